@@ -1,0 +1,1 @@
+//! Agent loops, tools and tasks.

@@ -1,0 +1,1 @@
+//! The embedded engine: kernels, transformer, sampling and training on this machine.

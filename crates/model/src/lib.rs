@@ -1,0 +1,1 @@
+//! Model files: configuration, safetensors, GGUF, and where they come from.

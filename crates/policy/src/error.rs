@@ -1,0 +1,30 @@
+//! What can go wrong between a caller and a policy.
+
+use std::time::Duration;
+
+/// Errors of samplers and learners.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum PolicyError {
+    /// The request cannot be served as it stands; the message names the value and the way out.
+    #[error("{0}")]
+    Invalid(String),
+    /// The prompt leaves no room in the model's context.
+    #[error(
+        "the prompt has {prompt} tokens, but the context holds {context}; shorten the prompt or raise the context"
+    )]
+    PromptTooLong {
+        /// Tokens in the prompt.
+        prompt: usize,
+        /// Tokens that fit.
+        context: usize,
+    },
+    /// A wait passed its deadline.
+    #[error("waited {0:?} for {1}")]
+    Deadline(Duration, String),
+    /// The other side is gone.
+    #[error("{0} stopped; see its log for the reason")]
+    Stopped(&'static str),
+    /// Reading or writing weights failed.
+    #[error("{0}")]
+    Storage(String),
+}

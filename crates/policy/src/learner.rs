@@ -1,0 +1,132 @@
+//! Turning batches into weight updates.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use dressage_rl::Loss;
+use dressage_tree::TreeBatch;
+use serde::{Deserialize, Serialize};
+
+use crate::PolicyError;
+
+/// What one forward and backward pass over a batch found. All fields are sums or extrema, so those of several
+/// micro-batches combine.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct ForwardBackward {
+    /// Sum of weight × loss over the terms.
+    pub loss: f64,
+    /// Packed tokens that went through the model.
+    pub tokens: u64,
+    /// Trained tokens.
+    pub targets: u64,
+    /// Terms evaluated.
+    pub terms: u64,
+    /// Sum over targets of −log p.
+    pub nll: f64,
+    /// Sum over targets of the entropy of the predictive distribution, nats.
+    pub entropy: f64,
+    /// Terms whose clip bound was active.
+    pub clipped: u64,
+    /// Sum over terms of the estimated KL divergence from the reference.
+    pub kl: f64,
+    /// Sum over terms with a behaviour log-probability of exp(log p − behaviour).
+    pub ratio: f64,
+    /// Terms that carry a behaviour log-probability.
+    pub behaviour_terms: u64,
+    /// Terms whose log-probability differs in any bit from the behaviour log-probability they carry.
+    pub mismatched: u64,
+    /// Largest absolute difference between the two.
+    pub max_mismatch: f32,
+}
+
+impl ForwardBackward {
+    /// Adds the sums of another micro-batch.
+    pub fn merge(&mut self, other: &Self) {
+        self.loss += other.loss;
+        self.tokens += other.tokens;
+        self.targets += other.targets;
+        self.terms += other.terms;
+        self.nll += other.nll;
+        self.entropy += other.entropy;
+        self.clipped += other.clipped;
+        self.kl += other.kl;
+        self.ratio += other.ratio;
+        self.behaviour_terms += other.behaviour_terms;
+        self.mismatched += other.mismatched;
+        self.max_mismatch = self.max_mismatch.max(other.max_mismatch);
+    }
+}
+
+/// One optimiser step: AdamW with decoupled weight decay (Loshchilov & Hutter 2019) after clipping the global norm.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OptimParams {
+    /// Learning rate of this step, the schedule already applied.
+    pub learning_rate: f32,
+    /// Decay of the first moment.
+    pub beta1: f32,
+    /// Decay of the second moment.
+    pub beta2: f32,
+    /// Added to the root of the second moment.
+    pub epsilon: f32,
+    /// Weight decay, applied to matrices only (not to norms and biases).
+    pub weight_decay: f32,
+    /// The gradient is scaled down to this global norm; infinite leaves it.
+    pub max_grad_norm: f32,
+}
+
+/// What an optimiser step did.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct OptimReport {
+    /// Global gradient norm before clipping.
+    pub grad_norm: f64,
+    /// Whether the weights changed. A gradient that is not finite skips the step.
+    pub applied: bool,
+}
+
+/// Something that learns. Gradients accumulate until [`Learner::optim_step`].
+#[async_trait]
+pub trait Learner: Send + Sync {
+    /// Log-probability of every target of the batch, in the order of `batch.targets`. Changes nothing.
+    ///
+    /// # Errors
+    /// When the batch does not fit the model, or the learner has stopped.
+    async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError>;
+
+    /// Adds the gradient of the loss over the batch to what has accumulated.
+    ///
+    /// # Errors
+    /// When the batch does not fit the model or the loss, or the learner has stopped.
+    async fn forward_backward(
+        &self,
+        batch: Arc<TreeBatch>,
+        loss: Loss,
+    ) -> Result<ForwardBackward, PolicyError>;
+
+    /// Applies the accumulated gradient and clears it.
+    ///
+    /// # Errors
+    /// When the learner has stopped.
+    async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError>;
+
+    /// Writes the weights in Hugging Face layout (`config.json`, `model.safetensors`) and, where asked, the optimiser
+    /// state beside them, into an existing folder. Every file is flushed to the disk. Atomicity is the caller's: write
+    /// into a temporary folder, then rename.
+    ///
+    /// # Errors
+    /// When a file cannot be written (which one, why), or the learner has stopped.
+    async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError>;
+
+    /// Replaces weights and, where `folder` has it and `with_optimiser` asks for it, the optimiser state.
+    ///
+    /// # Errors
+    /// When a file is missing or does not fit the model, or the learner has stopped.
+    async fn load(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError>;
+
+    /// Makes the current weights the ones that samplers draw from, as `version`.
+    ///
+    /// # Errors
+    /// When the learner or a sampler has stopped.
+    async fn publish(&self, version: u64) -> Result<(), PolicyError>;
+}

@@ -1,0 +1,23 @@
+//! The two traits through which everything above talks to a policy, and their types.
+//!
+//! A [`Sampler`] draws tokens; a [`Learner`] turns batches into weight updates. They are shaped like verbs of a service
+//! so that the embedded engine, a vLLM server and a group of FSDP workers all fit behind them. A [`SampleStream`] yields
+//! tokens with their behaviour log-probability and weight version as they are drawn.
+//!
+//! *Behaviour log-probability*: log-softmax(logits / temperature) over the full vocabulary; at temperature 0 (greedy,
+//! for evaluation) it is taken at temperature 1.
+//!
+//! Not here: prompts as text (`dressage-text`), and any implementation.
+
+mod error;
+mod learner;
+mod random;
+mod sampler;
+
+pub use error::PolicyError;
+pub use learner::{ForwardBackward, Learner, OptimParams, OptimReport};
+pub use random::uniform;
+pub use sampler::{
+    Completion, FinishReason, Health, SampleEvent, SampleRequest, SampleStream, Sampler, SamplingParams,
+    TokenBytes,
+};

@@ -1,0 +1,261 @@
+//! Drawing tokens from a policy.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use dressage_tree::{Kind, Segment, SegmentId, VersionRun};
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+
+use crate::PolicyError;
+
+/// How to draw. The defaults draw from the model's own distribution.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SamplingParams {
+    /// At most this many new tokens.
+    pub max_tokens: usize,
+    /// Divides the logits; 0 takes the most likely token.
+    pub temperature: f32,
+    /// Keep the smallest set of tokens whose probability reaches this; 1 keeps all.
+    pub top_p: f32,
+    /// Keep this many of the most likely tokens; 0 keeps all.
+    pub top_k: usize,
+    /// Keep tokens at least this likely relative to the most likely one; 0 keeps all.
+    pub min_p: f32,
+    /// Divides positive and multiplies negative logits of tokens already present; 1 leaves them.
+    pub repetition_penalty: f32,
+    /// Tokens that end the reply; the one that did is kept as its last token.
+    pub stop_ids: Vec<u32>,
+    /// Texts that end the reply; the tokens that complete one are kept. Needs a sampler that knows its vocabulary.
+    pub stop_strings: Vec<String>,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        SamplingParams {
+            max_tokens: 256,
+            temperature: 1.0,
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            stop_ids: Vec::new(),
+            stop_strings: Vec::new(),
+        }
+    }
+}
+
+impl SamplingParams {
+    /// Whether tokens come from another distribution than the one their log-probabilities describe.
+    pub fn is_filtered(&self) -> bool {
+        self.top_p < 1.0 || self.top_k > 0 || self.min_p > 0.0 || self.repetition_penalty != 1.0
+    }
+
+    /// Checks every value.
+    ///
+    /// # Errors
+    /// Names the first value out of range and the range.
+    pub fn validate(&self) -> Result<(), PolicyError> {
+        let check = |ok: bool, name: &str, value: f32, range: &str| {
+            if ok {
+                Ok(())
+            } else {
+                Err(PolicyError::Invalid(format!("{name} = {value}, but it must be {range}")))
+            }
+        };
+        let t = self.temperature;
+        check(t == 0.0 || (1e-2..=1e2).contains(&t), "temperature", t, "0 or in 0.01..=100")?;
+        check(self.top_p > 0.0 && self.top_p <= 1.0, "top_p", self.top_p, "in (0, 1]")?;
+        check((0.0..=1.0).contains(&self.min_p), "min_p", self.min_p, "in 0..=1")?;
+        let r = self.repetition_penalty;
+        check(r > 0.0 && r.is_finite(), "repetition_penalty", r, "more than 0")?;
+        check(self.max_tokens > 0, "max_tokens", self.max_tokens as f32, "at least 1")
+    }
+}
+
+/// A prompt to continue.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SampleRequest {
+    /// Seed of the run.
+    pub seed: u64,
+    /// The stream of random numbers within the run, unique to the attempt. Together with the position of a token it
+    /// decides the draw, so a reply does not depend on what else is being sampled.
+    pub stream: u64,
+    /// The whole path so far.
+    pub prompt: Vec<u32>,
+    /// How to draw.
+    pub params: SamplingParams,
+}
+
+/// Why a reply ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// One of `stop_ids` was drawn.
+    StopId,
+    /// One of `stop_strings` was completed.
+    StopString,
+    /// `max_tokens` were drawn.
+    Length,
+    /// The context is full.
+    Context,
+    /// The caller aborted.
+    Aborted,
+}
+
+/// What a stream yields.
+#[derive(Debug, Clone, PartialEq)]
+pub enum SampleEvent {
+    /// Tokens in the order they were drawn, all under one version of the weights.
+    Tokens {
+        /// The ids.
+        tokens: Vec<u32>,
+        /// Their behaviour log-probabilities.
+        logprobs: Vec<f32>,
+        /// The weights that drew them.
+        version: u64,
+    },
+    /// The last event.
+    Finished(FinishReason),
+}
+
+/// A reply as it is being drawn. Dropping it aborts the request.
+#[derive(Debug)]
+pub struct SampleStream {
+    events: mpsc::UnboundedReceiver<Result<SampleEvent, PolicyError>>,
+}
+
+impl SampleStream {
+    /// A stream and the end that feeds it.
+    pub fn channel() -> (mpsc::UnboundedSender<Result<SampleEvent, PolicyError>>, Self) {
+        let (sender, events) = mpsc::unbounded_channel();
+        (sender, SampleStream { events })
+    }
+
+    /// The next event; `None` after the last.
+    ///
+    /// # Errors
+    /// What the sampler reports.
+    pub async fn next(&mut self) -> Option<Result<SampleEvent, PolicyError>> {
+        self.events.recv().await
+    }
+
+    /// Waits for the whole reply.
+    ///
+    /// # Errors
+    /// What the sampler reports, a sampler that stops in the middle, or `deadline` passing (which aborts the request).
+    pub async fn collect(mut self, deadline: Duration) -> Result<Completion, PolicyError> {
+        let gather = async {
+            let mut completion = Completion::default();
+            loop {
+                match self.next().await {
+                    Some(Ok(SampleEvent::Tokens { tokens, logprobs, version })) => {
+                        completion.extend(&tokens, &logprobs, version);
+                    }
+                    Some(Ok(SampleEvent::Finished(reason))) => {
+                        completion.finish = reason;
+                        return Ok(completion);
+                    }
+                    Some(Err(error)) => return Err(error),
+                    None => return Err(PolicyError::Stopped("the sampler")),
+                }
+            }
+        };
+        match tokio::time::timeout(deadline, gather).await {
+            Ok(result) => result,
+            Err(_) => Err(PolicyError::Deadline(deadline, "a reply from the sampler".into())),
+        }
+    }
+}
+
+/// A whole reply.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Completion {
+    /// The ids, a stop id included.
+    pub tokens: Vec<u32>,
+    /// Their behaviour log-probabilities.
+    pub logprobs: Vec<f32>,
+    /// Which weights drew them.
+    pub versions: Vec<VersionRun>,
+    /// Why it ended.
+    pub finish: FinishReason,
+}
+
+impl Default for Completion {
+    fn default() -> Self {
+        Completion {
+            tokens: Vec::new(),
+            logprobs: Vec::new(),
+            versions: Vec::new(),
+            finish: FinishReason::Aborted,
+        }
+    }
+}
+
+impl Completion {
+    /// Appends tokens drawn under one version.
+    pub fn extend(&mut self, tokens: &[u32], logprobs: &[f32], version: u64) {
+        self.tokens.extend_from_slice(tokens);
+        self.logprobs.extend_from_slice(logprobs);
+        match self.versions.last_mut() {
+            Some(run) if run.version == version => run.len += tokens.len() as u32,
+            _ => self.versions.push(VersionRun { version, len: tokens.len() as u32 }),
+        }
+    }
+
+    /// The reply as a segment that continues `parent`, drawn with `params` as model call `turn`.
+    pub fn into_segment(self, parent: Option<SegmentId>, params: &SamplingParams, turn: u32) -> Segment {
+        Segment {
+            kind: Kind::Sampled,
+            logprobs: self.logprobs,
+            temperature: params.temperature,
+            filtered: params.is_filtered(),
+            versions: self.versions,
+            ..Segment::given(parent, self.tokens, turn)
+        }
+    }
+}
+
+/// Whether a sampler can serve.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Health {
+    /// Requests being decoded.
+    pub running: usize,
+    /// Requests waiting for room.
+    pub waiting: usize,
+    /// Tokens of prompts that did not need to be computed again, since the start.
+    pub prefix_hits: u64,
+    /// Tokens of prompts that were computed, since the start.
+    pub prefilled: u64,
+    /// Tokens drawn since the start.
+    pub drawn: u64,
+}
+
+/// Something that draws tokens from a policy.
+#[async_trait]
+pub trait Sampler: Send + Sync {
+    /// Starts a reply. Returns once the request is accepted; tokens then arrive on the stream.
+    ///
+    /// # Errors
+    /// When the request is invalid or the sampler has stopped. Later errors arrive on the stream.
+    async fn sample(&self, request: SampleRequest) -> Result<SampleStream, PolicyError>;
+
+    /// How it is doing.
+    ///
+    /// # Errors
+    /// When the sampler has stopped.
+    async fn health(&self) -> Result<Health, PolicyError>;
+
+    /// The version of the weights that a token drawn now would carry.
+    ///
+    /// # Errors
+    /// When the sampler has stopped.
+    async fn version(&self) -> Result<u64, PolicyError>;
+}
+
+/// The bytes of every token of a vocabulary, so that a sampler can recognise stop strings without knowing text.
+pub trait TokenBytes: Send + Sync {
+    /// The bytes `id` stands for in the middle of a text; `None` for special tokens and ids out of range.
+    fn token_bytes(&self, id: u32) -> Option<&[u8]>;
+}

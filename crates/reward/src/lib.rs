@@ -1,0 +1,1 @@
+//! Scorers: from an answer to a number.

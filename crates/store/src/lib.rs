@@ -1,0 +1,1 @@
+//! Durable record of attempts, segments, rewards and training steps.

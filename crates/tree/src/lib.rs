@@ -1,0 +1,76 @@
+//! Segments of tokens, the trajectories they form, and the batches a learner eats.
+//!
+//! The unit of record is a [`Segment`]: a run of token ids that were either *given* to the model (a prompt, a tool
+//! result, a template boundary), *sampled* by it (with the behaviour log-probability and the weight version of every
+//! token) or *demonstrated* to it (an assistant turn that somebody else wrote). Segments form a [`Trajectory`]: a chat
+//! turn appends, an edited history forks. A *path* runs from a root to one segment: it is what the model saw in one call.
+//!
+//! A [`TreeBatch`] is what a learner eats. Paths are merged **on token ids alone**, so every shared token goes through
+//! the model once; each token that some path trains carries one [`Term`] per such path.
+//!
+//! ```
+//! use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};
+//!
+//! // Two paths share the tokens 1 2 3; each trains its own last token.
+//! let term = |path| Term { path, weight: 1.0, ..Term::default() };
+//! let path = |path, tokens: &[u32]| PathInput {
+//!     tokens: tokens.to_vec(),
+//!     targets: vec![PathTarget { index: tokens.len() as u32 - 1, temperature: 1.0, term: term(path) }],
+//! };
+//! let batch = TreeBatch::merge(&[path(0, &[1, 2, 3, 4]), path(1, &[1, 2, 3, 5])])?;
+//! assert_eq!(batch.tokens, [1, 2, 3, 4, 5]);
+//! assert_eq!(batch.nodes.len(), 3);
+//! # Ok::<(), dressage_tree::TreeError>(())
+//! ```
+//!
+//! Guarantees: plain data, no I/O; a batch built twice from the same paths is the same batch; given tokens are never
+//! targets. Not here: rewards and advantages (`dressage-rl`), and anything that knows text.
+
+mod batch;
+mod segment;
+
+pub use batch::{Node, PathInput, PathTarget, Target, Term, TreeBatch};
+pub use segment::{Kind, Segment, SegmentId, Trajectory, VersionRun};
+
+/// What can be wrong with a trajectory or a batch.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum TreeError {
+    /// A segment names a parent that is not in the trajectory yet.
+    #[error("segment {segment} names parent {parent}, but the trajectory has only {len} segments")]
+    NoParent {
+        /// The segment being added.
+        segment: u32,
+        /// The parent it names.
+        parent: u32,
+        /// How many segments there are.
+        len: usize,
+    },
+    /// Per-token records of a segment do not match its tokens.
+    #[error("segment {segment} has {tokens} tokens but {found} {what}")]
+    Length {
+        /// The segment being added.
+        segment: u32,
+        /// Its number of tokens.
+        tokens: usize,
+        /// The number of records.
+        found: usize,
+        /// What was counted.
+        what: &'static str,
+    },
+    /// A target that no token precedes, or that lies past the end of its path.
+    #[error("path {path} has a target at token {index}, but targets must lie in 1..{len}")]
+    Target {
+        /// The path, by its place in the input.
+        path: usize,
+        /// The index of the target token on the path.
+        index: u32,
+        /// The length of the path in tokens.
+        len: usize,
+    },
+    /// A path without tokens.
+    #[error("path {path} is empty")]
+    EmptyPath {
+        /// The path, by its place in the input.
+        path: usize,
+    },
+}
