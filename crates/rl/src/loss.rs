@@ -1,6 +1,5 @@
 //! Token-local losses and their derivatives with respect to the token's log-probability.
 
-use dressage_tree::Term;
 use serde::{Deserialize, Serialize};
 
 /// What a learner minimises: the sum of `weight × loss` over all terms of a batch.
