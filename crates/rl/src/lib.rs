@@ -5,6 +5,8 @@
 //! micro-batch size or the number of workers. [`Loss::evaluate`] gives one term's value and its derivative with respect
 //! to the token's log-probability; that is all a learner needs to know about an algorithm.
 
+mod error;
 mod loss;
 
+pub use error::RlError;
 pub use loss::{Evaluated, KlEstimator, KlPenalty, Loss, PolicyLoss};

@@ -1,0 +1,50 @@
+//! What can be wrong with the input of a loss, an advantage or a statistic.
+
+/// What can be wrong with the input of a loss, an advantage or a statistic.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum RlError {
+    /// A parameter of a loss lies outside its range.
+    #[error("{name} = {value}, but it must be {range}")]
+    Parameter {
+        /// Which parameter.
+        name: &'static str,
+        /// Its value.
+        value: f32,
+        /// What it may be.
+        range: &'static str,
+    },
+    /// A ratio is asked for, but nobody recorded what the token was sampled with.
+    #[error(
+        "term {term} (path {path}) has no behaviour log-probability, which a clipped loss needs: train demonstrations \
+         with cross-entropy, or record the log-probabilities of sampled tokens"
+    )]
+    NoBehaviour {
+        /// The term, by its place in the batch.
+        term: usize,
+        /// Its path.
+        path: u32,
+    },
+    /// A divergence is asked for, but the reference was not evaluated.
+    #[error(
+        "term {term} (path {path}) has no reference log-probability, which the KL penalty needs: evaluate the frozen \
+         reference on the batch first, or remove the penalty"
+    )]
+    NoReference {
+        /// The term, by its place in the batch.
+        term: usize,
+        /// Its path.
+        path: u32,
+    },
+    /// A number of a term is infinite or not a number.
+    #[error("term {term} (path {path}) has {what} {value}: only finite numbers can be trained on")]
+    NotFinite {
+        /// The term, by its place in the batch.
+        term: usize,
+        /// Its path.
+        path: u32,
+        /// Which number.
+        what: &'static str,
+        /// Its value.
+        value: f32,
+    },
+}
