@@ -47,4 +47,25 @@ pub enum RlError {
         /// Its value.
         value: f32,
     },
+    /// A score is infinite or not a number.
+    #[error("score {index} is {value}: scores must be finite")]
+    Score {
+        /// The score, by its place in the input.
+        index: usize,
+        /// Its value.
+        value: f64,
+    },
+    /// More successes than trials.
+    #[error("{successes} successes in {trials} trials")]
+    Proportion {
+        /// How many succeeded.
+        successes: u64,
+        /// How many were tried.
+        trials: u64,
+    },
+    /// A statistic of nothing.
+    #[error(
+        "nothing was observed, so there is nothing to estimate: pass at least one observation and one resample"
+    )]
+    NoObservations,
 }

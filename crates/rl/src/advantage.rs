@@ -1,0 +1,184 @@
+//! Group-relative advantages of outcomes, and statistics of groups.
+//!
+//! A *group* is the rollouts of one task. Its scores are compared with each other, so a task needs no learned value.
+//! Not here: token-level credit within a rollout.
+
+use serde::{Deserialize, Serialize};
+
+use crate::RlError;
+
+/// Added to the standard deviation before dividing by it, as in the GRPO implementations in use, so that published
+/// hyper-parameters carry over. It is far below any spread that distinct scores in 0..=1 have.
+pub const STD_EPSILON: f64 = 1e-6;
+
+/// How the scores of a group become advantages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GroupBaseline {
+    /// Whether to divide by the group's standard deviation: GRPO (Shao et al. 2024, section 4.1.2) divides, Dr.GRPO
+    /// (Liu et al. 2025) does not.
+    pub scale_by_std: bool,
+    /// What a rollout that is alone in its group gets.
+    pub singleton: Singleton,
+}
+
+/// The advantage of a rollout that is alone in its group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Singleton {
+    /// 0: there is nothing to compare with.
+    #[default]
+    Zero,
+    /// Its score, as if mean 0 and deviation 1 were known. This is what verl does; it reinforces whatever a lone
+    /// rollout did, so it is here for comparisons only.
+    Score,
+}
+
+impl GroupBaseline {
+    /// Advantages of one group: A = (s − mean) or (s − mean) / (σ + [`STD_EPSILON`]), σ with n − 1 in the denominator.
+    /// A group whose scores are all equal gets exact zeros.
+    ///
+    /// # Errors
+    /// Names the first score that is not finite.
+    pub fn advantages(&self, scores: &[f64]) -> Result<Vec<f64>, RlError> {
+        if let Some(index) = scores.iter().position(|s| !s.is_finite()) {
+            return Err(RlError::Score { index, value: scores[index] });
+        }
+        if let ([score], Singleton::Score) = (scores, self.singleton) {
+            return Ok(vec![if self.scale_by_std { score / (1.0 + STD_EPSILON) } else { *score }]);
+        }
+        if all_equal(scores) {
+            // Rounding in the mean would otherwise leave noise, and the deviation would magnify it.
+            return Ok(vec![0.0; scores.len()]);
+        }
+        let (mean, deviation) = mean_and_deviation(scores);
+        let scale = if self.scale_by_std { 1.0 / (deviation + STD_EPSILON) } else { 1.0 };
+        Ok(scores.iter().map(|s| (s - mean) * scale).collect())
+    }
+}
+
+fn all_equal(scores: &[f64]) -> bool {
+    scores.windows(2).all(|pair| pair[0] == pair[1])
+}
+
+/// Mean and sample standard deviation of at least two numbers.
+fn mean_and_deviation(scores: &[f64]) -> (f64, f64) {
+    let n = scores.len() as f64;
+    let mean = scores.iter().sum::<f64>() / n;
+    let squares = scores.iter().map(|s| (s - mean) * (s - mean)).sum::<f64>();
+    (mean, (squares / (n - 1.0)).sqrt())
+}
+
+/// What the groups of a step look like.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct GroupStats {
+    /// How many groups have a rollout.
+    pub groups: usize,
+    /// How many rollouts there are.
+    pub rollouts: usize,
+    /// Mean score over rollouts.
+    pub mean: f64,
+    /// Mean over groups of the best score.
+    pub best: f64,
+    /// Mean over groups with at least two rollouts of the standard deviation of the scores.
+    pub deviation: f64,
+    /// Share of groups whose scores are all equal, so that they teach nothing. Groups of one count here.
+    pub degenerate: f64,
+}
+
+impl GroupStats {
+    /// Statistics of groups of scores. Empty groups are left out; without any group everything is 0.
+    pub fn new<S: AsRef<[f64]>>(groups: &[S]) -> Self {
+        let groups: Vec<&[f64]> = groups.iter().map(AsRef::as_ref).filter(|g| !g.is_empty()).collect();
+        let average = |values: &[f64]| {
+            if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }
+        };
+        let best: Vec<f64> =
+            groups.iter().map(|g| g.iter().copied().fold(f64::NEG_INFINITY, f64::max)).collect();
+        let deviations: Vec<f64> =
+            groups.iter().filter(|g| g.len() > 1).map(|g| mean_and_deviation(g).1).collect();
+        let degenerate: Vec<f64> = groups.iter().map(|g| if all_equal(g) { 1.0 } else { 0.0 }).collect();
+        GroupStats {
+            groups: groups.len(),
+            rollouts: groups.iter().map(|g| g.len()).sum(),
+            mean: average(&groups.concat()),
+            best: average(&best),
+            deviation: average(&deviations),
+            degenerate: average(&degenerate),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::Value;
+
+    use super::*;
+
+    fn reference(name: &str, options: GroupBaseline) {
+        let v: Value = serde_json::from_str(include_str!("../tests/vectors.json")).unwrap();
+        let list = |name: &str| -> Vec<f64> { serde_json::from_value(v["grpo"][name].clone()).unwrap() };
+        let (scores, groups, want) = (list("scores"), list("groups"), list(name));
+        for group in [0.0, 1.0] {
+            let pick = |from: &[f64]| -> Vec<f64> {
+                from.iter().zip(&groups).filter(|(_, g)| **g == group).map(|(s, _)| *s).collect()
+            };
+            let got = options.advantages(&pick(&scores)).unwrap();
+            for (got, want) in got.iter().zip(pick(&want)) {
+                assert!((got - want).abs() < 1e-9, "{name}: {got}, expected {want}");
+            }
+        }
+    }
+
+    #[test]
+    fn matches_the_reference() {
+        let singleton = Singleton::Score;
+        reference("with_std", GroupBaseline { scale_by_std: true, singleton });
+        reference("without_std", GroupBaseline { scale_by_std: false, singleton });
+    }
+
+    #[test]
+    fn groups_that_teach_nothing_get_zeros() {
+        for scale_by_std in [false, true] {
+            let baseline = GroupBaseline { scale_by_std, singleton: Singleton::Zero };
+            assert_eq!(baseline.advantages(&[0.7]).unwrap(), [0.0]);
+            // The mean of these is not 0.1 in f64.
+            assert_eq!(baseline.advantages(&[0.1; 3]).unwrap(), [0.0; 3]);
+            assert_eq!(baseline.advantages(&[]).unwrap(), [0.0; 0]);
+        }
+    }
+
+    #[test]
+    fn refuses_scores_that_are_not_numbers() {
+        let refused = GroupBaseline::default().advantages(&[1.0, f64::NAN]);
+        assert!(matches!(refused, Err(RlError::Score { index: 1, .. })), "{refused:?}");
+    }
+
+    #[test]
+    fn statistics_of_groups() {
+        let stats = GroupStats::new(&[vec![1.0, 0.0], vec![1.0, 1.0], vec![], vec![0.0]]);
+        assert_eq!((stats.groups, stats.rollouts), (3, 5));
+        assert_eq!((stats.mean, stats.best), (0.6, 2.0 / 3.0));
+        assert!((stats.deviation - 0.5f64.sqrt() / 2.0).abs() < 1e-15);
+        assert_eq!(stats.degenerate, 2.0 / 3.0);
+        assert_eq!(GroupStats::new::<Vec<f64>>(&[]), GroupStats::default());
+    }
+
+    proptest! {
+        /// Advantages sum to zero, keep the order of the scores, and have unit deviation where they are scaled.
+        #[test]
+        fn advantages_are_centred(scores in prop::collection::vec(-5.0f64..5.0, 2..12)) {
+            prop_assume!(mean_and_deviation(&scores).1 > 1e-2);
+            let scaled = GroupBaseline { scale_by_std: true, ..GroupBaseline::default() };
+            let advantages = scaled.advantages(&scores).unwrap();
+            prop_assert!(advantages.iter().sum::<f64>().abs() < 1e-9);
+            prop_assert!((mean_and_deviation(&advantages).1 - 1.0).abs() < 1e-3);
+            for (i, a) in scores.iter().enumerate() {
+                for (j, b) in scores.iter().enumerate() {
+                    prop_assert!(a >= b || advantages[i] <= advantages[j]);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Intervals for evaluations: how sure is a success rate, and is after better than before?
+//!
+//! Everything is a pure function of its input; the bootstrap takes its seed from the caller.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::RlError;
+
+/// The 97.5 % quantile of the normal distribution: 95 % of it lies within ± this.
+const Z95: f64 = 1.959_963_984_540_054;
+
+/// An estimate with its 95 % interval.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Interval {
+    /// The estimate itself.
+    pub estimate: f64,
+    /// Lower end.
+    pub low: f64,
+    /// Upper end.
+    pub high: f64,
+}
+
+impl Interval {
+    /// Whether `value` lies in the interval, ends included.
+    pub fn contains(&self, value: f64) -> bool {
+        self.low <= value && value <= self.high
+    }
+}
+
+/// Wilson's 95 % score interval for a proportion (Wilson 1927). Unlike the normal approximation it is sensible at 0 and
+/// at 1 and for few trials. It takes the trials to be independent.
+///
+/// # Errors
+/// Without trials, or with more successes than trials.
+pub fn wilson(successes: u64, trials: u64) -> Result<Interval, RlError> {
+    if trials == 0 {
+        return Err(RlError::NoObservations);
+    }
+    if successes > trials {
+        return Err(RlError::Proportion { successes, trials });
+    }
+    let n = trials as f64;
+    let p = successes as f64 / n;
+    let z2 = Z95 * Z95;
+    let centre = (p + z2 / (2.0 * n)) / (1.0 + z2 / n);
+    let half = Z95 / (1.0 + z2 / n) * (p * (1.0 - p) / n + z2 / (4.0 * n * n)).sqrt();
+    // The ends are exactly 0 and 1 there; rounding would leave them a hair off.
+    let low = if successes == 0 { 0.0 } else { centre - half };
+    let high = if successes == trials { 1.0 } else { centre + half };
+    Ok(Interval { estimate: p, low, high })
+}
+
+/// One task measured before and after.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Paired {
+    /// What observations have in common that are not independent of each other: usually the task.
+    pub cluster: u64,
+    /// The score before.
+    pub before: f64,
+    /// The score after.
+    pub after: f64,
+}
+
+/// Mean of after − before with a 95 % interval by the cluster bootstrap: whole clusters are drawn with replacement, as
+/// many as there are, `resamples` times, and the interval is between the 2.5 % and 97.5 % quantiles of the mean
+/// difference (Efron & Tibshirani 1993, sections 8 and 13; Field & Welsh 2007 for clusters).
+///
+/// A pure function of its input: the same pairs in any order, `resamples` and `seed` give the same interval (up to the
+/// rounding of sums). It needs variation to see uncertainty: if all differences are equal, the interval is a point.
+///
+/// # Errors
+/// Without pairs or resamples, or when a score is not finite.
+pub fn paired_difference(pairs: &[Paired], resamples: u32, seed: u64) -> Result<Interval, RlError> {
+    let mut clusters: BTreeMap<u64, (f64, f64)> = BTreeMap::new();
+    for (index, pair) in pairs.iter().enumerate() {
+        let difference = pair.after - pair.before;
+        if !difference.is_finite() {
+            let value = if pair.before.is_finite() { pair.after } else { pair.before };
+            return Err(RlError::Score { index, value });
+        }
+        let cluster = clusters.entry(pair.cluster).or_default();
+        cluster.0 += difference;
+        cluster.1 += 1.0;
+    }
+    if pairs.is_empty() || resamples == 0 {
+        return Err(RlError::NoObservations);
+    }
+    let clusters: Vec<(f64, f64)> = clusters.into_values().collect();
+    let mean = |(sum, count): (f64, f64)| sum / count;
+    let total = |picked: &mut dyn Iterator<Item = (f64, f64)>| {
+        picked.fold((0.0, 0.0), |(sum, count), (s, c)| (sum + s, count + c))
+    };
+    let mut random = SplitMix(seed);
+    let mut means: Vec<f64> = (0..resamples)
+        .map(|_| mean(total(&mut (0..clusters.len()).map(|_| clusters[random.below(clusters.len())]))))
+        .collect();
+    means.sort_by(f64::total_cmp);
+    Ok(Interval {
+        estimate: mean(total(&mut clusters.iter().copied())),
+        low: quantile(&means, 0.025),
+        high: quantile(&means, 0.975),
+    })
+}
+
+/// Quantile of sorted, non-empty numbers, interpolated between neighbours.
+fn quantile(sorted: &[f64], q: f64) -> f64 {
+    let at = q * (sorted.len() - 1) as f64;
+    let (below, above) = (at.floor() as usize, at.ceil() as usize);
+    sorted[below] + (sorted[above] - sorted[below]) * (at - at.floor())
+}
+
+/// SplitMix64 (Steele, Lea & Flood, OOPSLA 2014): small, and good enough to draw indices. The counter-based generator
+/// of sampling lives a room above.
+struct SplitMix(u64);
+
+impl SplitMix {
+    /// An index below `n`, which is at least 1 (the bias of the multiplication is below n / 2⁶⁴).
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^= z >> 31;
+        ((u128::from(z) * n as u128) >> 64) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// 10 of 100 and 0 of 10: values computed from Wilson's formula by hand, and the closed form n→z²/(n+z²) at 0.
+    #[test]
+    fn wilson_known_values() {
+        let i = wilson(10, 100).unwrap();
+        assert!((i.low - 0.055_229_1).abs() < 1e-6 && (i.high - 0.174_365_7).abs() < 1e-6, "{i:?}");
+        let i = wilson(0, 10).unwrap();
+        assert_eq!(i.low, 0.0);
+        assert!((i.high - Z95 * Z95 / (10.0 + Z95 * Z95)).abs() < 1e-12, "{i:?}");
+        let i = wilson(10, 10).unwrap();
+        assert!((i.low - 10.0 / (10.0 + Z95 * Z95)).abs() < 1e-12 && i.high == 1.0, "{i:?}");
+        assert_eq!(wilson(0, 0), Err(RlError::NoObservations));
+        assert_eq!(wilson(3, 2), Err(RlError::Proportion { successes: 3, trials: 2 }));
+    }
+
+    #[test]
+    fn bootstrap_is_deterministic_and_refuses_nothing_to_draw() {
+        let pairs: Vec<_> =
+            (0..40).map(|i| Paired { cluster: i, before: (i % 3) as f64, after: (i % 5) as f64 }).collect();
+        let once = paired_difference(&pairs, 500, 1).unwrap();
+        assert_eq!(once, paired_difference(&pairs, 500, 1).unwrap());
+        assert_ne!(once, paired_difference(&pairs, 500, 2).unwrap());
+        assert_eq!(paired_difference(&[], 500, 1), Err(RlError::NoObservations));
+        assert_eq!(paired_difference(&pairs, 0, 1), Err(RlError::NoObservations));
+        let bad = [Paired { cluster: 0, before: 0.0, after: f64::NAN }];
+        assert!(matches!(paired_difference(&bad, 10, 1), Err(RlError::Score { index: 0, .. })));
+    }
+
+    /// For independent differences the interval must be that of the normal approximation, mean ± 1.96 σ/√n.
+    #[test]
+    fn bootstrap_agrees_with_the_normal_approximation() {
+        let n = 400;
+        let pairs: Vec<_> = (0..n)
+            .map(|i| Paired { cluster: i, before: 0.0, after: if i % 4 == 0 { 1.0 } else { 0.0 } })
+            .collect();
+        let got = paired_difference(&pairs, 4000, 3).unwrap();
+        let half = Z95 * (0.25f64 * 0.75 / n as f64).sqrt();
+        assert_eq!(got.estimate, 0.25);
+        assert!((got.low - (0.25 - half)).abs() < 0.006, "{got:?} {half}");
+        assert!((got.high - (0.25 + half)).abs() < 0.006, "{got:?} {half}");
+        assert!(!got.contains(0.0));
+    }
+
+    /// Copies of the same observation in one cluster carry no information: the interval must not shrink.
+    #[test]
+    fn clusters_are_not_mistaken_for_independent_observations() {
+        let copies = |k: u64| -> Vec<Paired> {
+            (0..100 * k)
+                .map(|i| Paired { cluster: i / k, before: 0.0, after: ((i / k) % 2) as f64 })
+                .collect()
+        };
+        let width = |i: Interval| i.high - i.low;
+        let single = width(paired_difference(&copies(1), 2000, 5).unwrap());
+        let tenfold = width(paired_difference(&copies(10), 2000, 5).unwrap());
+        assert!((single - tenfold).abs() < 1e-9, "{single} {tenfold}");
+    }
+
+    proptest! {
+        #[test]
+        fn wilson_contains_its_estimate(trials in 1u64..500, share in 0.0f64..=1.0) {
+            let successes = (share * trials as f64) as u64;
+            let i = wilson(successes, trials).unwrap();
+            prop_assert!(0.0 <= i.low && i.high <= 1.0 && i.contains(i.estimate), "{:?}", i);
+        }
+    }
+}

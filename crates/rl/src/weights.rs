@@ -1,0 +1,173 @@
+//! Normalisers as explicit per-token weights, so that a loss is a plain sum whatever the packing.
+//!
+//! A step's rollouts are described by how many tokens each trains and which group it belongs to; the result is one
+//! weight per rollout, for each of its tokens. Denominators count rollouts, never the fragments (paths, micro-batches)
+//! that a rollout is cut into. Rollouts without trained tokens have no loss and are not counted.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// What one rollout brings to a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RolloutTokens {
+    /// Its group, by any number that the rollouts of a group share.
+    pub group: u64,
+    /// How many of its tokens are trained, over all of its paths.
+    pub tokens: u64,
+}
+
+/// How the loss of a step is averaged.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Normaliser {
+    /// Mean over the tokens of the step (DAPO, Yu et al. 2025, equation 8): a long rollout weighs more.
+    #[default]
+    TokenMean,
+    /// Mean over rollouts of the sum over their tokens: the unbiased policy gradient of an episode.
+    RolloutSum,
+    /// Mean over rollouts of the mean over their tokens (GRPO, Shao et al. 2024, equation 3): every rollout weighs the
+    /// same, so each token of a long one weighs less.
+    RolloutMean,
+    /// Mean over rollouts of the sum over their tokens, divided by a constant (Dr.GRPO, Liu et al. 2025): no length
+    /// bias, at the scale of a mean.
+    RolloutSumOver {
+        /// The constant, usually the longest reply allowed; more than 0.
+        length: f64,
+    },
+    /// Mean over groups of the mean over the tokens of the group: every task weighs the same, whatever the number and
+    /// the length of its rollouts.
+    GroupTokenMean,
+    /// Mean over groups of the mean over rollouts of the mean over tokens.
+    GroupRolloutMean,
+}
+
+impl Normaliser {
+    /// The weight of each trained token of each rollout, in the order of the input; 0 for a rollout without tokens.
+    pub fn weights(&self, rollouts: &[RolloutTokens]) -> Vec<f64> {
+        let mut total = 0u64;
+        let mut counted = 0u64;
+        // Tokens and rollouts of each group.
+        let mut groups: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+        for rollout in rollouts.iter().filter(|r| r.tokens > 0) {
+            total += rollout.tokens;
+            counted += 1;
+            let group = groups.entry(rollout.group).or_default();
+            group.0 += rollout.tokens;
+            group.1 += 1;
+        }
+        let each = |rollout: &RolloutTokens| {
+            let (group_tokens, group_rollouts) = *groups.get(&rollout.group)?;
+            if rollout.tokens == 0 {
+                return None;
+            }
+            let tokens = rollout.tokens as f64;
+            Some(match *self {
+                Normaliser::TokenMean => total as f64,
+                Normaliser::RolloutSum => counted as f64,
+                Normaliser::RolloutMean => counted as f64 * tokens,
+                Normaliser::RolloutSumOver { length } => counted as f64 * length,
+                Normaliser::GroupTokenMean => groups.len() as f64 * group_tokens as f64,
+                Normaliser::GroupRolloutMean => groups.len() as f64 * group_rollouts as f64 * tokens,
+            })
+        };
+        rollouts.iter().map(|r| each(r).map_or(0.0, f64::recip)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::Value;
+
+    use super::*;
+
+    const ALL: [Normaliser; 6] = [
+        Normaliser::TokenMean,
+        Normaliser::RolloutSum,
+        Normaliser::RolloutMean,
+        Normaliser::RolloutSumOver { length: 10.0 },
+        Normaliser::GroupTokenMean,
+        Normaliser::GroupRolloutMean,
+    ];
+
+    fn matrix(value: &Value) -> Vec<Vec<f64>> {
+        serde_json::from_value(value.clone()).unwrap()
+    }
+
+    /// Σ weight × loss over the unmasked tokens.
+    fn aggregate(normaliser: Normaliser, loss: &[Vec<f64>], mask: &[Vec<f64>]) -> f64 {
+        let rollouts: Vec<_> = mask
+            .iter()
+            .map(|row| RolloutTokens { group: 0, tokens: row.iter().filter(|m| **m == 1.0).count() as u64 })
+            .collect();
+        let sums = loss.iter().zip(mask).map(|(l, m)| l.iter().zip(m).map(|(l, m)| l * m).sum::<f64>());
+        normaliser.weights(&rollouts).iter().zip(sums).map(|(w, s)| w * s).sum()
+    }
+
+    #[test]
+    fn matches_the_reference() {
+        let v: Value = serde_json::from_str(include_str!("../tests/vectors.json")).unwrap();
+        let a = &v["aggregate"];
+        let cases = [
+            (Normaliser::TokenMean, "token_mean", 1e-9),
+            (Normaliser::RolloutSum, "seq_mean_token_sum", 1e-9),
+            // The reference adds 1e-8 to the length in the denominator.
+            (Normaliser::RolloutMean, "seq_mean_token_mean", 5e-8),
+            (Normaliser::RolloutSumOver { length: 4.0 }, "sum_norm", 1e-9),
+            (Normaliser::RolloutSumOver { length: 10.0 }, "sum_norm_10", 1e-9),
+        ];
+        for (normaliser, name, tolerance) in cases {
+            let got = aggregate(normaliser, &matrix(&a["loss"]), &matrix(&a["mask"]));
+            let want = a[name].as_f64().unwrap();
+            assert!((got - want).abs() < tolerance, "{name}: {got}, expected {want}");
+        }
+        let exact = aggregate(Normaliser::RolloutMean, &matrix(&a["loss"]), &matrix(&a["mask"]));
+        assert!((exact - 11.0 / 3.0).abs() < 1e-12);
+        let cases = [
+            (Normaliser::TokenMean, "token_mean", 1e-9),
+            (Normaliser::RolloutSum, "seq_mean_token_sum", 1e-9),
+            (Normaliser::RolloutMean, "seq_mean_token_mean", 5e-8),
+            (Normaliser::RolloutSumOver { length: 6.0 }, "seq_mean_token_sum_norm", 1e-9),
+        ];
+        for (normaliser, name, tolerance) in cases {
+            let got = aggregate(normaliser, &matrix(&v["clip"]["loss"]), &matrix(&v["mask"]));
+            let want = v["clip"][name]["loss"].as_f64().unwrap();
+            assert!((got - want).abs() < tolerance, "{name}: {got}, expected {want}");
+        }
+    }
+
+    #[test]
+    fn groups_weigh_the_same() {
+        let rollout = |group, tokens| RolloutTokens { group, tokens };
+        let rollouts = [rollout(5, 2), rollout(9, 4), rollout(9, 0), rollout(9, 12)];
+        let weights = Normaliser::GroupTokenMean.weights(&rollouts);
+        assert_eq!(weights, [1.0 / 4.0, 1.0 / 32.0, 0.0, 1.0 / 32.0]);
+        let weights = Normaliser::GroupRolloutMean.weights(&rollouts);
+        assert_eq!(weights, [1.0 / 4.0, 1.0 / 16.0, 0.0, 1.0 / 48.0]);
+        for normaliser in ALL {
+            assert_eq!(normaliser.weights(&[rollout(1, 0)]), [0.0]);
+            assert!(normaliser.weights(&[]).is_empty());
+        }
+    }
+
+    proptest! {
+        /// What is called a mean is one: the weights of all tokens sum to 1.
+        #[test]
+        fn means_sum_to_one(counts in prop::collection::vec((0u64..4, 0u64..50), 1..20)) {
+            let rollouts: Vec<_> =
+                counts.iter().map(|&(group, tokens)| RolloutTokens { group, tokens }).collect();
+            prop_assume!(rollouts.iter().any(|r| r.tokens > 0));
+            for normaliser in [
+                Normaliser::TokenMean,
+                Normaliser::RolloutMean,
+                Normaliser::GroupTokenMean,
+                Normaliser::GroupRolloutMean,
+            ] {
+                let weights = normaliser.weights(&rollouts);
+                let sum: f64 = weights.iter().zip(&rollouts).map(|(w, r)| w * r.tokens as f64).sum();
+                prop_assert!((sum - 1.0).abs() < 1e-12, "{:?}: {}", normaliser, sum);
+            }
+        }
+    }
+}
