@@ -1,0 +1,464 @@
+//! Attempts and their segments.
+
+use std::str::FromStr;
+
+use dressage_tree::{Kind, Segment, SegmentId, Trajectory, VersionRun};
+use rusqlite::{OptionalExtension, Row, Transaction, named_params, params};
+
+use crate::schema::Failure;
+use crate::{Attempt, AttemptKey, AttemptSummary, Purpose, Recorded, Status, Store, StoreError};
+
+impl Store {
+    /// Records an attempt with all its segments.
+    ///
+    /// # Errors
+    /// When another attempt is recorded under the key, a number is not finite, or writing fails.
+    pub fn record_attempt(&self, attempt: &Attempt) -> Result<Recorded, StoreError> {
+        self.writing(&attempt.key, |transaction| record(transaction, attempt))
+    }
+
+    /// Records many attempts in one transaction: all or none.
+    ///
+    /// # Errors
+    /// As for one.
+    pub fn record_attempts(&self, attempts: &[Attempt]) -> Result<(), StoreError> {
+        self.writing(&format_args!("{} attempts", attempts.len()), |transaction| {
+            for attempt in attempts {
+                record(transaction, attempt)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// The attempt recorded under `key`.
+    ///
+    /// # Errors
+    /// When reading fails or what is stored is damaged.
+    pub fn attempt(&self, key: &AttemptKey) -> Result<Option<Attempt>, StoreError> {
+        self.reading(key, |transaction| read(transaction, key))
+    }
+
+    /// Keys, numbers and sizes of all attempts made for `purpose`, by phase, step, group and sample.
+    ///
+    /// # Errors
+    /// When reading fails or what is stored is damaged.
+    pub fn summaries(&self, purpose: Purpose) -> Result<Vec<AttemptSummary>, StoreError> {
+        self.reading(&format_args!("attempts for {}", purpose.name()), |transaction| {
+            let mut statement = transaction.prepare_cached(
+                "SELECT phase, step, grp, sample, score, reward, status, sampled_tokens, tokens FROM attempts
+                 WHERE purpose = ?1 ORDER BY phase, step, grp, sample",
+            )?;
+            let mut rows = statement.query([purpose.name()])?;
+            let mut summaries = Vec::new();
+            while let Some(row) = rows.next()? {
+                summaries.push(AttemptSummary {
+                    key: AttemptKey {
+                        purpose,
+                        phase: row.get(0)?,
+                        step: row.get(1)?,
+                        group: row.get(2)?,
+                        sample: row.get(3)?,
+                    },
+                    score: row.get(4)?,
+                    reward: row.get(5)?,
+                    status: status(row, 6)?,
+                    sampled_tokens: row.get::<_, i64>(7)? as u64,
+                    tokens: row.get::<_, i64>(8)? as u64,
+                });
+            }
+            Ok(summaries)
+        })
+    }
+}
+
+fn record(transaction: &Transaction<'_>, attempt: &Attempt) -> Result<Recorded, Failure> {
+    for (name, value) in [("score", attempt.score), ("reward", attempt.reward)] {
+        if let Some(value) = value
+            && !value.is_finite()
+        {
+            return Err(Failure::Unstorable(format!("its {name} is {value}; it must be finite")));
+        }
+    }
+    if let Some(stored) = read(transaction, &attempt.key)? {
+        return match difference(&stored, attempt) {
+            None => Ok(Recorded::Before),
+            Some(field) => Err(Failure::Conflict(attempt.key.to_string(), field)),
+        };
+    }
+    let AttemptKey { purpose, phase, step, group, sample } = attempt.key;
+    let segments = attempt.trajectory.segments();
+    transaction
+        .prepare_cached(
+            "INSERT INTO attempts (purpose, phase, step, grp, sample, task, outcome, score, reward, status,
+                 sampled_tokens, tokens)
+             VALUES (:purpose, :phase, :step, :group, :sample, :task, :outcome, :score, :reward, :status,
+                 :sampled_tokens, :tokens)",
+        )?
+        .execute(named_params! {
+            ":purpose": purpose.name(),
+            ":phase": phase,
+            ":step": step,
+            ":group": group,
+            ":sample": sample,
+            ":task": attempt.task.to_string(),
+            ":outcome": attempt.outcome.to_string(),
+            ":score": attempt.score,
+            ":reward": attempt.reward,
+            ":status": attempt.status.name(),
+            ":sampled_tokens": attempt.trajectory.sampled_tokens() as i64,
+            ":tokens": segments.iter().map(|s| s.tokens.len()).sum::<usize>() as i64,
+        })?;
+    let id = transaction.last_insert_rowid();
+    let mut statement = transaction.prepare_cached(
+        "INSERT INTO segments (attempt, id, parent, kind, agent, turn, temperature, filtered, tokens, logprobs,
+             versions)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
+    )?;
+    for segment in segments {
+        if !segment.temperature.is_finite() {
+            let what = format!("segment {} has temperature {}", segment.id.0, segment.temperature);
+            return Err(Failure::Unstorable(what));
+        }
+        let versions: Vec<u8> = segment
+            .versions
+            .iter()
+            .flat_map(|run| run.version.to_le_bytes().into_iter().chain(run.len.to_le_bytes()))
+            .collect();
+        statement.execute(params![
+            id,
+            segment.id.0,
+            segment.parent.map(|parent| parent.0),
+            kind_name(segment.kind),
+            segment.agent,
+            segment.turn,
+            f64::from(segment.temperature),
+            segment.filtered,
+            segment.tokens.iter().flat_map(|token| token.to_le_bytes()).collect::<Vec<u8>>(),
+            segment.logprobs.iter().flat_map(|logprob| logprob.to_le_bytes()).collect::<Vec<u8>>(),
+            versions,
+        ])?;
+    }
+    Ok(Recorded::Now)
+}
+
+fn read(transaction: &Transaction<'_>, key: &AttemptKey) -> Result<Option<Attempt>, Failure> {
+    let found = transaction
+        .prepare_cached(
+            "SELECT id, task, outcome, score, reward, status FROM attempts
+             WHERE purpose = ?1 AND phase = ?2 AND step = ?3 AND grp = ?4 AND sample = ?5",
+        )?
+        .query_row(params![key.purpose.name(), key.phase, key.step, key.group, key.sample], |row| {
+            Ok((
+                row.get::<_, i64>(0)?,
+                row.get::<_, String>(1)?,
+                row.get::<_, String>(2)?,
+                row.get(3)?,
+                row.get(4)?,
+                row.get::<_, String>(5)?,
+            ))
+        })
+        .optional()?;
+    let Some((id, task, outcome, score, reward, status)) = found else { return Ok(None) };
+    let json = |text: &str, what: &str| {
+        serde_json::Value::from_str(text)
+            .map_err(|e| Failure::Damaged(format!("its {what} is not JSON: {e}")))
+    };
+    Ok(Some(Attempt {
+        key: *key,
+        task: json(&task, "task")?,
+        outcome: json(&outcome, "outcome")?,
+        score,
+        reward,
+        status: Status::parse(&status)
+            .ok_or_else(|| Failure::Damaged(format!("its status is `{status}`")))?,
+        trajectory: trajectory(transaction, id)?,
+    }))
+}
+
+fn trajectory(transaction: &Transaction<'_>, attempt: i64) -> Result<Trajectory, Failure> {
+    let mut statement = transaction.prepare_cached(
+        "SELECT id, parent, kind, agent, turn, temperature, filtered, tokens, logprobs, versions FROM segments
+         WHERE attempt = ?1 ORDER BY id",
+    )?;
+    let mut rows = statement.query([attempt])?;
+    let mut trajectory = Trajectory::new();
+    while let Some(row) = rows.next()? {
+        let id: u32 = row.get(0)?;
+        let kind: String = row.get(2)?;
+        let tokens: Vec<u8> = row.get(7)?;
+        let logprobs: Vec<u8> = row.get(8)?;
+        let versions: Vec<u8> = row.get(9)?;
+        let damaged = |what: &str| Failure::Damaged(format!("segment {id}: {what}"));
+        if !tokens.len().is_multiple_of(4)
+            || !logprobs.len().is_multiple_of(4)
+            || !versions.len().is_multiple_of(12)
+        {
+            return Err(damaged("a list of numbers is cut off"));
+        }
+        let segment = Segment {
+            id: SegmentId(id),
+            parent: row.get::<_, Option<u32>>(1)?.map(SegmentId),
+            kind: parse_kind(&kind).ok_or_else(|| damaged(&format!("its kind is `{kind}`")))?,
+            tokens: words(&tokens).map(u32::from_le_bytes).collect(),
+            logprobs: words(&logprobs).map(f32::from_le_bytes).collect(),
+            temperature: row.get::<_, f64>(5)? as f32,
+            filtered: row.get(6)?,
+            versions: versions
+                .chunks_exact(12)
+                .map(|run| VersionRun { version: long(&run[..8]), len: long(&run[8..]) as u32 })
+                .collect(),
+            agent: row.get(3)?,
+            turn: row.get(4)?,
+        };
+        let place = trajectory.push(segment).map_err(|e| damaged(&e.to_string()))?;
+        if place.0 != id {
+            return Err(damaged(&format!("segment {} is missing", place.0)));
+        }
+    }
+    Ok(trajectory)
+}
+
+/// The first field in which two attempts differ. Log-probabilities are compared by their bits, so that a NaN equals itself.
+fn difference(a: &Attempt, b: &Attempt) -> Option<&'static str> {
+    if a.task != b.task {
+        return Some("task");
+    }
+    if a.outcome != b.outcome || a.status != b.status {
+        return Some("outcome");
+    }
+    if a.score != b.score {
+        return Some("score");
+    }
+    if a.reward != b.reward {
+        return Some("reward");
+    }
+    let (a, b) = (a.trajectory.segments(), b.trajectory.segments());
+    let same = a.len() == b.len()
+        && a.iter().zip(b).all(|(x, y)| {
+            x.parent == y.parent
+                && x.kind == y.kind
+                && x.tokens == y.tokens
+                && x.logprobs.iter().map(|v| v.to_bits()).eq(y.logprobs.iter().map(|v| v.to_bits()))
+                && x.temperature == y.temperature
+                && x.filtered == y.filtered
+                && x.versions == y.versions
+                && x.agent == y.agent
+                && x.turn == y.turn
+        });
+    (!same).then_some("trajectory")
+}
+
+fn status(row: &Row<'_>, column: usize) -> Result<Status, Failure> {
+    let name: String = row.get(column)?;
+    Status::parse(&name).ok_or_else(|| Failure::Damaged(format!("a status is `{name}`")))
+}
+
+fn words(bytes: &[u8]) -> impl Iterator<Item = [u8; 4]> + '_ {
+    bytes.as_chunks::<4>().0.iter().copied()
+}
+
+/// A little-endian integer of up to 8 bytes.
+fn long(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))
+}
+
+fn kind_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Given => "given",
+        Kind::Sampled => "sampled",
+        Kind::Demonstrated => "demonstrated",
+    }
+}
+
+fn parse_kind(name: &str) -> Option<Kind> {
+    [Kind::Given, Kind::Sampled, Kind::Demonstrated].into_iter().find(|&kind| kind_name(kind) == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    fn key(group: u32, sample: u32) -> AttemptKey {
+        AttemptKey { purpose: Purpose::Train, phase: 1, step: 3, group, sample }
+    }
+
+    fn segment(kind: Kind, tokens: &[u32]) -> Segment {
+        let sampled = if kind == Kind::Sampled { tokens.len() } else { 0 };
+        Segment {
+            kind,
+            logprobs: (0..sampled).map(|i| -0.1 * i as f32).collect(),
+            versions: if sampled > 0 {
+                vec![VersionRun { version: u64::MAX - 1, len: sampled as u32 }]
+            } else {
+                Vec::new()
+            },
+            ..Segment::given(None, tokens.to_vec(), 0)
+        }
+    }
+
+    fn attempt(group: u32, sample: u32) -> Attempt {
+        let mut trajectory = Trajectory::new();
+        let root = trajectory.push(segment(Kind::Given, &[1, 2, u32::MAX])).unwrap();
+        let reply = Segment { parent: Some(root), temperature: 0.7, ..segment(Kind::Sampled, &[5, 6]) };
+        trajectory.push(reply).unwrap();
+        Attempt {
+            key: key(group, sample),
+            task: json!({"question": "2+2", "answer": 4}),
+            outcome: json!({"final_text": "4"}),
+            score: Some(1.0),
+            reward: Some(0.95),
+            status: Status::Completed,
+            trajectory,
+        }
+    }
+
+    fn open() -> (tempfile::TempDir, Store) {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(&folder.path().join("run.db")).unwrap();
+        (folder, store)
+    }
+
+    #[test]
+    fn recording_twice_is_a_no_op_and_something_else_a_conflict() {
+        let (_folder, store) = open();
+        let first = attempt(0, 0);
+        assert_eq!(store.record_attempt(&first).unwrap(), Recorded::Now);
+        assert_eq!(store.record_attempt(&first).unwrap(), Recorded::Before);
+        let other = Attempt { reward: Some(0.0), ..first.clone() };
+        let error = store.record_attempt(&other).unwrap_err();
+        assert!(matches!(error, StoreError::Conflict { field: "reward", .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("attempt train/phase 1/step 3/group 0/sample 0"), "{text}");
+        assert!(text.contains("run.db"), "{text}");
+        let mut longer = first.clone();
+        longer.trajectory.push(segment(Kind::Given, &[1])).unwrap();
+        assert!(matches!(
+            store.record_attempt(&longer),
+            Err(StoreError::Conflict { field: "trajectory", .. })
+        ));
+        assert_eq!(store.attempt(&first.key).unwrap(), Some(first));
+        assert_eq!(store.attempt(&key(9, 9)).unwrap(), None);
+    }
+
+    #[test]
+    fn many_are_recorded_all_or_none() {
+        let (_folder, store) = open();
+        store.record_attempt(&attempt(1, 0)).unwrap();
+        let clash = Attempt { score: None, ..attempt(1, 0) };
+        let error = store.record_attempts(&[attempt(0, 0), clash]).unwrap_err();
+        assert!(error.to_string().contains("group 1/sample 0"), "{error}");
+        assert_eq!(store.attempt(&key(0, 0)).unwrap(), None);
+        store.record_attempts(&[attempt(0, 0), attempt(1, 0), attempt(0, 1)]).unwrap();
+        let keys: Vec<_> = store.summaries(Purpose::Train).unwrap().iter().map(|s| s.key).collect();
+        assert_eq!(keys, [key(0, 0), key(0, 1), key(1, 0)]);
+        let summary = &store.summaries(Purpose::Train).unwrap()[0];
+        assert_eq!((summary.sampled_tokens, summary.tokens), (2, 5));
+    }
+
+    #[test]
+    fn two_handles_see_each_other() {
+        let (folder, first) = open();
+        let second = Store::open(&folder.path().join("run.db")).unwrap();
+        let reader = Store::open_existing(&folder.path().join("run.db")).unwrap();
+        std::thread::scope(|scope| {
+            for (handle, group) in [(&first, 0), (&second, 1)] {
+                scope.spawn(move || {
+                    for sample in 0..20 {
+                        handle.record_attempt(&attempt(group, sample)).unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!(reader.summaries(Purpose::Train).unwrap().len(), 40);
+        // Both may record the same attempt: one does, the other finds it.
+        first.record_attempt(&attempt(2, 0)).unwrap();
+        assert_eq!(second.record_attempt(&attempt(2, 0)).unwrap(), Recorded::Before);
+    }
+
+    #[test]
+    fn numbers_that_are_not_finite_are_refused() {
+        let (_folder, store) = open();
+        let bad = Attempt { reward: Some(f64::NAN), ..attempt(0, 0) };
+        let error = store.record_attempt(&bad).unwrap_err().to_string();
+        assert!(error.contains("its reward is NaN"), "{error}");
+        assert_eq!(store.attempt(&bad.key).unwrap(), None);
+    }
+
+    #[test]
+    fn damage_is_named() {
+        let (folder, store) = open();
+        store.record_attempt(&attempt(0, 0)).unwrap();
+        let raw = rusqlite::Connection::open(folder.path().join("run.db")).unwrap();
+        raw.execute("UPDATE segments SET tokens = x'010203' WHERE id = 1", []).unwrap();
+        let error = store.attempt(&key(0, 0)).unwrap_err().to_string();
+        assert!(error.contains("sample 0") && error.contains("segment 1"), "{error}");
+        raw.execute("DELETE FROM segments WHERE id = 0", []).unwrap();
+        assert!(matches!(store.attempt(&key(0, 0)), Err(StoreError::Damaged { .. })));
+    }
+
+    fn any_segment() -> impl Strategy<Value = Segment> {
+        let numbers = prop::collection::vec((any::<u32>(), any::<u32>(), any::<u64>()), 0..6);
+        (0..3u8, numbers, 0.0f32..9.0, any::<bool>(), ".{0,4}", any::<u32>(), any::<prop::sample::Index>())
+            .prop_map(|(kind, rows, temperature, filtered, agent, turn, parent)| {
+                let kind = [Kind::Given, Kind::Sampled, Kind::Demonstrated][kind as usize];
+                let sampled = kind == Kind::Sampled;
+                Segment {
+                    kind,
+                    // The parent's place is drawn relative to how many segments precede; see below.
+                    parent: Some(SegmentId(parent.index(1 << 16) as u32)),
+                    logprobs: rows.iter().filter(|_| sampled).map(|r| f32::from_bits(r.1)).collect(),
+                    versions: rows
+                        .iter()
+                        .filter(|_| sampled)
+                        .map(|r| VersionRun { version: r.2, len: 1 })
+                        .collect(),
+                    temperature,
+                    filtered,
+                    agent,
+                    turn,
+                    ..Segment::given(None, rows.iter().map(|r| r.0).collect(), 0)
+                }
+            })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        /// Whatever is recorded is read back to the bit, also by a handle opened later.
+        #[test]
+        fn round_trip(
+            segments in prop::collection::vec(any_segment(), 0..6),
+            score in prop::option::of(prop::num::f64::NORMAL),
+            reward in prop::option::of(prop::num::f64::NORMAL),
+            number in prop::num::f64::NORMAL,
+            text in ".*",
+            failed in any::<bool>(),
+        ) {
+            let mut trajectory = Trajectory::new();
+            for mut segment in segments {
+                let before = trajectory.segments().len() as u32;
+                segment.parent = segment.parent.map(|p| p.0 % (before + 1)).filter(|&p| p < before).map(SegmentId);
+                trajectory.push(segment).unwrap();
+            }
+            let written = Attempt {
+                key: key(0, 0),
+                task: json!({"text": text, "number": number}),
+                outcome: json!([text, number]),
+                score,
+                reward,
+                status: if failed { Status::Failed } else { Status::Completed },
+                trajectory,
+            };
+            let (folder, store) = open();
+            store.record_attempt(&written).unwrap();
+            drop(store);
+            let store = Store::open(&folder.path().join("run.db")).unwrap();
+            let read = store.attempt(&written.key).unwrap().unwrap();
+            prop_assert_eq!(difference(&read, &written), None);
+            prop_assert_eq!(read.trajectory.segments().len(), written.trajectory.segments().len());
+            prop_assert_eq!(store.record_attempt(&written).unwrap(), Recorded::Before);
+        }
+    }
+}

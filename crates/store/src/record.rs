@@ -1,0 +1,175 @@
+//! The types of the record.
+
+use std::fmt;
+
+use dressage_tree::{SegmentId, Trajectory};
+use serde::{Deserialize, Serialize};
+
+/// What an attempt was made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Purpose {
+    /// Written by somebody else, to be imitated.
+    Demonstration,
+    /// Sampled, to be trained on.
+    Train,
+    /// Sampled, to be counted.
+    Eval,
+}
+
+impl Purpose {
+    /// The name it is stored under.
+    pub fn name(self) -> &'static str {
+        match self {
+            Purpose::Demonstration => "demonstration",
+            Purpose::Train => "train",
+            Purpose::Eval => "eval",
+        }
+    }
+
+    /// The purpose stored under `name`.
+    pub fn parse(name: &str) -> Option<Self> {
+        [Purpose::Demonstration, Purpose::Train, Purpose::Eval].into_iter().find(|p| p.name() == name)
+    }
+}
+
+/// Which attempt: what for, when in the run, at which task of the step, which try.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct AttemptKey {
+    /// What it was made for.
+    pub purpose: Purpose,
+    /// The phase of the recipe, from 0.
+    pub phase: u32,
+    /// The step within the phase, from 0; for evaluations the number of steps done before.
+    pub step: u32,
+    /// The task within the step, from 0.
+    pub group: u32,
+    /// The try at this task, from 0.
+    pub sample: u32,
+}
+
+impl fmt::Display for AttemptKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let AttemptKey { purpose, phase, step, group, sample } = self;
+        let purpose = purpose.name();
+        write!(f, "attempt {purpose}/phase {phase}/step {step}/group {group}/sample {sample}")
+    }
+}
+
+/// Whether an attempt came to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    /// It ended by itself or at a limit of the recipe.
+    Completed,
+    /// Something outside the model broke; the outcome says what.
+    Failed,
+}
+
+impl Status {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Status::Completed => "completed",
+            Status::Failed => "failed",
+        }
+    }
+
+    pub(crate) fn parse(name: &str) -> Option<Self> {
+        [Status::Completed, Status::Failed].into_iter().find(|s| s.name() == name)
+    }
+}
+
+/// An attempt as it is recorded.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Attempt {
+    /// Which one.
+    pub key: AttemptKey,
+    /// The task, as the agent knows it.
+    pub task: serde_json::Value,
+    /// How it ended, as the agent tells it.
+    pub outcome: serde_json::Value,
+    /// The score of the final answer alone; `None` where nothing was scored.
+    pub score: Option<f64>,
+    /// What training reinforces: the score, shaped; `None` where the attempt is not to be trained on.
+    pub reward: Option<f64>,
+    /// Whether it came to its end.
+    pub status: Status,
+    /// Every token.
+    pub trajectory: Trajectory,
+}
+
+/// An attempt without its segments, for listings.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AttemptSummary {
+    /// Which one.
+    pub key: AttemptKey,
+    /// The score of the final answer alone.
+    pub score: Option<f64>,
+    /// What training reinforces.
+    pub reward: Option<f64>,
+    /// Whether it came to its end.
+    pub status: Status,
+    /// How many tokens the model sampled.
+    pub sampled_tokens: u64,
+    /// How many tokens there are in all.
+    pub tokens: u64,
+}
+
+/// One path that a step trains: the way from a root to `leaf`. Its sampled and demonstrated segments are the targets,
+/// save those that an earlier leaf of the same attempt already trains.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlannedPath {
+    /// The attempt.
+    pub attempt: AttemptKey,
+    /// The leaf.
+    pub leaf: SegmentId,
+    /// Advantage of every trained token; 0 for demonstrations, whose loss does not use it.
+    pub advantage: f32,
+    /// Weight of every trained token in the sum that is the loss.
+    pub weight: f32,
+}
+
+/// One optimiser step: its micro-batches in order, each a list of paths in order.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Update {
+    /// The micro-batches.
+    pub micro_batches: Vec<Vec<PlannedPath>>,
+}
+
+/// What a step of the run trains on, written before it runs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StepPlan {
+    /// The phase of the recipe, from 0.
+    pub phase: u32,
+    /// The step within the phase, from 0.
+    pub step: u32,
+    /// The optimiser steps in order.
+    pub updates: Vec<Update>,
+}
+
+/// When an evaluation was made: after `step` steps of `phase`. Before the first phase is (0, 0).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct EvalKey {
+    /// The phase of the recipe, from 0.
+    pub phase: u32,
+    /// Steps of the phase done.
+    pub step: u32,
+}
+
+impl fmt::Display for EvalKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "evaluation phase {}/step {}", self.phase, self.step)
+    }
+}
+
+/// Whether a write did something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recorded {
+    /// It is new.
+    Now,
+    /// It was there already, equal.
+    Before,
+}

@@ -1,0 +1,269 @@
+//! The file: opening, checking, its tables.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
+
+use crate::StoreError;
+
+/// Version of the tables that this build reads and writes.
+pub const SCHEMA_VERSION: i32 = 1;
+
+/// "DRSG": marks the file as ours.
+const APPLICATION_ID: i32 = 0x4452_5347;
+
+/// How long a handle waits for another one's transaction.
+const BUSY: Duration = Duration::from_secs(30);
+
+const TABLES: &str = "
+CREATE TABLE attempts (
+    id      INTEGER PRIMARY KEY,
+    purpose TEXT    NOT NULL,
+    phase   INTEGER NOT NULL,
+    step    INTEGER NOT NULL,
+    grp     INTEGER NOT NULL,
+    sample  INTEGER NOT NULL,
+    task    TEXT    NOT NULL,               -- JSON
+    outcome TEXT    NOT NULL,               -- JSON
+    score   REAL,
+    reward  REAL,
+    status  TEXT    NOT NULL,
+    sampled_tokens INTEGER NOT NULL,
+    tokens  INTEGER NOT NULL,
+    UNIQUE (purpose, phase, step, grp, sample)
+) STRICT;
+CREATE TABLE segments (
+    attempt     INTEGER NOT NULL REFERENCES attempts (id),
+    id          INTEGER NOT NULL,
+    parent      INTEGER,
+    kind        TEXT    NOT NULL,
+    agent       TEXT    NOT NULL,
+    turn        INTEGER NOT NULL,
+    temperature REAL    NOT NULL,
+    filtered    INTEGER NOT NULL,
+    tokens      BLOB    NOT NULL,           -- u32, little endian
+    logprobs    BLOB    NOT NULL,           -- f32, little endian
+    versions    BLOB    NOT NULL,           -- runs of (version u64, length u32), little endian
+    PRIMARY KEY (attempt, id)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE steps (
+    phase INTEGER NOT NULL,
+    step  INTEGER NOT NULL,
+    plan  TEXT    NOT NULL,                 -- JSON
+    PRIMARY KEY (phase, step)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE evals (
+    phase  INTEGER NOT NULL,
+    step   INTEGER NOT NULL,
+    result TEXT    NOT NULL,                -- JSON
+    PRIMARY KEY (phase, step)
+) STRICT, WITHOUT ROWID;
+";
+
+/// A handle on the record of a run. Cheap enough to have several; safe to share between threads.
+#[derive(Debug)]
+pub struct Store {
+    pub(crate) file: PathBuf,
+    connection: Mutex<Connection>,
+}
+
+impl Store {
+    /// Opens the record, creating it where there is none.
+    ///
+    /// # Errors
+    /// When the file cannot be opened, belongs to another program, or has another schema version.
+    pub fn open(file: &Path) -> Result<Self, StoreError> {
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
+            | OpenFlags::SQLITE_OPEN_CREATE
+            | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let store = Self::connect(file, flags)?;
+        store.prepare()?;
+        Ok(store)
+    }
+
+    /// Opens a record that exists, to read it.
+    ///
+    /// # Errors
+    /// When the file is missing or cannot be opened, belongs to another program, or has another schema version.
+    pub fn open_existing(file: &Path) -> Result<Self, StoreError> {
+        // Read-write, because a reader of a WAL file may have to create its shared-memory index.
+        let store = Self::connect(file, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
+        let (application, version) = store.identity().map_err(|e| store.opening(e))?;
+        store.check(application, version)?;
+        Ok(store)
+    }
+
+    /// The file.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    fn connect(file: &Path, flags: OpenFlags) -> Result<Self, StoreError> {
+        let open = |source| StoreError::Open { file: file.to_owned(), source: Box::new(source) };
+        let connection = Connection::open_with_flags(file, flags).map_err(open)?;
+        connection.busy_timeout(BUSY).map_err(open)?;
+        Ok(Store { file: file.to_owned(), connection: Mutex::new(connection) })
+    }
+
+    fn prepare(&self) -> Result<(), StoreError> {
+        let opening = |source| self.opening(source);
+        {
+            let connection = self.lock();
+            // Named before anything else, so that a file of another program is not changed.
+            let (application, _) = identity(&connection).map_err(opening)?;
+            if application != APPLICATION_ID && !is_empty(&connection).map_err(opening)? {
+                return Err(StoreError::Foreign { file: self.file.clone(), found: application });
+            }
+            connection.pragma_update(None, "journal_mode", "wal").map_err(opening)?;
+            connection.pragma_update(None, "synchronous", "full").map_err(opening)?;
+            connection.pragma_update(None, "foreign_keys", true).map_err(opening)?;
+        }
+        // Immediate: of two handles that open a new file at once, the second waits and finds the tables.
+        let mut connection = self.lock();
+        let transaction =
+            connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(opening)?;
+        if is_empty(&transaction).map_err(opening)? {
+            transaction.execute_batch(TABLES).map_err(opening)?;
+            transaction.pragma_update(None, "application_id", APPLICATION_ID).map_err(opening)?;
+            transaction.pragma_update(None, "user_version", SCHEMA_VERSION).map_err(opening)?;
+        }
+        let (application, version) = identity(&transaction).map_err(opening)?;
+        transaction.commit().map_err(opening)?;
+        self.check(application, version)
+    }
+
+    fn identity(&self) -> rusqlite::Result<(i32, i32)> {
+        identity(&self.lock())
+    }
+
+    fn check(&self, application: i32, version: i32) -> Result<(), StoreError> {
+        if application != APPLICATION_ID {
+            return Err(StoreError::Foreign { file: self.file.clone(), found: application });
+        }
+        if version != SCHEMA_VERSION {
+            return Err(StoreError::Version {
+                file: self.file.clone(),
+                found: version,
+                expected: SCHEMA_VERSION,
+            });
+        }
+        Ok(())
+    }
+
+    /// A panic while the lock was held has rolled its transaction back: the connection is still good.
+    fn lock(&self) -> MutexGuard<'_, Connection> {
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads on one consistent snapshot.
+    pub(crate) fn reading<T>(
+        &self,
+        key: &dyn std::fmt::Display,
+        read: impl FnOnce(&Transaction<'_>) -> Result<T, Failure>,
+    ) -> Result<T, StoreError> {
+        self.transact("read", key, TransactionBehavior::Deferred, read)
+    }
+
+    /// Writes all or nothing.
+    pub(crate) fn writing<T>(
+        &self,
+        key: &dyn std::fmt::Display,
+        write: impl FnOnce(&Transaction<'_>) -> Result<T, Failure>,
+    ) -> Result<T, StoreError> {
+        self.transact("record", key, TransactionBehavior::Immediate, write)
+    }
+
+    fn transact<T>(
+        &self,
+        action: &'static str,
+        key: &dyn std::fmt::Display,
+        behavior: TransactionBehavior,
+        work: impl FnOnce(&Transaction<'_>) -> Result<T, Failure>,
+    ) -> Result<T, StoreError> {
+        let mut connection = self.lock();
+        let run = || -> Result<T, Failure> {
+            let transaction = connection.transaction_with_behavior(behavior)?;
+            let result = work(&transaction)?;
+            transaction.commit()?;
+            Ok(result)
+        };
+        run().map_err(|failure| {
+            let (file, key) = (self.file.clone(), key.to_string());
+            match failure {
+                Failure::Sql(source) => StoreError::Sql { file, action, key, source: Box::new(source) },
+                Failure::Conflict(key, field) => StoreError::Conflict { file, key, field },
+                Failure::Damaged(what) => StoreError::Damaged { file, key, what },
+                Failure::Unstorable(what) => StoreError::Unstorable { file, key, what },
+            }
+        })
+    }
+
+    fn opening(&self, source: rusqlite::Error) -> StoreError {
+        StoreError::Open { file: self.file.clone(), source: Box::new(source) }
+    }
+}
+
+/// What can go wrong inside a transaction, before file and key are added.
+pub(crate) enum Failure {
+    Sql(rusqlite::Error),
+    Conflict(String, &'static str),
+    Damaged(String),
+    Unstorable(String),
+}
+
+impl From<rusqlite::Error> for Failure {
+    fn from(error: rusqlite::Error) -> Self {
+        Failure::Sql(error)
+    }
+}
+
+fn identity(connection: &Connection) -> rusqlite::Result<(i32, i32)> {
+    let pragma = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i32>(0));
+    Ok((pragma("application_id")?, pragma("user_version")?))
+}
+
+fn is_empty(connection: &Connection) -> rusqlite::Result<bool> {
+    connection.query_row("SELECT count(*) = 0 FROM sqlite_schema", [], |row| row.get(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_another_program_is_refused_and_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("other.db");
+        Connection::open(&file).unwrap().execute_batch("CREATE TABLE t (x)").unwrap();
+        let before = std::fs::read(&file).unwrap();
+        assert!(matches!(Store::open(&file), Err(StoreError::Foreign { found: 0, .. })));
+        assert!(matches!(Store::open_existing(&file), Err(StoreError::Foreign { found: 0, .. })));
+        assert_eq!(std::fs::read(&file).unwrap(), before);
+    }
+
+    #[test]
+    fn another_schema_version_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("run.db");
+        drop(Store::open(&file).unwrap());
+        Connection::open(&file).unwrap().pragma_update(None, "user_version", 7).unwrap();
+        let error = Store::open(&file).unwrap_err().to_string();
+        assert!(error.contains("schema version 7, but this build reads version 1"), "{error}");
+        assert!(error.contains("run.db"), "{error}");
+    }
+
+    #[test]
+    fn what_is_not_a_database_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("run.db");
+        std::fs::write(&file, "not a database, but long enough to look like a header of one\n".repeat(20))
+            .unwrap();
+        assert!(matches!(Store::open(&file), Err(StoreError::Open { .. })));
+        assert!(matches!(
+            Store::open_existing(&folder.path().join("missing.db")),
+            Err(StoreError::Open { .. })
+        ));
+    }
+}
