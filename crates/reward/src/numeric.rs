@@ -1,0 +1,265 @@
+//! Scoring a numeric answer against the expected number.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::numbers::{self, Found};
+use crate::{Rational, RewardError, Score};
+
+/// Where in the text the answer stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Extract {
+    /// The last number of the text.
+    #[default]
+    LastNumber,
+    /// The first number after the last `####`, on the same line (GSM8K's own format).
+    Hashes,
+    /// The number in the last `\boxed{…}`. A box with several numbers is no answer.
+    Boxed,
+    /// The first number after the last "answer is", on the same line, in any case.
+    AnswerIs,
+}
+
+/// When a number counts as the expected one. An expected integer must always be met exactly.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Tolerance {
+    /// Equal in value: 0.5, .50 and 1/2 are the same number.
+    #[default]
+    Exact,
+    /// Rounds to the expected number at the decimals that one is written with: 3.1416 meets 3.14.
+    AsWritten,
+    /// |answer − expected| ≤ max(absolute, relative × |expected|).
+    Within {
+        /// Absolute bound, at least 0.
+        absolute: f64,
+        /// Relative bound, at least 0.
+        relative: f64,
+    },
+}
+
+/// Scores 1 if the text's final number is the expected one, else 0.
+///
+/// The caller passes the text of the final assistant message only, so numbers in tool calls and tool results never
+/// count.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct NumericScorer {
+    /// Where the answer stands.
+    pub extract: Extract,
+    /// When it is right.
+    pub tolerance: Tolerance,
+}
+
+impl NumericScorer {
+    /// Scores a final text against the expected answer, a JSON number or a text that holds one number (`"1,234"`).
+    ///
+    /// # Errors
+    /// When the expected answer is not one number that can be compared exactly, or a tolerance is negative or not
+    /// finite. Nothing in `text` is an error: what cannot be read scores 0.
+    pub fn score(&self, text: &str, expected: &Value) -> Result<Score, RewardError> {
+        self.check()?;
+        let (target, decimals) = expected_number(expected)?;
+        let Some(found) = self.extract(text) else {
+            return Ok(Score { value: 0.0, extracted: None });
+        };
+        let right = found.value.is_some_and(|value| self.accepts(value, target, decimals));
+        Ok(Score { value: if right { 1.0 } else { 0.0 }, extracted: Some(found.text) })
+    }
+
+    /// Checks the tolerances.
+    ///
+    /// # Errors
+    /// Names the one that is negative or not finite.
+    pub fn check(&self) -> Result<(), RewardError> {
+        if let Tolerance::Within { absolute, relative } = self.tolerance {
+            for (name, value) in [("absolute", absolute), ("relative", relative)] {
+                if !(value.is_finite() && value >= 0.0) {
+                    return Err(RewardError::Tolerance { name, value });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn extract(&self, text: &str) -> Option<Found> {
+        match self.extract {
+            Extract::LastNumber => numbers::find(text).pop(),
+            Extract::Hashes => first_of_line(&text[text.rfind("####")? + "####".len()..]),
+            Extract::AnswerIs => {
+                // Lower-casing ASCII alone moves no byte, so the place is the same in both.
+                let at = text.to_ascii_lowercase().rfind("answer is")?;
+                first_of_line(&text[at + "answer is".len()..])
+            }
+            Extract::Boxed => {
+                let mut inside = numbers::find(last_box(text)?);
+                if inside.len() == 1 { inside.pop() } else { None }
+            }
+        }
+    }
+
+    fn accepts(&self, value: Rational, target: Rational, decimals: u32) -> bool {
+        if value == target {
+            return true;
+        }
+        if target.is_integer() && decimals == 0 {
+            return false;
+        }
+        let within = |bound: Rational| {
+            let distance = value.minus(target).map(Rational::abs);
+            distance.and_then(|d| d.compare(bound)).is_some_and(|order| order.is_le())
+        };
+        match self.tolerance {
+            Tolerance::Exact => false,
+            Tolerance::AsWritten => {
+                // Half of the last decimal, on either side.
+                let unit = 10i128.checked_pow(decimals).and_then(|unit| unit.checked_mul(2));
+                decimals > 0 && unit.and_then(|unit| Rational::new(1, unit)).is_some_and(within)
+            }
+            Tolerance::Within { absolute, relative } => {
+                let (value, target) = (value.to_f64(), target.to_f64());
+                (value - target).abs() <= absolute.max(relative * target.abs())
+            }
+        }
+    }
+}
+
+/// The expected value and the decimals it is written with.
+fn expected_number(expected: &Value) -> Result<(Rational, u32), RewardError> {
+    let refused = || RewardError::Expected { expected: expected.to_string() };
+    let text = match expected {
+        Value::String(text) => text.clone(),
+        Value::Number(number) => number.to_string(),
+        _ => return Err(refused()),
+    };
+    match numbers::find(&text).as_slice() {
+        [Found { value: Some(value), decimals, .. }] => Ok((*value, *decimals)),
+        _ => Err(refused()),
+    }
+}
+
+fn first_of_line(text: &str) -> Option<Found> {
+    numbers::find(text.lines().next()?).into_iter().next()
+}
+
+/// What the last `\boxed{…}` holds; `None` if it is missing or not closed.
+fn last_box(text: &str) -> Option<&str> {
+    let (_, rest) = text.rsplit_once("\\boxed{")?;
+    let mut depth = 1;
+    for (at, c) in rest.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            return Some(&rest[..at]);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[track_caller]
+    fn check(
+        extract: Extract,
+        tolerance: Tolerance,
+        text: &str,
+        expected: Value,
+        value: f64,
+        extracted: Option<&str>,
+    ) {
+        let score = NumericScorer { extract, tolerance }.score(text, &expected).unwrap();
+        assert_eq!((score.value, score.extracted.as_deref()), (value, extracted), "{text:?} for {expected}");
+    }
+
+    #[test]
+    fn last_number() {
+        let check = |text: &str, expected: Value, value: f64, extracted: Option<&str>| {
+            check(Extract::LastNumber, Tolerance::Exact, text, expected, value, extracted);
+        };
+        check("The answer is 1,234.50.", json!(1234.5), 1.0, Some("1,234.50"));
+        check("48 + 24 = 72", json!("72"), 1.0, Some("72"));
+        check("72, I think, not 71", json!("72"), 0.0, Some("71"));
+        check("It is -7.", json!(-7), 1.0, Some("-7"));
+        check("That makes $1,000!", json!("1,000"), 1.0, Some("$1,000"));
+        check("3 / 4 of it", json!(0.75), 1.0, Some("3 / 4"));
+        check("I do not know.", json!(3), 0.0, None);
+        check("", json!(0), 0.0, None);
+        check("7.0", json!(7), 1.0, Some("7.0"));
+        check("9007199254740993", json!("9007199254740993"), 1.0, Some("9007199254740993"));
+        check("9007199254740992", json!("9007199254740993"), 0.0, Some("9007199254740992"));
+        check("5/0", json!(0), 0.0, Some("5/0"));
+    }
+
+    #[test]
+    fn after_hashes() {
+        let check = |text: &str, value: f64, extracted: Option<&str>| {
+            check(Extract::Hashes, Tolerance::Exact, text, json!(72), value, extracted);
+        };
+        check("48+24 = 72\n#### 72", 1.0, Some("72"));
+        check("#### 71\nno:\n#### 72 clips (not 71)", 1.0, Some("72"));
+        check("72", 0.0, None);
+        check("####\n72", 0.0, None);
+        check("72 ####", 0.0, None);
+        check("#### $72.00", 1.0, Some("$72.00"));
+    }
+
+    #[test]
+    fn boxed() {
+        let check = |text: &str, expected: Value, value: f64, extracted: Option<&str>| {
+            check(Extract::Boxed, Tolerance::Exact, text, expected, value, extracted);
+        };
+        check("so \\boxed{72} and 5", json!(72), 1.0, Some("72"));
+        check("\\boxed{1} then \\boxed{\\frac{3}{4}}", json!(0.75), 1.0, Some("\\frac{3}{4}"));
+        check("\\boxed{x = 5}", json!(5), 1.0, Some("5"));
+        check("\\boxed{3, 4}", json!(4), 0.0, None);
+        check("\\boxed{72", json!(72), 0.0, None);
+        check("72", json!(72), 0.0, None);
+    }
+
+    #[test]
+    fn answer_is() {
+        let check = |text: &str, value: f64, extracted: Option<&str>| {
+            check(Extract::AnswerIs, Tolerance::Exact, text, json!(72), value, extracted);
+        };
+        check("The Answer is: **72** clips, 5 more", 1.0, Some("72"));
+        check("the answer is 71. Wait, the answer is 72.", 1.0, Some("72"));
+        check("72 is the answer", 0.0, None);
+        check("İİİ THE ANSWER IS 7.2E1", 1.0, Some("7.2E1"));
+    }
+
+    #[test]
+    fn tolerances() {
+        let number = Extract::LastNumber;
+        check(number, Tolerance::Exact, "2.4649", json!(2.46), 0.0, Some("2.4649"));
+        check(number, Tolerance::AsWritten, "2.4649", json!(2.46), 1.0, Some("2.4649"));
+        check(number, Tolerance::AsWritten, "3.15", json!("3.14"), 0.0, Some("3.15"));
+        check(number, Tolerance::AsWritten, "2.999", json!("3.00"), 1.0, Some("2.999"));
+        check(number, Tolerance::AsWritten, "3.1", json!(3), 0.0, Some("3.1"));
+        let within = Tolerance::Within { absolute: 0.01, relative: 0.001 };
+        check(number, within, "1000.9", json!(1000.5), 1.0, Some("1000.9"));
+        check(number, within, "1002", json!(1000.5), 0.0, Some("1002"));
+        check(number, within, "0.509", json!(0.5), 1.0, Some("0.509"));
+        check(number, within, "7.001", json!(7), 0.0, Some("7.001"));
+    }
+
+    #[test]
+    fn what_cannot_be_expected_is_refused() {
+        let scorer = NumericScorer::default();
+        for expected in [json!(null), json!("many"), json!("3 or 4"), json!([3]), json!("5/0"), json!("1e99")]
+        {
+            let refused = scorer.score("3", &expected);
+            assert!(matches!(refused, Err(RewardError::Expected { .. })), "{expected}");
+        }
+        let tolerance = Tolerance::Within { absolute: -1.0, relative: 0.0 };
+        let refused = NumericScorer { tolerance, ..scorer }.score("3", &json!(3));
+        assert_eq!(refused, Err(RewardError::Tolerance { name: "absolute", value: -1.0 }));
+    }
+}
