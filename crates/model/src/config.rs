@@ -102,3 +102,151 @@ pub struct ModelConfig {
     /// Padding token, if the model has one.
     pub pad: Option<u32>,
 }
+
+/// A weight that a model has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Parameter {
+    /// Its Hugging Face name.
+    pub name: String,
+    /// Its shape, row-major: a projection is `[outputs, inputs]`.
+    pub shape: Vec<usize>,
+}
+
+impl ModelConfig {
+    /// Every weight of the model under its Hugging Face name, in a fixed order: embedding, blocks from first to last,
+    /// final norm, head (where it is not tied to the embedding).
+    pub fn parameters(&self) -> Vec<Parameter> {
+        let (hidden, intermediate, head_dim) = (self.hidden, self.intermediate, self.head_dim);
+        let (queries, keys) = (self.heads * head_dim, self.kv_heads * head_dim);
+        let mut all = Vec::new();
+        let mut add = |name: String, shape: &[usize]| all.push(Parameter { name, shape: shape.to_vec() });
+        add("model.embed_tokens.weight".into(), &[self.vocabulary, hidden]);
+        for layer in 0..self.layers {
+            let mut block = |name: &str, shape: &[usize]| add(format!("model.layers.{layer}.{name}"), shape);
+            block("input_layernorm.weight", &[hidden]);
+            for (name, outputs, inputs, bias) in [
+                ("q_proj", queries, hidden, self.qkv_bias),
+                ("k_proj", keys, hidden, self.qkv_bias),
+                ("v_proj", keys, hidden, self.qkv_bias),
+                ("o_proj", hidden, queries, self.output_bias),
+            ] {
+                block(&format!("self_attn.{name}.weight"), &[outputs, inputs]);
+                if bias {
+                    block(&format!("self_attn.{name}.bias"), &[outputs]);
+                }
+            }
+            if self.qk_norm {
+                block("self_attn.q_norm.weight", &[head_dim]);
+                block("self_attn.k_norm.weight", &[head_dim]);
+            }
+            block("post_attention_layernorm.weight", &[hidden]);
+            for (name, outputs, inputs) in [
+                ("gate_proj", intermediate, hidden),
+                ("up_proj", intermediate, hidden),
+                ("down_proj", hidden, intermediate),
+            ] {
+                block(&format!("mlp.{name}.weight"), &[outputs, inputs]);
+                if self.mlp_bias {
+                    block(&format!("mlp.{name}.bias"), &[outputs]);
+                }
+            }
+        }
+        add("model.norm.weight".into(), &[hidden]);
+        if !self.tied {
+            add("lm_head.weight".into(), &[self.vocabulary, hidden]);
+        }
+        all
+    }
+
+    /// What makes the configuration impossible, if anything. The upper bounds are far beyond any model; they keep the
+    /// arithmetic on a damaged file's numbers from overflowing.
+    pub(crate) fn contradiction(&self) -> Option<String> {
+        for (name, value, limit) in [
+            ("hidden size", self.hidden, 1 << 20),
+            ("number of layers", self.layers, 1 << 12),
+            ("number of attention heads", self.heads, 1 << 14),
+            ("number of key and value heads", self.kv_heads, 1 << 14),
+            ("head dimension", self.head_dim, 1 << 14),
+            ("feed-forward size", self.intermediate, 1 << 24),
+            ("vocabulary size", self.vocabulary, 1 << 28),
+            ("context length", self.context, 1 << 40),
+        ] {
+            if value == 0 || value > limit {
+                return Some(format!("the {name} is {value}; it must lie between 1 and {limit}"));
+            }
+        }
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            return Some(format!(
+                "{} attention heads cannot share {} key and value heads evenly",
+                self.heads, self.kv_heads
+            ));
+        }
+        if !self.head_dim.is_multiple_of(2) {
+            return Some(format!(
+                "the head dimension {} is odd; the rotary embedding needs pairs",
+                self.head_dim
+            ));
+        }
+        if !(self.norm_epsilon.is_finite() && self.norm_epsilon >= 0.0) {
+            return Some(format!("the norm epsilon {} is not a small number ≥ 0", self.norm_epsilon));
+        }
+        if !(self.rope.theta.is_finite() && self.rope.theta > 0.0) {
+            return Some(format!("the rotary base {} is not a positive number", self.rope.theta));
+        }
+        if self.family != Family::Qwen2 && self.qkv_bias != self.output_bias {
+            return Some(
+                "biases on only some of the attention projections fit no model of this family".into(),
+            );
+        }
+        if self.family == Family::Qwen2 && (!self.qkv_bias || self.output_bias) {
+            return Some(
+                "a Qwen2 model has biases on its query, key and value projections and on no other of attention".into(),
+            );
+        }
+        if self.mlp_bias && self.family != Family::Llama {
+            return Some("feed-forward biases fit no model of this family".into());
+        }
+        if self.qk_norm != (self.family == Family::Qwen3) {
+            return Some("norms on queries and keys belong to Qwen3, and Qwen3 has them".into());
+        }
+        self.rope.scaling.contradiction()
+    }
+}
+
+impl RopeScaling {
+    fn contradiction(&self) -> Option<String> {
+        let positive = |name: &str, value: f32| {
+            (!(value.is_finite() && value > 0.0))
+                .then(|| format!("the rotary scaling's {name} is {value}; it must be a positive number"))
+        };
+        let context = |value: usize| {
+            (value == 0)
+                .then(|| "the rotary scaling's original context is 0; it must be positive".to_string())
+        };
+        match *self {
+            Self::None => None,
+            Self::Linear { factor } => positive("factor", factor),
+            Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => positive(
+                "factor", factor,
+            )
+            .or_else(|| positive("low frequency factor", low_freq_factor))
+            .or_else(|| positive("high frequency factor", high_freq_factor))
+            .or_else(|| context(original_context))
+            .or_else(|| {
+                (high_freq_factor <= low_freq_factor).then(|| {
+                    format!(
+                        "the rotary scaling's high frequency factor {high_freq_factor} does not exceed the \
+                                 low one, {low_freq_factor}"
+                    )
+                })
+            }),
+            Self::Yarn { factor, beta_fast, beta_slow, attention_factor, original_context } => {
+                positive("factor", factor)
+                    .or_else(|| positive("beta_fast", beta_fast))
+                    .or_else(|| positive("beta_slow", beta_slow))
+                    .or_else(|| attention_factor.and_then(|value| positive("attention factor", value)))
+                    .or_else(|| context(original_context))
+            }
+        }
+    }
+}

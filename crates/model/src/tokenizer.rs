@@ -1,5 +1,12 @@
 //! A tokenizer as model files carry it, before `dressage-text` makes it work.
 
+use std::io::Write;
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use crate::ModelError;
+
 /// Where the tokenizer of a model is.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TokenizerSource {
@@ -51,4 +58,71 @@ pub enum TokenType {
     Unused,
     /// A single byte.
     Byte,
+}
+
+/// The special tokens that chat templates know by name (`bos_token`, …), as text.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct SpecialTokens {
+    /// Beginning of text.
+    pub bos: Option<String>,
+    /// End of text or turn.
+    pub eos: Option<String>,
+    /// Padding.
+    pub pad: Option<String>,
+    /// Unknown.
+    pub unknown: Option<String>,
+}
+
+impl SpecialTokens {
+    /// Reads a `tokenizer_config.json`, where a token is a text or an object with its text as `content`.
+    pub(crate) fn from_hf(settings: &Map<String, Value>) -> Self {
+        let text = |key: &str| {
+            let value = settings.get(key)?;
+            value.get("content").unwrap_or(value).as_str().map(str::to_string)
+        };
+        Self {
+            bos: text("bos_token"),
+            eos: text("eos_token"),
+            pad: text("pad_token"),
+            unknown: text("unk_token"),
+        }
+    }
+}
+
+/// Writes the `tokenizer_config.json` that goes with a `tokenizer.json`, so that `transformers` finds the special tokens and the
+/// chat template. The file is flushed to the disk.
+///
+/// # Errors
+/// When it cannot be written: which file, why.
+pub fn write_tokenizer_config(
+    path: &Path,
+    special: &SpecialTokens,
+    chat_template: Option<&str>,
+    context: usize,
+) -> Result<(), ModelError> {
+    let mut settings = Map::new();
+    settings.insert("tokenizer_class".into(), "PreTrainedTokenizerFast".into());
+    settings.insert("clean_up_tokenization_spaces".into(), false.into());
+    settings.insert("model_max_length".into(), context.into());
+    for (key, token) in [
+        ("bos_token", &special.bos),
+        ("eos_token", &special.eos),
+        ("pad_token", &special.pad),
+        ("unk_token", &special.unknown),
+        ("chat_template", &chat_template.map(str::to_string)),
+    ] {
+        if let Some(token) = token {
+            settings.insert(key.into(), token.as_str().into());
+        }
+    }
+    write_json(path, &Value::Object(settings))
+}
+
+/// Writes a JSON file, indented, flushed to the disk. Not atomic; a file that could not be completed is removed.
+///
+/// # Errors
+/// When it cannot be written: which file, why.
+pub fn write_json(path: &Path, value: &Value) -> Result<(), ModelError> {
+    let text = format!("{value:#}\n");
+    crate::safetensors::write_whole(path, text.len() as u64, |out| out.write_all(text.as_bytes()))
 }

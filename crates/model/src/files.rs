@@ -1,0 +1,326 @@
+//! A model on disk, whatever its format: opened, checked, and read tensor by tensor.
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use crate::gguf::GgufFile;
+use crate::safetensors::SafetensorsFile;
+use crate::{ModelConfig, ModelError, SpecialTokens, TokenizerSource, hf_config};
+
+/// A weight, row-major.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tensor {
+    /// Its shape; a projection is `[outputs, inputs]`.
+    pub shape: Vec<usize>,
+    /// As many values as the product of `shape`.
+    pub data: Vec<f32>,
+}
+
+/// An open model: what it is, its tokenizer, and its weights, which stay on disk until they are asked for.
+///
+/// Opening checks that every parameter of the configuration is there with its shape, and that the files have no others.
+pub struct ModelFiles {
+    /// What the model is.
+    pub config: ModelConfig,
+    /// Its tokenizer; `None` where a folder has no `tokenizer.json`.
+    pub tokenizer: Option<TokenizerSource>,
+    /// The Jinja template that turns a conversation into text, where the model has one.
+    pub chat_template: Option<String>,
+    /// The special tokens that chat templates use by name.
+    pub special_tokens: SpecialTokens,
+    path: PathBuf,
+    weights: Weights,
+}
+
+enum Weights {
+    Folder { files: Vec<SafetensorsFile>, place: HashMap<String, usize> },
+    Gguf(Box<GgufFile>),
+}
+
+impl ModelFiles {
+    /// Opens a Hugging Face folder (`config.json`, `model.safetensors` or its shards, `tokenizer.json`, …) or a `.gguf` file.
+    ///
+    /// # Errors
+    /// When a file is missing, damaged or of a kind that Dressage does not run, or when the configuration contradicts
+    /// the weights; the message names the file and the tensor or key.
+    pub fn open(path: &Path) -> Result<Self, ModelError> {
+        let model = if path.is_dir() {
+            Self::open_folder(path)?
+        } else if path.is_file() {
+            Self::open_gguf(path)?
+        } else {
+            return Err(ModelError::Missing {
+                path: path.to_path_buf(),
+                what: "does not exist".into(),
+                way_out: "give the folder of a Hugging Face model or a .gguf file".into(),
+            });
+        };
+        model.check()?;
+        Ok(model)
+    }
+
+    fn open_gguf(path: &Path) -> Result<Self, ModelError> {
+        if path.extension().is_some_and(|extension| extension == "safetensors") {
+            return Err(ModelError::Missing {
+                path: path.to_path_buf(),
+                what: "has weights alone; a model is a folder with a config.json beside them".into(),
+                way_out: "give the folder instead of the file".into(),
+            });
+        }
+        let contents = GgufFile::open(path)?;
+        Ok(Self {
+            config: contents.config,
+            tokenizer: Some(TokenizerSource::Gguf(contents.tokenizer)),
+            chat_template: contents.chat_template,
+            special_tokens: contents.special,
+            path: path.to_path_buf(),
+            weights: Weights::Gguf(Box::new(contents.file)),
+        })
+    }
+
+    fn open_folder(path: &Path) -> Result<Self, ModelError> {
+        let config_path = path.join("config.json");
+        let Some(contents) = read_if_there(&config_path)? else {
+            return Err(ModelError::Missing {
+                path: path.to_path_buf(),
+                what: "has no config.json".into(),
+                way_out: "give the folder of a Hugging Face model, or a .gguf file itself".into(),
+            });
+        };
+        let mut config = hf_config::parse(&config_path, &contents)?;
+        if let Some(generation) = read_json(&path.join("generation_config.json"))? {
+            // A chat model often says only here which token ends a turn.
+            let more = generation.get("eos_token_id").and_then(hf_config::token_ids).unwrap_or_default();
+            for id in more {
+                if !config.eos.contains(&id) {
+                    config.eos.push(id);
+                }
+            }
+        }
+        let settings = read_json(&path.join("tokenizer_config.json"))?.unwrap_or_default();
+        let template_path = path.join("chat_template.jinja");
+        let chat_template =
+            match read_if_there(&template_path)? {
+                Some(bytes) => Some(String::from_utf8(bytes).map_err(|error| {
+                    ModelError::damaged(&template_path, format!("it is not UTF-8: {error}"))
+                })?),
+                None => settings.get("chat_template").and_then(default_template),
+            };
+        let files = open_weights(path)?;
+        let mut place = HashMap::new();
+        for (index, file) in files.iter().enumerate() {
+            for (name, _) in file.tensors() {
+                if let Some(other) = place.insert(name.to_string(), index) {
+                    let other = files[other].path().display();
+                    return Err(ModelError::damaged(
+                        file.path(),
+                        format!("tensor {name} is also in {other}"),
+                    ));
+                }
+            }
+        }
+        Ok(Self {
+            config,
+            tokenizer: read_if_there(&path.join("tokenizer.json"))?.map(TokenizerSource::Json),
+            chat_template,
+            special_tokens: SpecialTokens::from_hf(&settings),
+            path: path.to_path_buf(),
+            weights: Weights::Folder { files, place },
+        })
+    }
+
+    /// The folder or file this was opened from.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The parameters' names, in the order of [`ModelConfig::parameters`].
+    pub fn tensor_names(&self) -> Vec<String> {
+        self.config.parameters().into_iter().map(|parameter| parameter.name).collect()
+    }
+
+    /// A parameter by its Hugging Face name.
+    ///
+    /// # Errors
+    /// When the model has no such tensor, or it is stored in a way that Dressage does not read.
+    pub fn tensor(&self, name: &str) -> Result<Tensor, ModelError> {
+        let shape = self.shape(name).ok_or_else(|| self.missing(name, &[]))?.to_vec();
+        let mut data = vec![0.0; shape.iter().product()];
+        self.read(name, &mut data)?;
+        Ok(Tensor { shape, data })
+    }
+
+    /// Decodes a parameter into `out`, row-major, without a copy between.
+    ///
+    /// # Errors
+    /// As [`Self::tensor`], and when the tensor's shape is not `expected` or `out` does not hold that many values.
+    pub fn tensor_into(&self, name: &str, expected: &[usize], out: &mut [f32]) -> Result<(), ModelError> {
+        self.check_shape(name, expected)?;
+        let wanted = expected.iter().product::<usize>();
+        if wanted != out.len() {
+            let what = format!("tensor {name} has {wanted} values, {} were asked for", out.len());
+            return Err(ModelError::config(&self.path, what));
+        }
+        self.read(name, out)
+    }
+
+    fn shape(&self, name: &str) -> Option<&[usize]> {
+        match &self.weights {
+            Weights::Folder { files, place } => files[*place.get(name)?].shape(name),
+            Weights::Gguf(file) => file.shape(name),
+        }
+    }
+
+    fn read(&self, name: &str, out: &mut [f32]) -> Result<(), ModelError> {
+        match &self.weights {
+            Weights::Folder { files, place } => match place.get(name) {
+                Some(&index) => files[index].read(name, out),
+                None => Err(self.missing(name, &[])),
+            },
+            Weights::Gguf(file) => file.read(name, out),
+        }
+    }
+
+    fn missing(&self, name: &str, expected: &[usize]) -> ModelError {
+        let way_out = if name == "lm_head.weight" {
+            "if the model shares its embedding with its head, set tie_word_embeddings to true in config.json"
+        } else {
+            "the download may be incomplete, or the configuration belongs to another model: fetch both again"
+        };
+        ModelError::MissingTensor {
+            path: self.path.clone(),
+            tensor: name.to_string(),
+            expected: expected.to_vec(),
+            way_out: way_out.to_string(),
+        }
+    }
+
+    fn check_shape(&self, name: &str, expected: &[usize]) -> Result<(), ModelError> {
+        let found = self.shape(name).ok_or_else(|| self.missing(name, expected))?;
+        if found == expected {
+            return Ok(());
+        }
+        let path = match &self.weights {
+            Weights::Folder { files, place } => place.get(name).map(|&index| files[index].path()),
+            Weights::Gguf(file) => Some(file.path()),
+        };
+        Err(ModelError::Shape {
+            path: path.unwrap_or(&self.path).to_path_buf(),
+            tensor: name.to_string(),
+            expected: expected.to_vec(),
+            found: found.to_vec(),
+        })
+    }
+
+    /// Whether the weights are exactly what the configuration asks for.
+    fn check(&self) -> Result<(), ModelError> {
+        let parameters = self.config.parameters();
+        for parameter in &parameters {
+            self.check_shape(&parameter.name, &parameter.shape)?;
+        }
+        let unexpected = match &self.weights {
+            Weights::Gguf(file) => file.unexpected(),
+            Weights::Folder { files, .. } => {
+                let known: BTreeSet<&str> =
+                    parameters.iter().map(|parameter| parameter.name.as_str()).collect();
+                let tensors = files.iter().flat_map(SafetensorsFile::tensors);
+                tensors
+                    .filter(|(name, _)| !known.contains(name) && !self.is_redundant(name))
+                    .map(|(name, shape)| (name.to_string(), shape.to_vec()))
+                    .collect()
+            }
+        };
+        match unexpected.into_iter().min() {
+            Some((tensor, found)) => {
+                Err(ModelError::UnexpectedTensor { path: self.path.clone(), tensor, found })
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Tensors that some writers add though they follow from others: a tied head, and the rotary frequencies.
+    fn is_redundant(&self, name: &str) -> bool {
+        name.ends_with("rotary_emb.inv_freq") || (self.config.tied && name == "lm_head.weight")
+    }
+}
+
+fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, ModelError> {
+    match std::fs::read(path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(ModelError::io("read", path)(error)),
+    }
+}
+
+fn read_json(path: &Path) -> Result<Option<Map<String, Value>>, ModelError> {
+    let Some(bytes) = read_if_there(path)? else { return Ok(None) };
+    match serde_json::from_slice(&bytes) {
+        Ok(object) => Ok(Some(object)),
+        Err(error) => Err(ModelError::damaged(path, format!("it is not a JSON object: {error}"))),
+    }
+}
+
+/// `chat_template` is a text, or a list of named ones.
+fn default_template(value: &Value) -> Option<String> {
+    let template = match value {
+        Value::Array(named) => named
+            .iter()
+            .find(|entry| entry.get("name").is_some_and(|name| name == "default"))?
+            .get("template")?,
+        one => one,
+    };
+    template.as_str().map(str::to_string)
+}
+
+/// Opens `model.safetensors`, or the shards that its index names.
+fn open_weights(folder: &Path) -> Result<Vec<SafetensorsFile>, ModelError> {
+    let single = folder.join("model.safetensors");
+    if single.is_file() {
+        return Ok(vec![SafetensorsFile::open(&single)?]);
+    }
+    let index_path = folder.join("model.safetensors.index.json");
+    let Some(index) = read_json(&index_path)? else {
+        let pickled =
+            folder.join("pytorch_model.bin").exists() || folder.join("pytorch_model.bin.index.json").exists();
+        return Err(ModelError::Missing {
+            path: folder.to_path_buf(),
+            what: "has neither model.safetensors nor model.safetensors.index.json".into(),
+            way_out: if pickled {
+                "it has pytorch_model.bin, which can run code on loading and is not read: save the model again with \
+                 transformers, which writes safetensors"
+                    .into()
+            } else {
+                "fetch the weights, or give a .gguf file itself".into()
+            },
+        });
+    };
+    let Some(weight_map) = index.get("weight_map").and_then(Value::as_object) else {
+        return Err(ModelError::config(&index_path, "weight_map is missing or not an object"));
+    };
+    let mut names = BTreeSet::new();
+    for (tensor, file) in weight_map {
+        // A plain file name: an index must not reach outside its folder.
+        match file.as_str().filter(|name| Path::new(name).file_name().is_some_and(|plain| plain == *name)) {
+            Some(name) => names.insert(name),
+            None => {
+                let what = format!("weight_map puts tensor {tensor} in {file}, which is not a file name");
+                return Err(ModelError::config(&index_path, what));
+            }
+        };
+    }
+    let mut files = Vec::with_capacity(names.len());
+    for name in names {
+        let shard = folder.join(name);
+        if !shard.is_file() {
+            return Err(ModelError::Missing {
+                path: shard,
+                what: format!("is missing, though {} names it", index_path.display()),
+                way_out: "fetch the model again; a part of its weights was not downloaded".into(),
+            });
+        }
+        files.push(SafetensorsFile::open(&shard)?);
+    }
+    Ok(files)
+}

@@ -1,0 +1,263 @@
+//! The configuration and the tokenizer in a GGUF file's metadata.
+
+use std::f64::consts::TAU;
+
+use super::read::{Directory, Metadata};
+use crate::tokenizer::{GgufTokenizer, TokenType};
+use crate::{Family, ModelConfig, ModelError, Rope, RopeScaling};
+
+/// The tensor in which Llama 3 files carry their stretched rotary frequencies.
+pub(super) const ROPE_FACTORS: &str = "rope_freqs.weight";
+
+/// Reads `{architecture}.*`. `rope_factors` is the contents of [`ROPE_FACTORS`], where the file has it.
+pub(super) fn model(
+    directory: &Directory,
+    tokenizer: &GgufTokenizer,
+    rope_factors: Option<&[f32]>,
+) -> Result<ModelConfig, ModelError> {
+    let metadata = &directory.metadata;
+    let path = metadata.path();
+    let architecture =
+        metadata.text("general.architecture")?.ok_or_else(|| metadata.missing("general.architecture"))?;
+    let family = match architecture {
+        "llama" => Family::Llama,
+        "qwen2" => Family::Qwen2,
+        "qwen3" => Family::Qwen3,
+        other => {
+            return Err(ModelError::unsupported(
+                path,
+                format!("general.architecture is {other:?}"),
+                "Dressage runs the architectures llama (Llama 2 and 3, SmolLM2), qwen2 and qwen3",
+            ));
+        }
+    };
+    let key = |name: &str| format!("{architecture}.{name}");
+    let size = |name: &str| metadata.size(&key(name));
+    let need = |name: &str| size(name)?.ok_or_else(|| metadata.missing(&key(name)));
+
+    if let Some(experts @ 1..) = size("expert_count")? {
+        return Err(ModelError::unsupported(
+            path,
+            format!("{} is {experts}", key("expert_count")),
+            "Dressage does not run mixtures of experts: choose a dense model",
+        ));
+    }
+    let (hidden, heads, context) =
+        (need("embedding_length")?, need("attention.head_count")?, need("context_length")?);
+    if let Some(window) = size("attention.sliding_window")?.filter(|&window| window > 0 && window < context) {
+        return Err(ModelError::unsupported(
+            path,
+            format!("{} is {window}", key("attention.sliding_window")),
+            "Dressage does not run sliding-window attention: choose a model that attends to its whole context",
+        ));
+    }
+    let head_dim = match size("attention.key_length")? {
+        Some(width) => width,
+        None if heads > 0 && hidden.is_multiple_of(heads) => hidden / heads,
+        None => {
+            let what = format!("{hidden} channels cannot be split into {heads} heads");
+            return Err(ModelError::config(path, format!("{}: {what}", key("attention.head_count"))));
+        }
+    };
+    for name in ["attention.value_length", "rope.dimension_count"] {
+        if let Some(width) = size(name)?.filter(|&width| width != head_dim) {
+            return Err(ModelError::unsupported(
+                path,
+                format!("{} is {width}, but a head has {head_dim} channels", key(name)),
+                "Dressage runs models whose keys and values have one width and are rotated whole",
+            ));
+        }
+    }
+    let vocabulary = match directory.tensors.get("token_embd.weight") {
+        Some(entry) => entry.shape.first().copied().unwrap_or(0),
+        None => tokenizer.tokens.len(),
+    };
+    if tokenizer.tokens.len() > vocabulary {
+        let tokens = tokenizer.tokens.len();
+        return Err(ModelError::config(
+            path,
+            format!("tokenizer.ggml.tokens has {tokens} tokens, but token_embd.weight has {vocabulary} rows"),
+        ));
+    }
+    let theta = metadata.float(&key("rope.freq_base"))?.unwrap_or(10_000.0);
+    let scaling = match rope_factors {
+        Some(factors) => llama3(metadata, factors, theta, head_dim)?,
+        None => scaling(metadata, architecture, context)?,
+    };
+    let has = |name: &str| directory.tensors.contains_key(name);
+    let epsilon_key = key("attention.layer_norm_rms_epsilon");
+    let config = ModelConfig {
+        family,
+        hidden,
+        layers: need("block_count")?,
+        heads,
+        kv_heads: size("attention.head_count_kv")?.unwrap_or(heads),
+        head_dim,
+        intermediate: need("feed_forward_length")?,
+        vocabulary,
+        context,
+        norm_epsilon: metadata.float(&epsilon_key)?.ok_or_else(|| metadata.missing(&epsilon_key))?,
+        rope: Rope { theta, scaling },
+        tied: !has("output.weight"),
+        qkv_bias: has("blk.0.attn_q.bias"),
+        output_bias: has("blk.0.attn_output.bias"),
+        mlp_bias: has("blk.0.ffn_up.bias"),
+        qk_norm: has("blk.0.attn_q_norm.weight"),
+        bos: tokenizer.bos,
+        eos: ends(metadata, tokenizer)?,
+        pad: tokenizer.pad,
+    };
+    match config.contradiction() {
+        Some(what) => Err(ModelError::config(path, what)),
+        None => Ok(config),
+    }
+}
+
+/// End of text, end of turn and end of message, without repetition.
+fn ends(metadata: &Metadata, tokenizer: &GgufTokenizer) -> Result<Vec<u32>, ModelError> {
+    let mut ends: Vec<u32> = tokenizer.eos.into_iter().collect();
+    for key in ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"] {
+        ends.extend(metadata.token(key)?.filter(|id| !ends.contains(id)));
+    }
+    Ok(ends)
+}
+
+fn scaling(metadata: &Metadata, architecture: &str, context: usize) -> Result<RopeScaling, ModelError> {
+    let key = |name: &str| format!("{architecture}.rope.scaling.{name}");
+    let kind = metadata.text(&key("type"))?;
+    // Files from before `rope.scaling` say `rope.scale_linear`.
+    let factor = match metadata.float(&key("factor"))? {
+        Some(factor) => Some(factor),
+        None => metadata.float(&format!("{architecture}.rope.scale_linear"))?,
+    };
+    let kind = kind.unwrap_or(if factor.is_some() { "linear" } else { "none" });
+    // Some writers put 0 for "no factor".
+    let factor = factor.filter(|&factor| factor != 0.0);
+    match (kind, factor) {
+        ("none", _) | ("linear", None) => Ok(RopeScaling::None),
+        ("linear", Some(factor)) => Ok(RopeScaling::Linear { factor }),
+        ("yarn", Some(factor)) => Ok(RopeScaling::Yarn {
+            factor,
+            beta_fast: metadata.float(&key("yarn_beta_fast"))?.unwrap_or(32.0),
+            beta_slow: metadata.float(&key("yarn_beta_slow"))?.unwrap_or(1.0),
+            // The runtime multiplies its own 0.1 ln(factor) + 1 by this.
+            attention_factor: metadata
+                .float(&key("attn_factor"))?
+                .filter(|&factor| factor != 1.0)
+                .map(|own| own * (0.1 * factor.ln() + 1.0)),
+            original_context: metadata.size(&key("original_context_length"))?.unwrap_or(context),
+        }),
+        ("yarn", None) => Err(metadata.missing(&key("factor"))),
+        (other, _) => Err(ModelError::unsupported(
+            metadata.path(),
+            format!("{} is {other:?}", key("type")),
+            "Dressage runs the rotary scalings none, linear, yarn and Llama 3's",
+        )),
+    }
+}
+
+/// The parameters of Llama 3's scaling from the divisor of each frequency. All its models have the same three constants and
+/// differ in the factor, which is the largest divisor; the rest is checked against the formula (Llama 3.1, `apply_scaling`).
+fn llama3(
+    metadata: &Metadata,
+    factors: &[f32],
+    theta: f32,
+    head_dim: usize,
+) -> Result<RopeScaling, ModelError> {
+    const LOW: f64 = 1.0;
+    const HIGH: f64 = 4.0;
+    const CONTEXT: f64 = 8192.0;
+    let factor = factors.iter().copied().fold(1.0, f32::max);
+    if factor == 1.0 && factors.iter().all(|&factor| factor == 1.0) {
+        return Ok(RopeScaling::None);
+    }
+    let agrees = |(i, &found): (usize, &f32)| {
+        let wavelength = TAU * f64::from(theta).powf(2.0 * i as f64 / head_dim as f64);
+        // 0 for long wavelengths, 1 for short ones, a ramp between.
+        let kept = ((CONTEXT / wavelength - LOW) / (HIGH - LOW)).clamp(0.0, 1.0);
+        let expected = 1.0 / ((1.0 - kept) / f64::from(factor) + kept);
+        (f64::from(found) - expected).abs() <= 1e-3 * expected
+    };
+    if factors.len() == head_dim / 2 && factor.is_finite() && factors.iter().enumerate().all(agrees) {
+        return Ok(RopeScaling::Llama3 {
+            factor,
+            low_freq_factor: LOW as f32,
+            high_freq_factor: HIGH as f32,
+            original_context: CONTEXT as usize,
+        });
+    }
+    Err(ModelError::unsupported(
+        metadata.path(),
+        format!("the frequency divisors in {ROPE_FACTORS} do not follow Llama 3's formula"),
+        "use the model's Hugging Face folder, whose config.json says how the frequencies are scaled",
+    ))
+}
+
+/// Reads `tokenizer.ggml.*`.
+pub(super) fn tokenizer(metadata: &Metadata) -> Result<GgufTokenizer, ModelError> {
+    let key = |name: &str| format!("tokenizer.ggml.{name}");
+    let model = metadata.text(&key("model"))?.ok_or_else(|| metadata.missing(&key("model")))?.to_string();
+    let pre = metadata.text(&key("pre"))?.unwrap_or_default().to_string();
+    let tokens = metadata.texts(&key("tokens"))?.ok_or_else(|| metadata.missing(&key("tokens")))?;
+    let types = match metadata.integers(&key("token_type"))? {
+        Some(numbers) => types(metadata, &key("token_type"), &numbers, tokens.len())?,
+        None => Vec::new(),
+    };
+    let id = |name: &str| -> Result<Option<u32>, ModelError> {
+        let id = metadata.token(&key(name))?;
+        match id {
+            // Some writers say "none" with the largest number.
+            Some(u32::MAX) => Ok(None),
+            Some(id) if id as usize >= tokens.len() => Err(ModelError::config(
+                metadata.path(),
+                format!("metadata key {} is {id}, but there are {} tokens", key(name), tokens.len()),
+            )),
+            id => Ok(id),
+        }
+    };
+    // Where a file does not say, its runtime decides by the algorithm: SentencePiece models get both, byte-level
+    // ones neither, except that Llama 3's texts begin with a token.
+    let sentence_piece = model == "llama";
+    let add_bos = metadata
+        .bool(&key("add_bos_token"))?
+        .unwrap_or(sentence_piece || matches!(pre.as_str(), "llama-bpe" | "llama3" | "llama-v3"));
+    let add_space_prefix = metadata.bool(&key("add_space_prefix"))?.unwrap_or(sentence_piece);
+    Ok(GgufTokenizer {
+        types,
+        merges: metadata.texts(&key("merges"))?.unwrap_or_default(),
+        bos: id("bos_token_id")?,
+        eos: id("eos_token_id")?,
+        pad: id("padding_token_id")?,
+        unknown: id("unknown_token_id")?,
+        add_bos,
+        add_space_prefix,
+        model,
+        pre,
+        tokens,
+    })
+}
+
+fn types(
+    metadata: &Metadata,
+    key: &str,
+    numbers: &[i128],
+    tokens: usize,
+) -> Result<Vec<TokenType>, ModelError> {
+    if numbers.len() != tokens {
+        let what = format!("metadata key {key} has {} entries for {tokens} tokens", numbers.len());
+        return Err(ModelError::config(metadata.path(), what));
+    }
+    let kind = |(token, &number): (usize, &i128)| match number {
+        1 => Ok(TokenType::Normal),
+        2 => Ok(TokenType::Unknown),
+        3 => Ok(TokenType::Control),
+        4 => Ok(TokenType::UserDefined),
+        5 => Ok(TokenType::Unused),
+        6 => Ok(TokenType::Byte),
+        other => {
+            let what = format!("metadata key {key} gives token {token} the unknown type {other}");
+            Err(ModelError::config(metadata.path(), what))
+        }
+    };
+    numbers.iter().enumerate().map(kind).collect()
+}

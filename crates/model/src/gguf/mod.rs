@@ -1,0 +1,114 @@
+//! GGUF files: the container, the quantised number formats, and the model in them.
+//!
+//! A file is checked whole when it is opened: afterwards every tensor's bytes are where the directory says. Tensors come out
+//! as f32 under Hugging Face names and in Hugging Face order: where the converter interleaved the rows of a head for its
+//! rotary embedding, they are put back.
+
+mod config;
+mod names;
+mod quant;
+mod read;
+
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+
+use self::read::{Directory, Entry};
+use crate::{GgufTokenizer, ModelConfig, ModelError, SpecialTokens};
+
+/// One open file.
+pub(crate) struct GgufFile {
+    path: PathBuf,
+    bytes: Mmap,
+    directory: Directory,
+    config: ModelConfig,
+}
+
+/// What a file says of its model besides the weights.
+pub(crate) struct GgufContents {
+    pub(crate) file: GgufFile,
+    pub(crate) config: ModelConfig,
+    pub(crate) tokenizer: GgufTokenizer,
+    pub(crate) chat_template: Option<String>,
+    pub(crate) special: SpecialTokens,
+}
+
+impl GgufFile {
+    pub(crate) fn open(path: &Path) -> Result<GgufContents, ModelError> {
+        let bytes = crate::safetensors::map(path)?;
+        let directory = Directory::read(path, &bytes)?;
+        let tokenizer = config::tokenizer(&directory.metadata)?;
+        let rope_factors = directory.tensors.get(config::ROPE_FACTORS).map(|entry| {
+            let mut factors = vec![0.0; entry.shape.iter().product()];
+            entry.encoding.decode(&bytes[entry.start..entry.start + entry.bytes], &mut factors);
+            factors
+        });
+        let config = config::model(&directory, &tokenizer, rope_factors.as_deref())?;
+        let chat_template = directory.metadata.text("tokenizer.chat_template")?.map(str::to_string);
+        let text = |id: Option<u32>| id.and_then(|id| tokenizer.tokens.get(id as usize).cloned());
+        let special = SpecialTokens {
+            bos: text(tokenizer.bos),
+            eos: text(tokenizer.eos),
+            pad: text(tokenizer.pad),
+            unknown: text(tokenizer.unknown),
+        };
+        let file = Self { path: path.to_path_buf(), bytes, directory, config: config.clone() };
+        Ok(GgufContents { file, config, tokenizer, chat_template, special })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The shape of a parameter by its Hugging Face name, if the file has it.
+    pub(crate) fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.find(name).map(|(entry, _)| entry.shape.as_slice())
+    }
+
+    /// Names and shapes of tensors that are no parameters of the model, under the file's own names.
+    pub(crate) fn unexpected(&self) -> Vec<(String, Vec<usize>)> {
+        let parameters = self.config.parameters();
+        let known: std::collections::HashSet<String> = parameters
+            .iter()
+            .filter_map(|parameter| names::place(&self.config, &parameter.name))
+            .map(|place| place.name)
+            .collect();
+        let tensors = self.directory.tensors.iter();
+        tensors
+            .filter(|(name, _)| !known.contains(*name) && *name != config::ROPE_FACTORS)
+            .map(|(name, entry)| (name.clone(), entry.shape.clone()))
+            .collect()
+    }
+
+    fn find(&self, name: &str) -> Option<(&Entry, Option<usize>)> {
+        let place = names::place(&self.config, name)?;
+        self.directory.tensors.get(&place.name).map(|entry| (entry, place.interleaved_heads))
+    }
+
+    /// Fills `out`, whose length is the product of the tensor's shape, row-major, rows in Hugging Face order.
+    pub(crate) fn read(&self, name: &str, out: &mut [f32]) -> Result<(), ModelError> {
+        let Some((entry, interleaved_heads)) = self.find(name) else {
+            return Err(ModelError::damaged(&self.path, format!("it has no tensor {name}")));
+        };
+        let data = &self.bytes[entry.start..entry.start + entry.bytes];
+        let rows = entry.shape.first().copied().unwrap_or(1);
+        let head_dim = interleaved_heads.map_or(0, |heads| rows / heads);
+        if head_dim < 2 {
+            entry.encoding.decode(data, out);
+        } else if let [_] = entry.shape[..] {
+            // A bias: its blocks, if it has any, run across rows.
+            let mut interleaved = vec![0.0; out.len()];
+            entry.encoding.decode(data, &mut interleaved);
+            for (row, value) in out.iter_mut().enumerate() {
+                *value = interleaved[names::interleaved_row(row, head_dim)];
+            }
+        } else {
+            let (columns, row_bytes) = (out.len() / rows, data.len() / rows);
+            for (row, values) in out.chunks_exact_mut(columns).enumerate() {
+                let from = names::interleaved_row(row, head_dim) * row_bytes;
+                entry.encoding.decode(&data[from..from + row_bytes], values);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,59 @@
+//! From Hugging Face tensor names to GGUF's, and between the two orders of rows.
+
+use crate::{Family, ModelConfig};
+
+/// Where a parameter is in a GGUF file.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) name: String,
+    /// Heads whose rows stand in interleaved order; `None` where rows are in order.
+    pub(super) interleaved_heads: Option<usize>,
+}
+
+/// Tensors outside the blocks: (Hugging Face, GGUF).
+const OUTER: [(&str, &str); 3] = [
+    ("model.embed_tokens.weight", "token_embd.weight"),
+    ("model.norm.weight", "output_norm.weight"),
+    ("lm_head.weight", "output.weight"),
+];
+
+/// Modules of a block: (Hugging Face, GGUF). Both add `.weight` or `.bias`.
+const MODULES: [(&str, &str); 11] = [
+    ("input_layernorm", "attn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.o_proj", "attn_output"),
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+];
+
+/// Where the parameter with this Hugging Face name is; `None` for names that no model here has.
+pub(super) fn place(config: &ModelConfig, name: &str) -> Option<Place> {
+    if let Some((_, outer)) = OUTER.iter().find(|(hf, _)| *hf == name) {
+        return Some(Place { name: (*outer).to_string(), interleaved_heads: None });
+    }
+    let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
+    let (module, kind) = rest.rsplit_once('.')?;
+    let (_, gguf) = MODULES.iter().find(|(hf, _)| *hf == module)?;
+    // Converters to the `llama` architecture reorder the rows of each head so that the two members of a rotary pair
+    // are neighbours; for the other families they leave the two halves apart, as Hugging Face has them.
+    let interleaved_heads = match (config.family, *gguf) {
+        (Family::Llama, "attn_q") => Some(config.heads),
+        (Family::Llama, "attn_k") => Some(config.kv_heads),
+        _ => None,
+    };
+    Some(Place { name: format!("blk.{layer}.{gguf}.{kind}"), interleaved_heads })
+}
+
+/// The row of an interleaved matrix that belongs at `row` of the half-split one: within a head of width `d`, row `half × d/2 + i`
+/// comes from row `2 i + half`.
+pub(super) fn interleaved_row(row: usize, head_dim: usize) -> usize {
+    let (head, within) = (row / head_dim, row % head_dim);
+    let (half, i) = (within / (head_dim / 2), within % (head_dim / 2));
+    head * head_dim + 2 * i + half
+}

@@ -1,0 +1,389 @@
+//! The container: metadata and the directory of tensors of a GGUF file, versions 2 and 3, little-endian.
+//!
+//! The layout is: magic, version, number of tensors, number of metadata entries; the entries (key, type, value); the directory
+//! (name, dimensions with the fastest first, type, offset); padding to the alignment; the data. Every length is checked
+//! against what is left of the file before anything is allocated, so a damaged file cannot ask for more memory than it
+//! takes itself.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use super::quant::Encoding;
+use crate::ModelError;
+
+/// A metadata value. Integers of all widths are one kind: writers differ in which they choose.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Value {
+    Integer(i128),
+    Float(f64),
+    Bool(bool),
+    Text(String),
+    List(Vec<Value>),
+}
+
+impl Value {
+    /// For error messages.
+    fn describe(&self) -> String {
+        match self {
+            Self::Integer(value) => format!("the integer {value}"),
+            Self::Float(value) => format!("the number {value}"),
+            Self::Bool(value) => format!("{value}"),
+            Self::Text(value) => format!("the text {:?}", value.chars().take(40).collect::<String>()),
+            Self::List(values) => format!("a list of {}", values.len()),
+        }
+    }
+}
+
+/// One entry of the directory.
+#[derive(Debug, Clone)]
+pub(super) struct Entry {
+    /// Row-major, slowest first: the reverse of the order in the file.
+    pub(super) shape: Vec<usize>,
+    pub(super) encoding: Encoding,
+    /// From the beginning of the file; `start + bytes` lies within it.
+    pub(super) start: usize,
+    pub(super) bytes: usize,
+}
+
+/// Everything before the data.
+#[derive(Debug)]
+pub(super) struct Directory {
+    pub(super) metadata: Metadata,
+    pub(super) tensors: HashMap<String, Entry>,
+}
+
+impl Directory {
+    /// Reads and checks the beginning of a file.
+    pub(super) fn read(path: &Path, bytes: &[u8]) -> Result<Self, ModelError> {
+        let mut input = Input { path, bytes, at: 0 };
+        let magic = input.take(4, "its magic number")?;
+        if magic != b"GGUF" {
+            return Err(input.damaged(format!("it begins with {magic:?} instead of \"GGUF\"")));
+        }
+        let version = input.u32("the version")?;
+        match version {
+            2 | 3 => {}
+            _ if version.swap_bytes() <= 3 => {
+                return Err(ModelError::unsupported(
+                    path,
+                    "it is a big-endian GGUF file",
+                    "use the little-endian version of the model",
+                ));
+            }
+            _ => {
+                return Err(ModelError::unsupported(
+                    path,
+                    format!("its GGUF version is {version}; Dressage reads versions 2 and 3"),
+                    "convert the model again with a current converter",
+                ));
+            }
+        }
+        // The shortest directory entry has an empty name and one dimension, the shortest metadata entry a
+        // one-byte value.
+        let tensor_count = input.u64("the number of tensors")?;
+        let tensor_count = input.count(tensor_count, 8 + 4 + 8 + 4 + 8, "tensors")?;
+        let entry_count = input.u64("the number of metadata entries")?;
+        let entry_count = input.count(entry_count, 8 + 4 + 1, "metadata entries")?;
+        let mut entries = HashMap::with_capacity(entry_count);
+        for index in 0..entry_count {
+            let key = input.text(&format!("the key of metadata entry {index}"))?;
+            let kind = input.u32(&key)?;
+            let value = input.value(kind, &key)?;
+            if entries.insert(key.clone(), value).is_some() {
+                return Err(input.damaged(format!("metadata key {key} appears twice")));
+            }
+        }
+        let metadata = Metadata { path: path.to_path_buf(), entries };
+        let alignment = metadata.size("general.alignment")?.unwrap_or(32);
+        if !alignment.is_power_of_two() || alignment > 1 << 20 {
+            return Err(
+                input.damaged(format!("general.alignment is {alignment}, not a power of two up to 1048576"))
+            );
+        }
+        let mut raw = Vec::with_capacity(tensor_count);
+        for index in 0..tensor_count {
+            raw.push(input.tensor(index)?);
+        }
+        let data = input.at.next_multiple_of(alignment);
+        let tensors = place(&input, raw, data, alignment)?;
+        Ok(Self { metadata, tensors })
+    }
+}
+
+/// A directory entry as it stands in the file.
+struct RawTensor {
+    name: String,
+    shape: Vec<usize>,
+    encoding: Encoding,
+    offset: u64,
+}
+
+/// Finds every tensor's bytes, checking that they lie in the file and overlap no others.
+fn place(
+    input: &Input,
+    raw: Vec<RawTensor>,
+    data: usize,
+    alignment: usize,
+) -> Result<HashMap<String, Entry>, ModelError> {
+    let mut tensors = HashMap::with_capacity(raw.len());
+    let mut extents = Vec::with_capacity(raw.len());
+    for RawTensor { name, shape, encoding, offset } in raw {
+        let bytes = encoding
+            .bytes(&shape)
+            .map_err(|why| input.damaged(format!("tensor {name} of shape {shape:?}: {why}")))?;
+        if !offset.is_multiple_of(alignment as u64) {
+            return Err(input.damaged(format!(
+                "tensor {name} begins at offset {offset}, not a multiple of the alignment {alignment}"
+            )));
+        }
+        let start = usize::try_from(offset).ok().and_then(|offset| data.checked_add(offset));
+        let end = start.and_then(|start| start.checked_add(bytes));
+        let (Some(start), Some(end)) = (start, end) else {
+            return Err(input.damaged(format!("tensor {name} begins at the impossible offset {offset}")));
+        };
+        if end > input.bytes.len() {
+            return Err(input.damaged(format!(
+                "tensor {name} should take bytes {start} to {end}, the file has {}",
+                input.bytes.len()
+            )));
+        }
+        extents.push((start, end, name.clone()));
+        if tensors.insert(name.clone(), Entry { shape, encoding, start, bytes }).is_some() {
+            return Err(input.damaged(format!("tensor {name} appears twice")));
+        }
+    }
+    extents.sort();
+    for pair in extents.windows(2) {
+        if pair[1].0 < pair[0].1 {
+            return Err(input.damaged(format!("tensors {} and {} overlap", pair[0].2, pair[1].2)));
+        }
+    }
+    Ok(tensors)
+}
+
+/// What is left of the file.
+struct Input<'a> {
+    path: &'a Path,
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Input<'a> {
+    fn damaged(&self, what: String) -> ModelError {
+        ModelError::damaged(self.path, what)
+    }
+
+    fn left(&self) -> usize {
+        self.bytes.len() - self.at
+    }
+
+    fn take(&mut self, length: usize, what: &str) -> Result<&'a [u8], ModelError> {
+        if length > self.left() {
+            return Err(self.damaged(format!(
+                "it ends inside {what}: {length} bytes wanted at byte {}, {} left",
+                self.at,
+                self.left()
+            )));
+        }
+        let taken = &self.bytes[self.at..self.at + length];
+        self.at += length;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self, what: &str) -> Result<[u8; N], ModelError> {
+        let mut array = [0; N];
+        array.copy_from_slice(self.take(N, what)?);
+        Ok(array)
+    }
+
+    fn u32(&mut self, what: &str) -> Result<u32, ModelError> {
+        self.array(what).map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self, what: &str) -> Result<u64, ModelError> {
+        self.array(what).map(u64::from_le_bytes)
+    }
+
+    /// A count of things of at least `smallest` bytes each, which must fit in what is left.
+    fn count(&self, count: u64, smallest: usize, what: &str) -> Result<usize, ModelError> {
+        let most = self.left() / smallest;
+        match usize::try_from(count) {
+            Ok(count) if count <= most => Ok(count),
+            _ => Err(self.damaged(format!(
+                "it claims {count} {what}; the {} bytes left hold {most} at most",
+                self.left()
+            ))),
+        }
+    }
+
+    fn text(&mut self, what: &str) -> Result<String, ModelError> {
+        let length = self.u64(what)?;
+        let length = self.count(length, 1, &format!("bytes of text in {what}"))?;
+        let bytes = self.take(length, what)?;
+        match std::str::from_utf8(bytes) {
+            Ok(text) => Ok(text.to_string()),
+            Err(error) => Err(self.damaged(format!("{what} is not UTF-8: {error}"))),
+        }
+    }
+
+    fn value(&mut self, kind: u32, key: &str) -> Result<Value, ModelError> {
+        if kind != 9 {
+            return self.scalar(kind, key);
+        }
+        let element = self.u32(key)?;
+        let count = self.u64(key)?;
+        let smallest = match element {
+            0 | 1 | 7 => 1,
+            2 | 3 => 2,
+            4..=6 => 4,
+            8 | 10..=12 => 8,
+            other => {
+                return Err(self.damaged(format!("metadata key {key} is a list of elements of type {other}")));
+            }
+        };
+        let count = self.count(count, smallest, &format!("elements in {key}"))?;
+        let mut values = Vec::with_capacity(count);
+        for _ in 0..count {
+            values.push(self.scalar(element, key)?);
+        }
+        Ok(Value::List(values))
+    }
+
+    fn scalar(&mut self, kind: u32, key: &str) -> Result<Value, ModelError> {
+        Ok(match kind {
+            0 => Value::Integer(i128::from(u8::from_le_bytes(self.array(key)?))),
+            1 => Value::Integer(i128::from(i8::from_le_bytes(self.array(key)?))),
+            2 => Value::Integer(i128::from(u16::from_le_bytes(self.array(key)?))),
+            3 => Value::Integer(i128::from(i16::from_le_bytes(self.array(key)?))),
+            4 => Value::Integer(i128::from(u32::from_le_bytes(self.array(key)?))),
+            5 => Value::Integer(i128::from(i32::from_le_bytes(self.array(key)?))),
+            6 => Value::Float(f64::from(f32::from_le_bytes(self.array(key)?))),
+            7 => Value::Bool(u8::from_le_bytes(self.array(key)?) != 0),
+            8 => Value::Text(self.text(key)?),
+            10 => Value::Integer(i128::from(u64::from_le_bytes(self.array(key)?))),
+            11 => Value::Integer(i128::from(i64::from_le_bytes(self.array(key)?))),
+            12 => Value::Float(f64::from_le_bytes(self.array(key)?)),
+            other => return Err(self.damaged(format!("metadata key {key} has the unknown type {other}"))),
+        })
+    }
+
+    fn tensor(&mut self, index: usize) -> Result<RawTensor, ModelError> {
+        let name = self.text(&format!("the name of tensor {index}"))?;
+        let dimensions = self.u32(&name)?;
+        if dimensions == 0 || dimensions > 4 {
+            return Err(
+                self.damaged(format!("tensor {name} has {dimensions} dimensions; 1 to 4 are possible"))
+            );
+        }
+        let mut shape = Vec::with_capacity(4);
+        for _ in 0..dimensions {
+            let size = self.u64(&name)?;
+            let size = usize::try_from(size)
+                .map_err(|_| self.damaged(format!("tensor {name} has the impossible dimension {size}")))?;
+            shape.push(size);
+        }
+        shape.reverse();
+        let kind = self.u32(&name)?;
+        let offset = self.u64(&name)?;
+        let encoding = Encoding::of(kind).ok_or_else(|| {
+            ModelError::unsupported(
+                self.path,
+                format!("tensor {name} is stored as {}", Encoding::foreign_name(kind)),
+                format!("use a version of the model in one of {}", Encoding::NAMES),
+            )
+        })?;
+        Ok(RawTensor { name, shape, encoding, offset })
+    }
+}
+
+/// The metadata, by key.
+#[derive(Debug)]
+pub(super) struct Metadata {
+    path: PathBuf,
+    entries: HashMap<String, Value>,
+}
+
+impl Metadata {
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn wrong(&self, key: &str, value: &Value, wanted: &str) -> ModelError {
+        ModelError::config(
+            &self.path,
+            format!("metadata key {key} is {}; it should be {wanted}", value.describe()),
+        )
+    }
+
+    /// The error for a key that must be there.
+    pub(super) fn missing(&self, key: &str) -> ModelError {
+        ModelError::config(&self.path, format!("metadata key {key} is missing"))
+    }
+
+    /// A whole number ≥ 0.
+    pub(super) fn size(&self, key: &str) -> Result<Option<usize>, ModelError> {
+        self.get(key, "a whole number ≥ 0", |value| match value {
+            Value::Integer(value) => usize::try_from(*value).ok(),
+            _ => None,
+        })
+    }
+
+    /// A token id.
+    pub(super) fn token(&self, key: &str) -> Result<Option<u32>, ModelError> {
+        self.get(key, "a token id", |value| match value {
+            Value::Integer(value) => u32::try_from(*value).ok(),
+            _ => None,
+        })
+    }
+
+    pub(super) fn float(&self, key: &str) -> Result<Option<f32>, ModelError> {
+        self.get(key, "a number", |value| match value {
+            Value::Float(value) => Some(*value as f32),
+            _ => None,
+        })
+    }
+
+    pub(super) fn bool(&self, key: &str) -> Result<Option<bool>, ModelError> {
+        self.get(key, "true or false", |value| match value {
+            Value::Bool(value) => Some(*value),
+            _ => None,
+        })
+    }
+
+    pub(super) fn text(&self, key: &str) -> Result<Option<&str>, ModelError> {
+        self.get(key, "a text", |value| match value {
+            Value::Text(value) => Some(value.as_str()),
+            _ => None,
+        })
+    }
+
+    pub(super) fn texts(&self, key: &str) -> Result<Option<Vec<String>>, ModelError> {
+        self.get(key, "a list of texts", |value| match value {
+            Value::List(values) => values
+                .iter()
+                .map(|value| if let Value::Text(text) = value { Some(text.clone()) } else { None })
+                .collect(),
+            _ => None,
+        })
+    }
+
+    pub(super) fn integers(&self, key: &str) -> Result<Option<Vec<i128>>, ModelError> {
+        self.get(key, "a list of whole numbers", |value| match value {
+            Value::List(values) => values
+                .iter()
+                .map(|value| if let Value::Integer(value) = value { Some(*value) } else { None })
+                .collect(),
+            _ => None,
+        })
+    }
+
+    fn get<'a, T>(
+        &'a self,
+        key: &str,
+        wanted: &str,
+        convert: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, ModelError> {
+        let Some(value) = self.entries.get(key) else { return Ok(None) };
+        convert(value).map(Some).ok_or_else(|| self.wrong(key, value, wanted))
+    }
+}
