@@ -118,7 +118,8 @@ pub trait Learner: Send + Sync {
     /// When a file cannot be written (which one, why), or the learner has stopped.
     async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError>;
 
-    /// Replaces weights and, where `folder` has it and `with_optimiser` asks for it, the optimiser state.
+    /// Replaces weights and, where `folder` has it and `with_optimiser` asks for it, the optimiser state; otherwise the
+    /// optimiser starts afresh. An accumulated gradient is dropped.
     ///
     /// # Errors
     /// When a file is missing or does not fit the model, or the learner has stopped.

@@ -7,13 +7,19 @@
 //! *Behaviour log-probability*: log-softmax(logits / temperature) over the full vocabulary; at temperature 0 (greedy,
 //! for evaluation) it is taken at temperature 1.
 //!
-//! Not here: prompts as text (`dressage-text`), and any implementation.
+//! [`Simulator`] implements both over one small table, for tests of everything above; [`crash_point`] marks the places
+//! at which such tests kill the process.
+//!
+//! Not here: prompts as text (`dressage-text`), and any model.
 
+mod crash;
 mod error;
 mod learner;
 mod random;
 mod sampler;
+mod simulator;
 
+pub use crash::{CRASH_AT, crash_point};
 pub use error::PolicyError;
 pub use learner::{ForwardBackward, Learner, OptimParams, OptimReport};
 pub use random::uniform;
@@ -21,3 +27,4 @@ pub use sampler::{
     Completion, FinishReason, Health, SampleEvent, SampleRequest, SampleStream, Sampler, SamplingParams,
     TokenBytes,
 };
+pub use simulator::{Simulator, SimulatorConfig};

@@ -1,0 +1,87 @@
+//! Named places at which a process can be told to die, so that tests can show that dying there loses nothing.
+//!
+//! `DRESSAGE_CRASH_AT=name:count` kills the process with SIGKILL when it passes the place `name` for the `count`-th time
+//! (`:count` may be left out and is then 1). Without the variable a place costs one load.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The variable that names the place.
+pub const CRASH_AT: &str = "DRESSAGE_CRASH_AT";
+
+struct Wanted {
+    name: String,
+    left: AtomicU64,
+}
+
+/// Dies here when told to.
+pub fn crash_point(name: &str) {
+    static WANTED: OnceLock<Option<Wanted>> = OnceLock::new();
+    let wanted = WANTED.get_or_init(|| std::env::var(CRASH_AT).ok().map(|text| parse(&text)));
+    if let Some(wanted) = wanted
+        && wanted.name == name
+        && wanted.left.fetch_sub(1, Ordering::SeqCst) == 1
+    {
+        kill();
+    }
+}
+
+/// A count that cannot be read counts as 1.
+fn parse(text: &str) -> Wanted {
+    let (name, left) = match text.rsplit_once(':') {
+        Some((name, count)) => (name, count.parse().unwrap_or(1)),
+        None => (text, 1),
+    };
+    Wanted { name: name.to_owned(), left: AtomicU64::new(left) }
+}
+
+/// Ends the process as the operating system would: no destructor runs, no buffer is flushed.
+fn kill() {
+    #[cfg(unix)]
+    // SAFETY: both calls take and return plain integers; sending a signal to oneself touches no memory.
+    unsafe {
+        libc::kill(libc::getpid(), libc::SIGKILL);
+    }
+    // Where there is no SIGKILL; and the signal may be delivered to another thread a moment later.
+    std::process::abort();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_counts() {
+        let wanted = |text| {
+            let wanted = parse(text);
+            (wanted.name, wanted.left.into_inner())
+        };
+        assert_eq!(wanted("optim_step"), ("optim_step".into(), 1));
+        assert_eq!(wanted("optim_step:3"), ("optim_step".into(), 3));
+    }
+
+    /// Runs itself as a child that dies at the third passage.
+    #[test]
+    #[cfg(unix)]
+    fn dies_at_the_count() {
+        use std::os::unix::process::ExitStatusExt;
+        const CHILD: &str = "DRESSAGE_TEST_CRASH_CHILD";
+        if std::env::var(CHILD).is_ok() {
+            for passage in 1..=4 {
+                println!("\npassage {passage}");
+                crash_point("elsewhere");
+                crash_point("here");
+            }
+            return;
+        }
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "crash::tests::dies_at_the_count", "--nocapture"])
+            .env(CHILD, "1")
+            .env(CRASH_AT, "here:3")
+            .output()
+            .unwrap();
+        assert_eq!(output.status.signal(), Some(libc::SIGKILL));
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(text.contains("passage 3") && !text.contains("passage 4"), "{text}");
+    }
+}

@@ -1,0 +1,473 @@
+//! A whole policy in one table: both traits, real sampling and real learning, no model.
+//!
+//! The distribution of the next token is a softmax over one row of a table, chosen by the last few tokens. So sampling,
+//! exact log-probabilities, gradients and AdamW fit in a few hundred lines and run in microseconds, and everything above
+//! the traits (agent loops, batches, checkpoints, resume after a kill) can be tested to the bit without an engine.
+//!
+//! Guarantees: the contracts of [`Sampler`] and [`Learner`], batch invariance and bitwise equality of sampled and
+//! recomputed log-probabilities included. Latency and failures can be injected; which requests fail depends only on the
+//! request. Not here: filters (top-p, …), stop strings, and weights that another program could read.
+
+use std::io::Write;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use dressage_rl::Loss;
+use dressage_tree::TreeBatch;
+
+use crate::crash::crash_point;
+use crate::{
+    FinishReason, ForwardBackward, Health, Learner, OptimParams, OptimReport, PolicyError, SampleEvent,
+    SampleRequest, SampleStream, Sampler, uniform,
+};
+
+/// Stream of the random numbers that initialise the table; attempts use others.
+const INITIAL_STREAM: u64 = u64::MAX;
+const WEIGHTS: &str = "simulator.weights";
+const OPTIMISER: &str = "simulator.optimiser";
+
+/// What to simulate.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SimulatorConfig {
+    /// Number of token ids.
+    pub vocabulary: usize,
+    /// How many preceding tokens decide the distribution.
+    pub order: usize,
+    /// Rows of the table; contexts that hash alike share one.
+    pub rows: usize,
+    /// Longest sequence.
+    pub context: usize,
+    /// Seed of the initial table.
+    pub seed: u64,
+    /// Initial logits are uniform in ± this.
+    pub spread: f32,
+    /// Each token takes up to this long, drawn uniformly.
+    pub latency: Duration,
+    /// The share of requests that fail after their first token.
+    pub failures: f64,
+}
+
+impl Default for SimulatorConfig {
+    fn default() -> Self {
+        SimulatorConfig {
+            vocabulary: 64,
+            order: 3,
+            rows: 4096,
+            context: 1024,
+            seed: 0,
+            spread: 0.1,
+            latency: Duration::ZERO,
+            failures: 0.0,
+        }
+    }
+}
+
+/// The weights and what AdamW knows about them.
+struct State {
+    weights: Vec<f32>,
+    gradient: Vec<f64>,
+    first: Vec<f32>,
+    second: Vec<f32>,
+    steps: u64,
+}
+
+/// The weights that samplers draw from.
+struct Published {
+    weights: Vec<f32>,
+    version: u64,
+}
+
+/// A tabular policy that samples and learns.
+pub struct Simulator {
+    config: SimulatorConfig,
+    state: Mutex<State>,
+    published: Mutex<Arc<Published>>,
+    running: Arc<AtomicUsize>,
+    drawn: Arc<AtomicU64>,
+    prefilled: AtomicU64,
+}
+
+impl Simulator {
+    /// A fresh policy, published as version 0.
+    pub fn new(config: SimulatorConfig) -> Self {
+        let size = config.rows * config.vocabulary;
+        let spread = f64::from(config.spread);
+        let weights: Vec<f32> = (0..size as u64)
+            .map(|i| ((2.0 * uniform(config.seed, INITIAL_STREAM, i) - 1.0) * spread) as f32)
+            .collect();
+        Simulator {
+            published: Mutex::new(Arc::new(Published { weights: weights.clone(), version: 0 })),
+            state: Mutex::new(State {
+                weights,
+                gradient: vec![0.0; size],
+                first: vec![0.0; size],
+                second: vec![0.0; size],
+                steps: 0,
+            }),
+            running: Arc::default(),
+            drawn: Arc::default(),
+            prefilled: AtomicU64::new(0),
+            config,
+        }
+    }
+
+    /// The weights as they are now.
+    pub fn weights(&self) -> Vec<f32> {
+        self.state().weights.clone()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn published(&self) -> Arc<Published> {
+        self.published.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Checks that every token of the batch is in the vocabulary and every path fits the context.
+    fn check(&self, batch: &TreeBatch) -> Result<(), PolicyError> {
+        let SimulatorConfig { vocabulary, context, .. } = self.config;
+        if let Some(token) = batch.tokens.iter().find(|&&token| token as usize >= vocabulary) {
+            return Err(PolicyError::Invalid(format!(
+                "token {token} is not in the vocabulary of {vocabulary}"
+            )));
+        }
+        match batch.nodes.iter().map(|node| (node.depth + node.len) as usize).find(|&len| len > context) {
+            Some(prompt) => Err(PolicyError::PromptTooLong { prompt, context }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The part of a row of logits that sampling and learning share.
+struct Row {
+    /// Probabilities at the temperature.
+    probabilities: Vec<f64>,
+    /// Their logarithms.
+    logprobs: Vec<f64>,
+}
+
+impl SimulatorConfig {
+    /// First weight of the row that the end of `history` selects (FNV-1a over the last tokens and their number).
+    fn row(&self, history: &[u32]) -> usize {
+        let recent = &history[history.len().saturating_sub(self.order)..];
+        let mut hash = 0xcbf2_9ce4_8422_2325u64;
+        for word in recent.iter().copied().chain([recent.len() as u32]) {
+            for byte in word.to_le_bytes() {
+                hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+            }
+        }
+        ((hash >> 32 ^ hash) as usize % self.rows) * self.vocabulary
+    }
+
+    /// log-softmax(logits / temperature), always in the same order of operations.
+    fn softmax(&self, weights: &[f32], row: usize, temperature: f32) -> Row {
+        let logits: Vec<f64> = weights[row..row + self.vocabulary]
+            .iter()
+            .map(|&w| f64::from(w) / f64::from(temperature))
+            .collect();
+        let top = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let normaliser = top + logits.iter().map(|z| (z - top).exp()).sum::<f64>().ln();
+        let logprobs: Vec<f64> = logits.iter().map(|z| z - normaliser).collect();
+        Row { probabilities: logprobs.iter().map(|l| l.exp()).collect(), logprobs }
+    }
+}
+
+/// The last `order` tokens before the target on its path, the predictor being the last of them.
+fn history(batch: &TreeBatch, predictor: u32, order: usize) -> Vec<u32> {
+    let mut reversed = Vec::with_capacity(order);
+    let mut node = batch.nodes.partition_point(|node| node.start <= predictor) - 1;
+    let mut end = predictor + 1;
+    loop {
+        let start = batch.nodes[node].start;
+        reversed.extend(batch.tokens[start as usize..end as usize].iter().rev().take(order - reversed.len()));
+        match batch.nodes[node].parent {
+            Some(parent) if reversed.len() < order => {
+                node = parent as usize;
+                end = batch.nodes[node].start + batch.nodes[node].len;
+            }
+            _ => break,
+        }
+    }
+    reversed.reverse();
+    reversed
+}
+
+/// Everything one reply needs, so that it can be drawn on a task of its own.
+struct Reply {
+    config: SimulatorConfig,
+    published: Arc<Published>,
+    request: SampleRequest,
+    running: Arc<AtomicUsize>,
+    drawn: Arc<AtomicU64>,
+}
+
+impl Reply {
+    /// The token at the end of `path`, and its log-probability.
+    fn draw(&self, path: &[u32]) -> (u32, f32) {
+        let temperature = self.request.params.temperature;
+        let greedy = temperature == 0.0;
+        let row = self.config.row(path);
+        let row = self.config.softmax(&self.published.weights, row, if greedy { 1.0 } else { temperature });
+        let mut token = 0;
+        if greedy {
+            for (id, logprob) in row.logprobs.iter().enumerate() {
+                if *logprob > row.logprobs[token] {
+                    token = id;
+                }
+            }
+        } else {
+            let draw = uniform(self.request.seed, self.request.stream, path.len() as u64);
+            let mut cumulative = 0.0;
+            // The last token takes what rounding leaves over.
+            token = row.probabilities.len() - 1;
+            for (id, probability) in row.probabilities.iter().enumerate() {
+                cumulative += probability;
+                if draw < cumulative {
+                    token = id;
+                    break;
+                }
+            }
+        }
+        (token as u32, row.logprobs[token] as f32)
+    }
+
+    /// Draws until the end, or until `send` says that nobody listens.
+    async fn run(&self, send: impl Fn(Result<SampleEvent, PolicyError>) -> bool) {
+        let SampleRequest { seed, stream, prompt, params } = &self.request;
+        // Counters far from every position, so that neither latency nor failures touch the draws.
+        let chance = |counter: u64| uniform(*seed, *stream, u64::MAX - counter);
+        let fails = chance(prompt.len() as u64) < self.config.failures;
+        let mut path = prompt.clone();
+        let finish = loop {
+            if path.len() - prompt.len() == params.max_tokens {
+                break FinishReason::Length;
+            }
+            if path.len() == self.config.context {
+                break FinishReason::Context;
+            }
+            if fails && path.len() > prompt.len() {
+                send(Err(PolicyError::Invalid("the simulator was told to fail this request".into())));
+                return;
+            }
+            if !self.config.latency.is_zero() {
+                tokio::time::sleep(self.config.latency.mul_f64(chance((1 << 32) + path.len() as u64))).await;
+            }
+            let (token, logprob) = self.draw(&path);
+            path.push(token);
+            self.drawn.fetch_add(1, Ordering::Relaxed);
+            let version = self.published.version;
+            if !send(Ok(SampleEvent::Tokens { tokens: vec![token], logprobs: vec![logprob], version })) {
+                return;
+            }
+            if params.stop_ids.contains(&token) {
+                break FinishReason::StopId;
+            }
+        };
+        send(Ok(SampleEvent::Finished(finish)));
+    }
+}
+
+#[async_trait]
+impl Sampler for Simulator {
+    async fn sample(&self, request: SampleRequest) -> Result<SampleStream, PolicyError> {
+        request.params.validate()?;
+        let SimulatorConfig { vocabulary, context, .. } = self.config;
+        if request.params.is_filtered() || !request.params.stop_strings.is_empty() {
+            return Err(PolicyError::Invalid("the simulator has no filters and no stop strings".into()));
+        }
+        if let Some(token) = request.prompt.iter().find(|&&token| token as usize >= vocabulary) {
+            return Err(PolicyError::Invalid(format!(
+                "token {token} is not in the vocabulary of {vocabulary}"
+            )));
+        }
+        if request.prompt.len() >= context {
+            return Err(PolicyError::PromptTooLong { prompt: request.prompt.len(), context });
+        }
+        self.prefilled.fetch_add(request.prompt.len() as u64, Ordering::Relaxed);
+        self.running.fetch_add(1, Ordering::Relaxed);
+        let reply = Reply {
+            config: self.config.clone(),
+            published: self.published(),
+            request,
+            running: self.running.clone(),
+            drawn: self.drawn.clone(),
+        };
+        let (sender, stream) = SampleStream::channel();
+        tokio::spawn(async move {
+            reply.run(|event| sender.send(event).is_ok()).await;
+            reply.running.fetch_sub(1, Ordering::Relaxed);
+        });
+        Ok(stream)
+    }
+
+    async fn health(&self) -> Result<Health, PolicyError> {
+        Ok(Health {
+            running: self.running.load(Ordering::Relaxed),
+            waiting: 0,
+            prefix_hits: 0,
+            prefilled: self.prefilled.load(Ordering::Relaxed),
+            drawn: self.drawn.load(Ordering::Relaxed),
+        })
+    }
+
+    async fn version(&self) -> Result<u64, PolicyError> {
+        Ok(self.published().version)
+    }
+}
+
+#[async_trait]
+impl Learner for Simulator {
+    async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
+        self.check(&batch)?;
+        let state = self.state();
+        let logprob = |target: &dressage_tree::Target| {
+            let row = self.config.row(&history(&batch, target.predictor, self.config.order));
+            let row = self.config.softmax(&state.weights, row, target.temperature);
+            row.logprobs[batch.tokens[target.token as usize] as usize] as f32
+        };
+        Ok(batch.targets.iter().map(logprob).collect())
+    }
+
+    async fn forward_backward(
+        &self,
+        batch: Arc<TreeBatch>,
+        loss: Loss,
+    ) -> Result<ForwardBackward, PolicyError> {
+        self.check(&batch)?;
+        loss.check(&batch).map_err(|e| PolicyError::Invalid(e.to_string()))?;
+        let mut guard = self.state();
+        let state = &mut *guard;
+        let mut sums = ForwardBackward { tokens: batch.tokens.len() as u64, ..ForwardBackward::default() };
+        for target in &batch.targets {
+            let at = self.config.row(&history(&batch, target.predictor, self.config.order));
+            let row = self.config.softmax(&state.weights, at, target.temperature);
+            let token = batch.tokens[target.token as usize] as usize;
+            let logprob = row.logprobs[token] as f32;
+            sums.targets += 1;
+            sums.nll -= f64::from(logprob);
+            sums.entropy -= row.probabilities.iter().zip(&row.logprobs).map(|(p, l)| p * l).sum::<f64>();
+            let mut slope = 0.0;
+            for term in batch.terms_of(target) {
+                let evaluated = loss.evaluate(logprob, term);
+                let weight = f64::from(term.weight);
+                sums.loss += weight * evaluated.loss;
+                slope += weight * evaluated.dlogp;
+                sums.terms += 1;
+                sums.clipped += u64::from(evaluated.clipped);
+                sums.kl += evaluated.kl;
+                if let Some(behaviour) = term.behaviour {
+                    sums.behaviour_terms += 1;
+                    sums.ratio += evaluated.ratio;
+                    sums.mismatched += u64::from(behaviour.to_bits() != logprob.to_bits());
+                    sums.max_mismatch = sums.max_mismatch.max((behaviour - logprob).abs());
+                }
+            }
+            // d log p(token) / d logit = [is the token] − p, over the temperature.
+            let slope = slope / f64::from(target.temperature);
+            for (id, probability) in row.probabilities.iter().enumerate() {
+                let indicator = if id == token { 1.0 } else { 0.0 };
+                state.gradient[at + id] += slope * (indicator - probability);
+            }
+        }
+        Ok(sums)
+    }
+
+    async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError> {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        let grad_norm = state.gradient.iter().map(|g| g * g).sum::<f64>().sqrt();
+        let applied = grad_norm.is_finite();
+        if applied {
+            let scale = (f64::from(params.max_grad_norm) / grad_norm).min(1.0);
+            state.steps += 1;
+            let correction = |beta: f32| 1.0 - f64::from(beta).powi(state.steps as i32);
+            let (first, second) = (correction(params.beta1), correction(params.beta2));
+            let (beta1, beta2) = (f64::from(params.beta1), f64::from(params.beta2));
+            let half = state.weights.len() / 2;
+            for i in 0..state.weights.len() {
+                if i == half {
+                    crash_point("in_optim_step");
+                }
+                let gradient = state.gradient[i] * scale;
+                let m = beta1 * f64::from(state.first[i]) + (1.0 - beta1) * gradient;
+                let v = beta2 * f64::from(state.second[i]) + (1.0 - beta2) * gradient * gradient;
+                (state.first[i], state.second[i]) = (m as f32, v as f32);
+                let step = (m / first) / ((v / second).sqrt() + f64::from(params.epsilon));
+                let weight = f64::from(state.weights[i]);
+                let decay = f64::from(params.weight_decay) * weight;
+                state.weights[i] = (weight - f64::from(params.learning_rate) * (step + decay)) as f32;
+            }
+        }
+        state.gradient.fill(0.0);
+        Ok(OptimReport { grad_norm, applied })
+    }
+
+    async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError> {
+        let state = self.state();
+        write(&folder.join(WEIGHTS), &state.weights, None)?;
+        crash_point("checkpoint_file");
+        if with_optimiser {
+            let moments: Vec<f32> = state.first.iter().chain(&state.second).copied().collect();
+            write(&folder.join(OPTIMISER), &moments, Some(state.steps))?;
+        }
+        Ok(())
+    }
+
+    async fn load(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError> {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        let size = state.weights.len();
+        let (weights, _) = read(&folder.join(WEIGHTS), size, false)?;
+        let optimiser = folder.join(OPTIMISER);
+        let (moments, steps) = if with_optimiser && optimiser.exists() {
+            read(&optimiser, 2 * size, true)?
+        } else {
+            (vec![0.0; 2 * size], 0)
+        };
+        state.weights = weights;
+        state.first = moments[..size].to_vec();
+        state.second = moments[size..].to_vec();
+        state.steps = steps;
+        state.gradient.fill(0.0);
+        Ok(())
+    }
+
+    async fn publish(&self, version: u64) -> Result<(), PolicyError> {
+        let weights = self.state().weights.clone();
+        *self.published.lock().unwrap_or_else(PoisonError::into_inner) =
+            Arc::new(Published { weights, version });
+        Ok(())
+    }
+}
+
+/// Numbers as little-endian f32, after the step count where there is one.
+fn write(file: &Path, numbers: &[f32], steps: Option<u64>) -> Result<(), PolicyError> {
+    let mut bytes: Vec<u8> = steps.iter().flat_map(|steps| steps.to_le_bytes()).collect();
+    bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+    let save = || {
+        let mut out = std::fs::File::create(file)?;
+        out.write_all(&bytes)?;
+        out.sync_all()
+    };
+    save().map_err(|e| PolicyError::Storage(format!("cannot write {}: {e}", file.display())))
+}
+
+fn read(file: &Path, numbers: usize, with_steps: bool) -> Result<(Vec<f32>, u64), PolicyError> {
+    let bytes = std::fs::read(file)
+        .map_err(|e| PolicyError::Storage(format!("cannot read {}: {e}", file.display())))?;
+    let header = if with_steps { 8 } else { 0 };
+    if bytes.len() != header + 4 * numbers {
+        let (found, want) = (bytes.len(), header + 4 * numbers);
+        return Err(PolicyError::Storage(format!("{} has {found} bytes instead of {want}", file.display())));
+    }
+    let steps = bytes[..header].iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte));
+    Ok((bytes[header..].as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)).collect(), steps))
+}
+
+#[cfg(test)]
+#[path = "simulator_tests.rs"]
+mod tests;

@@ -1,0 +1,233 @@
+//! Tests of the simulator: it must keep the contracts that engines are held to.
+
+use dressage_rl::PolicyLoss;
+use dressage_tree::{PathInput, PathTarget, Term};
+
+use super::*;
+use crate::{Completion, SamplingParams};
+
+fn small() -> SimulatorConfig {
+    SimulatorConfig {
+        vocabulary: 7,
+        order: 2,
+        rows: 50,
+        context: 40,
+        spread: 1.0,
+        ..SimulatorConfig::default()
+    }
+}
+
+fn request(stream: u64, temperature: f32) -> SampleRequest {
+    let params =
+        SamplingParams { max_tokens: 12, temperature, stop_ids: vec![6], ..SamplingParams::default() };
+    SampleRequest { seed: 5, stream, prompt: vec![1, 2, 3], params }
+}
+
+async fn complete(simulator: &Simulator, request: SampleRequest) -> Completion {
+    simulator.sample(request).await.unwrap().collect(Duration::from_secs(10)).await.unwrap()
+}
+
+fn path(prompt: &[u32], reply: &Completion, temperature: f32, advantage: f32) -> PathInput {
+    let target = |i: usize| PathTarget {
+        index: (prompt.len() + i) as u32,
+        temperature,
+        term: Term { weight: 0.25, advantage, behaviour: Some(reply.logprobs[i]), ..Term::default() },
+    };
+    PathInput {
+        tokens: prompt.iter().chain(&reply.tokens).copied().collect(),
+        targets: (0..reply.tokens.len()).map(target).collect(),
+    }
+}
+
+const CLIP: Loss = Loss { policy: PolicyLoss::Clip { low: 0.2, high: 0.2, dual: None }, kl: None };
+const IMITATE: Loss = Loss { policy: PolicyLoss::CrossEntropy, kl: None };
+const ADAM: OptimParams = OptimParams {
+    learning_rate: 0.1,
+    beta1: 0.9,
+    beta2: 0.99,
+    epsilon: 1e-8,
+    weight_decay: 0.001,
+    max_grad_norm: 1.0,
+};
+
+#[tokio::test]
+async fn what_is_sampled_is_what_the_learner_computes() {
+    let simulator = Simulator::new(small());
+    for temperature in [1.0, 0.6] {
+        let mut paths = Vec::new();
+        for stream in 0..20 {
+            let reply = complete(&simulator, request(stream, temperature)).await;
+            assert!(reply.tokens.len() == 12 || reply.tokens.ends_with(&[6]));
+            paths.push(path(&[1, 2, 3], &reply, temperature, 0.5));
+        }
+        let batch = Arc::new(TreeBatch::merge(&paths).unwrap());
+        let sums = simulator.forward_backward(batch.clone(), CLIP).await.unwrap();
+        assert_eq!((sums.mismatched, sums.max_mismatch), (0, 0.0));
+        assert_eq!(sums.behaviour_terms, sums.terms);
+        assert_eq!(sums.ratio, sums.terms as f64);
+        let again = simulator.logprobs(batch.clone()).await.unwrap();
+        for (target, logprob) in batch.targets.iter().zip(again) {
+            assert_eq!(batch.terms_of(target)[0].behaviour.map(f32::to_bits), Some(logprob.to_bits()));
+        }
+    }
+}
+
+#[tokio::test]
+async fn replies_do_not_depend_on_each_other_and_follow_the_distribution() {
+    let simulator = Simulator::new(small());
+    let alone = complete(&simulator, request(3, 1.0)).await;
+    let (a, b) = tokio::join!(complete(&simulator, request(3, 1.0)), complete(&simulator, request(4, 1.0)));
+    assert_eq!(a, alone);
+    assert_ne!(b, alone);
+    // A turn continues where the last one ended: the positions are absolute.
+    let mut whole = request(3, 1.0);
+    whole.params.stop_ids.clear();
+    let (mut first, mut rest) = (whole.clone(), whole.clone());
+    let whole = complete(&simulator, whole).await;
+    first.params.max_tokens = 5;
+    let head = complete(&simulator, first).await;
+    rest.prompt.extend(&head.tokens);
+    rest.params.max_tokens = 7;
+    assert_eq!([head.tokens, complete(&simulator, rest).await.tokens].concat(), whole.tokens);
+
+    let trials = 4000;
+    let mut counts = [0.0; 7];
+    for stream in 0..trials {
+        let mut one = request(stream, 0.6);
+        one.params.max_tokens = 1;
+        counts[complete(&simulator, one).await.tokens[0] as usize] += 1.0 / trials as f64;
+    }
+    let expected = simulator.config.softmax(&simulator.weights(), simulator.config.row(&[2, 3]), 0.6);
+    for (count, p) in counts.iter().zip(&expected.probabilities) {
+        // Five standard deviations of a frequency.
+        assert!((count - p).abs() < 5.0 * (p * (1.0 - p) / trials as f64).sqrt(), "{count} {p}");
+    }
+    let greedy = complete(&simulator, request(0, 0.0)).await;
+    assert_eq!(greedy, complete(&simulator, request(1, 0.0)).await);
+}
+
+#[tokio::test]
+async fn gradients_are_those_of_the_loss() {
+    let simulator = Simulator::new(small());
+    let mut paths = Vec::new();
+    for stream in 0..3 {
+        let reply = complete(&simulator, request(stream, 0.8)).await;
+        paths.push(path(&[1, 2, 3], &reply, 0.8, stream as f32 - 0.7));
+    }
+    let batch = Arc::new(TreeBatch::merge(&paths).unwrap());
+    simulator.forward_backward(batch.clone(), CLIP).await.unwrap();
+    let gradient = simulator.state().gradient.clone();
+    let mut checked = 0;
+    for i in (0..gradient.len()).filter(|&i| gradient[i] != 0.0) {
+        let at = |shift: f32| {
+            let old = simulator.state().weights[i];
+            simulator.state().weights[i] = old + shift;
+            let sums = futures_block(simulator.forward_backward(batch.clone(), CLIP)).unwrap();
+            simulator.state().weights[i] = old;
+            sums.loss
+        };
+        let numeric = (at(1e-3) - at(-1e-3)) / 2e-3;
+        assert!((numeric - gradient[i]).abs() < 2e-3, "{i}: {numeric} {}", gradient[i]);
+        checked += 1;
+    }
+    assert!(checked > 20);
+}
+
+/// The simulator never waits while it learns, so one poll finishes the future.
+fn futures_block<T>(future: impl Future<Output = T>) -> T {
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    match std::pin::pin!(future).as_mut().poll(&mut context) {
+        std::task::Poll::Ready(value) => value,
+        std::task::Poll::Pending => panic!("the simulator waited"),
+    }
+}
+
+#[tokio::test]
+async fn it_learns_saves_and_comes_back_to_the_bit() {
+    let simulator = Simulator::new(small());
+    let demonstration = Completion { tokens: vec![5, 4, 6], logprobs: vec![0.0; 3], ..Completion::default() };
+    let batch = Arc::new(TreeBatch::merge(&[path(&[1, 2, 3], &demonstration, 1.0, 0.0)]).unwrap());
+    let train = async |simulator: &Simulator, steps: usize| {
+        let mut loss = 0.0;
+        for _ in 0..steps {
+            loss = simulator.forward_backward(batch.clone(), IMITATE).await.unwrap().loss;
+            assert!(simulator.optim_step(ADAM).await.unwrap().applied);
+        }
+        loss
+    };
+    let before = train(&simulator, 1).await;
+    assert!(train(&simulator, 100).await < 0.1 * before);
+    // Samplers see nothing until it is published.
+    assert_eq!(simulator.version().await.unwrap(), 0);
+    simulator.publish(101).await.unwrap();
+    let reply = complete(&simulator, request(0, 0.0)).await;
+    assert_eq!((reply.tokens, reply.versions[0].version), (vec![5, 4, 6], 101));
+
+    let folder = tempfile::tempdir().unwrap();
+    simulator.save(folder.path(), true).await.unwrap();
+    let other = Simulator::new(SimulatorConfig { seed: 9, ..small() });
+    other.load(folder.path(), true).await.unwrap();
+    train(&simulator, 3).await;
+    train(&other, 3).await;
+    assert_eq!(simulator.weights(), other.weights());
+    // Without the optimiser's state it starts afresh.
+    other.load(folder.path(), false).await.unwrap();
+    train(&other, 3).await;
+    assert_ne!(simulator.weights(), other.weights());
+
+    let bigger = Simulator::new(SimulatorConfig { rows: 501, ..small() });
+    let error = bigger.load(folder.path(), true).await.unwrap_err().to_string();
+    assert!(error.contains("simulator.weights has 14000 bytes instead of 14028"), "{error}");
+}
+
+#[tokio::test]
+async fn a_gradient_that_is_not_finite_changes_nothing() {
+    let simulator = Simulator::new(small());
+    let before = simulator.weights();
+    simulator.state().gradient[3] = f64::NAN;
+    assert!(!simulator.optim_step(ADAM).await.unwrap().applied);
+    assert_eq!(simulator.weights(), before);
+    assert!(simulator.optim_step(ADAM).await.unwrap().applied);
+}
+
+#[tokio::test]
+async fn failures_and_refusals() {
+    let flaky = Simulator::new(SimulatorConfig { failures: 0.5, ..small() });
+    let mut failed = Vec::new();
+    for stream in 0..40 {
+        let stream = flaky.sample(request(stream, 1.0)).await.unwrap();
+        failed.push(stream.collect(Duration::from_secs(10)).await.is_err());
+    }
+    let count = failed.iter().filter(|f| **f).count();
+    assert!((10..=30).contains(&count), "{count}");
+    let again = flaky.sample(request(0, 1.0)).await.unwrap().collect(Duration::from_secs(10)).await;
+    assert_eq!(again.is_err(), failed[0]);
+
+    let simulator = Simulator::new(small());
+    let mut long = request(0, 1.0);
+    long.prompt = vec![1; 40];
+    assert!(matches!(
+        simulator.sample(long).await,
+        Err(PolicyError::PromptTooLong { prompt: 40, context: 40 })
+    ));
+    let mut foreign = request(0, 1.0);
+    foreign.prompt = vec![7];
+    assert!(simulator.sample(foreign).await.unwrap_err().to_string().contains("token 7"));
+    let mut filtered = request(0, 1.0);
+    filtered.params.top_k = 2;
+    assert!(simulator.sample(filtered).await.is_err());
+    let mut full = request(0, 1.0);
+    (full.prompt, full.params.stop_ids) = (vec![1; 35], Vec::new());
+    assert_eq!(complete(&simulator, full).await.finish, FinishReason::Context);
+}
+
+#[tokio::test]
+async fn latency_and_deadlines() {
+    let slow = Simulator::new(SimulatorConfig { latency: Duration::from_millis(200), ..small() });
+    let stream = slow.sample(request(0, 1.0)).await.unwrap();
+    let error = stream.collect(Duration::from_millis(20)).await.unwrap_err();
+    assert!(matches!(error, PolicyError::Deadline(..)), "{error}");
+    let quick = complete(&Simulator::new(small()), request(0, 1.0)).await;
+    let slow = Simulator::new(SimulatorConfig { latency: Duration::from_millis(2), ..small() });
+    assert_eq!(complete(&slow, request(0, 1.0)).await, quick);
+}
