@@ -10,7 +10,7 @@ fn small() -> SimulatorConfig {
     SimulatorConfig {
         vocabulary: 7,
         order: 2,
-        rows: 50,
+        rows: 500,
         context: 40,
         spread: 1.0,
         ..SimulatorConfig::default()
