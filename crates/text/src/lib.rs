@@ -1,1 +1,50 @@
 //! Tokenizers, chat templates and tool-call formats.
+//!
+//! A [`Tokenizer`] turns text into ids and back; a [`ChatTemplate`] prints messages as a model was trained to see them; a
+//! [`Chat`] joins the two with a tool protocol and speaks of conversations in tokens.
+//!
+//! ```
+//! use dressage_text::{Message, ToolSpec, testing};
+//!
+//! let chat = testing::tiny_chat()?;
+//! let question = [Message::user("What is 2 + 3?")];
+//! let prompt = chat.prompt(&question, &[])?;
+//! assert!(chat.tokenizer().decode_with_special(&prompt).ends_with("<|im_start|>assistant\n"));
+//!
+//! // The model replies with tokens of its own; they are kept as they are.
+//! let mut sampled = chat.tokenizer().encode("<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 2, \"b\": 3}}</tool_call>");
+//! sampled.push(chat.stop_ids()[0]);
+//! let parsed = chat.parse(&chat.tokenizer().decode(&sampled));
+//! assert_eq!(parsed.calls[0].as_ref().map(|call| call.name.as_str()), Ok("add"));
+//!
+//! // What is given next: the end of that turn, the result, and the beginning of the next reply.
+//! let given = chat.continuation(&question, &sampled, &[Message::tool("5")], &[])?;
+//! let text = chat.tokenizer().decode_with_special(&given);
+//! assert_eq!(text, "\n<|im_start|>tool\n5<|im_end|>\n<|im_start|>assistant\n");
+//! # Ok::<(), dressage_text::TextError>(())
+//! ```
+//!
+//! Guarantees: text from messages never becomes a special token; sampled tokens are never made again from their text; a
+//! reply of any shape parses. Not here: drawing tokens (`dressage-policy`), running tools (`dressage-agent`), reading
+//! model files (`dressage-model`).
+
+mod alphabet;
+mod chat;
+mod clock;
+mod error;
+mod gguf;
+mod hermes;
+mod message;
+mod prepare;
+mod python_json;
+mod template;
+pub mod testing;
+mod tokenizer;
+
+pub use chat::{Chat, ChatOptions, ToolProtocol};
+pub use dressage_model::TokenizerSource;
+pub use error::TextError;
+pub use hermes::{Malformed, Parsed, ToolPrompt, parse, render_call};
+pub use message::{Message, Role, ToolCall, ToolSpec};
+pub use template::{ChatTemplate, Rendering};
+pub use tokenizer::{StreamDecoder, Tokenizer};

@@ -1,0 +1,55 @@
+//! The alphabet of byte-level BPE: every byte has a printable character of its own.
+//!
+//! Bytes that print as themselves in Latin-1 keep their character; the other 68 take U+0100 onwards, in order (Radford et
+//! al. 2019, GPT-2).
+
+/// The character that stands for a byte.
+pub(crate) fn to_char(byte: u8) -> char {
+    match byte {
+        b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF => char::from(byte),
+        0..=0x20 => shifted(0x100 + u32::from(byte)),
+        0x7F..=0xA0 => shifted(0x121 + u32::from(byte - 0x7F)),
+        0xAD => shifted(0x143),
+    }
+}
+
+fn shifted(code: u32) -> char {
+    char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)
+}
+
+/// The byte that a character stands for.
+fn to_byte(c: char) -> Option<u8> {
+    match u32::from(c) {
+        code @ (0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF) => Some(code as u8),
+        code @ 0x100..=0x120 => Some((code - 0x100) as u8),
+        code @ 0x121..=0x142 => Some((code - 0x121 + 0x7F) as u8),
+        0x143 => Some(0xAD),
+        _ => None,
+    }
+}
+
+/// The bytes that a token of the vocabulary stands for; its own UTF-8 where it is not written in the alphabet.
+pub(crate) fn token_to_bytes(token: &str) -> Vec<u8> {
+    token.chars().map(to_byte).collect::<Option<Vec<u8>>>().unwrap_or_else(|| token.as_bytes().to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_has_one_printable_character() {
+        let characters: std::collections::BTreeSet<char> = (0..=255).map(to_char).collect();
+        assert_eq!(characters.len(), 256);
+        assert!(characters.iter().all(|c| !c.is_whitespace() && !c.is_control()));
+        assert!((0..=255).all(|byte| to_byte(to_char(byte)) == Some(byte)));
+        // Known points of the published table.
+        assert_eq!((to_char(b' '), to_char(b'\n'), to_char(0), to_char(0xAD)), ('Ġ', 'Ċ', 'Ā', 'Ń'));
+    }
+
+    #[test]
+    fn tokens_outside_the_alphabet_keep_their_text() {
+        assert_eq!(token_to_bytes("Ġa"), b" a");
+        assert_eq!(token_to_bytes("日"), "日".as_bytes());
+    }
+}

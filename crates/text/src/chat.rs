@@ -1,0 +1,334 @@
+//! Conversations as tokens: prompts, the boundaries between turns, demonstrations, and what a reply means.
+//!
+//! Guarantees:
+//! - Text from messages and tools never becomes a special token; only the template's own text does.
+//! - A sampled turn is never tokenised again: [`Chat::continuation`] returns only what follows it, and refuses where the
+//!   template would now print the conversation before it, or the turn itself, in another way (white space apart).
+//! - [`Chat::assistant`] gives a demonstrated turn as it would be sampled: the text alone, encoded by itself, then the
+//!   token that ends a turn.
+//!
+//! How text is kept apart: strings from outside are printed with a *guard*, a private-use character that occurs nowhere
+//! else, wherever a special token could begin in them. The tokenizer finds special tokens around the guards and drops
+//! them before it encodes, so the text itself is encoded as if they had never been there.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use crate::hermes::{self, Parsed, ToolPrompt};
+use crate::prepare::{Preparation, Prepared};
+use crate::template::Rendering;
+use crate::{ChatTemplate, Message, TextError, Tokenizer, ToolCall, ToolSpec};
+
+/// How a model is told of tools and calls them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ToolProtocol {
+    /// As the chat template has it; where the template knows no tools, [`Hermes`](Self::Hermes).
+    #[default]
+    Auto,
+    /// A section of the system prompt, whatever the template knows, and calls as JSON between `<tool_call>` tags.
+    Hermes,
+}
+
+/// Choices that the model leaves open.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ChatOptions {
+    /// How tools are called.
+    pub tools: ToolProtocol,
+    /// How tools are described, where the template does not do it.
+    pub tool_prompt: ToolPrompt,
+    /// Further variables of the template, such as `enable_thinking = false`.
+    pub variables: Map<String, Value>,
+}
+
+/// A tokenizer, a chat template and a tool protocol that belong together.
+#[derive(Debug, Clone)]
+pub struct Chat {
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    tool_prompt: ToolPrompt,
+    variables: Map<String, Value>,
+    tool_support: ToolSupport,
+    /// Whether the template prints messages of role `tool`.
+    tool_role: bool,
+    /// What the template prints between the generation prompt and an assistant's text: white space, mostly nothing.
+    opening: String,
+    /// What it prints after the text, up to and with the token that ends the turn.
+    closing: String,
+    end_of_turn: u32,
+    stop_ids: Vec<u32>,
+}
+
+/// What the template does with tools.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ToolSupport {
+    /// It prints them and asks for Hermes calls.
+    Hermes,
+    /// It prints them and asks for calls in another format.
+    Foreign,
+    /// It ignores them, or is to be kept from printing them.
+    None,
+}
+
+const PROBE_TOOL: &str = "dressage_probe_tool";
+const PROBE_TEXT: &str = "DressageProbeText";
+
+impl Chat {
+    /// Joins a tokenizer with the template of its model; `"chatml"` stands for plain ChatML.
+    ///
+    /// # Errors
+    /// When there is no template, when it does not parse or fails on an ordinary conversation, or when no special token
+    /// of the tokenizer ends an assistant turn in it.
+    pub fn new(
+        tokenizer: Tokenizer,
+        template: Option<&str>,
+        options: ChatOptions,
+    ) -> Result<Self, TextError> {
+        let template = ChatTemplate::new(template.ok_or(TextError::NoTemplate)?)?;
+        let mut variables = Map::new();
+        let ends = [("bos_token", tokenizer.bos()), ("eos_token", tokenizer.eos().first().copied())];
+        for (name, id) in ends {
+            if let Some(id) = id {
+                variables.insert(name.into(), tokenizer.token_text(id).into());
+            }
+        }
+        variables.extend(options.variables);
+        let mut chat = Chat {
+            tokenizer,
+            template,
+            tool_prompt: options.tool_prompt,
+            variables,
+            tool_support: ToolSupport::None,
+            tool_role: false,
+            opening: String::new(),
+            closing: String::new(),
+            end_of_turn: 0,
+            stop_ids: Vec::new(),
+        };
+        chat.probe_turn()?;
+        chat.tool_role = chat.prints_tool_role();
+        if options.tools == ToolProtocol::Auto {
+            chat.tool_support = chat.probe_tools();
+        }
+        Ok(chat)
+    }
+
+    /// Finds what the template prints around an assistant's text.
+    fn probe_turn(&mut self) -> Result<(), TextError> {
+        let question = json!({ "role": "user", "content": "Hi" });
+        let reply = json!({ "role": "assistant", "content": PROBE_TEXT });
+        let before = self.render(std::slice::from_ref(&question), None, true, None)?;
+        let after = self.render(&[question.clone(), reply, question], None, true, None)?;
+        let rest = after.strip_prefix(&before).ok_or_else(|| rewritten(&before, &after, None))?;
+        let (opening, rest) = rest.split_once(PROBE_TEXT).ok_or_else(|| rewritten(PROBE_TEXT, rest, None))?;
+        let blank = rest.len() - rest.trim_start().len();
+        let Some((id, len)) = self.tokenizer.leading_special(&rest[blank..]) else {
+            return Err(TextError::NoEndOfTurn { found: excerpt(rest) });
+        };
+        self.opening = opening.to_string();
+        self.closing = rest[..blank + len].to_string();
+        self.end_of_turn = id;
+        self.stop_ids = vec![id];
+        self.stop_ids.extend(self.tokenizer.eos().iter().filter(|&&eos| eos != id));
+        Ok(())
+    }
+
+    fn prints_tool_role(&self) -> bool {
+        let messages = [
+            json!({ "role": "user", "content": "Hi" }),
+            json!({ "role": "assistant", "content": "Hi" }),
+            json!({ "role": "tool", "content": PROBE_TEXT }),
+        ];
+        self.render(&messages, None, true, None).is_ok_and(|text| text.contains(PROBE_TEXT))
+    }
+
+    fn probe_tools(&self) -> ToolSupport {
+        let messages =
+            [json!({ "role": "system", "content": "Help." }), json!({ "role": "user", "content": "Hi" })];
+        let tool = ToolSpec {
+            name: PROBE_TOOL.into(),
+            description: "Probes.".into(),
+            parameters: json!({ "type": "object", "properties": {}, "required": [] }),
+        };
+        match self.render(&messages, Some(&[tool.to_openai()]), true, None) {
+            Ok(text) if text.contains(PROBE_TOOL) && text.contains("<tool_call>") => ToolSupport::Hermes,
+            Ok(text) if text.contains(PROBE_TOOL) => ToolSupport::Foreign,
+            _ => ToolSupport::None,
+        }
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// The template.
+    pub fn template(&self) -> &ChatTemplate {
+        &self.template
+    }
+
+    /// Tokens that end a turn: the template's first, then those that end a text.
+    pub fn stop_ids(&self) -> &[u32] {
+        &self.stop_ids
+    }
+
+    /// The tokens before a reply: the messages, and the beginning of the assistant's turn.
+    ///
+    /// # Errors
+    /// What the template raises, or tools in a format that is not understood.
+    pub fn prompt(&self, messages: &[Message], tools: &[ToolSpec]) -> Result<Vec<u32>, TextError> {
+        let guard = self.free_character(messages, tools)?;
+        let prepared = self.prepare(messages, tools, guard)?;
+        let text = self.render(&prepared.messages, prepared.tools.as_deref(), true, Some(guard))?;
+        Ok(self.tokenizer.encode_guarded(&text, Some(guard)))
+    }
+
+    /// The tokens between a sampled turn and the next reply: the rest of the turn's end, `new`, and the beginning of the
+    /// assistant's turn. `history` holds the messages before the sampled turn, and `sampled` the ids of the turn, with or
+    /// without (when it was cut) the token that ends it.
+    ///
+    /// # Errors
+    /// [`TextError::Rewritten`] where the template prints `history` or the turn differently once `new` follows; what the
+    /// template raises; tools in a format that is not understood.
+    pub fn continuation(
+        &self,
+        history: &[Message],
+        sampled: &[u32],
+        new: &[Message],
+        tools: &[ToolSpec],
+    ) -> Result<Vec<u32>, TextError> {
+        let said = self.tokenizer.decode(sampled);
+        let with_reply = |content: &str| {
+            let reply = std::iter::once(Message::assistant(content));
+            history.iter().cloned().chain(reply).chain(new.iter().cloned()).collect::<Vec<_>>()
+        };
+        let whole = with_reply(&said);
+        let guard = self.free_character(&whole, tools)?;
+        let render = |messages: &[Message]| {
+            let prepared = self.prepare(messages, tools, guard)?;
+            self.render(&prepared.messages, prepared.tools.as_deref(), true, Some(guard))
+        };
+        let before = render(history)?;
+        let after = render(&whole)?;
+        let turn_on = after.strip_prefix(&before).ok_or_else(|| rewritten(&before, &after, Some(guard)))?;
+
+        // A stand-in for the reply shows exactly where what follows it begins.
+        let mut stand_in = PROBE_TEXT.to_string();
+        while before.contains(&stand_in) || after.contains(&stand_in) {
+            stand_in.push('x');
+        }
+        let shown = render(&with_reply(&stand_in))?;
+        let following = shown
+            .strip_prefix(&before)
+            .and_then(|rest| rest.trim_start().strip_prefix(&stand_in))
+            .ok_or_else(|| rewritten(&before, &shown, Some(guard)))?;
+
+        let solid =
+            |text: &str| text.chars().filter(|&c| !c.is_whitespace() && c != guard).collect::<String>();
+        let turn =
+            turn_on.strip_suffix(following).ok_or_else(|| rewritten(following, turn_on, Some(guard)))?;
+        if solid(turn) != solid(&said) {
+            return Err(rewritten(&said, turn, Some(guard)));
+        }
+        let given = match sampled.last() {
+            Some(&last) if last == self.end_of_turn => following
+                .strip_prefix(&self.closing)
+                .ok_or_else(|| rewritten(&self.closing, following, Some(guard)))?,
+            _ => following,
+        };
+        Ok(self.tokenizer.encode_guarded(given, Some(guard)))
+    }
+
+    /// The tokens of a turn that somebody else wrote for the model, as the model would sample them after a prompt: its
+    /// text and calls, and the token that ends the turn.
+    ///
+    /// # Errors
+    /// When every private-use character occurs in the text.
+    pub fn assistant(&self, message: &Message) -> Result<Vec<u32>, TextError> {
+        let guard = self.free_character(std::slice::from_ref(message), &[])?;
+        let said =
+            self.tokenizer.guard(&hermes::render_turn(&message.content, &message.tool_calls), guard, true);
+        let text = format!("{}{said}{}", self.opening, self.closing);
+        Ok(self.tokenizer.encode_guarded(&text, Some(guard)))
+    }
+
+    /// What a reply says and which tools it calls.
+    pub fn parse(&self, text: &str) -> Parsed {
+        hermes::parse(text)
+    }
+
+    /// A call as the model writes it.
+    pub fn render_call(&self, call: &ToolCall) -> String {
+        hermes::render_call(call)
+    }
+
+    /// A `tokenizer_config.json` to go with [`Tokenizer::to_json`], for other programs.
+    pub fn tokenizer_config(&self) -> Value {
+        let mut config = json!({
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": false,
+            "chat_template": self.template.source(),
+        });
+        for name in ["bos_token", "eos_token"] {
+            if let Some(text) = self.variables.get(name) {
+                config[name] = text.clone();
+            }
+        }
+        config
+    }
+
+    fn prepare(&self, messages: &[Message], tools: &[ToolSpec], guard: char) -> Result<Prepared, TextError> {
+        let prepare = Preparation {
+            tokenizer: &self.tokenizer,
+            tool_support: self.tool_support,
+            tool_role: self.tool_role,
+            tool_prompt: self.tool_prompt,
+            guard,
+        };
+        prepare.run(messages, tools)
+    }
+
+    /// A private-use character that nothing to be rendered contains.
+    fn free_character(&self, messages: &[Message], tools: &[ToolSpec]) -> Result<char, TextError> {
+        let given = serde_json::to_string(&(messages, tools, &self.variables))
+            .map_err(|error| TextError::Template(format!("the messages cannot be given to it: {error}")))?;
+        let used: BTreeSet<char> =
+            given.chars().chain(self.template.source().chars()).filter(|&c| c >= '\u{E000}').collect();
+        let mut candidates = ('\u{E000}'..='\u{F8FF}').chain('\u{F0000}'..='\u{FFFFD}');
+        candidates.find(|c| !used.contains(c)).ok_or_else(|| {
+            TextError::Template("the messages use every private-use character, but one must be free".into())
+        })
+    }
+
+    fn render(
+        &self,
+        messages: &[Value],
+        tools: Option<&[Value]>,
+        add_generation_prompt: bool,
+        guard: Option<char>,
+    ) -> Result<String, TextError> {
+        let variables = &self.variables;
+        self.template.render_guarded(Rendering { messages, tools, add_generation_prompt, variables }, guard)
+    }
+}
+
+/// Says where two texts begin to differ.
+fn rewritten(before: &str, now: &str, guard: Option<char>) -> TextError {
+    let clean = |text: &str| text.chars().filter(|&c| Some(c) != guard).collect::<String>();
+    let (before, now) = (clean(before), clean(now));
+    let same = before.char_indices().zip(now.chars()).find(|((_, a), b)| a != b).map(|((at, _), _)| at);
+    let at = same.unwrap_or(before.len().min(now.len()));
+    TextError::Rewritten { before: excerpt(&before[at..]), now: excerpt(&now[at..]) }
+}
+
+/// The first characters of a text, for a message.
+fn excerpt(text: &str) -> String {
+    const LENGTH: usize = 60;
+    match text.char_indices().nth(LENGTH) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_string(),
+    }
+}

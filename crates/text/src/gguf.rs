@@ -1,0 +1,203 @@
+//! A byte-level BPE tokenizer from GGUF metadata, as the `tokenizer.json` that means the same.
+//!
+//! GGUF names the pre-tokenizer instead of carrying it, so each supported name is spelled out here as its Hugging Face
+//! counterpart, normaliser included. Names that are not known are refused: a wrong split changes tokens silently.
+
+use std::collections::HashMap;
+
+use dressage_model::{GgufTokenizer, TokenType};
+use serde_json::{Map, Value, json};
+
+use crate::TextError;
+
+/// How text is cut before merges apply.
+struct PreTokenizer {
+    normalizer: Value,
+    steps: Vec<Value>,
+    /// Whether a piece that is a token as a whole is taken without merging.
+    ignore_merges: bool,
+}
+
+/// The `tokenizer.json` of a GGUF tokenizer.
+///
+/// # Errors
+/// When the algorithm or the pre-tokenizer is not known, or the lists do not fit together.
+pub(crate) fn tokenizer_json(source: &GgufTokenizer) -> Result<Value, TextError> {
+    if source.model != "gpt2" {
+        return Err(TextError::Tokenizer(format!(
+            "the GGUF file's tokenizer model is {:?}, but only \"gpt2\" (byte-level BPE) is known; use the model's \
+             folder with a tokenizer.json",
+            source.model
+        )));
+    }
+    if !source.types.is_empty() && source.types.len() != source.tokens.len() {
+        return Err(TextError::Tokenizer(format!(
+            "the GGUF file has {} tokens but {} token types; is it damaged?",
+            source.tokens.len(),
+            source.types.len()
+        )));
+    }
+    let pre = pre_tokenizer(source)?;
+    let vocab = vocabulary(source)?;
+    let added = added_tokens(source)?;
+    let merges = merges(source, &vocab, &added)?;
+    Ok(json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": added,
+        "normalizer": pre.normalizer,
+        "pre_tokenizer": { "type": "Sequence", "pretokenizers": pre.steps },
+        "post_processor": post_processor(source)?,
+        "decoder": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
+        "model": {
+            "type": "BPE",
+            "dropout": null,
+            "unk_token": null,
+            "continuing_subword_prefix": null,
+            "end_of_word_suffix": null,
+            "fuse_unk": false,
+            "byte_fallback": false,
+            "ignore_merges": pre.ignore_merges,
+            "vocab": vocab,
+            "merges": merges,
+        },
+    }))
+}
+
+fn pre_tokenizer(source: &GgufTokenizer) -> Result<PreTokenizer, TextError> {
+    let byte_level = |use_regex: bool| {
+        json!({
+            "type": "ByteLevel",
+            "add_prefix_space": source.add_space_prefix,
+            "trim_offsets": true,
+            "use_regex": use_regex,
+        })
+    };
+    // The split of Llama 3 and of Qwen2 differs only in how many digits stay together.
+    let split = |digits: &str| {
+        let pattern = format!(
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        );
+        json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false })
+    };
+    let plain = |steps, ignore_merges| PreTokenizer { normalizer: Value::Null, steps, ignore_merges };
+    Ok(match source.pre.as_str() {
+        "gpt-2" | "default" => plain(vec![byte_level(true)], false),
+        "smollm" => {
+            plain(vec![json!({ "type": "Digits", "individual_digits": true }), byte_level(true)], false)
+        }
+        "llama-bpe" | "llama3" | "llama-v3" => plain(vec![split(r"\p{N}{1,3}"), byte_level(false)], true),
+        "qwen2" => PreTokenizer {
+            normalizer: json!({ "type": "NFC" }),
+            ..plain(vec![split(r"\p{N}"), byte_level(false)], false)
+        },
+        other => {
+            return Err(TextError::Tokenizer(format!(
+                "the GGUF file's pre-tokenizer is {other:?}; known are \"smollm\", \"qwen2\", \"llama-bpe\", \
+                 \"llama3\", \"gpt-2\" and \"default\"; use the model's folder with a tokenizer.json"
+            )));
+        }
+    })
+}
+
+fn vocabulary(source: &GgufTokenizer) -> Result<Map<String, Value>, TextError> {
+    let mut vocab = Map::new();
+    for (id, token) in source.tokens.iter().enumerate() {
+        if let Some(first) = vocab.insert(token.clone(), json!(id)) {
+            return Err(TextError::Tokenizer(format!(
+                "the GGUF file lists the token {token:?} twice, as {first} and as {id}; is it damaged?"
+            )));
+        }
+    }
+    Ok(vocab)
+}
+
+/// Tokens that are matched before the algorithm runs. They stay in the vocabulary of the model, which fixes their ids.
+fn added_tokens(source: &GgufTokenizer) -> Result<Vec<Value>, TextError> {
+    let mut kinds: HashMap<usize, bool> = HashMap::new();
+    for (id, kind) in source.types.iter().enumerate() {
+        match kind {
+            TokenType::Normal | TokenType::Byte => {}
+            TokenType::UserDefined => drop(kinds.insert(id, false)),
+            TokenType::Control | TokenType::Unknown | TokenType::Unused => drop(kinds.insert(id, true)),
+        }
+    }
+    for (name, id) in [("bos", source.bos), ("eos", source.eos)] {
+        let Some(id) = id else { continue };
+        token_text(source, name, id)?;
+        kinds.insert(id as usize, true);
+    }
+    let mut ids: Vec<(usize, bool)> = kinds.into_iter().collect();
+    ids.sort_unstable();
+    Ok(ids
+        .into_iter()
+        .filter(|&(id, _)| !source.tokens[id].is_empty())
+        .map(|(id, special)| {
+            json!({
+                "id": id,
+                "content": source.tokens[id],
+                "single_word": false,
+                "lstrip": false,
+                "rstrip": false,
+                "normalized": false,
+                "special": special,
+            })
+        })
+        .collect())
+}
+
+fn token_text<'a>(source: &'a GgufTokenizer, name: &str, id: u32) -> Result<&'a str, TextError> {
+    source.tokens.get(id as usize).map(String::as_str).ok_or_else(|| {
+        TextError::Tokenizer(format!(
+            "the GGUF file's {name} token is {id}, but there are only {} tokens; is it damaged?",
+            source.tokens.len()
+        ))
+    })
+}
+
+fn merges(
+    source: &GgufTokenizer,
+    vocab: &Map<String, Value>,
+    added: &[Value],
+) -> Result<Vec<Value>, TextError> {
+    // Single bytes and added tokens need no rules; anything else without them could never be produced.
+    if source.merges.is_empty() && vocab.len() > 256 + added.len() {
+        return Err(TextError::Tokenizer(format!(
+            "the GGUF file has {} tokens but no merge rules; is it damaged?",
+            vocab.len()
+        )));
+    }
+    source
+        .merges
+        .iter()
+        .enumerate()
+        .map(|(rank, rule)| {
+            let parts = rule.split_once(' ').filter(|(left, right)| {
+                vocab.contains_key(*left) && vocab.contains_key(*right) && vocab.contains_key(&format!("{left}{right}"))
+            });
+            match parts {
+                Some((left, right)) => Ok(json!([left, right])),
+                None => Err(TextError::Tokenizer(format!(
+                    "merge rule {rank} of the GGUF file, {rule:?}, does not join two tokens to a third; is it damaged?"
+                ))),
+            }
+        })
+        .collect()
+}
+
+/// What puts the beginning-of-text token before every text, for programs that read the file later.
+fn post_processor(source: &GgufTokenizer) -> Result<Value, TextError> {
+    let Some(bos) = source.bos.filter(|_| source.add_bos) else { return Ok(Value::Null) };
+    let text = token_text(source, "bos", bos)?;
+    let token = json!({ "SpecialToken": { "id": text, "type_id": 0 } });
+    let sequence = |name, type_id| json!({ "Sequence": { "id": name, "type_id": type_id } });
+    let mut special = Map::new();
+    special.insert(text.to_string(), json!({ "id": text, "ids": [bos], "tokens": [text] }));
+    Ok(json!({
+        "type": "TemplateProcessing",
+        "single": [token, sequence("A", 0)],
+        "pair": [token, sequence("A", 0), { "SpecialToken": { "id": text, "type_id": 1 } }, sequence("B", 1)],
+        "special_tokens": special,
+    }))
+}

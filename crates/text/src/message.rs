@@ -1,0 +1,178 @@
+//! Messages, tools and calls, in the shape that OpenAI's API gives them.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+/// Who speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// The instructions.
+    System,
+    /// The person, or the task.
+    User,
+    /// The model.
+    Assistant,
+    /// The result of a tool call.
+    Tool,
+}
+
+impl Role {
+    /// Its name in templates.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Role::System => "system",
+            Role::User => "user",
+            Role::Assistant => "assistant",
+            Role::Tool => "tool",
+        }
+    }
+}
+
+/// One turn of a conversation.
+///
+/// What an assistant wrote may be given as it was written, with the calls as text in `content`, or parsed, with the calls
+/// in `tool_calls`; both print the same.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Message {
+    /// Who speaks.
+    pub role: Role,
+    /// What is said. Absent and null read as empty.
+    #[serde(default, deserialize_with = "null_as_empty")]
+    pub content: String,
+    /// Calls that follow the content, of an assistant.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall>,
+    /// The call that this is the result of, of a tool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_call_id: Option<String>,
+    /// Which tool, or which participant, speaks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+fn null_as_empty<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    Ok(Option::<String>::deserialize(deserializer)?.unwrap_or_default())
+}
+
+impl Message {
+    fn new(role: Role, content: impl Into<String>) -> Self {
+        Message { role, content: content.into(), tool_calls: Vec::new(), tool_call_id: None, name: None }
+    }
+
+    /// Instructions.
+    pub fn system(content: impl Into<String>) -> Self {
+        Self::new(Role::System, content)
+    }
+
+    /// A turn of the user.
+    pub fn user(content: impl Into<String>) -> Self {
+        Self::new(Role::User, content)
+    }
+
+    /// A turn of the model, as it was written.
+    pub fn assistant(content: impl Into<String>) -> Self {
+        Self::new(Role::Assistant, content)
+    }
+
+    /// A turn of the model that calls tools.
+    pub fn calls(content: impl Into<String>, tool_calls: Vec<ToolCall>) -> Self {
+        Message { tool_calls, ..Self::assistant(content) }
+    }
+
+    /// The result of a tool call.
+    pub fn tool(content: impl Into<String>) -> Self {
+        Self::new(Role::Tool, content)
+    }
+}
+
+/// A call of a tool.
+///
+/// Serialised in OpenAI's shape: `{"id", "type": "function", "function": {"name", "arguments"}}` with the arguments as a
+/// string of JSON. Read from the same, or with the arguments as an object.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "WireCall", into = "WireCall")]
+pub struct ToolCall {
+    /// Ties a result to its call; unique within a conversation.
+    pub id: String,
+    /// The tool.
+    pub name: String,
+    /// Its arguments by name.
+    pub arguments: Map<String, Value>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WireCall {
+    #[serde(default)]
+    id: String,
+    #[serde(rename = "type", default = "function_type")]
+    kind: String,
+    function: WireFunction,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WireFunction {
+    name: String,
+    arguments: Value,
+}
+
+fn function_type() -> String {
+    "function".into()
+}
+
+impl From<ToolCall> for WireCall {
+    fn from(call: ToolCall) -> Self {
+        let arguments = Value::String(Value::Object(call.arguments).to_string());
+        WireCall { id: call.id, kind: function_type(), function: WireFunction { name: call.name, arguments } }
+    }
+}
+
+impl TryFrom<WireCall> for ToolCall {
+    type Error = String;
+
+    fn try_from(wire: WireCall) -> Result<Self, String> {
+        let WireFunction { name, arguments } = wire.function;
+        let arguments = arguments_object(arguments).map_err(|why| format!("tool call {name:?}: {why}"))?;
+        Ok(ToolCall { id: wire.id, name, arguments })
+    }
+}
+
+/// Arguments from an object, or from a string that holds one as JSON.
+pub(crate) fn arguments_object(arguments: Value) -> Result<Map<String, Value>, String> {
+    match arguments {
+        Value::Object(map) => Ok(map),
+        Value::String(text) => match serde_json::from_str(&text) {
+            Ok(Value::Object(map)) => Ok(map),
+            Ok(_) => Err(format!("\"arguments\" is a string that holds {text}, not an object")),
+            Err(error) => Err(format!("\"arguments\" is a string that is not JSON: {error}")),
+        },
+        other => Err(format!("\"arguments\" is {other}, not an object")),
+    }
+}
+
+/// A tool as the model is told of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ToolSpec {
+    /// What calls name.
+    pub name: String,
+    /// What it does, in a sentence.
+    #[serde(default)]
+    pub description: String,
+    /// A JSON schema of the arguments, of type `object`.
+    #[serde(default = "no_parameters")]
+    pub parameters: Value,
+}
+
+fn no_parameters() -> Value {
+    json!({ "type": "object", "properties": {} })
+}
+
+impl ToolSpec {
+    /// The tool in OpenAI's shape, which templates expect.
+    pub fn to_openai(&self) -> Value {
+        json!({
+            "type": "function",
+            "function": { "name": self.name, "description": self.description, "parameters": self.parameters },
+        })
+    }
+}

@@ -1,0 +1,594 @@
+//! Text to token ids and back.
+//!
+//! Guarantees: [`Tokenizer::encode`] never yields a special token, whatever the text, and adds nothing; special tokens
+//! come only from [`Tokenizer::encode_template`]. For a vocabulary that covers all bytes, decoding the ids of a text gives
+//! the text back (after the tokenizer's own normalisation, such as NFC for Qwen2).
+//!
+//! A *special* token is one that the tokenizer marks so: control tokens of a GGUF file, `"special": true` in a
+//! `tokenizer.json`. Tokens that are merely matched first (`<tool_call>` of Qwen2.5) are text like any other.
+//!
+//! Only byte-level BPE: SentencePiece and WordPiece vocabularies are refused.
+
+use std::collections::HashMap;
+
+use dressage_model::{GgufTokenizer, TokenizerSource};
+use dressage_policy::TokenBytes;
+use serde::Deserialize;
+use tokenizers::{DecoderWrapper, ModelWrapper};
+
+use crate::{TextError, alphabet, gguf};
+
+/// A special token and how it is matched.
+#[derive(Debug, Clone)]
+struct Special {
+    id: u32,
+    text: String,
+    /// Takes the white space before it along.
+    lstrip: bool,
+    /// Takes the white space after it along.
+    rstrip: bool,
+    /// Only where no letter or digit touches it.
+    single_word: bool,
+}
+
+/// A byte-level BPE tokenizer.
+#[derive(Debug, Clone)]
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    /// What each id stands for; `None` for special tokens and holes.
+    bytes: Vec<Option<Vec<u8>>>,
+    /// Special tokens by their first character, longest first.
+    specials: HashMap<char, Vec<Special>>,
+    special_texts: HashMap<u32, String>,
+    bos: Option<u32>,
+    eos: Vec<u32>,
+}
+
+impl Tokenizer {
+    /// A tokenizer from a model's files. Beginning and end of text are known from GGUF only; see
+    /// [`with_ends`](Self::with_ends).
+    ///
+    /// # Errors
+    /// When the file is damaged, or of a kind that is not supported; the message says which and what to do.
+    pub fn new(source: &TokenizerSource) -> Result<Self, TextError> {
+        match source {
+            TokenizerSource::Json(bytes) => Self::from_json(bytes),
+            TokenizerSource::Gguf(metadata) => Self::from_gguf(metadata),
+        }
+    }
+
+    fn from_gguf(metadata: &GgufTokenizer) -> Result<Self, TextError> {
+        let json = gguf::tokenizer_json(metadata)?.to_string();
+        let eos: Vec<u32> = metadata.eos.into_iter().collect();
+        Ok(Self::from_json(json.as_bytes())?.with_ends(metadata.bos, &eos))
+    }
+
+    fn from_json(bytes: &[u8]) -> Result<Self, TextError> {
+        let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| {
+            TextError::Tokenizer(format!("tokenizer.json does not parse: {error}; fetch the file again"))
+        })?;
+        check_supported(&inner)?;
+        check_ids(&inner, bytes)?;
+        // Lengths are the caller's business: a file saved with truncation on would cut every text.
+        inner.with_padding(None);
+        inner
+            .with_truncation(None)
+            .map_err(|error| TextError::Tokenizer(format!("truncation cannot be switched off: {error}")))?;
+        inner.set_encode_special_tokens(true);
+
+        let added = inner.get_added_tokens_decoder();
+        let vocabulary = inner.get_vocab(true);
+        let size = vocabulary.values().max().map_or(0, |&last| last as usize + 1);
+        let mut tokenizer = Tokenizer {
+            inner,
+            bytes: vec![None; size],
+            specials: HashMap::new(),
+            special_texts: HashMap::new(),
+            bos: None,
+            eos: Vec::new(),
+        };
+        for (text, id) in vocabulary {
+            match added.get(&id) {
+                Some(token) if token.special => {
+                    tokenizer.add_special(Special {
+                        id,
+                        text,
+                        lstrip: token.lstrip,
+                        rstrip: token.rstrip,
+                        single_word: token.single_word,
+                    });
+                }
+                Some(_) => tokenizer.bytes[id as usize] = Some(text.into_bytes()),
+                None => tokenizer.bytes[id as usize] = Some(alphabet::token_to_bytes(&text)),
+            }
+        }
+        for group in tokenizer.specials.values_mut() {
+            group.sort_by(|a, b| b.text.len().cmp(&a.text.len()).then(a.id.cmp(&b.id)));
+        }
+        Ok(tokenizer)
+    }
+
+    fn add_special(&mut self, special: Special) {
+        self.special_texts.insert(special.id, special.text.clone());
+        if let Some(first) = special.text.chars().next() {
+            self.specials.entry(first).or_default().push(special);
+        }
+    }
+
+    /// Sets the tokens that begin and end a text, as the model's configuration names them.
+    #[must_use]
+    pub fn with_ends(mut self, bos: Option<u32>, eos: &[u32]) -> Self {
+        self.bos = bos;
+        self.eos = eos.to_vec();
+        self
+    }
+
+    /// The token that begins a text.
+    pub fn bos(&self) -> Option<u32> {
+        self.bos
+    }
+
+    /// The tokens that end a text, the main one first.
+    pub fn eos(&self) -> &[u32] {
+        &self.eos
+    }
+
+    /// One more than the largest id. A model may have more rows than this in its embedding.
+    pub fn vocabulary(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// The id of a special token by its text.
+    pub fn special(&self, text: &str) -> Option<u32> {
+        let group = self.specials.get(&text.chars().next()?)?;
+        group.iter().find(|special| special.text == text).map(|special| special.id)
+    }
+
+    /// Whether `id` is a special token.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.special_texts.contains_key(&id)
+    }
+
+    /// The text of a token: of special tokens their name, of others what they stand for, with U+FFFD for the bytes of
+    /// unfinished characters. Empty for ids out of range.
+    pub fn token_text(&self, id: u32) -> String {
+        match self.special_texts.get(&id) {
+            Some(text) => text.clone(),
+            None => String::from_utf8_lossy(self.token_bytes(id).unwrap_or_default()).into_owned(),
+        }
+    }
+
+    /// The ids of a text. Special tokens in it are encoded as the characters they are written with, and nothing is added
+    /// at either end.
+    pub fn encode(&self, text: &str) -> Vec<u32> {
+        if text.is_empty() {
+            return Vec::new();
+        }
+        // BPE fails only on an unknown token that the vocabulary lacks, which `check_supported` has excluded.
+        let encoding = self
+            .inner
+            .encode_fast(text, false)
+            .expect("byte-level BPE without an unknown token encodes any text");
+        encoding.get_ids().to_vec()
+    }
+
+    /// The ids of a text in which special tokens count as themselves. For text from a trusted template only.
+    pub fn encode_template(&self, text: &str) -> Vec<u32> {
+        self.encode_guarded(text, None)
+    }
+
+    /// Like [`encode_template`](Self::encode_template), but no special token starts at a `guard` character or spans one.
+    /// The guards themselves leave no trace: text around one is encoded as if it were not there.
+    pub(crate) fn encode_guarded(&self, text: &str, guard: Option<char>) -> Vec<u32> {
+        let mut ids = Vec::new();
+        let mut plain = String::new();
+        let mut guarded = false;
+        let mut rest = text;
+        while let Some(c) = rest.chars().next() {
+            if Some(c) == guard {
+                guarded = true;
+                rest = &rest[c.len_utf8()..];
+                continue;
+            }
+            let special = if guarded { None } else { self.special_at(rest, plain.chars().next_back()) };
+            guarded = false;
+            let Some(special) = special else {
+                plain.push(c);
+                rest = &rest[c.len_utf8()..];
+                continue;
+            };
+            let kept = if special.lstrip { plain.trim_end() } else { plain.as_str() };
+            ids.extend(self.encode(kept));
+            ids.push(special.id);
+            plain.clear();
+            rest = &rest[special.text.len()..];
+            if special.rstrip {
+                rest = rest.trim_start();
+            }
+        }
+        ids.extend(self.encode(&plain));
+        ids
+    }
+
+    /// The longest special token at the start of `text`.
+    fn special_at(&self, text: &str, before: Option<char>) -> Option<&Special> {
+        let group = self.specials.get(&text.chars().next()?)?;
+        let word = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
+        group.iter().find(|special| {
+            text.strip_prefix(&special.text)
+                .is_some_and(|after| !special.single_word || !(word(before) || word(after.chars().next())))
+        })
+    }
+
+    /// The special token that `text` starts with, and its length in bytes.
+    pub(crate) fn leading_special(&self, text: &str) -> Option<(u32, usize)> {
+        self.special_at(text, None).map(|special| (special.id, special.text.len()))
+    }
+
+    /// Puts `guard` into a text from outside wherever a special token could otherwise begin: before every occurrence of
+    /// one, and, with `edges`, where the text could make one together with what a template prints before or after it.
+    pub(crate) fn guard(&self, text: &str, guard: char, edges: bool) -> String {
+        let mut out = String::with_capacity(text.len());
+        // The middle or the end of a special token whose beginning the template would have to print.
+        let completes = |part: &str| text.starts_with(part) || part.starts_with(text);
+        let inside = |special: &str| special.char_indices().skip(1).any(|(at, _)| completes(&special[at..]));
+        if edges && !text.is_empty() && self.special_texts.values().any(|special| inside(special)) {
+            out.push(guard);
+        }
+        for (at, c) in text.char_indices() {
+            let rest = &text[at..];
+            let begins = |special: &Special| {
+                rest.starts_with(&special.text) || (edges && special.text.starts_with(rest))
+            };
+            if self.specials.get(&c).is_some_and(|group| group.iter().any(begins)) {
+                out.push(guard);
+            }
+            out.push(c);
+        }
+        out
+    }
+
+    /// The text of ids, without special tokens and ids out of range. Bytes that are not UTF-8 become U+FFFD.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        let bytes: Vec<u8> = ids.iter().filter_map(|&id| self.token_bytes(id)).flatten().copied().collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// The text of ids, special tokens by their names. Ids out of range leave no trace.
+    pub fn decode_with_special(&self, ids: &[u32]) -> String {
+        let bytes: Vec<u8> = ids.iter().flat_map(|&id| self.bytes_with_special(id)).copied().collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    fn bytes_with_special(&self, id: u32) -> &[u8] {
+        let special = self.special_texts.get(&id).map(String::as_bytes);
+        special.or_else(|| self.token_bytes(id)).unwrap_or_default()
+    }
+
+    /// A `tokenizer.json` that other programs load to get the same ids.
+    ///
+    /// # Errors
+    /// When it cannot be written as JSON.
+    pub fn to_json(&self) -> Result<String, TextError> {
+        self.inner
+            .to_string(true)
+            .map_err(|error| TextError::Tokenizer(format!("cannot be written as tokenizer.json: {error}")))
+    }
+}
+
+impl TokenBytes for Tokenizer {
+    fn token_bytes(&self, id: u32) -> Option<&[u8]> {
+        self.bytes.get(id as usize)?.as_deref()
+    }
+}
+
+fn check_supported(inner: &tokenizers::Tokenizer) -> Result<(), TextError> {
+    let ModelWrapper::BPE(model) = inner.get_model() else {
+        return Err(TextError::Tokenizer(
+            "tokenizer.json is not BPE; only byte-level BPE is supported".into(),
+        ));
+    };
+    if !matches!(inner.get_decoder(), Some(DecoderWrapper::ByteLevel(_))) {
+        return Err(TextError::Tokenizer(
+            "tokenizer.json is not byte-level (its decoder is not ByteLevel); SentencePiece vocabularies are not \
+             supported"
+                .into(),
+        ));
+    }
+    if model.dropout.is_some_and(|p| p > 0.0) {
+        return Err(TextError::Tokenizer(
+            "tokenizer.json has BPE dropout, so texts have no fixed ids; set \"dropout\" to null".into(),
+        ));
+    }
+    if let Some(unknown) = model.get_unk_token()
+        && !inner.get_vocab(false).contains_key(unknown)
+    {
+        return Err(TextError::Tokenizer(format!(
+            "the unknown token {unknown:?} of tokenizer.json is not in its vocabulary; is the file damaged?"
+        )));
+    }
+    Ok(())
+}
+
+/// Ids of added tokens follow from their order, and the library renumbers them in silence where the file disagrees.
+fn check_ids(inner: &tokenizers::Tokenizer, bytes: &[u8]) -> Result<(), TextError> {
+    #[derive(Deserialize)]
+    struct File {
+        #[serde(default)]
+        added_tokens: Vec<Added>,
+    }
+    #[derive(Deserialize)]
+    struct Added {
+        id: u32,
+        content: String,
+    }
+    let file: File = serde_json::from_slice(bytes)
+        .map_err(|error| TextError::Tokenizer(format!("tokenizer.json does not parse: {error}")))?;
+    for Added { id, content } in file.added_tokens {
+        let found = inner.token_to_id(&content);
+        if found.is_some_and(|found| found != id) {
+            return Err(TextError::Tokenizer(format!(
+                "tokenizer.json gives the added token {content:?} the id {id}, but its place in the vocabulary gives \
+                 it {found:?}; the ids of added tokens must follow the vocabulary without gaps"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Decodes a reply as it is drawn; never yields half a character.
+#[derive(Debug, Clone, Default)]
+pub struct StreamDecoder {
+    /// The start of a character that is not complete yet.
+    pending: Vec<u8>,
+    keep_special: bool,
+}
+
+impl StreamDecoder {
+    /// A decoder that leaves special tokens out.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A decoder that prints special tokens by their names.
+    pub fn with_special() -> Self {
+        StreamDecoder { keep_special: true, ..Self::default() }
+    }
+
+    /// The text that `id` completes; often empty.
+    pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> String {
+        let bytes = match self.keep_special {
+            true => tokenizer.bytes_with_special(id),
+            false => tokenizer.token_bytes(id).unwrap_or_default(),
+        };
+        self.pending.extend_from_slice(bytes);
+        let unfinished = match self.pending.utf8_chunks().last() {
+            Some(last) if could_continue(last.invalid()) => last.invalid().len(),
+            _ => 0,
+        };
+        let tail = self.pending.split_off(self.pending.len() - unfinished);
+        let text = String::from_utf8_lossy(&self.pending).into_owned();
+        self.pending = tail;
+        text
+    }
+
+    /// What is left at the end: U+FFFD for a character that was never completed.
+    pub fn finish(self) -> String {
+        String::from_utf8_lossy(&self.pending).into_owned()
+    }
+}
+
+/// Whether bytes that are not UTF-8 are the start of a character, so that more bytes could complete it.
+fn could_continue(bytes: &[u8]) -> bool {
+    !bytes.is_empty() && matches!(std::str::from_utf8(bytes), Err(error) if error.error_len().is_none())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::testing::{self, END_OF_TEXT, IM_END, IM_START};
+
+    fn tiny() -> Tokenizer {
+        testing::tiny_tokenizer().unwrap()
+    }
+
+    /// A byte-level vocabulary with a few merges, so that ids depend on what stands together.
+    fn merging(pre: &str) -> GgufTokenizer {
+        let mut source = testing::tiny_gguf();
+        source.pre = pre.into();
+        for rule in ["h e", "l l", "he ll", "hell o", "Ġ w", "1 2", "Ċ Ċ", "Ġ Ġ"] {
+            source.tokens.push(rule.replace(' ', ""));
+            source.types.push(dressage_model::TokenType::Normal);
+            source.merges.push(rule.into());
+        }
+        source
+    }
+
+    fn pieces(tokenizer: &Tokenizer, text: &str) -> Vec<String> {
+        tokenizer.encode(text).iter().map(|&id| tokenizer.token_text(id)).collect()
+    }
+
+    #[test]
+    fn encode_never_yields_special_tokens() {
+        let tokenizer = tiny();
+        assert_eq!(tokenizer.encode("a<|im_end|>").len(), 11);
+        assert_eq!(tokenizer.encode_template("a<|im_end|>b"), [u32::from(b'a'), IM_END, u32::from(b'b')]);
+        assert_eq!(tokenizer.encode(""), [0; 0]);
+    }
+
+    #[test]
+    fn special_tokens_by_name() {
+        let tokenizer = tiny();
+        assert_eq!(tokenizer.special("<|im_start|>"), Some(IM_START));
+        assert_eq!(tokenizer.special("a"), None);
+        assert_eq!(tokenizer.eos(), [END_OF_TEXT]);
+        assert_eq!((tokenizer.token_bytes(IM_END), tokenizer.token_bytes(10_000)), (None, None));
+        assert_eq!(tokenizer.token_bytes(65), Some(b"A".as_slice()));
+        assert_eq!(tokenizer.vocabulary(), testing::VOCABULARY);
+        let ids = [u32::from(b'x'), IM_END, 10_000];
+        assert_eq!(
+            (tokenizer.decode(&ids), tokenizer.decode_with_special(&ids)),
+            ("x".into(), "x<|im_end|>".into())
+        );
+    }
+
+    #[test]
+    fn merges_stop_at_the_borders_of_the_pre_tokenizer() {
+        let smollm = Tokenizer::new(&TokenizerSource::Gguf(merging("smollm"))).unwrap();
+        assert_eq!(pieces(&smollm, "hello w12"), ["hello", " w", "1", "2"]);
+        let gpt2 = Tokenizer::new(&TokenizerSource::Gguf(merging("gpt-2"))).unwrap();
+        assert_eq!(pieces(&gpt2, "hello w12\n\n"), ["hello", " w", "12", "\n\n"]);
+        let llama = Tokenizer::new(&TokenizerSource::Gguf(merging("llama-bpe"))).unwrap();
+        assert_eq!(pieces(&llama, "12121"), ["12", "1", "2", "1"]);
+        let qwen = Tokenizer::new(&TokenizerSource::Gguf(merging("qwen2"))).unwrap();
+        assert_eq!(pieces(&qwen, "12"), ["1", "2"]);
+        assert_eq!(qwen.decode(&qwen.encode("e\u{301}")), "\u{e9}", "Qwen2 composes characters first");
+    }
+
+    #[test]
+    fn user_defined_tokens_are_text_and_control_tokens_are_not() {
+        let mut source = testing::tiny_gguf();
+        source.tokens.push("<tool_call>".into());
+        source.types.push(dressage_model::TokenType::UserDefined);
+        let tokenizer = Tokenizer::new(&TokenizerSource::Gguf(source)).unwrap();
+        assert_eq!(tokenizer.encode("<tool_call>"), [259]);
+        assert_eq!(tokenizer.decode(&[259]), "<tool_call>");
+        assert!(!tokenizer.is_special(259) && tokenizer.is_special(IM_END));
+    }
+
+    #[test]
+    fn a_written_tokenizer_reads_back_the_same() {
+        let first = Tokenizer::new(&TokenizerSource::Gguf(GgufTokenizer {
+            bos: Some(END_OF_TEXT),
+            add_bos: true,
+            ..merging("llama-bpe")
+        }))
+        .unwrap();
+        let json = first.to_json().unwrap();
+        let second = Tokenizer::new(&TokenizerSource::Json(json.clone().into_bytes())).unwrap();
+        let text = "<|im_start|>user\nhello w12 <|im_end|>";
+        assert_eq!(first.encode_template(text), second.encode_template(text));
+        assert_eq!(first.vocabulary(), second.vocabulary());
+        assert_eq!(json, second.to_json().unwrap());
+        // Another program adds the beginning of text, as the GGUF file asks; here the template does.
+        let other = tokenizers::Tokenizer::from_bytes(json.as_bytes()).unwrap();
+        let ids = other.encode_fast(text, true).unwrap().get_ids().to_vec();
+        assert_eq!(ids[0], END_OF_TEXT);
+        assert_eq!(ids[1..], first.encode_template(text));
+    }
+
+    #[test]
+    fn white_space_around_special_tokens_is_theirs_where_they_say_so() {
+        let json = tiny().to_json().unwrap();
+        let mut file: serde_json::Value = serde_json::from_str(&json).unwrap();
+        file["added_tokens"][1]["rstrip"] = true.into();
+        file["added_tokens"][2]["lstrip"] = true.into();
+        file["added_tokens"][0]["single_word"] = true.into();
+        let bytes = file.to_string().into_bytes();
+        let tokenizer = Tokenizer::new(&TokenizerSource::Json(bytes.clone())).unwrap();
+        let reference = tokenizers::Tokenizer::from_bytes(&bytes).unwrap();
+        for text in [
+            "<|im_start|> \n a  <|im_end|> b",
+            "a<|endoftext|>b",
+            "a <|endoftext|> b",
+            "<|im_end|><|im_end|>",
+            "_<|endoftext|>",
+        ] {
+            let expected = reference.encode_fast(text, false).unwrap().get_ids().to_vec();
+            assert_eq!(tokenizer.encode_template(text), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn bad_files_are_named() {
+        let message =
+            |source: GgufTokenizer| Tokenizer::new(&TokenizerSource::Gguf(source)).unwrap_err().to_string();
+        let tiny = testing::tiny_gguf;
+        assert!(message(GgufTokenizer { model: "llama".into(), ..tiny() }).contains("\"llama\""));
+        assert!(message(GgufTokenizer { pre: "tekken".into(), ..tiny() }).contains("\"tekken\""));
+        assert!(message(GgufTokenizer { merges: vec!["a zz".into()], ..tiny() }).contains("\"a zz\""));
+        assert!(message(GgufTokenizer { merges: vec!["ab".into()], ..tiny() }).contains("merge rule 0"));
+        assert!(message(GgufTokenizer { eos: Some(999), ..tiny() }).contains("999"));
+        assert!(
+            message(GgufTokenizer { types: vec![], merges: vec![], ..merging("gpt-2") })
+                .contains("no merge rules")
+        );
+        assert!(
+            message(GgufTokenizer { types: vec![dressage_model::TokenType::Normal], ..tiny() })
+                .contains("1 token types")
+        );
+        let mut twice = tiny();
+        twice.tokens[1] = twice.tokens[0].clone();
+        assert!(message(twice).contains("twice"));
+
+        let json =
+            |bytes: &[u8]| Tokenizer::new(&TokenizerSource::Json(bytes.to_vec())).unwrap_err().to_string();
+        assert!(json(b"{\"version\": \"1.0\", ").contains("does not parse"));
+        let good = super::tests::tiny().to_json().unwrap();
+        let mut file: serde_json::Value = serde_json::from_str(&good).unwrap();
+        file["added_tokens"][0]["id"] = 300.into();
+        assert!(json(file.to_string().as_bytes()).contains("300"));
+        let mut file: serde_json::Value = serde_json::from_str(&good).unwrap();
+        file["decoder"] = serde_json::Value::Null;
+        assert!(json(file.to_string().as_bytes()).contains("not byte-level"));
+    }
+
+    #[test]
+    fn a_stream_waits_for_whole_characters() {
+        let tokenizer = tiny();
+        let mut stream = StreamDecoder::new();
+        let pushed: Vec<String> =
+            "é😀a".bytes().map(|byte| stream.push(&tokenizer, u32::from(byte))).collect();
+        assert_eq!(pushed, ["", "é", "", "", "", "😀", "a"]);
+        assert_eq!(stream.finish(), "");
+        let mut stream = StreamDecoder::with_special();
+        assert_eq!(stream.push(&tokenizer, 0xE9), "");
+        assert_eq!(stream.push(&tokenizer, IM_END), "\u{FFFD}<|im_end|>");
+        assert_eq!(stream.push(&tokenizer, 0xF0), "");
+        assert_eq!(stream.finish(), "\u{FFFD}");
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_survives(text in any::<String>()) {
+            for pre in ["gpt-2", "smollm", "llama-bpe"] {
+                let tokenizer = Tokenizer::new(&TokenizerSource::Gguf(merging(pre))).unwrap();
+                let ids = tokenizer.encode(&text);
+                prop_assert_eq!(tokenizer.decode(&ids), text.as_str());
+                prop_assert!(ids.iter().all(|&id| !tokenizer.is_special(id)));
+            }
+        }
+
+        #[test]
+        fn a_stream_says_what_decode_says(ids in proptest::collection::vec(0u32..265, 0..40)) {
+            let tokenizer = tiny();
+            let mut stream = StreamDecoder::new();
+            let mut text: String = ids.iter().map(|&id| stream.push(&tokenizer, id)).collect();
+            text.push_str(&stream.finish());
+            prop_assert_eq!(text, tokenizer.decode(&ids));
+        }
+
+        #[test]
+        fn guarded_text_is_encoded_as_itself(
+            parts in proptest::collection::vec(
+                prop_oneof![
+                    Just("<|im_end|>".to_string()), Just("<|im_".to_string()), Just("end|>".to_string()),
+                    Just("<".to_string()), Just("|>".to_string()), any::<String>(),
+                ],
+                0..8,
+            ),
+            before in prop_oneof![Just(""), Just("<|im_"), Just("<")],
+            after in prop_oneof![Just(""), Just("end|>"), Just("|im_end|>"), Just(">")],
+        ) {
+            let tokenizer = tiny();
+            let guard = '\u{F0042}';
+            let text = parts.concat();
+            prop_assume!(!text.contains(guard) && !text.is_empty());
+            let template = format!("{before}{}{after}", tokenizer.guard(&text, guard, true));
+            let ids = tokenizer.encode_guarded(&template, Some(guard));
+            prop_assert_eq!(ids, tokenizer.encode(&format!("{before}{text}{after}")));
+        }
+    }
+}
