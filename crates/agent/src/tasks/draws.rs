@@ -1,0 +1,72 @@
+//! Random draws that depend on what they are for, never on what was drawn before.
+
+use dressage_policy::uniform;
+
+/// What a stream of draws is for; keeps streams of one seed apart.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Purpose {
+    /// The order of the rows of a file.
+    Shuffle = 0x51,
+    /// A generated training task.
+    Training = 0x52,
+    /// A generated held-out task.
+    HeldOut = 0x53,
+    /// A generated held-out task with a held-out wording.
+    HeldOutWording = 0x54,
+}
+
+/// Draws of one stream, in order.
+#[derive(Debug, Clone)]
+pub(super) struct Draws {
+    seed: u64,
+    stream: u64,
+    next: u64,
+}
+
+impl Draws {
+    /// The draws for item `index` (below 2⁵⁶) of a purpose.
+    pub fn new(seed: u64, purpose: Purpose, index: u64) -> Self {
+        Draws { seed, stream: (purpose as u64) << 56 | index & ((1 << 56) - 1), next: 0 }
+    }
+
+    /// A number in [0, 1).
+    pub fn share(&mut self) -> f64 {
+        self.next += 1;
+        uniform(self.seed, self.stream, self.next - 1)
+    }
+
+    /// A whole number in 0..n; `n` is far below 2⁵³.
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.share() * n as f64) as usize
+    }
+
+    /// Puts `items` in random order (Fisher & Yates).
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, self.below(last + 1));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shuffles_evenly_and_repeatably() {
+        let mut counts = [[0usize; 4]; 4];
+        for index in 0..4000 {
+            let mut items = [0, 1, 2, 3];
+            Draws::new(9, Purpose::Shuffle, index).shuffle(&mut items);
+            items.iter().enumerate().for_each(|(place, &item)| counts[item][place] += 1);
+        }
+        assert!(counts.iter().flatten().all(|n| (850..1150).contains(n)), "{counts:?}");
+        let order = |seed| {
+            let mut items: Vec<u32> = (0..50).collect();
+            Draws::new(seed, Purpose::Shuffle, 0).shuffle(&mut items);
+            items
+        };
+        assert_eq!(order(1), order(1));
+        assert_ne!(order(1), order(2));
+    }
+}
