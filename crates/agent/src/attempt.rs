@@ -1,0 +1,255 @@
+//! The built-in agent loop: a model and its tools take turns on one task.
+//!
+//! Guarantees: every token the model saw or drew is in the trajectory, exactly as it was, and nothing is tokenised a
+//! second time. Every wait has a deadline that says what was waited for. Tool sessions are closed on every way out. An
+//! attempt never fails the ones beside it: what breaks is in its [`Outcome`].
+//!
+//! Not here: rewards, and who decides which tasks are tried.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dressage_policy::{
+    Completion, FinishReason, PolicyError, SampleRequest, Sampler, SamplingParams, crash_point,
+};
+use dressage_text::{Chat, Message, TextError, ToolSpec};
+use dressage_tree::{Segment, SegmentId, Trajectory, TreeError};
+use serde::{Deserialize, Serialize};
+use tokio::time::timeout;
+
+use crate::tools::{CallCounts, OpenTools, ToolError, ToolSet};
+
+/// What all attempts of a run share: a model, how to talk with it, and its tools.
+#[derive(Clone)]
+pub struct Agent {
+    /// Draws the replies.
+    pub sampler: Arc<dyn Sampler>,
+    /// Turns messages into tokens and back.
+    pub chat: Arc<Chat>,
+    /// The tools.
+    pub tools: ToolSet,
+    /// Where an attempt ends.
+    pub limits: Limits,
+}
+
+/// Where an attempt ends if the model does not end it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Most replies, at least 1.
+    pub turns: u32,
+    /// Most sampled tokens over all replies, at least 1.
+    pub tokens: usize,
+    /// Longest wait for one reply.
+    pub reply: Duration,
+}
+
+/// One attempt to make.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AttemptRequest {
+    /// A name for tools and logs, unique in the run.
+    pub id: String,
+    /// The conversation so far: instructions and task.
+    pub messages: Vec<Message>,
+    /// Seed of the run.
+    pub seed: u64,
+    /// The attempt's own stream of random numbers, unique in the run.
+    pub stream: u64,
+    /// How warm to draw; 0 takes the most likely token.
+    pub temperature: f32,
+}
+
+/// Why an attempt ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Finish {
+    /// The model ended its turn without calling a tool.
+    Answered,
+    /// It called a tool in the last reply it had.
+    MaxTurns,
+    /// It was cut at the limit of sampled tokens.
+    MaxTokens,
+    /// The context was full.
+    Context,
+    /// Something outside the model broke; see [`Outcome::error`].
+    Failed,
+}
+
+/// How an attempt ended.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// The text of the final answer. Empty unless the attempt ended with one: text that was cut, or that came with a
+    /// call, is not an answer.
+    pub final_text: String,
+    /// Why it ended.
+    pub finish: Finish,
+    /// How many replies were drawn.
+    pub turns: u32,
+    /// How many tokens were drawn.
+    pub sampled_tokens: usize,
+    /// How the tool calls went.
+    pub calls: CallCounts,
+    /// What broke, if something did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// An attempt that was made.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Attempt {
+    /// Every token.
+    pub trajectory: Trajectory,
+    /// How it ended.
+    pub outcome: Outcome,
+}
+
+/// What breaks an attempt.
+#[derive(Debug, thiserror::Error)]
+enum Broken {
+    #[error("{0}")]
+    Policy(#[from] PolicyError),
+    #[error("{0}")]
+    Text(#[from] TextError),
+    #[error("{0}")]
+    Tool(#[from] ToolError),
+    #[error("{0}")]
+    Tree(#[from] TreeError),
+}
+
+impl Agent {
+    /// Makes one attempt. It never fails: what breaks is in the outcome, with everything recorded up to there.
+    pub async fn run(&self, request: AttemptRequest) -> Attempt {
+        let mut run = Run {
+            agent: self,
+            specs: self.tools.specs(),
+            trajectory: Trajectory::new(),
+            path: Vec::new(),
+            leaf: None,
+            outcome: Outcome {
+                final_text: String::new(),
+                finish: Finish::Failed,
+                turns: 0,
+                sampled_tokens: 0,
+                calls: CallCounts::default(),
+                error: None,
+            },
+        };
+        let result = run.open_and_loop(request).await;
+        let Run { trajectory, mut outcome, .. } = run;
+        match result {
+            Ok(finish) => outcome.finish = finish,
+            Err(error) => outcome.error = Some(error.to_string()),
+        }
+        Attempt { trajectory, outcome }
+    }
+}
+
+/// An attempt being made.
+struct Run<'a> {
+    agent: &'a Agent,
+    specs: Vec<ToolSpec>,
+    trajectory: Trajectory,
+    /// The tokens of the trajectory, which is one chain.
+    path: Vec<u32>,
+    leaf: Option<SegmentId>,
+    outcome: Outcome,
+}
+
+impl Run<'_> {
+    async fn open_and_loop(&mut self, request: AttemptRequest) -> Result<Finish, Broken> {
+        let mut tools = self.agent.tools.open(&request.id).await?;
+        let result = self.turns(request, &mut tools).await;
+        self.outcome.calls = tools.counts();
+        if let Err(error) = tools.close().await {
+            // The attempt itself is as good as it was; what broke it matters more than what broke after.
+            self.outcome.error = Some(error.to_string());
+        }
+        result
+    }
+
+    async fn turns(&mut self, request: AttemptRequest, tools: &mut OpenTools) -> Result<Finish, Broken> {
+        let Agent { chat, limits, .. } = self.agent;
+        let AttemptRequest { messages: mut history, seed, stream, temperature, .. } = request;
+        let opening = chat.prompt(&history, &self.specs)?;
+        self.push(Segment::given(None, opening, 0))?;
+        loop {
+            let turn = self.outcome.turns;
+            let params = SamplingParams {
+                max_tokens: limits.tokens - self.outcome.sampled_tokens,
+                temperature,
+                stop_ids: chat.stop_ids().to_vec(),
+                ..SamplingParams::default()
+            };
+            let reply = match self
+                .reply(SampleRequest { seed, stream, prompt: self.path.clone(), params: params.clone() })
+                .await
+            {
+                // The task fitted, but what the tools said no longer does.
+                Err(PolicyError::PromptTooLong { .. }) if turn > 0 => return Ok(Finish::Context),
+                reply => reply?,
+            };
+            let (finish, sampled) = (reply.finish, reply.tokens.clone());
+            self.outcome.turns += 1;
+            self.outcome.sampled_tokens += sampled.len();
+            self.push(reply.into_segment(self.leaf, &params, turn))?;
+            match finish {
+                FinishReason::StopId | FinishReason::StopString => {}
+                FinishReason::Length => return Ok(Finish::MaxTokens),
+                FinishReason::Context => return Ok(Finish::Context),
+                FinishReason::Aborted => return Err(PolicyError::Stopped("the sampler").into()),
+            }
+
+            let said = chat.tokenizer().decode(&sampled);
+            let parsed = chat.parse(&said);
+            if parsed.calls.is_empty() {
+                self.outcome.final_text = parsed.content;
+                return Ok(Finish::Answered);
+            }
+            let last = self.outcome.turns >= limits.turns;
+            let mut observations = Vec::with_capacity(parsed.calls.len());
+            for call in &parsed.calls {
+                let (observation, call) = match call {
+                    Err(malformed) => (tools.malformed(&malformed.why), None),
+                    // Nobody would read the answer.
+                    Ok(_) if last => continue,
+                    Ok(call) => {
+                        crash_point("tool_call");
+                        (tools.execute(call).await, Some(call))
+                    }
+                };
+                let mut message = Message::tool(observation.text);
+                message.tool_call_id = call.map(|call| call.id.clone());
+                message.name = call.map(|call| call.name.clone());
+                observations.push(message);
+            }
+            if last {
+                return Ok(Finish::MaxTurns);
+            }
+            if self.outcome.sampled_tokens >= limits.tokens {
+                return Ok(Finish::MaxTokens);
+            }
+            let between = chat.continuation(&history, &sampled, &observations, &self.specs)?;
+            self.push(Segment::given(self.leaf, between, self.outcome.turns))?;
+            history.push(Message::assistant(said));
+            history.extend(observations);
+        }
+    }
+
+    async fn reply(&self, request: SampleRequest) -> Result<Completion, PolicyError> {
+        let deadline = self.agent.limits.reply;
+        let accepted = timeout(deadline, self.agent.sampler.sample(request)).await;
+        let stream = accepted
+            .map_err(|_| PolicyError::Deadline(deadline, "the sampler to accept a request".into()))??;
+        crash_point("sampling");
+        stream.collect(deadline).await
+    }
+
+    fn push(&mut self, segment: Segment) -> Result<(), TreeError> {
+        self.path.extend(&segment.tokens);
+        self.leaf = Some(self.trajectory.push(segment)?);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "attempt_tests.rs"]
+mod tests;

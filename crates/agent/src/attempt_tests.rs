@@ -1,0 +1,316 @@
+//! Tests of the agent loop, with a sampler that says what it is told to and with the simulated policy.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use async_trait::async_trait;
+use dressage_policy::{Health, Learner, SampleEvent, SampleStream, Simulator, SimulatorConfig};
+use dressage_rl::{Loss, PolicyLoss};
+use dressage_text::testing::{IM_END, IM_START, VOCABULARY, tiny_chat};
+use dressage_tree::{Kind, PathInput, PathTarget, Term, TreeBatch};
+use serde_json::{Map, Value, json};
+
+use super::*;
+use crate::demonstrate::{DemonstrationError, demonstrate};
+use crate::tools::{Calculator, CallError, Tool, ToolSession};
+
+/// What a scripted reply is.
+#[derive(Clone)]
+enum Reply {
+    /// These tokens, whatever the limit.
+    Tokens(Vec<u32>, FinishReason),
+    /// A sampler that breaks.
+    Breaks,
+    /// A sampler that never answers.
+    Hangs,
+    /// A sampler that finds the prompt too long.
+    TooLong,
+}
+
+fn says(text: &str) -> Reply {
+    let tokens = text.bytes().map(u32::from).chain([IM_END]).collect();
+    Reply::Tokens(tokens, FinishReason::StopId)
+}
+
+#[derive(Default)]
+struct Scripted {
+    replies: Vec<Reply>,
+    next: AtomicUsize,
+    requests: Mutex<Vec<SampleRequest>>,
+}
+
+#[async_trait]
+impl Sampler for Scripted {
+    async fn sample(&self, request: SampleRequest) -> Result<SampleStream, PolicyError> {
+        self.requests.lock().unwrap().push(request);
+        let (sender, stream) = SampleStream::channel();
+        match self.replies[self.next.fetch_add(1, Ordering::SeqCst)].clone() {
+            Reply::Tokens(tokens, finish) => {
+                let logprobs = vec![-0.5; tokens.len()];
+                sender.send(Ok(SampleEvent::Tokens { tokens, logprobs, version: 4 })).unwrap();
+                sender.send(Ok(SampleEvent::Finished(finish))).unwrap();
+            }
+            Reply::Breaks => sender.send(Err(PolicyError::Stopped("the scripted sampler"))).unwrap(),
+            Reply::Hangs => std::future::pending().await,
+            Reply::TooLong => return Err(PolicyError::PromptTooLong { prompt: 9, context: 8 }),
+        }
+        Ok(stream)
+    }
+
+    async fn health(&self) -> Result<Health, PolicyError> {
+        Err(PolicyError::Stopped("the scripted sampler"))
+    }
+
+    async fn version(&self) -> Result<u64, PolicyError> {
+        Ok(4)
+    }
+}
+
+/// A tool that counts how often it is open.
+struct Counted(Arc<AtomicUsize>);
+
+#[async_trait]
+impl Tool for Counted {
+    fn spec(&self) -> ToolSpec {
+        ToolSpec { name: "counted".into(), description: String::new(), parameters: json!({"type": "object"}) }
+    }
+
+    async fn open(&self, _attempt: &str) -> Result<Box<dyn ToolSession>, ToolError> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        Ok(Box::new(Counted(self.0.clone())))
+    }
+}
+
+#[async_trait]
+impl ToolSession for Counted {
+    async fn execute(&mut self, _arguments: &Map<String, Value>) -> Result<String, CallError> {
+        Ok("counted".into())
+    }
+
+    async fn close(&mut self) -> Result<(), ToolError> {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+struct Bench {
+    agent: Agent,
+    sampler: Arc<Scripted>,
+    open: Arc<AtomicUsize>,
+}
+
+fn bench(replies: &[Reply]) -> Bench {
+    let sampler = Arc::new(Scripted { replies: replies.to_vec(), ..Scripted::default() });
+    let open = Arc::new(AtomicUsize::new(0));
+    let tools: Vec<Arc<dyn Tool>> = vec![Arc::new(Calculator), Arc::new(Counted(open.clone()))];
+    let agent = Agent {
+        sampler: sampler.clone(),
+        chat: Arc::new(tiny_chat().unwrap()),
+        tools: ToolSet::new(tools, Duration::from_secs(5)).unwrap(),
+        limits: Limits { turns: 3, tokens: 1000, reply: Duration::from_millis(200) },
+    };
+    Bench { agent, sampler, open }
+}
+
+impl Bench {
+    async fn run(&self) -> Attempt {
+        let attempt = self.agent.run(request()).await;
+        assert_eq!(self.open.load(Ordering::SeqCst), 0, "a tool session was left open");
+        attempt
+    }
+
+    fn text(&self, tokens: &[u32]) -> String {
+        self.agent.chat.tokenizer().decode_with_special(tokens)
+    }
+}
+
+fn messages() -> Vec<Message> {
+    vec![Message::system("Use tools."), Message::user("2+3?")]
+}
+
+fn request() -> AttemptRequest {
+    AttemptRequest { id: "a".into(), messages: messages(), seed: 7, stream: 11, temperature: 0.9 }
+}
+
+const CALL: &str =
+    "<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"2+3\"}}\n</tool_call>";
+
+#[tokio::test]
+async fn a_call_is_answered_and_every_token_recorded() {
+    let bench = bench(&[says(CALL), says("It is 5.")]);
+    let Attempt { trajectory, outcome } = bench.run().await;
+    assert_eq!(outcome.final_text, "It is 5.");
+    assert_eq!((outcome.finish, outcome.turns, outcome.calls.ok), (Finish::Answered, 2, 1));
+    assert_eq!((outcome.calls.total(), outcome.error.as_deref()), (1, None));
+    let shape: Vec<_> = trajectory.segments().iter().map(|s| (s.kind, s.turn)).collect();
+    assert_eq!(shape, [(Kind::Given, 0), (Kind::Sampled, 0), (Kind::Given, 1), (Kind::Sampled, 1)]);
+    assert_eq!(trajectory.leaves().len(), 1);
+    let whole = trajectory.path_tokens(trajectory.leaves()[0]);
+    let text = bench.text(&whole);
+    assert!(text.contains(&format!("2+3?<|im_end|>\n<|im_start|>assistant\n{CALL}<|im_end|>\n")), "{text}");
+    assert!(text.ends_with("\n<|im_start|>assistant\nIt is 5.<|im_end|>"), "{text}");
+    assert_eq!(outcome.sampled_tokens, trajectory.sampled_tokens());
+    let sampled = &trajectory.segments()[1];
+    assert_eq!((sampled.temperature, sampled.filtered), (0.9, false));
+    assert_eq!(sampled.versions[0].version, 4);
+    // What the sampler saw is what is recorded, and the budget shrinks with what was drawn.
+    let requests = bench.sampler.requests.lock().unwrap();
+    assert_eq!(whole[..requests[1].prompt.len()], requests[1].prompt);
+    assert_eq!((requests[1].seed, requests[1].stream), (7, 11));
+    assert_eq!(requests[1].params.max_tokens, 1000 - sampled.tokens.len());
+    assert_eq!(requests[0].params.stop_ids, bench.agent.chat.stop_ids());
+}
+
+#[tokio::test]
+async fn bad_calls_become_observations() {
+    let bench = bench(&[
+        says(
+            "<tool_call>{oops</tool_call><tool_call>{\"name\": \"abacus\"}</tool_call>\
+             <tool_call>{\"name\": \"calculator\", \"arguments\": {}}</tool_call>\
+             <tool_call>{\"name\": \"calculator\", \"arguments\": {\"expression\": \"1/0\"}}</tool_call>",
+        ),
+        says("Sorry."),
+    ]);
+    let Attempt { trajectory, outcome } = bench.run().await;
+    let calls = outcome.calls;
+    assert_eq!(
+        (calls.malformed, calls.unknown_tool, calls.bad_arguments, calls.failed, calls.ok),
+        (1, 1, 1, 1, 0)
+    );
+    assert_eq!((outcome.finish, outcome.final_text.as_str()), (Finish::Answered, "Sorry."));
+    let given = bench.text(&trajectory.segments()[2].tokens);
+    let place = |text: &str| given.find(text).unwrap_or_else(|| panic!("{text} not in {given}"));
+    assert!(place("cannot be read") < place("no tool \"abacus\""));
+    assert!(place("no tool \"abacus\"") < place("\"expression\" is missing"));
+    assert!(place("\"expression\" is missing") < place("division by zero"));
+}
+
+#[tokio::test]
+async fn limits_end_an_attempt() {
+    let bench = bench(&[says(CALL), says(CALL), says(&format!("Now: {CALL}<tool_call>{{"))]);
+    let outcome = bench.run().await.outcome;
+    assert_eq!((outcome.finish, outcome.turns), (Finish::MaxTurns, 3));
+    // Calls that nobody reads the answer of are not made, but malformed ones still count.
+    assert_eq!((outcome.calls.ok, outcome.calls.malformed), (2, 1));
+    assert_eq!(outcome.final_text, "");
+
+    for (finish, want) in
+        [(FinishReason::Length, Finish::MaxTokens), (FinishReason::Context, Finish::Context)]
+    {
+        let bench = self::bench(&[says(CALL), Reply::Tokens(vec![65, 66], finish)]);
+        let attempt = bench.run().await;
+        assert_eq!((attempt.outcome.finish, attempt.outcome.turns), (want, 2));
+        assert_eq!(attempt.outcome.final_text, "", "what was cut is no answer");
+        assert_eq!(attempt.trajectory.segments().len(), 4);
+    }
+
+    let mut short = self::bench(&[says(CALL), says("5")]);
+    short.agent.limits.tokens = CALL.len() + 1;
+    assert_eq!(short.run().await.outcome.finish, Finish::MaxTokens);
+
+    let full = self::bench(&[says(CALL), Reply::TooLong]);
+    assert_eq!(full.run().await.outcome.finish, Finish::Context);
+}
+
+#[tokio::test]
+async fn what_breaks_is_in_the_outcome() {
+    let attempt = bench(&[says(CALL), Reply::Breaks]).run().await;
+    assert_eq!(attempt.outcome.finish, Finish::Failed);
+    assert_eq!(
+        attempt.outcome.error.as_deref(),
+        Some("the scripted sampler stopped; see its log for the reason")
+    );
+    // What happened before is kept.
+    assert_eq!((attempt.trajectory.segments().len(), attempt.outcome.calls.ok), (3, 1));
+
+    let attempt = bench(&[Reply::Hangs]).run().await;
+    let error = attempt.outcome.error.unwrap();
+    assert!(error.contains("200ms") && error.contains("the sampler to accept a request"), "{error}");
+
+    let attempt = bench(&[Reply::TooLong]).run().await;
+    assert_eq!(attempt.outcome.finish, Finish::Failed);
+    let error = attempt.outcome.error.unwrap();
+    assert!(error.contains("the prompt has 9 tokens, but the context holds 8"), "{error}");
+}
+
+#[tokio::test]
+async fn sampled_tokens_are_kept_whatever_they_are() {
+    let odd = vec![65, IM_START, 0xff, 0xfe, 66];
+    let mut tokens: Vec<u32> = CALL.bytes().map(u32::from).collect();
+    tokens.extend(&odd);
+    tokens.push(IM_END);
+    let bench = bench(&[Reply::Tokens(tokens.clone(), FinishReason::StopId), says("5")]);
+    let Attempt { trajectory, outcome } = bench.run().await;
+    assert_eq!(trajectory.segments()[1].tokens, tokens);
+    assert_eq!(outcome.finish, Finish::Answered);
+    let requests = bench.sampler.requests.lock().unwrap();
+    let start = trajectory.segments()[0].tokens.len();
+    assert_eq!(requests[1].prompt[start..start + tokens.len()], tokens);
+}
+
+#[tokio::test]
+async fn a_demonstration_has_the_tokens_of_the_attempt_it_describes() {
+    let bench = bench(&[says(CALL), says("It is 5.")]);
+    let attempt = bench.run().await;
+    let mut conversation = messages();
+    conversation.push(Message::calls("", vec![Calculator::call("2+3")]));
+    let mut result = Message::tool("5");
+    result.name = Some("calculator".into());
+    result.tool_call_id = Some("call_0".into());
+    conversation.extend([result, Message::assistant("It is 5.")]);
+    let specs = bench.agent.tools.specs();
+    let demonstration = demonstrate(&bench.agent.chat, &specs, &conversation).unwrap();
+    let parts =
+        |t: &Trajectory| t.segments().iter().map(|s| (s.turn, bench.text(&s.tokens))).collect::<Vec<_>>();
+    assert_eq!(parts(&demonstration), parts(&attempt.trajectory));
+    let kinds: Vec<_> = demonstration.segments().iter().map(|s| s.kind).collect();
+    assert_eq!(kinds, [Kind::Given, Kind::Demonstrated, Kind::Given, Kind::Demonstrated]);
+
+    let refused =
+        |conversation: &[Message]| demonstrate(&bench.agent.chat, &specs, conversation).unwrap_err();
+    assert_eq!(refused(&messages()), DemonstrationError::NoTurn);
+    assert_eq!(refused(&[Message::assistant("Hi")]), DemonstrationError::NoTurn);
+    conversation.push(Message::user("Thanks"));
+    assert_eq!(refused(&conversation), DemonstrationError::Trailing("user"));
+}
+
+/// Over several turns, the log-probabilities of a real policy equal those of a training forward to the bit, and an attempt
+/// does not depend on what runs beside it.
+#[tokio::test]
+async fn attempts_of_a_real_policy_are_exact_and_independent() {
+    let simulator =
+        Arc::new(Simulator::new(SimulatorConfig { vocabulary: VOCABULARY, ..SimulatorConfig::default() }));
+    let mut bench = bench(&[]);
+    bench.agent.sampler = simulator.clone();
+    bench.agent.limits.tokens = 300;
+    let alone = bench.run().await;
+    let others = (0..8).map(|stream| bench.agent.run(AttemptRequest { stream, ..request() }));
+    let mut together = tokio::task::JoinSet::new();
+    for stream in 0..8 {
+        let agent = bench.agent.clone();
+        together.spawn(async move { (stream, agent.run(AttemptRequest { stream, ..request() }).await) });
+    }
+    let mut results = together.join_all().await;
+    results.sort_by_key(|(stream, _)| *stream);
+    for ((_, together), alone) in results.into_iter().zip(others) {
+        assert_eq!(together, alone.await);
+    }
+
+    let mut path = PathInput::default();
+    for segment in alone.trajectory.segments() {
+        for (token, logprob) in
+            segment.tokens.iter().zip(segment.logprobs.iter().map(Some).chain(std::iter::repeat(None)))
+        {
+            if let Some(&logprob) = logprob {
+                let term = Term { weight: 1.0, advantage: 1.0, behaviour: Some(logprob), ..Term::default() };
+                let index = path.tokens.len() as u32;
+                path.targets.push(PathTarget { index, temperature: segment.temperature, term });
+            }
+            path.tokens.push(*token);
+        }
+    }
+    let batch = Arc::new(TreeBatch::merge(&[path]).unwrap());
+    let loss = Loss { policy: PolicyLoss::Clip { low: 0.2, high: 0.2, dual: None }, kl: None };
+    let sums = simulator.forward_backward(batch, loss).await.unwrap();
+    assert_eq!((sums.mismatched, sums.targets), (0, alone.outcome.sampled_tokens as u64));
+}

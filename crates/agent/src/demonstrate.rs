@@ -1,0 +1,54 @@
+//! Conversations that somebody else wrote, as trajectories to imitate.
+
+use dressage_text::{Chat, Message, Role, TextError, ToolSpec};
+use dressage_tree::{Segment, Trajectory, TreeError};
+
+/// What can be wrong with a demonstration.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum DemonstrationError {
+    /// It starts with the model's turn, or has none.
+    #[error("a demonstration needs an assistant's turn, with another turn before it")]
+    NoTurn,
+    /// It goes on after the last thing there is to imitate.
+    #[error("a demonstration must end with an assistant's turn, but this one ends with a turn of the {0}")]
+    Trailing(&'static str),
+    /// It cannot be written in the model's format.
+    #[error("{0}")]
+    Text(#[from] TextError),
+    /// Its segments do not fit together.
+    #[error("{0}")]
+    Tree(#[from] TreeError),
+}
+
+/// The tokens of a conversation as the agent loop would have recorded it, the assistant's turns demonstrated instead of
+/// sampled.
+///
+/// # Errors
+/// When there is nothing to imitate, or the conversation cannot be written in the model's format.
+pub fn demonstrate(
+    chat: &Chat,
+    tools: &[ToolSpec],
+    messages: &[Message],
+) -> Result<Trajectory, DemonstrationError> {
+    let first = messages.iter().position(|m| m.role == Role::Assistant).filter(|&at| at > 0);
+    let first = first.ok_or(DemonstrationError::NoTurn)?;
+    if let Some(last) = messages.last().filter(|last| last.role != Role::Assistant) {
+        return Err(DemonstrationError::Trailing(last.role.as_str()));
+    }
+    let mut trajectory = Trajectory::new();
+    let mut leaf = Some(trajectory.push(Segment::given(None, chat.prompt(&messages[..first], tools)?, 0))?);
+    let (mut at, mut turn) = (first, 0);
+    loop {
+        let said = chat.assistant(&messages[at])?;
+        leaf = Some(trajectory.push(Segment::demonstrated(leaf, said.clone(), turn))?);
+        let Some(next) =
+            messages[at + 1..].iter().position(|m| m.role == Role::Assistant).map(|n| at + 1 + n)
+        else {
+            return Ok(trajectory);
+        };
+        turn += 1;
+        let between = chat.continuation(&messages[..at], &said, &messages[at + 1..next], tools)?;
+        leaf = Some(trajectory.push(Segment::given(leaf, between, turn))?);
+        at = next;
+    }
+}
