@@ -1,0 +1,141 @@
+//! Aligned, zeroed memory for tensors, kept for as long as its owner lives.
+//!
+//! Large buffers ask the kernel for huge pages: streaming half a gigabyte of weights per token through 4 KiB pages
+//! spends a noticeable share of the time on address translation.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+const HUGE_PAGE: usize = 2 << 20;
+const CACHE_LINE: usize = 64;
+
+/// A fixed-size slice of f32, aligned to at least a cache line, zero at first.
+pub struct Buffer {
+    start: NonNull<f32>,
+    len: usize,
+}
+
+// SAFETY: the buffer owns its memory exclusively, as a boxed slice would.
+unsafe impl Send for Buffer {}
+// SAFETY: shared access only reads.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// A buffer of `len` zeros.
+    pub fn zeroed(len: usize) -> Self {
+        if len == 0 {
+            return Buffer { start: NonNull::dangling(), len };
+        }
+        let layout = Self::layout(len);
+        // SAFETY: the layout has a size above zero.
+        let raw = unsafe { alloc_zeroed(layout) };
+        let Some(start) = NonNull::new(raw.cast::<f32>()) else { handle_alloc_error(layout) };
+        #[cfg(target_os = "linux")]
+        if layout.align() == HUGE_PAGE {
+            // SAFETY: the range was just allocated; the advice does not change what it holds. Failure costs only speed.
+            unsafe { libc::madvise(raw.cast(), layout.size(), libc::MADV_HUGEPAGE) };
+        }
+        Buffer { start, len }
+    }
+
+    /// Makes room for at least `len` values. What the buffer held is lost when it grows.
+    pub fn reserve(&mut self, len: usize) -> &mut [f32] {
+        if self.len < len {
+            *self = Buffer::zeroed(0);
+            *self = Buffer::zeroed(len);
+        }
+        &mut self[..len]
+    }
+
+    fn layout(len: usize) -> Layout {
+        let bytes = len * size_of::<f32>();
+        let align = if bytes >= 2 * HUGE_PAGE { HUGE_PAGE } else { CACHE_LINE };
+        match Layout::from_size_align(bytes, align) {
+            Ok(layout) => layout,
+            Err(_) => panic!("a buffer of {len} values exceeds the address space"),
+        }
+    }
+}
+
+impl Default for Buffer {
+    fn default() -> Self {
+        Buffer::zeroed(0)
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if self.len > 0 {
+            // SAFETY: allocated with this very layout.
+            unsafe { dealloc(self.start.as_ptr().cast(), Self::layout(self.len)) };
+        }
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [f32];
+    fn deref(&self) -> &[f32] {
+        // SAFETY: `start` points to `len` initialised values (dangling but aligned when `len` is 0).
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        // SAFETY: as in `deref`, and `self` is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+/// A mutable slice that several threads write to, each its own part.
+///
+/// Kernels split their output by rows and columns; a column split cannot be expressed with `split_at_mut`.
+pub struct Shared<'a, T = f32> {
+    start: *mut T,
+    len: usize,
+    lifetime: std::marker::PhantomData<&'a mut [T]>,
+}
+
+impl<T> Clone for Shared<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Shared<'_, T> {}
+
+// SAFETY: access goes through `slice`, whose caller promises that parts in use at the same time do not overlap.
+unsafe impl<T: Send> Send for Shared<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for Shared<'_, T> {}
+
+impl<'a, T> Shared<'a, T> {
+    /// Shares `slice` for the time of a parallel region.
+    pub fn new(slice: &'a mut [T]) -> Self {
+        Shared { start: slice.as_mut_ptr(), len: slice.len(), lifetime: std::marker::PhantomData }
+    }
+
+    /// The part `[at, at + len)`.
+    ///
+    /// # Safety
+    /// No other part in use at the same time may overlap it.
+    ///
+    /// # Panics
+    /// When the part does not lie within the slice.
+    #[expect(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
+    pub unsafe fn slice(&self, at: usize, len: usize) -> &mut [T] {
+        assert!(at + len <= self.len, "part {at}+{len} of {}", self.len);
+        // SAFETY: in bounds by the assertion, not aliased by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(at), len) }
+    }
+
+    /// Pointer to element `at`, for kernels that address rows by a stride.
+    ///
+    /// # Panics
+    /// When `at` lies past the end.
+    pub fn pointer(&self, at: usize) -> *mut T {
+        assert!(at <= self.len, "element {at} of {}", self.len);
+        self.start.wrapping_add(at)
+    }
+}

@@ -1,0 +1,185 @@
+//! Head, log-softmax, entropy and loss in one chunked operation: logits exist for a few hundred rows at a time.
+//!
+//! A row of the head is a predictor (a token whose hidden state predicts others) at one temperature; where the tree
+//! branches, one row has several targets. Rows that predict no target are never computed.
+
+use dressage_policy::ForwardBackward;
+use dressage_rl::Loss;
+use dressage_tree::TreeBatch;
+
+use crate::buffer::{Buffer, Shared};
+use crate::ops::{norm, softmax};
+use crate::product::{Matrix, Mode, Right, Scratch, product};
+use crate::transformer::{Transformer, gather_rows};
+
+/// Rows whose logits exist at the same time.
+pub const CHUNK: usize = 512;
+
+/// A row of the head.
+struct HeadRow {
+    predictor: usize,
+    temperature: f32,
+    /// Indices into `batch.targets`.
+    targets: Vec<usize>,
+}
+
+/// The rows of a batch, by rising (predictor, temperature).
+fn rows_of(batch: &TreeBatch) -> Vec<HeadRow> {
+    let mut order: Vec<usize> = (0..batch.targets.len()).collect();
+    let key = |&t: &usize| (batch.targets[t].predictor, batch.targets[t].temperature.to_bits());
+    order.sort_by_key(key);
+    order
+        .chunk_by(|a, b| key(a) == key(b))
+        .map(|targets| HeadRow {
+            predictor: batch.targets[targets[0]].predictor as usize,
+            temperature: batch.targets[targets[0]].temperature,
+            targets: targets.to_vec(),
+        })
+        .collect()
+}
+
+/// Buffers of the head, kept between batches.
+#[derive(Default)]
+pub struct Head {
+    rows: Buffer,
+    normed: Buffer,
+    logits: Buffer,
+    dnormed: Buffer,
+    drows: Buffer,
+    inverses: Buffer,
+}
+
+/// What the backward pass adds to.
+pub struct HeadGradient<'a> {
+    /// The loss to differentiate.
+    pub loss: &'a Loss,
+    /// Gradient of the residual stream after the last block, one row per token.
+    pub dx: &'a mut [f32],
+    /// Gradient of all parameters.
+    pub parameters: &'a mut [f32],
+}
+
+impl Head {
+    /// Log-probability of every target, given the residual stream `x` after the last block. Where `gradient` is given, also
+    /// evaluates the loss and adds its gradient.
+    pub fn run(
+        &mut self,
+        model: &Transformer,
+        batch: &TreeBatch,
+        x: &[f32],
+        scratch: &mut Scratch,
+        mut gradient: Option<HeadGradient<'_>>,
+    ) -> (Vec<f32>, ForwardBackward) {
+        let config = &model.weights.config;
+        let (width, vocabulary) = (config.hidden, config.vocabulary);
+        let layout = &model.weights.layout;
+        let compute = &model.compute;
+        let rows = rows_of(batch);
+        let mut logprobs = vec![0.0f32; batch.targets.len()];
+        let mut sums = ForwardBackward { tokens: batch.tokens.len() as u64, ..ForwardBackward::default() };
+
+        for chunk in rows.chunks(CHUNK) {
+            gather_rows(x, width, chunk.iter().map(|row| row.predictor), &mut self.rows);
+            let selected = &self.rows[..chunk.len() * width];
+            model.head(selected, &mut self.normed, scratch, &mut self.logits);
+
+            let logits = Shared::new(&mut self.logits[..chunk.len() * vocabulary]);
+            let mut found: Vec<(Vec<f32>, ForwardBackward)> = vec![Default::default(); chunk.len()];
+            let results = Shared::new(&mut found);
+            let loss = gradient.as_ref().map(|g| g.loss);
+            compute.pool.run(chunk.len(), |index| {
+                // SAFETY: each row belongs to one task.
+                let (z, result) =
+                    unsafe { (logits.slice(index * vocabulary, vocabulary), results.slice(index, 1)) };
+                result[0] = evaluate_row(model, batch, &chunk[index], loss, z);
+            });
+            for (row, (values, part)) in chunk.iter().zip(&found) {
+                for (target, value) in row.targets.iter().zip(values) {
+                    logprobs[*target] = *value;
+                }
+                sums.merge(part);
+            }
+
+            if let Some(gradient) = gradient.as_mut() {
+                let dlogits = Matrix::new(&self.logits[..chunk.len() * vocabulary], chunk.len(), vocabulary);
+                let head = Matrix::new(model.weights.part(&layout.head), vocabulary, width);
+                let dnormed = self.dnormed.reserve(chunk.len() * width);
+                product(compute, scratch, dlogits, Right::Plain(head), dnormed, width, Mode::Set);
+                let normed = Matrix::new(&self.normed[..chunk.len() * width], chunk.len(), width);
+                let dhead = &mut gradient.parameters[layout.head.clone()];
+                let transposed = dlogits.transposed();
+                product(compute, scratch, transposed, Right::Plain(normed), dhead, width, Mode::Add);
+
+                let drows = self.drows.reserve(chunk.len() * width);
+                drows.fill(0.0);
+                norm::backward(
+                    compute,
+                    chunk.len(),
+                    selected,
+                    model.weights.part(&layout.norm),
+                    config.norm_epsilon,
+                    dnormed,
+                    self.inverses.reserve(chunk.len()),
+                    drows,
+                    &mut gradient.parameters[layout.norm.clone()],
+                );
+                for (row, d) in chunk.iter().zip(drows.chunks_exact(width)) {
+                    for (to, from) in gradient.dx[row.predictor * width..][..width].iter_mut().zip(d) {
+                        *to += from;
+                    }
+                }
+            }
+        }
+        (logprobs, sums)
+    }
+}
+
+/// One row: log-probabilities of its targets and, with a loss, its sums; turns the logits into their gradient.
+///
+/// d loss / d z_v = Σ_targets g_t (1[v = t] − p_v) / temperature, with g_t = Σ_terms weight · d loss / d log p.
+fn evaluate_row(
+    model: &Transformer,
+    batch: &TreeBatch,
+    row: &HeadRow,
+    loss: Option<&Loss>,
+    z: &mut [f32],
+) -> (Vec<f32>, ForwardBackward) {
+    let isa = model.compute.isa;
+    softmax::scale(isa, z, row.temperature);
+    let token_of = |target: usize| batch.tokens[batch.targets[target].token as usize] as usize;
+    let scaled: Vec<f32> = row.targets.iter().map(|t| z[token_of(*t)]).collect();
+    let (normaliser, entropy) = softmax::exponentiate(isa, z);
+    let values: Vec<f32> = scaled.iter().map(|z| normaliser.log_probability(*z)).collect();
+    let mut sums = ForwardBackward::default();
+    let Some(loss) = loss else { return (values, sums) };
+
+    let mut slopes = Vec::with_capacity(values.len());
+    for (&target, &logp) in row.targets.iter().zip(&values) {
+        let mut slope = 0.0;
+        for term in batch.terms_of(&batch.targets[target]) {
+            let evaluated = loss.evaluate(logp, term);
+            let weight = f64::from(term.weight);
+            slope += weight * evaluated.dlogp;
+            sums.loss += weight * evaluated.loss;
+            sums.terms += 1;
+            sums.clipped += u64::from(evaluated.clipped);
+            sums.kl += evaluated.kl;
+            if let Some(behaviour) = term.behaviour {
+                sums.behaviour_terms += 1;
+                sums.ratio += evaluated.ratio;
+                sums.mismatched += u64::from(behaviour.to_bits() != logp.to_bits());
+                sums.max_mismatch = sums.max_mismatch.max((behaviour - logp).abs());
+            }
+        }
+        sums.targets += 1;
+        sums.nll -= f64::from(logp);
+        sums.entropy += entropy;
+        slopes.push(slope / f64::from(row.temperature));
+    }
+    let total: f64 = slopes.iter().sum();
+    softmax::multiply(isa, z, (-total / normaliser.sum) as f32);
+    for (&target, slope) in row.targets.iter().zip(&slopes) {
+        z[token_of(target)] += *slope as f32;
+    }
+    (values, sums)
+}

@@ -1,0 +1,99 @@
+//! The operations of a transformer besides matrix products: each with its forward and backward pass, and in its tests a
+//! naive f64 reference that the forward is compared with and that the backward is differentiated against.
+//!
+//! All of them work on rows (tokens) independently of each other, except attention, which reads the keys and values of
+//! the row's own path. Reductions run in fixed lanes or in the order of rows. So they keep the batch invariance of the
+//! matrix products.
+
+pub mod adamw;
+pub mod attention;
+pub mod attention_backward;
+pub mod norm;
+pub mod rope;
+pub mod softmax;
+pub mod swiglu;
+
+use crate::Compute;
+use crate::buffer::Shared;
+
+/// Rows that one task of an elementwise operation handles.
+const ROWS_PER_TASK: usize = 16;
+
+/// Calls `body(row, out)` for every row of `out` (`rows` × `width`), in parallel.
+pub(crate) fn for_rows(
+    compute: &Compute,
+    rows: usize,
+    width: usize,
+    out: &mut [f32],
+    body: impl Fn(usize, &mut [f32]) + Sync,
+) {
+    let out = Shared::new(out);
+    compute.pool.run(rows.div_ceil(ROWS_PER_TASK), |task| {
+        for row in task * ROWS_PER_TASK..rows.min((task + 1) * ROWS_PER_TASK) {
+            // SAFETY: each row belongs to one task.
+            body(row, unsafe { out.slice(row * width, width) });
+        }
+    });
+}
+
+/// Adds `bias` to every row of `out`.
+pub fn fill_rows(compute: &Compute, rows: usize, values: &[f32], out: &mut [f32]) {
+    for_rows(compute, rows, values.len(), out, |_, row| row.copy_from_slice(values));
+}
+
+/// `sums[j] += Σ_rows x[row][j]`, in the order of rows: the gradient of a bias.
+pub fn add_column_sums(compute: &Compute, rows: usize, x: &[f32], sums: &mut [f32]) {
+    const COLUMNS: usize = 64;
+    let width = sums.len();
+    let shared = Shared::new(sums);
+    compute.pool.run(width.div_ceil(COLUMNS), |task| {
+        let first = task * COLUMNS;
+        let columns = COLUMNS.min(width - first);
+        // SAFETY: each range of columns belongs to one task.
+        let sums = unsafe { shared.slice(first, columns) };
+        for row in 0..rows {
+            for (sum, value) in sums.iter_mut().zip(&x[row * width + first..][..columns]) {
+                *sum += value;
+            }
+        }
+    });
+}
+
+/// Helpers of the operations' tests.
+#[cfg(test)]
+pub(crate) mod testing {
+    /// Reproducible values in ±`scale`/2.
+    pub fn noise(len: usize, seed: u64, scale: f32) -> Vec<f32> {
+        (0..len as u64).map(|i| (dressage_policy::uniform(seed, 9, i) as f32 - 0.5) * scale).collect()
+    }
+
+    /// Same, in f64.
+    pub fn wide(x: &[f32]) -> Vec<f64> {
+        x.iter().map(|v| f64::from(*v)).collect()
+    }
+
+    /// Asserts |a − b| ≤ tolerance · (1 + |b|) everywhere.
+    pub fn close(a: &[f32], b: &[f64], tolerance: f64) {
+        assert_eq!(a.len(), b.len());
+        for (i, (x, y)) in a.iter().zip(b).enumerate() {
+            assert!((f64::from(*x) - y).abs() <= tolerance * (1.0 + y.abs()), "element {i}: {x} against {y}");
+        }
+    }
+
+    /// Gradient of `f` at `x` by central differences in f64.
+    pub fn differences(x: &[f64], f: impl Fn(&[f64]) -> f64) -> Vec<f64> {
+        let step = 1e-5;
+        let mut x = x.to_vec();
+        (0..x.len())
+            .map(|i| {
+                let at = x[i];
+                x[i] = at + step;
+                let up = f(&x);
+                x[i] = at - step;
+                let down = f(&x);
+                x[i] = at;
+                (up - down) / (2.0 * step)
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,145 @@
+//! AdamW (Loshchilov & Hutter 2019) over flat arrays, and the gradient's global norm.
+
+use dressage_policy::OptimParams;
+
+use crate::Compute;
+use crate::buffer::Shared;
+use crate::simd::{dot, simd};
+
+/// Values per task. The norm is summed per block and then in the order of blocks, so threads do not change it.
+const BLOCK: usize = 1 << 16;
+
+/// Square root of the sum of squares of `gradient`, f64 across blocks.
+pub fn norm(compute: &Compute, gradient: &[f32]) -> f64 {
+    let blocks = gradient.len().div_ceil(BLOCK);
+    let mut sums = vec![0.0f32; blocks];
+    let shared = Shared::new(&mut sums);
+    compute.pool.run(blocks, |block| {
+        let part = &gradient[block * BLOCK..gradient.len().min((block + 1) * BLOCK)];
+        // SAFETY: each block belongs to one task.
+        let sum = unsafe { shared.slice(block, 1) };
+        sum[0] = square_sum(compute.isa, part);
+    });
+    sums.iter().map(|s| f64::from(*s)).sum::<f64>().sqrt()
+}
+
+simd! {
+    fn square_sum(x: &[f32]) -> f32 {
+        dot(x, x)
+    }
+}
+
+/// The constants of one step, shared by all values.
+#[derive(Clone, Copy)]
+struct Step {
+    gradient_scale: f32,
+    beta1: f32,
+    beta2: f32,
+    keep: f32,
+    rate: f32,
+    root_correction: f32,
+    epsilon: f32,
+}
+
+simd! {
+    fn step_block(s: Step, weight: &mut [f32], gradient: &mut [f32], first: &mut [f32], second: &mut [f32]) {
+        for (((w, g), m), v) in weight.iter_mut().zip(gradient).zip(first).zip(second) {
+            let scaled = *g * s.gradient_scale;
+            *m = s.beta1.mul_add(*m, (1.0 - s.beta1) * scaled);
+            *v = s.beta2.mul_add(*v, (1.0 - s.beta2) * (scaled * scaled));
+            let denominator = v.sqrt() / s.root_correction + s.epsilon;
+            *w = *w * s.keep - s.rate * (*m / denominator);
+            *g = 0.0;
+        }
+    }
+}
+
+/// A range of parameters and what is known about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Group {
+    /// First value.
+    pub start: usize,
+    /// Number of values.
+    pub len: usize,
+    /// Whether weight decay applies: matrices, not norms and biases.
+    pub decay: bool,
+}
+
+/// Step number `step` (from 1) over `groups` of the arrays, with the gradient scaled by `gradient_scale`; clears the gradient.
+#[allow(clippy::too_many_arguments)]
+pub fn step(
+    compute: &Compute,
+    groups: &[Group],
+    params: &OptimParams,
+    step: u64,
+    gradient_scale: f32,
+    weight: &mut [f32],
+    gradient: &mut [f32],
+    first: &mut [f32],
+    second: &mut [f32],
+) {
+    let power = |beta: f32| 1.0 - f64::from(beta).powi(i32::try_from(step).unwrap_or(i32::MAX));
+    let blocks: Vec<(usize, usize, bool)> = groups
+        .iter()
+        .flat_map(|g| (0..g.len).step_by(BLOCK).map(|at| (g.start + at, BLOCK.min(g.len - at), g.decay)))
+        .collect();
+    let arrays = [weight, gradient, first, second].map(|array| Shared::new(array));
+    compute.pool.run(blocks.len(), |task| {
+        let (start, len, decay) = blocks[task];
+        let decay = if decay { params.weight_decay } else { 0.0 };
+        let constants = Step {
+            gradient_scale,
+            beta1: params.beta1,
+            beta2: params.beta2,
+            keep: 1.0 - params.learning_rate * decay,
+            rate: (f64::from(params.learning_rate) / power(params.beta1)) as f32,
+            root_correction: power(params.beta2).sqrt() as f32,
+            epsilon: params.epsilon,
+        };
+        // SAFETY: groups do not overlap, so each block belongs to one task.
+        let [w, g, m, v] = unsafe { arrays.each_ref().map(|array| array.slice(start, len)) };
+        step_block(compute.isa, constants, w, g, m, v);
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, noise, wide};
+    use super::*;
+
+    #[test]
+    fn matches_f64_over_several_steps() {
+        let compute = Compute::new(2);
+        let n = BLOCK + 1000;
+        let groups =
+            [Group { start: 0, len: BLOCK, decay: true }, Group { start: BLOCK, len: 1000, decay: false }];
+        let params = OptimParams {
+            learning_rate: 0.01,
+            beta1: 0.9,
+            beta2: 0.999,
+            epsilon: 1e-8,
+            weight_decay: 0.1,
+            max_grad_norm: 1.0,
+        };
+        let mut w = noise(n, 1, 2.0);
+        let (mut m, mut v) = (vec![0.0; n], vec![0.0; n]);
+        let (mut ew, mut em, mut ev) = (wide(&w), vec![0.0; n], vec![0.0; n]);
+        for t in 1..=5 {
+            let mut g = noise(n, 10 + t, 1.0);
+            let eg = wide(&g);
+            let exact = eg.iter().map(|x| x * x).sum::<f64>().sqrt();
+            assert!((norm(&compute, &g) - exact).abs() < 1e-5 * exact);
+            step(&compute, &groups, &params, t, 0.5, &mut w, &mut g, &mut m, &mut v);
+            assert!(g.iter().all(|x| *x == 0.0), "the gradient is cleared");
+            for i in 0..n {
+                let x = eg[i] * 0.5;
+                em[i] = 0.9 * em[i] + 0.1 * x;
+                ev[i] = 0.999 * ev[i] + 0.001 * x * x;
+                let (c1, c2) = (1.0 - 0.9f64.powi(t as i32), 1.0 - 0.999f64.powi(t as i32));
+                let decay = if i < BLOCK { 0.1 } else { 0.0 };
+                ew[i] = ew[i] * (1.0 - 0.01 * decay) - 0.01 * (em[i] / c1) / ((ev[i] / c2).sqrt() + 1e-8);
+            }
+        }
+        close(&w, &ew, 2e-6);
+    }
+}

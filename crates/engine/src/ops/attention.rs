@@ -1,0 +1,472 @@
+//! Causal grouped-query attention over a path of segments, forward.
+//!
+//! Keys and values live in *blocks* of [`BLOCK`] positions, aligned to absolute positions on the path; a path is a list of
+//! blocks. Sampling and training use the same blocks and the same code. For one query at position t:
+//!
+//! 1. scores s_j = Σ_d (q_d · scale) k_jd, one chain over d for each j ≤ t;
+//! 2. m = max s, e_j = exp(s_j − m), Σ e in lanes j mod 16;
+//! 3. out_d = (Σ_j e_j v_jd) / Σ e, one chain over j.
+//!
+//! None of this depends on how the path was cut into prompts, chunks or nodes, or on what other queries are computed.
+
+use std::cell::RefCell;
+
+use crate::Compute;
+use crate::buffer::{Buffer, Shared};
+use crate::product::tile::tile;
+use crate::product::{MR, NR};
+use crate::simd::{Isa, LANES, exp, fold, simd};
+
+/// Positions in a block: the width of a panel, so that a block's keys are a panel of the score product.
+pub const BLOCK: usize = NR;
+/// Query positions that one task handles.
+const QUERIES_PER_TASK: usize = 32;
+
+/// The shape of attention in one layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+}
+
+impl Shape {
+    /// Width of a row of queries.
+    pub fn query(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Width of a row of keys, or of values.
+    pub fn key(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Width of a row of queries, keys and values side by side.
+    pub fn qkv(&self) -> usize {
+        self.query() + 2 * self.key()
+    }
+
+    /// Width of a head, rounded up to whole panels.
+    pub(crate) fn padded(&self) -> usize {
+        self.head_dim.div_ceil(NR) * NR
+    }
+
+    /// Query heads that share a key head.
+    pub(crate) fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// Values of one block of one key head: keys as `[head_dim][BLOCK]`, then values as `[BLOCK][padded]`.
+    fn head_block(&self) -> usize {
+        (self.head_dim + self.padded()) * BLOCK
+    }
+
+    /// Values of one block of one layer.
+    pub fn block(&self) -> usize {
+        self.kv_heads * self.head_block()
+    }
+}
+
+/// Memory for blocks of one layer or of all.
+pub struct Blocks {
+    blocks: Vec<Buffer>,
+    shape: Shape,
+    layers: usize,
+}
+
+impl Blocks {
+    /// No blocks yet; each will hold `layers` layers.
+    pub fn new(shape: Shape, layers: usize) -> Self {
+        Blocks { blocks: Vec::new(), shape, layers }
+    }
+
+    /// Makes sure that there are at least `count` blocks.
+    pub fn grow(&mut self, count: usize) {
+        while self.blocks.len() < count {
+            self.blocks.push(Buffer::zeroed(self.layers * self.shape.block()));
+        }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// Copies all layers of block `from` to block `to`: what a fork in the middle of a block needs.
+    pub fn copy(&mut self, from: u32, to: u32) {
+        if let Ok([from, to]) = self.blocks.get_disjoint_mut([from as usize, to as usize]) {
+            to.copy_from_slice(from);
+        }
+    }
+
+    /// The blocks of one layer, for a parallel region that writes and reads them.
+    fn layer(&mut self, layer: usize) -> Layer<'_> {
+        let size = self.shape.block();
+        let starts = self.blocks.iter_mut().map(|b| Shared::new(&mut b[layer * size..][..size])).collect();
+        Layer { blocks: starts, shape: self.shape }
+    }
+}
+
+struct Layer<'a> {
+    blocks: Vec<Shared<'a>>,
+    shape: Shape,
+}
+
+impl Layer<'_> {
+    fn keys(&self, block: u32, head: usize) -> *mut f32 {
+        self.blocks[block as usize].pointer(head * self.shape.head_block())
+    }
+
+    fn values(&self, block: u32, head: usize) -> *mut f32 {
+        self.blocks[block as usize].pointer(head * self.shape.head_block() + self.shape.head_dim * BLOCK)
+    }
+}
+
+/// A run of new tokens on one path.
+#[derive(Debug, Clone, Default)]
+pub struct Span {
+    /// First of its rows in the batch.
+    pub row: usize,
+    /// Number of its rows.
+    pub len: usize,
+    /// Position of the first on the path; all earlier positions are in `blocks` already, or in an earlier span of the batch.
+    pub position: usize,
+    /// The path's blocks, as far as the last row of the span needs them.
+    pub blocks: Vec<u32>,
+    /// A block whose first positions must be copied into the span's first block before its own rows are written: the
+    /// parent's, where a node starts in the middle of a block.
+    pub inherits: Option<u32>,
+}
+
+thread_local! {
+    /// Scratch of one task: packed queries, scores, packed weights, output tile.
+    static SCRATCH: RefCell<[Buffer; 4]> = RefCell::new(Default::default());
+}
+
+/// What normalises one query's weights: (max, Σ e).
+pub type RowStats = [f32; 2];
+
+/// Writes keys and values of all rows into the blocks of `layer`, then computes every row's attention over its path.
+///
+/// `qkv` has rows of `shape.qkv()`, rotary embedding applied; `out` has rows of `shape.query()`. Where given, `stats`
+/// receives (max, Σ e) for every row and head, as the backward pass needs them.
+pub fn forward(
+    compute: &Compute,
+    blocks: &mut Blocks,
+    layer: usize,
+    spans: &[Span],
+    qkv: &[f32],
+    out: &mut [f32],
+    stats: Option<&mut [f32]>,
+) {
+    let shape = blocks.shape;
+    let layer = blocks.layer(layer);
+    compute.pool.run(shape.kv_heads, |head| {
+        for span in spans {
+            store(&layer, span, head, qkv);
+        }
+    });
+
+    let (width, group) = (shape.query(), shape.group());
+    let out = Shared::new(out);
+    let stats = stats.map(Shared::new);
+    // Tasks in falling order of cost, so that the last to finish is a small one.
+    let mut tasks: Vec<(usize, usize, usize)> = Vec::new();
+    for (index, span) in spans.iter().enumerate() {
+        for first in (0..span.len).step_by(QUERIES_PER_TASK) {
+            tasks.extend((0..shape.kv_heads).map(|head| (index, first, head)));
+        }
+    }
+    tasks.reverse();
+    compute.pool.run(tasks.len(), |task| {
+        let (index, first, head) = tasks[task];
+        let span = &spans[index];
+        let queries = QUERIES_PER_TASK.min(span.len - first);
+        let rows = queries * group;
+        SCRATCH.with_borrow_mut(|scratch| {
+            for from in (0..rows).step_by(MR) {
+                let tile_rows = MR.min(rows - from);
+                // Row r of a tile is (query, head of the group), the query varying slowest.
+                let place = |r: usize| {
+                    let (query, member) = ((from + r) / group, (from + r) % group);
+                    (span.row + first + query, head * group + member, span.position + first + query)
+                };
+                attend_tile(compute.isa, &layer, span, head, tile_rows, place, qkv, scratch);
+                let padded = shape.padded();
+                for r in 0..tile_rows {
+                    let (row, query_head, _) = place(r);
+                    let at = shape.head_dim * tile_rows + 2 * r;
+                    let tile_stats: RowStats = [scratch[0][at], scratch[0][at + 1]];
+                    // SAFETY: each (row, head) belongs to one tile.
+                    let to = unsafe { out.slice(row * width + query_head * shape.head_dim, shape.head_dim) };
+                    for (to, from) in to.iter_mut().zip(&scratch[3][r * padded..]) {
+                        *to = from / tile_stats[1];
+                    }
+                    if let Some(stats) = &stats {
+                        // SAFETY: as above.
+                        let to = unsafe { stats.slice((row * shape.heads + query_head) * 2, 2) };
+                        to.copy_from_slice(&tile_stats);
+                    }
+                }
+            }
+        });
+    });
+}
+
+/// Writes one key head of a span's rows into its blocks.
+fn store(layer: &Layer<'_>, span: &Span, head: usize, qkv: &[f32]) {
+    let shape = layer.shape;
+    let (width, dim, padded) = (shape.qkv(), shape.head_dim, shape.padded());
+    if let (Some(from), Some(&to)) = (span.inherits, span.blocks.get(span.position / BLOCK)) {
+        // SAFETY: blocks of a layer are of one size; this thread alone touches this head of them, and a node's first block
+        // is never its parent's.
+        unsafe {
+            std::ptr::copy_nonoverlapping(layer.keys(from, head), layer.keys(to, head), shape.head_block());
+        }
+    }
+    for i in 0..span.len {
+        let position = span.position + i;
+        let (block, at) = (span.blocks[position / BLOCK], position % BLOCK);
+        let row = &qkv[(span.row + i) * width..][..width];
+        let key = &row[shape.query() + head * dim..][..dim];
+        let value = &row[shape.query() + shape.key() + head * dim..][..dim];
+        // SAFETY: in bounds of the block; this thread alone touches this head.
+        unsafe {
+            let keys = layer.keys(block, head);
+            for (d, k) in key.iter().enumerate() {
+                *keys.add(d * BLOCK + at) = *k;
+            }
+            std::ptr::copy_nonoverlapping(value.as_ptr(), layer.values(block, head).add(at * padded), dim);
+        }
+    }
+}
+
+/// Attention of one tile of (query, head) rows that share a key head. Leaves the weighted sums of values in `scratch[3]`,
+/// `[rows][padded]`, and (max, Σ e) of each row behind the packed queries in `scratch[0]`.
+#[allow(clippy::too_many_arguments)]
+fn attend_tile(
+    isa: Isa,
+    layer: &Layer<'_>,
+    span: &Span,
+    head: usize,
+    rows: usize,
+    place: impl Fn(usize) -> (usize, usize, usize),
+    qkv: &[f32],
+    scratch: &mut [Buffer; 4],
+) {
+    let shape = layer.shape;
+    let (dim, padded) = (shape.head_dim, shape.padded());
+    let scale = 1.0 / (dim as f32).sqrt();
+    let longest = place(rows - 1).2 + 1;
+    let used = longest.div_ceil(BLOCK);
+    let stride = used * BLOCK;
+    let [packed, scores, weights, sums] = scratch;
+    let packed = packed.reserve(dim * rows + 2 * rows);
+    let scores = scores.reserve(rows * stride);
+    let weights = weights.reserve(rows * stride);
+    let sums = sums.reserve(rows * padded);
+
+    for r in 0..rows {
+        let (row, query_head, _) = place(r);
+        for (d, q) in qkv[row * shape.qkv() + query_head * dim..][..dim].iter().enumerate() {
+            packed[d * rows + r] = q * scale;
+        }
+    }
+    for (i, &block) in span.blocks[..used].iter().enumerate() {
+        let to = scores[i * BLOCK..].as_mut_ptr();
+        // SAFETY: packed queries, the block's keys and the scores have these extents.
+        unsafe {
+            tile(
+                isa,
+                rows,
+                dim,
+                packed.as_ptr(),
+                rows,
+                layer.keys(block, head),
+                BLOCK,
+                to,
+                stride,
+                BLOCK,
+                false,
+            );
+        }
+    }
+    for r in 0..rows {
+        let seen = place(r).2 + 1;
+        let row = &mut scores[r * stride..][..longest];
+        let stats = weigh(isa, &mut row[..seen]);
+        row[seen..].fill(0.0);
+        packed[dim * rows + 2 * r..][..2].copy_from_slice(&stats);
+        // [row][position] to [position][row], as the product over positions wants them.
+        for (j, e) in row.iter().enumerate() {
+            weights[j * rows + r] = *e;
+        }
+    }
+    for (i, &block) in span.blocks[..used].iter().enumerate() {
+        let depth = BLOCK.min(longest - i * BLOCK);
+        for column in (0..padded).step_by(NR) {
+            // SAFETY: weights, the block's values and the sums have these extents. Positions past a row's own have weight
+            // 0 and were written, so they add exactly nothing.
+            unsafe {
+                tile(
+                    isa,
+                    rows,
+                    depth,
+                    weights[i * BLOCK * rows..].as_ptr(),
+                    rows,
+                    layer.values(block, head).add(column),
+                    padded,
+                    sums[column..].as_mut_ptr(),
+                    padded,
+                    NR,
+                    i > 0,
+                );
+            }
+        }
+    }
+}
+
+simd! {
+    /// Overwrites scores with exp(s − max); returns (max, Σ e), the sum in lanes by position.
+    fn weigh(scores: &mut [f32]) -> RowStats {
+        let mut lanes = [f32::NEG_INFINITY; LANES];
+        for chunk in scores.chunks(LANES) {
+            for (lane, s) in lanes.iter_mut().zip(chunk) {
+                *lane = if *s > *lane { *s } else { *lane };
+            }
+        }
+        let max = lanes.iter().fold(f32::NEG_INFINITY, |m, s| if *s > m { *s } else { m });
+        let mut sums = [0.0f32; LANES];
+        let mut chunks = scores.chunks_exact_mut(LANES);
+        for chunk in &mut chunks {
+            for i in 0..LANES {
+                chunk[i] = exp(chunk[i] - max);
+                sums[i] += chunk[i];
+            }
+        }
+        for (i, s) in chunks.into_remainder().iter_mut().enumerate() {
+            *s = exp(*s - max);
+            sums[i] += *s;
+        }
+        [max, fold(sums)]
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::super::testing::{close, noise, wide};
+    use super::*;
+
+    /// Attention of every row over its path (a list of row indices, the row itself last), in f64.
+    pub fn naive(shape: Shape, paths: &[Vec<usize>], qkv: &[f64]) -> Vec<f64> {
+        let (width, dim) = (shape.qkv(), shape.head_dim);
+        let mut out = Vec::new();
+        for (row, path) in paths.iter().enumerate() {
+            for head in 0..shape.heads {
+                let q = &qkv[row * width + head * dim..][..dim];
+                let part =
+                    |j: usize, offset: usize| &qkv[j * width + offset + head / shape.group() * dim..][..dim];
+                let scores: Vec<f64> = path
+                    .iter()
+                    .map(|&j| {
+                        let k = part(j, shape.query());
+                        q.iter().zip(k).map(|(a, b)| a * b).sum::<f64>() / (dim as f64).sqrt()
+                    })
+                    .collect();
+                let max = scores.iter().copied().fold(f64::MIN, f64::max);
+                let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
+                let total: f64 = weights.iter().sum();
+                out.extend((0..dim).map(|d| {
+                    path.iter()
+                        .zip(&weights)
+                        .map(|(&j, w)| w / total * part(j, shape.query() + shape.key())[d])
+                        .sum::<f64>()
+                }));
+            }
+        }
+        out
+    }
+
+    /// Spans of a forest given as (parent, length), with their paths in rows.
+    pub fn forest(nodes: &[(Option<usize>, usize)]) -> (Vec<Span>, Vec<Vec<usize>>, usize) {
+        let (mut spans, mut paths, mut next): (Vec<Span>, Vec<Vec<usize>>, u32) = (Vec::new(), Vec::new(), 0);
+        let mut row = 0;
+        for &(parent, len) in nodes {
+            let position = parent.map_or(0, |p| spans[p].position + spans[p].len);
+            let whole = position / BLOCK;
+            let mut blocks: Vec<u32> = parent.map_or(Vec::new(), |p| spans[p].blocks[..whole].to_vec());
+            let inherits = parent.filter(|_| position % BLOCK > 0).map(|p| spans[p].blocks[whole]);
+            while blocks.len() * BLOCK < position + len {
+                blocks.push(next);
+                next += 1;
+            }
+            let mut path = parent.map_or(Vec::new(), |p| paths[spans[p].row + spans[p].len - 1].clone());
+            for i in 0..len {
+                path.push(row + i);
+                paths.push(path.clone());
+            }
+            spans.push(Span { row, len, position, blocks, inherits });
+            row += len;
+        }
+        (spans, paths, next as usize)
+    }
+
+    #[test]
+    fn matches_f64_on_a_forest() {
+        let nodes = [(None, 40), (Some(0), 3), (Some(1), 70), (Some(0), 25), (None, 33), (Some(4), 1)];
+        let (spans, paths, count) = forest(&nodes);
+        for shape in [
+            Shape { heads: 6, kv_heads: 2, head_dim: 16 },
+            Shape { heads: 9, kv_heads: 3, head_dim: 64 },
+            Shape { heads: 2, kv_heads: 2, head_dim: 40 },
+        ] {
+            let qkv = noise(paths.len() * shape.qkv(), 1, 6.0);
+            let mut blocks = Blocks::new(shape, 1);
+            blocks.grow(count);
+            let mut out = vec![0.0; paths.len() * shape.query()];
+            forward(&Compute::new(2), &mut blocks, 0, &spans, &qkv, &mut out, None);
+            // Scores reach ±50 here, so f32 weights are good to about 1e-5.
+            close(&out, &naive(shape, &paths, &wide(&qkv)), 1e-5);
+        }
+    }
+
+    /// One path in one span, in chunks, and token by token gives the same bits, on every instruction path.
+    #[test]
+    fn chunking_does_not_change_a_bit() {
+        let shape = Shape { heads: 6, kv_heads: 2, head_dim: 48 };
+        let len = 101;
+        let qkv = noise(len * shape.qkv(), 7, 4.0);
+        let mut first: Option<Vec<u32>> = None;
+        for isa in Isa::available() {
+            for chunk in [len, 32, 7, 1] {
+                let mut blocks = Blocks::new(shape, 1);
+                blocks.grow(len.div_ceil(BLOCK));
+                let mut out = vec![0.0; len * shape.query()];
+                let compute = Compute::with_isa(1 + chunk % 2, isa);
+                for position in (0..len).step_by(chunk) {
+                    let part = chunk.min(len - position);
+                    let span = Span {
+                        row: 0,
+                        len: part,
+                        position,
+                        blocks: (0..(position + part).div_ceil(BLOCK) as u32).collect(),
+                        inherits: None,
+                    };
+                    let rows = &qkv[position * shape.qkv()..][..part * shape.qkv()];
+                    let to = &mut out[position * shape.query()..][..part * shape.query()];
+                    forward(&compute, &mut blocks, 0, &[span], rows, to, None);
+                }
+                let bits: Vec<u32> = out.iter().map(|x| x.to_bits()).collect();
+                assert_eq!(first.get_or_insert_with(|| bits.clone()), &bits, "{isa:?}, chunks of {chunk}");
+            }
+        }
+    }
+}

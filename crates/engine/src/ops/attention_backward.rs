@@ -1,0 +1,375 @@
+//! Causal grouped-query attention, backward.
+//!
+//! With P the normalised weights, D = rowsum(dO ∘ O) and dS = P ∘ (dO Vᵀ − D): dQ = scale · dS K, dK = dSᵀ (scale · Q),
+//! dV = Pᵀ dO (Dao et al. 2022, appendix B). P is computed again from the saved (max, Σ e).
+//!
+//! One task is one span and one query head; it goes over the span's whole path and leaves its share of dK and dV in a
+//! buffer of its own. Shares are then added up per token in the order of spans and heads, so threads do not change the sum.
+
+use std::cell::RefCell;
+
+use super::attention::{BLOCK, Shape, Span};
+use crate::Compute;
+use crate::buffer::{Buffer, Shared};
+use crate::product::tile::tile;
+use crate::product::{MR, NR};
+use crate::simd::{Isa, dot, exp, simd};
+
+/// Query rows that a task handles at a time.
+const QUERIES: usize = 4 * MR;
+
+/// The rows of a span's path, first to last, as (first row, number of rows).
+pub type PathRows = Vec<(usize, usize)>;
+
+/// What the forward pass saved.
+#[derive(Clone, Copy)]
+pub struct Saved<'a> {
+    /// Queries, keys and values after the rotary embedding, rows of `shape.qkv()`.
+    pub qkv: &'a [f32],
+    /// The output, rows of `shape.query()`.
+    pub out: &'a [f32],
+    /// (max, Σ e) for every row and head.
+    pub stats: &'a [f32],
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Task> = RefCell::new(Task::default());
+}
+
+/// Scratch of one task.
+#[derive(Default)]
+struct Task {
+    /// Keys and values of the path: `[blocks][head_dim][BLOCK]` each, then keys as rows, `[positions][padded]`.
+    keys_t: Buffer,
+    values_t: Buffer,
+    keys: Buffer,
+    /// Queries (scaled) and dO as rows and packed by tiles.
+    queries: Buffer,
+    queries_t: Buffer,
+    grads: Buffer,
+    grads_t: Buffer,
+    /// P and dS, `[row][positions]`, and dS packed by tiles.
+    weights: Buffer,
+    slopes: Buffer,
+    slopes_t: Buffer,
+    dqueries: Buffer,
+}
+
+/// Fills `dqkv` (rows of `shape.qkv()`) with the gradient, given that of the output, `dout`. `paths[i]` are the rows on the
+/// path of `spans[i]`, its own included. `shares` is scratch.
+#[allow(clippy::too_many_arguments)]
+pub fn backward(
+    compute: &Compute,
+    shape: Shape,
+    spans: &[Span],
+    paths: &[PathRows],
+    saved: Saved<'_>,
+    dout: &[f32],
+    shares: &mut Buffer,
+    dqkv: &mut [f32],
+) {
+    // Where each task's share of dK and dV starts: [path positions][padded] for keys, then for values.
+    let padded = shape.padded();
+    let mut starts = Vec::with_capacity(spans.len() * shape.heads + 1);
+    let mut total = 0;
+    for span in spans {
+        for _ in 0..shape.heads {
+            starts.push(total);
+            total += 2 * (span.position + span.len) * padded;
+        }
+    }
+    let shares = Shared::new(shares.reserve(total));
+    let shared = Shared::new(dqkv);
+    compute.pool.run(spans.len() * shape.heads, |task| {
+        let (index, head) = (task / shape.heads, task % shape.heads);
+        let span = &spans[index];
+        // SAFETY: each share belongs to one task.
+        let share = unsafe { shares.slice(starts[task], 2 * (span.position + span.len) * padded) };
+        share.fill(0.0);
+        SCRATCH.with_borrow_mut(|scratch| {
+            scratch.run(compute.isa, shape, span, &paths[index], head, saved, dout, share, shared);
+        });
+    });
+
+    // Add up the shares: keys and values of a row are touched by the spans whose path it is on.
+    let (width, dim, group) = (shape.qkv(), shape.head_dim, shape.group());
+    compute.pool.run(shape.kv_heads * 2, |task| {
+        let (kv_head, part) = (task / 2, task % 2);
+        let offset = shape.query() + part * shape.key() + kv_head * dim;
+        for span in spans {
+            for row in span.row..span.row + span.len {
+                // SAFETY: each (row, key head, part) belongs to one task.
+                unsafe { shared.slice(row * width + offset, dim) }.fill(0.0);
+            }
+        }
+        for (index, span) in spans.iter().enumerate() {
+            let positions = span.position + span.len;
+            for head in kv_head * group..(kv_head + 1) * group {
+                let start = starts[index * shape.heads + head] + part * positions * padded;
+                let mut position = 0;
+                for &(first, len) in &paths[index] {
+                    for row in first..first + len {
+                        // SAFETY: as above; the shares are only read from here on.
+                        let to = unsafe { shared.slice(row * width + offset, dim) };
+                        let from = unsafe { shares.slice(start + position * padded, dim) };
+                        for (to, from) in to.iter_mut().zip(from) {
+                            *to += *from;
+                        }
+                        position += 1;
+                    }
+                }
+            }
+        }
+    });
+}
+
+impl Task {
+    #[allow(clippy::too_many_arguments)]
+    fn run(
+        &mut self,
+        isa: Isa,
+        shape: Shape,
+        span: &Span,
+        path: &PathRows,
+        head: usize,
+        saved: Saved<'_>,
+        dout: &[f32],
+        share: &mut [f32],
+        dqkv: Shared<'_>,
+    ) {
+        let (width, dim, padded) = (shape.qkv(), shape.head_dim, shape.padded());
+        let positions = span.position + span.len;
+        let stride = positions.div_ceil(BLOCK) * BLOCK;
+        let scale = 1.0 / (dim as f32).sqrt();
+        self.gather(shape, path, head / shape.group(), positions, saved.qkv);
+        let queries = self.queries.reserve(QUERIES * padded);
+        let queries_t = self.queries_t.reserve(QUERIES * dim);
+        let grads = self.grads.reserve(QUERIES * padded);
+        let grads_t = self.grads_t.reserve(QUERIES * dim);
+        let weights = self.weights.reserve(QUERIES * stride);
+        let slopes = self.slopes.reserve(QUERIES * stride);
+        let slopes_t = self.slopes_t.reserve(MR * stride);
+        let dqueries = self.dqueries.reserve(MR * padded);
+        let (dkeys, dvalues) = share.split_at_mut(positions * padded);
+
+        for first in (0..span.len).step_by(QUERIES) {
+            let rows = QUERIES.min(span.len - first);
+            let seen = span.position + first + rows;
+            let used = seen.div_ceil(BLOCK);
+            for r in 0..rows {
+                let row = span.row + first + r;
+                let q = &saved.qkv[row * width + head * dim..][..dim];
+                let g = &dout[row * shape.query() + head * dim..][..dim];
+                let (tile_at, lane) = (r / MR * MR, r % MR);
+                let tile_rows = MR.min(rows - tile_at);
+                for d in 0..dim {
+                    queries[r * padded + d] = q[d] * scale;
+                    grads[r * padded + d] = g[d];
+                    queries_t[tile_at * dim + d * tile_rows + lane] = q[d] * scale;
+                    grads_t[tile_at * dim + d * tile_rows + lane] = g[d];
+                }
+            }
+            for tile_at in (0..rows).step_by(MR) {
+                let tile_rows = MR.min(rows - tile_at);
+                for block in 0..used {
+                    let at = tile_at * stride + block * BLOCK;
+                    for (left, right, to) in [
+                        (&*queries_t, &self.keys_t, &mut *weights),
+                        (&*grads_t, &self.values_t, &mut *slopes),
+                    ] {
+                        // SAFETY: packed rows, a block and the scores have these extents.
+                        unsafe {
+                            tile(
+                                isa,
+                                tile_rows,
+                                dim,
+                                left[tile_at * dim..].as_ptr(),
+                                tile_rows,
+                                right[block * dim * BLOCK..].as_ptr(),
+                                BLOCK,
+                                to[at..].as_mut_ptr(),
+                                stride,
+                                BLOCK,
+                                false,
+                            );
+                        }
+                    }
+                }
+            }
+            for r in 0..rows {
+                let row = span.row + first + r;
+                let own = span.position + first + r + 1;
+                let stats = &saved.stats[(row * shape.heads + head) * 2..][..2];
+                let o = &saved.out[row * shape.query() + head * dim..][..dim];
+                let p = &mut weights[r * stride..][..seen];
+                let s = &mut slopes[r * stride..][..seen];
+                row_slopes(
+                    isa,
+                    &mut p[..own],
+                    &mut s[..own],
+                    stats[0],
+                    stats[1],
+                    o,
+                    &grads[r * padded..][..dim],
+                );
+                p[own..].fill(0.0);
+                s[own..].fill(0.0);
+            }
+            // dK += dSᵀ Q and dV += Pᵀ dO: positions are the rows of these products, queries their depth.
+            for (left, right, to) in [(&*slopes, &*queries, &mut *dkeys), (&*weights, &*grads, &mut *dvalues)]
+            {
+                for position in (0..seen).step_by(MR) {
+                    let tile_rows = MR.min(seen - position);
+                    for column in (0..padded).step_by(NR) {
+                        // SAFETY: scores, rows and the share have these extents.
+                        unsafe {
+                            tile(
+                                isa,
+                                tile_rows,
+                                rows,
+                                left[position..].as_ptr(),
+                                stride,
+                                right[column..].as_ptr(),
+                                padded,
+                                to[position * padded + column..].as_mut_ptr(),
+                                padded,
+                                NR,
+                                true,
+                            );
+                        }
+                    }
+                }
+            }
+            // dQ = scale · dS K.
+            for tile_at in (0..rows).step_by(MR) {
+                let tile_rows = MR.min(rows - tile_at);
+                for r in 0..tile_rows {
+                    for (j, s) in slopes[(tile_at + r) * stride..][..seen].iter().enumerate() {
+                        slopes_t[j * tile_rows + r] = *s;
+                    }
+                }
+                for column in (0..padded).step_by(NR) {
+                    // SAFETY: packed slopes, keys and the tile have these extents.
+                    unsafe {
+                        tile(
+                            isa,
+                            tile_rows,
+                            seen,
+                            slopes_t.as_ptr(),
+                            tile_rows,
+                            self.keys[column..].as_ptr(),
+                            padded,
+                            dqueries[column..].as_mut_ptr(),
+                            padded,
+                            NR,
+                            false,
+                        );
+                    }
+                }
+                for r in 0..tile_rows {
+                    let row = span.row + first + tile_at + r;
+                    // SAFETY: each (row, query head) belongs to one task.
+                    let to = unsafe { dqkv.slice(row * width + head * dim, dim) };
+                    for (to, from) in to.iter_mut().zip(&dqueries[r * padded..]) {
+                        *to = from * scale;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Collects keys and values of one head along a path, in the layouts of the products.
+    fn gather(&mut self, shape: Shape, path: &PathRows, kv_head: usize, positions: usize, qkv: &[f32]) {
+        let (width, dim, padded) = (shape.qkv(), shape.head_dim, shape.padded());
+        let blocks = positions.div_ceil(BLOCK);
+        let keys_t = self.keys_t.reserve(blocks * dim * BLOCK);
+        let values_t = self.values_t.reserve(blocks * dim * BLOCK);
+        let keys = self.keys.reserve(positions * padded);
+        let mut position = 0;
+        for &(first, len) in path {
+            for row in first..first + len {
+                let row = &qkv[row * width..][..width];
+                let k = &row[shape.query() + kv_head * dim..][..dim];
+                let v = &row[shape.query() + shape.key() + kv_head * dim..][..dim];
+                let (block, at) = (position / BLOCK * dim * BLOCK, position % BLOCK);
+                for d in 0..dim {
+                    keys_t[block + d * BLOCK + at] = k[d];
+                    values_t[block + d * BLOCK + at] = v[d];
+                }
+                keys[position * padded..][..dim].copy_from_slice(k);
+                position += 1;
+            }
+        }
+    }
+}
+
+simd! {
+    /// One row: scores in `p` become weights, dO Vᵀ in `s` becomes dS = P ∘ (s − D) with D = dO · O.
+    fn row_slopes(p: &mut [f32], s: &mut [f32], max: f32, sum: f32, out: &[f32], dout: &[f32]) {
+        let inverse = 1.0 / sum;
+        let mean = dot(out, dout);
+        for (p, s) in p.iter_mut().zip(s) {
+            *p = exp(*p - max) * inverse;
+            *s = *p * (*s - mean);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::attention::tests::{forest, naive};
+    use super::super::attention::{Blocks, forward};
+    use super::super::testing::{close, differences, noise, wide};
+    use super::*;
+
+    fn run(threads: usize, shape: Shape, nodes: &[(Option<usize>, usize)]) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
+        let (spans, paths, count) = forest(nodes);
+        let rows = paths.len();
+        let qkv = noise(rows * shape.qkv(), 1, 3.0);
+        let dout = noise(rows * shape.query(), 2, 1.0);
+        let compute = Compute::new(threads);
+        let mut blocks = Blocks::new(shape, 1);
+        blocks.grow(count);
+        let mut out = vec![0.0; rows * shape.query()];
+        let mut stats = vec![0.0; rows * shape.heads * 2];
+        forward(&compute, &mut blocks, 0, &spans, &qkv, &mut out, Some(&mut stats));
+        let runs: Vec<PathRows> =
+            spans.iter().map(|s| paths[s.row + s.len - 1].iter().map(|row| (*row, 1)).collect()).collect();
+        let saved = Saved { qkv: &qkv, out: &out, stats: &stats };
+        let mut dqkv = noise(qkv.len(), 3, 9.0);
+        backward(&compute, shape, &spans, &runs, saved, &dout, &mut Buffer::default(), &mut dqkv);
+        (qkv, dout, dqkv)
+    }
+
+    #[test]
+    fn matches_differences_on_a_forest() {
+        let nodes = [(None, 5), (Some(0), 3), (Some(1), 2), (Some(0), 4), (None, 3)];
+        let shape = Shape { heads: 4, kv_heads: 2, head_dim: 6 };
+        let (qkv, dout, dqkv) = run(2, shape, &nodes);
+        let (_, paths, _) = forest(&nodes);
+        let objective = |x: &[f64]| {
+            naive(shape, &paths, x).iter().zip(&dout).map(|(o, g)| o * f64::from(*g)).sum::<f64>()
+        };
+        close(&dqkv, &differences(&wide(&qkv), objective), 1e-5);
+    }
+
+    /// Long paths go through several blocks and tiles; a sum over everything is checked against a directional difference.
+    #[test]
+    fn long_paths_match_a_directional_difference() {
+        let nodes = [(None, 70), (Some(0), 61), (Some(0), 20)];
+        let shape = Shape { heads: 3, kv_heads: 1, head_dim: 40 };
+        let (qkv, dout, dqkv) = run(2, shape, &nodes);
+        let (_, paths, _) = forest(&nodes);
+        let direction = noise(qkv.len(), 5, 2.0);
+        let along = |t: f64| {
+            let x: Vec<f64> =
+                qkv.iter().zip(&direction).map(|(x, d)| f64::from(*x) + t * f64::from(*d)).collect();
+            naive(shape, &paths, &x).iter().zip(&dout).map(|(o, g)| o * f64::from(*g)).sum::<f64>()
+        };
+        let expected = (along(1e-4) - along(-1e-4)) / 2e-4;
+        let found: f64 = dqkv.iter().zip(&direction).map(|(g, d)| f64::from(*g) * f64::from(*d)).sum();
+        assert!((found - expected).abs() < 1e-4 * (1.0 + expected.abs()), "{found} against {expected}");
+        let (.., alone) = run(1, shape, &nodes);
+        assert!(dqkv.iter().zip(&alone).all(|(a, b)| a.to_bits() == b.to_bits()), "threads changed a bit");
+    }
+}

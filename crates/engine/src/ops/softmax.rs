@@ -1,0 +1,189 @@
+//! The distribution over the vocabulary that a row of logits stands for. Sampling and training share these functions, so
+//! a log-probability is the same number in both.
+//!
+//! log p(t) = (z_t − max) − ln Σ exp(z − max), with z = logits / temperature.
+
+use crate::simd::{LANES, exp, fold, simd};
+
+/// Values between which the sum moves from f32 lanes to f64.
+const BLOCK: usize = 1024;
+
+/// What normalises a row.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Normaliser {
+    /// Largest scaled logit.
+    pub max: f32,
+    /// Σ exp(z − max).
+    pub sum: f64,
+    /// ln of `sum`.
+    pub log_sum: f32,
+}
+
+impl Normaliser {
+    /// Log-probability of a token with scaled logit `z`.
+    pub fn log_probability(&self, z: f32) -> f32 {
+        (z - self.max) - self.log_sum
+    }
+}
+
+simd! {
+    /// Divides the logits by the temperature, in place.
+    pub fn scale(logits: &mut [f32], temperature: f32) {
+        if temperature != 1.0 {
+            for z in logits.iter_mut() {
+                *z /= temperature;
+            }
+        }
+    }
+}
+
+simd! {
+    fn row_max(z: &[f32]) -> f32 {
+        let mut lanes = [f32::NEG_INFINITY; LANES];
+        let chunks = z.chunks_exact(LANES);
+        let rest = chunks.remainder();
+        for chunk in chunks {
+            for i in 0..LANES {
+                lanes[i] = if chunk[i] > lanes[i] { chunk[i] } else { lanes[i] };
+            }
+        }
+        rest.iter().chain(&lanes).fold(f32::NEG_INFINITY, |max, z| if *z > max { *z } else { max })
+    }
+}
+
+simd! {
+    /// Overwrites one block of scaled logits with exp(z − max) and returns its (Σ e, Σ e (z − max)).
+    fn exp_block(z: &mut [f32], max: f32) -> (f32, f32) {
+        let (mut sums, mut moments) = ([0.0f32; LANES], [0.0f32; LANES]);
+        let mut chunks = z.chunks_exact_mut(LANES);
+        for chunk in &mut chunks {
+            for i in 0..LANES {
+                let d = chunk[i] - max;
+                let e = exp(d);
+                sums[i] += e;
+                moments[i] = e.mul_add(if e == 0.0 { 0.0 } else { d }, moments[i]);
+                chunk[i] = e;
+            }
+        }
+        for (i, z) in chunks.into_remainder().iter_mut().enumerate() {
+            let d = *z - max;
+            let e = exp(d);
+            sums[i] += e;
+            moments[i] = e.mul_add(if e == 0.0 { 0.0 } else { d }, moments[i]);
+            *z = e;
+        }
+        (fold(sums), fold(moments))
+    }
+}
+
+/// Overwrites a row of scaled logits with exp(z − max); returns what normalises it and its entropy in nats.
+pub fn exponentiate(isa: crate::simd::Isa, z: &mut [f32]) -> (Normaliser, f64) {
+    let max = row_max(isa, z);
+    let (mut sum, mut moment) = (0.0f64, 0.0f64);
+    for block in z.chunks_mut(BLOCK) {
+        let (s, m) = exp_block(isa, block, max);
+        sum += f64::from(s);
+        moment += f64::from(m);
+    }
+    let log_sum = libm::log(sum);
+    (Normaliser { max, sum, log_sum: log_sum as f32 }, log_sum - moment / sum)
+}
+
+simd! {
+    /// Multiplies every value by `factor`: turns exponentials into minus probabilities times a gradient.
+    pub fn multiply(x: &mut [f32], factor: f32) {
+        for x in x.iter_mut() {
+            *x *= factor;
+        }
+    }
+}
+
+/// The token at the point `u` in [0, 1) of the cumulative distribution, given the exponentials of [`exponentiate`].
+/// Tokens of probability 0 are never drawn.
+pub fn draw(exponentials: &[f32], u: f64) -> usize {
+    let blocks: Vec<f64> =
+        exponentials.chunks(BLOCK).map(|b| b.iter().map(|e| f64::from(*e)).sum::<f64>()).collect();
+    let goal = u * blocks.iter().sum::<f64>();
+    let mut below = 0.0;
+    let mut last = 0;
+    for (index, block) in exponentials.chunks(BLOCK).enumerate() {
+        let is_last_candidate = below + blocks[index] > goal;
+        if !is_last_candidate && index + 1 < blocks.len() {
+            below += blocks[index];
+            continue;
+        }
+        for (offset, e) in block.iter().enumerate() {
+            if *e > 0.0 {
+                last = index * BLOCK + offset;
+                below += f64::from(*e);
+                if below > goal {
+                    return last;
+                }
+            }
+        }
+    }
+    // Rounding can leave `goal` a hair above the total: the last possible token, wherever it is.
+    exponentials.iter().rposition(|e| *e > 0.0).unwrap_or(last)
+}
+
+/// Index of the largest value, the first of equals.
+pub fn argmax(x: &[f32]) -> usize {
+    let mut best = 0;
+    for (i, v) in x.iter().enumerate() {
+        if *v > x[best] {
+            best = i;
+        }
+    }
+    best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{noise, wide};
+    use super::*;
+    use crate::simd::Isa;
+
+    #[test]
+    fn matches_f64_on_every_path() {
+        let logits = noise(5000 + 7, 1, 30.0);
+        for temperature in [1.0, 0.7, 3.0] {
+            let z: Vec<f64> = wide(&logits).iter().map(|x| x / f64::from(temperature)).collect();
+            let max = z.iter().copied().fold(f64::MIN, f64::max);
+            let sum: f64 = z.iter().map(|x| (x - max).exp()).sum();
+            let entropy: f64 = z.iter().map(|x| (x - max).exp() / sum * -(x - max - sum.ln())).sum();
+            let mut bits = Vec::new();
+            for isa in Isa::available() {
+                let mut row = logits.clone();
+                scale(isa, &mut row, temperature);
+                let scaled = row.clone();
+                let (normaliser, found) = exponentiate(isa, &mut row);
+                assert!((found - entropy).abs() < 1e-5, "{found} {entropy}");
+                for t in [0, 17, 5006] {
+                    let logp = normaliser.log_probability(scaled[t]);
+                    assert!((f64::from(logp) - (z[t] - max - sum.ln())).abs() < 1e-5);
+                    bits.push(logp.to_bits());
+                }
+            }
+            assert!(bits.chunks(3).all(|b| b == &bits[..3]));
+        }
+    }
+
+    #[test]
+    fn draws_follow_the_distribution() {
+        let mut row: Vec<f32> = vec![-1000.0; 3000];
+        row[5] = 2f32.ln();
+        row[2500] = 1f32.ln();
+        row[2999] = 1f32.ln();
+        exponentiate(Isa::detect(), &mut row);
+        let mut counts = [0; 3];
+        for i in 0..4000 {
+            let token = draw(&row, dressage_policy::uniform(1, 2, i));
+            counts[[5, 2500, 2999].iter().position(|t| *t == token).expect("only these have probability")] +=
+                1;
+        }
+        assert!((counts[0] as i32 - 2000).abs() < 150 && (counts[1] as i32 - 1000).abs() < 120, "{counts:?}");
+        assert_eq!(draw(&row, 0.0), 5);
+        assert_eq!(draw(&row, 1.0 - 1e-16), 2999);
+        assert_eq!(argmax(&[1.0, 3.0, 3.0]), 1);
+    }
+}

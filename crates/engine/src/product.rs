@@ -1,0 +1,301 @@
+//! Matrix products: C = A B or C += A B in f32.
+//!
+//! **Order of operations.** Every element of C is one chain of fused multiply-adds over k = 0, 1, …, K−1, starting from 0
+//! (or from what C held). Tiles, blocks and threads split only rows and columns, and a partial chain parked in C between
+//! two blocks of k is the same f32 it would be in a register. So the bits of an element depend on its row of A and its
+//! column of B alone: not on the other rows, the packing, the number of threads, or the instruction set. Batch invariance
+//! (ARCHITECTURE.md) rests on this.
+//!
+//! **Layout.** The right operand is read in *panels* of [`NR`] columns, `[k][NR]`, so that a tile streams through memory. Weights
+//! are packed once per update ([`Packed`]); other right operands are packed into scratch on the way. The left operand is
+//! packed into tiles of [`MR`] rows, `[k][MR]`.
+
+mod pack;
+pub(crate) mod tile;
+
+use crate::Compute;
+use crate::buffer::{Buffer, Shared};
+
+pub use pack::{Matrix, Packed};
+pub use tile::{MR, NR};
+
+use pack::{pack_panel, pack_tile};
+use tile::tile;
+
+/// Depth of a block of k: a tile of A (24 KiB) stays in the first-level cache, a panel of B (64 KiB) in the second.
+const BLOCK_K: usize = 512;
+/// Depth to which operands are packed into scratch at a time.
+const SLAB_K: usize = 4096;
+/// Values of A packed at a time (8 MiB).
+const SLAB_A: usize = 2 << 20;
+/// Values of A that one task goes over for each panel (half a typical second-level cache).
+const CHUNK_A: usize = 128 << 10;
+/// Up to this many rows the caller packs A alone: waking the pool would take longer.
+const SERIAL_ROWS: usize = 16;
+
+/// The right operand, K × N.
+#[derive(Clone, Copy)]
+pub enum Right<'a> {
+    /// Packed before, as weights are.
+    Packed(&'a Packed),
+    /// A plain matrix, packed on the way.
+    Plain(Matrix<'a>),
+}
+
+/// What happens to the old contents of C.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// They are overwritten: chains start from 0.
+    Set,
+    /// They are added to: chains start from them.
+    Add,
+}
+
+/// Scratch for packed operands, kept between products.
+#[derive(Default)]
+pub struct Scratch {
+    left: Buffer,
+    right: Buffer,
+}
+
+/// C = A B, or C += A B. `a` is M × K, `b` is K × N; row i of C starts at `c[i * c_stride]`.
+///
+/// # Panics
+/// When shapes do not agree or C is too short: a bug in the caller.
+pub fn product(
+    compute: &Compute,
+    scratch: &mut Scratch,
+    a: Matrix<'_>,
+    b: Right<'_>,
+    c: &mut [f32],
+    c_stride: usize,
+    mode: Mode,
+) {
+    let (m, k) = (a.rows, a.cols);
+    let (depth, n) = match b {
+        Right::Packed(packed) => (packed.depth(), packed.columns()),
+        Right::Plain(matrix) => (matrix.rows, matrix.cols),
+    };
+    assert_eq!(k, depth, "inner dimensions of a product");
+    if m == 0 || n == 0 {
+        return;
+    }
+    assert!(n <= c_stride && (m - 1) * c_stride + n <= c.len(), "C holds {} values, not {m} x {n}", c.len());
+    if k == 0 {
+        if mode == Mode::Set {
+            (0..m).for_each(|i| c[i * c_stride..][..n].fill(0.0));
+        }
+        return;
+    }
+    let panels = n.div_ceil(NR);
+    let c = Shared::new(c);
+
+    for k0 in (0..k).step_by(SLAB_K) {
+        let kb = SLAB_K.min(k - k0);
+        let slab_rows = (SLAB_A / kb).max(MR) / MR * MR;
+        for m0 in (0..m).step_by(slab_rows) {
+            let mb = slab_rows.min(m - m0);
+            let tiles = mb.div_ceil(MR);
+            let left = Shared::new(scratch.left.reserve(tiles * MR * kb));
+            let to_pack = match b {
+                Right::Plain(_) if m0 == 0 => panels,
+                _ => 0,
+            };
+            let right = Shared::new(match b {
+                Right::Plain(_) if m0 == 0 => scratch.right.reserve(panels * NR * kb),
+                _ => &mut scratch.right,
+            });
+            let pack = |task: usize| {
+                if task < to_pack {
+                    if let Right::Plain(matrix) = b {
+                        // SAFETY: each panel is packed by one task.
+                        let panel = unsafe { right.slice(task * NR * kb, NR * kb) };
+                        pack_panel(compute.isa, matrix, k0, kb, task * NR, panel);
+                    }
+                } else {
+                    let first = (task - to_pack) * MR;
+                    let rows = MR.min(mb - first);
+                    // SAFETY: each tile is packed by one task.
+                    let packed = unsafe { left.slice(first * kb, rows * kb) };
+                    pack_tile(compute.isa, a, m0 + first, rows, k0, kb, packed);
+                }
+            };
+            if m <= SERIAL_ROWS && to_pack == 0 {
+                (0..tiles).for_each(pack);
+            } else {
+                compute.pool.run(to_pack + tiles, pack);
+            }
+
+            let chunk = (CHUNK_A / kb / MR).clamp(1, tiles);
+            let chunks = tiles.div_ceil(chunk);
+            let group = (panels * chunks / (compute.pool.threads() * 6)).clamp(1, 32);
+            let groups = panels.div_ceil(group);
+            let add = mode == Mode::Add || k0 > 0;
+            compute.pool.run(chunks * groups, |task| {
+                // Neighbouring tasks share a chunk of A.
+                let (chunk_at, group_at) = (task / groups, task % groups);
+                for panel in group_at * group..panels.min((group_at + 1) * group) {
+                    let columns = NR.min(n - panel * NR);
+                    let b_panel = match b {
+                        Right::Packed(packed) => packed.panel(panel)[k0 * NR..].as_ptr(),
+                        Right::Plain(_) => right.pointer(panel * NR * kb).cast_const(),
+                    };
+                    for kc in (0..kb).step_by(BLOCK_K) {
+                        let depth = BLOCK_K.min(kb - kc);
+                        for tile_at in chunk_at * chunk..tiles.min((chunk_at + 1) * chunk) {
+                            let first = tile_at * MR;
+                            let rows = MR.min(mb - first);
+                            // SAFETY: the packed operands hold these blocks; rows and columns of C lie within its
+                            // bounds (asserted above), and no other task has this tile of C.
+                            unsafe {
+                                tile(
+                                    compute.isa,
+                                    rows,
+                                    depth,
+                                    left.pointer(first * kb + kc * rows),
+                                    rows,
+                                    b_panel.add(kc * NR),
+                                    NR,
+                                    c.pointer((m0 + first) * c_stride + panel * NR),
+                                    c_stride,
+                                    columns,
+                                    add || kc > 0,
+                                );
+                            }
+                        }
+                    }
+                }
+            });
+        }
+    }
+}
+
+/// The same product on the calling thread, for operands small enough for its caches.
+///
+/// # Panics
+/// As [`product`].
+pub fn product_here(
+    isa: crate::simd::Isa,
+    scratch: &mut Scratch,
+    a: Matrix<'_>,
+    b: Right<'_>,
+    c: &mut [f32],
+    c_stride: usize,
+    mode: Mode,
+) {
+    let (m, k) = (a.rows, a.cols);
+    let (depth, n) = match b {
+        Right::Packed(packed) => (packed.depth(), packed.columns()),
+        Right::Plain(matrix) => (matrix.rows, matrix.cols),
+    };
+    assert_eq!(k, depth, "inner dimensions of a product");
+    if m == 0 || n == 0 {
+        return;
+    }
+    assert!(n <= c_stride && (m - 1) * c_stride + n <= c.len(), "C holds {} values, not {m} x {n}", c.len());
+    let left = scratch.left.reserve(m.div_ceil(MR) * MR * k);
+    for first in (0..m).step_by(MR) {
+        let rows = MR.min(m - first);
+        pack_tile(isa, a, first, rows, 0, k, &mut left[first * k..][..rows * k]);
+    }
+    let right = match b {
+        Right::Plain(_) => scratch.right.reserve(NR * k),
+        Right::Packed(_) => &mut scratch.right,
+    };
+    for column in (0..n).step_by(NR) {
+        let panel: &[f32] = match b {
+            Right::Packed(packed) => packed.panel(column / NR),
+            Right::Plain(matrix) => {
+                pack_panel(isa, matrix, 0, k, column, right);
+                right
+            }
+        };
+        for first in (0..m).step_by(MR) {
+            let rows = MR.min(m - first);
+            // SAFETY: both operands are packed to this depth, and C holds the tile (asserted above).
+            unsafe {
+                tile(
+                    isa,
+                    rows,
+                    k,
+                    left[first * k..].as_ptr(),
+                    rows,
+                    panel.as_ptr(),
+                    NR,
+                    c[first * c_stride + column..].as_mut_ptr(),
+                    c_stride,
+                    NR.min(n - column),
+                    mode == Mode::Add,
+                );
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::simd::Isa;
+
+    fn noise(len: usize, seed: u64) -> Vec<f32> {
+        (0..len as u64).map(|i| dressage_policy::uniform(seed, 0, i) as f32 - 0.5).collect()
+    }
+
+    /// The definition: one chain of fused multiply-adds per element.
+    fn chain(a: Matrix<'_>, b: Matrix<'_>, c: &mut [f32], stride: usize, mode: Mode) {
+        for i in 0..a.rows {
+            for j in 0..b.cols {
+                let start = if mode == Mode::Add { c[i * stride + j] } else { 0.0 };
+                c[i * stride + j] = (0..a.cols).fold(start, |sum, k| a.at(i, k).mul_add(b.at(k, j), sum));
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(60))]
+        /// Every path gives the bits of the definition, whatever the shape, the transposition and the number of threads.
+        #[test]
+        fn bits_of_the_definition(
+            m in 1usize..40, n in 1usize..80, k in 1usize..1100,
+            a_t in any::<bool>(), b_t in any::<bool>(), add in any::<bool>(), threads in 1usize..3, seed in any::<u64>(),
+        ) {
+            let (a_data, b_data) = (noise(m * k, seed), noise(k * n, seed ^ 1));
+            let a = if a_t { Matrix::new(&a_data, k, m).transposed() } else { Matrix::new(&a_data, m, k) };
+            let b = if b_t { Matrix::new(&b_data, n, k).transposed() } else { Matrix::new(&b_data, k, n) };
+            let mode = if add { Mode::Add } else { Mode::Set };
+            let stride = n + 3;
+            let start = noise(m * stride, seed ^ 2);
+            let mut expected = start.clone();
+            chain(a, b, &mut expected, stride, mode);
+            for isa in Isa::available() {
+                let compute = Compute::with_isa(threads, isa);
+                let mut scratch = Scratch::default();
+                let packed = Packed::new(isa, b);
+                for right in [Right::Plain(b), Right::Packed(&packed)] {
+                    let mut c = start.clone();
+                    product(&compute, &mut scratch, a, right, &mut c, stride, mode);
+                    prop_assert!(c.iter().zip(&expected).all(|(x, y)| x.to_bits() == y.to_bits()), "{isa:?}");
+                    let mut c = start.clone();
+                    product_here(isa, &mut scratch, a, right, &mut c, stride, mode);
+                    prop_assert!(c.iter().zip(&expected).all(|(x, y)| x.to_bits() == y.to_bits()), "{isa:?} here");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn deep_and_tall_products_cross_their_slabs() {
+        for (m, n, k) in [(3, 40, 9000), (5000, 33, 450)] {
+            let (a_data, b_data) = (noise(m * k, 5), noise(k * n, 6));
+            let (a, b) = (Matrix::new(&a_data, m, k), Matrix::new(&b_data, k, n));
+            let mut expected = vec![0.0; m * n];
+            chain(a, b, &mut expected, n, Mode::Set);
+            let mut c = vec![1.0; m * n];
+            let compute = Compute::new(2);
+            product(&compute, &mut Scratch::default(), a, Right::Plain(b), &mut c, n, Mode::Set);
+            assert!(c.iter().zip(&expected).all(|(x, y)| x.to_bits() == y.to_bits()));
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! The innermost loop of a product: one tile of C, up to [`MR`] rows by [`NR`] columns, over a block of k.
+
+use crate::simd::Isa;
+
+/// Rows of a tile. 12 × 32 accumulators fill 24 of the 32 AVX-512 registers.
+pub const MR: usize = 12;
+/// Columns of a tile and width of a panel: two AVX-512 registers, four AVX2 ones.
+pub const NR: usize = 32;
+
+/// `C[i][j] = Σ_k A[k][i] B[k][j]` (+ what C held, where `add`), in the order of k, for i below `rows` and j below `columns`.
+/// Row k of A starts `a_stride` values after the one before, likewise for B and row i of C.
+///
+/// # Safety
+/// All three pointers must cover these extents; C must not be accessed by others meanwhile. `isa` must be available.
+#[allow(clippy::too_many_arguments)]
+pub unsafe fn tile(
+    isa: Isa,
+    rows: usize,
+    depth: usize,
+    a: *const f32,
+    a_stride: usize,
+    b: *const f32,
+    b_stride: usize,
+    c: *mut f32,
+    c_stride: usize,
+    columns: usize,
+    add: bool,
+) {
+    debug_assert!((1..=MR).contains(&rows) && (1..=NR).contains(&columns));
+    /// Calls `$kernel::<R>` for the number of rows at hand.
+    macro_rules! by_rows {
+        ($kernel:ident, $rows:expr, $a:expr, $c:expr, [$($r:literal)*]) => {
+            match $rows {
+                // SAFETY: forwarded from the caller.
+                $($r => unsafe { $kernel::<$r>(depth, $a, a_stride, b, b_stride, $c, c_stride, columns, add) },)*
+                _ => unreachable!("a tile of {} rows", $rows),
+            }
+        };
+    }
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => by_rows!(avx512, rows, a, c, [1 2 3 4 5 6 7 8 9 10 11 12]),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => {
+            // 6 rows at a time: 6 × 16 accumulators fill 12 of the 16 AVX2 registers.
+            for first in (0..rows).step_by(6) {
+                // SAFETY: stays within the tile.
+                let (a, c) = unsafe { (a.add(first), c.add(first * c_stride)) };
+                by_rows!(avx2, (rows - first).min(6), a, c, [1 2 3 4 5 6]);
+            }
+        }
+        _ => by_rows!(portable, rows, a, c, [1 2 3 4 5 6 7 8 9 10 11 12]),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+#[allow(clippy::too_many_arguments)]
+unsafe fn avx512<const R: usize>(
+    depth: usize,
+    mut a: *const f32,
+    a_stride: usize,
+    mut b: *const f32,
+    b_stride: usize,
+    c: *mut f32,
+    c_stride: usize,
+    columns: usize,
+    add: bool,
+) {
+    use std::arch::x86_64::*;
+    let mask = |lanes: usize| -> __mmask16 { ((1u32 << lanes.min(16)) - 1) as u16 };
+    let masks = [mask(columns), mask(columns.saturating_sub(16))];
+    let mut sums = [[_mm512_setzero_ps(); 2]; R];
+    // SAFETY: the caller vouches for the extents; masked-off lanes are not accessed.
+    unsafe {
+        if add {
+            for (i, row) in sums.iter_mut().enumerate() {
+                for (half, sum) in row.iter_mut().enumerate() {
+                    *sum = _mm512_maskz_loadu_ps(masks[half], c.wrapping_add(i * c_stride + half * 16));
+                }
+            }
+        }
+        for _ in 0..depth {
+            let b0 = _mm512_loadu_ps(b);
+            let b1 = _mm512_loadu_ps(b.add(16));
+            for (i, row) in sums.iter_mut().enumerate() {
+                let x = _mm512_set1_ps(*a.add(i));
+                row[0] = _mm512_fmadd_ps(x, b0, row[0]);
+                row[1] = _mm512_fmadd_ps(x, b1, row[1]);
+            }
+            a = a.wrapping_add(a_stride);
+            b = b.wrapping_add(b_stride);
+        }
+        for (i, row) in sums.iter().enumerate() {
+            for (half, sum) in row.iter().enumerate() {
+                _mm512_mask_storeu_ps(c.wrapping_add(i * c_stride + half * 16), masks[half], *sum);
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+#[allow(clippy::too_many_arguments)]
+unsafe fn avx2<const R: usize>(
+    depth: usize,
+    a: *const f32,
+    a_stride: usize,
+    b: *const f32,
+    b_stride: usize,
+    c: *mut f32,
+    c_stride: usize,
+    columns: usize,
+    add: bool,
+) {
+    use std::arch::x86_64::*;
+    // SAFETY: the caller vouches for the extents; rows of C are copied by their valid columns only.
+    unsafe {
+        for half in (0..columns).step_by(16) {
+            let width = (columns - half).min(16);
+            let mut sums = [[_mm256_setzero_ps(); 2]; R];
+            let mut row_copy = [0.0f32; 16];
+            if add {
+                for (i, row) in sums.iter_mut().enumerate() {
+                    let from = c.add(i * c_stride + half);
+                    std::ptr::copy_nonoverlapping(from, row_copy.as_mut_ptr(), width);
+                    row[0] = _mm256_loadu_ps(row_copy.as_ptr());
+                    row[1] = _mm256_loadu_ps(row_copy.as_ptr().add(8));
+                }
+            }
+            let (mut a, mut b) = (a, b.add(half));
+            for _ in 0..depth {
+                let b0 = _mm256_loadu_ps(b);
+                let b1 = _mm256_loadu_ps(b.add(8));
+                for (i, row) in sums.iter_mut().enumerate() {
+                    let x = _mm256_set1_ps(*a.add(i));
+                    row[0] = _mm256_fmadd_ps(x, b0, row[0]);
+                    row[1] = _mm256_fmadd_ps(x, b1, row[1]);
+                }
+                a = a.wrapping_add(a_stride);
+                b = b.wrapping_add(b_stride);
+            }
+            for (i, row) in sums.iter().enumerate() {
+                _mm256_storeu_ps(row_copy.as_mut_ptr(), row[0]);
+                _mm256_storeu_ps(row_copy.as_mut_ptr().add(8), row[1]);
+                std::ptr::copy_nonoverlapping(row_copy.as_ptr(), c.add(i * c_stride + half), width);
+            }
+        }
+    }
+}
+
+/// The definition, in plain code; on processors with a fused multiply-add in their baseline the compiler vectorises it.
+#[allow(clippy::too_many_arguments)]
+unsafe fn portable<const R: usize>(
+    depth: usize,
+    a: *const f32,
+    a_stride: usize,
+    b: *const f32,
+    b_stride: usize,
+    c: *mut f32,
+    c_stride: usize,
+    columns: usize,
+    add: bool,
+) {
+    // SAFETY: the caller vouches for the extents.
+    unsafe {
+        let mut sums = [[0.0f32; NR]; R];
+        if add {
+            for (i, row) in sums.iter_mut().enumerate() {
+                std::ptr::copy_nonoverlapping(c.add(i * c_stride), row.as_mut_ptr(), columns);
+            }
+        }
+        for k in 0..depth {
+            let b = std::slice::from_raw_parts(b.add(k * b_stride), NR);
+            for (i, row) in sums.iter_mut().enumerate() {
+                let x = *a.add(k * a_stride + i);
+                for (sum, y) in row.iter_mut().zip(b) {
+                    *sum = x.mul_add(*y, *sum);
+                }
+            }
+        }
+        for (i, row) in sums.iter().enumerate() {
+            std::ptr::copy_nonoverlapping(row.as_ptr(), c.add(i * c_stride), columns);
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! A naive transformer in f64, one sequence at a time, to hold the engine against. Test code.
+
+use std::collections::HashMap;
+
+use dressage_model::ModelConfig;
+
+use crate::weights::Weights;
+
+/// A model's parameters in f64, by Hugging Face name.
+pub struct Reference {
+    config: ModelConfig,
+    /// The parameters.
+    pub parameters: HashMap<String, Vec<f64>>,
+}
+
+fn matvec(matrix: &[f64], x: &[f64]) -> Vec<f64> {
+    matrix.chunks(x.len()).map(|row| row.iter().zip(x).map(|(a, b)| a * b).sum()).collect()
+}
+
+fn rms_norm(x: &[f64], weight: &[f64], epsilon: f64) -> Vec<f64> {
+    let mean = x.iter().map(|v| v * v).sum::<f64>() / x.len() as f64;
+    x.iter().zip(weight).map(|(v, w)| w * v / (mean + epsilon).sqrt()).collect()
+}
+
+impl Reference {
+    /// The parameters of `weights`.
+    pub fn new(weights: &Weights) -> Self {
+        let wide =
+            |range: &std::ops::Range<usize>| weights.part(range).iter().map(|v| f64::from(*v)).collect();
+        let parameters =
+            weights.layout.places.iter().map(|p| (p.parameter.name.clone(), wide(&p.range))).collect();
+        Reference { config: weights.config.clone(), parameters }
+    }
+
+    fn project(&self, name: &str, x: &[f64]) -> Vec<f64> {
+        let mut y = matvec(&self.parameters[&format!("{name}.weight")], x);
+        if let Some(bias) = self.parameters.get(&format!("{name}.bias")) {
+            y.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+        }
+        y
+    }
+
+    /// Norms one kind of heads, where the model does, and turns them by `position`.
+    fn place(&self, norm: &str, position: usize, x: &mut [f64]) {
+        let (dim, epsilon) = (self.config.head_dim, f64::from(self.config.norm_epsilon));
+        for head in x.chunks_mut(dim) {
+            if let Some(weight) = self.parameters.get(norm) {
+                head.copy_from_slice(&rms_norm(head, weight, epsilon));
+            }
+            for i in 0..dim / 2 {
+                let frequency = f64::from(self.config.rope.theta).powf(-2.0 * i as f64 / dim as f64);
+                let (sin, cos) = (position as f64 * frequency).sin_cos();
+                let (a, b) = (head[i], head[i + dim / 2]);
+                head[i] = a * cos - b * sin;
+                head[i + dim / 2] = b * cos + a * sin;
+            }
+        }
+    }
+
+    /// Logits after every token of a sequence.
+    pub fn logits(&self, tokens: &[u32]) -> Vec<Vec<f64>> {
+        let config = &self.config;
+        let (dim, epsilon) = (config.head_dim, f64::from(config.norm_epsilon));
+        let group = config.heads / config.kv_heads;
+        let embedding = &self.parameters["model.embed_tokens.weight"];
+        let mut xs: Vec<Vec<f64>> = tokens
+            .iter()
+            .map(|t| embedding[*t as usize * config.hidden..][..config.hidden].to_vec())
+            .collect();
+        for layer in 0..config.layers {
+            let name = |part: &str| format!("model.layers.{layer}.{part}");
+            let (mut keys, mut values): (Vec<Vec<f64>>, Vec<Vec<f64>>) = (Vec::new(), Vec::new());
+            for (position, x) in xs.iter_mut().enumerate() {
+                let n = rms_norm(x, &self.parameters[&name("input_layernorm.weight")], epsilon);
+                let mut q = self.project(&name("self_attn.q_proj"), &n);
+                let mut k = self.project(&name("self_attn.k_proj"), &n);
+                self.place(&name("self_attn.q_norm.weight"), position, &mut q);
+                self.place(&name("self_attn.k_norm.weight"), position, &mut k);
+                keys.push(k);
+                values.push(self.project(&name("self_attn.v_proj"), &n));
+                let mut attended = Vec::new();
+                for (head, q) in q.chunks(dim).enumerate() {
+                    let at = head / group * dim;
+                    let scores: Vec<f64> = keys
+                        .iter()
+                        .map(|k| {
+                            q.iter().zip(&k[at..]).map(|(a, b)| a * b).sum::<f64>() / (dim as f64).sqrt()
+                        })
+                        .collect();
+                    let max = scores.iter().copied().fold(f64::MIN, f64::max);
+                    let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
+                    let total: f64 = weights.iter().sum();
+                    attended.extend((0..dim).map(|d| {
+                        values.iter().zip(&weights).map(|(v, w)| v[at + d] * w / total).sum::<f64>()
+                    }));
+                }
+                let out = self.project(&name("self_attn.o_proj"), &attended);
+                x.iter_mut().zip(out).for_each(|(x, o)| *x += o);
+                let n = rms_norm(x, &self.parameters[&name("post_attention_layernorm.weight")], epsilon);
+                let gate = self.project(&name("mlp.gate_proj"), &n);
+                let up = self.project(&name("mlp.up_proj"), &n);
+                let h: Vec<f64> = gate.iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
+                let out = self.project(&name("mlp.down_proj"), &h);
+                x.iter_mut().zip(out).for_each(|(x, o)| *x += o);
+            }
+        }
+        let head = self.parameters.get("lm_head.weight").unwrap_or(embedding);
+        xs.iter()
+            .map(|x| matvec(head, &rms_norm(x, &self.parameters["model.norm.weight"], epsilon)))
+            .collect()
+    }
+
+    /// log p of `tokens[index]` at a temperature.
+    pub fn logprob(logits: &[Vec<f64>], tokens: &[u32], index: usize, temperature: f64) -> f64 {
+        let z: Vec<f64> = logits[index - 1].iter().map(|z| z / temperature).collect();
+        let max = z.iter().copied().fold(f64::MIN, f64::max);
+        z[tokens[index] as usize] - max - z.iter().map(|z| (z - max).exp()).sum::<f64>().ln()
+    }
+}

@@ -1,0 +1,61 @@
+//! Small random models for tests, here and in the crates above.
+
+use dressage_model::{Family, ModelConfig, Rope, RopeScaling};
+use dressage_policy::uniform;
+
+use crate::Compute;
+use crate::weights::Weights;
+
+/// A Llama-like configuration with two small layers, grouped queries and a tied head.
+pub fn tiny_config() -> ModelConfig {
+    ModelConfig {
+        family: Family::Llama,
+        hidden: 48,
+        layers: 2,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 12,
+        intermediate: 80,
+        vocabulary: 300,
+        context: 256,
+        norm_epsilon: 1e-5,
+        rope: Rope { theta: 10_000.0, scaling: RopeScaling::None },
+        tied: true,
+        qkv_bias: false,
+        output_bias: false,
+        mlp_bias: false,
+        qk_norm: false,
+        bos: Some(0),
+        eos: vec![1],
+        pad: None,
+    }
+}
+
+/// One small configuration for every family, with and without tied heads and biases.
+pub fn family_configs() -> Vec<ModelConfig> {
+    let tiny = tiny_config();
+    vec![
+        tiny.clone(),
+        ModelConfig { family: Family::Qwen2, qkv_bias: true, tied: false, head_dim: 20, ..tiny.clone() },
+        ModelConfig { family: Family::Qwen3, qk_norm: true, heads: 6, head_dim: 16, ..tiny.clone() },
+        ModelConfig { output_bias: true, mlp_bias: true, qkv_bias: true, kv_heads: 1, ..tiny },
+    ]
+}
+
+/// Random weights: projections uniform with standard deviation 0.7 / √inputs, norms around 1, biases around 0.
+pub fn random_weights(compute: &Compute, config: &ModelConfig, seed: u64) -> Weights {
+    let mut weights = Weights::zeroed(config);
+    for (stream, place) in weights.layout.places.iter().enumerate() {
+        let shape = &place.parameter.shape;
+        let (centre, spread) = match shape.len() {
+            1 if place.parameter.name.ends_with("bias") => (0.0, 0.3),
+            1 => (1.0, 0.3),
+            _ => (0.0, 2.4 / (shape[1] as f64).sqrt()),
+        };
+        for (i, value) in weights.master[place.range.clone()].iter_mut().enumerate() {
+            *value = (centre + spread * (uniform(seed, stream as u64, i as u64) - 0.5)) as f32;
+        }
+    }
+    weights.refresh(compute);
+    weights
+}

@@ -1,0 +1,252 @@
+//! The decoder: embedding, blocks, final norm, head; forward.
+//!
+//! A batch is rows of tokens, cut into [`Span`]s: runs of rows on one path. Sampling and training differ only in where keys
+//! and values are kept and in what is remembered for the backward pass; every number is computed by the same code.
+
+use std::ops::Range;
+
+use crate::Compute;
+use crate::buffer::Buffer;
+use crate::ops::attention::{Blocks, Span};
+use crate::ops::norm::Heads;
+use crate::ops::rope::RopeTable;
+use crate::ops::{attention, fill_rows, for_rows, norm, swiglu};
+use crate::product::{Matrix, Mode, Packed, Right, Scratch, product};
+use crate::weights::{Weights, attention_shape};
+
+/// Rows to run through the model.
+#[derive(Debug, Clone, Copy)]
+pub struct Rows<'a> {
+    /// Token of every row.
+    pub tokens: &'a [u32],
+    /// Position of every row on its path.
+    pub positions: &'a [u32],
+    /// Runs of rows on one path, in the order of rows.
+    pub spans: &'a [Span],
+}
+
+/// What one block computes and its backward pass needs, a row per token.
+#[derive(Default)]
+pub struct LayerState {
+    /// Input of the block.
+    pub input: Buffer,
+    /// Queries, keys and values before their norms; used only by models that have these.
+    pub raw: Buffer,
+    /// Queries, keys and values as attention sees them.
+    pub qkv: Buffer,
+    /// (max, Σ e) of every row and head.
+    pub stats: Buffer,
+    /// Output of attention.
+    pub attended: Buffer,
+    /// Residual stream between attention and feed-forward.
+    pub middle: Buffer,
+    /// Gate and up.
+    pub gate_up: Buffer,
+}
+
+/// Temporary rows shared by all blocks.
+#[derive(Default)]
+pub struct Temporary {
+    /// Normalised rows, as wide as the residual stream.
+    pub normed: Buffer,
+    /// Feed-forward rows.
+    pub hidden: Buffer,
+    /// Scratch of products.
+    pub scratch: Scratch,
+}
+
+/// A model that can be run: weights, rotary tables, and where to compute.
+pub struct Transformer {
+    /// Threads and instructions.
+    pub compute: Compute,
+    /// The weights.
+    pub weights: Weights,
+    /// Rotary tables up to the context.
+    pub rope: RopeTable,
+    /// Longest path.
+    pub context: usize,
+}
+
+impl Transformer {
+    /// A model with room for paths of `context` tokens.
+    pub fn new(compute: Compute, weights: Weights, context: usize) -> Self {
+        let rope = RopeTable::new(&weights.config.rope, weights.config.head_dim, context);
+        Transformer { compute, weights, rope, context }
+    }
+
+    /// Where the queries of a row of queries, keys and values are.
+    pub fn query_heads(&self) -> Heads {
+        let shape = attention_shape(&self.weights.config);
+        Heads { stride: shape.qkv(), offset: 0, heads: shape.heads, head_dim: shape.head_dim }
+    }
+
+    /// Where its keys are.
+    pub fn key_heads(&self) -> Heads {
+        let shape = attention_shape(&self.weights.config);
+        Heads { stride: shape.qkv(), offset: shape.query(), heads: shape.kv_heads, head_dim: shape.head_dim }
+    }
+
+    /// Looks up the embeddings of `tokens`, which must lie in the vocabulary.
+    pub fn embed(&self, tokens: &[u32], out: &mut [f32]) {
+        let width = self.weights.config.hidden;
+        let table = self.weights.part(&self.weights.layout.embedding);
+        for_rows(&self.compute, tokens.len(), width, out, |row, out| {
+            out.copy_from_slice(&table[tokens[row] as usize * width..][..width]);
+        });
+    }
+
+    /// `out = residual + x · Wᵀ (+ bias)`, or without the residual.
+    fn project(
+        &self,
+        scratch: &mut Scratch,
+        x: &[f32],
+        weight: &Packed,
+        bias: &Range<usize>,
+        residual: Option<&[f32]>,
+        out: &mut [f32],
+    ) {
+        let rows = x.len() / weight.depth();
+        let width = weight.columns();
+        let bias = self.weights.part(bias);
+        let mode = match (residual, bias.is_empty()) {
+            (None, true) => Mode::Set,
+            (None, false) => {
+                fill_rows(&self.compute, rows, bias, out);
+                Mode::Add
+            }
+            (Some(residual), _) => {
+                for_rows(&self.compute, rows, width, out, |row, out| {
+                    let from = &residual[row * width..][..width];
+                    out.copy_from_slice(from);
+                    for (o, b) in out.iter_mut().zip(bias) {
+                        *o += b;
+                    }
+                });
+                Mode::Add
+            }
+        };
+        let a = Matrix::new(x, rows, weight.depth());
+        product(&self.compute, scratch, a, Right::Packed(weight), out, width, mode);
+    }
+
+    /// Runs block `layer` on `state.input`, leaving its output in `out`. Keys and values go to layer `kv_layer` of `blocks`.
+    #[allow(clippy::too_many_arguments)]
+    pub fn forward_layer(
+        &self,
+        layer: usize,
+        rows: Rows<'_>,
+        blocks: &mut Blocks,
+        kv_layer: usize,
+        state: &mut LayerState,
+        temporary: &mut Temporary,
+        out: &mut Buffer,
+    ) {
+        let config = &self.weights.config;
+        let shape = attention_shape(config);
+        let at = &self.weights.layout.layers[layer];
+        let packed = &self.weights.layers[layer];
+        let count = rows.tokens.len();
+        let (hidden, wide, epsilon) = (config.hidden, config.intermediate, config.norm_epsilon);
+        let compute = &self.compute;
+
+        let input = &state.input[..count * hidden];
+        let normed = temporary.normed.reserve(count * hidden);
+        norm::forward(compute, count, input, self.weights.part(&at.attention_norm), epsilon, normed);
+        let qkv = state.qkv.reserve(count * shape.qkv());
+        self.project(&mut temporary.scratch, normed, &packed.qkv, &at.qkv_bias, None, qkv);
+        if config.qk_norm {
+            state.raw.reserve(qkv.len()).copy_from_slice(qkv);
+        }
+        self.place_heads(layer, rows.positions, qkv);
+
+        let attended = state.attended.reserve(count * shape.query());
+        let stats = state.stats.reserve(count * shape.heads * 2);
+        attention::forward(compute, blocks, kv_layer, rows.spans, qkv, attended, Some(stats));
+
+        let middle = state.middle.reserve(count * hidden);
+        self.project(&mut temporary.scratch, attended, &packed.output, &at.output_bias, Some(input), middle);
+
+        norm::forward(compute, count, middle, self.weights.part(&at.mlp_norm), epsilon, normed);
+        let gate_up = state.gate_up.reserve(count * 2 * wide);
+        self.project(&mut temporary.scratch, normed, &packed.gate_up, &at.gate_up_bias, None, gate_up);
+        let activated = temporary.hidden.reserve(count * wide);
+        swiglu::forward(compute, count, wide, gate_up, activated);
+        let out = out.reserve(count * hidden);
+        self.project(&mut temporary.scratch, activated, &packed.down, &at.down_bias, Some(middle), out);
+    }
+
+    /// Norms (where the model has them) and rotary embedding of queries and keys, in place.
+    fn place_heads(&self, layer: usize, positions: &[u32], qkv: &mut [f32]) {
+        let config = &self.weights.config;
+        let at = &self.weights.layout.layers[layer];
+        for (heads, weight) in [(self.query_heads(), &at.query_norm), (self.key_heads(), &at.key_norm)] {
+            if config.qk_norm {
+                let weight = self.weights.part(weight);
+                norm::forward_heads(&self.compute, positions.len(), heads, weight, config.norm_epsilon, qkv);
+            }
+            self.rope.apply(&self.compute, positions, heads, false, qkv);
+        }
+    }
+
+    /// Final norm and head of `x` (rows of the residual stream): logits, rows of the vocabulary.
+    pub fn head(&self, x: &[f32], normed: &mut Buffer, scratch: &mut Scratch, logits: &mut Buffer) {
+        let config = &self.weights.config;
+        let rows = x.len() / config.hidden;
+        let weight = self.weights.part(&self.weights.layout.norm);
+        let normed = normed.reserve(x.len());
+        norm::forward(&self.compute, rows, x, weight, config.norm_epsilon, normed);
+        let logits = logits.reserve(rows * config.vocabulary);
+        let a = Matrix::new(normed, rows, config.hidden);
+        let head = Right::Packed(&self.weights.head);
+        product(&self.compute, scratch, a, head, logits, config.vocabulary, Mode::Set);
+    }
+}
+
+/// Copies the `wanted` rows of `x` (`width` values each) to the front of `out`.
+pub fn gather_rows(x: &[f32], width: usize, wanted: impl ExactSizeIterator<Item = usize>, out: &mut Buffer) {
+    let out = out.reserve(wanted.len() * width);
+    for (to, row) in out.chunks_exact_mut(width).zip(wanted) {
+        to.copy_from_slice(&x[row * width..][..width]);
+    }
+}
+
+/// Everything a forward pass without a backward needs.
+#[derive(Default)]
+pub struct Inference {
+    state: LayerState,
+    temporary: Temporary,
+    out: Buffer,
+    selected: Buffer,
+    normed: Buffer,
+}
+
+impl Inference {
+    /// Runs `rows` through `model`, keeping keys and values in `blocks`, and leaves in `logits` a row of the vocabulary for
+    /// each of the `wanted` rows.
+    pub fn run(
+        &mut self,
+        model: &Transformer,
+        rows: Rows<'_>,
+        blocks: &mut Blocks,
+        wanted: &[usize],
+        logits: &mut Buffer,
+    ) {
+        let width = model.weights.config.hidden;
+        model.embed(rows.tokens, self.state.input.reserve(rows.tokens.len() * width));
+        for layer in 0..model.weights.config.layers {
+            model.forward_layer(
+                layer,
+                rows,
+                blocks,
+                layer,
+                &mut self.state,
+                &mut self.temporary,
+                &mut self.out,
+            );
+            std::mem::swap(&mut self.state.input, &mut self.out);
+        }
+        gather_rows(&self.state.input, width, wanted.iter().copied(), &mut self.selected);
+        let selected = &self.selected[..wanted.len() * width];
+        model.head(selected, &mut self.normed, &mut self.temporary.scratch, logits);
+    }
+}

@@ -1,0 +1,125 @@
+//! A model's weights: the f32 master copy, and the packed copy that the kernels read, refreshed after every update.
+
+use std::ops::Range;
+use std::path::Path;
+
+use dressage_model::{ModelConfig, ModelError, ModelFiles, write_safetensors};
+
+use crate::Compute;
+use crate::buffer::Buffer;
+use crate::layout::Layout;
+use crate::ops::attention::Shape;
+use crate::product::{Matrix, Packed};
+
+/// The matrices of one block, packed for `x · Wᵀ`.
+pub struct PackedLayer {
+    /// Query, key and value.
+    pub qkv: Packed,
+    /// Attention output.
+    pub output: Packed,
+    /// Gate and up.
+    pub gate_up: Packed,
+    /// Down.
+    pub down: Packed,
+}
+
+/// All weights of a model.
+pub struct Weights {
+    /// What the model is.
+    pub config: ModelConfig,
+    /// Where its parameters lie.
+    pub layout: Layout,
+    /// The parameters.
+    pub master: Buffer,
+    /// Packed matrices of every block.
+    pub layers: Vec<PackedLayer>,
+    /// Packed head.
+    pub head: Packed,
+}
+
+impl Weights {
+    /// Weights for `config`, all zero.
+    pub fn zeroed(config: &ModelConfig) -> Self {
+        let layout = Layout::new(config);
+        let shape = attention_shape(config);
+        let (hidden, wide) = (config.hidden, config.intermediate);
+        let layers = (0..config.layers)
+            .map(|_| PackedLayer {
+                qkv: Packed::empty(hidden, shape.qkv()),
+                output: Packed::empty(shape.query(), hidden),
+                gate_up: Packed::empty(hidden, 2 * wide),
+                down: Packed::empty(wide, hidden),
+            })
+            .collect();
+        Weights {
+            config: config.clone(),
+            master: Buffer::zeroed(layout.len),
+            layers,
+            head: Packed::empty(hidden, config.vocabulary),
+            layout,
+        }
+    }
+
+    /// Reads the weights of `files`.
+    ///
+    /// # Errors
+    /// When a tensor is missing, damaged, or of another shape than the configuration says.
+    pub fn load(compute: &Compute, files: &ModelFiles) -> Result<Self, ModelError> {
+        let mut weights = Weights::zeroed(&files.config);
+        weights.read(compute, files)?;
+        Ok(weights)
+    }
+
+    /// Replaces the weights by those of `files`.
+    ///
+    /// # Errors
+    /// As [`Weights::load`].
+    pub fn read(&mut self, compute: &Compute, files: &ModelFiles) -> Result<(), ModelError> {
+        for place in &self.layout.places {
+            let to = &mut self.master[place.range.clone()];
+            files.tensor_into(&place.parameter.name, &place.parameter.shape, to)?;
+        }
+        self.refresh(compute);
+        Ok(())
+    }
+
+    /// Packs the matrices again, after the master copy changed.
+    pub fn refresh(&mut self, compute: &Compute) {
+        let master = &self.master;
+        let pack = |packed: &mut Packed, range: &Range<usize>| {
+            let matrix = Matrix::new(&master[range.clone()], packed.columns(), packed.depth());
+            packed.refresh(compute, matrix.transposed());
+        };
+        for (packed, at) in self.layers.iter_mut().zip(&self.layout.layers) {
+            pack(&mut packed.qkv, &at.qkv);
+            pack(&mut packed.output, &at.output);
+            pack(&mut packed.gate_up, &at.gate_up);
+            pack(&mut packed.down, &at.down);
+        }
+        pack(&mut self.head, &self.layout.head);
+    }
+
+    /// Part of the master copy.
+    pub fn part(&self, range: &Range<usize>) -> &[f32] {
+        &self.master[range.clone()]
+    }
+
+    /// Writes an array of this layout (weights, or a moment of the optimiser) as safetensors under Hugging Face names.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn write(&self, path: &Path, array: &[f32]) -> Result<(), ModelError> {
+        write_safetensors(
+            path,
+            self.layout
+                .places
+                .iter()
+                .map(|p| (p.parameter.name.clone(), p.parameter.shape.clone(), &array[p.range.clone()])),
+        )
+    }
+}
+
+/// The shape of a model's attention.
+pub fn attention_shape(config: &ModelConfig) -> Shape {
+    Shape { heads: config.heads, kv_heads: config.kv_heads, head_dim: config.head_dim }
+}
