@@ -80,11 +80,6 @@ impl Rational {
         self.denominator == 1
     }
 
-    /// Whether it is 0.
-    pub fn is_zero(self) -> bool {
-        self.numerator == 0
-    }
-
     /// The nearest f64, give or take one rounding.
     pub fn to_f64(self) -> f64 {
         self.numerator as f64 / self.denominator as f64

@@ -178,7 +178,7 @@ impl Wording {
     }
 }
 
-/// Prefix words, which need no parentheses to be unambiguous.
+/// Prefix words, which need no parentheses to be unambiguous: the difference of a and b is a − b.
 fn nested(term: &Term) -> String {
     match term {
         Term::Number(number) => number.to_string(),
@@ -186,7 +186,7 @@ fn nested(term: &Term) -> String {
             let (left, right) = (nested(left), nested(right));
             match operator {
                 Operator::Plus => format!("the sum of {left} and {right}"),
-                Operator::Minus => format!("the result of subtracting {right} from {left}"),
+                Operator::Minus => format!("the difference of {left} and {right}"),
                 Operator::Times => format!("the product of {left} and {right}"),
             }
         }
@@ -253,7 +253,7 @@ mod tests {
         let product = Term::Binary(Operator::Times, Box::new(sum.clone()), number(3));
         let difference = Term::Binary(Operator::Minus, number(40), Box::new(sum.clone()));
         assert_eq!(nested(&product), "the product of the sum of 12 and 7 and 3");
-        assert_eq!(nested(&difference), "the result of subtracting the sum of 12 and 7 from 40");
+        assert_eq!(nested(&difference), "the difference of 40 and the sum of 12 and 7");
         assert_eq!(spoken(&sum), "12 plus 7");
         let find = |id: &str| WORDINGS.iter().find(|w| w.id == id).unwrap();
         let mut draws = Draws::new(0, Purpose::Training, 0);
