@@ -226,20 +226,20 @@ impl RopeScaling {
         match *self {
             Self::None => None,
             Self::Linear { factor } => positive("factor", factor),
-            Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => positive(
-                "factor", factor,
-            )
-            .or_else(|| positive("low frequency factor", low_freq_factor))
-            .or_else(|| positive("high frequency factor", high_freq_factor))
-            .or_else(|| context(original_context))
-            .or_else(|| {
-                (high_freq_factor <= low_freq_factor).then(|| {
+            Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+                positive("factor", factor)
+                    .or_else(|| positive("low frequency factor", low_freq_factor))
+                    .or_else(|| positive("high frequency factor", high_freq_factor))
+                    .or_else(|| context(original_context))
+                    .or_else(|| {
+                        (high_freq_factor <= low_freq_factor).then(|| {
                     format!(
                         "the rotary scaling's high frequency factor {high_freq_factor} does not exceed the \
                                  low one, {low_freq_factor}"
                     )
                 })
-            }),
+                    })
+            }
             Self::Yarn { factor, beta_fast, beta_slow, attention_factor, original_context } => {
                 positive("factor", factor)
                     .or_else(|| positive("beta_fast", beta_fast))

@@ -57,8 +57,8 @@ impl Entry {
     }
 }
 
-/// One open file.
-pub(crate) struct SafetensorsFile {
+/// One open file, its layout checked.
+pub struct SafetensorsFile {
     path: PathBuf,
     bytes: Mmap,
     data_start: usize,
@@ -66,7 +66,11 @@ pub(crate) struct SafetensorsFile {
 }
 
 impl SafetensorsFile {
-    pub(crate) fn open(path: &Path) -> Result<Self, ModelError> {
+    /// Opens a file and checks everything that its header says.
+    ///
+    /// # Errors
+    /// When it cannot be opened, or its header contradicts itself or the file's length.
+    pub fn open(path: &Path) -> Result<Self, ModelError> {
         let bytes = map(path)?;
         let damaged = |what: String| ModelError::damaged(path, what);
         let header_length = match bytes.first_chunk::<8>() {
@@ -101,17 +105,20 @@ impl SafetensorsFile {
     }
 
     /// Name and shape of every tensor, in no particular order.
-    pub(crate) fn tensors(&self) -> impl Iterator<Item = (&str, &[usize])> {
+    pub fn tensors(&self) -> impl Iterator<Item = (&str, &[usize])> {
         self.entries.iter().map(|(name, entry)| (name.as_str(), entry.shape.as_slice()))
     }
 
     /// The shape of a tensor, if the file has it.
-    pub(crate) fn shape(&self, name: &str) -> Option<&[usize]> {
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
         self.entries.get(name).map(|entry| entry.shape.as_slice())
     }
 
     /// Fills `out`, whose length is the product of the tensor's shape, row-major.
-    pub(crate) fn read(&self, name: &str, out: &mut [f32]) -> Result<(), ModelError> {
+    ///
+    /// # Errors
+    /// When there is no such tensor, or its type is not a floating-point one that can be read.
+    pub fn read(&self, name: &str, out: &mut [f32]) -> Result<(), ModelError> {
         let Some(entry) = self.entries.get(name) else {
             return Err(ModelError::damaged(&self.path, format!("it has no tensor {name}")));
         };

@@ -243,3 +243,153 @@ fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const QUANTISED: [(u32, Encoding); 8] = [
+        (2, Encoding::Q4_0),
+        (3, Encoding::Q4_1),
+        (6, Encoding::Q5_0),
+        (7, Encoding::Q5_1),
+        (8, Encoding::Q8_0),
+        (12, Encoding::Q4K),
+        (13, Encoding::Q5K),
+        (14, Encoding::Q6K),
+    ];
+
+    /// The offsets of the f16 numbers of a block.
+    fn scales(encoding: Encoding) -> &'static [usize] {
+        match encoding {
+            Encoding::Q4_0 | Encoding::Q5_0 | Encoding::Q8_0 => &[0],
+            Encoding::Q6K => &[208],
+            _ => &[0, 2],
+        }
+    }
+
+    /// Value `i` of a block, straight from the format's definition: each bit is fetched by its address.
+    fn reference(encoding: Encoding, block: &[u8], i: usize) -> f32 {
+        let bits =
+            |byte: usize, shift: usize, count: usize| (block[byte] as usize >> shift) & ((1 << count) - 1);
+        let signed = |byte: usize| block[byte] as i8 as f32;
+        let f16_at = |at: usize| f16::from_bits(block[at] as u16 + 256 * block[at + 1] as u16).to_f32();
+        let d = f16_at(scales(encoding)[0]);
+        // In 32-blocks, value i < 16 is the low nibble of byte i, the others the high ones.
+        let nibble = |start: usize| bits(start + i % 16, i / 16 * 4, 4);
+        let fifth = |start: usize| bits(start + i / 8, i % 8, 1) * 16;
+        // In K blocks of nibbles, values come in pairs of sub-blocks of 32.
+        let (sub, within) = (i / 32, i % 32);
+        let six_bits = |is_minimum: usize| {
+            let byte = 4 + sub % 4 + 4 * is_minimum;
+            if sub < 4 {
+                bits(byte, 0, 6)
+            } else {
+                bits(12 + sub % 4, 4 * is_minimum, 4) + 16 * bits(byte, 6, 2)
+            }
+        };
+        let k_nibble = |start: usize| bits(start + sub / 2 * 32 + within, sub % 2 * 4, 4);
+        let k = |q: usize| d * six_bits(0) as f32 * q as f32 - f16_at(2) * six_bits(1) as f32;
+        match encoding {
+            Encoding::Q4_0 => d * (nibble(2) as f32 - 8.0),
+            Encoding::Q4_1 => d * nibble(4) as f32 + f16_at(2),
+            Encoding::Q5_0 => d * ((nibble(6) + fifth(2)) as f32 - 16.0),
+            Encoding::Q5_1 => d * (nibble(8) + fifth(4)) as f32 + f16_at(2),
+            Encoding::Q8_0 => d * signed(2 + i),
+            Encoding::Q4K => k(k_nibble(16)),
+            Encoding::Q5K => k(k_nibble(48) + 16 * bits(16 + within, sub, 1)),
+            Encoding::Q6K => {
+                let (half, quarter) = (i / 128, i % 128 / 32);
+                let low = bits(64 * half + i % 64, quarter / 2 * 4, 4);
+                let high = bits(128 + 32 * half + within, 2 * quarter, 2);
+                d * signed(192 + i / 16) * ((low + 16 * high) as f32 - 32.0)
+            }
+            _ => unreachable!("not quantised"),
+        }
+    }
+
+    proptest! {
+        /// Three blocks of any bytes decode, to the bit, to what the definition says of each value.
+        #[test]
+        fn decoding_agrees_with_the_definition(
+            which in 0..QUANTISED.len(),
+            mut data in prop::collection::vec(any::<u8>(), 3 * 210),
+            numbers in prop::collection::vec(-100.0f32..100.0, 6),
+        ) {
+            let (kind, encoding) = QUANTISED[which];
+            prop_assert_eq!(Encoding::of(kind), Some(encoding));
+            let (values, bytes) = encoding.block();
+            data.truncate(3 * bytes);
+            for (block, numbers) in data.chunks_exact_mut(bytes).zip(numbers.chunks(2)) {
+                for (&at, number) in scales(encoding).iter().zip(numbers) {
+                    block[at..at + 2].copy_from_slice(&f16::from_f32(*number).to_le_bytes());
+                }
+            }
+            let mut out = vec![0.0; 3 * values];
+            encoding.decode(&data, &mut out);
+            for (i, found) in out.iter().enumerate() {
+                let expected = reference(encoding, &data[i / values * bytes..], i % values);
+                prop_assert_eq!(found.to_bits(), expected.to_bits(), "{:?} value {}", encoding, i);
+            }
+        }
+    }
+
+    /// What the Python package `gguf` 0.19 makes of a block whose byte i is 73 i + 29 (mod 256), with the scale 0x2E66 and
+    /// the minimum 0x3266: the values at 0, 1, 15, 16, n/2 + 3, n − 2 and n − 1, and Σ (i + 1) · value.
+    #[test]
+    fn decoding_agrees_with_the_python_package() {
+        #[rustfmt::skip]
+        let expected: [([f32; 7], f64); 8] = [
+            ([0.6998291015625, 0.0, -0.199951171875, 0.199951171875, 0.0, 0.199951171875, 0.6998291015625], 16.6959228515625),
+            ([0.2999267578125, 1.19970703125, 0.999755859375, 0.599853515625, 0.2999267578125, 0.4998779296875, 0.999755859375],
+             525.4716796875),
+            ([0.2999267578125, 1.19970703125, 0.999755859375, 1.2996826171875, -0.599853515625, -0.2999267578125, 0.0999755859375],
+             -79.4805908203125),
+            ([2.2994384765625, 1.599609375, 2.999267578125, 2.3994140625, 0.599853515625, 0.7998046875, 1.19970703125],
+             895.581298828125),
+            ([-8.0980224609375, -0.7998046875, -0.999755859375, 6.2984619140625, 2.599365234375, 6.0985107421875, -12.197021484375],
+             -702.228515625),
+            ([-6.0985107421875, -6.79833984375, -6.998291015625, -6.0985107421875, 15.1962890625, -0.7998046875, 1.19970703125],
+             453670.013671875),
+            ([-4.4989013671875, -6.79833984375, -6.998291015625, -4.4989013671875, 15.1962890625, 0.0, 1.99951171875],
+             1132502.642578125),
+            ([10.4974365234375, -20.994873046875, 97.97607421875, -11.397216796875, -88.7783203125, -57.5859375, 17.99560546875],
+             217354.1220703125),
+        ];
+        for ((_, encoding), (values, sum)) in QUANTISED.into_iter().zip(expected) {
+            let (n, bytes) = encoding.block();
+            let mut block: Vec<u8> = (0..bytes).map(|i| (i * 73 + 29) as u8).collect();
+            for (&at, bits) in scales(encoding).iter().zip([0x2E66u16, 0x3266]) {
+                block[at..at + 2].copy_from_slice(&bits.to_le_bytes());
+            }
+            let mut out = vec![0.0f32; n];
+            encoding.decode(&block, &mut out);
+            let found = [0, 1, 15, 16, n / 2 + 3, n - 2, n - 1].map(|i| out[i]);
+            assert_eq!(found, values, "{encoding:?}");
+            let weighted: f64 =
+                out.iter().enumerate().map(|(i, &value)| (i + 1) as f64 * f64::from(value)).sum();
+            assert!((weighted - sum).abs() <= 1e-9 * sum.abs(), "{encoding:?}: {weighted} instead of {sum}");
+        }
+    }
+
+    #[test]
+    fn plain_numbers_keep_their_bits() {
+        let mut out = [0.0; 2];
+        Encoding::F32.decode(&[0, 0, 0x80, 0x3f, 1, 0, 0, 0], &mut out);
+        assert_eq!(out.map(f32::to_bits), [0x3f80_0000, 1]);
+        Encoding::F16.decode(&[0, 0x3c, 1, 0x80], &mut out);
+        assert_eq!(out, [1.0, -(2.0f32.powi(-24))]);
+        Encoding::Bf16.decode(&[0x80, 0x3f, 0x49, 0x40], &mut out);
+        assert_eq!(out, [1.0, 3.140625]);
+    }
+
+    #[test]
+    fn sizes_that_cannot_be_are_refused() {
+        assert_eq!(Encoding::Q4_1.bytes(&[3, 64]), Ok(3 * 2 * 20));
+        assert_eq!(Encoding::F16.bytes(&[5]), Ok(10));
+        assert!(Encoding::Q4K.bytes(&[4, 128]).unwrap_err().contains("blocks of 256"));
+        assert!(Encoding::F32.bytes(&[usize::MAX, 2]).is_err());
+        assert!(Encoding::F32.bytes(&[usize::MAX / 2]).is_err());
+    }
+}

@@ -1,0 +1,436 @@
+//! Models from the Hugging Face hub, or a server that speaks its protocol.
+//!
+//! A revision is resolved to a commit once; all its files come from that commit. A download that was cut goes on where it
+//! stopped, also in a later run. Weights are checked against the SHA-256 that the hub publishes, smaller files against their
+//! size. The mark that a revision is complete is written last.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use ureq::http::{Response, StatusCode};
+use ureq::{Agent, Body};
+
+use super::{Progress, Report, WITHOUT_NETWORK, hold, sha256};
+use crate::ModelError;
+
+/// What is fetched where the model has it, beside the weights.
+const COMPANIONS: [&str; 5] = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+];
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+/// A cut download is taken up again this often without a byte gained.
+const ATTEMPTS: u32 = 5;
+
+/// A server.
+pub(super) struct Hub {
+    endpoint: String,
+    token: Option<String>,
+    agent: Agent,
+    /// Before the first retry; doubled for each further one.
+    pause: Duration,
+}
+
+/// What the server says of a revision.
+#[derive(Deserialize)]
+struct Revision {
+    sha: String,
+    #[serde(default)]
+    siblings: Vec<RemoteFile>,
+}
+
+#[derive(Deserialize, Clone)]
+struct RemoteFile {
+    #[serde(rename = "rfilename")]
+    name: String,
+    size: Option<u64>,
+    lfs: Option<Lfs>,
+}
+
+#[derive(Deserialize, Clone)]
+struct Lfs {
+    sha256: Option<String>,
+    size: Option<u64>,
+}
+
+impl RemoteFile {
+    fn size(&self) -> Option<u64> {
+        self.lfs.as_ref().and_then(|lfs| lfs.size).or(self.size)
+    }
+}
+
+/// The mark of a complete revision.
+#[derive(Serialize, Deserialize)]
+struct Complete {
+    commit: String,
+    /// Names and sizes.
+    files: Vec<(String, u64)>,
+}
+
+impl Hub {
+    /// The server at `$HF_ENDPOINT` or else <https://huggingface.co>, with the token in `$HF_TOKEN`.
+    pub(super) fn from_env() -> Result<Self, ModelError> {
+        let value = |name: &str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
+        let endpoint = value("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into());
+        if !endpoint.starts_with("http://") && !endpoint.starts_with("https://") {
+            return Err(ModelError::Source(format!(
+                "HF_ENDPOINT is {endpoint:?}; it should begin with https:// or http://"
+            )));
+        }
+        Ok(Self::new(&endpoint, value("HF_TOKEN"), Duration::from_secs(1)))
+    }
+
+    fn new(endpoint: &str, token: Option<String>, pause: Duration) -> Self {
+        let config = Agent::config_builder()
+            .timeout_resolve(Some(Duration::from_secs(20)))
+            .timeout_connect(Some(Duration::from_secs(20)))
+            .timeout_recv_response(Some(Duration::from_secs(60)))
+            .timeout_per_read(Some(Duration::from_secs(60)))
+            .timeout_per_write(Some(Duration::from_secs(60)))
+            .redirect_auth_headers(ureq::config::RedirectAuthHeaders::SameHost)
+            .http_status_as_error(false)
+            .user_agent(concat!("dressage/", env!("CARGO_PKG_VERSION")))
+            .build();
+        let endpoint = endpoint.trim_end_matches('/').to_string();
+        Self { endpoint, token: token.map(|token| token.trim().to_string()), agent: config.into(), pause }
+    }
+
+    /// The folder with a model's files.
+    pub(super) fn fetch(
+        &self,
+        id: &str,
+        revision: &str,
+        cache: &Path,
+        progress: Report,
+    ) -> Result<PathBuf, ModelError> {
+        let folder = cache.join("hub").join(id.replace('/', "--"));
+        let _held = hold(&folder, progress)?;
+        let mark = folder.join(format!("{}.json", file_name(revision)));
+        if let Some(snapshot) = kept(&folder, &mark) {
+            return Ok(snapshot);
+        }
+        let remote = self.resolve(id, revision, progress)?;
+        let snapshot = folder.join(&remote.sha);
+        std::fs::create_dir_all(&snapshot).map_err(ModelError::io("create", &snapshot))?;
+        let mut files = Vec::new();
+        for file in self.weights(id, &remote, &snapshot, progress)? {
+            self.download(id, &remote.sha, &file, &snapshot, progress)?;
+            let path = snapshot.join(&file.name);
+            let size = path.metadata().map_err(ModelError::io("read", &path))?.len();
+            files.push((file.name, size));
+        }
+        let complete = Complete { commit: remote.sha, files };
+        let mark_part = mark.with_extension("part");
+        let contents = serde_json::to_value(&complete).unwrap_or_default();
+        crate::write_json(&mark_part, &contents)?;
+        std::fs::rename(&mark_part, &mark).map_err(ModelError::io("rename", &mark_part))?;
+        Ok(snapshot)
+    }
+
+    fn fail(&self, what: &str, why: impl ToString, way_out: &str) -> ModelError {
+        ModelError::Fetch {
+            what: format!("{what} from {}", self.endpoint),
+            why: why.to_string(),
+            way_out: way_out.to_string(),
+        }
+    }
+
+    fn unreachable(&self, what: &str, why: impl ToString) -> ModelError {
+        self.fail(what, why, &format!("check the network (HF_ENDPOINT names another hub) and try again: what has arrived is kept\n{WITHOUT_NETWORK}"))
+    }
+
+    /// One request; any answer but an error of the connection is `Ok`.
+    fn get(&self, url: &str, from: u64) -> Result<Response<Body>, ureq::Error> {
+        let mut request = self.agent.get(url);
+        if let Some(token) = &self.token {
+            request = request.header("Authorization", format!("Bearer {token}"));
+        }
+        if from > 0 {
+            request = request.header("Range", format!("bytes={from}-"));
+        }
+        request.call()
+    }
+
+    /// The error for a status that is neither a success nor worth another attempt.
+    fn refused(&self, what: &str, status: StatusCode) -> ModelError {
+        match status.as_u16() {
+            401 | 403 => self.fail(
+                what,
+                format!("the hub refuses access (status {status})"),
+                "the name may be misspelt; for a private or gated model, accept its terms on the hub and set HF_TOKEN",
+            ),
+            404 => self.fail(what, "the hub does not have it (status 404)", "check the name and the revision"),
+            _ => self.unreachable(what, format!("the hub answers with status {status}")),
+        }
+    }
+
+    /// Asks which commit a revision is and which files it has.
+    fn resolve(&self, id: &str, revision: &str, progress: Report) -> Result<Revision, ModelError> {
+        let url = format!("{}/api/models/{id}/revision/{}?blobs=true", self.endpoint, encoded(revision));
+        progress(Progress { stage: &format!("asking for {id}"), done: 0, total: None });
+        let mut failures = 0;
+        let mut response = loop {
+            match self.get(&url, 0) {
+                Ok(response) if response.status().is_success() => break response,
+                Ok(response) if !is_passing(response.status()) || failures + 1 == ATTEMPTS => {
+                    return Err(self.refused(id, response.status()));
+                }
+                // Nothing has been reached yet: an absent network need not be tried five times.
+                Err(error) if failures > 0 => return Err(self.unreachable(id, error)),
+                Ok(_) | Err(_) => failures += 1,
+            }
+            self.wait(failures);
+        };
+        let body = response.body_mut().with_config().limit(64 << 20).read_to_vec();
+        let body = body.map_err(|error| self.unreachable(id, error))?;
+        let remote: Revision = serde_json::from_slice(&body)
+            .map_err(|error| self.unreachable(id, format!("its list of files is not understood: {error}")))?;
+        // The commit becomes the name of a folder.
+        if remote.sha.is_empty() || !remote.sha.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Err(self.unreachable(id, format!("its commit {:?} is not a hash", remote.sha)));
+        }
+        Ok(remote)
+    }
+
+    fn wait(&self, failures: u32) {
+        std::thread::sleep(self.pause * (1 << failures.saturating_sub(1).min(4)));
+    }
+
+    /// The files that a model consists of. Where the weights are in shards, fetches the index that names them.
+    fn weights(
+        &self,
+        id: &str,
+        remote: &Revision,
+        snapshot: &Path,
+        progress: Report,
+    ) -> Result<Vec<RemoteFile>, ModelError> {
+        let find = |name: &str| remote.siblings.iter().find(|file| file.name == name);
+        let mut files: Vec<RemoteFile> = COMPANIONS.iter().filter_map(|name| find(name)).cloned().collect();
+        if find("config.json").is_none() {
+            return Err(self.fail(id, "it has no config.json", "name a model in Hugging Face layout"));
+        }
+        if let Some(single) = find(SINGLE) {
+            files.push(single.clone());
+            return Ok(files);
+        }
+        let Some(index) = find(INDEX) else {
+            let ggufs: Vec<&str> = remote
+                .siblings
+                .iter()
+                .map(|file| file.name.as_str())
+                .filter(|name| name.ends_with(".gguf"))
+                .collect();
+            return Err(self.fail(
+                id,
+                "it has no safetensors weights",
+                &match ggufs.first() {
+                    Some(first) => {
+                        format!("it has GGUF files: download one (such as {first}) and give its path")
+                    }
+                    None => "name a model with model.safetensors".into(),
+                },
+            ));
+        };
+        self.download(id, &remote.sha, index, snapshot, progress)?;
+        files.push(index.clone());
+        let path = snapshot.join(INDEX);
+        let bytes = std::fs::read(&path).map_err(ModelError::io("read", &path))?;
+        #[derive(Deserialize)]
+        struct Index {
+            weight_map: std::collections::BTreeMap<String, String>,
+        }
+        let index: Index =
+            serde_json::from_slice(&bytes).map_err(|error| ModelError::damaged(&path, error.to_string()))?;
+        let shards: std::collections::BTreeSet<String> = index.weight_map.into_values().collect();
+        for shard in shards {
+            match find(&shard) {
+                Some(file) if !shard.contains(['/', '\\']) => files.push(file.clone()),
+                _ => {
+                    let what = format!("it names the shard {shard:?}, which the model does not have");
+                    return Err(ModelError::damaged(&path, what));
+                }
+            }
+        }
+        Ok(files)
+    }
+
+    /// Fetches one file into the snapshot, unless it is there.
+    fn download(
+        &self,
+        id: &str,
+        commit: &str,
+        file: &RemoteFile,
+        snapshot: &Path,
+        progress: Report,
+    ) -> Result<(), ModelError> {
+        let target = snapshot.join(&file.name);
+        if target.is_file() {
+            if file.size().is_none_or(|size| size == length(&target)) {
+                return Ok(());
+            }
+            std::fs::remove_file(&target).map_err(ModelError::io("remove", &target))?;
+        }
+        let partial = snapshot.join(format!("{}.partial", file.name));
+        let url = format!("{}/{id}/resolve/{commit}/{}", self.endpoint, file.name);
+        let what = format!("{id}/{}", file.name);
+        let mut failures = 0;
+        loop {
+            let before = length(&partial);
+            match self.continue_download(&url, file, &partial, progress) {
+                Ok(()) => break,
+                Err(Stopped::For(error)) => return Err(error),
+                Err(Stopped::Refused(status)) if !is_passing(status) => {
+                    return Err(self.refused(&what, status));
+                }
+                Err(Stopped::Refused(status)) if failures + 1 == ATTEMPTS => {
+                    return Err(self.refused(&what, status));
+                }
+                Err(Stopped::Cut(why)) if failures + 1 == ATTEMPTS => {
+                    return Err(self.unreachable(&what, why));
+                }
+                Err(Stopped::Cut(_) | Stopped::Refused(_)) => {}
+            }
+            failures = if length(&partial) > before { 1 } else { failures + 1 };
+            self.wait(failures);
+        }
+        if let Some(expected) = file.lfs.as_ref().and_then(|lfs| lfs.sha256.as_ref()) {
+            let found = sha256(&partial, progress)?;
+            if !found.eq_ignore_ascii_case(expected) {
+                std::fs::remove_file(&partial).map_err(ModelError::io("remove", &partial))?;
+                return Err(ModelError::Checksum { path: target, expected: expected.clone(), found });
+            }
+        }
+        std::fs::rename(&partial, &target).map_err(ModelError::io("rename", &partial))
+    }
+
+    /// One request for what is missing of a file.
+    fn continue_download(
+        &self,
+        url: &str,
+        file: &RemoteFile,
+        partial: &Path,
+        progress: Report,
+    ) -> Result<(), Stopped> {
+        let mut done = length(partial);
+        let total = file.size();
+        if done > 0 && total == Some(done) {
+            return Ok(());
+        }
+        if total.is_some_and(|total| done > total) {
+            done = 0;
+        }
+        let mut response = self.get(url, done).map_err(|error| Stopped::Cut(error.to_string()))?;
+        let status = response.status();
+        if status == StatusCode::RANGE_NOT_SATISFIABLE {
+            // What is there is not a beginning of the file: start over.
+            std::fs::remove_file(partial)
+                .map_err(|error| Stopped::For(ModelError::io("remove", partial)(error)))?;
+            return Err(Stopped::Cut("the hub cannot continue the download".into()));
+        }
+        if !status.is_success() {
+            return Err(Stopped::Refused(status));
+        }
+        let continues = status == StatusCode::PARTIAL_CONTENT
+            && response
+                .headers()
+                .get("Content-Range")
+                .and_then(|range| range.to_str().ok())
+                .is_some_and(|range| range.starts_with(&format!("bytes {done}-")));
+        if status == StatusCode::PARTIAL_CONTENT && !continues {
+            return Err(Stopped::Cut("the hub sends another part of the file than was asked for".into()));
+        }
+        if !continues {
+            done = 0;
+        }
+        let opened =
+            OpenOptions::new().create(true).write(true).append(continues).truncate(!continues).open(partial);
+        let mut out = opened.map_err(|error| Stopped::For(ModelError::io("open", partial)(error)))?;
+        let stage = format!("downloading {}", file.name);
+        copy(response.body_mut(), &mut out, partial, total, |added| {
+            done += added;
+            progress(Progress { stage: &stage, done, total });
+        })?;
+        match total {
+            Some(total) if done < total => {
+                Err(Stopped::Cut(format!("it ends after {done} of {total} bytes")))
+            }
+            Some(total) if done > total => {
+                let _ = std::fs::remove_file(partial);
+                Err(Stopped::Cut(format!("it has more than its {total} bytes")))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Why a request did not complete a file.
+enum Stopped {
+    /// The connection failed; another may do better.
+    Cut(String),
+    /// The server said no.
+    Refused(StatusCode),
+    /// Something that no further request can cure.
+    For(ModelError),
+}
+
+/// Copies the body to the file and flushes it to the disk.
+fn copy(
+    body: &mut Body,
+    out: &mut File,
+    path: &Path,
+    total: Option<u64>,
+    mut added: impl FnMut(u64),
+) -> Result<(), Stopped> {
+    let writing = |error| Stopped::For(ModelError::writing(path, total.unwrap_or(0))(error));
+    let mut reader = body.as_reader();
+    let mut buffer = vec![0; 1 << 18];
+    loop {
+        match reader.read(&mut buffer) {
+            Ok(0) => return out.sync_all().map_err(writing),
+            Ok(read) => {
+                out.write_all(&buffer[..read]).map_err(writing)?;
+                added(read as u64);
+            }
+            Err(error) => return Err(Stopped::Cut(error.to_string())),
+        }
+    }
+}
+
+/// Whether a later request may be answered differently.
+fn is_passing(status: StatusCode) -> bool {
+    status.is_server_error() || matches!(status.as_u16(), 408 | 425 | 429)
+}
+
+fn length(path: &Path) -> u64 {
+    path.metadata().map_or(0, |facts| facts.len())
+}
+
+/// The snapshot that a mark vouches for, if its files still have their sizes.
+fn kept(folder: &Path, mark: &Path) -> Option<PathBuf> {
+    let complete: Complete = serde_json::from_slice(&std::fs::read(mark).ok()?).ok()?;
+    let snapshot = folder.join(complete.commit);
+    let whole = complete.files.iter().all(|(name, size)| length(&snapshot.join(name)) == *size);
+    whole.then_some(snapshot)
+}
+
+/// A revision as part of a URL.
+fn encoded(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+    let encode = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    text.bytes().map(encode).collect()
+}
+
+/// A revision as the name of a file.
+fn file_name(revision: &str) -> String {
+    format!("revision-{}", encoded(revision).replace('%', "+"))
+}
+
+#[cfg(test)]
+mod tests;

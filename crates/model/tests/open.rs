@@ -1,0 +1,292 @@
+//! Sound models, whatever their format, come out as what was written; and what is written is read back.
+
+mod support;
+
+use std::path::Path;
+
+use dressage_model::{
+    Family, ModelConfig, ModelFiles, RopeScaling, SpecialTokens, TokenType, TokenizerSource, write_json,
+    write_safetensors, write_tokenizer_config,
+};
+use serde_json::json;
+use support::{Meta, encode, gguf, tiny, weights, write_folder};
+
+const FAMILIES: [Family; 3] = [Family::Llama, Family::Qwen2, Family::Qwen3];
+
+fn assert_holds(model: &ModelFiles, config: &ModelConfig) {
+    assert_eq!(&model.config, config);
+    let weights = weights(config);
+    assert_eq!(model.tensor_names().len(), weights.len());
+    for (name, (shape, values)) in &weights {
+        let tensor = model.tensor(name).unwrap();
+        assert_eq!(&tensor.shape, shape, "{name}");
+        assert_eq!(&tensor.data, values, "{name}");
+        let mut filled = vec![f32::NAN; values.len()];
+        model.tensor_into(name, shape, &mut filled).unwrap();
+        assert_eq!(&filled, values, "{name}");
+    }
+}
+
+#[test]
+fn folders_of_every_family_type_and_number_of_shards() {
+    for family in FAMILIES {
+        for (dtype, shards) in [("F32", 1), ("F16", 1), ("BF16", 3), ("F64", 2)] {
+            let folder = tempfile::tempdir().unwrap();
+            write_folder(folder.path(), &tiny(family), dtype, shards);
+            assert_holds(&ModelFiles::open(folder.path()).unwrap(), &tiny(family));
+        }
+    }
+}
+
+#[test]
+fn gguf_files_of_every_family_and_version() {
+    for family in FAMILIES {
+        for (version, alignment) in [(3, 32), (2, 32), (3, 64)] {
+            let folder = tempfile::tempdir().unwrap();
+            let mut file = gguf(&tiny(family));
+            (file.version, file.alignment) = (version, alignment);
+            file.set("general.alignment", Meta::U32(alignment as u32));
+            let model = ModelFiles::open(&file.write(folder.path())).unwrap();
+            assert_holds(&model, &tiny(family));
+        }
+    }
+}
+
+/// Llama with every optional bias and an untied head: the biases of queries and keys are interleaved too.
+#[test]
+fn all_the_optional_parts_of_llama() {
+    let config = ModelConfig {
+        tied: false,
+        qkv_bias: true,
+        output_bias: true,
+        mlp_bias: true,
+        eos: vec![2, 7],
+        ..tiny(Family::Llama)
+    };
+    let folder = tempfile::tempdir().unwrap();
+    write_folder(folder.path(), &config, "F32", 1);
+    assert_holds(&ModelFiles::open(folder.path()).unwrap(), &config);
+    let mut file = gguf(&config);
+    file.set("tokenizer.ggml.eot_token_id", Meta::U32(7));
+    assert_holds(&ModelFiles::open(&file.write(folder.path())).unwrap(), &config);
+}
+
+#[test]
+fn half_precision_and_quantised_gguf_tensors() {
+    let config = tiny(Family::Llama);
+    let folder = tempfile::tempdir().unwrap();
+    let mut file = gguf(&config);
+    let values: Vec<f32> = file
+        .tensor("blk.0.attn_q.weight")
+        .bytes
+        .as_chunks::<4>()
+        .0
+        .iter()
+        .map(|x| f32::from_le_bytes(*x))
+        .collect();
+    let quantised: Vec<u8> = values
+        .chunks(32)
+        .flat_map(|block| {
+            // The values are multiples of 1/64 between −2 and 2: exact with this scale.
+            let mut bytes = half::f16::from_f32(1.0 / 64.0).to_le_bytes().to_vec();
+            bytes.extend(block.iter().map(|value| (value * 64.0) as i8 as u8));
+            bytes
+        })
+        .collect();
+    let tensor = file.tensor("blk.0.attn_q.weight");
+    (tensor.kind, tensor.bytes) = (8, quantised);
+    for (name, kind, dtype) in [("blk.1.attn_k.weight", 1, "F16"), ("token_embd.weight", 30, "BF16")] {
+        let tensor = file.tensor(name);
+        let values: Vec<f32> =
+            tensor.bytes.as_chunks::<4>().0.iter().map(|x| f32::from_le_bytes(*x)).collect();
+        (tensor.kind, tensor.bytes) = (kind, encode(dtype, &values));
+    }
+    assert_holds(&ModelFiles::open(&file.write(folder.path())).unwrap(), &config);
+}
+
+#[test]
+fn the_tokenizer_and_template_of_a_gguf_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut file = gguf(&tiny(Family::Qwen2));
+    file.set("tokenizer.ggml.padding_token_id", Meta::U32(u32::MAX));
+    file.set("tokenizer.ggml.unknown_token_id", Meta::U32(0));
+    let model = ModelFiles::open(&file.write(folder.path())).unwrap();
+    assert_eq!(model.chat_template.as_deref(), Some("{{ messages }}"));
+    let special = |text: &str| Some(text.to_string());
+    let expected =
+        SpecialTokens { bos: special("t1"), eos: special("t2"), pad: None, unknown: special("t0") };
+    assert_eq!(model.special_tokens, expected);
+    let Some(TokenizerSource::Gguf(tokenizer)) = &model.tokenizer else { panic!("no tokenizer") };
+    assert_eq!((tokenizer.model.as_str(), tokenizer.pre.as_str()), ("gpt2", "qwen2"));
+    assert_eq!((tokenizer.tokens.len(), tokenizer.merges.as_slice()), (10, ["t 1".to_string()].as_slice()));
+    assert_eq!(tokenizer.types[2..4], [TokenType::Control, TokenType::Normal]);
+    assert_eq!((tokenizer.bos, tokenizer.eos, tokenizer.pad), (Some(1), Some(2), None));
+    assert!(!tokenizer.add_bos && !tokenizer.add_space_prefix);
+
+    file.set("tokenizer.ggml.add_bos_token", Meta::Bool(true));
+    file.set("tokenizer.ggml.add_space_prefix", Meta::Bool(true));
+    let model = ModelFiles::open(&file.write(folder.path())).unwrap();
+    let Some(TokenizerSource::Gguf(tokenizer)) = &model.tokenizer else { panic!("no tokenizer") };
+    assert!(tokenizer.add_bos && tokenizer.add_space_prefix);
+}
+
+#[test]
+fn rotary_scalings_of_a_gguf_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = |file: &support::Gguf| ModelFiles::open(&file.write(folder.path()));
+    let mut file = gguf(&tiny(Family::Qwen2));
+    file.set("qwen2.rope.scaling.type", Meta::Text("yarn".into()));
+    file.set("qwen2.rope.scaling.factor", Meta::F32(4.0));
+    file.set("qwen2.rope.scaling.original_context_length", Meta::U32(32));
+    let yarn = RopeScaling::Yarn {
+        factor: 4.0,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        attention_factor: None,
+        original_context: 32,
+    };
+    assert_eq!(open(&file).unwrap().config.rope.scaling, yarn);
+    file.set("qwen2.rope.scaling.type", Meta::Text("linear".into()));
+    assert_eq!(open(&file).unwrap().config.rope.scaling, RopeScaling::Linear { factor: 4.0 });
+    file.set("qwen2.rope.scaling.type", Meta::Text("longrope".into()));
+    let message = open(&file).err().unwrap().to_string();
+    assert!(message.contains("qwen2.rope.scaling.type is \"longrope\""), "{message}");
+}
+
+/// Llama 3 files carry no parameters but the divisor of each frequency.
+#[test]
+fn llama_3_scaling_is_recovered_from_its_divisors() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = tiny(Family::Llama);
+    config.head_dim = 64;
+    config.rope.theta = 500_000.0;
+    let divisors = |factor: f64| -> Vec<f32> {
+        let divisor = |i: i32| {
+            let wavelength = 2.0 * std::f64::consts::PI * 500_000f64.powf(f64::from(i) / 32.0);
+            if wavelength < 8192.0 / 4.0 {
+                1.0
+            } else if wavelength > 8192.0 {
+                factor
+            } else {
+                let smooth = (8192.0 / wavelength - 1.0) / 3.0;
+                1.0 / ((1.0 - smooth) / factor + smooth)
+            }
+        };
+        (0..32).map(|i| divisor(i) as f32).collect()
+    };
+    let with = |values: &[f32]| {
+        let mut file = gguf(&config);
+        file.tensors.push(support::GgufTensor {
+            name: "rope_freqs.weight".into(),
+            shape: vec![values.len()],
+            kind: 0,
+            bytes: encode("F32", values),
+        });
+        ModelFiles::open(&file.write(folder.path()))
+    };
+    for factor in [8.0, 32.0] {
+        let expected = RopeScaling::Llama3 {
+            factor: factor as f32,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_context: 8192,
+        };
+        assert_eq!(with(&divisors(factor)).unwrap().config.rope.scaling, expected);
+    }
+    assert_eq!(with(&[1.0; 32]).unwrap().config.rope.scaling, RopeScaling::None);
+    let mut bent = divisors(8.0);
+    bent[3] = 2.0;
+    assert!(with(&bent).err().unwrap().to_string().contains("rope_freqs.weight"));
+    assert!(with(&divisors(8.0)[1..]).err().unwrap().to_string().contains("rope_freqs.weight"));
+}
+
+#[test]
+fn what_surrounds_the_weights_in_a_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    write_folder(folder.path(), &tiny(Family::Qwen2), "F32", 1);
+    let open = || ModelFiles::open(folder.path()).unwrap();
+    assert_eq!((open().tokenizer, open().chat_template), (None, None));
+
+    std::fs::write(at("tokenizer.json"), b"{}").unwrap();
+    std::fs::write(at("generation_config.json"), br#"{"eos_token_id": [5, 2]}"#).unwrap();
+    let settings = json!({
+        "bos_token": null,
+        "eos_token": { "content": "<end>", "special": true },
+        "pad_token": "<pad>",
+        "chat_template": [{ "name": "tool_use", "template": "no" }, { "name": "default", "template": "yes" }],
+    });
+    std::fs::write(at("tokenizer_config.json"), settings.to_string()).unwrap();
+    let model = open();
+    assert_eq!(model.tokenizer, Some(TokenizerSource::Json(b"{}".to_vec())));
+    assert_eq!(model.config.eos, [2, 5]);
+    assert_eq!(model.chat_template.as_deref(), Some("yes"));
+    assert_eq!((model.special_tokens.bos, model.special_tokens.eos.as_deref()), (None, Some("<end>")));
+    assert_eq!(model.special_tokens.pad.as_deref(), Some("<pad>"));
+
+    std::fs::write(at("tokenizer_config.json"), br#"{"chat_template": "text"}"#).unwrap();
+    assert_eq!(open().chat_template.as_deref(), Some("text"));
+    std::fs::write(at("chat_template.jinja"), "file").unwrap();
+    assert_eq!(open().chat_template.as_deref(), Some("file"));
+}
+
+fn save(folder: &Path, config: &ModelConfig) {
+    let weights = weights(config);
+    let tensors = config.parameters().into_iter().map(|parameter| {
+        let values = weights[&parameter.name].1.as_slice();
+        (parameter.name, parameter.shape, values)
+    });
+    write_safetensors(&folder.join("model.safetensors"), tensors).unwrap();
+    write_json(&folder.join("config.json"), &config.to_hf_json()).unwrap();
+}
+
+#[test]
+fn what_is_written_is_read_back() {
+    for family in FAMILIES {
+        let folder = tempfile::tempdir().unwrap();
+        save(folder.path(), &tiny(family));
+        let special = SpecialTokens { eos: Some("<end>".into()), ..Default::default() };
+        let path = folder.path().join("tokenizer_config.json");
+        write_tokenizer_config(&path, &special, Some("{{ x }}"), 128).unwrap();
+        let model = ModelFiles::open(folder.path()).unwrap();
+        assert_holds(&model, &tiny(family));
+        assert_eq!((model.special_tokens, model.chat_template.as_deref()), (special, Some("{{ x }}")));
+    }
+}
+
+/// Readers that map the file want numbers at multiples of their size.
+#[test]
+fn written_tensors_are_aligned() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    for name in ["a", "ab", "abc", "abcd", "abcde"] {
+        write_safetensors(&path, [(name.to_string(), vec![1], [1.0f32].as_slice())]).unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        let header = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+        assert!(header.is_multiple_of(8));
+        assert_eq!(bytes[8 + header as usize..], 1.0f32.to_le_bytes());
+    }
+}
+
+#[test]
+fn values_that_do_not_fill_their_shape_are_not_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let error = write_safetensors(&path, [("w".to_string(), vec![2, 2], [0.0f32; 3].as_slice())]);
+    assert!(error.unwrap_err().to_string().contains("tensor w of shape [2, 2] was given 3 values"));
+    assert!(!path.exists());
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_named_and_leaves_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    // A device on which every write finds the disk full; removing the file removes the link.
+    std::os::unix::fs::symlink("/dev/full", &path).unwrap();
+    let error = write_safetensors(&path, [("w".to_string(), vec![4], [0.0f32; 4].as_slice())]).unwrap_err();
+    let message = error.to_string();
+    assert!(message.starts_with("the disk is full") && message.contains("model.safetensors"), "{message}");
+    assert!(std::fs::symlink_metadata(&path).is_err());
+    assert!(Path::new("/dev/full").exists());
+}
