@@ -1,0 +1,147 @@
+"""What the checks share: running Dressage's helper, loading the reference, comparing, reporting.
+
+The helper is the example program `conformance` of the crate `dressage-engine`; README.md describes its jobs.
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is first imported
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging
+
+ROOT = Path(__file__).resolve().parent.parent
+FORMAT = 1
+
+logging.set_verbosity_error()
+logging.disable_progress_bar()
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """The options that all checks have."""
+    p = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument(
+        "--model",
+        type=Path,
+        default=os.environ.get("DRESSAGE_CONFORMANCE_MODEL"),
+        help="SmolLM2-135M-Instruct, a GGUF file or a Hugging Face folder; without it only the "
+        "random-weight models are checked (env DRESSAGE_CONFORMANCE_MODEL)",
+    )
+    p.add_argument(
+        "--dressage",
+        type=Path,
+        default=os.environ.get("DRESSAGE_CONFORMANCE", ROOT / "target/release/examples/conformance"),
+        help="the helper binary (env DRESSAGE_CONFORMANCE)",
+    )
+    p.add_argument("--threads", type=int, default=2, help="threads of Dressage and of PyTorch")
+    p.add_argument("--only", default="", help="check only models whose name contains this")
+    return p
+
+
+@dataclass
+class Dressage:
+    """Runs jobs on the helper binary."""
+
+    binary: Path
+    threads: int
+
+    def run(self, mode: str, model: Path, out: Path, **job) -> dict:
+        """Runs one job; returns its `result.json`. The tensors it wrote are read with [`tensors`]."""
+        if not Path(self.binary).is_file():
+            sys.exit(
+                f"{self.binary} does not exist. Build it with\n"
+                "  cargo build --release -p dressage-engine --example conformance\n"
+                "or name it with --dressage."
+            )
+        out.mkdir(parents=True, exist_ok=True)
+        head = {"format": FORMAT, "mode": mode, "model": str(model), "out": str(out), "threads": self.threads}
+        path = out / "job.json"
+        path.write_text(json.dumps(head | job))
+        done = subprocess.run([self.binary, path], capture_output=True, text=True, timeout=1800)
+        if done.returncode != 0:
+            sys.exit(f"{mode} job {path} failed with code {done.returncode}:\n{done.stderr}")
+        return json.loads((out / "result.json").read_text())
+
+
+def tensors(out: Path) -> dict[str, torch.Tensor]:
+    """The tensors that a job wrote."""
+    return load_file(out / "result.safetensors")
+
+
+def source(path: Path) -> dict:
+    """Arguments of `from_pretrained` for a GGUF file or a folder."""
+    path = Path(path)
+    if path.suffix == ".gguf":
+        return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+    return {"pretrained_model_name_or_path": str(path)}
+
+
+def reference(path: Path):
+    """The model in transformers, f32, with its plainest attention."""
+    return AutoModelForCausalLM.from_pretrained(**source(path), dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def ragged(vocabulary: int, seed: int, longest: int) -> list[list[int]]:
+    """Sequences of random ids, of uneven lengths, that share prefixes; one is a prefix of another, one is a single
+    token.
+    """
+    rng = random.Random(seed)
+
+    def ids(n: int) -> list[int]:
+        return [rng.randrange(vocabulary) for _ in range(n)]
+
+    trunk = ids(longest // 3)
+    branch = trunk + ids(longest // 4 + 1)
+    tail = longest - len(branch)
+    return [branch + ids(tail), branch + ids(7), trunk + ids(tail // 2), trunk, ids(longest // 2 + 3), ids(1)]
+
+
+def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """||a − b|| / ||b||, in f64; 0 when both are 0, infinite when ours is not finite."""
+    a, b = ours.double(), theirs.double()
+    if not torch.isfinite(a).all():
+        return float("inf")
+    difference, norm = (a - b).norm().item(), b.norm().item()
+    return difference / norm if norm > 0 else (0.0 if difference == 0 else float("inf"))
+
+
+@dataclass
+class Report:
+    """Prints one line for each comparison and remembers whether all held."""
+
+    failures: list[str] = field(default_factory=list)
+
+    def check(self, what: str, value: float, bound: float, note: str = "") -> None:
+        """`value` must be at most `bound` (a value that is not a number fails)."""
+        ok = value <= bound
+        self._line(ok, what, f"{value:9.2e}  (at most {bound:.0e})  {note}")
+
+    def expect(self, what: str, holds: bool, note: str = "") -> None:
+        """Something that holds or does not."""
+        self._line(holds, what, note)
+
+    def _line(self, ok: bool, what: str, rest: str) -> None:
+        print(f"{'ok  ' if ok else 'FAIL'}  {what:<60} {rest}", flush=True)
+        if not ok:
+            self.failures.append(what)
+
+    def finish(self) -> None:
+        """Ends the program: code 0 when everything held, else 1."""
+        if self.failures:
+            sys.exit(f"{len(self.failures)} of the checks failed: " + "; ".join(self.failures))
+        print("all checks passed")
+
+
+def scratch() -> tempfile.TemporaryDirectory:
+    """A folder for jobs and models, removed at the end."""
+    return tempfile.TemporaryDirectory(prefix="dressage-conformance-")

@@ -1,0 +1,64 @@
+"""Gradients: Dressage on the merged tree against PyTorch on every sequence alone, f32.
+
+Checks, for the given model and for every random-weight configuration: the loss agrees to 1e-5 of its terms, and the
+gradient of every tensor agrees to 1e-4, as ||a − b|| / ||b||; for cross-entropy and for PPO's clipped loss (plain and
+dual clip, terms inside and beyond the bounds) with each KL estimator. Paths are ragged and share prefixes,
+shared tokens are targets of several paths with different terms, one path is trained at another temperature.
+
+Not checked here: the optimiser (optimiser.py), losses that Dressage refuses.
+"""
+
+from pathlib import Path
+
+import torch
+
+from common import Dressage, Report, parser, reference, relative, scratch, tensors
+from models import all_models
+from trees import CROSS_ENTROPY, backward, grpo, off_policy, paths
+
+LOSSES = {
+    "cross-entropy": CROSS_ENTROPY,
+    "clip, k3": grpo("k3"),
+    "dual clip, k2": grpo("k2", dual=1.5),
+    "clip, k1": grpo("k1"),
+}
+
+
+def compare(report: Report, what: str, ours: dict, model) -> None:
+    """One line: the worst tensor."""
+    theirs = {name: p.grad for name, p in model.named_parameters()}
+    missing, extra = theirs.keys() - ours.keys(), ours.keys() - theirs.keys()
+    if missing or extra:
+        report.expect(f"{what}: names", False, f"missing {sorted(missing)}, unknown {sorted(extra)}")
+    wrong = [name for name in theirs.keys() & ours.keys() if ours[name].shape != theirs[name].shape]
+    if wrong:
+        report.expect(f"{what}: shapes", False, str(sorted(wrong)))
+    errors = {n: relative(ours[n], theirs[n]) for n in theirs.keys() & ours.keys() if n not in wrong}
+    if errors:
+        worst = max(errors, key=errors.__getitem__)
+        report.check(f"{what}: {len(errors)} tensors", errors[worst], 1e-4, f"worst {worst}")
+
+
+def main() -> None:
+    arguments = parser(__doc__).parse_args()
+    torch.set_num_threads(arguments.threads)
+    dressage = Dressage(arguments.dressage, arguments.threads)
+    report = Report()
+    with scratch() as folder:
+        for name, path in all_models(Path(folder), arguments.only, arguments.model):
+            model = reference(path)
+            for kind, loss in LOSSES.items():
+                batch = paths(model.config.vocab_size, seed=2, longest=150)
+                if loss is not CROSS_ENTROPY:
+                    off_policy(model, batch, loss, seed=3)
+                model.zero_grad()
+                theirs, magnitude = backward(model, batch, loss)
+                out = Path(folder) / "out"
+                ours = dressage.run("gradients", path, out, batch=batch, loss=loss)["loss"]
+                report.check(f"{name}, {kind}: loss", abs(ours - theirs) / magnitude, 1e-5, f"{theirs:.6f}")
+                compare(report, f"{name}, {kind}", tensors(out), model)
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

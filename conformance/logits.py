@@ -1,0 +1,51 @@
+"""Logits: Dressage against transformers, f32.
+
+Checks, for the given model and for random-weight Llama, Qwen2.5 and Qwen3 configurations (single and sharded
+files, f32, f16 and bf16 weights, every variant of RoPE scaling): the logits after every token of ragged sequences
+agree to 1e-3 absolute. Dressage merges the sequences into a tree, transformers runs each alone; some are longer
+than the original context of the RoPE scaling.
+
+Not checked here: sampling (its distribution, its KV cache), gradients, text.
+"""
+
+from pathlib import Path
+
+import torch
+
+from common import Dressage, Report, parser, ragged, reference, scratch, tensors
+from models import all_models
+
+BOUND = 1e-3
+
+
+def main() -> None:
+    arguments = parser(__doc__).parse_args()
+    torch.set_num_threads(arguments.threads)
+    dressage = Dressage(arguments.dressage, arguments.threads)
+    report = Report()
+    with scratch() as folder, torch.inference_mode():
+        for name, path in all_models(Path(folder), arguments.only, arguments.model):
+            model = reference(path)
+            sequences = ragged(model.config.vocab_size, seed=1, longest=200)
+            out = Path(folder) / "out"
+            dressage.run("logits", path, out, sequences=sequences)
+            ours = tensors(out)
+            worst, spread, agree, rows = 0.0, 0.0, 0, 0
+            for i, sequence in enumerate(sequences):
+                theirs = model(torch.tensor([sequence])).logits[0]
+                mine = ours[f"logits.{i}"]
+                if mine.shape != theirs.shape:
+                    report.expect(f"{name}: shape of sequence {i}", False, f"{mine.shape} not {theirs.shape}")
+                    continue
+                # A maximum over NaNs would pass unseen.
+                difference = (mine - theirs).abs().nan_to_num(nan=float("inf"))
+                worst = max(worst, difference.max().item())
+                spread = max(spread, theirs.std().item())
+                agree += (mine.argmax(-1) == theirs.argmax(-1)).sum().item()
+                rows += len(sequence)
+            report.check(name, worst, BOUND, f"std {spread:.1f}, same best token {agree}/{rows}")
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""Optimiser: steps of AdamW after clipping, Dressage against PyTorch, f32.
+
+Checks, for random-weight configurations: after six steps over two micro-batches each, with a learning rate that
+changes and a norm bound that is active on every other step, the saved weights agree with those of torch.optim.AdamW
+to 1e-5 relative per tensor, the movement from the initial weights agrees to 1e-3, and every step reports
+the gradient norm before clipping to 1e-4. Weight decay is on for matrices and off for norms and biases.
+
+Adam divides a gradient by its own size, so where a gradient is as small as the rounding of its sum, the step is the
+sign of that rounding. Hence an epsilon of 1e-4: large against such rounding, small against most gradients.
+
+Not checked here: the given model (the checks of gradients cover it), learning-rate schedules.
+"""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from common import Dressage, Report, parser, reference, relative, scratch
+from models import all_models
+from trees import CROSS_ENTROPY, backward, f32, paths
+
+STEPS = 6
+BETAS, EPSILON, DECAY = (f32(0.9), f32(0.95)), f32(1e-4), f32(0.1)
+
+
+def train(model) -> tuple[list[dict], list[float]]:
+    """Trains in PyTorch. Returns the job's steps and the gradient norms. Every other step is clipped to half."""
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    others = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}]
+    optimiser = torch.optim.AdamW(groups, betas=BETAS, eps=EPSILON)
+    steps, norms = [], []
+    for number in range(STEPS):
+        batches = [paths(model.config.vocab_size, seed, longest=90) for seed in (10 + number, 50 + number)]
+        optimiser.zero_grad()
+        for batch in batches:
+            backward(model, batch, CROSS_ENTROPY)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item()
+        bound = f32(norm * (0.5 if number % 2 == 0 else 10.0))
+        torch.nn.utils.clip_grad_norm_(model.parameters(), bound)
+        rate = f32(1e-3 * (number + 1) / STEPS)
+        for group in optimiser.param_groups:
+            group["lr"] = rate
+        optimiser.step()
+        norms.append(norm)
+        optim = {
+            "learning_rate": rate,
+            "beta1": BETAS[0],
+            "beta2": BETAS[1],
+            "epsilon": EPSILON,
+            "weight_decay": DECAY,
+            "max_grad_norm": bound,
+        }
+        steps.append({"batches": batches, "loss": CROSS_ENTROPY, "optim": optim})
+    return steps, norms
+
+
+def main() -> None:
+    arguments = parser(__doc__).parse_args()
+    torch.set_num_threads(arguments.threads)
+    dressage = Dressage(arguments.dressage, arguments.threads)
+    report = Report()
+    with scratch() as folder:
+        for name, path in all_models(Path(folder), arguments.only, None):
+            model = reference(path)
+            before = {n: p.detach().clone() for n, p in model.named_parameters()}
+            steps, norms = train(model)
+            out = Path(folder) / "out"
+            result = dressage.run("steps", path, out, steps=steps)
+            reported = [step["grad_norm"] for step in result["steps"]]
+            drift = max(abs(a / b - 1.0) for a, b in zip(reported, norms, strict=True))
+            report.check(f"{name}: gradient norms", drift, 1e-4, f"{norms[0]:.3f} … {norms[-1]:.3f}")
+            ours = load_file(out / "checkpoint" / "model.safetensors")
+            theirs = {n: p.detach() for n, p in model.named_parameters()}
+            if ours.keys() != theirs.keys():
+                report.expect(f"{name}: names", False, str(sorted(ours.keys() ^ theirs.keys())))
+                continue
+            weights = max(relative(ours[n], theirs[n]) for n in theirs)
+            moved = max(relative(ours[n] - before[n], theirs[n] - before[n]) for n in theirs)
+            report.check(f"{name}: weights", weights, 1e-5)
+            report.check(f"{name}: movement", moved, 1e-3)
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()
