@@ -1,1 +1,3 @@
 //! The training loop: sample, score, batch, update, checkpoint.
+
+pub mod recipe;

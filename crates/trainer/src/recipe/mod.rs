@@ -1,0 +1,163 @@
+//! Recipes: what to train, on what, and how. One TOML file, typed, every key declared once in [`keys`](self).
+//!
+//! Guarantees: a key that is not known, has the wrong type or a value out of range is an error that names the key by its
+//! path. Paths in a recipe are relative to the recipe's folder, those given with `--set` to the working directory. What
+//! [`Recipe::to_toml`] writes, [`Recipe::load`] reads back as the same recipe.
+
+mod check;
+mod compare;
+mod keys;
+mod read;
+mod set;
+mod write;
+
+use std::path::{Path, PathBuf};
+
+use toml::{Table, Value};
+
+pub use compare::Difference;
+pub use keys::{
+    AgentKeys, ArithmeticKeys, EngineKeys, EvalKeys, GrpoKeys, ModelKeys, OptimiserKeys, Phase, QUESTION,
+    Recipe, RewardKeys, RunKeys, Schedule, SftKeys, TaskSource,
+};
+pub use read::ReadError;
+pub use set::{Override, SetError};
+pub use write::WriteError;
+
+/// What can be wrong with a recipe. All of it is the user's to put right.
+#[derive(Debug, thiserror::Error)]
+pub enum RecipeError {
+    /// The file cannot be read.
+    #[error("cannot read the recipe {}: {source}", file.display())]
+    Io {
+        /// The file.
+        file: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It is not TOML.
+    #[error("the recipe {} is not valid TOML: {message}", file.display())]
+    Syntax {
+        /// The file.
+        file: PathBuf,
+        /// What the parser says, with the line.
+        message: String,
+    },
+    /// A key is not what it should be.
+    #[error("{}: {source}", file.display())]
+    Key {
+        /// The file.
+        file: PathBuf,
+        /// Which key, and what is wrong.
+        source: ReadError,
+    },
+    /// A value is out of range.
+    #[error("{}: `{key}` is {value}, but must be {range}", file.display())]
+    Value {
+        /// The file.
+        file: PathBuf,
+        /// The key.
+        key: String,
+        /// Its value.
+        value: String,
+        /// What it may be.
+        range: String,
+    },
+    /// An override is not one.
+    #[error("{0}")]
+    Set(#[from] SetError),
+    /// A value that TOML cannot hold.
+    #[error("the recipe cannot be written down: {0}")]
+    Write(#[from] WriteError),
+}
+
+impl Recipe {
+    /// Reads a recipe, applies the overrides in order, and checks every value.
+    ///
+    /// # Errors
+    /// Names the file and the key.
+    pub fn load(file: &Path, overrides: &[Override]) -> Result<Self, RecipeError> {
+        let io = |source| RecipeError::Io { file: file.to_owned(), source };
+        let text = std::fs::read_to_string(file).map_err(io)?;
+        let mut table: Table = text.parse().map_err(|error: toml::de::Error| RecipeError::Syntax {
+            file: file.to_owned(),
+            message: error.to_string().trim_end().to_owned(),
+        })?;
+        let here = std::env::current_dir().map_err(io)?;
+        let folder = here.join(file.parent().unwrap_or(Path::new("")));
+        resolve(&mut table, &folder);
+        for change in overrides {
+            // Through a table of its own, so that only what it sets is taken relative to the working directory.
+            let mut change = change.clone();
+            if let Some(base) = base_of(&change.path, &change.value, &here) {
+                change.value = base;
+            }
+            change.apply(&mut table)?;
+        }
+        let mut recipe: Recipe =
+            read::read(table).map_err(|source| RecipeError::Key { file: file.to_owned(), source })?;
+        if recipe.run.folder.as_os_str().is_empty() {
+            recipe.run.folder = here.join("runs").join(&recipe.run.name);
+        }
+        recipe.check(file)?;
+        Ok(recipe)
+    }
+
+    /// The recipe with every key written out.
+    ///
+    /// # Errors
+    /// When a number is too large for TOML.
+    pub fn to_toml(&self) -> Result<String, RecipeError> {
+        let table = write::write(self)?;
+        toml::to_string_pretty(&table).map_err(|error| RecipeError::Write(serde::ser::Error::custom(error)))
+    }
+
+    /// The first key in which two recipes differ so that one cannot continue the other's run.
+    ///
+    /// # Errors
+    /// When a recipe cannot be written down.
+    pub fn difference(&self, earlier: &Recipe) -> Result<Option<Difference>, RecipeError> {
+        Ok(compare::difference(&write::write(earlier)?, &write::write(self)?))
+    }
+}
+
+/// Makes the paths of a recipe absolute.
+fn resolve(table: &mut Table, folder: &Path) {
+    let mut keys =
+        vec![vec!["run".to_owned(), "folder".to_owned()], vec!["model".to_owned(), "source".to_owned()]];
+    if let Some(Value::Array(sources)) = table.get("tasks") {
+        keys.extend((0..sources.len()).map(|i| vec!["tasks".to_owned(), i.to_string(), "path".to_owned()]));
+    }
+    for path in keys {
+        if let Some(value) = find(table, &path).and_then(|value| base_of(&path, value, folder)) {
+            // The path leads somewhere: it was just followed.
+            let _ = Override { path, value }.apply(table);
+        }
+    }
+}
+
+fn find<'a>(table: &'a Table, path: &[String]) -> Option<&'a Value> {
+    let (first, rest) = path.split_first()?;
+    rest.iter().try_fold(table.get(first)?, |value, key| match value {
+        Value::Table(table) => table.get(key),
+        Value::Array(items) => items.get(key.parse::<usize>().ok()?),
+        _ => None,
+    })
+}
+
+/// The value of a key that holds a path, made absolute; `None` for other keys, and for what is no relative path.
+fn base_of(path: &[String], value: &Value, folder: &Path) -> Option<Value> {
+    let text = value.as_str()?;
+    let joined = folder.join(text);
+    let is_path = match path.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["run", "folder"] | ["tasks", _, "path"] => !text.is_empty(),
+        // Names of models look like paths; only what is there, or is marked as one, is taken for one.
+        ["model", "source"] => text.starts_with('.') || joined.exists(),
+        _ => false,
+    };
+    is_path.then(|| Value::String(joined.components().collect::<PathBuf>().to_string_lossy().into_owned()))
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

