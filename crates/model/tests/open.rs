@@ -1,5 +1,7 @@
 //! Sound models, whatever their format, come out as what was written; and what is written is read back.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
+
 mod support;
 
 use std::path::Path;

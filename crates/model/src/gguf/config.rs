@@ -198,9 +198,9 @@ pub(super) fn tokenizer(metadata: &Metadata) -> Result<GgufTokenizer, ModelError
     let key = |name: &str| format!("tokenizer.ggml.{name}");
     let model = metadata.text(&key("model"))?.ok_or_else(|| metadata.missing(&key("model")))?.to_string();
     let pre = metadata.text(&key("pre"))?.unwrap_or_default().to_string();
-    let tokens = metadata.texts(&key("tokens"))?.ok_or_else(|| metadata.missing(&key("tokens")))?;
+    let tokens = metadata.texts(&key("tokens"))?.ok_or_else(|| metadata.missing(&key("tokens")))?.to_vec();
     let types = match metadata.integers(&key("token_type"))? {
-        Some(numbers) => types(metadata, &key("token_type"), &numbers, tokens.len())?,
+        Some(numbers) => types(metadata, &key("token_type"), numbers, tokens.len())?,
         None => Vec::new(),
     };
     let id = |name: &str| -> Result<Option<u32>, ModelError> {
@@ -224,7 +224,7 @@ pub(super) fn tokenizer(metadata: &Metadata) -> Result<GgufTokenizer, ModelError
     let add_space_prefix = metadata.bool(&key("add_space_prefix"))?.unwrap_or(sentence_piece);
     Ok(GgufTokenizer {
         types,
-        merges: metadata.texts(&key("merges"))?.unwrap_or_default(),
+        merges: metadata.texts(&key("merges"))?.unwrap_or_default().to_vec(),
         bos: id("bos_token_id")?,
         eos: id("eos_token_id")?,
         pad: id("padding_token_id")?,
@@ -240,14 +240,14 @@ pub(super) fn tokenizer(metadata: &Metadata) -> Result<GgufTokenizer, ModelError
 fn types(
     metadata: &Metadata,
     key: &str,
-    numbers: &[i128],
+    numbers: &[i64],
     tokens: usize,
 ) -> Result<Vec<TokenType>, ModelError> {
     if numbers.len() != tokens {
         let what = format!("metadata key {key} has {} entries for {tokens} tokens", numbers.len());
         return Err(ModelError::config(metadata.path(), what));
     }
-    let kind = |(token, &number): (usize, &i128)| match number {
+    let kind = |(token, &number): (usize, &i64)| match number {
         1 => Ok(TokenType::Normal),
         2 => Ok(TokenType::Unknown),
         3 => Ok(TokenType::Control),

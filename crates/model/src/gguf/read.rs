@@ -18,7 +18,10 @@ pub(super) enum Value {
     Float(f64),
     Bool(bool),
     Text(String),
-    List(Vec<Value>),
+    Texts(Vec<String>),
+    Integers(Vec<i64>),
+    /// A list whose elements nothing here needs; its length.
+    OtherList(usize),
 }
 
 impl Value {
@@ -29,7 +32,9 @@ impl Value {
             Self::Float(value) => format!("the number {value}"),
             Self::Bool(value) => format!("{value}"),
             Self::Text(value) => format!("the text {:?}", value.chars().take(40).collect::<String>()),
-            Self::List(values) => format!("a list of {}", values.len()),
+            Self::Texts(texts) => format!("a list of {} texts", texts.len()),
+            Self::Integers(values) => format!("a list of {} integers", values.len()),
+            Self::OtherList(count) => format!("a list of {count}"),
         }
     }
 }
@@ -242,11 +247,20 @@ impl<'a> Input<'a> {
             }
         };
         let count = self.count(count, smallest, &format!("elements in {key}"))?;
-        let mut values = Vec::with_capacity(count);
-        for _ in 0..count {
-            values.push(self.scalar(element, key)?);
+        // The numbers of vocabularies take 4 bytes here and 8 in memory; lists of no use are skipped, not built.
+        match element {
+            8 => (0..count).map(|_| self.text(key)).collect::<Result<_, _>>().map(Value::Texts),
+            0..=5 | 11 => {
+                let mut values = Vec::with_capacity(count);
+                for _ in 0..count {
+                    if let Value::Integer(value) = self.scalar(element, key)? {
+                        values.push(value as i64);
+                    }
+                }
+                Ok(Value::Integers(values))
+            }
+            _ => self.take(count * smallest, key).map(|_| Value::OtherList(count)),
         }
-        Ok(Value::List(values))
     }
 
     fn scalar(&mut self, kind: u32, key: &str) -> Result<Value, ModelError> {
@@ -357,22 +371,16 @@ impl Metadata {
         })
     }
 
-    pub(super) fn texts(&self, key: &str) -> Result<Option<Vec<String>>, ModelError> {
+    pub(super) fn texts(&self, key: &str) -> Result<Option<&[String]>, ModelError> {
         self.get(key, "a list of texts", |value| match value {
-            Value::List(values) => values
-                .iter()
-                .map(|value| if let Value::Text(text) = value { Some(text.clone()) } else { None })
-                .collect(),
+            Value::Texts(texts) => Some(texts.as_slice()),
             _ => None,
         })
     }
 
-    pub(super) fn integers(&self, key: &str) -> Result<Option<Vec<i128>>, ModelError> {
+    pub(super) fn integers(&self, key: &str) -> Result<Option<&[i64]>, ModelError> {
         self.get(key, "a list of whole numbers", |value| match value {
-            Value::List(values) => values
-                .iter()
-                .map(|value| if let Value::Integer(value) = value { Some(*value) } else { None })
-                .collect(),
+            Value::Integers(values) => Some(values.as_slice()),
             _ => None,
         })
     }
