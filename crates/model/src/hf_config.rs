@@ -1,7 +1,8 @@
 //! `config.json` as Hugging Face has it, in and out.
 //!
-//! Absent keys take the defaults of `transformers`, except that an absent token id means that there is none. What would change the computation and is not supported (sliding windows,
-//! quantisation, partial rotation, other activations, other rotary scalings) is refused, never ignored.
+//! Absent keys take the defaults of `transformers`, except that an absent token id means that there is none. What would
+//! change the computation and is not supported (sliding windows, quantisation, partial rotation, other activations, other
+//! rotary scalings) is refused, never ignored.
 
 use std::path::Path;
 
