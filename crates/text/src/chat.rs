@@ -122,8 +122,10 @@ impl Chat {
         let reply = json!({ "role": "assistant", "content": PROBE_TEXT });
         let before = self.render(std::slice::from_ref(&question), None, true, None)?;
         let after = self.render(&[question.clone(), reply, question], None, true, None)?;
-        let rest = after.strip_prefix(&before).ok_or_else(|| rewritten(&before, &after, None))?;
-        let (opening, rest) = rest.split_once(PROBE_TEXT).ok_or_else(|| rewritten(PROBE_TEXT, rest, None))?;
+        let (until, rest) =
+            after.split_once(PROBE_TEXT).ok_or_else(|| rewritten(PROBE_TEXT, &after, None))?;
+        // Where the prompt prints more than the history keeps (an empty thought, say), a reply starts right after it.
+        let opening = until.strip_prefix(&before).unwrap_or_default();
         let blank = rest.len() - rest.trim_start().len();
         let Some((id, len)) = self.tokenizer.leading_special(&rest[blank..]) else {
             return Err(TextError::NoEndOfTurn { found: excerpt(rest) });
@@ -215,23 +217,19 @@ impl Chat {
         let after = render(&whole)?;
         let turn_on = after.strip_prefix(&before).ok_or_else(|| rewritten(&before, &after, Some(guard)))?;
 
-        // A stand-in for the reply shows exactly where what follows it begins.
-        let mut stand_in = PROBE_TEXT.to_string();
-        while before.contains(&stand_in) || after.contains(&stand_in) {
-            stand_in.push('x');
+        // A mark at the end of the reply shows exactly where what follows it begins, white space included.
+        let mut mark = PROBE_TEXT.to_string();
+        while after.contains(&mark) {
+            mark.push('x');
         }
-        let shown = render(&with_reply(&stand_in))?;
-        let following = shown
-            .strip_prefix(&before)
-            .and_then(|rest| rest.trim_start().strip_prefix(&stand_in))
-            .ok_or_else(|| rewritten(&before, &shown, Some(guard)))?;
-
+        let marked = render(&with_reply(&format!("{said}{mark}")))?;
+        let differs = || rewritten(&format!("{before}{said}"), &after, Some(guard));
+        let (_, following) = marked.split_once(&mark).ok_or_else(differs)?;
+        let turn = turn_on.strip_suffix(following).ok_or_else(differs)?;
         let solid =
             |text: &str| text.chars().filter(|&c| !c.is_whitespace() && c != guard).collect::<String>();
-        let turn =
-            turn_on.strip_suffix(following).ok_or_else(|| rewritten(following, turn_on, Some(guard)))?;
         if solid(turn) != solid(&said) {
-            return Err(rewritten(&said, turn, Some(guard)));
+            return Err(differs());
         }
         let given = match sampled.last() {
             Some(&last) if last == self.end_of_turn => following

@@ -30,6 +30,8 @@
 
 mod alphabet;
 mod chat;
+#[cfg(test)]
+mod chat_tests;
 mod clock;
 mod error;
 mod gguf;

@@ -10,7 +10,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde};
+use minijinja::value::{Kwargs, Serde, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 use serde_json::Map;
 
@@ -69,6 +69,14 @@ impl ChatTemplate {
         environment.set_debug(true);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_filter("tojson", tojson);
+        // Python iterates over text but not over None, and indexes text and mappings; the engine sees that differently.
+        environment.add_test("iterable", |value: &Value| {
+            value.as_str().is_some() || (!value.is_none() && value.try_iter().is_ok())
+        });
+        environment.add_test("sequence", |value: &Value| {
+            value.is_undefined()
+                || matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String)
+        });
         environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, message))
         });
@@ -168,4 +176,137 @@ fn without_generation_tags(source: &str) -> String {
     }
     out.push_str(rest);
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn render_with(
+        source: &str,
+        messages: serde_json::Value,
+        variables: serde_json::Value,
+    ) -> Result<String, TextError> {
+        let template = ChatTemplate::at(source, 951_782_400)?;
+        let serde_json::Value::Object(variables) = variables else { panic!("variables are an object") };
+        let messages = messages.as_array().unwrap();
+        let tool =
+            json!({"type": "function", "function": {"name": "é<&>", "parameters": {"b": [1.0], "a": null}}});
+        template.render(Rendering {
+            messages,
+            tools: Some(&[tool]),
+            add_generation_prompt: true,
+            variables: &variables,
+        })
+    }
+
+    fn render(source: &str) -> String {
+        let messages = json!([
+            {"role": "system", "content": " Be brief. "},
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": "<think>\nhm\n</think>\n\nHo", "tool_calls": [{"name": "f"}]},
+        ]);
+        render_with(source, messages, json!({"bos_token": "<s>", "enable_thinking": false})).unwrap()
+    }
+
+    #[test]
+    fn blocks_leave_no_white_space() {
+        let source = "{% for message in messages %}\n    {% if loop.first %}\n        {{- bos_token }}\n    {% endif %}\n\
+                      [{{ message['role'] }}]\n{% endfor %}\n\n";
+        // As Jinja2 prints it: the line break after a block goes, the one after an expression stays.
+        assert_eq!(render(source), "<s>\n[system]\n[user]\n[assistant]\n");
+    }
+
+    #[test]
+    fn pythons_methods_and_slices() {
+        assert_eq!(
+            render("{{ messages[0].content.strip() }}|{{ messages[0]['content'] | trim }}"),
+            "Be brief.|Be brief."
+        );
+        assert_eq!(render("{% for m in messages[1:] %}{{ m.role.upper() }}{% endfor %}"), "USERASSISTANT");
+        assert_eq!(render("{% for m in messages[::-1] %}{{ m.role[0] }}{% endfor %}"), "aus");
+        let think = "{% set c = messages[2].content %}{% if '</think>' in c %}\
+                     {{ c.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') }}/{{ c.split('</think>')[-1].lstrip('\\n') }}\
+                     {% endif %}";
+        assert_eq!(render(think), "hm/Ho");
+        assert_eq!(
+            render(
+                "{{ messages[1].get('name', 'none') }}{{ messages | length - 1 }}{{ messages[1].content is string }}"
+            ),
+            "none2True"
+        );
+        assert_eq!(
+            render(
+                "{{ none is iterable }} {{ 'a' is iterable }} {{ messages is sequence }} {{ nothing is defined }}"
+            ),
+            "False True True False"
+        );
+        assert_eq!(
+            render(
+                "{% if messages[2].tool_calls %}{{ messages[2].tool_calls[0].name }}{% endif %}{% if messages[1].tool_calls %}x{% endif %}"
+            ),
+            "f"
+        );
+    }
+
+    #[test]
+    fn control_flow() {
+        let source = "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}\
+                      {% continue %}{% endif %}{% if loop.index0 > 1 %}{% break %}{% endif %}{{ m.role }}{% endfor %}{{ ns.last }}";
+        assert_eq!(render(source), "system1");
+        assert_eq!(render("{% macro twice(x) %}{{ x }}{{ x }}{% endmacro %}{{ twice('ab') }}"), "abab");
+        assert_eq!(
+            render("{%- generation -%} a {%- endgeneration %} {% generation %}b{% endgeneration %}"),
+            "a b"
+        );
+        assert_eq!(
+            render(
+                "{{ enable_thinking is defined and enable_thinking is false }}{{ add_generation_prompt }}"
+            ),
+            "TrueTrue"
+        );
+    }
+
+    #[test]
+    fn json_and_dates() {
+        let one_line =
+            r#"{"type": "function", "function": {"name": "é<&>", "parameters": {"b": [1.0], "a": null}}}"#;
+        assert_eq!(render("{{ tools[0] | tojson }}"), one_line);
+        assert_eq!(
+            render("{{ tools[0].function.parameters | tojson(indent=2) }}"),
+            "{\n  \"b\": [\n    1.0\n  ],\n  \"a\": null\n}"
+        );
+        assert_eq!(
+            render("{{ 'é' | tojson(ensure_ascii=true) }}{{ [1, 2] | tojson(separators=(',', ':')) }}"),
+            "\"\\u00e9\"[1,2]"
+        );
+        assert_eq!(render("{{ strftime_now('%d %b %Y') }}"), "29 Feb 2000");
+    }
+
+    #[test]
+    fn failures_say_what_and_where() {
+        let fail = |source: &str| render_with(source, json!([]), json!({})).unwrap_err().to_string();
+        assert_eq!(
+            fail("a\n{{ raise_exception('roles must alternate') }}"),
+            "chat template: roles must alternate (line 2 of the template)"
+        );
+        assert!(fail("{% for x in %}").contains("line 1"));
+        assert!(fail("{{ messages | nosuch }}").contains("nosuch"));
+        assert!(fail("{{ nothing.at.all }}").contains("undefined"));
+        assert!(fail("{{ [] | tojson(indent='x', sort=1) }}").contains("sort"));
+        assert!(fail("{{ [] | tojson(separators=('a',)) }}").contains("two strings"));
+        assert!(fail("{{ strftime_now('%Q') }}").contains("%Q"));
+    }
+
+    #[test]
+    fn chatml_is_built_in() {
+        let messages = json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]);
+        let text = render_with("chatml", messages, json!({})).unwrap();
+        assert_eq!(
+            text,
+            "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHo<|im_end|>\n<|im_start|>assistant\n"
+        );
+    }
 }
