@@ -13,6 +13,7 @@
 
 use std::collections::BTreeSet;
 
+use dressage_model::ModelFiles;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -77,6 +78,22 @@ const PROBE_TOOL: &str = "dressage_probe_tool";
 const PROBE_TEXT: &str = "DressageProbeText";
 
 impl Chat {
+    /// The chat of a model on disk, with `template` in place of its own where one is given.
+    ///
+    /// # Errors
+    /// When the model has no tokenizer, and what [`Tokenizer::new`] and [`Chat::new`] say.
+    pub fn open(model: &ModelFiles, template: Option<&str>, options: ChatOptions) -> Result<Self, TextError> {
+        let source = model.tokenizer.as_ref().ok_or_else(|| {
+            TextError::Tokenizer(format!(
+                "{} has no tokenizer.json; put the one that the model was trained with there",
+                model.path().display()
+            ))
+        })?;
+        let (special, config) = (&model.special_tokens, &model.config);
+        let tokenizer = Tokenizer::new(source)?.with_named_ends(special, config.bos, &config.eos);
+        Self::new(tokenizer, template.or(model.chat_template.as_deref()), options)
+    }
+
     /// Joins a tokenizer with the template of its model; `"chatml"` stands for plain ChatML.
     ///
     /// # Errors
@@ -261,21 +278,6 @@ impl Chat {
     /// A call as the model writes it.
     pub fn render_call(&self, call: &ToolCall) -> String {
         hermes::render_call(call)
-    }
-
-    /// A `tokenizer_config.json` to go with [`Tokenizer::to_json`], for other programs.
-    pub fn tokenizer_config(&self) -> Value {
-        let mut config = json!({
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "clean_up_tokenization_spaces": false,
-            "chat_template": self.template.source(),
-        });
-        for name in ["bos_token", "eos_token"] {
-            if let Some(text) = self.variables.get(name) {
-                config[name] = text.clone();
-            }
-        }
-        config
     }
 
     fn prepare(&self, messages: &[Message], tools: &[ToolSpec], guard: char) -> Result<Prepared, TextError> {

@@ -352,17 +352,6 @@ fn messages_have_the_shape_of_the_api() {
     assert!(serde_json::from_value::<Message>(bad).unwrap_err().to_string().contains("\"f\""));
 }
 
-#[test]
-fn the_configuration_for_other_programs_names_the_ends_and_the_template() {
-    let chat = header_chat();
-    let config = chat.tokenizer_config();
-    assert_eq!(
-        (&config["bos_token"], &config["eos_token"]),
-        (&json!("<|begin_of_text|>"), &json!("<|endoftext|>"))
-    );
-    assert_eq!(config["chat_template"], json!(HEADERS));
-}
-
 proptest! {
     /// A conversation built turn by turn is the conversation rendered as a whole.
     #[test]

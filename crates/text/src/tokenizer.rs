@@ -11,7 +11,7 @@
 
 use std::collections::HashMap;
 
-use dressage_model::{GgufTokenizer, TokenizerSource};
+use dressage_model::{GgufTokenizer, SpecialTokens, TokenizerSource};
 use dressage_policy::TokenBytes;
 use serde::Deserialize;
 use tokenizers::{DecoderWrapper, ModelWrapper};
@@ -121,6 +121,18 @@ impl Tokenizer {
         self.bos = bos;
         self.eos = eos.to_vec();
         self
+    }
+
+    /// Sets the tokens that begin and end a text from the names that templates use and the ids of the configuration. They
+    /// need not agree: Qwen2.5 has a beginning of text in its configuration that its templates know nothing of. The names
+    /// decide what templates print; every end counts.
+    pub(crate) fn with_named_ends(self, names: &SpecialTokens, bos: Option<u32>, eos: &[u32]) -> Self {
+        let named = |name: &Option<String>| name.as_ref().and_then(|text| self.special(text));
+        let bos = if *names == SpecialTokens::default() { bos } else { named(&names.bos) };
+        let first = named(&names.eos);
+        let ends: Vec<u32> =
+            first.into_iter().chain(eos.iter().copied().filter(|&id| Some(id) != first)).collect();
+        self.with_ends(bos, &ends)
     }
 
     /// The token that begins a text.
@@ -260,12 +272,13 @@ impl Tokenizer {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    fn bytes_with_special(&self, id: u32) -> &[u8] {
+    pub(crate) fn bytes_with_special(&self, id: u32) -> &[u8] {
         let special = self.special_texts.get(&id).map(String::as_bytes);
         special.or_else(|| self.token_bytes(id)).unwrap_or_default()
     }
 
-    /// A `tokenizer.json` that other programs load to get the same ids.
+    /// A `tokenizer.json` that other programs load to get the same ids; `dressage_model::write_tokenizer_config` writes what
+    /// goes with it.
     ///
     /// # Errors
     /// When it cannot be written as JSON.
@@ -336,53 +349,6 @@ fn check_ids(inner: &tokenizers::Tokenizer, bytes: &[u8]) -> Result<(), TextErro
     Ok(())
 }
 
-/// Decodes a reply as it is drawn; never yields half a character.
-#[derive(Debug, Clone, Default)]
-pub struct StreamDecoder {
-    /// The start of a character that is not complete yet.
-    pending: Vec<u8>,
-    keep_special: bool,
-}
-
-impl StreamDecoder {
-    /// A decoder that leaves special tokens out.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// A decoder that prints special tokens by their names.
-    pub fn with_special() -> Self {
-        StreamDecoder { keep_special: true, ..Self::default() }
-    }
-
-    /// The text that `id` completes; often empty.
-    pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> String {
-        let bytes = match self.keep_special {
-            true => tokenizer.bytes_with_special(id),
-            false => tokenizer.token_bytes(id).unwrap_or_default(),
-        };
-        self.pending.extend_from_slice(bytes);
-        let unfinished = match self.pending.utf8_chunks().last() {
-            Some(last) if could_continue(last.invalid()) => last.invalid().len(),
-            _ => 0,
-        };
-        let tail = self.pending.split_off(self.pending.len() - unfinished);
-        let text = String::from_utf8_lossy(&self.pending).into_owned();
-        self.pending = tail;
-        text
-    }
-
-    /// What is left at the end: U+FFFD for a character that was never completed.
-    pub fn finish(self) -> String {
-        String::from_utf8_lossy(&self.pending).into_owned()
-    }
-}
-
-/// Whether bytes that are not UTF-8 are the start of a character, so that more bytes could complete it.
-fn could_continue(bytes: &[u8]) -> bool {
-    !bytes.is_empty() && matches!(std::str::from_utf8(bytes), Err(error) if error.error_len().is_none())
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -432,6 +398,19 @@ mod tests {
             (tokenizer.decode(&ids), tokenizer.decode_with_special(&ids)),
             ("x".into(), "x<|im_end|>".into())
         );
+    }
+
+    #[test]
+    fn names_decide_what_templates_print_and_every_end_counts() {
+        let ends = |names: &SpecialTokens, bos, eos: &[u32]| {
+            let tokenizer = tiny().with_named_ends(names, bos, eos);
+            (tokenizer.bos(), tokenizer.eos().to_vec())
+        };
+        let names = SpecialTokens { eos: Some("<|im_end|>".into()), ..SpecialTokens::default() };
+        assert_eq!(ends(&names, Some(256), &[256, 258]), (None, vec![258, 256]));
+        assert_eq!(ends(&SpecialTokens::default(), Some(257), &[256]), (Some(257), vec![256]));
+        let names = SpecialTokens { bos: Some("<|im_start|>".into()), ..SpecialTokens::default() };
+        assert_eq!(ends(&names, None, &[256]), (Some(257), vec![256]));
     }
 
     #[test]
@@ -535,21 +514,6 @@ mod tests {
         assert!(json(file.to_string().as_bytes()).contains("not byte-level"));
     }
 
-    #[test]
-    fn a_stream_waits_for_whole_characters() {
-        let tokenizer = tiny();
-        let mut stream = StreamDecoder::new();
-        let pushed: Vec<String> =
-            "é😀a".bytes().map(|byte| stream.push(&tokenizer, u32::from(byte))).collect();
-        assert_eq!(pushed, ["", "é", "", "", "", "😀", "a"]);
-        assert_eq!(stream.finish(), "");
-        let mut stream = StreamDecoder::with_special();
-        assert_eq!(stream.push(&tokenizer, 0xE9), "");
-        assert_eq!(stream.push(&tokenizer, IM_END), "\u{FFFD}<|im_end|>");
-        assert_eq!(stream.push(&tokenizer, 0xF0), "");
-        assert_eq!(stream.finish(), "\u{FFFD}");
-    }
-
     proptest! {
         #[test]
         fn any_text_survives(text in any::<String>()) {
@@ -559,15 +523,6 @@ mod tests {
                 prop_assert_eq!(tokenizer.decode(&ids), text.as_str());
                 prop_assert!(ids.iter().all(|&id| !tokenizer.is_special(id)));
             }
-        }
-
-        #[test]
-        fn a_stream_says_what_decode_says(ids in proptest::collection::vec(0u32..265, 0..40)) {
-            let tokenizer = tiny();
-            let mut stream = StreamDecoder::new();
-            let mut text: String = ids.iter().map(|&id| stream.push(&tokenizer, id)).collect();
-            text.push_str(&stream.finish());
-            prop_assert_eq!(text, tokenizer.decode(&ids));
         }
 
         #[test]
