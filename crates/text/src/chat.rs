@@ -173,8 +173,11 @@ impl Chat {
             parameters: json!({ "type": "object", "properties": {}, "required": [] }),
         };
         match self.render(&messages, Some(&[tool.to_openai()]), true, None) {
-            Ok(text) if text.contains(PROBE_TOOL) && text.contains("<tool_call>") => ToolSupport::Hermes,
-            Ok(text) if text.contains(PROBE_TOOL) => ToolSupport::Foreign,
+            // Others use the same tags around a syntax of their own, so the JSON key must be asked for, too.
+            Ok(text) if text.contains(PROBE_TOOL) => {
+                let is_hermes = text.contains("<tool_call>") && text.contains("\"arguments\"");
+                if is_hermes { ToolSupport::Hermes } else { ToolSupport::Foreign }
+            }
             _ => ToolSupport::None,
         }
     }

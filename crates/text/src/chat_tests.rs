@@ -20,7 +20,7 @@ const WITH_TOOLS: &str = r#"
 {%- if tools %}
     {{- '<|im_start|>system\n' }}{% if messages[0].role == 'system' %}{{ messages[0].content + '\n\n' }}{% endif %}
     {%- for tool in tools %}{{ tool | tojson }}{{ '\n' }}{% endfor %}
-    {{- 'Use <tool_call></tool_call>.<|im_end|>\n' }}
+    {{- 'Use <tool_call>{"name": …, "arguments": …}</tool_call>.<|im_end|>\n' }}
 {%- elif messages[0].role == 'system' %}
     {{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
 {%- endif %}
@@ -226,10 +226,12 @@ fn templates_that_know_tools_describe_them() {
     let prompt = text(&hermes, &hermes.prompt(&history, &[calculator()]).unwrap());
     assert!(prompt.contains("Be brief.\n\nYou can call tools.") && !prompt.contains("Use <tool_call>"));
 
-    let foreign = WITH_TOOLS.replace("Use <tool_call></tool_call>.", "Use [name(arguments)].");
-    let foreign = chat(&foreign, ChatOptions::default());
-    assert_eq!(foreign.prompt(&history, &[calculator()]), Err(TextError::ForeignTools));
-    assert!(foreign.prompt(&history, &[]).is_ok());
+    let hermes_call = r#"<tool_call>{"name": …, "arguments": …}</tool_call>"#;
+    for call in ["[name(arguments)]", "<tool_call><function=name></function></tool_call>"] {
+        let foreign = chat(&WITH_TOOLS.replace(hermes_call, call), ChatOptions::default());
+        assert_eq!(foreign.prompt(&history, &[calculator()]), Err(TextError::ForeignTools));
+        assert!(foreign.prompt(&history, &[]).is_ok());
+    }
 }
 
 #[test]
