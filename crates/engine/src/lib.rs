@@ -1,36 +1,83 @@
 //! The embedded engine: kernels, transformer, sampling and training on this machine.
+//!
+//! [`Engine::start`] loads a model and runs it on a thread of its own; the handle is both a
+//! [`Sampler`](dressage_policy::Sampler) and a [`Learner`](dressage_policy::Learner) over the same weights in the same memory.
+//!
+//! Guarantees, in f32:
+//! - **Batch invariance.** An element of an output is computed by the same operations in the same order whatever else is
+//!   in the batch, however prompts are chunked, paths packed or prefixes shared, on any number of threads and with any
+//!   instruction set. So the log-probability recorded at sampling equals, to the bit, what the training forward computes for
+//!   that token under the same weights.
+//! - **Trees.** A token that several paths share goes through the model once; loss and gradient are those of training every
+//!   path separately, up to rounding.
+//! - **Determinism.** A draw is a function of seed, stream and position; a gradient is the same bits on any number of threads.
+//!
+//! From the bottom up: [`simd`] (instruction sets), [`product`] (matrix products), [`ops`] (everything else that a
+//! transformer computes), [`transformer`] (forward), [`head`] and [`learning`] (loss, backward, optimiser), [`cache`] and
+//! [`scheduler`] (sampling), [`engine`] (the service). Not here: text, files (`dressage-model`) and what a loss is (`dressage-rl`).
 
 pub mod buffer;
+pub mod cache;
+mod choose;
+pub mod engine;
 pub mod head;
 pub mod layout;
 pub mod learning;
+pub mod memory;
 pub mod ops;
 pub mod packing;
 pub mod pool;
 pub mod product;
 #[cfg(test)]
 mod reference;
+pub mod scheduler;
 pub mod simd;
 pub mod testing;
 pub mod transformer;
 pub mod weights;
+
+pub use engine::{Engine, EngineOptions, Fingerprint};
+pub use memory::MemoryPlan;
+pub use simd::Isa;
 
 /// Where the engine computes: its threads and instruction set.
 pub struct Compute {
     /// The one pool of threads.
     pub pool: pool::Pool,
     /// The vector instructions in use.
-    pub isa: simd::Isa,
+    pub isa: Isa,
 }
 
 impl Compute {
     /// `threads` threads with the best instructions there are.
     pub fn new(threads: usize) -> Self {
-        Self::with_isa(threads, simd::Isa::detect())
+        Self::with_isa(threads, Isa::detect())
     }
 
     /// `threads` threads with the instructions named, which must be available.
-    pub fn with_isa(threads: usize, isa: simd::Isa) -> Self {
+    pub fn with_isa(threads: usize, isa: Isa) -> Self {
         Compute { pool: pool::Pool::new(threads), isa }
     }
+}
+
+/// Why an engine could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The model's files.
+    #[error(transparent)]
+    Model(#[from] dressage_model::ModelError),
+    /// An option out of range, or one that contradicts the model.
+    #[error("{0}")]
+    Options(String),
+    /// Memory that is not there.
+    #[error(
+        "this would take {plan}, but only {} MiB are free; use a smaller model, lower engine.batch_tokens, engine.kv_memory_mb or engine.running, or free memory",
+        available >> 20
+    )]
+    Memory {
+        /// What would be needed.
+        plan: MemoryPlan,
+        /// Bytes that are free.
+        available: u64,
+    },
 }

@@ -12,30 +12,23 @@ use std::thread::{JoinHandle, Thread};
 const SPINS_BEFORE_YIELD: u32 = 2_000;
 const SPINS_BEFORE_SLEEP: u32 = 20_000;
 
-/// A parallel region: `body(task)` for every task below `tasks`.
-#[derive(Clone, Copy)]
-struct Region {
-    body: *const (dyn Fn(usize) + Sync),
-    tasks: usize,
-}
+/// What a ticket's lower half says while a region is being set up.
+const CLOSED: u64 = u32::MAX as u64;
 
+/// A parallel region is `body(task)` for every task below `tasks`.
+///
+/// `ticket` is (epoch, next task). A thread reads the ticket, then the region, and claims the task by swapping the ticket for the
+/// next one: that fails if the epoch has changed since, so a thread that slept through a region never touches its closure.
+/// The owner waits for tasks, not for threads: one that the system does not run delays nobody.
 struct State {
-    /// Counts regions; a change starts one.
-    epoch: AtomicU64,
-    region: std::cell::UnsafeCell<Option<Region>>,
-    next: AtomicUsize,
-    /// Workers that are still in the current region.
-    busy: AtomicUsize,
+    ticket: AtomicU64,
+    body: [AtomicUsize; 2],
+    tasks: AtomicUsize,
+    completed: AtomicUsize,
     panicked: AtomicBool,
     stop: AtomicBool,
     sleeping: Vec<AtomicBool>,
 }
-
-// SAFETY: `region` is written only by the owner while no worker is in a region (`busy` = 0), and read by workers only
-// after they saw the epoch change, which is released after the write.
-unsafe impl Sync for State {}
-// SAFETY: as above; the pointer it holds is only followed inside `run`, which outlives the region.
-unsafe impl Send for State {}
 
 /// A pool of threads, of which the caller is one.
 pub struct Pool {
@@ -48,10 +41,10 @@ impl Pool {
     pub fn new(threads: usize) -> Self {
         let extra = threads.max(1) - 1;
         let state = Arc::new(State {
-            epoch: AtomicU64::new(0),
-            region: std::cell::UnsafeCell::new(None),
-            next: AtomicUsize::new(0),
-            busy: AtomicUsize::new(0),
+            ticket: AtomicU64::new(CLOSED),
+            body: [AtomicUsize::new(0), AtomicUsize::new(0)],
+            tasks: AtomicUsize::new(0),
+            completed: AtomicUsize::new(0),
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             sleeping: (0..extra).map(|_| AtomicBool::new(false)).collect(),
@@ -74,7 +67,8 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Runs `body(task)` for every `task` below `tasks`, in any order, on all threads; returns when all are done.
+    /// Runs `body(task)` for every `task` below `tasks`, in any order, on all threads; returns when all are done. Only one thread may
+    /// call this at a time, and not from within a task.
     ///
     /// # Panics
     /// When a task panicked.
@@ -83,86 +77,85 @@ impl Pool {
             (0..tasks).for_each(body);
             return;
         }
+        assert!((tasks as u64) < CLOSED, "{tasks} tasks");
         let state = &*self.state;
         let body: &(dyn Fn(usize) + Sync) = &body;
-        // SAFETY: the lifetime is erased only until the end of this call, which waits for every worker to leave the region.
-        let body = unsafe {
-            std::mem::transmute::<*const (dyn Fn(usize) + Sync), *const (dyn Fn(usize) + Sync + 'static)>(
-                body,
-            )
-        };
-        // SAFETY: no worker is in a region: the previous call waited for `busy` = 0.
-        unsafe { *state.region.get() = Some(Region { body, tasks }) };
-        state.next.store(0, Ordering::Relaxed);
-        state.busy.store(self.workers.len(), Ordering::Relaxed);
-        state.epoch.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: a reference to a trait object is two words. It is followed only by threads that claimed a task of this
+        // region, all of which are completed before this call returns.
+        let words = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), [usize; 2]>(body) };
+        let epoch = (state.ticket.load(Ordering::Relaxed) >> 32).wrapping_add(1) << 32;
+        state.ticket.store(epoch | CLOSED, Ordering::SeqCst);
+        state.body[0].store(words[0], Ordering::SeqCst);
+        state.body[1].store(words[1], Ordering::SeqCst);
+        state.tasks.store(tasks, Ordering::SeqCst);
+        state.completed.store(0, Ordering::SeqCst);
+        state.ticket.store(epoch, Ordering::SeqCst);
         for (index, (_, thread)) in self.workers.iter().enumerate() {
             if state.sleeping[index].swap(false, Ordering::SeqCst) {
                 thread.unpark();
             }
         }
-        state.drain(Region { body, tasks });
+        while state.run_one() {}
         let mut spins = 0;
-        while state.busy.load(Ordering::Acquire) > 0 {
+        while state.completed.load(Ordering::Acquire) < tasks {
             wait(&mut spins);
         }
-        assert!(
-            !state.panicked.load(Ordering::Relaxed),
-            "a task of the engine's pool panicked; see the message above"
-        );
+        let panicked = state.panicked.swap(false, Ordering::Relaxed);
+        assert!(!panicked, "a task of the engine's pool panicked; see the message above");
     }
 }
 
 impl State {
     fn work(&self, index: usize) {
-        let mut seen = 0;
         let mut spins = 0;
-        loop {
-            let epoch = self.epoch.load(Ordering::SeqCst);
-            if epoch == seen {
-                if self.stop.load(Ordering::Relaxed) {
-                    return;
+        while !self.stop.load(Ordering::Relaxed) {
+            if self.run_one() {
+                spins = 0;
+            } else if spins < SPINS_BEFORE_SLEEP {
+                wait(&mut spins);
+            } else {
+                self.sleeping[index].store(true, Ordering::SeqCst);
+                // The owner either sees `sleeping` and wakes us, or had opened the region before we looked again.
+                if !self.has_task() && !self.stop.load(Ordering::SeqCst) {
+                    std::thread::park();
                 }
-                if spins < SPINS_BEFORE_SLEEP {
-                    wait(&mut spins);
-                } else {
-                    self.sleeping[index].store(true, Ordering::SeqCst);
-                    // The owner either sees `sleeping` and wakes us, or had changed the epoch before we looked again.
-                    if self.epoch.load(Ordering::SeqCst) == seen && !self.stop.load(Ordering::SeqCst) {
-                        std::thread::park();
-                    }
-                    self.sleeping[index].store(false, Ordering::SeqCst);
-                }
-                continue;
+                self.sleeping[index].store(false, Ordering::SeqCst);
+                spins = 0;
             }
-            seen = epoch;
-            spins = 0;
-            // SAFETY: written before the epoch changed, and not again before this worker leaves the region.
-            if let Some(region) = unsafe { *self.region.get() } {
-                let drained = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.drain(region)));
-                if drained.is_err() {
-                    self.panicked.store(true, Ordering::Relaxed);
-                }
-            }
-            self.busy.fetch_sub(1, Ordering::Release);
         }
     }
 
-    fn drain(&self, region: Region) {
-        loop {
-            let task = self.next.fetch_add(1, Ordering::Relaxed);
-            if task >= region.tasks {
-                return;
-            }
-            // SAFETY: the owner keeps the closure alive until all workers have left the region.
-            unsafe { (*region.body)(task) };
+    fn has_task(&self) -> bool {
+        let next = self.ticket.load(Ordering::SeqCst) & CLOSED;
+        next != CLOSED && (next as usize) < self.tasks.load(Ordering::SeqCst)
+    }
+
+    /// Claims and runs a task; false when there is none.
+    fn run_one(&self) -> bool {
+        let ticket = self.ticket.load(Ordering::SeqCst);
+        let task = ticket & CLOSED;
+        let words = [self.body[0].load(Ordering::SeqCst), self.body[1].load(Ordering::SeqCst)];
+        if task == CLOSED || task as usize >= self.tasks.load(Ordering::SeqCst) {
+            return false;
         }
+        if self.ticket.compare_exchange(ticket, ticket + 1, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            // Another thread was faster, or the region is over: look again.
+            return true;
+        }
+        // SAFETY: the ticket did not change between reading the region and claiming the task, so the words are this region's
+        // closure, and the owner keeps it alive until the task is completed.
+        let body = unsafe { std::mem::transmute::<[usize; 2], &(dyn Fn(usize) + Sync)>(words) };
+        if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(task as usize))).is_err() {
+            self.panicked.store(true, Ordering::Relaxed);
+        }
+        self.completed.fetch_add(1, Ordering::Release);
+        true
     }
 }
 
 fn wait(spins: &mut u32) {
     *spins += 1;
-    if *spins % SPINS_BEFORE_YIELD == 0 {
+    if spins.is_multiple_of(SPINS_BEFORE_YIELD) {
         std::thread::yield_now();
     } else {
         std::hint::spin_loop();
@@ -174,7 +167,7 @@ impl Drop for Pool {
         self.state.stop.store(true, Ordering::SeqCst);
         for (handle, thread) in self.workers.drain(..) {
             thread.unpark();
-            // A worker cannot fail outside a region, and a panic inside one was reported by `run`.
+            // A worker's loop cannot panic: tasks that do are caught.
             let _ = handle.join();
         }
     }
@@ -196,6 +189,14 @@ mod tests {
                 assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1));
             }
         }
+    }
+
+    #[test]
+    fn a_panic_in_a_task_reaches_the_caller_and_the_pool_lives_on() {
+        let pool = Pool::new(2);
+        let run = std::panic::AssertUnwindSafe(|| pool.run(10, |task| assert_ne!(task, 5)));
+        assert!(std::panic::catch_unwind(run).is_err());
+        pool.run(10, |_| ());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! AdamW (Loshchilov & Hutter 2019) over flat arrays, and the gradient's global norm.
 
-use dressage_policy::OptimParams;
+use dressage_policy::{OptimParams, crash_point};
 
 use crate::Compute;
 use crate::buffer::Shared;
@@ -83,8 +83,11 @@ pub fn step(
         .iter()
         .flat_map(|g| (0..g.len).step_by(BLOCK).map(|at| (g.start + at, BLOCK.min(g.len - at), g.decay)))
         .collect();
-    let arrays = [weight, gradient, first, second].map(|array| Shared::new(array));
+    let arrays = [weight, gradient, first, second].map(Shared::new);
     compute.pool.run(blocks.len(), |task| {
+        if task == blocks.len() / 2 {
+            crash_point("in_optim_step");
+        }
         let (start, len, decay) = blocks[task];
         let decay = if decay { params.weight_decay } else { 0.0 };
         let constants = Step {

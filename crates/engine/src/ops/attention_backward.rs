@@ -110,8 +110,12 @@ pub fn backward(
                 for &(first, len) in &paths[index] {
                     for row in first..first + len {
                         // SAFETY: as above; the shares are only read from here on.
-                        let to = unsafe { shared.slice(row * width + offset, dim) };
-                        let from = unsafe { shares.slice(start + position * padded, dim) };
+                        let (to, from) = unsafe {
+                            (
+                                shared.slice(row * width + offset, dim),
+                                shares.slice(start + position * padded, dim),
+                            )
+                        };
                         for (to, from) in to.iter_mut().zip(from) {
                             *to += *from;
                         }

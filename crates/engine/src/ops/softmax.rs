@@ -181,7 +181,7 @@ mod tests {
             counts[[5, 2500, 2999].iter().position(|t| *t == token).expect("only these have probability")] +=
                 1;
         }
-        assert!((counts[0] as i32 - 2000).abs() < 150 && (counts[1] as i32 - 1000).abs() < 120, "{counts:?}");
+        assert!((counts[0] - 2000i32).abs() < 150 && (counts[1] - 1000i32).abs() < 120, "{counts:?}");
         assert_eq!(draw(&row, 0.0), 5);
         assert_eq!(draw(&row, 1.0 - 1e-16), 2999);
         assert_eq!(argmax(&[1.0, 3.0, 3.0]), 1);

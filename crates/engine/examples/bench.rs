@@ -1,0 +1,95 @@
+//! The engine's side of the comparisons in `bench/`: reads one request a line, does it, and prints one line of JSON with the
+//! seconds it took. `bench/README.md` has the requests. Stays resident, so that peers can take turns in the same run.
+
+use std::io::{BufRead, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use dressage_engine::{Engine, EngineOptions};
+use dressage_model::ModelFiles;
+use dressage_policy::{Learner, OptimParams, SampleRequest, Sampler, SamplingParams};
+use dressage_rl::{Loss, PolicyLoss};
+use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+const DEADLINE: Duration = Duration::from_secs(600);
+
+#[derive(Deserialize)]
+#[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
+enum Request {
+    Load { model: PathBuf, threads: usize },
+    Train { tokens: Vec<u32> },
+    Generate { prompts: Vec<Vec<u32>>, new_tokens: usize },
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<()> {
+    let mut engine = None;
+    let mut version = 0;
+    for line in std::io::stdin().lock().lines() {
+        let answer = match serde_json::from_str(&line?).context("a line is not a request")? {
+            Request::Load { model, threads } => {
+                let files = ModelFiles::open(&model)?;
+                let options = EngineOptions { threads, ..EngineOptions::default() };
+                let started = engine.insert(Engine::start(&files, &options, None)?);
+                json!({ "name": format!("dressage ({:?})", started.fingerprint().isa) })
+            }
+            Request::Train { tokens } => {
+                version += 1;
+                train(engine.as_ref().context("no model is loaded")?, tokens, version).await?
+            }
+            Request::Generate { prompts, new_tokens } => {
+                generate(engine.as_ref().context("no model is loaded")?, prompts, new_tokens).await?
+            }
+        };
+        println!("{answer}");
+        std::io::stdout().flush()?;
+    }
+    Ok(())
+}
+
+/// One step: forward, mean cross-entropy of every token but the first, backward, AdamW, and the new weights ready for use.
+async fn train(engine: &Engine, tokens: Vec<u32>, version: u64) -> Result<Value> {
+    let weight = 1.0 / (tokens.len() - 1) as f32;
+    let targets = (1..tokens.len() as u32)
+        .map(|index| PathTarget { index, temperature: 1.0, term: Term { weight, ..Term::default() } })
+        .collect();
+    let start = Instant::now();
+    let batch = Arc::new(TreeBatch::merge(&[PathInput { tokens, targets }])?);
+    let loss = Loss { policy: PolicyLoss::CrossEntropy, kl: None };
+    let sums = engine.forward_backward(batch, loss).await?;
+    let backward = start.elapsed();
+    let params = OptimParams {
+        learning_rate: 1e-5,
+        beta1: 0.9,
+        beta2: 0.999,
+        epsilon: 1e-8,
+        weight_decay: 0.01,
+        max_grad_norm: f32::INFINITY,
+    };
+    engine.optim_step(params).await?;
+    engine.publish(version).await?;
+    let seconds = start.elapsed().as_secs_f64();
+    let optimiser = seconds - backward.as_secs_f64();
+    let parts = json!({ "forward and backward": backward.as_secs_f64(), "optimiser": optimiser });
+    Ok(json!({ "seconds": seconds, "loss": sums.loss, "parts": parts }))
+}
+
+/// Greedy replies to all prompts at once.
+async fn generate(engine: &Engine, prompts: Vec<Vec<u32>>, new_tokens: usize) -> Result<Value> {
+    let params = SamplingParams { max_tokens: new_tokens, temperature: 0.0, ..SamplingParams::default() };
+    let start = Instant::now();
+    let mut streams = Vec::new();
+    for (stream, prompt) in prompts.into_iter().enumerate() {
+        let request = SampleRequest { seed: 0, stream: stream as u64, prompt, params: params.clone() };
+        streams.push(engine.sample(request).await?);
+    }
+    let mut replies = Vec::new();
+    for stream in streams {
+        replies.push(stream.collect(DEADLINE).await?.tokens);
+    }
+    Ok(json!({ "seconds": start.elapsed().as_secs_f64(), "tokens": replies }))
+}

@@ -1,0 +1,211 @@
+//! Runs one job of the checks in `conformance/` on the engine: `conformance JOB.json`.
+//!
+//! The job's format is described in `conformance/README.md`. Results go to `result.json` and `result.safetensors` in the job's
+//! folder. Not part of the product: it shows what the engine computes, logits and gradients included, to other programs.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail, ensure};
+use dressage_engine::buffer::Buffer;
+use dressage_engine::learning::Learning;
+use dressage_engine::ops::attention::Blocks;
+use dressage_engine::packing::Packing;
+use dressage_engine::transformer::{Inference, Rows, Transformer};
+use dressage_engine::weights::{Weights, attention_shape};
+use dressage_engine::{Compute, Engine, EngineOptions};
+use dressage_model::{ModelFiles, write_json, write_safetensors, write_tokenizer_config};
+use dressage_policy::{Learner, OptimParams};
+use dressage_rl::Loss;
+use dressage_text::{Chat, ChatOptions, Message, Rendering, Tokenizer};
+use dressage_tree::{PathInput, TreeBatch};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+const FORMAT: u32 = 1;
+const TENSORS: &str = "result.safetensors";
+
+#[derive(Deserialize)]
+struct Request {
+    format: u32,
+    model: PathBuf,
+    out: PathBuf,
+    threads: usize,
+    #[serde(flatten)]
+    job: Job,
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "mode", rename_all = "snake_case")]
+enum Job {
+    Logits { sequences: Vec<Vec<u32>> },
+    Gradients { batch: Vec<PathInput>, loss: Loss },
+    Steps { steps: Vec<Step> },
+    Save,
+    Tokens { texts: Vec<String>, chats: Vec<Conversation> },
+}
+
+#[derive(Deserialize)]
+struct Step {
+    batches: Vec<Vec<PathInput>>,
+    loss: Loss,
+    optim: OptimParams,
+}
+
+#[derive(Deserialize)]
+struct Conversation {
+    messages: Vec<Value>,
+    add_generation_prompt: bool,
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<()> {
+    let Some(path) = std::env::args_os().nth(1).map(PathBuf::from) else {
+        bail!("usage: conformance JOB.json")
+    };
+    let text = std::fs::read(&path).with_context(|| format!("{} cannot be read", path.display()))?;
+    let request: Request =
+        serde_json::from_slice(&text).with_context(|| format!("{} is not a job", path.display()))?;
+    ensure!(request.format == FORMAT, "the job has format {}, this program reads {FORMAT}", request.format);
+    let files = ModelFiles::open(&request.model)?;
+    let out = request.out.as_path();
+    let result = match request.job {
+        Job::Logits { sequences } => logits(&model(&files, request.threads)?, &sequences, out)?,
+        Job::Gradients { batch, loss } => gradients(&model(&files, request.threads)?, &batch, &loss, out)?,
+        Job::Steps { steps } => {
+            let engine = engine(&files, request.threads)?;
+            let result = train(&engine, &steps).await?;
+            save(&engine, &files, out).await?;
+            result
+        }
+        Job::Save => {
+            save(&engine(&files, request.threads)?, &files, out).await?;
+            json!({})
+        }
+        Job::Tokens { texts, chats } => tokens(&files, &texts, &chats)?,
+    };
+    Ok(write_json(&out.join("result.json"), &result)?)
+}
+
+fn model(files: &ModelFiles, threads: usize) -> Result<Transformer> {
+    let compute = Compute::new(threads);
+    let weights = Weights::load(&compute, files)?;
+    let context = files.config.context;
+    Ok(Transformer::new(compute, weights, context))
+}
+
+fn engine(files: &ModelFiles, threads: usize) -> Result<Engine> {
+    let options = EngineOptions { threads, kv_memory_mb: 16, ..EngineOptions::default() };
+    Ok(Engine::start(files, &options, None)?)
+}
+
+/// Logits after every token of every sequence, the sequences merged into one tree.
+fn logits(model: &Transformer, sequences: &[Vec<u32>], out: &Path) -> Result<Value> {
+    let config = &model.weights.config;
+    let paths: Vec<_> =
+        sequences.iter().map(|tokens| PathInput { tokens: tokens.clone(), targets: Vec::new() }).collect();
+    let batch = TreeBatch::merge(&paths)?;
+    let packing = Packing::new(&batch, model.context, config.vocabulary)?;
+    let mut blocks = Blocks::new(attention_shape(config), config.layers);
+    blocks.grow(packing.blocks);
+    let rows = Rows { tokens: &batch.tokens, positions: &packing.positions, spans: &packing.spans };
+    let wanted: Vec<usize> = (0..batch.tokens.len()).collect();
+    let mut all = Buffer::default();
+    Inference::default().run(model, rows, &mut blocks, &wanted, &mut all);
+
+    let width = config.vocabulary;
+    let gathered: Vec<Vec<f32>> = sequences
+        .iter()
+        .map(|tokens| {
+            let rows = packed_rows(&batch, tokens);
+            rows.into_iter().flat_map(|row| all[row * width..][..width].iter().copied()).collect()
+        })
+        .collect();
+    let tensors =
+        sequences.iter().zip(&gathered).enumerate().map(|(i, (tokens, values))| {
+            (format!("logits.{i}"), vec![tokens.len(), width], values.as_slice())
+        });
+    write_safetensors(&out.join(TENSORS), tensors)?;
+    Ok(json!({ "packed_tokens": batch.tokens.len(), "path_tokens": batch.path_tokens }))
+}
+
+/// Where the tokens of a path that was merged lie in the batch: its way down the tree.
+fn packed_rows(batch: &TreeBatch, tokens: &[u32]) -> Vec<usize> {
+    let mut rows: Vec<usize> = Vec::with_capacity(tokens.len());
+    let mut at = None;
+    while rows.len() < tokens.len() {
+        let next = tokens[rows.len()];
+        let child = (0u32..).zip(&batch.nodes).find(|(_, node)| {
+            // Siblings part at their first tokens.
+            node.parent == at && batch.tokens[node.start as usize] == next
+        });
+        let Some((index, node)) = child else { break };
+        rows.extend((node.start as usize..).take((node.len as usize).min(tokens.len() - rows.len())));
+        at = Some(index);
+    }
+    rows
+}
+
+/// Gradients of the loss over the merged batch, by name.
+fn gradients(model: &Transformer, batch: &[PathInput], loss: &Loss, out: &Path) -> Result<Value> {
+    let mut learning = Learning::new(model);
+    let sums = learning.forward_backward(model, &TreeBatch::merge(batch)?, loss)?;
+    model.weights.write(&out.join(TENSORS), &learning.optimiser.gradient)?;
+    Ok(serde_json::to_value(sums)?)
+}
+
+/// Optimiser steps, each over several batches.
+async fn train(engine: &Engine, steps: &[Step]) -> Result<Value> {
+    let mut reports = Vec::new();
+    for step in steps {
+        let mut loss = 0.0;
+        for paths in &step.batches {
+            let batch = Arc::new(TreeBatch::merge(paths)?);
+            loss += engine.forward_backward(batch, step.loss).await?.loss;
+        }
+        let report = engine.optim_step(step.optim).await?;
+        reports.push(json!({ "loss": loss, "grad_norm": report.grad_norm, "applied": report.applied }));
+    }
+    Ok(json!({ "steps": reports }))
+}
+
+/// Weights, configuration and, where the model has one, tokenizer, in the folder `checkpoint`.
+async fn save(engine: &Engine, files: &ModelFiles, out: &Path) -> Result<()> {
+    let folder = out.join("checkpoint");
+    std::fs::create_dir_all(&folder)?;
+    engine.save(&folder, false).await?;
+    if let Some(source) = &files.tokenizer {
+        std::fs::write(folder.join("tokenizer.json"), Tokenizer::new(source)?.to_json()?)?;
+        let settings = folder.join("tokenizer_config.json");
+        let template = files.chat_template.as_deref();
+        write_tokenizer_config(&settings, &files.special_tokens, template, files.config.context)?;
+    }
+    Ok(())
+}
+
+/// Token ids of texts, special tokens counting as themselves, and of conversations.
+fn tokens(files: &ModelFiles, texts: &[String], chats: &[Conversation]) -> Result<Value> {
+    let source = files.tokenizer.as_ref().context("the model has no tokenizer")?;
+    let tokenizer = Tokenizer::new(source)?.with_ends(files.config.bos, &files.config.eos);
+    let chat = Chat::new(tokenizer, files.chat_template.as_deref(), ChatOptions::default())?;
+    let texts: Vec<_> = texts.iter().map(|text| chat.tokenizer().encode_template(text)).collect();
+    let chats: Vec<_> =
+        chats.iter().map(|conversation| conversation_ids(&chat, conversation)).collect::<Result<_>>()?;
+    Ok(json!({ "texts": texts, "chats": chats }))
+}
+
+fn conversation_ids(chat: &Chat, conversation: &Conversation) -> Result<Vec<u32>> {
+    if conversation.add_generation_prompt {
+        // What the agent loop sends to a sampler.
+        let messages: Vec<Message> = serde_json::from_value(conversation.messages.clone().into())?;
+        return Ok(chat.prompt(&messages, &[])?);
+    }
+    let variables = serde_json::Map::new();
+    let text = chat.template().render(Rendering {
+        messages: &conversation.messages,
+        tools: None,
+        add_generation_prompt: false,
+        variables: &variables,
+    })?;
+    Ok(chat.tokenizer().encode_template(&text))
+}

@@ -1,0 +1,283 @@
+//! The engine as its users see it: what is sampled is what is trained on, to the bit; nothing changes with batching, caching,
+//! threads or instructions; checkpoints bring everything back.
+
+#![allow(clippy::unwrap_used, reason = "a failed step of a test should stop it")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dressage_engine::testing::{family_configs, random_weights, tiny_config};
+use dressage_engine::{Compute, Engine, EngineOptions, Isa};
+use dressage_model::ModelConfig;
+use dressage_policy::{
+    Completion, FinishReason, Learner, OptimParams, PolicyError, SampleRequest, Sampler, SamplingParams,
+    TokenBytes, uniform,
+};
+use dressage_rl::{Loss, PolicyLoss};
+use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+const CROSS_ENTROPY: Loss = Loss { policy: PolicyLoss::CrossEntropy, kl: None };
+
+fn options() -> EngineOptions {
+    EngineOptions { kv_memory_mb: 8, batch_tokens: 512, ..EngineOptions::default() }
+}
+
+fn start(config: &ModelConfig, threads: usize, isa: Isa, options: &EngineOptions) -> Engine {
+    let compute = Compute::with_isa(threads, isa);
+    let weights = random_weights(&compute, config, 3);
+    Engine::start_with(compute, weights, options, Some(Arc::new(OneByte))).unwrap()
+}
+
+/// Token i stands for the byte i.
+struct OneByte;
+
+impl TokenBytes for OneByte {
+    fn token_bytes(&self, id: u32) -> Option<&[u8]> {
+        const BYTES: [u8; 256] = {
+            let mut bytes = [0; 256];
+            let mut i = 0;
+            while i < 256 {
+                bytes[i] = i as u8;
+                i += 1;
+            }
+            bytes
+        };
+        BYTES.get(id as usize..id as usize + 1)
+    }
+}
+
+fn tokens(stream: u64, len: usize) -> Vec<u32> {
+    (0..len as u64).map(|i| 2 + (uniform(99, stream, i) * 250.0) as u32).collect()
+}
+
+fn request(stream: u64, prompt: Vec<u32>, params: SamplingParams) -> SampleRequest {
+    SampleRequest { seed: 7, stream, prompt, params }
+}
+
+async fn sample(engine: &Engine, request: SampleRequest) -> Completion {
+    engine.sample(request).await.unwrap().collect(DEADLINE).await.unwrap()
+}
+
+/// A rollout: its path, the sampled positions with their log-probabilities, and the temperature.
+type Rollout = (Vec<u32>, Vec<(usize, f32)>, f32);
+
+/// Rollouts of several turns that share prompts, all at once.
+async fn rollouts(engine: &Engine, count: u64) -> Vec<Rollout> {
+    let tasks: Vec<_> = (0..count)
+        .map(|stream| {
+            let engine = engine.clone();
+            tokio::spawn(async move {
+                let temperature = [1.0, 0.6, 1.7][stream as usize % 3];
+                let mut path = tokens(stream / 4, 20 + 17 * (stream as usize / 4));
+                let mut drawn = Vec::new();
+                for turn in 0..3 {
+                    let max_tokens = 5 + (stream as usize * 7 + turn * 3) % 23;
+                    let params = SamplingParams { temperature, max_tokens, ..SamplingParams::default() };
+                    let reply = sample(&engine, request(stream, path.clone(), params)).await;
+                    drawn.extend(reply.logprobs.iter().enumerate().map(|(i, p)| (path.len() + i, *p)));
+                    path.extend(&reply.tokens);
+                    // A tool answers.
+                    path.extend(tokens(1000 + stream, turn * 4 + 1));
+                }
+                (path, drawn, temperature)
+            })
+        })
+        .collect();
+    let mut found = Vec::new();
+    for task in tasks {
+        found.push(task.await.unwrap());
+    }
+    found
+}
+
+fn batch_of(rollouts: &[Rollout]) -> TreeBatch {
+    let paths: Vec<PathInput> = rollouts
+        .iter()
+        .map(|(path, drawn, temperature)| PathInput {
+            tokens: path.clone(),
+            targets: drawn
+                .iter()
+                .map(|(index, logprob)| PathTarget {
+                    index: *index as u32,
+                    temperature: *temperature,
+                    term: Term { weight: 0.01, behaviour: Some(*logprob), ..Term::default() },
+                })
+                .collect(),
+        })
+        .collect();
+    TreeBatch::merge(&paths).unwrap()
+}
+
+/// Stored behaviour log-probabilities equal the training forward's, to the bit, for every family, instruction set and number
+/// of threads, with chunked prompts, a cache that must evict, and merged trees.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sampled_and_trained_log_probabilities_are_the_same_bits() {
+    for (index, config) in family_configs().iter().enumerate() {
+        let mut first: Option<Vec<Rollout>> = None;
+        for (isa, threads, running, step_rows, kv_memory_mb) in [
+            (Isa::detect(), 2, 64, 256, 8),
+            (Isa::detect(), 1, 3, 13, 1),
+            (Isa::Avx2, 2, 5, 33, 1),
+            (Isa::Portable, 1, 8, 64, 8),
+        ] {
+            // Portable code emulates the fused multiply-add where the compiler's baseline lacks it: once is enough.
+            if !Isa::available().contains(&isa) || (isa == Isa::Portable && index > 0) {
+                continue;
+            }
+            let options = EngineOptions { running, step_rows, kv_memory_mb, ..options() };
+            let engine = start(config, threads, isa, &options);
+            let rollouts = rollouts(&engine, 12).await;
+            let batch = Arc::new(batch_of(&rollouts));
+            let merged = engine.logprobs(batch.clone()).await.unwrap();
+            for (target, logprob) in batch.targets.iter().zip(&merged) {
+                for term in batch.terms_of(target) {
+                    assert_eq!(term.behaviour.map(f32::to_bits), Some(logprob.to_bits()), "{isa:?}");
+                }
+            }
+            for rollout in rollouts.chunks(1) {
+                let alone = batch_of(rollout);
+                let logprobs = engine.logprobs(Arc::new(alone)).await.unwrap();
+                let sampled: Vec<u32> = rollout[0].1.iter().map(|(_, p)| p.to_bits()).collect();
+                assert_eq!(sampled, logprobs.iter().map(|p| p.to_bits()).collect::<Vec<_>>());
+            }
+            let sums = engine.forward_backward(batch, CROSS_ENTROPY).await.unwrap();
+            assert_eq!((sums.mismatched, sums.max_mismatch), (0, 0.0));
+            assert!(sums.behaviour_terms > 300 && (sums.ratio - sums.behaviour_terms as f64).abs() < 1e-9);
+            // The same tokens, whatever the batching, caching, threads and instructions.
+            assert_eq!(first.get_or_insert_with(|| rollouts.clone()), &rollouts, "{isa:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn one_prompt_is_computed_once() {
+    let engine = start(&tiny_config(), 1, Isa::detect(), &options());
+    let prompt = tokens(1, 90);
+    let params = SamplingParams { max_tokens: 3, ..SamplingParams::default() };
+    let mut streams = Vec::new();
+    for stream in 0..8 {
+        streams.push(engine.sample(request(stream, prompt.clone(), params.clone())).await.unwrap());
+    }
+    for stream in streams {
+        stream.collect(DEADLINE).await.unwrap();
+    }
+    let health = engine.health().await.unwrap();
+    assert_eq!((health.prefix_hits, health.prefilled, health.drawn), (7 * 89, 90 + 7, 24));
+    assert_eq!((health.running, health.waiting), (0, 0));
+}
+
+#[tokio::test]
+async fn replies_end_for_the_reason_they_say() {
+    let engine = start(&tiny_config(), 1, Isa::detect(), &options());
+    let plain = SamplingParams { max_tokens: 40, ..SamplingParams::default() };
+    let free = sample(&engine, request(1, tokens(1, 10), plain.clone())).await;
+    assert_eq!((free.finish, free.tokens.len()), (FinishReason::Length, 40));
+    assert_eq!(free.versions.iter().map(|run| run.len).sum::<u32>(), 40);
+
+    let stop_ids = vec![free.tokens[6]];
+    let at = free.tokens.iter().position(|t| *t == stop_ids[0]).unwrap();
+    let stopped =
+        sample(&engine, request(1, tokens(1, 10), SamplingParams { stop_ids, ..plain.clone() })).await;
+    assert_eq!((stopped.finish, &stopped.tokens[..]), (FinishReason::StopId, &free.tokens[..=at]));
+
+    let pair = free.tokens.windows(2).position(|w| w[0] < 128 && w[1] < 128).unwrap();
+    let text: String = free.tokens[pair..pair + 2].iter().map(|t| char::from(*t as u8)).collect();
+    let params = SamplingParams { stop_strings: vec![text], ..plain.clone() };
+    let stopped = sample(&engine, request(1, tokens(1, 10), params)).await;
+    assert_eq!(stopped.finish, FinishReason::StopString);
+    assert_eq!(stopped.tokens, free.tokens[..pair + 2]);
+
+    let full = sample(&engine, request(1, tokens(1, 250), plain.clone())).await;
+    assert_eq!((full.finish, full.tokens.len()), (FinishReason::Context, 6));
+
+    let long = engine.sample(request(1, tokens(1, 256), plain.clone())).await.unwrap_err();
+    assert!(matches!(long, PolicyError::PromptTooLong { prompt: 256, context: 256 }), "{long}");
+    let empty = engine.sample(request(1, vec![], plain.clone())).await.unwrap_err();
+    assert!(empty.to_string().contains("empty"));
+    let cold = SamplingParams { temperature: -1.0, ..plain };
+    let cold = engine.sample(request(1, tokens(1, 5), cold)).await.unwrap_err();
+    assert!(cold.to_string().contains("temperature = -1"));
+}
+
+#[tokio::test]
+async fn dropping_a_stream_frees_its_place() {
+    let engine = start(&tiny_config(), 1, Isa::detect(), &EngineOptions { running: 1, ..options() });
+    let params = SamplingParams { max_tokens: 200, ..SamplingParams::default() };
+    let abandoned = engine.sample(request(1, tokens(1, 5), params)).await.unwrap();
+    drop(abandoned);
+    let params = SamplingParams { max_tokens: 2, ..SamplingParams::default() };
+    let next = sample(&engine, request(2, tokens(2, 5), params)).await;
+    assert_eq!(next.tokens.len(), 2);
+}
+
+fn optim() -> OptimParams {
+    OptimParams {
+        learning_rate: 0.01,
+        beta1: 0.9,
+        beta2: 0.99,
+        epsilon: 1e-8,
+        weight_decay: 0.01,
+        max_grad_norm: 1.0,
+    }
+}
+
+async fn train(engine: &Engine, steps: u64, first: u64) -> f64 {
+    let mut loss = 0.0;
+    for step in first..first + steps {
+        let targets = (1..40).map(|index| PathTarget {
+            index,
+            temperature: 1.0,
+            term: Term { weight: 1.0 / 39.0, ..Term::default() },
+        });
+        let path = PathInput { tokens: tokens(step % 2, 40), targets: targets.collect() };
+        let batch = Arc::new(TreeBatch::merge(&[path]).unwrap());
+        loss = engine.forward_backward(batch, CROSS_ENTROPY).await.unwrap().loss;
+        assert!(engine.optim_step(optim()).await.unwrap().applied);
+        engine.publish(step + 1).await.unwrap();
+    }
+    loss
+}
+
+/// Training learns; a checkpoint with the optimiser's state continues to the same bits; versions follow publishing.
+#[tokio::test]
+async fn a_checkpoint_brings_everything_back() {
+    let config = tiny_config();
+    let engine = start(&config, 2, Isa::detect(), &options());
+    let before = train(&engine, 2, 0).await;
+    let folder = tempfile::tempdir().unwrap();
+    engine.save(folder.path(), true).await.unwrap();
+    let after = train(&engine, 20, 2).await;
+    assert!(after < before * 0.7, "{before} {after}");
+
+    let other = start(&config, 1, Isa::detect(), &options());
+    other.load(folder.path(), true).await.unwrap();
+    let refused = other.sample(request(1, tokens(1, 5), SamplingParams::default())).await.unwrap_err();
+    assert!(refused.to_string().contains("publish"), "{refused}");
+    assert_eq!(train(&other, 20, 2).await.to_bits(), after.to_bits());
+    let reply = sample(&other, request(1, tokens(1, 5), SamplingParams::default())).await;
+    assert_eq!((reply.versions.len(), reply.versions[0].version), (1, 22));
+
+    let [a, b] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    engine.save(a.path(), true).await.unwrap();
+    other.save(b.path(), true).await.unwrap();
+    for entry in std::fs::read_dir(a.path()).unwrap() {
+        let name = entry.unwrap().file_name();
+        let [x, y] = [&a, &b].map(|folder| std::fs::read(folder.path().join(&name)).unwrap());
+        assert!(x == y, "{name:?} differs");
+    }
+    std::fs::remove_file(b.path().join("model.safetensors")).unwrap();
+    assert!(other.load(b.path(), true).await.is_err());
+}
+
+#[test]
+fn options_that_cannot_work_are_refused() {
+    let config = tiny_config();
+    let start = |options: EngineOptions| {
+        let compute = Compute::new(1);
+        let weights = random_weights(&compute, &config, 3);
+        Engine::start_with(compute, weights, &options, None).err().map(|e| e.to_string()).unwrap_or_default()
+    };
+    assert!(start(EngineOptions { context: 10_000, ..options() }).contains("10000"));
+    assert!(start(EngineOptions { running: 0, ..options() }).contains("engine.running"));
+}
