@@ -204,7 +204,7 @@ pub struct RewardKeys {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EvalKeys {
-    /// Tasks from each source; for a file at most as many as it holds out.
+    /// Tasks from each source; for a file at most as many as it holds out. 0 for no evaluations at all.
     pub tasks: usize,
     /// Tasks in wordings never seen in training, from each generator; reported apart.
     pub unseen_wordings: usize,

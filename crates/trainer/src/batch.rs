@@ -1,0 +1,172 @@
+//! From recorded trajectories to the paths that a learner eats.
+
+use dressage_store::PlannedPath;
+use dressage_tree::{Kind, PathInput, PathTarget, Segment, SegmentId, Term, Trajectory};
+
+use crate::TrainerError;
+
+/// A leaf of a trajectory and the segments that are trained on its path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TrainedPath {
+    pub leaf: SegmentId,
+    /// How many tokens are trained.
+    pub tokens: u64,
+}
+
+/// Whether a segment holds tokens that the model is to learn.
+fn is_trained(segment: &Segment) -> bool {
+    segment.kind != Kind::Given && !segment.tokens.is_empty()
+}
+
+/// The first leaf below every segment: the one whose path trains it.
+fn owners(trajectory: &Trajectory) -> Vec<Option<SegmentId>> {
+    let mut owners = vec![None; trajectory.segments().len()];
+    for leaf in trajectory.leaves() {
+        for segment in trajectory.path(leaf) {
+            owners[segment.id.0 as usize].get_or_insert(leaf);
+        }
+    }
+    owners
+}
+
+/// The paths that train every sampled or demonstrated segment exactly once.
+pub(crate) fn trained_paths(trajectory: &Trajectory) -> Vec<TrainedPath> {
+    let owners = owners(trajectory);
+    let mut paths: Vec<TrainedPath> = Vec::new();
+    for leaf in trajectory.leaves() {
+        let mine =
+            trajectory.segments().iter().filter(|s| is_trained(s) && owners[s.id.0 as usize] == Some(leaf));
+        let tokens = mine.map(|s| s.tokens.len() as u64).sum();
+        if tokens > 0 {
+            paths.push(TrainedPath { leaf, tokens });
+        }
+    }
+    paths
+}
+
+/// A planned path with its tokens, up to the last one that is trained: what comes after has no effect.
+///
+/// # Errors
+/// When a segment's log-probabilities do not describe the distribution it was drawn from.
+pub(crate) fn path_input(trajectory: &Trajectory, planned: &PlannedPath) -> Result<PathInput, TrainerError> {
+    let owners = owners(trajectory);
+    let mut input = PathInput::default();
+    let mut end = 0;
+    for segment in trajectory.path(planned.leaf) {
+        if is_trained(segment) && owners[segment.id.0 as usize] == Some(planned.leaf) {
+            refuse_untrainable(segment, planned)?;
+            let versions = segment.token_versions().map(Some).chain(std::iter::repeat(None));
+            for (i, version) in (0..segment.tokens.len()).zip(versions) {
+                let term = Term {
+                    weight: planned.weight,
+                    advantage: planned.advantage,
+                    behaviour: segment.logprobs.get(i).copied(),
+                    version: version.unwrap_or(0),
+                    ..Term::default()
+                };
+                let index = (input.tokens.len() + i) as u32;
+                input.targets.push(PathTarget { index, temperature: segment.temperature, term });
+            }
+            end = input.tokens.len() + segment.tokens.len();
+        }
+        input.tokens.extend(&segment.tokens);
+    }
+    input.tokens.truncate(end);
+    Ok(input)
+}
+
+fn refuse_untrainable(segment: &Segment, planned: &PlannedPath) -> Result<(), TrainerError> {
+    let why = if segment.kind != Kind::Sampled {
+        return Ok(());
+    } else if segment.filtered {
+        "it was sampled with a filter (top-p, top-k, min-p or a penalty), so its log-probabilities are not those of the \
+         distribution it was drawn from; sample for training without filters"
+    } else if segment.temperature <= 0.0 {
+        "it was decoded greedily, which is for evaluation; sample for training at a temperature above 0"
+    } else {
+        return Ok(());
+    };
+    Err(TrainerError::Untrainable { attempt: planned.attempt, segment: segment.id.0, why })
+}
+
+#[cfg(test)]
+mod tests {
+    use dressage_store::{AttemptKey, Purpose};
+    use dressage_tree::VersionRun;
+
+    use super::*;
+
+    fn planned(leaf: u32) -> PlannedPath {
+        let attempt = AttemptKey { purpose: Purpose::Train, phase: 0, step: 0, group: 0, sample: 0 };
+        PlannedPath { attempt, leaf: SegmentId(leaf), advantage: 0.5, weight: 0.25 }
+    }
+
+    fn sampled(parent: u32, tokens: &[u32]) -> Segment {
+        Segment {
+            kind: Kind::Sampled,
+            logprobs: tokens.iter().map(|&t| -(t as f32)).collect(),
+            versions: vec![VersionRun { version: 7, len: tokens.len() as u32 }],
+            temperature: 0.8,
+            ..Segment::given(Some(SegmentId(parent)), tokens.to_vec(), 0)
+        }
+    }
+
+    /// 0 given, 1 sampled; below it 2 given, 3 sampled, 4 given; and 5 sampled.
+    fn forked() -> Trajectory {
+        let mut t = Trajectory::new();
+        t.push(Segment::given(None, vec![1, 2], 0)).unwrap();
+        t.push(sampled(0, &[3, 4])).unwrap();
+        t.push(Segment::given(Some(SegmentId(1)), vec![5], 1)).unwrap();
+        t.push(sampled(2, &[6])).unwrap();
+        t.push(Segment::given(Some(SegmentId(3)), vec![7, 8], 2)).unwrap();
+        t.push(sampled(1, &[9])).unwrap();
+        t
+    }
+
+    #[test]
+    fn every_sampled_token_is_trained_once() {
+        let trajectory = forked();
+        let paths = trained_paths(&trajectory);
+        assert_eq!(
+            paths,
+            [TrainedPath { leaf: SegmentId(4), tokens: 3 }, TrainedPath { leaf: SegmentId(5), tokens: 1 }]
+        );
+        let first = path_input(&trajectory, &planned(4)).unwrap();
+        // What was given after the last reply is left out.
+        assert_eq!(first.tokens, [1, 2, 3, 4, 5, 6]);
+        assert_eq!(first.targets.iter().map(|t| t.index).collect::<Vec<_>>(), [2, 3, 5]);
+        let term = first.targets[2].term;
+        assert_eq!((term.behaviour, term.version, term.weight, term.advantage), (Some(-6.0), 7, 0.25, 0.5));
+        assert_eq!(first.targets[2].temperature, 0.8);
+        let second = path_input(&trajectory, &planned(5)).unwrap();
+        assert_eq!(second.tokens, [1, 2, 3, 4, 9]);
+        assert_eq!(second.targets.iter().map(|t| t.index).collect::<Vec<_>>(), [4]);
+    }
+
+    #[test]
+    fn demonstrations_have_no_behaviour() {
+        let mut t = Trajectory::new();
+        let root = t.push(Segment::given(None, vec![1], 0)).unwrap();
+        t.push(Segment::demonstrated(Some(root), vec![2, 3], 0)).unwrap();
+        let input = path_input(&t, &planned(1)).unwrap();
+        assert!(input.targets.iter().all(|t| t.term.behaviour.is_none() && t.temperature == 1.0));
+        assert_eq!(input.targets.len(), 2);
+    }
+
+    #[test]
+    fn what_its_logprobs_do_not_describe_is_refused() {
+        for (change, want) in [
+            (Segment { filtered: true, ..sampled(0, &[3]) }, "sampled with a filter"),
+            (Segment { temperature: 0.0, ..sampled(0, &[3]) }, "decoded greedily"),
+        ] {
+            let mut t = Trajectory::new();
+            t.push(Segment::given(None, vec![1], 0)).unwrap();
+            t.push(change).unwrap();
+            let error = path_input(&t, &planned(1)).unwrap_err();
+            assert!(!error.is_user_error());
+            let error = error.to_string();
+            assert!(error.contains(want), "{error}");
+            assert!(error.contains("attempt train/phase 0/step 0/group 0/sample 0, segment 1"), "{error}");
+        }
+    }
+}

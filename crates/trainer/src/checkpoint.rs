@@ -1,0 +1,296 @@
+//! Checkpoints: folders that are whole or not there.
+//!
+//! A checkpoint is written into a temporary folder beside its place, every file flushed, `trainer.json` last; then the
+//! folder is renamed and the rename flushed. So at any moment, also after a power cut or with a full disk, each folder
+//! named `step-…` holds a checkpoint that can be loaded, and the ones before are untouched. A checkpoint is a model folder:
+//! weights, configuration, tokenizer; what only the trainer needs lies beside them.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use dressage_policy::{Learner, crash_point};
+use serde::{Deserialize, Serialize};
+
+use crate::TrainerError;
+use crate::folder::{file_error, sync_folder, write_whole};
+
+/// Version of `trainer.json` that this build reads and writes.
+const SCHEMA: u32 = 1;
+const STATE: &str = "trainer.json";
+const TEMPORARY: &str = ".tmp-";
+
+/// How far a run has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Position {
+    /// The phase, from 0.
+    pub phase: u32,
+    /// Steps of the phase done.
+    pub step: u32,
+    /// Steps done over all phases. The weights they lead to are published as this version.
+    pub global_step: u32,
+    /// Whether the evaluation due here is in the metrics file.
+    pub evaluated: bool,
+}
+
+/// What `trainer.json` holds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct State {
+    schema: u32,
+    position: Position,
+    /// Whether the phase ended here. Such checkpoints are kept: the next phase began from them.
+    phase_end: bool,
+    /// Bytes of the metrics file that were written until then.
+    metrics_bytes: u64,
+    /// Names and sizes of all other files.
+    files: Vec<(String, u64)>,
+}
+
+/// A whole checkpoint.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Checkpoint {
+    /// Its folder.
+    pub path: PathBuf,
+    /// How far the run had come.
+    pub position: Position,
+    /// Whether the phase ended here.
+    pub phase_end: bool,
+    /// Bytes of the metrics file that were written until then.
+    pub metrics_bytes: u64,
+}
+
+/// The checkpoints of a run.
+pub(crate) struct Checkpoints {
+    root: PathBuf,
+}
+
+/// What a look at the folder found.
+pub(crate) struct Found {
+    /// The whole ones, oldest first.
+    pub whole: Vec<Checkpoint>,
+    /// What is wrong with the others.
+    pub damaged: Vec<String>,
+}
+
+impl Checkpoints {
+    /// Opens the folder and removes what an earlier process left half done in it.
+    pub fn open(root: PathBuf) -> Result<Self, TrainerError> {
+        fs::create_dir_all(&root).map_err(|source| file_error("create", &root, source))?;
+        let checkpoints = Checkpoints { root };
+        for name in checkpoints.names()? {
+            if name.starts_with(TEMPORARY) {
+                let path = checkpoints.root.join(name);
+                fs::remove_dir_all(&path).map_err(|source| file_error("remove", &path, source))?;
+            }
+        }
+        Ok(checkpoints)
+    }
+
+    fn names(&self) -> Result<Vec<String>, TrainerError> {
+        let failed = |source| file_error("list", &self.root, source);
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&self.root).map_err(failed)? {
+            names.push(entry.map_err(failed)?.file_name().to_string_lossy().into_owned());
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    /// Looks at every checkpoint.
+    pub fn find(&self) -> Result<Found, TrainerError> {
+        let mut found = Found { whole: Vec::new(), damaged: Vec::new() };
+        for name in self.names()?.into_iter().filter(|name| name.starts_with("step-")) {
+            match read(&self.root.join(&name)) {
+                Ok(checkpoint) => found.whole.push(checkpoint),
+                Err(why) => {
+                    found.damaged.push(format!("checkpoint {name} is not whole and is passed over: {why}"))
+                }
+            }
+        }
+        found.whole.sort_by_key(|checkpoint| checkpoint.position.global_step);
+        Ok(found)
+    }
+
+    /// Writes a checkpoint. `companions` puts what else a model folder needs beside the weights.
+    pub async fn write(
+        &self,
+        learner: &dyn Learner,
+        companions: &(dyn Fn(&Path) -> io::Result<()> + Send + Sync),
+        position: Position,
+        phase_end: bool,
+        metrics_bytes: u64,
+    ) -> Result<Checkpoint, TrainerError> {
+        let name = format!("step-{:06}", position.global_step);
+        let place = self.root.join(&name);
+        let temporary = self.root.join(format!("{TEMPORARY}{name}"));
+        if temporary.exists() {
+            fs::remove_dir_all(&temporary).map_err(|source| file_error("remove", &temporary, source))?;
+        }
+        fs::create_dir(&temporary).map_err(|source| file_error("create", &temporary, source))?;
+        let written = self.fill(&temporary, learner, companions, position, phase_end, metrics_bytes).await;
+        if let Err(error) = written {
+            // Half a checkpoint is worth nothing, and its room may be what is missing.
+            let _ = fs::remove_dir_all(&temporary);
+            return Err(error);
+        }
+        crash_point("before_rename");
+        if place.exists() {
+            // It was not whole, or the run would have gone on from it.
+            self.remove(&place)?;
+        }
+        fs::rename(&temporary, &place).map_err(|source| file_error("rename", &temporary, source))?;
+        crash_point("after_rename");
+        sync_folder(&self.root)?;
+        Ok(Checkpoint { path: place, position, phase_end, metrics_bytes })
+    }
+
+    async fn fill(
+        &self,
+        folder: &Path,
+        learner: &dyn Learner,
+        companions: &(dyn Fn(&Path) -> io::Result<()> + Send + Sync),
+        position: Position,
+        phase_end: bool,
+        metrics_bytes: u64,
+    ) -> Result<(), TrainerError> {
+        learner.save(folder, true).await?;
+        crash_point("weights_saved");
+        companions(folder).map_err(|source| file_error("write the tokenizer into", folder, source))?;
+        crash_point("companions_saved");
+        let mut files = Vec::new();
+        for (name, path) in files_of(folder).map_err(|source| file_error("list", folder, source))? {
+            let flush = || {
+                let file = File::open(&path)?;
+                file.sync_all()?;
+                Ok(file.metadata()?.len())
+            };
+            files.push((name, flush().map_err(|source| file_error("flush", &path, source))?));
+        }
+        let state = State { schema: SCHEMA, position, phase_end, metrics_bytes, files };
+        let text = serde_json::to_string_pretty(&state)
+            .map_err(|error| file_error("write", &folder.join(STATE), io::Error::other(error)))?;
+        write_whole(&folder.join(STATE), text.as_bytes())
+    }
+
+    /// Removes all but the newest `keep` checkpoints, leaving those at the end of a phase.
+    pub fn prune(&self, keep: usize) -> Result<(), TrainerError> {
+        let found = self.find()?.whole;
+        let passing: Vec<&Checkpoint> = found.iter().filter(|checkpoint| !checkpoint.phase_end).collect();
+        for old in &passing[..passing.len().saturating_sub(keep)] {
+            self.remove(&old.path)?;
+        }
+        Ok(())
+    }
+
+    /// Removes a checkpoint so that it is never seen half gone.
+    fn remove(&self, path: &Path) -> Result<(), TrainerError> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let away = self.root.join(format!("{TEMPORARY}old-{name}"));
+        fs::rename(path, &away)
+            .and_then(|()| fs::remove_dir_all(&away))
+            .map_err(|source| file_error("remove", path, source))
+    }
+}
+
+/// The files in a folder by name, in order.
+fn files_of(folder: &Path) -> io::Result<Vec<(String, PathBuf)>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        if entry.file_type()?.is_file() {
+            files.push((entry.file_name().to_string_lossy().into_owned(), entry.path()));
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// Reads what a checkpoint says of itself, and whether it is all there.
+fn read(path: &Path) -> Result<Checkpoint, String> {
+    let text = fs::read_to_string(path.join(STATE)).map_err(|error| format!("{STATE}: {error}"))?;
+    let state: State = serde_json::from_str(&text).map_err(|error| format!("{STATE}: {error}"))?;
+    if state.schema != SCHEMA {
+        return Err(format!(
+            "{STATE} has schema version {}, but this build reads version {SCHEMA}",
+            state.schema
+        ));
+    }
+    for (name, bytes) in &state.files {
+        let found = fs::metadata(path.join(name)).map_err(|error| format!("{name}: {error}"))?.len();
+        if found != *bytes {
+            return Err(format!("{name} has {found} bytes instead of {bytes}"));
+        }
+    }
+    Ok(Checkpoint {
+        path: path.to_owned(),
+        position: state.position,
+        phase_end: state.phase_end,
+        metrics_bytes: state.metrics_bytes,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use dressage_policy::{Simulator, SimulatorConfig};
+
+    use super::*;
+
+    fn at(global_step: u32) -> Position {
+        Position { phase: 0, step: global_step, global_step, evaluated: false }
+    }
+
+    fn companions(folder: &Path) -> io::Result<()> {
+        fs::write(folder.join("tokenizer.json"), "{}")
+    }
+
+    async fn write(checkpoints: &Checkpoints, step: u32, phase_end: bool) -> Checkpoint {
+        let simulator = Simulator::new(SimulatorConfig { rows: 8, ..SimulatorConfig::default() });
+        checkpoints.write(&simulator, &companions, at(step), phase_end, 10).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn checkpoints_are_found_pruned_and_checked() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("checkpoints");
+        let checkpoints = Checkpoints::open(root.clone()).unwrap();
+        let mut written = Vec::new();
+        for (step, phase_end) in [(2, false), (4, true), (6, false), (8, false), (10, false)] {
+            written.push(write(&checkpoints, step, phase_end).await);
+        }
+        assert_eq!(checkpoints.find().unwrap().whole, written);
+        checkpoints.prune(2).unwrap();
+        let steps = |found: &Found| found.whole.iter().map(|c| c.position.global_step).collect::<Vec<_>>();
+        assert_eq!(steps(&checkpoints.find().unwrap()), [4, 8, 10]);
+        assert!(written[4].path.join("tokenizer.json").exists());
+
+        // A file that is cut off, one that is missing, a folder without state: none is taken for a checkpoint.
+        fs::write(written[4].path.join("tokenizer.json"), "{").unwrap();
+        fs::remove_file(written[3].path.join("simulator.weights")).unwrap();
+        fs::create_dir(root.join("step-000099")).unwrap();
+        let found = checkpoints.find().unwrap();
+        assert_eq!(steps(&found), [4]);
+        assert!(found.damaged[0].contains("step-000008") && found.damaged[0].contains("simulator.weights"));
+        assert!(found.damaged[1].contains("tokenizer.json has 1 bytes instead of 2"));
+        assert!(found.damaged[2].contains("trainer.json"));
+        // And it can be written again over what is there.
+        let again = write(&checkpoints, 10, false).await;
+        assert_eq!(checkpoints.find().unwrap().whole.last(), Some(&again));
+    }
+
+    #[tokio::test]
+    async fn what_is_half_done_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::open(folder.path().to_owned()).unwrap();
+        let whole = write(&checkpoints, 1, false).await;
+        fs::create_dir(folder.path().join(".tmp-step-000002")).unwrap();
+        let full = |_: &Path| Err(io::Error::from(io::ErrorKind::StorageFull));
+        let simulator = Simulator::new(SimulatorConfig { rows: 8, ..SimulatorConfig::default() });
+        let error = checkpoints.write(&simulator, &full, at(3), false, 0).await.unwrap_err();
+        assert!(error.is_user_error());
+        assert!(error.to_string().contains("make room"), "{error}");
+        let checkpoints = Checkpoints::open(folder.path().to_owned()).unwrap();
+        assert_eq!(checkpoints.names().unwrap(), ["step-000001"]);
+        assert_eq!(checkpoints.find().unwrap().whole, [whole]);
+    }
+}

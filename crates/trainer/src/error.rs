@@ -1,0 +1,220 @@
+//! What can go wrong in a run.
+
+use std::io;
+use std::path::PathBuf;
+
+use dressage_agent::DemonstrationError;
+use dressage_agent::tasks::TaskError;
+use dressage_agent::tools::ToolError;
+use dressage_policy::PolicyError;
+use dressage_reward::RewardError;
+use dressage_rl::RlError;
+use dressage_store::{AttemptKey, StoreError};
+use dressage_text::TextError;
+use dressage_tree::TreeError;
+
+use crate::recipe::{Difference, RecipeError};
+
+/// Errors of a run.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainerError {
+    /// The recipe is wrong.
+    #[error(transparent)]
+    Recipe(#[from] RecipeError),
+    /// The tasks cannot be had.
+    #[error(transparent)]
+    Tasks(#[from] TaskError),
+    /// The tools do not go together.
+    #[error(transparent)]
+    Tools(#[from] ToolError),
+    /// The recipe names a tool that does not exist.
+    #[error("`agent.tools` names \"{name}\", but there is no such tool; there is {known}")]
+    UnknownTool {
+        /// The name.
+        name: String,
+        /// The tools there are.
+        known: String,
+    },
+    /// The model cannot be talked to.
+    #[error(transparent)]
+    Text(#[from] TextError),
+    /// The folder holds a run already.
+    #[error("{} already holds a run: continue it with --resume, or name another folder with --set run.folder=…", .0.display())]
+    FolderTaken(PathBuf),
+    /// There is nothing to resume.
+    #[error("{} holds no run to resume; leave --resume out to start one there", .0.display())]
+    NothingToResume(PathBuf),
+    /// Another process works on the run.
+    #[error("another process is working on the run in {}; wait for it or stop it", .0.display())]
+    Locked(PathBuf),
+    /// The recipe does not continue the run.
+    #[error(
+        "the recipe differs from that of the run in {}: {difference}. Put it back, or start another run with --set \
+         run.folder=…",
+        folder.display()
+    )]
+    Differs {
+        /// The run.
+        folder: PathBuf,
+        /// The first key that differs.
+        difference: Box<Difference>,
+    },
+    /// There is nothing to evaluate on.
+    #[error(
+        "no task is held out, so there is nothing to evaluate on: set `held_out` of a source of tasks, or `eval.tasks` to 0 \
+         to go without"
+    )]
+    NothingHeldOut,
+    /// There are fewer demonstrations than asked for.
+    #[error(
+        "`phase.{phase}.demonstrations` is {wanted}, but only {found} training tasks have a demonstration"
+    )]
+    TooFewDemonstrations {
+        /// The phase.
+        phase: usize,
+        /// How many are asked for.
+        wanted: usize,
+        /// How many there are.
+        found: usize,
+    },
+    /// A demonstration cannot be imitated.
+    #[error("the demonstration of task {task}: {source}")]
+    Demonstration {
+        /// The task.
+        task: String,
+        /// Why not.
+        source: DemonstrationError,
+    },
+    /// A task does not fit.
+    #[error(
+        "the prompt of task {task} has {tokens} tokens, but the context holds {context}: raise `model.context` if the model \
+         allows it, shorten `agent.system`, or leave the task out"
+    )]
+    PromptTooLong {
+        /// The task.
+        task: String,
+        /// Tokens of its prompt.
+        tokens: usize,
+        /// Tokens of the context.
+        context: usize,
+    },
+    /// The answer of a task cannot be scored.
+    #[error("task {task}: {source}")]
+    Answer {
+        /// The task.
+        task: String,
+        /// Why not.
+        source: RewardError,
+    },
+    /// A phase has a KL penalty, but there is no reference to measure from.
+    #[error("phase {0} has a KL penalty, but no reference model was loaded")]
+    NoReference(usize),
+    /// What was sampled cannot be trained on.
+    #[error("{attempt}, segment {segment} cannot be trained on: {why}")]
+    Untrainable {
+        /// The attempt.
+        attempt: AttemptKey,
+        /// The segment.
+        segment: u32,
+        /// Why not.
+        why: &'static str,
+    },
+    /// A plan names an attempt that is not recorded.
+    #[error("the plan of the step names {0}, which is not in the record; the record is incomplete")]
+    Unrecorded(AttemptKey),
+    /// Not one attempt came to its end.
+    #[error("all {count} attempts failed; the first one: {first}")]
+    AllFailed {
+        /// How many there were.
+        count: usize,
+        /// What broke the first.
+        first: String,
+    },
+    /// A sampler or a learner failed.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    /// A formula was given what it cannot use.
+    #[error(transparent)]
+    Rl(#[from] RlError),
+    /// A batch cannot be built.
+    #[error(transparent)]
+    Tree(#[from] TreeError),
+    /// The record failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A file of the run failed.
+    #[error("cannot {action} {}: {source}{}", path.display(), way_out(source))]
+    File {
+        /// What was being done.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// A file of the run does not hold what it should.
+    #[error("{} is damaged: {why}", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+fn way_out(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "; make room and continue with --resume: earlier checkpoints are whole"
+        }
+        _ => "",
+    }
+}
+
+impl TrainerError {
+    /// Whether it is for the user to put right (their input, their disk) rather than a failure of the run.
+    pub fn is_user_error(&self) -> bool {
+        use TrainerError as E;
+        match self {
+            E::Recipe(_)
+            | E::Tasks(_)
+            | E::Tools(_)
+            | E::UnknownTool { .. }
+            | E::Text(_)
+            | E::FolderTaken(_)
+            | E::NothingToResume(_)
+            | E::Locked(_)
+            | E::Differs { .. }
+            | E::NothingHeldOut
+            | E::TooFewDemonstrations { .. }
+            | E::Demonstration { .. }
+            | E::PromptTooLong { .. }
+            | E::Answer { .. }
+            | E::Damaged { .. } => true,
+            E::NoReference(_)
+            | E::Untrainable { .. }
+            | E::Unrecorded(_)
+            | E::AllFailed { .. }
+            | E::Rl(_)
+            | E::Tree(_) => false,
+            E::Policy(error) => matches!(
+                error,
+                PolicyError::Invalid(_) | PolicyError::PromptTooLong { .. } | PolicyError::Storage(_)
+            ),
+            E::Store(error) => {
+                matches!(
+                    error,
+                    StoreError::Open { .. } | StoreError::Foreign { .. } | StoreError::Version { .. }
+                )
+            }
+            E::File { source, .. } => matches!(
+                source.kind(),
+                io::ErrorKind::StorageFull
+                    | io::ErrorKind::QuotaExceeded
+                    | io::ErrorKind::PermissionDenied
+                    | io::ErrorKind::ReadOnlyFilesystem
+                    | io::ErrorKind::NotFound
+            ),
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! What a step measures, and the file it goes to.
+//!
+//! Names follow verl where they mean the same. Deviations, all because verl's count what the model did not do: lengths and
+//! token counts of responses are sampled tokens only, never tool results.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use crate::TrainerError;
+
+/// Numbers by name, in the order they were added.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Metrics(Vec<(String, f64)>);
+
+impl Metrics {
+    /// Adds a number.
+    pub fn add(&mut self, name: impl Into<String>, value: f64) {
+        self.0.push((name.into(), value));
+    }
+
+    /// Adds mean, largest and smallest of some numbers; nothing where there are none.
+    pub fn add_spread(&mut self, name: &str, values: impl IntoIterator<Item = f64>) {
+        let values: Vec<f64> = values.into_iter().collect();
+        if values.is_empty() {
+            return;
+        }
+        self.add(format!("{name}/mean"), values.iter().sum::<f64>() / values.len() as f64);
+        self.add(format!("{name}/max"), values.iter().copied().fold(f64::NEG_INFINITY, f64::max));
+        self.add(format!("{name}/min"), values.iter().copied().fold(f64::INFINITY, f64::min));
+    }
+
+    /// The number of this name.
+    pub fn get(&self, name: &str) -> Option<f64> {
+        self.0.iter().find(|(known, _)| known == name).map(|(_, value)| *value)
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, f64)> {
+        self.0.iter().map(|(name, value)| (name.as_str(), *value))
+    }
+
+    /// One JSON object: `head` first, then the numbers. What is not finite is null.
+    pub fn to_json(&self, head: Map<String, Value>) -> Value {
+        let mut object = head;
+        object.extend(self.0.iter().map(|(name, value)| (name.clone(), Value::from(*value))));
+        Value::Object(object)
+    }
+}
+
+/// `metrics.jsonl`: one object a line.
+pub(crate) struct MetricsFile {
+    path: PathBuf,
+    file: File,
+}
+
+impl MetricsFile {
+    /// Opens the file and cuts off what was written after its first `keep` bytes, so that no step appears twice.
+    pub fn open(path: &Path, keep: u64) -> Result<Self, TrainerError> {
+        let failed = |source| TrainerError::File { action: "open", path: path.to_owned(), source };
+        let mut file = OpenOptions::new().create(true).append(true).open(path).map_err(failed)?;
+        if file.metadata().map_err(failed)?.len() > keep {
+            file.set_len(keep).map_err(failed)?;
+        }
+        file.seek(SeekFrom::End(0)).map_err(failed)?;
+        Ok(MetricsFile { path: path.to_owned(), file })
+    }
+
+    /// Appends a line.
+    pub fn append(&mut self, line: &Value) -> Result<(), TrainerError> {
+        let text = format!("{line}\n");
+        self.file.write_all(text.as_bytes()).map_err(|source| self.failed("write", source))
+    }
+
+    /// Flushes to the disk; returns how many bytes there are.
+    pub fn sync(&mut self) -> Result<u64, TrainerError> {
+        self.file.sync_all().map_err(|source| self.failed("flush", source))?;
+        Ok(self.file.metadata().map_err(|source| self.failed("measure", source))?.len())
+    }
+
+    fn failed(&self, action: &'static str, source: std::io::Error) -> TrainerError {
+        TrainerError::File { action, path: self.path.clone(), source }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_after_a_checkpoint_are_cut_off() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let line = |n: u32| {
+            Metrics(vec![("step".into(), f64::from(n)), ("bad".into(), f64::NAN)]).to_json(Map::new())
+        };
+        let mut file = MetricsFile::open(&path, 0).unwrap();
+        file.append(&line(1)).unwrap();
+        let kept = file.sync().unwrap();
+        file.append(&line(2)).unwrap();
+        drop(file);
+        let mut file = MetricsFile::open(&path, kept).unwrap();
+        file.append(&line(3)).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(text, "{\"step\":1.0,\"bad\":null}\n{\"step\":3.0,\"bad\":null}\n");
+    }
+
+    #[test]
+    fn spreads() {
+        let mut metrics = Metrics::default();
+        metrics.add_spread("x", [1.0, 4.0, 1.0]);
+        metrics.add_spread("y", []);
+        assert_eq!(metrics.get("x/mean"), Some(2.0));
+        assert_eq!(
+            (metrics.get("x/max"), metrics.get("x/min"), metrics.get("y/mean")),
+            (Some(4.0), Some(1.0), None)
+        );
+    }
+}

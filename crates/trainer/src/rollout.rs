@@ -1,0 +1,157 @@
+//! Making attempts: concurrently, recorded one by one, scored on the way.
+//!
+//! Guarantees: an attempt that is recorded is never made again. Its tokens depend on the weights, the seed and its key
+//! alone, not on how many run beside it. An attempt that breaks is recorded as broken; the others go on.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use dressage_agent::tasks::Task;
+use dressage_agent::{Agent, AttemptRequest, Finish, Outcome};
+use dressage_policy::crash_point;
+use dressage_store::{Attempt, AttemptKey, Status, Store};
+use serde_json::json;
+use tokio::task::JoinSet;
+
+use crate::TrainerError;
+use crate::observe::{Event, Observer, StopFlag};
+use crate::random::attempt_stream;
+use crate::recipe::{AgentKeys, RewardKeys};
+use crate::tasks::opening;
+
+/// Makes attempts and records them.
+pub struct Rollouts {
+    /// The agent.
+    pub agent: Agent,
+    /// What it is told.
+    pub prompts: AgentKeys,
+    /// What attempts are worth.
+    pub reward: RewardKeys,
+    /// Seed of the run.
+    pub seed: u64,
+    /// Attempts under way at once, at least 1.
+    pub concurrency: usize,
+    /// Where they are recorded.
+    pub store: Arc<Store>,
+}
+
+impl Rollouts {
+    /// The attempts of these keys at these tasks, in the same order; those that are recorded are not made again. `None`
+    /// when stopped: what was recorded until then stays.
+    ///
+    /// # Errors
+    /// When recording fails, an answer cannot be scored, or not one attempt came to its end.
+    pub async fn run(
+        &self,
+        wanted: &[(AttemptKey, Task)],
+        temperature: f32,
+        observer: &mut dyn Observer,
+        stop: &StopFlag,
+    ) -> Result<Option<Vec<Attempt>>, TrainerError> {
+        let mut attempts: Vec<Option<Attempt>> = Vec::with_capacity(wanted.len());
+        for (key, _) in wanted {
+            attempts.push(self.store.attempt(key)?);
+        }
+        let mut done = attempts.iter().flatten().count();
+        let mut waiting: VecDeque<usize> = (0..wanted.len()).filter(|&i| attempts[i].is_none()).collect();
+        let mut running = JoinSet::new();
+        loop {
+            while running.len() < self.concurrency
+                && !stop.is_stopped()
+                && let Some(place) = waiting.pop_front()
+            {
+                let (key, task) = &wanted[place];
+                let request = AttemptRequest {
+                    id: key.to_string(),
+                    messages: opening(&self.prompts, task),
+                    seed: self.seed,
+                    stream: attempt_stream(key),
+                    temperature,
+                };
+                let agent = self.agent.clone();
+                running.spawn(async move { (place, agent.run(request).await) });
+            }
+            let joined = tokio::select! {
+                joined = running.join_next() => joined,
+                // What is under way is abandoned: it is made again, from the same stream, when the run goes on.
+                () = stop.stopped() => return Ok(None),
+            };
+            let (place, made) = match joined {
+                None => break,
+                Some(Ok(joined)) => joined,
+                // A bug in a tool or in the loop itself; the panic has already said where.
+                Some(Err(panic)) => std::panic::resume_unwind(panic.into_panic()),
+            };
+            let (key, task) = &wanted[place];
+            let attempt = self.score(*key, task, made)?;
+            // What broke is recorded at the end, once it is known that not everything did: then the cause lies outside
+            // (a sampler that is gone), and a record of it would keep the run from going on when it is mended.
+            if attempt.status == Status::Completed {
+                self.store.record_attempt(&attempt)?;
+                crash_point("attempt_recorded");
+            }
+            done += 1;
+            let sampled_tokens = attempt.trajectory.sampled_tokens();
+            observer.event(&Event::Attempt {
+                purpose: key.purpose,
+                done,
+                total: wanted.len(),
+                sampled_tokens,
+            });
+            attempts[place] = Some(attempt);
+        }
+        if stop.is_stopped() {
+            return Ok(None);
+        }
+        let attempts: Vec<Attempt> = attempts.into_iter().flatten().collect();
+        if let Some(first) = attempts.first()
+            && attempts.iter().all(|attempt| attempt.status == Status::Failed)
+        {
+            let reason = first.outcome.get("error").and_then(serde_json::Value::as_str);
+            let first = reason.unwrap_or("no reason was recorded").to_owned();
+            return Err(TrainerError::AllFailed { count: attempts.len(), first });
+        }
+        let failed = attempts.iter().filter(|attempt| attempt.status == Status::Failed).cloned();
+        self.store.record_attempts(&failed.collect::<Vec<_>>())?;
+        Ok(Some(attempts))
+    }
+
+    /// Scores the final answer, shapes the reward.
+    fn score(
+        &self,
+        key: AttemptKey,
+        task: &Task,
+        made: dressage_agent::Attempt,
+    ) -> Result<Attempt, TrainerError> {
+        let dressage_agent::Attempt { trajectory, outcome } = made;
+        let failed = outcome.finish == Finish::Failed;
+        let answer = |source| TrainerError::Answer { task: task.id.clone(), source };
+        // Also of an empty text, so that an answer that cannot be scored is found whatever the model says.
+        let scored = self.reward.scorer.score(&outcome.final_text, &task.answer).map_err(answer)?;
+        let score = if outcome.finish == Finish::Answered { scored.value } else { 0.0 };
+        let reward = if failed { self.reward.broken } else { Some(score + self.shaping(&outcome)) };
+        Ok(Attempt {
+            key,
+            task: json!(task),
+            outcome: json!(outcome),
+            score: (!failed).then_some(score),
+            // Adding 0 turns −0, which the store does not tell from 0, into 0.
+            reward: reward.map(|reward| reward + 0.0),
+            status: if failed { Status::Failed } else { Status::Completed },
+            trajectory,
+        })
+    }
+
+    fn shaping(&self, outcome: &Outcome) -> f64 {
+        let RewardKeys { malformed_call, failed_call, unfinished, .. } = self.reward;
+        let malformed = f64::from(outcome.calls.malformed);
+        let failed = f64::from(outcome.calls.errors()) - malformed;
+        let cut = if outcome.finish == Finish::Answered { 0.0 } else { unfinished };
+        malformed_call * malformed + failed_call * failed + cut
+    }
+}
+
+/// The outcome of a recorded attempt.
+pub(crate) fn outcome_of(attempt: &Attempt) -> Option<Outcome> {
+    serde_json::from_value(attempt.outcome.clone()).ok()
+}

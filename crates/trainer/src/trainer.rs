@@ -1,0 +1,392 @@
+//! The loop over phases and steps.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dressage_agent::tools::ToolSet;
+use dressage_agent::{Agent, Limits};
+use dressage_policy::{Learner, Sampler, crash_point};
+use dressage_store::{EvalKey, Store};
+use dressage_text::Chat;
+use serde_json::json;
+
+use crate::TrainerError;
+use crate::checkpoint::{Checkpoint, Checkpoints, Position};
+use crate::evaluate::{EvalResult, evaluate};
+use crate::folder::{RunFolder, file_error};
+use crate::metrics::{Metrics, MetricsFile};
+use crate::observe::{Event, Observer, StopFlag};
+use crate::phase::PhaseRun;
+use crate::recipe::{Phase, Recipe};
+use crate::rollout::Rollouts;
+use crate::tasks::{Tasks, check_tasks};
+
+/// Writes what a model folder needs beside the weights (tokenizer, chat template) into a checkpoint.
+pub type Companions = Arc<dyn Fn(&Path) -> io::Result<()> + Send + Sync>;
+
+/// What a trainer works with.
+pub struct Parts {
+    /// Draws replies, from the weights that the learner publishes.
+    pub sampler: Arc<dyn Sampler>,
+    /// Holds the weights. It starts with those of the recipe's model.
+    pub learner: Arc<dyn Learner>,
+    /// A second model for phases with a KL penalty, with the weights of the recipe's model.
+    pub reference: Option<Arc<dyn Learner>>,
+    /// Turns messages into tokens and back.
+    pub chat: Arc<Chat>,
+    /// The tools of the agent.
+    pub tools: ToolSet,
+    /// Longest sequence of the model, in tokens.
+    pub context: usize,
+    /// Completes a checkpoint to a model folder.
+    pub companions: Companions,
+}
+
+/// Whether a run begins or goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Start {
+    /// In a folder that holds no run.
+    Fresh,
+    /// From the newest whole checkpoint and the record.
+    Resume,
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub enum Ended {
+    /// All phases are done.
+    Finished(Summary),
+    /// It was asked to stop, and did, at a step boundary.
+    Stopped {
+        /// Where it goes on from; `None` where no step was done yet.
+        checkpoint: Option<PathBuf>,
+        /// Steps done.
+        done: u32,
+        /// Steps of the whole recipe.
+        steps: u32,
+    },
+}
+
+/// A run that is done.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Summary {
+    /// All evaluations, in order: the first is before training, the last after it.
+    pub evals: Vec<EvalResult>,
+    /// The last checkpoint; `None` for a recipe without phases.
+    pub checkpoint: Option<PathBuf>,
+    /// Steps done over all phases.
+    pub steps: u32,
+    /// How long it took, without what earlier processes of the run did.
+    pub elapsed: Duration,
+}
+
+/// A run.
+pub struct Trainer {
+    pub(crate) recipe: Recipe,
+    pub(crate) tasks: Tasks,
+    pub(crate) rollouts: Rollouts,
+    pub(crate) learner: Arc<dyn Learner>,
+    pub(crate) reference: Option<Arc<dyn Learner>>,
+    pub(crate) store: Arc<Store>,
+    companions: Companions,
+    checkpoints: Checkpoints,
+    metrics: MetricsFile,
+    latest: Option<Checkpoint>,
+    position: Position,
+    evals: Vec<EvalResult>,
+    folder: RunFolder,
+}
+
+/// Leaves the loop early.
+pub(crate) enum Leave {
+    Stopped,
+    Failed(TrainerError),
+}
+
+impl<E: Into<TrainerError>> From<E> for Leave {
+    fn from(error: E) -> Self {
+        Leave::Failed(error.into())
+    }
+}
+
+impl Trainer {
+    /// Prepares a run: checks what can be checked before anything is sampled, takes the folder, and where it goes on,
+    /// loads the newest whole checkpoint.
+    ///
+    /// # Errors
+    /// When the recipe, the tasks or the folder do not allow it. Nothing is written before everything else is checked.
+    pub async fn new(recipe: Recipe, parts: Parts, start: Start) -> Result<Self, TrainerError> {
+        let Parts { sampler, learner, reference, chat, tools, context, companions } = parts;
+        let tasks = Tasks::load(&recipe)?;
+        check_tasks(&recipe, &tasks, &chat, &tools, context)?;
+        let needs_reference = |phase: &Phase| matches!(phase, Phase::Grpo(keys) if keys.kl.is_some());
+        if let Some(phase) = recipe.phase.iter().position(needs_reference).filter(|_| reference.is_none()) {
+            return Err(TrainerError::NoReference(phase));
+        }
+        for (i, phase) in recipe.phase.iter().enumerate() {
+            PhaseRun::check(i, phase, &recipe, &tasks, &chat, &tools)?;
+        }
+        let folder = match start {
+            Start::Fresh => RunFolder::create(&recipe)?,
+            Start::Resume => RunFolder::resume(&recipe)?,
+        };
+        let store = Arc::new(Store::open(&folder.record())?);
+        let checkpoints = Checkpoints::open(folder.checkpoints())?;
+        let latest = checkpoints.find()?.whole.pop();
+        if let Some(checkpoint) = &latest {
+            learner.load(&checkpoint.path, true).await?;
+        }
+        let position = latest.as_ref().map(|checkpoint| checkpoint.position).unwrap_or_default();
+        learner.publish(u64::from(position.global_step)).await?;
+        let metrics = MetricsFile::open(
+            &folder.metrics(),
+            latest.as_ref().map_or(0, |checkpoint| checkpoint.metrics_bytes),
+        )?;
+        let limits = Limits {
+            turns: recipe.agent.max_turns,
+            tokens: recipe.agent.max_tokens,
+            reply: Duration::from_secs_f64(recipe.agent.reply_seconds),
+        };
+        let rollouts = Rollouts {
+            agent: Agent { sampler, chat, tools, limits },
+            prompts: recipe.agent.clone(),
+            reward: recipe.reward.clone(),
+            seed: recipe.run.seed,
+            concurrency: recipe.engine.concurrency,
+            store: store.clone(),
+        };
+        Ok(Trainer {
+            recipe,
+            tasks,
+            rollouts,
+            learner,
+            reference,
+            store,
+            companions,
+            checkpoints,
+            metrics,
+            latest,
+            position,
+            evals: Vec::new(),
+            folder,
+        })
+    }
+
+    /// The folder of the run.
+    pub fn folder(&self) -> &RunFolder {
+        &self.folder
+    }
+
+    /// How many steps each phase has.
+    fn steps(&self) -> Vec<u32> {
+        self.recipe.phase.iter().map(PhaseRun::steps).collect()
+    }
+
+    /// Trains until all phases are done or `stop` asks to stop.
+    ///
+    /// # Errors
+    /// When something breaks that is not one attempt's own. What was done up to the newest checkpoint, and every attempt,
+    /// is kept: the run can be resumed.
+    pub async fn run(&mut self, observer: &mut dyn Observer, stop: &StopFlag) -> Result<Ended, TrainerError> {
+        let start = Instant::now();
+        let all: u32 = self.steps().iter().sum();
+        match self.train(observer, stop).await {
+            Ok(()) => Ok(Ended::Finished(Summary {
+                evals: self.evals.clone(),
+                checkpoint: self.latest.as_ref().map(|checkpoint| checkpoint.path.clone()),
+                steps: self.position.global_step,
+                elapsed: start.elapsed(),
+            })),
+            Err(Leave::Stopped) => {
+                // The weights are those of the last step boundary: attempts change nothing, and steps are finished.
+                if self.latest.as_ref().map_or(0, |c| c.position.global_step) < self.position.global_step {
+                    self.checkpoint(false, observer).await?;
+                }
+                let checkpoint = self.latest.as_ref().map(|checkpoint| checkpoint.path.clone());
+                Ok(Ended::Stopped { checkpoint, done: self.position.global_step, steps: all })
+            }
+            Err(Leave::Failed(error)) => Err(error),
+        }
+    }
+
+    async fn train(&mut self, observer: &mut dyn Observer, stop: &StopFlag) -> Result<(), Leave> {
+        let steps = self.steps();
+        for note in self.checkpoints.find()?.damaged {
+            observer.event(&Event::Note(&note));
+        }
+        observer.event(&Event::Started {
+            from: self.latest.as_ref().map(|checkpoint| checkpoint.path.as_path()),
+            done: self.position.global_step,
+            steps: steps.iter().sum(),
+        });
+        self.recall_evals(observer)?;
+        self.evaluate_if_due(observer, stop).await?;
+        for (phase, &of_phase) in steps.iter().enumerate().skip(self.position.phase as usize) {
+            self.enter(phase).await?;
+            let keys = self.recipe.phase[phase].clone();
+            observer.event(&Event::PhaseStarted {
+                phase,
+                kind: keys.name(),
+                done: self.position.step,
+                steps: of_phase,
+            });
+            let mut run = PhaseRun::new(phase, &keys, self)?;
+            while self.position.step < of_phase {
+                if stop.is_stopped() {
+                    return Err(Leave::Stopped);
+                }
+                let step = self.position.step;
+                let metrics = run.step(self, step, observer, stop).await?;
+                self.finish_step(&keys, of_phase, metrics, observer).await?;
+                self.evaluate_if_due(observer, stop).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins a phase, unless the run is in the middle of it: the optimiser starts afresh, and a penalty is measured from
+    /// the weights that the phase begins with.
+    async fn enter(&mut self, phase: usize) -> Result<(), TrainerError> {
+        let begins = phase as u32 > self.position.phase;
+        if begins {
+            self.position = Position { phase: phase as u32, step: 0, ..self.position };
+        }
+        // The checkpoint at the end of the phase before; there is none before the first, which begins from the model.
+        let found = self.checkpoints.find()?.whole;
+        let before = found
+            .iter()
+            .rfind(|checkpoint| checkpoint.phase_end && checkpoint.position.phase + 1 == phase as u32);
+        let Some(before) = before else {
+            return match phase {
+                0 => Ok(()),
+                _ => Err(TrainerError::Damaged {
+                    path: self.folder.checkpoints(),
+                    why: format!(
+                        "the checkpoint at the end of phase {} is gone, from which phase {phase} began",
+                        phase - 1
+                    ),
+                }),
+            };
+        };
+        if begins {
+            self.learner.load(&before.path, false).await?;
+            self.learner.publish(u64::from(self.position.global_step)).await?;
+        }
+        if let (Some(reference), Phase::Grpo(keys)) = (&self.reference, &self.recipe.phase[phase])
+            && keys.kl.is_some()
+        {
+            reference.load(&before.path, false).await?;
+        }
+        Ok(())
+    }
+
+    /// Everything that follows the optimiser: the new weights are published, the step is written down, a checkpoint made.
+    async fn finish_step(
+        &mut self,
+        keys: &Phase,
+        steps: u32,
+        metrics: Metrics,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainerError> {
+        self.position.step += 1;
+        self.position.global_step += 1;
+        self.position.evaluated = false;
+        let Position { phase, step, global_step, .. } = self.position;
+        self.learner.publish(u64::from(global_step)).await?;
+        let head =
+            json!({"phase": phase, "kind": keys.name(), "step": step, "training/global_step": global_step});
+        if let serde_json::Value::Object(head) = head {
+            self.metrics.append(&metrics.to_json(head))?;
+        }
+        crash_point("metrics_written");
+        observer.event(&Event::Step {
+            phase: phase as usize,
+            kind: keys.name(),
+            step,
+            steps,
+            metrics: &metrics,
+        });
+        let every = self.recipe.run.checkpoint_every;
+        if step == steps || (every > 0 && global_step.is_multiple_of(every)) {
+            self.checkpoint(step == steps, observer).await?;
+        }
+        Ok(())
+    }
+
+    async fn checkpoint(&mut self, phase_end: bool, observer: &mut dyn Observer) -> Result<(), TrainerError> {
+        let bytes = self.metrics.sync()?;
+        let written = self
+            .checkpoints
+            .write(&*self.learner, &*self.companions, self.position, phase_end, bytes)
+            .await?;
+        observer.event(&Event::Checkpoint(&written.path));
+        self.latest = Some(written);
+        self.checkpoints.prune(self.recipe.run.keep as usize)
+    }
+
+    /// Evaluations that an earlier process of the run made before the position it goes on from.
+    fn recall_evals(&mut self, observer: &mut dyn Observer) -> Result<(), TrainerError> {
+        let Position { phase, step, evaluated, .. } = self.position;
+        let here = EvalKey { phase, step };
+        for (key, result) in self.store.evals()? {
+            if key < here || (key == here && evaluated) {
+                let result = parse_eval(self.store.file(), key, result)?;
+                observer.event(&Event::Evaluated(&result));
+                self.evals.push(result);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the recipe wants an evaluation at the position, and what it is called.
+    fn due(&self) -> Option<String> {
+        let Position { phase, step, evaluated, .. } = self.position;
+        let eval = &self.recipe.eval;
+        if evaluated || self.tasks.eval.is_empty() {
+            return None;
+        }
+        let Some(keys) = self.recipe.phase.get(phase as usize) else {
+            return Some("without training".to_owned());
+        };
+        let steps = PhaseRun::steps(keys);
+        // Phases of one kind are told apart by their number.
+        let same = self.recipe.phase.iter().filter(|other| other.name() == keys.name()).count();
+        let name = if same > 1 { format!("{} (phase {phase})", keys.name()) } else { keys.name().to_owned() };
+        match step {
+            0 if phase == 0 => Some("before training".to_owned()),
+            _ if step == steps => Some(format!("after {name}")),
+            _ if step > 0 && eval.every > 0 && step.is_multiple_of(eval.every) => {
+                Some(format!("{name}, step {step}"))
+            }
+            _ => None,
+        }
+    }
+
+    async fn evaluate_if_due(&mut self, observer: &mut dyn Observer, stop: &StopFlag) -> Result<(), Leave> {
+        let Some(label) = self.due() else { return Ok(()) };
+        let key = EvalKey { phase: self.position.phase, step: self.position.step };
+        let recorded = self.store.evals()?.into_iter().find(|(recorded, _)| *recorded == key);
+        let result = match recorded {
+            Some((_, result)) => parse_eval(self.store.file(), key, result)?,
+            None => {
+                let result = evaluate(&self.rollouts, &self.tasks.eval, key, &label, observer, stop).await?;
+                let result = result.ok_or(Leave::Stopped)?;
+                self.store.record_eval(key, &json!(result))?;
+                result
+            }
+        };
+        self.metrics.append(&result.to_json(self.position.global_step))?;
+        self.position.evaluated = true;
+        observer.event(&Event::Evaluated(&result));
+        self.evals.push(result);
+        Ok(())
+    }
+}
+
+fn parse_eval(file: &Path, key: EvalKey, result: serde_json::Value) -> Result<EvalResult, TrainerError> {
+    serde_json::from_value(result).map_err(|error| {
+        file_error("read an evaluation from", file, io::Error::other(format!("{key}: {error}")))
+    })
+}

@@ -1,0 +1,155 @@
+//! A small run on the simulated policy, for the tests of the whole trainer.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use async_trait::async_trait;
+use dressage_agent::tools::{Calculator, CallError, Tool, ToolError, ToolSession, ToolSet};
+use dressage_policy::{Simulator, SimulatorConfig};
+use dressage_text::ToolSpec;
+use dressage_text::testing::{VOCABULARY, tiny_chat};
+use dressage_trainer::Parts;
+use dressage_trainer::recipe::{Override, Recipe};
+use serde_json::{Map, Value};
+
+/// SFT on a few demonstrations, then GRPO with several updates a step. Rewards differ by how attempts end.
+pub const RECIPE: &str = r#"
+[run]
+name = "tiny"
+seed = 3
+checkpoint_every = 2
+keep = 2
+
+[model]
+source = "simulated"
+
+[engine]
+concurrency = 5
+micro_batch_tokens = 700
+
+[[tasks]]
+kind = "arithmetic"
+operands = 2
+min_digits = 1
+max_digits = 1
+train = 50
+
+[agent]
+system = "Use the tool."
+tools = ["calculator"]
+tool_prompt = "compact"
+max_turns = 3
+max_tokens = 120
+tool_seconds = 5.0
+reply_seconds = 60.0
+
+[reward]
+malformed_call = -0.1
+failed_call = -0.05
+unfinished = -0.5
+
+[eval]
+tasks = 6
+unseen_wordings = 3
+every = 3
+
+[[phase]]
+kind = "sft"
+demonstrations = 10
+epochs = 2
+batch = 4
+learning_rate = 0.3
+
+[[phase]]
+kind = "grpo"
+steps = 5
+groups = 3
+group_size = 4
+learning_rate = 0.05
+mini_batches = 2
+temperature = 0.9
+kl = { estimator = "k3", coefficient = 0.01 }
+optimiser = { schedule = "linear", warmup = 1 }
+"#;
+
+/// The recipe, to run in `folder`.
+pub fn recipe(folder: &Path, overrides: &[&str]) -> Recipe {
+    let file = folder.with_extension("toml");
+    std::fs::write(&file, RECIPE).unwrap();
+    let mut all: Vec<Override> = overrides.iter().map(|text| text.parse().unwrap()).collect();
+    all.push(format!("run.folder={}", folder.display()).parse().unwrap());
+    Recipe::load(&file, &all).unwrap()
+}
+
+/// A calculator that takes its time, never twice the same.
+pub struct SlowCalculator(pub Duration);
+
+struct SlowSession(Box<dyn ToolSession>, Duration);
+
+#[async_trait]
+impl Tool for SlowCalculator {
+    fn spec(&self) -> ToolSpec {
+        Calculator.spec()
+    }
+
+    async fn open(&self, attempt: &str) -> Result<Box<dyn ToolSession>, ToolError> {
+        Ok(Box::new(SlowSession(Calculator.open(attempt).await?, self.0)))
+    }
+}
+
+#[async_trait]
+impl ToolSession for SlowSession {
+    async fn execute(&mut self, arguments: &Map<String, Value>) -> Result<String, CallError> {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        tokio::time::sleep(self.1.mul_f64(f64::from(now.subsec_nanos() % 1000) / 1000.0)).await;
+        self.0.execute(arguments).await
+    }
+}
+
+pub fn simulator(latency: Duration, failures: f64) -> Arc<Simulator> {
+    let config = SimulatorConfig {
+        vocabulary: VOCABULARY,
+        order: 5,
+        rows: 1024,
+        context: 2000,
+        latency,
+        failures,
+        ..SimulatorConfig::default()
+    };
+    Arc::new(Simulator::new(config))
+}
+
+/// A trainer's parts around a simulated policy.
+pub fn parts(policy: &Arc<Simulator>, latency: Duration) -> Parts {
+    let tools: Vec<Arc<dyn Tool>> = vec![Arc::new(SlowCalculator(latency))];
+    Parts {
+        sampler: policy.clone(),
+        learner: policy.clone(),
+        reference: Some(simulator(Duration::ZERO, 0.0)),
+        chat: Arc::new(tiny_chat().unwrap()),
+        tools: ToolSet::new(tools, Duration::from_secs(5)).unwrap(),
+        context: 2000,
+        companions: Arc::new(|folder: &Path| std::fs::write(folder.join("tokenizer.json"), "{}")),
+    }
+}
+
+/// The newest checkpoint of a run.
+pub fn last_checkpoint(folder: &Path) -> PathBuf {
+    let mut names: Vec<PathBuf> =
+        std::fs::read_dir(folder.join("checkpoints")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    names.sort();
+    names.pop().unwrap()
+}
+
+/// The lines of the metrics file without what depends on wall time.
+pub fn metrics(folder: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
+    text.lines()
+        .map(|line| {
+            let mut line: Map<String, Value> = serde_json::from_str(line).unwrap();
+            line.retain(|name, _| !name.starts_with("timing_s/") && !name.starts_with("perf/"));
+            Value::Object(line)
+        })
+        .collect()
+}

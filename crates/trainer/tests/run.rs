@@ -1,0 +1,367 @@
+//! Whole runs on the simulated policy.
+
+#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use common::{metrics, parts, recipe, simulator};
+use dressage_policy::{
+    ForwardBackward, Learner, OptimParams, OptimReport, PolicyError, Simulator, SimulatorConfig,
+};
+use dressage_rl::Loss;
+use dressage_store::{EvalKey, Purpose, Status, Store};
+use dressage_text::testing::VOCABULARY;
+use dressage_trainer::{Ended, Event, Observer, Start, StopFlag, Trainer, TrainerError};
+use dressage_tree::TreeBatch;
+
+async fn run(
+    folder: &Path,
+    policy: &Arc<Simulator>,
+    start: Start,
+    overrides: &[&str],
+) -> Result<Ended, TrainerError> {
+    let parts = parts(policy, Duration::ZERO);
+    Trainer::new(recipe(folder, overrides), parts, start).await?.run(&mut (), &StopFlag::default()).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_from_beginning_to_end() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("run");
+    let policy = simulator(Duration::ZERO, 0.0);
+    let Ended::Finished(summary) = run(&folder, &policy, Start::Fresh, &[]).await.unwrap() else { panic!() };
+    // 2 × ⌈10 / 4⌉ steps of SFT, 5 of GRPO.
+    assert_eq!(summary.steps, 11);
+    let labels: Vec<_> = summary.evals.iter().map(|e| (e.phase, e.step, e.label.as_str())).collect();
+    assert_eq!(
+        labels,
+        [
+            (0, 0, "before training"),
+            (0, 3, "sft, step 3"),
+            (0, 6, "after sft"),
+            (1, 3, "grpo, step 3"),
+            (1, 5, "after grpo"),
+        ]
+    );
+    let last = &summary.evals[4];
+    assert_eq!((last.overall.tasks, last.slices.len()), (6, 2));
+    assert!(last.slices[1].apart && last.slices[1].tasks == 3);
+
+    let lines = metrics(&folder);
+    let steps: Vec<_> = lines.iter().filter(|l| l.get("eval").is_none()).collect();
+    assert_eq!(steps.len(), 11);
+    let get =
+        |i: usize, name: &str| steps[i][name].as_f64().unwrap_or_else(|| panic!("{name} in {}", steps[i]));
+    assert!(
+        get(5, "train/nll") < 0.5 * get(0, "train/nll"),
+        "{} {}",
+        get(5, "train/nll"),
+        get(0, "train/nll")
+    );
+    for i in 6..11 {
+        // What was sampled is what the training forward computes, bit for bit.
+        assert_eq!(get(i, "training/logprob_mismatch"), 0.0);
+        assert_eq!(get(i, "training/logprob_mismatch_max"), 0.0);
+        assert_eq!(get(i, "response/aborted_ratio"), 0.0);
+        assert!(get(i, "actor/grad_norm") > 0.0);
+    }
+    assert_eq!(get(6, "training/global_step"), 7.0);
+    // Off the start of the phase, the penalty is not 0 any more.
+    assert!(get(10, "actor/kl_loss") > 0.0);
+
+    let store = Store::open_existing(&folder.join("run.db")).unwrap();
+    assert_eq!(store.summaries(Purpose::Demonstration).unwrap().len(), 10);
+    let trained = store.summaries(Purpose::Train).unwrap();
+    assert_eq!(trained.len(), 5 * 3 * 4);
+    assert_eq!(store.summaries(Purpose::Eval).unwrap().len(), 5 * 9);
+    assert_eq!(store.planned_steps().unwrap().len(), 11);
+    assert_eq!(store.evals().unwrap().len(), 5);
+    // Tokens carry the version of the weights that drew them: the number of steps done before.
+    for summary in &trained {
+        let attempt = store.attempt(&summary.key).unwrap().unwrap();
+        for segment in attempt.trajectory.segments() {
+            assert!(segment.token_versions().all(|v| v == u64::from(6 + summary.key.step)));
+        }
+    }
+    let names: Vec<_> = std::fs::read_dir(folder.join("checkpoints"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    // The ends of both phases, and the newest two besides.
+    let mut names = names;
+    names.sort();
+    assert_eq!(names, ["step-000006", "step-000008", "step-000010", "step-000011"]);
+    assert_eq!(summary.checkpoint.unwrap(), common::last_checkpoint(&folder));
+
+    // Started again it is refused; resumed it is done at once, with the same summary.
+    let taken = run(&folder, &policy, Start::Fresh, &[]).await.unwrap_err();
+    assert!(matches!(taken, TrainerError::FolderTaken(_)) && taken.is_user_error(), "{taken}");
+    let fresh = simulator(Duration::ZERO, 0.0);
+    let Ended::Finished(again) = run(&folder, &fresh, Start::Resume, &[]).await.unwrap() else { panic!() };
+    assert_eq!((again.evals, again.steps), (summary.evals, 11));
+    assert_eq!(fresh.weights(), policy.weights());
+    assert_eq!(metrics(&folder), lines);
+}
+
+/// How many attempts run beside each other, and how far a step is cut into micro-batches' loss, change nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn runs_are_functions_of_recipe_and_seed() {
+    let root = tempfile::tempdir().unwrap();
+    let mut weights = Vec::new();
+    let runs: [&[&str]; 4] =
+        [&[], &["engine.concurrency=1"], &["run.seed=4"], &["engine.micro_batch_tokens=100000"]];
+    for (i, overrides) in runs.iter().enumerate() {
+        let policy = simulator(Duration::ZERO, 0.0);
+        run(&root.path().join(i.to_string()), &policy, Start::Fresh, overrides).await.unwrap();
+        weights.push(policy.weights());
+    }
+    assert_eq!(weights[0], weights[1]);
+    assert_ne!(weights[0], weights[2]);
+    let largest = weights[0].iter().zip(&weights[3]).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(largest < 1e-4, "{largest}");
+}
+
+/// A policy that knows nothing of context can still learn to end its turn, which is rewarded here.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rl_raises_the_reward() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("run");
+    let config = SimulatorConfig { vocabulary: VOCABULARY, order: 0, rows: 1, ..SimulatorConfig::default() };
+    let overrides = [
+        "phase=[{kind='grpo', steps=40, groups=4, group_size=8, learning_rate=0.2}]",
+        "agent.max_tokens=30",
+        "eval.tasks=0",
+    ];
+    run(&folder, &Arc::new(Simulator::new(config)), Start::Fresh, &overrides).await.unwrap();
+    let finished: Vec<f64> =
+        metrics(&folder).iter().filter_map(|line| line.get("response/answered_ratio")?.as_f64()).collect();
+    let mean = |part: &[f64]| part.iter().sum::<f64>() / part.len() as f64;
+    assert!(mean(&finished[..5]) < 0.4 && mean(&finished[35..]) > 0.9, "{finished:?}");
+}
+
+/// Whether it is an event of the kind.
+type Wanted = fn(&Event<'_>) -> bool;
+
+/// An observer that asks to stop when it sees the n-th event of a kind.
+struct StopAt {
+    stop: StopFlag,
+    left: u32,
+    what: Wanted,
+}
+
+impl Observer for StopAt {
+    fn event(&mut self, event: &Event<'_>) {
+        if (self.what)(event) {
+            self.left -= 1;
+            if self.left == 0 {
+                self.stop.stop();
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stopping_and_going_on_changes_nothing() {
+    let root = tempfile::tempdir().unwrap();
+    let whole = root.path().join("whole");
+    let policy = simulator(Duration::ZERO, 0.0);
+    run(&whole, &policy, Start::Fresh, &[]).await.unwrap();
+
+    let folder = root.path().join("stopped");
+    let kinds: [(u32, Wanted); 6] = [
+        (2, |e| matches!(e, Event::Attempt { purpose: Purpose::Eval, .. })),
+        (3, |e| matches!(e, Event::MicroBatch { .. })),
+        (4, |e| matches!(e, Event::Step { .. })),
+        (1, |e| matches!(e, Event::Evaluated(result) if result.step == 6)),
+        (7, |e| matches!(e, Event::Attempt { purpose: Purpose::Train, .. })),
+        (1, |e| matches!(e, Event::Checkpoint(_))),
+    ];
+    let mut start = Start::Fresh;
+    let mut stops = 0;
+    for (left, what) in kinds {
+        let fresh = simulator(Duration::from_micros(10), 0.0);
+        let stop = StopFlag::default();
+        let mut trainer =
+            Trainer::new(recipe(&folder, &[]), parts(&fresh, Duration::ZERO), start).await.unwrap();
+        let mut observer = StopAt { stop: stop.clone(), left, what };
+        match trainer.run(&mut observer, &stop).await.unwrap() {
+            Ended::Stopped { checkpoint, done, steps } => {
+                assert_eq!((checkpoint.is_some(), steps), (done > 0, 11));
+                stops += 1;
+            }
+            Ended::Finished(_) => break,
+        }
+        start = Start::Resume;
+    }
+    assert!(stops >= 5, "{stops}");
+    let fresh = simulator(Duration::ZERO, 0.0);
+    let Ended::Finished(summary) = run(&folder, &fresh, Start::Resume, &[]).await.unwrap() else { panic!() };
+    assert_eq!(summary.evals.len(), 5);
+    assert_eq!(fresh.weights(), policy.weights());
+    assert_eq!(metrics(&folder), metrics(&whole));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn attempts_that_break_are_left_out_or_punished() {
+    let root = tempfile::tempdir().unwrap();
+    for (name, overrides) in [("out", &[][..]), ("punished", &["reward.broken=-1.0"][..])] {
+        let folder = root.path().join(name);
+        run(&folder, &simulator(Duration::ZERO, 0.2), Start::Fresh, overrides).await.unwrap();
+        let store = Store::open_existing(&folder.join("run.db")).unwrap();
+        let all = store.summaries(Purpose::Train).unwrap();
+        let broken: Vec<_> = all.iter().filter(|s| s.status == Status::Failed).collect();
+        assert!(broken.len() > 3 && broken.len() < all.len() / 2, "{} of {}", broken.len(), all.len());
+        for attempt in broken {
+            assert_eq!(attempt.reward, (name == "punished").then_some(-1.0));
+            let outcome = store.attempt(&attempt.key).unwrap().unwrap().outcome;
+            assert!(outcome["error"].as_str().unwrap().contains("told to fail"), "{outcome}");
+        }
+    }
+    // Where everything breaks the run does, and nothing of it is recorded: once it is mended it can go on.
+    let folder = root.path().join("dead");
+    let error = run(&folder, &simulator(Duration::ZERO, 1.0), Start::Fresh, &[]).await.unwrap_err();
+    assert!(!error.is_user_error());
+    assert!(error.to_string().contains("all 9 attempts failed; the first one: the simulator"), "{error}");
+    run(&folder, &simulator(Duration::ZERO, 0.0), Start::Resume, &[]).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_cannot_work_is_refused_before_the_start() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("run");
+    let policy = simulator(Duration::ZERO, 0.0);
+    let refused = async |overrides: &[&str], start| {
+        let error = run(&folder, &policy, start, overrides).await.unwrap_err();
+        assert!(error.is_user_error(), "{error}");
+        error.to_string()
+    };
+    let nothing = refused(&[], Start::Resume).await;
+    assert!(nothing.contains("holds no run to resume"), "{nothing}");
+    let few = refused(&["phase.0.demonstrations=51"], Start::Fresh).await;
+    assert!(few.contains("`phase.0.demonstrations` is 51, but only 50"), "{few}");
+    let long = "agent.system=".to_owned() + &"long ".repeat(400);
+    let long = refused(&[&long], Start::Fresh).await;
+    assert!(long.contains("the context holds 2000") && long.contains("arithmetic-train-3-0"), "{long}");
+    assert!(!folder.exists(), "a run that cannot start leaves nothing behind");
+
+    run(&folder, &policy, Start::Fresh, &["eval.tasks=0", "phase.1.steps=1"]).await.unwrap();
+    let other =
+        refused(&["eval.tasks=0", "phase.1.steps=1", "phase.0.learning_rate=0.1"], Start::Resume).await;
+    assert!(other.contains("`phase.0.learning_rate` is 0.1 now and was 0.3"), "{other}");
+    let held = Trainer::new(
+        recipe(&folder, &["eval.tasks=0", "phase.1.steps=1"]),
+        parts(&policy, Duration::ZERO),
+        Start::Resume,
+    )
+    .await
+    .unwrap();
+    let locked = refused(&["eval.tasks=0", "phase.1.steps=1"], Start::Resume).await;
+    assert!(locked.contains("another process is working"), "{locked}");
+    drop(held);
+
+    let mut bare = parts(&policy, Duration::ZERO);
+    bare.reference = None;
+    let error = Trainer::new(recipe(&root.path().join("x"), &[]), bare, Start::Fresh).await.err().unwrap();
+    assert!(matches!(error, TrainerError::NoReference(1)), "{error}");
+}
+
+/// A learner whose disk is full at the n-th checkpoint, after some of it is written.
+struct FullDisk(Arc<Simulator>, AtomicU32);
+
+#[async_trait]
+impl Learner for FullDisk {
+    async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
+        self.0.logprobs(batch).await
+    }
+
+    async fn forward_backward(
+        &self,
+        batch: Arc<TreeBatch>,
+        loss: Loss,
+    ) -> Result<ForwardBackward, PolicyError> {
+        self.0.forward_backward(batch, loss).await
+    }
+
+    async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError> {
+        self.0.optim_step(params).await
+    }
+
+    async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError> {
+        if self.1.fetch_sub(1, Ordering::SeqCst) == 1 {
+            std::fs::write(folder.join("simulator.weights"), "half").unwrap();
+            return Err(PolicyError::Storage(
+                "cannot write simulator.weights: no space left on device".into(),
+            ));
+        }
+        self.0.save(folder, with_optimiser).await
+    }
+
+    async fn load(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError> {
+        self.0.load(folder, with_optimiser).await
+    }
+
+    async fn publish(&self, version: u64) -> Result<(), PolicyError> {
+        self.0.publish(version).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_disk_leaves_earlier_checkpoints_whole() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("run");
+    let policy = simulator(Duration::ZERO, 0.0);
+    let mut parts = parts(&policy, Duration::ZERO);
+    parts.learner = Arc::new(FullDisk(policy.clone(), AtomicU32::new(3)));
+    let mut trainer = Trainer::new(recipe(&folder, &[]), parts, Start::Fresh).await.unwrap();
+    let error = trainer.run(&mut (), &StopFlag::default()).await.unwrap_err();
+    assert!(error.is_user_error() && error.to_string().contains("no space left"), "{error}");
+    drop(trainer);
+    let mut names: Vec<_> = std::fs::read_dir(folder.join("checkpoints"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    assert_eq!(names, ["step-000002", "step-000004"]);
+
+    let fresh = simulator(Duration::ZERO, 0.0);
+    run(&folder, &fresh, Start::Resume, &[]).await.unwrap();
+    let whole = simulator(Duration::ZERO, 0.0);
+    run(&root.path().join("whole"), &whole, Start::Fresh, &[]).await.unwrap();
+    assert_eq!(fresh.weights(), whole.weights());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_damaged_checkpoint_is_passed_over() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("run");
+    let policy = simulator(Duration::ZERO, 0.0);
+    run(&folder, &policy, Start::Fresh, &[]).await.unwrap();
+    let lines = metrics(&folder);
+    let last = common::last_checkpoint(&folder);
+    std::fs::write(last.join("simulator.optimiser"), "cut").unwrap();
+
+    struct Notes(Vec<String>);
+    impl Observer for Notes {
+        fn event(&mut self, event: &Event<'_>) {
+            if let Event::Note(note) = event {
+                self.0.push((*note).to_owned());
+            }
+        }
+    }
+    let fresh = simulator(Duration::ZERO, 0.0);
+    let mut trainer =
+        Trainer::new(recipe(&folder, &[]), parts(&fresh, Duration::ZERO), Start::Resume).await.unwrap();
+    let mut notes = Notes(Vec::new());
+    trainer.run(&mut notes, &StopFlag::default()).await.unwrap();
+    assert!(notes.0[0].contains("step-000011 is not whole"), "{:?}", notes.0);
+    assert_eq!(fresh.weights(), policy.weights());
+    assert_eq!(metrics(&folder), lines);
+    let store = Store::open_existing(&folder.join("run.db")).unwrap();
+    assert_eq!(store.evals().unwrap().last().unwrap().0, EvalKey { phase: 1, step: 5 });
+}
