@@ -20,7 +20,7 @@ pub use pack::{Matrix, Packed};
 pub use tile::{MR, NR};
 
 use pack::{pack_panel, pack_tile};
-use tile::tile;
+use tile::{prefetch, tile};
 
 /// Depth of a block of k: a tile of A (24 KiB) stays in the first-level cache, a panel of B (64 KiB) in the second.
 const BLOCK_K: usize = 512;
@@ -30,6 +30,8 @@ const SLAB_K: usize = 4096;
 const SLAB_A: usize = 2 << 20;
 /// Values of A that one task goes over for each panel (half a typical second-level cache).
 const CHUNK_A: usize = 128 << 10;
+/// Tasks that a product is cut into for each thread, so that the last to finish is not waited for long.
+const TASKS_PER_THREAD: usize = 16;
 /// Up to this many rows the caller packs A alone: waking the pool would take longer.
 const SERIAL_ROWS: usize = 16;
 
@@ -126,9 +128,9 @@ pub fn product(
                 compute.pool.run(to_pack + tiles, pack);
             }
 
-            let chunk = (CHUNK_A / kb / MR).clamp(1, tiles);
-            let chunks = tiles.div_ceil(chunk);
-            let group = (panels * chunks / (compute.pool.threads() * 6)).clamp(1, 32);
+            let chunks = tiles.div_ceil((CHUNK_A / kb / MR).clamp(1, tiles));
+            let chunk = tiles.div_ceil(chunks);
+            let group = (panels * chunks / (compute.pool.threads() * TASKS_PER_THREAD)).clamp(1, 32);
             let groups = panels.div_ceil(group);
             let add = mode == Mode::Add || k0 > 0;
             compute.pool.run(chunks * groups, |task| {
@@ -145,6 +147,12 @@ pub fn product(
                         for tile_at in chunk_at * chunk..tiles.min((chunk_at + 1) * chunk) {
                             let first = tile_at * MR;
                             let rows = MR.min(mb - first);
+                            if add {
+                                // The next tile of C is fetched while this one is computed.
+                                for row in first + MR..mb.min(first + 2 * MR) {
+                                    prefetch(c.pointer((m0 + row) * c_stride + panel * NR));
+                                }
+                            }
                             // SAFETY: the packed operands hold these blocks; rows and columns of C lie within its
                             // bounds (asserted above), and no other task has this tile of C.
                             unsafe {

@@ -158,37 +158,64 @@ simd! {
 }
 
 simd! {
-    /// `out[k * out_stride + i] = data[i * stride + k]` for i below `width`. Goes through blocks of 16 k, one cache line of
-    /// each source row, so that every line is read once.
+    /// `out[k * out_stride + i] = data[i * stride + k]` for i below `width`, in blocks of 4 × 16: one cache line of four source
+    /// rows at a time.
     fn transpose(data: &[f32], stride: usize, width: usize, depth: usize, out_stride: usize, out: &mut [f32]) {
         const BLOCK: usize = 16;
-        let mut k = 0;
-        while k + BLOCK <= depth {
+        let whole = depth / BLOCK * BLOCK;
+        for k in (0..whole).step_by(BLOCK) {
             let mut i = 0;
             while i + 4 <= width {
-                let rows: [&[f32]; 4] = std::array::from_fn(|r| &data[(i + r) * stride + k..][..BLOCK]);
-                for step in 0..BLOCK {
-                    let to = &mut out[(k + step) * out_stride + i..][..4];
-                    for r in 0..4 {
-                        to[r] = rows[r][step];
-                    }
-                }
+                let row = |r: usize| &data[(i + r) * stride + k..][..BLOCK];
+                let rows = [row(0), row(1), row(2), row(3)];
+                let to = &mut out[k * out_stride + i..][..(BLOCK - 1) * out_stride + 4];
+                transpose_4x16(rows, out_stride, to);
                 i += 4;
             }
             while i < width {
                 let row = &data[i * stride + k..][..BLOCK];
-                for step in 0..BLOCK {
-                    out[(k + step) * out_stride + i] = row[step];
+                for (step, value) in row.iter().enumerate() {
+                    out[(k + step) * out_stride + i] = *value;
                 }
                 i += 1;
             }
-            k += BLOCK;
         }
-        while k < depth {
+        for k in whole..depth {
             for i in 0..width {
                 out[k * out_stride + i] = data[i * stride + k];
             }
-            k += 1;
+        }
+    }
+}
+
+/// Four runs of 16 values become 16 runs of four, `out_stride` apart.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn transpose_4x16(rows: [&[f32]; 4], out_stride: usize, out: &mut [f32]) {
+    use std::arch::x86_64::*;
+    assert!(rows.iter().all(|r| r.len() >= 16) && out.len() >= 15 * out_stride + 4);
+    for k in (0..16).step_by(4) {
+        // SAFETY: SSE2 is part of x86-64, and all accesses lie within the lengths asserted above.
+        unsafe {
+            let [a, b, c, d] = rows.map(|row| _mm_loadu_ps(row.as_ptr().add(k)));
+            let (ab_low, ab_high) = (_mm_unpacklo_ps(a, b), _mm_unpackhi_ps(a, b));
+            let (cd_low, cd_high) = (_mm_unpacklo_ps(c, d), _mm_unpackhi_ps(c, d));
+            let to = out.as_mut_ptr().add(k * out_stride);
+            _mm_storeu_ps(to, _mm_movelh_ps(ab_low, cd_low));
+            _mm_storeu_ps(to.add(out_stride), _mm_movehl_ps(cd_low, ab_low));
+            _mm_storeu_ps(to.add(2 * out_stride), _mm_movelh_ps(ab_high, cd_high));
+            _mm_storeu_ps(to.add(3 * out_stride), _mm_movehl_ps(cd_high, ab_high));
+        }
+    }
+}
+
+/// Four runs of 16 values become 16 runs of four, `out_stride` apart.
+#[cfg(not(target_arch = "x86_64"))]
+#[inline(always)]
+fn transpose_4x16(rows: [&[f32]; 4], out_stride: usize, out: &mut [f32]) {
+    for k in 0..16 {
+        for (i, row) in rows.iter().enumerate() {
+            out[k * out_stride + i] = row[k];
         }
     }
 }

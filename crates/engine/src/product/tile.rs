@@ -7,6 +7,20 @@ pub const MR: usize = 12;
 /// Columns of a tile and width of a panel: two AVX-512 registers, four AVX2 ones.
 pub const NR: usize = 32;
 
+/// Asks for the two cache lines of a row of a tile, to be added to soon. Does nothing where there is no such instruction.
+#[inline(always)]
+pub fn prefetch(row: *mut f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch accesses nothing; any address will do.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_ET0>(row.cast());
+        _mm_prefetch::<_MM_HINT_ET0>(row.wrapping_add(NR / 2).cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = row;
+}
+
 /// `C[i][j] = Σ_k A[k][i] B[k][j]` (+ what C held, where `add`), in the order of k, for i below `rows` and j below `columns`.
 /// Row k of A starts `a_stride` values after the one before, likewise for B and row i of C.
 ///
