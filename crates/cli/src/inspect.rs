@@ -1,0 +1,390 @@
+//! `dressage inspect`: what a run recorded, down to the token.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use dressage_model::TokenizerSource;
+use dressage_store::{Attempt, AttemptKey, AttemptSummary, PlannedPath, Purpose, Status, Store};
+use dressage_text::Tokenizer;
+use dressage_tree::{Kind, Segment};
+
+use crate::failure::unusable;
+use crate::model;
+use crate::run::Run;
+use crate::screen::{self, Style};
+
+/// Show what a run recorded: its steps, the attempts of a step, every token of an attempt
+///
+/// Without a selector it lists the steps. Tokens that the model drew are green and cyan in turn, those it was given are
+/// dim; where the output is no terminal, each drawn token stands in brackets.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  dressage inspect runs/calculator                        the steps
+  dressage inspect runs/calculator --step 3               the attempts of step 3 (of the last phase)
+  dressage inspect runs/calculator --best --step 3        the one that earned most
+  dressage inspect runs/calculator --attempt train/1/3/0/2 --logprobs
+  dressage inspect runs/calculator --eval --phase 0       the attempts of evaluations
+
+An attempt is named PURPOSE/PHASE/STEP/GROUP/SAMPLE, as the lists print it, all counted from 0.")]
+pub struct Args {
+    /// The folder of a run
+    run: PathBuf,
+
+    /// Only this phase, from 0 [default: the last one that has attempts]
+    #[arg(long)]
+    phase: Option<u32>,
+
+    /// Only this step of the phase, from 0; for evaluations the number of steps done before
+    #[arg(long)]
+    step: Option<u32>,
+
+    /// Attempts of evaluations in place of those trained on
+    #[arg(long, conflicts_with = "demonstrations")]
+    eval: bool,
+
+    /// Demonstrations in place of the attempts trained on
+    #[arg(long)]
+    demonstrations: bool,
+
+    /// Show this attempt
+    #[arg(long, value_name = "ID", conflicts_with_all = ["phase", "step", "eval", "demonstrations"])]
+    attempt: Option<String>,
+
+    /// Show the attempt with the largest reward
+    #[arg(long, conflicts_with_all = ["attempt", "worst"])]
+    best: bool,
+
+    /// Show the attempt with the smallest reward
+    #[arg(long, conflicts_with = "attempt")]
+    worst: bool,
+
+    /// Also show the log-probability of every token the model drew
+    #[arg(long)]
+    logprobs: bool,
+}
+
+impl Args {
+    fn purpose(&self) -> Purpose {
+        match (self.eval, self.demonstrations) {
+            (true, _) => Purpose::Eval,
+            (_, true) => Purpose::Demonstration,
+            _ => Purpose::Train,
+        }
+    }
+}
+
+pub fn main(args: Args) -> anyhow::Result<ExitCode> {
+    let run = Run::open(&args.run)?;
+    let store = Store::open_existing(&run.record())?;
+    let key = match &args.attempt {
+        Some(id) => Some(parse_id(id)?),
+        None => {
+            let summaries = selected(&args, &store)?;
+            if args.best || args.worst {
+                Some(extreme(&summaries, args.best)?)
+            } else {
+                let list = if args.step.is_some() { attempts(&summaries) } else { steps(&summaries) };
+                screen::print(&list);
+                None
+            }
+        }
+    };
+    if let Some(key) = key {
+        let attempt = store.attempt(&key)?.ok_or_else(|| {
+            unusable(format!(
+                "the run has no {}; `dressage inspect {}` lists what it has",
+                id(&key),
+                args.run.display()
+            ))
+        })?;
+        let planned = planned(&store, &key)?;
+        let tokenizer = tokenizer(&run)?;
+        screen::print(&shown(&attempt, planned.as_ref(), &tokenizer, args.logprobs, Style::stdout()));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `train/1/3/0/2`.
+fn id(key: &AttemptKey) -> String {
+    let AttemptKey { purpose, phase, step, group, sample } = key;
+    format!("{}/{phase}/{step}/{group}/{sample}", purpose.name())
+}
+
+fn parse_id(text: &str) -> anyhow::Result<AttemptKey> {
+    let parts: Vec<&str> = text.split('/').collect();
+    let key = match parts[..] {
+        [purpose, phase, step, group, sample] => (|| {
+            Some(AttemptKey {
+                purpose: Purpose::parse(purpose)?,
+                phase: phase.parse().ok()?,
+                step: step.parse().ok()?,
+                group: group.parse().ok()?,
+                sample: sample.parse().ok()?,
+            })
+        })(),
+        _ => None,
+    };
+    key.ok_or_else(|| {
+        unusable(format!(
+            "--attempt {text}: an attempt is named PURPOSE/PHASE/STEP/GROUP/SAMPLE, as in train/1/3/0/2; the purposes are \
+             train, eval and demonstration"
+        ))
+    })
+}
+
+/// What the selectors leave, of one phase.
+fn selected(args: &Args, store: &Store) -> anyhow::Result<Vec<AttemptSummary>> {
+    let purpose = args.purpose();
+    let mut summaries = store.summaries(purpose)?;
+    let phase = args.phase.or_else(|| summaries.iter().map(|s| s.key.phase).max());
+    summaries.retain(|s| Some(s.key.phase) == phase && args.step.is_none_or(|step| s.key.step == step));
+    if summaries.is_empty() {
+        let step = args.step.map_or(String::new(), |step| format!(" in step {step}"));
+        let phase = args.phase.map_or(String::new(), |phase| format!(" of phase {phase}"));
+        return Err(unusable(format!(
+            "the run has no attempts for {}{step}{phase}; --eval and --demonstrations show others",
+            purpose.name()
+        )));
+    }
+    Ok(summaries)
+}
+
+/// The attempt with the largest or smallest reward; of equal ones the first.
+fn extreme(summaries: &[AttemptSummary], best: bool) -> anyhow::Result<AttemptKey> {
+    let sign = if best { -1.0 } else { 1.0 };
+    let rewarded = summaries.iter().filter_map(|s| s.reward.map(|reward| (sign * reward, s.key)));
+    rewarded
+        .min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)))
+        .map(|(_, key)| key)
+        .ok_or_else(|| unusable("none of these attempts has a reward; name one with --attempt"))
+}
+
+/// One line for each step.
+fn steps(summaries: &[AttemptSummary]) -> String {
+    let mut text = String::new();
+    for step in summaries.chunk_by(|a, b| (a.key.phase, a.key.step) == (b.key.phase, b.key.step)) {
+        let key = step[0].key;
+        let mean = |values: Vec<f64>| {
+            let n = values.len() as f64;
+            if n > 0.0 { format!("{:.3}", values.iter().sum::<f64>() / n) } else { "–".into() }
+        };
+        let failed = step.iter().filter(|s| s.status == Status::Failed).count();
+        let _ = writeln!(
+            text,
+            "{} phase {} step {:>4}: {:>4} attempts · score {} · reward {} · {:.1} tokens drawn{}",
+            key.purpose.name(),
+            key.phase,
+            key.step,
+            step.len(),
+            mean(step.iter().filter_map(|s| s.score).collect()),
+            mean(step.iter().filter_map(|s| s.reward).collect()),
+            step.iter().map(|s| s.sampled_tokens as f64).sum::<f64>() / step.len() as f64,
+            if failed > 0 { format!(" · {failed} broken") } else { String::new() }
+        );
+    }
+    text
+}
+
+/// One line for each attempt.
+fn attempts(summaries: &[AttemptSummary]) -> String {
+    let mut text = String::new();
+    for AttemptSummary { key, score, reward, status, sampled_tokens, tokens } in summaries {
+        let number = |value: &Option<f64>| value.map_or("–".into(), |v| format!("{v:.3}"));
+        let broken = if *status == Status::Failed { " · broken" } else { "" };
+        let _ = writeln!(
+            text,
+            "{:24} score {:>6} · reward {:>6} · {sampled_tokens:>4} of {tokens:>5} tokens drawn{broken}",
+            id(key),
+            number(score),
+            number(reward)
+        );
+    }
+    text
+}
+
+/// How the ledger has an attempt: the first path of it that a step trains.
+fn planned(store: &Store, key: &AttemptKey) -> anyhow::Result<Option<PlannedPath>> {
+    if key.purpose != Purpose::Train {
+        return Ok(None);
+    }
+    let plan = store.step(key.phase, key.step)?;
+    let paths =
+        plan.into_iter().flat_map(|plan| plan.updates).flat_map(|update| update.micro_batches).flatten();
+    Ok(paths.into_iter().find(|path| path.attempt == *key))
+}
+
+/// The tokenizer that a run's tokens were made with.
+fn tokenizer(run: &Run) -> anyhow::Result<Tokenizer> {
+    let saved = run.newest_checkpoint().map(|checkpoint| checkpoint.join("tokenizer.json"));
+    let source = match saved.filter(|file| file.is_file()) {
+        Some(file) => TokenizerSource::Json(std::fs::read(file)?),
+        // Before the first checkpoint the model has it.
+        None => {
+            let source = run.recipe()?.model.source;
+            let files = model::open(&source)?;
+            files.tokenizer.ok_or_else(|| unusable(format!("{source} has no tokenizer")))?
+        }
+    };
+    Ok(Tokenizer::new(&source)?)
+}
+
+/// Everything about an attempt.
+fn shown(
+    attempt: &Attempt,
+    planned: Option<&PlannedPath>,
+    tokenizer: &Tokenizer,
+    logprobs: bool,
+    style: Style,
+) -> String {
+    let mut text = String::new();
+    let number = |value: Option<f64>| value.map_or("none".into(), |v| format!("{v}"));
+    let _ = writeln!(text, "{}", style.bold(&id(&attempt.key)));
+    let _ = writeln!(text, "score      {}", number(attempt.score));
+    let _ = writeln!(text, "reward     {}", number(attempt.reward));
+    match planned {
+        Some(path) => {
+            let _ = writeln!(
+                text,
+                "advantage  {} (weight of a token in the loss: {:.3e})",
+                path.advantage, path.weight
+            );
+        }
+        None if attempt.key.purpose == Purpose::Train => {
+            let _ = writeln!(text, "advantage  none: no step trained on it");
+        }
+        None => {}
+    }
+    for (name, value) in [("task", &attempt.task), ("outcome", &attempt.outcome)] {
+        let _ = writeln!(text, "{name:10} {}", fields(value));
+    }
+    for segment in attempt.trajectory.segments() {
+        let _ = writeln!(text, "\n{}", style.bold(&heading(segment)));
+        let _ = writeln!(text, "{}", tokens(segment, tokenizer, style));
+        if logprobs && segment.kind == Kind::Sampled {
+            for (token, logprob) in segment.tokens.iter().zip(&segment.logprobs) {
+                let _ = writeln!(text, "  {logprob:>10.5}  {:>7}  {:?}", token, tokenizer.token_text(*token));
+            }
+        }
+    }
+    text
+}
+
+/// What JSON holds at its first level, without its quotes.
+fn fields(value: &serde_json::Value) -> String {
+    let Some(object) = value.as_object() else { return value.to_string() };
+    let shown = object.iter().filter(|(name, value)| !value.is_null() && *name != "demonstration");
+    shown.map(|(name, value)| format!("{name}: {value}")).collect::<Vec<_>>().join(" · ")
+}
+
+fn heading(segment: &Segment) -> String {
+    let kind = match segment.kind {
+        Kind::Given => "given",
+        Kind::Sampled => "sampled",
+        Kind::Demonstrated => "demonstrated",
+    };
+    let mut heading = format!("{kind}, turn {}, {} tokens", segment.turn, segment.tokens.len());
+    if segment.kind == Kind::Sampled {
+        let versions: Vec<String> = segment.versions.iter().map(|run| run.version.to_string()).collect();
+        let total: f64 = segment.logprobs.iter().map(|&p| f64::from(p)).sum();
+        let mean = total / segment.logprobs.len().max(1) as f64;
+        let _ = write!(
+            heading,
+            ", temperature {}, weights {}, log p {mean:.4} on average",
+            segment.temperature,
+            versions.join(" then ")
+        );
+    }
+    format!("── {heading}")
+}
+
+/// The tokens as text, marked by where they came from.
+fn tokens(segment: &Segment, tokenizer: &Tokenizer, style: Style) -> String {
+    if segment.kind == Kind::Given {
+        let text = tokenizer.decode_with_special(&segment.tokens);
+        // Line by line, since some terminals end a colour with the line.
+        return text.split('\n').map(|line| style.dim(line)).collect::<Vec<_>>().join("\n");
+    }
+    let mark = |(i, &token): (usize, &u32)| {
+        let text = tokenizer.token_text(token);
+        match (style.is_on(), i % 2) {
+            (false, _) => format!("[{text}]"),
+            (true, 0) => style.green(&text),
+            (true, _) => style.cyan(&text),
+        }
+    };
+    segment.tokens.iter().enumerate().map(mark).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use dressage_text::testing::{IM_END, tiny_tokenizer};
+    use dressage_tree::{Trajectory, VersionRun};
+
+    use super::*;
+
+    fn summary(group: u32, reward: Option<f64>) -> AttemptSummary {
+        let key = AttemptKey { purpose: Purpose::Train, phase: 1, step: 2, group, sample: 0 };
+        AttemptSummary { key, score: reward, reward, status: Status::Completed, sampled_tokens: 4, tokens: 9 }
+    }
+
+    #[test]
+    fn names_of_attempts_are_read_as_they_are_written() {
+        let key = AttemptKey { purpose: Purpose::Eval, phase: 1, step: 3, group: 0, sample: 2 };
+        assert_eq!(id(&key), "eval/1/3/0/2");
+        assert_eq!(parse_id("eval/1/3/0/2").unwrap(), key);
+        for text in ["", "train/1/2/3", "tran/1/2/3/4", "train/1/2/3/-4", "train/1/2/3/4/5"] {
+            assert!(parse_id(text).unwrap_err().to_string().contains("PURPOSE/PHASE"), "{text}");
+        }
+    }
+
+    #[test]
+    fn best_and_worst() {
+        let all = [summary(0, Some(0.5)), summary(1, None), summary(2, Some(1.0)), summary(3, Some(-0.1))];
+        assert_eq!(extreme(&all, true).unwrap().group, 2);
+        assert_eq!(extreme(&all, false).unwrap().group, 3);
+        assert!(extreme(&all[1..2], true).is_err());
+        let list = attempts(&all);
+        assert!(list.starts_with("train/1/2/0/0 "), "{list}");
+        assert_eq!(list.lines().count(), 4);
+        assert!(
+            steps(&all).contains("step    2:    4 attempts · score 0.467 · reward 0.467 · 4.0 tokens drawn")
+        );
+    }
+
+    #[test]
+    fn tokens_are_marked_by_their_origin() {
+        let tokenizer = tiny_tokenizer().unwrap();
+        let mut trajectory = Trajectory::new();
+        let root = trajectory.push(Segment::given(None, vec![u32::from(b'a'), u32::from(b'b')], 0)).unwrap();
+        let sampled = Segment {
+            kind: Kind::Sampled,
+            logprobs: vec![-0.5, -1.5],
+            versions: vec![VersionRun { version: 7, len: 2 }],
+            ..Segment::given(Some(root), vec![u32::from(b'c'), IM_END], 0)
+        };
+        trajectory.push(sampled).unwrap();
+        let attempt = Attempt {
+            key: AttemptKey { purpose: Purpose::Train, phase: 0, step: 0, group: 0, sample: 0 },
+            task: serde_json::json!({"id": "t", "template": null}),
+            outcome: serde_json::json!({"finish": "answered"}),
+            score: Some(1.0),
+            reward: None,
+            status: Status::Completed,
+            trajectory,
+        };
+        let text = shown(&attempt, None, &tokenizer, true, Style::default());
+        for part in [
+            "train/0/0/0/0\n",
+            "score      1\n",
+            "reward     none\n",
+            "advantage  none",
+            "task       id: \"t\"\n",
+            "── given, turn 0, 2 tokens\nab\n",
+            "── sampled, turn 0, 2 tokens, temperature 1, weights 7, log p -1.0000 on average\n[c][<|im_end|>]\n",
+            "    -0.50000       99  \"c\"\n",
+        ] {
+            assert!(text.contains(part), "no {part:?} in\n{text}");
+        }
+    }
+}

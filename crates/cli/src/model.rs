@@ -1,0 +1,205 @@
+//! From a model's name to a running engine.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use dressage_engine::{Engine, EngineError, EngineOptions, memory};
+use dressage_model::{
+    ModelConfig, ModelError, ModelFiles, Progress, Source, SpecialTokens, TokenizerSource, default_cache,
+    fetch, write_tokenizer_config,
+};
+use dressage_text::{Chat, ChatOptions, TextError};
+use dressage_trainer::Companions;
+use dressage_trainer::recipe::Recipe;
+
+use crate::failure::unusable;
+use crate::screen::{self, Style};
+
+/// Keys and values of sampling get this much memory, or what one whole context takes where that is more.
+const KV_MEMORY_MB: usize = 1024;
+
+/// Gets a model onto this machine, with a bar where something moves, and opens it.
+///
+/// # Errors
+/// When it cannot be had or opened.
+pub fn open(source: &str) -> anyhow::Result<ModelFiles> {
+    let (files, _) = open_at(source)?;
+    Ok(files)
+}
+
+/// As [`open`]; also says where the model lies.
+///
+/// # Errors
+/// When it cannot be had or opened.
+pub fn open_at(source: &str) -> anyhow::Result<(ModelFiles, PathBuf)> {
+    let source = Source::parse(source)?;
+    let path = match &source {
+        Source::Folder(path) | Source::Gguf(path) => path.clone(),
+        _ => {
+            let mut bar = FetchBar::default();
+            let path = fetch(&source, &default_cache()?, &mut |progress| bar.show(&progress));
+            bar.end();
+            path?
+        }
+    };
+    Ok((ModelFiles::open(&path)?, path))
+}
+
+/// The bar of the stage under way.
+#[derive(Default)]
+struct FetchBar {
+    stage: String,
+    bar: Option<indicatif::ProgressBar>,
+}
+
+impl FetchBar {
+    fn show(&mut self, progress: &Progress<'_>) {
+        if self.stage != progress.stage {
+            self.end();
+            self.stage = progress.stage.to_owned();
+            if !screen::has_bars() {
+                eprintln!("{}", progress.stage);
+            }
+            let template = match progress.total {
+                Some(_) => "{msg} {bar:30} {bytes}/{total_bytes} · {bytes_per_sec} · {eta} left",
+                None => "{spinner} {msg} · {elapsed}",
+            };
+            let bar = screen::bar(progress.total.unwrap_or(0), template).with_message(self.stage.clone());
+            bar.enable_steady_tick(std::time::Duration::from_millis(120));
+            self.bar = Some(bar);
+        }
+        if let Some(bar) = &self.bar {
+            bar.set_position(progress.done);
+        }
+    }
+
+    fn end(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// One line on what a model is.
+pub fn describe(files: &ModelFiles) -> String {
+    let ModelConfig { family, layers, hidden, vocabulary, context, .. } = &files.config;
+    let parameters: usize = files.config.parameters().iter().map(|p| p.shape.iter().product::<usize>()).sum();
+    let family = serde_json::to_value(family).ok();
+    let family = family.as_ref().and_then(serde_json::Value::as_str).unwrap_or_default().to_owned();
+    format!(
+        "{family}, {} parameters, {layers} layers of {hidden}, {vocabulary} tokens, context {context}",
+        screen::count(parameters as u64)
+    )
+}
+
+/// The chat of a model.
+///
+/// # Errors
+/// When it has no tokenizer or template, or they cannot be used.
+pub fn chat(files: &ModelFiles, options: ChatOptions) -> anyhow::Result<Chat> {
+    match Chat::open(files, None, options) {
+        Ok(chat) => Ok(chat),
+        // A recipe has no place for a template: it belongs to the model.
+        Err(TextError::NoTemplate) => Err(unusable(format!(
+            "the model in {} has no chat template, so it cannot be talked to\nput the template it was trained with beside \
+             it as chat_template.jinja, or take a model that was trained to chat (often named \"instruct\")",
+            files.path().display()
+        ))),
+        Err(error) => Err(unusable(format!("{}: {error}", files.path().display()))),
+    }
+}
+
+/// How a recipe runs its model.
+pub fn options(recipe: &Recipe, config: &ModelConfig) -> EngineOptions {
+    let defaults = EngineOptions::default();
+    let context = recipe.model.context.unwrap_or(config.context);
+    EngineOptions {
+        threads: recipe.engine.threads,
+        context,
+        batch_tokens: recipe.engine.micro_batch_tokens,
+        kv_memory_mb: kv_memory_mb(config, context),
+        running: recipe.engine.concurrency,
+        ..defaults
+    }
+}
+
+/// How a model is run that is only sampled from, `running` replies at once.
+pub fn sampling_options(
+    config: &ModelConfig,
+    threads: usize,
+    context: Option<usize>,
+    running: usize,
+) -> EngineOptions {
+    let context = context.unwrap_or(config.context);
+    EngineOptions {
+        threads,
+        context,
+        batch_tokens: 0,
+        kv_memory_mb: kv_memory_mb(config, context),
+        running,
+        ..EngineOptions::default()
+    }
+}
+
+/// Enough that one reply of any length fits, so that the scheduler never has to refuse one.
+fn kv_memory_mb(config: &ModelConfig, context: usize) -> usize {
+    // A block of positions more, because memory is given out in blocks.
+    let values = 2 * config.layers * config.kv_heads * config.head_dim.next_multiple_of(16);
+    let one = values.saturating_mul(size_of::<f32>()).saturating_mul(context + 256);
+    KV_MEMORY_MB.max(one.div_ceil(1 << 20))
+}
+
+/// Starts the engines of a run: the one that samples and learns, and a frozen copy of it where a penalty is measured
+/// from one. Says what memory they will take, after making sure that it is there.
+///
+/// # Errors
+/// When the options do not fit the model, or memory would not suffice.
+pub fn start(
+    files: &ModelFiles,
+    options: &EngineOptions,
+    with_reference: bool,
+) -> anyhow::Result<(Engine, Option<Engine>)> {
+    let reference =
+        EngineOptions { batch_tokens: 0, kv_memory_mb: 1, running: 1, step_rows: 1, ..options.clone() };
+    let plan = Engine::plan(&files.config, options)?;
+    let mut total = plan.total();
+    if with_reference {
+        total += Engine::plan(&files.config, &reference)?.total();
+    }
+    if let Some(available) = memory::available().filter(|&available| total > available) {
+        return Err(EngineError::Memory { plan, available }.into());
+    }
+    let also = if with_reference {
+        format!(", and {} MiB for the frozen copy", (total - plan.total()) >> 20)
+    } else {
+        String::new()
+    };
+    eprintln!("{} {plan}{also}", Style::stderr().dim("memory"));
+    let engine = Engine::start(files, options, None)?;
+    let reference = with_reference.then(|| Engine::start(files, &reference, None)).transpose()?;
+    Ok((engine, reference))
+}
+
+/// What completes a checkpoint to a model folder that others can open: the tokenizer and the chat template.
+///
+/// # Errors
+/// When the tokenizer cannot be written as `tokenizer.json`.
+pub fn companions(files: &ModelFiles, chat: &Chat) -> anyhow::Result<Companions> {
+    let tokenizer = match &files.tokenizer {
+        Some(TokenizerSource::Json(bytes)) => bytes.clone(),
+        _ => chat.tokenizer().to_json()?.into_bytes(),
+    };
+    let special: SpecialTokens = files.special_tokens.clone();
+    let template = chat.template().source().to_owned();
+    let context = files.config.context;
+    Ok(Arc::new(move |folder: &Path| {
+        std::fs::write(folder.join("tokenizer.json"), &tokenizer)?;
+        let settings = folder.join("tokenizer_config.json");
+        write_tokenizer_config(&settings, &special, Some(&template), context).map_err(|error| match error {
+            ModelError::Io { cause, .. } => cause,
+            ModelError::DiskFull { .. } => io::ErrorKind::StorageFull.into(),
+            other => io::Error::other(other),
+        })
+    }))
+}

