@@ -200,8 +200,7 @@ impl Grpo {
         let attempts = rollouts.run(&wanted, self.keys.temperature, observer, stop).await?;
         let attempts = attempts.ok_or(Leave::Stopped)?;
         let generated = start.elapsed().as_secs_f64();
-        let groups: Vec<Vec<Attempt>> =
-            attempts.chunks(self.keys.group_size).map(<[Attempt]>::to_vec).collect();
+        let groups: Vec<&[Attempt]> = attempts.chunks(self.keys.group_size).collect();
 
         let plan = match store.step(self.index, step)? {
             Some(plan) => plan,
@@ -274,8 +273,8 @@ fn by_key(attempts: &[Attempt]) -> HashMap<AttemptKey, &Trajectory> {
 }
 
 /// What the attempts of a step were like.
-fn describe(groups: &[Vec<Attempt>], metrics: &mut Metrics) {
-    let attempts: Vec<&Attempt> = groups.iter().flatten().collect();
+fn describe(groups: &[&[Attempt]], metrics: &mut Metrics) {
+    let attempts: Vec<&Attempt> = groups.iter().copied().flatten().collect();
     metrics.add_spread("critic/score", attempts.iter().filter_map(|attempt| attempt.score));
     metrics.add_spread("critic/rewards", attempts.iter().filter_map(|attempt| attempt.reward));
     let rewards: Vec<Vec<f64>> =

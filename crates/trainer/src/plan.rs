@@ -51,7 +51,7 @@ fn advantages(attempts: &[Attempt], keys: &GrpoKeys) -> Result<Vec<Option<f32>>,
 pub(crate) fn grpo(
     phase: u32,
     step: u32,
-    groups: &[Vec<Attempt>],
+    groups: &[&[Attempt]],
     keys: &GrpoKeys,
     budget: usize,
 ) -> Result<StepPlan, TrainerError> {

@@ -55,6 +55,10 @@ fn groups() -> Vec<Vec<Attempt>> {
     ]
 }
 
+fn plan_of(groups: &[Vec<Attempt>], keys: &GrpoKeys, budget: usize) -> Result<StepPlan, TrainerError> {
+    grpo(1, 2, &groups.iter().map(Vec::as_slice).collect::<Vec<_>>(), keys, budget)
+}
+
 fn rows(update: &Update) -> Vec<Vec<(u32, u32, f32, f32)>> {
     let row = |p: &PlannedPath| (p.attempt.group, p.attempt.sample, p.advantage, p.weight);
     update.micro_batches.iter().map(|batch| batch.iter().map(row).collect()).collect()
@@ -62,22 +66,22 @@ fn rows(update: &Update) -> Vec<Vec<(u32, u32, f32, f32)>> {
 
 #[test]
 fn a_step_by_hand() {
-    let plan = grpo(1, 2, &groups(), &keys(), 1000).unwrap();
+    let plan = plan_of(&groups(), &keys(), 1000).unwrap();
     assert_eq!((plan.phase, plan.step, plan.updates.len()), (1, 2, 1));
     // 2 + 1 + 1 + 2 + 2 + 1 tokens: the uniform group counts, the attempt without a reward does not.
     let w = 1.0 / 9.0;
     let all = [(0, 0, 0.5, w), (0, 1, -0.5, w), (2, 0, -1.5, w), (2, 1, 1.5, w)];
     assert_eq!(rows(&plan.updates[0]), [all.to_vec()]);
 
-    let dropped = grpo(1, 2, &groups(), &GrpoKeys { drop_uniform_groups: true, ..keys() }, 1000).unwrap();
+    let dropped = plan_of(&groups(), &GrpoKeys { drop_uniform_groups: true, ..keys() }, 1000).unwrap();
     assert_eq!(rows(&dropped.updates[0])[0][0], (0, 0, 0.5, 1.0 / 6.0));
 
     let kl = dressage_rl::KlPenalty { estimator: dressage_rl::KlEstimator::K3, coefficient: 0.1 };
-    let kept = grpo(1, 2, &groups(), &GrpoKeys { kl: Some(kl), ..keys() }, 1000).unwrap();
+    let kept = plan_of(&groups(), &GrpoKeys { kl: Some(kl), ..keys() }, 1000).unwrap();
     assert_eq!(rows(&kept.updates[0])[0].len(), 6);
 
     let twice = GrpoKeys { mini_batches: 2, epochs: 2, normaliser: Normaliser::RolloutSum, ..keys() };
-    let plan = grpo(1, 2, &groups(), &twice, 1000).unwrap();
+    let plan = plan_of(&groups(), &twice, 1000).unwrap();
     assert_eq!(plan.updates.len(), 4);
     assert_eq!(plan.updates[0], plan.updates[2]);
     assert_eq!(rows(&plan.updates[0]), [[(0, 0, 0.5, 0.5), (0, 1, -0.5, 0.5)]]);
@@ -88,7 +92,7 @@ fn a_step_by_hand() {
 fn nothing_to_learn_is_an_update_without_batches() {
     let uniform = vec![groups()[1].clone()];
     for drop_uniform_groups in [false, true] {
-        let plan = grpo(0, 0, &uniform, &GrpoKeys { drop_uniform_groups, ..keys() }, 10).unwrap();
+        let plan = plan_of(&uniform, &GrpoKeys { drop_uniform_groups, ..keys() }, 10).unwrap();
         assert_eq!(plan.updates, [Update::default()]);
     }
 }
@@ -121,8 +125,8 @@ proptest! {
                 attempts.collect()
             })
             .collect();
-        let whole = grpo(0, 0, &groups, &keys(), usize::MAX).unwrap();
-        let cut = grpo(0, 0, &groups, &keys(), budget).unwrap();
+        let whole = plan_of(&groups, &keys(), usize::MAX).unwrap();
+        let cut = plan_of(&groups, &keys(), budget).unwrap();
         let flat = |plan: &StepPlan| rows(&plan.updates[0]).concat();
         prop_assert_eq!(flat(&cut), flat(&whole));
         prop_assert!(rows(&whole.updates[0]).len() <= 1);
@@ -149,7 +153,7 @@ proptest! {
 
 #[test]
 fn leaves_keep_their_attempt() {
-    let plan = grpo(1, 2, &groups(), &keys(), 1000).unwrap();
+    let plan = plan_of(&groups(), &keys(), 1000).unwrap();
     let path = plan.updates[0].micro_batches[0][0];
     assert_eq!((path.leaf, path.attempt), (SegmentId(1), groups()[0][0].key));
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use common::{metrics, parts, recipe, simulator};
 use dressage_policy::{
-    ForwardBackward, Learner, OptimParams, OptimReport, PolicyError, Simulator, SimulatorConfig,
+    ForwardBackward, Learner, OptimParams, OptimReport, PolicyError, Sampler, Simulator, SimulatorConfig,
 };
 use dressage_rl::Loss;
 use dressage_store::{EvalKey, Purpose, Status, Store};
@@ -207,6 +207,22 @@ async fn stopping_and_going_on_changes_nothing() {
     assert_eq!(metrics(&folder), metrics(&whole));
 }
 
+/// Without its checkpoints a run is done again from the record alone: nothing is sampled.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_is_replayed_from_its_record() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("run");
+    let policy = simulator(Duration::ZERO, 0.0);
+    run(&folder, &policy, Start::Fresh, &[]).await.unwrap();
+    let lines = metrics(&folder);
+    std::fs::remove_dir_all(folder.join("checkpoints")).unwrap();
+    let mute = simulator(Duration::ZERO, 1.0);
+    run(&folder, &mute, Start::Resume, &[]).await.unwrap();
+    assert_eq!(mute.weights(), policy.weights());
+    assert_eq!(mute.health().await.unwrap().drawn, 0);
+    assert_eq!(metrics(&folder), lines);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn attempts_that_break_are_left_out_or_punished() {
     let root = tempfile::tempdir().unwrap();
@@ -253,7 +269,7 @@ async fn what_cannot_work_is_refused_before_the_start() {
     run(&folder, &policy, Start::Fresh, &["eval.tasks=0", "phase.1.steps=1"]).await.unwrap();
     let other =
         refused(&["eval.tasks=0", "phase.1.steps=1", "phase.0.learning_rate=0.1"], Start::Resume).await;
-    assert!(other.contains("`phase.0.learning_rate` is 0.1 now and was 0.3"), "{other}");
+    assert!(other.contains("`phase.0.learning_rate` is 0.1 now and was 3.0"), "{other}");
     let held = Trainer::new(
         recipe(&folder, &["eval.tasks=0", "phase.1.steps=1"]),
         parts(&policy, Duration::ZERO),
@@ -364,4 +380,19 @@ async fn a_damaged_checkpoint_is_passed_over() {
     assert_eq!(metrics(&folder), lines);
     let store = Store::open_existing(&folder.join("run.db")).unwrap();
     assert_eq!(store.evals().unwrap().last().unwrap().0, EvalKey { phase: 1, step: 5 });
+}
+
+/// A run can be given to another task.
+#[test]
+fn runs_are_send() {
+    fn send<T: Send>(_: impl FnOnce(&'static mut Trainer, &'static StopFlag) -> T) {}
+    send(|trainer, stop| trainer.run(Box::leak(Box::new(())), stop));
+    fn send_parts<T: Send>(_: impl FnOnce(&Path) -> T) {}
+    send_parts(|folder| {
+        Trainer::new(
+            recipe(folder, &[]),
+            parts(&simulator(Duration::ZERO, 0.0), Duration::ZERO),
+            Start::Fresh,
+        )
+    });
 }

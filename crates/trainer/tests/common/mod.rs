@@ -33,6 +33,7 @@ kind = "arithmetic"
 operands = 2
 min_digits = 1
 max_digits = 1
+words = 0.0
 train = 50
 
 [agent]
@@ -59,7 +60,7 @@ kind = "sft"
 demonstrations = 10
 epochs = 2
 batch = 4
-learning_rate = 0.3
+learning_rate = 3.0
 
 [[phase]]
 kind = "grpo"
@@ -110,8 +111,8 @@ impl ToolSession for SlowSession {
 pub fn simulator(latency: Duration, failures: f64) -> Arc<Simulator> {
     let config = SimulatorConfig {
         vocabulary: VOCABULARY,
-        order: 5,
-        rows: 1024,
+        order: 14,
+        rows: 4096,
         context: 2000,
         latency,
         failures,

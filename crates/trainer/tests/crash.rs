@@ -1,0 +1,192 @@
+//! A run is killed with SIGKILL at every named place and at random times; resumed and finished, it ends with the weights
+//! of the run that was never interrupted, bit for bit, with every attempt recorded once and every step measured once.
+//!
+//! The test runs itself as the child that is killed.
+
+#![cfg(unix)]
+#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
+
+mod common;
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use common::{last_checkpoint, metrics, parts, recipe, simulator};
+use dressage_policy::{CRASH_AT, uniform};
+use dressage_store::{Attempt, Purpose, StepPlan, Store};
+use dressage_trainer::{Ended, Start, StopFlag, Trainer};
+use serde_json::Value;
+
+/// Tells the child where to run.
+const FOLDER: &str = "DRESSAGE_TEST_FOLDER";
+/// Tells the child how slow its sampler and its tools are, in microseconds.
+const LATENCY: &str = "DRESSAGE_TEST_LATENCY";
+
+/// The child: starts the run, or goes on with it, to its end. Does nothing when run as a test.
+#[test]
+fn child() {
+    let Ok(folder) = std::env::var(FOLDER) else { return };
+    let folder = Path::new(&folder);
+    let latency = Duration::from_micros(std::env::var(LATENCY).unwrap().parse().unwrap());
+    let start = if folder.join("recipe.toml").exists() { Start::Resume } else { Start::Fresh };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        // A sixth of the requests fail: what breaks must break again.
+        let policy = simulator(latency / 100, 0.15);
+        let mut trainer = Trainer::new(recipe(folder, &[]), parts(&policy, latency), start).await.unwrap();
+        let ended = trainer.run(&mut (), &StopFlag::default()).await.unwrap();
+        assert!(matches!(ended, Ended::Finished(_)));
+    });
+}
+
+fn spawn(folder: &Path, latency: Duration, crash_at: Option<&str>) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "child", "--nocapture"]).stdout(Stdio::null()).stderr(Stdio::inherit());
+    command.env(FOLDER, folder).env(LATENCY, latency.as_micros().to_string()).env_remove(CRASH_AT);
+    if let Some(place) = crash_at {
+        command.env(CRASH_AT, place);
+    }
+    command.spawn().unwrap()
+}
+
+/// All that a run leaves behind and that must not depend on interruptions.
+#[derive(PartialEq)]
+struct Left {
+    weights: Vec<u8>,
+    optimiser: Vec<u8>,
+    attempts: Vec<Attempt>,
+    plans: Vec<Option<StepPlan>>,
+    evals: Vec<Value>,
+    metrics: Vec<Value>,
+    checkpoints: Vec<PathBuf>,
+}
+
+impl Left {
+    fn of(folder: &Path) -> Self {
+        let last = last_checkpoint(folder);
+        let store = Store::open_existing(&folder.join("run.db")).unwrap();
+        let purposes = [Purpose::Demonstration, Purpose::Train, Purpose::Eval];
+        let keys = purposes.into_iter().flat_map(|purpose| store.summaries(purpose).unwrap());
+        let mut checkpoints: Vec<PathBuf> = std::fs::read_dir(folder.join("checkpoints"))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into())
+            .collect();
+        checkpoints.sort();
+        Left {
+            weights: std::fs::read(last.join("simulator.weights")).unwrap(),
+            optimiser: std::fs::read(last.join("simulator.optimiser")).unwrap(),
+            attempts: keys.map(|summary| store.attempt(&summary.key).unwrap().unwrap()).collect(),
+            plans: store.planned_steps().unwrap().iter().map(|&(p, s)| store.step(p, s).unwrap()).collect(),
+            evals: store.evals().unwrap().into_iter().map(|(_, result)| result).collect(),
+            metrics: metrics(folder),
+            checkpoints,
+        }
+    }
+
+    fn must_equal(&self, other: &Left, what: &str) {
+        assert!(self.weights == other.weights, "{what}: other weights");
+        assert!(self.optimiser == other.optimiser, "{what}: another optimiser state");
+        assert!(self.attempts == other.attempts, "{what}: other attempts");
+        assert!(self.plans == other.plans, "{what}: other plans");
+        assert!(self.evals == other.evals, "{what}: other evaluations");
+        assert_eq!(self.metrics, other.metrics, "{what}");
+        assert_eq!(self.checkpoints, other.checkpoints, "{what}");
+    }
+}
+
+/// The run that is never interrupted.
+fn uninterrupted() -> &'static Left {
+    static LEFT: OnceLock<Left> = OnceLock::new();
+    LEFT.get_or_init(|| {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("run");
+        assert!(spawn(&folder, Duration::ZERO, None).wait().unwrap().success());
+        let left = Left::of(&folder);
+        // The run is worth interrupting: it trained, on attempts some of which broke.
+        assert_eq!(left.plans.len(), 11);
+        let broken = left.attempts.iter().filter(|a| a.status == dressage_store::Status::Failed).count();
+        assert!(broken > 5, "{broken}");
+        let calls = |a: &&Attempt| a.outcome["calls"]["ok"].as_u64().unwrap_or(0) > 0;
+        assert!(left.attempts.iter().filter(calls).count() > 5);
+        left
+    })
+}
+
+fn dies_at(place: &str) {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("run");
+    let status = spawn(&folder, Duration::ZERO, Some(place)).wait().unwrap();
+    assert_eq!(status.signal(), Some(9), "{place} is never passed, or the run failed before");
+    // And once more, on the way back.
+    let status = spawn(&folder, Duration::ZERO, Some(place)).wait().unwrap();
+    assert!(status.signal() == Some(9) || status.success(), "{place}: {status}");
+    let status = spawn(&folder, Duration::ZERO, None).wait().unwrap();
+    assert!(status.success(), "{place}: the run does not go on");
+    Left::of(&folder).must_equal(uninterrupted(), place);
+}
+
+#[test]
+fn killed_while_attempts_are_made() {
+    // Counts reach into the first evaluation and into several RL steps.
+    for place in
+        ["sampling:3", "sampling:60", "sampling:110", "tool_call", "tool_call:17", "attempt_recorded:2"]
+    {
+        dies_at(place);
+    }
+    dies_at("attempt_recorded:40");
+}
+
+#[test]
+fn killed_around_the_optimiser() {
+    for point in ["ledger_written", "micro_batch", "before_optim_step", "in_optim_step", "after_optim_step"] {
+        // In the first phase and, between two of its updates, in the second.
+        for count in [1, 5, 9] {
+            dies_at(&format!("{point}:{count}"));
+        }
+    }
+    dies_at("metrics_written:4");
+}
+
+#[test]
+fn killed_while_a_checkpoint_is_written() {
+    let points = ["checkpoint_file", "weights_saved", "companions_saved", "before_rename", "after_rename"];
+    for point in points {
+        // The first; the one at the end of a phase; one of the second phase, after others were removed.
+        for count in [1, 3, 5] {
+            dies_at(&format!("{point}:{count}"));
+        }
+    }
+}
+
+/// Tools and sampler take random times, and the kill comes at a random time.
+#[test]
+fn killed_at_random_times() {
+    let expected = uninterrupted();
+    for round in 0..3 {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("run");
+        let mut kills = 0;
+        loop {
+            let mut child = spawn(&folder, Duration::from_millis(5), None);
+            let wait = Duration::from_millis(30).mul_f64(1.0 + 12.0 * uniform(round, 0, kills));
+            std::thread::sleep(wait);
+            if kills == 25 {
+                // It has been interrupted often enough.
+                assert!(child.wait().unwrap().success());
+                break;
+            }
+            if let Some(status) = child.try_wait().unwrap() {
+                assert!(status.success());
+                break;
+            }
+            child.kill().unwrap();
+            child.wait().unwrap();
+            kills += 1;
+        }
+        assert!(kills > 2, "it was hardly interrupted: {kills}");
+        Left::of(&folder).must_equal(expected, &format!("round {round}, {kills} kills"));
+    }
+}
