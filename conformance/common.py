@@ -88,7 +88,11 @@ def source(path: Path) -> dict:
 
 def reference(path: Path):
     """The model in transformers, f32, with its plainest attention."""
-    return AutoModelForCausalLM.from_pretrained(**source(path), dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(**source(path), dtype=torch.float32, attn_implementation="eager")
+    # torch keeps the gradient of the padding token's embedding at 0. Dressage never pads, and in some models (SmolLM2)
+    # that token also ends a turn: it is a token like any other.
+    model.get_input_embeddings().padding_idx = None
+    return model.eval()
 
 
 def ragged(vocabulary: int, seed: int, longest: int) -> list[list[int]]:

@@ -1,0 +1,76 @@
+"""Sampling: Dressage against transformers' generate, f32, greedy, with a KV cache, turn by turn in the same run.
+
+For each batch size, every round draws new random prompts (so that no cache of prefixes helps), has both sides continue
+them by 64 tokens, and counts the time of the whole call, prompt included. The same prompts with one new token give the
+time of the prompt alone. Greedy replies are compared too: they agree until two tokens are so close that rounding
+decides.
+
+Not measured here: sampling at a temperature, long contexts, prompts that arrive while others are running.
+"""
+
+import random
+import statistics
+
+from turns import Series, machine, pair, parser, take_turns
+
+
+def prompts_of(rng: random.Random, batch: int, length: int, vocabulary: int) -> list[list[int]]:
+    return [[rng.randrange(vocabulary) for _ in range(length)] for _ in range(batch)]
+
+
+def agreement(ours: list[list[int]], theirs: list[list[int]]) -> float:
+    """Share of tokens before the first difference of each reply."""
+    same = total = 0
+    for a, b in zip(ours, theirs, strict=True):
+        total += len(b)
+        same += next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(b))
+    return same / total
+
+
+def main() -> None:
+    p = parser(__doc__)
+    p.add_argument("--batches", default="1,16", help="batch sizes, with commas between")
+    p.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
+    p.add_argument("--new", type=int, default=64, help="new tokens of each reply")
+    p.add_argument("--vocabulary", type=int, default=49152, help="ids are drawn below this")
+    arguments = p.parse_args()
+    rng = random.Random(0)
+    ours, theirs = pair(arguments)
+    print(f"{machine()}\n{ours.name} against {theirs.name}, {arguments.threads} threads")
+    lines = []
+    for batch in map(int, arguments.batches.split(",")):
+        print(f"batch {batch}, prompt {arguments.prompt}, {arguments.new} new tokens")
+        same: list[float] = []
+        alone: list[tuple[float, float]] = []
+
+        def both(new_tokens: int, size: int = batch) -> tuple[dict, dict]:
+            prompts = prompts_of(rng, size, arguments.prompt, arguments.vocabulary)
+            request = {"do": "generate", "prompts": prompts, "new_tokens": new_tokens}
+            return ours.ask(**request), theirs.ask(**request)
+
+        def one_round(both=both, same=same, alone=alone) -> tuple[dict, dict]:
+            first = both(1)
+            alone.append((first[0]["seconds"], first[1]["seconds"]))
+            answers = both(arguments.new)
+            same.append(agreement(answers[0]["tokens"], answers[1]["tokens"]))
+            return answers
+
+        both(4)
+        series: Series = take_turns(arguments.rounds, one_round)
+        tokens = batch * arguments.new
+        a, b = series.medians()
+        prompt = [statistics.median(side) for side in zip(*alone, strict=True)]
+        decode = [(tokens - batch) / (whole - first) for whole, first in zip((a, b), prompt, strict=True)]
+        lines.append(
+            f"batch {batch}: {tokens / a:.1f} against {tokens / b:.1f} tokens/s, ratio {series.ratio():.2f} "
+            f"({series.spread()})\n"
+            f"  prompt alone {prompt[0]:.3f} against {prompt[1]:.3f} s; without it {decode[0]:.1f} against "
+            f"{decode[1]:.1f} tokens/s, ratio {decode[0] / decode[1]:.2f}; same tokens {statistics.mean(same):.0%}"
+        )
+    print("\n".join(lines))
+    ours.stop()
+    theirs.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""PyTorch's side of the comparisons: reads one request a line, does it, prints one line of JSON with the seconds.
+
+Requests are described in README.md. Stays resident, so that both sides can take turns in the same run. f32, eager,
+scaled-dot-product attention, PyTorch's fused AdamW: the fastest of what plain PyTorch and transformers offer.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is first imported
+
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging
+
+logging.set_verbosity_error()
+logging.disable_progress_bar()
+
+
+class Worker:
+    """Holds the model between requests."""
+
+    def load(self, model: str, threads: int) -> dict:
+        torch.set_num_threads(threads)
+        path = Path(model)
+        where = {"pretrained_model_name_or_path": model}
+        if path.suffix == ".gguf":
+            where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+        self.model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32, attn_implementation="sdpa")
+        # Replies run to the length asked for: nothing ends them early.
+        self.model.generation_config.eos_token_id = None
+        self.optimiser = torch.optim.AdamW(
+            self.model.parameters(), lr=1e-5, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, fused=True
+        )
+        return {"name": f"torch {torch.__version__}"}
+
+    def train(self, tokens: list[int]) -> dict:
+        ids = torch.tensor([tokens])
+        self.model.train()
+        start = time.perf_counter()
+        self.optimiser.zero_grad(set_to_none=True)
+        logits = self.model(input_ids=ids, use_cache=False).logits[0, :-1]
+        loss = torch.nn.functional.cross_entropy(logits, ids[0, 1:])
+        forward = time.perf_counter()
+        loss.backward()
+        backward = time.perf_counter()
+        self.optimiser.step()
+        end = time.perf_counter()
+        parts = {"forward and backward": backward - start, "optimiser": end - backward, "forward": forward - start}
+        return {"seconds": end - start, "loss": loss.item(), "parts": parts}
+
+    def generate(self, prompts: list[list[int]], new_tokens: int) -> dict:
+        ids = torch.tensor(prompts)
+        self.model.eval()
+        start = time.perf_counter()
+        with torch.inference_mode():
+            out = self.model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=new_tokens,
+                pad_token_id=0,
+            )
+        seconds = time.perf_counter() - start
+        return {"seconds": seconds, "tokens": out[:, ids.shape[1] :].tolist()}
+
+
+def main() -> None:
+    worker = Worker()
+    for line in sys.stdin:
+        request = json.loads(line)
+        answer = getattr(worker, request.pop("do"))(**request)
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

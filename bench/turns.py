@@ -1,0 +1,174 @@
+"""Two resident programs that take turns on one machine, and the bookkeeping that makes their times comparable.
+
+Only one of the two works at any moment. Around each request the processor time of the whole machine is compared with
+that of the program: where others used more than a small share, the round is dropped and repeated.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# Share of the processors' time that others may use during a request.
+DISTURBANCE = 0.05
+# glibc returns large blocks to the kernel by default, and PyTorch then pays for their pages again at every step.
+KEEP_BLOCKS = {
+    "MALLOC_MMAP_THRESHOLD_": str(16 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(16 << 30),
+    "MALLOC_TOP_PAD_": str(256 << 20),
+}
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """The options that all comparisons have."""
+    p = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--model", type=Path, required=True, help="a GGUF file or a Hugging Face folder")
+    p.add_argument("--python", default=sys.executable, help="the Python that has torch and transformers")
+    p.add_argument(
+        "--dressage",
+        type=Path,
+        default=os.environ.get("DRESSAGE_BENCH", ROOT / "target/release/examples/bench"),
+        help="the timing binary (env DRESSAGE_BENCH)",
+    )
+    p.add_argument("--threads", type=int, default=2)
+    p.add_argument("--rounds", type=int, default=7, help="undisturbed rounds to take the median of")
+    return p
+
+
+def machine_seconds() -> float:
+    """Processor time that the machine has spent on anything since it started, stolen time included."""
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, _stat().split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / TICK
+
+
+def _stat() -> str:
+    with open("/proc/stat") as file:
+        return file.readline()
+
+
+@dataclass
+class Peer:
+    """A resident program that answers requests."""
+
+    name: str
+    process: subprocess.Popen
+
+    @classmethod
+    def start(cls, command: list, model: Path, threads: int) -> "Peer":
+        """Starts it and loads the model."""
+        if not Path(command[0]).is_file():
+            sys.exit(
+                f"{command[0]} does not exist. Dressage's timing binary is built with\n"
+                "  cargo build --release -p dressage-engine --example bench"
+            )
+        process = subprocess.Popen(
+            [str(part) for part in command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | KEEP_BLOCKS,
+        )
+        peer = cls("", process)
+        peer.name = peer.ask(do="load", model=str(model), threads=threads)["name"]
+        return peer
+
+    def ask(self, **request) -> dict:
+        """Sends a request and waits. The answer also says which share of the processors others used meanwhile."""
+        before = machine_seconds() - self._own_seconds()
+        start = time.perf_counter()
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit(f"{self.name or 'a peer'} stopped with code {self.process.wait()}; its last words are above")
+        foreign = machine_seconds() - self._own_seconds() - before
+        available = (time.perf_counter() - start) * (os.cpu_count() or 1)
+        return json.loads(line) | {"foreign": max(foreign, 0.0) / available}
+
+    def _own_seconds(self) -> float:
+        with open(f"/proc/{self.process.pid}/stat") as file:
+            after_name = file.read().rpartition(")")[2].split()
+        return (int(after_name[11]) + int(after_name[12])) / TICK
+
+    def peak_memory(self) -> float:
+        """Largest resident size so far, GiB."""
+        with open(f"/proc/{self.process.pid}/status") as file:
+            line = next(line for line in file if line.startswith("VmHWM"))
+        return int(line.split()[1]) / (1 << 20)
+
+    def stop(self) -> None:
+        """Ends it by closing its input."""
+        self.process.stdin.close()
+        self.process.wait(timeout=60)
+
+
+def pair(arguments: argparse.Namespace) -> tuple[Peer, Peer]:
+    """Dressage and PyTorch, both with the model loaded."""
+    ours = Peer.start([arguments.dressage], arguments.model, arguments.threads)
+    worker = Path(__file__).with_name("torch_worker.py")
+    return ours, Peer.start([arguments.python, worker], arguments.model, arguments.threads)
+
+
+@dataclass
+class Series:
+    """Seconds of undisturbed rounds, both sides."""
+
+    ours: list[float] = field(default_factory=list)
+    theirs: list[float] = field(default_factory=list)
+    dropped: int = 0
+
+    def add(self, ours: dict, theirs: dict) -> bool:
+        """Takes a round if nothing disturbed it."""
+        worst = max(ours["foreign"], theirs["foreign"])
+        clean = worst <= DISTURBANCE
+        mark = "" if clean else f"   dropped: others used {worst:.0%} of the processors"
+        print(f"  {ours['seconds']:8.3f} s {theirs['seconds']:8.3f} s{mark}", flush=True)
+        if clean:
+            self.ours.append(ours["seconds"])
+            self.theirs.append(theirs["seconds"])
+        else:
+            self.dropped += 1
+        return clean
+
+    def medians(self) -> tuple[float, float]:
+        return statistics.median(self.ours), statistics.median(self.theirs)
+
+    def ratio(self) -> float:
+        """How many times faster Dressage is."""
+        ours, theirs = self.medians()
+        return theirs / ours
+
+    def spread(self) -> str:
+        """The least and the largest ratio of single rounds."""
+        ratios = sorted(b / a for a, b in zip(self.ours, self.theirs, strict=True))
+        return f"{ratios[0]:.2f}–{ratios[-1]:.2f}, n = {len(ratios)}, {self.dropped} rounds dropped"
+
+
+def take_turns(rounds: int, one_round) -> Series:
+    """Runs `one_round()`, which gives both answers, until enough rounds were undisturbed; gives up after four times as
+    many.
+    """
+    series = Series()
+    for _ in range(4 * rounds):
+        series.add(*one_round())
+        if len(series.ours) == rounds:
+            break
+    if len(series.ours) < 3:
+        sys.exit(f"Only {len(series.ours)} rounds were undisturbed, too few for a median: run this on an idle machine.")
+    return series
+
+
+def machine() -> str:
+    """What this runs on, for RESULTS.md."""
+    with open("/proc/cpuinfo") as file:
+        lines = dict(tuple(map(str.strip, line.split(":", 1))) for line in file if ":" in line)
+    cpu = f"{lines.get('model name')} (family {lines.get('cpu family')}, model {lines.get('model')})"
+    return f"{cpu}, {os.cpu_count()} cores, Linux {platform.release()}, load {os.getloadavg()[0]:.2f}"
