@@ -77,3 +77,11 @@ pub enum StoreError {
         what: String,
     },
 }
+
+impl StoreError {
+    /// Whether there was no room left on the disk. What was recorded before is whole.
+    pub fn is_disk_full(&self) -> bool {
+        let (StoreError::Sql { source, .. } | StoreError::Open { source, .. }) = self else { return false };
+        source.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull)
+    }
+}

@@ -254,6 +254,22 @@ mod tests {
         assert!(error.contains("run.db"), "{error}");
     }
 
+    /// SQLite reports a limit on its pages as it reports a full disk.
+    #[test]
+    fn a_full_disk_is_known_as_one_and_breaks_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(&folder.path().join("run.db")).unwrap();
+        let key = crate::EvalKey { phase: 0, step: 0 };
+        store.record_eval(key, &"kept".into()).unwrap();
+        store.lock().pragma_update(None, "max_page_count", 20).unwrap();
+        let large = crate::EvalKey { phase: 0, step: 1 };
+        let error = store.record_eval(large, &"x".repeat(1 << 20).into()).unwrap_err();
+        assert!(error.is_disk_full(), "{error}");
+        assert_eq!(store.evals().unwrap(), [(key, "kept".into())]);
+        store.lock().pragma_update(None, "max_page_count", 1 << 20).unwrap();
+        store.record_eval(large, &"room".into()).unwrap();
+    }
+
     #[test]
     fn what_is_not_a_database_is_refused() {
         let folder = tempfile::tempdir().unwrap();
