@@ -308,7 +308,7 @@ fn tokens(segment: &Segment, tokenizer: &Tokenizer, style: Style) -> String {
     let mark = |(i, &token): (usize, &u32)| {
         let text = tokenizer.token_text(token);
         match (style.is_on(), i % 2) {
-            (false, _) => format!("[{text}]"),
+            (false, _) => format!("[{}]", text.replace('\n', "\\n")),
             (true, 0) => style.green(&text),
             (true, _) => style.cyan(&text),
         }

@@ -1,6 +1,7 @@
 //! The terminal: colours where they can be seen, bars where they can move, and lines everywhere.
 
 use std::io::{IsTerminal, Write};
+use std::path::Path;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -96,6 +97,18 @@ pub fn bar(length: u64, template: &str) -> ProgressBar {
     bar
 }
 
+/// A path as one would write it from here.
+pub fn path(path: &Path) -> String {
+    let here = std::env::current_dir().ok();
+    let inside = here.and_then(|here| path.strip_prefix(here).ok());
+    inside.filter(|inside| !inside.as_os_str().is_empty()).unwrap_or(path).display().to_string()
+}
+
+/// `1 step`, `2 steps`.
+pub fn plural(number: u32, noun: &str) -> String {
+    if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }
+}
+
 /// `0:42`, `12:05`, `1:02:03`.
 pub fn clock(time: Duration) -> String {
     let seconds = time.as_secs();
@@ -124,6 +137,15 @@ mod tests {
         assert_eq!(clocks, ["0:00", "0:42", "12:05", "1:02:03"]);
         let counts = [7, 9_999, 12_345, 134_515_008, 1_235_814_400].map(count);
         assert_eq!(counts, ["7", "9999", "12.3 k", "134.5 M", "1.24 B"]);
+    }
+
+    #[test]
+    fn paths_are_short_where_they_can_be() {
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(path(&here.join("runs/a")), "runs/a");
+        assert_eq!(path(&here), here.display().to_string());
+        assert_eq!(path(Path::new("/elsewhere")), "/elsewhere");
+        assert_eq!([0, 1, 2].map(|n| plural(n, "step")), ["0 steps", "1 step", "2 steps"]);
     }
 
     #[test]

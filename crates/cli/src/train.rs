@@ -62,7 +62,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 async fn train(args: Args, recipe: Recipe) -> anyhow::Result<ExitCode> {
     let dim = |text| Style::stderr().dim(text);
     let folder = recipe.run.folder.clone();
-    eprintln!("{} {}", dim("run   "), folder.display());
+    eprintln!("{} {}", dim("run   "), screen::path(&folder));
     let tools = tool_set(&recipe.agent)?;
     let files = model::open(&recipe.model.source)?;
     eprintln!("{} {}: {}", dim("model "), recipe.model.source, model::describe(&files));
@@ -168,16 +168,15 @@ fn finished(summary: &Summary, folder: &Path) {
     let style = Style::stdout();
     let evals = table::milestones(&summary.evals);
     screen::say(&format!("\n{}", table::table(&evals, style)));
-    screen::say(&format!("{} steps, {} in this process", summary.steps, screen::clock(summary.elapsed)));
-    screen::say(&format!("run    {}", folder.display()));
+    let steps = screen::plural(summary.steps, "step");
+    let folder = screen::path(folder);
+    screen::say(&format!("{steps}, {} in this process", screen::clock(summary.elapsed)));
+    screen::say(&format!("run    {folder}"));
     if let Some(checkpoint) = &summary.checkpoint {
-        screen::say(&format!("model  {}", checkpoint.display()));
-        screen::say(&format!("\ntalk to it     {} chat {}", program(), quoted(&folder.to_string_lossy())));
-        screen::say(&format!(
-            "look inside    {} inspect {} --worst",
-            program(),
-            quoted(&folder.to_string_lossy())
-        ));
+        let (program, folder) = (program(), quoted(&folder));
+        screen::say(&format!("model  {}", screen::path(checkpoint)));
+        screen::say(&format!("\ntalk to it   {program} chat {folder}"));
+        screen::say(&format!("look inside  {program} inspect {folder} --worst"));
     }
 }
 

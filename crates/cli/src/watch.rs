@@ -132,13 +132,14 @@ impl Observer for Watch {
             Event::Started { from, done, steps } => {
                 (self.done, self.steps) = (done, steps);
                 if let Some(path) = from {
-                    self.bars.say(&format!("goes on from {} (step {done} of {steps})", path.display()));
+                    self.bars.say(&format!("goes on from {} (step {done} of {steps})", screen::path(path)));
                 }
             }
             Event::PhaseStarted { phase, kind, done, steps } => {
                 self.bars.clear();
                 let before = if done > 0 { format!(", {done} of them done") } else { String::new() };
-                self.bars.say(&self.style.bold(&format!("phase {phase}: {kind}, {steps} steps{before}")));
+                let steps = screen::plural(steps, "step");
+                self.bars.say(&self.style.bold(&format!("phase {phase}: {kind}, {steps}{before}")));
                 (self.mine, self.start) = (0, Instant::now());
             }
             Event::Attempt { purpose: Purpose::Eval, .. } => self.bars.moved(event, ""),
@@ -158,7 +159,7 @@ impl Observer for Watch {
                 self.bars.say(&format!("{label} {}", table::line(result)));
             }
             Event::Checkpoint(path) => {
-                self.bars.say(&self.style.dim(&format!("checkpoint {}", path.display())));
+                self.bars.say(&self.style.dim(&format!("checkpoint {}", screen::path(path))));
                 self.bars.clear();
             }
             Event::Note(note) => self.bars.say(&format!("note: {note}")),

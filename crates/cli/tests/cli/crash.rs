@@ -1,0 +1,145 @@
+//! Killed at any moment, a run goes on and ends with the weights of one that was not killed, bit for bit.
+#![cfg(unix)]
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use dressage_store::{AttemptSummary, Purpose, StepPlan, Store};
+
+use crate::support::{Place, stderr};
+
+const SIGKILL: i32 = 9;
+
+/// What two runs must have in common.
+#[derive(PartialEq)]
+struct Trace {
+    weights: Vec<u8>,
+    attempts: Vec<AttemptSummary>,
+    plans: Vec<StepPlan>,
+    /// What the metrics file has of each line: evaluation or step, and what it is called.
+    lines: Vec<String>,
+}
+
+impl Trace {
+    fn of(place: &Place) -> Self {
+        let store = Store::open_existing(&place.path("run/run.db")).unwrap();
+        let purposes = [Purpose::Demonstration, Purpose::Train, Purpose::Eval];
+        let steps = store.planned_steps().unwrap();
+        let metrics = std::fs::read_to_string(place.path("run/metrics.jsonl")).unwrap();
+        let name = |line: &str| {
+            let value: serde_json::Value = serde_json::from_str(line).unwrap();
+            format!("{} {} {} {}", value["phase"], value["step"], value["eval"], value["critic/rewards/mean"])
+        };
+        Trace {
+            weights: place.weights("run"),
+            attempts: purposes.into_iter().flat_map(|purpose| store.summaries(purpose).unwrap()).collect(),
+            plans: steps.iter().map(|&(phase, step)| store.step(phase, step).unwrap().unwrap()).collect(),
+            lines: metrics.lines().map(name).collect(),
+        }
+    }
+
+    fn assert_same(&self, what: &str) {
+        let whole = uninterrupted();
+        assert_eq!(self.lines, whole.lines, "{what}");
+        assert_eq!(self.attempts, whole.attempts, "{what}");
+        assert!(self.plans == whole.plans, "{what}: the plans differ");
+        assert!(self.weights == whole.weights, "{what}: the weights differ");
+    }
+}
+
+/// The run that nobody disturbs, on as many threads as there are.
+fn uninterrupted() -> &'static Trace {
+    static TRACE: OnceLock<Trace> = OnceLock::new();
+    TRACE.get_or_init(|| {
+        let place = Place::with_trained_model();
+        let output = place.train().output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        let trace = Trace::of(&place);
+        assert_eq!(trace.attempts.len(), 4 + 3 * 6 + 3 * 7);
+        trace
+    })
+}
+
+/// A run begins, or goes on where there is one.
+fn command(place: &Place) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dressage"));
+    command.current_dir(place.path("")).args(["train", "recipe.toml", "--set", "engine.threads=1"]);
+    if Path::new(&place.path("run/recipe.toml")).exists() {
+        command.arg("--resume");
+    }
+    command.stdout(Stdio::null()).stderr(Stdio::piped());
+    command
+}
+
+fn dies_at_and_goes_on(points: &[&str]) {
+    for point in points {
+        let place = Place::with_trained_model();
+        let status = command(&place).env("DRESSAGE_CRASH_AT", point).output().unwrap();
+        assert_eq!(status.status.signal(), Some(SIGKILL), "{point} was not reached: {}", stderr(&status));
+        let output = command(&place).output().unwrap();
+        assert!(output.status.success(), "{point}: {}", stderr(&output));
+        Trace::of(&place).assert_same(point);
+    }
+}
+
+#[test]
+fn killed_while_sampling_and_calling_tools() {
+    dies_at_and_goes_on(&[
+        "sampling:1",
+        "sampling:11",
+        "decode_step:120",
+        "tool_call:2",
+        "tool_call:9",
+        "attempt_recorded:13",
+    ]);
+}
+
+#[test]
+fn killed_while_learning() {
+    dies_at_and_goes_on(&[
+        "ledger_written:2",
+        "micro_batch:3",
+        "before_optim_step:1",
+        "in_optim_step:2",
+        "after_optim_step:3",
+        "metrics_written:2",
+    ]);
+}
+
+#[test]
+fn killed_while_saving() {
+    dies_at_and_goes_on(&[
+        "checkpoint_file:2",
+        "weights_saved:3",
+        "companions_saved:1",
+        "before_rename:2",
+        "after_rename:4",
+    ]);
+}
+
+/// Killed again and again, after ever longer times.
+#[test]
+fn killed_at_random_times() {
+    let place = Place::with_trained_model();
+    let mut random = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_nanos();
+    let mut killed = 0;
+    for round in 0u64.. {
+        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let delay = Duration::from_millis(10 + 8 * round + u64::from(random >> 16) % (20 + 25 * round));
+        let mut child = command(&place).spawn().unwrap();
+        std::thread::sleep(delay);
+        // It may have ended by itself.
+        let _ = child.kill();
+        let output = child.wait_with_output().unwrap();
+        if output.status.success() {
+            break;
+        }
+        assert_eq!(output.status.signal(), Some(SIGKILL), "round {round}, {delay:?}: {}", stderr(&output));
+        killed += 1;
+    }
+    assert!(killed > 0);
+    Trace::of(&place).assert_same("killed at random times");
+}

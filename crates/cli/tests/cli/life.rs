@@ -1,0 +1,200 @@
+//! The life of a run: train, stop, go on, measure, talk, look inside.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::support::{Place, stderr, stdout};
+
+#[test]
+fn a_run_from_beginning_to_end() {
+    let place = Place::with_trained_model();
+    let output = place.train().output().unwrap();
+    let (text, notes) = (stdout(&output), stderr(&output));
+    assert!(output.status.success(), "{notes}");
+    for part in
+        ["phase 0: sft, 1 step\n", "\nsft 1/1 · loss", "phase 1: grpo, 3 steps\n", "\ngrpo 3/3 · reward"]
+    {
+        assert!(text.contains(part), "no {part:?} in\n{text}");
+    }
+    // Training computes what sampling recorded, to the bit, in every step.
+    assert_eq!(text.matches(" · mismatched 0 · ").count(), 3, "{text}");
+    for row in ["before training  ", "after sft  ", "after grpo  "] {
+        assert_eq!(text.lines().filter(|line| line.starts_with(row)).count(), 2, "{row:?} in\n{text}");
+    }
+    for part in ["held-out tasks ", "\narithmetic-unseen-wordings (apart", "\nrun    run\n", " chat run\n"] {
+        assert!(text.contains(part), "no {part:?} in\n{text}");
+    }
+    assert!(notes.contains("memory ") && notes.contains("49.5 k parameters"), "{notes}");
+    assert!(!text.contains('\x1b') && !notes.contains('\x1b'), "colours for nobody");
+    for file in ["recipe.toml", "run.db", "metrics.jsonl", "engine.json"] {
+        assert!(place.path("run").join(file).is_file(), "{file}");
+    }
+    assert_eq!(place.checkpoints("run").len(), 4);
+
+    it_is_not_run_twice(&place);
+    it_is_measured_alike(&place);
+    it_can_be_talked_to(&place);
+    it_can_be_looked_into(&place);
+}
+
+fn it_is_not_run_twice(place: &Place) {
+    let weights = place.weights("run");
+    let output = place.train().output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let message = stderr(&output);
+    assert!(message.contains("already holds a run") && message.contains("--resume"), "{message}");
+    assert!(message.contains("--set run.folder"), "{message}");
+    // The folder of a run holds its recipe.
+    let output = place.dressage().args(["train", "run", "--resume"]).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stdout(&output).contains("after grpo "), "{}", stdout(&output));
+    assert_eq!(place.weights("run"), weights);
+}
+
+/// `eval` finds what training found.
+fn it_is_measured_alike(place: &Place) {
+    let metrics = fs::read_to_string(place.path("run/metrics.jsonl")).unwrap();
+    let last: Value = serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
+    assert_eq!(last["eval"], "after grpo");
+    let eval = |model: &[&str]| {
+        let output = place.dressage().args(["eval", "recipe.toml", "--json"]).args(model).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        serde_json::from_str::<Value>(&stdout(&output)).unwrap()
+    };
+    let result = eval(&["--model", "run"]);
+    assert_eq!(result["overall"]["success"]["estimate"], last["eval/success"]);
+    assert_eq!(result["overall"]["sampled_tokens"], last["eval/response_length/mean"]);
+    assert_eq!(result["slices"][1]["answered"], last["eval/arithmetic-unseen-wordings/answered"]);
+    assert_eq!(result["slices"][1]["tasks"], 3);
+    // The recipe's own model, and fewer tasks.
+    assert_eq!(eval(&["--tasks", "2"])["overall"]["tasks"], 2);
+    let output = place
+        .dressage()
+        .args(["eval", "recipe.toml", "--model", "run/checkpoints/step-000001"])
+        .output()
+        .unwrap();
+    assert!(
+        stdout(&output).contains("held-out tasks") && stdout(&output).contains("/4 "),
+        "{}",
+        stdout(&output)
+    );
+}
+
+fn it_can_be_talked_to(place: &Place) {
+    let chat = |args: &[&str], input: &str| {
+        let output = place.dressage().arg("chat").args(args).write_stdin(input).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        (stdout(&output), stderr(&output))
+    };
+    // The first tasks it learnt from, so that it calls.
+    let input = "Work out 12 + 7.\n\n/reset\nWork out 12 + 7.\n/quit\nnever read\n";
+    let (text, notes) = chat(&["run"], input);
+    assert!(text.contains("<tool_call>\n{\"name\": \"calculator\""), "{text}");
+    assert!(text.contains("\n→ "), "{text}");
+    // A new conversation is the same conversation, at temperature 0.
+    let (first, second) = text.split_at(text.len() / 2);
+    assert_eq!(first, second);
+    assert!(notes.contains("step-000004"), "{notes}");
+    // Without the recipe there are no tools, and no instructions.
+    let (text, notes) =
+        chat(&["model", "--max-tokens", "3", "--temperature", "1", "--top-k", "5"], "Hello\nAgain\n");
+    assert!(!text.contains('→') && text.chars().count() <= 8, "{text:?}");
+    assert_eq!(
+        notes.matches("[cut at --max-tokens]").count() + notes.matches("stopped").count(),
+        2,
+        "{notes}"
+    );
+}
+
+fn it_can_be_looked_into(place: &Place) {
+    let inspect = |args: &[&str]| {
+        let output = place.dressage().args(["inspect", "run"]).args(args).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        stdout(&output)
+    };
+    let steps = inspect(&[]);
+    assert_eq!(steps.lines().count(), 3, "{steps}");
+    assert!(steps.starts_with("train phase 1 step    0:    6 attempts · score "), "{steps}");
+    let attempts = inspect(&["--step", "1"]);
+    assert_eq!(attempts.lines().count(), 6);
+    let name = attempts.lines().nth(4).unwrap().split_whitespace().next().unwrap();
+    assert_eq!(name, "train/1/1/1/1");
+    let text = inspect(&["--attempt", name, "--logprobs"]);
+    for part in
+        ["\nreward     ", "\nadvantage  ", "\ntask       id: \"arithmetic-train-1-", "── given, turn 0, "]
+    {
+        assert!(text.contains(part), "no {part:?} in\n{text}");
+    }
+    assert!(
+        text.contains("── sampled, turn 0, ") && text.contains("temperature 1, weights 2, log p -"),
+        "{text}"
+    );
+    assert!(text.contains("\n[<][t][o][o][l]") && text.contains("  \"<\"\n"), "{text}");
+    assert_eq!(inspect(&["--eval", "--phase", "0", "--step", "0"]).lines().count(), 7);
+    assert!(inspect(&["--demonstrations"]).contains("phase 0 step    0:    4 attempts"));
+    let reward = |text: &str| -> f64 {
+        let line = text.lines().find_map(|line| line.strip_prefix("reward ")).unwrap();
+        line.trim().parse().unwrap()
+    };
+    assert!(reward(&inspect(&["--best"])) >= reward(&inspect(&["--worst"])));
+}
+
+/// The first Ctrl-C ends the run at the next safe point; going on from there ends with the weights of a run that was not
+/// interrupted.
+#[test]
+#[cfg(unix)]
+fn a_run_that_is_interrupted_goes_on() {
+    let place = Place::with_trained_model();
+    let steps = ["--set", "phase.1.steps=12", "--set", "run.checkpoint_every=0"];
+    let output = place.train().args(steps).args(["--run", "whole"]).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+
+    let mut child = Command::new(env!("CARGO_BIN_EXE_dressage"))
+        .current_dir(place.path(""))
+        .args(["train", "recipe.toml"])
+        .args(steps)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.starts_with("grpo  2/12 ")));
+    let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(killed.success());
+    lines.for_each(drop);
+    let output = child.wait_with_output().unwrap();
+    let notes = stderr(&output);
+    assert_eq!(output.status.code(), Some(130), "{notes}");
+    let hint = "train recipe.toml --set phase.1.steps=12 --set run.checkpoint_every=0 --resume\n";
+    assert!(notes.contains("stopped after step ") && notes.ends_with(hint), "{notes}");
+
+    let output = place.train().args(steps).arg("--resume").output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stdout(&output).contains("goes on from run/checkpoints/step-0000"), "{}", stdout(&output));
+    assert_eq!(place.weights("run"), place.weights("whole"));
+}
+
+#[test]
+fn pull_says_where_a_model_is_and_what() {
+    let place = Place::new();
+    let output = place.dressage().args(["pull", "model"]).output().unwrap();
+    assert!(output.status.success());
+    assert_eq!(stdout(&output), "model\n");
+    assert!(stderr(&output).contains("llama, 49.5 k parameters, 2 layers of 48, 259 tokens, context 640"));
+    assert!(stderr(&output).contains("with its tokenizer, with a chat template"));
+}
+
+#[test]
+fn help_and_version() {
+    let place = Place::new();
+    let help = stdout(&place.dressage().arg("--help").output().unwrap());
+    for part in ["train", "eval", "chat", "inspect", "pull", "Examples:", "Exit codes:"] {
+        assert!(help.contains(part), "no {part:?} in\n{help}");
+    }
+    let version = stdout(&place.dressage().arg("--version").output().unwrap());
+    assert_eq!(version, format!("dressage {}\n", env!("CARGO_PKG_VERSION")));
+    assert_eq!(place.dressage().output().unwrap().status.code(), Some(2));
+}

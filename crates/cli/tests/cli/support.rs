@@ -1,0 +1,233 @@
+//! A small model on disk, a recipe that trains it in seconds, and the binary.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use assert_cmd::Command;
+use dressage_engine::Compute;
+use dressage_engine::testing::{random_weights, tiny_config};
+use dressage_model::{ModelConfig, SpecialTokens, write_json, write_tokenizer_config};
+use dressage_text::testing::{END_OF_TEXT, IM_END, VOCABULARY, tiny_chat};
+use tempfile::TempDir;
+
+/// The binary, told nothing by the environment of the one who runs the tests.
+pub fn dressage() -> Command {
+    let mut command = Command::cargo_bin("dressage").unwrap();
+    for name in ["DRESSAGE_CRASH_AT", "DRESSAGE_CACHE", "NO_COLOR"] {
+        command.env_remove(name);
+    }
+    // Whatever hangs is ended with a name.
+    command.timeout(Duration::from_secs(120));
+    command
+}
+
+/// What a program wrote to standard output.
+pub fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+/// What a program wrote to standard error.
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// The configuration of the small model: one token for each byte.
+pub fn config() -> ModelConfig {
+    ModelConfig {
+        vocabulary: VOCABULARY,
+        context: 640,
+        bos: None,
+        eos: vec![IM_END, END_OF_TEXT],
+        ..tiny_config()
+    }
+}
+
+/// Writes a model folder with random weights.
+pub fn write_model(folder: &Path, config: &ModelConfig) {
+    fs::create_dir_all(folder).unwrap();
+    let weights = random_weights(&Compute::new(1), config, 7);
+    write_json(&folder.join("config.json"), &config.to_hf_json()).unwrap();
+    weights.write(&folder.join("model.safetensors"), &weights.master).unwrap();
+    let chat = tiny_chat().unwrap();
+    fs::write(folder.join("tokenizer.json"), chat.tokenizer().to_json().unwrap()).unwrap();
+    let special = SpecialTokens { eos: Some("<|im_end|>".into()), ..SpecialTokens::default() };
+    let template = Some(chat.template().source());
+    write_tokenizer_config(&folder.join("tokenizer_config.json"), &special, template, config.context)
+        .unwrap();
+}
+
+/// A folder with `model`, and `recipe.toml` that trains it in seconds.
+pub struct Place {
+    folder: TempDir,
+}
+
+impl Place {
+    /// With a random model.
+    pub fn new() -> Self {
+        let place = Place { folder: tempfile::tempdir().unwrap() };
+        write_model(&place.path("model"), &config());
+        place.write("recipe.toml", RECIPE);
+        place
+    }
+
+    /// With a model that has learnt to call the calculator, mostly.
+    pub fn with_trained_model() -> Self {
+        let place = Place { folder: tempfile::tempdir().unwrap() };
+        copy_folder(trained_model(), &place.path("model"));
+        place.write("recipe.toml", RECIPE);
+        place
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub fn write(&self, name: &str, contents: impl AsRef<[u8]>) {
+        fs::write(self.path(name), contents).unwrap();
+    }
+
+    /// Changes a text file.
+    pub fn replace(&self, name: &str, from: &str, to: &str) {
+        let text = fs::read_to_string(self.path(name)).unwrap();
+        assert!(text.contains(from), "{name} has no {from:?}");
+        self.write(name, text.replace(from, to));
+    }
+
+    /// The binary, at work in this folder.
+    pub fn dressage(&self) -> Command {
+        let mut command = dressage();
+        command.current_dir(self.folder.path());
+        command
+    }
+
+    /// A training run, from `recipe.toml` to `run`.
+    pub fn train(&self) -> Command {
+        let mut command = self.dressage();
+        command.args(["train", "recipe.toml"]);
+        command
+    }
+
+    /// The weights of the last checkpoint of a run.
+    pub fn weights(&self, run: &str) -> Vec<u8> {
+        fs::read(self.checkpoints(run).last().unwrap().join("model.safetensors")).unwrap()
+    }
+
+    /// The checkpoints of a run, oldest first. There must be nothing else beside them.
+    pub fn checkpoints(&self, run: &str) -> Vec<PathBuf> {
+        let Ok(entries) = fs::read_dir(self.path(run).join("checkpoints")) else { return Vec::new() };
+        let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+        paths.sort();
+        let is_whole = |path: &PathBuf| {
+            path.file_name().unwrap().to_str().unwrap().starts_with("step-")
+                && path.join("trainer.json").is_file()
+        };
+        assert!(paths.iter().all(is_whole), "{paths:?}");
+        paths
+    }
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+/// One step of imitation, three of reinforcement.
+pub const RECIPE: &str = r#"
+[run]
+name = "tiny"
+folder = "run"
+checkpoint_every = 1
+
+[model]
+source = "./model"
+
+[engine]
+concurrency = 4
+micro_batch_tokens = 600
+
+[[tasks]]
+kind = "arithmetic"
+operands = 2
+min_digits = 1
+max_digits = 2
+words = 0.0
+train = 500
+
+[agent]
+tools = ["calculator"]
+tool_prompt = "compact"
+max_turns = 2
+max_tokens = 110
+
+[reward]
+malformed_call = -0.1
+unfinished = -0.2
+
+[eval]
+tasks = 4
+unseen_wordings = 3
+
+[[phase]]
+kind = "sft"
+demonstrations = 4
+batch = 4
+learning_rate = 1e-4
+
+[[phase]]
+kind = "grpo"
+steps = 3
+groups = 2
+group_size = 3
+learning_rate = 1e-3
+"#;
+
+/// A small model that has seen many demonstrations, made once for all tests.
+fn trained_model() -> &'static Path {
+    static MODEL: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
+    let (_, path) = MODEL.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        write_model(&folder.path().join("model"), &config());
+        fs::write(folder.path().join("recipe.toml"), SCHOOL).unwrap();
+        let output = dressage().current_dir(folder.path()).args(["train", "recipe.toml"]).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        let mut checkpoints: Vec<PathBuf> =
+            fs::read_dir(folder.path().join("run/checkpoints")).unwrap().map(|e| e.unwrap().path()).collect();
+        checkpoints.sort();
+        let path = checkpoints.pop().unwrap();
+        (folder, path)
+    });
+    path
+}
+
+/// Imitation until calls come out whole.
+const SCHOOL: &str = r#"
+run = { name = "school", folder = "run", checkpoint_every = 0 }
+model = { source = "./model" }
+engine = { micro_batch_tokens = 4096 }
+eval = { tasks = 0 }
+
+[[tasks]]
+kind = "arithmetic"
+operands = 2
+min_digits = 1
+max_digits = 2
+words = 0.0
+
+[agent]
+tools = ["calculator"]
+tool_prompt = "compact"
+
+[[phase]]
+kind = "sft"
+demonstrations = 64
+epochs = 12
+batch = 8
+learning_rate = 1e-2
+optimiser = { schedule = "cosine", final_share = 0.1, warmup = 5 }
+"#;
