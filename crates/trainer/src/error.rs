@@ -202,10 +202,11 @@ impl TrainerError {
                 PolicyError::Invalid(_) | PolicyError::PromptTooLong { .. } | PolicyError::Storage(_)
             ),
             E::Store(error) => {
-                matches!(
+                let unusable = matches!(
                     error,
                     StoreError::Open { .. } | StoreError::Foreign { .. } | StoreError::Version { .. }
-                )
+                );
+                unusable || error.is_disk_full()
             }
             E::File { source, .. } => matches!(
                 source.kind(),
