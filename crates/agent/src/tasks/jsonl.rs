@@ -31,10 +31,17 @@ pub struct JsonlOptions {
     /// Train on at most this many rows.
     #[serde(default)]
     pub limit: Option<usize>,
+    /// How often each training row comes in one round through the tasks, so that a small file weighs against a large one.
+    #[serde(default = "once")]
+    pub repeat: usize,
     /// Read demonstrations off the calculator annotations of the answer field (see [`annotated`]), with at most this
     /// many calls each.
     #[serde(default)]
     pub annotated_calls: Option<usize>,
+}
+
+fn once() -> usize {
+    1
 }
 
 fn question_field() -> String {
@@ -109,6 +116,7 @@ impl JsonlOptions {
             answer_from: AnswerFrom::default(),
             held_out: 0,
             limit: None,
+            repeat: once(),
             annotated_calls: None,
         }
     }
@@ -146,6 +154,7 @@ impl JsonlOptions {
         tasks.train = rows.split_off(self.held_out);
         tasks.held_out = rows;
         tasks.train.truncate(self.limit.unwrap_or(usize::MAX));
+        tasks.train = tasks.train.repeat(self.repeat);
         Ok(tasks)
     }
 
@@ -294,6 +303,9 @@ mod tests {
         assert!(questions(&all.train).is_disjoint(&questions(&all.held_out)));
         assert_eq!(options.load(7).unwrap(), all);
         assert_ne!(options.load(8).unwrap().held_out, all.held_out);
+        options.repeat = 3;
+        assert_eq!(options.load(1).unwrap().train.len(), 3 * all.train.len());
+        options.repeat = 1;
         options.limit = Some(5);
         let few = options.load(7).unwrap();
         assert_eq!((&few.train[..], &few.held_out), (&all.train[..5], &all.held_out));

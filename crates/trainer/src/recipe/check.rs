@@ -126,12 +126,17 @@ impl Recipe {
 
         checker.check(!tasks.is_empty(), "tasks", "empty", "at least one source")?;
         for (i, source) in tasks.iter().enumerate() {
-            if let TaskSource::Arithmetic(keys) = source {
-                checker.at_least_one(format!("tasks.{i}.train"), keys.train as usize)?;
-                if let Err(dressage_agent::tasks::TaskError::Option { name, value, range }) =
-                    Arithmetic::new(keys.options(), run.seed)
-                {
-                    checker.check(false, format!("tasks.{i}.{name}"), value, range)?;
+            match source {
+                TaskSource::Arithmetic(keys) => {
+                    checker.at_least_one(format!("tasks.{i}.train"), keys.train as usize)?;
+                    if let Err(dressage_agent::tasks::TaskError::Option { name, value, range }) =
+                        Arithmetic::new(keys.options(), run.seed)
+                    {
+                        checker.check(false, format!("tasks.{i}.{name}"), value, range)?;
+                    }
+                }
+                TaskSource::Jsonl(options) => {
+                    checker.at_least_one(format!("tasks.{i}.repeat"), options.repeat)?;
                 }
             }
         }
