@@ -154,7 +154,7 @@ impl JsonlOptions {
         tasks.train = rows.split_off(self.held_out);
         tasks.held_out = rows;
         tasks.train.truncate(self.limit.unwrap_or(usize::MAX));
-        tasks.train = tasks.train.repeat(self.repeat);
+        tasks.train = std::iter::repeat_n(tasks.train, self.repeat).flatten().collect();
         Ok(tasks)
     }
 
