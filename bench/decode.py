@@ -56,7 +56,7 @@ def main() -> None:
             return answers
 
         both(4)
-        series: Series = take_turns(arguments.rounds, one_round)
+        series: Series = take_turns(arguments, one_round)
         tokens = batch * arguments.new
         a, b = series.medians()
         prompt = [statistics.median(side) for side in zip(*alone, strict=True)]

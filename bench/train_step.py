@@ -35,7 +35,7 @@ def main() -> None:
         parts.append((answers[0]["parts"], answers[1]["parts"]))
         return answers
 
-    series = take_turns(arguments.rounds, one_round)
+    series = take_turns(arguments, one_round)
     a, b = series.medians()
     for peer, part in zip((ours, theirs), parts[-1], strict=True):
         phases = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in part.items())

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# Share of the processors' time that others may use during a request.
-DISTURBANCE = 0.05
 # glibc returns large blocks to the kernel by default, and PyTorch then pays for their pages again at every step.
 KEEP_BLOCKS = {
     "MALLOC_MMAP_THRESHOLD_": str(16 << 30),
@@ -40,6 +38,12 @@ def parser(description: str) -> argparse.ArgumentParser:
     )
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--rounds", type=int, default=7, help="undisturbed rounds to take the median of")
+    p.add_argument(
+        "--disturbance",
+        type=float,
+        default=0.05,
+        help="share of the processors that others may use during a request; above it the round is dropped",
+    )
     return p
 
 
@@ -121,6 +125,7 @@ def pair(arguments: argparse.Namespace) -> tuple[Peer, Peer]:
 class Series:
     """Seconds of undisturbed rounds, both sides."""
 
+    disturbance: float
     ours: list[float] = field(default_factory=list)
     theirs: list[float] = field(default_factory=list)
     dropped: int = 0
@@ -128,7 +133,7 @@ class Series:
     def add(self, ours: dict, theirs: dict) -> bool:
         """Takes a round if nothing disturbed it."""
         worst = max(ours["foreign"], theirs["foreign"])
-        clean = worst <= DISTURBANCE
+        clean = worst <= self.disturbance
         mark = "" if clean else f"   dropped: others used {worst:.0%} of the processors"
         print(f"  {ours['seconds']:8.3f} s {theirs['seconds']:8.3f} s{mark}", flush=True)
         if clean:
@@ -152,11 +157,11 @@ class Series:
         return f"{ratios[0]:.2f}–{ratios[-1]:.2f}, n = {len(ratios)}, {self.dropped} rounds dropped"
 
 
-def take_turns(rounds: int, one_round) -> Series:
+def take_turns(arguments: argparse.Namespace, one_round) -> Series:
     """Runs `one_round()`, which gives both answers, until enough rounds were undisturbed; gives up after four times as
     many.
     """
-    series = Series()
+    series, rounds = Series(arguments.disturbance), arguments.rounds
     for _ in range(4 * rounds):
         series.add(*one_round())
         if len(series.ours) == rounds:
