@@ -31,6 +31,14 @@ impl Default for Bars {
 }
 
 impl Bars {
+    /// Shows that something is under way of which no part is done yet.
+    pub fn wait(&mut self) {
+        self.clear();
+        let bar = screen::bar(0, "{spinner:>10} {elapsed}");
+        bar.enable_steady_tick(Duration::from_millis(250));
+        self.activity = Some(Activity { name: "", bar, tokens: 0, before: 0 });
+    }
+
     /// Removes the bar; what comes next begins now.
     pub fn clear(&mut self) {
         if let Some(activity) = self.activity.take() {
@@ -53,7 +61,7 @@ impl Bars {
             let since = self.since;
             self.clear();
             self.since = since;
-            let bar = screen::bar(total as u64, "{prefix:>10} {bar:32.green} {pos}/{len}  {msg}");
+            let bar = screen::bar(total as u64, "{prefix:>10} {bar:20.green} {pos}/{len}  {msg}");
             bar.set_prefix(name);
             bar.enable_steady_tick(Duration::from_millis(250));
             self.activity = Some(Activity { name, bar, tokens: 0, before: done.saturating_sub(1) });
@@ -65,10 +73,10 @@ impl Bars {
         let mine = done.saturating_sub(activity.before).max(1);
         let left = elapsed.mul_f64(total.saturating_sub(done) as f64 / mine as f64);
         let rate = activity.tokens as f64 / elapsed.as_secs_f64().max(1e-3);
-        let rate = if activity.tokens > 0 { format!("{rate:.0} tokens/s, ") } else { String::new() };
+        let rate = if activity.tokens > 0 { format!("{rate:.0} tok/s, ") } else { String::new() };
         activity.bar.set_message(format!("{rate}{} left{whole}", screen::clock(left)));
         if done >= total {
-            self.clear();
+            self.wait();
         }
     }
 
@@ -119,9 +127,9 @@ impl Watch {
         match self.start.elapsed().checked_div(self.mine) {
             Some(a_step) => {
                 let left = screen::clock(a_step * self.steps.saturating_sub(self.done));
-                format!("  ·  step {} of {}, {left} left", self.done + 1, self.steps)
+                format!(" · step {}/{}, {left} left", self.done + 1, self.steps)
             }
-            None => format!("  ·  step {} of {}", self.done + 1, self.steps),
+            None => format!(" · step {}/{}", self.done + 1, self.steps),
         }
     }
 }
@@ -134,6 +142,7 @@ impl Observer for Watch {
                 if let Some(path) = from {
                     self.bars.say(&format!("goes on from {} (step {done} of {steps})", screen::path(path)));
                 }
+                self.bars.wait();
             }
             Event::PhaseStarted { phase, kind, done, steps } => {
                 self.bars.clear();
@@ -141,6 +150,7 @@ impl Observer for Watch {
                 let steps = screen::plural(steps, "step");
                 self.bars.say(&self.style.bold(&format!("phase {phase}: {kind}, {steps}{before}")));
                 (self.mine, self.start) = (0, Instant::now());
+                self.bars.wait();
             }
             Event::Attempt { purpose: Purpose::Eval, .. } => self.bars.moved(event, ""),
             Event::Attempt { .. } | Event::MicroBatch { .. } => {
@@ -152,15 +162,17 @@ impl Observer for Watch {
                 self.done += 1;
                 self.mine += 1;
                 self.bars.say(&step_line(kind, step, steps, metrics));
+                self.bars.wait();
             }
             Event::Evaluated(result) => {
                 self.bars.clear();
                 let label = self.style.bold(&format!("{}:", result.label));
                 self.bars.say(&format!("{label} {}", table::line(result)));
+                self.bars.wait();
             }
             Event::Checkpoint(path) => {
                 self.bars.say(&self.style.dim(&format!("checkpoint {}", screen::path(path))));
-                self.bars.clear();
+                self.bars.wait();
             }
             Event::Note(note) => self.bars.say(&format!("note: {note}")),
         }
@@ -181,10 +193,9 @@ fn step_line(kind: &str, step: u32, steps: u32, metrics: &Metrics) -> String {
     add(&["critic/score/mean"], &|v| format!("success {:>5.1} %", 100.0 * v));
     add(&["actor/loss", "actor/pg_loss", "train/loss"], &|v| format!("loss {v:>8.4}"));
     add(&["actor/kl_loss"], &|v| format!("KL {v:.4}"));
-    add(&["actor/entropy"], &|v| format!("entropy {v:.3}"));
-    add(&["actor/grad_norm"], &|v| format!("gradient {v:>6.3}"));
-    add(&["training/logprob_mismatch"], &|v| format!("mismatched {v:.0}"));
-    add(&["perf/throughput"], &|v| format!("{v:>5.0} tokens/s"));
+    add(&["actor/grad_norm"], &|v| format!("grad {v:>6.3}"));
+    add(&["training/logprob_mismatch"], &|v| format!("mismatch {v:.0}"));
+    add(&["perf/throughput"], &|v| format!("{v:>5.0} tok/s"));
     add(&["timing_s/step"], &|v| format!("{v:.1} s"));
     if metrics.get("actor/skipped_updates").is_some_and(|skipped| skipped > 0.0) {
         line.push_str(" · the gradient was not finite, the step was skipped");
@@ -212,7 +223,7 @@ mod tests {
         }
         assert_eq!(
             step_line("grpo", 7, 120, &metrics),
-            "grpo   7/120 · reward  0.438 · success  50.0 % · loss  -0.0125 · gradient  0.750 · mismatched 0 ·  1234 tokens/s · 9.9 s"
+            "grpo   7/120 · reward  0.438 · success  50.0 % · loss  -0.0125 · grad  0.750 · mismatch 0 ·  1234 tok/s · 9.9 s"
         );
         let mut metrics = Metrics::default();
         metrics.add("train/loss", 1.5);

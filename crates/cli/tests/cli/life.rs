@@ -20,7 +20,7 @@ fn a_run_from_beginning_to_end() {
         assert!(text.contains(part), "no {part:?} in\n{text}");
     }
     // Training computes what sampling recorded, to the bit, in every step.
-    assert_eq!(text.matches(" · mismatched 0 · ").count(), 3, "{text}");
+    assert_eq!(text.matches(" · mismatch 0 · ").count(), 3, "{text}");
     for row in ["before training  ", "after sft  ", "after grpo  "] {
         assert_eq!(text.lines().filter(|line| line.starts_with(row)).count(), 2, "{row:?} in\n{text}");
     }
