@@ -1,10 +1,13 @@
 //! Matrix products: C = A B or C += A B in f32.
 //!
-//! **Order of operations.** Every element of C is one chain of fused multiply-adds over k = 0, 1, …, K−1, starting from 0
-//! (or from what C held). Tiles, blocks and threads split only rows and columns, and a partial chain parked in C between
-//! two blocks of k is the same f32 it would be in a register. So the bits of an element depend on its row of A and its
-//! column of B alone: not on the other rows, the packing, the number of threads, or the instruction set. Batch invariance
-//! (ARCHITECTURE.md) rests on this.
+//! **Order of operations.** k is cut into blocks of [`BLOCK_K`]. For every element of C, each block is one chain of fused
+//! multiply-adds from 0 in the order of k, and the blocks' sums are added, in order, to what C held (or the first is taken as
+//! it is). Tiles and threads split only rows and columns, and a sum parked in C between two blocks is the same f32 it would be
+//! in a register. So the bits of an element depend on its row of A, its column of B and its own old value alone: not on
+//! the other rows, the packing, the number of threads, or the instruction set. Batch invariance (ARCHITECTURE.md) rests on this.
+//!
+//! Blocks keep chains short and start them at 0 for accuracy: one chain over all of k that began at the residual stream would
+//! round every link at the size of the whole.
 //!
 //! **Layout.** The right operand is read in *panels* of [`NR`] columns, `[k][NR]`, so that a tile streams through memory. Weights
 //! are packed once per update ([`Packed`]); other right operands are packed into scratch on the way. The left operand is
@@ -22,7 +25,7 @@ pub use tile::{MR, NR};
 use pack::{pack_panel, pack_tile};
 use tile::{prefetch, tile};
 
-/// Depth of a block of k: a tile of A (24 KiB) stays in the first-level cache, a panel of B (64 KiB) in the second.
+/// Depth of a block of k, part of the definition of a product. Also what caches hold: a tile of A (24 KiB) stays in the first-level cache, a panel of B (64 KiB) in the second.
 const BLOCK_K: usize = 512;
 /// Depth to which operands are packed into scratch at a time.
 const SLAB_K: usize = 4096;
@@ -47,9 +50,9 @@ pub enum Right<'a> {
 /// What happens to the old contents of C.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// They are overwritten: chains start from 0.
+    /// They are overwritten.
     Set,
-    /// They are added to: chains start from them.
+    /// They are added to.
     Add,
 }
 
@@ -178,68 +181,6 @@ pub fn product(
     }
 }
 
-/// The same product on the calling thread, for operands small enough for its caches.
-///
-/// # Panics
-/// As [`product`].
-pub fn product_here(
-    isa: crate::simd::Isa,
-    scratch: &mut Scratch,
-    a: Matrix<'_>,
-    b: Right<'_>,
-    c: &mut [f32],
-    c_stride: usize,
-    mode: Mode,
-) {
-    let (m, k) = (a.rows, a.cols);
-    let (depth, n) = match b {
-        Right::Packed(packed) => (packed.depth(), packed.columns()),
-        Right::Plain(matrix) => (matrix.rows, matrix.cols),
-    };
-    assert_eq!(k, depth, "inner dimensions of a product");
-    if m == 0 || n == 0 {
-        return;
-    }
-    assert!(n <= c_stride && (m - 1) * c_stride + n <= c.len(), "C holds {} values, not {m} x {n}", c.len());
-    let left = scratch.left.reserve(m.div_ceil(MR) * MR * k);
-    for first in (0..m).step_by(MR) {
-        let rows = MR.min(m - first);
-        pack_tile(isa, a, first, rows, 0, k, &mut left[first * k..][..rows * k]);
-    }
-    let right = match b {
-        Right::Plain(_) => scratch.right.reserve(NR * k),
-        Right::Packed(_) => &mut scratch.right,
-    };
-    for column in (0..n).step_by(NR) {
-        let panel: &[f32] = match b {
-            Right::Packed(packed) => packed.panel(column / NR),
-            Right::Plain(matrix) => {
-                pack_panel(isa, matrix, 0, k, column, right);
-                right
-            }
-        };
-        for first in (0..m).step_by(MR) {
-            let rows = MR.min(m - first);
-            // SAFETY: both operands are packed to this depth, and C holds the tile (asserted above).
-            unsafe {
-                tile(
-                    isa,
-                    rows,
-                    k,
-                    left[first * k..].as_ptr(),
-                    rows,
-                    panel.as_ptr(),
-                    NR,
-                    c[first * c_stride + column..].as_mut_ptr(),
-                    c_stride,
-                    NR.min(n - column),
-                    mode == Mode::Add,
-                );
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -251,12 +192,16 @@ mod tests {
         (0..len as u64).map(|i| dressage_policy::uniform(seed, 0, i) as f32 - 0.5).collect()
     }
 
-    /// The definition: one chain of fused multiply-adds per element.
+    /// The definition: a chain of fused multiply-adds for every block, the blocks added in order.
     fn chain(a: Matrix<'_>, b: Matrix<'_>, c: &mut [f32], stride: usize, mode: Mode) {
         for i in 0..a.rows {
             for j in 0..b.cols {
-                let start = if mode == Mode::Add { c[i * stride + j] } else { 0.0 };
-                c[i * stride + j] = (0..a.cols).fold(start, |sum, k| a.at(i, k).mul_add(b.at(k, j), sum));
+                let blocks: Vec<usize> = (0..a.cols).collect();
+                let sums = blocks
+                    .chunks(BLOCK_K)
+                    .map(|block| block.iter().fold(0.0f32, |sum, &k| a.at(i, k).mul_add(b.at(k, j), sum)));
+                let held = (mode == Mode::Add).then_some(c[i * stride + j]);
+                c[i * stride + j] = held.into_iter().chain(sums).reduce(|a, b| a + b).unwrap_or(0.0);
             }
         }
     }
@@ -285,9 +230,6 @@ mod tests {
                     let mut c = start.clone();
                     product(&compute, &mut scratch, a, right, &mut c, stride, mode);
                     prop_assert!(c.iter().zip(&expected).all(|(x, y)| x.to_bits() == y.to_bits()), "{isa:?}");
-                    let mut c = start.clone();
-                    product_here(isa, &mut scratch, a, right, &mut c, stride, mode);
-                    prop_assert!(c.iter().zip(&expected).all(|(x, y)| x.to_bits() == y.to_bits()), "{isa:?} here");
                 }
             }
         }

@@ -21,7 +21,8 @@ pub fn prefetch(row: *mut f32) {
     let _ = row;
 }
 
-/// `C[i][j] = Σ_k A[k][i] B[k][j]` (+ what C held, where `add`), in the order of k, for i below `rows` and j below `columns`.
+/// `C[i][j] = Σ_k A[k][i] B[k][j]`, one chain from 0 in the order of k, or, with `add`, that sum added to what C held; for i below
+/// `rows` and j below `columns`. The chain does not begin at C: C can be large, and every link would round at its size.
 /// Row k of A starts `a_stride` values after the one before, likewise for B and row i of C.
 ///
 /// # Safety
@@ -87,13 +88,6 @@ unsafe fn avx512<const R: usize>(
     let mut sums = [[_mm512_setzero_ps(); 2]; R];
     // SAFETY: the caller vouches for the extents; masked-off lanes are not accessed.
     unsafe {
-        if add {
-            for (i, row) in sums.iter_mut().enumerate() {
-                for (half, sum) in row.iter_mut().enumerate() {
-                    *sum = _mm512_maskz_loadu_ps(masks[half], c.wrapping_add(i * c_stride + half * 16));
-                }
-            }
-        }
         for _ in 0..depth {
             let b0 = _mm512_loadu_ps(b);
             let b1 = _mm512_loadu_ps(b.add(16));
@@ -106,8 +100,10 @@ unsafe fn avx512<const R: usize>(
             b = b.wrapping_add(b_stride);
         }
         for (i, row) in sums.iter().enumerate() {
-            for (half, sum) in row.iter().enumerate() {
-                _mm512_mask_storeu_ps(c.wrapping_add(i * c_stride + half * 16), masks[half], *sum);
+            for (half, &sum) in row.iter().enumerate() {
+                let to = c.wrapping_add(i * c_stride + half * 16);
+                let sum = if add { _mm512_add_ps(_mm512_maskz_loadu_ps(masks[half], to), sum) } else { sum };
+                _mm512_mask_storeu_ps(to, masks[half], sum);
             }
         }
     }
@@ -134,14 +130,6 @@ unsafe fn avx2<const R: usize>(
             let width = (columns - half).min(16);
             let mut sums = [[_mm256_setzero_ps(); 2]; R];
             let mut row_copy = [0.0f32; 16];
-            if add {
-                for (i, row) in sums.iter_mut().enumerate() {
-                    let from = c.add(i * c_stride + half);
-                    std::ptr::copy_nonoverlapping(from, row_copy.as_mut_ptr(), width);
-                    row[0] = _mm256_loadu_ps(row_copy.as_ptr());
-                    row[1] = _mm256_loadu_ps(row_copy.as_ptr().add(8));
-                }
-            }
             let (mut a, mut b) = (a, b.add(half));
             for _ in 0..depth {
                 let b0 = _mm256_loadu_ps(b);
@@ -155,9 +143,15 @@ unsafe fn avx2<const R: usize>(
                 b = b.wrapping_add(b_stride);
             }
             for (i, row) in sums.iter().enumerate() {
-                _mm256_storeu_ps(row_copy.as_mut_ptr(), row[0]);
-                _mm256_storeu_ps(row_copy.as_mut_ptr().add(8), row[1]);
-                std::ptr::copy_nonoverlapping(row_copy.as_ptr(), c.add(i * c_stride + half), width);
+                let to = c.add(i * c_stride + half);
+                if add {
+                    std::ptr::copy_nonoverlapping(to, row_copy.as_mut_ptr(), width);
+                }
+                for (part, &sum) in row.iter().enumerate() {
+                    let at = row_copy.as_mut_ptr().add(8 * part);
+                    _mm256_storeu_ps(at, if add { _mm256_add_ps(_mm256_loadu_ps(at), sum) } else { sum });
+                }
+                std::ptr::copy_nonoverlapping(row_copy.as_ptr(), to, width);
             }
         }
     }
@@ -179,11 +173,6 @@ unsafe fn portable<const R: usize>(
     // SAFETY: the caller vouches for the extents.
     unsafe {
         let mut sums = [[0.0f32; NR]; R];
-        if add {
-            for (i, row) in sums.iter_mut().enumerate() {
-                std::ptr::copy_nonoverlapping(c.add(i * c_stride), row.as_mut_ptr(), columns);
-            }
-        }
         for k in 0..depth {
             let b = std::slice::from_raw_parts(b.add(k * b_stride), NR);
             for (i, row) in sums.iter_mut().enumerate() {
@@ -194,7 +183,10 @@ unsafe fn portable<const R: usize>(
             }
         }
         for (i, row) in sums.iter().enumerate() {
-            std::ptr::copy_nonoverlapping(row.as_ptr(), c.add(i * c_stride), columns);
+            let to = std::slice::from_raw_parts_mut(c.add(i * c_stride), columns);
+            for (to, sum) in to.iter_mut().zip(row) {
+                *to = if add { *to + sum } else { *sum };
+            }
         }
     }
 }
