@@ -177,6 +177,24 @@ fn a_run_that_is_interrupted_goes_on() {
     assert_eq!(place.weights("run"), place.weights("whole"));
 }
 
+/// A penalty is measured from a frozen copy, which a second engine holds.
+#[test]
+fn a_penalty_needs_a_second_model() {
+    let place = Place::with_trained_model();
+    let penalty = ["--set", "phase.1.kl={estimator = 'k3', coefficient = 0.1}", "--set", "eval.tasks=0"];
+    let output = place.train().args(penalty).output().unwrap();
+    let (text, notes) = (stdout(&output), stderr(&output));
+    assert!(output.status.success(), "{notes}");
+    assert!(notes.contains(" for the frozen copy"), "{notes}");
+    // The phase begins where the copy is, and then leaves it.
+    let divergence = |step: &str| -> f64 {
+        let line = text.lines().find(|line| line.starts_with(step)).unwrap();
+        line.split_once("KL ").unwrap().1.split(' ').next().unwrap().parse().unwrap()
+    };
+    assert_eq!(divergence("grpo 1/3"), 0.0, "{text}");
+    assert!(divergence("grpo 3/3") > 0.0, "{text}");
+}
+
 #[test]
 fn pull_says_where_a_model_is_and_what() {
     let place = Place::new();
