@@ -157,7 +157,8 @@ impl Engine {
         let config = Arc::new(weights.config.clone());
         let fingerprint = Fingerprint { kernels: 1, isa: compute.isa, precision: "f32".into() };
         let model = Transformer::new(compute, weights, context);
-        let cache = Cache::new(attention_shape(&config), config.layers, options.kv_memory_mb << 20);
+        let cache =
+            Cache::new(attention_shape(&config), config.layers, options.kv_memory_mb.saturating_mul(1 << 20));
         let limits = Limits { running: options.running, rows: options.step_rows };
         let (commands, inbox) = channel();
         let service = Service {
@@ -198,7 +199,7 @@ impl Engine {
                 crate::ops::norm::MAX_HEAD
             )));
         }
-        let cache = options.kv_memory_mb << 20;
+        let cache = options.kv_memory_mb.saturating_mul(1 << 20);
         Ok(MemoryPlan::new(config, options.batch_tokens, cache, options.step_rows, options.running))
     }
 

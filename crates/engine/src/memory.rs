@@ -29,7 +29,8 @@ impl MemoryPlan {
     pub fn new(config: &ModelConfig, batch_tokens: usize, cache: usize, rows: usize, running: usize) -> Self {
         let layout = Layout::new(config);
         let shape = attention_shape(config);
-        let bytes = |values: usize| (values * size_of::<f32>()) as u64;
+        // Saturating throughout: an absurd option must end in "too much", not wrap around to little.
+        let bytes = |values: usize| (values as u64).saturating_mul(size_of::<f32>() as u64);
         let (hidden, wide) = (config.hidden, config.intermediate);
         // One row of one block: input, queries/keys/values (twice with per-head norms), statistics, attention, middle, gate/up.
         let qkv = shape.qkv() * if config.qk_norm { 2 } else { 1 };
@@ -40,20 +41,26 @@ impl MemoryPlan {
         } else {
             let back = 2 * hidden + wide + shape.query() + shape.qkv() + 2 * shape.heads * shape.padded();
             let chunk = batch_tokens.min(head::CHUNK) * (config.vocabulary + 4 * hidden);
-            batch_tokens * (state * config.layers + temporary + back + shape.block() / BLOCK) + chunk
+            let row = state * config.layers + temporary + back + shape.block() / BLOCK;
+            batch_tokens.saturating_mul(row).saturating_add(chunk)
         };
         MemoryPlan {
             weights: bytes(2 * layout.len + if config.tied { 0 } else { layout.head.len() }),
             optimiser: if batch_tokens == 0 { 0 } else { bytes(3 * layout.len) },
             training: bytes(training),
             cache: cache as u64,
-            sampling: bytes(rows * (state + temporary + 2 * hidden) + running * config.vocabulary),
+            sampling: bytes(
+                rows.saturating_mul(state + temporary + 2 * hidden)
+                    .saturating_add(running.saturating_mul(config.vocabulary)),
+            ),
         }
     }
 
     /// Everything together.
     pub fn total(&self) -> u64 {
-        self.weights + self.optimiser + self.training + self.cache + self.sampling
+        [self.optimiser, self.training, self.cache, self.sampling]
+            .into_iter()
+            .fold(self.weights, u64::saturating_add)
     }
 
     /// Checks the plan against the memory that is free now.
@@ -109,6 +116,8 @@ mod tests {
         let plan = MemoryPlan::new(&tiny_config(), 100, 1 << 20, 64, 8);
         assert!(plan.check().is_ok());
         assert_eq!(MemoryPlan::new(&tiny_config(), 0, 1 << 20, 64, 8).optimiser, 0);
+        let absurd = MemoryPlan::new(&tiny_config(), usize::MAX / 2, 1 << 20, 64, 8);
+        assert!(absurd.check().is_err());
         let giant = ModelConfig { layers: 2000, hidden: 8192, intermediate: 65536, ..tiny_config() };
         let error = MemoryPlan::new(&giant, 100, 1 << 20, 64, 8).check().expect_err("terabytes");
         let text = error.to_string();

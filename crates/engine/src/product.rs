@@ -1,6 +1,6 @@
 //! Matrix products: C = A B or C += A B in f32.
 //!
-//! **Order of operations.** k is cut into blocks of [`BLOCK_K`]. For every element of C, each block is one chain of fused
+//! **Order of operations.** k is cut into blocks of 768 (`BLOCK_K`). For every element of C, each block is one chain of fused
 //! multiply-adds from 0 in the order of k, and the blocks' sums are added, in order, to what C held (or the first is taken as
 //! it is). Tiles and threads split only rows and columns, and a sum parked in C between two blocks is the same f32 it would be
 //! in a register. So the bits of an element depend on its row of A, its column of B and its own old value alone: not on
@@ -25,10 +25,11 @@ pub use tile::{MR, NR};
 use pack::{pack_panel, pack_tile};
 use tile::{prefetch, tile};
 
-/// Depth of a block of k, part of the definition of a product. Also what caches hold: a tile of A (24 KiB) stays in the first-level cache, a panel of B (64 KiB) in the second.
-const BLOCK_K: usize = 512;
+/// Depth of a block of k, part of the definition of a product. A tile of A (36 KiB) and a panel of B (96 KiB) of that depth
+/// stay in the second-level cache.
+const BLOCK_K: usize = 768;
 /// Depth to which operands are packed into scratch at a time.
-const SLAB_K: usize = 4096;
+const SLAB_K: usize = 6 * BLOCK_K;
 /// Values of A packed at a time (8 MiB).
 const SLAB_A: usize = 2 << 20;
 /// Values of A that one task goes over for each panel (half a typical second-level cache).

@@ -215,6 +215,7 @@ impl TrainerError {
                     | io::ErrorKind::PermissionDenied
                     | io::ErrorKind::ReadOnlyFilesystem
                     | io::ErrorKind::NotFound
+                    | io::ErrorKind::NotADirectory
             ),
         }
     }
