@@ -8,7 +8,7 @@ use dressage_rl::Loss;
 use dressage_tree::TreeBatch;
 
 use crate::buffer::{Buffer, Shared};
-use crate::ops::{norm, softmax};
+use crate::ops::{for_rows, norm, softmax};
 use crate::product::{Matrix, Mode, Right, Scratch, product};
 use crate::transformer::{Transformer, gather_rows};
 
@@ -84,7 +84,7 @@ impl Head {
             model.head(selected, &mut self.normed, scratch, &mut self.logits);
 
             let logits = Shared::new(&mut self.logits[..chunk.len() * vocabulary]);
-            let mut found: Vec<(Vec<f32>, ForwardBackward)> = vec![Default::default(); chunk.len()];
+            let mut found: Vec<RowResult> = vec![RowResult::default(); chunk.len()];
             let results = Shared::new(&mut found);
             let loss = gradient.as_ref().map(|g| g.loss);
             compute.pool.run(chunk.len(), |index| {
@@ -93,11 +93,11 @@ impl Head {
                     unsafe { (logits.slice(index * vocabulary, vocabulary), results.slice(index, 1)) };
                 result[0] = evaluate_row(model, batch, &chunk[index], loss, z);
             });
-            for (row, (values, part)) in chunk.iter().zip(&found) {
-                for (target, value) in row.targets.iter().zip(values) {
+            for (row, result) in chunk.iter().zip(&found) {
+                for (target, value) in row.targets.iter().zip(&result.logprobs) {
                     logprobs[*target] = *value;
                 }
-                sums.merge(part);
+                sums.merge(&result.sums);
             }
 
             if let Some(gradient) = gradient.as_mut() {
@@ -105,6 +105,11 @@ impl Head {
                 let head = Matrix::new(model.weights.part(&layout.head), vocabulary, width);
                 let dnormed = self.dnormed.reserve(chunk.len() * width);
                 product(compute, scratch, dlogits, Right::Plain(head), dnormed, width, Mode::Set);
+                for rows in [&mut *dnormed, &mut self.normed[..chunk.len() * width]] {
+                    for_rows(compute, chunk.len(), width, rows, |row, values| {
+                        softmax::multiply(compute.isa, values, found[row].factor);
+                    });
+                }
                 let normed = Matrix::new(&self.normed[..chunk.len() * width], chunk.len(), width);
                 let dhead = &mut gradient.parameters[layout.head.clone()];
                 let transposed = dlogits.transposed();
@@ -134,7 +139,17 @@ impl Head {
     }
 }
 
-/// One row: log-probabilities of its targets and, with a loss, its sums; turns the logits into their gradient.
+/// What one row of the head gives.
+#[derive(Debug, Clone, Default)]
+struct RowResult {
+    /// Log-probabilities of its targets.
+    logprobs: Vec<f32>,
+    sums: ForwardBackward,
+    /// What the row of logits has yet to be multiplied by to be its gradient.
+    factor: f32,
+}
+
+/// One row: log-probabilities of its targets and, with a loss, its sums; turns the logits into their gradient, but for a factor.
 ///
 /// d loss / d z_v = Σ_targets g_t (1[v = t] − p_v) / temperature, with g_t = Σ_terms weight · d loss / d log p.
 fn evaluate_row(
@@ -143,18 +158,19 @@ fn evaluate_row(
     row: &HeadRow,
     loss: Option<&Loss>,
     z: &mut [f32],
-) -> (Vec<f32>, ForwardBackward) {
+) -> RowResult {
     let isa = model.compute.isa;
     softmax::scale(isa, z, row.temperature);
     let token_of = |target: usize| batch.tokens[batch.targets[target].token as usize] as usize;
     let scaled: Vec<f32> = row.targets.iter().map(|t| z[token_of(*t)]).collect();
     let (normaliser, entropy) = softmax::exponentiate(isa, z);
-    let values: Vec<f32> = scaled.iter().map(|z| normaliser.log_probability(*z)).collect();
-    let mut sums = ForwardBackward::default();
-    let Some(loss) = loss else { return (values, sums) };
+    let logprobs: Vec<f32> = scaled.iter().map(|z| normaliser.log_probability(*z)).collect();
+    let mut result = RowResult { logprobs, sums: ForwardBackward::default(), factor: 1.0 };
+    let Some(loss) = loss else { return result };
 
-    let mut slopes = Vec::with_capacity(values.len());
-    for (&target, &logp) in row.targets.iter().zip(&values) {
+    let sums = &mut result.sums;
+    let mut slopes = Vec::with_capacity(row.targets.len());
+    for (&target, &logp) in row.targets.iter().zip(&result.logprobs) {
         let mut slope = 0.0;
         for term in batch.terms_of(&batch.targets[target]) {
             let evaluated = loss.evaluate(logp, term);
@@ -177,9 +193,16 @@ fn evaluate_row(
         slopes.push(slope / f64::from(row.temperature));
     }
     let total: f64 = slopes.iter().sum();
-    softmax::multiply(isa, z, (-total / normaliser.sum) as f32);
-    for (&target, slope) in row.targets.iter().zip(&slopes) {
-        z[token_of(target)] += *slope as f32;
+    let mut factor = -total / normaliser.sum;
+    // Multiplying the whole vocabulary is left to the rows of the products, which are far narrower. Not so where slopes
+    // all but cancel and the factor says nothing of their size.
+    if total.abs() <= 1e-3 * slopes.iter().map(|s| s.abs()).sum::<f64>() {
+        softmax::multiply(isa, z, factor as f32);
+        factor = 1.0;
     }
-    (values, sums)
+    for (&target, slope) in row.targets.iter().zip(&slopes) {
+        z[token_of(target)] += (slope / factor) as f32;
+    }
+    result.factor = factor as f32;
+    result
 }

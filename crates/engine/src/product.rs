@@ -13,7 +13,7 @@
 //! are packed once per update ([`Packed`]); other right operands are packed into scratch on the way. The left operand is
 //! packed into tiles of [`MR`] rows, `[k][MR]`.
 
-mod pack;
+pub(crate) mod pack;
 pub(crate) mod tile;
 
 use crate::Compute;
@@ -23,7 +23,7 @@ pub use pack::{Matrix, Packed};
 pub use tile::{MR, NR};
 
 use pack::{pack_panel, pack_tile};
-use tile::{prefetch, tile};
+use tile::{Rows, prefetch, tile};
 
 /// Depth of a block of k, part of the definition of a product. A tile of A (36 KiB) and a panel of B (96 KiB) of that depth
 /// stay in the second-level cache.
@@ -160,14 +160,18 @@ pub fn product(
                             // SAFETY: the packed operands hold these blocks; rows and columns of C lie within its
                             // bounds (asserted above), and no other task has this tile of C.
                             unsafe {
+                                let b = Rows {
+                                    blocks: &[b_panel.add(kc * NR)],
+                                    block: depth,
+                                    depth,
+                                    stride: NR,
+                                };
                                 tile(
                                     compute.isa,
                                     rows,
-                                    depth,
                                     left.pointer(first * kb + kc * rows),
                                     rows,
-                                    b_panel.add(kc * NR),
-                                    NR,
+                                    b,
                                     c.pointer((m0 + first) * c_stride + panel * NR),
                                     c_stride,
                                     columns,

@@ -13,7 +13,8 @@ use std::cell::RefCell;
 
 use crate::Compute;
 use crate::buffer::{Buffer, Shared};
-use crate::product::tile::tile;
+use crate::product::pack::transpose;
+use crate::product::tile::{Rows, tile};
 use crate::product::{MR, NR};
 use crate::simd::{Isa, LANES, exp, fold, simd};
 
@@ -146,9 +147,23 @@ pub struct Span {
     pub inherits: Option<u32>,
 }
 
+/// Scratch of one tile.
+#[derive(Default)]
+struct Scratch {
+    /// Scaled queries, `[head_dim][rows]`, and behind them (max, Σ e) of each row.
+    packed: Buffer,
+    /// Scores, then weights, `[rows][positions]`.
+    scores: Buffer,
+    /// Weights, `[positions][rows]`.
+    weights: Buffer,
+    /// Weighted sums of values, `[rows][padded]`.
+    sums: Buffer,
+    /// Where the path's blocks of values start.
+    starts: Vec<*const f32>,
+}
+
 thread_local! {
-    /// Scratch of one task: packed queries, scores, packed weights, output tile.
-    static SCRATCH: RefCell<[Buffer; 4]> = RefCell::new(Default::default());
+    static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::default());
 }
 
 /// What normalises one query's weights: (max, Σ e).
@@ -171,7 +186,7 @@ pub fn forward(
     let layer = blocks.layer(layer);
     compute.pool.run(shape.kv_heads, |head| {
         for span in spans {
-            store(&layer, span, head, qkv);
+            store(compute.isa, &layer, span, head, qkv);
         }
     });
 
@@ -204,10 +219,10 @@ pub fn forward(
                 for r in 0..tile_rows {
                     let (row, query_head, _) = place(r);
                     let at = shape.head_dim * tile_rows + 2 * r;
-                    let tile_stats: RowStats = [scratch[0][at], scratch[0][at + 1]];
+                    let tile_stats: RowStats = [scratch.packed[at], scratch.packed[at + 1]];
                     // SAFETY: each (row, head) belongs to one tile.
                     let to = unsafe { out.slice(row * width + query_head * shape.head_dim, shape.head_dim) };
-                    for (to, from) in to.iter_mut().zip(&scratch[3][r * padded..]) {
+                    for (to, from) in to.iter_mut().zip(&scratch.sums[r * padded..]) {
                         *to = from / tile_stats[1];
                     }
                     if let Some(stats) = &stats {
@@ -222,7 +237,7 @@ pub fn forward(
 }
 
 /// Writes one key head of a span's rows into its blocks.
-fn store(layer: &Layer<'_>, span: &Span, head: usize, qkv: &[f32]) {
+fn store(isa: Isa, layer: &Layer<'_>, span: &Span, head: usize, qkv: &[f32]) {
     let shape = layer.shape;
     let (width, dim, padded) = (shape.qkv(), shape.head_dim, shape.padded());
     if let (Some(from), Some(&to)) = (span.inherits, span.blocks.get(span.position / BLOCK)) {
@@ -232,25 +247,27 @@ fn store(layer: &Layer<'_>, span: &Span, head: usize, qkv: &[f32]) {
             std::ptr::copy_nonoverlapping(layer.keys(from, head), layer.keys(to, head), shape.head_block());
         }
     }
-    for i in 0..span.len {
-        let position = span.position + i;
+    let mut done = 0;
+    while done < span.len {
+        let position = span.position + done;
         let (block, at) = (span.blocks[position / BLOCK], position % BLOCK);
-        let row = &qkv[(span.row + i) * width..][..width];
-        let key = &row[shape.query() + head * dim..][..dim];
-        let value = &row[shape.query() + shape.key() + head * dim..][..dim];
-        // SAFETY: in bounds of the block; this thread alone touches this head.
-        unsafe {
-            let keys = layer.keys(block, head);
-            for (d, k) in key.iter().enumerate() {
-                *keys.add(d * BLOCK + at) = *k;
-            }
-            std::ptr::copy_nonoverlapping(value.as_ptr(), layer.values(block, head).add(at * padded), dim);
+        let count = (BLOCK - at).min(span.len - done);
+        let rows = &qkv[(span.row + done) * width..][..count * width];
+        // SAFETY: keys and values of one head of one block; this thread alone touches this head.
+        let (keys, values) = unsafe {
+            let keys = std::slice::from_raw_parts_mut(layer.keys(block, head), dim * BLOCK);
+            (keys, std::slice::from_raw_parts_mut(layer.values(block, head), BLOCK * padded))
+        };
+        transpose(isa, &rows[shape.query() + head * dim..], width, count, dim, BLOCK, &mut keys[at..]);
+        for (row, value) in rows.chunks_exact(width).zip(values[at * padded..].chunks_exact_mut(padded)) {
+            value[..dim].copy_from_slice(&row[shape.query() + shape.key() + head * dim..][..dim]);
         }
+        done += count;
     }
 }
 
-/// Attention of one tile of (query, head) rows that share a key head. Leaves the weighted sums of values in `scratch[3]`,
-/// `[rows][padded]`, and (max, Σ e) of each row behind the packed queries in `scratch[0]`.
+/// Attention of one tile of (query, head) rows that share a key head. Leaves its results in `scratch.sums` and behind the queries in
+/// `scratch.packed`.
 #[allow(clippy::too_many_arguments)]
 fn attend_tile(
     isa: Isa,
@@ -260,7 +277,7 @@ fn attend_tile(
     rows: usize,
     place: impl Fn(usize) -> (usize, usize, usize),
     qkv: &[f32],
-    scratch: &mut [Buffer; 4],
+    scratch: &mut Scratch,
 ) {
     let shape = layer.shape;
     let (dim, padded) = (shape.head_dim, shape.padded());
@@ -268,7 +285,7 @@ fn attend_tile(
     let longest = place(rows - 1).2 + 1;
     let used = longest.div_ceil(BLOCK);
     let stride = used * BLOCK;
-    let [packed, scores, weights, sums] = scratch;
+    let Scratch { packed, scores, weights, sums, starts } = scratch;
     let packed = packed.reserve(dim * rows + 2 * rows);
     let scores = scores.reserve(rows * stride);
     let weights = weights.reserve(rows * stride);
@@ -281,23 +298,11 @@ fn attend_tile(
         }
     }
     for (i, &block) in span.blocks[..used].iter().enumerate() {
+        let keys = [layer.keys(block, head).cast_const()];
+        let b = Rows { blocks: &keys, block: dim, depth: dim, stride: BLOCK };
         let to = scores[i * BLOCK..].as_mut_ptr();
         // SAFETY: packed queries, the block's keys and the scores have these extents.
-        unsafe {
-            tile(
-                isa,
-                rows,
-                dim,
-                packed.as_ptr(),
-                rows,
-                layer.keys(block, head),
-                BLOCK,
-                to,
-                stride,
-                BLOCK,
-                false,
-            );
-        }
+        unsafe { tile(isa, rows, packed.as_ptr(), rows, b, to, stride, BLOCK, false) };
     }
     for r in 0..rows {
         let seen = place(r).2 + 1;
@@ -305,32 +310,19 @@ fn attend_tile(
         let stats = weigh(isa, &mut row[..seen]);
         row[seen..].fill(0.0);
         packed[dim * rows + 2 * r..][..2].copy_from_slice(&stats);
-        // [row][position] to [position][row], as the product over positions wants them.
-        for (j, e) in row.iter().enumerate() {
-            weights[j * rows + r] = *e;
-        }
     }
-    for (i, &block) in span.blocks[..used].iter().enumerate() {
-        let depth = BLOCK.min(longest - i * BLOCK);
-        for column in (0..padded).step_by(NR) {
-            // SAFETY: weights, the block's values and the sums have these extents. Positions past a row's own have weight
-            // 0 and were written, so they add exactly nothing.
-            unsafe {
-                tile(
-                    isa,
-                    rows,
-                    depth,
-                    weights[i * BLOCK * rows..].as_ptr(),
-                    rows,
-                    layer.values(block, head).add(column),
-                    padded,
-                    sums[column..].as_mut_ptr(),
-                    padded,
-                    NR,
-                    i > 0,
-                );
-            }
-        }
+    // [row][position] to [position][row], as the product over positions wants them.
+    transpose(isa, scores, stride, rows, longest, rows, weights);
+    for column in (0..padded).step_by(NR) {
+        starts.clear();
+        starts.extend(
+            span.blocks[..used].iter().map(|block| layer.values(*block, head).wrapping_add(column).cast_const()),
+        );
+        let b = Rows { blocks: starts, block: BLOCK, depth: longest, stride: padded };
+        let to = sums[column..].as_mut_ptr();
+        // SAFETY: weights, the blocks' values and the sums have these extents. Positions past a row's own have weight 0 and
+        // were written, so they add exactly nothing.
+        unsafe { tile(isa, rows, weights.as_ptr(), rows, b, to, padded, NR, false) };
     }
 }
 
@@ -338,12 +330,14 @@ simd! {
     /// Overwrites scores with exp(s − max); returns (max, Σ e), the sum in lanes by position.
     fn weigh(scores: &mut [f32]) -> RowStats {
         let mut lanes = [f32::NEG_INFINITY; LANES];
-        for chunk in scores.chunks(LANES) {
-            for (lane, s) in lanes.iter_mut().zip(chunk) {
-                *lane = if *s > *lane { *s } else { *lane };
+        let chunks = scores.chunks_exact(LANES);
+        let rest = chunks.remainder();
+        for chunk in chunks {
+            for i in 0..LANES {
+                lanes[i] = if chunk[i] > lanes[i] { chunk[i] } else { lanes[i] };
             }
         }
-        let max = lanes.iter().fold(f32::NEG_INFINITY, |m, s| if *s > m { *s } else { m });
+        let max = lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |m, s| if *s > m { *s } else { m });
         let mut sums = [0.0f32; LANES];
         let mut chunks = scores.chunks_exact_mut(LANES);
         for chunk in &mut chunks {

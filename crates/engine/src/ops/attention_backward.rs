@@ -11,7 +11,8 @@ use std::cell::RefCell;
 use super::attention::{BLOCK, Shape, Span};
 use crate::Compute;
 use crate::buffer::{Buffer, Shared};
-use crate::product::tile::tile;
+use crate::product::pack::transpose;
+use crate::product::tile::{Rows, tile};
 use crate::product::{MR, NR};
 use crate::simd::{Isa, dot, exp, simd};
 
@@ -43,11 +44,10 @@ struct Task {
     keys_t: Buffer,
     values_t: Buffer,
     keys: Buffer,
-    /// Queries (scaled) and dO as rows and packed by tiles.
+    /// Queries (scaled) and dO as rows, and a tile of either, packed.
     queries: Buffer,
-    queries_t: Buffer,
     grads: Buffer,
-    grads_t: Buffer,
+    packed: Buffer,
     /// P and dS, `[row][positions]`, and dS packed by tiles.
     weights: Buffer,
     slopes: Buffer,
@@ -145,11 +145,10 @@ impl Task {
         let positions = span.position + span.len;
         let stride = positions.div_ceil(BLOCK) * BLOCK;
         let scale = 1.0 / (dim as f32).sqrt();
-        self.gather(shape, path, head / shape.group(), positions, saved.qkv);
+        self.gather(isa, shape, path, head / shape.group(), positions, saved.qkv);
         let queries = self.queries.reserve(QUERIES * padded);
-        let queries_t = self.queries_t.reserve(QUERIES * dim);
         let grads = self.grads.reserve(QUERIES * padded);
-        let grads_t = self.grads_t.reserve(QUERIES * dim);
+        let packed = self.packed.reserve(MR * dim);
         let weights = self.weights.reserve(QUERIES * stride);
         let slopes = self.slopes.reserve(QUERIES * stride);
         let slopes_t = self.slopes_t.reserve(MR * stride);
@@ -164,39 +163,23 @@ impl Task {
                 let row = span.row + first + r;
                 let q = &saved.qkv[row * width + head * dim..][..dim];
                 let g = &dout[row * shape.query() + head * dim..][..dim];
-                let (tile_at, lane) = (r / MR * MR, r % MR);
-                let tile_rows = MR.min(rows - tile_at);
                 for d in 0..dim {
                     queries[r * padded + d] = q[d] * scale;
-                    grads[r * padded + d] = g[d];
-                    queries_t[tile_at * dim + d * tile_rows + lane] = q[d] * scale;
-                    grads_t[tile_at * dim + d * tile_rows + lane] = g[d];
                 }
+                grads[r * padded..][..dim].copy_from_slice(g);
             }
             for tile_at in (0..rows).step_by(MR) {
                 let tile_rows = MR.min(rows - tile_at);
-                for block in 0..used {
-                    let at = tile_at * stride + block * BLOCK;
-                    for (left, right, to) in [
-                        (&*queries_t, &self.keys_t, &mut *weights),
-                        (&*grads_t, &self.values_t, &mut *slopes),
-                    ] {
+                for (from, right, to) in
+                    [(&*queries, &self.keys_t, &mut *weights), (&*grads, &self.values_t, &mut *slopes)]
+                {
+                    transpose(isa, &from[tile_at * padded..], padded, tile_rows, dim, tile_rows, packed);
+                    for block in 0..used {
+                        let start = [right[block * dim * BLOCK..].as_ptr()];
+                        let b = Rows { blocks: &start, block: dim, depth: dim, stride: BLOCK };
+                        let to = to[tile_at * stride + block * BLOCK..].as_mut_ptr();
                         // SAFETY: packed rows, a block and the scores have these extents.
-                        unsafe {
-                            tile(
-                                isa,
-                                tile_rows,
-                                dim,
-                                left[tile_at * dim..].as_ptr(),
-                                tile_rows,
-                                right[block * dim * BLOCK..].as_ptr(),
-                                BLOCK,
-                                to[at..].as_mut_ptr(),
-                                stride,
-                                BLOCK,
-                                false,
-                            );
-                        }
+                        unsafe { tile(isa, tile_rows, packed.as_ptr(), tile_rows, b, to, stride, BLOCK, false) };
                     }
                 }
             }
@@ -225,50 +208,24 @@ impl Task {
                 for position in (0..seen).step_by(MR) {
                     let tile_rows = MR.min(seen - position);
                     for column in (0..padded).step_by(NR) {
+                        let start = [right[column..].as_ptr()];
+                        let b = Rows { blocks: &start, block: rows, depth: rows, stride: padded };
+                        let (a, to) = (left[position..].as_ptr(), to[position * padded + column..].as_mut_ptr());
                         // SAFETY: scores, rows and the share have these extents.
-                        unsafe {
-                            tile(
-                                isa,
-                                tile_rows,
-                                rows,
-                                left[position..].as_ptr(),
-                                stride,
-                                right[column..].as_ptr(),
-                                padded,
-                                to[position * padded + column..].as_mut_ptr(),
-                                padded,
-                                NR,
-                                true,
-                            );
-                        }
+                        unsafe { tile(isa, tile_rows, a, stride, b, to, padded, NR, true) };
                     }
                 }
             }
             // dQ = scale · dS K.
             for tile_at in (0..rows).step_by(MR) {
                 let tile_rows = MR.min(rows - tile_at);
-                for r in 0..tile_rows {
-                    for (j, s) in slopes[(tile_at + r) * stride..][..seen].iter().enumerate() {
-                        slopes_t[j * tile_rows + r] = *s;
-                    }
-                }
+                transpose(isa, &slopes[tile_at * stride..], stride, tile_rows, seen, tile_rows, slopes_t);
                 for column in (0..padded).step_by(NR) {
+                    let start = [self.keys[column..].as_ptr()];
+                    let b = Rows { blocks: &start, block: seen, depth: seen, stride: padded };
+                    let to = dqueries[column..].as_mut_ptr();
                     // SAFETY: packed slopes, keys and the tile have these extents.
-                    unsafe {
-                        tile(
-                            isa,
-                            tile_rows,
-                            seen,
-                            slopes_t.as_ptr(),
-                            tile_rows,
-                            self.keys[column..].as_ptr(),
-                            padded,
-                            dqueries[column..].as_mut_ptr(),
-                            padded,
-                            NR,
-                            false,
-                        );
-                    }
+                    unsafe { tile(isa, tile_rows, slopes_t.as_ptr(), tile_rows, b, to, padded, NR, false) };
                 }
                 for r in 0..tile_rows {
                     let row = span.row + first + tile_at + r;
@@ -283,7 +240,7 @@ impl Task {
     }
 
     /// Collects keys and values of one head along a path, in the layouts of the products.
-    fn gather(&mut self, shape: Shape, path: &PathRows, kv_head: usize, positions: usize, qkv: &[f32]) {
+    fn gather(&mut self, isa: Isa, shape: Shape, path: &PathRows, kv_head: usize, positions: usize, qkv: &[f32]) {
         let (width, dim, padded) = (shape.qkv(), shape.head_dim, shape.padded());
         let blocks = positions.div_ceil(BLOCK);
         let keys_t = self.keys_t.reserve(blocks * dim * BLOCK);
@@ -291,17 +248,19 @@ impl Task {
         let keys = self.keys.reserve(positions * padded);
         let mut position = 0;
         for &(first, len) in path {
-            for row in first..first + len {
-                let row = &qkv[row * width..][..width];
-                let k = &row[shape.query() + kv_head * dim..][..dim];
-                let v = &row[shape.query() + shape.key() + kv_head * dim..][..dim];
+            let mut row = first;
+            while row < first + len {
                 let (block, at) = (position / BLOCK * dim * BLOCK, position % BLOCK);
-                for d in 0..dim {
-                    keys_t[block + d * BLOCK + at] = k[d];
-                    values_t[block + d * BLOCK + at] = v[d];
+                let count = (BLOCK - at).min(first + len - row);
+                let rows = &qkv[row * width..][..count * width];
+                let (k, v) = (shape.query() + kv_head * dim, shape.query() + shape.key() + kv_head * dim);
+                transpose(isa, &rows[k..], width, count, dim, BLOCK, &mut keys_t[block + at..]);
+                transpose(isa, &rows[v..], width, count, dim, BLOCK, &mut values_t[block + at..]);
+                for (i, row) in rows.chunks_exact(width).enumerate() {
+                    keys[(position + i) * padded..][..dim].copy_from_slice(&row[k..][..dim]);
                 }
-                keys[position * padded..][..dim].copy_from_slice(k);
-                position += 1;
+                position += count;
+                row += count;
             }
         }
     }

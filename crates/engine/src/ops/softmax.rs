@@ -90,7 +90,7 @@ pub fn exponentiate(isa: crate::simd::Isa, z: &mut [f32]) -> (Normaliser, f64) {
 }
 
 simd! {
-    /// Multiplies every value by `factor`: turns exponentials into minus probabilities times a gradient.
+    /// Multiplies every value by `factor`.
     pub fn multiply(x: &mut [f32], factor: f32) {
         for x in x.iter_mut() {
             *x *= factor;

@@ -158,9 +158,9 @@ simd! {
 }
 
 simd! {
-    /// `out[k * out_stride + i] = data[i * stride + k]` for i below `width`, in blocks of 4 × 16: one cache line of four source
+    /// `out[k * out_stride + i] = data[i * stride + k]` for i below `width` and k below `depth`, in blocks of 4 × 16: one cache line of four source
     /// rows at a time.
-    fn transpose(data: &[f32], stride: usize, width: usize, depth: usize, out_stride: usize, out: &mut [f32]) {
+    pub fn transpose(data: &[f32], stride: usize, width: usize, depth: usize, out_stride: usize, out: &mut [f32]) {
         const BLOCK: usize = 16;
         let whole = depth / BLOCK * BLOCK;
         for k in (0..whole).step_by(BLOCK) {

@@ -21,21 +21,42 @@ pub fn prefetch(row: *mut f32) {
     let _ = row;
 }
 
+/// The right operand of a tile: `depth` rows of [`NR`] values, `stride` apart, in one piece or in blocks of `block` rows
+/// that lie anywhere.
+#[derive(Clone, Copy)]
+pub struct Rows<'a> {
+    /// Where each block starts.
+    pub blocks: &'a [*const f32],
+    /// Rows of a block; the last one may have fewer.
+    pub block: usize,
+    /// Rows in all.
+    pub depth: usize,
+    /// Distance between rows of a block.
+    pub stride: usize,
+}
+
+impl Rows<'_> {
+    /// Start and number of rows of each block.
+    #[inline(always)]
+    fn pieces(&self) -> impl Iterator<Item = (*const f32, usize)> + '_ {
+        let (block, depth) = (self.block, self.depth);
+        self.blocks.iter().enumerate().map(move |(i, start)| (*start, block.min(depth - i * block)))
+    }
+}
+
 /// `C[i][j] = Σ_k A[k][i] B[k][j]`, one chain from 0 in the order of k, or, with `add`, that sum added to what C held; for i below
 /// `rows` and j below `columns`. The chain does not begin at C: C can be large, and every link would round at its size.
-/// Row k of A starts `a_stride` values after the one before, likewise for B and row i of C.
+/// Row k of A starts `a_stride` values after the one before, row i of C `c_stride` after.
 ///
 /// # Safety
-/// All three pointers must cover these extents; C must not be accessed by others meanwhile. `isa` must be available.
+/// All pointers must cover these extents; C must not be accessed by others meanwhile. `isa` must be available.
 #[allow(clippy::too_many_arguments)]
 pub unsafe fn tile(
     isa: Isa,
     rows: usize,
-    depth: usize,
     a: *const f32,
     a_stride: usize,
-    b: *const f32,
-    b_stride: usize,
+    b: Rows<'_>,
     c: *mut f32,
     c_stride: usize,
     columns: usize,
@@ -47,7 +68,7 @@ pub unsafe fn tile(
         ($kernel:ident, $rows:expr, $a:expr, $c:expr, [$($r:literal)*]) => {
             match $rows {
                 // SAFETY: forwarded from the caller.
-                $($r => unsafe { $kernel::<$r>(depth, $a, a_stride, b, b_stride, $c, c_stride, columns, add) },)*
+                $($r => unsafe { $kernel::<$r>($a, a_stride, b, $c, c_stride, columns, add) },)*
                 _ => unreachable!("a tile of {} rows", $rows),
             }
         };
@@ -72,11 +93,9 @@ pub unsafe fn tile(
 #[target_feature(enable = "avx512f")]
 #[allow(clippy::too_many_arguments)]
 unsafe fn avx512<const R: usize>(
-    depth: usize,
     mut a: *const f32,
     a_stride: usize,
-    mut b: *const f32,
-    b_stride: usize,
+    b: Rows<'_>,
     c: *mut f32,
     c_stride: usize,
     columns: usize,
@@ -88,16 +107,18 @@ unsafe fn avx512<const R: usize>(
     let mut sums = [[_mm512_setzero_ps(); 2]; R];
     // SAFETY: the caller vouches for the extents; masked-off lanes are not accessed.
     unsafe {
-        for _ in 0..depth {
-            let b0 = _mm512_loadu_ps(b);
-            let b1 = _mm512_loadu_ps(b.add(16));
-            for (i, row) in sums.iter_mut().enumerate() {
-                let x = _mm512_set1_ps(*a.add(i));
-                row[0] = _mm512_fmadd_ps(x, b0, row[0]);
-                row[1] = _mm512_fmadd_ps(x, b1, row[1]);
+        for (mut from, depth) in b.pieces() {
+            for _ in 0..depth {
+                let b0 = _mm512_loadu_ps(from);
+                let b1 = _mm512_loadu_ps(from.add(16));
+                for (i, row) in sums.iter_mut().enumerate() {
+                    let x = _mm512_set1_ps(*a.add(i));
+                    row[0] = _mm512_fmadd_ps(x, b0, row[0]);
+                    row[1] = _mm512_fmadd_ps(x, b1, row[1]);
+                }
+                a = a.wrapping_add(a_stride);
+                from = from.wrapping_add(b.stride);
             }
-            a = a.wrapping_add(a_stride);
-            b = b.wrapping_add(b_stride);
         }
         for (i, row) in sums.iter().enumerate() {
             for (half, &sum) in row.iter().enumerate() {
@@ -113,11 +134,9 @@ unsafe fn avx512<const R: usize>(
 #[target_feature(enable = "avx2,fma")]
 #[allow(clippy::too_many_arguments)]
 unsafe fn avx2<const R: usize>(
-    depth: usize,
     a: *const f32,
     a_stride: usize,
-    b: *const f32,
-    b_stride: usize,
+    b: Rows<'_>,
     c: *mut f32,
     c_stride: usize,
     columns: usize,
@@ -130,17 +149,20 @@ unsafe fn avx2<const R: usize>(
             let width = (columns - half).min(16);
             let mut sums = [[_mm256_setzero_ps(); 2]; R];
             let mut row_copy = [0.0f32; 16];
-            let (mut a, mut b) = (a, b.add(half));
-            for _ in 0..depth {
-                let b0 = _mm256_loadu_ps(b);
-                let b1 = _mm256_loadu_ps(b.add(8));
-                for (i, row) in sums.iter_mut().enumerate() {
-                    let x = _mm256_set1_ps(*a.add(i));
-                    row[0] = _mm256_fmadd_ps(x, b0, row[0]);
-                    row[1] = _mm256_fmadd_ps(x, b1, row[1]);
+            let mut a = a;
+            for (start, depth) in b.pieces() {
+                let mut from = start.add(half);
+                for _ in 0..depth {
+                    let b0 = _mm256_loadu_ps(from);
+                    let b1 = _mm256_loadu_ps(from.add(8));
+                    for (i, row) in sums.iter_mut().enumerate() {
+                        let x = _mm256_set1_ps(*a.add(i));
+                        row[0] = _mm256_fmadd_ps(x, b0, row[0]);
+                        row[1] = _mm256_fmadd_ps(x, b1, row[1]);
+                    }
+                    a = a.wrapping_add(a_stride);
+                    from = from.wrapping_add(b.stride);
                 }
-                a = a.wrapping_add(a_stride);
-                b = b.wrapping_add(b_stride);
             }
             for (i, row) in sums.iter().enumerate() {
                 let to = c.add(i * c_stride + half);
@@ -160,11 +182,9 @@ unsafe fn avx2<const R: usize>(
 /// The definition, in plain code; on processors with a fused multiply-add in their baseline the compiler vectorises it.
 #[allow(clippy::too_many_arguments)]
 unsafe fn portable<const R: usize>(
-    depth: usize,
     a: *const f32,
     a_stride: usize,
-    b: *const f32,
-    b_stride: usize,
+    b: Rows<'_>,
     c: *mut f32,
     c_stride: usize,
     columns: usize,
@@ -173,13 +193,17 @@ unsafe fn portable<const R: usize>(
     // SAFETY: the caller vouches for the extents.
     unsafe {
         let mut sums = [[0.0f32; NR]; R];
-        for k in 0..depth {
-            let b = std::slice::from_raw_parts(b.add(k * b_stride), NR);
-            for (i, row) in sums.iter_mut().enumerate() {
-                let x = *a.add(k * a_stride + i);
-                for (sum, y) in row.iter_mut().zip(b) {
-                    *sum = x.mul_add(*y, *sum);
+        let mut a = a;
+        for (start, depth) in b.pieces() {
+            for k in 0..depth {
+                let from = std::slice::from_raw_parts(start.add(k * b.stride), NR);
+                for (i, row) in sums.iter_mut().enumerate() {
+                    let x = *a.add(i);
+                    for (sum, y) in row.iter_mut().zip(from) {
+                        *sum = x.mul_add(*y, *sum);
+                    }
                 }
+                a = a.wrapping_add(a_stride);
             }
         }
         for (i, row) in sums.iter().enumerate() {
