@@ -160,12 +160,8 @@ pub fn product(
                             // SAFETY: the packed operands hold these blocks; rows and columns of C lie within its
                             // bounds (asserted above), and no other task has this tile of C.
                             unsafe {
-                                let b = Rows {
-                                    blocks: &[b_panel.add(kc * NR)],
-                                    block: depth,
-                                    depth,
-                                    stride: NR,
-                                };
+                                let b =
+                                    Rows { blocks: &[b_panel.add(kc * NR)], block: depth, depth, stride: NR };
                                 tile(
                                     compute.isa,
                                     rows,

@@ -24,11 +24,13 @@ pub struct ArithmeticOptions {
     pub max_digits: u32,
     /// Share of tasks put in words; the others are in symbols.
     pub words: f64,
+    /// Whether words may be a story, in which the operations go unnamed.
+    pub stories: bool,
 }
 
 impl Default for ArithmeticOptions {
     fn default() -> Self {
-        ArithmeticOptions { operands: 3, min_digits: 2, max_digits: 4, words: 0.5 }
+        ArithmeticOptions { operands: 3, min_digits: 2, max_digits: 4, words: 0.5, stories: true }
     }
 }
 
@@ -60,7 +62,7 @@ impl Arithmetic {
     /// # Errors
     /// Names the option that is out of range.
     pub fn new(options: ArithmeticOptions, seed: u64) -> Result<Self, TaskError> {
-        let ArithmeticOptions { operands, min_digits, max_digits, words } = options;
+        let ArithmeticOptions { operands, min_digits, max_digits, words, stories: _ } = options;
         let check = |ok: bool, name, value: f64, range| {
             if ok { Ok(()) } else { Err(TaskError::Option { name, value, range }) }
         };
@@ -92,7 +94,8 @@ impl Arithmetic {
         };
         let term = Term::draw(&numbers, &mut draws);
         let words = draws.share() < self.options.words;
-        let wording = Wording::draw(&term, split == Split::HeldOutWording, words, &mut draws);
+        let reserved = split == Split::HeldOutWording;
+        let wording = Wording::draw(&term, reserved, words, self.options.stories, &mut draws);
         let answer = term.value().to_string();
         let call = DemonstratedCall {
             content: String::new(),
@@ -161,6 +164,16 @@ mod tests {
     }
 
     #[test]
+    fn stories_can_be_left_out() {
+        let options = ArithmeticOptions { words: 1.0, stories: false, ..ArithmeticOptions::default() };
+        let generator = Arithmetic::new(options, 3).unwrap();
+        for split in SPLITS {
+            let told = |i| generator.task(split, i).template.unwrap().starts_with("story");
+            assert!(!(0..300).any(told));
+        }
+    }
+
+    #[test]
     fn answers_are_what_the_calculator_says() {
         let generator = Arithmetic::new(ArithmeticOptions::default(), 3).unwrap();
         for split in SPLITS {
@@ -192,7 +205,8 @@ mod tests {
 
     #[test]
     fn splits_share_no_operands_whatever_the_seeds() {
-        let options = ArithmeticOptions { operands: 2, min_digits: 1, max_digits: 2, words: 0.5 };
+        let options =
+            ArithmeticOptions { operands: 2, min_digits: 1, max_digits: 2, words: 0.5, stories: true };
         let of = |seed, split| -> BTreeSet<Vec<i128>> {
             let generator = Arithmetic::new(options, seed).unwrap();
             (0..3000).map(|index| operands(&generator.task(split, index))).collect()
@@ -207,8 +221,13 @@ mod tests {
     fn both_sides_have_operands() {
         for digits in 1..=6 {
             for operands in 2..=6 {
-                let options =
-                    ArithmeticOptions { operands, min_digits: digits, max_digits: digits, words: 0.3 };
+                let options = ArithmeticOptions {
+                    operands,
+                    min_digits: digits,
+                    max_digits: digits,
+                    words: 0.3,
+                    stories: true,
+                };
                 let generator = Arithmetic::new(options, 0).unwrap();
                 for split in SPLITS {
                     generator.task(split, 0);

@@ -137,12 +137,21 @@ const WORDINGS: &[Wording] = &[
 ];
 
 impl Wording {
-    /// Draws a wording that fits the term: among the reserved ones or the others, in words or in symbols.
-    pub fn draw(term: &Term, reserved: bool, words: bool, draws: &mut Draws) -> &'static Wording {
-        let fitting: Vec<&Wording> = WORDINGS
-            .iter()
-            .filter(|w| w.reserved == reserved && (w.form == Form::Symbols) != words && w.fits(term))
-            .collect();
+    /// Draws a wording that fits the term: among the reserved ones or the others, in words (with `stories` or without) or in
+    /// symbols.
+    pub fn draw(
+        term: &Term,
+        reserved: bool,
+        words: bool,
+        stories: bool,
+        draws: &mut Draws,
+    ) -> &'static Wording {
+        let wanted = |w: &Wording| {
+            w.reserved == reserved
+                && (w.form == Form::Symbols) != words
+                && (stories || !matches!(w.form, Form::Story(_)))
+        };
+        let fitting: Vec<&Wording> = WORDINGS.iter().filter(|w| wanted(w) && w.fits(term)).collect();
         // Symbols and nested words fit every term, so there is always one.
         fitting[draws.below(fitting.len())]
     }
@@ -222,7 +231,7 @@ mod tests {
         for index in 0..6000 {
             let (term, mut draws) = term(index, 3);
             let (reserved, words) = (index % 2 == 0, index % 3 > 0);
-            let wording = Wording::draw(&term, reserved, words, &mut draws);
+            let wording = Wording::draw(&term, reserved, words, true, &mut draws);
             assert_eq!(wording.reserved, reserved);
             let question = wording.render(&term, &mut draws);
             assert!(!question.contains(['{', '}']), "{question}");

@@ -316,7 +316,9 @@ fn attend_tile(
     for column in (0..padded).step_by(NR) {
         starts.clear();
         starts.extend(
-            span.blocks[..used].iter().map(|block| layer.values(*block, head).wrapping_add(column).cast_const()),
+            span.blocks[..used]
+                .iter()
+                .map(|block| layer.values(*block, head).wrapping_add(column).cast_const()),
         );
         let b = Rows { blocks: starts, block: BLOCK, depth: longest, stride: padded };
         let to = sums[column..].as_mut_ptr();

@@ -179,7 +179,9 @@ impl Task {
                         let b = Rows { blocks: &start, block: dim, depth: dim, stride: BLOCK };
                         let to = to[tile_at * stride + block * BLOCK..].as_mut_ptr();
                         // SAFETY: packed rows, a block and the scores have these extents.
-                        unsafe { tile(isa, tile_rows, packed.as_ptr(), tile_rows, b, to, stride, BLOCK, false) };
+                        unsafe {
+                            tile(isa, tile_rows, packed.as_ptr(), tile_rows, b, to, stride, BLOCK, false)
+                        };
                     }
                 }
             }
@@ -210,7 +212,8 @@ impl Task {
                     for column in (0..padded).step_by(NR) {
                         let start = [right[column..].as_ptr()];
                         let b = Rows { blocks: &start, block: rows, depth: rows, stride: padded };
-                        let (a, to) = (left[position..].as_ptr(), to[position * padded + column..].as_mut_ptr());
+                        let (a, to) =
+                            (left[position..].as_ptr(), to[position * padded + column..].as_mut_ptr());
                         // SAFETY: scores, rows and the share have these extents.
                         unsafe { tile(isa, tile_rows, a, stride, b, to, padded, NR, true) };
                     }
@@ -240,7 +243,15 @@ impl Task {
     }
 
     /// Collects keys and values of one head along a path, in the layouts of the products.
-    fn gather(&mut self, isa: Isa, shape: Shape, path: &PathRows, kv_head: usize, positions: usize, qkv: &[f32]) {
+    fn gather(
+        &mut self,
+        isa: Isa,
+        shape: Shape,
+        path: &PathRows,
+        kv_head: usize,
+        positions: usize,
+        qkv: &[f32],
+    ) {
         let (width, dim, padded) = (shape.qkv(), shape.head_dim, shape.padded());
         let blocks = positions.div_ceil(BLOCK);
         let keys_t = self.keys_t.reserve(blocks * dim * BLOCK);

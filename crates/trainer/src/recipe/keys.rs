@@ -119,22 +119,25 @@ pub struct ArithmeticKeys {
     pub max_digits: u32,
     /// Share of tasks put in words; the others are in symbols.
     pub words: f64,
+    /// Whether words may be a story, in which the operations go unnamed.
+    pub stories: bool,
     /// How many different tasks there are to train on.
     pub train: u32,
 }
 
 impl Default for ArithmeticKeys {
     fn default() -> Self {
-        let ArithmeticOptions { operands, min_digits, max_digits, words } = ArithmeticOptions::default();
-        ArithmeticKeys { operands, min_digits, max_digits, words, train: 100_000 }
+        let ArithmeticOptions { operands, min_digits, max_digits, words, stories } =
+            ArithmeticOptions::default();
+        ArithmeticKeys { operands, min_digits, max_digits, words, stories, train: 100_000 }
     }
 }
 
 impl ArithmeticKeys {
     /// The options of the generator.
     pub fn options(&self) -> ArithmeticOptions {
-        let ArithmeticKeys { operands, min_digits, max_digits, words, .. } = *self;
-        ArithmeticOptions { operands, min_digits, max_digits, words }
+        let ArithmeticKeys { operands, min_digits, max_digits, words, stories, .. } = *self;
+        ArithmeticOptions { operands, min_digits, max_digits, words, stories }
     }
 }
 
