@@ -168,28 +168,15 @@ fn evaluate_row(
     let mut result = RowResult { logprobs, sums: ForwardBackward::default(), factor: 1.0 };
     let Some(loss) = loss else { return result };
 
-    let sums = &mut result.sums;
     let mut slopes = Vec::with_capacity(row.targets.len());
     for (&target, &logp) in row.targets.iter().zip(&result.logprobs) {
         let mut slope = 0.0;
         for term in batch.terms_of(&batch.targets[target]) {
             let evaluated = loss.evaluate(logp, term);
-            let weight = f64::from(term.weight);
-            slope += weight * evaluated.dlogp;
-            sums.loss += weight * evaluated.loss;
-            sums.terms += 1;
-            sums.clipped += u64::from(evaluated.clipped);
-            sums.kl += evaluated.kl;
-            if let Some(behaviour) = term.behaviour {
-                sums.behaviour_terms += 1;
-                sums.ratio += evaluated.ratio;
-                sums.mismatched += u64::from(behaviour.to_bits() != logp.to_bits());
-                sums.max_mismatch = sums.max_mismatch.max((behaviour - logp).abs());
-            }
+            slope += f64::from(term.weight) * evaluated.dlogp;
+            result.sums.add_term(term, logp, &evaluated);
         }
-        sums.targets += 1;
-        sums.nll -= f64::from(logp);
-        sums.entropy += entropy;
+        result.sums.add_target(logp, entropy);
         slopes.push(slope / f64::from(row.temperature));
     }
     let total: f64 = slopes.iter().sum();

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use dressage_rl::Loss;
-use dressage_tree::TreeBatch;
+use dressage_rl::{Evaluated, Loss};
+use dressage_tree::{Term, TreeBatch};
 use serde::{Deserialize, Serialize};
 
 use crate::PolicyError;
@@ -41,6 +41,27 @@ pub struct ForwardBackward {
 }
 
 impl ForwardBackward {
+    /// Adds one term, evaluated at log-probability `logp` of its target.
+    pub fn add_term(&mut self, term: &Term, logp: f32, evaluated: &Evaluated) {
+        self.loss += f64::from(term.weight) * evaluated.loss;
+        self.terms += 1;
+        self.clipped += u64::from(evaluated.clipped);
+        self.kl += evaluated.kl;
+        if let Some(behaviour) = term.behaviour {
+            self.behaviour_terms += 1;
+            self.ratio += evaluated.ratio;
+            self.mismatched += u64::from(behaviour.to_bits() != logp.to_bits());
+            self.max_mismatch = self.max_mismatch.max((behaviour - logp).abs());
+        }
+    }
+
+    /// Adds one target with log-probability `logp`, predicted with an entropy of `entropy` nats.
+    pub fn add_target(&mut self, logp: f32, entropy: f64) {
+        self.targets += 1;
+        self.nll -= f64::from(logp);
+        self.entropy += entropy;
+    }
+
     /// Adds the sums of another micro-batch.
     pub fn merge(&mut self, other: &Self) {
         self.loss += other.loss;

@@ -347,24 +347,13 @@ impl Learner for Simulator {
             let row = self.config.softmax(&state.weights, at, target.temperature);
             let token = batch.tokens[target.token as usize] as usize;
             let logprob = row.logprobs[token] as f32;
-            sums.targets += 1;
-            sums.nll -= f64::from(logprob);
-            sums.entropy -= row.probabilities.iter().zip(&row.logprobs).map(|(p, l)| p * l).sum::<f64>();
+            let entropy = -row.probabilities.iter().zip(&row.logprobs).map(|(p, l)| p * l).sum::<f64>();
+            sums.add_target(logprob, entropy);
             let mut slope = 0.0;
             for term in batch.terms_of(target) {
                 let evaluated = loss.evaluate(logprob, term);
-                let weight = f64::from(term.weight);
-                sums.loss += weight * evaluated.loss;
-                slope += weight * evaluated.dlogp;
-                sums.terms += 1;
-                sums.clipped += u64::from(evaluated.clipped);
-                sums.kl += evaluated.kl;
-                if let Some(behaviour) = term.behaviour {
-                    sums.behaviour_terms += 1;
-                    sums.ratio += evaluated.ratio;
-                    sums.mismatched += u64::from(behaviour.to_bits() != logprob.to_bits());
-                    sums.max_mismatch = sums.max_mismatch.max((behaviour - logprob).abs());
-                }
+                slope += f64::from(term.weight) * evaluated.dlogp;
+                sums.add_term(term, logprob, &evaluated);
             }
             // d log p(token) / d logit = [is the token] − p, over the temperature.
             let slope = slope / f64::from(target.temperature);
