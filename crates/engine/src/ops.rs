@@ -36,23 +36,29 @@ pub(crate) fn for_rows(
     });
 }
 
-/// Adds `bias` to every row of `out`.
+/// Copies `values` into every row of `out`.
 pub fn fill_rows(compute: &Compute, rows: usize, values: &[f32], out: &mut [f32]) {
     for_rows(compute, rows, values.len(), out, |_, row| row.copy_from_slice(values));
 }
 
-/// `sums[j] += Σ_rows x[row][j]`, in the order of rows: the gradient of a bias.
-pub fn add_column_sums(compute: &Compute, rows: usize, x: &[f32], sums: &mut [f32]) {
+/// Calls `body(first, sums)` for ranges of columns of `sums`, in parallel: for sums over rows, each in the order of rows.
+pub(crate) fn for_columns(compute: &Compute, sums: &mut [f32], body: impl Fn(usize, &mut [f32]) + Sync) {
     const COLUMNS: usize = 64;
     let width = sums.len();
     let shared = Shared::new(sums);
     compute.pool.run(width.div_ceil(COLUMNS), |task| {
         let first = task * COLUMNS;
-        let columns = COLUMNS.min(width - first);
         // SAFETY: each range of columns belongs to one task.
-        let sums = unsafe { shared.slice(first, columns) };
+        body(first, unsafe { shared.slice(first, COLUMNS.min(width - first)) });
+    });
+}
+
+/// `sums[j] += Σ_rows x[row][j]`, in the order of rows: the gradient of a bias.
+pub fn add_column_sums(compute: &Compute, rows: usize, x: &[f32], sums: &mut [f32]) {
+    let width = sums.len();
+    for_columns(compute, sums, |first, sums| {
         for row in 0..rows {
-            for (sum, value) in sums.iter_mut().zip(&x[row * width + first..][..columns]) {
+            for (sum, value) in sums.iter_mut().zip(&x[row * width + first..]) {
                 *sum += value;
             }
         }

@@ -1,7 +1,7 @@
 //! RMS normalisation (Zhang & Sennrich 2019): y = w · x / sqrt(mean(x²) + ε), over the rows of a matrix or over the heads
 //! within a row.
 
-use super::for_rows;
+use super::{for_columns, for_rows};
 use crate::Compute;
 use crate::buffer::Shared;
 use crate::simd::{LANES, dot, fold, simd};
@@ -12,7 +12,7 @@ pub const MAX_HEAD: usize = 512;
 simd! {
     /// Normalises one row, returning nothing but `y`.
     fn forward_row(x: &[f32], weight: &[f32], epsilon: f32, y: &mut [f32]) {
-        let inverse = 1.0 / (dot(x, x) / x.len() as f32 + epsilon).sqrt();
+        let inverse = inverse(x, epsilon);
         for ((y, x), w) in y.iter_mut().zip(x).zip(weight) {
             *y = w * (x * inverse);
         }
@@ -22,14 +22,19 @@ simd! {
 simd! {
     /// Gradient of one row: `dx += inverse · (w dy − x · inverse² · mean(w dy x))`; returns `inverse`.
     fn backward_row(x: &[f32], weight: &[f32], epsilon: f32, dy: &[f32], dx: &mut [f32]) -> f32 {
-        let n = x.len() as f32;
-        let inverse = 1.0 / (dot(x, x) / n + epsilon).sqrt();
-        let pull = dot_of_product(dy, weight, x) / n * inverse * inverse;
+        let inverse = inverse(x, epsilon);
+        let pull = dot_of_product(dy, weight, x) / x.len() as f32 * inverse * inverse;
         for (((d, g), w), x) in dx.iter_mut().zip(dy).zip(weight).zip(x) {
             *d += inverse * (g * w - x * pull);
         }
         inverse
     }
+}
+
+/// 1 / sqrt(mean(x²) + ε).
+#[inline(always)]
+fn inverse(x: &[f32], epsilon: f32) -> f32 {
+    1.0 / (dot(x, x) / x.len() as f32 + epsilon).sqrt()
 }
 
 /// Σ x y z in fixed lanes.
@@ -92,17 +97,11 @@ fn weight_gradient(
     inverses: &[f32],
     dweight: &mut [f32],
 ) {
-    const COLUMNS: usize = 64;
     let width = dweight.len();
-    let shared = Shared::new(dweight);
-    compute.pool.run(width.div_ceil(COLUMNS), |task| {
-        let first = task * COLUMNS;
-        let columns = COLUMNS.min(width - first);
-        // SAFETY: each range of columns belongs to one task.
-        let sums = unsafe { shared.slice(first, columns) };
-        for row in 0..rows {
-            let (x, dy) = (&x[row * width + first..][..columns], &dy[row * width + first..][..columns]);
-            add_products(compute.isa, x, dy, inverses[row], sums);
+    for_columns(compute, dweight, |first, sums| {
+        for (row, inverse) in inverses[..rows].iter().enumerate() {
+            let at = row * width + first;
+            add_products(compute.isa, &x[at..], &dy[at..], *inverse, sums);
         }
     });
 }
@@ -179,7 +178,7 @@ pub fn backward_heads(
 
 simd! {
     fn inverse_rms(x: &[f32], epsilon: f32) -> f32 {
-        1.0 / (dot(x, x) / x.len() as f32 + epsilon).sqrt()
+        inverse(x, epsilon)
     }
 }
 
