@@ -57,6 +57,8 @@ pub struct HeadGradient<'a> {
     pub dx: &'a mut [f32],
     /// Gradient of all parameters.
     pub parameters: &'a mut [f32],
+    /// Whether the head's own is added to or overwritten.
+    pub mode: Mode,
 }
 
 impl Head {
@@ -113,7 +115,8 @@ impl Head {
                 let normed = Matrix::new(&self.normed[..chunk.len() * width], chunk.len(), width);
                 let dhead = &mut gradient.parameters[layout.head.clone()];
                 let transposed = dlogits.transposed();
-                product(compute, scratch, transposed, Right::Plain(normed), dhead, width, Mode::Add);
+                product(compute, scratch, transposed, Right::Plain(normed), dhead, width, gradient.mode);
+                gradient.mode = Mode::Add;
 
                 let drows = self.drows.reserve(chunk.len() * width);
                 drows.fill(0.0);
@@ -134,6 +137,9 @@ impl Head {
                     }
                 }
             }
+        }
+        if let Some(HeadGradient { mode: Mode::Set, parameters, .. }) = gradient {
+            parameters[layout.head.clone()].fill(0.0);
         }
         (logprobs, sums)
     }

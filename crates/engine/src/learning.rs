@@ -21,7 +21,7 @@ use crate::weights::attention_shape;
 /// Gradient and moments, in the layout of the weights; allocated by the first backward pass.
 #[derive(Default)]
 pub struct Optimiser {
-    /// What has accumulated since the last step.
+    /// What has accumulated since the last step; only where `accumulated` says so.
     pub gradient: Buffer,
     /// First moment.
     pub first: Buffer,
@@ -29,6 +29,8 @@ pub struct Optimiser {
     pub second: Buffer,
     /// Steps taken.
     pub steps: u64,
+    /// Whether anything has accumulated. If not, products overwrite what lies in `gradient`, which saves clearing and reading it.
+    accumulated: bool,
 }
 
 impl Optimiser {
@@ -39,6 +41,20 @@ impl Optimiser {
                 *buffer = Buffer::zeroed(layout.len);
             }
         }
+    }
+
+    /// Clears what products do not write to, where nothing has accumulated yet; says how products begin.
+    fn begin(&mut self, layout: &Layout) -> Mode {
+        if std::mem::replace(&mut self.accumulated, true) {
+            return Mode::Add;
+        }
+        let norms_and_biases =
+            layout.groups().into_iter().filter(|g| !g.decay).map(|g| g.start..g.start + g.len);
+        let table = Some(layout.embedding.clone()).filter(|table| *table != layout.head);
+        for range in norms_and_biases.chain(table) {
+            self.gradient[range].fill(0.0);
+        }
+        Mode::Set
     }
 }
 
@@ -114,10 +130,11 @@ impl Learning {
         let x = &self.out[..rows * config.hidden];
         let dx = self.backward.dx.reserve(rows * config.hidden);
         dx.fill(0.0);
-        let gradient = HeadGradient { loss, dx, parameters: &mut self.optimiser.gradient };
+        let mode = self.optimiser.begin(&model.weights.layout);
+        let gradient = HeadGradient { loss, dx, parameters: &mut self.optimiser.gradient, mode };
         let (_, sums) = self.head.run(model, batch, x, &mut self.temporary.scratch, Some(gradient));
         for layer in (0..config.layers).rev() {
-            self.backward_layer(model, layer, &packing);
+            self.backward_layer(model, layer, &packing, mode);
         }
         self.backward_embedding(model, &batch.tokens);
         Ok(sums)
@@ -126,9 +143,12 @@ impl Learning {
     /// One optimiser step over what has accumulated. A gradient that is not finite is dropped and changes nothing.
     pub fn optim_step(&mut self, model: &mut Transformer, params: &OptimParams) -> OptimReport {
         self.optimiser.ensure(&model.weights.layout);
+        if !self.optimiser.accumulated {
+            self.optimiser.gradient.fill(0.0);
+        }
+        self.optimiser.accumulated = false;
         let grad_norm = adamw::norm(&model.compute, &self.optimiser.gradient);
         if !grad_norm.is_finite() {
-            self.optimiser.gradient.fill(0.0);
             return OptimReport { grad_norm, applied: false };
         }
         let limit = f64::from(params.max_grad_norm);
@@ -141,7 +161,7 @@ impl Learning {
             self.optimiser.steps,
             scale,
             &mut model.weights.master,
-            &mut self.optimiser.gradient,
+            &self.optimiser.gradient,
             &mut self.optimiser.first,
             &mut self.optimiser.second,
         );
@@ -169,8 +189,9 @@ impl Learning {
         }
     }
 
-    /// Turns the gradient of a block's output into that of its input, adding to the parameters' on the way.
-    fn backward_layer(&mut self, model: &Transformer, layer: usize, packing: &Packing) {
+    /// Turns the gradient of a block's output into that of its input, adding to the parameters' on the way; matrices' gradients
+    /// are overwritten if `mode` says so.
+    fn backward_layer(&mut self, model: &Transformer, layer: usize, packing: &Packing, mode: Mode) {
         let config = &model.weights.config;
         let shape = attention_shape(config);
         let (compute, layout) = (&model.compute, &model.weights.layout.layers[layer]);
@@ -202,7 +223,7 @@ impl Learning {
         let activated = Matrix::new(dhidden, rows, wide);
         let slope = Matrix::new(dx, rows, hidden).transposed();
         let to = &mut gradient[layout.down.clone()];
-        product(compute, scratch, slope, Right::Plain(activated), to, wide, Mode::Add);
+        product(compute, scratch, slope, Right::Plain(activated), to, wide, mode);
         add_column_sums(compute, rows, dx, &mut gradient[layout.down_bias.clone()]);
 
         let middle = &state.middle[..rows * hidden];
@@ -210,7 +231,7 @@ impl Learning {
         let slope = Matrix::new(gate_up, rows, 2 * wide);
         let input = Matrix::new(normed, rows, hidden);
         let to = &mut gradient[layout.gate_up.clone()];
-        product(compute, scratch, slope.transposed(), Right::Plain(input), to, hidden, Mode::Add);
+        product(compute, scratch, slope.transposed(), Right::Plain(input), to, hidden, mode);
         add_column_sums(compute, rows, gate_up, &mut gradient[layout.gate_up_bias.clone()]);
         let dnormed = back.dnormed.reserve(rows * hidden);
         let matrix = Matrix::new(weights.part(&layout.gate_up), 2 * wide, hidden);
@@ -233,7 +254,7 @@ impl Learning {
         let slope = Matrix::new(dx, rows, hidden);
         let to = &mut gradient[layout.output.clone()];
         let right = Right::Plain(Matrix::new(attended, rows, query));
-        product(compute, scratch, slope.transposed(), right, to, query, Mode::Add);
+        product(compute, scratch, slope.transposed(), right, to, query, mode);
         add_column_sums(compute, rows, dx, &mut gradient[layout.output_bias.clone()]);
         let dattended = back.dattended.reserve(rows * query);
         let matrix = Matrix::new(weights.part(&layout.output), hidden, query);
@@ -262,7 +283,7 @@ impl Learning {
         let slope = Matrix::new(dqkv, rows, qkv_width);
         let to = &mut gradient[layout.qkv.clone()];
         let right = Right::Plain(Matrix::new(normed, rows, hidden));
-        product(compute, scratch, slope.transposed(), right, to, hidden, Mode::Add);
+        product(compute, scratch, slope.transposed(), right, to, hidden, mode);
         add_column_sums(compute, rows, dqkv, &mut gradient[layout.qkv_bias.clone()]);
         let matrix = Matrix::new(weights.part(&layout.qkv), qkv_width, hidden);
         product(compute, scratch, slope, Right::Plain(matrix), dnormed, hidden, Mode::Set);
@@ -456,11 +477,44 @@ mod tests {
         }
     }
 
+    /// Products write over what the last step left, in every parameter, with tied and untied heads.
+    #[test]
+    fn a_step_leaves_nothing_behind() {
+        for config in family_configs() {
+            let mut model = model(&config, 1);
+            let still = OptimParams {
+                learning_rate: 0.0,
+                beta1: 0.9,
+                beta2: 0.99,
+                epsilon: 1e-8,
+                weight_decay: 0.0,
+                max_grad_norm: 1.0,
+            };
+            let paths = paths(config.vocabulary);
+            let [first, second] = [&paths[..2], &paths[2..]].map(|paths| TreeBatch::merge(paths).unwrap());
+            let loss = losses()[1];
+            let (mut new, mut used) = (Learning::new(&model), Learning::new(&model));
+            used.forward_backward(&model, &second, &loss).unwrap();
+            used.optim_step(&mut model, &still);
+            for learning in [&mut new, &mut used] {
+                learning.forward_backward(&model, &first, &loss).unwrap();
+                learning.forward_backward(&model, &second, &loss).unwrap();
+            }
+            assert_eq!(new.optimiser.gradient.to_vec(), used.optimiser.gradient.to_vec());
+            // A batch without targets overwrites all of it with nothing.
+            used.optim_step(&mut model, &still);
+            let silent = PathInput { tokens: paths[0].tokens.clone(), targets: vec![] };
+            used.forward_backward(&model, &TreeBatch::merge(&[silent]).unwrap(), &loss).unwrap();
+            assert!(used.optimiser.gradient.iter().all(|g| *g == 0.0));
+        }
+    }
+
     #[test]
     fn a_gradient_that_is_not_finite_changes_nothing() {
         let mut model = model(&tiny_config(), 1);
         let mut learning = Learning::new(&model);
         learning.optimiser.ensure(&model.weights.layout);
+        learning.optimiser.begin(&model.weights.layout);
         learning.optimiser.gradient[7] = f32::NAN;
         let before = model.weights.master.to_vec();
         let params = OptimParams {
@@ -474,7 +528,9 @@ mod tests {
         let report = learning.optim_step(&mut model, &params);
         assert!(!report.applied && report.grad_norm.is_nan());
         assert_eq!(before, model.weights.master.to_vec());
-        assert!(learning.optimiser.gradient.iter().all(|g| *g == 0.0));
+        // Nor does it stay for the next step.
+        let report = learning.optim_step(&mut model, &params);
+        assert!(report.applied && report.grad_norm == 0.0);
     }
 
     #[test]

@@ -42,14 +42,13 @@ struct Step {
 }
 
 simd! {
-    fn step_block(s: Step, weight: &mut [f32], gradient: &mut [f32], first: &mut [f32], second: &mut [f32]) {
+    fn step_block(s: Step, weight: &mut [f32], gradient: &[f32], first: &mut [f32], second: &mut [f32]) {
         for (((w, g), m), v) in weight.iter_mut().zip(gradient).zip(first).zip(second) {
             let scaled = *g * s.gradient_scale;
             *m = s.beta1.mul_add(*m, (1.0 - s.beta1) * scaled);
             *v = s.beta2.mul_add(*v, (1.0 - s.beta2) * (scaled * scaled));
             let denominator = v.sqrt() / s.root_correction + s.epsilon;
             *w = *w * s.keep - s.rate * (*m / denominator);
-            *g = 0.0;
         }
     }
 }
@@ -65,7 +64,7 @@ pub struct Group {
     pub decay: bool,
 }
 
-/// Step number `step` (from 1) over `groups` of the arrays, with the gradient scaled by `gradient_scale`; clears the gradient.
+/// Step number `step` (from 1) over `groups` of the arrays, with the gradient scaled by `gradient_scale`.
 #[allow(clippy::too_many_arguments)]
 pub fn step(
     compute: &Compute,
@@ -74,7 +73,7 @@ pub fn step(
     step: u64,
     gradient_scale: f32,
     weight: &mut [f32],
-    gradient: &mut [f32],
+    gradient: &[f32],
     first: &mut [f32],
     second: &mut [f32],
 ) {
@@ -83,7 +82,7 @@ pub fn step(
         .iter()
         .flat_map(|g| (0..g.len).step_by(BLOCK).map(|at| (g.start + at, BLOCK.min(g.len - at), g.decay)))
         .collect();
-    let arrays = [weight, gradient, first, second].map(Shared::new);
+    let arrays = [weight, first, second].map(Shared::new);
     compute.pool.run(blocks.len(), |task| {
         if task == blocks.len() / 2 {
             crash_point("in_optim_step");
@@ -100,8 +99,8 @@ pub fn step(
             epsilon: params.epsilon,
         };
         // SAFETY: groups do not overlap, so each block belongs to one task.
-        let [w, g, m, v] = unsafe { arrays.each_ref().map(|array| array.slice(start, len)) };
-        step_block(compute.isa, constants, w, g, m, v);
+        let [w, m, v] = unsafe { arrays.each_ref().map(|array| array.slice(start, len)) };
+        step_block(compute.isa, constants, w, &gradient[start..start + len], m, v);
     });
 }
 
@@ -128,12 +127,11 @@ mod tests {
         let (mut m, mut v) = (vec![0.0; n], vec![0.0; n]);
         let (mut ew, mut em, mut ev) = (wide(&w), vec![0.0; n], vec![0.0; n]);
         for t in 1..=5 {
-            let mut g = noise(n, 10 + t, 1.0);
+            let g = noise(n, 10 + t, 1.0);
             let eg = wide(&g);
             let exact = eg.iter().map(|x| x * x).sum::<f64>().sqrt();
             assert!((norm(&compute, &g) - exact).abs() < 1e-5 * exact);
-            step(&compute, &groups, &params, t, 0.5, &mut w, &mut g, &mut m, &mut v);
-            assert!(g.iter().all(|x| *x == 0.0), "the gradient is cleared");
+            step(&compute, &groups, &params, t, 0.5, &mut w, &g, &mut m, &mut v);
             for i in 0..n {
                 let x = eg[i] * 0.5;
                 em[i] = 0.9 * em[i] + 0.1 * x;

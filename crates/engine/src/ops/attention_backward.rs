@@ -3,10 +3,12 @@
 //! With P the normalised weights, D = rowsum(dO ∘ O) and dS = P ∘ (dO Vᵀ − D): dQ = scale · dS K, dK = dSᵀ (scale · Q),
 //! dV = Pᵀ dO (Dao et al. 2022, appendix B). P is computed again from the saved (max, Σ e).
 //!
-//! One task is one span and one query head; it goes over the span's whole path and leaves its share of dK and dV in a
-//! buffer of its own. Shares are then added up per token in the order of spans and heads, so threads do not change the sum.
+//! One task is a piece of a span and one key head with all query heads that share it; it goes over the path as far as the piece
+//! sees it and leaves its share of dK and dV in a buffer of its own. Shares are then added up per token in the order of spans
+//! and pieces, so threads do not change the sum.
 
 use std::cell::RefCell;
+use std::ops::Range;
 
 use super::attention::{BLOCK, Shape, Span};
 use crate::Compute;
@@ -14,10 +16,12 @@ use crate::buffer::{Buffer, Shared};
 use crate::product::pack::transpose;
 use crate::product::tile::{Rows, tile};
 use crate::product::{MR, NR};
-use crate::simd::{Isa, dot, exp, simd};
+use crate::simd::{Isa, LANES, dot, exp, simd};
 
-/// Query rows that a task handles at a time.
-const QUERIES: usize = 4 * MR;
+/// Query rows whose weights exist at a time: enough to make up for reading dK and dV, few enough to stay in the cache.
+const QUERIES: usize = 8 * MR;
+/// Pieces that a long span is cut into, part of the definition of the sum: enough for the threads, as each costs a share.
+const PIECES: usize = 8;
 
 /// The rows of a span's path, first to last, as (first row, number of rows).
 pub type PathRows = Vec<(usize, usize)>;
@@ -31,6 +35,41 @@ pub struct Saved<'a> {
     pub out: &'a [f32],
     /// (max, Σ e) for every row and head.
     pub stats: &'a [f32],
+}
+
+/// Some queries of one span.
+struct Piece {
+    span: usize,
+    /// Queries, counted from the span's first row.
+    queries: Range<usize>,
+    /// Positions that they see: those of the path up to the last of them.
+    positions: usize,
+    /// Where the shares of its key heads start: for each, `[positions][padded]` for keys, then for values.
+    shares: usize,
+}
+
+impl Piece {
+    /// Cuts all spans; the second value is the size of all shares.
+    fn cut(shape: Shape, spans: &[Span]) -> (Vec<Piece>, usize) {
+        let (mut pieces, mut total) = (Vec::new(), 0);
+        for (index, span) in spans.iter().enumerate() {
+            let len = span.len.div_ceil(PIECES).next_multiple_of(QUERIES);
+            for first in (0..span.len).step_by(len) {
+                let queries = first..span.len.min(first + len);
+                let positions = span.position + queries.end;
+                pieces.push(Piece { span: index, queries, positions, shares: total });
+                total += shape.kv_heads * 2 * positions * shape.padded();
+            }
+        }
+        (pieces, total)
+    }
+
+    /// Where the share of `part` (0: keys, 1: values) of a key head lies.
+    fn share(&self, shape: Shape, kv_head: usize, part: usize) -> Range<usize> {
+        let size = self.positions * shape.padded();
+        let start = self.shares + (2 * kv_head + part) * size;
+        start..start + size
+    }
 }
 
 thread_local! {
@@ -68,31 +107,39 @@ pub fn backward(
     shares: &mut Buffer,
     dqkv: &mut [f32],
 ) {
-    // Where each task's share of dK and dV starts: [path positions][padded] for keys, then for values.
-    let padded = shape.padded();
-    let mut starts = Vec::with_capacity(spans.len() * shape.heads + 1);
-    let mut total = 0;
-    for span in spans {
-        for _ in 0..shape.heads {
-            starts.push(total);
-            total += 2 * (span.position + span.len) * padded;
-        }
-    }
+    let (pieces, total) = Piece::cut(shape, spans);
     let shares = Shared::new(shares.reserve(total));
     let shared = Shared::new(dqkv);
-    compute.pool.run(spans.len() * shape.heads, |task| {
-        let (index, head) = (task / shape.heads, task % shape.heads);
-        let span = &spans[index];
+    // Tasks in falling order of cost, so that the last to finish is a small one.
+    let mut tasks: Vec<(&Piece, usize)> =
+        pieces.iter().flat_map(|piece| (0..shape.kv_heads).map(move |head| (piece, head))).collect();
+    tasks.sort_by_key(|(piece, _)| std::cmp::Reverse(piece.positions * piece.queries.len()));
+    compute.pool.run(tasks.len(), |task| {
+        let (piece, kv_head) = tasks[task];
         // SAFETY: each share belongs to one task.
-        let share = unsafe { shares.slice(starts[task], 2 * (span.position + span.len) * padded) };
-        share.fill(0.0);
+        let share = [0, 1].map(|part| unsafe {
+            let range = piece.share(shape, kv_head, part);
+            shares.slice(range.start, range.len())
+        });
         SCRATCH.with_borrow_mut(|scratch| {
-            scratch.run(compute.isa, shape, span, &paths[index], head, saved, dout, share, shared);
+            let span = &spans[piece.span];
+            scratch.run(
+                compute.isa,
+                shape,
+                span,
+                piece,
+                &paths[piece.span],
+                kv_head,
+                saved,
+                dout,
+                share,
+                shared,
+            );
         });
     });
 
-    // Add up the shares: keys and values of a row are touched by the spans whose path it is on.
-    let (width, dim, group) = (shape.qkv(), shape.head_dim, shape.group());
+    // Add up the shares: keys and values of a row are touched by the pieces whose path it is on.
+    let (width, dim, padded) = (shape.qkv(), shape.head_dim, shape.padded());
     compute.pool.run(shape.kv_heads * 2, |task| {
         let (kv_head, part) = (task / 2, task % 2);
         let offset = shape.query() + part * shape.key() + kv_head * dim;
@@ -102,25 +149,16 @@ pub fn backward(
                 unsafe { shared.slice(row * width + offset, dim) }.fill(0.0);
             }
         }
-        for (index, span) in spans.iter().enumerate() {
-            let positions = span.position + span.len;
-            for head in kv_head * group..(kv_head + 1) * group {
-                let start = starts[index * shape.heads + head] + part * positions * padded;
-                let mut position = 0;
-                for &(first, len) in &paths[index] {
-                    for row in first..first + len {
-                        // SAFETY: as above; the shares are only read from here on.
-                        let (to, from) = unsafe {
-                            (
-                                shared.slice(row * width + offset, dim),
-                                shares.slice(start + position * padded, dim),
-                            )
-                        };
-                        for (to, from) in to.iter_mut().zip(from) {
-                            *to += *from;
-                        }
-                        position += 1;
-                    }
+        for piece in &pieces {
+            let range = piece.share(shape, kv_head, part);
+            // SAFETY: the shares are only read from here on.
+            let share = unsafe { shares.slice(range.start, range.len()) };
+            let rows = paths[piece.span].iter().flat_map(|&(first, len)| first..first + len);
+            for (row, from) in rows.zip(share.chunks_exact(padded)) {
+                // SAFETY: as above.
+                let to = unsafe { shared.slice(row * width + offset, dim) };
+                for (to, from) in to.iter_mut().zip(from) {
+                    *to += *from;
                 }
             }
         }
@@ -128,24 +166,28 @@ pub fn backward(
 }
 
 impl Task {
+    /// One piece and one key head: fills the rows of its queries in `dqkv`, and its share (dK, dV).
     #[allow(clippy::too_many_arguments)]
     fn run(
         &mut self,
         isa: Isa,
         shape: Shape,
         span: &Span,
+        piece: &Piece,
         path: &PathRows,
-        head: usize,
+        kv_head: usize,
         saved: Saved<'_>,
         dout: &[f32],
-        share: &mut [f32],
+        share: [&mut [f32]; 2],
         dqkv: Shared<'_>,
     ) {
         let (width, dim, padded) = (shape.qkv(), shape.head_dim, shape.padded());
-        let positions = span.position + span.len;
-        let stride = positions.div_ceil(BLOCK) * BLOCK;
+        const { assert!(MR <= LANES) };
+        // An odd number of cache lines, so that one position of many rows does not fall into one set of the cache; at least a
+        // tile longer than the path.
+        let stride = piece.positions.div_ceil(BLOCK) * BLOCK + LANES;
         let scale = 1.0 / (dim as f32).sqrt();
-        self.gather(isa, shape, path, head / shape.group(), positions, saved.qkv);
+        self.gather(isa, shape, path, kv_head, piece.positions, saved.qkv);
         let queries = self.queries.reserve(QUERIES * padded);
         let grads = self.grads.reserve(QUERIES * padded);
         let packed = self.packed.reserve(MR * dim);
@@ -153,28 +195,34 @@ impl Task {
         let slopes = self.slopes.reserve(QUERIES * stride);
         let slopes_t = self.slopes_t.reserve(MR * stride);
         let dqueries = self.dqueries.reserve(MR * padded);
-        let (dkeys, dvalues) = share.split_at_mut(positions * padded);
+        let [dkeys, dvalues] = share;
+        dkeys.fill(0.0);
+        dvalues.fill(0.0);
 
-        for first in (0..span.len).step_by(QUERIES) {
-            let rows = QUERIES.min(span.len - first);
-            let seen = span.position + first + rows;
-            let used = seen.div_ceil(BLOCK);
+        for (first, head) in piece.queries.clone().step_by(QUERIES).flat_map(|first| {
+            (kv_head * shape.group()..(kv_head + 1) * shape.group()).map(move |h| (first, h))
+        }) {
+            let rows = QUERIES.min(piece.queries.end - first);
+            // Positions before the first of these rows: each row sees all of them.
+            let before = span.position + first;
             for r in 0..rows {
                 let row = span.row + first + r;
                 let q = &saved.qkv[row * width + head * dim..][..dim];
                 let g = &dout[row * shape.query() + head * dim..][..dim];
-                for d in 0..dim {
-                    queries[r * padded + d] = q[d] * scale;
+                for (to, q) in queries[r * padded..].iter_mut().zip(q) {
+                    *to = q * scale;
                 }
                 grads[r * padded..][..dim].copy_from_slice(g);
             }
+            // Everything is computed for a tile of rows as far as its last one sees.
             for tile_at in (0..rows).step_by(MR) {
                 let tile_rows = MR.min(rows - tile_at);
+                let seen = before + tile_at + tile_rows;
                 for (from, right, to) in
                     [(&*queries, &self.keys_t, &mut *weights), (&*grads, &self.values_t, &mut *slopes)]
                 {
                     transpose(isa, &from[tile_at * padded..], padded, tile_rows, dim, tile_rows, packed);
-                    for block in 0..used {
+                    for block in 0..seen.div_ceil(BLOCK) {
                         let start = [right[block * dim * BLOCK..].as_ptr()];
                         let b = Rows { blocks: &start, block: dim, depth: dim, stride: BLOCK };
                         let to = to[tile_at * stride + block * BLOCK..].as_mut_ptr();
@@ -184,44 +232,20 @@ impl Task {
                         };
                     }
                 }
-            }
-            for r in 0..rows {
-                let row = span.row + first + r;
-                let own = span.position + first + r + 1;
-                let stats = &saved.stats[(row * shape.heads + head) * 2..][..2];
-                let o = &saved.out[row * shape.query() + head * dim..][..dim];
-                let p = &mut weights[r * stride..][..seen];
-                let s = &mut slopes[r * stride..][..seen];
-                row_slopes(
-                    isa,
-                    &mut p[..own],
-                    &mut s[..own],
-                    stats[0],
-                    stats[1],
-                    o,
-                    &grads[r * padded..][..dim],
-                );
-                p[own..].fill(0.0);
-                s[own..].fill(0.0);
-            }
-            // dK += dSᵀ Q and dV += Pᵀ dO: positions are the rows of these products, queries their depth.
-            for (left, right, to) in [(&*slopes, &*queries, &mut *dkeys), (&*weights, &*grads, &mut *dvalues)]
-            {
-                for position in (0..seen).step_by(MR) {
-                    let tile_rows = MR.min(seen - position);
-                    for column in (0..padded).step_by(NR) {
-                        let start = [right[column..].as_ptr()];
-                        let b = Rows { blocks: &start, block: rows, depth: rows, stride: padded };
-                        let (a, to) =
-                            (left[position..].as_ptr(), to[position * padded + column..].as_mut_ptr());
-                        // SAFETY: scores, rows and the share have these extents.
-                        unsafe { tile(isa, tile_rows, a, stride, b, to, padded, NR, true) };
-                    }
+                for r in tile_at..tile_at + tile_rows {
+                    let row = span.row + first + r;
+                    let own = before + r + 1;
+                    let stats = &saved.stats[(row * shape.heads + head) * 2..][..2];
+                    let o = &saved.out[row * shape.query() + head * dim..][..dim];
+                    let g = &grads[r * padded..][..dim];
+                    let (p, s) =
+                        (&mut weights[r * stride..][..seen + MR], &mut slopes[r * stride..][..seen + MR]);
+                    row_slopes(isa, &mut p[..own], &mut s[..own], stats[0], stats[1], o, g);
+                    // To the end of the tile of positions that the last of them is in.
+                    p[own..].fill(0.0);
+                    s[own..].fill(0.0);
                 }
-            }
-            // dQ = scale · dS K.
-            for tile_at in (0..rows).step_by(MR) {
-                let tile_rows = MR.min(rows - tile_at);
+                // dQ = scale · dS K.
                 transpose(isa, &slopes[tile_at * stride..], stride, tile_rows, seen, tile_rows, slopes_t);
                 for column in (0..padded).step_by(NR) {
                     let start = [self.keys[column..].as_ptr()];
@@ -236,6 +260,25 @@ impl Task {
                     let to = unsafe { dqkv.slice(row * width + head * dim, dim) };
                     for (to, from) in to.iter_mut().zip(&dqueries[r * padded..]) {
                         *to = from * scale;
+                    }
+                }
+            }
+            // dK += dSᵀ Q and dV += Pᵀ dO: positions are the rows of these products, queries their depth, from the first
+            // tile of queries that sees any of the positions.
+            let seen = before + rows;
+            for (left, right, to) in [(&*slopes, &*queries, &mut *dkeys), (&*weights, &*grads, &mut *dvalues)]
+            {
+                for position in (0..seen).step_by(MR) {
+                    let tile_rows = MR.min(seen - position);
+                    let skipped = position.saturating_sub(before) / MR * MR;
+                    let depth = rows - skipped;
+                    let a = left[skipped * stride + position..].as_ptr();
+                    for column in (0..padded).step_by(NR) {
+                        let start = [right[skipped * padded + column..].as_ptr()];
+                        let b = Rows { blocks: &start, block: depth, depth, stride: padded };
+                        let to = to[position * padded + column..].as_mut_ptr();
+                        // SAFETY: scores, rows and the share have these extents.
+                        unsafe { tile(isa, tile_rows, a, stride, b, to, padded, NR, true) };
                     }
                 }
             }
