@@ -1,19 +1,25 @@
 //! Aligned, zeroed memory for tensors, kept for as long as its owner lives.
 //!
-//! Large buffers ask the kernel for huge pages: streaming half a gigabyte of weights per token through 4 KiB pages
-//! spends a noticeable share of the time on address translation.
+//! Large buffers are mappings of their own and ask the kernel for huge pages: streaming half a gigabyte of weights per token through
+//! 4 KiB pages spends a noticeable share of the time on address translation, and taking them one by one at first touch
+//! takes longer than a training step.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-const HUGE_PAGE: usize = 2 << 20;
+use memmap2::MmapMut;
+
+/// From this size on, in bytes, a buffer is a mapping of its own: two huge pages.
+const MAPPED: usize = 4 << 20;
 const CACHE_LINE: usize = 64;
 
 /// A fixed-size slice of f32, aligned to at least a cache line, zero at first.
 pub struct Buffer {
     start: NonNull<f32>,
     len: usize,
+    /// Owns the memory of a large buffer.
+    mapping: Option<MmapMut>,
 }
 
 // SAFETY: the buffer owns its memory exclusively, as a boxed slice would.
@@ -24,19 +30,22 @@ unsafe impl Sync for Buffer {}
 impl Buffer {
     /// A buffer of `len` zeros.
     pub fn zeroed(len: usize) -> Self {
-        if len == 0 {
-            return Buffer { start: NonNull::dangling(), len };
-        }
         let layout = Self::layout(len);
+        if len == 0 {
+            return Buffer { start: NonNull::dangling(), len, mapping: None };
+        }
+        if layout.size() >= MAPPED {
+            let Ok(mut mapping) = MmapMut::map_anon(layout.size()) else { handle_alloc_error(layout) };
+            #[cfg(target_os = "linux")]
+            // Advice: where it is refused, only speed is lost.
+            let _ = mapping.advise(memmap2::Advice::HugePage);
+            let Some(start) = NonNull::new(mapping.as_mut_ptr().cast()) else { handle_alloc_error(layout) };
+            return Buffer { start, len, mapping: Some(mapping) };
+        }
         // SAFETY: the layout has a size above zero.
         let raw = unsafe { alloc_zeroed(layout) };
-        let Some(start) = NonNull::new(raw.cast::<f32>()) else { handle_alloc_error(layout) };
-        #[cfg(target_os = "linux")]
-        if layout.align() == HUGE_PAGE {
-            // SAFETY: the range was just allocated; the advice does not change what it holds. Failure costs only speed.
-            unsafe { libc::madvise(raw.cast(), layout.size(), libc::MADV_HUGEPAGE) };
-        }
-        Buffer { start, len }
+        let Some(start) = NonNull::new(raw.cast()) else { handle_alloc_error(layout) };
+        Buffer { start, len, mapping: None }
     }
 
     /// Makes room for at least `len` values. What the buffer held is lost when it grows.
@@ -49,9 +58,7 @@ impl Buffer {
     }
 
     fn layout(len: usize) -> Layout {
-        let bytes = len * size_of::<f32>();
-        let align = if bytes >= 2 * HUGE_PAGE { HUGE_PAGE } else { CACHE_LINE };
-        match Layout::from_size_align(bytes, align) {
+        match Layout::from_size_align(len.saturating_mul(size_of::<f32>()), CACHE_LINE) {
             Ok(layout) => layout,
             Err(_) => panic!("a buffer of {len} values exceeds the address space"),
         }
@@ -66,7 +73,7 @@ impl Default for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if self.len > 0 {
+        if self.len > 0 && self.mapping.is_none() {
             // SAFETY: allocated with this very layout.
             unsafe { dealloc(self.start.as_ptr().cast(), Self::layout(self.len)) };
         }

@@ -285,7 +285,7 @@ impl Task {
         }
     }
 
-    /// Collects keys and values of one head along a path, in the layouts of the products.
+    /// Collects keys and values of one head along the first `positions` of a path, in the layouts of the products.
     fn gather(
         &mut self,
         isa: Isa,
@@ -302,6 +302,7 @@ impl Task {
         let keys = self.keys.reserve(positions * padded);
         let mut position = 0;
         for &(first, len) in path {
+            let len = len.min(positions - position);
             let mut row = first;
             while row < first + len {
                 let (block, at) = (position / BLOCK * dim * BLOCK, position % BLOCK);
@@ -370,10 +371,10 @@ mod tests {
         close(&dqkv, &differences(&wide(&qkv), objective), 1e-5);
     }
 
-    /// Long paths go through several blocks and tiles; a sum over everything is checked against a directional difference.
+    /// Long paths go through several blocks, tiles and pieces; a sum over everything is checked against a directional difference.
     #[test]
     fn long_paths_match_a_directional_difference() {
-        let nodes = [(None, 70), (Some(0), 61), (Some(0), 20)];
+        let nodes = [(None, 70), (Some(0), 211), (Some(0), 20)];
         let shape = Shape { heads: 3, kv_heads: 1, head_dim: 40 };
         let (qkv, dout, dqkv) = run(2, shape, &nodes);
         let (_, paths, _) = forest(&nodes);
