@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from common import Dressage, Report, parser, ragged, reference, scratch, source, tensors
+from common import Dressage, Report, begin, parser, ragged, reference, scratch, source, tensors
 from models import all_models
 
 TEXTS = [
@@ -91,9 +91,7 @@ def main() -> None:
     arguments = p.parse_args()
     if arguments.checkpoint and not arguments.model:
         p.error("--checkpoint needs --model, the model that the training started from")
-    torch.set_num_threads(arguments.threads)
-    dressage = Dressage(arguments.dressage, arguments.threads)
-    report = Report()
+    dressage, report = begin(arguments)
     with scratch() as folder, torch.inference_mode():
         out = Path(folder) / "out"
         if arguments.checkpoint:

@@ -146,6 +146,12 @@ class Report:
         print("all checks passed")
 
 
+def begin(arguments: argparse.Namespace) -> tuple[Dressage, Report]:
+    """What every check starts with."""
+    torch.set_num_threads(arguments.threads)
+    return Dressage(arguments.dressage, arguments.threads), Report()
+
+
 def scratch() -> tempfile.TemporaryDirectory:
     """A folder for jobs and models, removed at the end."""
     return tempfile.TemporaryDirectory(prefix="dressage-conformance-")

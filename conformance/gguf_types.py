@@ -16,7 +16,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file
 
-from common import Dressage, Report, parser, ragged, reference, scratch, tensors
+from common import begin, parser, ragged, reference, scratch, tensors
 
 TYPES = [Type.F32, Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q4_K, Type.Q6_K]
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS = 256, 512, 2, 4, 2
@@ -114,9 +114,7 @@ def write(path: Path, arch: str, kind: Type) -> None:
 
 def main() -> None:
     arguments = parser(__doc__).parse_args()
-    torch.set_num_threads(arguments.threads)
-    dressage = Dressage(arguments.dressage, arguments.threads)
-    report = Report()
+    dressage, report = begin(arguments)
     with scratch() as folder, torch.inference_mode():
         for arch in ("llama", "qwen2", "qwen3"):
             for kind in TYPES:

@@ -10,9 +10,8 @@ Not checked here: the optimiser (optimiser.py), losses that Dressage refuses.
 
 from pathlib import Path
 
-import torch
 
-from common import Dressage, Report, parser, reference, relative, scratch, tensors
+from common import Report, begin, parser, reference, relative, scratch, tensors
 from models import all_models
 from trees import CROSS_ENTROPY, backward, grpo, off_policy, paths
 
@@ -41,9 +40,7 @@ def compare(report: Report, what: str, ours: dict, model) -> None:
 
 def main() -> None:
     arguments = parser(__doc__).parse_args()
-    torch.set_num_threads(arguments.threads)
-    dressage = Dressage(arguments.dressage, arguments.threads)
-    report = Report()
+    dressage, report = begin(arguments)
     with scratch() as folder:
         for name, path in all_models(Path(folder), arguments.only, arguments.model):
             model = reference(path)

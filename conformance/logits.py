@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from common import Dressage, Report, parser, ragged, reference, scratch, tensors
+from common import begin, parser, ragged, reference, scratch, tensors
 from models import all_models
 
 BOUND = 1e-3
@@ -20,9 +20,7 @@ BOUND = 1e-3
 
 def main() -> None:
     arguments = parser(__doc__).parse_args()
-    torch.set_num_threads(arguments.threads)
-    dressage = Dressage(arguments.dressage, arguments.threads)
-    report = Report()
+    dressage, report = begin(arguments)
     with scratch() as folder, torch.inference_mode():
         for name, path in all_models(Path(folder), arguments.only, arguments.model):
             model = reference(path)

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from common import Dressage, Report, parser, reference, relative, scratch
+from common import begin, parser, reference, relative, scratch
 from models import all_models
 from trees import CROSS_ENTROPY, backward, f32, paths
 
@@ -58,9 +58,7 @@ def train(model) -> tuple[list[dict], list[float]]:
 
 def main() -> None:
     arguments = parser(__doc__).parse_args()
-    torch.set_num_threads(arguments.threads)
-    dressage = Dressage(arguments.dressage, arguments.threads)
-    report = Report()
+    dressage, report = begin(arguments)
     with scratch() as folder:
         for name, path in all_models(Path(folder), arguments.only, None):
             model = reference(path)
