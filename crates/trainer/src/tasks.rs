@@ -1,9 +1,10 @@
 //! The tasks of a run: what is trained on, in which order, and what is held out.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use dressage_agent::tasks::{Arithmetic, Split, Task};
-use dressage_agent::tools::{Calculator, Tool, ToolSet};
+use dressage_agent::tools::{Calculator, Delayed, Tool, ToolSet};
 use dressage_text::{Chat, ChatOptions, Message};
 
 use crate::TrainerError;
@@ -172,8 +173,13 @@ pub fn tool_set(agent: &AgentKeys) -> Result<ToolSet, TrainerError> {
             }
         })
     };
-    let tools = agent.tools.iter().map(named).collect::<Result<_, _>>()?;
-    Ok(ToolSet::new(tools, std::time::Duration::from_secs_f64(agent.tool_seconds))?)
+    let mut tools = agent.tools.iter().map(named).collect::<Result<Vec<_>, _>>()?;
+    if agent.tool_delay > 0.0 {
+        let longest = Duration::from_secs_f64(agent.tool_delay);
+        let slow = |tool| -> Arc<dyn Tool> { Arc::new(Delayed::new(tool, longest)) };
+        tools = tools.into_iter().map(slow).collect();
+    }
+    Ok(ToolSet::new(tools, Duration::from_secs_f64(agent.tool_seconds))?)
 }
 
 /// What a recipe says about how to talk to its model.

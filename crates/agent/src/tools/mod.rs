@@ -10,6 +10,7 @@
 //! Not here: reading calls from text (`dressage-text`), and the loop that alternates sampling and calling.
 
 mod calculator;
+mod delayed;
 mod expression;
 mod set;
 
@@ -18,6 +19,7 @@ use dressage_text::ToolSpec;
 use serde_json::{Map, Value};
 
 pub use calculator::Calculator;
+pub use delayed::Delayed;
 pub use expression::{ExpressionError, MAX_DEPTH, MAX_LENGTH, Number, evaluate};
 pub use set::{CallCounts, Observation, ObservationKind, OpenTools, ToolSet};
 

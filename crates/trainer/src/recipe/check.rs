@@ -158,6 +158,12 @@ impl Recipe {
             "in 0..=1e9, not 0",
         )?;
         checker.check(
+            agent.tool_delay == 0.0 || seconds(agent.tool_delay),
+            "agent.tool_delay",
+            agent.tool_delay,
+            "in 0..=1e9",
+        )?;
+        checker.check(
             seconds(agent.reply_seconds),
             "agent.reply_seconds",
             agent.reply_seconds,

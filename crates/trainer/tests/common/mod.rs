@@ -2,12 +2,10 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use async_trait::async_trait;
-use dressage_agent::tools::{Calculator, CallError, Tool, ToolError, ToolSession, ToolSet};
+use dressage_agent::tools::{Calculator, Delayed, Tool, ToolSet};
 use dressage_policy::{Simulator, SimulatorConfig};
-use dressage_text::ToolSpec;
 use dressage_text::testing::{VOCABULARY, tiny_chat};
 use dressage_trainer::Parts;
 use dressage_trainer::recipe::{Override, Recipe};
@@ -83,31 +81,6 @@ pub fn recipe(folder: &Path, overrides: &[&str]) -> Recipe {
     Recipe::load(&file, &all).unwrap()
 }
 
-/// A calculator that takes its time, never twice the same.
-pub struct SlowCalculator(pub Duration);
-
-struct SlowSession(Box<dyn ToolSession>, Duration);
-
-#[async_trait]
-impl Tool for SlowCalculator {
-    fn spec(&self) -> ToolSpec {
-        Calculator.spec()
-    }
-
-    async fn open(&self, attempt: &str) -> Result<Box<dyn ToolSession>, ToolError> {
-        Ok(Box::new(SlowSession(Calculator.open(attempt).await?, self.0)))
-    }
-}
-
-#[async_trait]
-impl ToolSession for SlowSession {
-    async fn execute(&mut self, arguments: &Map<String, Value>) -> Result<String, CallError> {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        tokio::time::sleep(self.1.mul_f64(f64::from(now.subsec_nanos() % 1000) / 1000.0)).await;
-        self.0.execute(arguments).await
-    }
-}
-
 pub fn simulator(latency: Duration, failures: f64) -> Arc<Simulator> {
     let config = SimulatorConfig {
         vocabulary: VOCABULARY,
@@ -123,7 +96,7 @@ pub fn simulator(latency: Duration, failures: f64) -> Arc<Simulator> {
 
 /// A trainer's parts around a simulated policy.
 pub fn parts(policy: &Arc<Simulator>, latency: Duration) -> Parts {
-    let tools: Vec<Arc<dyn Tool>> = vec![Arc::new(SlowCalculator(latency))];
+    let tools: Vec<Arc<dyn Tool>> = vec![Arc::new(Delayed::new(Arc::new(Calculator), latency))];
     Parts {
         sampler: policy.clone(),
         learner: policy.clone(),
