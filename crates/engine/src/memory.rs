@@ -6,6 +6,7 @@ use crate::EngineError;
 use crate::head;
 use crate::layout::Layout;
 use crate::ops::attention::BLOCK;
+use crate::ops::attention_backward::PIECES;
 use crate::weights::attention_shape;
 
 /// Bytes by purpose.
@@ -39,7 +40,9 @@ impl MemoryPlan {
         let training = if batch_tokens == 0 {
             0
         } else {
-            let back = 2 * hidden + wide + shape.query() + shape.qkv() + 2 * shape.heads * shape.padded();
+            // A token of a long path is seen by half of the path's pieces on average.
+            let shares = (PIECES + 1) * shape.kv_heads * shape.padded();
+            let back = 2 * hidden + wide + shape.query() + shape.qkv() + shares;
             let chunk = batch_tokens.min(head::CHUNK) * (config.vocabulary + 4 * hidden);
             let row = state * config.layers + temporary + back + shape.block() / BLOCK;
             batch_tokens.saturating_mul(row).saturating_add(chunk)

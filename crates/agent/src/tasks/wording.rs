@@ -10,7 +10,7 @@ use super::term::{Operator, Term};
 enum Form {
     /// `(12 + 7) * 3`.
     Symbols,
-    /// `the product of the sum of 12 and 7 and 3`.
+    /// `the product of 3 and the sum of 12 and 7`.
     Nested,
     /// `12 plus 7 minus 3`, where reading from left to right and precedence agree.
     Spoken,
@@ -172,7 +172,7 @@ impl Wording {
                 let times = ["*", "×"][draws.below(2)];
                 self.text.replace("{}", &term.symbols(times))
             }
-            Form::Nested => self.text.replace("{}", &nested(term)),
+            Form::Nested => self.text.replace("{}", &phrase(term)),
             Form::Spoken => self.text.replace("{}", &spoken(term)),
             Form::Steps => {
                 let (first, steps) = term.steps().unwrap_or_default();
@@ -184,6 +184,25 @@ impl Wording {
                 .zip(term.numbers())
                 .fold(self.text.to_owned(), |text, (name, number)| text.replace(name, &number.to_string())),
         }
+    }
+}
+
+/// As [`nested`], but what is done last to a number comes last: `the sum of 12 and 7, times 3`. People read that more easily
+/// than `the product of the sum of 12 and 7 and 3`.
+fn phrase(term: &Term) -> String {
+    match term {
+        Term::Binary(operator, left, right) => match (&**left, &**right) {
+            (Term::Binary(..), Term::Number(number)) => {
+                let word = match operator {
+                    Operator::Plus => "plus",
+                    Operator::Minus => "minus",
+                    Operator::Times => "times",
+                };
+                format!("{}, {word} {number}", nested(left))
+            }
+            _ => nested(term),
+        },
+        Term::Number(_) => nested(term),
     }
 }
 
@@ -262,7 +281,8 @@ mod tests {
         let product = Term::Binary(Operator::Times, Box::new(sum.clone()), number(3));
         let difference = Term::Binary(Operator::Minus, number(40), Box::new(sum.clone()));
         assert_eq!(nested(&product), "the product of the sum of 12 and 7 and 3");
-        assert_eq!(nested(&difference), "the difference of 40 and the sum of 12 and 7");
+        assert_eq!(phrase(&product), "the sum of 12 and 7, times 3");
+        assert_eq!(phrase(&difference), "the difference of 40 and the sum of 12 and 7");
         assert_eq!(spoken(&sum), "12 plus 7");
         let find = |id: &str| WORDINGS.iter().find(|w| w.id == id).unwrap();
         let mut draws = Draws::new(0, Purpose::Training, 0);

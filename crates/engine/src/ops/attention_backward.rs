@@ -21,7 +21,7 @@ use crate::simd::{Isa, LANES, dot, exp, simd};
 /// Query rows whose weights exist at a time: enough to make up for reading dK and dV, few enough to stay in the cache.
 const QUERIES: usize = 8 * MR;
 /// Pieces that a long span is cut into, part of the definition of the sum: enough for the threads, as each costs a share.
-const PIECES: usize = 8;
+pub const PIECES: usize = 8;
 
 /// The rows of a span's path, first to last, as (first row, number of rows).
 pub type PathRows = Vec<(usize, usize)>;
