@@ -1,6 +1,6 @@
 //! Evaluations as lines and as a table.
 
-use dressage_trainer::{EvalResult, SliceResult};
+use dressage_trainer::{EvalResult, Gain, SliceResult};
 
 use crate::screen::Style;
 
@@ -22,18 +22,6 @@ pub fn line(result: &EvalResult) -> String {
     }
     let SliceResult { answered, used_tool, .. } = result.overall;
     format!("{line} · answered {} · with a tool {}", percent(answered), percent(used_tool))
-}
-
-/// Before training, and after each phase: the evaluations that a summary compares.
-pub fn milestones(evals: &[EvalResult]) -> Vec<&EvalResult> {
-    let mut picked: Vec<&EvalResult> = evals.iter().take(1).collect();
-    for (i, eval) in evals.iter().enumerate().skip(1) {
-        // The last evaluation of a phase is the one after it.
-        if evals.get(i + 1).is_none_or(|next| next.phase != eval.phase) {
-            picked.push(eval);
-        }
-    }
-    picked
 }
 
 /// Evaluations below each other, first overall, then by slice.
@@ -62,6 +50,18 @@ pub fn table(evals: &[&EvalResult], style: Style) -> String {
     text
 }
 
+/// What phases brought, a line each.
+pub fn gains(gains: &[Gain]) -> String {
+    let mut text = String::new();
+    for Gain { from, to, difference } in gains {
+        let [estimate, low, high] = [difference.estimate, difference.low, difference.high].map(|x| 100.0 * x);
+        text.push_str(&format!(
+            "{to} against {from}: {estimate:+.1} points (95 %: {low:+.1} to {high:+.1}), task by task\n"
+        ));
+    }
+    text
+}
+
 fn row(label: &str, slice: &SliceResult, width: usize, style: Style) -> String {
     let success = style.bold(&format!("{:>8}", percent(slice.success.estimate)));
     let interval = format!("{:.1} – {:.1} %", 100.0 * slice.success.low, 100.0 * slice.success.high);
@@ -74,6 +74,7 @@ fn row(label: &str, slice: &SliceResult, width: usize, style: Style) -> String {
 
 #[cfg(test)]
 mod tests {
+    use dressage_trainer::milestones;
     use serde_json::json;
 
     use super::*;

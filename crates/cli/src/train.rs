@@ -8,7 +8,7 @@ use dressage_engine::{Engine, Fingerprint};
 use dressage_model::write_json;
 use dressage_trainer::recipe::{Override, Phase, Recipe};
 use dressage_trainer::{
-    Ended, Parts, Start, StopFlag, Summary, Trainer, TrainerError, chat_options, tool_set,
+    Ended, Parts, Start, StopFlag, Summary, Trainer, TrainerError, chat_options, milestones, tool_set,
 };
 
 use crate::failure::INTERRUPTED;
@@ -166,8 +166,8 @@ fn quoted(word: &str) -> String {
 
 fn finished(summary: &Summary, folder: &Path) {
     let style = Style::stdout();
-    let evals = table::milestones(&summary.evals);
-    screen::say(&format!("\n{}", table::table(&evals, style)));
+    let evals = milestones(&summary.evals);
+    screen::say(&format!("\n{}\n{}", table::table(&evals, style), table::gains(&summary.gains)));
     let steps = screen::plural(summary.steps, "step");
     let folder = screen::path(folder);
     screen::say(&format!("{steps}, {} in this process", screen::clock(summary.elapsed)));

@@ -1,8 +1,8 @@
 //! Evaluations: greedy decoding on held-out tasks, scored on the final answer alone.
 
 use dressage_agent::Finish;
-use dressage_rl::{Interval, wilson};
-use dressage_store::{Attempt, AttemptKey, EvalKey, Purpose};
+use dressage_rl::{Interval, Paired, paired_difference, wilson};
+use dressage_store::{Attempt, AttemptKey, EvalKey, Purpose, Store};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -91,6 +91,60 @@ impl EvalResult {
     }
 }
 
+/// How much more of the same tasks one evaluation solved than another.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Gain {
+    /// The earlier one.
+    pub from: String,
+    /// The later one.
+    pub to: String,
+    /// Difference of the shares of right answers, with its 95 % interval by the bootstrap over tasks; slices that are
+    /// reported apart do not count.
+    pub difference: Interval,
+}
+
+/// Resamples of the bootstrap.
+const RESAMPLES: u32 = 10_000;
+
+impl Gain {
+    /// From each of `evals`, which had the same tasks, to the next.
+    ///
+    /// # Errors
+    /// When their attempts cannot be read.
+    pub(crate) fn between(evals: &[&EvalResult], store: &Store) -> Result<Vec<Gain>, TrainerError> {
+        let attempts = store.summaries(Purpose::Eval)?;
+        let correct = |eval: &EvalResult| -> Vec<f64> {
+            let mine = attempts.iter().filter(|a| (a.key.phase, a.key.step) == (eval.phase, eval.step));
+            let counted = eval.slices.iter().flat_map(|slice| (0..slice.tasks).map(|_| !slice.apart));
+            let right = mine.map(|a| f64::from(u8::from(a.score == Some(1.0))));
+            right.zip(counted).filter_map(|(right, counted)| counted.then_some(right)).collect()
+        };
+        let mut gains = Vec::new();
+        for pair in evals.windows(2) {
+            let (before, after) = (correct(pair[0]), correct(pair[1]));
+            let pairs: Vec<Paired> = (0..)
+                .zip(before.iter().zip(&after))
+                .map(|(cluster, (&before, &after))| Paired { cluster, before, after })
+                .collect();
+            let difference = paired_difference(&pairs, RESAMPLES, 0)?;
+            gains.push(Gain { from: pair[0].label.clone(), to: pair[1].label.clone(), difference });
+        }
+        Ok(gains)
+    }
+}
+
+/// Before training, and after each phase: the evaluations that a summary compares.
+pub fn milestones(evals: &[EvalResult]) -> Vec<&EvalResult> {
+    let mut picked: Vec<&EvalResult> = evals.iter().take(1).collect();
+    for (i, eval) in evals.iter().enumerate().skip(1) {
+        // The last evaluation of a phase is the one after it.
+        if evals.get(i + 1).is_none_or(|next| next.phase != eval.phase) {
+            picked.push(eval);
+        }
+    }
+    picked
+}
+
 /// Evaluates the policy as it is published. `None` when stopped.
 ///
 /// # Errors
@@ -132,4 +186,75 @@ pub async fn evaluate(
         overall,
         slices: results,
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use dressage_store::Status;
+    use dressage_tree::Trajectory;
+    use serde_json::json;
+
+    use super::*;
+
+    fn slice(name: &str, apart: bool, tasks: u64) -> Value {
+        let success = json!({"estimate": 0.5, "low": 0.0, "high": 1.0});
+        json!({
+            "name": name, "apart": apart, "tasks": tasks, "correct": 0, "success": success, "answered": 1.0, "used_tool": 1.0,
+            "sampled_tokens": 1.0,
+        })
+    }
+
+    /// Six tasks count, three are apart and lie between them.
+    fn eval(phase: u32, step: u32, label: &str) -> EvalResult {
+        let slices = [slice("a", false, 4), slice("b", true, 3), slice("c", false, 2)];
+        let value = json!({
+            "phase": phase, "step": step, "label": label, "overall": slice("overall", false, 6), "slices": slices,
+        });
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn milestones_are_the_ends_of_phases() {
+        let evals =
+            [eval(0, 0, "before"), eval(0, 3, "x"), eval(0, 6, "sft"), eval(1, 3, "y"), eval(1, 5, "grpo")];
+        let labels: Vec<&str> = milestones(&evals).iter().map(|eval| eval.label.as_str()).collect();
+        assert_eq!(labels, ["before", "sft", "grpo"]);
+        assert_eq!(milestones(&[]).len(), 0);
+    }
+
+    #[test]
+    fn a_gain_counts_the_tasks_that_count() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(&folder.path().join("run.db")).unwrap();
+        let (before, after) = (eval(0, 0, "before"), eval(1, 7, "after"));
+        // Scores by task; those of the slice apart would double the gain.
+        let scores = [(&before, "100100010"), (&after, "111010011")];
+        for (eval, scores) in scores {
+            let attempts = scores.bytes().zip(0..).map(|(score, group)| Attempt {
+                key: AttemptKey {
+                    purpose: Purpose::Eval,
+                    phase: eval.phase,
+                    step: eval.step,
+                    group,
+                    sample: 0,
+                },
+                task: json!({}),
+                outcome: json!({}),
+                score: Some(f64::from(score - b'0')),
+                reward: None,
+                status: Status::Completed,
+                trajectory: Trajectory::default(),
+            });
+            store.record_attempts(&attempts.collect::<Vec<_>>()).unwrap();
+        }
+        let gains = Gain::between(&[&before, &after], &store).unwrap();
+        let [gain] = &gains[..] else { panic!("{gains:?}") };
+        assert_eq!((gain.from.as_str(), gain.to.as_str()), ("before", "after"));
+        // a: 1001 → 1110, c: 10 → 11.
+        assert!((gain.difference.estimate - 2.0 / 6.0).abs() < 1e-12, "{gain:?}");
+        assert!(
+            gain.difference.low < gain.difference.estimate && gain.difference.estimate < gain.difference.high
+        );
+        assert_eq!(Gain::between(&[&before], &store).unwrap(), []);
+    }
 }

@@ -39,7 +39,7 @@ mod trainer;
 
 pub use checkpoint::{Checkpoint, Position};
 pub use error::TrainerError;
-pub use evaluate::{EvalResult, SliceResult, evaluate};
+pub use evaluate::{EvalResult, Gain, SliceResult, evaluate, milestones};
 pub use folder::RunFolder;
 pub use metrics::Metrics;
 pub use observe::{Event, Observer, StopFlag};

@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::TrainerError;
 use crate::checkpoint::{Checkpoint, Checkpoints, Position};
-use crate::evaluate::{EvalResult, evaluate};
+use crate::evaluate::{EvalResult, Gain, evaluate, milestones};
 use crate::folder::{RunFolder, file_error};
 use crate::metrics::{Metrics, MetricsFile};
 use crate::observe::{Event, Observer, StopFlag};
@@ -74,6 +74,8 @@ pub enum Ended {
 pub struct Summary {
     /// All evaluations, in order: the first is before training, the last after it.
     pub evals: Vec<EvalResult>,
+    /// What each phase brought.
+    pub gains: Vec<Gain>,
     /// The last checkpoint; `None` for a recipe without phases.
     pub checkpoint: Option<PathBuf>,
     /// Steps done over all phases.
@@ -194,6 +196,7 @@ impl Trainer {
         let all: u32 = self.steps().iter().sum();
         match self.train(observer, stop).await {
             Ok(()) => Ok(Ended::Finished(Summary {
+                gains: Gain::between(&milestones(&self.evals), &self.store)?,
                 evals: self.evals.clone(),
                 checkpoint: self.latest.as_ref().map(|checkpoint| checkpoint.path.clone()),
                 steps: self.position.global_step,

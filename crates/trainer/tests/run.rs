@@ -52,6 +52,14 @@ async fn a_run_from_beginning_to_end() {
     let last = &summary.evals[4];
     assert_eq!((last.overall.tasks, last.slices.len()), (6, 2));
     assert!(last.slices[1].apart && last.slices[1].tasks == 3);
+    // What a phase brought is told from the milestones, over the tasks that count.
+    let [sft, grpo] = &summary.gains[..] else { panic!("{:?}", summary.gains) };
+    assert_eq!(
+        (sft.to.as_str(), grpo.from.as_str(), grpo.to.as_str()),
+        ("after sft", "after sft", "after grpo")
+    );
+    let change = last.overall.success.estimate - summary.evals[2].overall.success.estimate;
+    assert!((grpo.difference.estimate - change).abs() < 1e-9, "{grpo:?}");
 
     let lines = metrics(&folder);
     let steps: Vec<_> = lines.iter().filter(|l| l.get("eval").is_none()).collect();
@@ -104,7 +112,7 @@ async fn a_run_from_beginning_to_end() {
     assert!(matches!(taken, TrainerError::FolderTaken(_)) && taken.is_user_error(), "{taken}");
     let fresh = simulator(Duration::ZERO, 0.0);
     let Ended::Finished(again) = run(&folder, &fresh, Start::Resume, &[]).await.unwrap() else { panic!() };
-    assert_eq!((again.evals, again.steps), (summary.evals, 11));
+    assert_eq!((again.evals, again.gains, again.steps), (summary.evals, summary.gains, 11));
     assert_eq!(fresh.weights(), policy.weights());
     assert_eq!(metrics(&folder), lines);
 }
