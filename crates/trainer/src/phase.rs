@@ -1,6 +1,6 @@
 //! One phase: what a step of it trains on.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
 use dressage_agent::demonstrate;
@@ -100,7 +100,27 @@ impl PhaseRun {
     }
 }
 
-/// The demonstrations of a phase, as they are recorded.
+/// How many tasks are looked at for each demonstration, so that rare kinds are among them.
+const POOL: usize = 32;
+
+/// The items, one of each kind by turns: kinds in the order in which they first come, items of a kind in theirs.
+fn by_turns<T, K: PartialEq>(items: impl Iterator<Item = T>, kind: impl Fn(&T) -> K) -> Vec<T> {
+    let mut kinds: Vec<(K, VecDeque<T>)> = Vec::new();
+    for item in items {
+        let kind = kind(&item);
+        match kinds.iter_mut().find(|(known, _)| *known == kind) {
+            Some((_, queue)) => queue.push_back(item),
+            None => kinds.push((kind, VecDeque::from([item]))),
+        }
+    }
+    let mut mixed = Vec::new();
+    while kinds.iter().any(|(_, queue)| !queue.is_empty()) {
+        mixed.extend(kinds.iter_mut().filter_map(|(_, queue)| queue.pop_front()));
+    }
+    mixed
+}
+
+/// The demonstrations of a phase, as they are recorded: from all kinds of tasks alike.
 fn demonstrations(
     index: usize,
     keys: &SftKeys,
@@ -115,9 +135,11 @@ fn demonstrations(
         let task = tasks.train(i as usize)?;
         task.demonstration.clone().map(|demonstration| (task, demonstration))
     });
+    let pool = with_demonstration.take(keys.demonstrations.saturating_mul(POOL));
+    let mixed = by_turns(pool, |(task, _)| task.kind.clone());
     let specs = tools.specs();
     let mut found = Vec::with_capacity(keys.demonstrations);
-    for (group, (task, demonstration)) in with_demonstration.take(keys.demonstrations).enumerate() {
+    for (group, (task, demonstration)) in mixed.into_iter().take(keys.demonstrations).enumerate() {
         let mut messages = opening(&recipe.agent, &task);
         messages.extend(demonstration.messages());
         let trajectory = demonstrate(chat, &specs, &messages)
@@ -312,4 +334,17 @@ fn describe(groups: &[&[Attempt]], metrics: &mut Metrics) {
     metrics.add("tool_calls/bad_arguments", total(&|o| o.calls.bad_arguments));
     metrics.add("tool_calls/failed", total(&|o| o.calls.failed));
     metrics.add("tool_calls/timeout", total(&|o| o.calls.timeout));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_take_turns() {
+        let words = ["ant", "bee", "auk", "ape", "bat", "cow", "asp"];
+        let first = |word: &&str| word.chars().next();
+        assert_eq!(by_turns(words.into_iter(), first), ["ant", "bee", "cow", "auk", "bat", "ape", "asp"]);
+        assert_eq!(by_turns(words.into_iter(), |_| ()), words);
+    }
 }

@@ -107,6 +107,7 @@ impl Arithmetic {
             question: wording.render(&term, &mut draws),
             source: "arithmetic".to_owned(),
             template: Some(wording.id.to_owned()),
+            kind: Some(format!("{} {}", wording.form_name(), term.grouping())),
             demonstration: Some(Demonstration {
                 calls: vec![call],
                 answer: format!("The answer is {answer}."),

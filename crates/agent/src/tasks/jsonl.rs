@@ -202,7 +202,15 @@ impl JsonlOptions {
             _ => None,
         };
         let source = self.path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        Ok(Task { id: format!("{source}-{line}"), question, answer, source, template: None, demonstration })
+        Ok(Task {
+            id: format!("{source}-{line}"),
+            question,
+            answer,
+            source,
+            template: None,
+            kind: None,
+            demonstration,
+        })
     }
 
     fn field<'r>(

@@ -36,6 +36,8 @@ pub struct Task {
     pub source: String,
     /// The wording it is an instance of, where it is generated.
     pub template: Option<String>,
+    /// What kind of task it is, where that is known. Demonstrations are drawn from all kinds alike.
+    pub kind: Option<String>,
     /// How it can be done, where that is known.
     pub demonstration: Option<Demonstration>,
 }

@@ -53,6 +53,14 @@ impl Term {
         self.write("*", &mut |_| letters.next().unwrap_or('?').to_string())
     }
 
+    /// Where parentheses stand among the numbers, such as `(··)·`.
+    pub fn grouping(&self) -> String {
+        self.shape()
+            .chars()
+            .filter_map(|c| if c.is_alphabetic() { Some('·') } else { "()".contains(c).then_some(c) })
+            .collect()
+    }
+
     fn write(&self, times: &str, leaf: &mut dyn FnMut(i128) -> String) -> String {
         match self {
             Term::Number(number) => leaf(*number),

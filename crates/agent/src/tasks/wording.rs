@@ -156,6 +156,17 @@ impl Wording {
         fitting[draws.below(fitting.len())]
     }
 
+    /// What its form is called.
+    pub fn form_name(&self) -> &'static str {
+        match self.form {
+            Form::Symbols => "symbols",
+            Form::Nested => "nested",
+            Form::Spoken => "spoken",
+            Form::Steps => "steps",
+            Form::Story(_) => "story",
+        }
+    }
+
     fn fits(&self, term: &Term) -> bool {
         match self.form {
             Form::Symbols | Form::Nested => true,
@@ -187,22 +198,15 @@ impl Wording {
     }
 }
 
-/// As [`nested`], but what is done last to a number comes last: `the sum of 12 and 7, times 3`. People read that more easily
-/// than `the product of the sum of 12 and 7 and 3`.
+/// As [`nested`], but of a list of steps the last one comes last (`the product of 12 and 7, minus 3`), and what multiplies a phrase comes
+/// before it (`the product of 3 and the sum of 12 and 7`): lists within lists are hard to read, for people too.
 fn phrase(term: &Term) -> String {
-    match term {
-        Term::Binary(operator, left, right) => match (&**left, &**right) {
-            (Term::Binary(..), Term::Number(number)) => {
-                let word = match operator {
-                    Operator::Plus => "plus",
-                    Operator::Minus => "minus",
-                    Operator::Times => "times",
-                };
-                format!("{}, {word} {number}", nested(left))
-            }
-            _ => nested(term),
-        },
-        Term::Number(_) => nested(term),
+    let Term::Binary(operator, left, right) = term else { return nested(term) };
+    let (Term::Binary(..), Term::Number(number)) = (&**left, &**right) else { return nested(term) };
+    match operator {
+        Operator::Plus => format!("{}, plus {number}", nested(left)),
+        Operator::Minus => format!("{}, minus {number}", nested(left)),
+        Operator::Times => format!("the product of {number} and {}", nested(left)),
     }
 }
 
@@ -281,7 +285,9 @@ mod tests {
         let product = Term::Binary(Operator::Times, Box::new(sum.clone()), number(3));
         let difference = Term::Binary(Operator::Minus, number(40), Box::new(sum.clone()));
         assert_eq!(nested(&product), "the product of the sum of 12 and 7 and 3");
-        assert_eq!(phrase(&product), "the sum of 12 and 7, times 3");
+        assert_eq!(phrase(&product), "the product of 3 and the sum of 12 and 7");
+        let rest = Term::Binary(Operator::Minus, Box::new(product.clone()), number(3));
+        assert_eq!(phrase(&rest), "the product of the sum of 12 and 7 and 3, minus 3");
         assert_eq!(phrase(&difference), "the difference of 40 and the sum of 12 and 7");
         assert_eq!(spoken(&sum), "12 plus 7");
         let find = |id: &str| WORDINGS.iter().find(|w| w.id == id).unwrap();
@@ -294,6 +300,7 @@ mod tests {
         assert!(!steps.fits(&difference));
         // "12 plus 7 times 3" would mean another number.
         assert!(!find("spoken-what-is").fits(&product) && find("spoken-what-is").fits(&sum));
+        assert_eq!((difference.grouping(), product.grouping()), ("·(··)".into(), "(··)·".into()));
         assert!(find("story-tickets").fits(&product) && !find("story-tickets").fits(&difference));
     }
 }

@@ -264,7 +264,7 @@ impl Phase {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SftKeys {
-    /// How many demonstrations, drawn from the training tasks that have one.
+    /// How many demonstrations, drawn from the training tasks that have one, from all kinds of tasks alike.
     pub demonstrations: usize,
     /// How often each is seen.
     #[serde(default = "one_epoch")]
