@@ -96,6 +96,7 @@ impl Arithmetic {
         let words = draws.share() < self.options.words;
         let reserved = split == Split::HeldOutWording;
         let wording = Wording::draw(&term, reserved, words, self.options.stories, &mut draws);
+        let term = wording.ordered(term);
         let answer = term.value().to_string();
         let call = DemonstratedCall {
             content: String::new(),

@@ -53,6 +53,18 @@ impl Term {
         self.write("*", &mut |_| letters.next().unwrap_or('?').to_string())
     }
 
+    /// The same term, with a number that multiplies a longer one before it: `3 * (12 + 7)` for `(12 + 7) * 3`.
+    pub fn factor_first(self) -> Term {
+        match self {
+            Term::Binary(Operator::Times, left, right)
+                if matches!((&*left, &*right), (Term::Binary(..), Term::Number(_))) =>
+            {
+                Term::Binary(Operator::Times, right, left)
+            }
+            other => other,
+        }
+    }
+
     /// Where parentheses stand among the numbers, such as `(··)·`.
     pub fn grouping(&self) -> String {
         self.shape()

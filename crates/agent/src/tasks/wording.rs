@@ -11,10 +11,11 @@ enum Form {
     /// `(12 + 7) * 3`.
     Symbols,
     /// `the product of 3 and the sum of 12 and 7`.
+    /// What multiplies a phrase comes before it, as in the term.
     Nested,
     /// `12 plus 7 minus 3`, where reading from left to right and precedence agree.
     Spoken,
-    /// `Add 7. Multiply the result by 3.` with the first number as `{first}`.
+    /// `Multiply the result by 7. Add 3.` with the first number as `{first}`; as above.
     Steps,
     /// The numbers themselves as `{a}`, `{b}`, `{c}`, for a term of exactly this shape and no negative result.
     Story(&'static str),
@@ -156,6 +157,11 @@ impl Wording {
         fitting[draws.below(fitting.len())]
     }
 
+    /// The term in the order in which the wording names its parts.
+    pub fn ordered(&self, term: Term) -> Term {
+        if self.form == Form::Nested { term.factor_first() } else { term }
+    }
+
     /// What its form is called.
     pub fn form_name(&self) -> &'static str {
         match self.form {
@@ -170,8 +176,7 @@ impl Wording {
     fn fits(&self, term: &Term) -> bool {
         match self.form {
             Form::Symbols | Form::Nested => true,
-            Form::Spoken => term.steps().is_some() && !term.symbols("*").contains('('),
-            Form::Steps => term.steps().is_some(),
+            Form::Spoken | Form::Steps => term.steps().is_some() && !term.symbols("*").contains('('),
             Form::Story(shape) => term.shape() == shape && term.value() >= 0,
         }
     }
@@ -198,15 +203,18 @@ impl Wording {
     }
 }
 
-/// As [`nested`], but of a list of steps the last one comes last (`the product of 12 and 7, minus 3`), and what multiplies a phrase comes
-/// before it (`the product of 3 and the sum of 12 and 7`): lists within lists are hard to read, for people too.
+/// As [`nested`], but what is added last to a phrase, or taken away, comes last: `the product of 12 and 7, minus 3`. Lists within
+/// lists are hard to read, for people too.
 fn phrase(term: &Term) -> String {
     let Term::Binary(operator, left, right) = term else { return nested(term) };
-    let (Term::Binary(..), Term::Number(number)) = (&**left, &**right) else { return nested(term) };
-    match operator {
-        Operator::Plus => format!("{}, plus {number}", nested(left)),
-        Operator::Minus => format!("{}, minus {number}", nested(left)),
-        Operator::Times => format!("the product of {number} and {}", nested(left)),
+    match (operator, &**left, &**right) {
+        (Operator::Plus, Term::Binary(..), Term::Number(number)) => {
+            format!("{}, plus {number}", nested(left))
+        }
+        (Operator::Minus, Term::Binary(..), Term::Number(number)) => {
+            format!("{}, minus {number}", nested(left))
+        }
+        _ => nested(term),
     }
 }
 
@@ -285,21 +293,23 @@ mod tests {
         let product = Term::Binary(Operator::Times, Box::new(sum.clone()), number(3));
         let difference = Term::Binary(Operator::Minus, number(40), Box::new(sum.clone()));
         assert_eq!(nested(&product), "the product of the sum of 12 and 7 and 3");
-        assert_eq!(phrase(&product), "the product of 3 and the sum of 12 and 7");
-        let rest = Term::Binary(Operator::Minus, Box::new(product.clone()), number(3));
-        assert_eq!(phrase(&rest), "the product of the sum of 12 and 7 and 3, minus 3");
+        assert_eq!(phrase(&product.clone().factor_first()), "the product of 3 and the sum of 12 and 7");
+        assert_eq!(difference.clone().factor_first(), difference);
+        let rest = Term::Binary(Operator::Minus, Box::new(sum.clone()), number(3));
+        assert_eq!(phrase(&rest), "the sum of 12 and 7, minus 3");
         assert_eq!(phrase(&difference), "the difference of 40 and the sum of 12 and 7");
         assert_eq!(spoken(&sum), "12 plus 7");
         let find = |id: &str| WORDINGS.iter().find(|w| w.id == id).unwrap();
         let mut draws = Draws::new(0, Purpose::Training, 0);
         let steps = find("steps-start");
-        assert_eq!(
-            steps.render(&product, &mut draws),
-            "Start with 12. Add 7. Multiply the result by 3. What is the result?"
-        );
+        assert_eq!(steps.render(&sum, &mut draws), "Start with 12. Add 7. What is the result?");
         assert!(!steps.fits(&difference));
         // "12 plus 7 times 3" would mean another number.
-        assert!(!find("spoken-what-is").fits(&product) && find("spoken-what-is").fits(&sum));
+        assert!(
+            !steps.fits(&product)
+                && !find("spoken-what-is").fits(&product)
+                && find("spoken-what-is").fits(&sum)
+        );
         assert_eq!((difference.grouping(), product.grouping()), ("·(··)".into(), "(··)·".into()));
         assert!(find("story-tickets").fits(&product) && !find("story-tickets").fits(&difference));
     }
