@@ -10,7 +10,6 @@ Not checked here: the optimiser (optimiser.py), losses that Dressage refuses.
 
 from pathlib import Path
 
-
 from common import Report, begin, parser, reference, relative, scratch, tensors
 from models import all_models
 from trees import CROSS_ENTROPY, backward, grpo, off_policy, paths
