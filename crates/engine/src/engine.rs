@@ -84,6 +84,9 @@ impl EngineOptions {
     }
 }
 
+/// [`Fingerprint::kernels`] of this build.
+const KERNELS: u32 = 2;
+
 /// What the bits of a log-probability depend on besides weights and tokens. The instruction set is recorded, though all sets
 /// compute the same values.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -155,7 +158,7 @@ impl Engine {
         let plan = Self::plan(&weights.config, options)?;
         let context = if options.context == 0 { weights.config.context } else { options.context };
         let config = Arc::new(weights.config.clone());
-        let fingerprint = Fingerprint { kernels: 1, isa: compute.isa, precision: "f32".into() };
+        let fingerprint = Fingerprint { kernels: KERNELS, isa: compute.isa, precision: "f32".into() };
         let model = Transformer::new(compute, weights, context);
         let cache =
             Cache::new(attention_shape(&config), config.layers, options.kv_memory_mb.saturating_mul(1 << 20));
