@@ -39,7 +39,7 @@ pub enum TrainerError {
     #[error(transparent)]
     Text(#[from] TextError),
     /// The folder holds a run already.
-    #[error("{} already holds a run: continue it with --resume, or name another folder with --set run.folder=…", .0.display())]
+    #[error("{} already holds a run: continue it with --resume, or name another folder with --run", .0.display())]
     FolderTaken(PathBuf),
     /// There is nothing to resume.
     #[error("{} holds no run to resume; leave --resume out to start one there", .0.display())]
@@ -49,8 +49,8 @@ pub enum TrainerError {
     Locked(PathBuf),
     /// The recipe does not continue the run.
     #[error(
-        "the recipe differs from that of the run in {}: {difference}. Put it back, or start another run with --set \
-         run.folder=…",
+        "the recipe differs from that of the run in {}: {difference}. Put it back, or start another run in a \
+         folder named with --run",
         folder.display()
     )]
     Differs {

@@ -190,7 +190,7 @@ fn runs_that_cannot_go_on() {
     assert!(output.status.success(), "{}", stderr(&output));
     let output =
         place.train().args(["--resume", "--set", "agent.max_turns=3", "--set", "phase=[]"]).output().unwrap();
-    assert_says(&error(&output), &["`agent.max_turns` is 3 now and was 2", "--set run.folder"]);
+    assert_says(&error(&output), &["`agent.max_turns` is 3 now and was 2", "--run"]);
 }
 
 #[test]

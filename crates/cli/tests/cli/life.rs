@@ -46,7 +46,7 @@ fn it_is_not_run_twice(place: &Place) {
     assert_eq!(output.status.code(), Some(2));
     let message = stderr(&output);
     assert!(message.contains("already holds a run") && message.contains("--resume"), "{message}");
-    assert!(message.contains("--set run.folder"), "{message}");
+    assert!(message.contains("--run"), "{message}");
     // The folder of a run holds its recipe.
     let output = place.dressage().args(["train", "run", "--resume"]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
