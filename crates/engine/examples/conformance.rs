@@ -106,7 +106,7 @@ fn logits(model: &Transformer, sequences: &[Vec<u32>], out: &Path) -> Result<Val
         sequences.iter().map(|tokens| PathInput { tokens: tokens.clone(), targets: Vec::new() }).collect();
     let batch = TreeBatch::merge(&paths)?;
     let packing = Packing::new(&batch, model.context, config.vocabulary)?;
-    let mut blocks = Blocks::new(attention_shape(config), config.layers);
+    let mut blocks = Blocks::new(attention_shape(config), config.layers, model.compute.precision);
     blocks.grow(packing.blocks);
     let rows = Rows { tokens: &batch.tokens, positions: &packing.positions, spans: &packing.spans };
     let wanted: Vec<usize> = (0..batch.tokens.len()).collect();

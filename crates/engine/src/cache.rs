@@ -6,6 +6,7 @@
 //! from there.
 
 use crate::ops::attention::{BLOCK, Blocks, Shape};
+use crate::precision::Precision;
 
 /// A finished sequence whose keys and values are still there.
 struct Retained {
@@ -44,11 +45,11 @@ pub fn shared_prefix(a: &[u32], b: &[u32]) -> usize {
 
 impl Cache {
     /// A cache of at most `bytes` for a model with `layers` layers of `shape`; at least one block.
-    pub fn new(shape: Shape, layers: usize, bytes: usize) -> Self {
-        let block = layers * shape.block() * size_of::<f32>();
+    pub fn new(shape: Shape, layers: usize, precision: Precision, bytes: usize) -> Self {
+        let blocks = Blocks::new(shape, layers, precision);
         Cache {
-            blocks: Blocks::new(shape, layers),
-            limit: (bytes / block).max(1),
+            limit: (bytes / (blocks.block_words() * size_of::<f32>())).max(1),
+            blocks,
             running: Vec::new(),
             kept: Vec::new(),
             free: Vec::new(),
@@ -200,7 +201,7 @@ mod tests {
 
     fn cache(blocks: usize) -> Cache {
         let shape = Shape { heads: 1, kv_heads: 1, head_dim: 4 };
-        Cache::new(shape, 1, blocks * shape.block() * 4)
+        Cache::new(shape, 1, Precision::F32, blocks * shape.block(Precision::F32) * 4)
     }
 
     fn sequence(cache: &mut Cache, len: usize) -> Vec<u32> {

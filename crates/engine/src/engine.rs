@@ -21,6 +21,7 @@ use tokio::sync::oneshot;
 use crate::cache::Cache;
 use crate::learning::Learning;
 use crate::memory::MemoryPlan;
+use crate::precision::Precision;
 use crate::scheduler::{Events, Limits, Scheduler};
 use crate::simd::Isa;
 use crate::transformer::Transformer;
@@ -51,6 +52,8 @@ pub struct EngineOptions {
     pub running: usize,
     /// Rows of one sampling step: running sequences and chunks of prompts.
     pub step_rows: usize,
+    /// What the operands of products are rounded to, keys and values included.
+    pub precision: Precision,
     /// Vector instructions; the best there are by default.
     pub isa: Option<Isa>,
 }
@@ -64,6 +67,7 @@ impl Default for EngineOptions {
             kv_memory_mb: 1024,
             running: 64,
             step_rows: 256,
+            precision: Precision::F32,
             isa: None,
         }
     }
@@ -80,7 +84,7 @@ impl EngineOptions {
                 Isa::available()
             )));
         }
-        Ok(Compute::with_isa(threads, isa))
+        Ok(Compute::with(threads, isa, self.precision))
     }
 }
 
@@ -95,8 +99,8 @@ pub struct Fingerprint {
     pub kernels: u32,
     /// Vector instructions in use.
     pub isa: Isa,
-    /// Type of weights, activations, keys and values.
-    pub precision: String,
+    /// What the operands of products are rounded to.
+    pub precision: Precision,
 }
 
 /// A question to the engine's thread, with the way back.
@@ -158,10 +162,10 @@ impl Engine {
         let plan = Self::plan(&weights.config, options)?;
         let context = if options.context == 0 { weights.config.context } else { options.context };
         let config = Arc::new(weights.config.clone());
-        let fingerprint = Fingerprint { kernels: KERNELS, isa: compute.isa, precision: "f32".into() };
+        let fingerprint = Fingerprint { kernels: KERNELS, isa: compute.isa, precision: compute.precision };
         let model = Transformer::new(compute, weights, context);
-        let cache =
-            Cache::new(attention_shape(&config), config.layers, options.kv_memory_mb.saturating_mul(1 << 20));
+        let cache_bytes = options.kv_memory_mb.saturating_mul(1 << 20);
+        let cache = Cache::new(attention_shape(&config), config.layers, options.precision, cache_bytes);
         let limits = Limits { running: options.running, rows: options.step_rows };
         let (commands, inbox) = channel();
         let service = Service {
@@ -203,7 +207,15 @@ impl Engine {
             )));
         }
         let cache = options.kv_memory_mb.saturating_mul(1 << 20);
-        Ok(MemoryPlan::new(config, options.batch_tokens, cache, options.step_rows, options.running))
+        let precision = options.precision;
+        Ok(MemoryPlan::new(
+            config,
+            precision,
+            options.batch_tokens,
+            cache,
+            options.step_rows,
+            options.running,
+        ))
     }
 
     /// What the model is.

@@ -90,7 +90,7 @@ impl Learning {
         Learning {
             optimiser: Optimiser::default(),
             layers: Vec::new(),
-            blocks: Blocks::new(attention_shape(&model.weights.config), 1),
+            blocks: Blocks::new(attention_shape(&model.weights.config), 1, model.compute.precision),
             temporary: Temporary::default(),
             head: Head::default(),
             backward: Backward::default(),
@@ -338,9 +338,9 @@ mod tests {
     use dressage_tree::{PathInput, PathTarget, Term};
 
     use super::*;
-    use crate::Compute;
     use crate::reference::Reference;
     use crate::testing::{family_configs, random_weights, tiny_config};
+    use crate::{Compute, Precision};
 
     /// Paths that share a prompt and part ways, with several temperatures and terms.
     fn paths(vocabulary: usize) -> Vec<PathInput> {
@@ -474,6 +474,36 @@ mod tests {
                 size += f64::from(*b).powi(2);
             }
             assert!(error.sqrt() <= 1e-5 * size.sqrt(), "{}: {error} of {size}", place.parameter.name);
+        }
+    }
+
+    /// In bf16 the gradient is that of f32 up to the rounding of operands; trees and threads change it no more than in f32.
+    #[test]
+    fn the_gradient_in_bf16_is_near_that_in_f32() {
+        for config in family_configs() {
+            let paths = paths(config.vocabulary);
+            let whole = TreeBatch::merge(&paths).unwrap();
+            let gradient = |threads, precision| {
+                let compute = Compute::with(threads, crate::Isa::detect(), precision);
+                let weights = random_weights(&compute, &config, 5);
+                let model = Transformer::new(compute, weights, config.context);
+                let mut learning = Learning::new(&model);
+                learning.forward_backward(&model, &whole, &losses()[0]).unwrap();
+                (model, learning.optimiser.gradient.to_vec())
+            };
+            let (model, exact) = gradient(1, Precision::F32);
+            let (_, found) = gradient(1, Precision::Bf16);
+            let (_, again) = gradient(2, Precision::Bf16);
+            assert!(found.iter().zip(&again).all(|(a, b)| a.to_bits() == b.to_bits()));
+            for place in &model.weights.layout.places {
+                let norm =
+                    |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+                let (a, b) = (&found[place.range.clone()], &exact[place.range.clone()]);
+                let (error, size) =
+                    (norm(&mut a.iter().zip(b).map(|(a, b)| a - b)), norm(&mut b.iter().copied()));
+                assert!(error < 0.03 * size, "{}: {error} of {size}", place.parameter.name);
+                assert!(error > 0.0, "{}", place.parameter.name);
+            }
         }
     }
 

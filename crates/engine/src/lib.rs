@@ -27,6 +27,7 @@ pub mod memory;
 pub mod ops;
 pub mod packing;
 pub mod pool;
+pub mod precision;
 pub mod product;
 #[cfg(test)]
 mod reference;
@@ -38,6 +39,7 @@ pub mod weights;
 
 pub use engine::{Engine, EngineOptions, Fingerprint};
 pub use memory::MemoryPlan;
+pub use precision::{Kernel, Precision};
 pub use simd::Isa;
 
 /// Where the engine computes: its threads and instruction set.
@@ -46,17 +48,24 @@ pub struct Compute {
     pub pool: pool::Pool,
     /// The vector instructions in use.
     pub isa: Isa,
+    /// What operands of products are rounded to.
+    pub precision: Precision,
 }
 
 impl Compute {
-    /// `threads` threads with the best instructions there are.
+    /// `threads` threads with the best instructions there are, in f32.
     pub fn new(threads: usize) -> Self {
-        Self::with_isa(threads, Isa::detect())
+        Self::with(threads, Isa::detect(), Precision::F32)
     }
 
     /// `threads` threads with the instructions named, which must be available.
-    pub fn with_isa(threads: usize, isa: Isa) -> Self {
-        Compute { pool: pool::Pool::new(threads), isa }
+    pub fn with(threads: usize, isa: Isa, precision: Precision) -> Self {
+        Compute { pool: pool::Pool::new(threads), isa, precision }
+    }
+
+    /// What inner loops of products are chosen by.
+    pub fn kernel(&self) -> Kernel {
+        Kernel { isa: self.isa, precision: self.precision }
     }
 }
 

@@ -7,6 +7,7 @@ use crate::head;
 use crate::layout::Layout;
 use crate::ops::attention::BLOCK;
 use crate::ops::attention_backward::PIECES;
+use crate::precision::Precision;
 use crate::weights::attention_shape;
 
 /// Bytes by purpose.
@@ -27,7 +28,14 @@ pub struct MemoryPlan {
 impl MemoryPlan {
     /// The plan of an engine for `config`: `batch_tokens` packed tokens a training batch (0: no training), `cache` bytes of keys
     /// and values, `rows` rows a sampling step of which `running` get logits.
-    pub fn new(config: &ModelConfig, batch_tokens: usize, cache: usize, rows: usize, running: usize) -> Self {
+    pub fn new(
+        config: &ModelConfig,
+        precision: Precision,
+        batch_tokens: usize,
+        cache: usize,
+        rows: usize,
+        running: usize,
+    ) -> Self {
         let layout = Layout::new(config);
         let shape = attention_shape(config);
         // Saturating throughout: an absurd option must end in "too much", not wrap around to little.
@@ -44,11 +52,13 @@ impl MemoryPlan {
             let shares = (PIECES + 1) * shape.kv_heads * shape.padded();
             let back = 2 * hidden + wide + shape.query() + shape.qkv() + shares;
             let chunk = batch_tokens.min(head::CHUNK) * (config.vocabulary + 4 * hidden);
-            let row = state * config.layers + temporary + back + shape.block() / BLOCK;
+            let row = state * config.layers + temporary + back + shape.block(precision) / BLOCK;
             batch_tokens.saturating_mul(row).saturating_add(chunk)
         };
+        let packed =
+            bytes(layout.len + if config.tied { 0 } else { layout.head.len() }) / precision.per_word() as u64;
         MemoryPlan {
-            weights: bytes(2 * layout.len + if config.tied { 0 } else { layout.head.len() }),
+            weights: bytes(layout.len).saturating_add(packed),
             optimiser: if batch_tokens == 0 { 0 } else { bytes(3 * layout.len) },
             training: bytes(training),
             cache: cache as u64,
@@ -116,13 +126,14 @@ mod tests {
 
     #[test]
     fn what_cannot_fit_is_refused_with_the_plan() {
-        let plan = MemoryPlan::new(&tiny_config(), 100, 1 << 20, 64, 8);
+        let plan = MemoryPlan::new(&tiny_config(), Precision::F32, 100, 1 << 20, 64, 8);
         assert!(plan.check().is_ok());
-        assert_eq!(MemoryPlan::new(&tiny_config(), 0, 1 << 20, 64, 8).optimiser, 0);
-        let absurd = MemoryPlan::new(&tiny_config(), usize::MAX / 2, 1 << 20, 64, 8);
+        assert_eq!(MemoryPlan::new(&tiny_config(), Precision::F32, 0, 1 << 20, 64, 8).optimiser, 0);
+        let absurd = MemoryPlan::new(&tiny_config(), Precision::F32, usize::MAX / 2, 1 << 20, 64, 8);
         assert!(absurd.check().is_err());
         let giant = ModelConfig { layers: 2000, hidden: 8192, intermediate: 65536, ..tiny_config() };
-        let error = MemoryPlan::new(&giant, 100, 1 << 20, 64, 8).check().expect_err("terabytes");
+        let error =
+            MemoryPlan::new(&giant, Precision::F32, 100, 1 << 20, 64, 8).check().expect_err("terabytes");
         let text = error.to_string();
         assert!(text.contains("optimiser") && text.contains("smaller model"), "{text}");
     }

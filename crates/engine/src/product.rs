@@ -1,7 +1,7 @@
-//! Matrix products: C = A B or C += A B in f32.
+//! Matrix products: C = A B or C += A B, with operands in f32 or bf16 ([`Precision`](crate::precision::Precision)) and sums in f32.
 //!
-//! **Order of operations.** k is cut into blocks of 768 (`BLOCK_K`). For every element of C, each block is one chain of fused
-//! multiply-adds from 0 in the order of k, and the blocks' sums are added, in order, to what C held (or the first is taken as
+//! **Order of operations.** k is cut into blocks of 768 words (`BLOCK_K`). For every element of C, each block is one chain of fused
+//! multiply-adds from 0 in the order of k (in bf16 the later of every two steps goes first), and the blocks' sums are added, in order, to what C held (or the first is taken as
 //! it is). Tiles and threads split only rows and columns, and a sum parked in C between two blocks is the same f32 it would be
 //! in a register. So the bits of an element depend on its row of A, its column of B and its own old value alone: not on
 //! the other rows, the packing, the number of threads, or the instruction set. Batch invariance (ARCHITECTURE.md) rests on this.
@@ -25,10 +25,10 @@ pub use tile::{MR, NR};
 use pack::{pack_panel, pack_tile};
 use tile::{Rows, prefetch, tile};
 
-/// Depth of a block of k, part of the definition of a product. A tile of A (36 KiB) and a panel of B (96 KiB) of that depth
+/// Words of a block of k, part of the definition of a product. A tile of A (36 KiB) and a panel of B (96 KiB) of that depth
 /// stay in the second-level cache.
 const BLOCK_K: usize = 768;
-/// Depth to which operands are packed into scratch at a time.
+/// Words to which operands are packed into scratch at a time.
 const SLAB_K: usize = 6 * BLOCK_K;
 /// Values of A packed at a time (8 MiB).
 const SLAB_A: usize = 2 << 20;
@@ -93,37 +93,41 @@ pub fn product(
         }
         return;
     }
+    let kernel = compute.kernel();
+    let (words, per_word) = (kernel.words(k), kernel.precision.per_word());
     let panels = n.div_ceil(NR);
     let c = Shared::new(c);
 
-    for k0 in (0..k).step_by(SLAB_K) {
-        let kb = SLAB_K.min(k - k0);
-        let slab_rows = (SLAB_A / kb).max(MR) / MR * MR;
+    for w0 in (0..words).step_by(SLAB_K) {
+        let wb = SLAB_K.min(words - w0);
+        let k0 = w0 * per_word;
+        let kb = (wb * per_word).min(k - k0);
+        let slab_rows = (SLAB_A / wb).max(MR) / MR * MR;
         for m0 in (0..m).step_by(slab_rows) {
             let mb = slab_rows.min(m - m0);
             let tiles = mb.div_ceil(MR);
-            let left = Shared::new(scratch.left.reserve(tiles * MR * kb));
+            let left = Shared::new(scratch.left.reserve(tiles * MR * wb));
             let to_pack = match b {
                 Right::Plain(_) if m0 == 0 => panels,
                 _ => 0,
             };
             let right = Shared::new(match b {
-                Right::Plain(_) if m0 == 0 => scratch.right.reserve(panels * NR * kb),
+                Right::Plain(_) if m0 == 0 => scratch.right.reserve(panels * NR * wb),
                 _ => &mut scratch.right,
             });
             let pack = |task: usize| {
                 if task < to_pack {
                     if let Right::Plain(matrix) = b {
                         // SAFETY: each panel is packed by one task.
-                        let panel = unsafe { right.slice(task * NR * kb, NR * kb) };
-                        pack_panel(compute.isa, matrix, k0, kb, task * NR, panel);
+                        let panel = unsafe { right.slice(task * NR * wb, NR * wb) };
+                        pack_panel(kernel, matrix, k0, kb, task * NR, panel);
                     }
                 } else {
                     let first = (task - to_pack) * MR;
                     let rows = MR.min(mb - first);
                     // SAFETY: each tile is packed by one task.
-                    let packed = unsafe { left.slice(first * kb, rows * kb) };
-                    pack_tile(compute.isa, a, m0 + first, rows, k0, kb, packed);
+                    let packed = unsafe { left.slice(first * wb, rows * wb) };
+                    pack_tile(kernel, a, m0 + first, rows, k0, kb, packed);
                 }
             };
             if m <= SERIAL_ROWS && to_pack == 0 {
@@ -132,22 +136,22 @@ pub fn product(
                 compute.pool.run(to_pack + tiles, pack);
             }
 
-            let chunks = tiles.div_ceil((CHUNK_A / kb / MR).clamp(1, tiles));
+            let chunks = tiles.div_ceil((CHUNK_A / wb / MR).clamp(1, tiles));
             let chunk = tiles.div_ceil(chunks);
             let group = (panels * chunks / (compute.pool.threads() * TASKS_PER_THREAD)).clamp(1, 32);
             let groups = panels.div_ceil(group);
-            let add = mode == Mode::Add || k0 > 0;
+            let add = mode == Mode::Add || w0 > 0;
             compute.pool.run(chunks * groups, |task| {
                 // Neighbouring tasks share a chunk of A.
                 let (chunk_at, group_at) = (task / groups, task % groups);
                 for panel in group_at * group..panels.min((group_at + 1) * group) {
                     let columns = NR.min(n - panel * NR);
                     let b_panel = match b {
-                        Right::Packed(packed) => packed.panel(panel)[k0 * NR..].as_ptr(),
-                        Right::Plain(_) => right.pointer(panel * NR * kb).cast_const(),
+                        Right::Packed(packed) => packed.panel(panel)[w0 * NR..].as_ptr(),
+                        Right::Plain(_) => right.pointer(panel * NR * wb).cast_const(),
                     };
-                    for kc in (0..kb).step_by(BLOCK_K) {
-                        let depth = BLOCK_K.min(kb - kc);
+                    for wc in (0..wb).step_by(BLOCK_K) {
+                        let depth = BLOCK_K.min(wb - wc);
                         for tile_at in chunk_at * chunk..tiles.min((chunk_at + 1) * chunk) {
                             let first = tile_at * MR;
                             let rows = MR.min(mb - first);
@@ -161,17 +165,17 @@ pub fn product(
                             // bounds (asserted above), and no other task has this tile of C.
                             unsafe {
                                 let b =
-                                    Rows { blocks: &[b_panel.add(kc * NR)], block: depth, depth, stride: NR };
+                                    Rows { blocks: &[b_panel.add(wc * NR)], block: depth, depth, stride: NR };
                                 tile(
-                                    compute.isa,
+                                    kernel,
                                     rows,
-                                    left.pointer(first * kb + kc * rows),
+                                    left.pointer(first * wb + wc * rows),
                                     rows,
                                     b,
                                     c.pointer((m0 + first) * c_stride + panel * NR),
                                     c_stride,
                                     columns,
-                                    add || kc > 0,
+                                    add || wc > 0,
                                 );
                             }
                         }
@@ -187,6 +191,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::precision::{Precision, rounded};
     use crate::simd::Isa;
 
     fn noise(len: usize, seed: u64) -> Vec<f32> {
@@ -194,17 +199,29 @@ mod tests {
     }
 
     /// The definition: a chain of fused multiply-adds for every block, the blocks added in order.
-    fn chain(a: Matrix<'_>, b: Matrix<'_>, c: &mut [f32], stride: usize, mode: Mode) {
+    fn chain(precision: Precision, a: Matrix<'_>, b: Matrix<'_>, c: &mut [f32], stride: usize, mode: Mode) {
+        let round = |x: f32| if precision == Precision::Bf16 { rounded(x) } else { x };
+        let per_word = precision.per_word();
+        let steps: Vec<usize> = (0..a.cols).collect();
+        // In the order in which they are added up.
+        let words: Vec<usize> = steps.chunks(per_word).flat_map(|word| word.iter().rev().copied()).collect();
         for i in 0..a.rows {
             for j in 0..b.cols {
-                let blocks: Vec<usize> = (0..a.cols).collect();
-                let sums = blocks
-                    .chunks(BLOCK_K)
-                    .map(|block| block.iter().fold(0.0f32, |sum, &k| a.at(i, k).mul_add(b.at(k, j), sum)));
+                let sums = words.chunks(BLOCK_K * per_word).map(|block| {
+                    block.iter().fold(0.0f32, |sum, &k| round(a.at(i, k)).mul_add(round(b.at(k, j)), sum))
+                });
                 let held = (mode == Mode::Add).then_some(c[i * stride + j]);
                 c[i * stride + j] = held.into_iter().chain(sums).reduce(|a, b| a + b).unwrap_or(0.0);
             }
         }
+    }
+
+    fn computes(threads: usize) -> Vec<Compute> {
+        let both = [Precision::F32, Precision::Bf16];
+        Isa::available()
+            .into_iter()
+            .flat_map(|isa| both.map(|precision| Compute::with(threads, isa, precision)))
+            .collect()
     }
 
     proptest! {
@@ -221,16 +238,16 @@ mod tests {
             let mode = if add { Mode::Add } else { Mode::Set };
             let stride = n + 3;
             let start = noise(m * stride, seed ^ 2);
-            let mut expected = start.clone();
-            chain(a, b, &mut expected, stride, mode);
-            for isa in Isa::available() {
-                let compute = Compute::with_isa(threads, isa);
+            for compute in computes(threads) {
+                let kernel = compute.kernel();
+                let mut expected = start.clone();
+                chain(kernel.precision, a, b, &mut expected, stride, mode);
                 let mut scratch = Scratch::default();
-                let packed = Packed::new(isa, b);
+                let packed = Packed::new(kernel, b);
                 for right in [Right::Plain(b), Right::Packed(&packed)] {
                     let mut c = start.clone();
                     product(&compute, &mut scratch, a, right, &mut c, stride, mode);
-                    prop_assert!(c.iter().zip(&expected).all(|(x, y)| x.to_bits() == y.to_bits()), "{isa:?}");
+                    prop_assert!(c.iter().zip(&expected).all(|(x, y)| x.to_bits() == y.to_bits()), "{kernel:?}");
                 }
             }
         }
@@ -238,15 +255,17 @@ mod tests {
 
     #[test]
     fn deep_and_tall_products_cross_their_slabs() {
-        for (m, n, k) in [(3, 40, 9000), (5000, 33, 450)] {
+        for (m, n, k) in [(3, 40, 9001), (5000, 33, 450)] {
             let (a_data, b_data) = (noise(m * k, 5), noise(k * n, 6));
             let (a, b) = (Matrix::new(&a_data, m, k), Matrix::new(&b_data, k, n));
-            let mut expected = vec![0.0; m * n];
-            chain(a, b, &mut expected, n, Mode::Set);
-            let mut c = vec![1.0; m * n];
-            let compute = Compute::new(2);
-            product(&compute, &mut Scratch::default(), a, Right::Plain(b), &mut c, n, Mode::Set);
-            assert!(c.iter().zip(&expected).all(|(x, y)| x.to_bits() == y.to_bits()));
+            for precision in [Precision::F32, Precision::Bf16] {
+                let mut expected = vec![0.0; m * n];
+                chain(precision, a, b, &mut expected, n, Mode::Set);
+                let mut c = vec![1.0; m * n];
+                let compute = Compute::with(2, Isa::detect(), precision);
+                product(&compute, &mut Scratch::default(), a, Right::Plain(b), &mut c, n, Mode::Set);
+                assert!(c.iter().zip(&expected).all(|(x, y)| x.to_bits() == y.to_bits()), "{precision}");
+            }
         }
     }
 }

@@ -13,6 +13,8 @@ pub const LANES: usize = 16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Isa {
+    /// AVX-512 as below, with products of bf16 pairs (BF16).
+    Avx512Bf16,
     /// AVX-512 (F, BW, DQ, VL) with FMA.
     Avx512,
     /// AVX2 with FMA.
@@ -39,6 +41,9 @@ impl Isa {
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vl")
             {
+                if is_x86_feature_detected!("avx512bf16") {
+                    found.push(Isa::Avx512Bf16);
+                }
                 found.push(Isa::Avx512);
             }
             if fma {
@@ -75,7 +80,7 @@ macro_rules! simd {
             match isa {
                 // SAFETY: `Isa::detect` and `Isa::available` name an instruction set only where the processor has it.
                 #[cfg(target_arch = "x86_64")]
-                $crate::simd::Isa::Avx512 => unsafe { avx512($($arg),*) },
+                $crate::simd::Isa::Avx512Bf16 | $crate::simd::Isa::Avx512 => unsafe { avx512($($arg),*) },
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
                 $crate::simd::Isa::Avx2 => unsafe { avx2($($arg),*) },

@@ -9,6 +9,7 @@ use crate::Compute;
 use crate::buffer::Buffer;
 use crate::layout::Layout;
 use crate::ops::attention::Shape;
+use crate::precision::Precision;
 use crate::product::{Matrix, Packed};
 
 /// The matrices of one block, packed for `x · Wᵀ`.
@@ -38,24 +39,24 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Weights for `config`, all zero.
-    pub fn zeroed(config: &ModelConfig) -> Self {
+    /// Weights for `config`, all zero; to be packed in `precision`.
+    pub fn zeroed(config: &ModelConfig, precision: Precision) -> Self {
         let layout = Layout::new(config);
         let shape = attention_shape(config);
         let (hidden, wide) = (config.hidden, config.intermediate);
         let layers = (0..config.layers)
             .map(|_| PackedLayer {
-                qkv: Packed::empty(hidden, shape.qkv()),
-                output: Packed::empty(shape.query(), hidden),
-                gate_up: Packed::empty(hidden, 2 * wide),
-                down: Packed::empty(wide, hidden),
+                qkv: Packed::empty(precision, hidden, shape.qkv()),
+                output: Packed::empty(precision, shape.query(), hidden),
+                gate_up: Packed::empty(precision, hidden, 2 * wide),
+                down: Packed::empty(precision, wide, hidden),
             })
             .collect();
         Weights {
             config: config.clone(),
             master: Buffer::zeroed(layout.len),
             layers,
-            head: Packed::empty(hidden, config.vocabulary),
+            head: Packed::empty(precision, hidden, config.vocabulary),
             layout,
         }
     }
@@ -65,7 +66,7 @@ impl Weights {
     /// # Errors
     /// When a tensor is missing, damaged, or of another shape than the configuration says.
     pub fn load(compute: &Compute, files: &ModelFiles) -> Result<Self, ModelError> {
-        let mut weights = Weights::zeroed(&files.config);
+        let mut weights = Weights::zeroed(&files.config, compute.precision);
         weights.read(compute, files)?;
         Ok(weights)
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dressage_engine::testing::{family_configs, random_weights, tiny_config};
-use dressage_engine::{Compute, Engine, EngineOptions, Isa};
+use dressage_engine::{Compute, Engine, EngineOptions, Isa, Precision};
 use dressage_model::ModelConfig;
 use dressage_policy::{
     Completion, FinishReason, Learner, OptimParams, PolicyError, SampleRequest, Sampler, SamplingParams,
@@ -24,7 +24,7 @@ fn options() -> EngineOptions {
 }
 
 fn start(config: &ModelConfig, threads: usize, isa: Isa, options: &EngineOptions) -> Engine {
-    let compute = Compute::with_isa(threads, isa);
+    let compute = Compute::with(threads, isa, options.precision);
     let weights = random_weights(&compute, config, 3);
     Engine::start_with(compute, weights, options, Some(Arc::new(OneByte))).unwrap()
 }
@@ -109,45 +109,52 @@ fn batch_of(rollouts: &[Rollout]) -> TreeBatch {
     TreeBatch::merge(&paths).unwrap()
 }
 
-/// Stored behaviour log-probabilities equal the training forward's, to the bit, for every family, instruction set and number
-/// of threads, with chunked prompts, a cache that must evict, and merged trees.
+/// Stored behaviour log-probabilities equal the training forward's, to the bit, for every family, precision, instruction set and
+/// number of threads, with chunked prompts, a cache that must evict, and merged trees.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sampled_and_trained_log_probabilities_are_the_same_bits() {
     for (index, config) in family_configs().iter().enumerate() {
-        let mut first: Option<Vec<Rollout>> = None;
-        for (isa, threads, running, step_rows, kv_memory_mb) in [
-            (Isa::detect(), 2, 64, 256, 8),
-            (Isa::detect(), 1, 3, 13, 1),
-            (Isa::Avx2, 2, 5, 33, 1),
-            (Isa::Portable, 1, 8, 64, 8),
-        ] {
-            // Portable code emulates the fused multiply-add where the compiler's baseline lacks it: once is enough.
-            if !Isa::available().contains(&isa) || (isa == Isa::Portable && index > 0) {
-                continue;
-            }
-            let options = EngineOptions { running, step_rows, kv_memory_mb, ..options() };
-            let engine = start(config, threads, isa, &options);
-            let rollouts = rollouts(&engine, 12).await;
-            let batch = Arc::new(batch_of(&rollouts));
-            let merged = engine.logprobs(batch.clone()).await.unwrap();
-            for (target, logprob) in batch.targets.iter().zip(&merged) {
-                for term in batch.terms_of(target) {
-                    assert_eq!(term.behaviour.map(f32::to_bits), Some(logprob.to_bits()), "{isa:?}");
+        for precision in [Precision::F32, Precision::Bf16] {
+            let mut first: Option<Vec<Rollout>> = None;
+            for (isa, threads, running, step_rows, kv_memory_mb) in [
+                (Isa::detect(), 2, 64, 256, 8),
+                (Isa::detect(), 1, 3, 13, 1),
+                (Isa::Avx512, 1, 4, 21, 1),
+                (Isa::Avx2, 2, 5, 33, 1),
+                (Isa::Portable, 1, 8, 64, 8),
+            ] {
+                // Portable code emulates the fused multiply-add where the compiler's baseline lacks it: once is enough.
+                if !Isa::available().contains(&isa) || (isa == Isa::Portable && index > 0) {
+                    continue;
                 }
+                let options = EngineOptions { precision, running, step_rows, kv_memory_mb, ..options() };
+                let engine = start(config, threads, isa, &options);
+                let rollouts = rollouts(&engine, 12).await;
+                assert_nothing_differs(&engine, &rollouts, &format!("{precision}, {isa:?}")).await;
+                // The same tokens, whatever the batching, caching, threads and instructions.
+                assert_eq!(first.get_or_insert_with(|| rollouts.clone()), &rollouts, "{precision}, {isa:?}");
             }
-            for rollout in rollouts.chunks(1) {
-                let alone = batch_of(rollout);
-                let logprobs = engine.logprobs(Arc::new(alone)).await.unwrap();
-                let sampled: Vec<u32> = rollout[0].1.iter().map(|(_, p)| p.to_bits()).collect();
-                assert_eq!(sampled, logprobs.iter().map(|p| p.to_bits()).collect::<Vec<_>>());
-            }
-            let sums = engine.forward_backward(batch, CROSS_ENTROPY).await.unwrap();
-            assert_eq!((sums.mismatched, sums.max_mismatch), (0, 0.0));
-            assert!(sums.behaviour_terms > 300 && (sums.ratio - sums.behaviour_terms as f64).abs() < 1e-9);
-            // The same tokens, whatever the batching, caching, threads and instructions.
-            assert_eq!(first.get_or_insert_with(|| rollouts.clone()), &rollouts, "{isa:?}");
         }
     }
+}
+
+/// What was recorded at sampling is what training computes: in one tree, alone, and as the metric that every step prints.
+async fn assert_nothing_differs(engine: &Engine, rollouts: &[Rollout], case: &str) {
+    let batch = Arc::new(batch_of(rollouts));
+    let merged = engine.logprobs(batch.clone()).await.unwrap();
+    for (target, logprob) in batch.targets.iter().zip(&merged) {
+        for term in batch.terms_of(target) {
+            assert_eq!(term.behaviour.map(f32::to_bits), Some(logprob.to_bits()), "{case}");
+        }
+    }
+    for rollout in rollouts.chunks(1) {
+        let logprobs = engine.logprobs(Arc::new(batch_of(rollout))).await.unwrap();
+        let sampled: Vec<u32> = rollout[0].1.iter().map(|(_, p)| p.to_bits()).collect();
+        assert_eq!(sampled, logprobs.iter().map(|p| p.to_bits()).collect::<Vec<_>>(), "{case}");
+    }
+    let sums = engine.forward_backward(batch, CROSS_ENTROPY).await.unwrap();
+    assert_eq!((sums.mismatched, sums.max_mismatch), (0, 0.0), "{case}");
+    assert!(sums.behaviour_terms > 300 && (sums.ratio - sums.behaviour_terms as f64).abs() < 1e-9);
 }
 
 #[tokio::test]

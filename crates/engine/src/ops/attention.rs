@@ -13,10 +13,11 @@ use std::cell::RefCell;
 
 use crate::Compute;
 use crate::buffer::{Buffer, Shared};
-use crate::product::pack::transpose;
+use crate::precision::{Kernel, Precision};
+use crate::product::pack::{pack_columns, put_step};
 use crate::product::tile::{Rows, tile};
 use crate::product::{MR, NR};
-use crate::simd::{Isa, LANES, exp, fold, simd};
+use crate::simd::{LANES, exp, fold, simd};
 
 /// Positions in a block: the width of a panel, so that a block's keys are a panel of the score product.
 pub const BLOCK: usize = NR;
@@ -60,14 +61,19 @@ impl Shape {
         self.heads / self.kv_heads
     }
 
-    /// Values of one block of one key head: keys as `[head_dim][BLOCK]`, then values as `[BLOCK][padded]`.
-    fn head_block(&self) -> usize {
-        (self.head_dim + self.padded()) * BLOCK
+    /// Words of the keys of one block and head: `[words of head_dim][BLOCK]`.
+    fn key_block(&self, precision: Precision) -> usize {
+        precision.words(self.head_dim) * BLOCK
     }
 
-    /// Values of one block of one layer.
-    pub fn block(&self) -> usize {
-        self.kv_heads * self.head_block()
+    /// Words of one block of one key head: keys, then values as `[words of BLOCK][padded]`.
+    fn head_block(&self, precision: Precision) -> usize {
+        self.key_block(precision) + precision.words(BLOCK) * self.padded()
+    }
+
+    /// Words of one block of one layer.
+    pub fn block(&self, precision: Precision) -> usize {
+        self.kv_heads * self.head_block(precision)
     }
 }
 
@@ -76,18 +82,24 @@ pub struct Blocks {
     blocks: Vec<Buffer>,
     shape: Shape,
     layers: usize,
+    precision: Precision,
 }
 
 impl Blocks {
     /// No blocks yet; each will hold `layers` layers.
-    pub fn new(shape: Shape, layers: usize) -> Self {
-        Blocks { blocks: Vec::new(), shape, layers }
+    pub fn new(shape: Shape, layers: usize, precision: Precision) -> Self {
+        Blocks { blocks: Vec::new(), shape, layers, precision }
+    }
+
+    /// Words of one block, all layers.
+    pub fn block_words(&self) -> usize {
+        self.layers * self.shape.block(self.precision)
     }
 
     /// Makes sure that there are at least `count` blocks.
     pub fn grow(&mut self, count: usize) {
         while self.blocks.len() < count {
-            self.blocks.push(Buffer::zeroed(self.layers * self.shape.block()));
+            self.blocks.push(Buffer::zeroed(self.block_words()));
         }
     }
 
@@ -110,24 +122,26 @@ impl Blocks {
 
     /// The blocks of one layer, for a parallel region that writes and reads them.
     fn layer(&mut self, layer: usize) -> Layer<'_> {
-        let size = self.shape.block();
+        let size = self.shape.block(self.precision);
         let starts = self.blocks.iter_mut().map(|b| Shared::new(&mut b[layer * size..][..size])).collect();
-        Layer { blocks: starts, shape: self.shape }
+        Layer { blocks: starts, shape: self.shape, precision: self.precision }
     }
 }
 
 struct Layer<'a> {
     blocks: Vec<Shared<'a>>,
     shape: Shape,
+    precision: Precision,
 }
 
 impl Layer<'_> {
     fn keys(&self, block: u32, head: usize) -> *mut f32 {
-        self.blocks[block as usize].pointer(head * self.shape.head_block())
+        self.blocks[block as usize].pointer(head * self.shape.head_block(self.precision))
     }
 
     fn values(&self, block: u32, head: usize) -> *mut f32 {
-        self.blocks[block as usize].pointer(head * self.shape.head_block() + self.shape.head_dim * BLOCK)
+        let (shape, precision) = (self.shape, self.precision);
+        self.blocks[block as usize].pointer(head * shape.head_block(precision) + shape.key_block(precision))
     }
 }
 
@@ -150,11 +164,14 @@ pub struct Span {
 /// Scratch of one tile.
 #[derive(Default)]
 struct Scratch {
-    /// Scaled queries, `[head_dim][rows]`, and behind them (max, Σ e) of each row.
+    /// Scaled queries, `[rows][head_dim]`, and packed, `[words of head_dim][rows]`.
+    queries: Buffer,
     packed: Buffer,
     /// Scores, then weights, `[rows][positions]`.
     scores: Buffer,
-    /// Weights, `[positions][rows]`.
+    /// What normalises each row.
+    stats: [RowStats; MR],
+    /// Weights, `[words of positions][rows]`.
     weights: Buffer,
     /// Weighted sums of values, `[rows][padded]`.
     sums: Buffer,
@@ -186,7 +203,7 @@ pub fn forward(
     let layer = blocks.layer(layer);
     compute.pool.run(shape.kv_heads, |head| {
         for span in spans {
-            store(compute.isa, &layer, span, head, qkv);
+            store(compute.kernel(), &layer, span, head, qkv);
         }
     });
 
@@ -214,12 +231,11 @@ pub fn forward(
                     let (query, member) = ((from + r) / group, (from + r) % group);
                     (span.row + first + query, head * group + member, span.position + first + query)
                 };
-                attend_tile(compute.isa, &layer, span, head, tile_rows, place, qkv, scratch);
+                attend_tile(compute.kernel(), &layer, span, head, tile_rows, place, qkv, scratch);
                 let padded = shape.padded();
                 for r in 0..tile_rows {
                     let (row, query_head, _) = place(r);
-                    let at = shape.head_dim * tile_rows + 2 * r;
-                    let tile_stats: RowStats = [scratch.packed[at], scratch.packed[at + 1]];
+                    let tile_stats = scratch.stats[r];
                     // SAFETY: each (row, head) belongs to one tile.
                     let to = unsafe { out.slice(row * width + query_head * shape.head_dim, shape.head_dim) };
                     for (to, from) in to.iter_mut().zip(&scratch.sums[r * padded..]) {
@@ -237,14 +253,15 @@ pub fn forward(
 }
 
 /// Writes one key head of a span's rows into its blocks.
-fn store(isa: Isa, layer: &Layer<'_>, span: &Span, head: usize, qkv: &[f32]) {
+fn store(kernel: Kernel, layer: &Layer<'_>, span: &Span, head: usize, qkv: &[f32]) {
     let shape = layer.shape;
     let (width, dim, padded) = (shape.qkv(), shape.head_dim, shape.padded());
     if let (Some(from), Some(&to)) = (span.inherits, span.blocks.get(span.position / BLOCK)) {
         // SAFETY: blocks of a layer are of one size; this thread alone touches this head of them, and a node's first block
         // is never its parent's.
         unsafe {
-            std::ptr::copy_nonoverlapping(layer.keys(from, head), layer.keys(to, head), shape.head_block());
+            let size = shape.head_block(layer.precision);
+            std::ptr::copy_nonoverlapping(layer.keys(from, head), layer.keys(to, head), size);
         }
     }
     let mut done = 0;
@@ -255,22 +272,24 @@ fn store(isa: Isa, layer: &Layer<'_>, span: &Span, head: usize, qkv: &[f32]) {
         let rows = &qkv[(span.row + done) * width..][..count * width];
         // SAFETY: keys and values of one head of one block; this thread alone touches this head.
         let (keys, values) = unsafe {
-            let keys = std::slice::from_raw_parts_mut(layer.keys(block, head), dim * BLOCK);
-            (keys, std::slice::from_raw_parts_mut(layer.values(block, head), BLOCK * padded))
+            let size = kernel.words(BLOCK) * padded;
+            let keys =
+                std::slice::from_raw_parts_mut(layer.keys(block, head), shape.key_block(layer.precision));
+            (keys, std::slice::from_raw_parts_mut(layer.values(block, head), size))
         };
-        transpose(isa, &rows[shape.query() + head * dim..], width, count, dim, BLOCK, &mut keys[at..]);
-        for (row, value) in rows.chunks_exact(width).zip(values[at * padded..].chunks_exact_mut(padded)) {
-            value[..dim].copy_from_slice(&row[shape.query() + shape.key() + head * dim..][..dim]);
+        pack_columns(kernel, &rows[shape.query() + head * dim..], width, count, dim, BLOCK, &mut keys[at..]);
+        for (i, row) in rows.chunks_exact(width).enumerate() {
+            let value = &row[shape.query() + shape.key() + head * dim..][..dim];
+            put_step(kernel, at + i, value, padded, values);
         }
         done += count;
     }
 }
 
-/// Attention of one tile of (query, head) rows that share a key head. Leaves its results in `scratch.sums` and behind the queries in
-/// `scratch.packed`.
+/// Attention of one tile of (query, head) rows that share a key head. Leaves its results in `scratch.sums` and `scratch.stats`.
 #[allow(clippy::too_many_arguments)]
 fn attend_tile(
-    isa: Isa,
+    kernel: Kernel,
     layer: &Layer<'_>,
     span: &Span,
     head: usize,
@@ -285,34 +304,35 @@ fn attend_tile(
     let longest = place(rows - 1).2 + 1;
     let used = longest.div_ceil(BLOCK);
     let stride = used * BLOCK;
-    let Scratch { packed, scores, weights, sums, starts } = scratch;
-    let packed = packed.reserve(dim * rows + 2 * rows);
+    let Scratch { queries, packed, scores, stats, weights, sums, starts } = scratch;
+    let queries = queries.reserve(rows * dim);
+    let packed = packed.reserve(kernel.words(dim) * rows);
     let scores = scores.reserve(rows * stride);
     let weights = weights.reserve(rows * stride);
     let sums = sums.reserve(rows * padded);
 
-    for r in 0..rows {
+    for (r, to) in queries.chunks_exact_mut(dim).enumerate() {
         let (row, query_head, _) = place(r);
-        for (d, q) in qkv[row * shape.qkv() + query_head * dim..][..dim].iter().enumerate() {
-            packed[d * rows + r] = q * scale;
+        for (to, q) in to.iter_mut().zip(&qkv[row * shape.qkv() + query_head * dim..][..dim]) {
+            *to = q * scale;
         }
     }
+    pack_columns(kernel, queries, dim, rows, dim, rows, packed);
     for (i, &block) in span.blocks[..used].iter().enumerate() {
         let keys = [layer.keys(block, head).cast_const()];
-        let b = Rows { blocks: &keys, block: dim, depth: dim, stride: BLOCK };
+        let depth = kernel.words(dim);
+        let b = Rows { blocks: &keys, block: depth, depth, stride: BLOCK };
         let to = scores[i * BLOCK..].as_mut_ptr();
         // SAFETY: packed queries, the block's keys and the scores have these extents.
-        unsafe { tile(isa, rows, packed.as_ptr(), rows, b, to, stride, BLOCK, false) };
+        unsafe { tile(kernel, rows, packed.as_ptr(), rows, b, to, stride, BLOCK, false) };
     }
     for r in 0..rows {
         let seen = place(r).2 + 1;
         let row = &mut scores[r * stride..][..longest];
-        let stats = weigh(isa, &mut row[..seen]);
+        stats[r] = weigh(kernel.isa, &mut row[..seen]);
         row[seen..].fill(0.0);
-        packed[dim * rows + 2 * r..][..2].copy_from_slice(&stats);
     }
-    // [row][position] to [position][row], as the product over positions wants them.
-    transpose(isa, scores, stride, rows, longest, rows, weights);
+    pack_columns(kernel, scores, stride, rows, longest, rows, weights);
     for column in (0..padded).step_by(NR) {
         starts.clear();
         starts.extend(
@@ -320,11 +340,12 @@ fn attend_tile(
                 .iter()
                 .map(|block| layer.values(*block, head).wrapping_add(column).cast_const()),
         );
-        let b = Rows { blocks: starts, block: BLOCK, depth: longest, stride: padded };
+        let (block, depth) = (kernel.words(BLOCK), kernel.words(longest));
+        let b = Rows { blocks: starts, block, depth, stride: padded };
         let to = sums[column..].as_mut_ptr();
         // SAFETY: weights, the blocks' values and the sums have these extents. Positions past a row's own have weight 0 and
-        // were written, so they add exactly nothing.
-        unsafe { tile(isa, rows, weights.as_ptr(), rows, b, to, padded, NR, false) };
+        // were written (or lie in the cleared half of a word), so they add exactly nothing.
+        unsafe { tile(kernel, rows, weights.as_ptr(), rows, b, to, padded, NR, false) };
     }
 }
 
@@ -360,6 +381,7 @@ simd! {
 pub(crate) mod tests {
     use super::super::testing::{close, noise, wide};
     use super::*;
+    use crate::simd::Isa;
 
     /// Attention of every row over its path (a list of row indices, the row itself last), in f64.
     pub fn naive(shape: Shape, paths: &[Vec<usize>], qkv: &[f64]) -> Vec<f64> {
@@ -425,12 +447,15 @@ pub(crate) mod tests {
             Shape { heads: 2, kv_heads: 2, head_dim: 40 },
         ] {
             let qkv = noise(paths.len() * shape.qkv(), 1, 6.0);
-            let mut blocks = Blocks::new(shape, 1);
-            blocks.grow(count);
-            let mut out = vec![0.0; paths.len() * shape.query()];
-            forward(&Compute::new(2), &mut blocks, 0, &spans, &qkv, &mut out, None);
-            // Scores reach ±50 here, so f32 weights are good to about 1e-5.
-            close(&out, &naive(shape, &paths, &wide(&qkv)), 1e-5);
+            for (precision, tolerance) in [(Precision::F32, 1e-5), (Precision::Bf16, 0.1)] {
+                let compute = Compute::with(2, Isa::detect(), precision);
+                let mut blocks = Blocks::new(shape, 1, precision);
+                blocks.grow(count);
+                let mut out = vec![0.0; paths.len() * shape.query()];
+                forward(&compute, &mut blocks, 0, &spans, &qkv, &mut out, None);
+                // Scores reach ±50 here, so weights are good to about 1e-5 in f32, to a tenth in bf16.
+                close(&out, &naive(shape, &paths, &wide(&qkv)), tolerance);
+            }
         }
     }
 
@@ -440,13 +465,15 @@ pub(crate) mod tests {
         let shape = Shape { heads: 6, kv_heads: 2, head_dim: 48 };
         let len = 101;
         let qkv = noise(len * shape.qkv(), 7, 4.0);
-        let mut first: Option<Vec<u32>> = None;
-        for isa in Isa::available() {
-            for chunk in [len, 32, 7, 1] {
-                let mut blocks = Blocks::new(shape, 1);
+        for precision in [Precision::F32, Precision::Bf16] {
+            let mut first: Option<Vec<u32>> = None;
+            let cases =
+                Isa::available().into_iter().flat_map(|isa| [len, 32, 7, 1].map(|chunk| (isa, chunk)));
+            for (isa, chunk) in cases {
+                let mut blocks = Blocks::new(shape, 1, precision);
                 blocks.grow(len.div_ceil(BLOCK));
                 let mut out = vec![0.0; len * shape.query()];
-                let compute = Compute::with_isa(1 + chunk % 2, isa);
+                let compute = Compute::with(1 + chunk % 2, isa, precision);
                 for position in (0..len).step_by(chunk) {
                     let part = chunk.min(len - position);
                     let span = Span {
@@ -461,7 +488,11 @@ pub(crate) mod tests {
                     forward(&compute, &mut blocks, 0, &[span], rows, to, None);
                 }
                 let bits: Vec<u32> = out.iter().map(|x| x.to_bits()).collect();
-                assert_eq!(first.get_or_insert_with(|| bits.clone()), &bits, "{isa:?}, chunks of {chunk}");
+                assert_eq!(
+                    first.get_or_insert_with(|| bits.clone()),
+                    &bits,
+                    "{precision}, {isa:?}, chunks of {chunk}"
+                );
             }
         }
     }

@@ -13,10 +13,11 @@ use std::ops::Range;
 use super::attention::{BLOCK, Shape, Span};
 use crate::Compute;
 use crate::buffer::{Buffer, Shared};
-use crate::product::pack::transpose;
+use crate::precision::{Kernel, Precision};
+use crate::product::pack::{pack_columns, pack_rows, put_step};
 use crate::product::tile::{Rows, tile};
 use crate::product::{MR, NR};
-use crate::simd::{Isa, LANES, dot, exp, simd};
+use crate::simd::{LANES, dot, exp, simd};
 
 /// Query rows whose weights exist at a time: enough to make up for reading dK and dV, few enough to stay in the cache.
 const QUERIES: usize = 8 * MR;
@@ -79,7 +80,8 @@ thread_local! {
 /// Scratch of one task.
 #[derive(Default)]
 struct Task {
-    /// Keys and values of the path: `[blocks][head_dim][BLOCK]` each, then keys as rows, `[positions][padded]`.
+    /// Keys and values of the path: `[blocks][words of head_dim][BLOCK]` each, then keys along positions,
+    /// `[words of positions][padded]`.
     keys_t: Buffer,
     values_t: Buffer,
     keys: Buffer,
@@ -92,6 +94,9 @@ struct Task {
     slopes: Buffer,
     slopes_t: Buffer,
     dqueries: Buffer,
+    /// dS or P, then queries or dO, along rows: `[words of rows][…]`.
+    left: Buffer,
+    right: Buffer,
 }
 
 /// Fills `dqkv` (rows of `shape.qkv()`) with the gradient, given that of the output, `dout`. `paths[i]` are the rows on the
@@ -124,7 +129,7 @@ pub fn backward(
         SCRATCH.with_borrow_mut(|scratch| {
             let span = &spans[piece.span];
             scratch.run(
-                compute.isa,
+                compute.kernel(),
                 shape,
                 span,
                 piece,
@@ -170,7 +175,7 @@ impl Task {
     #[allow(clippy::too_many_arguments)]
     fn run(
         &mut self,
-        isa: Isa,
+        kernel: Kernel,
         shape: Shape,
         span: &Span,
         piece: &Piece,
@@ -187,14 +192,17 @@ impl Task {
         // tile longer than the path.
         let stride = piece.positions.div_ceil(BLOCK) * BLOCK + LANES;
         let scale = 1.0 / (dim as f32).sqrt();
-        self.gather(isa, shape, path, kv_head, piece.positions, saved.qkv);
+        self.gather(kernel, shape, path, kv_head, piece.positions, saved.qkv);
         let queries = self.queries.reserve(QUERIES * padded);
         let grads = self.grads.reserve(QUERIES * padded);
-        let packed = self.packed.reserve(MR * dim);
+        let packed = self.packed.reserve(MR * kernel.words(dim));
         let weights = self.weights.reserve(QUERIES * stride);
         let slopes = self.slopes.reserve(QUERIES * stride);
         let slopes_t = self.slopes_t.reserve(MR * stride);
         let dqueries = self.dqueries.reserve(MR * padded);
+        let left = self.left.reserve(kernel.words(QUERIES) * stride);
+        let right = self.right.reserve(kernel.words(QUERIES) * padded);
+        let depth = kernel.words(dim);
         let [dkeys, dvalues] = share;
         dkeys.fill(0.0);
         dvalues.fill(0.0);
@@ -221,14 +229,22 @@ impl Task {
                 for (from, right, to) in
                     [(&*queries, &self.keys_t, &mut *weights), (&*grads, &self.values_t, &mut *slopes)]
                 {
-                    transpose(isa, &from[tile_at * padded..], padded, tile_rows, dim, tile_rows, packed);
+                    pack_columns(
+                        kernel,
+                        &from[tile_at * padded..],
+                        padded,
+                        tile_rows,
+                        dim,
+                        tile_rows,
+                        packed,
+                    );
                     for block in 0..seen.div_ceil(BLOCK) {
-                        let start = [right[block * dim * BLOCK..].as_ptr()];
-                        let b = Rows { blocks: &start, block: dim, depth: dim, stride: BLOCK };
+                        let start = [right[block * depth * BLOCK..].as_ptr()];
+                        let b = Rows { blocks: &start, block: depth, depth, stride: BLOCK };
                         let to = to[tile_at * stride + block * BLOCK..].as_mut_ptr();
                         // SAFETY: packed rows, a block and the scores have these extents.
                         unsafe {
-                            tile(isa, tile_rows, packed.as_ptr(), tile_rows, b, to, stride, BLOCK, false)
+                            tile(kernel, tile_rows, packed.as_ptr(), tile_rows, b, to, stride, BLOCK, false)
                         };
                     }
                 }
@@ -240,19 +256,23 @@ impl Task {
                     let g = &grads[r * padded..][..dim];
                     let (p, s) =
                         (&mut weights[r * stride..][..seen + MR], &mut slopes[r * stride..][..seen + MR]);
-                    row_slopes(isa, &mut p[..own], &mut s[..own], stats[0], stats[1], o, g);
+                    row_slopes(kernel.isa, &mut p[..own], &mut s[..own], stats[0], stats[1], o, g);
                     // To the end of the tile of positions that the last of them is in.
                     p[own..].fill(0.0);
                     s[own..].fill(0.0);
                 }
                 // dQ = scale · dS K.
-                transpose(isa, &slopes[tile_at * stride..], stride, tile_rows, seen, tile_rows, slopes_t);
+                let from = &slopes[tile_at * stride..];
+                pack_columns(kernel, from, stride, tile_rows, seen, tile_rows, slopes_t);
                 for column in (0..padded).step_by(NR) {
                     let start = [self.keys[column..].as_ptr()];
-                    let b = Rows { blocks: &start, block: seen, depth: seen, stride: padded };
+                    let depth = kernel.words(seen);
+                    let b = Rows { blocks: &start, block: depth, depth, stride: padded };
                     let to = dqueries[column..].as_mut_ptr();
                     // SAFETY: packed slopes, keys and the tile have these extents.
-                    unsafe { tile(isa, tile_rows, slopes_t.as_ptr(), tile_rows, b, to, padded, NR, false) };
+                    unsafe {
+                        tile(kernel, tile_rows, slopes_t.as_ptr(), tile_rows, b, to, padded, NR, false)
+                    };
                 }
                 for r in 0..tile_rows {
                     let row = span.row + first + tile_at + r;
@@ -266,19 +286,27 @@ impl Task {
             // dK += dSᵀ Q and dV += Pᵀ dO: positions are the rows of these products, queries their depth, from the first
             // tile of queries that sees any of the positions.
             let seen = before + rows;
-            for (left, right, to) in [(&*slopes, &*queries, &mut *dkeys), (&*weights, &*grads, &mut *dvalues)]
+            for (from, with, to) in [(&*slopes, &*queries, &mut *dkeys), (&*weights, &*grads, &mut *dvalues)]
             {
+                let (left, right) = match kernel.precision {
+                    Precision::F32 => (from, with),
+                    Precision::Bf16 => {
+                        pack_rows(kernel, from, stride, seen, rows, stride, left);
+                        pack_rows(kernel, with, padded, padded, rows, padded, right);
+                        (&*left, &*right)
+                    }
+                };
                 for position in (0..seen).step_by(MR) {
                     let tile_rows = MR.min(seen - position);
-                    let skipped = position.saturating_sub(before) / MR * MR;
-                    let depth = rows - skipped;
+                    let skipped = kernel.words(position.saturating_sub(before) / MR * MR);
+                    let depth = kernel.words(rows) - skipped;
                     let a = left[skipped * stride + position..].as_ptr();
                     for column in (0..padded).step_by(NR) {
                         let start = [right[skipped * padded + column..].as_ptr()];
                         let b = Rows { blocks: &start, block: depth, depth, stride: padded };
                         let to = to[position * padded + column..].as_mut_ptr();
                         // SAFETY: scores, rows and the share have these extents.
-                        unsafe { tile(isa, tile_rows, a, stride, b, to, padded, NR, true) };
+                        unsafe { tile(kernel, tile_rows, a, stride, b, to, padded, NR, true) };
                     }
                 }
             }
@@ -288,7 +316,7 @@ impl Task {
     /// Collects keys and values of one head along the first `positions` of a path, in the layouts of the products.
     fn gather(
         &mut self,
-        isa: Isa,
+        kernel: Kernel,
         shape: Shape,
         path: &PathRows,
         kv_head: usize,
@@ -297,22 +325,23 @@ impl Task {
     ) {
         let (width, dim, padded) = (shape.qkv(), shape.head_dim, shape.padded());
         let blocks = positions.div_ceil(BLOCK);
-        let keys_t = self.keys_t.reserve(blocks * dim * BLOCK);
-        let values_t = self.values_t.reserve(blocks * dim * BLOCK);
-        let keys = self.keys.reserve(positions * padded);
+        let block_words = kernel.words(dim) * BLOCK;
+        let keys_t = self.keys_t.reserve(blocks * block_words);
+        let values_t = self.values_t.reserve(blocks * block_words);
+        let keys = self.keys.reserve(kernel.words(positions) * padded);
         let mut position = 0;
         for &(first, len) in path {
             let len = len.min(positions - position);
             let mut row = first;
             while row < first + len {
-                let (block, at) = (position / BLOCK * dim * BLOCK, position % BLOCK);
+                let (block, at) = (position / BLOCK * block_words, position % BLOCK);
                 let count = (BLOCK - at).min(first + len - row);
                 let rows = &qkv[row * width..][..count * width];
                 let (k, v) = (shape.query() + kv_head * dim, shape.query() + shape.key() + kv_head * dim);
-                transpose(isa, &rows[k..], width, count, dim, BLOCK, &mut keys_t[block + at..]);
-                transpose(isa, &rows[v..], width, count, dim, BLOCK, &mut values_t[block + at..]);
+                pack_columns(kernel, &rows[k..], width, count, dim, BLOCK, &mut keys_t[block + at..]);
+                pack_columns(kernel, &rows[v..], width, count, dim, BLOCK, &mut values_t[block + at..]);
                 for (i, row) in rows.chunks_exact(width).enumerate() {
-                    keys[(position + i) * padded..][..dim].copy_from_slice(&row[k..][..dim]);
+                    put_step(kernel, position + i, &row[k..][..dim], padded, keys);
                 }
                 position += count;
                 row += count;
@@ -339,14 +368,20 @@ mod tests {
     use super::super::attention::{Blocks, forward};
     use super::super::testing::{close, differences, noise, wide};
     use super::*;
+    use crate::simd::Isa;
 
-    fn run(threads: usize, shape: Shape, nodes: &[(Option<usize>, usize)]) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
+    fn run(
+        precision: Precision,
+        threads: usize,
+        shape: Shape,
+        nodes: &[(Option<usize>, usize)],
+    ) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
         let (spans, paths, count) = forest(nodes);
         let rows = paths.len();
         let qkv = noise(rows * shape.qkv(), 1, 3.0);
         let dout = noise(rows * shape.query(), 2, 1.0);
-        let compute = Compute::new(threads);
-        let mut blocks = Blocks::new(shape, 1);
+        let compute = Compute::with(threads, Isa::detect(), precision);
+        let mut blocks = Blocks::new(shape, 1, precision);
         blocks.grow(count);
         let mut out = vec![0.0; rows * shape.query()];
         let mut stats = vec![0.0; rows * shape.heads * 2];
@@ -363,7 +398,7 @@ mod tests {
     fn matches_differences_on_a_forest() {
         let nodes = [(None, 5), (Some(0), 3), (Some(1), 2), (Some(0), 4), (None, 3)];
         let shape = Shape { heads: 4, kv_heads: 2, head_dim: 6 };
-        let (qkv, dout, dqkv) = run(2, shape, &nodes);
+        let (qkv, dout, dqkv) = run(Precision::F32, 2, shape, &nodes);
         let (_, paths, _) = forest(&nodes);
         let objective = |x: &[f64]| {
             naive(shape, &paths, x).iter().zip(&dout).map(|(o, g)| o * f64::from(*g)).sum::<f64>()
@@ -376,7 +411,7 @@ mod tests {
     fn long_paths_match_a_directional_difference() {
         let nodes = [(None, 70), (Some(0), 211), (Some(0), 20)];
         let shape = Shape { heads: 3, kv_heads: 1, head_dim: 40 };
-        let (qkv, dout, dqkv) = run(2, shape, &nodes);
+        let (qkv, dout, dqkv) = run(Precision::F32, 2, shape, &nodes);
         let (_, paths, _) = forest(&nodes);
         let direction = noise(qkv.len(), 5, 2.0);
         let along = |t: f64| {
@@ -387,7 +422,7 @@ mod tests {
         let expected = (along(1e-4) - along(-1e-4)) / 2e-4;
         let found: f64 = dqkv.iter().zip(&direction).map(|(g, d)| f64::from(*g) * f64::from(*d)).sum();
         assert!((found - expected).abs() < 1e-4 * (1.0 + expected.abs()), "{found} against {expected}");
-        let (.., alone) = run(1, shape, &nodes);
+        let (.., alone) = run(Precision::F32, 1, shape, &nodes);
         assert!(dqkv.iter().zip(&alone).all(|(a, b)| a.to_bits() == b.to_bits()), "threads changed a bit");
     }
 }

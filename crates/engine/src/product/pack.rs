@@ -1,8 +1,9 @@
-//! Operands of a product, and their packing into panels and tiles.
+//! Operands of a product, and their packing into panels and tiles of words.
 
 use super::tile::{MR, NR};
 use crate::buffer::Buffer;
-use crate::simd::{Isa, simd};
+use crate::precision::{Kernel, Precision, pair, with_later};
+use crate::simd::simd;
 
 /// A view of a matrix with strides.
 #[derive(Clone, Copy)]
@@ -57,23 +58,25 @@ impl<'a> Matrix<'a> {
 pub struct Packed {
     data: Buffer,
     depth: usize,
+    words: usize,
     columns: usize,
 }
 
 impl Packed {
     /// Packs `b` (K × N) on the calling thread.
-    pub fn new(isa: Isa, b: Matrix<'_>) -> Self {
-        let mut packed = Packed::empty(b.rows, b.cols);
-        for panel in 0..packed.panels() {
-            let depth = packed.depth;
-            pack_panel(isa, b, 0, depth, panel * NR, &mut packed.data[panel * NR * depth..][..NR * depth]);
+    pub fn new(kernel: Kernel, b: Matrix<'_>) -> Self {
+        let mut packed = Packed::empty(kernel.precision, b.rows, b.cols);
+        let size = NR * packed.words;
+        for (panel, out) in packed.data.chunks_exact_mut(size.max(1)).enumerate() {
+            pack_panel(kernel, b, 0, b.rows, panel * NR, out);
         }
         packed
     }
 
     /// Room for a K × N operand, all zero.
-    pub fn empty(depth: usize, columns: usize) -> Self {
-        Packed { data: Buffer::zeroed(columns.div_ceil(NR) * NR * depth), depth, columns }
+    pub fn empty(precision: Precision, depth: usize, columns: usize) -> Self {
+        let words = precision.words(depth);
+        Packed { data: Buffer::zeroed(columns.div_ceil(NR) * NR * words), depth, words, columns }
     }
 
     /// Packs `b` again, in parallel.
@@ -82,12 +85,13 @@ impl Packed {
     /// When its shape is another.
     pub fn refresh(&mut self, compute: &crate::Compute, b: Matrix<'_>) {
         assert_eq!((b.rows, b.cols), (self.depth, self.columns), "shape of a packed operand");
-        let (depth, panels) = (self.depth, self.panels());
+        let (kernel, depth, size) = (compute.kernel(), self.depth, NR * self.words);
+        let panels = self.columns.div_ceil(NR);
         let data = crate::buffer::Shared::new(&mut self.data);
         compute.pool.run(panels, |panel| {
             // SAFETY: each panel is packed by one task.
-            let out = unsafe { data.slice(panel * NR * depth, NR * depth) };
-            pack_panel(compute.isa, b, 0, depth, panel * NR, out);
+            let out = unsafe { data.slice(panel * size, size) };
+            pack_panel(kernel, b, 0, depth, panel * NR, out);
         });
     }
 
@@ -101,44 +105,110 @@ impl Packed {
         self.columns
     }
 
-    fn panels(&self) -> usize {
-        self.columns.div_ceil(NR)
-    }
-
-    /// Panel `index`, `[K][NR]`.
+    /// Panel `index`, `[words of K][NR]`.
     pub fn panel(&self, index: usize) -> &[f32] {
-        &self.data[index * NR * self.depth..][..NR * self.depth]
+        &self.data[index * NR * self.words..][..NR * self.words]
     }
 }
 
-/// Packs columns `column ..` of rows `k0 .. k0 + depth` of `b` into `out`, `[depth][NR]`, with zeros past the last column.
-pub fn pack_panel(isa: Isa, b: Matrix<'_>, k0: usize, depth: usize, column: usize, out: &mut [f32]) {
+/// Packs columns `column ..` of rows `k0 .. k0 + depth` of `b` into `out`, `[words of depth][NR]`, with zeros past the last
+/// column. `k0` begins a word.
+pub fn pack_panel(kernel: Kernel, b: Matrix<'_>, k0: usize, depth: usize, column: usize, out: &mut [f32]) {
     let columns = NR.min(b.cols - column);
     if columns < NR {
         out.fill(0.0);
     }
     let data = &b.data[k0 * b.row_stride + column * b.col_stride..];
     if b.col_stride == 1 {
-        gather_rows(isa, data, b.row_stride, columns, depth, NR, out);
+        pack_rows(kernel, data, b.row_stride, columns, depth, NR, out);
     } else {
-        transpose(isa, data, b.col_stride, columns, depth, NR, out);
+        pack_columns(kernel, data, b.col_stride, columns, depth, NR, out);
     }
 }
 
-/// Packs rows `row .. row + rows` and columns `k0 .. k0 + depth` of `a` into `out`, `[depth][rows]`.
-pub fn pack_tile(isa: Isa, a: Matrix<'_>, row: usize, rows: usize, k0: usize, depth: usize, out: &mut [f32]) {
+/// Packs rows `row .. row + rows` and columns `k0 .. k0 + depth` of `a` into `out`, `[words of depth][rows]`. `k0` begins a word.
+pub fn pack_tile(
+    kernel: Kernel,
+    a: Matrix<'_>,
+    row: usize,
+    rows: usize,
+    k0: usize,
+    depth: usize,
+    out: &mut [f32],
+) {
     debug_assert!(rows <= MR);
     let data = &a.data[row * a.row_stride + k0 * a.col_stride..];
     if a.col_stride == 1 {
-        transpose(isa, data, a.row_stride, rows, depth, rows, out);
+        pack_columns(kernel, data, a.row_stride, rows, depth, rows, out);
     } else {
-        gather_rows(isa, data, a.col_stride, rows, depth, rows, out);
+        pack_rows(kernel, data, a.col_stride, rows, depth, rows, out);
+    }
+}
+
+/// Words from a matrix whose rows run along k: `out[w * out_stride + i]` holds step k of `data[k * stride + i]`, for i below `width` and k
+/// below `depth`.
+pub fn pack_rows(
+    kernel: Kernel,
+    data: &[f32],
+    stride: usize,
+    width: usize,
+    depth: usize,
+    out_stride: usize,
+    out: &mut [f32],
+) {
+    match kernel.precision {
+        Precision::F32 => copy_rows(kernel.isa, data, stride, width, depth, out_stride, out),
+        Precision::Bf16 => pair_rows(kernel.isa, data, stride, width, depth, out_stride, out),
+    }
+}
+
+/// Words from a matrix whose columns run along k: `out[w * out_stride + i]` holds step k of `data[i * stride + k]`, for i below `width` and
+/// k below `depth`.
+pub fn pack_columns(
+    kernel: Kernel,
+    data: &[f32],
+    stride: usize,
+    width: usize,
+    depth: usize,
+    out_stride: usize,
+    out: &mut [f32],
+) {
+    match kernel.precision {
+        Precision::F32 => transpose(kernel.isa, data, stride, width, depth, out_stride, out),
+        Precision::Bf16 => pair_columns(kernel.isa, data, stride, width, depth, out_stride, out),
+    }
+}
+
+/// Writes step `k` of a right operand that lies in words, `[words][stride]`. Steps are written one after the other: an earlier one
+/// clears the later half of its word, so that what is not written yet is zero and not what another operand left.
+pub fn put_step(kernel: Kernel, k: usize, from: &[f32], stride: usize, out: &mut [f32]) {
+    let word = k / kernel.precision.per_word();
+    let to = &mut out[word * stride..][..from.len()];
+    match kernel.precision {
+        Precision::F32 => to.copy_from_slice(from),
+        Precision::Bf16 if k % 2 == 0 => put_earlier(kernel.isa, from, to),
+        Precision::Bf16 => put_later(kernel.isa, from, to),
     }
 }
 
 simd! {
-    /// `out[k * out_stride + i] = data[k * stride + i]` for i below `width`.
-    fn gather_rows(data: &[f32], stride: usize, width: usize, depth: usize, out_stride: usize, out: &mut [f32]) {
+    fn put_earlier(from: &[f32], to: &mut [f32]) {
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = pair(*from, 0.0);
+        }
+    }
+}
+
+simd! {
+    fn put_later(from: &[f32], to: &mut [f32]) {
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = with_later(*to, *from);
+        }
+    }
+}
+
+simd! {
+    fn copy_rows(data: &[f32], stride: usize, width: usize, depth: usize, out_stride: usize, out: &mut [f32]) {
         if width == NR && out_stride == NR {
             for k in 0..depth {
                 let (from, to) = (&data[k * stride..][..NR], &mut out[k * NR..][..NR]);
@@ -157,30 +227,41 @@ simd! {
     }
 }
 
+/// One row of words from two rows of values.
+#[inline(always)]
+fn pair_row(earlier: &[f32], later: &[f32], to: &mut [f32]) {
+    for ((to, a), b) in to.iter_mut().zip(earlier).zip(later) {
+        *to = pair(*a, *b);
+    }
+}
+
 simd! {
-    /// `out[k * out_stride + i] = data[i * stride + k]` for i below `width` and k below `depth`, in blocks of 4 × 16: one cache line of four source
-    /// rows at a time.
-    pub fn transpose(data: &[f32], stride: usize, width: usize, depth: usize, out_stride: usize, out: &mut [f32]) {
-        const BLOCK: usize = 16;
-        let whole = depth / BLOCK * BLOCK;
-        for k in (0..whole).step_by(BLOCK) {
-            let mut i = 0;
-            while i + 4 <= width {
-                let row = |r: usize| &data[(i + r) * stride + k..][..BLOCK];
-                let rows = [row(0), row(1), row(2), row(3)];
-                let to = &mut out[k * out_stride + i..][..(BLOCK - 1) * out_stride + 4];
-                transpose_4x16(rows, out_stride, to);
-                i += 4;
-            }
-            while i < width {
-                let row = &data[i * stride + k..][..BLOCK];
-                for (step, value) in row.iter().enumerate() {
-                    out[(k + step) * out_stride + i] = *value;
-                }
-                i += 1;
+    fn pair_rows(data: &[f32], stride: usize, width: usize, depth: usize, out_stride: usize, out: &mut [f32]) {
+        const ZEROS: [f32; NR] = [0.0; NR];
+        for w in 0..depth / 2 {
+            let (a, b) = (&data[2 * w * stride..], &data[(2 * w + 1) * stride..]);
+            let to = &mut out[w * out_stride..];
+            // Known widths become straight vector code.
+            match width {
+                NR => pair_row(&a[..NR], &b[..NR], &mut to[..NR]),
+                MR => pair_row(&a[..MR], &b[..MR], &mut to[..MR]),
+                _ => pair_row(&a[..width], &b[..width], &mut to[..width]),
             }
         }
-        for k in whole..depth {
+        if depth % 2 == 1 {
+            let (from, to) = (&data[(depth - 1) * stride..][..width], &mut out[depth / 2 * out_stride..][..width]);
+            for (from, to) in from.chunks(NR).zip(to.chunks_mut(NR)) {
+                pair_row(from, &ZEROS, to);
+            }
+        }
+    }
+}
+
+simd! {
+    fn transpose(data: &[f32], stride: usize, width: usize, depth: usize, out_stride: usize, out: &mut [f32]) {
+        let row = |i: usize, k: usize| -> &[f32; RUN] { run(&data[i * stride + k..]) };
+        let rest = transpose_runs(width, depth, out_stride, out, row);
+        for k in rest..depth {
             for i in 0..width {
                 out[k * out_stride + i] = data[i * stride + k];
             }
@@ -188,14 +269,72 @@ simd! {
     }
 }
 
+simd! {
+    fn pair_columns(data: &[f32], stride: usize, width: usize, depth: usize, out_stride: usize, out: &mut [f32]) {
+        let row = |i: usize, w: usize| -> [f32; RUN] {
+            let from: &[f32; 2 * RUN] = run(&data[i * stride + 2 * w..]);
+            std::array::from_fn(|w| pair(from[2 * w], from[2 * w + 1]))
+        };
+        let rest = transpose_runs(width, depth / 2, out_stride, out, row);
+        for w in rest..depth.div_ceil(2) {
+            for i in 0..width {
+                let at = i * stride + 2 * w;
+                let later = if 2 * w + 1 < depth { data[at + 1] } else { 0.0 };
+                out[w * out_stride + i] = pair(data[at], later);
+            }
+        }
+    }
+}
+
+/// Words of a row that are transposed at a time: a cache line.
+const RUN: usize = 16;
+
+/// The first `N` values.
+#[inline(always)]
+fn run<const N: usize>(data: &[f32]) -> &[f32; N] {
+    match data.first_chunk() {
+        Some(run) => run,
+        None => unreachable!("{} values where {N} are read", data.len()),
+    }
+}
+
+/// `out[w * out_stride + i] = row(i, w)` for i below `width` and whole runs of w below `depth`, in blocks of 4 runs; returns the first w that
+/// is left.
+#[inline(always)]
+fn transpose_runs<R: std::borrow::Borrow<[f32; RUN]>>(
+    width: usize,
+    depth: usize,
+    out_stride: usize,
+    out: &mut [f32],
+    row: impl Fn(usize, usize) -> R,
+) -> usize {
+    let whole = depth / RUN * RUN;
+    for w in (0..whole).step_by(RUN) {
+        let mut i = 0;
+        while i + 4 <= width {
+            let rows = [row(i, w), row(i + 1, w), row(i + 2, w), row(i + 3, w)];
+            let to = &mut out[w * out_stride + i..][..(RUN - 1) * out_stride + 4];
+            transpose_4x16(rows.each_ref().map(|r| r.borrow()), out_stride, to);
+            i += 4;
+        }
+        while i < width {
+            for (step, value) in row(i, w).borrow().iter().enumerate() {
+                out[(w + step) * out_stride + i] = *value;
+            }
+            i += 1;
+        }
+    }
+    whole
+}
+
 /// Four runs of 16 values become 16 runs of four, `out_stride` apart.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-fn transpose_4x16(rows: [&[f32]; 4], out_stride: usize, out: &mut [f32]) {
+fn transpose_4x16(rows: [&[f32; RUN]; 4], out_stride: usize, out: &mut [f32]) {
     use std::arch::x86_64::*;
-    assert!(rows.iter().all(|r| r.len() >= 16) && out.len() >= 15 * out_stride + 4);
-    for k in (0..16).step_by(4) {
-        // SAFETY: SSE2 is part of x86-64, and all accesses lie within the lengths asserted above.
+    assert!(out.len() >= (RUN - 1) * out_stride + 4);
+    for k in (0..RUN).step_by(4) {
+        // SAFETY: SSE2 is part of x86-64, and all accesses lie within the runs and the length asserted above.
         unsafe {
             let [a, b, c, d] = rows.map(|row| _mm_loadu_ps(row.as_ptr().add(k)));
             let (ab_low, ab_high) = (_mm_unpacklo_ps(a, b), _mm_unpackhi_ps(a, b));
@@ -212,8 +351,8 @@ fn transpose_4x16(rows: [&[f32]; 4], out_stride: usize, out: &mut [f32]) {
 /// Four runs of 16 values become 16 runs of four, `out_stride` apart.
 #[cfg(not(target_arch = "x86_64"))]
 #[inline(always)]
-fn transpose_4x16(rows: [&[f32]; 4], out_stride: usize, out: &mut [f32]) {
-    for k in 0..16 {
+fn transpose_4x16(rows: [&[f32; RUN]; 4], out_stride: usize, out: &mut [f32]) {
+    for k in 0..RUN {
         for (i, row) in rows.iter().enumerate() {
             out[k * out_stride + i] = row[k];
         }

@@ -1,5 +1,6 @@
 //! The innermost loop of a product: one tile of C, up to [`MR`] rows by [`NR`] columns, over a block of k.
 
+use crate::precision::{Kernel, Precision, halves};
 use crate::simd::Isa;
 
 /// Rows of a tile. 12 × 32 accumulators fill 24 of the 32 AVX-512 registers.
@@ -21,7 +22,7 @@ pub fn prefetch(row: *mut f32) {
     let _ = row;
 }
 
-/// The right operand of a tile: `depth` rows of [`NR`] values, `stride` apart, in one piece or in blocks of `block` rows
+/// The right operand of a tile: `depth` rows of [`NR`] words, `stride` apart, in one piece or in blocks of `block` rows
 /// that lie anywhere.
 #[derive(Clone, Copy)]
 pub struct Rows<'a> {
@@ -46,13 +47,15 @@ impl Rows<'_> {
 
 /// `C[i][j] = Σ_k A[k][i] B[k][j]`, one chain from 0 in the order of k, or, with `add`, that sum added to what C held; for i below
 /// `rows` and j below `columns`. The chain does not begin at C: C can be large, and every link would round at its size.
-/// Row k of A starts `a_stride` values after the one before, row i of C `c_stride` after.
+/// Operands are words: row k of A starts `a_stride` words after the one before. Row i of C starts `c_stride` values after.
+///
+/// A word of two bf16 is two links of the chain, the *later* step first: that is how AVX-512's instruction adds them up.
 ///
 /// # Safety
-/// All pointers must cover these extents; C must not be accessed by others meanwhile. `isa` must be available.
+/// All pointers must cover these extents; C must not be accessed by others meanwhile. The instruction set must be available.
 #[allow(clippy::too_many_arguments)]
 pub unsafe fn tile(
-    isa: Isa,
+    kernel: Kernel,
     rows: usize,
     a: *const f32,
     a_stride: usize,
@@ -73,144 +76,256 @@ pub unsafe fn tile(
             }
         };
     }
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => by_rows!(avx512, rows, a, c, [1 2 3 4 5 6 7 8 9 10 11 12]),
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => {
-            // 6 rows at a time: 6 × 16 accumulators fill 12 of the 16 AVX2 registers.
+    /// All rows at once.
+    macro_rules! whole {
+        ($kernel:ident) => {
+            by_rows!($kernel, rows, a, c, [1 2 3 4 5 6 7 8 9 10 11 12])
+        };
+    }
+    /// 6 rows at a time: 6 × 16 accumulators fill 12 of the 16 AVX2 registers.
+    #[cfg(target_arch = "x86_64")]
+    macro_rules! by_six {
+        ($kernel:ident) => {
             for first in (0..rows).step_by(6) {
                 // SAFETY: stays within the tile.
                 let (a, c) = unsafe { (a.add(first), c.add(first * c_stride)) };
-                by_rows!(avx2, (rows - first).min(6), a, c, [1 2 3 4 5 6]);
+                by_rows!($kernel, (rows - first).min(6), a, c, [1 2 3 4 5 6]);
             }
-        }
-        _ => by_rows!(portable, rows, a, c, [1 2 3 4 5 6 7 8 9 10 11 12]),
+        };
+    }
+    match (kernel.precision, kernel.isa) {
+        #[cfg(target_arch = "x86_64")]
+        (Precision::F32, Isa::Avx512Bf16 | Isa::Avx512) => whole!(avx512),
+        #[cfg(target_arch = "x86_64")]
+        (Precision::F32, Isa::Avx2) => by_six!(avx2),
+        (Precision::F32, _) => whole!(portable),
+        #[cfg(target_arch = "x86_64")]
+        (Precision::Bf16, Isa::Avx512Bf16) => whole!(avx512_pairs),
+        #[cfg(target_arch = "x86_64")]
+        (Precision::Bf16, Isa::Avx512) => whole!(avx512_halves),
+        #[cfg(target_arch = "x86_64")]
+        (Precision::Bf16, Isa::Avx2) => by_six!(avx2_halves),
+        (Precision::Bf16, _) => whole!(portable_halves),
     }
 }
 
+/// A tile in AVX-512: how to load 16 words of B, to spread a word of A, and to multiply and add them.
+#[cfg(target_arch = "x86_64")]
+macro_rules! avx512_tile {
+    (
+        $name:ident, $features:literal,
+        |$from:ident| $load:expr, |$word:ident| $spread:expr, |$x:ident, $y:ident, $sum:ident| $step:expr
+    ) => {
+        #[target_feature(enable = $features)]
+        #[allow(clippy::too_many_arguments)]
+        unsafe fn $name<const R: usize>(
+            mut a: *const f32,
+            a_stride: usize,
+            b: Rows<'_>,
+            c: *mut f32,
+            c_stride: usize,
+            columns: usize,
+            add: bool,
+        ) {
+            use std::arch::x86_64::*;
+            let mask = |lanes: usize| -> __mmask16 { ((1u32 << lanes.min(16)) - 1) as u16 };
+            let masks = [mask(columns), mask(columns.saturating_sub(16))];
+            let mut sums = [[_mm512_setzero_ps(); 2]; R];
+            // SAFETY: the caller vouches for the extents; masked-off lanes are not accessed.
+            unsafe {
+                for (mut from, depth) in b.pieces() {
+                    for _ in 0..depth {
+                        let $from = from;
+                        let b0 = $load;
+                        let $from = from.add(16);
+                        let b1 = $load;
+                        for (i, row) in sums.iter_mut().enumerate() {
+                            let $word = *a.add(i);
+                            let $x = $spread;
+                            let ($y, $sum) = (b0, row[0]);
+                            row[0] = $step;
+                            let ($y, $sum) = (b1, row[1]);
+                            row[1] = $step;
+                        }
+                        a = a.wrapping_add(a_stride);
+                        from = from.wrapping_add(b.stride);
+                    }
+                }
+                for (i, row) in sums.iter().enumerate() {
+                    for (half, &sum) in row.iter().enumerate() {
+                        let to = c.wrapping_add(i * c_stride + half * 16);
+                        let held = _mm512_maskz_loadu_ps(if add { masks[half] } else { 0 }, to);
+                        let sum = if add { _mm512_add_ps(held, sum) } else { sum };
+                        _mm512_mask_storeu_ps(to, masks[half], sum);
+                    }
+                }
+            }
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+avx512_tile!(avx512, "avx512f", |from| _mm512_loadu_ps(from), |word| _mm512_set1_ps(word), |x, y, sum| {
+    _mm512_fmadd_ps(x, y, sum)
+});
+
+#[cfg(target_arch = "x86_64")]
+avx512_tile!(
+    avx512_pairs,
+    "avx512f,avx512bf16",
+    |from| std::mem::transmute::<__m512i, __m512bh>(_mm512_loadu_si512(from.cast())),
+    |word| std::mem::transmute::<__m512i, __m512bh>(_mm512_set1_epi32(word.to_bits() as i32)),
+    |x, y, sum| _mm512_dpbf16_ps(sum, x, y)
+);
+
+#[cfg(target_arch = "x86_64")]
+avx512_tile!(
+    avx512_halves,
+    "avx512f",
+    |from| halves_512(_mm512_loadu_si512(from.cast())),
+    |word| halves_512(_mm512_set1_epi32(word.to_bits() as i32)),
+    |x, y, sum| _mm512_fmadd_ps(x[0], y[0], _mm512_fmadd_ps(x[1], y[1], sum))
+);
+
+/// The halves of 16 words, the earlier first.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
-#[allow(clippy::too_many_arguments)]
-unsafe fn avx512<const R: usize>(
-    mut a: *const f32,
-    a_stride: usize,
-    b: Rows<'_>,
-    c: *mut f32,
-    c_stride: usize,
-    columns: usize,
-    add: bool,
-) {
+#[inline]
+fn halves_512(words: std::arch::x86_64::__m512i) -> [std::arch::x86_64::__m512; 2] {
     use std::arch::x86_64::*;
-    let mask = |lanes: usize| -> __mmask16 { ((1u32 << lanes.min(16)) - 1) as u16 };
-    let masks = [mask(columns), mask(columns.saturating_sub(16))];
-    let mut sums = [[_mm512_setzero_ps(); 2]; R];
-    // SAFETY: the caller vouches for the extents; masked-off lanes are not accessed.
-    unsafe {
-        for (mut from, depth) in b.pieces() {
-            for _ in 0..depth {
-                let b0 = _mm512_loadu_ps(from);
-                let b1 = _mm512_loadu_ps(from.add(16));
-                for (i, row) in sums.iter_mut().enumerate() {
-                    let x = _mm512_set1_ps(*a.add(i));
-                    row[0] = _mm512_fmadd_ps(x, b0, row[0]);
-                    row[1] = _mm512_fmadd_ps(x, b1, row[1]);
+    let high = _mm512_and_si512(words, _mm512_set1_epi32(0xffff_0000u32 as i32));
+    [_mm512_castsi512_ps(_mm512_slli_epi32::<16>(words)), _mm512_castsi512_ps(high)]
+}
+
+/// A tile in AVX2, 16 columns after 16; as [`avx512_tile`] otherwise.
+#[cfg(target_arch = "x86_64")]
+macro_rules! avx2_tile {
+    (
+        $name:ident,
+        |$from:ident| $load:expr, |$word:ident| $spread:expr, |$x:ident, $y:ident, $sum:ident| $step:expr
+    ) => {
+        #[target_feature(enable = "avx2,fma")]
+        #[allow(clippy::too_many_arguments)]
+        unsafe fn $name<const R: usize>(
+            a: *const f32,
+            a_stride: usize,
+            b: Rows<'_>,
+            c: *mut f32,
+            c_stride: usize,
+            columns: usize,
+            add: bool,
+        ) {
+            use std::arch::x86_64::*;
+            // SAFETY: the caller vouches for the extents; rows of C are copied by their valid columns only.
+            unsafe {
+                for half in (0..columns).step_by(16) {
+                    let width = (columns - half).min(16);
+                    let mut sums = [[_mm256_setzero_ps(); 2]; R];
+                    let mut row_copy = [0.0f32; 16];
+                    let mut a = a;
+                    for (start, depth) in b.pieces() {
+                        let mut from = start.add(half);
+                        for _ in 0..depth {
+                            let $from = from;
+                            let b0 = $load;
+                            let $from = from.add(8);
+                            let b1 = $load;
+                            for (i, row) in sums.iter_mut().enumerate() {
+                                let $word = *a.add(i);
+                                let $x = $spread;
+                                let ($y, $sum) = (b0, row[0]);
+                                row[0] = $step;
+                                let ($y, $sum) = (b1, row[1]);
+                                row[1] = $step;
+                            }
+                            a = a.wrapping_add(a_stride);
+                            from = from.wrapping_add(b.stride);
+                        }
+                    }
+                    for (i, row) in sums.iter().enumerate() {
+                        let to = c.add(i * c_stride + half);
+                        if add {
+                            std::ptr::copy_nonoverlapping(to, row_copy.as_mut_ptr(), width);
+                        }
+                        for (part, &sum) in row.iter().enumerate() {
+                            let at = row_copy.as_mut_ptr().add(8 * part);
+                            let sum = if add { _mm256_add_ps(_mm256_loadu_ps(at), sum) } else { sum };
+                            _mm256_storeu_ps(at, sum);
+                        }
+                        std::ptr::copy_nonoverlapping(row_copy.as_ptr(), to, width);
+                    }
                 }
-                a = a.wrapping_add(a_stride);
-                from = from.wrapping_add(b.stride);
             }
         }
-        for (i, row) in sums.iter().enumerate() {
-            for (half, &sum) in row.iter().enumerate() {
-                let to = c.wrapping_add(i * c_stride + half * 16);
-                let sum = if add { _mm512_add_ps(_mm512_maskz_loadu_ps(masks[half], to), sum) } else { sum };
-                _mm512_mask_storeu_ps(to, masks[half], sum);
-            }
-        }
-    }
+    };
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-#[allow(clippy::too_many_arguments)]
-unsafe fn avx2<const R: usize>(
-    a: *const f32,
-    a_stride: usize,
-    b: Rows<'_>,
-    c: *mut f32,
-    c_stride: usize,
-    columns: usize,
-    add: bool,
-) {
+avx2_tile!(avx2, |from| _mm256_loadu_ps(from), |word| _mm256_set1_ps(word), |x, y, sum| _mm256_fmadd_ps(
+    x, y, sum
+));
+
+#[cfg(target_arch = "x86_64")]
+avx2_tile!(
+    avx2_halves,
+    |from| halves_256(_mm256_loadu_si256(from.cast())),
+    |word| halves_256(_mm256_set1_epi32(word.to_bits() as i32)),
+    |x, y, sum| _mm256_fmadd_ps(x[0], y[0], _mm256_fmadd_ps(x[1], y[1], sum))
+);
+
+/// The halves of 8 words, the earlier first.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+#[inline]
+fn halves_256(words: std::arch::x86_64::__m256i) -> [std::arch::x86_64::__m256; 2] {
     use std::arch::x86_64::*;
-    // SAFETY: the caller vouches for the extents; rows of C are copied by their valid columns only.
-    unsafe {
-        for half in (0..columns).step_by(16) {
-            let width = (columns - half).min(16);
-            let mut sums = [[_mm256_setzero_ps(); 2]; R];
-            let mut row_copy = [0.0f32; 16];
-            let mut a = a;
-            for (start, depth) in b.pieces() {
-                let mut from = start.add(half);
-                for _ in 0..depth {
-                    let b0 = _mm256_loadu_ps(from);
-                    let b1 = _mm256_loadu_ps(from.add(8));
-                    for (i, row) in sums.iter_mut().enumerate() {
-                        let x = _mm256_set1_ps(*a.add(i));
-                        row[0] = _mm256_fmadd_ps(x, b0, row[0]);
-                        row[1] = _mm256_fmadd_ps(x, b1, row[1]);
-                    }
-                    a = a.wrapping_add(a_stride);
-                    from = from.wrapping_add(b.stride);
-                }
-            }
-            for (i, row) in sums.iter().enumerate() {
-                let to = c.add(i * c_stride + half);
-                if add {
-                    std::ptr::copy_nonoverlapping(to, row_copy.as_mut_ptr(), width);
-                }
-                for (part, &sum) in row.iter().enumerate() {
-                    let at = row_copy.as_mut_ptr().add(8 * part);
-                    _mm256_storeu_ps(at, if add { _mm256_add_ps(_mm256_loadu_ps(at), sum) } else { sum });
-                }
-                std::ptr::copy_nonoverlapping(row_copy.as_ptr(), to, width);
-            }
-        }
-    }
+    let high = _mm256_and_si256(words, _mm256_set1_epi32(0xffff_0000u32 as i32));
+    [_mm256_castsi256_ps(_mm256_slli_epi32::<16>(words)), _mm256_castsi256_ps(high)]
 }
 
 /// The definition, in plain code; on processors with a fused multiply-add in their baseline the compiler vectorises it.
-#[allow(clippy::too_many_arguments)]
-unsafe fn portable<const R: usize>(
-    a: *const f32,
-    a_stride: usize,
-    b: Rows<'_>,
-    c: *mut f32,
-    c_stride: usize,
-    columns: usize,
-    add: bool,
-) {
-    // SAFETY: the caller vouches for the extents.
-    unsafe {
-        let mut sums = [[0.0f32; NR]; R];
-        let mut a = a;
-        for (start, depth) in b.pieces() {
-            for k in 0..depth {
-                let from = std::slice::from_raw_parts(start.add(k * b.stride), NR);
-                for (i, row) in sums.iter_mut().enumerate() {
-                    let x = *a.add(i);
-                    for (sum, y) in row.iter_mut().zip(from) {
-                        *sum = x.mul_add(*y, *sum);
+macro_rules! portable_tile {
+    ($name:ident, |$x:ident, $y:ident, $sum:ident| $step:expr) => {
+        #[allow(clippy::too_many_arguments)]
+        unsafe fn $name<const R: usize>(
+            a: *const f32,
+            a_stride: usize,
+            b: Rows<'_>,
+            c: *mut f32,
+            c_stride: usize,
+            columns: usize,
+            add: bool,
+        ) {
+            // SAFETY: the caller vouches for the extents.
+            unsafe {
+                let mut sums = [[0.0f32; NR]; R];
+                let mut a = a;
+                for (start, depth) in b.pieces() {
+                    for k in 0..depth {
+                        let from = std::slice::from_raw_parts(start.add(k * b.stride), NR);
+                        for (i, row) in sums.iter_mut().enumerate() {
+                            let $x = *a.add(i);
+                            for (sum, y) in row.iter_mut().zip(from) {
+                                let ($y, $sum) = (*y, *sum);
+                                *sum = $step;
+                            }
+                        }
+                        a = a.wrapping_add(a_stride);
                     }
                 }
-                a = a.wrapping_add(a_stride);
+                for (i, row) in sums.iter().enumerate() {
+                    let to = std::slice::from_raw_parts_mut(c.add(i * c_stride), columns);
+                    for (to, sum) in to.iter_mut().zip(row) {
+                        *to = if add { *to + sum } else { *sum };
+                    }
+                }
             }
         }
-        for (i, row) in sums.iter().enumerate() {
-            let to = std::slice::from_raw_parts_mut(c.add(i * c_stride), columns);
-            for (to, sum) in to.iter_mut().zip(row) {
-                *to = if add { *to + sum } else { *sum };
-            }
-        }
-    }
+    };
 }
+
+portable_tile!(portable, |x, y, sum| x.mul_add(y, sum));
+portable_tile!(portable_halves, |x, y, sum| {
+    let ([x0, x1], [y0, y1]) = (halves(x), halves(y));
+    x0.mul_add(y0, x1.mul_add(y1, sum))
+});
