@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use dressage_engine::{Engine, EngineOptions};
+use dressage_engine::{Engine, EngineOptions, Isa, Precision};
 use dressage_model::ModelFiles;
 use dressage_policy::{Learner, OptimParams, SampleRequest, Sampler, SamplingParams};
 use dressage_rl::{Loss, PolicyLoss};
@@ -20,9 +20,20 @@ const DEADLINE: Duration = Duration::from_secs(600);
 #[derive(Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
 enum Request {
-    Load { model: PathBuf, threads: usize },
-    Train { tokens: Vec<u32> },
-    Generate { prompts: Vec<Vec<u32>>, new_tokens: usize },
+    Load {
+        model: PathBuf,
+        threads: usize,
+        #[serde(default)]
+        precision: Precision,
+        isa: Option<Isa>,
+    },
+    Train {
+        tokens: Vec<u32>,
+    },
+    Generate {
+        prompts: Vec<Vec<u32>>,
+        new_tokens: usize,
+    },
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -31,11 +42,12 @@ async fn main() -> Result<()> {
     let mut version = 0;
     for line in std::io::stdin().lock().lines() {
         let answer = match serde_json::from_str(&line?).context("a line is not a request")? {
-            Request::Load { model, threads } => {
+            Request::Load { model, threads, precision, isa } => {
                 let files = ModelFiles::open(&model)?;
-                let options = EngineOptions { threads, ..EngineOptions::default() };
+                let options = EngineOptions { threads, precision, isa, ..EngineOptions::default() };
                 let started = engine.insert(Engine::start(&files, &options, None)?);
-                json!({ "name": format!("dressage ({:?})", started.fingerprint().isa) })
+                let fingerprint = started.fingerprint();
+                json!({ "name": format!("dressage ({}, {:?})", fingerprint.precision, fingerprint.isa) })
             }
             Request::Train { tokens } => {
                 version += 1;

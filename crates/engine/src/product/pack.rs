@@ -3,6 +3,8 @@
 use super::tile::{MR, NR};
 use crate::buffer::Buffer;
 use crate::precision::{Kernel, Precision, pair, with_later};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::Isa;
 use crate::simd::simd;
 
 /// A view of a matrix with strides.
@@ -158,6 +160,11 @@ pub fn pack_rows(
 ) {
     match kernel.precision {
         Precision::F32 => copy_rows(kernel.isa, data, stride, width, depth, out_stride, out),
+        #[cfg(target_arch = "x86_64")]
+        Precision::Bf16 if kernel.isa == Isa::Avx512Bf16 => {
+            // SAFETY: the instruction set is available, or it would not be named.
+            unsafe { bf16::pair_rows(data, stride, width, depth, out_stride, out) }
+        }
         Precision::Bf16 => pair_rows(kernel.isa, data, stride, width, depth, out_stride, out),
     }
 }
@@ -175,6 +182,11 @@ pub fn pack_columns(
 ) {
     match kernel.precision {
         Precision::F32 => transpose(kernel.isa, data, stride, width, depth, out_stride, out),
+        #[cfg(target_arch = "x86_64")]
+        Precision::Bf16 if kernel.isa == Isa::Avx512Bf16 => {
+            // SAFETY: the instruction set is available, or it would not be named.
+            unsafe { bf16::pair_columns(data, stride, width, depth, out_stride, out) }
+        }
         Precision::Bf16 => pair_columns(kernel.isa, data, stride, width, depth, out_stride, out),
     }
 }
@@ -271,18 +283,99 @@ simd! {
 
 simd! {
     fn pair_columns(data: &[f32], stride: usize, width: usize, depth: usize, out_stride: usize, out: &mut [f32]) {
-        let row = |i: usize, w: usize| -> [f32; RUN] {
-            let from: &[f32; 2 * RUN] = run(&data[i * stride + 2 * w..]);
-            std::array::from_fn(|w| pair(from[2 * w], from[2 * w + 1]))
-        };
-        let rest = transpose_runs(width, depth / 2, out_stride, out, row);
-        for w in rest..depth.div_ceil(2) {
-            for i in 0..width {
-                let at = i * stride + 2 * w;
-                let later = if 2 * w + 1 < depth { data[at + 1] } else { 0.0 };
-                out[w * out_stride + i] = pair(data[at], later);
+        let pairs = |from: &[f32; 2 * RUN]| std::array::from_fn(|w| pair(from[2 * w], from[2 * w + 1]));
+        pair_columns_with(data, stride, width, depth, out_stride, out, pairs);
+    }
+}
+
+/// [`pack_columns`] in bf16, given how a run of words is made.
+#[inline(always)]
+fn pair_columns_with(
+    data: &[f32],
+    stride: usize,
+    width: usize,
+    depth: usize,
+    out_stride: usize,
+    out: &mut [f32],
+    pairs: impl Fn(&[f32; 2 * RUN]) -> [f32; RUN],
+) {
+    let row = |i: usize, w: usize| pairs(run(&data[i * stride + 2 * w..]));
+    let rest = transpose_runs(width, depth / 2, out_stride, out, row);
+    for w in rest..depth.div_ceil(2) {
+        for i in 0..width {
+            let at = i * stride + 2 * w;
+            let later = if 2 * w + 1 < depth { data[at + 1] } else { 0.0 };
+            out[w * out_stride + i] = pair(data[at], later);
+        }
+    }
+}
+
+/// The same with the instruction that rounds 32 values at a time.
+#[cfg(target_arch = "x86_64")]
+mod bf16 {
+    use std::arch::x86_64::*;
+
+    use super::{RUN, pair_columns_with};
+
+    /// As [`pair_rows`](super::pair_rows).
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    pub fn pair_rows(
+        data: &[f32],
+        stride: usize,
+        width: usize,
+        depth: usize,
+        out_stride: usize,
+        out: &mut [f32],
+    ) {
+        if width == 0 || depth == 0 {
+            return;
+        }
+        assert!((depth - 1) * stride + width <= data.len());
+        assert!((depth.div_ceil(2) - 1) * out_stride + width <= out.len());
+        // Lane 2 i takes value i of the low 16, lane 2 i + 1 that of the high 16.
+        let lanes: [u16; 32] = std::array::from_fn(|lane| (lane / 2 + lane % 2 * 16) as u16);
+        for column in (0..width).step_by(16) {
+            let mask = ((1u32 << (width - column).min(16)) - 1) as __mmask16;
+            // SAFETY: all rows lie within the lengths asserted above; masked-off lanes are not accessed.
+            unsafe {
+                let lanes = _mm512_loadu_si512(lanes.as_ptr().cast());
+                for w in 0..depth.div_ceil(2) {
+                    let earlier = data.as_ptr().add(2 * w * stride + column);
+                    let later = if 2 * w + 1 < depth { mask } else { 0 };
+                    let both = _mm512_cvtne2ps_pbh(
+                        _mm512_maskz_loadu_ps(later, earlier.wrapping_add(stride)),
+                        _mm512_maskz_loadu_ps(mask, earlier),
+                    );
+                    let words =
+                        _mm512_permutexvar_epi16(lanes, std::mem::transmute::<__m512bh, __m512i>(both));
+                    let to = out.as_mut_ptr().add(w * out_stride + column);
+                    _mm512_mask_storeu_ps(to, mask, _mm512_castsi512_ps(words));
+                }
             }
         }
+    }
+
+    /// As [`pair_columns`](super::pair_columns).
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    pub fn pair_columns(
+        data: &[f32],
+        stride: usize,
+        width: usize,
+        depth: usize,
+        out_stride: usize,
+        out: &mut [f32],
+    ) {
+        let pairs = |from: &[f32; 2 * RUN]| {
+            let mut words = [0.0; RUN];
+            // SAFETY: both arrays have the lengths accessed.
+            unsafe {
+                let [low, high] = [0, RUN].map(|at| _mm512_loadu_ps(from.as_ptr().add(at)));
+                let both = std::mem::transmute::<__m512bh, __m512>(_mm512_cvtne2ps_pbh(high, low));
+                _mm512_storeu_ps(words.as_mut_ptr(), both);
+            }
+            words
+        };
+        pair_columns_with(data, stride, width, depth, out_stride, out, pairs);
     }
 }
 

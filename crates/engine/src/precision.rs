@@ -1,0 +1,128 @@
+//! The precision of products.
+//!
+//! In either precision weights and everything between two products is f32, and sums are f32. In bf16 the *operands* of every
+//! product are rounded as they are packed: weights, activations, keys, values, and gradients on their way back. Nothing
+//! else is rounded, so the rounding points are the same wherever a product is computed.
+//!
+//! Operands lie in memory as *words* of 32 bits: one f32, or two bf16 that follow each other along k, the earlier one in the low
+//! half. Words are kept in arrays of f32 and only moved.
+
+use serde::{Deserialize, Serialize};
+
+use crate::simd::Isa;
+
+/// What the operands of products are rounded to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Precision {
+    /// Nothing: they are f32.
+    #[default]
+    F32,
+    /// bfloat16: 8 bits of mantissa, half the memory traffic, twice the speed where the processor multiplies pairs.
+    Bf16,
+}
+
+impl Precision {
+    /// Steps along k that a word holds.
+    pub const fn per_word(self) -> usize {
+        match self {
+            Precision::F32 => 1,
+            Precision::Bf16 => 2,
+        }
+    }
+
+    /// Words that `k` steps take.
+    pub const fn words(self, k: usize) -> usize {
+        k.div_ceil(self.per_word())
+    }
+}
+
+impl std::fmt::Display for Precision {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Precision::F32 => "f32",
+            Precision::Bf16 => "bf16",
+        })
+    }
+}
+
+/// What the inner loops of a product are chosen by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kernel {
+    /// Vector instructions.
+    pub isa: Isa,
+    /// Form of the operands.
+    pub precision: Precision,
+}
+
+impl Kernel {
+    /// Words that `k` steps take.
+    pub const fn words(self, k: usize) -> usize {
+        self.precision.words(k)
+    }
+}
+
+const HIGH: u32 = 0xffff_0000;
+
+/// `x` rounded to bf16 (to nearest, ties to even), in the high half of a word. Subnormal numbers become 0, as the
+/// instructions for bf16 treat them; a NaN stays one.
+#[inline(always)]
+fn round(x: f32) -> u32 {
+    let bits = x.to_bits();
+    let magnitude = bits & 0x7fff_ffff;
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) & HIGH;
+    let normal = if magnitude < 0x0080_0000 { bits & 0x8000_0000 } else { rounded };
+    if magnitude > 0x7f80_0000 { (bits | 0x0040_0000) & HIGH } else { normal }
+}
+
+/// The nearest bf16.
+pub fn rounded(x: f32) -> f32 {
+    f32::from_bits(round(x))
+}
+
+/// A word of two steps along k, rounded.
+#[inline(always)]
+pub(crate) fn pair(earlier: f32, later: f32) -> f32 {
+    f32::from_bits((round(earlier) >> 16) | round(later))
+}
+
+/// `word` with its later half replaced by `later`, rounded.
+#[inline(always)]
+pub(crate) fn with_later(word: f32, later: f32) -> f32 {
+    f32::from_bits((word.to_bits() & !HIGH) | round(later))
+}
+
+/// Both halves of a word, the earlier first.
+#[inline(always)]
+pub(crate) fn halves(word: f32) -> [f32; 2] {
+    let bits = word.to_bits();
+    [f32::from_bits(bits << 16), f32::from_bits(bits & HIGH)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounding_is_to_nearest_even() {
+        for (from, to) in [
+            (1.0, 1.0),
+            (1.0 + 1.0 / 256.0, 1.0),
+            (1.0 + 3.0 / 256.0, 1.0 + 4.0 / 256.0),
+            (1.0 + 1.1 / 256.0, 1.0 + 2.0 / 256.0),
+            (-0.1, -0.100_097_656),
+            (f32::MAX, f32::INFINITY),
+            (f32::NEG_INFINITY, f32::NEG_INFINITY),
+            (1e-40, 0.0),
+            (f32::MIN_POSITIVE, f32::MIN_POSITIVE),
+        ] {
+            assert_eq!(rounded(from).to_bits(), f32::to_bits(to), "{from}");
+        }
+        assert!(rounded(f32::NAN).is_nan());
+        assert!(rounded(f32::from_bits(0x7f80_0001)).is_nan());
+        let word = pair(1.5, -2.0);
+        assert_eq!(halves(word), [1.5, -2.0]);
+        assert_eq!(halves(with_later(word, 0.25)), [1.5, 0.25]);
+        assert_eq!(halves(pair(3.0, 0.0)), [3.0, 0.0]);
+    }
+}
