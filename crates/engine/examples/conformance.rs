@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use dressage_engine::buffer::Buffer;
-use dressage_engine::learning::Learning;
-use dressage_engine::ops::attention::Blocks;
-use dressage_engine::packing::Packing;
+use dressage_engine::learning::{Learning, Limits};
+use dressage_engine::ops::kv::Blocks;
+use dressage_engine::packing::{self, Packing, Unit};
 use dressage_engine::transformer::{Inference, Rows, Transformer};
 use dressage_engine::weights::{Weights, attention_shape};
 use dressage_engine::{Compute, Engine, EngineOptions};
@@ -105,7 +105,8 @@ fn logits(model: &Transformer, sequences: &[Vec<u32>], out: &Path) -> Result<Val
     let paths: Vec<_> =
         sequences.iter().map(|tokens| PathInput { tokens: tokens.clone(), targets: Vec::new() }).collect();
     let batch = TreeBatch::merge(&paths)?;
-    let packing = Packing::new(&batch, model.context, config.vocabulary)?;
+    packing::check(&batch, model.context, config.vocabulary)?;
+    let packing = Packing::new(&batch, &Unit::whole(&batch), 0, false);
     let mut blocks = Blocks::new(attention_shape(config), config.layers, model.compute.precision);
     blocks.grow(packing.blocks);
     let rows = Rows { tokens: &batch.tokens, positions: &packing.positions, spans: &packing.spans };
@@ -148,7 +149,7 @@ fn packed_rows(batch: &TreeBatch, tokens: &[u32]) -> Vec<usize> {
 
 /// Gradients of the loss over the merged batch, by name.
 fn gradients(model: &Transformer, batch: &[PathInput], loss: &Loss, out: &Path) -> Result<Value> {
-    let mut learning = Learning::new(model);
+    let mut learning = Learning::new(model, Limits::NONE);
     let sums = learning.forward_backward(model, &TreeBatch::merge(batch)?, loss)?;
     model.weights.write(&out.join(TENSORS), &learning.optimiser.gradient)?;
     Ok(serde_json::to_value(sums)?)

@@ -5,7 +5,7 @@
 //! kept until its blocks are needed: the next turn of the same attempt, and the other attempts at the same task, start
 //! from there.
 
-use crate::ops::attention::{BLOCK, Blocks, Shape};
+use crate::ops::kv::{BLOCK, Blocks, Shape};
 use crate::precision::Precision;
 
 /// A finished sequence whose keys and values are still there.

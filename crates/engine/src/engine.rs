@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use crate::cache::Cache;
-use crate::learning::Learning;
+use crate::learning::{self, Learning};
 use crate::memory::MemoryPlan;
 use crate::precision::Precision;
 use crate::scheduler::{Events, Limits, Scheduler};
@@ -74,6 +74,10 @@ impl Default for EngineOptions {
 }
 
 impl EngineOptions {
+    fn training(&self, config: &ModelConfig) -> learning::Limits {
+        learning::Limits { rows: self.batch_tokens.max(1), kept: config.layers }
+    }
+
     fn compute(&self) -> Result<Compute, EngineError> {
         let found = std::thread::available_parallelism().map_or(1, |n| n.get());
         let threads = if self.threads == 0 { found } else { self.threads };
@@ -169,7 +173,7 @@ impl Engine {
         let limits = Limits { running: options.running, rows: options.step_rows };
         let (commands, inbox) = channel();
         let service = Service {
-            learning: Learning::new(&model),
+            learning: Learning::new(&model, options.training(&model.weights.config)),
             scheduler: Scheduler::new(cache, limits, token_bytes),
             model,
             inbox,

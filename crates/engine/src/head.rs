@@ -9,6 +9,7 @@ use dressage_tree::TreeBatch;
 
 use crate::buffer::{Buffer, Shared};
 use crate::ops::{for_rows, norm, softmax};
+use crate::packing::Unit;
 use crate::product::{Matrix, Mode, Right, Scratch, product};
 use crate::transformer::{Transformer, gather_rows};
 
@@ -17,21 +18,23 @@ pub const CHUNK: usize = 512;
 
 /// A row of the head.
 struct HeadRow {
+    /// The predictor's row in the unit.
     predictor: usize,
     temperature: f32,
     /// Indices into `batch.targets`.
     targets: Vec<usize>,
 }
 
-/// The rows of a batch, by rising (predictor, temperature).
-fn rows_of(batch: &TreeBatch) -> Vec<HeadRow> {
-    let mut order: Vec<usize> = (0..batch.targets.len()).collect();
+/// The rows of a unit, by rising (predictor, temperature).
+fn rows_of(batch: &TreeBatch, unit: &Unit) -> Vec<HeadRow> {
+    let predicted = |t: &usize| unit.tokens.contains(&(batch.targets[*t].predictor as usize));
+    let mut order: Vec<usize> = (0..batch.targets.len()).filter(predicted).collect();
     let key = |&t: &usize| (batch.targets[t].predictor, batch.targets[t].temperature.to_bits());
     order.sort_by_key(key);
     order
         .chunk_by(|a, b| key(a) == key(b))
         .map(|targets| HeadRow {
-            predictor: batch.targets[targets[0]].predictor as usize,
+            predictor: batch.targets[targets[0]].predictor as usize - unit.tokens.start,
             temperature: batch.targets[targets[0]].temperature,
             targets: targets.to_vec(),
         })
@@ -53,7 +56,7 @@ pub struct Head {
 pub struct HeadGradient<'a> {
     /// The loss to differentiate.
     pub loss: &'a Loss,
-    /// Gradient of the residual stream after the last block, one row per token.
+    /// Gradient of the residual stream after the last block, one row per token of the unit.
     pub dx: &'a mut [f32],
     /// Gradient of all parameters.
     pub parameters: &'a mut [f32],
@@ -62,23 +65,25 @@ pub struct HeadGradient<'a> {
 }
 
 impl Head {
-    /// Log-probability of every target, given the residual stream `x` after the last block. Where `gradient` is given, also
-    /// evaluates the loss and adds its gradient.
+    /// Fills in the log-probability of every target that a token of `unit` predicts, given the residual stream `x` of the unit
+    /// after the last block. Where `gradient` is given, also evaluates the loss and adds its gradient.
+    #[allow(clippy::too_many_arguments)]
     pub fn run(
         &mut self,
         model: &Transformer,
         batch: &TreeBatch,
+        unit: &Unit,
         x: &[f32],
         scratch: &mut Scratch,
         mut gradient: Option<HeadGradient<'_>>,
-    ) -> (Vec<f32>, ForwardBackward) {
+        logprobs: &mut [f32],
+    ) -> ForwardBackward {
         let config = &model.weights.config;
         let (width, vocabulary) = (config.hidden, config.vocabulary);
         let layout = &model.weights.layout;
         let compute = &model.compute;
-        let rows = rows_of(batch);
-        let mut logprobs = vec![0.0f32; batch.targets.len()];
-        let mut sums = ForwardBackward { tokens: batch.tokens.len() as u64, ..ForwardBackward::default() };
+        let rows = rows_of(batch, unit);
+        let mut sums = ForwardBackward { tokens: unit.tokens.len() as u64, ..ForwardBackward::default() };
 
         for chunk in rows.chunks(CHUNK) {
             gather_rows(x, width, chunk.iter().map(|row| row.predictor), &mut self.rows);
@@ -141,7 +146,7 @@ impl Head {
         if let Some(HeadGradient { mode: Mode::Set, parameters, .. }) = gradient {
             parameters[layout.head.clone()].fill(0.0);
         }
-        (logprobs, sums)
+        sums
     }
 }
 

@@ -8,6 +8,7 @@ use std::ops::Range;
 use dressage_model::{ModelConfig, Parameter};
 
 use crate::ops::adamw::Group;
+use crate::weights::attention_shape;
 
 /// A parameter's place.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,33 +19,66 @@ pub struct Place {
     pub range: Range<usize>,
 }
 
+/// The linear maps of a block. Projections that read the same input are one map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Site {
+    /// Query, key and value, one below the other.
+    Qkv,
+    /// Attention output.
+    Output,
+    /// Gate and up, one below the other.
+    GateUp,
+    /// Down.
+    Down,
+}
+
+impl Site {
+    /// All of them, in the order of the forward pass.
+    pub const ALL: [Site; 4] = [Site::Qkv, Site::Output, Site::GateUp, Site::Down];
+
+    /// The projections it is made of: their names within a block.
+    pub fn modules(self) -> &'static [&'static str] {
+        match self {
+            Site::Qkv => &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+            Site::Output => &["self_attn.o_proj"],
+            Site::GateUp => &["mlp.gate_proj", "mlp.up_proj"],
+            Site::Down => &["mlp.down_proj"],
+        }
+    }
+}
+
+/// Where a linear map lies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LinearLayout {
+    /// The matrix, `outputs` × `inputs`.
+    pub weight: Range<usize>,
+    /// The bias, `outputs` values; empty where there is none.
+    pub bias: Range<usize>,
+    /// Rows of the matrix.
+    pub outputs: usize,
+    /// Columns of the matrix.
+    pub inputs: usize,
+}
+
 /// Where the parts of one block lie; empty ranges where the model has no such part.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerLayout {
     /// Norm before attention.
     pub attention_norm: Range<usize>,
-    /// Query, key and value projections, one below the other.
-    pub qkv: Range<usize>,
-    /// Their biases.
-    pub qkv_bias: Range<usize>,
     /// Norm of each query head.
     pub query_norm: Range<usize>,
     /// Norm of each key head.
     pub key_norm: Range<usize>,
-    /// Attention output projection.
-    pub output: Range<usize>,
-    /// Its bias.
-    pub output_bias: Range<usize>,
     /// Norm before the feed-forward part.
     pub mlp_norm: Range<usize>,
-    /// Gate and up projections, one below the other.
-    pub gate_up: Range<usize>,
-    /// Their biases.
-    pub gate_up_bias: Range<usize>,
-    /// Down projection.
-    pub down: Range<usize>,
-    /// Its bias.
-    pub down_bias: Range<usize>,
+    linear: [LinearLayout; 4],
+}
+
+impl LayerLayout {
+    /// One of the linear maps.
+    pub fn linear(&self, site: Site) -> &LinearLayout {
+        &self.linear[site as usize]
+    }
 }
 
 /// Where everything lies.
@@ -71,7 +105,7 @@ impl Layout {
             config.parameters().into_iter().map(|parameter| Place { parameter, range: 0..0 }).collect();
         let mut len = 0usize;
         // Lays the parameters whose names are `prefix` + one of `names` next to each other.
-        let mut lay = |prefix: &str, names: &[&str]| -> Range<usize> {
+        let mut lay = |prefix: &str, names: &[String]| -> Range<usize> {
             len = len.next_multiple_of(64);
             let start = len;
             for name in names {
@@ -84,37 +118,36 @@ impl Layout {
             }
             start..len
         };
-        let embedding = lay("model.embed_tokens", &[".weight"]);
+        let one = |name: &str| [name.to_owned()];
+        let embedding = lay("model.embed_tokens", &one(".weight"));
         let layers = (0..config.layers)
             .map(|layer| {
                 let prefix = format!("model.layers.{layer}.");
-                let mut lay = |names: &[&str]| lay(&prefix, names);
+                let mut lay = |names: &[String]| lay(&prefix, names);
+                let mut linear = |site: Site, outputs, inputs| {
+                    let named = |part: &str| -> Vec<String> {
+                        site.modules().iter().map(|module| format!("{module}.{part}")).collect()
+                    };
+                    LinearLayout { weight: lay(&named("weight")), bias: lay(&named("bias")), outputs, inputs }
+                };
+                let (shape, hidden, wide) = (attention_shape(config), config.hidden, config.intermediate);
+                let linear = [
+                    linear(Site::Qkv, shape.qkv(), hidden),
+                    linear(Site::Output, hidden, shape.query()),
+                    linear(Site::GateUp, 2 * wide, hidden),
+                    linear(Site::Down, hidden, wide),
+                ];
                 LayerLayout {
-                    attention_norm: lay(&["input_layernorm.weight"]),
-                    qkv: lay(&[
-                        "self_attn.q_proj.weight",
-                        "self_attn.k_proj.weight",
-                        "self_attn.v_proj.weight",
-                    ]),
-                    qkv_bias: lay(&[
-                        "self_attn.q_proj.bias",
-                        "self_attn.k_proj.bias",
-                        "self_attn.v_proj.bias",
-                    ]),
-                    query_norm: lay(&["self_attn.q_norm.weight"]),
-                    key_norm: lay(&["self_attn.k_norm.weight"]),
-                    output: lay(&["self_attn.o_proj.weight"]),
-                    output_bias: lay(&["self_attn.o_proj.bias"]),
-                    mlp_norm: lay(&["post_attention_layernorm.weight"]),
-                    gate_up: lay(&["mlp.gate_proj.weight", "mlp.up_proj.weight"]),
-                    gate_up_bias: lay(&["mlp.gate_proj.bias", "mlp.up_proj.bias"]),
-                    down: lay(&["mlp.down_proj.weight"]),
-                    down_bias: lay(&["mlp.down_proj.bias"]),
+                    attention_norm: lay(&one("input_layernorm.weight")),
+                    query_norm: lay(&one("self_attn.q_norm.weight")),
+                    key_norm: lay(&one("self_attn.k_norm.weight")),
+                    mlp_norm: lay(&one("post_attention_layernorm.weight")),
+                    linear,
                 }
             })
             .collect();
-        let norm = lay("model.norm", &[".weight"]);
-        let head = if config.tied { embedding.clone() } else { lay("lm_head", &[".weight"]) };
+        let norm = lay("model.norm", &one(".weight"));
+        let head = if config.tied { embedding.clone() } else { lay("lm_head", &one(".weight")) };
         Layout { places, embedding, layers, norm, head, len: len.next_multiple_of(64) }
     }
 
@@ -148,6 +181,7 @@ mod tests {
             assert!(ranges.iter().all(|r| !r.is_empty()));
             assert!(ranges.windows(2).all(|pair| pair[0].end <= pair[1].start));
             assert!(ranges[ranges.len() - 1].end <= layout.len);
+            assert_eq!(layout.layers[1].linear(Site::Output).bias.len(), config.hidden);
             assert_eq!(layout.layers[1].query_norm.is_empty(), !qk_norm);
             assert_eq!(layout.head == layout.embedding, tied);
         }

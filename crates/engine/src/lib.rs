@@ -16,6 +16,8 @@
 //! transformer computes), [`transformer`] (forward), [`head`] and [`learning`] (loss, backward, optimiser), [`cache`] and
 //! [`scheduler`] (sampling), [`engine`] (the service). Not here: text, files (`dressage-model`) and what a loss is (`dressage-rl`).
 
+pub mod activations;
+pub mod backward;
 pub mod buffer;
 pub mod cache;
 mod choose;
@@ -25,6 +27,7 @@ pub mod layout;
 pub mod learning;
 pub mod memory;
 pub mod ops;
+pub mod optimiser;
 pub mod packing;
 pub mod pool;
 pub mod precision;

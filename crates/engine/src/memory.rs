@@ -5,8 +5,8 @@ use dressage_model::ModelConfig;
 use crate::EngineError;
 use crate::head;
 use crate::layout::Layout;
-use crate::ops::attention::BLOCK;
 use crate::ops::attention_backward::PIECES;
+use crate::ops::kv::BLOCK;
 use crate::precision::Precision;
 use crate::weights::attention_shape;
 

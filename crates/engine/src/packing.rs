@@ -1,12 +1,113 @@
-//! From a tree batch to the rows, spans and paths that the kernels work on.
+//! From a tree batch to what goes through the model at once.
+//!
+//! A batch that fits goes through as a whole. A larger one is taken depth-first, a [`Unit`] at a time, with the keys and values
+//! of the one path above the unit on a stack: down the path forward only, then, from the leaves up, forward again and
+//! backward, each unit handing the gradient of its ancestors' keys and values to the stack. So memory is bounded by the
+//! unit and the path, whatever the size of the tree, and every token goes through the model forward at most twice and
+//! backward once.
+
+use std::ops::Range;
 
 use dressage_policy::PolicyError;
 use dressage_tree::TreeBatch;
 
-use crate::ops::attention::{BLOCK, Span};
 use crate::ops::attention_backward::PathRows;
+use crate::ops::kv::{BLOCK, Span};
 
-/// How a batch lies in the model: one span a node, rows in packed order.
+/// A contiguous part of a batch whose tokens lie on, or below, one path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unit {
+    /// Its tokens in the batch.
+    pub tokens: Range<usize>,
+    /// Positions on the path above it.
+    pub above: usize,
+}
+
+impl Unit {
+    /// All of a batch.
+    pub fn whole(batch: &TreeBatch) -> Self {
+        Unit { tokens: 0..batch.tokens.len(), above: 0 }
+    }
+}
+
+/// What to do with a unit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Run it forward and put its keys and values on the stack. It is a piece of one node.
+    Push(Unit),
+    /// Run it forward and backward. Nothing lies below it.
+    Train(Unit),
+    /// Run the unit on top of the stack forward again, then backward with what those below left for it, and take it off.
+    Pop(Unit),
+}
+
+/// The order in which a batch is trained with at most `most` tokens at a time.
+pub fn schedule(batch: &TreeBatch, most: usize) -> Vec<Step> {
+    let mut children: Vec<Vec<usize>> = vec![Vec::new(); batch.nodes.len()];
+    let mut roots = Vec::new();
+    for (index, node) in batch.nodes.iter().enumerate() {
+        match node.parent {
+            Some(parent) => children[parent as usize].push(index),
+            None => roots.push(index),
+        }
+    }
+    // Depth-first order: a subtree is a run of tokens, which ends where the next node that is no descendant starts.
+    let mut ends: Vec<usize> = batch.nodes.iter().map(|n| (n.start + n.len) as usize).collect();
+    for index in (0..batch.nodes.len()).rev() {
+        if let Some(parent) = batch.nodes[index].parent {
+            ends[parent as usize] = ends[parent as usize].max(ends[index]);
+        }
+    }
+    let mut steps = Vec::new();
+    Schedule { batch, children, ends, most: most.max(1), steps: &mut steps }.siblings(&roots);
+    steps
+}
+
+struct Schedule<'a> {
+    batch: &'a TreeBatch,
+    children: Vec<Vec<usize>>,
+    ends: Vec<usize>,
+    most: usize,
+    steps: &'a mut Vec<Step>,
+}
+
+impl Schedule<'_> {
+    fn siblings(&mut self, nodes: &[usize]) {
+        let mut rest = nodes;
+        while let [first, ..] = rest {
+            let start = self.batch.nodes[*first].start as usize;
+            let fitting = rest.iter().take_while(|node| self.ends[**node] - start <= self.most).count();
+            if fitting > 0 {
+                let tokens = start..self.ends[rest[fitting - 1]];
+                let above = self.batch.nodes[*first].depth as usize;
+                self.steps.push(Step::Train(Unit { tokens, above }));
+            } else {
+                self.large(*first);
+            }
+            rest = &rest[fitting.max(1)..];
+        }
+    }
+
+    /// A node whose subtree does not fit.
+    fn large(&mut self, index: usize) {
+        let node = self.batch.nodes[index];
+        let (start, len, depth) = (node.start as usize, node.len as usize, node.depth as usize);
+        // Pieces of about equal size, so that no small one is left over.
+        let size = len.div_ceil(len.div_ceil(self.most));
+        let mut pieces: Vec<Unit> = (0..len)
+            .step_by(size)
+            .map(|at| Unit { tokens: start + at..start + len.min(at + size), above: depth + at })
+            .collect();
+        let children = std::mem::take(&mut self.children[index]);
+        let last = if children.is_empty() { pieces.pop() } else { None };
+        self.steps.extend(pieces.iter().cloned().map(Step::Push));
+        self.steps.extend(last.map(Step::Train));
+        self.siblings(&children);
+        self.steps.extend(pieces.into_iter().rev().map(Step::Pop));
+    }
+}
+
+/// How a unit lies in the model: a span for every node it has tokens of, rows in packed order.
 #[derive(Debug, Default)]
 pub struct Packing {
     /// Position of every row.
@@ -15,50 +116,127 @@ pub struct Packing {
     pub spans: Vec<Span>,
     /// The rows on each span's path, its own included.
     pub paths: Vec<PathRows>,
-    /// How many blocks of keys and values the spans name.
+    /// How many blocks of keys and values the unit needs besides those of the stack.
     pub blocks: usize,
 }
 
 impl Packing {
-    /// Lays out `batch` for a model with `context` positions and `vocabulary` tokens.
-    ///
-    /// # Errors
-    /// When a path is longer than the context, or a token lies outside the vocabulary.
-    pub fn new(batch: &TreeBatch, context: usize, vocabulary: usize) -> Result<Self, PolicyError> {
-        if let Some(token) = batch.tokens.iter().find(|t| **t as usize >= vocabulary) {
-            return Err(PolicyError::Invalid(format!(
-                "token {token} is outside the model's vocabulary of {vocabulary}; was the batch made with another tokenizer?"
-            )));
-        }
+    /// Lays out a unit. Blocks below `stack` are those of the path above, block i holding positions `i * BLOCK ..`; a unit
+    /// `on_stack` writes into them, others begin with a copy of the last one if they start inside it.
+    pub fn new(batch: &TreeBatch, unit: &Unit, stack: usize, on_stack: bool) -> Self {
         let mut packing = Packing::default();
-        for node in &batch.nodes {
-            let (start, len, depth) = (node.start as usize, node.len as usize, node.depth as usize);
-            if depth + len > context {
-                return Err(PolicyError::Invalid(format!(
-                    "a path of {} tokens does not fit the context of {context}; raise the context or shorten the rollouts",
-                    depth + len
-                )));
+        let first = batch.nodes.partition_point(|n| ((n.start + n.len) as usize) <= unit.tokens.start);
+        for node in &batch.nodes[first..] {
+            let (start, end) = (node.start as usize, (node.start + node.len) as usize);
+            if start >= unit.tokens.end {
+                break;
             }
-            packing.positions.extend((depth..depth + len).map(|p| p as u32));
-            let whole = depth / BLOCK;
-            let parent = node.parent.map(|p| p as usize);
+            let tokens = start.max(unit.tokens.start)..end.min(unit.tokens.end);
+            let (row, len) = (tokens.start - unit.tokens.start, tokens.len());
+            let position = node.depth as usize + tokens.start - start;
+            packing.positions.extend((position..position + len).map(|p| p as u32));
+
+            let parent =
+                node.parent.and_then(|p| (p as usize).checked_sub(first)).filter(|_| tokens.start == start);
+            let whole = position / BLOCK;
             // Whole blocks of the ancestors are read where they are; a block that the node starts inside is copied.
-            let mut blocks = parent.map_or(Vec::new(), |p| packing.spans[p].blocks[..whole].to_vec());
-            let inherits = parent.filter(|_| depth % BLOCK > 0).map(|p| packing.spans[p].blocks[whole]);
-            while blocks.len() * BLOCK < depth + len {
-                blocks.push(packing.blocks as u32);
-                packing.blocks += 1;
+            let (mut blocks, inherits) = match parent {
+                Some(parent) => {
+                    let above = &packing.spans[parent].blocks;
+                    (above[..whole].to_vec(), (position % BLOCK > 0).then(|| above[whole]))
+                }
+                None => ((0..whole as u32).collect(), (position % BLOCK > 0).then_some(whole as u32)),
+            };
+            while blocks.len() * BLOCK < position + len {
+                if on_stack {
+                    blocks.push(blocks.len() as u32);
+                } else {
+                    blocks.push((stack + packing.blocks) as u32);
+                    packing.blocks += 1;
+                }
             }
             let mut path = parent.map_or(Vec::new(), |p| packing.paths[p].clone());
-            path.push((start, len));
-            packing.spans.push(Span { row: start, len, position: depth, blocks, inherits });
+            path.push((row, len));
+            let inherits = inherits.filter(|_| !on_stack);
+            packing.spans.push(Span { row, len, position, blocks, inherits });
             packing.paths.push(path);
         }
-        Ok(packing)
+        packing
+    }
+}
+
+/// Checks a batch against a model with `context` positions and `vocabulary` tokens.
+///
+/// # Errors
+/// When a path is longer than the context, a token lies outside the vocabulary, or a target has no temperature above 0.
+pub fn check(batch: &TreeBatch, context: usize, vocabulary: usize) -> Result<(), PolicyError> {
+    let refuse = |message: String| Err(PolicyError::Invalid(message));
+    if let Some(token) = batch.tokens.iter().find(|t| **t as usize >= vocabulary) {
+        return refuse(format!(
+            "token {token} is outside the model's vocabulary of {vocabulary}; was the batch made with another tokenizer?"
+        ));
+    }
+    if let Some(len) = batch.nodes.iter().map(|n| (n.depth + n.len) as usize).find(|len| *len > context) {
+        return refuse(format!(
+            "a path of {len} tokens does not fit the context of {context}; raise the context or shorten the rollouts"
+        ));
+    }
+    match batch.targets.iter().find(|t| !(t.temperature > 0.0 && t.temperature.is_finite())) {
+        None => Ok(()),
+        Some(target) => refuse(format!(
+            "a target has temperature {}, but training needs one above 0; segments sampled greedily cannot be trained on",
+            target.temperature
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dressage_tree::PathInput;
+
+    use super::*;
+
+    fn batch(paths: &[&[u32]]) -> TreeBatch {
+        let paths: Vec<PathInput> =
+            paths.iter().map(|tokens| PathInput { tokens: tokens.to_vec(), targets: vec![] }).collect();
+        TreeBatch::merge(&paths).unwrap_or_default()
     }
 
-    /// Positions on all spans' paths together: what the backward pass of attention needs room for.
-    pub fn path_positions(&self) -> usize {
-        self.spans.iter().map(|s| s.position + s.len).sum()
+    /// Every token is trained once, units are no larger than allowed, and the path above a unit is on the stack.
+    #[test]
+    fn every_token_is_trained_once_below_its_own_path() {
+        let long: Vec<u32> = (0..50).collect();
+        let other: Vec<u32> = (0..30).chain(100..125).collect();
+        let third: Vec<u32> = (0..30).chain(100..110).chain(200..203).collect();
+        let batch = batch(&[&long, &other, &third, &[7, 8, 9], &[7, 8, 10]]);
+        for most in [1, 2, 3, 5, 8, 20, 40, 64, 1000] {
+            let mut trained = vec![0; batch.tokens.len()];
+            // (first token, number of tokens) of what is on the stack.
+            let mut stack: Vec<(usize, usize)> = Vec::new();
+            let depth = |stack: &[(usize, usize)]| stack.iter().map(|(_, len)| len).sum::<usize>();
+            for step in schedule(&batch, most) {
+                let (Step::Push(unit) | Step::Train(unit) | Step::Pop(unit)) = &step;
+                assert!(unit.tokens.len() <= most);
+                let piece = (unit.tokens.start, unit.tokens.len());
+                if matches!(step, Step::Pop(_)) {
+                    assert_eq!(stack.pop(), Some(piece));
+                }
+                assert_eq!(depth(&stack), unit.above);
+                if matches!(step, Step::Push(_)) {
+                    stack.push(piece);
+                } else {
+                    trained[unit.tokens.clone()].iter_mut().for_each(|count| *count += 1);
+                    let packing = Packing::new(&batch, unit, 9, matches!(step, Step::Pop(_)));
+                    for (span, path) in packing.spans.iter().zip(&packing.paths) {
+                        let rows: Vec<usize> = path.iter().flat_map(|(row, len)| *row..row + len).collect();
+                        assert_eq!(unit.above + rows.len(), span.position + span.len);
+                        assert_eq!(rows[rows.len() - 1], span.row + span.len - 1);
+                        assert_eq!(span.blocks.len(), (span.position + span.len).div_ceil(BLOCK));
+                    }
+                }
+            }
+            assert!(stack.is_empty() && trained.iter().all(|count| *count == 1), "{most}: {trained:?}");
+        }
+        assert_eq!(schedule(&batch, 1000), [Step::Train(Unit::whole(&batch))]);
     }
 }

@@ -16,7 +16,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use crate::buffer::{Buffer, Shared};
 use crate::cache::{Cache, Prefix, shared_prefix};
 use crate::choose::choose;
-use crate::ops::attention::{BLOCK, Span};
+use crate::ops::kv::{BLOCK, Span};
 use crate::transformer::{Inference, Rows, Transformer};
 
 /// A prompt that another sequence will have computed soon is worth waiting for from this many tokens on.

@@ -3,15 +3,14 @@
 //! A batch is rows of tokens, cut into [`Span`]s: runs of rows on one path. Sampling and training differ only in where keys
 //! and values are kept and in what is remembered for the backward pass; every number is computed by the same code.
 
-use std::ops::Range;
-
 use crate::Compute;
 use crate::buffer::Buffer;
-use crate::ops::attention::{Blocks, Span};
+use crate::layout::Site;
+use crate::ops::kv::{Blocks, KeyValues, Span};
 use crate::ops::norm::Heads;
 use crate::ops::rope::RopeTable;
 use crate::ops::{attention, fill_rows, for_rows, norm, swiglu};
-use crate::product::{Matrix, Mode, Packed, Right, Scratch, product};
+use crate::product::{Matrix, Mode, Right, Scratch, product};
 use crate::weights::{Weights, attention_shape};
 
 /// Rows to run through the model.
@@ -25,11 +24,9 @@ pub struct Rows<'a> {
     pub spans: &'a [Span],
 }
 
-/// What one block computes and its backward pass needs, a row per token.
+/// What one block computes from its input and its backward pass needs, a row per token.
 #[derive(Default)]
 pub struct LayerState {
-    /// Input of the block.
-    pub input: Buffer,
     /// Queries, keys and values before their norms; used only by models that have these.
     pub raw: Buffer,
     /// Queries, keys and values as attention sees them.
@@ -95,19 +92,19 @@ impl Transformer {
         });
     }
 
-    /// `out = residual + x · Wᵀ (+ bias)`, or without the residual.
+    /// A linear map of block `layer`: `out = residual + x · Wᵀ (+ bias)`, or without the residual.
     fn project(
         &self,
         scratch: &mut Scratch,
+        layer: usize,
+        site: Site,
         x: &[f32],
-        weight: &Packed,
-        bias: &Range<usize>,
         residual: Option<&[f32]>,
         out: &mut [f32],
     ) {
-        let rows = x.len() / weight.depth();
-        let width = weight.columns();
-        let bias = self.weights.part(bias);
+        let at = self.weights.layout.layers[layer].linear(site);
+        let (rows, width) = (x.len() / at.inputs, at.outputs);
+        let bias = self.weights.part(&at.bias);
         let mode = match (residual, bias.is_empty()) {
             (None, true) => Mode::Set,
             (None, false) => {
@@ -125,35 +122,52 @@ impl Transformer {
                 Mode::Add
             }
         };
-        let a = Matrix::new(x, rows, weight.depth());
-        product(&self.compute, scratch, a, Right::Packed(weight), out, width, mode);
+        let weight = Right::Packed(self.weights.packed(layer, site));
+        product(&self.compute, scratch, Matrix::new(x, rows, at.inputs), weight, out, width, mode);
     }
 
-    /// Runs block `layer` on `state.input`, leaving its output in `out`. Keys and values go to layer `kv_layer` of `blocks`.
+    /// Runs block `layer` on `input` (rows of the residual stream), leaving its output in `out`.
     #[allow(clippy::too_many_arguments)]
     pub fn forward_layer(
         &self,
         layer: usize,
         rows: Rows<'_>,
-        blocks: &mut Blocks,
-        kv_layer: usize,
+        keys_values: &KeyValues<'_>,
+        input: &[f32],
         state: &mut LayerState,
         temporary: &mut Temporary,
         out: &mut Buffer,
     ) {
+        self.forward_state(layer, rows, keys_values, input, state, temporary);
+        let (count, wide) = (rows.tokens.len(), self.weights.config.intermediate);
+        let activated = temporary.hidden.reserve(count * wide);
+        swiglu::forward(&self.compute, count, wide, &state.gate_up[..count * 2 * wide], activated);
+        let middle = &state.middle[..input.len()];
+        let out = out.reserve(input.len());
+        self.project(&mut temporary.scratch, layer, Site::Down, activated, Some(middle), out);
+    }
+
+    /// The part of [`Transformer::forward_layer`] that the block's backward pass needs: all but its output.
+    pub fn forward_state(
+        &self,
+        layer: usize,
+        rows: Rows<'_>,
+        keys_values: &KeyValues<'_>,
+        input: &[f32],
+        state: &mut LayerState,
+        temporary: &mut Temporary,
+    ) {
         let config = &self.weights.config;
         let shape = attention_shape(config);
         let at = &self.weights.layout.layers[layer];
-        let packed = &self.weights.layers[layer];
         let count = rows.tokens.len();
-        let (hidden, wide, epsilon) = (config.hidden, config.intermediate, config.norm_epsilon);
-        let compute = &self.compute;
+        let (compute, epsilon) = (&self.compute, config.norm_epsilon);
+        let Temporary { normed, scratch, .. } = temporary;
 
-        let input = &state.input[..count * hidden];
-        let normed = temporary.normed.reserve(count * hidden);
+        let normed = normed.reserve(input.len());
         norm::forward(compute, count, input, self.weights.part(&at.attention_norm), epsilon, normed);
         let qkv = state.qkv.reserve(count * shape.qkv());
-        self.project(&mut temporary.scratch, normed, &packed.qkv, &at.qkv_bias, None, qkv);
+        self.project(scratch, layer, Site::Qkv, normed, None, qkv);
         if config.qk_norm {
             state.raw.reserve(qkv.len()).copy_from_slice(qkv);
         }
@@ -161,18 +175,14 @@ impl Transformer {
 
         let attended = state.attended.reserve(count * shape.query());
         let stats = state.stats.reserve(count * shape.heads * 2);
-        attention::forward(compute, blocks, kv_layer, rows.spans, qkv, attended, Some(stats));
+        attention::forward(compute, keys_values, rows.spans, qkv, attended, Some(stats));
 
-        let middle = state.middle.reserve(count * hidden);
-        self.project(&mut temporary.scratch, attended, &packed.output, &at.output_bias, Some(input), middle);
+        let middle = state.middle.reserve(input.len());
+        self.project(scratch, layer, Site::Output, attended, Some(input), middle);
 
         norm::forward(compute, count, middle, self.weights.part(&at.mlp_norm), epsilon, normed);
-        let gate_up = state.gate_up.reserve(count * 2 * wide);
-        self.project(&mut temporary.scratch, normed, &packed.gate_up, &at.gate_up_bias, None, gate_up);
-        let activated = temporary.hidden.reserve(count * wide);
-        swiglu::forward(compute, count, wide, gate_up, activated);
-        let out = out.reserve(count * hidden);
-        self.project(&mut temporary.scratch, activated, &packed.down, &at.down_bias, Some(middle), out);
+        let gate_up = state.gate_up.reserve(count * 2 * config.intermediate);
+        self.project(scratch, layer, Site::GateUp, normed, None, gate_up);
     }
 
     /// Norms (where the model has them) and rotary embedding of queries and keys, in place.
@@ -215,6 +225,8 @@ pub fn gather_rows(x: &[f32], width: usize, wanted: impl ExactSizeIterator<Item 
 pub struct Inference {
     state: LayerState,
     temporary: Temporary,
+    /// Residual stream before and after a block.
+    input: Buffer,
     out: Buffer,
     selected: Buffer,
     normed: Buffer,
@@ -232,20 +244,14 @@ impl Inference {
         logits: &mut Buffer,
     ) {
         let width = model.weights.config.hidden;
-        model.embed(rows.tokens, self.state.input.reserve(rows.tokens.len() * width));
+        let size = rows.tokens.len() * width;
+        model.embed(rows.tokens, self.input.reserve(size));
         for layer in 0..model.weights.config.layers {
-            model.forward_layer(
-                layer,
-                rows,
-                blocks,
-                layer,
-                &mut self.state,
-                &mut self.temporary,
-                &mut self.out,
-            );
-            std::mem::swap(&mut self.state.input, &mut self.out);
+            let Inference { state, temporary, input, out, .. } = self;
+            model.forward_layer(layer, rows, &blocks.layer(layer), &input[..size], state, temporary, out);
+            std::mem::swap(input, out);
         }
-        gather_rows(&self.state.input, width, wanted.iter().copied(), &mut self.selected);
+        gather_rows(&self.input, width, wanted.iter().copied(), &mut self.selected);
         let selected = &self.selected[..wanted.len() * width];
         model.head(selected, &mut self.normed, &mut self.temporary.scratch, logits);
     }

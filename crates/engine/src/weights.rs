@@ -7,22 +7,10 @@ use dressage_model::{ModelConfig, ModelError, ModelFiles, write_safetensors};
 
 use crate::Compute;
 use crate::buffer::Buffer;
-use crate::layout::Layout;
-use crate::ops::attention::Shape;
+use crate::layout::{Layout, Site};
+use crate::ops::kv::Shape;
 use crate::precision::Precision;
 use crate::product::{Matrix, Packed};
-
-/// The matrices of one block, packed for `x · Wᵀ`.
-pub struct PackedLayer {
-    /// Query, key and value.
-    pub qkv: Packed,
-    /// Attention output.
-    pub output: Packed,
-    /// Gate and up.
-    pub gate_up: Packed,
-    /// Down.
-    pub down: Packed,
-}
 
 /// All weights of a model.
 pub struct Weights {
@@ -32,8 +20,8 @@ pub struct Weights {
     pub layout: Layout,
     /// The parameters.
     pub master: Buffer,
-    /// Packed matrices of every block.
-    pub layers: Vec<PackedLayer>,
+    /// The matrices of every block, packed for `x · Wᵀ`.
+    layers: Vec<[Packed; 4]>,
     /// Packed head.
     pub head: Packed,
 }
@@ -42,21 +30,18 @@ impl Weights {
     /// Weights for `config`, all zero; to be packed in `precision`.
     pub fn zeroed(config: &ModelConfig, precision: Precision) -> Self {
         let layout = Layout::new(config);
-        let shape = attention_shape(config);
-        let (hidden, wide) = (config.hidden, config.intermediate);
-        let layers = (0..config.layers)
-            .map(|_| PackedLayer {
-                qkv: Packed::empty(precision, hidden, shape.qkv()),
-                output: Packed::empty(precision, shape.query(), hidden),
-                gate_up: Packed::empty(precision, hidden, 2 * wide),
-                down: Packed::empty(precision, wide, hidden),
+        let layers = layout.layers.iter().map(|layer| {
+            Site::ALL.map(|site| {
+                let linear = layer.linear(site);
+                Packed::empty(precision, linear.inputs, linear.outputs)
             })
-            .collect();
+        });
+        let layers = layers.collect();
         Weights {
             config: config.clone(),
             master: Buffer::zeroed(layout.len),
             layers,
-            head: Packed::empty(precision, hidden, config.vocabulary),
+            head: Packed::empty(precision, config.hidden, config.vocabulary),
             layout,
         }
     }
@@ -92,12 +77,16 @@ impl Weights {
             packed.refresh(compute, matrix.transposed());
         };
         for (packed, at) in self.layers.iter_mut().zip(&self.layout.layers) {
-            pack(&mut packed.qkv, &at.qkv);
-            pack(&mut packed.output, &at.output);
-            pack(&mut packed.gate_up, &at.gate_up);
-            pack(&mut packed.down, &at.down);
+            for (packed, site) in packed.iter_mut().zip(Site::ALL) {
+                pack(packed, &at.linear(site).weight);
+            }
         }
         pack(&mut self.head, &self.layout.head);
+    }
+
+    /// The packed matrix of a linear map.
+    pub fn packed(&self, layer: usize, site: Site) -> &Packed {
+        &self.layers[layer][site as usize]
     }
 
     /// Part of the master copy.

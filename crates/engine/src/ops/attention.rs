@@ -1,7 +1,6 @@
 //! Causal grouped-query attention over a path of segments, forward.
 //!
-//! Keys and values live in *blocks* of [`BLOCK`] positions, aligned to absolute positions on the path; a path is a list of
-//! blocks. Sampling and training use the same blocks and the same code. For one query at position t:
+//! Sampling and training use the same blocks of keys and values ([`super::kv`]) and the same code. For one query at position t:
 //!
 //! 1. scores s_j = Σ_d (q_d · scale) k_jd, one chain over d for each j ≤ t;
 //! 2. m = max s, e_j = exp(s_j − m), Σ e in lanes j mod 16;
@@ -11,155 +10,17 @@
 
 use std::cell::RefCell;
 
+use super::kv::{BLOCK, KeyValues, Span};
 use crate::Compute;
 use crate::buffer::{Buffer, Shared};
-use crate::precision::{Kernel, Precision};
-use crate::product::pack::{pack_columns, put_step};
+use crate::precision::Kernel;
+use crate::product::pack::pack_columns;
 use crate::product::tile::{Rows, tile};
 use crate::product::{MR, NR};
 use crate::simd::{LANES, exp, fold, simd};
 
-/// Positions in a block: the width of a panel, so that a block's keys are a panel of the score product.
-pub const BLOCK: usize = NR;
 /// Query positions that one task handles.
 const QUERIES_PER_TASK: usize = 32;
-
-/// The shape of attention in one layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shape {
-    /// Query heads.
-    pub heads: usize,
-    /// Key and value heads.
-    pub kv_heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
-}
-
-impl Shape {
-    /// Width of a row of queries.
-    pub fn query(&self) -> usize {
-        self.heads * self.head_dim
-    }
-
-    /// Width of a row of keys, or of values.
-    pub fn key(&self) -> usize {
-        self.kv_heads * self.head_dim
-    }
-
-    /// Width of a row of queries, keys and values side by side.
-    pub fn qkv(&self) -> usize {
-        self.query() + 2 * self.key()
-    }
-
-    /// Width of a head, rounded up to whole panels.
-    pub(crate) fn padded(&self) -> usize {
-        self.head_dim.div_ceil(NR) * NR
-    }
-
-    /// Query heads that share a key head.
-    pub(crate) fn group(&self) -> usize {
-        self.heads / self.kv_heads
-    }
-
-    /// Words of the keys of one block and head: `[words of head_dim][BLOCK]`.
-    fn key_block(&self, precision: Precision) -> usize {
-        precision.words(self.head_dim) * BLOCK
-    }
-
-    /// Words of one block of one key head: keys, then values as `[words of BLOCK][padded]`.
-    fn head_block(&self, precision: Precision) -> usize {
-        self.key_block(precision) + precision.words(BLOCK) * self.padded()
-    }
-
-    /// Words of one block of one layer.
-    pub fn block(&self, precision: Precision) -> usize {
-        self.kv_heads * self.head_block(precision)
-    }
-}
-
-/// Memory for blocks of one layer or of all.
-pub struct Blocks {
-    blocks: Vec<Buffer>,
-    shape: Shape,
-    layers: usize,
-    precision: Precision,
-}
-
-impl Blocks {
-    /// No blocks yet; each will hold `layers` layers.
-    pub fn new(shape: Shape, layers: usize, precision: Precision) -> Self {
-        Blocks { blocks: Vec::new(), shape, layers, precision }
-    }
-
-    /// Words of one block, all layers.
-    pub fn block_words(&self) -> usize {
-        self.layers * self.shape.block(self.precision)
-    }
-
-    /// Makes sure that there are at least `count` blocks.
-    pub fn grow(&mut self, count: usize) {
-        while self.blocks.len() < count {
-            self.blocks.push(Buffer::zeroed(self.block_words()));
-        }
-    }
-
-    /// How many there are.
-    pub fn len(&self) -> usize {
-        self.blocks.len()
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.blocks.is_empty()
-    }
-
-    /// Copies all layers of block `from` to block `to`: what a fork in the middle of a block needs.
-    pub fn copy(&mut self, from: u32, to: u32) {
-        if let Ok([from, to]) = self.blocks.get_disjoint_mut([from as usize, to as usize]) {
-            to.copy_from_slice(from);
-        }
-    }
-
-    /// The blocks of one layer, for a parallel region that writes and reads them.
-    fn layer(&mut self, layer: usize) -> Layer<'_> {
-        let size = self.shape.block(self.precision);
-        let starts = self.blocks.iter_mut().map(|b| Shared::new(&mut b[layer * size..][..size])).collect();
-        Layer { blocks: starts, shape: self.shape, precision: self.precision }
-    }
-}
-
-struct Layer<'a> {
-    blocks: Vec<Shared<'a>>,
-    shape: Shape,
-    precision: Precision,
-}
-
-impl Layer<'_> {
-    fn keys(&self, block: u32, head: usize) -> *mut f32 {
-        self.blocks[block as usize].pointer(head * self.shape.head_block(self.precision))
-    }
-
-    fn values(&self, block: u32, head: usize) -> *mut f32 {
-        let (shape, precision) = (self.shape, self.precision);
-        self.blocks[block as usize].pointer(head * shape.head_block(precision) + shape.key_block(precision))
-    }
-}
-
-/// A run of new tokens on one path.
-#[derive(Debug, Clone, Default)]
-pub struct Span {
-    /// First of its rows in the batch.
-    pub row: usize,
-    /// Number of its rows.
-    pub len: usize,
-    /// Position of the first on the path; all earlier positions are in `blocks` already, or in an earlier span of the batch.
-    pub position: usize,
-    /// The path's blocks, as far as the last row of the span needs them.
-    pub blocks: Vec<u32>,
-    /// A block whose first positions must be copied into the span's first block before its own rows are written: the
-    /// parent's, where a node starts in the middle of a block.
-    pub inherits: Option<u32>,
-}
 
 /// Scratch of one tile.
 #[derive(Default)]
@@ -186,27 +47,20 @@ thread_local! {
 /// What normalises one query's weights: (max, Σ e).
 pub type RowStats = [f32; 2];
 
-/// Writes keys and values of all rows into the blocks of `layer`, then computes every row's attention over its path.
+/// Writes keys and values of all rows into their blocks, then computes every row's attention over its path.
 ///
 /// `qkv` has rows of `shape.qkv()`, rotary embedding applied; `out` has rows of `shape.query()`. Where given, `stats`
 /// receives (max, Σ e) for every row and head, as the backward pass needs them.
 pub fn forward(
     compute: &Compute,
-    blocks: &mut Blocks,
-    layer: usize,
+    keys_values: &KeyValues<'_>,
     spans: &[Span],
     qkv: &[f32],
     out: &mut [f32],
     stats: Option<&mut [f32]>,
 ) {
-    let shape = blocks.shape;
-    let layer = blocks.layer(layer);
-    compute.pool.run(shape.kv_heads, |head| {
-        for span in spans {
-            store(compute.kernel(), &layer, span, head, qkv);
-        }
-    });
-
+    let shape = keys_values.shape;
+    keys_values.store(compute, spans, qkv);
     let (width, group) = (shape.query(), shape.group());
     let out = Shared::new(out);
     let stats = stats.map(Shared::new);
@@ -231,7 +85,7 @@ pub fn forward(
                     let (query, member) = ((from + r) / group, (from + r) % group);
                     (span.row + first + query, head * group + member, span.position + first + query)
                 };
-                attend_tile(compute.kernel(), &layer, span, head, tile_rows, place, qkv, scratch);
+                attend_tile(compute.kernel(), keys_values, span, head, tile_rows, place, qkv, scratch);
                 let padded = shape.padded();
                 for r in 0..tile_rows {
                     let (row, query_head, _) = place(r);
@@ -252,45 +106,11 @@ pub fn forward(
     });
 }
 
-/// Writes one key head of a span's rows into its blocks.
-fn store(kernel: Kernel, layer: &Layer<'_>, span: &Span, head: usize, qkv: &[f32]) {
-    let shape = layer.shape;
-    let (width, dim, padded) = (shape.qkv(), shape.head_dim, shape.padded());
-    if let (Some(from), Some(&to)) = (span.inherits, span.blocks.get(span.position / BLOCK)) {
-        // SAFETY: blocks of a layer are of one size; this thread alone touches this head of them, and a node's first block
-        // is never its parent's.
-        unsafe {
-            let size = shape.head_block(layer.precision);
-            std::ptr::copy_nonoverlapping(layer.keys(from, head), layer.keys(to, head), size);
-        }
-    }
-    let mut done = 0;
-    while done < span.len {
-        let position = span.position + done;
-        let (block, at) = (span.blocks[position / BLOCK], position % BLOCK);
-        let count = (BLOCK - at).min(span.len - done);
-        let rows = &qkv[(span.row + done) * width..][..count * width];
-        // SAFETY: keys and values of one head of one block; this thread alone touches this head.
-        let (keys, values) = unsafe {
-            let size = kernel.words(BLOCK) * padded;
-            let keys =
-                std::slice::from_raw_parts_mut(layer.keys(block, head), shape.key_block(layer.precision));
-            (keys, std::slice::from_raw_parts_mut(layer.values(block, head), size))
-        };
-        pack_columns(kernel, &rows[shape.query() + head * dim..], width, count, dim, BLOCK, &mut keys[at..]);
-        for (i, row) in rows.chunks_exact(width).enumerate() {
-            let value = &row[shape.query() + shape.key() + head * dim..][..dim];
-            put_step(kernel, at + i, value, padded, values);
-        }
-        done += count;
-    }
-}
-
 /// Attention of one tile of (query, head) rows that share a key head. Leaves its results in `scratch.sums` and `scratch.stats`.
 #[allow(clippy::too_many_arguments)]
 fn attend_tile(
     kernel: Kernel,
-    layer: &Layer<'_>,
+    keys_values: &KeyValues<'_>,
     span: &Span,
     head: usize,
     rows: usize,
@@ -298,7 +118,7 @@ fn attend_tile(
     qkv: &[f32],
     scratch: &mut Scratch,
 ) {
-    let shape = layer.shape;
+    let shape = keys_values.shape;
     let (dim, padded) = (shape.head_dim, shape.padded());
     let scale = 1.0 / (dim as f32).sqrt();
     let longest = place(rows - 1).2 + 1;
@@ -319,7 +139,7 @@ fn attend_tile(
     }
     pack_columns(kernel, queries, dim, rows, dim, rows, packed);
     for (i, &block) in span.blocks[..used].iter().enumerate() {
-        let keys = [layer.keys(block, head).cast_const()];
+        let keys = [keys_values.keys(block, head).cast_const()];
         let depth = kernel.words(dim);
         let b = Rows { blocks: &keys, block: depth, depth, stride: BLOCK };
         let to = scores[i * BLOCK..].as_mut_ptr();
@@ -338,7 +158,7 @@ fn attend_tile(
         starts.extend(
             span.blocks[..used]
                 .iter()
-                .map(|block| layer.values(*block, head).wrapping_add(column).cast_const()),
+                .map(|block| keys_values.values(*block, head).wrapping_add(column).cast_const()),
         );
         let (block, depth) = (kernel.words(BLOCK), kernel.words(longest));
         let b = Rows { blocks: starts, block, depth, stride: padded };
@@ -379,8 +199,10 @@ simd! {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use super::super::kv::{Blocks, Shape};
     use super::super::testing::{close, noise, wide};
     use super::*;
+    use crate::precision::Precision;
     use crate::simd::Isa;
 
     /// Attention of every row over its path (a list of row indices, the row itself last), in f64.
@@ -452,7 +274,7 @@ pub(crate) mod tests {
                 let mut blocks = Blocks::new(shape, 1, precision);
                 blocks.grow(count);
                 let mut out = vec![0.0; paths.len() * shape.query()];
-                forward(&compute, &mut blocks, 0, &spans, &qkv, &mut out, None);
+                forward(&compute, &blocks.layer(0), &spans, &qkv, &mut out, None);
                 // Scores reach ±50 here, so weights are good to about 1e-5 in f32, to a tenth in bf16.
                 close(&out, &naive(shape, &paths, &wide(&qkv)), tolerance);
             }
@@ -485,7 +307,7 @@ pub(crate) mod tests {
                     };
                     let rows = &qkv[position * shape.qkv()..][..part * shape.qkv()];
                     let to = &mut out[position * shape.query()..][..part * shape.query()];
-                    forward(&compute, &mut blocks, 0, &[span], rows, to, None);
+                    forward(&compute, &blocks.layer(0), &[span], rows, to, None);
                 }
                 let bits: Vec<u32> = out.iter().map(|x| x.to_bits()).collect();
                 assert_eq!(

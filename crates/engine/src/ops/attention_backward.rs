@@ -3,18 +3,19 @@
 //! With P the normalised weights, D = rowsum(dO ∘ O) and dS = P ∘ (dO Vᵀ − D): dQ = scale · dS K, dK = dSᵀ (scale · Q),
 //! dV = Pᵀ dO (Dao et al. 2022, appendix B). P is computed again from the saved (max, Σ e).
 //!
-//! One task is a piece of a span and one key head with all query heads that share it; it goes over the path as far as the piece
+//! Keys and values are read from their blocks, where the forward pass left them or [`KeyValues::store`] put them again. One task is
+//! a piece of a span and one key head with all query heads that share it; it goes over the path as far as the piece
 //! sees it and leaves its share of dK and dV in a buffer of its own. Shares are then added up per token in the order of spans
 //! and pieces, so threads do not change the sum.
 
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::attention::{BLOCK, Shape, Span};
+use super::kv::{BLOCK, KeyValues, Shape, Span};
 use crate::Compute;
 use crate::buffer::{Buffer, Shared};
 use crate::precision::{Kernel, Precision};
-use crate::product::pack::{pack_columns, pack_rows, put_step};
+use crate::product::pack::{pack_columns, pack_rows, unpack_rows};
 use crate::product::tile::{Rows, tile};
 use crate::product::{MR, NR};
 use crate::simd::{LANES, dot, exp, simd};
@@ -24,13 +25,14 @@ const QUERIES: usize = 8 * MR;
 /// Pieces that a long span is cut into, part of the definition of the sum: enough for the threads, as each costs a share.
 pub const PIECES: usize = 8;
 
-/// The rows of a span's path, first to last, as (first row, number of rows).
+/// The rows of a span's path, first to last, as (first row, number of rows). Positions before them lie in no row of the
+/// batch.
 pub type PathRows = Vec<(usize, usize)>;
 
 /// What the forward pass saved.
 #[derive(Clone, Copy)]
 pub struct Saved<'a> {
-    /// Queries, keys and values after the rotary embedding, rows of `shape.qkv()`.
+    /// Queries, keys and values after the rotary embedding, rows of `shape.qkv()`; only queries are read.
     pub qkv: &'a [f32],
     /// The output, rows of `shape.query()`.
     pub out: &'a [f32],
@@ -80,11 +82,12 @@ thread_local! {
 /// Scratch of one task.
 #[derive(Default)]
 struct Task {
-    /// Keys and values of the path: `[blocks][words of head_dim][BLOCK]` each, then keys along positions,
-    /// `[words of positions][padded]`.
-    keys_t: Buffer,
+    /// Values of the path, `[blocks][words of head_dim][BLOCK]`, and its keys, `[words of positions][padded]`: each the other
+    /// way round than it lies in its blocks.
     values_t: Buffer,
     keys: Buffer,
+    /// One block in f32.
+    unpacked: Buffer,
     /// Queries (scaled) and dO as rows, and a tile of either, packed.
     queries: Buffer,
     grads: Buffer,
@@ -100,18 +103,21 @@ struct Task {
 }
 
 /// Fills `dqkv` (rows of `shape.qkv()`) with the gradient, given that of the output, `dout`. `paths[i]` are the rows on the
-/// path of `spans[i]`, its own included. `shares` is scratch.
+/// path of `spans[i]`, its own included. What belongs to the positions before them, the same for all spans, is added to
+/// `above`: for each position its keys, then its values. `shares` is scratch.
 #[allow(clippy::too_many_arguments)]
 pub fn backward(
     compute: &Compute,
-    shape: Shape,
+    keys_values: &KeyValues<'_>,
     spans: &[Span],
     paths: &[PathRows],
     saved: Saved<'_>,
     dout: &[f32],
     shares: &mut Buffer,
+    above: &mut [f32],
     dqkv: &mut [f32],
 ) {
+    let shape = keys_values.shape;
     let (pieces, total) = Piece::cut(shape, spans);
     let shares = Shared::new(shares.reserve(total));
     let shared = Shared::new(dqkv);
@@ -128,30 +134,21 @@ pub fn backward(
         });
         SCRATCH.with_borrow_mut(|scratch| {
             let span = &spans[piece.span];
-            scratch.run(
-                compute.kernel(),
-                shape,
-                span,
-                piece,
-                &paths[piece.span],
-                kv_head,
-                saved,
-                dout,
-                share,
-                shared,
-            );
+            scratch.run(compute.kernel(), keys_values, span, piece, kv_head, saved, dout, share, shared);
         });
     });
 
     // Add up the shares: keys and values of a row are touched by the pieces whose path it is on.
     let (width, dim, padded) = (shape.qkv(), shape.head_dim, shape.padded());
+    let first = above.len() / (2 * shape.key());
+    let above = Shared::new(above);
     compute.pool.run(shape.kv_heads * 2, |task| {
         let (kv_head, part) = (task / 2, task % 2);
-        let offset = shape.query() + part * shape.key() + kv_head * dim;
+        let column = part * shape.key() + kv_head * dim;
         for span in spans {
             for row in span.row..span.row + span.len {
                 // SAFETY: each (row, key head, part) belongs to one task.
-                unsafe { shared.slice(row * width + offset, dim) }.fill(0.0);
+                unsafe { shared.slice(row * width + shape.query() + column, dim) }.fill(0.0);
             }
         }
         for piece in &pieces {
@@ -159,9 +156,11 @@ pub fn backward(
             // SAFETY: the shares are only read from here on.
             let share = unsafe { shares.slice(range.start, range.len()) };
             let rows = paths[piece.span].iter().flat_map(|&(first, len)| first..first + len);
-            for (row, from) in rows.zip(share.chunks_exact(padded)) {
+            let higher = (0..first).map(|position| (&above, position * 2 * shape.key() + column));
+            let here = rows.map(|row| (&shared, row * width + shape.query() + column));
+            for ((to, at), from) in higher.chain(here).zip(share.chunks_exact(padded)) {
                 // SAFETY: as above.
-                let to = unsafe { shared.slice(row * width + offset, dim) };
+                let to = unsafe { to.slice(at, dim) };
                 for (to, from) in to.iter_mut().zip(from) {
                     *to += *from;
                 }
@@ -176,23 +175,23 @@ impl Task {
     fn run(
         &mut self,
         kernel: Kernel,
-        shape: Shape,
+        keys_values: &KeyValues<'_>,
         span: &Span,
         piece: &Piece,
-        path: &PathRows,
         kv_head: usize,
         saved: Saved<'_>,
         dout: &[f32],
         share: [&mut [f32]; 2],
         dqkv: Shared<'_>,
     ) {
+        let shape = keys_values.shape;
         let (width, dim, padded) = (shape.qkv(), shape.head_dim, shape.padded());
         const { assert!(MR <= LANES) };
         // An odd number of cache lines, so that one position of many rows does not fall into one set of the cache; at least a
         // tile longer than the path.
         let stride = piece.positions.div_ceil(BLOCK) * BLOCK + LANES;
         let scale = 1.0 / (dim as f32).sqrt();
-        self.gather(kernel, shape, path, kv_head, piece.positions, saved.qkv);
+        self.turn(kernel, keys_values, &span.blocks, kv_head, piece.positions);
         let queries = self.queries.reserve(QUERIES * padded);
         let grads = self.grads.reserve(QUERIES * padded);
         let packed = self.packed.reserve(MR * kernel.words(dim));
@@ -226,20 +225,16 @@ impl Task {
             for tile_at in (0..rows).step_by(MR) {
                 let tile_rows = MR.min(rows - tile_at);
                 let seen = before + tile_at + tile_rows;
-                for (from, right, to) in
-                    [(&*queries, &self.keys_t, &mut *weights), (&*grads, &self.values_t, &mut *slopes)]
+                for (from, of_keys, to) in [(&*queries, true, &mut *weights), (&*grads, false, &mut *slopes)]
                 {
-                    pack_columns(
-                        kernel,
-                        &from[tile_at * padded..],
-                        padded,
-                        tile_rows,
-                        dim,
-                        tile_rows,
-                        packed,
-                    );
+                    let from = &from[tile_at * padded..];
+                    pack_columns(kernel, from, padded, tile_rows, dim, tile_rows, packed);
                     for block in 0..seen.div_ceil(BLOCK) {
-                        let start = [right[block * depth * BLOCK..].as_ptr()];
+                        let start = [if of_keys {
+                            keys_values.keys(span.blocks[block], kv_head).cast_const()
+                        } else {
+                            self.values_t[block * depth * BLOCK..].as_ptr()
+                        }];
                         let b = Rows { blocks: &start, block: depth, depth, stride: BLOCK };
                         let to = to[tile_at * stride + block * BLOCK..].as_mut_ptr();
                         // SAFETY: packed rows, a block and the scores have these extents.
@@ -313,39 +308,35 @@ impl Task {
         }
     }
 
-    /// Collects keys and values of one head along the first `positions` of a path, in the layouts of the products.
-    fn gather(
+    /// Turns values and keys of one head along the first `positions` of a path the other way round.
+    fn turn(
         &mut self,
         kernel: Kernel,
-        shape: Shape,
-        path: &PathRows,
+        keys_values: &KeyValues<'_>,
+        path: &[u32],
         kv_head: usize,
         positions: usize,
-        qkv: &[f32],
     ) {
-        let (width, dim, padded) = (shape.qkv(), shape.head_dim, shape.padded());
-        let blocks = positions.div_ceil(BLOCK);
-        let block_words = kernel.words(dim) * BLOCK;
-        let keys_t = self.keys_t.reserve(blocks * block_words);
-        let values_t = self.values_t.reserve(blocks * block_words);
-        let keys = self.keys.reserve(kernel.words(positions) * padded);
-        let mut position = 0;
-        for &(first, len) in path {
-            let len = len.min(positions - position);
-            let mut row = first;
-            while row < first + len {
-                let (block, at) = (position / BLOCK * block_words, position % BLOCK);
-                let count = (BLOCK - at).min(first + len - row);
-                let rows = &qkv[row * width..][..count * width];
-                let (k, v) = (shape.query() + kv_head * dim, shape.query() + shape.key() + kv_head * dim);
-                pack_columns(kernel, &rows[k..], width, count, dim, BLOCK, &mut keys_t[block + at..]);
-                pack_columns(kernel, &rows[v..], width, count, dim, BLOCK, &mut values_t[block + at..]);
-                for (i, row) in rows.chunks_exact(width).enumerate() {
-                    put_step(kernel, position + i, &row[k..][..dim], padded, keys);
-                }
-                position += count;
-                row += count;
-            }
+        let shape = keys_values.shape;
+        let (dim, padded) = (shape.head_dim, shape.padded());
+        let (of_dim, of_block) = (kernel.words(dim), kernel.words(BLOCK));
+        let used = positions.div_ceil(BLOCK);
+        let values_t = self.values_t.reserve(used * of_dim * BLOCK);
+        let keys = self.keys.reserve(used * of_block * padded);
+        for (i, &block) in path[..used].iter().enumerate() {
+            // SAFETY: the extents of one head's keys and values in a block; nobody writes to them meanwhile.
+            let (from_keys, from_values) = unsafe {
+                (
+                    std::slice::from_raw_parts(keys_values.keys(block, kv_head), of_dim * BLOCK),
+                    std::slice::from_raw_parts(keys_values.values(block, kv_head), of_block * padded),
+                )
+            };
+            let to = &mut values_t[i * of_dim * BLOCK..][..of_dim * BLOCK];
+            let from = unpack_rows(kernel, from_values, padded, &mut self.unpacked);
+            pack_columns(kernel, from, padded, BLOCK, dim, BLOCK, to);
+            let to = &mut keys[i * of_block * padded..][..of_block * padded];
+            let from = unpack_rows(kernel, from_keys, BLOCK, &mut self.unpacked);
+            pack_columns(kernel, from, BLOCK, dim, BLOCK, padded, to);
         }
     }
 }
@@ -364,8 +355,9 @@ simd! {
 
 #[cfg(test)]
 mod tests {
+    use super::super::attention::forward;
     use super::super::attention::tests::{forest, naive};
-    use super::super::attention::{Blocks, forward};
+    use super::super::kv::Blocks;
     use super::super::testing::{close, differences, noise, wide};
     use super::*;
     use crate::simd::Isa;
@@ -385,12 +377,14 @@ mod tests {
         blocks.grow(count);
         let mut out = vec![0.0; rows * shape.query()];
         let mut stats = vec![0.0; rows * shape.heads * 2];
-        forward(&compute, &mut blocks, 0, &spans, &qkv, &mut out, Some(&mut stats));
+        let keys_values = blocks.layer(0);
+        forward(&compute, &keys_values, &spans, &qkv, &mut out, Some(&mut stats));
         let runs: Vec<PathRows> =
             spans.iter().map(|s| paths[s.row + s.len - 1].iter().map(|row| (*row, 1)).collect()).collect();
         let saved = Saved { qkv: &qkv, out: &out, stats: &stats };
         let mut dqkv = noise(qkv.len(), 3, 9.0);
-        backward(&compute, shape, &spans, &runs, saved, &dout, &mut Buffer::default(), &mut dqkv);
+        let mut shares = Buffer::default();
+        backward(&compute, &keys_values, &spans, &runs, saved, &dout, &mut shares, &mut [], &mut dqkv);
         (qkv, dout, dqkv)
     }
 

@@ -2,7 +2,7 @@
 
 use super::tile::{MR, NR};
 use crate::buffer::Buffer;
-use crate::precision::{Kernel, Precision, pair, with_later};
+use crate::precision::{Kernel, Precision, halves, pair, with_later};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::Isa;
 use crate::simd::simd;
@@ -188,6 +188,34 @@ pub fn pack_columns(
             unsafe { bf16::pair_columns(data, stride, width, depth, out_stride, out) }
         }
         Precision::Bf16 => pair_columns(kernel.isa, data, stride, width, depth, out_stride, out),
+    }
+}
+
+/// What [`pack_rows`] packed, in f32 again: rows of `stride` values, in `scratch` unless they lie so already.
+pub fn unpack_rows<'a>(
+    kernel: Kernel,
+    words: &'a [f32],
+    stride: usize,
+    scratch: &'a mut Buffer,
+) -> &'a [f32] {
+    match kernel.precision {
+        Precision::F32 => words,
+        Precision::Bf16 => {
+            let to = scratch.reserve(2 * words.len());
+            split_rows(kernel.isa, words, stride, to);
+            to
+        }
+    }
+}
+
+simd! {
+    fn split_rows(words: &[f32], stride: usize, to: &mut [f32]) {
+        for (from, to) in words.chunks_exact(stride).zip(to.chunks_exact_mut(2 * stride)) {
+            let (earlier, later) = to.split_at_mut(stride);
+            for ((word, earlier), later) in from.iter().zip(earlier).zip(later) {
+                [*earlier, *later] = halves(*word);
+            }
+        }
     }
 }
 

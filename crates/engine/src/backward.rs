@@ -1,0 +1,185 @@
+//! The backward pass of the blocks and of the embedding.
+//!
+//! The gradient of every parameter is summed in the order of rows, and every row's own gradient in the order of operations of
+//! the forward pass reversed; threads split outputs, never sums. So a gradient is the same bits on any number of threads.
+
+use crate::activations::Activations;
+use crate::buffer::{Buffer, Shared};
+use crate::layout::Site;
+use crate::ops::attention_backward::{self, PathRows, Saved};
+use crate::ops::kv::KeyValues;
+use crate::ops::{add_column_sums, norm, swiglu};
+use crate::product::{Matrix, Mode, Right, Scratch, product};
+use crate::transformer::{LayerState, Rows, Temporary, Transformer};
+use crate::weights::attention_shape;
+
+/// Gradients of rows while they travel back.
+#[derive(Default)]
+pub struct Backward {
+    /// Gradient of the residual stream.
+    pub dx: Buffer,
+    dnormed: Buffer,
+    dhidden: Buffer,
+    dattended: Buffer,
+    dqkv: Buffer,
+    shares: Buffer,
+    inverses: Buffer,
+}
+
+/// What the gradients of one block's keys and values have to do with the path above.
+pub struct Above<'a> {
+    /// Gradient of the keys and values of the positions above, to be added to: for each its keys, then its values.
+    pub positions: &'a mut [f32],
+    /// What units below have left for the rows themselves, in the same form; empty if there are none.
+    pub own: &'a [f32],
+}
+
+/// Where the gradient of the parameters goes.
+pub struct Parameters<'a> {
+    /// In the layout of the weights.
+    pub gradient: &'a mut [f32],
+    /// Whether gradients of matrices are added to or overwritten.
+    pub mode: Mode,
+}
+
+impl Parameters<'_> {
+    /// Adds a linear map's gradient: dW = dyᵀ x, db = Σ dy.
+    fn add_linear(
+        &mut self,
+        model: &Transformer,
+        scratch: &mut Scratch,
+        layer: usize,
+        site: Site,
+        x: &[f32],
+        dy: &[f32],
+    ) {
+        let at = model.weights.layout.layers[layer].linear(site);
+        let rows = x.len() / at.inputs;
+        let slope = Matrix::new(dy, rows, at.outputs).transposed();
+        let to = &mut self.gradient[at.weight.clone()];
+        let right = Right::Plain(Matrix::new(x, rows, at.inputs));
+        product(&model.compute, scratch, slope, right, to, at.inputs, self.mode);
+        add_column_sums(&model.compute, rows, dy, &mut self.gradient[at.bias.clone()]);
+    }
+}
+
+/// The gradient of a linear map's input: dx = dy W.
+fn linear_input(
+    model: &Transformer,
+    scratch: &mut Scratch,
+    layer: usize,
+    site: Site,
+    dy: &[f32],
+    dx: &mut [f32],
+) {
+    let at = model.weights.layout.layers[layer].linear(site);
+    let weight = Right::Plain(Matrix::new(model.weights.part(&at.weight), at.outputs, at.inputs));
+    let dy = Matrix::new(dy, dy.len() / at.outputs, at.outputs);
+    product(&model.compute, scratch, dy, weight, dx, at.inputs, Mode::Set);
+}
+
+impl Backward {
+    /// Turns the gradient of a block's output, in `dx`, into that of its input, adding to the parameters' on the way.
+    #[allow(clippy::too_many_arguments)]
+    pub fn layer(
+        &mut self,
+        model: &Transformer,
+        layer: usize,
+        rows: Rows<'_>,
+        paths: &[PathRows],
+        keys_values: &KeyValues<'_>,
+        activations: &mut Activations,
+        temporary: &mut Temporary,
+        parameters: &mut Parameters<'_>,
+        above: Above<'_>,
+    ) {
+        let config = &model.weights.config;
+        let shape = attention_shape(config);
+        let (compute, weights) = (&model.compute, &model.weights);
+        let at = &weights.layout.layers[layer];
+        let count = rows.tokens.len();
+        let (hidden, wide, epsilon) = (config.hidden, config.intermediate, config.norm_epsilon);
+        let (input, state) = activations.recall(model, layer, rows, temporary, keys_values);
+        let LayerState { raw, qkv, stats, attended, middle, gate_up } = state;
+        let Temporary { normed, scratch, .. } = temporary;
+        let normed = normed.reserve(count * hidden);
+        let dx = &mut self.dx[..count * hidden];
+        let dnormed = self.dnormed.reserve(count * hidden);
+        let inverses = self.inverses.reserve(count);
+
+        // Feed-forward: out = middle + down(silu(gate) · up).
+        let dhidden = self.dhidden.reserve(count * wide);
+        let gate_up = &mut gate_up[..count * 2 * wide];
+        linear_input(model, scratch, layer, Site::Down, dx, dhidden);
+        swiglu::backward(compute, count, wide, gate_up, dhidden);
+        parameters.add_linear(model, scratch, layer, Site::Down, dhidden, dx);
+
+        let middle = &middle[..count * hidden];
+        let weight = weights.part(&at.mlp_norm);
+        norm::forward(compute, count, middle, weight, epsilon, normed);
+        parameters.add_linear(model, scratch, layer, Site::GateUp, normed, gate_up);
+        linear_input(model, scratch, layer, Site::GateUp, gate_up, dnormed);
+        let to = &mut parameters.gradient[at.mlp_norm.clone()];
+        norm::backward(compute, count, middle, weight, epsilon, dnormed, inverses, dx, to);
+
+        // Attention: middle = input + output(attend(qkv)).
+        let attended = &attended[..count * shape.query()];
+        parameters.add_linear(model, scratch, layer, Site::Output, attended, dx);
+        let dattended = self.dattended.reserve(attended.len());
+        linear_input(model, scratch, layer, Site::Output, dx, dattended);
+
+        let dqkv = self.dqkv.reserve(count * shape.qkv());
+        let saved =
+            Saved { qkv: &qkv[..dqkv.len()], out: attended, stats: &stats[..count * shape.heads * 2] };
+        let Above { positions, own } = above;
+        attention_backward::backward(
+            compute,
+            keys_values,
+            rows.spans,
+            paths,
+            saved,
+            dattended,
+            &mut self.shares,
+            positions,
+            dqkv,
+        );
+        for (row, own) in dqkv.chunks_exact_mut(shape.qkv()).zip(own.chunks_exact(2 * shape.key())) {
+            row[shape.query()..].iter_mut().zip(own).for_each(|(to, from)| *to += from);
+        }
+        for (heads, weight) in [(model.query_heads(), &at.query_norm), (model.key_heads(), &at.key_norm)] {
+            model.rope.apply(compute, rows.positions, heads, true, dqkv);
+            if config.qk_norm {
+                let raw = &raw[..dqkv.len()];
+                let to = &mut parameters.gradient[weight.clone()];
+                norm::backward_heads(compute, count, heads, raw, weights.part(weight), epsilon, dqkv, to);
+            }
+        }
+
+        let weight = weights.part(&at.attention_norm);
+        norm::forward(compute, count, input, weight, epsilon, normed);
+        parameters.add_linear(model, scratch, layer, Site::Qkv, normed, dqkv);
+        linear_input(model, scratch, layer, Site::Qkv, dqkv, dnormed);
+        let to = &mut parameters.gradient[at.attention_norm.clone()];
+        norm::backward(compute, count, input, weight, epsilon, dnormed, inverses, dx, to);
+    }
+
+    /// Adds each row's gradient to its token's embedding, in the order of rows.
+    pub fn embedding(&self, model: &Transformer, tokens: &[u32], gradient: &mut [f32]) {
+        const COLUMNS: usize = 64;
+        let width = model.weights.config.hidden;
+        let range = model.weights.layout.embedding.clone();
+        let table = Shared::new(&mut gradient[range]);
+        let dx = &self.dx;
+        model.compute.pool.run(width.div_ceil(COLUMNS), |task| {
+            let first = task * COLUMNS;
+            let columns = COLUMNS.min(width - first);
+            for (row, token) in tokens.iter().enumerate() {
+                // SAFETY: each range of columns belongs to one task.
+                let to = unsafe { table.slice(*token as usize * width + first, columns) };
+                for (to, from) in to.iter_mut().zip(&dx[row * width + first..][..columns]) {
+                    *to += from;
+                }
+            }
+        });
+    }
+}
