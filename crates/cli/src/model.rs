@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use dressage_engine::{Engine, EngineError, EngineOptions, memory};
+use dressage_engine::{Engine, EngineOptions};
 use dressage_model::{
     ModelConfig, ModelError, ModelFiles, Progress, Source, SpecialTokens, TokenizerSource, default_cache,
     fetch, write_tokenizer_config,
@@ -118,7 +118,9 @@ pub fn options(recipe: &Recipe, config: &ModelConfig) -> EngineOptions {
         threads: recipe.engine.threads,
         context,
         batch_tokens: recipe.engine.micro_batch_tokens,
+        memory_mb: recipe.engine.memory_mb,
         kv_memory_mb: kv_memory_mb(config, context),
+        precision: recipe.engine.precision,
         running: recipe.engine.concurrency,
         ..defaults
     }
@@ -136,6 +138,7 @@ pub fn sampling_options(
         threads,
         context,
         batch_tokens: 0,
+        trains: false,
         kv_memory_mb: kv_memory_mb(config, context),
         running,
         ..EngineOptions::default()
@@ -160,24 +163,26 @@ pub fn start(
     options: &EngineOptions,
     with_reference: bool,
 ) -> anyhow::Result<(Engine, Option<Engine>)> {
-    let reference =
-        EngineOptions { batch_tokens: 0, kv_memory_mb: 1, running: 1, step_rows: 1, ..options.clone() };
-    let plan = Engine::plan(&files.config, options)?;
-    let mut total = plan.total();
-    if with_reference {
-        total += Engine::plan(&files.config, &reference)?.total();
+    let mut options = options.clone();
+    let reference = with_reference.then(|| EngineOptions {
+        trains: false,
+        kv_memory_mb: 1,
+        running: 1,
+        step_rows: 1,
+        ..options.clone()
+    });
+    let mut also = String::new();
+    if let Some(reference) = &reference {
+        // What the frozen copy takes is not there for the other.
+        let frozen = Engine::plan(&files.config, reference)?.total();
+        options.memory_mb = (options.budget().saturating_sub(frozen) >> 20).max(1) as usize;
+        also = format!(", and {} MiB for the frozen copy", frozen.div_ceil(1 << 20));
     }
-    if let Some(available) = memory::available().filter(|&available| total > available) {
-        return Err(EngineError::Memory { plan, available }.into());
-    }
-    let also = if with_reference {
-        format!(", and {} MiB for the frozen copy", (total - plan.total()) >> 20)
-    } else {
-        String::new()
-    };
+    let plan = Engine::plan(&files.config, &options)?;
+    plan.check(options.budget())?;
     eprintln!("{} {plan}{also}", Style::stderr().dim("memory"));
-    let engine = Engine::start(files, options, None)?;
-    let reference = with_reference.then(|| Engine::start(files, &reference, None)).transpose()?;
+    let engine = Engine::start(files, &options, None)?;
+    let reference = reference.map(|options| Engine::start(files, &options, None)).transpose()?;
     Ok((engine, reference))
 }
 

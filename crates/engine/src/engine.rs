@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 
 use crate::cache::Cache;
 use crate::learning::{self, Learning};
-use crate::memory::MemoryPlan;
+use crate::memory::{self, MemoryPlan};
 use crate::precision::Precision;
 use crate::scheduler::{Events, Limits, Scheduler};
 use crate::simd::Isa;
@@ -44,8 +44,13 @@ pub struct EngineOptions {
     pub threads: usize,
     /// Longest path in tokens; 0 takes the model's own context.
     pub context: usize,
-    /// Most packed tokens of a training batch, for the memory plan; 0 for an engine that never trains.
+    /// Packed tokens of a batch that go through the model at once; larger batches take several passes. 0 for an engine that
+    /// is only sampled from.
     pub batch_tokens: usize,
+    /// Whether it will be trained; if not, batches are only evaluated.
+    pub trains: bool,
+    /// Most memory to use, in MiB; 0 for what is free. Where it is short, training computes activations again.
+    pub memory_mb: usize,
     /// Memory for keys and values of sampling, in MiB.
     pub kv_memory_mb: usize,
     /// Sequences sampled at the same time.
@@ -64,6 +69,8 @@ impl Default for EngineOptions {
             threads: 0,
             context: 0,
             batch_tokens: 4096,
+            trains: true,
+            memory_mb: 0,
             kv_memory_mb: 1024,
             running: 64,
             step_rows: 256,
@@ -74,13 +81,18 @@ impl Default for EngineOptions {
 }
 
 impl EngineOptions {
-    fn training(&self, config: &ModelConfig) -> learning::Limits {
-        learning::Limits { rows: self.batch_tokens.max(1), kept: config.layers }
+    /// Bytes that the engine may take.
+    pub fn budget(&self) -> u64 {
+        let free = memory::available().unwrap_or(u64::MAX);
+        if self.memory_mb == 0 { free } else { free.min((self.memory_mb as u64).saturating_mul(1 << 20)) }
+    }
+
+    fn threads(&self) -> usize {
+        let found = std::thread::available_parallelism().map_or(1, |n| n.get());
+        if self.threads == 0 { found } else { self.threads }
     }
 
     fn compute(&self) -> Result<Compute, EngineError> {
-        let found = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let threads = if self.threads == 0 { found } else { self.threads };
         let isa = self.isa.unwrap_or_else(Isa::detect);
         if !Isa::available().contains(&isa) {
             return Err(EngineError::Options(format!(
@@ -88,7 +100,7 @@ impl EngineOptions {
                 Isa::available()
             )));
         }
-        Ok(Compute::with(threads, isa, self.precision))
+        Ok(Compute::with(self.threads(), isa, self.precision))
     }
 }
 
@@ -147,7 +159,7 @@ impl Engine {
         options: &EngineOptions,
         token_bytes: Option<Arc<dyn TokenBytes>>,
     ) -> Result<Self, EngineError> {
-        Self::plan(&files.config, options)?.check()?;
+        Self::plan(&files.config, options)?.check(options.budget())?;
         let compute = options.compute()?;
         let weights = Weights::load(&compute, files)?;
         Self::start_with(compute, weights, options, token_bytes)
@@ -170,11 +182,12 @@ impl Engine {
         let model = Transformer::new(compute, weights, context);
         let cache_bytes = options.kv_memory_mb.saturating_mul(1 << 20);
         let cache = Cache::new(attention_shape(&config), config.layers, options.precision, cache_bytes);
-        let limits = Limits { running: options.running, rows: options.step_rows };
+        let limits = learning::Limits { rows: options.batch_tokens.max(1), kept: plan.kept };
+        let admission = Limits { running: options.running, rows: options.step_rows };
         let (commands, inbox) = channel();
         let service = Service {
-            learning: Learning::new(&model, options.training(&model.weights.config)),
-            scheduler: Scheduler::new(cache, limits, token_bytes),
+            learning: Learning::new(&model, limits),
+            scheduler: Scheduler::new(cache, admission, token_bytes),
             model,
             inbox,
             pending: Default::default(),
@@ -210,16 +223,7 @@ impl Engine {
                 crate::ops::norm::MAX_HEAD
             )));
         }
-        let cache = options.kv_memory_mb.saturating_mul(1 << 20);
-        let precision = options.precision;
-        Ok(MemoryPlan::new(
-            config,
-            precision,
-            options.batch_tokens,
-            cache,
-            options.step_rows,
-            options.running,
-        ))
+        Ok(MemoryPlan::new(config, options, options.threads(), options.budget()))
     }
 
     /// What the model is.

@@ -2,13 +2,14 @@
 
 use dressage_model::ModelConfig;
 
-use crate::EngineError;
-use crate::head;
-use crate::layout::Layout;
-use crate::ops::attention_backward::PIECES;
+use crate::engine::EngineOptions;
+use crate::layout::{Layout, Site};
+use crate::ops::attention_backward;
 use crate::ops::kv::BLOCK;
-use crate::precision::Precision;
+use crate::precision::words;
+use crate::product::{MR, NR, SLAB_A, SLAB_K};
 use crate::weights::attention_shape;
+use crate::{EngineError, head};
 
 /// Bytes by purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,93 +18,183 @@ pub struct MemoryPlan {
     pub weights: u64,
     /// Gradient and both moments of the optimiser; 0 for an engine that never trains.
     pub optimiser: u64,
-    /// Activations of one training batch and its logits; 0 for an engine that never trains.
+    /// Activations of one training batch and its logits; 0 for an engine that never sees one.
     pub training: u64,
+    /// Keys and values of a path that is longer than a batch, with their gradients, at most.
+    pub path: u64,
     /// Keys and values of sampling, at most.
     pub cache: u64,
     /// Rows of one sampling step and their logits.
     pub sampling: u64,
+    /// Blocks of the model of which training remembers everything; it computes the others again.
+    pub kept: usize,
+    /// Blocks of the model.
+    pub layers: usize,
+}
+
+/// Values in memory, f32 or words. Saturating throughout: an absurd option must end in "too much", not wrap around to little.
+#[derive(Clone, Copy)]
+struct Values(u64);
+
+impl Values {
+    fn new(count: usize) -> Self {
+        Values(count as u64)
+    }
+
+    fn times(self, count: usize) -> Self {
+        Values(self.0.saturating_mul(count as u64))
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Values(self.0.saturating_add(other.0))
+    }
+
+    fn bytes(self) -> u64 {
+        self.0.saturating_mul(size_of::<f32>() as u64)
+    }
 }
 
 impl MemoryPlan {
-    /// The plan of an engine for `config`: `batch_tokens` packed tokens a training batch (0: no training), `cache` bytes of keys
-    /// and values, `rows` rows a sampling step of which `running` get logits.
-    pub fn new(
-        config: &ModelConfig,
-        precision: Precision,
-        batch_tokens: usize,
-        cache: usize,
-        rows: usize,
-        running: usize,
-    ) -> Self {
+    /// The plan of an engine for `config` with `threads` threads, on a machine that gives it `budget` bytes: blocks are
+    /// computed again as far as the budget asks for it.
+    pub fn new(config: &ModelConfig, options: &EngineOptions, threads: usize, budget: u64) -> Self {
         let layout = Layout::new(config);
+        let plan = |kept| Self::keeping(config, &layout, options, threads, kept);
+        let whole = plan(config.layers);
+        if whole.total() <= budget || options.batch_tokens == 0 || !options.trains {
+            return whole;
+        }
+        // The more is kept, the more it takes.
+        let fitting = (0..config.layers).rev().map(plan).find(|plan| plan.total() <= budget);
+        fitting.unwrap_or_else(|| plan(0))
+    }
+
+    fn keeping(
+        config: &ModelConfig,
+        layout: &Layout,
+        options: &EngineOptions,
+        threads: usize,
+        kept: usize,
+    ) -> Self {
         let shape = attention_shape(config);
-        // Saturating throughout: an absurd option must end in "too much", not wrap around to little.
-        let bytes = |values: usize| (values as u64).saturating_mul(size_of::<f32>() as u64);
-        let (hidden, wide) = (config.hidden, config.intermediate);
-        // One row of one block: input, queries/keys/values (twice with per-head norms), statistics, attention, middle, gate/up.
-        let qkv = shape.qkv() * if config.qk_norm { 2 } else { 1 };
-        let state = 2 * hidden + qkv + 2 * shape.heads + shape.query() + 2 * wide;
-        let temporary = 4 * hidden + wide + 2 * BLOCK;
-        let training = if batch_tokens == 0 {
-            0
-        } else {
-            // A token of a long path is seen by half of the path's pieces on average.
-            let shares = (PIECES + 1) * shape.kv_heads * shape.padded();
-            let back = 2 * hidden + wide + shape.query() + shape.qkv() + shares;
-            let chunk = batch_tokens.min(head::CHUNK) * (config.vocabulary + 4 * hidden);
-            let row = state * config.layers + temporary + back + shape.block(precision) / BLOCK;
-            batch_tokens.saturating_mul(row).saturating_add(chunk)
+        let (precision, rows) = (options.precision, options.batch_tokens);
+        let (hidden, wide, layers) = (config.hidden, config.intermediate, config.layers);
+        let context = if options.context == 0 { config.context } else { options.context };
+        let packed = |inputs: usize, outputs: usize| {
+            Values::new(outputs.next_multiple_of(NR)).times(words(precision, inputs))
         };
-        let packed =
-            bytes(layout.len + if config.tied { 0 } else { layout.head.len() }) / precision.per_word() as u64;
+        let mut weights = Values::new(layout.len).plus(packed(hidden, config.vocabulary));
+        for layer in &layout.layers {
+            for linear in Site::ALL.map(|site| layer.linear(site)) {
+                weights = weights.plus(packed(linear.inputs, linear.outputs));
+            }
+        }
+
+        // A row of one block: queries, keys and values (twice with per-head norms), statistics, attention, middle, gate and up.
+        let qkv = shape.qkv() * if config.qk_norm { 2 } else { 1 };
+        let state = qkv + 2 * shape.heads + shape.query() + hidden + 2 * wide;
+        let temporary = hidden + wide;
+        // A path of `n` positions as one thread of attention sees it: scores and their weights, keys and values turned.
+        let attention = |n: usize, rows: usize| Values::new(n).times(2 * rows + 2 * shape.padded());
+        let mut training = Values(0);
+        if rows > 0 && options.trains {
+            let states = kept + usize::from(kept < layers);
+            let back = 2 * hidden + wide + shape.query() + shape.qkv();
+            let longest = rows.min(context);
+            let row = states.saturating_mul(state) + (layers + 1) * hidden + temporary + back;
+            let chunk = Values::new(rows.min(head::CHUNK)).times(config.vocabulary + 4 * hidden);
+            training = Values::new(rows)
+                .times(row)
+                .plus(chunk)
+                .plus(Values::new(attention_backward::shares_at_most(shape, rows, longest)))
+                .plus(attention(longest, attention_backward::QUERIES).times(threads));
+        } else if rows > 0 {
+            let chunk = Values::new(rows.min(head::CHUNK)).times(config.vocabulary + 2 * hidden);
+            training = Values::new(rows).times(state + 2 * hidden + temporary).plus(chunk);
+        }
+        if rows > 0 {
+            // Nodes of a forest seldom end where their blocks do.
+            let blocks = Values::new(2 * shape.block(precision) / BLOCK).times(rows);
+            training = training.plus(blocks).plus(scratch(config, rows, options.trains));
+        }
+        let path = if rows > 0 && context > rows {
+            let gradient = if options.trains { 2 * shape.key() } else { 0 };
+            Values::new(context).times(layers).times(shape.block(precision) / BLOCK + gradient)
+        } else {
+            Values(0)
+        };
+        let sampling = Values::new(options.step_rows)
+            .times(state + temporary + 2 * hidden)
+            .plus(Values::new(options.running.min(options.step_rows)).times(config.vocabulary + 2 * hidden))
+            .plus(attention(context, MR).times(threads));
         MemoryPlan {
-            weights: bytes(layout.len).saturating_add(packed),
-            optimiser: if batch_tokens == 0 { 0 } else { bytes(3 * layout.len) },
-            training: bytes(training),
-            cache: cache as u64,
-            sampling: bytes(
-                rows.saturating_mul(state + temporary + 2 * hidden)
-                    .saturating_add(running.saturating_mul(config.vocabulary)),
-            ),
+            weights: weights.bytes(),
+            optimiser: if options.trains { Values::new(layout.len).times(3).bytes() } else { 0 },
+            training: training.bytes(),
+            path: path.bytes(),
+            cache: (options.kv_memory_mb as u64).saturating_mul(1 << 20),
+            sampling: sampling.bytes(),
+            kept,
+            layers,
         }
     }
 
     /// Everything together.
     pub fn total(&self) -> u64 {
-        [self.optimiser, self.training, self.cache, self.sampling]
+        [self.optimiser, self.training, self.path, self.cache, self.sampling]
             .into_iter()
             .fold(self.weights, u64::saturating_add)
     }
 
-    /// Checks the plan against the memory that is free now.
+    /// Checks the plan against the memory that there is.
     ///
     /// # Errors
     /// When it does not fit, with the plan and the ways out.
-    pub fn check(&self) -> Result<(), EngineError> {
-        match available() {
-            Some(available) if self.total() > available => {
-                Err(EngineError::Memory { plan: *self, available })
-            }
-            _ => Ok(()),
+    pub fn check(&self, budget: u64) -> Result<(), EngineError> {
+        if self.total() > budget {
+            return Err(EngineError::Memory { plan: *self, available: budget });
         }
+        Ok(())
     }
 }
 
 impl std::fmt::Display for MemoryPlan {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-        write!(
-            f,
-            "{} MiB (weights {}, optimiser {}, training {}, key-value cache up to {}, sampling {})",
-            mib(self.total()),
-            mib(self.weights),
-            mib(self.optimiser),
-            mib(self.training),
-            mib(self.cache),
-            mib(self.sampling)
-        )
+        write!(f, "{} MiB (weights {}", mib(self.total()), mib(self.weights))?;
+        for (name, bytes) in [
+            ("optimiser", self.optimiser),
+            ("training", self.training),
+            ("long paths up to", self.path),
+            ("key-value cache up to", self.cache),
+            ("sampling", self.sampling),
+        ] {
+            if bytes > 0 {
+                write!(f, ", {name} {}", mib(bytes))?;
+            }
+        }
+        write!(f, ")")?;
+        if self.training > 0 && self.kept < self.layers {
+            write!(
+                f,
+                ", activations of {} of {} blocks computed again",
+                self.layers - self.kept,
+                self.layers
+            )?;
+        }
+        Ok(())
     }
+}
+
+/// Room for packed operands of the largest product.
+fn scratch(config: &ModelConfig, rows: usize, trains: bool) -> Values {
+    let widest = config.intermediate.max(config.hidden).max(attention_shape(config).query());
+    // The left operand goes by slabs; the right one of dX is a matrix of weights, that of dW as many rows of activations.
+    let right = match trains {
+        true => Values::new(rows.max(2 * config.intermediate).min(SLAB_K)).times(widest),
+        false => Values(0),
+    };
+    Values::new(SLAB_A).plus(right)
 }
 
 /// Bytes of memory that can be had without swapping, as far as the system tells: what is free in the machine and, where a
@@ -124,17 +215,34 @@ mod tests {
     use super::*;
     use crate::testing::tiny_config;
 
+    fn plan(config: &ModelConfig, options: &EngineOptions, budget: u64) -> MemoryPlan {
+        MemoryPlan::new(config, options, 2, budget)
+    }
+
     #[test]
     fn what_cannot_fit_is_refused_with_the_plan() {
-        let plan = MemoryPlan::new(&tiny_config(), Precision::F32, 100, 1 << 20, 64, 8);
-        assert!(plan.check().is_ok());
-        assert_eq!(MemoryPlan::new(&tiny_config(), Precision::F32, 0, 1 << 20, 64, 8).optimiser, 0);
-        let absurd = MemoryPlan::new(&tiny_config(), Precision::F32, usize::MAX / 2, 1 << 20, 64, 8);
-        assert!(absurd.check().is_err());
+        let options = EngineOptions { batch_tokens: 100, kv_memory_mb: 1, ..EngineOptions::default() };
+        assert!(plan(&tiny_config(), &options, 1 << 30).check(1 << 30).is_ok());
+        assert_eq!(plan(&tiny_config(), &EngineOptions { trains: false, ..options.clone() }, 0).optimiser, 0);
+        let absurd = EngineOptions { batch_tokens: usize::MAX / 2, ..options.clone() };
+        assert!(plan(&tiny_config(), &absurd, 1 << 40).check(1 << 40).is_err());
         let giant = ModelConfig { layers: 2000, hidden: 8192, intermediate: 65536, ..tiny_config() };
-        let error =
-            MemoryPlan::new(&giant, Precision::F32, 100, 1 << 20, 64, 8).check().expect_err("terabytes");
+        let error = plan(&giant, &options, 1 << 36).check(1 << 36).expect_err("terabytes");
         let text = error.to_string();
         assert!(text.contains("optimiser") && text.contains("smaller model"), "{text}");
+    }
+
+    #[test]
+    fn blocks_are_computed_again_as_far_as_memory_asks_for_it() {
+        let config = ModelConfig { layers: 10, ..tiny_config() };
+        let options = EngineOptions { batch_tokens: 4000, kv_memory_mb: 1, ..EngineOptions::default() };
+        let whole = plan(&config, &options, u64::MAX);
+        assert_eq!((whole.kept, whole.to_string().contains("again")), (10, false));
+        let least = plan(&config, &options, 0);
+        assert_eq!(least.kept, 0);
+        assert!(least.to_string().contains("activations of 10 of 10 blocks computed again"));
+        let budget = (whole.total() + least.total()) / 2;
+        let some = plan(&config, &options, budget);
+        assert!(some.kept > 2 && some.kept < 9 && some.total() <= budget && budget < some.total() * 11 / 10);
     }
 }

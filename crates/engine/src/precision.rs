@@ -7,43 +7,20 @@
 //! Operands lie in memory as *words* of 32 bits: one f32, or two bf16 that follow each other along k, the earlier one in the low
 //! half. Words are kept in arrays of f32 and only moved.
 
-use serde::{Deserialize, Serialize};
+pub use dressage_policy::Precision;
 
 use crate::simd::Isa;
 
-/// What the operands of products are rounded to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Precision {
-    /// Nothing: they are f32.
-    #[default]
-    F32,
-    /// bfloat16: 8 bits of mantissa, half the memory traffic, twice the speed where the processor multiplies pairs.
-    Bf16,
+const WORD: usize = size_of::<f32>();
+
+/// Steps along k that a word holds.
+pub const fn per_word(precision: Precision) -> usize {
+    WORD / precision.bytes()
 }
 
-impl Precision {
-    /// Steps along k that a word holds.
-    pub const fn per_word(self) -> usize {
-        match self {
-            Precision::F32 => 1,
-            Precision::Bf16 => 2,
-        }
-    }
-
-    /// Words that `k` steps take.
-    pub const fn words(self, k: usize) -> usize {
-        k.div_ceil(self.per_word())
-    }
-}
-
-impl std::fmt::Display for Precision {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Precision::F32 => "f32",
-            Precision::Bf16 => "bf16",
-        })
-    }
+/// Words that `k` steps take.
+pub const fn words(precision: Precision, k: usize) -> usize {
+    k.div_ceil(per_word(precision))
 }
 
 /// What the inner loops of a product are chosen by.
@@ -58,7 +35,12 @@ pub struct Kernel {
 impl Kernel {
     /// Words that `k` steps take.
     pub const fn words(self, k: usize) -> usize {
-        self.precision.words(k)
+        words(self.precision, k)
+    }
+
+    /// Steps along k that a word holds.
+    pub const fn per_word(self) -> usize {
+        per_word(self.precision)
     }
 }
 

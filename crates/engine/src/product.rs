@@ -29,9 +29,9 @@ use tile::{Rows, prefetch, tile};
 /// stay in the second-level cache.
 const BLOCK_K: usize = 768;
 /// Words to which operands are packed into scratch at a time.
-const SLAB_K: usize = 6 * BLOCK_K;
+pub const SLAB_K: usize = 6 * BLOCK_K;
 /// Values of A packed at a time (8 MiB).
-const SLAB_A: usize = 2 << 20;
+pub const SLAB_A: usize = 2 << 20;
 /// Values of A that one task goes over for each panel (half a typical second-level cache).
 const CHUNK_A: usize = 128 << 10;
 /// Tasks that a product is cut into for each thread, so that the last to finish is not waited for long.
@@ -94,7 +94,7 @@ pub fn product(
         return;
     }
     let kernel = compute.kernel();
-    let (words, per_word) = (kernel.words(k), kernel.precision.per_word());
+    let (words, per_word) = (kernel.words(k), kernel.per_word());
     let panels = n.div_ceil(NR);
     let c = Shared::new(c);
 
@@ -191,7 +191,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::precision::{Precision, rounded};
+    use crate::precision::{Precision, per_word, rounded};
     use crate::simd::Isa;
 
     fn noise(len: usize, seed: u64) -> Vec<f32> {
@@ -201,7 +201,7 @@ mod tests {
     /// The definition: a chain of fused multiply-adds for every block, the blocks added in order.
     fn chain(precision: Precision, a: Matrix<'_>, b: Matrix<'_>, c: &mut [f32], stride: usize, mode: Mode) {
         let round = |x: f32| if precision == Precision::Bf16 { rounded(x) } else { x };
-        let per_word = precision.per_word();
+        let per_word = per_word(precision);
         let steps: Vec<usize> = (0..a.cols).collect();
         // In the order in which they are added up.
         let words: Vec<usize> = steps.chunks(per_word).flat_map(|word| word.iter().rev().copied()).collect();

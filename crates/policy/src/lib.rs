@@ -15,6 +15,7 @@
 mod crash;
 mod error;
 mod learner;
+mod precision;
 mod random;
 mod sampler;
 mod simulator;
@@ -22,6 +23,7 @@ mod simulator;
 pub use crash::{CRASH_AT, crash_point};
 pub use error::PolicyError;
 pub use learner::{ForwardBackward, Learner, OptimParams, OptimReport};
+pub use precision::Precision;
 pub use random::uniform;
 pub use sampler::{
     Completion, FinishReason, Health, SampleEvent, SampleRequest, SampleStream, Sampler, SamplingParams,

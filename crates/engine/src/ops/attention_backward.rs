@@ -21,9 +21,11 @@ use crate::product::{MR, NR};
 use crate::simd::{LANES, dot, exp, simd};
 
 /// Query rows whose weights exist at a time: enough to make up for reading dK and dV, few enough to stay in the cache.
-const QUERIES: usize = 8 * MR;
+pub const QUERIES: usize = 8 * MR;
 /// Pieces that a long span is cut into, part of the definition of the sum: enough for the threads, as each costs a share.
-pub const PIECES: usize = 8;
+const PIECES: usize = 8;
+/// Values of shares that exist at a time (64 MiB), unless one piece needs more.
+const SHARES: usize = 16 << 20;
 
 /// The rows of a span's path, first to last, as (first row, number of rows). Positions before them lie in no row of the
 /// batch.
@@ -51,20 +53,41 @@ struct Piece {
     shares: usize,
 }
 
+/// Most values that the shares of a batch of `rows` rows take, none on a path longer than `longest`.
+pub fn shares_at_most(shape: Shape, rows: usize, longest: usize) -> usize {
+    let position = 2 * shape.kv_heads * shape.padded();
+    // The pieces of a path as long as the batch see half of it on average.
+    let pieces = rows.div_ceil(QUERIES).min(PIECES);
+    let all = longest.saturating_mul(position).saturating_mul(pieces + 1) / 2;
+    all.min(SHARES.max(longest.saturating_mul(position)))
+}
+
 impl Piece {
-    /// Cuts all spans; the second value is the size of all shares.
-    fn cut(shape: Shape, spans: &[Span]) -> (Vec<Piece>, usize) {
-        let (mut pieces, mut total) = (Vec::new(), 0);
+    /// Cuts all spans into groups of pieces; the shares of one group exist at a time.
+    fn cut(shape: Shape, spans: &[Span]) -> Vec<Vec<Piece>> {
+        let mut groups: Vec<Vec<Piece>> = Vec::new();
+        let mut total = 0;
         for (index, span) in spans.iter().enumerate() {
             let len = span.len.div_ceil(PIECES).next_multiple_of(QUERIES);
             for first in (0..span.len).step_by(len) {
                 let queries = first..span.len.min(first + len);
                 let positions = span.position + queries.end;
-                pieces.push(Piece { span: index, queries, positions, shares: total });
-                total += shape.kv_heads * 2 * positions * shape.padded();
+                let size = shape.kv_heads * 2 * positions * shape.padded();
+                if groups.is_empty() || total + size > SHARES {
+                    groups.push(Vec::new());
+                    total = 0;
+                }
+                let last = groups.len() - 1;
+                groups[last].push(Piece { span: index, queries, positions, shares: total });
+                total += size;
             }
         }
-        (pieces, total)
+        groups
+    }
+
+    /// Values that the shares of a group take.
+    fn shares(shape: Shape, group: &[Piece]) -> usize {
+        group.last().map_or(0, |last| last.share(shape, shape.kv_heads - 1, 1).end)
     }
 
     /// Where the share of `part` (0: keys, 1: values) of a key head lies.
@@ -118,55 +141,55 @@ pub fn backward(
     dqkv: &mut [f32],
 ) {
     let shape = keys_values.shape;
-    let (pieces, total) = Piece::cut(shape, spans);
-    let shares = Shared::new(shares.reserve(total));
-    let shared = Shared::new(dqkv);
-    // Tasks in falling order of cost, so that the last to finish is a small one.
-    let mut tasks: Vec<(&Piece, usize)> =
-        pieces.iter().flat_map(|piece| (0..shape.kv_heads).map(move |head| (piece, head))).collect();
-    tasks.sort_by_key(|(piece, _)| std::cmp::Reverse(piece.positions * piece.queries.len()));
-    compute.pool.run(tasks.len(), |task| {
-        let (piece, kv_head) = tasks[task];
-        // SAFETY: each share belongs to one task.
-        let share = [0, 1].map(|part| unsafe {
-            let range = piece.share(shape, kv_head, part);
-            shares.slice(range.start, range.len())
-        });
-        SCRATCH.with_borrow_mut(|scratch| {
-            let span = &spans[piece.span];
-            scratch.run(compute.kernel(), keys_values, span, piece, kv_head, saved, dout, share, shared);
-        });
-    });
-
-    // Add up the shares: keys and values of a row are touched by the pieces whose path it is on.
     let (width, dim, padded) = (shape.qkv(), shape.head_dim, shape.padded());
     let first = above.len() / (2 * shape.key());
-    let above = Shared::new(above);
-    compute.pool.run(shape.kv_heads * 2, |task| {
-        let (kv_head, part) = (task / 2, task % 2);
-        let column = part * shape.key() + kv_head * dim;
-        for span in spans {
-            for row in span.row..span.row + span.len {
-                // SAFETY: each (row, key head, part) belongs to one task.
-                unsafe { shared.slice(row * width + shape.query() + column, dim) }.fill(0.0);
-            }
-        }
-        for piece in &pieces {
-            let range = piece.share(shape, kv_head, part);
-            // SAFETY: the shares are only read from here on.
-            let share = unsafe { shares.slice(range.start, range.len()) };
-            let rows = paths[piece.span].iter().flat_map(|&(first, len)| first..first + len);
-            let higher = (0..first).map(|position| (&above, position * 2 * shape.key() + column));
-            let here = rows.map(|row| (&shared, row * width + shape.query() + column));
-            for ((to, at), from) in higher.chain(here).zip(share.chunks_exact(padded)) {
-                // SAFETY: as above.
-                let to = unsafe { to.slice(at, dim) };
-                for (to, from) in to.iter_mut().zip(from) {
-                    *to += *from;
-                }
-            }
+    let (shared, above) = (Shared::new(dqkv), Shared::new(above));
+    compute.pool.run(spans.len(), |task| {
+        let span = &spans[task];
+        for row in span.row..span.row + span.len {
+            // SAFETY: each row belongs to one span.
+            unsafe { shared.slice(row * width + shape.query(), 2 * shape.key()) }.fill(0.0);
         }
     });
+    for pieces in Piece::cut(shape, spans) {
+        let shares = Shared::new(shares.reserve(Piece::shares(shape, &pieces)));
+        // Tasks in falling order of cost, so that the last to finish is a small one.
+        let mut tasks: Vec<(&Piece, usize)> =
+            pieces.iter().flat_map(|piece| (0..shape.kv_heads).map(move |head| (piece, head))).collect();
+        tasks.sort_by_key(|(piece, _)| std::cmp::Reverse(piece.positions * piece.queries.len()));
+        compute.pool.run(tasks.len(), |task| {
+            let (piece, kv_head) = tasks[task];
+            // SAFETY: each share belongs to one task.
+            let share = [0, 1].map(|part| unsafe {
+                let range = piece.share(shape, kv_head, part);
+                shares.slice(range.start, range.len())
+            });
+            SCRATCH.with_borrow_mut(|scratch| {
+                let span = &spans[piece.span];
+                scratch.run(compute.kernel(), keys_values, span, piece, kv_head, saved, dout, share, shared);
+            });
+        });
+        // Add up the shares: keys and values of a position are touched by the pieces whose path it is on.
+        compute.pool.run(shape.kv_heads * 2, |task| {
+            let (kv_head, part) = (task / 2, task % 2);
+            let column = part * shape.key() + kv_head * dim;
+            for piece in &pieces {
+                let range = piece.share(shape, kv_head, part);
+                // SAFETY: the shares are only read from here on.
+                let share = unsafe { shares.slice(range.start, range.len()) };
+                let rows = paths[piece.span].iter().flat_map(|&(first, len)| first..first + len);
+                let higher = (0..first).map(|position| (&above, position * 2 * shape.key() + column));
+                let here = rows.map(|row| (&shared, row * width + shape.query() + column));
+                for ((to, at), from) in higher.chain(here).zip(share.chunks_exact(padded)) {
+                    // SAFETY: each (position or row, key head, part) belongs to one task.
+                    let to = unsafe { to.slice(at, dim) };
+                    for (to, from) in to.iter_mut().zip(from) {
+                        *to += *from;
+                    }
+                }
+            }
+        });
+    }
 }
 
 impl Task {

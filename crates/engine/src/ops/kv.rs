@@ -5,7 +5,7 @@
 
 use crate::Compute;
 use crate::buffer::{Buffer, Shared};
-use crate::precision::{Kernel, Precision};
+use crate::precision::{Kernel, Precision, words};
 use crate::product::NR;
 use crate::product::pack::{pack_columns, put_step};
 
@@ -50,12 +50,12 @@ impl Shape {
 
     /// Words of the keys of one block and head: `[words of head_dim][BLOCK]`.
     fn key_block(&self, precision: Precision) -> usize {
-        precision.words(self.head_dim) * BLOCK
+        words(precision, self.head_dim) * BLOCK
     }
 
     /// Words of one block of one key head: keys, then values as `[words of BLOCK][padded]`.
     fn head_block(&self, precision: Precision) -> usize {
-        self.key_block(precision) + precision.words(BLOCK) * self.padded()
+        self.key_block(precision) + words(precision, BLOCK) * self.padded()
     }
 
     /// Words of one block of one layer.

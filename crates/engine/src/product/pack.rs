@@ -2,7 +2,7 @@
 
 use super::tile::{MR, NR};
 use crate::buffer::Buffer;
-use crate::precision::{Kernel, Precision, halves, pair, with_later};
+use crate::precision::{Kernel, Precision, halves, pair, with_later, words};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::Isa;
 use crate::simd::simd;
@@ -77,7 +77,7 @@ impl Packed {
 
     /// Room for a K × N operand, all zero.
     pub fn empty(precision: Precision, depth: usize, columns: usize) -> Self {
-        let words = precision.words(depth);
+        let words = words(precision, depth);
         Packed { data: Buffer::zeroed(columns.div_ceil(NR) * NR * words), depth, words, columns }
     }
 
@@ -222,7 +222,7 @@ simd! {
 /// Writes step `k` of a right operand that lies in words, `[words][stride]`. Steps are written one after the other: an earlier one
 /// clears the later half of its word, so that what is not written yet is zero and not what another operand left.
 pub fn put_step(kernel: Kernel, k: usize, from: &[f32], stride: usize, out: &mut [f32]) {
-    let word = k / kernel.precision.per_word();
+    let word = k / kernel.per_word();
     let to = &mut out[word * stride..][..from.len()];
     match kernel.precision {
         Precision::F32 => to.copy_from_slice(from),

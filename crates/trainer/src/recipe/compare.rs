@@ -5,13 +5,14 @@ use std::fmt;
 use toml::{Table, Value};
 
 /// Keys that change how a run goes but not what comes out.
-const FREE: [&str; 7] = [
+const FREE: [&str; 8] = [
     "run.name",
     "run.folder",
     "run.checkpoint_every",
     "run.keep",
     "engine.threads",
     "engine.concurrency",
+    "engine.memory_mb",
     "agent.reply_seconds",
 ];
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use dressage_agent::tasks::{ArithmeticOptions, JsonlOptions};
+use dressage_policy::Precision;
 use dressage_reward::Scorer;
 use dressage_rl::{KlPenalty, Normaliser};
 use dressage_text::{ToolPrompt, ToolProtocol};
@@ -87,13 +88,24 @@ pub struct EngineKeys {
     /// Attempts under way at once. Results do not depend on it.
     pub concurrency: usize,
     /// Tokens of a micro-batch after merging, at which the next one begins. It bounds memory; a single path that is
-    /// longer is a micro-batch of its own.
+    /// longer is a micro-batch of its own, and goes through the model piece by piece.
     pub micro_batch_tokens: usize,
+    /// What the model is sampled and trained in: weights as they are learnt are f32 in any case.
+    pub precision: Precision,
+    /// Most memory to use, in MiB; 0 for what is free. Where it is short, training computes activations again, which takes
+    /// longer. Results do not depend on it.
+    pub memory_mb: usize,
 }
 
 impl Default for EngineKeys {
     fn default() -> Self {
-        EngineKeys { threads: 0, concurrency: 64, micro_batch_tokens: 2048 }
+        EngineKeys {
+            threads: 0,
+            concurrency: 64,
+            micro_batch_tokens: 2048,
+            precision: Precision::F32,
+            memory_mb: 0,
+        }
     }
 }
 
