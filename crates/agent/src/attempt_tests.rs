@@ -57,6 +57,10 @@ impl Sampler for Scripted {
         Ok(stream)
     }
 
+    async fn abort(&self, _: Option<u64>) -> Result<usize, PolicyError> {
+        Ok(0)
+    }
+
     async fn health(&self) -> Result<Health, PolicyError> {
         Err(PolicyError::Stopped("the scripted sampler"))
     }

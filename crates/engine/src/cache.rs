@@ -1,46 +1,25 @@
 //! The cache of keys and values: blocks shared by the sequences that need the same prefix.
 //!
-//! A sequence holds the blocks of its path. A new one takes over, by reference, the whole blocks of the longest prefix that
-//! any other has computed, and copies at most one block, the one the paths part in. What a finished sequence computed is
-//! kept until its blocks are needed: the next turn of the same attempt, and the other attempts at the same task, start
-//! from there.
+//! A sequence holds the blocks of its path. A new one takes over, by reference, the whole blocks of the longest prefix that is in
+//! the tree ([`Radix`]), and copies at most one block, the one the paths part in. Prompts enter the tree when they are computed,
+//! replies when they are done; what is in it stays until its blocks are needed: the next turn of the same attempt, and the other
+//! attempts at the same task, start from there.
 
 use crate::ops::kv::{BLOCK, Blocks, Shape};
 use crate::precision::Precision;
+use crate::radix::{Prefix, Radix};
 
-/// A finished sequence whose keys and values are still there.
-struct Retained {
-    tokens: Vec<u32>,
-    blocks: Vec<u32>,
-    last_use: u64,
-}
-
-/// What a new sequence can take over.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Prefix {
-    /// Positions that need not be computed.
-    pub len: usize,
-    /// The blocks that hold them; the last one is to be copied where `len` ends inside it.
-    pub blocks: Vec<u32>,
-}
-
-/// Blocks, who uses them, and what finished sequences left.
+/// Blocks, and who uses them.
 pub struct Cache {
     /// The memory.
     pub blocks: Blocks,
     limit: usize,
-    /// References of running sequences and of retained ones.
+    /// References of running sequences and of the tree.
     running: Vec<u32>,
     kept: Vec<u32>,
     free: Vec<u32>,
     in_use: usize,
-    retained: Vec<Retained>,
-    clock: u64,
-}
-
-/// Number of leading tokens that two sequences share.
-pub fn shared_prefix(a: &[u32], b: &[u32]) -> usize {
-    a.iter().zip(b).take_while(|(x, y)| x == y).count()
+    tree: Radix,
 }
 
 impl Cache {
@@ -54,8 +33,7 @@ impl Cache {
             kept: Vec::new(),
             free: Vec::new(),
             in_use: 0,
-            retained: Vec::new(),
-            clock: 0,
+            tree: Radix::default(),
         }
     }
 
@@ -69,26 +47,20 @@ impl Cache {
         self.limit - self.in_use
     }
 
+    /// Shares of the capacity that running sequences use, and that hold anything at all.
+    pub fn occupancy(&self) -> [f64; 2] {
+        let held = self.blocks.len() - self.free.len();
+        [self.in_use, held].map(|blocks| blocks as f64 / self.limit as f64)
+    }
+
     /// How many of `blocks` no running sequence uses yet.
     pub fn unused_among(&self, blocks: &[u32]) -> usize {
         blocks.iter().filter(|b| self.running[**b as usize] == 0).count()
     }
 
-    /// The longest prefix of `tokens`, of at most `most` tokens, that finished sequences left.
-    pub fn longest_retained(&mut self, tokens: &[u32], most: usize) -> Prefix {
-        self.clock += 1;
-        let best = self
-            .retained
-            .iter_mut()
-            .map(|r| (shared_prefix(&r.tokens, tokens).min(most), r))
-            .max_by_key(|(len, r)| (*len, r.last_use));
-        match best {
-            Some((len, retained)) if len > 0 => {
-                retained.last_use = self.clock;
-                Prefix { len, blocks: retained.blocks[..len.div_ceil(BLOCK)].to_vec() }
-            }
-            _ => Prefix::default(),
-        }
+    /// The longest prefix of `tokens`, of at most `most` tokens, that was computed by `policy`.
+    pub fn longest(&mut self, policy: u32, tokens: &[u32], most: usize) -> Prefix {
+        self.tree.longest(policy, tokens, most)
     }
 
     /// Makes a running sequence that starts from `prefix`: its blocks, of which the last is a copy where the prefix ends
@@ -126,29 +98,13 @@ impl Cache {
         block
     }
 
-    /// Ends a running sequence whose first `tokens` are computed; keeps what it computed for others.
-    pub fn finish(&mut self, tokens: &[u32], blocks: Vec<u32>) {
-        let used = tokens.len().div_ceil(BLOCK);
-        if used > 0 {
-            self.clock += 1;
-            // What is a prefix of this sequence has nothing to offer any more.
-            let mut index = 0;
-            while index < self.retained.len() {
-                if tokens.starts_with(&self.retained[index].tokens) {
-                    self.drop_retained(index);
-                } else {
-                    index += 1;
-                }
-            }
-            blocks[..used].iter().for_each(|b| self.kept[*b as usize] += 1);
-            let kept =
-                Retained { tokens: tokens.to_vec(), blocks: blocks[..used].to_vec(), last_use: self.clock };
-            self.retained.push(kept);
-        }
-        self.release(&blocks);
+    /// Lets others start from what a running sequence of `policy` has computed: `tokens`, in `blocks`.
+    pub fn keep(&mut self, policy: u32, tokens: &[u32], blocks: &[u32]) {
+        let kept = &mut self.kept;
+        self.tree.insert(policy, tokens, blocks, |block| kept[block as usize] += 1);
     }
 
-    /// Ends a running sequence without keeping anything.
+    /// Ends a running sequence's use of `blocks`.
     pub fn release(&mut self, blocks: &[u32]) {
         for &block in blocks {
             let count = &mut self.running[block as usize];
@@ -162,11 +118,10 @@ impl Cache {
         }
     }
 
-    /// Forgets everything that finished sequences left: the weights have changed.
-    pub fn forget(&mut self) {
-        while !self.retained.is_empty() {
-            self.drop_retained(0);
-        }
+    /// Forgets everything that `policy` has computed: its weights have changed.
+    pub fn forget(&mut self, policy: u32) {
+        let Cache { tree, kept, running, free, .. } = self;
+        tree.forget(policy, |block| drop_one(kept, running, free, block));
     }
 
     fn hold(&mut self, block: u32) {
@@ -177,21 +132,20 @@ impl Cache {
 
     /// Drops what was used longest ago; false when there is nothing left to drop.
     fn evict(&mut self) -> bool {
-        let oldest = (0..self.retained.len()).min_by_key(|i| self.retained[*i].last_use);
-        if let Some(index) = oldest {
-            self.drop_retained(index);
-        }
-        oldest.is_some()
+        let Cache { tree, kept, running, free, .. } = self;
+        let dropped = tree.evict(|blocks| blocks.iter().any(|block| running[*block as usize] == 0));
+        let found = dropped.is_some();
+        dropped.into_iter().flatten().for_each(|block| drop_one(kept, running, free, block));
+        found
     }
+}
 
-    fn drop_retained(&mut self, index: usize) {
-        for block in self.retained.swap_remove(index).blocks {
-            let at = block as usize;
-            self.kept[at] -= 1;
-            if self.kept[at] == 0 && self.running[at] == 0 {
-                self.free.push(block);
-            }
-        }
+/// The tree holds `block` once less.
+fn drop_one(kept: &mut [u32], running: &[u32], free: &mut Vec<u32>, block: u32) {
+    let at = block as usize;
+    kept[at] -= 1;
+    if kept[at] == 0 && running[at] == 0 {
+        free.push(block);
     }
 }
 
@@ -208,14 +162,22 @@ mod tests {
         (0..len.div_ceil(BLOCK)).map(|_| cache.take()).collect()
     }
 
+    /// A sequence that ran and is done.
+    fn finished(cache: &mut Cache, tokens: &[u32]) -> Vec<u32> {
+        let blocks = sequence(cache, tokens.len());
+        cache.keep(0, tokens, &blocks);
+        cache.release(&blocks);
+        blocks
+    }
+
     #[test]
     fn a_fork_shares_whole_blocks_and_copies_one() {
         let mut cache = cache(8);
         let tokens: Vec<u32> = (0..70).collect();
-        let blocks = sequence(&mut cache, 70);
-        cache.finish(&tokens, blocks.clone());
-        assert_eq!(cache.available(), 8, "retained blocks are available");
-        let prefix = cache.longest_retained(&[&tokens[..66], &[7; 10]].concat(), 75);
+        let blocks = finished(&mut cache, &tokens);
+        assert_eq!(cache.available(), 8, "what nobody runs on is available");
+        assert_eq!(cache.occupancy(), [0.0, 3.0 / 8.0]);
+        let prefix = cache.longest(0, &[&tokens[..66], &[7; 10]].concat(), 75);
         assert_eq!(prefix, Prefix { len: 66, blocks: blocks.clone() });
         assert_eq!(cache.unused_among(&prefix.blocks), 3);
         let fork = cache.fork(&prefix);
@@ -223,40 +185,42 @@ mod tests {
         assert_ne!(fork[2], blocks[2]);
         assert_eq!(cache.available(), 5);
         cache.release(&fork);
-        assert_eq!(cache.longest_retained(&[5, 6], 2), Prefix::default());
+        assert_eq!(cache.longest(0, &[5, 6], 2), Prefix::default());
+        assert_eq!(cache.longest(1, &tokens, 70), Prefix::default(), "another policy");
     }
 
     #[test]
     fn what_was_used_longest_ago_makes_room() {
         let mut cache = cache(4);
-        for first in [100, 200] {
-            let tokens: Vec<u32> = (first..first + 64).collect();
-            let blocks = sequence(&mut cache, 64);
-            cache.finish(&tokens, blocks);
-        }
-        let old: Vec<u32> = (100..164).collect();
-        let new: Vec<u32> = (200..264).collect();
-        assert_eq!(cache.longest_retained(&old, 64).len, 64);
+        let [old, new] = [100, 200].map(|first| (first..first + 64).collect::<Vec<u32>>());
+        finished(&mut cache, &old);
+        finished(&mut cache, &new);
+        assert_eq!(cache.longest(0, &old, 64).len, 64);
         let taken = sequence(&mut cache, 33);
-        assert_eq!(cache.longest_retained(&new, 64).len, 0, "evicted: used before the other");
-        assert_eq!(cache.longest_retained(&old, 64).len, 64);
+        assert_eq!(cache.longest(0, &new, 64).len, 0, "evicted: used before the other");
+        assert_eq!(cache.longest(0, &old, 64).len, 64);
         cache.release(&taken);
-        cache.forget();
-        assert_eq!(cache.longest_retained(&old, 64).len, 0);
+        cache.forget(0);
+        assert_eq!(cache.longest(0, &old, 64).len, 0);
         assert_eq!((cache.available(), cache.free.len()), (4, 4));
     }
 
     #[test]
-    fn a_longer_sequence_replaces_its_own_beginning() {
+    fn what_a_running_sequence_computed_is_shared_and_outlives_it() {
         let mut cache = cache(8);
         let tokens: Vec<u32> = (0..80).collect();
-        let blocks = sequence(&mut cache, 40);
-        cache.finish(&tokens[..40], blocks);
-        let prefix = cache.longest_retained(&tokens, 79);
-        let mut longer = cache.fork(&prefix);
-        longer.push(cache.take());
-        cache.finish(&tokens, longer);
-        assert_eq!(cache.retained.len(), 1);
-        assert_eq!(cache.free.len() + 3, cache.blocks.len());
+        let mut blocks = sequence(&mut cache, 40);
+        cache.keep(0, &tokens[..40], &blocks);
+        let fork = cache.longest(0, &tokens, 79);
+        assert_eq!(fork.len, 40);
+        let other = cache.fork(&fork);
+        assert_eq!((other[0], other.len(), cache.available()), (blocks[0], 2, 5));
+        cache.release(&other);
+        blocks.push(cache.take());
+        cache.keep(0, &tokens, &blocks);
+        cache.release(&blocks);
+        assert_eq!(cache.longest(0, &tokens, 80), Prefix { len: 80, blocks });
+        cache.forget(0);
+        assert_eq!(cache.free.len(), cache.blocks.len());
     }
 }

@@ -31,6 +31,9 @@ use crate::{Compute, EngineError};
 /// Batches that running sequences may still take before a waiting learner's command goes first.
 const PATIENCE: usize = 256;
 
+/// The policy that the base weights are.
+const BASE: u32 = 0;
+
 const WEIGHTS: &str = "model.safetensors";
 const CONFIG: &str = "config.json";
 const MOMENTS: [&str; 2] = ["optimiser.first.safetensors", "optimiser.second.safetensors"];
@@ -57,6 +60,9 @@ pub struct EngineOptions {
     pub running: usize,
     /// Rows of one sampling step: running sequences and chunks of prompts.
     pub step_rows: usize,
+    /// Whether keys and values stay when the weights change. Sequences that are being drawn then go on at once instead of
+    /// being computed again, but what they draw from then on is not what training will find for it.
+    pub keep_cache: bool,
     /// What the operands of products are rounded to, keys and values included.
     pub precision: Precision,
     /// Vector instructions; the best there are by default.
@@ -74,6 +80,7 @@ impl Default for EngineOptions {
             kv_memory_mb: 1024,
             running: 64,
             step_rows: 256,
+            keep_cache: false,
             precision: Precision::F32,
             isa: None,
         }
@@ -124,6 +131,7 @@ type Answer<T> = oneshot::Sender<Result<T, PolicyError>>;
 
 enum Command {
     Sample(SampleRequest, Events, Answer<()>),
+    Abort(Option<u64>, Answer<usize>),
     Health(Answer<Health>),
     Version(Answer<u64>),
     Learn(LearnerCommand),
@@ -193,6 +201,7 @@ impl Engine {
             pending: Default::default(),
             version: 0,
             published: true,
+            keeps_cache: options.keep_cache,
         };
         std::thread::Builder::new().name("engine-0".into()).spawn(move || service.run()).map_err(
             |error| EngineError::Options(format!("the engine's thread could not be started: {error}")),
@@ -265,6 +274,10 @@ impl Sampler for Engine {
         Ok(stream)
     }
 
+    async fn abort(&self, stream: Option<u64>) -> Result<usize, PolicyError> {
+        self.ask(|answer| Command::Abort(stream, answer)).await
+    }
+
     async fn health(&self) -> Result<Health, PolicyError> {
         self.ask(Command::Health).await
     }
@@ -315,14 +328,18 @@ struct Service {
     version: u64,
     /// Whether the weights are those of `version`.
     published: bool,
+    /// Whether keys and values outlive the weights that they were computed with.
+    keeps_cache: bool,
 }
 
 impl Service {
     fn run(mut self) {
         let mut waited = 0;
         loop {
+            // Weights that have changed draw nothing until they are published.
+            let drawing = self.published && !self.scheduler.is_idle();
             // Sleep only when there is nothing to do at all.
-            if self.scheduler.is_idle() && self.pending.is_empty() {
+            if !drawing && self.pending.is_empty() {
                 match self.inbox.recv() {
                     Ok(command) => self.take(command),
                     Err(_) => return,
@@ -335,7 +352,8 @@ impl Service {
                     Err(TryRecvError::Disconnected) => return,
                 }
             }
-            if self.scheduler.is_idle() || waited >= PATIENCE {
+            let drawing = self.published && !self.scheduler.is_idle();
+            if !drawing || waited >= PATIENCE {
                 if let Some(command) = self.pending.pop_front() {
                     self.learn(command);
                 }
@@ -352,7 +370,7 @@ impl Service {
         match command {
             Command::Sample(request, events, answer) => {
                 let accepted = if self.published {
-                    self.scheduler.submit(&self.model, request, events)
+                    self.scheduler.submit(&self.model, BASE, request, events)
                 } else {
                     Err(PolicyError::Invalid(format!(
                         "the weights have changed since version {} was published; publish them before sampling",
@@ -361,6 +379,7 @@ impl Service {
                 };
                 let _ = answer.send(accepted);
             }
+            Command::Abort(stream, answer) => drop(answer.send(Ok(self.scheduler.abort(BASE, stream)))),
             Command::Health(answer) => drop(answer.send(Ok(self.scheduler.health()))),
             Command::Version(answer) => drop(answer.send(Ok(self.version))),
             Command::Learn(command) => self.pending.push_back(command),
@@ -378,7 +397,7 @@ impl Service {
             LearnerCommand::OptimStep(params, answer) => {
                 let report = self.learning.optim_step(&mut self.model, &params);
                 if report.applied {
-                    self.weights_changed();
+                    self.weights_changed(self.keeps_cache);
                 }
                 drop(answer.send(Ok(report)));
             }
@@ -387,7 +406,7 @@ impl Service {
             }
             LearnerCommand::Load(folder, with_optimiser, answer) => {
                 let loaded = self.load(&folder, with_optimiser).map_err(storage);
-                self.weights_changed();
+                self.weights_changed(false);
                 drop(answer.send(loaded));
             }
             LearnerCommand::Publish(version, answer) => {
@@ -398,9 +417,11 @@ impl Service {
         }
     }
 
-    fn weights_changed(&mut self) {
+    fn weights_changed(&mut self, keep_cache: bool) {
         self.published = false;
-        self.scheduler.weights_changed();
+        if !keep_cache {
+            self.scheduler.weights_changed(BASE);
+        }
     }
 
     fn save(&self, folder: &Path, with_optimiser: bool) -> Result<(), ModelError> {

@@ -32,6 +32,7 @@ pub mod packing;
 pub mod pool;
 pub mod precision;
 pub mod product;
+pub mod radix;
 #[cfg(test)]
 mod reference;
 pub mod scheduler;

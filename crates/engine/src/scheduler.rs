@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use dressage_policy::{
     FinishReason, Health, PolicyError, SampleEvent, SampleRequest, SamplingParams, TokenBytes, crash_point,
@@ -14,9 +15,10 @@ use dressage_policy::{
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::buffer::{Buffer, Shared};
-use crate::cache::{Cache, Prefix, shared_prefix};
+use crate::cache::Cache;
 use crate::choose::choose;
 use crate::ops::kv::{BLOCK, Span};
+use crate::radix::{Prefix, shared_prefix};
 use crate::transformer::{Inference, Rows, Transformer};
 
 /// A prompt that another sequence will have computed soon is worth waiting for from this many tokens on.
@@ -34,8 +36,16 @@ pub struct Limits {
     pub rows: usize,
 }
 
+/// A request that has not begun yet.
+struct Waiting {
+    policy: u32,
+    request: SampleRequest,
+    events: Events,
+}
+
 /// A sequence being computed.
 struct Running {
+    policy: u32,
     /// Prompt and reply.
     tokens: Vec<u32>,
     /// Tokens whose keys and values are in `blocks`.
@@ -60,7 +70,7 @@ impl Running {
 
 /// All requests of an engine.
 pub struct Scheduler {
-    waiting: VecDeque<(SampleRequest, Events)>,
+    waiting: VecDeque<Waiting>,
     running: Vec<Running>,
     cache: Cache,
     limits: Limits,
@@ -70,6 +80,7 @@ pub struct Scheduler {
     prefix_hits: u64,
     prefilled: u64,
     drawn: u64,
+    busy: Duration,
 }
 
 impl Scheduler {
@@ -86,16 +97,18 @@ impl Scheduler {
             prefix_hits: 0,
             prefilled: 0,
             drawn: 0,
+            busy: Duration::ZERO,
         }
     }
 
-    /// Takes a request in, after checking it against the model.
+    /// Takes a request to `policy` in, after checking it against the model.
     ///
     /// # Errors
     /// When it can never be served.
     pub fn submit(
         &mut self,
         model: &Transformer,
+        policy: u32,
         request: SampleRequest,
         events: Events,
     ) -> Result<(), PolicyError> {
@@ -126,7 +139,7 @@ impl Scheduler {
                 self.cache.capacity()
             )));
         }
-        self.waiting.push_back((request, events));
+        self.waiting.push_back(Waiting { policy, request, events });
         Ok(())
     }
 
@@ -143,17 +156,46 @@ impl Scheduler {
             prefix_hits: self.prefix_hits,
             prefilled: self.prefilled,
             drawn: self.drawn,
+            busy_seconds: self.busy.as_secs_f64(),
+            cache_in_use: self.cache.occupancy()[0],
+            cache_filled: self.cache.occupancy()[1],
         }
     }
 
-    /// The weights have changed: nothing computed before holds any more. Running sequences go on and compute their
-    /// tokens again.
-    pub fn weights_changed(&mut self) {
-        self.cache.forget();
-        for sequence in &mut self.running {
+    /// The weights of `policy` have changed: nothing that it computed before holds any more. Its running sequences go on and
+    /// compute their tokens again.
+    pub fn weights_changed(&mut self, policy: u32) {
+        self.cache.forget(policy);
+        for sequence in self.running.iter_mut().filter(|sequence| sequence.policy == policy) {
             self.cache.release(&std::mem::take(&mut sequence.blocks));
             sequence.computed = 0;
         }
+    }
+
+    /// Ends the requests to `policy` of one stream, or all of them. What they have drawn has been handed on, and stays in the
+    /// cache: asked for again with it as a part of their prompts, they go on as if nothing had happened.
+    pub fn abort(&mut self, policy: u32, stream: Option<u64>) -> usize {
+        let meant = |p: u32, s: u64| p == policy && stream.is_none_or(|stream| stream == s);
+        let mut aborted = 0;
+        let mut end = |events: &Events| {
+            let _ = events.send(Ok(SampleEvent::Finished(FinishReason::Aborted)));
+            aborted += 1;
+        };
+        self.waiting.retain(|waiting| {
+            let meant = meant(waiting.policy, waiting.request.stream);
+            if meant {
+                end(&waiting.events);
+            }
+            !meant
+        });
+        let (ended, going): (Vec<_>, _) =
+            self.running.drain(..).partition(|sequence| meant(sequence.policy, sequence.stream));
+        self.running = going;
+        for sequence in ended {
+            end(&sequence.events);
+            retire(&mut self.cache, sequence);
+        }
+        aborted
     }
 
     /// Runs one batch, drawing tokens under weights of `version`.
@@ -165,6 +207,7 @@ impl Scheduler {
             return;
         }
         crash_point("decode_step");
+        let start = Instant::now();
         let (mut tokens, mut positions, mut spans, mut wanted) = (vec![], vec![], vec![], vec![]);
         for &(index, len) in &batch {
             let sequence = &mut self.running[index];
@@ -185,7 +228,15 @@ impl Scheduler {
         let rows = Rows { tokens: &tokens, positions: &positions, spans: &spans };
         let last_rows: Vec<usize> = wanted.iter().map(|(_, row)| *row).collect();
         self.inference.run(model, rows, &mut self.cache.blocks, &last_rows, &mut self.logits);
+        for &(index, len) in &batch {
+            let sequence = &self.running[index];
+            if (sequence.computed - len..sequence.computed).contains(&(sequence.prompt - 1)) {
+                let whole = &sequence.tokens[..sequence.prompt];
+                self.cache.keep(sequence.policy, whole, &sequence.blocks);
+            }
+        }
         self.draw(model, version, &wanted);
+        self.busy += start.elapsed();
     }
 
     /// Draws a token for every wanted row, hands it on, and ends what is finished.
@@ -218,18 +269,16 @@ impl Scheduler {
         }
         done.sort_unstable();
         for index in done.into_iter().rev() {
-            let sequence = self.running.swap_remove(index);
-            self.cache.finish(&sequence.tokens[..sequence.computed], sequence.blocks);
+            retire(&mut self.cache, self.running.swap_remove(index));
         }
     }
 
     /// Ends requests whose stream was dropped.
     fn drop_abandoned(&mut self) {
-        self.waiting.retain(|(_, events)| !events.is_closed());
+        self.waiting.retain(|waiting| !waiting.events.is_closed());
         for index in (0..self.running.len()).rev() {
             if self.running[index].events.is_closed() {
-                let sequence = self.running.swap_remove(index);
-                self.cache.finish(&sequence.tokens[..sequence.computed], sequence.blocks);
+                retire(&mut self.cache, self.running.swap_remove(index));
             }
         }
     }
@@ -237,28 +286,22 @@ impl Scheduler {
     /// Starts waiting requests, in order, as long as there is room.
     fn admit(&mut self, context: usize) {
         let mut held = VecDeque::new();
-        while let Some((request, events)) = self.waiting.pop_front() {
+        while let Some(waiting) = self.waiting.pop_front() {
             if self.running.len() >= self.limits.running {
-                held.push_back((request, events));
+                held.push_back(waiting);
                 break;
             }
+            let (policy, request) = (waiting.policy, &waiting.request);
             // The last token of the prompt is always computed: its row gives the first logits.
             let most = request.prompt.len() - 1;
-            let mut prefix = self.cache.longest_retained(&request.prompt, most);
-            let mut soon = 0;
-            for other in &self.running {
-                let shared = shared_prefix(&other.tokens, &request.prompt).min(most);
-                let ready = shared.min(other.computed);
-                if ready > prefix.len {
-                    prefix = Prefix { len: ready, blocks: other.blocks[..ready.div_ceil(BLOCK)].to_vec() };
-                }
-                soon = soon.max(shared);
-            }
-            if soon >= prefix.len + WORTH_WAITING {
-                held.push_back((request, events));
+            let mut prefix = self.cache.longest(policy, &request.prompt, most);
+            let prompts = self.running.iter().filter(|s| s.policy == policy && s.computed < s.prompt);
+            let shared = prompts.map(|s| shared_prefix(&s.tokens, &request.prompt).min(most));
+            if shared.max().unwrap_or(0) >= prefix.len + WORTH_WAITING {
+                held.push_back(waiting);
                 continue;
             }
-            let longest = longest(&request, context);
+            let longest = longest(request, context);
             let whole = prefix.len / BLOCK;
             let shared = whole - self.cache.unused_among(&prefix.blocks[..whole]);
             // A partly shared block is copied while its source is held.
@@ -266,7 +309,7 @@ impl Scheduler {
             let promised: usize = self.running.iter().map(|s| s.blocks_at_most() - s.blocks.len()).sum();
             let needed = longest.div_ceil(BLOCK) - shared + transient + promised;
             if needed > self.cache.available() && !self.running.is_empty() {
-                held.push_back((request, events));
+                held.push_back(waiting);
                 break;
             }
             if needed > self.cache.available() {
@@ -275,7 +318,9 @@ impl Scheduler {
             }
             let blocks = self.cache.fork(&prefix);
             self.prefix_hits += prefix.len as u64;
+            let Waiting { policy, request, events } = waiting;
             self.running.push(Running {
+                policy,
                 prompt: request.prompt.len(),
                 tokens: request.prompt,
                 computed: prefix.len,
@@ -308,6 +353,12 @@ impl Scheduler {
         }
         batch
     }
+}
+
+/// Ends a sequence; what it computed stays for others.
+fn retire(cache: &mut Cache, sequence: Running) {
+    cache.keep(sequence.policy, &sequence.tokens[..sequence.computed], &sequence.blocks);
+    cache.release(&sequence.blocks);
 }
 
 /// Most tokens that prompt and reply can come to.

@@ -10,8 +10,8 @@ use dressage_engine::testing::{family_configs, random_weights, tiny_config};
 use dressage_engine::{Compute, Engine, EngineOptions, Isa, Precision};
 use dressage_model::ModelConfig;
 use dressage_policy::{
-    Completion, FinishReason, Learner, OptimParams, PolicyError, SampleRequest, Sampler, SamplingParams,
-    TokenBytes, uniform,
+    Completion, FinishReason, Learner, OptimParams, PolicyError, SampleEvent, SampleRequest, SampleStream,
+    Sampler, SamplingParams, TokenBytes, uniform,
 };
 use dressage_rl::{Loss, PolicyLoss};
 use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};
@@ -216,6 +216,99 @@ async fn dropping_a_stream_frees_its_place() {
     let params = SamplingParams { max_tokens: 2, ..SamplingParams::default() };
     let next = sample(&engine, request(2, tokens(2, 5), params)).await;
     assert_eq!(next.tokens.len(), 2);
+}
+
+/// What a stream gives until `count` tokens are there.
+async fn first_tokens(stream: &mut SampleStream, count: usize) -> Completion {
+    let mut found = Completion::default();
+    while found.tokens.len() < count {
+        match stream.next().await.unwrap().unwrap() {
+            SampleEvent::Tokens { tokens, logprobs, version } => found.extend(&tokens, &logprobs, version),
+            SampleEvent::Finished(reason) => panic!("{reason:?} after {} tokens", found.tokens.len()),
+        }
+    }
+    found
+}
+
+/// What an aborted request has drawn is kept, and asked for again it goes on with the very tokens that would have followed.
+#[tokio::test]
+async fn an_aborted_request_goes_on_where_it_stopped() {
+    let engine = start(&tiny_config(), 2, Isa::detect(), &options());
+    let params = SamplingParams { max_tokens: 200, ..SamplingParams::default() };
+    let whole = sample(&engine, request(5, tokens(1, 30), params.clone())).await;
+
+    let mut stream = engine.sample(request(5, tokens(1, 30), params.clone())).await.unwrap();
+    let other = engine.sample(request(6, tokens(1, 30), params.clone())).await.unwrap();
+    let mut part = first_tokens(&mut stream, 20).await;
+    assert_eq!(engine.abort(Some(5)).await.unwrap(), 1);
+    let rest = stream.collect(DEADLINE).await.unwrap();
+    assert_eq!(rest.finish, FinishReason::Aborted);
+    part.extend(&rest.tokens, &rest.logprobs, 0);
+    assert!(part.tokens.len() < 200 && part.tokens == whole.tokens[..part.tokens.len()]);
+
+    let before = engine.health().await.unwrap();
+    let prompt = [tokens(1, 30), part.tokens.clone()].concat();
+    let left = SamplingParams { max_tokens: 200 - part.tokens.len(), ..params };
+    let resumed = sample(&engine, request(5, prompt.clone(), left)).await;
+    assert_eq!([part.tokens, resumed.tokens].concat(), whole.tokens);
+    assert_eq!([part.logprobs, resumed.logprobs].concat(), whole.logprobs);
+    assert_eq!(resumed.finish, FinishReason::Length);
+    let after = engine.health().await.unwrap();
+    assert_eq!(after.prefix_hits - before.prefix_hits, prompt.len() as u64 - 1, "nothing is computed again");
+    assert!(after.cache_filled > 0.0 && after.busy_seconds > before.busy_seconds);
+
+    assert_eq!(other.collect(DEADLINE).await.unwrap().tokens.len(), 200, "the other went on");
+    let streams = [7, 8].map(|stream| request(stream, tokens(2, 9), SamplingParams::default()));
+    let mut ends = Vec::new();
+    for stream in streams {
+        ends.push(engine.sample(stream).await.unwrap());
+    }
+    assert_eq!(engine.abort(None).await.unwrap(), 2);
+    for end in ends {
+        assert_eq!(end.collect(DEADLINE).await.unwrap().finish, FinishReason::Aborted);
+    }
+    assert_eq!(engine.abort(None).await.unwrap(), 0);
+}
+
+/// Weights change in the middle of a reply: it goes on, each token says which weights drew it, and each is what training
+/// computes under those weights, unless the cache was kept.
+#[tokio::test]
+async fn replies_outlive_an_update() {
+    // A learner lets replies go first for a while, so this one has to be long.
+    const NEW: usize = 1500;
+    let config = ModelConfig { context: 2000, ..tiny_config() };
+    for keep_cache in [false, true] {
+        let options = EngineOptions { keep_cache, ..options() };
+        let engine = start(&config, 2, Isa::detect(), &options);
+        let params = SamplingParams { max_tokens: NEW, ..SamplingParams::default() };
+        let prompt = tokens(1, 40);
+        let mut stream = engine.sample(request(5, prompt.clone(), params)).await.unwrap();
+        let mut reply = first_tokens(&mut stream, 10).await;
+        let optim = OptimParams { learning_rate: 1e-3, ..optim() };
+        let target = PathTarget { index: 3, temperature: 1.0, term: Term { weight: 1.0, ..Term::default() } };
+        let path = PathInput { tokens: tokens(3, 5), targets: vec![target] };
+        let batch = Arc::new(TreeBatch::merge(&[path]).unwrap());
+        engine.forward_backward(batch, CROSS_ENTROPY).await.unwrap();
+        engine.optim_step(optim).await.unwrap();
+        engine.publish(1).await.unwrap();
+        let rest = stream.collect(DEADLINE).await.unwrap();
+        let mut at = 0;
+        for run in &rest.versions {
+            let drawn = at..at + run.len as usize;
+            reply.extend(&rest.tokens[drawn.clone()], &rest.logprobs[drawn], run.version);
+            at += run.len as usize;
+        }
+        let versions: Vec<u64> = reply.versions.iter().map(|run| run.version).collect();
+        assert_eq!((versions, reply.tokens.len()), (vec![0, 1], NEW));
+
+        let old = reply.versions[0].len as usize;
+        let drawn = reply.logprobs.iter().enumerate().map(|(i, p)| (40 + i, *p)).collect();
+        let path = [prompt, reply.tokens.clone()].concat();
+        let now = engine.logprobs(Arc::new(batch_of(&[(path, drawn, 1.0)]))).await.unwrap();
+        let equal = now[old..].iter().zip(&reply.logprobs[old..]).filter(|(a, b)| a.to_bits() == b.to_bits());
+        let (equal, new) = (equal.count(), NEW - old);
+        assert!(new > 10 && (equal == new) != keep_cache, "{equal} of {new} are equal");
+    }
 }
 
 fn optim() -> OptimParams {

@@ -230,6 +230,12 @@ pub struct Health {
     pub prefilled: u64,
     /// Tokens drawn since the start.
     pub drawn: u64,
+    /// Seconds spent on prefilling and drawing since the start.
+    pub busy_seconds: f64,
+    /// The share of the memory for keys and values that requests being decoded use.
+    pub cache_in_use: f64,
+    /// The share that holds anything, for requests to come included.
+    pub cache_filled: f64,
 }
 
 /// Something that draws tokens from a policy.
@@ -240,6 +246,14 @@ pub trait Sampler: Send + Sync {
     /// # Errors
     /// When the request is invalid or the sampler has stopped. Later errors arrive on the stream.
     async fn sample(&self, request: SampleRequest) -> Result<SampleStream, PolicyError>;
+
+    /// Ends the requests of one stream, or all of them: each finishes with [`FinishReason::Aborted`] after the tokens it has
+    /// drawn. A request whose prompt is the old one and those tokens goes on with the very tokens that would have followed,
+    /// as long as the weights are the same. Returns how many were ended.
+    ///
+    /// # Errors
+    /// When the sampler has stopped.
+    async fn abort(&self, stream: Option<u64>) -> Result<usize, PolicyError>;
 
     /// How it is doing.
     ///

@@ -10,8 +10,8 @@
 
 use std::io::Write;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -88,6 +88,14 @@ pub struct Simulator {
     running: Arc<AtomicUsize>,
     drawn: Arc<AtomicU64>,
     prefilled: AtomicU64,
+    replies: Mutex<Vec<Weak<Flag>>>,
+}
+
+/// What a reply under way is known by.
+struct Flag {
+    stream: u64,
+    /// It ends before its next token.
+    aborted: AtomicBool,
 }
 
 impl Simulator {
@@ -110,6 +118,7 @@ impl Simulator {
             running: Arc::default(),
             drawn: Arc::default(),
             prefilled: AtomicU64::new(0),
+            replies: Mutex::default(),
             config,
         }
     }
@@ -203,6 +212,7 @@ struct Reply {
     request: SampleRequest,
     running: Arc<AtomicUsize>,
     drawn: Arc<AtomicU64>,
+    flag: Arc<Flag>,
 }
 
 impl Reply {
@@ -243,6 +253,9 @@ impl Reply {
         let fails = chance(prompt.len() as u64) < self.config.failures;
         let mut path = prompt.clone();
         let finish = loop {
+            if self.flag.aborted.load(Ordering::Relaxed) {
+                break FinishReason::Aborted;
+            }
             if path.len() - prompt.len() == params.max_tokens {
                 break FinishReason::Length;
             }
@@ -289,7 +302,10 @@ impl Sampler for Simulator {
         }
         self.prefilled.fetch_add(request.prompt.len() as u64, Ordering::Relaxed);
         self.running.fetch_add(1, Ordering::Relaxed);
+        let flag = Arc::new(Flag { stream: request.stream, aborted: AtomicBool::new(false) });
+        self.replies.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&flag));
         let reply = Reply {
+            flag,
             config: self.config.clone(),
             published: self.published(),
             request,
@@ -304,6 +320,21 @@ impl Sampler for Simulator {
         Ok(stream)
     }
 
+    async fn abort(&self, stream: Option<u64>) -> Result<usize, PolicyError> {
+        let mut replies = self.replies.lock().unwrap_or_else(PoisonError::into_inner);
+        replies.retain(|reply| reply.strong_count() > 0);
+        let running = replies.len();
+        replies.retain(|reply| {
+            let Some(flag) = reply.upgrade() else { return false };
+            let meant = stream.is_none_or(|stream| stream == flag.stream);
+            if meant {
+                flag.aborted.store(true, Ordering::Relaxed);
+            }
+            !meant
+        });
+        Ok(running - replies.len())
+    }
+
     async fn health(&self) -> Result<Health, PolicyError> {
         Ok(Health {
             running: self.running.load(Ordering::Relaxed),
@@ -311,6 +342,9 @@ impl Sampler for Simulator {
             prefix_hits: 0,
             prefilled: self.prefilled.load(Ordering::Relaxed),
             drawn: self.drawn.load(Ordering::Relaxed),
+            busy_seconds: 0.0,
+            cache_in_use: 0.0,
+            cache_filled: 0.0,
         })
     }
 

@@ -1,0 +1,237 @@
+//! Which prefixes are in the cache, and in which blocks: a radix tree over tokens.
+//!
+//! An edge holds a run of tokens and the blocks in which their positions lie. Where paths part inside a block, each child has a
+//! block of its own from there on, which also holds the positions of its ancestors that lie in it: so the blocks of a path are,
+//! for every index, those of the deepest node that has one. Not here: the blocks' memory, and who else uses them.
+
+use std::collections::HashMap;
+
+use crate::ops::kv::BLOCK;
+
+/// A node's place in the arena.
+type Id = usize;
+
+struct Node {
+    parent: Option<Id>,
+    /// By the first token of their edge.
+    children: HashMap<u32, Id>,
+    /// Position of the first token of the edge.
+    start: usize,
+    tokens: Vec<u32>,
+    /// Blocks `start / BLOCK ..` of the path, as far as the edge goes.
+    blocks: Vec<u32>,
+    last_use: u64,
+}
+
+/// What a new sequence can take over.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Prefix {
+    /// Positions that need not be computed.
+    pub len: usize,
+    /// The blocks that hold them; the last one is to be copied where `len` ends inside it.
+    pub blocks: Vec<u32>,
+}
+
+/// A radix tree for every root that is asked for.
+#[derive(Default)]
+pub struct Radix {
+    nodes: HashMap<Id, Node>,
+    roots: HashMap<u32, HashMap<u32, Id>>,
+    next: Id,
+    clock: u64,
+}
+
+impl Radix {
+    /// The longest prefix of `tokens`, of at most `most` tokens, that is there under `root`. It counts as used.
+    pub fn longest(&mut self, root: u32, tokens: &[u32], most: usize) -> Prefix {
+        self.clock += 1;
+        let mut prefix = Prefix::default();
+        let tokens = &tokens[..most.min(tokens.len())];
+        let mut children = self.roots.get(&root);
+        while let Some(id) = tokens.get(prefix.len).and_then(|token| children?.get(token)).copied() {
+            let Some(node) = self.nodes.get_mut(&id) else { break };
+            node.last_use = self.clock;
+            let shared = shared_prefix(&node.tokens, &tokens[prefix.len..]);
+            prefix.len += shared;
+            prefix.blocks.truncate(node.start / BLOCK);
+            let needed = prefix.len.div_ceil(BLOCK) - node.start / BLOCK;
+            prefix.blocks.extend(&node.blocks[..needed]);
+            if shared < node.tokens.len() {
+                break;
+            }
+            children = self.nodes.get(&id).map(|node| &node.children);
+        }
+        prefix
+    }
+
+    /// Adds a path and its blocks under `root`. `kept` is called for every block that the tree now holds once more.
+    pub fn insert(&mut self, root: u32, tokens: &[u32], blocks: &[u32], mut kept: impl FnMut(u32)) {
+        self.clock += 1;
+        let (mut parent, mut done) = (None, 0);
+        while done < tokens.len() {
+            let children = match parent {
+                None => self.roots.entry(root).or_default(),
+                Some(id) => match self.nodes.get_mut(&id) {
+                    Some(node) => &mut node.children,
+                    None => return,
+                },
+            };
+            let Some(&id) = children.get(&tokens[done]) else {
+                let id = self.next;
+                self.next += 1;
+                children.insert(tokens[done], id);
+                let blocks = blocks[done / BLOCK..tokens.len().div_ceil(BLOCK)].to_vec();
+                blocks.iter().for_each(|block| kept(*block));
+                let (tokens, last_use) = (tokens[done..].to_vec(), self.clock);
+                self.nodes.insert(
+                    id,
+                    Node { parent, children: HashMap::new(), start: done, tokens, blocks, last_use },
+                );
+                return;
+            };
+            let Some(node) = self.nodes.get_mut(&id) else { return };
+            node.last_use = self.clock;
+            let shared = shared_prefix(&node.tokens, &tokens[done..]);
+            done += shared;
+            if shared < node.tokens.len() && done < tokens.len() {
+                self.split(id, shared, &mut kept);
+            }
+            parent = Some(id);
+        }
+    }
+
+    /// Cuts a node's edge after `at` tokens; the node keeps its upper part, a new one below it has the rest.
+    fn split(&mut self, id: Id, at: usize, kept: &mut impl FnMut(u32)) {
+        let lower = self.next;
+        let Some(node) = self.nodes.get_mut(&id) else { return };
+        self.next += 1;
+        let start = node.start + at;
+        let rest = node.tokens.split_off(at);
+        let blocks = node.blocks[start / BLOCK - node.start / BLOCK..].to_vec();
+        node.blocks.truncate(start.div_ceil(BLOCK) - node.start / BLOCK);
+        if !start.is_multiple_of(BLOCK) {
+            // Both parts have positions in the block that the cut goes through.
+            kept(blocks[0]);
+        }
+        let children = std::mem::replace(&mut node.children, HashMap::from([(rest[0], lower)]));
+        let last_use = node.last_use;
+        for child in children.values() {
+            if let Some(child) = self.nodes.get_mut(child) {
+                child.parent = Some(lower);
+            }
+        }
+        self.nodes.insert(lower, Node { parent: Some(id), children, start, tokens: rest, blocks, last_use });
+    }
+
+    /// Drops the leaf that was used longest ago among those for which `worth` says that their blocks would be had; returns its
+    /// blocks.
+    pub fn evict(&mut self, worth: impl Fn(&[u32]) -> bool) -> Option<Vec<u32>> {
+        let leaves = self.nodes.iter().filter(|(_, node)| node.children.is_empty() && worth(&node.blocks));
+        let (&id, _) = leaves.min_by_key(|(id, node)| (node.last_use, **id))?;
+        self.remove(id)
+    }
+
+    /// Forgets everything under `root`; `dropped` is called for every block that the tree holds once less.
+    pub fn forget(&mut self, root: u32, mut dropped: impl FnMut(u32)) {
+        let mut left: Vec<Id> = self.roots.remove(&root).into_iter().flat_map(HashMap::into_values).collect();
+        while let Some(id) = left.pop() {
+            if let Some(node) = self.nodes.remove(&id) {
+                node.blocks.into_iter().for_each(&mut dropped);
+                left.extend(node.children.into_values());
+            }
+        }
+    }
+
+    fn remove(&mut self, id: Id) -> Option<Vec<u32>> {
+        let node = self.nodes.remove(&id)?;
+        let first = node.tokens[0];
+        match node.parent.and_then(|parent| self.nodes.get_mut(&parent)) {
+            Some(parent) => {
+                parent.children.remove(&first);
+            }
+            None => {
+                for children in self.roots.values_mut() {
+                    if children.get(&first) == Some(&id) {
+                        children.remove(&first);
+                    }
+                }
+            }
+        }
+        Some(node.blocks)
+    }
+}
+
+/// Number of leading tokens that two sequences share.
+pub fn shared_prefix(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(x, y)| x == y).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Blocks that say what they hold: all tokens up to the end of the block.
+    #[derive(Default)]
+    struct Model {
+        contents: Vec<Vec<u32>>,
+        kept: HashMap<u32, i32>,
+    }
+
+    impl Model {
+        fn blocks(&mut self, tokens: &[u32]) -> Vec<u32> {
+            (0..tokens.len().div_ceil(BLOCK))
+                .map(|i| {
+                    self.contents.push(tokens[..tokens.len().min((i + 1) * BLOCK)].to_vec());
+                    self.contents.len() as u32 - 1
+                })
+                .collect()
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(200))]
+        /// What is found is the longest prefix of anything inserted and not evicted, in blocks that hold it; counts of blocks
+        /// return to zero.
+        #[test]
+        fn finds_the_longest_prefix_in_blocks_that_hold_it(
+            paths in prop::collection::vec(
+                (prop::collection::vec(0u32..2, 0..4), 0usize..70, 0u32..3), 1..12),
+            evictions in 0usize..6,
+        ) {
+            // Long runs of one token, so that paths part in the middle of blocks.
+            let paths: Vec<Vec<u32>> = paths
+                .into_iter()
+                .map(|(turns, run, last)| {
+                    let mut tokens: Vec<u32> = turns.iter().flat_map(|t| vec![*t; 23]).collect();
+                    tokens.extend(vec![last; run]);
+                    tokens
+                })
+                .collect();
+            let (mut radix, mut model) = (Radix::default(), Model::default());
+            for (i, path) in paths.iter().enumerate() {
+                let found = radix.longest(1, path, path.len());
+                let expected = paths[..i].iter().map(|p| shared_prefix(p, path)).max().unwrap_or(0);
+                prop_assert_eq!(found.len, expected);
+                prop_assert_eq!(found.blocks.len(), expected.div_ceil(BLOCK));
+                for (index, block) in found.blocks.iter().enumerate() {
+                    let held = &model.contents[*block as usize];
+                    let wanted = &path[..found.len.min((index + 1) * BLOCK)];
+                    prop_assert!(held.starts_with(wanted), "block {} of {:?}", index, found);
+                }
+                let blocks = model.blocks(path);
+                let kept = &mut model.kept;
+                radix.insert(1, path, &blocks, |block| *kept.entry(block).or_default() += 1);
+            }
+            prop_assert_eq!(radix.longest(2, &paths[0], 100).len, 0);
+            for _ in 0..evictions {
+                for block in radix.evict(|_| true).unwrap_or_default() {
+                    *model.kept.entry(block).or_default() -= 1;
+                }
+            }
+            radix.forget(1, |block| *model.kept.entry(block).or_default() -= 1);
+            prop_assert!(model.kept.values().all(|count| *count == 0) && radix.nodes.is_empty());
+        }
+    }
+}
