@@ -109,7 +109,8 @@ fn logits(model: &Transformer, sequences: &[Vec<u32>], out: &Path) -> Result<Val
     let packing = Packing::new(&batch, &Unit::whole(&batch), 0, false);
     let mut blocks = Blocks::new(attention_shape(config), config.layers, model.compute.precision);
     blocks.grow(packing.blocks);
-    let rows = Rows { tokens: &batch.tokens, positions: &packing.positions, spans: &packing.spans };
+    let rows =
+        Rows { tokens: &batch.tokens, positions: &packing.positions, spans: &packing.spans, adapters: &[] };
     let wanted: Vec<usize> = (0..batch.tokens.len()).collect();
     let mut all = Buffer::default();
     Inference::default().run(model, rows, &mut blocks, &wanted, &mut all);
@@ -150,7 +151,7 @@ fn packed_rows(batch: &TreeBatch, tokens: &[u32]) -> Vec<usize> {
 /// Gradients of the loss over the merged batch, by name.
 fn gradients(model: &Transformer, batch: &[PathInput], loss: &Loss, out: &Path) -> Result<Value> {
     let mut learning = Learning::new(model, Limits::NONE);
-    let sums = learning.forward_backward(model, &TreeBatch::merge(batch)?, loss)?;
+    let sums = learning.forward_backward(model, None, &TreeBatch::merge(batch)?, loss)?;
     model.weights.write(&out.join(TENSORS), &learning.optimiser.gradient)?;
     Ok(serde_json::to_value(sums)?)
 }

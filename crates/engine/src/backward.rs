@@ -3,7 +3,10 @@
 //! The gradient of every parameter is summed in the order of rows, and every row's own gradient in the order of operations of
 //! the forward pass reversed; threads split outputs, never sums. So a gradient is the same bits on any number of threads.
 
+use std::ops::Range;
+
 use crate::activations::Activations;
+use crate::adapter::{Adapter, Low};
 use crate::buffer::{Buffer, Shared};
 use crate::layout::Site;
 use crate::ops::attention_backward::{self, PathRows, Saved};
@@ -36,18 +39,30 @@ pub struct Above<'a> {
 
 /// Where the gradient of the parameters goes.
 pub struct Parameters<'a> {
-    /// In the layout of the weights.
-    pub gradient: &'a mut [f32],
+    /// That of the weights, in their layout; `None` where they are frozen.
+    pub base: Option<&'a mut [f32]>,
+    /// An adapter that the rows went through, and its gradient.
+    pub adapter: Option<(&'a Adapter, &'a mut [f32])>,
     /// Whether gradients of matrices are added to or overwritten.
     pub mode: Mode,
 }
 
 impl Parameters<'_> {
+    /// The gradient of a range of the weights; nothing where they are frozen.
+    pub fn part(&mut self, range: &Range<usize>) -> &mut [f32] {
+        match &mut self.base {
+            Some(gradient) => &mut gradient[range.clone()],
+            None => &mut [],
+        }
+    }
+
     /// Adds a linear map's gradient: dW = dyᵀ x, db = Σ dy.
+    #[allow(clippy::too_many_arguments)]
     fn add_linear(
         &mut self,
         model: &Transformer,
         scratch: &mut Scratch,
+        low: &mut Low,
         layer: usize,
         site: Site,
         x: &[f32],
@@ -55,27 +70,38 @@ impl Parameters<'_> {
     ) {
         let at = model.weights.layout.layers[layer].linear(site);
         let rows = x.len() / at.inputs;
-        let slope = Matrix::new(dy, rows, at.outputs).transposed();
-        let to = &mut self.gradient[at.weight.clone()];
-        let right = Right::Plain(Matrix::new(x, rows, at.inputs));
-        product(&model.compute, scratch, slope, right, to, at.inputs, self.mode);
-        add_column_sums(&model.compute, rows, dy, &mut self.gradient[at.bias.clone()]);
+        let (compute, mode) = (&model.compute, self.mode);
+        if let Some(gradient) = &mut self.base {
+            let slope = Matrix::new(dy, rows, at.outputs).transposed();
+            let right = Right::Plain(Matrix::new(x, rows, at.inputs));
+            product(compute, scratch, slope, right, &mut gradient[at.weight.clone()], at.inputs, mode);
+            add_column_sums(compute, rows, dy, &mut gradient[at.bias.clone()]);
+        }
+        if let Some((adapter, gradient)) = &mut self.adapter {
+            adapter.add_gradient(compute, scratch, low, layer, site, x, dy, at.outputs, gradient, mode);
+        }
     }
-}
 
-/// The gradient of a linear map's input: dx = dy W.
-fn linear_input(
-    model: &Transformer,
-    scratch: &mut Scratch,
-    layer: usize,
-    site: Site,
-    dy: &[f32],
-    dx: &mut [f32],
-) {
-    let at = model.weights.layout.layers[layer].linear(site);
-    let weight = Right::Plain(Matrix::new(model.weights.part(&at.weight), at.outputs, at.inputs));
-    let dy = Matrix::new(dy, dy.len() / at.outputs, at.outputs);
-    product(&model.compute, scratch, dy, weight, dx, at.inputs, Mode::Set);
+    /// The gradient of a linear map's input: dx = dy W.
+    #[allow(clippy::too_many_arguments)]
+    fn linear_input(
+        &self,
+        model: &Transformer,
+        scratch: &mut Scratch,
+        low: &mut Low,
+        layer: usize,
+        site: Site,
+        dy: &[f32],
+        dx: &mut [f32],
+    ) {
+        let at = model.weights.layout.layers[layer].linear(site);
+        let weight = Right::Plain(Matrix::new(model.weights.part(&at.weight), at.outputs, at.inputs));
+        let slope = Matrix::new(dy, dy.len() / at.outputs, at.outputs);
+        product(&model.compute, scratch, slope, weight, dx, at.inputs, Mode::Set);
+        if let Some((adapter, _)) = &self.adapter {
+            adapter.add_input_gradient(&model.compute, scratch, low, layer, site, dy, at.outputs, dx);
+        }
+    }
 }
 
 impl Backward {
@@ -101,7 +127,7 @@ impl Backward {
         let (hidden, wide, epsilon) = (config.hidden, config.intermediate, config.norm_epsilon);
         let (input, state) = activations.recall(model, layer, rows, temporary, keys_values);
         let LayerState { raw, qkv, stats, attended, middle, gate_up } = state;
-        let Temporary { normed, scratch, .. } = temporary;
+        let Temporary { normed, scratch, low, .. } = temporary;
         let normed = normed.reserve(count * hidden);
         let dx = &mut self.dx[..count * hidden];
         let dnormed = self.dnormed.reserve(count * hidden);
@@ -110,23 +136,23 @@ impl Backward {
         // Feed-forward: out = middle + down(silu(gate) · up).
         let dhidden = self.dhidden.reserve(count * wide);
         let gate_up = &mut gate_up[..count * 2 * wide];
-        linear_input(model, scratch, layer, Site::Down, dx, dhidden);
+        parameters.linear_input(model, scratch, low, layer, Site::Down, dx, dhidden);
         swiglu::backward(compute, count, wide, gate_up, dhidden);
-        parameters.add_linear(model, scratch, layer, Site::Down, dhidden, dx);
+        parameters.add_linear(model, scratch, low, layer, Site::Down, dhidden, dx);
 
         let middle = &middle[..count * hidden];
         let weight = weights.part(&at.mlp_norm);
         norm::forward(compute, count, middle, weight, epsilon, normed);
-        parameters.add_linear(model, scratch, layer, Site::GateUp, normed, gate_up);
-        linear_input(model, scratch, layer, Site::GateUp, gate_up, dnormed);
-        let to = &mut parameters.gradient[at.mlp_norm.clone()];
+        parameters.add_linear(model, scratch, low, layer, Site::GateUp, normed, gate_up);
+        parameters.linear_input(model, scratch, low, layer, Site::GateUp, gate_up, dnormed);
+        let to = parameters.part(&at.mlp_norm);
         norm::backward(compute, count, middle, weight, epsilon, dnormed, inverses, dx, to);
 
         // Attention: middle = input + output(attend(qkv)).
         let attended = &attended[..count * shape.query()];
-        parameters.add_linear(model, scratch, layer, Site::Output, attended, dx);
+        parameters.add_linear(model, scratch, low, layer, Site::Output, attended, dx);
         let dattended = self.dattended.reserve(attended.len());
-        linear_input(model, scratch, layer, Site::Output, dx, dattended);
+        parameters.linear_input(model, scratch, low, layer, Site::Output, dx, dattended);
 
         let dqkv = self.dqkv.reserve(count * shape.qkv());
         let saved =
@@ -150,21 +176,22 @@ impl Backward {
             model.rope.apply(compute, rows.positions, heads, true, dqkv);
             if config.qk_norm {
                 let raw = &raw[..dqkv.len()];
-                let to = &mut parameters.gradient[weight.clone()];
+                let to = parameters.part(weight);
                 norm::backward_heads(compute, count, heads, raw, weights.part(weight), epsilon, dqkv, to);
             }
         }
 
         let weight = weights.part(&at.attention_norm);
         norm::forward(compute, count, input, weight, epsilon, normed);
-        parameters.add_linear(model, scratch, layer, Site::Qkv, normed, dqkv);
-        linear_input(model, scratch, layer, Site::Qkv, dqkv, dnormed);
-        let to = &mut parameters.gradient[at.attention_norm.clone()];
+        parameters.add_linear(model, scratch, low, layer, Site::Qkv, normed, dqkv);
+        parameters.linear_input(model, scratch, low, layer, Site::Qkv, dqkv, dnormed);
+        let to = parameters.part(&at.attention_norm);
         norm::backward(compute, count, input, weight, epsilon, dnormed, inverses, dx, to);
     }
 
     /// Adds each row's gradient to its token's embedding, in the order of rows.
-    pub fn embedding(&self, model: &Transformer, tokens: &[u32], gradient: &mut [f32]) {
+    pub fn embedding(&self, model: &Transformer, tokens: &[u32], parameters: &mut Parameters<'_>) {
+        let Some(gradient) = &mut parameters.base else { return };
         const COLUMNS: usize = 64;
         let width = model.weights.config.hidden;
         let range = model.weights.layout.embedding.clone();

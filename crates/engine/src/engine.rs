@@ -1,17 +1,17 @@
-//! The engine as a service: one thread that owns the model, and handles that talk to it.
+//! The engine's options and its handles.
 //!
-//! Async code never computes: it sends a command and waits for the answer. Between two commands the thread runs the scheduler's
-//! batches; a learner's command waits while sequences are running, but not for ever.
+//! A handle speaks for one policy: the base weights, or an adapter over them. Handles of all policies talk to the same
+//! thread (the `service`), which owns the model. Async code never computes: it sends a command and waits for the answer.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Sender, channel};
 
 use async_trait::async_trait;
-use dressage_model::{ModelConfig, ModelError, ModelFiles, SafetensorsFile, write_json};
+use dressage_model::{ModelConfig, ModelFiles};
 use dressage_policy::{
-    ForwardBackward, Health, Learner, OptimParams, OptimReport, PolicyError, SampleRequest, SampleStream,
-    Sampler, TokenBytes, crash_point,
+    ForwardBackward, Health, Learner, LoraOptions, OptimParams, OptimReport, PolicyError, SampleRequest,
+    SampleStream, Sampler, TokenBytes,
 };
 use dressage_rl::Loss;
 use dressage_tree::TreeBatch;
@@ -22,22 +22,12 @@ use crate::cache::Cache;
 use crate::learning::{self, Learning};
 use crate::memory::{self, MemoryPlan};
 use crate::precision::Precision;
-use crate::scheduler::{Events, Limits, Scheduler};
+use crate::scheduler::{Limits, Scheduler};
+use crate::service::{Answer, BASE, Command, LearnerCommand, Service};
 use crate::simd::Isa;
 use crate::transformer::Transformer;
 use crate::weights::{Weights, attention_shape};
 use crate::{Compute, EngineError};
-
-/// Batches that running sequences may still take before a waiting learner's command goes first.
-const PATIENCE: usize = 256;
-
-/// The policy that the base weights are.
-const BASE: u32 = 0;
-
-const WEIGHTS: &str = "model.safetensors";
-const CONFIG: &str = "config.json";
-const MOMENTS: [&str; 2] = ["optimiser.first.safetensors", "optimiser.second.safetensors"];
-const STEPS: &str = "optimiser.json";
 
 /// How to run a model. The defaults suit a small model on a laptop.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -126,31 +116,11 @@ pub struct Fingerprint {
     pub precision: Precision,
 }
 
-/// A question to the engine's thread, with the way back.
-type Answer<T> = oneshot::Sender<Result<T, PolicyError>>;
-
-enum Command {
-    Sample(SampleRequest, Events, Answer<()>),
-    Abort(Option<u64>, Answer<usize>),
-    Health(Answer<Health>),
-    Version(Answer<u64>),
-    Learn(LearnerCommand),
-}
-
-/// Commands that use or change the weights.
-enum LearnerCommand {
-    Logprobs(Arc<TreeBatch>, Answer<Vec<f32>>),
-    ForwardBackward(Arc<TreeBatch>, Loss, Answer<ForwardBackward>),
-    OptimStep(OptimParams, Answer<OptimReport>),
-    Save(PathBuf, bool, Answer<()>),
-    Load(PathBuf, bool, Answer<()>),
-    Publish(u64, Answer<()>),
-}
-
-/// A handle to a running engine; the last one to go stops it.
+/// A handle to one policy of a running engine; the last one to go stops it.
 #[derive(Clone)]
 pub struct Engine {
     commands: Sender<Command>,
+    policy: u32,
     config: Arc<ModelConfig>,
     plan: MemoryPlan,
     fingerprint: Fingerprint,
@@ -193,20 +163,13 @@ impl Engine {
         let limits = learning::Limits { rows: options.batch_tokens.max(1), kept: plan.kept };
         let admission = Limits { running: options.running, rows: options.step_rows };
         let (commands, inbox) = channel();
-        let service = Service {
-            learning: Learning::new(&model, limits),
-            scheduler: Scheduler::new(cache, admission, token_bytes),
-            model,
-            inbox,
-            pending: Default::default(),
-            version: 0,
-            published: true,
-            keeps_cache: options.keep_cache,
-        };
+        let learning = Learning::new(&model, limits);
+        let scheduler = Scheduler::new(cache, admission, token_bytes);
+        let service = Service::new(model, scheduler, learning, inbox, options.keep_cache);
         std::thread::Builder::new().name("engine-0".into()).spawn(move || service.run()).map_err(
             |error| EngineError::Options(format!("the engine's thread could not be started: {error}")),
         )?;
-        Ok(Engine { commands, config, plan, fingerprint, context })
+        Ok(Engine { commands, policy: BASE, config, plan, fingerprint, context })
     }
 
     /// What an engine with these options will need.
@@ -262,7 +225,31 @@ impl Engine {
     }
 
     async fn learn<T>(&self, command: impl FnOnce(Answer<T>) -> LearnerCommand) -> Result<T, PolicyError> {
-        self.ask(|answer| Command::Learn(command(answer))).await
+        self.ask(|answer| Command::Learn(self.policy, command(answer))).await
+    }
+
+    /// A new adapter over the base weights, which are frozen from now on: a policy of its own, with its own optimiser and
+    /// versions, that at first does what the base does. `base` names the model in the adapter's files.
+    ///
+    /// # Errors
+    /// When the options contradict the model, the base weights have been trained, or the engine has stopped.
+    pub async fn lora(&self, options: LoraOptions, base: &str) -> Result<Engine, PolicyError> {
+        let base = base.to_owned();
+        let policy = self.ask(|answer| Command::Lora(options, base, answer)).await?;
+        Ok(Engine { policy, ..self.clone() })
+    }
+
+    /// The base weights, without adapter.
+    pub fn base(&self) -> Engine {
+        Engine { policy: BASE, ..self.clone() }
+    }
+
+    /// Writes the base weights with this policy's adapter worked into them, in Hugging Face layout, into an existing folder.
+    ///
+    /// # Errors
+    /// When a file cannot be written, or the engine has stopped.
+    pub async fn save_merged(&self, folder: &Path) -> Result<(), PolicyError> {
+        self.learn(|answer| LearnerCommand::Merge(folder.to_path_buf(), answer)).await
     }
 }
 
@@ -270,12 +257,12 @@ impl Engine {
 impl Sampler for Engine {
     async fn sample(&self, request: SampleRequest) -> Result<SampleStream, PolicyError> {
         let (events, stream) = SampleStream::channel();
-        self.ask(|answer| Command::Sample(request, events, answer)).await?;
+        self.ask(|answer| Command::Sample(self.policy, request, events, answer)).await?;
         Ok(stream)
     }
 
     async fn abort(&self, stream: Option<u64>) -> Result<usize, PolicyError> {
-        self.ask(|answer| Command::Abort(stream, answer)).await
+        self.ask(|answer| Command::Abort(self.policy, stream, answer)).await
     }
 
     async fn health(&self) -> Result<Health, PolicyError> {
@@ -283,7 +270,7 @@ impl Sampler for Engine {
     }
 
     async fn version(&self) -> Result<u64, PolicyError> {
-        self.ask(Command::Version).await
+        self.ask(|answer| Command::Version(self.policy, answer)).await
     }
 }
 
@@ -316,164 +303,4 @@ impl Learner for Engine {
     async fn publish(&self, version: u64) -> Result<(), PolicyError> {
         self.learn(|answer| LearnerCommand::Publish(version, answer)).await
     }
-}
-
-/// The engine's thread.
-struct Service {
-    model: Transformer,
-    scheduler: Scheduler,
-    learning: Learning,
-    inbox: Receiver<Command>,
-    pending: std::collections::VecDeque<LearnerCommand>,
-    version: u64,
-    /// Whether the weights are those of `version`.
-    published: bool,
-    /// Whether keys and values outlive the weights that they were computed with.
-    keeps_cache: bool,
-}
-
-impl Service {
-    fn run(mut self) {
-        let mut waited = 0;
-        loop {
-            // Weights that have changed draw nothing until they are published.
-            let drawing = self.published && !self.scheduler.is_idle();
-            // Sleep only when there is nothing to do at all.
-            if !drawing && self.pending.is_empty() {
-                match self.inbox.recv() {
-                    Ok(command) => self.take(command),
-                    Err(_) => return,
-                }
-            }
-            loop {
-                match self.inbox.try_recv() {
-                    Ok(command) => self.take(command),
-                    Err(TryRecvError::Empty) => break,
-                    Err(TryRecvError::Disconnected) => return,
-                }
-            }
-            let drawing = self.published && !self.scheduler.is_idle();
-            if !drawing || waited >= PATIENCE {
-                if let Some(command) = self.pending.pop_front() {
-                    self.learn(command);
-                }
-                waited = 0;
-            } else {
-                waited += usize::from(!self.pending.is_empty());
-                self.scheduler.step(&self.model, self.version);
-            }
-        }
-    }
-
-    fn take(&mut self, command: Command) {
-        // An answer nobody waits for any more is dropped.
-        match command {
-            Command::Sample(request, events, answer) => {
-                let accepted = if self.published {
-                    self.scheduler.submit(&self.model, BASE, request, events)
-                } else {
-                    Err(PolicyError::Invalid(format!(
-                        "the weights have changed since version {} was published; publish them before sampling",
-                        self.version
-                    )))
-                };
-                let _ = answer.send(accepted);
-            }
-            Command::Abort(stream, answer) => drop(answer.send(Ok(self.scheduler.abort(BASE, stream)))),
-            Command::Health(answer) => drop(answer.send(Ok(self.scheduler.health()))),
-            Command::Version(answer) => drop(answer.send(Ok(self.version))),
-            Command::Learn(command) => self.pending.push_back(command),
-        }
-    }
-
-    fn learn(&mut self, command: LearnerCommand) {
-        match command {
-            LearnerCommand::Logprobs(batch, answer) => {
-                drop(answer.send(self.learning.logprobs(&self.model, &batch)));
-            }
-            LearnerCommand::ForwardBackward(batch, loss, answer) => {
-                drop(answer.send(self.learning.forward_backward(&self.model, &batch, &loss)));
-            }
-            LearnerCommand::OptimStep(params, answer) => {
-                let report = self.learning.optim_step(&mut self.model, &params);
-                if report.applied {
-                    self.weights_changed(self.keeps_cache);
-                }
-                drop(answer.send(Ok(report)));
-            }
-            LearnerCommand::Save(folder, with_optimiser, answer) => {
-                drop(answer.send(self.save(&folder, with_optimiser).map_err(storage)));
-            }
-            LearnerCommand::Load(folder, with_optimiser, answer) => {
-                let loaded = self.load(&folder, with_optimiser).map_err(storage);
-                self.weights_changed(false);
-                drop(answer.send(loaded));
-            }
-            LearnerCommand::Publish(version, answer) => {
-                self.version = version;
-                self.published = true;
-                drop(answer.send(Ok(())));
-            }
-        }
-    }
-
-    fn weights_changed(&mut self, keep_cache: bool) {
-        self.published = false;
-        if !keep_cache {
-            self.scheduler.weights_changed(BASE);
-        }
-    }
-
-    fn save(&self, folder: &Path, with_optimiser: bool) -> Result<(), ModelError> {
-        let weights = &self.model.weights;
-        write_json(&folder.join(CONFIG), &weights.config.to_hf_json())?;
-        weights.write(&folder.join(WEIGHTS), &weights.master)?;
-        crash_point("checkpoint_file");
-        let optimiser = &self.learning.optimiser;
-        if with_optimiser && !optimiser.first.is_empty() {
-            for (name, moment) in MOMENTS.iter().zip([&optimiser.first, &optimiser.second]) {
-                weights.write(&folder.join(name), moment)?;
-            }
-            let steps = serde_json::json!({ "schema": 1, "steps": optimiser.steps });
-            write_json(&folder.join(STEPS), &steps)?;
-        }
-        Ok(())
-    }
-
-    fn load(&mut self, folder: &Path, with_optimiser: bool) -> Result<(), ModelError> {
-        let files = ModelFiles::open(folder)?;
-        self.model.weights.read(&self.model.compute, &files)?;
-        let optimiser = &mut self.learning.optimiser;
-        *optimiser = Default::default();
-        let steps = folder.join(STEPS);
-        if !with_optimiser || !steps.exists() {
-            return Ok(());
-        }
-        let damaged = |what: String| ModelError::Damaged { path: steps.clone(), what };
-        let text = std::fs::read_to_string(&steps).map_err(|error| damaged(error.to_string()))?;
-        let value: serde_json::Value =
-            serde_json::from_str(&text).map_err(|error| damaged(error.to_string()))?;
-        let count = value["steps"].as_u64().ok_or_else(|| damaged("it has no number of steps".into()))?;
-        let layout = &self.model.weights.layout;
-        optimiser.ensure(layout);
-        for (name, moment) in MOMENTS.iter().zip([&mut optimiser.first, &mut optimiser.second]) {
-            let file = SafetensorsFile::open(&folder.join(name))?;
-            for place in &layout.places {
-                let parameter = &place.parameter;
-                if file.shape(&parameter.name) != Some(&parameter.shape) {
-                    return Err(ModelError::Damaged {
-                        path: folder.join(name),
-                        what: format!("it has no {} of shape {:?}", parameter.name, parameter.shape),
-                    });
-                }
-                file.read(&parameter.name, &mut moment[place.range.clone()])?;
-            }
-        }
-        optimiser.steps = count;
-        Ok(())
-    }
-}
-
-fn storage(error: ModelError) -> PolicyError {
-    PolicyError::Storage(error.to_string())
 }

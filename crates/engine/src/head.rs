@@ -58,8 +58,8 @@ pub struct HeadGradient<'a> {
     pub loss: &'a Loss,
     /// Gradient of the residual stream after the last block, one row per token of the unit.
     pub dx: &'a mut [f32],
-    /// Gradient of all parameters.
-    pub parameters: &'a mut [f32],
+    /// Gradient of the weights; `None` where they are frozen.
+    pub base: Option<&'a mut [f32]>,
     /// Whether the head's own is added to or overwritten.
     pub mode: Mode,
 }
@@ -117,11 +117,13 @@ impl Head {
                         softmax::multiply(compute.isa, values, found[row].factor);
                     });
                 }
-                let normed = Matrix::new(&self.normed[..chunk.len() * width], chunk.len(), width);
-                let dhead = &mut gradient.parameters[layout.head.clone()];
-                let transposed = dlogits.transposed();
-                product(compute, scratch, transposed, Right::Plain(normed), dhead, width, gradient.mode);
-                gradient.mode = Mode::Add;
+                if let Some(base) = &mut gradient.base {
+                    let normed = Matrix::new(&self.normed[..chunk.len() * width], chunk.len(), width);
+                    let dhead = &mut base[layout.head.clone()];
+                    let transposed = dlogits.transposed();
+                    product(compute, scratch, transposed, Right::Plain(normed), dhead, width, gradient.mode);
+                    gradient.mode = Mode::Add;
+                }
 
                 let drows = self.drows.reserve(chunk.len() * width);
                 drows.fill(0.0);
@@ -134,7 +136,7 @@ impl Head {
                     dnormed,
                     self.inverses.reserve(chunk.len()),
                     drows,
-                    &mut gradient.parameters[layout.norm.clone()],
+                    gradient.base.as_mut().map_or(&mut [], |base| &mut base[layout.norm.clone()]),
                 );
                 for (row, d) in chunk.iter().zip(drows.chunks_exact(width)) {
                     for (to, from) in gradient.dx[row.predictor * width..][..width].iter_mut().zip(d) {
@@ -143,8 +145,8 @@ impl Head {
                 }
             }
         }
-        if let Some(HeadGradient { mode: Mode::Set, parameters, .. }) = gradient {
-            parameters[layout.head.clone()].fill(0.0);
+        if let Some(HeadGradient { mode: Mode::Set, base: Some(base), .. }) = gradient {
+            base[layout.head.clone()].fill(0.0);
         }
         sums
     }

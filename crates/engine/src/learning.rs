@@ -1,5 +1,7 @@
 //! Training: forward and backward over a tree batch.
 
+use std::ops::Range;
+
 use dressage_policy::{ForwardBackward, OptimParams, OptimReport, PolicyError};
 use dressage_rl::Loss;
 use dressage_tree::TreeBatch;
@@ -8,9 +10,11 @@ use crate::activations::Activations;
 use crate::backward::{Above, Backward, Parameters};
 use crate::buffer::Buffer;
 use crate::head::{Head, HeadGradient};
+use crate::layout::Layout;
 use crate::ops::kv::{BLOCK, Blocks, Places};
 use crate::optimiser::Optimiser;
 use crate::packing::{self, Packing, Step, Unit, schedule};
+use crate::product::Mode;
 use crate::transformer::{Rows, Temporary, Transformer};
 use crate::weights::attention_shape;
 
@@ -31,8 +35,10 @@ impl Limits {
 
 /// Everything that training needs besides the model.
 pub struct Learning {
-    /// Gradient and optimiser state.
+    /// Gradient and optimiser state of the weights.
     pub optimiser: Optimiser,
+    /// Those of the adapters.
+    pub adapters: Vec<Optimiser>,
     limits: Limits,
     activations: Activations,
     /// Keys and values of the unit at work, of one block at a time.
@@ -69,11 +75,18 @@ impl Stack {
 struct Laid<'a> {
     tokens: &'a [u32],
     packing: Packing,
+    /// All its rows go through the adapter that is trained or evaluated.
+    adapters: Vec<(Range<usize>, usize)>,
 }
 
 impl Laid<'_> {
     fn rows(&self) -> Rows<'_> {
-        Rows { tokens: self.tokens, positions: &self.packing.positions, spans: &self.packing.spans }
+        Rows {
+            tokens: self.tokens,
+            positions: &self.packing.positions,
+            spans: &self.packing.spans,
+            adapters: &self.adapters,
+        }
     }
 }
 
@@ -84,6 +97,7 @@ impl Learning {
         let blocks = |layers| Blocks::new(attention_shape(config), layers, model.compute.precision);
         Learning {
             optimiser: Optimiser::default(),
+            adapters: Vec::new(),
             limits,
             activations: Activations::new(config.layers, limits.kept),
             blocks: blocks(1),
@@ -97,11 +111,16 @@ impl Learning {
         }
     }
 
-    /// Log-probability of every target.
+    /// Log-probability of every target, through an adapter or without one.
     ///
     /// # Errors
     /// When the batch does not fit the model.
-    pub fn logprobs(&mut self, model: &Transformer, batch: &TreeBatch) -> Result<Vec<f32>, PolicyError> {
+    pub fn logprobs(
+        &mut self,
+        model: &Transformer,
+        adapter: Option<usize>,
+        batch: &TreeBatch,
+    ) -> Result<Vec<f32>, PolicyError> {
         packing::check(batch, model.context, model.weights.config.vocabulary)?;
         let mut logprobs = vec![0.0; batch.targets.len()];
         for step in schedule(batch, self.limits.rows) {
@@ -110,7 +129,7 @@ impl Learning {
                 Step::Train(unit) => (unit, false),
                 Step::Pop(_) => continue,
             };
-            let laid = self.lay(model, batch, &unit, push);
+            let laid = self.lay(model, adapter, batch, &unit, push);
             let Learning { activations, temporary, stack, blocks, head, .. } = self;
             let mut places = Places { stack: &mut stack.blocks, passing: blocks };
             activations.forward_only(model, laid.rows(), temporary, &mut places);
@@ -120,29 +139,36 @@ impl Learning {
         Ok(logprobs)
     }
 
-    /// Adds the gradient of `loss` over `batch` to the accumulated one.
+    /// Adds the gradient of `loss` over `batch` to the accumulated one: that of the weights, or of an adapter over them.
     ///
     /// # Errors
     /// When the batch does not fit the model or the loss; nothing has been added then.
     pub fn forward_backward(
         &mut self,
         model: &Transformer,
+        adapter: Option<usize>,
         batch: &TreeBatch,
         loss: &Loss,
     ) -> Result<ForwardBackward, PolicyError> {
         loss.check(batch).map_err(|error| PolicyError::Invalid(error.to_string()))?;
         packing::check(batch, model.context, model.weights.config.vocabulary)?;
-        self.optimiser.ensure(&model.weights.layout);
+        match adapter {
+            None => self.optimiser.ensure(model.weights.layout.len),
+            Some(index) => {
+                self.ensure_adapter(index);
+                self.adapters[index].ensure(model.adapters[index].layout.len);
+            }
+        }
         let mut logprobs = vec![0.0; batch.targets.len()];
         let mut sums = ForwardBackward::default();
         for step in schedule(batch, self.limits.rows) {
             match step {
-                Step::Push(unit) => self.push(model, batch, &unit),
+                Step::Push(unit) => self.push(model, adapter, batch, &unit),
                 Step::Train(unit) => {
-                    sums.merge(&self.train(model, batch, &unit, false, loss, &mut logprobs));
+                    sums.merge(&self.train(model, adapter, batch, &unit, false, loss, &mut logprobs));
                 }
                 Step::Pop(unit) => {
-                    sums.merge(&self.train(model, batch, &unit, true, loss, &mut logprobs));
+                    sums.merge(&self.train(model, adapter, batch, &unit, true, loss, &mut logprobs));
                 }
             }
         }
@@ -150,14 +176,47 @@ impl Learning {
     }
 
     /// One optimiser step over what has accumulated. A gradient that is not finite is dropped and changes nothing.
-    pub fn optim_step(&mut self, model: &mut Transformer, params: &OptimParams) -> OptimReport {
-        self.optimiser.step(model, params)
+    pub fn optim_step(
+        &mut self,
+        model: &mut Transformer,
+        adapter: Option<usize>,
+        params: &OptimParams,
+    ) -> OptimReport {
+        let Transformer { compute, weights, adapters, .. } = model;
+        match adapter {
+            None => {
+                let groups = weights.layout.groups();
+                let report = self.optimiser.step(compute, &groups, params, &mut weights.master);
+                if report.applied {
+                    weights.refresh(compute);
+                }
+                report
+            }
+            Some(index) => {
+                self.ensure_adapter(index);
+                let adapter = &mut adapters[index];
+                let groups = adapter.layout.groups();
+                let report = self.adapters[index].step(compute, &groups, params, &mut adapter.master);
+                if report.applied {
+                    adapter.refresh(compute);
+                }
+                report
+            }
+        }
+    }
+
+    /// Makes sure that an adapter has an optimiser.
+    pub fn ensure_adapter(&mut self, index: usize) {
+        if self.adapters.len() <= index {
+            self.adapters.resize_with(index + 1, Optimiser::default);
+        }
     }
 
     /// Lays out a unit and makes room for it.
     fn lay<'a>(
         &mut self,
         model: &Transformer,
+        adapter: Option<usize>,
         batch: &'a TreeBatch,
         unit: &Unit,
         on_stack: bool,
@@ -168,12 +227,13 @@ impl Learning {
         }
         let packing = Packing::new(batch, unit, self.stack.blocks.len(), on_stack);
         self.blocks.grow(packing.blocks);
-        Laid { tokens: &batch.tokens[unit.tokens.clone()], packing }
+        let adapters = adapter.map(|index| (0..unit.tokens.len(), index)).into_iter().collect();
+        Laid { tokens: &batch.tokens[unit.tokens.clone()], packing, adapters }
     }
 
     /// Puts keys and values of a unit on the stack, with no gradient yet.
-    fn push(&mut self, model: &Transformer, batch: &TreeBatch, unit: &Unit) {
-        let laid = self.lay(model, batch, unit, true);
+    fn push(&mut self, model: &Transformer, adapter: Option<usize>, batch: &TreeBatch, unit: &Unit) {
+        let laid = self.lay(model, adapter, batch, unit, true);
         let width = 2 * attention_shape(&model.weights.config).key();
         for gradient in &mut self.stack.gradients {
             gradient[unit.above * width..][..unit.tokens.len() * width].fill(0.0);
@@ -184,9 +244,11 @@ impl Learning {
     }
 
     /// Runs a unit forward and backward.
+    #[allow(clippy::too_many_arguments)]
     fn train(
         &mut self,
         model: &Transformer,
+        adapter: Option<usize>,
         batch: &TreeBatch,
         unit: &Unit,
         on_stack: bool,
@@ -194,18 +256,36 @@ impl Learning {
         logprobs: &mut [f32],
     ) -> ForwardBackward {
         let config = &model.weights.config;
-        let laid = self.lay(model, batch, unit, on_stack);
+        let laid = self.lay(model, adapter, batch, unit, on_stack);
         let rows = laid.rows();
         let size = rows.tokens.len() * config.hidden;
-        let Learning { optimiser, activations, temporary, stack, blocks, head, backward, .. } = self;
+        let Learning { optimiser, adapters, activations, temporary, stack, blocks, head, backward, .. } =
+            self;
         let mut places = Places { stack: &mut stack.blocks, passing: blocks };
         activations.forward(model, rows, temporary, &mut places);
 
         let dx = backward.dx.reserve(size);
         dx.fill(0.0);
-        let mode = optimiser.begin(&model.weights.layout);
-        let mut parameters = Parameters { gradient: &mut optimiser.gradient, mode };
-        let gradient = HeadGradient { loss, dx, parameters: &mut *parameters.gradient, mode };
+        let mut parameters = match adapter {
+            None => {
+                let mode = optimiser.begin();
+                if mode == Mode::Set {
+                    clear_what_products_leave(&model.weights.layout, &mut optimiser.gradient);
+                }
+                Parameters { base: Some(&mut optimiser.gradient), adapter: None, mode }
+            }
+            Some(index) => {
+                let optimiser = &mut adapters[index];
+                let mode = optimiser.begin();
+                Parameters {
+                    base: None,
+                    adapter: Some((&model.adapters[index], &mut optimiser.gradient)),
+                    mode,
+                }
+            }
+        };
+        let mode = parameters.mode;
+        let gradient = HeadGradient { loss, dx, base: parameters.base.as_deref_mut(), mode };
         let x = activations.output(size);
         let sums = head.run(model, batch, unit, x, &mut temporary.scratch, Some(gradient), logprobs);
 
@@ -225,18 +305,28 @@ impl Learning {
                 Above { positions, own },
             );
         }
-        backward.embedding(model, rows.tokens, parameters.gradient);
+        backward.embedding(model, rows.tokens, &mut parameters);
         sums
+    }
+}
+
+/// Clears the parts of a gradient that no product overwrites: norms, biases, and the embedding unless it is the head, too.
+fn clear_what_products_leave(layout: &Layout, gradient: &mut [f32]) {
+    let norms_and_biases = layout.groups().into_iter().filter(|g| !g.decay).map(|g| g.start..g.start + g.len);
+    let table = Some(layout.embedding.clone()).filter(|table| *table != layout.head);
+    for range in norms_and_biases.chain(table) {
+        gradient[range].fill(0.0);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use dressage_policy::uniform;
+    use dressage_policy::{LoraOptions, uniform};
     use dressage_rl::{KlEstimator, KlPenalty, PolicyLoss};
     use dressage_tree::{PathInput, PathTarget, Term};
 
     use super::*;
+    use crate::adapter::Adapter;
     use crate::reference::Reference;
     use crate::testing::{family_configs, random_weights, tiny_config};
     use crate::{Compute, Precision};
@@ -309,7 +399,7 @@ mod tests {
             assert!((batch.tokens.len() as u64) < batch.path_tokens);
             for loss in losses() {
                 let mut learning = Learning::new(&model, Limits::NONE);
-                let sums = learning.forward_backward(&model, &batch, &loss).unwrap();
+                let sums = learning.forward_backward(&model, None, &batch, &loss).unwrap();
                 let mut reference = Reference::new(&model.weights);
                 let exact = exact_loss(&reference, &paths, &loss);
                 assert!((sums.loss - exact).abs() < 1e-5 * (1.0 + exact.abs()), "{} {exact}", sums.loss);
@@ -351,7 +441,7 @@ mod tests {
             .map(|threads| {
                 let model = model(&config, *threads);
                 let mut learning = Learning::new(&model, Limits::NONE);
-                learning.forward_backward(&model, &whole, &loss).unwrap();
+                learning.forward_backward(&model, None, &whole, &loss).unwrap();
                 learning.optimiser.gradient.to_vec()
             })
             .collect();
@@ -361,7 +451,7 @@ mod tests {
         let mut learning = Learning::new(&model, Limits::NONE);
         for path in &paths {
             let alone = TreeBatch::merge(std::slice::from_ref(path)).unwrap();
-            learning.forward_backward(&model, &alone, &loss).unwrap();
+            learning.forward_backward(&model, None, &alone, &loss).unwrap();
         }
         for place in &model.weights.layout.places {
             let pairs = gradients[0][place.range.clone()]
@@ -389,8 +479,8 @@ mod tests {
                 let batch = TreeBatch::merge(&paths).unwrap();
                 let run = |limits: Limits| {
                     let mut learning = Learning::new(&model, limits);
-                    let logprobs = learning.logprobs(&model, &batch).unwrap();
-                    let sums = learning.forward_backward(&model, &batch, &losses()[1]).unwrap();
+                    let logprobs = learning.logprobs(&model, None, &batch).unwrap();
+                    let sums = learning.forward_backward(&model, None, &batch, &losses()[1]).unwrap();
                     assert_eq!(sums.tokens, batch.tokens.len() as u64);
                     let bits: Vec<u32> = logprobs.iter().map(|p| p.to_bits()).collect();
                     (bits, sums, learning.optimiser.gradient.to_vec())
@@ -433,7 +523,7 @@ mod tests {
                 let weights = random_weights(&compute, &config, 5);
                 let model = Transformer::new(compute, weights, config.context);
                 let mut learning = Learning::new(&model, Limits::NONE);
-                learning.forward_backward(&model, &whole, &losses()[0]).unwrap();
+                learning.forward_backward(&model, None, &whole, &losses()[0]).unwrap();
                 (model, learning.optimiser.gradient.to_vec())
             };
             let (model, exact) = gradient(1, Precision::F32);
@@ -448,6 +538,67 @@ mod tests {
                     (norm(&mut a.iter().zip(b).map(|(a, b)| a - b)), norm(&mut b.iter().copied()));
                 assert!(error < 0.03 * size, "{}: {error} of {size}", place.parameter.name);
                 assert!(error > 0.0, "{}", place.parameter.name);
+            }
+        }
+    }
+
+    /// The loss's slope along random directions of A and of B, with the adapter worked into the weights in f64; in units, too.
+    #[test]
+    fn gradients_of_adapters_match_f64() {
+        for config in family_configs() {
+            let mut model = model(&config, 2);
+            let targets = ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"].map(str::to_owned).to_vec();
+            let options = LoraOptions { rank: 3, alpha: 5.0, targets, seed: 1 };
+            let mut adapter = Adapter::new(&model.compute, &config, options, String::new()).unwrap();
+            let paths = paths(config.vocabulary);
+            let batch = TreeBatch::merge(&paths).unwrap();
+            let loss = losses()[1];
+            let mut learning = Learning::new(&model, Limits::NONE);
+            let base = learning.logprobs(&model, None, &batch).unwrap();
+            model.adapters.push(adapter);
+            assert_eq!(
+                learning.logprobs(&model, Some(0), &batch).unwrap(),
+                base,
+                "a new one changes nothing"
+            );
+            adapter = model.adapters.remove(0);
+            for (i, value) in adapter.master.iter_mut().enumerate() {
+                *value += (uniform(23, 0, i as u64) - 0.5) as f32 * 0.3;
+            }
+            adapter.refresh(&model.compute);
+            model.adapters.push(adapter);
+
+            let sums = learning.forward_backward(&model, Some(0), &batch, &loss).unwrap();
+            assert!(learning.optimiser.gradient.is_empty(), "the weights are frozen");
+            let gradient = learning.adapters[0].gradient.to_vec();
+            let mut parts = Learning::new(&model, Limits { rows: 13, kept: 1 });
+            parts.forward_backward(&model, Some(0), &batch, &loss).unwrap();
+            let layout = &model.weights.layout;
+            let place =
+                |name: &str| layout.places.iter().find(|p| p.parameter.name == name).map(|p| p.range.clone());
+            let exact_at = |moved: &[f64]| {
+                let mut merged: Vec<f64> = model.weights.master.iter().map(|w| f64::from(*w)).collect();
+                model.adapters[0].merge_into(place, moved, &mut merged);
+                exact_loss(&Reference::of(&config, layout, &merged), &paths, &loss)
+            };
+            let start: Vec<f64> = model.adapters[0].master.iter().map(|v| f64::from(*v)).collect();
+            assert!((sums.loss - exact_at(&start)).abs() < 1e-5 * (1.0 + sums.loss.abs()));
+            for group in model.adapters[0].layout.groups() {
+                let range = group.start..group.start + group.len;
+                let direction = |i: usize| uniform(29, group.start as u64, i as u64) - 0.5;
+                let step = 1e-5 / (group.len as f64).sqrt();
+                let along = |t: f64| {
+                    let mut moved = start.clone();
+                    moved[range.clone()].iter_mut().enumerate().for_each(|(i, v)| *v += t * direction(i));
+                    exact_at(&moved)
+                };
+                let expected = (along(step) - along(-step)) / (2.0 * step);
+                for gradient in [&gradient[range.clone()], &parts.adapters[0].gradient[range.clone()]] {
+                    let found: f64 =
+                        gradient.iter().enumerate().map(|(i, g)| f64::from(*g) * direction(i)).sum();
+                    let size: f64 = gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
+                    assert!((found - expected).abs() < 1e-3 * size, "{group:?}: {found} {expected}, {size}");
+                }
             }
         }
     }
@@ -470,17 +621,17 @@ mod tests {
             let loss = losses()[1];
             let (mut new, mut used) =
                 (Learning::new(&model, Limits::NONE), Learning::new(&model, Limits::NONE));
-            used.forward_backward(&model, &second, &loss).unwrap();
-            used.optim_step(&mut model, &still);
+            used.forward_backward(&model, None, &second, &loss).unwrap();
+            used.optim_step(&mut model, None, &still);
             for learning in [&mut new, &mut used] {
-                learning.forward_backward(&model, &first, &loss).unwrap();
-                learning.forward_backward(&model, &second, &loss).unwrap();
+                learning.forward_backward(&model, None, &first, &loss).unwrap();
+                learning.forward_backward(&model, None, &second, &loss).unwrap();
             }
             assert_eq!(new.optimiser.gradient.to_vec(), used.optimiser.gradient.to_vec());
             // A batch without targets overwrites all of it with nothing.
-            used.optim_step(&mut model, &still);
+            used.optim_step(&mut model, None, &still);
             let silent = PathInput { tokens: paths[0].tokens.clone(), targets: vec![] };
-            used.forward_backward(&model, &TreeBatch::merge(&[silent]).unwrap(), &loss).unwrap();
+            used.forward_backward(&model, None, &TreeBatch::merge(&[silent]).unwrap(), &loss).unwrap();
             assert!(used.optimiser.gradient.iter().all(|g| *g == 0.0));
         }
     }
@@ -489,8 +640,8 @@ mod tests {
     fn a_gradient_that_is_not_finite_changes_nothing() {
         let mut model = model(&tiny_config(), 1);
         let mut learning = Learning::new(&model, Limits::NONE);
-        learning.optimiser.ensure(&model.weights.layout);
-        learning.optimiser.begin(&model.weights.layout);
+        learning.optimiser.ensure(model.weights.layout.len);
+        learning.optimiser.begin();
         learning.optimiser.gradient[7] = f32::NAN;
         let before = model.weights.master.to_vec();
         let params = OptimParams {
@@ -501,11 +652,11 @@ mod tests {
             weight_decay: 0.0,
             max_grad_norm: 1.0,
         };
-        let report = learning.optim_step(&mut model, &params);
+        let report = learning.optim_step(&mut model, None, &params);
         assert!(!report.applied && report.grad_norm.is_nan());
         assert_eq!(before, model.weights.master.to_vec());
         // Nor does it stay for the next step.
-        let report = learning.optim_step(&mut model, &params);
+        let report = learning.optim_step(&mut model, None, &params);
         assert!(report.applied && report.grad_norm == 0.0);
     }
 
@@ -516,7 +667,7 @@ mod tests {
         let loss = losses()[0];
         let message = |path: PathInput, learning: &mut Learning| {
             let batch = TreeBatch::merge(&[path]).unwrap();
-            learning.forward_backward(&model, &batch, &loss).unwrap_err().to_string()
+            learning.forward_backward(&model, None, &batch, &loss).unwrap_err().to_string()
         };
         let target = |temperature| PathTarget { index: 1, temperature, term: Term::default() };
         let alien = PathInput { tokens: vec![1, 300], targets: vec![] };

@@ -17,9 +17,11 @@
 //! [`scheduler`] (sampling), [`engine`] (the service). Not here: text, files (`dressage-model`) and what a loss is (`dressage-rl`).
 
 pub mod activations;
+pub mod adapter;
 pub mod backward;
 pub mod buffer;
 pub mod cache;
+mod checkpoint;
 mod choose;
 pub mod engine;
 pub mod head;
@@ -36,6 +38,7 @@ pub mod radix;
 #[cfg(test)]
 mod reference;
 pub mod scheduler;
+mod service;
 pub mod simd;
 pub mod testing;
 pub mod transformer;

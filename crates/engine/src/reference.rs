@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use dressage_model::ModelConfig;
 
+use crate::layout::Layout;
 use crate::weights::Weights;
 
 /// A model's parameters in f64, by Hugging Face name.
@@ -25,11 +26,14 @@ fn rms_norm(x: &[f64], weight: &[f64], epsilon: f64) -> Vec<f64> {
 impl Reference {
     /// The parameters of `weights`.
     pub fn new(weights: &Weights) -> Self {
-        let wide =
-            |range: &std::ops::Range<usize>| weights.part(range).iter().map(|v| f64::from(*v)).collect();
-        let parameters =
-            weights.layout.places.iter().map(|p| (p.parameter.name.clone(), wide(&p.range))).collect();
-        Reference { config: weights.config.clone(), parameters }
+        let wide: Vec<f64> = weights.master.iter().map(|v| f64::from(*v)).collect();
+        Reference::of(&weights.config, &weights.layout, &wide)
+    }
+
+    /// Parameters that lie in `array` as `layout` says.
+    pub fn of(config: &ModelConfig, layout: &Layout, array: &[f64]) -> Self {
+        let named = layout.places.iter().map(|p| (p.parameter.name.clone(), array[p.range.clone()].to_vec()));
+        Reference { config: config.clone(), parameters: named.collect() }
     }
 
     fn project(&self, name: &str, x: &[f64]) -> Vec<f64> {

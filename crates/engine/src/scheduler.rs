@@ -5,6 +5,7 @@
 //! done. A request whose prompt another running sequence is just computing waits for it: a prompt is computed once.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,21 @@ const WORTH_WAITING: usize = 16;
 
 /// Where a request's tokens go.
 pub type Events = UnboundedSender<Result<SampleEvent, PolicyError>>;
+
+/// Which weights of a policy are drawn from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Published {
+    /// Their version.
+    pub version: u64,
+    /// Whether they are the ones that the policy has now. If not, it draws nothing.
+    pub current: bool,
+}
+
+impl Default for Published {
+    fn default() -> Self {
+        Published { version: 0, current: true }
+    }
+}
 
 /// Limits of the scheduler.
 #[derive(Debug, Clone, Copy)]
@@ -143,9 +159,10 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Whether nothing is left to do.
-    pub fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.running.is_empty()
+    /// Whether there is anything to do for a policy that may draw.
+    pub fn has_work(&self, published: &[Published]) -> bool {
+        let current = |policy: u32| published[policy as usize].current;
+        self.running.iter().any(|s| current(s.policy)) || self.waiting.iter().any(|w| current(w.policy))
     }
 
     /// Counters.
@@ -198,17 +215,20 @@ impl Scheduler {
         aborted
     }
 
-    /// Runs one batch, drawing tokens under weights of `version`.
-    pub fn step(&mut self, model: &Transformer, version: u64) {
+    /// Runs one batch; `published` says, for every policy, what it draws from.
+    pub fn step(&mut self, model: &Transformer, published: &[Published]) {
         self.drop_abandoned();
         self.admit(model.context);
-        let batch = self.next_batch();
+        let mut batch = self.next_batch(published);
+        // Rows of one policy next to each other. The order changes no result.
+        batch.sort_by_key(|(index, _)| self.running[*index].policy);
         if batch.is_empty() {
             return;
         }
         crash_point("decode_step");
         let start = Instant::now();
         let (mut tokens, mut positions, mut spans, mut wanted) = (vec![], vec![], vec![], vec![]);
+        let mut adapters: Vec<(Range<usize>, usize)> = Vec::new();
         for &(index, len) in &batch {
             let sequence = &mut self.running[index];
             let (from, to) = (sequence.computed, sequence.computed + len);
@@ -218,6 +238,13 @@ impl Scheduler {
             if to == sequence.tokens.len() {
                 wanted.push((index, tokens.len() + len - 1));
             }
+            if let Some(adapter) = (sequence.policy as usize).checked_sub(1) {
+                let rows = tokens.len()..tokens.len() + len;
+                match adapters.last_mut() {
+                    Some((run, last)) if *last == adapter => run.end = rows.end,
+                    _ => adapters.push((rows, adapter)),
+                }
+            }
             let blocks = sequence.blocks[..to.div_ceil(BLOCK)].to_vec();
             spans.push(Span { row: tokens.len(), len, position: from, blocks, inherits: None });
             tokens.extend_from_slice(&sequence.tokens[from..to]);
@@ -225,7 +252,7 @@ impl Scheduler {
             self.prefilled += (to.min(sequence.prompt)).saturating_sub(from) as u64;
             sequence.computed = to;
         }
-        let rows = Rows { tokens: &tokens, positions: &positions, spans: &spans };
+        let rows = Rows { tokens: &tokens, positions: &positions, spans: &spans, adapters: &adapters };
         let last_rows: Vec<usize> = wanted.iter().map(|(_, row)| *row).collect();
         self.inference.run(model, rows, &mut self.cache.blocks, &last_rows, &mut self.logits);
         for &(index, len) in &batch {
@@ -235,12 +262,12 @@ impl Scheduler {
                 self.cache.keep(sequence.policy, whole, &sequence.blocks);
             }
         }
-        self.draw(model, version, &wanted);
+        self.draw(model, published, &wanted);
         self.busy += start.elapsed();
     }
 
     /// Draws a token for every wanted row, hands it on, and ends what is finished.
-    fn draw(&mut self, model: &Transformer, version: u64, wanted: &[(usize, usize)]) {
+    fn draw(&mut self, model: &Transformer, published: &[Published], wanted: &[(usize, usize)]) {
         let vocabulary = model.weights.config.vocabulary;
         let logits = Shared::new(&mut self.logits[..wanted.len() * vocabulary]);
         let mut drawn = vec![(0u32, 0.0f32); wanted.len()];
@@ -259,6 +286,7 @@ impl Scheduler {
             self.drawn += 1;
             let sequence = &mut self.running[index];
             sequence.tokens.push(token);
+            let version = published[sequence.policy as usize].version;
             let event = SampleEvent::Tokens { tokens: vec![token], logprobs: vec![logprob], version };
             // A receiver that is gone is noticed before the next step.
             let _ = sequence.events.send(Ok(event));
@@ -338,13 +366,14 @@ impl Scheduler {
     }
 
     /// Which sequences go into the next batch, with how many rows: decoding ones first, then prompts as far as they fit.
-    fn next_batch(&self) -> Vec<(usize, usize)> {
+    fn next_batch(&self, published: &[Published]) -> Vec<(usize, usize)> {
         let mut left = self.limits.rows;
         let mut batch = Vec::new();
         for decoding in [true, false] {
             for (index, sequence) in self.running.iter().enumerate() {
                 let missing = sequence.tokens.len() - sequence.computed;
-                if (missing == 1) == decoding && left > 0 {
+                let current = published[sequence.policy as usize].current;
+                if current && (missing == 1) == decoding && left > 0 {
                     let len = missing.min(left);
                     left -= len;
                     batch.push((index, len));

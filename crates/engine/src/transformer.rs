@@ -3,7 +3,10 @@
 //! A batch is rows of tokens, cut into [`Span`]s: runs of rows on one path. Sampling and training differ only in where keys
 //! and values are kept and in what is remembered for the backward pass; every number is computed by the same code.
 
+use std::ops::Range;
+
 use crate::Compute;
+use crate::adapter::{Adapter, Low};
 use crate::buffer::Buffer;
 use crate::layout::Site;
 use crate::ops::kv::{Blocks, KeyValues, Span};
@@ -22,6 +25,8 @@ pub struct Rows<'a> {
     pub positions: &'a [u32],
     /// Runs of rows on one path, in the order of rows.
     pub spans: &'a [Span],
+    /// Runs of rows that go through an adapter, with its place in [`Transformer::adapters`].
+    pub adapters: &'a [(Range<usize>, usize)],
 }
 
 /// What one block computes from its input and its backward pass needs, a row per token.
@@ -50,6 +55,8 @@ pub struct Temporary {
     pub hidden: Buffer,
     /// Scratch of products.
     pub scratch: Scratch,
+    /// Rows within adapters.
+    pub low: Low,
 }
 
 /// A model that can be run: weights, rotary tables, and where to compute.
@@ -58,6 +65,8 @@ pub struct Transformer {
     pub compute: Compute,
     /// The weights.
     pub weights: Weights,
+    /// Adapters over them.
+    pub adapters: Vec<Adapter>,
     /// Rotary tables up to the context.
     pub rope: RopeTable,
     /// Longest path.
@@ -68,7 +77,7 @@ impl Transformer {
     /// A model with room for paths of `context` tokens.
     pub fn new(compute: Compute, weights: Weights, context: usize) -> Self {
         let rope = RopeTable::new(&weights.config.rope, weights.config.head_dim, context);
-        Transformer { compute, weights, rope, context }
+        Transformer { compute, weights, adapters: Vec::new(), rope, context }
     }
 
     /// Where the queries of a row of queries, keys and values are.
@@ -92,10 +101,13 @@ impl Transformer {
         });
     }
 
-    /// A linear map of block `layer`: `out = residual + x · Wᵀ (+ bias)`, or without the residual.
+    /// A linear map of block `layer`, its adapters included: `out = residual + x · Wᵀ (+ bias)`, or without the residual.
+    #[allow(clippy::too_many_arguments)]
     fn project(
         &self,
         scratch: &mut Scratch,
+        low: &mut Low,
+        adapters: &[(Range<usize>, usize)],
         layer: usize,
         site: Site,
         x: &[f32],
@@ -124,6 +136,11 @@ impl Transformer {
         };
         let weight = Right::Packed(self.weights.packed(layer, site));
         product(&self.compute, scratch, Matrix::new(x, rows, at.inputs), weight, out, width, mode);
+        for (rows, adapter) in adapters {
+            let x = &x[rows.start * at.inputs..rows.end * at.inputs];
+            let out = &mut out[rows.start * width..rows.end * width];
+            self.adapters[*adapter].forward(&self.compute, scratch, low, layer, site, x, width, out);
+        }
     }
 
     /// Runs block `layer` on `input` (rows of the residual stream), leaving its output in `out`.
@@ -140,11 +157,12 @@ impl Transformer {
     ) {
         self.forward_state(layer, rows, keys_values, input, state, temporary);
         let (count, wide) = (rows.tokens.len(), self.weights.config.intermediate);
-        let activated = temporary.hidden.reserve(count * wide);
+        let Temporary { hidden, scratch, low, .. } = temporary;
+        let activated = hidden.reserve(count * wide);
         swiglu::forward(&self.compute, count, wide, &state.gate_up[..count * 2 * wide], activated);
         let middle = &state.middle[..input.len()];
         let out = out.reserve(input.len());
-        self.project(&mut temporary.scratch, layer, Site::Down, activated, Some(middle), out);
+        self.project(scratch, low, rows.adapters, layer, Site::Down, activated, Some(middle), out);
     }
 
     /// The part of [`Transformer::forward_layer`] that the block's backward pass needs: all but its output.
@@ -162,12 +180,13 @@ impl Transformer {
         let at = &self.weights.layout.layers[layer];
         let count = rows.tokens.len();
         let (compute, epsilon) = (&self.compute, config.norm_epsilon);
-        let Temporary { normed, scratch, .. } = temporary;
+        let Temporary { normed, scratch, low, .. } = temporary;
+        let adapters = rows.adapters;
 
         let normed = normed.reserve(input.len());
         norm::forward(compute, count, input, self.weights.part(&at.attention_norm), epsilon, normed);
         let qkv = state.qkv.reserve(count * shape.qkv());
-        self.project(scratch, layer, Site::Qkv, normed, None, qkv);
+        self.project(scratch, low, adapters, layer, Site::Qkv, normed, None, qkv);
         if config.qk_norm {
             state.raw.reserve(qkv.len()).copy_from_slice(qkv);
         }
@@ -178,11 +197,11 @@ impl Transformer {
         attention::forward(compute, keys_values, rows.spans, qkv, attended, Some(stats));
 
         let middle = state.middle.reserve(input.len());
-        self.project(scratch, layer, Site::Output, attended, Some(input), middle);
+        self.project(scratch, low, adapters, layer, Site::Output, attended, Some(input), middle);
 
         norm::forward(compute, count, middle, self.weights.part(&at.mlp_norm), epsilon, normed);
         let gate_up = state.gate_up.reserve(count * 2 * config.intermediate);
-        self.project(scratch, layer, Site::GateUp, normed, None, gate_up);
+        self.project(scratch, low, adapters, layer, Site::GateUp, normed, None, gate_up);
     }
 
     /// Norms (where the model has them) and rotary embedding of queries and keys, in place.

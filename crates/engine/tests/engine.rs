@@ -10,8 +10,8 @@ use dressage_engine::testing::{family_configs, random_weights, tiny_config};
 use dressage_engine::{Compute, Engine, EngineOptions, Isa, Precision};
 use dressage_model::ModelConfig;
 use dressage_policy::{
-    Completion, FinishReason, Learner, OptimParams, PolicyError, SampleEvent, SampleRequest, SampleStream,
-    Sampler, SamplingParams, TokenBytes, uniform,
+    Completion, FinishReason, Learner, LoraOptions, OptimParams, PolicyError, SampleEvent, SampleRequest,
+    SampleStream, Sampler, SamplingParams, TokenBytes, uniform,
 };
 use dressage_rl::{Loss, PolicyLoss};
 use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};
@@ -368,6 +368,82 @@ async fn a_checkpoint_brings_everything_back() {
     }
     std::fs::remove_file(b.path().join("model.safetensors")).unwrap();
     assert!(other.load(b.path(), true).await.is_err());
+}
+
+/// Adapters over one base are policies of their own: sampled from at the same time, trained and versioned apart, saved, loaded,
+/// and merged into a model that does the same.
+#[tokio::test]
+async fn adapters_share_a_base() {
+    let config = &family_configs()[2];
+    for precision in [Precision::F32, Precision::Bf16] {
+        let base = start(config, 2, Isa::detect(), &EngineOptions { precision, ..options() });
+        let lora = LoraOptions { rank: 4, ..LoraOptions::default() };
+        let first = base.lora(lora.clone(), "a model").await.unwrap();
+        let second = base.lora(LoraOptions { seed: 5, ..lora.clone() }, "a model").await.unwrap();
+        let before = train(&second, 1, 0).await;
+        let trained = train(&second, 20, 1).await;
+        assert!(trained < before * 0.8, "{before} {trained}");
+
+        let policies = [&base, &first, &second];
+        let params = SamplingParams { max_tokens: 30, ..SamplingParams::default() };
+        let mut streams = Vec::new();
+        for stream in 0..4 {
+            for policy in policies {
+                let request = request(stream, tokens(stream / 2, 33), params.clone());
+                streams.push(policy.sample(request).await.unwrap());
+            }
+        }
+        let mut replies = Vec::new();
+        for stream in streams {
+            replies.push(stream.collect(DEADLINE).await.unwrap());
+        }
+        for (i, reply) in replies.iter().enumerate() {
+            let version = if i % 3 == 2 { 21 } else { 0 };
+            assert!(reply.versions.iter().all(|run| run.version == version));
+            let path = [tokens(i as u64 / 6, 33), reply.tokens.clone()].concat();
+            let drawn = reply.logprobs.iter().enumerate().map(|(i, p)| (33 + i, *p)).collect();
+            let now = policies[i % 3].logprobs(Arc::new(batch_of(&[(path, drawn, 1.0)]))).await.unwrap();
+            assert!(now.iter().zip(&reply.logprobs).all(|(a, b)| a.to_bits() == b.to_bits()), "reply {i}");
+        }
+        for of_task in replies.chunks(3) {
+            assert_eq!(of_task[0].logprobs, of_task[1].logprobs, "untrained, it does what the base does");
+            assert_ne!(of_task[0].logprobs, of_task[2].logprobs);
+        }
+
+        let folder = tempfile::tempdir().unwrap();
+        second.save(folder.path(), true).await.unwrap();
+        first.load(folder.path(), true).await.unwrap();
+        first.publish(3).await.unwrap();
+        let [a, b] = [train(&first, 5, 30).await, train(&second, 5, 30).await];
+        assert_eq!(a.to_bits(), b.to_bits(), "with its optimiser");
+
+        let merged = tempfile::tempdir().unwrap();
+        second.save_merged(merged.path()).await.unwrap();
+        let other = start(config, 1, Isa::detect(), &EngineOptions { precision, ..options() });
+        other.load(merged.path(), false).await.unwrap();
+        let batch = Arc::new(batch_of(&rollouts_of(&replies)));
+        let [x, y] = [second.logprobs(batch.clone()).await.unwrap(), other.logprobs(batch).await.unwrap()];
+        let apart = x.iter().zip(&y).map(|(x, y)| (x - y).abs()).fold(0.0, f32::max);
+        assert!(apart < if precision == Precision::F32 { 1e-4 } else { 0.2 }, "{apart}");
+
+        let refused = base.optim_step(optim()).await.unwrap_err().to_string();
+        assert!(refused.contains("frozen"), "{refused}");
+        let refused = base.lora(LoraOptions { rank: 0, ..lora.clone() }, "").await.err().unwrap();
+        assert!(refused.to_string().contains("lora.rank = 0"));
+        let alien = LoraOptions { targets: vec!["k_proj".into(), "router".into()], ..lora };
+        let refused = base.lora(alien, "").await.err().unwrap();
+        assert!(refused.to_string().contains("\"router\"") && refused.to_string().contains("gate_proj"));
+    }
+}
+
+/// Replies of [`adapters_share_a_base`] as rollouts.
+fn rollouts_of(replies: &[Completion]) -> Vec<Rollout> {
+    let rollout = |(i, reply): (usize, &Completion)| {
+        let path = [tokens(i as u64 / 6, 33), reply.tokens.clone()].concat();
+        let drawn = reply.logprobs.iter().enumerate().map(|(i, p)| (33 + i, *p)).collect();
+        (path, drawn, 1.0)
+    };
+    replies.iter().enumerate().map(rollout).collect()
 }
 
 #[test]

@@ -15,6 +15,7 @@
 mod crash;
 mod error;
 mod learner;
+mod lora;
 mod precision;
 mod random;
 mod sampler;
@@ -23,6 +24,7 @@ mod simulator;
 pub use crash::{CRASH_AT, crash_point};
 pub use error::PolicyError;
 pub use learner::{ForwardBackward, Learner, OptimParams, OptimReport};
+pub use lora::LoraOptions;
 pub use precision::Precision;
 pub use random::uniform;
 pub use sampler::{

@@ -1,0 +1,235 @@
+//! The engine's thread: it owns the model and does what handles ask for.
+//!
+//! Between two commands it runs the scheduler's batches; a learner's command waits while sequences are running, but not for
+//! ever. Weights that have changed draw nothing until they are published.
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError};
+
+use dressage_model::ModelError;
+use dressage_policy::{
+    ForwardBackward, Health, LoraOptions, OptimParams, OptimReport, PolicyError, SampleRequest,
+};
+use dressage_rl::Loss;
+use dressage_tree::TreeBatch;
+use tokio::sync::oneshot;
+
+use crate::adapter::Adapter;
+use crate::checkpoint;
+use crate::learning::Learning;
+use crate::scheduler::{Events, Published, Scheduler};
+use crate::transformer::Transformer;
+
+/// The policy that the base weights are. Policy i is adapter i − 1.
+pub const BASE: u32 = 0;
+
+/// Batches that running sequences may still take before a waiting learner's command goes first.
+const PATIENCE: usize = 256;
+
+/// A question to the engine's thread, with the way back.
+pub type Answer<T> = oneshot::Sender<Result<T, PolicyError>>;
+
+/// What a handle asks for; numbers are policies.
+pub enum Command {
+    /// To draw a reply.
+    Sample(u32, SampleRequest, Events, Answer<()>),
+    /// To end requests.
+    Abort(u32, Option<u64>, Answer<usize>),
+    /// How the engine is doing.
+    Health(Answer<Health>),
+    /// What is published.
+    Version(u32, Answer<u64>),
+    /// A new adapter, and what its base is called.
+    Lora(LoraOptions, String, Answer<u32>),
+    /// What uses or changes weights.
+    Learn(u32, LearnerCommand),
+}
+
+/// Commands that use or change the weights of a policy.
+pub enum LearnerCommand {
+    /// Of all targets.
+    Logprobs(Arc<TreeBatch>, Answer<Vec<f32>>),
+    /// Accumulate a gradient.
+    ForwardBackward(Arc<TreeBatch>, Loss, Answer<ForwardBackward>),
+    /// Apply it.
+    OptimStep(OptimParams, Answer<OptimReport>),
+    /// Into a folder, with the optimiser's state or without it.
+    Save(PathBuf, bool, Answer<()>),
+    /// From a folder.
+    Load(PathBuf, bool, Answer<()>),
+    /// Base and adapter as one model.
+    Merge(PathBuf, Answer<()>),
+    /// Make the weights those that are drawn from.
+    Publish(u64, Answer<()>),
+}
+
+/// The engine's thread.
+pub struct Service {
+    model: Transformer,
+    scheduler: Scheduler,
+    learning: Learning,
+    inbox: Receiver<Command>,
+    pending: VecDeque<(u32, LearnerCommand)>,
+    /// By policy.
+    published: Vec<Published>,
+    /// Whether the base weights have been trained, and so are no base for adapters.
+    base_trained: bool,
+    /// Whether keys and values outlive the weights that they were computed with.
+    keeps_cache: bool,
+}
+
+impl Service {
+    /// A service for `model`, its weights published as version 0.
+    pub fn new(
+        model: Transformer,
+        scheduler: Scheduler,
+        learning: Learning,
+        inbox: Receiver<Command>,
+        keeps_cache: bool,
+    ) -> Self {
+        Service {
+            model,
+            scheduler,
+            learning,
+            inbox,
+            pending: VecDeque::new(),
+            published: vec![Published::default()],
+            base_trained: false,
+            keeps_cache,
+        }
+    }
+
+    /// Works until no handle is left.
+    pub fn run(mut self) {
+        let mut waited = 0;
+        loop {
+            // Sleep only when there is nothing to do at all.
+            if self.pending.is_empty() && !self.scheduler.has_work(&self.published) {
+                match self.inbox.recv() {
+                    Ok(command) => self.take(command),
+                    Err(_) => return,
+                }
+            }
+            loop {
+                match self.inbox.try_recv() {
+                    Ok(command) => self.take(command),
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => return,
+                }
+            }
+            if waited >= PATIENCE || !self.scheduler.has_work(&self.published) {
+                if let Some((policy, command)) = self.pending.pop_front() {
+                    self.learn(policy, command);
+                }
+                waited = 0;
+            } else {
+                waited += usize::from(!self.pending.is_empty());
+                self.scheduler.step(&self.model, &self.published);
+            }
+        }
+    }
+
+    fn take(&mut self, command: Command) {
+        // An answer nobody waits for any more is dropped.
+        match command {
+            Command::Sample(policy, request, events, answer) => {
+                let Published { version, current } = self.published[policy as usize];
+                let accepted = if current {
+                    self.scheduler.submit(&self.model, policy, request, events)
+                } else {
+                    Err(PolicyError::Invalid(format!(
+                        "the weights have changed since version {version} was published; publish them before sampling"
+                    )))
+                };
+                let _ = answer.send(accepted);
+            }
+            Command::Abort(policy, stream, answer) => {
+                let _ = answer.send(Ok(self.scheduler.abort(policy, stream)));
+            }
+            Command::Health(answer) => drop(answer.send(Ok(self.scheduler.health()))),
+            Command::Version(policy, answer) => {
+                drop(answer.send(Ok(self.published[policy as usize].version)));
+            }
+            Command::Lora(options, base, answer) => drop(answer.send(self.lora(options, base))),
+            Command::Learn(policy, command) => self.pending.push_back((policy, command)),
+        }
+    }
+
+    fn lora(&mut self, options: LoraOptions, base: String) -> Result<u32, PolicyError> {
+        if self.base_trained {
+            return Err(PolicyError::Invalid(
+                "the base weights have been trained; make adapters before, or over a model that was saved"
+                    .into(),
+            ));
+        }
+        let Transformer { compute, weights, adapters, .. } = &mut self.model;
+        let adapter = Adapter::new(compute, &weights.config, options, base);
+        adapters.push(adapter.map_err(|error| PolicyError::Invalid(error.to_string()))?);
+        self.published.push(Published::default());
+        Ok(adapters.len() as u32)
+    }
+
+    fn learn(&mut self, policy: u32, command: LearnerCommand) {
+        let adapter = (policy as usize).checked_sub(1);
+        let frozen = adapter.is_none() && !self.model.adapters.is_empty();
+        let frozen = || -> Result<(), PolicyError> {
+            match frozen {
+                true => Err(PolicyError::Invalid(
+                    "the base weights are frozen, because there are adapters over them; train one of these"
+                        .into(),
+                )),
+                false => Ok(()),
+            }
+        };
+        let Service { model, learning, .. } = self;
+        match command {
+            LearnerCommand::Logprobs(batch, answer) => {
+                drop(answer.send(learning.logprobs(model, adapter, &batch)));
+            }
+            LearnerCommand::ForwardBackward(batch, loss, answer) => {
+                let sums = frozen().and_then(|()| learning.forward_backward(model, adapter, &batch, &loss));
+                drop(answer.send(sums));
+            }
+            LearnerCommand::OptimStep(params, answer) => {
+                let report = frozen().map(|()| learning.optim_step(model, adapter, &params));
+                if report.as_ref().is_ok_and(|report| report.applied) {
+                    self.base_trained |= policy == BASE;
+                    self.weights_changed(policy, self.keeps_cache);
+                }
+                drop(answer.send(report));
+            }
+            LearnerCommand::Save(folder, with_optimiser, answer) => {
+                let saved = checkpoint::save(model, learning, adapter, &folder, with_optimiser);
+                drop(answer.send(saved.map_err(storage)));
+            }
+            LearnerCommand::Load(folder, with_optimiser, answer) => {
+                if let Err(error) = frozen() {
+                    return drop(answer.send(Err(error)));
+                }
+                let loaded = checkpoint::load(model, learning, adapter, &folder, with_optimiser);
+                self.weights_changed(policy, false);
+                drop(answer.send(loaded.map_err(storage)));
+            }
+            LearnerCommand::Merge(folder, answer) => {
+                drop(answer.send(checkpoint::save_merged(model, adapter, &folder).map_err(storage)));
+            }
+            LearnerCommand::Publish(version, answer) => {
+                self.published[policy as usize] = Published { version, current: true };
+                drop(answer.send(Ok(())));
+            }
+        }
+    }
+
+    fn weights_changed(&mut self, policy: u32, keep_cache: bool) {
+        self.published[policy as usize].current = false;
+        if !keep_cache {
+            self.scheduler.weights_changed(policy);
+        }
+    }
+}
+
+fn storage(error: ModelError) -> PolicyError {
+    PolicyError::Storage(error.to_string())
+}
