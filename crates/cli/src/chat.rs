@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use dressage_agent::tools::OpenTools;
 use dressage_engine::Engine;
 use dressage_policy::{
-    Completion, FinishReason, PolicyError, SampleEvent, SampleRequest, Sampler, SamplingParams,
+    Completion, FinishReason, PolicyError, Precision, SampleEvent, SampleRequest, Sampler, SamplingParams,
 };
 use dressage_text::{Chat, Message, Parsed, StreamDecoder, TextError, ToolSpec};
 use dressage_trainer::recipe::{AgentKeys, QUESTION};
@@ -101,6 +101,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         (None, None) => None,
     };
     let context = recipe.as_ref().and_then(|recipe| recipe.model.context);
+    let precision = recipe.as_ref().map_or(Precision::F32, |recipe| recipe.engine.precision);
     let mut keys = recipe.map(|recipe| recipe.agent).unwrap_or_default();
     if let Some(system) = &args.system {
         keys.system.clone_from(system);
@@ -108,26 +109,28 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     if !args.tools.is_empty() {
         keys.tools.clone_from(&args.tools);
     }
-    crate::runtime()?.block_on(talk(&args, &source, context, keys))
+    crate::runtime()?.block_on(talk(&args, &source, context, precision, keys))
 }
 
 async fn talk(
     args: &Args,
     source: &str,
     context: Option<usize>,
+    precision: Precision,
     keys: AgentKeys,
 ) -> anyhow::Result<ExitCode> {
     let tools = tool_set(&keys)?;
-    let files = model::open(source)?;
-    let chat = model::chat(&files, chat_options(&keys))?;
+    let found = model::open(source)?;
+    let files = &found.files;
+    let chat = model::chat(files, chat_options(&keys))?;
     let params = args.sampling(&chat);
     params.validate()?;
     // A recipe for a longer context than this model's was made for another one.
     let context = context.map(|context| context.min(files.config.context));
-    let options = model::sampling_options(&files.config, args.threads, context, 1);
-    let (engine, _) = model::start(&files, &options, false)?;
+    let options = model::sampling_options(&files.config, args.threads, context, 1, precision);
+    let engine = model::start_sampling(&found, &options).await?;
     let style = Style::stderr();
-    eprintln!("{} {source}: {}", style.dim("model "), model::describe(&files));
+    eprintln!("{} {source}: {}", style.dim("model "), model::describe(files));
 
     let mut conversation = Conversation {
         sampler: engine,

@@ -70,13 +70,20 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 async fn measure(recipe: &Recipe) -> anyhow::Result<Option<EvalResult>> {
     let tools = tool_set(&recipe.agent)?;
     let tasks = Tasks::load(recipe)?;
-    let files = model::open(&recipe.model.source)?;
+    let found = model::open(&recipe.model.source)?;
+    let files = &found.files;
     let dim = Style::stderr().dim("model ");
-    eprintln!("{dim} {}: {}", recipe.model.source, model::describe(&files));
-    let chat = Arc::new(model::chat(&files, chat_options(&recipe.agent))?);
+    eprintln!("{dim} {}: {}", recipe.model.source, model::describe(files));
+    let chat = Arc::new(model::chat(files, chat_options(&recipe.agent))?);
     let (threads, running) = (recipe.engine.threads, recipe.engine.concurrency);
-    let options = model::sampling_options(&files.config, threads, recipe.model.context, running);
-    let (engine, _) = model::start(&files, &options, false)?;
+    let options = model::sampling_options(
+        &files.config,
+        threads,
+        recipe.model.context,
+        running,
+        recipe.engine.precision,
+    );
+    let engine = model::start_sampling(&found, &options).await?;
     check_tasks(recipe, &tasks, &chat, &tools, Engine::context(&engine))?;
     // Attempts are recorded as in training, but nobody will ask for them.
     let scratch = tempfile::tempdir()?;

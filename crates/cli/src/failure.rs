@@ -69,8 +69,8 @@ fn is_users(error: &anyhow::Error) -> bool {
 pub fn message(error: &anyhow::Error) -> String {
     match error.downcast_ref::<EngineError>() {
         Some(EngineError::Memory { plan, available }) => format!(
-            "the model would take {plan}, but only {} MiB of memory are free\nlower `engine.micro_batch_tokens` or \
-             `engine.concurrency` with --set, take a smaller model, or free memory",
+            "the model would take {plan}, but only {} MiB of memory may be used\nlower \
+             `engine.micro_batch_tokens` with --set, take a smaller model, or free memory",
             available >> 20
         ),
         _ => error.to_string(),

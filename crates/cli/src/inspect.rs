@@ -222,7 +222,7 @@ fn tokenizer(run: &Run) -> anyhow::Result<Tokenizer> {
         // Before the first checkpoint the model has it.
         None => {
             let source = run.recipe()?.model.source;
-            let files = model::open(&source)?;
+            let files = model::open(&source)?.files;
             files.tokenizer.ok_or_else(|| unusable(format!("{source} has no tokenizer")))?
         }
     };

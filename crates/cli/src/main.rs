@@ -11,6 +11,7 @@ mod chat;
 mod eval;
 mod failure;
 mod inspect;
+mod merge;
 mod model;
 mod pull;
 mod recipe;
@@ -44,6 +45,7 @@ enum Command {
     Eval(eval::Args),
     Chat(chat::Args),
     Inspect(inspect::Args),
+    Merge(merge::Args),
     Pull(pull::Args),
 }
 
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
         Command::Eval(args) => eval::main(args),
         Command::Chat(args) => chat::main(args),
         Command::Inspect(args) => inspect::main(args),
+        Command::Merge(args) => merge::main(args),
         Command::Pull(args) => pull::main(args),
     };
     match done {

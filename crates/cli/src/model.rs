@@ -4,11 +4,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use dressage_engine::{Engine, EngineOptions};
+use anyhow::Context;
+use dressage_engine::{Adapter, Engine, EngineOptions, adapter};
 use dressage_model::{
     ModelConfig, ModelError, ModelFiles, Progress, Source, SpecialTokens, TokenizerSource, default_cache,
     fetch, write_tokenizer_config,
 };
+use dressage_policy::{Learner, Precision};
 use dressage_text::{Chat, ChatOptions, TextError};
 use dressage_trainer::Companions;
 use dressage_trainer::recipe::Recipe;
@@ -19,31 +21,42 @@ use crate::screen::{self, Style};
 /// Keys and values of sampling get this much memory, or what one whole context takes where that is more.
 const KV_MEMORY_MB: usize = 1024;
 
-/// Gets a model onto this machine, with a bar where something moves, and opens it.
-///
-/// # Errors
-/// When it cannot be had or opened.
-pub fn open(source: &str) -> anyhow::Result<ModelFiles> {
-    let (files, _) = open_at(source)?;
-    Ok(files)
+/// A model that was found: its files, and an adapter over it where the source was one.
+pub struct Found {
+    /// The model, or the base of the adapter.
+    pub files: ModelFiles,
+    /// The folder of the adapter.
+    pub adapter: Option<PathBuf>,
+    /// Where it all lies.
+    pub path: PathBuf,
 }
 
-/// As [`open`]; also says where the model lies.
+/// Gets a model onto this machine, with a bar where something moves, and opens it. Of an adapter, the model that it names as
+/// its base.
 ///
 /// # Errors
 /// When it cannot be had or opened.
-pub fn open_at(source: &str) -> anyhow::Result<(ModelFiles, PathBuf)> {
+pub fn open(source: &str) -> anyhow::Result<Found> {
+    let path = get(source)?;
+    if !path.join(adapter::CONFIG).exists() {
+        return Ok(Found { files: ModelFiles::open(&path)?, adapter: None, path });
+    }
+    let (_, base) = Adapter::describe(&path)?;
+    let below = get(&base).with_context(|| {
+        format!("the adapter in {} needs its base, {base:?}, which cannot be had", path.display())
+    })?;
+    Ok(Found { files: ModelFiles::open(&below)?, adapter: Some(path.clone()), path })
+}
+
+fn get(source: &str) -> anyhow::Result<PathBuf> {
     let source = Source::parse(source)?;
-    let path = match &source {
-        Source::Folder(path) | Source::Gguf(path) => path.clone(),
-        _ => {
-            let mut bar = FetchBar::default();
-            let path = fetch(&source, &default_cache()?, &mut |progress| bar.show(&progress));
-            bar.end();
-            path?
-        }
-    };
-    Ok((ModelFiles::open(&path)?, path))
+    if let Source::Folder(path) | Source::Gguf(path) = &source {
+        return Ok(path.clone());
+    }
+    let mut bar = FetchBar::default();
+    let path = fetch(&source, &default_cache()?, &mut |progress| bar.show(&progress));
+    bar.end();
+    Ok(path?)
 }
 
 /// The bar of the stage under way.
@@ -121,6 +134,7 @@ pub fn options(recipe: &Recipe, config: &ModelConfig) -> EngineOptions {
         memory_mb: recipe.engine.memory_mb,
         kv_memory_mb: kv_memory_mb(config, context),
         precision: recipe.engine.precision,
+        lora: recipe.model.lora.clone(),
         running: recipe.engine.concurrency,
         ..defaults
     }
@@ -132,6 +146,7 @@ pub fn sampling_options(
     threads: usize,
     context: Option<usize>,
     running: usize,
+    precision: Precision,
 ) -> EngineOptions {
     let context = context.unwrap_or(config.context);
     EngineOptions {
@@ -141,6 +156,7 @@ pub fn sampling_options(
         trains: false,
         kv_memory_mb: kv_memory_mb(config, context),
         running,
+        precision,
         ..EngineOptions::default()
     }
 }
@@ -153,37 +169,74 @@ fn kv_memory_mb(config: &ModelConfig, context: usize) -> usize {
     KV_MEMORY_MB.max(one.div_ceil(1 << 20))
 }
 
-/// Starts the engines of a run: the one that samples and learns, and a frozen copy of it where a penalty is measured
-/// from one. Says what memory they will take, after making sure that it is there.
+/// The policies of a run.
+pub struct Policies {
+    /// What is sampled from and trained.
+    pub policy: Engine,
+    /// What a penalty is measured from.
+    pub reference: Option<Engine>,
+}
+
+/// Starts what a recipe trains, and a frozen copy where a penalty is measured from one: another adapter, or another engine.
+/// Says what memory they will take, after making sure that it is there.
 ///
 /// # Errors
 /// When the options do not fit the model, or memory would not suffice.
-pub fn start(
-    files: &ModelFiles,
-    options: &EngineOptions,
+pub async fn start_training(
+    found: &Found,
+    recipe: &Recipe,
     with_reference: bool,
-) -> anyhow::Result<(Engine, Option<Engine>)> {
-    let mut options = options.clone();
-    let reference = with_reference.then(|| EngineOptions {
-        trains: false,
-        kv_memory_mb: 1,
-        running: 1,
-        step_rows: 1,
-        ..options.clone()
-    });
-    let mut also = String::new();
-    if let Some(reference) = &reference {
-        // What the frozen copy takes is not there for the other.
-        let frozen = Engine::plan(&files.config, reference)?.total();
-        options.memory_mb = (options.budget().saturating_sub(frozen) >> 20).max(1) as usize;
-        also = format!(", and {} MiB for the frozen copy", frozen.div_ceil(1 << 20));
+) -> anyhow::Result<Policies> {
+    if let Some(adapter) = &found.adapter {
+        return Err(unusable(format!(
+            "{} holds an adapter; work it into its base with `dressage merge`, and train the result",
+            adapter.display()
+        )));
     }
-    let plan = Engine::plan(&files.config, &options)?;
+    let files = &found.files;
+    let mut options = options(recipe, &files.config);
+    if let Some(lora) = &recipe.model.lora {
+        let engine = start(files, &options, "")?;
+        let (seed, source) = (recipe.run.seed, &recipe.model.source);
+        let policy = engine.lora(lora.clone(), seed, source).await?;
+        let reference = match with_reference {
+            true => Some(engine.lora(lora.clone(), seed, source).await?),
+            false => None,
+        };
+        return Ok(Policies { policy, reference });
+    }
+    if !with_reference {
+        return Ok(Policies { policy: start(files, &options, "")?, reference: None });
+    }
+    let frozen =
+        EngineOptions { trains: false, kv_memory_mb: 1, running: 1, step_rows: 1, ..options.clone() };
+    // What the frozen copy takes is not there for the other.
+    let taken = Engine::plan(&files.config, &frozen)?.total();
+    options.memory_mb = (options.budget().saturating_sub(taken) >> 20).max(1) as usize;
+    let also = format!(", and {} MiB for the frozen copy", taken.div_ceil(1 << 20));
+    let policy = start(files, &options, &also)?;
+    Ok(Policies { policy, reference: Some(Engine::start(files, &frozen, None)?) })
+}
+
+/// Starts a model, or an adapter over it, to be sampled from.
+///
+/// # Errors
+/// When the options do not fit the model, memory would not suffice, or the adapter does not fit its base.
+pub async fn start_sampling(found: &Found, options: &EngineOptions) -> anyhow::Result<Engine> {
+    let engine = start(&found.files, options, "")?;
+    let Some(folder) = &found.adapter else { return Ok(engine) };
+    let (lora, base) = Adapter::describe(folder)?;
+    let policy = engine.lora(lora, 0, &base).await?;
+    policy.load(folder, false).await?;
+    policy.publish(0).await?;
+    Ok(policy)
+}
+
+fn start(files: &ModelFiles, options: &EngineOptions, also: &str) -> anyhow::Result<Engine> {
+    let plan = Engine::plan(&files.config, options)?;
     plan.check(options.budget())?;
     eprintln!("{} {plan}{also}", Style::stderr().dim("memory"));
-    let engine = Engine::start(files, &options, None)?;
-    let reference = reference.map(|options| Engine::start(files, &options, None)).transpose()?;
-    Ok((engine, reference))
+    Ok(Engine::start(files, options, None)?)
 }
 
 /// What completes a checkpoint to a model folder that others can open: the tokenizer and the chat template.

@@ -21,7 +21,7 @@ pub struct Args {
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
-    let (files, path) = model::open_at(&args.source)?;
+    let model::Found { files, path, .. } = model::open(&args.source)?;
     eprintln!("{}", model::describe(&files));
     let tokenizer = if files.tokenizer.is_some() { "with its tokenizer" } else { "without a tokenizer" };
     let template =

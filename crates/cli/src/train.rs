@@ -12,6 +12,7 @@ use dressage_trainer::{
 };
 
 use crate::failure::INTERRUPTED;
+use crate::model::Policies;
 use crate::screen::{self, Style};
 use crate::watch::Watch;
 use crate::{model, recipe, table};
@@ -64,13 +65,15 @@ async fn train(args: Args, recipe: Recipe) -> anyhow::Result<ExitCode> {
     let folder = recipe.run.folder.clone();
     eprintln!("{} {}", dim("run   "), screen::path(&folder));
     let tools = tool_set(&recipe.agent)?;
-    let files = model::open(&recipe.model.source)?;
-    eprintln!("{} {}: {}", dim("model "), recipe.model.source, model::describe(&files));
-    let chat = Arc::new(model::chat(&files, chat_options(&recipe.agent))?);
-    let companions = model::companions(&files, &chat)?;
-    let options = model::options(&recipe, &files.config);
+    let found = model::open(&recipe.model.source)?;
+    let files = &found.files;
+    eprintln!("{} {}: {}", dim("model "), recipe.model.source, model::describe(files));
+    let chat = Arc::new(model::chat(files, chat_options(&recipe.agent))?);
+    let companions = model::companions(files, &chat)?;
     let has_penalty = |phase: &Phase| matches!(phase, Phase::Grpo(keys) if keys.kl.is_some());
-    let (engine, reference) = model::start(&files, &options, recipe.phase.iter().any(has_penalty))?;
+    let with_reference = recipe.phase.iter().any(has_penalty);
+    let Policies { policy: engine, reference } =
+        model::start_training(&found, &recipe, with_reference).await?;
     let fingerprint = engine.fingerprint().clone();
 
     let parts = Parts {

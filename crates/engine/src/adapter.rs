@@ -148,7 +148,7 @@ pub struct Low {
 }
 
 impl Adapter {
-    /// A new adapter, which changes nothing yet.
+    /// A new adapter, which changes nothing yet: A is drawn from `seed`, B is zero.
     ///
     /// # Errors
     /// As [`AdapterLayout::new`].
@@ -156,6 +156,7 @@ impl Adapter {
         compute: &Compute,
         config: &ModelConfig,
         options: LoraOptions,
+        seed: u64,
         base: String,
     ) -> Result<Self, EngineError> {
         let layout = AdapterLayout::new(config, &options)?;
@@ -164,7 +165,7 @@ impl Adapter {
             // Uniform with the variance of PEFT's default (He et al. 2015 with a = √5).
             let bound = 1.0 / (part.inputs as f64).sqrt();
             for (i, value) in master[part.a.clone()].iter_mut().enumerate() {
-                *value = (bound * (2.0 * uniform(options.seed, stream as u64, i as u64) - 1.0)) as f32;
+                *value = (bound * (2.0 * uniform(seed, stream as u64, i as u64) - 1.0)) as f32;
             }
         }
         let rank = options.rank;
@@ -368,6 +369,41 @@ impl Adapter {
         });
         write_json(&folder.join(CONFIG), &config)?;
         self.write(&folder.join(WEIGHTS), &self.master)
+    }
+
+    /// What the adapter in a folder in PEFT's layout is, and what its base is called.
+    ///
+    /// # Errors
+    /// When the folder holds no adapter, or one that this engine does not know.
+    pub fn describe(folder: &Path) -> Result<(LoraOptions, String), ModelError> {
+        let path = folder.join(CONFIG);
+        let damaged = |what: String| ModelError::Damaged { path: path.clone(), what };
+        let text = std::fs::read_to_string(&path).map_err(|error| damaged(error.to_string()))?;
+        let config: serde_json::Value =
+            serde_json::from_str(&text).map_err(|error| damaged(error.to_string()))?;
+        let refuse = |what: &str| Err(damaged(format!("{what}; only plain LoRA adapters can be used")));
+        if config["peft_type"] != "LORA" {
+            return refuse(&format!("peft_type is {}", config["peft_type"]));
+        }
+        for (key, plain) in
+            [("use_rslora", json!(false)), ("use_dora", json!(false)), ("bias", json!("none"))]
+        {
+            if !config[key].is_null() && config[key] != plain {
+                return refuse(&format!("{key} is {}", config[key]));
+            }
+        }
+        let targets = config["target_modules"]
+            .as_array()
+            .map(|targets| targets.iter().filter_map(|target| target.as_str()).map(str::to_owned).collect());
+        let (Some(rank), Some(alpha), Some(targets), Some(base)) = (
+            config["r"].as_u64(),
+            config["lora_alpha"].as_f64(),
+            targets,
+            config["base_model_name_or_path"].as_str(),
+        ) else {
+            return refuse("r, lora_alpha, a list of target_modules or base_model_name_or_path is missing");
+        };
+        Ok((LoraOptions { rank: rank as usize, alpha: alpha as f32, targets }, base.to_owned()))
     }
 
     /// Replaces the weights by those of a folder in PEFT's layout.

@@ -18,6 +18,7 @@ use dressage_tree::TreeBatch;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
+use crate::adapter::AdapterLayout;
 use crate::cache::Cache;
 use crate::learning::{self, Learning};
 use crate::memory::{self, MemoryPlan};
@@ -42,6 +43,8 @@ pub struct EngineOptions {
     pub batch_tokens: usize,
     /// Whether it will be trained; if not, batches are only evaluated.
     pub trains: bool,
+    /// The adapter that will be trained, for the memory plan; `None` if it is the weights.
+    pub lora: Option<LoraOptions>,
     /// Most memory to use, in MiB; 0 for what is free. Where it is short, training computes activations again.
     pub memory_mb: usize,
     /// Memory for keys and values of sampling, in MiB.
@@ -66,6 +69,7 @@ impl Default for EngineOptions {
             context: 0,
             batch_tokens: 4096,
             trains: true,
+            lora: None,
             memory_mb: 0,
             kv_memory_mb: 1024,
             running: 64,
@@ -195,6 +199,9 @@ impl Engine {
                 crate::ops::norm::MAX_HEAD
             )));
         }
+        if let Some(lora) = &options.lora {
+            AdapterLayout::new(config, lora)?;
+        }
         Ok(MemoryPlan::new(config, options, options.threads(), options.budget()))
     }
 
@@ -229,13 +236,13 @@ impl Engine {
     }
 
     /// A new adapter over the base weights, which are frozen from now on: a policy of its own, with its own optimiser and
-    /// versions, that at first does what the base does. `base` names the model in the adapter's files.
+    /// versions, that at first does what the base does. `seed` decides how it begins, `base` names the model in its files.
     ///
     /// # Errors
     /// When the options contradict the model, the base weights have been trained, or the engine has stopped.
-    pub async fn lora(&self, options: LoraOptions, base: &str) -> Result<Engine, PolicyError> {
+    pub async fn lora(&self, options: LoraOptions, seed: u64, base: &str) -> Result<Engine, PolicyError> {
         let base = base.to_owned();
-        let policy = self.ask(|answer| Command::Lora(options, base, answer)).await?;
+        let policy = self.ask(|answer| Command::Lora(options, seed, base, answer)).await?;
         Ok(Engine { policy, ..self.clone() })
     }
 

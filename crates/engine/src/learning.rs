@@ -548,8 +548,8 @@ mod tests {
         for config in family_configs() {
             let mut model = model(&config, 2);
             let targets = ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"].map(str::to_owned).to_vec();
-            let options = LoraOptions { rank: 3, alpha: 5.0, targets, seed: 1 };
-            let mut adapter = Adapter::new(&model.compute, &config, options, String::new()).unwrap();
+            let options = LoraOptions { rank: 3, alpha: 5.0, targets };
+            let mut adapter = Adapter::new(&model.compute, &config, options, 1, String::new()).unwrap();
             let paths = paths(config.vocabulary);
             let batch = TreeBatch::merge(&paths).unwrap();
             let loss = losses()[1];

@@ -44,6 +44,7 @@ pub mod testing;
 pub mod transformer;
 pub mod weights;
 
+pub use adapter::Adapter;
 pub use engine::{Engine, EngineOptions, Fingerprint};
 pub use memory::MemoryPlan;
 pub use precision::{Kernel, Precision};

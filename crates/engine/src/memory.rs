@@ -2,6 +2,7 @@
 
 use dressage_model::ModelConfig;
 
+use crate::adapter::AdapterLayout;
 use crate::engine::EngineOptions;
 use crate::layout::{Layout, Site};
 use crate::ops::attention_backward;
@@ -16,7 +17,7 @@ use crate::{EngineError, head};
 pub struct MemoryPlan {
     /// Master and packed copy of the weights.
     pub weights: u64,
-    /// Gradient and both moments of the optimiser; 0 for an engine that never trains.
+    /// Gradient and both moments of the optimiser, and an adapter's weights; 0 for an engine that never trains.
     pub optimiser: u64,
     /// Activations of one training batch and its logits; 0 for an engine that never sees one.
     pub training: u64,
@@ -129,7 +130,14 @@ impl MemoryPlan {
             .plus(attention(context, MR).times(threads));
         MemoryPlan {
             weights: weights.bytes(),
-            optimiser: if options.trains { Values::new(layout.len).times(3).bytes() } else { 0 },
+            optimiser: match &options.lora {
+                _ if !options.trains => 0,
+                None => Values::new(layout.len).times(3).bytes(),
+                // An adapter that cannot be is refused when it is made.
+                Some(lora) => {
+                    AdapterLayout::new(config, lora).map_or(0, |a| Values::new(a.len).times(5).bytes())
+                }
+            },
             training: training.bytes(),
             path: path.bytes(),
             cache: (options.kv_memory_mb as u64).saturating_mul(1 << 20),

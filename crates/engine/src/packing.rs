@@ -143,9 +143,11 @@ impl Packing {
             let (mut blocks, inherits) = match parent {
                 Some(parent) => {
                     let above = &packing.spans[parent].blocks;
-                    (above[..whole].to_vec(), (position % BLOCK > 0).then(|| above[whole]))
+                    (above[..whole].to_vec(), (!position.is_multiple_of(BLOCK)).then(|| above[whole]))
                 }
-                None => ((0..whole as u32).collect(), (position % BLOCK > 0).then_some(whole as u32)),
+                None => {
+                    ((0..whole as u32).collect(), (!position.is_multiple_of(BLOCK)).then_some(whole as u32))
+                }
             };
             while blocks.len() * BLOCK < position + len {
                 if on_stack {

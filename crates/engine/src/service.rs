@@ -41,8 +41,8 @@ pub enum Command {
     Health(Answer<Health>),
     /// What is published.
     Version(u32, Answer<u64>),
-    /// A new adapter, and what its base is called.
-    Lora(LoraOptions, String, Answer<u32>),
+    /// A new adapter, its seed, and what its base is called.
+    Lora(LoraOptions, u64, String, Answer<u32>),
     /// What uses or changes weights.
     Learn(u32, LearnerCommand),
 }
@@ -152,12 +152,12 @@ impl Service {
             Command::Version(policy, answer) => {
                 drop(answer.send(Ok(self.published[policy as usize].version)));
             }
-            Command::Lora(options, base, answer) => drop(answer.send(self.lora(options, base))),
+            Command::Lora(options, seed, base, answer) => drop(answer.send(self.lora(options, seed, base))),
             Command::Learn(policy, command) => self.pending.push_back((policy, command)),
         }
     }
 
-    fn lora(&mut self, options: LoraOptions, base: String) -> Result<u32, PolicyError> {
+    fn lora(&mut self, options: LoraOptions, seed: u64, base: String) -> Result<u32, PolicyError> {
         if self.base_trained {
             return Err(PolicyError::Invalid(
                 "the base weights have been trained; make adapters before, or over a model that was saved"
@@ -165,7 +165,7 @@ impl Service {
             ));
         }
         let Transformer { compute, weights, adapters, .. } = &mut self.model;
-        let adapter = Adapter::new(compute, &weights.config, options, base);
+        let adapter = Adapter::new(compute, &weights.config, options, seed, base);
         adapters.push(adapter.map_err(|error| PolicyError::Invalid(error.to_string()))?);
         self.published.push(Published::default());
         Ok(adapters.len() as u32)

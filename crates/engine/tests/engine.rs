@@ -378,8 +378,8 @@ async fn adapters_share_a_base() {
     for precision in [Precision::F32, Precision::Bf16] {
         let base = start(config, 2, Isa::detect(), &EngineOptions { precision, ..options() });
         let lora = LoraOptions { rank: 4, ..LoraOptions::default() };
-        let first = base.lora(lora.clone(), "a model").await.unwrap();
-        let second = base.lora(LoraOptions { seed: 5, ..lora.clone() }, "a model").await.unwrap();
+        let first = base.lora(lora.clone(), 0, "a model").await.unwrap();
+        let second = base.lora(lora.clone(), 5, "a model").await.unwrap();
         let before = train(&second, 1, 0).await;
         let trained = train(&second, 20, 1).await;
         assert!(trained < before * 0.8, "{before} {trained}");
@@ -428,10 +428,10 @@ async fn adapters_share_a_base() {
 
         let refused = base.optim_step(optim()).await.unwrap_err().to_string();
         assert!(refused.contains("frozen"), "{refused}");
-        let refused = base.lora(LoraOptions { rank: 0, ..lora.clone() }, "").await.err().unwrap();
+        let refused = base.lora(LoraOptions { rank: 0, ..lora.clone() }, 0, "").await.err().unwrap();
         assert!(refused.to_string().contains("lora.rank = 0"));
         let alien = LoraOptions { targets: vec!["k_proj".into(), "router".into()], ..lora };
-        let refused = base.lora(alien, "").await.err().unwrap();
+        let refused = base.lora(alien, 0, "").await.err().unwrap();
         assert!(refused.to_string().contains("\"router\"") && refused.to_string().contains("gate_proj"));
     }
 }

@@ -12,13 +12,11 @@ pub struct LoraOptions {
     pub alpha: f32,
     /// The projections that get one, by the last part of their names.
     pub targets: Vec<String>,
-    /// Seed of the initial A; B starts at zero, so a new adapter changes nothing.
-    pub seed: u64,
 }
 
 impl Default for LoraOptions {
     fn default() -> Self {
         let targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
-        LoraOptions { rank: 16, alpha: 32.0, targets: targets.map(str::to_owned).to_vec(), seed: 0 }
+        LoraOptions { rank: 16, alpha: 32.0, targets: targets.map(str::to_owned).to_vec() }
     }
 }

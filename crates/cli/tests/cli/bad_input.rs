@@ -177,9 +177,9 @@ fn prompts_that_do_not_fit() {
 fn memory_that_is_not_there() {
     let place = Place::new();
     let parts =
-        ["the model would take ", "training ", "MiB of memory are free", "`engine.micro_batch_tokens`"];
+        ["the model would take ", "training ", "MiB of memory may be used", "`engine.micro_batch_tokens`"];
     refused(&place, &["--set", "engine.micro_batch_tokens=2000000000"], &parts);
-    refused(&place, &["--set", "engine.concurrency=4000000000"], &parts[..3]);
+    refused(&place, &["--set", "engine.memory_mb=100"], &parts);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The binary from outside: what it prints, what it leaves behind, and with which code it ends.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
 
+mod adapters;
 mod bad_input;
 mod crash;
 mod life;

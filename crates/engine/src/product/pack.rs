@@ -226,7 +226,7 @@ pub fn put_step(kernel: Kernel, k: usize, from: &[f32], stride: usize, out: &mut
     let to = &mut out[word * stride..][..from.len()];
     match kernel.precision {
         Precision::F32 => to.copy_from_slice(from),
-        Precision::Bf16 if k % 2 == 0 => put_earlier(kernel.isa, from, to),
+        Precision::Bf16 if k.is_multiple_of(2) => put_earlier(kernel.isa, from, to),
         Precision::Bf16 => put_later(kernel.isa, from, to),
     }
 }

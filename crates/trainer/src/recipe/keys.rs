@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use dressage_agent::tasks::{ArithmeticOptions, JsonlOptions};
-use dressage_policy::Precision;
+use dressage_policy::{LoraOptions, Precision};
 use dressage_reward::Scorer;
 use dressage_rl::{KlPenalty, Normaliser};
 use dressage_text::{ToolPrompt, ToolProtocol};
@@ -77,6 +77,9 @@ pub struct ModelKeys {
     /// Longest sequence in tokens; the model's own limit where not given.
     #[serde(default)]
     pub context: Option<usize>,
+    /// Trains a low-rank adapter over the model, whose own weights stay as they are; all of them where not given.
+    #[serde(default)]
+    pub lora: Option<LoraOptions>,
 }
 
 /// `[engine]`

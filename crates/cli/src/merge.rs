@@ -1,0 +1,62 @@
+//! `dressage merge`: an adapter and its base as one model.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use dressage_engine::EngineOptions;
+use dressage_text::ChatOptions;
+
+use crate::failure::unusable;
+use crate::{model, run, screen};
+
+/// Work an adapter into its base, as a model of its own
+///
+/// The result is a folder in Hugging Face layout that any program opens as a plain model: train it further, or serve it.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  dressage merge runs/calculator merged
+  dressage merge runs/calculator/checkpoints/step-000050 merged")]
+pub struct Args {
+    /// An adapter's folder, or a run for its newest checkpoint
+    source: String,
+
+    /// Where to write the model; must not exist yet
+    folder: PathBuf,
+}
+
+pub fn main(args: Args) -> anyhow::Result<ExitCode> {
+    crate::runtime()?.block_on(merge(&args))?;
+    screen::say(&args.folder.display().to_string());
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn merge(args: &Args) -> anyhow::Result<()> {
+    let (source, _) = run::model_source(&args.source)?;
+    let found = model::open(&source)?;
+    if found.adapter.is_none() {
+        return Err(unusable(format!("{source} is a model without adapter; there is nothing to merge")));
+    }
+    if args.folder.exists() {
+        return Err(unusable(format!("{} exists already; name another folder", args.folder.display())));
+    }
+    let chat = model::chat(&found.files, ChatOptions::default())?;
+    let companions = model::companions(&found.files, &chat)?;
+    let options = EngineOptions {
+        batch_tokens: 0,
+        trains: false,
+        kv_memory_mb: 1,
+        running: 1,
+        step_rows: 1,
+        ..EngineOptions::default()
+    };
+    let policy = model::start_sampling(&found, &options).await?;
+    // Written beside the place and renamed, so that half a model never bears the name.
+    let parent = std::path::absolute(&args.folder)?;
+    let parent = parent.parent().ok_or_else(|| unusable("the folder has no parent"))?;
+    std::fs::create_dir_all(parent)?;
+    let temporary = tempfile::Builder::new().prefix(".merging-").tempdir_in(parent)?;
+    policy.save_merged(temporary.path()).await?;
+    companions(temporary.path())?;
+    std::fs::rename(temporary.keep(), &args.folder)?;
+    Ok(())
+}

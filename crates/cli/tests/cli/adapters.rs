@@ -1,0 +1,100 @@
+//! Training an adapter in place of the model's own weights, and what is done with it afterwards.
+
+use std::fs;
+
+use serde_json::Value;
+
+use crate::support::{Place, stderr, stdout};
+
+const ADAPTER: [&str; 6] = [
+    "--set",
+    "model.lora.rank=4",
+    "--set",
+    "phase.1.kl={estimator = \"k3\", coefficient = 0.01}",
+    "--set",
+    "phase.1.learning_rate=1e-2",
+];
+
+fn success(place: &Place, model: &str, precision: &str) -> Value {
+    let precision = format!("engine.precision={precision}");
+    let eval = ["eval", "recipe.toml", "--json", "--model", model, "--set", &precision];
+    let output = place.dressage().args(eval).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    serde_json::from_str::<Value>(&stdout(&output)).unwrap()["overall"].take()
+}
+
+#[test]
+fn an_adapter_is_trained_measured_and_merged() {
+    for precision in ["f32", "bf16"] {
+        let place = Place::with_trained_model();
+        let set = format!("engine.precision={precision}");
+        let output = place.train().args(ADAPTER).args(["--set", &set]).output().unwrap();
+        let (text, notes) = (stdout(&output), stderr(&output));
+        assert!(output.status.success(), "{notes}");
+        assert_eq!(text.matches(" · mismatch 0 · ").count(), 3, "{text}");
+        let numerics: Value =
+            serde_json::from_slice(&fs::read(place.path("run/engine.json")).unwrap()).unwrap();
+        assert!(numerics.to_string().contains(precision), "{numerics}");
+
+        let last = place.checkpoints("run").pop().unwrap();
+        let config: Value =
+            serde_json::from_slice(&fs::read(last.join("adapter_config.json")).unwrap()).unwrap();
+        assert_eq!((&config["peft_type"], &config["r"]), (&"LORA".into(), &4.into()));
+        assert!(last.join("adapter_model.safetensors").is_file() && !last.join("model.safetensors").exists());
+
+        let metrics = fs::read_to_string(place.path("run/metrics.jsonl")).unwrap();
+        let trained: Value = serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
+        let measured = success(&place, "run", precision);
+        assert_eq!(measured["success"]["estimate"], trained["eval/success"]);
+        assert_eq!(measured["sampled_tokens"], trained["eval/response_length/mean"]);
+
+        let chat = ["chat", "run", "--temperature", "0"];
+        let output = place.dressage().args(chat).write_stdin("What is 1 + 2?\n").output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+
+        let output = place.dressage().args(["merge", "run", "merged"]).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert_eq!(stdout(&output), "merged\n");
+        assert!(place.path("merged/tokenizer.json").is_file());
+        if precision == "f32" {
+            assert_eq!(success(&place, "merged", precision)["correct"], measured["correct"]);
+        }
+        let again = place.dressage().args(["merge", "run", "merged"]).output().unwrap();
+        assert_eq!(again.status.code(), Some(2), "{}", stderr(&again));
+    }
+}
+
+#[test]
+fn an_adapter_goes_on_to_the_bit() {
+    let [whole, stopped] = [Place::with_trained_model(), Place::with_trained_model()];
+    let adapter = |place: &Place| {
+        fs::read(place.checkpoints("run").last().unwrap().join("adapter_model.safetensors")).unwrap()
+    };
+    let output = whole.train().args(ADAPTER).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let output =
+        stopped.train().args(ADAPTER).env("DRESSAGE_CRASH_AT", "after_optim_step:3").output().unwrap();
+    assert!(!output.status.success());
+    let output = stopped.dressage().args(["train", "run", "--resume"]).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(adapter(&whole) == adapter(&stopped));
+}
+
+#[test]
+fn adapters_that_cannot_be_are_refused() {
+    let place = Place::with_trained_model();
+    for (set, says) in [
+        ("model.lora.rank=0", "lora.rank = 0"),
+        ("model.lora.targets=[\"router\"]", "gate_proj"),
+        ("model.lora.rnak=3", "rank"),
+        ("engine.precision=f16", "bf16"),
+    ] {
+        let output = place.train().args(["--set", set]).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{set}: {}", stderr(&output));
+        assert!(stderr(&output).contains(says), "{set}: {}", stderr(&output));
+        assert!(!place.path("run").exists(), "{set}");
+    }
+    let output = place.dressage().args(["merge", "model", "merged"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("without adapter"), "{}", stderr(&output));
+}
