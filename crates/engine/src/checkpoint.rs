@@ -5,15 +5,18 @@ use std::path::Path;
 use dressage_model::{ModelError, ModelFiles, SafetensorsFile, write_json};
 use dressage_policy::crash_point;
 
+use crate::buffer::Buffer;
 use crate::learning::Learning;
 use crate::optimiser::Optimiser;
 use crate::transformer::Transformer;
+use crate::value;
 use crate::weights::Weights;
 
 const WEIGHTS: &str = "model.safetensors";
 const CONFIG: &str = "config.json";
 const MOMENTS: [&str; 2] = ["optimiser.first.safetensors", "optimiser.second.safetensors"];
 const STEPS: &str = "optimiser.json";
+const VALUE_MOMENTS: [&str; 2] = ["value_head.first.safetensors", "value_head.second.safetensors"];
 
 /// Writes the weights, or an adapter over them in PEFT's layout.
 ///
@@ -37,6 +40,15 @@ pub fn save(
             learning.adapters.get(index)
         }
     };
+    if let Some(head) = model.values.get(&adapter) {
+        head.write(&folder.join(value::FILE), &head.master)?;
+        let moments = learning.value_heads.get(&adapter).filter(|o| with_optimiser && !o.first.is_empty());
+        if let Some(optimiser) = moments {
+            for (name, moment) in VALUE_MOMENTS.iter().zip([&optimiser.first, &optimiser.second]) {
+                head.write(&folder.join(name), moment)?;
+            }
+        }
+    }
     crash_point("checkpoint_file");
     let Some(optimiser) = optimiser.filter(|o| with_optimiser && !o.first.is_empty()) else { return Ok(()) };
     for (name, moment) in MOMENTS.iter().zip([&optimiser.first, &optimiser.second]) {
@@ -83,7 +95,7 @@ pub fn load(
     folder: &Path,
     with_optimiser: bool,
 ) -> Result<(), ModelError> {
-    let Transformer { compute, weights, adapters, .. } = model;
+    let Transformer { compute, weights, adapters, values, .. } = model;
     let (optimiser, len) = match adapter {
         None => {
             weights.read(compute, &ModelFiles::open(folder)?)?;
@@ -96,6 +108,15 @@ pub fn load(
         }
     };
     *optimiser = Optimiser::default();
+    let critic = match values.get_mut(&adapter) {
+        Some(head) if folder.join(value::FILE).exists() => {
+            let mut master = Buffer::zeroed(head.master.len());
+            head.read(&folder.join(value::FILE), &mut master)?;
+            head.master = master;
+            Some(head)
+        }
+        _ => None,
+    };
     let steps = folder.join(STEPS);
     if !with_optimiser || !steps.exists() {
         return Ok(());
@@ -113,6 +134,15 @@ pub fn load(
         }
     }
     optimiser.steps = count;
+    if let Some(head) = critic.filter(|_| folder.join(VALUE_MOMENTS[0]).exists()) {
+        let mut optimiser = Optimiser::default();
+        optimiser.steps = count;
+        optimiser.ensure(head.master.len());
+        for (name, moment) in VALUE_MOMENTS.iter().zip([&mut optimiser.first, &mut optimiser.second]) {
+            head.read(&folder.join(name), moment)?;
+        }
+        learning.value_heads.insert(adapter, optimiser);
+    }
     Ok(())
 }
 

@@ -246,6 +246,14 @@ impl Engine {
         Ok(Engine { policy, ..self.clone() })
     }
 
+    /// Gives this policy a value head, if it has none: it is a critic from now on. Values start at 0.
+    ///
+    /// # Errors
+    /// When the engine has stopped.
+    pub async fn add_value_head(&self) -> Result<(), PolicyError> {
+        self.learn(LearnerCommand::AddValueHead).await
+    }
+
     /// The base weights, without adapter.
     pub fn base(&self) -> Engine {
         Engine { policy: BASE, ..self.clone() }
@@ -285,6 +293,10 @@ impl Sampler for Engine {
 impl Learner for Engine {
     async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
         self.learn(|answer| LearnerCommand::Logprobs(batch, answer)).await
+    }
+
+    async fn values(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
+        self.learn(|answer| LearnerCommand::Values(batch, answer)).await
     }
 
     async fn forward_backward(

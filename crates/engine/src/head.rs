@@ -186,7 +186,7 @@ fn evaluate_row(
         let mut slope = 0.0;
         for term in batch.terms_of(&batch.targets[target]) {
             let evaluated = loss.evaluate(logp, term);
-            slope += f64::from(term.weight) * evaluated.dlogp;
+            slope += f64::from(term.weight) * evaluated.slope;
             result.sums.add_term(term, logp, &evaluated);
         }
         result.sums.add_target(logp, entropy);

@@ -1,5 +1,6 @@
 //! Training: forward and backward over a tree batch.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use dressage_policy::{ForwardBackward, OptimParams, OptimReport, PolicyError};
@@ -12,10 +13,11 @@ use crate::buffer::Buffer;
 use crate::head::{Head, HeadGradient};
 use crate::layout::Layout;
 use crate::ops::kv::{BLOCK, Blocks, Places};
-use crate::optimiser::Optimiser;
+use crate::optimiser::{self, Optimiser, Trained};
 use crate::packing::{self, Packing, Step, Unit, schedule};
 use crate::product::Mode;
 use crate::transformer::{Rows, Temporary, Transformer};
+use crate::value::{ValueHead, Values};
 use crate::weights::attention_shape;
 
 /// How much of a batch is worked on and remembered at a time. Log-probabilities do not depend on it at all, gradients do
@@ -39,6 +41,8 @@ pub struct Learning {
     pub optimiser: Optimiser,
     /// Those of the adapters.
     pub adapters: Vec<Optimiser>,
+    /// Those of value heads.
+    pub value_heads: BTreeMap<Option<usize>, Optimiser>,
     limits: Limits,
     activations: Activations,
     /// Keys and values of the unit at work, of one block at a time.
@@ -46,6 +50,7 @@ pub struct Learning {
     stack: Stack,
     temporary: Temporary,
     head: Head,
+    values: Values,
     backward: Backward,
 }
 
@@ -98,6 +103,7 @@ impl Learning {
         Learning {
             optimiser: Optimiser::default(),
             adapters: Vec::new(),
+            value_heads: BTreeMap::new(),
             limits,
             activations: Activations::new(config.layers, limits.kept),
             blocks: blocks(1),
@@ -107,6 +113,7 @@ impl Learning {
             },
             temporary: Temporary::default(),
             head: Head::default(),
+            values: Values::default(),
             backward: Backward::default(),
         }
     }
@@ -121,8 +128,33 @@ impl Learning {
         adapter: Option<usize>,
         batch: &TreeBatch,
     ) -> Result<Vec<f32>, PolicyError> {
+        self.evaluate(model, adapter, batch, None)
+    }
+
+    /// A critic's value of the state before every target.
+    ///
+    /// # Errors
+    /// When the batch does not fit the model, or there is no value head.
+    pub fn values(
+        &mut self,
+        model: &Transformer,
+        adapter: Option<usize>,
+        batch: &TreeBatch,
+    ) -> Result<Vec<f32>, PolicyError> {
+        let head = model.values.get(&adapter).ok_or(PolicyError::NoValueHead)?;
+        self.evaluate(model, adapter, batch, Some(head))
+    }
+
+    /// What the head of the language model, or a value head, says of every target.
+    fn evaluate(
+        &mut self,
+        model: &Transformer,
+        adapter: Option<usize>,
+        batch: &TreeBatch,
+        critic: Option<&ValueHead>,
+    ) -> Result<Vec<f32>, PolicyError> {
         packing::check(batch, model.context, model.weights.config.vocabulary)?;
-        let mut logprobs = vec![0.0; batch.targets.len()];
+        let mut found = vec![0.0; batch.targets.len()];
         for step in schedule(batch, self.limits.rows) {
             let (unit, push) = match step {
                 Step::Push(unit) => (unit, true),
@@ -130,13 +162,16 @@ impl Learning {
                 Step::Pop(_) => continue,
             };
             let laid = self.lay(model, adapter, batch, &unit, push);
-            let Learning { activations, temporary, stack, blocks, head, .. } = self;
+            let Learning { activations, temporary, stack, blocks, head, values, .. } = self;
             let mut places = Places { stack: &mut stack.blocks, passing: blocks };
             activations.forward_only(model, laid.rows(), temporary, &mut places);
             let x = activations.output(unit.tokens.len() * model.weights.config.hidden);
-            head.run(model, batch, &unit, x, &mut temporary.scratch, None, &mut logprobs);
+            match critic {
+                None => head.run(model, batch, &unit, x, &mut temporary.scratch, None, &mut found),
+                Some(critic) => values.run(model, critic, batch, &unit, x, None, &mut found),
+            };
         }
-        Ok(logprobs)
+        Ok(found)
     }
 
     /// Adds the gradient of `loss` over `batch` to the accumulated one: that of the weights, or of an adapter over them.
@@ -159,16 +194,24 @@ impl Learning {
                 self.adapters[index].ensure(model.adapters[index].layout.len);
             }
         }
-        let mut logprobs = vec![0.0; batch.targets.len()];
+        if loss.is_of_values() {
+            let critic = model.values.get(&adapter).ok_or(PolicyError::NoValueHead)?;
+            let optimiser = self.value_heads.entry(adapter).or_default();
+            optimiser.ensure(critic.master.len());
+            if optimiser.begin() == Mode::Set {
+                optimiser.gradient.fill(0.0);
+            }
+        }
+        let mut found = vec![0.0; batch.targets.len()];
         let mut sums = ForwardBackward::default();
         for step in schedule(batch, self.limits.rows) {
             match step {
                 Step::Push(unit) => self.push(model, adapter, batch, &unit),
                 Step::Train(unit) => {
-                    sums.merge(&self.train(model, adapter, batch, &unit, false, loss, &mut logprobs));
+                    sums.merge(&self.train(model, adapter, batch, &unit, false, loss, &mut found));
                 }
                 Step::Pop(unit) => {
-                    sums.merge(&self.train(model, adapter, batch, &unit, true, loss, &mut logprobs));
+                    sums.merge(&self.train(model, adapter, batch, &unit, true, loss, &mut found));
                 }
             }
         }
@@ -182,27 +225,33 @@ impl Learning {
         adapter: Option<usize>,
         params: &OptimParams,
     ) -> OptimReport {
-        let Transformer { compute, weights, adapters, .. } = model;
+        let Transformer { compute, weights, adapters, values, .. } = model;
+        let mut trained = Vec::new();
         match adapter {
             None => {
-                let groups = weights.layout.groups();
-                let report = self.optimiser.step(compute, &groups, params, &mut weights.master);
-                if report.applied {
-                    weights.refresh(compute);
-                }
-                report
+                let (groups, master) = (weights.layout.groups(), &mut weights.master[..]);
+                trained.push(Trained { optimiser: &mut self.optimiser, groups, master });
             }
             Some(index) => {
-                self.ensure_adapter(index);
-                let adapter = &mut adapters[index];
-                let groups = adapter.layout.groups();
-                let report = self.adapters[index].step(compute, &groups, params, &mut adapter.master);
-                if report.applied {
-                    adapter.refresh(compute);
+                if self.adapters.len() <= index {
+                    self.adapters.resize_with(index + 1, Optimiser::default);
                 }
-                report
+                let (groups, master) = (adapters[index].layout.groups(), &mut adapters[index].master[..]);
+                trained.push(Trained { optimiser: &mut self.adapters[index], groups, master });
             }
         }
+        if let Some(head) = values.get_mut(&adapter) {
+            let optimiser = self.value_heads.entry(adapter).or_default();
+            trained.push(Trained { optimiser, groups: head.groups().to_vec(), master: &mut head.master });
+        }
+        let report = optimiser::step(compute, params, trained);
+        if report.applied {
+            match adapter {
+                None => weights.refresh(compute),
+                Some(index) => adapters[index].refresh(compute),
+            }
+        }
+        report
     }
 
     /// Makes sure that an adapter has an optimiser.
@@ -253,14 +302,25 @@ impl Learning {
         unit: &Unit,
         on_stack: bool,
         loss: &Loss,
-        logprobs: &mut [f32],
+        found: &mut [f32],
     ) -> ForwardBackward {
         let config = &model.weights.config;
         let laid = self.lay(model, adapter, batch, unit, on_stack);
         let rows = laid.rows();
         let size = rows.tokens.len() * config.hidden;
-        let Learning { optimiser, adapters, activations, temporary, stack, blocks, head, backward, .. } =
-            self;
+        let Learning {
+            optimiser,
+            adapters,
+            value_heads,
+            activations,
+            temporary,
+            stack,
+            blocks,
+            head,
+            values,
+            backward,
+            ..
+        } = self;
         let mut places = Places { stack: &mut stack.blocks, passing: blocks };
         activations.forward(model, rows, temporary, &mut places);
 
@@ -287,7 +347,13 @@ impl Learning {
         let mode = parameters.mode;
         let gradient = HeadGradient { loss, dx, base: parameters.base.as_deref_mut(), mode };
         let x = activations.output(size);
-        let sums = head.run(model, batch, unit, x, &mut temporary.scratch, Some(gradient), logprobs);
+        let sums = match (model.values.get(&adapter), value_heads.get_mut(&adapter)) {
+            (Some(critic), Some(optimiser)) if loss.is_of_values() => {
+                let gradient = Some((gradient, &mut optimiser.gradient[..]));
+                values.run(model, critic, batch, unit, x, gradient, found)
+            }
+            _ => head.run(model, batch, unit, x, &mut temporary.scratch, Some(gradient), found),
+        };
 
         let width = 2 * attention_shape(config).key();
         for layer in (0..config.layers).rev() {
@@ -383,7 +449,7 @@ mod tests {
                     Reference::logprob(&logits, &path.tokens, t.index as usize, f64::from(t.temperature));
                 // The loss takes an f32; its own slope carries the rest of the f64.
                 let at = loss.evaluate(logp as f32, &t.term);
-                let value = at.loss + at.dlogp * (logp - f64::from(logp as f32));
+                let value = at.loss + at.slope * (logp - f64::from(logp as f32));
                 sum += f64::from(t.term.weight) * value;
             }
         }
@@ -599,6 +665,82 @@ mod tests {
                     let size: f64 = gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
                     assert!((found - expected).abs() < 1e-3 * size, "{group:?}: {found} {expected}, {size}");
                 }
+            }
+        }
+    }
+
+    /// Values, and the slope of their loss along random directions of every parameter and of the value head, in f64.
+    #[test]
+    fn values_and_their_gradients_match_f64() {
+        for config in family_configs() {
+            let mut model = model(&config, 2);
+            let mut head = ValueHead::new(config.hidden);
+            for i in 0..=config.hidden {
+                head.master[i] = (uniform(31, 0, i as u64) - 0.5) as f32 * 0.3;
+            }
+            let mut paths = paths(config.vocabulary);
+            for (i, target) in paths.iter_mut().flat_map(|path| &mut path.targets).enumerate() {
+                target.term.returns = (uniform(37, 0, i as u64) * 2.0 - 1.0) as f32;
+                target.term.value = Some((uniform(37, 1, i as u64) * 2.0 - 1.0) as f32);
+            }
+            let batch = TreeBatch::merge(&paths).unwrap();
+            let loss = Loss { policy: PolicyLoss::Value { clip: Some(0.2) }, kl: None };
+            let mut learning = Learning::new(&model, Limits::NONE);
+            let none = learning.values(&model, None, &batch);
+            assert!(matches!(none, Err(PolicyError::NoValueHead)));
+            model.values.insert(None, head);
+            let values = learning.values(&model, None, &batch).unwrap();
+            let sums = learning.forward_backward(&model, None, &batch, &loss).unwrap();
+            assert!(sums.clipped > 5 && sums.terms > 20);
+            let mut parts = Learning::new(&model, Limits { rows: 13, kept: 1 });
+            assert_eq!(parts.values(&model, None, &batch).unwrap(), values);
+
+            let wide = |x: &[f32]| -> Vec<f64> { x.iter().map(|v| f64::from(*v)).collect() };
+            let exact = |reference: &Reference, head: &[f64]| {
+                let mut sum = 0.0;
+                for path in &paths {
+                    let states = reference.states(&path.tokens);
+                    for target in &path.targets {
+                        let x = &states[target.index as usize - 1];
+                        let value: f64 = x.iter().zip(head).map(|(x, w)| x * w).sum();
+                        let value = value + head[config.hidden];
+                        let at = loss.evaluate(value as f32, &target.term);
+                        let rest = at.slope * (value - f64::from(value as f32));
+                        sum += f64::from(target.term.weight) * (at.loss + rest);
+                    }
+                }
+                sum
+            };
+            let mut reference = Reference::new(&model.weights);
+            let own = wide(&model.values[&None].master);
+            assert!((sums.loss - exact(&reference, &own)).abs() < 1e-5);
+            let compare = |name: &str, expected: f64, gradient: &[f32], direction: &[f64]| {
+                let found: f64 = gradient.iter().zip(direction).map(|(g, d)| f64::from(*g) * d).sum();
+                let size: f64 = gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
+                assert!((found - expected).abs() <= 1e-3 * size + 1e-9, "{name}: {found} {expected}, {size}");
+            };
+            let directions = |stream: u64, len: usize| -> Vec<f64> {
+                (0..len as u64).map(|i| uniform(41, stream, i) - 0.5).collect()
+            };
+            let moved = |start: &[f64], direction: &[f64], t: f64| -> Vec<f64> {
+                start.iter().zip(direction).map(|(x, d)| x + t * d).collect()
+            };
+            let direction = directions(0, config.hidden + 1);
+            let along = |t| exact(&reference, &moved(&own, &direction, t));
+            let expected = (along(1e-6) - along(-1e-6)) / 2e-6;
+            compare("head", expected, &learning.value_heads[&None].gradient, &direction);
+            for (stream, place) in model.weights.layout.places.iter().enumerate() {
+                let name = &place.parameter.name;
+                let start = reference.parameters[name].clone();
+                let direction = directions(1 + stream as u64, start.len());
+                let step = 1e-5 / (start.len() as f64).sqrt();
+                let mut along = |t: f64| {
+                    reference.parameters.insert(name.clone(), moved(&start, &direction, t));
+                    exact(&reference, &own)
+                };
+                let expected = (along(step) - along(-step)) / (2.0 * step);
+                reference.parameters.insert(name.clone(), start);
+                compare(name, expected, &learning.optimiser.gradient[place.range.clone()], &direction);
             }
         }
     }

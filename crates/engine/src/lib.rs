@@ -42,6 +42,7 @@ mod service;
 pub mod simd;
 pub mod testing;
 pub mod transformer;
+pub mod value;
 pub mod weights;
 
 pub use adapter::Adapter;

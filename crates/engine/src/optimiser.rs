@@ -38,25 +38,23 @@ impl Optimiser {
         if std::mem::replace(&mut self.accumulated, true) { Mode::Add } else { Mode::Set }
     }
 
-    /// One step of `master` over what has accumulated. A gradient that is not finite is dropped and changes nothing.
-    pub fn step(
+    /// Prepares for a step of `len` parameters; returns the norm of what has accumulated.
+    fn close(&mut self, compute: &Compute, len: usize) -> f64 {
+        self.ensure(len);
+        if !std::mem::take(&mut self.accumulated) {
+            self.gradient.fill(0.0);
+        }
+        adamw::norm(compute, &self.gradient)
+    }
+
+    fn step(
         &mut self,
         compute: &Compute,
         groups: &[Group],
         params: &OptimParams,
+        scale: f32,
         master: &mut [f32],
-    ) -> OptimReport {
-        self.ensure(master.len());
-        if !self.accumulated {
-            self.gradient.fill(0.0);
-        }
-        self.accumulated = false;
-        let grad_norm = adamw::norm(compute, &self.gradient);
-        if !grad_norm.is_finite() {
-            return OptimReport { grad_norm, applied: false };
-        }
-        let limit = f64::from(params.max_grad_norm);
-        let scale = if grad_norm > limit { (limit / (grad_norm + 1e-6)) as f32 } else { 1.0 };
+    ) {
         self.steps += 1;
         adamw::step(
             compute,
@@ -69,6 +67,31 @@ impl Optimiser {
             &mut self.first,
             &mut self.second,
         );
-        OptimReport { grad_norm, applied: true }
     }
+}
+
+/// Parameters that are trained together.
+pub struct Trained<'a> {
+    /// Their gradient and moments.
+    pub optimiser: &'a mut Optimiser,
+    /// What is known about their ranges.
+    pub groups: Vec<Group>,
+    /// The parameters.
+    pub master: &'a mut [f32],
+}
+
+/// One step over what has accumulated, clipped by the norm of all of it. A gradient that is not finite is dropped and changes
+/// nothing.
+pub fn step(compute: &Compute, params: &OptimParams, mut trained: Vec<Trained<'_>>) -> OptimReport {
+    let squares = trained.iter_mut().map(|t| t.optimiser.close(compute, t.master.len()).powi(2));
+    let grad_norm = squares.sum::<f64>().sqrt();
+    if !grad_norm.is_finite() {
+        return OptimReport { grad_norm, applied: false };
+    }
+    let limit = f64::from(params.max_grad_norm);
+    let scale = if grad_norm > limit { (limit / (grad_norm + 1e-6)) as f32 } else { 1.0 };
+    for Trained { optimiser, groups, master } in trained {
+        optimiser.step(compute, &groups, params, scale, master);
+    }
+    OptimReport { grad_norm, applied: true }
 }

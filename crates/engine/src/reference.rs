@@ -63,6 +63,13 @@ impl Reference {
 
     /// Logits after every token of a sequence.
     pub fn logits(&self, tokens: &[u32]) -> Vec<Vec<f64>> {
+        let embedding = &self.parameters["model.embed_tokens.weight"];
+        let head = self.parameters.get("lm_head.weight").unwrap_or(embedding);
+        self.states(tokens).iter().map(|x| matvec(head, x)).collect()
+    }
+
+    /// Normalised hidden states after every token of a sequence.
+    pub fn states(&self, tokens: &[u32]) -> Vec<Vec<f64>> {
         let config = &self.config;
         let (dim, epsilon) = (config.head_dim, f64::from(config.norm_epsilon));
         let group = config.heads / config.kv_heads;
@@ -108,10 +115,7 @@ impl Reference {
                 x.iter_mut().zip(out).for_each(|(x, o)| *x += o);
             }
         }
-        let head = self.parameters.get("lm_head.weight").unwrap_or(embedding);
-        xs.iter()
-            .map(|x| matvec(head, &rms_norm(x, &self.parameters["model.norm.weight"], epsilon)))
-            .collect()
+        xs.iter().map(|x| rms_norm(x, &self.parameters["model.norm.weight"], epsilon)).collect()
     }
 
     /// log p of `tokens[index]` at a temperature.

@@ -21,6 +21,7 @@ use crate::checkpoint;
 use crate::learning::Learning;
 use crate::scheduler::{Events, Published, Scheduler};
 use crate::transformer::Transformer;
+use crate::value::ValueHead;
 
 /// The policy that the base weights are. Policy i is adapter i − 1.
 pub const BASE: u32 = 0;
@@ -51,6 +52,10 @@ pub enum Command {
 pub enum LearnerCommand {
     /// Of all targets.
     Logprobs(Arc<TreeBatch>, Answer<Vec<f32>>),
+    /// A critic's.
+    Values(Arc<TreeBatch>, Answer<Vec<f32>>),
+    /// A value head for the policy.
+    AddValueHead(Answer<()>),
     /// Accumulate a gradient.
     ForwardBackward(Arc<TreeBatch>, Loss, Answer<ForwardBackward>),
     /// Apply it.
@@ -187,6 +192,14 @@ impl Service {
         match command {
             LearnerCommand::Logprobs(batch, answer) => {
                 drop(answer.send(learning.logprobs(model, adapter, &batch)));
+            }
+            LearnerCommand::Values(batch, answer) => {
+                drop(answer.send(learning.values(model, adapter, &batch)));
+            }
+            LearnerCommand::AddValueHead(answer) => {
+                let hidden = model.weights.config.hidden;
+                model.values.entry(adapter).or_insert_with(|| ValueHead::new(hidden));
+                drop(answer.send(Ok(())));
             }
             LearnerCommand::ForwardBackward(batch, loss, answer) => {
                 let sums = frozen().and_then(|()| learning.forward_backward(model, adapter, &batch, &loss));

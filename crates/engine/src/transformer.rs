@@ -3,6 +3,7 @@
 //! A batch is rows of tokens, cut into [`Span`]s: runs of rows on one path. Sampling and training differ only in where keys
 //! and values are kept and in what is remembered for the backward pass; every number is computed by the same code.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::Compute;
@@ -14,6 +15,7 @@ use crate::ops::norm::Heads;
 use crate::ops::rope::RopeTable;
 use crate::ops::{attention, fill_rows, for_rows, norm, swiglu};
 use crate::product::{Matrix, Mode, Right, Scratch, product};
+use crate::value::ValueHead;
 use crate::weights::{Weights, attention_shape};
 
 /// Rows to run through the model.
@@ -67,6 +69,8 @@ pub struct Transformer {
     pub weights: Weights,
     /// Adapters over them.
     pub adapters: Vec<Adapter>,
+    /// The value heads of critics: of the weights themselves (`None`), or of an adapter.
+    pub values: BTreeMap<Option<usize>, ValueHead>,
     /// Rotary tables up to the context.
     pub rope: RopeTable,
     /// Longest path.
@@ -77,7 +81,7 @@ impl Transformer {
     /// A model with room for paths of `context` tokens.
     pub fn new(compute: Compute, weights: Weights, context: usize) -> Self {
         let rope = RopeTable::new(&weights.config.rope, weights.config.head_dim, context);
-        Transformer { compute, weights, adapters: Vec::new(), rope, context }
+        Transformer { compute, weights, adapters: Vec::new(), values: BTreeMap::new(), rope, context }
     }
 
     /// Where the queries of a row of queries, keys and values are.

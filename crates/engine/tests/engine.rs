@@ -446,6 +446,42 @@ fn rollouts_of(replies: &[Completion]) -> Vec<Rollout> {
     replies.iter().enumerate().map(rollout).collect()
 }
 
+/// A critic learns what it is told, and comes back from its files.
+#[tokio::test]
+async fn a_critic_learns_and_comes_back() {
+    let base = start(&tiny_config(), 2, Isa::detect(), &options());
+    let adapter = base.lora(LoraOptions::default(), 0, "a model").await.unwrap();
+    let loss = Loss { policy: PolicyLoss::Value { clip: None }, kl: None };
+    let targets = (1..30).map(|index| PathTarget {
+        index,
+        temperature: 1.0,
+        term: Term { weight: 1.0 / 29.0, returns: (index % 5) as f32 * 0.2, ..Term::default() },
+    });
+    let path = PathInput { tokens: tokens(1, 30), targets: targets.collect() };
+    let batch = Arc::new(TreeBatch::merge(&[path]).unwrap());
+    let none = adapter.values(batch.clone()).await.unwrap_err();
+    assert!(matches!(none, PolicyError::NoValueHead), "{none}");
+    assert!(adapter.forward_backward(batch.clone(), loss).await.is_err());
+    adapter.add_value_head().await.unwrap();
+    assert!(adapter.values(batch.clone()).await.unwrap().iter().all(|value| *value == 0.0));
+    let mut losses = Vec::new();
+    let folder = tempfile::tempdir().unwrap();
+    for step in 0..60 {
+        if step == 30 {
+            adapter.save(folder.path(), true).await.unwrap();
+        }
+        losses.push(adapter.forward_backward(batch.clone(), loss).await.unwrap().loss);
+        assert!(adapter.optim_step(optim()).await.unwrap().applied);
+    }
+    assert!(losses[59] < 0.2 * losses[0], "{} {}", losses[0], losses[59]);
+    adapter.load(folder.path(), true).await.unwrap();
+    for (step, expected) in losses.iter().enumerate().skip(30) {
+        let again = adapter.forward_backward(batch.clone(), loss).await.unwrap().loss;
+        assert_eq!(again.to_bits(), expected.to_bits(), "step {step}");
+        adapter.optim_step(optim()).await.unwrap();
+    }
+}
+
 #[test]
 fn options_that_cannot_work_are_refused() {
     let config = tiny_config();

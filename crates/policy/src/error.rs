@@ -27,4 +27,7 @@ pub enum PolicyError {
     /// Reading or writing weights failed.
     #[error("{0}")]
     Storage(String),
+    /// Values are asked for, or trained, without anything that gives them.
+    #[error("this policy has no value head; give it one before values are asked for or trained")]
+    NoValueHead,
 }

@@ -55,6 +55,13 @@ impl ForwardBackward {
         }
     }
 
+    /// Adds one term of a loss of values.
+    pub fn add_value(&mut self, term: &Term, evaluated: &Evaluated) {
+        self.loss += f64::from(term.weight) * evaluated.loss;
+        self.terms += 1;
+        self.clipped += u64::from(evaluated.clipped);
+    }
+
     /// Adds one target with log-probability `logp`, predicted with an entropy of `entropy` nats.
     pub fn add_target(&mut self, logp: f32, entropy: f64) {
         self.targets += 1;
@@ -114,6 +121,15 @@ pub trait Learner: Send + Sync {
     /// # Errors
     /// When the batch does not fit the model, or the learner has stopped.
     async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError>;
+
+    /// A critic's value of the state before every target of the batch, in the order of `batch.targets`. Changes nothing.
+    ///
+    /// # Errors
+    /// When there is no value head, the batch does not fit the model, or the learner has stopped.
+    async fn values(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
+        let _ = batch;
+        Err(PolicyError::NoValueHead)
+    }
 
     /// Adds the gradient of the loss over the batch to what has accumulated.
     ///

@@ -386,7 +386,7 @@ impl Learner for Simulator {
             let mut slope = 0.0;
             for term in batch.terms_of(target) {
                 let evaluated = loss.evaluate(logprob, term);
-                slope += f64::from(term.weight) * evaluated.dlogp;
+                slope += f64::from(term.weight) * evaluated.slope;
                 sums.add_term(term, logprob, &evaluated);
             }
             // d log p(token) / d logit = [is the token] − p, over the temperature.

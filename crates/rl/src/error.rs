@@ -35,6 +35,17 @@ pub enum RlError {
         /// Its path.
         path: u32,
     },
+    /// A change of value is bounded, but nobody recorded the value.
+    #[error(
+        "term {term} (path {path}) has no value from before, which a clipped value loss needs: evaluate the critic on the \
+         batch first, or remove the clip"
+    )]
+    NoValue {
+        /// The term, by its place in the batch.
+        term: usize,
+        /// Its path.
+        path: u32,
+    },
     /// A number of a term is infinite or not a number.
     #[error("term {term} (path {path}) has {what} {value}: only finite numbers can be trained on")]
     NotFinite {

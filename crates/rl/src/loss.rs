@@ -39,6 +39,12 @@ pub enum PolicyLoss {
         /// For a negative advantage A the loss is at most −`dual` × A; more than 1 where given.
         dual: Option<f32>,
     },
+    /// ½ (V − R)², R the return: regression of a value head. The value stands where other losses have a log-probability.
+    Value {
+        /// PPO's clipping (Schulman et al. 2017, as in the authors' code): the loss is at least that of a value no further
+        /// than this from the one that terms carry as `value`.
+        clip: Option<f32>,
+    },
 }
 
 /// A penalty for leaving a frozen reference policy.
@@ -68,8 +74,8 @@ pub enum KlEstimator {
 pub struct Evaluated {
     /// The loss.
     pub loss: f64,
-    /// Its derivative with respect to the token's log-probability.
-    pub dlogp: f64,
+    /// Its derivative with respect to the token's log-probability, or to the value.
+    pub slope: f64,
     /// The ratio exp(log p − log p_behaviour); 1 where the term has no behaviour log-probability.
     pub ratio: f64,
     /// Whether a clip bound was active, so that the policy part has no gradient.
@@ -82,7 +88,7 @@ pub struct Evaluated {
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Surrogate {
     loss: f64,
-    dlogp: f64,
+    slope: f64,
     clipped: bool,
 }
 
@@ -95,6 +101,7 @@ impl Loss {
     pub fn check(&self, batch: &TreeBatch) -> Result<(), RlError> {
         self.check_parameters()?;
         let needs_behaviour = matches!(self.policy, PolicyLoss::Clip { .. });
+        let needs_value = matches!(self.policy, PolicyLoss::Value { clip: Some(_) });
         for (index, term) in batch.terms.iter().enumerate() {
             let path = term.path;
             if needs_behaviour && term.behaviour.is_none() {
@@ -103,7 +110,12 @@ impl Loss {
             if self.kl.is_some() && term.reference.is_none() {
                 return Err(RlError::NoReference { term: index, path });
             }
+            if needs_value && term.value.is_none() {
+                return Err(RlError::NoValue { term: index, path });
+            }
             let values = [
+                ("return", Some(term.returns)),
+                ("value", term.value),
                 ("weight", Some(term.weight)),
                 ("advantage", Some(term.advantage)),
                 ("behaviour log-probability", term.behaviour),
@@ -129,6 +141,11 @@ impl Loss {
                 range(dual > 1.0, "dual clip", dual, "more than 1")?;
             }
         }
+        if let PolicyLoss::Value { clip } = self.policy {
+            range(clip.is_none_or(|clip| clip > 0.0), "value clip", clip.unwrap_or(0.0), "more than 0")?;
+            let beta = self.kl.map_or(0.0, |kl| kl.coefficient);
+            range(self.kl.is_none(), "KL coefficient", beta, "left out: a value has no divergence")?;
+        }
         if let Some(kl) = self.kl {
             let beta = kl.coefficient;
             range(beta >= 0.0 && beta.is_finite(), "KL coefficient", beta, "finite and at least 0")?;
@@ -136,7 +153,13 @@ impl Loss {
         Ok(())
     }
 
-    /// One term's loss and its derivative, at log-probability `logp` of the token. The weight is not applied.
+    /// Whether it is about values, not log-probabilities.
+    pub fn is_of_values(&self) -> bool {
+        matches!(self.policy, PolicyLoss::Value { .. })
+    }
+
+    /// One term's loss and its derivative, at log-probability `logp` of the token, or at the value for a loss of values. The
+    /// weight is not applied.
     ///
     /// [`Loss::check`] must have accepted the batch. A term that lacks its behaviour log-probability is otherwise taken
     /// to be on policy (ratio 1), one that lacks its reference to have no penalty.
@@ -144,7 +167,12 @@ impl Loss {
         let logp = f64::from(logp);
         let log_ratio = term.behaviour.map_or(0.0, |b| logp - f64::from(b));
         let policy = match self.policy {
-            PolicyLoss::CrossEntropy => Surrogate { loss: -logp, dlogp: -1.0, clipped: false },
+            PolicyLoss::CrossEntropy => Surrogate { loss: -logp, slope: -1.0, clipped: false },
+            PolicyLoss::Value { clip } => value_loss(
+                logp,
+                f64::from(term.returns),
+                clip.zip(term.value).map(|(clip, old)| (f64::from(clip), f64::from(old))),
+            ),
             PolicyLoss::Clip { low, high, dual } => clipped_surrogate(
                 log_ratio,
                 f64::from(term.advantage),
@@ -162,7 +190,7 @@ impl Loss {
         };
         Evaluated {
             loss: policy.loss + penalty * kl,
-            dlogp: policy.dlogp + penalty * slope,
+            slope: policy.slope + penalty * slope,
             ratio: bounded_exp(log_ratio).0,
             clipped: policy.clipped,
             kl,
@@ -176,6 +204,17 @@ fn bounded_exp(x: f64) -> (f64, f64) {
     (value, if x.abs() > LOG_RATIO_BOUND { 0.0 } else { value })
 }
 
+/// ½ max((V − R)², (clip(V, V_old − c, V_old + c) − R)²), with `clip` = (c, V_old).
+fn value_loss(value: f64, returns: f64, clip: Option<(f64, f64)>) -> Surrogate {
+    let free = value - returns;
+    let bounded = clip.map_or(free, |(clip, old)| value.clamp(old - clip, old + clip) - returns);
+    if bounded * bounded > free * free {
+        Surrogate { loss: 0.5 * bounded * bounded, slope: 0.0, clipped: true }
+    } else {
+        Surrogate { loss: 0.5 * free * free, slope: free, clipped: false }
+    }
+}
+
 /// max(−Aρ, −A·clip(ρ, 1 − low, 1 + high)), for A < 0 at most −A·dual, with ρ = exp(`log_ratio`).
 ///
 /// Schulman et al. 2017 (equation 7), with the upper bound apart from the lower (DAPO, Yu et al. 2025) and the dual clip
@@ -185,15 +224,15 @@ fn clipped_surrogate(log_ratio: f64, advantage: f64, low: f64, high: f64, dual: 
     let free = -advantage * ratio;
     let bounded = -advantage * ratio.max(1.0 - low).min(1.0 + high);
     let mut surrogate = if bounded > free {
-        Surrogate { loss: bounded, dlogp: 0.0, clipped: true }
+        Surrogate { loss: bounded, slope: 0.0, clipped: true }
     } else {
-        Surrogate { loss: free, dlogp: -advantage * slope, clipped: log_ratio.abs() > LOG_RATIO_BOUND }
+        Surrogate { loss: free, slope: -advantage * slope, clipped: log_ratio.abs() > LOG_RATIO_BOUND }
     };
     if let Some(dual) = dual
         && advantage < 0.0
         && surrogate.loss > -advantage * dual
     {
-        surrogate = Surrogate { loss: -advantage * dual, dlogp: 0.0, clipped: true };
+        surrogate = Surrogate { loss: -advantage * dual, slope: 0.0, clipped: true };
     }
     surrogate
 }
@@ -246,6 +285,27 @@ mod tests {
         }
     }
 
+    /// Clip 0.5, token mean over 16 tokens: loss 0.1828125, the gradients below; checked against the formula's executed source.
+    #[test]
+    fn value_loss_matches_the_reference() {
+        let v = &vectors()["value"];
+        let (new, old) = (matrix(&v["new"]), matrix(&v["old"]));
+        let (returns, grad) = (matrix(&v["returns"]), matrix(&v["gradient"]));
+        let loss = Loss { policy: PolicyLoss::Value { clip: Some(0.5) }, kl: None };
+        let (mut sum, mut clipped) = (0.0, 0);
+        for_each_token(&vectors(), |b, t| {
+            let got = value_loss(new[b][t], returns[b][t], Some((0.5, old[b][t])));
+            close(got.slope / 16.0, grad[b][t], "gradient");
+            sum += got.loss / 16.0;
+            clipped += u32::from(got.clipped);
+            let term =
+                Term { returns: returns[b][t] as f32, value: Some(old[b][t] as f32), ..Term::default() };
+            assert!((loss.evaluate(new[b][t] as f32, &term).loss - got.loss).abs() < 1e-6);
+        });
+        close(sum, v["loss"].as_f64().unwrap_or_default(), "loss");
+        assert_eq!(clipped, 2);
+    }
+
     #[test]
     fn clip_matches_the_reference() {
         let v = vectors();
@@ -255,14 +315,14 @@ mod tests {
         for_each_token(&v, |b, t| {
             let got = clipped_surrogate(logp[b][t] - old[b][t], adv[b][t], 0.2, 0.28, Some(3.0));
             close(got.loss, loss[b][t], "loss");
-            close(got.dlogp / 16.0, grad[b][t], "gradient");
+            close(got.slope / 16.0, grad[b][t], "gradient");
             sum += got.loss / 16.0;
         });
         close(sum, v["clip"]["token_mean"]["loss"].as_f64().unwrap(), "token mean");
         for case in matrix(&v["single"]) {
             let got = clipped_surrogate(case[1] - case[0], case[2], 0.2, 0.28, Some(3.0));
             close(got.loss, case[3], "single loss");
-            close(got.dlogp, case[4], "single gradient");
+            close(got.slope, case[4], "single gradient");
             assert_eq!(got.clipped, case[4] == 0.0);
         }
     }
@@ -293,12 +353,12 @@ mod tests {
         close(got.ratio, ratio, "ratio");
         close(got.kl, 0.5 * 0.375 * 0.375, "kl");
         close(got.loss, -ratio + 0.5 * got.kl, "loss");
-        close(got.dlogp, -ratio + 0.5 * 0.375, "slope");
+        close(got.slope, -ratio + 0.5 * 0.375, "slope");
         assert!(!got.clipped);
         // Above the upper bound only the penalty pulls.
         let got = loss.evaluate(-0.5, &term);
         assert!(got.clipped);
-        close(got.dlogp, 0.5, "slope");
+        close(got.slope, 0.5, "slope");
     }
 
     #[test]
@@ -306,14 +366,14 @@ mod tests {
         let loss = Loss { policy: CLIP, kl: None };
         let term = Term { advantage: -0.75, behaviour: Some(-2.3), ..Term::default() };
         let got = loss.evaluate(-2.3, &term);
-        assert_eq!((got.ratio, got.loss, got.dlogp, got.clipped), (1.0, 0.75, 0.75, false));
+        assert_eq!((got.ratio, got.loss, got.slope, got.clipped), (1.0, 0.75, 0.75, false));
     }
 
     #[test]
     fn cross_entropy_needs_nothing() {
         let loss = Loss { policy: PolicyLoss::CrossEntropy, kl: None };
         let got = loss.evaluate(-1.5, &Term::default());
-        assert_eq!((got.loss, got.dlogp, got.ratio), (1.5, -1.0, 1.0));
+        assert_eq!((got.loss, got.slope, got.ratio), (1.5, -1.0, 1.0));
         assert!(loss.check(&batch(Term::default())).is_ok());
     }
 
@@ -350,7 +410,7 @@ mod tests {
         let loss = Loss { policy: PolicyLoss::Clip { low: 0.2, high: 0.2, dual: None }, kl: None };
         let term = Term { advantage: -1.0, behaviour: Some(-500.0), ..Term::default() };
         let got = loss.evaluate(-0.5, &term);
-        assert_eq!((got.ratio, got.dlogp, got.clipped), (20f64.exp(), 0.0, true));
+        assert_eq!((got.ratio, got.slope, got.clipped), (20f64.exp(), 0.0, true));
     }
 
     proptest! {
@@ -368,7 +428,7 @@ mod tests {
             let step = 1e-6;
             let at = |x| clipped_surrogate(x, advantage, low, high, dual);
             let slope = (at(x + step).loss - at(x - step).loss) / (2.0 * step);
-            prop_assert!((at(x).dlogp - slope).abs() < 1e-6, "{} {}", at(x).dlogp, slope);
+            prop_assert!((at(x).slope - slope).abs() < 1e-6, "{} {}", at(x).slope, slope);
             for estimator in [KlEstimator::K1, KlEstimator::K2, KlEstimator::K3] {
                 let slope = (estimator.estimate(x + step).0 - estimator.estimate(x - step).0) / (2.0 * step);
                 prop_assert!((estimator.estimate(x).1 - slope).abs() < 1e-6);
@@ -382,7 +442,7 @@ mod tests {
             let got = loss.evaluate(logp, &Term { advantage, behaviour: Some(old), ..Term::default() });
             let x = f64::from(logp) - f64::from(old);
             let want = clipped_surrogate(x, advantage.into(), 0.2f32.into(), 0.28f32.into(), Some(3.0));
-            prop_assert_eq!((got.loss, got.dlogp, got.clipped), (want.loss, want.dlogp, want.clipped));
+            prop_assert_eq!((got.loss, got.slope, got.clipped), (want.loss, want.slope, want.clipped));
             prop_assert_eq!(got.ratio, x.exp());
         }
     }

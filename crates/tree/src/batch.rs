@@ -14,6 +14,12 @@ pub struct Term {
     pub weight: f32,
     /// Advantage of the token; unused by cross-entropy.
     pub advantage: f32,
+    /// What a critic's value of the state before the token should be.
+    #[serde(default)]
+    pub returns: f32,
+    /// What it was when the batch was made, where a loss bounds its change.
+    #[serde(default)]
+    pub value: Option<f32>,
     /// Log-probability under the policy that sampled the token; `None` for demonstrations.
     pub behaviour: Option<f32>,
     /// Log-probability under the proximal policy, where a loss distinguishes it from the behaviour policy.
