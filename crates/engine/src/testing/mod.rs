@@ -1,5 +1,7 @@
 //! Small random models for tests, here and in the crates above.
 
+pub mod parity;
+
 use dressage_model::{Family, ModelConfig, Rope, RopeScaling};
 use dressage_policy::uniform;
 

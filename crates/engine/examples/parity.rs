@@ -1,0 +1,40 @@
+//! Random cases of the claim that sampling and training agree to the bit: `parity CASES [SEED]`. A smaller number runs with the
+//! tests.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use dressage_engine::testing::parity;
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let cases: u64 = arguments.next().context("how many cases?")?.parse()?;
+    let seed: u64 = arguments.next().map_or(Ok(1), |seed| seed.parse())?;
+    let (mut compared, mut different, mut resumed, mut hits) = (0, 0, 0, 0);
+    let mut kinds: BTreeMap<String, u64> = BTreeMap::new();
+    for case in 0..cases {
+        let outcome = parity::run(seed, case).await.with_context(|| format!("case {case} of seed {seed}"))?;
+        if outcome.different > 0 {
+            println!("{} of {} differ: {}", outcome.different, outcome.compared, outcome.what);
+        }
+        compared += outcome.compared;
+        different += outcome.different;
+        resumed += outcome.resumed;
+        hits += outcome.prefix_hits;
+        let kind = outcome.what.split(';').nth(1).unwrap_or_default();
+        *kinds.entry(kind.split(',').take(3).collect::<Vec<_>>().join(",")).or_default() += 1;
+        if (case + 1) % 1000 == 0 {
+            println!("{} cases, {compared} log-probabilities, {different} differ", case + 1);
+        }
+    }
+    for (kind, count) in kinds {
+        println!("{count:6} cases:{kind}");
+    }
+    println!(
+        "{cases} cases of seed {seed}: {compared} log-probabilities compared, {different} differ; {resumed} requests \
+         aborted and resumed, {hits} prompt tokens from the cache"
+    );
+    ensure!(different == 0, "sampling and training differ");
+    Ok(())
+}

@@ -1,0 +1,291 @@
+//! Random cases of the claim that sampling and training agree to the bit.
+//!
+//! A case is an engine with random everything (family, sizes, precision, instruction set, threads, memory for keys and values,
+//! rows of a step, rows of a training batch, perhaps an adapter), from which attempts of several turns at several tasks are
+//! sampled at once, with forks and aborts on the way. Then one engine step trains on what was recorded, merged as it comes, and
+//! every recorded log-probability is compared with the one that this step computes. Nothing is computed again in between.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dressage_model::{Family, ModelConfig, Rope, RopeScaling};
+use dressage_policy::{
+    FinishReason, Learner, LoraOptions, PolicyError, Precision, SampleRequest, Sampler, SamplingParams,
+    uniform,
+};
+use dressage_rl::{Loss, PolicyLoss};
+use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};
+
+use super::random_weights;
+use crate::{Compute, Engine, EngineOptions, Isa};
+
+const DEADLINE: Duration = Duration::from_secs(120);
+
+/// Draws for one case, one after the other.
+struct Draws {
+    seed: u64,
+    case: u64,
+    next: u64,
+}
+
+impl Draws {
+    fn unit(&mut self) -> f64 {
+        self.next += 1;
+        uniform(self.seed, self.case, self.next)
+    }
+
+    /// An integer in `low..=high`, smaller ones more often: sizes are worth varying by factors.
+    fn size(&mut self, low: usize, high: usize) -> usize {
+        let (a, b) = ((low as f64).ln(), (high as f64 + 1.0).ln());
+        ((a + self.unit() * (b - a)).exp() as usize).clamp(low, high)
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[((self.unit() * from.len() as f64) as usize).min(from.len() - 1)]
+    }
+
+    fn chance(&mut self, p: f64) -> bool {
+        self.unit() < p
+    }
+
+    fn tokens(&mut self, len: usize, vocabulary: usize) -> Vec<u32> {
+        (0..len).map(|_| (self.unit() * vocabulary as f64) as u32).collect()
+    }
+}
+
+/// What a case was and what it found.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// The engine, in words.
+    pub what: String,
+    /// Recorded log-probabilities that were compared.
+    pub compared: u64,
+    /// Those that differ in any bit.
+    pub different: u64,
+    /// Requests that were aborted and went on.
+    pub resumed: u64,
+    /// Prompt tokens that came from the cache.
+    pub prefix_hits: u64,
+}
+
+fn model(draws: &mut Draws) -> ModelConfig {
+    let family = draws.pick(&[Family::Llama, Family::Qwen2, Family::Qwen3]);
+    let kv_heads = draws.size(1, 4);
+    let head_dim = 2 * draws.size(2, 32);
+    ModelConfig {
+        family,
+        hidden: 4 * draws.size(3, 24),
+        layers: draws.size(1, 3),
+        heads: kv_heads * draws.size(1, 3),
+        kv_heads,
+        head_dim,
+        intermediate: draws.size(8, 120),
+        vocabulary: draws.size(20, 400),
+        context: 512,
+        norm_epsilon: 1e-5,
+        rope: Rope { theta: draws.pick(&[1e4, 1e6]), scaling: RopeScaling::None },
+        tied: draws.chance(0.5),
+        qkv_bias: family == Family::Qwen2,
+        output_bias: false,
+        mlp_bias: false,
+        qk_norm: family == Family::Qwen3,
+        bos: None,
+        eos: vec![0],
+        pad: None,
+    }
+}
+
+/// An attempt as it was recorded.
+#[derive(Clone, Default)]
+struct Attempt {
+    path: Vec<u32>,
+    drawn: Vec<(usize, f32)>,
+    resumed: u64,
+}
+
+/// How an attempt goes.
+#[derive(Clone)]
+struct Script {
+    stream: u64,
+    temperature: f32,
+    prompt: Vec<u32>,
+    /// Tokens to draw, then tokens that a tool answers, for each turn.
+    turns: Vec<(usize, Vec<u32>)>,
+    /// The turn in which it is aborted after some tokens, and goes on.
+    aborted: Option<usize>,
+    /// From here another attempt starts, once this one is done: so many tokens of its path are kept.
+    fork: Option<usize>,
+}
+
+impl Script {
+    fn params(&self, max_tokens: usize) -> SamplingParams {
+        SamplingParams { temperature: self.temperature, max_tokens, ..SamplingParams::default() }
+    }
+
+    async fn reply(
+        &self,
+        engine: &Engine,
+        attempt: &mut Attempt,
+        tokens: usize,
+    ) -> Result<bool, PolicyError> {
+        let prompt = attempt.path.clone();
+        let request = SampleRequest { seed: 1, stream: self.stream, prompt, params: self.params(tokens) };
+        let reply = engine.sample(request).await?.collect(DEADLINE).await?;
+        let at = attempt.path.len();
+        attempt.drawn.extend(reply.logprobs.iter().enumerate().map(|(i, p)| (at + i, *p)));
+        attempt.path.extend(reply.tokens);
+        Ok(reply.finish == FinishReason::Aborted)
+    }
+
+    async fn run(self, engine: Engine) -> Result<Vec<Attempt>, PolicyError> {
+        let mut attempt = Attempt { path: self.prompt.clone(), ..Attempt::default() };
+        for (turn, (tokens, answer)) in self.turns.iter().enumerate() {
+            let before = attempt.path.len();
+            if self.aborted == Some(turn) {
+                let (aborting, stream) = (engine.clone(), self.stream);
+                let abort = tokio::spawn(async move { aborting.abort(Some(stream)).await });
+                attempt.resumed += u64::from(self.reply(&engine, &mut attempt, *tokens).await?);
+                abort.await.map_err(|_| PolicyError::Stopped("the task that aborts"))??;
+            }
+            let left = (before + tokens).saturating_sub(attempt.path.len());
+            if left > 0 {
+                self.reply(&engine, &mut attempt, left).await?;
+            }
+            attempt.path.extend(answer);
+        }
+        let mut attempts = vec![attempt.clone()];
+        if let Some(kept) = self.fork {
+            let kept = kept.min(attempt.path.len());
+            let mut forked = Attempt { path: attempt.path[..kept].to_vec(), ..Attempt::default() };
+            let other = Script { stream: self.stream + 1000, ..self.clone() };
+            other.reply(&engine, &mut forked, 5).await?;
+            attempts.push(forked);
+        }
+        Ok(attempts)
+    }
+}
+
+fn scripts(draws: &mut Draws, vocabulary: usize) -> Vec<Script> {
+    let system = draws.size(1, 60);
+    let system = draws.tokens(system, vocabulary);
+    let mut scripts = Vec::new();
+    for _ in 0..draws.size(1, 3) {
+        let question = draws.size(1, 40);
+        let prompt = [system.clone(), draws.tokens(question, vocabulary)].concat();
+        for _ in 0..draws.size(1, 4) {
+            let turns: Vec<(usize, Vec<u32>)> = (0..draws.size(1, 3))
+                .map(|_| {
+                    let (drawn, answer) = (draws.size(1, 20), draws.size(1, 10));
+                    (drawn, draws.tokens(answer, vocabulary))
+                })
+                .collect();
+            scripts.push(Script {
+                stream: scripts.len() as u64,
+                temperature: draws.pick(&[1.0, 0.3, 0.7, 1.3, 2.5]),
+                prompt: prompt.clone(),
+                aborted: draws.chance(0.2).then(|| draws.size(1, turns.len()) - 1),
+                fork: draws.chance(0.2).then(|| draws.size(1, 80)),
+                turns,
+            });
+        }
+    }
+    scripts
+}
+
+/// Runs case number `case` of a seed.
+///
+/// # Errors
+/// When the engine refuses something or stops.
+pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
+    let draws = &mut Draws { seed, case, next: 0 };
+    let config = model(draws);
+    // Portable code is slow where it has to emulate the fused multiply-add, and shares all but the innermost loop.
+    let isas = Isa::available();
+    let isa = if draws.chance(0.05) { Isa::Portable } else { draws.pick(&isas[..isas.len().max(2) - 1]) };
+    let precision = draws.pick(&[Precision::F32, Precision::Bf16]);
+    let threads = draws.pick(&[1, 2]);
+    let options = EngineOptions {
+        context: 512,
+        batch_tokens: draws.size(8, 2000),
+        kv_memory_mb: draws.pick(&[1, 1, 4]),
+        running: draws.size(1, 16),
+        step_rows: draws.size(1, 100),
+        precision,
+        ..EngineOptions::default()
+    };
+    let what = format!(
+        "case {case}: {:?}, {} layers of {}, {} of {} heads of {}, {} tokens; {isa:?}, {precision}, {threads} threads, {} \
+         running, {} rows a step, {} rows a batch",
+        config.family,
+        config.layers,
+        config.hidden,
+        config.heads,
+        config.kv_heads,
+        config.head_dim,
+        config.vocabulary,
+        options.running,
+        options.step_rows,
+        options.batch_tokens
+    );
+    let compute = Compute::with(threads, isa, precision);
+    let weights = random_weights(&compute, &config, seed ^ case);
+    let base = Engine::start_with(compute, weights, &options, None)
+        .map_err(|error| PolicyError::Invalid(error.to_string()))?;
+    let engine = if draws.chance(0.2) {
+        let engine = base.lora(LoraOptions { rank: 3, ..LoraOptions::default() }, case, "").await?;
+        // One step, so that it does something.
+        let tokens = draws.tokens(20, config.vocabulary);
+        let target =
+            |index| PathTarget { index, temperature: 1.0, term: Term { weight: 1.0, ..Term::default() } };
+        let path = PathInput { tokens, targets: (1..20).map(target).collect() };
+        engine.forward_backward(merged(&[path])?, CROSS_ENTROPY).await?;
+        engine.optim_step(OPTIM).await?;
+        engine.publish(1).await?;
+        engine
+    } else {
+        base
+    };
+
+    let tasks: Vec<_> = scripts(draws, config.vocabulary)
+        .into_iter()
+        .map(|script| {
+            let temperature = script.temperature;
+            (temperature, tokio::spawn(script.run(engine.clone())))
+        })
+        .collect();
+    let (mut paths, mut resumed) = (Vec::new(), 0);
+    for (temperature, task) in tasks {
+        for attempt in task.await.map_err(|_| PolicyError::Stopped("an attempt"))?? {
+            resumed += attempt.resumed;
+            let targets = attempt.drawn.iter().map(|(index, logprob)| PathTarget {
+                index: *index as u32,
+                temperature,
+                term: Term { weight: 0.01, behaviour: Some(*logprob), ..Term::default() },
+            });
+            paths.push(PathInput { targets: targets.collect(), tokens: attempt.path });
+        }
+    }
+    let mut outcome =
+        Outcome { what, compared: 0, different: 0, resumed, prefix_hits: engine.health().await?.prefix_hits };
+    for part in paths.chunks(draws.size(1, paths.len())) {
+        let sums = engine.forward_backward(merged(part)?, CROSS_ENTROPY).await?;
+        outcome.compared += sums.behaviour_terms;
+        outcome.different += sums.mismatched;
+    }
+    Ok(outcome)
+}
+
+const CROSS_ENTROPY: Loss = Loss { policy: PolicyLoss::CrossEntropy, kl: None };
+
+const OPTIM: dressage_policy::OptimParams = dressage_policy::OptimParams {
+    learning_rate: 0.01,
+    beta1: 0.9,
+    beta2: 0.99,
+    epsilon: 1e-8,
+    weight_decay: 0.0,
+    max_grad_norm: 1.0,
+};
+
+fn merged(paths: &[PathInput]) -> Result<Arc<TreeBatch>, PolicyError> {
+    TreeBatch::merge(paths).map(Arc::new).map_err(|error| PolicyError::Invalid(error.to_string()))
+}
