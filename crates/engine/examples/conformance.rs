@@ -12,10 +12,11 @@ use dressage_engine::learning::{Learning, Limits};
 use dressage_engine::ops::kv::Blocks;
 use dressage_engine::packing::{self, Packing, Unit};
 use dressage_engine::transformer::{Inference, Rows, Transformer};
+use dressage_engine::value::ValueHead;
 use dressage_engine::weights::{Weights, attention_shape};
-use dressage_engine::{Compute, Engine, EngineOptions};
+use dressage_engine::{Adapter, Compute, Engine, EngineOptions, Isa, adapter};
 use dressage_model::{ModelFiles, write_json, write_safetensors, write_tokenizer_config};
-use dressage_policy::{Learner, OptimParams};
+use dressage_policy::{Learner, OptimParams, Precision};
 use dressage_rl::Loss;
 use dressage_text::{Chat, ChatOptions, Message, Rendering, Tokenizer};
 use dressage_tree::{PathInput, TreeBatch};
@@ -24,6 +25,7 @@ use serde_json::{Value, json};
 
 const FORMAT: u32 = 1;
 const TENSORS: &str = "result.safetensors";
+const VALUE_HEAD: &str = "value_head.safetensors";
 
 #[derive(Deserialize)]
 struct Request {
@@ -31,6 +33,12 @@ struct Request {
     model: PathBuf,
     out: PathBuf,
     threads: usize,
+    #[serde(default)]
+    precision: Precision,
+    /// A folder in PEFT's layout.
+    adapter: Option<PathBuf>,
+    /// A file with `value_head.weight` and `value_head.bias`.
+    value_head: Option<PathBuf>,
     #[serde(flatten)]
     job: Job,
 }
@@ -69,34 +77,54 @@ async fn main() -> Result<()> {
     ensure!(request.format == FORMAT, "the job has format {}, this program reads {FORMAT}", request.format);
     let files = ModelFiles::open(&request.model)?;
     let out = request.out.as_path();
-    let result = match request.job {
-        Job::Logits { sequences } => logits(&model(&files, request.threads)?, &sequences, out)?,
-        Job::Gradients { batch, loss } => gradients(&model(&files, request.threads)?, &batch, &loss, out)?,
+    let result = match &request.job {
+        Job::Logits { sequences } => logits(&model(&files, &request)?, sequences, out)?,
+        Job::Gradients { batch, loss } => gradients(&model(&files, &request)?, batch, loss, out)?,
         Job::Steps { steps } => {
-            let engine = engine(&files, request.threads)?;
-            let result = train(&engine, &steps).await?;
+            let engine = engine(&files, &request).await?;
+            let result = train(&engine, steps).await?;
             save(&engine, &files, out).await?;
             result
         }
         Job::Save => {
-            save(&engine(&files, request.threads)?, &files, out).await?;
+            save(&engine(&files, &request).await?, &files, out).await?;
             json!({})
         }
-        Job::Tokens { texts, chats } => tokens(&files, &texts, &chats)?,
+        Job::Tokens { texts, chats } => tokens(&files, texts, chats)?,
     };
     Ok(write_json(&out.join("result.json"), &result)?)
 }
 
-fn model(files: &ModelFiles, threads: usize) -> Result<Transformer> {
-    let compute = Compute::new(threads);
+fn model(files: &ModelFiles, request: &Request) -> Result<Transformer> {
+    let compute = Compute::with(request.threads, Isa::detect(), request.precision);
     let weights = Weights::load(&compute, files)?;
-    let context = files.config.context;
-    Ok(Transformer::new(compute, weights, context))
+    let mut model = Transformer::new(compute, weights, files.config.context);
+    let policy = request.adapter.is_some().then_some(0);
+    if let Some(folder) = &request.adapter {
+        let (options, base) = Adapter::describe(folder)?;
+        let mut adapter = Adapter::new(&model.compute, &files.config, options, 0, base)?;
+        adapter.load(&model.compute, folder)?;
+        model.adapters.push(adapter);
+    }
+    if let Some(path) = &request.value_head {
+        let mut head = ValueHead::new(files.config.hidden);
+        let mut master = Buffer::zeroed(head.master.len());
+        head.read(path, &mut master)?;
+        head.master = master;
+        model.values.insert(policy, head);
+    }
+    Ok(model)
 }
 
-fn engine(files: &ModelFiles, threads: usize) -> Result<Engine> {
-    let options = EngineOptions { threads, kv_memory_mb: 16, ..EngineOptions::default() };
-    Ok(Engine::start(files, &options, None)?)
+async fn engine(files: &ModelFiles, request: &Request) -> Result<Engine> {
+    let Request { threads, precision, .. } = *request;
+    let options = EngineOptions { threads, precision, kv_memory_mb: 16, ..EngineOptions::default() };
+    let engine = Engine::start(files, &options, None)?;
+    let Some(folder) = &request.adapter else { return Ok(engine) };
+    let (options, base) = Adapter::describe(folder)?;
+    let policy = engine.lora(options, 0, &base).await?;
+    policy.load(folder, false).await?;
+    Ok(policy)
 }
 
 /// Logits after every token of every sequence, the sequences merged into one tree.
@@ -109,8 +137,13 @@ fn logits(model: &Transformer, sequences: &[Vec<u32>], out: &Path) -> Result<Val
     let packing = Packing::new(&batch, &Unit::whole(&batch), 0, false);
     let mut blocks = Blocks::new(attention_shape(config), config.layers, model.compute.precision);
     blocks.grow(packing.blocks);
-    let rows =
-        Rows { tokens: &batch.tokens, positions: &packing.positions, spans: &packing.spans, adapters: &[] };
+    let adapters: Vec<_> = (0..model.adapters.len()).map(|i| (0..batch.tokens.len(), i)).collect();
+    let rows = Rows {
+        tokens: &batch.tokens,
+        positions: &packing.positions,
+        spans: &packing.spans,
+        adapters: &adapters,
+    };
     let wanted: Vec<usize> = (0..batch.tokens.len()).collect();
     let mut all = Buffer::default();
     Inference::default().run(model, rows, &mut blocks, &wanted, &mut all);
@@ -148,11 +181,20 @@ fn packed_rows(batch: &TreeBatch, tokens: &[u32]) -> Vec<usize> {
     rows
 }
 
-/// Gradients of the loss over the merged batch, by name.
+/// Gradients of the loss over the merged batch, by name: of the weights or of the adapter, and of the value head.
 fn gradients(model: &Transformer, batch: &[PathInput], loss: &Loss, out: &Path) -> Result<Value> {
     let mut learning = Learning::new(model, Limits::NONE);
-    let sums = learning.forward_backward(model, None, &TreeBatch::merge(batch)?, loss)?;
-    model.weights.write(&out.join(TENSORS), &learning.optimiser.gradient)?;
+    let policy = (!model.adapters.is_empty()).then_some(0);
+    let sums = learning.forward_backward(model, policy, &TreeBatch::merge(batch)?, loss)?;
+    match policy {
+        None => model.weights.write(&out.join(TENSORS), &learning.optimiser.gradient)?,
+        Some(index) => {
+            model.adapters[index].write(&out.join(TENSORS), &learning.adapters[index].gradient)?;
+        }
+    }
+    if let (Some(head), Some(optimiser)) = (model.values.get(&policy), learning.value_heads.get(&policy)) {
+        head.write(&out.join(VALUE_HEAD), &optimiser.gradient)?;
+    }
     Ok(serde_json::to_value(sums)?)
 }
 
@@ -171,11 +213,16 @@ async fn train(engine: &Engine, steps: &[Step]) -> Result<Value> {
     Ok(json!({ "steps": reports }))
 }
 
-/// Weights, configuration and, where the model has one, tokenizer, in the folder `checkpoint`.
+/// Weights, configuration and, where the model has one, tokenizer, in the folder `checkpoint`; with an adapter, also `merged`.
 async fn save(engine: &Engine, files: &ModelFiles, out: &Path) -> Result<()> {
     let folder = out.join("checkpoint");
     std::fs::create_dir_all(&folder)?;
     engine.save(&folder, false).await?;
+    if folder.join(adapter::CONFIG).exists() {
+        let merged = out.join("merged");
+        std::fs::create_dir_all(&merged)?;
+        engine.save_merged(&merged).await?;
+    }
     if let Some(source) = &files.tokenizer {
         std::fs::write(folder.join("tokenizer.json"), Tokenizer::new(source)?.to_json()?)?;
         let settings = folder.join("tokenizer_config.json");

@@ -1,0 +1,73 @@
+"""A critic's value head and its loss: Dressage on the merged tree against PyTorch on every sequence alone, f32.
+
+Checks, for the given model and for every random-weight configuration: the clipped value loss to 1e-5 of its terms, the gradient
+of every tensor of the model and of the head to 1e-4.
+
+Not checked here: advantages, which are no business of the engine.
+"""
+
+import random
+from pathlib import Path
+
+import torch
+from common import begin, parser, reference, relative, scratch, tensors
+from models import all_models
+from safetensors.torch import load_file, save_file
+from trees import f32, paths
+
+CLIP = f32(0.2)
+LOSS = {"policy": {"value": {"clip": CLIP}}, "kl": None}
+
+
+def values(model, head: dict, path: dict) -> torch.Tensor:
+    """Value of the state before every target of one path, run alone."""
+    states = model.model(torch.tensor([path["tokens"]]), use_cache=False).last_hidden_state[0]
+    index = torch.tensor([t["index"] for t in path["targets"]])
+    return states[index - 1] @ head["value_head.weight"][0] + head["value_head.bias"]
+
+
+def main() -> None:
+    arguments = parser(__doc__).parse_args()
+    dressage, report = begin(arguments)
+    with scratch() as folder:
+        for name, path in all_models(Path(folder), arguments.only, arguments.model):
+            model = reference(path)
+            torch.manual_seed(3)
+            hidden = model.config.hidden_size
+            head = {"value_head.weight": torch.randn(1, hidden) * 0.1, "value_head.bias": torch.randn(1)}
+            save_file(head, Path(folder) / "head.safetensors")
+            head = {n: p.requires_grad_() for n, p in head.items()}
+            batch = paths(model.config.vocab_size, seed=2, longest=150)
+            rng = random.Random(9)
+            total = magnitude = 0.0
+            model.zero_grad()
+            for one in (p for p in batch if p["targets"]):
+                found = values(model, head, one)
+                for target, value in zip(one["targets"], found.tolist(), strict=True):
+                    target["term"]["returns"] = f32(value + rng.gauss(0.0, 1.0))
+                    target["term"]["value"] = f32(value + rng.gauss(0.0, 0.3))
+                terms = [t["term"] for t in one["targets"]]
+                weight, returns, old = (torch.tensor([t[k] for t in terms]) for k in ("weight", "returns", "value"))
+                near = torch.minimum(torch.maximum(found, old - CLIP), old + CLIP)
+                losses = weight * 0.5 * torch.maximum((found - returns) ** 2, (near - returns) ** 2)
+                losses.sum().backward()
+                total += losses.detach().double().sum().item()
+                magnitude += losses.detach().double().abs().sum().item()
+            out = Path(folder) / "out"
+            job = {"batch": batch, "loss": LOSS, "value_head": str(Path(folder) / "head.safetensors")}
+            ours = dressage.run("gradients", path, out, **job)["loss"]
+            report.check(f"{name}: loss", abs(ours - total) / magnitude, 1e-5, f"{total:.6f}")
+            gradients = tensors(out) | load_file(out / "value_head.safetensors")
+            wanted = {n: p.grad for n, p in model.named_parameters()} | {n: p.grad for n, p in head.items()}
+            # The language model's own head has no part in a value.
+            errors = {
+                n: relative(g, wanted[n]) if wanted[n] is not None else g.abs().max().item()
+                for n, g in gradients.items()
+            }
+            worst = max(errors, key=errors.__getitem__)
+            report.check(f"{name}: {len(errors)} tensors", errors[worst], 1e-4, f"worst {worst}")
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()
