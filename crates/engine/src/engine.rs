@@ -106,7 +106,7 @@ impl EngineOptions {
 }
 
 /// [`Fingerprint::kernels`] of this build.
-const KERNELS: u32 = 2;
+const KERNELS: u32 = 3;
 
 /// What the bits of a log-probability depend on besides weights and tokens. The instruction set is recorded, though all sets
 /// compute the same values.
