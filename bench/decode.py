@@ -1,4 +1,4 @@
-"""Sampling: Dressage against transformers' generate, f32, greedy, with a KV cache, turn by turn in the same run.
+"""Sampling: Dressage against transformers' generate, greedy, with a KV cache, turn by turn in the same run.
 
 For each batch size, every round draws new random prompts (so that no cache of prefixes helps), has both sides continue
 them by 64 tokens, and counts the time of the whole call, prompt included. The same prompts with one new token give the
@@ -29,7 +29,7 @@ def agreement(ours: list[list[int]], theirs: list[list[int]]) -> float:
 
 def main() -> None:
     p = parser(__doc__)
-    p.add_argument("--batches", default="1,16", help="batch sizes, with commas between")
+    p.add_argument("--batches", default="1,16,64", help="batch sizes, with commas between")
     p.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
     p.add_argument("--new", type=int, default=64, help="new tokens of each reply")
     p.add_argument("--vocabulary", type=int, default=49152, help="ids are drawn below this")

@@ -1,9 +1,11 @@
 """PyTorch's side of the comparisons: reads one request a line, does it, prints one line of JSON with the seconds.
 
-Requests are described in README.md. Stays resident, so that both sides can take turns in the same run. f32, eager,
-scaled-dot-product attention, PyTorch's fused AdamW: the fastest of what plain PyTorch and transformers offer.
+Requests are described in README.md. Stays resident, so that both sides can take turns in the same run. Eager,
+scaled-dot-product attention, PyTorch's fused AdamW: the fastest of what plain PyTorch and transformers offer. In bf16, training runs
+under autocast with weights in f32, and replies are drawn from weights in bf16.
 """
 
+import copy
 import json
 import os
 import sys
@@ -23,8 +25,10 @@ logging.disable_progress_bar()
 class Worker:
     """Holds the model between requests."""
 
-    def load(self, model: str, threads: int) -> dict:
+    def load(self, model: str, threads: int, precision: str) -> dict:
         torch.set_num_threads(threads)
+        self.half = None
+        self.bf16 = precision == "bf16"
         path = Path(model)
         where = {"pretrained_model_name_or_path": model}
         if path.suffix == ".gguf":
@@ -35,15 +39,16 @@ class Worker:
         self.optimiser = torch.optim.AdamW(
             self.model.parameters(), lr=1e-5, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, fused=True
         )
-        return {"name": f"torch {torch.__version__}"}
+        return {"name": f"torch {torch.__version__}, {'autocast to ' if self.bf16 else ''}{precision}"}
 
     def train(self, tokens: list[int]) -> dict:
         ids = torch.tensor([tokens])
         self.model.train()
         start = time.perf_counter()
         self.optimiser.zero_grad(set_to_none=True)
-        logits = self.model(input_ids=ids, use_cache=False).logits[0, :-1]
-        loss = torch.nn.functional.cross_entropy(logits, ids[0, 1:])
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
+            logits = self.model(input_ids=ids, use_cache=False).logits[0, :-1]
+            loss = torch.nn.functional.cross_entropy(logits.float(), ids[0, 1:])
         forward = time.perf_counter()
         loss.backward()
         backward = time.perf_counter()
@@ -54,10 +59,12 @@ class Worker:
 
     def generate(self, prompts: list[list[int]], new_tokens: int) -> dict:
         ids = torch.tensor(prompts)
-        self.model.eval()
+        if self.bf16 and self.half is None:
+            self.half = copy.deepcopy(self.model).to(torch.bfloat16)
+        model = (self.half if self.bf16 else self.model).eval()
         start = time.perf_counter()
         with torch.inference_mode():
-            out = self.model.generate(
+            out = model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 do_sample=False,

@@ -1,9 +1,9 @@
-"""One training step: Dressage against PyTorch eager, f32, turn by turn in the same run.
+"""One training step: Dressage against PyTorch eager, in f32 or in bf16, turn by turn in the same run.
 
 A step is: forward over one packed sequence of 512 tokens, cross-entropy of every token but the first, backward, AdamW,
 weights ready for the next step. Before anything is timed, both sides' losses over three steps must agree.
 
-Not measured here: trees, several sequences, bf16, torch.compile, gradient clipping.
+Not measured here: trees, several sequences, torch.compile, gradient clipping.
 """
 
 import random
@@ -25,7 +25,7 @@ def main() -> None:
     for step in range(3):
         losses = [peer.ask(do="train", tokens=tokens)["loss"] for peer in (ours, theirs)]
         print(f"  warm-up, loss {losses[0]:.6f} and {losses[1]:.6f}")
-        if abs(losses[0] - losses[1]) > 1e-4 * abs(losses[1]):
+        if abs(losses[0] - losses[1]) > (1e-4 if arguments.precision == "f32" else 1e-2) * abs(losses[1]):
             sys.exit(f"The losses differ in step {step}: the two sides do not compute the same thing.")
 
     parts: list[tuple[dict, dict]] = []

@@ -37,6 +37,8 @@ def parser(description: str) -> argparse.ArgumentParser:
         help="the timing binary (env DRESSAGE_BENCH)",
     )
     p.add_argument("--threads", type=int, default=2)
+    p.add_argument("--precision", choices=["f32", "bf16"], default="f32", help="of both sides")
+    p.add_argument("--isa", choices=["avx512_bf16", "avx512", "avx2", "portable"], help="of Dressage; the best by default")
     p.add_argument("--rounds", type=int, default=7, help="undisturbed rounds to take the median of")
     p.add_argument(
         "--disturbance",
@@ -66,7 +68,7 @@ class Peer:
     process: subprocess.Popen
 
     @classmethod
-    def start(cls, command: list, model: Path, threads: int) -> "Peer":
+    def start(cls, command: list, model: Path, **options) -> "Peer":
         """Starts it and loads the model."""
         if not Path(command[0]).is_file():
             sys.exit(
@@ -81,7 +83,7 @@ class Peer:
             env=os.environ | KEEP_BLOCKS,
         )
         peer = cls("", process)
-        peer.name = peer.ask(do="load", model=str(model), threads=threads)["name"]
+        peer.name = peer.ask(do="load", model=str(model), **options)["name"]
         return peer
 
     def ask(self, **request) -> dict:
@@ -116,9 +118,10 @@ class Peer:
 
 def pair(arguments: argparse.Namespace) -> tuple[Peer, Peer]:
     """Dressage and PyTorch, both with the model loaded."""
-    ours = Peer.start([arguments.dressage], arguments.model, arguments.threads)
+    options = {"threads": arguments.threads, "precision": arguments.precision}
+    ours = Peer.start([arguments.dressage], arguments.model, isa=arguments.isa, **options)
     worker = Path(__file__).with_name("torch_worker.py")
-    return ours, Peer.start([arguments.python, worker], arguments.model, arguments.threads)
+    return ours, Peer.start([arguments.python, worker], arguments.model, **options)
 
 
 @dataclass
