@@ -57,6 +57,24 @@ class Worker:
         parts = {"forward and backward": backward - start, "optimiser": end - backward, "forward": forward - start}
         return {"seconds": end - start, "loss": loss.item(), "parts": parts}
 
+    def forest(self, paths: list[list[int]], first: int, rows: int) -> dict:
+        """Forward and backward over paths of one length, each by itself; targets are the tokens from `first` on."""
+        self.model.train()
+        self.optimiser.zero_grad(set_to_none=True)
+        targets = sum(len(path) - first for path in paths)
+        size = max(1, rows // len(paths[0]))
+        total = 0.0
+        start = time.perf_counter()
+        for at in range(0, len(paths), size):
+            ids = torch.tensor(paths[at : at + size])
+            with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
+                states = self.model.model(input_ids=ids, use_cache=False).last_hidden_state[:, first - 1 : -1]
+                logits = self.model.lm_head(states).float().flatten(0, 1)
+                loss = torch.nn.functional.cross_entropy(logits, ids[:, first:].flatten(), reduction="sum") / targets
+            loss.backward()
+            total += loss.item()
+        return {"seconds": time.perf_counter() - start, "loss": total}
+
     def generate(self, prompts: list[list[int]], new_tokens: int) -> dict:
         ids = torch.tensor(prompts)
         if self.bf16 and self.half is None:

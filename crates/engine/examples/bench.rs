@@ -30,6 +30,10 @@ enum Request {
     Train {
         tokens: Vec<u32>,
     },
+    Forest {
+        paths: Vec<Vec<u32>>,
+        first: u32,
+    },
     Generate {
         prompts: Vec<Vec<u32>>,
         new_tokens: usize,
@@ -52,6 +56,9 @@ async fn main() -> Result<()> {
             Request::Train { tokens } => {
                 version += 1;
                 train(engine.as_ref().context("no model is loaded")?, tokens, version).await?
+            }
+            Request::Forest { paths, first } => {
+                forest(engine.as_ref().context("no model is loaded")?, paths, first).await?
             }
             Request::Generate { prompts, new_tokens } => {
                 generate(engine.as_ref().context("no model is loaded")?, prompts, new_tokens).await?
@@ -88,6 +95,24 @@ async fn train(engine: &Engine, tokens: Vec<u32>, version: u64) -> Result<Value>
     let optimiser = seconds - backward.as_secs_f64();
     let parts = json!({ "forward and backward": backward.as_secs_f64(), "optimiser": optimiser });
     Ok(json!({ "seconds": seconds, "loss": sums.loss, "parts": parts }))
+}
+
+/// Forward and backward over all paths, merged where they agree; targets are the tokens from `first` on.
+async fn forest(engine: &Engine, paths: Vec<Vec<u32>>, first: u32) -> Result<Value> {
+    let targets: usize = paths.iter().map(|tokens| tokens.len() - first as usize).sum();
+    let weight = 1.0 / targets as f32;
+    let target = |index| PathTarget { index, temperature: 1.0, term: Term { weight, ..Term::default() } };
+    let paths: Vec<PathInput> = paths
+        .into_iter()
+        .map(|tokens| PathInput { targets: (first..tokens.len() as u32).map(target).collect(), tokens })
+        .collect();
+    let start = Instant::now();
+    let batch = Arc::new(TreeBatch::merge(&paths)?);
+    let (tokens, path_tokens) = (batch.tokens.len(), batch.path_tokens);
+    let loss = Loss { policy: PolicyLoss::CrossEntropy, kl: None };
+    let sums = engine.forward_backward(batch, loss).await?;
+    let seconds = start.elapsed().as_secs_f64();
+    Ok(json!({ "seconds": seconds, "loss": sums.loss, "tokens": tokens, "path_tokens": path_tokens }))
 }
 
 /// Greedy replies to all prompts at once.
