@@ -70,21 +70,31 @@ class Peer:
     @classmethod
     def start(cls, command: list, model: Path, **options) -> "Peer":
         """Starts it and loads the model."""
+        peer = cls("", cls._spawn(command))
+        peer.name = peer.ask(do="load", model=str(model), **options)["name"]
+        return peer
+
+    @classmethod
+    def listen(cls, command: list) -> "Peer":
+        """Starts one that says its name when it is ready."""
+        peer = cls("", cls._spawn(command))
+        peer.name = json.loads(peer.process.stdout.readline())["name"]
+        return peer
+
+    @staticmethod
+    def _spawn(command: list) -> subprocess.Popen:
         if not Path(command[0]).is_file():
             sys.exit(
                 f"{command[0]} does not exist. Dressage's timing binary is built with\n"
                 "  cargo build --release -p dressage-engine --example bench"
             )
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [str(part) for part in command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env=os.environ | KEEP_BLOCKS,
         )
-        peer = cls("", process)
-        peer.name = peer.ask(do="load", model=str(model), **options)["name"]
-        return peer
 
     def ask(self, **request) -> dict:
         """Sends a request and waits. The answer also says which share of the processors others used meanwhile."""

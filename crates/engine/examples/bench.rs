@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use dressage_engine::{Engine, EngineOptions, Isa, Precision};
 use dressage_model::ModelFiles;
-use dressage_policy::{Learner, OptimParams, SampleRequest, Sampler, SamplingParams};
+use dressage_policy::{Learner, OptimParams, SampleRequest, Sampler, SamplingParams, uniform};
 use dressage_rl::{Loss, PolicyLoss};
 use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};
 use serde::Deserialize;
@@ -29,6 +29,13 @@ enum Request {
     },
     Train {
         tokens: Vec<u32>,
+    },
+    Group {
+        prompt: Vec<u32>,
+        rollouts: u64,
+        turns: usize,
+        new: usize,
+        given: usize,
     },
     Forest {
         paths: Vec<Vec<u32>>,
@@ -57,6 +64,11 @@ async fn main() -> Result<()> {
                 version += 1;
                 train(engine.as_ref().context("no model is loaded")?, tokens, version).await?
             }
+            Request::Group { prompt, rollouts, turns, new, given } => {
+                version += 1;
+                let engine = engine.as_ref().context("no model is loaded")?;
+                group(engine, &prompt, rollouts, turns, [new, given], version).await?
+            }
             Request::Forest { paths, first } => {
                 forest(engine.as_ref().context("no model is loaded")?, paths, first).await?
             }
@@ -81,21 +93,78 @@ async fn train(engine: &Engine, tokens: Vec<u32>, version: u64) -> Result<Value>
     let loss = Loss { policy: PolicyLoss::CrossEntropy, kl: None };
     let sums = engine.forward_backward(batch, loss).await?;
     let backward = start.elapsed();
-    let params = OptimParams {
-        learning_rate: 1e-5,
-        beta1: 0.9,
-        beta2: 0.999,
-        epsilon: 1e-8,
-        weight_decay: 0.01,
-        max_grad_norm: f32::INFINITY,
-    };
-    engine.optim_step(params).await?;
+    engine.optim_step(OPTIM).await?;
     engine.publish(version).await?;
     let seconds = start.elapsed().as_secs_f64();
     let optimiser = seconds - backward.as_secs_f64();
     let parts = json!({ "forward and backward": backward.as_secs_f64(), "optimiser": optimiser });
     Ok(json!({ "seconds": seconds, "loss": sums.loss, "parts": parts }))
 }
+
+/// A group of rollouts of several turns, `new` tokens drawn and `given` ones answered each, and one update by the clipped loss with made-up
+/// advantages.
+async fn group(
+    engine: &Engine,
+    prompt: &[u32],
+    rollouts: u64,
+    turns: usize,
+    [new, given]: [usize; 2],
+    version: u64,
+) -> Result<Value> {
+    let start = Instant::now();
+    let tasks: Vec<_> = (0..rollouts)
+        .map(|stream| {
+            let (engine, mut path) = (engine.clone(), prompt.to_vec());
+            tokio::spawn(async move {
+                let mut targets = Vec::new();
+                let advantage = if stream % 2 == 0 { 1.0 } else { -1.0 };
+                for turn in 0..turns {
+                    let params = SamplingParams { max_tokens: new, ..SamplingParams::default() };
+                    let request = SampleRequest { seed: version, stream, prompt: path.clone(), params };
+                    let reply = engine.sample(request).await?.collect(DEADLINE).await?;
+                    targets.extend(reply.logprobs.iter().enumerate().map(|(i, logprob)| {
+                        let term = Term { advantage, behaviour: Some(*logprob), ..Term::default() };
+                        PathTarget { index: (path.len() + i) as u32, temperature: 1.0, term }
+                    }));
+                    path.extend(reply.tokens);
+                    if turn + 1 < turns {
+                        path.extend((0..given as u64).map(|i| {
+                            (uniform(stream, turn as u64, i) * f64::from(engine.config().vocabulary as u32))
+                                as u32
+                        }));
+                    }
+                }
+                anyhow::Ok(PathInput { tokens: path, targets })
+            })
+        })
+        .collect();
+    let mut paths = Vec::new();
+    for task in tasks {
+        paths.push(task.await??);
+    }
+    let sampling = start.elapsed().as_secs_f64();
+    let count: usize = paths.iter().map(|path| path.targets.len()).sum();
+    for target in paths.iter_mut().flat_map(|path| &mut path.targets) {
+        target.term.weight = 1.0 / count as f32;
+    }
+    let loss = Loss { policy: PolicyLoss::Clip { low: 0.2, high: 0.2, dual: None }, kl: None };
+    let sums = engine.forward_backward(Arc::new(TreeBatch::merge(&paths)?), loss).await?;
+    engine.optim_step(OptimParams { learning_rate: 1e-6, max_grad_norm: 1.0, ..OPTIM }).await?;
+    engine.publish(version).await?;
+    let seconds = start.elapsed().as_secs_f64();
+    let training = seconds - sampling;
+    let mismatched = sums.mismatched;
+    Ok(json!({ "seconds": seconds, "sampling": sampling, "training": training, "mismatched": mismatched }))
+}
+
+const OPTIM: OptimParams = OptimParams {
+    learning_rate: 1e-5,
+    beta1: 0.9,
+    beta2: 0.999,
+    epsilon: 1e-8,
+    weight_decay: 0.01,
+    max_grad_norm: f32::INFINITY,
+};
 
 /// Forward and backward over all paths, merged where they agree; targets are the tokens from `first` on.
 async fn forest(engine: &Engine, paths: Vec<Vec<u32>>, first: u32) -> Result<Value> {

@@ -1,0 +1,77 @@
+"""A GRPO step over a group of rollouts of several turns: Dressage against TRL, f32, turn by turn in the same run.
+
+A step is: 8 rollouts of 4 turns over one prompt of 1,000 tokens, 32 tokens drawn and 16 given a turn, then one update by the
+clipped loss. Both draw the very number of tokens asked for, so that lengths are equal. TRL samples with transformers and a cache that
+lives from turn to turn, and trains on the 8 sequences side by side, as its GRPOTrainer does; Dressage computes the prompt
+once and trains on the tree. Printed are seconds of sampling, of training, and of both.
+
+Not measured here: tools, rewards, several groups.
+"""
+
+import json
+import random
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+from turns import Peer, machine, parser
+
+
+def main() -> None:
+    p = parser(__doc__)
+    p.add_argument("--prompt", type=int, default=1000)
+    p.add_argument("--rollouts", type=int, default=8)
+    p.add_argument("--turns", type=int, default=4)
+    p.add_argument("--new", type=int, default=32, help="tokens drawn a turn")
+    p.add_argument("--given", type=int, default=16, help="tokens given between two turns")
+    p.add_argument("--vocabulary", type=int, default=49152, help="ids are drawn below this")
+    arguments = p.parse_args()
+    if arguments.precision != "f32":
+        sys.exit("TRL is run in f32 here.")
+    rng = random.Random(0)
+    job = {name: getattr(arguments, name) for name in ("threads", "rollouts", "turns", "new", "given")}
+    job |= {"prompt": [rng.randrange(2, arguments.vocabulary) for _ in range(arguments.prompt)]}
+    rounds = 4 * arguments.rounds + 1
+    ours = Peer.start(
+        [arguments.dressage], arguments.model, threads=arguments.threads, precision="f32", isa=arguments.isa
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "job.json"
+        path.write_text(json.dumps(job | {"steps": rounds}))
+        worker = Path(__file__).with_name("trl_worker.py")
+        theirs = Peer.listen([arguments.python, worker, arguments.model, path])
+        print(f"{machine()}\n{ours.name} against {theirs.name}, {arguments.threads} threads")
+        parts = {"sampling": [], "training": [], "seconds": []}
+        for number in range(rounds):
+            request = {key: value for key, value in job.items() if key != "threads"}
+            # A prompt of its own each round, so that no cache of prefixes helps.
+            request["prompt"] = [number + 2, *job["prompt"][1:]]
+            pair = ours.ask(do="group", **request), theirs.ask(do="step")
+            if pair[0]["mismatched"] > 0:
+                sys.exit(f"{pair[0]['mismatched']} log-probabilities were not found again by training.")
+            disturbed = max(answer["foreign"] for answer in pair) > arguments.disturbance
+            note = "   warm-up" if number == 0 else "   dropped" if disturbed else ""
+            print(f"  {pair[0]['seconds']:8.3f} s {pair[1]['seconds']:8.3f} s{note}", flush=True)
+            if not note:
+                for part, values in parts.items():
+                    values.append((pair[0][part], pair[1][part]))
+            if len(parts["seconds"]) == arguments.rounds:
+                break
+        if len(parts["seconds"]) < 3:
+            sys.exit("Too few rounds were undisturbed for a median: run this on an idle machine.")
+        drawn = arguments.rollouts * arguments.turns * arguments.new
+        for part, values in parts.items():
+            a, b = (statistics.median(side) for side in zip(*values, strict=True))
+            ratios = sorted(theirs_s / ours_s for ours_s, theirs_s in values)
+            print(
+                f"{'together' if part == 'seconds' else part}: {a:.2f} s against {b:.2f} s, {drawn / a:.1f} against "
+                f"{drawn / b:.1f} drawn tokens/s, ratio {statistics.median(ratios):.1f} ({ratios[0]:.1f}–{ratios[-1]:.1f}, "
+                f"n = {len(ratios)})"
+            )
+        ours.stop()
+        theirs.stop()
+
+
+if __name__ == "__main__":
+    main()
