@@ -233,8 +233,11 @@ async fn first_tokens(stream: &mut SampleStream, count: usize) -> Completion {
 /// What an aborted request has drawn is kept, and asked for again it goes on with the very tokens that would have followed.
 #[tokio::test]
 async fn an_aborted_request_goes_on_where_it_stopped() {
-    let engine = start(&tiny_config(), 2, Isa::detect(), &options());
-    let params = SamplingParams { max_tokens: 200, ..SamplingParams::default() };
+    // So long that nobody is done before the abort arrives.
+    const NEW: usize = 3000;
+    let config = ModelConfig { context: 4096, ..tiny_config() };
+    let engine = start(&config, 2, Isa::detect(), &options());
+    let params = SamplingParams { max_tokens: NEW, ..SamplingParams::default() };
     let whole = sample(&engine, request(5, tokens(1, 30), params.clone())).await;
 
     let mut stream = engine.sample(request(5, tokens(1, 30), params.clone())).await.unwrap();
@@ -244,11 +247,11 @@ async fn an_aborted_request_goes_on_where_it_stopped() {
     let rest = stream.collect(DEADLINE).await.unwrap();
     assert_eq!(rest.finish, FinishReason::Aborted);
     part.extend(&rest.tokens, &rest.logprobs, 0);
-    assert!(part.tokens.len() < 200 && part.tokens == whole.tokens[..part.tokens.len()]);
+    assert!(part.tokens.len() < NEW && part.tokens == whole.tokens[..part.tokens.len()]);
 
     let before = engine.health().await.unwrap();
     let prompt = [tokens(1, 30), part.tokens.clone()].concat();
-    let left = SamplingParams { max_tokens: 200 - part.tokens.len(), ..params };
+    let left = SamplingParams { max_tokens: NEW - part.tokens.len(), ..params.clone() };
     let resumed = sample(&engine, request(5, prompt.clone(), left)).await;
     assert_eq!([part.tokens, resumed.tokens].concat(), whole.tokens);
     assert_eq!([part.logprobs, resumed.logprobs].concat(), whole.logprobs);
@@ -257,8 +260,8 @@ async fn an_aborted_request_goes_on_where_it_stopped() {
     assert_eq!(after.prefix_hits - before.prefix_hits, prompt.len() as u64 - 1, "nothing is computed again");
     assert!(after.cache_filled > 0.0 && after.busy_seconds > before.busy_seconds);
 
-    assert_eq!(other.collect(DEADLINE).await.unwrap().tokens.len(), 200, "the other went on");
-    let streams = [7, 8].map(|stream| request(stream, tokens(2, 9), SamplingParams::default()));
+    assert_eq!(other.collect(DEADLINE).await.unwrap().tokens.len(), NEW, "the other went on");
+    let streams = [7, 8].map(|stream| request(stream, tokens(2, 9), params.clone()));
     let mut ends = Vec::new();
     for stream in streams {
         ends.push(engine.sample(stream).await.unwrap());
