@@ -1,4 +1,4 @@
-"""Sampling: Dressage against transformers' generate, greedy, with a KV cache, turn by turn in the same run.
+"""Sampling: Dressage against transformers' generate, vLLM or llama.cpp, greedy, with a KV cache, turn by turn in the same run.
 
 For each batch size, every round draws new random prompts (so that no cache of prefixes helps), has both sides continue
 them by 64 tokens, and counts the time of the whole call, prompt included. The same prompts with one new token give the
@@ -10,6 +10,7 @@ Not measured here: sampling at a temperature, long contexts, prompts that arrive
 
 import random
 import statistics
+from pathlib import Path
 
 from turns import Series, machine, pair, parser, take_turns
 
@@ -33,9 +34,11 @@ def main() -> None:
     p.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
     p.add_argument("--new", type=int, default=64, help="new tokens of each reply")
     p.add_argument("--vocabulary", type=int, default=49152, help="ids are drawn below this")
+    p.add_argument("--peer", choices=["torch", "vllm", "llama"], default="torch", help="llama replies one by one")
+    p.add_argument("--peer-model", type=Path, help="the model as the peer wants it: for llama a GGUF file in the precision compared")
     arguments = p.parse_args()
     rng = random.Random(0)
-    ours, theirs = pair(arguments)
+    ours, theirs = pair(arguments, f"{arguments.peer}_worker.py", arguments.peer_model)
     print(f"{machine()}\n{ours.name} against {theirs.name}, {arguments.threads} threads")
     lines = []
     for batch in map(int, arguments.batches.split(",")):

@@ -126,12 +126,12 @@ class Peer:
         self.process.wait(timeout=60)
 
 
-def pair(arguments: argparse.Namespace) -> tuple[Peer, Peer]:
-    """Dressage and PyTorch, both with the model loaded."""
+def pair(arguments: argparse.Namespace, worker: str = "torch_worker.py", model: Path | None = None) -> tuple[Peer, Peer]:
+    """Dressage and a peer (PyTorch unless another is named), both with the model loaded; the peer from another file if need be."""
     options = {"threads": arguments.threads, "precision": arguments.precision}
     ours = Peer.start([arguments.dressage], arguments.model, isa=arguments.isa, **options)
-    worker = Path(__file__).with_name("torch_worker.py")
-    return ours, Peer.start([arguments.python, worker], arguments.model, **options)
+    theirs = [arguments.python, Path(__file__).with_name(worker)]
+    return ours, Peer.start(theirs, model or arguments.model, **options)
 
 
 @dataclass
