@@ -141,10 +141,12 @@ impl Engine {
         options: &EngineOptions,
         token_bytes: Option<Arc<dyn TokenBytes>>,
     ) -> Result<Self, EngineError> {
-        Self::plan(&files.config, options)?.check(options.budget())?;
+        // Made once: what is free is less when the weights are there.
+        let plan = Self::plan(&files.config, options)?;
+        plan.check(options.budget())?;
         let compute = options.compute()?;
         let weights = Weights::load(&compute, files)?;
-        Self::start_with(compute, weights, options, token_bytes)
+        Self::start_planned(compute, weights, options, token_bytes, plan)
     }
 
     /// Starts an engine on weights that are in memory already.
@@ -158,6 +160,16 @@ impl Engine {
         token_bytes: Option<Arc<dyn TokenBytes>>,
     ) -> Result<Self, EngineError> {
         let plan = Self::plan(&weights.config, options)?;
+        Self::start_planned(compute, weights, options, token_bytes, plan)
+    }
+
+    fn start_planned(
+        compute: Compute,
+        weights: Weights,
+        options: &EngineOptions,
+        token_bytes: Option<Arc<dyn TokenBytes>>,
+        plan: MemoryPlan,
+    ) -> Result<Self, EngineError> {
         let context = if options.context == 0 { weights.config.context } else { options.context };
         let config = Arc::new(weights.config.clone());
         let fingerprint = Fingerprint { kernels: KERNELS, isa: compute.isa, precision: compute.precision };

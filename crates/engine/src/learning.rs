@@ -63,9 +63,8 @@ struct Stack {
 }
 
 impl Stack {
-    /// Room for `positions`; what is there stays.
-    fn grow(&mut self, positions: usize, width: usize) {
-        self.blocks.grow(positions.div_ceil(BLOCK));
+    /// Room for the gradients of `positions`, `width` values each; what is there stays.
+    fn grow_gradients(&mut self, positions: usize, width: usize) {
         for gradient in &mut self.gradients {
             if gradient.len() < positions * width {
                 let mut larger = Buffer::zeroed(positions * width);
@@ -161,7 +160,7 @@ impl Learning {
                 Step::Train(unit) => (unit, false),
                 Step::Pop(_) => continue,
             };
-            let laid = self.lay(model, adapter, batch, &unit, push);
+            let laid = self.lay(adapter, batch, &unit, push);
             let Learning { activations, temporary, stack, blocks, head, values, .. } = self;
             let mut places = Places { stack: &mut stack.blocks, passing: blocks };
             activations.forward_only(model, laid.rows(), temporary, &mut places);
@@ -225,6 +224,9 @@ impl Learning {
         adapter: Option<usize>,
         params: &OptimParams,
     ) -> OptimReport {
+        if let Some(index) = adapter {
+            self.ensure_adapter(index);
+        }
         let Transformer { compute, weights, adapters, values, .. } = model;
         let mut trained = Vec::new();
         match adapter {
@@ -233,9 +235,6 @@ impl Learning {
                 trained.push(Trained { optimiser: &mut self.optimiser, groups, master });
             }
             Some(index) => {
-                if self.adapters.len() <= index {
-                    self.adapters.resize_with(index + 1, Optimiser::default);
-                }
                 let (groups, master) = (adapters[index].layout.groups(), &mut adapters[index].master[..]);
                 trained.push(Trained { optimiser: &mut self.adapters[index], groups, master });
             }
@@ -264,15 +263,13 @@ impl Learning {
     /// Lays out a unit and makes room for it.
     fn lay<'a>(
         &mut self,
-        model: &Transformer,
         adapter: Option<usize>,
         batch: &'a TreeBatch,
         unit: &Unit,
         on_stack: bool,
     ) -> Laid<'a> {
-        let width = 2 * attention_shape(&model.weights.config).key();
         if on_stack {
-            self.stack.grow(unit.above + unit.tokens.len(), width);
+            self.stack.blocks.grow((unit.above + unit.tokens.len()).div_ceil(BLOCK));
         }
         let packing = Packing::new(batch, unit, self.stack.blocks.len(), on_stack);
         self.blocks.grow(packing.blocks);
@@ -282,8 +279,9 @@ impl Learning {
 
     /// Puts keys and values of a unit on the stack, with no gradient yet.
     fn push(&mut self, model: &Transformer, adapter: Option<usize>, batch: &TreeBatch, unit: &Unit) {
-        let laid = self.lay(model, adapter, batch, unit, true);
+        let laid = self.lay(adapter, batch, unit, true);
         let width = 2 * attention_shape(&model.weights.config).key();
+        self.stack.grow_gradients(unit.above + unit.tokens.len(), width);
         for gradient in &mut self.stack.gradients {
             gradient[unit.above * width..][..unit.tokens.len() * width].fill(0.0);
         }
@@ -305,7 +303,7 @@ impl Learning {
         found: &mut [f32],
     ) -> ForwardBackward {
         let config = &model.weights.config;
-        let laid = self.lay(model, adapter, batch, unit, on_stack);
+        let laid = self.lay(adapter, batch, unit, on_stack);
         let rows = laid.rows();
         let size = rows.tokens.len() * config.hidden;
         let Learning {
