@@ -10,7 +10,7 @@ use dressage_model::{
     ModelConfig, ModelError, ModelFiles, Progress, Source, SpecialTokens, TokenizerSource, default_cache,
     fetch, write_tokenizer_config,
 };
-use dressage_policy::{Learner, Precision};
+use dressage_policy::{Learner, LoraOptions, Precision};
 use dressage_text::{Chat, ChatOptions, TextError};
 use dressage_trainer::Companions;
 use dressage_trainer::recipe::Recipe;
@@ -25,8 +25,8 @@ const KV_MEMORY_MB: usize = 1024;
 pub struct Found {
     /// The model, or the base of the adapter.
     pub files: ModelFiles,
-    /// The folder of the adapter.
-    pub adapter: Option<PathBuf>,
+    /// What the adapter is, and what its base is called; it lies at `path`.
+    pub adapter: Option<(LoraOptions, String)>,
     /// Where it all lies.
     pub path: PathBuf,
 }
@@ -41,11 +41,11 @@ pub fn open(source: &str) -> anyhow::Result<Found> {
     if !path.join(adapter::CONFIG).exists() {
         return Ok(Found { files: ModelFiles::open(&path)?, adapter: None, path });
     }
-    let (_, base) = Adapter::describe(&path)?;
+    let (options, base) = Adapter::describe(&path)?;
     let below = get(&base).with_context(|| {
         format!("the adapter in {} needs its base, {base:?}, which cannot be had", path.display())
     })?;
-    Ok(Found { files: ModelFiles::open(&below)?, adapter: Some(path.clone()), path })
+    Ok(Found { files: ModelFiles::open(&below)?, adapter: Some((options, base)), path })
 }
 
 fn get(source: &str) -> anyhow::Result<PathBuf> {
@@ -187,10 +187,10 @@ pub async fn start_training(
     recipe: &Recipe,
     with_reference: bool,
 ) -> anyhow::Result<Policies> {
-    if let Some(adapter) = &found.adapter {
+    if found.adapter.is_some() {
         return Err(unusable(format!(
             "{} holds an adapter; work it into its base with `dressage merge`, and train the result",
-            adapter.display()
+            found.path.display()
         )));
     }
     let files = &found.files;
@@ -224,10 +224,9 @@ pub async fn start_training(
 /// When the options do not fit the model, memory would not suffice, or the adapter does not fit its base.
 pub async fn start_sampling(found: &Found, options: &EngineOptions) -> anyhow::Result<Engine> {
     let engine = start(&found.files, options, "")?;
-    let Some(folder) = &found.adapter else { return Ok(engine) };
-    let (lora, base) = Adapter::describe(folder)?;
-    let policy = engine.lora(lora, 0, &base).await?;
-    policy.load(folder, false).await?;
+    let Some((lora, base)) = &found.adapter else { return Ok(engine) };
+    let policy = engine.lora(lora.clone(), 0, base).await?;
+    policy.load(&found.path, false).await?;
     policy.publish(0).await?;
     Ok(policy)
 }

@@ -1,6 +1,6 @@
 //! The forward pass of training: what is remembered of it, and what is computed again.
 //!
-//! Of every block its input is remembered. Of the first [`Activations::kept`] blocks everything is that the backward pass
+//! Of every block its input is remembered. Of the first few blocks everything is that the backward pass
 //! needs; the others compute it again from their input when their turn comes, which gives the same bits and costs
 //! another forward pass of the block.
 
@@ -10,8 +10,7 @@ use crate::transformer::{LayerState, Rows, Temporary, Transformer};
 
 /// What a forward pass left.
 pub struct Activations {
-    /// Blocks of which everything is remembered.
-    pub kept: usize,
+    /// The blocks of which everything is remembered.
     states: Vec<LayerState>,
     /// The state of the block that was computed last, if it is not kept.
     shared: LayerState,
@@ -22,10 +21,8 @@ pub struct Activations {
 impl Activations {
     /// For a model of `layers` blocks; nothing is allocated yet.
     pub fn new(layers: usize, kept: usize) -> Self {
-        let kept = kept.min(layers);
         Activations {
-            kept,
-            states: (0..kept).map(|_| LayerState::default()).collect(),
+            states: (0..kept.min(layers)).map(|_| LayerState::default()).collect(),
             shared: LayerState::default(),
             stream: (0..=layers).map(|_| Buffer::default()).collect(),
         }

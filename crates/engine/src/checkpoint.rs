@@ -150,13 +150,7 @@ fn read_moment(weights: &Weights, path: &Path, moment: &mut [f32]) -> Result<(),
     let file = SafetensorsFile::open(path)?;
     for place in &weights.layout.places {
         let parameter = &place.parameter;
-        if file.shape(&parameter.name) != Some(&parameter.shape) {
-            return Err(ModelError::Damaged {
-                path: path.to_path_buf(),
-                what: format!("it has no {} of shape {:?}", parameter.name, parameter.shape),
-            });
-        }
-        file.read(&parameter.name, &mut moment[place.range.clone()])?;
+        file.read_shaped(&parameter.name, &parameter.shape, &mut moment[place.range.clone()])?;
     }
     Ok(())
 }

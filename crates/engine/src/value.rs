@@ -58,13 +58,8 @@ impl ValueHead {
     /// When the file is missing, damaged, or for a model of another width.
     pub fn read(&self, path: &Path, array: &mut [f32]) -> Result<(), ModelError> {
         let file = SafetensorsFile::open(path)?;
-        let shape = vec![1, self.hidden];
-        if file.shape("value_head.weight") != Some(&shape) {
-            let what = format!("it has no value_head.weight of shape {shape:?}");
-            return Err(ModelError::Damaged { path: path.to_path_buf(), what });
-        }
-        file.read("value_head.weight", &mut array[..self.hidden])?;
-        file.read("value_head.bias", &mut array[self.hidden..=self.hidden])
+        file.read_shaped("value_head.weight", &[1, self.hidden], &mut array[..self.hidden])?;
+        file.read_shaped("value_head.bias", &[1], &mut array[self.hidden..=self.hidden])
     }
 }
 

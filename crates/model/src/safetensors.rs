@@ -114,6 +114,17 @@ impl SafetensorsFile {
         self.entries.get(name).map(|entry| entry.shape.as_slice())
     }
 
+    /// As [`SafetensorsFile::read`], of a tensor that must have `shape`.
+    ///
+    /// # Errors
+    /// Also when its shape is another.
+    pub fn read_shaped(&self, name: &str, shape: &[usize], out: &mut [f32]) -> Result<(), ModelError> {
+        if self.shape(name) != Some(shape) {
+            return Err(ModelError::damaged(&self.path, format!("it has no {name} of shape {shape:?}")));
+        }
+        self.read(name, out)
+    }
+
     /// Fills `out`, whose length is the product of the tensor's shape, row-major.
     ///
     /// # Errors
