@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use dressage_policy::{Health, Learner, SampleEvent, SampleStream, Simulator, SimulatorConfig};
-use dressage_rl::{Loss, PolicyLoss};
+use dressage_rl::Loss;
 use dressage_text::testing::{IM_END, IM_START, VOCABULARY, tiny_chat};
 use dressage_tree::{Kind, PathInput, PathTarget, Term, TreeBatch};
 use serde_json::{Map, Value, json};
@@ -314,7 +314,7 @@ async fn attempts_of_a_real_policy_are_exact_and_independent() {
         }
     }
     let batch = Arc::new(TreeBatch::merge(&[path]).unwrap());
-    let loss = Loss { policy: PolicyLoss::Clip { low: 0.2, high: 0.2, dual: None }, kl: None };
+    let loss = Loss::clip(0.2, 0.2);
     let sums = simulator.forward_backward(batch, loss).await.unwrap();
     assert_eq!((sums.mismatched, sums.targets), (0, alone.outcome.sampled_tokens as u64));
 }

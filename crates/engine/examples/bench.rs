@@ -90,7 +90,7 @@ async fn train(engine: &Engine, tokens: Vec<u32>, version: u64) -> Result<Value>
         .collect();
     let start = Instant::now();
     let batch = Arc::new(TreeBatch::merge(&[PathInput { tokens, targets }])?);
-    let loss = Loss { policy: PolicyLoss::CrossEntropy, kl: None };
+    let loss = Loss::of(PolicyLoss::CrossEntropy);
     let sums = engine.forward_backward(batch, loss).await?;
     let backward = start.elapsed();
     engine.optim_step(OPTIM).await?;
@@ -147,7 +147,7 @@ async fn group(
     for target in paths.iter_mut().flat_map(|path| &mut path.targets) {
         target.term.weight = 1.0 / count as f32;
     }
-    let loss = Loss { policy: PolicyLoss::Clip { low: 0.2, high: 0.2, dual: None }, kl: None };
+    let loss = Loss::clip(0.2, 0.2);
     let sums = engine.forward_backward(Arc::new(TreeBatch::merge(&paths)?), loss).await?;
     engine.optim_step(OptimParams { learning_rate: 1e-6, max_grad_norm: 1.0, ..OPTIM }).await?;
     engine.publish(version).await?;
@@ -178,7 +178,7 @@ async fn forest(engine: &Engine, paths: Vec<Vec<u32>>, first: u32) -> Result<Val
     let start = Instant::now();
     let batch = Arc::new(TreeBatch::merge(&paths)?);
     let (tokens, path_tokens) = (batch.tokens.len(), batch.path_tokens);
-    let loss = Loss { policy: PolicyLoss::CrossEntropy, kl: None };
+    let loss = Loss::of(PolicyLoss::CrossEntropy);
     let sums = engine.forward_backward(batch, loss).await?;
     let seconds = start.elapsed().as_secs_f64();
     Ok(json!({ "seconds": seconds, "loss": sums.loss, "tokens": tokens, "path_tokens": path_tokens }))

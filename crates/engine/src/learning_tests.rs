@@ -44,11 +44,16 @@ fn model(config: &dressage_model::ModelConfig, threads: usize) -> Transformer {
     Transformer::new(compute, weights, config.context)
 }
 
-fn losses() -> [Loss; 2] {
+fn losses() -> [Loss; 3] {
     let kl = KlPenalty { estimator: KlEstimator::K3, coefficient: 0.1 };
     [
-        Loss { policy: PolicyLoss::CrossEntropy, kl: None },
-        Loss { policy: PolicyLoss::Clip { low: 0.2, high: 0.28, dual: Some(3.0) }, kl: Some(kl) },
+        Loss::of(PolicyLoss::CrossEntropy),
+        Loss {
+            policy: PolicyLoss::Clip { low: 0.2, high: 0.28, dual: Some(3.0), trust: None, keep: None },
+            kl: Some(kl),
+            entropy: 0.0,
+        },
+        Loss { entropy: 0.3, ..Loss::clip(0.2, 0.2) },
     ]
 }
 
@@ -62,7 +67,9 @@ fn exact_loss(reference: &Reference, paths: &[PathInput], loss: &Loss) -> f64 {
             // The loss takes an f32; its own slope carries the rest of the f64.
             let at = loss.evaluate(logp as f32, &t.term);
             let value = at.loss + at.slope * (logp - f64::from(logp as f32));
-            sum += f64::from(t.term.weight) * value;
+            let bonus =
+                loss.entropy * Reference::entropy(&logits, t.index as usize, f64::from(t.temperature));
+            sum += f64::from(t.term.weight) * (value - bonus);
         }
     }
     sum
@@ -285,7 +292,7 @@ fn values_and_their_gradients_match_f64() {
             target.term.value = Some((uniform(37, 1, i as u64) * 2.0 - 1.0) as f32);
         }
         let batch = TreeBatch::merge(&paths).unwrap();
-        let loss = Loss { policy: PolicyLoss::Value { clip: Some(0.2) }, kl: None };
+        let loss = Loss::of(PolicyLoss::Value { clip: Some(0.2) });
         let mut learning = Learning::new(&model, Limits::NONE);
         let none = learning.values(&model, None, &batch);
         assert!(matches!(none, Err(PolicyError::NoValueHead)));

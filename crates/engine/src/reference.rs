@@ -124,4 +124,12 @@ impl Reference {
         let max = z.iter().copied().fold(f64::MIN, f64::max);
         z[tokens[index] as usize] - max - z.iter().map(|z| (z - max).exp()).sum::<f64>().ln()
     }
+
+    /// Entropy, in nats, of what `tokens[index]` is drawn from at a temperature.
+    pub fn entropy(logits: &[Vec<f64>], index: usize, temperature: f64) -> f64 {
+        let z: Vec<f64> = logits[index - 1].iter().map(|z| z / temperature).collect();
+        let max = z.iter().copied().fold(f64::MIN, f64::max);
+        let log_sum = max + z.iter().map(|z| (z - max).exp()).sum::<f64>().ln();
+        z.iter().map(|z| -(z - log_sum).exp() * (z - log_sum)).sum()
+    }
 }

@@ -17,7 +17,7 @@ use dressage_rl::{Loss, PolicyLoss};
 use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};
 
 const DEADLINE: Duration = Duration::from_secs(60);
-const CROSS_ENTROPY: Loss = Loss { policy: PolicyLoss::CrossEntropy, kl: None };
+const CROSS_ENTROPY: Loss = Loss::of(PolicyLoss::CrossEntropy);
 
 fn options() -> EngineOptions {
     EngineOptions { kv_memory_mb: 8, batch_tokens: 512, ..EngineOptions::default() }
@@ -454,7 +454,7 @@ fn rollouts_of(replies: &[Completion]) -> Vec<Rollout> {
 async fn a_critic_learns_and_comes_back() {
     let base = start(&tiny_config(), 2, Isa::detect(), &options());
     let adapter = base.lora(LoraOptions::default(), 0, "a model").await.unwrap();
-    let loss = Loss { policy: PolicyLoss::Value { clip: None }, kl: None };
+    let loss = Loss::of(PolicyLoss::Value { clip: None });
     let targets = (1..30).map(|index| PathTarget {
         index,
         temperature: 1.0,

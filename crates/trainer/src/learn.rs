@@ -37,10 +37,17 @@ pub(crate) struct Learned {
 /// The loss of a phase.
 pub(crate) fn loss_of(phase: &Phase) -> Loss {
     match phase {
-        Phase::Sft(_) => Loss { policy: PolicyLoss::CrossEntropy, kl: None },
+        Phase::Sft(_) => Loss::of(PolicyLoss::CrossEntropy),
         Phase::Grpo(keys) => Loss {
-            policy: PolicyLoss::Clip { low: keys.clip_low, high: keys.clip_high, dual: keys.clip_dual },
+            policy: PolicyLoss::Clip {
+                low: keys.clip_low,
+                high: keys.clip_high,
+                dual: keys.clip_dual,
+                trust: None,
+                keep: None,
+            },
             kl: keys.kl,
+            entropy: 0.0,
         },
     }
 }

@@ -3,7 +3,7 @@
 //! Guarantees: a plan is a pure function of the attempts and the recipe. All normalisers are in the weights, so how an
 //! update is cut into micro-batches changes nothing but the order of sums. Denominators count rollouts, not paths.
 
-use dressage_rl::{GroupBaseline, Normaliser, RolloutTokens, Singleton};
+use dressage_rl::{GroupBaseline, Normaliser, RolloutTokens};
 use dressage_store::{Attempt, AttemptKey, PlannedPath, StepPlan, Update};
 use dressage_tree::{PathInput, Trajectory, TreeBatch};
 
@@ -36,7 +36,7 @@ fn advantages(attempts: &[Attempt], keys: &GrpoKeys) -> Result<Vec<Option<f32>>,
     if keys.drop_uniform_groups && uniform {
         return Ok(vec![None; attempts.len()]);
     }
-    let baseline = GroupBaseline { scale_by_std: keys.scale_by_std, singleton: Singleton::Zero };
+    let baseline = GroupBaseline { scale_by_std: keys.scale_by_std, ..GroupBaseline::default() };
     let mut advantages = baseline.advantages(&rewards)?.into_iter();
     Ok(attempts
         .iter()

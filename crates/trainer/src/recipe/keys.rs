@@ -326,13 +326,13 @@ pub struct GrpoKeys {
     pub normaliser: Normaliser,
     /// The ratio is clipped below at 1 − this.
     #[serde(default = "clip")]
-    pub clip_low: f32,
+    pub clip_low: f64,
     /// The ratio is clipped above at 1 + this.
     #[serde(default = "clip")]
-    pub clip_high: f32,
+    pub clip_high: f64,
     /// For a negative advantage A the loss is at most −this × A; more than 1 where given.
     #[serde(default)]
-    pub clip_dual: Option<f32>,
+    pub clip_dual: Option<f64>,
     /// A penalty for leaving the weights that the phase began with.
     #[serde(default)]
     pub kl: Option<KlPenalty>,
@@ -356,7 +356,7 @@ fn yes() -> bool {
     true
 }
 
-fn clip() -> f32 {
+fn clip() -> f64 {
     0.2
 }
 

@@ -1,0 +1,39 @@
+//! Reading the vectors: nested numbers under the reference's own keys.
+
+use serde_json::Value;
+
+pub struct Vectors(Value);
+
+impl Vectors {
+    pub fn new(text: &str) -> Self {
+        Vectors(serde_json::from_str(text).unwrap())
+    }
+
+    /// What stands under a path of keys, joined by `/`.
+    pub fn at(&self, keys: &str) -> &Value {
+        let found = keys.split('/').try_fold(&self.0, |value, key| value.get(key));
+        found.unwrap_or_else(|| panic!("the vectors have nothing under {keys}"))
+    }
+
+    pub fn number(&self, keys: &str) -> f64 {
+        self.at(keys).as_f64().unwrap()
+    }
+
+    pub fn list(&self, keys: &str) -> Vec<f64> {
+        serde_json::from_value(self.at(keys).clone()).unwrap()
+    }
+
+    pub fn rows(&self, keys: &str) -> Vec<Vec<f64>> {
+        serde_json::from_value(self.at(keys).clone()).unwrap()
+    }
+}
+
+#[track_caller]
+pub fn close(got: f64, want: f64, what: &str) {
+    near(got, want, 1e-9, what);
+}
+
+#[track_caller]
+pub fn near(got: f64, want: f64, tolerance: f64, what: &str) {
+    assert!((got - want).abs() <= tolerance, "{what}: {got}, expected {want}");
+}
