@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use dressage_model::TokenizerSource;
-use dressage_store::{Attempt, AttemptKey, AttemptSummary, PlannedPath, Purpose, Status, Store};
+use dressage_store::{Attempt, AttemptKey, AttemptSummary, PerToken, PlannedPath, Purpose, Status, Store};
 use dressage_text::Tokenizer;
 use dressage_tree::{Kind, Segment};
 
@@ -246,8 +246,9 @@ fn shown(
         Some(path) => {
             let _ = writeln!(
                 text,
-                "advantage  {} (weight of a token in the loss: {:.3e})",
-                path.advantage, path.weight
+                "advantage  {} (weight of a token in the loss: {})",
+                range(&path.advantage),
+                range(&path.weight)
             );
         }
         None if attempt.key.purpose == Purpose::Train => {
@@ -268,6 +269,14 @@ fn shown(
         }
     }
     text
+}
+
+/// The number that all tokens have, or the smallest and the largest.
+fn range(numbers: &PerToken) -> String {
+    let low = numbers.distinct().fold(f32::INFINITY, f32::min);
+    let high = numbers.distinct().fold(f32::NEG_INFINITY, f32::max);
+    let shown = |x: f32| if x != 0.0 && x.abs() < 1e-2 { format!("{x:.3e}") } else { format!("{x}") };
+    if low == high { shown(low) } else { format!("{} to {}", shown(low), shown(high)) }
 }
 
 /// What JSON holds at its first level, without its quotes.

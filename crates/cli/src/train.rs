@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use dressage_engine::{Engine, Fingerprint};
 use dressage_model::write_json;
-use dressage_trainer::recipe::{Override, Phase, Recipe};
+use dressage_trainer::recipe::{Override, Recipe};
 use dressage_trainer::{
     Ended, Parts, Start, StopFlag, Summary, Trainer, TrainerError, chat_options, milestones, tool_set,
 };
@@ -70,16 +70,14 @@ async fn train(args: Args, recipe: Recipe) -> anyhow::Result<ExitCode> {
     eprintln!("{} {}: {}", dim("model "), recipe.model.source, model::describe(files));
     let chat = Arc::new(model::chat(files, chat_options(&recipe.agent))?);
     let companions = model::companions(files, &chat)?;
-    let has_penalty = |phase: &Phase| matches!(phase, Phase::Grpo(keys) if keys.kl.is_some());
-    let with_reference = recipe.phase.iter().any(has_penalty);
-    let Policies { policy: engine, reference } =
-        model::start_training(&found, &recipe, with_reference).await?;
+    let Policies { policy: engine, reference, critic } = model::start_training(&found, &recipe).await?;
     let fingerprint = engine.fingerprint().clone();
 
     let parts = Parts {
         sampler: Arc::new(engine.clone()),
         learner: Arc::new(engine.clone()),
         reference: reference.map(|engine| Arc::new(engine) as _),
+        critic: critic.map(|engine| Arc::new(engine) as _),
         chat,
         tools,
         context: Engine::context(&engine),

@@ -111,6 +111,21 @@ pub enum PolicyLoss {
     KlCov {
         /// The coefficient.
         coefficient: f64,
+        /// The share of an update's tokens that is marked, at least one token.
+        share: f64,
+    },
+    /// PPO's clip, with marked tokens left out (Cui et al. 2025). Needs [`prepare::choose_covarying`](crate::prepare::choose_covarying).
+    ClipCov {
+        /// As in [`PolicyLoss::Clip`].
+        low: f64,
+        /// As in [`PolicyLoss::Clip`].
+        high: f64,
+        /// The share of an update's tokens that is marked, at least one token.
+        share: f64,
+        /// Covariances above this are eligible.
+        lower: f64,
+        /// Covariances below this are eligible.
+        upper: f64,
     },
     /// ½ (V − R)², R the return: regression of a value head. The value stands where other losses have a log-probability.
     Value {
@@ -370,7 +385,15 @@ impl Loss {
                 at_least_0("divergence above", above)?;
                 positive("cap of the weight", cap)?;
             }
-            PolicyLoss::KlCov { coefficient } => at_least_0("coefficient", coefficient)?,
+            PolicyLoss::KlCov { coefficient, share: marked } => {
+                at_least_0("coefficient", coefficient)?;
+                share("share of tokens", marked)?;
+            }
+            PolicyLoss::ClipCov { low, high, share: marked, .. } => {
+                share("clip low", low)?;
+                at_least_0("clip high", high)?;
+                share("share of tokens", marked)?;
+            }
             PolicyLoss::Value { clip } => {
                 if let Some(clip) = clip {
                     positive("value clip", clip)?;
@@ -400,6 +423,7 @@ impl Loss {
         let dropped = match self.policy {
             PolicyLoss::Clip { low, high, trust: Some(trust), .. }
             | PolicyLoss::MiniRl { low, high, trust } => trust.drops(low, high, ratio, at),
+            PolicyLoss::ClipCov { .. } => at.marked,
             _ => false,
         };
         let policy =
@@ -432,6 +456,7 @@ impl Loss {
                 let beyond = (keep.below, keep.above);
                 surrogate::clipped_keeping(x, advantage, low, high, beyond, keep.in_value_only)
             }
+            PolicyLoss::ClipCov { low, high, .. } => surrogate::clipped(x, advantage, low, high, None),
             PolicyLoss::Clip { low, high, dual, .. } => surrogate::clipped(x, advantage, low, high, dual),
             PolicyLoss::MiniRl { .. } => surrogate::weighted_reinforce(logp, x, advantage),
             PolicyLoss::Cispo { low, high } => surrogate::cispo(logp, x, advantage, low, high),
@@ -449,7 +474,7 @@ impl Loss {
                 };
                 surrogate::diverging(logp, x, advantage, cap, left, below, above)
             }
-            PolicyLoss::KlCov { coefficient } => {
+            PolicyLoss::KlCov { coefficient, .. } => {
                 surrogate::penalised(x, advantage, if at.marked { coefficient } else { 0.0 })
             }
             PolicyLoss::Value { clip } => surrogate::value_loss(logp, at.returns, clip.zip(at.value)),

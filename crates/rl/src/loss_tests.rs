@@ -107,7 +107,7 @@ proptest! {
             PolicyLoss::Clip { low, high, dual, trust, keep: None },
             PolicyLoss::SoftGate { positive: 1.0 + low, negative: 1.0 + high },
             PolicyLoss::Direct { beta: low },
-            PolicyLoss::KlCov { coefficient: high },
+            PolicyLoss::KlCov { coefficient: high, share: 0.5 },
             PolicyLoss::Value { clip: Some(low) },
         ];
         let kinks = [(1.0 - low).ln(), (1.0 + high).ln(), dual.map_or(9.0, f64::ln), 0.0];

@@ -409,11 +409,12 @@ fn policy_losses() {
     expect(geometric, &of_paths, Normaliser::RolloutMean, "anchor/geo_mean(GMPO)");
 
     let mut all = points.concat();
-    prepare::mark_covarying(&mut all, f.v.number("head/kl_cov/kl_cov_ratio"));
+    let share = f.v.number("head/kl_cov/kl_cov_ratio");
+    prepare::mark_covarying(&mut all, share);
     let mut rest = all.into_iter();
     let marked: Vec<Vec<Point>> = points.iter().map(|row| rest.by_ref().take(row.len()).collect()).collect();
     let coefficient = f.v.number("head/kl_cov/ppo_kl_coef");
-    expect(PolicyLoss::KlCov { coefficient }, &marked, Normaliser::TokenMean, "head/kl_cov");
+    expect(PolicyLoss::KlCov { coefficient, share }, &marked, Normaliser::TokenMean, "head/kl_cov");
 }
 
 #[test]

@@ -115,9 +115,56 @@ pub struct AttemptSummary {
     pub tokens: u64,
 }
 
+/// A number for every trained token of a path.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum PerToken {
+    /// The same for all.
+    Same(f32),
+    /// In runs of (number, tokens).
+    Runs(Vec<(f32, u32)>),
+}
+
+impl PerToken {
+    /// In the shortest form.
+    pub fn new(values: impl IntoIterator<Item = f32>) -> Self {
+        let mut runs: Vec<(f32, u32)> = Vec::new();
+        for value in values {
+            match runs.last_mut() {
+                Some((last, len)) if last.to_bits() == value.to_bits() => *len += 1,
+                _ => runs.push((value, 1)),
+            }
+        }
+        match runs[..] {
+            [] => PerToken::Same(0.0),
+            [(value, _)] => PerToken::Same(value),
+            _ => PerToken::Runs(runs),
+        }
+    }
+
+    /// The numbers one by one: as many as there are tokens, or without end where all are the same.
+    pub fn iter(&self) -> impl Iterator<Item = f32> + '_ {
+        let (same, runs) = match self {
+            PerToken::Same(value) => (Some(*value), &[][..]),
+            PerToken::Runs(runs) => (None, &runs[..]),
+        };
+        let of_runs = runs.iter().flat_map(|&(value, len)| std::iter::repeat_n(value, len as usize));
+        same.into_iter().cycle().chain(of_runs)
+    }
+
+    /// Each number once for every run of it.
+    pub fn distinct(&self) -> impl Iterator<Item = f32> + '_ {
+        let (same, runs) = match self {
+            PerToken::Same(value) => (Some(*value), &[][..]),
+            PerToken::Runs(runs) => (None, &runs[..]),
+        };
+        same.into_iter().chain(runs.iter().map(|(value, _)| *value))
+    }
+}
+
 /// One path that a step trains: the way from a root to `leaf`. Its sampled and demonstrated segments are the targets,
 /// save those that an earlier leaf of the same attempt already trains.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlannedPath {
     /// The attempt.
@@ -125,9 +172,15 @@ pub struct PlannedPath {
     /// The leaf.
     pub leaf: SegmentId,
     /// Advantage of every trained token; 0 for demonstrations, whose loss does not use it.
-    pub advantage: f32,
-    /// Weight of every trained token in the sum that is the loss.
-    pub weight: f32,
+    pub advantage: PerToken,
+    /// Weight of every trained token in the sum that is the loss; 0 where it is left out of it.
+    pub weight: PerToken,
+    /// What a critic's value before every trained token should be, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub returns: Option<PerToken>,
+    /// What it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub values: Option<PerToken>,
 }
 
 /// One optimiser step: its micro-batches in order, each a list of paths in order.
@@ -146,6 +199,9 @@ pub struct StepPlan {
     pub phase: u32,
     /// The step within the phase, from 0.
     pub step: u32,
+    /// The places, in the phase's order of tasks, of the groups that it takes, those that teach nothing included; empty for demonstrations.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub places: Vec<u64>,
     /// The optimiser steps in order.
     pub updates: Vec<Update>,
 }

@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use dressage_store::{Attempt, AttemptKey, PlannedPath, Purpose, Status, StepPlan, Store, Update};
+use dressage_store::{Attempt, AttemptKey, PerToken, PlannedPath, Purpose, Status, StepPlan, Store, Update};
 use dressage_tree::{Kind, Segment, SegmentId, Trajectory, VersionRun};
 use serde_json::json;
 
@@ -36,8 +36,15 @@ fn attempt(sample: u32) -> Attempt {
 }
 
 fn plan(step: u32) -> StepPlan {
-    let path = PlannedPath { attempt: attempt(step).key, leaf: SegmentId(1), advantage: 0.1, weight: 0.3 };
-    StepPlan { phase: 0, step, updates: vec![Update { micro_batches: vec![vec![path; 50]] }] }
+    let path = PlannedPath {
+        attempt: attempt(step).key,
+        leaf: SegmentId(1),
+        advantage: PerToken::Same(0.1),
+        weight: PerToken::Same(0.3),
+        returns: None,
+        values: None,
+    };
+    StepPlan { phase: 0, step, places: vec![], updates: vec![Update { micro_batches: vec![vec![path; 50]] }] }
 }
 
 /// The child: records until it is killed, saying what it has done. Does nothing when run as a test.

@@ -1,6 +1,6 @@
 //! From recorded trajectories to the paths that a learner eats.
 
-use dressage_store::PlannedPath;
+use dressage_store::{PerToken, PlannedPath};
 use dressage_tree::{Kind, PathInput, PathTarget, Segment, SegmentId, Term, Trajectory};
 
 use crate::TrainerError;
@@ -9,8 +9,15 @@ use crate::TrainerError;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TrainedPath {
     pub leaf: SegmentId,
+    /// How many tokens of each turn are trained, in order.
+    pub turns: Vec<usize>,
+}
+
+impl TrainedPath {
     /// How many tokens are trained.
-    pub tokens: u64,
+    pub fn tokens(&self) -> u64 {
+        self.turns.iter().sum::<usize>() as u64
+    }
 }
 
 /// Whether a segment holds tokens that the model is to learn.
@@ -34,34 +41,52 @@ pub(crate) fn trained_paths(trajectory: &Trajectory) -> Vec<TrainedPath> {
     let owners = owners(trajectory);
     let mut paths: Vec<TrainedPath> = Vec::new();
     for leaf in trajectory.leaves() {
-        let mine =
-            trajectory.segments().iter().filter(|s| is_trained(s) && owners[s.id.0 as usize] == Some(leaf));
-        let tokens = mine.map(|s| s.tokens.len() as u64).sum();
-        if tokens > 0 {
-            paths.push(TrainedPath { leaf, tokens });
+        let on_path = trajectory.path(leaf);
+        let mine = on_path.iter().filter(|s| is_trained(s) && owners[s.id.0 as usize] == Some(leaf));
+        let mut turns: Vec<(u32, usize)> = Vec::new();
+        for segment in mine {
+            match turns.last_mut() {
+                Some((turn, tokens)) if *turn == segment.turn => *tokens += segment.tokens.len(),
+                _ => turns.push((segment.turn, segment.tokens.len())),
+            }
+        }
+        if !turns.is_empty() {
+            paths.push(TrainedPath { leaf, turns: turns.into_iter().map(|(_, tokens)| tokens).collect() });
         }
     }
     paths
 }
 
-/// A planned path with its tokens, up to the last one that is trained: what comes after has no effect.
+/// A planned path with its tokens, up to the last one that is trained: what comes after has no effect. `version` is that of the
+/// weights which are trained.
 ///
 /// # Errors
 /// When a segment's log-probabilities do not describe the distribution it was drawn from.
-pub(crate) fn path_input(trajectory: &Trajectory, planned: &PlannedPath) -> Result<PathInput, TrainerError> {
+pub(crate) fn path_input(
+    trajectory: &Trajectory,
+    planned: &PlannedPath,
+    version: u64,
+) -> Result<PathInput, TrainerError> {
     let owners = owners(trajectory);
     let mut input = PathInput::default();
     let mut end = 0;
+    let mut weights = planned.weight.iter();
+    let mut advantages = planned.advantage.iter();
+    let mut returns = planned.returns.iter().flat_map(PerToken::iter);
+    let mut values = planned.values.iter().flat_map(PerToken::iter);
     for segment in trajectory.path(planned.leaf) {
         if is_trained(segment) && owners[segment.id.0 as usize] == Some(planned.leaf) {
             refuse_untrainable(segment, planned)?;
             let versions = segment.token_versions().map(Some).chain(std::iter::repeat(None));
-            for (i, version) in (0..segment.tokens.len()).zip(versions) {
+            for (i, drawn_by) in (0..segment.tokens.len()).zip(versions) {
                 let term = Term {
-                    weight: planned.weight,
-                    advantage: planned.advantage,
+                    weight: weights.next().unwrap_or(0.0),
+                    advantage: advantages.next().unwrap_or(0.0),
+                    returns: returns.next().unwrap_or(0.0),
+                    value: values.next(),
                     behaviour: segment.logprobs.get(i).copied(),
-                    version: version.unwrap_or(0),
+                    age: drawn_by.map_or(0, |drawn_by| version.saturating_sub(drawn_by) as u32),
+                    version: drawn_by.unwrap_or(0),
                     ..Term::default()
                 };
                 let index = (input.tokens.len() + i) as u32;
@@ -98,7 +123,14 @@ mod tests {
 
     fn planned(leaf: u32) -> PlannedPath {
         let attempt = AttemptKey { purpose: Purpose::Train, phase: 0, step: 0, group: 0, sample: 0 };
-        PlannedPath { attempt, leaf: SegmentId(leaf), advantage: 0.5, weight: 0.25 }
+        PlannedPath {
+            attempt,
+            leaf: SegmentId(leaf),
+            advantage: PerToken::Same(0.5),
+            weight: PerToken::Same(0.25),
+            returns: None,
+            values: None,
+        }
     }
 
     fn sampled(parent: u32, tokens: &[u32]) -> Segment {
@@ -129,16 +161,20 @@ mod tests {
         let paths = trained_paths(&trajectory);
         assert_eq!(
             paths,
-            [TrainedPath { leaf: SegmentId(4), tokens: 3 }, TrainedPath { leaf: SegmentId(5), tokens: 1 }]
+            [
+                TrainedPath { leaf: SegmentId(4), turns: vec![3] },
+                TrainedPath { leaf: SegmentId(5), turns: vec![1] },
+            ]
         );
-        let first = path_input(&trajectory, &planned(4)).unwrap();
+        let first = path_input(&trajectory, &planned(4), 9).unwrap();
         // What was given after the last reply is left out.
         assert_eq!(first.tokens, [1, 2, 3, 4, 5, 6]);
         assert_eq!(first.targets.iter().map(|t| t.index).collect::<Vec<_>>(), [2, 3, 5]);
         let term = first.targets[2].term;
-        assert_eq!((term.behaviour, term.version, term.weight, term.advantage), (Some(-6.0), 7, 0.25, 0.5));
+        assert_eq!((term.behaviour, term.version, term.age), (Some(-6.0), 7, 2));
+        assert_eq!((term.weight, term.advantage), (0.25, 0.5));
         assert_eq!(first.targets[2].temperature, 0.8);
-        let second = path_input(&trajectory, &planned(5)).unwrap();
+        let second = path_input(&trajectory, &planned(5), 9).unwrap();
         assert_eq!(second.tokens, [1, 2, 3, 4, 9]);
         assert_eq!(second.targets.iter().map(|t| t.index).collect::<Vec<_>>(), [4]);
     }
@@ -148,7 +184,7 @@ mod tests {
         let mut t = Trajectory::new();
         let root = t.push(Segment::given(None, vec![1], 0)).unwrap();
         t.push(Segment::demonstrated(Some(root), vec![2, 3], 0)).unwrap();
-        let input = path_input(&t, &planned(1)).unwrap();
+        let input = path_input(&t, &planned(1), 9).unwrap();
         assert!(input.targets.iter().all(|t| t.term.behaviour.is_none() && t.temperature == 1.0));
         assert_eq!(input.targets.len(), 2);
     }
@@ -162,7 +198,7 @@ mod tests {
             let mut t = Trajectory::new();
             t.push(Segment::given(None, vec![1], 0)).unwrap();
             t.push(change).unwrap();
-            let error = path_input(&t, &planned(1)).unwrap_err();
+            let error = path_input(&t, &planned(1), 9).unwrap_err();
             assert!(!error.is_user_error());
             let error = error.to_string();
             assert!(error.contains(want), "{error}");

@@ -19,6 +19,8 @@ use crate::folder::{file_error, sync_folder, write_whole};
 const SCHEMA: u32 = 1;
 const STATE: &str = "trainer.json";
 const TEMPORARY: &str = ".tmp-";
+/// The folder within a checkpoint that holds the critic.
+const CRITIC: &str = "critic";
 
 /// How far a run has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -60,6 +62,13 @@ pub struct Checkpoint {
     pub metrics_bytes: u64,
 }
 
+impl Checkpoint {
+    /// Where its critic is, if it has one.
+    pub fn critic(&self) -> PathBuf {
+        self.path.join(CRITIC)
+    }
+}
+
 /// The checkpoints of a run.
 pub(crate) struct Checkpoints {
     root: PathBuf,
@@ -85,6 +94,11 @@ impl Checkpoints {
             }
         }
         Ok(checkpoints)
+    }
+
+    /// Looks at a folder without changing anything in it.
+    pub fn look(root: PathBuf) -> Self {
+        Checkpoints { root }
     }
 
     fn names(&self) -> Result<Vec<String>, TrainerError> {
@@ -116,6 +130,7 @@ impl Checkpoints {
     pub async fn write(
         &self,
         learner: &dyn Learner,
+        critic: Option<&dyn Learner>,
         companions: &(dyn Fn(&Path) -> io::Result<()> + Send + Sync),
         position: Position,
         phase_end: bool,
@@ -128,7 +143,8 @@ impl Checkpoints {
             fs::remove_dir_all(&temporary).map_err(|source| file_error("remove", &temporary, source))?;
         }
         fs::create_dir(&temporary).map_err(|source| file_error("create", &temporary, source))?;
-        let written = self.fill(&temporary, learner, companions, position, phase_end, metrics_bytes).await;
+        let written =
+            self.fill(&temporary, learner, critic, companions, position, phase_end, metrics_bytes).await;
         if let Err(error) = written {
             // Half a checkpoint is worth nothing, and its room may be what is missing.
             let _ = fs::remove_dir_all(&temporary);
@@ -149,17 +165,30 @@ impl Checkpoints {
         &self,
         folder: &Path,
         learner: &dyn Learner,
+        critic: Option<&dyn Learner>,
         companions: &(dyn Fn(&Path) -> io::Result<()> + Send + Sync),
         position: Position,
         phase_end: bool,
         metrics_bytes: u64,
     ) -> Result<(), TrainerError> {
         learner.save(folder, true).await?;
+        if let Some(critic) = critic {
+            let of_critic = folder.join(CRITIC);
+            fs::create_dir(&of_critic).map_err(|source| file_error("create", &of_critic, source))?;
+            critic.save(&of_critic, true).await?;
+        }
         crash_point("weights_saved");
         companions(folder).map_err(|source| file_error("write the tokenizer into", folder, source))?;
         crash_point("companions_saved");
         let mut files = Vec::new();
-        for (name, path) in files_of(folder).map_err(|source| file_error("list", folder, source))? {
+        let of_critic = folder.join(CRITIC);
+        let mut found = files_of(folder).map_err(|source| file_error("list", folder, source))?;
+        if of_critic.is_dir() {
+            let files = files_of(&of_critic).map_err(|source| file_error("list", &of_critic, source))?;
+            found.extend(files.into_iter().map(|(name, path)| (format!("{CRITIC}/{name}"), path)));
+            sync_folder(&of_critic)?;
+        }
+        for (name, path) in found {
             let flush = || {
                 let file = File::open(&path)?;
                 file.sync_all()?;
@@ -246,7 +275,7 @@ mod tests {
 
     async fn write(checkpoints: &Checkpoints, step: u32, phase_end: bool) -> Checkpoint {
         let simulator = Simulator::new(SimulatorConfig { rows: 8, ..SimulatorConfig::default() });
-        checkpoints.write(&simulator, &companions, at(step), phase_end, 10).await.unwrap()
+        checkpoints.write(&simulator, None, &companions, at(step), phase_end, 10).await.unwrap()
     }
 
     #[tokio::test]
@@ -286,7 +315,7 @@ mod tests {
         fs::create_dir(folder.path().join(".tmp-step-000002")).unwrap();
         let full = |_: &Path| Err(io::Error::from(io::ErrorKind::StorageFull));
         let simulator = Simulator::new(SimulatorConfig { rows: 8, ..SimulatorConfig::default() });
-        let error = checkpoints.write(&simulator, &full, at(3), false, 0).await.unwrap_err();
+        let error = checkpoints.write(&simulator, None, &full, at(3), false, 0).await.unwrap_err();
         assert!(error.is_user_error());
         assert!(error.to_string().contains("make room"), "{error}");
         let checkpoints = Checkpoints::open(folder.path().to_owned()).unwrap();

@@ -109,6 +109,12 @@ pub enum TrainerError {
     /// A phase has a KL penalty, but there is no reference to measure from.
     #[error("phase {0} has a KL penalty, but no reference model was loaded")]
     NoReference(usize),
+    /// No attempt is under way, but a step waits for one.
+    #[error("a step waits for attempts, but none is under way; this is a defect of the trainer")]
+    Starved,
+    /// A phase needs values, but there is no critic.
+    #[error("phase {0} needs a critic, but none was loaded")]
+    NoCritic(usize),
     /// What was sampled cannot be trained on.
     #[error("{attempt}, segment {segment} cannot be trained on: {why}")]
     Untrainable {
@@ -192,6 +198,8 @@ impl TrainerError {
             | E::Answer { .. }
             | E::Damaged { .. } => true,
             E::NoReference(_)
+            | E::NoCritic(_)
+            | E::Starved
             | E::Untrainable { .. }
             | E::Unrecorded(_)
             | E::AllFailed { .. }

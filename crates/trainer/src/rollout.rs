@@ -61,15 +61,8 @@ impl Rollouts {
                 && let Some(place) = waiting.pop_front()
             {
                 let (key, task) = &wanted[place];
-                let request = AttemptRequest {
-                    id: key.to_string(),
-                    messages: opening(&self.prompts, task),
-                    seed: self.seed,
-                    stream: attempt_stream(key),
-                    temperature,
-                };
-                let agent = self.agent.clone();
-                running.spawn(async move { (place, agent.run(request).await) });
+                let attempt = self.attempt(key, task, temperature);
+                running.spawn(async move { (place, attempt.await) });
             }
             let joined = tokio::select! {
                 joined = running.join_next() => joined,
@@ -83,13 +76,7 @@ impl Rollouts {
                 Some(Err(panic)) => std::panic::resume_unwind(panic.into_panic()),
             };
             let (key, task) = &wanted[place];
-            let attempt = self.score(*key, task, made)?;
-            // What broke is recorded at the end, once it is known that not everything did: then the cause lies outside
-            // (a sampler that is gone), and a record of it would keep the run from going on when it is mended.
-            if attempt.status == Status::Completed {
-                self.store.record_attempt(&attempt)?;
-                crash_point("attempt_recorded");
-            }
+            let attempt = self.finish(*key, task, made)?;
             done += 1;
             let sampled_tokens = attempt.trajectory.sampled_tokens();
             observer.event(&Event::Attempt {
@@ -104,16 +91,53 @@ impl Rollouts {
             return Ok(None);
         }
         let attempts: Vec<Attempt> = attempts.into_iter().flatten().collect();
-        if let Some(first) = attempts.first()
-            && attempts.iter().all(|attempt| attempt.status == Status::Failed)
-        {
+        self.record_broken(&attempts)?;
+        Ok(Some(attempts))
+    }
+
+    /// Makes one attempt.
+    pub(crate) fn attempt(
+        &self,
+        key: &AttemptKey,
+        task: &Task,
+        temperature: f32,
+    ) -> impl Future<Output = dressage_agent::Attempt> + Send + 'static {
+        let request = AttemptRequest {
+            id: key.to_string(),
+            messages: opening(&self.prompts, task),
+            seed: self.seed,
+            stream: attempt_stream(key),
+            temperature,
+        };
+        let agent = self.agent.clone();
+        async move { agent.run(request).await }
+    }
+
+    /// Scores an attempt and records it, unless it broke: see [`Rollouts::record_broken`].
+    pub(crate) fn finish(
+        &self,
+        key: AttemptKey,
+        task: &Task,
+        made: dressage_agent::Attempt,
+    ) -> Result<Attempt, TrainerError> {
+        let attempt = self.score(key, task, made)?;
+        if attempt.status == Status::Completed {
+            self.store.record_attempt(&attempt)?;
+            crash_point("attempt_recorded");
+        }
+        Ok(attempt)
+    }
+
+    /// Records the attempts that broke, now that it is known that not all of them did: then the cause lies outside (a sampler that
+    /// is gone), and a record of it would keep the run from going on when it is mended.
+    pub(crate) fn record_broken(&self, attempts: &[Attempt]) -> Result<(), TrainerError> {
+        let broken = || attempts.iter().filter(|attempt| attempt.status == Status::Failed);
+        if let Some(first) = attempts.first().filter(|_| broken().count() == attempts.len()) {
             let reason = first.outcome.get("error").and_then(serde_json::Value::as_str);
             let first = reason.unwrap_or("no reason was recorded").to_owned();
             return Err(TrainerError::AllFailed { count: attempts.len(), first });
         }
-        let failed = attempts.iter().filter(|attempt| attempt.status == Status::Failed).cloned();
-        self.store.record_attempts(&failed.collect::<Vec<_>>())?;
-        Ok(Some(attempts))
+        Ok(self.store.record_attempts(&broken().cloned().collect::<Vec<_>>())?)
     }
 
     /// Scores the final answer, shapes the reward.

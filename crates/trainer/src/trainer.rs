@@ -19,7 +19,7 @@ use crate::folder::{RunFolder, file_error};
 use crate::metrics::{Metrics, MetricsFile};
 use crate::observe::{Event, Observer, StopFlag};
 use crate::phase::PhaseRun;
-use crate::recipe::{Phase, Recipe};
+use crate::recipe::{Phase, Recipe, RlKeys};
 use crate::rollout::Rollouts;
 use crate::tasks::{Tasks, check_tasks};
 
@@ -34,6 +34,8 @@ pub struct Parts {
     pub learner: Arc<dyn Learner>,
     /// A second model for phases with a KL penalty, with the weights of the recipe's model.
     pub reference: Option<Arc<dyn Learner>>,
+    /// A third, with a value head, for phases whose advantage needs a critic.
+    pub critic: Option<Arc<dyn Learner>>,
     /// Turns messages into tokens and back.
     pub chat: Arc<Chat>,
     /// The tools of the agent.
@@ -91,6 +93,7 @@ pub struct Trainer {
     pub(crate) rollouts: Rollouts,
     pub(crate) learner: Arc<dyn Learner>,
     pub(crate) reference: Option<Arc<dyn Learner>>,
+    pub(crate) critic: Option<Arc<dyn Learner>>,
     pub(crate) store: Arc<Store>,
     companions: Companions,
     checkpoints: Checkpoints,
@@ -120,12 +123,18 @@ impl Trainer {
     /// # Errors
     /// When the recipe, the tasks or the folder do not allow it. Nothing is written before everything else is checked.
     pub async fn new(recipe: Recipe, parts: Parts, start: Start) -> Result<Self, TrainerError> {
-        let Parts { sampler, learner, reference, chat, tools, context, companions } = parts;
+        let Parts { sampler, learner, reference, critic, chat, tools, context, companions } = parts;
         let tasks = Tasks::load(&recipe)?;
         check_tasks(&recipe, &tasks, &chat, &tools, context)?;
-        let needs_reference = |phase: &Phase| matches!(phase, Phase::Grpo(keys) if keys.kl.is_some());
-        if let Some(phase) = recipe.phase.iter().position(needs_reference).filter(|_| reference.is_none()) {
+        let lacks = |needs: fn(&RlKeys) -> bool, model: &Option<_>| {
+            let needs = |phase: &Phase| matches!(phase, Phase::Rl(keys) if needs(keys));
+            recipe.phase.iter().position(needs).filter(|_| model.is_none())
+        };
+        if let Some(phase) = lacks(RlKeys::needs_reference, &reference) {
             return Err(TrainerError::NoReference(phase));
+        }
+        if let Some(phase) = lacks(RlKeys::needs_critic, &critic) {
+            return Err(TrainerError::NoCritic(phase));
         }
         for (i, phase) in recipe.phase.iter().enumerate() {
             PhaseRun::check(i, phase, &recipe, &tasks, &chat, &tools)?;
@@ -139,6 +148,9 @@ impl Trainer {
         let latest = checkpoints.find()?.whole.pop();
         if let Some(checkpoint) = &latest {
             learner.load(&checkpoint.path, true).await?;
+            if let Some(critic) = critic.as_ref().filter(|_| checkpoint.critic().is_dir()) {
+                critic.load(&checkpoint.critic(), true).await?;
+            }
         }
         let position = latest.as_ref().map(|checkpoint| checkpoint.position).unwrap_or_default();
         learner.publish(u64::from(position.global_step)).await?;
@@ -165,6 +177,7 @@ impl Trainer {
             rollouts,
             learner,
             reference,
+            critic,
             store,
             companions,
             checkpoints,
@@ -277,10 +290,14 @@ impl Trainer {
             self.learner.load(&before.path, false).await?;
             self.learner.publish(u64::from(self.position.global_step)).await?;
         }
-        if let (Some(reference), Phase::Grpo(keys)) = (&self.reference, &self.recipe.phase[phase])
-            && keys.kl.is_some()
-        {
+        let Phase::Rl(keys) = &self.recipe.phase[phase] else { return Ok(()) };
+        if let Some(reference) = self.reference.as_ref().filter(|_| keys.needs_reference()) {
             reference.load(&before.path, false).await?;
+        }
+        // A critic that an earlier phase has trained goes on from there; one that is new begins as the policy does.
+        if let Some(critic) = self.critic.as_ref().filter(|_| keys.needs_critic() && begins) {
+            let from = before.critic();
+            critic.load(if from.is_dir() { &from } else { &before.path }, false).await?;
         }
         Ok(())
     }
@@ -318,11 +335,28 @@ impl Trainer {
         Ok(())
     }
 
+    /// Version of the weights that samplers draw from.
+    pub(crate) fn version(&self) -> u64 {
+        u64::from(self.position.global_step)
+    }
+
+    /// Steps of a phase that are done, for one that is under way or to come.
+    pub(crate) fn steps_done(&self, phase: u32) -> u32 {
+        if self.position.phase == phase { self.position.step } else { 0 }
+    }
+
+    /// The critic, once a phase has begun that trains it.
+    fn critic_in_use(&self) -> Option<&dyn Learner> {
+        let begun = self.recipe.phase.iter().take(self.position.phase as usize + 1);
+        let needed = begun.into_iter().any(|phase| matches!(phase, Phase::Rl(keys) if keys.needs_critic()));
+        self.critic.as_deref().filter(|_| needed)
+    }
+
     async fn checkpoint(&mut self, phase_end: bool, observer: &mut dyn Observer) -> Result<(), TrainerError> {
         let bytes = self.metrics.sync()?;
         let written = self
             .checkpoints
-            .write(&*self.learner, &*self.companions, self.position, phase_end, bytes)
+            .write(&*self.learner, self.critic_in_use(), &*self.companions, self.position, phase_end, bytes)
             .await?;
         observer.event(&Event::Checkpoint(&written.path));
         self.latest = Some(written);

@@ -142,7 +142,7 @@ async fn rl_raises_the_reward() {
     let folder = root.path().join("run");
     let config = SimulatorConfig { vocabulary: VOCABULARY, order: 0, rows: 1, ..SimulatorConfig::default() };
     let overrides = [
-        "phase=[{kind='grpo', steps=40, groups=4, group_size=8, learning_rate=0.2}]",
+        "phase=[{kind='rl', steps=40, groups=4, group_size=8, learning_rate=0.2}]",
         "agent.max_tokens=30",
         "eval.tasks=0",
     ];

@@ -180,7 +180,7 @@ batch = 4
 learning_rate = 1e-4
 
 [[phase]]
-kind = "grpo"
+kind = "rl"
 steps = 3
 groups = 2
 group_size = 3

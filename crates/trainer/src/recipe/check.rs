@@ -4,9 +4,11 @@ use std::fmt::Display;
 use std::path::Path;
 
 use dressage_agent::tasks::Arithmetic;
+use dressage_rl::RlError;
 
 use super::RecipeError;
-use super::keys::{GrpoKeys, OptimiserKeys, Phase, QUESTION, Recipe, SftKeys, TaskSource};
+use super::keys::{OptimiserKeys, Phase, QUESTION, Recipe, SftKeys, TaskSource};
+use super::rl::{Charge, Proximal, RlKeys};
 
 /// Collects the first value out of range.
 struct Checker<'a> {
@@ -58,12 +60,12 @@ impl Checker<'_> {
         self.at_least_one(format!("phase.{phase}.epochs"), keys.epochs as usize)
     }
 
-    fn grpo(&self, phase: usize, keys: &GrpoKeys) -> Result<(), RecipeError> {
-        let key = |name| format!("phase.{phase}.{name}");
+    fn rl(&self, phase: usize, keys: &RlKeys) -> Result<(), RecipeError> {
+        let key = |name: &str| format!("phase.{phase}.{name}");
         self.at_least_one(key("steps"), keys.steps as usize)?;
         self.at_least_one(key("groups"), keys.groups)?;
         self.check(
-            keys.group_size >= 2,
+            keys.group_size >= if keys.compares() { 2 } else { 1 },
             key("group_size"),
             keys.group_size,
             "at least 2: an attempt is measured against the others at the same task",
@@ -75,10 +77,10 @@ impl Checker<'_> {
             t,
             "in 0.01..=100: greedy attempts are all the same, and cannot be trained on",
         )?;
-        self.check((0.0..=1.0).contains(&keys.clip_low), key("clip_low"), keys.clip_low, "in 0..=1")?;
-        self.check(keys.clip_high >= 0.0, key("clip_high"), keys.clip_high, "at least 0")?;
-        if let Some(dual) = keys.clip_dual {
-            self.check(dual > 1.0, key("clip_dual"), dual, "more than 1")?;
+        for loss in [keys.loss(), keys.value_loss()] {
+            if let Err(RlError::Parameter { name, value, range }) = loss.check_parameters() {
+                self.check(false, key(&name.replace(' ', "_")), value, range)?;
+            }
         }
         if let Some(kl) = keys.kl {
             let value = kl.coefficient;
@@ -88,14 +90,35 @@ impl Checker<'_> {
                 value,
                 "finite and more than 0",
             )?;
+            self.check(
+                kl.adaptive.is_none() || kl.charge == Charge::Reward,
+                key("kl.adaptive"),
+                "set",
+                "left out unless kl.charge = \"reward\"",
+            )?;
+            if let Some(adaptive) = kl.adaptive {
+                self.positive(key("kl.adaptive.target"), adaptive.target as f32)?;
+                self.positive(key("kl.adaptive.horizon"), adaptive.horizon as f32)?;
+            }
         }
+        let corrects = keys.correction.is_some() || !keys.rejection.is_empty();
+        self.check(
+            !corrects || keys.proximal != Proximal::Behaviour,
+            key("proximal"),
+            "\"behaviour\"",
+            "\"recompute\" or \"interpolate\" where there is a correction or a rejection: they compare the two",
+        )?;
         self.check(
             (1..=keys.groups).contains(&keys.mini_batches),
             key("mini_batches"),
             keys.mini_batches,
             format!("at least 1, and at most the number of groups, {}", keys.groups),
         )?;
-        self.at_least_one(key("epochs"), keys.epochs as usize)
+        self.at_least_one(key("epochs"), keys.epochs as usize)?;
+        if keys.needs_critic() {
+            self.positive(key("critic.learning_rate"), keys.critic.learning_rate)?;
+        }
+        Ok(())
     }
 }
 
@@ -193,7 +216,7 @@ impl Recipe {
             checker.optimiser(i, phase.optimiser())?;
             match phase {
                 Phase::Sft(keys) => checker.sft(i, keys)?,
-                Phase::Grpo(keys) => checker.grpo(i, keys)?,
+                Phase::Rl(keys) => checker.rl(i, keys)?,
             }
         }
         Ok(())

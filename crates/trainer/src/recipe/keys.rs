@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use dressage_agent::tasks::{ArithmeticOptions, JsonlOptions};
 use dressage_policy::{LoraOptions, Precision};
 use dressage_reward::Scorer;
-use dressage_rl::{KlPenalty, Normaliser};
+use dressage_rl::Normaliser;
 use dressage_text::{ToolPrompt, ToolProtocol};
 use serde::{Deserialize, Serialize};
+
+use super::rl::RlKeys;
 
 /// A whole recipe.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -245,8 +247,8 @@ impl Default for EvalKeys {
 pub enum Phase {
     /// Imitate demonstrations.
     Sft(SftKeys),
-    /// Reinforce what beats the rest of its group.
-    Grpo(GrpoKeys),
+    /// Reinforce what is rewarded.
+    Rl(RlKeys),
 }
 
 impl Phase {
@@ -254,7 +256,7 @@ impl Phase {
     pub fn name(&self) -> &'static str {
         match self {
             Phase::Sft(_) => "sft",
-            Phase::Grpo(_) => "grpo",
+            Phase::Rl(keys) => keys.algorithm.name(),
         }
     }
 
@@ -262,7 +264,7 @@ impl Phase {
     pub fn optimiser(&self) -> &OptimiserKeys {
         match self {
             Phase::Sft(keys) => &keys.optimiser,
-            Phase::Grpo(keys) => &keys.optimiser,
+            Phase::Rl(keys) => &keys.optimiser,
         }
     }
 
@@ -270,7 +272,7 @@ impl Phase {
     pub fn learning_rate(&self) -> f32 {
         match self {
             Phase::Sft(keys) => keys.learning_rate,
-            Phase::Grpo(keys) => keys.learning_rate,
+            Phase::Rl(keys) => keys.learning_rate,
         }
     }
 }
@@ -297,70 +299,6 @@ pub struct SftKeys {
 }
 
 fn one_epoch() -> u32 {
-    1
-}
-
-/// `[[phase]] kind = "grpo"`
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct GrpoKeys {
-    /// How many steps.
-    pub steps: u32,
-    /// Tasks in a step.
-    pub groups: usize,
-    /// Attempts at each task.
-    pub group_size: usize,
-    /// How warm attempts are sampled, more than 0.
-    #[serde(default = "unit")]
-    pub temperature: f32,
-    /// Peak learning rate.
-    pub learning_rate: f32,
-    /// Whether advantages are divided by the standard deviation of the group's rewards (GRPO) or not (Dr.GRPO).
-    #[serde(default = "yes")]
-    pub scale_by_std: bool,
-    /// Whether groups whose rewards are all equal are left out of the averages (DAPO). They have no gradient either way.
-    #[serde(default)]
-    pub drop_uniform_groups: bool,
-    /// How the loss of a step is averaged.
-    #[serde(default)]
-    pub normaliser: Normaliser,
-    /// The ratio is clipped below at 1 − this.
-    #[serde(default = "clip")]
-    pub clip_low: f64,
-    /// The ratio is clipped above at 1 + this.
-    #[serde(default = "clip")]
-    pub clip_high: f64,
-    /// For a negative advantage A the loss is at most −this × A; more than 1 where given.
-    #[serde(default)]
-    pub clip_dual: Option<f64>,
-    /// A penalty for leaving the weights that the phase began with.
-    #[serde(default)]
-    pub kl: Option<KlPenalty>,
-    /// Optimiser steps over the attempts of a step, each on its share of the groups. With more than one, all but the
-    /// first are off policy.
-    #[serde(default = "one_batch")]
-    pub mini_batches: usize,
-    /// How often the attempts of a step are gone through.
-    #[serde(default = "one_epoch")]
-    pub epochs: u32,
-    /// The optimiser.
-    #[serde(default)]
-    pub optimiser: OptimiserKeys,
-}
-
-fn unit() -> f32 {
-    1.0
-}
-
-fn yes() -> bool {
-    true
-}
-
-fn clip() -> f64 {
-    0.2
-}
-
-fn one_batch() -> usize {
     1
 }
 

@@ -8,6 +8,7 @@ mod check;
 mod compare;
 mod keys;
 mod read;
+mod rl;
 mod set;
 mod write;
 
@@ -17,10 +18,11 @@ use toml::{Table, Value};
 
 pub use compare::Difference;
 pub use keys::{
-    AgentKeys, ArithmeticKeys, EngineKeys, EvalKeys, GrpoKeys, ModelKeys, OptimiserKeys, Phase, QUESTION,
-    Recipe, RewardKeys, RunKeys, Schedule, SftKeys, TaskSource,
+    AgentKeys, ArithmeticKeys, EngineKeys, EvalKeys, ModelKeys, OptimiserKeys, Phase, QUESTION, Recipe,
+    RewardKeys, RunKeys, Schedule, SftKeys, TaskSource,
 };
 pub use read::ReadError;
+pub use rl::{Algorithm, Charge, CriticKeys, KlKeys, Overlong, Prefer, Proximal, RlKeys, UniformGroups};
 pub use set::{Override, SetError};
 pub use write::WriteError;
 

@@ -61,7 +61,7 @@ batch = 4
 learning_rate = 3.0
 
 [[phase]]
-kind = "grpo"
+kind = "rl"
 steps = 5
 groups = 3
 group_size = 4
@@ -101,6 +101,7 @@ pub fn parts(policy: &Arc<Simulator>, latency: Duration) -> Parts {
         sampler: policy.clone(),
         learner: policy.clone(),
         reference: Some(simulator(Duration::ZERO, 0.0)),
+        critic: Some(simulator(Duration::ZERO, 0.0)),
         chat: Arc::new(tiny_chat().unwrap()),
         tools: ToolSet::new(tools, Duration::from_secs(5)).unwrap(),
         context: 2000,
