@@ -17,7 +17,7 @@ use dressage_tree::{Segment, SegmentId, Trajectory, TreeError};
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
-use crate::tools::{CallCounts, OpenTools, ToolError, ToolSet};
+use crate::tools::{CallCounts, ObservationKind, OpenTools, ToolError, ToolSet};
 
 /// What all attempts of a run share: a model, how to talk with it, and its tools.
 #[derive(Clone)]
@@ -41,6 +41,8 @@ pub struct Limits {
     pub tokens: usize,
     /// Longest wait for one reply.
     pub reply: Duration,
+    /// Longest time for all of it.
+    pub attempt: Duration,
 }
 
 /// One attempt to make.
@@ -70,6 +72,8 @@ pub enum Finish {
     MaxTokens,
     /// The context was full.
     Context,
+    /// It took too long.
+    Deadline,
     /// Something outside the model broke; see [`Outcome::error`].
     Failed,
 }
@@ -91,6 +95,30 @@ pub struct Outcome {
     /// What broke, if something did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// What went wrong around the model, the first few.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub troubles: Vec<Trouble>,
+}
+
+/// How many troubles of an attempt are written down.
+const TROUBLES: usize = 8;
+
+/// Something that went wrong around the model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Trouble {
+    /// Where: a tool by its name, the scorer, the attempt itself.
+    pub source: String,
+    /// What.
+    pub why: String,
+}
+
+impl Outcome {
+    /// Writes a trouble down.
+    pub fn trouble(&mut self, source: impl Into<String>, why: impl Into<String>) {
+        if self.troubles.len() < TROUBLES {
+            self.troubles.push(Trouble { source: source.into(), why: why.into() });
+        }
+    }
 }
 
 /// An attempt that was made.
@@ -115,6 +143,18 @@ enum Broken {
     Tree(#[from] TreeError),
 }
 
+impl Broken {
+    /// Where it happened.
+    fn place(&self) -> &'static str {
+        match self {
+            Broken::Policy(_) => "sampler",
+            Broken::Text(_) => "chat template",
+            Broken::Tool(_) => "tools",
+            Broken::Tree(_) => "record",
+        }
+    }
+}
+
 impl Agent {
     /// Makes one attempt. It never fails: what breaks is in the outcome, with everything recorded up to there.
     pub async fn run(&self, request: AttemptRequest) -> Attempt {
@@ -131,13 +171,17 @@ impl Agent {
                 sampled_tokens: 0,
                 calls: CallCounts::default(),
                 error: None,
+                troubles: Vec::new(),
             },
         };
         let result = run.open_and_loop(request).await;
         let Run { trajectory, mut outcome, .. } = run;
         match result {
             Ok(finish) => outcome.finish = finish,
-            Err(error) => outcome.error = Some(error.to_string()),
+            Err(error) => {
+                outcome.trouble(error.place(), error.to_string());
+                outcome.error = Some(error.to_string());
+            }
         }
         Attempt { trajectory, outcome }
     }
@@ -157,7 +201,14 @@ struct Run<'a> {
 impl Run<'_> {
     async fn open_and_loop(&mut self, request: AttemptRequest) -> Result<Finish, Broken> {
         let mut tools = self.agent.tools.open(&request.id).await?;
-        let result = self.turns(request, &mut tools).await;
+        let longest = self.agent.limits.attempt;
+        let result = match timeout(longest, self.turns(request, &mut tools)).await {
+            Ok(result) => result,
+            Err(_) => {
+                self.outcome.trouble("attempt", format!("was not done within {longest:?}"));
+                Ok(Finish::Deadline)
+            }
+        };
         self.outcome.calls = tools.counts();
         if let Err(error) = tools.close().await {
             // The attempt itself is as good as it was; what broke it matters more than what broke after.
@@ -213,7 +264,11 @@ impl Run<'_> {
                     Ok(_) if last => continue,
                     Ok(call) => {
                         crash_point("tool_call");
-                        (tools.execute(call).await, Some(call))
+                        let observation = tools.execute(call).await;
+                        if matches!(observation.kind, ObservationKind::Failed | ObservationKind::Timeout) {
+                            self.outcome.trouble(format!("tool {}", call.name), observation.text.as_str());
+                        }
+                        (observation, Some(call))
                     }
                 };
                 let mut message = Message::tool(observation.text);

@@ -111,7 +111,12 @@ fn bench(replies: &[Reply]) -> Bench {
         sampler: sampler.clone(),
         chat: Arc::new(tiny_chat().unwrap()),
         tools: ToolSet::new(tools, Duration::from_secs(5)).unwrap(),
-        limits: Limits { turns: 3, tokens: 1000, reply: Duration::from_millis(200) },
+        limits: Limits {
+            turns: 3,
+            tokens: 1000,
+            reply: Duration::from_millis(200),
+            attempt: Duration::from_secs(60),
+        },
     };
     Bench { agent, sampler, open }
 }

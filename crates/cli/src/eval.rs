@@ -114,7 +114,8 @@ async fn measure(recipe: &Recipe) -> anyhow::Result<Option<EvalResult>> {
     let mut bars = Bars::default();
     bars.wait();
     let key = EvalKey { phase: 0, step: 0 };
-    let result = evaluate(&rollouts, &tasks.eval, key, &recipe.model.source, &mut bars, &stop).await;
+    let result =
+        evaluate(&rollouts, &tasks.eval, &recipe.eval, key, &recipe.model.source, &mut bars, &stop).await;
     bars.clear();
     interrupts.abort();
     Ok(result?)

@@ -18,6 +18,7 @@ mod recipe;
 mod replay;
 mod run;
 mod screen;
+mod supervise;
 mod table;
 mod train;
 mod watch;

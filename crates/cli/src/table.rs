@@ -20,6 +20,10 @@ pub fn line(result: &EvalResult) -> String {
     for slice in result.slices.iter().filter(|slice| slice.apart) {
         line.push_str(&part(slice, &format!(" · {} ", slice.name)));
     }
+    for at in &result.overall.at {
+        let (pass, majority) = (percent(at.pass.estimate), percent(at.majority.estimate));
+        line.push_str(&format!(" · pass@{} {pass}, maj@{} {majority}", at.k, at.k));
+    }
     let SliceResult { answered, used_tool, .. } = result.overall;
     format!("{line} · answered {} · with a tool {}", percent(answered), percent(used_tool))
 }

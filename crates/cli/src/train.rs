@@ -15,7 +15,7 @@ use crate::failure::INTERRUPTED;
 use crate::model::Policies;
 use crate::screen::{self, Style};
 use crate::watch::Watch;
-use crate::{model, recipe, table};
+use crate::{model, recipe, supervise, table};
 
 /// Train a model by a recipe
 ///
@@ -40,6 +40,10 @@ pub struct Args {
     #[arg(long)]
     resume: bool,
 
+    /// Start the run again when its process dies, up to N times in a row, from its newest checkpoint and its record
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    restarts: u32,
+
     /// Where to write, in place of the recipe's run.folder (by default runs/NAME in the working directory)
     #[arg(long, value_name = "FOLDER")]
     run: Option<PathBuf>,
@@ -56,6 +60,10 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         (true, false) => return Err(TrainerError::FolderTaken(recipe.run.folder).into()),
         (false, true) => return Err(TrainerError::NothingToResume(recipe.run.folder).into()),
         _ => {}
+    }
+    if args.restarts > 0 {
+        // With something in the folder there is something to go on from, once the first process has begun.
+        return supervise::run(args.restarts, || recipe.run.folder.join("recipe.toml").exists());
     }
     crate::runtime()?.block_on(train(args, recipe))
 }
@@ -169,6 +177,10 @@ fn finished(summary: &Summary, folder: &Path) {
     let style = Style::stdout();
     let evals = milestones(&summary.evals);
     screen::say(&format!("\n{}\n{}", table::table(&evals, style), table::gains(&summary.gains)));
+    for (place, times, first) in summary.troubles.iter() {
+        let times = screen::plural(times as u32, "time");
+        screen::say(&format!("{} {place} went wrong {times}, first: {first}", style.dim("trouble")));
+    }
     let steps = screen::plural(summary.steps, "step");
     let folder = screen::path(folder);
     screen::say(&format!("{steps}, {} in this process", screen::clock(summary.elapsed)));
@@ -191,6 +203,7 @@ mod tests {
             recipe: "my recipes/a".into(),
             overrides: ["run.seed=2", "agent.system=it's"].map(|text| text.parse().unwrap()).into(),
             resume: false,
+            restarts: 0,
             run: Some("runs/b".into()),
         };
         let command = again(&args);

@@ -27,6 +27,7 @@
 //! ```
 
 mod advantage;
+mod attempts;
 pub mod correction;
 mod error;
 mod kl;
@@ -42,6 +43,7 @@ pub use advantage::{
     Alignment, Compare, Estimator, GroupBaseline, GroupStats, Path, PathAdvantages, Rollout, STD_EPSILON,
     Singleton, gae, returns,
 };
+pub use attempts::{best_of, majority_of, worst_of};
 pub use error::RlError;
 pub use kl::{AdaptiveKl, KlEstimator, KlPenalty};
 pub use loss::{Divergence, Evaluated, KeepGradient, Loss, Point, PolicyLoss, TrustRegion};

@@ -115,18 +115,20 @@ pub struct AttemptSummary {
     pub tokens: u64,
 }
 
-/// A number for every trained token of a path.
+/// A number for every trained token of a path, in runs of (number, tokens); a run of 0 tokens goes on to the end.
+///
+/// Written down as plain pairs: in any other form serde_json would read the numbers as f64 first, and round them twice.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum PerToken {
-    /// The same for all.
-    Same(f32),
-    /// In runs of (number, tokens).
-    Runs(Vec<(f32, u32)>),
-}
+#[serde(transparent)]
+pub struct PerToken(Vec<(f32, u32)>);
 
 impl PerToken {
-    /// In the shortest form.
+    /// The same for all.
+    pub fn same(value: f32) -> Self {
+        PerToken(vec![(value, 0)])
+    }
+
+    /// In as few runs as possible.
     pub fn new(values: impl IntoIterator<Item = f32>) -> Self {
         let mut runs: Vec<(f32, u32)> = Vec::new();
         for value in values {
@@ -136,29 +138,27 @@ impl PerToken {
             }
         }
         match runs[..] {
-            [] => PerToken::Same(0.0),
-            [(value, _)] => PerToken::Same(value),
-            _ => PerToken::Runs(runs),
+            [] => PerToken::same(0.0),
+            [(value, _)] => PerToken::same(value),
+            _ => PerToken(runs),
         }
     }
 
-    /// The numbers one by one: as many as there are tokens, or without end where all are the same.
+    /// The numbers one by one; without end where the last run has none.
     pub fn iter(&self) -> impl Iterator<Item = f32> + '_ {
-        let (same, runs) = match self {
-            PerToken::Same(value) => (Some(*value), &[][..]),
-            PerToken::Runs(runs) => (None, &runs[..]),
-        };
-        let of_runs = runs.iter().flat_map(|&(value, len)| std::iter::repeat_n(value, len as usize));
-        same.into_iter().cycle().chain(of_runs)
+        self.0.iter().flat_map(|&(value, len)| {
+            std::iter::repeat_n(value, if len == 0 { usize::MAX } else { len as usize })
+        })
     }
 
     /// Each number once for every run of it.
     pub fn distinct(&self) -> impl Iterator<Item = f32> + '_ {
-        let (same, runs) = match self {
-            PerToken::Same(value) => (Some(*value), &[][..]),
-            PerToken::Runs(runs) => (None, &runs[..]),
-        };
-        same.into_iter().chain(runs.iter().map(|(value, _)| *value))
+        self.0.iter().map(|(value, _)| *value)
+    }
+
+    /// Every number changed in the same way.
+    pub fn map(&self, change: impl Fn(f32) -> f32) -> Self {
+        PerToken(self.0.iter().map(|(value, len)| (change(*value), *len)).collect())
     }
 }
 
@@ -202,8 +202,23 @@ pub struct StepPlan {
     /// The places, in the phase's order of tasks, of the groups that it takes, those that teach nothing included; empty for demonstrations.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub places: Vec<u64>,
+    /// What was charged to the rewards for leaving the reference, where it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kl: Option<ChargedKl>,
     /// The optimiser steps in order.
     pub updates: Vec<Update>,
+}
+
+/// A divergence charged to the rewards of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChargedKl {
+    /// Its coefficient.
+    pub coefficient: f64,
+    /// The divergence that was found, a mean over rollouts.
+    pub found: f64,
+    /// Over how many rollouts.
+    pub rollouts: u64,
 }
 
 /// When an evaluation was made: after `step` steps of `phase`. Before the first phase is (0, 0).

@@ -39,8 +39,8 @@ fn plan(step: u32) -> StepPlan {
     let path = PlannedPath {
         attempt: attempt(step).key,
         leaf: SegmentId(1),
-        advantage: PerToken::Same(0.1),
-        weight: PerToken::Same(0.3),
+        advantage: PerToken::same(0.1),
+        weight: PerToken::same(0.3),
         returns: None,
         values: None,
     };

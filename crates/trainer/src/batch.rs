@@ -126,8 +126,8 @@ mod tests {
         PlannedPath {
             attempt,
             leaf: SegmentId(leaf),
-            advantage: PerToken::Same(0.5),
-            weight: PerToken::Same(0.25),
+            advantage: PerToken::same(0.5),
+            weight: PerToken::same(0.25),
             returns: None,
             values: None,
         }

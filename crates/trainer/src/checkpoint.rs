@@ -6,7 +6,7 @@
 //! weights, configuration, tokenizer; what only the trainer needs lies beside them.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use dressage_policy::{Learner, crash_point};
@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 use crate::TrainerError;
 use crate::folder::{file_error, sync_folder, write_whole};
 
-/// Version of `trainer.json` that this build reads and writes.
-const SCHEMA: u32 = 1;
+/// Version of `trainer.json` that this build reads and writes. Since 2 it holds checksums.
+const SCHEMA: u32 = 2;
 const STATE: &str = "trainer.json";
 const TEMPORARY: &str = ".tmp-";
 /// The folder within a checkpoint that holds the critic.
@@ -45,8 +45,17 @@ struct State {
     phase_end: bool,
     /// Bytes of the metrics file that were written until then.
     metrics_bytes: u64,
-    /// Names and sizes of all other files.
-    files: Vec<(String, u64)>,
+    /// All other files.
+    files: Vec<FileState>,
+}
+
+/// A file of a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileState {
+    name: String,
+    bytes: u64,
+    crc32c: u32,
 }
 
 /// A whole checkpoint.
@@ -63,6 +72,21 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
+    /// Reads every file and compares its checksum.
+    ///
+    /// # Errors
+    /// Names the file that was changed since it was written.
+    pub(crate) fn verify(&self) -> Result<(), String> {
+        for FileState { name, crc32c, .. } in state_of(&self.path)?.files {
+            let file = File::open(self.path.join(&name)).map_err(|error| format!("{name}: {error}"))?;
+            let (_, found) = checksum(file).map_err(|error| format!("{name}: {error}"))?;
+            if found != crc32c {
+                return Err(format!("{name} has the checksum {found:08x} instead of {crc32c:08x}"));
+            }
+        }
+        Ok(())
+    }
+
     /// Where its critic is, if it has one.
     pub fn critic(&self) -> PathBuf {
         self.path.join(CRITIC)
@@ -73,6 +97,9 @@ impl Checkpoint {
 pub(crate) struct Checkpoints {
     root: PathBuf,
 }
+
+/// The file in the folder that names the best checkpoint.
+const BEST: &str = "best";
 
 /// What a look at the folder found.
 pub(crate) struct Found {
@@ -192,9 +219,10 @@ impl Checkpoints {
             let flush = || {
                 let file = File::open(&path)?;
                 file.sync_all()?;
-                Ok(file.metadata()?.len())
+                checksum(file)
             };
-            files.push((name, flush().map_err(|source| file_error("flush", &path, source))?));
+            let (bytes, crc32c) = flush().map_err(|source| file_error("flush", &path, source))?;
+            files.push(FileState { name, bytes, crc32c });
         }
         let state = State { schema: SCHEMA, position, phase_end, metrics_bytes, files };
         let text = serde_json::to_string_pretty(&state)
@@ -202,10 +230,39 @@ impl Checkpoints {
         write_whole(&folder.join(STATE), text.as_bytes())
     }
 
-    /// Removes all but the newest `keep` checkpoints, leaving those at the end of a phase.
+    /// The newest checkpoint whose files are as they were written, and what is wrong with newer ones.
+    pub fn newest(&self) -> Result<(Option<Checkpoint>, Vec<String>), TrainerError> {
+        let mut damaged = Vec::new();
+        for checkpoint in self.find()?.whole.into_iter().rev() {
+            match checkpoint.verify() {
+                Ok(()) => return Ok((Some(checkpoint), damaged)),
+                Err(why) => {
+                    let name = checkpoint.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                    damaged.push(format!("checkpoint {name} is damaged and is passed over: {why}"));
+                }
+            }
+        }
+        Ok((None, damaged))
+    }
+
+    /// Remembers a checkpoint as the best so far.
+    pub fn mark_best(&self, checkpoint: &Checkpoint) -> Result<(), TrainerError> {
+        let name = checkpoint.path.file_name().unwrap_or_default().to_string_lossy();
+        write_whole(&self.root.join(BEST), format!("{name}\n").as_bytes())
+    }
+
+    /// The best checkpoint so far, where one was marked and is there.
+    pub fn best(&self) -> Option<PathBuf> {
+        let name = fs::read_to_string(self.root.join(BEST)).ok()?;
+        Some(self.root.join(name.trim())).filter(|path| path.is_dir())
+    }
+
+    /// Removes all but the newest `keep` checkpoints, leaving the best and those at the end of a phase.
     pub fn prune(&self, keep: usize) -> Result<(), TrainerError> {
-        let found = self.find()?.whole;
-        let passing: Vec<&Checkpoint> = found.iter().filter(|checkpoint| !checkpoint.phase_end).collect();
+        let (found, best) = (self.find()?.whole, self.best());
+        let is_kept =
+            |checkpoint: &Checkpoint| checkpoint.phase_end || best.as_ref() == Some(&checkpoint.path);
+        let passing: Vec<&Checkpoint> = found.iter().filter(|checkpoint| !is_kept(checkpoint)).collect();
         for old in &passing[..passing.len().saturating_sub(keep)] {
             self.remove(&old.path)?;
         }
@@ -235,8 +292,21 @@ fn files_of(folder: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     Ok(files)
 }
 
-/// Reads what a checkpoint says of itself, and whether it is all there.
-fn read(path: &Path) -> Result<Checkpoint, String> {
+/// Bytes and CRC-32C of a file.
+fn checksum(mut file: File) -> io::Result<(u64, u32)> {
+    let (mut bytes, mut sum) = (0, 0);
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        let n = file.read(&mut buffer)?;
+        if n == 0 {
+            return Ok((bytes, sum));
+        }
+        bytes += n as u64;
+        sum = crc32c::crc32c_append(sum, &buffer[..n]);
+    }
+}
+
+fn state_of(path: &Path) -> Result<State, String> {
     let text = fs::read_to_string(path.join(STATE)).map_err(|error| format!("{STATE}: {error}"))?;
     let state: State = serde_json::from_str(&text).map_err(|error| format!("{STATE}: {error}"))?;
     if state.schema != SCHEMA {
@@ -245,7 +315,13 @@ fn read(path: &Path) -> Result<Checkpoint, String> {
             state.schema
         ));
     }
-    for (name, bytes) in &state.files {
+    Ok(state)
+}
+
+/// Reads what a checkpoint says of itself, and whether all of it is there, by sizes.
+fn read(path: &Path) -> Result<Checkpoint, String> {
+    let state = state_of(path)?;
+    for FileState { name, bytes, .. } in &state.files {
         let found = fs::metadata(path.join(name)).map_err(|error| format!("{name}: {error}"))?.len();
         if found != *bytes {
             return Err(format!("{name} has {found} bytes instead of {bytes}"));
@@ -302,9 +378,33 @@ mod tests {
         assert!(found.damaged[0].contains("step-000008") && found.damaged[0].contains("simulator.weights"));
         assert!(found.damaged[1].contains("tokenizer.json has 1 bytes instead of 2"));
         assert!(found.damaged[2].contains("trainer.json"));
+        // One of the right size whose contents have changed is found out before it is loaded.
+        fs::write(written[1].path.join("tokenizer.json"), "[]").unwrap();
+        assert_eq!(steps(&checkpoints.find().unwrap()), [4]);
+        let (newest, damaged) = checkpoints.newest().unwrap();
+        assert!(newest.is_none() && damaged[0].contains("tokenizer.json has the checksum"), "{damaged:?}");
+        fs::write(written[1].path.join("tokenizer.json"), "{}").unwrap();
+        assert_eq!(checkpoints.newest().unwrap().0.as_ref(), Some(&written[1]));
         // And it can be written again over what is there.
         let again = write(&checkpoints, 10, false).await;
         assert_eq!(checkpoints.find().unwrap().whole.last(), Some(&again));
+    }
+
+    #[tokio::test]
+    async fn the_best_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::open(folder.path().join("checkpoints")).unwrap();
+        assert_eq!(checkpoints.best(), None);
+        for step in 1..5 {
+            let written = write(&checkpoints, step, false).await;
+            if step == 2 {
+                checkpoints.mark_best(&written).unwrap();
+            }
+            checkpoints.prune(1).unwrap();
+        }
+        let steps: Vec<u32> = checkpoints.find().unwrap().whole.iter().map(|c| c.position.step).collect();
+        assert_eq!(steps, [2, 4]);
+        assert!(checkpoints.best().unwrap().ends_with("step-000002"));
     }
 
     #[tokio::test]

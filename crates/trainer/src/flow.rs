@@ -70,21 +70,36 @@ pub(crate) struct Taken {
 impl Flow {
     /// A flow for a phase that began with version `began` of the weights and of which `step` steps are done, which have taken the
     /// places `taken`.
-    pub fn new(phase: u32, keys: &RlKeys, order: TaskOrder, began: u64, step: u32, taken: &[u64]) -> Self {
-        Flow {
+    ///
+    /// # Errors
+    /// When the record cannot be read.
+    #[allow(clippy::too_many_arguments)]
+    pub fn new(
+        phase: u32,
+        keys: &RlKeys,
+        order: TaskOrder,
+        began: u64,
+        step: u32,
+        taken: &[u64],
+        rollouts: &Rollouts,
+        tasks: &Tasks,
+    ) -> Result<Self, TrainerError> {
+        let mut flow = Flow {
             phase,
             keys: keys.clone(),
             order,
             step,
             began,
             taken: taken.len() as u64,
-            admitted: taken.iter().map(|place| place + 1).max().unwrap_or(0),
+            admitted: 0,
             replacements: (taken.len() as u64).saturating_sub(u64::from(step) * keys.groups as u64),
             open: BTreeMap::new(),
             waiting: VecDeque::new(),
             running: JoinSet::new(),
             completions: 0,
-        }
+        };
+        flow.admit_until(end_of(taken), taken, rollouts, tasks)?;
+        Ok(flow)
     }
 
     /// The key of an attempt. Its step and group say its place, which need not be the step that trains on it.
@@ -114,12 +129,21 @@ impl Flow {
         Ok(())
     }
 
-    /// Opens again the groups that earlier processes of the run had begun and no step has taken: `places` below the highest that
-    /// was taken.
-    pub fn reopen(&mut self, taken: &[u64], rollouts: &Rollouts, tasks: &Tasks) -> Result<(), TrainerError> {
-        for place in (0..self.admitted).filter(|place| !taken.contains(place)) {
-            self.open(place, rollouts, tasks)?;
+    /// Admits all places below `end`, those in `taken` left out: groups that an earlier process of the run had begun, when it took others
+    /// that came after them.
+    fn admit_until(
+        &mut self,
+        end: u64,
+        taken: &[u64],
+        rollouts: &Rollouts,
+        tasks: &Tasks,
+    ) -> Result<(), TrainerError> {
+        for place in self.admitted..end {
+            if !taken.contains(&place) {
+                self.open(place, rollouts, tasks)?;
+            }
         }
+        self.admitted = self.admitted.max(end);
         Ok(())
     }
 
@@ -132,10 +156,9 @@ impl Flow {
 
     /// Admits groups and begins attempts, as many as may be under way.
     pub fn admit(&mut self, rollouts: &Rollouts, tasks: &Tasks) -> Result<(), TrainerError> {
+        // Opening a group can raise the capacity, where it is in the record and teaches nothing.
         while self.admitted < self.capacity() {
-            let place = self.admitted;
-            self.admitted += 1;
-            self.open(place, rollouts, tasks)?;
+            self.admit_until(self.capacity(), &[], rollouts, tasks)?;
         }
         while self.running.len() < rollouts.concurrency
             && let Some((place, sample)) = self.waiting.pop_front()
@@ -241,7 +264,15 @@ impl Flow {
     }
 
     /// Takes the groups of a step that was planned before, from the record.
-    pub fn recall(&mut self, places: &[u64], rollouts: &Rollouts) -> Result<Taken, TrainerError> {
+    pub fn recall(
+        &mut self,
+        places: &[u64],
+        rollouts: &Rollouts,
+        tasks: &Tasks,
+    ) -> Result<Taken, TrainerError> {
+        self.admit_until(end_of(places), places, rollouts, tasks)?;
+        let counted = places.iter().filter(|place| self.open.get(place).is_some_and(|group| group.replaced));
+        self.replacements += (places.len() - counted.count()).saturating_sub(self.keys.groups) as u64;
         let mut groups = Vec::with_capacity(places.len());
         for place in places {
             self.open.remove(place);
@@ -274,6 +305,11 @@ impl Flow {
     pub fn running(&self) -> usize {
         self.running.len()
     }
+}
+
+/// One past the last place.
+fn end_of(places: &[u64]) -> u64 {
+    places.iter().map(|place| place + 1).max().unwrap_or(0)
 }
 
 /// The oldest version that drew a token of the group.

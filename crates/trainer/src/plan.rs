@@ -54,9 +54,9 @@ impl<'a> Rollout<'a> {
         let way = |path: TrainedPath| Way {
             signals: signals.map(|of| of(key, path.leaf)).unwrap_or_default(),
             path,
-            advantages: PerToken::Same(0.0),
+            advantages: PerToken::same(0.0),
             returns: None,
-            shares: PerToken::Same(1.0),
+            shares: PerToken::same(1.0),
         };
         Rollout {
             key,
@@ -162,8 +162,8 @@ pub(crate) fn every_path(groups: &[&[Attempt]]) -> Result<Vec<(PathKey, PathInpu
             let planned = PlannedPath {
                 attempt: attempt.key,
                 leaf: path.leaf,
-                advantage: PerToken::Same(0.0),
-                weight: PerToken::Same(0.0),
+                advantage: PerToken::same(0.0),
+                weight: PerToken::same(0.0),
                 returns: None,
                 values: None,
             };
@@ -271,12 +271,7 @@ fn update(
                     attempt: rollout.key,
                     leaf: way.path.leaf,
                     advantage: way.advantages.clone(),
-                    weight: match &way.shares {
-                        PerToken::Same(_) => PerToken::Same(weight),
-                        PerToken::Runs(runs) => {
-                            PerToken::Runs(runs.iter().map(|(share, len)| (share * weight, *len)).collect())
-                        }
-                    },
+                    weight: way.shares.map(|share| share * weight),
                     returns: way.returns.clone(),
                     values: way.returns.is_some().then(|| PerToken::new(way.signals.values.iter().copied())),
                 };

@@ -61,8 +61,9 @@ fn plan_with(
 
 /// The number that all tokens have.
 fn same(numbers: &PerToken) -> f32 {
-    let PerToken::Same(number) = numbers else { panic!("{numbers:?} are not all the same") };
-    *number
+    let found: Vec<f32> = numbers.distinct().collect();
+    let [number] = found[..] else { panic!("{numbers:?} are not all the same") };
+    number
 }
 
 fn rows(update: &Update) -> Vec<Vec<(u32, u32, f32, f32)>> {
@@ -232,7 +233,7 @@ fn a_critic_gives_every_token_its_own_advantage() {
     let plan = plan_with(&groups, &RlKeys { advantage, ..keys() }, 1000, &signals).unwrap();
     let path = &plan.updates[0].micro_batches[0][0];
     assert_eq!(path.advantage, PerToken::new([0.5, 0.75, 0.25, 0.0]));
-    assert_eq!(path.returns, Some(PerToken::Same(1.0)));
+    assert_eq!(path.returns, Some(PerToken::same(1.0)));
     assert_eq!(path.values, Some(PerToken::new([0.5, 0.25, 0.75, 1.0])));
     let input = path_input(&groups[0][0].trajectory, path, 3).unwrap();
     let of = |i: usize| input.targets[i].term;

@@ -8,6 +8,7 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use dressage_policy::Learner;
 use dressage_store::{AttemptKey, Store};
@@ -148,7 +149,9 @@ struct Scratch(PathBuf);
 
 impl Scratch {
     fn new() -> Result<Self, TrainerError> {
-        let path = std::env::temp_dir().join(format!("dressage-replay-{}", std::process::id()));
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("dressage-replay-{}-{number}", std::process::id()));
         fs::create_dir_all(&path).map_err(|source| file_error("create", &path, source))?;
         Ok(Scratch(path))
     }

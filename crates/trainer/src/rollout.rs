@@ -3,11 +3,11 @@
 //! Guarantees: an attempt that is recorded is never made again. Its tokens depend on the weights, the seed and its key
 //! alone, not on how many run beside it. An attempt that breaks is recorded as broken; the others go on.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use dressage_agent::tasks::Task;
-use dressage_agent::{Agent, AttemptRequest, Finish, Outcome};
+use dressage_agent::{Agent, AttemptRequest, Finish, Outcome, Trouble};
 use dressage_policy::crash_point;
 use dressage_store::{Attempt, AttemptKey, Status, Store};
 use serde_json::json;
@@ -40,7 +40,7 @@ impl Rollouts {
     /// when stopped: what was recorded until then stays.
     ///
     /// # Errors
-    /// When recording fails, an answer cannot be scored, or not one attempt came to its end.
+    /// When recording fails, or not one attempt came to its end.
     pub async fn run(
         &self,
         wanted: &[(AttemptKey, Task)],
@@ -120,7 +120,7 @@ impl Rollouts {
         task: &Task,
         made: dressage_agent::Attempt,
     ) -> Result<Attempt, TrainerError> {
-        let attempt = self.score(key, task, made)?;
+        let attempt = self.score(key, task, made);
         if attempt.status == Status::Completed {
             self.store.record_attempt(&attempt)?;
             crash_point("attempt_recorded");
@@ -140,21 +140,21 @@ impl Rollouts {
         Ok(self.store.record_attempts(&broken().cloned().collect::<Vec<_>>())?)
     }
 
-    /// Scores the final answer, shapes the reward.
-    fn score(
-        &self,
-        key: AttemptKey,
-        task: &Task,
-        made: dressage_agent::Attempt,
-    ) -> Result<Attempt, TrainerError> {
-        let dressage_agent::Attempt { trajectory, outcome } = made;
+    /// Scores the final answer, shapes the reward. Where the answer cannot be scored, the attempt counts as broken.
+    fn score(&self, key: AttemptKey, task: &Task, made: dressage_agent::Attempt) -> Attempt {
+        let dressage_agent::Attempt { trajectory, mut outcome } = made;
+        let answered = outcome.finish == Finish::Answered;
+        // Also of an empty text, so that a task that cannot be scored is found whatever the model says.
+        let scored = self.reward.scorer.score(&outcome.final_text, &task.answer);
+        if let Err(error) = &scored {
+            outcome.trouble("scorer", error.to_string());
+            outcome.error.get_or_insert_with(|| format!("the answer cannot be scored: {error}"));
+            outcome.finish = Finish::Failed;
+        }
         let failed = outcome.finish == Finish::Failed;
-        let answer = |source| TrainerError::Answer { task: task.id.clone(), source };
-        // Also of an empty text, so that an answer that cannot be scored is found whatever the model says.
-        let scored = self.reward.scorer.score(&outcome.final_text, &task.answer).map_err(answer)?;
-        let score = if outcome.finish == Finish::Answered { scored.value } else { 0.0 };
+        let score = scored.map_or(0.0, |scored| if answered { scored.value } else { 0.0 });
         let reward = if failed { self.reward.broken } else { Some(score + self.shaping(&outcome)) };
-        Ok(Attempt {
+        Attempt {
             key,
             task: json!(task),
             outcome: json!(outcome),
@@ -163,7 +163,7 @@ impl Rollouts {
             reward: reward.map(|reward| reward + 0.0),
             status: if failed { Status::Failed } else { Status::Completed },
             trajectory,
-        })
+        }
     }
 
     fn shaping(&self, outcome: &Outcome) -> f64 {
@@ -178,4 +178,31 @@ impl Rollouts {
 /// The outcome of a recorded attempt.
 pub(crate) fn outcome_of(attempt: &Attempt) -> Option<Outcome> {
     serde_json::from_value(attempt.outcome.clone()).ok()
+}
+
+/// What went wrong around the model, by where: how often, and the first of each.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Troubles(BTreeMap<String, (u64, String)>);
+
+impl Troubles {
+    /// Adds those of some attempts; returns the ones from places where nothing had gone wrong before.
+    pub(crate) fn add(&mut self, attempts: &[Attempt]) -> Vec<String> {
+        let mut new = Vec::new();
+        for attempt in attempts {
+            let Some(outcome) = outcome_of(attempt) else { continue };
+            for Trouble { source, why } in outcome.troubles {
+                let (count, _) = self.0.entry(source.clone()).or_insert_with(|| {
+                    new.push(format!("{source}: {why} (in {})", attempt.key));
+                    (0, why)
+                });
+                *count += 1;
+            }
+        }
+        new
+    }
+
+    /// Where, how often, and what went wrong there first.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, u64, &str)> {
+        self.0.iter().map(|(source, (count, first))| (source.as_str(), *count, first.as_str()))
+    }
 }

@@ -20,7 +20,8 @@ use crate::metrics::{Metrics, MetricsFile};
 use crate::observe::{Event, Observer, StopFlag};
 use crate::phase::PhaseRun;
 use crate::recipe::{Phase, Recipe, RlKeys};
-use crate::rollout::Rollouts;
+use crate::rollout::{Rollouts, Troubles};
+use crate::sink::{self, Sink};
 use crate::tasks::{Tasks, check_tasks};
 
 /// Writes what a model folder needs beside the weights (tokenizer, chat template) into a checkpoint.
@@ -84,6 +85,8 @@ pub struct Summary {
     pub steps: u32,
     /// How long it took, without what earlier processes of the run did.
     pub elapsed: Duration,
+    /// What went wrong around the model meanwhile.
+    pub troubles: Troubles,
 }
 
 /// A run.
@@ -99,8 +102,12 @@ pub struct Trainer {
     checkpoints: Checkpoints,
     metrics: MetricsFile,
     latest: Option<Checkpoint>,
+    /// What is wrong with checkpoints newer than the one that it goes on from.
+    damaged: Vec<String>,
     position: Position,
     evals: Vec<EvalResult>,
+    troubles: Troubles,
+    sinks: Vec<Box<dyn Sink>>,
     folder: RunFolder,
 }
 
@@ -145,7 +152,7 @@ impl Trainer {
         };
         let store = Arc::new(Store::open(&folder.record())?);
         let checkpoints = Checkpoints::open(folder.checkpoints())?;
-        let latest = checkpoints.find()?.whole.pop();
+        let (latest, damaged) = checkpoints.newest()?;
         if let Some(checkpoint) = &latest {
             learner.load(&checkpoint.path, true).await?;
             if let Some(critic) = critic.as_ref().filter(|_| checkpoint.critic().is_dir()) {
@@ -158,10 +165,12 @@ impl Trainer {
             &folder.metrics(),
             latest.as_ref().map_or(0, |checkpoint| checkpoint.metrics_bytes),
         )?;
+        let sinks = sink::open(&recipe, folder.root(), position.global_step)?;
         let limits = Limits {
             turns: recipe.agent.max_turns,
             tokens: recipe.agent.max_tokens,
             reply: Duration::from_secs_f64(recipe.agent.reply_seconds),
+            attempt: Duration::from_secs_f64(recipe.agent.attempt_seconds),
         };
         let rollouts = Rollouts {
             agent: Agent { sampler, chat, tools, limits },
@@ -183,8 +192,11 @@ impl Trainer {
             checkpoints,
             metrics,
             latest,
+            damaged,
             position,
             evals: Vec::new(),
+            troubles: Troubles::default(),
+            sinks,
             folder,
         })
     }
@@ -207,13 +219,20 @@ impl Trainer {
     pub async fn run(&mut self, observer: &mut dyn Observer, stop: &StopFlag) -> Result<Ended, TrainerError> {
         let start = Instant::now();
         let all: u32 = self.steps().iter().sum();
-        match self.train(observer, stop).await {
+        let ended = self.train(observer, stop).await;
+        for sink in &mut self.sinks {
+            if let Err(why) = sink.close(ended.is_ok()) {
+                observer.event(&Event::Note(&format!("{}: {why}", sink.name())));
+            }
+        }
+        match ended {
             Ok(()) => Ok(Ended::Finished(Summary {
                 gains: Gain::between(&milestones(&self.evals), &self.store)?,
                 evals: self.evals.clone(),
                 checkpoint: self.latest.as_ref().map(|checkpoint| checkpoint.path.clone()),
                 steps: self.position.global_step,
                 elapsed: start.elapsed(),
+                troubles: self.troubles.clone(),
             })),
             Err(Leave::Stopped) => {
                 // The weights are those of the last step boundary: attempts change nothing, and steps are finished.
@@ -229,8 +248,8 @@ impl Trainer {
 
     async fn train(&mut self, observer: &mut dyn Observer, stop: &StopFlag) -> Result<(), Leave> {
         let steps = self.steps();
-        for note in self.checkpoints.find()?.damaged {
-            observer.event(&Event::Note(&note));
+        for note in self.checkpoints.find()?.damaged.iter().chain(&self.damaged) {
+            observer.event(&Event::Note(note));
         }
         observer.event(&Event::Started {
             from: self.latest.as_ref().map(|checkpoint| checkpoint.path.as_path()),
@@ -254,7 +273,10 @@ impl Trainer {
                     return Err(Leave::Stopped);
                 }
                 let step = self.position.step;
-                let metrics = run.step(self, step, observer, stop).await?;
+                let (metrics, attempts) = run.step(self, step, observer, stop).await?;
+                for trouble in self.troubles.add(&attempts) {
+                    observer.event(&Event::Note(&trouble));
+                }
                 self.finish_step(&keys, of_phase, metrics, observer).await?;
                 self.evaluate_if_due(observer, stop).await?;
             }
@@ -320,6 +342,7 @@ impl Trainer {
         if let serde_json::Value::Object(head) = head {
             self.metrics.append(&metrics.to_json(head))?;
         }
+        self.tell_sinks(&metrics, observer);
         crash_point("metrics_written");
         observer.event(&Event::Step {
             phase: phase as usize,
@@ -333,6 +356,19 @@ impl Trainer {
             self.checkpoint(step == steps, observer).await?;
         }
         Ok(())
+    }
+
+    /// Passes metrics on. A sink that fails is dropped.
+    fn tell_sinks(&mut self, metrics: &Metrics, observer: &mut dyn Observer) {
+        let step = self.position.global_step;
+        self.sinks.retain_mut(|sink| match sink.log(step, metrics) {
+            Ok(()) => true,
+            Err(why) => {
+                let note = format!("{} takes no more metrics: {why}", sink.name());
+                observer.event(&Event::Note(&note));
+                false
+            }
+        });
     }
 
     /// Version of the weights that samplers draw from.
@@ -361,6 +397,18 @@ impl Trainer {
         observer.event(&Event::Checkpoint(&written.path));
         self.latest = Some(written);
         self.checkpoints.prune(self.recipe.run.keep as usize)
+    }
+
+    /// Marks the checkpoint of this position as the best so far, writing one if there is none.
+    async fn keep_as_best(&mut self, observer: &mut dyn Observer) -> Result<(), TrainerError> {
+        let here = self.position.global_step;
+        if self.latest.as_ref().is_none_or(|latest| latest.position.global_step != here) {
+            self.checkpoint(false, observer).await?;
+        }
+        match &self.latest {
+            Some(latest) => self.checkpoints.mark_best(latest),
+            None => Ok(()),
+        }
     }
 
     /// Evaluations that an earlier process of the run made before the position it goes on from.
@@ -392,7 +440,7 @@ impl Trainer {
         let same = self.recipe.phase.iter().filter(|other| other.name() == keys.name()).count();
         let name = if same > 1 { format!("{} (phase {phase})", keys.name()) } else { keys.name().to_owned() };
         match step {
-            0 if phase == 0 => Some("before training".to_owned()),
+            0 if phase == 0 => eval.before.then(|| "before training".to_owned()),
             _ if step == steps => Some(format!("after {name}")),
             _ if step > 0 && eval.every > 0 && step.is_multiple_of(eval.every) => {
                 Some(format!("{name}, step {step}"))
@@ -408,16 +456,32 @@ impl Trainer {
         let result = match recorded {
             Some((_, result)) => parse_eval(self.store.file(), key, result)?,
             None => {
-                let result = evaluate(&self.rollouts, &self.tasks.eval, key, &label, observer, stop).await?;
+                let result = evaluate(
+                    &self.rollouts,
+                    &self.tasks.eval,
+                    &self.recipe.eval,
+                    key,
+                    &label,
+                    observer,
+                    stop,
+                )
+                .await?;
                 let result = result.ok_or(Leave::Stopped)?;
                 self.store.record_eval(key, &json!(result))?;
                 result
             }
         };
         self.metrics.append(&result.to_json(self.position.global_step))?;
+        self.tell_sinks(&result.metrics(self.position.global_step), observer);
         self.position.evaluated = true;
         observer.event(&Event::Evaluated(&result));
+        let success = |result: &EvalResult| result.overall.success.estimate;
+        let best = self.evals.iter().map(success).fold(f64::NEG_INFINITY, f64::max);
+        let is_best = success(&result) > best;
         self.evals.push(result);
+        if is_best && self.position.global_step > 0 {
+            self.keep_as_best(observer).await?;
+        }
         Ok(())
     }
 }

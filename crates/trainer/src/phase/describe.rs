@@ -66,6 +66,7 @@ pub(super) fn attempts(groups: &[&[Attempt]], metrics: &mut Metrics) {
         "response_length/clip_ratio",
         share(&|o| matches!(o.finish, Finish::MaxTokens | Finish::Context)),
     );
+    metrics.add("response/late_ratio", share(&|o| o.finish == Finish::Deadline));
     metrics.add("response/aborted_ratio", share(&|o| o.finish == Finish::Failed));
     metrics.add("response/answered_ratio", share(&|o| o.finish == Finish::Answered));
     metrics.add_spread("num_turns", outcomes.iter().map(|o| f64::from(o.turns)));

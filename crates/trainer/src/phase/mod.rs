@@ -60,16 +60,16 @@ impl PhaseRun {
         })
     }
 
-    /// Runs a step up to its last optimiser step.
+    /// Runs a step up to its last optimiser step. Also returns the attempts that were made for it.
     pub async fn step(
         &mut self,
         trainer: &Trainer,
         step: u32,
         observer: &mut dyn Observer,
         stop: &StopFlag,
-    ) -> Result<Metrics, Leave> {
+    ) -> Result<(Metrics, Vec<Attempt>), Leave> {
         match self {
-            PhaseRun::Sft(phase) => Ok(phase.step(trainer, step, observer).await?),
+            PhaseRun::Sft(phase) => Ok((phase.step(trainer, step, observer).await?, Vec::new())),
             PhaseRun::Rl(phase) => phase.step(trainer, step, observer, stop).await,
         }
     }

@@ -36,8 +36,7 @@ impl Rl {
             taken.extend(plan.map_or_else(|| in_order(&keys, step), |plan| places_of(&plan, &keys)));
         }
         let began = trainer.version() - u64::from(done);
-        let mut flow = Flow::new(index, &keys, order, began, done, &taken);
-        flow.reopen(&taken, rollouts, tasks)?;
+        let flow = Flow::new(index, &keys, order, began, done, &taken, rollouts, tasks)?;
         Ok(Rl { phase, index, keys, flow })
     }
 
@@ -47,15 +46,15 @@ impl Rl {
         step: u32,
         observer: &mut dyn Observer,
         stop: &StopFlag,
-    ) -> Result<Metrics, Leave> {
+    ) -> Result<(Metrics, Vec<Attempt>), Leave> {
         let start = Instant::now();
-        let Trainer { rollouts, store, .. } = trainer;
+        let Trainer { rollouts, tasks, store, .. } = trainer;
         let sampler = &rollouts.agent.sampler;
         let before = sampler.health().await?;
         self.flow.advance(step);
         let planned = store.step(self.index, step)?;
         let taken = match &planned {
-            Some(plan) => self.flow.recall(&places_of(plan, &self.keys), rollouts)?,
+            Some(plan) => self.flow.recall(&places_of(plan, &self.keys), rollouts, tasks)?,
             None => collect(&mut self.flow, trainer, observer, stop).await?,
         };
         let attempts = taken.groups.concat();
@@ -94,7 +93,7 @@ impl Rl {
         learned.report(of_phase.phase, rules.policy, &mut metrics);
         describe::sampling(&before, &sampler.health().await?, &mut metrics);
         of_phase.timing(&attempts, &learned, waited, updated, start.elapsed().as_secs_f64(), &mut metrics);
-        Ok(metrics)
+        Ok((metrics, attempts))
     }
 }
 

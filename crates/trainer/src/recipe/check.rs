@@ -126,7 +126,7 @@ impl Recipe {
     /// Checks every value.
     pub(super) fn check(&self, file: &Path) -> Result<(), RecipeError> {
         let checker = Checker { file };
-        let Recipe { run, model, engine, tasks, agent, reward, eval: _, phase } = self;
+        let Recipe { run, model, engine, tasks, metrics: _, agent, reward, eval, phase } = self;
         checker.check(!run.name.trim().is_empty(), "run.name", "empty", "a name")?;
         checker.check(
             run.seed <= i64::MAX as u64,
@@ -192,7 +192,20 @@ impl Recipe {
             agent.reply_seconds,
             "in 0..=1e9, not 0",
         )?;
-
+        checker.check(
+            seconds(agent.attempt_seconds),
+            "agent.attempt_seconds",
+            agent.attempt_seconds,
+            "in 0..=1e9, not 0",
+        )?;
+        checker.at_least_one("eval.samples", eval.samples as usize)?;
+        let warm = (0.01..=100.0).contains(&eval.temperature);
+        checker.check(
+            warm || (eval.temperature == 0.0 && eval.samples == 1),
+            "eval.temperature",
+            eval.temperature,
+            "0, for the most likely token, or in 0.01..=100; not 0 where eval.samples is more than 1: greedy attempts are all the same",
+        )?;
         let shaping = [
             ("malformed_call", reward.malformed_call),
             ("failed_call", reward.failed_call),

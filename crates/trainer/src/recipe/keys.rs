@@ -24,6 +24,9 @@ pub struct Recipe {
     pub engine: EngineKeys,
     /// Where tasks come from; several sources are trained on together.
     pub tasks: Vec<TaskSource>,
+    /// Where metrics go.
+    #[serde(default)]
+    pub metrics: MetricsKeys,
     /// The agent loop.
     #[serde(default)]
     pub agent: AgentKeys,
@@ -158,6 +161,16 @@ impl ArithmeticKeys {
     }
 }
 
+/// `[metrics]`: where metrics go besides `metrics.jsonl`
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MetricsKeys {
+    /// Whether event files for TensorBoard are written, into the folder `tensorboard` of the run.
+    pub tensorboard: bool,
+    /// Address of an MLflow server, such as `http://127.0.0.1:5000`; none where empty. The experiment has the run's name.
+    pub mlflow: String,
+}
+
 /// `[agent]`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -184,6 +197,8 @@ pub struct AgentKeys {
     pub tool_delay: f64,
     /// Longest wait for a reply, in seconds.
     pub reply_seconds: f64,
+    /// Longest time for an attempt, in seconds. One that takes longer ends there, and is unfinished.
+    pub attempt_seconds: f64,
 }
 
 impl Default for AgentKeys {
@@ -200,6 +215,7 @@ impl Default for AgentKeys {
             tool_seconds: 10.0,
             tool_delay: 0.0,
             reply_seconds: 600.0,
+            attempt_seconds: 3600.0,
         }
     }
 }
@@ -233,11 +249,17 @@ pub struct EvalKeys {
     pub unseen_wordings: usize,
     /// Also after every so many steps of a phase; 0 for only at its end.
     pub every: u32,
+    /// Whether also before training.
+    pub before: bool,
+    /// Attempts at each task.
+    pub samples: u32,
+    /// How warm they are sampled; 0 takes the most likely token, for one attempt at each task.
+    pub temperature: f32,
 }
 
 impl Default for EvalKeys {
     fn default() -> Self {
-        EvalKeys { tasks: 200, unseen_wordings: 0, every: 0 }
+        EvalKeys { tasks: 200, unseen_wordings: 0, every: 0, before: true, samples: 1, temperature: 0.0 }
     }
 }
 

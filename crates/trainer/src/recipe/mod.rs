@@ -18,8 +18,8 @@ use toml::{Table, Value};
 
 pub use compare::Difference;
 pub use keys::{
-    AgentKeys, ArithmeticKeys, EngineKeys, EvalKeys, ModelKeys, OptimiserKeys, Phase, QUESTION, Recipe,
-    RewardKeys, RunKeys, Schedule, SftKeys, TaskSource,
+    AgentKeys, ArithmeticKeys, EngineKeys, EvalKeys, MetricsKeys, ModelKeys, OptimiserKeys, Phase, QUESTION,
+    Recipe, RewardKeys, RunKeys, Schedule, SftKeys, TaskSource,
 };
 pub use read::ReadError;
 pub use rl::{Algorithm, Charge, CriticKeys, KlKeys, Overlong, Prefer, Proximal, RlKeys, UniformGroups};

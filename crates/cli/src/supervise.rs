@@ -1,0 +1,112 @@
+//! A run in a process of its own, started again when it dies.
+
+use std::ffi::OsString;
+use std::process::{Command, ExitCode, ExitStatus};
+use std::time::{Duration, Instant};
+
+use crate::failure::INTERRUPTED;
+use crate::screen::{self, Style};
+
+/// A process that lived for so long has done something: the count of restarts begins anew.
+const FRESH: Duration = Duration::from_secs(600);
+
+/// Runs this program again with the same arguments, less `--restarts`, and with `--resume` once there is something to resume, until it ends by
+/// itself or has died more than `restarts` times in a row.
+///
+/// What a user can mend (exit code 2) and a run that was asked to stop (130) are not tried again.
+pub fn run(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Result<ExitCode> {
+    let style = Style::stderr();
+    let mut died = 0;
+    loop {
+        let mut arguments = without_restarts(std::env::args_os().skip(1));
+        if resumable() && !arguments.iter().any(|argument| argument == "--resume") {
+            arguments.push("--resume".into());
+        }
+        let start = Instant::now();
+        let mut child = Command::new(std::env::current_exe()?).args(arguments).spawn()?;
+        // Ctrl-C reaches the child as well: it stops at its next safe point, and this process with it.
+        let status = wait(&mut child)?;
+        let code = status.code();
+        if let Some(code @ (0 | 2)) = code {
+            return Ok(ExitCode::from(code as u8));
+        }
+        if code == Some(INTERRUPTED.into()) {
+            return Ok(ExitCode::from(INTERRUPTED));
+        }
+        if start.elapsed() > FRESH {
+            died = 0;
+        }
+        died += 1;
+        let why = cause(status);
+        if died > restarts {
+            eprintln!(
+                "{} the run {why}; it has been started again {restarts} times in a row",
+                style.red("error:")
+            );
+            return Ok(ExitCode::FAILURE);
+        }
+        let pause = Duration::from_secs(1 << died.min(5));
+        eprintln!(
+            "{} the run {why} after {}; starting it again in {} s ({died} of {restarts})",
+            style.dim("note:"),
+            screen::clock(start.elapsed()),
+            pause.as_secs()
+        );
+        std::thread::sleep(pause);
+    }
+}
+
+/// Waits for a child; an interrupt of this process does not end the wait.
+fn wait(child: &mut std::process::Child) -> anyhow::Result<ExitStatus> {
+    let runtime = crate::runtime()?;
+    runtime.spawn(async {
+        // Taking the signal is all: the default would be to die of it.
+        while tokio::signal::ctrl_c().await.is_ok() {}
+    });
+    Ok(child.wait()?)
+}
+
+/// In words, after "the run".
+fn cause(status: ExitStatus) -> String {
+    #[cfg(unix)]
+    {
+        use std::os::unix::process::ExitStatusExt;
+        match status.signal() {
+            Some(9) => return "was killed (signal 9: out of memory, or somebody's wish)".into(),
+            Some(signal) => return format!("died of signal {signal}"),
+            None => {}
+        }
+    }
+    match status.code() {
+        Some(code) => format!("failed with exit code {code} (the error is above)"),
+        None => "ended in an unknown way".into(),
+    }
+}
+
+/// The arguments but for `--restarts N` and `--restarts=N`.
+fn without_restarts(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut kept = Vec::new();
+    let mut skip = false;
+    for argument in arguments {
+        if std::mem::take(&mut skip) {
+            continue;
+        }
+        if argument == "--restarts" {
+            skip = true;
+        } else if !argument.to_string_lossy().starts_with("--restarts=") {
+            kept.push(argument);
+        }
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_child_is_not_supervised_itself() {
+        let arguments = ["train", "r", "--restarts", "3", "--set", "a=1", "--restarts=4"].map(OsString::from);
+        assert_eq!(without_restarts(arguments.into_iter()), ["train", "r", "--set", "a=1"]);
+    }
+}
