@@ -104,6 +104,7 @@ mod tests {
             phase: 1,
             step: 2,
             places: vec![7, 9],
+            kl: None,
             updates: vec![Update { micro_batches: vec![paths] }],
         }
     }

@@ -44,7 +44,13 @@ fn plan(step: u32) -> StepPlan {
         returns: None,
         values: None,
     };
-    StepPlan { phase: 0, step, places: vec![], updates: vec![Update { micro_batches: vec![vec![path; 50]] }] }
+    StepPlan {
+        phase: 0,
+        step,
+        places: vec![],
+        kl: None,
+        updates: vec![Update { micro_batches: vec![vec![path; 50]] }],
+    }
 }
 
 /// The child: records until it is killed, saying what it has done. Does nothing when run as a test.

@@ -6,7 +6,7 @@
 
 use dressage_agent::Finish;
 use dressage_rl::{Counting, Normaliser, RolloutTokens, shaping};
-use dressage_store::{Attempt, AttemptKey, PerToken, PlannedPath, StepPlan, Update};
+use dressage_store::{Attempt, AttemptKey, ChargedKl, PerToken, PlannedPath, StepPlan, Update};
 use dressage_tree::{PathInput, SegmentId, Trajectory, TreeBatch};
 
 use crate::TrainerError;
@@ -71,8 +71,16 @@ impl<'a> Rollout<'a> {
     }
 
     /// As estimators know it, with the outcome at the end of every path.
-    fn described(&self, group: usize, reward: f64, keys: &RlKeys, coefficient: f64) -> dressage_rl::Rollout {
-        let path = |way: &Way| {
+    /// Also returns the divergence that was charged, a mean over its paths.
+    fn described(
+        &self,
+        group: usize,
+        reward: f64,
+        keys: &RlKeys,
+        coefficient: f64,
+    ) -> (dressage_rl::Rollout, f64) {
+        let mut charged = Vec::new();
+        let mut path = |way: &Way| {
             let mut rewards = vec![0.0; way.path.tokens() as usize];
             if let Some(last) = rewards.last_mut() {
                 *last = reward;
@@ -81,7 +89,7 @@ impl<'a> Rollout<'a> {
                 let wide = |values: &[f32]| values.iter().map(|v| f64::from(*v)).collect::<Vec<_>>();
                 let (logprobs, reference) = (wide(&way.signals.logprobs), wide(&way.signals.reference));
                 let penalty = dressage_rl::KlPenalty { coefficient, ..kl.penalty() };
-                penalty.charge(&mut rewards, &logprobs, &reference, Counting::Exact);
+                charged.push(penalty.charge(&mut rewards, &logprobs, &reference, Counting::Exact));
             }
             dressage_rl::Path {
                 turns: way.path.turns.clone(),
@@ -90,12 +98,10 @@ impl<'a> Rollout<'a> {
                 ..dressage_rl::Path::default()
             }
         };
-        dressage_rl::Rollout {
-            group: group as u64,
-            score: reward,
-            paths: self.paths.iter().map(path).collect(),
-            ..dressage_rl::Rollout::default()
-        }
+        let paths = self.paths.iter().map(&mut path).collect();
+        let group = group as u64;
+        let rollout = dressage_rl::Rollout { group, score: reward, paths, ..dressage_rl::Rollout::default() };
+        (rollout, Counting::Exact.mean(charged.into_iter()))
     }
 
     /// Leaves all but `most` turns out, drawn by the seed, and gives their weight to the others.
@@ -180,7 +186,7 @@ pub(crate) fn every_path(groups: &[&[Attempt]]) -> Result<Vec<(PathKey, PathInpu
 pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<StepPlan, TrainerError> {
     let Setting { phase, step, keys, seed, budget, most_tokens, kl_coefficient, signals } = *setting;
     let mut rollouts: Vec<Vec<Rollout>> = Vec::with_capacity(groups.len());
-    let mut described = Vec::new();
+    let (mut described, mut divergences) = (Vec::new(), Vec::new());
     for (group, attempts) in groups.iter().enumerate() {
         let found: Vec<(&Attempt, f64, bool)> = attempts
             .iter()
@@ -196,7 +202,9 @@ pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<StepPla
         for (attempt, reward, trained) in found {
             let mut rollout = Rollout::new(attempt.key, &attempt.trajectory, Some(signals));
             rollout.trained = trained;
-            described.push(rollout.described(group, reward, keys, kl_coefficient));
+            let (known, divergence) = rollout.described(group, reward, keys, kl_coefficient);
+            described.push(known);
+            divergences.push(divergence);
             rollout.cap_turns(keys.most_turns, seed);
             members.push(rollout);
         }
@@ -211,6 +219,11 @@ pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<StepPla
             }
         }
     }
+    let kl = keys.kl.filter(|kl| kl.charge == Charge::Reward).map(|_| ChargedKl {
+        coefficient: kl_coefficient,
+        found: Counting::Exact.mean(divergences.iter().copied()),
+        rollouts: divergences.len() as u64,
+    });
     let n = rollouts.len();
     let share = |i: usize| i * n / keys.mini_batches;
     // A penalty, a bonus or a critic gives a gradient whatever the advantage.
@@ -220,7 +233,7 @@ pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<StepPla
         .map(|i| update(&rollouts[share(i)..share(i + 1)], keys.normaliser(), all_learn, budget))
         .collect::<Result<Vec<_>, _>>()?;
     let updates = (0..keys.epochs).flat_map(|_| once.iter().cloned()).collect();
-    Ok(StepPlan { phase, step, places: Vec::new(), updates })
+    Ok(StepPlan { phase, step, places: Vec::new(), kl, updates })
 }
 
 /// The plan of a step that imitates demonstrations.
@@ -238,7 +251,7 @@ pub(crate) fn sft(
         demonstrations.iter().map(|(key, trajectory)| vec![Rollout::new(*key, trajectory, None)]).collect();
     // Cross-entropy has a gradient whatever the advantage.
     let updates = vec![update(&groups, normaliser, true, budget)?];
-    Ok(StepPlan { phase, step, places: Vec::new(), updates })
+    Ok(StepPlan { phase, step, places: Vec::new(), kl: None, updates })
 }
 
 /// One optimiser step. Rollouts without advantage are left out unless something else gives them a gradient

@@ -255,4 +255,5 @@ fn a_divergence_charged_to_the_reward() {
     // At the coefficient of the moment, 0.5: 1 − 0.25 after the last token, and 0.5 less before.
     let plan = plan_with(&groups, &RlKeys { advantage, kl, ..keys() }, 1000, &signals).unwrap();
     assert_eq!(plan.updates[0].micro_batches[0][0].advantage, PerToken::new([0.25, 0.75]));
+    assert_eq!(plan.kl, Some(ChargedKl { coefficient: 0.5, found: 0.75, rollouts: 1 }));
 }

@@ -88,6 +88,10 @@ impl Rl {
         let advantages =
             advantages.flat_map(|path| path.advantage.distinct().map(f64::from).collect::<Vec<_>>());
         metrics.add_spread("critic/advantages", advantages);
+        if let Some(kl) = plan.kl {
+            metrics.add("actor/reward_kl_penalty", kl.found);
+            metrics.add("actor/reward_kl_penalty_coeff", kl.coefficient);
+        }
         describe::age(&attempts, trainer.version(), &mut metrics);
         let rules = Rules::new(of_phase.phase, step, trainer.version(), trainer.recipe.run.seed);
         learned.report(of_phase.phase, rules.policy, &mut metrics);
@@ -178,6 +182,18 @@ impl OfPhase<'_> {
         }
     }
 
+    /// The coefficient of a divergence charged to the reward: the recipe's, or as what the step before found has changed it.
+    fn kl_coefficient(&self, trainer: &Trainer, step: u32) -> Result<f64, TrainerError> {
+        let Some(kl) = self.keys.kl else { return Ok(0.0) };
+        let (Some(adaptive), Some(before)) = (kl.adaptive, step.checked_sub(1)) else {
+            return Ok(kl.coefficient);
+        };
+        let before = trainer.store.step(self.index, before)?.and_then(|plan| plan.kl);
+        Ok(before.map_or(kl.coefficient, |before| {
+            adaptive.next(before.coefficient, before.found, before.rollouts as usize)
+        }))
+    }
+
     /// Plans a step, after asking the models for what advantages need to know.
     async fn plan(
         &self,
@@ -213,7 +229,7 @@ impl OfPhase<'_> {
             seed: recipe.run.seed,
             budget,
             most_tokens: recipe.agent.max_tokens,
-            kl_coefficient: self.keys.kl.map_or(0.0, |kl| kl.coefficient),
+            kl_coefficient: self.kl_coefficient(trainer, step)?,
             signals: &signals,
         };
         plan::rl(&setting, groups)
