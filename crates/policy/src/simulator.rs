@@ -128,6 +128,13 @@ impl Simulator {
         self.state().weights.clone()
     }
 
+    /// The gradient that has accumulated, which is cleared.
+    pub fn take_gradient(&self) -> Vec<f64> {
+        let mut state = self.state();
+        let size = state.gradient.len();
+        std::mem::replace(&mut state.gradient, vec![0.0; size])
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

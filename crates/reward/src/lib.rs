@@ -15,6 +15,7 @@
 //!
 //! Also here is [`Rational`], the exact arithmetic that comparing answers and computing them share.
 
+mod answer;
 mod numbers;
 mod numeric;
 mod rational;
@@ -22,6 +23,7 @@ mod rational;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+pub use answer::{AnswerScorer, Comparison, FormScore, Place, f1, normalise};
 pub use numeric::{Extract, NumericScorer, Tolerance};
 pub use rational::Rational;
 
@@ -31,6 +33,8 @@ pub use rational::Rational;
 pub enum Scorer {
     /// The final number, right or wrong.
     Numeric(NumericScorer),
+    /// A short answer in words.
+    Answer(AnswerScorer),
 }
 
 impl Default for Scorer {
@@ -42,7 +46,7 @@ impl Default for Scorer {
 /// What an answer is worth.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Score {
-    /// 1 for right, 0 for wrong.
+    /// 1 for right, 0 for wrong; between them for a scorer that gives parts.
     pub value: f64,
     /// What was taken to be the answer; `None` if the text has none.
     pub extracted: Option<String>,
@@ -59,6 +63,20 @@ pub enum RewardError {
     Expected {
         /// The expected answer, as JSON.
         expected: String,
+    },
+    /// The expected answer is neither a text nor a list of texts.
+    #[error("the expected answer {expected} is neither a text nor a list of them")]
+    ExpectedText {
+        /// The expected answer, as JSON.
+        expected: String,
+    },
+    /// A score is out of range.
+    #[error("{name} = {value}, but it must be in 0..=1")]
+    Range {
+        /// Which one.
+        name: &'static str,
+        /// Its value.
+        value: f64,
     },
     /// A tolerance is out of range.
     #[error("{name} tolerance = {value}, but it must be finite and at least 0")]
@@ -78,6 +96,7 @@ impl Scorer {
     pub fn check(&self) -> Result<(), RewardError> {
         match self {
             Scorer::Numeric(scorer) => scorer.check(),
+            Scorer::Answer(scorer) => scorer.check(),
         }
     }
 
@@ -88,6 +107,7 @@ impl Scorer {
     pub fn score(&self, text: &str, expected: &Value) -> Result<Score, RewardError> {
         match self {
             Scorer::Numeric(scorer) => scorer.score(text, expected),
+            Scorer::Answer(scorer) => scorer.score(text, expected),
         }
     }
 }
