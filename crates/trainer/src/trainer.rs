@@ -257,6 +257,7 @@ impl Trainer {
             steps: steps.iter().sum(),
         });
         self.recall_evals(observer)?;
+        self.keep_the_best(observer).await?;
         self.evaluate_if_due(observer, stop).await?;
         for (phase, &of_phase) in steps.iter().enumerate().skip(self.position.phase as usize) {
             self.enter(phase).await?;
@@ -399,9 +400,21 @@ impl Trainer {
         self.checkpoints.prune(self.recipe.run.keep as usize)
     }
 
-    /// Marks the checkpoint of this position as the best so far, writing one if there is none.
-    async fn keep_as_best(&mut self, observer: &mut dyn Observer) -> Result<(), TrainerError> {
+    /// Steps of the run that were done before the evaluation with the highest success, the first of equals.
+    fn best_step(&self) -> Option<u32> {
+        let steps = self.steps();
+        let success = |eval: &EvalResult| eval.overall.success.estimate;
+        let best =
+            self.evals.iter().reduce(|best, eval| if success(eval) > success(best) { eval } else { best })?;
+        Some(steps.iter().take(best.phase as usize).sum::<u32>() + best.step)
+    }
+
+    /// Sees to it that the weights with the highest success so far are kept, and marked, if those are the ones at hand.
+    async fn keep_the_best(&mut self, observer: &mut dyn Observer) -> Result<(), TrainerError> {
         let here = self.position.global_step;
+        if here == 0 || self.best_step() != Some(here) {
+            return Ok(());
+        }
         if self.latest.as_ref().is_none_or(|latest| latest.position.global_step != here) {
             self.checkpoint(false, observer).await?;
         }
@@ -475,14 +488,8 @@ impl Trainer {
         self.tell_sinks(&result.metrics(self.position.global_step), observer);
         self.position.evaluated = true;
         observer.event(&Event::Evaluated(&result));
-        let success = |result: &EvalResult| result.overall.success.estimate;
-        let best = self.evals.iter().map(success).fold(f64::NEG_INFINITY, f64::max);
-        let is_best = success(&result) > best;
         self.evals.push(result);
-        if is_best && self.position.global_step > 0 {
-            self.keep_as_best(observer).await?;
-        }
-        Ok(())
+        Ok(self.keep_the_best(observer).await?)
     }
 }
 

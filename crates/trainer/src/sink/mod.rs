@@ -15,7 +15,7 @@ pub(crate) use mlflow::Mlflow;
 pub(crate) use tensorboard::TensorBoard;
 
 /// Takes metrics, step by step.
-pub(crate) trait Sink: Send {
+pub(crate) trait Sink: Send + Sync {
     /// The numbers of a step, or of an evaluation after it.
     ///
     /// # Errors
