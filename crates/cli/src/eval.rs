@@ -96,6 +96,7 @@ async fn measure(recipe: &Recipe) -> anyhow::Result<Option<EvalResult>> {
                 turns: recipe.agent.max_turns,
                 tokens: recipe.agent.max_tokens,
                 reply: Duration::from_secs_f64(recipe.agent.reply_seconds),
+                attempt: Duration::from_secs_f64(recipe.agent.attempt_seconds),
             },
         },
         prompts: recipe.agent.clone(),

@@ -201,7 +201,7 @@ pub async fn start_training(found: &Found, recipe: &Recipe) -> anyhow::Result<Po
         let engine = start(files, &options, "")?;
         let (seed, source) = (recipe.run.seed, &recipe.model.source);
         let policy = engine.lora(lora.clone(), seed, source).await?;
-        let mut other = async |needed| match needed {
+        let other = async |needed| match needed {
             true => engine.lora(lora.clone(), seed, source).await.map(Some),
             false => Ok(None),
         };
