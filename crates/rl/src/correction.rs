@@ -183,6 +183,9 @@ impl Rejection {
     }
 }
 
+/// Log-probabilities of a token: proximal, behaviour.
+type Pair = (f64, f64);
+
 /// How far the policy that drew the tokens is from the one being trained.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Mismatch {
@@ -222,8 +225,8 @@ pub struct Mismatch {
 
 impl Mismatch {
     /// Of paths of (log p_proximal, log p_behaviour) of their action tokens.
-    pub fn new(paths: &[Vec<(f64, f64)>], counting: Counting) -> Self {
-        let paths: Vec<&Vec<(f64, f64)>> = paths.iter().filter(|path| !path.is_empty()).collect();
+    pub fn new(paths: &[Vec<Pair>], counting: Counting) -> Self {
+        let paths: Vec<&Vec<Pair>> = paths.iter().filter(|path| !path.is_empty()).collect();
         let tokens = || paths.iter().flat_map(|path| path.iter().copied());
         if tokens().next().is_none() {
             return Mismatch::default();
@@ -231,10 +234,10 @@ impl Mismatch {
         let bounded = |x: f64| x.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND);
         let x = || tokens().map(|(proximal, behaviour)| proximal - behaviour);
         let over_paths =
-            |of: &dyn Fn(&[(f64, f64)]) -> f64| Counting::Exact.mean(paths.iter().map(|path| of(path)));
-        let proximal = |path: &[(f64, f64)]| -counting.mean(path.iter().map(|(p, _)| *p));
-        let behaviour = |path: &[(f64, f64)]| -counting.mean(path.iter().map(|(_, b)| *b));
-        let difference = |path: &[(f64, f64)]| proximal(path) - behaviour(path);
+            |of: &dyn Fn(&[Pair]) -> f64| Counting::Exact.mean(paths.iter().map(|path| of(path)));
+        let proximal = |path: &[Pair]| -counting.mean(path.iter().map(|(p, _)| *p));
+        let behaviour = |path: &[Pair]| -counting.mean(path.iter().map(|(_, b)| *b));
+        let difference = |path: &[Pair]| proximal(path) - behaviour(path);
         let differences = || paths.iter().map(|path| difference(path));
         let probs = || tokens().map(|(p, b)| (p.exp(), b.exp()));
         let apart = || probs().map(|(p, b)| (p - b).abs());

@@ -98,6 +98,17 @@ pub(crate) struct Checkpoints {
     root: PathBuf,
 }
 
+/// What goes into a checkpoint.
+#[derive(Clone, Copy)]
+pub(crate) struct Content<'a> {
+    /// The policy.
+    pub learner: &'a dyn Learner,
+    /// The critic, where one is trained.
+    pub critic: Option<&'a dyn Learner>,
+    /// Puts what else a model folder needs beside the weights.
+    pub companions: &'a (dyn Fn(&Path) -> io::Result<()> + Send + Sync),
+}
+
 /// The file in the folder that names the best checkpoint.
 const BEST: &str = "best";
 
@@ -153,12 +164,10 @@ impl Checkpoints {
         Ok(found)
     }
 
-    /// Writes a checkpoint. `companions` puts what else a model folder needs beside the weights.
+    /// Writes a checkpoint.
     pub async fn write(
         &self,
-        learner: &dyn Learner,
-        critic: Option<&dyn Learner>,
-        companions: &(dyn Fn(&Path) -> io::Result<()> + Send + Sync),
+        content: Content<'_>,
         position: Position,
         phase_end: bool,
         metrics_bytes: u64,
@@ -170,8 +179,7 @@ impl Checkpoints {
             fs::remove_dir_all(&temporary).map_err(|source| file_error("remove", &temporary, source))?;
         }
         fs::create_dir(&temporary).map_err(|source| file_error("create", &temporary, source))?;
-        let written =
-            self.fill(&temporary, learner, critic, companions, position, phase_end, metrics_bytes).await;
+        let written = self.fill(&temporary, content, position, phase_end, metrics_bytes).await;
         if let Err(error) = written {
             // Half a checkpoint is worth nothing, and its room may be what is missing.
             let _ = fs::remove_dir_all(&temporary);
@@ -191,9 +199,7 @@ impl Checkpoints {
     async fn fill(
         &self,
         folder: &Path,
-        learner: &dyn Learner,
-        critic: Option<&dyn Learner>,
-        companions: &(dyn Fn(&Path) -> io::Result<()> + Send + Sync),
+        Content { learner, critic, companions }: Content<'_>,
         position: Position,
         phase_end: bool,
         metrics_bytes: u64,
@@ -349,9 +355,16 @@ mod tests {
         fs::write(folder.join("tokenizer.json"), "{}")
     }
 
+    fn content<'a>(
+        learner: &'a Simulator,
+        companions: &'a (dyn Fn(&Path) -> io::Result<()> + Send + Sync),
+    ) -> Content<'a> {
+        Content { learner, critic: None, companions }
+    }
+
     async fn write(checkpoints: &Checkpoints, step: u32, phase_end: bool) -> Checkpoint {
         let simulator = Simulator::new(SimulatorConfig { rows: 8, ..SimulatorConfig::default() });
-        checkpoints.write(&simulator, None, &companions, at(step), phase_end, 10).await.unwrap()
+        checkpoints.write(content(&simulator, &companions), at(step), phase_end, 10).await.unwrap()
     }
 
     #[tokio::test]
@@ -415,7 +428,7 @@ mod tests {
         fs::create_dir(folder.path().join(".tmp-step-000002")).unwrap();
         let full = |_: &Path| Err(io::Error::from(io::ErrorKind::StorageFull));
         let simulator = Simulator::new(SimulatorConfig { rows: 8, ..SimulatorConfig::default() });
-        let error = checkpoints.write(&simulator, None, &full, at(3), false, 0).await.unwrap_err();
+        let error = checkpoints.write(content(&simulator, &full), at(3), false, 0).await.unwrap_err();
         assert!(error.is_user_error());
         assert!(error.to_string().contains("make room"), "{error}");
         let checkpoints = Checkpoints::open(folder.path().to_owned()).unwrap();

@@ -13,7 +13,7 @@ use dressage_text::Chat;
 use serde_json::json;
 
 use crate::TrainerError;
-use crate::checkpoint::{Checkpoint, Checkpoints, Position};
+use crate::checkpoint::{Checkpoint, Checkpoints, Content, Position};
 use crate::evaluate::{EvalResult, Gain, evaluate, milestones};
 use crate::folder::{RunFolder, file_error};
 use crate::metrics::{Metrics, MetricsFile};
@@ -391,10 +391,9 @@ impl Trainer {
 
     async fn checkpoint(&mut self, phase_end: bool, observer: &mut dyn Observer) -> Result<(), TrainerError> {
         let bytes = self.metrics.sync()?;
-        let written = self
-            .checkpoints
-            .write(&*self.learner, self.critic_in_use(), &*self.companions, self.position, phase_end, bytes)
-            .await?;
+        let content =
+            Content { learner: &*self.learner, critic: self.critic_in_use(), companions: &*self.companions };
+        let written = self.checkpoints.write(content, self.position, phase_end, bytes).await?;
         observer.event(&Event::Checkpoint(&written.path));
         self.latest = Some(written);
         self.checkpoints.prune(self.recipe.run.keep as usize)

@@ -95,8 +95,8 @@ impl Policy {
                     let group = [*a, *b, *c];
                     let p: f64 = group.iter().map(|attempt| self.probability(*attempt)).product();
                     for (attempt, advantages) in group.iter().zip(self.advantages(estimator, &group)) {
-                        for t in 0..2 {
-                            self.add_slope(*attempt, t, p * advantages[t] / GROUP as f64, &mut slopes);
+                        for (t, advantage) in advantages.iter().enumerate() {
+                            self.add_slope(*attempt, t, p * advantage / GROUP as f64, &mut slopes);
                         }
                     }
                 }

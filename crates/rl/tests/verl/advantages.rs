@@ -34,7 +34,7 @@ fn generalised_advantages() {
     let rewards = &f.v.rows("anchor/gae_process_reward_seq0/rewards")[0];
     let want = f.v.rows("anchor/gae_process_reward_seq0/raw_advantages");
     let first = &f.mask[..1];
-    let got = gae(&pick(&[rewards.clone()], first)[0], &f.of("values")[0], 0.99, 0.95);
+    let got = gae(&pick(std::slice::from_ref(rewards), first)[0], &f.of("values")[0], 0.99, 0.95);
     got.advantages
         .iter()
         .zip(&pick(&want, first)[0])

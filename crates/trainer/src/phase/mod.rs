@@ -24,7 +24,7 @@ use sft::Sft;
 /// A phase under way.
 pub(crate) enum PhaseRun {
     Sft(Sft),
-    Rl(Rl),
+    Rl(Box<Rl>),
 }
 
 impl PhaseRun {
@@ -56,7 +56,7 @@ impl PhaseRun {
         let (phase, number) = (phase.clone(), index as u32);
         Ok(match phase.clone() {
             Phase::Sft(keys) => PhaseRun::Sft(Sft::new(phase, number, keys, trainer)?),
-            Phase::Rl(keys) => PhaseRun::Rl(Rl::new(phase, number, keys, trainer)?),
+            Phase::Rl(keys) => PhaseRun::Rl(Box::new(Rl::new(phase, number, *keys, trainer)?)),
         })
     }
 

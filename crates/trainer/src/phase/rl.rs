@@ -225,7 +225,7 @@ impl OfPhase<'_> {
         let setting = plan::Setting {
             phase: self.index,
             step,
-            keys: &self.keys,
+            keys: self.keys,
             seed: recipe.run.seed,
             budget,
             most_tokens: recipe.agent.max_tokens,

@@ -270,7 +270,7 @@ pub enum Phase {
     /// Imitate demonstrations.
     Sft(SftKeys),
     /// Reinforce what is rewarded.
-    Rl(RlKeys),
+    Rl(Box<RlKeys>),
 }
 
 impl Phase {
