@@ -20,6 +20,7 @@ use tokio::sync::oneshot;
 
 use crate::adapter::AdapterLayout;
 use crate::cache::Cache;
+use crate::layout::Layout;
 use crate::learning::{self, Learning};
 use crate::memory::{self, MemoryPlan};
 use crate::precision::Precision;
@@ -212,7 +213,7 @@ impl Engine {
             )));
         }
         if let Some(lora) = &options.lora {
-            AdapterLayout::new(config, lora)?;
+            AdapterLayout::new(&Layout::new(config), lora)?;
         }
         Ok(MemoryPlan::new(config, options, options.threads(), options.budget()))
     }

@@ -4,7 +4,7 @@ use dressage_model::ModelConfig;
 
 use crate::adapter::AdapterLayout;
 use crate::engine::EngineOptions;
-use crate::layout::{Layout, Site};
+use crate::layout::{Layout, Map};
 use crate::ops::attention_backward;
 use crate::ops::kv::BLOCK;
 use crate::precision::words;
@@ -84,11 +84,9 @@ impl MemoryPlan {
         let packed = |inputs: usize, outputs: usize| {
             Values::new(outputs.next_multiple_of(NR)).times(words(precision, inputs))
         };
-        let mut weights = Values::new(layout.len).plus(packed(hidden, config.vocabulary));
-        for layer in &layout.layers {
-            for linear in Site::ALL.map(|site| layer.linear(site)) {
-                weights = weights.plus(packed(linear.inputs, linear.outputs));
-            }
+        let mut weights = Values::new(layout.tensors.len).plus(packed(hidden, config.vocabulary));
+        for linear in Map::all(layers).map(|map| layout.linear(map)) {
+            weights = weights.plus(packed(linear.inputs, linear.outputs));
         }
 
         // A row of one block: queries, keys and values (twice with per-head norms), statistics, attention, middle, gate and up.
@@ -132,11 +130,10 @@ impl MemoryPlan {
             weights: weights.bytes(),
             optimiser: match &options.lora {
                 _ if !options.trains => 0,
-                None => Values::new(layout.len).times(3).bytes(),
+                None => Values::new(layout.tensors.len).times(3).bytes(),
                 // An adapter that cannot be is refused when it is made.
-                Some(lora) => {
-                    AdapterLayout::new(config, lora).map_or(0, |a| Values::new(a.len).times(5).bytes())
-                }
+                Some(lora) => AdapterLayout::new(layout, lora)
+                    .map_or(0, |adapter| Values::new(adapter.tensors.len).times(5).bytes()),
             },
             training: training.bytes(),
             path: path.bytes(),

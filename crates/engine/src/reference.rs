@@ -32,7 +32,8 @@ impl Reference {
 
     /// Parameters that lie in `array` as `layout` says.
     pub fn of(config: &ModelConfig, layout: &Layout, array: &[f64]) -> Self {
-        let named = layout.places.iter().map(|p| (p.parameter.name.clone(), array[p.range.clone()].to_vec()));
+        let named =
+            layout.tensors.places.iter().map(|p| (p.parameter.name.clone(), array[p.range.clone()].to_vec()));
         Reference { config: config.clone(), parameters: named.collect() }
     }
 

@@ -170,7 +170,7 @@ impl Service {
             ));
         }
         let Transformer { compute, weights, adapters, .. } = &mut self.model;
-        let adapter = Adapter::new(compute, &weights.config, options, seed, base);
+        let adapter = Adapter::new(compute, &weights.layout, options, seed, base);
         adapters.push(adapter.map_err(|error| PolicyError::Invalid(error.to_string()))?);
         self.published.push(Published::default());
         Ok(adapters.len() as u32)
