@@ -3,9 +3,8 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
-use dressage_agent::{Agent, Limits};
+use dressage_agent::Agent;
 use dressage_engine::Engine;
 use dressage_store::{EvalKey, Store};
 use dressage_trainer::recipe::{Override, Recipe};
@@ -88,17 +87,7 @@ async fn measure(recipe: &Recipe) -> anyhow::Result<Option<EvalResult>> {
     // Attempts are recorded as in training, but nobody will ask for them.
     let scratch = tempfile::tempdir()?;
     let rollouts = Rollouts {
-        agent: Agent {
-            sampler: Arc::new(engine),
-            chat,
-            tools,
-            limits: Limits {
-                turns: recipe.agent.max_turns,
-                tokens: recipe.agent.max_tokens,
-                reply: Duration::from_secs_f64(recipe.agent.reply_seconds),
-                attempt: Duration::from_secs_f64(recipe.agent.attempt_seconds),
-            },
-        },
+        agent: Agent { sampler: Arc::new(engine), chat, tools, limits: recipe.agent.limits() },
         prompts: recipe.agent.clone(),
         reward: recipe.reward.clone(),
         seed: recipe.run.seed,

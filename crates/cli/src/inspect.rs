@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use dressage_model::TokenizerSource;
-use dressage_store::{Attempt, AttemptKey, AttemptSummary, PerToken, PlannedPath, Purpose, Status, Store};
+use dressage_store::{
+    Attempt, AttemptKey, AttemptSummary, Earned, Earner, PerToken, PlannedPath, Purpose, Status, Store,
+};
 use dressage_text::Tokenizer;
-use dressage_tree::{Kind, Segment};
+use dressage_tree::{Kind, Segment, SegmentId};
 
 use crate::failure::unusable;
 use crate::model;
@@ -241,7 +243,14 @@ fn shown(
     let number = |value: Option<f64>| value.map_or("none".into(), |v| format!("{v}"));
     let _ = writeln!(text, "{}", style.bold(&id(&attempt.key)));
     let _ = writeln!(text, "score      {}", number(attempt.score));
-    let _ = writeln!(text, "reward     {}", number(attempt.reward));
+    let parts = attempt.earned.iter().map(|Earned { by, reward }| match by {
+        Earner::Segment(SegmentId(segment)) => format!("{reward} by segment {segment}"),
+        Earner::Turn(turn) => format!("{reward} by turn {turn}"),
+        Earner::Agent(agent) => format!("{reward} by {agent}"),
+    });
+    let parts = parts.collect::<Vec<_>>().join(", ");
+    let parts = if parts.is_empty() { parts } else { format!(", of it {parts}") };
+    let _ = writeln!(text, "reward     {}{parts}", number(attempt.reward));
     match planned {
         Some(path) => {
             let _ = writeln!(
@@ -378,7 +387,8 @@ mod tests {
             task: serde_json::json!({"id": "t", "template": null}),
             outcome: serde_json::json!({"finish": "answered"}),
             score: Some(1.0),
-            reward: None,
+            reward: Some(0.5),
+            earned: vec![Earned { by: Earner::Turn(0), reward: -0.5 }],
             status: Status::Completed,
             trajectory,
         };
@@ -386,7 +396,7 @@ mod tests {
         for part in [
             "train/0/0/0/0\n",
             "score      1\n",
-            "reward     none\n",
+            "reward     0.5, of it -0.5 by turn 0\n",
             "advantage  none",
             "task       id: \"t\"\n",
             "── given, turn 0, 2 tokens\nab\n",

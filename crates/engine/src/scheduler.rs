@@ -179,6 +179,7 @@ impl Scheduler {
             prefilled: self.prefilled,
             drawn: self.drawn,
             busy_seconds: self.busy.as_secs_f64(),
+            learning_seconds: 0.0,
             running_seconds: self.running_seconds,
             cache_in_use_seconds: self.cache_in_use_seconds,
             cache_in_use: self.cache.occupancy()[0],

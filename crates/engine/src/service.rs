@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::{Duration, Instant};
 
 use dressage_model::ModelError;
 use dressage_policy::{
@@ -77,6 +78,7 @@ pub struct Service {
     learning: Learning,
     inbox: Receiver<Command>,
     pending: VecDeque<(u32, LearnerCommand)>,
+    learning_time: Duration,
     /// By policy.
     published: Vec<Published>,
     /// Whether the base weights have been trained, and so are no base for adapters.
@@ -100,6 +102,7 @@ impl Service {
             learning,
             inbox,
             pending: VecDeque::new(),
+            learning_time: Duration::ZERO,
             published: vec![Published::default()],
             base_trained: false,
             keeps_cache,
@@ -126,7 +129,9 @@ impl Service {
             }
             if waited >= PATIENCE || !self.scheduler.has_work(&self.published) {
                 if let Some((policy, command)) = self.pending.pop_front() {
+                    let start = Instant::now();
                     self.learn(policy, command);
+                    self.learning_time += start.elapsed();
                 }
                 waited = 0;
             } else {
@@ -153,7 +158,10 @@ impl Service {
             Command::Abort(policy, stream, answer) => {
                 let _ = answer.send(Ok(self.scheduler.abort(policy, stream)));
             }
-            Command::Health(answer) => drop(answer.send(Ok(self.scheduler.health()))),
+            Command::Health(answer) => {
+                let learning_seconds = self.learning_time.as_secs_f64();
+                drop(answer.send(Ok(Health { learning_seconds, ..self.scheduler.health() })));
+            }
             Command::Version(policy, answer) => {
                 drop(answer.send(Ok(self.published[policy as usize].version)));
             }

@@ -232,6 +232,8 @@ pub struct Health {
     pub drawn: u64,
     /// Seconds spent on prefilling and drawing since the start.
     pub busy_seconds: f64,
+    /// Seconds spent on training since the start, where the same device does both.
+    pub learning_seconds: f64,
     /// Requests being decoded, summed over the busy seconds: divided by them, the mean.
     pub running_seconds: f64,
     /// The share of the memory for keys and values in use, summed over the busy seconds: divided by them, the mean.

@@ -356,6 +356,7 @@ impl Sampler for Simulator {
             prefilled: self.prefilled.load(Ordering::Relaxed),
             drawn: self.drawn.load(Ordering::Relaxed),
             busy_seconds: 0.0,
+            learning_seconds: 0.0,
             running_seconds: 0.0,
             cache_in_use_seconds: 0.0,
             cache_in_use: 0.0,

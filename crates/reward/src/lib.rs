@@ -1,13 +1,13 @@
 //! Scorers: from an answer to a number.
 //!
 //! A [`Scorer`] looks at the final assistant text of an attempt and at the answer that was expected, and gives a
-//! [`Score`]. It is a pure function: the same text always scores the same. Nothing that a model writes is an error; an
-//! expected answer that makes no sense is one.
+//! [`Score`]. Nothing that a model writes is an error; an expected answer that makes no sense is one. The scorers built in are pure
+//! functions: the same text always scores the same. A [`CommandScorer`] asks a program of the user's.
 //!
 //! ```
-//! use dressage_reward::{NumericScorer, Scorer};
+//! use dressage_reward::NumericScorer;
 //!
-//! let scorer = Scorer::Numeric(NumericScorer::default());
+//! let scorer = NumericScorer::default();
 //! let score = scorer.score("She sold 48 + 24 = 72 clips.", &"72".into())?;
 //! assert_eq!((score.value, score.extracted.as_deref()), (1.0, Some("72")));
 //! # Ok::<(), dressage_reward::RewardError>(())
@@ -16,6 +16,7 @@
 //! Also here is [`Rational`], the exact arithmetic that comparing answers and computing them share.
 
 mod answer;
+mod command;
 mod numbers;
 mod numeric;
 mod rational;
@@ -24,17 +25,20 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use answer::{AnswerScorer, Comparison, FormScore, Place, f1, normalise};
+pub use command::CommandScorer;
 pub use numeric::{Extract, NumericScorer, Tolerance};
 pub use rational::Rational;
 
 /// How answers are scored, as a recipe says it.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scorer {
     /// The final number, right or wrong.
     Numeric(NumericScorer),
     /// A short answer in words.
     Answer(AnswerScorer),
+    /// What a program says.
+    Command(CommandScorer),
 }
 
 impl Default for Scorer {
@@ -70,6 +74,14 @@ pub enum RewardError {
         /// The expected answer, as JSON.
         expected: String,
     },
+    /// A program that scores does not.
+    #[error("the scorer `{command}` {what}")]
+    Command {
+        /// The program and its arguments.
+        command: String,
+        /// What is wrong with it.
+        what: String,
+    },
     /// A score is out of range.
     #[error("{name} = {value}, but it must be in 0..=1")]
     Range {
@@ -97,17 +109,31 @@ impl Scorer {
         match self {
             Scorer::Numeric(scorer) => scorer.check(),
             Scorer::Answer(scorer) => scorer.check(),
+            Scorer::Command(scorer) => scorer.check(),
+        }
+    }
+
+    /// Checks an expected answer.
+    ///
+    /// # Errors
+    /// When it makes no sense.
+    pub fn check_expected(&self, expected: &Value) -> Result<(), RewardError> {
+        match self {
+            Scorer::Numeric(scorer) => scorer.score("", expected).map(drop),
+            Scorer::Answer(scorer) => scorer.score("", expected).map(drop),
+            Scorer::Command(_) => Ok(()),
         }
     }
 
     /// Scores the text of the final assistant message.
     ///
     /// # Errors
-    /// When the expected answer or the scorer's own settings make no sense; never for what the model wrote.
-    pub fn score(&self, text: &str, expected: &Value) -> Result<Score, RewardError> {
+    /// When the expected answer or the scorer's own settings make no sense, or a program breaks; never for what the model wrote.
+    pub async fn score(&self, text: &str, expected: &Value) -> Result<Score, RewardError> {
         match self {
             Scorer::Numeric(scorer) => scorer.score(text, expected),
             Scorer::Answer(scorer) => scorer.score(text, expected),
+            Scorer::Command(scorer) => scorer.score(text, expected).await,
         }
     }
 }

@@ -90,12 +90,36 @@ pub struct Attempt {
     pub outcome: serde_json::Value,
     /// The score of the final answer alone; `None` where nothing was scored.
     pub score: Option<f64>,
-    /// What training reinforces: the score, shaped; `None` where the attempt is not to be trained on.
+    /// What training reinforces, all of it: the score, shaped; `None` where the attempt is not to be trained on.
     pub reward: Option<f64>,
+    /// The parts of the reward that were earned before the end. The rest of it is the outcome's.
+    pub earned: Vec<Earned>,
     /// Whether it came to its end.
     pub status: Status,
     /// Every token.
     pub trajectory: Trajectory,
+}
+
+/// A part of a reward.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Earned {
+    /// What earned it.
+    pub by: Earner,
+    /// How much.
+    pub reward: f64,
+}
+
+/// What earned a part of a reward. Whatever it is, the part reaches the sampled token that was the last before it was earned.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Earner {
+    /// A segment: an action itself, or what was observed after one.
+    Segment(SegmentId),
+    /// A model call.
+    Turn(u32),
+    /// An agent, at the end of its part of every path.
+    Agent(String),
 }
 
 /// An attempt without its segments, for listings.
@@ -154,11 +178,6 @@ impl PerToken {
     /// Each number once for every run of it.
     pub fn distinct(&self) -> impl Iterator<Item = f32> + '_ {
         self.0.iter().map(|(value, _)| *value)
-    }
-
-    /// Every number changed in the same way.
-    pub fn map(&self, change: impl Fn(f32) -> f32) -> Self {
-        PerToken(self.0.iter().map(|(value, len)| (change(*value), *len)).collect())
     }
 }
 

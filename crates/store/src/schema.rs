@@ -9,7 +9,7 @@ use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
 use crate::StoreError;
 
 /// Version of the tables that this build reads and writes.
-pub const SCHEMA_VERSION: i32 = 1;
+pub const SCHEMA_VERSION: i32 = 2;
 
 /// "DRSG": marks the file as ours.
 const APPLICATION_ID: i32 = 0x4452_5347;
@@ -29,6 +29,7 @@ CREATE TABLE attempts (
     outcome TEXT    NOT NULL,               -- JSON
     score   REAL,
     reward  REAL,
+    earned  TEXT    NOT NULL DEFAULT '[]',  -- JSON
     status  TEXT    NOT NULL,
     sampled_tokens INTEGER NOT NULL,
     tokens  INTEGER NOT NULL,
@@ -62,6 +63,9 @@ CREATE TABLE evals (
 ) STRICT, WITHOUT ROWID;
 ";
 
+/// From version 1, which had no parts of rewards.
+const FROM_1: &str = "ALTER TABLE attempts ADD COLUMN earned TEXT NOT NULL DEFAULT '[]'";
+
 /// A handle on the record of a run. Cheap enough to have several; safe to share between threads.
 #[derive(Debug)]
 pub struct Store {
@@ -90,8 +94,7 @@ impl Store {
     pub fn open_existing(file: &Path) -> Result<Self, StoreError> {
         // Read-write, because a reader of a WAL file may have to create its shared-memory index.
         let store = Self::connect(file, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
-        let (application, version) = store.identity().map_err(|e| store.opening(e))?;
-        store.check(application, version)?;
+        store.bring_up_to_date()?;
         Ok(store)
     }
 
@@ -120,6 +123,12 @@ impl Store {
             connection.pragma_update(None, "synchronous", "full").map_err(opening)?;
             connection.pragma_update(None, "foreign_keys", true).map_err(opening)?;
         }
+        self.bring_up_to_date()
+    }
+
+    /// Makes the tables of an empty file, or changes those of an earlier version, and checks that they are what this build knows.
+    fn bring_up_to_date(&self) -> Result<(), StoreError> {
+        let opening = |source| self.opening(source);
         // Immediate: of two handles that open a new file at once, the second waits and finds the tables.
         let mut connection = self.lock();
         let transaction =
@@ -129,13 +138,13 @@ impl Store {
             transaction.pragma_update(None, "application_id", APPLICATION_ID).map_err(opening)?;
             transaction.pragma_update(None, "user_version", SCHEMA_VERSION).map_err(opening)?;
         }
+        if identity(&transaction).map_err(opening)? == (APPLICATION_ID, 1) {
+            transaction.execute_batch(FROM_1).map_err(opening)?;
+            transaction.pragma_update(None, "user_version", SCHEMA_VERSION).map_err(opening)?;
+        }
         let (application, version) = identity(&transaction).map_err(opening)?;
         transaction.commit().map_err(opening)?;
         self.check(application, version)
-    }
-
-    fn identity(&self) -> rusqlite::Result<(i32, i32)> {
-        identity(&self.lock())
     }
 
     fn check(&self, application: i32, version: i32) -> Result<(), StoreError> {
@@ -250,8 +259,23 @@ mod tests {
         drop(Store::open(&file).unwrap());
         Connection::open(&file).unwrap().pragma_update(None, "user_version", 7).unwrap();
         let error = Store::open(&file).unwrap_err().to_string();
-        assert!(error.contains("schema version 7, but this build reads version 1"), "{error}");
+        assert!(error.contains("schema version 7, but this build reads version 2"), "{error}");
         assert!(error.contains("run.db"), "{error}");
+    }
+
+    #[test]
+    fn an_earlier_version_is_brought_up_to_date() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("run.db");
+        drop(Store::open(&file).unwrap());
+        let earlier = Connection::open(&file).unwrap();
+        earlier.execute_batch("ALTER TABLE attempts DROP COLUMN earned").unwrap();
+        earlier.pragma_update(None, "user_version", 1).unwrap();
+        drop(earlier);
+        let store = Store::open_existing(&file).unwrap();
+        assert_eq!(identity(&store.lock()).unwrap(), (APPLICATION_ID, SCHEMA_VERSION));
+        store.summaries(crate::Purpose::Train).unwrap();
+        store.lock().execute_batch("SELECT earned FROM attempts").unwrap();
     }
 
     /// SQLite reports a limit on its pages as it reports a full disk.

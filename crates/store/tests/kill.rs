@@ -30,6 +30,7 @@ fn attempt(sample: u32) -> Attempt {
         outcome: json!({}),
         score: Some(0.5),
         reward: Some(0.5),
+        earned: Vec::new(),
         status: Status::Completed,
         trajectory,
     }

@@ -5,18 +5,36 @@ use dressage_tree::{Kind, PathInput, PathTarget, Segment, SegmentId, Term, Traje
 
 use crate::TrainerError;
 
-/// A leaf of a trajectory and the segments that are trained on its path.
+/// A leaf of a trajectory and what is trained on its path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TrainedPath {
     pub leaf: SegmentId,
-    /// How many tokens of each turn are trained, in order.
-    pub turns: Vec<usize>,
+    /// Its actions, in order.
+    pub turns: Vec<Action>,
+}
+
+/// The trained tokens of one turn on a path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Action {
+    /// The model call.
+    pub turn: u32,
+    /// Who acted.
+    pub agent: String,
+    /// Its segments with their tokens.
+    pub segments: Vec<(SegmentId, usize)>,
+}
+
+impl Action {
+    /// How many tokens it has.
+    pub fn tokens(&self) -> usize {
+        self.segments.iter().map(|(_, tokens)| tokens).sum()
+    }
 }
 
 impl TrainedPath {
     /// How many tokens are trained.
-    pub fn tokens(&self) -> u64 {
-        self.turns.iter().sum::<usize>() as u64
+    pub fn tokens(&self) -> usize {
+        self.turns.iter().map(Action::tokens).sum()
     }
 }
 
@@ -43,15 +61,21 @@ pub(crate) fn trained_paths(trajectory: &Trajectory) -> Vec<TrainedPath> {
     for leaf in trajectory.leaves() {
         let on_path = trajectory.path(leaf);
         let mine = on_path.iter().filter(|s| is_trained(s) && owners[s.id.0 as usize] == Some(leaf));
-        let mut turns: Vec<(u32, usize)> = Vec::new();
+        let mut turns: Vec<Action> = Vec::new();
         for segment in mine {
+            let trained = (segment.id, segment.tokens.len());
             match turns.last_mut() {
-                Some((turn, tokens)) if *turn == segment.turn => *tokens += segment.tokens.len(),
-                _ => turns.push((segment.turn, segment.tokens.len())),
+                Some(last) if last.turn == segment.turn && last.agent == segment.agent => {
+                    last.segments.push(trained);
+                }
+                _ => {
+                    let (turn, agent) = (segment.turn, segment.agent.clone());
+                    turns.push(Action { turn, agent, segments: vec![trained] });
+                }
             }
         }
         if !turns.is_empty() {
-            paths.push(TrainedPath { leaf, turns: turns.into_iter().map(|(_, tokens)| tokens).collect() });
+            paths.push(TrainedPath { leaf, turns });
         }
     }
     paths
@@ -159,11 +183,15 @@ mod tests {
     fn every_sampled_token_is_trained_once() {
         let trajectory = forked();
         let paths = trained_paths(&trajectory);
+        let action = |segments: &[(u32, usize)]| {
+            let segments = segments.iter().map(|(id, tokens)| (SegmentId(*id), *tokens)).collect();
+            Action { turn: 0, agent: String::new(), segments }
+        };
         assert_eq!(
             paths,
             [
-                TrainedPath { leaf: SegmentId(4), turns: vec![3] },
-                TrainedPath { leaf: SegmentId(5), turns: vec![1] },
+                TrainedPath { leaf: SegmentId(4), turns: vec![action(&[(1, 2), (3, 1)])] },
+                TrainedPath { leaf: SegmentId(5), turns: vec![action(&[(5, 1)])] },
             ]
         );
         let first = path_input(&trajectory, &planned(4), 9).unwrap();

@@ -85,6 +85,19 @@ pub enum TrainerError {
         /// Why not.
         source: DemonstrationError,
     },
+    /// A task does not fit into what the recipe allows.
+    #[error(
+        "the prompt of task {task} has {tokens} tokens, more than `agent.prompt_tokens` = {most}: raise it, say with \
+         `agent.truncation` what to leave out, or leave the task out"
+    )]
+    PromptOverLimit {
+        /// The task.
+        task: String,
+        /// Tokens of its prompt.
+        tokens: usize,
+        /// The limit.
+        most: usize,
+    },
     /// A task does not fit.
     #[error(
         "the prompt of task {task} has {tokens} tokens, but the context holds {context}: raise `model.context` if the model \
@@ -195,6 +208,7 @@ impl TrainerError {
             | E::TooFewDemonstrations { .. }
             | E::Demonstration { .. }
             | E::PromptTooLong { .. }
+            | E::PromptOverLimit { .. }
             | E::Answer { .. }
             | E::Damaged { .. } => true,
             E::NoReference(_)

@@ -326,6 +326,7 @@ mod tests {
             }),
             score: Some(score),
             reward: None,
+            earned: Vec::new(),
             status: Status::Completed,
             trajectory: Trajectory::default(),
         };
@@ -377,6 +378,7 @@ mod tests {
                 outcome: json!({}),
                 score: Some(f64::from(score - b'0')),
                 reward: None,
+                earned: Vec::new(),
                 status: Status::Completed,
                 trajectory: Trajectory::default(),
             });

@@ -9,16 +9,19 @@
 //! at most (v − η + 1 + η) · G, and the steps before have taken v · G. So the bound holds for every token, and nothing that was
 //! sampled is ever thrown away for it.
 //!
+//! Where a recipe asks for spare attempts, a group is complete as soon as it has as many as it needs; the others are given up.
+//!
 //! Attempts that are under way when the weights change go on, and stamp each token with the version that drew it.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use dressage_agent::tasks::Task;
 use dressage_store::{Attempt, AttemptKey, Purpose};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 
 use crate::TrainerError;
 use crate::observe::{Event, Observer};
+use crate::plan;
 use crate::recipe::{Prefer, RlKeys, UniformGroups};
 use crate::rollout::Rollouts;
 use crate::tasks::{TaskOrder, Tasks};
@@ -28,12 +31,14 @@ struct Group {
     task: Task,
     /// Steps of the phase that were done when it was admitted.
     admitted: u32,
-    /// Its attempts, as far as they have ended.
+    /// Its attempts, spare ones included, as far as they have ended.
     attempts: Vec<Option<Attempt>>,
     /// When it was complete, counted over all groups; later is larger.
     completed: Option<u64>,
     /// Whether it teaches nothing, and another was admitted in its place.
     replaced: bool,
+    /// Those of its attempts that are under way.
+    running: Vec<AbortHandle>,
 }
 
 /// Groups under way and waiting to be trained on.
@@ -55,7 +60,7 @@ pub(crate) struct Flow {
     open: BTreeMap<u64, Group>,
     /// Attempts that are admitted but not begun.
     waiting: VecDeque<(u64, u32)>,
-    running: JoinSet<(u64, u32, dressage_agent::Attempt)>,
+    running: JoinSet<(u64, u32, Attempt)>,
     completions: u64,
 }
 
@@ -112,15 +117,17 @@ impl Flow {
     /// Opens the group of a place, with what is recorded of it.
     fn open(&mut self, place: u64, rollouts: &Rollouts, tasks: &Tasks) -> Result<(), TrainerError> {
         let Some(task) = tasks.train(self.order.at(place)) else { return Ok(()) };
-        let mut attempts = Vec::with_capacity(self.keys.group_size);
-        for sample in 0..self.keys.group_size as u32 {
+        let begun = self.keys.group_size + self.keys.spare;
+        let mut attempts = Vec::with_capacity(begun);
+        for sample in 0..begun as u32 {
             let recorded = rollouts.store.attempt(&self.key(place, sample))?;
             if recorded.is_none() {
                 self.waiting.push_back((place, sample));
             }
             attempts.push(recorded);
         }
-        let mut group = Group { task, admitted: self.step, attempts, completed: None, replaced: false };
+        let (admitted, running) = (self.step, Vec::new());
+        let mut group = Group { task, admitted, attempts, completed: None, replaced: false, running };
         // What an earlier process of the run sampled is as old as it is.
         let drawn = freshness(&group).saturating_sub(self.began);
         group.admitted = u32::try_from(drawn).map_or(self.step, |drawn| drawn.min(self.step));
@@ -163,10 +170,10 @@ impl Flow {
         while self.running.len() < rollouts.concurrency
             && let Some((place, sample)) = self.waiting.pop_front()
         {
-            let Some(group) = self.open.get(&place) else { continue };
             let key = self.key(place, sample);
+            let Some(group) = self.open.get_mut(&place) else { continue };
             let attempt = rollouts.attempt(&key, &group.task, self.keys.temperature);
-            self.running.spawn(async move { (place, sample, attempt.await) });
+            group.running.push(self.running.spawn(async move { (place, sample, attempt.await) }));
         }
         Ok(())
     }
@@ -179,15 +186,17 @@ impl Flow {
         observer: &mut dyn Observer,
     ) -> Result<bool, TrainerError> {
         self.admit(rollouts, tasks)?;
-        let (place, sample, made) = match self.running.join_next().await {
+        let (place, sample, attempt) = match self.running.join_next().await {
             None => return Ok(false),
             Some(Ok(joined)) => joined,
-            // A bug in a tool or in the loop itself; the panic has already said where.
+            // Given up, since its group was complete without it.
+            Some(Err(error)) if error.is_cancelled() => return Ok(true),
+            // A bug in scoring; the panic has already said where.
             Some(Err(panic)) => std::panic::resume_unwind(panic.into_panic()),
         };
-        let key = self.key(place, sample);
-        let Some(group) = self.open.get_mut(&place) else { return Ok(true) };
-        let attempt = rollouts.finish(key, &group.task, made)?;
+        let group = self.open.get_mut(&place).filter(|group| group.completed.is_none());
+        let Some(group) = group else { return Ok(true) };
+        rollouts.record(&attempt)?;
         let sampled_tokens = attempt.trajectory.sampled_tokens();
         group.attempts[sample as usize] = Some(attempt);
         self.complete(place);
@@ -199,17 +208,19 @@ impl Flow {
 
     /// Notes that a group is complete, if it is, and has another drawn where it teaches nothing.
     fn complete(&mut self, place: u64) {
-        let refills = self.keys.uniform_groups() == UniformGroups::Refill && self.keys.compares();
+        let refills = self.keys.uniform_groups() == UniformGroups::Refill;
         let Some(group) = self.open.get_mut(&place) else { return };
-        if group.completed.is_some() || group.attempts.iter().any(Option::is_none) {
+        if group.completed.is_some() || group.attempts.iter().flatten().count() < self.keys.group_size {
             return;
         }
         group.completed = Some(self.completions);
         self.completions += 1;
-        let mut rewards = group.attempts.iter().flatten().filter_map(|attempt| attempt.reward);
-        let first = rewards.next();
+        group.running.drain(..).for_each(|attempt| attempt.abort());
+        self.waiting.retain(|(waiting, _)| *waiting != place);
+        let attempts = group.attempts.iter().flatten();
+        let rewards = attempts.filter_map(|a| a.reward.map(|reward| (reward, &a.earned[..])));
         group.replaced = refills
-            && rewards.all(|reward| Some(reward) == first)
+            && plan::is_idle(&self.keys, rewards)
             // Refilling has an end: as many again as a step has. By place, so that who ends first makes no difference.
             && place < self.taken + 2 * self.keys.groups as u64;
         if group.replaced {
@@ -277,9 +288,11 @@ impl Flow {
         for place in places {
             self.open.remove(place);
             let mut attempts = Vec::with_capacity(self.keys.group_size);
-            for sample in 0..self.keys.group_size as u32 {
-                let key = self.key(*place, sample);
-                attempts.push(rollouts.store.attempt(&key)?.ok_or(TrainerError::Unrecorded(key))?);
+            for sample in 0..(self.keys.group_size + self.keys.spare) as u32 {
+                attempts.extend(rollouts.store.attempt(&self.key(*place, sample))?);
+            }
+            if attempts.len() < self.keys.group_size {
+                return Err(TrainerError::Unrecorded(self.key(*place, attempts.len() as u32)));
             }
             groups.push(attempts);
         }

@@ -23,6 +23,7 @@
 
 mod batch;
 mod checkpoint;
+mod credit;
 mod error;
 mod evaluate;
 mod flow;

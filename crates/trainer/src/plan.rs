@@ -4,15 +4,18 @@
 //! the weights, so how an update is cut into micro-batches changes nothing but the order of sums. Denominators count rollouts,
 //! not paths.
 
+use std::collections::HashMap;
+
 use dressage_agent::Finish;
 use dressage_rl::{Counting, Normaliser, RolloutTokens, shaping};
-use dressage_store::{Attempt, AttemptKey, ChargedKl, PerToken, PlannedPath, StepPlan, Update};
+use dressage_store::{Attempt, AttemptKey, ChargedKl, Earned, PerToken, PlannedPath, StepPlan, Update};
 use dressage_tree::{PathInput, SegmentId, Trajectory, TreeBatch};
 
 use crate::TrainerError;
-use crate::batch::{TrainedPath, path_input, trained_paths};
+use crate::batch::{Action, TrainedPath, path_input, trained_paths};
+use crate::credit::{Earnings, Sample};
 use crate::random::order;
-use crate::recipe::{Charge, Overlong, RlKeys, UniformGroups};
+use crate::recipe::{Charge, Empty, GroupBy, OnlyKeys, Overlong, RlKeys, UniformGroups};
 use crate::rollout::outcome_of;
 use crate::survey::PathKey;
 
@@ -45,18 +48,34 @@ struct Way {
     signals: Signals,
     advantages: PerToken,
     returns: Option<PerToken>,
-    /// For each trained token, what its weight is multiplied by.
-    shares: PerToken,
+    /// For each action, what the weight of its tokens is multiplied by: 0 where it is not trained.
+    shares: Vec<f32>,
+}
+
+impl Way {
+    /// How many tokens are trained: those of actions that are left out for their number are counted, too.
+    fn tokens(&self, only: &OnlyKeys) -> u64 {
+        let trained = self.path.turns.iter().filter(|action| only.agent(&action.agent));
+        trained.map(Action::tokens).sum::<usize>() as u64
+    }
+
+    fn shares(&self) -> impl Iterator<Item = f32> + '_ {
+        self.path
+            .turns
+            .iter()
+            .zip(&self.shares)
+            .flat_map(|(a, share)| std::iter::repeat_n(*share, a.tokens()))
+    }
 }
 
 impl<'a> Rollout<'a> {
     fn new(key: AttemptKey, trajectory: &'a Trajectory, signals: Option<SignalsOf<'_>>) -> Self {
         let way = |path: TrainedPath| Way {
             signals: signals.map(|of| of(key, path.leaf)).unwrap_or_default(),
+            shares: vec![1.0; path.turns.len()],
             path,
             advantages: PerToken::same(0.0),
             returns: None,
-            shares: PerToken::same(1.0),
         };
         Rollout {
             key,
@@ -66,61 +85,43 @@ impl<'a> Rollout<'a> {
         }
     }
 
-    fn tokens(&self) -> u64 {
-        self.paths.iter().map(|way| way.path.tokens()).sum()
-    }
-
-    /// As estimators know it, with the outcome at the end of every path.
-    /// Also returns the divergence that was charged, a mean over its paths.
-    fn described(
-        &self,
-        group: usize,
-        reward: f64,
-        keys: &RlKeys,
-        coefficient: f64,
-    ) -> (dressage_rl::Rollout, f64) {
-        let mut charged = Vec::new();
-        let mut path = |way: &Way| {
-            let mut rewards = vec![0.0; way.path.tokens() as usize];
-            if let Some(last) = rewards.last_mut() {
-                *last = reward;
-            }
-            if let Some(kl) = keys.kl.filter(|kl| kl.charge == Charge::Reward) {
-                let wide = |values: &[f32]| values.iter().map(|v| f64::from(*v)).collect::<Vec<_>>();
-                let (logprobs, reference) = (wide(&way.signals.logprobs), wide(&way.signals.reference));
-                let penalty = dressage_rl::KlPenalty { coefficient, ..kl.penalty() };
-                charged.push(penalty.charge(&mut rewards, &logprobs, &reference, Counting::Exact));
-            }
-            dressage_rl::Path {
-                turns: way.path.turns.clone(),
-                rewards,
-                values: way.signals.values.iter().map(|v| f64::from(*v)).collect(),
-                ..dressage_rl::Path::default()
-            }
+    /// What was charged to the tokens of every path for leaving the reference, and how much that was, a mean over paths.
+    fn charged(&self, keys: &RlKeys, coefficient: f64) -> (Vec<Vec<f64>>, f64) {
+        let Some(kl) = keys.kl.filter(|kl| kl.charge == Charge::Reward) else {
+            return (vec![Vec::new(); self.paths.len()], 0.0);
         };
-        let paths = self.paths.iter().map(&mut path).collect();
-        let group = group as u64;
-        let rollout = dressage_rl::Rollout { group, score: reward, paths, ..dressage_rl::Rollout::default() };
-        (rollout, Counting::Exact.mean(charged.into_iter()))
+        let penalty = dressage_rl::KlPenalty { coefficient, ..kl.penalty() };
+        let wide = |values: &[f32]| values.iter().map(|v| f64::from(*v)).collect::<Vec<_>>();
+        let (mut rewards, mut found) = (Vec::new(), Vec::new());
+        for way in &self.paths {
+            let (logprobs, reference) = (wide(&way.signals.logprobs), wide(&way.signals.reference));
+            let mut of_path = vec![0.0; way.path.tokens()];
+            found.push(penalty.charge(&mut of_path, &logprobs, &reference, Counting::Exact));
+            rewards.push(of_path);
+        }
+        (rewards, Counting::Exact.mean(found.into_iter()))
     }
 
-    /// Leaves all but `most` turns out, drawn by the seed, and gives their weight to the others.
-    fn cap_turns(&mut self, most: usize, seed: u64) {
-        let total: usize = self.paths.iter().map(|way| way.path.turns.len()).sum();
+    /// Leaves out what is not trained, and of the rest all but `most` turns, drawn by the seed, giving their weight to the others.
+    fn select(&mut self, only: &OnlyKeys, most: usize, seed: u64) {
+        let mut shares: Vec<&mut f32> = Vec::new();
+        for way in &mut self.paths {
+            for (share, action) in way.shares.iter_mut().zip(&way.path.turns) {
+                if only.agent(&action.agent) {
+                    shares.push(share);
+                } else {
+                    *share = 0.0;
+                }
+            }
+        }
+        let total = shares.len();
         if most == 0 || total <= most {
             return;
         }
         let AttemptKey { phase, step, group, sample, .. } = self.key;
         let drawn = order(seed, "turns", &[phase, step, group, sample], total);
-        let kept: Vec<bool> = drawn.iter().map(|place| (*place as usize) < most).collect();
-        let share = total as f32 / most as f32;
-        let mut turn = kept.iter();
-        for way in &mut self.paths {
-            let shares = way.path.turns.iter().flat_map(|len| {
-                let kept = turn.next().is_some_and(|kept| *kept);
-                std::iter::repeat_n(if kept { share } else { 0.0 }, *len)
-            });
-            way.shares = PerToken::new(shares);
+        for (share, place) in shares.into_iter().zip(drawn) {
+            *share = if (place as usize) < most { total as f32 / most as f32 } else { 0.0 };
         }
     }
 }
@@ -138,6 +139,12 @@ fn reward_of(attempt: &Attempt, keys: &RlKeys, most_tokens: usize) -> Option<(f6
             Some((reward + shaping::overlong(tokens, most_tokens as u64, buffer, factor), true))
         }
     }
+}
+
+/// Whether the attempts of a group have no gradient, since all earned the same.
+pub(crate) fn is_idle<'a>(keys: &RlKeys, mut rewards: impl Iterator<Item = (f64, &'a [Earned])>) -> bool {
+    let Some((reward, earned)) = rewards.next() else { return true };
+    keys.uniform_is_idle() && rewards.all(|(r, e)| r == reward && (!keys.sees_parts() || e == earned))
 }
 
 /// What a step of reinforcement is planned from, besides the attempts.
@@ -187,36 +194,65 @@ pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<StepPla
     let Setting { phase, step, keys, seed, budget, most_tokens, kl_coefficient, signals } = *setting;
     let mut rollouts: Vec<Vec<Rollout>> = Vec::with_capacity(groups.len());
     let (mut described, mut divergences) = (Vec::new(), Vec::new());
+    let mut samples: Vec<Vec<Sample>> = Vec::new();
+    let mut agents: HashMap<(usize, String), u64> = HashMap::new();
     for (group, attempts) in groups.iter().enumerate() {
         let found: Vec<(&Attempt, f64, bool)> = attempts
             .iter()
+            .filter(|attempt| keys.empty == Empty::Keep || attempt.trajectory.sampled_tokens() > 0)
             .filter_map(|attempt| {
                 reward_of(attempt, keys, most_tokens).map(|(r, trained)| (attempt, r, trained))
             })
             .collect();
-        let uniform = found.windows(2).all(|pair| pair[0].1 == pair[1].1);
-        if uniform && keys.compares() && keys.uniform_groups() != UniformGroups::Keep {
+        let rewards = found.iter().map(|(attempt, reward, _)| (*reward, &attempt.earned[..]));
+        if is_idle(keys, rewards) && keys.uniform_groups() != UniformGroups::Keep {
             continue;
         }
         let mut members = Vec::with_capacity(found.len());
         for (attempt, reward, trained) in found {
             let mut rollout = Rollout::new(attempt.key, &attempt.trajectory, Some(signals));
-            rollout.trained = trained;
-            let (known, divergence) = rollout.described(group, reward, keys, kl_coefficient);
-            described.push(known);
+            rollout.trained = trained && keys.only.reward(reward);
+            let (charged, divergence) = rollout.charged(keys, kl_coefficient);
             divergences.push(divergence);
-            rollout.cap_turns(keys.most_turns, seed);
+            let paths: Vec<TrainedPath> = rollout.paths.iter().map(|way| way.path.clone()).collect();
+            let earnings = Earnings::new(&attempt.trajectory, &paths, reward, &attempt.earned);
+            let values = |path: usize| {
+                rollout.paths[path].signals.values.iter().map(|v| f64::from(*v)).collect::<Vec<_>>()
+            };
+            let of_attempt = earnings.samples(&paths, keys.group_by);
+            for sample in &of_attempt {
+                let group = match (keys.group_by, &sample.agent) {
+                    (GroupBy::Step, _) => 0,
+                    (GroupBy::Agent, Some(agent)) => {
+                        let next = agents.len() as u64;
+                        *agents.entry((group, agent.clone())).or_insert(next)
+                    }
+                    _ => group as u64,
+                };
+                described.push(earnings.rollout(sample, group, &paths, &charged, values));
+            }
+            samples.push(of_attempt);
+            rollout.select(&keys.only, keys.most_turns, seed);
             members.push(rollout);
         }
         rollouts.push(members);
     }
     let mut found = keys.estimator().advantages(&described)?.into_iter();
-    for rollout in rollouts.iter_mut().flatten() {
-        for (way, path) in rollout.paths.iter_mut().zip(found.next().unwrap_or_default()) {
-            way.advantages = PerToken::new(path.advantages.iter().map(|a| *a as f32));
-            if !way.signals.values.is_empty() {
-                way.returns = Some(PerToken::new(path.returns.iter().map(|r| *r as f32)));
+    for (rollout, samples) in rollouts.iter_mut().flatten().zip(&samples) {
+        let zeros = |way: &Way| vec![0.0f32; way.path.tokens()];
+        let mut advantages: Vec<Vec<f32>> = rollout.paths.iter().map(zeros).collect();
+        let mut returns = advantages.clone();
+        for sample in samples {
+            for ((path, tokens), found) in sample.tokens.iter().zip(found.next().unwrap_or_default()) {
+                for (i, token) in tokens.iter().enumerate() {
+                    advantages[*path][*token] = found.advantages[i] as f32;
+                    returns[*path][*token] = found.returns.get(i).map_or(0.0, |r| *r as f32);
+                }
             }
+        }
+        for ((way, advantages), returns) in rollout.paths.iter_mut().zip(advantages).zip(returns) {
+            way.advantages = PerToken::new(advantages);
+            way.returns = (!way.signals.values.is_empty()).then(|| PerToken::new(returns));
         }
     }
     let kl = keys.kl.filter(|kl| kl.charge == Charge::Reward).map(|_| ChargedKl {
@@ -230,7 +266,7 @@ pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<StepPla
     let loss = keys.loss();
     let all_learn = loss.kl.is_some() || loss.entropy != 0.0 || keys.needs_critic();
     let once = (0..keys.mini_batches)
-        .map(|i| update(&rollouts[share(i)..share(i + 1)], keys.normaliser(), all_learn, budget))
+        .map(|i| update(&rollouts[share(i)..share(i + 1)], keys.normaliser(), &keys.only, all_learn, budget))
         .collect::<Result<Vec<_>, _>>()?;
     let updates = (0..keys.epochs).flat_map(|_| once.iter().cloned()).collect();
     Ok(StepPlan { phase, step, places: Vec::new(), kl, updates })
@@ -250,7 +286,7 @@ pub(crate) fn sft(
     let groups: Vec<Vec<Rollout>> =
         demonstrations.iter().map(|(key, trajectory)| vec![Rollout::new(*key, trajectory, None)]).collect();
     // Cross-entropy has a gradient whatever the advantage.
-    let updates = vec![update(&groups, normaliser, true, budget)?];
+    let updates = vec![update(&groups, normaliser, &OnlyKeys::default(), true, budget)?];
     Ok(StepPlan { phase, step, places: Vec::new(), kl: None, updates })
 }
 
@@ -259,10 +295,13 @@ pub(crate) fn sft(
 fn update(
     groups: &[Vec<Rollout>],
     normaliser: Normaliser,
+    only: &OnlyKeys,
     all_learn: bool,
     budget: usize,
 ) -> Result<Update, TrainerError> {
-    let tokens = |rollout: &Rollout| if rollout.trained { rollout.tokens() } else { 0 };
+    let tokens = |rollout: &Rollout| {
+        rollout.paths.iter().filter(|_| rollout.trained).map(|way| way.tokens(only)).sum()
+    };
     let counts: Vec<RolloutTokens> = groups
         .iter()
         .enumerate()
@@ -276,7 +315,8 @@ fn update(
         let mut group = Vec::new();
         for (rollout, weight) in rollouts.iter().zip(&mut weights) {
             for way in rollout.paths.iter().filter(|_| rollout.trained) {
-                if !all_learn && way.advantages.distinct().all(|advantage| advantage == 0.0) {
+                let idle = !all_learn && way.advantages.distinct().all(|advantage| advantage == 0.0);
+                if idle || way.shares.iter().all(|share| *share == 0.0) {
                     continue;
                 }
                 let weight = weight as f32;
@@ -284,7 +324,7 @@ fn update(
                     attempt: rollout.key,
                     leaf: way.path.leaf,
                     advantage: way.advantages.clone(),
-                    weight: way.shares.map(|share| share * weight),
+                    weight: PerToken::new(way.shares().map(|share| share * weight)),
                     returns: way.returns.clone(),
                     values: way.returns.is_some().then(|| PerToken::new(way.signals.values.iter().copied())),
                 };

@@ -1,7 +1,7 @@
 //! Tests of plans.
 
 use dressage_rl::{Estimator, GroupBaseline};
-use dressage_store::{Purpose, Status};
+use dressage_store::{Earner, Purpose, Status};
 use dressage_tree::{Kind, Segment, SegmentId, VersionRun};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -21,7 +21,8 @@ fn attempt(group: u32, sample: u32, prompt: &[u32], reply: &[u32], reward: Optio
     trajectory.push(reply).unwrap();
     let key = AttemptKey { purpose: Purpose::Train, phase: 1, step: 2, group, sample };
     let (task, outcome) = (Value::Null, Value::Null);
-    Attempt { key, task, outcome, score: reward, reward, status: Status::Completed, trajectory }
+    let (score, earned) = (reward, Vec::new());
+    Attempt { key, task, outcome, score, reward, earned, status: Status::Completed, trajectory }
 }
 
 /// GRPO without scaling by the deviation.
@@ -223,6 +224,66 @@ fn turns_that_are_left_out_give_their_weight_to_the_others() {
     assert!((weights.iter().sum::<f32>() - 10.0 / 14.0).abs() < 1e-6);
     assert!((same(&short.weight) - 1.0 / 14.0).abs() < 1e-9);
     assert_eq!(plan, plan_of(&groups, &RlKeys { most_turns: 2, ..keys() }, 1000).unwrap());
+}
+
+/// An attempt in which "a" and "b" act by turns, two tokens each, "a" first.
+fn together(sample: u32, acts: u32, reward: f64, earned: Vec<Earned>) -> Attempt {
+    let mut attempt = turns(sample, acts, reward);
+    let mut trajectory = Trajectory::new();
+    for segment in attempt.trajectory.segments() {
+        let agent = ["a", "b"][segment.turn as usize % 2].to_owned();
+        trajectory.push(Segment { agent, ..segment.clone() }).unwrap();
+    }
+    (attempt.trajectory, attempt.earned) = (trajectory, earned);
+    attempt
+}
+
+#[test]
+fn agents_are_compared_with_their_like() {
+    let earned = |agent: &str, reward| Earned { by: Earner::Agent(agent.into()), reward };
+    // "b" was worth 2 more in the first than in the second; "a" the same.
+    let groups = [vec![together(0, 2, 3.0, vec![earned("b", 2.0)]), together(1, 4, 1.0, vec![])]];
+    let by = |group_by| plan_of(&groups, &RlKeys { group_by, ..keys() }, 1000).unwrap();
+    let of = |plan: &StepPlan| -> Vec<Vec<f32>> {
+        plan.updates[0].micro_batches[0].iter().map(|path| path.advantage.iter().take(4).collect()).collect()
+    };
+    assert_eq!(of(&by(GroupBy::Task)), [[1.0; 4], [-1.0; 4]]);
+    assert_eq!(of(&by(GroupBy::Agent)), [[0.0, 0.0, 1.0, 1.0], [0.0, 0.0, -1.0, -1.0]]);
+    // Over the whole step, the mean is that of all: the first has it.
+    let two = [groups[0].clone(), vec![attempt(1, 0, &[1, 7], &[3], Some(5.0))]];
+    let plan = plan_of(&two, &RlKeys { group_by: GroupBy::Step, ..keys() }, 1000).unwrap();
+    let advantages: Vec<f32> = plan.updates[0].micro_batches[0].iter().map(|p| same(&p.advantage)).collect();
+    assert_eq!(advantages, [-2.0, 2.0]);
+}
+
+#[test]
+fn only_what_is_asked_for_is_trained() {
+    let groups = [vec![together(0, 2, 1.0, vec![]), together(1, 4, 0.0, vec![])]];
+    let agents = OnlyKeys { agents: vec!["b".into()], ..OnlyKeys::default() };
+    let plan = plan_of(&groups, &RlKeys { only: agents, ..keys() }, 1000).unwrap();
+    let [short, long] = &plan.updates[0].micro_batches[0][..] else { panic!() };
+    // Two tokens of "b" in the first, four in the second.
+    let sixth = 1.0 / 6.0;
+    assert_eq!(short.weight.iter().collect::<Vec<_>>(), [0.0, 0.0, sixth, sixth]);
+    assert_eq!(long.weight.iter().collect::<Vec<_>>(), [0.0, 0.0, sixth, sixth, 0.0, 0.0, sixth, sixth]);
+    assert_eq!((same(&short.advantage), same(&long.advantage)), (0.5, -0.5));
+
+    let winners = OnlyKeys { reward_from: Some(0.5), ..OnlyKeys::default() };
+    let plan = plan_of(&groups, &RlKeys { only: winners, ..keys() }, 1000).unwrap();
+    assert_eq!(rows(&plan.updates[0]), [[(0, 0, 0.5, 0.25)]]);
+}
+
+#[test]
+fn attempts_without_a_token() {
+    let groups = [vec![
+        attempt(0, 0, &[1], &[3], Some(1.0)),
+        attempt(0, 1, &[1], &[4], Some(0.0)),
+        attempt(0, 2, &[1], &[], Some(0.0)),
+    ]];
+    let with = |empty| plan_of(&groups, &RlKeys { empty, ..keys() }, 1000).unwrap();
+    let advantages = |plan: &StepPlan| rows(&plan.updates[0])[0].iter().map(|row| row.2).collect::<Vec<_>>();
+    assert_eq!(advantages(&with(Empty::Keep)), [2.0 / 3.0, -1.0 / 3.0]);
+    assert_eq!(advantages(&with(Empty::Drop)), [0.5, -0.5]);
 }
 
 #[test]

@@ -7,15 +7,17 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use dressage_agent::tasks::Task;
+use dressage_agent::tools::CallCounts;
 use dressage_agent::{Agent, AttemptRequest, Finish, Outcome, Trouble};
 use dressage_policy::crash_point;
-use dressage_store::{Attempt, AttemptKey, Status, Store};
+use dressage_reward::Score;
+use dressage_store::{Attempt, AttemptKey, Earned, Earner, Status, Store};
 use serde_json::json;
 use tokio::task::JoinSet;
 
 use crate::TrainerError;
 use crate::observe::{Event, Observer, StopFlag};
-use crate::random::attempt_stream;
+use crate::random::{attempt_stream, retry_stream};
 use crate::recipe::{AgentKeys, RewardKeys};
 use crate::tasks::opening;
 
@@ -69,14 +71,14 @@ impl Rollouts {
                 // What is under way is abandoned: it is made again, from the same stream, when the run goes on.
                 () = stop.stopped() => return Ok(None),
             };
-            let (place, made) = match joined {
+            let (place, attempt) = match joined {
                 None => break,
                 Some(Ok(joined)) => joined,
-                // A bug in a tool or in the loop itself; the panic has already said where.
+                // A bug in scoring; the panic has already said where.
                 Some(Err(panic)) => std::panic::resume_unwind(panic.into_panic()),
             };
-            let (key, task) = &wanted[place];
-            let attempt = self.finish(*key, task, made)?;
+            self.record(&attempt)?;
+            let key = attempt.key;
             done += 1;
             let sampled_tokens = attempt.trajectory.sampled_tokens();
             observer.event(&Event::Attempt {
@@ -95,37 +97,46 @@ impl Rollouts {
         Ok(Some(attempts))
     }
 
-    /// Makes one attempt.
+    /// Makes one attempt and scores it.
     pub(crate) fn attempt(
         &self,
         key: &AttemptKey,
         task: &Task,
         temperature: f32,
-    ) -> impl Future<Output = dressage_agent::Attempt> + Send + 'static {
-        let request = AttemptRequest {
+    ) -> impl Future<Output = Attempt> + Send + 'static {
+        let (key, task, retries) = (*key, task.clone(), self.prompts.retries);
+        let mut request = AttemptRequest {
             id: key.to_string(),
-            messages: opening(&self.prompts, task),
+            messages: opening(&self.prompts, &task),
             seed: self.seed,
-            stream: attempt_stream(key),
+            stream: attempt_stream(&key),
             temperature,
         };
-        let agent = self.agent.clone();
-        async move { agent.run(request).await }
+        let (agent, reward) = (self.agent.clone(), self.reward.clone());
+        async move {
+            let mut made = guarded(&agent, &request).await;
+            for retry in 1..=retries {
+                if made.outcome.finish != Finish::Failed && made.outcome.sampled_tokens > 0 {
+                    break;
+                }
+                // Another stream: what the model drew may be what broke the tool.
+                request.stream = retry_stream(&key, retry);
+                let before = made.outcome.troubles;
+                made = guarded(&agent, &request).await;
+                let after = std::mem::replace(&mut made.outcome.troubles, before);
+                after.into_iter().for_each(|trouble| made.outcome.trouble(trouble.source, trouble.why));
+            }
+            scored(&reward, key, &task, made).await
+        }
     }
 
-    /// Scores an attempt and records it, unless it broke: see [`Rollouts::record_broken`].
-    pub(crate) fn finish(
-        &self,
-        key: AttemptKey,
-        task: &Task,
-        made: dressage_agent::Attempt,
-    ) -> Result<Attempt, TrainerError> {
-        let attempt = self.score(key, task, made);
+    /// Records an attempt, unless it broke: see [`Rollouts::record_broken`].
+    pub(crate) fn record(&self, attempt: &Attempt) -> Result<(), TrainerError> {
         if attempt.status == Status::Completed {
-            self.store.record_attempt(&attempt)?;
+            self.store.record_attempt(attempt)?;
             crash_point("attempt_recorded");
         }
-        Ok(attempt)
+        Ok(())
     }
 
     /// Records the attempts that broke, now that it is known that not all of them did: then the cause lies outside (a sampler that
@@ -139,40 +150,64 @@ impl Rollouts {
         }
         Ok(self.store.record_attempts(&broken().cloned().collect::<Vec<_>>())?)
     }
+}
 
-    /// Scores the final answer, shapes the reward. Where the answer cannot be scored, the attempt counts as broken.
-    fn score(&self, key: AttemptKey, task: &Task, made: dressage_agent::Attempt) -> Attempt {
-        let dressage_agent::Attempt { trajectory, mut outcome } = made;
-        let answered = outcome.finish == Finish::Answered;
-        // Also of an empty text, so that a task that cannot be scored is found whatever the model says.
-        let scored = self.reward.scorer.score(&outcome.final_text, &task.answer);
-        if let Err(error) = &scored {
-            outcome.trouble("scorer", error.to_string());
-            outcome.error.get_or_insert_with(|| format!("the answer cannot be scored: {error}"));
-            outcome.finish = Finish::Failed;
-        }
-        let failed = outcome.finish == Finish::Failed;
-        let score = scored.map_or(0.0, |scored| if answered { scored.value } else { 0.0 });
-        let reward = if failed { self.reward.broken } else { Some(score + self.shaping(&outcome)) };
-        Attempt {
-            key,
-            task: json!(task),
-            outcome: json!(outcome),
-            score: (!failed).then_some(score),
-            // Adding 0 turns −0, which the store does not tell from 0, into 0.
-            reward: reward.map(|reward| reward + 0.0),
-            status: if failed { Status::Failed } else { Status::Completed },
-            trajectory,
-        }
+/// Makes an attempt; one that panics is a broken one, and not the end of the run.
+async fn guarded(agent: &Agent, request: &AttemptRequest) -> dressage_agent::Attempt {
+    let (agent, request) = (agent.clone(), request.clone());
+    // A set ends its task when it is dropped, as an attempt that is given up is.
+    let mut alone = JoinSet::new();
+    alone.spawn(async move { agent.run(request).await });
+    match alone.join_next().await {
+        Some(Ok(made)) => made,
+        Some(Err(error)) => dressage_agent::Attempt::broken("attempt", error.to_string()),
+        None => dressage_agent::Attempt::broken("attempt", "it was never begun"),
     }
+}
 
-    fn shaping(&self, outcome: &Outcome) -> f64 {
-        let RewardKeys { malformed_call, failed_call, unfinished, .. } = self.reward;
-        let malformed = f64::from(outcome.calls.malformed);
-        let failed = f64::from(outcome.calls.errors()) - malformed;
-        let cut = if outcome.finish == Finish::Answered { 0.0 } else { unfinished };
-        malformed_call * malformed + failed_call * failed + cut
+/// Scores the final answer, shapes the reward. Where the answer cannot be scored, the attempt counts as broken.
+async fn scored(keys: &RewardKeys, key: AttemptKey, task: &Task, made: dressage_agent::Attempt) -> Attempt {
+    let dressage_agent::Attempt { trajectory, mut outcome } = made;
+    let answered = outcome.finish == Finish::Answered;
+    let score = if answered {
+        keys.scorer.score(&outcome.final_text, &task.answer).await
+    } else {
+        // Also without an answer, so that a task that cannot be scored is found whatever the model says.
+        keys.scorer.check_expected(&task.answer).map(|()| Score { value: 0.0, extracted: None })
+    };
+    if let Err(error) = &score {
+        outcome.trouble("scorer", error.to_string());
+        outcome.error.get_or_insert_with(|| format!("the answer cannot be scored: {error}"));
+        outcome.finish = Finish::Failed;
     }
+    let failed = outcome.finish == Finish::Failed;
+    let score = score.map_or(0.0, |score| score.value);
+    let earned = if failed { Vec::new() } else { earned(keys, &outcome) };
+    let cut = if answered { 0.0 } else { keys.unfinished };
+    let whole = score + cut + earned.iter().map(|earned| earned.reward).sum::<f64>();
+    let reward = if failed { keys.broken } else { Some(whole) };
+    Attempt {
+        key,
+        task: json!(task),
+        outcome: json!(outcome),
+        score: (!failed).then_some(score),
+        // Adding 0 turns −0, which the store does not tell from 0, into 0.
+        reward: reward.map(|reward| reward + 0.0),
+        earned,
+        status: if failed { Status::Failed } else { Status::Completed },
+        trajectory,
+    }
+}
+
+/// What each turn earned by its calls.
+fn earned(keys: &RewardKeys, outcome: &Outcome) -> Vec<Earned> {
+    let of_turn = |(turn, calls): &(u32, CallCounts)| {
+        let malformed = f64::from(calls.malformed);
+        let failed = f64::from(calls.errors()) - malformed;
+        let reward = keys.malformed_call * malformed + keys.failed_call * failed;
+        (reward != 0.0).then_some(Earned { by: Earner::Turn(*turn), reward })
+    };
+    outcome.calls_by_turn.iter().filter_map(of_turn).collect()
 }
 
 /// The outcome of a recorded attempt.

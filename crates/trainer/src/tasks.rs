@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use dressage_agent::Truncation;
 use dressage_agent::tasks::{Arithmetic, Split, Task};
 use dressage_agent::tools::{Calculator, Delayed, Tool, ToolSet};
 use dressage_text::{Chat, ChatOptions, Message};
@@ -199,12 +200,17 @@ pub fn check_tasks(
     context: usize,
 ) -> Result<(), TrainerError> {
     let specs = tools.specs();
+    let limits = recipe.agent.limits();
+    let cuts = limits.truncation != Truncation::Refuse;
     for task in tasks.to_check() {
         let tokens = chat.prompt(&opening(&recipe.agent, &task), &specs)?.len();
-        if tokens >= context {
+        if tokens > limits.prompt && !cuts {
+            return Err(TrainerError::PromptOverLimit { task: task.id, tokens, most: limits.prompt });
+        }
+        if tokens.min(limits.prompt) >= context {
             return Err(TrainerError::PromptTooLong { task: task.id, tokens, context });
         }
-        if let Err(source) = recipe.reward.scorer.score("", &task.answer) {
+        if let Err(source) = recipe.reward.scorer.check_expected(&task.answer) {
             return Err(TrainerError::Answer { task: task.id, source });
         }
     }

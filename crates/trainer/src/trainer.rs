@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use dressage_agent::Agent;
 use dressage_agent::tools::ToolSet;
-use dressage_agent::{Agent, Limits};
 use dressage_policy::{Learner, Sampler, crash_point};
 use dressage_store::{EvalKey, Store};
 use dressage_text::Chat;
@@ -166,12 +166,7 @@ impl Trainer {
             latest.as_ref().map_or(0, |checkpoint| checkpoint.metrics_bytes),
         )?;
         let sinks = sink::open(&recipe, folder.root(), position.global_step)?;
-        let limits = Limits {
-            turns: recipe.agent.max_turns,
-            tokens: recipe.agent.max_tokens,
-            reply: Duration::from_secs_f64(recipe.agent.reply_seconds),
-            attempt: Duration::from_secs_f64(recipe.agent.attempt_seconds),
-        };
+        let limits = recipe.agent.limits();
         let rollouts = Rollouts {
             agent: Agent { sampler, chat, tools, limits },
             prompts: recipe.agent.clone(),

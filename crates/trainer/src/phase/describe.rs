@@ -21,14 +21,16 @@ pub(super) fn age(attempts: &[Attempt], version: u64, metrics: &mut Metrics) {
     metrics.add("training/staleness/max", oldest as f64);
 }
 
-/// How the sampler worked between two looks at it.
-pub(super) fn sampling(before: &Health, after: &Health, metrics: &mut Metrics) {
+/// How the sampler worked between two looks at it, `seconds` apart.
+pub(super) fn sampling(before: &Health, after: &Health, seconds: f64, metrics: &mut Metrics) {
     let hits = after.prefix_hits.saturating_sub(before.prefix_hits) as f64;
     let asked = hits + after.prefilled.saturating_sub(before.prefilled) as f64;
     if asked > 0.0 {
         metrics.add("sampler/prefix_hit_ratio", hits / asked);
     }
     let busy = after.busy_seconds - before.busy_seconds;
+    let learning = after.learning_seconds - before.learning_seconds;
+    metrics.add("perf/idle_share", (1.0 - (busy + learning) / seconds).max(0.0));
     if busy > 0.0 {
         let drawn = after.drawn.saturating_sub(before.drawn) as f64;
         metrics.add("sampler/drawn_tokens_per_busy_s", drawn / busy);
@@ -66,6 +68,7 @@ pub(super) fn attempts(groups: &[&[Attempt]], metrics: &mut Metrics) {
         "response_length/clip_ratio",
         share(&|o| matches!(o.finish, Finish::MaxTokens | Finish::Context)),
     );
+    metrics.add("prompt_length/clip_ratio", share(&|o| o.prompt_cut));
     metrics.add("response/late_ratio", share(&|o| o.finish == Finish::Deadline));
     metrics.add("response/aborted_ratio", share(&|o| o.finish == Finish::Failed));
     metrics.add("response/answered_ratio", share(&|o| o.finish == Finish::Answered));

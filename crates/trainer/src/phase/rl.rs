@@ -95,8 +95,9 @@ impl Rl {
         describe::age(&attempts, trainer.version(), &mut metrics);
         let rules = Rules::new(of_phase.phase, step, trainer.version(), trainer.recipe.run.seed);
         learned.report(of_phase.phase, rules.policy, &mut metrics);
-        describe::sampling(&before, &sampler.health().await?, &mut metrics);
-        of_phase.timing(&attempts, &learned, waited, updated, start.elapsed().as_secs_f64(), &mut metrics);
+        let whole = start.elapsed().as_secs_f64();
+        describe::sampling(&before, &sampler.health().await?, whole, &mut metrics);
+        of_phase.timing(&attempts, &learned, waited, updated, whole, &mut metrics);
         Ok((metrics, attempts))
     }
 }

@@ -79,6 +79,7 @@ pub(super) fn demonstrations(
             task: json!(task),
             score: None,
             reward: None,
+            earned: Vec::new(),
             status: Status::Completed,
             trajectory,
         });

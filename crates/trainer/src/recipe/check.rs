@@ -8,7 +8,7 @@ use dressage_rl::RlError;
 
 use super::RecipeError;
 use super::keys::{OptimiserKeys, Phase, QUESTION, Recipe, SftKeys, TaskSource};
-use super::rl::{Charge, Proximal, RlKeys};
+use super::rl::{Charge, GroupBy, Proximal, RlKeys};
 
 /// Collects the first value out of range.
 struct Checker<'a> {
@@ -64,8 +64,9 @@ impl Checker<'_> {
         let key = |name: &str| format!("phase.{phase}.{name}");
         self.at_least_one(key("steps"), keys.steps as usize)?;
         self.at_least_one(key("groups"), keys.groups)?;
+        let alone = !keys.compares() || (keys.group_by == GroupBy::Step && keys.groups >= 2);
         self.check(
-            keys.group_size >= if keys.compares() { 2 } else { 1 },
+            keys.group_size >= if alone { 1 } else { 2 },
             key("group_size"),
             keys.group_size,
             "at least 2: an attempt is measured against the others at the same task",

@@ -1,8 +1,10 @@
 //! Every key of a recipe, declared once: its type, its default, what it means.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use dressage_agent::tasks::{ArithmeticOptions, JsonlOptions};
+use dressage_agent::{Limits, Truncation};
 use dressage_policy::{LoraOptions, Precision};
 use dressage_reward::Scorer;
 use dressage_rl::Normaliser;
@@ -199,6 +201,12 @@ pub struct AgentKeys {
     pub reply_seconds: f64,
     /// Longest time for an attempt, in seconds. One that takes longer ends there, and is unfinished.
     pub attempt_seconds: f64,
+    /// Most tokens of instructions and task; 0 for as many as the context holds.
+    pub prompt_tokens: usize,
+    /// What becomes of longer ones.
+    pub truncation: Truncation,
+    /// How often an attempt that broke, or in which not one token was drawn, is made again.
+    pub retries: u32,
 }
 
 impl Default for AgentKeys {
@@ -216,6 +224,23 @@ impl Default for AgentKeys {
             tool_delay: 0.0,
             reply_seconds: 600.0,
             attempt_seconds: 3600.0,
+            prompt_tokens: 0,
+            truncation: Truncation::Refuse,
+            retries: 0,
+        }
+    }
+}
+
+impl AgentKeys {
+    /// Where an attempt ends.
+    pub fn limits(&self) -> Limits {
+        Limits {
+            turns: self.max_turns,
+            tokens: self.max_tokens,
+            reply: Duration::from_secs_f64(self.reply_seconds),
+            attempt: Duration::from_secs_f64(self.attempt_seconds),
+            prompt: if self.prompt_tokens == 0 { usize::MAX } else { self.prompt_tokens },
+            truncation: self.truncation,
         }
     }
 }

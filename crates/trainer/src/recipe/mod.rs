@@ -22,7 +22,10 @@ pub use keys::{
     Recipe, RewardKeys, RunKeys, Schedule, SftKeys, TaskSource,
 };
 pub use read::ReadError;
-pub use rl::{Algorithm, Charge, CriticKeys, KlKeys, Overlong, Prefer, Proximal, RlKeys, UniformGroups};
+pub use rl::{
+    Algorithm, Charge, CriticKeys, Empty, GroupBy, KlKeys, OnlyKeys, Overlong, Prefer, Proximal, RlKeys,
+    UniformGroups,
+};
 pub use set::{Override, SetError};
 pub use write::WriteError;
 

@@ -72,6 +72,19 @@ pub struct RlKeys {
     /// What becomes of attempts that were cut for their length.
     #[serde(default)]
     pub overlong: Overlong,
+    /// What becomes of attempts in which not one token was drawn.
+    #[serde(default)]
+    pub empty: Empty,
+    /// Who is compared with whom.
+    #[serde(default)]
+    pub group_by: GroupBy,
+    /// Attempts at each task that are begun beyond `group_size`; the first to end make the group, and the others are given up. Who ends first
+    /// is short or lucky with its tools: where that goes with success, the group is not a fair sample.
+    #[serde(default)]
+    pub spare: usize,
+    /// What is trained of the attempts; others are compared with the rest all the same.
+    #[serde(default)]
+    pub only: OnlyKeys,
     /// The most turns of an attempt that are trained, drawn at random; the others' weight goes to them. 0 for all.
     #[serde(default)]
     pub most_turns: usize,
@@ -276,6 +289,54 @@ pub enum Proximal {
     Interpolate,
 }
 
+/// What becomes of attempts in which not one token was drawn: hung before the first, say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Empty {
+    /// Others are compared with their reward.
+    #[default]
+    Keep,
+    /// They are left out of everything.
+    Drop,
+}
+
+/// Who is compared with whom, where an advantage compares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GroupBy {
+    /// Attempts at the same task: its seed and its seats included.
+    #[default]
+    Task,
+    /// In these, each agent with those of its name alone: what a role or a seat is worth cancels out.
+    Agent,
+    /// All attempts of a step, for tasks that are alike.
+    Step,
+}
+
+/// `[phase.only]`: what is trained
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OnlyKeys {
+    /// Names of agents; all where empty.
+    pub agents: Vec<String>,
+    /// Attempts with at least this reward.
+    pub reward_from: Option<f64>,
+    /// Attempts with at most this reward.
+    pub reward_to: Option<f64>,
+}
+
+impl OnlyKeys {
+    /// Whether an attempt of this reward is trained.
+    pub fn reward(&self, reward: f64) -> bool {
+        self.reward_from.is_none_or(|from| reward >= from) && self.reward_to.is_none_or(|to| reward <= to)
+    }
+
+    /// Whether what an agent of this name did is trained.
+    pub fn agent(&self, name: &str) -> bool {
+        self.agents.is_empty() || self.agents.iter().any(|agent| agent == name)
+    }
+}
+
 /// What becomes of groups whose rewards are all equal, which have no gradient under advantages by group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -374,6 +435,20 @@ impl RlKeys {
     /// Whether a critic is needed.
     pub fn needs_critic(&self) -> bool {
         self.estimator().needs_values()
+    }
+
+    /// Whether a group has no gradient where all its attempts earned the same.
+    pub fn uniform_is_idle(&self) -> bool {
+        self.compares() && self.group_by != GroupBy::Step
+    }
+
+    /// Whether it matters which part of a reward was earned where.
+    pub fn sees_parts(&self) -> bool {
+        let whole = matches!(
+            self.estimator(),
+            Estimator::Group(_) | Estimator::Gdpo { .. } | Estimator::ReinforcePlusPlusBaseline { .. }
+        );
+        !whole || self.group_by == GroupBy::Agent
     }
 
     /// Whether attempts are compared with others of their group.
