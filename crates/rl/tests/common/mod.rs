@@ -1,5 +1,6 @@
 //! Reading the vectors: nested numbers under the reference's own keys.
 
+use dressage_rl::{Loss, Point};
 use serde_json::Value;
 
 pub struct Vectors(Value);
@@ -30,10 +31,23 @@ impl Vectors {
 
 #[track_caller]
 pub fn close(got: f64, want: f64, what: &str) {
-    near(got, want, 1e-9, what);
+    near(got, want, crate::TOLERANCE, what);
 }
 
 #[track_caller]
 pub fn near(got: f64, want: f64, tolerance: f64, what: &str) {
-    assert!((got - want).abs() <= tolerance, "{what}: {got}, expected {want}");
+    assert!((got - want).abs() <= tolerance.max(crate::TOLERANCE), "{what}: {got}, expected {want}");
+}
+
+/// Σ weight · loss over points, and its slope by each log-probability, in f64.
+pub fn exactly(loss: Loss, rows: &[Vec<Point>], weights: &[Vec<f64>]) -> (f64, Vec<Vec<f64>>) {
+    let mut sum = 0.0;
+    let mut slope = |(point, weight): (&Point, &f64)| {
+        let got = loss.at(point);
+        sum += weight * got.loss;
+        weight * got.slope
+    };
+    let slopes =
+        rows.iter().zip(weights).map(|(row, w)| row.iter().zip(w).map(&mut slope).collect()).collect();
+    (sum, slopes)
 }

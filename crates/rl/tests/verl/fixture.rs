@@ -3,6 +3,7 @@
 use dressage_rl::*;
 
 use crate::common::{Vectors, close};
+use crate::evaluate;
 
 pub fn vectors() -> Vectors {
     Vectors::new(include_str!("../verl.json"))
@@ -123,17 +124,29 @@ impl Fixture {
     #[track_caller]
     pub fn expect_loss(&self, loss: Loss, points: &[Vec<Point>], normaliser: Normaliser, keys: &str) {
         loss.check_parameters().unwrap();
+        self.expect_sum(loss, points, normaliser, &format!("{keys}/grad_log_prob"), &format!("{keys}/loss"));
+    }
+
+    /// The same, with the keys of both.
+    #[track_caller]
+    pub fn expect_sum(
+        &self,
+        loss: Loss,
+        points: &[Vec<Point>],
+        normaliser: Normaliser,
+        slopes: &str,
+        sum: &str,
+    ) {
         let weights = self.weights(normaliser);
-        let slopes = self.picked(&format!("{keys}/grad_log_prob"));
-        let mut sum = 0.0;
-        for (i, row) in points.iter().enumerate() {
-            for (t, point) in row.iter().enumerate() {
-                let got = loss.at(point);
-                sum += weights[i] * got.loss;
-                close(weights[i] * got.slope, slopes[i][t], &format!("{keys}, slope {i} {t}"));
+        let weights: Vec<Vec<f64>> =
+            points.iter().zip(weights).map(|(row, weight)| vec![weight; row.len()]).collect();
+        let (got, got_slopes) = evaluate(loss, points, &weights);
+        for (i, (got, want)) in got_slopes.iter().zip(self.picked(slopes)).enumerate() {
+            for (t, (got, want)) in got.iter().zip(want).enumerate() {
+                close(*got, want, &format!("{slopes} {i} {t}"));
             }
         }
-        close(sum, self.v.number(&format!("{keys}/loss")), keys);
+        close(got, self.v.number(sum), sum);
     }
 
     pub fn log_ratios(&self) -> Vec<Vec<f64>> {

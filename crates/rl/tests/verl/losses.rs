@@ -3,6 +3,7 @@
 use dressage_rl::*;
 
 use crate::common::close;
+use crate::evaluate;
 use crate::fixture::{Fixture, pick, vectors};
 
 #[test]
@@ -95,14 +96,12 @@ fn policy_losses() {
     close(kl / Counting::Verl.of(16.0), metrics("actor/ppo_kl"), "kl");
     for case in f.v.at("anchor/ppo_single_token").as_array().unwrap() {
         let of = |name: &str| case[name].as_f64().unwrap();
-        let got = clip.at(&Point {
-            logp: of("new"),
-            old: Some(of("old")),
-            advantage: of("adv"),
-            ..Point::default()
-        });
-        close(got.loss, of("loss"), "single loss");
-        close(got.slope, of("grad"), "single slope");
+        // The difference is what counts; a log-probability is less than 0.
+        let (logp, old) = (of("new") - 5.0, Some(of("old") - 5.0));
+        let at = Point { logp, old, advantage: of("adv"), ..Point::default() };
+        let (loss, slopes) = evaluate(clip, &[vec![at]], &[vec![1.0]]);
+        close(loss, of("loss"), "single loss");
+        close(slopes[0][0], of("grad"), "single slope");
     }
     let expect = |policy, points: &[Vec<Point>], normaliser, keys| {
         f.expect_loss(Loss::of(policy), points, normaliser, keys)
@@ -146,21 +145,17 @@ fn value_losses() {
     let f = Fixture::new();
     let (new, old) = (f.picked("anchor/value_loss/vpreds"), f.of("values"));
     let returns = f.picked("anchor/gae_g1.0_l1.0/returns");
-    let slopes = f.picked("anchor/value_loss/grad_vpreds");
     let loss = Loss::of(PolicyLoss::Value { clip: Some(f.v.number("anchor/value_loss/cliprange_value")) });
-    let weights = f.weights(Normaliser::TokenMean);
-    let (mut sum, mut clipped) = (0.0, 0.0);
-    for i in 0..4 {
-        for t in 0..new[i].len() {
-            let at =
-                Point { logp: new[i][t], returns: returns[i][t], value: Some(old[i][t]), ..Point::default() };
-            let got = loss.at(&at);
-            close(weights[i] * got.slope, slopes[i][t], "slope");
-            sum += weights[i] * got.loss;
-            clipped += f64::from(u8::from(got.clipped));
-        }
-    }
-    close(sum, f.v.number("anchor/value_loss/loss"), "value loss");
+    let point = |i: usize, t: usize| Point {
+        logp: new[i][t],
+        returns: returns[i][t],
+        value: Some(old[i][t]),
+        ..Point::default()
+    };
+    let points: Vec<Vec<Point>> = (0..4).map(|i| (0..new[i].len()).map(|t| point(i, t)).collect()).collect();
+    let (slopes, sum) = ("anchor/value_loss/grad_vpreds", "anchor/value_loss/loss");
+    f.expect_sum(loss, &points, Normaliser::TokenMean, slopes, sum);
+    let clipped = points.iter().flatten().filter(|point| loss.at(point).clipped).count() as f64;
     close(clipped / Counting::Verl.of(16.0), f.v.number("anchor/value_loss/clipfrac"), "clip fraction");
     let (returns, values) = (returns.concat(), old.concat());
     let want =

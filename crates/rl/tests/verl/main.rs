@@ -9,3 +9,7 @@ mod advantages;
 mod corrections;
 mod fixture;
 mod losses;
+
+use common::exactly as evaluate;
+
+const TOLERANCE: f64 = 1e-9;
