@@ -171,6 +171,8 @@ pub struct MetricsKeys {
     pub tensorboard: bool,
     /// Address of an MLflow server, such as `http://127.0.0.1:5000`; none where empty. The experiment has the run's name.
     pub mlflow: String,
+    /// A project of Weights & Biases; none where empty. What is measured goes into the folder `wandb` of the run, which `wandb sync` uploads.
+    pub wandb: String,
 }
 
 /// `[agent]`

@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::Sink;
+use super::{Sink, parameters, wire};
 use crate::metrics::Metrics;
 use crate::recipe::Recipe;
 
@@ -173,32 +173,7 @@ fn text(answer: &Value, pointer: &str) -> Result<String, String> {
     found.map(str::to_owned).ok_or_else(|| format!("the answer has no {pointer}: {answer}"))
 }
 
-/// The keys of a recipe as flat names and texts, as long as the server takes.
-fn parameters(recipe: &Recipe) -> Vec<(String, String)> {
-    fn flatten(name: String, value: &Value, to: &mut Vec<(String, String)>) {
-        match value {
-            Value::Object(entries) => {
-                for (key, value) in entries {
-                    let name = if name.is_empty() { key.clone() } else { format!("{name}.{key}") };
-                    flatten(name, value, to);
-                }
-            }
-            Value::Array(items) => {
-                for (i, value) in items.iter().enumerate() {
-                    flatten(format!("{name}.{i}"), value, to);
-                }
-            }
-            Value::Null => {}
-            Value::String(text) => to.push((name, text.chars().take(500).collect())),
-            other => to.push((name, other.to_string())),
-        }
-    }
-    let mut found = Vec::new();
-    flatten(String::new(), &json!(recipe), &mut found);
-    found
-}
-
 /// Milliseconds since 1970.
 fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64)
+    wire::now().as_millis() as u64
 }

@@ -4,8 +4,12 @@
 
 mod mlflow;
 mod tensorboard;
+mod wandb;
+mod wire;
 
 use std::path::Path;
+
+use serde_json::{Value, json};
 
 use crate::TrainerError;
 use crate::metrics::Metrics;
@@ -13,6 +17,7 @@ use crate::recipe::Recipe;
 
 pub(crate) use mlflow::Mlflow;
 pub(crate) use tensorboard::TensorBoard;
+pub(crate) use wandb::Wandb;
 
 /// Takes metrics, step by step.
 pub(crate) trait Sink: Send + Sync {
@@ -44,5 +49,33 @@ pub(crate) fn open(recipe: &Recipe, folder: &Path, step: u32) -> Result<Vec<Box<
     if !recipe.metrics.mlflow.is_empty() {
         sinks.push(Box::new(Mlflow::open(recipe, folder)));
     }
+    if !recipe.metrics.wandb.is_empty() {
+        sinks.push(Box::new(Wandb::open(recipe, &folder.join("wandb"), step)?));
+    }
     Ok(sinks)
+}
+
+/// The keys of a recipe as flat names and texts, as long as servers take.
+fn parameters(recipe: &Recipe) -> Vec<(String, String)> {
+    fn flatten(name: String, value: &Value, to: &mut Vec<(String, String)>) {
+        match value {
+            Value::Object(entries) => {
+                for (key, value) in entries {
+                    let name = if name.is_empty() { key.clone() } else { format!("{name}.{key}") };
+                    flatten(name, value, to);
+                }
+            }
+            Value::Array(items) => {
+                for (i, value) in items.iter().enumerate() {
+                    flatten(format!("{name}.{i}"), value, to);
+                }
+            }
+            Value::Null => {}
+            Value::String(text) => to.push((name, text.chars().take(500).collect())),
+            other => to.push((name, other.to_string())),
+        }
+    }
+    let mut found = Vec::new();
+    flatten(String::new(), &json!(recipe), &mut found);
+    found
 }

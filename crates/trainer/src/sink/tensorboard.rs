@@ -5,22 +5,21 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::Sink;
+use super::{Sink, wire};
 use crate::TrainerError;
 use crate::folder::file_error;
 use crate::metrics::Metrics;
 
-/// Fields of `Event`, as (number, wire type).
+/// Fields of `Event`; of those that are no bytes and no whole numbers, with the wire type.
 const WALL_TIME: u8 = 1 << 3 | 1;
-const STEP: u8 = 2 << 3;
-const FILE_VERSION: u8 = 3 << 3 | 2;
-const SUMMARY: u8 = 5 << 3 | 2;
-const SESSION_LOG: u8 = 7 << 3 | 2;
+const STEP: u32 = 2;
+const FILE_VERSION: u32 = 3;
+const SUMMARY: u32 = 5;
+const SESSION_LOG: u32 = 7;
 /// Of `Summary`, of `Summary.Value`, and of `SessionLog`.
-const VALUE: u8 = 1 << 3 | 2;
-const TAG: u8 = 1 << 3 | 2;
+const VALUE: u32 = 1;
+const TAG: u32 = 1;
 const SIMPLE_VALUE: u8 = 2 << 3 | 5;
 const STATUS: u8 = 1 << 3;
 /// `SessionLog.SessionStatus.START`: what other files hold from this step on is void.
@@ -35,7 +34,8 @@ impl TensorBoard {
     /// Begins a file in `folder`, for a run that goes on from `step`.
     pub fn open(folder: &Path, step: u32) -> Result<Self, TrainerError> {
         fs::create_dir_all(folder).map_err(|source| file_error("create", folder, source))?;
-        let name = format!("events.out.tfevents.{:010}.dressage.{}", now() as u64, std::process::id());
+        let now = wire::now().as_secs();
+        let name = format!("events.out.tfevents.{now:010}.dressage.{}", std::process::id());
         let path = folder.join(name);
         let failed = |source| file_error("write", &path, source);
         let mut board = TensorBoard { file: File::create(&path).map_err(failed)? };
@@ -62,10 +62,10 @@ impl Sink for TensorBoard {
         let mut summary = Vec::new();
         for (name, value) in metrics.iter() {
             let mut of_value = Vec::with_capacity(name.len() + 8);
-            field(&mut of_value, TAG, name.as_bytes());
+            wire::bytes(&mut of_value, TAG, name.as_bytes());
             of_value.push(SIMPLE_VALUE);
             of_value.extend((value as f32).to_le_bytes());
-            field(&mut summary, VALUE, &of_value);
+            wire::bytes(&mut summary, VALUE, &of_value);
         }
         self.record(&event(step, SUMMARY, &summary)).map_err(|error| error.to_string())
     }
@@ -80,32 +80,12 @@ impl Sink for TensorBoard {
 }
 
 /// An `Event` with one field besides time and step.
-fn event(step: u32, tag: u8, content: &[u8]) -> Vec<u8> {
+fn event(step: u32, number: u32, content: &[u8]) -> Vec<u8> {
     let mut event = vec![WALL_TIME];
-    event.extend(now().to_le_bytes());
-    event.push(STEP);
-    varint(&mut event, step.into());
-    field(&mut event, tag, content);
+    event.extend(wire::now().as_secs_f64().to_le_bytes());
+    wire::number(&mut event, STEP, step.into());
+    wire::bytes(&mut event, number, content);
     event
-}
-
-fn field(to: &mut Vec<u8>, tag: u8, content: &[u8]) {
-    to.push(tag);
-    varint(to, content.len() as u64);
-    to.extend(content);
-}
-
-fn varint(to: &mut Vec<u8>, mut number: u64) {
-    while number >= 0x80 {
-        to.push(number as u8 | 0x80);
-        number >>= 7;
-    }
-    to.push(number as u8);
-}
-
-/// Seconds since 1970.
-fn now() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64())
 }
 
 /// CRC-32C, rotated and shifted so that the checksum of data that holds checksums is not their own.
@@ -121,9 +101,6 @@ mod tests {
     fn records_have_the_known_bytes() {
         // The checksum of 32 zero bytes is in RFC 3720, B.4.
         assert_eq!(crc32c::crc32c(&[0; 32]), 0x8a91_36aa);
-        let mut bytes = Vec::new();
-        varint(&mut bytes, 300);
-        assert_eq!(bytes, [0xac, 0x02]);
         let folder = tempfile::tempdir().unwrap();
         let mut board = TensorBoard::open(folder.path(), 4).unwrap();
         let mut metrics = Metrics::default();
@@ -144,9 +121,9 @@ mod tests {
             rest = &rest[16 + len..];
         }
         assert!(records[0].ends_with(b"brain.Event:2"));
-        assert!(records[1].ends_with(&[STEP, 5, SESSION_LOG, 2, STATUS, START]));
-        let value =
-            [&[STEP, 7, SUMMARY, 12, VALUE, 10, TAG, 3][..], b"a/b", &[SIMPLE_VALUE], &1.5f32.to_le_bytes()];
+        assert!(records[1].ends_with(&[2 << 3, 5, 7 << 3 | 2, 2, STATUS, START]));
+        let head = [2 << 3, 7, 5 << 3 | 2, 12, 1 << 3 | 2, 10, 1 << 3 | 2, 3];
+        let value = [&head[..], b"a/b", &[SIMPLE_VALUE], &1.5f32.to_le_bytes()];
         assert!(records[2].ends_with(&value.concat()), "{:?}", records[2]);
     }
 }
