@@ -26,6 +26,12 @@ enum Request {
         #[serde(default)]
         precision: Precision,
         isa: Option<Isa>,
+        #[serde(default)]
+        context: usize,
+        batch_tokens: Option<usize>,
+        kv_memory_mb: Option<usize>,
+        #[serde(default)]
+        memory_mb: usize,
     },
     Train {
         tokens: Vec<u32>,
@@ -53,12 +59,34 @@ async fn main() -> Result<()> {
     let mut version = 0;
     for line in std::io::stdin().lock().lines() {
         let answer = match serde_json::from_str(&line?).context("a line is not a request")? {
-            Request::Load { model, threads, precision, isa } => {
+            Request::Load {
+                model,
+                threads,
+                precision,
+                isa,
+                context,
+                batch_tokens,
+                kv_memory_mb,
+                memory_mb,
+            } => {
                 let files = ModelFiles::open(&model)?;
-                let options = EngineOptions { threads, precision, isa, ..EngineOptions::default() };
+                let default = EngineOptions::default();
+                let batch_tokens = batch_tokens.unwrap_or(default.batch_tokens);
+                let kv_memory_mb = kv_memory_mb.unwrap_or(default.kv_memory_mb);
+                let options = EngineOptions {
+                    threads,
+                    precision,
+                    isa,
+                    context,
+                    batch_tokens,
+                    kv_memory_mb,
+                    memory_mb,
+                    ..default
+                };
                 let started = engine.insert(Engine::start(&files, &options, None)?);
-                let fingerprint = started.fingerprint();
-                json!({ "name": format!("dressage ({}, {:?})", fingerprint.precision, fingerprint.isa) })
+                let (fingerprint, plan) = (started.fingerprint(), started.memory_plan());
+                let name = format!("dressage ({}, {:?})", fingerprint.precision, fingerprint.isa);
+                json!({ "name": name, "planned": plan.total(), "plan": plan.to_string() })
             }
             Request::Train { tokens } => {
                 version += 1;
