@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use dressage_agent::Finish;
-use dressage_rl::{Counting, Normaliser, RolloutTokens, shaping};
+use dressage_rl::{Counting, Normaliser, PathAdvantages, RolloutTokens, shaping};
 use dressage_store::{Attempt, AttemptKey, ChargedKl, Earned, PerToken, PlannedPath, StepPlan, Update};
 use dressage_tree::{PathInput, SegmentId, Trajectory, TreeBatch};
 
@@ -186,87 +186,130 @@ pub(crate) fn every_path(groups: &[&[Attempt]]) -> Result<Vec<(PathKey, PathInpu
     Ok(found)
 }
 
+/// The attempts of a step on their way to advantages.
+#[derive(Default)]
+struct Gathered<'a> {
+    groups: Vec<Vec<Rollout<'a>>>,
+    /// What each rollout is to the estimator, in order: one sample or several.
+    samples: Vec<Vec<Sample>>,
+    /// All samples.
+    described: Vec<dressage_rl::Rollout>,
+    /// What each rollout was charged for leaving the reference.
+    divergences: Vec<f64>,
+    /// Numbers of the groups of agents.
+    agents: HashMap<(usize, String), u64>,
+}
+
+impl<'a> Gathered<'a> {
+    /// Adds a group, unless it is left out because it teaches nothing.
+    fn add_group(&mut self, setting: &Setting<'_>, group: usize, attempts: &'a [Attempt]) {
+        let keys = setting.keys;
+        let rewarded = |attempt: &'a Attempt| {
+            let there = keys.empty == Empty::Keep || attempt.trajectory.sampled_tokens() > 0;
+            let (reward, trained) = reward_of(attempt, keys, setting.most_tokens).filter(|_| there)?;
+            Some((attempt, reward, trained && keys.only.reward(reward)))
+        };
+        let found: Vec<(&Attempt, f64, bool)> = attempts.iter().filter_map(rewarded).collect();
+        let rewards = found.iter().map(|(attempt, reward, _)| (*reward, &attempt.earned[..]));
+        if is_idle(keys, rewards) && keys.uniform_groups() != UniformGroups::Keep {
+            return;
+        }
+        let members = found
+            .into_iter()
+            .map(|(attempt, reward, trained)| self.add(setting, group, attempt, reward, trained))
+            .collect();
+        self.groups.push(members);
+    }
+
+    fn add(
+        &mut self,
+        setting: &Setting<'_>,
+        group: usize,
+        attempt: &'a Attempt,
+        reward: f64,
+        trained: bool,
+    ) -> Rollout<'a> {
+        let keys = setting.keys;
+        let mut rollout = Rollout::new(attempt.key, &attempt.trajectory, Some(setting.signals));
+        rollout.trained = trained;
+        let (charged, divergence) = rollout.charged(keys, setting.kl_coefficient);
+        let paths: Vec<TrainedPath> = rollout.paths.iter().map(|way| way.path.clone()).collect();
+        let earnings = Earnings::new(&attempt.trajectory, &paths, reward, &attempt.earned);
+        let values = |path: usize| {
+            rollout.paths[path].signals.values.iter().map(|v| f64::from(*v)).collect::<Vec<_>>()
+        };
+        let samples = earnings.samples(&paths, keys.group_by);
+        for sample in &samples {
+            let group = self.number(keys.group_by, group, sample);
+            self.described.push(earnings.rollout(sample, group, &paths, &charged, values));
+        }
+        self.samples.push(samples);
+        self.divergences.push(divergence);
+        rollout.select(&keys.only, keys.most_turns, setting.seed);
+        rollout
+    }
+
+    /// The number of the group that a sample is compared in.
+    fn number(&mut self, by: GroupBy, group: usize, sample: &Sample) -> u64 {
+        match (by, &sample.agent) {
+            (GroupBy::Step, _) => 0,
+            (GroupBy::Agent, Some(agent)) => {
+                let next = self.agents.len() as u64;
+                *self.agents.entry((group, agent.clone())).or_insert(next)
+            }
+            _ => group as u64,
+        }
+    }
+
+    /// Hands what the estimator found for the samples to the tokens of the rollouts.
+    fn give(&mut self, found: Vec<Vec<PathAdvantages>>) {
+        let mut found = found.into_iter();
+        for (rollout, samples) in self.groups.iter_mut().flatten().zip(&self.samples) {
+            let zeros = |way: &Way| vec![0.0f32; way.path.tokens()];
+            let mut advantages: Vec<Vec<f32>> = rollout.paths.iter().map(zeros).collect();
+            let mut returns = advantages.clone();
+            for sample in samples {
+                for ((path, tokens), found) in sample.tokens.iter().zip(found.next().unwrap_or_default()) {
+                    for (i, token) in tokens.iter().enumerate() {
+                        advantages[*path][*token] = found.advantages[i] as f32;
+                        returns[*path][*token] = found.returns.get(i).map_or(0.0, |r| *r as f32);
+                    }
+                }
+            }
+            for ((way, advantages), returns) in rollout.paths.iter_mut().zip(advantages).zip(returns) {
+                way.advantages = PerToken::new(advantages);
+                way.returns = (!way.signals.values.is_empty()).then(|| PerToken::new(returns));
+            }
+        }
+    }
+}
+
 /// The plan of a step over groups of attempts, each in order.
 ///
 /// # Errors
 /// When a reward is not finite or an attempt cannot be trained on.
 pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<StepPlan, TrainerError> {
-    let Setting { phase, step, keys, seed, budget, most_tokens, kl_coefficient, signals } = *setting;
-    let mut rollouts: Vec<Vec<Rollout>> = Vec::with_capacity(groups.len());
-    let (mut described, mut divergences) = (Vec::new(), Vec::new());
-    let mut samples: Vec<Vec<Sample>> = Vec::new();
-    let mut agents: HashMap<(usize, String), u64> = HashMap::new();
-    for (group, attempts) in groups.iter().enumerate() {
-        let found: Vec<(&Attempt, f64, bool)> = attempts
-            .iter()
-            .filter(|attempt| keys.empty == Empty::Keep || attempt.trajectory.sampled_tokens() > 0)
-            .filter_map(|attempt| {
-                reward_of(attempt, keys, most_tokens).map(|(r, trained)| (attempt, r, trained))
-            })
-            .collect();
-        let rewards = found.iter().map(|(attempt, reward, _)| (*reward, &attempt.earned[..]));
-        if is_idle(keys, rewards) && keys.uniform_groups() != UniformGroups::Keep {
-            continue;
-        }
-        let mut members = Vec::with_capacity(found.len());
-        for (attempt, reward, trained) in found {
-            let mut rollout = Rollout::new(attempt.key, &attempt.trajectory, Some(signals));
-            rollout.trained = trained && keys.only.reward(reward);
-            let (charged, divergence) = rollout.charged(keys, kl_coefficient);
-            divergences.push(divergence);
-            let paths: Vec<TrainedPath> = rollout.paths.iter().map(|way| way.path.clone()).collect();
-            let earnings = Earnings::new(&attempt.trajectory, &paths, reward, &attempt.earned);
-            let values = |path: usize| {
-                rollout.paths[path].signals.values.iter().map(|v| f64::from(*v)).collect::<Vec<_>>()
-            };
-            let of_attempt = earnings.samples(&paths, keys.group_by);
-            for sample in &of_attempt {
-                let group = match (keys.group_by, &sample.agent) {
-                    (GroupBy::Step, _) => 0,
-                    (GroupBy::Agent, Some(agent)) => {
-                        let next = agents.len() as u64;
-                        *agents.entry((group, agent.clone())).or_insert(next)
-                    }
-                    _ => group as u64,
-                };
-                described.push(earnings.rollout(sample, group, &paths, &charged, values));
-            }
-            samples.push(of_attempt);
-            rollout.select(&keys.only, keys.most_turns, seed);
-            members.push(rollout);
-        }
-        rollouts.push(members);
+    let Setting { phase, step, keys, budget, kl_coefficient, .. } = *setting;
+    let mut gathered = Gathered::default();
+    for (group, attempts) in groups.iter().copied().enumerate() {
+        gathered.add_group(setting, group, attempts);
     }
-    let mut found = keys.estimator().advantages(&described)?.into_iter();
-    for (rollout, samples) in rollouts.iter_mut().flatten().zip(&samples) {
-        let zeros = |way: &Way| vec![0.0f32; way.path.tokens()];
-        let mut advantages: Vec<Vec<f32>> = rollout.paths.iter().map(zeros).collect();
-        let mut returns = advantages.clone();
-        for sample in samples {
-            for ((path, tokens), found) in sample.tokens.iter().zip(found.next().unwrap_or_default()) {
-                for (i, token) in tokens.iter().enumerate() {
-                    advantages[*path][*token] = found.advantages[i] as f32;
-                    returns[*path][*token] = found.returns.get(i).map_or(0.0, |r| *r as f32);
-                }
-            }
-        }
-        for ((way, advantages), returns) in rollout.paths.iter_mut().zip(advantages).zip(returns) {
-            way.advantages = PerToken::new(advantages);
-            way.returns = (!way.signals.values.is_empty()).then(|| PerToken::new(returns));
-        }
-    }
+    let advantages = keys.estimator().advantages(&gathered.described)?;
+    gathered.give(advantages);
+    let Gathered { groups, divergences, .. } = gathered;
+
     let kl = keys.kl.filter(|kl| kl.charge == Charge::Reward).map(|_| ChargedKl {
         coefficient: kl_coefficient,
         found: Counting::Exact.mean(divergences.iter().copied()),
         rollouts: divergences.len() as u64,
     });
-    let n = rollouts.len();
+    let n = groups.len();
     let share = |i: usize| i * n / keys.mini_batches;
     // A penalty, a bonus or a critic gives a gradient whatever the advantage.
     let loss = keys.loss();
     let all_learn = loss.kl.is_some() || loss.entropy != 0.0 || keys.needs_critic();
     let once = (0..keys.mini_batches)
-        .map(|i| update(&rollouts[share(i)..share(i + 1)], keys.normaliser(), &keys.only, all_learn, budget))
+        .map(|i| update(&groups[share(i)..share(i + 1)], keys.normaliser(), &keys.only, all_learn, budget))
         .collect::<Result<Vec<_>, _>>()?;
     let updates = (0..keys.epochs).flat_map(|_| once.iter().cloned()).collect();
     Ok(StepPlan { phase, step, places: Vec::new(), kl, updates })
