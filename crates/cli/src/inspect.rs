@@ -37,7 +37,7 @@ pub struct Args {
     #[arg(long)]
     phase: Option<u32>,
 
-    /// Only this step of the phase, from 0; for evaluations the number of steps done before
+    /// Only attempts begun for this step of the phase, from 0; for evaluations the number of steps done before
     #[arg(long)]
     step: Option<u32>,
 
@@ -205,15 +205,19 @@ fn attempts(summaries: &[AttemptSummary]) -> String {
     text
 }
 
-/// How the ledger has an attempt: the first path of it that a step trains.
-fn planned(store: &Store, key: &AttemptKey) -> anyhow::Result<Option<PlannedPath>> {
+/// How the ledger has an attempt: the first path of it that a step trains, and that step, which need not be the one it was made for.
+fn planned(store: &Store, key: &AttemptKey) -> anyhow::Result<Option<(u32, PlannedPath)>> {
     if key.purpose != Purpose::Train {
         return Ok(None);
     }
-    let plan = store.step(key.phase, key.step)?;
-    let paths =
-        plan.into_iter().flat_map(|plan| plan.updates).flat_map(|update| update.micro_batches).flatten();
-    Ok(paths.into_iter().find(|path| path.attempt == *key))
+    for (_, step) in store.planned_steps()?.into_iter().filter(|(phase, _)| *phase == key.phase) {
+        let updates = store.step(key.phase, step)?.into_iter().flat_map(|plan| plan.updates);
+        let mut paths = updates.flat_map(|update| update.micro_batches).flatten();
+        if let Some(path) = paths.find(|path| path.attempt == *key) {
+            return Ok(Some((step, path)));
+        }
+    }
+    Ok(None)
 }
 
 /// The tokenizer that a run's tokens were made with.
@@ -234,7 +238,7 @@ fn tokenizer(run: &Run) -> anyhow::Result<Tokenizer> {
 /// Everything about an attempt.
 fn shown(
     attempt: &Attempt,
-    planned: Option<&PlannedPath>,
+    planned: Option<&(u32, PlannedPath)>,
     tokenizer: &Tokenizer,
     logprobs: bool,
     style: Style,
@@ -252,10 +256,10 @@ fn shown(
     let parts = if parts.is_empty() { parts } else { format!(", of it {parts}") };
     let _ = writeln!(text, "reward     {}{parts}", number(attempt.reward));
     match planned {
-        Some(path) => {
+        Some((step, path)) => {
             let _ = writeln!(
                 text,
-                "advantage  {} (weight of a token in the loss: {})",
+                "advantage  {} in step {step} (weight of a token in the loss: {})",
                 range(&path.advantage),
                 range(&path.weight)
             );

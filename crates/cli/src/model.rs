@@ -198,6 +198,7 @@ pub async fn start_training(found: &Found, recipe: &Recipe) -> anyhow::Result<Po
     let files = &found.files;
     let mut options = options(recipe, &files.config);
     if let Some(lora) = &recipe.model.lora {
+        (options.frozen_adapters, options.critic) = (usize::from(with_reference), with_critic);
         let engine = start(files, &options, "")?;
         let (seed, source) = (recipe.run.seed, &recipe.model.source);
         let policy = engine.lora(lora.clone(), seed, source).await?;
@@ -214,6 +215,7 @@ pub async fn start_training(found: &Found, recipe: &Recipe) -> anyhow::Result<Po
     // Neither of the others samples.
     let silent = EngineOptions { kv_memory_mb: 1, running: 1, step_rows: 1, ..options.clone() };
     let frozen = EngineOptions { trains: false, ..silent.clone() };
+    let silent = EngineOptions { critic: true, ..silent };
     let mut also = String::new();
     for (needed, options_of, name) in
         [(with_reference, &frozen, "the frozen copy"), (with_critic, &silent, "the critic")]

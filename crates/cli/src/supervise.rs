@@ -1,8 +1,10 @@
 //! A run in a process of its own, started again when it dies.
 
 use std::ffi::OsString;
-use std::process::{Command, ExitCode, ExitStatus};
+use std::process::{ExitCode, ExitStatus};
 use std::time::{Duration, Instant};
+
+use tokio::process::Command;
 
 use crate::failure::INTERRUPTED;
 use crate::screen::{self, Style};
@@ -15,7 +17,12 @@ const FRESH: Duration = Duration::from_secs(600);
 ///
 /// What a user can mend (exit code 2) and a run that was asked to stop (130) are not tried again.
 pub fn run(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Result<ExitCode> {
+    crate::runtime()?.block_on(supervise(restarts, resumable))
+}
+
+async fn supervise(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Result<ExitCode> {
     let style = Style::stderr();
+    let mut stop = Stop::listen()?;
     let mut died = 0;
     loop {
         let mut arguments = without_restarts(std::env::args_os().skip(1));
@@ -23,15 +30,26 @@ pub fn run(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Result<ExitCo
             arguments.push("--resume".into());
         }
         let start = Instant::now();
-        let mut child = Command::new(std::env::current_exe()?).args(arguments).spawn()?;
-        // Ctrl-C reaches the child as well: it stops at its next safe point, and this process with it.
-        let status = wait(&mut child)?;
-        let code = status.code();
-        if let Some(code @ (0 | 2)) = code {
-            return Ok(ExitCode::from(code as u8));
-        }
-        if code == Some(INTERRUPTED.into()) {
-            return Ok(ExitCode::from(INTERRUPTED));
+        let mut child = Command::new(std::env::current_exe()?).args(arguments).kill_on_drop(true).spawn()?;
+        let mut asked = false;
+        let status = loop {
+            tokio::select! {
+                status = child.wait() => break status?,
+                // Ctrl-C reaches the child as well: it stops at its next safe point. The other wish is for this process alone; what
+                // is killed can go on from where it was.
+                wish = stop.asked() => {
+                    asked = true;
+                    if wish == Wish::Terminate {
+                        child.start_kill()?;
+                    }
+                }
+            }
+        };
+        match status.code() {
+            Some(code @ (0 | 2)) => return Ok(ExitCode::from(code as u8)),
+            Some(code) if code == i32::from(INTERRUPTED) => return Ok(ExitCode::from(INTERRUPTED)),
+            _ if asked => return Ok(ExitCode::from(INTERRUPTED)),
+            _ => {}
         }
         if start.elapsed() > FRESH {
             died = 0;
@@ -52,18 +70,58 @@ pub fn run(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Result<ExitCo
             screen::clock(start.elapsed()),
             pause.as_secs()
         );
-        std::thread::sleep(pause);
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            _ = stop.asked() => return Ok(ExitCode::from(INTERRUPTED)),
+        }
     }
 }
 
-/// Waits for a child; an interrupt of this process does not end the wait.
-fn wait(child: &mut std::process::Child) -> anyhow::Result<ExitStatus> {
-    let runtime = crate::runtime()?;
-    runtime.spawn(async {
-        // Taking the signal is all: the default would be to die of it.
-        while tokio::signal::ctrl_c().await.is_ok() {}
-    });
-    Ok(child.wait()?)
+/// What somebody wants of this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wish {
+    /// Ctrl-C.
+    Interrupt,
+    /// The polite signal to end.
+    #[cfg_attr(not(unix), allow(dead_code))]
+    Terminate,
+}
+
+/// Hears what somebody wants of this process, from before the child is started.
+#[cfg(unix)]
+struct Stop {
+    interrupt: tokio::signal::unix::Signal,
+    terminate: tokio::signal::unix::Signal,
+}
+
+#[cfg(unix)]
+impl Stop {
+    fn listen() -> std::io::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Stop { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+    }
+
+    async fn asked(&mut self) -> Wish {
+        tokio::select! {
+            _ = self.interrupt.recv() => Wish::Interrupt,
+            _ = self.terminate.recv() => Wish::Terminate,
+        }
+    }
+}
+
+#[cfg(not(unix))]
+struct Stop;
+
+#[cfg(not(unix))]
+impl Stop {
+    fn listen() -> std::io::Result<Self> {
+        Ok(Stop)
+    }
+
+    async fn asked(&mut self) -> Wish {
+        let _ = tokio::signal::ctrl_c().await;
+        Wish::Interrupt
+    }
 }
 
 /// In words, after "the run".

@@ -71,8 +71,10 @@ fn row(label: &str, slice: &SliceResult, width: usize, style: Style) -> String {
     let interval = format!("{:.1} – {:.1} %", 100.0 * slice.success.low, 100.0 * slice.success.high);
     let correct = format!("{}/{}", slice.correct, slice.tasks);
     let (answered, tool, tokens) = (percent(slice.answered), percent(slice.used_tool), slice.sampled_tokens);
+    let broken =
+        if slice.broken > 0 { format!("  {} broken, counted as wrong", slice.broken) } else { String::new() };
     format!(
-        "{label:width$}  {success}  {interval:>15}  {correct:>9}  {answered:>8}  {tool:>11}  {tokens:>12.1}\n"
+        "{label:width$}  {success}  {interval:>15}  {correct:>9}  {answered:>8}  {tool:>11}  {tokens:>12.1}{broken}\n"
     )
 }
 

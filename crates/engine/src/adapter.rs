@@ -13,7 +13,8 @@ use serde_json::json;
 use crate::buffer::Buffer;
 use crate::layout::{Layout, Map, Site};
 use crate::ops::{for_rows, softmax};
-use crate::product::{Matrix, Mode, Packed, Right, Scratch, product};
+use crate::precision::{Precision, words};
+use crate::product::{Matrix, Mode, NR, Packed, Right, Scratch, product};
 use crate::tensors::Tensors;
 use crate::transformer::MapScratch;
 use crate::{Compute, EngineError};
@@ -46,6 +47,15 @@ pub struct AdapterLayout {
     maps: Vec<Vec<Part>>,
     /// All parameters, under PEFT's names.
     pub tensors: Tensors,
+}
+
+impl AdapterLayout {
+    /// Words of the packed matrices.
+    pub fn packed_words(&self, precision: Precision, rank: usize) -> usize {
+        let packed = |depth, columns: usize| words(precision, depth) * columns.next_multiple_of(NR);
+        let parts = self.maps.iter().flatten();
+        parts.map(|part| packed(part.inputs, rank) + packed(rank, part.outputs.len())).sum()
+    }
 }
 
 impl Part {

@@ -103,6 +103,7 @@ pub fn load(
         }
     };
     *optimiser = Optimiser::default();
+    learning.value_heads.remove(&adapter);
     let critic = match values.get_mut(&adapter) {
         Some(head) if folder.join(value::FILE).exists() => {
             head.load(&folder.join(value::FILE))?;

@@ -102,9 +102,12 @@ impl MemoryPlan {
             let longest = rows.min(context);
             let row = states.saturating_mul(state) + (layers + 1) * hidden + temporary + back;
             let chunk = Values::new(rows.min(head::CHUNK)).times(config.vocabulary + 4 * hidden);
+            // Rows of a value head, which are not cut; a row of logits as it was, for a bonus for entropy.
+            let row = row + if options.critic { 4 * hidden } else { 0 };
             training = Values::new(rows)
                 .times(row)
                 .plus(chunk)
+                .plus(Values::new(threads).times(config.vocabulary))
                 .plus(Values::new(attention_backward::shares_at_most(shape, rows, longest)))
                 .plus(attention(longest, attention_backward::QUERIES).times(threads));
         } else if rows > 0 {
@@ -132,8 +135,13 @@ impl MemoryPlan {
                 _ if !options.trains => 0,
                 None => Values::new(layout.tensors.len).times(3).bytes(),
                 // An adapter that cannot be is refused when it is made.
-                Some(lora) => AdapterLayout::new(layout, lora)
-                    .map_or(0, |adapter| Values::new(adapter.tensors.len).times(5).bytes()),
+                Some(lora) => AdapterLayout::new(layout, lora).map_or(0, |adapter| {
+                    let own = Values::new(adapter.tensors.len)
+                        .plus(Values::new(adapter.packed_words(precision, lora.rank)));
+                    let trained = 1 + usize::from(options.critic);
+                    let learnt = Values::new(adapter.tensors.len).times(3 * trained);
+                    own.times(trained + options.frozen_adapters).plus(learnt).bytes()
+                }),
             },
             training: training.bytes(),
             path: path.bytes(),

@@ -1,7 +1,7 @@
 //! The engine's thread: it owns the model and does what handles ask for.
 //!
 //! Between two commands it runs the scheduler's batches; a learner's command waits while sequences are running, but not for
-//! ever. Weights that have changed draw nothing until they are published.
+//! ever. Weights that have changed draw nothing until they are published: requests wait for that.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -145,15 +145,7 @@ impl Service {
         // An answer nobody waits for any more is dropped.
         match command {
             Command::Sample(policy, request, events, answer) => {
-                let Published { version, current } = self.published[policy as usize];
-                let accepted = if current {
-                    self.scheduler.submit(&self.model, policy, request, events)
-                } else {
-                    Err(PolicyError::Invalid(format!(
-                        "the weights have changed since version {version} was published; publish them before sampling"
-                    )))
-                };
-                let _ = answer.send(accepted);
+                let _ = answer.send(self.scheduler.submit(&self.model, policy, request, events));
             }
             Command::Abort(policy, stream, answer) => {
                 let _ = answer.send(Ok(self.scheduler.abort(policy, stream)));

@@ -3,9 +3,12 @@
 //! It is started for each answer, gets one line of JSON, `{"text": …, "expected": …}`, on its standard input, and prints a number in 0..=1, or
 //! `{"value": …, "extracted": …}`. It ends with 0; what it writes to standard error is shown where it does not.
 
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
+#[cfg(unix)]
+use rustix::process::{Pid, Signal, kill_process_group};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
@@ -23,6 +26,9 @@ pub struct CommandScorer {
     /// Longest wait for it, in seconds.
     #[serde(default = "minute")]
     pub seconds: f64,
+    /// The folder that it runs in: that of the recipe where not given.
+    #[serde(default)]
+    pub folder: PathBuf,
 }
 
 fn minute() -> f64 {
@@ -64,14 +70,17 @@ impl CommandScorer {
     }
 
     async fn ask(&self, text: &str, expected: &Value) -> Result<Score, RewardError> {
-        let mut child = Command::new(&self.command[0])
-            .args(&self.command[1..])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .map_err(|error| self.broken(format!("cannot be started: {error}")))?;
+        let mut command = Command::new(&self.command[0]);
+        command.args(&self.command[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        if !self.folder.as_os_str().is_empty() {
+            command.current_dir(&self.folder);
+        }
+        #[cfg(unix)]
+        command.process_group(0);
+        let started = command.kill_on_drop(true).spawn();
+        let mut child = started.map_err(|error| self.broken(format!("cannot be started: {error}")))?;
+        #[cfg(unix)]
+        let _group = Group(child.id().and_then(|id| Pid::from_raw(id as i32)));
         let question = format!("{}\n", json!({ "text": text, "expected": expected }));
         let stdin = child.stdin.take();
         let asking = async move {
@@ -108,12 +117,27 @@ impl CommandScorer {
     }
 }
 
+/// A program and what it has started; all of it ends with the question.
+#[cfg(unix)]
+struct Group(Option<Pid>);
+
+#[cfg(unix)]
+impl Drop for Group {
+    fn drop(&mut self) {
+        if let Some(leader) = self.0 {
+            // Mostly there is nobody left.
+            let _ = kill_process_group(leader, Signal::KILL);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn shell(script: &str) -> CommandScorer {
-        CommandScorer { command: vec!["sh".into(), "-c".into(), script.into()], seconds: 5.0 }
+        let command = vec!["sh".into(), "-c".into(), script.into()];
+        CommandScorer { command, seconds: 5.0, folder: PathBuf::new() }
     }
 
     #[tokio::test]
@@ -129,6 +153,17 @@ mod tests {
         assert_eq!(deaf.value, 1.0);
     }
 
+    /// What a program has started does not outlive its deadline.
+    #[tokio::test]
+    async fn nothing_is_left_running() {
+        let folder = tempfile::tempdir().unwrap();
+        let script = "(sleep 0.4; touch late) & wait";
+        let scorer = CommandScorer { seconds: 0.1, folder: folder.path().into(), ..shell(script) };
+        scorer.score("", &Value::Null).await.unwrap_err();
+        tokio::time::sleep(Duration::from_millis(600)).await;
+        assert!(!folder.path().join("late").exists());
+    }
+
     #[tokio::test]
     async fn what_goes_wrong_is_named() {
         for (scorer, want) in [
@@ -136,8 +171,9 @@ mod tests {
             (shell("echo many"), "printed \"many\", which is neither a number nor a score"),
             (shell("echo 2"), "printed 2, but a score is in 0..=1"),
             (CommandScorer { seconds: 0.05, ..shell("sleep 9") }, "did not answer within 50ms"),
-            (CommandScorer { command: vec!["/no/such".into()], seconds: 1.0 }, "cannot be started"),
-            (CommandScorer { command: vec![], seconds: 1.0 }, "is not named"),
+            (CommandScorer { command: vec!["/no/such".into()], ..shell("") }, "cannot be started"),
+            (CommandScorer { folder: "/no/such".into(), ..shell("") }, "cannot be started"),
+            (CommandScorer { command: vec![], ..shell("") }, "is not named"),
         ] {
             let error = scorer.score("", &Value::Null).await.unwrap_err().to_string();
             assert!(error.contains(want), "{error}\n  want: {want}");

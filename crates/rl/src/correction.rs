@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::RlError;
 use crate::moments::Counting;
 use crate::surrogate::LOG_RATIO_BOUND;
 
@@ -43,7 +44,7 @@ pub struct Correction {
     pub level: Level,
     /// What becomes of ratios that are too large or too small.
     pub bound: Bound,
-    /// Divides the weights by their mean over the step.
+    /// Divides the weights by their mean over the update.
     #[serde(default)]
     pub normalise: bool,
 }
@@ -80,6 +81,17 @@ impl Bound {
 }
 
 impl Correction {
+    /// Checks the bounds.
+    ///
+    /// # Errors
+    /// When they are negative, or the wrong way round.
+    pub fn check(&self) -> Result<(), RlError> {
+        let (Bound::Clamp { low, high } | Bound::Mask { low, high }) = self.bound;
+        RlError::at_least_0("lower bound of the correction", low)?;
+        RlError::positive("upper bound of the correction", high)?;
+        RlError::range(low <= high, "lower bound of the correction", low, "at most the upper one")
+    }
+
     /// The weight of every token of every path, given their log-ratios.
     pub fn weights(&self, paths: &[Vec<f64>], counting: Counting) -> Vec<Vec<f64>> {
         let weight = |x: f64| self.bound.apply(x.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp());
@@ -152,6 +164,19 @@ pub enum Over {
 }
 
 impl Rejection {
+    /// Checks the bounds.
+    ///
+    /// # Errors
+    /// When one makes no sense for the statistic, or they are the wrong way round.
+    pub fn check(&self) -> Result<(), RlError> {
+        RlError::positive("upper bound of the rejection", self.high)?;
+        let Some(low) = self.low else { return Ok(()) };
+        if matches!(self.statistic, Statistic::K1 | Statistic::Ratio) {
+            RlError::positive("lower bound of the rejection", low)?;
+        }
+        RlError::range(low <= self.high, "lower bound of the rejection", low, "at most the upper one")
+    }
+
     /// Whether each token of each path is kept, given their log-ratios.
     pub fn keeps(&self, paths: &[Vec<f64>], counting: Counting) -> Vec<Vec<bool>> {
         paths.iter().map(|path| self.keeps_of(path, counting)).collect()

@@ -1,9 +1,27 @@
 //! What can be wrong with the input of a loss, an advantage or a statistic.
 
+impl RlError {
+    pub(crate) fn range(ok: bool, name: &'static str, value: f64, range: &'static str) -> Result<(), Self> {
+        if ok { Ok(()) } else { Err(RlError::Parameter { name, value, range }) }
+    }
+
+    pub(crate) fn positive(name: &'static str, value: f64) -> Result<(), Self> {
+        Self::range(value > 0.0 && value.is_finite(), name, value, "finite and more than 0")
+    }
+
+    pub(crate) fn at_least_0(name: &'static str, value: f64) -> Result<(), Self> {
+        Self::range(value >= 0.0 && value.is_finite(), name, value, "finite and at least 0")
+    }
+
+    pub(crate) fn share(name: &'static str, value: f64) -> Result<(), Self> {
+        Self::range((0.0..=1.0).contains(&value), name, value, "in 0..=1")
+    }
+}
+
 /// What can be wrong with the input of a loss, an advantage or a statistic.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum RlError {
-    /// A parameter of a loss lies outside its range.
+    /// A parameter lies outside its range.
     #[error("{name} = {value}, but it must be {range}")]
     Parameter {
         /// Which parameter.

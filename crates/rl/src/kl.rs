@@ -29,15 +29,15 @@ pub enum KlEstimator {
 impl KlEstimator {
     /// The estimate and its derivative with respect to log p, at x = log p − log p_ref.
     ///
-    /// The exponent of K3 is clamped like every log-ratio. Its value is not clamped further: a bound there would take
+    /// The exponent of K3 is clamped like every log-ratio, its derivative not taken through the bound: that would take
     /// the pull away from exactly the tokens that have left the reference farthest.
     pub fn estimate(self, x: f64) -> (f64, f64) {
         match self {
             KlEstimator::K1 => (x, 1.0),
             KlEstimator::K2 => (0.5 * x * x, x),
             KlEstimator::K3 => {
-                let (value, slope) = bounded_exp(-x);
-                (value + x - 1.0, 1.0 - slope)
+                let value = bounded_exp(-x).0;
+                (value + x - 1.0, 1.0 - value)
             }
             KlEstimator::Absolute => (x.abs(), if x == 0.0 { 0.0 } else { x.signum() }),
             KlEstimator::K1WithK2Gradient => (x, x),
@@ -79,9 +79,9 @@ pub struct AdaptiveKl {
 }
 
 impl AdaptiveKl {
-    /// β after a step of `rollouts` that found a divergence of `found`. The error counts up to a fifth of the target.
+    /// β after a step of `rollouts` that found a divergence of `found`. The error counts up to a fifth of the target; β never falls below 0.
     pub fn next(&self, coefficient: f64, found: f64, rollouts: usize) -> f64 {
         let error = (found / self.target - 1.0).clamp(-0.2, 0.2);
-        coefficient * (1.0 + error * rollouts as f64 / self.horizon)
+        (coefficient * (1.0 + error * rollouts as f64 / self.horizon)).max(0.0)
     }
 }

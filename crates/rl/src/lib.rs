@@ -6,8 +6,8 @@
 //! to the token's log-probability; that is all a learner needs to know about an algorithm. What must be known of a whole path or a
 //! whole update first is worked out by [`prepare`] and [`correction`].
 //!
-//! Every formula names its source and passes the vectors in `tests/`. Where a reference is wrong the default is right, and a named option
-//! reproduces what it does.
+//! Formulas name their source, and pass the vectors in `tests/` where there are any. Where a reference is wrong the default is right, and a
+//! named option reproduces what it does.
 //!
 //! ```
 //! use dressage_rl::{Estimator, GroupBaseline, Normaliser, Path, Rollout, RolloutTokens};

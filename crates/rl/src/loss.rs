@@ -335,13 +335,8 @@ impl Loss {
     /// # Errors
     /// Names the parameter out of range.
     pub fn check_parameters(&self) -> Result<(), RlError> {
-        let range = |ok: bool, name, value, range| {
-            if ok { Ok(()) } else { Err(RlError::Parameter { name, value, range }) }
-        };
-        let share = |name, value: f64| range((0.0..=1.0).contains(&value), name, value, "in 0..=1");
-        let positive = |name, value: f64| range(value > 0.0 && value.is_finite(), name, value, "more than 0");
-        let at_least_0 =
-            |name, value: f64| range(value >= 0.0 && value.is_finite(), name, value, "finite and at least 0");
+        let (range, share) = (RlError::range, RlError::share);
+        let (positive, at_least_0) = (RlError::positive, RlError::at_least_0);
         let trusted = |trust: &TrustRegion| {
             positive("cap of the trust region", trust.cap)?;
             at_least_0("age_decay of the trust region", trust.age_decay)
@@ -353,6 +348,12 @@ impl Loss {
                 at_least_0("clip high", high)?;
                 if let Some(dual) = dual {
                     range(dual > 1.0, "dual clip", dual, "more than 1")?;
+                    range(
+                        keep.is_none(),
+                        "dual clip",
+                        dual,
+                        "left out where a part of the gradient is kept",
+                    )?;
                 }
                 if let Some(trust) = &trust {
                     trusted(trust)?;
@@ -389,10 +390,11 @@ impl Loss {
                 at_least_0("coefficient", coefficient)?;
                 share("share of tokens", marked)?;
             }
-            PolicyLoss::ClipCov { low, high, share: marked, .. } => {
+            PolicyLoss::ClipCov { low, high, share: marked, lower, upper } => {
                 share("clip low", low)?;
                 at_least_0("clip high", high)?;
                 share("share of tokens", marked)?;
+                range(lower < upper, "lower bound of the covariance", lower, "less than the upper one")?;
             }
             PolicyLoss::Value { clip } => {
                 if let Some(clip) = clip {
@@ -443,6 +445,19 @@ impl Loss {
             dropped,
             kl,
         }
+    }
+
+    /// Whether a token without advantage can have a gradient.
+    pub fn moves_without_advantage(&self) -> bool {
+        let policy = matches!(
+            self.policy,
+            PolicyLoss::CrossEntropy
+                | PolicyLoss::Direct { .. }
+                | PolicyLoss::KlCov { .. }
+                | PolicyLoss::ClipCov { .. }
+                | PolicyLoss::Value { .. }
+        );
+        policy || self.kl.is_some() || self.entropy != 0.0
     }
 
     fn surrogate(&self, at: &Point, x: f64) -> Surrogate {

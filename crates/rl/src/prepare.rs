@@ -111,3 +111,25 @@ impl Interpolation {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_chosen_among_those_that_covary() {
+        // Advantages −1 and 1, log-probabilities −1 and −3: covariances of ±1 by the mean of −2.
+        let point = |advantage, logp| Point { advantage, logp, old: Some(logp), ..Point::default() };
+        let points = [point(1.0, -1.0), point(1.0, -3.0), point(-1.0, -3.0), point(-1.0, -1.0)];
+        let chosen = |share, lower, upper, clipped: &[usize]| {
+            let is_clipped = |p: &Point| clipped.iter().any(|i| points[*i] == *p);
+            choose_covarying(&points, is_clipped, share, lower, upper, |i| 1.0 - i as f64)
+        };
+        // The first and the third have a covariance of 1; the later has the smaller number.
+        assert_eq!(chosen(0.5, 0.5, 1.5, &[]), [2, 0]);
+        assert_eq!(chosen(0.0, 0.5, 1.5, &[]), [2], "at least one");
+        assert_eq!(chosen(0.5, 0.5, 1.5, &[2]), [0]);
+        assert_eq!(chosen(0.5, 1.0, 1.5, &[]), [0usize; 0], "strictly between");
+        assert_eq!(chosen(1.0, -2.0, 0.0, &[]), [3, 1]);
+    }
+}

@@ -173,9 +173,9 @@ pub fn penalised(x: f64, advantage: f64, coefficient: f64) -> Surrogate {
 /// −A r, r a geometric mean of a whole path's clipped ratios, of whose derivatives with respect to log p this token's is r where its
 /// own ratio is not clipped (GMPO, Zhao et al. 2025). Weights must divide by the path's length.
 pub fn geometric_mean(path_log_ratio: f64, advantage: f64, moves: bool) -> Surrogate {
-    let ratio = path_log_ratio.exp();
+    let (ratio, slope) = bounded_exp(path_log_ratio);
     if moves {
-        Surrogate::free(-advantage * ratio, -advantage * ratio)
+        Surrogate::free(-advantage * ratio, -advantage * slope)
     } else {
         Surrogate::flat(-advantage * ratio)
     }

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::RlError;
 use crate::moments::Counting;
 
 /// What one rollout brings to a step.
@@ -47,6 +48,17 @@ pub enum Normaliser {
 }
 
 impl Normaliser {
+    /// Checks what is given with it.
+    ///
+    /// # Errors
+    /// When the length is not more than 0.
+    pub fn check(&self) -> Result<(), RlError> {
+        match *self {
+            Normaliser::RolloutSumOver { length } => RlError::positive("length of the normaliser", length),
+            _ => Ok(()),
+        }
+    }
+
     /// The weight of each trained token of each rollout, in the order of the input; 0 for a rollout without tokens.
     pub fn weights(&self, rollouts: &[RolloutTokens]) -> Vec<f64> {
         self.weights_counted(rollouts, Counting::Exact)

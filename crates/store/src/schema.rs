@@ -29,7 +29,7 @@ CREATE TABLE attempts (
     outcome TEXT    NOT NULL,               -- JSON
     score   REAL,
     reward  REAL,
-    earned  TEXT    NOT NULL DEFAULT '[]',  -- JSON
+    earned  TEXT    NOT NULL,               -- JSON
     status  TEXT    NOT NULL,
     sampled_tokens INTEGER NOT NULL,
     tokens  INTEGER NOT NULL,
@@ -63,9 +63,6 @@ CREATE TABLE evals (
 ) STRICT, WITHOUT ROWID;
 ";
 
-/// From version 1, which had no parts of rewards.
-const FROM_1: &str = "ALTER TABLE attempts ADD COLUMN earned TEXT NOT NULL DEFAULT '[]'";
-
 /// A handle on the record of a run. Cheap enough to have several; safe to share between threads.
 #[derive(Debug)]
 pub struct Store {
@@ -94,7 +91,8 @@ impl Store {
     pub fn open_existing(file: &Path) -> Result<Self, StoreError> {
         // Read-write, because a reader of a WAL file may have to create its shared-memory index.
         let store = Self::connect(file, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
-        store.bring_up_to_date()?;
+        let (application, version) = identity(&store.lock()).map_err(|e| store.opening(e))?;
+        store.check(application, version)?;
         Ok(store)
     }
 
@@ -123,12 +121,6 @@ impl Store {
             connection.pragma_update(None, "synchronous", "full").map_err(opening)?;
             connection.pragma_update(None, "foreign_keys", true).map_err(opening)?;
         }
-        self.bring_up_to_date()
-    }
-
-    /// Makes the tables of an empty file, or changes those of an earlier version, and checks that they are what this build knows.
-    fn bring_up_to_date(&self) -> Result<(), StoreError> {
-        let opening = |source| self.opening(source);
         // Immediate: of two handles that open a new file at once, the second waits and finds the tables.
         let mut connection = self.lock();
         let transaction =
@@ -136,10 +128,6 @@ impl Store {
         if is_empty(&transaction).map_err(opening)? {
             transaction.execute_batch(TABLES).map_err(opening)?;
             transaction.pragma_update(None, "application_id", APPLICATION_ID).map_err(opening)?;
-            transaction.pragma_update(None, "user_version", SCHEMA_VERSION).map_err(opening)?;
-        }
-        if identity(&transaction).map_err(opening)? == (APPLICATION_ID, 1) {
-            transaction.execute_batch(FROM_1).map_err(opening)?;
             transaction.pragma_update(None, "user_version", SCHEMA_VERSION).map_err(opening)?;
         }
         let (application, version) = identity(&transaction).map_err(opening)?;
@@ -261,21 +249,6 @@ mod tests {
         let error = Store::open(&file).unwrap_err().to_string();
         assert!(error.contains("schema version 7, but this build reads version 2"), "{error}");
         assert!(error.contains("run.db"), "{error}");
-    }
-
-    #[test]
-    fn an_earlier_version_is_brought_up_to_date() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("run.db");
-        drop(Store::open(&file).unwrap());
-        let earlier = Connection::open(&file).unwrap();
-        earlier.execute_batch("ALTER TABLE attempts DROP COLUMN earned").unwrap();
-        earlier.pragma_update(None, "user_version", 1).unwrap();
-        drop(earlier);
-        let store = Store::open_existing(&file).unwrap();
-        assert_eq!(identity(&store.lock()).unwrap(), (APPLICATION_ID, SCHEMA_VERSION));
-        store.summaries(crate::Purpose::Train).unwrap();
-        store.lock().execute_batch("SELECT earned FROM attempts").unwrap();
     }
 
     /// SQLite reports a limit on its pages as it reports a full disk.

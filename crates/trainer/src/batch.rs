@@ -9,6 +9,8 @@ use crate::TrainerError;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TrainedPath {
     pub leaf: SegmentId,
+    /// How many turns came before on the path, which an earlier leaf trains.
+    pub turns_before: usize,
     /// Its actions, in order.
     pub turns: Vec<Action>,
 }
@@ -74,8 +76,11 @@ pub(crate) fn trained_paths(trajectory: &Trajectory) -> Vec<TrainedPath> {
                 }
             }
         }
+        let others = on_path.iter().filter(|s| is_trained(s) && owners[s.id.0 as usize] != Some(leaf));
+        let mut before: Vec<(u32, &str)> = others.map(|s| (s.turn, s.agent.as_str())).collect();
+        before.dedup();
         if !turns.is_empty() {
-            paths.push(TrainedPath { leaf, turns });
+            paths.push(TrainedPath { leaf, turns_before: before.len(), turns });
         }
     }
     paths
@@ -190,8 +195,8 @@ mod tests {
         assert_eq!(
             paths,
             [
-                TrainedPath { leaf: SegmentId(4), turns: vec![action(&[(1, 2), (3, 1)])] },
-                TrainedPath { leaf: SegmentId(5), turns: vec![action(&[(5, 1)])] },
+                TrainedPath { leaf: SegmentId(4), turns_before: 0, turns: vec![action(&[(1, 2), (3, 1)])] },
+                TrainedPath { leaf: SegmentId(5), turns_before: 1, turns: vec![action(&[(5, 1)])] },
             ]
         );
         let first = path_input(&trajectory, &planned(4), 9).unwrap();

@@ -18,6 +18,8 @@ type Place = (usize, usize);
 pub(crate) struct Earnings {
     /// What is not earned before the end.
     outcome: f64,
+    /// Of that, the score of the answer.
+    answer: f64,
     /// The parts that are, with the tokens that each reaches.
     parts: Vec<(f64, Vec<Place>)>,
 }
@@ -69,9 +71,15 @@ fn reached(trajectory: &Trajectory, paths: &[TrainedPath], by: &Earner) -> Vec<P
 }
 
 impl Earnings {
-    /// Of an attempt that was worth `reward` in all.
-    pub fn new(trajectory: &Trajectory, paths: &[TrainedPath], reward: f64, earned: &[Earned]) -> Self {
-        let mut earnings = Earnings { outcome: reward, parts: Vec::new() };
+    /// Of an attempt that was worth `reward` in all, `answer` of it for its answer.
+    pub fn new(
+        trajectory: &Trajectory,
+        paths: &[TrainedPath],
+        reward: f64,
+        answer: f64,
+        earned: &[Earned],
+    ) -> Self {
+        let mut earnings = Earnings { outcome: reward, answer, parts: Vec::new() };
         for Earned { by, reward } in earned {
             let places = reached(trajectory, paths, by);
             if !places.is_empty() {
@@ -122,7 +130,8 @@ impl Earnings {
         samples
     }
 
-    /// A sample as estimators know it. `more` is added to the rewards of the tokens of each path, and `values` are a critic's.
+    /// A sample as estimators know it. `more` is added to the rewards of the tokens of each path and to its score, and `values` are a
+    /// critic's.
     pub fn rollout(
         &self,
         sample: &Sample,
@@ -144,14 +153,21 @@ impl Earnings {
             let actions = paths[path].turns.iter();
             let mine = actions.filter(|a| sample.agent.as_ref().is_none_or(|agent| *agent == a.agent));
             dressage_rl::Path {
+                turns_before: paths[path].turns_before,
                 turns: mine.map(|action| action.tokens()).collect(),
                 rewards,
                 values: if values.is_empty() { values } else { tokens.iter().map(|t| values[*t]).collect() },
                 ..dressage_rl::Path::default()
             }
         };
+        let added =
+            sample.tokens.iter().flat_map(|(path, tokens)| tokens.iter().map(|t| more[*path].get(*t)));
+        let score = added.flatten().fold(sample.score, |sum, reward| sum + reward);
+        let early = sample.score - self.outcome;
+        let rest = self.outcome - self.answer + (score - sample.score);
+        let components = vec![self.answer, rest, early];
         let paths = sample.tokens.iter().map(path).collect();
-        Rollout { group, score: sample.score, paths, ..Rollout::default() }
+        Rollout { group, score, components, paths, ..Rollout::default() }
     }
 }
 
@@ -191,11 +207,12 @@ mod tests {
         let paths = trained_paths(&trajectory);
         let earned: Vec<Earned> =
             earned.iter().map(|(by, reward)| Earned { by: by.clone(), reward: *reward }).collect();
-        let earnings = Earnings::new(&trajectory, &paths, 10.0, &earned);
+        let earnings = Earnings::new(&trajectory, &paths, 10.0, 8.0, &earned);
         let nothing = vec![Vec::new(); paths.len()];
         let rollout = |sample: &Sample| {
             let rollout = earnings.rollout(sample, 0, &paths, &nothing, |_| Vec::new());
             assert!(rollout.paths.iter().all(|path| path.turns.iter().sum::<usize>() == path.len()));
+            assert!((rollout.components.iter().sum::<f64>() - rollout.score).abs() < 1e-12);
             (rollout.score, rollout.paths.into_iter().map(|path| path.rewards).collect())
         };
         earnings.samples(&paths, by).iter().map(rollout).collect()

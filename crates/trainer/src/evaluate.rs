@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use dressage_agent::Finish;
 use dressage_rl::{Interval, Paired, best_of, majority_of, paired_difference, wilson};
-use dressage_store::{Attempt, AttemptKey, EvalKey, Purpose, Store};
+use dressage_store::{Attempt, AttemptKey, EvalKey, Purpose, Status, Store};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -50,9 +50,16 @@ pub struct SliceResult {
     pub used_tool: f64,
     /// Sampled tokens, on average.
     pub sampled_tokens: f64,
+    /// Attempts that broke outside the model. They count as wrong.
+    #[serde(default, skip_serializing_if = "is_0")]
+    pub broken: u64,
     /// What k attempts at a task are worth, where there are several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub at: Vec<AtK>,
+}
+
+fn is_0(count: &u64) -> bool {
+    *count == 0
 }
 
 /// What k attempts at a task are worth, over which k of them are drawn; intervals by the bootstrap over tasks.
@@ -135,6 +142,7 @@ impl SliceResult {
             answered: share(outcomes.iter().filter(|o| o.finish == Finish::Answered).count()),
             used_tool: share(outcomes.iter().filter(|o| o.calls.ok > 0).count()),
             sampled_tokens: sampled as f64 / attempts.len() as f64,
+            broken: attempts.iter().filter(|attempt| attempt.status == Status::Failed).count() as u64,
         })
     }
 }
@@ -162,6 +170,7 @@ impl EvalResult {
             metrics.add(format!("{name}/answered"), slice.answered);
             metrics.add(format!("{name}/used_tool"), slice.used_tool);
             metrics.add(format!("{name}/response_length/mean"), slice.sampled_tokens);
+            metrics.add(format!("{name}/broken"), slice.broken as f64);
             for at in &slice.at {
                 for (what, interval) in [("pass", at.pass), ("best", at.best), ("maj", at.majority)] {
                     metrics.add(format!("{name}/{what}@{}", at.k), interval.estimate);
@@ -240,7 +249,7 @@ pub fn milestones(evals: &[EvalResult]) -> Vec<&EvalResult> {
     picked
 }
 
-/// Evaluates the policy as it is published. `None` when stopped.
+/// Evaluates the policy as it is published. Also returns the attempts, in the order of tasks; `None` when stopped.
 ///
 /// # Errors
 /// When there are no tasks, recording fails, or not one attempt came to its end.
@@ -252,7 +261,7 @@ pub async fn evaluate(
     label: &str,
     observer: &mut dyn Observer,
     stop: &StopFlag,
-) -> Result<Option<EvalResult>, TrainerError> {
+) -> Result<Option<(EvalResult, Vec<Attempt>)>, TrainerError> {
     let tasks = slices.iter().flat_map(|slice| &slice.tasks);
     let wanted: Vec<_> = tasks
         .enumerate()
@@ -278,18 +287,12 @@ pub async fn evaluate(
         }
     }
     let overall = SliceResult::new("overall", false, &counted, samples)?;
-    Ok(Some(EvalResult {
-        phase: key.phase,
-        step: key.step,
-        label: label.to_owned(),
-        overall,
-        slices: results,
-    }))
+    let (phase, step, label) = (key.phase, key.step, label.to_owned());
+    Ok(Some((EvalResult { phase, step, label, overall, slices: results }, attempts)))
 }
 
 #[cfg(test)]
 mod tests {
-    use dressage_store::Status;
     use dressage_tree::Trajectory;
     use serde_json::json;
 

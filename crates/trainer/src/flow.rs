@@ -62,6 +62,8 @@ pub(crate) struct Flow {
     waiting: VecDeque<(u64, u32)>,
     running: JoinSet<(u64, u32, Attempt)>,
     completions: u64,
+    /// Most sampled tokens of an attempt.
+    most_tokens: usize,
 }
 
 /// What a step takes.
@@ -102,6 +104,7 @@ impl Flow {
             waiting: VecDeque::new(),
             running: JoinSet::new(),
             completions: 0,
+            most_tokens: rollouts.prompts.max_tokens,
         };
         flow.admit_until(end_of(taken), taken, rollouts, tasks)?;
         Ok(flow)
@@ -217,12 +220,14 @@ impl Flow {
         self.completions += 1;
         group.running.drain(..).for_each(|attempt| attempt.abort());
         self.waiting.retain(|(waiting, _)| *waiting != place);
-        let attempts = group.attempts.iter().flatten();
-        let rewards = attempts.filter_map(|a| a.reward.map(|reward| (reward, &a.earned[..])));
+        // Refilling has an end: as many again as a step has. By place, so that who ends first makes no difference.
+        let ahead = (2 + u64::from(self.keys.staleness)) * self.keys.groups as u64;
         group.replaced = refills
-            && plan::is_idle(&self.keys, rewards)
-            // Refilling has an end: as many again as a step has. By place, so that who ends first makes no difference.
-            && place < self.taken + 2 * self.keys.groups as u64;
+            && place < self.taken + ahead
+            && plan::is_idle(
+                &self.keys,
+                &plan::rewarded(group.attempts.iter().flatten(), &self.keys, self.most_tokens),
+            );
         if group.replaced {
             self.replacements += 1;
         }

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use dressage_agent::Finish;
 use dressage_rl::{Counting, Normaliser, PathAdvantages, RolloutTokens, shaping};
-use dressage_store::{Attempt, AttemptKey, ChargedKl, Earned, PerToken, PlannedPath, StepPlan, Update};
+use dressage_store::{Attempt, AttemptKey, ChargedKl, PerToken, PlannedPath, StepPlan, Update};
 use dressage_tree::{PathInput, SegmentId, Trajectory, TreeBatch};
 
 use crate::TrainerError;
@@ -141,10 +141,25 @@ fn reward_of(attempt: &Attempt, keys: &RlKeys, most_tokens: usize) -> Option<(f6
     }
 }
 
+/// The attempts of a group that count, with their rewards and whether they are trained.
+pub(crate) fn rewarded<'a>(
+    attempts: impl Iterator<Item = &'a Attempt>,
+    keys: &RlKeys,
+    most_tokens: usize,
+) -> Vec<(&'a Attempt, f64, bool)> {
+    attempts
+        .filter(|attempt| keys.empty == Empty::Keep || attempt.trajectory.sampled_tokens() > 0)
+        .filter_map(|attempt| reward_of(attempt, keys, most_tokens).map(|(r, trained)| (attempt, r, trained)))
+        .collect()
+}
+
 /// Whether the attempts of a group have no gradient, since all earned the same.
-pub(crate) fn is_idle<'a>(keys: &RlKeys, mut rewards: impl Iterator<Item = (f64, &'a [Earned])>) -> bool {
-    let Some((reward, earned)) = rewards.next() else { return true };
-    keys.uniform_is_idle() && rewards.all(|(r, e)| r == reward && (!keys.sees_parts() || e == earned))
+pub(crate) fn is_idle(keys: &RlKeys, rewarded: &[(&Attempt, f64, bool)]) -> bool {
+    let Some((first, reward, _)) = rewarded.first() else { return true };
+    let alike = |(attempt, r, _): &(&Attempt, f64, bool)| {
+        r == reward && (!keys.sees_parts() || attempt.earned == first.earned)
+    };
+    keys.uniform_is_idle() && rewarded.iter().all(alike)
 }
 
 /// What a step of reinforcement is planned from, besides the attempts.
@@ -204,19 +219,16 @@ impl<'a> Gathered<'a> {
     /// Adds a group, unless it is left out because it teaches nothing.
     fn add_group(&mut self, setting: &Setting<'_>, group: usize, attempts: &'a [Attempt]) {
         let keys = setting.keys;
-        let rewarded = |attempt: &'a Attempt| {
-            let there = keys.empty == Empty::Keep || attempt.trajectory.sampled_tokens() > 0;
-            let (reward, trained) = reward_of(attempt, keys, setting.most_tokens).filter(|_| there)?;
-            Some((attempt, reward, trained && keys.only.reward(reward)))
-        };
-        let found: Vec<(&Attempt, f64, bool)> = attempts.iter().filter_map(rewarded).collect();
-        let rewards = found.iter().map(|(attempt, reward, _)| (*reward, &attempt.earned[..]));
-        if is_idle(keys, rewards) && keys.uniform_groups() != UniformGroups::Keep {
+        let found = rewarded(attempts.iter(), keys, setting.most_tokens);
+        if is_idle(keys, &found) && keys.uniform_groups() != UniformGroups::Keep {
             return;
         }
         let members = found
             .into_iter()
-            .map(|(attempt, reward, trained)| self.add(setting, group, attempt, reward, trained))
+            .map(|(attempt, reward, trained)| {
+                let trained = trained && keys.only.reward(reward);
+                self.add(setting, group, attempt, reward, trained)
+            })
             .collect();
         self.groups.push(members);
     }
@@ -234,7 +246,8 @@ impl<'a> Gathered<'a> {
         rollout.trained = trained;
         let (charged, divergence) = rollout.charged(keys, setting.kl_coefficient);
         let paths: Vec<TrainedPath> = rollout.paths.iter().map(|way| way.path.clone()).collect();
-        let earnings = Earnings::new(&attempt.trajectory, &paths, reward, &attempt.earned);
+        let earnings =
+            Earnings::new(&attempt.trajectory, &paths, reward, attempt.score.unwrap_or(0.0), &attempt.earned);
         let values = |path: usize| {
             rollout.paths[path].signals.values.iter().map(|v| f64::from(*v)).collect::<Vec<_>>()
         };
@@ -305,9 +318,8 @@ pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<StepPla
     });
     let n = groups.len();
     let share = |i: usize| i * n / keys.mini_batches;
-    // A penalty, a bonus or a critic gives a gradient whatever the advantage.
-    let loss = keys.loss();
-    let all_learn = loss.kl.is_some() || loss.entropy != 0.0 || keys.needs_critic();
+    // A critic learns whatever the advantage.
+    let all_learn = keys.loss().moves_without_advantage() || keys.needs_critic();
     let once = (0..keys.mini_batches)
         .map(|i| update(&groups[share(i)..share(i + 1)], keys.normaliser(), &keys.only, all_learn, budget))
         .collect::<Result<Vec<_>, _>>()?;

@@ -1,7 +1,7 @@
 //! Tests of plans.
 
 use dressage_rl::{Estimator, GroupBaseline};
-use dressage_store::{Earner, Purpose, Status};
+use dressage_store::{Earned, Earner, Purpose, Status};
 use dressage_tree::{Kind, Segment, SegmentId, VersionRun};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -317,4 +317,33 @@ fn a_divergence_charged_to_the_reward() {
     let plan = plan_with(&groups, &RlKeys { advantage, kl, ..keys() }, 1000, &signals).unwrap();
     assert_eq!(plan.updates[0].micro_batches[0][0].advantage, PerToken::new([0.25, 0.75]));
     assert_eq!(plan.kl, Some(ChargedKl { coefficient: 0.5, found: 0.75, rollouts: 1 }));
+
+    // Compared by groups, attempts of equal rewards differ by how far they have left the reference: by 1.5 and 0.5 nats.
+    let groups = [vec![turns(0, 1, 1.0), turns(1, 1, 1.0)]];
+    let far = |key: AttemptKey, _| Signals {
+        logprobs: vec![-1.0, -2.0],
+        reference: if key.sample == 0 { vec![-2.0, -2.5] } else { vec![-1.0, -2.5] },
+        ..Signals::default()
+    };
+    let plan =
+        plan_with(&groups, &RlKeys { kl, uniform_groups: Some(UniformGroups::Drop), ..keys() }, 1000, &far)
+            .unwrap();
+    assert_eq!(rows(&plan.updates[0])[0].iter().map(|row| row.2).collect::<Vec<_>>(), [-0.25, 0.25]);
+}
+
+#[test]
+fn parts_of_a_score_are_normalised_one_by_one() {
+    let baseline = GroupBaseline::default();
+    let advantage = Some(Estimator::Gdpo {
+        weights: vec![1.0, 0.0, 2.0],
+        baseline,
+        counting: dressage_rl::Counting::Exact,
+    });
+    // The first answers right, with a call that could not be read; the second does neither.
+    let earned = vec![Earned { by: Earner::Turn(0), reward: -0.5 }];
+    let right = Attempt { score: Some(1.0), earned, ..turns(0, 1, 0.5) };
+    let wrong = Attempt { score: Some(0.0), ..turns(1, 1, 0.0) };
+    let plan = plan_of(&[vec![right, wrong]], &RlKeys { advantage, ..keys() }, 1000).unwrap();
+    // 1 × 0.5 − 2 × 0.25 of the first: nothing is left, and so of the second.
+    assert_eq!(plan.updates, [Update::default()]);
 }

@@ -64,8 +64,10 @@ pub async fn replay(
     let scratch = Scratch::new()?;
     let mut done = 0;
     for (index, phase) in recipe.phase.iter().enumerate() {
-        if index > 0 {
-            models.enter(phase, &scratch.0).await?;
+        let before = &recipe.phase[..index];
+        if !before.is_empty() {
+            let trained = before.iter().any(|phase| models.of(phase).critic.is_some());
+            models.enter(phase, trained, &scratch.0).await?;
         }
         for step in 0..PhaseRun::steps(phase) {
             let Some(plan) = store.step(index as u32, step)? else { return Ok(done) };
@@ -101,8 +103,9 @@ impl Replayers {
         }
     }
 
-    /// Begins a phase, as the run did: optimisers start afresh, and the reference is what the phase begins with.
-    async fn enter(&self, phase: &Phase, scratch: &Path) -> Result<(), TrainerError> {
+    /// Begins a phase, as the run did: optimisers start afresh, the reference is what the phase begins with, and so is a critic unless an
+    /// earlier phase has trained it (`trained`).
+    async fn enter(&self, phase: &Phase, trained: bool, scratch: &Path) -> Result<(), TrainerError> {
         empty(scratch)?;
         self.learner.save(scratch, false).await?;
         self.learner.load(scratch, false).await?;
@@ -111,6 +114,10 @@ impl Replayers {
             reference.load(scratch, false).await?;
         }
         if let Some(critic) = models.critic {
+            if trained {
+                empty(scratch)?;
+                critic.save(scratch, false).await?;
+            }
             critic.load(scratch, false).await?;
         }
         Ok(())

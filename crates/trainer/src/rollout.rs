@@ -221,7 +221,7 @@ pub struct Troubles(BTreeMap<String, (u64, String)>);
 
 impl Troubles {
     /// Adds those of some attempts; returns the ones from places where nothing had gone wrong before.
-    pub(crate) fn add(&mut self, attempts: &[Attempt]) -> Vec<String> {
+    pub fn add(&mut self, attempts: &[Attempt]) -> Vec<String> {
         let mut new = Vec::new();
         for attempt in attempts {
             let Some(outcome) = outcome_of(attempt) else { continue };

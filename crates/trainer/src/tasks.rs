@@ -6,6 +6,7 @@ use std::time::Duration;
 use dressage_agent::Truncation;
 use dressage_agent::tasks::{Arithmetic, Split, Task};
 use dressage_agent::tools::{Calculator, Delayed, Tool, ToolSet};
+use dressage_reward::Scorer;
 use dressage_text::{Chat, ChatOptions, Message};
 
 use crate::TrainerError;
@@ -192,7 +193,7 @@ pub fn chat_options(agent: &AgentKeys) -> ChatOptions {
 ///
 /// # Errors
 /// Names the first such task.
-pub fn check_tasks(
+pub async fn check_tasks(
     recipe: &Recipe,
     tasks: &Tasks,
     chat: &Chat,
@@ -200,7 +201,7 @@ pub fn check_tasks(
     context: usize,
 ) -> Result<(), TrainerError> {
     let specs = tools.specs();
-    let limits = recipe.agent.limits();
+    let limits = recipe.agent.limits(context);
     let cuts = limits.truncation != Truncation::Refuse;
     for task in tasks.to_check() {
         let tokens = chat.prompt(&opening(&recipe.agent, &task), &specs)?.len();
@@ -213,6 +214,11 @@ pub fn check_tasks(
         if let Err(source) = recipe.reward.scorer.check_expected(&task.answer) {
             return Err(TrainerError::Answer { task: task.id, source });
         }
+    }
+    // A program that cannot score is found before anything is sampled.
+    if let (Scorer::Command(scorer), Some(task)) = (&recipe.reward.scorer, tasks.to_check().next()) {
+        let asked = scorer.score("", &task.answer).await;
+        asked.map_err(|source| TrainerError::Answer { task: task.id, source })?;
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use dressage_agent::Agent;
 use dressage_agent::tools::ToolSet;
 use dressage_policy::{Learner, Sampler, crash_point};
-use dressage_store::{EvalKey, Store};
+use dressage_store::{Attempt, EvalKey, Store};
 use dressage_text::Chat;
 use serde_json::json;
 
@@ -132,7 +132,7 @@ impl Trainer {
     pub async fn new(recipe: Recipe, parts: Parts, start: Start) -> Result<Self, TrainerError> {
         let Parts { sampler, learner, reference, critic, chat, tools, context, companions } = parts;
         let tasks = Tasks::load(&recipe)?;
-        check_tasks(&recipe, &tasks, &chat, &tools, context)?;
+        check_tasks(&recipe, &tasks, &chat, &tools, context).await?;
         let lacks = |needs: fn(&RlKeys) -> bool, model: &Option<_>| {
             let needs = |phase: &Phase| matches!(phase, Phase::Rl(keys) if needs(keys));
             recipe.phase.iter().position(needs).filter(|_| model.is_none())
@@ -166,7 +166,7 @@ impl Trainer {
             latest.as_ref().map_or(0, |checkpoint| checkpoint.metrics_bytes),
         )?;
         let sinks = sink::open(&recipe, folder.root(), position.global_step)?;
-        let limits = recipe.agent.limits();
+        let limits = recipe.agent.limits(context);
         let rollouts = Rollouts {
             agent: Agent { sampler, chat, tools, limits },
             prompts: recipe.agent.clone(),
@@ -270,9 +270,7 @@ impl Trainer {
                 }
                 let step = self.position.step;
                 let (metrics, attempts) = run.step(self, step, observer, stop).await?;
-                for trouble in self.troubles.add(&attempts) {
-                    observer.event(&Event::Note(&trouble));
-                }
+                self.note_troubles(&attempts, observer);
                 self.finish_step(&keys, of_phase, metrics, observer).await?;
                 self.evaluate_if_due(observer, stop).await?;
             }
@@ -352,6 +350,13 @@ impl Trainer {
             self.checkpoint(step == steps, observer).await?;
         }
         Ok(())
+    }
+
+    /// Keeps what went wrong around the model, and says it the first time.
+    fn note_troubles(&mut self, attempts: &[Attempt], observer: &mut dyn Observer) {
+        for trouble in self.troubles.add(attempts) {
+            observer.event(&Event::Note(&trouble));
+        }
     }
 
     /// Passes metrics on. A sink that fails is dropped.
@@ -473,7 +478,8 @@ impl Trainer {
                     stop,
                 )
                 .await?;
-                let result = result.ok_or(Leave::Stopped)?;
+                let (result, attempts) = result.ok_or(Leave::Stopped)?;
+                self.note_troubles(&attempts, observer);
                 self.store.record_eval(key, &json!(result))?;
                 result
             }

@@ -138,6 +138,21 @@ async fn attempts_run_ahead_as_far_as_they_may() {
     }
 }
 
+/// A critic goes on from one phase to the next, over one without; also when the run is done again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn critics_outlive_their_phase() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("run");
+    let keys = "steps=2, groups=3, group_size=2, learning_rate=0.05, critic={learning_rate=0.1}";
+    let phase = |algorithm| format!("{{kind='rl', algorithm='{algorithm}', {keys}}}");
+    let change = format!("phase=[{}, {}, {}]", phase("ppo"), phase("rloo"), phase("ppo"));
+    let overrides = ["eval.tasks=0", "run.checkpoint_every=1", "run.keep=9", &change];
+    run(&folder, &simulator(Duration::ZERO, 0.0), Duration::ZERO, &overrides).await.unwrap();
+    let (steps, compared) = replayed(&folder, &overrides).await;
+    assert_eq!((steps, compared.len()), (6, 6));
+    assert!(compared.iter().all(|c| c.differs.is_none()), "{compared:?}");
+}
+
 /// A checkpoint that something has changed is found out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_differs_is_named() {

@@ -114,6 +114,7 @@ impl Policy {
                 components: vec![early(*attempt), score(*attempt) - early(*attempt)],
                 rival: Some(0.4),
                 paths: vec![Path {
+                    turns_before: 0,
                     turns: vec![1, 1],
                     rewards: vec![early(*attempt), score(*attempt) - early(*attempt)],
                     values: states.iter().map(|s| VALUES[*s]).collect(),

@@ -64,15 +64,21 @@ pub fn by_turns(rollouts: &[Rollout], gamma: f64, scale_by_std: bool) -> Vec<Vec
     let mut found: Vec<Vec<PathAdvantages>> =
         rollouts.iter().map(|r| r.paths.iter().map(nothing).collect()).collect();
     for members in super::groups(rollouts) {
-        let longest = members.iter().flat_map(|i| &all[*i]).map(Vec::len).max().unwrap_or(0);
-        for turn in 0..longest {
-            let here = |paths: &[Vec<f64>]| -> Vec<f64> {
-                paths.iter().filter_map(|path| path.get(turn).copied()).collect()
+        let end = |(path, returns): (&Path, &Vec<f64>)| path.turns_before + returns.len();
+        let longest = members.iter().flat_map(|i| rollouts[*i].paths.iter().zip(&all[*i]).map(end)).max();
+        for turn in 0..longest.unwrap_or(0) {
+            // Counted from the beginning of the path, whichever of the rollout's paths its first turns belong to.
+            let at = |path: &Path, returns: &[f64]| {
+                turn.checked_sub(path.turns_before).and_then(|own| Some((own, *returns.get(own)?)))
             };
             // A rollout in several paths is one sample: the mean of its returns.
+            let here = |i: &usize| -> Vec<f64> {
+                let paths = rollouts[*i].paths.iter().zip(&all[*i]);
+                paths.filter_map(|(path, returns)| at(path, returns).map(|(_, own)| own)).collect()
+            };
             let alive: Vec<f64> = members
                 .iter()
-                .map(|i| here(&all[*i]))
+                .map(here)
                 .filter(|returns| !returns.is_empty())
                 .map(|returns| returns.iter().sum::<f64>() / returns.len() as f64)
                 .collect();
@@ -83,7 +89,9 @@ pub fn by_turns(rollouts: &[Rollout], gamma: f64, scale_by_std: bool) -> Vec<Vec
             let scale = if scale_by_std { 1.0 / (deviation + STD_EPSILON) } else { 1.0 };
             for &i in &members {
                 for ((path, returns), found) in rollouts[i].paths.iter().zip(&all[i]).zip(&mut found[i]) {
-                    if let (Some(mine), Some(range)) = (returns.get(turn), path.turn_ranges().nth(turn)) {
+                    if let Some((own, mine)) = at(path, returns)
+                        && let Some(range) = path.turn_ranges().nth(own)
+                    {
                         found.advantages[range].fill((mine - mean) * scale);
                     }
                 }

@@ -42,6 +42,8 @@ pub struct Rollout {
 pub struct Path {
     /// How many action tokens each turn has, in order; they sum to the length of the path.
     pub turns: Vec<usize>,
+    /// How many turns came before these on the path, and belong to another path of the rollout.
+    pub turns_before: usize,
     /// Reward after each token: what it earned at once, and at the last one the outcome.
     pub rewards: Vec<f64>,
     /// A critic's value of the state before each token, for [`Estimator::Gae`]; else empty.
@@ -167,6 +169,32 @@ impl Estimator {
         matches!(self, Estimator::Gae { .. })
     }
 
+    /// Checks its parameters.
+    ///
+    /// # Errors
+    /// Names the first that is out of range.
+    pub fn check(&self) -> Result<(), RlError> {
+        match self {
+            Estimator::Group(baseline) => RlError::positive("scale of the advantage", baseline.scale),
+            Estimator::Gdpo { weights, .. } => {
+                let weight = weights.iter().find(|weight| !weight.is_finite());
+                weight.map_or(Ok(()), |weight| {
+                    RlError::range(false, "weight of a component", *weight, "finite")
+                })
+            }
+            Estimator::ReinforcePlusPlus { gamma, .. } | Estimator::Turns { gamma, .. } => {
+                RlError::share("gamma of the advantage", *gamma)
+            }
+            Estimator::Gae { gamma, lambda, .. } => {
+                RlError::share("gamma of the advantage", *gamma)?;
+                RlError::share("lambda of the advantage", *lambda)
+            }
+            Estimator::ReinforcePlusPlusBaseline { .. }
+            | Estimator::ReMax
+            | Estimator::OptimalToken { .. } => Ok(()),
+        }
+    }
+
     /// Advantages of the rollouts of a step: for each rollout, one entry for each of its paths.
     ///
     /// # Errors
@@ -180,9 +208,10 @@ impl Estimator {
                 for (part, weight) in weights.iter().enumerate() {
                     let of_part = |rollout: &Rollout| {
                         let (needed, found) = (weights.len(), rollout.components.len());
-                        let score =
-                            *rollout.components.get(part).ok_or(RlError::Components { needed, found })?;
-                        Ok(Rollout { group: rollout.group, score, ..Rollout::default() })
+                        if needed != found {
+                            return Err(RlError::Components { needed, found });
+                        }
+                        Ok(Rollout { score: rollout.components[part], ..rollout.clone() })
                     };
                     let parts = rollouts.iter().map(of_part).collect::<Result<Vec<_>, RlError>>()?;
                     for (sum, advantage) in sums.iter_mut().zip(outcomes(baseline, &parts)?) {
@@ -273,9 +302,13 @@ fn whitened(mut all: Vec<Vec<PathAdvantages>>, counting: Counting) -> Vec<Vec<Pa
 
 fn check(rollouts: &[Rollout]) -> Result<(), RlError> {
     for (index, rollout) in rollouts.iter().enumerate() {
-        let numbers =
-            [rollout.score].into_iter().chain(rollout.components.iter().copied()).chain(rollout.rival);
-        for value in numbers.chain(rollout.paths.iter().flat_map(|path| path.rewards.iter().copied())) {
+        let numbers = [rollout.score].into_iter().chain(rollout.components.iter().copied());
+        let numbers = numbers.chain(rollout.rival).chain(rollout.ceiling);
+        let of_path = |path: &'_ Path| {
+            let all = path.rewards.iter().chain(&path.values).chain(&path.behaviour);
+            all.chain(&path.concentration).copied().collect::<Vec<f64>>()
+        };
+        for value in numbers.chain(rollout.paths.iter().flat_map(of_path)) {
             if !value.is_finite() {
                 return Err(RlError::Score { index, value });
             }

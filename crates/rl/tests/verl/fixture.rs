@@ -55,6 +55,7 @@ impl Fixture {
                 score: all[i].iter().sum(),
                 paths: vec![Path {
                     turns: self.turns(i),
+                    turns_before: 0,
                     rewards: rewards[i].clone(),
                     values: values[i].clone(),
                     behaviour: behaviour[i].clone(),

@@ -11,7 +11,7 @@ use crate::TrainerError;
 use crate::flow::{Flow, Taken};
 use crate::learn::{Learned, Models, Rules, run_plan};
 use crate::metrics::Metrics;
-use crate::observe::{Observer, StopFlag};
+use crate::observe::{Event, Observer, StopFlag};
 use crate::plan::{self, Signals};
 use crate::recipe::{Charge, Phase, RlKeys};
 use crate::survey::{PathKey, Question, survey};
@@ -59,6 +59,15 @@ impl Rl {
         };
         let attempts = taken.groups.concat();
         rollouts.record_broken(&attempts)?;
+        let acted = |agent: &String| {
+            attempts.iter().flat_map(|a| a.trajectory.segments()).any(|segment| segment.agent == *agent)
+        };
+        if let Some(unknown) = self.keys.only.agents.iter().find(|agent| !acted(agent)) {
+            let note = format!(
+                "step {step}: no attempt has an agent named {unknown:?}, which `only.agents` asks for"
+            );
+            observer.event(&Event::Note(&note));
+        }
         let waited = start.elapsed().as_secs_f64();
         let groups: Vec<&[Attempt]> = taken.groups.iter().map(Vec::as_slice).collect();
 
@@ -261,6 +270,9 @@ impl OfPhase<'_> {
         metrics.add("timing_s/step", whole);
         metrics.add("perf/total_num_tokens", all as f64);
         metrics.add("perf/throughput", all as f64 / whole);
-        metrics.add("perf/sampled_tokens_per_s", sampled as f64 / generated);
+        // Where attempts run ahead, or are in the record, waiting for them says nothing of how fast they were.
+        if self.keys.staleness == 0 && generated > 0.1 * whole {
+            metrics.add("perf/sampled_tokens_per_s", sampled as f64 / generated);
+        }
     }
 }

@@ -4,11 +4,11 @@ use std::fmt::Display;
 use std::path::Path;
 
 use dressage_agent::tasks::Arithmetic;
-use dressage_rl::RlError;
+use dressage_rl::{Estimator, RlError};
 
 use super::RecipeError;
 use super::keys::{OptimiserKeys, Phase, QUESTION, Recipe, SftKeys, TaskSource};
-use super::rl::{Charge, GroupBy, Proximal, RlKeys};
+use super::rl::{Charge, GroupBy, Overlong, Proximal, RlKeys, UniformGroups};
 
 /// Collects the first value out of range.
 struct Checker<'a> {
@@ -42,9 +42,9 @@ impl Checker<'_> {
         self.check(value >= 1, key, value, "at least 1")
     }
 
-    fn optimiser(&self, phase: usize, keys: &OptimiserKeys) -> Result<(), RecipeError> {
+    fn optimiser(&self, table: &str, keys: &OptimiserKeys) -> Result<(), RecipeError> {
         let OptimiserKeys { final_share, beta1, beta2, epsilon, weight_decay, max_grad_norm, .. } = *keys;
-        let key = |name| format!("phase.{phase}.optimiser.{name}");
+        let key = |name| format!("{table}.{name}");
         self.check((0.0..=1.0).contains(&final_share), key("final_share"), final_share, "in 0..=1")?;
         self.check((0.0..1.0).contains(&beta1), key("beta1"), beta1, "at least 0 and less than 1")?;
         self.check((0.0..1.0).contains(&beta2), key("beta2"), beta2, "at least 0 and less than 1")?;
@@ -78,10 +78,44 @@ impl Checker<'_> {
             t,
             "in 0.01..=100: greedy attempts are all the same, and cannot be trained on",
         )?;
-        for loss in [keys.loss(), keys.value_loss()] {
-            if let Err(RlError::Parameter { name, value, range }) = loss.check_parameters() {
-                self.check(false, key(&name.replace(' ', "_")), value, range)?;
+        let estimator = keys.estimator();
+        let checks = [
+            keys.loss().check_parameters(),
+            keys.value_loss().check_parameters(),
+            keys.normaliser().check(),
+            estimator.check(),
+            keys.correction.map_or(Ok(()), |correction| correction.check()),
+        ];
+        for wrong in checks.into_iter().chain(keys.rejection.iter().map(|rejection| rejection.check())) {
+            if let Err(RlError::Parameter { name, value, range }) = wrong {
+                self.check(false, key(&key_of(name)), value, range)?;
             }
+        }
+        let unknown = match estimator {
+            Estimator::ReMax => Some("re_max"),
+            Estimator::OptimalToken { .. } => Some("optimal_token"),
+            _ => None,
+        };
+        self.check(
+            unknown.is_none(),
+            key("advantage"),
+            unknown.unwrap_or_default(),
+            "another: this one needs greedy attempts, or squared probabilities, which runs do not record",
+        )?;
+        let parts = if let Estimator::Gdpo { weights, .. } = &estimator { weights.len() } else { 3 };
+        self.check(
+            parts == 3,
+            key("advantage.weights"),
+            format!("a list of {parts}"),
+            "a list of three numbers: for the score of the answer, for the rest of the outcome, and for what turns earned",
+        )?;
+        let given =
+            [("clip_low", keys.clip_low), ("clip_high", keys.clip_high), ("clip_dual", keys.clip_dual)];
+        for (name, value) in given {
+            let used = keys.loss.is_none() && keys.algorithm.uses(name);
+            let range =
+                "left out: the loss does not use it; what a loss is given by itself belongs into `loss`";
+            self.check(used || value.is_none(), key(name), value.unwrap_or_default(), range)?;
         }
         if let Some(kl) = keys.kl {
             let value = kl.coefficient;
@@ -118,8 +152,49 @@ impl Checker<'_> {
         self.at_least_one(key("epochs"), keys.epochs as usize)?;
         if keys.needs_critic() {
             self.positive(key("critic.learning_rate"), keys.critic.learning_rate)?;
+            let clip = keys.critic.clip;
+            self.check(clip >= 0.0 && clip.is_finite(), key("critic.clip"), clip, "finite and at least 0")?;
+            self.optimiser(&key("critic.optimiser"), &keys.critic.optimiser)?;
         }
-        Ok(())
+        if let Overlong::Penalise { buffer, factor } = keys.overlong {
+            self.at_least_one(key("overlong.buffer"), buffer as usize)?;
+            let finite = factor >= 0.0 && factor.is_finite();
+            self.check(finite, key("overlong.factor"), factor, "finite and at least 0")?;
+        }
+        let (from, to) = (keys.only.reward_from, keys.only.reward_to);
+        self.check(
+            from.is_none_or(|from| to.is_none_or(|to| from <= to)),
+            key("only.reward_from"),
+            from.unwrap_or_default(),
+            "at most `reward_to`: else nothing is trained",
+        )?;
+        let leaves_out = matches!(keys.uniform_groups, Some(UniformGroups::Drop | UniformGroups::Refill));
+        self.check(
+            !leaves_out || keys.uniform_is_idle(),
+            key("uniform_groups"),
+            "set",
+            "left out: with this advantage attempts of equal reward learn as well",
+        )
+    }
+}
+
+/// The key of a recipe that sets a parameter of `rl`.
+fn key_of(name: &str) -> String {
+    let first = name.split(' ').next().unwrap_or(name);
+    let within = |table: &str, key: &str| format!("{table}.{key}");
+    let bound = if first == "lower" { "low" } else { "high" };
+    match name {
+        "clip low" | "clip high" => name.replace(' ', "_"),
+        "dual clip" => "clip_dual".into(),
+        "value clip" => within("critic", "clip"),
+        "entropy coefficient" => "entropy".into(),
+        "KL coefficient" => within("kl", "coefficient"),
+        "weight of a component" => within("advantage", "weights"),
+        _ if name.ends_with("of the advantage") => within("advantage", first),
+        _ if name.ends_with("of the normaliser") => within("normaliser", first),
+        _ if name.ends_with("of the correction") => within("correction.bound", bound),
+        _ if name.ends_with("of the rejection") => within("rejection", bound),
+        _ => within("loss", &name.replace(' ', "_")),
     }
 }
 
@@ -227,7 +302,7 @@ impl Recipe {
 
         for (i, phase) in phase.iter().enumerate() {
             checker.positive(format!("phase.{i}.learning_rate"), phase.learning_rate())?;
-            checker.optimiser(i, phase.optimiser())?;
+            checker.optimiser(&format!("phase.{i}.optimiser"), phase.optimiser())?;
             match phase {
                 Phase::Sft(keys) => checker.sft(i, keys)?,
                 Phase::Rl(keys) => checker.rl(i, keys)?,

@@ -49,7 +49,8 @@ pub struct Recipe {
 pub struct RunKeys {
     /// What it is called.
     pub name: String,
-    /// Decides every random choice. Two runs with the same recipe and seed end with the same weights.
+    /// Decides every random choice. Two runs with the same recipe and seed end with the same weights, unless who ends first decides what is
+    /// trained on (`staleness`, `spare`).
     #[serde(default = "one")]
     pub seed: u64,
     /// Where everything is written; `runs/<name>` under the working directory where not given.
@@ -201,9 +202,9 @@ pub struct AgentKeys {
     pub tool_delay: f64,
     /// Longest wait for a reply, in seconds.
     pub reply_seconds: f64,
-    /// Longest time for an attempt, in seconds. One that takes longer ends there, and is unfinished.
+    /// Longest time for the replies and tool calls of an attempt, in seconds. One that takes longer ends there, and is unfinished.
     pub attempt_seconds: f64,
-    /// Most tokens of instructions and task; 0 for as many as the context holds.
+    /// Most tokens of instructions and task; 0 for as many as leave room for `max_tokens` in the context.
     pub prompt_tokens: usize,
     /// What becomes of longer ones.
     pub truncation: Truncation,
@@ -234,14 +235,19 @@ impl Default for AgentKeys {
 }
 
 impl AgentKeys {
-    /// Where an attempt ends.
-    pub fn limits(&self) -> Limits {
+    /// Where an attempt ends, with a context of so many tokens.
+    pub fn limits(&self, context: usize) -> Limits {
+        let prompt = match (self.prompt_tokens, self.truncation) {
+            (0, Truncation::Refuse) => usize::MAX,
+            (0, _) => context.saturating_sub(self.max_tokens).max(1),
+            (most, _) => most,
+        };
         Limits {
             turns: self.max_turns,
             tokens: self.max_tokens,
             reply: Duration::from_secs_f64(self.reply_seconds),
             attempt: Duration::from_secs_f64(self.attempt_seconds),
-            prompt: if self.prompt_tokens == 0 { usize::MAX } else { self.prompt_tokens },
+            prompt,
             truncation: self.truncation,
         }
     }

@@ -33,7 +33,8 @@ pub struct RlKeys {
     pub prefer: Prefer,
     /// Peak learning rate.
     pub learning_rate: f32,
-    /// How rewards become advantages, in place of the algorithm's way.
+    /// How rewards become advantages, in place of the algorithm's way. The components that GDPO weighs are the score of the answer, the rest
+    /// of the outcome, and what turns earned.
     #[serde(default)]
     pub advantage: Option<Estimator>,
     /// The loss of a token, in place of the algorithm's.
@@ -171,6 +172,18 @@ impl Algorithm {
             Algorithm::Sapo => "sapo",
             Algorithm::Minirl => "minirl",
             Algorithm::Ppo => "ppo",
+        }
+    }
+
+    /// Whether its loss has a bound of this name.
+    pub(super) fn uses(self, key: &str) -> bool {
+        match self.loss(None, None, None) {
+            PolicyLoss::Clip { .. } => true,
+            PolicyLoss::Gspo { .. }
+            | PolicyLoss::GeometricMean { .. }
+            | PolicyLoss::Cispo { .. }
+            | PolicyLoss::MiniRl { .. } => key != "clip_dual",
+            _ => false,
         }
     }
 
@@ -350,7 +363,7 @@ pub enum UniformGroups {
     Refill,
 }
 
-/// What becomes of attempts that were cut for their length, in tokens, turns or context.
+/// What becomes of attempts that were cut for their length, in tokens, turns, context or time.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Overlong {
@@ -439,15 +452,16 @@ impl RlKeys {
 
     /// Whether a group has no gradient where all its attempts earned the same.
     pub fn uniform_is_idle(&self) -> bool {
-        self.compares() && self.group_by != GroupBy::Step
+        let charged = self.kl.is_some_and(|kl| kl.charge == Charge::Reward);
+        // Equal sums can have parts that differ.
+        let by_parts = matches!(self.estimator(), Estimator::Gdpo { .. });
+        self.compares() && self.group_by != GroupBy::Step && !charged && !by_parts
     }
 
     /// Whether it matters which part of a reward was earned where.
     pub fn sees_parts(&self) -> bool {
-        let whole = matches!(
-            self.estimator(),
-            Estimator::Group(_) | Estimator::Gdpo { .. } | Estimator::ReinforcePlusPlusBaseline { .. }
-        );
+        let whole =
+            matches!(self.estimator(), Estimator::Group(_) | Estimator::ReinforcePlusPlusBaseline { .. });
         !whole || self.group_by == GroupBy::Agent
     }
 

@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -29,6 +30,8 @@ pub(crate) struct Mlflow {
     server: String,
     messages: Sender<Message>,
     thread: Option<JoinHandle<Result<(), String>>>,
+    /// Closed when the thread ends.
+    ended: Mutex<Receiver<()>>,
 }
 
 impl Mlflow {
@@ -43,17 +46,23 @@ impl Mlflow {
             file: folder.join("mlflow.json"),
             parameters: parameters(recipe),
         };
-        let thread = std::thread::Builder::new().name("mlflow".into()).spawn(move || client.serve(&receiver));
-        Mlflow { server, messages, thread: thread.ok() }
+        let (alive, ended) = channel();
+        let thread = std::thread::Builder::new().name("mlflow".into()).spawn(move || {
+            let served = client.serve(&receiver);
+            drop(alive);
+            served
+        });
+        Mlflow { server, messages, thread: thread.ok(), ended: Mutex::new(ended) }
     }
 
     /// What the thread ended with, if it has.
-    fn ended(&mut self) -> Result<(), String> {
-        match self.thread.take_if(|thread| thread.is_finished()) {
-            Some(thread) => thread.join().unwrap_or_else(|_| Err("its thread panicked".into())),
-            None => Ok(()),
-        }
+    fn complaint(&mut self) -> Result<(), String> {
+        self.thread.take_if(|thread| thread.is_finished()).map_or(Ok(()), joined)
     }
+}
+
+fn joined(thread: JoinHandle<Result<(), String>>) -> Result<(), String> {
+    thread.join().unwrap_or_else(|_| Err("its thread panicked".into()))
 }
 
 impl Sink for Mlflow {
@@ -64,19 +73,16 @@ impl Sink for Mlflow {
             .map(|(key, value)| json!({"key": key, "value": value, "timestamp": timestamp, "step": step}));
         // Where the thread has ended, it says why.
         let _ = self.messages.send(Message::Metrics(numbers.collect()));
-        self.ended()
+        self.complaint()
     }
 
     fn close(&mut self, finished: bool) -> Result<(), String> {
         let _ = self.messages.send(Message::Close { finished });
-        let start = Instant::now();
-        while self.thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
-            if start.elapsed() > FAREWELL {
-                return Err(format!("not all metrics were taken within {FAREWELL:?}"));
-            }
-            std::thread::sleep(Duration::from_millis(20));
+        let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner).recv_timeout(FAREWELL);
+        if ended == Err(RecvTimeoutError::Timeout) {
+            return Err(format!("not all metrics were taken within {FAREWELL:?}"));
         }
-        self.ended()
+        self.thread.take().map_or(Ok(()), joined)
     }
 
     fn name(&self) -> String {
@@ -99,12 +105,8 @@ impl Client {
     fn serve(&self, messages: &Receiver<Message>) -> Result<(), String> {
         let run = self.run()?;
         loop {
-            let message = match messages.recv_timeout(Duration::from_secs(1)) {
-                Ok(message) => message,
-                Err(RecvTimeoutError::Timeout) => continue,
-                // The trainer is gone without a word: the run may be resumed.
-                Err(RecvTimeoutError::Disconnected) => Message::Close { finished: false },
-            };
+            // Where the trainer is gone without a word, the run may be resumed.
+            let message = messages.recv().unwrap_or(Message::Close { finished: false });
             match message {
                 Message::Metrics(all) => {
                     for part in all.chunks(BATCH) {
