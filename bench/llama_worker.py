@@ -3,12 +3,11 @@
 The model is a GGUF file, in the precision that is to be compared.
 """
 
-import json
-import sys
 import time
 
 import llama_cpp
 import numpy as np
+from worker import serve
 
 
 class Worker:
@@ -36,12 +35,5 @@ class Worker:
         return {"seconds": time.perf_counter() - start, "tokens": replies}
 
 
-def main() -> None:
-    worker = Worker()
-    for line in sys.stdin:
-        request = json.loads(line)
-        print(json.dumps(getattr(worker, request.pop("do"))(**request)), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    serve(Worker())

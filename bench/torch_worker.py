@@ -6,9 +6,7 @@ under autocast with weights in f32, and replies are drawn from weights in bf16.
 """
 
 import copy
-import json
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -17,6 +15,7 @@ os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is first imported
 import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
+from worker import serve
 
 logging.set_verbosity_error()
 logging.disable_progress_bar()
@@ -93,13 +92,5 @@ class Worker:
         return {"seconds": seconds, "tokens": out[:, ids.shape[1] :].tolist()}
 
 
-def main() -> None:
-    worker = Worker()
-    for line in sys.stdin:
-        request = json.loads(line)
-        answer = getattr(worker, request.pop("do"))(**request)
-        print(json.dumps(answer), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    serve(Worker())

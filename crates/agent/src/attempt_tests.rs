@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use dressage_policy::{Health, Learner, SampleEvent, SampleStream, Simulator, SimulatorConfig};
-use dressage_rl::{Loss, PolicyLoss};
+use dressage_rl::Loss;
 use dressage_text::testing::{IM_END, IM_START, VOCABULARY, tiny_chat};
 use dressage_tree::{Kind, PathInput, PathTarget, Term, TreeBatch};
 use serde_json::{Map, Value, json};
@@ -111,7 +111,14 @@ fn bench(replies: &[Reply]) -> Bench {
         sampler: sampler.clone(),
         chat: Arc::new(tiny_chat().unwrap()),
         tools: ToolSet::new(tools, Duration::from_secs(5)).unwrap(),
-        limits: Limits { turns: 3, tokens: 1000, reply: Duration::from_millis(200) },
+        limits: Limits {
+            turns: 3,
+            tokens: 1000,
+            reply: Duration::from_millis(200),
+            attempt: Duration::from_secs(60),
+            prompt: usize::MAX,
+            truncation: Truncation::Refuse,
+        },
     };
     Bench { agent, sampler, open }
 }
@@ -181,6 +188,7 @@ async fn bad_calls_become_observations() {
         (calls.malformed, calls.unknown_tool, calls.bad_arguments, calls.failed, calls.ok),
         (1, 1, 1, 1, 0)
     );
+    assert_eq!(outcome.calls_by_turn, [(0, calls)]);
     assert_eq!((outcome.finish, outcome.final_text.as_str()), (Finish::Answered, "Sorry."));
     let given = bench.text(&trajectory.segments()[2].tokens);
     let place = |text: &str| given.find(text).unwrap_or_else(|| panic!("{text} not in {given}"));
@@ -196,6 +204,8 @@ async fn limits_end_an_attempt() {
     assert_eq!((outcome.finish, outcome.turns), (Finish::MaxTurns, 3));
     // Calls that nobody reads the answer of are not made, but malformed ones still count.
     assert_eq!((outcome.calls.ok, outcome.calls.malformed), (2, 1));
+    let by_turn: Vec<_> = outcome.calls_by_turn.iter().map(|(turn, calls)| (*turn, calls.total())).collect();
+    assert_eq!(by_turn, [(0, 1), (1, 1), (2, 1)]);
     assert_eq!(outcome.final_text, "");
 
     for (finish, want) in
@@ -214,6 +224,30 @@ async fn limits_end_an_attempt() {
 
     let full = self::bench(&[says(CALL), Reply::TooLong]);
     assert_eq!(full.run().await.outcome.finish, Finish::Context);
+}
+
+#[tokio::test]
+async fn long_prompts_are_cut_as_asked() {
+    let whole = bench(&[says("5")]).run().await.trajectory.segments()[0].tokens.clone();
+    let n = whole.len();
+    let kept = |truncation| {
+        let mut bench = bench(&[says("5")]);
+        (bench.agent.limits.prompt, bench.agent.limits.truncation) = (10, truncation);
+        async move { bench.run().await }
+    };
+    for (truncation, want) in [
+        (Truncation::Left, whole[n - 10..].to_vec()),
+        (Truncation::Right, whole[..10].to_vec()),
+        (Truncation::Middle, [&whole[..5], &whole[n - 5..]].concat()),
+    ] {
+        let attempt = kept(truncation).await;
+        assert_eq!(attempt.trajectory.segments()[0].tokens, want);
+        assert!(attempt.outcome.prompt_cut && attempt.outcome.finish == Finish::Answered);
+    }
+    let refused = kept(Truncation::Refuse).await.outcome;
+    let error = refused.error.unwrap();
+    assert!(error.contains(&format!("{n} tokens")) && error.contains("agent.truncation"), "{error}");
+    assert!(!bench(&[says("5")]).run().await.outcome.prompt_cut);
 }
 
 #[tokio::test]
@@ -314,7 +348,7 @@ async fn attempts_of_a_real_policy_are_exact_and_independent() {
         }
     }
     let batch = Arc::new(TreeBatch::merge(&[path]).unwrap());
-    let loss = Loss { policy: PolicyLoss::Clip { low: 0.2, high: 0.2, dual: None }, kl: None };
+    let loss = Loss::clip(0.2, 0.2);
     let sums = simulator.forward_backward(batch, loss).await.unwrap();
     assert_eq!((sums.mismatched, sums.targets), (0, alone.outcome.sampled_tokens as u64));
 }

@@ -3,14 +3,13 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
-use dressage_agent::{Agent, Limits};
+use dressage_agent::Agent;
 use dressage_engine::Engine;
 use dressage_store::{EvalKey, Store};
 use dressage_trainer::recipe::{Override, Recipe};
 use dressage_trainer::{
-    EvalResult, Rollouts, StopFlag, Tasks, chat_options, check_tasks, evaluate, tool_set,
+    EvalResult, Rollouts, StopFlag, Tasks, Troubles, chat_options, check_tasks, evaluate, tool_set,
 };
 
 use crate::failure::{INTERRUPTED, unusable};
@@ -84,20 +83,12 @@ async fn measure(recipe: &Recipe) -> anyhow::Result<Option<EvalResult>> {
         recipe.engine.precision,
     );
     let engine = model::start_sampling(&found, &options).await?;
-    check_tasks(recipe, &tasks, &chat, &tools, Engine::context(&engine))?;
+    let context = Engine::context(&engine);
+    check_tasks(recipe, &tasks, &chat, &tools, context).await?;
     // Attempts are recorded as in training, but nobody will ask for them.
     let scratch = tempfile::tempdir()?;
     let rollouts = Rollouts {
-        agent: Agent {
-            sampler: Arc::new(engine),
-            chat,
-            tools,
-            limits: Limits {
-                turns: recipe.agent.max_turns,
-                tokens: recipe.agent.max_tokens,
-                reply: Duration::from_secs_f64(recipe.agent.reply_seconds),
-            },
-        },
+        agent: Agent { sampler: Arc::new(engine), chat, tools, limits: recipe.agent.limits(context) },
         prompts: recipe.agent.clone(),
         reward: recipe.reward.clone(),
         seed: recipe.run.seed,
@@ -114,8 +105,13 @@ async fn measure(recipe: &Recipe) -> anyhow::Result<Option<EvalResult>> {
     let mut bars = Bars::default();
     bars.wait();
     let key = EvalKey { phase: 0, step: 0 };
-    let result = evaluate(&rollouts, &tasks.eval, key, &recipe.model.source, &mut bars, &stop).await;
+    let result =
+        evaluate(&rollouts, &tasks.eval, &recipe.eval, key, &recipe.model.source, &mut bars, &stop).await;
     bars.clear();
     interrupts.abort();
-    Ok(result?)
+    let Some((result, attempts)) = result? else { return Ok(None) };
+    for trouble in Troubles::default().add(&attempts) {
+        eprintln!("{} {trouble}", Style::stderr().dim("note:"));
+    }
+    Ok(Some(result))
 }

@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use dressage_model::TokenizerSource;
-use dressage_store::{Attempt, AttemptKey, AttemptSummary, PlannedPath, Purpose, Status, Store};
+use dressage_store::{
+    Attempt, AttemptKey, AttemptSummary, Earned, Earner, PerToken, PlannedPath, Purpose, Status, Store,
+};
 use dressage_text::Tokenizer;
-use dressage_tree::{Kind, Segment};
+use dressage_tree::{Kind, Segment, SegmentId};
 
 use crate::failure::unusable;
 use crate::model;
@@ -35,7 +37,7 @@ pub struct Args {
     #[arg(long)]
     phase: Option<u32>,
 
-    /// Only this step of the phase, from 0; for evaluations the number of steps done before
+    /// Only attempts begun for this step of the phase, from 0; for evaluations the number of steps done before
     #[arg(long)]
     step: Option<u32>,
 
@@ -203,15 +205,19 @@ fn attempts(summaries: &[AttemptSummary]) -> String {
     text
 }
 
-/// How the ledger has an attempt: the first path of it that a step trains.
-fn planned(store: &Store, key: &AttemptKey) -> anyhow::Result<Option<PlannedPath>> {
+/// How the ledger has an attempt: the first path of it that a step trains, and that step, which need not be the one it was made for.
+fn planned(store: &Store, key: &AttemptKey) -> anyhow::Result<Option<(u32, PlannedPath)>> {
     if key.purpose != Purpose::Train {
         return Ok(None);
     }
-    let plan = store.step(key.phase, key.step)?;
-    let paths =
-        plan.into_iter().flat_map(|plan| plan.updates).flat_map(|update| update.micro_batches).flatten();
-    Ok(paths.into_iter().find(|path| path.attempt == *key))
+    for (_, step) in store.planned_steps()?.into_iter().filter(|(phase, _)| *phase == key.phase) {
+        let updates = store.step(key.phase, step)?.into_iter().flat_map(|plan| plan.updates);
+        let mut paths = updates.flat_map(|update| update.micro_batches).flatten();
+        if let Some(path) = paths.find(|path| path.attempt == *key) {
+            return Ok(Some((step, path)));
+        }
+    }
+    Ok(None)
 }
 
 /// The tokenizer that a run's tokens were made with.
@@ -232,7 +238,7 @@ fn tokenizer(run: &Run) -> anyhow::Result<Tokenizer> {
 /// Everything about an attempt.
 fn shown(
     attempt: &Attempt,
-    planned: Option<&PlannedPath>,
+    planned: Option<&(u32, PlannedPath)>,
     tokenizer: &Tokenizer,
     logprobs: bool,
     style: Style,
@@ -241,13 +247,21 @@ fn shown(
     let number = |value: Option<f64>| value.map_or("none".into(), |v| format!("{v}"));
     let _ = writeln!(text, "{}", style.bold(&id(&attempt.key)));
     let _ = writeln!(text, "score      {}", number(attempt.score));
-    let _ = writeln!(text, "reward     {}", number(attempt.reward));
+    let parts = attempt.earned.iter().map(|Earned { by, reward }| match by {
+        Earner::Segment(SegmentId(segment)) => format!("{reward} by segment {segment}"),
+        Earner::Turn(turn) => format!("{reward} by turn {turn}"),
+        Earner::Agent(agent) => format!("{reward} by {agent}"),
+    });
+    let parts = parts.collect::<Vec<_>>().join(", ");
+    let parts = if parts.is_empty() { parts } else { format!(", of it {parts}") };
+    let _ = writeln!(text, "reward     {}{parts}", number(attempt.reward));
     match planned {
-        Some(path) => {
+        Some((step, path)) => {
             let _ = writeln!(
                 text,
-                "advantage  {} (weight of a token in the loss: {:.3e})",
-                path.advantage, path.weight
+                "advantage  {} in step {step} (weight of a token in the loss: {})",
+                range(&path.advantage),
+                range(&path.weight)
             );
         }
         None if attempt.key.purpose == Purpose::Train => {
@@ -268,6 +282,14 @@ fn shown(
         }
     }
     text
+}
+
+/// The number that all tokens have, or the smallest and the largest.
+fn range(numbers: &PerToken) -> String {
+    let low = numbers.distinct().fold(f32::INFINITY, f32::min);
+    let high = numbers.distinct().fold(f32::NEG_INFINITY, f32::max);
+    let shown = |x: f32| if x != 0.0 && x.abs() < 1e-2 { format!("{x:.3e}") } else { format!("{x}") };
+    if low == high { shown(low) } else { format!("{} to {}", shown(low), shown(high)) }
 }
 
 /// What JSON holds at its first level, without its quotes.
@@ -369,7 +391,8 @@ mod tests {
             task: serde_json::json!({"id": "t", "template": null}),
             outcome: serde_json::json!({"finish": "answered"}),
             score: Some(1.0),
-            reward: None,
+            reward: Some(0.5),
+            earned: vec![Earned { by: Earner::Turn(0), reward: -0.5 }],
             status: Status::Completed,
             trajectory,
         };
@@ -377,7 +400,7 @@ mod tests {
         for part in [
             "train/0/0/0/0\n",
             "score      1\n",
-            "reward     none\n",
+            "reward     0.5, of it -0.5 by turn 0\n",
             "advantage  none",
             "task       id: \"t\"\n",
             "── given, turn 0, 2 tokens\nab\n",

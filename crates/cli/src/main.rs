@@ -15,8 +15,10 @@ mod merge;
 mod model;
 mod pull;
 mod recipe;
+mod replay;
 mod run;
 mod screen;
+mod supervise;
 mod table;
 mod train;
 mod watch;
@@ -47,6 +49,7 @@ enum Command {
     Inspect(inspect::Args),
     Merge(merge::Args),
     Pull(pull::Args),
+    Replay(replay::Args),
 }
 
 fn main() -> ExitCode {
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Command::Inspect(args) => inspect::main(args),
         Command::Merge(args) => merge::main(args),
         Command::Pull(args) => pull::main(args),
+        Command::Replay(args) => replay::main(args),
     };
     match done {
         Ok(code) => code,

@@ -13,7 +13,7 @@ use dressage_model::{
 use dressage_policy::{Learner, LoraOptions, Precision};
 use dressage_text::{Chat, ChatOptions, TextError};
 use dressage_trainer::Companions;
-use dressage_trainer::recipe::Recipe;
+use dressage_trainer::recipe::{Phase, Recipe, RlKeys};
 
 use crate::failure::unusable;
 use crate::screen::{self, Style};
@@ -175,6 +175,8 @@ pub struct Policies {
     pub policy: Engine,
     /// What a penalty is measured from.
     pub reference: Option<Engine>,
+    /// What says how much a state is worth.
+    pub critic: Option<Engine>,
 }
 
 /// Starts what a recipe trains, and a frozen copy where a penalty is measured from one: another adapter, or another engine.
@@ -182,40 +184,56 @@ pub struct Policies {
 ///
 /// # Errors
 /// When the options do not fit the model, or memory would not suffice.
-pub async fn start_training(
-    found: &Found,
-    recipe: &Recipe,
-    with_reference: bool,
-) -> anyhow::Result<Policies> {
+pub async fn start_training(found: &Found, recipe: &Recipe) -> anyhow::Result<Policies> {
     if found.adapter.is_some() {
         return Err(unusable(format!(
             "{} holds an adapter; work it into its base with `dressage merge`, and train the result",
             found.path.display()
         )));
     }
+    let needs = |needs: fn(&RlKeys) -> bool| {
+        recipe.phase.iter().any(|phase| matches!(phase, Phase::Rl(keys) if needs(keys)))
+    };
+    let (with_reference, with_critic) = (needs(RlKeys::needs_reference), needs(RlKeys::needs_critic));
     let files = &found.files;
     let mut options = options(recipe, &files.config);
     if let Some(lora) = &recipe.model.lora {
+        (options.frozen_adapters, options.critic) = (usize::from(with_reference), with_critic);
         let engine = start(files, &options, "")?;
         let (seed, source) = (recipe.run.seed, &recipe.model.source);
         let policy = engine.lora(lora.clone(), seed, source).await?;
-        let reference = match with_reference {
-            true => Some(engine.lora(lora.clone(), seed, source).await?),
-            false => None,
+        let other = async |needed| match needed {
+            true => engine.lora(lora.clone(), seed, source).await.map(Some),
+            false => Ok(None),
         };
-        return Ok(Policies { policy, reference });
+        let (reference, critic) = (other(with_reference).await?, other(with_critic).await?);
+        if let Some(critic) = &critic {
+            critic.add_value_head().await?;
+        }
+        return Ok(Policies { policy, reference, critic });
     }
-    if !with_reference {
-        return Ok(Policies { policy: start(files, &options, "")?, reference: None });
+    // Neither of the others samples.
+    let silent = EngineOptions { kv_memory_mb: 1, running: 1, step_rows: 1, ..options.clone() };
+    let frozen = EngineOptions { trains: false, ..silent.clone() };
+    let silent = EngineOptions { critic: true, ..silent };
+    let mut also = String::new();
+    for (needed, options_of, name) in
+        [(with_reference, &frozen, "the frozen copy"), (with_critic, &silent, "the critic")]
+    {
+        if needed {
+            // What it takes is not there for the others.
+            let taken = Engine::plan(&files.config, options_of)?.total();
+            options.memory_mb = (options.budget().saturating_sub(taken) >> 20).max(1) as usize;
+            also += &format!(", and {} MiB for {name}", taken.div_ceil(1 << 20));
+        }
     }
-    let frozen =
-        EngineOptions { trains: false, kv_memory_mb: 1, running: 1, step_rows: 1, ..options.clone() };
-    // What the frozen copy takes is not there for the other.
-    let taken = Engine::plan(&files.config, &frozen)?.total();
-    options.memory_mb = (options.budget().saturating_sub(taken) >> 20).max(1) as usize;
-    let also = format!(", and {} MiB for the frozen copy", taken.div_ceil(1 << 20));
     let policy = start(files, &options, &also)?;
-    Ok(Policies { policy, reference: Some(Engine::start(files, &frozen, None)?) })
+    let reference = with_reference.then(|| Engine::start(files, &frozen, None)).transpose()?;
+    let critic = with_critic.then(|| Engine::start(files, &silent, None)).transpose()?;
+    if let Some(critic) = &critic {
+        critic.add_value_head().await?;
+    }
+    Ok(Policies { policy, reference, critic })
 }
 
 /// Starts a model, or an adapter over it, to be sampled from.

@@ -20,6 +20,10 @@ pub fn line(result: &EvalResult) -> String {
     for slice in result.slices.iter().filter(|slice| slice.apart) {
         line.push_str(&part(slice, &format!(" · {} ", slice.name)));
     }
+    for at in &result.overall.at {
+        let (pass, majority) = (percent(at.pass.estimate), percent(at.majority.estimate));
+        line.push_str(&format!(" · pass@{} {pass}, maj@{} {majority}", at.k, at.k));
+    }
     let SliceResult { answered, used_tool, .. } = result.overall;
     format!("{line} · answered {} · with a tool {}", percent(answered), percent(used_tool))
 }
@@ -67,8 +71,10 @@ fn row(label: &str, slice: &SliceResult, width: usize, style: Style) -> String {
     let interval = format!("{:.1} – {:.1} %", 100.0 * slice.success.low, 100.0 * slice.success.high);
     let correct = format!("{}/{}", slice.correct, slice.tasks);
     let (answered, tool, tokens) = (percent(slice.answered), percent(slice.used_tool), slice.sampled_tokens);
+    let broken =
+        if slice.broken > 0 { format!("  {} broken, counted as wrong", slice.broken) } else { String::new() };
     format!(
-        "{label:width$}  {success}  {interval:>15}  {correct:>9}  {answered:>8}  {tool:>11}  {tokens:>12.1}\n"
+        "{label:width$}  {success}  {interval:>15}  {correct:>9}  {answered:>8}  {tool:>11}  {tokens:>12.1}{broken}\n"
     )
 }
 

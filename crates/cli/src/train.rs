@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use dressage_engine::{Engine, Fingerprint};
 use dressage_model::write_json;
-use dressage_trainer::recipe::{Override, Phase, Recipe};
+use dressage_trainer::recipe::{Override, Recipe};
 use dressage_trainer::{
     Ended, Parts, Start, StopFlag, Summary, Trainer, TrainerError, chat_options, milestones, tool_set,
 };
@@ -15,7 +15,7 @@ use crate::failure::INTERRUPTED;
 use crate::model::Policies;
 use crate::screen::{self, Style};
 use crate::watch::Watch;
-use crate::{model, recipe, table};
+use crate::{model, recipe, supervise, table};
 
 /// Train a model by a recipe
 ///
@@ -40,6 +40,10 @@ pub struct Args {
     #[arg(long)]
     resume: bool,
 
+    /// Start the run again when its process dies, up to N times in a row, from its newest checkpoint and its record
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    restarts: u32,
+
     /// Where to write, in place of the recipe's run.folder (by default runs/NAME in the working directory)
     #[arg(long, value_name = "FOLDER")]
     run: Option<PathBuf>,
@@ -57,6 +61,10 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         (false, true) => return Err(TrainerError::NothingToResume(recipe.run.folder).into()),
         _ => {}
     }
+    if args.restarts > 0 {
+        // With something in the folder there is something to go on from, once the first process has begun.
+        return supervise::run(args.restarts, || recipe.run.folder.join("recipe.toml").exists());
+    }
     crate::runtime()?.block_on(train(args, recipe))
 }
 
@@ -70,16 +78,14 @@ async fn train(args: Args, recipe: Recipe) -> anyhow::Result<ExitCode> {
     eprintln!("{} {}: {}", dim("model "), recipe.model.source, model::describe(files));
     let chat = Arc::new(model::chat(files, chat_options(&recipe.agent))?);
     let companions = model::companions(files, &chat)?;
-    let has_penalty = |phase: &Phase| matches!(phase, Phase::Grpo(keys) if keys.kl.is_some());
-    let with_reference = recipe.phase.iter().any(has_penalty);
-    let Policies { policy: engine, reference } =
-        model::start_training(&found, &recipe, with_reference).await?;
+    let Policies { policy: engine, reference, critic } = model::start_training(&found, &recipe).await?;
     let fingerprint = engine.fingerprint().clone();
 
     let parts = Parts {
         sampler: Arc::new(engine.clone()),
         learner: Arc::new(engine.clone()),
         reference: reference.map(|engine| Arc::new(engine) as _),
+        critic: critic.map(|engine| Arc::new(engine) as _),
         chat,
         tools,
         context: Engine::context(&engine),
@@ -171,6 +177,10 @@ fn finished(summary: &Summary, folder: &Path) {
     let style = Style::stdout();
     let evals = milestones(&summary.evals);
     screen::say(&format!("\n{}\n{}", table::table(&evals, style), table::gains(&summary.gains)));
+    for (place, times, first) in summary.troubles.iter() {
+        let times = screen::plural(times as u32, "time");
+        screen::say(&format!("{} {place} went wrong {times}, first: {first}", style.dim("trouble")));
+    }
     let steps = screen::plural(summary.steps, "step");
     let folder = screen::path(folder);
     screen::say(&format!("{steps}, {} in this process", screen::clock(summary.elapsed)));
@@ -193,6 +203,7 @@ mod tests {
             recipe: "my recipes/a".into(),
             overrides: ["run.seed=2", "agent.system=it's"].map(|text| text.parse().unwrap()).into(),
             resume: false,
+            restarts: 0,
             run: Some("runs/b".into()),
         };
         let command = again(&args);

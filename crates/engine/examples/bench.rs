@@ -26,6 +26,12 @@ enum Request {
         #[serde(default)]
         precision: Precision,
         isa: Option<Isa>,
+        #[serde(default)]
+        context: usize,
+        batch_tokens: Option<usize>,
+        kv_memory_mb: Option<usize>,
+        #[serde(default)]
+        memory_mb: usize,
     },
     Train {
         tokens: Vec<u32>,
@@ -53,12 +59,34 @@ async fn main() -> Result<()> {
     let mut version = 0;
     for line in std::io::stdin().lock().lines() {
         let answer = match serde_json::from_str(&line?).context("a line is not a request")? {
-            Request::Load { model, threads, precision, isa } => {
+            Request::Load {
+                model,
+                threads,
+                precision,
+                isa,
+                context,
+                batch_tokens,
+                kv_memory_mb,
+                memory_mb,
+            } => {
                 let files = ModelFiles::open(&model)?;
-                let options = EngineOptions { threads, precision, isa, ..EngineOptions::default() };
+                let default = EngineOptions::default();
+                let batch_tokens = batch_tokens.unwrap_or(default.batch_tokens);
+                let kv_memory_mb = kv_memory_mb.unwrap_or(default.kv_memory_mb);
+                let options = EngineOptions {
+                    threads,
+                    precision,
+                    isa,
+                    context,
+                    batch_tokens,
+                    kv_memory_mb,
+                    memory_mb,
+                    ..default
+                };
                 let started = engine.insert(Engine::start(&files, &options, None)?);
-                let fingerprint = started.fingerprint();
-                json!({ "name": format!("dressage ({}, {:?})", fingerprint.precision, fingerprint.isa) })
+                let (fingerprint, plan) = (started.fingerprint(), started.memory_plan());
+                let name = format!("dressage ({}, {:?})", fingerprint.precision, fingerprint.isa);
+                json!({ "name": name, "planned": plan.total(), "plan": plan.to_string() })
             }
             Request::Train { tokens } => {
                 version += 1;
@@ -90,7 +118,7 @@ async fn train(engine: &Engine, tokens: Vec<u32>, version: u64) -> Result<Value>
         .collect();
     let start = Instant::now();
     let batch = Arc::new(TreeBatch::merge(&[PathInput { tokens, targets }])?);
-    let loss = Loss { policy: PolicyLoss::CrossEntropy, kl: None };
+    let loss = Loss::of(PolicyLoss::CrossEntropy);
     let sums = engine.forward_backward(batch, loss).await?;
     let backward = start.elapsed();
     engine.optim_step(OPTIM).await?;
@@ -147,7 +175,7 @@ async fn group(
     for target in paths.iter_mut().flat_map(|path| &mut path.targets) {
         target.term.weight = 1.0 / count as f32;
     }
-    let loss = Loss { policy: PolicyLoss::Clip { low: 0.2, high: 0.2, dual: None }, kl: None };
+    let loss = Loss::clip(0.2, 0.2);
     let sums = engine.forward_backward(Arc::new(TreeBatch::merge(&paths)?), loss).await?;
     engine.optim_step(OptimParams { learning_rate: 1e-6, max_grad_norm: 1.0, ..OPTIM }).await?;
     engine.publish(version).await?;
@@ -178,7 +206,7 @@ async fn forest(engine: &Engine, paths: Vec<Vec<u32>>, first: u32) -> Result<Val
     let start = Instant::now();
     let batch = Arc::new(TreeBatch::merge(&paths)?);
     let (tokens, path_tokens) = (batch.tokens.len(), batch.path_tokens);
-    let loss = Loss { policy: PolicyLoss::CrossEntropy, kl: None };
+    let loss = Loss::of(PolicyLoss::CrossEntropy);
     let sums = engine.forward_backward(batch, loss).await?;
     let seconds = start.elapsed().as_secs_f64();
     Ok(json!({ "seconds": seconds, "loss": sums.loss, "tokens": tokens, "path_tokens": path_tokens }))

@@ -102,15 +102,13 @@ fn model(files: &ModelFiles, request: &Request) -> Result<Transformer> {
     let policy = request.adapter.is_some().then_some(0);
     if let Some(folder) = &request.adapter {
         let (options, base) = Adapter::describe(folder)?;
-        let mut adapter = Adapter::new(&model.compute, &files.config, options, 0, base)?;
+        let mut adapter = Adapter::new(&model.compute, &model.weights.layout, options, 0, base)?;
         adapter.load(&model.compute, folder)?;
         model.adapters.push(adapter);
     }
     if let Some(path) = &request.value_head {
         let mut head = ValueHead::new(files.config.hidden);
-        let mut master = Buffer::zeroed(head.master.len());
-        head.read(path, &mut master)?;
-        head.master = master;
+        head.load(path)?;
         model.values.insert(policy, head);
     }
     Ok(model)
@@ -187,13 +185,16 @@ fn gradients(model: &Transformer, batch: &[PathInput], loss: &Loss, out: &Path) 
     let policy = (!model.adapters.is_empty()).then_some(0);
     let sums = learning.forward_backward(model, policy, &TreeBatch::merge(batch)?, loss)?;
     match policy {
-        None => model.weights.write(&out.join(TENSORS), &learning.optimiser.gradient)?,
+        None => model.weights.layout.tensors.write(&out.join(TENSORS), &learning.optimiser.gradient)?,
         Some(index) => {
-            model.adapters[index].write(&out.join(TENSORS), &learning.adapters[index].gradient)?;
+            model.adapters[index]
+                .layout
+                .tensors
+                .write(&out.join(TENSORS), &learning.adapters[index].gradient)?;
         }
     }
     if let (Some(head), Some(optimiser)) = (model.values.get(&policy), learning.value_heads.get(&policy)) {
-        head.write(&out.join(VALUE_HEAD), &optimiser.gradient)?;
+        head.tensors.write(&out.join(VALUE_HEAD), &optimiser.gradient)?;
     }
     Ok(serde_json::to_value(sums)?)
 }

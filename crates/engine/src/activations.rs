@@ -54,17 +54,8 @@ impl Activations {
         temporary: &mut Temporary,
         places: &mut Places<'_>,
     ) {
-        let size = rows.tokens.len() * model.weights.config.hidden;
-        let last = self.stream.len() - 1;
-        model.embed(rows.tokens, self.stream[last].reserve(size));
-        let mut out = std::mem::take(&mut self.stream[0]);
-        for layer in 0..last {
-            let input = &self.stream[last][..size];
-            let state = &mut self.shared;
-            model.forward_layer(layer, rows, &places.layer(layer), input, state, temporary, &mut out);
-            std::mem::swap(&mut self.stream[last], &mut out);
-        }
-        self.stream[0] = out;
+        let [first, .., last] = &mut self.stream[..] else { return };
+        model.forward(rows, places, &mut self.shared, temporary, last, first);
     }
 
     /// The residual stream after the last block, `size` values.

@@ -6,16 +6,17 @@
 use std::ops::Range;
 use std::path::Path;
 
-use dressage_model::{ModelConfig, ModelError, SafetensorsFile, write_json, write_safetensors};
+use dressage_model::{ModelError, Parameter, write_json};
 use dressage_policy::{LoraOptions, uniform};
 use serde_json::json;
 
 use crate::buffer::Buffer;
-use crate::layout::Site;
-use crate::ops::adamw::Group;
+use crate::layout::{Layout, Map, Site};
 use crate::ops::{for_rows, softmax};
-use crate::product::{Matrix, Mode, Packed, Right, Scratch, product};
-use crate::weights::attention_shape;
+use crate::precision::{Precision, words};
+use crate::product::{Matrix, Mode, NR, Packed, Right, Scratch, product};
+use crate::tensors::Tensors;
+use crate::transformer::MapScratch;
 use crate::{Compute, EngineError};
 
 /// Names of an adapter's files.
@@ -26,12 +27,12 @@ pub const CONFIG: &str = "adapter_config.json";
 /// One adapted projection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
-    /// The linear map that it is a part of.
-    pub site: Site,
-    /// Its name in PEFT's files.
-    name: String,
+    /// Where its matrix lies among the weights of the base.
+    base: Range<usize>,
     /// Its columns among the outputs of the linear map.
-    pub outputs: Range<usize>,
+    outputs: Range<usize>,
+    /// Outputs of the linear map.
+    width: usize,
     inputs: usize,
     /// A, rank × inputs.
     a: Range<usize>,
@@ -42,21 +43,37 @@ pub struct Part {
 /// Where an adapter's parameters lie in one flat array.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdapterLayout {
-    /// The parts of every block.
-    pub layers: Vec<Vec<Part>>,
-    /// Length of the array.
-    pub len: usize,
+    /// The adapted projections of every linear map, in the order of [`Map::all`].
+    maps: Vec<Vec<Part>>,
+    /// All parameters, under PEFT's names.
+    pub tensors: Tensors,
 }
 
 impl AdapterLayout {
-    /// The layout of an adapter with these options.
+    /// Words of the packed matrices.
+    pub fn packed_words(&self, precision: Precision, rank: usize) -> usize {
+        let packed = |depth, columns: usize| words(precision, depth) * columns.next_multiple_of(NR);
+        let parts = self.maps.iter().flatten();
+        parts.map(|part| packed(part.inputs, rank) + packed(rank, part.outputs.len())).sum()
+    }
+}
+
+impl Part {
+    /// Its columns of rows of the linear map's outputs.
+    fn columns<'a>(&self, rows: &'a [f32]) -> Matrix<'a> {
+        Matrix::strided(&rows[self.outputs.start..], rows.len() / self.width, self.outputs.len(), self.width)
+    }
+}
+
+impl AdapterLayout {
+    /// The layout of an adapter with these options, over a base of layout `base`.
     ///
     /// # Errors
     /// When an option is out of range, or a target does not exist.
-    pub fn new(config: &ModelConfig, options: &LoraOptions) -> Result<Self, EngineError> {
+    pub fn new(base: &Layout, options: &LoraOptions) -> Result<Self, EngineError> {
         let refuse = |what: String| Err(EngineError::Options(what));
-        if options.rank == 0 || options.rank > config.hidden {
-            let (rank, hidden) = (options.rank, config.hidden);
+        let (rank, hidden) = (options.rank, base.norm.len());
+        if rank == 0 || rank > hidden {
             return refuse(format!("lora.rank = {rank}; it must be 1 to {hidden}, the model's width"));
         }
         if !(options.alpha > 0.0 && options.alpha.is_finite()) {
@@ -70,57 +87,24 @@ impl AdapterLayout {
         if options.targets.is_empty() {
             return refuse(format!("lora.targets is empty; name some of {}", known.join(", ")));
         }
-        let (shape, hidden, wide) = (attention_shape(config), config.hidden, config.intermediate);
-        let mut len = 0;
-        let mut lay = |size: usize| {
-            let range = len..len + size;
-            len = range.end.next_multiple_of(64);
-            range
+        let mut tensors = Tensors::default();
+        let mut part = |map: Map, module: &str| {
+            let name = format!("model.layers.{}.{module}", map.layer);
+            let place = base.tensors.find(&format!("{name}.weight"))?;
+            let (at, inputs) = (base.linear(map), place.parameter.shape[1]);
+            let [start, end] = [place.range.start, place.range.end].map(|i| (i - at.weight.start) / inputs);
+            let mut lay = |matrix: &str, shape: [usize; 2]| {
+                let name = format!("base_model.model.{name}.{matrix}.weight");
+                tensors.lay([Parameter { name, shape: shape.to_vec() }])
+            };
+            let (a, b) = (lay("lora_A", [rank, inputs]), lay("lora_B", [end - start, rank]));
+            Some(Part { base: place.range.clone(), outputs: start..end, width: at.outputs, inputs, a, b })
         };
-        let layers = (0..config.layers).map(|layer| {
-            let mut parts = Vec::new();
-            for site in Site::ALL {
-                let (inputs, widths) = match site {
-                    Site::Qkv => (hidden, vec![shape.query(), shape.key(), shape.key()]),
-                    Site::Output => (shape.query(), vec![hidden]),
-                    Site::GateUp => (hidden, vec![wide, wide]),
-                    Site::Down => (wide, vec![hidden]),
-                };
-                let mut column = 0;
-                for (module, width) in site.modules().iter().zip(widths) {
-                    let outputs = column..column + width;
-                    column += width;
-                    if options.targets.contains(&short(module)) {
-                        let name = format!("base_model.model.model.layers.{layer}.{module}");
-                        let (a, b) = (lay(options.rank * inputs), lay(width * options.rank));
-                        parts.push(Part { site, name, outputs, inputs, a, b });
-                    }
-                }
-            }
-            parts
+        let maps = Map::all(base.layers.len()).map(|map| {
+            let wanted = map.site.modules().iter().filter(|module| options.targets.contains(&short(module)));
+            wanted.filter_map(|module| part(map, module)).collect()
         });
-        Ok(AdapterLayout { layers: layers.collect(), len })
-    }
-
-    /// Number of parameters.
-    pub fn parameters(&self) -> usize {
-        self.layers.iter().flatten().map(|part| part.a.len() + part.b.len()).sum()
-    }
-
-    /// The parameters as groups for the optimiser: matrices, all of them.
-    pub fn groups(&self) -> Vec<Group> {
-        let group = |range: &Range<usize>| Group { start: range.start, len: range.len(), decay: true };
-        self.layers.iter().flatten().flat_map(|part| [group(&part.a), group(&part.b)]).collect()
-    }
-
-    /// Names and shapes in PEFT's files, with their places.
-    fn tensors(&self, rank: usize) -> impl Iterator<Item = (String, Vec<usize>, Range<usize>)> {
-        self.layers.iter().flatten().flat_map(move |part| {
-            [
-                (format!("{}.lora_A.weight", part.name), vec![rank, part.inputs], part.a.clone()),
-                (format!("{}.lora_B.weight", part.name), vec![part.outputs.len(), rank], part.b.clone()),
-            ]
-        })
+        Ok(AdapterLayout { maps: maps.collect(), tensors })
     }
 }
 
@@ -134,7 +118,7 @@ pub struct Adapter {
     pub layout: AdapterLayout,
     /// The parameters.
     pub master: Buffer,
-    /// For every part of every block A and B, packed for `x · Aᵀ` and `t · Bᵀ`.
+    /// A and B of every part, in the order of the layout, packed for `x · Aᵀ` and `t · Bᵀ`.
     packed: Vec<Vec<[Packed; 2]>>,
 }
 
@@ -154,14 +138,14 @@ impl Adapter {
     /// As [`AdapterLayout::new`].
     pub fn new(
         compute: &Compute,
-        config: &ModelConfig,
+        layout: &Layout,
         options: LoraOptions,
         seed: u64,
         base: String,
     ) -> Result<Self, EngineError> {
-        let layout = AdapterLayout::new(config, &options)?;
-        let mut master = Buffer::zeroed(layout.len);
-        for (stream, part) in layout.layers.iter().flatten().enumerate() {
+        let layout = AdapterLayout::new(layout, &options)?;
+        let mut master = Buffer::zeroed(layout.tensors.len);
+        for (stream, part) in layout.maps.iter().flatten().enumerate() {
             // Uniform with the variance of PEFT's default (He et al. 2015 with a = √5).
             let bound = 1.0 / (part.inputs as f64).sqrt();
             for (i, value) in master[part.a.clone()].iter_mut().enumerate() {
@@ -173,7 +157,7 @@ impl Adapter {
             [(part.inputs, rank), (rank, part.outputs.len())]
                 .map(|(depth, columns)| Packed::empty(compute.precision, depth, columns))
         };
-        let packed = layout.layers.iter().map(|parts| parts.iter().map(packed).collect()).collect();
+        let packed = layout.maps.iter().map(|parts| parts.iter().map(packed).collect()).collect();
         let mut adapter = Adapter { options, base, layout, master, packed };
         adapter.refresh(compute);
         Ok(adapter)
@@ -182,7 +166,7 @@ impl Adapter {
     /// Packs the matrices again, after they changed.
     pub fn refresh(&mut self, compute: &Compute) {
         let (rank, master) = (self.options.rank, &self.master);
-        for (part, packed) in self.layout.layers.iter().flatten().zip(self.packed.iter_mut().flatten()) {
+        for (part, packed) in self.layout.maps.iter().flatten().zip(self.packed.iter_mut().flatten()) {
             let [a, b] = packed;
             a.refresh(compute, Matrix::new(&master[part.a.clone()], rank, part.inputs).transposed());
             b.refresh(compute, Matrix::new(&master[part.b.clone()], part.outputs.len(), rank).transposed());
@@ -193,27 +177,18 @@ impl Adapter {
         self.options.alpha / self.options.rank as f32
     }
 
-    fn parts(&self, layer: usize, site: Site) -> impl Iterator<Item = (&Part, &[Packed; 2])> {
-        self.layout.layers[layer].iter().zip(&self.packed[layer]).filter(move |(part, _)| part.site == site)
+    fn parts(&self, map: Map) -> impl Iterator<Item = (&Part, &[Packed; 2])> {
+        let index = map.index();
+        self.layout.maps[index].iter().zip(&self.packed[index])
     }
 
-    /// Adds the adapter's share to `out` (rows of `width` outputs of a linear map), given its input `x`.
-    #[allow(clippy::too_many_arguments)]
-    pub fn forward(
-        &self,
-        compute: &Compute,
-        scratch: &mut Scratch,
-        low: &mut Low,
-        layer: usize,
-        site: Site,
-        x: &[f32],
-        width: usize,
-        out: &mut [f32],
-    ) {
-        for (part, packed) in self.parts(layer, site) {
-            let inner = self.inner(compute, scratch, low, part, packed, x);
+    /// Adds the adapter's share to the output of a linear map, given its input `x`.
+    pub fn forward(&self, compute: &Compute, scratch: &mut MapScratch, map: Map, x: &[f32], out: &mut [f32]) {
+        let MapScratch { product: scratch, low } = scratch;
+        for (part, packed) in self.parts(map) {
+            let inner = self.inner(compute, scratch, &mut low.inner, part, packed, x);
             let to = &mut out[part.outputs.start..];
-            product(compute, scratch, inner, Right::Packed(&packed[1]), to, width, Mode::Add);
+            product(compute, scratch, inner, Right::Packed(&packed[1]), to, part.width, Mode::Add);
         }
     }
 
@@ -222,20 +197,20 @@ impl Adapter {
         &self,
         compute: &Compute,
         scratch: &mut Scratch,
-        low: &'a mut Low,
+        inner: &'a mut Buffer,
         part: &Part,
         packed: &[Packed; 2],
         x: &[f32],
     ) -> Matrix<'a> {
         let (rank, rows) = (self.options.rank, x.len() / part.inputs);
-        let inner = low.inner.reserve(rows * rank);
+        let inner = inner.reserve(rows * rank);
         let x = Matrix::new(x, rows, part.inputs);
         product(compute, scratch, x, Right::Packed(&packed[0]), inner, rank, Mode::Set);
         scale_rows(compute, rank, self.scale(), inner);
         Matrix::new(inner, rows, rank)
     }
 
-    /// (alpha / rank) dy B, for the part's columns of `dy`, rows of `width`.
+    /// (alpha / rank) dy B, for the part's columns of `dy`.
     fn slope<'a>(
         &self,
         compute: &Compute,
@@ -243,11 +218,10 @@ impl Adapter {
         slope: &'a mut Buffer,
         part: &Part,
         dy: &[f32],
-        width: usize,
     ) -> Matrix<'a> {
-        let (rank, rows) = (self.options.rank, dy.len() / width);
+        let (rank, rows) = (self.options.rank, dy.len() / part.width);
         let slope = slope.reserve(rows * rank);
-        let dy = Matrix::strided(&dy[part.outputs.start..], rows, part.outputs.len(), width);
+        let dy = part.columns(dy);
         let b = Matrix::new(&self.master[part.b.clone()], part.outputs.len(), rank);
         product(compute, scratch, dy, Right::Plain(b), slope, rank, Mode::Set);
         scale_rows(compute, rank, self.scale(), slope);
@@ -259,63 +233,49 @@ impl Adapter {
     pub fn add_gradient(
         &self,
         compute: &Compute,
-        scratch: &mut Scratch,
-        low: &mut Low,
-        layer: usize,
-        site: Site,
+        scratch: &mut MapScratch,
+        map: Map,
         x: &[f32],
         dy: &[f32],
-        width: usize,
         gradient: &mut [f32],
         mode: Mode,
     ) {
         let rank = self.options.rank;
-        for (part, packed) in self.parts(layer, site) {
-            let rows = x.len() / part.inputs;
-            let slope = self.slope(compute, scratch, &mut low.slope, part, dy, width).transposed();
-            let right = Right::Plain(Matrix::new(x, rows, part.inputs));
+        let MapScratch { product: scratch, low } = scratch;
+        for (part, packed) in self.parts(map) {
+            let slope = self.slope(compute, scratch, &mut low.slope, part, dy).transposed();
+            let right = Right::Plain(Matrix::new(x, x.len() / part.inputs, part.inputs));
             product(compute, scratch, slope, right, &mut gradient[part.a.clone()], part.inputs, mode);
-            let inner = self.inner(compute, scratch, low, part, packed, x);
-            let dy = Matrix::strided(&dy[part.outputs.start..], rows, part.outputs.len(), width);
+            let inner = self.inner(compute, scratch, &mut low.inner, part, packed, x);
             let to = &mut gradient[part.b.clone()];
-            product(compute, scratch, dy.transposed(), Right::Plain(inner), to, rank, mode);
+            product(compute, scratch, part.columns(dy).transposed(), Right::Plain(inner), to, rank, mode);
         }
     }
 
     /// Adds the adapter's share of a linear map's input gradient to `dx`.
-    #[allow(clippy::too_many_arguments)]
     pub fn add_input_gradient(
         &self,
         compute: &Compute,
-        scratch: &mut Scratch,
-        low: &mut Low,
-        layer: usize,
-        site: Site,
+        scratch: &mut MapScratch,
+        map: Map,
         dy: &[f32],
-        width: usize,
         dx: &mut [f32],
     ) {
-        for (part, _) in self.parts(layer, site) {
-            let slope = self.slope(compute, scratch, &mut low.slope, part, dy, width);
+        let MapScratch { product: scratch, low } = scratch;
+        for (part, _) in self.parts(map) {
+            let slope = self.slope(compute, scratch, &mut low.slope, part, dy);
             let a = Right::Plain(Matrix::new(&self.master[part.a.clone()], self.options.rank, part.inputs));
             product(compute, scratch, slope, a, dx, part.inputs, Mode::Add);
         }
     }
 
-    /// Adds what an adapter of this layout does, whose parameters are `array`, to a copy of the base's weights, which lie as
-    /// `place` says: from a parameter's name to its range.
-    pub fn merge_into(
-        &self,
-        place: impl Fn(&str) -> Option<Range<usize>>,
-        array: &[f64],
-        weights: &mut [f64],
-    ) {
+    /// Adds what an adapter of this layout does, whose parameters are `array`, to a copy of the base's weights.
+    pub fn merge_into(&self, array: &[f64], weights: &mut [f64]) {
         let (rank, scale) = (self.options.rank, f64::from(self.scale()));
-        for part in self.layout.layers.iter().flatten() {
-            let name = part.name.trim_start_matches("base_model.model.");
-            let Some(range) = place(&format!("{name}.weight")) else { continue };
+        for part in self.layout.maps.iter().flatten() {
             let (a, b) = (&array[part.a.clone()], &array[part.b.clone()]);
-            for (row, b) in weights[range].chunks_exact_mut(part.inputs).zip(b.chunks_exact(rank)) {
+            for (row, b) in weights[part.base.clone()].chunks_exact_mut(part.inputs).zip(b.chunks_exact(rank))
+            {
                 for (r, b) in b.iter().enumerate() {
                     for (w, a) in row.iter_mut().zip(&a[r * part.inputs..]) {
                         *w += scale * b * a;
@@ -323,26 +283,6 @@ impl Adapter {
                 }
             }
         }
-    }
-
-    /// Writes an array of this layout (weights, or a moment of the optimiser) under PEFT's names.
-    ///
-    /// # Errors
-    /// When the file cannot be written.
-    pub fn write(&self, path: &Path, array: &[f32]) -> Result<(), ModelError> {
-        write_safetensors(path, self.layout.tensors(self.options.rank).map(|(n, s, r)| (n, s, &array[r])))
-    }
-
-    /// Reads such an array.
-    ///
-    /// # Errors
-    /// When a tensor is missing or has another shape.
-    pub fn read(&self, path: &Path, array: &mut [f32]) -> Result<(), ModelError> {
-        let file = SafetensorsFile::open(path)?;
-        for (name, shape, range) in self.layout.tensors(self.options.rank) {
-            file.read_shaped(&name, &shape, &mut array[range])?;
-        }
-        Ok(())
     }
 
     /// Writes weights and configuration in PEFT's layout.
@@ -364,7 +304,7 @@ impl Adapter {
             "inference_mode": true,
         });
         write_json(&folder.join(CONFIG), &config)?;
-        self.write(&folder.join(WEIGHTS), &self.master)
+        self.layout.tensors.write(&folder.join(WEIGHTS), &self.master)
     }
 
     /// What the adapter in a folder in PEFT's layout is, and what its base is called.
@@ -407,8 +347,8 @@ impl Adapter {
     /// # Errors
     /// When a file is missing, or does not fit.
     pub fn load(&mut self, compute: &Compute, folder: &Path) -> Result<(), ModelError> {
-        let mut master = Buffer::zeroed(self.layout.len);
-        self.read(&folder.join(WEIGHTS), &mut master)?;
+        let mut master = Buffer::zeroed(self.layout.tensors.len);
+        self.layout.tensors.read(&folder.join(WEIGHTS), &mut master)?;
         self.master = master;
         self.refresh(compute);
         Ok(())

@@ -6,14 +6,14 @@
 use std::ops::Range;
 
 use crate::activations::Activations;
-use crate::adapter::{Adapter, Low};
+use crate::adapter::Adapter;
 use crate::buffer::{Buffer, Shared};
-use crate::layout::Site;
+use crate::layout::{Map, Site};
 use crate::ops::attention_backward::{self, PathRows, Saved};
 use crate::ops::kv::KeyValues;
 use crate::ops::{add_column_sums, norm, swiglu};
-use crate::product::{Matrix, Mode, Right, Scratch, product};
-use crate::transformer::{LayerState, Rows, Temporary, Transformer};
+use crate::product::{Matrix, Mode, Right, product};
+use crate::transformer::{LayerState, MapScratch, Rows, Temporary, Transformer};
 use crate::weights::attention_shape;
 
 /// Gradients of rows while they travel back.
@@ -57,49 +57,37 @@ impl Parameters<'_> {
     }
 
     /// Adds a linear map's gradient: dW = dyᵀ x, db = Σ dy.
-    #[allow(clippy::too_many_arguments)]
-    fn add_linear(
-        &mut self,
-        model: &Transformer,
-        scratch: &mut Scratch,
-        low: &mut Low,
-        layer: usize,
-        site: Site,
-        x: &[f32],
-        dy: &[f32],
-    ) {
-        let at = model.weights.layout.layers[layer].linear(site);
+    fn add_linear(&mut self, model: &Transformer, scratch: &mut MapScratch, map: Map, x: &[f32], dy: &[f32]) {
+        let at = model.weights.layout.linear(map);
         let rows = x.len() / at.inputs;
         let (compute, mode) = (&model.compute, self.mode);
         if let Some(gradient) = &mut self.base {
             let slope = Matrix::new(dy, rows, at.outputs).transposed();
             let right = Right::Plain(Matrix::new(x, rows, at.inputs));
-            product(compute, scratch, slope, right, &mut gradient[at.weight.clone()], at.inputs, mode);
+            let to = &mut gradient[at.weight.clone()];
+            product(compute, &mut scratch.product, slope, right, to, at.inputs, mode);
             add_column_sums(compute, rows, dy, &mut gradient[at.bias.clone()]);
         }
         if let Some((adapter, gradient)) = &mut self.adapter {
-            adapter.add_gradient(compute, scratch, low, layer, site, x, dy, at.outputs, gradient, mode);
+            adapter.add_gradient(compute, scratch, map, x, dy, gradient, mode);
         }
     }
 
     /// The gradient of a linear map's input: dx = dy W.
-    #[allow(clippy::too_many_arguments)]
     fn linear_input(
         &self,
         model: &Transformer,
-        scratch: &mut Scratch,
-        low: &mut Low,
-        layer: usize,
-        site: Site,
+        scratch: &mut MapScratch,
+        map: Map,
         dy: &[f32],
         dx: &mut [f32],
     ) {
-        let at = model.weights.layout.layers[layer].linear(site);
+        let at = model.weights.layout.linear(map);
         let weight = Right::Plain(Matrix::new(model.weights.part(&at.weight), at.outputs, at.inputs));
         let slope = Matrix::new(dy, dy.len() / at.outputs, at.outputs);
-        product(&model.compute, scratch, slope, weight, dx, at.inputs, Mode::Set);
+        product(&model.compute, &mut scratch.product, slope, weight, dx, at.inputs, Mode::Set);
         if let Some((adapter, _)) = &self.adapter {
-            adapter.add_input_gradient(&model.compute, scratch, low, layer, site, dy, at.outputs, dx);
+            adapter.add_input_gradient(&model.compute, scratch, map, dy, dx);
         }
     }
 }
@@ -127,7 +115,8 @@ impl Backward {
         let (hidden, wide, epsilon) = (config.hidden, config.intermediate, config.norm_epsilon);
         let (input, state) = activations.recall(model, layer, rows, temporary, keys_values);
         let LayerState { raw, qkv, stats, attended, middle, gate_up } = state;
-        let Temporary { normed, scratch, low, .. } = temporary;
+        let Temporary { normed, scratch, .. } = temporary;
+        let map = |site| Map { layer, site };
         let normed = normed.reserve(count * hidden);
         let dx = &mut self.dx[..count * hidden];
         let dnormed = self.dnormed.reserve(count * hidden);
@@ -136,23 +125,23 @@ impl Backward {
         // Feed-forward: out = middle + down(silu(gate) · up).
         let dhidden = self.dhidden.reserve(count * wide);
         let gate_up = &mut gate_up[..count * 2 * wide];
-        parameters.linear_input(model, scratch, low, layer, Site::Down, dx, dhidden);
+        parameters.linear_input(model, scratch, map(Site::Down), dx, dhidden);
         swiglu::backward(compute, count, wide, gate_up, dhidden);
-        parameters.add_linear(model, scratch, low, layer, Site::Down, dhidden, dx);
+        parameters.add_linear(model, scratch, map(Site::Down), dhidden, dx);
 
         let middle = &middle[..count * hidden];
         let weight = weights.part(&at.mlp_norm);
         norm::forward(compute, count, middle, weight, epsilon, normed);
-        parameters.add_linear(model, scratch, low, layer, Site::GateUp, normed, gate_up);
-        parameters.linear_input(model, scratch, low, layer, Site::GateUp, gate_up, dnormed);
+        parameters.add_linear(model, scratch, map(Site::GateUp), normed, gate_up);
+        parameters.linear_input(model, scratch, map(Site::GateUp), gate_up, dnormed);
         let to = parameters.part(&at.mlp_norm);
         norm::backward(compute, count, middle, weight, epsilon, dnormed, inverses, dx, to);
 
         // Attention: middle = input + output(attend(qkv)).
         let attended = &attended[..count * shape.query()];
-        parameters.add_linear(model, scratch, low, layer, Site::Output, attended, dx);
+        parameters.add_linear(model, scratch, map(Site::Output), attended, dx);
         let dattended = self.dattended.reserve(attended.len());
-        parameters.linear_input(model, scratch, low, layer, Site::Output, dx, dattended);
+        parameters.linear_input(model, scratch, map(Site::Output), dx, dattended);
 
         let dqkv = self.dqkv.reserve(count * shape.qkv());
         let saved =
@@ -183,8 +172,8 @@ impl Backward {
 
         let weight = weights.part(&at.attention_norm);
         norm::forward(compute, count, input, weight, epsilon, normed);
-        parameters.add_linear(model, scratch, low, layer, Site::Qkv, normed, dqkv);
-        parameters.linear_input(model, scratch, low, layer, Site::Qkv, dqkv, dnormed);
+        parameters.add_linear(model, scratch, map(Site::Qkv), normed, dqkv);
+        parameters.linear_input(model, scratch, map(Site::Qkv), dqkv, dnormed);
         let to = parameters.part(&at.attention_norm);
         norm::backward(compute, count, input, weight, epsilon, dnormed, inverses, dx, to);
     }

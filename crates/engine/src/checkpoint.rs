@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use dressage_model::{ModelError, ModelFiles, SafetensorsFile, write_json};
+use dressage_model::{ModelError, ModelFiles, write_json};
 use dressage_policy::crash_point;
 
-use crate::buffer::Buffer;
 use crate::learning::Learning;
 use crate::optimiser::Optimiser;
+use crate::tensors::Tensors;
 use crate::transformer::Transformer;
 use crate::value;
 use crate::weights::Weights;
@@ -30,40 +30,37 @@ pub fn save(
     with_optimiser: bool,
 ) -> Result<(), ModelError> {
     let weights = &model.weights;
-    let optimiser = match adapter {
+    let (optimiser, tensors) = match adapter {
         None => {
             save_model(weights, &weights.master, folder)?;
-            Some(&learning.optimiser)
+            (Some(&learning.optimiser), &weights.layout.tensors)
         }
         Some(index) => {
             model.adapters[index].save(folder)?;
-            learning.adapters.get(index)
+            (learning.adapters.get(index), &model.adapters[index].layout.tensors)
         }
     };
+    let write_moments = |tensors: &Tensors, names: [&str; 2], optimiser: &Optimiser| {
+        let moments = names.into_iter().zip([&optimiser.first, &optimiser.second]);
+        moments.into_iter().try_for_each(|(name, moment)| tensors.write(&folder.join(name), moment))
+    };
     if let Some(head) = model.values.get(&adapter) {
-        head.write(&folder.join(value::FILE), &head.master)?;
+        head.tensors.write(&folder.join(value::FILE), &head.master)?;
         let moments = learning.value_heads.get(&adapter).filter(|o| with_optimiser && !o.first.is_empty());
         if let Some(optimiser) = moments {
-            for (name, moment) in VALUE_MOMENTS.iter().zip([&optimiser.first, &optimiser.second]) {
-                head.write(&folder.join(name), moment)?;
-            }
+            write_moments(&head.tensors, VALUE_MOMENTS, optimiser)?;
         }
     }
     crash_point("checkpoint_file");
     let Some(optimiser) = optimiser.filter(|o| with_optimiser && !o.first.is_empty()) else { return Ok(()) };
-    for (name, moment) in MOMENTS.iter().zip([&optimiser.first, &optimiser.second]) {
-        match adapter {
-            None => weights.write(&folder.join(name), moment)?,
-            Some(index) => model.adapters[index].write(&folder.join(name), moment)?,
-        }
-    }
+    write_moments(tensors, MOMENTS, optimiser)?;
     let steps = serde_json::json!({ "schema": 1, "steps": optimiser.steps });
     write_json(&folder.join(STEPS), &steps)
 }
 
 fn save_model(weights: &Weights, array: &[f32], folder: &Path) -> Result<(), ModelError> {
     write_json(&folder.join(CONFIG), &weights.config.to_hf_json())?;
-    weights.write(&folder.join(WEIGHTS), array)
+    weights.layout.tensors.write(&folder.join(WEIGHTS), array)
 }
 
 /// Writes the weights with an adapter worked into them, in Hugging Face layout.
@@ -75,10 +72,8 @@ pub fn save_merged(model: &Transformer, adapter: Option<usize>, folder: &Path) -
     let Some(index) = adapter else { return save_model(weights, &weights.master, folder) };
     let wide = |array: &[f32]| -> Vec<f64> { array.iter().map(|v| f64::from(*v)).collect() };
     let mut merged = wide(&weights.master);
-    let place =
-        |name: &str| weights.layout.places.iter().find(|p| p.parameter.name == name).map(|p| p.range.clone());
     let adapter = &model.adapters[index];
-    adapter.merge_into(place, &wide(&adapter.master), &mut merged);
+    adapter.merge_into(&wide(&adapter.master), &mut merged);
     let merged: Vec<f32> = merged.into_iter().map(|v| v as f32).collect();
     save_model(weights, &merged, folder)
 }
@@ -96,23 +91,22 @@ pub fn load(
     with_optimiser: bool,
 ) -> Result<(), ModelError> {
     let Transformer { compute, weights, adapters, values, .. } = model;
-    let (optimiser, len) = match adapter {
+    let (optimiser, tensors) = match adapter {
         None => {
             weights.read(compute, &ModelFiles::open(folder)?)?;
-            (&mut learning.optimiser, weights.layout.len)
+            (&mut learning.optimiser, &weights.layout.tensors)
         }
         Some(index) => {
             adapters[index].load(compute, folder)?;
             learning.ensure_adapter(index);
-            (&mut learning.adapters[index], adapters[index].layout.len)
+            (&mut learning.adapters[index], &adapters[index].layout.tensors)
         }
     };
     *optimiser = Optimiser::default();
+    learning.value_heads.remove(&adapter);
     let critic = match values.get_mut(&adapter) {
         Some(head) if folder.join(value::FILE).exists() => {
-            let mut master = Buffer::zeroed(head.master.len());
-            head.read(&folder.join(value::FILE), &mut master)?;
-            head.master = master;
+            head.load(&folder.join(value::FILE))?;
             Some(head)
         }
         _ => None,
@@ -125,32 +119,18 @@ pub fn load(
     let text = std::fs::read_to_string(&steps).map_err(|error| damaged(error.to_string()))?;
     let value: serde_json::Value = serde_json::from_str(&text).map_err(|error| damaged(error.to_string()))?;
     let count = value["steps"].as_u64().ok_or_else(|| damaged("it has no number of steps".into()))?;
-    optimiser.ensure(len);
-    for (name, moment) in MOMENTS.iter().zip([&mut optimiser.first, &mut optimiser.second]) {
-        let path = folder.join(name);
-        match adapter {
-            None => read_moment(weights, &path, moment)?,
-            Some(index) => adapters[index].read(&path, moment)?,
-        }
-    }
-    optimiser.steps = count;
-    if let Some(head) = critic.filter(|_| folder.join(VALUE_MOMENTS[0]).exists()) {
+    let read = |tensors: &Tensors, names: [&str; 2]| {
         let mut optimiser = Optimiser::default();
         optimiser.steps = count;
-        optimiser.ensure(head.master.len());
-        for (name, moment) in VALUE_MOMENTS.iter().zip([&mut optimiser.first, &mut optimiser.second]) {
-            head.read(&folder.join(name), moment)?;
+        optimiser.ensure(tensors.len);
+        for (name, moment) in names.into_iter().zip([&mut optimiser.first, &mut optimiser.second]) {
+            tensors.read(&folder.join(name), moment)?;
         }
-        learning.value_heads.insert(adapter, optimiser);
-    }
-    Ok(())
-}
-
-fn read_moment(weights: &Weights, path: &Path, moment: &mut [f32]) -> Result<(), ModelError> {
-    let file = SafetensorsFile::open(path)?;
-    for place in &weights.layout.places {
-        let parameter = &place.parameter;
-        file.read_shaped(&parameter.name, &parameter.shape, &mut moment[place.range.clone()])?;
+        Ok(optimiser)
+    };
+    *optimiser = read(tensors, MOMENTS)?;
+    if let Some(head) = critic.filter(|_| folder.join(VALUE_MOMENTS[0]).exists()) {
+        learning.value_heads.insert(adapter, read(&head.tensors, VALUE_MOMENTS)?);
     }
     Ok(())
 }

@@ -20,6 +20,7 @@ use tokio::sync::oneshot;
 
 use crate::adapter::AdapterLayout;
 use crate::cache::Cache;
+use crate::layout::Layout;
 use crate::learning::{self, Learning};
 use crate::memory::{self, MemoryPlan};
 use crate::precision::Precision;
@@ -45,6 +46,10 @@ pub struct EngineOptions {
     pub trains: bool,
     /// The adapter that will be trained, for the memory plan; `None` if it is the weights.
     pub lora: Option<LoraOptions>,
+    /// How many adapters of its form there will be that are not trained, for the memory plan.
+    pub frozen_adapters: usize,
+    /// Whether there will be a value head, for the memory plan; beside an adapter that is trained, in another one.
+    pub critic: bool,
     /// Most memory to use, in MiB; 0 for what is free. Where it is short, training computes activations again.
     pub memory_mb: usize,
     /// Memory for keys and values of sampling, in MiB.
@@ -70,6 +75,8 @@ impl Default for EngineOptions {
             batch_tokens: 4096,
             trains: true,
             lora: None,
+            frozen_adapters: 0,
+            critic: false,
             memory_mb: 0,
             kv_memory_mb: 1024,
             running: 64,
@@ -212,7 +219,7 @@ impl Engine {
             )));
         }
         if let Some(lora) = &options.lora {
-            AdapterLayout::new(config, lora)?;
+            AdapterLayout::new(&Layout::new(config), lora)?;
         }
         Ok(MemoryPlan::new(config, options, options.threads(), options.budget()))
     }

@@ -152,6 +152,11 @@ impl Head {
     }
 }
 
+/// What the terms of a target weigh together.
+fn weight_of(batch: &TreeBatch, target: usize) -> f64 {
+    batch.terms_of(&batch.targets[target]).iter().map(|term| f64::from(term.weight)).sum()
+}
+
 /// What one row of the head gives.
 #[derive(Debug, Clone, Default)]
 struct RowResult {
@@ -164,7 +169,8 @@ struct RowResult {
 
 /// One row: log-probabilities of its targets and, with a loss, its sums; turns the logits into their gradient, but for a factor.
 ///
-/// d loss / d z_v = Σ_targets g_t (1[v = t] − p_v) / temperature, with g_t = Σ_terms weight · d loss / d log p.
+/// d loss / d z_v = Σ_targets g_t (1[v = t] − p_v) / temperature, with g_t = Σ_terms weight · d loss / d log p, and with a bonus c for the
+/// entropy H Σ_terms weight · c p_v (ln p_v + H) / temperature more.
 fn evaluate_row(
     model: &Transformer,
     batch: &TreeBatch,
@@ -176,6 +182,8 @@ fn evaluate_row(
     softmax::scale(isa, z, row.temperature);
     let token_of = |target: usize| batch.tokens[batch.targets[target].token as usize] as usize;
     let scaled: Vec<f32> = row.targets.iter().map(|t| z[token_of(*t)]).collect();
+    let bonus = loss.map_or(0.0, |loss| loss.entropy);
+    let before = if bonus == 0.0 { Vec::new() } else { z.to_vec() };
     let (normaliser, entropy) = softmax::exponentiate(isa, z);
     let logprobs: Vec<f32> = scaled.iter().map(|z| normaliser.log_probability(*z)).collect();
     let mut result = RowResult { logprobs, sums: ForwardBackward::default(), factor: 1.0 };
@@ -194,6 +202,17 @@ fn evaluate_row(
     }
     let total: f64 = slopes.iter().sum();
     let mut factor = -total / normaliser.sum;
+    if bonus != 0.0 {
+        let weights: f64 = row.targets.iter().map(|t| weight_of(batch, *t)).sum();
+        result.sums.loss -= weights * bonus * entropy;
+        let slope = weights * bonus / f64::from(row.temperature) / normaliser.sum;
+        let shift = f64::from(normaliser.max) + f64::from(normaliser.log_sum) - entropy;
+        softmax::add_entropy(isa, z, &before, factor as f32, slope as f32, shift as f32);
+        for (&target, slope) in row.targets.iter().zip(&slopes) {
+            z[token_of(target)] += *slope as f32;
+        }
+        return result;
+    }
     // Multiplying the whole vocabulary is left to the rows of the products, which are far narrower. Not so where slopes
     // all but cancel and the factor says nothing of their size.
     if total.abs() <= 1e-3 * slopes.iter().map(|s| s.abs()).sum::<f64>() {

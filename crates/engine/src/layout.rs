@@ -1,23 +1,15 @@
 //! Where every parameter lies in one flat array.
 //!
-//! Weights, gradients and both moments of the optimiser are four arrays of this layout. Projections that read the same
+//! Projections that read the same
 //! input lie next to each other, so that query, key and value (and gate and up) are one matrix for the kernels.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
-use dressage_model::{ModelConfig, Parameter};
+use dressage_model::ModelConfig;
 
-use crate::ops::adamw::Group;
+use crate::tensors::Tensors;
 use crate::weights::attention_shape;
-
-/// A parameter's place.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
-    /// Its Hugging Face name and shape.
-    pub parameter: Parameter,
-    /// Where it lies.
-    pub range: Range<usize>,
-}
 
 /// The linear maps of a block. Projections that read the same input are one map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +36,27 @@ impl Site {
             Site::GateUp => &["mlp.gate_proj", "mlp.up_proj"],
             Site::Down => &["mlp.down_proj"],
         }
+    }
+}
+
+/// One linear map of the model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Map {
+    /// Its block.
+    pub layer: usize,
+    /// Its place in the block.
+    pub site: Site,
+}
+
+impl Map {
+    /// All maps of a model of `layers` blocks, in the order of the forward pass.
+    pub fn all(layers: usize) -> impl Iterator<Item = Map> {
+        (0..layers).flat_map(|layer| Site::ALL.map(|site| Map { layer, site }))
+    }
+
+    /// Its number among them.
+    pub fn index(self) -> usize {
+        self.layer * Site::ALL.len() + self.site as usize
     }
 }
 
@@ -74,18 +87,11 @@ pub struct LayerLayout {
     linear: [LinearLayout; 4],
 }
 
-impl LayerLayout {
-    /// One of the linear maps.
-    pub fn linear(&self, site: Site) -> &LinearLayout {
-        &self.linear[site as usize]
-    }
-}
-
 /// Where everything lies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
-    /// All parameters, in the order of [`ModelConfig::parameters`].
-    pub places: Vec<Place>,
+    /// All parameters, under their Hugging Face names.
+    pub tensors: Tensors,
     /// Embedding.
     pub embedding: Range<usize>,
     /// Blocks, first to last.
@@ -94,29 +100,17 @@ pub struct Layout {
     pub norm: Range<usize>,
     /// Head; the embedding itself where they are tied.
     pub head: Range<usize>,
-    /// Length of the array.
-    pub len: usize,
 }
 
 impl Layout {
     /// The layout of a model.
     pub fn new(config: &ModelConfig) -> Self {
-        let mut places: Vec<Place> =
-            config.parameters().into_iter().map(|parameter| Place { parameter, range: 0..0 }).collect();
-        let mut len = 0usize;
+        let mut left: HashMap<_, _> =
+            config.parameters().into_iter().map(|parameter| (parameter.name.clone(), parameter)).collect();
+        let mut tensors = Tensors::default();
         // Lays the parameters whose names are `prefix` + one of `names` next to each other.
-        let mut lay = |prefix: &str, names: &[String]| -> Range<usize> {
-            len = len.next_multiple_of(64);
-            let start = len;
-            for name in names {
-                let wanted = format!("{prefix}{name}");
-                if let Some(place) = places.iter_mut().find(|p| p.parameter.name == wanted) {
-                    let size: usize = place.parameter.shape.iter().product();
-                    place.range = len..len + size;
-                    len += size;
-                }
-            }
-            start..len
+        let mut lay = |prefix: &str, names: &[String]| {
+            tensors.lay(names.iter().filter_map(|name| left.remove(&format!("{prefix}{name}"))))
         };
         let one = |name: &str| [name.to_owned()];
         let embedding = lay("model.embed_tokens", &one(".weight"));
@@ -148,20 +142,12 @@ impl Layout {
             .collect();
         let norm = lay("model.norm", &one(".weight"));
         let head = if config.tied { embedding.clone() } else { lay("lm_head", &one(".weight")) };
-        Layout { places, embedding, layers, norm, head, len: len.next_multiple_of(64) }
+        Layout { tensors, embedding, layers, norm, head }
     }
 
-    /// The parameters as groups for the optimiser: weight decay applies to matrices only.
-    pub fn groups(&self) -> Vec<Group> {
-        self.places
-            .iter()
-            .map(|p| Group { start: p.range.start, len: p.range.len(), decay: p.parameter.shape.len() > 1 })
-            .collect()
-    }
-
-    /// Number of parameters.
-    pub fn parameters(&self) -> usize {
-        self.places.iter().map(|p| p.range.len()).sum()
+    /// Where one of the linear maps lies.
+    pub fn linear(&self, map: Map) -> &LinearLayout {
+        &self.layers[map.layer].linear[map.site as usize]
     }
 }
 
@@ -176,12 +162,13 @@ mod tests {
             let config =
                 ModelConfig { qkv_bias, qk_norm, tied, output_bias: true, mlp_bias: true, ..tiny_config() };
             let layout = Layout::new(&config);
-            let mut ranges: Vec<_> = layout.places.iter().map(|p| p.range.clone()).collect();
+            let mut ranges: Vec<_> = layout.tensors.places.iter().map(|p| p.range.clone()).collect();
+            assert_eq!(ranges.len(), config.parameters().len());
             ranges.sort_by_key(|r| r.start);
             assert!(ranges.iter().all(|r| !r.is_empty()));
             assert!(ranges.windows(2).all(|pair| pair[0].end <= pair[1].start));
-            assert!(ranges[ranges.len() - 1].end <= layout.len);
-            assert_eq!(layout.layers[1].linear(Site::Output).bias.len(), config.hidden);
+            assert!(ranges[ranges.len() - 1].end <= layout.tensors.len);
+            assert_eq!(layout.linear(Map { layer: 1, site: Site::Output }).bias.len(), config.hidden);
             assert_eq!(layout.layers[1].query_norm.is_empty(), !qk_norm);
             assert_eq!(layout.head == layout.embedding, tied);
         }

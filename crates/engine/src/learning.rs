@@ -162,11 +162,11 @@ impl Learning {
             };
             let laid = self.lay(adapter, batch, &unit, push);
             let Learning { activations, temporary, stack, blocks, head, values, .. } = self;
-            let mut places = Places { stack: &mut stack.blocks, passing: blocks };
+            let mut places = Places { stack: &mut stack.blocks, passing: Some(blocks) };
             activations.forward_only(model, laid.rows(), temporary, &mut places);
             let x = activations.output(unit.tokens.len() * model.weights.config.hidden);
             match critic {
-                None => head.run(model, batch, &unit, x, &mut temporary.scratch, None, &mut found),
+                None => head.run(model, batch, &unit, x, &mut temporary.scratch.product, None, &mut found),
                 Some(critic) => values.run(model, critic, batch, &unit, x, None, &mut found),
             };
         }
@@ -187,10 +187,10 @@ impl Learning {
         loss.check(batch).map_err(|error| PolicyError::Invalid(error.to_string()))?;
         packing::check(batch, model.context, model.weights.config.vocabulary)?;
         match adapter {
-            None => self.optimiser.ensure(model.weights.layout.len),
+            None => self.optimiser.ensure(model.weights.layout.tensors.len),
             Some(index) => {
                 self.ensure_adapter(index);
-                self.adapters[index].ensure(model.adapters[index].layout.len);
+                self.adapters[index].ensure(model.adapters[index].layout.tensors.len);
             }
         }
         if loss.is_of_values() {
@@ -231,17 +231,18 @@ impl Learning {
         let mut trained = Vec::new();
         match adapter {
             None => {
-                let (groups, master) = (weights.layout.groups(), &mut weights.master[..]);
+                let (groups, master) = (weights.layout.tensors.groups(), &mut weights.master[..]);
                 trained.push(Trained { optimiser: &mut self.optimiser, groups, master });
             }
             Some(index) => {
-                let (groups, master) = (adapters[index].layout.groups(), &mut adapters[index].master[..]);
+                let (groups, master) =
+                    (adapters[index].layout.tensors.groups(), &mut adapters[index].master[..]);
                 trained.push(Trained { optimiser: &mut self.adapters[index], groups, master });
             }
         }
         if let Some(head) = values.get_mut(&adapter) {
             let optimiser = self.value_heads.entry(adapter).or_default();
-            trained.push(Trained { optimiser, groups: head.groups().to_vec(), master: &mut head.master });
+            trained.push(Trained { optimiser, groups: head.tensors.groups(), master: &mut head.master });
         }
         let report = optimiser::step(compute, params, trained);
         if report.applied {
@@ -286,7 +287,7 @@ impl Learning {
             gradient[unit.above * width..][..unit.tokens.len() * width].fill(0.0);
         }
         let Learning { activations, temporary, stack, blocks, .. } = self;
-        let mut places = Places { stack: &mut stack.blocks, passing: blocks };
+        let mut places = Places { stack: &mut stack.blocks, passing: Some(blocks) };
         activations.forward_only(model, laid.rows(), temporary, &mut places);
     }
 
@@ -319,7 +320,7 @@ impl Learning {
             backward,
             ..
         } = self;
-        let mut places = Places { stack: &mut stack.blocks, passing: blocks };
+        let mut places = Places { stack: &mut stack.blocks, passing: Some(blocks) };
         activations.forward(model, rows, temporary, &mut places);
 
         let dx = backward.dx.reserve(size);
@@ -350,7 +351,7 @@ impl Learning {
                 let gradient = Some((gradient, &mut optimiser.gradient[..]));
                 values.run(model, critic, batch, unit, x, gradient, found)
             }
-            _ => head.run(model, batch, unit, x, &mut temporary.scratch, Some(gradient), found),
+            _ => head.run(model, batch, unit, x, &mut temporary.scratch.product, Some(gradient), found),
         };
 
         let width = 2 * attention_shape(config).key();
@@ -376,7 +377,8 @@ impl Learning {
 
 /// Clears the parts of a gradient that no product overwrites: norms, biases, and the embedding unless it is the head, too.
 fn clear_what_products_leave(layout: &Layout, gradient: &mut [f32]) {
-    let norms_and_biases = layout.groups().into_iter().filter(|g| !g.decay).map(|g| g.start..g.start + g.len);
+    let norms_and_biases =
+        layout.tensors.groups().into_iter().filter(|g| !g.decay).map(|g| g.start..g.start + g.len);
     let table = Some(layout.embedding.clone()).filter(|table| *table != layout.head);
     for range in norms_and_biases.chain(table) {
         gradient[range].fill(0.0);

@@ -44,11 +44,16 @@ fn model(config: &dressage_model::ModelConfig, threads: usize) -> Transformer {
     Transformer::new(compute, weights, config.context)
 }
 
-fn losses() -> [Loss; 2] {
+fn losses() -> [Loss; 3] {
     let kl = KlPenalty { estimator: KlEstimator::K3, coefficient: 0.1 };
     [
-        Loss { policy: PolicyLoss::CrossEntropy, kl: None },
-        Loss { policy: PolicyLoss::Clip { low: 0.2, high: 0.28, dual: Some(3.0) }, kl: Some(kl) },
+        Loss::of(PolicyLoss::CrossEntropy),
+        Loss {
+            policy: PolicyLoss::Clip { low: 0.2, high: 0.28, dual: Some(3.0), trust: None, keep: None },
+            kl: Some(kl),
+            entropy: 0.0,
+        },
+        Loss { entropy: 0.3, ..Loss::clip(0.2, 0.2) },
     ]
 }
 
@@ -62,7 +67,9 @@ fn exact_loss(reference: &Reference, paths: &[PathInput], loss: &Loss) -> f64 {
             // The loss takes an f32; its own slope carries the rest of the f64.
             let at = loss.evaluate(logp as f32, &t.term);
             let value = at.loss + at.slope * (logp - f64::from(logp as f32));
-            sum += f64::from(t.term.weight) * value;
+            let bonus =
+                loss.entropy * Reference::entropy(&logits, t.index as usize, f64::from(t.temperature));
+            sum += f64::from(t.term.weight) * (value - bonus);
         }
     }
     sum
@@ -81,7 +88,7 @@ fn loss_and_gradient_match_f64_for_every_family() {
             let mut reference = Reference::new(&model.weights);
             let exact = exact_loss(&reference, &paths, &loss);
             assert!((sums.loss - exact).abs() < 1e-5 * (1.0 + exact.abs()), "{} {exact}", sums.loss);
-            for (stream, place) in model.weights.layout.places.iter().enumerate() {
+            for (stream, place) in model.weights.layout.tensors.places.iter().enumerate() {
                 // The slope along a random direction within one tensor.
                 let name = &place.parameter.name;
                 let start = reference.parameters[name].clone();
@@ -128,7 +135,7 @@ fn trees_and_threads_do_not_change_the_gradient() {
         let alone = TreeBatch::merge(std::slice::from_ref(path)).unwrap();
         learning.forward_backward(&model, None, &alone, &loss).unwrap();
     }
-    for place in &model.weights.layout.places {
+    for place in &model.weights.layout.tensors.places {
         let pairs =
             gradients[0][place.range.clone()].iter().zip(&learning.optimiser.gradient[place.range.clone()]);
         let (mut error, mut size) = (0.0, 0.0);
@@ -169,7 +176,7 @@ fn units_and_recomputation_change_nothing() {
                 let parts = run(Limits { rows, kept: 1 });
                 assert_eq!(parts.0, logprobs);
                 assert!((parts.1.loss - sums.loss).abs() < 1e-9 * sums.loss.abs().max(1.0));
-                for place in &model.weights.layout.places {
+                for place in &model.weights.layout.tensors.places {
                     let (mut error, mut size) = (0.0, 0.0);
                     for (a, b) in parts.2[place.range.clone()].iter().zip(&gradient[place.range.clone()]) {
                         error += f64::from(a - b).powi(2);
@@ -203,7 +210,7 @@ fn the_gradient_in_bf16_is_near_that_in_f32() {
         let (_, found) = gradient(1, Precision::Bf16);
         let (_, again) = gradient(2, Precision::Bf16);
         assert!(found.iter().zip(&again).all(|(a, b)| a.to_bits() == b.to_bits()));
-        for place in &model.weights.layout.places {
+        for place in &model.weights.layout.tensors.places {
             let norm = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
             let (a, b) = (&found[place.range.clone()], &exact[place.range.clone()]);
             let (error, size) =
@@ -221,7 +228,8 @@ fn gradients_of_adapters_match_f64() {
         let mut model = model(&config, 2);
         let targets = ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"].map(str::to_owned).to_vec();
         let options = LoraOptions { rank: 3, alpha: 5.0, targets };
-        let mut adapter = Adapter::new(&model.compute, &config, options, 1, String::new()).unwrap();
+        let mut adapter =
+            Adapter::new(&model.compute, &model.weights.layout, options, 1, String::new()).unwrap();
         let paths = paths(config.vocabulary);
         let batch = TreeBatch::merge(&paths).unwrap();
         let loss = losses()[1];
@@ -242,16 +250,14 @@ fn gradients_of_adapters_match_f64() {
         let mut parts = Learning::new(&model, Limits { rows: 13, kept: 1 });
         parts.forward_backward(&model, Some(0), &batch, &loss).unwrap();
         let layout = &model.weights.layout;
-        let place =
-            |name: &str| layout.places.iter().find(|p| p.parameter.name == name).map(|p| p.range.clone());
         let exact_at = |moved: &[f64]| {
             let mut merged: Vec<f64> = model.weights.master.iter().map(|w| f64::from(*w)).collect();
-            model.adapters[0].merge_into(place, moved, &mut merged);
+            model.adapters[0].merge_into(moved, &mut merged);
             exact_loss(&Reference::of(&config, layout, &merged), &paths, &loss)
         };
         let start: Vec<f64> = model.adapters[0].master.iter().map(|v| f64::from(*v)).collect();
         assert!((sums.loss - exact_at(&start)).abs() < 1e-5 * (1.0 + sums.loss.abs()));
-        for group in model.adapters[0].layout.groups() {
+        for group in model.adapters[0].layout.tensors.groups() {
             let range = group.start..group.start + group.len;
             let direction = |i: usize| uniform(29, group.start as u64, i as u64) - 0.5;
             let step = 1e-5 / (group.len as f64).sqrt();
@@ -285,7 +291,7 @@ fn values_and_their_gradients_match_f64() {
             target.term.value = Some((uniform(37, 1, i as u64) * 2.0 - 1.0) as f32);
         }
         let batch = TreeBatch::merge(&paths).unwrap();
-        let loss = Loss { policy: PolicyLoss::Value { clip: Some(0.2) }, kl: None };
+        let loss = Loss::of(PolicyLoss::Value { clip: Some(0.2) });
         let mut learning = Learning::new(&model, Limits::NONE);
         let none = learning.values(&model, None, &batch);
         assert!(matches!(none, Err(PolicyError::NoValueHead)));
@@ -330,7 +336,7 @@ fn values_and_their_gradients_match_f64() {
         let along = |t| exact(&reference, &moved(&own, &direction, t));
         let expected = (along(1e-6) - along(-1e-6)) / 2e-6;
         compare("head", expected, &learning.value_heads[&None].gradient, &direction);
-        for (stream, place) in model.weights.layout.places.iter().enumerate() {
+        for (stream, place) in model.weights.layout.tensors.places.iter().enumerate() {
             let name = &place.parameter.name;
             let start = reference.parameters[name].clone();
             let direction = directions(1 + stream as u64, start.len());
@@ -382,7 +388,7 @@ fn a_step_leaves_nothing_behind() {
 fn a_gradient_that_is_not_finite_changes_nothing() {
     let mut model = model(&tiny_config(), 1);
     let mut learning = Learning::new(&model, Limits::NONE);
-    learning.optimiser.ensure(model.weights.layout.len);
+    learning.optimiser.ensure(model.weights.layout.tensors.len);
     learning.optimiser.begin();
     learning.optimiser.gradient[7] = f32::NAN;
     let before = model.weights.master.to_vec();

@@ -40,6 +40,7 @@ mod reference;
 pub mod scheduler;
 mod service;
 pub mod simd;
+pub mod tensors;
 pub mod testing;
 pub mod transformer;
 pub mod value;

@@ -4,7 +4,7 @@ use dressage_model::ModelConfig;
 
 use crate::adapter::AdapterLayout;
 use crate::engine::EngineOptions;
-use crate::layout::{Layout, Site};
+use crate::layout::{Layout, Map};
 use crate::ops::attention_backward;
 use crate::ops::kv::BLOCK;
 use crate::precision::words;
@@ -84,11 +84,9 @@ impl MemoryPlan {
         let packed = |inputs: usize, outputs: usize| {
             Values::new(outputs.next_multiple_of(NR)).times(words(precision, inputs))
         };
-        let mut weights = Values::new(layout.len).plus(packed(hidden, config.vocabulary));
-        for layer in &layout.layers {
-            for linear in Site::ALL.map(|site| layer.linear(site)) {
-                weights = weights.plus(packed(linear.inputs, linear.outputs));
-            }
+        let mut weights = Values::new(layout.tensors.len).plus(packed(hidden, config.vocabulary));
+        for linear in Map::all(layers).map(|map| layout.linear(map)) {
+            weights = weights.plus(packed(linear.inputs, linear.outputs));
         }
 
         // A row of one block: queries, keys and values (twice with per-head norms), statistics, attention, middle, gate and up.
@@ -104,9 +102,12 @@ impl MemoryPlan {
             let longest = rows.min(context);
             let row = states.saturating_mul(state) + (layers + 1) * hidden + temporary + back;
             let chunk = Values::new(rows.min(head::CHUNK)).times(config.vocabulary + 4 * hidden);
+            // Rows of a value head, which are not cut; a row of logits as it was, for a bonus for entropy.
+            let row = row + if options.critic { 4 * hidden } else { 0 };
             training = Values::new(rows)
                 .times(row)
                 .plus(chunk)
+                .plus(Values::new(threads).times(config.vocabulary))
                 .plus(Values::new(attention_backward::shares_at_most(shape, rows, longest)))
                 .plus(attention(longest, attention_backward::QUERIES).times(threads));
         } else if rows > 0 {
@@ -132,11 +133,15 @@ impl MemoryPlan {
             weights: weights.bytes(),
             optimiser: match &options.lora {
                 _ if !options.trains => 0,
-                None => Values::new(layout.len).times(3).bytes(),
+                None => Values::new(layout.tensors.len).times(3).bytes(),
                 // An adapter that cannot be is refused when it is made.
-                Some(lora) => {
-                    AdapterLayout::new(config, lora).map_or(0, |a| Values::new(a.len).times(5).bytes())
-                }
+                Some(lora) => AdapterLayout::new(layout, lora).map_or(0, |adapter| {
+                    let own = Values::new(adapter.tensors.len)
+                        .plus(Values::new(adapter.packed_words(precision, lora.rank)));
+                    let trained = 1 + usize::from(options.critic);
+                    let learnt = Values::new(adapter.tensors.len).times(3 * trained);
+                    own.times(trained + options.frozen_adapters).plus(learnt).bytes()
+                }),
             },
             training: training.bytes(),
             path: path.bytes(),

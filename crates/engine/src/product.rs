@@ -36,6 +36,9 @@ pub const SLAB_A: usize = 2 << 20;
 const CHUNK_A: usize = 128 << 10;
 /// Tasks that a product is cut into for each thread, so that the last to finish is not waited for long.
 const TASKS_PER_THREAD: usize = 16;
+/// Steps of k for which neighbouring tiles or panels are packed one after the other, where they lie next to each other in memory: a
+/// multiple of the steps of a word.
+const PACK_K: usize = 64;
 /// Up to this many rows the caller packs A alone: waking the pool would take longer.
 const SERIAL_ROWS: usize = 16;
 
@@ -107,33 +110,57 @@ pub fn product(
             let mb = slab_rows.min(m - m0);
             let tiles = mb.div_ceil(MR);
             let left = Shared::new(scratch.left.reserve(tiles * MR * wb));
+            let b_group = match b {
+                Right::Plain(matrix) => matrix.columns_together(NR),
+                Right::Packed(_) => 1,
+            };
             let to_pack = match b {
-                Right::Plain(_) if m0 == 0 => panels,
+                Right::Plain(_) if m0 == 0 => panels.div_ceil(b_group),
                 _ => 0,
             };
+            let a_group = a.transposed().columns_together(MR);
             let right = Shared::new(match b {
                 Right::Plain(_) if m0 == 0 => scratch.right.reserve(panels * NR * wb),
                 _ => &mut scratch.right,
             });
             let pack = |task: usize| {
+                // Neighbours whose rows are read together go through k side by side.
                 if task < to_pack {
                     if let Right::Plain(matrix) = b {
-                        // SAFETY: each panel is packed by one task.
-                        let panel = unsafe { right.slice(task * NR * wb, NR * wb) };
-                        pack_panel(kernel, matrix, k0, kb, task * NR, panel);
+                        let group = task * b_group..panels.min((task + 1) * b_group);
+                        let step = if group.len() > 1 { PACK_K } else { kb };
+                        for at in (0..kb).step_by(step) {
+                            let depth = step.min(kb - at);
+                            for panel in group.clone() {
+                                let start = (panel * wb + at / per_word) * NR;
+                                // SAFETY: each panel is packed by one task.
+                                let to = unsafe { right.slice(start, kernel.words(depth) * NR) };
+                                pack_panel(kernel, matrix, k0 + at, depth, panel * NR, to);
+                            }
+                        }
                     }
                 } else {
-                    let first = (task - to_pack) * MR;
-                    let rows = MR.min(mb - first);
-                    // SAFETY: each tile is packed by one task.
-                    let packed = unsafe { left.slice(first * wb, rows * wb) };
-                    pack_tile(kernel, a, m0 + first, rows, k0, kb, packed);
+                    let task = task - to_pack;
+                    let group = task * a_group..tiles.min((task + 1) * a_group);
+                    let step = if group.len() > 1 { PACK_K } else { kb };
+                    for at in (0..kb).step_by(step) {
+                        let depth = step.min(kb - at);
+                        for tile in group.clone() {
+                            let first = tile * MR;
+                            let rows = MR.min(mb - first);
+                            let start = first * wb + at / per_word * rows;
+                            // SAFETY: each tile is packed by one task.
+                            let to = unsafe { left.slice(start, kernel.words(depth) * rows) };
+                            pack_tile(kernel, a, m0 + first, rows, k0 + at, depth, to);
+                        }
+                    }
                 }
             };
+            let tasks = to_pack + tiles.div_ceil(a_group);
             if m <= SERIAL_ROWS && to_pack == 0 {
-                (0..tiles).for_each(pack);
+                (0..tasks).for_each(pack);
             } else {
-                compute.pool.run(to_pack + tiles, pack);
+                compute.pool.run(tasks, pack);
             }
 
             let chunks = tiles.div_ceil((CHUNK_A / wb / MR).clamp(1, tiles));

@@ -32,7 +32,8 @@ impl Reference {
 
     /// Parameters that lie in `array` as `layout` says.
     pub fn of(config: &ModelConfig, layout: &Layout, array: &[f64]) -> Self {
-        let named = layout.places.iter().map(|p| (p.parameter.name.clone(), array[p.range.clone()].to_vec()));
+        let named =
+            layout.tensors.places.iter().map(|p| (p.parameter.name.clone(), array[p.range.clone()].to_vec()));
         Reference { config: config.clone(), parameters: named.collect() }
     }
 
@@ -123,5 +124,13 @@ impl Reference {
         let z: Vec<f64> = logits[index - 1].iter().map(|z| z / temperature).collect();
         let max = z.iter().copied().fold(f64::MIN, f64::max);
         z[tokens[index] as usize] - max - z.iter().map(|z| (z - max).exp()).sum::<f64>().ln()
+    }
+
+    /// Entropy, in nats, of what `tokens[index]` is drawn from at a temperature.
+    pub fn entropy(logits: &[Vec<f64>], index: usize, temperature: f64) -> f64 {
+        let z: Vec<f64> = logits[index - 1].iter().map(|z| z / temperature).collect();
+        let max = z.iter().copied().fold(f64::MIN, f64::max);
+        let log_sum = max + z.iter().map(|z| (z - max).exp()).sum::<f64>().ln();
+        z.iter().map(|z| -(z - log_sum).exp() * (z - log_sum)).sum()
     }
 }

@@ -97,6 +97,9 @@ pub struct Scheduler {
     prefilled: u64,
     drawn: u64,
     busy: Duration,
+    /// Running sequences, and the share of the cache that they use, times the seconds that batches took.
+    running_seconds: f64,
+    cache_in_use_seconds: f64,
 }
 
 impl Scheduler {
@@ -114,6 +117,8 @@ impl Scheduler {
             prefilled: 0,
             drawn: 0,
             busy: Duration::ZERO,
+            running_seconds: 0.0,
+            cache_in_use_seconds: 0.0,
         }
     }
 
@@ -174,6 +179,9 @@ impl Scheduler {
             prefilled: self.prefilled,
             drawn: self.drawn,
             busy_seconds: self.busy.as_secs_f64(),
+            learning_seconds: 0.0,
+            running_seconds: self.running_seconds,
+            cache_in_use_seconds: self.cache_in_use_seconds,
             cache_in_use: self.cache.occupancy()[0],
             cache_filled: self.cache.occupancy()[1],
         }
@@ -262,8 +270,12 @@ impl Scheduler {
                 self.cache.keep(sequence.policy, whole, &sequence.blocks);
             }
         }
+        let (running, cache_in_use) = (batch.len() as f64, self.cache.occupancy()[0]);
         self.draw(model, published, &wanted);
-        self.busy += start.elapsed();
+        let took = start.elapsed();
+        self.busy += took;
+        self.running_seconds += running * took.as_secs_f64();
+        self.cache_in_use_seconds += cache_in_use * took.as_secs_f64();
     }
 
     /// Draws a token for every wanted row, hands it on, and ends what is finished.

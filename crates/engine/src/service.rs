@@ -1,12 +1,13 @@
 //! The engine's thread: it owns the model and does what handles ask for.
 //!
 //! Between two commands it runs the scheduler's batches; a learner's command waits while sequences are running, but not for
-//! ever. Weights that have changed draw nothing until they are published.
+//! ever. Weights that have changed draw nothing until they are published: requests wait for that.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::{Duration, Instant};
 
 use dressage_model::ModelError;
 use dressage_policy::{
@@ -77,6 +78,7 @@ pub struct Service {
     learning: Learning,
     inbox: Receiver<Command>,
     pending: VecDeque<(u32, LearnerCommand)>,
+    learning_time: Duration,
     /// By policy.
     published: Vec<Published>,
     /// Whether the base weights have been trained, and so are no base for adapters.
@@ -100,6 +102,7 @@ impl Service {
             learning,
             inbox,
             pending: VecDeque::new(),
+            learning_time: Duration::ZERO,
             published: vec![Published::default()],
             base_trained: false,
             keeps_cache,
@@ -126,7 +129,9 @@ impl Service {
             }
             if waited >= PATIENCE || !self.scheduler.has_work(&self.published) {
                 if let Some((policy, command)) = self.pending.pop_front() {
+                    let start = Instant::now();
                     self.learn(policy, command);
+                    self.learning_time += start.elapsed();
                 }
                 waited = 0;
             } else {
@@ -140,20 +145,15 @@ impl Service {
         // An answer nobody waits for any more is dropped.
         match command {
             Command::Sample(policy, request, events, answer) => {
-                let Published { version, current } = self.published[policy as usize];
-                let accepted = if current {
-                    self.scheduler.submit(&self.model, policy, request, events)
-                } else {
-                    Err(PolicyError::Invalid(format!(
-                        "the weights have changed since version {version} was published; publish them before sampling"
-                    )))
-                };
-                let _ = answer.send(accepted);
+                let _ = answer.send(self.scheduler.submit(&self.model, policy, request, events));
             }
             Command::Abort(policy, stream, answer) => {
                 let _ = answer.send(Ok(self.scheduler.abort(policy, stream)));
             }
-            Command::Health(answer) => drop(answer.send(Ok(self.scheduler.health()))),
+            Command::Health(answer) => {
+                let learning_seconds = self.learning_time.as_secs_f64();
+                drop(answer.send(Ok(Health { learning_seconds, ..self.scheduler.health() })));
+            }
             Command::Version(policy, answer) => {
                 drop(answer.send(Ok(self.published[policy as usize].version)));
             }
@@ -170,7 +170,7 @@ impl Service {
             ));
         }
         let Transformer { compute, weights, adapters, .. } = &mut self.model;
-        let adapter = Adapter::new(compute, &weights.config, options, seed, base);
+        let adapter = Adapter::new(compute, &weights.layout, options, seed, base);
         adapters.push(adapter.map_err(|error| PolicyError::Invalid(error.to_string()))?);
         self.published.push(Published::default());
         Ok(adapters.len() as u32)

@@ -9,8 +9,8 @@ use std::ops::Range;
 use crate::Compute;
 use crate::adapter::{Adapter, Low};
 use crate::buffer::Buffer;
-use crate::layout::Site;
-use crate::ops::kv::{Blocks, KeyValues, Span};
+use crate::layout::{Map, Site};
+use crate::ops::kv::{Blocks, KeyValues, Places, Span};
 use crate::ops::norm::Heads;
 use crate::ops::rope::RopeTable;
 use crate::ops::{attention, fill_rows, for_rows, norm, swiglu};
@@ -55,8 +55,15 @@ pub struct Temporary {
     pub normed: Buffer,
     /// Feed-forward rows.
     pub hidden: Buffer,
-    /// Scratch of products.
-    pub scratch: Scratch,
+    /// Scratch of linear maps.
+    pub scratch: MapScratch,
+}
+
+/// Scratch of linear maps.
+#[derive(Default)]
+pub struct MapScratch {
+    /// That of products.
+    pub product: Scratch,
     /// Rows within adapters.
     pub low: Low,
 }
@@ -105,20 +112,17 @@ impl Transformer {
         });
     }
 
-    /// A linear map of block `layer`, its adapters included: `out = residual + x · Wᵀ (+ bias)`, or without the residual.
-    #[allow(clippy::too_many_arguments)]
+    /// A linear map, its adapters included: `out = residual + x · Wᵀ (+ bias)`, or without the residual.
     fn project(
         &self,
-        scratch: &mut Scratch,
-        low: &mut Low,
+        scratch: &mut MapScratch,
         adapters: &[(Range<usize>, usize)],
-        layer: usize,
-        site: Site,
+        map: Map,
         x: &[f32],
         residual: Option<&[f32]>,
         out: &mut [f32],
     ) {
-        let at = self.weights.layout.layers[layer].linear(site);
+        let at = self.weights.layout.linear(map);
         let (rows, width) = (x.len() / at.inputs, at.outputs);
         let bias = self.weights.part(&at.bias);
         let mode = match (residual, bias.is_empty()) {
@@ -138,12 +142,39 @@ impl Transformer {
                 Mode::Add
             }
         };
-        let weight = Right::Packed(self.weights.packed(layer, site));
-        product(&self.compute, scratch, Matrix::new(x, rows, at.inputs), weight, out, width, mode);
+        let weight = Right::Packed(self.weights.packed(map));
+        product(
+            &self.compute,
+            &mut scratch.product,
+            Matrix::new(x, rows, at.inputs),
+            weight,
+            out,
+            width,
+            mode,
+        );
         for (rows, adapter) in adapters {
             let x = &x[rows.start * at.inputs..rows.end * at.inputs];
             let out = &mut out[rows.start * width..rows.end * width];
-            self.adapters[*adapter].forward(&self.compute, scratch, low, layer, site, x, width, out);
+            self.adapters[*adapter].forward(&self.compute, scratch, map, x, out);
+        }
+    }
+
+    /// Runs all blocks, remembering nothing: the residual stream after the last is in `stream` then. `state` and `next` are room.
+    pub fn forward(
+        &self,
+        rows: Rows<'_>,
+        places: &mut Places<'_>,
+        state: &mut LayerState,
+        temporary: &mut Temporary,
+        stream: &mut Buffer,
+        next: &mut Buffer,
+    ) {
+        let size = rows.tokens.len() * self.weights.config.hidden;
+        self.embed(rows.tokens, stream.reserve(size));
+        for layer in 0..self.weights.config.layers {
+            let input = &stream[..size];
+            self.forward_layer(layer, rows, &places.layer(layer), input, state, temporary, next);
+            std::mem::swap(stream, next);
         }
     }
 
@@ -161,12 +192,13 @@ impl Transformer {
     ) {
         self.forward_state(layer, rows, keys_values, input, state, temporary);
         let (count, wide) = (rows.tokens.len(), self.weights.config.intermediate);
-        let Temporary { hidden, scratch, low, .. } = temporary;
+        let Temporary { hidden, scratch, .. } = temporary;
         let activated = hidden.reserve(count * wide);
         swiglu::forward(&self.compute, count, wide, &state.gate_up[..count * 2 * wide], activated);
         let middle = &state.middle[..input.len()];
         let out = out.reserve(input.len());
-        self.project(scratch, low, rows.adapters, layer, Site::Down, activated, Some(middle), out);
+        let map = Map { layer, site: Site::Down };
+        self.project(scratch, rows.adapters, map, activated, Some(middle), out);
     }
 
     /// The part of [`Transformer::forward_layer`] that the block's backward pass needs: all but its output.
@@ -184,13 +216,14 @@ impl Transformer {
         let at = &self.weights.layout.layers[layer];
         let count = rows.tokens.len();
         let (compute, epsilon) = (&self.compute, config.norm_epsilon);
-        let Temporary { normed, scratch, low, .. } = temporary;
+        let Temporary { normed, scratch, .. } = temporary;
+        let map = |site| Map { layer, site };
         let adapters = rows.adapters;
 
         let normed = normed.reserve(input.len());
         norm::forward(compute, count, input, self.weights.part(&at.attention_norm), epsilon, normed);
         let qkv = state.qkv.reserve(count * shape.qkv());
-        self.project(scratch, low, adapters, layer, Site::Qkv, normed, None, qkv);
+        self.project(scratch, adapters, map(Site::Qkv), normed, None, qkv);
         if config.qk_norm {
             state.raw.reserve(qkv.len()).copy_from_slice(qkv);
         }
@@ -201,11 +234,11 @@ impl Transformer {
         attention::forward(compute, keys_values, rows.spans, qkv, attended, Some(stats));
 
         let middle = state.middle.reserve(input.len());
-        self.project(scratch, low, adapters, layer, Site::Output, attended, Some(input), middle);
+        self.project(scratch, adapters, map(Site::Output), attended, Some(input), middle);
 
         norm::forward(compute, count, middle, self.weights.part(&at.mlp_norm), epsilon, normed);
         let gate_up = state.gate_up.reserve(count * 2 * config.intermediate);
-        self.project(scratch, low, adapters, layer, Site::GateUp, normed, None, gate_up);
+        self.project(scratch, adapters, map(Site::GateUp), normed, None, gate_up);
     }
 
     /// Norms (where the model has them) and rotary embedding of queries and keys, in place.
@@ -249,8 +282,8 @@ pub struct Inference {
     state: LayerState,
     temporary: Temporary,
     /// Residual stream before and after a block.
-    input: Buffer,
-    out: Buffer,
+    stream: Buffer,
+    next: Buffer,
     selected: Buffer,
     normed: Buffer,
 }
@@ -267,15 +300,11 @@ impl Inference {
         logits: &mut Buffer,
     ) {
         let width = model.weights.config.hidden;
-        let size = rows.tokens.len() * width;
-        model.embed(rows.tokens, self.input.reserve(size));
-        for layer in 0..model.weights.config.layers {
-            let Inference { state, temporary, input, out, .. } = self;
-            model.forward_layer(layer, rows, &blocks.layer(layer), &input[..size], state, temporary, out);
-            std::mem::swap(input, out);
-        }
-        gather_rows(&self.input, width, wanted.iter().copied(), &mut self.selected);
+        let mut places = Places { stack: blocks, passing: None };
+        let Inference { state, temporary, stream, next, .. } = self;
+        model.forward(rows, &mut places, state, temporary, stream, next);
+        gather_rows(&self.stream, width, wanted.iter().copied(), &mut self.selected);
         let selected = &self.selected[..wanted.len() * width];
-        model.head(selected, &mut self.normed, &mut self.temporary.scratch, logits);
+        model.head(selected, &mut self.normed, &mut self.temporary.scratch.product, logits);
     }
 }

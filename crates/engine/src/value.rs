@@ -4,17 +4,17 @@
 
 use std::path::Path;
 
-use dressage_model::{ModelError, SafetensorsFile, write_safetensors};
+use dressage_model::{ModelError, Parameter};
 use dressage_policy::ForwardBackward;
 use dressage_tree::TreeBatch;
 
 use crate::buffer::Buffer;
 use crate::head::HeadGradient;
-use crate::ops::adamw::Group;
 use crate::ops::norm;
 use crate::packing::Unit;
 use crate::product::Mode;
 use crate::simd::{dot, simd};
+use crate::tensors::Tensors;
 use crate::transformer::{Transformer, gather_rows};
 
 /// The file it is kept in.
@@ -22,44 +22,30 @@ pub const FILE: &str = "value_head.safetensors";
 
 /// The weights of a value head: `w`, then `b`.
 pub struct ValueHead {
+    /// Where the parameters lie.
+    pub tensors: Tensors,
     /// The parameters.
     pub master: Buffer,
-    hidden: usize,
 }
 
 impl ValueHead {
     /// For a model that is `hidden` wide; every value is 0.
     pub fn new(hidden: usize) -> Self {
-        ValueHead { master: Buffer::zeroed((hidden + 1).next_multiple_of(64)), hidden }
+        let mut tensors = Tensors::default();
+        let parameter = |name: &str, shape: &[usize]| Parameter { name: name.into(), shape: shape.to_vec() };
+        tensors.lay([parameter("value_head.weight", &[1, hidden]), parameter("value_head.bias", &[1])]);
+        ValueHead { master: Buffer::zeroed(tensors.len), tensors }
     }
 
-    /// The parameters as groups for the optimiser.
-    pub fn groups(&self) -> [Group; 2] {
-        [
-            Group { start: 0, len: self.hidden, decay: true },
-            Group { start: self.hidden, len: 1, decay: false },
-        ]
-    }
-
-    /// Writes an array of this layout: the weights, or a moment of the optimiser.
-    ///
-    /// # Errors
-    /// When the file cannot be written.
-    pub fn write(&self, path: &Path, array: &[f32]) -> Result<(), ModelError> {
-        let [weight, bias] = [&array[..self.hidden], &array[self.hidden..=self.hidden]];
-        let tensors =
-            [("value_head.weight", vec![1, self.hidden], weight), ("value_head.bias", vec![1], bias)];
-        write_safetensors(path, tensors.into_iter().map(|(name, shape, data)| (name.to_owned(), shape, data)))
-    }
-
-    /// Reads such an array.
+    /// Replaces the parameters by those of a file.
     ///
     /// # Errors
     /// When the file is missing, damaged, or for a model of another width.
-    pub fn read(&self, path: &Path, array: &mut [f32]) -> Result<(), ModelError> {
-        let file = SafetensorsFile::open(path)?;
-        file.read_shaped("value_head.weight", &[1, self.hidden], &mut array[..self.hidden])?;
-        file.read_shaped("value_head.bias", &[1], &mut array[self.hidden..=self.hidden])
+    pub fn load(&mut self, path: &Path) -> Result<(), ModelError> {
+        let mut master = Buffer::zeroed(self.tensors.len);
+        self.tensors.read(path, &mut master)?;
+        self.master = master;
+        Ok(())
     }
 }
 

@@ -1,13 +1,12 @@
 //! A model's weights: the f32 master copy, and the packed copy that the kernels read, refreshed after every update.
 
 use std::ops::Range;
-use std::path::Path;
 
-use dressage_model::{ModelConfig, ModelError, ModelFiles, write_safetensors};
+use dressage_model::{ModelConfig, ModelError, ModelFiles};
 
 use crate::Compute;
 use crate::buffer::Buffer;
-use crate::layout::{Layout, Site};
+use crate::layout::{Layout, Map};
 use crate::ops::kv::Shape;
 use crate::precision::Precision;
 use crate::product::{Matrix, Packed};
@@ -20,8 +19,8 @@ pub struct Weights {
     pub layout: Layout,
     /// The parameters.
     pub master: Buffer,
-    /// The matrices of every block, packed for `x · Wᵀ`.
-    layers: Vec<[Packed; 4]>,
+    /// The matrices of all linear maps, in the order of [`Map::all`], packed for `x · Wᵀ`.
+    maps: Vec<Packed>,
     /// Packed head.
     pub head: Packed,
 }
@@ -30,17 +29,14 @@ impl Weights {
     /// Weights for `config`, all zero; to be packed in `precision`.
     pub fn zeroed(config: &ModelConfig, precision: Precision) -> Self {
         let layout = Layout::new(config);
-        let layers = layout.layers.iter().map(|layer| {
-            Site::ALL.map(|site| {
-                let linear = layer.linear(site);
-                Packed::empty(precision, linear.inputs, linear.outputs)
-            })
-        });
-        let layers = layers.collect();
+        let packed = |map| {
+            let at = layout.linear(map);
+            Packed::empty(precision, at.inputs, at.outputs)
+        };
         Weights {
             config: config.clone(),
-            master: Buffer::zeroed(layout.len),
-            layers,
+            master: Buffer::zeroed(layout.tensors.len),
+            maps: Map::all(config.layers).map(packed).collect(),
             head: Packed::empty(precision, config.hidden, config.vocabulary),
             layout,
         }
@@ -61,7 +57,7 @@ impl Weights {
     /// # Errors
     /// As [`Weights::load`].
     pub fn read(&mut self, compute: &Compute, files: &ModelFiles) -> Result<(), ModelError> {
-        for place in &self.layout.places {
+        for place in &self.layout.tensors.places {
             let to = &mut self.master[place.range.clone()];
             files.tensor_into(&place.parameter.name, &place.parameter.shape, to)?;
         }
@@ -76,36 +72,20 @@ impl Weights {
             let matrix = Matrix::new(&master[range.clone()], packed.columns(), packed.depth());
             packed.refresh(compute, matrix.transposed());
         };
-        for (packed, at) in self.layers.iter_mut().zip(&self.layout.layers) {
-            for (packed, site) in packed.iter_mut().zip(Site::ALL) {
-                pack(packed, &at.linear(site).weight);
-            }
+        for (packed, map) in self.maps.iter_mut().zip(Map::all(self.config.layers)) {
+            pack(packed, &self.layout.linear(map).weight);
         }
         pack(&mut self.head, &self.layout.head);
     }
 
     /// The packed matrix of a linear map.
-    pub fn packed(&self, layer: usize, site: Site) -> &Packed {
-        &self.layers[layer][site as usize]
+    pub fn packed(&self, map: Map) -> &Packed {
+        &self.maps[map.index()]
     }
 
     /// Part of the master copy.
     pub fn part(&self, range: &Range<usize>) -> &[f32] {
         &self.master[range.clone()]
-    }
-
-    /// Writes an array of this layout (weights, or a moment of the optimiser) as safetensors under Hugging Face names.
-    ///
-    /// # Errors
-    /// When the file cannot be written.
-    pub fn write(&self, path: &Path, array: &[f32]) -> Result<(), ModelError> {
-        write_safetensors(
-            path,
-            self.layout
-                .places
-                .iter()
-                .map(|p| (p.parameter.name.clone(), p.parameter.shape.clone(), &array[p.range.clone()])),
-        )
     }
 }
 

@@ -30,11 +30,12 @@ pub struct ForwardBackward {
     pub clipped: u64,
     /// Sum over terms of the estimated KL divergence from the reference.
     pub kl: f64,
-    /// Sum over terms with a behaviour log-probability of exp(log p − behaviour).
+    /// Sum over terms with a behaviour log-probability of the ratio that the loss works with: to the proximal policy where a term has
+    /// one, else to the behaviour policy.
     pub ratio: f64,
     /// Terms that carry a behaviour log-probability.
     pub behaviour_terms: u64,
-    /// Terms whose log-probability differs in any bit from the behaviour log-probability they carry.
+    /// Terms of the very weights that are trained whose log-probability differs in any bit from the behaviour log-probability they carry.
     pub mismatched: u64,
     /// Largest absolute difference between the two.
     pub max_mismatch: f32,
@@ -50,8 +51,10 @@ impl ForwardBackward {
         if let Some(behaviour) = term.behaviour {
             self.behaviour_terms += 1;
             self.ratio += evaluated.ratio;
-            self.mismatched += u64::from(behaviour.to_bits() != logp.to_bits());
-            self.max_mismatch = self.max_mismatch.max((behaviour - logp).abs());
+            if term.age == 0 {
+                self.mismatched += u64::from(behaviour.to_bits() != logp.to_bits());
+                self.max_mismatch = self.max_mismatch.max((behaviour - logp).abs());
+            }
         }
     }
 

@@ -232,6 +232,12 @@ pub struct Health {
     pub drawn: u64,
     /// Seconds spent on prefilling and drawing since the start.
     pub busy_seconds: f64,
+    /// Seconds spent on training since the start, where the same device does both.
+    pub learning_seconds: f64,
+    /// Requests being decoded, summed over the busy seconds: divided by them, the mean.
+    pub running_seconds: f64,
+    /// The share of the memory for keys and values in use, summed over the busy seconds: divided by them, the mean.
+    pub cache_in_use_seconds: f64,
     /// The share of the memory for keys and values that requests being decoded use.
     pub cache_in_use: f64,
     /// The share that holds anything, for requests to come included.

@@ -80,11 +80,11 @@ struct Published {
     version: u64,
 }
 
-/// A tabular policy that samples and learns.
+/// A tabular policy that samples and learns. As a critic its value of a state is the first number of the state's row.
 pub struct Simulator {
     config: SimulatorConfig,
     state: Mutex<State>,
-    published: Mutex<Arc<Published>>,
+    published: Arc<Mutex<Arc<Published>>>,
     running: Arc<AtomicUsize>,
     drawn: Arc<AtomicU64>,
     prefilled: AtomicU64,
@@ -107,7 +107,7 @@ impl Simulator {
             .map(|i| ((2.0 * uniform(config.seed, INITIAL_STREAM, i) - 1.0) * spread) as f32)
             .collect();
         Simulator {
-            published: Mutex::new(Arc::new(Published { weights: weights.clone(), version: 0 })),
+            published: Arc::new(Mutex::new(Arc::new(Published { weights: weights.clone(), version: 0 }))),
             state: Mutex::new(State {
                 weights,
                 gradient: vec![0.0; size],
@@ -128,12 +128,19 @@ impl Simulator {
         self.state().weights.clone()
     }
 
+    /// The gradient that has accumulated, which is cleared.
+    pub fn take_gradient(&self) -> Vec<f64> {
+        let mut state = self.state();
+        let size = state.gradient.len();
+        std::mem::replace(&mut state.gradient, vec![0.0; size])
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn published(&self) -> Arc<Published> {
-        self.published.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        now(&self.published)
     }
 
     /// Checks that every token of the batch is in the vocabulary and every path fits the context.
@@ -149,6 +156,11 @@ impl Simulator {
             None => Ok(()),
         }
     }
+}
+
+/// The weights that samplers draw from now.
+fn now(published: &Mutex<Arc<Published>>) -> Arc<Published> {
+    published.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
 /// The part of a row of logits that sampling and learning share.
@@ -208,7 +220,7 @@ fn history(batch: &TreeBatch, predictor: u32, order: usize) -> Vec<u32> {
 /// Everything one reply needs, so that it can be drawn on a task of its own.
 struct Reply {
     config: SimulatorConfig,
-    published: Arc<Published>,
+    published: Arc<Mutex<Arc<Published>>>,
     request: SampleRequest,
     running: Arc<AtomicUsize>,
     drawn: Arc<AtomicU64>,
@@ -217,11 +229,11 @@ struct Reply {
 
 impl Reply {
     /// The token at the end of `path`, and its log-probability.
-    fn draw(&self, path: &[u32]) -> (u32, f32) {
+    fn draw(&self, weights: &[f32], path: &[u32]) -> (u32, f32) {
         let temperature = self.request.params.temperature;
         let greedy = temperature == 0.0;
         let row = self.config.row(path);
-        let row = self.config.softmax(&self.published.weights, row, if greedy { 1.0 } else { temperature });
+        let row = self.config.softmax(weights, row, if greedy { 1.0 } else { temperature });
         let mut token = 0;
         if greedy {
             for (id, logprob) in row.logprobs.iter().enumerate() {
@@ -269,10 +281,11 @@ impl Reply {
             if !self.config.latency.is_zero() {
                 tokio::time::sleep(self.config.latency.mul_f64(chance((1 << 32) + path.len() as u64))).await;
             }
-            let (token, logprob) = self.draw(&path);
+            let published = now(&self.published);
+            let (token, logprob) = self.draw(&published.weights, &path);
             path.push(token);
             self.drawn.fetch_add(1, Ordering::Relaxed);
-            let version = self.published.version;
+            let version = published.version;
             if !send(Ok(SampleEvent::Tokens { tokens: vec![token], logprobs: vec![logprob], version })) {
                 return;
             }
@@ -307,7 +320,7 @@ impl Sampler for Simulator {
         let reply = Reply {
             flag,
             config: self.config.clone(),
-            published: self.published(),
+            published: self.published.clone(),
             request,
             running: self.running.clone(),
             drawn: self.drawn.clone(),
@@ -343,6 +356,9 @@ impl Sampler for Simulator {
             prefilled: self.prefilled.load(Ordering::Relaxed),
             drawn: self.drawn.load(Ordering::Relaxed),
             busy_seconds: 0.0,
+            learning_seconds: 0.0,
+            running_seconds: 0.0,
+            cache_in_use_seconds: 0.0,
             cache_in_use: 0.0,
             cache_filled: 0.0,
         })
@@ -366,6 +382,13 @@ impl Learner for Simulator {
         Ok(batch.targets.iter().map(logprob).collect())
     }
 
+    async fn values(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
+        self.check(&batch)?;
+        let state = self.state();
+        let row = |predictor| self.config.row(&history(&batch, predictor, self.config.order));
+        Ok(batch.targets.iter().map(|target| state.weights[row(target.predictor)]).collect())
+    }
+
     async fn forward_backward(
         &self,
         batch: Arc<TreeBatch>,
@@ -378,22 +401,33 @@ impl Learner for Simulator {
         let mut sums = ForwardBackward { tokens: batch.tokens.len() as u64, ..ForwardBackward::default() };
         for target in &batch.targets {
             let at = self.config.row(&history(&batch, target.predictor, self.config.order));
+            if loss.is_of_values() {
+                for term in batch.terms_of(target) {
+                    let evaluated = loss.evaluate(state.weights[at], term);
+                    state.gradient[at] += f64::from(term.weight) * evaluated.slope;
+                    sums.add_value(term, &evaluated);
+                }
+                continue;
+            }
             let row = self.config.softmax(&state.weights, at, target.temperature);
             let token = batch.tokens[target.token as usize] as usize;
             let logprob = row.logprobs[token] as f32;
             let entropy = -row.probabilities.iter().zip(&row.logprobs).map(|(p, l)| p * l).sum::<f64>();
             sums.add_target(logprob, entropy);
             let mut slope = 0.0;
+            let mut bonus = 0.0;
             for term in batch.terms_of(target) {
                 let evaluated = loss.evaluate(logprob, term);
                 slope += f64::from(term.weight) * evaluated.slope;
+                bonus += f64::from(term.weight) * loss.entropy;
                 sums.add_term(term, logprob, &evaluated);
             }
-            // d log p(token) / d logit = [is the token] − p, over the temperature.
-            let slope = slope / f64::from(target.temperature);
-            for (id, probability) in row.probabilities.iter().enumerate() {
+            sums.loss -= bonus * entropy;
+            // d log p(token) / d logit = [is the token] − p, d entropy / d logit = −p (log p + entropy), over the temperature.
+            for (id, (p, logp)) in row.probabilities.iter().zip(&row.logprobs).enumerate() {
                 let indicator = if id == token { 1.0 } else { 0.0 };
-                state.gradient[at + id] += slope * (indicator - probability);
+                let here = slope * (indicator - p) + bonus * p * (logp + entropy);
+                state.gradient[at + id] += here / f64::from(target.temperature);
             }
         }
         Ok(sums)

@@ -39,8 +39,8 @@ fn path(prompt: &[u32], reply: &Completion, temperature: f32, advantage: f32) ->
     }
 }
 
-const CLIP: Loss = Loss { policy: PolicyLoss::Clip { low: 0.2, high: 0.2, dual: None }, kl: None };
-const IMITATE: Loss = Loss { policy: PolicyLoss::CrossEntropy, kl: None };
+const CLIP: Loss = Loss::clip(0.2, 0.2);
+const IMITATE: Loss = Loss::of(PolicyLoss::CrossEntropy);
 const ADAM: OptimParams = OptimParams {
     learning_rate: 0.1,
     beta1: 0.9,

@@ -1,15 +1,33 @@
 //! What can be wrong with the input of a loss, an advantage or a statistic.
 
+impl RlError {
+    pub(crate) fn range(ok: bool, name: &'static str, value: f64, range: &'static str) -> Result<(), Self> {
+        if ok { Ok(()) } else { Err(RlError::Parameter { name, value, range }) }
+    }
+
+    pub(crate) fn positive(name: &'static str, value: f64) -> Result<(), Self> {
+        Self::range(value > 0.0 && value.is_finite(), name, value, "finite and more than 0")
+    }
+
+    pub(crate) fn at_least_0(name: &'static str, value: f64) -> Result<(), Self> {
+        Self::range(value >= 0.0 && value.is_finite(), name, value, "finite and at least 0")
+    }
+
+    pub(crate) fn share(name: &'static str, value: f64) -> Result<(), Self> {
+        Self::range((0.0..=1.0).contains(&value), name, value, "in 0..=1")
+    }
+}
+
 /// What can be wrong with the input of a loss, an advantage or a statistic.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum RlError {
-    /// A parameter of a loss lies outside its range.
+    /// A parameter lies outside its range.
     #[error("{name} = {value}, but it must be {range}")]
     Parameter {
         /// Which parameter.
         name: &'static str,
         /// Its value.
-        value: f32,
+        value: f64,
         /// What it may be.
         range: &'static str,
     },
@@ -45,6 +63,40 @@ pub enum RlError {
         term: usize,
         /// Its path.
         path: u32,
+    },
+    /// A loss over whole paths is asked for, but the paths' ratios were not worked out.
+    #[error("term {term} (path {path}) has no log-ratio of its path, which a loss over whole paths needs")]
+    NoPathRatio {
+        /// The term, by its place in the batch.
+        term: usize,
+        /// Its path.
+        path: u32,
+    },
+    /// A rollout lacks what the estimator needs.
+    #[error("the advantage needs {needed} {what}, one for each action token, but there are {found}")]
+    Missing {
+        /// What.
+        what: &'static str,
+        /// How many are needed.
+        needed: usize,
+        /// How many there are.
+        found: usize,
+    },
+    /// A rollout's score has another number of parts than there are weights.
+    #[error("there are weights for {needed} parts of a score, but a rollout's score has {found}")]
+    Components {
+        /// How many parts have a weight.
+        needed: usize,
+        /// How many the score has.
+        found: usize,
+    },
+    /// There is nobody to compare with.
+    #[error(
+        "group {group} has no rival's score, which this advantage needs: roll each task out greedily as well"
+    )]
+    NoRival {
+        /// The group.
+        group: u64,
     },
     /// A number of a term is infinite or not a number.
     #[error("term {term} (path {path}) has {what} {value}: only finite numbers can be trained on")]

@@ -3,27 +3,50 @@
 //! A loss is a plain sum over [`Term`](dressage_tree::Term)s: every normaliser (per token, per sequence, per rollout,
 //! global) is folded into the terms' explicit weights before a learner sees them, so gradients do not depend on packing,
 //! micro-batch size or the number of workers. [`Loss::evaluate`] gives one term's value and its derivative with respect
-//! to the token's log-probability; that is all a learner needs to know about an algorithm.
+//! to the token's log-probability; that is all a learner needs to know about an algorithm. What must be known of a whole path or a
+//! whole update first is worked out by [`prepare`] and [`correction`].
+//!
+//! Formulas name their source, and pass the vectors in `tests/` where there are any. Where a reference is wrong the default is right, and a
+//! named option reproduces what it does.
 //!
 //! ```
-//! use dressage_rl::{GroupBaseline, Normaliser, RolloutTokens};
+//! use dressage_rl::{Estimator, GroupBaseline, Normaliser, Path, Rollout, RolloutTokens};
 //!
 //! // Three rollouts of one task, the first of which succeeded; each token of theirs gets advantage and weight.
-//! let advantages = GroupBaseline::default().advantages(&[1.0, 0.0, 0.0])?;
+//! let rollout = |score, tokens: usize| Rollout {
+//!     score,
+//!     paths: vec![Path { turns: vec![tokens], rewards: vec![0.0; tokens], ..Path::default() }],
+//!     ..Rollout::default()
+//! };
+//! let rollouts = [rollout(1.0, 10), rollout(0.0, 20), rollout(0.0, 20)];
+//! let advantages = Estimator::Group(GroupBaseline::default()).advantages(&rollouts)?;
 //! let weights = Normaliser::TokenMean.weights(&[10, 20, 20].map(|tokens| RolloutTokens { group: 0, tokens }));
-//! assert!((advantages[0] - 2.0 / 3.0).abs() < 1e-15);
+//! assert!((advantages[0][0].advantages[3] - 2.0 / 3.0).abs() < 1e-15);
 //! assert_eq!(weights, [0.02, 0.02, 0.02]);
 //! # Ok::<(), dressage_rl::RlError>(())
 //! ```
 
 mod advantage;
+mod attempts;
+pub mod correction;
 mod error;
+mod kl;
 mod loss;
+mod moments;
+pub mod prepare;
+pub mod shaping;
 mod stats;
+mod surrogate;
 mod weights;
 
-pub use advantage::{GroupBaseline, GroupStats, STD_EPSILON, Singleton};
+pub use advantage::{
+    Alignment, Compare, Estimator, GroupBaseline, GroupStats, Path, PathAdvantages, Rollout, STD_EPSILON,
+    Singleton, gae, returns,
+};
+pub use attempts::{best_of, majority_of, worst_of};
 pub use error::RlError;
-pub use loss::{Evaluated, KlEstimator, KlPenalty, Loss, PolicyLoss};
+pub use kl::{AdaptiveKl, KlEstimator, KlPenalty};
+pub use loss::{Divergence, Evaluated, KeepGradient, Loss, Point, PolicyLoss, TrustRegion};
+pub use moments::{Counting, explained_variance, whiten};
 pub use stats::{Interval, Paired, paired_difference, wilson};
 pub use weights::{Normaliser, RolloutTokens};

@@ -1,17 +1,16 @@
-//! Token-local losses and their derivatives with respect to the token's log-probability.
+//! Losses and their derivatives with respect to a token's log-probability.
 //!
-//! All arithmetic is in f64 on the f32 values that the terms carry. [`Loss::check`] says once per batch whether every
-//! term has what the loss needs; after that [`Loss::evaluate`] cannot fail. Losses that need a whole path (GSPO) are not
-//! here.
+//! All arithmetic is in f64. [`Loss::check`] says once per batch whether every term has what the loss needs; after that
+//! [`Loss::evaluate`] cannot fail. What a loss must know about a whole path or a whole update first (the ratio of a path, tokens to
+//! be marked or dropped) is worked out by [`prepare`](crate::prepare) and stands in the terms: a learner only ever sees sums over
+//! tokens.
 
 use dressage_tree::{Term, TreeBatch};
 use serde::{Deserialize, Serialize};
 
 use crate::RlError;
-
-/// Log-ratios are clamped to ± this before the exponential, so that a ratio stays finite and one token cannot drown
-/// a batch. Beyond it the exponential is constant and has no gradient.
-const LOG_RATIO_BOUND: f64 = 20.0;
+use crate::kl::KlPenalty;
+use crate::surrogate::{self, Surrogate, bounded_exp};
 
 /// What a learner minimises: the sum of `weight × loss` over all terms of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -20,7 +19,12 @@ pub struct Loss {
     /// The part that imitates or reinforces.
     pub policy: PolicyLoss,
     /// A penalty for leaving the frozen reference, if any. Terms then carry `reference`.
+    #[serde(default)]
     pub kl: Option<KlPenalty>,
+    /// Coefficient of a bonus for entropy: the loss of a term is less by this times the entropy, in nats, of the distribution that its
+    /// token was drawn from.
+    #[serde(default)]
+    pub entropy: f64,
 }
 
 /// The part of a loss that imitates or reinforces.
@@ -29,70 +33,261 @@ pub struct Loss {
 pub enum PolicyLoss {
     /// −log p: supervised learning.
     CrossEntropy,
+    /// −A log p: REINFORCE, and GPG.
+    Reinforce,
+    /// −A ρ: REINFORCE, corrected for the policy that drew the token.
+    ImportanceSampling,
     /// PPO's clipped surrogate (Schulman et al. 2017), which GRPO shares, with separate bounds below and above 1 and,
     /// for negative advantages, the dual clip of Ye et al. 2020.
     Clip {
         /// The ratio is clipped below at 1 − `low`.
-        low: f32,
+        low: f64,
         /// The ratio is clipped above at 1 + `high`.
-        high: f32,
+        high: f64,
         /// For a negative advantage A the loss is at most −`dual` × A; more than 1 where given.
-        dual: Option<f32>,
+        #[serde(default)]
+        dual: Option<f64>,
+        /// Tokens far off policy are left out altogether.
+        #[serde(default)]
+        trust: Option<TrustRegion>,
+        /// Where clipping takes the gradient away, a part of it is kept.
+        #[serde(default)]
+        keep: Option<KeepGradient>,
+    },
+    /// −sg(ρ) A log p: REINFORCE weighted by the ratio, in a trust region.
+    MiniRl {
+        /// As in [`PolicyLoss::Clip`]; only the trust region uses it.
+        low: f64,
+        /// As in [`PolicyLoss::Clip`]; only the trust region uses it.
+        high: f64,
+        /// Tokens outside are left out.
+        trust: TrustRegion,
+    },
+    /// −sg(clip(ρ)) A log p: a clipped token keeps its gradient, bounded.
+    Cispo {
+        /// The weight is clipped below at 1 − `low`.
+        low: f64,
+        /// The weight is clipped above at 1 + `high`.
+        high: f64,
+    },
+    /// PPO's clip on the ratio of the whole path. Needs [`prepare::path_ratios`](crate::prepare::path_ratios).
+    Gspo {
+        /// As in [`PolicyLoss::Clip`].
+        low: f64,
+        /// As in [`PolicyLoss::Clip`].
+        high: f64,
+    },
+    /// The geometric mean of a path's ratios, clipped one by one. Needs [`prepare::geometric_means`](crate::prepare::geometric_means).
+    GeometricMean {
+        /// Log-ratios of tokens with a negative advantage are clipped below at −`low`.
+        low: f64,
+        /// Log-ratios of tokens with a positive advantage are clipped above at `high`.
+        high: f64,
+    },
+    /// A sigmoid in place of the clip.
+    SoftGate {
+        /// Temperature for positive advantages.
+        positive: f64,
+        /// Temperature for others.
+        negative: f64,
+    },
+    /// −(A log p − ½ β x²): reinforcement with a squared penalty on the log-ratio x.
+    Direct {
+        /// β.
+        beta: f64,
+    },
+    /// −A sg(min(ρ, cap)) log p, where the token's probability has not left the old one too far.
+    Divergence {
+        /// How distance is measured.
+        measure: Divergence,
+        /// How far p may fall for negative advantages.
+        below: f64,
+        /// How far it may rise for positive ones.
+        above: f64,
+        /// Upper bound of the weight.
+        cap: f64,
+    },
+    /// −A ρ, and for marked tokens + `coefficient` |x|. Needs [`prepare::mark_covarying`](crate::prepare::mark_covarying).
+    KlCov {
+        /// The coefficient.
+        coefficient: f64,
+        /// The share of an update's tokens that is marked, at least one token.
+        share: f64,
+    },
+    /// PPO's clip, with marked tokens left out (Cui et al. 2025). Needs [`prepare::choose_covarying`](crate::prepare::choose_covarying).
+    ClipCov {
+        /// As in [`PolicyLoss::Clip`].
+        low: f64,
+        /// As in [`PolicyLoss::Clip`].
+        high: f64,
+        /// The share of an update's tokens that is marked, at least one token.
+        share: f64,
+        /// Covariances above this are eligible.
+        lower: f64,
+        /// Covariances below this are eligible.
+        upper: f64,
     },
     /// ½ (V − R)², R the return: regression of a value head. The value stands where other losses have a log-probability.
     Value {
         /// PPO's clipping (Schulman et al. 2017, as in the authors' code): the loss is at least that of a value no further
         /// than this from the one that terms carry as `value`.
-        clip: Option<f32>,
+        #[serde(default)]
+        clip: Option<f64>,
     },
 }
 
-/// A penalty for leaving a frozen reference policy.
+/// Tokens whose ratio has left [1 − low·cap·decay, 1 + high·cap·decay] in the direction of their advantage have no loss (AgentRL).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct KlPenalty {
-    /// How the divergence is estimated from one sample.
-    pub estimator: KlEstimator,
-    /// Its coefficient β in the loss.
-    pub coefficient: f32,
+pub struct TrustRegion {
+    /// Widens the bounds of the loss.
+    #[serde(default = "four")]
+    pub cap: f64,
+    /// Takes the bounds of the loss as they are: cap × decay = 1.
+    #[serde(default)]
+    pub strict: bool,
+    /// decay = exp(−`age_decay` × age), age the versions between the weights that drew the token and those being trained.
+    #[serde(default)]
+    pub age_decay: f64,
 }
 
-/// Single-sample estimators of KL(policy ‖ reference), with x = log p − log p_ref (Schulman 2020).
+fn four() -> f64 {
+    4.0
+}
+
+impl Default for TrustRegion {
+    fn default() -> Self {
+        TrustRegion { cap: four(), strict: false, age_decay: 0.0 }
+    }
+}
+
+impl TrustRegion {
+    /// The bounds of the ratio.
+    pub fn bounds(&self, low: f64, high: f64, age: f64) -> (f64, f64) {
+        let scale = if self.strict { 1.0 } else { self.cap * (-self.age_decay * age).min(0.0).exp() };
+        (1.0 - low * scale, 1.0 + high * scale)
+    }
+
+    /// Whether a token is left out.
+    fn drops(&self, low: f64, high: f64, ratio: f64, at: &Point) -> bool {
+        let (lower, upper) = self.bounds(low, high, at.age);
+        (ratio > upper && at.advantage > 0.0) || (ratio < lower && at.advantage < 0.0)
+    }
+}
+
+/// How much of the gradient is kept where clipping would take it away.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KeepGradient {
+    /// Share of the gradient at the lower bound, for negative advantages.
+    pub below: f64,
+    /// Share of the gradient at the upper bound, for positive ones.
+    pub above: f64,
+    /// As AgentRL computes it: the part kept has a value but no gradient. For comparisons only.
+    #[serde(default)]
+    pub in_value_only: bool,
+}
+
+/// How far a token's probability has left the old one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum KlEstimator {
-    /// x.
-    K1,
-    /// x² / 2.
-    K2,
-    /// exp(−x) + x − 1.
-    K3,
+pub enum Divergence {
+    /// Total variation of the event "this token".
+    TotalVariation,
+    /// Its KL divergence.
+    Kl,
+}
+
+/// Where a loss is evaluated: a term in f64, and what the model says now.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Point {
+    /// Log-probability of the token, or the value for a loss of values.
+    pub logp: f64,
+    /// Log-probability under the policy that ratios are taken to: the proximal one where there is one, else the one that drew
+    /// the token. `None` counts as the present policy.
+    pub old: Option<f64>,
+    /// Log-probability under the frozen reference.
+    pub reference: Option<f64>,
+    /// Advantage.
+    pub advantage: f64,
+    /// What a critic's value should be.
+    pub returns: f64,
+    /// What it was.
+    pub value: Option<f64>,
+    /// Log-ratio of the whole path, where a loss works with that.
+    pub path_log_ratio: Option<f64>,
+    /// Whether [`prepare`](crate::prepare) chose this token.
+    pub marked: bool,
+    /// Versions between the weights that drew the token and those being trained.
+    pub age: f64,
+}
+
+impl Point {
+    /// A term, at log-probability (or value) `logp`.
+    pub fn new(logp: f32, term: &Term) -> Self {
+        Point {
+            logp: logp.into(),
+            old: term.proximal.or(term.behaviour).map(f64::from),
+            reference: term.reference.map(f64::from),
+            advantage: term.advantage.into(),
+            returns: term.returns.into(),
+            value: term.value.map(f64::from),
+            path_log_ratio: term.path_log_ratio.map(f64::from),
+            marked: term.marked,
+            age: term.age.into(),
+        }
+    }
+
+    /// x = log p − log p_old.
+    pub fn log_ratio(&self) -> f64 {
+        self.old.map_or(0.0, |old| self.logp - old)
+    }
 }
 
 /// One term's contribution, before its weight.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Evaluated {
-    /// The loss.
+    /// The loss, but for a bonus for entropy.
     pub loss: f64,
     /// Its derivative with respect to the token's log-probability, or to the value.
     pub slope: f64,
-    /// The ratio exp(log p − log p_behaviour); 1 where the term has no behaviour log-probability.
+    /// The ratio exp(log p − log p_old); 1 where there is no old policy.
     pub ratio: f64,
-    /// Whether a clip bound was active, so that the policy part has no gradient.
+    /// Whether a bound was active, so that the policy part has no gradient, or less of it.
     pub clipped: bool,
+    /// Whether the token was left out altogether.
+    pub dropped: bool,
     /// The estimated KL divergence from the reference; 0 without a penalty.
     pub kl: f64,
 }
 
-/// Value, derivative with respect to log p, and whether a bound removed the gradient.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Surrogate {
-    loss: f64,
-    slope: f64,
-    clipped: bool,
+impl From<PolicyLoss> for Loss {
+    fn from(policy: PolicyLoss) -> Self {
+        Loss::of(policy)
+    }
 }
 
 impl Loss {
+    /// A loss without penalty and bonus.
+    pub const fn of(policy: PolicyLoss) -> Self {
+        Loss { policy, kl: None, entropy: 0.0 }
+    }
+
+    /// PPO's clip, plain.
+    pub const fn clip(low: f64, high: f64) -> Self {
+        Loss::of(PolicyLoss::Clip { low, high, dual: None, trust: None, keep: None })
+    }
+
+    /// Whether it is about values, not log-probabilities.
+    pub fn is_of_values(&self) -> bool {
+        matches!(self.policy, PolicyLoss::Value { .. })
+    }
+
+    /// Whether it compares with the policy that drew the token.
+    pub fn is_of_ratios(&self) -> bool {
+        !matches!(self.policy, PolicyLoss::CrossEntropy | PolicyLoss::Reinforce | PolicyLoss::Value { .. })
+    }
+
     /// Checks that the loss is well-formed and that every term of the batch carries what it needs. Learners call this
     /// once per batch, before any work.
     ///
@@ -100,11 +295,11 @@ impl Loss {
     /// Names the parameter out of range, or the first offending term with its path and what it lacks.
     pub fn check(&self, batch: &TreeBatch) -> Result<(), RlError> {
         self.check_parameters()?;
-        let needs_behaviour = matches!(self.policy, PolicyLoss::Clip { .. });
         let needs_value = matches!(self.policy, PolicyLoss::Value { clip: Some(_) });
+        let needs_path = matches!(self.policy, PolicyLoss::Gspo { .. } | PolicyLoss::GeometricMean { .. });
         for (index, term) in batch.terms.iter().enumerate() {
             let path = term.path;
-            if needs_behaviour && term.behaviour.is_none() {
+            if self.is_of_ratios() && term.behaviour.is_none() && term.proximal.is_none() {
                 return Err(RlError::NoBehaviour { term: index, path });
             }
             if self.kl.is_some() && term.reference.is_none() {
@@ -113,13 +308,18 @@ impl Loss {
             if needs_value && term.value.is_none() {
                 return Err(RlError::NoValue { term: index, path });
             }
+            if needs_path && term.path_log_ratio.is_none() {
+                return Err(RlError::NoPathRatio { term: index, path });
+            }
             let values = [
                 ("return", Some(term.returns)),
                 ("value", term.value),
                 ("weight", Some(term.weight)),
                 ("advantage", Some(term.advantage)),
                 ("behaviour log-probability", term.behaviour),
+                ("proximal log-probability", term.proximal),
                 ("reference log-probability", term.reference),
+                ("log-ratio of its path", term.path_log_ratio),
             ];
             for (what, value) in values {
                 if let Some(value) = value.filter(|v| !v.is_finite()) {
@@ -130,320 +330,173 @@ impl Loss {
         Ok(())
     }
 
-    fn check_parameters(&self) -> Result<(), RlError> {
-        let range = |ok: bool, name, value, range| {
-            if ok { Ok(()) } else { Err(RlError::Parameter { name, value, range }) }
+    /// Checks the numbers of the loss alone.
+    ///
+    /// # Errors
+    /// Names the parameter out of range.
+    pub fn check_parameters(&self) -> Result<(), RlError> {
+        let (range, share) = (RlError::range, RlError::share);
+        let (positive, at_least_0) = (RlError::positive, RlError::at_least_0);
+        let trusted = |trust: &TrustRegion| {
+            positive("cap of the trust region", trust.cap)?;
+            at_least_0("age_decay of the trust region", trust.age_decay)
         };
-        if let PolicyLoss::Clip { low, high, dual } = self.policy {
-            range((0.0..=1.0).contains(&low), "clip low", low, "in 0..=1")?;
-            range(high >= 0.0, "clip high", high, "at least 0")?;
-            if let Some(dual) = dual {
-                range(dual > 1.0, "dual clip", dual, "more than 1")?;
+        match self.policy {
+            PolicyLoss::CrossEntropy | PolicyLoss::Reinforce | PolicyLoss::ImportanceSampling => {}
+            PolicyLoss::Clip { low, high, dual, trust, keep } => {
+                share("clip low", low)?;
+                at_least_0("clip high", high)?;
+                if let Some(dual) = dual {
+                    range(dual > 1.0, "dual clip", dual, "more than 1")?;
+                    range(
+                        keep.is_none(),
+                        "dual clip",
+                        dual,
+                        "left out where a part of the gradient is kept",
+                    )?;
+                }
+                if let Some(trust) = &trust {
+                    trusted(trust)?;
+                }
+                if let Some(keep) = keep {
+                    at_least_0("gradient kept below", keep.below)?;
+                    at_least_0("gradient kept above", keep.above)?;
+                }
+            }
+            PolicyLoss::MiniRl { low, high, trust } => {
+                share("clip low", low)?;
+                at_least_0("clip high", high)?;
+                trusted(&trust)?;
+            }
+            PolicyLoss::Cispo { low, high } | PolicyLoss::Gspo { low, high } => {
+                share("clip low", low)?;
+                at_least_0("clip high", high)?;
+            }
+            PolicyLoss::GeometricMean { low, high } => {
+                at_least_0("clip low", low)?;
+                at_least_0("clip high", high)?;
+            }
+            PolicyLoss::SoftGate { positive: above, negative } => {
+                positive("temperature of the gate", above)?;
+                positive("temperature of the gate", negative)?;
+            }
+            PolicyLoss::Direct { beta } => at_least_0("beta", beta)?,
+            PolicyLoss::Divergence { below, above, cap, .. } => {
+                at_least_0("divergence below", below)?;
+                at_least_0("divergence above", above)?;
+                positive("cap of the weight", cap)?;
+            }
+            PolicyLoss::KlCov { coefficient, share: marked } => {
+                at_least_0("coefficient", coefficient)?;
+                share("share of tokens", marked)?;
+            }
+            PolicyLoss::ClipCov { low, high, share: marked, lower, upper } => {
+                share("clip low", low)?;
+                at_least_0("clip high", high)?;
+                share("share of tokens", marked)?;
+                range(lower < upper, "lower bound of the covariance", lower, "less than the upper one")?;
+            }
+            PolicyLoss::Value { clip } => {
+                if let Some(clip) = clip {
+                    positive("value clip", clip)?;
+                }
+                let beta = self.kl.map_or(0.0, |kl| kl.coefficient);
+                range(self.kl.is_none(), "KL coefficient", beta, "left out: a value has no divergence")?;
+                range(self.entropy == 0.0, "entropy coefficient", self.entropy, "0: a value has no entropy")?;
             }
         }
-        if let PolicyLoss::Value { clip } = self.policy {
-            range(clip.is_none_or(|clip| clip > 0.0), "value clip", clip.unwrap_or(0.0), "more than 0")?;
-            let beta = self.kl.map_or(0.0, |kl| kl.coefficient);
-            range(self.kl.is_none(), "KL coefficient", beta, "left out: a value has no divergence")?;
-        }
-        if let Some(kl) = self.kl {
-            let beta = kl.coefficient;
-            range(beta >= 0.0 && beta.is_finite(), "KL coefficient", beta, "finite and at least 0")?;
-        }
-        Ok(())
-    }
-
-    /// Whether it is about values, not log-probabilities.
-    pub fn is_of_values(&self) -> bool {
-        matches!(self.policy, PolicyLoss::Value { .. })
+        range(self.entropy.is_finite(), "entropy coefficient", self.entropy, "finite")?;
+        self.kl.map_or(Ok(()), |kl| at_least_0("KL coefficient", kl.coefficient))
     }
 
     /// One term's loss and its derivative, at log-probability `logp` of the token, or at the value for a loss of values. The
     /// weight is not applied.
     ///
-    /// [`Loss::check`] must have accepted the batch. A term that lacks its behaviour log-probability is otherwise taken
+    /// [`Loss::check`] must have accepted the batch. A term that lacks its old log-probability is otherwise taken
     /// to be on policy (ratio 1), one that lacks its reference to have no penalty.
     pub fn evaluate(&self, logp: f32, term: &Term) -> Evaluated {
-        let logp = f64::from(logp);
-        let log_ratio = term.behaviour.map_or(0.0, |b| logp - f64::from(b));
-        let policy = match self.policy {
-            PolicyLoss::CrossEntropy => Surrogate { loss: -logp, slope: -1.0, clipped: false },
-            PolicyLoss::Value { clip } => value_loss(
-                logp,
-                f64::from(term.returns),
-                clip.zip(term.value).map(|(clip, old)| (f64::from(clip), f64::from(old))),
-            ),
-            PolicyLoss::Clip { low, high, dual } => clipped_surrogate(
-                log_ratio,
-                f64::from(term.advantage),
-                f64::from(low),
-                f64::from(high),
-                dual.map(f64::from),
-            ),
+        self.at(&Point::new(logp, term))
+    }
+
+    /// The same in f64.
+    pub fn at(&self, at: &Point) -> Evaluated {
+        let x = at.log_ratio();
+        let ratio = bounded_exp(x).0;
+        let dropped = match self.policy {
+            PolicyLoss::Clip { low, high, trust: Some(trust), .. }
+            | PolicyLoss::MiniRl { low, high, trust } => trust.drops(low, high, ratio, at),
+            PolicyLoss::ClipCov { .. } => at.marked,
+            _ => false,
         };
-        let (penalty, kl, slope) = match (self.kl, term.reference) {
+        let policy =
+            if dropped { Surrogate { loss: 0.0, slope: 0.0, clipped: true } } else { self.surrogate(at, x) };
+        let (penalty, kl, slope) = match (self.kl, at.reference) {
             (Some(penalty), Some(reference)) => {
-                let (kl, slope) = penalty.estimator.estimate(logp - f64::from(reference));
-                (f64::from(penalty.coefficient), kl, slope)
+                let (kl, slope) = penalty.estimator.estimate(at.logp - reference);
+                (penalty.coefficient, kl, slope)
             }
             _ => (0.0, 0.0, 0.0),
         };
         Evaluated {
             loss: policy.loss + penalty * kl,
             slope: policy.slope + penalty * slope,
-            ratio: bounded_exp(log_ratio).0,
+            ratio,
             clipped: policy.clipped,
+            dropped,
             kl,
         }
     }
-}
 
-/// exp(x) with x clamped to ±[`LOG_RATIO_BOUND`], and its derivative, which is 0 where the clamp holds.
-fn bounded_exp(x: f64) -> (f64, f64) {
-    let value = x.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp();
-    (value, if x.abs() > LOG_RATIO_BOUND { 0.0 } else { value })
-}
-
-/// ½ max((V − R)², (clip(V, V_old − c, V_old + c) − R)²), with `clip` = (c, V_old).
-fn value_loss(value: f64, returns: f64, clip: Option<(f64, f64)>) -> Surrogate {
-    let free = value - returns;
-    let bounded = clip.map_or(free, |(clip, old)| value.clamp(old - clip, old + clip) - returns);
-    if bounded * bounded > free * free {
-        Surrogate { loss: 0.5 * bounded * bounded, slope: 0.0, clipped: true }
-    } else {
-        Surrogate { loss: 0.5 * free * free, slope: free, clipped: false }
+    /// Whether a token without advantage can have a gradient.
+    pub fn moves_without_advantage(&self) -> bool {
+        let policy = matches!(
+            self.policy,
+            PolicyLoss::CrossEntropy
+                | PolicyLoss::Direct { .. }
+                | PolicyLoss::KlCov { .. }
+                | PolicyLoss::ClipCov { .. }
+                | PolicyLoss::Value { .. }
+        );
+        policy || self.kl.is_some() || self.entropy != 0.0
     }
-}
 
-/// max(−Aρ, −A·clip(ρ, 1 − low, 1 + high)), for A < 0 at most −A·dual, with ρ = exp(`log_ratio`).
-///
-/// Schulman et al. 2017 (equation 7), with the upper bound apart from the lower (DAPO, Yu et al. 2025) and the dual clip
-/// of Ye et al. 2020 (equation 5).
-fn clipped_surrogate(log_ratio: f64, advantage: f64, low: f64, high: f64, dual: Option<f64>) -> Surrogate {
-    let (ratio, slope) = bounded_exp(log_ratio);
-    let free = -advantage * ratio;
-    let bounded = -advantage * ratio.max(1.0 - low).min(1.0 + high);
-    let mut surrogate = if bounded > free {
-        Surrogate { loss: bounded, slope: 0.0, clipped: true }
-    } else {
-        Surrogate { loss: free, slope: -advantage * slope, clipped: log_ratio.abs() > LOG_RATIO_BOUND }
-    };
-    if let Some(dual) = dual
-        && advantage < 0.0
-        && surrogate.loss > -advantage * dual
-    {
-        surrogate = Surrogate { loss: -advantage * dual, slope: 0.0, clipped: true };
-    }
-    surrogate
-}
-
-impl KlEstimator {
-    /// The estimate and its derivative with respect to log p, at x = log p − log p_ref.
-    ///
-    /// The exponent of K3 is clamped like every log-ratio. Its value is not clamped further: a bound there would take
-    /// the pull away from exactly the tokens that have left the reference farthest.
-    fn estimate(self, x: f64) -> (f64, f64) {
-        match self {
-            KlEstimator::K1 => (x, 1.0),
-            KlEstimator::K2 => (0.5 * x * x, x),
-            KlEstimator::K3 => {
-                let (value, slope) = bounded_exp(-x);
-                (value + x - 1.0, 1.0 - slope)
+    fn surrogate(&self, at: &Point, x: f64) -> Surrogate {
+        let Point { logp, advantage, .. } = *at;
+        let of_path = at.path_log_ratio.unwrap_or(x);
+        match self.policy {
+            PolicyLoss::CrossEntropy => surrogate::reinforce(logp, 1.0),
+            PolicyLoss::Reinforce => surrogate::reinforce(logp, advantage),
+            PolicyLoss::ImportanceSampling => surrogate::importance_sampling(x, advantage),
+            PolicyLoss::Clip { low, high, keep: Some(keep), .. } => {
+                let beyond = (keep.below, keep.above);
+                surrogate::clipped_keeping(x, advantage, low, high, beyond, keep.in_value_only)
             }
+            PolicyLoss::ClipCov { low, high, .. } => surrogate::clipped(x, advantage, low, high, None),
+            PolicyLoss::Clip { low, high, dual, .. } => surrogate::clipped(x, advantage, low, high, dual),
+            PolicyLoss::MiniRl { .. } => surrogate::weighted_reinforce(logp, x, advantage),
+            PolicyLoss::Cispo { low, high } => surrogate::cispo(logp, x, advantage, low, high),
+            PolicyLoss::Gspo { low, high } => surrogate::sequence_clipped(of_path, advantage, low, high),
+            PolicyLoss::GeometricMean { .. } => surrogate::geometric_mean(of_path, advantage, at.marked),
+            PolicyLoss::SoftGate { positive, negative } => {
+                surrogate::soft_gate(x, advantage, positive, negative)
+            }
+            PolicyLoss::Direct { beta } => surrogate::direct(logp, x, advantage, beta),
+            PolicyLoss::Divergence { measure, below, above, cap } => {
+                let old = at.old.unwrap_or(logp);
+                let left = match measure {
+                    Divergence::TotalVariation => surrogate::total_variation(logp, old),
+                    Divergence::Kl => surrogate::binary_kl(logp, old),
+                };
+                surrogate::diverging(logp, x, advantage, cap, left, below, above)
+            }
+            PolicyLoss::KlCov { coefficient, .. } => {
+                surrogate::penalised(x, advantage, if at.marked { coefficient } else { 0.0 })
+            }
+            PolicyLoss::Value { clip } => surrogate::value_loss(logp, at.returns, clip.zip(at.value)),
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-    use serde_json::Value;
-
-    use super::*;
-
-    const CLIP: PolicyLoss = PolicyLoss::Clip { low: 0.2, high: 0.28, dual: Some(3.0) };
-
-    fn vectors() -> Value {
-        serde_json::from_str(include_str!("../tests/vectors.json")).unwrap()
-    }
-
-    fn matrix(value: &Value) -> Vec<Vec<f64>> {
-        serde_json::from_value(value.clone()).unwrap()
-    }
-
-    #[track_caller]
-    fn close(got: f64, want: f64, what: &str) {
-        assert!((got - want).abs() < 1e-9, "{what}: {got}, expected {want}");
-    }
-
-    /// Calls `visit` with (row, column) of every unmasked token of the fixture.
-    fn for_each_token(v: &Value, mut visit: impl FnMut(usize, usize)) {
-        for (b, row) in matrix(&v["mask"]).iter().enumerate() {
-            for (t, _) in row.iter().enumerate().filter(|(_, m)| **m == 1.0) {
-                visit(b, t);
-            }
-        }
-    }
-
-    /// Clip 0.5, token mean over 16 tokens: loss 0.1828125, the gradients below; checked against the formula's executed source.
-    #[test]
-    fn value_loss_matches_the_reference() {
-        let v = &vectors()["value"];
-        let (new, old) = (matrix(&v["new"]), matrix(&v["old"]));
-        let (returns, grad) = (matrix(&v["returns"]), matrix(&v["gradient"]));
-        let loss = Loss { policy: PolicyLoss::Value { clip: Some(0.5) }, kl: None };
-        let (mut sum, mut clipped) = (0.0, 0);
-        for_each_token(&vectors(), |b, t| {
-            let got = value_loss(new[b][t], returns[b][t], Some((0.5, old[b][t])));
-            close(got.slope / 16.0, grad[b][t], "gradient");
-            sum += got.loss / 16.0;
-            clipped += u32::from(got.clipped);
-            let term =
-                Term { returns: returns[b][t] as f32, value: Some(old[b][t] as f32), ..Term::default() };
-            assert!((loss.evaluate(new[b][t] as f32, &term).loss - got.loss).abs() < 1e-6);
-        });
-        close(sum, v["loss"].as_f64().unwrap_or_default(), "loss");
-        assert_eq!(clipped, 2);
-    }
-
-    #[test]
-    fn clip_matches_the_reference() {
-        let v = vectors();
-        let (logp, old, adv) = (matrix(&v["logp"]), matrix(&v["behaviour"]), matrix(&v["advantages"]));
-        let (loss, grad) = (matrix(&v["clip"]["loss"]), matrix(&v["clip"]["token_mean"]["grad_log_prob"]));
-        let mut sum = 0.0;
-        for_each_token(&v, |b, t| {
-            let got = clipped_surrogate(logp[b][t] - old[b][t], adv[b][t], 0.2, 0.28, Some(3.0));
-            close(got.loss, loss[b][t], "loss");
-            close(got.slope / 16.0, grad[b][t], "gradient");
-            sum += got.loss / 16.0;
-        });
-        close(sum, v["clip"]["token_mean"]["loss"].as_f64().unwrap(), "token mean");
-        for case in matrix(&v["single"]) {
-            let got = clipped_surrogate(case[1] - case[0], case[2], 0.2, 0.28, Some(3.0));
-            close(got.loss, case[3], "single loss");
-            close(got.slope, case[4], "single gradient");
-            assert_eq!(got.clipped, case[4] == 0.0);
-        }
-    }
-
-    #[test]
-    fn kl_matches_the_reference() {
-        let v = vectors();
-        let (logp, reference) = (matrix(&v["logp"]), matrix(&v["reference"]));
-        for (name, estimator) in [("k1", KlEstimator::K1), ("k2", KlEstimator::K2), ("k3", KlEstimator::K3)] {
-            let (value, grad) =
-                (matrix(&v["kl"][name]["per_token"]), matrix(&v["kl"][name]["grad_log_prob"]));
-            for_each_token(&v, |b, t| {
-                let (kl, slope) = estimator.estimate(logp[b][t] - reference[b][t]);
-                close(kl, value[b][t], name);
-                close(slope / 16.0, grad[b][t], name);
-            });
-        }
-    }
-
-    #[test]
-    fn evaluate_joins_both_parts() {
-        let loss =
-            Loss { policy: CLIP, kl: Some(KlPenalty { estimator: KlEstimator::K2, coefficient: 0.5 }) };
-        let term = Term { advantage: 1.0, behaviour: Some(-1.0), reference: Some(-1.5), ..Term::default() };
-        // Inside the bounds: −A·ρ + β·x²/2, and its slope.
-        let got = loss.evaluate(-1.125, &term);
-        let ratio = (-0.125f64).exp();
-        close(got.ratio, ratio, "ratio");
-        close(got.kl, 0.5 * 0.375 * 0.375, "kl");
-        close(got.loss, -ratio + 0.5 * got.kl, "loss");
-        close(got.slope, -ratio + 0.5 * 0.375, "slope");
-        assert!(!got.clipped);
-        // Above the upper bound only the penalty pulls.
-        let got = loss.evaluate(-0.5, &term);
-        assert!(got.clipped);
-        close(got.slope, 0.5, "slope");
-    }
-
-    #[test]
-    fn on_policy_is_plain_policy_gradient() {
-        let loss = Loss { policy: CLIP, kl: None };
-        let term = Term { advantage: -0.75, behaviour: Some(-2.3), ..Term::default() };
-        let got = loss.evaluate(-2.3, &term);
-        assert_eq!((got.ratio, got.loss, got.slope, got.clipped), (1.0, 0.75, 0.75, false));
-    }
-
-    #[test]
-    fn cross_entropy_needs_nothing() {
-        let loss = Loss { policy: PolicyLoss::CrossEntropy, kl: None };
-        let got = loss.evaluate(-1.5, &Term::default());
-        assert_eq!((got.loss, got.slope, got.ratio), (1.5, -1.0, 1.0));
-        assert!(loss.check(&batch(Term::default())).is_ok());
-    }
-
-    fn batch(last: Term) -> TreeBatch {
-        let fine = Term { behaviour: Some(-1.0), reference: Some(-1.0), ..Term::default() };
-        TreeBatch { terms: vec![fine, last], ..TreeBatch::default() }
-    }
-
-    #[test]
-    fn check_names_the_first_offending_term() {
-        let kl = Some(KlPenalty { estimator: KlEstimator::K3, coefficient: 0.1 });
-        let full = Term { path: 7, behaviour: Some(-1.0), reference: Some(-1.0), ..Term::default() };
-        let loss = Loss { policy: CLIP, kl };
-        assert_eq!(loss.check(&batch(full)), Ok(()));
-        let bare = Term { behaviour: None, ..full };
-        assert_eq!(loss.check(&batch(bare)), Err(RlError::NoBehaviour { term: 1, path: 7 }));
-        let bare = Term { reference: None, ..full };
-        assert_eq!(loss.check(&batch(bare)), Err(RlError::NoReference { term: 1, path: 7 }));
-        assert_eq!(Loss { kl: None, ..loss }.check(&batch(bare)), Ok(()));
-        let wild = loss.check(&batch(Term { weight: f32::INFINITY, ..full }));
-        assert!(matches!(wild, Err(RlError::NotFinite { term: 1, path: 7, what: "weight", .. })), "{wild:?}");
-        for policy in [
-            PolicyLoss::Clip { low: 1.5, high: 0.2, dual: None },
-            PolicyLoss::Clip { low: 0.2, high: f32::NAN, dual: None },
-            PolicyLoss::Clip { low: 0.2, high: 0.2, dual: Some(1.0) },
-        ] {
-            let refused = Loss { policy, kl: None }.check(&batch(full));
-            assert!(matches!(refused, Err(RlError::Parameter { .. })), "{policy:?}");
-        }
-    }
-
-    #[test]
-    fn far_ratios_stay_finite() {
-        let loss = Loss { policy: PolicyLoss::Clip { low: 0.2, high: 0.2, dual: None }, kl: None };
-        let term = Term { advantage: -1.0, behaviour: Some(-500.0), ..Term::default() };
-        let got = loss.evaluate(-0.5, &term);
-        assert_eq!((got.ratio, got.slope, got.clipped), (20f64.exp(), 0.0, true));
-    }
-
-    proptest! {
-        /// Central differences of the loss itself, away from its kinks.
-        #[test]
-        fn derivative_is_the_slope(
-            x in -3.0f64..3.0,
-            advantage in -2.0f64..2.0,
-            low in 0.05f64..0.5,
-            high in 0.05f64..0.5,
-            dual in prop::option::of(1.5f64..4.0),
-        ) {
-            let kinks = [(1.0 - low).ln(), (1.0 + high).ln(), dual.map_or(9.0, f64::ln)];
-            prop_assume!(kinks.iter().all(|k| (x - k).abs() > 1e-3));
-            let step = 1e-6;
-            let at = |x| clipped_surrogate(x, advantage, low, high, dual);
-            let slope = (at(x + step).loss - at(x - step).loss) / (2.0 * step);
-            prop_assert!((at(x).slope - slope).abs() < 1e-6, "{} {}", at(x).slope, slope);
-            for estimator in [KlEstimator::K1, KlEstimator::K2, KlEstimator::K3] {
-                let slope = (estimator.estimate(x + step).0 - estimator.estimate(x - step).0) / (2.0 * step);
-                prop_assert!((estimator.estimate(x).1 - slope).abs() < 1e-6);
-            }
-        }
-
-        /// `evaluate` computes in f64 what the inner functions say of its f32 inputs, weights aside.
-        #[test]
-        fn evaluate_agrees_with_its_parts(logp in -9.0f32..0.0, old in -9.0f32..0.0, advantage in -2.0f32..2.0) {
-            let loss = Loss { policy: CLIP, kl: None };
-            let got = loss.evaluate(logp, &Term { advantage, behaviour: Some(old), ..Term::default() });
-            let x = f64::from(logp) - f64::from(old);
-            let want = clipped_surrogate(x, advantage.into(), 0.2f32.into(), 0.28f32.into(), Some(3.0));
-            prop_assert_eq!((got.loss, got.slope, got.clipped), (want.loss, want.slope, want.clipped));
-            prop_assert_eq!(got.ratio, x.exp());
-        }
-    }
-}
+#[path = "loss_tests.rs"]
+mod tests;

@@ -113,11 +113,11 @@ fn quantile(sorted: &[f64], q: f64) -> f64 {
 
 /// SplitMix64 (Steele, Lea & Flood, OOPSLA 2014): small, and good enough to draw indices. The counter-based generator
 /// of sampling lives a room above.
-struct SplitMix(u64);
+pub(crate) struct SplitMix(pub u64);
 
 impl SplitMix {
     /// An index below `n`, which is at least 1 (the bias of the multiplication is below n / 2⁶⁴).
-    fn below(&mut self, n: usize) -> usize {
+    pub fn below(&mut self, n: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

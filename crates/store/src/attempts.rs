@@ -72,7 +72,9 @@ impl Store {
 }
 
 fn record(transaction: &Transaction<'_>, attempt: &Attempt) -> Result<Recorded, Failure> {
-    for (name, value) in [("score", attempt.score), ("reward", attempt.reward)] {
+    let numbers = [("score", attempt.score), ("reward", attempt.reward)];
+    let earned = attempt.earned.iter().map(|earned| ("part of a reward", Some(earned.reward)));
+    for (name, value) in numbers.into_iter().chain(earned) {
         if let Some(value) = value
             && !value.is_finite()
         {
@@ -89,9 +91,9 @@ fn record(transaction: &Transaction<'_>, attempt: &Attempt) -> Result<Recorded, 
     let segments = attempt.trajectory.segments();
     transaction
         .prepare_cached(
-            "INSERT INTO attempts (purpose, phase, step, grp, sample, task, outcome, score, reward, status,
+            "INSERT INTO attempts (purpose, phase, step, grp, sample, task, outcome, score, reward, earned, status,
                  sampled_tokens, tokens)
-             VALUES (:purpose, :phase, :step, :group, :sample, :task, :outcome, :score, :reward, :status,
+             VALUES (:purpose, :phase, :step, :group, :sample, :task, :outcome, :score, :reward, :earned, :status,
                  :sampled_tokens, :tokens)",
         )?
         .execute(named_params! {
@@ -104,6 +106,7 @@ fn record(transaction: &Transaction<'_>, attempt: &Attempt) -> Result<Recorded, 
             ":outcome": attempt.outcome.to_string(),
             ":score": attempt.score,
             ":reward": attempt.reward,
+            ":earned": serde_json::json!(attempt.earned).to_string(),
             ":status": attempt.status.name(),
             ":sampled_tokens": attempt.trajectory.sampled_tokens() as i64,
             ":tokens": segments.iter().map(|s| s.tokens.len()).sum::<usize>() as i64,
@@ -144,7 +147,7 @@ fn record(transaction: &Transaction<'_>, attempt: &Attempt) -> Result<Recorded, 
 fn read(transaction: &Transaction<'_>, key: &AttemptKey) -> Result<Option<Attempt>, Failure> {
     let found = transaction
         .prepare_cached(
-            "SELECT id, task, outcome, score, reward, status FROM attempts
+            "SELECT id, task, outcome, score, reward, status, earned FROM attempts
              WHERE purpose = ?1 AND phase = ?2 AND step = ?3 AND grp = ?4 AND sample = ?5",
         )?
         .query_row(params![key.purpose.name(), key.phase, key.step, key.group, key.sample], |row| {
@@ -155,10 +158,11 @@ fn read(transaction: &Transaction<'_>, key: &AttemptKey) -> Result<Option<Attemp
                 row.get(3)?,
                 row.get(4)?,
                 row.get::<_, String>(5)?,
+                row.get::<_, String>(6)?,
             ))
         })
         .optional()?;
-    let Some((id, task, outcome, score, reward, status)) = found else { return Ok(None) };
+    let Some((id, task, outcome, score, reward, status, earned)) = found else { return Ok(None) };
     let json = |text: &str, what: &str| {
         serde_json::Value::from_str(text)
             .map_err(|e| Failure::Damaged(format!("its {what} is not JSON: {e}")))
@@ -169,6 +173,9 @@ fn read(transaction: &Transaction<'_>, key: &AttemptKey) -> Result<Option<Attemp
         outcome: json(&outcome, "outcome")?,
         score,
         reward,
+        earned: serde_json::from_str(&earned).map_err(|e| {
+            Failure::Damaged(format!("the parts of its reward are not what they should be: {e}"))
+        })?,
         status: Status::parse(&status)
             .ok_or_else(|| Failure::Damaged(format!("its status is `{status}`")))?,
         trajectory: trajectory(transaction, id)?,
@@ -229,7 +236,7 @@ fn difference(a: &Attempt, b: &Attempt) -> Option<&'static str> {
     if a.score != b.score {
         return Some("score");
     }
-    if a.reward != b.reward {
+    if a.reward != b.reward || a.earned != b.earned {
         return Some("reward");
     }
     let (a, b) = (a.trajectory.segments(), b.trajectory.segments());
@@ -280,6 +287,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::{Earned, Earner};
 
     fn key(group: u32, sample: u32) -> AttemptKey {
         AttemptKey { purpose: Purpose::Train, phase: 1, step: 3, group, sample }
@@ -310,6 +318,7 @@ mod tests {
             outcome: json!({"final_text": "4"}),
             score: Some(1.0),
             reward: Some(0.95),
+            earned: vec![Earned { by: Earner::Turn(0), reward: -0.05 }],
             status: Status::Completed,
             trajectory,
         }
@@ -435,6 +444,7 @@ mod tests {
             number in prop::num::f64::NORMAL,
             text in ".*",
             failed in any::<bool>(),
+            part in prop::num::f64::NORMAL,
         ) {
             let mut trajectory = Trajectory::new();
             for mut segment in segments {
@@ -448,6 +458,10 @@ mod tests {
                 outcome: json!([text, number]),
                 score,
                 reward,
+                earned: vec![
+                    Earned { by: Earner::Segment(SegmentId(1)), reward: part },
+                    Earned { by: Earner::Agent(text.clone()), reward: -part },
+                ],
                 status: if failed { Status::Failed } else { Status::Completed },
                 trajectory,
             };

@@ -3,7 +3,7 @@
 use rusqlite::{OptionalExtension, params};
 
 use crate::schema::Failure;
-use crate::{Recorded, StepPlan, Store, StoreError};
+use crate::{PerToken, Recorded, StepPlan, Store, StoreError};
 
 impl Store {
     /// Records what a step will train on. To be called before it runs.
@@ -21,8 +21,17 @@ impl Store {
                 }
             };
             for path in plan.updates.iter().flat_map(|update| update.micro_batches.iter().flatten()) {
-                finite(path.advantage, &format!("{} has advantage", path.attempt))?;
-                finite(path.weight, &format!("{} has weight", path.attempt))?;
+                let numbers = [
+                    ("advantage", Some(&path.advantage)),
+                    ("weight", Some(&path.weight)),
+                    ("return", path.returns.as_ref()),
+                    ("value", path.values.as_ref()),
+                ];
+                for (what, numbers) in numbers {
+                    for number in numbers.into_iter().flat_map(PerToken::distinct) {
+                        finite(number, &format!("{} has {what}", path.attempt))?;
+                    }
+                }
             }
             let text = serde_json::to_string(plan).map_err(|e| Failure::Unstorable(e.to_string()))?;
             let stored: Option<String> = transaction
@@ -85,12 +94,19 @@ mod tests {
 
     fn path(group: u32, advantage: f32, weight: f32) -> PlannedPath {
         let attempt = AttemptKey { purpose: Purpose::Train, phase: 1, step: 2, group, sample: 0 };
-        PlannedPath { attempt, leaf: SegmentId(4), advantage, weight }
+        let [advantage, weight] = [PerToken::same(advantage), PerToken::new([weight, weight, 0.5])];
+        PlannedPath { attempt, leaf: SegmentId(4), advantage, weight, returns: None, values: None }
     }
 
     fn plan(numbers: &[(f32, f32)]) -> StepPlan {
         let paths = numbers.iter().enumerate().map(|(i, &(a, w))| path(i as u32, a, w)).collect();
-        StepPlan { phase: 1, step: 2, updates: vec![Update { micro_batches: vec![paths] }] }
+        StepPlan {
+            phase: 1,
+            step: 2,
+            places: vec![7, 9],
+            kl: None,
+            updates: vec![Update { micro_batches: vec![paths] }],
+        }
     }
 
     #[test]
@@ -119,8 +135,9 @@ mod tests {
             let written = plan(&numbers);
             store.record_step(&written).unwrap();
             let read = store.step(1, 2).unwrap().unwrap();
-            let bits = |plan: &StepPlan| -> Vec<(u32, u32)> {
-                plan.updates[0].micro_batches[0].iter().map(|p| (p.advantage.to_bits(), p.weight.to_bits())).collect()
+            let bits = |plan: &StepPlan| -> Vec<u32> {
+                let numbers = |p: &PlannedPath| -> Vec<f32> { p.advantage.distinct().chain(p.weight.iter().take(3)).collect() };
+                plan.updates[0].micro_batches[0].iter().flat_map(numbers).map(f32::to_bits).collect()
             };
             prop_assert_eq!(bits(&read), bits(&written));
         }

@@ -25,6 +25,7 @@ mod schema;
 
 pub use error::StoreError;
 pub use record::{
-    Attempt, AttemptKey, AttemptSummary, EvalKey, PlannedPath, Purpose, Recorded, Status, StepPlan, Update,
+    Attempt, AttemptKey, AttemptSummary, ChargedKl, Earned, Earner, EvalKey, PerToken, PlannedPath, Purpose,
+    Recorded, Status, StepPlan, Update,
 };
 pub use schema::{SCHEMA_VERSION, Store};

@@ -90,12 +90,36 @@ pub struct Attempt {
     pub outcome: serde_json::Value,
     /// The score of the final answer alone; `None` where nothing was scored.
     pub score: Option<f64>,
-    /// What training reinforces: the score, shaped; `None` where the attempt is not to be trained on.
+    /// What training reinforces, all of it: the score, shaped; `None` where the attempt is not to be trained on.
     pub reward: Option<f64>,
+    /// The parts of the reward that were earned before the end. The rest of it is the outcome's.
+    pub earned: Vec<Earned>,
     /// Whether it came to its end.
     pub status: Status,
     /// Every token.
     pub trajectory: Trajectory,
+}
+
+/// A part of a reward.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Earned {
+    /// What earned it.
+    pub by: Earner,
+    /// How much.
+    pub reward: f64,
+}
+
+/// What earned a part of a reward. Whatever it is, the part reaches the sampled token that was the last before it was earned.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Earner {
+    /// A segment: an action itself, or what was observed after one.
+    Segment(SegmentId),
+    /// A model call.
+    Turn(u32),
+    /// An agent, at the end of its part of every path.
+    Agent(String),
 }
 
 /// An attempt without its segments, for listings.
@@ -115,9 +139,51 @@ pub struct AttemptSummary {
     pub tokens: u64,
 }
 
+/// A number for every trained token of a path, in runs of (number, tokens); a run of 0 tokens goes on to the end.
+///
+/// Written down as plain pairs: in any other form serde_json would read the numbers as f64 first, and round them twice.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct PerToken(Vec<(f32, u32)>);
+
+impl PerToken {
+    /// The same for all.
+    pub fn same(value: f32) -> Self {
+        PerToken(vec![(value, 0)])
+    }
+
+    /// In as few runs as possible.
+    pub fn new(values: impl IntoIterator<Item = f32>) -> Self {
+        let mut runs: Vec<(f32, u32)> = Vec::new();
+        for value in values {
+            match runs.last_mut() {
+                Some((last, len)) if last.to_bits() == value.to_bits() => *len += 1,
+                _ => runs.push((value, 1)),
+            }
+        }
+        match runs[..] {
+            [] => PerToken::same(0.0),
+            [(value, _)] => PerToken::same(value),
+            _ => PerToken(runs),
+        }
+    }
+
+    /// The numbers one by one; without end where the last run has none.
+    pub fn iter(&self) -> impl Iterator<Item = f32> + '_ {
+        self.0.iter().flat_map(|&(value, len)| {
+            std::iter::repeat_n(value, if len == 0 { usize::MAX } else { len as usize })
+        })
+    }
+
+    /// Each number once for every run of it.
+    pub fn distinct(&self) -> impl Iterator<Item = f32> + '_ {
+        self.0.iter().map(|(value, _)| *value)
+    }
+}
+
 /// One path that a step trains: the way from a root to `leaf`. Its sampled and demonstrated segments are the targets,
 /// save those that an earlier leaf of the same attempt already trains.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlannedPath {
     /// The attempt.
@@ -125,9 +191,15 @@ pub struct PlannedPath {
     /// The leaf.
     pub leaf: SegmentId,
     /// Advantage of every trained token; 0 for demonstrations, whose loss does not use it.
-    pub advantage: f32,
-    /// Weight of every trained token in the sum that is the loss.
-    pub weight: f32,
+    pub advantage: PerToken,
+    /// Weight of every trained token in the sum that is the loss; 0 where it is left out of it.
+    pub weight: PerToken,
+    /// What a critic's value before every trained token should be, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub returns: Option<PerToken>,
+    /// What it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub values: Option<PerToken>,
 }
 
 /// One optimiser step: its micro-batches in order, each a list of paths in order.
@@ -146,8 +218,26 @@ pub struct StepPlan {
     pub phase: u32,
     /// The step within the phase, from 0.
     pub step: u32,
+    /// The places, in the phase's order of tasks, of the groups that it takes, those that teach nothing included; empty for demonstrations.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub places: Vec<u64>,
+    /// What was charged to the rewards for leaving the reference, where it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kl: Option<ChargedKl>,
     /// The optimiser steps in order.
     pub updates: Vec<Update>,
+}
+
+/// A divergence charged to the rewards of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChargedKl {
+    /// Its coefficient.
+    pub coefficient: f64,
+    /// The divergence that was found, a mean over rollouts.
+    pub found: f64,
+    /// Over how many rollouts.
+    pub rollouts: u64,
 }
 
 /// When an evaluation was made: after `step` steps of `phase`. Before the first phase is (0, 0).

@@ -9,7 +9,7 @@ use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
 use crate::StoreError;
 
 /// Version of the tables that this build reads and writes.
-pub const SCHEMA_VERSION: i32 = 1;
+pub const SCHEMA_VERSION: i32 = 2;
 
 /// "DRSG": marks the file as ours.
 const APPLICATION_ID: i32 = 0x4452_5347;
@@ -29,6 +29,7 @@ CREATE TABLE attempts (
     outcome TEXT    NOT NULL,               -- JSON
     score   REAL,
     reward  REAL,
+    earned  TEXT    NOT NULL,               -- JSON
     status  TEXT    NOT NULL,
     sampled_tokens INTEGER NOT NULL,
     tokens  INTEGER NOT NULL,
@@ -90,7 +91,7 @@ impl Store {
     pub fn open_existing(file: &Path) -> Result<Self, StoreError> {
         // Read-write, because a reader of a WAL file may have to create its shared-memory index.
         let store = Self::connect(file, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
-        let (application, version) = store.identity().map_err(|e| store.opening(e))?;
+        let (application, version) = identity(&store.lock()).map_err(|e| store.opening(e))?;
         store.check(application, version)?;
         Ok(store)
     }
@@ -132,10 +133,6 @@ impl Store {
         let (application, version) = identity(&transaction).map_err(opening)?;
         transaction.commit().map_err(opening)?;
         self.check(application, version)
-    }
-
-    fn identity(&self) -> rusqlite::Result<(i32, i32)> {
-        identity(&self.lock())
     }
 
     fn check(&self, application: i32, version: i32) -> Result<(), StoreError> {
@@ -250,7 +247,7 @@ mod tests {
         drop(Store::open(&file).unwrap());
         Connection::open(&file).unwrap().pragma_update(None, "user_version", 7).unwrap();
         let error = Store::open(&file).unwrap_err().to_string();
-        assert!(error.contains("schema version 7, but this build reads version 1"), "{error}");
+        assert!(error.contains("schema version 7, but this build reads version 2"), "{error}");
         assert!(error.contains("run.db"), "{error}");
     }
 

@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use dressage_store::{Attempt, AttemptKey, PlannedPath, Purpose, Status, StepPlan, Store, Update};
+use dressage_store::{Attempt, AttemptKey, PerToken, PlannedPath, Purpose, Status, StepPlan, Store, Update};
 use dressage_tree::{Kind, Segment, SegmentId, Trajectory, VersionRun};
 use serde_json::json;
 
@@ -30,14 +30,28 @@ fn attempt(sample: u32) -> Attempt {
         outcome: json!({}),
         score: Some(0.5),
         reward: Some(0.5),
+        earned: Vec::new(),
         status: Status::Completed,
         trajectory,
     }
 }
 
 fn plan(step: u32) -> StepPlan {
-    let path = PlannedPath { attempt: attempt(step).key, leaf: SegmentId(1), advantage: 0.1, weight: 0.3 };
-    StepPlan { phase: 0, step, updates: vec![Update { micro_batches: vec![vec![path; 50]] }] }
+    let path = PlannedPath {
+        attempt: attempt(step).key,
+        leaf: SegmentId(1),
+        advantage: PerToken::same(0.1),
+        weight: PerToken::same(0.3),
+        returns: None,
+        values: None,
+    };
+    StepPlan {
+        phase: 0,
+        step,
+        places: vec![],
+        kl: None,
+        updates: vec![Update { micro_batches: vec![vec![path; 50]] }],
+    }
 }
 
 /// The child: records until it is killed, saying what it has done. Does nothing when run as a test.

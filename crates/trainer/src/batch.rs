@@ -1,16 +1,43 @@
 //! From recorded trajectories to the paths that a learner eats.
 
-use dressage_store::PlannedPath;
+use dressage_store::{PerToken, PlannedPath};
 use dressage_tree::{Kind, PathInput, PathTarget, Segment, SegmentId, Term, Trajectory};
 
 use crate::TrainerError;
 
-/// A leaf of a trajectory and the segments that are trained on its path.
+/// A leaf of a trajectory and what is trained on its path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TrainedPath {
     pub leaf: SegmentId,
+    /// How many turns came before on the path, which an earlier leaf trains.
+    pub turns_before: usize,
+    /// Its actions, in order.
+    pub turns: Vec<Action>,
+}
+
+/// The trained tokens of one turn on a path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Action {
+    /// The model call.
+    pub turn: u32,
+    /// Who acted.
+    pub agent: String,
+    /// Its segments with their tokens.
+    pub segments: Vec<(SegmentId, usize)>,
+}
+
+impl Action {
+    /// How many tokens it has.
+    pub fn tokens(&self) -> usize {
+        self.segments.iter().map(|(_, tokens)| tokens).sum()
+    }
+}
+
+impl TrainedPath {
     /// How many tokens are trained.
-    pub tokens: u64,
+    pub fn tokens(&self) -> usize {
+        self.turns.iter().map(Action::tokens).sum()
+    }
 }
 
 /// Whether a segment holds tokens that the model is to learn.
@@ -34,34 +61,61 @@ pub(crate) fn trained_paths(trajectory: &Trajectory) -> Vec<TrainedPath> {
     let owners = owners(trajectory);
     let mut paths: Vec<TrainedPath> = Vec::new();
     for leaf in trajectory.leaves() {
-        let mine =
-            trajectory.segments().iter().filter(|s| is_trained(s) && owners[s.id.0 as usize] == Some(leaf));
-        let tokens = mine.map(|s| s.tokens.len() as u64).sum();
-        if tokens > 0 {
-            paths.push(TrainedPath { leaf, tokens });
+        let on_path = trajectory.path(leaf);
+        let mine = on_path.iter().filter(|s| is_trained(s) && owners[s.id.0 as usize] == Some(leaf));
+        let mut turns: Vec<Action> = Vec::new();
+        for segment in mine {
+            let trained = (segment.id, segment.tokens.len());
+            match turns.last_mut() {
+                Some(last) if last.turn == segment.turn && last.agent == segment.agent => {
+                    last.segments.push(trained);
+                }
+                _ => {
+                    let (turn, agent) = (segment.turn, segment.agent.clone());
+                    turns.push(Action { turn, agent, segments: vec![trained] });
+                }
+            }
+        }
+        let others = on_path.iter().filter(|s| is_trained(s) && owners[s.id.0 as usize] != Some(leaf));
+        let mut before: Vec<(u32, &str)> = others.map(|s| (s.turn, s.agent.as_str())).collect();
+        before.dedup();
+        if !turns.is_empty() {
+            paths.push(TrainedPath { leaf, turns_before: before.len(), turns });
         }
     }
     paths
 }
 
-/// A planned path with its tokens, up to the last one that is trained: what comes after has no effect.
+/// A planned path with its tokens, up to the last one that is trained: what comes after has no effect. `version` is that of the
+/// weights which are trained.
 ///
 /// # Errors
 /// When a segment's log-probabilities do not describe the distribution it was drawn from.
-pub(crate) fn path_input(trajectory: &Trajectory, planned: &PlannedPath) -> Result<PathInput, TrainerError> {
+pub(crate) fn path_input(
+    trajectory: &Trajectory,
+    planned: &PlannedPath,
+    version: u64,
+) -> Result<PathInput, TrainerError> {
     let owners = owners(trajectory);
     let mut input = PathInput::default();
     let mut end = 0;
+    let mut weights = planned.weight.iter();
+    let mut advantages = planned.advantage.iter();
+    let mut returns = planned.returns.iter().flat_map(PerToken::iter);
+    let mut values = planned.values.iter().flat_map(PerToken::iter);
     for segment in trajectory.path(planned.leaf) {
         if is_trained(segment) && owners[segment.id.0 as usize] == Some(planned.leaf) {
             refuse_untrainable(segment, planned)?;
             let versions = segment.token_versions().map(Some).chain(std::iter::repeat(None));
-            for (i, version) in (0..segment.tokens.len()).zip(versions) {
+            for (i, drawn_by) in (0..segment.tokens.len()).zip(versions) {
                 let term = Term {
-                    weight: planned.weight,
-                    advantage: planned.advantage,
+                    weight: weights.next().unwrap_or(0.0),
+                    advantage: advantages.next().unwrap_or(0.0),
+                    returns: returns.next().unwrap_or(0.0),
+                    value: values.next(),
                     behaviour: segment.logprobs.get(i).copied(),
-                    version: version.unwrap_or(0),
+                    age: drawn_by.map_or(0, |drawn_by| version.saturating_sub(drawn_by) as u32),
+                    version: drawn_by.unwrap_or(0),
                     ..Term::default()
                 };
                 let index = (input.tokens.len() + i) as u32;
@@ -98,7 +152,14 @@ mod tests {
 
     fn planned(leaf: u32) -> PlannedPath {
         let attempt = AttemptKey { purpose: Purpose::Train, phase: 0, step: 0, group: 0, sample: 0 };
-        PlannedPath { attempt, leaf: SegmentId(leaf), advantage: 0.5, weight: 0.25 }
+        PlannedPath {
+            attempt,
+            leaf: SegmentId(leaf),
+            advantage: PerToken::same(0.5),
+            weight: PerToken::same(0.25),
+            returns: None,
+            values: None,
+        }
     }
 
     fn sampled(parent: u32, tokens: &[u32]) -> Segment {
@@ -127,18 +188,26 @@ mod tests {
     fn every_sampled_token_is_trained_once() {
         let trajectory = forked();
         let paths = trained_paths(&trajectory);
+        let action = |segments: &[(u32, usize)]| {
+            let segments = segments.iter().map(|(id, tokens)| (SegmentId(*id), *tokens)).collect();
+            Action { turn: 0, agent: String::new(), segments }
+        };
         assert_eq!(
             paths,
-            [TrainedPath { leaf: SegmentId(4), tokens: 3 }, TrainedPath { leaf: SegmentId(5), tokens: 1 }]
+            [
+                TrainedPath { leaf: SegmentId(4), turns_before: 0, turns: vec![action(&[(1, 2), (3, 1)])] },
+                TrainedPath { leaf: SegmentId(5), turns_before: 1, turns: vec![action(&[(5, 1)])] },
+            ]
         );
-        let first = path_input(&trajectory, &planned(4)).unwrap();
+        let first = path_input(&trajectory, &planned(4), 9).unwrap();
         // What was given after the last reply is left out.
         assert_eq!(first.tokens, [1, 2, 3, 4, 5, 6]);
         assert_eq!(first.targets.iter().map(|t| t.index).collect::<Vec<_>>(), [2, 3, 5]);
         let term = first.targets[2].term;
-        assert_eq!((term.behaviour, term.version, term.weight, term.advantage), (Some(-6.0), 7, 0.25, 0.5));
+        assert_eq!((term.behaviour, term.version, term.age), (Some(-6.0), 7, 2));
+        assert_eq!((term.weight, term.advantage), (0.25, 0.5));
         assert_eq!(first.targets[2].temperature, 0.8);
-        let second = path_input(&trajectory, &planned(5)).unwrap();
+        let second = path_input(&trajectory, &planned(5), 9).unwrap();
         assert_eq!(second.tokens, [1, 2, 3, 4, 9]);
         assert_eq!(second.targets.iter().map(|t| t.index).collect::<Vec<_>>(), [4]);
     }
@@ -148,7 +217,7 @@ mod tests {
         let mut t = Trajectory::new();
         let root = t.push(Segment::given(None, vec![1], 0)).unwrap();
         t.push(Segment::demonstrated(Some(root), vec![2, 3], 0)).unwrap();
-        let input = path_input(&t, &planned(1)).unwrap();
+        let input = path_input(&t, &planned(1), 9).unwrap();
         assert!(input.targets.iter().all(|t| t.term.behaviour.is_none() && t.temperature == 1.0));
         assert_eq!(input.targets.len(), 2);
     }
@@ -162,7 +231,7 @@ mod tests {
             let mut t = Trajectory::new();
             t.push(Segment::given(None, vec![1], 0)).unwrap();
             t.push(change).unwrap();
-            let error = path_input(&t, &planned(1)).unwrap_err();
+            let error = path_input(&t, &planned(1), 9).unwrap_err();
             assert!(!error.is_user_error());
             let error = error.to_string();
             assert!(error.contains(want), "{error}");

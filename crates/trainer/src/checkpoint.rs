@@ -6,7 +6,7 @@
 //! weights, configuration, tokenizer; what only the trainer needs lies beside them.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use dressage_policy::{Learner, crash_point};
@@ -15,10 +15,12 @@ use serde::{Deserialize, Serialize};
 use crate::TrainerError;
 use crate::folder::{file_error, sync_folder, write_whole};
 
-/// Version of `trainer.json` that this build reads and writes.
-const SCHEMA: u32 = 1;
+/// Version of `trainer.json` that this build reads and writes. Since 2 it holds checksums.
+const SCHEMA: u32 = 2;
 const STATE: &str = "trainer.json";
 const TEMPORARY: &str = ".tmp-";
+/// The folder within a checkpoint that holds the critic.
+const CRITIC: &str = "critic";
 
 /// How far a run has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -43,8 +45,17 @@ struct State {
     phase_end: bool,
     /// Bytes of the metrics file that were written until then.
     metrics_bytes: u64,
-    /// Names and sizes of all other files.
-    files: Vec<(String, u64)>,
+    /// All other files.
+    files: Vec<FileState>,
+}
+
+/// A file of a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileState {
+    name: String,
+    bytes: u64,
+    crc32c: u32,
 }
 
 /// A whole checkpoint.
@@ -60,10 +71,46 @@ pub struct Checkpoint {
     pub metrics_bytes: u64,
 }
 
+impl Checkpoint {
+    /// Reads every file and compares its checksum.
+    ///
+    /// # Errors
+    /// Names the file that was changed since it was written.
+    pub(crate) fn verify(&self) -> Result<(), String> {
+        for FileState { name, crc32c, .. } in state_of(&self.path)?.files {
+            let file = File::open(self.path.join(&name)).map_err(|error| format!("{name}: {error}"))?;
+            let (_, found) = checksum(file).map_err(|error| format!("{name}: {error}"))?;
+            if found != crc32c {
+                return Err(format!("{name} has the checksum {found:08x} instead of {crc32c:08x}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Where its critic is, if it has one.
+    pub fn critic(&self) -> PathBuf {
+        self.path.join(CRITIC)
+    }
+}
+
 /// The checkpoints of a run.
 pub(crate) struct Checkpoints {
     root: PathBuf,
 }
+
+/// What goes into a checkpoint.
+#[derive(Clone, Copy)]
+pub(crate) struct Content<'a> {
+    /// The policy.
+    pub learner: &'a dyn Learner,
+    /// The critic, where one is trained.
+    pub critic: Option<&'a dyn Learner>,
+    /// Puts what else a model folder needs beside the weights.
+    pub companions: &'a (dyn Fn(&Path) -> io::Result<()> + Send + Sync),
+}
+
+/// The file in the folder that names the best checkpoint.
+const BEST: &str = "best";
 
 /// What a look at the folder found.
 pub(crate) struct Found {
@@ -85,6 +132,11 @@ impl Checkpoints {
             }
         }
         Ok(checkpoints)
+    }
+
+    /// Looks at a folder without changing anything in it.
+    pub fn look(root: PathBuf) -> Self {
+        Checkpoints { root }
     }
 
     fn names(&self) -> Result<Vec<String>, TrainerError> {
@@ -112,11 +164,10 @@ impl Checkpoints {
         Ok(found)
     }
 
-    /// Writes a checkpoint. `companions` puts what else a model folder needs beside the weights.
+    /// Writes a checkpoint.
     pub async fn write(
         &self,
-        learner: &dyn Learner,
-        companions: &(dyn Fn(&Path) -> io::Result<()> + Send + Sync),
+        content: Content<'_>,
         position: Position,
         phase_end: bool,
         metrics_bytes: u64,
@@ -128,7 +179,7 @@ impl Checkpoints {
             fs::remove_dir_all(&temporary).map_err(|source| file_error("remove", &temporary, source))?;
         }
         fs::create_dir(&temporary).map_err(|source| file_error("create", &temporary, source))?;
-        let written = self.fill(&temporary, learner, companions, position, phase_end, metrics_bytes).await;
+        let written = self.fill(&temporary, content, position, phase_end, metrics_bytes).await;
         if let Err(error) = written {
             // Half a checkpoint is worth nothing, and its room may be what is missing.
             let _ = fs::remove_dir_all(&temporary);
@@ -148,24 +199,36 @@ impl Checkpoints {
     async fn fill(
         &self,
         folder: &Path,
-        learner: &dyn Learner,
-        companions: &(dyn Fn(&Path) -> io::Result<()> + Send + Sync),
+        Content { learner, critic, companions }: Content<'_>,
         position: Position,
         phase_end: bool,
         metrics_bytes: u64,
     ) -> Result<(), TrainerError> {
         learner.save(folder, true).await?;
+        if let Some(critic) = critic {
+            let of_critic = folder.join(CRITIC);
+            fs::create_dir(&of_critic).map_err(|source| file_error("create", &of_critic, source))?;
+            critic.save(&of_critic, true).await?;
+        }
         crash_point("weights_saved");
         companions(folder).map_err(|source| file_error("write the tokenizer into", folder, source))?;
         crash_point("companions_saved");
         let mut files = Vec::new();
-        for (name, path) in files_of(folder).map_err(|source| file_error("list", folder, source))? {
+        let of_critic = folder.join(CRITIC);
+        let mut found = files_of(folder).map_err(|source| file_error("list", folder, source))?;
+        if of_critic.is_dir() {
+            let files = files_of(&of_critic).map_err(|source| file_error("list", &of_critic, source))?;
+            found.extend(files.into_iter().map(|(name, path)| (format!("{CRITIC}/{name}"), path)));
+            sync_folder(&of_critic)?;
+        }
+        for (name, path) in found {
             let flush = || {
                 let file = File::open(&path)?;
                 file.sync_all()?;
-                Ok(file.metadata()?.len())
+                checksum(file)
             };
-            files.push((name, flush().map_err(|source| file_error("flush", &path, source))?));
+            let (bytes, crc32c) = flush().map_err(|source| file_error("flush", &path, source))?;
+            files.push(FileState { name, bytes, crc32c });
         }
         let state = State { schema: SCHEMA, position, phase_end, metrics_bytes, files };
         let text = serde_json::to_string_pretty(&state)
@@ -173,10 +236,39 @@ impl Checkpoints {
         write_whole(&folder.join(STATE), text.as_bytes())
     }
 
-    /// Removes all but the newest `keep` checkpoints, leaving those at the end of a phase.
+    /// The newest checkpoint whose files are as they were written, and what is wrong with newer ones.
+    pub fn newest(&self) -> Result<(Option<Checkpoint>, Vec<String>), TrainerError> {
+        let mut damaged = Vec::new();
+        for checkpoint in self.find()?.whole.into_iter().rev() {
+            match checkpoint.verify() {
+                Ok(()) => return Ok((Some(checkpoint), damaged)),
+                Err(why) => {
+                    let name = checkpoint.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                    damaged.push(format!("checkpoint {name} is damaged and is passed over: {why}"));
+                }
+            }
+        }
+        Ok((None, damaged))
+    }
+
+    /// Remembers a checkpoint as the best so far.
+    pub fn mark_best(&self, checkpoint: &Checkpoint) -> Result<(), TrainerError> {
+        let name = checkpoint.path.file_name().unwrap_or_default().to_string_lossy();
+        write_whole(&self.root.join(BEST), format!("{name}\n").as_bytes())
+    }
+
+    /// The best checkpoint so far, where one was marked and is there.
+    pub fn best(&self) -> Option<PathBuf> {
+        let name = fs::read_to_string(self.root.join(BEST)).ok()?;
+        Some(self.root.join(name.trim())).filter(|path| path.is_dir())
+    }
+
+    /// Removes all but the newest `keep` checkpoints, leaving the best and those at the end of a phase.
     pub fn prune(&self, keep: usize) -> Result<(), TrainerError> {
-        let found = self.find()?.whole;
-        let passing: Vec<&Checkpoint> = found.iter().filter(|checkpoint| !checkpoint.phase_end).collect();
+        let (found, best) = (self.find()?.whole, self.best());
+        let is_kept =
+            |checkpoint: &Checkpoint| checkpoint.phase_end || best.as_ref() == Some(&checkpoint.path);
+        let passing: Vec<&Checkpoint> = found.iter().filter(|checkpoint| !is_kept(checkpoint)).collect();
         for old in &passing[..passing.len().saturating_sub(keep)] {
             self.remove(&old.path)?;
         }
@@ -206,8 +298,21 @@ fn files_of(folder: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     Ok(files)
 }
 
-/// Reads what a checkpoint says of itself, and whether it is all there.
-fn read(path: &Path) -> Result<Checkpoint, String> {
+/// Bytes and CRC-32C of a file.
+fn checksum(mut file: File) -> io::Result<(u64, u32)> {
+    let (mut bytes, mut sum) = (0, 0);
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        let n = file.read(&mut buffer)?;
+        if n == 0 {
+            return Ok((bytes, sum));
+        }
+        bytes += n as u64;
+        sum = crc32c::crc32c_append(sum, &buffer[..n]);
+    }
+}
+
+fn state_of(path: &Path) -> Result<State, String> {
     let text = fs::read_to_string(path.join(STATE)).map_err(|error| format!("{STATE}: {error}"))?;
     let state: State = serde_json::from_str(&text).map_err(|error| format!("{STATE}: {error}"))?;
     if state.schema != SCHEMA {
@@ -216,7 +321,13 @@ fn read(path: &Path) -> Result<Checkpoint, String> {
             state.schema
         ));
     }
-    for (name, bytes) in &state.files {
+    Ok(state)
+}
+
+/// Reads what a checkpoint says of itself, and whether all of it is there, by sizes.
+fn read(path: &Path) -> Result<Checkpoint, String> {
+    let state = state_of(path)?;
+    for FileState { name, bytes, .. } in &state.files {
         let found = fs::metadata(path.join(name)).map_err(|error| format!("{name}: {error}"))?.len();
         if found != *bytes {
             return Err(format!("{name} has {found} bytes instead of {bytes}"));
@@ -244,9 +355,16 @@ mod tests {
         fs::write(folder.join("tokenizer.json"), "{}")
     }
 
+    fn content<'a>(
+        learner: &'a Simulator,
+        companions: &'a (dyn Fn(&Path) -> io::Result<()> + Send + Sync),
+    ) -> Content<'a> {
+        Content { learner, critic: None, companions }
+    }
+
     async fn write(checkpoints: &Checkpoints, step: u32, phase_end: bool) -> Checkpoint {
         let simulator = Simulator::new(SimulatorConfig { rows: 8, ..SimulatorConfig::default() });
-        checkpoints.write(&simulator, &companions, at(step), phase_end, 10).await.unwrap()
+        checkpoints.write(content(&simulator, &companions), at(step), phase_end, 10).await.unwrap()
     }
 
     #[tokio::test]
@@ -273,9 +391,33 @@ mod tests {
         assert!(found.damaged[0].contains("step-000008") && found.damaged[0].contains("simulator.weights"));
         assert!(found.damaged[1].contains("tokenizer.json has 1 bytes instead of 2"));
         assert!(found.damaged[2].contains("trainer.json"));
+        // One of the right size whose contents have changed is found out before it is loaded.
+        fs::write(written[1].path.join("tokenizer.json"), "[]").unwrap();
+        assert_eq!(steps(&checkpoints.find().unwrap()), [4]);
+        let (newest, damaged) = checkpoints.newest().unwrap();
+        assert!(newest.is_none() && damaged[0].contains("tokenizer.json has the checksum"), "{damaged:?}");
+        fs::write(written[1].path.join("tokenizer.json"), "{}").unwrap();
+        assert_eq!(checkpoints.newest().unwrap().0.as_ref(), Some(&written[1]));
         // And it can be written again over what is there.
         let again = write(&checkpoints, 10, false).await;
         assert_eq!(checkpoints.find().unwrap().whole.last(), Some(&again));
+    }
+
+    #[tokio::test]
+    async fn the_best_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::open(folder.path().join("checkpoints")).unwrap();
+        assert_eq!(checkpoints.best(), None);
+        for step in 1..5 {
+            let written = write(&checkpoints, step, false).await;
+            if step == 2 {
+                checkpoints.mark_best(&written).unwrap();
+            }
+            checkpoints.prune(1).unwrap();
+        }
+        let steps: Vec<u32> = checkpoints.find().unwrap().whole.iter().map(|c| c.position.step).collect();
+        assert_eq!(steps, [2, 4]);
+        assert!(checkpoints.best().unwrap().ends_with("step-000002"));
     }
 
     #[tokio::test]
@@ -286,7 +428,7 @@ mod tests {
         fs::create_dir(folder.path().join(".tmp-step-000002")).unwrap();
         let full = |_: &Path| Err(io::Error::from(io::ErrorKind::StorageFull));
         let simulator = Simulator::new(SimulatorConfig { rows: 8, ..SimulatorConfig::default() });
-        let error = checkpoints.write(&simulator, &full, at(3), false, 0).await.unwrap_err();
+        let error = checkpoints.write(content(&simulator, &full), at(3), false, 0).await.unwrap_err();
         assert!(error.is_user_error());
         assert!(error.to_string().contains("make room"), "{error}");
         let checkpoints = Checkpoints::open(folder.path().to_owned()).unwrap();

@@ -85,6 +85,19 @@ pub enum TrainerError {
         /// Why not.
         source: DemonstrationError,
     },
+    /// A task does not fit into what the recipe allows.
+    #[error(
+        "the prompt of task {task} has {tokens} tokens, more than `agent.prompt_tokens` = {most}: raise it, say with \
+         `agent.truncation` what to leave out, or leave the task out"
+    )]
+    PromptOverLimit {
+        /// The task.
+        task: String,
+        /// Tokens of its prompt.
+        tokens: usize,
+        /// The limit.
+        most: usize,
+    },
     /// A task does not fit.
     #[error(
         "the prompt of task {task} has {tokens} tokens, but the context holds {context}: raise `model.context` if the model \
@@ -109,6 +122,12 @@ pub enum TrainerError {
     /// A phase has a KL penalty, but there is no reference to measure from.
     #[error("phase {0} has a KL penalty, but no reference model was loaded")]
     NoReference(usize),
+    /// No attempt is under way, but a step waits for one.
+    #[error("a step waits for attempts, but none is under way; this is a defect of the trainer")]
+    Starved,
+    /// A phase needs values, but there is no critic.
+    #[error("phase {0} needs a critic, but none was loaded")]
+    NoCritic(usize),
     /// What was sampled cannot be trained on.
     #[error("{attempt}, segment {segment} cannot be trained on: {why}")]
     Untrainable {
@@ -189,9 +208,12 @@ impl TrainerError {
             | E::TooFewDemonstrations { .. }
             | E::Demonstration { .. }
             | E::PromptTooLong { .. }
+            | E::PromptOverLimit { .. }
             | E::Answer { .. }
             | E::Damaged { .. } => true,
             E::NoReference(_)
+            | E::NoCritic(_)
+            | E::Starved
             | E::Untrainable { .. }
             | E::Unrecorded(_)
             | E::AllFailed { .. }

@@ -1,14 +1,17 @@
-//! Evaluations: greedy decoding on held-out tasks, scored on the final answer alone.
+//! Evaluations on held-out tasks, scored on the final answer alone: greedy, or several attempts at each task.
+
+use std::collections::BTreeMap;
 
 use dressage_agent::Finish;
-use dressage_rl::{Interval, Paired, paired_difference, wilson};
-use dressage_store::{Attempt, AttemptKey, EvalKey, Purpose, Store};
+use dressage_rl::{Interval, Paired, best_of, majority_of, paired_difference, wilson};
+use dressage_store::{Attempt, AttemptKey, EvalKey, Purpose, Status, Store};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::TrainerError;
 use crate::metrics::Metrics;
 use crate::observe::{Observer, StopFlag};
+use crate::recipe::EvalKeys;
 use crate::rollout::{Rollouts, outcome_of};
 use crate::tasks::EvalSlice;
 
@@ -36,9 +39,10 @@ pub struct SliceResult {
     pub apart: bool,
     /// How many there are.
     pub tasks: u64,
-    /// How many were answered rightly (a score of 1).
+    /// How many attempts were answered rightly (a score of 1).
     pub correct: u64,
-    /// Share of right answers with its 95 % interval (Wilson).
+    /// Share of right answers with its 95 % interval: Wilson's, or by the bootstrap over tasks where there are several attempts
+    /// at each.
     pub success: Interval,
     /// Share of attempts that ended with an answer, right or wrong.
     pub answered: f64,
@@ -46,24 +50,99 @@ pub struct SliceResult {
     pub used_tool: f64,
     /// Sampled tokens, on average.
     pub sampled_tokens: f64,
+    /// Attempts that broke outside the model. They count as wrong.
+    #[serde(default, skip_serializing_if = "is_0")]
+    pub broken: u64,
+    /// What k attempts at a task are worth, where there are several.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub at: Vec<AtK>,
+}
+
+fn is_0(count: &u64) -> bool {
+    *count == 0
+}
+
+/// What k attempts at a task are worth, over which k of them are drawn; intervals by the bootstrap over tasks.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AtK {
+    /// How many attempts.
+    pub k: usize,
+    /// Share of tasks that one of them answers rightly: pass@k.
+    pub pass: Interval,
+    /// Mean score of the best: best@k.
+    pub best: Interval,
+    /// Mean score of the answer that most of them give: maj@k.
+    pub majority: Interval,
+}
+
+/// Draws of k attempts for the majority's answer.
+const DRAWS: u32 = 200;
+
+/// Mean over tasks, with its interval by the bootstrap.
+fn over_tasks(values: impl Iterator<Item = f64>) -> Result<Interval, TrainerError> {
+    let pairs: Vec<Paired> =
+        (0..).zip(values).map(|(cluster, after)| Paired { cluster, before: 0.0, after }).collect();
+    Ok(paired_difference(&pairs, RESAMPLES, 0)?)
+}
+
+/// 2, 4, 8, … and `most`.
+fn numbers_of_attempts(most: usize) -> Vec<usize> {
+    let mut all: Vec<usize> =
+        std::iter::successors(Some(2), |k| Some(2 * k)).take_while(|k| *k < most).collect();
+    all.extend((most > 1).then_some(most));
+    all
+}
+
+impl AtK {
+    fn new(k: usize, tasks: &[&[&Attempt]]) -> Result<Self, TrainerError> {
+        let scores =
+            |attempts: &[&Attempt]| -> Vec<f64> { attempts.iter().map(|a| a.score.unwrap_or(0.0)).collect() };
+        let right = |attempts: &[&Attempt]| -> Vec<f64> {
+            attempts.iter().map(|a| f64::from(u8::from(a.score == Some(1.0)))).collect()
+        };
+        let majority = |(seed, attempts): (u64, &[&Attempt])| {
+            let said: Vec<String> =
+                attempts.iter().map(|a| outcome_of(a).map_or(String::new(), |o| o.final_text)).collect();
+            let said: Vec<&str> = said.iter().map(|text| text.trim()).collect();
+            majority_of(&said, &scores(attempts), k, DRAWS, seed)
+        };
+        Ok(AtK {
+            k,
+            pass: over_tasks(tasks.iter().map(|attempts| best_of(&right(attempts), k)))?,
+            best: over_tasks(tasks.iter().map(|attempts| best_of(&scores(attempts), k)))?,
+            majority: over_tasks((0..).zip(tasks.iter().copied()).map(majority))?,
+        })
+    }
 }
 
 impl SliceResult {
-    fn new(name: &str, apart: bool, attempts: &[&Attempt]) -> Result<Self, TrainerError> {
-        let tasks = attempts.len() as u64;
-        let correct = attempts.iter().filter(|attempt| attempt.score == Some(1.0)).count() as u64;
+    /// Of the attempts at some tasks, `samples` at each, one task after the other.
+    fn new(name: &str, apart: bool, attempts: &[&Attempt], samples: usize) -> Result<Self, TrainerError> {
+        let by_task: Vec<&[&Attempt]> = attempts.chunks(samples).collect();
+        let right =
+            |attempts: &[&Attempt]| attempts.iter().filter(|attempt| attempt.score == Some(1.0)).count();
+        let correct = right(attempts) as u64;
         let outcomes: Vec<_> = attempts.iter().filter_map(|attempt| outcome_of(attempt)).collect();
-        let share = |count: usize| count as f64 / tasks as f64;
+        let share = |count: usize| count as f64 / attempts.len() as f64;
         let sampled: usize = attempts.iter().map(|attempt| attempt.trajectory.sampled_tokens()).sum();
         Ok(SliceResult {
             name: name.to_owned(),
             apart,
-            tasks,
+            tasks: by_task.len() as u64,
             correct,
-            success: wilson(correct, tasks)?,
+            success: if samples == 1 {
+                wilson(correct, attempts.len() as u64)?
+            } else {
+                over_tasks(by_task.iter().map(|attempts| right(attempts) as f64 / attempts.len() as f64))?
+            },
+            at: numbers_of_attempts(samples)
+                .into_iter()
+                .map(|k| AtK::new(k, &by_task))
+                .collect::<Result<_, _>>()?,
             answered: share(outcomes.iter().filter(|o| o.finish == Finish::Answered).count()),
             used_tool: share(outcomes.iter().filter(|o| o.calls.ok > 0).count()),
-            sampled_tokens: sampled as f64 / tasks as f64,
+            sampled_tokens: sampled as f64 / attempts.len() as f64,
+            broken: attempts.iter().filter(|attempt| attempt.status == Status::Failed).count() as u64,
         })
     }
 }
@@ -71,6 +150,15 @@ impl SliceResult {
 impl EvalResult {
     /// The line for the metrics file.
     pub(crate) fn to_json(&self, global_step: u32) -> Value {
+        let head = json!({"phase": self.phase, "step": self.step, "eval": self.label});
+        self.metrics(global_step).to_json(match head {
+            Value::Object(head) => head,
+            _ => Map::new(),
+        })
+    }
+
+    /// The numbers alone.
+    pub(crate) fn metrics(&self, global_step: u32) -> Metrics {
         let mut metrics = Metrics::default();
         metrics.add("training/global_step", f64::from(global_step));
         for (slice, name) in std::iter::once((&self.overall, "eval".to_owned()))
@@ -82,12 +170,16 @@ impl EvalResult {
             metrics.add(format!("{name}/answered"), slice.answered);
             metrics.add(format!("{name}/used_tool"), slice.used_tool);
             metrics.add(format!("{name}/response_length/mean"), slice.sampled_tokens);
+            metrics.add(format!("{name}/broken"), slice.broken as f64);
+            for at in &slice.at {
+                for (what, interval) in [("pass", at.pass), ("best", at.best), ("maj", at.majority)] {
+                    metrics.add(format!("{name}/{what}@{}", at.k), interval.estimate);
+                    metrics.add(format!("{name}/{what}@{}/low", at.k), interval.low);
+                    metrics.add(format!("{name}/{what}@{}/high", at.k), interval.high);
+                }
+            }
         }
-        let head = json!({"phase": self.phase, "step": self.step, "eval": self.label});
-        metrics.to_json(match head {
-            Value::Object(head) => head,
-            _ => Map::new(),
-        })
+        metrics
     }
 }
 
@@ -113,18 +205,30 @@ impl Gain {
     /// When their attempts cannot be read.
     pub(crate) fn between(evals: &[&EvalResult], store: &Store) -> Result<Vec<Gain>, TrainerError> {
         let attempts = store.summaries(Purpose::Eval)?;
-        let correct = |eval: &EvalResult| -> Vec<f64> {
-            let mine = attempts.iter().filter(|a| (a.key.phase, a.key.step) == (eval.phase, eval.step));
-            let counted = eval.slices.iter().flat_map(|slice| (0..slice.tasks).map(|_| !slice.apart));
-            let right = mine.map(|a| f64::from(u8::from(a.score == Some(1.0))));
-            right.zip(counted).filter_map(|(right, counted)| counted.then_some(right)).collect()
+        // The share of right answers to every task that counts, by its place.
+        let correct = |eval: &EvalResult| -> BTreeMap<u32, (f64, f64)> {
+            let counted: Vec<bool> =
+                eval.slices.iter().flat_map(|slice| (0..slice.tasks).map(|_| !slice.apart)).collect();
+            let mut found: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
+            for attempt in attempts.iter().filter(|a| (a.key.phase, a.key.step) == (eval.phase, eval.step)) {
+                if counted.get(attempt.key.group as usize) == Some(&true) {
+                    let (right, made) = found.entry(attempt.key.group).or_default();
+                    *right += f64::from(u8::from(attempt.score == Some(1.0)));
+                    *made += 1.0;
+                }
+            }
+            found
         };
+        let share = |(right, made): (f64, f64)| right / made;
         let mut gains = Vec::new();
         for pair in evals.windows(2) {
             let (before, after) = (correct(pair[0]), correct(pair[1]));
-            let pairs: Vec<Paired> = (0..)
-                .zip(before.iter().zip(&after))
-                .map(|(cluster, (&before, &after))| Paired { cluster, before, after })
+            let pairs: Vec<Paired> = before
+                .into_iter()
+                .filter_map(|(group, before)| {
+                    let after = share(*after.get(&group)?);
+                    Some(Paired { cluster: group.into(), before: share(before), after })
+                })
                 .collect();
             let difference = paired_difference(&pairs, RESAMPLES, 0)?;
             gains.push(Gain { from: pair[0].label.clone(), to: pair[1].label.clone(), difference });
@@ -145,52 +249,50 @@ pub fn milestones(evals: &[EvalResult]) -> Vec<&EvalResult> {
     picked
 }
 
-/// Evaluates the policy as it is published. `None` when stopped.
+/// Evaluates the policy as it is published. Also returns the attempts, in the order of tasks; `None` when stopped.
 ///
 /// # Errors
 /// When there are no tasks, recording fails, or not one attempt came to its end.
 pub async fn evaluate(
     rollouts: &Rollouts,
     slices: &[EvalSlice],
+    keys: &EvalKeys,
     key: EvalKey,
     label: &str,
     observer: &mut dyn Observer,
     stop: &StopFlag,
-) -> Result<Option<EvalResult>, TrainerError> {
+) -> Result<Option<(EvalResult, Vec<Attempt>)>, TrainerError> {
     let tasks = slices.iter().flat_map(|slice| &slice.tasks);
     let wanted: Vec<_> = tasks
         .enumerate()
-        .map(|(group, task)| {
+        .flat_map(|(group, task)| {
             let EvalKey { phase, step } = key;
             let group = group as u32;
-            (AttemptKey { purpose: Purpose::Eval, phase, step, group, sample: 0 }, task.clone())
+            let of = move |sample| AttemptKey { purpose: Purpose::Eval, phase, step, group, sample };
+            (0..keys.samples).map(move |sample| (of(sample), task.clone()))
         })
         .collect();
-    let Some(attempts) = rollouts.run(&wanted, 0.0, observer, stop).await? else { return Ok(None) };
+    let attempts = rollouts.run(&wanted, keys.temperature, observer, stop).await?;
+    let Some(attempts) = attempts else { return Ok(None) };
+    let samples = keys.samples as usize;
 
     let mut rest = attempts.iter();
     let mut results = Vec::with_capacity(slices.len());
     let mut counted: Vec<&Attempt> = Vec::new();
     for slice in slices {
-        let mine: Vec<&Attempt> = rest.by_ref().take(slice.tasks.len()).collect();
-        results.push(SliceResult::new(&slice.name, slice.apart, &mine)?);
+        let mine: Vec<&Attempt> = rest.by_ref().take(slice.tasks.len() * samples).collect();
+        results.push(SliceResult::new(&slice.name, slice.apart, &mine, samples)?);
         if !slice.apart {
             counted.extend(mine);
         }
     }
-    let overall = SliceResult::new("overall", false, &counted)?;
-    Ok(Some(EvalResult {
-        phase: key.phase,
-        step: key.step,
-        label: label.to_owned(),
-        overall,
-        slices: results,
-    }))
+    let overall = SliceResult::new("overall", false, &counted, samples)?;
+    let (phase, step, label) = (key.phase, key.step, label.to_owned());
+    Ok(Some((EvalResult { phase, step, label, overall, slices: results }, attempts)))
 }
 
 #[cfg(test)]
 mod tests {
-    use dressage_store::Status;
     use dressage_tree::Trajectory;
     use serde_json::json;
 
@@ -211,6 +313,43 @@ mod tests {
             "phase": phase, "step": step, "label": label, "overall": slice("overall", false, 6), "slices": slices,
         });
         serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn several_attempts_at_a_task() {
+        assert!(numbers_of_attempts(1).is_empty());
+        assert_eq!(numbers_of_attempts(2), [2]);
+        assert_eq!(numbers_of_attempts(6), [2, 4, 6]);
+        let calls = json!({"ok": 0, "malformed": 0, "unknown_tool": 0, "bad_arguments": 0, "failed": 0, "timeout": 0});
+        let attempt = |group: u32, sample: u32, said: &str, score: f64| Attempt {
+            key: AttemptKey { purpose: Purpose::Eval, phase: 0, step: 0, group, sample },
+            task: json!({}),
+            outcome: json!({
+                "final_text": said, "finish": "answered", "turns": 1, "sampled_tokens": 1, "calls": calls,
+            }),
+            score: Some(score),
+            reward: None,
+            earned: Vec::new(),
+            status: Status::Completed,
+            trajectory: Trajectory::default(),
+        };
+        let all = [
+            attempt(0, 0, "7", 1.0),
+            attempt(0, 1, "8", 0.0),
+            attempt(0, 2, "7", 1.0),
+            attempt(0, 3, "9", 0.0),
+            attempt(1, 0, "1", 0.0),
+            attempt(1, 1, "1", 0.0),
+            attempt(1, 2, "2", 1.0),
+            attempt(1, 3, "1", 0.0),
+        ];
+        let result = SliceResult::new("x", false, &all.iter().collect::<Vec<_>>(), 4).unwrap();
+        assert_eq!((result.tasks, result.correct, result.success.estimate), (2, 3, 0.375));
+        let [two, four] = &result.at[..] else { panic!("{:?}", result.at) };
+        assert_eq!((two.k, four.k), (2, 4));
+        // 1 − 1/6 of the first task's pairs, 3 of 6 of the second's.
+        assert!((two.pass.estimate - (5.0 / 6.0 + 0.5) / 2.0).abs() < 1e-12, "{two:?}");
+        assert_eq!((four.pass.estimate, four.majority.estimate), (1.0, 0.5));
     }
 
     #[test]
@@ -242,6 +381,7 @@ mod tests {
                 outcome: json!({}),
                 score: Some(f64::from(score - b'0')),
                 reward: None,
+                earned: Vec::new(),
                 status: Status::Completed,
                 trajectory: Trajectory::default(),
             });

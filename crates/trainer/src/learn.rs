@@ -5,14 +5,17 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use dressage_policy::{ForwardBackward, Learner, OptimParams, crash_point};
+use dressage_rl::correction::Mismatch;
 use dressage_rl::{Loss, PolicyLoss};
-use dressage_store::{AttemptKey, PlannedPath, StepPlan};
-use dressage_tree::{Trajectory, TreeBatch};
+use dressage_store::{AttemptKey, PlannedPath, StepPlan, Update};
+use dressage_tree::{PathInput, Trajectory, TreeBatch};
 
 use crate::TrainerError;
 use crate::batch::path_input;
 use crate::metrics::Metrics;
 use crate::observe::{Event, Observer};
+use crate::phase::PhaseRun;
+use crate::prepare::{Inputs, Preparer};
 use crate::recipe::{OptimiserKeys, Phase, Schedule};
 
 /// What the optimiser steps of a step found.
@@ -32,24 +35,34 @@ pub(crate) struct Learned {
     merged_away: u64,
     /// Seconds that log-probabilities of the reference took.
     pub reference_seconds: f64,
+    /// Seconds that forward passes before the ones that learn took.
+    pub prepare_seconds: f64,
+    /// Sums of the critic's loss.
+    values: ForwardBackward,
+    /// Optimiser steps that changed the critic.
+    critic_updates: u32,
+    /// Their global gradient norms, summed.
+    critic_grad_norms: f64,
+    /// Seconds that the critic took.
+    pub critic_seconds: f64,
+    /// How far the policies that drew the tokens are from the weights that are trained, where that was worked out.
+    mismatch: Option<Mismatch>,
+    /// Tokens that a correction or a rejection left out.
+    rejected: u64,
 }
 
 /// The loss of a phase.
 pub(crate) fn loss_of(phase: &Phase) -> Loss {
     match phase {
-        Phase::Sft(_) => Loss { policy: PolicyLoss::CrossEntropy, kl: None },
-        Phase::Grpo(keys) => Loss {
-            policy: PolicyLoss::Clip { low: keys.clip_low, high: keys.clip_high, dual: keys.clip_dual },
-            kl: keys.kl,
-        },
+        Phase::Sft(_) => Loss::of(PolicyLoss::CrossEntropy),
+        Phase::Rl(keys) => keys.loss(),
     }
 }
 
 /// The optimiser's numbers for one step.
-pub(crate) fn optim_params(phase: &Phase, step: u32, steps: u32) -> OptimParams {
-    let keys = phase.optimiser();
+fn optim_params(keys: &OptimiserKeys, peak: f32, step: u32, steps: u32) -> OptimParams {
     OptimParams {
-        learning_rate: phase.learning_rate() * share_of_peak(keys, step, steps),
+        learning_rate: peak * share_of_peak(keys, step, steps),
         beta1: keys.beta1,
         beta2: keys.beta2,
         epsilon: keys.epsilon,
@@ -75,6 +88,50 @@ fn share_of_peak(keys: &OptimiserKeys, step: u32, steps: u32) -> f32 {
     (last + (1.0 - last) * remaining) as f32
 }
 
+/// Models that a plan is run with.
+#[derive(Clone, Copy)]
+pub(crate) struct Models<'a> {
+    /// The policy.
+    pub policy: &'a dyn Learner,
+    /// The frozen reference, where the loss has a penalty.
+    pub reference: Option<&'a dyn Learner>,
+    /// The critic, where the advantage needs one.
+    pub critic: Option<&'a dyn Learner>,
+}
+
+/// What a plan is run by.
+pub(crate) struct Rules<'a> {
+    pub phase: &'a Phase,
+    /// The optimiser's numbers for the policy; `None` while only the critic learns.
+    pub policy: Option<OptimParams>,
+    /// And for the critic.
+    pub critic: Option<OptimParams>,
+    /// Version of the weights that are trained.
+    pub version: u64,
+    /// Seed of the run.
+    pub seed: u64,
+}
+
+impl<'a> Rules<'a> {
+    /// What the recipe says of step `step` of a phase.
+    pub fn new(phase: &'a Phase, step: u32, version: u64, seed: u64) -> Self {
+        let steps = PhaseRun::steps(phase);
+        let policy = optim_params(phase.optimiser(), phase.learning_rate(), step, steps);
+        let Phase::Rl(keys) = phase else {
+            return Rules { phase, policy: Some(policy), critic: None, version, seed };
+        };
+        let needed = keys.needs_critic();
+        let critic = optim_params(&keys.critic.optimiser, keys.critic.learning_rate, step, steps);
+        Rules {
+            phase,
+            policy: (step >= keys.critic.warmup || !needed).then_some(policy),
+            critic: needed.then_some(critic),
+            version,
+            seed,
+        }
+    }
+}
+
 /// Runs a plan. `trajectories` holds every attempt that it names.
 ///
 /// # Errors
@@ -82,62 +139,107 @@ fn share_of_peak(keys: &OptimiserKeys, step: u32, steps: u32) -> f32 {
 pub(crate) async fn run_plan(
     plan: &StepPlan,
     trajectories: &HashMap<AttemptKey, &Trajectory>,
-    learner: &dyn Learner,
-    reference: Option<&dyn Learner>,
-    loss: Loss,
-    params: OptimParams,
+    models: Models<'_>,
+    rules: &Rules<'_>,
     observer: &mut dyn Observer,
 ) -> Result<Learned, TrainerError> {
     let mut learned = Learned::default();
     let total: usize = plan.updates.iter().map(|update| update.micro_batches.len()).sum();
     let mut done = 0;
+    let loss = loss_of(rules.phase);
+    let mut preparer = match rules.phase {
+        Phase::Rl(keys) => Some(Preparer::new(keys, models.policy, (rules.seed, plan_stream(plan)))),
+        Phase::Sft(_) => None,
+    };
+    if let Some(preparer) = &mut preparer {
+        let start = Instant::now();
+        for update in &plan.updates {
+            preparer.begin(&inputs_of(update, trajectories, rules.version)?).await?;
+        }
+        learned.prepare_seconds += start.elapsed().as_secs_f64();
+    }
     for (i, update) in plan.updates.iter().enumerate() {
         if update.micro_batches.is_empty() {
             // Nothing to learn: an optimiser step would only let its momentum and decay move the weights.
             continue;
         }
-        for paths in &update.micro_batches {
-            let mut batch = batch_of(paths, trajectories)?;
-            if let (Some(reference), true) = (reference, loss.kl.is_some()) {
+        let mut inputs = inputs_of(update, trajectories, rules.version)?;
+        if let Some(preparer) = preparer.as_mut().filter(|_| rules.policy.is_some()) {
+            let start = Instant::now();
+            preparer.update(&mut inputs, i == 0, i).await?;
+            learned.prepare_seconds += start.elapsed().as_secs_f64();
+        }
+        for inputs in inputs {
+            let paths: Vec<PathInput> = inputs.into_iter().map(|(_, input)| input).collect();
+            let mut batch = TreeBatch::merge(&paths)?;
+            learned.merged_away += batch.path_tokens - batch.tokens.len() as u64;
+            if rules.policy.is_some()
+                && let (Some(reference), true) = (models.reference, loss.kl.is_some())
+            {
                 let start = Instant::now();
                 add_reference(&mut batch, reference).await?;
                 learned.reference_seconds += start.elapsed().as_secs_f64();
             }
-            learned.merged_away += batch.path_tokens - batch.tokens.len() as u64;
-            let sums = learner.forward_backward(Arc::new(batch), loss).await?;
-            learned.all.merge(&sums);
-            if i == 0 {
-                learned.first.merge(&sums);
+            let batch = Arc::new(batch);
+            if let (Some(critic), Phase::Rl(keys)) = (models.critic, rules.phase) {
+                let start = Instant::now();
+                let sums = critic.forward_backward(batch.clone(), keys.value_loss()).await?;
+                learned.values.merge(&sums);
+                learned.critic_seconds += start.elapsed().as_secs_f64();
+            }
+            if rules.policy.is_some() {
+                let sums = models.policy.forward_backward(batch, loss).await?;
+                learned.all.merge(&sums);
+                if i == 0 {
+                    learned.first.merge(&sums);
+                }
             }
             done += 1;
             observer.event(&Event::MicroBatch { done, total });
             crash_point("micro_batch");
         }
         crash_point("before_optim_step");
-        let report = learner.optim_step(params).await?;
-        crash_point("after_optim_step");
-        if report.applied {
-            learned.applied += 1;
-            learned.grad_norms += report.grad_norm;
-        } else {
-            learned.skipped += 1;
+        if let (Some(critic), Some(params)) = (models.critic, rules.critic) {
+            let start = Instant::now();
+            let report = critic.optim_step(params).await?;
+            learned.critic_grad_norms += if report.applied { report.grad_norm } else { 0.0 };
+            learned.critic_updates += u32::from(report.applied);
+            learned.critic_seconds += start.elapsed().as_secs_f64();
         }
+        if let Some(params) = rules.policy {
+            let report = models.policy.optim_step(params).await?;
+            if report.applied {
+                learned.applied += 1;
+                learned.grad_norms += report.grad_norm;
+            } else {
+                learned.skipped += 1;
+            }
+        }
+        crash_point("after_optim_step");
+    }
+    if let Some(preparer) = preparer {
+        learned.mismatch = preparer.mismatch;
+        learned.rejected = preparer.rejected;
     }
     Ok(learned)
 }
 
-fn batch_of(
-    paths: &[PlannedPath],
+/// The stream of random numbers for a step's choices.
+fn plan_stream(plan: &StepPlan) -> u64 {
+    u64::from(plan.phase) << 32 | u64::from(plan.step)
+}
+
+/// The paths of an update's micro-batches.
+fn inputs_of(
+    update: &Update,
     trajectories: &HashMap<AttemptKey, &Trajectory>,
-) -> Result<TreeBatch, TrainerError> {
-    let inputs = paths
-        .iter()
-        .map(|path| {
-            let trajectory = trajectories.get(&path.attempt).ok_or(TrainerError::Unrecorded(path.attempt))?;
-            path_input(trajectory, path)
-        })
-        .collect::<Result<Vec<_>, _>>()?;
-    Ok(TreeBatch::merge(&inputs)?)
+    version: u64,
+) -> Result<Vec<Inputs>, TrainerError> {
+    let input = |path: &PlannedPath| {
+        let trajectory = trajectories.get(&path.attempt).ok_or(TrainerError::Unrecorded(path.attempt))?;
+        Ok(((path.attempt, path.leaf), path_input(trajectory, path, version)?))
+    };
+    update.micro_batches.iter().map(|paths| paths.iter().map(input).collect()).collect()
 }
 
 async fn add_reference(batch: &mut TreeBatch, reference: &dyn Learner) -> Result<(), TrainerError> {
@@ -155,10 +257,10 @@ async fn add_reference(batch: &mut TreeBatch, reference: &dyn Learner) -> Result
 
 impl Learned {
     /// Adds what was learned to the metrics of a step.
-    pub(crate) fn report(&self, phase: &Phase, params: OptimParams, metrics: &mut Metrics) {
+    pub(crate) fn report(&self, phase: &Phase, params: Option<OptimParams>, metrics: &mut Metrics) {
         let all = &self.all;
         let mean = |sum: f64, count: u64| if count == 0 { 0.0 } else { sum / count as f64 };
-        metrics.add("actor/lr", f64::from(params.learning_rate));
+        metrics.add("actor/lr", params.map_or(0.0, |params| f64::from(params.learning_rate)));
         metrics.add("actor/grad_norm", mean(self.grad_norms, u64::from(self.applied)));
         metrics.add("actor/updates", f64::from(self.applied));
         metrics.add("actor/skipped_updates", f64::from(self.skipped));
@@ -168,13 +270,24 @@ impl Learned {
                 metrics.add("train/loss", all.loss);
                 metrics.add("train/nll", mean(all.nll, all.targets));
             }
-            Phase::Grpo(keys) => {
-                // With a penalty the sum holds both parts.
-                metrics.add(if keys.kl.is_some() { "actor/loss" } else { "actor/pg_loss" }, all.loss);
+            Phase::Rl(keys) => {
+                let loss = keys.loss();
+                // With a penalty or a bonus the sum holds all parts.
+                let plain = loss.kl.is_none() && loss.entropy == 0.0;
+                metrics.add(if plain { "actor/pg_loss" } else { "actor/loss" }, all.loss);
                 metrics.add("actor/pg_clipfrac", mean(all.clipped as f64, all.terms));
                 metrics.add("actor/ratio", mean(all.ratio, all.behaviour_terms));
-                if keys.kl.is_some() {
+                if loss.kl.is_some() {
                     metrics.add("actor/kl_loss", mean(all.kl, all.terms));
+                }
+                if keys.needs_critic() {
+                    metrics.add("critic/vf_loss", self.values.loss);
+                    metrics.add("critic/vf_clipfrac", mean(self.values.clipped as f64, self.values.terms));
+                    metrics.add("critic/grad_norm", mean(self.critic_grad_norms, self.critic_updates.into()));
+                }
+                if let Some(mismatch) = &self.mismatch {
+                    report_mismatch(mismatch, metrics);
+                    metrics.add("rollout_corr/rejected_tokens", self.rejected as f64);
                 }
                 // On policy both must be 0: the training forward gives the sampled log-probabilities, bit for bit.
                 metrics.add("training/logprob_mismatch", self.first.mismatched as f64);
@@ -184,6 +297,28 @@ impl Learned {
         metrics.add("training/targets", all.targets as f64);
         metrics.add("training/forward_tokens", all.tokens as f64);
         metrics.add("training/merged_away_tokens", self.merged_away as f64);
+    }
+}
+
+/// The divergence of the policies that drew the tokens from the one at the beginning of the step, under verl's names.
+fn report_mismatch(found: &Mismatch, metrics: &mut Metrics) {
+    for (name, value) in [
+        ("rollout_corr/kl", found.kl),
+        ("rollout_corr/k3_kl", found.k3_kl),
+        ("rollout_corr/training_ppl", found.training_ppl),
+        ("rollout_corr/rollout_ppl", found.rollout_ppl),
+        ("rollout_corr/log_ppl_diff", found.log_ppl_diff),
+        ("rollout_corr/log_ppl_abs_diff", found.log_ppl_abs_diff),
+        ("rollout_corr/ppl_ratio", found.ppl_ratio),
+        ("rollout_corr/chi2_token", found.chi2_token),
+        ("rollout_corr/chi2_seq", found.chi2_seq),
+        ("rollout_corr/rollout_is_eff_sample_size", found.effective_sample_size),
+        ("training/rollout_probs_diff_max", found.probs_diff_max),
+        ("training/rollout_probs_diff_mean", found.probs_diff_mean),
+        ("training/rollout_probs_diff_std", found.probs_diff_std),
+        ("training/rollout_actor_probs_pearson_corr", found.probs_correlation),
+    ] {
+        metrics.add(name, value);
     }
 }
 

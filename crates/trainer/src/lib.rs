@@ -23,26 +23,33 @@
 
 mod batch;
 mod checkpoint;
+mod credit;
 mod error;
 mod evaluate;
+mod flow;
 mod folder;
 mod learn;
 mod metrics;
 mod observe;
 mod phase;
 mod plan;
+mod prepare;
 mod random;
 pub mod recipe;
+mod replay;
 mod rollout;
+mod sink;
+mod survey;
 mod tasks;
 mod trainer;
 
 pub use checkpoint::{Checkpoint, Position};
 pub use error::TrainerError;
-pub use evaluate::{EvalResult, Gain, SliceResult, evaluate, milestones};
+pub use evaluate::{AtK, EvalResult, Gain, SliceResult, evaluate, milestones};
 pub use folder::RunFolder;
 pub use metrics::Metrics;
 pub use observe::{Event, Observer, StopFlag};
-pub use rollout::Rollouts;
+pub use replay::{Compared, Replayers, replay};
+pub use rollout::{Rollouts, Troubles};
 pub use tasks::{EvalSlice, Tasks, chat_options, check_tasks, opening, tool_set};
 pub use trainer::{Companions, Ended, Parts, Start, Summary, Trainer};

@@ -1,75 +1,330 @@
 //! From attempts and their rewards to the plan of a step: advantages, weights, updates, micro-batches.
 //!
-//! Guarantees: a plan is a pure function of the attempts and the recipe. All normalisers are in the weights, so how an
-//! update is cut into micro-batches changes nothing but the order of sums. Denominators count rollouts, not paths.
+//! Guarantees: a plan is a pure function of the attempts, what critic and reference say of them, and the recipe. All normalisers are in
+//! the weights, so how an update is cut into micro-batches changes nothing but the order of sums. Denominators count rollouts,
+//! not paths.
 
-use dressage_rl::{GroupBaseline, Normaliser, RolloutTokens, Singleton};
-use dressage_store::{Attempt, AttemptKey, PlannedPath, StepPlan, Update};
-use dressage_tree::{PathInput, Trajectory, TreeBatch};
+use std::collections::HashMap;
+
+use dressage_agent::Finish;
+use dressage_rl::{Counting, Normaliser, PathAdvantages, RolloutTokens, shaping};
+use dressage_store::{Attempt, AttemptKey, ChargedKl, PerToken, PlannedPath, StepPlan, Update};
+use dressage_tree::{PathInput, SegmentId, Trajectory, TreeBatch};
 
 use crate::TrainerError;
-use crate::batch::{TrainedPath, path_input, trained_paths};
-use crate::recipe::GrpoKeys;
+use crate::batch::{Action, TrainedPath, path_input, trained_paths};
+use crate::credit::{Earnings, Sample};
+use crate::random::order;
+use crate::recipe::{Charge, Empty, GroupBy, OnlyKeys, Overlong, RlKeys, UniformGroups};
+use crate::rollout::outcome_of;
+use crate::survey::PathKey;
+
+/// What is known of a path besides its record, a number for every trained token each; empty where not asked for.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Signals {
+    /// A critic's values.
+    pub values: Vec<f32>,
+    /// Log-probabilities under the weights at the beginning of the step.
+    pub logprobs: Vec<f32>,
+    /// Log-probabilities under the frozen reference.
+    pub reference: Vec<f32>,
+}
+
+/// Where the signals of a path are looked up.
+pub(crate) type SignalsOf<'a> = &'a dyn Fn(AttemptKey, SegmentId) -> Signals;
 
 /// An attempt on its way into a plan.
 struct Rollout<'a> {
     key: AttemptKey,
     trajectory: &'a Trajectory,
-    paths: Vec<TrainedPath>,
-    advantage: f32,
+    paths: Vec<Way>,
+    /// Whether its tokens are trained. If not, others are compared with it all the same.
+    trained: bool,
+}
+
+/// One of its paths.
+struct Way {
+    path: TrainedPath,
+    signals: Signals,
+    advantages: PerToken,
+    returns: Option<PerToken>,
+    /// For each action, what the weight of its tokens is multiplied by: 0 where it is not trained.
+    shares: Vec<f32>,
+}
+
+impl Way {
+    /// How many tokens are trained: those of actions that are left out for their number are counted, too.
+    fn tokens(&self, only: &OnlyKeys) -> u64 {
+        let trained = self.path.turns.iter().filter(|action| only.agent(&action.agent));
+        trained.map(Action::tokens).sum::<usize>() as u64
+    }
+
+    fn shares(&self) -> impl Iterator<Item = f32> + '_ {
+        self.path
+            .turns
+            .iter()
+            .zip(&self.shares)
+            .flat_map(|(a, share)| std::iter::repeat_n(*share, a.tokens()))
+    }
 }
 
 impl<'a> Rollout<'a> {
-    fn new(key: AttemptKey, trajectory: &'a Trajectory, advantage: f32) -> Self {
-        Rollout { key, trajectory, paths: trained_paths(trajectory), advantage }
+    fn new(key: AttemptKey, trajectory: &'a Trajectory, signals: Option<SignalsOf<'_>>) -> Self {
+        let way = |path: TrainedPath| Way {
+            signals: signals.map(|of| of(key, path.leaf)).unwrap_or_default(),
+            shares: vec![1.0; path.turns.len()],
+            path,
+            advantages: PerToken::same(0.0),
+            returns: None,
+        };
+        Rollout {
+            key,
+            trajectory,
+            paths: trained_paths(trajectory).into_iter().map(way).collect(),
+            trained: true,
+        }
     }
 
-    fn tokens(&self) -> u64 {
-        self.paths.iter().map(|path| path.tokens).sum()
+    /// What was charged to the tokens of every path for leaving the reference, and how much that was, a mean over paths.
+    fn charged(&self, keys: &RlKeys, coefficient: f64) -> (Vec<Vec<f64>>, f64) {
+        let Some(kl) = keys.kl.filter(|kl| kl.charge == Charge::Reward) else {
+            return (vec![Vec::new(); self.paths.len()], 0.0);
+        };
+        let penalty = dressage_rl::KlPenalty { coefficient, ..kl.penalty() };
+        let wide = |values: &[f32]| values.iter().map(|v| f64::from(*v)).collect::<Vec<_>>();
+        let (mut rewards, mut found) = (Vec::new(), Vec::new());
+        for way in &self.paths {
+            let (logprobs, reference) = (wide(&way.signals.logprobs), wide(&way.signals.reference));
+            let mut of_path = vec![0.0; way.path.tokens()];
+            found.push(penalty.charge(&mut of_path, &logprobs, &reference, Counting::Exact));
+            rewards.push(of_path);
+        }
+        (rewards, Counting::Exact.mean(found.into_iter()))
+    }
+
+    /// Leaves out what is not trained, and of the rest all but `most` turns, drawn by the seed, giving their weight to the others.
+    fn select(&mut self, only: &OnlyKeys, most: usize, seed: u64) {
+        let mut shares: Vec<&mut f32> = Vec::new();
+        for way in &mut self.paths {
+            for (share, action) in way.shares.iter_mut().zip(&way.path.turns) {
+                if only.agent(&action.agent) {
+                    shares.push(share);
+                } else {
+                    *share = 0.0;
+                }
+            }
+        }
+        let total = shares.len();
+        if most == 0 || total <= most {
+            return;
+        }
+        let AttemptKey { phase, step, group, sample, .. } = self.key;
+        let drawn = order(seed, "turns", &[phase, step, group, sample], total);
+        for (share, place) in shares.into_iter().zip(drawn) {
+            *share = if (place as usize) < most { total as f32 / most as f32 } else { 0.0 };
+        }
     }
 }
 
-/// Advantages of a group's attempts, `None` for those left out.
-fn advantages(attempts: &[Attempt], keys: &GrpoKeys) -> Result<Vec<Option<f32>>, TrainerError> {
-    let rewards: Vec<f64> = attempts.iter().filter_map(|attempt| attempt.reward).collect();
-    let uniform = rewards.windows(2).all(|pair| pair[0] == pair[1]);
-    if keys.drop_uniform_groups && uniform {
-        return Ok(vec![None; attempts.len()]);
+/// The reward of an attempt and what becomes of it, by the recipe's way with long ones.
+fn reward_of(attempt: &Attempt, keys: &RlKeys, most_tokens: usize) -> Option<(f64, bool)> {
+    let reward = attempt.reward?;
+    let cut = || outcome_of(attempt).is_some_and(|o| !matches!(o.finish, Finish::Answered | Finish::Failed));
+    match keys.overlong {
+        Overlong::Keep => Some((reward, true)),
+        Overlong::Mask => Some((reward, !cut())),
+        Overlong::Drop => (!cut()).then_some((reward, true)),
+        Overlong::Penalise { buffer, factor } => {
+            let tokens = attempt.trajectory.sampled_tokens() as u64;
+            Some((reward + shaping::overlong(tokens, most_tokens as u64, buffer, factor), true))
+        }
     }
-    let baseline = GroupBaseline { scale_by_std: keys.scale_by_std, singleton: Singleton::Zero };
-    let mut advantages = baseline.advantages(&rewards)?.into_iter();
-    Ok(attempts
-        .iter()
-        .map(|attempt| attempt.reward.and_then(|_| advantages.next()).map(|a| a as f32))
-        .collect())
 }
 
-/// The plan of a GRPO step over the groups of attempts, each in order.
+/// The attempts of a group that count, with their rewards and whether they are trained.
+pub(crate) fn rewarded<'a>(
+    attempts: impl Iterator<Item = &'a Attempt>,
+    keys: &RlKeys,
+    most_tokens: usize,
+) -> Vec<(&'a Attempt, f64, bool)> {
+    attempts
+        .filter(|attempt| keys.empty == Empty::Keep || attempt.trajectory.sampled_tokens() > 0)
+        .filter_map(|attempt| reward_of(attempt, keys, most_tokens).map(|(r, trained)| (attempt, r, trained)))
+        .collect()
+}
+
+/// Whether the attempts of a group have no gradient, since all earned the same.
+pub(crate) fn is_idle(keys: &RlKeys, rewarded: &[(&Attempt, f64, bool)]) -> bool {
+    let Some((first, reward, _)) = rewarded.first() else { return true };
+    let alike = |(attempt, r, _): &(&Attempt, f64, bool)| {
+        r == reward && (!keys.sees_parts() || attempt.earned == first.earned)
+    };
+    keys.uniform_is_idle() && rewarded.iter().all(alike)
+}
+
+/// What a step of reinforcement is planned from, besides the attempts.
+pub(crate) struct Setting<'a> {
+    pub phase: u32,
+    pub step: u32,
+    pub keys: &'a RlKeys,
+    /// Seed of the run.
+    pub seed: u64,
+    /// Most tokens of a micro-batch.
+    pub budget: usize,
+    /// Most sampled tokens of an attempt.
+    pub most_tokens: usize,
+    /// Coefficient of a divergence charged to the reward.
+    pub kl_coefficient: f64,
+    /// What critic, policy and reference say of a path.
+    pub signals: SignalsOf<'a>,
+}
+
+/// Every path of the attempts that can be trained on, with all of its targets.
+///
+/// # Errors
+/// When an attempt cannot be trained on.
+pub(crate) fn every_path(groups: &[&[Attempt]]) -> Result<Vec<(PathKey, PathInput)>, TrainerError> {
+    let mut found = Vec::new();
+    for attempt in groups.iter().copied().flatten().filter(|attempt| attempt.reward.is_some()) {
+        for path in trained_paths(&attempt.trajectory) {
+            let planned = PlannedPath {
+                attempt: attempt.key,
+                leaf: path.leaf,
+                advantage: PerToken::same(0.0),
+                weight: PerToken::same(0.0),
+                returns: None,
+                values: None,
+            };
+            found.push(((attempt.key, path.leaf), path_input(&attempt.trajectory, &planned, 0)?));
+        }
+    }
+    Ok(found)
+}
+
+/// The attempts of a step on their way to advantages.
+#[derive(Default)]
+struct Gathered<'a> {
+    groups: Vec<Vec<Rollout<'a>>>,
+    /// What each rollout is to the estimator, in order: one sample or several.
+    samples: Vec<Vec<Sample>>,
+    /// All samples.
+    described: Vec<dressage_rl::Rollout>,
+    /// What each rollout was charged for leaving the reference.
+    divergences: Vec<f64>,
+    /// Numbers of the groups of agents.
+    agents: HashMap<(usize, String), u64>,
+}
+
+impl<'a> Gathered<'a> {
+    /// Adds a group, unless it is left out because it teaches nothing.
+    fn add_group(&mut self, setting: &Setting<'_>, group: usize, attempts: &'a [Attempt]) {
+        let keys = setting.keys;
+        let found = rewarded(attempts.iter(), keys, setting.most_tokens);
+        if is_idle(keys, &found) && keys.uniform_groups() != UniformGroups::Keep {
+            return;
+        }
+        let members = found
+            .into_iter()
+            .map(|(attempt, reward, trained)| {
+                let trained = trained && keys.only.reward(reward);
+                self.add(setting, group, attempt, reward, trained)
+            })
+            .collect();
+        self.groups.push(members);
+    }
+
+    fn add(
+        &mut self,
+        setting: &Setting<'_>,
+        group: usize,
+        attempt: &'a Attempt,
+        reward: f64,
+        trained: bool,
+    ) -> Rollout<'a> {
+        let keys = setting.keys;
+        let mut rollout = Rollout::new(attempt.key, &attempt.trajectory, Some(setting.signals));
+        rollout.trained = trained;
+        let (charged, divergence) = rollout.charged(keys, setting.kl_coefficient);
+        let paths: Vec<TrainedPath> = rollout.paths.iter().map(|way| way.path.clone()).collect();
+        let earnings =
+            Earnings::new(&attempt.trajectory, &paths, reward, attempt.score.unwrap_or(0.0), &attempt.earned);
+        let values = |path: usize| {
+            rollout.paths[path].signals.values.iter().map(|v| f64::from(*v)).collect::<Vec<_>>()
+        };
+        let samples = earnings.samples(&paths, keys.group_by);
+        for sample in &samples {
+            let group = self.number(keys.group_by, group, sample);
+            self.described.push(earnings.rollout(sample, group, &paths, &charged, values));
+        }
+        self.samples.push(samples);
+        self.divergences.push(divergence);
+        rollout.select(&keys.only, keys.most_turns, setting.seed);
+        rollout
+    }
+
+    /// The number of the group that a sample is compared in.
+    fn number(&mut self, by: GroupBy, group: usize, sample: &Sample) -> u64 {
+        match (by, &sample.agent) {
+            (GroupBy::Step, _) => 0,
+            (GroupBy::Agent, Some(agent)) => {
+                let next = self.agents.len() as u64;
+                *self.agents.entry((group, agent.clone())).or_insert(next)
+            }
+            _ => group as u64,
+        }
+    }
+
+    /// Hands what the estimator found for the samples to the tokens of the rollouts.
+    fn give(&mut self, found: Vec<Vec<PathAdvantages>>) {
+        let mut found = found.into_iter();
+        for (rollout, samples) in self.groups.iter_mut().flatten().zip(&self.samples) {
+            let zeros = |way: &Way| vec![0.0f32; way.path.tokens()];
+            let mut advantages: Vec<Vec<f32>> = rollout.paths.iter().map(zeros).collect();
+            let mut returns = advantages.clone();
+            for sample in samples {
+                for ((path, tokens), found) in sample.tokens.iter().zip(found.next().unwrap_or_default()) {
+                    for (i, token) in tokens.iter().enumerate() {
+                        advantages[*path][*token] = found.advantages[i] as f32;
+                        returns[*path][*token] = found.returns.get(i).map_or(0.0, |r| *r as f32);
+                    }
+                }
+            }
+            for ((way, advantages), returns) in rollout.paths.iter_mut().zip(advantages).zip(returns) {
+                way.advantages = PerToken::new(advantages);
+                way.returns = (!way.signals.values.is_empty()).then(|| PerToken::new(returns));
+            }
+        }
+    }
+}
+
+/// The plan of a step over groups of attempts, each in order.
 ///
 /// # Errors
 /// When a reward is not finite or an attempt cannot be trained on.
-pub(crate) fn grpo(
-    phase: u32,
-    step: u32,
-    groups: &[&[Attempt]],
-    keys: &GrpoKeys,
-    budget: usize,
-) -> Result<StepPlan, TrainerError> {
-    let mut rollouts: Vec<Vec<Rollout>> = Vec::with_capacity(groups.len());
-    for attempts in groups {
-        let advantages = advantages(attempts, keys)?;
-        let kept = attempts.iter().zip(advantages).filter_map(|(attempt, advantage)| {
-            Some(Rollout::new(attempt.key, &attempt.trajectory, advantage?))
-        });
-        rollouts.push(kept.collect());
+pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<StepPlan, TrainerError> {
+    let Setting { phase, step, keys, budget, kl_coefficient, .. } = *setting;
+    let mut gathered = Gathered::default();
+    for (group, attempts) in groups.iter().copied().enumerate() {
+        gathered.add_group(setting, group, attempts);
     }
-    let n = rollouts.len();
+    let advantages = keys.estimator().advantages(&gathered.described)?;
+    gathered.give(advantages);
+    let Gathered { groups, divergences, .. } = gathered;
+
+    let kl = keys.kl.filter(|kl| kl.charge == Charge::Reward).map(|_| ChargedKl {
+        coefficient: kl_coefficient,
+        found: Counting::Exact.mean(divergences.iter().copied()),
+        rollouts: divergences.len() as u64,
+    });
+    let n = groups.len();
     let share = |i: usize| i * n / keys.mini_batches;
+    // A critic learns whatever the advantage.
+    let all_learn = keys.loss().moves_without_advantage() || keys.needs_critic();
     let once = (0..keys.mini_batches)
-        .map(|i| update(&rollouts[share(i)..share(i + 1)], keys.normaliser, keys.kl.is_some(), budget))
+        .map(|i| update(&groups[share(i)..share(i + 1)], keys.normaliser(), &keys.only, all_learn, budget))
         .collect::<Result<Vec<_>, _>>()?;
     let updates = (0..keys.epochs).flat_map(|_| once.iter().cloned()).collect();
-    Ok(StepPlan { phase, step, updates })
+    Ok(StepPlan { phase, step, places: Vec::new(), kl, updates })
 }
 
 /// The plan of a step that imitates demonstrations.
@@ -84,26 +339,29 @@ pub(crate) fn sft(
     budget: usize,
 ) -> Result<StepPlan, TrainerError> {
     let groups: Vec<Vec<Rollout>> =
-        demonstrations.iter().map(|(key, trajectory)| vec![Rollout::new(*key, trajectory, 0.0)]).collect();
+        demonstrations.iter().map(|(key, trajectory)| vec![Rollout::new(*key, trajectory, None)]).collect();
     // Cross-entropy has a gradient whatever the advantage.
-    Ok(StepPlan { phase, step, updates: vec![update(&groups, normaliser, true, budget)?] })
+    let updates = vec![update(&groups, normaliser, &OnlyKeys::default(), true, budget)?];
+    Ok(StepPlan { phase, step, places: Vec::new(), kl: None, updates })
 }
 
 /// One optimiser step. Rollouts without advantage are left out unless something else gives them a gradient
-/// (`all_learn`); they count in the denominators all the same.
+/// (`all_learn`); they count in the denominators all the same. Those that are not trained do not.
 fn update(
     groups: &[Vec<Rollout>],
     normaliser: Normaliser,
+    only: &OnlyKeys,
     all_learn: bool,
     budget: usize,
 ) -> Result<Update, TrainerError> {
+    let tokens = |rollout: &Rollout| {
+        rollout.paths.iter().filter(|_| rollout.trained).map(|way| way.tokens(only)).sum()
+    };
     let counts: Vec<RolloutTokens> = groups
         .iter()
         .enumerate()
         .flat_map(|(group, rollouts)| {
-            rollouts
-                .iter()
-                .map(move |rollout| RolloutTokens { group: group as u64, tokens: rollout.tokens() })
+            rollouts.iter().map(move |rollout| RolloutTokens { group: group as u64, tokens: tokens(rollout) })
         })
         .collect();
     let mut weights = normaliser.weights(&counts).into_iter();
@@ -111,17 +369,22 @@ fn update(
     for rollouts in groups {
         let mut group = Vec::new();
         for (rollout, weight) in rollouts.iter().zip(&mut weights) {
-            if rollout.advantage == 0.0 && !all_learn {
-                continue;
-            }
-            for path in &rollout.paths {
+            for way in rollout.paths.iter().filter(|_| rollout.trained) {
+                let idle = !all_learn && way.advantages.distinct().all(|advantage| advantage == 0.0);
+                if idle || way.shares.iter().all(|share| *share == 0.0) {
+                    continue;
+                }
+                let weight = weight as f32;
                 let planned = PlannedPath {
                     attempt: rollout.key,
-                    leaf: path.leaf,
-                    advantage: rollout.advantage,
-                    weight: weight as f32,
+                    leaf: way.path.leaf,
+                    advantage: way.advantages.clone(),
+                    weight: PerToken::new(way.shares().map(|share| share * weight)),
+                    returns: way.returns.clone(),
+                    values: way.returns.is_some().then(|| PerToken::new(way.signals.values.iter().copied())),
                 };
-                group.push((planned, path_input(rollout.trajectory, &planned)?));
+                let input = path_input(rollout.trajectory, &planned, 0)?;
+                group.push((planned, input));
             }
         }
         pieces.push(group);

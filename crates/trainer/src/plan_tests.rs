@@ -1,11 +1,13 @@
 //! Tests of plans.
 
-use dressage_store::{Purpose, Status};
+use dressage_rl::{Estimator, GroupBaseline};
+use dressage_store::{Earned, Earner, Purpose, Status};
 use dressage_tree::{Kind, Segment, SegmentId, VersionRun};
 use proptest::prelude::*;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::*;
+use crate::recipe::KlKeys;
 
 fn attempt(group: u32, sample: u32, prompt: &[u32], reply: &[u32], reward: Option<f64>) -> Attempt {
     let mut trajectory = Trajectory::new();
@@ -19,27 +21,15 @@ fn attempt(group: u32, sample: u32, prompt: &[u32], reply: &[u32], reward: Optio
     trajectory.push(reply).unwrap();
     let key = AttemptKey { purpose: Purpose::Train, phase: 1, step: 2, group, sample };
     let (task, outcome) = (Value::Null, Value::Null);
-    Attempt { key, task, outcome, score: reward, reward, status: Status::Completed, trajectory }
+    let (score, earned) = (reward, Vec::new());
+    Attempt { key, task, outcome, score, reward, earned, status: Status::Completed, trajectory }
 }
 
-fn keys() -> GrpoKeys {
-    GrpoKeys {
-        steps: 1,
-        groups: 1,
-        group_size: 2,
-        temperature: 1.0,
-        learning_rate: 1.0,
-        scale_by_std: false,
-        drop_uniform_groups: false,
-        normaliser: Normaliser::TokenMean,
-        clip_low: 0.2,
-        clip_high: 0.2,
-        clip_dual: None,
-        kl: None,
-        mini_batches: 1,
-        epochs: 1,
-        optimiser: Default::default(),
-    }
+/// GRPO without scaling by the deviation.
+fn keys() -> RlKeys {
+    let text = "steps = 1\ngroups = 1\ngroup_size = 2\nlearning_rate = 1.0\nnormaliser = 'token_mean'";
+    let advantage = Some(Estimator::Group(GroupBaseline::default()));
+    RlKeys { advantage, ..toml::from_str(text).unwrap() }
 }
 
 /// Two groups that differ in reward, one that does not; one attempt left out.
@@ -55,12 +45,30 @@ fn groups() -> Vec<Vec<Attempt>> {
     ]
 }
 
-fn plan_of(groups: &[Vec<Attempt>], keys: &GrpoKeys, budget: usize) -> Result<StepPlan, TrainerError> {
-    grpo(1, 2, &groups.iter().map(Vec::as_slice).collect::<Vec<_>>(), keys, budget)
+fn plan_of(groups: &[Vec<Attempt>], keys: &RlKeys, budget: usize) -> Result<StepPlan, TrainerError> {
+    plan_with(groups, keys, budget, &|_, _| Signals::default())
+}
+
+fn plan_with(
+    groups: &[Vec<Attempt>],
+    keys: &RlKeys,
+    budget: usize,
+    signals: SignalsOf<'_>,
+) -> Result<StepPlan, TrainerError> {
+    let setting =
+        Setting { phase: 1, step: 2, keys, seed: 7, budget, most_tokens: 4, kl_coefficient: 0.5, signals };
+    rl(&setting, &groups.iter().map(Vec::as_slice).collect::<Vec<_>>())
+}
+
+/// The number that all tokens have.
+fn same(numbers: &PerToken) -> f32 {
+    let found: Vec<f32> = numbers.distinct().collect();
+    let [number] = found[..] else { panic!("{numbers:?} are not all the same") };
+    number
 }
 
 fn rows(update: &Update) -> Vec<Vec<(u32, u32, f32, f32)>> {
-    let row = |p: &PlannedPath| (p.attempt.group, p.attempt.sample, p.advantage, p.weight);
+    let row = |p: &PlannedPath| (p.attempt.group, p.attempt.sample, same(&p.advantage), same(&p.weight));
     update.micro_batches.iter().map(|batch| batch.iter().map(row).collect()).collect()
 }
 
@@ -73,14 +81,17 @@ fn a_step_by_hand() {
     let all = [(0, 0, 0.5, w), (0, 1, -0.5, w), (2, 0, -1.5, w), (2, 1, 1.5, w)];
     assert_eq!(rows(&plan.updates[0]), [all.to_vec()]);
 
-    let dropped = plan_of(&groups(), &GrpoKeys { drop_uniform_groups: true, ..keys() }, 1000).unwrap();
+    let drop = Some(UniformGroups::Drop);
+    let dropped = plan_of(&groups(), &RlKeys { uniform_groups: drop, ..keys() }, 1000).unwrap();
     assert_eq!(rows(&dropped.updates[0])[0][0], (0, 0, 0.5, 1.0 / 6.0));
 
-    let kl = dressage_rl::KlPenalty { estimator: dressage_rl::KlEstimator::K3, coefficient: 0.1 };
-    let kept = plan_of(&groups(), &GrpoKeys { kl: Some(kl), ..keys() }, 1000).unwrap();
+    let (estimator, adaptive) = (dressage_rl::KlEstimator::K3, None);
+    let kl = KlKeys { estimator, coefficient: 0.1, charge: Charge::Loss, adaptive };
+    let kept = plan_of(&groups(), &RlKeys { kl: Some(kl), ..keys() }, 1000).unwrap();
     assert_eq!(rows(&kept.updates[0])[0].len(), 6);
 
-    let twice = GrpoKeys { mini_batches: 2, epochs: 2, normaliser: Normaliser::RolloutSum, ..keys() };
+    let normaliser = Some(Normaliser::RolloutSum);
+    let twice = RlKeys { mini_batches: 2, epochs: 2, normaliser, ..keys() };
     let plan = plan_of(&groups(), &twice, 1000).unwrap();
     assert_eq!(plan.updates.len(), 4);
     assert_eq!(plan.updates[0], plan.updates[2]);
@@ -91,8 +102,9 @@ fn a_step_by_hand() {
 #[test]
 fn nothing_to_learn_is_an_update_without_batches() {
     let uniform = vec![groups()[1].clone()];
-    for drop_uniform_groups in [false, true] {
-        let plan = plan_of(&uniform, &GrpoKeys { drop_uniform_groups, ..keys() }, 10).unwrap();
+    for uniform_groups in [UniformGroups::Keep, UniformGroups::Drop] {
+        let keys = RlKeys { uniform_groups: Some(uniform_groups), ..keys() };
+        let plan = plan_of(&uniform, &keys, 10).unwrap();
         assert_eq!(plan.updates, [Update::default()]);
     }
 }
@@ -132,7 +144,7 @@ proptest! {
         prop_assert!(rows(&whole.updates[0]).len() <= 1);
         let input = |p: &PlannedPath| {
             let a = &groups[p.attempt.group as usize][p.attempt.sample as usize];
-            path_input(&a.trajectory, p).unwrap()
+            path_input(&a.trajectory, p, 0).unwrap()
         };
         let size = |paths: &[&PlannedPath]| {
             TreeBatch::merge(&paths.iter().map(|p| input(p)).collect::<Vec<_>>()).unwrap().tokens.len()
@@ -154,6 +166,184 @@ proptest! {
 #[test]
 fn leaves_keep_their_attempt() {
     let plan = plan_of(&groups(), &keys(), 1000).unwrap();
-    let path = plan.updates[0].micro_batches[0][0];
+    let path = &plan.updates[0].micro_batches[0][0];
     assert_eq!((path.leaf, path.attempt), (SegmentId(1), groups()[0][0].key));
+}
+
+/// How an attempt ended, by one that was cut.
+fn cut(attempt: Attempt) -> Attempt {
+    let calls =
+        json!({"ok": 0, "malformed": 0, "unknown_tool": 0, "bad_arguments": 0, "failed": 0, "timeout": 0});
+    let outcome =
+        json!({"final_text": "", "finish": "max_tokens", "turns": 1, "sampled_tokens": 2, "calls": calls});
+    Attempt { outcome, ..attempt }
+}
+
+#[test]
+fn what_was_cut_for_its_length() {
+    let mut groups = groups();
+    groups[0][0] = cut(groups[0][0].clone());
+    let with = |overlong| plan_of(&groups[..1], &RlKeys { overlong, ..keys() }, 1000).unwrap();
+    let all = |plan: &StepPlan| rows(&plan.updates[0]).concat();
+    assert_eq!(all(&with(Overlong::Keep)), [(0, 0, 0.5, 1.0 / 3.0), (0, 1, -0.5, 1.0 / 3.0)]);
+    // The other is still compared with it, and is now all there is.
+    assert_eq!(all(&with(Overlong::Mask)), [(0, 1, -0.5, 1.0)]);
+    assert_eq!(all(&with(Overlong::Drop)), []);
+    // Two tokens of at most four, with a buffer of three: a third of the factor.
+    let penalised = all(&with(Overlong::Penalise { buffer: 3, factor: 0.6 }));
+    assert!((penalised[0].2 - 0.4).abs() < 1e-6, "{penalised:?}");
+}
+
+/// An attempt of several turns of two tokens each.
+fn turns(sample: u32, turns: u32, reward: f64) -> Attempt {
+    let mut attempt = attempt(0, sample, &[1, 2], &[3, 4 + sample], Some(reward));
+    for turn in 1..turns {
+        let last = SegmentId(attempt.trajectory.segments().len() as u32 - 1);
+        let observation = attempt.trajectory.push(Segment::given(Some(last), vec![9], turn)).unwrap();
+        let reply = Segment {
+            kind: Kind::Sampled,
+            logprobs: vec![-1.0; 2],
+            versions: vec![VersionRun { version: 0, len: 2 }],
+            ..Segment::given(Some(observation), vec![5, 6], turn)
+        };
+        attempt.trajectory.push(reply).unwrap();
+    }
+    attempt
+}
+
+#[test]
+fn turns_that_are_left_out_give_their_weight_to_the_others() {
+    let groups = [vec![turns(0, 5, 1.0), turns(1, 2, 0.0)]];
+    let plan = plan_of(&groups, &RlKeys { most_turns: 2, ..keys() }, 1000).unwrap();
+    let [long, short] = &plan.updates[0].micro_batches[0][..] else { panic!() };
+    let weights: Vec<f32> = long.weight.iter().collect();
+    assert_eq!(weights.len(), 10);
+    assert!(weights.chunks(2).all(|turn| turn[0] == turn[1]));
+    assert_eq!(weights.iter().filter(|w| **w > 0.0).count(), 4);
+    // 14 tokens in all; two turns stand for five.
+    assert!((weights.iter().sum::<f32>() - 10.0 / 14.0).abs() < 1e-6);
+    assert!((same(&short.weight) - 1.0 / 14.0).abs() < 1e-9);
+    assert_eq!(plan, plan_of(&groups, &RlKeys { most_turns: 2, ..keys() }, 1000).unwrap());
+}
+
+/// An attempt in which "a" and "b" act by turns, two tokens each, "a" first.
+fn together(sample: u32, acts: u32, reward: f64, earned: Vec<Earned>) -> Attempt {
+    let mut attempt = turns(sample, acts, reward);
+    let mut trajectory = Trajectory::new();
+    for segment in attempt.trajectory.segments() {
+        let agent = ["a", "b"][segment.turn as usize % 2].to_owned();
+        trajectory.push(Segment { agent, ..segment.clone() }).unwrap();
+    }
+    (attempt.trajectory, attempt.earned) = (trajectory, earned);
+    attempt
+}
+
+#[test]
+fn agents_are_compared_with_their_like() {
+    let earned = |agent: &str, reward| Earned { by: Earner::Agent(agent.into()), reward };
+    // "b" was worth 2 more in the first than in the second; "a" the same.
+    let groups = [vec![together(0, 2, 3.0, vec![earned("b", 2.0)]), together(1, 4, 1.0, vec![])]];
+    let by = |group_by| plan_of(&groups, &RlKeys { group_by, ..keys() }, 1000).unwrap();
+    let of = |plan: &StepPlan| -> Vec<Vec<f32>> {
+        plan.updates[0].micro_batches[0].iter().map(|path| path.advantage.iter().take(4).collect()).collect()
+    };
+    assert_eq!(of(&by(GroupBy::Task)), [[1.0; 4], [-1.0; 4]]);
+    assert_eq!(of(&by(GroupBy::Agent)), [[0.0, 0.0, 1.0, 1.0], [0.0, 0.0, -1.0, -1.0]]);
+    // Over the whole step, the mean is that of all: the first has it.
+    let two = [groups[0].clone(), vec![attempt(1, 0, &[1, 7], &[3], Some(5.0))]];
+    let plan = plan_of(&two, &RlKeys { group_by: GroupBy::Step, ..keys() }, 1000).unwrap();
+    let advantages: Vec<f32> = plan.updates[0].micro_batches[0].iter().map(|p| same(&p.advantage)).collect();
+    assert_eq!(advantages, [-2.0, 2.0]);
+}
+
+#[test]
+fn only_what_is_asked_for_is_trained() {
+    let groups = [vec![together(0, 2, 1.0, vec![]), together(1, 4, 0.0, vec![])]];
+    let agents = OnlyKeys { agents: vec!["b".into()], ..OnlyKeys::default() };
+    let plan = plan_of(&groups, &RlKeys { only: agents, ..keys() }, 1000).unwrap();
+    let [short, long] = &plan.updates[0].micro_batches[0][..] else { panic!() };
+    // Two tokens of "b" in the first, four in the second.
+    let sixth = 1.0 / 6.0;
+    assert_eq!(short.weight.iter().collect::<Vec<_>>(), [0.0, 0.0, sixth, sixth]);
+    assert_eq!(long.weight.iter().collect::<Vec<_>>(), [0.0, 0.0, sixth, sixth, 0.0, 0.0, sixth, sixth]);
+    assert_eq!((same(&short.advantage), same(&long.advantage)), (0.5, -0.5));
+
+    let winners = OnlyKeys { reward_from: Some(0.5), ..OnlyKeys::default() };
+    let plan = plan_of(&groups, &RlKeys { only: winners, ..keys() }, 1000).unwrap();
+    assert_eq!(rows(&plan.updates[0]), [[(0, 0, 0.5, 0.25)]]);
+}
+
+#[test]
+fn attempts_without_a_token() {
+    let groups = [vec![
+        attempt(0, 0, &[1], &[3], Some(1.0)),
+        attempt(0, 1, &[1], &[4], Some(0.0)),
+        attempt(0, 2, &[1], &[], Some(0.0)),
+    ]];
+    let with = |empty| plan_of(&groups, &RlKeys { empty, ..keys() }, 1000).unwrap();
+    let advantages = |plan: &StepPlan| rows(&plan.updates[0])[0].iter().map(|row| row.2).collect::<Vec<_>>();
+    assert_eq!(advantages(&with(Empty::Keep)), [2.0 / 3.0, -1.0 / 3.0]);
+    assert_eq!(advantages(&with(Empty::Drop)), [0.5, -0.5]);
+}
+
+#[test]
+fn a_critic_gives_every_token_its_own_advantage() {
+    let groups = [vec![turns(0, 2, 1.0)]];
+    let advantage = Some(Estimator::Gae { gamma: 1.0, lambda: 1.0, whiten: None });
+    let signals = |_, _| Signals { values: vec![0.5, 0.25, 0.75, 1.0], ..Signals::default() };
+    let plan = plan_with(&groups, &RlKeys { advantage, ..keys() }, 1000, &signals).unwrap();
+    let path = &plan.updates[0].micro_batches[0][0];
+    assert_eq!(path.advantage, PerToken::new([0.5, 0.75, 0.25, 0.0]));
+    assert_eq!(path.returns, Some(PerToken::same(1.0)));
+    assert_eq!(path.values, Some(PerToken::new([0.5, 0.25, 0.75, 1.0])));
+    let input = path_input(&groups[0][0].trajectory, path, 3).unwrap();
+    let of = |i: usize| input.targets[i].term;
+    assert_eq!((of(2).advantage, of(2).returns, of(2).value, of(2).age), (0.25, 1.0, Some(0.75), 3));
+}
+
+#[test]
+fn a_divergence_charged_to_the_reward() {
+    let groups = [vec![turns(0, 1, 1.0)]];
+    let advantage = Some(Estimator::Gae { gamma: 1.0, lambda: 1.0, whiten: None });
+    let kl = Some(KlKeys {
+        estimator: dressage_rl::KlEstimator::K1,
+        coefficient: 9.0,
+        charge: Charge::Reward,
+        adaptive: None,
+    });
+    let signals =
+        |_, _| Signals { values: vec![0.0, 0.0], logprobs: vec![-1.0, -2.0], reference: vec![-2.0, -2.5] };
+    // At the coefficient of the moment, 0.5: 1 − 0.25 after the last token, and 0.5 less before.
+    let plan = plan_with(&groups, &RlKeys { advantage, kl, ..keys() }, 1000, &signals).unwrap();
+    assert_eq!(plan.updates[0].micro_batches[0][0].advantage, PerToken::new([0.25, 0.75]));
+    assert_eq!(plan.kl, Some(ChargedKl { coefficient: 0.5, found: 0.75, rollouts: 1 }));
+
+    // Compared by groups, attempts of equal rewards differ by how far they have left the reference: by 1.5 and 0.5 nats.
+    let groups = [vec![turns(0, 1, 1.0), turns(1, 1, 1.0)]];
+    let far = |key: AttemptKey, _| Signals {
+        logprobs: vec![-1.0, -2.0],
+        reference: if key.sample == 0 { vec![-2.0, -2.5] } else { vec![-1.0, -2.5] },
+        ..Signals::default()
+    };
+    let plan =
+        plan_with(&groups, &RlKeys { kl, uniform_groups: Some(UniformGroups::Drop), ..keys() }, 1000, &far)
+            .unwrap();
+    assert_eq!(rows(&plan.updates[0])[0].iter().map(|row| row.2).collect::<Vec<_>>(), [-0.25, 0.25]);
+}
+
+#[test]
+fn parts_of_a_score_are_normalised_one_by_one() {
+    let baseline = GroupBaseline::default();
+    let advantage = Some(Estimator::Gdpo {
+        weights: vec![1.0, 0.0, 2.0],
+        baseline,
+        counting: dressage_rl::Counting::Exact,
+    });
+    // The first answers right, with a call that could not be read; the second does neither.
+    let earned = vec![Earned { by: Earner::Turn(0), reward: -0.5 }];
+    let right = Attempt { score: Some(1.0), earned, ..turns(0, 1, 0.5) };
+    let wrong = Attempt { score: Some(0.0), ..turns(1, 1, 0.0) };
+    let plan = plan_of(&[vec![right, wrong]], &RlKeys { advantage, ..keys() }, 1000).unwrap();
+    // 1 × 0.5 − 2 × 0.25 of the first: nothing is left, and so of the second.
+    assert_eq!(plan.updates, [Update::default()]);
 }

@@ -20,6 +20,11 @@ pub(crate) fn attempt_stream(key: &AttemptKey) -> u64 {
     stream(key.purpose.name(), &[key.phase, key.step, key.group, key.sample])
 }
 
+/// The stream that it is drawn from when it is made again, for the `retry`-th time.
+pub(crate) fn retry_stream(key: &AttemptKey, retry: u32) -> u64 {
+    stream(key.purpose.name(), &[key.phase, key.step, key.group, key.sample, retry])
+}
+
 /// A random order of `0..n` (Fisher & Yates, as in Knuth 3.4.2 P), for the given use.
 pub(crate) fn order(seed: u64, name: &str, numbers: &[u32], n: usize) -> Vec<u32> {
     let stream = stream(name, numbers);

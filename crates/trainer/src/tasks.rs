@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use dressage_agent::Truncation;
 use dressage_agent::tasks::{Arithmetic, Split, Task};
 use dressage_agent::tools::{Calculator, Delayed, Tool, ToolSet};
+use dressage_reward::Scorer;
 use dressage_text::{Chat, ChatOptions, Message};
 
 use crate::TrainerError;
@@ -191,7 +193,7 @@ pub fn chat_options(agent: &AgentKeys) -> ChatOptions {
 ///
 /// # Errors
 /// Names the first such task.
-pub fn check_tasks(
+pub async fn check_tasks(
     recipe: &Recipe,
     tasks: &Tasks,
     chat: &Chat,
@@ -199,14 +201,24 @@ pub fn check_tasks(
     context: usize,
 ) -> Result<(), TrainerError> {
     let specs = tools.specs();
+    let limits = recipe.agent.limits(context);
+    let cuts = limits.truncation != Truncation::Refuse;
     for task in tasks.to_check() {
         let tokens = chat.prompt(&opening(&recipe.agent, &task), &specs)?.len();
-        if tokens >= context {
+        if tokens > limits.prompt && !cuts {
+            return Err(TrainerError::PromptOverLimit { task: task.id, tokens, most: limits.prompt });
+        }
+        if tokens.min(limits.prompt) >= context {
             return Err(TrainerError::PromptTooLong { task: task.id, tokens, context });
         }
-        if let Err(source) = recipe.reward.scorer.score("", &task.answer) {
+        if let Err(source) = recipe.reward.scorer.check_expected(&task.answer) {
             return Err(TrainerError::Answer { task: task.id, source });
         }
+    }
+    // A program that cannot score is found before anything is sampled.
+    if let (Scorer::Command(scorer), Some(task)) = (&recipe.reward.scorer, tasks.to_check().next()) {
+        let asked = scorer.score("", &task.answer).await;
+        asked.map_err(|source| TrainerError::Answer { task: task.id, source })?;
     }
     Ok(())
 }

@@ -5,22 +5,23 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use dressage_agent::Agent;
 use dressage_agent::tools::ToolSet;
-use dressage_agent::{Agent, Limits};
 use dressage_policy::{Learner, Sampler, crash_point};
-use dressage_store::{EvalKey, Store};
+use dressage_store::{Attempt, EvalKey, Store};
 use dressage_text::Chat;
 use serde_json::json;
 
 use crate::TrainerError;
-use crate::checkpoint::{Checkpoint, Checkpoints, Position};
+use crate::checkpoint::{Checkpoint, Checkpoints, Content, Position};
 use crate::evaluate::{EvalResult, Gain, evaluate, milestones};
 use crate::folder::{RunFolder, file_error};
 use crate::metrics::{Metrics, MetricsFile};
 use crate::observe::{Event, Observer, StopFlag};
 use crate::phase::PhaseRun;
-use crate::recipe::{Phase, Recipe};
-use crate::rollout::Rollouts;
+use crate::recipe::{Phase, Recipe, RlKeys};
+use crate::rollout::{Rollouts, Troubles};
+use crate::sink::{self, Sink};
 use crate::tasks::{Tasks, check_tasks};
 
 /// Writes what a model folder needs beside the weights (tokenizer, chat template) into a checkpoint.
@@ -34,6 +35,8 @@ pub struct Parts {
     pub learner: Arc<dyn Learner>,
     /// A second model for phases with a KL penalty, with the weights of the recipe's model.
     pub reference: Option<Arc<dyn Learner>>,
+    /// A third, with a value head, for phases whose advantage needs a critic.
+    pub critic: Option<Arc<dyn Learner>>,
     /// Turns messages into tokens and back.
     pub chat: Arc<Chat>,
     /// The tools of the agent.
@@ -82,6 +85,8 @@ pub struct Summary {
     pub steps: u32,
     /// How long it took, without what earlier processes of the run did.
     pub elapsed: Duration,
+    /// What went wrong around the model meanwhile.
+    pub troubles: Troubles,
 }
 
 /// A run.
@@ -91,13 +96,18 @@ pub struct Trainer {
     pub(crate) rollouts: Rollouts,
     pub(crate) learner: Arc<dyn Learner>,
     pub(crate) reference: Option<Arc<dyn Learner>>,
+    pub(crate) critic: Option<Arc<dyn Learner>>,
     pub(crate) store: Arc<Store>,
     companions: Companions,
     checkpoints: Checkpoints,
     metrics: MetricsFile,
     latest: Option<Checkpoint>,
+    /// What is wrong with checkpoints newer than the one that it goes on from.
+    damaged: Vec<String>,
     position: Position,
     evals: Vec<EvalResult>,
+    troubles: Troubles,
+    sinks: Vec<Box<dyn Sink>>,
     folder: RunFolder,
 }
 
@@ -120,12 +130,18 @@ impl Trainer {
     /// # Errors
     /// When the recipe, the tasks or the folder do not allow it. Nothing is written before everything else is checked.
     pub async fn new(recipe: Recipe, parts: Parts, start: Start) -> Result<Self, TrainerError> {
-        let Parts { sampler, learner, reference, chat, tools, context, companions } = parts;
+        let Parts { sampler, learner, reference, critic, chat, tools, context, companions } = parts;
         let tasks = Tasks::load(&recipe)?;
-        check_tasks(&recipe, &tasks, &chat, &tools, context)?;
-        let needs_reference = |phase: &Phase| matches!(phase, Phase::Grpo(keys) if keys.kl.is_some());
-        if let Some(phase) = recipe.phase.iter().position(needs_reference).filter(|_| reference.is_none()) {
+        check_tasks(&recipe, &tasks, &chat, &tools, context).await?;
+        let lacks = |needs: fn(&RlKeys) -> bool, model: &Option<_>| {
+            let needs = |phase: &Phase| matches!(phase, Phase::Rl(keys) if needs(keys));
+            recipe.phase.iter().position(needs).filter(|_| model.is_none())
+        };
+        if let Some(phase) = lacks(RlKeys::needs_reference, &reference) {
             return Err(TrainerError::NoReference(phase));
+        }
+        if let Some(phase) = lacks(RlKeys::needs_critic, &critic) {
+            return Err(TrainerError::NoCritic(phase));
         }
         for (i, phase) in recipe.phase.iter().enumerate() {
             PhaseRun::check(i, phase, &recipe, &tasks, &chat, &tools)?;
@@ -136,9 +152,12 @@ impl Trainer {
         };
         let store = Arc::new(Store::open(&folder.record())?);
         let checkpoints = Checkpoints::open(folder.checkpoints())?;
-        let latest = checkpoints.find()?.whole.pop();
+        let (latest, damaged) = checkpoints.newest()?;
         if let Some(checkpoint) = &latest {
             learner.load(&checkpoint.path, true).await?;
+            if let Some(critic) = critic.as_ref().filter(|_| checkpoint.critic().is_dir()) {
+                critic.load(&checkpoint.critic(), true).await?;
+            }
         }
         let position = latest.as_ref().map(|checkpoint| checkpoint.position).unwrap_or_default();
         learner.publish(u64::from(position.global_step)).await?;
@@ -146,11 +165,8 @@ impl Trainer {
             &folder.metrics(),
             latest.as_ref().map_or(0, |checkpoint| checkpoint.metrics_bytes),
         )?;
-        let limits = Limits {
-            turns: recipe.agent.max_turns,
-            tokens: recipe.agent.max_tokens,
-            reply: Duration::from_secs_f64(recipe.agent.reply_seconds),
-        };
+        let sinks = sink::open(&recipe, folder.root(), position.global_step)?;
+        let limits = recipe.agent.limits(context);
         let rollouts = Rollouts {
             agent: Agent { sampler, chat, tools, limits },
             prompts: recipe.agent.clone(),
@@ -165,13 +181,17 @@ impl Trainer {
             rollouts,
             learner,
             reference,
+            critic,
             store,
             companions,
             checkpoints,
             metrics,
             latest,
+            damaged,
             position,
             evals: Vec::new(),
+            troubles: Troubles::default(),
+            sinks,
             folder,
         })
     }
@@ -194,13 +214,20 @@ impl Trainer {
     pub async fn run(&mut self, observer: &mut dyn Observer, stop: &StopFlag) -> Result<Ended, TrainerError> {
         let start = Instant::now();
         let all: u32 = self.steps().iter().sum();
-        match self.train(observer, stop).await {
+        let ended = self.train(observer, stop).await;
+        for sink in &mut self.sinks {
+            if let Err(why) = sink.close(ended.is_ok()) {
+                observer.event(&Event::Note(&format!("{}: {why}", sink.name())));
+            }
+        }
+        match ended {
             Ok(()) => Ok(Ended::Finished(Summary {
                 gains: Gain::between(&milestones(&self.evals), &self.store)?,
                 evals: self.evals.clone(),
                 checkpoint: self.latest.as_ref().map(|checkpoint| checkpoint.path.clone()),
                 steps: self.position.global_step,
                 elapsed: start.elapsed(),
+                troubles: self.troubles.clone(),
             })),
             Err(Leave::Stopped) => {
                 // The weights are those of the last step boundary: attempts change nothing, and steps are finished.
@@ -216,8 +243,8 @@ impl Trainer {
 
     async fn train(&mut self, observer: &mut dyn Observer, stop: &StopFlag) -> Result<(), Leave> {
         let steps = self.steps();
-        for note in self.checkpoints.find()?.damaged {
-            observer.event(&Event::Note(&note));
+        for note in self.checkpoints.find()?.damaged.iter().chain(&self.damaged) {
+            observer.event(&Event::Note(note));
         }
         observer.event(&Event::Started {
             from: self.latest.as_ref().map(|checkpoint| checkpoint.path.as_path()),
@@ -225,6 +252,7 @@ impl Trainer {
             steps: steps.iter().sum(),
         });
         self.recall_evals(observer)?;
+        self.keep_the_best(observer).await?;
         self.evaluate_if_due(observer, stop).await?;
         for (phase, &of_phase) in steps.iter().enumerate().skip(self.position.phase as usize) {
             self.enter(phase).await?;
@@ -241,7 +269,8 @@ impl Trainer {
                     return Err(Leave::Stopped);
                 }
                 let step = self.position.step;
-                let metrics = run.step(self, step, observer, stop).await?;
+                let (metrics, attempts) = run.step(self, step, observer, stop).await?;
+                self.note_troubles(&attempts, observer);
                 self.finish_step(&keys, of_phase, metrics, observer).await?;
                 self.evaluate_if_due(observer, stop).await?;
             }
@@ -277,10 +306,14 @@ impl Trainer {
             self.learner.load(&before.path, false).await?;
             self.learner.publish(u64::from(self.position.global_step)).await?;
         }
-        if let (Some(reference), Phase::Grpo(keys)) = (&self.reference, &self.recipe.phase[phase])
-            && keys.kl.is_some()
-        {
+        let Phase::Rl(keys) = &self.recipe.phase[phase] else { return Ok(()) };
+        if let Some(reference) = self.reference.as_ref().filter(|_| keys.needs_reference()) {
             reference.load(&before.path, false).await?;
+        }
+        // A critic that an earlier phase has trained goes on from there; one that is new begins as the policy does.
+        if let Some(critic) = self.critic.as_ref().filter(|_| keys.needs_critic() && begins) {
+            let from = before.critic();
+            critic.load(if from.is_dir() { &from } else { &before.path }, false).await?;
         }
         Ok(())
     }
@@ -303,6 +336,7 @@ impl Trainer {
         if let serde_json::Value::Object(head) = head {
             self.metrics.append(&metrics.to_json(head))?;
         }
+        self.tell_sinks(&metrics, observer);
         crash_point("metrics_written");
         observer.event(&Event::Step {
             phase: phase as usize,
@@ -318,15 +352,75 @@ impl Trainer {
         Ok(())
     }
 
+    /// Keeps what went wrong around the model, and says it the first time.
+    fn note_troubles(&mut self, attempts: &[Attempt], observer: &mut dyn Observer) {
+        for trouble in self.troubles.add(attempts) {
+            observer.event(&Event::Note(&trouble));
+        }
+    }
+
+    /// Passes metrics on. A sink that fails is dropped.
+    fn tell_sinks(&mut self, metrics: &Metrics, observer: &mut dyn Observer) {
+        let step = self.position.global_step;
+        self.sinks.retain_mut(|sink| match sink.log(step, metrics) {
+            Ok(()) => true,
+            Err(why) => {
+                let note = format!("{} takes no more metrics: {why}", sink.name());
+                observer.event(&Event::Note(&note));
+                false
+            }
+        });
+    }
+
+    /// Version of the weights that samplers draw from.
+    pub(crate) fn version(&self) -> u64 {
+        u64::from(self.position.global_step)
+    }
+
+    /// Steps of a phase that are done, for one that is under way or to come.
+    pub(crate) fn steps_done(&self, phase: u32) -> u32 {
+        if self.position.phase == phase { self.position.step } else { 0 }
+    }
+
+    /// The critic, once a phase has begun that trains it.
+    fn critic_in_use(&self) -> Option<&dyn Learner> {
+        let begun = self.recipe.phase.iter().take(self.position.phase as usize + 1);
+        let needed = begun.into_iter().any(|phase| matches!(phase, Phase::Rl(keys) if keys.needs_critic()));
+        self.critic.as_deref().filter(|_| needed)
+    }
+
     async fn checkpoint(&mut self, phase_end: bool, observer: &mut dyn Observer) -> Result<(), TrainerError> {
         let bytes = self.metrics.sync()?;
-        let written = self
-            .checkpoints
-            .write(&*self.learner, &*self.companions, self.position, phase_end, bytes)
-            .await?;
+        let content =
+            Content { learner: &*self.learner, critic: self.critic_in_use(), companions: &*self.companions };
+        let written = self.checkpoints.write(content, self.position, phase_end, bytes).await?;
         observer.event(&Event::Checkpoint(&written.path));
         self.latest = Some(written);
         self.checkpoints.prune(self.recipe.run.keep as usize)
+    }
+
+    /// Steps of the run that were done before the evaluation with the highest success, the first of equals.
+    fn best_step(&self) -> Option<u32> {
+        let steps = self.steps();
+        let success = |eval: &EvalResult| eval.overall.success.estimate;
+        let best =
+            self.evals.iter().reduce(|best, eval| if success(eval) > success(best) { eval } else { best })?;
+        Some(steps.iter().take(best.phase as usize).sum::<u32>() + best.step)
+    }
+
+    /// Sees to it that the weights with the highest success so far are kept, and marked, if those are the ones at hand.
+    async fn keep_the_best(&mut self, observer: &mut dyn Observer) -> Result<(), TrainerError> {
+        let here = self.position.global_step;
+        if here == 0 || self.best_step() != Some(here) {
+            return Ok(());
+        }
+        if self.latest.as_ref().is_none_or(|latest| latest.position.global_step != here) {
+            self.checkpoint(false, observer).await?;
+        }
+        match &self.latest {
+            Some(latest) => self.checkpoints.mark_best(latest),
+            None => Ok(()),
+        }
     }
 
     /// Evaluations that an earlier process of the run made before the position it goes on from.
@@ -358,7 +452,7 @@ impl Trainer {
         let same = self.recipe.phase.iter().filter(|other| other.name() == keys.name()).count();
         let name = if same > 1 { format!("{} (phase {phase})", keys.name()) } else { keys.name().to_owned() };
         match step {
-            0 if phase == 0 => Some("before training".to_owned()),
+            0 if phase == 0 => eval.before.then(|| "before training".to_owned()),
             _ if step == steps => Some(format!("after {name}")),
             _ if step > 0 && eval.every > 0 && step.is_multiple_of(eval.every) => {
                 Some(format!("{name}, step {step}"))
@@ -374,17 +468,28 @@ impl Trainer {
         let result = match recorded {
             Some((_, result)) => parse_eval(self.store.file(), key, result)?,
             None => {
-                let result = evaluate(&self.rollouts, &self.tasks.eval, key, &label, observer, stop).await?;
-                let result = result.ok_or(Leave::Stopped)?;
+                let result = evaluate(
+                    &self.rollouts,
+                    &self.tasks.eval,
+                    &self.recipe.eval,
+                    key,
+                    &label,
+                    observer,
+                    stop,
+                )
+                .await?;
+                let (result, attempts) = result.ok_or(Leave::Stopped)?;
+                self.note_troubles(&attempts, observer);
                 self.store.record_eval(key, &json!(result))?;
                 result
             }
         };
         self.metrics.append(&result.to_json(self.position.global_step))?;
+        self.tell_sinks(&result.metrics(self.position.global_step), observer);
         self.position.evaluated = true;
         observer.event(&Event::Evaluated(&result));
         self.evals.push(result);
-        Ok(())
+        Ok(self.keep_the_best(observer).await?)
     }
 }
 

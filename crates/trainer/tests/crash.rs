@@ -17,7 +17,7 @@ use std::time::Duration;
 use common::{last_checkpoint, metrics, parts, recipe, simulator};
 use dressage_policy::{CRASH_AT, uniform};
 use dressage_store::{Attempt, Purpose, StepPlan, Store};
-use dressage_trainer::{Ended, Start, StopFlag, Trainer};
+use dressage_trainer::{Compared, Ended, Replayers, Start, StopFlag, Trainer, replay};
 use serde_json::Value;
 
 /// Tells the child where to run.
@@ -25,27 +25,41 @@ const FOLDER: &str = "DRESSAGE_TEST_FOLDER";
 /// Tells the child how slow its sampler and its tools are, in microseconds.
 const LATENCY: &str = "DRESSAGE_TEST_LATENCY";
 
+/// Tells the child what to change in the recipe: keys and values, one a line.
+const OVERRIDES: &str = "DRESSAGE_TEST_OVERRIDES";
+
 /// The child: starts the run, or goes on with it, to its end. Does nothing when run as a test.
 #[test]
 fn child() {
     let Ok(folder) = std::env::var(FOLDER) else { return };
     let folder = Path::new(&folder);
     let latency = Duration::from_micros(std::env::var(LATENCY).unwrap().parse().unwrap());
+    let overrides = std::env::var(OVERRIDES).unwrap();
+    let overrides: Vec<&str> = overrides.lines().collect();
     let start = if folder.join("recipe.toml").exists() { Start::Resume } else { Start::Fresh };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         // A sixth of the requests fail: what breaks must break again.
         let policy = simulator(latency / 100, 0.15);
-        let mut trainer = Trainer::new(recipe(folder, &[]), parts(&policy, latency), start).await.unwrap();
+        let recipe = recipe(folder, &overrides);
+        let mut trainer = Trainer::new(recipe, parts(&policy, latency), start).await.unwrap();
         let ended = trainer.run(&mut (), &StopFlag::default()).await.unwrap();
         assert!(matches!(ended, Ended::Finished(_)));
     });
 }
 
 fn spawn(folder: &Path, latency: Duration, crash_at: Option<&str>) -> Child {
+    spawn_with(folder, latency, crash_at, &[])
+}
+
+fn spawn_with(folder: &Path, latency: Duration, crash_at: Option<&str>, overrides: &[&str]) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "child", "--nocapture"]).stdout(Stdio::null()).stderr(Stdio::inherit());
-    command.env(FOLDER, folder).env(LATENCY, latency.as_micros().to_string()).env_remove(CRASH_AT);
+    command
+        .env(OVERRIDES, overrides.join("\n"))
+        .env(FOLDER, folder)
+        .env(LATENCY, latency.as_micros().to_string())
+        .env_remove(CRASH_AT);
     if let Some(place) = crash_at {
         command.env(CRASH_AT, place);
     }
@@ -188,5 +202,59 @@ fn killed_at_random_times() {
         }
         assert!(kills > 2, "it was hardly interrupted: {kills}");
         Left::of(&folder).must_equal(expected, &format!("round {round}, {kills} kills"));
+    }
+}
+
+/// Where attempts run ahead, what a step takes depends on who ends first, and a run that was killed is not the same as one that was not. But its
+/// ledger is kept: every task is taken by one step, and by one alone, from attempts that are recorded; and doing it again gives its weights.
+#[test]
+fn killed_while_attempts_run_ahead() {
+    let phase = "phase.1={kind='rl', steps=8, groups=3, group_size=2, learning_rate=0.05, staleness=2, \
+                 prefer='first_done', proximal='recompute', correction={bound={kind='clamp', high=2.0}}}";
+    let overrides =
+        ["eval.tasks=0", "eval.unseen_wordings=0", "run.keep=50", "run.checkpoint_every=1", phase];
+    let named =
+        ["ledger_written:8", "in_optim_step:2", "before_rename:1", "attempt_recorded:4", "tool_call:2"];
+    for round in 0..2u64 {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("run");
+        let mut kills = 0;
+        for place in named {
+            let crash_at = Some(place).filter(|_| round == 0);
+            let mut child = spawn_with(&folder, Duration::from_millis(20), crash_at, &overrides);
+            if crash_at.is_none() {
+                std::thread::sleep(Duration::from_millis(100).mul_f64(1.0 + uniform(round, 1, kills)));
+                // It may have ended by itself.
+                let _ = child.kill();
+            }
+            kills += u64::from(child.wait().unwrap().signal() == Some(9));
+        }
+        assert!(kills >= 3, "round {round}: it was hardly interrupted: {kills}");
+        assert!(spawn_with(&folder, Duration::ZERO, None, &overrides).wait().unwrap().success());
+
+        let store = Store::open_existing(&folder.join("run.db")).unwrap();
+        let plans: Vec<StepPlan> = (0..8).map(|step| store.step(1, step).unwrap().unwrap()).collect();
+        let mut taken: Vec<u64> = plans.iter().flat_map(|plan| plan.places.iter().copied()).collect();
+        taken.sort_unstable();
+        assert_eq!(taken, (0..24).collect::<Vec<_>>(), "every task once");
+        let recorded = store.summaries(Purpose::Train).unwrap();
+        assert_eq!(recorded.len(), 48, "every attempt, broken ones included");
+        let paths =
+            plans.iter().flat_map(|plan| plan.updates.iter()).flat_map(|update| &update.micro_batches);
+        for path in paths.flatten() {
+            let attempt = store.attempt(&path.attempt).unwrap().unwrap();
+            assert_eq!(attempt.status, dressage_store::Status::Completed);
+        }
+        let steps = metrics(&folder).into_iter().filter(|line| line["phase"] == 1);
+        assert_eq!(steps.count(), 8, "every step measured once");
+
+        let fresh = || simulator(Duration::ZERO, 0.0);
+        let models = Replayers { learner: fresh(), reference: Some(fresh()), critic: Some(fresh()) };
+        let mut compared = Vec::new();
+        let recipe = recipe(&folder, &overrides);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let mut note = |one: Compared| compared.push(one);
+        runtime.block_on(replay(&recipe, &folder, &models, &mut (), &mut note)).unwrap();
+        assert!(compared.len() >= 8 && compared.iter().all(|c| c.differs.is_none()), "{compared:?}");
     }
 }

@@ -26,6 +26,15 @@ pub struct Term {
     pub proximal: Option<f32>,
     /// Log-probability under the frozen reference, where a loss has a KL term.
     pub reference: Option<f32>,
+    /// Log-ratio of the whole path between the policy being trained and the old one, where a loss works with that.
+    #[serde(default)]
+    pub path_log_ratio: Option<f32>,
+    /// Whether the token was singled out among those of its update, where a loss treats some in another way.
+    #[serde(default)]
+    pub marked: bool,
+    /// Versions between the weights that sampled the token and those being trained.
+    #[serde(default)]
+    pub age: u32,
     /// The version of the weights that sampled the token.
     pub version: u64,
 }

@@ -128,6 +128,18 @@ impl CallCounts {
         } += 1;
     }
 
+    /// Those that were added to `before`.
+    pub fn since(&self, before: &Self) -> Self {
+        CallCounts {
+            ok: self.ok - before.ok,
+            malformed: self.malformed - before.malformed,
+            unknown_tool: self.unknown_tool - before.unknown_tool,
+            bad_arguments: self.bad_arguments - before.bad_arguments,
+            failed: self.failed - before.failed,
+            timeout: self.timeout - before.timeout,
+        }
+    }
+
     /// All calls.
     pub fn total(&self) -> u32 {
         self.ok + self.errors()

@@ -106,7 +106,7 @@ fn damaged_weights() {
 /// Puts weights of another shape into the place's model.
 fn write_weights_of(place: &Place, other: &ModelConfig) {
     let weights = random_weights(&Compute::new(1), other, 1);
-    weights.write(&place.path("model/model.safetensors"), &weights.master).unwrap();
+    weights.layout.tensors.write(&place.path("model/model.safetensors"), &weights.master).unwrap();
 }
 
 #[test]

@@ -50,7 +50,7 @@ pub fn write_model(folder: &Path, config: &ModelConfig) {
     fs::create_dir_all(folder).unwrap();
     let weights = random_weights(&Compute::new(1), config, 7);
     write_json(&folder.join("config.json"), &config.to_hf_json()).unwrap();
-    weights.write(&folder.join("model.safetensors"), &weights.master).unwrap();
+    weights.layout.tensors.write(&folder.join("model.safetensors"), &weights.master).unwrap();
     let chat = tiny_chat().unwrap();
     fs::write(folder.join("tokenizer.json"), chat.tokenizer().to_json().unwrap()).unwrap();
     let special = SpecialTokens { eos: Some("<|im_end|>".into()), ..SpecialTokens::default() };
@@ -180,7 +180,7 @@ batch = 4
 learning_rate = 1e-4
 
 [[phase]]
-kind = "grpo"
+kind = "rl"
 steps = 3
 groups = 2
 group_size = 3

@@ -193,19 +193,23 @@ impl<'a> KeyValues<'a> {
     }
 }
 
-/// Where the keys and values of training lie: blocks that hold all layers of the model, and after them blocks that hold one at
-/// a time.
+/// Where the keys and values of a forward pass lie: blocks that hold all layers of the model, and after them, in training,
+/// blocks that hold one at a time.
 pub struct Places<'a> {
     /// All layers.
     pub stack: &'a mut Blocks,
     /// The layer at work.
-    pub passing: &'a mut Blocks,
+    pub passing: Option<&'a mut Blocks>,
 }
 
 impl Places<'_> {
     /// What one layer of the model writes to and reads from.
     pub fn layer(&mut self, layer: usize) -> KeyValues<'_> {
-        self.stack.layer(layer).and(self.passing.layer(0))
+        let stack = self.stack.layer(layer);
+        match &mut self.passing {
+            Some(passing) => stack.and(passing.layer(0)),
+            None => stack,
+        }
     }
 }
 

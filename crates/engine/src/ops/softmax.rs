@@ -98,6 +98,16 @@ simd! {
     }
 }
 
+simd! {
+    /// Multiplies every exponential by `factor` + `entropy` · (z − `shift`), z the scaled logits that it was made from. With `shift` = ln Σ exp z −
+    /// H, `entropy` = c / Σ exp this adds the slope of −c H, H the entropy, with respect to the scaled logits: c p (ln p + H).
+    pub fn add_entropy(exponentials: &mut [f32], scaled: &[f32], factor: f32, entropy: f32, shift: f32) {
+        for (e, z) in exponentials.iter_mut().zip(scaled) {
+            *e *= factor + entropy * (z - shift);
+        }
+    }
+}
+
 /// The token at the point `u` in [0, 1) of the cumulative distribution, given the exponentials of [`exponentiate`].
 /// Tokens of probability 0 are never drawn.
 pub fn draw(exponentials: &[f32], u: f64) -> usize {

@@ -7,6 +7,9 @@ use crate::precision::{Kernel, Precision, halves, pair, with_later, words};
 use crate::simd::Isa;
 use crate::simd::simd;
 
+/// Values of a row that are read together where they are contiguous: 12 cache lines.
+const TOGETHER: usize = 192;
+
 /// A view of a matrix with strides.
 #[derive(Clone, Copy)]
 pub struct Matrix<'a> {
@@ -48,6 +51,12 @@ impl<'a> Matrix<'a> {
             row_stride: self.col_stride,
             col_stride: self.row_stride,
         }
+    }
+
+    /// How many pieces of `width` columns are best read together: several where rows are contiguous, and each piece would take but a part
+    /// of what the memory has open.
+    pub fn columns_together(&self, width: usize) -> usize {
+        if self.col_stride == 1 && self.cols > width { (TOGETHER / width).max(1) } else { 1 }
     }
 
     /// One element.
@@ -345,6 +354,9 @@ mod bf16 {
 
     use super::{RUN, pair_columns_with};
 
+    /// Rows that are fetched ahead: their distance is beyond what the processor sees coming.
+    const AHEAD: usize = 16;
+
     /// As [`pair_rows`](super::pair_rows).
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     pub fn pair_rows(
@@ -362,13 +374,16 @@ mod bf16 {
         assert!((depth.div_ceil(2) - 1) * out_stride + width <= out.len());
         // Lane 2 i takes value i of the low 16, lane 2 i + 1 that of the high 16.
         let lanes: [u16; 32] = std::array::from_fn(|lane| (lane / 2 + lane % 2 * 16) as u16);
-        for column in (0..width).step_by(16) {
-            let mask = ((1u32 << (width - column).min(16)) - 1) as __mmask16;
-            // SAFETY: all rows lie within the lengths asserted above; masked-off lanes are not accessed.
-            unsafe {
-                let lanes = _mm512_loadu_si512(lanes.as_ptr().cast());
-                for w in 0..depth.div_ceil(2) {
+        // SAFETY: all rows lie within the lengths asserted above; masked-off lanes are not accessed, and a prefetch accesses nothing.
+        unsafe {
+            let lanes = _mm512_loadu_si512(lanes.as_ptr().cast());
+            for w in 0..depth.div_ceil(2) {
+                for column in (0..width).step_by(16) {
+                    let mask = ((1u32 << (width - column).min(16)) - 1) as __mmask16;
                     let earlier = data.as_ptr().add(2 * w * stride + column);
+                    let ahead = earlier.wrapping_add(AHEAD * stride);
+                    _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                    _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(stride).cast());
                     let later = if 2 * w + 1 < depth { mask } else { 0 };
                     let both = _mm512_cvtne2ps_pbh(
                         _mm512_maskz_loadu_ps(later, earlier.wrapping_add(stride)),

@@ -47,7 +47,7 @@ pub fn family_configs() -> Vec<ModelConfig> {
 /// Random weights: projections uniform with standard deviation 0.7 / √inputs, norms around 1, biases around 0.
 pub fn random_weights(compute: &Compute, config: &ModelConfig, seed: u64) -> Weights {
     let mut weights = Weights::zeroed(config, compute.precision);
-    for (stream, place) in weights.layout.places.iter().enumerate() {
+    for (stream, place) in weights.layout.tensors.places.iter().enumerate() {
         let shape = &place.parameter.shape;
         let (centre, spread) = match shape.len() {
             1 if place.parameter.name.ends_with("bias") => (0.0, 0.3),

@@ -275,7 +275,7 @@ pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
     Ok(outcome)
 }
 
-const CROSS_ENTROPY: Loss = Loss { policy: PolicyLoss::CrossEntropy, kl: None };
+const CROSS_ENTROPY: Loss = Loss::of(PolicyLoss::CrossEntropy);
 
 const OPTIM: dressage_policy::OptimParams = dressage_policy::OptimParams {
     learning_rate: 0.01,

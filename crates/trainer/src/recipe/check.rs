@@ -4,9 +4,11 @@ use std::fmt::Display;
 use std::path::Path;
 
 use dressage_agent::tasks::Arithmetic;
+use dressage_rl::{Estimator, RlError};
 
 use super::RecipeError;
-use super::keys::{GrpoKeys, OptimiserKeys, Phase, QUESTION, Recipe, SftKeys, TaskSource};
+use super::keys::{OptimiserKeys, Phase, QUESTION, Recipe, SftKeys, TaskSource};
+use super::rl::{Charge, GroupBy, Overlong, Proximal, RlKeys, UniformGroups};
 
 /// Collects the first value out of range.
 struct Checker<'a> {
@@ -40,9 +42,9 @@ impl Checker<'_> {
         self.check(value >= 1, key, value, "at least 1")
     }
 
-    fn optimiser(&self, phase: usize, keys: &OptimiserKeys) -> Result<(), RecipeError> {
+    fn optimiser(&self, table: &str, keys: &OptimiserKeys) -> Result<(), RecipeError> {
         let OptimiserKeys { final_share, beta1, beta2, epsilon, weight_decay, max_grad_norm, .. } = *keys;
-        let key = |name| format!("phase.{phase}.optimiser.{name}");
+        let key = |name| format!("{table}.{name}");
         self.check((0.0..=1.0).contains(&final_share), key("final_share"), final_share, "in 0..=1")?;
         self.check((0.0..1.0).contains(&beta1), key("beta1"), beta1, "at least 0 and less than 1")?;
         self.check((0.0..1.0).contains(&beta2), key("beta2"), beta2, "at least 0 and less than 1")?;
@@ -58,12 +60,13 @@ impl Checker<'_> {
         self.at_least_one(format!("phase.{phase}.epochs"), keys.epochs as usize)
     }
 
-    fn grpo(&self, phase: usize, keys: &GrpoKeys) -> Result<(), RecipeError> {
-        let key = |name| format!("phase.{phase}.{name}");
+    fn rl(&self, phase: usize, keys: &RlKeys) -> Result<(), RecipeError> {
+        let key = |name: &str| format!("phase.{phase}.{name}");
         self.at_least_one(key("steps"), keys.steps as usize)?;
         self.at_least_one(key("groups"), keys.groups)?;
+        let alone = !keys.compares() || (keys.group_by == GroupBy::Step && keys.groups >= 2);
         self.check(
-            keys.group_size >= 2,
+            keys.group_size >= if alone { 1 } else { 2 },
             key("group_size"),
             keys.group_size,
             "at least 2: an attempt is measured against the others at the same task",
@@ -75,10 +78,44 @@ impl Checker<'_> {
             t,
             "in 0.01..=100: greedy attempts are all the same, and cannot be trained on",
         )?;
-        self.check((0.0..=1.0).contains(&keys.clip_low), key("clip_low"), keys.clip_low, "in 0..=1")?;
-        self.check(keys.clip_high >= 0.0, key("clip_high"), keys.clip_high, "at least 0")?;
-        if let Some(dual) = keys.clip_dual {
-            self.check(dual > 1.0, key("clip_dual"), dual, "more than 1")?;
+        let estimator = keys.estimator();
+        let checks = [
+            keys.loss().check_parameters(),
+            keys.value_loss().check_parameters(),
+            keys.normaliser().check(),
+            estimator.check(),
+            keys.correction.map_or(Ok(()), |correction| correction.check()),
+        ];
+        for wrong in checks.into_iter().chain(keys.rejection.iter().map(|rejection| rejection.check())) {
+            if let Err(RlError::Parameter { name, value, range }) = wrong {
+                self.check(false, key(&key_of(name)), value, range)?;
+            }
+        }
+        let unknown = match estimator {
+            Estimator::ReMax => Some("re_max"),
+            Estimator::OptimalToken { .. } => Some("optimal_token"),
+            _ => None,
+        };
+        self.check(
+            unknown.is_none(),
+            key("advantage"),
+            unknown.unwrap_or_default(),
+            "another: this one needs greedy attempts, or squared probabilities, which runs do not record",
+        )?;
+        let parts = if let Estimator::Gdpo { weights, .. } = &estimator { weights.len() } else { 3 };
+        self.check(
+            parts == 3,
+            key("advantage.weights"),
+            format!("a list of {parts}"),
+            "a list of three numbers: for the score of the answer, for the rest of the outcome, and for what turns earned",
+        )?;
+        let given =
+            [("clip_low", keys.clip_low), ("clip_high", keys.clip_high), ("clip_dual", keys.clip_dual)];
+        for (name, value) in given {
+            let used = keys.loss.is_none() && keys.algorithm.uses(name);
+            let range =
+                "left out: the loss does not use it; what a loss is given by itself belongs into `loss`";
+            self.check(used || value.is_none(), key(name), value.unwrap_or_default(), range)?;
         }
         if let Some(kl) = keys.kl {
             let value = kl.coefficient;
@@ -88,14 +125,76 @@ impl Checker<'_> {
                 value,
                 "finite and more than 0",
             )?;
+            self.check(
+                kl.adaptive.is_none() || kl.charge == Charge::Reward,
+                key("kl.adaptive"),
+                "set",
+                "left out unless kl.charge = \"reward\"",
+            )?;
+            if let Some(adaptive) = kl.adaptive {
+                self.positive(key("kl.adaptive.target"), adaptive.target as f32)?;
+                self.positive(key("kl.adaptive.horizon"), adaptive.horizon as f32)?;
+            }
         }
+        let corrects = keys.correction.is_some() || !keys.rejection.is_empty();
+        self.check(
+            !corrects || keys.proximal != Proximal::Behaviour,
+            key("proximal"),
+            "\"behaviour\"",
+            "\"recompute\" or \"interpolate\" where there is a correction or a rejection: they compare the two",
+        )?;
         self.check(
             (1..=keys.groups).contains(&keys.mini_batches),
             key("mini_batches"),
             keys.mini_batches,
             format!("at least 1, and at most the number of groups, {}", keys.groups),
         )?;
-        self.at_least_one(key("epochs"), keys.epochs as usize)
+        self.at_least_one(key("epochs"), keys.epochs as usize)?;
+        if keys.needs_critic() {
+            self.positive(key("critic.learning_rate"), keys.critic.learning_rate)?;
+            let clip = keys.critic.clip;
+            self.check(clip >= 0.0 && clip.is_finite(), key("critic.clip"), clip, "finite and at least 0")?;
+            self.optimiser(&key("critic.optimiser"), &keys.critic.optimiser)?;
+        }
+        if let Overlong::Penalise { buffer, factor } = keys.overlong {
+            self.at_least_one(key("overlong.buffer"), buffer as usize)?;
+            let finite = factor >= 0.0 && factor.is_finite();
+            self.check(finite, key("overlong.factor"), factor, "finite and at least 0")?;
+        }
+        let (from, to) = (keys.only.reward_from, keys.only.reward_to);
+        self.check(
+            from.is_none_or(|from| to.is_none_or(|to| from <= to)),
+            key("only.reward_from"),
+            from.unwrap_or_default(),
+            "at most `reward_to`: else nothing is trained",
+        )?;
+        let leaves_out = matches!(keys.uniform_groups, Some(UniformGroups::Drop | UniformGroups::Refill));
+        self.check(
+            !leaves_out || keys.uniform_is_idle(),
+            key("uniform_groups"),
+            "set",
+            "left out: with this advantage attempts of equal reward learn as well",
+        )
+    }
+}
+
+/// The key of a recipe that sets a parameter of `rl`.
+fn key_of(name: &str) -> String {
+    let first = name.split(' ').next().unwrap_or(name);
+    let within = |table: &str, key: &str| format!("{table}.{key}");
+    let bound = if first == "lower" { "low" } else { "high" };
+    match name {
+        "clip low" | "clip high" => name.replace(' ', "_"),
+        "dual clip" => "clip_dual".into(),
+        "value clip" => within("critic", "clip"),
+        "entropy coefficient" => "entropy".into(),
+        "KL coefficient" => within("kl", "coefficient"),
+        "weight of a component" => within("advantage", "weights"),
+        _ if name.ends_with("of the advantage") => within("advantage", first),
+        _ if name.ends_with("of the normaliser") => within("normaliser", first),
+        _ if name.ends_with("of the correction") => within("correction.bound", bound),
+        _ if name.ends_with("of the rejection") => within("rejection", bound),
+        _ => within("loss", &name.replace(' ', "_")),
     }
 }
 
@@ -103,7 +202,7 @@ impl Recipe {
     /// Checks every value.
     pub(super) fn check(&self, file: &Path) -> Result<(), RecipeError> {
         let checker = Checker { file };
-        let Recipe { run, model, engine, tasks, agent, reward, eval: _, phase } = self;
+        let Recipe { run, model, engine, tasks, metrics: _, agent, reward, eval, phase } = self;
         checker.check(!run.name.trim().is_empty(), "run.name", "empty", "a name")?;
         checker.check(
             run.seed <= i64::MAX as u64,
@@ -169,7 +268,20 @@ impl Recipe {
             agent.reply_seconds,
             "in 0..=1e9, not 0",
         )?;
-
+        checker.check(
+            seconds(agent.attempt_seconds),
+            "agent.attempt_seconds",
+            agent.attempt_seconds,
+            "in 0..=1e9, not 0",
+        )?;
+        checker.at_least_one("eval.samples", eval.samples as usize)?;
+        let warm = (0.01..=100.0).contains(&eval.temperature);
+        checker.check(
+            warm || (eval.temperature == 0.0 && eval.samples == 1),
+            "eval.temperature",
+            eval.temperature,
+            "0, for the most likely token, or in 0.01..=100; not 0 where eval.samples is more than 1: greedy attempts are all the same",
+        )?;
         let shaping = [
             ("malformed_call", reward.malformed_call),
             ("failed_call", reward.failed_call),
@@ -190,10 +302,10 @@ impl Recipe {
 
         for (i, phase) in phase.iter().enumerate() {
             checker.positive(format!("phase.{i}.learning_rate"), phase.learning_rate())?;
-            checker.optimiser(i, phase.optimiser())?;
+            checker.optimiser(&format!("phase.{i}.optimiser"), phase.optimiser())?;
             match phase {
                 Phase::Sft(keys) => checker.sft(i, keys)?,
-                Phase::Grpo(keys) => checker.grpo(i, keys)?,
+                Phase::Rl(keys) => checker.rl(i, keys)?,
             }
         }
         Ok(())

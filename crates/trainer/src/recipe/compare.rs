@@ -5,7 +5,7 @@ use std::fmt;
 use toml::{Table, Value};
 
 /// Keys that change how a run goes but not what comes out.
-const FREE: [&str; 8] = [
+const FREE: [&str; 12] = [
     "run.name",
     "run.folder",
     "run.checkpoint_every",
@@ -13,7 +13,11 @@ const FREE: [&str; 8] = [
     "engine.threads",
     "engine.concurrency",
     "engine.memory_mb",
+    "metrics.tensorboard",
+    "metrics.mlflow",
+    "metrics.wandb",
     "agent.reply_seconds",
+    "agent.attempt_seconds",
 ];
 
 /// A key in which two recipes differ.

@@ -1,13 +1,17 @@
 //! Every key of a recipe, declared once: its type, its default, what it means.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use dressage_agent::tasks::{ArithmeticOptions, JsonlOptions};
+use dressage_agent::{Limits, Truncation};
 use dressage_policy::{LoraOptions, Precision};
 use dressage_reward::Scorer;
-use dressage_rl::{KlPenalty, Normaliser};
+use dressage_rl::Normaliser;
 use dressage_text::{ToolPrompt, ToolProtocol};
 use serde::{Deserialize, Serialize};
+
+use super::rl::RlKeys;
 
 /// A whole recipe.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -22,6 +26,9 @@ pub struct Recipe {
     pub engine: EngineKeys,
     /// Where tasks come from; several sources are trained on together.
     pub tasks: Vec<TaskSource>,
+    /// Where metrics go.
+    #[serde(default)]
+    pub metrics: MetricsKeys,
     /// The agent loop.
     #[serde(default)]
     pub agent: AgentKeys,
@@ -42,7 +49,8 @@ pub struct Recipe {
 pub struct RunKeys {
     /// What it is called.
     pub name: String,
-    /// Decides every random choice. Two runs with the same recipe and seed end with the same weights.
+    /// Decides every random choice. Two runs with the same recipe and seed end with the same weights, unless who ends first decides what is
+    /// trained on (`staleness`, `spare`).
     #[serde(default = "one")]
     pub seed: u64,
     /// Where everything is written; `runs/<name>` under the working directory where not given.
@@ -156,6 +164,18 @@ impl ArithmeticKeys {
     }
 }
 
+/// `[metrics]`: where metrics go besides `metrics.jsonl`
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MetricsKeys {
+    /// Whether event files for TensorBoard are written, into the folder `tensorboard` of the run.
+    pub tensorboard: bool,
+    /// Address of an MLflow server, such as `http://127.0.0.1:5000`; none where empty. The experiment has the run's name.
+    pub mlflow: String,
+    /// A project of Weights & Biases; none where empty. What is measured goes into the folder `wandb` of the run, which `wandb sync` uploads.
+    pub wandb: String,
+}
+
 /// `[agent]`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -182,6 +202,14 @@ pub struct AgentKeys {
     pub tool_delay: f64,
     /// Longest wait for a reply, in seconds.
     pub reply_seconds: f64,
+    /// Longest time for the replies and tool calls of an attempt, in seconds. One that takes longer ends there, and is unfinished.
+    pub attempt_seconds: f64,
+    /// Most tokens of instructions and task; 0 for as many as leave room for `max_tokens` in the context.
+    pub prompt_tokens: usize,
+    /// What becomes of longer ones.
+    pub truncation: Truncation,
+    /// How often an attempt that broke, or in which not one token was drawn, is made again.
+    pub retries: u32,
 }
 
 impl Default for AgentKeys {
@@ -198,6 +226,29 @@ impl Default for AgentKeys {
             tool_seconds: 10.0,
             tool_delay: 0.0,
             reply_seconds: 600.0,
+            attempt_seconds: 3600.0,
+            prompt_tokens: 0,
+            truncation: Truncation::Refuse,
+            retries: 0,
+        }
+    }
+}
+
+impl AgentKeys {
+    /// Where an attempt ends, with a context of so many tokens.
+    pub fn limits(&self, context: usize) -> Limits {
+        let prompt = match (self.prompt_tokens, self.truncation) {
+            (0, Truncation::Refuse) => usize::MAX,
+            (0, _) => context.saturating_sub(self.max_tokens).max(1),
+            (most, _) => most,
+        };
+        Limits {
+            turns: self.max_turns,
+            tokens: self.max_tokens,
+            reply: Duration::from_secs_f64(self.reply_seconds),
+            attempt: Duration::from_secs_f64(self.attempt_seconds),
+            prompt,
+            truncation: self.truncation,
         }
     }
 }
@@ -231,11 +282,17 @@ pub struct EvalKeys {
     pub unseen_wordings: usize,
     /// Also after every so many steps of a phase; 0 for only at its end.
     pub every: u32,
+    /// Whether also before training.
+    pub before: bool,
+    /// Attempts at each task.
+    pub samples: u32,
+    /// How warm they are sampled; 0 takes the most likely token, for one attempt at each task.
+    pub temperature: f32,
 }
 
 impl Default for EvalKeys {
     fn default() -> Self {
-        EvalKeys { tasks: 200, unseen_wordings: 0, every: 0 }
+        EvalKeys { tasks: 200, unseen_wordings: 0, every: 0, before: true, samples: 1, temperature: 0.0 }
     }
 }
 
@@ -245,8 +302,8 @@ impl Default for EvalKeys {
 pub enum Phase {
     /// Imitate demonstrations.
     Sft(SftKeys),
-    /// Reinforce what beats the rest of its group.
-    Grpo(GrpoKeys),
+    /// Reinforce what is rewarded.
+    Rl(Box<RlKeys>),
 }
 
 impl Phase {
@@ -254,7 +311,7 @@ impl Phase {
     pub fn name(&self) -> &'static str {
         match self {
             Phase::Sft(_) => "sft",
-            Phase::Grpo(_) => "grpo",
+            Phase::Rl(keys) => keys.algorithm.name(),
         }
     }
 
@@ -262,7 +319,7 @@ impl Phase {
     pub fn optimiser(&self) -> &OptimiserKeys {
         match self {
             Phase::Sft(keys) => &keys.optimiser,
-            Phase::Grpo(keys) => &keys.optimiser,
+            Phase::Rl(keys) => &keys.optimiser,
         }
     }
 
@@ -270,7 +327,7 @@ impl Phase {
     pub fn learning_rate(&self) -> f32 {
         match self {
             Phase::Sft(keys) => keys.learning_rate,
-            Phase::Grpo(keys) => keys.learning_rate,
+            Phase::Rl(keys) => keys.learning_rate,
         }
     }
 }
@@ -297,70 +354,6 @@ pub struct SftKeys {
 }
 
 fn one_epoch() -> u32 {
-    1
-}
-
-/// `[[phase]] kind = "grpo"`
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct GrpoKeys {
-    /// How many steps.
-    pub steps: u32,
-    /// Tasks in a step.
-    pub groups: usize,
-    /// Attempts at each task.
-    pub group_size: usize,
-    /// How warm attempts are sampled, more than 0.
-    #[serde(default = "unit")]
-    pub temperature: f32,
-    /// Peak learning rate.
-    pub learning_rate: f32,
-    /// Whether advantages are divided by the standard deviation of the group's rewards (GRPO) or not (Dr.GRPO).
-    #[serde(default = "yes")]
-    pub scale_by_std: bool,
-    /// Whether groups whose rewards are all equal are left out of the averages (DAPO). They have no gradient either way.
-    #[serde(default)]
-    pub drop_uniform_groups: bool,
-    /// How the loss of a step is averaged.
-    #[serde(default)]
-    pub normaliser: Normaliser,
-    /// The ratio is clipped below at 1 − this.
-    #[serde(default = "clip")]
-    pub clip_low: f32,
-    /// The ratio is clipped above at 1 + this.
-    #[serde(default = "clip")]
-    pub clip_high: f32,
-    /// For a negative advantage A the loss is at most −this × A; more than 1 where given.
-    #[serde(default)]
-    pub clip_dual: Option<f32>,
-    /// A penalty for leaving the weights that the phase began with.
-    #[serde(default)]
-    pub kl: Option<KlPenalty>,
-    /// Optimiser steps over the attempts of a step, each on its share of the groups. With more than one, all but the
-    /// first are off policy.
-    #[serde(default = "one_batch")]
-    pub mini_batches: usize,
-    /// How often the attempts of a step are gone through.
-    #[serde(default = "one_epoch")]
-    pub epochs: u32,
-    /// The optimiser.
-    #[serde(default)]
-    pub optimiser: OptimiserKeys,
-}
-
-fn unit() -> f32 {
-    1.0
-}
-
-fn yes() -> bool {
-    true
-}
-
-fn clip() -> f32 {
-    0.2
-}
-
-fn one_batch() -> usize {
     1
 }
 

@@ -8,6 +8,7 @@ mod check;
 mod compare;
 mod keys;
 mod read;
+mod rl;
 mod set;
 mod write;
 
@@ -17,10 +18,14 @@ use toml::{Table, Value};
 
 pub use compare::Difference;
 pub use keys::{
-    AgentKeys, ArithmeticKeys, EngineKeys, EvalKeys, GrpoKeys, ModelKeys, OptimiserKeys, Phase, QUESTION,
+    AgentKeys, ArithmeticKeys, EngineKeys, EvalKeys, MetricsKeys, ModelKeys, OptimiserKeys, Phase, QUESTION,
     Recipe, RewardKeys, RunKeys, Schedule, SftKeys, TaskSource,
 };
 pub use read::ReadError;
+pub use rl::{
+    Algorithm, Charge, CriticKeys, Empty, GroupBy, KlKeys, OnlyKeys, Overlong, Prefer, Proximal, RlKeys,
+    UniformGroups,
+};
 pub use set::{Override, SetError};
 pub use write::WriteError;
 
@@ -127,6 +132,17 @@ fn resolve(table: &mut Table, folder: &Path) {
         vec![vec!["run".to_owned(), "folder".to_owned()], vec!["model".to_owned(), "source".to_owned()]];
     if let Some(Value::Array(sources)) = table.get("tasks") {
         keys.extend((0..sources.len()).map(|i| vec!["tasks".to_owned(), i.to_string(), "path".to_owned()]));
+    }
+    // A program that scores runs in the recipe's folder, or in one that is told from there.
+    let scorer = ["reward", "scorer"].map(str::to_owned);
+    if let Some(Value::Table(found)) = find(table, &scorer)
+        && found.get("kind").and_then(Value::as_str) == Some("command")
+    {
+        let given = found.get("folder").and_then(Value::as_str).unwrap_or_default();
+        let value = Value::String(folder.join(given).display().to_string());
+        let path = scorer.into_iter().chain(["folder".to_owned()]).collect();
+        // The table is there: it was just found.
+        let _ = Override { path, value }.apply(table);
     }
     for path in keys {
         if let Some(value) = find(table, &path).and_then(|value| base_of(&path, value, folder)) {

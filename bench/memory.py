@@ -1,0 +1,81 @@
+"""Peak memory of Dressage against the plan it prints before the start, for several sizes; and a path of 16,384 tokens.
+
+Each size is a process of its own: a model is loaded with room for micro-batches of `batch` tokens, trained for two steps on a path of `path`
+tokens, and sampled from until its cache is full. Models are made here with random weights, but for the one given with `--model`. The largest
+resident size must lie within a tenth of the plan.
+
+Not measured here: anybody else's memory.
+"""
+
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen2Config
+from turns import Peer, machine, parser
+
+#: name, configuration, micro-batch, path, cache in MiB
+SIZES = [
+    ("21 M", LlamaConfig(hidden_size=256, intermediate_size=768, num_hidden_layers=12, num_attention_heads=4, num_key_value_heads=2,
+                         vocab_size=49152, max_position_embeddings=4096, tie_word_embeddings=True), 4096, 4096, 64),
+    ("SmolLM2-135M", None, 1024, 1024, 64),
+    ("SmolLM2-135M", None, 4096, 2048, 256),
+    ("Qwen2.5-0.5B", Qwen2Config(hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2,
+                                 vocab_size=151936, max_position_embeddings=4096, tie_word_embeddings=True), 1024, 1024, 64),
+]  # fmt: skip
+
+
+def main() -> None:
+    p = parser(__doc__)
+    p.add_argument("--long", action="store_true", help="the path of 16,384 tokens alone")
+    arguments = p.parse_args()
+    print(machine())
+    worst = 0.0
+    with tempfile.TemporaryDirectory(prefix="dressage-memory-") as scratch:
+        sizes = SIZES
+        if arguments.long:
+            config = AutoConfig.from_pretrained(arguments.model)
+            config.max_position_embeddings = 16384
+            sizes = [("SmolLM2-135M, context 16,384", config, 2048, 16384, 64)]
+        for number, (name, config, batch, path, cache) in enumerate(sizes):
+            folder = arguments.model
+            if config is not None:
+                folder = Path(scratch) / str(number)
+                AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+            worst = max(worst, measure(arguments, name, folder, batch, path, cache))
+    if worst > 0.1:
+        sys.exit(f"a plan is off by {worst:.0%}")
+
+
+def measure(arguments, name: str, folder: Path, batch: int, path: int, cache: int) -> float:
+    """Trains and samples; returns how far the peak is from the plan, as a share of it."""
+    from json import loads
+
+    peer = Peer("", Peer._spawn([arguments.dressage]))
+    options = {"threads": arguments.threads, "precision": arguments.precision, "isa": arguments.isa}
+    loaded = peer.ask(do="load", model=str(folder), context=path, batch_tokens=batch, kv_memory_mb=cache, **options)
+    rng = random.Random(0)
+    vocabulary = loads((Path(folder) / "config.json").read_text())["vocab_size"]
+    tokens = [rng.randrange(vocabulary) for _ in range(path)]
+    losses = [peer.ask(do="train", tokens=tokens) for _ in range(2)]
+    # Prompts of their own until the cache has been full.
+    length = min(path, 1024) - 8
+    for _ in range(8):
+        prompts = [[rng.randrange(vocabulary) for _ in range(length)] for _ in range(8)]
+        peer.ask(do="generate", prompts=prompts, new_tokens=2)
+    peak, planned = peer.peak_memory(), loaded["planned"] / (1 << 30)
+    off = abs(peak - planned) / planned
+    print(
+        f"{name}, {arguments.precision}: path {path}, micro-batch {batch}, cache {cache} MiB: peak {peak:.2f} GiB, planned {planned:.2f} "
+        f"({peak / planned - 1:+.1%}); step {losses[-1]['seconds']:.1f} s, loss {losses[0]['loss']:.3f} then {losses[1]['loss']:.3f}\n"
+        f"  {loaded['plan']}",
+        flush=True,
+    )
+    peer.stop()
+    return off
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""A step of GRPO: the gradient that Dressage takes against the one of TRL, on the same attempts of several turns.
+
+Reads a step from the record of a run: the attempts, tool results included, and the plan with the advantages and weights that the trainer
+gave them. TRL gets the very tokens, which of them were sampled, and the rewards, through its `rollout_func`; advantages, masks and averages are
+its own. Checks that the gradients agree to 1e-4 for every tensor, as ||a − b|| / ||b||.
+
+`--model` holds the weights that drew the step: for the first step of a run that begins with reinforcement, the model that the recipe names. The
+recipe's averages are TRL's `--loss-type`: token_mean is "dapo", rollout_mean is "grpo". Advantages must not be divided by the deviation:
+to that TRL adds 1e-4, and Dressage 1e-6.
+
+Not checked here: sampling, the optimiser, learning curves (bench/learning.py).
+"""
+
+import json
+import os
+import sqlite3
+import struct
+import sys
+from pathlib import Path
+
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+
+from common import begin, parser, relative, scratch, tensors
+
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+
+def words(kind: str, blob: bytes) -> list:
+    return list(struct.unpack(f"<{len(blob) // 4}{kind}", blob))
+
+
+def per_token(runs: list, count: int) -> list[float]:
+    """A number for each of `count` tokens from runs of (number, tokens), where 0 tokens go on to the end."""
+    out: list[float] = []
+    for value, length in runs:
+        out += [value] * (length or count - len(out))
+    return out
+
+
+class Step:
+    """A step of the last phase, from a run's record."""
+
+    def __init__(self, run: Path, number: int) -> None:
+        db = sqlite3.connect(f"file:{run / 'run.db'}?mode=ro", uri=True)
+        (phase,) = db.execute("SELECT max(phase) FROM steps").fetchone()
+        found = db.execute("SELECT plan FROM steps WHERE phase = ? AND step = ?", (phase, number)).fetchone()
+        if found is None:
+            sys.exit(f"{run} has no step {number} in phase {phase}")
+        self.plan = json.loads(found[0])
+        if len(self.plan["updates"]) != 1:
+            sys.exit(f"step {number} has {len(self.plan['updates'])} updates; only the first would be on policy")
+        rows = db.execute(
+            "SELECT id, grp, sample, reward FROM attempts WHERE purpose = 'train' AND phase = ? AND step = ? ORDER BY grp, sample",
+            (phase, number),
+        )
+        self.attempts = {}
+        for attempt, group, sample, reward in rows:
+            segments = db.execute("SELECT kind, temperature, tokens, logprobs FROM segments WHERE attempt = ? ORDER BY id", (attempt,))
+            tokens: list[int] = []
+            sampled: list[tuple[int, float, float]] = []  # place, log-probability, temperature
+            for kind, temperature, blob, logprobs in segments:
+                ids = words("I", blob)
+                if kind == "sampled":
+                    sampled += [(len(tokens) + i, logp, temperature) for i, logp in enumerate(words("f", logprobs))]
+                tokens += ids
+            self.attempts[group, sample] = (tokens, sampled, reward)
+
+    def batch(self) -> list[dict]:
+        """The step as the learner sees it."""
+        paths = []
+        for path in (path for part in self.plan["updates"][0]["micro_batches"] for path in part):
+            tokens, sampled, _ = self.attempts[path["attempt"]["group"], path["attempt"]["sample"]]
+            weights, advantages = (per_token(path[name], len(sampled)) for name in ("weight", "advantage"))
+            targets = [
+                {
+                    "index": place,
+                    "temperature": temperature,
+                    "term": {"path": 0, "weight": w, "advantage": a, "behaviour": logp, "proximal": None, "reference": None, "version": 0},
+                }
+                for (place, logp, temperature), w, a in zip(sampled, weights, advantages)
+            ]
+            paths.append({"tokens": tokens[: sampled[-1][0] + 1], "targets": targets})
+        return paths
+
+
+class Keep(TrainerCallback):
+    """Keeps the gradient that the optimiser is about to use."""
+
+    def __init__(self) -> None:
+        self.gradient: dict[str, torch.Tensor] = {}
+
+    def on_pre_optimizer_step(self, *_args, model=None, **_kwargs) -> None:
+        self.gradient = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def of_trl(step: Step, folder: Path, loss_type: str, clip: tuple[float, float], scratch_folder: Path) -> dict:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    model.get_input_embeddings().padding_idx = None
+    groups = sorted({group for group, _ in step.attempts})
+    size = len(step.attempts) // len(groups)
+    rewards: list[float] = []
+    temperatures = {t for _, sampled, _ in step.attempts.values() for _, _, t in sampled}
+    (temperature,) = temperatures
+
+    def rollout(prompts: list, _trainer) -> dict:
+        seen = dict.fromkeys(groups, 0)
+        out: dict[str, list] = {"prompt_ids": [], "completion_ids": [], "logprobs": [], "env_mask": []}
+        rewards.clear()
+        for prompt in prompts:
+            group = int(prompt)
+            tokens, sampled, reward = step.attempts[group, seen[group]]
+            seen[group] += 1
+            start, end = sampled[0][0], sampled[-1][0] + 1
+            of_model = {place for place, _, _ in sampled}
+            out["prompt_ids"].append(tokens[:start])
+            out["completion_ids"].append(tokens[start:end])
+            out["logprobs"].append([0.0] * (end - start))
+            out["env_mask"].append([int(place in of_model) for place in range(start, end)])
+            rewards.append(reward)
+        return out
+
+    keep = Keep()
+    config = GRPOConfig(
+        output_dir=str(scratch_folder / "trl"),
+        per_device_train_batch_size=len(step.attempts),
+        num_generations=size,
+        max_completion_length=4096,
+        max_steps=1,
+        learning_rate=0.0,
+        temperature=temperature,
+        beta=0.0,
+        epsilon=clip[0],
+        epsilon_high=clip[1],
+        loss_type=loss_type,
+        scale_rewards="none",
+        max_grad_norm=0.0,
+        bf16=False,
+        use_cpu=True,
+        gradient_checkpointing=False,
+        report_to=[],
+        logging_strategy="no",
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    trainer = GRPOTrainer(
+        model=model,
+        processing_class=tokenizer,
+        reward_funcs=lambda completions, **_: list(rewards),
+        args=config,
+        train_dataset=Dataset.from_dict({"prompt": [str(group) for group in groups]}),
+        rollout_func=rollout,
+        callbacks=[keep],
+    )
+    trainer.train()
+    return keep.gradient
+
+
+def main() -> None:
+    p = parser(__doc__)
+    p.add_argument("--run", type=Path, required=True, help="the folder of a run that ends with a phase of reinforcement")
+    p.add_argument("--step", type=int, default=0, help="of its last phase")
+    p.add_argument("--loss-type", default="dapo", help="TRL's name of how the recipe averages")
+    p.add_argument("--clip", type=float, nargs=2, default=(0.2, 0.2), help="below and above 1, as in the recipe")
+    arguments = p.parse_args()
+    if arguments.model is None:
+        sys.exit("--model is needed: the weights that drew the step")
+    dressage, report = begin(arguments)
+    step = Step(arguments.run, arguments.step)
+    batch = step.batch()
+    low, high = arguments.clip
+    loss = {"policy": {"clip": {"low": low, "high": high, "dual": None}}, "kl": None}
+    with scratch() as folder:
+        out = Path(folder) / "out"
+        result = dressage.run("gradients", arguments.model, out, batch=batch, loss=loss)
+        ours = tensors(out)
+        theirs = of_trl(step, arguments.model, arguments.loss_type, (low, high), Path(folder))
+        report.expect("tensors", ours.keys() == theirs.keys(), f"{len(ours)} of Dressage, {len(theirs)} of TRL")
+        errors = {name: relative(ours[name], theirs[name]) for name in ours.keys() & theirs.keys()}
+        worst = max(errors, key=errors.__getitem__)
+        turns = sum(len(sampled) for _, sampled, _ in step.attempts.values())
+        report.check(
+            f"{len(step.attempts)} attempts, {len(batch)} trained, {turns} sampled tokens",
+            errors[worst],
+            1e-4,
+            f"worst {worst}, {result.get('mismatched', 0)} log-probabilities differ from the record",
+        )
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+//! `dressage replay`: a run again, from its record.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use dressage_trainer::{Compared, Replayers, replay};
+
+use crate::model::{self, Policies};
+use crate::recipe;
+use crate::screen::{self, Style};
+use crate::watch::Watch;
+
+/// Do a run again from its record, and compare the weights with its checkpoints
+///
+/// Nothing is sampled: every step is trained on the very tokens that the run trained on. The weights come out the same, bit for
+/// bit, on any number of threads; what differs shows that something else did.
+#[derive(clap::Args)]
+#[command(after_help = "Example:
+  dressage replay runs/calculator
+
+Exit code: 0 where every checkpoint is the same, 1 where one differs.")]
+pub struct Args {
+    /// The folder of a run
+    run: PathBuf,
+}
+
+pub fn main(args: Args) -> anyhow::Result<ExitCode> {
+    crate::runtime()?.block_on(again(args))
+}
+
+async fn again(args: Args) -> anyhow::Result<ExitCode> {
+    let recipe = recipe::load(&args.run, &[])?;
+    let found = model::open(&recipe.model.source)?;
+    let Policies { policy, reference, critic } = model::start_training(&found, &recipe).await?;
+    let models = Replayers {
+        learner: Arc::new(policy),
+        reference: reference.map(|engine| Arc::new(engine) as _),
+        critic: critic.map(|engine| Arc::new(engine) as _),
+    };
+    let (mut same, mut differ) = (0u32, 0u32);
+    let mut watch = Watch::new();
+    let style = Style::stdout();
+    let mut compared = |Compared { checkpoint, step, differs }: Compared| match differs {
+        None => {
+            same += 1;
+            screen::say(&format!("step {step:>5}  {} {}", style.green("same"), screen::path(&checkpoint)));
+        }
+        Some(file) => {
+            differ += 1;
+            screen::say(&format!("step {step:>5}  {} {file}", style.red("differs")));
+        }
+    };
+    let steps = replay(&recipe, &args.run, &models, &mut watch, &mut compared).await?;
+    watch.clear();
+    let steps = screen::plural(steps, "step");
+    screen::say(&format!(
+        "{steps} done again; {same} of {} checkpoints the same, bit for bit",
+        same + differ
+    ));
+    Ok(if differ == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

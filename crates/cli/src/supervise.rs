@@ -1,0 +1,170 @@
+//! A run in a process of its own, started again when it dies.
+
+use std::ffi::OsString;
+use std::process::{ExitCode, ExitStatus};
+use std::time::{Duration, Instant};
+
+use tokio::process::Command;
+
+use crate::failure::INTERRUPTED;
+use crate::screen::{self, Style};
+
+/// A process that lived for so long has done something: the count of restarts begins anew.
+const FRESH: Duration = Duration::from_secs(600);
+
+/// Runs this program again with the same arguments, less `--restarts`, and with `--resume` once there is something to resume, until it ends by
+/// itself or has died more than `restarts` times in a row.
+///
+/// What a user can mend (exit code 2) and a run that was asked to stop (130) are not tried again.
+pub fn run(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Result<ExitCode> {
+    crate::runtime()?.block_on(supervise(restarts, resumable))
+}
+
+async fn supervise(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Result<ExitCode> {
+    let style = Style::stderr();
+    let mut stop = Stop::listen()?;
+    let mut died = 0;
+    loop {
+        let mut arguments = without_restarts(std::env::args_os().skip(1));
+        if resumable() && !arguments.iter().any(|argument| argument == "--resume") {
+            arguments.push("--resume".into());
+        }
+        let start = Instant::now();
+        let mut child = Command::new(std::env::current_exe()?).args(arguments).kill_on_drop(true).spawn()?;
+        let mut asked = false;
+        let status = loop {
+            tokio::select! {
+                status = child.wait() => break status?,
+                // Ctrl-C reaches the child as well: it stops at its next safe point. The other wish is for this process alone; what
+                // is killed can go on from where it was.
+                wish = stop.asked() => {
+                    asked = true;
+                    if wish == Wish::Terminate {
+                        child.start_kill()?;
+                    }
+                }
+            }
+        };
+        match status.code() {
+            Some(code @ (0 | 2)) => return Ok(ExitCode::from(code as u8)),
+            Some(code) if code == i32::from(INTERRUPTED) => return Ok(ExitCode::from(INTERRUPTED)),
+            _ if asked => return Ok(ExitCode::from(INTERRUPTED)),
+            _ => {}
+        }
+        if start.elapsed() > FRESH {
+            died = 0;
+        }
+        died += 1;
+        let why = cause(status);
+        if died > restarts {
+            eprintln!(
+                "{} the run {why}; it has been started again {restarts} times in a row",
+                style.red("error:")
+            );
+            return Ok(ExitCode::FAILURE);
+        }
+        let pause = Duration::from_secs(1 << died.min(5));
+        eprintln!(
+            "{} the run {why} after {}; starting it again in {} s ({died} of {restarts})",
+            style.dim("note:"),
+            screen::clock(start.elapsed()),
+            pause.as_secs()
+        );
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            _ = stop.asked() => return Ok(ExitCode::from(INTERRUPTED)),
+        }
+    }
+}
+
+/// What somebody wants of this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wish {
+    /// Ctrl-C.
+    Interrupt,
+    /// The polite signal to end.
+    #[cfg_attr(not(unix), allow(dead_code))]
+    Terminate,
+}
+
+/// Hears what somebody wants of this process, from before the child is started.
+#[cfg(unix)]
+struct Stop {
+    interrupt: tokio::signal::unix::Signal,
+    terminate: tokio::signal::unix::Signal,
+}
+
+#[cfg(unix)]
+impl Stop {
+    fn listen() -> std::io::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Stop { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+    }
+
+    async fn asked(&mut self) -> Wish {
+        tokio::select! {
+            _ = self.interrupt.recv() => Wish::Interrupt,
+            _ = self.terminate.recv() => Wish::Terminate,
+        }
+    }
+}
+
+#[cfg(not(unix))]
+struct Stop;
+
+#[cfg(not(unix))]
+impl Stop {
+    fn listen() -> std::io::Result<Self> {
+        Ok(Stop)
+    }
+
+    async fn asked(&mut self) -> Wish {
+        let _ = tokio::signal::ctrl_c().await;
+        Wish::Interrupt
+    }
+}
+
+/// In words, after "the run".
+fn cause(status: ExitStatus) -> String {
+    #[cfg(unix)]
+    {
+        use std::os::unix::process::ExitStatusExt;
+        match status.signal() {
+            Some(9) => return "was killed (signal 9: out of memory, or somebody's wish)".into(),
+            Some(signal) => return format!("died of signal {signal}"),
+            None => {}
+        }
+    }
+    match status.code() {
+        Some(code) => format!("failed with exit code {code} (the error is above)"),
+        None => "ended in an unknown way".into(),
+    }
+}
+
+/// The arguments but for `--restarts N` and `--restarts=N`.
+fn without_restarts(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut kept = Vec::new();
+    let mut skip = false;
+    for argument in arguments {
+        if std::mem::take(&mut skip) {
+            continue;
+        }
+        if argument == "--restarts" {
+            skip = true;
+        } else if !argument.to_string_lossy().starts_with("--restarts=") {
+            kept.push(argument);
+        }
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_child_is_not_supervised_itself() {
+        let arguments = ["train", "r", "--restarts", "3", "--set", "a=1", "--restarts=4"].map(OsString::from);
+        assert_eq!(without_restarts(arguments.into_iter()), ["train", "r", "--set", "a=1"]);
+    }
+}

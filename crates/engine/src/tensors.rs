@@ -1,0 +1,85 @@
+//! Named tensors in one flat array: weights, their gradient and both moments of their optimiser are four arrays of one layout.
+
+use std::ops::Range;
+use std::path::Path;
+
+use dressage_model::{ModelError, Parameter, SafetensorsFile, write_safetensors};
+
+use crate::ops::adamw::Group;
+
+/// A tensor's place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// Its name and shape in files.
+    pub parameter: Parameter,
+    /// Where it lies.
+    pub range: Range<usize>,
+}
+
+/// Where every tensor lies.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Tensors {
+    /// The tensors, in the order of the file.
+    pub places: Vec<Place>,
+    /// Length of the array.
+    pub len: usize,
+}
+
+impl Tensors {
+    /// Adds tensors that lie next to each other, the first of them aligned; returns where they lie.
+    pub fn lay(&mut self, parameters: impl IntoIterator<Item = Parameter>) -> Range<usize> {
+        let start = self.len;
+        let mut end = start;
+        for parameter in parameters {
+            let range = end..end + parameter.shape.iter().product::<usize>();
+            end = range.end;
+            self.places.push(Place { parameter, range });
+        }
+        self.len = end.next_multiple_of(64);
+        start..end
+    }
+
+    /// The place of the tensor of this name.
+    pub fn find(&self, name: &str) -> Option<&Place> {
+        self.places.iter().find(|place| place.parameter.name == name)
+    }
+
+    /// Number of parameters.
+    pub fn parameters(&self) -> usize {
+        self.places.iter().map(|place| place.range.len()).sum()
+    }
+
+    /// The tensors as groups for the optimiser: weight decay applies to matrices only.
+    pub fn groups(&self) -> Vec<Group> {
+        let group = |place: &Place| Group {
+            start: place.range.start,
+            len: place.range.len(),
+            decay: place.parameter.shape.len() > 1,
+        };
+        self.places.iter().map(group).collect()
+    }
+
+    /// Writes an array of this layout as safetensors.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn write(&self, path: &Path, array: &[f32]) -> Result<(), ModelError> {
+        let tensor = |place: &Place| {
+            let Parameter { name, shape } = place.parameter.clone();
+            (name, shape, &array[place.range.clone()])
+        };
+        write_safetensors(path, self.places.iter().map(tensor))
+    }
+
+    /// Reads an array that [`Tensors::write`] wrote, or another program under the same names.
+    ///
+    /// # Errors
+    /// When the file or a tensor is missing, damaged, or of another shape.
+    pub fn read(&self, path: &Path, array: &mut [f32]) -> Result<(), ModelError> {
+        let file = SafetensorsFile::open(path)?;
+        for Place { parameter, range } in &self.places {
+            file.read_shaped(&parameter.name, &parameter.shape, &mut array[range.clone()])?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,112 @@
+//! The vectors of losses in `dressage-rl`, once more through the engine in f32: to 1e-5.
+//!
+//! A model is made for each case whose heads give the log-probabilities (or values) of the case: blocks that add nothing, a state for each
+//! token that no other token has, and a head that knows of each state only the token that follows. The slope by a log-probability is read
+//! off the gradient of the one weight that makes it.
+
+#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
+
+#[path = "../../rl/tests/common/mod.rs"]
+#[allow(dead_code)]
+mod common;
+#[path = "../../rl/tests/verl/fixture.rs"]
+#[allow(dead_code)]
+mod fixture;
+#[path = "../../rl/tests/asynchronous/losses.rs"]
+mod losses_of_others;
+#[path = "../../rl/tests/verl/losses.rs"]
+mod losses_of_verl;
+
+use dressage_engine::Compute;
+use dressage_engine::learning::{Learning, Limits};
+use dressage_engine::precision::Precision;
+use dressage_engine::simd::Isa;
+use dressage_engine::testing::tiny_config;
+use dressage_engine::transformer::Transformer;
+use dressage_engine::value::ValueHead;
+use dressage_engine::weights::Weights;
+use dressage_model::ModelConfig;
+use dressage_rl::{Loss, Point};
+use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};
+
+const TOLERANCE: f64 = 1e-5;
+
+/// A token that the engine is to be sure of in some measure, and the token before it.
+struct Step {
+    before: usize,
+    token: usize,
+}
+
+/// Σ weight · loss over points, and its slope by each log-probability or value.
+fn evaluate(loss: Loss, rows: &[Vec<Point>], weights: &[Vec<f64>]) -> (f64, Vec<Vec<f64>>) {
+    let mut next = 0;
+    let mut steps = Vec::new();
+    let mut paths = Vec::new();
+    for (row, weights) in rows.iter().zip(weights) {
+        let start = next;
+        next += 1 + row.len();
+        let place = |t: usize| Step { before: start + t, token: start + t + 1 };
+        steps.push((0..row.len()).map(place).collect::<Vec<_>>());
+        let target = |(t, (point, weight)): (usize, (&Point, &f64))| PathTarget {
+            index: t as u32 + 1,
+            temperature: 1.0,
+            term: Term {
+                weight: *weight as f32,
+                advantage: point.advantage as f32,
+                returns: point.returns as f32,
+                value: point.value.map(|value| value as f32),
+                behaviour: point.old.map(|logp| logp as f32),
+                reference: point.reference.map(|logp| logp as f32),
+                path_log_ratio: point.path_log_ratio.map(|ratio| ratio as f32),
+                marked: point.marked,
+                age: point.age as u32,
+                ..Term::default()
+            },
+        };
+        paths.push(PathInput {
+            tokens: (start..next).map(|token| token as u32).collect(),
+            targets: row.iter().zip(weights).enumerate().map(target).collect(),
+        });
+    }
+
+    let config = ModelConfig { hidden: 48, tied: false, norm_epsilon: 1e-12, ..tiny_config() };
+    let (width, vocabulary) = (config.hidden, config.vocabulary);
+    assert!(next <= width, "{next} tokens have no room in {width} states");
+    let compute = Compute::with(2, Isa::detect(), Precision::F32);
+    let mut model_weights = Weights::zeroed(&config, compute.precision);
+    let layout = model_weights.layout.clone();
+    for token in 0..next {
+        model_weights.master[layout.embedding.start + token * width + token] = 1.0;
+    }
+    model_weights.master[layout.norm.clone()].fill(1.0);
+    // What the norm makes of a state.
+    let size = (width as f64).sqrt();
+    let mut head = ValueHead::new(width);
+    for (steps, row) in steps.iter().zip(rows) {
+        for (step, point) in steps.iter().zip(row) {
+            if loss.is_of_values() {
+                head.master[step.before] = (point.logp / size) as f32;
+            } else {
+                let others = (vocabulary as f64 - 1.0).ln();
+                let logit = point.logp + others - (1.0 - point.logp.exp()).ln();
+                let at = layout.head.start + step.token * width + step.before;
+                model_weights.master[at] = (logit / size) as f32;
+            }
+        }
+    }
+    model_weights.refresh(&compute);
+    let mut model = Transformer::new(compute, model_weights, 64);
+    model.values.insert(None, head);
+    let mut learning = Learning::new(&model, Limits::NONE);
+    let batch = TreeBatch::merge(&paths).unwrap();
+    let sums = learning.forward_backward(&model, None, &batch, &loss).unwrap();
+    let slope = |(step, point): (&Step, &Point)| {
+        if loss.is_of_values() {
+            return f64::from(learning.value_heads[&None].gradient[step.before]) / size;
+        }
+        let at = layout.head.start + step.token * width + step.before;
+        f64::from(learning.optimiser.gradient[at]) / size / (1.0 - point.logp.exp())
+    };
+    let slopes = steps.iter().zip(rows).map(|(steps, row)| steps.iter().zip(row).map(slope).collect());
+    (sums.loss, slopes.collect())
+}

@@ -1,0 +1,261 @@
+//! Short answers in words, as question-answering sets score them.
+//!
+//! Normalisation and exact match are SQuAD's (Rajpurkar et al. 2016, evaluation script), and what Search-R1, verl and Agent-R1 use.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::{RewardError, Score};
+
+/// Scores a short answer in words against one or several that are right.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AnswerScorer {
+    /// When an answer is right.
+    pub compare: Comparison,
+    /// Where it stands.
+    pub place: Place,
+    /// What an answer is worth that stands in its place but is wrong.
+    pub wrong: f64,
+    /// More opening or closing tags than this in one text leave a quarter of the score: whoever writes tags at random is right by chance.
+    pub most_tags: usize,
+}
+
+impl Default for AnswerScorer {
+    fn default() -> Self {
+        AnswerScorer { compare: Comparison::default(), place: Place::default(), wrong: 0.0, most_tags: 10 }
+    }
+}
+
+/// When an answer is right.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Comparison {
+    /// Equal, once both are normalised.
+    #[default]
+    Exact,
+    /// The expected answer occurs in it.
+    Contains,
+    /// As far as their words agree: F1 over words.
+    F1,
+}
+
+/// Where an answer stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Place {
+    /// In the last `<answer>…</answer>`.
+    #[default]
+    Tag,
+    /// The whole text is the answer.
+    Text,
+}
+
+const OPEN: &str = "<answer>";
+const CLOSE: &str = "</answer>";
+
+/// Lower case, without ASCII punctuation, without the words a, an, the, with single spaces.
+pub fn normalise(text: &str) -> String {
+    let plain: String = text.to_lowercase().chars().filter(|c| !c.is_ascii_punctuation()).collect();
+    let mut kept = String::with_capacity(plain.len());
+    let mut word = String::new();
+    for c in plain.chars().chain([' ']) {
+        if c.is_alphanumeric() {
+            word.push(c);
+            continue;
+        }
+        if !matches!(word.as_str(), "a" | "an" | "the") {
+            kept.push_str(&word);
+        } else {
+            kept.push(' ');
+        }
+        word.clear();
+        kept.push(c);
+    }
+    kept.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// 2 · precision · recall / (precision + recall) over the words of two normalised texts. Answers that are yes, no or noanswer must be equal:
+/// sharing words with them means nothing (as in HotpotQA's script).
+pub fn f1(found: &str, expected: &str) -> f64 {
+    let closed = |text: &str| matches!(text, "yes" | "no" | "noanswer");
+    if closed(found) || closed(expected) {
+        return f64::from(u8::from(found == expected));
+    }
+    let (found, mut expected): (Vec<&str>, Vec<&str>) =
+        (found.split_whitespace().collect(), expected.split_whitespace().collect());
+    let (given, wanted) = (found.len() as f64, expected.len() as f64);
+    let mut common = 0.0;
+    for word in found {
+        if let Some(at) = expected.iter().position(|other| *other == word) {
+            expected.swap_remove(at);
+            common += 1.0;
+        }
+    }
+    if common == 0.0 { 0.0 } else { 2.0 * common / (given + wanted) }
+}
+
+impl AnswerScorer {
+    pub(crate) fn check(&self) -> Result<(), RewardError> {
+        if (0.0..=1.0).contains(&self.wrong) {
+            Ok(())
+        } else {
+            Err(RewardError::Range { name: "wrong", value: self.wrong })
+        }
+    }
+
+    pub(crate) fn score(&self, text: &str, expected: &Value) -> Result<Score, RewardError> {
+        self.check()?;
+        let expected = answers(expected)?;
+        let Some(found) = self.place.find(text) else { return Ok(Score { value: 0.0, extracted: None }) };
+        let normal = normalise(found);
+        let agrees = |expected: &String| match self.compare {
+            Comparison::Exact => f64::from(u8::from(normal == *expected)),
+            Comparison::Contains => f64::from(u8::from(normal.contains(expected.as_str()))),
+            Comparison::F1 => f1(&normal, expected),
+        };
+        let best = expected.iter().map(agrees).fold(0.0, f64::max);
+        let tags = text.matches(OPEN).count().max(text.matches(CLOSE).count());
+        let scale = if self.place == Place::Tag && tags > self.most_tags { 0.25 } else { 1.0 };
+        let value = if best > 0.0 { best * scale } else { self.wrong };
+        Ok(Score { value, extracted: Some(found.to_owned()) })
+    }
+}
+
+impl Place {
+    fn find(self, text: &str) -> Option<&str> {
+        match self {
+            Place::Text => Some(text.trim()),
+            Place::Tag => {
+                let mut last = None;
+                let mut rest = text;
+                while let Some((_, after)) = rest.split_once(OPEN) {
+                    let Some((inside, after)) = after.split_once(CLOSE) else { break };
+                    last = Some(inside.trim());
+                    rest = after;
+                }
+                last
+            }
+        }
+    }
+}
+
+/// One text or several, normalised.
+fn answers(expected: &Value) -> Result<Vec<String>, RewardError> {
+    let text = |value: &Value| match value {
+        Value::String(text) => Some(normalise(text)),
+        Value::Number(number) => Some(normalise(&number.to_string())),
+        _ => None,
+    };
+    let found: Option<Vec<String>> = match expected {
+        Value::Array(several) => several.iter().map(text).collect(),
+        one => text(one).map(|text| vec![text]),
+    };
+    found
+        .filter(|found| !found.is_empty())
+        .ok_or_else(|| RewardError::ExpectedText { expected: expected.to_string() })
+}
+
+/// What Search-R1 gives for form besides the answer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct FormScore {
+    /// For a text of the right form whose answer is wrong.
+    pub structure: f64,
+    /// For an answer that is wrong, in a text of the wrong form.
+    pub last: f64,
+    /// More where what was retrieved holds the answer.
+    pub retrieval: f64,
+}
+
+impl FormScore {
+    /// The score of a text that gives an answer, `right` or not, in the right `form` or not, after the answer was `retrieved` or not.
+    pub fn score(&self, right: bool, form: bool, retrieved: bool) -> f64 {
+        match (right, form) {
+            (true, true) => 1.0,
+            (true, false) => 1.0 - self.structure,
+            (false, true) if retrieved => self.structure + self.retrieval,
+            (false, true) => self.structure,
+            (false, false) => self.last,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn normalisation_is_that_of_the_reference() {
+        for (text, want) in [
+            ("The  Arthur's Magazine!", "arthurs magazine"),
+            ("a an the Anna", "anna"),
+            ("U.S.A.", "usa"),
+            ("1,844", "1844"),
+            ("na\u{ef}ve\u{2014}Caf\u{e9}", "na\u{ef}ve\u{2014}caf\u{e9}"),
+            ("A-level", "alevel"),
+            ("\"Quoted\"", "quoted"),
+            ("The", ""),
+        ] {
+            assert_eq!(normalise(text), want);
+        }
+    }
+
+    /// verl's `search_r1_like_qa_em`, executed.
+    #[test]
+    fn exact_and_partial_matches() {
+        let many = format!("<answer>Beijing{}", "</answer>".repeat(11));
+        for (text, exact, with_form, contains) in [
+            ("<answer> beijing. </answer>", 1.0, 1.0, 1.0),
+            ("<answer>x</answer> ... <answer>The Beijing</answer>", 1.0, 1.0, 1.0),
+            ("<answer>in Beijing</answer>", 0.0, 0.1, 1.0),
+            ("no tag", 0.0, 0.0, 0.0),
+            (&many, 0.25, 0.25, 1.0),
+        ] {
+            let expected = json!(["Beijing", "Peking"]);
+            let of = |scorer: AnswerScorer| scorer.score(text, &expected).unwrap().value;
+            assert_eq!(of(AnswerScorer::default()), exact, "{text}");
+            assert_eq!(of(AnswerScorer { wrong: 0.1, ..AnswerScorer::default() }), with_form, "{text}");
+            // There the number of tags has no effect.
+            let compare = Comparison::Contains;
+            assert_eq!(
+                of(AnswerScorer { compare, most_tags: usize::MAX, ..AnswerScorer::default() }),
+                contains,
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn words_in_common() {
+        assert_eq!(f1("yes", "yes indeed"), 0.0);
+        assert_eq!(f1("new york city", "new york"), 0.8);
+        assert_eq!(f1("york york", "york"), 2.0 / 3.0);
+        assert_eq!((f1("", "x"), f1("x", "y")), (0.0, 0.0));
+        let scorer = AnswerScorer { compare: Comparison::F1, place: Place::Text, ..AnswerScorer::default() };
+        assert_eq!(scorer.score("The New York City.", &"New York".into()).unwrap().value, 0.8);
+    }
+
+    /// Search-R1's `qa_em_format` with 0.2, 0.1, 0.1, executed.
+    #[test]
+    fn form_counts() {
+        let form = FormScore { structure: 0.2, last: 0.1, retrieval: 0.1 };
+        let close = |got: f64, want: f64| assert!((got - want).abs() < 1e-12, "{got} {want}");
+        close(form.score(true, true, false), 1.0);
+        close(form.score(false, true, true), 0.3);
+        close(form.score(false, true, false), 0.2);
+        close(form.score(true, false, false), 0.8);
+        close(form.score(false, false, false), 0.1);
+    }
+
+    #[test]
+    fn bad_expectations_are_named() {
+        for expected in [json!(null), json!([]), json!([["x"]])] {
+            let error = AnswerScorer::default().score("x", &expected).unwrap_err();
+            assert!(matches!(error, RewardError::ExpectedText { .. }), "{error}");
+        }
+        let scorer = AnswerScorer { wrong: 2.0, ..AnswerScorer::default() };
+        assert!(scorer.check().unwrap_err().to_string().contains("wrong = 2"));
+    }
+}

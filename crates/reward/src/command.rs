@@ -1,0 +1,182 @@
+//! A scorer of the user's own: a program that reads an answer and prints what it is worth.
+//!
+//! It is started for each answer, gets one line of JSON, `{"text": …, "expected": …}`, on its standard input, and prints a number in 0..=1, or
+//! `{"value": …, "extracted": …}`. It ends with 0; what it writes to standard error is shown where it does not.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+#[cfg(unix)]
+use rustix::process::{Pid, Signal, kill_process_group};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+use tokio::process::Command;
+use tokio::time::timeout;
+
+use crate::{RewardError, Score};
+
+/// Starts a program for each answer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CommandScorer {
+    /// The program and its arguments.
+    pub command: Vec<String>,
+    /// Longest wait for it, in seconds.
+    #[serde(default = "minute")]
+    pub seconds: f64,
+    /// The folder that it runs in: that of the recipe where not given.
+    #[serde(default)]
+    pub folder: PathBuf,
+}
+
+fn minute() -> f64 {
+    60.0
+}
+
+/// What it prints.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Printed {
+    Number(f64),
+    Whole(Score),
+}
+
+impl CommandScorer {
+    pub(crate) fn check(&self) -> Result<(), RewardError> {
+        if self.command.first().is_none_or(String::is_empty) {
+            return Err(self.broken("is not named: give a program and its arguments"));
+        }
+        if !(self.seconds > 0.0 && self.seconds <= 1e9) {
+            return Err(
+                self.broken(format!("has seconds = {}, but it must be in 0..=1e9, not 0", self.seconds))
+            );
+        }
+        Ok(())
+    }
+
+    /// Asks the program.
+    ///
+    /// # Errors
+    /// When it cannot be started, fails, is late, or prints something else.
+    pub async fn score(&self, text: &str, expected: &Value) -> Result<Score, RewardError> {
+        self.check()?;
+        let limit = Duration::from_secs_f64(self.seconds);
+        match timeout(limit, self.ask(text, expected)).await {
+            Ok(score) => score,
+            Err(_) => Err(self.broken(format!("did not answer within {limit:?}"))),
+        }
+    }
+
+    async fn ask(&self, text: &str, expected: &Value) -> Result<Score, RewardError> {
+        let mut command = Command::new(&self.command[0]);
+        command.args(&self.command[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        if !self.folder.as_os_str().is_empty() {
+            command.current_dir(&self.folder);
+        }
+        #[cfg(unix)]
+        command.process_group(0);
+        let started = command.kill_on_drop(true).spawn();
+        let mut child = started.map_err(|error| self.broken(format!("cannot be started: {error}")))?;
+        #[cfg(unix)]
+        let _group = Group(child.id().and_then(|id| Pid::from_raw(id as i32)));
+        let question = format!("{}\n", json!({ "text": text, "expected": expected }));
+        let stdin = child.stdin.take();
+        let asking = async move {
+            if let Some(mut stdin) = stdin {
+                // A program may know its answer without reading to the end.
+                let _ = stdin.write_all(question.as_bytes()).await;
+            }
+        };
+        let ((), output) = tokio::join!(asking, child.wait_with_output());
+        let output = output.map_err(|error| self.broken(format!("cannot be waited for: {error}")))?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let last =
+                said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("nothing on standard error");
+            return Err(self.broken(format!("ended with {}: {last}", output.status)));
+        }
+        let said = String::from_utf8_lossy(&output.stdout);
+        let score = match serde_json::from_str(said.trim()) {
+            Ok(Printed::Number(value)) => Score { value, extracted: None },
+            Ok(Printed::Whole(score)) => score,
+            Err(_) => {
+                let start: String = said.trim().chars().take(80).collect();
+                return Err(self.broken(format!("printed {start:?}, which is neither a number nor a score")));
+            }
+        };
+        if !(0.0..=1.0).contains(&score.value) {
+            return Err(self.broken(format!("printed {}, but a score is in 0..=1", score.value)));
+        }
+        Ok(score)
+    }
+
+    fn broken(&self, what: impl Into<String>) -> RewardError {
+        RewardError::Command { command: self.command.join(" "), what: what.into() }
+    }
+}
+
+/// A program and what it has started; all of it ends with the question.
+#[cfg(unix)]
+struct Group(Option<Pid>);
+
+#[cfg(unix)]
+impl Drop for Group {
+    fn drop(&mut self) {
+        if let Some(leader) = self.0 {
+            // Mostly there is nobody left.
+            let _ = kill_process_group(leader, Signal::KILL);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> CommandScorer {
+        let command = vec!["sh".into(), "-c".into(), script.into()];
+        CommandScorer { command, seconds: 5.0, folder: PathBuf::new() }
+    }
+
+    #[tokio::test]
+    async fn a_program_scores() {
+        let scorer = shell(r#"read line; case "$line" in *'"expected":"72"'*) echo 0.5;; *) echo 0;; esac"#);
+        let score = scorer.score("it is 72", &"72".into()).await.unwrap();
+        assert_eq!(score, Score { value: 0.5, extracted: None });
+        assert_eq!(scorer.score("it is 72", &"73".into()).await.unwrap().value, 0.0);
+        let whole = shell(r#"echo '{"value": 1, "extracted": "72"}'"#).score("", &Value::Null).await.unwrap();
+        assert_eq!(whole, Score { value: 1.0, extracted: Some("72".into()) });
+        // One that never reads what it is told, however long that is.
+        let deaf = shell("echo 1").score(&"x".repeat(1 << 20), &Value::Null).await.unwrap();
+        assert_eq!(deaf.value, 1.0);
+    }
+
+    /// What a program has started does not outlive its deadline.
+    #[tokio::test]
+    async fn nothing_is_left_running() {
+        let folder = tempfile::tempdir().unwrap();
+        let script = "(sleep 0.4; touch late) & wait";
+        let scorer = CommandScorer { seconds: 0.1, folder: folder.path().into(), ..shell(script) };
+        scorer.score("", &Value::Null).await.unwrap_err();
+        tokio::time::sleep(Duration::from_millis(600)).await;
+        assert!(!folder.path().join("late").exists());
+    }
+
+    #[tokio::test]
+    async fn what_goes_wrong_is_named() {
+        for (scorer, want) in [
+            (shell("echo oh no >&2; exit 3"), "ended with exit status: 3: oh no"),
+            (shell("echo many"), "printed \"many\", which is neither a number nor a score"),
+            (shell("echo 2"), "printed 2, but a score is in 0..=1"),
+            (CommandScorer { seconds: 0.05, ..shell("sleep 9") }, "did not answer within 50ms"),
+            (CommandScorer { command: vec!["/no/such".into()], ..shell("") }, "cannot be started"),
+            (CommandScorer { folder: "/no/such".into(), ..shell("") }, "cannot be started"),
+            (CommandScorer { command: vec![], ..shell("") }, "is not named"),
+        ] {
+            let error = scorer.score("", &Value::Null).await.unwrap_err().to_string();
+            assert!(error.contains(want), "{error}\n  want: {want}");
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Credit within a rollout: returns, temporal differences, turns.
+
+use super::group::{STD_EPSILON, all_equal, mean_and_deviation};
+use super::{Path, PathAdvantages, Rollout};
+use crate::RlError;
+
+/// Generalised advantage estimation over action tokens (Schulman et al. 2016, equation 16), the value after the last one being 0.
+/// `returns` are advantage + value. `rewards` and `values` are of equal length.
+pub fn gae(rewards: &[f64], values: &[f64], gamma: f64, lambda: f64) -> PathAdvantages {
+    let mut advantages = vec![0.0; rewards.len()];
+    let (mut next_value, mut later) = (0.0, 0.0);
+    for t in (0..rewards.len()).rev() {
+        let difference = rewards[t] + gamma * next_value - values[t];
+        later = difference + gamma * lambda * later;
+        advantages[t] = later;
+        next_value = values[t];
+    }
+    let returns = advantages.iter().zip(values).map(|(a, v)| a + v).collect();
+    PathAdvantages { advantages, returns }
+}
+
+/// Σ γᵏ r over the rewards from each token on.
+pub fn returns(rewards: &[f64], gamma: f64) -> Vec<f64> {
+    let mut returns = vec![0.0; rewards.len()];
+    let mut later = 0.0;
+    for t in (0..rewards.len()).rev() {
+        later = rewards[t] + gamma * later;
+        returns[t] = later;
+    }
+    returns
+}
+
+/// Returns as advantages; with `one_turn` those of each turn for itself.
+pub fn token_returns(path: &Path, gamma: f64, one_turn: bool) -> PathAdvantages {
+    let found = if one_turn {
+        path.turn_ranges().flat_map(|turn| returns(&path.rewards[turn], gamma)).collect()
+    } else {
+        returns(&path.rewards, gamma)
+    };
+    PathAdvantages { advantages: found.clone(), returns: found }
+}
+
+/// Returns less what the rival got.
+pub fn less_rival(rollout: &Rollout) -> Result<Vec<PathAdvantages>, RlError> {
+    let rival = rollout.rival.ok_or(RlError::NoRival { group: rollout.group })?;
+    let path = |path: &Path| {
+        let returns = returns(&path.rewards, 1.0);
+        PathAdvantages { advantages: returns.iter().map(|r| r - rival).collect(), returns }
+    };
+    Ok(rollout.paths.iter().map(path).collect())
+}
+
+/// Every token of a turn gets the return from that turn on, compared with those of the group's other rollouts from the same turn
+/// on, as many as have got there. Normalising rewards turn by turn instead would compare turns that answer to different pasts.
+pub fn by_turns(rollouts: &[Rollout], gamma: f64, scale_by_std: bool) -> Vec<Vec<PathAdvantages>> {
+    // For each rollout and path, the return from each turn on.
+    let turn_returns = |path: &Path| -> Vec<f64> {
+        let rewards: Vec<f64> = path.turn_ranges().map(|turn| path.rewards[turn].iter().sum()).collect();
+        returns(&rewards, gamma)
+    };
+    let all: Vec<Vec<Vec<f64>>> =
+        rollouts.iter().map(|r| r.paths.iter().map(turn_returns).collect()).collect();
+    let nothing = |path: &Path| PathAdvantages { advantages: vec![0.0; path.len()], returns: Vec::new() };
+    let mut found: Vec<Vec<PathAdvantages>> =
+        rollouts.iter().map(|r| r.paths.iter().map(nothing).collect()).collect();
+    for members in super::groups(rollouts) {
+        let end = |(path, returns): (&Path, &Vec<f64>)| path.turns_before + returns.len();
+        let longest = members.iter().flat_map(|i| rollouts[*i].paths.iter().zip(&all[*i]).map(end)).max();
+        for turn in 0..longest.unwrap_or(0) {
+            // Counted from the beginning of the path, whichever of the rollout's paths its first turns belong to.
+            let at = |path: &Path, returns: &[f64]| {
+                turn.checked_sub(path.turns_before).and_then(|own| Some((own, *returns.get(own)?)))
+            };
+            // A rollout in several paths is one sample: the mean of its returns.
+            let here = |i: &usize| -> Vec<f64> {
+                let paths = rollouts[*i].paths.iter().zip(&all[*i]);
+                paths.filter_map(|(path, returns)| at(path, returns).map(|(_, own)| own)).collect()
+            };
+            let alive: Vec<f64> = members
+                .iter()
+                .map(here)
+                .filter(|returns| !returns.is_empty())
+                .map(|returns| returns.iter().sum::<f64>() / returns.len() as f64)
+                .collect();
+            if all_equal(&alive) {
+                continue;
+            }
+            let (mean, deviation) = mean_and_deviation(&alive);
+            let scale = if scale_by_std { 1.0 / (deviation + STD_EPSILON) } else { 1.0 };
+            for &i in &members {
+                for ((path, returns), found) in rollouts[i].paths.iter().zip(&all[i]).zip(&mut found[i]) {
+                    if let Some((own, mine)) = at(path, returns)
+                        && let Some(range) = path.turn_ranges().nth(own)
+                    {
+                        found.advantages[range].fill((mine - mean) * scale);
+                    }
+                }
+            }
+        }
+    }
+    found
+}

@@ -1,0 +1,157 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::kl::KlEstimator;
+
+const CLIP: Loss =
+    Loss::of(PolicyLoss::Clip { low: 0.2, high: 0.28, dual: Some(3.0), trust: None, keep: None });
+
+#[test]
+fn on_policy_is_plain_policy_gradient() {
+    let term = Term { advantage: -0.75, behaviour: Some(-2.3), ..Term::default() };
+    let got = CLIP.evaluate(-2.3, &term);
+    assert_eq!((got.ratio, got.loss, got.slope, got.clipped), (1.0, 0.75, 0.75, false));
+}
+
+#[test]
+fn cross_entropy_needs_nothing() {
+    let loss = Loss::of(PolicyLoss::CrossEntropy);
+    let got = loss.evaluate(-1.5, &Term::default());
+    assert_eq!((got.loss, got.slope, got.ratio), (1.5, -1.0, 1.0));
+    assert!(loss.check(&batch(Term::default())).is_ok());
+}
+
+#[test]
+fn ratios_are_taken_to_the_proximal_policy() {
+    let term = Term { advantage: 1.0, behaviour: Some(-9.0), proximal: Some(-1.0), ..Term::default() };
+    assert_eq!(CLIP.evaluate(-1.0, &term).ratio, 1.0);
+}
+
+fn batch(last: Term) -> TreeBatch {
+    let fine =
+        Term { behaviour: Some(-1.0), reference: Some(-1.0), path_log_ratio: Some(0.0), ..Term::default() };
+    TreeBatch { terms: vec![fine, last], ..TreeBatch::default() }
+}
+
+#[test]
+fn check_names_the_first_offending_term() {
+    let kl = Some(KlPenalty { estimator: KlEstimator::K3, coefficient: 0.1 });
+    let full = Term { path: 7, behaviour: Some(-1.0), reference: Some(-1.0), ..Term::default() };
+    let loss = Loss { kl, ..CLIP };
+    assert_eq!(loss.check(&batch(full)), Ok(()));
+    let bare = Term { behaviour: None, ..full };
+    assert_eq!(loss.check(&batch(bare)), Err(RlError::NoBehaviour { term: 1, path: 7 }));
+    let bare = Term { reference: None, ..full };
+    assert_eq!(loss.check(&batch(bare)), Err(RlError::NoReference { term: 1, path: 7 }));
+    assert_eq!(Loss { kl: None, ..loss }.check(&batch(bare)), Ok(()));
+    let of_paths = Loss::of(PolicyLoss::Gspo { low: 0.2, high: 0.2 });
+    assert_eq!(of_paths.check(&batch(full)), Err(RlError::NoPathRatio { term: 1, path: 7 }));
+    let wild = loss.check(&batch(Term { weight: f32::INFINITY, ..full }));
+    assert!(matches!(wild, Err(RlError::NotFinite { term: 1, path: 7, what: "weight", .. })), "{wild:?}");
+    let trust = TrustRegion { cap: 0.0, ..TrustRegion::default() };
+    for refused in [
+        Loss::clip(1.5, 0.2),
+        Loss::clip(0.2, f64::NAN),
+        Loss::of(PolicyLoss::Clip { low: 0.2, high: 0.2, dual: Some(1.0), trust: None, keep: None }),
+        Loss::of(PolicyLoss::MiniRl { low: 0.2, high: 0.2, trust }),
+        Loss::of(PolicyLoss::SoftGate { positive: 0.0, negative: 1.0 }),
+        Loss { entropy: f64::INFINITY, ..CLIP },
+        Loss { entropy: 0.1, ..Loss::of(PolicyLoss::Value { clip: None }) },
+    ] {
+        assert!(matches!(refused.check(&batch(full)), Err(RlError::Parameter { .. })), "{refused:?}");
+    }
+}
+
+#[test]
+fn far_ratios_stay_finite() {
+    let term = Term { advantage: -1.0, behaviour: Some(-500.0), ..Term::default() };
+    let got = Loss::clip(0.2, 0.2).evaluate(-0.5, &term);
+    assert_eq!((got.ratio, got.slope, got.clipped), (20f64.exp(), 0.0, true));
+}
+
+/// The bounds of the reference: cap 4 at ages 0, 2, 10, 20 with a decay of 0.1.
+#[test]
+fn trust_narrows_with_age() {
+    let trust = TrustRegion { age_decay: 0.1, ..TrustRegion::default() };
+    for (age, low, high) in [
+        (0.0, 0.2, 2.2),
+        (2.0, 0.345_015, 1.982_477),
+        (10.0, 0.705_696, 1.441_455),
+        (20.0, 0.891_732, 1.162_402),
+    ] {
+        let (lower, upper) = trust.bounds(0.2, 0.3, age);
+        assert!((lower - low).abs() < 1e-6 && (upper - high).abs() < 1e-6, "{age}: {lower} {upper}");
+    }
+    let strict = TrustRegion { strict: true, ..trust };
+    assert_eq!(strict.bounds(0.2, 0.3, 9.0), (0.8, 1.3));
+}
+
+proptest! {
+    /// Central differences, away from kinks, of every loss whose slope is the derivative of its value.
+    #[test]
+    fn derivative_is_the_slope(
+        logp in -6.0f64..-0.1,
+        x in -1.5f64..1.5,
+        advantage in -2.0f64..2.0,
+        low in 0.05f64..0.5,
+        high in 0.05f64..0.5,
+        dual in prop::option::of(1.5f64..4.0),
+        reference in -6.0f64..-0.1,
+        returns in -2.0f64..2.0,
+    ) {
+        let trust = None;
+        let losses = [
+            PolicyLoss::CrossEntropy,
+            PolicyLoss::Reinforce,
+            PolicyLoss::ImportanceSampling,
+            PolicyLoss::Clip { low, high, dual, trust, keep: None },
+            PolicyLoss::SoftGate { positive: 1.0 + low, negative: 1.0 + high },
+            PolicyLoss::Direct { beta: low },
+            PolicyLoss::KlCov { coefficient: high, share: 0.5 },
+            PolicyLoss::Value { clip: Some(low) },
+        ];
+        let kinks = [(1.0 - low).ln(), (1.0 + high).ln(), dual.map_or(9.0, f64::ln), 0.0];
+        prop_assume!(kinks.iter().all(|k| (x - k).abs() > 1e-3));
+        prop_assume!((logp - reference).abs() > 1e-3);
+        let old_value = logp - x;
+        let kink = [old_value - low, old_value + low, 2.0 * returns - (old_value - low), 2.0 * returns - (old_value + low)];
+        prop_assume!(kink.iter().all(|k| (logp - k).abs() > 1e-3));
+        for policy in losses {
+            for estimator in [KlEstimator::K1, KlEstimator::K2, KlEstimator::K3, KlEstimator::Absolute] {
+                let kl = (!Loss::of(policy).is_of_values()).then_some(KlPenalty { estimator, coefficient: 0.3 });
+                let loss = Loss { kl, ..Loss::of(policy) };
+                let at = |logp| loss.at(&Point {
+                    logp, advantage, returns, old: Some(old_value), value: Some(old_value), reference: Some(reference),
+                    marked: true, ..Point::default()
+                });
+                let step = 1e-6;
+                let slope = (at(logp + step).loss - at(logp - step).loss) / (2.0 * step);
+                prop_assert!((at(logp).slope - slope).abs() < 1e-5, "{:?}: {} {}", loss, at(logp).slope, slope);
+            }
+        }
+    }
+
+    /// Losses with a constant factor have the slope of REINFORCE times that factor.
+    #[test]
+    fn detached_factors(logp in -6.0f64..-0.1, x in -1.5f64..1.5, advantage in -2.0f64..2.0) {
+        let trust = TrustRegion { cap: 1e9, ..TrustRegion::default() };
+        let at = Point { logp, advantage, old: Some(logp - x), ..Point::default() };
+        let slope = |policy| Loss::of(policy).at(&at).slope;
+        let close = |a: f64, b: f64| (a - b).abs() < 1e-12;
+        let weighted = slope(PolicyLoss::MiniRl { low: 0.2, high: 0.2, trust });
+        prop_assert!(close(weighted, -advantage * x.exp()));
+        let weighted = slope(PolicyLoss::Cispo { low: 0.2, high: 0.3 });
+        prop_assert!(close(weighted, -advantage * x.exp().clamp(0.8, 1.3)));
+        let measure = Divergence::Kl;
+        let weighted = slope(PolicyLoss::Divergence { measure, below: 1e9, above: 1e9, cap: 1.5 });
+        prop_assert!(close(weighted, -advantage * x.exp().min(1.5)));
+    }
+
+    /// `evaluate` computes in f64 what `at` says of its f32 inputs.
+    #[test]
+    fn evaluate_is_exact(logp in -9.0f32..0.0, old in -9.0f32..0.0, advantage in -2.0f32..2.0) {
+        let got = CLIP.evaluate(logp, &Term { advantage, behaviour: Some(old), ..Term::default() });
+        let at = Point { logp: logp.into(), advantage: advantage.into(), old: Some(old.into()), ..Point::default() };
+        prop_assert_eq!(got, CLIP.at(&at));
+    }
+}

@@ -1,0 +1,61 @@
+//! Means and deviations, and numbers brought to mean 0 and deviation 1.
+
+use serde::{Deserialize, Serialize};
+
+/// Added to the variance before its root is divided by, as in the implementations in use.
+const VARIANCE_EPSILON: f64 = 1e-8;
+
+/// What a mean divides by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Counting {
+    /// How many numbers there are.
+    #[default]
+    Exact,
+    /// That and 10⁻⁸ more, which moves results by about as much. For comparisons with verl only.
+    Verl,
+}
+
+impl Counting {
+    /// `n` as it is divided by.
+    pub fn of(self, n: f64) -> f64 {
+        match self {
+            Counting::Exact => n,
+            Counting::Verl => n + 1e-8,
+        }
+    }
+
+    /// The mean; 0 of nothing.
+    pub fn mean(self, values: impl Iterator<Item = f64>) -> f64 {
+        let (sum, n) = values.fold((0.0, 0.0), |(sum, n), value| (sum + value, n + 1.0));
+        if n == 0.0 { 0.0 } else { sum / self.of(n) }
+    }
+
+    /// Variance with n − 1 in the denominator around `mean`; 0 for fewer than two numbers.
+    pub fn variance(self, values: impl Iterator<Item = f64>, mean: f64) -> f64 {
+        let (sum, n) = values.fold((0.0, 0.0), |(sum, n), v| (sum + (v - mean) * (v - mean), n + 1.0));
+        if n < 2.0 { 0.0 } else { sum / self.of(n) * n / (n - 1.0) }
+    }
+}
+
+/// Subtracts the mean and divides by the deviation. Values that are all equal become 0.
+pub fn whiten<'a>(values: impl Iterator<Item = &'a mut f64>, counting: Counting) {
+    let values: Vec<&mut f64> = values.collect();
+    if values.windows(2).all(|pair| *pair[0] == *pair[1]) {
+        values.into_iter().for_each(|value| *value = 0.0);
+        return;
+    }
+    let mean = counting.mean(values.iter().map(|v| **v));
+    let scale = 1.0 / (counting.variance(values.iter().map(|v| **v), mean) + VARIANCE_EPSILON).sqrt();
+    values.into_iter().for_each(|value| *value = (*value - mean) * scale);
+}
+
+/// How much of the variance of the returns a critic's values explain: 1 − var(R − V) / (var R + 1e-5), as verl reports it.
+pub fn explained_variance(returns: &[f64], values: &[f64]) -> f64 {
+    let variance = |values: &[f64]| {
+        let mean = Counting::Exact.mean(values.iter().copied());
+        Counting::Exact.variance(values.iter().copied(), mean)
+    };
+    let errors: Vec<f64> = returns.iter().zip(values).map(|(r, v)| r - v).collect();
+    1.0 - variance(&errors) / (variance(returns) + 1e-5)
+}

@@ -1,0 +1,135 @@
+//! What a loss must know of a whole path, or of a whole update, before it can be a sum over tokens.
+//!
+//! Each function looks at points whose present log-probabilities are known (from a forward pass before the one that learns, or
+//! from the record where the weights that drew the tokens are those being trained) and writes what it found into them. Gradients
+//! do not flow through it: it is the same at every point of an evaluation, and the learner's own forward gives the same
+//! log-probabilities again.
+
+use crate::loss::Point;
+use crate::moments::Counting;
+
+/// GSPO: the mean of a path's log-ratios, at each of its points.
+pub fn path_ratios(path: &mut [Point]) {
+    let mean = Counting::Exact.mean(path.iter().map(Point::log_ratio));
+    path.iter_mut().for_each(|point| point.path_log_ratio = Some(mean));
+}
+
+/// GMPO: log-ratios clipped in the direction of each point's advantage, their mean at each point, and marks on those that were
+/// not clipped. Advantages become their mean.
+pub fn geometric_means(path: &mut [Point], low: f64, high: f64) {
+    let clipped = |point: &Point| {
+        let x = point.log_ratio();
+        if point.advantage > 0.0 {
+            x.min(high)
+        } else if point.advantage < 0.0 {
+            x.max(-low)
+        } else {
+            0.0
+        }
+    };
+    let mean = Counting::Exact.mean(path.iter().map(clipped));
+    let advantage = Counting::Exact.mean(path.iter().map(|point| point.advantage));
+    for point in path {
+        point.marked = point.advantage != 0.0 && clipped(point) == point.log_ratio();
+        point.path_log_ratio = Some(mean);
+        point.advantage = advantage;
+    }
+}
+
+/// (A − mean A) (log p − mean log p) of every point of an update.
+fn covariances(points: &[Point]) -> Vec<f64> {
+    let advantage = Counting::Exact.mean(points.iter().map(|point| point.advantage));
+    let logp = Counting::Exact.mean(points.iter().map(|point| point.logp));
+    points.iter().map(|point| (point.advantage - advantage) * (point.logp - logp)).collect()
+}
+
+/// KL-Cov: marks the `share` of an update's points, at least one, whose log-probability goes most with their advantage.
+pub fn mark_covarying(points: &mut [Point], share: f64) {
+    let covariances = covariances(points);
+    let count = ((points.len() as f64 * share) as usize).max(1);
+    let mut order: Vec<usize> = (0..points.len()).collect();
+    order.sort_by(|a, b| covariances[*b].total_cmp(&covariances[*a]).then(a.cmp(b)));
+    order.into_iter().take(count).for_each(|i| points[i].marked = true);
+}
+
+/// Clip-Cov: which of an update's points lose their gradient: a `share` of all, at least one, chosen among those not already `clipped`
+/// whose covariance lies strictly between `lower` and `upper`. `random` gives a number for each place; the smallest are chosen.
+pub fn choose_covarying(
+    points: &[Point],
+    clipped: impl Fn(&Point) -> bool,
+    share: f64,
+    lower: f64,
+    upper: f64,
+    random: impl Fn(usize) -> f64,
+) -> Vec<usize> {
+    let covariances = covariances(points);
+    let eligible = |&i: &usize| lower < covariances[i] && covariances[i] < upper && !clipped(&points[i]);
+    let mut chosen: Vec<usize> = (0..points.len()).filter(eligible).collect();
+    chosen.sort_by(|a, b| random(*a).total_cmp(&random(*b)).then(a.cmp(b)));
+    chosen.truncate(((points.len() as f64 * share) as usize).max(1));
+    chosen
+}
+
+/// M2PO: which tokens stay so that the mean square of their log-ratios is below `threshold`, leaving out the largest first.
+pub fn second_moment_mask(log_ratios: &[f64], threshold: f64) -> Vec<bool> {
+    let mut order: Vec<usize> = (0..log_ratios.len()).collect();
+    let square = |i: usize| log_ratios[i] * log_ratios[i];
+    order.sort_by(|a, b| square(*b).total_cmp(&square(*a)).then(a.cmp(b)));
+    let mut sum: f64 = order.iter().map(|i| square(*i)).sum();
+    let mut kept = vec![true; log_ratios.len()];
+    for (left_out, i) in order.iter().enumerate() {
+        if sum / (log_ratios.len() - left_out) as f64 <= threshold {
+            break;
+        }
+        kept[*i] = false;
+        sum -= square(*i);
+    }
+    kept
+}
+
+/// How the proximal policy is guessed where no forward pass is spent on it: between the policy that drew the token and the present one,
+/// as far along as the version before the present one is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Interpolation {
+    /// Between log-probabilities.
+    LogLinear,
+    /// Between probabilities.
+    Linear,
+}
+
+impl Interpolation {
+    /// The proximal log-probability of a token that is `age` versions old; `None` where it is not known.
+    pub fn proximal(self, behaviour: f64, present: f64, age: Option<u64>) -> f64 {
+        let alpha = match age {
+            Some(age @ 1..) => (age as f64 - 1.0) / age as f64,
+            _ => 0.0,
+        };
+        match self {
+            Interpolation::LogLinear => behaviour + alpha * (present - behaviour),
+            Interpolation::Linear => ((1.0 - alpha) * behaviour.exp() + alpha * present.exp()).ln(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_chosen_among_those_that_covary() {
+        // Advantages −1 and 1, log-probabilities −1 and −3: covariances of ±1 by the mean of −2.
+        let point = |advantage, logp| Point { advantage, logp, old: Some(logp), ..Point::default() };
+        let points = [point(1.0, -1.0), point(1.0, -3.0), point(-1.0, -3.0), point(-1.0, -1.0)];
+        let chosen = |share, lower, upper, clipped: &[usize]| {
+            let is_clipped = |p: &Point| clipped.iter().any(|i| points[*i] == *p);
+            choose_covarying(&points, is_clipped, share, lower, upper, |i| 1.0 - i as f64)
+        };
+        // The first and the third have a covariance of 1; the later has the smaller number.
+        assert_eq!(chosen(0.5, 0.5, 1.5, &[]), [2, 0]);
+        assert_eq!(chosen(0.0, 0.5, 1.5, &[]), [2], "at least one");
+        assert_eq!(chosen(0.5, 0.5, 1.5, &[2]), [0]);
+        assert_eq!(chosen(0.5, 1.0, 1.5, &[]), [0usize; 0], "strictly between");
+        assert_eq!(chosen(1.0, -2.0, 0.0, &[]), [3, 1]);
+    }
+}

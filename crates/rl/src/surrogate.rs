@@ -1,0 +1,193 @@
+//! The formulas of policy losses at one token, in f64: value, derivative with respect to log p, and whether a bound took the
+//! derivative away.
+//!
+//! Names: x = log p − log p_old, ρ = exp(x), A the advantage. "sg" (stop gradient) marks a factor that counts as a constant.
+
+/// Log-ratios are clamped to ± this before the exponential, so that a ratio stays finite and one token cannot drown
+/// a batch. Beyond it the exponential is constant and has no gradient.
+pub const LOG_RATIO_BOUND: f64 = 20.0;
+
+/// Value, derivative with respect to log p, and whether a bound removed the derivative.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Surrogate {
+    pub loss: f64,
+    pub slope: f64,
+    pub clipped: bool,
+}
+
+impl Surrogate {
+    const NOTHING: Surrogate = Surrogate { loss: 0.0, slope: 0.0, clipped: true };
+
+    fn free(loss: f64, slope: f64) -> Self {
+        Surrogate { loss, slope, clipped: false }
+    }
+
+    fn flat(loss: f64) -> Self {
+        Surrogate { loss, slope: 0.0, clipped: true }
+    }
+}
+
+/// exp(x) with x clamped to ±[`LOG_RATIO_BOUND`], and its derivative, which is 0 where the clamp holds.
+pub fn bounded_exp(x: f64) -> (f64, f64) {
+    let value = x.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp();
+    (value, if x.abs() > LOG_RATIO_BOUND { 0.0 } else { value })
+}
+
+/// ρ clipped to [1 − `low`, 1 + `high`].
+fn clip(ratio: f64, low: f64, high: f64) -> f64 {
+    ratio.max(1.0 - low).min(1.0 + high)
+}
+
+/// ½ max((V − R)², (clip(V, V_old − c, V_old + c) − R)²), with `clip` = (c, V_old).
+pub fn value_loss(value: f64, returns: f64, clip: Option<(f64, f64)>) -> Surrogate {
+    let free = value - returns;
+    let bounded = clip.map_or(free, |(clip, old)| value.clamp(old - clip, old + clip) - returns);
+    if bounded * bounded > free * free {
+        Surrogate::flat(0.5 * bounded * bounded)
+    } else {
+        Surrogate::free(0.5 * free * free, free)
+    }
+}
+
+/// −A ρ.
+pub fn importance_sampling(x: f64, advantage: f64) -> Surrogate {
+    let (ratio, slope) = bounded_exp(x);
+    Surrogate { loss: -advantage * ratio, slope: -advantage * slope, clipped: x.abs() > LOG_RATIO_BOUND }
+}
+
+/// max(−Aρ, −A·clip(ρ, 1 − low, 1 + high)), for A < 0 at most −A·dual.
+///
+/// Schulman et al. 2017 (equation 7), with the upper bound apart from the lower (DAPO, Yu et al. 2025) and the dual clip
+/// of Ye et al. 2020 (equation 5).
+pub fn clipped(x: f64, advantage: f64, low: f64, high: f64, dual: Option<f64>) -> Surrogate {
+    let mut surrogate = importance_sampling(x, advantage);
+    let bounded = -advantage * clip(bounded_exp(x).0, low, high);
+    if bounded > surrogate.loss {
+        surrogate = Surrogate::flat(bounded);
+    }
+    match dual {
+        Some(dual) if advantage < 0.0 && surrogate.loss > -advantage * dual => {
+            Surrogate::flat(-advantage * dual)
+        }
+        _ => surrogate,
+    }
+}
+
+/// Where PPO's clip takes the gradient away, some of it is kept: `beyond` (1 − low) A or `beyond` (1 + high) A (CE-GPPO, Su et
+/// al. 2025). `beyond` = (below, above). With `in_value_only` the part kept is a constant divided by sg(ρ), which has no gradient
+/// at all: AgentRL's code.
+pub fn clipped_keeping(
+    x: f64,
+    advantage: f64,
+    low: f64,
+    high: f64,
+    beyond: (f64, f64),
+    in_value_only: bool,
+) -> Surrogate {
+    let free = importance_sampling(x, advantage);
+    let ratio = bounded_exp(x).0;
+    let kept = if ratio < 1.0 - low && advantage < 0.0 {
+        beyond.0 * (1.0 - low)
+    } else if ratio > 1.0 + high && advantage > 0.0 {
+        beyond.1 * (1.0 + high)
+    } else {
+        return clipped(x, advantage, low, high, None);
+    };
+    if !in_value_only {
+        return Surrogate { loss: -advantage * kept, slope: -advantage * kept, clipped: true };
+    }
+    let bounded = -advantage * kept / ratio;
+    if bounded > free.loss { Surrogate::flat(bounded) } else { free }
+}
+
+/// −sg(clip(ρ, 1 − low, 1 + high)) A log p (CISPO, MiniMax 2025): a clipped token keeps a bounded gradient.
+pub fn cispo(logp: f64, x: f64, advantage: f64, low: f64, high: f64) -> Surrogate {
+    let ratio = bounded_exp(x).0;
+    let weight = clip(ratio, low, high);
+    Surrogate { loss: -weight * advantage * logp, slope: -weight * advantage, clipped: weight != ratio }
+}
+
+/// −sg(ρ) A log p (MINIRL, Zheng et al. 2025).
+pub fn weighted_reinforce(logp: f64, x: f64, advantage: f64) -> Surrogate {
+    let ratio = bounded_exp(x).0;
+    Surrogate::free(-ratio * advantage * logp, -ratio * advantage)
+}
+
+/// −A log p.
+pub fn reinforce(logp: f64, advantage: f64) -> Surrogate {
+    Surrogate::free(-advantage * logp, -advantage)
+}
+
+/// −A (4/τ) σ(τ (ρ − 1)), τ by the sign of A (SAPO, Gao et al. 2025): a clip without a corner.
+pub fn soft_gate(x: f64, advantage: f64, positive: f64, negative: f64) -> Surrogate {
+    let (ratio, slope) = bounded_exp(x);
+    let tau = if advantage > 0.0 { positive } else { negative };
+    let gate = 1.0 / (1.0 + (-tau * (ratio - 1.0)).exp());
+    Surrogate::free(-advantage * 4.0 / tau * gate, -advantage * 4.0 * gate * (1.0 - gate) * slope)
+}
+
+/// −(A log p − ½ β x²) (DRO, Richemond et al. 2024, with the log-ratio to the old policy).
+pub fn direct(logp: f64, x: f64, advantage: f64, beta: f64) -> Surrogate {
+    Surrogate::free(-(advantage * logp - 0.5 * beta * x * x), -(advantage - beta * x))
+}
+
+/// −A sg(min(ρ, cap)) log p, unless the token's own probability has left the old one by more than allowed in the direction of A
+/// (DPPO as in verl). `left` is how far, and in which direction: positive where p has grown.
+pub fn diverging(
+    logp: f64,
+    x: f64,
+    advantage: f64,
+    cap: f64,
+    left: f64,
+    below: f64,
+    above: f64,
+) -> Surrogate {
+    let kept = if advantage > 0.0 { left <= above } else { left >= -below };
+    if !kept {
+        return Surrogate::NOTHING;
+    }
+    let weight = bounded_exp(x).0.min(cap);
+    Surrogate::free(-advantage * weight * logp, -advantage * weight)
+}
+
+/// How far `logp` has left `old`: in total variation of the event "this token", p − p_old.
+pub fn total_variation(logp: f64, old: f64) -> f64 {
+    logp.exp() - old.exp()
+}
+
+/// How far `logp` has left `old`: KL(p_old ‖ p) of the event "this token", negative where p has fallen.
+pub fn binary_kl(logp: f64, old: f64) -> f64 {
+    let (p, q) = (logp.exp(), old.exp());
+    let rest = if q < 1.0 { (1.0 - q) * ((1.0 - q) / (1.0 - p)).ln() } else { 0.0 };
+    let divergence = q * (old - logp) + rest;
+    if p > q { divergence } else { -divergence }
+}
+
+/// −A ρ + c |x|: a token that was marked for its covariance (KL-Cov, Cui et al. 2025).
+pub fn penalised(x: f64, advantage: f64, coefficient: f64) -> Surrogate {
+    let free = importance_sampling(x, advantage);
+    let sign = if x == 0.0 { 0.0 } else { x.signum() };
+    Surrogate { loss: free.loss + coefficient * x.abs(), slope: free.slope + coefficient * sign, ..free }
+}
+
+/// −A r, r a geometric mean of a whole path's clipped ratios, of whose derivatives with respect to log p this token's is r where its
+/// own ratio is not clipped (GMPO, Zhao et al. 2025). Weights must divide by the path's length.
+pub fn geometric_mean(path_log_ratio: f64, advantage: f64, moves: bool) -> Surrogate {
+    let (ratio, slope) = bounded_exp(path_log_ratio);
+    if moves {
+        Surrogate::free(-advantage * ratio, -advantage * slope)
+    } else {
+        Surrogate::flat(-advantage * ratio)
+    }
+}
+
+/// PPO's clip on the ratio of a whole path (GSPO, Zheng et al. 2025): every token carries the path's ratio and an equal
+/// share of its gradient. `path_log_ratio` is the mean over the path's tokens of x, at most 10.
+pub fn sequence_clipped(path_log_ratio: f64, advantage: f64, low: f64, high: f64) -> Surrogate {
+    let bounded = path_log_ratio.min(10.0);
+    let mut surrogate = clipped(bounded, advantage, low, high, None);
+    if bounded < path_log_ratio {
+        surrogate = Surrogate::flat(surrogate.loss);
+    }
+    surrogate
+}

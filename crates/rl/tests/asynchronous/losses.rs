@@ -1,0 +1,153 @@
+//! Losses.
+
+use dressage_rl::correction::{Bound, Correction, Level, Over, Rejection, Statistic};
+use dressage_rl::*;
+
+use crate::common::{Vectors, close, near};
+use crate::evaluate;
+
+fn vectors() -> Vectors {
+    Vectors::new(include_str!("../asynchronous.json"))
+}
+
+/// A loss of AgentRL's, summed over its two rows: the mean over rows of the sum, or of the mean over what is left of a row.
+struct Agentrl {
+    v: Vectors,
+}
+
+impl Agentrl {
+    fn points(&self, age_at: Option<f64>) -> Vec<Vec<Point>> {
+        let rows = |name: &str| self.v.rows(&format!("agentrl/inputs/{name}"));
+        let (lp, old, mask) = (rows("lp"), rows("old"), rows("mask"));
+        let (advantage, created) = (rows("adv"), rows("created"));
+        let point = |i: usize, t: usize| Point {
+            logp: lp[i][t],
+            old: Some(old[i][t]),
+            advantage: advantage[i][t],
+            age: age_at.map_or(0.0, |now| now - created[i][t]),
+            ..Point::default()
+        };
+        (0..2).map(|i| (0..4).filter(|t| mask[i][*t] == 1.0).map(|t| point(i, t)).collect()).collect()
+    }
+
+    #[track_caller]
+    fn expect(&self, policy: PolicyLoss, points: &[Vec<Point>], by_length: bool, keys: &str) {
+        let loss = Loss::of(policy);
+        loss.check_parameters().unwrap();
+        let want: Vec<Vec<f64>> =
+            serde_json::from_value(self.v.at(&format!("{keys}/dloss_dlp")).clone()).unwrap();
+        let weight = |row: &Vec<Point>| {
+            let left = row.iter().filter(|point| !loss.at(point).dropped).count().max(1) as f64;
+            vec![1.0 / points.len() as f64 / if by_length { left } else { 1.0 }; row.len()]
+        };
+        let weights: Vec<Vec<f64>> = points.iter().map(weight).collect();
+        let (sum, slopes) = evaluate(loss, points, &weights);
+        // What is masked stands at the end of a row.
+        for (got, want) in slopes.iter().zip(&want).flat_map(|(got, want)| got.iter().zip(want)) {
+            close(*got, *want, &format!("{keys}, slope"));
+        }
+        close(sum, self.v.number(&format!("{keys}/loss")), keys);
+    }
+}
+
+#[test]
+fn agentrl() {
+    let a = Agentrl { v: vectors() };
+    let points = a.points(None);
+    let (low, high, dual) = (0.2, 0.3, None);
+    let strict = TrustRegion { strict: true, ..TrustRegion::default() };
+    let grpo = |trust, keep| PolicyLoss::Clip { low, high, dual, trust: Some(trust), keep };
+    a.expect(grpo(TrustRegion::default(), None), &points, true, "agentrl/cases/grpo_default");
+    a.expect(grpo(TrustRegion::default(), None), &points, true, "agentrl/cases/grpo_token_level_false");
+    a.expect(grpo(strict, None), &points, true, "agentrl/cases/grpo_strict");
+    // TRAP: the gradient that is to be kept beyond the bounds is none.
+    let keep = KeepGradient { below: 0.5, above: 0.5, in_value_only: true };
+    a.expect(grpo(TrustRegion::default(), Some(keep)), &points, true, "agentrl/cases/grpo_beta_half");
+    let kept = Loss::of(grpo(TrustRegion::default(), Some(KeepGradient { in_value_only: false, ..keep })));
+    close(kept.at(&points[1][0]).slope, 0.5 * 0.8 * 0.5, "gradient kept below");
+    let minirl = |trust| PolicyLoss::MiniRl { low, high, trust };
+    a.expect(minirl(strict), &points, false, "agentrl/cases/minirl_recipe");
+    a.expect(minirl(strict), &points, true, "agentrl/cases/minirl_strict_lennorm");
+    a.expect(minirl(TrustRegion::default()), &points, false, "agentrl/cases/minirl_nonstrict");
+    let fading = TrustRegion { age_decay: 0.1, ..TrustRegion::default() };
+    for now in [10, 12, 20, 30] {
+        let row = a.points(Some(f64::from(now))).split_off(1);
+        a.expect(grpo(fading, None), &row, true, &format!("agentrl/cases/decay_row1/{now}"));
+    }
+}
+
+/// TRAP: GSPO's gradient has the wrong sign in AgentRL. The right one, finite differences of the objective.
+#[test]
+fn sequence_ratios_push_the_right_way() {
+    let a = Agentrl { v: vectors() };
+    let row = a.points(None).swap_remove(0);
+    let loss = Loss::of(PolicyLoss::Gspo { low: 0.9, high: 9.0 });
+    let total = |row: &[Point]| {
+        let mut row = row.to_vec();
+        prepare::path_ratios(&mut row);
+        row.iter().map(|point| loss.at(point).loss).sum::<f64>()
+    };
+    let mut prepared = row.clone();
+    prepare::path_ratios(&mut prepared);
+    let wrong = &a.v.rows("agentrl/cases/gspo_row0_wrong_sign/dloss_dlp")[0];
+    for t in 0..row.len() {
+        let at = |step: f64| {
+            let mut moved = row.clone();
+            moved[t].logp += step;
+            total(&moved)
+        };
+        let slope = (at(1e-6) - at(-1e-6)) / 2e-6;
+        near(loss.at(&prepared[t]).slope, slope, 1e-8, "slope of a path's ratio");
+        assert!(slope < 0.0 && wrong[t] > 0.0);
+    }
+}
+
+/// Decoupled PPO over one path of six tokens: ratios to the proximal policy, weights from it to the one that drew the tokens.
+#[test]
+fn areal() {
+    let v = vectors();
+    let list = |name: &str| v.list(&format!("areal/inputs/{name}"));
+    let (lp, prox, behave, adv) = (list("lp"), list("prox"), list("behave"), list("adv"));
+    let log_ratios: Vec<f64> = prox.iter().zip(&behave).map(|(p, b)| p - b).collect();
+    let points = |old: &[f64]| -> Vec<Point> {
+        (0..6)
+            .map(|t| Point { logp: lp[t], old: Some(old[t]), advantage: adv[t], ..Point::default() })
+            .collect()
+    };
+    let expect = |loss: Loss, points: &[Point], weights: &[f64], case: &str| {
+        let want = v.list(&format!("areal/cases/{case}/dloss_dlp"));
+        let weights = weights.iter().map(|weight| weight / 6.0).collect();
+        let (sum, slopes) = evaluate(loss, &[points.to_vec()], &[weights]);
+        slopes[0].iter().zip(want).for_each(|(got, want)| near(*got, want, 2e-7, case));
+        near(sum, v.number(&format!("areal/cases/{case}/loss")), 2e-7, case);
+    };
+    let (clip, ones) = (Loss::clip(0.2, 0.2), [1.0; 6]);
+    expect(clip, &points(&prox), &ones, "no_rs");
+    expect(clip, &points(&behave), &ones, "naive");
+    let weights =
+        |paths: &[Vec<f64>], correction: Correction| correction.weights(paths, Counting::Exact).concat();
+    let one = std::slice::from_ref(&log_ratios);
+    let token = |bound| weights(one, Correction { level: Level::Token, bound, normalise: false });
+    let masked = token(Bound::Mask { low: 0.0, high: 5.0 });
+    expect(clip, &points(&prox), &masked, "rs_mask5");
+    expect(clip, &points(&prox), &token(Bound::Clamp { low: 0.0, high: 5.0 }), "rs_clamp5");
+    let dual = Loss::of(PolicyLoss::Clip { low: 0.2, high: 0.2, dual: Some(1.2), trust: None, keep: None });
+    // AReaL bounds |A|·c before the weight, as everyone does.
+    expect(dual, &points(&prox), &masked, "rs_mask5_dual1.2");
+
+    // Two paths of three tokens, ratio and weight as geometric means.
+    let mut paths: Vec<Vec<Point>> = points(&prox).chunks(3).map(<[Point]>::to_vec).collect();
+    paths.iter_mut().for_each(|path| prepare::path_ratios(path));
+    let halves: Vec<Vec<f64>> = log_ratios.chunks(3).map(<[f64]>::to_vec).collect();
+    let bound = Bound::Mask { low: 0.0, high: 1.5 };
+    let of_paths = weights(&halves, Correction { level: Level::GeometricMean, bound, normalise: false });
+    expect(Loss::of(PolicyLoss::Gspo { low: 0.2, high: 0.2 }), &paths.concat(), &of_paths, "gspo_seqmask1.5");
+    let rejection = Rejection {
+        statistic: Statistic::Ratio,
+        over: Over::PathMean,
+        low: None,
+        high: 1.5,
+        inverted: false,
+    };
+    assert_eq!(rejection.keeps(&halves, Counting::Exact).concat(), [true, true, true, false, false, false]);
+}

@@ -1,0 +1,14 @@
+//! The formulas of AgentRL, AReaL and slime, from vectors that their own functions computed in f64: to 1e-9, or to 2e-7 where the
+//! reference takes a difference in f32.
+
+#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod losses;
+mod rest;
+
+use common::exactly as evaluate;
+
+const TOLERANCE: f64 = 1e-9;

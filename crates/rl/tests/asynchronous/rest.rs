@@ -1,0 +1,93 @@
+//! Advantages, guesses, shaping; and slime's formulas.
+
+use dressage_rl::correction::{Bound, Correction, Level};
+use dressage_rl::*;
+
+use crate::common::{Vectors, close, near};
+
+fn vectors() -> Vectors {
+    Vectors::new(include_str!("../asynchronous.json"))
+}
+
+#[test]
+fn agentrl_advantages() {
+    let baseline = GroupBaseline {
+        compare: Compare::Others,
+        scale: 2.0,
+        success: Some(0.5),
+        ..GroupBaseline::default()
+    };
+    let scores = [1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0];
+    let rollout = |(i, score): (usize, &f64)| Rollout {
+        score: *score,
+        ceiling: [0, 3].contains(&i).then_some(0.0),
+        paths: vec![Path { turns: vec![1], rewards: vec![0.0], ..Path::default() }],
+        ..Rollout::default()
+    };
+    let rollouts: Vec<Rollout> = scores.iter().enumerate().map(rollout).collect();
+    let got = Estimator::Group(baseline).advantages(&rollouts).unwrap();
+    let of = |i: usize| got[i][0].advantages[0];
+    near(of(1), 1.428571429, 1e-9, "right");
+    near(of(4), -0.857142857, 1e-9, "wrong");
+    assert_eq!(of(0), 0.0, "right, but badly written");
+    near(of(3), -0.857142857, 1e-9, "wrong, and badly written");
+    let scaled =
+        GroupBaseline { scale_by_std: true, ..GroupBaseline::default() }.advantages(&scores).unwrap();
+    near(scaled[0], 1.207612396, 1e-9, "GRPO, right");
+    near(scaled[4], -0.724567437, 1e-9, "GRPO, wrong");
+
+    let near_all =
+        |got: Vec<f64>, want: &[f64]| got.iter().zip(want).for_each(|(g, w)| close(*g, *w, "rank"));
+    near_all(shaping::rank_bonus(&[5.0, 10.0, 10.0, 20.0], 0.2, false), &[0.1, 0.0, 0.0, -0.1]);
+    near_all(shaping::rank_bonus(&[3.0, 8.0, 30.0], 0.2, true), &[-0.1, 0.0, 0.1]);
+}
+
+#[test]
+fn guessed_proximal_policy() {
+    let v = vectors();
+    let list = |name: &str| v.list(&format!("areal/inputs/{name}"));
+    let (lp, behave) = (list("lp"), list("behave"));
+    for (kind, name) in
+        [(prepare::Interpolation::LogLinear, "loglinear"), (prepare::Interpolation::Linear, "linear")]
+    {
+        let want = v.list(&format!("areal/prox_approx/{name}"));
+        for (t, version) in v.list("areal/prox_approx_versions").iter().enumerate() {
+            let age = (*version >= 0.0).then(|| 10 - *version as u64);
+            near(kind.proximal(behave[t], lp[t], age), want[t], 2e-7, name);
+        }
+    }
+    let (prox, want) = (list("prox"), v.at("areal/m2po_mask_0p05").clone());
+    let differences: Vec<f64> = prox.iter().zip(&behave).map(|(p, b)| p - b).collect();
+    let want: Vec<bool> = serde_json::from_value(want).unwrap();
+    assert_eq!(prepare::second_moment_mask(&differences, 0.05), want);
+}
+
+#[test]
+fn slime() {
+    let v = vectors();
+    let list = |name: &str| v.list(&format!("areal/inputs/{name}"));
+    let (lp, prox, behave, adv) = (list("lp"), list("prox"), list("behave"), list("adv"));
+    let log_ratios = [prox.iter().zip(&behave).map(|(p, b)| p - b).collect::<Vec<f64>>()];
+    let at = |t: usize| Point { logp: lp[t], old: Some(prox[t]), advantage: adv[t], ..Point::default() };
+    let losses =
+        |policy: PolicyLoss| -> Vec<f64> { (0..6).map(|t| Loss::of(policy).at(&at(t)).loss).collect() };
+    let expect = |got: Vec<f64>, name: &str| {
+        got.iter().zip(v.list(&format!("slime/{name}"))).for_each(|(got, want)| near(*got, want, 2e-7, name));
+    };
+    let clip = |dual| PolicyLoss::Clip { low: 0.2, high: 0.28, dual, trust: None, keep: None };
+    expect(losses(clip(None)), "ppo");
+    expect(losses(clip(Some(1.2))), "dual1_2");
+    let weighted = |bound| {
+        let correction = Correction { level: Level::Token, bound, normalise: false };
+        let weights = correction.weights(&log_ratios, Counting::Exact).concat();
+        losses(clip(None)).iter().zip(weights).map(|(loss, weight)| loss * weight).collect()
+    };
+    expect(weighted(Bound::Clamp { low: 0.0, high: 2.0 }), "tis_0_2");
+    expect(weighted(Bound::Mask { low: 0.5, high: 2.0 }), "icepop_05_2");
+    expect(losses(PolicyLoss::Cispo { low: 1.0, high: 0.28 }), "cispo");
+
+    // All fragments of a rollout share its denominator, and rollouts are summed: 0.15 + 0.2 of the first, 0.6 of the second.
+    let weights = Normaliser::RolloutMean.weights(&[4, 2].map(|tokens| RolloutTokens { group: 0, tokens }));
+    let sum = weights[0] * (0.1 + 0.2 + 0.3 + 0.8) + weights[1] * (0.5 + 0.7);
+    close(2.0 * sum, 0.95, "mean over rollouts");
+}

@@ -1,0 +1,53 @@
+//! Reading the vectors: nested numbers under the reference's own keys.
+
+use dressage_rl::{Loss, Point};
+use serde_json::Value;
+
+pub struct Vectors(Value);
+
+impl Vectors {
+    pub fn new(text: &str) -> Self {
+        Vectors(serde_json::from_str(text).unwrap())
+    }
+
+    /// What stands under a path of keys, joined by `/`.
+    pub fn at(&self, keys: &str) -> &Value {
+        let found = keys.split('/').try_fold(&self.0, |value, key| value.get(key));
+        found.unwrap_or_else(|| panic!("the vectors have nothing under {keys}"))
+    }
+
+    pub fn number(&self, keys: &str) -> f64 {
+        self.at(keys).as_f64().unwrap()
+    }
+
+    pub fn list(&self, keys: &str) -> Vec<f64> {
+        serde_json::from_value(self.at(keys).clone()).unwrap()
+    }
+
+    pub fn rows(&self, keys: &str) -> Vec<Vec<f64>> {
+        serde_json::from_value(self.at(keys).clone()).unwrap()
+    }
+}
+
+#[track_caller]
+pub fn close(got: f64, want: f64, what: &str) {
+    near(got, want, crate::TOLERANCE, what);
+}
+
+#[track_caller]
+pub fn near(got: f64, want: f64, tolerance: f64, what: &str) {
+    assert!((got - want).abs() <= tolerance.max(crate::TOLERANCE), "{what}: {got}, expected {want}");
+}
+
+/// Σ weight · loss over points, and its slope by each log-probability, in f64.
+pub fn exactly(loss: Loss, rows: &[Vec<Point>], weights: &[Vec<f64>]) -> (f64, Vec<Vec<f64>>) {
+    let mut sum = 0.0;
+    let mut slope = |(point, weight): (&Point, &f64)| {
+        let got = loss.at(point);
+        sum += weight * got.loss;
+        weight * got.slope
+    };
+    let slopes =
+        rows.iter().zip(weights).map(|(row, w)| row.iter().zip(w).map(&mut slope).collect()).collect();
+    (sum, slopes)
+}

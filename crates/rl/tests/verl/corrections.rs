@@ -1,0 +1,107 @@
+//! Importance weights, rejection, and how far policies are apart.
+
+use dressage_rl::correction::{Bound, Correction, Level, Mismatch, Over, Rejection, Statistic};
+use dressage_rl::*;
+
+use crate::common::{close, near};
+use crate::fixture::Fixture;
+
+#[test]
+fn importance_weights() {
+    let f = Fixture::new();
+    let clamp = |high| Bound::Clamp { low: 0.0, high };
+    for (level, bound, normalise, keys) in [
+        (Level::Token, clamp(2.0), false, "anchor/tis/token_C2.0"),
+        (Level::Token, clamp(1.2), false, "anchor/tis/token_C1.2"),
+        (Level::Path, clamp(2.0), false, "anchor/tis/sequence_C2.0"),
+        (Level::Token, clamp(1.2), true, "anchor/tis/token_C1.2_batch_norm"),
+        (Level::Path, clamp(2.0), true, "anchor/tis/sequence_C2.0_batch_norm"),
+        (Level::Token, Bound::Mask { low: 0.9, high: 1.2 }, false, "head/icepop_token_0.9_1.2"),
+        (Level::Path, Bound::Mask { low: 0.95, high: 2.0 }, false, "head/icepop_sequence_0.95_2.0"),
+    ] {
+        let got = Correction { level, bound, normalise }.weights(&f.log_ratios(), Counting::Verl);
+        for (got, want) in got.iter().zip(f.picked(&format!("{keys}/weights"))) {
+            got.iter().zip(want).for_each(|(got, want)| close(*got, want, keys));
+        }
+    }
+    let weighted = |bound| {
+        let correction = Correction { level: Level::Token, bound, normalise: false };
+        let clip =
+            Loss::of(PolicyLoss::Clip { low: 0.2, high: 0.28, dual: Some(3.0), trust: None, keep: None });
+        let weights = correction.weights(&f.log_ratios(), Counting::Verl).concat();
+        f.points().concat().iter().zip(weights).map(|(point, w)| clip.at(point).loss * w / 16.0).sum::<f64>()
+    };
+    close(weighted(clamp(2.0)), f.v.number("anchor/ppo_vanilla_token_TIS_C2/loss"), "weighted loss");
+    let masked = weighted(Bound::Mask { low: 0.9, high: 1.2 });
+    close(masked, f.v.number("head/ppo_vanilla_icepop_0.9_1.2_loss"), "masked loss");
+}
+
+#[test]
+fn rejection() {
+    let f = Fixture::new();
+    let of = |statistic, over, low: f64, high| Rejection {
+        statistic,
+        over,
+        low: (low > 0.0).then_some(low),
+        high,
+        inverted: true,
+    };
+    use Over::*;
+    use Statistic::*;
+    let cases: [(&str, Vec<Rejection>); 9] = [
+        ("token_k1@0.8_1.25", vec![of(K1, Token, 0.8, 1.25)]),
+        ("token_k2@0.02", vec![of(K2, Token, 0.0, 0.02)]),
+        ("token_k3@0.02", vec![of(K3, Token, 0.0, 0.02)]),
+        ("seq_sum_k1@0.5_2.0", vec![of(K1, PathSum, 0.5, 2.0)]),
+        ("seq_sum_k1@0.9_3.0", vec![of(K1, PathSum, 0.9, 3.0)]),
+        ("seq_mean_k1@0.95_1.05", vec![of(K1, PathMean, 0.95, 1.05)]),
+        ("seq_mean_k3@0.02", vec![of(K3, PathMean, 0.0, 0.02)]),
+        ("seq_max_k2@0.02", vec![of(K2, PathMax, 0.0, 0.02)]),
+        ("token_k1,seq_mean_k3@0.8_1.25,0.02", vec![of(K1, Token, 0.8, 1.25), of(K3, PathMean, 0.0, 0.02)]),
+    ];
+    for (name, rejections) in cases {
+        let want = f.picked(&format!("anchor/rejection_sampling/{name}/mask")).concat();
+        let all: Vec<Vec<bool>> =
+            rejections.iter().map(|r| r.keeps(&f.log_ratios(), Counting::Verl).concat()).collect();
+        for (i, want) in want.iter().enumerate() {
+            assert_eq!(all.iter().all(|kept| kept[i]), *want == 1.0, "{name}, token {i}");
+        }
+    }
+    // TRAP: verl bounds the inverse of the ratio.
+    let kept = |inverted, ratio: f64| {
+        let rejection = Rejection { statistic: K1, over: Token, low: Some(0.9), high: 3.0, inverted };
+        rejection.keeps(&[vec![ratio.ln()]], Counting::Exact)[0][0]
+    };
+    assert_eq!((kept(true, 2.5), kept(true, 0.4)), (false, true));
+    assert_eq!((kept(false, 2.5), kept(false, 0.4)), (true, false));
+}
+
+#[test]
+fn mismatch() {
+    let f = Fixture::new();
+    let (old, rollout) = (f.of("old_log_prob"), f.of("rollout_log_prob"));
+    let pairs: Vec<Vec<(f64, f64)>> =
+        old.into_iter().zip(rollout).map(|(o, r)| o.into_iter().zip(r).collect()).collect();
+    let got = Mismatch::new(&pairs, Counting::Verl);
+    for (name, got) in [
+        ("training_ppl", got.training_ppl),
+        ("rollout_ppl", got.rollout_ppl),
+        ("kl", got.kl),
+        ("k3_kl", got.k3_kl),
+        ("log_ppl_diff", got.log_ppl_diff),
+        ("log_ppl_abs_diff", got.log_ppl_abs_diff),
+        ("log_ppl_diff_max", got.log_ppl_diff_max),
+        ("log_ppl_diff_min", got.log_ppl_diff_min),
+        ("ppl_ratio", got.ppl_ratio),
+        ("chi2_token", got.chi2_token),
+        ("chi2_seq", got.chi2_seq),
+    ] {
+        close(got, f.v.number(&format!("anchor/offpolicy_metrics/{name}")), name);
+    }
+    let metrics = |name: &str| f.v.at("metrics")[name].as_f64().unwrap();
+    close(got.probs_diff_max, metrics("training/rollout_probs_diff_max"), "largest difference");
+    close(got.probs_diff_mean, metrics("training/rollout_probs_diff_mean"), "mean difference");
+    // Computed in f32.
+    near(got.probs_diff_std, metrics("training/rollout_probs_diff_std"), 1e-7, "deviation of differences");
+    near(got.probs_correlation, metrics("training/rollout_actor_probs_pearson_corr"), 1e-7, "correlation");
+}

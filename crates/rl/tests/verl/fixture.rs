@@ -1,0 +1,165 @@
+//! The fixture, and how results are compared with the vectors.
+
+use dressage_rl::*;
+
+use crate::common::{Vectors, close};
+use crate::evaluate;
+
+pub fn vectors() -> Vectors {
+    Vectors::new(include_str!("../verl.json"))
+}
+
+/// The action tokens of a matrix, row by row.
+pub fn pick(rows: &[Vec<f64>], mask: &[Vec<f64>]) -> Vec<Vec<f64>> {
+    let row = |(row, mask): (&Vec<f64>, &Vec<f64>)| {
+        row.iter().zip(mask).filter(|(_, m)| **m == 1.0).map(|(v, _)| *v).collect()
+    };
+    rows.iter().zip(mask).map(row).collect()
+}
+
+/// The fixture that most vectors share: four rollouts, the first three of one task.
+pub struct Fixture {
+    pub v: Vectors,
+    pub mask: Vec<Vec<f64>>,
+}
+
+impl Fixture {
+    pub fn new() -> Self {
+        let v = vectors();
+        let mask = v.rows("anchor/fixture/response_mask");
+        Fixture { v, mask }
+    }
+
+    pub fn picked(&self, keys: &str) -> Vec<Vec<f64>> {
+        pick(&self.v.rows(keys), &self.mask)
+    }
+
+    pub fn of(&self, name: &str) -> Vec<Vec<f64>> {
+        self.picked(&format!("anchor/fixture/{name}"))
+    }
+
+    /// Lengths of the turns of a row: runs of action tokens.
+    pub fn turns(&self, row: usize) -> Vec<usize> {
+        self.mask[row].split(|m| *m == 0.0).map(<[f64]>::len).filter(|len| *len > 0).collect()
+    }
+
+    pub fn rollouts(&self) -> Vec<Rollout> {
+        let uid = self.v.list("anchor/fixture/uid");
+        let all = self.v.rows("anchor/fixture/token_level_rewards");
+        let (rewards, values) = (self.of("token_level_rewards"), self.of("values"));
+        let behaviour = self.of("old_log_prob");
+        let concentration = self.picked("anchor/otb/sum_pi_squared");
+        (0..4)
+            .map(|i| Rollout {
+                group: uid[i] as u64,
+                score: all[i].iter().sum(),
+                paths: vec![Path {
+                    turns: self.turns(i),
+                    turns_before: 0,
+                    rewards: rewards[i].clone(),
+                    values: values[i].clone(),
+                    behaviour: behaviour[i].clone(),
+                    concentration: concentration[i].clone(),
+                    positions: (0..6).filter(|t| self.mask[i][*t] == 1.0).collect(),
+                }],
+                ..Rollout::default()
+            })
+            .collect()
+    }
+
+    /// Checks advantages, and returns where they are given.
+    #[track_caller]
+    pub fn expect(&self, estimator: &Estimator, advantages: &str, returns: Option<&str>) {
+        let got = estimator.advantages(&self.rollouts()).unwrap();
+        self.compare(&got, advantages, |path| &path.advantages);
+        if let Some(returns) = returns {
+            self.compare(&got, returns, |path| &path.returns);
+        }
+    }
+
+    #[track_caller]
+    pub fn compare(
+        &self,
+        got: &[Vec<PathAdvantages>],
+        keys: &str,
+        of: impl Fn(&PathAdvantages) -> &Vec<f64>,
+    ) {
+        for (i, (got, want)) in got.iter().zip(self.picked(keys)).enumerate() {
+            assert_eq!(of(&got[0]).len(), want.len());
+            for (t, (got, want)) in of(&got[0]).iter().zip(want).enumerate() {
+                close(*got, want, &format!("{keys}, row {i}, action token {t}"));
+            }
+        }
+    }
+
+    /// One advantage for each rollout.
+    #[track_caller]
+    pub fn expect_scalars(&self, baseline: GroupBaseline, keys: &str) {
+        let got = Estimator::Group(baseline).advantages(&self.rollouts()).unwrap();
+        for (i, (got, want)) in got.iter().zip(self.v.list(keys)).enumerate() {
+            assert!(got[0].advantages.iter().all(|a| *a == got[0].advantages[0]));
+            close(got[0].advantages[0], want, &format!("{keys}, row {i}"));
+        }
+    }
+
+    pub fn points(&self) -> Vec<Vec<Point>> {
+        let (old, new) = (self.of("old_log_prob"), self.of("log_prob"));
+        let (reference, advantages) = (self.of("ref_log_prob"), self.picked("anchor/policy_advantages"));
+        let point = |i: usize, t: usize| Point {
+            logp: new[i][t],
+            old: Some(old[i][t]),
+            reference: Some(reference[i][t]),
+            advantage: advantages[i][t],
+            ..Point::default()
+        };
+        (0..4).map(|i| (0..new[i].len()).map(|t| point(i, t)).collect()).collect()
+    }
+
+    /// Weights of the tokens of each row, as verl's aggregation has them.
+    pub fn weights(&self, normaliser: Normaliser) -> Vec<f64> {
+        let tokens = |row: &Vec<f64>| RolloutTokens { group: 0, tokens: row.iter().sum::<f64>() as u64 };
+        normaliser.weights_counted(&self.mask.iter().map(tokens).collect::<Vec<_>>(), Counting::Verl)
+    }
+
+    /// Sum and gradient of a loss over points, against `keys`/loss and `keys`/grad_log_prob.
+    #[track_caller]
+    pub fn expect_loss(&self, loss: Loss, points: &[Vec<Point>], normaliser: Normaliser, keys: &str) {
+        loss.check_parameters().unwrap();
+        self.expect_sum(loss, points, normaliser, &format!("{keys}/grad_log_prob"), &format!("{keys}/loss"));
+    }
+
+    /// The same, with the keys of both.
+    #[track_caller]
+    pub fn expect_sum(
+        &self,
+        loss: Loss,
+        points: &[Vec<Point>],
+        normaliser: Normaliser,
+        slopes: &str,
+        sum: &str,
+    ) {
+        let weights = self.weights(normaliser);
+        let weights: Vec<Vec<f64>> =
+            points.iter().zip(weights).map(|(row, weight)| vec![weight; row.len()]).collect();
+        let (got, got_slopes) = evaluate(loss, points, &weights);
+        for (i, (got, want)) in got_slopes.iter().zip(self.picked(slopes)).enumerate() {
+            for (t, (got, want)) in got.iter().zip(want).enumerate() {
+                close(*got, want, &format!("{slopes} {i} {t}"));
+            }
+        }
+        close(got, self.v.number(sum), sum);
+    }
+
+    pub fn log_ratios(&self) -> Vec<Vec<f64>> {
+        let (old, rollout) = (self.of("old_log_prob"), self.of("rollout_log_prob"));
+        old.iter().zip(rollout).map(|(o, r)| o.iter().zip(r).map(|(o, r)| o - r).collect()).collect()
+    }
+}
+
+pub const SCORE: GroupBaseline = GroupBaseline {
+    compare: Compare::Mean,
+    scale_by_std: false,
+    singleton: Singleton::Score,
+    scale: 1.0,
+    success: None,
+};

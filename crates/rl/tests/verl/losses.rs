@@ -1,0 +1,214 @@
+//! Losses, divergences, and how they are averaged.
+
+use dressage_rl::*;
+
+use crate::common::close;
+use crate::evaluate;
+use crate::fixture::{Fixture, pick, vectors};
+
+#[test]
+fn aggregation() {
+    let v = vectors();
+    let (loss, mask) = (v.rows("anchor/agg_loss/loss_mat"), v.rows("anchor/agg_loss/mask"));
+    let aggregate = |normaliser: Normaliser, loss: &[Vec<f64>], mask: &[Vec<f64>]| -> f64 {
+        let tokens = |row: &Vec<f64>| RolloutTokens { group: 0, tokens: row.iter().sum::<f64>() as u64 };
+        let weights =
+            normaliser.weights_counted(&mask.iter().map(tokens).collect::<Vec<_>>(), Counting::Verl);
+        pick(loss, mask).iter().zip(weights).map(|(row, weight)| weight * row.iter().sum::<f64>()).sum()
+    };
+    let expect = |normaliser, keys: &str| close(aggregate(normaliser, &loss, &mask), v.number(keys), keys);
+    expect(Normaliser::TokenMean, "anchor/agg_loss/token-mean");
+    expect(Normaliser::RolloutSum, "anchor/agg_loss/seq-mean-token-sum");
+    expect(Normaliser::RolloutMean, "anchor/agg_loss/seq-mean-token-mean");
+    expect(Normaliser::RolloutSumOver { length: 4.0 }, "head/agg_loss/seq-mean-token-sum-norm");
+    expect(Normaliser::RolloutSumOver { length: 10.0 }, "head/agg_loss/seq-mean-token-sum-norm(scale=10)");
+    expect(Normaliser::TokenSum, "head/agg_token-sum");
+    // Until 2026 verl did not divide by the number of rollouts: a sum over a constant.
+    let sum_over = |length: f64| aggregate(Normaliser::TokenSum, &loss, &mask) / length;
+    close(sum_over(4.0), v.number("anchor/agg_loss/seq-mean-token-sum-norm"), "sum over a constant");
+    close(
+        sum_over(10.0),
+        v.number("anchor/agg_loss/seq-mean-token-sum-norm(scale=10)"),
+        "sum over a constant",
+    );
+    // Several workers: each has a part of the rollouts, denominators count all, and averaging gradients is undone.
+    let tokens = |n| RolloutTokens { group: 0, tokens: n };
+    let all = [tokens(3), tokens(1), tokens(4)];
+    let share = |normaliser: Normaliser, all: &[RolloutTokens]| {
+        let weights = normaliser.weights_counted(all, Counting::Verl);
+        2.0 * (weights[0] * 7.0 + weights[1] * 5.0)
+    };
+    close(
+        share(Normaliser::TokenMean, &all),
+        v.number("anchor/agg_loss/token-mean(dp=2,batch_num_tokens=8)"),
+        "workers",
+    );
+    let six = [tokens(3), tokens(1), tokens(1), tokens(1), tokens(1), tokens(1)];
+    close(
+        share(Normaliser::RolloutMean, &six),
+        v.number("anchor/agg_loss/seq-mean-token-mean(dp=2,global_batch_size=6)"),
+        "workers",
+    );
+    close(share(Normaliser::TokenSum, &all), v.number("head/agg_token-sum_dp2"), "workers");
+
+    // TRAP: a mean in each micro-batch, and the mean of those.
+    let (loss, mask) =
+        (v.rows("anchor/microbatch_token_mean/loss_mat"), v.rows("anchor/microbatch_token_mean/mask"));
+    close(
+        aggregate(Normaliser::TokenMean, &loss, &mask),
+        v.number("anchor/microbatch_token_mean/global_token_mean"),
+        "all",
+    );
+    let of_each =
+        (0..2).map(|i| aggregate(Normaliser::TokenMean, &loss[i..=i], &mask[i..=i])).sum::<f64>() / 2.0;
+    close(
+        of_each,
+        v.number("anchor/microbatch_token_mean/legacy_dp_actor_mean_of_microbatches"),
+        "micro-batches",
+    );
+}
+
+#[test]
+fn policy_losses() {
+    let f = Fixture::new();
+    let points = f.points();
+    let clip = Loss::of(PolicyLoss::Clip { low: 0.2, high: 0.28, dual: Some(3.0), trust: None, keep: None });
+    for (normaliser, name) in [
+        (Normaliser::TokenMean, "anchor/ppo_vanilla/token-mean"),
+        (Normaliser::RolloutSum, "anchor/ppo_vanilla/seq-mean-token-sum"),
+        (Normaliser::RolloutMean, "anchor/ppo_vanilla/seq-mean-token-mean"),
+        (Normaliser::RolloutSumOver { length: 6.0 }, "head/ppo_vanilla/seq-mean-token-sum-norm"),
+    ] {
+        f.expect_loss(clip, &points, normaliser, name);
+    }
+    let per_token = f.picked("anchor/ppo_vanilla/per_token_loss");
+    let (mut clipped, mut kl) = (0.0, 0.0);
+    for (row, want) in points.iter().zip(&per_token) {
+        for (point, want) in row.iter().zip(want) {
+            let got = clip.at(point);
+            close(got.loss, *want, "loss of a token");
+            clipped += f64::from(u8::from(got.clipped));
+            kl -= point.log_ratio();
+        }
+    }
+    let metrics = |name: &str| f.v.at("anchor/ppo_vanilla/metrics")[name].as_f64().unwrap();
+    close(clipped / Counting::Verl.of(16.0), metrics("actor/pg_clipfrac"), "clip fraction");
+    close(kl / Counting::Verl.of(16.0), metrics("actor/ppo_kl"), "kl");
+    for case in f.v.at("anchor/ppo_single_token").as_array().unwrap() {
+        let of = |name: &str| case[name].as_f64().unwrap();
+        // The difference is what counts; a log-probability is less than 0.
+        let (logp, old) = (of("new") - 5.0, Some(of("old") - 5.0));
+        let at = Point { logp, old, advantage: of("adv"), ..Point::default() };
+        let (loss, slopes) = evaluate(clip, &[vec![at]], &[vec![1.0]]);
+        close(loss, of("loss"), "single loss");
+        close(slopes[0][0], of("grad"), "single slope");
+    }
+    let expect = |policy, points: &[Vec<Point>], normaliser, keys| {
+        f.expect_loss(Loss::of(policy), points, normaliser, keys)
+    };
+    expect(PolicyLoss::Cispo { low: 0.2, high: 0.28 }, &points, Normaliser::TokenMean, "anchor/cispo");
+    let gate = PolicyLoss::SoftGate { positive: 1.0, negative: 1.05 };
+    expect(gate, &points, Normaliser::RolloutMean, "anchor/sapo");
+    expect(PolicyLoss::Reinforce, &points, Normaliser::TokenMean, "anchor/gpg");
+    for (measure, bound, name) in
+        [(Divergence::TotalVariation, 0.15, "head/dppo_tv"), (Divergence::Kl, 0.05, "head/dppo_kl")]
+    {
+        let policy = PolicyLoss::Divergence { measure, below: bound, above: bound, cap: 20.0 };
+        expect(policy, &points, Normaliser::TokenMean, name);
+    }
+    expect(PolicyLoss::Direct { beta: 0.5 }, &points, Normaliser::TokenMean, "head/dro");
+
+    let mut of_paths = points.clone();
+    of_paths.iter_mut().for_each(|path| prepare::path_ratios(path));
+    let ratios = f.v.list("anchor/gspo/seq_log_ratio");
+    of_paths
+        .iter()
+        .zip(ratios)
+        .for_each(|(path, want)| close(path[0].path_log_ratio.unwrap(), want, "ratio of a path"));
+    expect(PolicyLoss::Gspo { low: 0.2, high: 0.28 }, &of_paths, Normaliser::RolloutMean, "anchor/gspo");
+    let mut of_paths = points.clone();
+    of_paths.iter_mut().for_each(|path| prepare::geometric_means(path, 0.2, 0.28));
+    let geometric = PolicyLoss::GeometricMean { low: 0.2, high: 0.28 };
+    expect(geometric, &of_paths, Normaliser::RolloutMean, "anchor/geo_mean(GMPO)");
+
+    let mut all = points.concat();
+    let share = f.v.number("head/kl_cov/kl_cov_ratio");
+    prepare::mark_covarying(&mut all, share);
+    let mut rest = all.into_iter();
+    let marked: Vec<Vec<Point>> = points.iter().map(|row| rest.by_ref().take(row.len()).collect()).collect();
+    let coefficient = f.v.number("head/kl_cov/ppo_kl_coef");
+    expect(PolicyLoss::KlCov { coefficient, share }, &marked, Normaliser::TokenMean, "head/kl_cov");
+}
+
+#[test]
+fn value_losses() {
+    let f = Fixture::new();
+    let (new, old) = (f.picked("anchor/value_loss/vpreds"), f.of("values"));
+    let returns = f.picked("anchor/gae_g1.0_l1.0/returns");
+    let loss = Loss::of(PolicyLoss::Value { clip: Some(f.v.number("anchor/value_loss/cliprange_value")) });
+    let point = |i: usize, t: usize| Point {
+        logp: new[i][t],
+        returns: returns[i][t],
+        value: Some(old[i][t]),
+        ..Point::default()
+    };
+    let points: Vec<Vec<Point>> = (0..4).map(|i| (0..new[i].len()).map(|t| point(i, t)).collect()).collect();
+    let (slopes, sum) = ("anchor/value_loss/grad_vpreds", "anchor/value_loss/loss");
+    f.expect_sum(loss, &points, Normaliser::TokenMean, slopes, sum);
+    let clipped = points.iter().flatten().filter(|point| loss.at(point).clipped).count() as f64;
+    close(clipped / Counting::Verl.of(16.0), f.v.number("anchor/value_loss/clipfrac"), "clip fraction");
+    let (returns, values) = (returns.concat(), old.concat());
+    let want =
+        f.v.at("metrics")["critic/vf_explained_var(gae_g1_l1 returns, fixture values)"].as_f64().unwrap();
+    close(explained_variance(&returns, &values), want, "explained variance");
+}
+
+#[test]
+fn divergences() {
+    let f = Fixture::new();
+    use KlEstimator::*;
+    for (estimator, keys, value) in [
+        (K1, "anchor/kl_penalty/k1", true),
+        (K2, "anchor/kl_penalty/k2", true),
+        (K3, "anchor/kl_penalty/k3", true),
+        (Absolute, "anchor/kl_penalty/abs", true),
+        (K1WithK2Gradient, "head/kl_k1+", false),
+        (K3WithK2Gradient, "head/kl_k3+", false),
+    ] {
+        let slopes = f.picked(&format!("{keys}/grad_log_prob"));
+        let mut sum = 0.0;
+        for (i, row) in f.points().iter().enumerate() {
+            for (t, point) in row.iter().enumerate() {
+                let (kl, slope) = estimator.estimate(point.logp - point.reference.unwrap());
+                close(slope / 16.0, slopes[i][t], keys);
+                if value {
+                    close(kl, f.picked(&format!("{keys}/per_token"))[i][t], keys);
+                }
+                sum += kl / 16.0;
+            }
+        }
+        close(sum, f.v.number(&format!("{keys}/token_mean")), keys);
+    }
+}
+
+#[test]
+fn divergence_in_the_reward() {
+    let f = Fixture::new();
+    let (old, reference) = (f.of("old_log_prob"), f.of("ref_log_prob"));
+    let penalty = KlPenalty { estimator: KlEstimator::K1, coefficient: 0.05 };
+    let mut rollouts = f.rollouts();
+    let mut means = Vec::new();
+    for (i, rollout) in rollouts.iter_mut().enumerate() {
+        means.push(penalty.charge(&mut rollout.paths[0].rewards, &old[i], &reference[i], Counting::Verl));
+    }
+    let want = f.picked("anchor/kl_in_reward_k1_beta0.05/token_level_rewards");
+    for (got, want) in rollouts.iter().zip(want) {
+        got.paths[0].rewards.iter().zip(want).for_each(|(got, want)| close(*got, want, "charged reward"));
+    }
+    let found = Counting::Exact.mean(means.into_iter());
+    close(found, f.v.number("anchor/kl_in_reward_k1_beta0.05/current_kl"), "divergence");
+    let v = &f.v;
+    let of = |name: &str| v.number(&format!("anchor/adaptive_kl/{name}"));
+    let adaptive = AdaptiveKl { target: of("target"), horizon: of("horizon") };
+    close(adaptive.next(of("init"), of("current_kl"), of("n_steps") as usize), of("after"), "adapted");
+}

@@ -1,0 +1,248 @@
+//! Who is compared with whom, and which token each part of a reward reaches.
+//!
+//! A part of a reward that was earned before the end reaches the last sampled token before it was earned: that of the action itself, of
+//! the action that an observation answers, or of an agent's part of a path. What no action came before stays with the outcome, which
+//! belongs to the end of every path.
+
+use dressage_rl::Rollout;
+use dressage_store::{Earned, Earner};
+use dressage_tree::{SegmentId, Trajectory};
+
+use crate::batch::TrainedPath;
+use crate::recipe::GroupBy;
+
+/// A trained token: the path among those of its attempt, and its place among the trained ones of that.
+type Place = (usize, usize);
+
+/// What an attempt earned, and where.
+pub(crate) struct Earnings {
+    /// What is not earned before the end.
+    outcome: f64,
+    /// Of that, the score of the answer.
+    answer: f64,
+    /// The parts that are, with the tokens that each reaches.
+    parts: Vec<(f64, Vec<Place>)>,
+}
+
+/// One sample for an estimator: an attempt, or one agent's part of it.
+pub(crate) struct Sample {
+    /// Whose it is, where agents are compared each with its like.
+    pub agent: Option<String>,
+    /// What it was worth.
+    score: f64,
+    /// Its tokens, path by path.
+    pub tokens: Vec<(usize, Vec<usize>)>,
+}
+
+/// The last token of every trained segment, with its turn and agent.
+fn ends(paths: &[TrainedPath]) -> impl Iterator<Item = (SegmentId, Place, u32, &str)> {
+    paths.iter().enumerate().flat_map(|(path, trained)| {
+        let mut end = 0;
+        let mut ends = Vec::new();
+        for action in &trained.turns {
+            for (segment, tokens) in &action.segments {
+                end += tokens;
+                ends.push((*segment, (path, end - 1), action.turn, action.agent.as_str()));
+            }
+        }
+        ends
+    })
+}
+
+/// The tokens that what was earned by `by` reaches.
+fn reached(trajectory: &Trajectory, paths: &[TrainedPath], by: &Earner) -> Vec<Place> {
+    match by {
+        Earner::Segment(id) => {
+            let end_of = |id| ends(paths).find(|(segment, ..)| *segment == id).map(|(_, place, ..)| place);
+            let last = trajectory.path(*id).into_iter().rev().find_map(|segment| end_of(segment.id));
+            last.into_iter().collect()
+        }
+        Earner::Turn(turn) => {
+            let of_turn = ends(paths).filter(|(_, _, t, _)| t == turn);
+            of_turn.max_by_key(|(segment, ..)| *segment).map(|(_, place, ..)| place).into_iter().collect()
+        }
+        Earner::Agent(name) => {
+            let of_agent: Vec<Place> =
+                ends(paths).filter(|(.., agent)| agent == name).map(|(_, place, ..)| place).collect();
+            let last_of = |path| of_agent.iter().rev().find(|(p, _)| *p == path).copied();
+            (0..paths.len()).filter_map(last_of).collect()
+        }
+    }
+}
+
+impl Earnings {
+    /// Of an attempt that was worth `reward` in all, `answer` of it for its answer.
+    pub fn new(
+        trajectory: &Trajectory,
+        paths: &[TrainedPath],
+        reward: f64,
+        answer: f64,
+        earned: &[Earned],
+    ) -> Self {
+        let mut earnings = Earnings { outcome: reward, answer, parts: Vec::new() };
+        for Earned { by, reward } in earned {
+            let places = reached(trajectory, paths, by);
+            if !places.is_empty() {
+                earnings.outcome -= reward;
+                earnings.parts.push((*reward, places));
+            }
+        }
+        earnings
+    }
+
+    /// The samples that an attempt is.
+    pub fn samples(&self, paths: &[TrainedPath], by: GroupBy) -> Vec<Sample> {
+        if by != GroupBy::Agent {
+            let tokens = paths.iter().enumerate().map(|(i, path)| (i, (0..path.tokens()).collect()));
+            let score = self.parts.iter().fold(self.outcome, |sum, (reward, _)| sum + reward);
+            return vec![Sample { agent: None, score, tokens: tokens.collect() }];
+        }
+        let mut samples: Vec<Sample> = Vec::new();
+        for (path, trained) in paths.iter().enumerate() {
+            let mut start = 0;
+            for action in &trained.turns {
+                let tokens = start..start + action.tokens();
+                start = tokens.end;
+                let place = samples.iter().position(|s| s.agent.as_ref() == Some(&action.agent));
+                let sample = match place {
+                    Some(place) => &mut samples[place],
+                    None => {
+                        let agent = Some(action.agent.clone());
+                        samples.push(Sample { agent, score: self.outcome, tokens: Vec::new() });
+                        let last = samples.len() - 1;
+                        &mut samples[last]
+                    }
+                };
+                match sample.tokens.last_mut() {
+                    Some((last, of_path)) if *last == path => of_path.extend(tokens),
+                    _ => sample.tokens.push((path, tokens.collect())),
+                }
+            }
+        }
+        for sample in &mut samples {
+            let reaches = |place: &Place| {
+                sample.tokens.iter().any(|(path, tokens)| *path == place.0 && tokens.contains(&place.1))
+            };
+            let mine: Vec<f64> =
+                self.parts.iter().filter(|(_, to)| to.iter().any(reaches)).map(|(r, _)| *r).collect();
+            sample.score += mine.into_iter().sum::<f64>();
+        }
+        samples
+    }
+
+    /// A sample as estimators know it. `more` is added to the rewards of the tokens of each path and to its score, and `values` are a
+    /// critic's.
+    pub fn rollout(
+        &self,
+        sample: &Sample,
+        group: u64,
+        paths: &[TrainedPath],
+        more: &[Vec<f64>],
+        values: impl Fn(usize) -> Vec<f64>,
+    ) -> Rollout {
+        let path = |(path, tokens): &(usize, Vec<usize>)| {
+            let (path, more, values) = (*path, &more[*path], values(*path));
+            let at = |token: usize| {
+                let earned = self.parts.iter().filter(|(_, to)| to.contains(&(path, token)));
+                earned.fold(more.get(token).copied().unwrap_or(0.0), |sum, (reward, _)| sum + reward)
+            };
+            let mut rewards: Vec<f64> = tokens.iter().map(|token| at(*token)).collect();
+            if let Some(last) = rewards.last_mut() {
+                *last += self.outcome;
+            }
+            let actions = paths[path].turns.iter();
+            let mine = actions.filter(|a| sample.agent.as_ref().is_none_or(|agent| *agent == a.agent));
+            dressage_rl::Path {
+                turns_before: paths[path].turns_before,
+                turns: mine.map(|action| action.tokens()).collect(),
+                rewards,
+                values: if values.is_empty() { values } else { tokens.iter().map(|t| values[*t]).collect() },
+                ..dressage_rl::Path::default()
+            }
+        };
+        let added =
+            sample.tokens.iter().flat_map(|(path, tokens)| tokens.iter().map(|t| more[*path].get(*t)));
+        let score = added.flatten().fold(sample.score, |sum, reward| sum + reward);
+        let early = sample.score - self.outcome;
+        let rest = self.outcome - self.answer + (score - sample.score);
+        let components = vec![self.answer, rest, early];
+        let paths = sample.tokens.iter().map(path).collect();
+        Rollout { group, score, components, paths, ..Rollout::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dressage_tree::{Kind, Segment, VersionRun};
+
+    use super::*;
+    use crate::batch::trained_paths;
+
+    fn sampled(parent: u32, tokens: usize, turn: u32, agent: &str) -> Segment {
+        Segment {
+            kind: Kind::Sampled,
+            logprobs: vec![-1.0; tokens],
+            versions: vec![VersionRun { version: 0, len: tokens as u32 }],
+            agent: agent.into(),
+            ..Segment::given(Some(SegmentId(parent)), vec![1; tokens], turn)
+        }
+    }
+
+    /// 0 given, 1 of "a" (2 tokens), 2 given, 3 of "b" (3), 4 given, 5 of "a" (1); and below 2 another way: 6 of "b" (2).
+    fn game() -> Trajectory {
+        let mut t = Trajectory::new();
+        let given = |parent| Segment::given(Some(SegmentId(parent)), vec![9], 0);
+        t.push(Segment::given(None, vec![9], 0)).unwrap();
+        t.push(sampled(0, 2, 0, "a")).unwrap();
+        t.push(given(1)).unwrap();
+        t.push(sampled(2, 3, 1, "b")).unwrap();
+        t.push(given(3)).unwrap();
+        t.push(sampled(4, 1, 2, "a")).unwrap();
+        t.push(sampled(2, 2, 3, "b")).unwrap();
+        t
+    }
+
+    fn rewards(by: GroupBy, earned: &[(Earner, f64)]) -> Vec<(f64, Vec<Vec<f64>>)> {
+        let trajectory = game();
+        let paths = trained_paths(&trajectory);
+        let earned: Vec<Earned> =
+            earned.iter().map(|(by, reward)| Earned { by: by.clone(), reward: *reward }).collect();
+        let earnings = Earnings::new(&trajectory, &paths, 10.0, 8.0, &earned);
+        let nothing = vec![Vec::new(); paths.len()];
+        let rollout = |sample: &Sample| {
+            let rollout = earnings.rollout(sample, 0, &paths, &nothing, |_| Vec::new());
+            assert!(rollout.paths.iter().all(|path| path.turns.iter().sum::<usize>() == path.len()));
+            assert!((rollout.components.iter().sum::<f64>() - rollout.score).abs() < 1e-12);
+            (rollout.score, rollout.paths.into_iter().map(|path| path.rewards).collect())
+        };
+        earnings.samples(&paths, by).iter().map(rollout).collect()
+    }
+
+    #[test]
+    fn a_reward_reaches_the_action_before_it() {
+        let both = |first: [f64; 6], second: [f64; 2]| vec![(10.0, vec![first.to_vec(), second.to_vec()])];
+        let segment = |id| Earner::Segment(SegmentId(id));
+        assert_eq!(rewards(GroupBy::Task, &[]), both([0.0, 0.0, 0.0, 0.0, 0.0, 10.0], [0.0, 10.0]));
+        for (by, want) in [
+            (segment(1), both([0.0, 1.0, 0.0, 0.0, 0.0, 9.0], [0.0, 9.0])),
+            // An observation, on the way to both ends: the action before it.
+            (segment(2), both([0.0, 1.0, 0.0, 0.0, 0.0, 9.0], [0.0, 9.0])),
+            (segment(4), both([0.0, 0.0, 0.0, 0.0, 1.0, 9.0], [0.0, 9.0])),
+            (Earner::Turn(3), both([0.0, 0.0, 0.0, 0.0, 0.0, 9.0], [0.0, 10.0])),
+            (Earner::Agent("b".into()), both([0.0, 0.0, 0.0, 0.0, 1.0, 9.0], [0.0, 10.0])),
+            // No action came before the prompt, and nobody is called "c".
+            (segment(0), both([0.0, 0.0, 0.0, 0.0, 0.0, 10.0], [0.0, 10.0])),
+            (Earner::Agent("c".into()), both([0.0, 0.0, 0.0, 0.0, 0.0, 10.0], [0.0, 10.0])),
+        ] {
+            assert_eq!(rewards(GroupBy::Task, &[(by.clone(), 1.0)]), want, "{by:?}");
+        }
+    }
+
+    #[test]
+    fn agents_are_samples_of_their_own() {
+        let found = rewards(GroupBy::Agent, &[(Earner::Turn(1), 1.0), (Earner::Agent("a".into()), -2.0)]);
+        let a = (9.0, vec![vec![0.0, 0.0, 9.0]]);
+        let b = (12.0, vec![vec![0.0, 0.0, 12.0], vec![0.0, 11.0]]);
+        assert_eq!(found, [a, b]);
+    }
+}

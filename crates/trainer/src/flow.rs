@@ -1,0 +1,337 @@
+//! Groups of attempts, made as far ahead of training as the recipe allows.
+//!
+//! One number η, `staleness`, bounds how many versions old a token may be when it is trained. Groups are admitted by capacity: while the
+//! weights have version v (steps of the phase done), groups are begun as long as fewer than (v + 1 + η) · G have been, G the groups of a
+//! step. So η = 0 is synchronous, 1 is one step off, and more lets attempts go on for longer.
+//!
+//! A step takes G whole groups, in the order in which the recipe prefers them, except that groups admitted η versions ago
+//! are taken in any case, and waited for. There are never more than G of these: all groups admitted until version v − η were
+//! at most (v − η + 1 + η) · G, and the steps before have taken v · G. So the bound holds for every token, and nothing that was
+//! sampled is ever thrown away for it.
+//!
+//! Where a recipe asks for spare attempts, a group is complete as soon as it has as many as it needs; the others are given up.
+//!
+//! Attempts that are under way when the weights change go on, and stamp each token with the version that drew it.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use dressage_agent::tasks::Task;
+use dressage_store::{Attempt, AttemptKey, Purpose};
+use tokio::task::{AbortHandle, JoinSet};
+
+use crate::TrainerError;
+use crate::observe::{Event, Observer};
+use crate::plan;
+use crate::recipe::{Prefer, RlKeys, UniformGroups};
+use crate::rollout::Rollouts;
+use crate::tasks::{TaskOrder, Tasks};
+
+/// A group that no step has taken yet.
+struct Group {
+    task: Task,
+    /// Steps of the phase that were done when it was admitted.
+    admitted: u32,
+    /// Its attempts, spare ones included, as far as they have ended.
+    attempts: Vec<Option<Attempt>>,
+    /// When it was complete, counted over all groups; later is larger.
+    completed: Option<u64>,
+    /// Whether it teaches nothing, and another was admitted in its place.
+    replaced: bool,
+    /// Those of its attempts that are under way.
+    running: Vec<AbortHandle>,
+}
+
+/// Groups under way and waiting to be trained on.
+pub(crate) struct Flow {
+    phase: u32,
+    keys: RlKeys,
+    order: TaskOrder,
+    /// Steps of the phase done.
+    step: u32,
+    /// Version of the weights that the phase began with.
+    began: u64,
+    /// How many places steps have taken.
+    taken: u64,
+    /// Places in the order of tasks that have been admitted.
+    admitted: u64,
+    /// Groups that were admitted in place of ones that teach nothing.
+    replacements: u64,
+    /// Groups by their place, those that a step has taken left out.
+    open: BTreeMap<u64, Group>,
+    /// Attempts that are admitted but not begun.
+    waiting: VecDeque<(u64, u32)>,
+    running: JoinSet<(u64, u32, Attempt)>,
+    completions: u64,
+    /// Most sampled tokens of an attempt.
+    most_tokens: usize,
+}
+
+/// What a step takes.
+pub(crate) struct Taken {
+    /// The places of its groups.
+    pub places: Vec<u64>,
+    /// Their attempts.
+    pub groups: Vec<Vec<Attempt>>,
+}
+
+impl Flow {
+    /// A flow for a phase that began with version `began` of the weights and of which `step` steps are done, which have taken the
+    /// places `taken`.
+    ///
+    /// # Errors
+    /// When the record cannot be read.
+    #[allow(clippy::too_many_arguments)]
+    pub fn new(
+        phase: u32,
+        keys: &RlKeys,
+        order: TaskOrder,
+        began: u64,
+        step: u32,
+        taken: &[u64],
+        rollouts: &Rollouts,
+        tasks: &Tasks,
+    ) -> Result<Self, TrainerError> {
+        let mut flow = Flow {
+            phase,
+            keys: keys.clone(),
+            order,
+            step,
+            began,
+            taken: taken.len() as u64,
+            admitted: 0,
+            replacements: (taken.len() as u64).saturating_sub(u64::from(step) * keys.groups as u64),
+            open: BTreeMap::new(),
+            waiting: VecDeque::new(),
+            running: JoinSet::new(),
+            completions: 0,
+            most_tokens: rollouts.prompts.max_tokens,
+        };
+        flow.admit_until(end_of(taken), taken, rollouts, tasks)?;
+        Ok(flow)
+    }
+
+    /// The key of an attempt. Its step and group say its place, which need not be the step that trains on it.
+    fn key(&self, place: u64, sample: u32) -> AttemptKey {
+        let groups = self.keys.groups as u64;
+        let (step, group) = ((place / groups) as u32, (place % groups) as u32);
+        AttemptKey { purpose: Purpose::Train, phase: self.phase, step, group, sample }
+    }
+
+    /// Opens the group of a place, with what is recorded of it.
+    fn open(&mut self, place: u64, rollouts: &Rollouts, tasks: &Tasks) -> Result<(), TrainerError> {
+        let Some(task) = tasks.train(self.order.at(place)) else { return Ok(()) };
+        let begun = self.keys.group_size + self.keys.spare;
+        let mut attempts = Vec::with_capacity(begun);
+        for sample in 0..begun as u32 {
+            let recorded = rollouts.store.attempt(&self.key(place, sample))?;
+            if recorded.is_none() {
+                self.waiting.push_back((place, sample));
+            }
+            attempts.push(recorded);
+        }
+        let (admitted, running) = (self.step, Vec::new());
+        let mut group = Group { task, admitted, attempts, completed: None, replaced: false, running };
+        // What an earlier process of the run sampled is as old as it is.
+        let drawn = freshness(&group).saturating_sub(self.began);
+        group.admitted = u32::try_from(drawn).map_or(self.step, |drawn| drawn.min(self.step));
+        self.open.insert(place, group);
+        self.complete(place);
+        Ok(())
+    }
+
+    /// Admits all places below `end`, those in `taken` left out: groups that an earlier process of the run had begun, when it took others
+    /// that came after them.
+    fn admit_until(
+        &mut self,
+        end: u64,
+        taken: &[u64],
+        rollouts: &Rollouts,
+        tasks: &Tasks,
+    ) -> Result<(), TrainerError> {
+        for place in self.admitted..end {
+            if !taken.contains(&place) {
+                self.open(place, rollouts, tasks)?;
+            }
+        }
+        self.admitted = self.admitted.max(end);
+        Ok(())
+    }
+
+    /// How many groups may have been admitted by now.
+    fn capacity(&self) -> u64 {
+        let (groups, steps) = (self.keys.groups as u64, u64::from(self.keys.steps));
+        let ahead = u64::from(self.step) + 1 + u64::from(self.keys.staleness);
+        ahead.min(steps) * groups + self.replacements
+    }
+
+    /// Admits groups and begins attempts, as many as may be under way.
+    pub fn admit(&mut self, rollouts: &Rollouts, tasks: &Tasks) -> Result<(), TrainerError> {
+        // Opening a group can raise the capacity, where it is in the record and teaches nothing.
+        while self.admitted < self.capacity() {
+            self.admit_until(self.capacity(), &[], rollouts, tasks)?;
+        }
+        while self.running.len() < rollouts.concurrency
+            && let Some((place, sample)) = self.waiting.pop_front()
+        {
+            let key = self.key(place, sample);
+            let Some(group) = self.open.get_mut(&place) else { continue };
+            let attempt = rollouts.attempt(&key, &group.task, self.keys.temperature);
+            group.running.push(self.running.spawn(async move { (place, sample, attempt.await) }));
+        }
+        Ok(())
+    }
+
+    /// Waits for the next attempt to end, and records it. `false` where none is under way.
+    pub async fn next(
+        &mut self,
+        rollouts: &Rollouts,
+        tasks: &Tasks,
+        observer: &mut dyn Observer,
+    ) -> Result<bool, TrainerError> {
+        self.admit(rollouts, tasks)?;
+        let (place, sample, attempt) = match self.running.join_next().await {
+            None => return Ok(false),
+            Some(Ok(joined)) => joined,
+            // Given up, since its group was complete without it.
+            Some(Err(error)) if error.is_cancelled() => return Ok(true),
+            // A bug in scoring; the panic has already said where.
+            Some(Err(panic)) => std::panic::resume_unwind(panic.into_panic()),
+        };
+        let group = self.open.get_mut(&place).filter(|group| group.completed.is_none());
+        let Some(group) = group else { return Ok(true) };
+        rollouts.record(&attempt)?;
+        let sampled_tokens = attempt.trajectory.sampled_tokens();
+        group.attempts[sample as usize] = Some(attempt);
+        self.complete(place);
+        let (done, total) = self.progress();
+        observer.event(&Event::Attempt { purpose: Purpose::Train, done, total, sampled_tokens });
+        self.admit(rollouts, tasks)?;
+        Ok(true)
+    }
+
+    /// Notes that a group is complete, if it is, and has another drawn where it teaches nothing.
+    fn complete(&mut self, place: u64) {
+        let refills = self.keys.uniform_groups() == UniformGroups::Refill;
+        let Some(group) = self.open.get_mut(&place) else { return };
+        if group.completed.is_some() || group.attempts.iter().flatten().count() < self.keys.group_size {
+            return;
+        }
+        group.completed = Some(self.completions);
+        self.completions += 1;
+        group.running.drain(..).for_each(|attempt| attempt.abort());
+        self.waiting.retain(|(waiting, _)| *waiting != place);
+        // Refilling has an end: as many again as a step has. By place, so that who ends first makes no difference.
+        let ahead = (2 + u64::from(self.keys.staleness)) * self.keys.groups as u64;
+        group.replaced = refills
+            && place < self.taken + ahead
+            && plan::is_idle(
+                &self.keys,
+                &plan::rewarded(group.attempts.iter().flatten(), &self.keys, self.most_tokens),
+            );
+        if group.replaced {
+            self.replacements += 1;
+        }
+    }
+
+    /// The groups that the next step takes, once they are all complete; `None` before. Groups that were replaced go with them.
+    fn ready(&self) -> Option<Vec<u64>> {
+        let size = self.keys.groups;
+        let due = |group: &Group| group.admitted + self.keys.staleness <= self.step;
+        let teaches = |group: &&Group| !group.replaced;
+        let mut chosen: Vec<u64> =
+            self.open.iter().filter(|(_, g)| due(g) && !g.replaced).map(|(place, _)| *place).collect();
+        chosen.truncate(size);
+        if chosen.iter().any(|place| self.open[place].completed.is_none()) {
+            return None;
+        }
+        let mut others: Vec<(&u64, &Group)> = self
+            .open
+            .iter()
+            .filter(|(place, group)| !chosen.contains(place) && teaches(group) && group.completed.is_some())
+            .collect();
+        match self.keys.prefer {
+            Prefer::Oldest => {}
+            Prefer::FirstDone => others.sort_by_key(|(_, group)| group.completed),
+            Prefer::Freshest => {
+                others.sort_by_key(|(place, group)| std::cmp::Reverse((freshness(group), **place)))
+            }
+        }
+        let rest = size.saturating_sub(chosen.len());
+        chosen.extend(others.into_iter().take(rest).map(|(place, _)| *place));
+        if chosen.len() < size {
+            return None;
+        }
+        // Those that teach nothing are spent as well.
+        chosen.extend(self.open.iter().filter(|(_, group)| group.replaced).map(|(place, _)| *place));
+        chosen.sort_unstable();
+        Some(chosen)
+    }
+
+    /// Takes the groups of the next step, if they are complete.
+    pub fn take(&mut self) -> Option<Taken> {
+        let places = self.ready()?;
+        self.taken += places.len() as u64;
+        let groups = places
+            .iter()
+            .filter_map(|place| self.open.remove(place))
+            .map(|group| group.attempts.into_iter().flatten().collect())
+            .collect();
+        Some(Taken { places, groups })
+    }
+
+    /// Takes the groups of a step that was planned before, from the record.
+    pub fn recall(
+        &mut self,
+        places: &[u64],
+        rollouts: &Rollouts,
+        tasks: &Tasks,
+    ) -> Result<Taken, TrainerError> {
+        self.admit_until(end_of(places), places, rollouts, tasks)?;
+        let counted = places.iter().filter(|place| self.open.get(place).is_some_and(|group| group.replaced));
+        self.replacements += (places.len() - counted.count()).saturating_sub(self.keys.groups) as u64;
+        let mut groups = Vec::with_capacity(places.len());
+        for place in places {
+            self.open.remove(place);
+            let mut attempts = Vec::with_capacity(self.keys.group_size);
+            for sample in 0..(self.keys.group_size + self.keys.spare) as u32 {
+                attempts.extend(rollouts.store.attempt(&self.key(*place, sample))?);
+            }
+            if attempts.len() < self.keys.group_size {
+                return Err(TrainerError::Unrecorded(self.key(*place, attempts.len() as u32)));
+            }
+            groups.push(attempts);
+        }
+        self.waiting.retain(|(place, _)| !places.contains(place));
+        self.taken += places.len() as u64;
+        Ok(Taken { places: places.to_vec(), groups })
+    }
+
+    /// A step is done, and its weights are published.
+    pub fn advance(&mut self, step: u32) {
+        self.step = step;
+    }
+
+    /// Attempts of the next step that have ended, of how many.
+    fn progress(&self) -> (usize, usize) {
+        let total = self.keys.groups * self.keys.group_size;
+        let ended = |group: &Group| group.attempts.iter().flatten().count();
+        let done: usize = self.open.values().filter(|group| !group.replaced).map(ended).sum();
+        (done.min(total), total)
+    }
+
+    /// Attempts under way.
+    pub fn running(&self) -> usize {
+        self.running.len()
+    }
+}
+
+/// One past the last place.
+fn end_of(places: &[u64]) -> u64 {
+    places.iter().map(|place| place + 1).max().unwrap_or(0)
+}
+
+/// The oldest version that drew a token of the group.
+fn freshness(group: &Group) -> u64 {
+    let segments = group.attempts.iter().flatten().flat_map(|attempt| attempt.trajectory.segments());
+    segments.flat_map(|segment| segment.versions.iter().map(|run| run.version)).min().unwrap_or(u64::MAX)
+}

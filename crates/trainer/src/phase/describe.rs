@@ -1,0 +1,85 @@
+//! What the attempts of a step were like, and how they were made.
+
+use dressage_policy::Health;
+use dressage_store::Attempt;
+use dressage_tree::Kind;
+
+use crate::metrics::Metrics;
+use crate::rollout::outcome_of;
+
+/// How many versions old the tokens are that are trained.
+pub(super) fn age(attempts: &[Attempt], version: u64, metrics: &mut Metrics) {
+    let runs = attempts.iter().flat_map(|a| a.trajectory.segments()).flat_map(|s| s.versions.iter());
+    let (mut tokens, mut sum, mut oldest) = (0u64, 0u64, 0u64);
+    for run in runs {
+        let age = version.saturating_sub(run.version);
+        tokens += u64::from(run.len);
+        sum += age * u64::from(run.len);
+        oldest = oldest.max(age);
+    }
+    metrics.add("training/staleness/mean", sum as f64 / tokens.max(1) as f64);
+    metrics.add("training/staleness/max", oldest as f64);
+}
+
+/// How the sampler worked between two looks at it, `seconds` apart.
+pub(super) fn sampling(before: &Health, after: &Health, seconds: f64, metrics: &mut Metrics) {
+    let hits = after.prefix_hits.saturating_sub(before.prefix_hits) as f64;
+    let asked = hits + after.prefilled.saturating_sub(before.prefilled) as f64;
+    if asked > 0.0 {
+        metrics.add("sampler/prefix_hit_ratio", hits / asked);
+    }
+    let busy = after.busy_seconds - before.busy_seconds;
+    let learning = after.learning_seconds - before.learning_seconds;
+    metrics.add("perf/idle_share", (1.0 - (busy + learning) / seconds).max(0.0));
+    if busy > 0.0 {
+        let drawn = after.drawn.saturating_sub(before.drawn) as f64;
+        metrics.add("sampler/drawn_tokens_per_busy_s", drawn / busy);
+        metrics.add("sampler/running", (after.running_seconds - before.running_seconds) / busy);
+        metrics
+            .add("sampler/cache_in_use", (after.cache_in_use_seconds - before.cache_in_use_seconds) / busy);
+    }
+}
+
+/// What the attempts of a step were like.
+pub(super) fn attempts(groups: &[&[Attempt]], metrics: &mut Metrics) {
+    let attempts: Vec<&Attempt> = groups.iter().copied().flatten().collect();
+    metrics.add_spread("critic/score", attempts.iter().filter_map(|attempt| attempt.score));
+    metrics.add_spread("critic/rewards", attempts.iter().filter_map(|attempt| attempt.reward));
+    let rewards: Vec<Vec<f64>> =
+        groups.iter().map(|group| group.iter().filter_map(|attempt| attempt.reward).collect()).collect();
+    let stats = dressage_rl::GroupStats::new(&rewards);
+    metrics.add("critic/rewards/std", stats.deviation);
+    metrics.add("critic/rewards/best", stats.best);
+    metrics.add("training/uniform_groups", stats.degenerate);
+
+    let sampled = attempts.iter().map(|attempt| attempt.trajectory.sampled_tokens() as f64);
+    metrics.add_spread("response_length", sampled);
+    let prompts = attempts.iter().filter_map(|attempt| attempt.trajectory.segments().first());
+    let prompts =
+        prompts.filter(|segment| segment.kind == Kind::Given).map(|segment| segment.tokens.len() as f64);
+    metrics.add_spread("prompt_length", prompts);
+
+    let outcomes: Vec<_> = attempts.iter().filter_map(|attempt| outcome_of(attempt)).collect();
+    let share = |wanted: &dyn Fn(&dressage_agent::Outcome) -> bool| {
+        outcomes.iter().filter(|outcome| wanted(outcome)).count() as f64 / outcomes.len().max(1) as f64
+    };
+    use dressage_agent::Finish;
+    metrics.add(
+        "response_length/clip_ratio",
+        share(&|o| matches!(o.finish, Finish::MaxTokens | Finish::Context)),
+    );
+    metrics.add("prompt_length/clip_ratio", share(&|o| o.prompt_cut));
+    metrics.add("response/late_ratio", share(&|o| o.finish == Finish::Deadline));
+    metrics.add("response/aborted_ratio", share(&|o| o.finish == Finish::Failed));
+    metrics.add("response/answered_ratio", share(&|o| o.finish == Finish::Answered));
+    metrics.add_spread("num_turns", outcomes.iter().map(|o| f64::from(o.turns)));
+    metrics.add_spread("tool_call_counts", outcomes.iter().map(|o| f64::from(o.calls.total())));
+    let total =
+        |count: &dyn Fn(&dressage_agent::Outcome) -> u32| outcomes.iter().map(|o| f64::from(count(o))).sum();
+    metrics.add("tool_calls/ok", total(&|o| o.calls.ok));
+    metrics.add("tool_calls/malformed", total(&|o| o.calls.malformed));
+    metrics.add("tool_calls/unknown_tool", total(&|o| o.calls.unknown_tool));
+    metrics.add("tool_calls/bad_arguments", total(&|o| o.calls.bad_arguments));
+    metrics.add("tool_calls/failed", total(&|o| o.calls.failed));
+    metrics.add("tool_calls/timeout", total(&|o| o.calls.timeout));
+}

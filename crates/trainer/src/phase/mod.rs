@@ -1,0 +1,80 @@
+//! One phase: what a step of it trains on.
+
+mod describe;
+mod rl;
+mod sft;
+
+use std::collections::HashMap;
+
+use dressage_agent::tools::ToolSet;
+use dressage_store::{Attempt, AttemptKey};
+use dressage_text::Chat;
+use dressage_tree::Trajectory;
+
+use crate::TrainerError;
+use crate::metrics::Metrics;
+use crate::observe::{Observer, StopFlag};
+use crate::recipe::{Phase, Recipe};
+use crate::tasks::Tasks;
+use crate::trainer::{Leave, Trainer};
+
+use rl::Rl;
+use sft::Sft;
+
+/// A phase under way.
+pub(crate) enum PhaseRun {
+    Sft(Sft),
+    Rl(Box<Rl>),
+}
+
+impl PhaseRun {
+    /// How many steps a phase has.
+    pub fn steps(phase: &Phase) -> u32 {
+        match phase {
+            Phase::Sft(keys) => keys.epochs * keys.demonstrations.div_ceil(keys.batch) as u32,
+            Phase::Rl(keys) => keys.steps,
+        }
+    }
+
+    /// Finds before the start what would stop the phase later.
+    pub fn check(
+        index: usize,
+        phase: &Phase,
+        recipe: &Recipe,
+        tasks: &Tasks,
+        chat: &Chat,
+        tools: &ToolSet,
+    ) -> Result<(), TrainerError> {
+        match phase {
+            Phase::Sft(keys) => sft::demonstrations(index, keys, recipe, tasks, chat, tools).map(|_| ()),
+            Phase::Rl(_) => Ok(()),
+        }
+    }
+
+    /// Begins or goes on with a phase.
+    pub fn new(index: usize, phase: &Phase, trainer: &Trainer) -> Result<Self, TrainerError> {
+        let (phase, number) = (phase.clone(), index as u32);
+        Ok(match phase.clone() {
+            Phase::Sft(keys) => PhaseRun::Sft(Sft::new(phase, number, keys, trainer)?),
+            Phase::Rl(keys) => PhaseRun::Rl(Box::new(Rl::new(phase, number, *keys, trainer)?)),
+        })
+    }
+
+    /// Runs a step up to its last optimiser step. Also returns the attempts that were made for it.
+    pub async fn step(
+        &mut self,
+        trainer: &Trainer,
+        step: u32,
+        observer: &mut dyn Observer,
+        stop: &StopFlag,
+    ) -> Result<(Metrics, Vec<Attempt>), Leave> {
+        match self {
+            PhaseRun::Sft(phase) => Ok((phase.step(trainer, step, observer).await?, Vec::new())),
+            PhaseRun::Rl(phase) => phase.step(trainer, step, observer, stop).await,
+        }
+    }
+}
+
+fn by_key(attempts: &[Attempt]) -> HashMap<AttemptKey, &Trajectory> {
+    attempts.iter().map(|attempt| (attempt.key, &attempt.trajectory)).collect()
+}

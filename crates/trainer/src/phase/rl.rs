@@ -1,0 +1,278 @@
+//! A phase that reinforces what is rewarded.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use dressage_policy::crash_point;
+use dressage_store::{Attempt, StepPlan};
+
+use super::{by_key, describe};
+use crate::TrainerError;
+use crate::flow::{Flow, Taken};
+use crate::learn::{Learned, Models, Rules, run_plan};
+use crate::metrics::Metrics;
+use crate::observe::{Event, Observer, StopFlag};
+use crate::plan::{self, Signals};
+use crate::recipe::{Charge, Phase, RlKeys};
+use crate::survey::{PathKey, Question, survey};
+use crate::tasks::TaskOrder;
+use crate::trainer::{Leave, Trainer};
+
+pub(crate) struct Rl {
+    phase: Phase,
+    index: u32,
+    keys: RlKeys,
+    flow: Flow,
+}
+
+impl Rl {
+    pub fn new(phase: Phase, index: u32, keys: RlKeys, trainer: &Trainer) -> Result<Self, TrainerError> {
+        let Trainer { recipe, tasks, rollouts, store, .. } = trainer;
+        let order = TaskOrder::new(recipe.run.seed, index, tasks.train_len());
+        let done = trainer.steps_done(index);
+        let mut taken = Vec::new();
+        for step in 0..done {
+            let plan = store.step(index, step)?;
+            taken.extend(plan.map_or_else(|| in_order(&keys, step), |plan| places_of(&plan, &keys)));
+        }
+        let began = trainer.version() - u64::from(done);
+        let flow = Flow::new(index, &keys, order, began, done, &taken, rollouts, tasks)?;
+        Ok(Rl { phase, index, keys, flow })
+    }
+
+    pub async fn step(
+        &mut self,
+        trainer: &Trainer,
+        step: u32,
+        observer: &mut dyn Observer,
+        stop: &StopFlag,
+    ) -> Result<(Metrics, Vec<Attempt>), Leave> {
+        let start = Instant::now();
+        let Trainer { rollouts, tasks, store, .. } = trainer;
+        let sampler = &rollouts.agent.sampler;
+        let before = sampler.health().await?;
+        self.flow.advance(step);
+        let planned = store.step(self.index, step)?;
+        let taken = match &planned {
+            Some(plan) => self.flow.recall(&places_of(plan, &self.keys), rollouts, tasks)?,
+            None => collect(&mut self.flow, trainer, observer, stop).await?,
+        };
+        let attempts = taken.groups.concat();
+        rollouts.record_broken(&attempts)?;
+        let acted = |agent: &String| {
+            attempts.iter().flat_map(|a| a.trajectory.segments()).any(|segment| segment.agent == *agent)
+        };
+        if let Some(unknown) = self.keys.only.agents.iter().find(|agent| !acted(agent)) {
+            let note = format!(
+                "step {step}: no attempt has an agent named {unknown:?}, which `only.agents` asks for"
+            );
+            observer.event(&Event::Note(&note));
+        }
+        let waited = start.elapsed().as_secs_f64();
+        let groups: Vec<&[Attempt]> = taken.groups.iter().map(Vec::as_slice).collect();
+
+        // While the weights learn, attempts go on.
+        let Rl { flow, phase, index, keys } = self;
+        let of_phase = OfPhase { phase, index: *index, keys };
+        let learning = Instant::now();
+        let training = async {
+            let plan = match planned {
+                Some(plan) => plan,
+                None => {
+                    StepPlan { places: taken.places.clone(), ..of_phase.plan(trainer, step, &groups).await? }
+                }
+            };
+            store.record_step(&plan)?;
+            crash_point("ledger_written");
+            let learned = of_phase.learn(trainer, step, &plan, &attempts, observer).await?;
+            Ok::<_, TrainerError>((plan, learned))
+        };
+        let (plan, learned) = alongside(flow, trainer, training).await?;
+        let aside = learned.reference_seconds + learned.critic_seconds + learned.prepare_seconds;
+        let updated = learning.elapsed().as_secs_f64() - aside;
+
+        let mut metrics = Metrics::default();
+        describe::attempts(&groups, &mut metrics);
+        let advantages = plan.updates.iter().flat_map(|u| u.micro_batches.iter().flatten());
+        let advantages =
+            advantages.flat_map(|path| path.advantage.distinct().map(f64::from).collect::<Vec<_>>());
+        metrics.add_spread("critic/advantages", advantages);
+        if let Some(kl) = plan.kl {
+            metrics.add("actor/reward_kl_penalty", kl.found);
+            metrics.add("actor/reward_kl_penalty_coeff", kl.coefficient);
+        }
+        describe::age(&attempts, trainer.version(), &mut metrics);
+        let rules = Rules::new(of_phase.phase, step, trainer.version(), trainer.recipe.run.seed);
+        learned.report(of_phase.phase, rules.policy, &mut metrics);
+        let whole = start.elapsed().as_secs_f64();
+        describe::sampling(&before, &sampler.health().await?, whole, &mut metrics);
+        of_phase.timing(&attempts, &learned, waited, updated, whole, &mut metrics);
+        Ok((metrics, attempts))
+    }
+}
+
+/// The places of a step's groups where the record does not say: those in order.
+fn in_order(keys: &RlKeys, step: u32) -> Vec<u64> {
+    let groups = keys.groups as u64;
+    (u64::from(step) * groups..(u64::from(step) + 1) * groups).collect()
+}
+
+/// The places of the groups that a planned step takes.
+fn places_of(plan: &StepPlan, keys: &RlKeys) -> Vec<u64> {
+    if plan.places.is_empty() { in_order(keys, plan.step) } else { plan.places.clone() }
+}
+
+/// Waits for the groups of the next step.
+async fn collect(
+    flow: &mut Flow,
+    trainer: &Trainer,
+    observer: &mut dyn Observer,
+    stop: &StopFlag,
+) -> Result<Taken, Leave> {
+    let Trainer { rollouts, tasks, .. } = trainer;
+    flow.admit(rollouts, tasks)?;
+    loop {
+        if let Some(taken) = flow.take() {
+            return Ok(taken);
+        }
+        tokio::select! {
+            more = flow.next(rollouts, tasks, observer) => if !more? {
+                return Err(TrainerError::Starved.into());
+            },
+            // What is under way is abandoned: it is made again, from the same stream, when the run goes on.
+            () = stop.stopped() => return Err(Leave::Stopped),
+        }
+    }
+}
+
+/// Does `work` while attempts go on, are recorded, and others begin.
+async fn alongside<T>(
+    flow: &mut Flow,
+    trainer: &Trainer,
+    work: impl Future<Output = Result<T, TrainerError>>,
+) -> Result<T, TrainerError> {
+    let Trainer { rollouts, tasks, .. } = trainer;
+    flow.admit(rollouts, tasks)?;
+    tokio::pin!(work);
+    let mut unseen = ();
+    loop {
+        tokio::select! {
+            done = &mut work => return done,
+            more = flow.next(rollouts, tasks, &mut unseen), if flow.running() > 0 => { more?; }
+        }
+    }
+}
+
+/// What a step of reinforcement goes by.
+struct OfPhase<'a> {
+    phase: &'a Phase,
+    index: u32,
+    keys: &'a RlKeys,
+}
+
+impl OfPhase<'_> {
+    async fn learn(
+        &self,
+        trainer: &Trainer,
+        step: u32,
+        plan: &StepPlan,
+        attempts: &[Attempt],
+        observer: &mut dyn Observer,
+    ) -> Result<Learned, TrainerError> {
+        let rules = Rules::new(self.phase, step, trainer.version(), trainer.recipe.run.seed);
+        run_plan(plan, &by_key(attempts), self.models(trainer), &rules, observer).await
+    }
+
+    fn models<'a>(&self, trainer: &'a Trainer) -> Models<'a> {
+        let Trainer { learner, reference, critic, .. } = trainer;
+        Models {
+            policy: &**learner,
+            reference: reference.as_deref().filter(|_| self.keys.needs_reference()),
+            critic: critic.as_deref().filter(|_| self.keys.needs_critic()),
+        }
+    }
+
+    /// The coefficient of a divergence charged to the reward: the recipe's, or as what the step before found has changed it.
+    fn kl_coefficient(&self, trainer: &Trainer, step: u32) -> Result<f64, TrainerError> {
+        let Some(kl) = self.keys.kl else { return Ok(0.0) };
+        let (Some(adaptive), Some(before)) = (kl.adaptive, step.checked_sub(1)) else {
+            return Ok(kl.coefficient);
+        };
+        let before = trainer.store.step(self.index, before)?.and_then(|plan| plan.kl);
+        Ok(before.map_or(kl.coefficient, |before| {
+            adaptive.next(before.coefficient, before.found, before.rollouts as usize)
+        }))
+    }
+
+    /// Plans a step, after asking the models for what advantages need to know.
+    async fn plan(
+        &self,
+        trainer: &Trainer,
+        step: u32,
+        groups: &[&[Attempt]],
+    ) -> Result<StepPlan, TrainerError> {
+        let Trainer { recipe, .. } = trainer;
+        let budget = recipe.engine.micro_batch_tokens;
+        let models = self.models(trainer);
+        let charged = self.keys.kl.is_some_and(|kl| kl.charge == Charge::Reward);
+        let [mut values, mut logprobs, mut of_reference] = [HashMap::new(), HashMap::new(), HashMap::new()];
+        if charged || models.critic.is_some() {
+            let paths = plan::every_path(groups)?;
+            if let Some(critic) = models.critic {
+                values = survey(critic, Question::Values, &paths, budget).await?;
+            }
+            if let Some(reference) = models.reference.filter(|_| charged) {
+                logprobs = survey(models.policy, Question::Logprobs, &paths, budget).await?;
+                of_reference = survey(reference, Question::Logprobs, &paths, budget).await?;
+            }
+        }
+        let of = |found: &HashMap<PathKey, Vec<f32>>, key| found.get(&key).cloned().unwrap_or_default();
+        let signals = |attempt, leaf| Signals {
+            values: of(&values, (attempt, leaf)),
+            logprobs: of(&logprobs, (attempt, leaf)),
+            reference: of(&of_reference, (attempt, leaf)),
+        };
+        let setting = plan::Setting {
+            phase: self.index,
+            step,
+            keys: self.keys,
+            seed: recipe.run.seed,
+            budget,
+            most_tokens: recipe.agent.max_tokens,
+            kl_coefficient: self.kl_coefficient(trainer, step)?,
+            signals: &signals,
+        };
+        plan::rl(&setting, groups)
+    }
+
+    fn timing(
+        &self,
+        attempts: &[Attempt],
+        learned: &Learned,
+        generated: f64,
+        updated: f64,
+        whole: f64,
+        metrics: &mut Metrics,
+    ) {
+        let sampled: usize = attempts.iter().map(|attempt| attempt.trajectory.sampled_tokens()).sum();
+        let all: usize = attempts.iter().flat_map(|a| a.trajectory.segments()).map(|s| s.tokens.len()).sum();
+        metrics.add("timing_s/gen", generated);
+        if self.keys.needs_reference() {
+            metrics.add("timing_s/ref", learned.reference_seconds);
+        }
+        if self.keys.needs_critic() {
+            metrics.add("timing_s/update_critic", learned.critic_seconds);
+        }
+        if learned.prepare_seconds > 0.0 {
+            metrics.add("timing_s/old_log_prob", learned.prepare_seconds);
+        }
+        metrics.add("timing_s/update_actor", updated);
+        metrics.add("timing_s/step", whole);
+        metrics.add("perf/total_num_tokens", all as f64);
+        metrics.add("perf/throughput", all as f64 / whole);
+        // Where attempts run ahead, or are in the record, waiting for them says nothing of how fast they were.
+        if self.keys.staleness == 0 && generated > 0.1 * whole {
+            metrics.add("perf/sampled_tokens_per_s", sampled as f64 / generated);
+        }
+    }
+}

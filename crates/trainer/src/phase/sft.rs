@@ -1,0 +1,158 @@
+//! A phase that imitates demonstrations.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use dressage_agent::demonstrate;
+use dressage_agent::tools::ToolSet;
+use dressage_policy::crash_point;
+use dressage_store::{Attempt, AttemptKey, Purpose, Status};
+use dressage_text::Chat;
+use serde_json::json;
+
+use super::by_key;
+use crate::TrainerError;
+use crate::learn::{Models, Rules, run_plan};
+use crate::metrics::Metrics;
+use crate::observe::Observer;
+use crate::plan;
+use crate::random::order;
+use crate::recipe::{Phase, Recipe, SftKeys};
+use crate::tasks::{Tasks, opening};
+use crate::trainer::Trainer;
+
+pub(crate) struct Sft {
+    phase: Phase,
+    index: u32,
+    keys: SftKeys,
+    demonstrations: Vec<Attempt>,
+}
+
+/// How many tasks are looked at for each demonstration, so that rare kinds are among them.
+const POOL: usize = 32;
+
+/// The items, one of each kind by turns: kinds in the order in which they first come, items of a kind in theirs.
+fn by_turns<T, K: PartialEq>(items: impl Iterator<Item = T>, kind: impl Fn(&T) -> K) -> Vec<T> {
+    let mut kinds: Vec<(K, VecDeque<T>)> = Vec::new();
+    for item in items {
+        let kind = kind(&item);
+        match kinds.iter_mut().find(|(known, _)| *known == kind) {
+            Some((_, queue)) => queue.push_back(item),
+            None => kinds.push((kind, VecDeque::from([item]))),
+        }
+    }
+    let mut mixed = Vec::new();
+    while kinds.iter().any(|(_, queue)| !queue.is_empty()) {
+        mixed.extend(kinds.iter_mut().filter_map(|(_, queue)| queue.pop_front()));
+    }
+    mixed
+}
+
+/// The demonstrations of a phase, as they are recorded: from all kinds of tasks alike.
+pub(super) fn demonstrations(
+    index: usize,
+    keys: &SftKeys,
+    recipe: &Recipe,
+    tasks: &Tasks,
+    chat: &Chat,
+    tools: &ToolSet,
+) -> Result<Vec<Attempt>, TrainerError> {
+    let seed = recipe.run.seed;
+    let order = order(seed, "demonstrations", &[index as u32], tasks.train_len());
+    let with_demonstration = order.into_iter().filter_map(|i| {
+        let task = tasks.train(i as usize)?;
+        task.demonstration.clone().map(|demonstration| (task, demonstration))
+    });
+    let pool = with_demonstration.take(keys.demonstrations.saturating_mul(POOL));
+    let mixed = by_turns(pool, |(task, _)| task.kind.clone());
+    let specs = tools.specs();
+    let mut found = Vec::with_capacity(keys.demonstrations);
+    for (group, (task, demonstration)) in mixed.into_iter().take(keys.demonstrations).enumerate() {
+        let mut messages = opening(&recipe.agent, &task);
+        messages.extend(demonstration.messages());
+        let trajectory = demonstrate(chat, &specs, &messages)
+            .map_err(|source| TrainerError::Demonstration { task: task.id.clone(), source })?;
+        let (phase, group) = (index as u32, group as u32);
+        found.push(Attempt {
+            key: AttemptKey { purpose: Purpose::Demonstration, phase, step: 0, group, sample: 0 },
+            outcome: json!({"final_text": demonstration.answer}),
+            task: json!(task),
+            score: None,
+            reward: None,
+            earned: Vec::new(),
+            status: Status::Completed,
+            trajectory,
+        });
+    }
+    if found.len() < keys.demonstrations {
+        let (phase, wanted, found) = (index, keys.demonstrations, found.len());
+        return Err(TrainerError::TooFewDemonstrations { phase, wanted, found });
+    }
+    Ok(found)
+}
+
+impl Sft {
+    pub fn new(phase: Phase, index: u32, keys: SftKeys, trainer: &Trainer) -> Result<Self, TrainerError> {
+        let Trainer { recipe, tasks, rollouts, store, .. } = trainer;
+        let agent = &rollouts.agent;
+        let found = demonstrations(index as usize, &keys, recipe, tasks, &agent.chat, &agent.tools)?;
+        store.record_attempts(&found)?;
+        Ok(Sft { phase, index, keys, demonstrations: found })
+    }
+
+    pub async fn step(
+        &mut self,
+        trainer: &Trainer,
+        step: u32,
+        observer: &mut dyn Observer,
+    ) -> Result<Metrics, TrainerError> {
+        let start = Instant::now();
+        let Trainer { recipe, store, learner, .. } = trainer;
+        let total = self.demonstrations.len();
+        let a_pass = total.div_ceil(self.keys.batch) as u32;
+        let (epoch, within) = (step / a_pass, (step % a_pass) as usize);
+        let order = order(recipe.run.seed, "batches", &[self.index, epoch], total);
+        let picked: Vec<&Attempt> = order
+            .iter()
+            .skip(within * self.keys.batch)
+            .take(self.keys.batch)
+            .map(|&i| &self.demonstrations[i as usize])
+            .collect();
+        let plan = match store.step(self.index, step)? {
+            Some(plan) => plan,
+            None => {
+                let picked: Vec<_> =
+                    picked.iter().map(|attempt| (attempt.key, &attempt.trajectory)).collect();
+                let budget = recipe.engine.micro_batch_tokens;
+                plan::sft(self.index, step, &picked, self.keys.normaliser, budget)?
+            }
+        };
+        store.record_step(&plan)?;
+        crash_point("ledger_written");
+        let trajectories = by_key(&self.demonstrations);
+        let models = Models { policy: &**learner, reference: None, critic: None };
+        let rules = Rules::new(&self.phase, step, trainer.version(), recipe.run.seed);
+        let learned = run_plan(&plan, &trajectories, models, &rules, observer).await?;
+        let mut metrics = Metrics::default();
+        metrics.add("training/epoch", f64::from(step) / f64::from(a_pass));
+        learned.report(&self.phase, rules.policy, &mut metrics);
+        let seconds = start.elapsed().as_secs_f64();
+        metrics.add("timing_s/update_actor", seconds);
+        metrics.add("timing_s/step", seconds);
+        metrics.add("perf/throughput", learned.all.tokens as f64 / seconds);
+        Ok(metrics)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_take_turns() {
+        let words = ["ant", "bee", "auk", "ape", "bat", "cow", "asp"];
+        let first = |word: &&str| word.chars().next();
+        assert_eq!(by_turns(words.into_iter(), first), ["ant", "bee", "cow", "auk", "bat", "ape", "asp"]);
+        assert_eq!(by_turns(words.into_iter(), |_| ()), words);
+    }
+}

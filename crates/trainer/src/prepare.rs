@@ -1,0 +1,204 @@
+//! What the terms of an update must know before they are a sum over tokens: the proximal policy, weights for what older policies drew,
+//! ratios of whole paths, marks.
+
+use std::collections::HashMap;
+
+use dressage_policy::{Learner, uniform};
+use dressage_rl::correction::Mismatch;
+use dressage_rl::prepare::{self, Interpolation};
+use dressage_rl::{Counting, Point, PolicyLoss};
+use dressage_tree::{PathInput, Term};
+
+use crate::TrainerError;
+use crate::recipe::{Proximal, RlKeys};
+use crate::survey::{PathKey, Question, ask};
+
+/// The paths of one micro-batch.
+pub(crate) type Inputs = Vec<(PathKey, PathInput)>;
+
+/// Works out what an update needs.
+pub(crate) struct Preparer<'a> {
+    keys: &'a RlKeys,
+    learner: &'a dyn Learner,
+    /// Log-probabilities under the weights at the beginning of the step, for paths that were asked for.
+    proximal: HashMap<PathKey, Vec<f32>>,
+    /// Seed of the run and stream of the step, for random choices.
+    random: (u64, u64),
+    /// How far the policies that drew the tokens are from the proximal one, where that was worked out.
+    pub mismatch: Option<Mismatch>,
+    /// Tokens whose weight a correction or a rejection brought to 0.
+    pub rejected: u64,
+}
+
+impl<'a> Preparer<'a> {
+    pub fn new(keys: &'a RlKeys, learner: &'a dyn Learner, random: (u64, u64)) -> Self {
+        Preparer { keys, learner, proximal: HashMap::new(), random, mismatch: None, rejected: 0 }
+    }
+
+    /// Before the first update: what the weights at the beginning of the step say. Nothing is computed for tokens that these
+    /// very weights drew: the record has it, to the bit.
+    pub async fn begin(&mut self, batches: &[Inputs]) -> Result<(), TrainerError> {
+        if self.keys.proximal != Proximal::Recompute {
+            return Ok(());
+        }
+        let mut pairs = Vec::new();
+        for batch in batches {
+            let fresh: Vec<&(PathKey, PathInput)> =
+                batch.iter().filter(|(key, _)| !self.proximal.contains_key(key)).collect();
+            if fresh.is_empty() {
+                continue;
+            }
+            let inputs: Vec<PathInput> = fresh.iter().map(|(_, input)| input.clone()).collect();
+            let found = if on_policy(&inputs) {
+                inputs.iter().map(behaviours).collect()
+            } else {
+                ask(self.learner, Question::Logprobs, &inputs).await?
+            };
+            for ((key, input), logprobs) in fresh.into_iter().zip(found) {
+                let both = logprobs.iter().zip(behaviours(input));
+                pairs.push(both.map(|(p, b)| (f64::from(*p), f64::from(b))).collect());
+                self.proximal.insert(*key, logprobs);
+            }
+        }
+        self.mismatch = Some(Mismatch::new(&pairs, Counting::Exact));
+        Ok(())
+    }
+
+    /// Before each update; `first` says that no update has changed the weights since the step began.
+    pub async fn update(
+        &mut self,
+        batches: &mut [Inputs],
+        first: bool,
+        update: usize,
+    ) -> Result<(), TrainerError> {
+        for (key, input) in batches.iter_mut().flatten() {
+            for (target, logprob) in
+                input.targets.iter_mut().zip(self.proximal.get(key).into_iter().flatten())
+            {
+                target.term.proximal = Some(*logprob);
+            }
+        }
+        let policy = self.keys.loss().policy;
+        let needs_present = self.keys.proximal == Proximal::Interpolate
+            || matches!(
+                policy,
+                PolicyLoss::Gspo { .. }
+                    | PolicyLoss::GeometricMean { .. }
+                    | PolicyLoss::KlCov { .. }
+                    | PolicyLoss::ClipCov { .. }
+            );
+        let mut present: Vec<Vec<f32>> = Vec::new();
+        if needs_present {
+            for batch in batches.iter() {
+                let inputs: Vec<PathInput> = batch.iter().map(|(_, input)| input.clone()).collect();
+                if first && on_policy(&inputs) {
+                    present.extend(inputs.iter().map(behaviours));
+                } else {
+                    present.extend(ask(self.learner, Question::Logprobs, &inputs).await?);
+                }
+            }
+        }
+        let mut inputs: Vec<&mut PathInput> = batches.iter_mut().flatten().map(|(_, input)| input).collect();
+        if self.keys.proximal == Proximal::Interpolate {
+            interpolate(&mut inputs, &present);
+        }
+        self.correct(&mut inputs);
+        let mut points: Vec<Vec<Point>> =
+            inputs.iter().zip(&present).map(|(input, logps)| points_of(input, logps)).collect();
+        match policy {
+            PolicyLoss::Gspo { .. } => points.iter_mut().for_each(|path| prepare::path_ratios(path)),
+            PolicyLoss::GeometricMean { low, high } => {
+                points.iter_mut().for_each(|path| prepare::geometric_means(path, low, high));
+            }
+            PolicyLoss::KlCov { share, .. } => mark(&mut points, |all| prepare::mark_covarying(all, share)),
+            PolicyLoss::ClipCov { share, lower, upper, .. } => {
+                let loss = self.keys.loss();
+                let (seed, stream) = self.random;
+                let random = |i: usize| uniform(seed, stream, (update as u64) << 32 | i as u64);
+                mark(&mut points, |all| {
+                    let clipped = |point: &Point| loss.at(point).clipped;
+                    for i in prepare::choose_covarying(all, clipped, share, lower, upper, random) {
+                        all[i].marked = true;
+                    }
+                });
+            }
+            _ => return Ok(()),
+        }
+        for (input, points) in inputs.into_iter().zip(points) {
+            for (target, point) in input.targets.iter_mut().zip(points) {
+                target.term.path_log_ratio = point.path_log_ratio.map(|x| x as f32);
+                target.term.marked = point.marked;
+                target.term.advantage = point.advantage as f32;
+            }
+        }
+        Ok(())
+    }
+
+    /// Multiplies weights by what corrections and rejections say.
+    fn correct(&mut self, inputs: &mut [&mut PathInput]) {
+        if self.keys.correction.is_none() && self.keys.rejection.is_empty() {
+            return;
+        }
+        let log_ratio = |term: &Term| match (term.proximal, term.behaviour) {
+            (Some(proximal), Some(behaviour)) => f64::from(proximal) - f64::from(behaviour),
+            _ => 0.0,
+        };
+        let log_ratios: Vec<Vec<f64>> = inputs
+            .iter()
+            .map(|input| input.targets.iter().map(|target| log_ratio(&target.term)).collect())
+            .collect();
+        let mut factors: Vec<Vec<f64>> = match self.keys.correction {
+            Some(correction) => correction.weights(&log_ratios, Counting::Exact),
+            None => log_ratios.iter().map(|path| vec![1.0; path.len()]).collect(),
+        };
+        for rejection in &self.keys.rejection {
+            for (factors, kept) in factors.iter_mut().zip(rejection.keeps(&log_ratios, Counting::Exact)) {
+                factors.iter_mut().zip(kept).filter(|(_, kept)| !kept).for_each(|(factor, _)| *factor = 0.0);
+            }
+        }
+        for (input, factors) in inputs.iter_mut().zip(factors) {
+            for (target, factor) in input.targets.iter_mut().zip(factors) {
+                self.rejected += u64::from(factor == 0.0);
+                target.term.weight = (f64::from(target.term.weight) * factor) as f32;
+            }
+        }
+    }
+}
+
+/// Whether the weights being trained drew every token, and none came from elsewhere.
+fn on_policy(inputs: &[PathInput]) -> bool {
+    let terms = || inputs.iter().flat_map(|input| input.targets.iter().map(|target| &target.term));
+    terms().all(|term| term.age == 0 && term.behaviour.is_some())
+}
+
+fn behaviours(input: &PathInput) -> Vec<f32> {
+    input.targets.iter().map(|target| target.term.behaviour.unwrap_or(0.0)).collect()
+}
+
+fn points_of(input: &PathInput, logps: &[f32]) -> Vec<Point> {
+    input.targets.iter().zip(logps).map(|(target, logp)| Point::new(*logp, &target.term)).collect()
+}
+
+fn interpolate(inputs: &mut [&mut PathInput], present: &[Vec<f32>]) {
+    for (input, logps) in inputs.iter_mut().zip(present) {
+        for (target, logp) in input.targets.iter_mut().zip(logps) {
+            let term = &mut target.term;
+            if let Some(behaviour) = term.behaviour {
+                let age = Some(u64::from(term.age));
+                let guess = Interpolation::LogLinear.proximal(behaviour.into(), (*logp).into(), age);
+                term.proximal = Some(guess as f32);
+            }
+        }
+    }
+}
+
+/// Applies `choose` to the points of all paths together.
+fn mark(paths: &mut [Vec<Point>], choose: impl FnOnce(&mut [Point])) {
+    let mut all = paths.concat();
+    choose(&mut all);
+    let mut rest = all.into_iter();
+    for path in paths {
+        let len = path.len();
+        *path = rest.by_ref().take(len).collect();
+    }
+}

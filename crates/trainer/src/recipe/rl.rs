@@ -1,0 +1,482 @@
+//! `[[phase]] kind = "rl"`: what is reinforced, and how.
+
+use dressage_rl::correction::{Correction, Rejection};
+use dressage_rl::{
+    AdaptiveKl, Compare, Counting, Estimator, GroupBaseline, KlEstimator, KlPenalty, Loss, Normaliser,
+    PolicyLoss, Singleton, TrustRegion,
+};
+use serde::{Deserialize, Serialize};
+
+use super::keys::OptimiserKeys;
+
+/// `[[phase]] kind = "rl"`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RlKeys {
+    /// A name for `advantage`, `loss` and `normaliser` together; each can be given apart.
+    #[serde(default)]
+    pub algorithm: Algorithm,
+    /// How many steps.
+    pub steps: u32,
+    /// Tasks in a step.
+    pub groups: usize,
+    /// Attempts at each task.
+    pub group_size: usize,
+    /// How warm attempts are sampled, more than 0.
+    #[serde(default = "unit")]
+    pub temperature: f32,
+    /// How many versions old a token may be when it is trained: 0 samples and trains by turns, more lets attempts run ahead.
+    #[serde(default)]
+    pub staleness: u32,
+    /// Which of the groups that are complete a step takes, where it may choose.
+    #[serde(default)]
+    pub prefer: Prefer,
+    /// Peak learning rate.
+    pub learning_rate: f32,
+    /// How rewards become advantages, in place of the algorithm's way. The components that GDPO weighs are the score of the answer, the rest
+    /// of the outcome, and what turns earned.
+    #[serde(default)]
+    pub advantage: Option<Estimator>,
+    /// The loss of a token, in place of the algorithm's.
+    #[serde(default)]
+    pub loss: Option<PolicyLoss>,
+    /// How the loss of a step is averaged, in place of the algorithm's way.
+    #[serde(default)]
+    pub normaliser: Option<Normaliser>,
+    /// For losses that clip: the ratio is clipped below at 1 − this.
+    #[serde(default)]
+    pub clip_low: Option<f64>,
+    /// For losses that clip: the ratio is clipped above at 1 + this.
+    #[serde(default)]
+    pub clip_high: Option<f64>,
+    /// For PPO's clip: for a negative advantage A the loss is at most −this × A; more than 1 where given.
+    #[serde(default)]
+    pub clip_dual: Option<f64>,
+    /// A penalty for leaving the weights that the phase began with.
+    #[serde(default)]
+    pub kl: Option<KlKeys>,
+    /// Coefficient of a bonus for entropy.
+    #[serde(default)]
+    pub entropy: f64,
+    /// What ratios are taken to.
+    #[serde(default)]
+    pub proximal: Proximal,
+    /// Weights for tokens that other weights drew than those at the beginning of the step. Needs `proximal`.
+    #[serde(default)]
+    pub correction: Option<Correction>,
+    /// What is left out as too far from the weights that drew it. All must be content. Needs `proximal`.
+    #[serde(default)]
+    pub rejection: Vec<Rejection>,
+    /// What becomes of groups whose rewards are all equal, in place of the algorithm's way.
+    #[serde(default)]
+    pub uniform_groups: Option<UniformGroups>,
+    /// What becomes of attempts that were cut for their length.
+    #[serde(default)]
+    pub overlong: Overlong,
+    /// What becomes of attempts in which not one token was drawn.
+    #[serde(default)]
+    pub empty: Empty,
+    /// Who is compared with whom.
+    #[serde(default)]
+    pub group_by: GroupBy,
+    /// Attempts at each task that are begun beyond `group_size`; the first to end make the group, and the others are given up. Who ends first
+    /// is short or lucky with its tools: where that goes with success, the group is not a fair sample.
+    #[serde(default)]
+    pub spare: usize,
+    /// What is trained of the attempts; others are compared with the rest all the same.
+    #[serde(default)]
+    pub only: OnlyKeys,
+    /// The most turns of an attempt that are trained, drawn at random; the others' weight goes to them. 0 for all.
+    #[serde(default)]
+    pub most_turns: usize,
+    /// Optimiser steps over the attempts of a step, each on its share of the groups. With more than one, all but the
+    /// first are off policy.
+    #[serde(default = "one")]
+    pub mini_batches: usize,
+    /// How often the attempts of a step are gone through.
+    #[serde(default = "one_epoch")]
+    pub epochs: u32,
+    /// The critic, for advantages that need one.
+    #[serde(default)]
+    pub critic: CriticKeys,
+    /// The optimiser.
+    #[serde(default)]
+    pub optimiser: OptimiserKeys,
+}
+
+fn unit() -> f32 {
+    1.0
+}
+
+fn one() -> usize {
+    1
+}
+
+fn one_epoch() -> u32 {
+    1
+}
+
+/// A known combination of advantage, loss and normaliser.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Algorithm {
+    /// Advantages over the group's deviation, PPO's clip, mean over tokens (Shao et al. 2024, as used since).
+    #[default]
+    Grpo,
+    /// GRPO without dividing by deviation or length (Liu et al. 2025).
+    DrGrpo,
+    /// GRPO with a higher upper clip and without groups that teach nothing (Yu et al. 2025).
+    Dapo,
+    /// Each against the mean of the others of its group (Ahmadian et al. 2024).
+    Rloo,
+    /// REINFORCE with whitened returns and PPO's clip (Hu 2025).
+    ReinforcePlusPlus,
+    /// The same, less the group's mean.
+    ReinforcePlusPlusBaseline,
+    /// The baseline weighted by length (Hao et al. 2025).
+    Opo,
+    /// Plain policy gradient over groups (Chu et al. 2025).
+    Gpg,
+    /// Only the best of a group is reinforced, by how much it beats the second.
+    PassK,
+    /// PPO's clip on the ratio of whole attempts (Zheng et al. 2025).
+    Gspo,
+    /// The geometric mean of clipped ratios (Zhao et al. 2025).
+    Gmpo,
+    /// Clipped ratios as weights of REINFORCE (MiniMax 2025).
+    Cispo,
+    /// A sigmoid in place of the clip (Gao et al. 2025).
+    Sapo,
+    /// Ratios as weights of REINFORCE in a trust region, each against the mean of the others.
+    Minirl,
+    /// A critic, generalised advantages, PPO's clip (Schulman et al. 2017).
+    Ppo,
+}
+
+impl Algorithm {
+    /// Its name in messages and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Algorithm::Grpo => "grpo",
+            Algorithm::DrGrpo => "dr_grpo",
+            Algorithm::Dapo => "dapo",
+            Algorithm::Rloo => "rloo",
+            Algorithm::ReinforcePlusPlus => "reinforce_plus_plus",
+            Algorithm::ReinforcePlusPlusBaseline => "reinforce_plus_plus_baseline",
+            Algorithm::Opo => "opo",
+            Algorithm::Gpg => "gpg",
+            Algorithm::PassK => "pass_k",
+            Algorithm::Gspo => "gspo",
+            Algorithm::Gmpo => "gmpo",
+            Algorithm::Cispo => "cispo",
+            Algorithm::Sapo => "sapo",
+            Algorithm::Minirl => "minirl",
+            Algorithm::Ppo => "ppo",
+        }
+    }
+
+    /// Whether its loss has a bound of this name.
+    pub(super) fn uses(self, key: &str) -> bool {
+        match self.loss(None, None, None) {
+            PolicyLoss::Clip { .. } => true,
+            PolicyLoss::Gspo { .. }
+            | PolicyLoss::GeometricMean { .. }
+            | PolicyLoss::Cispo { .. }
+            | PolicyLoss::MiniRl { .. } => key != "clip_dual",
+            _ => false,
+        }
+    }
+
+    fn estimator(self) -> Estimator {
+        let group = |compare, scale_by_std| {
+            Estimator::Group(GroupBaseline { compare, scale_by_std, ..GroupBaseline::default() })
+        };
+        match self {
+            Algorithm::Grpo
+            | Algorithm::Dapo
+            | Algorithm::Gspo
+            | Algorithm::Gmpo
+            | Algorithm::Cispo
+            | Algorithm::Sapo => group(Compare::Mean, true),
+            Algorithm::DrGrpo => group(Compare::Mean, false),
+            Algorithm::Rloo | Algorithm::Minirl => group(Compare::Others, false),
+            Algorithm::Opo => group(Compare::LengthWeightedMean, false),
+            Algorithm::Gpg => group(Compare::MeanOfInformative, false),
+            Algorithm::PassK => group(Compare::SecondBest, true),
+            Algorithm::ReinforcePlusPlus => {
+                Estimator::ReinforcePlusPlus { gamma: 1.0, counting: Counting::Exact, one_turn: false }
+            }
+            Algorithm::ReinforcePlusPlusBaseline => {
+                Estimator::ReinforcePlusPlusBaseline { singleton: Singleton::Zero, counting: Counting::Exact }
+            }
+            Algorithm::Ppo => Estimator::Gae { gamma: 1.0, lambda: 0.95, whiten: Some(Counting::Exact) },
+        }
+    }
+
+    fn loss(self, low: Option<f64>, high: Option<f64>, dual: Option<f64>) -> PolicyLoss {
+        let bounds = |default_low, default_high| (low.unwrap_or(default_low), high.unwrap_or(default_high));
+        let (low, high) = match self {
+            Algorithm::Dapo => bounds(0.2, 0.28),
+            // Bounds of the ratio of a whole attempt, of the paper's order.
+            Algorithm::Gspo => bounds(3e-4, 4e-4),
+            Algorithm::Gmpo => bounds(0.4, 0.4),
+            Algorithm::Cispo => bounds(1.0, 0.28),
+            Algorithm::Minirl => bounds(0.2, 0.3),
+            _ => bounds(0.2, 0.2),
+        };
+        match self {
+            Algorithm::Gspo => PolicyLoss::Gspo { low, high },
+            Algorithm::Gmpo => PolicyLoss::GeometricMean { low, high },
+            Algorithm::Cispo => PolicyLoss::Cispo { low, high },
+            Algorithm::Sapo => PolicyLoss::SoftGate { positive: 1.0, negative: 1.05 },
+            Algorithm::Minirl => {
+                let trust = TrustRegion { strict: true, ..TrustRegion::default() };
+                PolicyLoss::MiniRl { low, high, trust }
+            }
+            Algorithm::Gpg => PolicyLoss::Reinforce,
+            Algorithm::Rloo => PolicyLoss::ImportanceSampling,
+            _ => PolicyLoss::Clip { low, high, dual, trust: None, keep: None },
+        }
+    }
+
+    fn normaliser(self) -> Normaliser {
+        match self {
+            // Means over attempts of means over their tokens, which these are derived with.
+            Algorithm::Gspo | Algorithm::Gmpo | Algorithm::Sapo => Normaliser::RolloutMean,
+            Algorithm::DrGrpo | Algorithm::Rloo | Algorithm::Minirl => Normaliser::RolloutSum,
+            _ => Normaliser::TokenMean,
+        }
+    }
+}
+
+/// A penalty for leaving the weights that the phase began with.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KlKeys {
+    /// How the divergence is estimated from one sample.
+    pub estimator: KlEstimator,
+    /// Its coefficient β.
+    pub coefficient: f64,
+    /// Where it is charged.
+    #[serde(default)]
+    pub charge: Charge,
+    /// Changes β until the divergence is what is wanted. Only where it is charged to the reward.
+    #[serde(default)]
+    pub adaptive: Option<AdaptiveKl>,
+}
+
+/// Where a divergence is charged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Charge {
+    /// In the loss.
+    #[default]
+    Loss,
+    /// To the reward of every token, before advantages.
+    Reward,
+}
+
+/// Which groups a step takes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Prefer {
+    /// In the order of tasks.
+    #[default]
+    Oldest,
+    /// In the order in which they were complete.
+    FirstDone,
+    /// Those that the newest weights drew.
+    Freshest,
+}
+
+/// What ratios are taken to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Proximal {
+    /// The policy that drew the token.
+    #[default]
+    Behaviour,
+    /// The weights at the beginning of the step: a forward pass more where they did not draw everything (decoupled PPO).
+    Recompute,
+    /// A guess between the policy that drew the token and the present one, by age, without that pass.
+    Interpolate,
+}
+
+/// What becomes of attempts in which not one token was drawn: hung before the first, say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Empty {
+    /// Others are compared with their reward.
+    #[default]
+    Keep,
+    /// They are left out of everything.
+    Drop,
+}
+
+/// Who is compared with whom, where an advantage compares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GroupBy {
+    /// Attempts at the same task: its seed and its seats included.
+    #[default]
+    Task,
+    /// In these, each agent with those of its name alone: what a role or a seat is worth cancels out.
+    Agent,
+    /// All attempts of a step, for tasks that are alike.
+    Step,
+}
+
+/// `[phase.only]`: what is trained
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OnlyKeys {
+    /// Names of agents; all where empty.
+    pub agents: Vec<String>,
+    /// Attempts with at least this reward.
+    pub reward_from: Option<f64>,
+    /// Attempts with at most this reward.
+    pub reward_to: Option<f64>,
+}
+
+impl OnlyKeys {
+    /// Whether an attempt of this reward is trained.
+    pub fn reward(&self, reward: f64) -> bool {
+        self.reward_from.is_none_or(|from| reward >= from) && self.reward_to.is_none_or(|to| reward <= to)
+    }
+
+    /// Whether what an agent of this name did is trained.
+    pub fn agent(&self, name: &str) -> bool {
+        self.agents.is_empty() || self.agents.iter().any(|agent| agent == name)
+    }
+}
+
+/// What becomes of groups whose rewards are all equal, which have no gradient under advantages by group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UniformGroups {
+    /// They count in the averages, as they are drawn.
+    #[default]
+    Keep,
+    /// They are left out of the averages (DAPO).
+    Drop,
+    /// Others are drawn in their place until the step is full.
+    Refill,
+}
+
+/// What becomes of attempts that were cut for their length, in tokens, turns, context or time.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Overlong {
+    /// They are like all others.
+    #[default]
+    Keep,
+    /// Others are compared with them, but they are not trained on.
+    Mask,
+    /// They are left out of everything.
+    Drop,
+    /// Attempts lose reward as they come near the limit of tokens (DAPO).
+    Penalise {
+        /// From how many tokens below the limit.
+        buffer: u64,
+        /// How much at the limit.
+        #[serde(default = "unit_f64")]
+        factor: f64,
+    },
+}
+
+fn unit_f64() -> f64 {
+    1.0
+}
+
+/// `[phase.critic]`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CriticKeys {
+    /// Peak learning rate.
+    pub learning_rate: f32,
+    /// How far a value may move from what it was before the loss stops pulling; 0 for any.
+    pub clip: f64,
+    /// Steps in which only the critic learns, at the beginning.
+    pub warmup: u32,
+    /// The optimiser.
+    pub optimiser: OptimiserKeys,
+}
+
+impl Default for CriticKeys {
+    fn default() -> Self {
+        CriticKeys { learning_rate: 1e-5, clip: 0.5, warmup: 0, optimiser: OptimiserKeys::default() }
+    }
+}
+
+impl RlKeys {
+    /// How rewards become advantages.
+    pub fn estimator(&self) -> Estimator {
+        self.advantage.clone().unwrap_or_else(|| self.algorithm.estimator())
+    }
+
+    /// What the policy minimises.
+    pub fn loss(&self) -> Loss {
+        let policy =
+            self.loss.unwrap_or_else(|| self.algorithm.loss(self.clip_low, self.clip_high, self.clip_dual));
+        let kl = self.kl.filter(|kl| kl.charge == Charge::Loss).map(|kl| kl.penalty());
+        Loss { policy, kl, entropy: self.entropy }
+    }
+
+    /// What the critic minimises.
+    pub fn value_loss(&self) -> Loss {
+        Loss::of(PolicyLoss::Value { clip: (self.critic.clip > 0.0).then_some(self.critic.clip) })
+    }
+
+    /// How the loss of a step is averaged.
+    pub fn normaliser(&self) -> Normaliser {
+        self.normaliser.unwrap_or_else(|| self.algorithm.normaliser())
+    }
+
+    /// What becomes of groups that teach nothing.
+    pub fn uniform_groups(&self) -> UniformGroups {
+        self.uniform_groups.unwrap_or(match self.algorithm {
+            Algorithm::Dapo => UniformGroups::Drop,
+            _ => UniformGroups::Keep,
+        })
+    }
+
+    /// Whether a frozen reference is needed.
+    pub fn needs_reference(&self) -> bool {
+        self.kl.is_some()
+    }
+
+    /// Whether a critic is needed.
+    pub fn needs_critic(&self) -> bool {
+        self.estimator().needs_values()
+    }
+
+    /// Whether a group has no gradient where all its attempts earned the same.
+    pub fn uniform_is_idle(&self) -> bool {
+        let charged = self.kl.is_some_and(|kl| kl.charge == Charge::Reward);
+        // Equal sums can have parts that differ.
+        let by_parts = matches!(self.estimator(), Estimator::Gdpo { .. });
+        self.compares() && self.group_by != GroupBy::Step && !charged && !by_parts
+    }
+
+    /// Whether it matters which part of a reward was earned where.
+    pub fn sees_parts(&self) -> bool {
+        let whole =
+            matches!(self.estimator(), Estimator::Group(_) | Estimator::ReinforcePlusPlusBaseline { .. });
+        !whole || self.group_by == GroupBy::Agent
+    }
+
+    /// Whether attempts are compared with others of their group.
+    pub fn compares(&self) -> bool {
+        !matches!(
+            self.estimator(),
+            Estimator::Gae { .. } | Estimator::ReinforcePlusPlus { .. } | Estimator::ReMax
+        )
+    }
+}
+
+impl KlKeys {
+    /// As `rl` knows it.
+    pub fn penalty(&self) -> KlPenalty {
+        KlPenalty { estimator: self.estimator, coefficient: self.coefficient }
+    }
+}

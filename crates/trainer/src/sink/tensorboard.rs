@@ -1,0 +1,129 @@
+//! TensorBoard's event files: length-prefixed, checksummed records of protocol buffers, of which a few fields suffice.
+//!
+//! Formats: tensorflow/core/util/event.proto and tensorflow/core/lib/io/record_writer.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+
+use super::{Sink, wire};
+use crate::TrainerError;
+use crate::folder::file_error;
+use crate::metrics::Metrics;
+
+/// Fields of `Event`; of those that are no bytes and no whole numbers, with the wire type.
+const WALL_TIME: u8 = 1 << 3 | 1;
+const STEP: u32 = 2;
+const FILE_VERSION: u32 = 3;
+const SUMMARY: u32 = 5;
+const SESSION_LOG: u32 = 7;
+/// Of `Summary`, of `Summary.Value`, and of `SessionLog`.
+const VALUE: u32 = 1;
+const TAG: u32 = 1;
+const SIMPLE_VALUE: u8 = 2 << 3 | 5;
+const STATUS: u8 = 1 << 3;
+/// `SessionLog.SessionStatus.START`: what other files hold from this step on is void.
+const START: u8 = 1;
+
+/// One event file.
+pub(crate) struct TensorBoard {
+    file: File,
+}
+
+impl TensorBoard {
+    /// Begins a file in `folder`, for a run that goes on from `step`.
+    pub fn open(folder: &Path, step: u32) -> Result<Self, TrainerError> {
+        fs::create_dir_all(folder).map_err(|source| file_error("create", folder, source))?;
+        let now = wire::now().as_secs();
+        let name = format!("events.out.tfevents.{now:010}.dressage.{}", std::process::id());
+        let path = folder.join(name);
+        let failed = |source| file_error("write", &path, source);
+        let mut board = TensorBoard { file: File::create(&path).map_err(failed)? };
+        board.record(&event(0, FILE_VERSION, b"brain.Event:2")).map_err(failed)?;
+        if step > 0 {
+            board.record(&event(step + 1, SESSION_LOG, &[STATUS, START])).map_err(failed)?;
+        }
+        Ok(board)
+    }
+
+    fn record(&mut self, data: &[u8]) -> io::Result<()> {
+        let length = (data.len() as u64).to_le_bytes();
+        let mut bytes = Vec::with_capacity(data.len() + 16);
+        bytes.extend(length);
+        bytes.extend(masked_crc(&length).to_le_bytes());
+        bytes.extend(data);
+        bytes.extend(masked_crc(data).to_le_bytes());
+        self.file.write_all(&bytes)
+    }
+}
+
+impl Sink for TensorBoard {
+    fn log(&mut self, step: u32, metrics: &Metrics) -> Result<(), String> {
+        let mut summary = Vec::new();
+        for (name, value) in metrics.iter() {
+            let mut of_value = Vec::with_capacity(name.len() + 8);
+            wire::bytes(&mut of_value, TAG, name.as_bytes());
+            of_value.push(SIMPLE_VALUE);
+            of_value.extend((value as f32).to_le_bytes());
+            wire::bytes(&mut summary, VALUE, &of_value);
+        }
+        self.record(&event(step, SUMMARY, &summary)).map_err(|error| error.to_string())
+    }
+
+    fn close(&mut self, _finished: bool) -> Result<(), String> {
+        self.file.sync_all().map_err(|error| error.to_string())
+    }
+
+    fn name(&self) -> String {
+        "TensorBoard".into()
+    }
+}
+
+/// An `Event` with one field besides time and step.
+fn event(step: u32, number: u32, content: &[u8]) -> Vec<u8> {
+    let mut event = vec![WALL_TIME];
+    event.extend(wire::now().as_secs_f64().to_le_bytes());
+    wire::number(&mut event, STEP, step.into());
+    wire::bytes(&mut event, number, content);
+    event
+}
+
+/// CRC-32C, rotated and shifted so that the checksum of data that holds checksums is not their own.
+fn masked_crc(data: &[u8]) -> u32 {
+    crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_have_the_known_bytes() {
+        // The checksum of 32 zero bytes is in RFC 3720, B.4.
+        assert_eq!(crc32c::crc32c(&[0; 32]), 0x8a91_36aa);
+        let folder = tempfile::tempdir().unwrap();
+        let mut board = TensorBoard::open(folder.path(), 4).unwrap();
+        let mut metrics = Metrics::default();
+        metrics.add("a/b", 1.5);
+        board.log(7, &metrics).unwrap();
+        board.close(true).unwrap();
+        let file = fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
+        let bytes = fs::read(file).unwrap();
+        let mut rest = &bytes[..];
+        let mut records = Vec::new();
+        while !rest.is_empty() {
+            let len = u64::from_le_bytes(rest[..8].try_into().unwrap()) as usize;
+            let crc = |at: usize| u32::from_le_bytes(rest[at..at + 4].try_into().unwrap());
+            assert_eq!(crc(8), masked_crc(&rest[..8]));
+            let data = &rest[12..12 + len];
+            assert_eq!(crc(12 + len), masked_crc(data));
+            records.push(data.to_vec());
+            rest = &rest[16 + len..];
+        }
+        assert!(records[0].ends_with(b"brain.Event:2"));
+        assert!(records[1].ends_with(&[2 << 3, 5, 7 << 3 | 2, 2, STATUS, START]));
+        let head = [2 << 3, 7, 5 << 3 | 2, 12, 1 << 3 | 2, 10, 1 << 3 | 2, 3];
+        let value = [&head[..], b"a/b", &[SIMPLE_VALUE], &1.5f32.to_le_bytes()];
+        assert!(records[2].ends_with(&value.concat()), "{:?}", records[2]);
+    }
+}

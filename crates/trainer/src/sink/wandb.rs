@@ -1,0 +1,246 @@
+//! The folder of an offline run of Weights & Biases, to be uploaded with `wandb sync`.
+//!
+//! Its one file is a log in blocks of 32 KiB, as LevelDB's are, of protocol buffers, of which a few fields suffice. Formats:
+//! wandb/proto/wandb_internal.proto and wandb/sdk/internal/datastore.py.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+
+use super::{Sink, parameters, wire};
+use crate::TrainerError;
+use crate::folder::file_error;
+use crate::metrics::Metrics;
+use crate::recipe::Recipe;
+
+/// What a file begins with: name, magic number, version.
+const IDENT: [u8; 7] = [b':', b'W', b'&', b'B', 0xe1, 0xbe, 0];
+const BLOCK: usize = 32 * 1024;
+/// Checksum, length and type of a piece of a record.
+const HEADER: usize = 7;
+/// Types of pieces.
+const FULL: u8 = 1;
+const FIRST: u8 = 2;
+const MIDDLE: u8 = 3;
+const LAST: u8 = 4;
+/// Fields of `Record`.
+const NUMBER: u32 = 1;
+const HISTORY: u32 = 2;
+const RUN: u32 = 17;
+const EXIT: u32 = 18;
+/// Of `RunRecord`.
+const RUN_ID: u32 = 1;
+const PROJECT: u32 = 3;
+const CONFIG: u32 = 4;
+const DISPLAY_NAME: u32 = 8;
+const STARTING_STEP: u32 = 14;
+const START_TIME: u32 = 17;
+const RESUMED: u32 = 18;
+/// Of `ConfigRecord`, and of items of it and of `HistoryRecord`.
+const UPDATE: u32 = 1;
+const KEY: u32 = 1;
+const VALUE_JSON: u32 = 16;
+/// Of `HistoryRecord`.
+const ITEM: u32 = 1;
+const STEP: u32 = 2;
+/// Of `HistoryStep`, `Timestamp` and `RunExitRecord`: a number, seconds, the exit code.
+const FIRST_FIELD: u32 = 1;
+
+/// The log of a run.
+pub(crate) struct Wandb {
+    file: File,
+    /// Bytes written.
+    written: usize,
+    /// Records written.
+    records: u64,
+    /// Seconds since 1970.
+    start: f64,
+}
+
+impl Wandb {
+    /// Begins a folder within `folder`, for a run that goes on from `step`. All folders of a run have its id.
+    pub fn open(recipe: &Recipe, folder: &Path, step: u32) -> Result<Self, TrainerError> {
+        let now = wire::now();
+        let known = fs::read_dir(folder).ok().and_then(|entries| {
+            entries
+                .flatten()
+                .find_map(|entry| entry.file_name().to_str()?.rsplit_once('-').map(|(_, id)| id.to_owned()))
+        });
+        let id = known.unwrap_or_else(|| {
+            let name = format!("{} {} {}", folder.display(), recipe.run.seed, now.as_nanos());
+            let hash = Sha256::digest(name.as_bytes());
+            hash.iter()
+                .take(8)
+                .map(|byte| char::from(b"abcdefghijklmnopqrstuvwxyz012345"[*byte as usize % 32]))
+                .collect()
+        });
+        let begun = folder.join(format!("offline-run-{}-{id}", clock(now.as_secs())));
+        let files = begun.join("files");
+        fs::create_dir_all(&files).map_err(|source| file_error("create", &files, source))?;
+        let path = begun.join(format!("run-{id}.wandb"));
+        let failed = |source| file_error("write", &path, source);
+        let file = File::create(&path).map_err(failed)?;
+        let mut log = Wandb { file, written: 0, records: 0, start: now.as_secs_f64() };
+        log.write(&IDENT).map_err(failed)?;
+
+        let mut config = Vec::new();
+        for (key, value) in parameters(recipe) {
+            wire::bytes(&mut config, UPDATE, &item(&key, &serde_json::json!(value).to_string()));
+        }
+        let mut time = Vec::new();
+        wire::number(&mut time, FIRST_FIELD, now.as_secs());
+        let mut run = Vec::new();
+        wire::bytes(&mut run, RUN_ID, id.as_bytes());
+        wire::bytes(&mut run, PROJECT, recipe.metrics.wandb.as_bytes());
+        wire::bytes(&mut run, CONFIG, &config);
+        wire::bytes(&mut run, DISPLAY_NAME, recipe.run.name.as_bytes());
+        wire::number(&mut run, STARTING_STEP, step.into());
+        wire::bytes(&mut run, START_TIME, &time);
+        wire::number(&mut run, RESUMED, u64::from(step > 0));
+        log.record(RUN, &run).map_err(failed)?;
+        Ok(log)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.written += bytes.len();
+        self.file.write_all(bytes)
+    }
+
+    /// A `Record` with one field besides its number.
+    fn record(&mut self, field: u32, content: &[u8]) -> io::Result<()> {
+        self.records += 1;
+        let mut record = Vec::with_capacity(content.len() + 16);
+        wire::number(&mut record, NUMBER, self.records);
+        wire::bytes(&mut record, field, content);
+        let mut rest = &record[..];
+        let mut begun = false;
+        loop {
+            let room = BLOCK - self.written % BLOCK;
+            if room < HEADER {
+                self.write(&[0; HEADER][..room])?;
+                continue;
+            }
+            let (piece, left) = rest.split_at(rest.len().min(room - HEADER));
+            let kind = match (begun, left.is_empty()) {
+                (false, true) => FULL,
+                (false, false) => FIRST,
+                (true, false) => MIDDLE,
+                (true, true) => LAST,
+            };
+            let mut checked = crc32fast::Hasher::new();
+            checked.update(&[kind]);
+            checked.update(piece);
+            let mut bytes = checked.finalize().to_le_bytes().to_vec();
+            bytes.extend((piece.len() as u16).to_le_bytes());
+            bytes.push(kind);
+            bytes.extend(piece);
+            self.write(&bytes)?;
+            if left.is_empty() {
+                return Ok(());
+            }
+            (rest, begun) = (left, true);
+        }
+    }
+}
+
+impl Sink for Wandb {
+    fn log(&mut self, step: u32, metrics: &Metrics) -> Result<(), String> {
+        let now = wire::now().as_secs_f64();
+        let clock = [("_step", f64::from(step)), ("_timestamp", now), ("_runtime", now - self.start)];
+        let mut history = Vec::new();
+        for (key, value) in metrics.iter().chain(clock).filter(|(_, value)| value.is_finite()) {
+            let value = if key == "_step" { step.to_string() } else { serde_json::json!(value).to_string() };
+            wire::bytes(&mut history, ITEM, &item(key, &value));
+        }
+        let mut at = Vec::new();
+        wire::number(&mut at, FIRST_FIELD, step.into());
+        wire::bytes(&mut history, STEP, &at);
+        self.record(HISTORY, &history).map_err(|error| error.to_string())
+    }
+
+    fn close(&mut self, finished: bool) -> Result<(), String> {
+        let mut exit = Vec::new();
+        // 0 is not written down.
+        if !finished {
+            wire::number(&mut exit, FIRST_FIELD, 1);
+        }
+        self.record(EXIT, &exit).and_then(|()| self.file.sync_all()).map_err(|error| error.to_string())
+    }
+
+    fn name(&self) -> String {
+        "Weights & Biases".into()
+    }
+}
+
+/// A key and its value as JSON.
+fn item(key: &str, value: &str) -> Vec<u8> {
+    let mut item = Vec::new();
+    wire::bytes(&mut item, KEY, key.as_bytes());
+    wire::bytes(&mut item, VALUE_JSON, value.as_bytes());
+    item
+}
+
+/// Seconds since 1970 as `YYYYMMDD_hhmmss`, UTC. Days to dates as in the algorithm `civil_from_days` (Howard Hinnant).
+fn clock(seconds: u64) -> String {
+    let (days, rest) = (seconds / 86_400, seconds % 86_400);
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    format!("{year:04}{month:02}{day:02}_{:02}{:02}{:02}", rest / 3600, rest / 60 % 60, rest % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates() {
+        assert_eq!(clock(0), "19700101_000000");
+        assert_eq!(clock(951_827_696), "20000229_123456");
+        assert_eq!(clock(1_795_219_199), "20261120_235959");
+    }
+
+    /// Read back piece by piece, across the bounds of blocks.
+    #[test]
+    fn records_are_cut_at_blocks() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        let mut log = Wandb { file: File::create(&path).unwrap(), written: 0, records: 0, start: 0.0 };
+        log.write(&IDENT).unwrap();
+        // The second ends three bytes before the end of a block, so that no header has room.
+        let lengths = [10, BLOCK - 7 - 2 * HEADER - 10 - 4 - 5 - 3, 5, 2 * BLOCK, 1];
+        for length in lengths {
+            log.record(HISTORY, &vec![length as u8; length]).unwrap();
+        }
+        let bytes = fs::read(&path).unwrap();
+        assert_eq!((&bytes[..7], bytes.len()), (&IDENT[..], log.written));
+        let (mut at, mut whole, mut records) = (7, Vec::new(), Vec::new());
+        while at < bytes.len() {
+            if BLOCK - at % BLOCK < HEADER {
+                at += BLOCK - at % BLOCK;
+                continue;
+            }
+            let length = u16::from_le_bytes(bytes[at + 4..at + 6].try_into().unwrap()) as usize;
+            let checked = [&bytes[at + 6..at + 7], &bytes[at + HEADER..at + HEADER + length]].concat();
+            assert_eq!(bytes[at..at + 4], crc32fast::hash(&checked).to_le_bytes());
+            whole.extend(&checked[1..]);
+            if [FULL, LAST].contains(&checked[0]) {
+                records.push(std::mem::take(&mut whole));
+            }
+            assert!(at % BLOCK + HEADER + length <= BLOCK, "a piece crosses a bound");
+            at += HEADER + length;
+        }
+        assert_eq!(records.len(), lengths.len());
+        for (i, (record, length)) in records.iter().zip(lengths).enumerate() {
+            assert_eq!(record[..2], [NUMBER as u8 * 8, i as u8 + 1]);
+            assert!(record.ends_with(&vec![length as u8; length]));
+        }
+    }
+}

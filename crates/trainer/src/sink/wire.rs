@@ -1,0 +1,40 @@
+//! What the formats of sinks share: fields of protocol buffers, the time.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// A field of bytes, a text or a message.
+pub(super) fn bytes(to: &mut Vec<u8>, field: u32, content: &[u8]) {
+    varint(to, u64::from(field << 3 | 2));
+    varint(to, content.len() as u64);
+    to.extend(content);
+}
+
+/// A field of a whole number.
+pub(super) fn number(to: &mut Vec<u8>, field: u32, value: u64) {
+    varint(to, u64::from(field << 3));
+    varint(to, value);
+}
+
+fn varint(to: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        to.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    to.push(number as u8);
+}
+
+/// Since 1970.
+pub(super) fn now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn fields_have_the_known_bytes() {
+        let mut out = Vec::new();
+        super::number(&mut out, 2, 300);
+        super::bytes(&mut out, 16, b"x");
+        assert_eq!(out, [0x10, 0xac, 0x02, 0x82, 0x01, 1, b'x']);
+    }
+}

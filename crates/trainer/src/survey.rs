@@ -1,0 +1,95 @@
+//! What models say of paths before anything is learnt from them: log-probabilities and values, token by token.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use dressage_policy::Learner;
+use dressage_store::AttemptKey;
+use dressage_tree::{PathInput, SegmentId, TreeBatch};
+
+use crate::TrainerError;
+
+/// A path of an attempt.
+pub(crate) type PathKey = (AttemptKey, SegmentId);
+
+/// What is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Question {
+    /// Log-probabilities of the trained tokens.
+    Logprobs,
+    /// A critic's values of the states before them.
+    Values,
+}
+
+/// The answer for every trained token of every path, in micro-batches of at most `budget` tokens where paths allow.
+pub(crate) async fn survey(
+    learner: &dyn Learner,
+    question: Question,
+    paths: &[(PathKey, PathInput)],
+    budget: usize,
+) -> Result<HashMap<PathKey, Vec<f32>>, TrainerError> {
+    let mut found = HashMap::with_capacity(paths.len());
+    let mut rest = paths;
+    while !rest.is_empty() {
+        let mut tokens = 0;
+        let fits = |(_, input): &(PathKey, PathInput)| {
+            tokens += input.tokens.len();
+            tokens <= budget
+        };
+        let count = rest.iter().map(fits).take_while(|fits| *fits).count().max(1);
+        let (now, later) = rest.split_at(count);
+        let inputs: Vec<PathInput> = now.iter().map(|(_, input)| input.clone()).collect();
+        let answers = ask(learner, question, &inputs).await?;
+        found.extend(now.iter().map(|(key, _)| *key).zip(answers));
+        rest = later;
+    }
+    Ok(found)
+}
+
+/// The answer for one batch of paths.
+pub(crate) async fn ask(
+    learner: &dyn Learner,
+    question: Question,
+    inputs: &[PathInput],
+) -> Result<Vec<Vec<f32>>, TrainerError> {
+    let batch = Arc::new(TreeBatch::merge(inputs)?);
+    let answers = match question {
+        Question::Logprobs => learner.logprobs(batch.clone()).await?,
+        Question::Values => learner.values(batch.clone()).await?,
+    };
+    Ok(by_path(&batch, &answers, inputs.len()))
+}
+
+/// Numbers of a batch's targets, for every path in the order of its targets.
+fn by_path(batch: &TreeBatch, numbers: &[f32], paths: usize) -> Vec<Vec<f32>> {
+    let mut found = vec![Vec::new(); paths];
+    // Targets come by rising packed index, which on any path is the order of its tokens.
+    for (target, number) in batch.targets.iter().zip(numbers) {
+        for term in batch.terms_of(target) {
+            found[term.path as usize].push(*number);
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use dressage_tree::{PathTarget, Term};
+
+    use super::*;
+
+    #[test]
+    fn numbers_go_back_to_their_paths() {
+        let path = |tokens: &[u32], targets: &[u32]| PathInput {
+            tokens: tokens.to_vec(),
+            targets: targets
+                .iter()
+                .map(|&index| PathTarget { index, temperature: 1.0, term: Term::default() })
+                .collect(),
+        };
+        let inputs = [path(&[1, 2, 3, 4], &[2, 3]), path(&[1, 2, 9], &[1, 2]), path(&[1, 2, 3, 4], &[3])];
+        let batch = TreeBatch::merge(&inputs).unwrap();
+        let tokens: Vec<f32> = batch.targets.iter().map(|t| batch.tokens[t.token as usize] as f32).collect();
+        assert_eq!(by_path(&batch, &tokens, 3), [vec![3.0, 4.0], vec![2.0, 9.0], vec![4.0]]);
+    }
+}

@@ -1,0 +1,171 @@
+//! Algorithms by their names, sampling ahead of training, and runs done again from their record.
+
+#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
+
+mod common;
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{metrics, parts, recipe, simulator};
+use dressage_policy::Simulator;
+use dressage_store::{Purpose, Store};
+use dressage_trainer::{Compared, Ended, Replayers, Start, StopFlag, Summary, Trainer, TrainerError, replay};
+use serde_json::Value;
+
+async fn run(
+    folder: &Path,
+    policy: &Arc<Simulator>,
+    latency: Duration,
+    overrides: &[&str],
+) -> Result<Summary, TrainerError> {
+    let mut trainer = Trainer::new(recipe(folder, overrides), parts(policy, latency), Start::Fresh).await?;
+    match trainer.run(&mut (), &StopFlag::default()).await? {
+        Ended::Finished(summary) => Ok(summary),
+        stopped => panic!("{stopped:?}"),
+    }
+}
+
+/// The metrics of the steps of the second phase.
+fn steps(folder: &Path) -> Vec<Value> {
+    let of_phase = |line: &Value| line["phase"] == 1 && line.get("eval").is_none();
+    metrics(folder).into_iter().filter(of_phase).collect()
+}
+
+/// Does a finished run again; how its checkpoints compare.
+async fn replayed(folder: &Path, overrides: &[&str]) -> (u32, Vec<Compared>) {
+    let fresh = || simulator(Duration::ZERO, 0.0);
+    let models = Replayers { learner: fresh(), reference: Some(fresh()), critic: Some(fresh()) };
+    let mut compared = Vec::new();
+    let recipe = recipe(folder, overrides);
+    let steps = replay(&recipe, folder, &models, &mut (), &mut |one| compared.push(one)).await.unwrap();
+    (steps, compared)
+}
+
+/// The phase of reinforcement, by algorithm and further keys.
+fn phase(algorithm: &str, keys: &str) -> String {
+    format!(
+        "phase.1={{kind='rl', algorithm='{algorithm}', steps=3, groups=3, group_size=4, learning_rate=0.05, {keys}}}"
+    )
+}
+
+/// Every algorithm, and every option that changes what a step computes, runs, is on policy to the bit where it should be, and is done
+/// again to the same weights.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn algorithms_run_and_are_done_again() {
+    let root = tempfile::tempdir().unwrap();
+    let mut all: HashSet<Vec<u32>> = HashSet::new();
+    let cases = [
+        ("grpo", "mini_batches=2, epochs=2"),
+        ("dr_grpo", "entropy=0.01"),
+        ("dapo", "uniform_groups='refill'"),
+        ("rloo", "overlong='mask'"),
+        ("reinforce_plus_plus", "most_turns=1"),
+        ("reinforce_plus_plus_baseline", "overlong={kind='penalise', buffer=8}"),
+        ("opo", "normaliser='group_rollout_mean'"),
+        ("gpg", "kl={estimator='k3', coefficient=0.01}"),
+        ("pass_k", "loss={kind='clip_cov', low=0.2, high=0.2, share=0.1, lower=0.0, upper=5.0}"),
+        ("gspo", "epochs=2"),
+        ("gmpo", "epochs=2"),
+        ("cispo", "advantage={kind='turns', gamma=0.9}"),
+        ("sapo", "loss={kind='kl_cov', coefficient=1.0, share=0.1}, epochs=2"),
+        ("minirl", "epochs=2, proximal='recompute', correction={bound={kind='clamp', high=2.0}}"),
+        (
+            "ppo",
+            "kl={estimator='k1', coefficient=0.1, charge='reward'}, critic={learning_rate=0.1, warmup=1}",
+        ),
+    ];
+    for (algorithm, keys) in cases {
+        let folder = root.path().join(algorithm);
+        let change = phase(algorithm, keys);
+        let overrides = ["eval.tasks=0", &change];
+        let policy = simulator(Duration::ZERO, 0.0);
+        run(&folder, &policy, Duration::ZERO, &overrides)
+            .await
+            .unwrap_or_else(|e| panic!("{algorithm}: {e}"));
+        for step in steps(&folder) {
+            assert_eq!(step["kind"], algorithm);
+            assert_eq!(step["training/logprob_mismatch"], 0.0, "{step}");
+            assert_eq!(step["training/staleness/max"], 0.0, "{step}");
+        }
+        assert!(
+            all.insert(policy.weights().iter().map(|w| w.to_bits()).collect()),
+            "{algorithm} is like another"
+        );
+        let (steps, compared) = replayed(&folder, &overrides).await;
+        assert_eq!(steps, 9, "{algorithm}");
+        assert!(
+            compared.len() >= 2 && compared.iter().all(|c| c.differs.is_none()),
+            "{algorithm}: {compared:?}"
+        );
+    }
+}
+
+/// However far ahead: no token is older than allowed, every task of the order is tried once and taken once, and the run can be done
+/// again although its attempts ended in an order of their own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn attempts_run_ahead_as_far_as_they_may() {
+    let root = tempfile::tempdir().unwrap();
+    for (staleness, prefer) in [(0, "oldest"), (1, "oldest"), (4, "first_done"), (3, "freshest")] {
+        let folder = root.path().join(format!("{staleness}-{prefer}"));
+        let change = format!(
+            "phase.1={{kind='rl', steps=12, groups=3, group_size=2, learning_rate=0.05, staleness={staleness}, \
+             prefer='{prefer}', proximal='recompute', correction={{bound={{kind='clamp', high=2.0}}}}}}"
+        );
+        let overrides = ["eval.tasks=0", "run.keep=50", "run.checkpoint_every=1", &change];
+        let policy = simulator(Duration::from_micros(300), 0.0);
+        run(&folder, &policy, Duration::from_millis(4), &overrides).await.unwrap();
+        let oldest: Vec<f64> =
+            steps(&folder).iter().map(|step| step["training/staleness/max"].as_f64().unwrap()).collect();
+        assert_eq!(oldest.len(), 12);
+        assert!(oldest.iter().all(|age| *age <= f64::from(staleness)), "{oldest:?}");
+        assert!(staleness == 0 || oldest.iter().any(|age| *age > 0.0), "{oldest:?}");
+
+        let store = Store::open_existing(&folder.join("run.db")).unwrap();
+        let mut taken = Vec::new();
+        for step in 0..12 {
+            taken.extend(store.step(1, step).unwrap().unwrap().places);
+        }
+        taken.sort_unstable();
+        assert_eq!(taken, (0..36).collect::<Vec<_>>());
+        assert_eq!(store.summaries(Purpose::Train).unwrap().len(), 72);
+
+        let (steps, compared) = replayed(&folder, &overrides).await;
+        assert_eq!(steps, 18);
+        assert!(compared.len() >= 12 && compared.iter().all(|c| c.differs.is_none()), "{compared:?}");
+    }
+}
+
+/// A critic goes on from one phase to the next, over one without; also when the run is done again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn critics_outlive_their_phase() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("run");
+    let keys = "steps=2, groups=3, group_size=2, learning_rate=0.05, critic={learning_rate=0.1}";
+    let phase = |algorithm| format!("{{kind='rl', algorithm='{algorithm}', {keys}}}");
+    let change = format!("phase=[{}, {}, {}]", phase("ppo"), phase("rloo"), phase("ppo"));
+    let overrides = ["eval.tasks=0", "run.checkpoint_every=1", "run.keep=9", &change];
+    run(&folder, &simulator(Duration::ZERO, 0.0), Duration::ZERO, &overrides).await.unwrap();
+    let (steps, compared) = replayed(&folder, &overrides).await;
+    assert_eq!((steps, compared.len()), (6, 6));
+    assert!(compared.iter().all(|c| c.differs.is_none()), "{compared:?}");
+}
+
+/// A checkpoint that something has changed is found out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_differs_is_named() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("run");
+    let policy = simulator(Duration::ZERO, 0.0);
+    let summary = run(&folder, &policy, Duration::ZERO, &["eval.tasks=0"]).await.unwrap();
+    let file = summary.checkpoint.unwrap().join("simulator.weights");
+    let mut bytes = std::fs::read(&file).unwrap();
+    bytes[100] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    let (_, compared) = replayed(&folder, &["eval.tasks=0"]).await;
+    let (last, before) = compared.split_last().unwrap();
+    assert!(before.iter().all(|c| c.differs.is_none()), "{before:?}");
+    assert!(last.differs.as_ref().unwrap().ends_with("simulator.weights"), "{last:?}");
+}

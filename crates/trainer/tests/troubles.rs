@@ -1,0 +1,184 @@
+//! Runs in which something outside the model goes wrong: they go on, and say what it was.
+
+#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use common::{metrics, parts, recipe, simulator};
+use dressage_agent::tools::{Calculator, CallError, Tool, ToolError, ToolSession, ToolSet};
+use dressage_store::{Purpose, Status, Store};
+use dressage_text::ToolSpec;
+use dressage_trainer::{Ended, Parts, Start, StopFlag, Summary, Trainer};
+use serde_json::{Map, Value};
+
+async fn finish(folder: &Path, overrides: &[&str], parts: Parts, start: Start) -> Summary {
+    let mut trainer = Trainer::new(recipe(folder, overrides), parts, start).await.unwrap();
+    match trainer.run(&mut (), &StopFlag::default()).await.unwrap() {
+        Ended::Finished(summary) => summary,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A calculator that is broken for some attempts of the second phase: those at the first task get no answer, those at the second wait for
+/// ever, and one at the third finds a bug.
+struct Fragile;
+
+struct Session {
+    calculator: Box<dyn ToolSession>,
+    group: Option<u32>,
+}
+
+#[async_trait]
+impl Tool for Fragile {
+    fn spec(&self) -> ToolSpec {
+        Calculator.spec()
+    }
+
+    async fn open(&self, attempt: &str) -> Result<Box<dyn ToolSession>, ToolError> {
+        assert!(!attempt.ends_with("group 2/sample 1") || !attempt.contains("train"), "a bug in the tool");
+        let group =
+            (0..3).find(|group| attempt.contains("train") && attempt.contains(&format!("group {group}/")));
+        Ok(Box::new(Session { calculator: Calculator.open(attempt).await?, group }))
+    }
+}
+
+#[async_trait]
+impl ToolSession for Session {
+    async fn execute(&mut self, arguments: &Map<String, Value>) -> Result<String, CallError> {
+        match self.group {
+            Some(0) => Err(CallError::Failed("the backend is down".into())),
+            Some(1) => std::future::pending().await,
+            _ => self.calculator.execute(arguments).await,
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_step_survives_tool_scorer_and_agent() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("run");
+    let policy = simulator(Duration::ZERO, 0.0);
+    let tools = ToolSet::new(vec![Arc::new(Fragile)], Duration::from_secs(60)).unwrap();
+    let parts = Parts { tools, ..parts(&policy, Duration::ZERO) };
+    // Of answers that hold an even digit, every one breaks the scorer.
+    let judge =
+        r#"read line; case "${line%%,*}" in *[02468]*) echo the judge is away >&2; exit 1;; esac; echo 0.5"#;
+    let scorer = format!("reward.scorer={{ kind = \"command\", command = [\"sh\", \"-c\", {judge:?}] }}");
+    let overrides = [&scorer, "agent.attempt_seconds=2.0", "eval.tasks=0", "eval.unseen_wordings=0"];
+    let summary = finish(&folder, &overrides, parts, Start::Fresh).await;
+    assert_eq!(summary.steps, 11);
+    let troubles: Vec<(&str, u64, &str)> = summary.troubles.iter().collect();
+    for (source, why) in [
+        ("tool calculator", "the backend is down"),
+        ("attempt", ""),
+        ("scorer", "ended with exit status: 1: the judge is away"),
+    ] {
+        assert!(
+            troubles.iter().any(|(s, count, w)| *s == source && *count > 0 && w.contains(why)),
+            "{troubles:?}"
+        );
+    }
+    let store = Store::open_existing(&folder.join("run.db")).unwrap();
+    let all = store.summaries(Purpose::Train).unwrap();
+    assert_eq!(all.len(), 5 * 3 * 4);
+    let outcomes: Vec<Value> = all.iter().map(|a| store.attempt(&a.key).unwrap().unwrap().outcome).collect();
+    let have = |want: &str| outcomes.iter().filter(|o| o.to_string().contains(want)).count();
+    assert!(
+        have("was not done within 2s") > 0 && have("panicked") == 5,
+        "{} {}",
+        have("not done"),
+        have("panicked")
+    );
+    // Those that broke are left out of training; those that were late count as unfinished.
+    for (attempt, outcome) in all.iter().zip(&outcomes) {
+        assert_eq!(attempt.reward.is_none(), attempt.status == Status::Failed, "{outcome}");
+    }
+    let lines = metrics(&folder);
+    let steps: Vec<&Value> = lines.iter().filter(|l| l.get("response/aborted_ratio").is_some()).collect();
+    assert_eq!(steps.len(), 5);
+    assert!(steps.iter().all(|l| l["response/aborted_ratio"].as_f64().unwrap() > 0.0));
+}
+
+/// A calculator that cannot be opened the first time for each attempt.
+struct Reluctant(AtomicUsize);
+
+#[async_trait]
+impl Tool for Reluctant {
+    fn spec(&self) -> ToolSpec {
+        Calculator.spec()
+    }
+
+    async fn open(&self, attempt: &str) -> Result<Box<dyn ToolSession>, ToolError> {
+        if attempt.contains("sample 1") && self.0.fetch_add(1, Ordering::SeqCst).is_multiple_of(2) {
+            return Err(ToolError::Open { tool: "calculator".into(), why: "not yet".into() });
+        }
+        Calculator.open(attempt).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_broke_is_made_again() {
+    let root = tempfile::tempdir().unwrap();
+    for (retries, broken) in [("0", true), ("1", false)] {
+        let folder = root.path().join(retries);
+        let policy = simulator(Duration::ZERO, 0.0);
+        let reluctant: Arc<dyn Tool> = Arc::new(Reluctant(AtomicUsize::new(0)));
+        let tools = ToolSet::new(vec![reluctant], Duration::from_secs(60)).unwrap();
+        let parts = Parts { tools, ..parts(&policy, Duration::ZERO) };
+        let retries = format!("agent.retries={retries}");
+        // One after the other, so that each attempt finds the tool as it should.
+        let overrides = [&retries, "engine.concurrency=1", "eval.tasks=0", "eval.unseen_wordings=0"];
+        let summary = finish(&folder, &overrides, parts, Start::Fresh).await;
+        assert!(summary.troubles.iter().any(|(source, _, why)| source == "tools" && why.contains("not yet")));
+        let store = Store::open_existing(&folder.join("run.db")).unwrap();
+        let all = store.summaries(Purpose::Train).unwrap();
+        assert_eq!(all.iter().any(|attempt| attempt.status == Status::Failed), broken);
+    }
+}
+
+/// With spare attempts a group is complete without the slow ones, and the run can be done again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stragglers_hold_no_step() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("run");
+    let policy = simulator(Duration::ZERO, 0.0);
+    let tools = ToolSet::new(vec![Arc::new(Slow)], Duration::from_secs(600)).unwrap();
+    let parts_with = |tools: &ToolSet| Parts { tools: tools.clone(), ..parts(&policy, Duration::ZERO) };
+    let overrides = ["phase.1.spare=1", "engine.concurrency=16", "eval.tasks=0", "eval.unseen_wordings=0"];
+    let start = std::time::Instant::now();
+    finish(&folder, &overrides, parts_with(&tools), Start::Fresh).await;
+    assert!(start.elapsed() < Duration::from_secs(300), "a straggler was waited for");
+    let store = Store::open_existing(&folder.join("run.db")).unwrap();
+    let all = store.summaries(Purpose::Train).unwrap();
+    assert_eq!(all.len(), 5 * 3 * 4);
+    assert!(all.iter().all(|attempt| attempt.key.sample != 2), "the slow one was not given up");
+    // From the record alone, with the same weights at the end.
+    std::fs::remove_dir_all(folder.join("checkpoints")).unwrap();
+    let mute = simulator(Duration::ZERO, 1.0);
+    let parts = Parts { tools, ..parts(&mute, Duration::ZERO) };
+    finish(&folder, &overrides, parts, Start::Resume).await;
+    assert_eq!(mute.weights(), policy.weights());
+}
+
+/// A calculator that keeps the third attempt at each task waiting from the start.
+struct Slow;
+
+#[async_trait]
+impl Tool for Slow {
+    fn spec(&self) -> ToolSpec {
+        Calculator.spec()
+    }
+
+    async fn open(&self, attempt: &str) -> Result<Box<dyn ToolSession>, ToolError> {
+        if attempt.contains("train") && attempt.ends_with("sample 2") {
+            tokio::time::sleep(Duration::from_secs(400)).await;
+        }
+        Calculator.open(attempt).await
+    }
+}
