@@ -186,7 +186,7 @@ async fn bad_calls_become_observations() {
     let calls = outcome.calls;
     assert_eq!(
         (calls.malformed, calls.unknown_tool, calls.bad_arguments, calls.failed, calls.ok),
-        (1, 1, 1, 1, 0)
+        (1, 1, 2, 0, 0)
     );
     assert_eq!(outcome.calls_by_turn, [(0, calls)]);
     assert_eq!((outcome.finish, outcome.final_text.as_str()), (Finish::Answered, "Sorry."));

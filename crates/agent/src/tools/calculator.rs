@@ -62,7 +62,8 @@ impl ToolSession for Calculator {
         }
         match expression::evaluate(expression) {
             Ok(value) => Ok(value.to_string()),
-            Err(error) => Err(CallError::Failed(error.to_string())),
+            // The tool works: what cannot be computed is the expression's fault.
+            Err(error) => Err(CallError::BadArguments(error.to_string())),
         }
     }
 }
@@ -80,7 +81,7 @@ mod tests {
     async fn computes_and_explains() {
         assert_eq!(run(json!({"expression": "12 * (3 + 4)"})).await, Ok("84".to_owned()));
         let failed = run(json!({"expression": "12 * (3 + 4"})).await;
-        assert_eq!(failed, Err(CallError::Failed("'(' at character 6 is never closed".to_owned())));
+        assert_eq!(failed, Err(CallError::BadArguments("'(' at character 6 is never closed".to_owned())));
         for (arguments, why) in [
             (json!({}), "\"expression\" is missing"),
             (json!({"expression": 5}), "\"expression\" is 5, but it must be a string"),

@@ -294,6 +294,9 @@ mod tests {
             if arguments.contains_key("hang") {
                 std::future::pending::<()>().await;
             }
+            if arguments.contains_key("fail") {
+                return Err(CallError::Failed("the backend is down".into()));
+            }
             Ok("done".into())
         }
 
@@ -328,7 +331,7 @@ mod tests {
         let mut open = set.open("a1").await.unwrap();
         for (call, kind, text) in [
             (Calculator::call("2 * 21"), ObservationKind::Ok, "42"),
-            (Calculator::call("2 / 0"), ObservationKind::Failed, "Error: division by zero at character 3"),
+            (call("slow", json!({"fail": 1})), ObservationKind::Failed, "Error: the backend is down"),
             (
                 call("calculator", json!({})),
                 ObservationKind::BadArguments,
