@@ -57,6 +57,8 @@ pub(crate) struct Wandb {
     records: u64,
     /// Seconds since 1970.
     start: f64,
+    /// The items of the newest step, which an evaluation after it adds to: steps there have one row each.
+    row: Option<(u32, Vec<u8>)>,
 }
 
 impl Wandb {
@@ -82,7 +84,7 @@ impl Wandb {
         let path = begun.join(format!("run-{id}.wandb"));
         let failed = |source| file_error("write", &path, source);
         let file = File::create(&path).map_err(failed)?;
-        let mut log = Wandb { file, written: 0, records: 0, start: now.as_secs_f64() };
+        let mut log = Wandb { file, written: 0, records: 0, start: now.as_secs_f64(), row: None };
         log.write(&IDENT).map_err(failed)?;
 
         let mut config = Vec::new();
@@ -145,19 +147,32 @@ impl Wandb {
     }
 }
 
-impl Sink for Wandb {
-    fn log(&mut self, step: u32, metrics: &Metrics) -> Result<(), String> {
+impl Wandb {
+    /// Writes the row of the newest step down.
+    fn finish_row(&mut self) -> io::Result<()> {
+        let Some((step, mut history)) = self.row.take() else { return Ok(()) };
         let now = wire::now().as_secs_f64();
-        let clock = [("_step", f64::from(step)), ("_timestamp", now), ("_runtime", now - self.start)];
-        let mut history = Vec::new();
-        for (key, value) in metrics.iter().chain(clock).filter(|(_, value)| value.is_finite()) {
-            let value = if key == "_step" { step.to_string() } else { serde_json::json!(value).to_string() };
-            wire::bytes(&mut history, ITEM, &item(key, &value));
+        wire::bytes(&mut history, ITEM, &item("_step", &step.to_string()));
+        for (key, value) in [("_timestamp", now), ("_runtime", now - self.start)] {
+            wire::bytes(&mut history, ITEM, &item(key, &serde_json::json!(value).to_string()));
         }
         let mut at = Vec::new();
         wire::number(&mut at, FIRST_FIELD, step.into());
         wire::bytes(&mut history, STEP, &at);
-        self.record(HISTORY, &history).map_err(|error| error.to_string())
+        self.record(HISTORY, &history)
+    }
+}
+
+impl Sink for Wandb {
+    fn log(&mut self, step: u32, metrics: &Metrics) -> Result<(), String> {
+        if self.row.as_ref().is_some_and(|(of, _)| *of != step) {
+            self.finish_row().map_err(|error| error.to_string())?;
+        }
+        let (_, history) = self.row.get_or_insert_with(|| (step, Vec::new()));
+        for (key, value) in metrics.iter().filter(|(_, value)| value.is_finite()) {
+            wire::bytes(history, ITEM, &item(key, &serde_json::json!(value).to_string()));
+        }
+        Ok(())
     }
 
     fn close(&mut self, finished: bool) -> Result<(), String> {
@@ -166,7 +181,8 @@ impl Sink for Wandb {
         if !finished {
             wire::number(&mut exit, FIRST_FIELD, 1);
         }
-        self.record(EXIT, &exit).and_then(|()| self.file.sync_all()).map_err(|error| error.to_string())
+        let written = self.finish_row().and_then(|()| self.record(EXIT, &exit));
+        written.and_then(|()| self.file.sync_all()).map_err(|error| error.to_string())
     }
 
     fn name(&self) -> String {
@@ -212,7 +228,8 @@ mod tests {
     fn records_are_cut_at_blocks() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
-        let mut log = Wandb { file: File::create(&path).unwrap(), written: 0, records: 0, start: 0.0 };
+        let file = File::create(&path).unwrap();
+        let mut log = Wandb { file, written: 0, records: 0, start: 0.0, row: None };
         log.write(&IDENT).unwrap();
         // The second ends three bytes before the end of a block, so that no header has room.
         let lengths = [10, BLOCK - 7 - 2 * HEADER - 10 - 4 - 5 - 3, 5, 2 * BLOCK, 1];
