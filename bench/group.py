@@ -33,9 +33,8 @@ def main() -> None:
     job = {name: getattr(arguments, name) for name in ("threads", "rollouts", "turns", "new", "given")}
     job |= {"prompt": [rng.randrange(2, arguments.vocabulary) for _ in range(arguments.prompt)]}
     rounds = 4 * arguments.rounds + 1
-    ours = Peer.start(
-        [arguments.dressage], arguments.model, threads=arguments.threads, precision="f32", isa=arguments.isa
-    )
+    options = {"threads": arguments.threads, "precision": "f32", "isa": arguments.isa}
+    ours = Peer.start([arguments.dressage], arguments.model, options=options)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job.json"
         path.write_text(json.dumps(job | {"steps": rounds}))

@@ -7,6 +7,7 @@ resident size must lie within a tenth of the plan.
 Not measured here: anybody else's memory.
 """
 
+import json
 import random
 import sys
 import tempfile
@@ -51,13 +52,11 @@ def main() -> None:
 
 def measure(arguments, name: str, folder: Path, batch: int, path: int, cache: int) -> float:
     """Trains and samples; returns how far the peak is from the plan, as a share of it."""
-    from json import loads
-
-    peer = Peer("", Peer._spawn([arguments.dressage]))
     options = {"threads": arguments.threads, "precision": arguments.precision, "isa": arguments.isa}
-    loaded = peer.ask(do="load", model=str(folder), context=path, batch_tokens=batch, kv_memory_mb=cache, **options)
+    options |= {"context": path, "batch_tokens": batch, "kv_memory_mb": cache}
+    peer = Peer.start([arguments.dressage], folder, options=options)
     rng = random.Random(0)
-    vocabulary = loads((Path(folder) / "config.json").read_text())["vocab_size"]
+    vocabulary = json.loads((Path(folder) / "config.json").read_text())["vocab_size"]
     tokens = [rng.randrange(vocabulary) for _ in range(path)]
     losses = [peer.ask(do="train", tokens=tokens) for _ in range(2)]
     # Prompts of their own until the cache has been full.
@@ -65,12 +64,12 @@ def measure(arguments, name: str, folder: Path, batch: int, path: int, cache: in
     for _ in range(8):
         prompts = [[rng.randrange(vocabulary) for _ in range(length)] for _ in range(8)]
         peer.ask(do="generate", prompts=prompts, new_tokens=2)
-    peak, planned = peer.peak_memory(), loaded["planned"] / (1 << 30)
+    peak, planned = peer.peak_memory(), peer.loaded["planned"] / (1 << 30)
     off = abs(peak - planned) / planned
     print(
         f"{name}, {arguments.precision}: path {path}, micro-batch {batch}, cache {cache} MiB: peak {peak:.2f} GiB, planned {planned:.2f} "
         f"({peak / planned - 1:+.1%}); step {losses[-1]['seconds']:.1f} s, loss {losses[0]['loss']:.3f} then {losses[1]['loss']:.3f}\n"
-        f"  {loaded['plan']}",
+        f"  {peer.loaded['plan']}",
         flush=True,
     )
     peer.stop()

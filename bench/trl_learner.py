@@ -19,7 +19,8 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
 from transformers.utils import logging
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
+from trl_setup import announce, settings
 
 logging.set_verbosity_error()
 
@@ -94,7 +95,7 @@ def main() -> None:
         ]
         return {"prompt_ids": prompt_ids, "completion_ids": completions, "logprobs": None}
 
-    config = GRPOConfig(
+    config = settings(
         output_dir=str(Path(sys.argv[2]).parent / "trl"),
         seed=job["seed"],
         per_device_train_batch_size=job["groups"] * job["group_size"],
@@ -106,16 +107,8 @@ def main() -> None:
         lr_scheduler_type="constant",
         adam_beta2=job["beta2"],
         max_grad_norm=1.0,
-        beta=0.0,
         loss_type="dapo",
         scale_rewards="group",
-        bf16=False,
-        use_cpu=True,
-        gradient_checkpointing=False,
-        report_to=[],
-        logging_strategy="no",
-        save_strategy="no",
-        disable_tqdm=True,
     )
     trainer = GRPOTrainer(
         model=model,
@@ -126,7 +119,7 @@ def main() -> None:
         rollout_func=rollout,
         callbacks=[report],
     )
-    print(json.dumps({"name": f"TRL {__import__('trl').__version__}, torch {torch.__version__}, f32"}), flush=True)
+    announce()
     trainer.train()
 
 

@@ -19,7 +19,8 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from transformers.utils import logging
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
+from trl_setup import announce, settings
 
 logging.set_verbosity_error()
 
@@ -87,21 +88,13 @@ def main() -> None:
             "env_mask": [mask] * job["rollouts"],
         }
 
-    config = GRPOConfig(
+    config = settings(
         output_dir=str(Path(sys.argv[2]).parent / "trl"),
         per_device_train_batch_size=job["rollouts"],
         num_generations=job["rollouts"],
         max_completion_length=job["turns"] * (new + given),
         max_steps=job["steps"],
         learning_rate=1e-6,
-        beta=0.0,
-        bf16=False,
-        use_cpu=True,
-        gradient_checkpointing=False,
-        report_to=[],
-        logging_strategy="no",
-        save_strategy="no",
-        disable_tqdm=True,
     )
     trainer = GRPOTrainer(
         model=model,
@@ -112,7 +105,7 @@ def main() -> None:
         rollout_func=rollout,
         callbacks=[clock],
     )
-    print(json.dumps({"name": f"TRL {__import__('trl').__version__}, torch {torch.__version__}, f32"}), flush=True)
+    announce()
     trainer.train()
 
 

@@ -66,12 +66,15 @@ class Peer:
 
     name: str
     process: subprocess.Popen
+    #: What it answered when it had loaded the model.
+    loaded: dict = field(default_factory=dict)
 
     @classmethod
     def start(cls, command: list, model: Path, **options) -> "Peer":
         """Starts it and loads the model."""
         peer = cls("", cls._spawn(command))
-        peer.name = peer.ask(do="load", model=str(model), **options)["name"]
+        peer.loaded = peer.ask(do="load", model=str(model), **options)
+        peer.name = peer.loaded["name"]
         return peer
 
     @classmethod
@@ -129,7 +132,7 @@ class Peer:
 def pair(arguments: argparse.Namespace, worker: str = "torch_worker.py", model: Path | None = None) -> tuple[Peer, Peer]:
     """Dressage and a peer (PyTorch unless another is named), both with the model loaded; the peer from another file if need be."""
     options = {"threads": arguments.threads, "precision": arguments.precision}
-    ours = Peer.start([arguments.dressage], arguments.model, isa=arguments.isa, **options)
+    ours = Peer.start([arguments.dressage], arguments.model, options=options | {"isa": arguments.isa})
     theirs = [arguments.python, Path(__file__).with_name(worker)]
     return ours, Peer.start(theirs, model or arguments.model, **options)
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use dressage_engine::{Engine, EngineOptions, Isa, Precision};
+use dressage_engine::{Engine, EngineOptions};
 use dressage_model::ModelFiles;
 use dressage_policy::{Learner, OptimParams, SampleRequest, Sampler, SamplingParams, uniform};
 use dressage_rl::{Loss, PolicyLoss};
@@ -22,16 +22,8 @@ const DEADLINE: Duration = Duration::from_secs(600);
 enum Request {
     Load {
         model: PathBuf,
-        threads: usize,
         #[serde(default)]
-        precision: Precision,
-        isa: Option<Isa>,
-        #[serde(default)]
-        context: usize,
-        batch_tokens: Option<usize>,
-        kv_memory_mb: Option<usize>,
-        #[serde(default)]
-        memory_mb: usize,
+        options: EngineOptions,
     },
     Train {
         tokens: Vec<u32>,
@@ -59,30 +51,8 @@ async fn main() -> Result<()> {
     let mut version = 0;
     for line in std::io::stdin().lock().lines() {
         let answer = match serde_json::from_str(&line?).context("a line is not a request")? {
-            Request::Load {
-                model,
-                threads,
-                precision,
-                isa,
-                context,
-                batch_tokens,
-                kv_memory_mb,
-                memory_mb,
-            } => {
+            Request::Load { model, options } => {
                 let files = ModelFiles::open(&model)?;
-                let default = EngineOptions::default();
-                let batch_tokens = batch_tokens.unwrap_or(default.batch_tokens);
-                let kv_memory_mb = kv_memory_mb.unwrap_or(default.kv_memory_mb);
-                let options = EngineOptions {
-                    threads,
-                    precision,
-                    isa,
-                    context,
-                    batch_tokens,
-                    kv_memory_mb,
-                    memory_mb,
-                    ..default
-                };
                 let started = engine.insert(Engine::start(&files, &options, None)?);
                 let (fingerprint, plan) = (started.fingerprint(), started.memory_plan());
                 let name = format!("dressage ({}, {:?})", fingerprint.precision, fingerprint.isa);
