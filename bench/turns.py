@@ -38,7 +38,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     )
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--precision", choices=["f32", "bf16"], default="f32", help="of both sides")
-    p.add_argument("--isa", choices=["avx512_bf16", "avx512", "avx2", "portable"], help="of Dressage; the best by default")
+    p.add_argument("--isa", choices=["amx", "avx512_bf16", "avx512", "avx2", "portable"], help="of Dressage; the best by default")
     p.add_argument("--rounds", type=int, default=7, help="undisturbed rounds to take the median of")
     p.add_argument(
         "--disturbance",

@@ -13,6 +13,7 @@ mod failure;
 mod inspect;
 mod merge;
 mod model;
+mod numerics;
 mod pull;
 mod recipe;
 mod replay;

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use dressage_trainer::{Compared, Replayers, replay};
 
 use crate::model::{self, Policies};
-use crate::recipe;
 use crate::screen::{self, Style};
 use crate::watch::Watch;
+use crate::{numerics, recipe};
 
 /// Do a run again from its record, and compare the weights with its checkpoints
 ///
@@ -33,6 +33,7 @@ async fn again(args: Args) -> anyhow::Result<ExitCode> {
     let recipe = recipe::load(&args.run, &[])?;
     let found = model::open(&recipe.model.source)?;
     let Policies { policy, reference, critic } = model::start_training(&found, &recipe).await?;
+    numerics::compare(&args.run, policy.fingerprint());
     let models = Replayers {
         learner: Arc::new(policy),
         reference: reference.map(|engine| Arc::new(engine) as _),

@@ -4,8 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use dressage_engine::{Engine, Fingerprint};
-use dressage_model::write_json;
+use dressage_engine::Engine;
 use dressage_trainer::recipe::{Override, Recipe};
 use dressage_trainer::{
     Ended, Parts, Start, StopFlag, Summary, Trainer, TrainerError, chat_options, milestones, tool_set,
@@ -15,7 +14,7 @@ use crate::failure::INTERRUPTED;
 use crate::model::Policies;
 use crate::screen::{self, Style};
 use crate::watch::Watch;
-use crate::{model, recipe, supervise, table};
+use crate::{model, numerics, recipe, supervise, table};
 
 /// Train a model by a recipe
 ///
@@ -93,7 +92,8 @@ async fn train(args: Args, recipe: Recipe) -> anyhow::Result<ExitCode> {
     };
     let start = if args.resume { Start::Resume } else { Start::Fresh };
     let mut trainer = Trainer::new(recipe, parts, start).await?;
-    record_numerics(&folder, &fingerprint)?;
+    numerics::compare(&folder, &fingerprint);
+    numerics::record(&folder, &fingerprint)?;
 
     let stop = StopFlag::default();
     let interrupts = tokio::spawn(interrupted(stop.clone()));
@@ -125,23 +125,6 @@ async fn interrupted(stop: StopFlag) {
     if tokio::signal::ctrl_c().await.is_ok() {
         std::process::exit(INTERRUPTED.into());
     }
-}
-
-/// Writes down what the bits of this run depend on besides its recipe, and says so if it went on under other numerics.
-fn record_numerics(folder: &Path, now: &Fingerprint) -> anyhow::Result<()> {
-    let path = folder.join("engine.json");
-    let before =
-        std::fs::read(&path).ok().and_then(|bytes| serde_json::from_slice::<Fingerprint>(&bytes).ok());
-    if let Some(before) = before
-        && (before.kernels, &before.precision) != (now.kernels, &now.precision)
-    {
-        eprintln!(
-            "note: this run began with kernels {} in {} and goes on with kernels {} in {}; from here on its numbers can \
-             differ in their last bits",
-            before.kernels, before.precision, now.kernels, now.precision
-        );
-    }
-    Ok(write_json(&path, &serde_json::to_value(now)?)?)
 }
 
 /// The command that goes on with a run.

@@ -23,7 +23,7 @@ use crate::cache::Cache;
 use crate::layout::Layout;
 use crate::learning::{self, Learning};
 use crate::memory::{self, MemoryPlan};
-use crate::precision::Precision;
+use crate::precision::{Order, Precision};
 use crate::scheduler::{Limits, Scheduler};
 use crate::service::{Answer, BASE, Command, LearnerCommand, Service};
 use crate::simd::Isa;
@@ -115,8 +115,8 @@ impl EngineOptions {
 /// [`Fingerprint::kernels`] of this build.
 const KERNELS: u32 = 3;
 
-/// What the bits of a log-probability depend on besides weights and tokens. The instruction set is recorded, though all sets
-/// compute the same values.
+/// What the bits of a log-probability depend on besides weights and tokens. The instruction set is recorded, too, though all that
+/// add up in the same order compute the same values.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fingerprint {
     /// Raised whenever the order of operations of any kernel changes.
@@ -125,6 +125,9 @@ pub struct Fingerprint {
     pub isa: Isa,
     /// What the operands of products are rounded to.
     pub precision: Precision,
+    /// In which order products add up.
+    #[serde(default)]
+    pub order: Order,
 }
 
 /// A handle to one policy of a running engine; the last one to go stops it.
@@ -179,7 +182,12 @@ impl Engine {
     ) -> Result<Self, EngineError> {
         let context = if options.context == 0 { weights.config.context } else { options.context };
         let config = Arc::new(weights.config.clone());
-        let fingerprint = Fingerprint { kernels: KERNELS, isa: compute.isa, precision: compute.precision };
+        let fingerprint = Fingerprint {
+            kernels: KERNELS,
+            isa: compute.isa,
+            precision: compute.precision,
+            order: compute.kernel().order(),
+        };
         let model = Transformer::new(compute, weights, context);
         let cache_bytes = options.kv_memory_mb.saturating_mul(1 << 20);
         let cache = Cache::new(attention_shape(&config), config.layers, options.precision, cache_bytes);

@@ -3,10 +3,10 @@
 //! [`Engine::start`] loads a model and runs it on a thread of its own; the handle is both a
 //! [`Sampler`](dressage_policy::Sampler) and a [`Learner`](dressage_policy::Learner) over the same weights in the same memory.
 //!
-//! Guarantees, in f32:
+//! Guarantees:
 //! - **Batch invariance.** An element of an output is computed by the same operations in the same order whatever else is
-//!   in the batch, however prompts are chunked, paths packed or prefixes shared, on any number of threads and with any
-//!   instruction set. So the log-probability recorded at sampling equals, to the bit, what the training forward computes for
+//!   in the batch, however prompts are chunked, paths packed or prefixes shared, on any number of threads and, under one
+//!   [`Order`](precision::Order) of sums, with any instruction set. So the log-probability recorded at sampling equals, to the bit, what the training forward computes for
 //!   that token under the same weights.
 //! - **Trees.** A token that several paths share goes through the model once; loss and gradient are those of training every
 //!   path separately, up to rounding.

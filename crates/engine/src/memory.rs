@@ -8,7 +8,7 @@ use crate::layout::{Layout, Map};
 use crate::ops::attention_backward;
 use crate::ops::kv::BLOCK;
 use crate::precision::words;
-use crate::product::{MR, NR, SLAB_A, SLAB_K};
+use crate::product::{MAX_ROWS, NR, SLAB_A, SLAB_K};
 use crate::weights::attention_shape;
 use crate::{EngineError, head};
 
@@ -128,7 +128,7 @@ impl MemoryPlan {
         let sampling = Values::new(options.step_rows)
             .times(state + temporary + 2 * hidden)
             .plus(Values::new(options.running.min(options.step_rows)).times(config.vocabulary + 2 * hidden))
-            .plus(attention(context, MR).times(threads));
+            .plus(attention(context, MAX_ROWS).times(threads));
         MemoryPlan {
             weights: weights.bytes(),
             optimiser: match &options.lora {

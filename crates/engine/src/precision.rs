@@ -9,6 +9,8 @@
 
 pub use dressage_policy::Precision;
 
+use serde::{Deserialize, Serialize};
+
 use crate::simd::Isa;
 
 const WORD: usize = size_of::<f32>();
@@ -32,7 +34,35 @@ pub struct Kernel {
     pub precision: Precision,
 }
 
+/// In which order a product adds up. It is all that its bits depend on besides the operands.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// Step by step along k.
+    #[default]
+    Chained,
+    /// By the 32 steps of an instruction of AMX, see [`crate::product`].
+    Tiled,
+}
+
+impl std::fmt::Display for Order {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Order::Chained => "chained",
+            Order::Tiled => "tiled",
+        })
+    }
+}
+
 impl Kernel {
+    /// The order of sums.
+    pub const fn order(self) -> Order {
+        match (self.precision, self.isa) {
+            (Precision::Bf16, Isa::Amx) => Order::Tiled,
+            _ => Order::Chained,
+        }
+    }
+
     /// Words that `k` steps take.
     pub const fn words(self, k: usize) -> usize {
         words(self.precision, k)

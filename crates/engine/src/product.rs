@@ -2,30 +2,33 @@
 //!
 //! **Order of operations.** k is cut into blocks of 768 words (`BLOCK_K`). For every element of C, each block is one chain of fused
 //! multiply-adds from 0 in the order of k (in bf16 the later of every two steps goes first), and the blocks' sums are added, in order, to what C held (or the first is taken as
-//! it is). Tiles and threads split only rows and columns, and a sum parked in C between two blocks is the same f32 it would be
+//! it is). With AMX ([`Order::Tiled`](crate::precision::Order)) a block in bf16 adds up 32 steps at a time, see `amx`. Tiles and threads split only rows and columns, and a sum parked in C between two blocks is the same f32 it would be
 //! in a register. So the bits of an element depend on its row of A, its column of B and its own old value alone: not on
-//! the other rows, the packing, the number of threads, or the instruction set. Batch invariance (ARCHITECTURE.md) rests on this.
+//! the other rows, the packing, the number of threads, or, AMX in bf16 apart, the instruction set. Batch invariance (ARCHITECTURE.md) rests on this.
 //!
 //! Blocks keep chains short and start them at 0 for accuracy: one chain over all of k that began at the residual stream would
 //! round every link at the size of the whole.
 //!
 //! **Layout.** The right operand is read in *panels* of [`NR`] columns, `[k][NR]`, so that a tile streams through memory. Weights
 //! are packed once per update ([`Packed`]); other right operands are packed into scratch on the way. The left operand is
-//! packed into tiles of [`MR`] rows, `[k][MR]`.
+//! packed into tiles ([`Kernel::tile_rows`](crate::precision::Kernel::tile_rows)), `[k][rows]` or as `amx` wants it.
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
 pub(crate) mod pack;
 pub(crate) mod tile;
 
 use crate::Compute;
 use crate::buffer::{Buffer, Shared};
+use crate::precision::Order;
 
 pub use pack::{Matrix, Packed};
-pub use tile::{MR, NR};
+pub use tile::{MAX_ROWS, NR};
 
 use pack::{pack_panel, pack_tile};
 use tile::{Rows, prefetch, tile};
 
-/// Words of a block of k, part of the definition of a product. A tile of A (36 KiB) and a panel of B (96 KiB) of that depth
+/// Words of a block of k, part of the definition of a product; whole steps of AMX. A tile of A (36 KiB) and a panel of B (96 KiB) of that depth
 /// stay in the second-level cache.
 const BLOCK_K: usize = 768;
 /// Words to which operands are packed into scratch at a time.
@@ -33,7 +36,7 @@ pub const SLAB_K: usize = 6 * BLOCK_K;
 /// Values of A packed at a time (8 MiB).
 pub const SLAB_A: usize = 2 << 20;
 /// Values of A that one task goes over for each panel (half a typical second-level cache).
-const CHUNK_A: usize = 128 << 10;
+const CHUNK_A: usize = 256 << 10;
 /// Tasks that a product is cut into for each thread, so that the last to finish is not waited for long.
 const TASKS_PER_THREAD: usize = 16;
 /// Steps of k for which neighbouring tiles or panels are packed one after the other, where they lie next to each other in memory: a
@@ -98,6 +101,7 @@ pub fn product(
     }
     let kernel = compute.kernel();
     let (words, per_word) = (kernel.words(k), kernel.per_word());
+    let mr = kernel.tile_rows();
     let panels = n.div_ceil(NR);
     let c = Shared::new(c);
 
@@ -105,11 +109,12 @@ pub fn product(
         let wb = SLAB_K.min(words - w0);
         let k0 = w0 * per_word;
         let kb = (wb * per_word).min(k - k0);
-        let slab_rows = (SLAB_A / wb).max(MR) / MR * MR;
+        let wl = kernel.left_depth(wb);
+        let slab_rows = (SLAB_A / wl).max(mr) / mr * mr;
         for m0 in (0..m).step_by(slab_rows) {
             let mb = slab_rows.min(m - m0);
-            let tiles = mb.div_ceil(MR);
-            let left = Shared::new(scratch.left.reserve(tiles * MR * wb));
+            let tiles = mb.div_ceil(mr);
+            let left = Shared::new(scratch.left.reserve(tiles * mr * wl));
             let b_group = match b {
                 Right::Plain(matrix) => matrix.columns_together(NR),
                 Right::Packed(_) => 1,
@@ -118,7 +123,7 @@ pub fn product(
                 Right::Plain(_) if m0 == 0 => panels.div_ceil(b_group),
                 _ => 0,
             };
-            let a_group = a.transposed().columns_together(MR);
+            let a_group = a.transposed().columns_together(mr);
             let right = Shared::new(match b {
                 Right::Plain(_) if m0 == 0 => scratch.right.reserve(panels * NR * wb),
                 _ => &mut scratch.right,
@@ -146,11 +151,11 @@ pub fn product(
                     for at in (0..kb).step_by(step) {
                         let depth = step.min(kb - at);
                         for tile in group.clone() {
-                            let first = tile * MR;
-                            let rows = MR.min(mb - first);
-                            let start = first * wb + at / per_word * rows;
+                            let first = tile * mr;
+                            let rows = mr.min(mb - first);
+                            let start = first * wl + at / per_word * kernel.left_rows(rows);
                             // SAFETY: each tile is packed by one task.
-                            let to = unsafe { left.slice(start, kernel.words(depth) * rows) };
+                            let to = unsafe { left.slice(start, kernel.left_words(rows, depth)) };
                             pack_tile(kernel, a, m0 + first, rows, k0 + at, depth, to);
                         }
                     }
@@ -163,7 +168,7 @@ pub fn product(
                 compute.pool.run(tasks, pack);
             }
 
-            let chunks = tiles.div_ceil((CHUNK_A / wb / MR).clamp(1, tiles));
+            let chunks = tiles.div_ceil((CHUNK_A / wb / mr).clamp(1, tiles));
             let chunk = tiles.div_ceil(chunks);
             let group = (panels * chunks / (compute.pool.threads() * TASKS_PER_THREAD)).clamp(1, 32);
             let groups = panels.div_ceil(group);
@@ -180,11 +185,11 @@ pub fn product(
                     for wc in (0..wb).step_by(BLOCK_K) {
                         let depth = BLOCK_K.min(wb - wc);
                         for tile_at in chunk_at * chunk..tiles.min((chunk_at + 1) * chunk) {
-                            let first = tile_at * MR;
-                            let rows = MR.min(mb - first);
-                            if add {
+                            let first = tile_at * mr;
+                            let rows = mr.min(mb - first);
+                            if add || kernel.order() == Order::Tiled {
                                 // The next tile of C is fetched while this one is computed.
-                                for row in first + MR..mb.min(first + 2 * MR) {
+                                for row in first + mr..mb.min(first + 2 * mr) {
                                     prefetch(c.pointer((m0 + row) * c_stride + panel * NR));
                                 }
                             }
@@ -196,7 +201,7 @@ pub fn product(
                                 tile(
                                     kernel,
                                     rows,
-                                    left.pointer(first * wb + wc * rows),
+                                    left.pointer(first * wl + wc * kernel.left_rows(rows)),
                                     rows,
                                     b,
                                     c.pointer((m0 + first) * c_stride + panel * NR),
@@ -218,24 +223,30 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::precision::{Precision, per_word, rounded};
+    use crate::precision::{Kernel, Order, Precision, rounded};
     use crate::simd::Isa;
 
     fn noise(len: usize, seed: u64) -> Vec<f32> {
         (0..len as u64).map(|i| dressage_policy::uniform(seed, 0, i) as f32 - 0.5).collect()
     }
 
-    /// The definition: a chain of fused multiply-adds for every block, the blocks added in order.
-    fn chain(precision: Precision, a: Matrix<'_>, b: Matrix<'_>, c: &mut [f32], stride: usize, mode: Mode) {
-        let round = |x: f32| if precision == Precision::Bf16 { rounded(x) } else { x };
-        let per_word = per_word(precision);
+    /// The definition: the sum of every block, the blocks added in order.
+    fn define(kernel: Kernel, a: Matrix<'_>, b: Matrix<'_>, c: &mut [f32], stride: usize, mode: Mode) {
+        let round = |x: f32| if kernel.precision == Precision::Bf16 { rounded(x) } else { x };
         let steps: Vec<usize> = (0..a.cols).collect();
-        // In the order in which they are added up.
-        let words: Vec<usize> = steps.chunks(per_word).flat_map(|word| word.iter().rev().copied()).collect();
         for i in 0..a.rows {
             for j in 0..b.cols {
-                let sums = words.chunks(BLOCK_K * per_word).map(|block| {
-                    block.iter().fold(0.0f32, |sum, &k| round(a.at(i, k)).mul_add(round(b.at(k, j)), sum))
+                let chain = |steps: &mut dyn Iterator<Item = &usize>| {
+                    steps.fold(0.0f32, |sum, &k| round(a.at(i, k)).mul_add(round(b.at(k, j)), sum))
+                };
+                let sums = steps.chunks(BLOCK_K * kernel.per_word()).map(|block| match kernel.order() {
+                    Order::Chained => {
+                        chain(&mut block.chunks(kernel.per_word()).flat_map(|word| word.iter().rev()))
+                    }
+                    Order::Tiled => block.chunks(32).fold(0.0, |sum, steps| {
+                        sum + (chain(&mut steps.iter().step_by(2))
+                            + chain(&mut steps.iter().skip(1).step_by(2)))
+                    }),
                 });
                 let held = (mode == Mode::Add).then_some(c[i * stride + j]);
                 c[i * stride + j] = held.into_iter().chain(sums).reduce(|a, b| a + b).unwrap_or(0.0);
@@ -268,7 +279,7 @@ mod tests {
             for compute in computes(threads) {
                 let kernel = compute.kernel();
                 let mut expected = start.clone();
-                chain(kernel.precision, a, b, &mut expected, stride, mode);
+                define(kernel, a, b, &mut expected, stride, mode);
                 let mut scratch = Scratch::default();
                 let packed = Packed::new(kernel, b);
                 for right in [Right::Plain(b), Right::Packed(&packed)] {
@@ -286,10 +297,10 @@ mod tests {
             let (a_data, b_data) = (noise(m * k, 5), noise(k * n, 6));
             let (a, b) = (Matrix::new(&a_data, m, k), Matrix::new(&b_data, k, n));
             for precision in [Precision::F32, Precision::Bf16] {
-                let mut expected = vec![0.0; m * n];
-                chain(precision, a, b, &mut expected, n, Mode::Set);
-                let mut c = vec![1.0; m * n];
                 let compute = Compute::with(2, Isa::detect(), precision);
+                let mut expected = vec![0.0; m * n];
+                define(compute.kernel(), a, b, &mut expected, n, Mode::Set);
+                let mut c = vec![1.0; m * n];
                 product(&compute, &mut Scratch::default(), a, Right::Plain(b), &mut c, n, Mode::Set);
                 assert!(c.iter().zip(&expected).all(|(x, y)| x.to_bits() == y.to_bits()), "{precision}");
             }

@@ -13,6 +13,8 @@ pub const LANES: usize = 16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Isa {
+    /// AVX-512 as below, with matrix registers for products of bf16 (AMX).
+    Amx,
     /// AVX-512 as below, with products of bf16 pairs (BF16).
     Avx512Bf16,
     /// AVX-512 (F, BW, DQ, VL) with FMA.
@@ -42,6 +44,9 @@ impl Isa {
                 && is_x86_feature_detected!("avx512vl")
             {
                 if is_x86_feature_detected!("avx512bf16") {
+                    if crate::product::amx::available() {
+                        found.push(Isa::Amx);
+                    }
                     found.push(Isa::Avx512Bf16);
                 }
                 found.push(Isa::Avx512);
@@ -80,7 +85,7 @@ macro_rules! simd {
             match isa {
                 // SAFETY: `Isa::detect` and `Isa::available` name an instruction set only where the processor has it.
                 #[cfg(target_arch = "x86_64")]
-                $crate::simd::Isa::Avx512Bf16 | $crate::simd::Isa::Avx512 => unsafe { avx512($($arg),*) },
+                $crate::simd::Isa::Amx | $crate::simd::Isa::Avx512Bf16 | $crate::simd::Isa::Avx512 => unsafe { avx512($($arg),*) },
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
                 $crate::simd::Isa::Avx2 => unsafe { avx2($($arg),*) },
@@ -100,7 +105,8 @@ pub fn exp(x: f32) -> f32 {
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
     let clamped = x.clamp(-87.3, 88.0);
-    let n = clamped.mul_add(std::f32::consts::LOG2_E, ROUND) - ROUND;
+    let shifted = clamped.mul_add(std::f32::consts::LOG2_E, ROUND);
+    let n = shifted - ROUND;
     let r = n.mul_add(-LN2_LOW, n.mul_add(-LN2_HIGH, clamped));
     let mut p = 1.0 / 5040.0;
     p = r.mul_add(p, 1.0 / 720.0);
@@ -110,7 +116,8 @@ pub fn exp(x: f32) -> f32 {
     p = r.mul_add(p, 0.5);
     p = r.mul_add(p, 1.0);
     p = r.mul_add(p, 1.0);
-    let scale = f32::from_bits((((n as i32) + 127) << 23) as u32);
+    // The low bits of the shifted number are n: made the exponent without a conversion, which would have to mind its range.
+    let scale = f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23));
     let y = p * scale;
     if x < -87.3 { 0.0 } else { y }
 }

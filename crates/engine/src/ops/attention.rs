@@ -14,9 +14,9 @@ use super::kv::{BLOCK, KeyValues, Span};
 use crate::Compute;
 use crate::buffer::{Buffer, Shared};
 use crate::precision::Kernel;
-use crate::product::pack::pack_columns;
+use crate::product::pack::{Matrix, pack_tile};
 use crate::product::tile::{Rows, tile};
-use crate::product::{MR, NR};
+use crate::product::{MAX_ROWS, NR};
 use crate::simd::{LANES, exp, fold, simd};
 
 /// Query positions that one task handles.
@@ -25,14 +25,14 @@ const QUERIES_PER_TASK: usize = 32;
 /// Scratch of one tile.
 #[derive(Default)]
 struct Scratch {
-    /// Scaled queries, `[rows][head_dim]`, and packed, `[words of head_dim][rows]`.
+    /// Scaled queries, `[rows][head_dim]`, and packed as a left operand.
     queries: Buffer,
     packed: Buffer,
     /// Scores, then weights, `[rows][positions]`.
     scores: Buffer,
     /// What normalises each row.
-    stats: [RowStats; MR],
-    /// Weights, `[words of positions][rows]`.
+    stats: [RowStats; MAX_ROWS],
+    /// Weights, packed as a left operand.
     weights: Buffer,
     /// Weighted sums of values, `[rows][padded]`.
     sums: Buffer,
@@ -78,8 +78,9 @@ pub fn forward(
         let queries = QUERIES_PER_TASK.min(span.len - first);
         let rows = queries * group;
         SCRATCH.with_borrow_mut(|scratch| {
-            for from in (0..rows).step_by(MR) {
-                let tile_rows = MR.min(rows - from);
+            let most = compute.kernel().tile_rows();
+            for from in (0..rows).step_by(most) {
+                let tile_rows = most.min(rows - from);
                 // Row r of a tile is (query, head of the group), the query varying slowest.
                 let place = |r: usize| {
                     let (query, member) = ((from + r) / group, (from + r) % group);
@@ -126,9 +127,9 @@ fn attend_tile(
     let stride = used * BLOCK;
     let Scratch { queries, packed, scores, stats, weights, sums, starts } = scratch;
     let queries = queries.reserve(rows * dim);
-    let packed = packed.reserve(kernel.words(dim) * rows);
+    let packed = packed.reserve(kernel.left_words(rows, dim));
     let scores = scores.reserve(rows * stride);
-    let weights = weights.reserve(rows * stride);
+    let weights = weights.reserve(kernel.left_words(rows, longest));
     let sums = sums.reserve(rows * padded);
 
     for (r, to) in queries.chunks_exact_mut(dim).enumerate() {
@@ -137,7 +138,7 @@ fn attend_tile(
             *to = q * scale;
         }
     }
-    pack_columns(kernel, queries, dim, rows, dim, rows, packed);
+    pack_tile(kernel, Matrix::new(queries, rows, dim), 0, rows, 0, dim, packed);
     for (i, &block) in span.blocks[..used].iter().enumerate() {
         let keys = [keys_values.keys(block, head).cast_const()];
         let depth = kernel.words(dim);
@@ -152,7 +153,7 @@ fn attend_tile(
         stats[r] = weigh(kernel.isa, &mut row[..seen]);
         row[seen..].fill(0.0);
     }
-    pack_columns(kernel, scores, stride, rows, longest, rows, weights);
+    pack_tile(kernel, Matrix::new(scores, rows, stride), 0, rows, 0, longest, weights);
     for column in (0..padded).step_by(NR) {
         starts.clear();
         starts.extend(
@@ -189,10 +190,15 @@ simd! {
                 sums[i] += chunk[i];
             }
         }
-        for (i, s) in chunks.into_remainder().iter_mut().enumerate() {
-            *s = exp(*s - max);
-            sums[i] += *s;
+        // The rest as a whole chunk: what is past the end has no weight, and to add nothing changes no sum.
+        let rest = chunks.into_remainder();
+        let mut last = [f32::NEG_INFINITY; LANES];
+        last[..rest.len()].copy_from_slice(rest);
+        for i in 0..LANES {
+            last[i] = exp(last[i] - max);
+            sums[i] += last[i];
         }
+        rest.copy_from_slice(&last[..rest.len()]);
         [max, fold(sums)]
     }
 }
@@ -202,7 +208,9 @@ pub(crate) mod tests {
     use super::super::kv::{Blocks, Shape};
     use super::super::testing::{close, noise, wide};
     use super::*;
-    use crate::precision::Precision;
+    use std::collections::BTreeMap;
+
+    use crate::precision::{Order, Precision};
     use crate::simd::Isa;
 
     /// Attention of every row over its path (a list of row indices, the row itself last), in f64.
@@ -288,7 +296,7 @@ pub(crate) mod tests {
         let len = 101;
         let qkv = noise(len * shape.qkv(), 7, 4.0);
         for precision in [Precision::F32, Precision::Bf16] {
-            let mut first: Option<Vec<u32>> = None;
+            let mut firsts: BTreeMap<Order, Vec<u32>> = BTreeMap::new();
             let cases =
                 Isa::available().into_iter().flat_map(|isa| [len, 32, 7, 1].map(|chunk| (isa, chunk)));
             for (isa, chunk) in cases {
@@ -311,7 +319,7 @@ pub(crate) mod tests {
                 }
                 let bits: Vec<u32> = out.iter().map(|x| x.to_bits()).collect();
                 assert_eq!(
-                    first.get_or_insert_with(|| bits.clone()),
+                    firsts.entry(compute.kernel().order()).or_insert_with(|| bits.clone()),
                     &bits,
                     "{precision}, {isa:?}, chunks of {chunk}"
                 );

@@ -14,14 +14,14 @@ use std::ops::Range;
 use super::kv::{BLOCK, KeyValues, Shape, Span};
 use crate::Compute;
 use crate::buffer::{Buffer, Shared};
-use crate::precision::{Kernel, Precision};
-use crate::product::pack::{pack_columns, pack_rows, unpack_rows};
+use crate::precision::{Kernel, Order, Precision};
+use crate::product::pack::{Matrix, pack_columns, pack_rows, pack_tile, unpack_rows};
 use crate::product::tile::{Rows, tile};
-use crate::product::{MR, NR};
+use crate::product::{MAX_ROWS, NR};
 use crate::simd::{LANES, dot, exp, simd};
 
 /// Query rows whose weights exist at a time: enough to make up for reading dK and dV, few enough to stay in the cache.
-pub const QUERIES: usize = 8 * MR;
+pub const QUERIES: usize = 3 * MAX_ROWS;
 /// Pieces that a long span is cut into, part of the definition of the sum: enough for the threads, as each costs a share.
 const PIECES: usize = 8;
 /// Values of shares that exist at a time (64 MiB), unless one piece needs more.
@@ -209,19 +209,19 @@ impl Task {
     ) {
         let shape = keys_values.shape;
         let (width, dim, padded) = (shape.qkv(), shape.head_dim, shape.padded());
-        const { assert!(MR <= LANES) };
-        // An odd number of cache lines, so that one position of many rows does not fall into one set of the cache; at least a
-        // tile longer than the path.
+        let most = kernel.tile_rows();
+        // An odd number of cache lines, so that one position of many rows does not fall into one set of the cache; as far as the
+        // last tile of positions goes.
         let stride = piece.positions.div_ceil(BLOCK) * BLOCK + LANES;
         let scale = 1.0 / (dim as f32).sqrt();
         self.turn(kernel, keys_values, &span.blocks, kv_head, piece.positions);
         let queries = self.queries.reserve(QUERIES * padded);
         let grads = self.grads.reserve(QUERIES * padded);
-        let packed = self.packed.reserve(MR * kernel.words(dim));
+        let packed = self.packed.reserve(kernel.left_words(most, dim));
         let weights = self.weights.reserve(QUERIES * stride);
         let slopes = self.slopes.reserve(QUERIES * stride);
-        let slopes_t = self.slopes_t.reserve(MR * stride);
-        let dqueries = self.dqueries.reserve(MR * padded);
+        let slopes_t = self.slopes_t.reserve(kernel.left_words(most, stride));
+        let dqueries = self.dqueries.reserve(most * padded);
         let left = self.left.reserve(kernel.words(QUERIES) * stride);
         let right = self.right.reserve(kernel.words(QUERIES) * padded);
         let depth = kernel.words(dim);
@@ -245,13 +245,14 @@ impl Task {
                 grads[r * padded..][..dim].copy_from_slice(g);
             }
             // Everything is computed for a tile of rows as far as its last one sees.
-            for tile_at in (0..rows).step_by(MR) {
-                let tile_rows = MR.min(rows - tile_at);
+            for tile_at in (0..rows).step_by(most) {
+                let tile_rows = most.min(rows - tile_at);
                 let seen = before + tile_at + tile_rows;
                 for (from, of_keys, to) in [(&*queries, true, &mut *weights), (&*grads, false, &mut *slopes)]
                 {
                     let from = &from[tile_at * padded..];
-                    pack_columns(kernel, from, padded, tile_rows, dim, tile_rows, packed);
+                    let from = Matrix::strided(from, tile_rows, dim, padded);
+                    pack_tile(kernel, from, 0, tile_rows, 0, dim, packed);
                     for block in 0..seen.div_ceil(BLOCK) {
                         let start = [if of_keys {
                             keys_values.keys(span.blocks[block], kv_head).cast_const()
@@ -272,16 +273,16 @@ impl Task {
                     let stats = &saved.stats[(row * shape.heads + head) * 2..][..2];
                     let o = &saved.out[row * shape.query() + head * dim..][..dim];
                     let g = &grads[r * padded..][..dim];
-                    let (p, s) =
-                        (&mut weights[r * stride..][..seen + MR], &mut slopes[r * stride..][..seen + MR]);
+                    let end = (seen + most).min(stride);
+                    let (p, s) = (&mut weights[r * stride..][..end], &mut slopes[r * stride..][..end]);
                     row_slopes(kernel.isa, &mut p[..own], &mut s[..own], stats[0], stats[1], o, g);
                     // To the end of the tile of positions that the last of them is in.
                     p[own..].fill(0.0);
                     s[own..].fill(0.0);
                 }
                 // dQ = scale · dS K.
-                let from = &slopes[tile_at * stride..];
-                pack_columns(kernel, from, stride, tile_rows, seen, tile_rows, slopes_t);
+                let from = Matrix::strided(&slopes[tile_at * stride..], tile_rows, seen, stride);
+                pack_tile(kernel, from, 0, tile_rows, 0, seen, slopes_t);
                 for column in (0..padded).step_by(NR) {
                     let start = [self.keys[column..].as_ptr()];
                     let depth = kernel.words(seen);
@@ -306,19 +307,38 @@ impl Task {
             let seen = before + rows;
             for (from, with, to) in [(&*slopes, &*queries, &mut *dkeys), (&*weights, &*grads, &mut *dvalues)]
             {
-                let (left, right) = match kernel.precision {
-                    Precision::F32 => (from, with),
+                let right = match kernel.precision {
+                    Precision::F32 => with,
                     Precision::Bf16 => {
-                        pack_rows(kernel, from, stride, seen, rows, stride, left);
                         pack_rows(kernel, with, padded, padded, rows, padded, right);
-                        (&*left, &*right)
+                        &*right
                     }
                 };
-                for position in (0..seen).step_by(MR) {
-                    let tile_rows = MR.min(seen - position);
-                    let skipped = kernel.words(position.saturating_sub(before) / MR * MR);
+                if (kernel.precision, kernel.order()) == (Precision::Bf16, Order::Chained) {
+                    pack_rows(kernel, from, stride, seen, rows, stride, left);
+                }
+                for position in (0..seen).step_by(most) {
+                    let tile_rows = most.min(seen - position);
+                    let skipped_rows = position.saturating_sub(before) / most * most;
+                    let skipped = kernel.words(skipped_rows);
                     let depth = kernel.words(rows) - skipped;
-                    let a = left[skipped * stride + position..].as_ptr();
+                    let a = match (kernel.precision, kernel.order()) {
+                        (Precision::F32, _) => from[skipped * stride + position..].as_ptr(),
+                        (_, Order::Chained) => left[skipped * stride + position..].as_ptr(),
+                        (_, Order::Tiled) => {
+                            let from = Matrix::strided(from, rows, seen, stride).transposed();
+                            pack_tile(
+                                kernel,
+                                from,
+                                position,
+                                tile_rows,
+                                skipped_rows,
+                                rows - skipped_rows,
+                                left,
+                            );
+                            left.as_ptr()
+                        }
+                    };
                     for column in (0..padded).step_by(NR) {
                         let start = [right[skipped * padded + column..].as_ptr()];
                         let b = Rows { blocks: &start, block: depth, depth, stride: padded };
@@ -369,10 +389,24 @@ simd! {
     fn row_slopes(p: &mut [f32], s: &mut [f32], max: f32, sum: f32, out: &[f32], dout: &[f32]) {
         let inverse = 1.0 / sum;
         let mean = dot(out, dout);
+        let slopes = |p: &mut [f32; LANES], s: &mut [f32; LANES]| {
+            for (p, s) in p.iter_mut().zip(s) {
+                *p = exp(*p - max) * inverse;
+                *s = *p * (*s - mean);
+            }
+        };
+        let (p, p_rest) = p.as_chunks_mut();
+        let (s, s_rest) = s.as_chunks_mut();
         for (p, s) in p.iter_mut().zip(s) {
-            *p = exp(*p - max) * inverse;
-            *s = *p * (*s - mean);
+            slopes(p, s);
         }
+        // The rest as a whole chunk.
+        let (mut p_last, mut s_last) = ([0.0; LANES], [0.0; LANES]);
+        p_last[..p_rest.len()].copy_from_slice(p_rest);
+        s_last[..s_rest.len()].copy_from_slice(s_rest);
+        slopes(&mut p_last, &mut s_last);
+        p_rest.copy_from_slice(&p_last[..p_rest.len()]);
+        s_rest.copy_from_slice(&s_last[..s_rest.len()]);
     }
 }
 

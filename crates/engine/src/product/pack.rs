@@ -1,6 +1,10 @@
 //! Operands of a product, and their packing into panels and tiles of words.
 
-use super::tile::{MR, NR};
+#[cfg(target_arch = "x86_64")]
+use super::amx;
+use super::tile::{NR, VECTOR_ROWS};
+use std::ops::Range;
+
 use crate::buffer::Buffer;
 use crate::precision::{Kernel, Precision, halves, pair, with_later, words};
 #[cfg(target_arch = "x86_64")]
@@ -57,6 +61,21 @@ impl<'a> Matrix<'a> {
     /// of what the memory has open.
     pub fn columns_together(&self, width: usize) -> usize {
         if self.col_stride == 1 && self.cols > width { (TOGETHER / width).max(1) } else { 1 }
+    }
+
+    /// The values from the first of `rows` and `columns` on, and the distances between rows and between columns.
+    ///
+    /// # Panics
+    /// When the matrix ends before these do.
+    pub fn part(self, rows: Range<usize>, columns: Range<usize>) -> (&'a [f32], usize, usize) {
+        assert!(
+            rows.end <= self.rows && columns.end <= self.cols,
+            "part of a {} x {} matrix",
+            self.rows,
+            self.cols
+        );
+        let first = rows.start * self.row_stride + columns.start * self.col_stride;
+        (&self.data[first..], self.row_stride, self.col_stride)
     }
 
     /// One element.
@@ -137,7 +156,8 @@ pub fn pack_panel(kernel: Kernel, b: Matrix<'_>, k0: usize, depth: usize, column
     }
 }
 
-/// Packs rows `row .. row + rows` and columns `k0 .. k0 + depth` of `a` into `out`, `[words of depth][rows]`. `k0` begins a word.
+/// Packs rows `row .. row + rows` and columns `k0 .. k0 + depth` of `a` into `out`, `[words of depth][rows]` or, with AMX, as
+/// [`amx::pack_left`] says; [`Kernel::left_words`] in all. `k0` begins a word.
 pub fn pack_tile(
     kernel: Kernel,
     a: Matrix<'_>,
@@ -147,7 +167,12 @@ pub fn pack_tile(
     depth: usize,
     out: &mut [f32],
 ) {
-    debug_assert!(rows <= MR);
+    debug_assert!(rows <= kernel.tile_rows());
+    #[cfg(target_arch = "x86_64")]
+    if kernel.order() == crate::precision::Order::Tiled {
+        // SAFETY: the instruction set is available, or it would not be named.
+        return unsafe { amx::pack_left(a, row, rows, k0, depth, out) };
+    }
     let data = &a.data[row * a.row_stride + k0 * a.col_stride..];
     if a.col_stride == 1 {
         pack_columns(kernel, data, a.row_stride, rows, depth, rows, out);
@@ -170,7 +195,7 @@ pub fn pack_rows(
     match kernel.precision {
         Precision::F32 => copy_rows(kernel.isa, data, stride, width, depth, out_stride, out),
         #[cfg(target_arch = "x86_64")]
-        Precision::Bf16 if kernel.isa == Isa::Avx512Bf16 => {
+        Precision::Bf16 if matches!(kernel.isa, Isa::Amx | Isa::Avx512Bf16) => {
             // SAFETY: the instruction set is available, or it would not be named.
             unsafe { bf16::pair_rows(data, stride, width, depth, out_stride, out) }
         }
@@ -192,7 +217,7 @@ pub fn pack_columns(
     match kernel.precision {
         Precision::F32 => transpose(kernel.isa, data, stride, width, depth, out_stride, out),
         #[cfg(target_arch = "x86_64")]
-        Precision::Bf16 if kernel.isa == Isa::Avx512Bf16 => {
+        Precision::Bf16 if matches!(kernel.isa, Isa::Amx | Isa::Avx512Bf16) => {
             // SAFETY: the instruction set is available, or it would not be named.
             unsafe { bf16::pair_columns(data, stride, width, depth, out_stride, out) }
         }
@@ -263,9 +288,9 @@ simd! {
                 let (from, to) = (&data[k * stride..][..NR], &mut out[k * NR..][..NR]);
                 to.copy_from_slice(from);
             }
-        } else if width == MR && out_stride == MR {
+        } else if width == VECTOR_ROWS && out_stride == VECTOR_ROWS {
             for k in 0..depth {
-                let (from, to) = (&data[k * stride..][..MR], &mut out[k * MR..][..MR]);
+                let (from, to) = (&data[k * stride..][..VECTOR_ROWS], &mut out[k * VECTOR_ROWS..][..VECTOR_ROWS]);
                 to.copy_from_slice(from);
             }
         } else {
@@ -293,7 +318,7 @@ simd! {
             // Known widths become straight vector code.
             match width {
                 NR => pair_row(&a[..NR], &b[..NR], &mut to[..NR]),
-                MR => pair_row(&a[..MR], &b[..MR], &mut to[..MR]),
+                VECTOR_ROWS => pair_row(&a[..VECTOR_ROWS], &b[..VECTOR_ROWS], &mut to[..VECTOR_ROWS]),
                 _ => pair_row(&a[..width], &b[..width], &mut to[..width]),
             }
         }

@@ -1,12 +1,47 @@
-//! The innermost loop of a product: one tile of C, up to [`MR`] rows by [`NR`] columns, over a block of k.
+//! The innermost loop of a product: one tile of C, up to [`Kernel::tile_rows`] rows by [`NR`] columns, over a block of k.
 
-use crate::precision::{Kernel, Precision, halves};
+#[cfg(target_arch = "x86_64")]
+use super::amx;
+use crate::precision::{Kernel, Order, Precision, halves};
 use crate::simd::Isa;
 
-/// Rows of a tile. 12 × 32 accumulators fill 24 of the 32 AVX-512 registers.
-pub const MR: usize = 12;
+/// Rows of a tile in vector registers: 12 × 32 accumulators fill 24 of the 32 AVX-512 registers.
+pub(super) const VECTOR_ROWS: usize = 12;
+/// Rows of the largest tile.
+pub const MAX_ROWS: usize = 32;
 /// Columns of a tile and width of a panel: two AVX-512 registers, four AVX2 ones.
 pub const NR: usize = 32;
+
+impl Kernel {
+    /// Rows of a tile, a multiple of the steps of a word.
+    pub const fn tile_rows(self) -> usize {
+        match self.order() {
+            Order::Chained => VECTOR_ROWS,
+            Order::Tiled => MAX_ROWS,
+        }
+    }
+
+    /// Rows that `rows` rows of a tile take when packed as a left operand.
+    pub const fn left_rows(self, rows: usize) -> usize {
+        match self.order() {
+            Order::Chained => rows,
+            Order::Tiled => rows.next_multiple_of(16),
+        }
+    }
+
+    /// Words that a left operand of `rows` rows, at most a tile's, and `k` steps takes when packed.
+    pub const fn left_words(self, rows: usize, k: usize) -> usize {
+        self.left_rows(rows) * self.left_depth(self.words(k))
+    }
+
+    /// Words that `words` words of a row take there.
+    pub const fn left_depth(self, words: usize) -> usize {
+        match self.order() {
+            Order::Chained => words,
+            Order::Tiled => words.next_multiple_of(16),
+        }
+    }
+}
 
 /// Asks for the two cache lines of a row of a tile, to be added to soon. Does nothing where there is no such instruction.
 #[inline(always)]
@@ -39,7 +74,7 @@ pub struct Rows<'a> {
 impl Rows<'_> {
     /// Start and number of rows of each block.
     #[inline(always)]
-    fn pieces(&self) -> impl Iterator<Item = (*const f32, usize)> + '_ {
+    pub(super) fn pieces(&self) -> impl Iterator<Item = (*const f32, usize)> + '_ {
         let (block, depth) = (self.block, self.depth);
         self.blocks.iter().enumerate().map(move |(i, start)| (*start, block.min(depth - i * block)))
     }
@@ -47,7 +82,8 @@ impl Rows<'_> {
 
 /// `C[i][j] = Σ_k A[k][i] B[k][j]`, one chain from 0 in the order of k, or, with `add`, that sum added to what C held; for i below
 /// `rows` and j below `columns`. The chain does not begin at C: C can be large, and every link would round at its size.
-/// Operands are words: row k of A starts `a_stride` words after the one before. Row i of C starts `c_stride` values after.
+/// Operands are words: row k of A starts `a_stride` words after the one before (with AMX, A is as
+/// [`pack_tile`](super::pack::pack_tile) leaves it). Row i of C starts `c_stride` values after.
 ///
 /// A word of two bf16 is two links of the chain, the *later* step first: that is how AVX-512's instruction adds them up.
 ///
@@ -65,7 +101,7 @@ pub unsafe fn tile(
     columns: usize,
     add: bool,
 ) {
-    debug_assert!((1..=MR).contains(&rows) && (1..=NR).contains(&columns));
+    debug_assert!((1..=kernel.tile_rows()).contains(&rows) && (1..=NR).contains(&columns));
     /// Calls `$kernel::<R>` for the number of rows at hand.
     macro_rules! by_rows {
         ($kernel:ident, $rows:expr, $a:expr, $c:expr, [$($r:literal)*]) => {
@@ -95,10 +131,13 @@ pub unsafe fn tile(
     }
     match (kernel.precision, kernel.isa) {
         #[cfg(target_arch = "x86_64")]
-        (Precision::F32, Isa::Avx512Bf16 | Isa::Avx512) => whole!(avx512),
+        (Precision::F32, Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512) => whole!(avx512),
         #[cfg(target_arch = "x86_64")]
         (Precision::F32, Isa::Avx2) => by_six!(avx2),
         (Precision::F32, _) => whole!(portable),
+        // SAFETY: forwarded from the caller.
+        #[cfg(target_arch = "x86_64")]
+        (Precision::Bf16, Isa::Amx) => unsafe { amx::tile(rows, a, b, c, c_stride, columns, add) },
         #[cfg(target_arch = "x86_64")]
         (Precision::Bf16, Isa::Avx512Bf16) => whole!(avx512_pairs),
         #[cfg(target_arch = "x86_64")]

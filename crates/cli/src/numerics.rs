@@ -1,0 +1,69 @@
+//! What the bits of a run depend on besides its recipe, written down beside it.
+
+use std::path::Path;
+
+use dressage_engine::Fingerprint;
+use dressage_model::write_json;
+
+/// In the folder of a run.
+const FILE: &str = "engine.json";
+
+/// Says so if the run in `folder` was computed by other numerics than `now`.
+pub fn compare(folder: &Path, now: &Fingerprint) {
+    let recorded = std::fs::read(folder.join(FILE)).ok();
+    let before = recorded.and_then(|bytes| serde_json::from_slice::<Fingerprint>(&bytes).ok());
+    if let Some(note) = before.and_then(|before| difference(&before, now)) {
+        eprintln!("note: {note}");
+    }
+}
+
+/// Writes them down.
+pub fn record(folder: &Path, now: &Fingerprint) -> anyhow::Result<()> {
+    Ok(write_json(&folder.join(FILE), &serde_json::to_value(now)?)?)
+}
+
+fn difference(before: &Fingerprint, now: &Fingerprint) -> Option<String> {
+    let bits = |f: &Fingerprint| (f.kernels, f.precision, f.order);
+    if bits(before) == bits(now) {
+        return None;
+    }
+    let name = |f: &Fingerprint| {
+        let isa = serde_json::to_value(f.isa).unwrap_or_default();
+        format!(
+            "kernels {} in {} with {} sums ({})",
+            f.kernels,
+            f.precision,
+            f.order,
+            isa.as_str().unwrap_or("?")
+        )
+    };
+    Some(format!(
+        "this run was computed by {} and goes on with {}; from here on its numbers can differ in their last bits",
+        name(before),
+        name(now)
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use dressage_engine::precision::Order;
+    use dressage_engine::{Isa, Precision};
+
+    use super::*;
+
+    #[test]
+    fn only_what_changes_bits_is_said() {
+        let before = Fingerprint {
+            kernels: 3,
+            isa: Isa::Avx512Bf16,
+            precision: Precision::Bf16,
+            order: Order::Chained,
+        };
+        let elsewhere = Fingerprint { isa: Isa::Avx2, ..before.clone() };
+        assert_eq!(difference(&before, &elsewhere), None);
+        let tiled = Fingerprint { isa: Isa::Amx, order: Order::Tiled, ..before.clone() };
+        let note = difference(&before, &tiled).unwrap_or_default();
+        assert!(note.contains("bf16 with chained sums (avx512_bf16)"), "{note}");
+        assert!(note.contains("bf16 with tiled sums (amx)"), "{note}");
+    }
+}

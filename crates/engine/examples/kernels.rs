@@ -1,0 +1,260 @@
+//! How fast the kernels are, beside what the machine could do: `kernels [PRECISION] [ISA]`, in SmolLM2-135M's shapes with 2 threads.
+//!
+//! First the machine's own limits: multiply-adds a second with all operands in registers, and bytes a second read from
+//! memory. Then products: packed weights (forward), weights packed on the way (gradients of activations), and long sums
+//! (gradients of weights). Medians.
+
+use std::sync::Barrier;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use dressage_engine::buffer::Buffer;
+use dressage_engine::product::{Matrix, Mode, Packed, Right, Scratch, product};
+use dressage_engine::{Compute, Isa, Precision};
+
+const THREADS: usize = 2;
+/// Rounds of a loop that takes some tenths of a second.
+const REPEATS: usize = 10_000_000;
+
+fn main() -> Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let named = |text: String| serde_json::Value::String(text);
+    let precision: Precision = match arguments.next() {
+        Some(text) => serde_json::from_value(named(text)).context("the precision")?,
+        None => Precision::F32,
+    };
+    let isa: Isa = match arguments.next() {
+        Some(text) => serde_json::from_value(named(text)).context("the instruction set")?,
+        None => Isa::detect(),
+    };
+    ensure!(
+        Isa::available().contains(&isa),
+        "{isa:?} is none of what this processor runs: {:?}",
+        Isa::available()
+    );
+    let compute = Compute::with(THREADS, isa, precision);
+    println!("{precision}, {isa:?}, {THREADS} threads");
+    match limits::multiply_adds(isa, precision) {
+        Some(run) => println!("registers: {:.0} GF/s", on_all_threads(|| run(REPEATS)) * 1e-9),
+        None => println!("registers: not known for these instructions"),
+    }
+    println!("memory: {:.1} GB/s read", on_all_threads(limits::read) * 1e-9);
+    let mut scratch = Scratch::default();
+    for (rows, what) in [(1, "decode"), (16, "decode"), (64, "decode"), (512, "train"), (2048, "train")] {
+        for (inputs, outputs) in [(576, 960), (576, 3072), (1536, 576), (576, 49152)] {
+            let x = noise(rows * inputs);
+            let w = noise(outputs * inputs);
+            let mut y = Buffer::zeroed(rows * outputs);
+            let weights = Matrix::new(&w, outputs, inputs);
+            let packed = Packed::new(compute.kernel(), weights.transposed());
+            let flops = 2.0 * (rows * inputs * outputs) as f64;
+            let gf = |seconds: f64| flops / seconds / 1e9;
+            let forward = median(|| {
+                product(
+                    &compute,
+                    &mut scratch,
+                    Matrix::new(&x, rows, inputs),
+                    Right::Packed(&packed),
+                    &mut y,
+                    outputs,
+                    Mode::Set,
+                );
+            });
+            print!("{what:7}{rows:5} x {inputs:5} x {outputs:5}: forward {:7.0} GF/s", gf(forward));
+            if what == "decode" {
+                println!(
+                    ", {:5.1} GB/s",
+                    (packed.columns() * compute.kernel().words(inputs) * 4) as f64 / forward / 1e9
+                );
+                continue;
+            }
+            let mut dx = Buffer::zeroed(rows * inputs);
+            let backward = median(|| {
+                product(
+                    &compute,
+                    &mut scratch,
+                    Matrix::new(&y, rows, outputs),
+                    Right::Plain(weights),
+                    &mut dx,
+                    inputs,
+                    Mode::Set,
+                );
+            });
+            let mut dw = Buffer::zeroed(outputs * inputs);
+            let long = median(|| {
+                let dy = Matrix::new(&y, rows, outputs).transposed();
+                product(
+                    &compute,
+                    &mut scratch,
+                    dy,
+                    Right::Plain(Matrix::new(&x, rows, inputs)),
+                    &mut dw,
+                    inputs,
+                    Mode::Add,
+                );
+            });
+            println!(", of activations {:7.0}, of weights {:7.0}", gf(backward), gf(long));
+        }
+    }
+    Ok(())
+}
+
+/// What all threads together do in a second, given what one call does. The best of three.
+fn on_all_threads(work: impl Fn() -> f64 + Sync) -> f64 {
+    let barrier = Barrier::new(THREADS);
+    let rate = || -> f64 {
+        std::thread::scope(|scope| {
+            let one = || {
+                work();
+                barrier.wait();
+                let start = Instant::now();
+                let done = work();
+                done / start.elapsed().as_secs_f64()
+            };
+            let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(one)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap_or(0.0)).sum()
+        })
+    };
+    (0..3).map(|_| rate()).fold(0.0, f64::max)
+}
+
+/// The machine's own limits, on one thread.
+mod limits {
+    use std::hint::black_box;
+
+    use super::{Buffer, Isa, Precision};
+
+    /// Bytes that are read at a time.
+    const BYTES: usize = 256 << 20;
+
+    /// Reads memory from one end to the other; returns how many bytes.
+    pub fn read() -> f64 {
+        thread_local! {
+            static MEMORY: Buffer = super::noise(BYTES / 4);
+        }
+        MEMORY.with(|memory| {
+            let mut lanes = [0.0f32; 64];
+            for chunk in memory.as_chunks().0 {
+                for (lane, value) in lanes.iter_mut().zip(chunk as &[f32; 64]) {
+                    *lane += value;
+                }
+            }
+            black_box(lanes);
+        });
+        BYTES as f64
+    }
+
+    /// How to run a loop of multiply-adds whose operands stay in registers; it returns how many operations those were.
+    pub fn multiply_adds(isa: Isa, precision: Precision) -> Option<fn(usize) -> f64> {
+        #[cfg(target_arch = "x86_64")]
+        match (isa, precision) {
+            // SAFETY: the instruction set is available, or the engine would have refused it.
+            (Isa::Amx, Precision::Bf16) => return Some(|n| unsafe { x86::tiles(n) }),
+            // SAFETY: as above.
+            (Isa::Avx512Bf16, Precision::Bf16) => return Some(|n| unsafe { x86::pairs(n) }),
+            // SAFETY: as above.
+            (Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512, _) => return Some(|n| unsafe { x86::avx512(n) }),
+            // SAFETY: as above.
+            (Isa::Avx2, _) => return Some(|n| unsafe { x86::avx2(n) }),
+            _ => {}
+        }
+        let _ = (isa, precision);
+        None
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    mod x86 {
+        use std::arch::asm;
+
+        /// A loop over instructions that do not wait for each other, of `$flops` operations each.
+        macro_rules! spin {
+            ($name:ident, $features:literal, $flops:literal, [$($instruction:literal)*], [$($clobber:tt)*]) => {
+                #[target_feature(enable = $features)]
+                pub unsafe fn $name(n: usize) -> f64 {
+                    const PER_ROUND: usize = [$($instruction),*].len();
+                    // SAFETY: nothing but these registers is touched.
+                    unsafe {
+                        asm!(
+                            "2:", $($instruction,)* "dec {n}", "jnz 2b",
+                            n = inout(reg) n => _, $($clobber)* options(nostack, nomem)
+                        );
+                    }
+                    (n * PER_ROUND * $flops) as f64
+                }
+            };
+        }
+
+        spin!(avx512, "avx512f", 32,
+            ["vfmadd231ps zmm0, zmm12, zmm13" "vfmadd231ps zmm1, zmm12, zmm13" "vfmadd231ps zmm2, zmm12, zmm13"
+             "vfmadd231ps zmm3, zmm12, zmm13" "vfmadd231ps zmm4, zmm12, zmm13" "vfmadd231ps zmm5, zmm12, zmm13"
+             "vfmadd231ps zmm6, zmm12, zmm13" "vfmadd231ps zmm7, zmm12, zmm13" "vfmadd231ps zmm8, zmm12, zmm13"
+             "vfmadd231ps zmm9, zmm12, zmm13" "vfmadd231ps zmm10, zmm12, zmm13" "vfmadd231ps zmm11, zmm12, zmm13"],
+            [out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _,
+             out("zmm6") _, out("zmm7") _, out("zmm8") _, out("zmm9") _, out("zmm10") _, out("zmm11") _,]
+        );
+        spin!(pairs, "avx512f,avx512bf16", 64,
+            ["vdpbf16ps zmm0, zmm12, zmm13" "vdpbf16ps zmm1, zmm12, zmm13" "vdpbf16ps zmm2, zmm12, zmm13"
+             "vdpbf16ps zmm3, zmm12, zmm13" "vdpbf16ps zmm4, zmm12, zmm13" "vdpbf16ps zmm5, zmm12, zmm13"
+             "vdpbf16ps zmm6, zmm12, zmm13" "vdpbf16ps zmm7, zmm12, zmm13" "vdpbf16ps zmm8, zmm12, zmm13"
+             "vdpbf16ps zmm9, zmm12, zmm13" "vdpbf16ps zmm10, zmm12, zmm13" "vdpbf16ps zmm11, zmm12, zmm13"],
+            [out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _,
+             out("zmm6") _, out("zmm7") _, out("zmm8") _, out("zmm9") _, out("zmm10") _, out("zmm11") _,]
+        );
+        spin!(avx2, "avx2,fma", 16,
+            ["vfmadd231ps ymm0, ymm12, ymm13" "vfmadd231ps ymm1, ymm12, ymm13" "vfmadd231ps ymm2, ymm12, ymm13"
+             "vfmadd231ps ymm3, ymm12, ymm13" "vfmadd231ps ymm4, ymm12, ymm13" "vfmadd231ps ymm5, ymm12, ymm13"
+             "vfmadd231ps ymm6, ymm12, ymm13" "vfmadd231ps ymm7, ymm12, ymm13" "vfmadd231ps ymm8, ymm12, ymm13"
+             "vfmadd231ps ymm9, ymm12, ymm13" "vfmadd231ps ymm10, ymm12, ymm13" "vfmadd231ps ymm11, ymm12, ymm13"],
+            [out("ymm0") _, out("ymm1") _, out("ymm2") _, out("ymm3") _, out("ymm4") _, out("ymm5") _,
+             out("ymm6") _, out("ymm7") _, out("ymm8") _, out("ymm9") _, out("ymm10") _, out("ymm11") _,]
+        );
+
+        /// Whole matrix registers, all of them zero.
+        pub unsafe fn tiles(n: usize) -> f64 {
+            const OPERATIONS: usize = 4 * 2 * 16 * 16 * 32;
+            #[repr(align(64))]
+            struct Configuration([u8; 64]);
+            let mut whole = Configuration([0; 64]);
+            whole.0[0] = 1;
+            for register in 0..8 {
+                whole.0[16 + 2 * register] = 64;
+                whole.0[48 + register] = 16;
+            }
+            // SAFETY: the configuration is a valid one; nothing but these registers is touched.
+            unsafe {
+                asm!(
+                    "ldtilecfg [{whole}]",
+                    "2:",
+                    "tdpbf16ps tmm0, tmm4, tmm5", "tdpbf16ps tmm1, tmm4, tmm6",
+                    "tdpbf16ps tmm2, tmm7, tmm5", "tdpbf16ps tmm3, tmm7, tmm6",
+                    "dec {n}",
+                    "jnz 2b",
+                    "tilerelease",
+                    whole = in(reg) &raw const whole, n = inout(reg) n => _,
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, options(nostack)
+                );
+            }
+            (n * OPERATIONS) as f64
+        }
+    }
+}
+
+/// In huge pages where large, as the engine's own memory.
+fn noise(len: usize) -> Buffer {
+    let mut values = Buffer::zeroed(len);
+    values.iter_mut().enumerate().for_each(|(i, value)| *value = ((i * 7919) % 1009) as f32 / 1009.0 - 0.5);
+    values
+}
+
+/// Seconds of one call.
+fn median(mut run: impl FnMut()) -> f64 {
+    let mut times: Vec<f64> = Vec::new();
+    let begin = Instant::now();
+    while times.len() < 5 || (begin.elapsed().as_secs_f64() < 0.3 && times.len() < 200) {
+        let start = Instant::now();
+        run();
+        times.push(start.elapsed().as_secs_f64());
+    }
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}

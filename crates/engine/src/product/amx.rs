@@ -1,0 +1,358 @@
+//! Tiles of a product in AMX: matrix registers of 16 rows by 16 words, and an instruction that multiplies two and adds to a third.
+//!
+//! **Order of operations** ([`Order::Tiled`](crate::precision::Order)). k is cut into steps of [`STEP`] words, 32 bf16. Of every step
+//! the even and the odd values of k are one chain of fused multiply-adds each, from 0; the two are added, and their sum is added to
+//! that of the steps before (Intel's manual for TDPBF16PS; the test below holds the processor to it). Zeros past the end of k change
+//! nothing.
+//!
+//! The right operand lies in the panels that all kernels read. The left one is packed in rows: `[words / 16][rows][16]`, rows
+//! filled up to 16 or 32 with whatever is there, because what comes of them is not used.
+
+use std::arch::asm;
+use std::arch::x86_64::*;
+use std::cell::{Cell, RefCell};
+use std::sync::OnceLock;
+
+use super::NR;
+use super::pack::Matrix;
+use super::tile::Rows;
+
+/// Words of k that an instruction goes over.
+pub const STEP: usize = 16;
+/// Rows of a matrix register.
+const HALF: usize = 16;
+/// Rows of a tile: two registers.
+pub const MR: usize = 2 * HALF;
+
+const _: () = assert!(NR == 2 * STEP, "a row of a panel is two matrix registers wide");
+
+/// Rows that a left operand of `rows` rows is filled up to.
+pub const fn padded(rows: usize) -> usize {
+    rows.next_multiple_of(HALF)
+}
+
+/// Whether the processor has tiles of bf16 and the system lets this process use them. Asks for that permission.
+pub fn available() -> bool {
+    static GRANTED: OnceLock<bool> = OnceLock::new();
+    *GRANTED.get_or_init(|| {
+        /// Bits of leaf 7 in EDX.
+        const BF16: u32 = 1 << 22;
+        const TILE: u32 = 1 << 24;
+        let features = if __cpuid(0).eax >= 7 { __cpuid_count(7, 0).edx } else { 0 };
+        features & BF16 > 0 && features & TILE > 0 && permitted()
+    })
+}
+
+/// Linux gives the registers to processes that ask (its documentation, x86/xstate), and refuses where it does not know them.
+#[cfg(target_os = "linux")]
+fn permitted() -> bool {
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    const XTILEDATA: libc::c_long = 18;
+    // SAFETY: this call reads no memory of ours.
+    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0 }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn permitted() -> bool {
+    false
+}
+
+/// What LDTILECFG reads: for each register, bytes of a row and rows.
+#[repr(C, align(64))]
+struct Configuration {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+/// Eight whole registers, once for each thread: it takes as long as a small tile, and nothing else in this program uses them.
+#[inline(always)]
+fn configure() {
+    thread_local! {
+        static DONE: Cell<bool> = const { Cell::new(false) };
+    }
+    if !DONE.get() {
+        let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
+        row_bytes[..8].fill(4 * STEP as u16);
+        rows[..8].fill(HALF as u8);
+        let whole = Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows };
+        // SAFETY: `available` was true, or this instruction set would not be named; the configuration is a valid one.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const whole, options(nostack, readonly)) };
+        DONE.set(true);
+    }
+}
+
+/// Steps of the right operand that lie one after the other: the first row, bytes between rows, how many.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Run {
+    start: *const f32,
+    stride: usize,
+    steps: usize,
+}
+
+/// Scratch of a thread: the runs of a product, the last step where k ends within it, and sums.
+struct Scratch {
+    runs: Vec<Run>,
+    last: Lines<STEP>,
+    sums: Lines<MR>,
+}
+
+/// Rows of a panel or of a tile.
+#[repr(align(64))]
+struct Lines<const N: usize>([[f32; NR]; N]);
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = const {
+        RefCell::new(Scratch { runs: Vec::new(), last: Lines([[0.0; NR]; STEP]), sums: Lines([[0.0; NR]; MR]) })
+    };
+}
+
+/// As [`tile`](super::tile::tile), with `a` packed as [`pack_left`] does. All blocks of `b` but the last hold whole steps.
+///
+/// # Safety
+/// As there; AMX must be available.
+#[target_feature(enable = "avx512f")]
+pub unsafe fn tile(
+    rows: usize,
+    a: *const f32,
+    b: Rows<'_>,
+    c: *mut f32,
+    c_stride: usize,
+    columns: usize,
+    add: bool,
+) {
+    debug_assert!(b.blocks.len() < 2 || b.block.is_multiple_of(STEP));
+    configure();
+    SCRATCH.with_borrow_mut(|Scratch { runs, last, sums }| {
+        runs.clear();
+        for (start, depth) in b.pieces() {
+            let (steps, rest) = (depth / STEP, depth % STEP);
+            if steps > 0 {
+                runs.push(Run { start, stride: 4 * b.stride, steps });
+            }
+            if rest > 0 {
+                for (i, row) in last.0.iter_mut().enumerate() {
+                    if i < rest {
+                        let from = start.wrapping_add((steps * STEP + i) * b.stride);
+                        // SAFETY: within the block; a row of a panel has NR words.
+                        unsafe { std::ptr::copy_nonoverlapping(from, row.as_mut_ptr(), NR) };
+                    } else {
+                        row.fill(0.0);
+                    }
+                }
+                runs.push(Run { start: last.0.as_ptr().cast(), stride: 4 * NR, steps: 1 });
+            }
+        }
+        // Not straight to C: storing a matrix register waits for the cache lines it goes to.
+        let sums = sums.0.as_mut_ptr().cast();
+        // SAFETY: the runs cover what the caller vouches for.
+        unsafe {
+            multiply(rows, a, runs, sums);
+            take(rows, sums, c, c_stride, columns, add);
+        }
+    });
+}
+
+/// `to[i][j] = Σ_k A[i][k] B[k][j]` for all 16 or 32 rows and NR columns.
+///
+/// # Safety
+/// `a` must cover as many steps as the runs have, `to` all rows.
+#[inline(always)]
+unsafe fn multiply(rows: usize, a: *const f32, runs: &[Run], to: *mut f32) {
+    /// Sums in registers 0 to 3, the left operand in 4 and 5, the right one in 6 and 7.
+    macro_rules! multiply {
+        ([$($zero:literal)*] [$($step:literal)*] [$($store:literal)*] $advance:literal) => {
+            asm!(
+                $($zero,)*
+                "test {n}, {n}",
+                "jz 4f",
+                "2:",
+                "mov {b}, [{runs}]",
+                "mov {stride}, [{runs} + 8]",
+                "mov {steps}, [{runs} + 16]",
+                "mov {further}, {stride}",
+                "shl {further}, 4",
+                "3:",
+                $($step,)*
+                concat!("add {a}, ", $advance),
+                "add {b}, {further}",
+                "dec {steps}",
+                "jnz 3b",
+                "add {runs}, 24",
+                "dec {n}",
+                "jnz 2b",
+                "4:",
+                $($store,)*
+                n = inout(reg) runs.len() => _,
+                runs = inout(reg) runs.as_ptr() => _,
+                a = inout(reg) a => _,
+                line = in(reg) 4 * STEP,
+                b = out(reg) _,
+                stride = out(reg) _,
+                steps = out(reg) _,
+                further = out(reg) _,
+                to = in(reg) to,
+                to_line = in(reg) 4 * NR,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            )
+        };
+    }
+    // SAFETY: forwarded from the caller.
+    unsafe {
+        if rows <= HALF {
+            multiply!(
+                ["tilezero tmm0" "tilezero tmm1"]
+                [
+                    "tileloadd tmm4, [{a} + {line}]"
+                    "tileloadd tmm6, [{b} + {stride}]"
+                    "tdpbf16ps tmm0, tmm4, tmm6"
+                    "tileloadd tmm7, [{b} + {stride} + 64]"
+                    "tdpbf16ps tmm1, tmm4, tmm7"
+                ]
+                ["tilestored [{to} + {to_line}], tmm0" "tilestored [{to} + {to_line} + 64], tmm1"]
+                "1024"
+            );
+        } else {
+            multiply!(
+                ["tilezero tmm0" "tilezero tmm1" "tilezero tmm2" "tilezero tmm3"]
+                [
+                    "tileloadd tmm4, [{a} + {line}]"
+                    "tileloadd tmm6, [{b} + {stride}]"
+                    "tdpbf16ps tmm0, tmm4, tmm6"
+                    "tileloadd tmm7, [{b} + {stride} + 64]"
+                    "tdpbf16ps tmm1, tmm4, tmm7"
+                    "tileloadd tmm5, [{a} + {line} + 1024]"
+                    "tdpbf16ps tmm2, tmm5, tmm6"
+                    "tdpbf16ps tmm3, tmm5, tmm7"
+                ]
+                [
+                    "tilestored [{to} + {to_line}], tmm0"
+                    "tilestored [{to} + {to_line} + 64], tmm1"
+                    "tilestored [{to} + {to_line} + 2048], tmm2"
+                    "tilestored [{to} + {to_line} + 2112], tmm3"
+                ]
+                "2048"
+            );
+        }
+    }
+}
+
+/// Writes or adds the sums that are wanted to C.
+///
+/// # Safety
+/// C must have these rows and columns.
+#[target_feature(enable = "avx512f")]
+unsafe fn take(rows: usize, sums: *const f32, c: *mut f32, c_stride: usize, columns: usize, add: bool) {
+    let masks = [columns, columns.saturating_sub(16)].map(|n| ((1u32 << n.min(16)) - 1) as __mmask16);
+    for i in 0..rows {
+        // SAFETY: row i of the sums and of C; masked-off lanes are not accessed.
+        unsafe {
+            let (from, to) = (sums.add(i * NR), c.add(i * c_stride));
+            let (mut low, mut high) = (_mm512_load_ps(from), _mm512_load_ps(from.add(16)));
+            if add {
+                low = _mm512_add_ps(_mm512_maskz_loadu_ps(masks[0], to), low);
+                high = _mm512_add_ps(_mm512_maskz_loadu_ps(masks[1], to.wrapping_add(16)), high);
+            }
+            _mm512_mask_storeu_ps(to, masks[0], low);
+            _mm512_mask_storeu_ps(to.wrapping_add(16), masks[1], high);
+        }
+    }
+}
+
+/// Packs rows `row .. row + rows` and columns `k0 .. k0 + depth` of `a` into `out`, `[steps][rows, filled up][16]`, with zeros past the
+/// last column. `k0` begins a step.
+///
+/// # Panics
+/// When `a` has not these rows and columns, or `out` is too short.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+pub fn pack_left(a: Matrix<'_>, row: usize, rows: usize, k0: usize, depth: usize, out: &mut [f32]) {
+    if rows == 0 || depth == 0 {
+        return;
+    }
+    let (data, row_stride, k_stride) = a.part(row..row + rows, k0..k0 + depth);
+    let (padded, steps) = (padded(rows), depth.div_ceil(2 * STEP));
+    assert!(steps * padded * STEP <= out.len(), "{} words for {rows} rows of {depth}", out.len());
+    for (step, to) in out.chunks_exact_mut(padded * STEP).take(steps).enumerate() {
+        let k = 2 * STEP * step;
+        let left = (depth - k).min(2 * STEP);
+        // SAFETY: `part` checked that all rows and columns are there; masked-off lanes are not accessed.
+        unsafe {
+            if k_stride == 1 {
+                let masks = [left, left.saturating_sub(16)].map(|n| ((1u32 << n.min(16)) - 1) as __mmask16);
+                for r in 0..rows {
+                    let from = data.as_ptr().add(r * row_stride + k);
+                    let low = _mm512_maskz_loadu_ps(masks[0], from);
+                    let high = _mm512_maskz_loadu_ps(masks[1], from.wrapping_add(16));
+                    let both = _mm512_cvtne2ps_pbh(high, low);
+                    let to = to.as_mut_ptr().add(r * STEP);
+                    _mm512_storeu_si512(to.cast(), std::mem::transmute::<__m512bh, __m512i>(both));
+                }
+            } else {
+                for r in (0..rows).step_by(HALF) {
+                    let from = data.as_ptr().add(k * k_stride + r);
+                    let to = to.as_mut_ptr().add(r * STEP);
+                    turn(from, k_stride, (rows - r).min(HALF), left, to);
+                }
+            }
+        }
+    }
+}
+
+/// One register of a left operand whose columns are contiguous: value k of row i is `from[k * stride + i]`, for i below `rows`
+/// and k below `depth`.
+///
+/// # Safety
+/// `from` must cover them, `to` a register.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn turn(from: *const f32, stride: usize, rows: usize, depth: usize, to: *mut f32) {
+    let mask = ((1u32 << rows) - 1) as __mmask16;
+    // Lane 2 i takes value i of the low 16, lane 2 i + 1 that of the high 16.
+    let lanes: [u16; 32] = std::array::from_fn(|lane| (lane / 2 + lane % 2 * 16) as u16);
+    let zero = _mm512_setzero_si512();
+    // SAFETY: the caller vouches for the extents; rows past the depth are not read.
+    unsafe {
+        let lanes = _mm512_loadu_si512(lanes.as_ptr().cast());
+        let load = |k: usize| {
+            let mask = if k < depth { mask } else { 0 };
+            _mm512_maskz_loadu_ps(mask, from.wrapping_add(k * stride))
+        };
+        // Word w of all rows.
+        let mut words = [zero; STEP];
+        for (w, word) in words.iter_mut().enumerate() {
+            let both = _mm512_cvtne2ps_pbh(load(2 * w + 1), load(2 * w));
+            *word = _mm512_permutexvar_epi16(lanes, std::mem::transmute::<__m512bh, __m512i>(both));
+        }
+        // A transposition of 16 × 16 words: by pairs, by fours, then by quarters of a register.
+        let mut pairs = [zero; STEP];
+        for i in (0..STEP).step_by(2) {
+            pairs[i] = _mm512_unpacklo_epi32(words[i], words[i + 1]);
+            pairs[i + 1] = _mm512_unpackhi_epi32(words[i], words[i + 1]);
+        }
+        let mut fours = [zero; STEP];
+        for i in (0..STEP).step_by(4) {
+            fours[i] = _mm512_unpacklo_epi64(pairs[i], pairs[i + 2]);
+            fours[i + 1] = _mm512_unpackhi_epi64(pairs[i], pairs[i + 2]);
+            fours[i + 2] = _mm512_unpacklo_epi64(pairs[i + 1], pairs[i + 3]);
+            fours[i + 3] = _mm512_unpackhi_epi64(pairs[i + 1], pairs[i + 3]);
+        }
+        // Quarter q of `fours[4 g + i]` holds words 4 g … 4 g + 3 of row 4 q + i.
+        for i in 0..4 {
+            let [a, b, c, d] = [fours[i], fours[4 + i], fours[8 + i], fours[12 + i]];
+            let (ab_even, ab_odd) = (_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xdd>(a, b));
+            let (cd_even, cd_odd) = (_mm512_shuffle_i32x4::<0x88>(c, d), _mm512_shuffle_i32x4::<0xdd>(c, d));
+            for (q, row) in [
+                (0, _mm512_shuffle_i32x4::<0x88>(ab_even, cd_even)),
+                (2, _mm512_shuffle_i32x4::<0xdd>(ab_even, cd_even)),
+                (1, _mm512_shuffle_i32x4::<0x88>(ab_odd, cd_odd)),
+                (3, _mm512_shuffle_i32x4::<0xdd>(ab_odd, cd_odd)),
+            ] {
+                _mm512_storeu_si512(to.add((4 * q + i) * STEP).cast(), row);
+            }
+        }
+    }
+}
