@@ -2,11 +2,15 @@
 
 Both round the operands of products to bf16 and add up in f32, but autocast also rounds what comes out, so the two do not
 agree with each other to more than a few hundredths. What can be checked is that Dressage is no farther from the f32 result than
-autocast is: the loss, and the gradient of every tensor, whose error may be at most that of autocast and a quarter more.
+autocast is: the loss, and the gradients, whose relative error may be at most that of autocast. It is taken by
+kind of tensor, as the root of the mean square over all layers and two batches: the gradient of one norm can be all but one number (in
+SmolLM2 it often is), and how far a single rounded number is off, here and there, is chance.
 
 Not checked here: that sampling and training agree to the bit in bf16, which is a test (`crates/engine/tests/parity.rs`).
 """
 
+import math
+import re
 from pathlib import Path
 
 import torch
@@ -15,32 +19,39 @@ from models import all_models
 from trees import CROSS_ENTROPY, backward, paths
 
 
+def gradients(model, batch: list[dict], *, autocast: bool) -> tuple[float, dict]:
+    """Loss and the gradient of every tensor."""
+    model.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        loss, _ = backward(model, batch, CROSS_ENTROPY)
+    return loss, {n: p.grad.clone() for n, p in model.named_parameters()}
+
+
 def main() -> None:
     arguments = parser(__doc__).parse_args()
     dressage, report = begin(arguments)
     with scratch() as folder:
         for name, path in all_models(Path(folder), arguments.only, arguments.model):
             model = reference(path)
-            batch = paths(model.config.vocab_size, seed=2, longest=150)
-
-            def gradients(autocast: bool, model=model, batch=batch) -> tuple[float, dict]:
-                model.zero_grad()
-                with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-                    loss, _ = backward(model, batch, CROSS_ENTROPY)
-                return loss, {n: p.grad.clone() for n, p in model.named_parameters()}
-
-            exact_loss, exact = gradients(False)
-            _, theirs = gradients(True)
-            out = Path(folder) / "out"
-            job = {"batch": batch, "loss": CROSS_ENTROPY, "precision": "bf16"}
-            loss = dressage.run("gradients", path, out, **job)["loss"]
-            report.check(f"{name}: loss", abs(loss - exact_loss) / abs(exact_loss), 5e-3, f"{exact_loss:.6f}")
-            ours = tensors(out)
-            errors = {n: (relative(ours[n], exact[n]), relative(theirs[n], exact[n])) for n in exact}
-            worst = max(errors, key=lambda n: errors[n][0] / max(errors[n][1], 1e-6))
-            mine, other = (sorted(e[i] for e in errors.values())[len(errors) // 2] for i in (0, 1))
-            note = f"worst {worst}; medians {mine:.1e}, autocast {other:.1e}"
-            report.check(f"{name}: error, as a share of autocast's", errors[worst][0] / errors[worst][1], 1.25, note)
+            kinds: dict[str, list[tuple[float, float]]] = {}
+            for seed in (2, 5):
+                batch = paths(model.config.vocab_size, seed=seed, longest=150)
+                exact_loss, exact = gradients(model, batch, autocast=False)
+                _, theirs = gradients(model, batch, autocast=True)
+                out = Path(folder) / "out"
+                job = {"batch": batch, "loss": CROSS_ENTROPY, "precision": "bf16"}
+                loss = dressage.run("gradients", path, out, **job)["loss"]
+                report.check(f"{name}: loss", abs(loss - exact_loss) / abs(exact_loss), 5e-3, f"{exact_loss:.6f}")
+                ours = tensors(out)
+                for n in exact:
+                    errors = relative(ours[n], exact[n]), relative(theirs[n], exact[n])
+                    kinds.setdefault(re.sub(r"\d+", "*", n), []).append(errors)
+            shares = {k: math.hypot(*(e[0] for e in v)) / math.hypot(*(e[1] for e in v)) for k, v in kinds.items()}
+            worst = max(shares, key=shares.__getitem__)
+            both = [errors for kind in kinds.values() for errors in kind]
+            nearer = sum(mine < other for mine, other in both) / len(both)
+            note = f"worst {worst}; {100 * nearer:.0f} % of the tensors are nearer"
+            report.check(f"{name}: error, as a share of autocast's", shares[worst], 1.0, note)
     report.finish()
 
 
