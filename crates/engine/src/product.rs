@@ -191,7 +191,8 @@ pub fn product(
                     };
                     for wc in (0..wb).step_by(block) {
                         let depth = block.min(wb - wc);
-                        for tile_at in chunk_at * chunk..tiles.min((chunk_at + 1) * chunk) {
+                        let these = chunk_at * chunk..tiles.min((chunk_at + 1) * chunk);
+                        for tile_at in these.clone() {
                             let first = tile_at * mr;
                             let rows = mr.min(mb - first);
                             if add || kernel.order() == Order::Tiled {
@@ -203,8 +204,11 @@ pub fn product(
                             // SAFETY: the packed operands hold these blocks; rows and columns of C lie within its
                             // bounds (asserted above), and no other task has this tile of C.
                             unsafe {
-                                let b =
-                                    Rows { blocks: &[b_panel.add(wc * NR)], block: depth, depth, stride: NR };
+                                let b = b_panel.add(wc * NR);
+                                // Each tile fetches its share of the panel that comes next.
+                                let share = depth * NR * (tile_at - these.start) / these.len();
+                                let ahead = b.wrapping_add(wb * NR + share);
+                                let b = Rows { blocks: &[b], block: depth, depth, stride: NR, ahead };
                                 tile(
                                     kernel,
                                     rows,

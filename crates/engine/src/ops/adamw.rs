@@ -37,6 +37,7 @@ struct Step {
     beta2: f32,
     keep: f32,
     rate: f32,
+    /// 1 / √(1 − β₂ᵗ).
     root_correction: f32,
     epsilon: f32,
 }
@@ -47,7 +48,7 @@ simd! {
             let scaled = *g * s.gradient_scale;
             *m = s.beta1.mul_add(*m, (1.0 - s.beta1) * scaled);
             *v = s.beta2.mul_add(*v, (1.0 - s.beta2) * (scaled * scaled));
-            let denominator = v.sqrt() / s.root_correction + s.epsilon;
+            let denominator = v.sqrt().mul_add(s.root_correction, s.epsilon);
             *w = *w * s.keep - s.rate * (*m / denominator);
         }
     }
@@ -95,7 +96,7 @@ pub fn step(
             beta2: params.beta2,
             keep: 1.0 - params.learning_rate * decay,
             rate: (f64::from(params.learning_rate) / power(params.beta1)) as f32,
-            root_correction: power(params.beta2).sqrt() as f32,
+            root_correction: power(params.beta2).sqrt().recip() as f32,
             epsilon: params.epsilon,
         };
         // SAFETY: groups do not overlap, so each block belongs to one task.

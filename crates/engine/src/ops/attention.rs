@@ -142,7 +142,7 @@ fn attend_tile(
     for (i, &block) in span.blocks[..used].iter().enumerate() {
         let keys = [keys_values.keys(block, head).cast_const()];
         let depth = kernel.words(dim);
-        let b = Rows { blocks: &keys, block: depth, depth, stride: BLOCK };
+        let b = Rows { blocks: &keys, block: depth, depth, stride: BLOCK, ahead: std::ptr::null() };
         let to = scores[i * BLOCK..].as_mut_ptr();
         // SAFETY: packed queries, the block's keys and the scores have these extents.
         unsafe { tile(kernel, rows, packed.as_ptr(), rows, b, to, stride, BLOCK, false) };
@@ -162,7 +162,7 @@ fn attend_tile(
                 .map(|block| keys_values.values(*block, head).wrapping_add(column).cast_const()),
         );
         let (block, depth) = (kernel.words(BLOCK), kernel.words(longest));
-        let b = Rows { blocks: starts, block, depth, stride: padded };
+        let b = Rows { blocks: starts, block, depth, stride: padded, ahead: std::ptr::null() };
         let to = sums[column..].as_mut_ptr();
         // SAFETY: weights, the blocks' values and the sums have these extents. Positions past a row's own have weight 0 and
         // were written (or lie in the cleared half of a word), so they add exactly nothing.

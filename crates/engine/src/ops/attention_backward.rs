@@ -259,7 +259,13 @@ impl Task {
                         } else {
                             self.values_t[block * depth * BLOCK..].as_ptr()
                         }];
-                        let b = Rows { blocks: &start, block: depth, depth, stride: BLOCK };
+                        let b = Rows {
+                            blocks: &start,
+                            block: depth,
+                            depth,
+                            stride: BLOCK,
+                            ahead: std::ptr::null(),
+                        };
                         let to = to[tile_at * stride + block * BLOCK..].as_mut_ptr();
                         // SAFETY: packed rows, a block and the scores have these extents.
                         unsafe {
@@ -286,7 +292,8 @@ impl Task {
                 for column in (0..padded).step_by(NR) {
                     let start = [self.keys[column..].as_ptr()];
                     let depth = kernel.words(seen);
-                    let b = Rows { blocks: &start, block: depth, depth, stride: padded };
+                    let b =
+                        Rows { blocks: &start, block: depth, depth, stride: padded, ahead: std::ptr::null() };
                     let to = dqueries[column..].as_mut_ptr();
                     // SAFETY: packed slopes, keys and the tile have these extents.
                     unsafe {
@@ -341,7 +348,13 @@ impl Task {
                     };
                     for column in (0..padded).step_by(NR) {
                         let start = [right[skipped * padded + column..].as_ptr()];
-                        let b = Rows { blocks: &start, block: depth, depth, stride: padded };
+                        let b = Rows {
+                            blocks: &start,
+                            block: depth,
+                            depth,
+                            stride: padded,
+                            ahead: std::ptr::null(),
+                        };
                         let to = to[position * padded + column..].as_mut_ptr();
                         // SAFETY: scores, rows and the share have these extents.
                         unsafe { tile(kernel, tile_rows, a, stride, b, to, padded, NR, true) };

@@ -150,7 +150,7 @@ pub unsafe fn tile(
         let sums = sums.0.as_mut_ptr().cast();
         // SAFETY: the runs cover what the caller vouches for.
         unsafe {
-            multiply(rows, a, runs, sums);
+            multiply(rows, a, runs, b.ahead, sums);
             take(rows, sums, c, c_stride, columns, add);
         }
     });
@@ -161,7 +161,7 @@ pub unsafe fn tile(
 /// # Safety
 /// `a` must cover as many steps as the runs have, `to` all rows.
 #[inline(always)]
-unsafe fn multiply(rows: usize, a: *const f32, runs: &[Run], to: *mut f32) {
+unsafe fn multiply(rows: usize, a: *const f32, runs: &[Run], ahead: *const f32, to: *mut f32) {
     /// Sums in registers 0 to 3, the left operand in 4 and 5, the right one in 6 and 7.
     macro_rules! multiply {
         ([$($zero:literal)*] [$($step:literal)*] [$($store:literal)*] $advance:literal) => {
@@ -179,6 +179,11 @@ unsafe fn multiply(rows: usize, a: *const f32, runs: &[Run], to: *mut f32) {
                 $($step,)*
                 concat!("add {a}, ", $advance),
                 "add {b}, {further}",
+                "prefetcht1 [{ahead}]",
+                "prefetcht1 [{ahead} + 64]",
+                "prefetcht1 [{ahead} + 128]",
+                "prefetcht1 [{ahead} + 192]",
+                "add {ahead}, 256",
                 "dec {steps}",
                 "jnz 3b",
                 "add {runs}, 24",
@@ -194,6 +199,7 @@ unsafe fn multiply(rows: usize, a: *const f32, runs: &[Run], to: *mut f32) {
                 stride = out(reg) _,
                 steps = out(reg) _,
                 further = out(reg) _,
+                ahead = inout(reg) ahead => _,
                 to = in(reg) to,
                 to_line = in(reg) 4 * NR,
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,

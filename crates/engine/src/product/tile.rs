@@ -69,6 +69,9 @@ pub struct Rows<'a> {
     pub depth: usize,
     /// Distance between rows of a block.
     pub stride: usize,
+    /// What will be read after this, to be fetched meanwhile; any address will do. Used where a tile is done too fast for the processor to
+    /// see it coming.
+    pub ahead: *const f32,
 }
 
 impl Rows<'_> {
