@@ -22,7 +22,7 @@ SIZES = [
     ("21 M", LlamaConfig(hidden_size=256, intermediate_size=768, num_hidden_layers=12, num_attention_heads=4, num_key_value_heads=2,
                          vocab_size=49152, max_position_embeddings=4096, tie_word_embeddings=True), 4096, 4096, 64),
     ("SmolLM2-135M", None, 1024, 1024, 64),
-    ("SmolLM2-135M", None, 4096, 2048, 256),
+    ("SmolLM2-135M", None, 4096, 4096, 256),
     ("Qwen2.5-0.5B", Qwen2Config(hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2,
                                  vocab_size=151936, max_position_embeddings=4096, tie_word_embeddings=True), 1024, 1024, 64),
 ]  # fmt: skip
