@@ -2,9 +2,9 @@
 
 Both round the operands of products to bf16 and add up in f32, but autocast also rounds what comes out, so the two do not
 agree with each other to more than a few hundredths. What can be checked is that Dressage is no farther from the f32 result than
-autocast is: the loss, and the gradients, whose relative error may be at most that of autocast. It is taken by
-kind of tensor, as the root of the mean square over all layers and two batches: the gradient of one norm can be all but one number (in
-SmolLM2 it often is), and how far a single rounded number is off, here and there, is chance.
+autocast is: the loss; the gradient of every tensor, whose error may be at most that of autocast and a quarter more; and the gradients by
+kind of tensor, as the root of the mean square over all layers and two batches, at most that of autocast. The gradient of one norm can be
+all but one number (in SmolLM2 it often is), and how far a single rounded number is off is chance: the second line can fail where the third holds.
 
 Not checked here: that sampling and training agree to the bit in bf16, which is a test (`crates/engine/tests/parity.rs`).
 """
@@ -43,15 +43,18 @@ def main() -> None:
                 loss = dressage.run("gradients", path, out, **job)["loss"]
                 report.check(f"{name}: loss", abs(loss - exact_loss) / abs(exact_loss), 5e-3, f"{exact_loss:.6f}")
                 ours = tensors(out)
-                for n in exact:
-                    errors = relative(ours[n], exact[n]), relative(theirs[n], exact[n])
-                    kinds.setdefault(re.sub(r"\d+", "*", n), []).append(errors)
+                errors = {n: (relative(ours[n], exact[n]), relative(theirs[n], exact[n])) for n in exact}
+                worst = max(errors, key=lambda n: errors[n][0] / max(errors[n][1], 1e-6))
+                share = errors[worst][0] / errors[worst][1]
+                report.check(f"{name}: error, as a share of autocast's", share, 1.25, f"worst {worst}")
+                for n, pair in errors.items():
+                    kinds.setdefault(re.sub(r"\d+", "*", n), []).append(pair)
             shares = {k: math.hypot(*(e[0] for e in v)) / math.hypot(*(e[1] for e in v)) for k, v in kinds.items()}
             worst = max(shares, key=shares.__getitem__)
             both = [errors for kind in kinds.values() for errors in kind]
             nearer = sum(mine < other for mine, other in both) / len(both)
             note = f"worst {worst}; {100 * nearer:.0f} % of the tensors are nearer"
-            report.check(f"{name}: error, as a share of autocast's", shares[worst], 1.0, note)
+            report.check(f"{name}: by kind, as a share of autocast's", shares[worst], 1.0, note)
     report.finish()
 
 

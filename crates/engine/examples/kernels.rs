@@ -49,50 +49,23 @@ fn main() -> Result<()> {
             let packed = Packed::new(compute.kernel(), weights.transposed());
             let flops = 2.0 * (rows * inputs * outputs) as f64;
             let gf = |seconds: f64| flops / seconds / 1e9;
-            let forward = median(|| {
-                product(
-                    &compute,
-                    &mut scratch,
-                    Matrix::new(&x, rows, inputs),
-                    Right::Packed(&packed),
-                    &mut y,
-                    outputs,
-                    Mode::Set,
-                );
-            });
+            let mut run = |a: Matrix<'_>, b: Right<'_>, to: &mut Buffer, columns: usize, mode: Mode| {
+                median(|| product(&compute, &mut scratch, a, b, to, columns, mode))
+            };
+            let forward =
+                run(Matrix::new(&x, rows, inputs), Right::Packed(&packed), &mut y, outputs, Mode::Set);
             print!("{what:7}{rows:5} x {inputs:5} x {outputs:5}: forward {:7.0} GF/s", gf(forward));
             if what == "decode" {
-                println!(
-                    ", {:5.1} GB/s",
-                    (packed.columns() * compute.kernel().words(inputs) * 4) as f64 / forward / 1e9
-                );
+                let bytes = packed.columns() * compute.kernel().words(inputs) * 4;
+                println!(", {:5.1} GB/s", bytes as f64 / forward / 1e9);
                 continue;
             }
+            let dy = Matrix::new(&y, rows, outputs);
             let mut dx = Buffer::zeroed(rows * inputs);
-            let backward = median(|| {
-                product(
-                    &compute,
-                    &mut scratch,
-                    Matrix::new(&y, rows, outputs),
-                    Right::Plain(weights),
-                    &mut dx,
-                    inputs,
-                    Mode::Set,
-                );
-            });
+            let backward = run(dy, Right::Plain(weights), &mut dx, inputs, Mode::Set);
             let mut dw = Buffer::zeroed(outputs * inputs);
-            let long = median(|| {
-                let dy = Matrix::new(&y, rows, outputs).transposed();
-                product(
-                    &compute,
-                    &mut scratch,
-                    dy,
-                    Right::Plain(Matrix::new(&x, rows, inputs)),
-                    &mut dw,
-                    inputs,
-                    Mode::Add,
-                );
-            });
+            let x = Right::Plain(Matrix::new(&x, rows, inputs));
+            let long = run(dy.transposed(), x, &mut dw, inputs, Mode::Add);
             println!(", of activations {:7.0}, of weights {:7.0}", gf(backward), gf(long));
         }
     }
@@ -166,48 +139,34 @@ mod limits {
     mod x86 {
         use std::arch::asm;
 
-        /// A loop over instructions that do not wait for each other, of `$flops` operations each.
+        /// A loop over twelve instructions that do not wait for each other, of `$flops` operations each.
         macro_rules! spin {
-            ($name:ident, $features:literal, $flops:literal, [$($instruction:literal)*], [$($clobber:tt)*]) => {
+            ($name:ident, $features:literal, $flops:literal, $instruction:literal, $register:literal) => {
                 #[target_feature(enable = $features)]
                 pub unsafe fn $name(n: usize) -> f64 {
-                    const PER_ROUND: usize = [$($instruction),*].len();
                     // SAFETY: nothing but these registers is touched.
                     unsafe {
                         asm!(
-                            "2:", $($instruction,)* "dec {n}", "jnz 2b",
-                            n = inout(reg) n => _, $($clobber)* options(nostack, nomem)
+                            "2:",
+                            ".irp i, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11",
+                            concat!($instruction, " ", $register, "\\i, ", $register, "12, ", $register, "13"),
+                            ".endr",
+                            "dec {n}",
+                            "jnz 2b",
+                            n = inout(reg) n => _,
+                            out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _, out("xmm4") _, out("xmm5") _,
+                            out("xmm6") _, out("xmm7") _, out("xmm8") _, out("xmm9") _, out("xmm10") _, out("xmm11") _,
+                            options(nostack, nomem)
                         );
                     }
-                    (n * PER_ROUND * $flops) as f64
+                    (n * 12 * $flops) as f64
                 }
             };
         }
 
-        spin!(avx512, "avx512f", 32,
-            ["vfmadd231ps zmm0, zmm12, zmm13" "vfmadd231ps zmm1, zmm12, zmm13" "vfmadd231ps zmm2, zmm12, zmm13"
-             "vfmadd231ps zmm3, zmm12, zmm13" "vfmadd231ps zmm4, zmm12, zmm13" "vfmadd231ps zmm5, zmm12, zmm13"
-             "vfmadd231ps zmm6, zmm12, zmm13" "vfmadd231ps zmm7, zmm12, zmm13" "vfmadd231ps zmm8, zmm12, zmm13"
-             "vfmadd231ps zmm9, zmm12, zmm13" "vfmadd231ps zmm10, zmm12, zmm13" "vfmadd231ps zmm11, zmm12, zmm13"],
-            [out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _,
-             out("zmm6") _, out("zmm7") _, out("zmm8") _, out("zmm9") _, out("zmm10") _, out("zmm11") _,]
-        );
-        spin!(pairs, "avx512f,avx512bf16", 64,
-            ["vdpbf16ps zmm0, zmm12, zmm13" "vdpbf16ps zmm1, zmm12, zmm13" "vdpbf16ps zmm2, zmm12, zmm13"
-             "vdpbf16ps zmm3, zmm12, zmm13" "vdpbf16ps zmm4, zmm12, zmm13" "vdpbf16ps zmm5, zmm12, zmm13"
-             "vdpbf16ps zmm6, zmm12, zmm13" "vdpbf16ps zmm7, zmm12, zmm13" "vdpbf16ps zmm8, zmm12, zmm13"
-             "vdpbf16ps zmm9, zmm12, zmm13" "vdpbf16ps zmm10, zmm12, zmm13" "vdpbf16ps zmm11, zmm12, zmm13"],
-            [out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _,
-             out("zmm6") _, out("zmm7") _, out("zmm8") _, out("zmm9") _, out("zmm10") _, out("zmm11") _,]
-        );
-        spin!(avx2, "avx2,fma", 16,
-            ["vfmadd231ps ymm0, ymm12, ymm13" "vfmadd231ps ymm1, ymm12, ymm13" "vfmadd231ps ymm2, ymm12, ymm13"
-             "vfmadd231ps ymm3, ymm12, ymm13" "vfmadd231ps ymm4, ymm12, ymm13" "vfmadd231ps ymm5, ymm12, ymm13"
-             "vfmadd231ps ymm6, ymm12, ymm13" "vfmadd231ps ymm7, ymm12, ymm13" "vfmadd231ps ymm8, ymm12, ymm13"
-             "vfmadd231ps ymm9, ymm12, ymm13" "vfmadd231ps ymm10, ymm12, ymm13" "vfmadd231ps ymm11, ymm12, ymm13"],
-            [out("ymm0") _, out("ymm1") _, out("ymm2") _, out("ymm3") _, out("ymm4") _, out("ymm5") _,
-             out("ymm6") _, out("ymm7") _, out("ymm8") _, out("ymm9") _, out("ymm10") _, out("ymm11") _,]
-        );
+        spin!(avx512, "avx512f", 32, "vfmadd231ps", "zmm");
+        spin!(pairs, "avx512f,avx512bf16", 64, "vdpbf16ps", "zmm");
+        spin!(avx2, "avx2,fma", 16, "vfmadd231ps", "ymm");
 
         /// Whole matrix registers, all of them zero.
         pub unsafe fn tiles(n: usize) -> f64 {

@@ -58,6 +58,11 @@ impl Isa {
         found.push(Isa::Portable);
         found
     }
+
+    /// Whether it has an instruction that rounds 32 values to bf16.
+    pub const fn rounds_pairs(self) -> bool {
+        matches!(self, Isa::Amx | Isa::Avx512Bf16)
+    }
 }
 
 /// Compiles a function once for every [`Isa`], which becomes its first argument. The body is plain Rust that the compiler

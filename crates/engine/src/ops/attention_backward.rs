@@ -14,7 +14,7 @@ use std::ops::Range;
 use super::kv::{BLOCK, KeyValues, Shape, Span};
 use crate::Compute;
 use crate::buffer::{Buffer, Shared};
-use crate::precision::{Kernel, Order, Precision};
+use crate::precision::{Kernel, Precision};
 use crate::product::pack::{Matrix, pack_columns, pack_rows, pack_tile, unpack_rows};
 use crate::product::tile::{Rows, tile};
 use crate::product::{MAX_ROWS, NR};
@@ -120,7 +120,7 @@ struct Task {
     slopes: Buffer,
     slopes_t: Buffer,
     dqueries: Buffer,
-    /// dS or P, then queries or dO, along rows: `[words of rows][…]`.
+    /// A tile of dS or P, and queries or dO, both along rows: `[words of rows][…]`.
     left: Buffer,
     right: Buffer,
 }
@@ -222,7 +222,7 @@ impl Task {
         let slopes = self.slopes.reserve(QUERIES * stride);
         let slopes_t = self.slopes_t.reserve(kernel.left_words(most, stride));
         let dqueries = self.dqueries.reserve(most * padded);
-        let left = self.left.reserve(kernel.words(QUERIES) * stride);
+        let left = self.left.reserve(kernel.left_words(most, QUERIES));
         let right = self.right.reserve(kernel.words(QUERIES) * padded);
         let depth = kernel.words(dim);
         let [dkeys, dvalues] = share;
@@ -321,29 +321,19 @@ impl Task {
                         &*right
                     }
                 };
-                if (kernel.precision, kernel.order()) == (Precision::Bf16, Order::Chained) {
-                    pack_rows(kernel, from, stride, seen, rows, stride, left);
-                }
+                let from_columns = Matrix::strided(from, rows, seen, stride).transposed();
                 for position in (0..seen).step_by(most) {
                     let tile_rows = most.min(seen - position);
                     let skipped_rows = position.saturating_sub(before) / most * most;
                     let skipped = kernel.words(skipped_rows);
                     let depth = kernel.words(rows) - skipped;
-                    let a = match (kernel.precision, kernel.order()) {
-                        (Precision::F32, _) => from[skipped * stride + position..].as_ptr(),
-                        (_, Order::Chained) => left[skipped * stride + position..].as_ptr(),
-                        (_, Order::Tiled) => {
-                            let from = Matrix::strided(from, rows, seen, stride).transposed();
-                            pack_tile(
-                                kernel,
-                                from,
-                                position,
-                                tile_rows,
-                                skipped_rows,
-                                rows - skipped_rows,
-                                left,
-                            );
-                            left.as_ptr()
+                    // In f32 they lie as a tile wants them.
+                    let (a, a_stride) = match kernel.precision {
+                        Precision::F32 => (from[skipped * stride + position..].as_ptr(), stride),
+                        Precision::Bf16 => {
+                            let (first, depth) = (skipped_rows, rows - skipped_rows);
+                            pack_tile(kernel, from_columns, position, tile_rows, first, depth, left);
+                            (left.as_ptr(), tile_rows)
                         }
                     };
                     for column in (0..padded).step_by(NR) {
@@ -357,7 +347,7 @@ impl Task {
                         };
                         let to = to[position * padded + column..].as_mut_ptr();
                         // SAFETY: scores, rows and the share have these extents.
-                        unsafe { tile(kernel, tile_rows, a, stride, b, to, padded, NR, true) };
+                        unsafe { tile(kernel, tile_rows, a, a_stride, b, to, padded, NR, true) };
                     }
                 }
             }

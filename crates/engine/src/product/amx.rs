@@ -13,23 +13,11 @@ use std::arch::x86_64::*;
 use std::cell::{Cell, RefCell};
 use std::sync::OnceLock;
 
-use super::NR;
 use super::pack::Matrix;
-use super::tile::Rows;
+use super::pack::bf16::words_of;
+use super::tile::{HALF, MAX_ROWS, NR, Rows, STEP};
 
-/// Words of k that an instruction goes over.
-pub const STEP: usize = 16;
-/// Rows of a matrix register.
-const HALF: usize = 16;
-/// Rows of a tile: two registers.
-pub const MR: usize = 2 * HALF;
-
-const _: () = assert!(NR == 2 * STEP, "a row of a panel is two matrix registers wide");
-
-/// Rows that a left operand of `rows` rows is filled up to.
-pub const fn padded(rows: usize) -> usize {
-    rows.next_multiple_of(HALF)
-}
+const _: () = assert!(MAX_ROWS == 2 * HALF && NR == 2 * STEP, "a tile is two matrix registers high and wide");
 
 /// Whether the processor has tiles of bf16 and the system lets this process use them. Asks for that permission.
 pub fn available() -> bool {
@@ -97,7 +85,7 @@ struct Run {
 struct Scratch {
     runs: Vec<Run>,
     last: Lines<STEP>,
-    sums: Lines<MR>,
+    sums: Lines<MAX_ROWS>,
 }
 
 /// Rows of a panel or of a tile.
@@ -106,7 +94,7 @@ struct Lines<const N: usize>([[f32; NR]; N]);
 
 thread_local! {
     static SCRATCH: RefCell<Scratch> = const {
-        RefCell::new(Scratch { runs: Vec::new(), last: Lines([[0.0; NR]; STEP]), sums: Lines([[0.0; NR]; MR]) })
+        RefCell::new(Scratch { runs: Vec::new(), last: Lines([[0.0; NR]; STEP]), sums: Lines([[0.0; NR]; MAX_ROWS]) })
     };
 }
 
@@ -281,7 +269,7 @@ pub fn pack_left(a: Matrix<'_>, row: usize, rows: usize, k0: usize, depth: usize
         return;
     }
     let (data, row_stride, k_stride) = a.part(row..row + rows, k0..k0 + depth);
-    let (padded, steps) = (padded(rows), depth.div_ceil(2 * STEP));
+    let (padded, steps) = (rows.next_multiple_of(HALF), depth.div_ceil(2 * STEP));
     assert!(steps * padded * STEP <= out.len(), "{} words for {rows} rows of {depth}", out.len());
     for (step, to) in out.chunks_exact_mut(padded * STEP).take(steps).enumerate() {
         let k = 2 * STEP * step;
@@ -317,12 +305,9 @@ pub fn pack_left(a: Matrix<'_>, row: usize, rows: usize, k0: usize, depth: usize
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn turn(from: *const f32, stride: usize, rows: usize, depth: usize, to: *mut f32) {
     let mask = ((1u32 << rows) - 1) as __mmask16;
-    // Lane 2 i takes value i of the low 16, lane 2 i + 1 that of the high 16.
-    let lanes: [u16; 32] = std::array::from_fn(|lane| (lane / 2 + lane % 2 * 16) as u16);
     let zero = _mm512_setzero_si512();
     // SAFETY: the caller vouches for the extents; rows past the depth are not read.
     unsafe {
-        let lanes = _mm512_loadu_si512(lanes.as_ptr().cast());
         let load = |k: usize| {
             let mask = if k < depth { mask } else { 0 };
             _mm512_maskz_loadu_ps(mask, from.wrapping_add(k * stride))
@@ -330,8 +315,7 @@ unsafe fn turn(from: *const f32, stride: usize, rows: usize, depth: usize, to: *
         // Word w of all rows.
         let mut words = [zero; STEP];
         for (w, word) in words.iter_mut().enumerate() {
-            let both = _mm512_cvtne2ps_pbh(load(2 * w + 1), load(2 * w));
-            *word = _mm512_permutexvar_epi16(lanes, std::mem::transmute::<__m512bh, __m512i>(both));
+            *word = words_of(load(2 * w), load(2 * w + 1));
         }
         // A transposition of 16 × 16 words: by pairs, by fours, then by quarters of a register.
         let mut pairs = [zero; STEP];

@@ -1,14 +1,12 @@
 //! Operands of a product, and their packing into panels and tiles of words.
 
+use std::ops::Range;
+
 #[cfg(target_arch = "x86_64")]
 use super::amx;
 use super::tile::{NR, VECTOR_ROWS};
-use std::ops::Range;
-
 use crate::buffer::Buffer;
 use crate::precision::{Kernel, Precision, halves, pair, with_later, words};
-#[cfg(target_arch = "x86_64")]
-use crate::simd::Isa;
 use crate::simd::simd;
 
 /// Values of a row that are read together where they are contiguous: 12 cache lines.
@@ -195,7 +193,7 @@ pub fn pack_rows(
     match kernel.precision {
         Precision::F32 => copy_rows(kernel.isa, data, stride, width, depth, out_stride, out),
         #[cfg(target_arch = "x86_64")]
-        Precision::Bf16 if matches!(kernel.isa, Isa::Amx | Isa::Avx512Bf16) => {
+        Precision::Bf16 if kernel.isa.rounds_pairs() => {
             // SAFETY: the instruction set is available, or it would not be named.
             unsafe { bf16::pair_rows(data, stride, width, depth, out_stride, out) }
         }
@@ -217,7 +215,7 @@ pub fn pack_columns(
     match kernel.precision {
         Precision::F32 => transpose(kernel.isa, data, stride, width, depth, out_stride, out),
         #[cfg(target_arch = "x86_64")]
-        Precision::Bf16 if matches!(kernel.isa, Isa::Amx | Isa::Avx512Bf16) => {
+        Precision::Bf16 if kernel.isa.rounds_pairs() => {
             // SAFETY: the instruction set is available, or it would not be named.
             unsafe { bf16::pair_columns(data, stride, width, depth, out_stride, out) }
         }
@@ -374,13 +372,33 @@ fn pair_columns_with(
 
 /// The same with the instruction that rounds 32 values at a time.
 #[cfg(target_arch = "x86_64")]
-mod bf16 {
+pub(super) mod bf16 {
     use std::arch::x86_64::*;
 
     use super::{RUN, pair_columns_with};
 
     /// Rows that are fetched ahead: their distance is beyond what the processor sees coming.
     const AHEAD: usize = 16;
+
+    /// 16 words of two steps each.
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    pub fn words_of(earlier: __m512, later: __m512) -> __m512i {
+        // Lane 2 i takes value i of the low 16, lane 2 i + 1 that of the high 16.
+        const LANES: [u16; 32] = {
+            let mut lanes = [0; 32];
+            let mut lane = 0;
+            while lane < 32 {
+                lanes[lane] = (lane / 2 + lane % 2 * 16) as u16;
+                lane += 1;
+            }
+            lanes
+        };
+        // SAFETY: the constant has the length accessed; both types are 512 bits.
+        unsafe {
+            let both = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(later, earlier));
+            _mm512_permutexvar_epi16(_mm512_loadu_si512(LANES.as_ptr().cast()), both)
+        }
+    }
 
     /// As [`pair_rows`](super::pair_rows).
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
@@ -397,11 +415,8 @@ mod bf16 {
         }
         assert!((depth - 1) * stride + width <= data.len());
         assert!((depth.div_ceil(2) - 1) * out_stride + width <= out.len());
-        // Lane 2 i takes value i of the low 16, lane 2 i + 1 that of the high 16.
-        let lanes: [u16; 32] = std::array::from_fn(|lane| (lane / 2 + lane % 2 * 16) as u16);
         // SAFETY: all rows lie within the lengths asserted above; masked-off lanes are not accessed, and a prefetch accesses nothing.
         unsafe {
-            let lanes = _mm512_loadu_si512(lanes.as_ptr().cast());
             for w in 0..depth.div_ceil(2) {
                 for column in (0..width).step_by(16) {
                     let mask = ((1u32 << (width - column).min(16)) - 1) as __mmask16;
@@ -410,12 +425,10 @@ mod bf16 {
                     _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
                     _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(stride).cast());
                     let later = if 2 * w + 1 < depth { mask } else { 0 };
-                    let both = _mm512_cvtne2ps_pbh(
-                        _mm512_maskz_loadu_ps(later, earlier.wrapping_add(stride)),
+                    let words = words_of(
                         _mm512_maskz_loadu_ps(mask, earlier),
+                        _mm512_maskz_loadu_ps(later, earlier.wrapping_add(stride)),
                     );
-                    let words =
-                        _mm512_permutexvar_epi16(lanes, std::mem::transmute::<__m512bh, __m512i>(both));
                     let to = out.as_mut_ptr().add(w * out_stride + column);
                     _mm512_mask_storeu_ps(to, mask, _mm512_castsi512_ps(words));
                 }

@@ -12,6 +12,11 @@ pub const MAX_ROWS: usize = 32;
 /// Columns of a tile and width of a panel: two AVX-512 registers, four AVX2 ones.
 pub const NR: usize = 32;
 
+/// Rows of a matrix register of AMX.
+pub(super) const HALF: usize = 16;
+/// Words of k that an instruction of AMX goes over.
+pub(super) const STEP: usize = 16;
+
 impl Kernel {
     /// Rows of a tile, a multiple of the steps of a word.
     pub const fn tile_rows(self) -> usize {
@@ -25,7 +30,7 @@ impl Kernel {
     pub const fn left_rows(self, rows: usize) -> usize {
         match self.order() {
             Order::Chained => rows,
-            Order::Tiled => rows.next_multiple_of(16),
+            Order::Tiled => rows.next_multiple_of(HALF),
         }
     }
 
@@ -38,7 +43,7 @@ impl Kernel {
     pub const fn left_depth(self, words: usize) -> usize {
         match self.order() {
             Order::Chained => words,
-            Order::Tiled => words.next_multiple_of(16),
+            Order::Tiled => words.next_multiple_of(STEP),
         }
     }
 }
