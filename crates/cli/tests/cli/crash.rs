@@ -92,7 +92,7 @@ fn killed_while_sampling_and_calling_tools() {
         "sampling:11",
         "decode_step:120",
         "tool_call:2",
-        "tool_call:5",
+        "tool_call:8",
         "attempt_recorded:13",
     ]);
 }
