@@ -1,8 +1,8 @@
-"""A GRPO step over a group of rollouts of several turns: Dressage against TRL, f32, turn by turn in the same run.
+"""A GRPO step over a group of rollouts of several turns: Dressage against TRL, turn by turn in the same run.
 
 A step is: 8 rollouts of 4 turns over one prompt of 1,000 tokens, 32 tokens drawn and 16 given a turn, then one update by the
 clipped loss. Both draw the very number of tokens asked for, so that lengths are equal. TRL samples with transformers and a cache that
-lives from turn to turn, and trains on the 8 sequences side by side, as its GRPOTrainer does; Dressage computes the prompt
+lives from turn to turn, and trains on as many sequences side by side as memory holds, adding up their gradients; Dressage computes the prompt
 once and trains on the tree. Printed are seconds of sampling, of training, and of both.
 
 Not measured here: tools, rewards, several groups.
@@ -25,28 +25,26 @@ def main() -> None:
     p.add_argument("--turns", type=int, default=4)
     p.add_argument("--new", type=int, default=32, help="tokens drawn a turn")
     p.add_argument("--given", type=int, default=16, help="tokens given between two turns")
+    p.add_argument("--side-by-side", type=int, default=2, help="sequences that TRL trains at a time: 8 need more than 20 GiB")
     p.add_argument("--vocabulary", type=int, default=49152, help="ids are drawn below this")
     arguments = p.parse_args()
-    if arguments.precision != "f32":
-        sys.exit("TRL is run in f32 here.")
     rng = random.Random(0)
-    job = {name: getattr(arguments, name) for name in ("threads", "rollouts", "turns", "new", "given")}
+    job = {name: getattr(arguments, name) for name in ("rollouts", "turns", "new", "given")}
     job |= {"prompt": [rng.randrange(2, arguments.vocabulary) for _ in range(arguments.prompt)]}
     rounds = 4 * arguments.rounds + 1
-    options = {"threads": arguments.threads, "precision": "f32", "isa": arguments.isa}
-    ours = Peer.start([arguments.dressage], arguments.model, options=options)
+    options = {"threads": arguments.threads, "precision": arguments.precision}
+    ours = Peer.start([arguments.dressage], arguments.model, options=options | {"isa": arguments.isa})
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job.json"
-        path.write_text(json.dumps(job | {"steps": rounds}))
+        path.write_text(json.dumps(job | options | {"steps": rounds, "side_by_side": arguments.side_by_side}))
         worker = Path(__file__).with_name("trl_worker.py")
         theirs = Peer.listen([arguments.python, worker, arguments.model, path])
         print(f"{machine()}\n{ours.name} against {theirs.name}, {arguments.threads} threads")
         parts = {"sampling": [], "training": [], "seconds": []}
         for number in range(rounds):
-            request = {key: value for key, value in job.items() if key != "threads"}
             # A prompt of its own each round, so that no cache of prefixes helps.
-            request["prompt"] = [number + 2, *job["prompt"][1:]]
-            pair = ours.ask(do="group", **request), theirs.ask(do="step")
+            prompt = [number + 2, *job["prompt"][1:]]
+            pair = ours.ask(do="group", **job | {"prompt": prompt}), theirs.ask(do="step")
             if pair[0]["mismatched"] > 0:
                 sys.exit(f"{pair[0]['mismatched']} log-probabilities were not found again by training.")
             disturbed = max(answer["foreign"] for answer in pair) > arguments.disturbance

@@ -97,6 +97,7 @@ def main() -> None:
 
     config = settings(
         output_dir=str(Path(sys.argv[2]).parent / "trl"),
+        bf16=False,
         seed=job["seed"],
         per_device_train_batch_size=job["groups"] * job["group_size"],
         num_generations=job["group_size"],
@@ -119,7 +120,7 @@ def main() -> None:
         rollout_func=rollout,
         callbacks=[report],
     )
-    announce()
+    announce("f32")
     trainer.train()
 
 

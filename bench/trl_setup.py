@@ -11,7 +11,6 @@ def settings(**more) -> GRPOConfig:
     """GRPO's settings with what is the same in every comparison."""
     return GRPOConfig(
         beta=0.0,
-        bf16=False,
         use_cpu=True,
         gradient_checkpointing=False,
         report_to=[],
@@ -22,6 +21,6 @@ def settings(**more) -> GRPOConfig:
     )
 
 
-def announce() -> None:
+def announce(precision: str) -> None:
     """Says that the trainer is ready."""
-    print(json.dumps({"name": f"TRL {trl.__version__}, torch {torch.__version__}, f32"}), flush=True)
+    print(json.dumps({"name": f"TRL {trl.__version__}, torch {torch.__version__}, {precision}"}), flush=True)

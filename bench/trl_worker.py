@@ -1,8 +1,9 @@
 """TRL's side of `group.py`: a GRPO trainer that waits for a line before each step, and prints the seconds it took after it.
 
-Usage: trl_worker.py MODEL JOB.json, where the job is `{"threads", "prompt": [ids], "rollouts", "turns", "new", "given", "steps"}`. The
-rollouts are TRL's own `rollout_func`: transformers' generate with the cache of keys and values kept from turn to turn, as
-many new tokens a turn as asked for. Rewards are random: what matters is that there is something to learn.
+Usage: trl_worker.py MODEL JOB.json, where the job is `{"threads", "precision", "prompt": [ids], "rollouts", "turns", "new", "given", "steps",
+"side_by_side"}`. The rollouts are TRL's own `rollout_func`: transformers' generate with the cache of keys and values kept from turn to turn, as
+many new tokens a turn as asked for. In bf16 both parts run under autocast, which keeps the weights it has rounded for as long as it
+lasts: once for all turns. Rewards are random: what matters is that there is something to learn.
 """
 
 import json
@@ -48,7 +49,7 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
     clock, rng = Clock(), random.Random(0)
-    new, given = job["new"], job["given"]
+    new, given, bf16 = job["new"], job["given"], job["precision"] == "bf16"
 
     def rollout(_prompts: list, trainer) -> dict:
         clock.begin()
@@ -57,7 +58,7 @@ def main() -> None:
         ids = torch.tensor([job["prompt"]] * job["rollouts"])
         mask: list[int] = []
         cache = None
-        with torch.inference_mode():
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             for turn in range(job["turns"]):
                 out = policy.generate(
                     ids,
@@ -89,8 +90,10 @@ def main() -> None:
         }
 
     config = settings(
+        bf16=bf16,
         output_dir=str(Path(sys.argv[2]).parent / "trl"),
-        per_device_train_batch_size=job["rollouts"],
+        per_device_train_batch_size=job["side_by_side"],
+        gradient_accumulation_steps=job["rollouts"] // job["side_by_side"],
         num_generations=job["rollouts"],
         max_completion_length=job["turns"] * (new + given),
         max_steps=job["steps"],
@@ -105,7 +108,7 @@ def main() -> None:
         rollout_func=rollout,
         callbacks=[clock],
     )
-    announce()
+    announce("autocast to bf16" if bf16 else "f32")
     trainer.train()
 
 
