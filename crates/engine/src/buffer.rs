@@ -7,6 +7,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use memmap2::MmapMut;
 
@@ -18,8 +19,8 @@ const CACHE_LINE: usize = 64;
 pub struct Buffer {
     start: NonNull<f32>,
     len: usize,
-    /// Owns the memory of a large buffer.
-    mapping: Option<MmapMut>,
+    /// Owns the memory of a large buffer, maybe with others.
+    mapping: Option<Arc<MmapMut>>,
 }
 
 // SAFETY: the buffer owns its memory exclusively, as a boxed slice would.
@@ -35,17 +36,32 @@ impl Buffer {
             return Buffer { start: NonNull::dangling(), len, mapping: None };
         }
         if layout.size() >= MAPPED {
-            let Ok(mut mapping) = MmapMut::map_anon(layout.size()) else { handle_alloc_error(layout) };
-            #[cfg(target_os = "linux")]
-            // Advice: where it is refused, only speed is lost.
-            let _ = mapping.advise(memmap2::Advice::HugePage);
-            let Some(start) = NonNull::new(mapping.as_mut_ptr().cast()) else { handle_alloc_error(layout) };
-            return Buffer { start, len, mapping: Some(mapping) };
+            let (mapping, start) = map(layout);
+            return Buffer { start, len, mapping: Some(Arc::new(mapping)) };
         }
         // SAFETY: the layout has a size above zero.
         let raw = unsafe { alloc_zeroed(layout) };
         let Some(start) = NonNull::new(raw.cast()) else { handle_alloc_error(layout) };
         Buffer { start, len, mapping: None }
+    }
+
+    /// Buffers of `lens` zeros in one mapping, as if they were one: what is read together has huge pages where each alone would be too
+    /// small for them. The memory is given back with the last of them.
+    pub fn together(lens: &[usize]) -> Vec<Self> {
+        let room = |len: usize| len.next_multiple_of(CACHE_LINE / size_of::<f32>());
+        let layout = Self::layout(lens.iter().map(|len| room(*len)).sum());
+        if layout.size() < MAPPED {
+            return lens.iter().map(|len| Buffer::zeroed(*len)).collect();
+        }
+        let (mapping, start) = map(layout);
+        let (mapping, mut next) = (Arc::new(mapping), start);
+        let part = |&len: &usize| {
+            let start = next;
+            // SAFETY: the mapping is as long as all of them together.
+            next = unsafe { next.add(room(len)) };
+            Buffer { start, len, mapping: Some(Arc::clone(&mapping)) }
+        };
+        lens.iter().map(part).collect()
     }
 
     /// Makes room for at least `len` values. What the buffer held is lost when it grows.
@@ -63,6 +79,16 @@ impl Buffer {
             Err(_) => panic!("a buffer of {len} values exceeds the address space"),
         }
     }
+}
+
+/// A mapping of zeros that asks for huge pages, and where it starts.
+fn map(layout: Layout) -> (MmapMut, NonNull<f32>) {
+    let Ok(mut mapping) = MmapMut::map_anon(layout.size()) else { handle_alloc_error(layout) };
+    #[cfg(target_os = "linux")]
+    // Advice: where it is refused, only speed is lost.
+    let _ = mapping.advise(memmap2::Advice::HugePage);
+    let Some(start) = NonNull::new(mapping.as_mut_ptr().cast()) else { handle_alloc_error(layout) };
+    (mapping, start)
 }
 
 impl Default for Buffer {
@@ -144,5 +170,34 @@ impl<'a, T> Shared<'a, T> {
     pub fn pointer(&self, at: usize) -> *mut T {
         assert!(at <= self.len, "element {at} of {}", self.len);
         self.start.wrapping_add(at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Buffers in one mapping are zero, aligned, apart from each other, and outlive those beside them.
+    #[test]
+    fn buffers_together_are_buffers() {
+        let lens = [MAPPED / 4, 0, 1, 17, 3 << 10];
+        for lens in [&lens[..], &lens[1..]] {
+            let mut buffers = Buffer::together(lens);
+            for (i, (buffer, len)) in buffers.iter_mut().zip(lens).enumerate() {
+                assert_eq!(buffer.len(), *len);
+                assert!(
+                    buffer.iter().all(|x| *x == 0.0),
+                    "zeros at first, whatever was written to the others"
+                );
+                assert_eq!(buffer.as_ptr().addr() % if *len > 0 { CACHE_LINE } else { 1 }, 0);
+                buffer.fill(i as f32 + 1.0);
+            }
+            while let Some(last) = buffers.pop() {
+                drop(last);
+                for (i, buffer) in buffers.iter().enumerate() {
+                    assert!(buffer.iter().all(|x| *x == i as f32 + 1.0));
+                }
+            }
+        }
     }
 }

@@ -29,14 +29,15 @@ impl Weights {
     /// Weights for `config`, all zero; to be packed in `precision`.
     pub fn zeroed(config: &ModelConfig, precision: Precision) -> Self {
         let layout = Layout::new(config);
-        let packed = |map| {
+        let shape = |map| {
             let at = layout.linear(map);
-            Packed::empty(precision, at.inputs, at.outputs)
+            (at.inputs, at.outputs)
         };
+        let shapes: Vec<_> = Map::all(config.layers).map(shape).collect();
         Weights {
             config: config.clone(),
             master: Buffer::zeroed(layout.tensors.len),
-            maps: Map::all(config.layers).map(packed).collect(),
+            maps: Packed::together(precision, &shapes),
             head: Packed::empty(precision, config.hidden, config.vocabulary),
             layout,
         }

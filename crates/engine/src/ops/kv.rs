@@ -64,9 +64,14 @@ impl Shape {
     }
 }
 
+/// Blocks that are asked for at a time, for the sake of huge pages; what is not used yet takes no memory.
+const TOGETHER: usize = 32;
+
 /// Memory for blocks of one layer or of all.
 pub struct Blocks {
     blocks: Vec<Buffer>,
+    /// Some more, in the same piece of memory as the last ones.
+    spare: Vec<Buffer>,
     shape: Shape,
     layers: usize,
     precision: Precision,
@@ -75,7 +80,7 @@ pub struct Blocks {
 impl Blocks {
     /// No blocks yet; each will hold `layers` layers.
     pub fn new(shape: Shape, layers: usize, precision: Precision) -> Self {
-        Blocks { blocks: Vec::new(), shape, layers, precision }
+        Blocks { blocks: Vec::new(), spare: Vec::new(), shape, layers, precision }
     }
 
     /// Words of one block, all layers.
@@ -86,7 +91,10 @@ impl Blocks {
     /// Makes sure that there are at least `count` blocks.
     pub fn grow(&mut self, count: usize) {
         while self.blocks.len() < count {
-            self.blocks.push(Buffer::zeroed(self.block_words()));
+            if self.spare.is_empty() {
+                self.spare = Buffer::together(&[self.block_words(); TOGETHER]);
+            }
+            self.blocks.extend(self.spare.pop());
         }
     }
 

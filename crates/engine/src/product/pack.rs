@@ -103,8 +103,23 @@ impl Packed {
 
     /// Room for a K × N operand, all zero.
     pub fn empty(precision: Precision, depth: usize, columns: usize) -> Self {
-        let words = words(precision, depth);
-        Packed { data: Buffer::zeroed(columns.div_ceil(NR) * NR * words), depth, words, columns }
+        Packed::within(Buffer::zeroed(Packed::size(precision, depth, columns)), precision, depth, columns)
+    }
+
+    /// Room for several operands, each given as (K, N), in one piece of memory.
+    pub fn together(precision: Precision, shapes: &[(usize, usize)]) -> Vec<Self> {
+        let sizes: Vec<usize> = shapes.iter().map(|&(k, n)| Packed::size(precision, k, n)).collect();
+        let within = |(data, &(k, n))| Packed::within(data, precision, k, n);
+        Buffer::together(&sizes).into_iter().zip(shapes).map(within).collect()
+    }
+
+    fn within(data: Buffer, precision: Precision, depth: usize, columns: usize) -> Self {
+        Packed { data, depth, words: words(precision, depth), columns }
+    }
+
+    /// Words that a K × N operand takes.
+    fn size(precision: Precision, depth: usize, columns: usize) -> usize {
+        columns.div_ceil(NR) * NR * words(precision, depth)
     }
 
     /// Packs `b` again, in parallel.
