@@ -8,7 +8,7 @@ use dressage_rl::{Estimator, RlError};
 
 use super::RecipeError;
 use super::keys::{OptimiserKeys, Phase, QUESTION, Recipe, SftKeys, TaskSource};
-use super::rl::{Charge, GroupBy, Overlong, Proximal, RlKeys, UniformGroups};
+use super::rl::{Charge, CriticKeys, GroupBy, Overlong, Proximal, RlKeys, UniformGroups};
 
 /// Collects the first value out of range.
 struct Checker<'a> {
@@ -155,6 +155,13 @@ impl Checker<'_> {
             let clip = keys.critic.clip;
             self.check(clip >= 0.0 && clip.is_finite(), key("critic.clip"), clip, "finite and at least 0")?;
             self.optimiser(&key("critic.optimiser"), &keys.critic.optimiser)?;
+        } else {
+            self.check(
+                keys.critic == CriticKeys::default(),
+                key("critic"),
+                "set",
+                "left out: this advantage needs no critic, `ppo` does",
+            )?;
         }
         if let Overlong::Penalise { buffer, factor } = keys.overlong {
             self.at_least_one(key("overlong.buffer"), buffer as usize)?;

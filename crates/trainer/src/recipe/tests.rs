@@ -70,7 +70,7 @@ fn what_is_written_reads_back_the_same() {
 
 #[test]
 fn bad_recipes_are_refused_by_key() {
-    let cases: [(&[&str], &str); 14] = [
+    let cases: [(&[&str], &str); 15] = [
         (&["phase.0.lerning_rate=1"], "unknown key `phase.0.lerning_rate`; did you mean `learning_rate`?"),
         (&["phase.1.kind=gppo"], "`phase.1.kind` is \"gppo\", but must be one of `sft`, `rl`"),
         (&["phase.1.group_size=1"], "`phase.1.group_size` is 1, but must be at least 2"),
@@ -81,6 +81,7 @@ fn bad_recipes_are_refused_by_key() {
             "`phase.0.learning_rate` is the text \"fast\", but must be a number",
         ),
         (&["phase.0.optimiser.schedule=cosin"], "`phase.0.optimiser.schedule` is \"cosin\""),
+        (&["phase.1.critic.warmup=3"], "`phase.1.critic` is set, but must be left out"),
         (&["phase.0.optimiser.beta1=1"], "`phase.0.optimiser.beta1` is 1"),
         (&["tasks.0.operands=9"], "`tasks.0.operands` is 9, but must be in 2..=6"),
         (&["tasks.0.kind=csv"], "`tasks.0.kind` is \"csv\""),
