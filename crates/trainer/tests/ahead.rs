@@ -143,9 +143,9 @@ async fn attempts_run_ahead_as_far_as_they_may() {
 async fn critics_outlive_their_phase() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
-    let keys = "steps=2, groups=3, group_size=2, learning_rate=0.05, critic={learning_rate=0.1}";
-    let phase = |algorithm| format!("{{kind='rl', algorithm='{algorithm}', {keys}}}");
-    let change = format!("phase=[{}, {}, {}]", phase("ppo"), phase("rloo"), phase("ppo"));
+    let keys = "steps=2, groups=3, group_size=2, learning_rate=0.05";
+    let ppo = format!("{{kind='rl', algorithm='ppo', critic={{learning_rate=0.1}}, {keys}}}");
+    let change = format!("phase=[{ppo}, {{kind='rl', algorithm='rloo', {keys}}}, {ppo}]");
     let overrides = ["eval.tasks=0", "run.checkpoint_every=1", "run.keep=9", &change];
     run(&folder, &simulator(Duration::ZERO, 0.0), Duration::ZERO, &overrides).await.unwrap();
     let (steps, compared) = replayed(&folder, &overrides).await;
