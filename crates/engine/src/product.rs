@@ -27,10 +27,10 @@ pub use pack::{Matrix, Packed};
 pub use tile::{MAX_ROWS, NR};
 
 use pack::{pack_panel, pack_tile};
-use tile::{Rows, prefetch, tile};
+use tile::{Rows, tile};
 
-/// Words of a block of k, part of the definition of a product. A panel of B of that depth (24 KiB) stays in the first-level cache. Tiled
-/// sums round seldom enough as they are; for them it is what stays in the second one, in whole steps.
+/// Words of a block of k, part of the definition of a product: short ones for accuracy, as said above. Tiled sums round seldom enough
+/// as they are.
 const fn block(order: Order) -> usize {
     match order {
         Order::Chained => 192,
@@ -42,10 +42,12 @@ const fn block(order: Order) -> usize {
 pub const SLAB_K: usize = 4608;
 /// Values of A packed at a time (8 MiB).
 pub const SLAB_A: usize = 2 << 20;
-/// Values of A that one task goes over for each panel (half a typical second-level cache).
-const CHUNK_A: usize = 256 << 10;
-/// Tasks that a product is cut into for each thread, so that the last to finish is not waited for long.
-const TASKS_PER_THREAD: usize = 16;
+/// Words of B that a task goes over for each tile of A: half a mebibyte, which stays in the second-level cache.
+const HELD_B: usize = 128 << 10;
+/// Tiles of A that are worth fetching those panels for.
+const LEAST_TILES: usize = 8;
+/// Tasks that a product is cut into for each thread, where it is large enough, so that the last to finish is not waited for long.
+const TASKS_PER_THREAD: usize = 4;
 /// Steps of k for which neighbouring tiles or panels are packed one after the other, where they lie next to each other in memory: a
 /// multiple of the steps of a word.
 const PACK_K: usize = 64;
@@ -175,51 +177,46 @@ pub fn product(
                 compute.pool.run(tasks, pack);
             }
 
-            let chunks = tiles.div_ceil((CHUNK_A / wb / mr).clamp(1, tiles));
-            let chunk = tiles.div_ceil(chunks);
-            let group = (panels * chunks / (compute.pool.threads() * TASKS_PER_THREAD)).clamp(1, 32);
+            // A task goes over a group of panels for each tile of a chunk: rows of C are written in long pieces.
+            let wanted = compute.pool.threads() * TASKS_PER_THREAD;
+            let most_chunks = tiles.div_ceil(LEAST_TILES);
+            let group = (panels * most_chunks / wanted).min(HELD_B / (NR * wb)).max(1);
             let groups = panels.div_ceil(group);
+            let chunk = tiles.div_ceil(wanted.div_ceil(groups).min(most_chunks));
+            let chunks = tiles.div_ceil(chunk);
             let add = mode == Mode::Add || w0 > 0;
             compute.pool.run(chunks * groups, |task| {
-                // Neighbouring tasks share a chunk of A.
-                let (chunk_at, group_at) = (task / groups, task % groups);
-                for panel in group_at * group..panels.min((group_at + 1) * group) {
-                    let columns = NR.min(n - panel * NR);
-                    let b_panel = match b {
-                        Right::Packed(packed) => packed.panel(panel)[w0 * NR..].as_ptr(),
-                        Right::Plain(_) => right.pointer(panel * NR * wb).cast_const(),
-                    };
-                    for wc in (0..wb).step_by(block) {
-                        let depth = block.min(wb - wc);
-                        let these = chunk_at * chunk..tiles.min((chunk_at + 1) * chunk);
-                        for tile_at in these.clone() {
-                            let first = tile_at * mr;
-                            let rows = mr.min(mb - first);
-                            if add || kernel.order() == Order::Tiled {
-                                // The next tile of C is fetched while this one is computed.
-                                for row in first + mr..mb.min(first + 2 * mr) {
-                                    prefetch(c.pointer((m0 + row) * c_stride + panel * NR));
-                                }
-                            }
+                // Neighbouring tasks share a group of panels.
+                let (group_at, chunk_at) = (task / chunks, task % chunks);
+                let these = chunk_at * chunk..tiles.min((chunk_at + 1) * chunk);
+                let group = group_at * group..panels.min((group_at + 1) * group);
+                for tile_at in these.clone() {
+                    let first = tile_at * mr;
+                    let rows = mr.min(mb - first);
+                    for panel in group.clone() {
+                        let b_panel = match b {
+                            Right::Packed(packed) => packed.panel(panel)[w0 * NR..].as_ptr(),
+                            Right::Plain(_) => right.pointer(panel * NR * wb).cast_const(),
+                        };
+                        let columns = NR.min(n - panel * NR);
+                        for wc in (0..wb).step_by(block) {
+                            let depth = block.min(wb - wc);
                             // SAFETY: the packed operands hold these blocks; rows and columns of C lie within its
                             // bounds (asserted above), and no other task has this tile of C.
                             unsafe {
+                                let a = left.pointer(first * wl + wc * kernel.left_rows(rows));
                                 let b = b_panel.add(wc * NR);
-                                // Each tile fetches its share of the panel that comes next.
-                                let share = depth * NR * (tile_at - these.start) / these.len();
-                                let ahead = b.wrapping_add(wb * NR + share);
+                                // What comes from afar next is fetched meanwhile: another panel during the first
+                                // tile, then another tile, a share of it during each panel.
+                                let ahead = if tile_at == these.start {
+                                    b.wrapping_add(wb * NR)
+                                } else {
+                                    let share = mr * depth * (panel - group.start) / group.len();
+                                    a.wrapping_add(mr * wl + share).cast_const()
+                                };
                                 let b = Rows { blocks: &[b], block: depth, depth, stride: NR, ahead };
-                                tile(
-                                    kernel,
-                                    rows,
-                                    left.pointer(first * wl + wc * kernel.left_rows(rows)),
-                                    rows,
-                                    b,
-                                    c.pointer((m0 + first) * c_stride + panel * NR),
-                                    c_stride,
-                                    columns,
-                                    add || wc > 0,
-                                );
+                                let c = c.pointer((m0 + first) * c_stride + panel * NR);
+                                tile(kernel, rows, a, rows, b, c, c_stride, columns, add || wc > 0);
                             }
                         }
                     }

@@ -166,6 +166,11 @@ unsafe fn multiply(rows: usize, a: *const f32, runs: &[Run], ahead: *const f32, 
                 "3:",
                 $($step,)*
                 concat!("add {a}, ", $advance),
+                // A panel's step after the next, to the first-level cache.
+                ".irp line, 0, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960",
+                "prefetcht0 [{b} + 4096 + \\line]",
+                "prefetcht0 [{b} + 5120 + \\line]",
+                ".endr",
                 "add {b}, {further}",
                 "prefetcht1 [{ahead}]",
                 "prefetcht1 [{ahead} + 64]",

@@ -48,20 +48,6 @@ impl Kernel {
     }
 }
 
-/// Asks for the two cache lines of a row of a tile, to be added to soon. Does nothing where there is no such instruction.
-#[inline(always)]
-pub fn prefetch(row: *mut f32) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch accesses nothing; any address will do.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_ET0>(row.cast());
-        _mm_prefetch::<_MM_HINT_ET0>(row.wrapping_add(NR / 2).cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = row;
-}
-
 /// The right operand of a tile: `depth` rows of [`NR`] words, `stride` apart, in one piece or in blocks of `block` rows
 /// that lie anywhere.
 #[derive(Clone, Copy)]
