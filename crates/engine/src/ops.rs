@@ -8,6 +8,7 @@
 pub mod adamw;
 pub mod attention;
 pub mod attention_backward;
+pub mod attention_tiles;
 pub mod kv;
 pub mod norm;
 pub mod rope;

@@ -4,23 +4,23 @@
 //!
 //! 1. scores s_j = Σ_d (q_d · scale) k_jd, one chain over d for each j ≤ t;
 //! 2. m = max s, e_j = exp(s_j − m), Σ e in lanes j mod 16;
-//! 3. out_d = (Σ_j e_j v_jd) / Σ e, one chain over j.
+//! 3. out_d = (Σ_j e_j v_jd) / Σ e, a chain over j for each [`STRETCH`] of the path, and these added up in order.
 //!
-//! None of this depends on how the path was cut into prompts, chunks or nodes, or on what other queries are computed.
+//! None of this depends on how the path was cut into prompts, chunks or nodes, or on what other queries are computed: not on those
+//! of other paths either, with which a query goes over what they share (`attention_tiles`).
 
 use std::cell::RefCell;
+use std::ops::Range;
 
+use super::attention_tiles::{Run, STRETCH, Tile, tiles};
 use super::kv::{BLOCK, KeyValues, Span};
 use crate::Compute;
 use crate::buffer::{Buffer, Shared};
 use crate::precision::Kernel;
 use crate::product::pack::{Matrix, pack_tile};
-use crate::product::tile::{Rows, tile};
+use crate::product::tile::{Rows, tile as multiply};
 use crate::product::{MAX_ROWS, NR};
 use crate::simd::{LANES, exp, fold, simd};
-
-/// Query positions that one task handles.
-const QUERIES_PER_TASK: usize = 32;
 
 /// Scratch of one tile.
 #[derive(Default)]
@@ -36,7 +36,7 @@ struct Scratch {
     weights: Buffer,
     /// Weighted sums of values, `[rows][padded]`.
     sums: Buffer,
-    /// Where the path's blocks of values start.
+    /// Where the blocks of values of a stretch start.
     starts: Vec<*const f32>,
 }
 
@@ -64,67 +64,99 @@ pub fn forward(
     let (width, group) = (shape.query(), shape.group());
     let out = Shared::new(out);
     let stats = stats.map(Shared::new);
-    // Tasks in falling order of cost, so that the last to finish is a small one.
-    let mut tasks: Vec<(usize, usize, usize)> = Vec::new();
-    for (index, span) in spans.iter().enumerate() {
-        for first in (0..span.len).step_by(QUERIES_PER_TASK) {
-            tasks.extend((0..shape.kv_heads).map(|head| (index, first, head)));
-        }
-    }
-    tasks.reverse();
-    compute.pool.run(tasks.len(), |task| {
-        let (index, first, head) = tasks[task];
-        let span = &spans[index];
-        let queries = QUERIES_PER_TASK.min(span.len - first);
-        let rows = queries * group;
+    // In falling order of cost for each key head, so that the last to finish is a small one.
+    let mut tiles = tiles(spans, group, compute.kernel().tile_rows());
+    tiles.reverse();
+    compute.pool.run(tiles.len() * shape.kv_heads, |task| {
+        let (tile, head) = (&tiles[task % tiles.len()], task / tiles.len());
         SCRATCH.with_borrow_mut(|scratch| {
-            let most = compute.kernel().tile_rows();
-            for from in (0..rows).step_by(most) {
-                let tile_rows = most.min(rows - from);
-                // Row r of a tile is (query, head of the group), the query varying slowest.
-                let place = |r: usize| {
-                    let (query, member) = ((from + r) / group, (from + r) % group);
-                    (span.row + first + query, head * group + member, span.position + first + query)
-                };
-                attend_tile(compute.kernel(), keys_values, span, head, tile_rows, place, qkv, scratch);
-                let padded = shape.padded();
-                for r in 0..tile_rows {
-                    let (row, query_head, _) = place(r);
-                    let tile_stats = scratch.stats[r];
-                    // SAFETY: each (row, head) belongs to one tile.
-                    let to = unsafe { out.slice(row * width + query_head * shape.head_dim, shape.head_dim) };
-                    for (to, from) in to.iter_mut().zip(&scratch.sums[r * padded..]) {
-                        *to = from / tile_stats[1];
-                    }
-                    if let Some(stats) = &stats {
-                        // SAFETY: as above.
-                        let to = unsafe { stats.slice((row * shape.heads + query_head) * 2, 2) };
-                        to.copy_from_slice(&tile_stats);
-                    }
+            attend(compute.kernel(), keys_values, spans, tile, head, qkv, scratch);
+            for (r, place) in places(spans, &tile.runs, group).enumerate() {
+                let (query_head, [max, sum]) = (head * group + place.member, scratch.stats[r]);
+                // SAFETY: each (row, head) belongs to one tile.
+                let to =
+                    unsafe { out.slice(place.row * width + query_head * shape.head_dim, shape.head_dim) };
+                for (to, from) in to.iter_mut().zip(&scratch.sums[r * shape.padded()..]) {
+                    *to = from / sum;
+                }
+                if let Some(stats) = &stats {
+                    // SAFETY: as above.
+                    let to = unsafe { stats.slice((place.row * shape.heads + query_head) * 2, 2) };
+                    to.copy_from_slice(&[max, sum]);
                 }
             }
         });
     });
 }
 
-/// Attention of one tile of (query, head) rows that share a key head. Leaves its results in `scratch.sums` and `scratch.stats`.
-#[allow(clippy::too_many_arguments)]
-fn attend_tile(
+/// What a row of a tile is: a query, and which of the heads that share a key head.
+struct Place {
+    /// Row in the batch.
+    row: usize,
+    /// Positions of its path that it sees.
+    seen: usize,
+    /// The head, within its group.
+    member: usize,
+}
+
+/// The rows of a tile, or of a part of it, the query varying slowest.
+fn places<'a>(spans: &'a [Span], runs: &'a [Run], group: usize) -> impl Iterator<Item = Place> + 'a {
+    runs.iter().flat_map(move |run| {
+        let span = &spans[run.span];
+        (run.from..run.from + run.rows).map(move |r| {
+            let query = r / group;
+            Place { row: span.row + query, seen: span.position + query + 1, member: r % group }
+        })
+    })
+}
+
+/// Rows of a tile that go over the same part of a path.
+struct Part<'a> {
+    rows: Range<usize>,
+    path: &'a [u32],
+    /// Positions, from a whole stretch on.
+    positions: Range<usize>,
+}
+
+impl Part<'_> {
+    /// Its blocks, by their place on the path.
+    fn blocks(&self) -> Range<usize> {
+        self.positions.start / BLOCK..self.positions.end.div_ceil(BLOCK)
+    }
+}
+
+/// The parts of a tile: all rows over what their paths share, then each path's rows over what comes after it.
+fn parts<'a>(spans: &'a [Span], tile: &'a Tile, group: usize) -> impl Iterator<Item = Part<'a>> {
+    let shared = tile.shared * BLOCK;
+    let rows = tile.runs.iter().map(|run| run.rows).sum();
+    let first = tile.runs.first().map(|run| &spans[run.span].blocks[..]).unwrap_or_default();
+    let together = Part { rows: 0..rows, path: first, positions: 0..shared };
+    let mut at = 0;
+    let alone = tile.runs.iter().map(move |run| {
+        let (span, from) = (&spans[run.span], at);
+        at += run.rows;
+        let seen = span.position + (run.from + run.rows - 1) / group + 1;
+        Part { rows: from..at, path: &span.blocks, positions: shared..seen }
+    });
+    Some(together).filter(|_| shared > 0).into_iter().chain(alone)
+}
+
+/// Attention of one tile and one key head. Leaves its results in `scratch.sums` and `scratch.stats`.
+fn attend(
     kernel: Kernel,
     keys_values: &KeyValues<'_>,
-    span: &Span,
+    spans: &[Span],
+    tile: &Tile,
     head: usize,
-    rows: usize,
-    place: impl Fn(usize) -> (usize, usize, usize),
     qkv: &[f32],
     scratch: &mut Scratch,
 ) {
     let shape = keys_values.shape;
-    let (dim, padded) = (shape.head_dim, shape.padded());
+    let (dim, padded, group) = (shape.head_dim, shape.padded(), shape.group());
     let scale = 1.0 / (dim as f32).sqrt();
-    let longest = place(rows - 1).2 + 1;
-    let used = longest.div_ceil(BLOCK);
-    let stride = used * BLOCK;
+    let rows: usize = tile.runs.iter().map(|run| run.rows).sum();
+    let longest = parts(spans, tile, group).map(|part| part.positions.end).max().unwrap_or(0);
+    let stride = longest.next_multiple_of(BLOCK);
     let Scratch { queries, packed, scores, stats, weights, sums, starts } = scratch;
     let queries = queries.reserve(rows * dim);
     let packed = packed.reserve(kernel.left_words(rows, dim));
@@ -132,41 +164,52 @@ fn attend_tile(
     let weights = weights.reserve(kernel.left_words(rows, longest));
     let sums = sums.reserve(rows * padded);
 
-    for (r, to) in queries.chunks_exact_mut(dim).enumerate() {
-        let (row, query_head, _) = place(r);
-        for (to, q) in to.iter_mut().zip(&qkv[row * shape.qkv() + query_head * dim..][..dim]) {
+    for (place, to) in places(spans, &tile.runs, group).zip(queries.chunks_exact_mut(dim)) {
+        let from = &qkv[place.row * shape.qkv() + (head * group + place.member) * dim..];
+        for (to, q) in to.iter_mut().zip(from) {
             *to = q * scale;
         }
     }
-    pack_tile(kernel, Matrix::new(queries, rows, dim), 0, rows, 0, dim, packed);
-    for (i, &block) in span.blocks[..used].iter().enumerate() {
-        let keys = [keys_values.keys(block, head).cast_const()];
-        let depth = kernel.words(dim);
-        let b = Rows { blocks: &keys, block: depth, depth, stride: BLOCK, ahead: std::ptr::null() };
-        let to = scores[i * BLOCK..].as_mut_ptr();
-        // SAFETY: packed queries, the block's keys and the scores have these extents.
-        unsafe { tile(kernel, rows, packed.as_ptr(), rows, b, to, stride, BLOCK, false) };
+    for part in parts(spans, tile, group) {
+        let (first, rows) = (part.rows.start, part.rows.len());
+        pack_tile(kernel, Matrix::new(queries, first + rows, dim), first, rows, 0, dim, packed);
+        for i in part.blocks() {
+            let keys = [keys_values.keys(part.path[i], head).cast_const()];
+            let depth = kernel.words(dim);
+            let b = Rows { blocks: &keys, block: depth, depth, stride: BLOCK, ahead: std::ptr::null() };
+            let to = scores[first * stride + i * BLOCK..].as_mut_ptr();
+            // SAFETY: packed queries, the block's keys and the scores have these extents.
+            unsafe { multiply(kernel, rows, packed.as_ptr(), rows, b, to, stride, BLOCK, false) };
+        }
     }
-    for r in 0..rows {
-        let seen = place(r).2 + 1;
+    for (r, place) in places(spans, &tile.runs, group).enumerate() {
         let row = &mut scores[r * stride..][..longest];
-        stats[r] = weigh(kernel.isa, &mut row[..seen]);
-        row[seen..].fill(0.0);
+        stats[r] = weigh(kernel.isa, &mut row[..place.seen]);
+        row[place.seen..].fill(0.0);
     }
-    pack_tile(kernel, Matrix::new(scores, rows, stride), 0, rows, 0, longest, weights);
-    for column in (0..padded).step_by(NR) {
-        starts.clear();
-        starts.extend(
-            span.blocks[..used]
-                .iter()
-                .map(|block| keys_values.values(*block, head).wrapping_add(column).cast_const()),
-        );
-        let (block, depth) = (kernel.words(BLOCK), kernel.words(longest));
-        let b = Rows { blocks: starts, block, depth, stride: padded, ahead: std::ptr::null() };
-        let to = sums[column..].as_mut_ptr();
-        // SAFETY: weights, the blocks' values and the sums have these extents. Positions past a row's own have weight 0 and
-        // were written (or lie in the cleared half of a word), so they add exactly nothing.
-        unsafe { tile(kernel, rows, weights.as_ptr(), rows, b, to, padded, NR, false) };
+    for part in parts(spans, tile, group) {
+        let (first, rows, start) = (part.rows.start, part.rows.len(), part.positions.start);
+        let scores = Matrix::new(scores, first + rows, stride);
+        pack_tile(kernel, scores, first, rows, start, part.positions.len(), weights);
+        for from in part.positions.clone().step_by(STRETCH) {
+            let to = part.positions.end.min(from + STRETCH);
+            let a = weights[kernel.words(from - start) * kernel.left_rows(rows)..].as_ptr();
+            for column in (0..padded).step_by(NR) {
+                starts.clear();
+                starts.extend(
+                    part.path[from / BLOCK..to.div_ceil(BLOCK)]
+                        .iter()
+                        .map(|block| keys_values.values(*block, head).wrapping_add(column).cast_const()),
+                );
+                let depth = kernel.words(to - from);
+                let block = kernel.words(BLOCK);
+                let b = Rows { blocks: starts, block, depth, stride: padded, ahead: std::ptr::null() };
+                let to = sums[first * padded + column..].as_mut_ptr();
+                // SAFETY: weights, the blocks' values and the sums have these extents. Positions past a row's own have
+                // weight 0 and were written (or lie in the cleared half of a word), so they add exactly nothing.
+                unsafe { multiply(kernel, rows, a, rows, b, to, padded, NR, from > 0) };
+            }
+        }
     }
 }
 
@@ -286,6 +329,50 @@ pub(crate) mod tests {
                 // Scores reach ±50 here, so weights are good to about 1e-5 in f32, to a tenth in bf16.
                 close(&out, &naive(shape, &paths, &wide(&qkv)), tolerance);
             }
+        }
+    }
+
+    /// Queries of paths that share a prompt give the bits that each gives alone.
+    #[test]
+    fn company_does_not_change_a_bit() {
+        let shape = Shape { heads: 6, kv_heads: 2, head_dim: 48 };
+        let nodes = [
+            (None, 600),
+            (Some(0), 1),
+            (Some(0), 40),
+            (Some(2), 1),
+            (Some(0), 300),
+            (Some(4), 2),
+            (Some(4), 1),
+        ];
+        let (spans, paths, count) = forest(&nodes);
+        let qkv = noise(paths.len() * shape.qkv(), 3, 4.0);
+        for (isa, precision) in
+            Isa::available().into_iter().flat_map(|isa| [(isa, Precision::F32), (isa, Precision::Bf16)])
+        {
+            let compute = Compute::with(2, isa, precision);
+            let mut blocks = Blocks::new(shape, 1, precision);
+            blocks.grow(count);
+            let run = |blocks: &mut Blocks, spans: &[Span]| {
+                let mut out = vec![0.0; paths.len() * shape.query()];
+                forward(&compute, &blocks.layer(0), spans, &qkv, &mut out, None);
+                spans
+                    .iter()
+                    .flat_map(|span| out[span.row * shape.query()..][..span.len * shape.query()].to_vec())
+                    .map(f32::to_bits)
+                    .collect::<Vec<_>>()
+            };
+            let alone: Vec<u32> =
+                spans.iter().flat_map(|span| run(&mut blocks, std::slice::from_ref(span))).collect();
+            assert!(run(&mut blocks, &spans) == alone, "{precision}, {isa:?}");
+            // As in sampling: only the last queries, whose paths share the prompt.
+            let last: Vec<Span> = spans.iter().filter(|span| span.len < 3).cloned().collect();
+            assert!(
+                tiles(&last, shape.group(), compute.kernel().tile_rows()).iter().any(|tile| tile.shared > 0)
+            );
+            let alone: Vec<u32> =
+                last.iter().flat_map(|span| run(&mut blocks, std::slice::from_ref(span))).collect();
+            assert!(run(&mut blocks, &last) == alone, "{precision}, {isa:?}, together");
         }
     }
 

@@ -165,8 +165,8 @@ impl Script {
     }
 }
 
-fn scripts(draws: &mut Draws, vocabulary: usize) -> Vec<Script> {
-    let system = draws.size(1, 60);
+fn scripts(draws: &mut Draws, vocabulary: usize, long: bool) -> Vec<Script> {
+    let system = if long { draws.size(257, 330) } else { draws.size(1, 60) };
     let system = draws.tokens(system, vocabulary);
     let mut scripts = Vec::new();
     for _ in 0..draws.size(1, 3) {
@@ -204,10 +204,12 @@ pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
     let isa = if draws.chance(0.05) { Isa::Portable } else { draws.pick(&isas[..isas.len().max(2) - 1]) };
     let precision = draws.pick(&[Precision::F32, Precision::Bf16]);
     let threads = draws.pick(&[1, 2]);
+    // Now and then prompts so long that attempts go over them together (`ops/attention_tiles.rs`).
+    let long = draws.chance(0.1);
     let options = EngineOptions {
         context: 512,
         batch_tokens: draws.size(8, 2000),
-        kv_memory_mb: draws.pick(&[1, 1, 4]),
+        kv_memory_mb: if long { 4 } else { draws.pick(&[1, 1, 4]) },
         running: draws.size(1, 16),
         step_rows: draws.size(1, 100),
         precision,
@@ -246,7 +248,7 @@ pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
         base
     };
 
-    let tasks: Vec<_> = scripts(draws, config.vocabulary)
+    let tasks: Vec<_> = scripts(draws, config.vocabulary, long)
         .into_iter()
         .map(|script| {
             let temperature = script.temperature;

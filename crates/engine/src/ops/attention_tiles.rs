@@ -1,0 +1,125 @@
+//! Which queries go through attention together.
+//!
+//! A tile is a few rows, each a query and one of the heads that share a key head. Most hold neighbouring queries of one path. While
+//! attempts at one task are sampled, every path has but one query, and paths agree in most of their blocks: a tile then holds the queries of
+//! several paths, so that what they share is gone over once for all of them. None of this changes a bit (see `attention`).
+
+use super::kv::{BLOCK, Span};
+
+/// Positions of a stretch: what the sums over values are cut into, and what paths share is counted in.
+pub const STRETCH: usize = 256;
+/// Rows of several paths that a tile holds at most: half of a large one, so that a group makes tasks for several threads.
+const TOGETHER: usize = 16;
+
+/// Queries of one span in a tile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    /// The span, by its place in the list.
+    pub span: usize,
+    /// The first of its rows, counted from the span's own first.
+    pub from: usize,
+    /// Their number.
+    pub rows: usize,
+}
+
+/// Rows that are computed together, for each key head.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Tile {
+    /// One run, or whole spans.
+    pub runs: Vec<Run>,
+    /// Blocks that all the runs' paths begin with and all their queries see whole, in whole stretches; 0 for a single run.
+    pub shared: usize,
+}
+
+/// Cuts spans into tiles of at most `most` rows, `group` for each query.
+pub fn tiles(spans: &[Span], group: usize, most: usize) -> Vec<Tile> {
+    let room = most.min(TOGETHER);
+    let (mut small, large): (Vec<usize>, Vec<usize>) =
+        (0..spans.len()).partition(|&i| 2 * spans[i].len * group <= room);
+    let mut tiles = Vec::new();
+    for span in large {
+        let rows = spans[span].len * group;
+        let run = |from| Run { span, from, rows: most.min(rows - from) };
+        tiles.extend((0..rows).step_by(most).map(|from| Tile { runs: vec![run(from)], shared: 0 }));
+    }
+    // Paths that share the most are neighbours.
+    small.sort_by(|&a, &b| spans[a].blocks.cmp(&spans[b].blocks));
+    let mut tile = Tile::default();
+    let mut rows = 0;
+    for span in small {
+        let run = Run { span, from: 0, rows: spans[span].len * group };
+        let shared = tile.runs.last().map_or(0, |last| common(&spans[last.span], &spans[span]));
+        // A path that shares much less than the others would have them go over the rest alone.
+        let fits = rows + run.rows <= room && shared > 0 && 2 * shared >= tile.shared;
+        if !fits && !tile.runs.is_empty() {
+            tiles.push(std::mem::take(&mut tile));
+            rows = 0;
+        }
+        tile.shared = match tile.runs.len() {
+            0 => 0,
+            1 => shared,
+            _ => shared.min(tile.shared),
+        };
+        tile.runs.push(run);
+        rows += run.rows;
+    }
+    tiles.extend(Some(tile).filter(|tile| !tile.runs.is_empty()));
+    tiles
+}
+
+/// Blocks that both paths begin with, before the queries of either, in whole stretches.
+fn common(a: &Span, b: &Span) -> usize {
+    let seen = a.position.min(b.position) / BLOCK;
+    let same = a.blocks.iter().zip(&b.blocks).take(seen).take_while(|(a, b)| a == b).count();
+    same / (STRETCH / BLOCK) * (STRETCH / BLOCK)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn span(position: usize, len: usize, own: u32, shared: usize) -> Span {
+        let blocks = (0..(position + len).div_ceil(BLOCK) as u32);
+        let blocks = blocks.map(|i| if (i as usize) < shared { i } else { own * 1000 + i }).collect();
+        Span { row: 0, len, position, blocks, inherits: None }
+    }
+
+    #[test]
+    fn attempts_share_a_tile_and_strangers_do_not() {
+        let attempts = (1..=7).map(|i| span(1000 + i as usize, 1, i, 31));
+        let strangers = (8..=9).map(|i| span(1000, 1, i, 0));
+        let spans: Vec<Span> = attempts.chain(strangers).collect();
+        let tiles = tiles(&spans, 3, 32);
+        let found: Vec<(usize, usize)> = tiles.iter().map(|tile| (tile.runs.len(), tile.shared)).collect();
+        assert_eq!(found, [(5, 24), (2, 24), (1, 0), (1, 0)]);
+    }
+
+    proptest! {
+        /// Every row is in one tile, no tile is too tall, and what a tile shares is in all of its paths, before all of its queries.
+        #[test]
+        fn tiles_cover_all_rows_once(
+            spans in prop::collection::vec((0usize..1500, 1usize..40, 0u32..4, 0usize..50), 1..20),
+            group in 1usize..8, most in 14usize..33,
+        ) {
+            let spans: Vec<Span> = spans.into_iter().map(|(at, len, own, shared)| span(at, len, own, shared)).collect();
+            let mut rows: Vec<Vec<bool>> = spans.iter().map(|span| vec![false; span.len * group]).collect();
+            for tile in tiles(&spans, group, most) {
+                prop_assert!(tile.runs.iter().map(|run| run.rows).sum::<usize>() <= most);
+                prop_assert!(tile.runs.len() > 1 || tile.shared == 0);
+                let first = &spans[tile.runs[0].span];
+                for run in &tile.runs {
+                    let span = &spans[run.span];
+                    prop_assert!(tile.shared * BLOCK <= span.position);
+                    prop_assert_eq!(&span.blocks[..tile.shared], &first.blocks[..tile.shared]);
+                    for row in &mut rows[run.span][run.from..run.from + run.rows] {
+                        prop_assert!(!*row);
+                        *row = true;
+                    }
+                }
+            }
+            prop_assert!(rows.iter().flatten().all(|row| *row));
+        }
+    }
+}
