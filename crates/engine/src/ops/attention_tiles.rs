@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     fn span(position: usize, len: usize, own: u32, shared: usize) -> Span {
-        let blocks = (0..(position + len).div_ceil(BLOCK) as u32);
+        let blocks = 0..(position + len).div_ceil(BLOCK) as u32;
         let blocks = blocks.map(|i| if (i as usize) < shared { i } else { own * 1000 + i }).collect();
         Span { row: 0, len, position, blocks, inherits: None }
     }
