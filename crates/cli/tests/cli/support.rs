@@ -115,10 +115,11 @@ impl Place {
         fs::read(self.checkpoints(run).last().unwrap().join("model.safetensors")).unwrap()
     }
 
-    /// The checkpoints of a run, oldest first. There must be nothing else beside them.
+    /// The checkpoints of a run, oldest first, without the best one. There must be nothing else beside them.
     pub fn checkpoints(&self, run: &str) -> Vec<PathBuf> {
         let Ok(entries) = fs::read_dir(self.path(run).join("checkpoints")) else { return Vec::new() };
         let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+        paths.retain(|path| !path.ends_with("best"));
         paths.sort();
         let is_whole = |path: &PathBuf| {
             path.file_name().unwrap().to_str().unwrap().starts_with("step-")
@@ -226,7 +227,7 @@ tool_prompt = "compact"
 [[phase]]
 kind = "sft"
 demonstrations = 64
-epochs = 12
+epochs = 18
 batch = 8
 learning_rate = 1e-2
 optimiser = { schedule = "cosine", final_share = 0.1, warmup = 5 }
