@@ -115,16 +115,22 @@ impl Place {
         fs::read(self.checkpoints(run).last().unwrap().join("model.safetensors")).unwrap()
     }
 
-    /// The checkpoints of a run, oldest first, without the best one. There must be nothing else beside them.
+    /// The checkpoints of a run, oldest first. All must be whole, and nothing may lie beside them but the name of the best one.
     pub fn checkpoints(&self, run: &str) -> Vec<PathBuf> {
         let Ok(entries) = fs::read_dir(self.path(run).join("checkpoints")) else { return Vec::new() };
         let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
-        paths.retain(|path| !path.ends_with("best"));
         paths.sort();
         let is_whole = |path: &PathBuf| {
             path.file_name().unwrap().to_str().unwrap().starts_with("step-")
                 && path.join("trainer.json").is_file()
         };
+        if let Some(at) = paths.iter().position(|path| path.ends_with("best")) {
+            let name = fs::read_to_string(paths.remove(at)).unwrap();
+            assert!(
+                paths.iter().any(|path| path.ends_with(name.trim())),
+                "the best is {name:?} of {paths:?}"
+            );
+        }
         assert!(paths.iter().all(is_whole), "{paths:?}");
         paths
     }
