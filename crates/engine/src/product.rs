@@ -38,8 +38,14 @@ const fn block(order: Order) -> usize {
     }
 }
 
-/// Words to which operands are packed into scratch at a time: whole blocks.
-pub const SLAB_K: usize = 4608;
+/// Words of k that a product goes over before it comes back to C: whole blocks. Chains keep few, so that a task holds several panels of B for
+/// each tile of A; matrix registers are so fast that coming back to C would cost more.
+pub const fn slab(order: Order) -> usize {
+    match order {
+        Order::Chained => 768,
+        Order::Tiled => 4608,
+    }
+}
 /// Values of A packed at a time (8 MiB).
 pub const SLAB_A: usize = 2 << 20;
 /// Words of B that a task goes over for each tile of A: half a mebibyte, which stays in the second-level cache.
@@ -49,8 +55,8 @@ const LEAST_TILES: usize = 8;
 /// Tasks that a product is cut into for each thread, where it is large enough, so that the last to finish is not waited for long.
 const TASKS_PER_THREAD: usize = 4;
 /// Steps of k for which neighbouring tiles or panels are packed one after the other, where they lie next to each other in memory: a
-/// multiple of the steps of a word.
-const PACK_K: usize = 64;
+/// multiple of the steps that any left operand is padded to.
+const PACK_K: usize = 32;
 /// Up to this many rows the caller packs A alone: waking the pool would take longer.
 const SERIAL_ROWS: usize = 16;
 
@@ -110,12 +116,12 @@ pub fn product(
     }
     let kernel = compute.kernel();
     let (words, per_word) = (kernel.words(k), kernel.per_word());
-    let (mr, block) = (kernel.tile_rows(), block(kernel.order()));
+    let (mr, block, slab) = (kernel.tile_rows(), block(kernel.order()), slab(kernel.order()));
     let panels = n.div_ceil(NR);
     let c = Shared::new(c);
 
-    for w0 in (0..words).step_by(SLAB_K) {
-        let wb = SLAB_K.min(words - w0);
+    for w0 in (0..words).step_by(slab) {
+        let wb = slab.min(words - w0);
         let k0 = w0 * per_word;
         let kb = (wb * per_word).min(k - k0);
         let wl = kernel.left_depth(wb);

@@ -175,8 +175,11 @@ fn attend(
         pack_tile(kernel, Matrix::new(queries, first + rows, dim), first, rows, 0, dim, packed);
         for i in part.blocks() {
             let keys = [keys_values.keys(part.path[i], head).cast_const()];
+            if let Some(next) = part.path.get(i + 1) {
+                keys_values.fetch(*next, head);
+            }
             let depth = kernel.words(dim);
-            let b = Rows { blocks: &keys, block: depth, depth, stride: BLOCK, ahead: std::ptr::null() };
+            let b = Rows { blocks: &keys, block: depth, depth, stride: BLOCK, ahead: keys[0] };
             let to = scores[first * stride + i * BLOCK..].as_mut_ptr();
             // SAFETY: packed queries, the block's keys and the scores have these extents.
             unsafe { multiply(kernel, rows, packed.as_ptr(), rows, b, to, stride, BLOCK, false) };
@@ -203,7 +206,7 @@ fn attend(
                 );
                 let depth = kernel.words(to - from);
                 let block = kernel.words(BLOCK);
-                let b = Rows { blocks: starts, block, depth, stride: padded, ahead: std::ptr::null() };
+                let b = Rows { blocks: starts, block, depth, stride: padded, ahead: starts[0] };
                 let to = sums[first * padded + column..].as_mut_ptr();
                 // SAFETY: weights, the blocks' values and the sums have these extents. Positions past a row's own have
                 // weight 0 and were written (or lie in the cleared half of a word), so they add exactly nothing.

@@ -259,13 +259,7 @@ impl Task {
                         } else {
                             self.values_t[block * depth * BLOCK..].as_ptr()
                         }];
-                        let b = Rows {
-                            blocks: &start,
-                            block: depth,
-                            depth,
-                            stride: BLOCK,
-                            ahead: std::ptr::null(),
-                        };
+                        let b = Rows { blocks: &start, block: depth, depth, stride: BLOCK, ahead: start[0] };
                         let to = to[tile_at * stride + block * BLOCK..].as_mut_ptr();
                         // SAFETY: packed rows, a block and the scores have these extents.
                         unsafe {
@@ -292,8 +286,7 @@ impl Task {
                 for column in (0..padded).step_by(NR) {
                     let start = [self.keys[column..].as_ptr()];
                     let depth = kernel.words(seen);
-                    let b =
-                        Rows { blocks: &start, block: depth, depth, stride: padded, ahead: std::ptr::null() };
+                    let b = Rows { blocks: &start, block: depth, depth, stride: padded, ahead: start[0] };
                     let to = dqueries[column..].as_mut_ptr();
                     // SAFETY: packed slopes, keys and the tile have these extents.
                     unsafe {
@@ -338,13 +331,7 @@ impl Task {
                     };
                     for column in (0..padded).step_by(NR) {
                         let start = [right[skipped * padded + column..].as_ptr()];
-                        let b = Rows {
-                            blocks: &start,
-                            block: depth,
-                            depth,
-                            stride: padded,
-                            ahead: std::ptr::null(),
-                        };
+                        let b = Rows { blocks: &start, block: depth, depth, stride: padded, ahead: start[0] };
                         let to = to[position * padded + column..].as_mut_ptr();
                         // SAFETY: scores, rows and the share have these extents.
                         unsafe { tile(kernel, tile_rows, a, a_stride, b, to, padded, NR, true) };

@@ -60,8 +60,7 @@ pub struct Rows<'a> {
     pub depth: usize,
     /// Distance between rows of a block.
     pub stride: usize,
-    /// What will be read after this, to be fetched meanwhile; any address will do. Used where a tile is done too fast for the processor to
-    /// see it coming.
+    /// What will be read after this, to be fetched meanwhile by tiles that have time for it; any address will do.
     pub ahead: *const f32,
 }
 
@@ -164,10 +163,21 @@ macro_rules! avx512_tile {
             let mask = |lanes: usize| -> __mmask16 { ((1u32 << lanes.min(16)) - 1) as u16 };
             let masks = [mask(columns), mask(columns.saturating_sub(16))];
             let mut sums = [[_mm512_setzero_ps(); 2]; R];
+            let mut ahead = b.ahead;
             // SAFETY: the caller vouches for the extents; masked-off lanes are not accessed.
             unsafe {
+                // Neither the tile of C nor what comes next is where the processor expects it. (Flatter tiles wait for memory as it is.)
+                for i in 0..if R == VECTOR_ROWS { R } else { 0 } {
+                    for half in [0, 16] {
+                        _mm_prefetch::<_MM_HINT_T0>(c.wrapping_add(i * c_stride + half).cast());
+                    }
+                }
                 for (mut from, depth) in b.pieces() {
                     for _ in 0..depth {
+                        if R == VECTOR_ROWS {
+                            _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                            ahead = ahead.wrapping_add(16);
+                        }
                         let $from = from;
                         let b0 = $load;
                         let $from = from.add(16);
