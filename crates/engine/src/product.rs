@@ -46,6 +46,7 @@ pub const fn slab(order: Order) -> usize {
         Order::Tiled => 4608,
     }
 }
+
 /// Values of A packed at a time (8 MiB).
 pub const SLAB_A: usize = 2 << 20;
 /// Words of B that a task goes over for each tile of A: half a mebibyte, which stays in the second-level cache.

@@ -163,18 +163,21 @@ macro_rules! avx512_tile {
             let mask = |lanes: usize| -> __mmask16 { ((1u32 << lanes.min(16)) - 1) as u16 };
             let masks = [mask(columns), mask(columns.saturating_sub(16))];
             let mut sums = [[_mm512_setzero_ps(); 2]; R];
+            // Neither the tile of C nor what comes next is where the processor expects it. Flatter tiles wait for memory as it is.
+            let fetches = R == VECTOR_ROWS;
             let mut ahead = b.ahead;
-            // SAFETY: the caller vouches for the extents; masked-off lanes are not accessed.
+            // SAFETY: the caller vouches for the extents; masked-off lanes are not accessed, and a prefetch accesses nothing.
             unsafe {
-                // Neither the tile of C nor what comes next is where the processor expects it. (Flatter tiles wait for memory as it is.)
-                for i in 0..if R == VECTOR_ROWS { R } else { 0 } {
-                    for half in [0, 16] {
-                        _mm_prefetch::<_MM_HINT_T0>(c.wrapping_add(i * c_stride + half).cast());
+                if fetches {
+                    for i in 0..R {
+                        for half in [0, 16] {
+                            _mm_prefetch::<_MM_HINT_T0>(c.wrapping_add(i * c_stride + half).cast());
+                        }
                     }
                 }
                 for (mut from, depth) in b.pieces() {
                     for _ in 0..depth {
-                        if R == VECTOR_ROWS {
+                        if fetches {
                             _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
                             ahead = ahead.wrapping_add(16);
                         }
