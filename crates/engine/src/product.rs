@@ -12,10 +12,12 @@
 //!
 //! **Layout.** The right operand is read in *panels* of [`NR`] columns, `[k][NR]`, so that a tile streams through memory. Weights
 //! are packed once per update ([`Packed`]); other right operands are packed into scratch on the way. The left operand is
-//! packed into tiles ([`Kernel::tile_rows`](crate::precision::Kernel::tile_rows)), `[k][rows]` or as `amx` wants it.
+//! packed into tiles ([`Kernel::tile_rows`](crate::precision::Kernel::tile_rows)), `[k][rows]` or as `amx` wants it, unless it is in f32 and its rows
+//! are contiguous: then tiles read it where it lies (`left`).
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
+pub(crate) mod left;
 pub(crate) mod pack;
 pub(crate) mod tile;
 
@@ -26,6 +28,7 @@ use crate::precision::Order;
 pub use pack::{Matrix, Packed};
 pub use tile::{MAX_ROWS, NR};
 
+use left::Left;
 use pack::{pack_panel, pack_tile};
 use tile::{Rows, tile};
 
@@ -118,6 +121,7 @@ pub fn product(
     let kernel = compute.kernel();
     let (words, per_word) = (kernel.words(k), kernel.per_word());
     let (mr, block, slab) = (kernel.tile_rows(), block(kernel.order()), slab(kernel.order()));
+    let in_place = kernel.reads_rows(a);
     let panels = n.div_ceil(NR);
     let c = Shared::new(c);
 
@@ -130,7 +134,7 @@ pub fn product(
         for m0 in (0..m).step_by(slab_rows) {
             let mb = slab_rows.min(m - m0);
             let tiles = mb.div_ceil(mr);
-            let left = Shared::new(scratch.left.reserve(tiles * mr * wl));
+            let left = Shared::new(scratch.left.reserve(if in_place { 0 } else { tiles * mr * wl }));
             let b_group = match b {
                 Right::Plain(matrix) => matrix.columns_together(NR),
                 Right::Packed(_) => 1,
@@ -177,10 +181,10 @@ pub fn product(
                     }
                 }
             };
-            let tasks = to_pack + tiles.div_ceil(a_group);
+            let tasks = to_pack + if in_place { 0 } else { tiles.div_ceil(a_group) };
             if m <= SERIAL_ROWS && to_pack == 0 {
                 (0..tasks).for_each(pack);
-            } else {
+            } else if tasks > 0 {
                 compute.pool.run(tasks, pack);
             }
 
@@ -200,6 +204,10 @@ pub fn product(
                 for tile_at in these.clone() {
                     let first = tile_at * mr;
                     let rows = mr.min(mb - first);
+                    let from = match in_place {
+                        true => Left::rows(a.part(m0 + first..m0 + first + rows, k0..k0 + kb)),
+                        false => Left::packed(kernel, left.pointer(first * wl), rows),
+                    };
                     for panel in group.clone() {
                         let b_panel = match b {
                             Right::Packed(packed) => packed.panel(panel)[w0 * NR..].as_ptr(),
@@ -208,22 +216,20 @@ pub fn product(
                         let columns = NR.min(n - panel * NR);
                         for wc in (0..wb).step_by(block) {
                             let depth = block.min(wb - wc);
-                            // SAFETY: the packed operands hold these blocks; rows and columns of C lie within its
-                            // bounds (asserted above), and no other task has this tile of C.
+                            let (from, b) = (from.after(wc), b_panel.wrapping_add(wc * NR));
+                            // What comes from afar next is fetched meanwhile: another panel during the first
+                            // tile, then another tile, a share of it during each panel.
+                            let ahead = if tile_at == these.start {
+                                b.wrapping_add(wb * NR)
+                            } else {
+                                from.share_of_next(mr, wl, depth, panel - group.start, group.len())
+                            };
+                            let b = Rows { blocks: &[b], block: depth, depth, stride: NR, ahead };
+                            // SAFETY: the operands hold these blocks; rows and columns of C lie within its bounds
+                            // (asserted above), and no other task has this tile of C.
                             unsafe {
-                                let a = left.pointer(first * wl + wc * kernel.left_rows(rows));
-                                let b = b_panel.add(wc * NR);
-                                // What comes from afar next is fetched meanwhile: another panel during the first
-                                // tile, then another tile, a share of it during each panel.
-                                let ahead = if tile_at == these.start {
-                                    b.wrapping_add(wb * NR)
-                                } else {
-                                    let share = mr * depth * (panel - group.start) / group.len();
-                                    a.wrapping_add(mr * wl + share).cast_const()
-                                };
-                                let b = Rows { blocks: &[b], block: depth, depth, stride: NR, ahead };
                                 let c = c.pointer((m0 + first) * c_stride + panel * NR);
-                                tile(kernel, rows, a, rows, b, c, c_stride, columns, add || wc > 0);
+                                tile(kernel, rows, from, b, c, c_stride, columns, add || wc > 0);
                             }
                         }
                     }

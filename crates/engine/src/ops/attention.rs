@@ -17,7 +17,8 @@ use super::kv::{BLOCK, KeyValues, Span};
 use crate::Compute;
 use crate::buffer::{Buffer, Shared};
 use crate::precision::Kernel;
-use crate::product::pack::{Matrix, pack_tile};
+use crate::product::left::Left;
+use crate::product::pack::Matrix;
 use crate::product::tile::{Rows, tile as multiply};
 use crate::product::{MAX_ROWS, NR};
 use crate::simd::{LANES, exp, fold, simd};
@@ -25,14 +26,14 @@ use crate::simd::{LANES, exp, fold, simd};
 /// Scratch of one tile.
 #[derive(Default)]
 struct Scratch {
-    /// Scaled queries, `[rows][head_dim]`, and packed as a left operand.
+    /// Scaled queries, `[rows][head_dim]`, and in bf16 packed as a left operand.
     queries: Buffer,
     packed: Buffer,
     /// Scores, then weights, `[rows][positions]`.
     scores: Buffer,
     /// What normalises each row.
     stats: [RowStats; MAX_ROWS],
-    /// Weights, packed as a left operand.
+    /// In bf16, weights packed as a left operand.
     weights: Buffer,
     /// Weighted sums of values, `[rows][padded]`.
     sums: Buffer,
@@ -156,12 +157,11 @@ fn attend(
     let scale = 1.0 / (dim as f32).sqrt();
     let rows: usize = tile.runs.iter().map(|run| run.rows).sum();
     let longest = parts(spans, tile, group).map(|part| part.positions.end).max().unwrap_or(0);
-    let stride = longest.next_multiple_of(BLOCK);
+    // An odd number of cache lines, so that one position of many rows does not fall into one set of the cache.
+    let stride = longest.next_multiple_of(BLOCK) + LANES;
     let Scratch { queries, packed, scores, stats, weights, sums, starts } = scratch;
     let queries = queries.reserve(rows * dim);
-    let packed = packed.reserve(kernel.left_words(rows, dim));
     let scores = scores.reserve(rows * stride);
-    let weights = weights.reserve(kernel.left_words(rows, longest));
     let sums = sums.reserve(rows * padded);
 
     for (place, to) in places(spans, &tile.runs, group).zip(queries.chunks_exact_mut(dim)) {
@@ -172,7 +172,8 @@ fn attend(
     }
     for part in parts(spans, tile, group) {
         let (first, rows) = (part.rows.start, part.rows.len());
-        pack_tile(kernel, Matrix::new(queries, first + rows, dim), first, rows, 0, dim, packed);
+        let queries = Matrix::new(queries, first + rows, dim);
+        let a = Left::of(kernel, queries, part.rows.clone(), 0..dim, packed);
         for i in part.blocks() {
             let keys = [keys_values.keys(part.path[i], head).cast_const()];
             if let Some(next) = part.path.get(i + 1) {
@@ -181,8 +182,8 @@ fn attend(
             let depth = kernel.words(dim);
             let b = Rows { blocks: &keys, block: depth, depth, stride: BLOCK, ahead: keys[0] };
             let to = scores[first * stride + i * BLOCK..].as_mut_ptr();
-            // SAFETY: packed queries, the block's keys and the scores have these extents.
-            unsafe { multiply(kernel, rows, packed.as_ptr(), rows, b, to, stride, BLOCK, false) };
+            // SAFETY: queries, the block's keys and the scores have these extents.
+            unsafe { multiply(kernel, rows, a, b, to, stride, BLOCK, false) };
         }
     }
     for (r, place) in places(spans, &tile.runs, group).enumerate() {
@@ -193,10 +194,10 @@ fn attend(
     for part in parts(spans, tile, group) {
         let (first, rows, start) = (part.rows.start, part.rows.len(), part.positions.start);
         let scores = Matrix::new(scores, first + rows, stride);
-        pack_tile(kernel, scores, first, rows, start, part.positions.len(), weights);
+        let a = Left::of(kernel, scores, part.rows.clone(), part.positions.clone(), weights);
         for from in part.positions.clone().step_by(STRETCH) {
             let to = part.positions.end.min(from + STRETCH);
-            let a = weights[kernel.words(from - start) * kernel.left_rows(rows)..].as_ptr();
+            let a = a.after(kernel.words(from - start));
             for column in (0..padded).step_by(NR) {
                 starts.clear();
                 starts.extend(
@@ -210,7 +211,7 @@ fn attend(
                 let to = sums[first * padded + column..].as_mut_ptr();
                 // SAFETY: weights, the blocks' values and the sums have these extents. Positions past a row's own have
                 // weight 0 and were written (or lie in the cleared half of a word), so they add exactly nothing.
-                unsafe { multiply(kernel, rows, a, rows, b, to, padded, NR, from > 0) };
+                unsafe { multiply(kernel, rows, a, b, to, padded, NR, from > 0) };
             }
         }
     }

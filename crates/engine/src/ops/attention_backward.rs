@@ -15,7 +15,8 @@ use super::kv::{BLOCK, KeyValues, Shape, Span};
 use crate::Compute;
 use crate::buffer::{Buffer, Shared};
 use crate::precision::{Kernel, Precision};
-use crate::product::pack::{Matrix, pack_columns, pack_rows, pack_tile, unpack_rows};
+use crate::product::left::Left;
+use crate::product::pack::{Matrix, pack_columns, pack_rows, unpack_rows};
 use crate::product::tile::{Rows, tile};
 use crate::product::{MAX_ROWS, NR};
 use crate::simd::{LANES, dot, exp, simd};
@@ -111,16 +112,15 @@ struct Task {
     keys: Buffer,
     /// One block in f32.
     unpacked: Buffer,
-    /// Queries (scaled) and dO as rows, and a tile of either, packed.
+    /// Queries (scaled) and dO as rows, and in bf16 a tile of either, packed.
     queries: Buffer,
     grads: Buffer,
     packed: Buffer,
-    /// P and dS, `[row][positions]`, and dS packed by tiles.
+    /// P and dS, `[row][positions]`.
     weights: Buffer,
     slopes: Buffer,
-    slopes_t: Buffer,
     dqueries: Buffer,
-    /// A tile of dS or P, and queries or dO, both along rows: `[words of rows][…]`.
+    /// In bf16, a tile of dS or P, packed, and queries or dO as words, `[words of rows][…]`.
     left: Buffer,
     right: Buffer,
 }
@@ -217,12 +217,9 @@ impl Task {
         self.turn(kernel, keys_values, &span.blocks, kv_head, piece.positions);
         let queries = self.queries.reserve(QUERIES * padded);
         let grads = self.grads.reserve(QUERIES * padded);
-        let packed = self.packed.reserve(kernel.left_words(most, dim));
         let weights = self.weights.reserve(QUERIES * stride);
         let slopes = self.slopes.reserve(QUERIES * stride);
-        let slopes_t = self.slopes_t.reserve(kernel.left_words(most, stride));
         let dqueries = self.dqueries.reserve(most * padded);
-        let left = self.left.reserve(kernel.left_words(most, QUERIES));
         let right = self.right.reserve(kernel.words(QUERIES) * padded);
         let depth = kernel.words(dim);
         let [dkeys, dvalues] = share;
@@ -252,7 +249,7 @@ impl Task {
                 {
                     let from = &from[tile_at * padded..];
                     let from = Matrix::strided(from, tile_rows, dim, padded);
-                    pack_tile(kernel, from, 0, tile_rows, 0, dim, packed);
+                    let a = Left::of(kernel, from, 0..tile_rows, 0..dim, &mut self.packed);
                     for block in 0..seen.div_ceil(BLOCK) {
                         let start = [if of_keys {
                             keys_values.keys(span.blocks[block], kv_head).cast_const()
@@ -261,10 +258,8 @@ impl Task {
                         }];
                         let b = Rows { blocks: &start, block: depth, depth, stride: BLOCK, ahead: start[0] };
                         let to = to[tile_at * stride + block * BLOCK..].as_mut_ptr();
-                        // SAFETY: packed rows, a block and the scores have these extents.
-                        unsafe {
-                            tile(kernel, tile_rows, packed.as_ptr(), tile_rows, b, to, stride, BLOCK, false)
-                        };
+                        // SAFETY: the rows, a block and the scores have these extents.
+                        unsafe { tile(kernel, tile_rows, a, b, to, stride, BLOCK, false) };
                     }
                 }
                 for r in tile_at..tile_at + tile_rows {
@@ -282,16 +277,14 @@ impl Task {
                 }
                 // dQ = scale · dS K.
                 let from = Matrix::strided(&slopes[tile_at * stride..], tile_rows, seen, stride);
-                pack_tile(kernel, from, 0, tile_rows, 0, seen, slopes_t);
+                let a = Left::of(kernel, from, 0..tile_rows, 0..seen, &mut self.left);
                 for column in (0..padded).step_by(NR) {
                     let start = [self.keys[column..].as_ptr()];
                     let depth = kernel.words(seen);
                     let b = Rows { blocks: &start, block: depth, depth, stride: padded, ahead: start[0] };
                     let to = dqueries[column..].as_mut_ptr();
-                    // SAFETY: packed slopes, keys and the tile have these extents.
-                    unsafe {
-                        tile(kernel, tile_rows, slopes_t.as_ptr(), tile_rows, b, to, padded, NR, false)
-                    };
+                    // SAFETY: slopes, keys and the tile have these extents.
+                    unsafe { tile(kernel, tile_rows, a, b, to, padded, NR, false) };
                 }
                 for r in 0..tile_rows {
                     let row = span.row + first + tile_at + r;
@@ -314,27 +307,20 @@ impl Task {
                         &*right
                     }
                 };
-                let from_columns = Matrix::strided(from, rows, seen, stride).transposed();
+                let from = Matrix::strided(from, rows, seen, stride).transposed();
                 for position in (0..seen).step_by(most) {
                     let tile_rows = most.min(seen - position);
                     let skipped_rows = position.saturating_sub(before) / most * most;
                     let skipped = kernel.words(skipped_rows);
                     let depth = kernel.words(rows) - skipped;
-                    // In f32 they lie as a tile wants them.
-                    let (a, a_stride) = match kernel.precision {
-                        Precision::F32 => (from[skipped * stride + position..].as_ptr(), stride),
-                        Precision::Bf16 => {
-                            let (first, depth) = (skipped_rows, rows - skipped_rows);
-                            pack_tile(kernel, from_columns, position, tile_rows, first, depth, left);
-                            (left.as_ptr(), tile_rows)
-                        }
-                    };
+                    let tile_positions = position..position + tile_rows;
+                    let a = Left::of(kernel, from, tile_positions, skipped_rows..rows, &mut self.left);
                     for column in (0..padded).step_by(NR) {
                         let start = [right[skipped * padded + column..].as_ptr()];
                         let b = Rows { blocks: &start, block: depth, depth, stride: padded, ahead: start[0] };
                         let to = to[position * padded + column..].as_mut_ptr();
                         // SAFETY: scores, rows and the share have these extents.
-                        unsafe { tile(kernel, tile_rows, a, a_stride, b, to, padded, NR, true) };
+                        unsafe { tile(kernel, tile_rows, a, b, to, padded, NR, true) };
                     }
                 }
             }

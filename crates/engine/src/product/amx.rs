@@ -13,9 +13,10 @@ use std::arch::x86_64::*;
 use std::cell::{Cell, RefCell};
 use std::sync::OnceLock;
 
+use super::left::{HALF, STEP};
 use super::pack::Matrix;
 use super::pack::bf16::words_of;
-use super::tile::{HALF, MAX_ROWS, NR, Rows, STEP};
+use super::tile::{MAX_ROWS, NR, Rows};
 
 const _: () = assert!(MAX_ROWS == 2 * HALF && NR == 2 * STEP, "a tile is two matrix registers high and wide");
 

@@ -61,6 +61,11 @@ impl<'a> Matrix<'a> {
         if self.col_stride == 1 && self.cols > width { (TOGETHER / width).max(1) } else { 1 }
     }
 
+    /// Whether rows are contiguous.
+    pub fn has_rows(&self) -> bool {
+        self.col_stride == 1
+    }
+
     /// The values from the first of `rows` and `columns` on, and the distances between rows and between columns.
     ///
     /// # Panics
@@ -299,11 +304,14 @@ simd! {
         if width == NR && out_stride == NR {
             for k in 0..depth {
                 let (from, to) = (&data[k * stride..][..NR], &mut out[k * NR..][..NR]);
+                fetch(from, AHEAD * stride);
+                fetch(from, AHEAD * stride + 16);
                 to.copy_from_slice(from);
             }
         } else if width == VECTOR_ROWS && out_stride == VECTOR_ROWS {
             for k in 0..depth {
                 let (from, to) = (&data[k * stride..][..VECTOR_ROWS], &mut out[k * VECTOR_ROWS..][..VECTOR_ROWS]);
+                fetch(from, AHEAD * stride);
                 to.copy_from_slice(from);
             }
         } else {
@@ -346,7 +354,11 @@ simd! {
 
 simd! {
     fn transpose(data: &[f32], stride: usize, width: usize, depth: usize, out_stride: usize, out: &mut [f32]) {
-        let row = |i: usize, k: usize| -> &[f32; RUN] { run(&data[i * stride + k..]) };
+        let row = |i: usize, k: usize| -> &[f32; RUN] {
+            let from = &data[i * stride + k..];
+            fetch(from, RUNS * RUN);
+            run(from)
+        };
         let rest = transpose_runs(width, depth, out_stride, out, row);
         for k in rest..depth {
             for i in 0..width {
@@ -374,7 +386,12 @@ fn pair_columns_with(
     out: &mut [f32],
     pairs: impl Fn(&[f32; 2 * RUN]) -> [f32; RUN],
 ) {
-    let row = |i: usize, w: usize| pairs(run(&data[i * stride + 2 * w..]));
+    let row = |i: usize, w: usize| {
+        let from = &data[i * stride + 2 * w..];
+        fetch(from, RUNS * RUN);
+        fetch(from, (RUNS + 1) * RUN);
+        pairs(run(from))
+    };
     let rest = transpose_runs(width, depth / 2, out_stride, out, row);
     for w in rest..depth.div_ceil(2) {
         for i in 0..width {
@@ -390,10 +407,7 @@ fn pair_columns_with(
 pub(super) mod bf16 {
     use std::arch::x86_64::*;
 
-    use super::{RUN, pair_columns_with};
-
-    /// Rows that are fetched ahead: their distance is beyond what the processor sees coming.
-    const AHEAD: usize = 16;
+    use super::{AHEAD, RUN, pair_columns_with};
 
     /// 16 words of two steps each.
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
@@ -475,6 +489,24 @@ pub(super) mod bf16 {
     }
 }
 
+/// Rows that are fetched ahead: their distance is beyond what the processor sees coming.
+const AHEAD: usize = 16;
+/// Runs of four rows that are transposed before the next four rows are.
+const CHUNK: usize = 8;
+/// Runs that are fetched ahead in a row.
+const RUNS: usize = 8;
+
+/// Fetches the cache line of `data[at]`, which may be past its end.
+#[inline(always)]
+fn fetch(data: &[f32], at: usize) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: part of SSE, and a prefetch accesses nothing.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(data.as_ptr().wrapping_add(at).cast());
+    }
+}
+
 /// Words of a row that are transposed at a time: a cache line.
 const RUN: usize = 16;
 
@@ -498,17 +530,22 @@ fn transpose_runs<R: std::borrow::Borrow<[f32; RUN]>>(
     row: impl Fn(usize, usize) -> R,
 ) -> usize {
     let whole = depth / RUN * RUN;
-    for w in (0..whole).step_by(RUN) {
+    for start in (0..whole).step_by(CHUNK * RUN) {
+        let end = whole.min(start + CHUNK * RUN);
         let mut i = 0;
         while i + 4 <= width {
-            let rows = [row(i, w), row(i + 1, w), row(i + 2, w), row(i + 3, w)];
-            let to = &mut out[w * out_stride + i..][..(RUN - 1) * out_stride + 4];
-            transpose_4x16(rows.each_ref().map(|r| r.borrow()), out_stride, to);
+            for w in (start..end).step_by(RUN) {
+                let rows = [row(i, w), row(i + 1, w), row(i + 2, w), row(i + 3, w)];
+                let to = &mut out[w * out_stride + i..][..(RUN - 1) * out_stride + 4];
+                transpose_4x16(rows.each_ref().map(|r| r.borrow()), out_stride, to);
+            }
             i += 4;
         }
         while i < width {
-            for (step, value) in row(i, w).borrow().iter().enumerate() {
-                out[(w + step) * out_stride + i] = *value;
+            for w in (start..end).step_by(RUN) {
+                for (step, value) in row(i, w).borrow().iter().enumerate() {
+                    out[(w + step) * out_stride + i] = *value;
+                }
             }
             i += 1;
         }

@@ -2,7 +2,8 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::amx;
-use crate::precision::{Kernel, Order, Precision, halves};
+use super::left::{Left, Walk};
+use crate::precision::{Kernel, Precision, halves};
 use crate::simd::Isa;
 
 /// Rows of a tile in vector registers: 12 × 32 accumulators fill 24 of the 32 AVX-512 registers.
@@ -11,42 +12,6 @@ pub(super) const VECTOR_ROWS: usize = 12;
 pub const MAX_ROWS: usize = 32;
 /// Columns of a tile and width of a panel: two AVX-512 registers, four AVX2 ones.
 pub const NR: usize = 32;
-
-/// Rows of a matrix register of AMX.
-pub(super) const HALF: usize = 16;
-/// Words of k that an instruction of AMX goes over.
-pub(super) const STEP: usize = 16;
-
-impl Kernel {
-    /// Rows of a tile, a multiple of the steps of a word.
-    pub const fn tile_rows(self) -> usize {
-        match self.order() {
-            Order::Chained => VECTOR_ROWS,
-            Order::Tiled => MAX_ROWS,
-        }
-    }
-
-    /// Rows that `rows` rows of a tile take when packed as a left operand.
-    pub const fn left_rows(self, rows: usize) -> usize {
-        match self.order() {
-            Order::Chained => rows,
-            Order::Tiled => rows.next_multiple_of(HALF),
-        }
-    }
-
-    /// Words that a left operand of `rows` rows, at most a tile's, and `k` steps takes when packed.
-    pub const fn left_words(self, rows: usize, k: usize) -> usize {
-        self.left_rows(rows) * self.left_depth(self.words(k))
-    }
-
-    /// Words that `words` words of a row take there.
-    pub const fn left_depth(self, words: usize) -> usize {
-        match self.order() {
-            Order::Chained => words,
-            Order::Tiled => words.next_multiple_of(STEP),
-        }
-    }
-}
 
 /// The right operand of a tile: `depth` rows of [`NR`] words, `stride` apart, in one piece or in blocks of `block` rows
 /// that lie anywhere.
@@ -75,8 +40,7 @@ impl Rows<'_> {
 
 /// `C[i][j] = Σ_k A[k][i] B[k][j]`, one chain from 0 in the order of k, or, with `add`, that sum added to what C held; for i below
 /// `rows` and j below `columns`. The chain does not begin at C: C can be large, and every link would round at its size.
-/// Operands are words: row k of A starts `a_stride` words after the one before (with AMX, A is as
-/// [`pack_tile`](super::pack::pack_tile) leaves it). Row i of C starts `c_stride` values after.
+/// Operands are words. Row i of C starts `c_stride` values after the one before.
 ///
 /// A word of two bf16 is two links of the chain, the *later* step first: that is how AVX-512's instruction adds them up.
 ///
@@ -86,8 +50,7 @@ impl Rows<'_> {
 pub unsafe fn tile(
     kernel: Kernel,
     rows: usize,
-    a: *const f32,
-    a_stride: usize,
+    a: Left,
     b: Rows<'_>,
     c: *mut f32,
     c_stride: usize,
@@ -95,12 +58,20 @@ pub unsafe fn tile(
     add: bool,
 ) {
     debug_assert!((1..=kernel.tile_rows()).contains(&rows) && (1..=NR).contains(&columns));
-    /// Calls `$kernel::<R>` for the number of rows at hand.
+    /// Calls `$kernel::<R, _>` for the number of rows at hand.
     macro_rules! by_rows {
         ($kernel:ident, $rows:expr, $a:expr, $c:expr, [$($r:literal)*]) => {
-            match $rows {
-                // SAFETY: forwarded from the caller.
-                $($r => unsafe { $kernel::<$r>($a, a_stride, b, $c, c_stride, columns, add) },)*
+            match ($rows, $a) {
+                $(
+                    // SAFETY: forwarded from the caller.
+                    ($r, Left::Steps { start, stride }) => unsafe {
+                        $kernel::<$r, false>(start, stride, b, $c, c_stride, columns, add)
+                    },
+                    // SAFETY: forwarded from the caller.
+                    ($r, Left::Rows { start, stride }) => unsafe {
+                        $kernel::<$r, true>(start, stride, b, $c, c_stride, columns, add)
+                    },
+                )*
                 _ => unreachable!("a tile of {} rows", $rows),
             }
         };
@@ -117,8 +88,8 @@ pub unsafe fn tile(
         ($kernel:ident) => {
             for first in (0..rows).step_by(6) {
                 // SAFETY: stays within the tile.
-                let (a, c) = unsafe { (a.add(first), c.add(first * c_stride)) };
-                by_rows!($kernel, (rows - first).min(6), a, c, [1 2 3 4 5 6]);
+                let c = unsafe { c.add(first * c_stride) };
+                by_rows!($kernel, (rows - first).min(6), a.below(first), c, [1 2 3 4 5 6]);
             }
         };
     }
@@ -128,9 +99,12 @@ pub unsafe fn tile(
         #[cfg(target_arch = "x86_64")]
         (Precision::F32, Isa::Avx2) => by_six!(avx2),
         (Precision::F32, _) => whole!(portable),
-        // SAFETY: forwarded from the caller.
         #[cfg(target_arch = "x86_64")]
-        (Precision::Bf16, Isa::Amx) => unsafe { amx::tile(rows, a, b, c, c_stride, columns, add) },
+        (Precision::Bf16, Isa::Amx) => match a {
+            // SAFETY: forwarded from the caller.
+            Left::Steps { start, .. } => unsafe { amx::tile(rows, start, b, c, c_stride, columns, add) },
+            Left::Rows { .. } => unreachable!("rows of bf16 are packed"),
+        },
         #[cfg(target_arch = "x86_64")]
         (Precision::Bf16, Isa::Avx512Bf16) => whole!(avx512_pairs),
         #[cfg(target_arch = "x86_64")]
@@ -150,9 +124,9 @@ macro_rules! avx512_tile {
     ) => {
         #[target_feature(enable = $features)]
         #[allow(clippy::too_many_arguments)]
-        unsafe fn $name<const R: usize>(
-            mut a: *const f32,
-            a_stride: usize,
+        unsafe fn $name<const R: usize, const IN_ROWS: bool>(
+            start: *const f32,
+            stride: usize,
             b: Rows<'_>,
             c: *mut f32,
             c_stride: usize,
@@ -163,6 +137,7 @@ macro_rules! avx512_tile {
             let mask = |lanes: usize| -> __mmask16 { ((1u32 << lanes.min(16)) - 1) as u16 };
             let masks = [mask(columns), mask(columns.saturating_sub(16))];
             let mut sums = [[_mm512_setzero_ps(); 2]; R];
+            let mut a = Walk::<IN_ROWS>::new(start, stride);
             // Neither the tile of C nor what comes next is where the processor expects it. Flatter tiles wait for memory as it is.
             let fetches = R == VECTOR_ROWS;
             let mut ahead = b.ahead;
@@ -186,14 +161,14 @@ macro_rules! avx512_tile {
                         let $from = from.add(16);
                         let b1 = $load;
                         for (i, row) in sums.iter_mut().enumerate() {
-                            let $word = *a.add(i);
+                            let $word = a.word(i);
                             let $x = $spread;
                             let ($y, $sum) = (b0, row[0]);
                             row[0] = $step;
                             let ($y, $sum) = (b1, row[1]);
                             row[1] = $step;
                         }
-                        a = a.wrapping_add(a_stride);
+                        a.step();
                         from = from.wrapping_add(b.stride);
                     }
                 }
@@ -252,9 +227,9 @@ macro_rules! avx2_tile {
     ) => {
         #[target_feature(enable = "avx2,fma")]
         #[allow(clippy::too_many_arguments)]
-        unsafe fn $name<const R: usize>(
-            a: *const f32,
-            a_stride: usize,
+        unsafe fn $name<const R: usize, const IN_ROWS: bool>(
+            start: *const f32,
+            stride: usize,
             b: Rows<'_>,
             c: *mut f32,
             c_stride: usize,
@@ -268,7 +243,7 @@ macro_rules! avx2_tile {
                     let width = (columns - half).min(16);
                     let mut sums = [[_mm256_setzero_ps(); 2]; R];
                     let mut row_copy = [0.0f32; 16];
-                    let mut a = a;
+                    let mut a = Walk::<IN_ROWS>::new(start, stride);
                     for (start, depth) in b.pieces() {
                         let mut from = start.add(half);
                         for _ in 0..depth {
@@ -277,14 +252,14 @@ macro_rules! avx2_tile {
                             let $from = from.add(8);
                             let b1 = $load;
                             for (i, row) in sums.iter_mut().enumerate() {
-                                let $word = *a.add(i);
+                                let $word = a.word(i);
                                 let $x = $spread;
                                 let ($y, $sum) = (b0, row[0]);
                                 row[0] = $step;
                                 let ($y, $sum) = (b1, row[1]);
                                 row[1] = $step;
                             }
-                            a = a.wrapping_add(a_stride);
+                            a.step();
                             from = from.wrapping_add(b.stride);
                         }
                     }
@@ -333,9 +308,9 @@ fn halves_256(words: std::arch::x86_64::__m256i) -> [std::arch::x86_64::__m256; 
 macro_rules! portable_tile {
     ($name:ident, |$x:ident, $y:ident, $sum:ident| $step:expr) => {
         #[allow(clippy::too_many_arguments)]
-        unsafe fn $name<const R: usize>(
-            a: *const f32,
-            a_stride: usize,
+        unsafe fn $name<const R: usize, const IN_ROWS: bool>(
+            start: *const f32,
+            stride: usize,
             b: Rows<'_>,
             c: *mut f32,
             c_stride: usize,
@@ -345,18 +320,18 @@ macro_rules! portable_tile {
             // SAFETY: the caller vouches for the extents.
             unsafe {
                 let mut sums = [[0.0f32; NR]; R];
-                let mut a = a;
+                let mut a = Walk::<IN_ROWS>::new(start, stride);
                 for (start, depth) in b.pieces() {
                     for k in 0..depth {
                         let from = std::slice::from_raw_parts(start.add(k * b.stride), NR);
                         for (i, row) in sums.iter_mut().enumerate() {
-                            let $x = *a.add(i);
+                            let $x = a.word(i);
                             for (sum, y) in row.iter_mut().zip(from) {
                                 let ($y, $sum) = (*y, *sum);
                                 *sum = $step;
                             }
                         }
-                        a = a.wrapping_add(a_stride);
+                        a.step();
                     }
                 }
                 for (i, row) in sums.iter().enumerate() {
