@@ -58,8 +58,9 @@ async fn supervise(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Resul
         let why = cause(status);
         if died > restarts {
             eprintln!(
-                "{} the run {why}; it has been started again {restarts} times in a row",
-                style.red("error:")
+                "{} the run {why}; it has been started again {} in a row",
+                style.red("error:"),
+                screen::plural(restarts, "time")
             );
             return Ok(ExitCode::FAILURE);
         }

@@ -176,9 +176,9 @@ pub fn tool_set(agent: &AgentKeys) -> Result<ToolSet, TrainerError> {
         })
     };
     let mut tools = agent.tools.iter().map(named).collect::<Result<Vec<_>, _>>()?;
-    if agent.tool_delay > 0.0 {
-        let longest = Duration::from_secs_f64(agent.tool_delay);
-        let slow = |tool| -> Arc<dyn Tool> { Arc::new(Delayed::new(tool, longest)) };
+    let [least, most] = agent.tool_delay.map(Duration::from_secs_f64);
+    if !most.is_zero() {
+        let slow = |tool| -> Arc<dyn Tool> { Arc::new(Delayed::new(tool, least..=most)) };
         tools = tools.into_iter().map(slow).collect();
     }
     Ok(ToolSet::new(tools, Duration::from_secs_f64(agent.tool_seconds))?)

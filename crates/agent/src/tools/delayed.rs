@@ -2,6 +2,7 @@
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,18 +16,18 @@ use super::{CallError, Tool, ToolError, ToolSession};
 /// answer does not depend on when.
 pub struct Delayed {
     tool: Arc<dyn Tool>,
-    longest: Duration,
+    delay: RangeInclusive<Duration>,
 }
 
 struct DelayedSession {
     session: Box<dyn ToolSession>,
-    longest: Duration,
+    delay: RangeInclusive<Duration>,
 }
 
 impl Delayed {
-    /// `tool`, with up to `longest` before each answer, anew for each call and each process.
-    pub fn new(tool: Arc<dyn Tool>, longest: Duration) -> Self {
-        Delayed { tool, longest }
+    /// `tool`, with a random time within `delay` before each answer, anew for each call and each process.
+    pub fn new(tool: Arc<dyn Tool>, delay: RangeInclusive<Duration>) -> Self {
+        Delayed { tool, delay }
     }
 }
 
@@ -38,7 +39,7 @@ impl Tool for Delayed {
 
     async fn open(&self, attempt: &str) -> Result<Box<dyn ToolSession>, ToolError> {
         let session = self.tool.open(attempt).await?;
-        Ok(Box::new(DelayedSession { session, longest: self.longest }))
+        Ok(Box::new(DelayedSession { session, delay: self.delay.clone() }))
     }
 }
 
@@ -47,7 +48,8 @@ impl ToolSession for DelayedSession {
     async fn execute(&mut self, arguments: &Map<String, Value>) -> Result<String, CallError> {
         // The standard library seeds every state anew, which is all the randomness that is needed here.
         let share = RandomState::new().hash_one(0) as f64 / u64::MAX as f64;
-        tokio::time::sleep(self.longest.mul_f64(share)).await;
+        let (least, most) = (*self.delay.start(), *self.delay.end());
+        tokio::time::sleep(least + most.saturating_sub(least).mul_f64(share)).await;
         self.session.execute(arguments).await
     }
 
@@ -67,8 +69,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn answers_are_late_and_the_same() {
-        let longest = Duration::from_secs(3);
-        let tool = Delayed::new(Arc::new(Calculator), longest);
+        let (least, most) = (Duration::from_secs(1), Duration::from_secs(3));
+        let tool = Delayed::new(Arc::new(Calculator), least..=most);
         assert_eq!(tool.spec(), Calculator.spec());
         let mut session = tool.open("a").await.unwrap();
         let arguments = json!({ "expression": "6 * 7" });
@@ -77,7 +79,7 @@ mod tests {
             let start = tokio::time::Instant::now();
             assert_eq!(session.execute(arguments.as_object().unwrap()).await.unwrap(), "42");
             let waited = start.elapsed();
-            assert!(waited <= longest + Duration::from_millis(1), "{waited:?}");
+            assert!(least <= waited && waited <= most + Duration::from_millis(1), "{waited:?}");
             waits.insert(waited);
         }
         assert!(waits.len() > 1, "{waits:?}");

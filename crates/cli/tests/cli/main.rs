@@ -5,4 +5,5 @@ mod adapters;
 mod bad_input;
 mod crash;
 mod life;
+mod supervise;
 mod support;

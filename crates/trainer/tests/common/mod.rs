@@ -96,7 +96,8 @@ pub fn simulator(latency: Duration, failures: f64) -> Arc<Simulator> {
 
 /// A trainer's parts around a simulated policy.
 pub fn parts(policy: &Arc<Simulator>, latency: Duration) -> Parts {
-    let tools: Vec<Arc<dyn Tool>> = vec![Arc::new(Delayed::new(Arc::new(Calculator), latency))];
+    let tools: Vec<Arc<dyn Tool>> =
+        vec![Arc::new(Delayed::new(Arc::new(Calculator), Duration::ZERO..=latency))];
     Parts {
         sampler: policy.clone(),
         learner: policy.clone(),

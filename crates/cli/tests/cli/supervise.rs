@@ -1,0 +1,66 @@
+//! A run with `--restarts` has a process of its own, which is started again when it dies, and ends with its parent.
+#![cfg(unix)]
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
+use crate::support::{Place, stderr, stdout};
+
+#[test]
+fn a_run_that_dies_is_started_again() {
+    let place = Place::with_trained_model();
+    let whole = place.train().args(["--run", "whole"]).output().unwrap();
+    assert!(whole.status.success(), "{}", stderr(&whole));
+
+    // Four checkpoints in all: only the first process comes to a third.
+    let mut command = place.train();
+    let output =
+        command.args(["--restarts", "1"]).env("DRESSAGE_CRASH_AT", "after_rename:3").output().unwrap();
+    let (text, notes) = (stdout(&output), stderr(&output));
+    assert!(output.status.success(), "{notes}");
+    assert!(notes.contains("the run was killed (signal 9: ") && notes.contains("(1 of 1)"), "{notes}");
+    assert!(text.contains("goes on from run/checkpoints/step-000003"), "{text}");
+    assert_eq!(place.weights("run"), place.weights("whole"));
+}
+
+#[test]
+fn a_run_that_always_dies_is_given_up() {
+    let place = Place::with_trained_model();
+    let mut command = place.train();
+    let output =
+        command.args(["--restarts=1"]).env("DRESSAGE_CRASH_AT", "ledger_written:1").output().unwrap();
+    let notes = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{notes}");
+    assert_eq!(notes.matches("starting it again").count(), 1, "{notes}");
+    assert!(notes.contains("was killed (signal 9: ") && notes.contains("1 time in a row"), "{notes}");
+    // What its user can mend is not tried again.
+    let output = place.train().args(["--restarts", "9", "--resume", "--set", "run.seed=8"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    assert!(!stderr(&output).contains("starting it again"), "{}", stderr(&output));
+}
+
+/// Asked to end, the parent takes the run with it; nobody is left to hold the folder.
+#[test]
+fn the_run_ends_with_its_parent() {
+    let place = Place::with_trained_model();
+    let mut parent = Command::new(env!("CARGO_BIN_EXE_dressage"))
+        .current_dir(place.path(""))
+        .args(["train", "recipe.toml", "--restarts", "3", "--set", "phase.1.steps=12"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(parent.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.starts_with("grpo  2/12 ")));
+    let asked = Command::new("kill").args(["-TERM", &parent.id().to_string()]).status().unwrap();
+    assert!(asked.success());
+    // The child held the other end as well.
+    lines.for_each(drop);
+    let output = parent.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
+    assert!(!stderr(&output).contains("starting it again"), "{}", stderr(&output));
+
+    let output = place.train().args(["--resume", "--set", "phase.1.steps=12"]).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stdout(&output).contains("goes on from run/checkpoints/step-0000"), "{}", stdout(&output));
+}
