@@ -16,6 +16,7 @@ import filecmp
 import json
 import os
 import random
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -35,7 +36,7 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("recipe", help="a recipe; give --set so that it ends soon, with checkpoints on the way")
     p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of `dressage train`")
-    p.add_argument("--folder", type=Path, required=True, help="an empty folder for both runs")
+    p.add_argument("--folder", type=Path, required=True, help="an empty folder; runs that end as they should are removed from it")
     p.add_argument("--random", type=int, default=5, help="kills at random moments, after those at named places")
     p.add_argument("--seed", type=int, default=0, help="of the random moments")
     p.add_argument("--ahead", action="store_true", help="hold each run against its own ledger")
@@ -95,6 +96,7 @@ def main() -> None:
             audit(killed, arguments.dressage)
         else:
             compare(calm, killed)
+        shutil.rmtree(killed)
         deaths += survived
     print(f"all as it should be after {deaths} kills in {runs} runs")
 
