@@ -1,8 +1,6 @@
 //! The life of a run: train, stop, go on, measure, talk, look inside.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
@@ -153,20 +151,7 @@ fn a_run_that_is_interrupted_goes_on() {
     let output = place.train().args(steps).args(["--run", "whole"]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
 
-    let mut child = Command::new(env!("CARGO_BIN_EXE_dressage"))
-        .current_dir(place.path(""))
-        .args(["train", "recipe.toml"])
-        .args(steps)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-    assert!(lines.any(|line| line.starts_with("grpo  2/12 ")));
-    let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-    assert!(killed.success());
-    lines.for_each(drop);
-    let output = child.wait_with_output().unwrap();
+    let output = place.train_until_signal("-INT", &["--set", "run.checkpoint_every=0"]);
     let notes = stderr(&output);
     assert_eq!(output.status.code(), Some(130), "{notes}");
     let hint = "train recipe.toml --set phase.1.steps=12 --set run.checkpoint_every=0 --resume\n";

@@ -1,9 +1,6 @@
 //! A run with `--restarts` has a process of its own, which is started again when it dies, and ends with its parent.
 #![cfg(unix)]
 
-use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
-
 use crate::support::{Place, stderr, stdout};
 
 #[test]
@@ -43,20 +40,7 @@ fn a_run_that_always_dies_is_given_up() {
 #[test]
 fn the_run_ends_with_its_parent() {
     let place = Place::with_trained_model();
-    let mut parent = Command::new(env!("CARGO_BIN_EXE_dressage"))
-        .current_dir(place.path(""))
-        .args(["train", "recipe.toml", "--restarts", "3", "--set", "phase.1.steps=12"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(parent.stdout.take().unwrap()).lines().map(Result::unwrap);
-    assert!(lines.any(|line| line.starts_with("grpo  2/12 ")));
-    let asked = Command::new("kill").args(["-TERM", &parent.id().to_string()]).status().unwrap();
-    assert!(asked.success());
-    // The child held the other end as well.
-    lines.for_each(drop);
-    let output = parent.wait_with_output().unwrap();
+    let output = place.train_until_signal("-TERM", &["--restarts", "3"]);
     assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
     assert!(!stderr(&output).contains("starting it again"), "{}", stderr(&output));
 

@@ -1,8 +1,12 @@
 //! A small model on disk, a recipe that trains it in seconds, and the binary.
 
 use std::fs;
+#[cfg(unix)]
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::Output;
+#[cfg(unix)]
+use std::process::Stdio;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -108,6 +112,26 @@ impl Place {
         let mut command = self.dressage();
         command.args(["train", "recipe.toml"]);
         command
+    }
+
+    /// A training run that is sent a signal once it has done two of twelve steps; what it leaves on standard error.
+    #[cfg(unix)]
+    pub fn train_until_signal(&self, signal: &str, arguments: &[&str]) -> Output {
+        let mut run = std::process::Command::new(env!("CARGO_BIN_EXE_dressage"))
+            .current_dir(self.path(""))
+            .args(["train", "recipe.toml", "--set", "phase.1.steps=12"])
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(run.stdout.take().unwrap()).lines().map(Result::unwrap);
+        assert!(lines.any(|line| line.starts_with("grpo  2/12 ")));
+        let sent = std::process::Command::new("kill").args([signal, &run.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+        // Until nobody holds the other end: neither the run nor a process of its own.
+        lines.for_each(drop);
+        run.wait_with_output().unwrap()
     }
 
     /// The weights of the last checkpoint of a run.
