@@ -107,8 +107,8 @@ def main() -> None:
         for staleness in (0, 1):
             # The same step for both; room for all attempts that may be under way, those that wait for a tool included.
             keys = phase(arguments, "grpo", 0) | {"steps": 12, "staleness": staleness}
-            wait = f"agent.tool_delay=[{arguments.slow_tools},{arguments.slow_tools}]"
-            lines = train(arguments, f"slow-{staleness}", keys, 1, wait, "engine.concurrency=128", "eval.tasks=0")
+            wait = [f"agent.{key}={arguments.slow_tools}" for key in ("tool_delay", "tool_delay_least")]
+            lines = train(arguments, f"slow-{staleness}", keys, 1, *wait, "engine.concurrency=128", "eval.tasks=0")
             # The first steps fill what is ahead.
             steps = [line["timing_s/step"] for line in lines if line.get("kind") == "grpo"][2:]
             rates[staleness] = 64 * 60 / statistics.mean(steps)

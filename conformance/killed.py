@@ -1,7 +1,7 @@
 """Kill -9: a run that is killed again and again ends with the weights of one that is not.
 
 Trains a recipe once in peace, then as often as it takes to be killed at every named place and at random moments, resuming after each
-kill. Checks that all runs end with the same weights, moments and attempts, byte for byte. With `--set agent.tool_delay=[0,0.2]` tools
+kill. Checks that all runs end with the same weights, moments and attempts, byte for byte. With `--set agent.tool_delay=0.2` tools
 take a random time to answer, so that the order of events differs from run to run.
 
 With `--ahead`, for a recipe whose attempts run ahead of training (`staleness` above 0), what a step takes depends on who ends first, and runs

@@ -176,8 +176,8 @@ pub fn tool_set(agent: &AgentKeys) -> Result<ToolSet, TrainerError> {
         })
     };
     let mut tools = agent.tools.iter().map(named).collect::<Result<Vec<_>, _>>()?;
-    let [least, most] = agent.tool_delay.map(Duration::from_secs_f64);
-    if !most.is_zero() {
+    if agent.tool_delay > 0.0 {
+        let [least, most] = [agent.tool_delay_least, agent.tool_delay].map(Duration::from_secs_f64);
         let slow = |tool| -> Arc<dyn Tool> { Arc::new(Delayed::new(tool, least..=most)) };
         tools = tools.into_iter().map(slow).collect();
     }

@@ -263,12 +263,17 @@ impl Recipe {
             agent.tool_seconds,
             "in 0..=1e9, not 0",
         )?;
-        let [least, most] = agent.tool_delay;
         checker.check(
-            0.0 <= least && least <= most && most <= 1e9,
+            agent.tool_delay == 0.0 || seconds(agent.tool_delay),
             "agent.tool_delay",
-            format!("{:?}", agent.tool_delay),
-            "the least and the most seconds, in 0..=1e9",
+            agent.tool_delay,
+            "in 0..=1e9",
+        )?;
+        checker.check(
+            0.0 <= agent.tool_delay_least && agent.tool_delay_least <= agent.tool_delay,
+            "agent.tool_delay_least",
+            agent.tool_delay_least,
+            "in 0..=agent.tool_delay",
         )?;
         checker.check(
             seconds(agent.reply_seconds),

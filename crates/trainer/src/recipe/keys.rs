@@ -198,8 +198,10 @@ pub struct AgentKeys {
     pub max_tokens: usize,
     /// Longest wait for a tool to open, answer or close, in seconds.
     pub tool_seconds: f64,
-    /// Each answer of a tool is held back for a random time between these two, in seconds: to see what slow tools cost.
-    pub tool_delay: [f64; 2],
+    /// Each answer of a tool is held back for a random time of up to so many seconds: to see what slow tools cost.
+    pub tool_delay: f64,
+    /// And for at least so many.
+    pub tool_delay_least: f64,
     /// Longest wait for a reply, in seconds.
     pub reply_seconds: f64,
     /// Longest time for the replies and tool calls of an attempt, in seconds. One that takes longer ends there, and is unfinished.
@@ -224,7 +226,8 @@ impl Default for AgentKeys {
             max_turns: 4,
             max_tokens: 256,
             tool_seconds: 10.0,
-            tool_delay: [0.0; 2],
+            tool_delay: 0.0,
+            tool_delay_least: 0.0,
             reply_seconds: 600.0,
             attempt_seconds: 3600.0,
             prompt_tokens: 0,
