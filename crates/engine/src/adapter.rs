@@ -13,6 +13,7 @@ use serde_json::json;
 use crate::buffer::Buffer;
 use crate::layout::{Layout, Map, Site};
 use crate::ops::{for_rows, softmax};
+use crate::parameters::Parameters;
 use crate::precision::{Precision, words};
 use crate::product::{Matrix, Mode, NR, Packed, Right, Scratch, product};
 use crate::tensors::Tensors;
@@ -159,18 +160,16 @@ impl Adapter {
         };
         let packed = layout.maps.iter().map(|parts| parts.iter().map(packed).collect()).collect();
         let mut adapter = Adapter { options, base, layout, master, packed };
-        adapter.refresh(compute);
+        adapter.parameters().pack(compute);
         Ok(adapter)
     }
 
-    /// Packs the matrices again, after they changed.
-    pub fn refresh(&mut self, compute: &Compute) {
-        let (rank, master) = (self.options.rank, &self.master);
-        for (part, packed) in self.layout.maps.iter().flatten().zip(self.packed.iter_mut().flatten()) {
-            let [a, b] = packed;
-            a.refresh(compute, Matrix::new(&master[part.a.clone()], rank, part.inputs).transposed());
-            b.refresh(compute, Matrix::new(&master[part.b.clone()], part.outputs.len(), rank).transposed());
-        }
+    /// The weights and what is packed from them.
+    pub fn parameters(&mut self) -> Parameters<'_> {
+        let Adapter { layout, master, packed, .. } = self;
+        let ranges = layout.maps.iter().flatten().flat_map(|part| [part.a.clone(), part.b.clone()]);
+        let packed = ranges.zip(packed.iter_mut().flatten().flatten()).collect();
+        Parameters { tensors: &layout.tensors, master, packed }
     }
 
     fn scale(&self) -> f32 {
@@ -350,7 +349,7 @@ impl Adapter {
         let mut master = Buffer::zeroed(self.layout.tensors.len);
         self.layout.tensors.read(&folder.join(WEIGHTS), &mut master)?;
         self.master = master;
-        self.refresh(compute);
+        self.parameters().pack(compute);
         Ok(())
     }
 }

@@ -13,7 +13,7 @@ use crate::buffer::Buffer;
 use crate::head::{Head, HeadGradient};
 use crate::layout::Layout;
 use crate::ops::kv::{BLOCK, Blocks, Places};
-use crate::optimiser::{self, Optimiser, Trained};
+use crate::optimiser::{self, Optimiser};
 use crate::packing::{self, Packing, Step, Unit, schedule};
 use crate::product::Mode;
 use crate::transformer::{Rows, Temporary, Transformer};
@@ -228,30 +228,14 @@ impl Learning {
             self.ensure_adapter(index);
         }
         let Transformer { compute, weights, adapters, values, .. } = model;
-        let mut trained = Vec::new();
-        match adapter {
-            None => {
-                let (groups, master) = (weights.layout.tensors.groups(), &mut weights.master[..]);
-                trained.push(Trained { optimiser: &mut self.optimiser, groups, master });
-            }
-            Some(index) => {
-                let (groups, master) =
-                    (adapters[index].layout.tensors.groups(), &mut adapters[index].master[..]);
-                trained.push(Trained { optimiser: &mut self.adapters[index], groups, master });
-            }
-        }
+        let mut trained = vec![match adapter {
+            None => (&mut self.optimiser, weights.parameters()),
+            Some(index) => (&mut self.adapters[index], adapters[index].parameters()),
+        }];
         if let Some(head) = values.get_mut(&adapter) {
-            let optimiser = self.value_heads.entry(adapter).or_default();
-            trained.push(Trained { optimiser, groups: head.tensors.groups(), master: &mut head.master });
+            trained.push((self.value_heads.entry(adapter).or_default(), head.parameters()));
         }
-        let report = optimiser::step(compute, params, trained);
-        if report.applied {
-            match adapter {
-                None => weights.refresh(compute),
-                Some(index) => adapters[index].refresh(compute),
-            }
-        }
-        report
+        optimiser::step(compute, params, trained)
     }
 
     /// Makes sure that an adapter has an optimiser.
@@ -378,7 +362,7 @@ impl Learning {
 /// Clears the parts of a gradient that no product overwrites: norms, biases, and the embedding unless it is the head, too.
 fn clear_what_products_leave(layout: &Layout, gradient: &mut [f32]) {
     let norms_and_biases =
-        layout.tensors.groups().into_iter().filter(|g| !g.decay).map(|g| g.start..g.start + g.len);
+        layout.tensors.places.iter().filter(|place| !place.is_matrix()).map(|place| place.range.clone());
     let table = Some(layout.embedding.clone()).filter(|table| *table != layout.head);
     for range in norms_and_biases.chain(table) {
         gradient[range].fill(0.0);

@@ -7,6 +7,7 @@ use dressage_tree::{PathInput, PathTarget, Term};
 use super::*;
 use crate::adapter::Adapter;
 use crate::reference::Reference;
+use crate::tensors::Place;
 use crate::testing::{family_configs, random_weights, tiny_config};
 use crate::{Compute, Precision};
 
@@ -241,7 +242,7 @@ fn gradients_of_adapters_match_f64() {
         for (i, value) in adapter.master.iter_mut().enumerate() {
             *value += (uniform(23, 0, i as u64) - 0.5) as f32 * 0.3;
         }
-        adapter.refresh(&model.compute);
+        adapter.parameters().pack(&model.compute);
         model.adapters.push(adapter);
 
         let sums = learning.forward_backward(&model, Some(0), &batch, &loss).unwrap();
@@ -257,10 +258,9 @@ fn gradients_of_adapters_match_f64() {
         };
         let start: Vec<f64> = model.adapters[0].master.iter().map(|v| f64::from(*v)).collect();
         assert!((sums.loss - exact_at(&start)).abs() < 1e-5 * (1.0 + sums.loss.abs()));
-        for group in model.adapters[0].layout.tensors.groups() {
-            let range = group.start..group.start + group.len;
-            let direction = |i: usize| uniform(29, group.start as u64, i as u64) - 0.5;
-            let step = 1e-5 / (group.len as f64).sqrt();
+        for Place { parameter, range } in &model.adapters[0].layout.tensors.places {
+            let direction = |i: usize| uniform(29, range.start as u64, i as u64) - 0.5;
+            let step = 1e-5 / (range.len() as f64).sqrt();
             let along = |t: f64| {
                 let mut moved = start.clone();
                 moved[range.clone()].iter_mut().enumerate().for_each(|(i, v)| *v += t * direction(i));
@@ -270,7 +270,7 @@ fn gradients_of_adapters_match_f64() {
             for gradient in [&gradient[range.clone()], &parts.adapters[0].gradient[range.clone()]] {
                 let found: f64 = gradient.iter().enumerate().map(|(i, g)| f64::from(*g) * direction(i)).sum();
                 let size: f64 = gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
-                assert!((found - expected).abs() < 1e-3 * size, "{group:?}: {found} {expected}, {size}");
+                assert!((found - expected).abs() < 1e-3 * size, "{parameter:?}: {found} {expected}, {size}");
             }
         }
     }

@@ -31,6 +31,7 @@ pub mod memory;
 pub mod ops;
 pub mod optimiser;
 pub mod packing;
+pub mod parameters;
 pub mod pool;
 pub mod precision;
 pub mod product;

@@ -4,7 +4,8 @@ use dressage_policy::{OptimParams, OptimReport};
 
 use crate::Compute;
 use crate::buffer::Buffer;
-use crate::ops::adamw::{self, Group};
+use crate::ops::adamw;
+use crate::parameters::Parameters;
 use crate::product::Mode;
 
 /// Gradient and moments of one array of parameters, in its layout; allocated by the first backward pass.
@@ -47,51 +48,31 @@ impl Optimiser {
         adamw::norm(compute, &self.gradient)
     }
 
-    fn step(
-        &mut self,
-        compute: &Compute,
-        groups: &[Group],
-        params: &OptimParams,
-        scale: f32,
-        master: &mut [f32],
-    ) {
+    fn step(&mut self, compute: &Compute, params: &OptimParams, scale: f32, parameters: Parameters<'_>) {
         self.steps += 1;
-        adamw::step(
-            compute,
-            groups,
-            params,
-            self.steps,
-            scale,
-            master,
-            &self.gradient,
-            &mut self.first,
-            &mut self.second,
-        );
+        let moments = [&mut *self.first, &mut *self.second];
+        adamw::step(compute, params, self.steps, parameters, scale, &self.gradient, moments);
     }
 }
 
-/// Parameters that are trained together.
-pub struct Trained<'a> {
-    /// Their gradient and moments.
-    pub optimiser: &'a mut Optimiser,
-    /// What is known about their ranges.
-    pub groups: Vec<Group>,
-    /// The parameters.
-    pub master: &'a mut [f32],
-}
-
-/// One step over what has accumulated, clipped by the norm of all of it. A gradient that is not finite is dropped and changes
-/// nothing.
-pub fn step(compute: &Compute, params: &OptimParams, mut trained: Vec<Trained<'_>>) -> OptimReport {
-    let squares = trained.iter_mut().map(|t| t.optimiser.close(compute, t.master.len()).powi(2));
+/// One step of parameters that are trained together over what has accumulated for them, clipped by the norm of all of it. A gradient that is
+/// not finite is dropped and changes nothing.
+pub fn step(
+    compute: &Compute,
+    params: &OptimParams,
+    mut trained: Vec<(&mut Optimiser, Parameters<'_>)>,
+) -> OptimReport {
+    let squares = trained
+        .iter_mut()
+        .map(|(optimiser, parameters)| optimiser.close(compute, parameters.master.len()).powi(2));
     let grad_norm = squares.sum::<f64>().sqrt();
     if !grad_norm.is_finite() {
         return OptimReport { grad_norm, applied: false };
     }
     let limit = f64::from(params.max_grad_norm);
     let scale = if grad_norm > limit { (limit / (grad_norm + 1e-6)) as f32 } else { 1.0 };
-    for Trained { optimiser, groups, master } in trained {
-        optimiser.step(compute, &groups, params, scale, master);
+    for (optimiser, parameters) in trained {
+        optimiser.step(compute, params, scale, parameters);
     }
     OptimReport { grad_norm, applied: true }
 }

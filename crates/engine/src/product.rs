@@ -19,13 +19,15 @@
 pub(crate) mod amx;
 pub(crate) mod left;
 pub(crate) mod pack;
+mod packed;
 pub(crate) mod tile;
 
 use crate::Compute;
 use crate::buffer::{Buffer, Shared};
 use crate::precision::Order;
 
-pub use pack::{Matrix, Packed};
+pub use pack::Matrix;
+pub use packed::{Packed, Panels};
 pub use tile::{MAX_ROWS, NR};
 
 use left::Left;

@@ -5,8 +5,6 @@ use std::path::Path;
 
 use dressage_model::{ModelError, Parameter, SafetensorsFile, write_safetensors};
 
-use crate::ops::adamw::Group;
-
 /// A tensor's place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
@@ -14,6 +12,13 @@ pub struct Place {
     pub parameter: Parameter,
     /// Where it lies.
     pub range: Range<usize>,
+}
+
+impl Place {
+    /// Whether it is a matrix, and not a norm or a bias.
+    pub fn is_matrix(&self) -> bool {
+        self.parameter.shape.len() > 1
+    }
 }
 
 /// Where every tensor lies.
@@ -47,16 +52,6 @@ impl Tensors {
     /// Number of parameters.
     pub fn parameters(&self) -> usize {
         self.places.iter().map(|place| place.range.len()).sum()
-    }
-
-    /// The tensors as groups for the optimiser: weight decay applies to matrices only.
-    pub fn groups(&self) -> Vec<Group> {
-        let group = |place: &Place| Group {
-            start: place.range.start,
-            len: place.range.len(),
-            decay: place.parameter.shape.len() > 1,
-        };
-        self.places.iter().map(group).collect()
     }
 
     /// Writes an array of this layout as safetensors.

@@ -12,6 +12,7 @@ use crate::buffer::Buffer;
 use crate::head::HeadGradient;
 use crate::ops::norm;
 use crate::packing::Unit;
+use crate::parameters::Parameters;
 use crate::product::Mode;
 use crate::simd::{dot, simd};
 use crate::tensors::Tensors;
@@ -35,6 +36,11 @@ impl ValueHead {
         let parameter = |name: &str, shape: &[usize]| Parameter { name: name.into(), shape: shape.to_vec() };
         tensors.lay([parameter("value_head.weight", &[1, hidden]), parameter("value_head.bias", &[1])]);
         ValueHead { master: Buffer::zeroed(tensors.len), tensors }
+    }
+
+    /// The parameters. Nothing is packed.
+    pub fn parameters(&mut self) -> Parameters<'_> {
+        Parameters { tensors: &self.tensors, master: &mut self.master, packed: Vec::new() }
     }
 
     /// Replaces the parameters by those of a file.

@@ -8,8 +8,9 @@ use crate::Compute;
 use crate::buffer::Buffer;
 use crate::layout::{Layout, Map};
 use crate::ops::kv::Shape;
+use crate::parameters::Parameters;
 use crate::precision::Precision;
-use crate::product::{Matrix, Packed};
+use crate::product::Packed;
 
 /// All weights of a model.
 pub struct Weights {
@@ -62,21 +63,16 @@ impl Weights {
             let to = &mut self.master[place.range.clone()];
             files.tensor_into(&place.parameter.name, &place.parameter.shape, to)?;
         }
-        self.refresh(compute);
+        self.parameters().pack(compute);
         Ok(())
     }
 
-    /// Packs the matrices again, after the master copy changed.
-    pub fn refresh(&mut self, compute: &Compute) {
-        let master = &self.master;
-        let pack = |packed: &mut Packed, range: &Range<usize>| {
-            let matrix = Matrix::new(&master[range.clone()], packed.columns(), packed.depth());
-            packed.refresh(compute, matrix.transposed());
-        };
-        for (packed, map) in self.maps.iter_mut().zip(Map::all(self.config.layers)) {
-            pack(packed, &self.layout.linear(map).weight);
-        }
-        pack(&mut self.head, &self.layout.head);
+    /// The master copy and what is packed from it.
+    pub fn parameters(&mut self) -> Parameters<'_> {
+        let Weights { config, layout, master, maps, head } = self;
+        let ranges = Map::all(config.layers).map(|map| layout.linear(map).weight.clone());
+        let packed = ranges.zip(maps).chain([(layout.head.clone(), head)]).collect();
+        Parameters { tensors: &layout.tensors, master, packed }
     }
 
     /// The packed matrix of a linear map.

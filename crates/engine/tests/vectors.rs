@@ -94,7 +94,7 @@ fn evaluate(loss: Loss, rows: &[Vec<Point>], weights: &[Vec<f64>]) -> (f64, Vec<
             }
         }
     }
-    model_weights.refresh(&compute);
+    model_weights.parameters().pack(&compute);
     let mut model = Transformer::new(compute, model_weights, 64);
     model.values.insert(None, head);
     let mut learning = Learning::new(&model, Limits::NONE);

@@ -4,6 +4,7 @@ use dressage_policy::{OptimParams, crash_point};
 
 use crate::Compute;
 use crate::buffer::Shared;
+use crate::parameters::{Parameters, Piece};
 use crate::simd::{dot, simd};
 
 /// Values per task. The norm is summed per block and then in the order of blocks, so threads do not change it.
@@ -54,68 +55,58 @@ simd! {
     }
 }
 
-/// A range of parameters and what is known about it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Group {
-    /// First value.
-    pub start: usize,
-    /// Number of values.
-    pub len: usize,
-    /// Whether weight decay applies: matrices, not norms and biases.
-    pub decay: bool,
-}
-
-/// Step number `step` (from 1) over `groups` of the arrays, with the gradient scaled by `gradient_scale`.
-#[allow(clippy::too_many_arguments)]
+/// Step number `step` (from 1), with the gradient scaled by `gradient_scale`; `moments` are the first and the second. Weight decay applies
+/// to matrices only.
 pub fn step(
     compute: &Compute,
-    groups: &[Group],
     params: &OptimParams,
     step: u64,
+    parameters: Parameters<'_>,
     gradient_scale: f32,
-    weight: &mut [f32],
     gradient: &[f32],
-    first: &mut [f32],
-    second: &mut [f32],
+    moments: [&mut [f32]; 2],
 ) {
     let power = |beta: f32| 1.0 - f64::from(beta).powi(i32::try_from(step).unwrap_or(i32::MAX));
-    let blocks: Vec<(usize, usize, bool)> = groups
-        .iter()
-        .flat_map(|g| (0..g.len).step_by(BLOCK).map(|at| (g.start + at, BLOCK.min(g.len - at), g.decay)))
-        .collect();
-    let arrays = [weight, first, second].map(Shared::new);
-    compute.pool.run(blocks.len(), |task| {
-        if task == blocks.len() / 2 {
+    let constants = |decay: f32| Step {
+        gradient_scale,
+        beta1: params.beta1,
+        beta2: params.beta2,
+        keep: 1.0 - params.learning_rate * decay,
+        rate: (f64::from(params.learning_rate) / power(params.beta1)) as f32,
+        root_correction: power(params.beta2).sqrt().recip() as f32,
+        epsilon: params.epsilon,
+    };
+    let [matrix, other] = [params.weight_decay, 0.0].map(constants);
+    let middle =
+        parameters.tensors.places.get(parameters.tensors.places.len() / 2).map(|place| place.range.start);
+    let moments = moments.map(Shared::new);
+    parameters.change(compute, |Piece { range, is_matrix, .. }, weights| {
+        if middle.is_some_and(|middle| range.contains(&middle)) {
             crash_point("in_optim_step");
         }
-        let (start, len, decay) = blocks[task];
-        let decay = if decay { params.weight_decay } else { 0.0 };
-        let constants = Step {
-            gradient_scale,
-            beta1: params.beta1,
-            beta2: params.beta2,
-            keep: 1.0 - params.learning_rate * decay,
-            rate: (f64::from(params.learning_rate) / power(params.beta1)) as f32,
-            root_correction: power(params.beta2).sqrt().recip() as f32,
-            epsilon: params.epsilon,
-        };
-        // SAFETY: groups do not overlap, so each block belongs to one task.
-        let [w, m, v] = unsafe { arrays.each_ref().map(|array| array.slice(start, len)) };
-        step_block(compute.isa, constants, w, &gradient[start..start + len], m, v);
+        // SAFETY: pieces do not overlap, and each belongs to one task.
+        let [m, v] = unsafe { moments.each_ref().map(|array| array.slice(range.start, range.len())) };
+        let constants = if *is_matrix { matrix } else { other };
+        step_block(compute.isa, constants, weights, &gradient[range.clone()], m, v);
     });
 }
 
 #[cfg(test)]
 mod tests {
+    use dressage_model::Parameter;
+
     use super::super::testing::{close, noise, wide};
     use super::*;
+    use crate::tensors::Tensors;
 
     #[test]
     fn matches_f64_over_several_steps() {
         let compute = Compute::new(2);
         let n = BLOCK + 1000;
-        let groups =
-            [Group { start: 0, len: BLOCK, decay: true }, Group { start: BLOCK, len: 1000, decay: false }];
+        let mut tensors = Tensors::default();
+        for (name, shape) in [("matrix", vec![2, BLOCK / 2]), ("norm", vec![1000])] {
+            tensors.lay([Parameter { name: name.into(), shape }]);
+        }
         let params = OptimParams {
             learning_rate: 0.01,
             beta1: 0.9,
@@ -132,7 +123,8 @@ mod tests {
             let eg = wide(&g);
             let exact = eg.iter().map(|x| x * x).sum::<f64>().sqrt();
             assert!((norm(&compute, &g) - exact).abs() < 1e-5 * exact);
-            step(&compute, &groups, &params, t, 0.5, &mut w, &g, &mut m, &mut v);
+            let parameters = Parameters { tensors: &tensors, master: &mut w, packed: Vec::new() };
+            step(&compute, &params, t, parameters, 0.5, &g, [&mut m, &mut v]);
             for i in 0..n {
                 let x = eg[i] * 0.5;
                 em[i] = 0.9 * em[i] + 0.1 * x;

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::amx;
 use super::tile::{NR, VECTOR_ROWS};
 use crate::buffer::Buffer;
-use crate::precision::{Kernel, Precision, halves, pair, with_later, words};
+use crate::precision::{Kernel, Precision, halves, pair, with_later};
 use crate::simd::simd;
 
 /// Values of a row that are read together where they are contiguous: 12 cache lines.
@@ -84,78 +84,6 @@ impl<'a> Matrix<'a> {
     /// One element.
     pub fn at(&self, row: usize, col: usize) -> f32 {
         self.data[row * self.row_stride + col * self.col_stride]
-    }
-}
-
-/// A right operand in panels, ready for many products.
-pub struct Packed {
-    data: Buffer,
-    depth: usize,
-    words: usize,
-    columns: usize,
-}
-
-impl Packed {
-    /// Packs `b` (K × N) on the calling thread.
-    pub fn new(kernel: Kernel, b: Matrix<'_>) -> Self {
-        let mut packed = Packed::empty(kernel.precision, b.rows, b.cols);
-        let size = NR * packed.words;
-        for (panel, out) in packed.data.chunks_exact_mut(size.max(1)).enumerate() {
-            pack_panel(kernel, b, 0, b.rows, panel * NR, out);
-        }
-        packed
-    }
-
-    /// Room for a K × N operand, all zero.
-    pub fn empty(precision: Precision, depth: usize, columns: usize) -> Self {
-        Packed::within(Buffer::zeroed(Packed::size(precision, depth, columns)), precision, depth, columns)
-    }
-
-    /// Room for several operands, each given as (K, N), in one piece of memory.
-    pub fn together(precision: Precision, shapes: &[(usize, usize)]) -> Vec<Self> {
-        let sizes: Vec<usize> = shapes.iter().map(|&(k, n)| Packed::size(precision, k, n)).collect();
-        let within = |(data, &(k, n))| Packed::within(data, precision, k, n);
-        Buffer::together(&sizes).into_iter().zip(shapes).map(within).collect()
-    }
-
-    fn within(data: Buffer, precision: Precision, depth: usize, columns: usize) -> Self {
-        Packed { data, depth, words: words(precision, depth), columns }
-    }
-
-    /// Words that a K × N operand takes.
-    fn size(precision: Precision, depth: usize, columns: usize) -> usize {
-        columns.div_ceil(NR) * NR * words(precision, depth)
-    }
-
-    /// Packs `b` again, in parallel.
-    ///
-    /// # Panics
-    /// When its shape is another.
-    pub fn refresh(&mut self, compute: &crate::Compute, b: Matrix<'_>) {
-        assert_eq!((b.rows, b.cols), (self.depth, self.columns), "shape of a packed operand");
-        let (kernel, depth, size) = (compute.kernel(), self.depth, NR * self.words);
-        let panels = self.columns.div_ceil(NR);
-        let data = crate::buffer::Shared::new(&mut self.data);
-        compute.pool.run(panels, |panel| {
-            // SAFETY: each panel is packed by one task.
-            let out = unsafe { data.slice(panel * size, size) };
-            pack_panel(kernel, b, 0, depth, panel * NR, out);
-        });
-    }
-
-    /// K.
-    pub fn depth(&self) -> usize {
-        self.depth
-    }
-
-    /// N.
-    pub fn columns(&self) -> usize {
-        self.columns
-    }
-
-    /// Panel `index`, `[words of K][NR]`.
-    pub fn panel(&self, index: usize) -> &[f32] {
-        &self.data[index * NR * self.words..][..NR * self.words]
     }
 }
 

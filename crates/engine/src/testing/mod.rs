@@ -58,6 +58,6 @@ pub fn random_weights(compute: &Compute, config: &ModelConfig, seed: u64) -> Wei
             *value = (centre + spread * (uniform(seed, stream as u64, i as u64) - 0.5)) as f32;
         }
     }
-    weights.refresh(compute);
+    weights.parameters().pack(compute);
     weights
 }
