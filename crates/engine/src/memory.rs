@@ -7,8 +7,8 @@ use crate::engine::EngineOptions;
 use crate::layout::{Layout, Map};
 use crate::ops::attention_backward;
 use crate::ops::kv::BLOCK;
-use crate::precision::{Order, words};
-use crate::product::{MAX_ROWS, NR, SLAB_A, slab};
+use crate::precision::words;
+use crate::product::{MAX_ROWS, NR, SLAB, SLAB_A};
 use crate::weights::attention_shape;
 use crate::{EngineError, head};
 
@@ -202,10 +202,9 @@ impl std::fmt::Display for MemoryPlan {
 /// Room for packed operands of the largest product.
 fn scratch(config: &ModelConfig, rows: usize, trains: bool) -> Values {
     let widest = config.intermediate.max(config.hidden).max(attention_shape(config).query());
-    // The left operand goes by slabs; the right one of dX is a matrix of weights, that of dW as many rows of activations. The order
-    // with the longer slabs is planned for.
+    // Operands go by slabs; the right one of dX is a matrix of weights, that of dW as many rows of activations.
     let right = match trains {
-        true => Values::new(rows.max(2 * config.intermediate).min(slab(Order::Tiled))).times(widest),
+        true => Values::new(rows.max(2 * config.intermediate).min(SLAB)).times(widest),
         false => Values(0),
     };
     Values::new(SLAB_A).plus(right)

@@ -20,6 +20,7 @@ pub(crate) mod amx;
 pub(crate) mod left;
 pub(crate) mod pack;
 mod packed;
+mod strip;
 pub(crate) mod tile;
 
 use crate::Compute;
@@ -32,30 +33,30 @@ pub use tile::{MAX_ROWS, NR};
 
 use left::Left;
 use pack::{pack_panel, pack_tile};
-use tile::{Rows, tile};
+use strip::Strip;
 
 /// Words of a block of k, part of the definition of a product: short ones for accuracy, as said above. Tiled sums round seldom enough
 /// as they are.
 const fn block(order: Order) -> usize {
     match order {
         Order::Chained => 192,
-        Order::Tiled => 768,
+        Order::Tiled => SLAB,
     }
 }
 
-/// Words of k that a product goes over before it comes back to C: whole blocks. Chains keep few, so that a task holds several panels of B for
-/// each tile of A; matrix registers are so fast that coming back to C would cost more.
-pub const fn slab(order: Order) -> usize {
-    match order {
-        Order::Chained => 768,
-        Order::Tiled => 4608,
-    }
-}
+/// Words of k that a product goes over before it comes back to C: whole blocks. Few, so that a task holds several panels of B for each tile of A.
+pub const SLAB: usize = 768;
 
 /// Values of A packed at a time (8 MiB).
 pub const SLAB_A: usize = 2 << 20;
-/// Words of B that a task goes over for each tile of A: half a mebibyte, which stays in the second-level cache.
-const HELD_B: usize = 128 << 10;
+/// Words of B that a task goes over for each tile of A, to stay in the second-level cache: half a mebibyte, or a whole one where that cache
+/// has two, as it does beside every AMX.
+const fn held(order: Order) -> usize {
+    match order {
+        Order::Chained => 128 << 10,
+        Order::Tiled => 256 << 10,
+    }
+}
 /// Tiles of A that are worth fetching those panels for.
 const LEAST_TILES: usize = 8;
 /// Tasks that a product is cut into for each thread, where it is large enough, so that the last to finish is not waited for long.
@@ -122,13 +123,13 @@ pub fn product(
     }
     let kernel = compute.kernel();
     let (words, per_word) = (kernel.words(k), kernel.per_word());
-    let (mr, block, slab) = (kernel.tile_rows(), block(kernel.order()), slab(kernel.order()));
+    let (mr, block) = (kernel.tile_rows(), block(kernel.order()));
     let in_place = kernel.reads_rows(a);
     let panels = n.div_ceil(NR);
     let c = Shared::new(c);
 
-    for w0 in (0..words).step_by(slab) {
-        let wb = slab.min(words - w0);
+    for w0 in (0..words).step_by(SLAB) {
+        let wb = SLAB.min(words - w0);
         let k0 = w0 * per_word;
         let kb = (wb * per_word).min(k - k0);
         let wl = kernel.left_depth(wb);
@@ -193,7 +194,7 @@ pub fn product(
             // A task goes over a group of panels for each tile of a chunk: rows of C are written in long pieces.
             let wanted = compute.pool.threads() * TASKS_PER_THREAD;
             let most_chunks = tiles.div_ceil(LEAST_TILES);
-            let group = (panels * most_chunks / wanted).min(HELD_B / (NR * wb)).max(1);
+            let group = (panels * most_chunks / wanted).min(held(kernel.order()) / (NR * wb)).max(1);
             let groups = panels.div_ceil(group);
             let chunk = tiles.div_ceil(wanted.div_ceil(groups).min(most_chunks));
             let chunks = tiles.div_ceil(chunk);
@@ -203,6 +204,12 @@ pub fn product(
                 let (group_at, chunk_at) = (task / chunks, task % chunks);
                 let these = chunk_at * chunk..tiles.min((chunk_at + 1) * chunk);
                 let group = group_at * group..panels.min((group_at + 1) * group);
+                let (first_panel, distance) = match b {
+                    Right::Packed(packed) => {
+                        (packed.panel(group.start)[w0 * NR..].as_ptr(), packed.distance())
+                    }
+                    Right::Plain(_) => (right.pointer(group.start * NR * wb).cast_const(), NR * wb),
+                };
                 for tile_at in these.clone() {
                     let first = tile_at * mr;
                     let rows = mr.min(mb - first);
@@ -210,30 +217,16 @@ pub fn product(
                         true => Left::rows(a.part(m0 + first..m0 + first + rows, k0..k0 + kb)),
                         false => Left::packed(kernel, left.pointer(first * wl), rows),
                     };
-                    for panel in group.clone() {
-                        let b_panel = match b {
-                            Right::Packed(packed) => packed.panel(panel)[w0 * NR..].as_ptr(),
-                            Right::Plain(_) => right.pointer(panel * NR * wb).cast_const(),
-                        };
-                        let columns = NR.min(n - panel * NR);
-                        for wc in (0..wb).step_by(block) {
-                            let depth = block.min(wb - wc);
-                            let (from, b) = (from.after(wc), b_panel.wrapping_add(wc * NR));
-                            // What comes from afar next is fetched meanwhile: another panel during the first
-                            // tile, then another tile, a share of it during each panel.
-                            let ahead = if tile_at == these.start {
-                                b.wrapping_add(wb * NR)
-                            } else {
-                                from.share_of_next(mr, wl, depth, panel - group.start, group.len())
-                            };
-                            let b = Rows { blocks: &[b], block: depth, depth, stride: NR, ahead };
-                            // SAFETY: the operands hold these blocks; rows and columns of C lie within its bounds
-                            // (asserted above), and no other task has this tile of C.
-                            unsafe {
-                                let c = c.pointer((m0 + first) * c_stride + panel * NR);
-                                tile(kernel, rows, from, b, c, c_stride, columns, add || wc > 0);
-                            }
-                        }
+                    // What comes from afar next is fetched meanwhile: another panel during the first tile, then another tile.
+                    let next = (tile_at > these.start).then_some((mr, wl));
+                    let columns = n.min(group.end * NR) - group.start * NR;
+                    let strip =
+                        Strip { rows, left: from, words: wb, panels: first_panel, distance, columns, next };
+                    // SAFETY: the operands hold these words; rows and columns of C lie within its bounds
+                    // (asserted above), and no other task has this part of C.
+                    unsafe {
+                        let c = c.pointer((m0 + first) * c_stride + group.start * NR);
+                        strip.multiply(kernel, block, c, c_stride, add);
                     }
                 }
             });

@@ -16,7 +16,13 @@ use std::sync::OnceLock;
 use super::left::{HALF, STEP};
 use super::pack::Matrix;
 use super::pack::bf16::words_of;
+use super::strip::Strip;
 use super::tile::{MAX_ROWS, NR, Rows};
+
+/// Words of k for which a tile of A is held in the first-level cache of 48 KiB, beside as much of a panel and the sums: 18 KiB.
+const HELD_A: usize = 144;
+/// Panels from which on that is worth putting sums by.
+const LEAST_PANELS: usize = 4;
 
 const _: () = assert!(MAX_ROWS == 2 * HALF && NR == 2 * STEP, "a tile is two matrix registers high and wide");
 
@@ -82,20 +88,21 @@ struct Run {
     steps: usize,
 }
 
-/// Scratch of a thread: the runs of a product, the last step where k ends within it, and sums.
+/// Scratch of a thread: the runs of a product, the last step where k ends within it, and the sums of tiles.
 struct Scratch {
     runs: Vec<Run>,
     last: Lines<STEP>,
-    sums: Lines<MAX_ROWS>,
+    sums: Vec<Lines<MAX_ROWS>>,
 }
 
 /// Rows of a panel or of a tile.
+#[derive(Clone)]
 #[repr(align(64))]
 struct Lines<const N: usize>([[f32; NR]; N]);
 
 thread_local! {
     static SCRATCH: RefCell<Scratch> = const {
-        RefCell::new(Scratch { runs: Vec::new(), last: Lines([[0.0; NR]; STEP]), sums: Lines([[0.0; NR]; MAX_ROWS]) })
+        RefCell::new(Scratch { runs: Vec::new(), last: Lines([[0.0; NR]; STEP]), sums: Vec::new() })
     };
 }
 
@@ -116,46 +123,111 @@ pub unsafe fn tile(
     debug_assert!(b.blocks.len() < 2 || b.block.is_multiple_of(STEP));
     configure();
     SCRATCH.with_borrow_mut(|Scratch { runs, last, sums }| {
-        runs.clear();
-        for (start, depth) in b.pieces() {
-            let (steps, rest) = (depth / STEP, depth % STEP);
-            if steps > 0 {
-                runs.push(Run { start, stride: 4 * b.stride, steps });
-            }
-            if rest > 0 {
-                for (i, row) in last.0.iter_mut().enumerate() {
-                    if i < rest {
-                        let from = start.wrapping_add((steps * STEP + i) * b.stride);
-                        // SAFETY: within the block; a row of a panel has NR words.
-                        unsafe { std::ptr::copy_nonoverlapping(from, row.as_mut_ptr(), NR) };
-                    } else {
-                        row.fill(0.0);
-                    }
-                }
-                runs.push(Run { start: last.0.as_ptr().cast(), stride: 4 * NR, steps: 1 });
-            }
-        }
-        // Not straight to C: storing a matrix register waits for the cache lines it goes to.
-        let sums = sums.0.as_mut_ptr().cast();
-        // SAFETY: the runs cover what the caller vouches for.
+        // SAFETY: the caller vouches for the extents.
         unsafe {
-            multiply(rows, a, runs, b.ahead, sums);
+            list(b, runs, last);
+            let sums = room(sums, 1);
+            multiply(rows, a, runs, b.ahead, sums, false);
             take(rows, sums, c, c_stride, columns, add);
         }
     });
 }
 
-/// `to[i][j] = Σ_k A[i][k] B[k][j]` for all 16 or 32 rows and NR columns.
+/// As [`Strip::multiply`] with its left operand at `a`, all words one block.
 ///
 /// # Safety
-/// `a` must cover as many steps as the runs have, `to` all rows.
+/// As there; AMX must be available.
+#[target_feature(enable = "avx512f")]
+pub unsafe fn strip(strip: Strip, a: *const f32, c: *mut f32, c_stride: usize, add: bool) {
+    configure();
+    // A part of k for all panels, then the next: so that of A stays in the first-level cache. That pays from a few panels on.
+    let parts = if strip.count() < LEAST_PANELS { 1 } else { strip.words.div_ceil(HELD_A) };
+    let part = strip.words.div_ceil(parts).next_multiple_of(STEP);
+    let a_step = strip.rows.next_multiple_of(HALF);
+    SCRATCH.with_borrow_mut(|Scratch { runs, last, sums }| {
+        // Sums of a panel that is not done wait here.
+        let (sums, apart) = match parts {
+            1 => (room(sums, 1), 0),
+            _ => (room(sums, strip.count()), MAX_ROWS * NR),
+        };
+        for at in (0..strip.words).step_by(part) {
+            let depth = part.min(strip.words - at);
+            for panel in 0..strip.count() {
+                let (start, ahead) = ([strip.panel(panel, at)], strip.ahead(panel, at, depth));
+                let sums = sums.wrapping_add(panel * apart);
+                // SAFETY: the caller vouches for the extents.
+                unsafe {
+                    list(Rows { blocks: &start, block: depth, depth, stride: NR, ahead }, runs, last);
+                    multiply(strip.rows, a.wrapping_add(at * a_step), runs, ahead, sums, at > 0);
+                    if at + depth == strip.words {
+                        let c = c.wrapping_add(panel * NR);
+                        take(strip.rows, sums, c, c_stride, strip.columns_of(panel), add);
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// Room for the sums of `tiles` tiles.
+fn room(sums: &mut Vec<Lines<MAX_ROWS>>, tiles: usize) -> *mut f32 {
+    if sums.len() < tiles {
+        sums.resize(tiles, Lines([[0.0; NR]; MAX_ROWS]));
+    }
+    sums.as_mut_ptr().cast()
+}
+
+/// Lists the runs of a right operand; `last` takes the step within which a block ends.
+///
+/// # Safety
+/// The blocks must cover their extents.
+unsafe fn list(b: Rows<'_>, runs: &mut Vec<Run>, last: &mut Lines<STEP>) {
+    runs.clear();
+    for (start, depth) in b.pieces() {
+        let (steps, rest) = (depth / STEP, depth % STEP);
+        if steps > 0 {
+            runs.push(Run { start, stride: 4 * b.stride, steps });
+        }
+        if rest > 0 {
+            for (i, row) in last.0.iter_mut().enumerate() {
+                if i < rest {
+                    let from = start.wrapping_add((steps * STEP + i) * b.stride);
+                    // SAFETY: within the block; a row of a panel has NR words.
+                    unsafe { std::ptr::copy_nonoverlapping(from, row.as_mut_ptr(), NR) };
+                } else {
+                    row.fill(0.0);
+                }
+            }
+            runs.push(Run { start: last.0.as_ptr().cast(), stride: 4 * NR, steps: 1 });
+        }
+    }
+}
+
+/// `sums[i][j] = Σ_k A[i][k] B[k][j]` for all 16 or 32 rows and NR columns; with `resume` the chain goes on from what `sums` held. They are not C
+/// itself: storing a matrix register waits for the cache lines it goes to.
+///
+/// # Safety
+/// `a` must cover as many steps as the runs have, `sums` all rows.
 #[inline(always)]
-unsafe fn multiply(rows: usize, a: *const f32, runs: &[Run], ahead: *const f32, to: *mut f32) {
+unsafe fn multiply(
+    rows: usize,
+    a: *const f32,
+    runs: &[Run],
+    ahead: *const f32,
+    sums: *mut f32,
+    resume: bool,
+) {
     /// Sums in registers 0 to 3, the left operand in 4 and 5, the right one in 6 and 7.
     macro_rules! multiply {
-        ([$($zero:literal)*] [$($step:literal)*] [$($store:literal)*] $advance:literal) => {
+        ([$($zero:literal)*] [$($load:literal)*] [$($step:literal)*] [$($store:literal)*] $advance:literal) => {
             asm!(
+                "test {resume:e}, {resume:e}",
+                "jnz 5f",
                 $($zero,)*
+                "jmp 6f",
+                "5:",
+                $($load,)*
+                "6:",
                 "test {n}, {n}",
                 "jz 4f",
                 "2:",
@@ -194,8 +266,9 @@ unsafe fn multiply(rows: usize, a: *const f32, runs: &[Run], ahead: *const f32, 
                 steps = out(reg) _,
                 further = out(reg) _,
                 ahead = inout(reg) ahead => _,
-                to = in(reg) to,
-                to_line = in(reg) 4 * NR,
+                sums = in(reg) sums,
+                sums_line = in(reg) 4 * NR,
+                resume = in(reg) u32::from(resume),
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                 out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                 options(nostack),
@@ -207,6 +280,7 @@ unsafe fn multiply(rows: usize, a: *const f32, runs: &[Run], ahead: *const f32, 
         if rows <= HALF {
             multiply!(
                 ["tilezero tmm0" "tilezero tmm1"]
+                ["tileloadd tmm0, [{sums} + {sums_line}]" "tileloadd tmm1, [{sums} + {sums_line} + 64]"]
                 [
                     "tileloadd tmm4, [{a} + {line}]"
                     "tileloadd tmm6, [{b} + {stride}]"
@@ -214,12 +288,18 @@ unsafe fn multiply(rows: usize, a: *const f32, runs: &[Run], ahead: *const f32, 
                     "tileloadd tmm7, [{b} + {stride} + 64]"
                     "tdpbf16ps tmm1, tmm4, tmm7"
                 ]
-                ["tilestored [{to} + {to_line}], tmm0" "tilestored [{to} + {to_line} + 64], tmm1"]
+                ["tilestored [{sums} + {sums_line}], tmm0" "tilestored [{sums} + {sums_line} + 64], tmm1"]
                 "1024"
             );
         } else {
             multiply!(
                 ["tilezero tmm0" "tilezero tmm1" "tilezero tmm2" "tilezero tmm3"]
+                [
+                    "tileloadd tmm0, [{sums} + {sums_line}]"
+                    "tileloadd tmm1, [{sums} + {sums_line} + 64]"
+                    "tileloadd tmm2, [{sums} + {sums_line} + 2048]"
+                    "tileloadd tmm3, [{sums} + {sums_line} + 2112]"
+                ]
                 [
                     "tileloadd tmm4, [{a} + {line}]"
                     "tileloadd tmm6, [{b} + {stride}]"
@@ -231,10 +311,10 @@ unsafe fn multiply(rows: usize, a: *const f32, runs: &[Run], ahead: *const f32, 
                     "tdpbf16ps tmm3, tmm5, tmm7"
                 ]
                 [
-                    "tilestored [{to} + {to_line}], tmm0"
-                    "tilestored [{to} + {to_line} + 64], tmm1"
-                    "tilestored [{to} + {to_line} + 2048], tmm2"
-                    "tilestored [{to} + {to_line} + 2112], tmm3"
+                    "tilestored [{sums} + {sums_line}], tmm0"
+                    "tilestored [{sums} + {sums_line} + 64], tmm1"
+                    "tilestored [{sums} + {sums_line} + 2048], tmm2"
+                    "tilestored [{sums} + {sums_line} + 2112], tmm3"
                 ]
                 "2048"
             );

@@ -77,6 +77,11 @@ impl Packed {
         self.columns
     }
 
+    /// Values between the starts of two panels.
+    pub fn distance(&self) -> usize {
+        NR * self.words
+    }
+
     /// Panel `index`, `[words of K][NR]`.
     pub fn panel(&self, index: usize) -> &[f32] {
         &self.data[index * NR * self.words..][..NR * self.words]

@@ -1,0 +1,81 @@
+//! A strip of a product: one tile of A and neighbouring panels of B.
+
+#[cfg(target_arch = "x86_64")]
+use super::amx;
+use super::left::Left;
+use super::tile::{NR, Rows, tile};
+use crate::precision::Kernel;
+#[cfg(target_arch = "x86_64")]
+use crate::precision::Order;
+
+/// The operands of a strip.
+#[derive(Clone, Copy)]
+pub struct Strip {
+    /// Rows of the tile of A.
+    pub rows: usize,
+    /// The tile.
+    pub left: Left,
+    /// Words of k.
+    pub words: usize,
+    /// The first panel.
+    pub panels: *const f32,
+    /// Distance between panels.
+    pub distance: usize,
+    /// Columns of all panels; the last one may be cut short.
+    pub columns: usize,
+    /// The tile after this one, where that is what will be read next and not another panel: rows of a tile and words of a packed row.
+    pub next: Option<(usize, usize)>,
+}
+
+impl Strip {
+    /// Number of panels.
+    pub fn count(&self) -> usize {
+        self.columns.div_ceil(NR)
+    }
+
+    /// Columns of a panel.
+    pub fn columns_of(&self, panel: usize) -> usize {
+        NR.min(self.columns - panel * NR)
+    }
+
+    /// Panel `panel` from word `word` on.
+    pub fn panel(&self, panel: usize, word: usize) -> *const f32 {
+        self.panels.wrapping_add(panel * self.distance + word * NR)
+    }
+
+    /// What comes from afar after `words` words from `word` on of a panel: that of the next panel, or a share of the next tile.
+    pub fn ahead(&self, panel: usize, word: usize, words: usize) -> *const f32 {
+        match self.next {
+            None => self.panel(panel + 1, word),
+            Some((rows, depth)) => {
+                self.left.after(word).share_of_next(rows, depth, words, panel, self.count())
+            }
+        }
+    }
+
+    /// `C[i][j] = Σ_k A[i][k] B[k][j]`: the sums of blocks of `block` words of k, added up in their order, to what C held with `add`. Row i of C
+    /// starts `c_stride` values after the one before.
+    ///
+    /// # Safety
+    /// As [`tile`].
+    pub unsafe fn multiply(self, kernel: Kernel, block: usize, c: *mut f32, c_stride: usize, add: bool) {
+        #[cfg(target_arch = "x86_64")]
+        if let (Order::Tiled, Left::Steps { start, .. }) = (kernel.order(), self.left) {
+            debug_assert!(self.words <= block);
+            // SAFETY: forwarded from the caller; the instruction set is available, or it would not be named.
+            return unsafe { amx::strip(self, start, c, c_stride, add) };
+        }
+        for panel in 0..self.count() {
+            for at in (0..self.words).step_by(block) {
+                let depth = block.min(self.words - at);
+                let ahead = self.ahead(panel, at, depth);
+                let b = Rows { blocks: &[self.panel(panel, at)], block: depth, depth, stride: NR, ahead };
+                let (left, c) = (self.left.after(at), c.wrapping_add(panel * NR));
+                // SAFETY: forwarded from the caller.
+                unsafe {
+                    tile(kernel, self.rows, left, b, c, c_stride, self.columns_of(panel), add || at > 0)
+                };
+            }
+        }
+    }
+}
