@@ -23,8 +23,9 @@ use crate::simd::{LANES, dot, exp, simd};
 
 /// Query rows whose weights exist at a time: enough to make up for reading dK and dV, few enough to stay in the cache.
 pub const QUERIES: usize = 3 * MAX_ROWS;
-/// Pieces that a long span is cut into, part of the definition of the sum: enough for the threads, as each costs a share.
-const PIECES: usize = 8;
+/// Pieces that spans are cut into, part of the definition of the sum: enough for the threads, few because each costs a share. A span alone
+/// makes up to the first number of them, several together about the second.
+const PIECES: [usize; 2] = [8, 16];
 /// Values of shares that exist at a time (64 MiB), unless one piece needs more.
 const SHARES: usize = 16 << 20;
 
@@ -58,7 +59,7 @@ struct Piece {
 pub fn shares_at_most(shape: Shape, rows: usize, longest: usize) -> usize {
     let position = 2 * shape.kv_heads * shape.padded();
     // The pieces of a path as long as the batch see half of it on average.
-    let pieces = rows.div_ceil(QUERIES).min(PIECES);
+    let pieces = rows.div_ceil(QUERIES).min(PIECES[0]);
     let all = longest.saturating_mul(position).saturating_mul(pieces + 1) / 2;
     all.min(SHARES.max(longest.saturating_mul(position)))
 }
@@ -68,8 +69,9 @@ impl Piece {
     fn cut(shape: Shape, spans: &[Span]) -> Vec<Vec<Piece>> {
         let mut groups: Vec<Vec<Piece>> = Vec::new();
         let mut total = 0;
+        let most = PIECES[0].min(PIECES[1].div_ceil(spans.len().max(1)));
         for (index, span) in spans.iter().enumerate() {
-            let len = span.len.div_ceil(PIECES).next_multiple_of(QUERIES);
+            let len = span.len.div_ceil(most).next_multiple_of(QUERIES);
             for first in (0..span.len).step_by(len) {
                 let queries = first..span.len.min(first + len);
                 let positions = span.position + queries.end;
@@ -223,8 +225,10 @@ impl Task {
         let right = self.right.reserve(kernel.words(QUERIES) * padded);
         let depth = kernel.words(dim);
         let [dkeys, dvalues] = share;
-        dkeys.fill(0.0);
-        dvalues.fill(0.0);
+        // Those of the first queries write to what they see.
+        let written = (span.position + piece.queries.end.min(piece.queries.start + QUERIES)) * padded;
+        dkeys[written..].fill(0.0);
+        dvalues[written..].fill(0.0);
 
         for (first, head) in piece.queries.clone().step_by(QUERIES).flat_map(|first| {
             (kv_head * shape.group()..(kv_head + 1) * shape.group()).map(move |h| (first, h))
@@ -298,6 +302,7 @@ impl Task {
             // dK += dSᵀ Q and dV += Pᵀ dO: positions are the rows of these products, queries their depth, from the first
             // tile of queries that sees any of the positions.
             let seen = before + rows;
+            let is_first = first == piece.queries.start && head == kv_head * shape.group();
             for (from, with, to) in [(&*slopes, &*queries, &mut *dkeys), (&*weights, &*grads, &mut *dvalues)]
             {
                 let right = match kernel.precision {
@@ -320,7 +325,7 @@ impl Task {
                         let b = Rows { blocks: &start, block: depth, depth, stride: padded, ahead: start[0] };
                         let to = to[position * padded + column..].as_mut_ptr();
                         // SAFETY: scores, rows and the share have these extents.
-                        unsafe { tile(kernel, tile_rows, a, b, to, padded, NR, true) };
+                        unsafe { tile(kernel, tile_rows, a, b, to, padded, NR, !is_first) };
                     }
                 }
             }
