@@ -126,9 +126,19 @@ pub unsafe fn tile(
         // SAFETY: the caller vouches for the extents.
         unsafe {
             list(b, runs, last);
-            let sums = room(sums, 1);
-            multiply(rows, a, runs, b.ahead, sums, false);
-            take(rows, sums, c, c_stride, columns, add);
+            if rows.is_multiple_of(HALF) && columns == NR && !add {
+                // Storing a matrix register waits for the cache lines it goes to.
+                for i in 0..rows {
+                    let row = c.wrapping_add(i * c_stride);
+                    _mm_prefetch::<_MM_HINT_T0>(row.cast());
+                    _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(NR / 2).cast());
+                }
+                multiply(rows, a, runs, b.ahead, (c, c_stride), false);
+            } else {
+                let sums = room(sums, 1);
+                multiply(rows, a, runs, b.ahead, (sums, NR), false);
+                take(rows, sums, c, c_stride, columns, add);
+            }
         }
     });
 }
@@ -158,7 +168,7 @@ pub unsafe fn strip(strip: Strip, a: *const f32, c: *mut f32, c_stride: usize, a
                 // SAFETY: the caller vouches for the extents.
                 unsafe {
                     list(Rows { blocks: &start, block: depth, depth, stride: NR, ahead }, runs, last);
-                    multiply(strip.rows, a.wrapping_add(at * a_step), runs, ahead, sums, at > 0);
+                    multiply(strip.rows, a.wrapping_add(at * a_step), runs, ahead, (sums, NR), at > 0);
                     if at + depth == strip.words {
                         let c = c.wrapping_add(panel * NR);
                         take(strip.rows, sums, c, c_stride, strip.columns_of(panel), add);
@@ -203,8 +213,8 @@ unsafe fn list(b: Rows<'_>, runs: &mut Vec<Run>, last: &mut Lines<STEP>) {
     }
 }
 
-/// `sums[i][j] = Σ_k A[i][k] B[k][j]` for all 16 or 32 rows and NR columns; with `resume` the chain goes on from what `sums` held. They are not C
-/// itself: storing a matrix register waits for the cache lines it goes to.
+/// `sums[i][j] = Σ_k A[i][k] B[k][j]` for all 16 or 32 rows and NR columns, rows `stride` values apart; with `resume` the chain goes on from what
+/// `sums` held.
 ///
 /// # Safety
 /// `a` must cover as many steps as the runs have, `sums` all rows.
@@ -214,14 +224,14 @@ unsafe fn multiply(
     a: *const f32,
     runs: &[Run],
     ahead: *const f32,
-    sums: *mut f32,
+    (sums, stride): (*mut f32, usize),
     resume: bool,
 ) {
     /// Sums in registers 0 to 3, the left operand in 4 and 5, the right one in 6 and 7.
     macro_rules! multiply {
         ([$($zero:literal)*] [$($load:literal)*] [$($step:literal)*] [$($store:literal)*] $advance:literal) => {
             asm!(
-                "test {resume:e}, {resume:e}",
+                "test {steps}, {steps}",
                 "jnz 5f",
                 $($zero,)*
                 "jmp 6f",
@@ -256,6 +266,7 @@ unsafe fn multiply(
                 "dec {n}",
                 "jnz 2b",
                 "4:",
+                "# rows from the 16th on: {lower}",
                 $($store,)*
                 n = inout(reg) runs.len() => _,
                 runs = inout(reg) runs.as_ptr() => _,
@@ -263,12 +274,12 @@ unsafe fn multiply(
                 line = in(reg) 4 * STEP,
                 b = out(reg) _,
                 stride = out(reg) _,
-                steps = out(reg) _,
+                steps = inout(reg) usize::from(resume) => _,
                 further = out(reg) _,
                 ahead = inout(reg) ahead => _,
                 sums = in(reg) sums,
-                sums_line = in(reg) 4 * NR,
-                resume = in(reg) u32::from(resume),
+                lower = in(reg) sums.wrapping_add(HALF * stride),
+                sums_line = in(reg) 4 * stride,
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                 out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                 options(nostack),
@@ -297,8 +308,8 @@ unsafe fn multiply(
                 [
                     "tileloadd tmm0, [{sums} + {sums_line}]"
                     "tileloadd tmm1, [{sums} + {sums_line} + 64]"
-                    "tileloadd tmm2, [{sums} + {sums_line} + 2048]"
-                    "tileloadd tmm3, [{sums} + {sums_line} + 2112]"
+                    "tileloadd tmm2, [{lower} + {sums_line}]"
+                    "tileloadd tmm3, [{lower} + {sums_line} + 64]"
                 ]
                 [
                     "tileloadd tmm4, [{a} + {line}]"
@@ -313,8 +324,8 @@ unsafe fn multiply(
                 [
                     "tilestored [{sums} + {sums_line}], tmm0"
                     "tilestored [{sums} + {sums_line} + 64], tmm1"
-                    "tilestored [{sums} + {sums_line} + 2048], tmm2"
-                    "tilestored [{sums} + {sums_line} + 2112], tmm3"
+                    "tilestored [{lower} + {sums_line}], tmm2"
+                    "tilestored [{lower} + {sums_line} + 64], tmm3"
                 ]
                 "2048"
             );
