@@ -220,8 +220,16 @@ pub fn product(
                     // What comes from afar next is fetched meanwhile: another panel during the first tile, then another tile.
                     let next = (tile_at > these.start).then_some((mr, wl));
                     let columns = n.min(group.end * NR) - group.start * NR;
-                    let strip =
-                        Strip { rows, left: from, words: wb, panels: first_panel, distance, columns, next };
+                    let strip = Strip {
+                        rows,
+                        left: from,
+                        words: wb,
+                        panels: first_panel,
+                        distance,
+                        columns,
+                        shared: these.len() > 1,
+                        next,
+                    };
                     // SAFETY: the operands hold these words; rows and columns of C lie within its bounds
                     // (asserted above), and no other task has this part of C.
                     unsafe {

@@ -150,8 +150,12 @@ pub unsafe fn tile(
 #[target_feature(enable = "avx512f")]
 pub unsafe fn strip(strip: Strip, a: *const f32, c: *mut f32, c_stride: usize, add: bool) {
     configure();
-    // A part of k for all panels, then the next: so that of A stays in the first-level cache. That pays from a few panels on.
-    let parts = if strip.count() < LEAST_PANELS { 1 } else { strip.words.div_ceil(HELD_A) };
+    // A part of k for all panels, then the next: so that of A stays in the first-level cache. That pays from a few panels on, and where these
+    // do not come from memory.
+    let parts = match strip.shared && strip.count() >= LEAST_PANELS {
+        true => strip.words.div_ceil(HELD_A),
+        false => 1,
+    };
     let part = strip.words.div_ceil(parts).next_multiple_of(STEP);
     let a_step = strip.rows.next_multiple_of(HALF);
     SCRATCH.with_borrow_mut(|Scratch { runs, last, sums }| {

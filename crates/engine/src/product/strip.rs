@@ -23,6 +23,8 @@ pub struct Strip {
     pub distance: usize,
     /// Columns of all panels; the last one may be cut short.
     pub columns: usize,
+    /// Whether other tiles go over the same panels.
+    pub shared: bool,
     /// The tile after this one, where that is what will be read next and not another panel: rows of a tile and words of a packed row.
     pub next: Option<(usize, usize)>,
 }
