@@ -113,7 +113,7 @@ impl EngineOptions {
 }
 
 /// [`Fingerprint::kernels`] of this build.
-const KERNELS: u32 = 4;
+const KERNELS: u32 = 5;
 
 /// What the bits of a log-probability depend on besides weights and tokens. The instruction set is recorded, too, though all that
 /// add up in the same order compute the same values.
