@@ -7,6 +7,7 @@ prints success on held-out tasks as it went. Runs that are done are not done aga
 
 import argparse
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -38,7 +39,7 @@ def phase(arguments: argparse.Namespace, algorithm: str, staleness: int) -> dict
         "groups": 8,
         "group_size": 8,
         "temperature": 1.2,
-        "learning_rate": 5e-5,
+        "learning_rate": arguments.learning_rate,
         "staleness": staleness,
         "optimiser": {"beta2": 0.95, "warmup": 4, "schedule": "cosine", "final_share": 0.1},
     }
@@ -57,6 +58,7 @@ def train(arguments: argparse.Namespace, name: str, keys: dict, seed: int, *chan
         f"run.seed={seed}",
         f"engine.precision={arguments.precision}",
         "eval.unseen_wordings=0",
+        "run.keep=1",
         f"phase=[{toml(keys)}]",
         *changes,
     ]
@@ -71,6 +73,8 @@ def train(arguments: argparse.Namespace, name: str, keys: dict, seed: int, *chan
         if status != 0:
             sys.exit(f"{folder.name} ended with {status}; see {log.name}")
         done.touch()
+        # Nobody goes on from these, and they take gigabytes.
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -98,6 +102,7 @@ def main() -> None:
     p.add_argument("--dressage", type=Path, default=ROOT / "target/release/dressage")
     p.add_argument("--precision", choices=["f32", "bf16"], default="bf16")
     p.add_argument("--steps", type=int, default=60)
+    p.add_argument("--learning-rate", type=float, default=5e-5)
     p.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="for GRPO; the other algorithms take the first")
     p.add_argument("--slow-tools", type=float, help="seconds that a tool takes; measures rollouts a minute")
     arguments = p.parse_args()
@@ -105,10 +110,10 @@ def main() -> None:
     if arguments.slow_tools:
         rates = {}
         for staleness in (0, 1):
-            # The same step for both; room for all attempts that may be under way, those that wait for a tool included.
+            # The same step for both.
             keys = phase(arguments, "grpo", 0) | {"steps": 12, "staleness": staleness}
             wait = [f"agent.{key}={arguments.slow_tools}" for key in ("tool_delay", "tool_delay_least")]
-            lines = train(arguments, f"slow-{staleness}", keys, 1, *wait, "engine.concurrency=128", "eval.tasks=0")
+            lines = train(arguments, f"slow-{staleness}", keys, 1, *wait, "eval.tasks=0")
             # The first steps fill what is ahead.
             steps = [line["timing_s/step"] for line in lines if line.get("kind") == "grpo"][2:]
             rates[staleness] = 64 * 60 / statistics.mean(steps)

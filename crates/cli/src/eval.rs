@@ -74,7 +74,7 @@ async fn measure(recipe: &Recipe) -> anyhow::Result<Option<EvalResult>> {
     let dim = Style::stderr().dim("model ");
     eprintln!("{dim} {}: {}", recipe.model.source, model::describe(files));
     let chat = Arc::new(model::chat(files, chat_options(&recipe.agent))?);
-    let (threads, running) = (recipe.engine.threads, recipe.engine.concurrency);
+    let (threads, running) = (recipe.engine.threads, recipe.engine.sequences());
     let options = model::sampling_options(
         &files.config,
         threads,
@@ -92,7 +92,7 @@ async fn measure(recipe: &Recipe) -> anyhow::Result<Option<EvalResult>> {
         prompts: recipe.agent.clone(),
         reward: recipe.reward.clone(),
         seed: recipe.run.seed,
-        concurrency: recipe.engine.concurrency,
+        concurrency: running,
         store: Arc::new(Store::open(&scratch.path().join("run.db"))?),
     };
     let stop = StopFlag::default();

@@ -135,7 +135,7 @@ pub fn options(recipe: &Recipe, config: &ModelConfig) -> EngineOptions {
         kv_memory_mb: kv_memory_mb(config, context),
         precision: recipe.engine.precision,
         lora: recipe.model.lora.clone(),
-        running: recipe.engine.concurrency,
+        running: recipe.engine.sequences(),
         ..defaults
     }
 }

@@ -172,7 +172,7 @@ impl Trainer {
             prompts: recipe.agent.clone(),
             reward: recipe.reward.clone(),
             seed: recipe.run.seed,
-            concurrency: recipe.engine.concurrency,
+            concurrency: recipe.concurrency(),
             store: store.clone(),
         };
         Ok(Trainer {

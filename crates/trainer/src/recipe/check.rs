@@ -227,7 +227,6 @@ impl Recipe {
         if let Some(context) = model.context {
             checker.check(context >= 2, "model.context", context, "at least 2")?;
         }
-        checker.at_least_one("engine.concurrency", engine.concurrency)?;
         checker.at_least_one("engine.micro_batch_tokens", engine.micro_batch_tokens)?;
 
         checker.check(!tasks.is_empty(), "tasks", "empty", "at least one source")?;

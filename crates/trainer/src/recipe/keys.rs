@@ -90,13 +90,18 @@ pub struct ModelKeys {
     pub lora: Option<LoraOptions>,
 }
 
+/// Sequences that are computed together where the recipe does not say how many attempts are under way: more share the cost of reading the
+/// weights, but each needs memory for its keys and values.
+const SEQUENCES: usize = 64;
+
 /// `[engine]`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EngineKeys {
     /// Threads that compute; 0 for one on each core. Results do not depend on it.
     pub threads: usize,
-    /// Attempts under way at once. Results do not depend on it.
+    /// Attempts under way at once, those that wait for a tool included; 0 for all of a step and of what may run ahead of it.
+    /// Results do not depend on it.
     pub concurrency: usize,
     /// Tokens of a micro-batch after merging, at which the next one begins. It bounds memory; a single path that is
     /// longer is a micro-batch of its own, and goes through the model piece by piece.
@@ -108,11 +113,18 @@ pub struct EngineKeys {
     pub memory_mb: usize,
 }
 
+impl EngineKeys {
+    /// Sequences that the engine computes together at most: as many as there are attempts, where the recipe says how many.
+    pub fn sequences(&self) -> usize {
+        if self.concurrency > 0 { self.concurrency } else { SEQUENCES }
+    }
+}
+
 impl Default for EngineKeys {
     fn default() -> Self {
         EngineKeys {
             threads: 0,
-            concurrency: 64,
+            concurrency: 0,
             micro_batch_tokens: 2048,
             precision: Precision::F32,
             memory_mb: 0,

@@ -128,6 +128,17 @@ fn paths_are_relative_to_the_recipe_or_to_the_command_line() {
 }
 
 #[test]
+fn attempts_under_way_follow_the_step_and_what_runs_ahead() {
+    let concurrency = |overrides: &[&str]| load(SMALL, overrides).unwrap().concurrency();
+    let step = ["engine.concurrency=0", "phase.1.groups=40", "phase.1.group_size=4"];
+    assert_eq!(concurrency(&step), 160);
+    assert_eq!(concurrency(&[&step[..], &["phase.1.staleness=2"]].concat()), 480);
+    assert_eq!(concurrency(&[&step[..], &["phase.1.staleness=2", "phase.1.spare=1"]].concat()), 600);
+    assert_eq!(concurrency(&["engine.concurrency=0"]), 64, "a small step");
+    assert_eq!(concurrency(&[&step[..], &["engine.concurrency=3"]].concat()), 3);
+}
+
+#[test]
 fn only_what_matters_is_a_difference() {
     let recipe = load(SMALL, &[]).unwrap();
     let difference = |overrides: &[&str]| load(SMALL, overrides).unwrap().difference(&recipe).unwrap();
