@@ -124,6 +124,7 @@ class Report:
     """Prints one line for each comparison and remembers whether all held."""
 
     failures: list[str] = field(default_factory=list)
+    made: int = 0
 
     def check(self, what: str, value: float, bound: float, note: str = "") -> None:
         """`value` must be at most `bound` (a value that is not a number fails)."""
@@ -136,14 +137,17 @@ class Report:
 
     def _line(self, ok: bool, what: str, rest: str) -> None:
         print(f"{'ok  ' if ok else 'FAIL'}  {what:<60} {rest}", flush=True)
+        self.made += 1
         if not ok:
             self.failures.append(what)
 
     def finish(self) -> None:
-        """Ends the program: code 0 when everything held, else 1."""
+        """Ends the program: code 0 when everything held, else 1; that nothing was checked is a failure, too."""
+        if not self.made:
+            sys.exit("Nothing was checked: no model has the text of --only in its name.")
         if self.failures:
             sys.exit(f"{len(self.failures)} of the checks failed: " + "; ".join(self.failures))
-        print("all checks passed")
+        print(f"all {self.made} checks passed")
 
 
 def begin(arguments: argparse.Namespace) -> tuple[Dressage, Report]:
