@@ -8,19 +8,46 @@ use crate::Compute;
 use crate::buffer::{Buffer, Shared};
 use crate::precision::{Kernel, Precision, words};
 
+/// How a K × N operand lies in panels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Shape {
+    depth: usize,
+    columns: usize,
+    /// Words that a column takes.
+    words: usize,
+}
+
+impl Shape {
+    fn new(precision: Precision, depth: usize, columns: usize) -> Self {
+        Shape { depth, columns, words: words(precision, depth) }
+    }
+
+    fn panels(self) -> usize {
+        self.columns.div_ceil(NR)
+    }
+
+    /// Words of a panel.
+    fn panel(self) -> usize {
+        NR * self.words
+    }
+
+    /// Words of the whole operand.
+    fn size(self) -> usize {
+        self.panels() * self.panel()
+    }
+}
+
 /// A right operand in panels, ready for many products.
 pub struct Packed {
     data: Buffer,
-    depth: usize,
-    words: usize,
-    columns: usize,
+    shape: Shape,
 }
 
 impl Packed {
     /// Packs `b` (K × N) on the calling thread.
     pub fn new(kernel: Kernel, b: Matrix<'_>) -> Self {
         let mut packed = Packed::empty(kernel.precision, b.rows, b.cols);
-        let size = NR * packed.words;
+        let size = packed.shape.panel();
         for (panel, out) in packed.data.chunks_exact_mut(size.max(1)).enumerate() {
             pack_panel(kernel, b, 0, b.rows, panel * NR, out);
         }
@@ -29,23 +56,15 @@ impl Packed {
 
     /// Room for a K × N operand, all zero.
     pub fn empty(precision: Precision, depth: usize, columns: usize) -> Self {
-        Packed::within(Buffer::zeroed(Packed::size(precision, depth, columns)), precision, depth, columns)
+        let shape = Shape::new(precision, depth, columns);
+        Packed { data: Buffer::zeroed(shape.size()), shape }
     }
 
     /// Room for several operands, each given as (K, N), in one piece of memory.
     pub fn together(precision: Precision, shapes: &[(usize, usize)]) -> Vec<Self> {
-        let sizes: Vec<usize> = shapes.iter().map(|&(k, n)| Packed::size(precision, k, n)).collect();
-        let within = |(data, &(k, n))| Packed::within(data, precision, k, n);
-        Buffer::together(&sizes).into_iter().zip(shapes).map(within).collect()
-    }
-
-    fn within(data: Buffer, precision: Precision, depth: usize, columns: usize) -> Self {
-        Packed { data, depth, words: words(precision, depth), columns }
-    }
-
-    /// Words that a K × N operand takes.
-    fn size(precision: Precision, depth: usize, columns: usize) -> usize {
-        columns.div_ceil(NR) * NR * words(precision, depth)
+        let shapes: Vec<Shape> = shapes.iter().map(|&(k, n)| Shape::new(precision, k, n)).collect();
+        let sizes: Vec<usize> = shapes.iter().map(|shape| shape.size()).collect();
+        Buffer::together(&sizes).into_iter().zip(shapes).map(|(data, shape)| Packed { data, shape }).collect()
     }
 
     /// Packs the operand again, in parallel, from its transpose: its columns one after the other.
@@ -63,53 +82,52 @@ impl Packed {
 
     /// The panels, to be packed by several tasks.
     pub fn panels(&mut self) -> Panels<'_> {
-        let Packed { depth, words, columns, .. } = *self;
-        Panels { data: Shared::new(&mut self.data), depth, words, columns }
+        Panels { data: Shared::new(&mut self.data), shape: self.shape }
     }
 
     /// K.
     pub fn depth(&self) -> usize {
-        self.depth
+        self.shape.depth
     }
 
     /// N.
     pub fn columns(&self) -> usize {
-        self.columns
+        self.shape.columns
     }
 
     /// Values between the starts of two panels.
     pub fn distance(&self) -> usize {
-        NR * self.words
+        self.shape.panel()
     }
 
     /// Panel `index`, `[words of K][NR]`.
     pub fn panel(&self, index: usize) -> &[f32] {
-        &self.data[index * NR * self.words..][..NR * self.words]
+        let size = self.shape.panel();
+        &self.data[index * size..][..size]
     }
 }
 
 /// The panels of a [`Packed`], each packed by itself.
 pub struct Panels<'a> {
     data: Shared<'a>,
-    depth: usize,
-    words: usize,
-    columns: usize,
+    shape: Shape,
 }
 
 impl Panels<'_> {
     /// Their number.
     pub fn count(&self) -> usize {
-        self.columns.div_ceil(NR)
+        self.shape.panels()
     }
 
     /// Values of the whole operand.
     pub fn values(&self) -> usize {
-        self.columns * self.depth
+        self.shape.columns * self.shape.depth
     }
 
     /// Which values of the operand's transpose panel `index` is packed from.
     pub fn rows(&self, index: usize) -> Range<usize> {
-        index * NR * self.depth..self.columns.min((index + 1) * NR) * self.depth
+        let Shape { depth, columns, .. } = self.shape;
+        index * NR * depth..columns.min((index + 1) * NR) * depth
     }
 
     /// Packs panel `index` from these values.
@@ -117,10 +135,10 @@ impl Panels<'_> {
     /// # Safety
     /// Nobody else may use this panel meanwhile.
     pub unsafe fn pack(&self, kernel: Kernel, index: usize, values: &[f32]) {
-        let size = NR * self.words;
+        let (size, depth) = (self.shape.panel(), self.shape.depth);
         // SAFETY: the caller's promise.
         let out = unsafe { self.data.slice(index * size, size) };
-        let columns = Matrix::new(values, values.len() / self.depth, self.depth);
-        pack_panel(kernel, columns.transposed(), 0, self.depth, 0, out);
+        let columns = Matrix::new(values, values.len() / depth, depth);
+        pack_panel(kernel, columns.transposed(), 0, depth, 0, out);
     }
 }

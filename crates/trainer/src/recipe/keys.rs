@@ -116,7 +116,12 @@ pub struct EngineKeys {
 impl EngineKeys {
     /// Sequences that the engine computes together at most: as many as there are attempts, where the recipe says how many.
     pub fn sequences(&self) -> usize {
-        if self.concurrency > 0 { self.concurrency } else { SEQUENCES }
+        self.attempts(SEQUENCES)
+    }
+
+    /// Attempts under way at once, where `needed` would be best.
+    pub fn attempts(&self, needed: usize) -> usize {
+        if self.concurrency > 0 { self.concurrency } else { needed }
     }
 }
 

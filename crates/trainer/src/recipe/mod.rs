@@ -79,16 +79,14 @@ pub enum RecipeError {
 impl Recipe {
     /// Attempts under way at once: as many as `engine.concurrency` says, or all of the largest step and of what may run ahead of it.
     pub fn concurrency(&self) -> usize {
-        if self.engine.concurrency > 0 {
-            return self.engine.concurrency;
-        }
         let attempts = |phase: &Phase| match phase {
             Phase::Sft(_) => 0,
             Phase::Rl(keys) => (1 + keys.staleness as usize)
                 .saturating_mul(keys.groups)
                 .saturating_mul(keys.group_size + keys.spare),
         };
-        self.phase.iter().map(attempts).fold(self.engine.sequences(), usize::max)
+        let needed = self.phase.iter().map(attempts).fold(self.engine.sequences(), usize::max);
+        self.engine.attempts(needed)
     }
 
     /// Reads a recipe, applies the overrides in order, and checks every value.
