@@ -119,6 +119,9 @@ pub struct Outcome {
     /// The text of the final answer. Empty unless the attempt ended with one: text that was cut, or that came with a
     /// call, is not an answer.
     pub final_text: String,
+    /// What of that text the scorer took for the answer, where it said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub extracted: Option<String>,
     /// Why it ended.
     pub finish: Finish,
     /// How many replies were drawn.
@@ -162,6 +165,7 @@ impl Outcome {
     fn begun() -> Self {
         Outcome {
             final_text: String::new(),
+            extracted: None,
             finish: Finish::Failed,
             turns: 0,
             sampled_tokens: 0,

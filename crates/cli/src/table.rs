@@ -1,6 +1,6 @@
 //! Evaluations as lines and as a table.
 
-use dressage_trainer::{EvalResult, Gain, SliceResult};
+use dressage_trainer::{EvalResult, Gain, Interval, SliceResult};
 
 use crate::screen::Style;
 
@@ -17,6 +17,10 @@ pub fn line(result: &EvalResult) -> String {
         format!("{name}{} of {tasks} (95 %: {low:.1}–{high:.1})", percent(success.estimate))
     };
     let mut line = part(&result.overall, "");
+    if let Some(score) = result.overall.score {
+        let Interval { estimate, low, high } = score;
+        line.push_str(&format!(" · mean score {estimate:.3} (95 %: {low:.3}–{high:.3})"));
+    }
     for slice in result.slices.iter().filter(|slice| slice.apart) {
         line.push_str(&part(slice, &format!(" · {} ", slice.name)));
     }
@@ -71,10 +75,11 @@ fn row(label: &str, slice: &SliceResult, width: usize, style: Style) -> String {
     let interval = format!("{:.1} – {:.1} %", 100.0 * slice.success.low, 100.0 * slice.success.high);
     let correct = format!("{}/{}", slice.correct, slice.tasks);
     let (answered, tool, tokens) = (percent(slice.answered), percent(slice.used_tool), slice.sampled_tokens);
+    let score = slice.score.map_or(String::new(), |score| format!("  mean score {:.3}", score.estimate));
     let broken =
         if slice.broken > 0 { format!("  {} broken, counted as wrong", slice.broken) } else { String::new() };
     format!(
-        "{label:width$}  {success}  {interval:>15}  {correct:>9}  {answered:>8}  {tool:>11}  {tokens:>12.1}{broken}\n"
+        "{label:width$}  {success}  {interval:>15}  {correct:>9}  {answered:>8}  {tool:>11}  {tokens:>12.1}{score}{broken}\n"
     )
 }
 

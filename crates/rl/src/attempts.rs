@@ -36,8 +36,9 @@ fn of_sorted(sorted: &[f64], k: usize) -> f64 {
 }
 
 /// What the answer that most of k attempts give scores, over `draws` draws. Of equally frequent answers the one that was drawn first counts;
-/// its score is the mean of those of the drawn attempts that gave it.
-pub fn majority_of(answers: &[&str], scores: &[f64], k: usize, draws: u32, seed: u64) -> f64 {
+/// its score is the mean of those of the drawn attempts that gave it. Attempts without an answer do not vote; where none of a draw has
+/// one, the draw counts 0.
+pub fn majority_of(answers: &[Option<&str>], scores: &[f64], k: usize, draws: u32, seed: u64) -> f64 {
     let mut random = SplitMix(seed);
     let mut places: Vec<usize> = (0..answers.len()).collect();
     let mut sum = 0.0;
@@ -47,7 +48,8 @@ pub fn majority_of(answers: &[&str], scores: &[f64], k: usize, draws: u32, seed:
         for drawn in 0..k {
             let other = drawn + random.below(places.len() - drawn);
             places.swap(drawn, other);
-            let vote = votes.entry(answers[places[drawn]]).or_insert((0, drawn, 0.0));
+            let Some(answer) = answers[places[drawn]] else { continue };
+            let vote = votes.entry(answer).or_insert((0, drawn, 0.0));
             vote.0 += 1;
             vote.2 += scores[places[drawn]];
         }
@@ -84,12 +86,15 @@ mod tests {
 
     #[test]
     fn the_majority_decides() {
-        let (answers, scores) = (["7", "8", "7", "9"], [1.0, 0.0, 1.0, 0.0]);
+        let (answers, scores) = (["7", "8", "7", "9"].map(Some), [1.0, 0.0, 1.0, 0.0]);
         assert_eq!(majority_of(&answers, &scores, 4, 50, 1), 1.0);
         assert!((majority_of(&answers, &scores, 1, 4000, 1) - 0.5).abs() < 0.03);
         // Of three, two are "7" unless one of them is left out; then the first decides: 1 in 3 of the 2 in 4.
         assert!((majority_of(&answers, &scores, 3, 4000, 2) - (0.5 + 0.5 / 3.0)).abs() < 0.03);
         assert_eq!(majority_of(&answers, &scores, 2, 9, 5), majority_of(&answers, &scores, 2, 9, 5));
+        // One answer outvotes any number of attempts that gave none.
+        assert_eq!(majority_of(&[None, None, None, Some("7")], &[0.0, 0.0, 0.0, 1.0], 4, 50, 1), 1.0);
+        assert_eq!(majority_of(&[None, None], &[0.0, 0.0], 2, 50, 1), 0.0);
     }
 
     proptest! {

@@ -44,6 +44,9 @@ pub struct SliceResult {
     /// Share of right answers with its 95 % interval: Wilson's, or by the bootstrap over tasks where there are several attempts
     /// at each.
     pub success: Interval,
+    /// Mean score with its 95 % interval by the bootstrap over tasks, where there are scores between 0 and 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub score: Option<Interval>,
     /// Share of attempts that ended with an answer, right or wrong.
     pub answered: f64,
     /// Share of attempts in which a tool answered a call.
@@ -93,17 +96,25 @@ fn numbers_of_attempts(most: usize) -> Vec<usize> {
     all
 }
 
+/// Scores of attempts; one that broke outside the model counts 0.
+fn scores(attempts: &[&Attempt]) -> Vec<f64> {
+    attempts.iter().map(|attempt| attempt.score.unwrap_or(0.0)).collect()
+}
+
+/// What an attempt answered: what the scorer took for it, or all that was said.
+fn answer(attempt: &Attempt) -> Option<String> {
+    let outcome = outcome_of(attempt).filter(|outcome| outcome.finish == Finish::Answered)?;
+    Some(outcome.extracted.unwrap_or_else(|| outcome.final_text.trim().to_owned()))
+}
+
 impl AtK {
     fn new(k: usize, tasks: &[&[&Attempt]]) -> Result<Self, TrainerError> {
-        let scores =
-            |attempts: &[&Attempt]| -> Vec<f64> { attempts.iter().map(|a| a.score.unwrap_or(0.0)).collect() };
         let right = |attempts: &[&Attempt]| -> Vec<f64> {
             attempts.iter().map(|a| f64::from(u8::from(a.score == Some(1.0)))).collect()
         };
         let majority = |(seed, attempts): (u64, &[&Attempt])| {
-            let said: Vec<String> =
-                attempts.iter().map(|a| outcome_of(a).map_or(String::new(), |o| o.final_text)).collect();
-            let said: Vec<&str> = said.iter().map(|text| text.trim()).collect();
+            let said: Vec<Option<String>> = attempts.iter().map(|attempt| answer(attempt)).collect();
+            let said: Vec<Option<&str>> = said.iter().map(Option::as_deref).collect();
             majority_of(&said, &scores(attempts), k, DRAWS, seed)
         };
         Ok(AtK {
@@ -124,6 +135,8 @@ impl SliceResult {
         let correct = right(attempts) as u64;
         let outcomes: Vec<_> = attempts.iter().filter_map(|attempt| outcome_of(attempt)).collect();
         let share = |count: usize| count as f64 / attempts.len() as f64;
+        let graded = scores(attempts).iter().any(|score| *score != 0.0 && *score != 1.0);
+        let mean = |attempts: &[&Attempt]| scores(attempts).iter().sum::<f64>() / attempts.len() as f64;
         let sampled: usize = attempts.iter().map(|attempt| attempt.trajectory.sampled_tokens()).sum();
         Ok(SliceResult {
             name: name.to_owned(),
@@ -135,6 +148,11 @@ impl SliceResult {
             } else {
                 over_tasks(by_task.iter().map(|attempts| right(attempts) as f64 / attempts.len() as f64))?
             },
+            score: if graded {
+                Some(over_tasks(by_task.iter().map(|attempts| mean(attempts)))?)
+            } else {
+                None
+            },
             at: numbers_of_attempts(samples)
                 .into_iter()
                 .map(|k| AtK::new(k, &by_task))
@@ -144,6 +162,11 @@ impl SliceResult {
             sampled_tokens: sampled as f64 / attempts.len() as f64,
             broken: attempts.iter().filter(|attempt| attempt.status == Status::Failed).count() as u64,
         })
+    }
+
+    /// Mean score: the share of right answers, where an answer is right or wrong.
+    pub fn mean_score(&self) -> Interval {
+        self.score.unwrap_or(self.success)
     }
 }
 
@@ -164,34 +187,37 @@ impl EvalResult {
         for (slice, name) in std::iter::once((&self.overall, "eval".to_owned()))
             .chain(self.slices.iter().map(|slice| (slice, format!("eval/{}", slice.name))))
         {
-            metrics.add(format!("{name}/success"), slice.success.estimate);
-            metrics.add(format!("{name}/success/low"), slice.success.low);
-            metrics.add(format!("{name}/success/high"), slice.success.high);
+            // No name is the folder of another: some sinks keep each in a file.
+            let mut add = |what: &str, interval: Interval| {
+                metrics.add(format!("{name}/{what}"), interval.estimate);
+                metrics.add(format!("{name}/{what}_low"), interval.low);
+                metrics.add(format!("{name}/{what}_high"), interval.high);
+            };
+            add("success", slice.success);
+            add("score", slice.mean_score());
+            for at in &slice.at {
+                for (what, interval) in [("pass", at.pass), ("best", at.best), ("maj", at.majority)] {
+                    add(&format!("{what}@{}", at.k), interval);
+                }
+            }
             metrics.add(format!("{name}/answered"), slice.answered);
             metrics.add(format!("{name}/used_tool"), slice.used_tool);
             metrics.add(format!("{name}/response_length/mean"), slice.sampled_tokens);
             metrics.add(format!("{name}/broken"), slice.broken as f64);
-            for at in &slice.at {
-                for (what, interval) in [("pass", at.pass), ("best", at.best), ("maj", at.majority)] {
-                    metrics.add(format!("{name}/{what}@{}", at.k), interval.estimate);
-                    metrics.add(format!("{name}/{what}@{}/low", at.k), interval.low);
-                    metrics.add(format!("{name}/{what}@{}/high", at.k), interval.high);
-                }
-            }
         }
         metrics
     }
 }
 
-/// How much more of the same tasks one evaluation solved than another.
+/// How much better one evaluation was than another, at the same tasks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gain {
     /// The earlier one.
     pub from: String,
     /// The later one.
     pub to: String,
-    /// Difference of the shares of right answers, with its 95 % interval by the bootstrap over tasks; slices that are
-    /// reported apart do not count.
+    /// Difference of the mean scores (the shares of right answers, where an answer is right or wrong), with its 95 % interval by the
+    /// bootstrap over tasks; slices that are reported apart do not count.
     pub difference: Interval,
 }
 
@@ -205,29 +231,29 @@ impl Gain {
     /// When their attempts cannot be read.
     pub(crate) fn between(evals: &[&EvalResult], store: &Store) -> Result<Vec<Gain>, TrainerError> {
         let attempts = store.summaries(Purpose::Eval)?;
-        // The share of right answers to every task that counts, by its place.
-        let correct = |eval: &EvalResult| -> BTreeMap<u32, (f64, f64)> {
+        // The sum of scores at every task that counts, and how many there are, by its place.
+        let scored = |eval: &EvalResult| -> BTreeMap<u32, (f64, f64)> {
             let counted: Vec<bool> =
                 eval.slices.iter().flat_map(|slice| (0..slice.tasks).map(|_| !slice.apart)).collect();
             let mut found: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
             for attempt in attempts.iter().filter(|a| (a.key.phase, a.key.step) == (eval.phase, eval.step)) {
                 if counted.get(attempt.key.group as usize) == Some(&true) {
-                    let (right, made) = found.entry(attempt.key.group).or_default();
-                    *right += f64::from(u8::from(attempt.score == Some(1.0)));
+                    let (sum, made) = found.entry(attempt.key.group).or_default();
+                    *sum += attempt.score.unwrap_or(0.0);
                     *made += 1.0;
                 }
             }
             found
         };
-        let share = |(right, made): (f64, f64)| right / made;
+        let mean = |(sum, made): (f64, f64)| sum / made;
         let mut gains = Vec::new();
         for pair in evals.windows(2) {
-            let (before, after) = (correct(pair[0]), correct(pair[1]));
+            let (before, after) = (scored(pair[0]), scored(pair[1]));
             let pairs: Vec<Paired> = before
                 .into_iter()
                 .filter_map(|(group, before)| {
-                    let after = share(*after.get(&group)?);
-                    Some(Paired { cluster: group.into(), before: share(before), after })
+                    let after = mean(*after.get(&group)?);
+                    Some(Paired { cluster: group.into(), before: mean(before), after })
                 })
                 .collect();
             let difference = paired_difference(&pairs, RESAMPLES, 0)?;
@@ -321,11 +347,12 @@ mod tests {
         assert_eq!(numbers_of_attempts(2), [2]);
         assert_eq!(numbers_of_attempts(6), [2, 4, 6]);
         let calls = json!({"ok": 0, "malformed": 0, "unknown_tool": 0, "bad_arguments": 0, "failed": 0, "timeout": 0});
+        // The scorer finds the number, whatever is said around it.
         let attempt = |group: u32, sample: u32, said: &str, score: f64| Attempt {
             key: AttemptKey { purpose: Purpose::Eval, phase: 0, step: 0, group, sample },
             task: json!({}),
             outcome: json!({
-                "final_text": said, "finish": "answered", "turns": 1, "sampled_tokens": 1, "calls": calls,
+                "final_text": format!("{group}{sample}: {said}"), "extracted": said, "finish": "answered", "turns": 1, "sampled_tokens": 1, "calls": calls,
             }),
             score: Some(score),
             reward: None,
@@ -350,6 +377,23 @@ mod tests {
         // 1 − 1/6 of the first task's pairs, 3 of 6 of the second's.
         assert!((two.pass.estimate - (5.0 / 6.0 + 0.5) / 2.0).abs() < 1e-12, "{two:?}");
         assert_eq!((four.pass.estimate, four.majority.estimate), (1.0, 0.5));
+        assert_eq!((result.score, result.mean_score()), (None, result.success));
+
+        let mut graded = all;
+        graded[1].score = Some(0.5);
+        // An attempt that was cut says nothing, and does not vote.
+        graded[4].outcome["finish"] = json!("max_tokens");
+        let result = SliceResult::new("x", false, &graded.iter().collect::<Vec<_>>(), 4).unwrap();
+        assert_eq!((result.correct, result.mean_score().estimate), (3, 3.5 / 8.0));
+        let metrics = EvalResult { overall: result, ..eval(0, 0, "x") }.metrics(0);
+        assert_eq!(metrics.get("eval/score"), Some(3.5 / 8.0));
+        let folders: Vec<String> = metrics.iter().map(|(name, _)| format!("{name}/")).collect();
+        let nested = |name: &str| folders.iter().find(|folder| name.starts_with(folder.as_str())).cloned();
+        assert_eq!(
+            metrics.iter().find_map(|(name, _)| nested(name)),
+            None,
+            "a name is the folder of another"
+        );
     }
 
     #[test]

@@ -44,6 +44,7 @@ mod tasks;
 mod trainer;
 
 pub use checkpoint::{Checkpoint, Position};
+pub use dressage_rl::Interval;
 pub use error::TrainerError;
 pub use evaluate::{AtK, EvalResult, Gain, SliceResult, evaluate, milestones};
 pub use folder::RunFolder;

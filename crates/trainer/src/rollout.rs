@@ -181,7 +181,10 @@ async fn scored(keys: &RewardKeys, key: AttemptKey, task: &Task, made: dressage_
         outcome.finish = Finish::Failed;
     }
     let failed = outcome.finish == Finish::Failed;
-    let score = score.map_or(0.0, |score| score.value);
+    let score = score.map_or(0.0, |score| {
+        outcome.extracted = score.extracted;
+        score.value
+    });
     let earned = if failed { Vec::new() } else { earned(keys, &outcome) };
     let cut = if answered { 0.0 } else { keys.unfinished };
     let whole = score + cut + earned.iter().map(|earned| earned.reward).sum::<f64>();

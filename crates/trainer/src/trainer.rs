@@ -399,16 +399,16 @@ impl Trainer {
         self.checkpoints.prune(self.recipe.run.keep as usize)
     }
 
-    /// Steps of the run that were done before the evaluation with the highest success, the first of equals.
+    /// Steps of the run that were done before the evaluation with the highest mean score, the first of equals.
     fn best_step(&self) -> Option<u32> {
         let steps = self.steps();
-        let success = |eval: &EvalResult| eval.overall.success.estimate;
+        let score = |eval: &EvalResult| eval.overall.mean_score().estimate;
         let best =
-            self.evals.iter().reduce(|best, eval| if success(eval) > success(best) { eval } else { best })?;
+            self.evals.iter().reduce(|best, eval| if score(eval) > score(best) { eval } else { best })?;
         Some(steps.iter().take(best.phase as usize).sum::<u32>() + best.step)
     }
 
-    /// Sees to it that the weights with the highest success so far are kept, and marked, if those are the ones at hand.
+    /// Sees to it that the weights with the highest mean score so far are kept, and marked, if those are the ones at hand.
     async fn keep_the_best(&mut self, observer: &mut dyn Observer) -> Result<(), TrainerError> {
         let here = self.position.global_step;
         if here == 0 || self.best_step() != Some(here) {
