@@ -323,7 +323,7 @@ impl Trainer {
         &mut self,
         keys: &Phase,
         steps: u32,
-        metrics: Metrics,
+        mut metrics: Metrics,
         observer: &mut dyn Observer,
     ) -> Result<(), TrainerError> {
         self.position.step += 1;
@@ -331,8 +331,8 @@ impl Trainer {
         self.position.evaluated = false;
         let Position { phase, step, global_step, .. } = self.position;
         self.learner.publish(u64::from(global_step)).await?;
-        let head =
-            json!({"phase": phase, "kind": keys.name(), "step": step, "training/global_step": global_step});
+        let head = json!({"phase": phase, "kind": keys.name(), "step": step});
+        metrics.add("training/global_step", f64::from(global_step));
         if let serde_json::Value::Object(head) = head {
             self.metrics.append(&metrics.to_json(head))?;
         }

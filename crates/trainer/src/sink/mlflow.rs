@@ -1,5 +1,9 @@
 //! An MLflow server, over its HTTP API (version 2.0), from a thread of its own.
+//!
+//! A server that cannot be reached when a run begins is an error of the recipe, and is said at once. One that has taken the run may be away
+//! for any time: what it misses is kept and passed on when it is back.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, PoisonError};
@@ -7,6 +11,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use ureq::Body;
+use ureq::http::Response;
 
 use super::{Sink, parameters, wire};
 use crate::metrics::Metrics;
@@ -18,6 +24,9 @@ const ANSWER: Duration = Duration::from_secs(10);
 const FAREWELL: Duration = Duration::from_secs(30);
 /// Most numbers of a request, by the server's own limit.
 const BATCH: usize = 1000;
+/// Pauses before a server that is away is asked again.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// What the thread is told.
 enum Message {
@@ -37,15 +46,23 @@ pub(crate) struct Mlflow {
 impl Mlflow {
     /// Begins to pass on what a run measures; a run that goes on is the same run there.
     pub fn open(recipe: &Recipe, folder: &Path) -> Self {
-        let (messages, receiver) = channel();
-        let server = recipe.metrics.mlflow.trim_end_matches('/').to_owned();
-        let client = Client {
-            server: server.clone(),
-            agent: ureq::Agent::config_builder().timeout_global(Some(ANSWER)).build().new_agent(),
+        Mlflow::with(Client {
+            server: recipe.metrics.mlflow.trim_end_matches('/').to_owned(),
+            agent: ureq::Agent::config_builder()
+                .timeout_global(Some(ANSWER))
+                .http_status_as_error(false)
+                .build()
+                .new_agent(),
             experiment: recipe.run.name.clone(),
             file: folder.join("mlflow.json"),
             parameters: parameters(recipe),
-        };
+            pause: FIRST_PAUSE,
+        })
+    }
+
+    fn with(client: Client) -> Self {
+        let (messages, receiver) = channel();
+        let server = client.server.clone();
         let (alive, ended) = channel();
         let thread = std::thread::Builder::new().name("mlflow".into()).spawn(move || {
             let served = client.serve(&receiver);
@@ -69,8 +86,9 @@ impl Sink for Mlflow {
     fn log(&mut self, step: u32, metrics: &Metrics) -> Result<(), String> {
         let timestamp = now();
         let numbers = metrics.iter().filter(|(_, value)| value.is_finite());
-        let numbers = numbers
-            .map(|(key, value)| json!({"key": key, "value": value, "timestamp": timestamp, "step": step}));
+        let numbers = numbers.map(
+            |(name, value)| json!({"key": key(name), "value": value, "timestamp": timestamp, "step": step}),
+        );
         // Where the thread has ended, it says why.
         let _ = self.messages.send(Message::Metrics(numbers.collect()));
         self.complaint()
@@ -80,7 +98,9 @@ impl Sink for Mlflow {
         let _ = self.messages.send(Message::Close { finished });
         let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner).recv_timeout(FAREWELL);
         if ended == Err(RecvTimeoutError::Timeout) {
-            return Err(format!("not all metrics were taken within {FAREWELL:?}"));
+            return Err(format!(
+                "not all metrics were taken within {FAREWELL:?}: the server is slow, or away"
+            ));
         }
         self.thread.take().map_or(Ok(()), joined)
     }
@@ -99,75 +119,175 @@ struct Client {
     file: PathBuf,
     /// Key and value.
     parameters: Vec<(String, String)>,
+    /// Pause before a server that is away is asked again; each is twice the one before, up to [`LONGEST_PAUSE`].
+    pause: Duration,
+}
+
+/// Why a server did not do what it was asked.
+enum Failure {
+    /// It cannot be reached, or says itself that this is not the request's fault.
+    Away(String),
+    /// It would say the same again.
+    Refused(Refused),
+}
+
+/// What a server says to a request that it does not take.
+struct Refused {
+    status: u16,
+    why: String,
+}
+
+impl From<Refused> for String {
+    fn from(Refused { status, why }: Refused) -> String {
+        format!("{why} (HTTP status {status})")
+    }
+}
+
+impl From<Failure> for String {
+    fn from(failure: Failure) -> String {
+        match failure {
+            Failure::Away(why) => why,
+            Failure::Refused(refused) => refused.into(),
+        }
+    }
+}
+
+/// A run on the server, and the last step that it has of each metric.
+struct Run {
+    id: String,
+    known: HashMap<String, u64>,
 }
 
 impl Client {
     fn serve(&self, messages: &Receiver<Message>) -> Result<(), String> {
-        let run = self.run()?;
+        let Run { id, known } = self.run()?;
+        // What is done again after a crash is there already.
+        let is_new = |number: &Value| {
+            let key = number["key"].as_str().unwrap_or_default();
+            known.get(key).is_none_or(|last| number["step"].as_u64() > Some(*last))
+        };
         loop {
             // Where the trainer is gone without a word, the run may be resumed.
             let message = messages.recv().unwrap_or(Message::Close { finished: false });
             match message {
-                Message::Metrics(all) => {
+                Message::Metrics(mut all) => {
+                    all.retain(is_new);
                     for part in all.chunks(BATCH) {
-                        self.post("runs/log-batch", &json!({"run_id": run, "metrics": part}))?;
+                        let numbers = json!({"run_id": id, "metrics": part});
+                        self.patiently(|| self.post("runs/log-batch", &numbers))?;
                     }
                 }
                 Message::Close { finished } => {
                     let status = if finished { "FINISHED" } else { "KILLED" };
-                    let ended = json!({"run_id": run, "status": status, "end_time": now()});
-                    return self.post("runs/update", &ended).map(|_| ());
+                    let ended = json!({"run_id": id, "status": status, "end_time": now()});
+                    return Ok(self.patiently(|| self.post("runs/update", &ended)).map(|_| ())?);
                 }
             }
         }
     }
 
-    /// The id of the run on the server: the one that an earlier process of the run began, or a new one.
-    fn run(&self) -> Result<String, String> {
-        let known =
-            std::fs::read(&self.file).ok().and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok());
-        if let Some(known) = known.filter(|known| known["server"] == self.server.as_str())
-            && let Some(run) = known["run_id"].as_str()
-        {
-            self.post("runs/update", &json!({"run_id": run, "status": "RUNNING"}))?;
-            return Ok(run.to_owned());
+    /// The run on the server: the one that an earlier process of the run began, if it is still there, or a new one.
+    fn run(&self) -> Result<Run, String> {
+        if let Some(id) = self.begun() {
+            // Where it is refused, somebody has deleted it.
+            if let Ok(known) = self.patiently(|| self.reopened(&id)) {
+                return Ok(Run { id, known });
+            }
         }
         let experiment = self.experiment()?;
         let made = self.post(
             "runs/create",
             &json!({"experiment_id": experiment, "run_name": self.experiment, "start_time": now()}),
         )?;
-        let run = text(&made, "/run/info/run_id")?;
+        let id = text(&made, "/run/info/run_id")?;
         for part in self.parameters.chunks(100) {
             let params: Vec<Value> =
                 part.iter().map(|(key, value)| json!({"key": key, "value": value})).collect();
-            self.post("runs/log-batch", &json!({"run_id": run, "params": params}))?;
+            self.post("runs/log-batch", &json!({"run_id": id, "params": params}))?;
         }
-        let kept = json!({"server": self.server, "run_id": run}).to_string();
+        let kept = json!({"server": self.server, "run_id": id}).to_string();
         std::fs::write(&self.file, kept).map_err(|error| format!("{}: {error}", self.file.display()))?;
-        Ok(run)
+        Ok(Run { id, known: HashMap::new() })
+    }
+
+    /// The id of the run that an earlier process of the run began on this server.
+    fn begun(&self) -> Option<String> {
+        let known: Value = serde_json::from_slice(&std::fs::read(&self.file).ok()?).ok()?;
+        let same = known["server"] == self.server.as_str();
+        known["run_id"].as_str().filter(|_| same).map(str::to_owned)
+    }
+
+    /// Says that a run goes on; returns the last step that the server has of each metric.
+    fn reopened(&self, id: &str) -> Result<HashMap<String, u64>, Failure> {
+        self.post("runs/update", &json!({"run_id": id, "status": "RUNNING"}))?;
+        let found = self.get("runs/get", ("run_id", id))?;
+        let last = |metric: &Value| {
+            let step = &metric["step"];
+            let step = step.as_u64().or_else(|| step.as_str()?.parse().ok())?;
+            Some((metric["key"].as_str()?.to_owned(), step))
+        };
+        let metrics = found.pointer("/run/data/metrics").and_then(Value::as_array);
+        Ok(metrics.into_iter().flatten().filter_map(last).collect())
     }
 
     fn experiment(&self) -> Result<String, String> {
-        let url = format!("{}/api/2.0/mlflow/experiments/get-by-name", self.server);
-        let asked = self.agent.get(&url).query("experiment_name", &self.experiment).call();
-        match asked {
-            Ok(mut answer) => {
-                let found: Value = answer.body_mut().read_json().map_err(|error| error.to_string())?;
-                text(&found, "/experiment/experiment_id")
-            }
-            Err(ureq::Error::StatusCode(404)) => {
+        match self.get("experiments/get-by-name", ("experiment_name", &self.experiment)) {
+            Ok(found) => text(&found, "/experiment/experiment_id"),
+            Err(Failure::Refused(Refused { status: 404, .. })) => {
                 text(&self.post("experiments/create", &json!({"name": self.experiment}))?, "/experiment_id")
             }
-            Err(error) => Err(error.to_string()),
+            Err(failure) => Err(failure.into()),
         }
     }
 
-    fn post(&self, verb: &str, body: &Value) -> Result<Value, String> {
-        let url = format!("{}/api/2.0/mlflow/{verb}", self.server);
-        let mut answer = self.agent.post(&url).send_json(body).map_err(|error| format!("{verb}: {error}"))?;
-        answer.body_mut().read_json().map_err(|error| format!("{verb}: {error}"))
+    /// Asks until the server is there.
+    fn patiently<T>(&self, ask: impl Fn() -> Result<T, Failure>) -> Result<T, Refused> {
+        let mut pause = self.pause;
+        loop {
+            match ask() {
+                Ok(answer) => return Ok(answer),
+                Err(Failure::Refused(refused)) => return Err(refused),
+                Err(Failure::Away(_)) => std::thread::sleep(pause),
+            }
+            pause = (2 * pause).min(LONGEST_PAUSE);
+        }
     }
+
+    fn get(&self, verb: &str, (name, value): (&str, &str)) -> Result<Value, Failure> {
+        answer(verb, self.agent.get(self.url(verb)).query(name, value).call())
+    }
+
+    fn post(&self, verb: &str, body: &Value) -> Result<Value, Failure> {
+        answer(verb, self.agent.post(self.url(verb)).send_json(body))
+    }
+
+    fn url(&self, verb: &str) -> String {
+        format!("{}/api/2.0/mlflow/{verb}", self.server)
+    }
+}
+
+/// What a server said to a request.
+fn answer(verb: &str, said: Result<Response<Body>, ureq::Error>) -> Result<Value, Failure> {
+    let away = |error: &dyn std::fmt::Display| Failure::Away(format!("{verb}: {error}"));
+    let mut said = said.map_err(|error| away(&error))?;
+    let status = said.status().as_u16();
+    let body = said.body_mut().read_to_string().map_err(|error| away(&error))?;
+    if matches!(status, 408 | 429 | 500..) {
+        return Err(away(&format!("HTTP status {status}")));
+    }
+    let why = match (status, serde_json::from_str::<Value>(&body)) {
+        (200..=299, Ok(value)) => return Ok(value),
+        (_, Ok(value)) => value["message"].as_str().map(str::to_owned),
+        _ => None,
+    };
+    let why = why.unwrap_or_else(|| body.chars().take(200).collect());
+    Err(Failure::Refused(Refused { status, why: format!("{verb}: {why}") }))
+}
+
+/// A name as the server takes it: letters, digits and `_-. /`.
+fn key(name: &str) -> String {
+    let taken = |c: char| if c.is_alphanumeric() || "_-. /".contains(c) { c } else { '_' };
+    name.replace('@', "_at_").chars().map(taken).collect()
 }
 
 fn text(answer: &Value, pointer: &str) -> Result<String, String> {
@@ -179,3 +299,7 @@ fn text(answer: &Value, pointer: &str) -> Result<String, String> {
 fn now() -> u64 {
     wire::now().as_millis() as u64
 }
+
+#[cfg(test)]
+#[path = "mlflow_tests.rs"]
+mod tests;

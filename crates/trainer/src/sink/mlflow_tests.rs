@@ -1,0 +1,196 @@
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+
+use super::*;
+
+/// What a server keeps, as far as the sink can tell.
+#[derive(Default)]
+struct Kept {
+    experiments: Vec<String>,
+    /// Metrics of each run, in order: key, step, value.
+    runs: Vec<Vec<(String, u64, f64)>>,
+    status: Vec<String>,
+    deleted: Vec<usize>,
+    /// Statuses to answer the next requests with.
+    refusals: Vec<u16>,
+}
+
+struct Server {
+    address: String,
+    kept: Arc<Mutex<Kept>>,
+    folder: tempfile::TempDir,
+}
+
+impl Server {
+    fn new() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let kept = Arc::new(Mutex::new(Kept::default()));
+        let shared = kept.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                serve(stream.unwrap(), &shared).unwrap();
+            }
+        });
+        Server { address, kept, folder: tempfile::tempdir().unwrap() }
+    }
+
+    fn kept(&self) -> std::sync::MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap()
+    }
+
+    fn sink(&self) -> Mlflow {
+        Mlflow::with(Client {
+            server: self.address.clone(),
+            agent: ureq::Agent::config_builder()
+                .timeout_global(Some(ANSWER))
+                .http_status_as_error(false)
+                .build()
+                .new_agent(),
+            experiment: "small".into(),
+            file: self.folder.path().join("mlflow.json"),
+            parameters: vec![("run.seed".into(), "1".into())],
+            pause: Duration::from_millis(1),
+        })
+    }
+
+    /// Logs a metric at some steps and ends.
+    fn log(&self, name: &str, steps: std::ops::Range<u32>, finished: bool) -> Result<(), String> {
+        let mut sink = self.sink();
+        for step in steps {
+            let mut metrics = Metrics::default();
+            metrics.add(name, f64::from(step) / 2.0);
+            metrics.add("not/a number", f64::NAN);
+            sink.log(step, &metrics)?;
+        }
+        sink.close(finished)
+    }
+}
+
+fn serve(mut stream: TcpStream, kept: &Mutex<Kept>) -> std::io::Result<()> {
+    let mut reader = BufReader::new(stream.try_clone()?);
+    let (mut first, mut length) = (String::new(), 0);
+    reader.read_line(&mut first)?;
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line)?;
+        if line.trim().is_empty() {
+            break;
+        }
+        if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+            length = value.trim().parse().unwrap();
+        }
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body)?;
+    let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+    let (status, said) = answer_to(&first, &body, &mut kept.lock().unwrap());
+    let said = said.to_string();
+    write!(stream, "HTTP/1.1 {status} X\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{said}", said.len())
+}
+
+fn answer_to(first: &str, body: &Value, kept: &mut Kept) -> (u16, Value) {
+    if let Some(status) = kept.refusals.pop() {
+        return (status, json!({"message": "not now"}));
+    }
+    let run = body["run_id"].as_str().or_else(|| first.split("run_id=").nth(1)?.split(' ').next());
+    let run: Option<usize> = run.map(|id| id.parse().unwrap());
+    if run.is_some_and(|run| kept.deleted.contains(&run)) {
+        return (400, json!({"message": "the run is deleted"}));
+    }
+    let verb = first.split("/api/2.0/mlflow/").nth(1).unwrap().split([' ', '?']).next().unwrap();
+    match (verb, run) {
+        ("experiments/get-by-name", _) if kept.experiments.is_empty() => (404, json!({"message": "none"})),
+        ("experiments/get-by-name", _) => (200, json!({"experiment": {"experiment_id": "0"}})),
+        ("experiments/create", _) => {
+            kept.experiments.push(body["name"].as_str().unwrap().into());
+            (200, json!({"experiment_id": "0"}))
+        }
+        ("runs/create", _) => {
+            kept.runs.push(Vec::new());
+            kept.status.push("RUNNING".into());
+            (200, json!({"run": {"info": {"run_id": (kept.runs.len() - 1).to_string()}}}))
+        }
+        ("runs/update", Some(run)) => {
+            kept.status[run] = body["status"].as_str().unwrap().into();
+            (200, json!({}))
+        }
+        ("runs/get", Some(run)) => {
+            let mut last: HashMap<&str, u64> = HashMap::new();
+            for (key, step, _) in &kept.runs[run] {
+                last.insert(key, *step);
+            }
+            let metrics: Vec<Value> =
+                last.into_iter().map(|(key, step)| json!({"key": key, "step": step, "value": 0.0})).collect();
+            (200, json!({"run": {"data": {"metrics": metrics}}}))
+        }
+        ("runs/log-batch", Some(run)) => {
+            for number in body["metrics"].as_array().into_iter().flatten() {
+                let name = number["key"].as_str().unwrap();
+                // The server's own rule.
+                if !name.chars().all(|c| c.is_alphanumeric() || "_-. /:".contains(c)) {
+                    return (400, json!({"message": format!("invalid metric name {name:?}")}));
+                }
+                let (step, value) = (number["step"].as_u64().unwrap(), number["value"].as_f64().unwrap());
+                kept.runs[run].push((name.into(), step, value));
+            }
+            (200, json!({}))
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_run_that_goes_on_repeats_nothing() {
+    let server = Server::new();
+    server.log("eval/pass@4", 0..3, false).unwrap();
+    assert_eq!(server.kept().status, ["KILLED"]);
+    // Steps 1 and 2 are done again.
+    server.log("eval/pass@4", 1..5, true).unwrap();
+    let kept = server.kept();
+    let expected: Vec<_> =
+        (0..5u32).map(|step| ("eval/pass_at_4".to_owned(), step.into(), f64::from(step) / 2.0)).collect();
+    assert_eq!((kept.experiments.len(), kept.status[0].as_str()), (1, "FINISHED"));
+    assert_eq!(kept.runs, [expected]);
+}
+
+#[test]
+fn a_server_that_comes_back_has_everything() {
+    let server = Server::new();
+    server.log("x", 0..1, false).unwrap();
+    // Away when the run goes on, and again in the middle.
+    server.kept().refusals = vec![503; 4];
+    let mut sink = server.sink();
+    for step in 1..4 {
+        let mut metrics = Metrics::default();
+        metrics.add("x", 1.0);
+        sink.log(step, &metrics).unwrap();
+        server.kept().refusals.extend([500, 429]);
+    }
+    sink.close(true).unwrap();
+    let steps: Vec<u64> = server.kept().runs[0].iter().map(|(_, step, _)| *step).collect();
+    assert_eq!(steps, [0, 1, 2, 3]);
+}
+
+#[test]
+fn a_run_that_is_deleted_is_begun_anew() {
+    let server = Server::new();
+    server.log("x", 0..2, false).unwrap();
+    server.kept().deleted.push(0);
+    server.log("x", 1..3, true).unwrap();
+    let logged: Vec<usize> = server.kept().runs.iter().map(Vec::len).collect();
+    assert_eq!(logged, [2, 2]);
+}
+
+#[test]
+fn what_a_server_refuses_is_said_with_its_own_words() {
+    let server = Server::new();
+    server.kept().refusals.push(403);
+    let why = server.log("x", 0..1, true).unwrap_err();
+    assert!(why.contains("not now") && why.contains("403"), "{why}");
+    // Nobody listens there.
+    let nowhere = Server { address: "http://127.0.0.1:9".into(), ..Server::new() };
+    let why = nowhere.log("x", 0..1, true).unwrap_err();
+    assert!(why.contains("get-by-name"), "{why}");
+}
