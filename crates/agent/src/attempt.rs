@@ -1,7 +1,8 @@
 //! The built-in agent loop: a model and its tools take turns on one task.
 //!
 //! Guarantees: every token the model saw or drew is in the trajectory, exactly as it was, and nothing is tokenised a
-//! second time. Every wait has a deadline that says what was waited for. Tool sessions are closed on every way out. An
+//! second time; a reply that is cut by a deadline is in it as far as it came. Every wait has a deadline that says what was waited for; time in
+//! which the sampler's device trained does not count. Tool sessions are closed on every way out. An
 //! attempt never fails the ones beside it: what breaks is in its [`Outcome`].
 //!
 //! Not here: rewards, and who decides which tasks are tried.
@@ -15,7 +16,7 @@ use dressage_policy::{
 use dressage_text::{Chat, Message, TextError, ToolSpec};
 use dressage_tree::{Segment, SegmentId, Trajectory, TreeError};
 use serde::{Deserialize, Serialize};
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::tools::{CallCounts, ObservationKind, OpenTools, ToolError, ToolSet};
 
@@ -39,9 +40,9 @@ pub struct Limits {
     pub turns: u32,
     /// Most sampled tokens over all replies, at least 1.
     pub tokens: usize,
-    /// Longest wait for one reply.
+    /// Longest wait for one reply, without the time in which the sampler's device trained.
     pub reply: Duration,
-    /// Longest time for all of it.
+    /// Longest time for all of it, counted in the same way.
     pub attempt: Duration,
     /// Most tokens of instructions and task.
     pub prompt: usize,
@@ -243,6 +244,7 @@ impl Agent {
             trajectory: Trajectory::new(),
             path: Vec::new(),
             leaf: None,
+            drawing: Drawing::default(),
             outcome: Outcome::begun(),
         };
         let result = run.open_and_loop(request).await;
@@ -266,25 +268,37 @@ struct Run<'a> {
     /// The tokens of the trajectory, which is one chain.
     path: Vec<u32>,
     leaf: Option<SegmentId>,
+    /// The reply that is being drawn, as far as it has come.
+    drawing: Drawing,
     outcome: Outcome,
+}
+
+/// A reply, and how it is drawn.
+#[derive(Default)]
+struct Drawing {
+    completion: Completion,
+    params: SamplingParams,
 }
 
 impl Run<'_> {
     async fn open_and_loop(&mut self, request: AttemptRequest) -> Result<Finish, Broken> {
         let mut tools = self.agent.tools.open(&request.id).await?;
-        let longest = self.agent.limits.attempt;
-        let result = match timeout(longest, self.turns(request, &mut tools)).await {
-            Ok(result) => result,
-            Err(_) => {
-                self.outcome.trouble("attempt", format!("was not done within {longest:?}"));
-                Ok(Finish::Deadline)
-            }
-        };
+        let (sampler, longest) = (self.agent.sampler.clone(), self.agent.limits.attempt);
+        let result = within(&*sampler, longest, self.turns(request, &mut tools)).await;
+        let result = result.unwrap_or_else(|| {
+            self.outcome.trouble("attempt", format!("was not done within {longest:?}"));
+            Ok(Finish::Deadline)
+        });
+        // What was drawn of a reply that did not come to its end was drawn all the same.
+        let cut = std::mem::take(&mut self.drawing);
+        let kept = if cut.completion.tokens.is_empty() { Ok(()) } else { self.keep(cut) };
         self.outcome.calls = tools.counts();
         if let Err(error) = tools.close().await {
             // The attempt itself is as good as it was; what broke it matters more than what broke after.
+            self.outcome.trouble("tools", error.to_string());
             self.outcome.error = Some(error.to_string());
         }
+        kept?;
         result
     }
 
@@ -304,18 +318,14 @@ impl Run<'_> {
                 stop_ids: chat.stop_ids().to_vec(),
                 ..SamplingParams::default()
             };
-            let reply = match self
-                .reply(SampleRequest { seed, stream, prompt: self.path.clone(), params: params.clone() })
-                .await
-            {
+            let prompt = self.path.clone();
+            let drawn = match self.reply(SampleRequest { seed, stream, prompt, params }).await {
                 // The task fitted, but what the tools said no longer does.
                 Err(PolicyError::PromptTooLong { .. }) if turn > 0 => return Ok(Finish::Context),
-                reply => reply?,
+                drawn => drawn?,
             };
-            let (finish, sampled) = (reply.finish, reply.tokens.clone());
-            self.outcome.turns += 1;
-            self.outcome.sampled_tokens += sampled.len();
-            self.push(reply.into_segment(self.leaf, &params, turn))?;
+            let (finish, sampled) = (drawn.completion.finish, drawn.completion.tokens.clone());
+            self.keep(drawn)?;
             match finish {
                 FinishReason::StopId | FinishReason::StopString => {}
                 FinishReason::Length => return Ok(Finish::MaxTokens),
@@ -365,19 +375,60 @@ impl Run<'_> {
         }
     }
 
-    async fn reply(&self, request: SampleRequest) -> Result<Completion, PolicyError> {
-        let deadline = self.agent.limits.reply;
-        let accepted = timeout(deadline, self.agent.sampler.sample(request)).await;
-        let stream = accepted
-            .map_err(|_| PolicyError::Deadline(deadline, "the sampler to accept a request".into()))??;
+    /// Draws a reply. Where this fails, or is given up, what was drawn is in `self.drawing`.
+    async fn reply(&mut self, request: SampleRequest) -> Result<Drawing, PolicyError> {
+        let (sampler, deadline) = (&*self.agent.sampler, self.agent.limits.reply);
+        let late = |what: &str| PolicyError::Deadline(deadline, what.into());
+        let params = request.params.clone();
+        let accepted = within(sampler, deadline, sampler.sample(request)).await;
+        let mut stream = accepted.ok_or_else(|| late("the sampler to accept a request"))??;
         crash_point("sampling");
-        stream.collect(deadline).await
+        self.drawing = Drawing { params, ..Drawing::default() };
+        let gathered = within(sampler, deadline, stream.gather(&mut self.drawing.completion)).await;
+        gathered.ok_or_else(|| late("a reply from the sampler"))??;
+        Ok(std::mem::take(&mut self.drawing))
+    }
+
+    /// Appends what was drawn as one turn.
+    fn keep(&mut self, Drawing { completion, params }: Drawing) -> Result<(), TreeError> {
+        let turn = self.outcome.turns;
+        self.outcome.turns += 1;
+        self.outcome.sampled_tokens += completion.tokens.len();
+        self.push(completion.into_segment(self.leaf, &params, turn))
     }
 
     fn push(&mut self, segment: Segment) -> Result<(), TreeError> {
         self.path.extend(&segment.tokens);
         self.leaf = Some(self.trajectory.push(segment)?);
         Ok(())
+    }
+}
+
+/// Does something for at most `longest`, without the time in which the sampler's device trained: nothing is drawn meanwhile, and that is nobody's
+/// fault. `None` where it takes longer.
+async fn within<T>(sampler: &dyn Sampler, longest: Duration, work: impl Future<Output = T>) -> Option<T> {
+    // A sampler that does not say is one that does not train.
+    let trained = || async {
+        let health = timeout(longest, sampler.health()).await;
+        health.ok().and_then(Result::ok).map_or(0.0, |health| health.learning_seconds)
+    };
+    let too_long = async {
+        let before = trained().await;
+        let start = Instant::now();
+        let mut left = longest;
+        loop {
+            sleep(left).await;
+            let busy = Duration::try_from_secs_f64(trained().await - before).unwrap_or_default();
+            left = (longest + busy).saturating_sub(start.elapsed());
+            if left.is_zero() {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        biased;
+        done = work => Some(done),
+        () = too_long => None,
     }
 }
 

@@ -9,6 +9,7 @@ use dressage_rl::Loss;
 use dressage_text::testing::{IM_END, IM_START, VOCABULARY, tiny_chat};
 use dressage_tree::{Kind, PathInput, PathTarget, Term, TreeBatch};
 use serde_json::{Map, Value, json};
+use tokio::sync::mpsc::UnboundedSender;
 
 use super::*;
 use crate::demonstrate::{DemonstrationError, demonstrate};
@@ -23,6 +24,8 @@ enum Reply {
     Breaks,
     /// A sampler that never answers.
     Hangs,
+    /// One that draws these tokens and then no more.
+    Stalls(Vec<u32>),
     /// A sampler that finds the prompt too long.
     TooLong,
 }
@@ -37,6 +40,7 @@ struct Scripted {
     replies: Vec<Reply>,
     next: AtomicUsize,
     requests: Mutex<Vec<SampleRequest>>,
+    stalled: Mutex<Vec<UnboundedSender<Result<SampleEvent, PolicyError>>>>,
 }
 
 #[async_trait]
@@ -52,6 +56,11 @@ impl Sampler for Scripted {
             }
             Reply::Breaks => sender.send(Err(PolicyError::Stopped("the scripted sampler"))).unwrap(),
             Reply::Hangs => std::future::pending().await,
+            Reply::Stalls(tokens) => {
+                let logprobs = vec![-0.5; tokens.len()];
+                sender.send(Ok(SampleEvent::Tokens { tokens, logprobs, version: 4 })).unwrap();
+                self.stalled.lock().unwrap().push(sender);
+            }
             Reply::TooLong => return Err(PolicyError::PromptTooLong { prompt: 9, context: 8 }),
         }
         Ok(stream)
@@ -269,6 +278,59 @@ async fn what_breaks_is_in_the_outcome() {
     assert_eq!(attempt.outcome.finish, Finish::Failed);
     let error = attempt.outcome.error.unwrap();
     assert!(error.contains("the prompt has 9 tokens, but the context holds 8"), "{error}");
+}
+
+#[tokio::test]
+async fn what_was_drawn_before_a_deadline_is_kept() {
+    // Of the reply: the attempt breaks.
+    let attempt = bench(&[Reply::Stalls(vec![65, 66])]).run().await;
+    assert_eq!(attempt.outcome.finish, Finish::Failed);
+    assert_eq!(attempt.trajectory.segments()[1].tokens, [65, 66]);
+
+    // Of the attempt: it ends there, and is as good as any that was cut.
+    let mut bench = bench(&[says(CALL), Reply::Stalls(vec![67, 68, 69])]);
+    bench.agent.limits.reply = Duration::from_secs(60);
+    bench.agent.limits.attempt = Duration::from_millis(200);
+    let Attempt { trajectory, outcome } = bench.run().await;
+    assert_eq!((outcome.finish, outcome.turns), (Finish::Deadline, 2));
+    let sampled: Vec<&Segment> =
+        trajectory.segments().iter().filter(|segment| segment.kind == Kind::Sampled).collect();
+    assert_eq!((sampled[1].tokens.as_slice(), sampled[1].turn), (&[67, 68, 69][..], 1));
+    assert_eq!(outcome.sampled_tokens, trajectory.sampled_tokens());
+    assert_eq!(sampled[1].versions, [dressage_tree::VersionRun { version: 4, len: 3 }]);
+}
+
+/// A sampler whose device trains for the first second.
+struct Training(Instant);
+
+#[async_trait]
+impl Sampler for Training {
+    async fn sample(&self, _: SampleRequest) -> Result<SampleStream, PolicyError> {
+        Err(PolicyError::Stopped("a sampler that only trains"))
+    }
+
+    async fn abort(&self, _: Option<u64>) -> Result<usize, PolicyError> {
+        Ok(0)
+    }
+
+    async fn health(&self) -> Result<Health, PolicyError> {
+        let learning_seconds = self.0.elapsed().as_secs_f64().min(1.0);
+        Ok(Health { learning_seconds, ..Simulator::new(SimulatorConfig::default()).health().await? })
+    }
+
+    async fn version(&self) -> Result<u64, PolicyError> {
+        Ok(0)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn time_in_which_the_device_trains_does_not_count() {
+    let waits = async |millis| {
+        let sampler = Training(Instant::now());
+        within(&sampler, Duration::from_millis(100), sleep(Duration::from_millis(millis))).await.is_some()
+    };
+    assert!(waits(90).await && waits(1090).await);
+    assert!(!waits(1110).await);
 }
 
 #[tokio::test]

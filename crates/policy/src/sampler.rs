@@ -141,29 +141,34 @@ impl SampleStream {
         self.events.recv().await
     }
 
+    /// Waits for the whole reply, and adds it to `completion` as it comes: what is there when the caller waits no longer was drawn.
+    ///
+    /// # Errors
+    /// What the sampler reports, or a sampler that stops in the middle.
+    pub async fn gather(&mut self, completion: &mut Completion) -> Result<(), PolicyError> {
+        loop {
+            match self.next().await {
+                Some(Ok(SampleEvent::Tokens { tokens, logprobs, version })) => {
+                    completion.extend(&tokens, &logprobs, version);
+                }
+                Some(Ok(SampleEvent::Finished(reason))) => {
+                    completion.finish = reason;
+                    return Ok(());
+                }
+                Some(Err(error)) => return Err(error),
+                None => return Err(PolicyError::Stopped("the sampler")),
+            }
+        }
+    }
+
     /// Waits for the whole reply.
     ///
     /// # Errors
     /// What the sampler reports, a sampler that stops in the middle, or `deadline` passing (which aborts the request).
     pub async fn collect(mut self, deadline: Duration) -> Result<Completion, PolicyError> {
-        let gather = async {
-            let mut completion = Completion::default();
-            loop {
-                match self.next().await {
-                    Some(Ok(SampleEvent::Tokens { tokens, logprobs, version })) => {
-                        completion.extend(&tokens, &logprobs, version);
-                    }
-                    Some(Ok(SampleEvent::Finished(reason))) => {
-                        completion.finish = reason;
-                        return Ok(completion);
-                    }
-                    Some(Err(error)) => return Err(error),
-                    None => return Err(PolicyError::Stopped("the sampler")),
-                }
-            }
-        };
-        match tokio::time::timeout(deadline, gather).await {
-            Ok(result) => result,
+        let mut completion = Completion::default();
+        match tokio::time::timeout(deadline, self.gather(&mut completion)).await {
+            Ok(result) => result.map(|()| completion),
             Err(_) => Err(PolicyError::Deadline(deadline, "a reply from the sampler".into())),
         }
     }
