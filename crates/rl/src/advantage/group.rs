@@ -72,6 +72,11 @@ pub enum Singleton {
 }
 
 impl GroupBaseline {
+    /// GRPO's: against the mean, over the standard deviation.
+    pub fn scaled() -> Self {
+        GroupBaseline { scale_by_std: true, ..GroupBaseline::default() }
+    }
+
     /// Advantages of one group of scores.
     ///
     /// # Errors

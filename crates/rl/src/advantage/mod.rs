@@ -101,8 +101,8 @@ pub enum Estimator {
     Gdpo {
         /// Weight of every component.
         weights: Vec<f64>,
-        /// How each component is compared.
-        #[serde(default)]
+        /// How each component is compared: over its deviation, where this is not given.
+        #[serde(default = "GroupBaseline::scaled")]
         baseline: GroupBaseline,
         /// What means divide by.
         #[serde(default)]

@@ -168,6 +168,12 @@ impl Checker<'_> {
             let finite = factor >= 0.0 && factor.is_finite();
             self.check(finite, key("overlong.factor"), factor, "finite and at least 0")?;
         }
+        self.check(
+            keys.only.agents.is_empty(),
+            key("only.agents"),
+            format!("{:?}", keys.only.agents),
+            "left out: the built-in agent, the only one that attempts have here, has no name",
+        )?;
         let (from, to) = (keys.only.reward_from, keys.only.reward_to);
         self.check(
             from.is_none_or(|from| to.is_none_or(|to| from <= to)),
@@ -242,6 +248,7 @@ impl Recipe {
                 }
                 TaskSource::Jsonl(options) => {
                     checker.at_least_one(format!("tasks.{i}.repeat"), options.repeat)?;
+                    checker.at_least_one(format!("tasks.{i}.limit"), options.limit.unwrap_or(1))?;
                 }
             }
         }

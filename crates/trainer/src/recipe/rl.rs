@@ -79,7 +79,7 @@ pub struct RlKeys {
     /// Who is compared with whom.
     #[serde(default)]
     pub group_by: GroupBy,
-    /// Attempts at each task that are begun beyond `group_size`; the first to end make the group, and the others are given up. Who ends first
+    /// Attempts at each task that are begun beyond `group_size`; the first to end with a reward make the group, and the others are given up. Who ends first
     /// is short or lucky with its tools: where that goes with success, the group is not a fair sample.
     #[serde(default)]
     pub spare: usize,
@@ -359,7 +359,7 @@ pub enum UniformGroups {
     Keep,
     /// They are left out of the averages (DAPO).
     Drop,
-    /// Others are drawn in their place until the step is full.
+    /// Others are drawn in their place until the step is full, at most as many again as it has.
     Refill,
 }
 
@@ -453,9 +453,14 @@ impl RlKeys {
     /// Whether a group has no gradient where all its attempts earned the same.
     pub fn uniform_is_idle(&self) -> bool {
         let charged = self.kl.is_some_and(|kl| kl.charge == Charge::Reward);
-        // Equal sums can have parts that differ.
-        let by_parts = matches!(self.estimator(), Estimator::Gdpo { .. });
-        self.compares() && self.group_by != GroupBy::Step && !charged && !by_parts
+        let differs = match self.estimator() {
+            // Equal sums can have parts that differ.
+            Estimator::Gdpo { .. } => true,
+            // The same outcome is worth less to those that took more turns.
+            Estimator::Turns { gamma, .. } => gamma < 1.0,
+            _ => false,
+        };
+        self.compares() && self.group_by != GroupBy::Step && !charged && !differs
     }
 
     /// Whether it matters which part of a reward was earned where.

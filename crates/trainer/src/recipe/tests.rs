@@ -70,7 +70,7 @@ fn what_is_written_reads_back_the_same() {
 
 #[test]
 fn bad_recipes_are_refused_by_key() {
-    let cases: [(&[&str], &str); 15] = [
+    let cases: [(&[&str], &str); 18] = [
         (&["phase.0.lerning_rate=1"], "unknown key `phase.0.lerning_rate`; did you mean `learning_rate`?"),
         (&["phase.1.kind=gppo"], "`phase.1.kind` is \"gppo\", but must be one of `sft`, `rl`"),
         (&["phase.1.group_size=1"], "`phase.1.group_size` is 1, but must be at least 2"),
@@ -87,6 +87,12 @@ fn bad_recipes_are_refused_by_key() {
         (&["tasks.0.kind=csv"], "`tasks.0.kind` is \"csv\""),
         (&["agent.prompt=Hello"], "`agent.prompt` is \"Hello\", but must be a text that contains {question}"),
         (&["reward.scorer.tolerance.relative=-1"], "`reward.scorer`"),
+        (&["tasks.0={kind='jsonl', path='rows', limit=0}"], "`tasks.0.limit` is 0, but must be at least 1"),
+        (&["phase.1.only.agents=['wolf']"], "`phase.1.only.agents` is [\"wolf\"], but must be left out"),
+        (
+            &["phase.1.advantage={kind='turns', gamma=0.9}", "phase.1.uniform_groups=drop"],
+            "`phase.1.uniform_groups` is set, but must be left out",
+        ),
         (&["run.seed=-4"], "`run.seed` is -4, but must be a whole number, at least 0"),
         (&["phase.2.steps=1"], "--set phase.2.steps: `phase` is a list of 2"),
     ];
@@ -99,6 +105,15 @@ fn bad_recipes_are_refused_by_key() {
     assert!(load("", &[]).unwrap_err().contains("`run` is missing"));
     let missing = Recipe::load(Path::new("no/such.toml"), &[]).unwrap_err().to_string();
     assert!(missing.contains("cannot read the recipe no/such.toml"), "{missing}");
+}
+
+#[test]
+fn gdpo_divides_each_part_by_its_deviation() {
+    let advantage = "phase.1.advantage={kind='gdpo', weights=[1.0, 0.5, 0.5]}";
+    let recipe = load(SMALL, &[advantage]).unwrap();
+    let Phase::Rl(keys) = &recipe.phase[1] else { panic!() };
+    let dressage_rl::Estimator::Gdpo { baseline, .. } = keys.estimator() else { panic!() };
+    assert!(baseline.scale_by_std);
 }
 
 #[test]
