@@ -53,7 +53,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(text) = &args.model {
         (recipe.model.source, _) = run::model_source(text)?;
     }
-    if recipe.eval.tasks == 0 && recipe.eval.unseen_wordings == 0 {
+    if recipe.eval.tasks == 0 {
         return Err(unusable("there is nothing to evaluate on: `eval.tasks` is 0; give --tasks N"));
     }
     let result = crate::runtime()?.block_on(measure(&recipe))?;

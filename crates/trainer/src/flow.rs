@@ -9,7 +9,7 @@
 //! at most (v − η + 1 + η) · G, and the steps before have taken v · G. So the bound holds for every token, and nothing that was
 //! sampled is ever thrown away for it.
 //!
-//! Where a recipe asks for spare attempts, a group is complete as soon as it has as many as it needs; the others are given up.
+//! Where a recipe asks for spare attempts, a group is complete as soon as it has as many with a reward as it needs; the others are given up.
 //!
 //! Attempts that are under way when the weights change go on, and stamp each token with the version that drew it.
 
@@ -52,10 +52,10 @@ pub(crate) struct Flow {
     began: u64,
     /// How many places steps have taken.
     taken: u64,
+    /// How many of these were of groups that others had replaced.
+    spent: u64,
     /// Places in the order of tasks that have been admitted.
     admitted: u64,
-    /// Groups that were admitted in place of ones that teach nothing.
-    replacements: u64,
     /// Groups by their place, those that a step has taken left out.
     open: BTreeMap<u64, Group>,
     /// Attempts that are admitted but not begun.
@@ -72,6 +72,8 @@ pub(crate) struct Taken {
     pub places: Vec<u64>,
     /// Their attempts.
     pub groups: Vec<Vec<Attempt>>,
+    /// How many of them teach nothing and should have been replaced, had not as many again been drawn already.
+    pub idle: usize,
 }
 
 impl Flow {
@@ -98,8 +100,8 @@ impl Flow {
             step,
             began,
             taken: taken.len() as u64,
+            spent: (taken.len() as u64).saturating_sub(u64::from(step) * keys.groups as u64),
             admitted: 0,
-            replacements: (taken.len() as u64).saturating_sub(u64::from(step) * keys.groups as u64),
             open: BTreeMap::new(),
             waiting: VecDeque::new(),
             running: JoinSet::new(),
@@ -157,11 +159,12 @@ impl Flow {
         Ok(())
     }
 
-    /// How many groups may have been admitted by now.
+    /// How many groups may have been admitted by now: one more for each that teaches nothing and was replaced.
     fn capacity(&self) -> u64 {
         let (groups, steps) = (self.keys.groups as u64, u64::from(self.keys.steps));
         let ahead = u64::from(self.step) + 1 + u64::from(self.keys.staleness);
-        ahead.min(steps) * groups + self.replacements
+        let replaced = self.open.values().filter(|group| group.replaced).count() as u64;
+        ahead.min(steps) * groups + self.spent + replaced
     }
 
     /// Admits groups and begins attempts, as many as may be under way.
@@ -194,7 +197,7 @@ impl Flow {
             Some(Ok(joined)) => joined,
             // Given up, since its group was complete without it.
             Some(Err(error)) if error.is_cancelled() => return Ok(true),
-            // A bug in scoring; the panic has already said where.
+            // A bug; the panic has already said where.
             Some(Err(panic)) => std::panic::resume_unwind(panic.into_panic()),
         };
         let group = self.open.get_mut(&place).filter(|group| group.completed.is_none());
@@ -211,9 +214,11 @@ impl Flow {
 
     /// Notes that a group is complete, if it is, and has another drawn where it teaches nothing.
     fn complete(&mut self, place: u64) {
-        let refills = self.keys.uniform_groups() == UniformGroups::Refill;
-        let Some(group) = self.open.get_mut(&place) else { return };
-        if group.completed.is_some() || group.attempts.iter().flatten().count() < self.keys.group_size {
+        let Some(group) = self.open.get_mut(&place).filter(|group| group.completed.is_none()) else { return };
+        let (ended, begun) = (group.attempts.iter().flatten().count(), group.attempts.len());
+        // What broke is no use: as long as others may come, they are waited for.
+        let rewarded = group.attempts.iter().flatten().filter(|attempt| attempt.reward.is_some()).count();
+        if ended < begun && rewarded < self.keys.group_size {
             return;
         }
         group.completed = Some(self.completions);
@@ -222,21 +227,25 @@ impl Flow {
         self.waiting.retain(|(waiting, _)| *waiting != place);
         // Refilling has an end: as many again as a step has. By place, so that who ends first makes no difference.
         let ahead = (2 + u64::from(self.keys.staleness)) * self.keys.groups as u64;
-        group.replaced = refills
-            && place < self.taken + ahead
-            && plan::is_idle(
-                &self.keys,
-                &plan::rewarded(group.attempts.iter().flatten(), &self.keys, self.most_tokens),
-            );
-        if group.replaced {
-            self.replacements += 1;
+        let is_idle = self.is_idle(place);
+        if let Some(group) = self.open.get_mut(&place) {
+            group.replaced = place < self.taken + ahead && is_idle;
         }
+    }
+
+    /// Whether a group teaches nothing and another is wanted in its place.
+    fn is_idle(&self, place: u64) -> bool {
+        let refills = self.keys.uniform_groups() == UniformGroups::Refill;
+        self.open.get(&place).filter(|_| refills).is_some_and(|group| {
+            let attempts = group.attempts.iter().flatten();
+            plan::is_idle(&self.keys, &plan::rewarded(attempts, &self.keys, self.most_tokens))
+        })
     }
 
     /// The groups that the next step takes, once they are all complete; `None` before. Groups that were replaced go with them.
     fn ready(&self) -> Option<Vec<u64>> {
         let size = self.keys.groups;
-        let due = |group: &Group| group.admitted + self.keys.staleness <= self.step;
+        let due = |group: &Group| group.admitted.saturating_add(self.keys.staleness) <= self.step;
         let teaches = |group: &&Group| !group.replaced;
         let mut chosen: Vec<u64> =
             self.open.iter().filter(|(_, g)| due(g) && !g.replaced).map(|(place, _)| *place).collect();
@@ -270,13 +279,21 @@ impl Flow {
     /// Takes the groups of the next step, if they are complete.
     pub fn take(&mut self) -> Option<Taken> {
         let places = self.ready()?;
-        self.taken += places.len() as u64;
+        let idle = places.iter().filter(|place| self.is_idle(**place)).count();
+        let idle = idle - (places.len() - self.keys.groups);
+        self.spend(&places);
         let groups = places
             .iter()
             .filter_map(|place| self.open.remove(place))
             .map(|group| group.attempts.into_iter().flatten().collect())
             .collect();
-        Some(Taken { places, groups })
+        Some(Taken { places, groups, idle })
+    }
+
+    /// Notes that a step has taken these places.
+    fn spend(&mut self, places: &[u64]) {
+        self.taken += places.len() as u64;
+        self.spent += (places.len() as u64).saturating_sub(self.keys.groups as u64);
     }
 
     /// Takes the groups of a step that was planned before, from the record.
@@ -287,8 +304,6 @@ impl Flow {
         tasks: &Tasks,
     ) -> Result<Taken, TrainerError> {
         self.admit_until(end_of(places), places, rollouts, tasks)?;
-        let counted = places.iter().filter(|place| self.open.get(place).is_some_and(|group| group.replaced));
-        self.replacements += (places.len() - counted.count()).saturating_sub(self.keys.groups) as u64;
         let mut groups = Vec::with_capacity(places.len());
         for place in places {
             self.open.remove(place);
@@ -302,8 +317,8 @@ impl Flow {
             groups.push(attempts);
         }
         self.waiting.retain(|(place, _)| !places.contains(place));
-        self.taken += places.len() as u64;
-        Ok(Taken { places: places.to_vec(), groups })
+        self.spend(places);
+        Ok(Taken { places: places.to_vec(), groups, idle: 0 })
     }
 
     /// A step is done, and its weights are published.

@@ -74,7 +74,7 @@ impl Rollouts {
             let (place, attempt) = match joined {
                 None => break,
                 Some(Ok(joined)) => joined,
-                // A bug in scoring; the panic has already said where.
+                // A bug; the panic has already said where.
                 Some(Err(panic)) => std::panic::resume_unwind(panic.into_panic()),
             };
             self.record(&attempt)?;
@@ -152,31 +152,43 @@ impl Rollouts {
     }
 }
 
-/// Makes an attempt; one that panics is a broken one, and not the end of the run.
+/// Does something that may panic, which is then not the end of the run.
+///
+/// # Errors
+/// With what it panicked.
+async fn alone<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> Result<T, String> {
+    // A set ends its task when it is dropped, as an attempt that is given up is.
+    let mut set = JoinSet::new();
+    set.spawn(work);
+    match set.join_next().await {
+        Some(done) => done.map_err(|error| error.to_string()),
+        None => Err("it was never begun".into()),
+    }
+}
+
+/// Makes an attempt; one that panics is a broken one.
 async fn guarded(agent: &Agent, request: &AttemptRequest) -> dressage_agent::Attempt {
     let (agent, request) = (agent.clone(), request.clone());
-    // A set ends its task when it is dropped, as an attempt that is given up is.
-    let mut alone = JoinSet::new();
-    alone.spawn(async move { agent.run(request).await });
-    match alone.join_next().await {
-        Some(Ok(made)) => made,
-        Some(Err(error)) => dressage_agent::Attempt::broken("attempt", error.to_string()),
-        None => dressage_agent::Attempt::broken("attempt", "it was never begun"),
-    }
+    let made = alone(async move { agent.run(request).await }).await;
+    made.unwrap_or_else(|panic| dressage_agent::Attempt::broken("attempt", panic))
 }
 
 /// Scores the final answer, shapes the reward. Where the answer cannot be scored, the attempt counts as broken.
 async fn scored(keys: &RewardKeys, key: AttemptKey, task: &Task, made: dressage_agent::Attempt) -> Attempt {
     let dressage_agent::Attempt { trajectory, mut outcome } = made;
     let answered = outcome.finish == Finish::Answered;
-    let score = if answered {
-        keys.scorer.score(&outcome.final_text, &task.answer).await
-    } else {
-        // Also without an answer, so that a task that cannot be scored is found whatever the model says.
-        keys.scorer.check_expected(&task.answer).map(|()| Score { value: 0.0, extracted: None })
-    };
+    let (scorer, text, answer) = (keys.scorer.clone(), outcome.final_text.clone(), task.answer.clone());
+    let score = alone(async move {
+        if answered {
+            scorer.score(&text, &answer).await
+        } else {
+            // Also without an answer, so that a task that cannot be scored is found whatever the model says.
+            scorer.check_expected(&answer).map(|()| Score { value: 0.0, extracted: None })
+        }
+    });
+    let score = score.await.and_then(|score| score.map_err(|error| error.to_string()));
     if let Err(error) = &score {
-        outcome.trouble("scorer", error.to_string());
+        outcome.trouble("scorer", error.as_str());
         outcome.error.get_or_insert_with(|| format!("the answer cannot be scored: {error}"));
         outcome.finish = Finish::Failed;
     }

@@ -108,11 +108,19 @@ async fn algorithms_run_and_are_done_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn attempts_run_ahead_as_far_as_they_may() {
     let root = tempfile::tempdir().unwrap();
-    for (staleness, prefer) in [(0, "oldest"), (1, "oldest"), (4, "first_done"), (3, "freshest")] {
-        let folder = root.path().join(format!("{staleness}-{prefer}"));
+    let keep = "keep";
+    let cases = [
+        (0, "oldest", keep),
+        (1, "oldest", keep),
+        (4, "first_done", keep),
+        (3, "freshest", keep),
+        (2, "oldest", "refill"),
+    ];
+    for (staleness, prefer, uniform) in cases {
+        let folder = root.path().join(format!("{staleness}-{prefer}-{uniform}"));
         let change = format!(
             "phase.1={{kind='rl', steps=12, groups=3, group_size=2, learning_rate=0.05, staleness={staleness}, \
-             prefer='{prefer}', proximal='recompute', correction={{bound={{kind='clamp', high=2.0}}}}}}"
+             prefer='{prefer}', uniform_groups='{uniform}', proximal='recompute', correction={{bound={{kind='clamp', high=2.0}}}}}}"
         );
         let overrides = ["eval.tasks=0", "run.keep=50", "run.checkpoint_every=1", &change];
         let policy = simulator(Duration::from_micros(300), 0.0);
@@ -129,8 +137,10 @@ async fn attempts_run_ahead_as_far_as_they_may() {
             taken.extend(store.step(1, step).unwrap().unwrap().places);
         }
         taken.sort_unstable();
-        assert_eq!(taken, (0..36).collect::<Vec<_>>());
-        assert_eq!(store.summaries(Purpose::Train).unwrap().len(), 72);
+        let places = taken.len();
+        assert_eq!(taken, (0..places as u64).collect::<Vec<_>>());
+        assert!(if uniform == keep { places == 36 } else { places > 36 }, "{places}");
+        assert_eq!(store.summaries(Purpose::Train).unwrap().len(), 2 * places);
 
         let (steps, compared) = replayed(&folder, &overrides).await;
         assert_eq!(steps, 18);

@@ -166,6 +166,39 @@ async fn stragglers_hold_no_step() {
     assert_eq!(mute.weights(), policy.weights());
 }
 
+/// A calculator that the first two attempts at each task cannot open.
+struct Shut;
+
+#[async_trait]
+impl Tool for Shut {
+    fn spec(&self) -> ToolSpec {
+        Calculator.spec()
+    }
+
+    async fn open(&self, attempt: &str) -> Result<Box<dyn ToolSession>, ToolError> {
+        if attempt.contains("train") && ["sample 0", "sample 1"].iter().any(|end| attempt.ends_with(end)) {
+            return Err(ToolError::Open { tool: "calculator".into(), why: "it is shut".into() });
+        }
+        Calculator.open(attempt).await
+    }
+}
+
+/// Attempts that break at once are not among the first of their group.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn spare_attempts_stand_in_for_broken_ones() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("run");
+    let policy = simulator(Duration::ZERO, 0.0);
+    let tools = ToolSet::new(vec![Arc::new(Shut)], Duration::from_secs(60)).unwrap();
+    let parts = Parts { tools, ..parts(&policy, Duration::ZERO) };
+    let overrides = ["phase.1.spare=2", "engine.concurrency=16", "eval.tasks=0", "eval.unseen_wordings=0"];
+    finish(&folder, &overrides, parts, Start::Fresh).await;
+    let store = Store::open_existing(&folder.join("run.db")).unwrap();
+    let all = store.summaries(Purpose::Train).unwrap();
+    let rewarded = all.iter().filter(|attempt| attempt.reward.is_some()).count();
+    assert_eq!((all.len(), rewarded), (5 * 3 * 6, 5 * 3 * 4));
+}
+
 /// A calculator that keeps the third attempt at each task waiting from the start.
 struct Slow;
 

@@ -59,12 +59,10 @@ impl Rl {
         };
         let attempts = taken.groups.concat();
         rollouts.record_broken(&attempts)?;
-        let acted = |agent: &String| {
-            attempts.iter().flat_map(|a| a.trajectory.segments()).any(|segment| segment.agent == *agent)
-        };
-        if let Some(unknown) = self.keys.only.agents.iter().find(|agent| !acted(agent)) {
+        if taken.idle > 0 {
             let note = format!(
-                "step {step}: no attempt has an agent named {unknown:?}, which `only.agents` asks for"
+                "step {step}: the attempts at {} of {} tasks earned the same, and as many tasks again as a step has were drawn in vain",
+                taken.idle, self.keys.groups
             );
             observer.event(&Event::Note(&note));
         }
