@@ -20,7 +20,7 @@ pub struct ForwardBackward {
     pub tokens: u64,
     /// Trained tokens.
     pub targets: u64,
-    /// Terms evaluated.
+    /// Terms with a weight, which the next sums are over: what has none is not trained.
     pub terms: u64,
     /// Sum over targets of −log p.
     pub nll: f64,
@@ -33,6 +33,8 @@ pub struct ForwardBackward {
     /// Sum over terms with a behaviour log-probability of the ratio that the loss works with: to the proximal policy where a term has
     /// one, else to the behaviour policy.
     pub ratio: f64,
+    /// Sum over the same terms of −log ratio: how far the weights have moved, as an estimate of the divergence from that policy.
+    pub drift: f64,
     /// Terms that carry a behaviour log-probability.
     pub behaviour_terms: u64,
     /// Terms of the very weights that are trained whose log-probability differs in any bit from the behaviour log-probability they carry.
@@ -44,6 +46,13 @@ pub struct ForwardBackward {
 impl ForwardBackward {
     /// Adds one term, evaluated at log-probability `logp` of its target.
     pub fn add_term(&mut self, term: &Term, logp: f32, evaluated: &Evaluated) {
+        if let Some(behaviour) = term.behaviour.filter(|_| term.age == 0) {
+            self.mismatched += u64::from(behaviour.to_bits() != logp.to_bits());
+            self.max_mismatch = self.max_mismatch.max((behaviour - logp).abs());
+        }
+        if term.weight == 0.0 {
+            return;
+        }
         self.loss += f64::from(term.weight) * evaluated.loss;
         self.terms += 1;
         self.clipped += u64::from(evaluated.clipped);
@@ -51,15 +60,15 @@ impl ForwardBackward {
         if let Some(behaviour) = term.behaviour {
             self.behaviour_terms += 1;
             self.ratio += evaluated.ratio;
-            if term.age == 0 {
-                self.mismatched += u64::from(behaviour.to_bits() != logp.to_bits());
-                self.max_mismatch = self.max_mismatch.max((behaviour - logp).abs());
-            }
+            self.drift += f64::from(term.proximal.unwrap_or(behaviour)) - f64::from(logp);
         }
     }
 
     /// Adds one term of a loss of values.
     pub fn add_value(&mut self, term: &Term, evaluated: &Evaluated) {
+        if term.weight == 0.0 {
+            return;
+        }
         self.loss += f64::from(term.weight) * evaluated.loss;
         self.terms += 1;
         self.clipped += u64::from(evaluated.clipped);
@@ -83,6 +92,7 @@ impl ForwardBackward {
         self.clipped += other.clipped;
         self.kl += other.kl;
         self.ratio += other.ratio;
+        self.drift += other.drift;
         self.behaviour_terms += other.behaviour_terms;
         self.mismatched += other.mismatched;
         self.max_mismatch = self.max_mismatch.max(other.max_mismatch);

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use dressage_policy::{ForwardBackward, Learner, OptimParams, crash_point};
 use dressage_rl::correction::Mismatch;
-use dressage_rl::{Loss, PolicyLoss};
+use dressage_rl::{Loss, PolicyLoss, explained_variance};
 use dressage_store::{AttemptKey, PlannedPath, StepPlan, Update};
 use dressage_tree::{PathInput, Trajectory, TreeBatch};
 
@@ -39,6 +39,9 @@ pub(crate) struct Learned {
     pub prepare_seconds: f64,
     /// Sums of the critic's loss.
     values: ForwardBackward,
+    /// What the critic said of every trained token, and what it should have said.
+    said: Vec<f64>,
+    returns: Vec<f64>,
     /// Optimiser steps that changed the critic.
     critic_updates: u32,
     /// Their global gradient norms, summed.
@@ -185,6 +188,11 @@ pub(crate) async fn run_plan(
                 let start = Instant::now();
                 let sums = critic.forward_backward(batch.clone(), keys.value_loss()).await?;
                 learned.values.merge(&sums);
+                let trained = batch.terms.iter().filter(|term| term.weight != 0.0);
+                for (value, term) in trained.filter_map(|term| Some((term.value?, term))) {
+                    learned.said.push(value.into());
+                    learned.returns.push(term.returns.into());
+                }
                 learned.critic_seconds += start.elapsed().as_secs_f64();
             }
             if rules.policy.is_some() {
@@ -259,6 +267,9 @@ impl Learned {
     /// Adds what was learned to the metrics of a step.
     pub(crate) fn report(&self, phase: &Phase, params: Option<OptimParams>, metrics: &mut Metrics) {
         let all = &self.all;
+        // Of several updates the mean: each is a loss over its share of the attempts.
+        let of_update = |sum: f64, updates: u32| sum / f64::from(updates.max(1));
+        let updates = self.applied + self.skipped;
         let mean = |sum: f64, count: u64| if count == 0 { 0.0 } else { sum / count as f64 };
         metrics.add("actor/lr", params.map_or(0.0, |params| f64::from(params.learning_rate)));
         metrics.add("actor/grad_norm", mean(self.grad_norms, u64::from(self.applied)));
@@ -267,21 +278,26 @@ impl Learned {
         metrics.add("actor/entropy", mean(all.entropy, all.targets));
         match phase {
             Phase::Sft(_) => {
-                metrics.add("train/loss", all.loss);
+                metrics.add("train/loss", of_update(all.loss, updates));
                 metrics.add("train/nll", mean(all.nll, all.targets));
             }
             Phase::Rl(keys) => {
                 let loss = keys.loss();
                 // With a penalty or a bonus the sum holds all parts.
                 let plain = loss.kl.is_none() && loss.entropy == 0.0;
-                metrics.add(if plain { "actor/pg_loss" } else { "actor/loss" }, all.loss);
+                let name = if plain { "actor/pg_loss" } else { "actor/loss" };
+                metrics.add(name, of_update(all.loss, updates));
                 metrics.add("actor/pg_clipfrac", mean(all.clipped as f64, all.terms));
                 metrics.add("actor/ratio", mean(all.ratio, all.behaviour_terms));
+                metrics.add("actor/ppo_kl", mean(all.drift, all.behaviour_terms));
                 if loss.kl.is_some() {
                     metrics.add("actor/kl_loss", mean(all.kl, all.terms));
                 }
                 if keys.needs_critic() {
-                    metrics.add("critic/vf_loss", self.values.loss);
+                    metrics.add("critic/vf_loss", of_update(self.values.loss, self.critic_updates));
+                    metrics.add("critic/vf_explained_var", explained_variance(&self.returns, &self.said));
+                    metrics.add_spread("critic/values", self.said.iter().copied());
+                    metrics.add_spread("critic/returns", self.returns.iter().copied());
                     metrics.add("critic/vf_clipfrac", mean(self.values.clipped as f64, self.values.terms));
                     metrics.add("critic/grad_norm", mean(self.critic_grad_norms, self.critic_updates.into()));
                 }

@@ -40,6 +40,20 @@ pub(super) fn sampling(before: &Health, after: &Health, seconds: f64, metrics: &
     }
 }
 
+/// Memory of this process, in GiB: what is resident now, and the most that ever was. Nothing where the system does not say (`/proc`).
+pub(super) fn memory(metrics: &mut Metrics) {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let kib = |key: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(key))?;
+        line.trim_end_matches("kB").trim().parse::<f64>().ok()
+    };
+    for (name, key) in [("perf/process_memory_gb", "VmRSS:"), ("perf/process_memory_peak_gb", "VmHWM:")] {
+        if let Some(kib) = kib(key) {
+            metrics.add(name, kib / f64::from(1 << 20));
+        }
+    }
+}
+
 /// What the attempts of a step were like.
 pub(super) fn attempts(groups: &[&[Attempt]], metrics: &mut Metrics) {
     let attempts: Vec<&Attempt> = groups.iter().copied().flatten().collect();

@@ -105,6 +105,7 @@ impl Rl {
         let whole = start.elapsed().as_secs_f64();
         describe::sampling(&before, &sampler.health().await?, whole, &mut metrics);
         of_phase.timing(&attempts, &learned, waited, updated, whole, &mut metrics);
+        describe::memory(&mut metrics);
         Ok((metrics, attempts))
     }
 }
@@ -268,6 +269,9 @@ impl OfPhase<'_> {
         metrics.add("timing_s/step", whole);
         metrics.add("perf/total_num_tokens", all as f64);
         metrics.add("perf/throughput", all as f64 / whole);
+        if updated > 0.0 {
+            metrics.add("perf/trained_tokens_per_s", learned.all.tokens as f64 / updated);
+        }
         // Where attempts run ahead, or are in the record, waiting for them says nothing of how fast they were.
         if self.keys.staleness == 0 && generated > 0.1 * whole {
             metrics.add("perf/sampled_tokens_per_s", sampled as f64 / generated);

@@ -10,7 +10,7 @@ use dressage_store::{Attempt, AttemptKey, Purpose, Status};
 use dressage_text::Chat;
 use serde_json::json;
 
-use super::by_key;
+use super::{by_key, describe};
 use crate::TrainerError;
 use crate::learn::{Models, Rules, run_plan};
 use crate::metrics::Metrics;
@@ -140,6 +140,7 @@ impl Sft {
         metrics.add("timing_s/update_actor", seconds);
         metrics.add("timing_s/step", seconds);
         metrics.add("perf/throughput", learned.all.tokens as f64 / seconds);
+        describe::memory(&mut metrics);
         Ok(metrics)
     }
 }
