@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::process::{ExitCode, ExitStatus};
 use std::time::{Duration, Instant};
 
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 
 use crate::failure::INTERRUPTED;
 use crate::screen::{self, Style};
@@ -35,12 +35,13 @@ async fn supervise(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Resul
         let status = loop {
             tokio::select! {
                 status = child.wait() => break status?,
-                // Ctrl-C reaches the child as well: it stops at its next safe point. The other wish is for this process alone; what
-                // is killed can go on from where it was.
+                // From a keyboard Ctrl-C reaches the child as well, which takes the two for one; it stops at its next safe point. The other
+                // wish is for this process alone; what is killed can go on from where it was.
                 wish = stop.asked() => {
                     asked = true;
-                    if wish == Wish::Terminate {
-                        child.start_kill()?;
+                    match wish {
+                        Wish::Interrupt => interrupt(&child),
+                        Wish::Terminate => child.start_kill()?,
                     }
                 }
             }
@@ -77,6 +78,19 @@ async fn supervise(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Resul
         }
     }
 }
+
+/// Passes Ctrl-C on to a process, where it still runs.
+#[cfg(unix)]
+fn interrupt(child: &Child) {
+    use rustix::process::{Pid, Signal, kill_process};
+    let pid = child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?));
+    // It may end at any time.
+    let _ = pid.map(|pid| kill_process(pid, Signal::INT));
+}
+
+/// Here the keyboard is the only way to ask, and the child has heard it.
+#[cfg(not(unix))]
+fn interrupt(_: &Child) {}
 
 /// What somebody wants of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

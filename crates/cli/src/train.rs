@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use dressage_engine::Engine;
 use dressage_trainer::recipe::{Override, Recipe};
@@ -122,6 +123,8 @@ async fn interrupted(stop: StopFlag) {
     eprintln!(
         "\nstopping at the next safe point; Ctrl-C again stops at once (--resume continues from the last checkpoint)"
     );
+    // A supervisor passes on what the keyboard has sent here as well: that is one wish.
+    tokio::time::sleep(Duration::from_millis(500)).await;
     if tokio::signal::ctrl_c().await.is_ok() {
         std::process::exit(INTERRUPTED.into());
     }

@@ -36,6 +36,16 @@ fn a_run_that_always_dies_is_given_up() {
     assert!(!stderr(&output).contains("starting it again"), "{}", stderr(&output));
 }
 
+/// Ctrl-C that reaches the parent alone stops the run as it does from a keyboard.
+#[test]
+fn the_run_stops_where_its_parent_is_asked_to() {
+    let place = Place::with_trained_model();
+    let output = place.train_until_signal("-INT", &["--restarts", "3", "--set", "run.checkpoint_every=0"]);
+    assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
+    assert!(stderr(&output).contains("stopping at the next safe point"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("stopped after step "), "{}", stderr(&output));
+}
+
 /// Asked to end, the parent takes the run with it; nobody is left to hold the folder.
 #[test]
 fn the_run_ends_with_its_parent() {
