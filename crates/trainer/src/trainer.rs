@@ -302,6 +302,7 @@ impl Trainer {
                 }),
             };
         };
+        before.verify().map_err(|why| TrainerError::Damaged { path: before.path.clone(), why })?;
         if begins {
             self.learner.load(&before.path, false).await?;
             self.learner.publish(u64::from(self.position.global_step)).await?;

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{metrics, parts, recipe, simulator};
+use common::{Notes, metrics, parts, recipe, simulator};
 use dressage_policy::Simulator;
 use dressage_store::{Purpose, Store};
 use dressage_trainer::{Compared, Ended, Replayers, Start, StopFlag, Summary, Trainer, TrainerError, replay};
@@ -36,12 +36,19 @@ fn steps(folder: &Path) -> Vec<Value> {
 
 /// Does a finished run again; how its checkpoints compare.
 async fn replayed(folder: &Path, overrides: &[&str]) -> (u32, Vec<Compared>) {
+    let (steps, compared, _) = replayed_with_notes(folder, overrides).await;
+    (steps, compared)
+}
+
+/// The same, and what there was to say.
+async fn replayed_with_notes(folder: &Path, overrides: &[&str]) -> (u32, Vec<Compared>, Vec<String>) {
+    let mut notes = Notes::default();
     let fresh = || simulator(Duration::ZERO, 0.0);
     let models = Replayers { learner: fresh(), reference: Some(fresh()), critic: Some(fresh()) };
     let mut compared = Vec::new();
     let recipe = recipe(folder, overrides);
-    let steps = replay(&recipe, folder, &models, &mut (), &mut |one| compared.push(one)).await.unwrap();
-    (steps, compared)
+    let steps = replay(&recipe, folder, &models, &mut notes, &mut |one| compared.push(one)).await.unwrap();
+    (steps, compared, notes.0)
 }
 
 /// The phase of reinforcement, by algorithm and further keys.
@@ -178,4 +185,10 @@ async fn what_differs_is_named() {
     let (last, before) = compared.split_last().unwrap();
     assert!(before.iter().all(|c| c.differs.is_none()), "{before:?}");
     assert!(last.differs.as_ref().unwrap().ends_with("simulator.weights"), "{last:?}");
+
+    // One that is not whole is not compared with, and that is said.
+    std::fs::remove_file(file).unwrap();
+    let (steps, fewer, notes) = replayed_with_notes(&folder, &["eval.tasks=0"]).await;
+    assert_eq!((steps, fewer.len()), (11, compared.len() - 1));
+    assert!(notes[0].contains("step-000011 is not whole"), "{notes:?}");
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use common::{metrics, parts, recipe, simulator};
+use common::{Notes, metrics, parts, recipe, simulator};
 use dressage_policy::{
     ForwardBackward, Learner, OptimParams, OptimReport, PolicyError, Sampler, Simulator, SimulatorConfig,
 };
@@ -371,18 +371,10 @@ async fn a_damaged_checkpoint_is_passed_over() {
     let last = common::last_checkpoint(&folder);
     std::fs::write(last.join("simulator.optimiser"), "cut").unwrap();
 
-    struct Notes(Vec<String>);
-    impl Observer for Notes {
-        fn event(&mut self, event: &Event<'_>) {
-            if let Event::Note(note) = event {
-                self.0.push((*note).to_owned());
-            }
-        }
-    }
     let fresh = simulator(Duration::ZERO, 0.0);
     let mut trainer =
         Trainer::new(recipe(&folder, &[]), parts(&fresh, Duration::ZERO), Start::Resume).await.unwrap();
-    let mut notes = Notes(Vec::new());
+    let mut notes = Notes::default();
     trainer.run(&mut notes, &StopFlag::default()).await.unwrap();
     assert!(notes.0[0].contains("step-000011 is not whole"), "{:?}", notes.0);
     assert_eq!(fresh.weights(), policy.weights());

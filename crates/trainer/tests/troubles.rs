@@ -196,7 +196,8 @@ async fn spare_attempts_stand_in_for_broken_ones() {
     let store = Store::open_existing(&folder.join("run.db")).unwrap();
     let all = store.summaries(Purpose::Train).unwrap();
     let rewarded = all.iter().filter(|attempt| attempt.reward.is_some()).count();
-    assert_eq!((all.len(), rewarded), (5 * 3 * 6, 5 * 3 * 4));
+    assert_eq!(rewarded, 5 * 3 * 4);
+    assert!(all.len() > rewarded, "nothing broke");
 }
 
 /// A calculator that keeps the third attempt at each task waiting from the start.

@@ -141,6 +141,23 @@ fn it_can_be_looked_into(place: &Place) {
     assert!(reward(&inspect(&["--best"])) >= reward(&inspect(&["--worst"])));
 }
 
+/// A run is done again from its record; where there is nothing to compare with, that is no success.
+#[test]
+fn a_run_is_done_again() {
+    let place = Place::with_trained_model();
+    assert!(place.train().args(["--set", "eval.tasks=0"]).output().unwrap().status.success());
+    let replay = || place.dressage().args(["replay", "run"]).output().unwrap();
+    let output = replay();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stdout(&output).contains("the same, bit for bit"), "{}", stdout(&output));
+
+    std::fs::remove_dir_all(place.path("run/checkpoints")).unwrap();
+    std::fs::create_dir(place.path("run/checkpoints")).unwrap();
+    let output = replay();
+    assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
+    assert!(stderr(&output).contains("nothing was compared"), "{}", stderr(&output));
+}
+
 /// The first Ctrl-C ends the run at the next safe point; going on from there ends with the weights of a run that was not
 /// interrupted.
 #[test]

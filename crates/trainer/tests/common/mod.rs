@@ -7,8 +7,8 @@ use std::time::Duration;
 use dressage_agent::tools::{Calculator, Delayed, Tool, ToolSet};
 use dressage_policy::{Simulator, SimulatorConfig};
 use dressage_text::testing::{VOCABULARY, tiny_chat};
-use dressage_trainer::Parts;
 use dressage_trainer::recipe::{Override, Recipe};
+use dressage_trainer::{Event, Observer, Parts};
 use serde_json::{Map, Value};
 
 /// SFT on a few demonstrations, then GRPO with several updates a step. Rewards differ by how attempts end.
@@ -107,6 +107,19 @@ pub fn parts(policy: &Arc<Simulator>, latency: Duration) -> Parts {
         tools: ToolSet::new(tools, Duration::from_secs(5)).unwrap(),
         context: 2000,
         companions: Arc::new(|folder: &Path| std::fs::write(folder.join("tokenizer.json"), "{}")),
+    }
+}
+
+/// Keeps what a user should know.
+#[derive(Default)]
+#[allow(dead_code)] // not every test binary asks for it
+pub struct Notes(pub Vec<String>);
+
+impl Observer for Notes {
+    fn event(&mut self, event: &Event<'_>) {
+        if let Event::Note(note) = event {
+            self.0.push((*note).to_owned());
+        }
     }
 }
 
