@@ -75,6 +75,9 @@ def check(kind: str, store: str, folder: Path, arguments: argparse.Namespace) ->
     if going_on.wait() != 0:
         sys.exit(f"{kind}: the run failed; see {folder}/run.log")
 
+    if "not all metrics were taken" in (log := (folder / "run.log").read_text()):
+        sys.exit(f"{kind}: the run ended before the server was back; give more steps:\n{log[-500:]}")
+
     import mlflow
 
     client = mlflow.MlflowClient(server.url)
@@ -111,7 +114,7 @@ def main() -> None:
     p.add_argument("recipe", help="a recipe of three steps or more; give --set so that it ends soon")
     p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of `dressage train`")
     p.add_argument("--away-after", type=float, default=3, help="seconds after which the server goes away")
-    p.add_argument("--away", type=float, default=20, help="seconds that it is away")
+    p.add_argument("--away", type=float, default=10, help="seconds that it is away")
     p.add_argument("--dressage", type=Path, default=ROOT / "target/release/dressage")
     arguments = p.parse_args()
     for kind in ("database", "files"):

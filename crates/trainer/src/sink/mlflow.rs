@@ -21,7 +21,7 @@ use crate::recipe::Recipe;
 /// Longest wait for one answer.
 const ANSWER: Duration = Duration::from_secs(10);
 /// Longest time that the end of a run waits for what is still to be passed on.
-const FAREWELL: Duration = Duration::from_secs(30);
+const FAREWELL: Duration = Duration::from_secs(60);
 /// Most numbers of a request, by the server's own limit.
 const BATCH: usize = 1000;
 /// Pauses before a server that is away is asked again.
