@@ -4,7 +4,7 @@ use std::fmt;
 
 use toml::{Table, Value};
 
-/// Keys that change how a run goes but not what comes out.
+/// Keys that a run may go on with another value of: they change how it goes, and what comes out only where a deadline passes.
 const FREE: [&str; 12] = [
     "run.name",
     "run.folder",
