@@ -42,9 +42,9 @@ impl Cache {
         self.limit * BLOCK
     }
 
-    /// Blocks that running sequences do not use.
+    /// Blocks that running sequences do not use. All of them can be had: whatever the tree holds can be dropped.
     pub fn available(&self) -> usize {
-        self.limit - self.in_use
+        self.limit.saturating_sub(self.in_use)
     }
 
     /// Shares of the capacity that running sequences use, and that hold anything at all.
@@ -82,12 +82,16 @@ impl Cache {
     }
 
     /// A block for a running sequence. The caller has made sure that one is available.
+    ///
+    /// # Panics
+    /// When none is: a sequence was let in without room for it.
     pub fn take(&mut self) -> u32 {
         while self.free.is_empty() && self.blocks.len() >= self.limit && self.evict() {}
         let block = match self.free.pop() {
             Some(block) => block,
             None => {
                 let block = self.blocks.len();
+                assert!(block < self.limit, "running sequences use all {} blocks of the cache", self.limit);
                 self.blocks.grow(block + 1);
                 self.running.push(0);
                 self.kept.push(0);
@@ -134,6 +138,8 @@ impl Cache {
     fn evict(&mut self) -> bool {
         let Cache { tree, kept, running, free, .. } = self;
         let dropped = tree.evict(|blocks| blocks.iter().any(|block| running[*block as usize] == 0));
+        // A block that a running sequence has copied can lie above a leaf that it uses all of.
+        let dropped = dropped.or_else(|| tree.evict(|_| true));
         let found = dropped.is_some();
         dropped.into_iter().flatten().for_each(|block| drop_one(kept, running, free, block));
         found
@@ -203,6 +209,24 @@ mod tests {
         cache.forget(0);
         assert_eq!(cache.longest(0, &old, 64).len, 0);
         assert_eq!((cache.available(), cache.free.len()), (4, 4));
+    }
+
+    /// The parting of two paths leaves a block that nobody uses above blocks that are all in use: it is to be had, too.
+    #[test]
+    fn every_block_that_no_sequence_uses_can_be_had() {
+        let mut cache = cache(4);
+        let tokens: Vec<u32> = (0..70).collect();
+        finished(&mut cache, &tokens[..40]);
+        let fork = cache.longest(0, &tokens, 69);
+        let mut blocks = cache.fork(&fork);
+        blocks.push(cache.take());
+        cache.keep(0, &tokens, &blocks);
+        assert_eq!((cache.available(), cache.blocks.len(), cache.free.len()), (1, 4, 0));
+        blocks.push(cache.take());
+        assert_eq!((cache.available(), cache.blocks.len()), (0, 4));
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| cache.take())).is_err());
+        cache.release(&blocks);
+        assert_eq!(cache.available(), 4);
     }
 
     #[test]

@@ -39,6 +39,7 @@ pub mod radix;
 #[cfg(test)]
 mod reference;
 pub mod scheduler;
+mod sequence;
 mod service;
 pub mod simd;
 pub mod tensors;

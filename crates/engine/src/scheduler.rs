@@ -3,6 +3,9 @@
 //! Every step runs one batch: the newest token of each running sequence, and chunks of the prompts still to be computed, up
 //! to a number of rows. A request joins as soon as there is room for its longest possible reply, and leaves when it is
 //! done. A request whose prompt another running sequence is just computing waits for it: a prompt is computed once.
+//!
+//! Where the weights change under running sequences, these lose their blocks and queue again, in front, with what was drawn for
+//! them: so what they share is again computed once, and they never hold more than they were let in with.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -10,23 +13,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dressage_policy::{
-    FinishReason, Health, PolicyError, SampleEvent, SampleRequest, SamplingParams, TokenBytes, crash_point,
-    uniform,
+    FinishReason, Health, PolicyError, SampleEvent, SampleRequest, TokenBytes, crash_point, uniform,
 };
-use tokio::sync::mpsc::UnboundedSender;
 
 use crate::buffer::{Buffer, Shared};
 use crate::cache::Cache;
 use crate::choose::choose;
 use crate::ops::kv::{BLOCK, Span};
-use crate::radix::{Prefix, shared_prefix};
+use crate::radix::Prefix;
+use crate::sequence::{Events, Sequence};
 use crate::transformer::{Inference, Rows, Transformer};
-
-/// A prompt that another sequence will have computed soon is worth waiting for from this many tokens on.
-const WORTH_WAITING: usize = 16;
-
-/// Where a request's tokens go.
-pub type Events = UnboundedSender<Result<SampleEvent, PolicyError>>;
 
 /// Which weights of a policy are drawn from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,42 +48,12 @@ pub struct Limits {
     pub rows: usize,
 }
 
-/// A request that has not begun yet.
-struct Waiting {
-    policy: u32,
-    request: SampleRequest,
-    events: Events,
-}
-
-/// A sequence being computed.
-struct Running {
-    policy: u32,
-    /// Prompt and reply.
-    tokens: Vec<u32>,
-    /// Tokens whose keys and values are in `blocks`.
-    computed: usize,
-    blocks: Vec<u32>,
-    /// Most tokens it may come to.
-    longest: usize,
-    prompt: usize,
-    /// Bytes of the reply's end, where stop strings are looked for.
-    tail: Vec<u8>,
-    seed: u64,
-    stream: u64,
-    params: SamplingParams,
-    events: Events,
-}
-
-impl Running {
-    fn blocks_at_most(&self) -> usize {
-        self.longest.div_ceil(BLOCK)
-    }
-}
-
 /// All requests of an engine.
 pub struct Scheduler {
-    waiting: VecDeque<Waiting>,
-    running: Vec<Running>,
+    /// In the order in which they will be let in.
+    waiting: VecDeque<Sequence>,
+    /// In the order in which they were.
+    running: Vec<Sequence>,
     cache: Cache,
     limits: Limits,
     token_bytes: Option<Arc<dyn TokenBytes>>,
@@ -153,21 +119,22 @@ impl Scheduler {
                     .into(),
             ));
         }
-        let longest = longest(&request, context);
-        if longest > self.cache.capacity() {
+        let sequence = Sequence::new(policy, request, context, events);
+        if sequence.longest > self.cache.capacity() {
             return Err(PolicyError::Invalid(format!(
-                "prompt and reply may take {longest} tokens, but the key-value memory holds {}; raise engine.kv_memory_mb or lower max_tokens",
+                "prompt and reply may take {} tokens, but the key-value memory holds {}; raise engine.kv_memory_mb or lower max_tokens",
+                sequence.longest,
                 self.cache.capacity()
             )));
         }
-        self.waiting.push_back(Waiting { policy, request, events });
+        self.waiting.push_back(sequence);
         Ok(())
     }
 
     /// Whether there is anything to do for a policy that may draw.
     pub fn has_work(&self, published: &[Published]) -> bool {
         let current = |policy: u32| published[policy as usize].current;
-        self.running.iter().any(|s| current(s.policy)) || self.waiting.iter().any(|w| current(w.policy))
+        self.running.iter().chain(&self.waiting).any(|sequence| current(sequence.policy))
     }
 
     /// Counters.
@@ -187,46 +154,33 @@ impl Scheduler {
         }
     }
 
-    /// The weights of `policy` have changed: nothing that it computed before holds any more. Its running sequences go on and
-    /// compute their tokens again.
+    /// The weights of `policy` have changed: nothing that it computed before holds any more. Its running sequences queue again, in
+    /// their order and ahead of those that have not run, keep what was drawn for them, and compute it again.
     pub fn weights_changed(&mut self, policy: u32) {
         self.cache.forget(policy);
-        for sequence in self.running.iter_mut().filter(|sequence| sequence.policy == policy) {
+        let (stopped, going): (Vec<_>, _) =
+            self.running.drain(..).partition(|sequence| sequence.policy == policy);
+        self.running = going;
+        for mut sequence in stopped.into_iter().rev() {
             self.cache.release(&std::mem::take(&mut sequence.blocks));
             sequence.computed = 0;
+            self.waiting.push_front(sequence);
         }
     }
 
     /// Ends the requests to `policy` of one stream, or all of them. What they have drawn has been handed on, and stays in the
     /// cache: asked for again with it as a part of their prompts, they go on as if nothing had happened.
     pub fn abort(&mut self, policy: u32, stream: Option<u64>) -> usize {
-        let meant = |p: u32, s: u64| p == policy && stream.is_none_or(|stream| stream == s);
-        let mut aborted = 0;
-        let mut end = |events: &Events| {
-            let _ = events.send(Ok(SampleEvent::Finished(FinishReason::Aborted)));
-            aborted += 1;
-        };
-        self.waiting.retain(|waiting| {
-            let meant = meant(waiting.policy, waiting.request.stream);
-            if meant {
-                end(&waiting.events);
-            }
-            !meant
-        });
-        let (ended, going): (Vec<_>, _) =
-            self.running.drain(..).partition(|sequence| meant(sequence.policy, sequence.stream));
-        self.running = going;
-        for sequence in ended {
-            end(&sequence.events);
-            retire(&mut self.cache, sequence);
-        }
-        aborted
+        let meant = |s: &Sequence| s.policy == policy && stream.is_none_or(|stream| stream == s.stream);
+        self.end_where(meant, |sequence| {
+            let _ = sequence.events.send(Ok(SampleEvent::Finished(FinishReason::Aborted)));
+        })
     }
 
     /// Runs one batch; `published` says, for every policy, what it draws from.
     pub fn step(&mut self, model: &Transformer, published: &[Published]) {
         self.drop_abandoned();
-        self.admit(model.context);
+        self.admit(published);
         let mut batch = self.next_batch(published);
         // Rows of one policy next to each other. The order changes no result.
         batch.sort_by_key(|(index, _)| self.running[*index].policy);
@@ -302,79 +256,85 @@ impl Scheduler {
             let event = SampleEvent::Tokens { tokens: vec![token], logprobs: vec![logprob], version };
             // A receiver that is gone is noticed before the next step.
             let _ = sequence.events.send(Ok(event));
-            if let Some(reason) = finished(sequence, token, model.context, self.token_bytes.as_deref()) {
+            if let Some(reason) = sequence.finished(token, model.context, self.token_bytes.as_deref()) {
                 let _ = sequence.events.send(Ok(SampleEvent::Finished(reason)));
                 done.push(index);
             }
         }
         done.sort_unstable();
         for index in done.into_iter().rev() {
-            retire(&mut self.cache, self.running.swap_remove(index));
+            retire(&mut self.cache, self.running.remove(index));
         }
     }
 
     /// Ends requests whose stream was dropped.
     fn drop_abandoned(&mut self) {
-        self.waiting.retain(|waiting| !waiting.events.is_closed());
-        for index in (0..self.running.len()).rev() {
-            if self.running[index].events.is_closed() {
-                retire(&mut self.cache, self.running.swap_remove(index));
-            }
-        }
+        self.end_where(|sequence| sequence.events.is_closed(), |_| ());
     }
 
-    /// Starts waiting requests, in order, as long as there is room.
-    fn admit(&mut self, context: usize) {
+    /// Ends all sequences that are `meant`, after saying `goodbye`; returns how many there were.
+    fn end_where(&mut self, meant: impl Fn(&Sequence) -> bool, goodbye: impl Fn(&Sequence)) -> usize {
+        let before = self.waiting.len() + self.running.len();
+        let Scheduler { waiting, running, cache, .. } = self;
+        waiting.retain(|sequence| {
+            let ends = meant(sequence);
+            if ends {
+                goodbye(sequence);
+            }
+            !ends
+        });
+        for sequence in running.extract_if(.., |sequence| meant(sequence)) {
+            goodbye(&sequence);
+            retire(cache, sequence);
+        }
+        before - self.waiting.len() - self.running.len()
+    }
+
+    /// Lets waiting sequences in, in order, as long as there is room; those of policies that may not draw take none.
+    fn admit(&mut self, published: &[Published]) {
         let mut held = VecDeque::new();
-        while let Some(waiting) = self.waiting.pop_front() {
+        // Whether one that has run before has to wait. None that has not begun may take its place meanwhile.
+        let mut is_owed = false;
+        while let Some(mut sequence) = self.waiting.pop_front() {
             if self.running.len() >= self.limits.running {
-                held.push_back(waiting);
+                held.push_back(sequence);
                 break;
             }
-            let (policy, request) = (waiting.policy, &waiting.request);
-            // The last token of the prompt is always computed: its row gives the first logits.
-            let most = request.prompt.len() - 1;
-            let mut prefix = self.cache.longest(policy, &request.prompt, most);
-            let prompts = self.running.iter().filter(|s| s.policy == policy && s.computed < s.prompt);
-            let shared = prompts.map(|s| shared_prefix(&s.tokens, &request.prompt).min(most));
-            if shared.max().unwrap_or(0) >= prefix.len + WORTH_WAITING {
-                held.push_back(waiting);
+            if !published[sequence.policy as usize].current || (is_owed && !sequence.has_begun()) {
+                held.push_back(sequence);
                 continue;
             }
-            let longest = longest(request, context);
-            let whole = prefix.len / BLOCK;
-            let shared = whole - self.cache.unused_among(&prefix.blocks[..whole]);
-            // A partly shared block is copied while its source is held.
-            let transient = usize::from(!prefix.len.is_multiple_of(BLOCK));
-            let promised: usize = self.running.iter().map(|s| s.blocks_at_most() - s.blocks.len()).sum();
-            let needed = longest.div_ceil(BLOCK) - shared + transient + promised;
-            if needed > self.cache.available() && !self.running.is_empty() {
-                held.push_back(waiting);
-                break;
+            let mut prefix = self.cache.longest(sequence.policy, &sequence.tokens, sequence.most_shared());
+            if self.running.iter().any(|other| sequence.gains_from(other, &prefix)) {
+                is_owed |= sequence.has_begun();
+                held.push_back(sequence);
+                continue;
             }
-            if needed > self.cache.available() {
+            if !self.has_room_for(&sequence, &prefix) {
+                if !self.running.is_empty() {
+                    held.push_back(sequence);
+                    break;
+                }
                 // Alone and still too large: without the prefix it fits, as `submit` checked.
                 prefix = Prefix::default();
             }
-            let blocks = self.cache.fork(&prefix);
-            self.prefix_hits += prefix.len as u64;
-            let Waiting { policy, request, events } = waiting;
-            self.running.push(Running {
-                policy,
-                prompt: request.prompt.len(),
-                tokens: request.prompt,
-                computed: prefix.len,
-                blocks,
-                longest,
-                tail: Vec::new(),
-                seed: request.seed,
-                stream: request.stream,
-                params: request.params,
-                events,
-            });
+            self.prefix_hits += prefix.len.min(sequence.prompt) as u64;
+            sequence.blocks = self.cache.fork(&prefix);
+            sequence.computed = prefix.len;
+            self.running.push(sequence);
         }
         held.append(&mut self.waiting);
         self.waiting = held;
+    }
+
+    /// Whether a sequence that starts from `prefix` fits beside those that run, however long they all become.
+    fn has_room_for(&self, sequence: &Sequence, prefix: &Prefix) -> bool {
+        let whole = &prefix.blocks[..prefix.len / BLOCK];
+        let shared_blocks = whole.len() - self.cache.unused_among(whole);
+        // A partly shared block is copied while its source is held.
+        let transient = usize::from(!prefix.len.is_multiple_of(BLOCK));
+        let promised: usize = self.running.iter().map(|s| s.blocks_at_most() - s.blocks.len()).sum();
+        sequence.blocks_at_most() - shared_blocks + transient + promised <= self.cache.available()
     }
 
     /// Which sequences go into the next batch, with how many rows: decoding ones first, then prompts as far as they fit.
@@ -397,43 +357,11 @@ impl Scheduler {
 }
 
 /// Ends a sequence; what it computed stays for others.
-fn retire(cache: &mut Cache, sequence: Running) {
+fn retire(cache: &mut Cache, sequence: Sequence) {
     cache.keep(sequence.policy, &sequence.tokens[..sequence.computed], &sequence.blocks);
     cache.release(&sequence.blocks);
 }
 
-/// Most tokens that prompt and reply can come to.
-fn longest(request: &SampleRequest, context: usize) -> usize {
-    request.prompt.len().saturating_add(request.params.max_tokens).min(context)
-}
-
-/// Why a sequence ends with `token`, if it does.
-fn finished(
-    sequence: &mut Running,
-    token: u32,
-    context: usize,
-    token_bytes: Option<&dyn TokenBytes>,
-) -> Option<FinishReason> {
-    let params = &sequence.params;
-    if params.stop_ids.contains(&token) {
-        return Some(FinishReason::StopId);
-    }
-    let longest_stop = params.stop_strings.iter().map(String::len).max().unwrap_or(0);
-    if longest_stop > 0 {
-        let new = token_bytes.and_then(|bytes| bytes.token_bytes(token)).unwrap_or_default();
-        sequence.tail.extend_from_slice(new);
-        let stops = |stop: &String| sequence.tail.windows(stop.len().max(1)).any(|w| w == stop.as_bytes());
-        if params.stop_strings.iter().any(stops) {
-            return Some(FinishReason::StopString);
-        }
-        let surplus = sequence.tail.len().saturating_sub(longest_stop - 1);
-        sequence.tail.drain(..surplus);
-    }
-    if sequence.tokens.len() >= sequence.prompt + params.max_tokens {
-        Some(FinishReason::Length)
-    } else if sequence.tokens.len() >= context {
-        Some(FinishReason::Context)
-    } else {
-        None
-    }
-}
+#[cfg(test)]
+#[path = "scheduler_tests.rs"]
+mod tests;

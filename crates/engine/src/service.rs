@@ -20,7 +20,8 @@ use tokio::sync::oneshot;
 use crate::adapter::Adapter;
 use crate::checkpoint;
 use crate::learning::Learning;
-use crate::scheduler::{Events, Published, Scheduler};
+use crate::scheduler::{Published, Scheduler};
+use crate::sequence::Events;
 use crate::transformer::Transformer;
 use crate::value::ValueHead;
 

@@ -1,0 +1,176 @@
+use dressage_policy::{SampleStream, SamplingParams, uniform};
+
+use super::*;
+use crate::Compute;
+use crate::precision::Precision;
+use crate::testing::{random_weights, tiny_config};
+use crate::weights::attention_shape;
+
+/// Steps after which a test gives up.
+const PATIENCE: usize = 5000;
+
+fn model() -> Transformer {
+    let compute = Compute::new(1);
+    let weights = random_weights(&compute, &tiny_config(), 3);
+    Transformer::new(compute, weights, 256)
+}
+
+fn scheduler(model: &Transformer, blocks: usize, running: usize) -> Scheduler {
+    let (config, precision) = (&model.weights.config, Precision::F32);
+    let shape = attention_shape(config);
+    let bytes = blocks * config.layers * shape.block(precision) * size_of::<f32>();
+    let cache = Cache::new(shape, config.layers, precision, bytes);
+    assert_eq!(cache.capacity(), blocks * BLOCK);
+    Scheduler::new(cache, Limits { running, rows: 64 }, None)
+}
+
+fn tokens(stream: u64, len: usize) -> Vec<u32> {
+    (0..len as u64).map(|i| 2 + (uniform(9, stream, i) * 250.0) as u32).collect()
+}
+
+fn submit(
+    scheduler: &mut Scheduler,
+    model: &Transformer,
+    stream: u64,
+    prompt: Vec<u32>,
+    max_tokens: usize,
+) -> SampleStream {
+    let (events, reply) = SampleStream::channel();
+    let params = SamplingParams { max_tokens, ..SamplingParams::default() };
+    let request = SampleRequest { seed: 7, stream, prompt, params };
+    scheduler.submit(model, 0, request, events).expect("it fits");
+    reply
+}
+
+const FIRST: [Published; 1] = [Published { version: 0, current: true }];
+const SECOND: [Published; 1] = [Published { version: 1, current: true }];
+
+/// Runs batches until `until` says so, or nothing is left to do.
+fn run(
+    scheduler: &mut Scheduler,
+    model: &Transformer,
+    published: &[Published],
+    until: impl Fn(&Scheduler) -> bool,
+) {
+    for _ in 0..PATIENCE {
+        if until(scheduler) || !scheduler.has_work(published) {
+            return;
+        }
+        scheduler.step(model, published);
+        assert!(scheduler.cache.occupancy().iter().all(|share| *share <= 1.0), "more than the memory given");
+    }
+    panic!("{} still run and {} wait", scheduler.running.len(), scheduler.waiting.len());
+}
+
+/// What a stream has been given: tokens, the bits of their log-probabilities, versions, and why it ended.
+#[derive(Debug, Default, PartialEq)]
+struct Got {
+    tokens: Vec<u32>,
+    logprobs: Vec<u32>,
+    versions: Vec<u64>,
+    end: Option<FinishReason>,
+}
+
+async fn got(mut stream: SampleStream) -> Got {
+    let mut got = Got::default();
+    while let Some(event) = stream.next().await {
+        match event.expect("no errors") {
+            SampleEvent::Tokens { tokens, logprobs, version } => {
+                got.versions.extend(tokens.iter().map(|_| version));
+                got.tokens.extend(tokens);
+                got.logprobs.extend(logprobs.iter().map(|p| p.to_bits()));
+            }
+            SampleEvent::Finished(reason) => got.end = Some(reason),
+        }
+    }
+    got
+}
+
+/// An update under many attempts at one task: with memory for a few they draw what they would with memory for all, stay within
+/// it, and their prompt is computed once for each version.
+#[tokio::test]
+async fn an_update_neither_breaks_the_budget_nor_computes_a_prompt_twice() {
+    const PROMPT: usize = 170;
+    let model = model();
+    let mut found = Vec::new();
+    // A reply takes 2 blocks of its own, and one copies a third in passing.
+    for blocks in [15, 200] {
+        let mut scheduler = scheduler(&model, blocks, 16);
+        let streams: Vec<SampleStream> =
+            (0..12).map(|i| submit(&mut scheduler, &model, i, tokens(1, PROMPT), 30)).collect();
+        run(&mut scheduler, &model, &FIRST, |s| s.drawn >= 40);
+        let (running, order): (usize, Vec<u64>) =
+            (scheduler.running.len(), scheduler.running.iter().map(|s| s.stream).collect());
+        assert!(running == if blocks == 15 { 4 } else { 12 }, "{running}");
+        let before = scheduler.prefilled;
+        assert!(before <= (PROMPT + 11) as u64, "{before}");
+
+        scheduler.weights_changed(0);
+        assert_eq!((scheduler.running.len(), scheduler.waiting.len()), (0, 12));
+        let again: Vec<u64> = scheduler.waiting.iter().map(|s| s.stream).take(running).collect();
+        assert_eq!(again, order, "in their order, ahead of newcomers");
+        let _late = submit(&mut scheduler, &model, 50, tokens(2, 20), 5);
+        run(&mut scheduler, &model, &SECOND, |s| s.running.len() == running);
+        assert_eq!(scheduler.running.iter().map(|s| s.stream).collect::<Vec<_>>(), order);
+        run(&mut scheduler, &model, &SECOND, |_| false);
+        let prefilled = scheduler.prefilled - before;
+        assert!(prefilled <= (PROMPT + 11 + 20) as u64, "{prefilled} with {blocks} blocks");
+
+        let (mut tokens, mut logprobs) = (Vec::new(), Vec::new());
+        for stream in streams {
+            let got = got(stream).await;
+            assert_eq!(got.end, Some(FinishReason::Length));
+            assert!(got.versions.is_sorted() && got.versions.contains(&1));
+            tokens.push(got.tokens);
+            logprobs.push(got.logprobs);
+        }
+        found.push((tokens, logprobs));
+    }
+    assert!(found[0] == found[1], "what is drawn does not depend on memory");
+}
+
+/// A reply that needs all memory goes on after an update, and so do those around it; one that queues again can be aborted, and one
+/// whose stream is dropped goes.
+#[tokio::test]
+async fn sequences_that_queue_again_end_one_way_or_the_other() {
+    let model = model();
+    let mut scheduler = scheduler(&model, 8, 16);
+    let large = submit(&mut scheduler, &model, 0, tokens(1, 40), 216);
+    run(&mut scheduler, &model, &FIRST, |s| s.drawn >= 3);
+    let small = submit(&mut scheduler, &model, 1, tokens(1, 40), 9);
+    scheduler.weights_changed(0);
+    run(&mut scheduler, &model, &SECOND, |s| s.drawn >= 6);
+    assert_eq!((scheduler.running.len(), scheduler.waiting.len()), (1, 1));
+    scheduler.weights_changed(0);
+    run(&mut scheduler, &model, &SECOND, |_| false);
+    for (stream, len) in [(large, 216), (small, 9)] {
+        let got = got(stream).await;
+        assert_eq!((got.end, got.tokens.len()), (Some(FinishReason::Length), len));
+    }
+
+    let [first, second, dropped] =
+        [2, 3, 4].map(|stream| submit(&mut scheduler, &model, stream, tokens(3, 50), 30));
+    let before = scheduler.drawn;
+    run(&mut scheduler, &model, &SECOND, |s| s.drawn >= before + 9);
+    assert_eq!(scheduler.running.len(), 3);
+    scheduler.weights_changed(0);
+    assert_eq!(scheduler.abort(0, Some(2)), 1);
+    drop(dropped);
+    run(&mut scheduler, &model, &SECOND, |_| false);
+    let [first, second] = [got(first).await, got(second).await];
+    assert_eq!((first.end, first.tokens.len() < 30), (Some(FinishReason::Aborted), true));
+    assert_eq!((second.end, second.tokens.len()), (Some(FinishReason::Length), 30));
+    assert_eq!(scheduler.cache.available(), 8);
+}
+
+/// A policy whose weights are not published takes no room from others.
+#[test]
+fn what_may_not_draw_is_not_let_in() {
+    let model = model();
+    let mut scheduler = scheduler(&model, 8, 16);
+    let _reply = submit(&mut scheduler, &model, 0, tokens(1, 40), 30);
+    scheduler.step(&model, &[Published { version: 0, current: false }]);
+    assert_eq!((scheduler.running.len(), scheduler.waiting.len()), (0, 1));
+    scheduler.step(&model, &FIRST);
+    assert_eq!((scheduler.running.len(), scheduler.waiting.len()), (1, 0));
+}
