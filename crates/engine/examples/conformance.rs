@@ -133,7 +133,7 @@ fn logits(model: &Transformer, sequences: &[Vec<u32>], out: &Path) -> Result<Val
     let batch = TreeBatch::merge(&paths)?;
     packing::check(&batch, model.context, config.vocabulary)?;
     let packing = Packing::new(&batch, &Unit::whole(&batch), 0, false);
-    let mut blocks = Blocks::new(attention_shape(config), config.layers, model.compute.precision);
+    let mut blocks = Blocks::new(attention_shape(config), config.layers, model.compute.precision());
     blocks.grow(packing.blocks);
     let adapters: Vec<_> = (0..model.adapters.len()).map(|i| (0..batch.tokens.len(), i)).collect();
     let rows = Rows {

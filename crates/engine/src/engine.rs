@@ -169,6 +169,12 @@ impl Engine {
         options: &EngineOptions,
         token_bytes: Option<Arc<dyn TokenBytes>>,
     ) -> Result<Self, EngineError> {
+        if compute.precision != options.precision {
+            return Err(EngineError::Options(format!(
+                "the weights are packed in {}, but engine.precision = {}; give both the same",
+                compute.precision, options.precision
+            )));
+        }
         let plan = Self::plan(&weights.config, options)?;
         Self::start_planned(compute, weights, options, token_bytes, plan)
     }

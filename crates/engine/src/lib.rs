@@ -57,11 +57,11 @@ pub use simd::Isa;
 /// Where the engine computes: its threads and instruction set.
 pub struct Compute {
     /// The one pool of threads.
-    pub pool: pool::Pool,
-    /// The vector instructions in use.
-    pub isa: Isa,
+    pub(crate) pool: pool::Pool,
+    /// The vector instructions in use, which the processor has.
+    pub(crate) isa: Isa,
     /// What operands of products are rounded to.
-    pub precision: Precision,
+    pub(crate) precision: Precision,
 }
 
 impl Compute {
@@ -70,9 +70,19 @@ impl Compute {
         Self::with(threads, Isa::detect(), Precision::F32)
     }
 
-    /// `threads` threads with the instructions named, which must be available.
+    /// `threads` threads with the instructions named.
+    ///
+    /// # Panics
+    /// When the processor does not have them ([`Isa::available`]).
     pub fn with(threads: usize, isa: Isa, precision: Precision) -> Self {
+        // All calls of functions compiled for an instruction set rest on this.
+        assert!(Isa::available().contains(&isa), "this processor does not run {isa:?}");
         Compute { pool: pool::Pool::new(threads), isa, precision }
+    }
+
+    /// What operands of products are rounded to.
+    pub fn precision(&self) -> Precision {
+        self.precision
     }
 
     /// What inner loops of products are chosen by.

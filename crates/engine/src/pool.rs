@@ -25,6 +25,8 @@ struct State {
     body: [AtomicUsize; 2],
     tasks: AtomicUsize,
     completed: AtomicUsize,
+    /// Whether a region is under way: there is room for one.
+    busy: AtomicBool,
     panicked: AtomicBool,
     stop: AtomicBool,
     sleeping: Vec<AtomicBool>,
@@ -45,6 +47,7 @@ impl Pool {
             body: [AtomicUsize::new(0), AtomicUsize::new(0)],
             tasks: AtomicUsize::new(0),
             completed: AtomicUsize::new(0),
+            busy: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             sleeping: (0..extra).map(|_| AtomicBool::new(false)).collect(),
@@ -71,7 +74,7 @@ impl Pool {
     /// call this at a time, and not from within a task.
     ///
     /// # Panics
-    /// When a task panicked.
+    /// When a task panicked, or another call is under way.
     pub fn run(&self, tasks: usize, body: impl Fn(usize) + Sync) {
         if tasks <= 1 || self.workers.is_empty() {
             (0..tasks).for_each(body);
@@ -79,6 +82,11 @@ impl Pool {
         }
         assert!((tasks as u64) < CLOSED, "{tasks} tasks");
         let state = &*self.state;
+        // Two regions at once would run each other's tasks, after the end of the closures that these belong to.
+        assert!(
+            !state.busy.swap(true, Ordering::Acquire),
+            "the engine's pool is in use: by another thread, or by a task's own caller"
+        );
         let body: &(dyn Fn(usize) + Sync) = &body;
         // SAFETY: a reference to a trait object is two words. It is followed only by threads that claimed a task of this
         // region, all of which are completed before this call returns.
@@ -101,6 +109,7 @@ impl Pool {
             wait(&mut spins);
         }
         let panicked = state.panicked.swap(false, Ordering::Relaxed);
+        state.busy.store(false, Ordering::Release);
         assert!(!panicked, "a task of the engine's pool panicked; see the message above");
     }
 }
@@ -196,6 +205,18 @@ mod tests {
         let pool = Pool::new(2);
         let run = std::panic::AssertUnwindSafe(|| pool.run(10, |task| assert_ne!(task, 5)));
         assert!(std::panic::catch_unwind(run).is_err());
+        pool.run(10, |_| ());
+    }
+
+    #[test]
+    fn a_region_within_a_region_is_refused_and_the_pool_lives_on() {
+        let pool = Pool::new(2);
+        let refused = AtomicUsize::new(0);
+        pool.run(2, |_| {
+            let within = std::panic::AssertUnwindSafe(|| pool.run(2, |_| ()));
+            refused.fetch_add(usize::from(std::panic::catch_unwind(within).is_err()), Ordering::Relaxed);
+        });
+        assert_eq!(refused.load(Ordering::Relaxed), 2);
         pool.run(10, |_| ());
     }
 

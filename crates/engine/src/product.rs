@@ -95,7 +95,7 @@ pub struct Scratch {
 /// C = A B, or C += A B. `a` is M × K, `b` is K × N; row i of C starts at `c[i * c_stride]`.
 ///
 /// # Panics
-/// When shapes do not agree or C is too short: a bug in the caller.
+/// When shapes or precisions do not agree or C is too short: a bug in the caller.
 pub fn product(
     compute: &Compute,
     scratch: &mut Scratch,
@@ -107,7 +107,10 @@ pub fn product(
 ) {
     let (m, k) = (a.rows, a.cols);
     let (depth, n) = match b {
-        Right::Packed(packed) => (packed.depth(), packed.columns()),
+        Right::Packed(packed) => {
+            assert_eq!(packed.precision(), compute.precision, "precision of a packed operand");
+            (packed.depth(), packed.columns())
+        }
         Right::Plain(matrix) => (matrix.rows, matrix.cols),
     };
     assert_eq!(k, depth, "inner dimensions of a product");

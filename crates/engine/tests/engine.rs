@@ -506,4 +506,6 @@ fn options_that_cannot_work_are_refused() {
     };
     assert!(start(EngineOptions { context: 10_000, ..options() }).contains("10000"));
     assert!(start(EngineOptions { running: 0, ..options() }).contains("engine.running"));
+    let bf16 = EngineOptions { precision: Precision::Bf16, ..options() };
+    assert!(start(bf16).contains("engine.precision = bf16"));
 }

@@ -73,7 +73,7 @@ fn evaluate(loss: Loss, rows: &[Vec<Point>], weights: &[Vec<f64>]) -> (f64, Vec<
     let (width, vocabulary) = (config.hidden, config.vocabulary);
     assert!(next <= width, "{next} tokens have no room in {width} states");
     let compute = Compute::with(2, Isa::detect(), Precision::F32);
-    let mut model_weights = Weights::zeroed(&config, compute.precision);
+    let mut model_weights = Weights::zeroed(&config, compute.precision());
     let layout = model_weights.layout.clone();
     for token in 0..next {
         model_weights.master[layout.embedding.start + token * width + token] = 1.0;

@@ -11,6 +11,8 @@ use crate::precision::{Kernel, Precision, words};
 /// How a K × N operand lies in panels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Shape {
+    /// What the words hold.
+    precision: Precision,
     depth: usize,
     columns: usize,
     /// Words that a column takes.
@@ -19,7 +21,7 @@ struct Shape {
 
 impl Shape {
     fn new(precision: Precision, depth: usize, columns: usize) -> Self {
-        Shape { depth, columns, words: words(precision, depth) }
+        Shape { precision, depth, columns, words: words(precision, depth) }
     }
 
     fn panels(self) -> usize {
@@ -70,7 +72,7 @@ impl Packed {
     /// Packs the operand again, in parallel, from its transpose: its columns one after the other.
     ///
     /// # Panics
-    /// When its shape is another.
+    /// When its shape or precision is another.
     pub fn refresh(&mut self, compute: &Compute, columns: &[f32]) {
         let panels = self.panels();
         assert_eq!(columns.len(), panels.values(), "values of a packed operand");
@@ -83,6 +85,11 @@ impl Packed {
     /// The panels, to be packed by several tasks.
     pub fn panels(&mut self) -> Panels<'_> {
         Panels { data: Shared::new(&mut self.data), shape: self.shape }
+    }
+
+    /// What its words hold.
+    pub fn precision(&self) -> Precision {
+        self.shape.precision
     }
 
     /// K.
@@ -132,13 +139,45 @@ impl Panels<'_> {
 
     /// Packs panel `index` from these values.
     ///
+    /// # Panics
+    /// When the kernel's precision is another than the operand's.
+    ///
     /// # Safety
     /// Nobody else may use this panel meanwhile.
     pub unsafe fn pack(&self, kernel: Kernel, index: usize, values: &[f32]) {
+        assert_eq!(kernel.precision, self.shape.precision, "precision of a packed operand");
         let (size, depth) = (self.shape.panel(), self.shape.depth);
         // SAFETY: the caller's promise.
         let out = unsafe { self.data.slice(index * size, size) };
         let columns = Matrix::new(values, values.len() / depth, depth);
         pack_panel(kernel, columns.transposed(), 0, depth, 0, out);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+    use crate::Isa;
+    use crate::product::{Mode, Right, Scratch, product};
+
+    /// An operand in bf16 is half as long as one in f32: to take one for the other would be to read past its end.
+    #[test]
+    fn an_operand_of_another_precision_is_refused() {
+        let both = [Precision::F32, Precision::Bf16];
+        let [f32, bf16] = both.map(|precision| Compute::with(1, Isa::detect(), precision));
+        let (a, b) = ([1.0; 3 * 40], [1.0; 40 * 50]);
+        for (own, other) in [(&f32, &bf16), (&bf16, &f32)] {
+            let mut packed = Packed::new(own.kernel(), Matrix::new(&b, 40, 50));
+            let multiply = |packed: &Packed, compute: &Compute| {
+                let (a, mut c) = (Matrix::new(&a, 3, 40), [0.0; 3 * 50]);
+                let right = Right::Packed(packed);
+                product(compute, &mut Scratch::default(), a, right, &mut c, 50, Mode::Set);
+            };
+            multiply(&packed, own);
+            assert!(catch_unwind(AssertUnwindSafe(|| multiply(&packed, other))).is_err());
+            assert!(catch_unwind(AssertUnwindSafe(|| packed.refresh(other, &b))).is_err());
+        }
     }
 }
