@@ -6,40 +6,39 @@ use crate::ops::softmax::{argmax, draw, exponentiate, scale};
 use crate::simd::Isa;
 
 /// The next token and its behaviour log-probability, given logits (which are overwritten), the tokens before it, and a
-/// uniform number `u`.
+/// uniform number `u`; `None` where logits are not finite, so that no token can be drawn.
 ///
 /// The log-probability is that of the whole distribution at the request's temperature (at 1 for greedy decoding), whatever
 /// the filters: the very number that training computes.
-pub fn choose(isa: Isa, logits: &mut [f32], params: &SamplingParams, before: &[u32], u: f64) -> (u32, f32) {
-    let filtered = params.is_filtered();
+pub fn choose(
+    isa: Isa,
+    logits: &mut [f32],
+    params: &SamplingParams,
+    before: &[u32],
+    u: f64,
+) -> Option<(u32, f32)> {
     let greedy = params.temperature == 0.0;
     let temperature = if greedy { 1.0 } else { params.temperature };
-    let mut candidates = if filtered { Some(logits.to_vec()) } else { None };
-    if let Some(candidates) = &mut candidates {
-        penalise(candidates, params.repetition_penalty, before);
-        scale(isa, candidates, temperature);
-    }
+    let candidates = params.is_filtered().then(|| {
+        let mut candidates = logits.to_vec();
+        penalise(&mut candidates, params.repetition_penalty, before);
+        scale(isa, &mut candidates, temperature);
+        candidates
+    });
     scale(isa, logits, temperature);
-    let token = match &mut candidates {
-        Some(candidates) if greedy => Some(argmax(candidates)),
-        Some(candidates) => Some(draw_filtered(isa, candidates, params, u)),
-        None if greedy => Some(argmax(logits)),
-        None => None,
-    };
-    match token {
-        Some(token) => {
-            let z = logits[token];
-            let (normaliser, _) = exponentiate(isa, logits);
-            (token as u32, normaliser.log_probability(z))
-        }
-        None => {
-            // The row is needed twice: as exponentials to draw from, and the drawn token's own logit.
-            let scaled = logits.to_vec();
-            let (normaliser, _) = exponentiate(isa, logits);
-            let token = draw(logits, u);
-            (token as u32, normaliser.log_probability(scaled[token]))
-        }
+    // The row is needed twice: as exponentials to draw from, and the drawn token's own logit.
+    let scaled = logits.to_vec();
+    let (normaliser, _) = exponentiate(isa, logits);
+    if !normaliser.sum.is_finite() {
+        return None;
     }
+    let token = match candidates {
+        Some(candidates) if greedy => argmax(&candidates),
+        Some(mut candidates) => draw_filtered(isa, &mut candidates, params, u)?,
+        None if greedy => argmax(&scaled),
+        None => draw(logits, u),
+    };
+    Some((token as u32, normaliser.log_probability(scaled[token])))
 }
 
 /// Repetition penalty (Keskar et al. 2019): positive logits of tokens already present are divided, negative ones multiplied.
@@ -57,9 +56,13 @@ fn penalise(logits: &mut [f32], penalty: f32, before: &[u32]) {
     }
 }
 
-/// Draws from what top-k, then top-p, then min-p leave, renormalised. Equal logits are ranked by token.
-fn draw_filtered(isa: Isa, z: &mut [f32], params: &SamplingParams, u: f64) -> usize {
-    exponentiate(isa, z);
+/// Draws from what top-k, then top-p, then min-p leave, renormalised. Equal logits are ranked by token. `None` where a
+/// penalty has made logits infinite.
+fn draw_filtered(isa: Isa, z: &mut [f32], params: &SamplingParams, u: f64) -> Option<usize> {
+    let (normaliser, _) = exponentiate(isa, z);
+    if !normaliser.sum.is_finite() {
+        return None;
+    }
     let mut order: Vec<usize> = (0..z.len()).collect();
     order.sort_by(|a, b| z[*b].total_cmp(&z[*a]).then(a.cmp(b)));
     if params.top_k > 0 {
@@ -80,7 +83,7 @@ fn draw_filtered(isa: Isa, z: &mut [f32], params: &SamplingParams, u: f64) -> us
     let least = params.min_p * z[order[0]];
     order.retain(|t| z[*t] >= least);
     let weights: Vec<f32> = order.iter().map(|t| z[*t]).collect();
-    order[draw(&weights, u)]
+    Some(order[draw(&weights, u)])
 }
 
 #[cfg(test)]
@@ -92,7 +95,8 @@ mod tests {
     fn counts(params: &SamplingParams, before: &[u32], logits: &[f32]) -> Vec<usize> {
         let mut counts = vec![0; logits.len()];
         for i in 0..3000 {
-            let (token, logp) = choose(Isa::detect(), &mut logits.to_vec(), params, before, uniform(1, 1, i));
+            let chosen = choose(Isa::detect(), &mut logits.to_vec(), params, before, uniform(1, 1, i));
+            let (token, logp) = chosen.expect("finite logits");
             counts[token as usize] += 1;
             let t = if params.temperature == 0.0 { 1.0 } else { f64::from(params.temperature) };
             let total: f64 = logits.iter().map(|z| (f64::from(*z) / t).exp()).sum();
@@ -121,5 +125,21 @@ mod tests {
         assert_eq!(counts(&penalty, &[0], &logits), [0, 3000, 0, 0]);
         let hot = counts(&SamplingParams { temperature: 50.0, ..plain }, &[], &logits);
         assert!(hot.iter().all(|c| *c > 600), "{hot:?}");
+    }
+
+    #[test]
+    fn nothing_is_drawn_from_what_is_not_finite() {
+        let plain = SamplingParams::default();
+        let filtered = SamplingParams { top_p: 0.9, min_p: 0.1, ..plain.clone() };
+        let greedy = SamplingParams { temperature: 0.0, ..plain.clone() };
+        let penalised = SamplingParams { repetition_penalty: 1e-38, ..plain.clone() };
+        for params in [plain, filtered, greedy, penalised.clone()] {
+            for bad in [f32::NAN, f32::INFINITY] {
+                for mut logits in [vec![bad; 40], [vec![1.0; 40], vec![bad]].concat()] {
+                    assert_eq!(choose(Isa::detect(), &mut logits, &params, &[3], 0.5), None, "{params:?}");
+                }
+            }
+        }
+        assert_eq!(choose(Isa::detect(), &mut [30.0; 40], &penalised, &[3], 0.5), None);
     }
 }

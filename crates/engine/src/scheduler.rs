@@ -236,7 +236,7 @@ impl Scheduler {
     fn draw(&mut self, model: &Transformer, published: &[Published], wanted: &[(usize, usize)]) {
         let vocabulary = model.weights.config.vocabulary;
         let logits = Shared::new(&mut self.logits[..wanted.len() * vocabulary]);
-        let mut drawn = vec![(0u32, 0.0f32); wanted.len()];
+        let mut drawn: Vec<Option<(u32, f32)>> = vec![None; wanted.len()];
         let results = Shared::new(&mut drawn);
         let running = &self.running;
         model.compute.pool.run(wanted.len(), |task| {
@@ -248,9 +248,17 @@ impl Scheduler {
             result[0] = choose(model.compute.isa, row, &sequence.params, &sequence.tokens, u);
         });
         let mut done = Vec::new();
-        for (&(index, _), &(token, logprob)) in wanted.iter().zip(&drawn) {
-            self.drawn += 1;
+        for (&(index, _), drawn) in wanted.iter().zip(&drawn) {
             let sequence = &mut self.running[index];
+            let Some((token, logprob)) = *drawn else {
+                let position = sequence.tokens.len();
+                let _ = sequence.events.send(Err(PolicyError::NotFinite { position }));
+                // Nobody is to go on from it.
+                sequence.computed = 0;
+                done.push(index);
+                continue;
+            };
+            self.drawn += 1;
             sequence.tokens.push(token);
             let version = published[sequence.policy as usize].version;
             let event = SampleEvent::Tokens { tokens: vec![token], logprobs: vec![logprob], version };

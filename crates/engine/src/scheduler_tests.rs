@@ -16,7 +16,7 @@ fn model() -> Transformer {
 }
 
 fn scheduler(model: &Transformer, blocks: usize, running: usize) -> Scheduler {
-    let (config, precision) = (&model.weights.config, Precision::F32);
+    let (config, precision) = (&model.weights.config, model.compute.precision);
     let shape = attention_shape(config);
     let bytes = blocks * config.layers * shape.block(precision) * size_of::<f32>();
     let cache = Cache::new(shape, config.layers, precision, bytes);
@@ -161,6 +161,39 @@ async fn sequences_that_queue_again_end_one_way_or_the_other() {
     assert_eq!((first.end, first.tokens.len() < 30), (Some(FinishReason::Aborted), true));
     assert_eq!((second.end, second.tokens.len()), (Some(FinishReason::Length), 30));
     assert_eq!(scheduler.cache.available(), 8);
+}
+
+/// A token whose embedding is not a number ends the sequences that have it, with an error that says why. Others draw what they would
+/// alone, in blocks that were used for it before, too.
+#[tokio::test]
+async fn a_sequence_that_is_not_finite_ends_alone() {
+    const BAD: u32 = 299;
+    let config = dressage_model::ModelConfig { tied: false, ..tiny_config() };
+    for precision in [Precision::F32, Precision::Bf16] {
+        let compute = Compute::with(2, crate::Isa::detect(), precision);
+        let mut weights = random_weights(&compute, &config, 3);
+        let row = weights.layout.embedding.start + BAD as usize * config.hidden;
+        weights.master[row..row + config.hidden].fill(f32::NAN);
+        let model = Transformer::new(compute, weights, 256);
+        let mut alone = scheduler(&model, 8, 16);
+        let expected = submit(&mut alone, &model, 1, tokens(1, 40), 20);
+        run(&mut alone, &model, &FIRST, |_| false);
+        let expected = got(expected).await;
+
+        let mut scheduler = scheduler(&model, 8, 16);
+        let mut bad = [0, 8].map(|stream| submit(&mut scheduler, &model, stream, vec![5, 6, BAD, 7], 90));
+        let good = submit(&mut scheduler, &model, 1, tokens(1, 40), 20);
+        run(&mut scheduler, &model, &FIRST, |_| false);
+        for stream in &mut bad {
+            let error = stream.next().await.expect("an event").expect_err("it cannot be drawn from");
+            assert!(error.to_string().contains("after 4 tokens are not finite"), "{error}");
+        }
+        assert_eq!(got(good).await, expected);
+        let again = submit(&mut scheduler, &model, 1, tokens(1, 40), 20);
+        run(&mut scheduler, &model, &FIRST, |_| false);
+        assert_eq!(got(again).await, expected);
+        assert_eq!(scheduler.cache.available(), 8);
+    }
 }
 
 /// A policy whose weights are not published takes no room from others.

@@ -18,6 +18,15 @@ pub enum PolicyError {
         /// Tokens that fit.
         context: usize,
     },
+    /// There is no distribution to draw from.
+    #[error(
+        "the logits after {position} tokens are not finite: the weights have diverged (lower the learning rate, and go on from an \
+         earlier checkpoint), or were damaged"
+    )]
+    NotFinite {
+        /// Tokens on the path so far.
+        position: usize,
+    },
     /// A wait passed its deadline.
     #[error("waited {0:?} for {1}")]
     Deadline(Duration, String),
