@@ -103,12 +103,13 @@ fn model(files: &ModelFiles, request: &Request) -> Result<Transformer> {
     if let Some(folder) = &request.adapter {
         let (options, base) = Adapter::describe(folder)?;
         let mut adapter = Adapter::new(&model.compute, &model.weights.layout, options, 0, base)?;
-        adapter.load(&model.compute, folder)?;
+        let file = adapter.open(folder)?;
+        adapter.load(&model.compute, &file)?;
         model.adapters.push(adapter);
     }
     if let Some(path) = &request.value_head {
         let mut head = ValueHead::new(files.config.hidden);
-        head.load(path)?;
+        head.tensors.read(&head.tensors.open(path)?, &mut head.master)?;
         model.values.insert(policy, head);
     }
     Ok(model)

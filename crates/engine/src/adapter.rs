@@ -3,10 +3,11 @@
 //! Several adapters live over one base. Each has its own weights, optimiser, versions and prefixes in the cache; the base's
 //! weights are in memory once. Files are in PEFT's layout.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
 
-use dressage_model::{ModelError, Parameter, write_json};
+use dressage_model::{ModelError, Parameter, SafetensorsFile, write_json};
 use dressage_policy::{LoraOptions, uniform};
 use serde_json::json;
 
@@ -24,6 +25,27 @@ use crate::{Compute, EngineError};
 const WEIGHTS: &str = "adapter_model.safetensors";
 /// Its configuration; a folder that has it holds an adapter.
 pub const CONFIG: &str = "adapter_config.json";
+
+/// What an adapter may ask for besides, in PEFT's words: all of it changes what the adapter computes, and is refused unless it is
+/// empty or says no.
+const BESIDES: [&str; 13] = [
+    "use_rslora",
+    "use_dora",
+    "use_qalora",
+    "lora_bias",
+    "rank_pattern",
+    "alpha_pattern",
+    "layer_replication",
+    "layers_to_transform",
+    "exclude_modules",
+    "modules_to_save",
+    "trainable_token_indices",
+    "target_parameters",
+    "alora_invocation_tokens",
+];
+
+/// The way out for adapters that are more than that.
+const MERGE: &str = "only plain LoRA adapters can be used: merge it into its base with PEFT (merge_and_unload), and take the result";
 
 /// One adapted projection.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -316,16 +338,21 @@ impl Adapter {
         let text = std::fs::read_to_string(&path).map_err(|error| damaged(error.to_string()))?;
         let config: serde_json::Value =
             serde_json::from_str(&text).map_err(|error| damaged(error.to_string()))?;
-        let refuse = |what: &str| Err(damaged(format!("{what}; only plain LoRA adapters can be used")));
+        let unsupported =
+            |what| Err(ModelError::Unsupported { path: path.clone(), what, way_out: MERGE.into() });
         if config["peft_type"] != "LORA" {
-            return refuse(&format!("peft_type is {}", config["peft_type"]));
+            return unsupported(format!("peft_type is {}", config["peft_type"]));
         }
-        for (key, plain) in
-            [("use_rslora", json!(false)), ("use_dora", json!(false)), ("bias", json!("none"))]
-        {
-            if !config[key].is_null() && config[key] != plain {
-                return refuse(&format!("{key} is {}", config[key]));
-            }
+        if !matches!(config["bias"].as_str(), None | Some("none")) {
+            return unsupported(format!("bias is {}", config["bias"]));
+        }
+        let says_no = |value: &serde_json::Value| match value {
+            serde_json::Value::Array(list) => list.is_empty(),
+            serde_json::Value::Object(entries) => entries.is_empty(),
+            other => other.is_null() || *other == json!(false),
+        };
+        if let Some(key) = BESIDES.iter().find(|key| !says_no(&config[**key])) {
+            return unsupported(format!("{key} is {}", config[*key]));
         }
         let targets = config["target_modules"]
             .as_array()
@@ -336,21 +363,48 @@ impl Adapter {
             targets,
             config["base_model_name_or_path"].as_str(),
         ) else {
-            return refuse("r, lora_alpha, a list of target_modules or base_model_name_or_path is missing");
+            return Err(damaged(
+                "r, lora_alpha, a list of target_modules or base_model_name_or_path is missing".into(),
+            ));
         };
         Ok((LoraOptions { rank: rank as usize, alpha: alpha as f32, targets }, base.to_owned()))
     }
 
-    /// Replaces the weights by those of a folder in PEFT's layout.
+    /// Opens the weights of a folder in PEFT's layout, which must be those of an adapter like this one.
     ///
     /// # Errors
-    /// When a file is missing, or does not fit.
-    pub fn load(&mut self, compute: &Compute, folder: &Path) -> Result<(), ModelError> {
-        let mut master = Buffer::zeroed(self.layout.tensors.len);
-        self.layout.tensors.read(&folder.join(WEIGHTS), &mut master)?;
-        self.master = master;
+    /// When a file is missing or damaged, or when it is another adapter.
+    pub fn open(&self, folder: &Path) -> Result<SafetensorsFile, ModelError> {
+        let (found, _) = Self::describe(folder)?;
+        let words = |options: &LoraOptions| {
+            let targets: BTreeSet<&str> = options.targets.iter().map(String::as_str).collect();
+            format!("r = {}, lora_alpha = {}, target_modules = {targets:?}", options.rank, options.alpha)
+        };
+        if words(&found) != words(&self.options) {
+            return Err(ModelError::Unsupported {
+                path: folder.join(CONFIG),
+                what: format!("it has {}; the policy has {}", words(&found), words(&self.options)),
+                way_out: "load it into a policy that was made with its options".into(),
+            });
+        }
+        self.layout.tensors.open(&folder.join(WEIGHTS)).map_err(|error| match error {
+            ModelError::UnexpectedTensor { path, tensor, .. } => ModelError::Unsupported {
+                path,
+                what: format!("tensor {tensor} is no part of what {CONFIG} says"),
+                way_out: MERGE.into(),
+            },
+            other => other,
+        })
+    }
+
+    /// Replaces the weights by those of a file that [`Adapter::open`] has opened.
+    ///
+    /// # Errors
+    /// When the file was opened for another adapter.
+    pub fn load(&mut self, compute: &Compute, file: &SafetensorsFile) -> Result<(), ModelError> {
+        let loaded = self.layout.tensors.read(file, &mut self.master);
         self.parameters().pack(compute);
-        Ok(())
+        loaded
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use dressage_model::{ModelError, ModelFiles, write_json};
+use dressage_model::{ModelConfig, ModelError, ModelFiles, SafetensorsFile, write_json};
 use dressage_policy::crash_point;
 
 use crate::learning::Learning;
@@ -78,59 +78,127 @@ pub fn save_merged(model: &Transformer, adapter: Option<usize>, folder: &Path) -
     save_model(weights, &merged, folder)
 }
 
-/// Reads what [`save`] wrote. Without the optimiser's state in the folder, or where it is not asked for, the optimiser starts
-/// afresh.
+/// The files of a policy that [`save`] wrote, opened and checked against it.
+pub struct Saved {
+    adapter: Option<usize>,
+    weights: SavedWeights,
+    value_head: Option<SafetensorsFile>,
+    moments: Option<Moments>,
+}
+
+enum SavedWeights {
+    Base(Box<ModelFiles>),
+    Adapter(usize, SafetensorsFile),
+}
+
+/// The state of an optimiser: both moments of the weights, and of the value head.
+struct Moments {
+    steps: u64,
+    weights: [SafetensorsFile; 2],
+    value_head: Option<[SafetensorsFile; 2]>,
+}
+
+/// Opens what [`save`] wrote and checks that it fits the policy. Changes nothing.
 ///
 /// # Errors
-/// When a file is missing, damaged, or does not fit the model.
-pub fn load(
-    model: &mut Transformer,
-    learning: &mut Learning,
+/// When a file is missing or damaged, or belongs to another model.
+pub fn open(
+    model: &Transformer,
     adapter: Option<usize>,
     folder: &Path,
     with_optimiser: bool,
-) -> Result<(), ModelError> {
-    let Transformer { compute, weights, adapters, values, .. } = model;
-    let (optimiser, tensors) = match adapter {
+) -> Result<Saved, ModelError> {
+    let (weights, tensors) = match adapter {
         None => {
-            weights.read(compute, &ModelFiles::open(folder)?)?;
-            (&mut learning.optimiser, &weights.layout.tensors)
+            let files = ModelFiles::open(folder)?;
+            check_same(files.path(), &model.weights.config, &files.config)?;
+            (SavedWeights::Base(Box::new(files)), &model.weights.layout.tensors)
         }
         Some(index) => {
-            adapters[index].load(compute, folder)?;
-            learning.ensure_adapter(index);
-            (&mut learning.adapters[index], &adapters[index].layout.tensors)
+            let adapter = &model.adapters[index];
+            (SavedWeights::Adapter(index, adapter.open(folder)?), &adapter.layout.tensors)
         }
     };
-    *optimiser = Optimiser::default();
-    learning.value_heads.remove(&adapter);
-    let critic = match values.get_mut(&adapter) {
-        Some(head) if folder.join(value::FILE).exists() => {
-            head.load(&folder.join(value::FILE))?;
-            Some(head)
-        }
-        _ => None,
-    };
+    let head = model.values.get(&adapter).filter(|_| folder.join(value::FILE).exists());
+    let value_head = head.map(|head| head.tensors.open(&folder.join(value::FILE))).transpose()?;
     let steps = folder.join(STEPS);
     if !with_optimiser || !steps.exists() {
-        return Ok(());
+        return Ok(Saved { adapter, weights, value_head, moments: None });
     }
     let damaged = |what: String| ModelError::Damaged { path: steps.clone(), what };
     let text = std::fs::read_to_string(&steps).map_err(|error| damaged(error.to_string()))?;
     let value: serde_json::Value = serde_json::from_str(&text).map_err(|error| damaged(error.to_string()))?;
-    let count = value["steps"].as_u64().ok_or_else(|| damaged("it has no number of steps".into()))?;
-    let read = |tensors: &Tensors, names: [&str; 2]| {
-        let mut optimiser = Optimiser::default();
-        optimiser.steps = count;
-        optimiser.ensure(tensors.len);
-        for (name, moment) in names.into_iter().zip([&mut optimiser.first, &mut optimiser.second]) {
-            tensors.read(&folder.join(name), moment)?;
+    let steps = value["steps"].as_u64().ok_or_else(|| damaged("it has no number of steps".into()))?;
+    let open = |tensors: &Tensors, [first, second]: [&str; 2]| {
+        Ok([tensors.open(&folder.join(first))?, tensors.open(&folder.join(second))?])
+    };
+    let of_weights = open(tensors, MOMENTS)?;
+    let head = head.filter(|_| folder.join(VALUE_MOMENTS[0]).exists());
+    let of_head = head.map(|head| open(&head.tensors, VALUE_MOMENTS)).transpose()?;
+    let moments = Some(Moments { steps, weights: of_weights, value_head: of_head });
+    Ok(Saved { adapter, weights, value_head, moments })
+}
+
+/// Keys of a configuration that no number depends on.
+const FREE: [&str; 5] = ["family", "context", "bos", "eos", "pad"];
+
+/// Checks that weights of a model `found` mean the same in a model `expected`.
+fn check_same(path: &Path, expected: &ModelConfig, found: &ModelConfig) -> Result<(), ModelError> {
+    let [expected, found] = [expected, found].map(|config| serde_json::json!(config));
+    let mut keys = expected.as_object().into_iter().flatten().map(|(key, _)| key.as_str());
+    match keys.find(|key| !FREE.contains(key) && expected[*key] != found[*key]) {
+        None => Ok(()),
+        Some(key) => Err(ModelError::Unsupported {
+            path: path.to_path_buf(),
+            what: format!("{key} is {}; the engine runs a model with {}", found[key], expected[key]),
+            way_out: "load what was saved from that model, or start the engine with this one".into(),
+        }),
+    }
+}
+
+/// Reads what [`open`] has opened. Without the optimiser's state among it the optimiser starts afresh.
+///
+/// # Errors
+/// When a file was opened for another policy; some of the weights may have been replaced then.
+pub fn load(model: &mut Transformer, learning: &mut Learning, saved: Saved) -> Result<(), ModelError> {
+    let Saved { adapter, weights: files, value_head, moments } = saved;
+    let Transformer { compute, weights, adapters, values, .. } = model;
+    let optimiser = match adapter {
+        None => &mut learning.optimiser,
+        Some(index) => {
+            learning.ensure_adapter(index);
+            &mut learning.adapters[index]
         }
+    };
+    // What has accumulated belongs to the weights that go.
+    *optimiser = Optimiser::default();
+    learning.value_heads.remove(&adapter);
+    let tensors = match &files {
+        SavedWeights::Base(files) => {
+            weights.read(compute, files)?;
+            &weights.layout.tensors
+        }
+        SavedWeights::Adapter(index, file) => {
+            adapters[*index].load(compute, file)?;
+            &adapters[*index].layout.tensors
+        }
+    };
+    let mut head = values.get_mut(&adapter);
+    if let (Some(head), Some(file)) = (&mut head, &value_head) {
+        head.tensors.read(file, &mut head.master)?;
+    }
+    let Some(Moments { steps, weights: of_weights, value_head: of_head }) = moments else { return Ok(()) };
+    let read = |tensors: &Tensors, files: &[SafetensorsFile; 2]| {
+        let mut optimiser = Optimiser::default();
+        optimiser.steps = steps;
+        optimiser.ensure(tensors.len);
+        tensors.read(&files[0], &mut optimiser.first)?;
+        tensors.read(&files[1], &mut optimiser.second)?;
         Ok(optimiser)
     };
-    *optimiser = read(tensors, MOMENTS)?;
-    if let Some(head) = critic.filter(|_| folder.join(VALUE_MOMENTS[0]).exists()) {
-        learning.value_heads.insert(adapter, read(&head.tensors, VALUE_MOMENTS)?);
+    *optimiser = read(tensors, &of_weights)?;
+    if let (Some(head), Some(files)) = (head, &of_head) {
+        learning.value_heads.insert(adapter, read(&head.tensors, files)?);
     }
     Ok(())
 }

@@ -179,15 +179,13 @@ impl Service {
 
     fn learn(&mut self, policy: u32, command: LearnerCommand) {
         let adapter = (policy as usize).checked_sub(1);
-        let frozen = adapter.is_none() && !self.model.adapters.is_empty();
-        let frozen = || -> Result<(), PolicyError> {
-            match frozen {
-                true => Err(PolicyError::Invalid(
-                    "the base weights are frozen, because there are adapters over them; train one of these"
-                        .into(),
-                )),
-                false => Ok(()),
-            }
+        let is_frozen = adapter.is_none() && !self.model.adapters.is_empty();
+        let frozen = || match is_frozen {
+            true => Err(PolicyError::Invalid(
+                "the base weights are frozen, because there are adapters over them; train one of these"
+                    .into(),
+            )),
+            false => Ok(()),
         };
         let Service { model, learning, .. } = self;
         match command {
@@ -219,12 +217,20 @@ impl Service {
                 drop(answer.send(saved.map_err(storage)));
             }
             LearnerCommand::Load(folder, with_optimiser, answer) => {
-                if let Err(error) = frozen() {
-                    return drop(answer.send(Err(error)));
-                }
-                let loaded = checkpoint::load(model, learning, adapter, &folder, with_optimiser);
+                let saved = frozen().and_then(|()| {
+                    checkpoint::open(model, adapter, &folder, with_optimiser).map_err(storage)
+                });
+                let saved = match saved {
+                    Ok(saved) => saved,
+                    // Nothing has changed: the policy stays as it is.
+                    Err(error) => return drop(answer.send(Err(error))),
+                };
+                let loaded = checkpoint::load(model, learning, saved);
                 self.weights_changed(policy, false);
-                drop(answer.send(loaded.map_err(storage)));
+                drop(answer.send(loaded.map_err(|error| {
+                    let state = "some of the weights have been replaced; load a whole folder before going on";
+                    PolicyError::Storage(format!("{error}\n{state}"))
+                })));
             }
             LearnerCommand::Merge(folder, answer) => {
                 drop(answer.send(checkpoint::save_merged(model, adapter, &folder).map_err(storage)));

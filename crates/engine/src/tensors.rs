@@ -66,15 +66,33 @@ impl Tensors {
         write_safetensors(path, self.places.iter().map(tensor))
     }
 
-    /// Reads an array that [`Tensors::write`] wrote, or another program under the same names.
+    /// Opens a file that [`Tensors::write`] wrote, or another program under the same names, to be read from: then nothing is
+    /// missing that could be found missing while an array is being filled.
     ///
     /// # Errors
-    /// When the file or a tensor is missing, damaged, or of another shape.
-    pub fn read(&self, path: &Path, array: &mut [f32]) -> Result<(), ModelError> {
+    /// When the file or a tensor is missing, damaged or of another shape, or when there are others.
+    pub fn open(&self, path: &Path) -> Result<SafetensorsFile, ModelError> {
         let file = SafetensorsFile::open(path)?;
-        for Place { parameter, range } in &self.places {
-            file.read_shaped(&parameter.name, &parameter.shape, &mut array[range.clone()])?;
+        for Place { parameter, .. } in &self.places {
+            file.check_shaped(&parameter.name, &parameter.shape)?;
         }
-        Ok(())
+        match file.tensors().filter(|(name, _)| self.find(name).is_none()).min() {
+            None => Ok(file),
+            Some((tensor, found)) => Err(ModelError::UnexpectedTensor {
+                path: path.to_path_buf(),
+                tensor: tensor.to_owned(),
+                found: found.to_vec(),
+            }),
+        }
+    }
+
+    /// Fills an array of this layout from a file that [`Tensors::open`] has opened.
+    ///
+    /// # Errors
+    /// When the file was opened for another layout.
+    pub fn read(&self, file: &SafetensorsFile, array: &mut [f32]) -> Result<(), ModelError> {
+        self.places
+            .iter()
+            .try_for_each(|place| file.read(&place.parameter.name, &mut array[place.range.clone()]))
     }
 }

@@ -2,9 +2,7 @@
 //!
 //! V(s) = w · norm(x) + b. A target's value is that of its predictor: the state before the token. Weights start at zero.
 
-use std::path::Path;
-
-use dressage_model::{ModelError, Parameter};
+use dressage_model::Parameter;
 use dressage_policy::ForwardBackward;
 use dressage_tree::TreeBatch;
 
@@ -41,17 +39,6 @@ impl ValueHead {
     /// The parameters. Nothing is packed.
     pub fn parameters(&mut self) -> Parameters<'_> {
         Parameters { tensors: &self.tensors, master: &mut self.master, packed: Vec::new() }
-    }
-
-    /// Replaces the parameters by those of a file.
-    ///
-    /// # Errors
-    /// When the file is missing, damaged, or for a model of another width.
-    pub fn load(&mut self, path: &Path) -> Result<(), ModelError> {
-        let mut master = Buffer::zeroed(self.tensors.len);
-        self.tensors.read(path, &mut master)?;
-        self.master = master;
-        Ok(())
     }
 }
 

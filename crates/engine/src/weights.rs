@@ -11,6 +11,7 @@ use crate::ops::kv::Shape;
 use crate::parameters::Parameters;
 use crate::precision::Precision;
 use crate::product::Packed;
+use crate::tensors::Place;
 
 /// All weights of a model.
 pub struct Weights {
@@ -57,14 +58,14 @@ impl Weights {
     /// Replaces the weights by those of `files`.
     ///
     /// # Errors
-    /// As [`Weights::load`].
+    /// As [`Weights::load`]. Some may have been replaced then; what is packed is what they are in any case.
     pub fn read(&mut self, compute: &Compute, files: &ModelFiles) -> Result<(), ModelError> {
-        for place in &self.layout.tensors.places {
-            let to = &mut self.master[place.range.clone()];
-            files.tensor_into(&place.parameter.name, &place.parameter.shape, to)?;
-        }
+        let Weights { layout, master, .. } = self;
+        let read = layout.tensors.places.iter().try_for_each(|Place { parameter, range }| {
+            files.tensor_into(&parameter.name, &parameter.shape, &mut master[range.clone()])
+        });
         self.parameters().pack(compute);
-        Ok(())
+        read
     }
 
     /// The master copy and what is packed from it.

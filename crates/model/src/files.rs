@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::gguf::GgufFile;
 use crate::safetensors::SafetensorsFile;
-use crate::{ModelConfig, ModelError, SpecialTokens, TokenizerSource, hf_config};
+use crate::{ModelConfig, ModelError, Parameter, SpecialTokens, TokenizerSource, hf_config};
 
 /// A weight, row-major.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,7 +20,8 @@ pub struct Tensor {
 
 /// An open model: what it is, its tokenizer, and its weights, which stay on disk until they are asked for.
 ///
-/// Opening checks that every parameter of the configuration is there with its shape, and that the files have no others.
+/// Opening checks that every parameter of the configuration is there with its shape and can be read, and that the files have no
+/// others.
 pub struct ModelFiles {
     /// What the model is.
     pub config: ModelConfig,
@@ -217,8 +218,11 @@ impl ModelFiles {
     /// Whether the weights are exactly what the configuration asks for.
     fn check(&self) -> Result<(), ModelError> {
         let parameters = self.config.parameters();
-        for parameter in &parameters {
-            self.check_shape(&parameter.name, &parameter.shape)?;
+        for Parameter { name, shape } in &parameters {
+            self.check_shape(name, shape)?;
+            if let Weights::Folder { files, place } = &self.weights {
+                place.get(name).map_or(Ok(()), |&index| files[index].check_shaped(name, shape))?;
+            }
         }
         let unexpected = match &self.weights {
             Weights::Gguf(file) => file.unexpected(),

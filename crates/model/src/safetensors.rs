@@ -114,15 +114,28 @@ impl SafetensorsFile {
         self.entries.get(name).map(|entry| entry.shape.as_slice())
     }
 
-    /// As [`SafetensorsFile::read`], of a tensor that must have `shape`.
+    /// Checks that a tensor is there with `shape` and can be read; reads nothing.
     ///
     /// # Errors
-    /// Also when its shape is another.
-    pub fn read_shaped(&self, name: &str, shape: &[usize], out: &mut [f32]) -> Result<(), ModelError> {
+    /// When there is no such tensor, its shape is another, or its type is not a floating-point one that can be read.
+    pub fn check_shaped(&self, name: &str, shape: &[usize]) -> Result<(), ModelError> {
         if self.shape(name) != Some(shape) {
             return Err(ModelError::damaged(&self.path, format!("it has no {name} of shape {shape:?}")));
         }
-        self.read(name, out)
+        self.readable(name).map(drop)
+    }
+
+    /// The header's entry for a tensor that is there, and of a type that can be read.
+    fn readable(&self, name: &str) -> Result<&Entry, ModelError> {
+        match self.entries.get(name) {
+            None => Err(ModelError::damaged(&self.path, format!("it has no tensor {name}"))),
+            Some(entry) if matches!(entry.dtype.as_str(), "F32" | "F16" | "BF16" | "F64") => Ok(entry),
+            Some(entry) => Err(ModelError::unsupported(
+                &self.path,
+                format!("tensor {name} is stored as {}", entry.dtype),
+                "Dressage reads F32, F16, BF16 and F64: take a version of the model that is not quantised",
+            )),
+        }
     }
 
     /// Fills `out`, whose length is the product of the tensor's shape, row-major.
@@ -130,9 +143,7 @@ impl SafetensorsFile {
     /// # Errors
     /// When there is no such tensor, or its type is not a floating-point one that can be read.
     pub fn read(&self, name: &str, out: &mut [f32]) -> Result<(), ModelError> {
-        let Some(entry) = self.entries.get(name) else {
-            return Err(ModelError::damaged(&self.path, format!("it has no tensor {name}")));
-        };
+        let entry = self.readable(name)?;
         let [from, to] = entry.data_offsets;
         // Within the file: checked when it was opened.
         let data = &self.bytes[self.data_start + from..self.data_start + to];
@@ -140,14 +151,7 @@ impl SafetensorsFile {
             "F32" => convert(data, out, f32::from_le_bytes),
             "F16" => convert(data, out, |bytes| f16::from_le_bytes(bytes).to_f32()),
             "BF16" => convert(data, out, |bytes| bf16::from_le_bytes(bytes).to_f32()),
-            "F64" => convert(data, out, |bytes| f64::from_le_bytes(bytes) as f32),
-            other => {
-                return Err(ModelError::unsupported(
-                    &self.path,
-                    format!("tensor {name} is stored as {other}"),
-                    "Dressage reads F32, F16, BF16 and F64: take a version of the model that is not quantised",
-                ));
-            }
+            _ => convert(data, out, |bytes| f64::from_le_bytes(bytes) as f32),
         }
         Ok(())
     }

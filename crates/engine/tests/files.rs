@@ -1,0 +1,136 @@
+//! What is loaded is what was meant: files of another model, or of an adapter that does more than this engine, are refused, and a
+//! policy that could not be replaced goes on as it was.
+
+#![allow(clippy::unwrap_used, reason = "a failed step of a test should stop it")]
+
+use std::path::Path;
+use std::time::Duration;
+
+use dressage_engine::testing::{random_weights, tiny_config};
+use dressage_engine::{Compute, Engine, EngineOptions};
+use dressage_model::{ModelConfig, Rope, RopeScaling, SafetensorsFile, write_safetensors};
+use dressage_policy::{Learner, LoraOptions, SampleRequest, Sampler, SamplingParams};
+use serde_json::{Value, json};
+
+fn start(config: &ModelConfig, seed: u64) -> Engine {
+    let compute = Compute::new(1);
+    let weights = random_weights(&compute, config, seed);
+    let options = EngineOptions { kv_memory_mb: 1, batch_tokens: 64, ..EngineOptions::default() };
+    Engine::start_with(compute, weights, &options, None).unwrap()
+}
+
+/// Log-probabilities of a greedy reply: what the weights are, in bits.
+async fn reply(engine: &Engine) -> Vec<u32> {
+    let params = SamplingParams { temperature: 0.0, max_tokens: 8, ..SamplingParams::default() };
+    let request = SampleRequest { seed: 1, stream: 1, prompt: vec![5, 6, 7], params };
+    let reply = engine.sample(request).await.unwrap().collect(Duration::from_secs(20)).await.unwrap();
+    reply.logprobs.iter().map(|p| p.to_bits()).collect()
+}
+
+fn change_json(path: &Path, key: &str, value: Value) {
+    let mut json: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    json[key] = value;
+    std::fs::write(path, json.to_string()).unwrap();
+}
+
+/// Adds a tensor to a file.
+fn add_tensor(path: &Path, name: &str) {
+    let file = SafetensorsFile::open(path).unwrap();
+    let mut tensors: Vec<(String, Vec<usize>, Vec<f32>)> = file
+        .tensors()
+        .map(|(name, shape)| {
+            let mut values = vec![0.0; shape.iter().product()];
+            file.read(name, &mut values).unwrap();
+            (name.to_owned(), shape.to_vec(), values)
+        })
+        .collect();
+    tensors.push((name.to_owned(), vec![2], vec![1.0, 2.0]));
+    drop(file);
+    let other = path.with_extension("new");
+    write_safetensors(&other, tensors.iter().map(|(n, s, v)| (n.clone(), s.clone(), &v[..]))).unwrap();
+    std::fs::rename(other, path).unwrap();
+}
+
+/// A load that is refused changes nothing, and the policy goes on being drawn from.
+#[tokio::test]
+async fn a_load_that_is_refused_leaves_the_policy_as_it_was() {
+    let config = tiny_config();
+    let engine = start(&config, 3);
+    let before = reply(&engine).await;
+    let folder = tempfile::tempdir().unwrap();
+    let missing = engine.load(&folder.path().join("nothing"), true).await.unwrap_err().to_string();
+    assert!(missing.contains("nothing"), "{missing}");
+    assert_eq!(reply(&engine).await, before);
+
+    // The same shapes, but another model.
+    let turned = Rope { theta: 20_000.0, scaling: RopeScaling::None };
+    let other = start(&ModelConfig { rope: turned, ..config.clone() }, 4);
+    other.save(folder.path(), false).await.unwrap();
+    let refused = engine.load(folder.path(), false).await.unwrap_err().to_string();
+    assert!(refused.contains("rope is") && refused.contains("20000"), "{refused}");
+    assert_eq!(reply(&engine).await, before);
+
+    // A whole model, but half an optimiser.
+    let other = start(&config, 4);
+    other.save(folder.path(), false).await.unwrap();
+    std::fs::write(folder.path().join("optimiser.json"), r#"{"schema": 1, "steps": 3}"#).unwrap();
+    let refused = engine.load(folder.path(), true).await.unwrap_err().to_string();
+    assert!(refused.contains("optimiser.first.safetensors"), "{refused}");
+    assert_eq!(reply(&engine).await, before);
+
+    engine.load(folder.path(), false).await.unwrap();
+    engine.publish(1).await.unwrap();
+    let after = reply(&engine).await;
+    assert!(after == reply(&other).await && after != before);
+}
+
+/// Whatever an adapter's files say that would change what it computes is named, and nothing is loaded.
+#[tokio::test]
+async fn adapters_that_do_more_are_refused() {
+    let base = start(&tiny_config(), 3);
+    let lora = LoraOptions { rank: 2, ..LoraOptions::default() };
+    let adapter = base.lora(lora.clone(), 0, "a model").await.unwrap();
+    let before = reply(&adapter).await;
+    let save = async || {
+        let folder = tempfile::tempdir().unwrap();
+        adapter.save(folder.path(), false).await.unwrap();
+        folder
+    };
+    for (key, value) in [
+        ("use_rslora", json!(true)),
+        ("bias", json!("all")),
+        ("lora_bias", json!(true)),
+        ("alpha_pattern", json!({"q_proj": 4})),
+        ("rank_pattern", json!({"q_proj": 4})),
+        ("layer_replication", json!([[0, 2]])),
+        ("modules_to_save", json!(["lm_head"])),
+    ] {
+        let folder = save().await;
+        change_json(&folder.path().join("adapter_config.json"), key, value);
+        let refused = adapter.load(folder.path(), false).await.unwrap_err().to_string();
+        for part in ["adapter_config.json", key, "merge"] {
+            assert!(refused.contains(part), "{refused}");
+        }
+        assert_eq!(reply(&adapter).await, before);
+    }
+    for (key, value) in [("lora_alpha", json!(99.0)), ("target_modules", json!(["q_proj"]))] {
+        let folder = save().await;
+        change_json(&folder.path().join("adapter_config.json"), key, value);
+        let refused = adapter.load(folder.path(), false).await.unwrap_err().to_string();
+        assert!(refused.contains(key) && refused.contains("the policy has"), "{refused}");
+    }
+    let folder = save().await;
+    // What says nothing is no reason.
+    for (key, value) in [("alpha_pattern", json!({})), ("modules_to_save", json!(null))] {
+        change_json(&folder.path().join("adapter_config.json"), key, value);
+    }
+    adapter.load(folder.path(), false).await.unwrap();
+    adapter.publish(1).await.unwrap();
+    let bias = "base_model.model.model.layers.0.self_attn.q_proj.lora_B.bias";
+    add_tensor(&folder.path().join("adapter_model.safetensors"), bias);
+    let refused = adapter.load(folder.path(), false).await.unwrap_err().to_string();
+    for part in ["adapter_model.safetensors", bias, "merge"] {
+        assert!(refused.contains(part), "{refused}");
+    }
+    assert_eq!(reply(&adapter).await, before);
+}
