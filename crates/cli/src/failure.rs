@@ -3,7 +3,7 @@
 use std::fmt;
 use std::process::ExitCode;
 
-use dressage_engine::EngineError;
+use dressage_engine::{EngineError, Purpose};
 use dressage_model::ModelError;
 use dressage_policy::PolicyError;
 use dressage_store::StoreError;
@@ -68,12 +68,27 @@ fn is_users(error: &anyhow::Error) -> bool {
 /// What is printed. Where a room below cannot know what a recipe calls something, it is said here.
 pub fn message(error: &anyhow::Error) -> String {
     match error.downcast_ref::<EngineError>() {
-        Some(EngineError::Memory { plan, available }) => format!(
-            "the model would take {plan}, but only {} MiB of memory may be used\nlower \
-             `engine.micro_batch_tokens` with --set, take a smaller model, or free memory",
-            available >> 20
-        ),
+        Some(EngineError::Memory { plan, available }) => {
+            let ways: Vec<&str> = plan.largest().into_iter().map(less_for).collect();
+            format!(
+                "the model would take {plan}, but only {} MiB of memory may be used\n{}, raise `engine.memory_mb` if it is set, or free memory",
+                available >> 20,
+                ways.join(", or ")
+            )
+        }
         _ => error.to_string(),
+    }
+}
+
+/// What takes less memory for this, in the words of recipes.
+fn less_for(purpose: Purpose) -> &'static str {
+    match purpose {
+        Purpose::Weights => "take a smaller model",
+        Purpose::Optimiser => "train an adapter (`model.lora`) or a smaller model",
+        Purpose::Training => "lower `engine.micro_batch_tokens`",
+        // Keys and values have room for one path of this length.
+        Purpose::Path | Purpose::Cache => "lower the context (`model.context`)",
+        Purpose::Sampling => "lower the context (`model.context`), `engine.threads` or `engine.concurrency`",
     }
 }
 

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
+use dressage_engine::weights::attention_shape;
 use dressage_engine::{Adapter, Engine, EngineOptions, adapter};
 use dressage_model::{
     ModelConfig, ModelError, ModelFiles, Progress, Source, SpecialTokens, TokenizerSource, default_cache,
@@ -18,8 +19,9 @@ use dressage_trainer::recipe::{Phase, Recipe, RlKeys};
 use crate::failure::unusable;
 use crate::screen::{self, Style};
 
-/// Keys and values of sampling get this much memory, or what one whole context takes where that is more.
-const KV_MEMORY_MB: usize = 1024;
+/// Keys and values of sampling get this much memory, or a quarter of what may be used where that is less, but at least what one whole
+/// context takes.
+const KV_MEMORY_MB: u64 = 1024;
 
 /// A model that was found: its files, and an adapter over it where the source was one.
 pub struct Found {
@@ -125,19 +127,17 @@ pub fn chat(files: &ModelFiles, options: ChatOptions) -> anyhow::Result<Chat> {
 
 /// How a recipe runs its model.
 pub fn options(recipe: &Recipe, config: &ModelConfig) -> EngineOptions {
-    let defaults = EngineOptions::default();
-    let context = recipe.model.context.unwrap_or(config.context);
-    EngineOptions {
+    let options = EngineOptions {
         threads: recipe.engine.threads,
-        context,
+        context: recipe.model.context.unwrap_or(config.context),
         batch_tokens: recipe.engine.micro_batch_tokens,
         memory_mb: recipe.engine.memory_mb,
-        kv_memory_mb: kv_memory_mb(config, context),
         precision: recipe.engine.precision,
         lora: recipe.model.lora.clone(),
         running: recipe.engine.sequences(),
-        ..defaults
-    }
+        ..EngineOptions::default()
+    };
+    EngineOptions { kv_memory_mb: kv_memory_mb(config, &options), ..options }
 }
 
 /// How a model is run that is only sampled from, `running` replies at once.
@@ -148,25 +148,23 @@ pub fn sampling_options(
     running: usize,
     precision: Precision,
 ) -> EngineOptions {
-    let context = context.unwrap_or(config.context);
-    EngineOptions {
+    let options = EngineOptions {
         threads,
-        context,
+        context: context.unwrap_or(config.context),
         batch_tokens: 0,
         trains: false,
-        kv_memory_mb: kv_memory_mb(config, context),
         running,
         precision,
         ..EngineOptions::default()
-    }
+    };
+    EngineOptions { kv_memory_mb: kv_memory_mb(config, &options), ..options }
 }
 
 /// Enough that one reply of any length fits, so that the scheduler never has to refuse one.
-fn kv_memory_mb(config: &ModelConfig, context: usize) -> usize {
-    // A block of positions more, because memory is given out in blocks.
-    let values = 2 * config.layers * config.kv_heads * config.head_dim.next_multiple_of(16);
-    let one = values.saturating_mul(size_of::<f32>()).saturating_mul(context + 256);
-    KV_MEMORY_MB.max(one.div_ceil(1 << 20))
+fn kv_memory_mb(config: &ModelConfig, options: &EngineOptions) -> usize {
+    let one = attention_shape(config).path_bytes(config.layers, options.precision, options.context);
+    let share = KV_MEMORY_MB.min((options.budget() / 4) >> 20);
+    (share as usize).max(one.div_ceil(1 << 20))
 }
 
 /// The policies of a run.
@@ -250,10 +248,9 @@ pub async fn start_sampling(found: &Found, options: &EngineOptions) -> anyhow::R
 }
 
 fn start(files: &ModelFiles, options: &EngineOptions, also: &str) -> anyhow::Result<Engine> {
-    let plan = Engine::plan(&files.config, options)?;
-    plan.check(options.budget())?;
-    eprintln!("{} {plan}{also}", Style::stderr().dim("memory"));
-    Ok(Engine::start(files, options, None)?)
+    let engine = Engine::start(files, options, None)?;
+    eprintln!("{} {}{also}", Style::stderr().dim("memory"), engine.memory_plan());
+    Ok(engine)
 }
 
 /// What completes a checkpoint to a model folder that others can open: the tokenizer and the chat template.
@@ -277,4 +274,26 @@ pub fn companions(files: &ModelFiles, chat: &Chat) -> anyhow::Result<Companions>
             other => io::Error::other(other),
         })
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use dressage_engine::cache::Cache;
+    use dressage_engine::testing::tiny_config;
+
+    use super::*;
+
+    /// Heads of a width that is no multiple of a block's are padded: what is reckoned with is what the engine takes.
+    #[test]
+    fn one_reply_as_long_as_the_context_fits() {
+        let config = ModelConfig { kv_heads: 32, heads: 32, layers: 64, head_dim: 40, ..tiny_config() };
+        for precision in [Precision::F32, Precision::Bf16] {
+            for (context, memory_mb) in [(100, 8), (100, 0), (9_000, 0), (20_000, 100)] {
+                let options = EngineOptions { precision, context, memory_mb, ..EngineOptions::default() };
+                let bytes = kv_memory_mb(&config, &options) << 20;
+                let cache = Cache::new(attention_shape(&config), config.layers, precision, bytes);
+                assert!(cache.capacity() >= context, "{precision}: {} of {context}", cache.capacity());
+            }
+        }
+    }
 }

@@ -290,13 +290,18 @@ impl Adapter {
         }
     }
 
-    /// Adds what an adapter of this layout does, whose parameters are `array`, to a copy of the base's weights.
-    pub fn merge_into(&self, array: &[f64], weights: &mut [f64]) {
+    /// Whether it changes the matrix that lies at `place` among the base's weights.
+    pub fn adapts(&self, place: &Range<usize>) -> bool {
+        self.layout.maps.iter().flatten().any(|part| part.base == *place)
+    }
+
+    /// Adds what an adapter of this layout does, whose parameters are `array`, to a copy of the matrix that lies at `place` among the
+    /// base's weights.
+    pub fn merge_into(&self, array: &[f64], place: &Range<usize>, matrix: &mut [f64]) {
         let (rank, scale) = (self.options.rank, f64::from(self.scale()));
-        for part in self.layout.maps.iter().flatten() {
+        for part in self.layout.maps.iter().flatten().filter(|part| part.base == *place) {
             let (a, b) = (&array[part.a.clone()], &array[part.b.clone()]);
-            for (row, b) in weights[part.base.clone()].chunks_exact_mut(part.inputs).zip(b.chunks_exact(rank))
-            {
+            for (row, b) in matrix.chunks_exact_mut(part.inputs).zip(b.chunks_exact(rank)) {
                 for (r, b) in b.iter().enumerate() {
                     for (w, a) in row.iter_mut().zip(&a[r * part.inputs..]) {
                         *w += scale * b * a;

@@ -1,5 +1,6 @@
 //! A policy's files: weights in the layout that others read, and the optimiser's state beside them.
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use dressage_model::{ModelConfig, ModelError, ModelFiles, SafetensorsFile, write_json};
@@ -10,7 +11,6 @@ use crate::optimiser::Optimiser;
 use crate::tensors::Tensors;
 use crate::transformer::Transformer;
 use crate::value;
-use crate::weights::Weights;
 
 const WEIGHTS: &str = "model.safetensors";
 const CONFIG: &str = "config.json";
@@ -32,7 +32,8 @@ pub fn save(
     let weights = &model.weights;
     let (optimiser, tensors) = match adapter {
         None => {
-            save_model(weights, &weights.master, folder)?;
+            write_json(&folder.join(CONFIG), &weights.config.to_hf_json())?;
+            weights.layout.tensors.write(&folder.join(WEIGHTS), &weights.master)?;
             (Some(&learning.optimiser), &weights.layout.tensors)
         }
         Some(index) => {
@@ -58,24 +59,26 @@ pub fn save(
     write_json(&folder.join(STEPS), &steps)
 }
 
-fn save_model(weights: &Weights, array: &[f32], folder: &Path) -> Result<(), ModelError> {
-    write_json(&folder.join(CONFIG), &weights.config.to_hf_json())?;
-    weights.layout.tensors.write(&folder.join(WEIGHTS), array)
-}
-
-/// Writes the weights with an adapter worked into them, in Hugging Face layout.
+/// Writes the weights with an adapter worked into them, in Hugging Face layout, a matrix at a time.
 ///
 /// # Errors
 /// When a file cannot be written.
 pub fn save_merged(model: &Transformer, adapter: Option<usize>, folder: &Path) -> Result<(), ModelError> {
     let weights = &model.weights;
-    let Some(index) = adapter else { return save_model(weights, &weights.master, folder) };
     let wide = |array: &[f32]| -> Vec<f64> { array.iter().map(|v| f64::from(*v)).collect() };
-    let mut merged = wide(&weights.master);
-    let adapter = &model.adapters[index];
-    adapter.merge_into(&wide(&adapter.master), &mut merged);
-    let merged: Vec<f32> = merged.into_iter().map(|v| v as f32).collect();
-    save_model(weights, &merged, folder)
+    let adapter = adapter.map(|index| &model.adapters[index]).map(|adapter| (adapter, wide(&adapter.master)));
+    write_json(&folder.join(CONFIG), &weights.config.to_hf_json())?;
+    weights.layout.tensors.write_with(&folder.join(WEIGHTS), |place| {
+        let base = weights.part(&place.range);
+        match &adapter {
+            Some((adapter, array)) if adapter.adapts(&place.range) => {
+                let mut merged = wide(base);
+                adapter.merge_into(array, &place.range, &mut merged);
+                Cow::Owned(merged.into_iter().map(|v| v as f32).collect())
+            }
+            _ => Cow::Borrowed(base),
+        }
+    })
 }
 
 /// The files of a policy that [`save`] wrote, opened and checked against it.

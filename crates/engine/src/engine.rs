@@ -42,7 +42,7 @@ pub struct EngineOptions {
     /// Packed tokens of a batch that go through the model at once; larger batches take several passes. 0 for an engine that
     /// is only sampled from.
     pub batch_tokens: usize,
-    /// Whether it will be trained; if not, batches are only evaluated.
+    /// Whether it will be trained; if not, batches are only evaluated, and gradients refused.
     pub trains: bool,
     /// The adapter that will be trained, for the memory plan; `None` if it is the weights.
     pub lora: Option<LoraOptions>,
@@ -202,7 +202,7 @@ impl Engine {
         let (commands, inbox) = channel();
         let learning = Learning::new(&model, limits);
         let scheduler = Scheduler::new(cache, admission, token_bytes);
-        let service = Service::new(model, scheduler, learning, inbox, options.keep_cache);
+        let service = Service::new(model, scheduler, learning, inbox, options.trains, options.keep_cache);
         std::thread::Builder::new().name("engine-0".into()).spawn(move || service.run()).map_err(
             |error| EngineError::Options(format!("the engine's thread could not be started: {error}")),
         )?;

@@ -253,7 +253,9 @@ fn gradients_of_adapters_match_f64() {
         let layout = &model.weights.layout;
         let exact_at = |moved: &[f64]| {
             let mut merged: Vec<f64> = model.weights.master.iter().map(|w| f64::from(*w)).collect();
-            model.adapters[0].merge_into(moved, &mut merged);
+            for Place { range, .. } in &layout.tensors.places {
+                model.adapters[0].merge_into(moved, range, &mut merged[range.clone()]);
+            }
             exact_loss(&Reference::of(&config, layout, &merged), &paths, &loss)
         };
         let start: Vec<f64> = model.adapters[0].master.iter().map(|v| f64::from(*v)).collect();

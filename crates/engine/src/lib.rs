@@ -50,7 +50,7 @@ pub mod weights;
 
 pub use adapter::Adapter;
 pub use engine::{Engine, EngineOptions, Fingerprint};
-pub use memory::MemoryPlan;
+pub use memory::{MemoryPlan, Purpose};
 pub use precision::{Kernel, Precision};
 pub use simd::Isa;
 
@@ -102,8 +102,9 @@ pub enum EngineError {
     Options(String),
     /// Memory that is not there.
     #[error(
-        "this would take {plan}, but only {} MiB are free; use a smaller model, lower engine.batch_tokens, engine.kv_memory_mb or engine.running, or free memory",
-        available >> 20
+        "this would take {plan}, but only {} MiB are free; {}, or free memory",
+        available >> 20,
+        plan.ways_out()
     )]
     Memory {
         /// What would be needed.

@@ -15,7 +15,7 @@ use crate::{EngineError, head};
 /// Bytes by purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryPlan {
-    /// Master and packed copy of the weights.
+    /// Master and packed copy of the weights, and the tables of their rotary embedding.
     pub weights: u64,
     /// Gradient and both moments of the optimiser, and an adapter's weights; 0 for an engine that never trains.
     pub optimiser: u64,
@@ -31,6 +31,32 @@ pub struct MemoryPlan {
     pub kept: usize,
     /// Blocks of the model.
     pub layers: usize,
+}
+
+/// What memory is for: the fields of a [`MemoryPlan`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "they are explained there")]
+pub enum Purpose {
+    Weights,
+    Optimiser,
+    Training,
+    Path,
+    Cache,
+    Sampling,
+}
+
+impl Purpose {
+    /// What takes less memory for it, in the words of [`EngineOptions`].
+    fn way_out(self) -> &'static str {
+        match self {
+            Purpose::Weights => "use a smaller model",
+            Purpose::Optimiser => "train an adapter or a smaller model",
+            Purpose::Training => "lower batch_tokens",
+            Purpose::Path => "lower context",
+            Purpose::Cache => "lower kv_memory_mb",
+            Purpose::Sampling => "lower context, threads or running",
+        }
+    }
 }
 
 /// Values in memory, f32 or words. Saturating throughout: an absurd option must end in "too much", not wrap around to little.
@@ -84,7 +110,9 @@ impl MemoryPlan {
         let packed = |inputs: usize, outputs: usize| {
             Values::new(outputs.next_multiple_of(NR)).times(words(precision, inputs))
         };
-        let mut weights = Values::new(layout.tensors.len).plus(packed(hidden, config.vocabulary));
+        let mut weights = Values::new(layout.tensors.len)
+            .plus(packed(hidden, config.vocabulary))
+            .plus(Values::new(context).times(config.head_dim));
         for linear in Map::all(layers).map(|map| layout.linear(map)) {
             weights = weights.plus(packed(linear.inputs, linear.outputs));
         }
@@ -152,11 +180,35 @@ impl MemoryPlan {
         }
     }
 
+    /// Bytes by purpose.
+    fn parts(&self) -> [(Purpose, u64); 6] {
+        [
+            (Purpose::Weights, self.weights),
+            (Purpose::Optimiser, self.optimiser),
+            (Purpose::Training, self.training),
+            (Purpose::Path, self.path),
+            (Purpose::Cache, self.cache),
+            (Purpose::Sampling, self.sampling),
+        ]
+    }
+
     /// Everything together.
     pub fn total(&self) -> u64 {
-        [self.optimiser, self.training, self.path, self.cache, self.sampling]
-            .into_iter()
-            .fold(self.weights, u64::saturating_add)
+        self.parts().into_iter().fold(0, |total, (_, bytes)| total.saturating_add(bytes))
+    }
+
+    /// What most of the memory is for, the largest first: where it is short, this is what has to give.
+    pub fn largest(&self) -> Vec<Purpose> {
+        let mut parts = self.parts();
+        parts.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+        let most = parts[0].1;
+        parts.into_iter().take_while(|(_, bytes)| *bytes > most / 3).map(|(purpose, _)| purpose).collect()
+    }
+
+    /// What to do where it does not fit.
+    pub(crate) fn ways_out(&self) -> String {
+        let ways: Vec<&str> = self.largest().into_iter().map(Purpose::way_out).collect();
+        ways.join(", or ")
     }
 
     /// Checks the plan against the memory that there is.
@@ -217,10 +269,18 @@ pub fn available() -> Option<u64> {
     let info = read("/proc/meminfo")?;
     let line = info.lines().find(|l| l.starts_with("MemAvailable:"))?;
     let machine = line.split_whitespace().nth(1)?.parse::<u64>().ok()? << 10;
-    let number = |path: &str| read(path)?.trim().parse::<u64>().ok();
-    let group = number("/sys/fs/cgroup/memory.max")
-        .map(|max| max.saturating_sub(number("/sys/fs/cgroup/memory.current").unwrap_or(0)));
-    Some(group.map_or(machine, |group| group.min(machine)))
+    let group = |name: &str| read(&format!("/sys/fs/cgroup/memory.{name}")).unwrap_or_default();
+    let left = left_in_group(&group("max"), &group("current"), &group("stat"));
+    Some(left.map_or(machine, |left| left.min(machine)))
+}
+
+/// What a control group leaves, given its files: its limit without what is used. Pages of files that nobody has touched lately count as
+/// used, but the system drops them when memory is asked for. `None` without a limit.
+fn left_in_group(max: &str, current: &str, stat: &str) -> Option<u64> {
+    let number = |text: &str| text.trim().parse::<u64>().ok();
+    let dropped = stat.lines().find_map(|line| number(line.strip_prefix("inactive_file ")?)).unwrap_or(0);
+    let used = number(current).unwrap_or(0).saturating_sub(dropped);
+    Some(number(max)?.saturating_sub(used))
 }
 
 #[cfg(test)]
@@ -243,6 +303,47 @@ mod tests {
         let error = plan(&giant, &options, 1 << 36).check(1 << 36).expect_err("terabytes");
         let text = error.to_string();
         assert!(text.contains("optimiser") && text.contains("smaller model"), "{text}");
+        assert!(!text.contains("batch_tokens"), "that would not help: {text}");
+    }
+
+    /// What is said to be lowered is what is large, and to lower it helps.
+    #[test]
+    fn the_way_out_is_one() {
+        let config = ModelConfig { context: 1 << 24, ..tiny_config() };
+        let options =
+            EngineOptions { batch_tokens: 100, kv_memory_mb: 1, context: 256, ..EngineOptions::default() };
+        for (large, purpose, way_out) in [
+            (EngineOptions { batch_tokens: 1 << 22, ..options.clone() }, Purpose::Training, "batch_tokens"),
+            (EngineOptions { context: 1 << 24, ..options.clone() }, Purpose::Path, "context"),
+            (EngineOptions { kv_memory_mb: 1 << 14, ..options.clone() }, Purpose::Cache, "kv_memory_mb"),
+            (
+                EngineOptions { running: 1 << 22, step_rows: 1 << 22, ..options.clone() },
+                Purpose::Sampling,
+                "running",
+            ),
+        ] {
+            let plan = plan(&config, &large, 1 << 20);
+            assert_eq!(plan.largest()[0], purpose);
+            assert!(plan.check(1 << 20).expect_err("too much").to_string().contains(way_out));
+        }
+    }
+
+    #[test]
+    fn rotary_tables_are_planned_for() {
+        let config = ModelConfig { context: 1 << 20, ..tiny_config() };
+        let [short, long] = [1, 1 << 20].map(|context| {
+            plan(&config, &EngineOptions { context, ..EngineOptions::default() }, u64::MAX).weights
+        });
+        assert_eq!(long - short, ((1 << 20) - 1) * config.head_dim as u64 * 4);
+    }
+
+    #[test]
+    fn pages_of_files_are_free_to_be_had_in_a_control_group() {
+        let stat = "anon 300\nfile 600\ninactive_file 500\nactive_file 100\n";
+        assert_eq!(left_in_group("1000\n", "900\n", stat), Some(600));
+        assert_eq!(left_in_group("1000\n", "900\n", ""), Some(100));
+        assert_eq!(left_in_group("1000\n", "1200\n", ""), Some(0));
+        assert_eq!(left_in_group("max\n", "900\n", stat), None);
     }
 
     #[test]

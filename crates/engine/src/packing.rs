@@ -170,9 +170,13 @@ impl Packing {
 /// Checks a batch against a model with `context` positions and `vocabulary` tokens.
 ///
 /// # Errors
-/// When a path is longer than the context, a token lies outside the vocabulary, or a target has no temperature above 0.
+/// When it is malformed, a path is longer than the context, a token lies outside the vocabulary, or a target has no temperature
+/// above 0.
 pub fn check(batch: &TreeBatch, context: usize, vocabulary: usize) -> Result<(), PolicyError> {
     let refuse = |message: String| Err(PolicyError::Invalid(message));
+    if let Err(error) = batch.check() {
+        return refuse(error.to_string());
+    }
     if let Some(token) = batch.tokens.iter().find(|t| **t as usize >= vocabulary) {
         return refuse(format!(
             "token {token} is outside the model's vocabulary of {vocabulary}; was the batch made with another tokenizer?"

@@ -122,7 +122,7 @@ impl Scheduler {
         let sequence = Sequence::new(policy, request, context, events);
         if sequence.longest > self.cache.capacity() {
             return Err(PolicyError::Invalid(format!(
-                "prompt and reply may take {} tokens, but the key-value memory holds {}; raise engine.kv_memory_mb or lower max_tokens",
+                "prompt and reply may take {} tokens, but the memory for keys and values holds {}; lower max_tokens, or start the engine with a larger kv_memory_mb",
                 sequence.longest,
                 self.cache.capacity()
             )));

@@ -84,6 +84,8 @@ pub struct Service {
     published: Vec<Published>,
     /// Whether the base weights have been trained, and so are no base for adapters.
     base_trained: bool,
+    /// Whether memory was planned for training.
+    trains: bool,
     /// Whether keys and values outlive the weights that they were computed with.
     keeps_cache: bool,
 }
@@ -95,6 +97,7 @@ impl Service {
         scheduler: Scheduler,
         learning: Learning,
         inbox: Receiver<Command>,
+        trains: bool,
         keeps_cache: bool,
     ) -> Self {
         Service {
@@ -106,6 +109,7 @@ impl Service {
             learning_time: Duration::ZERO,
             published: vec![Published::default()],
             base_trained: false,
+            trains,
             keeps_cache,
         }
     }
@@ -187,6 +191,13 @@ impl Service {
             )),
             false => Ok(()),
         };
+        let trains = self.trains;
+        let trainable = || match trains {
+            true => frozen(),
+            false => Err(PolicyError::Invalid(
+                "this engine was started without memory for training; start it with trains = true".into(),
+            )),
+        };
         let Service { model, learning, .. } = self;
         match command {
             LearnerCommand::Logprobs(batch, answer) => {
@@ -201,11 +212,12 @@ impl Service {
                 drop(answer.send(Ok(())));
             }
             LearnerCommand::ForwardBackward(batch, loss, answer) => {
-                let sums = frozen().and_then(|()| learning.forward_backward(model, adapter, &batch, &loss));
+                let sums =
+                    trainable().and_then(|()| learning.forward_backward(model, adapter, &batch, &loss));
                 drop(answer.send(sums));
             }
             LearnerCommand::OptimStep(params, answer) => {
-                let report = frozen().map(|()| learning.optim_step(model, adapter, &params));
+                let report = trainable().map(|()| learning.optim_step(model, adapter, &params));
                 if report.as_ref().is_ok_and(|report| report.applied) {
                     self.base_trained |= policy == BASE;
                     self.weights_changed(policy, self.keeps_cache);

@@ -1,9 +1,10 @@
 //! Named tensors in one flat array: weights, their gradient and both moments of their optimiser are four arrays of one layout.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::path::Path;
 
-use dressage_model::{ModelError, Parameter, SafetensorsFile, write_safetensors};
+use dressage_model::{ModelError, Parameter, SafetensorsFile, write_safetensors_with};
 
 /// A tensor's place.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,11 +60,21 @@ impl Tensors {
     /// # Errors
     /// When the file cannot be written.
     pub fn write(&self, path: &Path, array: &[f32]) -> Result<(), ModelError> {
-        let tensor = |place: &Place| {
-            let Parameter { name, shape } = place.parameter.clone();
-            (name, shape, &array[place.range.clone()])
-        };
-        write_safetensors(path, self.places.iter().map(tensor))
+        self.write_with(path, |place| Cow::Borrowed(&array[place.range.clone()]))
+    }
+
+    /// Writes tensors that are made as they are written.
+    ///
+    /// # Errors
+    /// When the file cannot be written, or a tensor has not as many values as its place.
+    pub fn write_with<'a>(
+        &self,
+        path: &Path,
+        mut values: impl FnMut(&Place) -> Cow<'a, [f32]>,
+    ) -> Result<(), ModelError> {
+        let named = |Place { parameter, .. }: &Place| (parameter.name.clone(), parameter.shape.clone());
+        let tensors: Vec<_> = self.places.iter().map(named).collect();
+        write_safetensors_with(path, &tensors, |index| values(&self.places[index]))
     }
 
     /// Opens a file that [`Tensors::write`] wrote, or another program under the same names, to be read from: then nothing is

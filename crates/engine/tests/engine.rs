@@ -509,3 +509,30 @@ fn options_that_cannot_work_are_refused() {
     let bf16 = EngineOptions { precision: Precision::Bf16, ..options() };
     assert!(start(bf16).contains("engine.precision = bf16"));
 }
+
+/// An engine without memory for training evaluates, and refuses the rest; a batch that does not fit together is refused, too.
+#[tokio::test]
+async fn what_cannot_be_trained_is_refused() {
+    let rollout = (tokens(1, 9), vec![(4, 0.0), (8, 0.0)], 1.0);
+    let batch = Arc::new(batch_of(&[rollout]));
+    let frozen = start(&tiny_config(), 1, Isa::detect(), &EngineOptions { trains: false, ..options() });
+    assert_eq!(frozen.logprobs(batch.clone()).await.unwrap().len(), 2);
+    let refused = frozen.forward_backward(batch.clone(), CROSS_ENTROPY).await.unwrap_err().to_string();
+    assert!(refused.contains("trains = true"), "{refused}");
+    assert!(frozen.optim_step(optim()).await.is_err());
+
+    let engine = start(&tiny_config(), 1, Isa::detect(), &options());
+    let changes: [fn(&mut TreeBatch); 4] = [
+        |batch| batch.nodes[0].parent = Some(7),
+        |batch| batch.nodes[0].len = 10,
+        |batch| batch.targets[0].predictor = 99,
+        |batch| batch.targets[1].first_term = 2,
+    ];
+    for change in changes {
+        let mut malformed = (*batch).clone();
+        change(&mut malformed);
+        let refused = engine.forward_backward(Arc::new(malformed), CROSS_ENTROPY).await.unwrap_err();
+        assert!(refused.to_string().contains("malformed"), "{refused}");
+    }
+    assert!(engine.forward_backward(batch, CROSS_ENTROPY).await.is_ok());
+}

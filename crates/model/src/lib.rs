@@ -22,7 +22,7 @@ pub use config::{Family, ModelConfig, Parameter, Rope, RopeScaling};
 pub use error::ModelError;
 pub use fetch::{Progress, default_cache, fetch};
 pub use files::{ModelFiles, Tensor};
-pub use safetensors::{SafetensorsFile, write_safetensors};
+pub use safetensors::{SafetensorsFile, write_safetensors, write_safetensors_with};
 pub use source::Source;
 pub use tokenizer::{
     GgufTokenizer, SpecialTokens, TokenType, TokenizerSource, write_json, write_tokenizer_config,

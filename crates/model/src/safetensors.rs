@@ -5,6 +5,7 @@
 //! share any. Writing streams f32 tensors to the disk and flushes them. It is not atomic: the caller writes into a temporary
 //! folder and renames.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -206,19 +207,28 @@ pub fn write_safetensors<'a>(
     path: &Path,
     tensors: impl IntoIterator<Item = (String, Vec<usize>, &'a [f32])>,
 ) -> Result<(), ModelError> {
+    let (shapes, values): (Vec<_>, Vec<_>) =
+        tensors.into_iter().map(|(name, shape, data)| ((name, shape), data)).unzip();
+    write_safetensors_with(path, &shapes, |index| Cow::Borrowed(values[index]))
+}
+
+/// As [`write_safetensors`], of values that are made as they are written: `values` is asked for those of each tensor once, in order.
+///
+/// # Errors
+/// As [`write_safetensors`].
+pub fn write_safetensors_with<'a>(
+    path: &Path,
+    tensors: &[(String, Vec<usize>)],
+    mut values: impl FnMut(usize) -> Cow<'a, [f32]>,
+) -> Result<(), ModelError> {
     let mut header = Map::new();
     // Transformers refuses a file that does not say which framework's layout it has.
     header.insert("__metadata__".into(), json!({ "format": "pt" }));
-    let (mut offset, mut values) = (0usize, Vec::new());
-    for (name, shape, data) in tensors {
-        if shape.iter().product::<usize>() != data.len() {
-            let what = format!("tensor {name} of shape {shape:?} was given {} values", data.len());
-            return Err(ModelError::config(path, what));
-        }
-        let end = offset + size_of_val(data);
-        header.insert(name, json!({ "dtype": "F32", "shape": shape, "data_offsets": [offset, end] }));
+    let mut offset = 0usize;
+    for (name, shape) in tensors {
+        let end = offset + shape.iter().product::<usize>() * size_of::<f32>();
+        header.insert(name.clone(), json!({ "dtype": "F32", "shape": shape, "data_offsets": [offset, end] }));
         offset = end;
-        values.push(data);
     }
     let mut header = Value::Object(header).to_string().into_bytes();
     // Spaces to a multiple of eight, so that readers find the data aligned.
@@ -227,7 +237,12 @@ pub fn write_safetensors<'a>(
     write_whole(path, needed, |out| {
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
-        for data in values {
+        for (index, (name, shape)) in tensors.iter().enumerate() {
+            let data = values(index);
+            if shape.iter().product::<usize>() != data.len() {
+                let what = format!("tensor {name} of shape {shape:?} was given {} values", data.len());
+                return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, what));
+            }
             for chunk in data.chunks(1 << 14) {
                 let mut bytes = [0u8; 4 << 14];
                 for (slot, value) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(chunk) {

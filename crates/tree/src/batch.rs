@@ -178,6 +178,62 @@ impl TreeBatch {
         Ok(batch)
     }
 
+    /// Checks that nodes, targets and terms fit together as [`TreeBatch::merge`] makes them: for batches that come from elsewhere.
+    ///
+    /// # Errors
+    /// When they do not, with the first that does not.
+    pub fn check(&self) -> Result<(), TreeError> {
+        let malformed = |what: String| Err(TreeError::Malformed(what));
+        let end_of = |node: &Node| u64::from(node.start) + u64::from(node.len);
+        // The nodes on the way down to the one at hand.
+        let mut above: Vec<u32> = Vec::new();
+        let mut end = 0;
+        for (index, node) in self.nodes.iter().enumerate() {
+            if node.len == 0 || u64::from(node.start) != end {
+                let Node { start, len, .. } = node;
+                return malformed(format!("node {index} has {len} tokens from {start}, but {end} is next"));
+            }
+            end = end_of(node);
+            while above.last().copied() != node.parent && above.pop().is_some() {}
+            let Some(depth) = node.parent.map_or(Some(0), |parent| {
+                above
+                    .last()
+                    .map(|_| self.nodes[parent as usize])
+                    .and_then(|above| above.depth.checked_add(above.len))
+            }) else {
+                return malformed(format!("node {index} does not follow its parent {:?}", node.parent));
+            };
+            if node.depth != depth {
+                return malformed(format!("node {index} lies at {}, its parent ends at {depth}", node.depth));
+            }
+            above.push(index as u32);
+        }
+        if end != self.tokens.len() as u64 {
+            return malformed(format!("its nodes have {end} tokens of {}", self.tokens.len()));
+        }
+        for (index, target) in self.targets.iter().enumerate() {
+            let Target { token, predictor, first_term, terms, .. } = *target;
+            let at = self.nodes.partition_point(|node| end_of(node) <= u64::from(token));
+            let before = self.nodes.get(at).and_then(|node| match node.parent {
+                _ if token > node.start => Some(token - 1),
+                Some(parent) => Some(end_of(&self.nodes[parent as usize]) as u32 - 1),
+                None => None,
+            });
+            if before != Some(predictor) {
+                return malformed(format!(
+                    "target {index} is token {token}, which {predictor} does not precede"
+                ));
+            }
+            if terms == 0 || u64::from(first_term) + u64::from(terms) > self.terms.len() as u64 {
+                let has = self.terms.len();
+                return malformed(format!(
+                    "target {index} has {terms} terms from {first_term}, but there are {has}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// The terms of a target.
     pub fn terms_of(&self, target: &Target) -> &[Term] {
         let first = target.first_term as usize;
@@ -250,6 +306,41 @@ mod tests {
                 .iter()
                 .map(|&index| PathTarget { index, temperature: 1.0, term: Term::default() })
                 .collect(),
+        }
+    }
+
+    /// What was merged is sound; with anything in it moved it is not, and no check of it panics.
+    #[test]
+    fn what_does_not_fit_together_is_found() {
+        type Change = Box<dyn Fn(&mut TreeBatch)>;
+        let paths = [path(&[1, 2, 3, 4, 5], &[2, 4]), path(&[1, 2, 6], &[2]), path(&[7, 8], &[1])];
+        let batch = TreeBatch::merge(&paths).unwrap();
+        assert_eq!(batch.check(), Ok(()));
+        let mut changes: Vec<(&str, Change)> = vec![
+            ("a token less", Box::new(|b| b.tokens.truncate(b.tokens.len() - 1))),
+            ("a term less", Box::new(|b| b.terms.truncate(b.terms.len() - 1))),
+            ("a node less", Box::new(|b| b.nodes.truncate(b.nodes.len() - 1))),
+        ];
+        for value in [0, 1, 3, 9, u32::MAX] {
+            for i in 0..batch.nodes.len() {
+                changes.push(("a start", Box::new(move |b| b.nodes[i].start = value)));
+                changes.push(("a length", Box::new(move |b| b.nodes[i].len = value)));
+                changes.push(("a depth", Box::new(move |b| b.nodes[i].depth = value)));
+                changes.push(("a parent", Box::new(move |b| b.nodes[i].parent = Some(value))));
+            }
+            for i in 0..batch.targets.len() {
+                changes.push(("a token", Box::new(move |b| b.targets[i].token = value)));
+                changes.push(("a predictor", Box::new(move |b| b.targets[i].predictor = value)));
+            }
+        }
+        for value in [4, 9, u32::MAX] {
+            changes.push(("a first term", Box::new(move |b| b.targets[0].first_term = value)));
+            changes.push(("terms", Box::new(move |b| b.targets[0].terms = value.wrapping_add(1))));
+        }
+        for (what, change) in changes {
+            let mut other = batch.clone();
+            change(&mut other);
+            assert!(other == batch || other.check().is_err(), "{what}: {other:?}");
         }
     }
 

@@ -67,6 +67,9 @@ pub enum TreeError {
         /// The length of the path in tokens.
         len: usize,
     },
+    /// A batch that [`TreeBatch::merge`] cannot have made.
+    #[error("the batch is malformed: {0}; make it with TreeBatch::merge, and send it whole")]
+    Malformed(String),
     /// A path without tokens.
     #[error("path {path} is empty")]
     EmptyPath {

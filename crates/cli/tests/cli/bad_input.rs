@@ -179,7 +179,7 @@ fn memory_that_is_not_there() {
     let parts =
         ["the model would take ", "training ", "MiB of memory may be used", "`engine.micro_batch_tokens`"];
     refused(&place, &["--set", "engine.micro_batch_tokens=2000000000"], &parts);
-    refused(&place, &["--set", "engine.memory_mb=100"], &parts);
+    refused(&place, &["--set", "engine.memory_mb=8"], &parts);
 }
 
 #[test]

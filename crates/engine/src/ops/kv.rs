@@ -58,6 +58,13 @@ impl Shape {
         self.key_block(precision) + words(precision, BLOCK) * self.padded()
     }
 
+    /// Bytes that the keys and values of a path of `positions` take in a model of `layers` layers, with the block more in which such a path
+    /// parts from another.
+    pub fn path_bytes(&self, layers: usize, precision: Precision, positions: usize) -> usize {
+        let blocks = positions.div_ceil(BLOCK).saturating_add(1);
+        blocks.saturating_mul(layers * self.block(precision) * size_of::<f32>())
+    }
+
     /// Words of one block of one layer.
     pub fn block(&self, precision: Precision) -> usize {
         self.kv_heads * self.head_block(precision)
