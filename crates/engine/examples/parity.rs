@@ -11,7 +11,7 @@ async fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let cases: u64 = arguments.next().context("how many cases?")?.parse()?;
     let seed: u64 = arguments.next().map_or(Ok(1), |seed| seed.parse())?;
-    let (mut compared, mut different, mut resumed, mut hits) = (0, 0, 0, 0);
+    let (mut compared, mut different, mut resumed, mut updated, mut hits) = (0, 0, 0, 0, 0);
     let mut kinds: BTreeMap<String, u64> = BTreeMap::new();
     for case in 0..cases {
         let outcome = parity::run(seed, case).await.with_context(|| format!("case {case} of seed {seed}"))?;
@@ -21,6 +21,7 @@ async fn main() -> Result<()> {
         compared += outcome.compared;
         different += outcome.different;
         resumed += outcome.resumed;
+        updated += outcome.updated;
         hits += outcome.prefix_hits;
         let kind = outcome.what.split(';').nth(1).unwrap_or_default();
         *kinds.entry(kind.split(',').take(3).collect::<Vec<_>>().join(",")).or_default() += 1;
@@ -33,7 +34,7 @@ async fn main() -> Result<()> {
     }
     println!(
         "{cases} cases of seed {seed}: {compared} log-probabilities compared, {different} differ; {resumed} requests \
-         aborted and resumed, {hits} prompt tokens from the cache"
+         aborted and resumed, {updated} drawn across an update, {hits} prompt tokens from the cache"
     );
     ensure!(different == 0, "sampling and training differ");
     Ok(())

@@ -6,13 +6,17 @@ use dressage_engine::testing::parity;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sampling_and_training_agree_in_random_cases() {
-    let (mut compared, mut resumed, mut hits) = (0, 0, 0);
+    let (mut compared, mut resumed, mut updated, mut hits) = (0, 0, 0, 0);
     for case in 0..150 {
         let outcome = parity::run(7, case).await.unwrap();
         assert_eq!(outcome.different, 0, "of {}: {}", outcome.compared, outcome.what);
         compared += outcome.compared;
         resumed += outcome.resumed;
+        updated += outcome.updated;
         hits += outcome.prefix_hits;
     }
-    assert!(compared > 5000 && resumed > 5 && hits > 1000, "{compared} {resumed} {hits}");
+    assert!(
+        compared > 5000 && resumed > 5 && updated > 5 && hits > 1000,
+        "{compared} {resumed} {updated} {hits}"
+    );
 }

@@ -2,9 +2,11 @@
 //!
 //! A case is an engine with random everything (family, sizes, precision, instruction set, threads, memory for keys and values,
 //! rows of a step, rows of a training batch, perhaps an adapter), from which attempts of several turns at several tasks are
-//! sampled at once, with forks and aborts on the way. Then one engine step trains on what was recorded, merged as it comes, and
-//! every recorded log-probability is compared with the one that this step computes. Nothing is computed again in between.
+//! sampled at once, with forks and aborts on the way, and now and then an update of the weights under them. Then one engine step trains
+//! on what was recorded, merged as it comes, and every log-probability that was recorded under the last weights is compared with the one
+//! that this step computes. Nothing is computed again in between.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,9 +19,14 @@ use dressage_rl::{Loss, PolicyLoss};
 use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};
 
 use super::random_weights;
+use crate::weights::attention_shape;
 use crate::{Compute, Engine, EngineOptions, Isa};
 
 const DEADLINE: Duration = Duration::from_secs(120);
+/// Longest path.
+const CONTEXT: usize = 1024;
+/// Tokens of a reply that outlives an update: a learner lets replies go first for some hundred steps.
+const OUTLIVES: [usize; 2] = [270, 400];
 
 /// Draws for one case, one after the other.
 struct Draws {
@@ -64,26 +71,48 @@ pub struct Outcome {
     pub different: u64,
     /// Requests that were aborted and went on.
     pub resumed: u64,
+    /// Attempts that were drawn from more than one version of the weights.
+    pub updated: u64,
     /// Prompt tokens that came from the cache.
     pub prefix_hits: u64,
 }
 
-fn model(draws: &mut Draws) -> ModelConfig {
+fn scaling(draws: &mut Draws) -> RopeScaling {
+    let original_context = draws.pick(&[32, 128]);
+    match draws.pick(&["none", "none", "none", "linear", "llama3", "yarn"]) {
+        "linear" => RopeScaling::Linear { factor: 2.5 },
+        "llama3" => {
+            RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_context }
+        }
+        "yarn" => RopeScaling::Yarn {
+            factor: 4.0,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            attention_factor: None,
+            original_context,
+        },
+        _ => RopeScaling::None,
+    }
+}
+
+/// A model's shape. One that is large is as wide and deep in places as real ones are: products that go over several slabs, many query
+/// heads to a key head, heads of several panels.
+fn model(draws: &mut Draws, large: bool) -> ModelConfig {
     let family = draws.pick(&[Family::Llama, Family::Qwen2, Family::Qwen3]);
-    let kv_heads = draws.size(1, 4);
-    let head_dim = 2 * draws.size(2, 32);
+    let kv_heads = if large { draws.size(1, 2) } else { draws.size(1, 4) };
+    let head_dim = if large { draws.pick(&[64, 80, 128]) } else { 2 * draws.size(2, 32) };
     ModelConfig {
         family,
-        hidden: 4 * draws.size(3, 24),
-        layers: draws.size(1, 3),
-        heads: kv_heads * draws.size(1, 3),
+        hidden: 4 * if large { draws.size(24, 96) } else { draws.size(3, 24) },
+        layers: if large { 1 } else { draws.size(1, 3) },
+        heads: kv_heads * if large { draws.pick(&[2, 5, 7, 8]) } else { draws.size(1, 3) },
         kv_heads,
         head_dim,
-        intermediate: draws.size(8, 120),
-        vocabulary: draws.size(20, 400),
-        context: 512,
+        intermediate: if large { draws.size(600, 2200) } else { draws.size(8, 120) },
+        vocabulary: if large { draws.size(1000, 5200) } else { draws.size(20, 400) },
+        context: CONTEXT,
         norm_epsilon: 1e-5,
-        rope: Rope { theta: draws.pick(&[1e4, 1e6]), scaling: RopeScaling::None },
+        rope: Rope { theta: draws.pick(&[1e4, 1e6]), scaling: scaling(draws) },
         tied: draws.chance(0.5),
         qkv_bias: family == Family::Qwen2,
         output_bias: false,
@@ -99,7 +128,8 @@ fn model(draws: &mut Draws) -> ModelConfig {
 #[derive(Clone, Default)]
 struct Attempt {
     path: Vec<u32>,
-    drawn: Vec<(usize, f32)>,
+    /// Place, log-probability and version of every drawn token.
+    drawn: Vec<(usize, f32, u64)>,
     resumed: u64,
 }
 
@@ -131,8 +161,9 @@ impl Script {
         let prompt = attempt.path.clone();
         let request = SampleRequest { seed: 1, stream: self.stream, prompt, params: self.params(tokens) };
         let reply = engine.sample(request).await?.collect(DEADLINE).await?;
-        let at = attempt.path.len();
-        attempt.drawn.extend(reply.logprobs.iter().enumerate().map(|(i, p)| (at + i, *p)));
+        let versions = reply.versions.iter().flat_map(|run| (0..run.len).map(|_| run.version));
+        let places = attempt.path.len()..;
+        attempt.drawn.extend(places.zip(&reply.logprobs).zip(versions).map(|((at, p), v)| (at, *p, v)));
         attempt.path.extend(reply.tokens);
         Ok(reply.finish == FinishReason::Aborted)
     }
@@ -165,7 +196,7 @@ impl Script {
     }
 }
 
-fn scripts(draws: &mut Draws, vocabulary: usize, long: bool) -> Vec<Script> {
+fn scripts(draws: &mut Draws, vocabulary: usize, long: bool, updates: bool) -> Vec<Script> {
     let system = if long { draws.size(257, 330) } else { draws.size(1, 60) };
     let system = draws.tokens(system, vocabulary);
     let mut scripts = Vec::new();
@@ -173,12 +204,15 @@ fn scripts(draws: &mut Draws, vocabulary: usize, long: bool) -> Vec<Script> {
         let question = draws.size(1, 40);
         let prompt = [system.clone(), draws.tokens(question, vocabulary)].concat();
         for _ in 0..draws.size(1, 4) {
-            let turns: Vec<(usize, Vec<u32>)> = (0..draws.size(1, 3))
+            let mut turns: Vec<(usize, Vec<u32>)> = (0..draws.size(1, 3))
                 .map(|_| {
                     let (drawn, answer) = (draws.size(1, 20), draws.size(1, 10));
                     (drawn, draws.tokens(answer, vocabulary))
                 })
                 .collect();
+            if updates && draws.chance(0.5) {
+                turns[0].0 = draws.size(OUTLIVES[0], OUTLIVES[1]);
+            }
             scripts.push(Script {
                 stream: scripts.len() as u64,
                 temperature: draws.pick(&[1.0, 0.3, 0.7, 1.3, 2.5]),
@@ -198,49 +232,57 @@ fn scripts(draws: &mut Draws, vocabulary: usize, long: bool) -> Vec<Script> {
 /// When the engine refuses something or stops.
 pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
     let draws = &mut Draws { seed, case, next: 0 };
-    let config = model(draws);
-    // Portable code is slow where it has to emulate the fused multiply-add, and shares all but the innermost loop.
+    let large = draws.chance(0.08);
+    let config = model(draws, large);
+    // Portable code is slow where it has to emulate the fused multiply-add, and shares all but the innermost loop: few, small cases.
     let isas = Isa::available();
-    let isa = if draws.chance(0.05) { Isa::Portable } else { draws.pick(&isas[..isas.len().max(2) - 1]) };
+    let isa =
+        if !large && draws.chance(0.05) { Isa::Portable } else { draws.pick(&isas[..isas.len().max(2) - 1]) };
     let precision = draws.pick(&[Precision::F32, Precision::Bf16]);
     let threads = draws.pick(&[1, 2]);
     // Now and then prompts so long that attempts go over them together (`ops/attention_tiles.rs`).
     let long = draws.chance(0.1);
+    let updates = draws.chance(0.1);
+    // Room for one path at least.
+    let path = attention_shape(&config).path_bytes(config.layers, precision, CONTEXT).div_ceil(1 << 20);
     let options = EngineOptions {
-        context: 512,
+        context: CONTEXT,
         batch_tokens: draws.size(8, 2000),
-        kv_memory_mb: if long { 4 } else { draws.pick(&[1, 1, 4]) },
+        kv_memory_mb: if large || long || updates { path } else { draws.pick(&[1, 1, 4]) },
         running: draws.size(1, 16),
         step_rows: draws.size(1, 100),
         precision,
         ..EngineOptions::default()
     };
     let what = format!(
-        "case {case}: {:?}, {} layers of {}, {} of {} heads of {}, {} tokens; {isa:?}, {precision}, {threads} threads, {} \
-         running, {} rows a step, {} rows a batch",
+        "case {case}: {:?}, {} layers of {} and {}, {} of {} heads of {}, {:?}, {} tokens; {isa:?}, {precision}, {threads} threads, \
+         {} running, {} rows a step, {} rows a batch{}",
         config.family,
         config.layers,
         config.hidden,
+        config.intermediate,
         config.heads,
         config.kv_heads,
         config.head_dim,
+        config.rope.scaling,
         config.vocabulary,
         options.running,
         options.step_rows,
-        options.batch_tokens
+        options.batch_tokens,
+        if updates { ", an update" } else { "" }
     );
     let compute = Compute::with(threads, isa, precision);
     let weights = random_weights(&compute, &config, seed ^ case);
     let base = Engine::start_with(compute, weights, &options, None)
         .map_err(|error| PolicyError::Invalid(error.to_string()))?;
+    let tokens = draws.tokens(20, config.vocabulary);
+    let target =
+        |index| PathTarget { index, temperature: 1.0, term: Term { weight: 1.0, ..Term::default() } };
+    let lesson = merged(&[PathInput { tokens, targets: (1..20).map(target).collect() }])?;
     let engine = if draws.chance(0.2) {
         let engine = base.lora(LoraOptions { rank: 3, ..LoraOptions::default() }, case, "").await?;
         // One step, so that it does something.
-        let tokens = draws.tokens(20, config.vocabulary);
-        let target =
-            |index| PathTarget { index, temperature: 1.0, term: Term { weight: 1.0, ..Term::default() } };
-        let path = PathInput { tokens, targets: (1..20).map(target).collect() };
-        engine.forward_backward(merged(&[path])?, CROSS_ENTROPY).await?;
+        engine.forward_backward(lesson.clone(), CROSS_ENTROPY).await?;
         engine.optim_step(OPTIM).await?;
         engine.publish(1).await?;
         engine
@@ -248,31 +290,48 @@ pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
         base
     };
 
-    let tasks: Vec<_> = scripts(draws, config.vocabulary, long)
+    if updates {
+        engine.forward_backward(lesson, CROSS_ENTROPY).await?;
+    }
+    let tasks: Vec<_> = scripts(draws, config.vocabulary, long && !large, updates)
         .into_iter()
         .map(|script| {
             let temperature = script.temperature;
             (temperature, tokio::spawn(script.run(engine.clone())))
         })
         .collect();
-    let (mut paths, mut resumed) = (Vec::new(), 0);
+    let mut last = engine.version().await?;
+    if updates {
+        engine.optim_step(OPTIM).await?;
+        last += 1;
+        engine.publish(last).await?;
+    }
+    let mut outcome = Outcome { what, compared: 0, different: 0, resumed: 0, updated: 0, prefix_hits: 0 };
+    let mut paths = Vec::new();
     for (temperature, task) in tasks {
         for attempt in task.await.map_err(|_| PolicyError::Stopped("an attempt"))?? {
-            resumed += attempt.resumed;
-            let targets = attempt.drawn.iter().map(|(index, logprob)| PathTarget {
-                index: *index as u32,
+            outcome.resumed += attempt.resumed;
+            let versions: BTreeSet<u64> = attempt.drawn.iter().map(|(_, _, version)| *version).collect();
+            outcome.updated += u64::from(versions.len() > 1);
+            outcome.compared +=
+                attempt.drawn.iter().filter(|(_, _, version)| *version == last).count() as u64;
+            let targets = attempt.drawn.iter().map(|&(index, logprob, version)| PathTarget {
+                index: index as u32,
                 temperature,
-                term: Term { weight: 0.01, behaviour: Some(*logprob), ..Term::default() },
+                term: Term {
+                    weight: 0.01,
+                    behaviour: Some(logprob),
+                    age: (last - version) as u32,
+                    version,
+                    ..Term::default()
+                },
             });
             paths.push(PathInput { targets: targets.collect(), tokens: attempt.path });
         }
     }
-    let mut outcome =
-        Outcome { what, compared: 0, different: 0, resumed, prefix_hits: engine.health().await?.prefix_hits };
+    outcome.prefix_hits = engine.health().await?.prefix_hits;
     for part in paths.chunks(draws.size(1, paths.len())) {
-        let sums = engine.forward_backward(merged(part)?, CROSS_ENTROPY).await?;
-        outcome.compared += sums.behaviour_terms;
-        outcome.different += sums.mismatched;
+        outcome.different += engine.forward_backward(merged(part)?, CROSS_ENTROPY).await?.mismatched;
     }
     Ok(outcome)
 }
