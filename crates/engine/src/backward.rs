@@ -37,8 +37,8 @@ pub struct Above<'a> {
     pub own: &'a [f32],
 }
 
-/// Where the gradient of the parameters goes.
-pub struct Parameters<'a> {
+/// Where the gradients of parameters go.
+pub struct Gradients<'a> {
     /// That of the weights, in their layout; `None` where they are frozen.
     pub base: Option<&'a mut [f32]>,
     /// An adapter that the rows went through, and its gradient.
@@ -47,7 +47,7 @@ pub struct Parameters<'a> {
     pub mode: Mode,
 }
 
-impl Parameters<'_> {
+impl Gradients<'_> {
     /// The gradient of a range of the weights; nothing where they are frozen.
     pub fn part(&mut self, range: &Range<usize>) -> &mut [f32] {
         match &mut self.base {
@@ -93,7 +93,7 @@ impl Parameters<'_> {
 }
 
 impl Backward {
-    /// Turns the gradient of a block's output, in `dx`, into that of its input, adding to the parameters' on the way.
+    /// Turns the gradient of a block's output, in `dx`, into that of its input, adding to those of parameters on the way.
     #[allow(clippy::too_many_arguments)]
     pub fn layer(
         &mut self,
@@ -104,7 +104,7 @@ impl Backward {
         keys_values: &KeyValues<'_>,
         activations: &mut Activations,
         temporary: &mut Temporary,
-        parameters: &mut Parameters<'_>,
+        gradients: &mut Gradients<'_>,
         above: Above<'_>,
     ) {
         let config = &model.weights.config;
@@ -125,23 +125,23 @@ impl Backward {
         // Feed-forward: out = middle + down(silu(gate) · up).
         let dhidden = self.dhidden.reserve(count * wide);
         let gate_up = &mut gate_up[..count * 2 * wide];
-        parameters.linear_input(model, scratch, map(Site::Down), dx, dhidden);
+        gradients.linear_input(model, scratch, map(Site::Down), dx, dhidden);
         swiglu::backward(compute, count, wide, gate_up, dhidden);
-        parameters.add_linear(model, scratch, map(Site::Down), dhidden, dx);
+        gradients.add_linear(model, scratch, map(Site::Down), dhidden, dx);
 
         let middle = &middle[..count * hidden];
         let weight = weights.part(&at.mlp_norm);
         norm::forward(compute, count, middle, weight, epsilon, normed);
-        parameters.add_linear(model, scratch, map(Site::GateUp), normed, gate_up);
-        parameters.linear_input(model, scratch, map(Site::GateUp), gate_up, dnormed);
-        let to = parameters.part(&at.mlp_norm);
+        gradients.add_linear(model, scratch, map(Site::GateUp), normed, gate_up);
+        gradients.linear_input(model, scratch, map(Site::GateUp), gate_up, dnormed);
+        let to = gradients.part(&at.mlp_norm);
         norm::backward(compute, count, middle, weight, epsilon, dnormed, inverses, dx, to);
 
         // Attention: middle = input + output(attend(qkv)).
         let attended = &attended[..count * shape.query()];
-        parameters.add_linear(model, scratch, map(Site::Output), attended, dx);
+        gradients.add_linear(model, scratch, map(Site::Output), attended, dx);
         let dattended = self.dattended.reserve(attended.len());
-        parameters.linear_input(model, scratch, map(Site::Output), dx, dattended);
+        gradients.linear_input(model, scratch, map(Site::Output), dx, dattended);
 
         let dqkv = self.dqkv.reserve(count * shape.qkv());
         let saved =
@@ -165,22 +165,22 @@ impl Backward {
             model.rope.apply(compute, rows.positions, heads, true, dqkv);
             if config.qk_norm {
                 let raw = &raw[..dqkv.len()];
-                let to = parameters.part(weight);
+                let to = gradients.part(weight);
                 norm::backward_heads(compute, count, heads, raw, weights.part(weight), epsilon, dqkv, to);
             }
         }
 
         let weight = weights.part(&at.attention_norm);
         norm::forward(compute, count, input, weight, epsilon, normed);
-        parameters.add_linear(model, scratch, map(Site::Qkv), normed, dqkv);
-        parameters.linear_input(model, scratch, map(Site::Qkv), dqkv, dnormed);
-        let to = parameters.part(&at.attention_norm);
+        gradients.add_linear(model, scratch, map(Site::Qkv), normed, dqkv);
+        gradients.linear_input(model, scratch, map(Site::Qkv), dqkv, dnormed);
+        let to = gradients.part(&at.attention_norm);
         norm::backward(compute, count, input, weight, epsilon, dnormed, inverses, dx, to);
     }
 
     /// Adds each row's gradient to its token's embedding, in the order of rows.
-    pub fn embedding(&self, model: &Transformer, tokens: &[u32], parameters: &mut Parameters<'_>) {
-        let Some(gradient) = &mut parameters.base else { return };
+    pub fn embedding(&self, model: &Transformer, tokens: &[u32], gradients: &mut Gradients<'_>) {
+        let Some(gradient) = &mut gradients.base else { return };
         const COLUMNS: usize = 64;
         let width = model.weights.config.hidden;
         let range = model.weights.layout.embedding.clone();

@@ -8,7 +8,7 @@ use dressage_rl::Loss;
 use dressage_tree::TreeBatch;
 
 use crate::activations::Activations;
-use crate::backward::{Above, Backward, Parameters};
+use crate::backward::{Above, Backward, Gradients};
 use crate::buffer::Buffer;
 use crate::head::{Head, HeadGradient};
 use crate::layout::Layout;
@@ -309,26 +309,26 @@ impl Learning {
 
         let dx = backward.dx.reserve(size);
         dx.fill(0.0);
-        let mut parameters = match adapter {
+        let mut gradients = match adapter {
             None => {
                 let mode = optimiser.begin();
                 if mode == Mode::Set {
                     clear_what_products_leave(&model.weights.layout, &mut optimiser.gradient);
                 }
-                Parameters { base: Some(&mut optimiser.gradient), adapter: None, mode }
+                Gradients { base: Some(&mut optimiser.gradient), adapter: None, mode }
             }
             Some(index) => {
                 let optimiser = &mut adapters[index];
                 let mode = optimiser.begin();
-                Parameters {
+                Gradients {
                     base: None,
                     adapter: Some((&model.adapters[index], &mut optimiser.gradient)),
                     mode,
                 }
             }
         };
-        let mode = parameters.mode;
-        let gradient = HeadGradient { loss, dx, base: parameters.base.as_deref_mut(), mode };
+        let mode = gradients.mode;
+        let gradient = HeadGradient { loss, dx, base: gradients.base.as_deref_mut(), mode };
         let x = activations.output(size);
         let sums = match (model.values.get(&adapter), value_heads.get_mut(&adapter)) {
             (Some(critic), Some(optimiser)) if loss.is_of_values() => {
@@ -350,11 +350,11 @@ impl Learning {
                 &places.layer(layer),
                 activations,
                 temporary,
-                &mut parameters,
+                &mut gradients,
                 Above { positions, own },
             );
         }
-        backward.embedding(model, rows.tokens, &mut parameters);
+        backward.embedding(model, rows.tokens, &mut gradients);
         sums
     }
 }

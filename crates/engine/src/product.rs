@@ -23,6 +23,8 @@ mod packed;
 mod strip;
 pub(crate) mod tile;
 
+use std::ops::Range;
+
 use crate::Compute;
 use crate::buffer::{Buffer, Shared};
 use crate::precision::Order;
@@ -141,58 +143,17 @@ pub fn product(
             let mb = slab_rows.min(m - m0);
             let tiles = mb.div_ceil(mr);
             let left = Shared::new(scratch.left.reserve(if in_place { 0 } else { tiles * mr * wl }));
-            let b_group = match b {
-                Right::Plain(matrix) => matrix.columns_together(NR),
-                Right::Packed(_) => 1,
+            // The right operand's is packed for the first rows, and stays for the others.
+            let plain = match b {
+                Right::Plain(matrix) if m0 == 0 => Some(matrix),
+                _ => None,
             };
-            let to_pack = match b {
-                Right::Plain(_) if m0 == 0 => panels.div_ceil(b_group),
-                _ => 0,
-            };
-            let a_group = a.transposed().columns_together(mr);
-            let right = Shared::new(match b {
-                Right::Plain(_) if m0 == 0 => scratch.right.reserve(panels * NR * wb),
-                _ => &mut scratch.right,
+            let right = Shared::new(match plain {
+                Some(_) => scratch.right.reserve(panels * NR * wb),
+                None => &mut scratch.right,
             });
-            let pack = |task: usize| {
-                // Neighbours whose rows are read together go through k side by side.
-                if task < to_pack {
-                    if let Right::Plain(matrix) = b {
-                        let group = task * b_group..panels.min((task + 1) * b_group);
-                        let step = if group.len() > 1 { PACK_K } else { kb };
-                        for at in (0..kb).step_by(step) {
-                            let depth = step.min(kb - at);
-                            for panel in group.clone() {
-                                let start = (panel * wb + at / per_word) * NR;
-                                // SAFETY: each panel is packed by one task.
-                                let to = unsafe { right.slice(start, kernel.words(depth) * NR) };
-                                pack_panel(kernel, matrix, k0 + at, depth, panel * NR, to);
-                            }
-                        }
-                    }
-                } else {
-                    let task = task - to_pack;
-                    let group = task * a_group..tiles.min((task + 1) * a_group);
-                    let step = if group.len() > 1 { PACK_K } else { kb };
-                    for at in (0..kb).step_by(step) {
-                        let depth = step.min(kb - at);
-                        for tile in group.clone() {
-                            let first = tile * mr;
-                            let rows = mr.min(mb - first);
-                            let start = first * wl + at / per_word * kernel.left_rows(rows);
-                            // SAFETY: each tile is packed by one task.
-                            let to = unsafe { left.slice(start, kernel.left_words(rows, depth)) };
-                            pack_tile(kernel, a, m0 + first, rows, k0 + at, depth, to);
-                        }
-                    }
-                }
-            };
-            let tasks = to_pack + if in_place { 0 } else { tiles.div_ceil(a_group) };
-            if m <= SERIAL_ROWS && to_pack == 0 {
-                (0..tasks).for_each(pack);
-            } else if tasks > 0 {
-                compute.pool.run(tasks, pack);
-            }
+            let slab = Slab { rows: m0..m0 + mb, steps: k0..k0 + kb };
+            pack_slab(compute, &slab, (!in_place).then_some((a, &left)), plain.map(|b| (b, &right)));
 
             // A task goes over a group of panels for each tile of a chunk: rows of C are written in long pieces.
             let wanted = compute.pool.threads() * TASKS_PER_THREAD;
@@ -242,6 +203,68 @@ pub fn product(
                 }
             });
         }
+    }
+}
+
+/// A part of a product whose operands are packed together: some rows of A, and all columns of B, for some steps of k.
+struct Slab {
+    rows: Range<usize>,
+    steps: Range<usize>,
+}
+
+/// Packs a slab of A into tiles and of B into panels, one after the other, where either is given with a place for it.
+fn pack_slab(
+    compute: &Compute,
+    slab: &Slab,
+    left: Option<(Matrix<'_>, &Shared<'_>)>,
+    right: Option<(Matrix<'_>, &Shared<'_>)>,
+) {
+    let kernel = compute.kernel();
+    let (mr, per_word) = (kernel.tile_rows(), kernel.per_word());
+    let (m0, mb, k0, kb) = (slab.rows.start, slab.rows.len(), slab.steps.start, slab.steps.len());
+    let (wb, wl) = (kernel.words(kb), kernel.left_depth(kernel.words(kb)));
+    // Neighbours whose rows are read together go through k side by side.
+    let step = |group: &Range<usize>| if group.len() > 1 { PACK_K } else { kb };
+    let a_group = left.map_or(1, |(a, _)| a.transposed().columns_together(mr));
+    let b_group = right.map_or(1, |(b, _)| b.columns_together(NR));
+    let tiles = left.map_or(0, |_| mb.div_ceil(mr));
+    let panels = right.map_or(0, |(b, _)| b.cols.div_ceil(NR));
+    let of_right = panels.div_ceil(b_group);
+    let pack = |task: usize| {
+        if let Some((b, to)) = right
+            && task < of_right
+        {
+            let group = task * b_group..panels.min((task + 1) * b_group);
+            for at in (0..kb).step_by(step(&group)) {
+                let depth = step(&group).min(kb - at);
+                for panel in group.clone() {
+                    let start = (panel * wb + at / per_word) * NR;
+                    // SAFETY: each panel is packed by one task.
+                    let to = unsafe { to.slice(start, kernel.words(depth) * NR) };
+                    pack_panel(kernel, b, k0 + at, depth, panel * NR, to);
+                }
+            }
+        } else if let Some((a, to)) = left {
+            let task = task - of_right;
+            let group = task * a_group..tiles.min((task + 1) * a_group);
+            for at in (0..kb).step_by(step(&group)) {
+                let depth = step(&group).min(kb - at);
+                for tile in group.clone() {
+                    let first = tile * mr;
+                    let rows = mr.min(mb - first);
+                    let start = first * wl + at / per_word * kernel.left_rows(rows);
+                    // SAFETY: each tile is packed by one task.
+                    let to = unsafe { to.slice(start, kernel.left_words(rows, depth)) };
+                    pack_tile(kernel, a, m0 + first, rows, k0 + at, depth, to);
+                }
+            }
+        }
+    };
+    let tasks = of_right + tiles.div_ceil(a_group);
+    if mb <= SERIAL_ROWS && of_right == 0 {
+        (0..tasks).for_each(pack);
+    } else if tasks > 0 {
+        compute.pool.run(tasks, pack);
     }
 }
 

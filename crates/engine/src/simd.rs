@@ -140,6 +140,20 @@ pub fn fold(mut lanes: [f32; LANES]) -> f32 {
     lanes[0]
 }
 
+/// The largest value, −∞ of none; a NaN is none.
+#[inline(always)]
+pub fn max(x: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let chunks = x.chunks_exact(LANES);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for i in 0..LANES {
+            lanes[i] = if chunk[i] > lanes[i] { chunk[i] } else { lanes[i] };
+        }
+    }
+    rest.iter().chain(&lanes).fold(f32::NEG_INFINITY, |max, x| if *x > max { *x } else { max })
+}
+
 /// Σ f(x, y) over two slices of equal length, in fixed lanes.
 #[inline(always)]
 pub fn dot(x: &[f32], y: &[f32]) -> f32 {

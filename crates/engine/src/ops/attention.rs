@@ -21,7 +21,7 @@ use crate::product::left::Left;
 use crate::product::pack::Matrix;
 use crate::product::tile::{Rows, tile as multiply};
 use crate::product::{MAX_ROWS, NR};
-use crate::simd::{LANES, exp, fold, simd};
+use crate::simd::{LANES, exp, fold, max, simd};
 
 /// Scratch of one tile.
 #[derive(Default)]
@@ -220,15 +220,7 @@ fn attend(
 simd! {
     /// Overwrites scores with exp(s − max); returns (max, Σ e), the sum in lanes by position.
     fn weigh(scores: &mut [f32]) -> RowStats {
-        let mut lanes = [f32::NEG_INFINITY; LANES];
-        let chunks = scores.chunks_exact(LANES);
-        let rest = chunks.remainder();
-        for chunk in chunks {
-            for i in 0..LANES {
-                lanes[i] = if chunk[i] > lanes[i] { chunk[i] } else { lanes[i] };
-            }
-        }
-        let max = lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |m, s| if *s > m { *s } else { m });
+        let max = max(scores);
         let mut sums = [0.0f32; LANES];
         let mut chunks = scores.chunks_exact_mut(LANES);
         for chunk in &mut chunks {

@@ -3,7 +3,7 @@
 //!
 //! log p(t) = (z_t − max) − ln Σ exp(z − max), with z = logits / temperature.
 
-use crate::simd::{LANES, exp, fold, simd};
+use crate::simd::{LANES, exp, fold, max, simd};
 
 /// Values between which the sum moves from f32 lanes to f64.
 const BLOCK: usize = 1024;
@@ -39,15 +39,7 @@ simd! {
 
 simd! {
     fn row_max(z: &[f32]) -> f32 {
-        let mut lanes = [f32::NEG_INFINITY; LANES];
-        let chunks = z.chunks_exact(LANES);
-        let rest = chunks.remainder();
-        for chunk in chunks {
-            for i in 0..LANES {
-                lanes[i] = if chunk[i] > lanes[i] { chunk[i] } else { lanes[i] };
-            }
-        }
-        rest.iter().chain(&lanes).fold(f32::NEG_INFINITY, |max, z| if *z > max { *z } else { max })
+        max(z)
     }
 }
 
