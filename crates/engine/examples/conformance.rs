@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
+use dressage_engine::Blocks;
 use dressage_engine::buffer::Buffer;
 use dressage_engine::learning::{Learning, Limits};
-use dressage_engine::ops::kv::Blocks;
 use dressage_engine::packing::{self, Packing, Unit};
 use dressage_engine::transformer::{Inference, Rows, Transformer};
 use dressage_engine::value::ValueHead;

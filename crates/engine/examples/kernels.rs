@@ -46,7 +46,7 @@ fn main() -> Result<()> {
             let w = noise(outputs * inputs);
             let mut y = Buffer::zeroed(rows * outputs);
             let weights = Matrix::new(&w, outputs, inputs);
-            let packed = Packed::new(compute.kernel(), weights.transposed());
+            let packed = Packed::new(&compute, weights.transposed());
             let flops = 2.0 * (rows * inputs * outputs) as f64;
             let gf = |seconds: f64| flops / seconds / 1e9;
             let mut run = |a: Matrix<'_>, b: Right<'_>, to: &mut Buffer, columns: usize, mode: Mode| {

@@ -1,7 +1,7 @@
 //! The cache of keys and values: blocks shared by the sequences that need the same prefix.
 //!
 //! A sequence holds the blocks of its path. A new one takes over, by reference, the whole blocks of the longest prefix that is in
-//! the tree ([`Radix`]), and copies at most one block, the one the paths part in. Prompts enter the tree when they are computed,
+//! the tree (`radix`), and copies at most one block, the one the paths part in. Prompts enter the tree when they are computed,
 //! replies when they are done; what is in it stays until its blocks are needed: the next turn of the same attempt, and the other
 //! attempts at the same task, start from there.
 

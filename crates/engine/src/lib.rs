@@ -12,37 +12,38 @@
 //!   path separately, up to rounding.
 //! - **Determinism.** A draw is a function of seed, stream and position; a gradient is the same bits on any number of threads.
 //!
-//! From the bottom up: [`simd`] (instruction sets), [`product`] (matrix products), [`ops`] (everything else that a
-//! transformer computes), [`transformer`] (forward), [`head`] and [`learning`] (loss, backward, optimiser), [`cache`] and
-//! [`scheduler`] (sampling), [`engine`] (the service). Not here: text, files (`dressage-model`) and what a loss is (`dressage-rl`).
+//! From the bottom up: [`simd`] (instruction sets), [`product`] (matrix products), `ops` (everything else that a
+//! transformer computes), [`transformer`] (forward), `head` and [`learning`] (loss, backward, optimiser), [`cache`] and
+//! `scheduler` (sampling), `engine` and `service` (the handle and its thread). What is public besides the handle is there for examples
+//! and tests. Not here: text, files (`dressage-model`) and what a loss is (`dressage-rl`).
 
-pub mod activations;
+mod activations;
 pub mod adapter;
-pub mod backward;
+mod backward;
 pub mod buffer;
 pub mod cache;
 mod checkpoint;
 mod choose;
-pub mod engine;
-pub mod head;
-pub mod layout;
+mod engine;
+mod head;
+mod layout;
 pub mod learning;
-pub mod memory;
-pub mod ops;
-pub mod optimiser;
+mod memory;
+mod ops;
+mod optimiser;
 pub mod packing;
-pub mod parameters;
-pub mod pool;
+mod parameters;
+mod pool;
 pub mod precision;
 pub mod product;
-pub mod radix;
+mod radix;
 #[cfg(test)]
 mod reference;
-pub mod scheduler;
+mod scheduler;
 mod sequence;
 mod service;
 pub mod simd;
-pub mod tensors;
+mod tensors;
 pub mod testing;
 pub mod transformer;
 pub mod value;
@@ -51,6 +52,7 @@ pub mod weights;
 pub use adapter::Adapter;
 pub use engine::{Engine, EngineOptions, Fingerprint};
 pub use memory::{MemoryPlan, Purpose};
+pub use ops::kv::Blocks;
 pub use precision::{Kernel, Precision};
 pub use simd::Isa;
 

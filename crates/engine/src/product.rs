@@ -333,7 +333,7 @@ mod tests {
                 let mut expected = start.clone();
                 define(kernel, a, b, &mut expected, stride, mode);
                 let mut scratch = Scratch::default();
-                let packed = Packed::new(kernel, b);
+                let packed = Packed::new(&compute, b);
                 for right in [Right::Plain(b), Right::Packed(&packed)] {
                     let mut c = start.clone();
                     product(&compute, &mut scratch, a, right, &mut c, stride, mode);

@@ -1,6 +1,6 @@
 //! The decoder: embedding, blocks, final norm, head; forward.
 //!
-//! A batch is rows of tokens, cut into [`Span`]s: runs of rows on one path. Sampling and training differ only in where keys
+//! A batch is rows of tokens, cut into `Span`s: runs of rows on one path. Sampling and training differ only in where keys
 //! and values are kept and in what is remembered for the backward pass; every number is computed by the same code.
 
 use std::collections::BTreeMap;

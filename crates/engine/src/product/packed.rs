@@ -47,7 +47,8 @@ pub struct Packed {
 
 impl Packed {
     /// Packs `b` (K × N) on the calling thread.
-    pub fn new(kernel: Kernel, b: Matrix<'_>) -> Self {
+    pub fn new(compute: &Compute, b: Matrix<'_>) -> Self {
+        let kernel = compute.kernel();
         let mut packed = Packed::empty(kernel.precision, b.rows, b.cols);
         let size = packed.shape.panel();
         for (panel, out) in packed.data.chunks_exact_mut(size.max(1)).enumerate() {
@@ -169,7 +170,7 @@ mod tests {
         let [f32, bf16] = both.map(|precision| Compute::with(1, Isa::detect(), precision));
         let (a, b) = ([1.0; 3 * 40], [1.0; 40 * 50]);
         for (own, other) in [(&f32, &bf16), (&bf16, &f32)] {
-            let mut packed = Packed::new(own.kernel(), Matrix::new(&b, 40, 50));
+            let mut packed = Packed::new(own, Matrix::new(&b, 40, 50));
             let multiply = |packed: &Packed, compute: &Compute| {
                 let (a, mut c) = (Matrix::new(&a, 3, 40), [0.0; 3 * 50]);
                 let right = Right::Packed(packed);
