@@ -14,13 +14,14 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-#: Learning rates are each algorithm's own: GSPO clips most of what moves fast, PPO averages over tokens with advantages near 1.
+#: PPO's critic has a rate of its own. With one update a step every ratio is 1, and MINIRL would be RLOO to the bit: the two that clip by
+#: trust regions and whole attempts take several.
 ALGORITHMS = {
     "grpo": {},
     "ppo": {"critic": {"learning_rate": 1e-4, "warmup": 2}},
     "rloo": {},
-    "minirl": {},
-    "gspo": {},
+    "minirl": {"mini_batches": 4},
+    "gspo": {"mini_batches": 4},
 }
 
 

@@ -13,6 +13,7 @@
 //! Not here: prompts as text (`dressage-text`), and any model.
 
 mod crash;
+mod device;
 mod error;
 mod learner;
 mod lora;
@@ -22,6 +23,7 @@ mod sampler;
 mod simulator;
 
 pub use crash::{CRASH_AT, crash_point};
+pub use device::Timing;
 pub use error::PolicyError;
 pub use learner::{ForwardBackward, Learner, OptimParams, OptimReport};
 pub use lora::LoraOptions;

@@ -5,12 +5,13 @@
 //! the traits (agent loops, batches, checkpoints, resume after a kill) can be tested to the bit without an engine.
 //!
 //! Guarantees: the contracts of [`Sampler`] and [`Learner`], batch invariance and bitwise equality of sampled and
-//! recomputed log-probabilities included. Latency and failures can be injected; which requests fail depends only on the
-//! request. Not here: filters (top-p, …), stop strings, and weights that another program could read.
+//! recomputed log-probabilities included. Time passes as on a device that is asked for, and failures can be injected: which requests
+//! fail depends only on the request, which of the learner's calls on their number. Not here: filters (top-p, …), stop strings, and weights that
+//! another program could read.
 
 use std::io::Write;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use dressage_rl::Loss;
 use dressage_tree::TreeBatch;
 
 use crate::crash::crash_point;
+use crate::device::{Device, Timing};
 use crate::{
     FinishReason, ForwardBackward, Health, Learner, OptimParams, OptimReport, PolicyError, SampleEvent,
     SampleRequest, SampleStream, Sampler, uniform,
@@ -26,6 +28,8 @@ use crate::{
 
 /// Stream of the random numbers that initialise the table; attempts use others.
 const INITIAL_STREAM: u64 = u64::MAX;
+/// And of those that decide which of the learner's calls fail.
+const LEARNER_STREAM: u64 = u64::MAX - 1;
 const WEIGHTS: &str = "simulator.weights";
 const OPTIMISER: &str = "simulator.optimiser";
 
@@ -44,10 +48,16 @@ pub struct SimulatorConfig {
     pub seed: u64,
     /// Initial logits are uniform in ± this.
     pub spread: f32,
-    /// Each token takes up to this long, drawn uniformly.
+    /// Each token takes up to this long on its way, drawn uniformly.
     pub latency: Duration,
+    /// How long things take on the device.
+    pub timing: Timing,
+    /// Most sequences that run at once, the others wait; 0 for any number.
+    pub running: usize,
     /// The share of requests that fail after their first token.
     pub failures: f64,
+    /// The share of batches that the learner fails on.
+    pub learner_failures: f64,
 }
 
 impl Default for SimulatorConfig {
@@ -60,7 +70,10 @@ impl Default for SimulatorConfig {
             seed: 0,
             spread: 0.1,
             latency: Duration::ZERO,
+            timing: Timing::default(),
+            running: 0,
             failures: 0.0,
+            learner_failures: 0.0,
         }
     }
 }
@@ -85,9 +98,9 @@ pub struct Simulator {
     config: SimulatorConfig,
     state: Mutex<State>,
     published: Arc<Mutex<Arc<Published>>>,
-    running: Arc<AtomicUsize>,
-    drawn: Arc<AtomicU64>,
-    prefilled: AtomicU64,
+    device: Arc<Device>,
+    /// Batches that the learner was given.
+    batches: AtomicU64,
     replies: Mutex<Vec<Weak<Flag>>>,
 }
 
@@ -115,9 +128,8 @@ impl Simulator {
                 second: vec![0.0; size],
                 steps: 0,
             }),
-            running: Arc::default(),
-            drawn: Arc::default(),
-            prefilled: AtomicU64::new(0),
+            device: Arc::new(Device::new(config.timing, config.running)),
+            batches: AtomicU64::new(0),
             replies: Mutex::default(),
             config,
         }
@@ -141,6 +153,17 @@ impl Simulator {
 
     fn published(&self) -> Arc<Published> {
         now(&self.published)
+    }
+
+    /// Takes a batch in: checks it, lets its time pass, and fails where it is to.
+    async fn take(&self, batch: &TreeBatch) -> Result<(), PolicyError> {
+        self.check(batch)?;
+        self.device.learn(batch.tokens.len()).await;
+        let number = self.batches.fetch_add(1, Ordering::Relaxed);
+        if uniform(self.config.seed, LEARNER_STREAM, number) < self.config.learner_failures {
+            return Err(PolicyError::Invalid("the simulator was told to fail on this batch".into()));
+        }
+        Ok(())
     }
 
     /// Checks that every token of the batch is in the vocabulary and every path fits the context.
@@ -222,8 +245,7 @@ struct Reply {
     config: SimulatorConfig,
     published: Arc<Mutex<Arc<Published>>>,
     request: SampleRequest,
-    running: Arc<AtomicUsize>,
-    drawn: Arc<AtomicU64>,
+    device: Arc<Device>,
     flag: Arc<Flag>,
 }
 
@@ -263,6 +285,8 @@ impl Reply {
         // Counters far from every position, so that neither latency nor failures touch the draws.
         let chance = |counter: u64| uniform(*seed, *stream, u64::MAX - counter);
         let fails = chance(prompt.len() as u64) < self.config.failures;
+        let _running = self.device.enter().await;
+        self.device.prefill(prompt).await;
         let mut path = prompt.clone();
         let finish = loop {
             if self.flag.aborted.load(Ordering::Relaxed) {
@@ -281,10 +305,10 @@ impl Reply {
             if !self.config.latency.is_zero() {
                 tokio::time::sleep(self.config.latency.mul_f64(chance((1 << 32) + path.len() as u64))).await;
             }
+            self.device.draw().await;
             let published = now(&self.published);
             let (token, logprob) = self.draw(&published.weights, &path);
             path.push(token);
-            self.drawn.fetch_add(1, Ordering::Relaxed);
             let version = published.version;
             if !send(Ok(SampleEvent::Tokens { tokens: vec![token], logprobs: vec![logprob], version })) {
                 return;
@@ -293,6 +317,7 @@ impl Reply {
                 break FinishReason::StopId;
             }
         };
+        self.device.keep(&path);
         send(Ok(SampleEvent::Finished(finish)));
     }
 }
@@ -313,8 +338,6 @@ impl Sampler for Simulator {
         if request.prompt.len() >= context {
             return Err(PolicyError::PromptTooLong { prompt: request.prompt.len(), context });
         }
-        self.prefilled.fetch_add(request.prompt.len() as u64, Ordering::Relaxed);
-        self.running.fetch_add(1, Ordering::Relaxed);
         let flag = Arc::new(Flag { stream: request.stream, aborted: AtomicBool::new(false) });
         self.replies.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&flag));
         let reply = Reply {
@@ -322,13 +345,11 @@ impl Sampler for Simulator {
             config: self.config.clone(),
             published: self.published.clone(),
             request,
-            running: self.running.clone(),
-            drawn: self.drawn.clone(),
+            device: self.device.clone(),
         };
         let (sender, stream) = SampleStream::channel();
         tokio::spawn(async move {
             reply.run(|event| sender.send(event).is_ok()).await;
-            reply.running.fetch_sub(1, Ordering::Relaxed);
         });
         Ok(stream)
     }
@@ -349,19 +370,7 @@ impl Sampler for Simulator {
     }
 
     async fn health(&self) -> Result<Health, PolicyError> {
-        Ok(Health {
-            running: self.running.load(Ordering::Relaxed),
-            waiting: 0,
-            prefix_hits: 0,
-            prefilled: self.prefilled.load(Ordering::Relaxed),
-            drawn: self.drawn.load(Ordering::Relaxed),
-            busy_seconds: 0.0,
-            learning_seconds: 0.0,
-            running_seconds: 0.0,
-            cache_in_use_seconds: 0.0,
-            cache_in_use: 0.0,
-            cache_filled: 0.0,
-        })
+        Ok(self.device.health())
     }
 
     async fn version(&self) -> Result<u64, PolicyError> {
@@ -372,7 +381,7 @@ impl Sampler for Simulator {
 #[async_trait]
 impl Learner for Simulator {
     async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
-        self.check(&batch)?;
+        self.take(&batch).await?;
         let state = self.state();
         let logprob = |target: &dressage_tree::Target| {
             let row = self.config.row(&history(&batch, target.predictor, self.config.order));
@@ -383,7 +392,7 @@ impl Learner for Simulator {
     }
 
     async fn values(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
-        self.check(&batch)?;
+        self.take(&batch).await?;
         let state = self.state();
         let row = |predictor| self.config.row(&history(&batch, predictor, self.config.order));
         Ok(batch.targets.iter().map(|target| state.weights[row(target.predictor)]).collect())
@@ -394,7 +403,7 @@ impl Learner for Simulator {
         batch: Arc<TreeBatch>,
         loss: Loss,
     ) -> Result<ForwardBackward, PolicyError> {
-        self.check(&batch)?;
+        self.take(&batch).await?;
         loss.check(&batch).map_err(|e| PolicyError::Invalid(e.to_string()))?;
         let mut guard = self.state();
         let state = &mut *guard;
@@ -434,6 +443,7 @@ impl Learner for Simulator {
     }
 
     async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError> {
+        self.device.update().await;
         let mut guard = self.state();
         let state = &mut *guard;
         let grad_norm = state.gradient.iter().map(|g| g * g).sum::<f64>().sqrt();
@@ -495,6 +505,7 @@ impl Learner for Simulator {
 
     async fn publish(&self, version: u64) -> Result<(), PolicyError> {
         let weights = self.state().weights.clone();
+        self.device.forget();
         *self.published.lock().unwrap_or_else(PoisonError::into_inner) =
             Arc::new(Published { weights, version });
         Ok(())

@@ -231,3 +231,72 @@ async fn latency_and_deadlines() {
     let slow = Simulator::new(SimulatorConfig { latency: Duration::from_millis(2), ..small() });
     assert_eq!(complete(&slow, request(0, 1.0)).await, quick);
 }
+
+/// As on one machine: batches take time by their size, a prompt is computed once, some wait, and nothing is drawn while it trains.
+#[tokio::test(start_paused = true)]
+async fn time_passes_as_on_a_device() {
+    let millis = Duration::from_millis;
+    let timing = Timing {
+        prompt: millis(4),
+        batch: millis(10),
+        sequence: millis(1),
+        learn: millis(2),
+        update: millis(50),
+    };
+    let config = SimulatorConfig { timing, running: 2, ..small() };
+    let simulator = Simulator::new(config.clone());
+    let endless = |stream| {
+        let mut request = request(stream, 1.0);
+        request.params.stop_ids.clear();
+        request
+    };
+    let start = tokio::time::Instant::now();
+    let first = complete(&simulator, endless(0)).await;
+    assert_eq!(start.elapsed(), millis(3 * 4 + 12 * 11));
+
+    let mut streams = Vec::new();
+    for stream in 1..4 {
+        streams.push(simulator.sample(endless(stream)).await.unwrap());
+    }
+    tokio::time::sleep(millis(1)).await;
+    let health = simulator.health().await.unwrap();
+    assert_eq!((health.running, health.waiting), (2, 1));
+    let start = tokio::time::Instant::now();
+    for stream in streams {
+        stream.collect(Duration::from_secs(10)).await.unwrap();
+    }
+    // Two at once, then the third; of each prompt one token, since the rest was known.
+    let expected = millis(4 + 12 * 12) + millis(4 + 12 * 11);
+    assert!(start.elapsed().abs_diff(expected) <= millis(2), "{:?}", start.elapsed());
+    let health = simulator.health().await.unwrap();
+    assert_eq!((health.prefilled, health.prefix_hits, health.drawn), (6, 6, 48));
+
+    let batch = Arc::new(TreeBatch::merge(&[path(&[1, 2, 3], &first, 1.0, 0.5)]).unwrap());
+    let stream = simulator.sample(endless(9)).await.unwrap();
+    tokio::task::yield_now().await;
+    let start = tokio::time::Instant::now();
+    simulator.forward_backward(batch.clone(), CLIP).await.unwrap();
+    simulator.optim_step(ADAM).await.unwrap();
+    stream.collect(Duration::from_secs(10)).await.unwrap();
+    let learning = millis(15 * 2 + 50);
+    assert!(start.elapsed() >= learning + millis(12 * 11), "{:?}", start.elapsed());
+    let health = simulator.health().await.unwrap();
+    assert_eq!(health.learning_seconds, learning.as_secs_f64());
+
+    // New weights: nothing that was computed holds.
+    simulator.publish(1).await.unwrap();
+    complete(&simulator, endless(10)).await;
+    assert_eq!(simulator.health().await.unwrap().prefilled, health.prefilled + 3);
+
+    let fails = async |share| {
+        let simulator = Simulator::new(SimulatorConfig { learner_failures: share, ..config.clone() });
+        let mut failed = Vec::new();
+        for _ in 0..40 {
+            failed.push(simulator.logprobs(batch.clone()).await.is_err());
+        }
+        failed
+    };
+    let half = fails(0.5).await;
+    assert!((10..=30).contains(&half.iter().filter(|failed| **failed).count()), "{half:?}");
+    assert_eq!(half, fails(0.5).await);
+}

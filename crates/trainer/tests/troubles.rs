@@ -12,6 +12,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use common::{metrics, parts, recipe, simulator};
 use dressage_agent::tools::{Calculator, CallError, Tool, ToolError, ToolSession, ToolSet};
+use dressage_policy::{Simulator, SimulatorConfig, Timing};
 use dressage_store::{Purpose, Status, Store};
 use dressage_text::ToolSpec;
 use dressage_trainer::{Ended, Parts, Start, StopFlag, Summary, Trainer};
@@ -164,6 +165,37 @@ async fn stragglers_hold_no_step() {
     let parts = Parts { tools, ..parts(&mute, Duration::ZERO) };
     finish(&folder, &overrides, parts, Start::Resume).await;
     assert_eq!(mute.weights(), policy.weights());
+}
+
+/// Training takes longer than any reply may: attempts that go on across updates are none the worse for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn training_that_takes_long_breaks_no_reply() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("run");
+    let (batch, update) = (Duration::from_millis(1), Duration::from_millis(1500));
+    let timing = Timing { batch, update, ..Timing::default() };
+    let policy = Arc::new(Simulator::new(SimulatorConfig { timing, ..common::simulated() }));
+    let overrides = [
+        "phase.0.demonstrations=4",
+        "phase.0.epochs=1",
+        "phase.1.staleness=2",
+        "phase.1.steps=3",
+        "agent.max_tokens=60",
+        "agent.reply_seconds=1.0",
+        "engine.concurrency=16",
+        "eval.tasks=0",
+        "eval.unseen_wordings=0",
+    ];
+    let summary = finish(&folder, &overrides, parts(&policy, Duration::ZERO), Start::Fresh).await;
+    assert_eq!(summary.troubles.iter().collect::<Vec<_>>(), []);
+    let lines = std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
+    let updates: Vec<f64> = lines
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap())
+        .filter(|line| line["phase"] == 1)
+        .map(|line| line["timing_s/update_actor"].as_f64().unwrap())
+        .collect();
+    assert!(updates.len() == 3 && updates.iter().all(|seconds| *seconds > 1.0), "{updates:?}");
 }
 
 /// A calculator that the first two attempts at each task cannot open.

@@ -81,17 +81,19 @@ pub fn recipe(folder: &Path, overrides: &[&str]) -> Recipe {
     Recipe::load(&file, &all).unwrap()
 }
 
-pub fn simulator(latency: Duration, failures: f64) -> Arc<Simulator> {
-    let config = SimulatorConfig {
+/// What is simulated.
+pub fn simulated() -> SimulatorConfig {
+    SimulatorConfig {
         vocabulary: VOCABULARY,
         order: 14,
         rows: 4096,
         context: 2000,
-        latency,
-        failures,
         ..SimulatorConfig::default()
-    };
-    Arc::new(Simulator::new(config))
+    }
+}
+
+pub fn simulator(latency: Duration, failures: f64) -> Arc<Simulator> {
+    Arc::new(Simulator::new(SimulatorConfig { latency, failures, ..simulated() }))
 }
 
 /// A trainer's parts around a simulated policy.
