@@ -135,6 +135,7 @@ pub fn options(recipe: &Recipe, config: &ModelConfig) -> EngineOptions {
         precision: recipe.engine.precision,
         lora: recipe.model.lora.clone(),
         running: recipe.engine.sequences(),
+        keep_cache: recipe.engine.keep_cache,
         ..EngineOptions::default()
     };
     EngineOptions { kv_memory_mb: kv_memory_mb(config, &options), ..options }

@@ -58,8 +58,8 @@ pub struct EngineOptions {
     pub running: usize,
     /// Rows of one sampling step: running sequences and chunks of prompts.
     pub step_rows: usize,
-    /// Whether keys and values stay when the weights change. Sequences that are being drawn then go on at once instead of
-    /// being computed again, but what they draw from then on is not what training will find for it.
+    /// Whether sequences that are being drawn keep their keys and values when the weights change. They then go on at once instead of
+    /// being computed again, but what they draw from then on is not what training will find for it. Others start afresh in any case.
     pub keep_cache: bool,
     /// What the operands of products are rounded to, keys and values included.
     pub precision: Precision,

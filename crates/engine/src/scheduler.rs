@@ -5,7 +5,8 @@
 //! done. A request whose prompt another running sequence is just computing waits for it: a prompt is computed once.
 //!
 //! Where the weights change under running sequences, these lose their blocks and queue again, in front, with what was drawn for
-//! them: so what they share is again computed once, and they never hold more than they were let in with.
+//! them: so what they share is again computed once, and they never hold more than they were let in with. Or they keep what they have
+//! computed, which nobody else then starts from.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -154,10 +155,16 @@ impl Scheduler {
         }
     }
 
-    /// The weights of `policy` have changed: nothing that it computed before holds any more. Its running sequences queue again, in
-    /// their order and ahead of those that have not run, keep what was drawn for them, and compute it again.
-    pub fn weights_changed(&mut self, policy: u32) {
+    /// The weights of `policy` have changed: no sequence to come starts from what it computed before. Its running ones go on from that where
+    /// they `keep` it. Else they queue again, in their order and ahead of those that have not run, keep what was drawn for
+    /// them, and compute it again.
+    pub fn weights_changed(&mut self, policy: u32, keep: bool) {
         self.cache.forget(policy);
+        if keep {
+            let of_policy = self.running.iter_mut().filter(|sequence| sequence.policy == policy);
+            of_policy.for_each(|sequence| sequence.is_stale = true);
+            return;
+        }
         let (stopped, going): (Vec<_>, _) =
             self.running.drain(..).partition(|sequence| sequence.policy == policy);
         self.running = going;
@@ -219,7 +226,8 @@ impl Scheduler {
         self.inference.run(model, rows, &mut self.cache.blocks, &last_rows, &mut self.logits);
         for &(index, len) in &batch {
             let sequence = &self.running[index];
-            if (sequence.computed - len..sequence.computed).contains(&(sequence.prompt - 1)) {
+            let at = sequence.computed - len..sequence.computed;
+            if at.contains(&(sequence.prompt - 1)) && !sequence.is_stale {
                 let whole = &sequence.tokens[..sequence.prompt];
                 self.cache.keep(sequence.policy, whole, &sequence.blocks);
             }
@@ -364,9 +372,11 @@ impl Scheduler {
     }
 }
 
-/// Ends a sequence; what it computed stays for others.
+/// Ends a sequence; what it computed stays for others, if all of it is of the weights that are drawn from.
 fn retire(cache: &mut Cache, sequence: Sequence) {
-    cache.keep(sequence.policy, &sequence.tokens[..sequence.computed], &sequence.blocks);
+    if !sequence.is_stale {
+        cache.keep(sequence.policy, &sequence.tokens[..sequence.computed], &sequence.blocks);
+    }
     cache.release(&sequence.blocks);
 }
 

@@ -105,7 +105,7 @@ async fn an_update_neither_breaks_the_budget_nor_computes_a_prompt_twice() {
         let before = scheduler.prefilled;
         assert!(before <= (PROMPT + 11) as u64, "{before}");
 
-        scheduler.weights_changed(0);
+        scheduler.weights_changed(0, false);
         assert_eq!((scheduler.running.len(), scheduler.waiting.len()), (0, 12));
         let again: Vec<u64> = scheduler.waiting.iter().map(|s| s.stream).take(running).collect();
         assert_eq!(again, order, "in their order, ahead of newcomers");
@@ -138,10 +138,10 @@ async fn sequences_that_queue_again_end_one_way_or_the_other() {
     let large = submit(&mut scheduler, &model, 0, tokens(1, 40), 216);
     run(&mut scheduler, &model, &FIRST, |s| s.drawn >= 3);
     let small = submit(&mut scheduler, &model, 1, tokens(1, 40), 9);
-    scheduler.weights_changed(0);
+    scheduler.weights_changed(0, false);
     run(&mut scheduler, &model, &SECOND, |s| s.drawn >= 6);
     assert_eq!((scheduler.running.len(), scheduler.waiting.len()), (1, 1));
-    scheduler.weights_changed(0);
+    scheduler.weights_changed(0, false);
     run(&mut scheduler, &model, &SECOND, |_| false);
     for (stream, len) in [(large, 216), (small, 9)] {
         let got = got(stream).await;
@@ -153,7 +153,7 @@ async fn sequences_that_queue_again_end_one_way_or_the_other() {
     let before = scheduler.drawn;
     run(&mut scheduler, &model, &SECOND, |s| s.drawn >= before + 9);
     assert_eq!(scheduler.running.len(), 3);
-    scheduler.weights_changed(0);
+    scheduler.weights_changed(0, false);
     assert_eq!(scheduler.abort(0, Some(2)), 1);
     drop(dropped);
     run(&mut scheduler, &model, &SECOND, |_| false);
@@ -206,4 +206,38 @@ fn what_may_not_draw_is_not_let_in() {
     assert_eq!((scheduler.running.len(), scheduler.waiting.len()), (0, 1));
     scheduler.step(&model, &FIRST);
     assert_eq!((scheduler.running.len(), scheduler.waiting.len()), (1, 0));
+}
+
+/// What is kept over an update serves the sequences that have it, and nobody else.
+#[tokio::test]
+async fn what_is_kept_over_an_update_is_nobody_elses() {
+    const PROMPT: usize = 100;
+    let model = model();
+    let mut scheduler = scheduler(&model, 200, 16);
+    let streams = [0, 1].map(|i| submit(&mut scheduler, &model, i, tokens(1, PROMPT), 20));
+    run(&mut scheduler, &model, &FIRST, |s| s.drawn >= 6);
+    let before = scheduler.prefilled;
+    scheduler.weights_changed(0, true);
+    assert_eq!((scheduler.running.len(), scheduler.waiting.len()), (2, 0));
+    // One beside them, and one after their end.
+    let beside = submit(&mut scheduler, &model, 2, tokens(1, PROMPT), 5);
+    run(&mut scheduler, &model, &SECOND, |_| false);
+    assert_eq!(scheduler.prefilled, before + PROMPT as u64, "the others were not computed again");
+    let mut longer = tokens(1, PROMPT);
+    for stream in streams {
+        let got = got(stream).await;
+        assert_eq!((got.end, got.tokens.len()), (Some(FinishReason::Length), 20));
+        assert!(
+            got.versions.is_sorted() && got.versions.first() == Some(&0) && got.versions.last() == Some(&1)
+        );
+        longer.truncate(PROMPT);
+        longer.extend(got.tokens);
+    }
+    let prefilled = scheduler.prefilled;
+    let after = submit(&mut scheduler, &model, 3, longer, 5);
+    run(&mut scheduler, &model, &SECOND, |_| false);
+    assert_eq!(scheduler.prefilled, prefilled + 20, "the prompt alone is known under these weights");
+    for stream in [beside, after] {
+        assert_eq!(got(stream).await.tokens.len(), 5);
+    }
 }

@@ -20,6 +20,8 @@ pub struct Sequence {
     /// Tokens whose keys and values are in `blocks`.
     pub computed: usize,
     pub blocks: Vec<u32>,
+    /// Whether some of these are of weights that are no longer drawn from.
+    pub is_stale: bool,
     /// Most tokens it may come to.
     pub longest: usize,
     /// Tokens of the prompt.
@@ -43,6 +45,7 @@ impl Sequence {
             tokens: prompt,
             computed: 0,
             blocks: Vec::new(),
+            is_stale: false,
             tail: Vec::new(),
             seed,
             stream,
@@ -69,7 +72,7 @@ impl Sequence {
     /// Whether `other` is computing a prompt that this one, which has `prefix`, had better wait for.
     pub fn gains_from(&self, other: &Sequence, prefix: &Prefix) -> bool {
         let shared = shared_prefix(&other.tokens[..other.prompt], &self.tokens).min(self.most_shared());
-        let is_computing = other.policy == self.policy && other.computed < other.prompt;
+        let is_computing = other.policy == self.policy && other.computed < other.prompt && !other.is_stale;
         is_computing && shared >= prefix.len + WORTH_WAITING
     }
 

@@ -256,9 +256,7 @@ impl Service {
 
     fn weights_changed(&mut self, policy: u32, keep_cache: bool) {
         self.published[policy as usize].current = false;
-        if !keep_cache {
-            self.scheduler.weights_changed(policy);
-        }
+        self.scheduler.weights_changed(policy, keep_cache);
     }
 }
 

@@ -108,6 +108,10 @@ pub struct EngineKeys {
     pub micro_batch_tokens: usize,
     /// What the model is sampled and trained in: weights as they are learnt are f32 in any case.
     pub precision: Precision,
+    /// Whether replies that are under way when the weights change go on from what they have computed under the older ones, instead of
+    /// computing it again. That is faster where attempts run ahead, and what they draw from then on is not quite what training finds for it;
+    /// the log-probability that is recorded is the one that it was drawn with.
+    pub keep_cache: bool,
     /// Most memory to use, in MiB; 0 for what is free. Where it is short, training computes activations again, which takes
     /// longer. Results do not depend on it.
     pub memory_mb: usize,
@@ -132,6 +136,7 @@ impl Default for EngineKeys {
             concurrency: 0,
             micro_batch_tokens: 2048,
             precision: Precision::F32,
+            keep_cache: false,
             memory_mb: 0,
         }
     }
