@@ -302,13 +302,16 @@ impl Trainer {
                 }),
             };
         };
-        before.verify().map_err(|why| TrainerError::Damaged { path: before.path.clone(), why })?;
         if begins {
             self.learner.load(&before.path, false).await?;
             self.learner.publish(u64::from(self.position.global_step)).await?;
         }
         let Phase::Rl(keys) = &self.recipe.phase[phase] else { return Ok(()) };
         if let Some(reference) = self.reference.as_ref().filter(|_| keys.needs_reference()) {
+            // Where the phase begins, these are the weights at hand, which were written or checked just before.
+            if !begins {
+                before.verify().map_err(|why| TrainerError::Damaged { path: before.path.clone(), why })?;
+            }
             reference.load(&before.path, false).await?;
         }
         // A critic that an earlier phase has trained goes on from there; one that is new begins as the policy does.

@@ -106,17 +106,17 @@ async fn a_step_survives_tool_scorer_and_agent() {
     assert!(steps.iter().all(|l| l["response/aborted_ratio"].as_f64().unwrap() > 0.0));
 }
 
-/// A calculator that cannot be opened the first time for each attempt.
-struct Reluctant(AtomicUsize);
+/// A calculator that cannot be opened for the attempts that it refuses.
+struct Shut<F>(F);
 
 #[async_trait]
-impl Tool for Reluctant {
+impl<F: Fn(&str) -> bool + Send + Sync> Tool for Shut<F> {
     fn spec(&self) -> ToolSpec {
         Calculator.spec()
     }
 
     async fn open(&self, attempt: &str) -> Result<Box<dyn ToolSession>, ToolError> {
-        if attempt.contains("sample 1") && self.0.fetch_add(1, Ordering::SeqCst).is_multiple_of(2) {
+        if (self.0)(attempt) {
             return Err(ToolError::Open { tool: "calculator".into(), why: "not yet".into() });
         }
         Calculator.open(attempt).await
@@ -129,8 +129,12 @@ async fn what_broke_is_made_again() {
     for (retries, broken) in [("0", true), ("1", false)] {
         let folder = root.path().join(retries);
         let policy = simulator(Duration::ZERO, 0.0);
-        let reluctant: Arc<dyn Tool> = Arc::new(Reluctant(AtomicUsize::new(0)));
-        let tools = ToolSet::new(vec![reluctant], Duration::from_secs(60)).unwrap();
+        // The first time for each attempt.
+        let times = AtomicUsize::new(0);
+        let reluctant = Shut(move |attempt: &str| {
+            attempt.contains("sample 1") && times.fetch_add(1, Ordering::SeqCst).is_multiple_of(2)
+        });
+        let tools = ToolSet::new(vec![Arc::new(reluctant)], Duration::from_secs(60)).unwrap();
         let parts = Parts { tools, ..parts(&policy, Duration::ZERO) };
         let retries = format!("agent.retries={retries}");
         // One after the other, so that each attempt finds the tool as it should.
@@ -198,30 +202,17 @@ async fn training_that_takes_long_breaks_no_reply() {
     assert!(updates.len() == 3 && updates.iter().all(|seconds| *seconds > 1.0), "{updates:?}");
 }
 
-/// A calculator that the first two attempts at each task cannot open.
-struct Shut;
-
-#[async_trait]
-impl Tool for Shut {
-    fn spec(&self) -> ToolSpec {
-        Calculator.spec()
-    }
-
-    async fn open(&self, attempt: &str) -> Result<Box<dyn ToolSession>, ToolError> {
-        if attempt.contains("train") && ["sample 0", "sample 1"].iter().any(|end| attempt.ends_with(end)) {
-            return Err(ToolError::Open { tool: "calculator".into(), why: "it is shut".into() });
-        }
-        Calculator.open(attempt).await
-    }
-}
-
 /// Attempts that break at once are not among the first of their group.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn spare_attempts_stand_in_for_broken_ones() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
-    let tools = ToolSet::new(vec![Arc::new(Shut)], Duration::from_secs(60)).unwrap();
+    // The first two at each task.
+    let shut = Shut(|attempt: &str| {
+        attempt.contains("train") && ["sample 0", "sample 1"].iter().any(|end| attempt.ends_with(end))
+    });
+    let tools = ToolSet::new(vec![Arc::new(shut)], Duration::from_secs(60)).unwrap();
     let parts = Parts { tools, ..parts(&policy, Duration::ZERO) };
     let overrides = ["phase.1.spare=2", "engine.concurrency=16", "eval.tasks=0", "eval.unseen_wordings=0"];
     finish(&folder, &overrides, parts, Start::Fresh).await;

@@ -48,11 +48,7 @@ impl Mlflow {
     pub fn open(recipe: &Recipe, folder: &Path) -> Self {
         Mlflow::with(Client {
             server: recipe.metrics.mlflow.trim_end_matches('/').to_owned(),
-            agent: ureq::Agent::config_builder()
-                .timeout_global(Some(ANSWER))
-                .http_status_as_error(false)
-                .build()
-                .new_agent(),
+            agent: agent(),
             experiment: recipe.run.name.clone(),
             file: folder.join("mlflow.json"),
             parameters: parameters(recipe),
@@ -76,6 +72,12 @@ impl Mlflow {
     fn complaint(&mut self) -> Result<(), String> {
         self.thread.take_if(|thread| thread.is_finished()).map_or(Ok(()), joined)
     }
+}
+
+/// What asks. A refusal is an answer, whose words are wanted.
+fn agent() -> ureq::Agent {
+    let config = ureq::Agent::config_builder().timeout_global(Some(ANSWER)).http_status_as_error(false);
+    config.build().new_agent()
 }
 
 fn joined(thread: JoinHandle<Result<(), String>>) -> Result<(), String> {

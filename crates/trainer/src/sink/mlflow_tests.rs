@@ -43,11 +43,7 @@ impl Server {
     fn sink(&self) -> Mlflow {
         Mlflow::with(Client {
             server: self.address.clone(),
-            agent: ureq::Agent::config_builder()
-                .timeout_global(Some(ANSWER))
-                .http_status_as_error(false)
-                .build()
-                .new_agent(),
+            agent: agent(),
             experiment: "small".into(),
             file: self.folder.path().join("mlflow.json"),
             parameters: vec![("run.seed".into(), "1".into())],
