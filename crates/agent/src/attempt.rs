@@ -92,8 +92,8 @@ pub struct AttemptRequest {
     pub seed: u64,
     /// The attempt's own stream of random numbers, unique in the run.
     pub stream: u64,
-    /// How warm to draw; 0 takes the most likely token.
-    pub temperature: f32,
+    /// How to draw. How long a reply may be, and which tokens end it, the agent itself says.
+    pub params: SamplingParams,
 }
 
 /// Why an attempt ended.
@@ -304,7 +304,7 @@ impl Run<'_> {
 
     async fn turns(&mut self, request: AttemptRequest, tools: &mut OpenTools) -> Result<Finish, Broken> {
         let Agent { chat, limits, .. } = self.agent;
-        let AttemptRequest { messages: mut history, seed, stream, temperature, .. } = request;
+        let AttemptRequest { messages: mut history, seed, stream, params: drawing, .. } = request;
         let whole = chat.prompt(&history, &self.specs)?;
         let (found, most) = (whole.len(), limits.prompt);
         let opening = limits.truncation.cut(whole, most).ok_or(Broken::Prompt { found, most })?;
@@ -314,9 +314,8 @@ impl Run<'_> {
             let turn = self.outcome.turns;
             let params = SamplingParams {
                 max_tokens: limits.tokens - self.outcome.sampled_tokens,
-                temperature,
                 stop_ids: chat.stop_ids().to_vec(),
-                ..SamplingParams::default()
+                ..drawing.clone()
             };
             let prompt = self.path.clone();
             let drawn = match self.reply(SampleRequest { seed, stream, prompt, params }).await {

@@ -149,7 +149,13 @@ fn messages() -> Vec<Message> {
 }
 
 fn request() -> AttemptRequest {
-    AttemptRequest { id: "a".into(), messages: messages(), seed: 7, stream: 11, temperature: 0.9 }
+    AttemptRequest {
+        id: "a".into(),
+        messages: messages(),
+        seed: 7,
+        stream: 11,
+        params: SamplingParams { temperature: 0.9, ..SamplingParams::default() },
+    }
 }
 
 const CALL: &str =

@@ -26,8 +26,10 @@ pub struct ForwardBackward {
     pub nll: f64,
     /// Sum over targets of the entropy of the predictive distribution, nats.
     pub entropy: f64,
-    /// Terms whose clip bound was active.
+    /// Terms whose clip bound was active, the dual clip aside.
     pub clipped: u64,
+    /// Terms at the bound of the dual clip.
+    pub dual_clipped: u64,
     /// Sum over terms of the estimated KL divergence from the reference.
     pub kl: f64,
     /// Sum over terms with a behaviour log-probability of the ratio that the loss works with: to the proximal policy where a term has
@@ -55,7 +57,8 @@ impl ForwardBackward {
         }
         self.loss += f64::from(term.weight) * evaluated.loss;
         self.terms += 1;
-        self.clipped += u64::from(evaluated.clipped);
+        self.clipped += u64::from(evaluated.clipped && !evaluated.dual);
+        self.dual_clipped += u64::from(evaluated.dual);
         self.kl += evaluated.kl;
         if let Some(behaviour) = term.behaviour {
             self.behaviour_terms += 1;
@@ -90,6 +93,7 @@ impl ForwardBackward {
         self.nll += other.nll;
         self.entropy += other.entropy;
         self.clipped += other.clipped;
+        self.dual_clipped += other.dual_clipped;
         self.kl += other.kl;
         self.ratio += other.ratio;
         self.drift += other.drift;

@@ -255,6 +255,8 @@ pub struct Evaluated {
     pub ratio: f64,
     /// Whether a bound was active, so that the policy part has no gradient, or less of it.
     pub clipped: bool,
+    /// Whether that bound was the dual clip.
+    pub dual: bool,
     /// Whether the token was left out altogether.
     pub dropped: bool,
     /// The estimated KL divergence from the reference; 0 without a penalty.
@@ -428,8 +430,7 @@ impl Loss {
             PolicyLoss::ClipCov { .. } => at.marked,
             _ => false,
         };
-        let policy =
-            if dropped { Surrogate { loss: 0.0, slope: 0.0, clipped: true } } else { self.surrogate(at, x) };
+        let policy = if dropped { Surrogate::NOTHING } else { self.surrogate(at, x) };
         let (penalty, kl, slope) = match (self.kl, at.reference) {
             (Some(penalty), Some(reference)) => {
                 let (kl, slope) = penalty.estimator.estimate(at.logp - reference);
@@ -442,6 +443,7 @@ impl Loss {
             slope: policy.slope + penalty * slope,
             ratio,
             clipped: policy.clipped,
+            dual: policy.dual,
             dropped,
             kl,
         }

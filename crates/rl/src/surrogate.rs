@@ -13,17 +13,24 @@ pub struct Surrogate {
     pub loss: f64,
     pub slope: f64,
     pub clipped: bool,
+    /// Whether that bound was the dual clip.
+    pub dual: bool,
 }
 
 impl Surrogate {
-    const NOTHING: Surrogate = Surrogate { loss: 0.0, slope: 0.0, clipped: true };
+    /// Of a token that is left out.
+    pub const NOTHING: Surrogate = Surrogate { loss: 0.0, slope: 0.0, clipped: true, dual: false };
+
+    fn new(loss: f64, slope: f64, clipped: bool) -> Self {
+        Surrogate { loss, slope, clipped, dual: false }
+    }
 
     fn free(loss: f64, slope: f64) -> Self {
-        Surrogate { loss, slope, clipped: false }
+        Surrogate::new(loss, slope, false)
     }
 
     fn flat(loss: f64) -> Self {
-        Surrogate { loss, slope: 0.0, clipped: true }
+        Surrogate::new(loss, 0.0, true)
     }
 }
 
@@ -52,7 +59,7 @@ pub fn value_loss(value: f64, returns: f64, clip: Option<(f64, f64)>) -> Surroga
 /// −A ρ.
 pub fn importance_sampling(x: f64, advantage: f64) -> Surrogate {
     let (ratio, slope) = bounded_exp(x);
-    Surrogate { loss: -advantage * ratio, slope: -advantage * slope, clipped: x.abs() > LOG_RATIO_BOUND }
+    Surrogate::new(-advantage * ratio, -advantage * slope, x.abs() > LOG_RATIO_BOUND)
 }
 
 /// max(−Aρ, −A·clip(ρ, 1 − low, 1 + high)), for A < 0 at most −A·dual.
@@ -67,7 +74,7 @@ pub fn clipped(x: f64, advantage: f64, low: f64, high: f64, dual: Option<f64>) -
     }
     match dual {
         Some(dual) if advantage < 0.0 && surrogate.loss > -advantage * dual => {
-            Surrogate::flat(-advantage * dual)
+            Surrogate { dual: true, ..Surrogate::flat(-advantage * dual) }
         }
         _ => surrogate,
     }
@@ -94,7 +101,7 @@ pub fn clipped_keeping(
         return clipped(x, advantage, low, high, None);
     };
     if !in_value_only {
-        return Surrogate { loss: -advantage * kept, slope: -advantage * kept, clipped: true };
+        return Surrogate::new(-advantage * kept, -advantage * kept, true);
     }
     let bounded = -advantage * kept / ratio;
     if bounded > free.loss { Surrogate::flat(bounded) } else { free }
@@ -104,7 +111,7 @@ pub fn clipped_keeping(
 pub fn cispo(logp: f64, x: f64, advantage: f64, low: f64, high: f64) -> Surrogate {
     let ratio = bounded_exp(x).0;
     let weight = clip(ratio, low, high);
-    Surrogate { loss: -weight * advantage * logp, slope: -weight * advantage, clipped: weight != ratio }
+    Surrogate::new(-weight * advantage * logp, -weight * advantage, weight != ratio)
 }
 
 /// −sg(ρ) A log p (MINIRL, Zheng et al. 2025).

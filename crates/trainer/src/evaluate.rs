@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use dressage_agent::Finish;
+use dressage_agent::{Agent, Finish};
 use dressage_rl::{Interval, Paired, best_of, majority_of, paired_difference, wilson};
 use dressage_store::{Attempt, AttemptKey, EvalKey, Purpose, Status, Store};
 use serde::{Deserialize, Serialize};
@@ -298,7 +298,9 @@ pub async fn evaluate(
             (0..keys.samples).map(move |sample| (of(sample), task.clone()))
         })
         .collect();
-    let attempts = rollouts.run(&wanted, keys.temperature, observer, stop).await?;
+    let agent = Agent { limits: keys.limits(rollouts.agent.limits), ..rollouts.agent.clone() };
+    let rollouts = Rollouts { agent, ..rollouts.clone() };
+    let attempts = rollouts.run(&wanted, &keys.params(), observer, stop).await?;
     let Some(attempts) = attempts else { return Ok(None) };
     let samples = keys.samples as usize;
 

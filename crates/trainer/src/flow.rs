@@ -16,6 +16,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use dressage_agent::tasks::Task;
+use dressage_policy::SamplingParams;
 use dressage_store::{Attempt, AttemptKey, Purpose};
 use tokio::task::{AbortHandle, JoinSet};
 
@@ -178,7 +179,8 @@ impl Flow {
         {
             let key = self.key(place, sample);
             let Some(group) = self.open.get_mut(&place) else { continue };
-            let attempt = rollouts.attempt(&key, &group.task, self.keys.temperature);
+            let params = SamplingParams { temperature: self.keys.temperature, ..SamplingParams::default() };
+            let attempt = rollouts.attempt(&key, &group.task, params);
             group.running.push(self.running.spawn(async move { (place, sample, attempt.await) }));
         }
         Ok(())

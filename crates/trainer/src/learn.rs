@@ -288,6 +288,9 @@ impl Learned {
                 let name = if plain { "actor/pg_loss" } else { "actor/loss" };
                 metrics.add(name, of_update(all.loss, updates));
                 metrics.add("actor/pg_clipfrac", mean(all.clipped as f64, all.terms));
+                if matches!(loss.policy, PolicyLoss::Clip { dual: Some(_), .. }) {
+                    metrics.add("actor/pg_clipfrac_lower", mean(all.dual_clipped as f64, all.terms));
+                }
                 metrics.add("actor/ratio", mean(all.ratio, all.behaviour_terms));
                 metrics.add("actor/ppo_kl", mean(all.drift, all.behaviour_terms));
                 if loss.kl.is_some() {

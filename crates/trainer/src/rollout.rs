@@ -9,7 +9,7 @@ use std::sync::Arc;
 use dressage_agent::tasks::Task;
 use dressage_agent::tools::CallCounts;
 use dressage_agent::{Agent, AttemptRequest, Finish, Outcome, Trouble};
-use dressage_policy::crash_point;
+use dressage_policy::{SamplingParams, crash_point};
 use dressage_reward::Score;
 use dressage_store::{Attempt, AttemptKey, Earned, Earner, Status, Store};
 use serde_json::json;
@@ -22,6 +22,7 @@ use crate::recipe::{AgentKeys, RewardKeys};
 use crate::tasks::opening;
 
 /// Makes attempts and records them.
+#[derive(Clone)]
 pub struct Rollouts {
     /// The agent.
     pub agent: Agent,
@@ -46,7 +47,7 @@ impl Rollouts {
     pub async fn run(
         &self,
         wanted: &[(AttemptKey, Task)],
-        temperature: f32,
+        params: &SamplingParams,
         observer: &mut dyn Observer,
         stop: &StopFlag,
     ) -> Result<Option<Vec<Attempt>>, TrainerError> {
@@ -63,7 +64,7 @@ impl Rollouts {
                 && let Some(place) = waiting.pop_front()
             {
                 let (key, task) = &wanted[place];
-                let attempt = self.attempt(key, task, temperature);
+                let attempt = self.attempt(key, task, params.clone());
                 running.spawn(async move { (place, attempt.await) });
             }
             let joined = tokio::select! {
@@ -102,7 +103,7 @@ impl Rollouts {
         &self,
         key: &AttemptKey,
         task: &Task,
-        temperature: f32,
+        params: SamplingParams,
     ) -> impl Future<Output = Attempt> + Send + 'static {
         let (key, task, retries) = (*key, task.clone(), self.prompts.retries);
         let mut request = AttemptRequest {
@@ -110,7 +111,7 @@ impl Rollouts {
             messages: opening(&self.prompts, &task),
             seed: self.seed,
             stream: attempt_stream(&key),
-            temperature,
+            params,
         };
         let (agent, reward) = (self.agent.clone(), self.reward.clone());
         async move {

@@ -117,6 +117,31 @@ async fn a_run_from_beginning_to_end() {
     assert_eq!(metrics(&folder), lines);
 }
 
+/// Evaluations draw by their own temperature and end by their own limits; training is what it was.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn evaluations_have_settings_of_their_own() {
+    let root = tempfile::tempdir().unwrap();
+    let own = ["eval.temperature=0.7", "eval.samples=2", "eval.max_turns=1", "eval.max_tokens=9"];
+    let (policy, plain) = (simulator(Duration::ZERO, 0.0), simulator(Duration::ZERO, 0.0));
+    run(&root.path().join("own"), &policy, Start::Fresh, &own).await.unwrap();
+    run(&root.path().join("plain"), &plain, Start::Fresh, &[]).await.unwrap();
+    assert_eq!(policy.weights(), plain.weights());
+    let store = Store::open_existing(&root.path().join("own/run.db")).unwrap();
+    let made = |purpose| {
+        let keys: Vec<_> = store.summaries(purpose).unwrap().into_iter().map(|summary| summary.key).collect();
+        keys.iter().map(|key| store.attempt(key).unwrap().unwrap().trajectory).collect::<Vec<_>>()
+    };
+    let evaluated = made(Purpose::Eval);
+    assert_eq!(evaluated.len(), 5 * 9 * 2);
+    for trajectory in evaluated {
+        let sampled = trajectory.segments().iter().filter(|segment| !segment.logprobs.is_empty());
+        let temperatures: Vec<f32> = sampled.map(|segment| segment.temperature).collect();
+        assert_eq!(temperatures, [0.7]);
+        assert!(trajectory.sampled_tokens() <= 9);
+    }
+    assert!(made(Purpose::Train).iter().any(|trajectory| trajectory.sampled_tokens() > 9));
+}
+
 /// How many attempts run beside each other, and how far a step is cut into micro-batches' loss, change nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn runs_are_functions_of_recipe_and_seed() {
@@ -165,7 +190,8 @@ struct StopAt {
 
 impl Observer for StopAt {
     fn event(&mut self, event: &Event<'_>) {
-        if (self.what)(event) {
+        // Others may still come after it.
+        if self.left > 0 && (self.what)(event) {
             self.left -= 1;
             if self.left == 0 {
                 self.stop.stop();

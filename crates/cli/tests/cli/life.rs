@@ -67,6 +67,12 @@ fn it_is_measured_alike(place: &Place) {
     assert_eq!(result["overall"]["sampled_tokens"], last["eval/response_length/mean"]);
     assert_eq!(result["slices"][1]["answered"], last["eval/arithmetic-unseen-wordings/answered"]);
     assert_eq!(result["slices"][1]["tasks"], 3);
+    // Of one token there is none to choose; and short attempts are the evaluation's own.
+    let warm = ["--model", "run", "--set", "eval.temperature=1", "--set"];
+    let narrow = |how: &str| eval(&[&warm[..], &[how]].concat());
+    assert_eq!(narrow("eval.top_k=1")["slices"], result["slices"]);
+    assert_ne!(narrow("eval.top_p=1")["slices"], result["slices"]);
+    assert_eq!(eval(&["--model", "run", "--set", "eval.max_tokens=3"])["overall"]["sampled_tokens"], 3.0);
     // The recipe's own model, and fewer tasks.
     assert_eq!(eval(&["--tasks", "2"])["overall"]["tasks"], 2);
     let output = place

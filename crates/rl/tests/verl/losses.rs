@@ -99,6 +99,10 @@ fn policy_losses() {
         // The difference is what counts; a log-probability is less than 0.
         let (logp, old) = (of("new") - 5.0, Some(of("old") - 5.0));
         let at = Point { logp, old, advantage: of("adv"), ..Point::default() };
+        let got = clip.at(&at);
+        let share = |counted: bool| f64::from(u8::from(counted)) / Counting::Verl.of(1.0);
+        close(share(got.clipped && !got.dual), of("actor/pg_clipfrac"), "clip fraction");
+        close(share(got.dual), of("actor/pg_clipfrac_lower"), "fraction at the dual clip");
         let (loss, slopes) = evaluate(clip, &[vec![at]], &[vec![1.0]]);
         close(loss, of("loss"), "single loss");
         close(slopes[0][0], of("grad"), "single slope");

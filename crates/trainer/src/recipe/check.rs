@@ -7,7 +7,7 @@ use dressage_agent::tasks::Arithmetic;
 use dressage_rl::{Estimator, RlError};
 
 use super::RecipeError;
-use super::keys::{OptimiserKeys, Phase, QUESTION, Recipe, SftKeys, TaskSource};
+use super::keys::{EvalKeys, OptimiserKeys, Phase, QUESTION, Recipe, SftKeys, TaskSource};
 use super::rl::{Charge, CriticKeys, GroupBy, Overlong, Proximal, RlKeys, UniformGroups};
 
 /// Collects the first value out of range.
@@ -40,6 +40,19 @@ impl Checker<'_> {
 
     fn at_least_one(&self, key: impl Display, value: usize) -> Result<(), RecipeError> {
         self.check(value >= 1, key, value, "at least 1")
+    }
+
+    /// What narrows the choice of tokens: in range, and nothing where there is no choice.
+    fn drawing(&self, eval: &EvalKeys) -> Result<(), RecipeError> {
+        let EvalKeys { temperature, top_p, top_k, min_p, .. } = *eval;
+        let greedy = temperature == 0.0;
+        let with_choice = "; greedy attempts (eval.temperature = 0) have no choice to narrow";
+        let narrows = |untouched: bool| untouched || !greedy;
+        let in_range = top_p > 0.0 && top_p <= 1.0 && narrows(top_p == 1.0);
+        self.check(in_range, "eval.top_p", top_p, format!("in 0..=1, not 0{with_choice}"))?;
+        self.check(narrows(top_k == 0), "eval.top_k", top_k, format!("0{with_choice}"))?;
+        let in_range = (0.0..=1.0).contains(&min_p) && narrows(min_p == 0.0);
+        self.check(in_range, "eval.min_p", min_p, format!("in 0..=1{with_choice}"))
     }
 
     fn optimiser(&self, table: &str, keys: &OptimiserKeys) -> Result<(), RecipeError> {
@@ -301,6 +314,7 @@ impl Recipe {
             eval.temperature,
             "0, for the most likely token, or in 0.01..=100; not 0 where eval.samples is more than 1: greedy attempts are all the same",
         )?;
+        checker.drawing(eval)?;
         let shaping = [
             ("malformed_call", reward.malformed_call),
             ("failed_call", reward.failed_call),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dressage_agent::tasks::{ArithmeticOptions, JsonlOptions};
 use dressage_agent::{Limits, Truncation};
-use dressage_policy::{LoraOptions, Precision};
+use dressage_policy::{LoraOptions, Precision, SamplingParams};
 use dressage_reward::Scorer;
 use dressage_rl::Normaliser;
 use dressage_text::{ToolPrompt, ToolProtocol};
@@ -297,7 +297,7 @@ pub struct RewardKeys {
     pub broken: Option<f64>,
 }
 
-/// `[eval]`: greedy decoding on held-out tasks, before the first phase and after each.
+/// `[eval]`: held-out tasks, before the first phase and after each; greedily, unless told otherwise.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EvalKeys {
@@ -313,11 +313,50 @@ pub struct EvalKeys {
     pub samples: u32,
     /// How warm they are sampled; 0 takes the most likely token, for one attempt at each task.
     pub temperature: f32,
+    /// Only the most likely tokens are drawn, until their probability reaches this; 1 leaves all.
+    pub top_p: f32,
+    /// Only so many of the most likely tokens are drawn; 0 leaves all.
+    pub top_k: usize,
+    /// Only tokens at least this likely relative to the most likely one are drawn; 0 leaves all.
+    pub min_p: f32,
+    /// Most replies of an attempt; 0 for those of `agent.max_turns`.
+    pub max_turns: u32,
+    /// Most sampled tokens of an attempt; 0 for those of `agent.max_tokens`.
+    pub max_tokens: usize,
 }
 
 impl Default for EvalKeys {
     fn default() -> Self {
-        EvalKeys { tasks: 200, unseen_wordings: 0, every: 0, before: true, samples: 1, temperature: 0.0 }
+        EvalKeys {
+            tasks: 200,
+            unseen_wordings: 0,
+            every: 0,
+            before: true,
+            samples: 1,
+            temperature: 0.0,
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+            max_turns: 0,
+            max_tokens: 0,
+        }
+    }
+}
+
+impl EvalKeys {
+    /// How attempts are drawn.
+    pub fn params(&self) -> SamplingParams {
+        let EvalKeys { temperature, top_p, top_k, min_p, .. } = *self;
+        SamplingParams { temperature, top_p, top_k, min_p, ..SamplingParams::default() }
+    }
+
+    /// Where attempts end, of which those for training end at `limits`.
+    pub fn limits(&self, limits: Limits) -> Limits {
+        Limits {
+            turns: if self.max_turns == 0 { limits.turns } else { self.max_turns },
+            tokens: if self.max_tokens == 0 { limits.tokens } else { self.max_tokens },
+            ..limits
+        }
     }
 }
 

@@ -70,7 +70,7 @@ fn what_is_written_reads_back_the_same() {
 
 #[test]
 fn bad_recipes_are_refused_by_key() {
-    let cases: [(&[&str], &str); 18] = [
+    let cases: [(&[&str], &str); 21] = [
         (&["phase.0.lerning_rate=1"], "unknown key `phase.0.lerning_rate`; did you mean `learning_rate`?"),
         (&["phase.1.kind=gppo"], "`phase.1.kind` is \"gppo\", but must be one of `sft`, `rl`"),
         (&["phase.1.group_size=1"], "`phase.1.group_size` is 1, but must be at least 2"),
@@ -93,6 +93,9 @@ fn bad_recipes_are_refused_by_key() {
             &["phase.1.advantage={kind='turns', gamma=0.9}", "phase.1.uniform_groups=drop"],
             "`phase.1.uniform_groups` is set, but must be left out",
         ),
+        (&["eval.top_p=0.9"], "`eval.top_p` is 0.9, but must be in 0..=1, not 0; greedy attempts"),
+        (&["eval.temperature=1", "eval.top_p=0"], "`eval.top_p` is 0, but"),
+        (&["eval.top_k=5"], "`eval.top_k` is 5, but must be 0; greedy attempts"),
         (&["run.seed=-4"], "`run.seed` is -4, but must be a whole number, at least 0"),
         (&["phase.2.steps=1"], "--set phase.2.steps: `phase` is a list of 2"),
     ];
