@@ -231,9 +231,10 @@ unsafe fn multiply(
     (sums, stride): (*mut f32, usize),
     resume: bool,
 ) {
-    /// Sums in registers 0 to 3, the left operand in 4 and 5, the right one in 6 and 7.
+    /// Sums in registers 0 to 3, the left operand in 4 and 5, the right one in 6 and 7. Then how far a step brings the left operand, and how far
+    /// ahead the right one is fetched, in bytes.
     macro_rules! multiply {
-        ([$($zero:literal)*] [$($load:literal)*] [$($step:literal)*] [$($store:literal)*] $advance:literal) => {
+        ([$($zero:literal)*] [$($load:literal)*] [$($step:literal)*] [$($store:literal)*] $advance:literal $soon:literal) => {
             asm!(
                 "test {steps}, {steps}",
                 "jnz 5f",
@@ -253,10 +254,10 @@ unsafe fn multiply(
                 "3:",
                 $($step,)*
                 concat!("add {a}, ", $advance),
-                // A panel's step after the next, to the first-level cache.
+                // A step of the panel that comes soon, to the first-level cache.
                 ".irp line, 0, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960",
-                "prefetcht0 [{b} + 4096 + \\line]",
-                "prefetcht0 [{b} + 5120 + \\line]",
+                concat!("prefetcht0 [{b} + ", $soon, " + \\line]"),
+                concat!("prefetcht0 [{b} + 1024 + ", $soon, " + \\line]"),
                 ".endr",
                 "add {b}, {further}",
                 "prefetcht1 [{ahead}]",
@@ -305,6 +306,8 @@ unsafe fn multiply(
                 ]
                 ["tilestored [{sums} + {sums_line}], tmm0" "tilestored [{sums} + {sums_line} + 64], tmm1"]
                 "1024"
+                // So few rows are done before a panel from memory comes: further ahead.
+                "8192"
             );
         } else {
             multiply!(
@@ -332,6 +335,7 @@ unsafe fn multiply(
                     "tilestored [{lower} + {sums_line} + 64], tmm3"
                 ]
                 "2048"
+                "4096"
             );
         }
     }
