@@ -13,77 +13,18 @@ Not checked here: sampling, the optimiser, learning curves (bench/learning.py).
 
 import json
 import os
-import sqlite3
-import struct
 import sys
 from pathlib import Path
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 from common import begin, parser, relative, scratch, tensors
+from record import Step
 
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
-
-
-def words(kind: str, blob: bytes) -> list:
-    return list(struct.unpack(f"<{len(blob) // 4}{kind}", blob))
-
-
-def per_token(runs: list, count: int) -> list[float]:
-    """A number for each of `count` tokens from runs of (number, tokens), where 0 tokens go on to the end."""
-    out: list[float] = []
-    for value, length in runs:
-        out += [value] * (length or count - len(out))
-    return out
-
-
-class Step:
-    """A step of the last phase, from a run's record."""
-
-    def __init__(self, run: Path, number: int) -> None:
-        db = sqlite3.connect(f"file:{run / 'run.db'}?mode=ro", uri=True)
-        (phase,) = db.execute("SELECT max(phase) FROM steps").fetchone()
-        found = db.execute("SELECT plan FROM steps WHERE phase = ? AND step = ?", (phase, number)).fetchone()
-        if found is None:
-            sys.exit(f"{run} has no step {number} in phase {phase}")
-        self.plan = json.loads(found[0])
-        if len(self.plan["updates"]) != 1:
-            sys.exit(f"step {number} has {len(self.plan['updates'])} updates; only the first would be on policy")
-        rows = db.execute(
-            "SELECT id, grp, sample, reward FROM attempts WHERE purpose = 'train' AND phase = ? AND step = ? ORDER BY grp, sample",
-            (phase, number),
-        )
-        self.attempts = {}
-        for attempt, group, sample, reward in rows:
-            segments = db.execute("SELECT kind, temperature, tokens, logprobs FROM segments WHERE attempt = ? ORDER BY id", (attempt,))
-            tokens: list[int] = []
-            sampled: list[tuple[int, float, float]] = []  # place, log-probability, temperature
-            for kind, temperature, blob, logprobs in segments:
-                ids = words("I", blob)
-                if kind == "sampled":
-                    sampled += [(len(tokens) + i, logp, temperature) for i, logp in enumerate(words("f", logprobs))]
-                tokens += ids
-            self.attempts[group, sample] = (tokens, sampled, reward)
-
-    def batch(self) -> list[dict]:
-        """The step as the learner sees it."""
-        paths = []
-        for path in (path for part in self.plan["updates"][0]["micro_batches"] for path in part):
-            tokens, sampled, _ = self.attempts[path["attempt"]["group"], path["attempt"]["sample"]]
-            weights, advantages = (per_token(path[name], len(sampled)) for name in ("weight", "advantage"))
-            targets = [
-                {
-                    "index": place,
-                    "temperature": temperature,
-                    "term": {"path": 0, "weight": w, "advantage": a, "behaviour": logp, "proximal": None, "reference": None, "version": 0},
-                }
-                for (place, logp, temperature), w, a in zip(sampled, weights, advantages)
-            ]
-            paths.append({"tokens": tokens[: sampled[-1][0] + 1], "targets": targets})
-        return paths
 
 
 class Keep(TrainerCallback):
