@@ -5,11 +5,11 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{RwLock, Semaphore, SemaphorePermit};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::Health;
 
@@ -48,6 +48,8 @@ pub(crate) struct Device {
     busy: AtomicU64,
     learning: AtomicU64,
     occupied: AtomicU64,
+    /// Since when it learns, and for how long.
+    learns: Mutex<Option<(Instant, Duration)>>,
 }
 
 /// The place of a sequence that runs.
@@ -82,6 +84,7 @@ impl Device {
             busy: AtomicU64::default(),
             learning: AtomicU64::default(),
             occupied: AtomicU64::default(),
+            learns: Mutex::default(),
         }
     }
 
@@ -155,14 +158,23 @@ impl Device {
             return;
         }
         let _turn = self.turn.write().await;
-        // At once: who waits for a reply meanwhile wants to know what it is that takes so long.
-        self.learning.fetch_add(nanoseconds(time), Ordering::Relaxed);
+        *self.learns() = Some((Instant::now(), time));
         sleep(time).await;
+        let mut learns = self.learns();
+        self.learning.fetch_add(nanoseconds(time), Ordering::Relaxed);
+        *learns = None;
+    }
+
+    fn learns(&self) -> MutexGuard<'_, Option<(Instant, Duration)>> {
+        self.learns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn health(&self) -> Health {
         let seconds =
             |counter: &AtomicU64| Duration::from_nanos(counter.load(Ordering::Relaxed)).as_secs_f64();
+        // What is under way counts as far as it has come: who waits for a reply meanwhile wants to know what it is that takes so long.
+        let learns = self.learns();
+        let under_way = learns.map_or(Duration::ZERO, |(since, time)| since.elapsed().min(time));
         Health {
             running: self.running.load(Ordering::Relaxed),
             waiting: self.waiting.load(Ordering::Relaxed),
@@ -170,7 +182,7 @@ impl Device {
             prefilled: self.prefilled.load(Ordering::Relaxed),
             drawn: self.drawn.load(Ordering::Relaxed),
             busy_seconds: seconds(&self.busy),
-            learning_seconds: seconds(&self.learning),
+            learning_seconds: seconds(&self.learning) + under_way.as_secs_f64(),
             running_seconds: seconds(&self.occupied),
             cache_in_use_seconds: 0.0,
             cache_in_use: 0.0,
