@@ -76,7 +76,12 @@ pub fn message(error: &anyhow::Error) -> String {
                 ways.join(", or ")
             )
         }
-        _ => error.to_string(),
+        _ => match error.downcast_ref::<TrainerError>() {
+            Some(TrainerError::Policy(PolicyError::Deadline(..))) => format!(
+                "{error}\nraise `engine.call_seconds` where the machine is only slow; a run goes on from its last checkpoint with --resume"
+            ),
+            _ => error.to_string(),
+        },
     }
 }
 

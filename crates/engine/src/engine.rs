@@ -16,7 +16,7 @@ use dressage_policy::{
 use dressage_rl::Loss;
 use dressage_tree::TreeBatch;
 use serde::{Deserialize, Serialize};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use crate::adapter::AdapterLayout;
 use crate::cache::Cache;
@@ -25,7 +25,7 @@ use crate::learning::{self, Learning};
 use crate::memory::{self, MemoryPlan};
 use crate::precision::{Order, Precision};
 use crate::scheduler::{Limits, Scheduler};
-use crate::service::{Answer, BASE, Command, LearnerCommand, Service};
+use crate::service::{Answer, BASE, Command, LearnerCommand, Learns, Service};
 use crate::simd::Isa;
 use crate::transformer::Transformer;
 use crate::weights::{Weights, attention_shape};
@@ -134,6 +134,7 @@ pub struct Fingerprint {
 #[derive(Clone)]
 pub struct Engine {
     commands: Sender<Command>,
+    learns: watch::Receiver<Option<Learns>>,
     policy: u32,
     config: Arc<ModelConfig>,
     plan: MemoryPlan,
@@ -200,13 +201,15 @@ impl Engine {
         let limits = learning::Limits { rows: options.batch_tokens.max(1), kept: plan.kept };
         let admission = Limits { running: options.running, rows: options.step_rows };
         let (commands, inbox) = channel();
+        let (learns_now, learns) = watch::channel(None);
         let learning = Learning::new(&model, limits);
         let scheduler = Scheduler::new(cache, admission, token_bytes);
-        let service = Service::new(model, scheduler, learning, inbox, options.trains, options.keep_cache);
+        let EngineOptions { trains, keep_cache, .. } = *options;
+        let service = Service::new(model, scheduler, learning, inbox, learns_now, trains, keep_cache);
         std::thread::Builder::new().name("engine-0".into()).spawn(move || service.run()).map_err(
             |error| EngineError::Options(format!("the engine's thread could not be started: {error}")),
         )?;
-        Ok(Engine { commands, policy: BASE, config, plan, fingerprint, context })
+        Ok(Engine { commands, learns, policy: BASE, config, plan, fingerprint, context })
     }
 
     /// What an engine with these options will need.
@@ -314,7 +317,15 @@ impl Sampler for Engine {
     }
 
     async fn health(&self) -> Result<Health, PolicyError> {
-        self.ask(Command::Health).await
+        // While it learns its thread answers nothing, for as long as a micro-batch takes.
+        let mut learns = self.learns.clone();
+        tokio::select! {
+            biased;
+            health = self.ask(Command::Health) => health,
+            learns = learns.wait_for(Option::is_some) => {
+                learns.ok().and_then(|learns| learns.as_ref().map(Learns::health)).ok_or(PolicyError::Stopped("the engine"))
+            }
+        }
     }
 
     async fn version(&self) -> Result<u64, PolicyError> {

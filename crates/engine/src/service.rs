@@ -15,7 +15,7 @@ use dressage_policy::{
 };
 use dressage_rl::Loss;
 use dressage_tree::TreeBatch;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use crate::adapter::Adapter;
 use crate::checkpoint;
@@ -72,12 +72,30 @@ pub enum LearnerCommand {
     Publish(u64, Answer<()>),
 }
 
+/// What the engine's thread does while it answers nothing.
+#[derive(Debug, Clone)]
+pub struct Learns {
+    since: Instant,
+    /// How it was before.
+    health: Health,
+}
+
+impl Learns {
+    /// How the engine is now.
+    pub fn health(&self) -> Health {
+        let mut health = self.health.clone();
+        health.learning_seconds += self.since.elapsed().as_secs_f64();
+        health
+    }
+}
+
 /// The engine's thread.
 pub struct Service {
     model: Transformer,
     scheduler: Scheduler,
     learning: Learning,
     inbox: Receiver<Command>,
+    learns: watch::Sender<Option<Learns>>,
     pending: VecDeque<(u32, LearnerCommand)>,
     learning_time: Duration,
     /// By policy.
@@ -91,12 +109,13 @@ pub struct Service {
 }
 
 impl Service {
-    /// A service for `model`, its weights published as version 0.
+    /// A service for `model`, its weights published as version 0. `learns` tells what it does while it answers nothing.
     pub fn new(
         model: Transformer,
         scheduler: Scheduler,
         learning: Learning,
         inbox: Receiver<Command>,
+        learns: watch::Sender<Option<Learns>>,
         trains: bool,
         keeps_cache: bool,
     ) -> Self {
@@ -105,6 +124,7 @@ impl Service {
             scheduler,
             learning,
             inbox,
+            learns,
             pending: VecDeque::new(),
             learning_time: Duration::ZERO,
             published: vec![Published::default()],
@@ -134,9 +154,11 @@ impl Service {
             }
             if waited >= PATIENCE || !self.scheduler.has_work(&self.published) {
                 if let Some((policy, command)) = self.pending.pop_front() {
-                    let start = Instant::now();
+                    let since = Instant::now();
+                    self.learns.send_replace(Some(Learns { since, health: self.health() }));
                     self.learn(policy, command);
-                    self.learning_time += start.elapsed();
+                    self.learning_time += since.elapsed();
+                    self.learns.send_replace(None);
                 }
                 waited = 0;
             } else {
@@ -144,6 +166,10 @@ impl Service {
                 self.scheduler.step(&self.model, &self.published);
             }
         }
+    }
+
+    fn health(&self) -> Health {
+        Health { learning_seconds: self.learning_time.as_secs_f64(), ..self.scheduler.health() }
     }
 
     fn take(&mut self, command: Command) {
@@ -155,10 +181,7 @@ impl Service {
             Command::Abort(policy, stream, answer) => {
                 let _ = answer.send(Ok(self.scheduler.abort(policy, stream)));
             }
-            Command::Health(answer) => {
-                let learning_seconds = self.learning_time.as_secs_f64();
-                drop(answer.send(Ok(Health { learning_seconds, ..self.scheduler.health() })));
-            }
+            Command::Health(answer) => drop(answer.send(Ok(self.health()))),
             Command::Version(policy, answer) => {
                 drop(answer.send(Ok(self.published[policy as usize].version)));
             }

@@ -281,6 +281,28 @@ async fn an_aborted_request_goes_on_where_it_stopped() {
     assert_eq!(engine.abort(None).await.unwrap(), 0);
 }
 
+/// While the engine learns, it says how it is: who waits for a reply meanwhile wants to know what takes so long.
+#[tokio::test]
+async fn an_engine_that_learns_says_so() {
+    let config = ModelConfig { context: 4096, ..tiny_config() };
+    let engine = start(&config, 1, Isa::Portable, &options());
+    let target = PathTarget { index: 3999, temperature: 1.0, term: Term::default() };
+    let path = PathInput { tokens: tokens(3, 4000), targets: vec![target] };
+    let mut learns = engine.logprobs(Arc::new(TreeBatch::merge(&[path]).unwrap()));
+    let mut told = vec![0.0];
+    loop {
+        tokio::select! {
+            biased;
+            learnt = &mut learns => break drop(learnt.unwrap()),
+            health = engine.health() => told.push(health.unwrap().learning_seconds),
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    told.dedup();
+    assert!(told.len() > 2 && told.is_sorted(), "{told:?}");
+    assert!(engine.health().await.unwrap().learning_seconds >= told[told.len() - 1]);
+}
+
 /// Weights change in the middle of a reply: it goes on, each token says which weights drew it, and each is what training
 /// computes under those weights, unless the cache was kept.
 #[tokio::test]

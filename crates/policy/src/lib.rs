@@ -7,8 +7,8 @@
 //! *Behaviour log-probability*: log-softmax(logits / temperature) over the full vocabulary; at temperature 0 (greedy,
 //! for evaluation) it is taken at temperature 1.
 //!
-//! [`Simulator`] implements both over one small table, for tests of everything above; [`crash_point`] marks the places
-//! at which such tests kill the process.
+//! [`Timely`] gives every call of either a deadline. [`Simulator`] implements both over one small table, for tests of everything above;
+//! [`crash_point`] marks the places at which such tests kill the process.
 //!
 //! Not here: prompts as text (`dressage-text`), and any model.
 
@@ -21,6 +21,7 @@ mod precision;
 mod random;
 mod sampler;
 mod simulator;
+mod timely;
 
 pub use crash::{CRASH_AT, crash_point};
 pub use device::Timing;
@@ -34,3 +35,4 @@ pub use sampler::{
     TokenBytes,
 };
 pub use simulator::{Simulator, SimulatorConfig};
+pub use timely::Timely;

@@ -60,6 +60,7 @@ pub async fn replay(
         return Err(file_error("open the record of the run", &record, io::ErrorKind::NotFound.into()));
     }
     let store = Store::open(&record)?;
+    let models = models.timely(recipe);
     let Found { whole: checkpoints, damaged } = Checkpoints::look(folder.join("checkpoints")).find()?;
     for note in &damaged {
         observer.event(&Event::Note(note));
@@ -97,6 +98,16 @@ pub async fn replay(
 }
 
 impl Replayers {
+    /// The same, no call of which takes longer than the recipe allows.
+    fn timely(&self, recipe: &Recipe) -> Self {
+        let timely = |learner: &Arc<dyn Learner>| recipe.engine.learner(learner.clone());
+        Replayers {
+            learner: timely(&self.learner),
+            reference: self.reference.as_ref().map(timely),
+            critic: self.critic.as_ref().map(timely),
+        }
+    }
+
     fn of(&self, phase: &Phase) -> Models<'_> {
         let needs = |needs: fn(&RlKeys) -> bool| matches!(phase, Phase::Rl(keys) if needs(keys));
         Models {

@@ -131,6 +131,9 @@ impl Trainer {
     /// When the recipe, the tasks or the folder do not allow it. Nothing is written before everything else is checked.
     pub async fn new(recipe: Recipe, parts: Parts, start: Start) -> Result<Self, TrainerError> {
         let Parts { sampler, learner, reference, critic, chat, tools, context, companions } = parts;
+        let (sampler, learner) = (recipe.engine.sampler(sampler), recipe.engine.learner(learner));
+        let [reference, critic] =
+            [reference, critic].map(|learner| learner.map(|learner| recipe.engine.learner(learner)));
         let tasks = Tasks::load(&recipe)?;
         check_tasks(&recipe, &tasks, &chat, &tools, context).await?;
         let lacks = |needs: fn(&RlKeys) -> bool, model: &Option<_>| {

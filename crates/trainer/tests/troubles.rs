@@ -202,6 +202,24 @@ async fn training_that_takes_long_breaks_no_reply() {
     assert!(updates.len() == 3 && updates.iter().all(|seconds| *seconds > 2.0), "{updates:?}");
 }
 
+/// A device that hangs ends the run, which says what it waited for and can go on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_device_that_hangs_ends_the_run() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("run");
+    let timing = Timing { update: Duration::from_secs(3600), ..Timing::default() };
+    let hanging = Arc::new(Simulator::new(SimulatorConfig { timing, ..common::simulated() }));
+    let overrides = ["engine.call_seconds=0.2", "eval.tasks=0", "eval.unseen_wordings=0"];
+    let parts_of = |policy: &Arc<Simulator>| parts(policy, Duration::ZERO);
+    let recipe = recipe(&folder, &overrides);
+    let mut trainer = Trainer::new(recipe, parts_of(&hanging), Start::Fresh).await.unwrap();
+    let error = trainer.run(&mut (), &StopFlag::default()).await.unwrap_err();
+    assert_eq!(error.to_string(), "waited 200ms for a step of the optimiser");
+    drop(trainer);
+    let patient = ["engine.call_seconds=60", "eval.tasks=0", "eval.unseen_wordings=0"];
+    finish(&folder, &patient, parts_of(&simulator(Duration::ZERO, 0.0)), Start::Resume).await;
+}
+
 /// Attempts that break at once are not among the first of their group.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn spare_attempts_stand_in_for_broken_ones() {

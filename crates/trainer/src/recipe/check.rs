@@ -10,6 +10,9 @@ use super::RecipeError;
 use super::keys::{EvalKeys, OptimiserKeys, Phase, QUESTION, Recipe, SftKeys, TaskSource};
 use super::rl::{Charge, CriticKeys, GroupBy, Overlong, Proximal, RlKeys, UniformGroups};
 
+/// The longest time that a recipe may name, which keeps it within what a duration can hold.
+const MOST_SECONDS: f64 = 1e9;
+
 /// Collects the first value out of range.
 struct Checker<'a> {
     file: &'a Path,
@@ -36,6 +39,10 @@ impl Checker<'_> {
 
     fn positive(&self, key: impl Display, value: f32) -> Result<(), RecipeError> {
         self.check(value > 0.0 && value.is_finite(), key, value, "finite and more than 0")
+    }
+
+    fn seconds(&self, key: &str, value: f64) -> Result<(), RecipeError> {
+        self.check(value > 0.0 && value <= MOST_SECONDS, key, value, format!("in 0..={MOST_SECONDS}, not 0"))
     }
 
     fn at_least_one(&self, key: impl Display, value: usize) -> Result<(), RecipeError> {
@@ -247,6 +254,7 @@ impl Recipe {
             checker.check(context >= 2, "model.context", context, "at least 2")?;
         }
         checker.at_least_one("engine.micro_batch_tokens", engine.micro_batch_tokens)?;
+        checker.seconds("engine.call_seconds", engine.call_seconds)?;
 
         checker.check(!tasks.is_empty(), "tasks", "empty", "at least one source")?;
         for (i, source) in tasks.iter().enumerate() {
@@ -274,19 +282,12 @@ impl Recipe {
         )?;
         checker.at_least_one("agent.max_turns", agent.max_turns as usize)?;
         checker.at_least_one("agent.max_tokens", agent.max_tokens)?;
-        // The upper bound keeps them within what a duration can hold.
-        let seconds = |value: f64| value > 0.0 && value <= 1e9;
+        checker.seconds("agent.tool_seconds", agent.tool_seconds)?;
         checker.check(
-            seconds(agent.tool_seconds),
-            "agent.tool_seconds",
-            agent.tool_seconds,
-            "in 0..=1e9, not 0",
-        )?;
-        checker.check(
-            agent.tool_delay == 0.0 || seconds(agent.tool_delay),
+            (0.0..=MOST_SECONDS).contains(&agent.tool_delay),
             "agent.tool_delay",
             agent.tool_delay,
-            "in 0..=1e9",
+            format!("in 0..={MOST_SECONDS}"),
         )?;
         checker.check(
             0.0 <= agent.tool_delay_least && agent.tool_delay_least <= agent.tool_delay,
@@ -294,18 +295,8 @@ impl Recipe {
             agent.tool_delay_least,
             "in 0..=agent.tool_delay",
         )?;
-        checker.check(
-            seconds(agent.reply_seconds),
-            "agent.reply_seconds",
-            agent.reply_seconds,
-            "in 0..=1e9, not 0",
-        )?;
-        checker.check(
-            seconds(agent.attempt_seconds),
-            "agent.attempt_seconds",
-            agent.attempt_seconds,
-            "in 0..=1e9, not 0",
-        )?;
+        checker.seconds("agent.reply_seconds", agent.reply_seconds)?;
+        checker.seconds("agent.attempt_seconds", agent.attempt_seconds)?;
         checker.at_least_one("eval.samples", eval.samples as usize)?;
         let warm = (0.01..=100.0).contains(&eval.temperature);
         checker.check(

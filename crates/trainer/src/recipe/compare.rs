@@ -5,7 +5,7 @@ use std::fmt;
 use toml::{Table, Value};
 
 /// Keys that a run may go on with another value of: they change how it goes, and what comes out only where a deadline passes.
-const FREE: [&str; 12] = [
+const FREE: [&str; 13] = [
     "run.name",
     "run.folder",
     "run.checkpoint_every",
@@ -13,6 +13,7 @@ const FREE: [&str; 12] = [
     "engine.threads",
     "engine.concurrency",
     "engine.memory_mb",
+    "engine.call_seconds",
     "metrics.tensorboard",
     "metrics.mlflow",
     "metrics.wandb",

@@ -1,11 +1,12 @@
 //! Every key of a recipe, declared once: its type, its default, what it means.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use dressage_agent::tasks::{ArithmeticOptions, JsonlOptions};
 use dressage_agent::{Limits, Truncation};
-use dressage_policy::{LoraOptions, Precision, SamplingParams};
+use dressage_policy::{Learner, LoraOptions, Precision, Sampler, SamplingParams, Timely};
 use dressage_reward::Scorer;
 use dressage_rl::Normaliser;
 use dressage_text::{ToolPrompt, ToolProtocol};
@@ -115,12 +116,25 @@ pub struct EngineKeys {
     /// Most memory to use, in MiB; 0 for what is free. Where it is short, training computes activations again, which takes
     /// longer. Results do not depend on it.
     pub memory_mb: usize,
+    /// Longest wait for the model to do one thing other than to reply, in seconds: to take a micro-batch, to change its weights, to write
+    /// or read them. Where it hangs for longer the run ends with an error, and can go on from its last checkpoint.
+    pub call_seconds: f64,
 }
 
 impl EngineKeys {
     /// Sequences that the engine computes together at most: as many as there are attempts, where the recipe says how many.
     pub fn sequences(&self) -> usize {
         self.attempts(SEQUENCES)
+    }
+
+    /// `sampler`, no call of which takes longer than `call_seconds`.
+    pub fn sampler(&self, sampler: Arc<dyn Sampler>) -> Arc<dyn Sampler> {
+        Arc::new(Timely::new(sampler, Duration::from_secs_f64(self.call_seconds)))
+    }
+
+    /// `learner`, no call of which takes longer than `call_seconds`.
+    pub fn learner(&self, learner: Arc<dyn Learner>) -> Arc<dyn Learner> {
+        Arc::new(Timely::new(learner, Duration::from_secs_f64(self.call_seconds)))
     }
 
     /// Attempts under way at once, where `needed` would be best.
@@ -138,6 +152,7 @@ impl Default for EngineKeys {
             precision: Precision::F32,
             keep_cache: false,
             memory_mb: 0,
+            call_seconds: 3600.0,
         }
     }
 }

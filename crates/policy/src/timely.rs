@@ -1,0 +1,128 @@
+//! A deadline for every call of a policy.
+
+use std::future::Future;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use dressage_rl::Loss;
+use dressage_tree::TreeBatch;
+use tokio::time::timeout;
+
+use crate::{
+    ForwardBackward, Health, Learner, OptimParams, OptimReport, PolicyError, SampleRequest, SampleStream,
+    Sampler,
+};
+
+/// A policy whose calls all end within `longest`, or fail with [`PolicyError::Deadline`] and what was waited for: a device that hangs ends a
+/// run, which can go on from its last checkpoint, and does not keep it waiting. The tokens of a reply come on its stream, and their
+/// deadline is the reader's.
+pub struct Timely<P: ?Sized> {
+    policy: Arc<P>,
+    longest: Duration,
+}
+
+impl<P: ?Sized> Timely<P> {
+    /// `policy`, with at most `longest` for each call.
+    pub fn new(policy: Arc<P>, longest: Duration) -> Self {
+        Timely { policy, longest }
+    }
+
+    async fn wait<T>(
+        &self,
+        call: impl Future<Output = Result<T, PolicyError>>,
+        what: impl FnOnce() -> String,
+    ) -> Result<T, PolicyError> {
+        let done = timeout(self.longest, call).await;
+        done.unwrap_or_else(|_| Err(PolicyError::Deadline(self.longest, what())))
+    }
+}
+
+fn of(what: &str, batch: &TreeBatch) -> String {
+    format!("{what} of a batch of {} tokens", batch.tokens.len())
+}
+
+#[async_trait]
+impl<P: Learner + ?Sized> Learner for Timely<P> {
+    async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
+        self.wait(self.policy.logprobs(batch.clone()), || of("the log-probabilities", &batch)).await
+    }
+
+    async fn values(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
+        self.wait(self.policy.values(batch.clone()), || of("the values", &batch)).await
+    }
+
+    async fn forward_backward(
+        &self,
+        batch: Arc<TreeBatch>,
+        loss: Loss,
+    ) -> Result<ForwardBackward, PolicyError> {
+        self.wait(self.policy.forward_backward(batch.clone(), loss), || of("the gradient", &batch)).await
+    }
+
+    async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError> {
+        self.wait(self.policy.optim_step(params), || "a step of the optimiser".into()).await
+    }
+
+    async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError> {
+        let what = || format!("the weights to be written to {}", folder.display());
+        self.wait(self.policy.save(folder, with_optimiser), what).await
+    }
+
+    async fn load(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError> {
+        let what = || format!("the weights to be read from {}", folder.display());
+        self.wait(self.policy.load(folder, with_optimiser), what).await
+    }
+
+    async fn publish(&self, version: u64) -> Result<(), PolicyError> {
+        let what = || format!("the weights to be published as version {version}");
+        self.wait(self.policy.publish(version), what).await
+    }
+}
+
+#[async_trait]
+impl<P: Sampler + ?Sized> Sampler for Timely<P> {
+    async fn sample(&self, request: SampleRequest) -> Result<SampleStream, PolicyError> {
+        self.wait(self.policy.sample(request), || "the sampler to accept a request".into()).await
+    }
+
+    async fn abort(&self, stream: Option<u64>) -> Result<usize, PolicyError> {
+        self.wait(self.policy.abort(stream), || "the sampler to end requests".into()).await
+    }
+
+    async fn health(&self) -> Result<Health, PolicyError> {
+        self.wait(self.policy.health(), || "the sampler to say how it is".into()).await
+    }
+
+    async fn version(&self) -> Result<u64, PolicyError> {
+        self.wait(self.policy.version(), || "the sampler to say which weights it has".into()).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Simulator, SimulatorConfig, Timing};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_takes_too_long_says_what_was_waited_for() {
+        let timing = Timing { update: Duration::from_secs(60), ..Timing::default() };
+        let simulator = Arc::new(Simulator::new(SimulatorConfig { timing, ..SimulatorConfig::default() }));
+        let params = OptimParams {
+            learning_rate: 1e-3,
+            beta1: 0.9,
+            beta2: 0.99,
+            epsilon: 1e-8,
+            weight_decay: 0.0,
+            max_grad_norm: 1.0,
+        };
+        let patient = Timely::new(simulator.clone(), Duration::from_secs(61));
+        patient.optim_step(params).await.unwrap();
+        patient.publish(1).await.unwrap();
+        assert_eq!(patient.version().await.unwrap(), 1);
+        let hasty: Timely<dyn Learner> = Timely::new(simulator, Duration::from_secs(59));
+        let error = hasty.optim_step(params).await.unwrap_err();
+        assert_eq!(error.to_string(), "waited 59s for a step of the optimiser");
+    }
+}
