@@ -7,11 +7,14 @@
 
 pub mod adamw;
 pub mod attention;
+#[cfg(target_arch = "x86_64")]
+mod attention_amx;
 pub mod attention_backward;
 pub mod attention_tiles;
 pub mod kv;
 pub mod norm;
 pub mod rope;
+mod slopes;
 pub mod softmax;
 pub mod swiglu;
 

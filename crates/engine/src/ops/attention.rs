@@ -12,12 +12,14 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
+#[cfg(target_arch = "x86_64")]
+use super::attention_amx;
 use super::attention_tiles::{Run, STRETCH, Tile, tiles};
 use super::kv::{BLOCK, KeyValues, Span};
 use crate::Compute;
 use crate::buffer::{Buffer, Shared};
-use crate::precision::Kernel;
-use crate::product::left::Left;
+use crate::precision::{Kernel, Order};
+use crate::product::left::{Left, STEP};
 use crate::product::pack::Matrix;
 use crate::product::tile::{Rows, tile as multiply};
 use crate::product::{MAX_ROWS, NR};
@@ -33,7 +35,7 @@ struct Scratch {
     scores: Buffer,
     /// What normalises each row.
     stats: [RowStats; MAX_ROWS],
-    /// In bf16, weights packed as a left operand.
+    /// In bf16, weights packed as left operands, one for each part.
     weights: Buffer,
     /// Weighted sums of values, `[rows][padded]`.
     sums: Buffer,
@@ -186,15 +188,18 @@ fn attend(
             unsafe { multiply(kernel, rows, a, b, to, stride, BLOCK, false) };
         }
     }
-    for (r, place) in places(spans, &tile.runs, group).enumerate() {
-        let row = &mut scores[r * stride..][..longest];
-        stats[r] = weigh(kernel.isa, &mut row[..place.seen]);
-        row[place.seen..].fill(0.0);
-    }
+    let packed = weigh_all(kernel, spans, tile, group, (scores, stride), weights, stats);
+    let mut before = 0;
     for part in parts(spans, tile, group) {
         let (first, rows, start) = (part.rows.start, part.rows.len(), part.positions.start);
-        let scores = Matrix::new(scores, first + rows, stride);
-        let a = Left::of(kernel, scores, part.rows.clone(), part.positions.clone(), weights);
+        let a = match packed {
+            Some(packed) => Left::packed(kernel, packed.wrapping_add(before), rows),
+            None => {
+                let scores = Matrix::new(scores, first + rows, stride);
+                Left::of(kernel, scores, part.rows.clone(), part.positions.clone(), weights)
+            }
+        };
+        before += kernel.left_words(rows, part.positions.len());
         for from in part.positions.clone().step_by(STRETCH) {
             let to = part.positions.end.min(from + STRETCH);
             let a = a.after(kernel.words(from - start));
@@ -214,6 +219,76 @@ fn attend(
                 unsafe { multiply(kernel, rows, a, b, to, padded, NR, from > 0) };
             }
         }
+    }
+}
+
+/// Makes weights of the scores of all rows of a tile, `stride` apart, and what normalises them: where the scores were, or, where that is returned,
+/// as left operands for AMX, one for each part.
+fn weigh_all(
+    kernel: Kernel,
+    spans: &[Span],
+    tile: &Tile,
+    group: usize,
+    (scores, stride): (&mut [f32], usize),
+    weights: &mut Buffer,
+    stats: &mut [RowStats; MAX_ROWS],
+) -> Option<*const f32> {
+    #[cfg(target_arch = "x86_64")]
+    if kernel.order() == Order::Tiled {
+        let words = |part: Part<'_>| kernel.left_words(part.rows.len(), part.positions.len());
+        let weights = weights.reserve(parts(spans, tile, group).map(words).sum());
+        weigh_packed(kernel, spans, tile, group, (scores, stride), weights, stats);
+        return Some(weights.as_ptr());
+    }
+    for (r, place) in places(spans, &tile.runs, group).enumerate() {
+        let row = &mut scores[r * stride..][..stride];
+        stats[r] = weigh(kernel.isa, &mut row[..place.seen]);
+        row[place.seen..].fill(0.0);
+    }
+    None
+}
+
+/// [`weigh_all`] for AMX.
+#[cfg(target_arch = "x86_64")]
+fn weigh_packed(
+    kernel: Kernel,
+    spans: &[Span],
+    tile: &Tile,
+    group: usize,
+    (scores, stride): (&[f32], usize),
+    weights: &mut [f32],
+    stats: &mut [RowStats; MAX_ROWS],
+) {
+    let mut seen = [0; MAX_ROWS];
+    let mut sums = [[0.0; LANES]; MAX_ROWS];
+    for (r, place) in places(spans, &tile.runs, group).enumerate() {
+        seen[r] = place.seen;
+        stats[r][0] = largest(kernel.isa, &scores[r * stride..][..place.seen]);
+    }
+    let mut before = 0;
+    for part in parts(spans, tile, group) {
+        let (start, positions) = (part.positions.start, part.positions.len());
+        let words = kernel.left_words(part.rows.len(), positions);
+        let step = kernel.left_rows(part.rows.len()) * STEP;
+        let to = &mut weights[before..before + words];
+        for (at, r) in part.rows.enumerate() {
+            let scores = &scores[r * stride + start..][..positions.next_multiple_of(BLOCK)];
+            let seen = seen[r].saturating_sub(start);
+            let to = to[at * STEP..].as_mut_ptr();
+            // SAFETY: the order is that of AMX, which is available; a left operand has a step for every block of positions.
+            unsafe { attention_amx::weigh(scores, seen, stats[r][0], &mut sums[r], to, step) };
+        }
+        before += words;
+    }
+    for (stats, sums) in stats.iter_mut().zip(sums) {
+        stats[1] = fold(sums);
+    }
+}
+
+simd! {
+    /// The largest score.
+    fn largest(scores: &[f32]) -> f32 {
+        max(scores)
     }
 }
 
@@ -249,7 +324,7 @@ pub(crate) mod tests {
     use super::*;
     use std::collections::BTreeMap;
 
-    use crate::precision::{Order, Precision};
+    use crate::precision::Precision;
     use crate::simd::Isa;
 
     /// Attention of every row over its path (a list of row indices, the row itself last), in f64.
@@ -325,6 +400,52 @@ pub(crate) mod tests {
                 // Scores reach ±50 here, so weights are good to about 1e-5 in f32, to a tenth in bf16.
                 close(&out, &naive(shape, &paths, &wide(&qkv)), tolerance);
             }
+        }
+    }
+
+    /// Weights made as operands of AMX are those that would have been packed, to the bit, and are normalised alike.
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn weights_for_amx_are_those_that_would_be_packed() {
+        if !Isa::available().contains(&Isa::Amx) {
+            return;
+        }
+        let kernel = Kernel { isa: Isa::Amx, precision: Precision::Bf16 };
+        let span = |position, own: u32| {
+            let blocks = (0..40).map(|i| if i < 20 { i } else { own * 100 + i }).collect();
+            Span { row: 0, len: 1, position, blocks, inherits: None }
+        };
+        let spans = [span(600, 1), span(777, 2), span(640, 3)];
+        let group = 3;
+        for tile in tiles(&spans, group, kernel.tile_rows()) {
+            let rows: usize = tile.runs.iter().map(|run| run.rows).sum();
+            let stride = 800 + LANES;
+            let scores = noise(rows * stride, 4, 9.0);
+            let (mut made, mut packed) = (Buffer::default(), Buffer::default());
+            let mut stats = [[0.0; 2]; MAX_ROWS];
+            let mut kept = scores.clone();
+            let at =
+                weigh_all(kernel, &spans, &tile, group, (&mut kept, stride), &mut made, &mut stats).unwrap();
+            assert_eq!(at, made.as_ptr());
+            let mut weights = scores;
+            for (r, place) in places(&spans, &tile.runs, group).enumerate() {
+                let row = &mut weights[r * stride..][..stride];
+                assert_eq!(weigh(kernel.isa, &mut row[..place.seen]), stats[r]);
+                row[place.seen..].fill(0.0);
+            }
+            let mut before = 0;
+            for part in parts(&spans, &tile, group) {
+                let words = kernel.left_words(part.rows.len(), part.positions.len());
+                let matrix = Matrix::new(&weights, rows, stride);
+                Left::of(kernel, matrix, part.rows.clone(), part.positions.clone(), &mut packed);
+                let high = kernel.left_rows(part.rows.len()) * STEP;
+                let of = part.rows.len() * STEP;
+                for (a, b) in packed[..words].chunks(high).zip(made[before..before + words].chunks(high)) {
+                    assert!(a[..of].iter().zip(&b[..of]).all(|(a, b)| a.to_bits() == b.to_bits()));
+                }
+                before += words;
+            }
+            assert!(tile.shared > 0 && before > 0);
         }
     }
 

@@ -12,14 +12,15 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use super::kv::{BLOCK, KeyValues, Shape, Span};
+use super::slopes::{Row, Scores};
 use crate::Compute;
 use crate::buffer::{Buffer, Shared};
 use crate::precision::{Kernel, Precision};
 use crate::product::left::Left;
-use crate::product::pack::{Matrix, pack_columns, pack_rows, unpack_rows};
+use crate::product::pack::{Matrix, pack_columns, unpack_rows};
 use crate::product::tile::{Rows, tile};
 use crate::product::{MAX_ROWS, NR};
-use crate::simd::{LANES, dot, exp, simd};
+use crate::simd::{LANES, dot, simd};
 
 /// Query rows whose weights exist at a time: enough to make up for reading dK and dV, few enough to stay in the cache.
 pub const QUERIES: usize = 3 * MAX_ROWS;
@@ -44,6 +45,12 @@ pub struct Saved<'a> {
     pub stats: &'a [f32],
 }
 
+/// Distance between rows of `positions` positions: as far as the last panel of them goes, and an odd number of cache lines, so that one
+/// position of many rows does not fall into one set of the cache.
+fn stride(positions: usize) -> usize {
+    positions.next_multiple_of(BLOCK) + LANES
+}
+
 /// Some queries of one span.
 struct Piece {
     span: usize,
@@ -51,17 +58,17 @@ struct Piece {
     queries: Range<usize>,
     /// Positions that they see: those of the path up to the last of them.
     positions: usize,
-    /// Where the shares of its key heads start: for each, `[positions][padded]` for keys, then for values.
+    /// Where the shares of its key heads start: for each, `[padded][stride]` for keys, then for values.
     shares: usize,
 }
 
 /// Most values that the shares of a batch of `rows` rows take, none on a path longer than `longest`.
 pub fn shares_at_most(shape: Shape, rows: usize, longest: usize) -> usize {
     let position = 2 * shape.kv_heads * shape.padded();
+    let longest = stride(longest).saturating_mul(position);
     // The pieces of a path as long as the batch see half of it on average.
     let pieces = rows.div_ceil(QUERIES).min(PIECES[0]);
-    let all = longest.saturating_mul(position).saturating_mul(pieces + 1) / 2;
-    all.min(SHARES.max(longest.saturating_mul(position)))
+    (longest.saturating_mul(pieces + 1) / 2).min(SHARES.max(longest))
 }
 
 impl Piece {
@@ -75,7 +82,7 @@ impl Piece {
             for first in (0..span.len).step_by(len) {
                 let queries = first..span.len.min(first + len);
                 let positions = span.position + queries.end;
-                let size = shape.kv_heads * 2 * positions * shape.padded();
+                let size = shape.kv_heads * 2 * stride(positions) * shape.padded();
                 if groups.is_empty() || total + size > SHARES {
                     groups.push(Vec::new());
                     total = 0;
@@ -95,7 +102,7 @@ impl Piece {
 
     /// Where the share of `part` (0: keys, 1: values) of a key head lies.
     fn share(&self, shape: Shape, kv_head: usize, part: usize) -> Range<usize> {
-        let size = self.positions * shape.padded();
+        let size = stride(self.positions) * shape.padded();
         let start = self.shares + (2 * kv_head + part) * size;
         start..start + size
     }
@@ -118,13 +125,15 @@ struct Task {
     queries: Buffer,
     grads: Buffer,
     packed: Buffer,
-    /// P and dS, `[row][positions]`.
+    /// Scores and dO Vᵀ, then P and dS, `[row][positions]`; in bf16 these as words, `[words of rows][positions]`.
     weights: Buffer,
     slopes: Buffer,
+    weight_words: Buffer,
+    slope_words: Buffer,
     dqueries: Buffer,
-    /// In bf16, a tile of dS or P, packed, and queries or dO as words, `[words of rows][…]`.
+    /// In bf16, a tile of dS, packed, and all tiles of queries or dO the other way round.
     left: Buffer,
-    right: Buffer,
+    turned: Vec<Buffer>,
 }
 
 /// Fills `dqkv` (rows of `shape.qkv()`) with the gradient, given that of the output, `dout`. `paths[i]` are the rows on the
@@ -143,7 +152,7 @@ pub fn backward(
     dqkv: &mut [f32],
 ) {
     let shape = keys_values.shape;
-    let (width, dim, padded) = (shape.qkv(), shape.head_dim, shape.padded());
+    let (width, dim) = (shape.qkv(), shape.head_dim);
     let first = above.len() / (2 * shape.key());
     let (shared, above) = (Shared::new(dqkv), Shared::new(above));
     compute.pool.run(spans.len(), |task| {
@@ -182,13 +191,22 @@ pub fn backward(
                 let rows = paths[piece.span].iter().flat_map(|&(first, len)| first..first + len);
                 let higher = (0..first).map(|position| (&above, position * 2 * shape.key() + column));
                 let here = rows.map(|row| (&shared, row * width + shape.query() + column));
-                for ((to, at), from) in higher.chain(here).zip(share.chunks_exact(padded)) {
-                    // SAFETY: each (position or row, key head, part) belongs to one task.
-                    let to = unsafe { to.slice(at, dim) };
-                    for (to, from) in to.iter_mut().zip(from) {
-                        *to += *from;
+                let mut places = higher.chain(here);
+                let from = Matrix::strided(share, dim, piece.positions, stride(piece.positions));
+                SCRATCH.with_borrow_mut(|scratch| {
+                    let rows = scratch.unpacked.reserve(BLOCK * dim);
+                    for position in (0..piece.positions).step_by(BLOCK) {
+                        let count = BLOCK.min(piece.positions - position);
+                        turn_back(compute.kernel(), from, position..position + count, rows);
+                        for (from, (to, at)) in rows[..count * dim].chunks_exact(dim).zip(&mut places) {
+                            // SAFETY: each (position or row, key head, part) belongs to one task.
+                            let to = unsafe { to.slice(at, dim) };
+                            for (to, from) in to.iter_mut().zip(from) {
+                                *to += *from;
+                            }
+                        }
                     }
-                }
+                });
             }
         });
     }
@@ -212,23 +230,28 @@ impl Task {
         let shape = keys_values.shape;
         let (width, dim, padded) = (shape.qkv(), shape.head_dim, shape.padded());
         let most = kernel.tile_rows();
-        // An odd number of cache lines, so that one position of many rows does not fall into one set of the cache; as far as the
-        // last tile of positions goes.
-        let stride = piece.positions.div_ceil(BLOCK) * BLOCK + LANES;
+        let stride = stride(piece.positions);
         let scale = 1.0 / (dim as f32).sqrt();
         self.turn(kernel, keys_values, &span.blocks, kv_head, piece.positions);
         let queries = self.queries.reserve(QUERIES * padded);
         let grads = self.grads.reserve(QUERIES * padded);
         let weights = self.weights.reserve(QUERIES * stride);
         let slopes = self.slopes.reserve(QUERIES * stride);
+        let word_rows = if kernel.precision == Precision::Bf16 { kernel.words(QUERIES) } else { 0 };
+        let weight_words = self.weight_words.reserve(word_rows * stride);
+        let slope_words = self.slope_words.reserve(word_rows * stride);
         let dqueries = self.dqueries.reserve(most * padded);
-        let right = self.right.reserve(kernel.words(QUERIES) * padded);
         let depth = kernel.words(dim);
         let [dkeys, dvalues] = share;
+        // Tiles of queries and dO the other way round, of about the same height.
+        let high = padded.div_ceil(padded.div_ceil(most));
+        self.turned.resize_with(padded.div_ceil(high), Buffer::default);
+        let mut lefts = Vec::new();
         // Those of the first queries write to what they see.
-        let written = (span.position + piece.queries.end.min(piece.queries.start + QUERIES)) * padded;
-        dkeys[written..].fill(0.0);
-        dvalues[written..].fill(0.0);
+        let written = span.position + piece.queries.end.min(piece.queries.start + QUERIES);
+        for row in dkeys.chunks_exact_mut(stride).chain(dvalues.chunks_exact_mut(stride)) {
+            row[written.next_multiple_of(NR)..].fill(0.0);
+        }
 
         for (first, head) in piece.queries.clone().step_by(QUERIES).flat_map(|first| {
             (kv_head * shape.group()..(kv_head + 1) * shape.group()).map(move |h| (first, h))
@@ -266,22 +289,25 @@ impl Task {
                         unsafe { tile(kernel, tile_rows, a, b, to, stride, BLOCK, false) };
                     }
                 }
-                for r in tile_at..tile_at + tile_rows {
-                    let row = span.row + first + r;
-                    let own = before + r + 1;
+                let of_row = |r: usize| {
+                    let row = span.row + first + tile_at + r;
                     let stats = &saved.stats[(row * shape.heads + head) * 2..][..2];
                     let o = &saved.out[row * shape.query() + head * dim..][..dim];
-                    let g = &grads[r * padded..][..dim];
-                    let end = (seen + most).min(stride);
-                    let (p, s) = (&mut weights[r * stride..][..end], &mut slopes[r * stride..][..end]);
-                    row_slopes(kernel.isa, &mut p[..own], &mut s[..own], stats[0], stats[1], o, g);
-                    // To the end of the tile of positions that the last of them is in.
-                    p[own..].fill(0.0);
-                    s[own..].fill(0.0);
-                }
+                    let mean = mean_slope(kernel.isa, o, &grads[(tile_at + r) * padded..][..dim]);
+                    Row { max: stats[0], inverse: 1.0 / stats[1], mean, own: before + tile_at + r + 1 }
+                };
+                let of_rows: [Row; MAX_ROWS] = std::array::from_fn(|r| of_row(r.min(tile_rows - 1)));
+                let words = if word_rows > 0 { kernel.words(tile_at) * stride } else { 0 };
+                let scores = Scores {
+                    rows: &of_rows[..tile_rows],
+                    seen,
+                    stride,
+                    p: &mut weights[tile_at * stride..],
+                    s: &mut slopes[tile_at * stride..],
+                    pairs: [&mut *weight_words, &mut *slope_words].map(|words_of| &mut words_of[words..]),
+                };
                 // dQ = scale · dS K.
-                let from = Matrix::strided(&slopes[tile_at * stride..], tile_rows, seen, stride);
-                let a = Left::of(kernel, from, 0..tile_rows, 0..seen, &mut self.left);
+                let a = scores.make(kernel, BLOCK, &mut self.left);
                 for column in (0..padded).step_by(NR) {
                     let start = [self.keys[column..].as_ptr()];
                     let depth = kernel.words(seen);
@@ -299,33 +325,32 @@ impl Task {
                     }
                 }
             }
-            // dK += dSᵀ Q and dV += Pᵀ dO: positions are the rows of these products, queries their depth, from the first
-            // tile of queries that sees any of the positions.
+            // dKᵀ += Qᵀ dS and dVᵀ += dOᵀ P: positions are the columns of these products, queries their depth, from the first tile of
+            // queries that sees any of a panel's positions.
             let seen = before + rows;
             let is_first = first == piece.queries.start && head == kv_head * shape.group();
-            for (from, with, to) in [(&*slopes, &*queries, &mut *dkeys), (&*weights, &*grads, &mut *dvalues)]
+            let (of_weights, of_slopes) = match kernel.precision {
+                Precision::F32 => (&*weights, &*slopes),
+                Precision::Bf16 => (&*weight_words, &*slope_words),
+            };
+            for (from, with, to) in
+                [(of_slopes, &*queries, &mut *dkeys), (of_weights, &*grads, &mut *dvalues)]
             {
-                let right = match kernel.precision {
-                    Precision::F32 => with,
-                    Precision::Bf16 => {
-                        pack_rows(kernel, with, padded, padded, rows, padded, right);
-                        &*right
-                    }
-                };
-                let from = Matrix::strided(from, rows, seen, stride).transposed();
-                for position in (0..seen).step_by(most) {
-                    let tile_rows = most.min(seen - position);
-                    let skipped_rows = position.saturating_sub(before) / most * most;
-                    let skipped = kernel.words(skipped_rows);
+                let with = Matrix::strided(with, rows, padded, padded).transposed();
+                lefts.clear();
+                for (i, above) in (0..padded).step_by(high).enumerate() {
+                    let part = above..padded.min(above + high);
+                    lefts.push((part.clone(), Left::of(kernel, with, part, 0..rows, &mut self.turned[i])));
+                }
+                for position in (0..seen).step_by(NR) {
+                    let skipped = kernel.words(position.saturating_sub(before) / most * most);
                     let depth = kernel.words(rows) - skipped;
-                    let tile_positions = position..position + tile_rows;
-                    let a = Left::of(kernel, from, tile_positions, skipped_rows..rows, &mut self.left);
-                    for column in (0..padded).step_by(NR) {
-                        let start = [right[skipped * padded + column..].as_ptr()];
-                        let b = Rows { blocks: &start, block: depth, depth, stride: padded, ahead: start[0] };
-                        let to = to[position * padded + column..].as_mut_ptr();
-                        // SAFETY: scores, rows and the share have these extents.
-                        unsafe { tile(kernel, tile_rows, a, b, to, padded, NR, !is_first) };
+                    let start = [from[skipped * stride + position..].as_ptr()];
+                    let b = Rows { blocks: &start, block: depth, depth, stride, ahead: start[0] };
+                    for (part, a) in &lefts {
+                        let to = to[part.start * stride + position..].as_mut_ptr();
+                        // SAFETY: queries, scores and the share have these extents.
+                        unsafe { tile(kernel, part.len(), a.after(skipped), b, to, stride, NR, !is_first) };
                     }
                 }
             }
@@ -365,29 +390,18 @@ impl Task {
     }
 }
 
+/// Rows of the matrix whose columns `positions` are, as `[positions][rows of the matrix]`.
+fn turn_back(kernel: Kernel, from: Matrix<'_>, positions: Range<usize>, to: &mut [f32]) {
+    let kernel = Kernel { precision: Precision::F32, ..kernel };
+    let (count, high) = (positions.len(), from.rows);
+    let (data, stride, _) = from.part(0..high, positions);
+    pack_columns(kernel, data, stride, high, count, high, to);
+}
+
 simd! {
-    /// One row: scores in `p` become weights, dO Vᵀ in `s` becomes dS = P ∘ (s − D) with D = dO · O.
-    fn row_slopes(p: &mut [f32], s: &mut [f32], max: f32, sum: f32, out: &[f32], dout: &[f32]) {
-        let inverse = 1.0 / sum;
-        let mean = dot(out, dout);
-        let slopes = |p: &mut [f32; LANES], s: &mut [f32; LANES]| {
-            for (p, s) in p.iter_mut().zip(s) {
-                *p = exp(*p - max) * inverse;
-                *s = *p * (*s - mean);
-            }
-        };
-        let (p, p_rest) = p.as_chunks_mut();
-        let (s, s_rest) = s.as_chunks_mut();
-        for (p, s) in p.iter_mut().zip(s) {
-            slopes(p, s);
-        }
-        // The rest as a whole chunk.
-        let (mut p_last, mut s_last) = ([0.0; LANES], [0.0; LANES]);
-        p_last[..p_rest.len()].copy_from_slice(p_rest);
-        s_last[..s_rest.len()].copy_from_slice(s_rest);
-        slopes(&mut p_last, &mut s_last);
-        p_rest.copy_from_slice(&p_last[..p_rest.len()]);
-        s_rest.copy_from_slice(&s_last[..s_rest.len()]);
+    /// D = dO · O.
+    fn mean_slope(out: &[f32], dout: &[f32]) -> f32 {
+        dot(out, dout)
     }
 }
 

@@ -10,7 +10,7 @@ use crate::precision::{Kernel, Order, Precision};
 /// Rows that a matrix register of AMX holds.
 pub(super) const HALF: usize = 16;
 /// Words of k that an instruction of AMX goes over.
-pub(super) const STEP: usize = 16;
+pub(crate) const STEP: usize = 16;
 
 impl Kernel {
     /// Rows of a tile, a multiple of the steps of a word.

@@ -332,7 +332,7 @@ fn pair_columns_with(
 
 /// The same with the instruction that rounds 32 values at a time.
 #[cfg(target_arch = "x86_64")]
-pub(super) mod bf16 {
+pub(crate) mod bf16 {
     use std::arch::x86_64::*;
 
     use super::{AHEAD, RUN, pair_columns_with};

@@ -1,0 +1,129 @@
+//! Weights of attention, made in registers as the operands that AMX reads.
+//!
+//! Elsewhere weights are computed in f32 where the scores were and packed from there, if they need packing at all. Here the products are so
+//! fast that this would take longer than they do. The numbers are the same.
+
+use std::arch::x86_64::*;
+
+use super::slopes::{Row, Scores};
+use crate::product::left::STEP;
+use crate::product::pack::bf16::words_of;
+use crate::simd::{LANES, exp};
+
+/// Positions that an instruction goes over.
+const WIDE: usize = 2 * STEP;
+
+/// The lanes of 16 positions from `at` on that are below `seen`.
+#[inline(always)]
+fn below(seen: usize, at: usize) -> __mmask16 {
+    ((1u32 << seen.saturating_sub(at).min(LANES)) - 1) as __mmask16
+}
+
+/// [`exp`] of every lane.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
+fn exp_lanes(x: __m512) -> __m512 {
+    let mut lanes = [0.0f32; LANES];
+    // SAFETY: both are 512 bits.
+    unsafe { _mm512_storeu_ps(lanes.as_mut_ptr(), x) };
+    for lane in &mut lanes {
+        *lane = exp(*lane);
+    }
+    // SAFETY: as above.
+    unsafe { _mm512_loadu_ps(lanes.as_ptr()) }
+}
+
+/// Writes a row's 32 values to a left operand.
+///
+/// # Safety
+/// `to` must have 16 words.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn put([low, high]: [__m512; 2], to: *mut f32) {
+    let both = _mm512_cvtne2ps_pbh(high, low);
+    // SAFETY: the caller vouches for the words; both types are 512 bits.
+    unsafe { _mm512_storeu_si512(to.cast(), std::mem::transmute::<__m512bh, __m512i>(both)) }
+}
+
+/// One row's weights e = exp(s − max) over some positions, of which it sees the first `seen`: adds them to `sums`, in lanes by position, and
+/// writes them, 0 past `seen`, as 16 words every `step` words from `to` on.
+///
+/// # Safety
+/// AMX must be available; `scores` must hold whole steps of 32 positions, and `to` as many.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
+pub unsafe fn weigh(
+    scores: &[f32],
+    seen: usize,
+    max: f32,
+    sums: &mut [f32; LANES],
+    to: *mut f32,
+    step: usize,
+) {
+    let max = _mm512_set1_ps(max);
+    // SAFETY: the caller vouches for the extents.
+    unsafe {
+        let mut sum = _mm512_loadu_ps(sums.as_ptr());
+        for at in (0..scores.len()).step_by(WIDE) {
+            let mut weights = [_mm512_setzero_ps(); 2];
+            for (half, weights) in weights.iter_mut().enumerate() {
+                let at = at + half * LANES;
+                if at < seen {
+                    let e = exp_lanes(_mm512_sub_ps(_mm512_loadu_ps(scores.as_ptr().add(at)), max));
+                    *weights = _mm512_maskz_mov_ps(below(seen, at), e);
+                    sum = _mm512_add_ps(sum, *weights);
+                }
+            }
+            put(weights, to.wrapping_add(at / WIDE * step));
+        }
+        _mm512_storeu_ps(sums.as_mut_ptr(), sum);
+    }
+}
+
+/// As [`Scores::make`]: weights and slopes as words in `scores.pairs`, and slopes as a left operand of `high` rows in `left`.
+///
+/// # Safety
+/// AMX must be available. All rows of `scores` must be there up to `end`, a multiple of 32, and `left` have as many steps, with an even `high`.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
+pub unsafe fn slopes(scores: &mut Scores<'_>, end: usize, left: *mut f32, high: usize) {
+    let Scores { rows, stride, .. } = *scores;
+    let (p, s) = (scores.p.as_ptr(), scores.s.as_ptr());
+    let pairs = scores.pairs.each_mut().map(|words| words.as_mut_ptr());
+    let zero = _mm512_setzero_ps();
+    for (word, two) in rows.chunks(2).enumerate() {
+        // A row that is not there sees nothing.
+        let two = [two[0], two.get(1).copied().unwrap_or(Row { own: 0, ..two[0] })];
+        for at in (0..end).step_by(WIDE) {
+            // By row, then by half.
+            let (mut weights, mut slopes) = ([[zero; 2]; 2], [[zero; 2]; 2]);
+            // SAFETY: the caller vouches for the extents.
+            unsafe {
+                for (i, row) in two.iter().enumerate() {
+                    let [max, inverse, mean] = [row.max, row.inverse, row.mean].map(|x| _mm512_set1_ps(x));
+                    for half in 0..2 {
+                        let at = at + half * LANES;
+                        if at < row.own {
+                            let from = (2 * word + i) * stride + at;
+                            let e = exp_lanes(_mm512_sub_ps(_mm512_loadu_ps(p.add(from)), max));
+                            let weight = _mm512_mul_ps(e, inverse);
+                            let slope =
+                                _mm512_mul_ps(weight, _mm512_sub_ps(_mm512_loadu_ps(s.add(from)), mean));
+                            let mask = below(row.own, at);
+                            weights[i][half] = _mm512_maskz_mov_ps(mask, weight);
+                            slopes[i][half] = _mm512_maskz_mov_ps(mask, slope);
+                        }
+                    }
+                }
+                for (of, to) in [weights, slopes].into_iter().zip(pairs) {
+                    let [earlier, later] = of;
+                    for (half, (earlier, later)) in earlier.into_iter().zip(later).enumerate() {
+                        let to = to.add(word * stride + at + half * LANES);
+                        _mm512_storeu_si512(to.cast(), words_of(earlier, later));
+                    }
+                }
+                for (i, slopes) in slopes.into_iter().enumerate() {
+                    put(slopes, left.add((at / WIDE * high + 2 * word + i) * STEP));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! Weights and slopes of attention's backward pass, in the forms that its products read.
+
+#[cfg(target_arch = "x86_64")]
+use super::attention_amx;
+use crate::buffer::Buffer;
+use crate::precision::{Kernel, Order, Precision};
+use crate::product::left::Left;
+use crate::product::pack::{Matrix, pack_rows};
+use crate::simd::{LANES, exp, simd};
+
+/// What makes one query's weights and slopes of its scores.
+#[derive(Debug, Clone, Copy)]
+pub struct Row {
+    /// Its largest score.
+    pub max: f32,
+    /// 1 / Σ exp(s − max).
+    pub inverse: f32,
+    /// D = dO · O.
+    pub mean: f32,
+    /// Positions that it sees.
+    pub own: usize,
+}
+
+/// The rows of a tile, `stride` values apart: scores in `p` and dO Vᵀ in `s`.
+pub struct Scores<'a> {
+    /// Its rows.
+    pub rows: &'a [Row],
+    /// Positions that its last row sees.
+    pub seen: usize,
+    /// Distance between rows.
+    pub stride: usize,
+    /// Scores; in f32, weights afterwards.
+    pub p: &'a mut [f32],
+    /// dO Vᵀ; in f32, slopes afterwards.
+    pub s: &'a mut [f32],
+    /// In bf16, weights and slopes afterwards as words of two rows, which lie as far apart.
+    pub pairs: [&'a mut [f32]; 2],
+}
+
+impl Scores<'_> {
+    /// Makes weights P = exp(s − max) / Σ and slopes dS = P ∘ (dO Vᵀ − D), 0 from what a row does not see to the end of the panel of positions that
+    /// the last row's last is in: rows of right operands, where the fields say. Slopes are returned as a left operand as well, in `left` if
+    /// they need packing.
+    pub fn make(mut self, kernel: Kernel, panel: usize, left: &mut Buffer) -> Left {
+        let end = self.seen.next_multiple_of(panel);
+        #[cfg(target_arch = "x86_64")]
+        if kernel.order() == Order::Tiled {
+            let rows = self.rows.len();
+            let to = left.reserve(kernel.left_words(rows, end)).as_mut_ptr();
+            let needed = |rows: usize| (rows - 1) * self.stride + end;
+            assert!(needed(rows) <= self.p.len().min(self.s.len()));
+            assert!(self.pairs.iter().all(|words| needed(rows.div_ceil(2)) <= words.len()));
+            // SAFETY: all rows and words lie within the lengths asserted above; the order is that of AMX, which is available.
+            unsafe { attention_amx::slopes(&mut self, end, to, kernel.left_rows(rows)) };
+            return Left::packed(kernel, to, rows);
+        }
+        let Scores { rows, seen, stride, p, s, pairs: [weights, slopes] } = self;
+        for (r, row) in rows.iter().enumerate() {
+            let (p, s) = (&mut p[r * stride..][..end], &mut s[r * stride..][..end]);
+            row_slopes(kernel.isa, &mut p[..row.own], &mut s[..row.own], row.max, row.inverse, row.mean);
+            p[row.own..].fill(0.0);
+            s[row.own..].fill(0.0);
+        }
+        if kernel.precision == Precision::Bf16 {
+            pack_rows(kernel, p, stride, end, rows.len(), stride, weights);
+            pack_rows(kernel, s, stride, end, rows.len(), stride, slopes);
+        }
+        let from = Matrix::strided(s, rows.len(), seen, stride);
+        Left::of(kernel, from, 0..rows.len(), 0..seen, left)
+    }
+}
+
+simd! {
+    /// One row: scores in `p` become weights, dO Vᵀ in `s` becomes slopes.
+    fn row_slopes(p: &mut [f32], s: &mut [f32], max: f32, inverse: f32, mean: f32) {
+        let slopes = |p: &mut [f32; LANES], s: &mut [f32; LANES]| {
+            for (p, s) in p.iter_mut().zip(s) {
+                *p = exp(*p - max) * inverse;
+                *s = *p * (*s - mean);
+            }
+        };
+        let (p, p_rest) = p.as_chunks_mut();
+        let (s, s_rest) = s.as_chunks_mut();
+        for (p, s) in p.iter_mut().zip(s) {
+            slopes(p, s);
+        }
+        // The rest as a whole chunk.
+        let (mut p_last, mut s_last) = ([0.0; LANES], [0.0; LANES]);
+        p_last[..p_rest.len()].copy_from_slice(p_rest);
+        s_last[..s_rest.len()].copy_from_slice(s_rest);
+        slopes(&mut p_last, &mut s_last);
+        p_rest.copy_from_slice(&p_last[..p_rest.len()]);
+        s_rest.copy_from_slice(&s_last[..s_rest.len()]);
+    }
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::super::testing::noise;
+    use super::*;
+    use crate::product::pack::pack_tile;
+    use crate::simd::Isa;
+
+    /// What is made in registers for AMX is what would have been packed, to the bit.
+    #[test]
+    fn operands_of_amx_are_those_that_would_be_packed() {
+        if !Isa::available().contains(&Isa::Amx) {
+            return;
+        }
+        let kernel = Kernel { isa: Isa::Amx, precision: Precision::Bf16 };
+        for (count, before) in [(32usize, 0usize), (32, 75), (17, 64), (1, 40), (5, 27)] {
+            let seen = before + count;
+            let end = seen.next_multiple_of(32);
+            let stride = end + LANES;
+            let rows: Vec<Row> = (0..count)
+                .map(|r| Row {
+                    max: 2.0,
+                    inverse: 0.5 + r as f32 / 100.0,
+                    mean: r as f32 / 9.0,
+                    own: before + r + 1,
+                })
+                .collect();
+            let [p, s] = [1, 2].map(|seed| noise(count * stride, seed, 4.0));
+            let words = count.div_ceil(2) * stride;
+            let [mut weights, mut slopes] = [1.0, 2.0].map(|garbage| vec![garbage; words]);
+            let mut left = Buffer::default();
+            let (mut p_made, mut s_made) = (p.clone(), s.clone());
+            let scores = Scores {
+                rows: &rows,
+                seen,
+                stride,
+                p: &mut p_made,
+                s: &mut s_made,
+                pairs: [&mut weights, &mut slopes],
+            };
+            scores.make(kernel, 32, &mut left);
+
+            let (mut p, mut s) = (p, s);
+            for (r, row) in rows.iter().enumerate() {
+                let (p, s) = (&mut p[r * stride..][..end], &mut s[r * stride..][..end]);
+                row_slopes(kernel.isa, &mut p[..row.own], &mut s[..row.own], row.max, row.inverse, row.mean);
+                p[row.own..].fill(0.0);
+                s[row.own..].fill(0.0);
+            }
+            for (values, found) in [(&p, &weights), (&s, &slopes)] {
+                let mut expected = vec![0.0; words];
+                pack_rows(kernel, values, stride, end, count, stride, &mut expected);
+                for (expected, found) in expected.chunks(stride).zip(found.chunks(stride)) {
+                    let same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits();
+                    assert!(expected[..end].iter().zip(found).all(same), "{count} rows after {before}");
+                }
+            }
+            let mut expected = vec![0.0; kernel.left_words(count, end)];
+            let from = Matrix::strided(&s, count, end, stride);
+            pack_tile(kernel, from, 0, count, 0, end, &mut expected);
+            let high = kernel.left_rows(count) * 16;
+            for (expected, found) in expected.chunks(high).zip(left.chunks(high)) {
+                let same =
+                    expected.iter().zip(found).take(count * 16).all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(same, "{count} rows after {before}");
+            }
+        }
+    }
+}
