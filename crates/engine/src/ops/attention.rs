@@ -25,6 +25,10 @@ use crate::product::tile::{Rows, tile as multiply};
 use crate::product::{MAX_ROWS, NR};
 use crate::simd::{LANES, exp, fold, max, simd};
 
+/// Rows up to which a tile is done with a block before the next one has come. Taller ones go over a prompt, or train: the tile before has been
+/// over most of their blocks.
+const FEW: usize = 16;
+
 /// Scratch of one tile.
 #[derive(Default)]
 struct Scratch {
@@ -178,7 +182,9 @@ fn attend(
         let a = Left::of(kernel, queries, part.rows.clone(), 0..dim, packed);
         for i in part.blocks() {
             let keys = [keys_values.keys(part.path[i], head).cast_const()];
-            if let Some(next) = part.path.get(i + 1) {
+            if rows <= FEW
+                && let Some(next) = part.path.get(i + 1)
+            {
                 keys_values.fetch(*next, head);
             }
             let depth = kernel.words(dim);

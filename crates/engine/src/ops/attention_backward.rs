@@ -15,7 +15,7 @@ use super::kv::{BLOCK, KeyValues, Shape, Span};
 use super::slopes::{Row, Scores};
 use crate::Compute;
 use crate::buffer::{Buffer, Shared};
-use crate::precision::{Kernel, Precision};
+use crate::precision::{Kernel, Order, Precision};
 use crate::product::left::Left;
 use crate::product::pack::{Matrix, pack_columns, unpack_rows};
 use crate::product::tile::{Rows, tile};
@@ -342,16 +342,25 @@ impl Task {
                     let part = above..padded.min(above + high);
                     lefts.push((part.clone(), Left::of(kernel, with, part, 0..rows, &mut self.turned[i])));
                 }
-                for position in (0..seen).step_by(NR) {
+                let mut multiply = |position: usize, part: &Range<usize>, a: Left| {
                     let skipped = kernel.words(position.saturating_sub(before) / most * most);
                     let depth = kernel.words(rows) - skipped;
                     let start = [from[skipped * stride + position..].as_ptr()];
                     let b = Rows { blocks: &start, block: depth, depth, stride, ahead: start[0] };
-                    for (part, a) in &lefts {
-                        let to = to[part.start * stride + position..].as_mut_ptr();
-                        // SAFETY: queries, scores and the share have these extents.
-                        unsafe { tile(kernel, part.len(), a.after(skipped), b, to, stride, NR, !is_first) };
+                    let to = to[part.start * stride + position..].as_mut_ptr();
+                    // SAFETY: queries, scores and the share have these extents.
+                    unsafe { tile(kernel, part.len(), a.after(skipped), b, to, stride, NR, !is_first) };
+                };
+                let positions = (0..seen).step_by(NR);
+                match kernel.order() {
+                    // A panel stays in the first-level cache for all the low tiles.
+                    Order::Chained => {
+                        positions.for_each(|at| lefts.iter().for_each(|(part, a)| multiply(at, part, *a)))
                     }
+                    // Two tiles: the processor foresees what comes along the positions.
+                    Order::Tiled => lefts
+                        .iter()
+                        .for_each(|(part, a)| positions.clone().for_each(|at| multiply(at, part, *a))),
                 }
             }
         }
