@@ -246,7 +246,7 @@ impl Task {
         // Tiles of queries and dO the other way round, of about the same height.
         let high = padded.div_ceil(padded.div_ceil(most));
         self.turned.resize_with(padded.div_ceil(high), Buffer::default);
-        let mut lefts = Vec::new();
+        let (mut lefts, mut of_rows) = (Vec::new(), Vec::with_capacity(most));
         // Those of the first queries write to what they see.
         let written = span.position + piece.queries.end.min(piece.queries.start + QUERIES);
         for row in dkeys.chunks_exact_mut(stride).chain(dvalues.chunks_exact_mut(stride)) {
@@ -296,10 +296,11 @@ impl Task {
                     let mean = mean_slope(kernel.isa, o, &grads[(tile_at + r) * padded..][..dim]);
                     Row { max: stats[0], inverse: 1.0 / stats[1], mean, own: before + tile_at + r + 1 }
                 };
-                let of_rows: [Row; MAX_ROWS] = std::array::from_fn(|r| of_row(r.min(tile_rows - 1)));
+                of_rows.clear();
+                of_rows.extend((0..tile_rows).map(of_row));
                 let words = if word_rows > 0 { kernel.words(tile_at) * stride } else { 0 };
                 let scores = Scores {
-                    rows: &of_rows[..tile_rows],
+                    rows: &of_rows,
                     seen,
                     stride,
                     p: &mut weights[tile_at * stride..],
