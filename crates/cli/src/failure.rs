@@ -67,22 +67,20 @@ fn is_users(error: &anyhow::Error) -> bool {
 
 /// What is printed. Where a room below cannot know what a recipe calls something, it is said here.
 pub fn message(error: &anyhow::Error) -> String {
-    match error.downcast_ref::<EngineError>() {
-        Some(EngineError::Memory { plan, available }) => {
-            let ways: Vec<&str> = plan.largest().into_iter().map(less_for).collect();
-            format!(
-                "the model would take {plan}, but only {} MiB of memory may be used\n{}, raise `engine.memory_mb` if it is set, or free memory",
-                available >> 20,
-                ways.join(", or ")
-            )
-        }
-        _ => match error.downcast_ref::<TrainerError>() {
-            Some(TrainerError::Policy(PolicyError::Deadline(..))) => format!(
-                "{error}\nraise `engine.call_seconds` where the machine is only slow; a run goes on from its last checkpoint with --resume"
-            ),
-            _ => error.to_string(),
-        },
+    if let Some(EngineError::Memory { plan, available }) = error.downcast_ref() {
+        let ways: Vec<&str> = plan.largest().into_iter().map(less_for).collect();
+        return format!(
+            "the model would take {plan}, but only {} MiB of memory may be used\n{}, raise `engine.memory_mb` if it is set, or free memory",
+            available >> 20,
+            ways.join(", or ")
+        );
     }
+    if let Some(TrainerError::Policy(PolicyError::Deadline(..))) = error.downcast_ref() {
+        return format!(
+            "{error}\nraise `engine.call_seconds` where the machine is only slow; a run goes on from its last checkpoint with --resume"
+        );
+    }
+    error.to_string()
 }
 
 /// What takes less memory for this, in the words of recipes.

@@ -130,6 +130,11 @@ impl Part<'_> {
     fn blocks(&self) -> Range<usize> {
         self.positions.start / BLOCK..self.positions.end.div_ceil(BLOCK)
     }
+
+    /// Words of its weights as a left operand.
+    fn words(&self, kernel: Kernel) -> usize {
+        kernel.left_words(self.rows.len(), self.positions.len())
+    }
 }
 
 /// The parts of a tile: all rows over what their paths share, then each path's rows over what comes after it.
@@ -205,7 +210,7 @@ fn attend(
                 Left::of(kernel, scores, part.rows.clone(), part.positions.clone(), weights)
             }
         };
-        before += kernel.left_words(rows, part.positions.len());
+        before += part.words(kernel);
         for from in part.positions.clone().step_by(STRETCH) {
             let to = part.positions.end.min(from + STRETCH);
             let a = a.after(kernel.words(from - start));
@@ -241,8 +246,7 @@ fn weigh_all(
 ) -> Option<*const f32> {
     #[cfg(target_arch = "x86_64")]
     if kernel.order() == Order::Tiled {
-        let words = |part: Part<'_>| kernel.left_words(part.rows.len(), part.positions.len());
-        let weights = weights.reserve(parts(spans, tile, group).map(words).sum());
+        let weights = weights.reserve(parts(spans, tile, group).map(|part| part.words(kernel)).sum());
         weigh_packed(kernel, spans, tile, group, (scores, stride), weights, stats);
         return Some(weights.as_ptr());
     }
@@ -274,7 +278,7 @@ fn weigh_packed(
     let mut before = 0;
     for part in parts(spans, tile, group) {
         let (start, positions) = (part.positions.start, part.positions.len());
-        let words = kernel.left_words(part.rows.len(), positions);
+        let words = part.words(kernel);
         let step = kernel.left_rows(part.rows.len()) * STEP;
         let to = &mut weights[before..before + words];
         for (at, r) in part.rows.enumerate() {
@@ -441,7 +445,7 @@ pub(crate) mod tests {
             }
             let mut before = 0;
             for part in parts(&spans, &tile, group) {
-                let words = kernel.left_words(part.rows.len(), part.positions.len());
+                let words = part.words(kernel);
                 let matrix = Matrix::new(&weights, rows, stride);
                 Left::of(kernel, matrix, part.rows.clone(), part.positions.clone(), &mut packed);
                 let high = kernel.left_rows(part.rows.len()) * STEP;

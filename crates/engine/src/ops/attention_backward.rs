@@ -308,7 +308,7 @@ impl Task {
                     pairs: [&mut *weight_words, &mut *slope_words].map(|words_of| &mut words_of[words..]),
                 };
                 // dQ = scale · dS K.
-                let a = scores.make(kernel, BLOCK, &mut self.left);
+                let a = scores.make(kernel, &mut self.left);
                 for column in (0..padded).step_by(NR) {
                     let start = [self.keys[column..].as_ptr()];
                     let depth = kernel.words(seen);

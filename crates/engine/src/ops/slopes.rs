@@ -2,6 +2,7 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::attention_amx;
+use super::kv::BLOCK;
 use crate::buffer::Buffer;
 use crate::precision::{Kernel, Order, Precision};
 use crate::product::left::Left;
@@ -38,11 +39,11 @@ pub struct Scores<'a> {
 }
 
 impl Scores<'_> {
-    /// Makes weights P = exp(s − max) / Σ and slopes dS = P ∘ (dO Vᵀ − D), 0 from what a row does not see to the end of the panel of positions that
+    /// Makes weights P = exp(s − max) / Σ and slopes dS = P ∘ (dO Vᵀ − D), 0 from what a row does not see to the end of the block of positions that
     /// the last row's last is in: rows of right operands, where the fields say. Slopes are returned as a left operand as well, in `left` if
     /// they need packing.
-    pub fn make(mut self, kernel: Kernel, panel: usize, left: &mut Buffer) -> Left {
-        let end = self.seen.next_multiple_of(panel);
+    pub fn make(mut self, kernel: Kernel, left: &mut Buffer) -> Left {
+        let end = self.seen.next_multiple_of(BLOCK);
         #[cfg(target_arch = "x86_64")]
         if kernel.order() == Order::Tiled {
             let rows = self.rows.len();
@@ -133,7 +134,7 @@ mod tests {
                 s: &mut s_made,
                 pairs: [&mut weights, &mut slopes],
             };
-            scores.make(kernel, 32, &mut left);
+            scores.make(kernel, &mut left);
 
             let (mut p, mut s) = (p, s);
             for (r, row) in rows.iter().enumerate() {

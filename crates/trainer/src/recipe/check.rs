@@ -42,7 +42,12 @@ impl Checker<'_> {
     }
 
     fn seconds(&self, key: &str, value: f64) -> Result<(), RecipeError> {
-        self.check(value > 0.0 && value <= MOST_SECONDS, key, value, format!("in 0..={MOST_SECONDS}, not 0"))
+        self.check(
+            value > 0.0 && value <= MOST_SECONDS,
+            key,
+            value,
+            format!("in 0..={MOST_SECONDS:e}, not 0"),
+        )
     }
 
     fn at_least_one(&self, key: impl Display, value: usize) -> Result<(), RecipeError> {
@@ -287,7 +292,7 @@ impl Recipe {
             (0.0..=MOST_SECONDS).contains(&agent.tool_delay),
             "agent.tool_delay",
             agent.tool_delay,
-            format!("in 0..={MOST_SECONDS}"),
+            format!("in 0..={MOST_SECONDS:e}"),
         )?;
         checker.check(
             0.0 <= agent.tool_delay_least && agent.tool_delay_least <= agent.tool_delay,
