@@ -19,8 +19,10 @@ use super::pack::bf16::words_of;
 use super::strip::Strip;
 use super::tile::{MAX_ROWS, NR, Rows};
 
-/// Words of k for which a tile of A is held in the first-level cache of 48 KiB, beside as much of a panel and the sums: 18 KiB.
-const HELD_A: usize = 144;
+/// Words of k for which a tile of A is held in the first-level cache of 48 KiB, which panels pass by: 36 KiB.
+const HELD_A: usize = 288;
+/// The same where panels come from memory and are fetched to that cache first: 18 KiB, beside as much of a panel.
+const HELD_BESIDE: usize = 144;
 /// Panels from which on that is worth putting sums by.
 const LEAST_PANELS: usize = 4;
 
@@ -88,6 +90,15 @@ struct Run {
     steps: usize,
 }
 
+/// Where a right operand comes from.
+#[derive(Clone, Copy)]
+enum Source {
+    /// Memory, or a cache that is left to itself.
+    Memory,
+    /// The second-level cache. So there is time to fetch rows of C, `c_stride` values apart: those that come after this tile, if it is done.
+    Fetched { c: Option<*mut f32>, c_stride: usize },
+}
+
 /// Scratch of a thread: the runs of a product, the last step where k ends within it, and the sums of tiles.
 struct Scratch {
     runs: Vec<Run>,
@@ -133,10 +144,10 @@ pub unsafe fn tile(
                     _mm_prefetch::<_MM_HINT_T0>(row.cast());
                     _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(NR / 2).cast());
                 }
-                multiply(rows, a, runs, b.ahead, (c, c_stride), false);
+                multiply(rows, a, runs, (b.ahead, Source::Memory), (c, c_stride), false);
             } else {
                 let sums = room(sums, 1);
-                multiply(rows, a, runs, b.ahead, (sums, NR), false);
+                multiply(rows, a, runs, (b.ahead, Source::Memory), (sums, NR), false);
                 take(rows, sums, c, c_stride, columns, add);
             }
         }
@@ -150,10 +161,11 @@ pub unsafe fn tile(
 #[target_feature(enable = "avx512f")]
 pub unsafe fn strip(strip: Strip, a: *const f32, c: *mut f32, c_stride: usize, add: bool) {
     configure();
-    // A part of k for all panels, then the next: so that of A stays in the first-level cache. That pays from a few panels on, and where these
-    // do not come from memory.
+    // A part of k for all panels, then the next: so that of A stays in the first-level cache. That pays from a few panels on, and where several
+    // tiles go over them; the first of these finds them in memory, the others in the second-level cache.
+    let fetched = strip.next.is_some() && strip.rows > HALF;
     let parts = match strip.shared && strip.count() >= LEAST_PANELS {
-        true => strip.words.div_ceil(HELD_A),
+        true => strip.words.div_ceil(if fetched { HELD_A } else { HELD_BESIDE }),
         false => 1,
     };
     let part = strip.words.div_ceil(parts).next_multiple_of(STEP);
@@ -169,11 +181,23 @@ pub unsafe fn strip(strip: Strip, a: *const f32, c: *mut f32, c_stride: usize, a
             for panel in 0..strip.count() {
                 let (start, ahead) = ([strip.panel(panel, at)], strip.ahead(panel, at, depth));
                 let sums = sums.wrapping_add(panel * apart);
+                let done = at + depth == strip.words;
+                let right = match fetched {
+                    true => Source::Fetched { c: done.then(|| strip.after(panel, c, c_stride)), c_stride },
+                    false => Source::Memory,
+                };
                 // SAFETY: the caller vouches for the extents.
                 unsafe {
                     list(Rows { blocks: &start, block: depth, depth, stride: NR, ahead }, runs, last);
-                    multiply(strip.rows, a.wrapping_add(at * a_step), runs, ahead, (sums, NR), at > 0);
-                    if at + depth == strip.words {
+                    multiply(
+                        strip.rows,
+                        a.wrapping_add(at * a_step),
+                        runs,
+                        (ahead, right),
+                        (sums, NR),
+                        at > 0,
+                    );
+                    if done {
                         let c = c.wrapping_add(panel * NR);
                         take(strip.rows, sums, c, c_stride, strip.columns_of(panel), add);
                     }
@@ -218,7 +242,7 @@ unsafe fn list(b: Rows<'_>, runs: &mut Vec<Run>, last: &mut Lines<STEP>) {
 }
 
 /// `sums[i][j] = Σ_k A[i][k] B[k][j]` for all 16 or 32 rows and NR columns, rows `stride` values apart; with `resume` the chain goes on from what
-/// `sums` held.
+/// `sums` held. `ahead` is fetched to the second-level cache meanwhile.
 ///
 /// # Safety
 /// `a` must cover as many steps as the runs have, `sums` all rows.
@@ -227,14 +251,21 @@ unsafe fn multiply(
     rows: usize,
     a: *const f32,
     runs: &[Run],
-    ahead: *const f32,
+    (ahead, source): (*const f32, Source),
     (sums, stride): (*mut f32, usize),
     resume: bool,
 ) {
-    /// Sums in registers 0 to 3, the left operand in 4 and 5, the right one in 6 and 7. Then how far a step brings the left operand, and how far
-    /// ahead the right one is fetched, in bytes.
+    // Rows of C that are fetched; the sums, which are at hand, where none are.
+    let (c, c_stride) = match source {
+        Source::Fetched { c: Some(c), c_stride } => (c, c_stride),
+        _ => (sums, 0),
+    };
+    /// Sums in registers 0 to 3, the left operand in 4 and 5, the right one in 6 and 7. Then how many bytes a step brings the left operand, and
+    /// what a step fetches.
     macro_rules! multiply {
-        ([$($zero:literal)*] [$($load:literal)*] [$($step:literal)*] [$($store:literal)*] $advance:literal $soon:literal) => {
+        (
+            [$($zero:expr),*] [$($load:expr),*] [$($step:expr),*] [$($store:expr),*] $advance:literal [$($fetch:expr),*]
+        ) => {
             asm!(
                 "test {steps}, {steps}",
                 "jnz 5f",
@@ -254,11 +285,7 @@ unsafe fn multiply(
                 "3:",
                 $($step,)*
                 concat!("add {a}, ", $advance),
-                // A step of the panel that comes soon, to the first-level cache.
-                ".irp line, 0, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960",
-                concat!("prefetcht0 [{b} + ", $soon, " + \\line]"),
-                concat!("prefetcht0 [{b} + 1024 + ", $soon, " + \\line]"),
-                ".endr",
+                $($fetch,)*
                 "add {b}, {further}",
                 "prefetcht1 [{ahead}]",
                 "prefetcht1 [{ahead} + 64]",
@@ -271,7 +298,7 @@ unsafe fn multiply(
                 "dec {n}",
                 "jnz 2b",
                 "4:",
-                "# rows from the 16th on: {lower}",
+                "# not used by all: {lower} {c} {c_line}",
                 $($store,)*
                 n = inout(reg) runs.len() => _,
                 runs = inout(reg) runs.as_ptr() => _,
@@ -283,60 +310,93 @@ unsafe fn multiply(
                 further = out(reg) _,
                 ahead = inout(reg) ahead => _,
                 sums = in(reg) sums,
+                // Rows from the 16th on.
                 lower = in(reg) sums.wrapping_add(HALF * stride),
                 sums_line = in(reg) 4 * stride,
+                c = inout(reg) c => _,
+                c_line = in(reg) 4 * c_stride,
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                 out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                 options(nostack),
             )
         };
     }
-    // SAFETY: forwarded from the caller.
-    unsafe {
-        if rows <= HALF {
+    /// With 32 rows: how the right operand and sums are loaded, and what a step fetches.
+    macro_rules! tall {
+        ($load:literal [$($fetch:expr),*]) => {
             multiply!(
-                ["tilezero tmm0" "tilezero tmm1"]
-                ["tileloadd tmm0, [{sums} + {sums_line}]" "tileloadd tmm1, [{sums} + {sums_line} + 64]"]
+                ["tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3"]
                 [
-                    "tileloadd tmm4, [{a} + {line}]"
-                    "tileloadd tmm6, [{b} + {stride}]"
-                    "tdpbf16ps tmm0, tmm4, tmm6"
-                    "tileloadd tmm7, [{b} + {stride} + 64]"
-                    "tdpbf16ps tmm1, tmm4, tmm7"
-                ]
-                ["tilestored [{sums} + {sums_line}], tmm0" "tilestored [{sums} + {sums_line} + 64], tmm1"]
-                "1024"
-                // So few rows are done before a panel from memory comes: further ahead.
-                "8192"
-            );
-        } else {
-            multiply!(
-                ["tilezero tmm0" "tilezero tmm1" "tilezero tmm2" "tilezero tmm3"]
-                [
-                    "tileloadd tmm0, [{sums} + {sums_line}]"
-                    "tileloadd tmm1, [{sums} + {sums_line} + 64]"
-                    "tileloadd tmm2, [{lower} + {sums_line}]"
-                    "tileloadd tmm3, [{lower} + {sums_line} + 64]"
+                    concat!($load, " tmm0, [{sums} + {sums_line}]"),
+                    concat!($load, " tmm1, [{sums} + {sums_line} + 64]"),
+                    concat!($load, " tmm2, [{lower} + {sums_line}]"),
+                    concat!($load, " tmm3, [{lower} + {sums_line} + 64]")
                 ]
                 [
-                    "tileloadd tmm4, [{a} + {line}]"
-                    "tileloadd tmm6, [{b} + {stride}]"
-                    "tdpbf16ps tmm0, tmm4, tmm6"
-                    "tileloadd tmm7, [{b} + {stride} + 64]"
-                    "tdpbf16ps tmm1, tmm4, tmm7"
-                    "tileloadd tmm5, [{a} + {line} + 1024]"
-                    "tdpbf16ps tmm2, tmm5, tmm6"
+                    "tileloadd tmm4, [{a} + {line}]",
+                    concat!($load, " tmm6, [{b} + {stride}]"),
+                    "tdpbf16ps tmm0, tmm4, tmm6",
+                    concat!($load, " tmm7, [{b} + {stride} + 64]"),
+                    "tdpbf16ps tmm1, tmm4, tmm7",
+                    "tileloadd tmm5, [{a} + {line} + 1024]",
+                    "tdpbf16ps tmm2, tmm5, tmm6",
                     "tdpbf16ps tmm3, tmm5, tmm7"
                 ]
                 [
-                    "tilestored [{sums} + {sums_line}], tmm0"
-                    "tilestored [{sums} + {sums_line} + 64], tmm1"
-                    "tilestored [{lower} + {sums_line}], tmm2"
+                    "tilestored [{sums} + {sums_line}], tmm0",
+                    "tilestored [{sums} + {sums_line} + 64], tmm1",
+                    "tilestored [{lower} + {sums_line}], tmm2",
                     "tilestored [{lower} + {sums_line} + 64], tmm3"
                 ]
                 "2048"
-                "4096"
-            );
+                [$($fetch),*]
+            )
+        };
+    }
+    /// A step of the panel that comes so many bytes later, to the first-level cache.
+    macro_rules! coming {
+        ($bytes:literal) => {
+            concat!(
+                ".irp line, 0, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960\n",
+                "prefetcht0 [{b} + ",
+                $bytes,
+                " + \\line]\n",
+                "prefetcht0 [{b} + 1024 + ",
+                $bytes,
+                " + \\line]\n",
+                ".endr"
+            )
+        };
+    }
+    // SAFETY: forwarded from the caller.
+    unsafe {
+        match source {
+            _ if rows <= HALF => multiply!(
+                ["tilezero tmm0", "tilezero tmm1"]
+                ["tileloadd tmm0, [{sums} + {sums_line}]", "tileloadd tmm1, [{sums} + {sums_line} + 64]"]
+                [
+                    "tileloadd tmm4, [{a} + {line}]",
+                    "tileloadd tmm6, [{b} + {stride}]",
+                    "tdpbf16ps tmm0, tmm4, tmm6",
+                    "tileloadd tmm7, [{b} + {stride} + 64]",
+                    "tdpbf16ps tmm1, tmm4, tmm7"
+                ]
+                ["tilestored [{sums} + {sums_line}], tmm0", "tilestored [{sums} + {sums_line} + 64], tmm1"]
+                "1024"
+                // So few rows are done before a panel from memory comes: further ahead.
+                [coming!("8192")]
+            ),
+            Source::Memory => tall!("tileloadd"[coming!("4096")]),
+            // Loads that leave the first-level cache to A. Two rows of C a step: they are seldom at hand, and a product waits for them even to
+            // overwrite them.
+            Source::Fetched { .. } => tall!("tileloaddt1" [
+                "prefetcht1 [{c}]",
+                "prefetcht1 [{c} + 64]",
+                "add {c}, {c_line}",
+                "prefetcht1 [{c}]",
+                "prefetcht1 [{c} + 64]",
+                "add {c}, {c_line}"
+            ]),
         }
     }
 }

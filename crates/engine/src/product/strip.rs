@@ -45,6 +45,14 @@ impl Strip {
         self.panels.wrapping_add(panel * self.distance + word * NR)
     }
 
+    /// Where C goes on after `panel`, if it starts at `c`: at the next panel, or at the tile below.
+    pub fn after(&self, panel: usize, c: *mut f32, c_stride: usize) -> *mut f32 {
+        match panel + 1 < self.count() {
+            true => c.wrapping_add((panel + 1) * NR),
+            false => c.wrapping_add(self.rows * c_stride),
+        }
+    }
+
     /// What comes from afar after `words` words from `word` on of a panel: that of the next panel, or a share of the next tile.
     pub fn ahead(&self, panel: usize, word: usize, words: usize) -> *const f32 {
         match self.next {
