@@ -14,6 +14,7 @@ use crate::ops::kv::KeyValues;
 use crate::ops::{add_column_sums, norm, swiglu};
 use crate::product::{Matrix, Mode, Right, product};
 use crate::transformer::{LayerState, MapScratch, Rows, Temporary, Transformer};
+use crate::turned::Turned;
 use crate::weights::attention_shape;
 
 /// Gradients of rows while they travel back.
@@ -45,6 +46,8 @@ pub struct Gradients<'a> {
     pub adapter: Option<(&'a Adapter, &'a mut [f32])>,
     /// Whether gradients of matrices are added to or overwritten.
     pub mode: Mode,
+    /// The matrices that gradients go back through.
+    pub turned: &'a mut Turned,
 }
 
 impl Gradients<'_> {
@@ -75,7 +78,7 @@ impl Gradients<'_> {
 
     /// The gradient of a linear map's input: dx = dy W.
     fn linear_input(
-        &self,
+        &mut self,
         model: &Transformer,
         scratch: &mut MapScratch,
         map: Map,
@@ -83,7 +86,7 @@ impl Gradients<'_> {
         dx: &mut [f32],
     ) {
         let at = model.weights.layout.linear(map);
-        let weight = Right::Plain(Matrix::new(model.weights.part(&at.weight), at.outputs, at.inputs));
+        let weight = self.turned.map(&model.compute, &model.weights, map);
         let slope = Matrix::new(dy, dy.len() / at.outputs, at.outputs);
         product(&model.compute, &mut scratch.product, slope, weight, dx, at.inputs, Mode::Set);
         if let Some((adapter, _)) = &self.adapter {

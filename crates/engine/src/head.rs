@@ -12,6 +12,7 @@ use crate::ops::{for_rows, norm, softmax};
 use crate::packing::Unit;
 use crate::product::{Matrix, Mode, Right, Scratch, product};
 use crate::transformer::{Transformer, gather_rows};
+use crate::turned::Turned;
 
 /// Rows whose logits exist at the same time.
 pub const CHUNK: usize = 512;
@@ -62,6 +63,8 @@ pub struct HeadGradient<'a> {
     pub base: Option<&'a mut [f32]>,
     /// Whether the head's own is added to or overwritten.
     pub mode: Mode,
+    /// The matrices that gradients go back through.
+    pub turned: &'a mut Turned,
 }
 
 impl Head {
@@ -109,9 +112,9 @@ impl Head {
 
             if let Some(gradient) = gradient.as_mut() {
                 let dlogits = Matrix::new(&self.logits[..chunk.len() * vocabulary], chunk.len(), vocabulary);
-                let head = Matrix::new(model.weights.part(&layout.head), vocabulary, width);
                 let dnormed = self.dnormed.reserve(chunk.len() * width);
-                product(compute, scratch, dlogits, Right::Plain(head), dnormed, width, Mode::Set);
+                let head = gradient.turned.head(compute, &model.weights);
+                product(compute, scratch, dlogits, head, dnormed, width, Mode::Set);
                 for rows in [&mut *dnormed, &mut self.normed[..chunk.len() * width]] {
                     for_rows(compute, chunk.len(), width, rows, |row, values| {
                         softmax::multiply(compute.isa, values, found[row].factor);

@@ -17,6 +17,7 @@ use crate::optimiser::{self, Optimiser};
 use crate::packing::{self, Packing, Step, Unit, schedule};
 use crate::product::Mode;
 use crate::transformer::{Rows, Temporary, Transformer};
+use crate::turned::Turned;
 use crate::value::{ValueHead, Values};
 use crate::weights::attention_shape;
 
@@ -52,6 +53,7 @@ pub struct Learning {
     head: Head,
     values: Values,
     backward: Backward,
+    turned: Turned,
 }
 
 /// The path above the unit at work, for batches that do not go through the model at once.
@@ -114,6 +116,7 @@ impl Learning {
             head: Head::default(),
             values: Values::default(),
             backward: Backward::default(),
+            turned: Turned::default(),
         }
     }
 
@@ -302,6 +305,7 @@ impl Learning {
             head,
             values,
             backward,
+            turned,
             ..
         } = self;
         let mut places = Places { stack: &mut stack.blocks, passing: Some(blocks) };
@@ -315,7 +319,7 @@ impl Learning {
                 if mode == Mode::Set {
                     clear_what_products_leave(&model.weights.layout, &mut optimiser.gradient);
                 }
-                Gradients { base: Some(&mut optimiser.gradient), adapter: None, mode }
+                Gradients { base: Some(&mut optimiser.gradient), adapter: None, mode, turned }
             }
             Some(index) => {
                 let optimiser = &mut adapters[index];
@@ -324,11 +328,13 @@ impl Learning {
                     base: None,
                     adapter: Some((&model.adapters[index], &mut optimiser.gradient)),
                     mode,
+                    turned,
                 }
             }
         };
         let mode = gradients.mode;
-        let gradient = HeadGradient { loss, dx, base: gradients.base.as_deref_mut(), mode };
+        let gradient =
+            HeadGradient { loss, dx, base: gradients.base.as_deref_mut(), mode, turned: gradients.turned };
         let x = activations.output(size);
         let sums = match (model.values.get(&adapter), value_heads.get_mut(&adapter)) {
             (Some(critic), Some(optimiser)) if loss.is_of_values() => {

@@ -46,6 +46,7 @@ pub mod simd;
 mod tensors;
 pub mod testing;
 pub mod transformer;
+mod turned;
 pub mod value;
 pub mod weights;
 

@@ -10,12 +10,12 @@ use crate::ops::kv::BLOCK;
 use crate::precision::words;
 use crate::product::{MAX_ROWS, NR, SLAB, SLAB_A};
 use crate::weights::attention_shape;
-use crate::{EngineError, head};
+use crate::{EngineError, head, turned};
 
 /// Bytes by purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryPlan {
-    /// Master and packed copy of the weights, and the tables of their rotary embedding.
+    /// Master and packed copies of the weights, and the tables of their rotary embedding.
     pub weights: u64,
     /// Gradient and both moments of the optimiser, and an adapter's weights; 0 for an engine that never trains.
     pub optimiser: u64,
@@ -115,6 +115,13 @@ impl MemoryPlan {
             .plus(Values::new(context).times(config.head_dim));
         for linear in Map::all(layers).map(|map| layout.linear(map)) {
             weights = weights.plus(packed(linear.inputs, linear.outputs));
+        }
+
+        // Those of the backward pass.
+        if rows > 0 && options.trains {
+            for (depth, columns) in turned::shapes(layout, layers, precision) {
+                weights = weights.plus(packed(depth, columns));
+            }
         }
 
         // A row of one block: queries, keys and values (twice with per-head norms), statistics, attention, middle, gate and up.

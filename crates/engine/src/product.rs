@@ -34,7 +34,7 @@ pub use packed::{Packed, Panels};
 pub use tile::{MAX_ROWS, NR};
 
 use left::Left;
-use pack::{pack_panel, pack_tile};
+use pack::{PACK_K, pack_panels, pack_tile};
 use strip::Strip;
 
 /// Words of a block of k, part of the definition of a product: short ones for accuracy, as said above. Tiled sums round seldom enough
@@ -63,9 +63,6 @@ const fn held(order: Order) -> usize {
 const LEAST_TILES: usize = 8;
 /// Tasks that a product is cut into for each thread, where it is large enough, so that the last to finish is not waited for long.
 const TASKS_PER_THREAD: usize = 4;
-/// Steps of k for which neighbouring tiles or panels are packed one after the other, where they lie next to each other in memory: a
-/// multiple of the steps that any left operand is padded to.
-const PACK_K: usize = 32;
 /// Up to this many rows the caller packs A alone: waking the pool would take longer.
 const SERIAL_ROWS: usize = 16;
 
@@ -222,9 +219,7 @@ fn pack_slab(
     let kernel = compute.kernel();
     let (mr, per_word) = (kernel.tile_rows(), kernel.per_word());
     let (m0, mb, k0, kb) = (slab.rows.start, slab.rows.len(), slab.steps.start, slab.steps.len());
-    let (wb, wl) = (kernel.words(kb), kernel.left_depth(kernel.words(kb)));
-    // Neighbours whose rows are read together go through k side by side.
-    let step = |group: &Range<usize>| if group.len() > 1 { PACK_K } else { kb };
+    let wl = kernel.left_depth(kernel.words(kb));
     let a_group = left.map_or(1, |(a, _)| a.transposed().columns_together(mr));
     let b_group = right.map_or(1, |(b, _)| b.columns_together(NR));
     let tiles = left.map_or(0, |_| mb.div_ceil(mr));
@@ -235,20 +230,14 @@ fn pack_slab(
             && task < of_right
         {
             let group = task * b_group..panels.min((task + 1) * b_group);
-            for at in (0..kb).step_by(step(&group)) {
-                let depth = step(&group).min(kb - at);
-                for panel in group.clone() {
-                    let start = (panel * wb + at / per_word) * NR;
-                    // SAFETY: each panel is packed by one task.
-                    let to = unsafe { to.slice(start, kernel.words(depth) * NR) };
-                    pack_panel(kernel, b, k0 + at, depth, panel * NR, to);
-                }
-            }
+            // SAFETY: each panel is packed by one task.
+            unsafe { pack_panels(kernel, b, group, slab.steps.clone(), to) };
         } else if let Some((a, to)) = left {
             let task = task - of_right;
             let group = task * a_group..tiles.min((task + 1) * a_group);
-            for at in (0..kb).step_by(step(&group)) {
-                let depth = step(&group).min(kb - at);
+            let step = if group.len() > 1 { PACK_K } else { kb };
+            for at in (0..kb).step_by(step) {
+                let depth = step.min(kb - at);
                 for tile in group.clone() {
                     let first = tile * mr;
                     let rows = mr.min(mb - first);

@@ -99,7 +99,7 @@ impl Values {
 
         let mut sums = ForwardBackward { tokens: unit.tokens.len() as u64, ..ForwardBackward::default() };
         let Some((gradient, own)) = gradient else { return sums };
-        let HeadGradient { loss, dx, mut base, mode } = gradient;
+        let HeadGradient { loss, dx, mut base, mode, .. } = gradient;
         let layout = &model.weights.layout;
         if let (Mode::Set, Some(base)) = (mode, &mut base) {
             // The language model's head has no part in this.

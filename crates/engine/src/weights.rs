@@ -25,6 +25,7 @@ pub struct Weights {
     maps: Vec<Packed>,
     /// Packed head.
     pub head: Packed,
+    changes: u64,
 }
 
 impl Weights {
@@ -41,6 +42,7 @@ impl Weights {
             master: Buffer::zeroed(layout.tensors.len),
             maps: Packed::together(precision, &shapes),
             head: Packed::empty(precision, config.hidden, config.vocabulary),
+            changes: 0,
             layout,
         }
     }
@@ -70,10 +72,16 @@ impl Weights {
 
     /// The master copy and what is packed from it.
     pub fn parameters(&mut self) -> Parameters<'_> {
-        let Weights { config, layout, master, maps, head } = self;
+        let Weights { config, layout, master, maps, head, changes } = self;
+        *changes += 1;
         let ranges = Map::all(config.layers).map(|map| layout.linear(map).weight.clone());
         let packed = ranges.zip(maps).chain([(layout.head.clone(), head)]).collect();
         Parameters { tensors: &layout.tensors, master, packed }
+    }
+
+    /// How often the parameters have been lent to be changed.
+    pub fn changes(&self) -> u64 {
+        self.changes
     }
 
     /// The packed matrix of a linear map.

@@ -5,12 +5,15 @@ use std::ops::Range;
 #[cfg(target_arch = "x86_64")]
 use super::amx;
 use super::tile::{NR, VECTOR_ROWS};
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, Shared};
 use crate::precision::{Kernel, Precision, halves, pair, with_later};
 use crate::simd::simd;
 
 /// Values of a row that are read together where they are contiguous: 12 cache lines.
 const TOGETHER: usize = 192;
+/// Steps of k for which neighbouring tiles or panels are packed one after the other, where they lie next to each other in memory: a
+/// multiple of the steps that any left operand is padded to.
+pub const PACK_K: usize = 32;
 
 /// A view of a matrix with strides.
 #[derive(Clone, Copy)]
@@ -99,6 +102,29 @@ pub fn pack_panel(kernel: Kernel, b: Matrix<'_>, k0: usize, depth: usize, column
         pack_rows(kernel, data, b.row_stride, columns, depth, NR, out);
     } else {
         pack_columns(kernel, data, b.col_stride, columns, depth, NR, out);
+    }
+}
+
+/// Packs neighbouring panels of the rows `steps` of `b` side by side: panel i to place i of `to`, places of `[words of steps][NR]`.
+///
+/// # Safety
+/// Nobody else may use these places meanwhile.
+pub unsafe fn pack_panels(
+    kernel: Kernel,
+    b: Matrix<'_>,
+    panels: Range<usize>,
+    steps: Range<usize>,
+    to: &Shared<'_>,
+) {
+    let step = if panels.len() > 1 { PACK_K } else { steps.len() };
+    for at in (0..steps.len()).step_by(step.max(1)) {
+        let depth = step.min(steps.len() - at);
+        for panel in panels.clone() {
+            let start = (panel * kernel.words(steps.len()) + at / kernel.per_word()) * NR;
+            // SAFETY: the caller's promise.
+            let to = unsafe { to.slice(start, kernel.words(depth) * NR) };
+            pack_panel(kernel, b, steps.start + at, depth, panel * NR, to);
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::pack::{Matrix, pack_panel};
+use super::pack::{Matrix, pack_panel, pack_panels};
 use super::tile::NR;
 use crate::Compute;
 use crate::buffer::{Buffer, Shared};
@@ -81,6 +81,29 @@ impl Packed {
             // SAFETY: each panel is packed by one task.
             unsafe { panels.pack(compute.kernel(), panel, &columns[panels.rows(panel)]) };
         });
+    }
+
+    /// Packs the operand again, in parallel, from `b` (K × N).
+    ///
+    /// # Panics
+    /// When its shape or precision is another.
+    pub fn replace(&mut self, compute: &Compute, b: Matrix<'_>) {
+        let (kernel, shape) = (compute.kernel(), self.shape);
+        assert_eq!((b.rows, b.cols), (shape.depth, shape.columns), "shape of a packed operand");
+        assert_eq!(kernel.precision, shape.precision, "precision of a packed operand");
+        let (group, data) = (b.columns_together(NR), Shared::new(&mut self.data));
+        compute.pool.run(shape.panels().div_ceil(group), |task| {
+            let panels = task * group..shape.panels().min((task + 1) * group);
+            // SAFETY: each panel is packed by one task.
+            unsafe { pack_panels(kernel, b, panels, 0..shape.depth, &data) };
+        });
+    }
+
+    /// Whether two operands hold the same words.
+    #[cfg(test)]
+    pub fn same(&self, other: &Packed) -> bool {
+        self.shape == other.shape
+            && self.data.iter().zip(&other.data[..]).all(|(a, b)| a.to_bits() == b.to_bits())
     }
 
     /// The panels, to be packed by several tasks.

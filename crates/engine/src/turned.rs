@@ -1,0 +1,110 @@
+//! The model's matrices as its backward pass reads them: packed for `dy · W`.
+//!
+//! A batch needs each of them once for every unit that goes through the model, that of the head once for every chunk of rows. In bf16 products are so
+//! quick that packing them on the way takes a noticeable share of the time, so they are packed once after every change. In f32 that share is
+//! small and the copies would be twice as large: there they are packed on the way.
+
+use std::ops::Range;
+
+use crate::Compute;
+use crate::layout::{Layout, LinearLayout, Map};
+use crate::precision::Precision;
+use crate::product::{Matrix, Packed, Right};
+use crate::weights::Weights;
+
+/// Copies of a model's matrices, without memory until they are needed.
+#[derive(Default)]
+pub struct Turned {
+    /// Those of all linear maps, in the order of [`Map::all`], then the head; each with the state of the weights that it was packed from.
+    matrices: Vec<(Option<u64>, Packed)>,
+}
+
+impl Turned {
+    /// The matrix of a linear map, outputs × inputs.
+    pub fn map<'a>(&'a mut self, compute: &Compute, weights: &'a Weights, map: Map) -> Right<'a> {
+        let LinearLayout { weight, outputs, inputs, .. } = weights.layout.linear(map);
+        self.matrix(compute, weights, map.index(), weight, [*outputs, *inputs])
+    }
+
+    /// The matrix of the head, vocabulary × hidden.
+    pub fn head<'a>(&'a mut self, compute: &Compute, weights: &'a Weights) -> Right<'a> {
+        let (config, last) = (&weights.config, Map::all(weights.config.layers).count());
+        self.matrix(compute, weights, last, &weights.layout.head, [config.vocabulary, config.hidden])
+    }
+
+    fn matrix<'a>(
+        &'a mut self,
+        compute: &Compute,
+        weights: &'a Weights,
+        index: usize,
+        range: &Range<usize>,
+        [rows, columns]: [usize; 2],
+    ) -> Right<'a> {
+        let matrix = Matrix::new(weights.part(range), rows, columns);
+        if compute.precision == Precision::F32 {
+            return Right::Plain(matrix);
+        }
+        if self.matrices.is_empty() {
+            let shapes = shapes(&weights.layout, weights.config.layers, compute.precision);
+            let empty = Packed::together(compute.precision, &shapes);
+            self.matrices = empty.into_iter().map(|packed| (None, packed)).collect();
+        }
+        let (state, packed) = &mut self.matrices[index];
+        if *state != Some(weights.changes()) {
+            packed.replace(compute, matrix);
+            *state = Some(weights.changes());
+        }
+        Right::Packed(packed)
+    }
+}
+
+/// (K, N) of every matrix that is kept packed.
+pub fn shapes(layout: &Layout, layers: usize, precision: Precision) -> Vec<(usize, usize)> {
+    if precision == Precision::F32 {
+        return Vec::new();
+    }
+    let hidden = layout.norm.len();
+    let maps = Map::all(layers).map(|map| (layout.linear(map).outputs, layout.linear(map).inputs));
+    maps.chain([(layout.head.len() / hidden, hidden)]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Isa;
+    use crate::layout::Site;
+    use crate::testing::{random_weights, tiny_config};
+
+    /// A copy is that of the weights as they are, after a change, too.
+    #[test]
+    fn copies_follow_the_weights() {
+        let compute = Compute::with(2, Isa::detect(), Precision::Bf16);
+        let mut weights = random_weights(&compute, &tiny_config(), 1);
+        let mut turned = Turned::default();
+        for round in 0..3 {
+            for map in Map::all(weights.config.layers) {
+                let at = weights.layout.linear(map);
+                let matrix = Matrix::new(weights.part(&at.weight), at.outputs, at.inputs);
+                let expected = Packed::new(&compute, matrix);
+                let Right::Packed(found) = turned.map(&compute, &weights, map) else { panic!("{map:?}") };
+                assert!(found.same(&expected), "{map:?} after {round} changes");
+            }
+            let config = &weights.config;
+            let head = Matrix::new(weights.part(&weights.layout.head), config.vocabulary, config.hidden);
+            let expected = Packed::new(&compute, head);
+            let Right::Packed(found) = turned.head(&compute, &weights) else { panic!("the head") };
+            assert!(found.same(&expected), "the head after {round} changes");
+            weights.parameters().change(&compute, |_, values| values.iter_mut().for_each(|w| *w += 0.5));
+        }
+    }
+
+    /// In f32 there is no copy.
+    #[test]
+    fn matrices_in_f32_are_read_where_they_are() {
+        let compute = Compute::with(1, Isa::detect(), Precision::F32);
+        let weights = random_weights(&compute, &tiny_config(), 1);
+        let map = Map { layer: 0, site: Site::Down };
+        assert!(matches!(Turned::default().map(&compute, &weights, map), Right::Plain(_)));
+        assert!(shapes(&weights.layout, weights.config.layers, Precision::F32).is_empty());
+    }
+}
