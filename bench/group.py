@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from turns import Peer, machine, parser
+from turns import Peer, dressage, machine, parser
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
     job |= {"prompt": [rng.randrange(2, arguments.vocabulary) for _ in range(arguments.prompt)]}
     rounds = 4 * arguments.rounds + 1
     options = {"threads": arguments.threads, "precision": arguments.precision}
-    ours = Peer.start([arguments.dressage], arguments.model, options=options | {"isa": arguments.isa})
+    ours = dressage(arguments, arguments.model)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job.json"
         path.write_text(json.dumps(job | options | {"steps": rounds, "side_by_side": arguments.side_by_side}))

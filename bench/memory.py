@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen2Config
-from turns import Peer, machine, parser
+from turns import dressage, machine, parser
 
 #: name, configuration, micro-batch, path, cache in MiB
 SIZES = [
@@ -52,9 +52,7 @@ def main() -> None:
 
 def measure(arguments, name: str, folder: Path, batch: int, path: int, cache: int) -> float:
     """Trains and samples; returns how far the peak is from the plan, as a share of it."""
-    options = {"threads": arguments.threads, "precision": arguments.precision, "isa": arguments.isa}
-    options |= {"context": path, "batch_tokens": batch, "kv_memory_mb": cache}
-    peer = Peer.start([arguments.dressage], folder, options=options)
+    peer = dressage(arguments, folder, context=path, batch_tokens=batch, kv_memory_mb=cache)
     rng = random.Random(0)
     vocabulary = json.loads((Path(folder) / "config.json").read_text())["vocab_size"]
     tokens = [rng.randrange(vocabulary) for _ in range(path)]

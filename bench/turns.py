@@ -39,6 +39,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--precision", choices=["f32", "bf16"], default="f32", help="of both sides")
     p.add_argument("--isa", choices=["amx", "avx512_bf16", "avx512", "avx2", "portable"], help="of Dressage; the best by default")
+    p.add_argument("--batch-tokens", type=int, default=4096, help="that go through Dressage's model at once, if a script has no sizes of its own")
     p.add_argument("--rounds", type=int, default=7, help="undisturbed rounds to take the median of")
     p.add_argument(
         "--disturbance",
@@ -131,10 +132,15 @@ class Peer:
 
 def pair(arguments: argparse.Namespace, worker: str = "torch_worker.py", model: Path | None = None) -> tuple[Peer, Peer]:
     """Dressage and a peer (PyTorch unless another is named), both with the model loaded; the peer from another file if need be."""
-    options = {"threads": arguments.threads, "precision": arguments.precision}
-    ours = Peer.start([arguments.dressage], arguments.model, options=options | {"isa": arguments.isa})
     theirs = [arguments.python, Path(__file__).with_name(worker)]
-    return ours, Peer.start(theirs, model or arguments.model, **options)
+    options = {"threads": arguments.threads, "precision": arguments.precision}
+    return dressage(arguments, arguments.model), Peer.start(theirs, model or arguments.model, **options)
+
+
+def dressage(arguments: argparse.Namespace, model: Path, **options) -> Peer:
+    """Dressage with a model loaded, with the engine's options that all comparisons have, and others."""
+    common = {name: getattr(arguments, name) for name in ("threads", "precision", "isa", "batch_tokens")}
+    return Peer.start([arguments.dressage], model, options=common | options)
 
 
 @dataclass
