@@ -59,6 +59,8 @@ const fn held(order: Order) -> usize {
         Order::Tiled => 256 << 10,
     }
 }
+/// Values of C that the caches hold until they are read again (4 MiB); a larger one that is overwritten goes past them, which saves reading it.
+const CACHED_C: usize = 1 << 20;
 /// Tiles of A that are worth fetching those panels for.
 const LEAST_TILES: usize = 8;
 /// Tasks that a product is cut into for each thread, where it is large enough, so that the last to finish is not waited for long.
@@ -129,6 +131,7 @@ pub fn product(
     let in_place = kernel.reads_rows(a);
     let panels = n.div_ceil(NR);
     let c = Shared::new(c);
+    let past = mode == Mode::Set && words <= SLAB && m * n > CACHED_C;
 
     for w0 in (0..words).step_by(SLAB) {
         let wb = SLAB.min(words - w0);
@@ -189,6 +192,7 @@ pub fn product(
                         distance,
                         columns,
                         shared: these.len() > 1,
+                        past,
                         next,
                     };
                     // SAFETY: the operands hold these words; rows and columns of C lie within its bounds
@@ -197,6 +201,9 @@ pub fn product(
                         let c = c.pointer((m0 + first) * c_stride + group.start * NR);
                         strip.multiply(kernel, block, c, c_stride, add);
                     }
+                }
+                if past {
+                    Strip::settle();
                 }
             });
         }
@@ -345,6 +352,28 @@ mod tests {
                 product(&compute, &mut Scratch::default(), a, Right::Plain(b), &mut c, n, Mode::Set);
                 assert!(c.iter().zip(&expected).all(|(x, y)| x.to_bits() == y.to_bits()), "{precision}");
             }
+        }
+    }
+
+    /// A C too large for the caches has the bits of one that is computed in parts, wherever its rows lie.
+    #[test]
+    fn large_results_are_those_of_their_parts() {
+        let (m, n, k) = (1030, 1040, 40);
+        let (a_data, b_data) = (noise(m * k, 1), noise(k * n, 2));
+        let b = Right::Plain(Matrix::new(&b_data, k, n));
+        assert!(m * n > CACHED_C);
+        for (compute, stride) in computes(2).iter().flat_map(|compute| [(compute, n), (compute, n + 3)]) {
+            let run = |a: &[f32], c: &mut [f32]| {
+                let a = Matrix::new(a, a.len() / k, k);
+                product(compute, &mut Scratch::default(), a, b, c, stride, Mode::Set);
+            };
+            let [mut whole, mut parts] = [(); 2].map(|()| Buffer::zeroed(m * stride));
+            run(&a_data, &mut whole);
+            for (a, c) in a_data.chunks(500 * k).zip(parts.chunks_mut(500 * stride)) {
+                run(a, c);
+            }
+            let same = whole.iter().zip(&parts[..]).all(|(x, y)| x.to_bits() == y.to_bits());
+            assert!(same && whole[0] != 0.0, "{:?}, rows of {stride}", compute.kernel());
         }
     }
 }

@@ -93,8 +93,10 @@ struct Run {
 /// Where a right operand comes from.
 #[derive(Clone, Copy)]
 enum Source {
-    /// Memory, or a cache that is left to itself.
+    /// Memory: what comes soon is fetched to the first-level cache.
     Memory,
+    /// Blocks that were read before, which are found where they are.
+    Blocks,
     /// The second-level cache. So there is time to fetch rows of C, `c_stride` values apart: those that come after this tile, if it is done.
     Fetched { c: Option<*mut f32>, c_stride: usize },
 }
@@ -144,11 +146,11 @@ pub unsafe fn tile(
                     _mm_prefetch::<_MM_HINT_T0>(row.cast());
                     _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(NR / 2).cast());
                 }
-                multiply(rows, a, runs, (b.ahead, Source::Memory), (c, c_stride), false);
+                multiply(rows, a, runs, (b.ahead, Source::Blocks), (c, c_stride), false);
             } else {
                 let sums = room(sums, 1);
-                multiply(rows, a, runs, (b.ahead, Source::Memory), (sums, NR), false);
-                take(rows, sums, c, c_stride, columns, add);
+                multiply(rows, a, runs, (b.ahead, Source::Blocks), (sums, NR), false);
+                take(rows, sums, c, c_stride, columns, add, false);
             }
         }
     });
@@ -183,7 +185,10 @@ pub unsafe fn strip(strip: Strip, a: *const f32, c: *mut f32, c_stride: usize, a
                 let sums = sums.wrapping_add(panel * apart);
                 let done = at + depth == strip.words;
                 let right = match fetched {
-                    true => Source::Fetched { c: done.then(|| strip.after(panel, c, c_stride)), c_stride },
+                    true => {
+                        let c = (done && !strip.past).then(|| strip.after(panel, c, c_stride));
+                        Source::Fetched { c, c_stride }
+                    }
                     false => Source::Memory,
                 };
                 // SAFETY: the caller vouches for the extents.
@@ -199,7 +204,7 @@ pub unsafe fn strip(strip: Strip, a: *const f32, c: *mut f32, c_stride: usize, a
                     );
                     if done {
                         let c = c.wrapping_add(panel * NR);
-                        take(strip.rows, sums, c, c_stride, strip.columns_of(panel), add);
+                        take(strip.rows, sums, c, c_stride, strip.columns_of(panel), add, strip.past);
                     }
                 }
             }
@@ -386,6 +391,7 @@ unsafe fn multiply(
                 // So few rows are done before a panel from memory comes: further ahead.
                 [coming!("8192")]
             ),
+            Source::Blocks => tall!("tileloadd"[]),
             Source::Memory => tall!("tileloadd"[coming!("4096")]),
             // Loads that leave the first-level cache to A. Two rows of C a step: they are seldom at hand, and a product waits for them even to
             // overwrite them.
@@ -401,12 +407,22 @@ unsafe fn multiply(
     }
 }
 
-/// Writes or adds the sums that are wanted to C.
+/// Writes or adds the sums that are wanted to C; with `past` past the caches, where whole lines of them are overwritten.
 ///
 /// # Safety
 /// C must have these rows and columns.
 #[target_feature(enable = "avx512f")]
-unsafe fn take(rows: usize, sums: *const f32, c: *mut f32, c_stride: usize, columns: usize, add: bool) {
+unsafe fn take(
+    rows: usize,
+    sums: *const f32,
+    c: *mut f32,
+    c_stride: usize,
+    columns: usize,
+    add: bool,
+    past: bool,
+) {
+    let past =
+        past && !add && columns == NR && (c as usize).is_multiple_of(64) && c_stride.is_multiple_of(16);
     let masks = [columns, columns.saturating_sub(16)].map(|n| ((1u32 << n.min(16)) - 1) as __mmask16);
     for i in 0..rows {
         // SAFETY: row i of the sums and of C; masked-off lanes are not accessed.
@@ -417,10 +433,21 @@ unsafe fn take(rows: usize, sums: *const f32, c: *mut f32, c_stride: usize, colu
                 low = _mm512_add_ps(_mm512_maskz_loadu_ps(masks[0], to), low);
                 high = _mm512_add_ps(_mm512_maskz_loadu_ps(masks[1], to.wrapping_add(16)), high);
             }
-            _mm512_mask_storeu_ps(to, masks[0], low);
-            _mm512_mask_storeu_ps(to.wrapping_add(16), masks[1], high);
+            if past {
+                _mm512_stream_ps(to, low);
+                _mm512_stream_ps(to.wrapping_add(16), high);
+            } else {
+                _mm512_mask_storeu_ps(to, masks[0], low);
+                _mm512_mask_storeu_ps(to.wrapping_add(16), masks[1], high);
+            }
         }
     }
+}
+
+/// Waits until what went past the caches can be seen by other threads.
+pub fn settle() {
+    // SAFETY: every processor of this architecture has this instruction.
+    unsafe { _mm_sfence() };
 }
 
 /// Packs rows `row .. row + rows` and columns `k0 .. k0 + depth` of `a` into `out`, `[steps][rows, filled up][16]`, with zeros past the

@@ -25,6 +25,8 @@ pub struct Strip {
     pub columns: usize,
     /// Whether other tiles go over the same panels.
     pub shared: bool,
+    /// Whether C had better be written past the caches, as far as this kernel can; [`Strip::settle`] comes after.
+    pub past: bool,
     /// The tile after this one, where that is what will be read next and not another panel: rows of a tile and words of a packed row.
     pub next: Option<(usize, usize)>,
 }
@@ -43,6 +45,12 @@ impl Strip {
     /// Panel `panel` from word `word` on.
     pub fn panel(&self, panel: usize, word: usize) -> *const f32 {
         self.panels.wrapping_add(panel * self.distance + word * NR)
+    }
+
+    /// Waits until what was written past the caches can be seen by other threads.
+    pub fn settle() {
+        #[cfg(target_arch = "x86_64")]
+        amx::settle();
     }
 
     /// Where C goes on after `panel`, if it starts at `c`: at the next panel, or at the tile below.
