@@ -3,7 +3,8 @@
 One turn: sums of two numbers up to 20, asked in words; a reply is right when its last number is. Both sides draw at the same temperature,
 compare within groups over the deviation, clip alike, average over tokens, and step with AdamW at a constant rate, in f32. Each is run with every
 seed, one after the other. Prints mean reward by tens of steps, whether ours lies within the spread of TRL's seeds, and the time until a
-mean of ten steps reaches `--goal`.
+mean of ten steps reaches `--goal`. Curves are kept in `--out`, where there is one: those that are there with the same settings are not measured
+again, so that seeds can be added later. Delete those of a build that learns otherwise.
 """
 
 import argparse
@@ -102,6 +103,25 @@ def of_trl(arguments: argparse.Namespace, folder: Path, seed: int) -> list[dict]
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"step"')]
 
 
+def measured(arguments: argparse.Namespace, folder: Path, name: str, seed: int) -> list[dict]:
+    """A curve, step by step, from `--out` if it is there."""
+    run = {"Dressage": of_dressage, "TRL": of_trl}[name]
+    if arguments.out is None:
+        return run(arguments, folder, seed)
+    settings = {"steps": arguments.steps, "learning_rate": arguments.learning_rate, "model": arguments.model.resolve().name}
+    settings |= {"groups": GROUPS, "group_size": GROUP_SIZE, "max_tokens": MAX_TOKENS, "temperature": TEMPERATURE, "beta2": BETA2}
+    file = arguments.out / f"{name.lower()}-{seed}.json"
+    if file.exists():
+        kept = json.loads(file.read_text())
+        if kept["settings"] != settings:
+            sys.exit(f"{file} was measured with {kept['settings']}, not with {settings}: give --out another folder")
+        return kept["steps"]
+    lines = run(arguments, folder, seed)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"settings": settings, "steps": lines}))
+    return lines
+
+
 def windows(lines: list[dict]) -> list[float]:
     rewards = [line["reward"] for line in lines]
     return [statistics.mean(rewards[at : at + WINDOW]) for at in range(0, len(rewards), WINDOW)]
@@ -128,15 +148,15 @@ def main() -> None:
     p.add_argument("--steps", type=int, default=50)
     p.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     p.add_argument("--more", type=int, nargs="*", default=[], help="seeds that Dressage alone is run with as well: it takes a tenth of the time")
+    p.add_argument("--out", type=Path, help="a folder for the curves")
     p.add_argument("--learning-rate", type=float, default=1e-5)
     p.add_argument("--goal", type=float, default=0.75)
     arguments = p.parse_args()
     with tempfile.TemporaryDirectory(prefix="dressage-learning-") as folder:
         found: dict[str, list[list[dict]]] = {"Dressage": [], "TRL": []}
-        sides = {"Dressage": of_dressage, "TRL": of_trl}
-        both = [(seed, name) for seed in arguments.seeds for name in sides]
+        both = [(seed, name) for seed in arguments.seeds for name in found]
         for seed, name in both + [(seed, "Dressage") for seed in arguments.more]:
-            lines = sides[name](arguments, Path(folder), seed)
+            lines = measured(arguments, Path(folder), name, seed)
             found[name].append(lines)
             means = " ".join(f"{100 * mean:.0f}" for mean in windows(lines))
             reached = time_to(lines, arguments.goal)
