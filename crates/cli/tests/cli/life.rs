@@ -57,12 +57,14 @@ fn it_is_measured_alike(place: &Place) {
     let metrics = fs::read_to_string(place.path("run/metrics.jsonl")).unwrap();
     let last: Value = serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
     assert_eq!(last["eval"], "after grpo");
-    let eval = |model: &[&str]| {
-        let output = place.dressage().args(["eval", "recipe.toml", "--json"]).args(model).output().unwrap();
+    let measure = |recipe: &str, model: &[&str]| {
+        let output = place.dressage().args(["eval", recipe, "--json"]).args(model).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         serde_json::from_str::<Value>(&stdout(&output)).unwrap()
     };
+    let eval = |model: &[&str]| measure("recipe.toml", model);
     let result = eval(&["--model", "run"]);
+    assert_eq!(measure("run", &[])["slices"], result["slices"]);
     assert_eq!(result["overall"]["success"]["estimate"], last["eval/success"]);
     assert_eq!(result["overall"]["sampled_tokens"], last["eval/response_length/mean"]);
     assert_eq!(result["slices"][1]["answered"], last["eval/arithmetic-unseen-wordings/answered"]);
