@@ -1,16 +1,16 @@
 """Learning curves of Dressage and of TRL's GRPO from the same model, on the same tasks, with the same settings and rewards.
 
-One turn: sums of two numbers up to 20, asked in words; a reply is right when its last number is. Both sides draw at the same temperature,
-compare within groups over the deviation, clip alike, average over tokens, and step with AdamW at a constant rate, in f32. Each is run with every
-seed, one after the other. Prints mean reward by tens of steps, whether ours lies within the spread of TRL's seeds, and the time until a
-mean of ten steps reaches `--goal`. Curves are kept in `--out`, where there is one: those that are there with the same settings are not measured
-again, so that seeds can be added later. Delete those of a build that learns otherwise.
+One turn: sums of two numbers up to 20, asked in words, each once before any comes again; a reply is right when its last number is. Both sides
+draw at the same temperature, compare within groups over the deviation, clip alike, average over tokens, and step with AdamW at a constant rate,
+in f32. Each is run with every seed, one after the other. Prints mean reward by tens of steps and over all of them, whether ours lies within the
+spread of TRL's seeds, and the time until a mean of ten steps reaches `--goal`. Curves are kept in `--out`, where there is one: those that are there with the same
+settings are not measured again, so that seeds can be added later. Delete those of a build that learns otherwise.
 """
 
 import argparse
+import itertools
 import json
 import os
-import random
 import statistics
 import subprocess
 import sys
@@ -26,13 +26,10 @@ WINDOW = 10
 LARGEST = 20
 
 
-def tasks(count: int) -> list[dict]:
-    rng = random.Random(0)
-    out = []
-    for _ in range(count):
-        a, b = rng.randint(1, LARGEST), rng.randint(1, LARGEST)
-        out.append({"question": f"What is {a} plus {b}? Say the number alone.", "answer": a + b})
-    return out
+def tasks() -> list[dict]:
+    """All sums. No row comes twice: Dressage would leave it out, TRL would train on it more often."""
+    pairs = itertools.product(range(1, LARGEST + 1), repeat=2)
+    return [{"question": f"What is {a} plus {b}? Say the number alone.", "answer": a + b} for a, b in pairs]
 
 
 def recipe(arguments: argparse.Namespace, file: Path, seed: int) -> str:
@@ -70,7 +67,7 @@ beta2 = {BETA2}
 
 def of_dressage(arguments: argparse.Namespace, folder: Path, seed: int) -> list[dict]:
     file, run = folder / "tasks.jsonl", folder / f"run-{seed}"
-    file.write_text("".join(json.dumps(task) + "\n" for task in tasks(2000)))
+    file.write_text("".join(json.dumps(task) + "\n" for task in tasks()))
     (folder / "recipe.toml").write_text(recipe(arguments, file, seed))
     command = [arguments.dressage, "train", folder / "recipe.toml", "--run", run]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
@@ -91,7 +88,7 @@ def of_trl(arguments: argparse.Namespace, folder: Path, seed: int) -> list[dict]
         "temperature": TEMPERATURE,
         "learning_rate": arguments.learning_rate,
         "beta2": BETA2,
-        "tasks": tasks(2000),
+        "tasks": tasks(),
     }
     path = folder / f"job-{seed}.json"
     path.write_text(json.dumps(job))
@@ -110,6 +107,7 @@ def measured(arguments: argparse.Namespace, folder: Path, name: str, seed: int) 
         return run(arguments, folder, seed)
     settings = {"steps": arguments.steps, "learning_rate": arguments.learning_rate, "model": arguments.model.resolve().name}
     settings |= {"groups": GROUPS, "group_size": GROUP_SIZE, "max_tokens": MAX_TOKENS, "temperature": TEMPERATURE, "beta2": BETA2}
+    settings["tasks"] = len(tasks())
     file = arguments.out / f"{name.lower()}-{seed}.json"
     if file.exists():
         kept = json.loads(file.read_text())
@@ -118,7 +116,9 @@ def measured(arguments: argparse.Namespace, folder: Path, name: str, seed: int) 
         return kept["steps"]
     lines = run(arguments, folder, seed)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"settings": settings, "steps": lines}))
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps({"settings": settings, "steps": lines}))
+    part.rename(file)
     return lines
 
 
@@ -139,6 +139,17 @@ def time_to(lines: list[dict], goal: float) -> float | None:
     return None
 
 
+def compare(found: dict[str, list[list[dict]]], steps: range) -> bool:
+    """Prints the mean reward over some steps with its standard error; whether that of ours lies within the spread of TRL's seeds."""
+    means = {
+        name: [statistics.mean(lines[step]["reward"] for step in steps) for lines in runs] for name, runs in found.items()
+    }
+    low, high = min(means["TRL"]), max(means["TRL"])
+    ours, theirs = (f"{100 * statistics.mean(runs):.1f} ± {100 * standard_error(runs):.1f}" for runs in means.values())
+    print(f"steps {steps.start + 1:>3}–{steps.stop:<3}: {ours} % against {theirs} % ({100 * low:.1f}–{100 * high:.1f})")
+    return low <= statistics.mean(means["Dressage"]) <= high
+
+
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--model", type=Path, required=True, help="a Hugging Face folder")
@@ -149,6 +160,7 @@ def main() -> None:
     p.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     p.add_argument("--more", type=int, nargs="*", default=[], help="seeds that Dressage alone is run with as well: it takes a tenth of the time")
     p.add_argument("--out", type=Path, help="a folder for the curves")
+    p.add_argument("--window", type=int, default=WINDOW, help="steps to average over for the comparison")
     p.add_argument("--learning-rate", type=float, default=1e-5)
     p.add_argument("--goal", type=float, default=0.75)
     arguments = p.parse_args()
@@ -163,14 +175,12 @@ def main() -> None:
             when = f"{reached / 60:.1f} min" if reached else "never"
             step = statistics.median(line["seconds"] for line in lines)
             print(f"{name:<9} seed {seed}: {means} %; {step:.1f} s a step; {arguments.goal:.0%} after {when}", flush=True)
-    ours, theirs = ([windows(lines) for lines in found[name]] for name in ("Dressage", "TRL"))
-    within = 0
-    for at in range(len(ours[0])):
-        mean, error = statistics.mean(run[at] for run in ours), standard_error([run[at] for run in ours])
-        low, high = min(run[at] for run in theirs), max(run[at] for run in theirs)
-        within += low <= mean <= high
-        print(f"steps {at * WINDOW + 1:>3}…: {100 * mean:.1f} ± {100 * error:.1f} % against {100 * low:.1f}–{100 * high:.1f} %")
-    print(f"{within} of {len(ours[0])} windows within the spread of TRL's seeds")
+    steps = arguments.steps
+    within = [
+        compare(found, range(at, min(at + arguments.window, steps))) for at in range(0, steps, arguments.window)
+    ]
+    print(f"{sum(within)} of {len(within)} windows within the spread of TRL's seeds")
+    compare(found, range(steps))
 
 
 if __name__ == "__main__":
