@@ -21,7 +21,7 @@ use crate::buffer::{Buffer, Shared};
 use crate::precision::{Kernel, Order};
 use crate::product::left::{Left, STEP};
 use crate::product::pack::Matrix;
-use crate::product::tile::{Rows, tile as multiply};
+use crate::product::tile::{Chain, Rows, tile as multiply};
 use crate::product::{MAX_ROWS, NR};
 use crate::simd::{LANES, exp, fold, max, simd};
 
@@ -43,6 +43,8 @@ struct Scratch {
     weights: Buffer,
     /// Weighted sums of values, `[rows][padded]`.
     sums: Buffer,
+    /// Those of a stretch that ends in another part.
+    open: Buffer,
     /// Where the blocks of values of a stretch start.
     starts: Vec<*const f32>,
 }
@@ -121,14 +123,23 @@ fn places<'a>(spans: &'a [Span], runs: &'a [Run], group: usize) -> impl Iterator
 struct Part<'a> {
     rows: Range<usize>,
     path: &'a [u32],
-    /// Positions, from a whole stretch on.
+    /// Positions, from a whole block on.
     positions: Range<usize>,
+    /// Whether other parts go on with its last stretch.
+    goes_on: bool,
 }
 
 impl Part<'_> {
     /// Its blocks, by their place on the path.
     fn blocks(&self) -> Range<usize> {
         self.positions.start / BLOCK..self.positions.end.div_ceil(BLOCK)
+    }
+
+    /// Its stretches, or what it has of them: where each starts and ends.
+    fn stretches(&self) -> impl Iterator<Item = (usize, usize)> {
+        let Range { start, end } = self.positions;
+        let first = start / STRETCH * STRETCH;
+        (first..end).step_by(STRETCH).map(move |from| (from.max(start), end.min(from + STRETCH)))
     }
 
     /// Words of its weights as a left operand.
@@ -142,13 +153,13 @@ fn parts<'a>(spans: &'a [Span], tile: &'a Tile, group: usize) -> impl Iterator<I
     let shared = tile.shared * BLOCK;
     let rows = tile.runs.iter().map(|run| run.rows).sum();
     let first = tile.runs.first().map(|run| &spans[run.span].blocks[..]).unwrap_or_default();
-    let together = Part { rows: 0..rows, path: first, positions: 0..shared };
+    let together = Part { rows: 0..rows, path: first, positions: 0..shared, goes_on: true };
     let mut at = 0;
     let alone = tile.runs.iter().map(move |run| {
         let (span, from) = (&spans[run.span], at);
         at += run.rows;
         let seen = span.position + (run.from + run.rows - 1) / group + 1;
-        Part { rows: from..at, path: &span.blocks, positions: shared..seen }
+        Part { rows: from..at, path: &span.blocks, positions: shared..seen, goes_on: false }
     });
     Some(together).filter(|_| shared > 0).into_iter().chain(alone)
 }
@@ -170,10 +181,10 @@ fn attend(
     let longest = parts(spans, tile, group).map(|part| part.positions.end).max().unwrap_or(0);
     // An odd number of cache lines, so that one position of many rows does not fall into one set of the cache.
     let stride = longest.next_multiple_of(BLOCK) + LANES;
-    let Scratch { queries, packed, scores, stats, weights, sums, starts } = scratch;
+    let Scratch { queries, packed, scores, stats, weights, sums, open, starts } = scratch;
     let queries = queries.reserve(rows * dim);
-    let scores = scores.reserve(rows * stride);
-    let sums = sums.reserve(rows * padded);
+    let scores = scores.reserve((rows + kernel.left_rows(1)) * stride);
+    let [sums, open] = [sums, open].map(|buffer| buffer.reserve(rows * padded));
 
     for (place, to) in places(spans, &tile.runs, group).zip(queries.chunks_exact_mut(dim)) {
         let from = &qkv[place.row * shape.qkv() + (head * group + place.member) * dim..];
@@ -185,6 +196,9 @@ fn attend(
         let (first, rows) = (part.rows.start, part.rows.len());
         let queries = Matrix::new(queries, first + rows, dim);
         let a = Left::of(kernel, queries, part.rows.clone(), 0..dim, packed);
+        // A whole matrix register is stored quicker than most of its rows. What is below is overwritten later, or not looked at.
+        let high = kernel.left_rows(rows);
+        let stored = if 4 * rows >= 3 * high { high } else { rows };
         for i in part.blocks() {
             let keys = [keys_values.keys(part.path[i], head).cast_const()];
             if rows <= FEW
@@ -196,7 +210,7 @@ fn attend(
             let b = Rows { blocks: &keys, block: depth, depth, stride: BLOCK, ahead: keys[0] };
             let to = scores[first * stride + i * BLOCK..].as_mut_ptr();
             // SAFETY: queries, the block's keys and the scores have these extents.
-            unsafe { multiply(kernel, rows, a, b, to, stride, BLOCK, false) };
+            unsafe { multiply(kernel, stored, a, b, to, stride, BLOCK, Chain::Set) };
         }
     }
     let packed = weigh_all(kernel, spans, tile, group, (scores, stride), weights, stats);
@@ -211,9 +225,15 @@ fn attend(
             }
         };
         before += part.words(kernel);
-        for from in part.positions.clone().step_by(STRETCH) {
-            let to = part.positions.end.min(from + STRETCH);
+        for (from, to) in part.stretches() {
             let a = a.after(kernel.words(from - start));
+            // A stretch in one part goes straight to the sums, one in two parts is one chain nevertheless.
+            let (begins, ends) = (from.is_multiple_of(STRETCH), to.is_multiple_of(STRETCH) || !part.goes_on);
+            let (out, chain) = match (begins, ends) {
+                (true, true) => (&mut *sums, Chain::new(from > 0)),
+                (true, false) => (&mut *open, Chain::Set),
+                (false, _) => (&mut *open, Chain::Resume),
+            };
             for column in (0..padded).step_by(NR) {
                 starts.clear();
                 starts.extend(
@@ -224,10 +244,16 @@ fn attend(
                 let depth = kernel.words(to - from);
                 let block = kernel.words(BLOCK);
                 let b = Rows { blocks: starts, block, depth, stride: padded, ahead: starts[0] };
-                let to = sums[first * padded + column..].as_mut_ptr();
+                let to = out[first * padded + column..].as_mut_ptr();
                 // SAFETY: weights, the blocks' values and the sums have these extents. Positions past a row's own have
                 // weight 0 and were written (or lie in the cleared half of a word), so they add exactly nothing.
-                unsafe { multiply(kernel, rows, a, b, to, padded, NR, from > 0) };
+                unsafe { multiply(kernel, rows, a, b, to, padded, NR, chain) };
+            }
+            if !begins && ends {
+                let these = first * padded..(first + rows) * padded;
+                for (sum, open) in sums[these.clone()].iter_mut().zip(&open[these]) {
+                    *sum = if from < STRETCH { *open } else { *sum + open };
+                }
             }
         }
     }
@@ -494,8 +520,10 @@ pub(crate) mod tests {
             assert!(run(&mut blocks, &spans) == alone, "{precision}, {isa:?}");
             // As in sampling: only the last queries, whose paths share the prompt.
             let last: Vec<Span> = spans.iter().filter(|span| span.len < 3).cloned().collect();
+            let tiles = tiles(&last, shape.group(), compute.kernel().tile_rows());
             assert!(
-                tiles(&last, shape.group(), compute.kernel().tile_rows()).iter().any(|tile| tile.shared > 0)
+                tiles.iter().any(|tile| !(tile.shared * BLOCK).is_multiple_of(STRETCH)),
+                "what is shared ends within a stretch"
             );
             let alone: Vec<u32> =
                 last.iter().flat_map(|span| run(&mut blocks, std::slice::from_ref(span))).collect();

@@ -18,7 +18,7 @@ use crate::buffer::{Buffer, Shared};
 use crate::precision::{Kernel, Order, Precision};
 use crate::product::left::Left;
 use crate::product::pack::{Matrix, pack_columns, unpack_rows};
-use crate::product::tile::{Rows, tile};
+use crate::product::tile::{Chain, Rows, tile};
 use crate::product::{MAX_ROWS, NR};
 use crate::simd::{LANES, dot, simd};
 
@@ -286,7 +286,7 @@ impl Task {
                         let b = Rows { blocks: &start, block: depth, depth, stride: BLOCK, ahead: start[0] };
                         let to = to[tile_at * stride + block * BLOCK..].as_mut_ptr();
                         // SAFETY: the rows, a block and the scores have these extents.
-                        unsafe { tile(kernel, tile_rows, a, b, to, stride, BLOCK, false) };
+                        unsafe { tile(kernel, tile_rows, a, b, to, stride, BLOCK, Chain::Set) };
                     }
                 }
                 let of_row = |r: usize| {
@@ -315,7 +315,7 @@ impl Task {
                     let b = Rows { blocks: &start, block: depth, depth, stride: padded, ahead: start[0] };
                     let to = dqueries[column..].as_mut_ptr();
                     // SAFETY: slopes, keys and the tile have these extents.
-                    unsafe { tile(kernel, tile_rows, a, b, to, padded, NR, false) };
+                    unsafe { tile(kernel, tile_rows, a, b, to, padded, NR, Chain::Set) };
                 }
                 for r in 0..tile_rows {
                     let row = span.row + first + tile_at + r;
@@ -350,7 +350,9 @@ impl Task {
                     let b = Rows { blocks: &start, block: depth, depth, stride, ahead: start[0] };
                     let to = to[part.start * stride + position..].as_mut_ptr();
                     // SAFETY: queries, scores and the share have these extents.
-                    unsafe { tile(kernel, part.len(), a.after(skipped), b, to, stride, NR, !is_first) };
+                    unsafe {
+                        tile(kernel, part.len(), a.after(skipped), b, to, stride, NR, Chain::new(!is_first))
+                    };
                 };
                 let positions = (0..seen).step_by(NR);
                 match kernel.order() {

@@ -6,10 +6,13 @@
 
 use super::kv::{BLOCK, Span};
 
-/// Positions of a stretch: what the sums over values are cut into, and what paths share is counted in.
+/// Positions of a stretch: what the sums over values are cut into.
 pub const STRETCH: usize = 256;
 /// Rows of several paths that a tile holds at most: half of a large one, so that a group makes tasks for several threads.
 const TOGETHER: usize = 16;
+
+/// Paths share a tile that share one of so many blocks at least. Tiles of several paths are fewer tasks, which threads share out less evenly.
+const WORTH: usize = 8;
 
 /// Queries of one span in a tile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +30,7 @@ pub struct Run {
 pub struct Tile {
     /// One run, or whole spans.
     pub runs: Vec<Run>,
-    /// Blocks that all the runs' paths begin with and all their queries see whole, in whole stretches; 0 for a single run.
+    /// Blocks that all the runs' paths begin with and all their queries see whole; 0 for a single run.
     pub shared: usize,
 }
 
@@ -67,11 +70,11 @@ pub fn tiles(spans: &[Span], group: usize, most: usize) -> Vec<Tile> {
     tiles
 }
 
-/// Blocks that both paths begin with, before the queries of either, in whole stretches.
+/// Blocks that both paths begin with, before the queries of either; 0 where they are too few to be worth a common tile.
 fn common(a: &Span, b: &Span) -> usize {
     let seen = a.position.min(b.position) / BLOCK;
     let same = a.blocks.iter().zip(&b.blocks).take(seen).take_while(|(a, b)| a == b).count();
-    same / (STRETCH / BLOCK) * (STRETCH / BLOCK)
+    if same * WORTH < a.blocks.len().max(b.blocks.len()) { 0 } else { same }
 }
 
 #[cfg(test)]
@@ -93,7 +96,7 @@ mod tests {
         let spans: Vec<Span> = attempts.chain(strangers).collect();
         let tiles = tiles(&spans, 3, 32);
         let found: Vec<(usize, usize)> = tiles.iter().map(|tile| (tile.runs.len(), tile.shared)).collect();
-        assert_eq!(found, [(5, 24), (2, 24), (1, 0), (1, 0)]);
+        assert_eq!(found, [(5, 31), (2, 31), (1, 0), (1, 0)]);
     }
 
     proptest! {

@@ -17,7 +17,7 @@ use super::left::{HALF, STEP};
 use super::pack::Matrix;
 use super::pack::bf16::words_of;
 use super::strip::Strip;
-use super::tile::{MAX_ROWS, NR, Rows};
+use super::tile::{Chain, MAX_ROWS, NR, Rows};
 
 /// Words of k for which a tile of A is held in the first-level cache of 48 KiB, which panels pass by: 36 KiB.
 const HELD_A: usize = 288;
@@ -131,7 +131,7 @@ pub unsafe fn tile(
     c: *mut f32,
     c_stride: usize,
     columns: usize,
-    add: bool,
+    chain: Chain,
 ) {
     debug_assert!(b.blocks.len() < 2 || b.block.is_multiple_of(STEP));
     configure();
@@ -139,7 +139,7 @@ pub unsafe fn tile(
         // SAFETY: the caller vouches for the extents.
         unsafe {
             list(b, runs, last);
-            if rows.is_multiple_of(HALF) && columns == NR && !add {
+            if rows.is_multiple_of(HALF) && columns == NR && chain == Chain::Set {
                 // Storing a matrix register waits for the cache lines it goes to.
                 for i in 0..rows {
                     let row = c.wrapping_add(i * c_stride);
@@ -149,8 +149,12 @@ pub unsafe fn tile(
                 multiply(rows, a, runs, (b.ahead, Source::Blocks), (c, c_stride), false);
             } else {
                 let sums = room(sums, 1);
-                multiply(rows, a, runs, (b.ahead, Source::Blocks), (sums, NR), false);
-                take(rows, sums, c, c_stride, columns, add, false);
+                let resumes = chain == Chain::Resume;
+                for i in 0..if resumes { rows } else { 0 } {
+                    std::ptr::copy_nonoverlapping(c.add(i * c_stride), sums.add(i * NR), columns);
+                }
+                multiply(rows, a, runs, (b.ahead, Source::Blocks), (sums, NR), resumes);
+                take(rows, sums, c, c_stride, columns, chain == Chain::Add, false);
             }
         }
     });

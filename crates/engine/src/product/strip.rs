@@ -3,7 +3,7 @@
 #[cfg(target_arch = "x86_64")]
 use super::amx;
 use super::left::Left;
-use super::tile::{NR, Rows, tile};
+use super::tile::{Chain, NR, Rows, tile};
 use crate::precision::Kernel;
 #[cfg(target_arch = "x86_64")]
 use crate::precision::Order;
@@ -91,7 +91,8 @@ impl Strip {
                 let (left, c) = (self.left.after(at), c.wrapping_add(panel * NR));
                 // SAFETY: forwarded from the caller.
                 unsafe {
-                    tile(kernel, self.rows, left, b, c, c_stride, self.columns_of(panel), add || at > 0)
+                    let chain = Chain::new(add || at > 0);
+                    tile(kernel, self.rows, left, b, c, c_stride, self.columns_of(panel), chain)
                 };
             }
         }

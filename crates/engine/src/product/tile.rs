@@ -38,8 +38,25 @@ impl Rows<'_> {
     }
 }
 
-/// `C[i][j] = Σ_k A[k][i] B[k][j]`, one chain from 0 in the order of k, or, with `add`, that sum added to what C held; for i below
-/// `rows` and j below `columns`. The chain does not begin at C: C can be large, and every link would round at its size.
+/// Where the chain of a tile begins and what becomes of its sum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Chain {
+    /// It begins at 0, and C is overwritten.
+    Set,
+    /// It begins at 0 and is added to what C held: C can be large, and every link would round at its size.
+    Add,
+    /// It goes on from where another tile left it in C.
+    Resume,
+}
+
+impl Chain {
+    /// A chain from 0.
+    pub const fn new(add: bool) -> Self {
+        if add { Chain::Add } else { Chain::Set }
+    }
+}
+
+/// `C[i][j] = Σ_k A[k][i] B[k][j]`, one chain in the order of k, for i below `rows` and j below `columns`.
 /// Operands are words. Row i of C starts `c_stride` values after the one before.
 ///
 /// A word of two bf16 is two links of the chain, the *later* step first: that is how AVX-512's instruction adds them up.
@@ -55,7 +72,7 @@ pub unsafe fn tile(
     c: *mut f32,
     c_stride: usize,
     columns: usize,
-    add: bool,
+    chain: Chain,
 ) {
     debug_assert!((1..=kernel.tile_rows()).contains(&rows) && (1..=NR).contains(&columns));
     /// Calls `$kernel::<R, _>` for the number of rows at hand.
@@ -65,11 +82,11 @@ pub unsafe fn tile(
                 $(
                     // SAFETY: forwarded from the caller.
                     ($r, Left::Steps { start, stride }) => unsafe {
-                        $kernel::<$r, false>(start, stride, b, $c, c_stride, columns, add)
+                        $kernel::<$r, false>(start, stride, b, $c, c_stride, columns, chain)
                     },
                     // SAFETY: forwarded from the caller.
                     ($r, Left::Rows { start, stride }) => unsafe {
-                        $kernel::<$r, true>(start, stride, b, $c, c_stride, columns, add)
+                        $kernel::<$r, true>(start, stride, b, $c, c_stride, columns, chain)
                     },
                 )*
                 _ => unreachable!("a tile of {} rows", $rows),
@@ -102,7 +119,7 @@ pub unsafe fn tile(
         #[cfg(target_arch = "x86_64")]
         (Precision::Bf16, Isa::Amx) => match a {
             // SAFETY: forwarded from the caller.
-            Left::Steps { start, .. } => unsafe { amx::tile(rows, start, b, c, c_stride, columns, add) },
+            Left::Steps { start, .. } => unsafe { amx::tile(rows, start, b, c, c_stride, columns, chain) },
             Left::Rows { .. } => unreachable!("rows of bf16 are packed"),
         },
         #[cfg(target_arch = "x86_64")]
@@ -131,7 +148,7 @@ macro_rules! avx512_tile {
             c: *mut f32,
             c_stride: usize,
             columns: usize,
-            add: bool,
+            chain: Chain,
         ) {
             use std::arch::x86_64::*;
             let mask = |lanes: usize| -> __mmask16 { ((1u32 << lanes.min(16)) - 1) as u16 };
@@ -149,6 +166,13 @@ macro_rules! avx512_tile {
                             _mm_prefetch::<_MM_HINT_T0>(c.wrapping_add(i * c_stride + half).cast());
                         }
                     }
+                }
+                let held = |i: usize, half: usize| {
+                    let mask = if chain == Chain::Set { 0 } else { masks[half] };
+                    _mm512_maskz_loadu_ps(mask, c.wrapping_add(i * c_stride + half * 16))
+                };
+                if chain == Chain::Resume {
+                    sums = std::array::from_fn(|i| [held(i, 0), held(i, 1)]);
                 }
                 for (mut from, depth) in b.pieces() {
                     for _ in 0..depth {
@@ -175,8 +199,7 @@ macro_rules! avx512_tile {
                 for (i, row) in sums.iter().enumerate() {
                     for (half, &sum) in row.iter().enumerate() {
                         let to = c.wrapping_add(i * c_stride + half * 16);
-                        let held = _mm512_maskz_loadu_ps(if add { masks[half] } else { 0 }, to);
-                        let sum = if add { _mm512_add_ps(held, sum) } else { sum };
+                        let sum = if chain == Chain::Add { _mm512_add_ps(held(i, half), sum) } else { sum };
                         _mm512_mask_storeu_ps(to, masks[half], sum);
                     }
                 }
@@ -234,7 +257,7 @@ macro_rules! avx2_tile {
             c: *mut f32,
             c_stride: usize,
             columns: usize,
-            add: bool,
+            chain: Chain,
         ) {
             use std::arch::x86_64::*;
             // SAFETY: the caller vouches for the extents; rows of C are copied by their valid columns only.
@@ -243,6 +266,19 @@ macro_rules! avx2_tile {
                     let width = (columns - half).min(16);
                     let mut sums = [[_mm256_setzero_ps(); 2]; R];
                     let mut row_copy = [0.0f32; 16];
+                    if chain == Chain::Resume {
+                        for (i, row) in sums.iter_mut().enumerate() {
+                            std::ptr::copy_nonoverlapping(
+                                c.add(i * c_stride + half),
+                                row_copy.as_mut_ptr(),
+                                width,
+                            );
+                            *row = [
+                                _mm256_loadu_ps(row_copy.as_ptr()),
+                                _mm256_loadu_ps(row_copy.as_ptr().add(8)),
+                            ];
+                        }
+                    }
                     let mut a = Walk::<IN_ROWS>::new(start, stride);
                     for (start, depth) in b.pieces() {
                         let mut from = start.add(half);
@@ -265,12 +301,16 @@ macro_rules! avx2_tile {
                     }
                     for (i, row) in sums.iter().enumerate() {
                         let to = c.add(i * c_stride + half);
-                        if add {
+                        if chain == Chain::Add {
                             std::ptr::copy_nonoverlapping(to, row_copy.as_mut_ptr(), width);
                         }
                         for (part, &sum) in row.iter().enumerate() {
                             let at = row_copy.as_mut_ptr().add(8 * part);
-                            let sum = if add { _mm256_add_ps(_mm256_loadu_ps(at), sum) } else { sum };
+                            let sum = if chain == Chain::Add {
+                                _mm256_add_ps(_mm256_loadu_ps(at), sum)
+                            } else {
+                                sum
+                            };
                             _mm256_storeu_ps(at, sum);
                         }
                         std::ptr::copy_nonoverlapping(row_copy.as_ptr(), to, width);
@@ -315,11 +355,16 @@ macro_rules! portable_tile {
             c: *mut f32,
             c_stride: usize,
             columns: usize,
-            add: bool,
+            chain: Chain,
         ) {
             // SAFETY: the caller vouches for the extents.
             unsafe {
                 let mut sums = [[0.0f32; NR]; R];
+                if chain == Chain::Resume {
+                    for (i, row) in sums.iter_mut().enumerate() {
+                        std::ptr::copy_nonoverlapping(c.add(i * c_stride), row.as_mut_ptr(), columns);
+                    }
+                }
                 let mut a = Walk::<IN_ROWS>::new(start, stride);
                 for (start, depth) in b.pieces() {
                     for k in 0..depth {
@@ -337,7 +382,7 @@ macro_rules! portable_tile {
                 for (i, row) in sums.iter().enumerate() {
                     let to = std::slice::from_raw_parts_mut(c.add(i * c_stride), columns);
                     for (to, sum) in to.iter_mut().zip(row) {
-                        *to = if add { *to + sum } else { *sum };
+                        *to = if chain == Chain::Add { *to + sum } else { *sum };
                     }
                 }
             }
