@@ -21,6 +21,8 @@ pub struct Tasks {
     train: Vec<Train>,
     /// What is held out, by where it comes from.
     pub eval: Vec<EvalSlice>,
+    /// What a user should know of the sources.
+    pub(crate) notes: Vec<String>,
 }
 
 enum Train {
@@ -46,7 +48,7 @@ impl Tasks {
     /// When a source cannot be read, or an evaluation is asked for and nothing is held out.
     pub fn load(recipe: &Recipe) -> Result<Self, TrainerError> {
         let (seed, count) = (recipe.run.seed, recipe.eval.tasks);
-        let mut tasks = Tasks { train: Vec::new(), eval: Vec::new() };
+        let mut tasks = Tasks { train: Vec::new(), eval: Vec::new(), notes: Vec::new() };
         for (i, source) in recipe.tasks.iter().enumerate() {
             // Two sources may be of one name; their place tells them apart.
             let named = |name: &str| {
@@ -72,6 +74,13 @@ impl Tasks {
                 }
                 TaskSource::Jsonl(options) => {
                     let loaded = options.load(seed)?;
+                    if loaded.repeated > 0 {
+                        tasks.notes.push(format!(
+                            "{}: {} rows are left out, since an earlier row asks the same",
+                            options.path.display(),
+                            loaded.repeated
+                        ));
+                    }
                     let stem = options.path.file_stem().unwrap_or_default().to_string_lossy();
                     let mut held_out = loaded.held_out;
                     held_out.truncate(count);

@@ -254,6 +254,9 @@ impl Trainer {
             done: self.position.global_step,
             steps: steps.iter().sum(),
         });
+        if self.latest.is_none() {
+            self.tasks.notes.iter().for_each(|note| observer.event(&Event::Note(note)));
+        }
         self.recall_evals(observer)?;
         self.keep_the_best(observer).await?;
         self.evaluate_if_due(observer, stop).await?;

@@ -158,6 +158,10 @@ fn data_with_mistakes() {
     refused(&place, &[], &["rows.jsonl, line 4", "not valid JSON"]);
     let place = with_rows(&format!("{good}{{\"question\": \"1 + 3?\", \"answer\": \"four\"}}\n"));
     refused(&place, &["--set", "phase=[]"], &["task ", "four"]);
+    let place = with_rows(&good.repeat(2));
+    let output = place.train().args(["--set", "phase=[]"]).output().unwrap();
+    let notes = stdout(&output);
+    assert!(output.status.success() && notes.contains("rows.jsonl: 2 rows are left out"), "{notes}");
     let place = with_rows(good);
     refused(&place, &[], &["`phase.0.demonstrations` is 4", "only 0 training tasks"]);
     fs::remove_file(place.path("rows.jsonl")).unwrap();
