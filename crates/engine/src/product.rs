@@ -156,18 +156,24 @@ pub fn product(
             pack_slab(compute, &slab, (!in_place).then_some((a, &left)), plain.map(|b| (b, &right)));
 
             // A task goes over a group of panels for each tile of a chunk: rows of C are written in long pieces.
-            let wanted = compute.pool.threads() * TASKS_PER_THREAD;
+            let threads = compute.pool.threads();
+            let wanted = threads * TASKS_PER_THREAD;
             let most_chunks = tiles.div_ceil(LEAST_TILES);
             let group = (panels * most_chunks / wanted).min(held(kernel.order()) / (NR * wb)).max(1);
-            let groups = panels.div_ceil(group);
+            // As many for every thread, where there are enough panels.
+            let groups = panels.div_ceil(group).next_multiple_of(threads).min(panels);
             let chunk = tiles.div_ceil(wanted.div_ceil(groups).min(most_chunks));
             let chunks = tiles.div_ceil(chunk);
             let add = mode == Mode::Add || w0 > 0;
             compute.pool.run(chunks * groups, |task| {
-                // Neighbouring tasks share a group of panels.
-                let (group_at, chunk_at) = (task / chunks, task % chunks);
+                // Neighbouring tasks share a group of panels. Where there is nothing to share, threads go from neighbour to neighbour: what a strip
+                // fetches ahead is what comes after it.
+                let (group_at, chunk_at) = match chunks {
+                    1 => (apart(task, groups, threads), 0),
+                    _ => (task / chunks, task % chunks),
+                };
                 let these = chunk_at * chunk..tiles.min((chunk_at + 1) * chunk);
-                let group = group_at * group..panels.min((group_at + 1) * group);
+                let group = panels * group_at / groups..panels * (group_at + 1) / groups;
                 let (first_panel, distance) = match b {
                     Right::Packed(packed) => {
                         (packed.panel(group.start)[w0 * NR..].as_ptr(), packed.distance())
@@ -208,6 +214,13 @@ pub fn product(
             });
         }
     }
+}
+
+/// The place of a task among `tasks`, such that `threads` that take turns each go from neighbour to neighbour.
+fn apart(task: usize, tasks: usize, threads: usize) -> usize {
+    // The first threads have one more where the number is not the same.
+    let (thread, each, more) = (task % threads, tasks / threads, tasks % threads);
+    thread * each + thread.min(more) + task / threads
 }
 
 /// A part of a product whose operands are packed together: some rows of A, and all columns of B, for some steps of k.
@@ -352,6 +365,16 @@ mod tests {
                 product(&compute, &mut Scratch::default(), a, Right::Plain(b), &mut c, n, Mode::Set);
                 assert!(c.iter().zip(&expected).all(|(x, y)| x.to_bits() == y.to_bits()), "{precision}");
             }
+        }
+    }
+
+    /// Threads that take turns each go over a run of their own, and nothing is left out.
+    #[test]
+    fn tasks_apart_are_neighbours() {
+        for (tasks, threads) in [(18, 2), (55, 2), (3, 4), (1, 1), (64, 5)] {
+            let places: Vec<usize> = (0..tasks).map(|task| apart(task, tasks, threads)).collect();
+            let of_threads = (0..threads).flat_map(|thread| places.iter().skip(thread).step_by(threads));
+            assert!(of_threads.copied().eq(0..tasks), "{tasks} tasks, {threads} threads: {places:?}");
         }
     }
 
