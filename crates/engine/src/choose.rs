@@ -2,10 +2,10 @@
 
 use dressage_policy::SamplingParams;
 
-use crate::ops::softmax::{argmax, draw, exponentiate, scale};
+use crate::ops::softmax::{Distribution, argmax, exponentiate, scale};
 use crate::simd::Isa;
 
-/// The next token and its behaviour log-probability, given logits (which are overwritten), the tokens before it, and a
+/// The next token and its behaviour log-probability, given logits (which are scaled in place), the tokens before it, and a
 /// uniform number `u`; `None` where logits are not finite, so that no token can be drawn.
 ///
 /// The log-probability is that of the whole distribution at the request's temperature (at 1 for greedy decoding), whatever
@@ -26,19 +26,17 @@ pub fn choose(
         candidates
     });
     scale(isa, logits, temperature);
-    // The row is needed twice: as exponentials to draw from, and the drawn token's own logit.
-    let scaled = logits.to_vec();
-    let (normaliser, _) = exponentiate(isa, logits);
-    if !normaliser.sum.is_finite() {
+    let distribution = Distribution::of(isa, logits);
+    if !distribution.normaliser.sum.is_finite() {
         return None;
     }
     let token = match candidates {
         Some(candidates) if greedy => argmax(&candidates),
         Some(mut candidates) => draw_filtered(isa, &mut candidates, params, u)?,
-        None if greedy => argmax(&scaled),
-        None => draw(logits, u),
+        None if greedy => argmax(logits),
+        None => distribution.draw(isa, u),
     };
-    Some((token as u32, normaliser.log_probability(scaled[token])))
+    Some((token as u32, distribution.normaliser.log_probability(logits[token])))
 }
 
 /// Repetition penalty (Keskar et al. 2019): positive logits of tokens already present are divided, negative ones multiplied.
@@ -82,8 +80,14 @@ fn draw_filtered(isa: Isa, z: &mut [f32], params: &SamplingParams, u: f64) -> Op
     }
     let least = params.min_p * z[order[0]];
     order.retain(|t| z[*t] >= least);
-    let weights: Vec<f32> = order.iter().map(|t| z[*t]).collect();
-    Some(order[draw(&weights, u)])
+    let goal = u * order.iter().map(|t| f64::from(z[*t])).sum::<f64>();
+    let mut below = 0.0;
+    // The first of them is the most likely one, so that there is one to fall back on.
+    let drawn = order.iter().copied().filter(|t| z[*t] > 0.0).find(|t| {
+        below += f64::from(z[*t]);
+        below > goal
+    });
+    Some(drawn.unwrap_or(order[0]))
 }
 
 #[cfg(test)]

@@ -32,9 +32,21 @@ pub(crate) fn for_rows(
     out: &mut [f32],
     body: impl Fn(usize, &mut [f32]) + Sync,
 ) {
+    for_groups(compute, rows, ROWS_PER_TASK, width, out, body);
+}
+
+/// [`for_rows`] with tasks of `group` rows.
+pub(crate) fn for_groups(
+    compute: &Compute,
+    rows: usize,
+    group: usize,
+    width: usize,
+    out: &mut [f32],
+    body: impl Fn(usize, &mut [f32]) + Sync,
+) {
     let out = Shared::new(out);
-    compute.pool.run(rows.div_ceil(ROWS_PER_TASK), |task| {
-        for row in task * ROWS_PER_TASK..rows.min((task + 1) * ROWS_PER_TASK) {
+    compute.pool.run(rows.div_ceil(group), |task| {
+        for row in task * group..rows.min((task + 1) * group) {
             // SAFETY: each row belongs to one task.
             body(row, unsafe { out.slice(row * width, width) });
         }

@@ -3,7 +3,7 @@
 //!
 //! log p(t) = (z_t − max) − ln Σ exp(z − max), with z = logits / temperature.
 
-use crate::simd::{LANES, exp, fold, max, simd};
+use crate::simd::{Isa, LANES, exp, fold, max, simd};
 
 /// Values between which the sum moves from f32 lanes to f64.
 const BLOCK: usize = 1024;
@@ -69,7 +69,7 @@ simd! {
 }
 
 /// Overwrites a row of scaled logits with exp(z − max); returns what normalises it and its entropy in nats.
-pub fn exponentiate(isa: crate::simd::Isa, z: &mut [f32]) -> (Normaliser, f64) {
+pub fn exponentiate(isa: Isa, z: &mut [f32]) -> (Normaliser, f64) {
     let max = row_max(isa, z);
     let (mut sum, mut moment) = (0.0f64, 0.0f64);
     for block in z.chunks_mut(BLOCK) {
@@ -100,32 +100,55 @@ simd! {
     }
 }
 
-/// The token at the point `u` in [0, 1) of the cumulative distribution, given the exponentials of [`exponentiate`].
-/// Tokens of probability 0 are never drawn.
-pub fn draw(exponentials: &[f32], u: f64) -> usize {
-    let blocks: Vec<f64> =
-        exponentials.chunks(BLOCK).map(|b| b.iter().map(|e| f64::from(*e)).sum::<f64>()).collect();
-    let goal = u * blocks.iter().sum::<f64>();
-    let mut below = 0.0;
-    let mut last = 0;
-    for (index, block) in exponentials.chunks(BLOCK).enumerate() {
-        let is_last_candidate = below + blocks[index] > goal;
-        if !is_last_candidate && index + 1 < blocks.len() {
-            below += blocks[index];
-            continue;
-        }
-        for (offset, e) in block.iter().enumerate() {
-            if *e > 0.0 {
-                last = index * BLOCK + offset;
+/// A row of scaled logits, ready to be drawn from. It is not written to: what is drawn needs its logit besides.
+pub struct Distribution<'a> {
+    z: &'a [f32],
+    /// What normalises it: the very numbers of [`exponentiate`].
+    pub normaliser: Normaliser,
+    /// Σ exp(z − max) of every block.
+    blocks: Vec<f64>,
+}
+
+impl<'a> Distribution<'a> {
+    /// That of a row.
+    pub fn of(isa: Isa, z: &'a [f32]) -> Self {
+        let max = row_max(isa, z);
+        let mut room = [0.0; BLOCK];
+        let block = |block| f64::from(exponentials(isa, block, max, &mut room).1);
+        let blocks: Vec<f64> = z.chunks(BLOCK).map(block).collect();
+        let sum = blocks.iter().fold(0.0, |sum, block| sum + block);
+        Distribution { z, normaliser: Normaliser { max, sum, log_sum: libm::log(sum) as f32 }, blocks }
+    }
+
+    /// The token at the point `u` in [0, 1) of the cumulative distribution. Tokens of probability 0 are never drawn.
+    pub fn draw(&self, isa: Isa, u: f64) -> usize {
+        let Normaliser { max, sum, .. } = self.normaliser;
+        let goal = u * sum;
+        let mut below = 0.0;
+        let mut room = [0.0; BLOCK];
+        for (index, (block, mass)) in self.z.chunks(BLOCK).zip(&self.blocks).enumerate() {
+            if below + mass <= goal {
+                below += mass;
+                continue;
+            }
+            for (offset, e) in exponentials(isa, block, max, &mut room).0.iter().enumerate() {
                 below += f64::from(*e);
-                if below > goal {
-                    return last;
+                if *e > 0.0 && below > goal {
+                    return index * BLOCK + offset;
                 }
             }
         }
+        // Rounding can leave `goal` a hair above the total: the last possible token, wherever it is.
+        self.z.iter().rposition(|z| exp(z - max) > 0.0).unwrap_or(0)
     }
-    // Rounding can leave `goal` a hair above the total: the last possible token, wherever it is.
-    exponentials.iter().rposition(|e| *e > 0.0).unwrap_or(last)
+}
+
+/// exp(z − max) of a block, and their sum.
+fn exponentials<'a>(isa: Isa, block: &[f32], max: f32, room: &'a mut [f32; BLOCK]) -> (&'a [f32], f32) {
+    let room = &mut room[..block.len()];
+    room.copy_from_slice(block);
+    let (sum, _) = exp_block(isa, room, max);
+    (room, sum)
 }
 
 /// Index of the largest value, the first of equals.
@@ -143,7 +166,6 @@ pub fn argmax(x: &[f32]) -> usize {
 mod tests {
     use super::super::testing::{noise, wide};
     use super::*;
-    use crate::simd::Isa;
 
     #[test]
     fn matches_f64_on_every_path() {
@@ -159,6 +181,7 @@ mod tests {
                 scale(isa, &mut row, temperature);
                 let scaled = row.clone();
                 let (normaliser, found) = exponentiate(isa, &mut row);
+                assert_eq!(Distribution::of(isa, &scaled).normaliser, normaliser);
                 assert!((found - entropy).abs() < 1e-5, "{found} {entropy}");
                 for t in [0, 17, 5006] {
                     let logp = normaliser.log_probability(scaled[t]);
@@ -176,16 +199,18 @@ mod tests {
         row[5] = 2f32.ln();
         row[2500] = 1f32.ln();
         row[2999] = 1f32.ln();
-        exponentiate(Isa::detect(), &mut row);
-        let mut counts = [0; 3];
-        for i in 0..4000 {
-            let token = draw(&row, dressage_policy::uniform(1, 2, i));
-            counts[[5, 2500, 2999].iter().position(|t| *t == token).expect("only these have probability")] +=
-                1;
+        for isa in Isa::available() {
+            let row = Distribution::of(isa, &row);
+            let mut counts = [0; 3];
+            for i in 0..4000 {
+                let token = row.draw(isa, dressage_policy::uniform(1, 2, i));
+                let place = [5, 2500, 2999].iter().position(|t| *t == token);
+                counts[place.expect("only these have probability")] += 1;
+            }
+            assert!((counts[0] - 2000i32).abs() < 150 && (counts[1] - 1000i32).abs() < 120, "{counts:?}");
+            assert_eq!(row.draw(isa, 0.0), 5);
+            assert_eq!(row.draw(isa, 1.0 - 1e-16), 2999);
         }
-        assert!((counts[0] - 2000i32).abs() < 150 && (counts[1] - 1000i32).abs() < 120, "{counts:?}");
-        assert_eq!(draw(&row, 0.0), 5);
-        assert_eq!(draw(&row, 1.0 - 1e-16), 2999);
         assert_eq!(argmax(&[1.0, 3.0, 3.0]), 1);
     }
 }

@@ -1,9 +1,12 @@
 //! The gated feed-forward activation (Shazeer 2020): h = silu(g) · u, with g and u side by side in one row.
 
-use super::for_rows;
+use super::{ROWS_PER_TASK, for_groups, for_rows};
 use crate::Compute;
 use crate::buffer::Shared;
 use crate::simd::{exp, simd};
+
+/// Values that are worth a task: some microseconds, so that the few rows of decoding make several.
+const LEAST_VALUES: usize = 4096;
 
 simd! {
     fn forward_row(gate: &[f32], up: &[f32], h: &mut [f32]) {
@@ -30,7 +33,8 @@ simd! {
 
 /// `h[row] = silu(gate) · up`; `gate_up` has rows of 2 × `width`, `h` of `width`.
 pub fn forward(compute: &Compute, rows: usize, width: usize, gate_up: &[f32], h: &mut [f32]) {
-    for_rows(compute, rows, width, h, |row, h| {
+    let group = (LEAST_VALUES / width.max(1)).clamp(1, ROWS_PER_TASK);
+    for_groups(compute, rows, group, width, h, |row, h| {
         let (gate, up) = gate_up[row * 2 * width..][..2 * width].split_at(width);
         forward_row(compute.isa, gate, up, h);
     });
