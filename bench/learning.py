@@ -3,18 +3,21 @@
 One turn: sums of two numbers up to 20, asked in words, each once before any comes again; a reply is right when its last number is. Both sides
 draw at the same temperature, compare within groups over the deviation, clip alike, average over tokens, and step with AdamW at a constant rate,
 in f32. Each is run with every seed, one after the other. Prints mean reward by tens of steps and over all of them, and the time until a mean of ten
-steps reaches `--goal`. Curves are kept in `--out`, where there is one: those that are there with the same settings are not measured again, so that
-seeds can be added later. Delete those of a build that learns otherwise.
+steps reaches `--goal`. Both models after the last step are then asked all tasks but one, four times each, by `dressage eval`, since rewards on the
+way are mostly noise of which tasks were drawn. Curves are kept in `--out`, where there is one: those that are there with the same settings are not
+measured again, so that seeds can be added later. Delete those of a build that learns otherwise.
 
 The measure: ours learns as TRL does when the mean of our seeds over all steps lies between the least and the most of TRL's. One number, since every
 further window would be a trial of its own: even ten seeds miss the range of three others of the same process in 29 % of trials. For windows, how often a
-random division of the same seeds into two sides lies at least as far apart (exact, over all divisions): under 5 % hints at a difference.
+random division of the same seeds into two sides lies at least as far apart (exact, over all divisions): under 5 % hints at a difference. The same is
+printed of the last models.
 """
 
 import argparse
 import itertools
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -26,6 +29,8 @@ from turns import KEEP_BLOCKS
 ROOT = Path(__file__).resolve().parent.parent
 GROUPS, GROUP_SIZE, MAX_TOKENS, TEMPERATURE, BETA2 = 8, 8, 32, 1.0, 0.99
 WINDOW = 10
+# How often the last models are asked a task.
+ASKED = 4
 # Sums that a model of 135 million parameters gets right a third of the time before it is trained, and nearly always after.
 LARGEST = 20
 
@@ -69,22 +74,46 @@ beta2 = {BETA2}
 """
 
 
-def of_dressage(arguments: argparse.Namespace, folder: Path, seed: int) -> list[dict]:
-    file, run = folder / "tasks.jsonl", folder / f"run-{seed}"
+def dressage(arguments: argparse.Namespace, folder: Path, seed: int, verb: str, *more: str | Path) -> str:
+    """What `dressage VERB RECIPE …` prints."""
+    file = folder / "tasks.jsonl"
     file.write_text("".join(json.dumps(task) + "\n" for task in tasks()))
     (folder / "recipe.toml").write_text(recipe(arguments, file, seed))
-    command = [arguments.dressage, "train", folder / "recipe.toml", "--run", run]
+    command = [arguments.dressage, verb, folder / "recipe.toml", *more]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
-        sys.exit(f"dressage failed: {done.stderr[-2000:]}")
+        sys.exit(f"dressage {verb} failed: {done.stderr[-2000:]}")
+    return done.stdout
+
+
+def asked(arguments: argparse.Namespace, folder: Path, seed: int, model: Path) -> float:
+    """The share of right replies of a model at the temperature of training, over all tasks but the one that a recipe keeps for training."""
+    count = len(tasks()) - 1
+    keys = [
+        f"tasks.0.held_out={count}",
+        f"eval.tasks={count}",
+        f"eval.samples={ASKED}",
+        f"eval.temperature={TEMPERATURE}",
+    ]
+    changes = [word for key in keys for word in ("--set", key)]
+    said = dressage(arguments, folder, seed, "eval", "--model", model, "--json", *changes)
+    return json.loads(said)["overall"]["success"]["estimate"]
+
+
+def of_dressage(arguments: argparse.Namespace, folder: Path, seed: int) -> tuple[list[dict], Path]:
+    run = folder / f"run-{seed}"
+    dressage(arguments, folder, seed, "train", "--run", run)
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [
+    steps = [
         {"reward": line["critic/score/mean"], "seconds": line["timing_s/step"]} for line in lines if "eval" not in line
     ]
+    return steps, run
 
 
-def of_trl(arguments: argparse.Namespace, folder: Path, seed: int) -> list[dict]:
+def of_trl(arguments: argparse.Namespace, folder: Path, seed: int) -> tuple[list[dict], Path]:
+    model = folder / f"trl-{seed}"
     job = {
+        "save": str(model),
         "threads": arguments.threads,
         "seed": seed,
         "steps": arguments.steps,
@@ -103,14 +132,21 @@ def of_trl(arguments: argparse.Namespace, folder: Path, seed: int) -> list[dict]
     if done.returncode != 0:
         sys.exit(f"TRL failed: {done.stderr[-2000:]}")
     # TRL prints dictionaries of its own besides.
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"step"')]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"step"')], model
 
 
-def measured(arguments: argparse.Namespace, folder: Path, name: str, seed: int) -> list[dict]:
-    """A curve, step by step, from `--out` if it is there."""
-    run = {"Dressage": of_dressage, "TRL": of_trl}[name]
+def measure(arguments: argparse.Namespace, folder: Path, name: str, seed: int) -> dict:
+    """A curve: `steps`, a reward and seconds each, and `last`, what the last model gets right."""
+    steps, model = {"Dressage": of_dressage, "TRL": of_trl}[name](arguments, folder, seed)
+    last = asked(arguments, folder, seed, model)
+    shutil.rmtree(model)
+    return {"steps": steps, "last": last}
+
+
+def measured(arguments: argparse.Namespace, folder: Path, name: str, seed: int) -> dict:
+    """A curve, from `--out` if it is there; one that an earlier version of this file kept has no `last`."""
     if arguments.out is None:
-        return run(arguments, folder, seed)
+        return measure(arguments, folder, name, seed)
     settings = {
         "steps": arguments.steps,
         "learning_rate": arguments.learning_rate,
@@ -127,13 +163,13 @@ def measured(arguments: argparse.Namespace, folder: Path, name: str, seed: int) 
         kept = json.loads(file.read_text())
         if kept["settings"] != settings:
             sys.exit(f"{file} was measured with {kept['settings']}, not with {settings}: give --out another folder")
-        return kept["steps"]
-    lines = run(arguments, folder, seed)
+        return kept
+    curve = measure(arguments, folder, name, seed)
     arguments.out.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(".part")
-    part.write_text(json.dumps({"settings": settings, "steps": lines}))
+    part.write_text(json.dumps({"settings": settings} | curve))
     part.rename(file)
-    return lines
+    return curve
 
 
 def mean_of(lines: list[dict], steps: range) -> float:
@@ -170,13 +206,12 @@ def chance(one: list[float], other: list[float]) -> float:
     return sum(distance >= found - 1e-9 for distance in all_of) / len(all_of)
 
 
-def compare(found: dict[str, list[list[dict]]], steps: range) -> bool:
-    """Prints the mean reward of both sides over some steps; whether that of ours lies between the least and the most of TRL's seeds."""
-    ours, theirs = ([mean_of(lines, steps) for lines in found[name]] for name in ("Dressage", "TRL"))
+def compare(what: str, ours: list[float], theirs: list[float]) -> bool:
+    """Prints the means of both sides, in percent; whether that of ours lies between the least and the most of TRL's seeds."""
     sides = " % against ".join(f"{statistics.mean(side):.1f} ± {standard_error(side):.1f}" for side in (ours, theirs))
     low, high = min(theirs), max(theirs)
     spread = f"({low:.1f}–{high:.1f}); by chance {chance(theirs, ours):.0%}"
-    print(f"steps {steps.start + 1:>3}–{steps.stop:<3}: {sides} % {spread}")
+    print(f"{what:<13}: {sides} % {spread}")
     return low <= statistics.mean(ours) <= high
 
 
@@ -201,21 +236,29 @@ def main() -> None:
     p.add_argument("--goal", type=float, default=0.75)
     arguments = p.parse_args()
     with tempfile.TemporaryDirectory(prefix="dressage-learning-") as folder:
-        found: dict[str, list[list[dict]]] = {"Dressage": [], "TRL": []}
+        found: dict[str, list[dict]] = {"Dressage": [], "TRL": []}
         both = [(seed, name) for seed in arguments.seeds for name in found]
         for seed, name in both + [(seed, "Dressage") for seed in arguments.more]:
-            lines = measured(arguments, Path(folder), name, seed)
-            found[name].append(lines)
+            curve = measured(arguments, Path(folder), name, seed)
+            found[name].append(curve)
+            lines = curve["steps"]
             means = " ".join(f"{mean_of(lines, steps):.0f}" for steps in windows(len(lines), WINDOW))
+            last = f"last model {100 * curve['last']:.1f} %; " if "last" in curve else ""
             reached = time_to(lines, arguments.goal)
             when = f"{reached / 60:.1f} min" if reached else "never"
             step = statistics.median(line["seconds"] for line in lines)
             print(
-                f"{name:<9} seed {seed}: {means} %; {step:.1f} s a step; {arguments.goal:.0%} after {when}", flush=True
+                f"{name:<9} seed {seed}: {means} %; {last}{step:.1f} s a step; {arguments.goal:.0%} after {when}",
+                flush=True,
             )
-    for steps in windows(arguments.steps, arguments.window):
-        compare(found, steps)
-    within = compare(found, range(arguments.steps))
+    sides = [found["Dressage"], found["TRL"]]
+    lasts = [[100 * curve["last"] for curve in side if "last" in curve] for side in sides]
+    if all(lasts):
+        compare("last models", *lasts)
+    whole = range(arguments.steps)
+    for steps in [*windows(arguments.steps, arguments.window), whole]:
+        means = [[mean_of(curve["steps"], steps) for curve in side] for side in sides]
+        within = compare(f"steps {steps.start + 1:>3}–{steps.stop}", *means)
     print(f"over all steps, our mean lies {'within' if within else 'outside of'} the spread of TRL's seeds")
 
 

@@ -1,7 +1,7 @@
-"""TRL's side of `learning.py`: its own GRPO, sampling included, on prompts with a number each; prints one line of JSON a step.
+"""TRL's side of `learning.py`: its own GRPO, sampling included, on prompts with a number each; prints one line of JSON a step and saves the last model.
 
 Usage: trl_learner.py MODEL JOB.json, where the job is `{"threads", "seed", "steps", "groups", "group_size", "max_tokens", "temperature",
-"learning_rate", "beta2", "tasks": [{"question", "answer"}]}`.
+"learning_rate", "beta2", "tasks": [{"question", "answer"}], "save": FOLDER}`.
 """
 
 import json
@@ -122,6 +122,8 @@ def main() -> None:
     )
     announce("f32")
     trainer.train()
+    trainer.model.save_pretrained(job["save"])
+    tokenizer.save_pretrained(job["save"])
 
 
 if __name__ == "__main__":
