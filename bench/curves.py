@@ -103,8 +103,12 @@ def main() -> None:
     p.add_argument("--dressage", type=Path, default=ROOT / "target/release/dressage")
     p.add_argument("--precision", choices=["f32", "bf16"], default="bf16")
     p.add_argument("--steps", type=int, default=60)
-    p.add_argument("--learning-rate", type=float, default=1e-5, help="larger ones ruin attempts that run four steps ahead")
-    p.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="for GRPO; the other algorithms take the first")
+    p.add_argument(
+        "--learning-rate", type=float, default=1e-5, help="larger ones ruin attempts that run four steps ahead"
+    )
+    p.add_argument(
+        "--seeds", type=int, nargs="+", default=[1, 2, 3], help="for GRPO; the other algorithms take the first"
+    )
     p.add_argument("--slow-tools", type=float, help="seconds that a tool takes; measures rollouts a minute")
     arguments = p.parse_args()
 

@@ -35,7 +35,11 @@ def main() -> None:
     p.add_argument("--new", type=int, default=64, help="new tokens of each reply")
     p.add_argument("--vocabulary", type=int, default=49152, help="ids are drawn below this")
     p.add_argument("--peer", choices=["torch", "vllm", "llama"], default="torch", help="llama replies one by one")
-    p.add_argument("--peer-model", type=Path, help="the model as the peer wants it: for llama a GGUF file in the precision compared")
+    p.add_argument(
+        "--peer-model",
+        type=Path,
+        help="the model as the peer wants it: for llama a GGUF file in the precision compared",
+    )
     arguments = p.parse_args()
     rng = random.Random(0)
     ours, theirs = pair(arguments, f"{arguments.peer}_worker.py", arguments.peer_model)

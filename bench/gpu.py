@@ -63,7 +63,9 @@ def products(model, config, rows: int, length: int) -> float:
 def train(arguments, name: str, rows: int, length: int, compiled: bool) -> dict:
     config = SHAPES[name]
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa").to(arguments.device)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa").to(
+        arguments.device
+    )
     model.train()
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     run = torch.compile(model) if compiled else model
@@ -83,13 +85,24 @@ def train(arguments, name: str, rows: int, length: int, compiled: bool) -> dict:
 def generate(arguments, name: str, batch: int, new: int) -> dict:
     config = SHAPES[name]
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa").to(arguments.device).eval()
+    model = (
+        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
+        .to(arguments.device)
+        .eval()
+    )
     model.generation_config.eos_token_id = None
     ids = torch.randint(config.vocab_size, (batch, 128), device=arguments.device)
 
     def reply() -> None:
         with torch.inference_mode():
-            model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, min_new_tokens=new, max_new_tokens=new, pad_token_id=0)
+            model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                min_new_tokens=new,
+                max_new_tokens=new,
+                pad_token_id=0,
+            )
 
     seconds = timed(arguments.device, max(1, arguments.rounds // 2), reply)
     return {"seconds": seconds, "tokens_per_s": batch * new / seconds}

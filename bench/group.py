@@ -25,7 +25,9 @@ def main() -> None:
     p.add_argument("--turns", type=int, default=4)
     p.add_argument("--new", type=int, default=32, help="tokens drawn a turn")
     p.add_argument("--given", type=int, default=16, help="tokens given between two turns")
-    p.add_argument("--side-by-side", type=int, default=2, help="sequences that TRL trains at a time: 8 need more than 20 GiB")
+    p.add_argument(
+        "--side-by-side", type=int, default=2, help="sequences that TRL trains at a time: 8 need more than 20 GiB"
+    )
     p.add_argument("--vocabulary", type=int, default=49152, help="ids are drawn below this")
     arguments = p.parse_args()
     rng = random.Random(0)

@@ -7,6 +7,7 @@ import time
 
 import llama_cpp
 import numpy as np
+
 from worker import serve
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen2Config
+
 from turns import dressage, machine, parser
 
 #: name, configuration, micro-batch, path, cache in MiB

@@ -15,6 +15,7 @@ os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is first imported
 import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
+
 from worker import serve
 
 logging.set_verbosity_error()

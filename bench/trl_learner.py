@@ -20,6 +20,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
 from transformers.utils import logging
 from trl import GRPOTrainer
+
 from trl_setup import announce, settings
 
 logging.set_verbosity_error()
@@ -91,7 +92,8 @@ def main() -> None:
         texts = [tokenizer.decode(reply, skip_special_tokens=True) for reply in completions]
         answers = [tasks[int(prompt)]["answer"] for prompt in prompts]
         report.rewards += [
-            float(done and number_in(text) == answer) for done, text, answer in zip(finished, texts, answers)
+            float(done and number_in(text) == answer)
+            for done, text, answer in zip(finished, texts, answers, strict=True)
         ]
         return {"prompt_ids": prompt_ids, "completion_ids": completions, "logprobs": None}
 

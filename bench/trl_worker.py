@@ -21,6 +21,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from transformers.utils import logging
 from trl import GRPOTrainer
+
 from trl_setup import announce, settings
 
 logging.set_verbosity_error()

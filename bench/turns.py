@@ -38,8 +38,15 @@ def parser(description: str) -> argparse.ArgumentParser:
     )
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--precision", choices=["f32", "bf16"], default="f32", help="of both sides")
-    p.add_argument("--isa", choices=["amx", "avx512_bf16", "avx512", "avx2", "portable"], help="of Dressage; the best by default")
-    p.add_argument("--batch-tokens", type=int, default=4096, help="that go through Dressage's model at once, if a script has no sizes of its own")
+    p.add_argument(
+        "--isa", choices=["amx", "avx512_bf16", "avx512", "avx2", "portable"], help="of Dressage; the best by default"
+    )
+    p.add_argument(
+        "--batch-tokens",
+        type=int,
+        default=4096,
+        help="that go through Dressage's model at once, if a script has no sizes of its own",
+    )
     p.add_argument("--rounds", type=int, default=7, help="undisturbed rounds to take the median of")
     p.add_argument(
         "--disturbance",
@@ -130,7 +137,9 @@ class Peer:
         self.process.wait(timeout=60)
 
 
-def pair(arguments: argparse.Namespace, worker: str = "torch_worker.py", model: Path | None = None) -> tuple[Peer, Peer]:
+def pair(
+    arguments: argparse.Namespace, worker: str = "torch_worker.py", model: Path | None = None
+) -> tuple[Peer, Peer]:
     """Dressage and a peer (PyTorch unless another is named), both with the model loaded; the peer from another file if need be."""
     theirs = [arguments.python, Path(__file__).with_name(worker)]
     options = {"threads": arguments.threads, "precision": arguments.precision}

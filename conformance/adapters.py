@@ -11,9 +11,10 @@ Not checked here: dropout, and variants of LoRA that Dressage refuses (DoRA, ran
 from pathlib import Path
 
 import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+
 from common import Report, begin, parser, ragged, reference, relative, scratch, tensors
 from models import all_models
-from peft import LoraConfig, PeftModel, get_peft_model
 from trees import CROSS_ENTROPY, backward, grpo, off_policy, paths
 
 OPTIM = {

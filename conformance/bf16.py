@@ -14,6 +14,7 @@ import re
 from pathlib import Path
 
 import torch
+
 from common import begin, parser, reference, relative, scratch, tensors
 from models import all_models
 from trees import CROSS_ENTROPY, backward, paths

@@ -11,9 +11,10 @@ import random
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
+
 from common import begin, parser, reference, relative, scratch, tensors
 from models import all_models
-from safetensors.torch import load_file, save_file
 from trees import f32, paths
 
 CLIP = f32(0.2)

@@ -26,9 +26,21 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PLACES = [
-    "sampling:40", "tool_call:3", "decode_step:25", "attempt_recorded:5", "ledger_written:1", "micro_batch:1", "before_optim_step:1",
-    "in_optim_step:1", "after_optim_step:1", "metrics_written:1", "checkpoint_file:2", "weights_saved:1", "companions_saved:1",
-    "before_rename:1", "after_rename:1",
+    "sampling:40",
+    "tool_call:3",
+    "decode_step:25",
+    "attempt_recorded:5",
+    "ledger_written:1",
+    "micro_batch:1",
+    "before_optim_step:1",
+    "in_optim_step:1",
+    "after_optim_step:1",
+    "metrics_written:1",
+    "checkpoint_file:2",
+    "weights_saved:1",
+    "companions_saved:1",
+    "before_rename:1",
+    "after_rename:1",
 ]
 
 
@@ -36,7 +48,9 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("recipe", help="a recipe; give --set so that it ends soon, with checkpoints on the way")
     p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of `dressage train`")
-    p.add_argument("--folder", type=Path, required=True, help="an empty folder; runs that end as they should are removed from it")
+    p.add_argument(
+        "--folder", type=Path, required=True, help="an empty folder; runs that end as they should are removed from it"
+    )
     p.add_argument("--random", type=int, default=5, help="kills at random moments, after those at named places")
     p.add_argument("--seed", type=int, default=0, help="of the random moments")
     p.add_argument("--ahead", action="store_true", help="hold each run against its own ledger")
@@ -46,7 +60,12 @@ def main() -> None:
 
     def train(run: Path, resume: bool, crash_at: str | None = None, kill_after: float | None = None) -> int:
         """Trains until the end, or until it dies; returns the exit status."""
-        command = [arguments.dressage, "train", run if resume else arguments.recipe, *(["--resume"] if resume else changes)]
+        command = [
+            arguments.dressage,
+            "train",
+            run if resume else arguments.recipe,
+            *(["--resume"] if resume else changes),
+        ]
         environment = {k: v for k, v in os.environ.items() if k != "DRESSAGE_CRASH_AT"}
         if crash_at:
             environment["DRESSAGE_CRASH_AT"] = crash_at
@@ -133,7 +152,9 @@ def audit(run: Path, dressage: Path) -> None:
         mine = sorted(place for at, place in places if at == phase)
         if mine != list(range(len(mine))):
             sys.exit(f"{run.name}: tasks of phase {phase} were left out: {mine}")
-    for path in (path for plan in plans for update in plan["updates"] for batch in update["micro_batches"] for path in batch):
+    for path in (
+        path for plan in plans for update in plan["updates"] for batch in update["micro_batches"] for path in batch
+    ):
         key = path["attempt"]
         if (key["purpose"], key["phase"], key["step"], key["group"], key["sample"]) not in recorded:
             sys.exit(f"{run.name}: a step trained on {key}, which is not recorded")

@@ -29,7 +29,18 @@ class Server:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self.command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store, "--port", str(self.port), "--workers", "1"]
+        self.command = [
+            sys.executable,
+            "-m",
+            "mlflow",
+            "server",
+            "--backend-store-uri",
+            store,
+            "--port",
+            str(self.port),
+            "--workers",
+            "1",
+        ]
         self.folder = folder
 
     def start(self) -> None:
@@ -58,10 +69,17 @@ def check(kind: str, store: str, folder: Path, arguments: argparse.Namespace) ->
     changes = [part for change in [*arguments.set, f"metrics.mlflow={server.url}"] for part in ("--set", change)]
 
     def train(resume: bool, crash_at: str | None = None) -> subprocess.Popen:
-        command = [arguments.dressage, "train", run if resume else arguments.recipe, *(["--resume"] if resume else changes)]
+        command = [
+            arguments.dressage,
+            "train",
+            run if resume else arguments.recipe,
+            *(["--resume"] if resume else changes),
+        ]
         environment = os.environ | ({"DRESSAGE_CRASH_AT": crash_at} if crash_at else {})
         with (folder / "run.log").open("a") as log:
-            return subprocess.Popen([*command, "--run", run], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+            return subprocess.Popen(
+                [*command, "--run", run], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+            )
 
     server.start()
     if train(False, "metrics_written:2").wait() != -signal.SIGKILL:
@@ -89,9 +107,16 @@ def check(kind: str, store: str, folder: Path, arguments: argparse.Namespace) ->
     expected: dict[str, list[tuple[int, float]]] = {}
     for line in lines:
         for name, value in line.items():
-            if name not in ("phase", "step", "kind", "eval") and isinstance(value, (int, float)) and math.isfinite(value):
+            if (
+                name not in ("phase", "step", "kind", "eval")
+                and isinstance(value, (int, float))
+                and math.isfinite(value)
+            ):
                 expected.setdefault(name.replace("@", "_at_"), []).append((int(line["training/global_step"]), value))
-    found = {name: [(m.step, m.value) for m in client.get_metric_history(runs[0].info.run_id, name)] for name in runs[0].data.metrics}
+    found = {
+        name: [(m.step, m.value) for m in client.get_metric_history(runs[0].info.run_id, name)]
+        for name in runs[0].data.metrics
+    }
     wrong = []
     for name in sorted(expected.keys() | found.keys()):
         # What was done again takes another time.

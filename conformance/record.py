@@ -37,7 +37,9 @@ class Step:
         )
         self.attempts = {}
         for attempt, group, sample, reward in rows:
-            segments = db.execute("SELECT kind, temperature, tokens, logprobs FROM segments WHERE attempt = ? ORDER BY id", (attempt,))
+            segments = db.execute(
+                "SELECT kind, temperature, tokens, logprobs FROM segments WHERE attempt = ? ORDER BY id", (attempt,)
+            )
             tokens: list[int] = []
             sampled: list[tuple[int, float, float]] = []  # place, log-probability, temperature
             for kind, temperature, blob, logprobs in segments:
@@ -57,9 +59,17 @@ class Step:
                 {
                     "index": place,
                     "temperature": temperature,
-                    "term": {"path": 0, "weight": w, "advantage": a, "behaviour": logp, "proximal": None, "reference": None, "version": 0},
+                    "term": {
+                        "path": 0,
+                        "weight": w,
+                        "advantage": a,
+                        "behaviour": logp,
+                        "proximal": None,
+                        "reference": None,
+                        "version": 0,
+                    },
                 }
-                for (place, logp, temperature), w, a in zip(sampled, weights, advantages)
+                for (place, logp, temperature), w, a in zip(sampled, weights, advantages, strict=True)
             ]
             paths.append({"tokens": tokens[: sampled[-1][0] + 1], "targets": targets})
         return paths

@@ -6,8 +6,8 @@ all its own. Checks that before each step it finds the log-probabilities that th
 weights of the run's checkpoint, by how far they have moved, to 1e-2: AdamW divides small gradients by themselves, so that rounding
 alone moves some weights.
 
-The run must be one of `algorithm = "grpo"` in f32, on policy (one update a step, `staleness = 0`), with a constant rate, one turn an attempt, and a checkpoint after the last
-step that is compared. `--model` is what its phase began with.
+The run must be one of `algorithm = "grpo"` in f32, on policy (one update a step, `staleness = 0`), with a constant rate, one turn an
+attempt, and a checkpoint after the last step that is compared. `--model` is what its phase began with.
 
 Not checked here: sampling, the clip of the ratio (which is 1).
 """
@@ -17,11 +17,11 @@ import sys
 import tomllib
 from pathlib import Path
 
-from common import Report, parser, reference, relative
-from record import Step
-
 import torch
 from safetensors.torch import load_file
+
+from common import Report, parser, reference, relative
+from record import Step
 
 # What Dressage adds to a group's deviation.
 EPSILON = 1e-6
@@ -35,7 +35,9 @@ def advantages(step: Step) -> dict[tuple[int, int], float]:
     for (group, _), (_, _, reward) in step.attempts.items():
         groups.setdefault(group, []).append(reward)
     scale = {group: statistics.stdev(rewards) + EPSILON for group, rewards in groups.items()}
-    return {key: (reward - statistics.mean(groups[key[0]])) / scale[key[0]] for key, (_, _, reward) in step.attempts.items()}
+    return {
+        key: (reward - statistics.mean(groups[key[0]])) / scale[key[0]] for key, (_, _, reward) in step.attempts.items()
+    }
 
 
 def accumulate(model: torch.nn.Module, step: Step) -> float:
@@ -50,7 +52,7 @@ def accumulate(model: torch.nn.Module, step: Step) -> float:
         ids = torch.tensor([tokens + [0] * (longest - len(tokens)) for (tokens, _, _), _ in these])
         logits = model(ids).logits
         loss = torch.zeros(())
-        for row, ((tokens, sampled, _), advantage) in zip(logits, these):
+        for row, ((tokens, sampled, _), advantage) in zip(logits, these, strict=True):
             places = torch.tensor([place for place, _, _ in sampled])
             temperature = sampled[0][2]
             logps = (row[places - 1] / temperature).log_softmax(-1).gather(1, torch.tensor(tokens)[places, None])[:, 0]

@@ -11,20 +11,19 @@ to that TRL adds 1e-4, and Dressage 1e-6.
 Not checked here: sampling, the optimiser, learning curves (bench/learning.py).
 """
 
-import json
 import os
 import sys
 from pathlib import Path
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
-from common import begin, parser, relative, scratch, tensors
-from record import Step
-
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
+
+from common import begin, parser, relative, scratch, tensors
+from record import Step
 
 
 class Keep(TrainerCallback):
@@ -102,7 +101,9 @@ def of_trl(step: Step, folder: Path, loss_type: str, clip: tuple[float, float], 
 
 def main() -> None:
     p = parser(__doc__)
-    p.add_argument("--run", type=Path, required=True, help="the folder of a run that ends with a phase of reinforcement")
+    p.add_argument(
+        "--run", type=Path, required=True, help="the folder of a run that ends with a phase of reinforcement"
+    )
     p.add_argument("--step", type=int, default=0, help="of its last phase")
     p.add_argument("--loss-type", default="dapo", help="TRL's name of how the recipe averages")
     p.add_argument("--clip", type=float, nargs=2, default=(0.2, 0.2), help="below and above 1, as in the recipe")
