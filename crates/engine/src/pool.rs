@@ -1,16 +1,20 @@
 //! The engine's threads: one static pool, fork and join, tasks handed out one by one.
 //!
 //! A decoded token takes a few hundred parallel regions of some tens of microseconds, so joining must cost about a
-//! microsecond: workers spin for a while before they sleep. Which thread runs a task never changes a result, because every
+//! microsecond: workers spin for a while before they sleep ([`LINGER`]). Which thread runs a task never changes a result, because every
 //! output element is computed by one task, in one order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{JoinHandle, Thread};
+use std::time::{Duration, Instant};
 
-/// Spins before a waiting thread gives up its processor, and before a worker goes to sleep.
+/// Spins before a waiting thread lets others have its processor for once.
 const SPINS_BEFORE_YIELD: u32 = 2_000;
-const SPINS_BEFORE_SLEEP: u32 = 20_000;
+/// How long a worker looks for a region before it sleeps. Within a batch the engine's thread now and then works alone for a millisecond or two. A
+/// worker that sleeps meanwhile gives its processor back, in a virtual machine to another one, and gets back a slow one with cold caches: replies of 32
+/// sequences then took up to 1.5 times as long. Between batches that wait for tools, or in a process that is idle, it does sleep.
+const LINGER: Duration = Duration::from_millis(20);
 
 /// What a ticket's lower half says while a region is being set up.
 const CLOSED: u64 = u32::MAX as u64;
@@ -116,20 +120,25 @@ impl Pool {
 
 impl State {
     fn work(&self, index: usize) {
-        let mut spins = 0;
+        let (mut spins, mut idle_since) = (0u32, None);
         while !self.stop.load(Ordering::Relaxed) {
             if self.run_one() {
-                spins = 0;
-            } else if spins < SPINS_BEFORE_SLEEP {
-                wait(&mut spins);
-            } else {
+                (spins, idle_since) = (0, None);
+                continue;
+            }
+            wait(&mut spins);
+            if !spins.is_multiple_of(SPINS_BEFORE_YIELD) {
+                continue;
+            }
+            // The clock is read no more often than the processor is given up.
+            if idle_since.get_or_insert_with(Instant::now).elapsed() >= LINGER {
                 self.sleeping[index].store(true, Ordering::SeqCst);
                 // The owner either sees `sleeping` and wakes us, or had opened the region before we looked again.
                 if !self.has_task() && !self.stop.load(Ordering::SeqCst) {
                     std::thread::park();
                 }
                 self.sleeping[index].store(false, Ordering::SeqCst);
-                spins = 0;
+                idle_since = None;
             }
         }
     }
@@ -163,7 +172,7 @@ impl State {
 }
 
 fn wait(spins: &mut u32) {
-    *spins += 1;
+    *spins = spins.wrapping_add(1);
     if spins.is_multiple_of(SPINS_BEFORE_YIELD) {
         std::thread::yield_now();
     } else {
@@ -224,7 +233,7 @@ mod tests {
     fn sleeping_workers_wake() {
         let pool = Pool::new(2);
         for _ in 0..3 {
-            std::thread::sleep(std::time::Duration::from_millis(20));
+            std::thread::sleep(3 * LINGER);
             let sum = AtomicUsize::new(0);
             pool.run(100, |task| {
                 sum.fetch_add(task, Ordering::Relaxed);
