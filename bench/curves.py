@@ -116,7 +116,7 @@ def main() -> None:
         rates = {}
         for staleness in (0, 1):
             # The same step for both.
-            keys = phase(arguments, "grpo", 0) | {"steps": 12, "staleness": staleness}
+            keys = phase(arguments, "grpo", 0) | {"steps": 32, "staleness": staleness}
             wait = [f"agent.{key}={arguments.slow_tools}" for key in ("tool_delay", "tool_delay_least")]
             lines = train(arguments, f"slow-{staleness}", keys, 1, *wait, "eval.tasks=0")
             # The first steps fill what is ahead.

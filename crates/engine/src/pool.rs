@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 /// Spins before a waiting thread lets others have its processor for once.
 const SPINS_BEFORE_YIELD: u32 = 2_000;
-/// How long a worker looks for a region before it sleeps. Within a batch the engine's thread now and then works alone for a millisecond or two. A
-/// worker that sleeps meanwhile gives its processor back, in a virtual machine to another one, and gets back a slow one with cold caches: replies of 32
-/// sequences then took up to 1.5 times as long. Between batches that wait for tools, or in a process that is idle, it does sleep.
+/// How long a worker looks for a region before it sleeps. Within a batch the engine's thread works alone for a millisecond or two now and then, for
+/// instance where the cache takes fresh pages. A worker that sleeps meanwhile gives its processor back, in a virtual machine to another one, and both
+/// were seen to be slower afterwards, for seconds. Between batches that wait for tools, or in a process that is idle, it does sleep.
 const LINGER: Duration = Duration::from_millis(20);
 
 /// What a ticket's lower half says while a region is being set up.
