@@ -74,7 +74,8 @@ impl Kernel {
     }
 }
 
-const HIGH: u32 = 0xffff_0000;
+/// The later half of a word, and an f32's share of bf16.
+pub(crate) const HIGH: u32 = 0xffff_0000;
 
 /// `x` rounded to bf16 (to nearest, ties to even), in the high half of a word. Subnormal numbers become 0, as the
 /// instructions for bf16 treat them; a NaN stays one.
@@ -88,6 +89,7 @@ fn round(x: f32) -> u32 {
 }
 
 /// The nearest bf16.
+#[inline(always)]
 pub fn rounded(x: f32) -> f32 {
     f32::from_bits(round(x))
 }

@@ -12,7 +12,8 @@
 //!
 //! **Layout.** The right operand is read in *panels* of [`NR`] columns, `[k][NR]`, so that a tile streams through memory. Weights
 //! are packed once per update ([`Packed`]); other right operands are packed into scratch on the way. The left operand is
-//! packed into tiles ([`Kernel::tile_rows`](crate::precision::Kernel::tile_rows)), `[k][rows]` or as `amx` wants it, unless it is in f32 and its rows
+//! packed into tiles ([`Kernel::tile_rows`](crate::precision::Kernel::tile_rows)), `[k][rows]`, as links of chains where no
+//! instruction multiplies bf16 ([`Kernel::links`](crate::precision::Kernel::links)) or as `amx` wants it, unless it is in f32 and its rows
 //! are contiguous: then tiles read it where it lies (`left`).
 
 #[cfg(target_arch = "x86_64")]
@@ -237,7 +238,7 @@ fn pack_slab(
     right: Option<(Matrix<'_>, &Shared<'_>)>,
 ) {
     let kernel = compute.kernel();
-    let (mr, per_word) = (kernel.tile_rows(), kernel.per_word());
+    let mr = kernel.tile_rows();
     let (m0, mb, k0, kb) = (slab.rows.start, slab.rows.len(), slab.steps.start, slab.steps.len());
     let wl = kernel.left_depth(kernel.words(kb));
     let a_group = left.map_or(1, |(a, _)| a.transposed().columns_together(mr));
@@ -261,7 +262,7 @@ fn pack_slab(
                 for tile in group.clone() {
                     let first = tile * mr;
                     let rows = mr.min(mb - first);
-                    let start = first * wl + at / per_word * kernel.left_rows(rows);
+                    let start = first * wl + kernel.left_words(rows, at);
                     // SAFETY: each tile is packed by one task.
                     let to = unsafe { to.slice(start, kernel.left_words(rows, depth)) };
                     pack_tile(kernel, a, m0 + first, rows, k0 + at, depth, to);

@@ -6,6 +6,7 @@ use super::pack::{Matrix, pack_tile};
 use super::tile::{MAX_ROWS, VECTOR_ROWS};
 use crate::buffer::Buffer;
 use crate::precision::{Kernel, Order, Precision};
+use crate::simd::Isa;
 
 /// Rows that a matrix register of AMX holds.
 pub(super) const HALF: usize = 16;
@@ -37,8 +38,17 @@ impl Kernel {
     /// Words that `words` words of a row take there.
     pub const fn left_depth(self, words: usize) -> usize {
         match self.order() {
-            Order::Chained => words,
+            Order::Chained => words * self.links(),
             Order::Tiled => words.next_multiple_of(STEP),
+        }
+    }
+
+    /// Into how many words a word of a left operand is taken apart as it is packed, one for each link of the chain it stands for and the first
+    /// link first: two in bf16 where no instruction multiplies bf16, since a tile would do it again for every panel.
+    pub const fn links(self) -> usize {
+        match (self.precision, self.isa) {
+            (Precision::F32, _) | (_, Isa::Amx | Isa::Avx512Bf16) => 1,
+            _ => 2,
         }
     }
 
@@ -52,11 +62,12 @@ impl Kernel {
 /// Where a tile finds its left operand. The extents are its user's to keep.
 #[derive(Debug, Clone, Copy)]
 pub enum Left {
-    /// Step after step: word k of row i at `start[k * stride + i]`. With AMX, as `amx::pack_left` leaves it.
+    /// Word after word: word k of row i at `start[k * stride + i]`. Where words are [taken apart](Kernel::links), the second link `stride / 2`
+    /// after the first. With AMX, as `amx::pack_left` leaves it.
     Steps {
         /// The first word.
         start: *const f32,
-        /// Distance between steps.
+        /// Distance between words.
         stride: usize,
     },
     /// Row after row: value k of row i at `start[i * stride + k]`, in f32 alone.
@@ -104,7 +115,7 @@ impl Left {
 
     /// What [`pack_tile`] left at `start` for `rows` rows.
     pub fn packed(kernel: Kernel, start: *const f32, rows: usize) -> Self {
-        Left::Steps { start, stride: kernel.left_rows(rows) }
+        Left::Steps { start, stride: kernel.left_rows(rows) * kernel.links() }
     }
 
     /// The same from word `word` on; with AMX `word` begins an instruction's.

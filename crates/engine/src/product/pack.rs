@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::amx;
 use super::tile::{NR, VECTOR_ROWS};
 use crate::buffer::{Buffer, Shared};
-use crate::precision::{Kernel, Precision, halves, pair, with_later};
+use crate::precision::{Kernel, Precision, halves, pair, rounded, with_later};
 use crate::simd::simd;
 
 /// Values of a row that are read together where they are contiguous: 12 cache lines.
@@ -128,8 +128,8 @@ pub unsafe fn pack_panels(
     }
 }
 
-/// Packs rows `row .. row + rows` and columns `k0 .. k0 + depth` of `a` into `out`, `[words of depth][rows]` or, with AMX, as
-/// [`amx::pack_left`] says; [`Kernel::left_words`] in all. `k0` begins a word.
+/// Packs rows `row .. row + rows` and columns `k0 .. k0 + depth` of `a` into `out`, `[words of depth][rows]`, with each word
+/// [taken apart](Kernel::links) or, with AMX, as [`amx::pack_left`] says; [`Kernel::left_words`] in all. `k0` begins a word.
 pub fn pack_tile(
     kernel: Kernel,
     a: Matrix<'_>,
@@ -146,10 +146,34 @@ pub fn pack_tile(
         return unsafe { amx::pack_left(a, row, rows, k0, depth, out) };
     }
     let data = &a.data[row * a.row_stride + k0 * a.col_stride..];
+    let whole = if kernel.links() > 1 { Kernel { precision: Precision::F32, ..kernel } } else { kernel };
     if a.col_stride == 1 {
-        pack_columns(kernel, data, a.row_stride, rows, depth, rows, out);
+        pack_columns(whole, data, a.row_stride, rows, depth, rows, out);
     } else {
-        pack_rows(kernel, data, a.col_stride, rows, depth, rows, out);
+        pack_rows(whole, data, a.col_stride, rows, depth, rows, out);
+    }
+    if kernel.links() > 1 {
+        out[depth * rows..].fill(0.0);
+        into_links(kernel.isa, rows, out);
+    }
+}
+
+simd! {
+    /// Makes links of a chain of the steps of `rows` rows: rounds them, and puts the later step of a word first.
+    fn into_links(rows: usize, steps: &mut [f32]) {
+        let turn = |earlier: &mut [f32], later: &mut [f32]| {
+            for (earlier, later) in earlier.iter_mut().zip(later) {
+                (*earlier, *later) = (rounded(*later), rounded(*earlier));
+            }
+        };
+        for word in steps.chunks_exact_mut(2 * rows) {
+            let (earlier, later) = word.split_at_mut(rows);
+            // A known width becomes straight vector code.
+            match rows {
+                VECTOR_ROWS => turn(&mut earlier[..VECTOR_ROWS], &mut later[..VECTOR_ROWS]),
+                _ => turn(earlier, later),
+            }
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 #[cfg(target_arch = "x86_64")]
 use super::amx;
 use super::left::{Left, Walk};
-use crate::precision::{Kernel, Precision, halves};
+use crate::precision::{HIGH, Kernel, Precision, halves};
 use crate::simd::Isa;
 
 /// Rows of a tile in vector registers: 12 × 32 accumulators fill 24 of the 32 AVX-512 registers.
@@ -59,7 +59,8 @@ impl Chain {
 /// `C[i][j] = Σ_k A[k][i] B[k][j]`, one chain in the order of k, for i below `rows` and j below `columns`.
 /// Operands are words. Row i of C starts `c_stride` values after the one before.
 ///
-/// A word of two bf16 is two links of the chain, the *later* step first: that is how AVX-512's instruction adds them up.
+/// A word of two bf16 is two links of the chain, the *later* step first: that is how AVX-512's instruction adds them up. Other instructions
+/// take the words of B apart as they go, and find those of A [apart](Kernel::links).
 ///
 /// # Safety
 /// All pointers must cover these extents; C must not be accessed by others meanwhile. The instruction set must be available.
@@ -132,12 +133,12 @@ pub unsafe fn tile(
     }
 }
 
-/// A tile in AVX-512: how to load 16 words of B, to spread a word of A, and to multiply and add them.
+/// A tile in AVX-512: links of the chain in a word, how to load 16 words of B for a link, to spread a word of A, and to multiply and add them.
 #[cfg(target_arch = "x86_64")]
 macro_rules! avx512_tile {
     (
-        $name:ident, $features:literal,
-        |$from:ident| $load:expr, |$word:ident| $spread:expr, |$x:ident, $y:ident, $sum:ident| $step:expr
+        $name:ident, $features:literal, $links:literal,
+        |$from:ident, $link:ident| $load:expr, |$word:ident| $spread:expr, |$x:ident, $y:ident, $sum:ident| $step:expr
     ) => {
         #[target_feature(enable = $features)]
         #[allow(clippy::too_many_arguments)]
@@ -154,7 +155,7 @@ macro_rules! avx512_tile {
             let mask = |lanes: usize| -> __mmask16 { ((1u32 << lanes.min(16)) - 1) as u16 };
             let masks = [mask(columns), mask(columns.saturating_sub(16))];
             let mut sums = [[_mm512_setzero_ps(); 2]; R];
-            let mut a = Walk::<IN_ROWS>::new(start, stride);
+            let mut a = Walk::<IN_ROWS>::new(start, stride / $links);
             // Neither the tile of C nor what comes next is where the processor expects it. Flatter tiles wait for memory as it is.
             let fetches = R == VECTOR_ROWS;
             let mut ahead = b.ahead;
@@ -180,19 +181,21 @@ macro_rules! avx512_tile {
                             _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
                             ahead = ahead.wrapping_add(16);
                         }
-                        let $from = from;
-                        let b0 = $load;
-                        let $from = from.add(16);
-                        let b1 = $load;
-                        for (i, row) in sums.iter_mut().enumerate() {
-                            let $word = a.word(i);
-                            let $x = $spread;
-                            let ($y, $sum) = (b0, row[0]);
-                            row[0] = $step;
-                            let ($y, $sum) = (b1, row[1]);
-                            row[1] = $step;
+                        for $link in 0..$links {
+                            let $from = from;
+                            let b0 = $load;
+                            let $from = from.add(16);
+                            let b1 = $load;
+                            for (i, row) in sums.iter_mut().enumerate() {
+                                let $word = a.word(i);
+                                let $x = $spread;
+                                let ($y, $sum) = (b0, row[0]);
+                                row[0] = $step;
+                                let ($y, $sum) = (b1, row[1]);
+                                row[1] = $step;
+                            }
+                            a.step();
                         }
-                        a.step();
                         from = from.wrapping_add(b.stride);
                     }
                 }
@@ -209,15 +212,21 @@ macro_rules! avx512_tile {
 }
 
 #[cfg(target_arch = "x86_64")]
-avx512_tile!(avx512, "avx512f", |from| _mm512_loadu_ps(from), |word| _mm512_set1_ps(word), |x, y, sum| {
-    _mm512_fmadd_ps(x, y, sum)
-});
+avx512_tile!(
+    avx512,
+    "avx512f",
+    1,
+    |from, _link| _mm512_loadu_ps(from),
+    |word| _mm512_set1_ps(word),
+    |x, y, sum| _mm512_fmadd_ps(x, y, sum)
+);
 
 #[cfg(target_arch = "x86_64")]
 avx512_tile!(
     avx512_pairs,
     "avx512f,avx512bf16",
-    |from| std::mem::transmute::<__m512i, __m512bh>(_mm512_loadu_si512(from.cast())),
+    1,
+    |from, _link| std::mem::transmute::<__m512i, __m512bh>(_mm512_loadu_si512(from.cast())),
     |word| std::mem::transmute::<__m512i, __m512bh>(_mm512_set1_epi32(word.to_bits() as i32)),
     |x, y, sum| _mm512_dpbf16_ps(sum, x, y)
 );
@@ -226,28 +235,28 @@ avx512_tile!(
 avx512_tile!(
     avx512_halves,
     "avx512f",
-    |from| halves_512(_mm512_loadu_si512(from.cast())),
-    |word| halves_512(_mm512_set1_epi32(word.to_bits() as i32)),
-    |x, y, sum| _mm512_fmadd_ps(x[0], y[0], _mm512_fmadd_ps(x[1], y[1], sum))
+    2,
+    |from, link| half_512(_mm512_loadu_si512(from.cast()), link),
+    |word| _mm512_set1_ps(word),
+    |x, y, sum| _mm512_fmadd_ps(x, y, sum)
 );
 
-/// The halves of 16 words, the earlier first.
+/// The half of 16 words that is their link `link` of a chain.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 #[inline]
-fn halves_512(words: std::arch::x86_64::__m512i) -> [std::arch::x86_64::__m512; 2] {
+fn half_512(words: std::arch::x86_64::__m512i, link: usize) -> std::arch::x86_64::__m512 {
     use std::arch::x86_64::*;
-    let high = _mm512_and_si512(words, _mm512_set1_epi32(0xffff_0000u32 as i32));
-    [_mm512_castsi512_ps(_mm512_slli_epi32::<16>(words)), _mm512_castsi512_ps(high)]
+    _mm512_castsi512_ps(match link {
+        0 => _mm512_and_si512(words, _mm512_set1_epi32(HIGH as i32)),
+        _ => _mm512_slli_epi32::<16>(words),
+    })
 }
 
 /// A tile in AVX2, 16 columns after 16; as [`avx512_tile`] otherwise.
 #[cfg(target_arch = "x86_64")]
 macro_rules! avx2_tile {
-    (
-        $name:ident,
-        |$from:ident| $load:expr, |$word:ident| $spread:expr, |$x:ident, $y:ident, $sum:ident| $step:expr
-    ) => {
+    ($name:ident, $links:literal, |$from:ident, $link:ident| $load:expr) => {
         #[target_feature(enable = "avx2,fma")]
         #[allow(clippy::too_many_arguments)]
         unsafe fn $name<const R: usize, const IN_ROWS: bool>(
@@ -260,60 +269,48 @@ macro_rules! avx2_tile {
             chain: Chain,
         ) {
             use std::arch::x86_64::*;
-            // SAFETY: the caller vouches for the extents; rows of C are copied by their valid columns only.
+            // SAFETY: the caller vouches for the extents; masked-off lanes of C are not accessed.
             unsafe {
                 for half in (0..columns).step_by(16) {
-                    let width = (columns - half).min(16);
+                    let width = columns - half;
+                    let masks = [mask_256(width), mask_256(width.saturating_sub(8))];
+                    let at = |i: usize, part: usize| c.wrapping_add(i * c_stride + half + 8 * part);
+                    // Masks are slow where a whole register is stored, so these are told apart.
+                    let held = |i: usize, part: usize| match width >= 16 {
+                        true => _mm256_loadu_ps(at(i, part)),
+                        false => _mm256_maskload_ps(at(i, part), masks[part]),
+                    };
                     let mut sums = [[_mm256_setzero_ps(); 2]; R];
-                    let mut row_copy = [0.0f32; 16];
                     if chain == Chain::Resume {
-                        for (i, row) in sums.iter_mut().enumerate() {
-                            std::ptr::copy_nonoverlapping(
-                                c.add(i * c_stride + half),
-                                row_copy.as_mut_ptr(),
-                                width,
-                            );
-                            *row = [
-                                _mm256_loadu_ps(row_copy.as_ptr()),
-                                _mm256_loadu_ps(row_copy.as_ptr().add(8)),
-                            ];
-                        }
+                        sums = std::array::from_fn(|i| [held(i, 0), held(i, 1)]);
                     }
-                    let mut a = Walk::<IN_ROWS>::new(start, stride);
+                    let mut a = Walk::<IN_ROWS>::new(start, stride / $links);
                     for (start, depth) in b.pieces() {
                         let mut from = start.add(half);
                         for _ in 0..depth {
-                            let $from = from;
-                            let b0 = $load;
-                            let $from = from.add(8);
-                            let b1 = $load;
-                            for (i, row) in sums.iter_mut().enumerate() {
-                                let $word = a.word(i);
-                                let $x = $spread;
-                                let ($y, $sum) = (b0, row[0]);
-                                row[0] = $step;
-                                let ($y, $sum) = (b1, row[1]);
-                                row[1] = $step;
+                            for $link in 0..$links {
+                                let $from = from;
+                                let b0 = $load;
+                                let $from = from.add(8);
+                                let b1 = $load;
+                                for (i, row) in sums.iter_mut().enumerate() {
+                                    let x = _mm256_set1_ps(a.word(i));
+                                    *row = [_mm256_fmadd_ps(x, b0, row[0]), _mm256_fmadd_ps(x, b1, row[1])];
+                                }
+                                a.step();
                             }
-                            a.step();
                             from = from.wrapping_add(b.stride);
                         }
                     }
                     for (i, row) in sums.iter().enumerate() {
-                        let to = c.add(i * c_stride + half);
-                        if chain == Chain::Add {
-                            std::ptr::copy_nonoverlapping(to, row_copy.as_mut_ptr(), width);
-                        }
                         for (part, &sum) in row.iter().enumerate() {
-                            let at = row_copy.as_mut_ptr().add(8 * part);
-                            let sum = if chain == Chain::Add {
-                                _mm256_add_ps(_mm256_loadu_ps(at), sum)
-                            } else {
-                                sum
-                            };
-                            _mm256_storeu_ps(at, sum);
+                            let sum =
+                                if chain == Chain::Add { _mm256_add_ps(held(i, part), sum) } else { sum };
+                            match width >= 16 {
+                                true => _mm256_storeu_ps(at(i, part), sum),
+                                false => _mm256_maskstore_ps(at(i, part), masks[part], sum),
+                            }
                         }
-                        std::ptr::copy_nonoverlapping(row_copy.as_ptr(), to, width);
                     }
                 }
             }
@@ -322,31 +319,47 @@ macro_rules! avx2_tile {
 }
 
 #[cfg(target_arch = "x86_64")]
-avx2_tile!(avx2, |from| _mm256_loadu_ps(from), |word| _mm256_set1_ps(word), |x, y, sum| _mm256_fmadd_ps(
-    x, y, sum
-));
+avx2_tile!(avx2, 1, |from, _link| _mm256_loadu_ps(from));
 
 #[cfg(target_arch = "x86_64")]
-avx2_tile!(
-    avx2_halves,
-    |from| halves_256(_mm256_loadu_si256(from.cast())),
-    |word| halves_256(_mm256_set1_epi32(word.to_bits() as i32)),
-    |x, y, sum| _mm256_fmadd_ps(x[0], y[0], _mm256_fmadd_ps(x[1], y[1], sum))
-);
+avx2_tile!(avx2_halves, 2, |from, link| half_256(from, link));
 
-/// The halves of 8 words, the earlier first.
+/// A mask of the first `lanes` of 8 lanes.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 #[inline]
-fn halves_256(words: std::arch::x86_64::__m256i) -> [std::arch::x86_64::__m256; 2] {
+fn mask_256(lanes: usize) -> std::arch::x86_64::__m256i {
     use std::arch::x86_64::*;
-    let high = _mm256_and_si256(words, _mm256_set1_epi32(0xffff_0000u32 as i32));
-    [_mm256_castsi256_ps(_mm256_slli_epi32::<16>(words)), _mm256_castsi256_ps(high)]
+    _mm256_cmpgt_epi32(_mm256_set1_epi32(lanes.min(8) as i32), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))
+}
+
+/// The half of the 8 words at `from` that is their link `link` of a chain.
+///
+/// # Safety
+/// They must be there.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+#[inline]
+unsafe fn half_256(mut from: *const f32, link: usize) -> std::arch::x86_64::__m256 {
+    use std::arch::x86_64::*;
+    if link > 0 {
+        // Read again for this link: registers are too few to hold the words meanwhile, and the compiler would store sums instead.
+        // SAFETY: no instruction; it hides from the compiler that the address is the same.
+        unsafe {
+            std::arch::asm!("/* {0} */", inout(reg) from, options(pure, readonly, nostack, preserves_flags))
+        };
+    }
+    // SAFETY: the caller vouches for it.
+    let words = unsafe { _mm256_loadu_si256(from.cast()) };
+    _mm256_castsi256_ps(match link {
+        0 => _mm256_and_si256(words, _mm256_set1_epi32(HIGH as i32)),
+        _ => _mm256_slli_epi32::<16>(words),
+    })
 }
 
 /// The definition, in plain code; on processors with a fused multiply-add in their baseline the compiler vectorises it.
 macro_rules! portable_tile {
-    ($name:ident, |$x:ident, $y:ident, $sum:ident| $step:expr) => {
+    ($name:ident, $links:literal, |$word:ident, $link:ident| $half:expr) => {
         #[allow(clippy::too_many_arguments)]
         unsafe fn $name<const R: usize, const IN_ROWS: bool>(
             start: *const f32,
@@ -365,18 +378,19 @@ macro_rules! portable_tile {
                         std::ptr::copy_nonoverlapping(c.add(i * c_stride), row.as_mut_ptr(), columns);
                     }
                 }
-                let mut a = Walk::<IN_ROWS>::new(start, stride);
+                let mut a = Walk::<IN_ROWS>::new(start, stride / $links);
                 for (start, depth) in b.pieces() {
                     for k in 0..depth {
                         let from = std::slice::from_raw_parts(start.add(k * b.stride), NR);
-                        for (i, row) in sums.iter_mut().enumerate() {
-                            let $x = a.word(i);
-                            for (sum, y) in row.iter_mut().zip(from) {
-                                let ($y, $sum) = (*y, *sum);
-                                *sum = $step;
+                        for $link in 0..$links {
+                            for (i, row) in sums.iter_mut().enumerate() {
+                                let x = a.word(i);
+                                for (sum, $word) in row.iter_mut().zip(from) {
+                                    *sum = x.mul_add($half, *sum);
+                                }
                             }
+                            a.step();
                         }
-                        a.step();
                     }
                 }
                 for (i, row) in sums.iter().enumerate() {
@@ -390,8 +404,5 @@ macro_rules! portable_tile {
     };
 }
 
-portable_tile!(portable, |x, y, sum| x.mul_add(y, sum));
-portable_tile!(portable_halves, |x, y, sum| {
-    let ([x0, x1], [y0, y1]) = (halves(x), halves(y));
-    x0.mul_add(y0, x1.mul_add(y1, sum))
-});
+portable_tile!(portable, 1, |word, _link| *word);
+portable_tile!(portable_halves, 2, |word, link| halves(*word)[1 - link]);
