@@ -2,7 +2,8 @@
 
 Trains `recipes/calculator` with its phase of imitation left out, from `--model` (a checkpoint after imitation), once for each variant and seed, and
 prints success on held-out tasks as it went. Runs that are done are not done again, and those that were stopped go on. With
-`--slow-tools` it measures instead what waiting for tools costs: rollouts a minute at η = 0 and η = 1 with tools that take so many seconds.
+`--slow-tools` it measures instead what waiting for tools costs: rollouts a minute at η = 0 and η = 1 with tools that take so many seconds, in
+steps of `--groups` groups. What there is to hide is the same for a small step and a large one; what hides it is the rest of the step.
 """
 
 import argparse
@@ -96,6 +97,25 @@ def row(name: str, curves: list[dict[int, float]]) -> str:
     return f"| {name} | " + " | ".join(cells) + " |"
 
 
+def slow_tools(arguments: argparse.Namespace, groups: int) -> None:
+    """Prints rollouts a minute at η = 0 and η = 1 with steps of so many groups."""
+    rates = []
+    for staleness in (0, 1):
+        # The same step for both.
+        keys = phase(arguments, "grpo", 0) | {"groups": groups, "steps": 32, "staleness": staleness}
+        wait = [f"agent.{key}={arguments.slow_tools}" for key in ("tool_delay", "tool_delay_least")]
+        lines = train(arguments, f"slow-{groups}-{staleness}", keys, 1, *wait, "eval.tasks=0")
+        # The first steps fill what is ahead.
+        steps = [line["timing_s/step"] for line in lines if line.get("kind") == "grpo"][2:]
+        rollouts = groups * keys["group_size"]
+        rates.append(rollouts * 60 / statistics.mean(steps))
+        print(
+            f"{rollouts} rollouts a step, η = {staleness}: {rates[-1]:.1f} rollouts a minute, {len(steps)} steps",
+            flush=True,
+        )
+    print(f"{rollouts} rollouts a step: ratio {rates[1] / rates[0]:.2f}", flush=True)
+
+
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--model", type=Path, required=True, help="a checkpoint after imitation: a folder")
@@ -110,20 +130,14 @@ def main() -> None:
         "--seeds", type=int, nargs="+", default=[1, 2, 3], help="for GRPO; the other algorithms take the first"
     )
     p.add_argument("--slow-tools", type=float, help="seconds that a tool takes; measures rollouts a minute")
+    p.add_argument(
+        "--groups", type=int, nargs="+", default=[8], help="groups of eight rollouts a step, with --slow-tools"
+    )
     arguments = p.parse_args()
 
     if arguments.slow_tools:
-        rates = {}
-        for staleness in (0, 1):
-            # The same step for both.
-            keys = phase(arguments, "grpo", 0) | {"steps": 32, "staleness": staleness}
-            wait = [f"agent.{key}={arguments.slow_tools}" for key in ("tool_delay", "tool_delay_least")]
-            lines = train(arguments, f"slow-{staleness}", keys, 1, *wait, "eval.tasks=0")
-            # The first steps fill what is ahead.
-            steps = [line["timing_s/step"] for line in lines if line.get("kind") == "grpo"][2:]
-            rates[staleness] = 64 * 60 / statistics.mean(steps)
-            print(f"η = {staleness}: {rates[staleness]:.1f} rollouts a minute, {len(steps)} steps", flush=True)
-        print(f"ratio {rates[1] / rates[0]:.2f}")
+        for groups in arguments.groups:
+            slow_tools(arguments, groups)
         return
 
     evaluation = (f"eval.every={arguments.steps // 6}", "eval.tasks=100")
