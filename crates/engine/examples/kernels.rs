@@ -2,7 +2,8 @@
 //!
 //! First the machine's own limits: multiply-adds a second with all operands in registers, and bytes a second read from
 //! memory. Then products: packed weights (forward), weights packed on the way (gradients of activations), and long sums
-//! (gradients of weights). Medians.
+//! (gradients of weights). Medians; the share in brackets is of what registers reach just before, since a machine that is shared
+//! changes from second to second.
 
 use std::sync::Barrier;
 use std::time::Instant;
@@ -13,8 +14,10 @@ use dressage_engine::product::{Matrix, Mode, Packed, Right, Scratch, product};
 use dressage_engine::{Compute, Isa, Precision};
 
 const THREADS: usize = 2;
-/// Rounds of a loop that takes some tenths of a second.
+/// Rounds of a loop over registers: some hundredths of a second, more with AMX.
 const REPEATS: usize = 10_000_000;
+/// Seconds that a product is repeated for between two looks at what registers reach.
+const BESIDE: f64 = 0.01;
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
@@ -34,7 +37,8 @@ fn main() -> Result<()> {
     );
     let compute = Compute::with(THREADS, isa, precision);
     println!("{precision}, {isa:?}, {THREADS} threads");
-    match limits::multiply_adds(isa, precision) {
+    let limit = limits::multiply_adds(isa, precision);
+    match limit {
         Some(run) => println!("registers: {:.0} GF/s", on_all_threads(|| run(REPEATS)) * 1e-9),
         None => println!("registers: not known for these instructions"),
     }
@@ -48,16 +52,15 @@ fn main() -> Result<()> {
             let weights = Matrix::new(&w, outputs, inputs);
             let packed = Packed::new(&compute, weights.transposed());
             let flops = 2.0 * (rows * inputs * outputs) as f64;
-            let gf = |seconds: f64| flops / seconds / 1e9;
             let mut run = |a: Matrix<'_>, b: Right<'_>, to: &mut Buffer, columns: usize, mode: Mode| {
-                median(|| product(&compute, &mut scratch, a, b, to, columns, mode))
+                speed(limit, flops, || product(&compute, &mut scratch, a, b, to, columns, mode))
             };
             let forward =
                 run(Matrix::new(&x, rows, inputs), Right::Packed(&packed), &mut y, outputs, Mode::Set);
-            print!("{what:7}{rows:5} x {inputs:5} x {outputs:5}: forward {:7.0} GF/s", gf(forward));
+            print!("{what:7}{rows:5} x {inputs:5} x {outputs:5}: forward {forward}");
             if what == "decode" {
                 let bytes = packed.columns() * compute.kernel().words(inputs) * 4;
-                println!(", {:5.1} GB/s", bytes as f64 / forward / 1e9);
+                println!(", {:5.1} GB/s", bytes as f64 / flops * forward.rate / 1e9);
                 continue;
             }
             let dy = Matrix::new(&y, rows, outputs);
@@ -66,7 +69,7 @@ fn main() -> Result<()> {
             let mut dw = Buffer::zeroed(outputs * inputs);
             let x = Right::Plain(Matrix::new(&x, rows, inputs));
             let long = run(dy.transposed(), x, &mut dw, inputs, Mode::Add);
-            println!(", of activations {:7.0}, of weights {:7.0}", gf(backward), gf(long));
+            println!(", of activations {backward}, of weights {long}");
         }
     }
     Ok(())
@@ -74,21 +77,23 @@ fn main() -> Result<()> {
 
 /// What all threads together do in a second, given what one call does. The best of three.
 fn on_all_threads(work: impl Fn() -> f64 + Sync) -> f64 {
+    (0..3).map(|_| at_once(&work)).fold(0.0, f64::max)
+}
+
+/// What all threads together do in a second, each in a second call.
+fn at_once(work: impl Fn() -> f64 + Sync) -> f64 {
     let barrier = Barrier::new(THREADS);
-    let rate = || -> f64 {
-        std::thread::scope(|scope| {
-            let one = || {
-                work();
-                barrier.wait();
-                let start = Instant::now();
-                let done = work();
-                done / start.elapsed().as_secs_f64()
-            };
-            let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(one)).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap_or(0.0)).sum()
-        })
-    };
-    (0..3).map(|_| rate()).fold(0.0, f64::max)
+    std::thread::scope(|scope| {
+        let one = || {
+            work();
+            barrier.wait();
+            let start = Instant::now();
+            let done = work();
+            done / start.elapsed().as_secs_f64()
+        };
+        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(one)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or(0.0)).sum()
+    })
 }
 
 /// The machine's own limits, on one thread.
@@ -205,15 +210,40 @@ fn noise(len: usize) -> Buffer {
     values
 }
 
-/// Seconds of one call.
-fn median(mut run: impl FnMut()) -> f64 {
-    let mut times: Vec<f64> = Vec::new();
-    let begin = Instant::now();
-    while times.len() < 5 || (begin.elapsed().as_secs_f64() < 0.3 && times.len() < 200) {
-        let start = Instant::now();
-        run();
-        times.push(start.elapsed().as_secs_f64());
+/// How fast a product is.
+struct Speed {
+    /// Operations a second.
+    rate: f64,
+    /// The same as a share of what registers alone reach, if that is known.
+    share: Option<f64>,
+}
+
+impl std::fmt::Display for Speed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:7.0} GF/s", self.rate * 1e-9)?;
+        self.share.map_or(Ok(()), |share| write!(f, " ({:3.0} %)", 100.0 * share))
     }
-    times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
+}
+
+/// Medians over rounds: calls of `flops` operations each, after a look at `limit`.
+fn speed(limit: Option<fn(usize) -> f64>, flops: f64, mut call: impl FnMut()) -> Speed {
+    let (mut rates, mut shares) = (Vec::new(), Vec::new());
+    let begin = Instant::now();
+    while rates.len() < 5 || (begin.elapsed().as_secs_f64() < 0.5 && rates.len() < 50) {
+        let most = limit.map(|run| at_once(|| run(REPEATS / 10)));
+        let (start, mut calls) = (Instant::now(), 0);
+        while calls == 0 || start.elapsed().as_secs_f64() < BESIDE {
+            call();
+            calls += 1;
+        }
+        let rate = flops * f64::from(calls) / start.elapsed().as_secs_f64();
+        rates.push(rate);
+        shares.extend(most.map(|most| rate / most));
+    }
+    Speed { rate: median(rates).unwrap_or(0.0), share: median(shares) }
+}
+
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
 }
