@@ -3,7 +3,7 @@
 Trains `recipes/calculator` with its phase of imitation left out, from `--model` (a checkpoint after imitation), once for each variant and seed, and
 prints success on held-out tasks as it went. Runs that are done are not done again, and those that were stopped go on. With
 `--slow-tools` it measures instead what waiting for tools costs: rollouts a minute at η = 0 and η = 1 with tools that take so many seconds, in
-steps of `--groups` groups. What there is to hide is the same for a small step and a large one; what hides it is the rest of the step.
+steps of `--groups` groups: η = 1 can gain no more than the share of a step that η = 0 leaves the processor idle (`perf/idle_share`).
 """
 
 import argparse

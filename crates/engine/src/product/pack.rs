@@ -314,10 +314,9 @@ simd! {
         for w in 0..depth / 2 {
             let (a, b) = (&data[2 * w * stride..], &data[(2 * w + 1) * stride..]);
             let to = &mut out[w * out_stride..];
-            // Known widths become straight vector code.
+            // A known width becomes straight vector code.
             match width {
                 NR => pair_row(&a[..NR], &b[..NR], &mut to[..NR]),
-                VECTOR_ROWS => pair_row(&a[..VECTOR_ROWS], &b[..VECTOR_ROWS], &mut to[..VECTOR_ROWS]),
                 _ => pair_row(&a[..width], &b[..width], &mut to[..width]),
             }
         }
