@@ -38,7 +38,9 @@ class Step:
         self.attempts = {}
         for attempt, group, sample, reward in rows:
             segments = db.execute(
-                "SELECT kind, temperature, tokens, logprobs FROM segments WHERE attempt = ? ORDER BY id", (attempt,)
+                "SELECT kind, temperature, coalesce(s.tokens, p.tokens), logprobs FROM segments s "
+                "LEFT JOIN prompts p ON p.id = s.prompt WHERE attempt = ? ORDER BY s.id",
+                (attempt,),
             )
             tokens: list[int] = []
             sampled: list[tuple[int, float, float]] = []  # place, log-probability, temperature

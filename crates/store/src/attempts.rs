@@ -4,6 +4,7 @@ use std::str::FromStr;
 
 use dressage_tree::{Kind, Segment, SegmentId, Trajectory, VersionRun};
 use rusqlite::{OptionalExtension, Row, Transaction, named_params, params};
+use sha2::{Digest, Sha256};
 
 use crate::schema::Failure;
 use crate::{Attempt, AttemptKey, AttemptSummary, Purpose, Recorded, Status, Store, StoreError};
@@ -113,9 +114,9 @@ fn record(transaction: &Transaction<'_>, attempt: &Attempt) -> Result<Recorded, 
         })?;
     let id = transaction.last_insert_rowid();
     let mut statement = transaction.prepare_cached(
-        "INSERT INTO segments (attempt, id, parent, kind, agent, turn, temperature, filtered, tokens, logprobs,
-             versions)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
+        "INSERT INTO segments (attempt, id, parent, kind, agent, turn, temperature, filtered, prompt, tokens,
+             logprobs, versions)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
     )?;
     for segment in segments {
         if !segment.temperature.is_finite() {
@@ -127,6 +128,12 @@ fn record(transaction: &Transaction<'_>, attempt: &Attempt) -> Result<Recorded, 
             .iter()
             .flat_map(|run| run.version.to_le_bytes().into_iter().chain(run.len.to_le_bytes()))
             .collect();
+        let tokens: Vec<u8> = segment.tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+        // All attempts at a task begin alike.
+        let (prompt, tokens) = match (segment.kind, segment.parent) {
+            (Kind::Given, None) => (Some(record_prompt(transaction, &tokens)?), None),
+            _ => (None, Some(tokens)),
+        };
         statement.execute(params![
             id,
             segment.id.0,
@@ -136,12 +143,27 @@ fn record(transaction: &Transaction<'_>, attempt: &Attempt) -> Result<Recorded, 
             segment.turn,
             f64::from(segment.temperature),
             segment.filtered,
-            segment.tokens.iter().flat_map(|token| token.to_le_bytes()).collect::<Vec<u8>>(),
+            prompt,
+            tokens,
             segment.logprobs.iter().flat_map(|logprob| logprob.to_le_bytes()).collect::<Vec<u8>>(),
             versions,
         ])?;
     }
     Ok(Recorded::Now)
+}
+
+/// The row of a prompt, which is written once however many attempts begin with it.
+fn record_prompt(transaction: &Transaction<'_>, tokens: &[u8]) -> Result<i64, Failure> {
+    let digest = Sha256::digest(tokens);
+    let find = "SELECT id FROM prompts WHERE digest = ?1";
+    let found = transaction.prepare_cached(find)?.query_row([&digest[..]], |row| row.get(0)).optional()?;
+    match found {
+        Some(id) => Ok(id),
+        None => {
+            let insert = "INSERT INTO prompts (digest, tokens) VALUES (?1, ?2)";
+            Ok(transaction.prepare_cached(insert)?.insert(params![&digest[..], tokens])?)
+        }
+    }
 }
 
 fn read(transaction: &Transaction<'_>, key: &AttemptKey) -> Result<Option<Attempt>, Failure> {
@@ -184,18 +206,19 @@ fn read(transaction: &Transaction<'_>, key: &AttemptKey) -> Result<Option<Attemp
 
 fn trajectory(transaction: &Transaction<'_>, attempt: i64) -> Result<Trajectory, Failure> {
     let mut statement = transaction.prepare_cached(
-        "SELECT id, parent, kind, agent, turn, temperature, filtered, tokens, logprobs, versions FROM segments
-         WHERE attempt = ?1 ORDER BY id",
+        "SELECT s.id, parent, kind, agent, turn, temperature, filtered, coalesce(s.tokens, p.tokens), logprobs, versions
+         FROM segments s LEFT JOIN prompts p ON p.id = s.prompt WHERE attempt = ?1 ORDER BY s.id",
     )?;
     let mut rows = statement.query([attempt])?;
     let mut trajectory = Trajectory::new();
     while let Some(row) = rows.next()? {
         let id: u32 = row.get(0)?;
         let kind: String = row.get(2)?;
-        let tokens: Vec<u8> = row.get(7)?;
+        let tokens: Option<Vec<u8>> = row.get(7)?;
         let logprobs: Vec<u8> = row.get(8)?;
         let versions: Vec<u8> = row.get(9)?;
         let damaged = |what: &str| Failure::Damaged(format!("segment {id}: {what}"));
+        let tokens = tokens.ok_or_else(|| damaged("its prompt is missing"))?;
         if !tokens.len().is_multiple_of(4)
             || !logprobs.len().is_multiple_of(4)
             || !versions.len().is_multiple_of(12)
@@ -350,6 +373,33 @@ mod tests {
         ));
         assert_eq!(store.attempt(&first.key).unwrap(), Some(first));
         assert_eq!(store.attempt(&key(9, 9)).unwrap(), None);
+    }
+
+    #[test]
+    fn what_attempts_begin_with_is_kept_once() {
+        let (folder, store) = open();
+        let mut other = attempt(1, 0);
+        other.trajectory = Trajectory::new();
+        other.trajectory.push(segment(Kind::Given, &[1, 2])).unwrap();
+        // Not a prompt: a reply like it, and the same tokens further down.
+        let reply = other.trajectory.push(segment(Kind::Sampled, &[1, 2])).unwrap();
+        other
+            .trajectory
+            .push(Segment { parent: Some(reply), ..segment(Kind::Given, &[1, 2, u32::MAX]) })
+            .unwrap();
+        let all = [attempt(0, 0), attempt(0, 1), other];
+        store.record_attempts(&all).unwrap();
+        for attempt in &all {
+            assert_eq!(store.attempt(&attempt.key).unwrap().as_ref(), Some(attempt));
+        }
+        let raw = rusqlite::Connection::open(folder.path().join("run.db")).unwrap();
+        let count = |query: &str| raw.query_row(query, [], |row| row.get::<_, i64>(0)).unwrap();
+        assert_eq!(count("SELECT count(*) FROM prompts"), 2);
+        assert_eq!(count("SELECT count(DISTINCT prompt) FROM segments WHERE attempt < 3"), 1);
+        assert_eq!(count("SELECT count(*) FROM segments WHERE tokens IS NOT NULL"), 4);
+        raw.execute_batch("PRAGMA foreign_keys = off; DELETE FROM prompts").unwrap();
+        let error = store.attempt(&key(0, 0)).unwrap_err().to_string();
+        assert!(error.contains("segment 0: its prompt is missing"), "{error}");
     }
 
     #[test]

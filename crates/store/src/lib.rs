@@ -12,6 +12,7 @@
 //! - *Writes are idempotent.* Recording again what is recorded is a no-op; recording something else under the same key is
 //!   [`StoreError::Conflict`]. Nothing is ever overwritten.
 //! - *Token ids, log-probabilities and versions are kept to the bit.* Rewards and scores too, save that −0 reads back as 0.
+//! - *A prompt is kept once*, however many attempts begin with it.
 //! - *Several handles*, in one process or many, may read and write at once.
 //!
 //! Not here: what a task, an outcome or an evaluation means. They are JSON to this room.

@@ -9,7 +9,7 @@ use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
 use crate::StoreError;
 
 /// Version of the tables that this build reads and writes.
-pub const SCHEMA_VERSION: i32 = 2;
+pub const SCHEMA_VERSION: i32 = 3;
 
 /// "DRSG": marks the file as ours.
 const APPLICATION_ID: i32 = 0x4452_5347;
@@ -35,6 +35,11 @@ CREATE TABLE attempts (
     tokens  INTEGER NOT NULL,
     UNIQUE (purpose, phase, step, grp, sample)
 ) STRICT;
+CREATE TABLE prompts (
+    id     INTEGER PRIMARY KEY,
+    digest BLOB    NOT NULL UNIQUE,         -- SHA-256 of the tokens
+    tokens BLOB    NOT NULL                 -- u32, little endian
+) STRICT;
 CREATE TABLE segments (
     attempt     INTEGER NOT NULL REFERENCES attempts (id),
     id          INTEGER NOT NULL,
@@ -44,10 +49,12 @@ CREATE TABLE segments (
     turn        INTEGER NOT NULL,
     temperature REAL    NOT NULL,
     filtered    INTEGER NOT NULL,
-    tokens      BLOB    NOT NULL,           -- u32, little endian
+    prompt      INTEGER REFERENCES prompts (id),    -- where its tokens are, if it begins a conversation
+    tokens      BLOB,                       -- u32, little endian; NULL where there is a prompt
     logprobs    BLOB    NOT NULL,           -- f32, little endian
     versions    BLOB    NOT NULL,           -- runs of (version u64, length u32), little endian
-    PRIMARY KEY (attempt, id)
+    PRIMARY KEY (attempt, id),
+    CHECK ((prompt IS NULL) <> (tokens IS NULL))
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE steps (
     phase INTEGER NOT NULL,
@@ -247,7 +254,8 @@ mod tests {
         drop(Store::open(&file).unwrap());
         Connection::open(&file).unwrap().pragma_update(None, "user_version", 7).unwrap();
         let error = Store::open(&file).unwrap_err().to_string();
-        assert!(error.contains("schema version 7, but this build reads version 2"), "{error}");
+        let expected = format!("schema version 7, but this build reads version {SCHEMA_VERSION}");
+        assert!(error.contains(&expected), "{error}");
         assert!(error.contains("run.db"), "{error}");
     }
 
