@@ -174,7 +174,9 @@ impl Hub {
     /// Asks which commit a revision is and which files it has.
     fn resolve(&self, id: &str, revision: &str, progress: Report) -> Result<Revision, ModelError> {
         let url = format!("{}/api/models/{id}/revision/{}?blobs=true", self.endpoint, encoded(revision));
-        progress(Progress { stage: &format!("asking for {id}"), done: 0, total: None });
+        // A folder whose name is mistyped looks like a model on the hub.
+        let stage = format!("no folder {id} here: asking {} for it", self.endpoint);
+        progress(Progress { stage: &stage, done: 0, total: None });
         let mut failures = 0;
         let mut response = loop {
             match self.get(&url, 0) {
