@@ -17,6 +17,8 @@ use dressage_policy::{
 };
 use dressage_rl::{Loss, PolicyLoss};
 use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 use super::random_weights;
 use crate::weights::attention_shape;
@@ -145,6 +147,8 @@ struct Script {
     aborted: Option<usize>,
     /// From here another attempt starts, once this one is done: so many tokens of its path are kept.
     fork: Option<usize>,
+    /// Has a permit for every attempt whose first request the engine was given.
+    begun: Arc<Semaphore>,
 }
 
 impl Script {
@@ -160,7 +164,11 @@ impl Script {
     ) -> Result<bool, PolicyError> {
         let prompt = attempt.path.clone();
         let request = SampleRequest { seed: 1, stream: self.stream, prompt, params: self.params(tokens) };
-        let reply = engine.sample(request).await?.collect(DEADLINE).await?;
+        let reply = engine.sample(request).await?;
+        if attempt.drawn.is_empty() {
+            self.begun.add_permits(1);
+        }
+        let reply = reply.collect(DEADLINE).await?;
         let versions = reply.versions.iter().flat_map(|run| (0..run.len).map(|_| run.version));
         let places = attempt.path.len()..;
         attempt.drawn.extend(places.zip(&reply.logprobs).zip(versions).map(|((at, p), v)| (at, *p, v)));
@@ -200,6 +208,7 @@ fn scripts(draws: &mut Draws, vocabulary: usize, long: bool, updates: bool) -> V
     let system = if long { draws.size(257, 330) } else { draws.size(1, 60) };
     let system = draws.tokens(system, vocabulary);
     let mut scripts = Vec::new();
+    let begun = Arc::new(Semaphore::new(0));
     for _ in 0..draws.size(1, 3) {
         let question = draws.size(1, 40);
         let prompt = [system.clone(), draws.tokens(question, vocabulary)].concat();
@@ -220,6 +229,7 @@ fn scripts(draws: &mut Draws, vocabulary: usize, long: bool, updates: bool) -> V
                 aborted: draws.chance(0.2).then(|| draws.size(1, turns.len()) - 1),
                 fork: draws.chance(0.2).then(|| draws.size(1, 80)),
                 turns,
+                begun: Arc::clone(&begun),
             });
         }
     }
@@ -293,7 +303,9 @@ pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
     if updates {
         engine.forward_backward(lesson, CROSS_ENTROPY).await?;
     }
-    let tasks: Vec<_> = scripts(draws, config.vocabulary, long && !large, updates)
+    let scripts = scripts(draws, config.vocabulary, long && !large, updates);
+    let (attempts, begun) = (scripts.len() as u32, Arc::clone(&scripts[0].begun));
+    let tasks: Vec<_> = scripts
         .into_iter()
         .map(|script| {
             let temperature = script.temperature;
@@ -302,6 +314,11 @@ pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
         .collect();
     let mut last = engine.version().await?;
     if updates {
+        // What the engine is told after the first requests finds replies under way.
+        let all = timeout(DEADLINE, begun.acquire_many(attempts)).await;
+        all.map_err(|_| PolicyError::Stopped("the first requests of all attempts"))?
+            .map_err(|_| PolicyError::Stopped("the count of requests"))?
+            .forget();
         engine.optim_step(OPTIM).await?;
         last += 1;
         engine.publish(last).await?;
