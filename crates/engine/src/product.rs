@@ -64,6 +64,9 @@ const fn held(order: Order) -> usize {
 const CACHED_C: usize = 1 << 20;
 /// Tiles of A that are worth fetching those panels for.
 const LEAST_TILES: usize = 8;
+/// Up to so many tiles go over weights one panel after the other: tiles that found a whole group in the second-level cache would leave the
+/// memory, which such a product waits for, idle meanwhile.
+const FEW_TILES: usize = 6;
 /// Tasks that a product is cut into for each thread, where it is large enough, so that the last to finish is not waited for long.
 const TASKS_PER_THREAD: usize = 4;
 /// Up to this many rows the caller packs A alone: waking the pool would take longer.
@@ -132,7 +135,10 @@ pub fn product(
     let in_place = kernel.reads_rows(a);
     let panels = n.div_ceil(NR);
     let c = Shared::new(c);
-    let past = mode == Mode::Set && words <= SLAB && m * n > CACHED_C;
+    // Few rows wait for weights that pass through the caches, and would push C out of them.
+    let few = m <= FEW_TILES * mr && matches!(b, Right::Packed(_));
+    let passes = m * n > CACHED_C || (few && panels * NR * words > held(kernel.order()));
+    let past = mode == Mode::Set && words <= SLAB && passes;
 
     for w0 in (0..words).step_by(SLAB) {
         let wb = SLAB.min(words - w0);
@@ -156,7 +162,7 @@ pub fn product(
             let slab = Slab { rows: m0..m0 + mb, steps: k0..k0 + kb };
             pack_slab(compute, &slab, (!in_place).then_some((a, &left)), plain.map(|b| (b, &right)));
 
-            // A task goes over a group of panels for each tile of a chunk: rows of C are written in long pieces.
+            // A task goes over a group of panels for each tile of a chunk: rows of C are written in long pieces. Few tiles are one chunk.
             let threads = compute.pool.threads();
             let wanted = threads * TASKS_PER_THREAD;
             let most_chunks = tiles.div_ceil(LEAST_TILES);
@@ -173,7 +179,7 @@ pub fn product(
                     1 => (apart(task, groups, threads), 0),
                     _ => (task / chunks, task % chunks),
                 };
-                let these = chunk_at * chunk..tiles.min((chunk_at + 1) * chunk);
+                let tiles = chunk_at * chunk..tiles.min((chunk_at + 1) * chunk);
                 let group = panels * group_at / groups..panels * (group_at + 1) / groups;
                 let (first_panel, distance) = match b {
                     Right::Packed(packed) => {
@@ -181,33 +187,38 @@ pub fn product(
                     }
                     Right::Plain(_) => (right.pointer(group.start * NR * wb).cast_const(), NR * wb),
                 };
-                for tile_at in these.clone() {
+                let strip = |tile_at: usize, these: Range<usize>, shared: bool| {
                     let first = tile_at * mr;
                     let rows = mr.min(mb - first);
                     let from = match in_place {
                         true => Left::rows(a.part(m0 + first..m0 + first + rows, k0..k0 + kb)),
                         false => Left::packed(kernel, left.pointer(first * wl), rows),
                     };
-                    // What comes from afar next is fetched meanwhile: another panel during the first tile, then another tile.
-                    let next = (tile_at > these.start).then_some((mr, wl));
-                    let columns = n.min(group.end * NR) - group.start * NR;
                     let strip = Strip {
                         rows,
                         left: from,
                         words: wb,
-                        panels: first_panel,
+                        panels: first_panel.wrapping_add((these.start - group.start) * distance),
                         distance,
-                        columns,
-                        shared: these.len() > 1,
+                        columns: n.min(these.end * NR) - these.start * NR,
+                        shared,
                         past,
-                        next,
+                        // What comes from afar next is fetched meanwhile: another panel during the first tile, then another tile.
+                        next: (tile_at > tiles.start).then_some((mr, wl)),
                     };
                     // SAFETY: the operands hold these words; rows and columns of C lie within its bounds
                     // (asserted above), and no other task has this part of C.
                     unsafe {
-                        let c = c.pointer((m0 + first) * c_stride + group.start * NR);
+                        let c = c.pointer((m0 + first) * c_stride + these.start * NR);
                         strip.multiply(kernel, block, c, c_stride, add);
                     }
+                };
+                if few {
+                    group
+                        .clone()
+                        .for_each(|at| tiles.clone().for_each(|tile| strip(tile, at..at + 1, false)));
+                } else {
+                    tiles.clone().for_each(|tile| strip(tile, group.clone(), tiles.len() > 1));
                 }
                 if past {
                     Strip::settle();

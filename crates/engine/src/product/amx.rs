@@ -169,7 +169,7 @@ pub unsafe fn strip(strip: Strip, a: *const f32, c: *mut f32, c_stride: usize, a
     configure();
     // A part of k for all panels, then the next: so that of A stays in the first-level cache. That pays from a few panels on, and where several
     // tiles go over them; the first of these finds them in memory, the others in the second-level cache.
-    let fetched = strip.next.is_some() && strip.rows > HALF;
+    let fetched = strip.next.is_some();
     let parts = match strip.shared && strip.count() >= LEAST_PANELS {
         true => strip.words.div_ceil(if fetched { HELD_A } else { HELD_BESIDE }),
         false => 1,
@@ -296,18 +296,13 @@ unsafe fn multiply(
                 concat!("add {a}, ", $advance),
                 $($fetch,)*
                 "add {b}, {further}",
-                "prefetcht1 [{ahead}]",
-                "prefetcht1 [{ahead} + 64]",
-                "prefetcht1 [{ahead} + 128]",
-                "prefetcht1 [{ahead} + 192]",
-                "add {ahead}, 256",
                 "dec {steps}",
                 "jnz 3b",
                 "add {runs}, 24",
                 "dec {n}",
                 "jnz 2b",
                 "4:",
-                "# not used by all: {lower} {c} {c_line}",
+                "# not used by all: {lower} {c} {c_line} {ahead}",
                 $($store,)*
                 n = inout(reg) runs.len() => _,
                 runs = inout(reg) runs.as_ptr() => _,
@@ -362,25 +357,10 @@ unsafe fn multiply(
             )
         };
     }
-    /// A step of the panel that comes so many bytes later, to the first-level cache.
-    macro_rules! coming {
-        ($bytes:literal) => {
-            concat!(
-                ".irp line, 0, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960\n",
-                "prefetcht0 [{b} + ",
-                $bytes,
-                " + \\line]\n",
-                "prefetcht0 [{b} + 1024 + ",
-                $bytes,
-                " + \\line]\n",
-                ".endr"
-            )
-        };
-    }
-    // SAFETY: forwarded from the caller.
-    unsafe {
-        match source {
-            _ if rows <= HALF => multiply!(
+    /// With up to 16 rows: what a step fetches.
+    macro_rules! low {
+        ([$($fetch:expr),*]) => {
+            multiply!(
                 ["tilezero tmm0", "tilezero tmm1"]
                 ["tileloadd tmm0, [{sums} + {sums_line}]", "tileloadd tmm1, [{sums} + {sums_line} + 64]"]
                 [
@@ -392,11 +372,39 @@ unsafe fn multiply(
                 ]
                 ["tilestored [{sums} + {sums_line}], tmm0", "tilestored [{sums} + {sums_line} + 64], tmm1"]
                 "1024"
-                // So few rows are done before a panel from memory comes: further ahead.
-                [coming!("8192")]
-            ),
-            Source::Blocks => tall!("tileloadd"[]),
-            Source::Memory => tall!("tileloadd"[coming!("4096")]),
+                [$($fetch),*]
+            )
+        };
+    }
+    /// The step of a panel after this one, to the second-level cache. Further ahead is worse: another page is more than the processor follows.
+    macro_rules! coming {
+        () => {
+            concat!(
+                ".irp line, 0, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960\n",
+                "prefetcht1 [{b} + 2048 + \\line]\n",
+                "prefetcht1 [{b} + 3072 + \\line]\n",
+                ".endr"
+            )
+        };
+    }
+    /// A share of what comes from afar.
+    macro_rules! afar {
+        () => {
+            concat!(
+                ".irp line, 0, 64, 128, 192\n",
+                "prefetcht1 [{ahead} + \\line]\n",
+                ".endr\n",
+                "add {ahead}, 256"
+            )
+        };
+    }
+    // SAFETY: forwarded from the caller.
+    unsafe {
+        match source {
+            Source::Memory if rows <= HALF => low!([coming!()]),
+            _ if rows <= HALF => low!([]),
+            Source::Blocks => tall!("tileloadd"[afar!()]),
+            Source::Memory => tall!("tileloadd"[coming!()]),
             // Loads that leave the first-level cache to A. Two rows of C a step: they are seldom at hand, and a product waits for them even to
             // overwrite them.
             Source::Fetched { .. } => tall!("tileloaddt1" [
@@ -405,7 +413,8 @@ unsafe fn multiply(
                 "add {c}, {c_line}",
                 "prefetcht1 [{c}]",
                 "prefetcht1 [{c} + 64]",
-                "add {c}, {c_line}"
+                "add {c}, {c_line}",
+                afar!()
             ]),
         }
     }
