@@ -364,18 +364,24 @@ mod tests {
         }
     }
 
+    /// The last one is few rows that go over more weights than the caches hold.
     #[test]
-    fn deep_and_tall_products_cross_their_slabs() {
-        for (m, n, k) in [(3, 40, 9001), (5000, 33, 450)] {
+    fn deep_tall_and_wide_products_cross_their_slabs() {
+        for (m, n, k) in [(3, 40, 9001), (5000, 33, 450), (40, 1040, 600)] {
             let (a_data, b_data) = (noise(m * k, 5), noise(k * n, 6));
             let (a, b) = (Matrix::new(&a_data, m, k), Matrix::new(&b_data, k, n));
             for precision in [Precision::F32, Precision::Bf16] {
                 let compute = Compute::with(2, Isa::detect(), precision);
                 let mut expected = vec![0.0; m * n];
                 define(compute.kernel(), a, b, &mut expected, n, Mode::Set);
-                let mut c = vec![1.0; m * n];
-                product(&compute, &mut Scratch::default(), a, Right::Plain(b), &mut c, n, Mode::Set);
-                assert!(c.iter().zip(&expected).all(|(x, y)| x.to_bits() == y.to_bits()), "{precision}");
+                let packed = Packed::new(&compute, b);
+                for right in [Right::Plain(b), Right::Packed(&packed)] {
+                    // Whole cache lines, which alone are written past the caches.
+                    let mut c = Buffer::zeroed(m * n);
+                    c.fill(1.0);
+                    product(&compute, &mut Scratch::default(), a, right, &mut c, n, Mode::Set);
+                    assert!(c.iter().zip(&expected).all(|(x, y)| x.to_bits() == y.to_bits()), "{precision}");
+                }
             }
         }
     }
