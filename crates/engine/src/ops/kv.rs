@@ -71,6 +71,8 @@ impl Shape {
     }
 }
 
+/// Pieces that spans are cut into for each head, where threads may store one beside the other.
+const PIECES: usize = 4;
 /// Blocks that are asked for at a time, for the sake of huge pages; what is not used yet takes no memory.
 const TOGETHER: usize = 32;
 
@@ -147,8 +149,11 @@ impl<'a> KeyValues<'a> {
     /// Writes the keys and values of all rows (`qkv`: rows of `shape.qkv()`, rotary embedding applied) into the blocks of their
     /// spans.
     pub fn store(&self, compute: &Compute, spans: &[Span], qkv: &[f32]) {
-        compute.pool.run(self.shape.kv_heads, |head| {
-            for span in spans {
+        let pieces = if are_apart(spans) { spans.len().min(PIECES) } else { 1 };
+        let heads = self.shape.kv_heads;
+        compute.pool.run(heads * pieces, |task| {
+            let (head, piece) = (task % heads, task / heads);
+            for span in &spans[spans.len() * piece / pieces..spans.len() * (piece + 1) / pieces] {
                 self.store_head(compute.kernel(), span, head, qkv);
             }
         });
@@ -222,6 +227,14 @@ impl<'a> KeyValues<'a> {
     }
 }
 
+/// Whether no span writes to a block that another one writes to, or copies from: then their order is of no matter.
+fn are_apart(spans: &[Span]) -> bool {
+    let of_span = |span: &Span| span.blocks.get(span.position / BLOCK..).unwrap_or_default().to_vec();
+    let mut written: Vec<u32> = spans.iter().flat_map(of_span).collect();
+    written.sort_unstable();
+    spans.iter().all(|span| span.inherits.is_none()) && written.windows(2).all(|two| two[0] != two[1])
+}
+
 /// Where the keys and values of a forward pass lie: blocks that hold all layers of the model, and after them, in training,
 /// blocks that hold one at a time.
 pub struct Places<'a> {
@@ -256,4 +269,23 @@ pub struct Span {
     /// A block whose first positions must be copied into the span's first block before its own rows are written: the
     /// parent's, where a node starts in the middle of a block.
     pub inherits: Option<u32>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_are_apart_that_write_to_blocks_of_their_own() {
+        let span = |position: usize, len: usize, blocks: &[u32]| Span {
+            position,
+            len,
+            blocks: blocks.to_vec(),
+            ..Span::default()
+        };
+        let (one, other) = (span(40, 1, &[0, 1]), span(70, 30, &[0, 2, 3, 4]));
+        assert!(are_apart(&[]) && are_apart(&[one.clone(), other.clone()]), "what they share they only read");
+        assert!(!are_apart(&[one.clone(), span(41, 5, &[0, 1])]), "the second goes on where the first ended");
+        assert!(!are_apart(&[one, Span { inherits: Some(1), ..other }]), "what is copied must be there");
+    }
 }
