@@ -164,7 +164,8 @@ pub fn product(
 
             // A task goes over a group of panels for each tile of a chunk: rows of C are written in long pieces. Few tiles are one chunk.
             let threads = compute.pool.threads();
-            let wanted = threads * TASKS_PER_THREAD;
+            // The stream of weights breaks off at the end of each task, so few rows have one for every thread.
+            let wanted = threads * if few { 1 } else { TASKS_PER_THREAD };
             let most_chunks = tiles.div_ceil(LEAST_TILES);
             let group = (panels * most_chunks / wanted).min(held(kernel.order()) / (NR * wb)).max(1);
             // As many for every thread, where there are enough panels.
