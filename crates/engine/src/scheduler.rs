@@ -138,6 +138,11 @@ impl Scheduler {
         self.running.iter().chain(&self.waiting).any(|sequence| current(sequence.policy))
     }
 
+    /// Sequences that run or wait.
+    pub fn requests(&self) -> usize {
+        self.running.len() + self.waiting.len()
+    }
+
     /// Counters.
     pub fn health(&self) -> Health {
         Health {

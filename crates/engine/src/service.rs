@@ -1,7 +1,7 @@
 //! The engine's thread: it owns the model and does what handles ask for.
 //!
-//! Between two commands it runs the scheduler's batches; a learner's command waits while sequences are running, but not for
-//! ever. Weights that have changed draw nothing until they are published: requests wait for that.
+//! Between two commands it runs the scheduler's batches; a learner's command waits while more than a few sequences are running, but not
+//! for ever. Weights that have changed draw nothing until they are published: requests wait for that.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -30,6 +30,10 @@ pub const BASE: u32 = 0;
 
 /// Batches that running sequences may still take before a waiting learner's command goes first.
 const PATIENCE: usize = 256;
+
+/// Fewer sequences may take one: to read the weights takes longer than to compute so few rows, and after the command others will have joined them,
+/// whose tools have answered meanwhile.
+const FEW: usize = 12;
 
 /// A question to the engine's thread, with the way back.
 pub type Answer<T> = oneshot::Sender<Result<T, PolicyError>>;
@@ -152,7 +156,8 @@ impl Service {
                     Err(TryRecvError::Disconnected) => return,
                 }
             }
-            if waited >= PATIENCE || !self.scheduler.has_work(&self.published) {
+            let patience = if self.scheduler.requests() < FEW { 1 } else { PATIENCE };
+            if waited >= patience || !self.scheduler.has_work(&self.published) {
                 if let Some((policy, command)) = self.pending.pop_front() {
                     let since = Instant::now();
                     self.learns.send_replace(Some(Learns { since, health: self.health() }));
