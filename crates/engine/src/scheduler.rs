@@ -132,15 +132,10 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Whether there is anything to do for a policy that may draw.
-    pub fn has_work(&self, published: &[Published]) -> bool {
-        let current = |policy: u32| published[policy as usize].current;
-        self.running.iter().chain(&self.waiting).any(|sequence| current(sequence.policy))
-    }
-
-    /// Sequences that run or wait.
-    pub fn requests(&self) -> usize {
-        self.running.len() + self.waiting.len()
+    /// Sequences that run or wait and whose policies may draw.
+    pub fn drawing(&self, published: &[Published]) -> usize {
+        let current = |sequence: &&Sequence| published[sequence.policy as usize].current;
+        self.running.iter().chain(&self.waiting).filter(current).count()
     }
 
     /// Counters.

@@ -53,7 +53,7 @@ fn run(
     until: impl Fn(&Scheduler) -> bool,
 ) {
     for _ in 0..PATIENCE {
-        if until(scheduler) || !scheduler.has_work(published) {
+        if until(scheduler) || scheduler.drawing(published) == 0 {
             return;
         }
         scheduler.step(model, published);

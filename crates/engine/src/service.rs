@@ -143,7 +143,7 @@ impl Service {
         let mut waited = 0;
         loop {
             // Sleep only when there is nothing to do at all.
-            if self.pending.is_empty() && !self.scheduler.has_work(&self.published) {
+            if self.pending.is_empty() && self.scheduler.drawing(&self.published) == 0 {
                 match self.inbox.recv() {
                     Ok(command) => self.take(command),
                     Err(_) => return,
@@ -156,8 +156,9 @@ impl Service {
                     Err(TryRecvError::Disconnected) => return,
                 }
             }
-            let patience = if self.scheduler.requests() < FEW { 1 } else { PATIENCE };
-            if waited >= patience || !self.scheduler.has_work(&self.published) {
+            let drawing = self.scheduler.drawing(&self.published);
+            let patience = if drawing < FEW { 1 } else { PATIENCE };
+            if waited >= patience || drawing == 0 {
                 if let Some((policy, command)) = self.pending.pop_front() {
                     let since = Instant::now();
                     self.learns.send_replace(Some(Learns { since, health: self.health() }));
