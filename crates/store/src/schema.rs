@@ -254,8 +254,7 @@ mod tests {
         drop(Store::open(&file).unwrap());
         Connection::open(&file).unwrap().pragma_update(None, "user_version", 7).unwrap();
         let error = Store::open(&file).unwrap_err().to_string();
-        let expected = format!("schema version 7, but this build reads version {SCHEMA_VERSION}");
-        assert!(error.contains(&expected), "{error}");
+        assert!(error.contains("schema version 7, but this build reads version 3"), "{error}");
         assert!(error.contains("run.db"), "{error}");
     }
 
