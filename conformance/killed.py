@@ -12,6 +12,7 @@ Not checked here: power failures (what the kernel had accepted survives a killed
 """
 
 import argparse
+import contextlib
 import filecmp
 import json
 import os
@@ -132,7 +133,7 @@ def compare(calm: Path, killed: Path) -> None:
         if not all(file.exists() for file in files) or not filecmp.cmp(*files, shallow=False):
             different.append(name)
     query = "SELECT purpose, phase, step, grp, sample, score FROM attempts ORDER BY 1, 2, 3, 4, 5"
-    records = [sqlite3.connect(run / "run.db").execute(query).fetchall() for run in (calm, killed)]
+    records = [rows(run, query) for run in (calm, killed)]
     if records[0] != records[1]:
         different.append(f"the record ({len(records[0])} and {len(records[1])} attempts)")
     if different:
@@ -140,11 +141,17 @@ def compare(calm: Path, killed: Path) -> None:
     print(f"ok    {killed.name}: weights, both moments and {len(records[0])} attempts are equal", flush=True)
 
 
+def rows(run: Path, query: str) -> list[tuple]:
+    """What a run's record says."""
+    # Whoever closes the database last removes files beside it: now, and not when Python happens to collect what nobody needs.
+    with contextlib.closing(sqlite3.connect(run / "run.db")) as db:
+        return db.execute(query).fetchall()
+
+
 def audit(run: Path, dressage: Path) -> None:
     """Ends the program where a run does not agree with its ledger."""
-    db = sqlite3.connect(run / "run.db")
-    recorded = {tuple(row) for row in db.execute("SELECT purpose, phase, step, grp, sample FROM attempts")}
-    plans = [json.loads(plan) for (plan,) in db.execute("SELECT plan FROM steps ORDER BY phase, step")]
+    recorded = set(rows(run, "SELECT purpose, phase, step, grp, sample FROM attempts"))
+    plans = [json.loads(plan) for (plan,) in rows(run, "SELECT plan FROM steps ORDER BY phase, step")]
     places = [(plan["phase"], place) for plan in plans for place in plan.get("places", [])]
     if len(places) != len(set(places)):
         sys.exit(f"{run.name}: a task was taken twice")
