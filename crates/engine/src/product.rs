@@ -28,7 +28,8 @@ use std::ops::Range;
 
 use crate::Compute;
 use crate::buffer::{Buffer, Shared};
-use crate::precision::Order;
+use crate::precision::{Kernel, Order};
+use crate::simd::Isa;
 
 pub use pack::Matrix;
 pub use packed::{Packed, Panels};
@@ -36,7 +37,7 @@ pub use tile::{MAX_ROWS, NR};
 
 use left::Left;
 use pack::{PACK_K, pack_panels, pack_tile};
-use strip::Strip;
+use strip::{SHARES, Strip};
 
 /// Words of a block of k, part of the definition of a product: short ones for accuracy, as said above. Tiled sums round seldom enough
 /// as they are.
@@ -59,6 +60,10 @@ const fn held(order: Order) -> usize {
         Order::Chained => 128 << 10,
         Order::Tiled => 256 << 10,
     }
+}
+/// Whether that cache holds as much again, so that the panels after those can be fetched to it meanwhile.
+fn holds_more(kernel: Kernel) -> bool {
+    kernel.isa == Isa::Amx && kernel.order() == Order::Chained
 }
 /// Values of C that the caches hold until they are read again (4 MiB); a larger one that is overwritten goes past them, which saves reading it.
 const CACHED_C: usize = 1 << 20;
@@ -137,6 +142,7 @@ pub fn product(
     let c = Shared::new(c);
     // Few rows wait for weights that pass through the caches, and would push C out of them.
     let few = m <= FEW_TILES * mr && matches!(b, Right::Packed(_));
+    let holds_more = !few && holds_more(kernel);
     let passes = m * n > CACHED_C || (few && panels * NR * words > held(kernel.order()));
     let past = mode == Mode::Set && words <= SLAB && passes;
 
@@ -190,6 +196,7 @@ pub fn product(
                 };
                 let strip = |tile_at: usize, these: Range<usize>, shared: bool| {
                     let first = tile_at * mr;
+                    let (begins, to_come) = (tile_at == tiles.start, tiles.end - tile_at);
                     let rows = mr.min(mb - first);
                     let from = match in_place {
                         true => Left::rows(a.part(m0 + first..m0 + first + rows, k0..k0 + kb)),
@@ -205,7 +212,8 @@ pub fn product(
                         shared,
                         past,
                         // What comes from afar next is fetched meanwhile: another panel during the first tile, then another tile.
-                        next: (tile_at > tiles.start).then_some((mr, wl)),
+                        next: (!begins).then_some((mr, wl)),
+                        share: (holds_more && !begins && to_come <= SHARES).then(|| SHARES - to_come),
                     };
                     // SAFETY: the operands hold these words; rows and columns of C lie within its bounds
                     // (asserted above), and no other task has this part of C.
@@ -295,8 +303,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::precision::{Kernel, Order, Precision, rounded};
-    use crate::simd::Isa;
+    use crate::precision::{Precision, rounded};
 
     fn noise(len: usize, seed: u64) -> Vec<f32> {
         (0..len as u64).map(|i| dressage_policy::uniform(seed, 0, i) as f32 - 0.5).collect()

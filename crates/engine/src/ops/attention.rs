@@ -207,7 +207,7 @@ fn attend(
                 keys_values.fetch(*next, head);
             }
             let depth = kernel.words(dim);
-            let b = Rows { blocks: &keys, block: depth, depth, stride: BLOCK, ahead: keys[0] };
+            let b = Rows::at_hand(&keys, depth, depth, BLOCK);
             let to = scores[first * stride + i * BLOCK..].as_mut_ptr();
             // SAFETY: queries, the block's keys and the scores have these extents.
             unsafe { multiply(kernel, stored, a, b, to, stride, BLOCK, Chain::Set) };
@@ -243,7 +243,7 @@ fn attend(
                 );
                 let depth = kernel.words(to - from);
                 let block = kernel.words(BLOCK);
-                let b = Rows { blocks: starts, block, depth, stride: padded, ahead: starts[0] };
+                let b = Rows::at_hand(starts, block, depth, padded);
                 let to = out[first * padded + column..].as_mut_ptr();
                 // SAFETY: weights, the blocks' values and the sums have these extents. Positions past a row's own have
                 // weight 0 and were written (or lie in the cleared half of a word), so they add exactly nothing.

@@ -283,7 +283,7 @@ impl Task {
                         } else {
                             self.values_t[block * depth * BLOCK..].as_ptr()
                         }];
-                        let b = Rows { blocks: &start, block: depth, depth, stride: BLOCK, ahead: start[0] };
+                        let b = Rows::at_hand(&start, depth, depth, BLOCK);
                         let to = to[tile_at * stride + block * BLOCK..].as_mut_ptr();
                         // SAFETY: the rows, a block and the scores have these extents.
                         unsafe { tile(kernel, tile_rows, a, b, to, stride, BLOCK, Chain::Set) };
@@ -312,7 +312,7 @@ impl Task {
                 for column in (0..padded).step_by(NR) {
                     let start = [self.keys[column..].as_ptr()];
                     let depth = kernel.words(seen);
-                    let b = Rows { blocks: &start, block: depth, depth, stride: padded, ahead: start[0] };
+                    let b = Rows::at_hand(&start, depth, depth, padded);
                     let to = dqueries[column..].as_mut_ptr();
                     // SAFETY: slopes, keys and the tile have these extents.
                     unsafe { tile(kernel, tile_rows, a, b, to, padded, NR, Chain::Set) };
@@ -347,7 +347,7 @@ impl Task {
                     let skipped = kernel.words(position.saturating_sub(before) / most * most);
                     let depth = kernel.words(rows) - skipped;
                     let start = [from[skipped * stride + position..].as_ptr()];
-                    let b = Rows { blocks: &start, block: depth, depth, stride, ahead: start[0] };
+                    let b = Rows::at_hand(&start, depth, depth, stride);
                     let to = to[part.start * stride + position..].as_mut_ptr();
                     // SAFETY: queries, scores and the share have these extents.
                     unsafe {

@@ -146,14 +146,14 @@ pub unsafe fn tile(
                     _mm_prefetch::<_MM_HINT_T0>(row.cast());
                     _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(NR / 2).cast());
                 }
-                multiply(rows, a, runs, (b.ahead, Source::Blocks), (c, c_stride), false);
+                multiply(rows, a, runs, (b.ahead.near, Source::Blocks), (c, c_stride), false);
             } else {
                 let sums = room(sums, 1);
                 let resumes = chain == Chain::Resume;
                 for i in 0..if resumes { rows } else { 0 } {
                     std::ptr::copy_nonoverlapping(c.add(i * c_stride), sums.add(i * NR), columns);
                 }
-                multiply(rows, a, runs, (b.ahead, Source::Blocks), (sums, NR), resumes);
+                multiply(rows, a, runs, (b.ahead.near, Source::Blocks), (sums, NR), resumes);
                 take(rows, sums, c, c_stride, columns, chain == Chain::Add, false);
             }
         }
@@ -202,7 +202,7 @@ pub unsafe fn strip(strip: Strip, a: *const f32, c: *mut f32, c_stride: usize, a
                         strip.rows,
                         a.wrapping_add(at * a_step),
                         runs,
-                        (ahead, right),
+                        (ahead.near, right),
                         (sums, NR),
                         at > 0,
                     );

@@ -13,6 +13,9 @@ pub(super) const HALF: usize = 16;
 /// Words of k that an instruction of AMX goes over.
 pub(crate) const STEP: usize = 16;
 
+/// Rows that are worth packing although they could be read where they lie.
+const MANY_ROWS: usize = 64;
+
 impl Kernel {
     /// Rows of a tile, a multiple of the steps of a word.
     pub const fn tile_rows(self) -> usize {
@@ -53,9 +56,10 @@ impl Kernel {
     }
 
     /// Whether a tile reads the rows of `a` where they lie: in f32 they need no rounding, and to read twelve of them side by side costs
-    /// less than to pack them.
+    /// less than to pack them. Processors with AMX are faster with one run than with twelve, which makes up for packing where rows are many.
     pub fn reads_rows(self, a: Matrix<'_>) -> bool {
-        self.precision == Precision::F32 && a.has_rows()
+        let packs = self.isa == Isa::Amx && a.rows >= MANY_ROWS;
+        self.precision == Precision::F32 && a.has_rows() && !packs
     }
 }
 

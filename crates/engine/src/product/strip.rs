@@ -3,10 +3,14 @@
 #[cfg(target_arch = "x86_64")]
 use super::amx;
 use super::left::Left;
-use super::tile::{Chain, NR, Rows, tile};
+use super::tile::{Ahead, Chain, LINE, NR, Rows, tile};
 use crate::precision::Kernel;
 #[cfg(target_arch = "x86_64")]
 use crate::precision::Order;
+
+/// Shares of a group of panels that is fetched ahead, each but the first by one of the last tiles that go over the group before. Shares overlap, since what was
+/// fetched first is pushed out again by then.
+pub const SHARES: usize = 16;
 
 /// The operands of a strip.
 #[derive(Clone, Copy)]
@@ -29,6 +33,8 @@ pub struct Strip {
     pub past: bool,
     /// The tile after this one, where that is what will be read next and not another panel: rows of a tile and words of a packed row.
     pub next: Option<(usize, usize)>,
+    /// Which share of the panels after these is fetched to the second-level cache, if any.
+    pub share: Option<usize>,
 }
 
 impl Strip {
@@ -61,14 +67,21 @@ impl Strip {
         }
     }
 
-    /// What comes from afar after `words` words from `word` on of a panel: that of the next panel, or a share of the next tile.
-    pub fn ahead(&self, panel: usize, word: usize, words: usize) -> *const f32 {
-        match self.next {
-            None => self.panel(panel + 1, word),
+    /// What comes from afar after `words` words from `word` on of a panel: that of the next panel, or a share of the next tile; then a
+    /// share of the panels after these.
+    pub fn ahead(&self, panel: usize, word: usize, words: usize) -> Ahead {
+        let (near, pace) = match self.next {
+            None => (self.panel(panel + 1, word), LINE),
+            // So many lines are enough: a tile has fewer words than a panel.
             Some((rows, depth)) => {
-                self.left.after(word).share_of_next(rows, depth, words, panel, self.count())
+                (self.left.after(word).share_of_next(rows, depth, words, panel, self.count()), LINE / 4)
             }
-        }
+        };
+        let far = match self.share {
+            None => self.panel(panel, word),
+            Some(share) => self.panel(self.count() + panel, (share * self.words + word) / SHARES),
+        };
+        Ahead { near, pace, far }
     }
 
     /// `C[i][j] = Σ_k A[i][k] B[k][j]`: the sums of blocks of `block` words of k, added up in their order, to what C held with `add`. Row i of C

@@ -12,6 +12,10 @@ pub(super) const VECTOR_ROWS: usize = 12;
 pub const MAX_ROWS: usize = 32;
 /// Columns of a tile and width of a panel: two AVX-512 registers, four AVX2 ones.
 pub const NR: usize = 32;
+/// Steps of a round of the innermost loop, which looks ahead once. (Four are no faster, one and eight are slower.)
+const ROUND: usize = 2;
+/// Values of a cache line.
+pub(super) const LINE: usize = 16;
 
 /// The right operand of a tile: `depth` rows of [`NR`] words, `stride` apart, in one piece or in blocks of `block` rows
 /// that lie anywhere.
@@ -25,14 +29,30 @@ pub struct Rows<'a> {
     pub depth: usize,
     /// Distance between rows of a block.
     pub stride: usize,
-    /// What will be read after this, to be fetched meanwhile by tiles that have time for it; any address will do.
-    pub ahead: *const f32,
+    /// What comes after this.
+    pub ahead: Ahead,
 }
 
-impl Rows<'_> {
+/// What will be read later, to be fetched meanwhile by tiles that have time for it; any address will do.
+#[derive(Clone, Copy)]
+pub struct Ahead {
+    /// What comes next, to the first-level cache.
+    pub near: *const f32,
+    /// Values of it for every step.
+    pub pace: usize,
+    /// What comes long after, to the second-level cache.
+    pub far: *const f32,
+}
+
+impl<'a> Rows<'a> {
+    /// Blocks after which nothing comes from afar.
+    pub fn at_hand(blocks: &'a [*const f32], block: usize, depth: usize, stride: usize) -> Self {
+        Rows { blocks, block, depth, stride, ahead: Ahead { near: blocks[0], pace: 0, far: blocks[0] } }
+    }
+
     /// Start and number of rows of each block.
     #[inline(always)]
-    pub(super) fn pieces(&self) -> impl Iterator<Item = (*const f32, usize)> + '_ {
+    pub(super) fn pieces(&self) -> impl Iterator<Item = (*const f32, usize)> + 'a {
         let (block, depth) = (self.block, self.depth);
         self.blocks.iter().enumerate().map(move |(i, start)| (*start, block.min(depth - i * block)))
     }
@@ -158,7 +178,7 @@ macro_rules! avx512_tile {
             let mut a = Walk::<IN_ROWS>::new(start, stride / $links);
             // Neither the tile of C nor what comes next is where the processor expects it. Flatter tiles wait for memory as it is.
             let fetches = R == VECTOR_ROWS;
-            let mut ahead = b.ahead;
+            let Ahead { mut near, pace, mut far } = b.ahead;
             // SAFETY: the caller vouches for the extents; masked-off lanes are not accessed, and a prefetch accesses nothing.
             unsafe {
                 if fetches {
@@ -176,27 +196,41 @@ macro_rules! avx512_tile {
                     sums = std::array::from_fn(|i| [held(i, 0), held(i, 1)]);
                 }
                 for (mut from, depth) in b.pieces() {
-                    for _ in 0..depth {
-                        if fetches {
-                            _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
-                            ahead = ahead.wrapping_add(16);
-                        }
-                        for $link in 0..$links {
-                            let $from = from;
-                            let b0 = $load;
-                            let $from = from.add(16);
-                            let b1 = $load;
-                            for (i, row) in sums.iter_mut().enumerate() {
-                                let $word = a.word(i);
-                                let $x = $spread;
-                                let ($y, $sum) = (b0, row[0]);
-                                row[0] = $step;
-                                let ($y, $sum) = (b1, row[1]);
-                                row[1] = $step;
+                    macro_rules! step {
+                        () => {
+                            for $link in 0..$links {
+                                let $from = from;
+                                let b0 = $load;
+                                let $from = from.add(16);
+                                let b1 = $load;
+                                for (i, row) in sums.iter_mut().enumerate() {
+                                    let $word = a.word(i);
+                                    let $x = $spread;
+                                    let ($y, $sum) = (b0, row[0]);
+                                    row[0] = $step;
+                                    let ($y, $sum) = (b1, row[1]);
+                                    row[1] = $step;
+                                }
+                                a.step();
                             }
-                            a.step();
+                            from = from.wrapping_add(b.stride);
+                        };
+                    }
+                    for _ in 0..depth / ROUND {
+                        if fetches {
+                            for _ in 0..ROUND {
+                                _mm_prefetch::<_MM_HINT_T0>(near.cast());
+                                near = near.wrapping_add(pace);
+                            }
+                            _mm_prefetch::<_MM_HINT_T1>(far.cast());
+                            far = far.wrapping_add(LINE);
                         }
-                        from = from.wrapping_add(b.stride);
+                        for _ in 0..ROUND {
+                            step!();
+                        }
+                    }
+                    for _ in 0..depth % ROUND {
+                        step!();
                     }
                 }
                 for (i, row) in sums.iter().enumerate() {
