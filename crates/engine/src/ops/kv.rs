@@ -229,10 +229,13 @@ impl<'a> KeyValues<'a> {
 
 /// Whether no span writes to a block that another one writes to, or copies from: then their order is of no matter.
 fn are_apart(spans: &[Span]) -> bool {
-    let of_span = |span: &Span| span.blocks.get(span.position / BLOCK..).unwrap_or_default().to_vec();
-    let mut written: Vec<u32> = spans.iter().flat_map(of_span).collect();
+    if spans.iter().any(|span| span.inherits.is_some()) {
+        return false;
+    }
+    let written = spans.iter().flat_map(|span| span.blocks.iter().skip(span.position / BLOCK));
+    let mut written: Vec<u32> = written.copied().collect();
     written.sort_unstable();
-    spans.iter().all(|span| span.inherits.is_none()) && written.windows(2).all(|two| two[0] != two[1])
+    written.windows(2).all(|two| two[0] != two[1])
 }
 
 /// Where the keys and values of a forward pass lie: blocks that hold all layers of the model, and after them, in training,
