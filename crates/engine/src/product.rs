@@ -13,8 +13,8 @@
 //! **Layout.** The right operand is read in *panels* of [`NR`] columns, `[k][NR]`, so that a tile streams through memory. Weights
 //! are packed once per update ([`Packed`]); other right operands are packed into scratch on the way. The left operand is
 //! packed into tiles ([`Kernel::tile_rows`](crate::precision::Kernel::tile_rows)), `[k][rows]`, as links of chains where no
-//! instruction multiplies bf16 ([`Kernel::links`](crate::precision::Kernel::links)) or as `amx` wants it, unless it is in f32 and its rows
-//! are contiguous: then tiles read it where it lies (`left`).
+//! instruction multiplies bf16 ([`Kernel::links`](crate::precision::Kernel::links)) or as `amx` wants it, unless tiles had better read its rows
+//! where they lie ([`Kernel::reads_rows`](crate::precision::Kernel::reads_rows)).
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
