@@ -43,6 +43,10 @@ pub struct ChatOptions {
     pub tool_prompt: ToolPrompt,
     /// Further variables of the template, such as `enable_thinking = false`.
     pub variables: Map<String, Value>,
+    /// The moment that the template calls now, in seconds since 1970: the clock's when the chat is made, where it is
+    /// not given. Part of a run's record, not of what people write down.
+    #[serde(skip)]
+    pub now: Option<u64>,
 }
 
 /// A tokenizer, a chat template and a tool protocol that belong together.
@@ -104,7 +108,11 @@ impl Chat {
         template: Option<&str>,
         options: ChatOptions,
     ) -> Result<Self, TextError> {
-        let template = ChatTemplate::new(template.ok_or(TextError::NoTemplate)?)?;
+        let source = template.ok_or(TextError::NoTemplate)?;
+        let template = match options.now {
+            Some(now) => ChatTemplate::at(source, now)?,
+            None => ChatTemplate::new(source)?,
+        };
         let mut variables = Map::new();
         let ends = [("bos_token", tokenizer.bos()), ("eos_token", tokenizer.eos().first().copied())];
         for (name, id) in ends {

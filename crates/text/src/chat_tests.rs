@@ -377,3 +377,18 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn now_is_the_moment_that_was_given() {
+    let source = format!("{{{{ strftime_now('%-d %b %Y, %H:%M') }}}}{}", crate::template::CHATML);
+    let at = |now| {
+        Chat::new(tiny_tokenizer().unwrap(), Some(&source), ChatOptions { now, ..ChatOptions::default() })
+    };
+    let text = |chat: &Chat| {
+        chat.tokenizer().decode_with_special(&chat.prompt(&[Message::user("Hi")], &[]).unwrap())
+    };
+    assert!(text(&at(Some(951_782_400)).unwrap()).starts_with("29 Feb 2000, 00:00"));
+    let chat = at(None).unwrap();
+    assert!(!text(&chat).starts_with("29 Feb 2000"));
+    assert_eq!(text(&chat), text(&chat.clone()));
+}

@@ -1,4 +1,5 @@
-//! Dates for templates that print today's, in UTC, without a time zone database.
+//! Dates for templates that print today's, as `datetime.now().strftime(…)` prints them in Python on glibc, in the C locale
+//! and in UTC, without a time zone database.
 
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 const MONTHS: [&str; 12] = [
@@ -16,49 +17,179 @@ const MONTHS: [&str; 12] = [
     "December",
 ];
 
-/// A moment as `strftime` would print it in the C locale. `seconds` counts from 1970 in UTC.
+/// The widest field that a directive may ask for.
+const MAX_WIDTH: usize = 1024;
+
+/// A moment as Python's `strftime` prints it. `seconds` counts from 1970 in UTC.
+///
+/// Directives, flags (`_`, `-`, `0`, `^`, `#`), widths and modifiers are those of glibc; a directive that glibc does not
+/// know is printed as it stands. `%f`, `%z` and `%Z` are Python's: the moment has no fraction, and no zone is printed,
+/// since the time that templates ask for is a naive one.
 ///
 /// # Errors
-/// The directive that is not known.
+/// A field wider than [`MAX_WIDTH`].
 pub(crate) fn strftime(format: &str, seconds: u64) -> Result<String, String> {
-    let days = seconds / 86_400;
-    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
-    let (year, month, day) = civil(days);
-    let weekday = DAYS[((days + 4) % 7) as usize];
-    let name = MONTHS[month as usize - 1];
-    let first = civil_days(year, 1, 1);
-    let mut out = String::new();
-    let mut rest = format.chars();
-    while let Some(c) = rest.next() {
-        if c != '%' {
-            out.push(c);
-            continue;
-        }
-        match rest.next() {
-            Some('Y') => out.push_str(&year.to_string()),
-            Some('y') => out.push_str(&format!("{:02}", year % 100)),
-            Some('m') => out.push_str(&format!("{month:02}")),
-            Some('d') => out.push_str(&format!("{day:02}")),
-            Some('j') => out.push_str(&format!("{:03}", days - first + 1)),
-            Some('H') => out.push_str(&format!("{hour:02}")),
-            Some('I') => out.push_str(&format!("{:02}", (hour + 11) % 12 + 1)),
-            Some('M') => out.push_str(&format!("{minute:02}")),
-            Some('S') => out.push_str(&format!("{second:02}")),
-            Some('p') => out.push_str(if hour < 12 { "AM" } else { "PM" }),
-            Some('B') => out.push_str(name),
-            Some('b') => out.push_str(&name[..3]),
-            Some('A') => out.push_str(weekday),
-            Some('a') => out.push_str(&weekday[..3]),
-            Some('F') => out.push_str(&format!("{year}-{month:02}-{day:02}")),
-            Some('T') => out.push_str(&format!("{hour:02}:{minute:02}:{second:02}")),
-            Some('%') => out.push('%'),
-            other => {
-                let directive = other.map_or("a lone %".to_string(), |c| format!("%{c}"));
-                return Err(format!("strftime_now does not know {directive} in {format:?}"));
+    Moment::of(seconds).print(format, false)
+}
+
+/// A moment in parts.
+struct Moment {
+    seconds: u64,
+    year: u64,
+    /// From 1.
+    month: u64,
+    /// From 1.
+    day: u64,
+    /// Since January 1st, from 0.
+    day_of_year: u64,
+    /// From Sunday, 0.
+    weekday: u64,
+}
+
+/// The contents of a field.
+enum Field {
+    /// A number, filled up to `digits` with `fill`.
+    Number {
+        value: u64,
+        digits: usize,
+        fill: char,
+    },
+    Text(String),
+}
+
+impl Moment {
+    fn of(seconds: u64) -> Self {
+        let days = seconds / 86_400;
+        let (year, month, day) = civil(days);
+        let day_of_year = days - civil_days(year, 1, 1);
+        Moment { seconds, year, month, day, day_of_year, weekday: (days + 4) % 7 }
+    }
+
+    fn print(&self, format: &str, upper: bool) -> Result<String, String> {
+        let mut out = String::new();
+        let mut rest = format;
+        while let Some(at) = rest.find('%') {
+            out.push_str(&rest[..at]);
+            rest = &rest[at..];
+            let after_flags = rest[1..].trim_start_matches(['_', '-', '0', '^', '#']);
+            let flags = &rest[1..rest.len() - after_flags.len()];
+            let after_width = after_flags.trim_start_matches(|c: char| c.is_ascii_digit());
+            let width = &after_flags[..after_flags.len() - after_width.len()];
+            // Modifiers ask for another calendar of the locale; the C locale has one.
+            let body = if after_width.starts_with(":z") { &after_width[1..] } else { after_width };
+            let body = body.strip_prefix(['E', 'O']).unwrap_or(body);
+            let Some(conversion) = body.chars().next() else { break };
+            let after = &body[conversion.len_utf8()..];
+            let directive = &rest[..rest.len() - after.len()];
+            rest = after;
+            let width = match width {
+                "" => 0,
+                digits => digits.parse().ok().filter(|&width| width <= MAX_WIDTH).ok_or_else(|| {
+                    format!("strftime_now: {directive} asks for more than {MAX_WIDTH} characters")
+                })?,
+            };
+            let upper = upper || flags.contains('^');
+            match self.field(conversion, upper)? {
+                Some(field) => out.push_str(&field.print(flags, width, upper, conversion)),
+                None => out.push_str(directive),
             }
         }
+        out.push_str(rest);
+        Ok(out)
     }
-    Ok(out)
+
+    fn field(&self, conversion: char, upper: bool) -> Result<Option<Field>, String> {
+        let (hour, minute, second) = (self.seconds / 3600 % 24, self.seconds / 60 % 60, self.seconds % 60);
+        let number = |value, digits| Field::Number { value, digits, fill: '0' };
+        let blank = |value| Field::Number { value, digits: 2, fill: ' ' };
+        let text = |text: &str| Field::Text(text.to_string());
+        let composed = |format| self.print(format, upper).map(Field::Text);
+        let hour_of_12 = (hour + 11) % 12 + 1;
+        let half = if hour < 12 { "AM" } else { "PM" };
+        let (weekday, month) = (DAYS[self.weekday as usize], MONTHS[self.month as usize - 1]);
+        let from_monday = (self.weekday + 6) % 7;
+        let (iso_year, iso_week) = self.iso_week();
+        Ok(Some(match conversion {
+            'Y' => number(self.year, 4),
+            'C' => number(self.year / 100, 2),
+            'y' => number(self.year % 100, 2),
+            'G' => number(iso_year, 4),
+            'g' => number(iso_year % 100, 2),
+            'm' => number(self.month, 2),
+            'd' => number(self.day, 2),
+            'e' => blank(self.day),
+            'j' => number(self.day_of_year + 1, 3),
+            'H' => number(hour, 2),
+            'I' => number(hour_of_12, 2),
+            'k' => blank(hour),
+            'l' => blank(hour_of_12),
+            'M' => number(minute, 2),
+            'S' => number(second, 2),
+            's' => number(self.seconds, 1),
+            'f' => number(0, 6),
+            'u' => number(from_monday + 1, 1),
+            'w' => number(self.weekday, 1),
+            'U' => number((self.day_of_year + 7 - self.weekday) / 7, 2),
+            'W' => number((self.day_of_year + 7 - from_monday) / 7, 2),
+            'V' => number(iso_week, 2),
+            'p' => text(half),
+            'P' => Field::Text(half.to_lowercase()),
+            'B' => text(month),
+            'b' | 'h' => text(&month[..3]),
+            'A' => text(weekday),
+            'a' => text(&weekday[..3]),
+            'c' => composed("%a %b %e %H:%M:%S %Y")?,
+            'x' | 'D' => composed("%m/%d/%y")?,
+            'X' | 'T' => composed("%H:%M:%S")?,
+            'r' => composed("%I:%M:%S %p")?,
+            'R' => composed("%H:%M")?,
+            'F' => composed("%Y-%m-%d")?,
+            // A naive time has no zone.
+            'z' | 'Z' => text(""),
+            'n' => text("\n"),
+            't' => text("\t"),
+            '%' => text("%"),
+            _ => return Ok(None),
+        }))
+    }
+
+    /// Year and week of ISO 8601: weeks begin on Monday and belong to the year of their Thursday.
+    fn iso_week(&self) -> (u64, u64) {
+        let thursday = self.seconds / 86_400 + 3 - (self.weekday + 6) % 7;
+        let (year, _, _) = civil(thursday);
+        (year, (thursday - civil_days(year, 1, 1)) / 7 + 1)
+    }
+}
+
+impl Field {
+    /// The field, filled up to `width` and in the letters that `flags` ask for.
+    fn print(&self, flags: &str, width: usize, upper: bool, conversion: char) -> String {
+        let asked = flags.chars().rfind(|flag| matches!(flag, '_' | '-' | '0'));
+        let swap = flags.contains('#');
+        let (text, fill, width) = match self {
+            Field::Number { value, .. } if asked == Some('-') => (value.to_string(), ' ', width),
+            Field::Number { value, digits, fill } => {
+                let fill = match asked {
+                    Some('_') => ' ',
+                    Some('0') => '0',
+                    _ => *fill,
+                };
+                (value.to_string(), fill, width.max(*digits))
+            }
+            Field::Text(text) => {
+                let text = match conversion {
+                    'p' | 'Z' if swap => text.to_lowercase(),
+                    'P' => text.clone(),
+                    'A' | 'a' | 'B' | 'b' | 'h' if swap => text.to_uppercase(),
+                    _ if upper => text.to_uppercase(),
+                    _ => text.clone(),
+                };
+                (text, if asked == Some('0') { '0' } else { ' ' }, width)
+            }
+        };
+        let missing = width.saturating_sub(text.len());
+        std::iter::repeat_n(fill, missing).chain(text.chars()).collect()
+    }
 }
 
 /// Year, month and day of a day counted from 1970-01-01, in the Gregorian calendar.
@@ -100,19 +231,70 @@ mod tests {
     }
 
     #[test]
-    fn days_count_up_one_by_one() {
-        let mut last = civil(0);
-        for day in 1..60_000 {
-            let next = civil(day);
-            assert_eq!(civil_days(next.0, next.1, next.2), day);
-            assert!(next > last && (next.2 == last.2 + 1 || next.2 == 1));
-            last = next;
+    fn prints_as_python_does() {
+        // Printed by CPython 3.11 on glibc with TZ=UTC: datetime.fromtimestamp(1772873045).strftime(…).
+        let cases = [
+            ("%-d %e %-m %-I %l %k %-j|%_d|%_5d|%05d|%-5d", "7  7 3 8  8  8 66| 7|    7|00007|    7"),
+            ("%#P|%0e|%^B|%5%|%10c|%^#a|%E|%+4Y", "am|07|MARCH|    %|Sat Mar  7 08:44:05 2026|SAT|%E|%+4Y"),
+            ("%c", "Sat Mar  7 08:44:05 2026"),
+            ("%x %X %D %R %r %h %C %P", "03/07/26 08:44:05 03/07/26 08:44 08:44:05 AM Mar 20 am"),
+            ("%u %w %U %W %V %G %g", "6 6 09 09 10 2026 26"),
+            ("%s [%f] [%z] [%Z] %n%t", "1772873045 [000000] [] [] \n\t"),
+            (
+                "%^A %#B %^c %#p %10A %^10a",
+                "SATURDAY MARCH SAT MAR  7 08:44:05 2026 am   Saturday        SAT",
+            ),
+            ("%-10a|%12F|%012F", "       Sat|  2026-03-07|002026-03-07"),
+            ("%Ey %Od", "26 07"),
+            ("%Q %! 100%", "%Q %! 100%"),
+            ("100%-", "100%-"),
+        ];
+        for (format, expected) in cases {
+            assert_eq!(strftime(format, 1_772_873_045).unwrap(), expected, "{format}");
+        }
+    }
+
+    /// A calendar that counts day by day, as on paper.
+    #[test]
+    fn agrees_with_a_calendar_that_counts_days() {
+        let (mut year, mut month, mut day, mut of_year, mut weekday) = (1970, 1, 1, 1, 4);
+        let (mut sundays, mut mondays) = (0, 0);
+        for date in 0..80_000_u64 {
+            sundays += i32::from(weekday == 0);
+            mondays += i32::from(weekday == 1);
+            let printed = strftime("%Y %-m %-d %-j %w %-U %-W", date * 86_400 + 86_399).unwrap();
+            assert_eq!(printed, format!("{year} {month} {day} {of_year} {weekday} {sundays} {mondays}"));
+            let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+            let length = match month {
+                2 if leap => 29,
+                2 => 28,
+                4 | 6 | 9 | 11 => 30,
+                _ => 31,
+            };
+            // Week 1 holds January 4th; the week of a day is that of its Thursday.
+            let thursday = strftime("%G-%V", date * 86_400).unwrap();
+            if weekday == 4 {
+                assert_eq!(thursday, format!("{year}-{:02}", (of_year - 1) / 7 + 1));
+                for other in 1..=3 {
+                    assert_eq!(strftime("%G-%V", (date + other) * 86_400).unwrap(), thursday);
+                    if date >= other {
+                        assert_eq!(strftime("%G-%V", (date - other) * 86_400).unwrap(), thursday);
+                    }
+                }
+            }
+            (day, of_year, weekday) = (day + 1, of_year + 1, (weekday + 1) % 7);
+            if day > length {
+                (day, month) = (1, month + 1);
+            }
+            if month > 12 {
+                (year, month, of_year, sundays, mondays) = (year + 1, 1, 1, 0, 0);
+            }
         }
     }
 
     #[test]
-    fn unknown_directives_are_named() {
-        assert!(strftime("%Q", 0).unwrap_err().contains("%Q"));
-        assert!(strftime("100%", 0).unwrap_err().contains("lone %"));
+    fn fields_have_a_widest() {
+        assert!(strftime("%1000000000d", 0).unwrap_err().contains("%1000000000d"));
+        assert_eq!(strftime("%1024d", 0).unwrap().len(), 1024);
     }
 }

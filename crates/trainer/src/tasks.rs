@@ -195,7 +195,12 @@ pub fn tool_set(agent: &AgentKeys) -> Result<ToolSet, TrainerError> {
 
 /// What a recipe says about how to talk to its model.
 pub fn chat_options(agent: &AgentKeys) -> ChatOptions {
-    ChatOptions { tools: agent.protocol, tool_prompt: agent.tool_prompt, variables: agent.variables.clone() }
+    ChatOptions {
+        tools: agent.protocol,
+        tool_prompt: agent.tool_prompt,
+        variables: agent.variables.clone(),
+        now: None,
+    }
 }
 
 /// Finds what would fail later: prompts that do not fit, answers that cannot be scored.
