@@ -16,6 +16,7 @@
 //! Also here is [`Rational`], the exact arithmetic that comparing answers and computing them share.
 
 mod answer;
+mod boxed;
 mod command;
 mod numbers;
 mod numeric;
@@ -62,7 +63,7 @@ pub enum RewardError {
     /// The expected answer is not a number.
     #[error(
         "the expected answer {expected} is not one number of at most 38 digits: give a JSON number, or a text that holds \
-         exactly one"
+         exactly one, in plain text or in LaTeX"
     )]
     Expected {
         /// The expected answer, as JSON.

@@ -1,11 +1,12 @@
-//! Finding numbers in prose, as people and models write them.
+//! Finding numbers in prose and in LaTeX, as people and models write them.
 //!
-//! Read: signs (`-`, `+`, `−`), decimals, thousands separated by commas, exponents (`1.5e3`, `2 × 10^3`), fractions
-//! (`3/4`, `3 / 4`, `\frac{3}{4}`), currency before and units after (`$1,000`, `50%`, `5kg`). A percent sign is a unit like
-//! any other: 50% reads as 50.
+//! Read: signs (`-`, `+`, `−`), decimals, thousands separated by commas or as LaTeX has it (`1{,}234`, `1\,234`, `1,\!234`), exponents
+//! (`1.5e3`, `2 × 10^3`, `2 \cdot 10^{3}`), powers (`2^{10}`), fractions (`3/4`, `3 / 4`, `\frac{3}{4}`, `\frac34`), mixed numbers with a
+//! fraction of LaTeX (`1\frac12`), currency before and units after (`$1,000`, `50\%`, `5kg`, `5\text{ cm}^2`). A percent sign is a unit
+//! like any other: 50% reads as 50.
 //!
-//! Not read: numbers spelled as words ("five", "2 million"), mixed numbers ("1 1/2" is a 1 and a half), decimal commas,
-//! and digits that belong to a word (`x25`, `H2O`).
+//! Not read: numbers spelled as words ("five", "2 million"), mixed numbers in plain text ("1 1/2" is a 1 and a half), decimal commas,
+//! and digits that belong to a word (`x25`, `H2O`, `x_{2}`) or to its exponent (`cm^2`).
 
 use crate::Rational;
 
@@ -16,33 +17,44 @@ pub(crate) struct Found {
     pub text: String,
     /// Its value; `None` if it is too large or too fine for exact comparison, or divides by zero.
     pub value: Option<Rational>,
-    /// How many decimals it is written with; 0 for integers, fractions and numbers with an exponent.
+    /// How many decimals it is written with; 0 for integers, fractions, powers and numbers with an exponent.
     pub decimals: u32,
 }
 
 /// All numbers of a text, in order.
 pub(crate) fn find(text: &str) -> Vec<Found> {
-    let mut reader = Reader { chars: text.chars().collect(), at: 0 };
+    let mut reader = Reader::new(text, false);
     let mut found = Vec::new();
-    while reader.at < reader.chars.len() {
-        let start = reader.at;
-        match reader.number() {
-            Some((value, decimals)) => {
-                let text = reader.chars[start..reader.at].iter().collect();
-                found.push(Found { text, value, decimals });
-            }
-            None => {
-                reader.at = start;
-                reader.skip_word();
-            }
+    while !reader.is_done() {
+        match reader.found() {
+            Some(number) => found.push(number),
+            None => reader.skip_word(),
         }
     }
     found
 }
 
-struct Reader {
+/// Fractions within fractions are read so deep.
+const DEPTH: u32 = 8;
+
+/// Most characters of an exponent or a subscript in braces.
+const LONGEST: usize = 100;
+
+/// A position in a text.
+pub(crate) struct Reader {
     chars: Vec<char>,
     at: usize,
+    /// Whether the text is one formula: then a dash at its beginning is a sign, and not that of a list.
+    formula: bool,
+    depth: u32,
+}
+
+/// A number without its sign.
+struct Unsigned {
+    value: Option<Rational>,
+    decimals: u32,
+    /// Whether it is digits alone, to which a fraction may be added.
+    whole: bool,
 }
 
 /// Digits as written: the plain text that [`Rational::parse`] reads, and the number of decimals.
@@ -53,7 +65,15 @@ struct Digits {
 }
 
 impl Reader {
-    fn peek(&self, ahead: usize) -> Option<char> {
+    pub fn new(text: &str, formula: bool) -> Self {
+        Reader { chars: text.chars().collect(), at: 0, formula, depth: 0 }
+    }
+
+    fn is_done(&self) -> bool {
+        self.at >= self.chars.len()
+    }
+
+    pub fn peek(&self, ahead: usize) -> Option<char> {
         self.chars.get(self.at + ahead).copied()
     }
 
@@ -61,20 +81,19 @@ impl Reader {
         self.peek(ahead).is_some_and(|c| c.is_ascii_digit())
     }
 
-    fn skip_spaces(&mut self) {
-        while self.peek(0) == Some(' ') {
-            self.at += 1;
-        }
+    /// The character that was passed last.
+    pub fn before(&self) -> Option<char> {
+        self.at.checked_sub(1).map(|at| self.chars[at])
     }
 
-    /// Moves on by one character, past a whole word if one starts here, with the digits that belong to it.
-    fn skip_word(&mut self) {
-        let in_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
-        let starts = self.peek(0).is_some_and(|c| c.is_ascii_alphabetic() || c == '_');
-        self.at += 1;
-        while starts && self.peek(0).is_some_and(in_word) {
-            self.at += 1;
+    /// Reads something, or moves nowhere.
+    fn attempt<T>(&mut self, read: impl FnOnce(&mut Self) -> Option<T>) -> Option<T> {
+        let start = self.at;
+        let done = read(self);
+        if done.is_none() {
+            self.at = start;
         }
+        done
     }
 
     /// Moves past `text` if it is next.
@@ -86,24 +105,120 @@ impl Reader {
         is_next
     }
 
+    fn take_any(&mut self, texts: &[&str]) -> bool {
+        texts.iter().any(|text| self.take(text))
+    }
+
+    /// A thin space of LaTeX, which may part thousands.
+    fn take_thin(&mut self) -> bool {
+        self.take_any(&["\\,", "\\!", "\\;", "\\:", "\\ ", "~"])
+    }
+
+    pub fn skip_spaces(&mut self) {
+        while self.take(" ") || self.take_thin() {}
+    }
+
+    /// The name of the command of LaTeX that is next, without its backslash.
+    pub fn command(&self) -> Option<String> {
+        let name = || self.chars[self.at + 1..].iter().take_while(|c| c.is_ascii_alphabetic()).collect();
+        (self.peek(0) == Some('\\')).then(name)
+    }
+
+    /// Moves on by one character, past a whole word if one starts here, with the digits that belong to it.
+    pub fn skip_word(&mut self) {
+        if let Some(name) = self.command() {
+            self.at += 1 + name.len().max(1);
+            return;
+        }
+        let in_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        match self.peek(0) {
+            Some('^') => {
+                self.at += 1;
+                self.skip_argument();
+            }
+            Some(c) if c.is_ascii_alphabetic() || c == '_' => {
+                while self.peek(0).is_some_and(in_word) {
+                    self.at += 1;
+                }
+                // A subscript.
+                if self.before() == Some('_') && self.peek(0) == Some('{') {
+                    self.skip_argument();
+                }
+            }
+            _ => self.at += 1,
+        }
+    }
+
+    /// What `skip` moves past.
+    pub fn skipped(&mut self, skip: impl FnOnce(&mut Self)) -> String {
+        let start = self.at;
+        skip(self);
+        self.chars[start..self.at].iter().collect()
+    }
+
+    /// Moves past an argument, an exponent or a subscript: a group, a command, a signed number or one character.
+    pub fn skip_argument(&mut self) {
+        match self.peek(0) {
+            Some('{') => {
+                let group = self.attempt(|r| {
+                    let mut depth = 0;
+                    for _ in 0..LONGEST {
+                        depth += match r.peek(0)? {
+                            '{' => 1,
+                            '}' => -1,
+                            _ => 0,
+                        };
+                        r.at += 1;
+                        if depth == 0 {
+                            return Some(());
+                        }
+                    }
+                    None
+                });
+                // One that is not closed soon is none.
+                if group.is_none() {
+                    self.at += 1;
+                }
+            }
+            Some('\\') => self.skip_word(),
+            Some(_) => {
+                let _ = self.take_any(&["-", "−", "+"]);
+                let start = self.at;
+                self.run(&mut String::new());
+                if self.at == start && !self.is_done() {
+                    self.at += 1;
+                }
+            }
+            None => {}
+        }
+    }
+
     /// A number that starts exactly here, with its sign and currency.
+    pub fn found(&mut self) -> Option<Found> {
+        let start = self.at;
+        let (value, decimals) = self.attempt(Self::number)?;
+        Some(Found { text: self.chars[start..self.at].iter().collect(), value, decimals })
+    }
+
     fn number(&mut self) -> Option<(Option<Rational>, u32)> {
-        let before = self.at.checked_sub(1).map(|i| self.chars[i]);
+        let before = self.before();
         let mut negative = false;
         if let Some('-' | '−' | '+') = self.peek(0) {
             // After an operand it is an operator or a hyphen: 10-7, page-3.
             if before.is_some_and(|c| c.is_ascii_alphanumeric() || matches!(c, ')' | ']' | '}' | '%' | '_')) {
                 return None;
             }
+            let sign = self.at;
             negative = self.peek(0) != Some('+');
             self.at += 1;
-            // Apart from its number it could be the dash of a list, except after an equals sign.
+            // Apart from its number it could be the dash of a list, except after an equals sign and in a formula.
             if self.peek(0) == Some(' ') {
-                let follows_equals =
-                    self.chars[..self.at - 1].iter().rev().find(|c| **c != ' ') == Some(&'=');
-                if !follows_equals {
+                let last = self.chars[..sign].iter().rev().find(|c| **c != ' ');
+                if last != Some(&'=') && !(self.formula && last.is_none()) {
                     return None;
                 }
+            }
+            if self.peek(0).is_some_and(|c| c == ' ' || c == '\\' || c == '~') {
                 self.skip_spaces();
             }
         }
@@ -117,56 +232,86 @@ impl Reader {
                 self.at += 1;
             }
         }
-        let (value, decimals) = self.fraction_command().or_else(|| self.quotient())?;
+        let Unsigned { value, decimals, .. } = self.attempt(Self::fraction).or_else(|| self.quotient())?;
         Some((value.map(|v| if negative { v.negate() } else { v }), decimals))
     }
 
-    /// `\frac{a}{b}`, also as `\dfrac` and `\tfrac`.
-    fn fraction_command(&mut self) -> Option<(Option<Rational>, u32)> {
-        let start = self.at;
-        let read = |r: &mut Self| {
-            if !(r.take("\\frac{") || r.take("\\dfrac{") || r.take("\\tfrac{")) {
-                return None;
-            }
-            let negative = r.take("-");
-            let top = r.digits()?;
-            if !r.take("}{") {
-                return None;
-            }
-            let bottom = r.digits()?;
-            let value = r.take("}").then(|| divide(&top, &bottom))?;
-            Some((value.map(|v| if negative { v.negate() } else { v }), 0))
-        };
-        let fraction = read(self);
-        if fraction.is_none() {
-            self.at = start;
+    /// `\frac{a}{b}`, `\frac12`, also as `\dfrac`, `\tfrac` and `\cfrac`.
+    fn fraction(&mut self) -> Option<Unsigned> {
+        if self.depth == DEPTH || !self.take_any(&["\\frac", "\\dfrac", "\\tfrac", "\\cfrac"]) {
+            return None;
         }
-        fraction
+        self.depth += 1;
+        let parts = self.argument().and_then(|top| Some((top, self.argument()?)));
+        self.depth -= 1;
+        let (top, bottom) = parts?;
+        Some(Unsigned { value: top.zip(bottom).and_then(|(t, b)| t.over(b)), decimals: 0, whole: false })
     }
 
-    /// Digits, or two of them with a slash between.
-    fn quotient(&mut self) -> Option<(Option<Rational>, u32)> {
-        let follows_slash = self.at > 0 && self.chars[self.at - 1] == '/';
-        let top = self.digits()?;
+    /// A number in braces, or one digit. `None` within where its value cannot be had.
+    fn argument(&mut self) -> Option<Option<Rational>> {
+        while self.take(" ") {}
+        if !self.take("{") {
+            let digit = self.peek(0)?.to_digit(10)?;
+            self.at += 1;
+            return Some(Some(Rational::from(i64::from(digit))));
+        }
+        self.skip_spaces();
+        let negative = self.take_any(&["-", "−"]);
+        if !negative {
+            self.take("+");
+        }
+        let Unsigned { value, .. } = self.attempt(Self::fraction).or_else(|| self.quotient())?;
+        self.skip_spaces();
+        self.take("}").then_some(value.map(|v| if negative { v.negate() } else { v }))
+    }
+
+    /// An operand, two of them with a slash between, or digits and a fraction of LaTeX.
+    fn quotient(&mut self) -> Option<Unsigned> {
+        let follows_slash = self.before() == Some('/');
+        let top = self.operand()?;
         let end = self.at;
         self.skip_spaces();
+        if top.whole
+            && let Some(part) = self.attempt(Self::fraction)
+        {
+            let value = top.value.zip(part.value).and_then(|(whole, part)| whole.plus(part));
+            return Some(Unsigned { value, ..part });
+        }
         if !follows_slash && self.take("/") {
             self.skip_spaces();
-            if let Some(bottom) = self.digits() {
+            if let Some(bottom) = self.operand() {
                 // A third part makes it a date, not a fraction.
                 if self.peek(0) != Some('/') {
-                    return Some((divide(&top, &bottom), 0));
+                    let value = top.value.zip(bottom.value).and_then(|(t, b)| t.over(b));
+                    return Some(Unsigned { value, decimals: 0, whole: false });
                 }
             }
         }
         self.at = end;
-        let decimals = if top.exponent { 0 } else { top.decimals };
-        Some((Rational::parse(&top.plain), decimals))
+        Some(top)
+    }
+
+    /// Digits, or a power of theirs.
+    fn operand(&mut self) -> Option<Unsigned> {
+        let Digits { plain, decimals, exponent } = self.digits()?;
+        let value = Rational::parse(&plain);
+        if exponent {
+            return Some(Unsigned { value, decimals: 0, whole: false });
+        }
+        match self.attempt(|r| if r.take("^") { r.signed() } else { None }) {
+            Some(power) => {
+                let power = power.parse().ok();
+                let value = value.zip(power).and_then(|(base, power)| base.power(power));
+                Some(Unsigned { value, decimals: 0, whole: false })
+            }
+            None => Some(Unsigned { value, decimals, whole: decimals == 0 }),
+        }
     }
 
     /// Digits with thousands separators, decimals and an exponent.
     fn digits(&mut self) -> Option<Digits> {
-        let before = self.at.checked_sub(1).map(|i| self.chars[i]);
+        let before = self.before();
         let mut plain = String::new();
         self.run(&mut plain);
         if plain.is_empty() {
@@ -176,8 +321,7 @@ impl Reader {
                 return None;
             }
         } else if plain.len() <= 3 {
-            while self.peek(0) == Some(',') && (1..=3).all(|i| self.is_digit(i)) && !self.is_digit(4) {
-                self.at += 1;
+            while self.attempt(Self::separator).is_some() {
                 self.run(&mut plain);
             }
         }
@@ -189,12 +333,23 @@ impl Reader {
             self.run(&mut plain);
             decimals = (plain.len() - whole) as u32;
         }
-        let exponent = self.exponent();
+        let exponent = self.attempt(Self::exponent);
         if let Some(exponent) = &exponent {
             plain.push('e');
             plain.push_str(exponent);
         }
         Some(Digits { plain, decimals, exponent: exponent.is_some() })
+    }
+
+    /// What parts three digits from those before: `,`, `{,}`, `,\!`, or a thin space of LaTeX. (`,\,` parts the items of a list.)
+    fn separator(&mut self) -> Option<()> {
+        let braced = self.take("{");
+        let parts = if self.take(",") { true } else { self.take_thin() };
+        if !parts || (braced && !self.take("}")) {
+            return None;
+        }
+        while self.take("\\!") {}
+        ((0..3).all(|i| self.is_digit(i)) && !self.is_digit(3)).then_some(())
     }
 
     fn run(&mut self, into: &mut String) {
@@ -206,44 +361,33 @@ impl Reader {
 
     /// `e-5`, `× 10^5`, `\times 10^{5}`: the power of ten, if one follows.
     fn exponent(&mut self) -> Option<String> {
-        let start = self.at;
-        let read = |r: &mut Self| {
-            let mut power = String::new();
-            let mut braced = false;
-            if r.take("e") || r.take("E") {
-            } else {
-                r.skip_spaces();
-                if !(r.take("×") || r.take("x") || r.take("*") || r.take("\\times")) {
-                    return None;
-                }
-                r.skip_spaces();
-                if !(r.take("10^") || r.take("10**")) {
-                    return None;
-                }
-                braced = r.take("{");
-            }
-            if r.take("-") || r.take("−") {
-                power.push('-');
-            } else {
-                r.take("+");
-            }
-            let sign = power.len();
-            r.run(&mut power);
-            let ends = !braced || r.take("}");
-            // `5e` of `5ex` is not an exponent.
-            let word_goes_on = r.peek(0).is_some_and(char::is_alphabetic);
-            (power.len() > sign && ends && !word_goes_on).then_some(power)
-        };
-        let power = read(self);
-        if power.is_none() {
-            self.at = start;
+        if self.take_any(&["e", "E"]) {
+            let power = self.signed()?;
+            // `5e1` of `5e1x` is not an exponent.
+            return (!self.peek(0).is_some_and(char::is_alphabetic)).then_some(power);
         }
-        power
+        self.skip_spaces();
+        if !self.take_any(&["×", "x", "*", "·", "\\times", "\\cdot"]) {
+            return None;
+        }
+        self.skip_spaces();
+        if self.take_any(&["10^", "{10}^", "10**"]) { self.signed() } else { None }
     }
-}
 
-fn divide(top: &Digits, bottom: &Digits) -> Option<Rational> {
-    Rational::parse(&top.plain)?.over(Rational::parse(&bottom.plain)?)
+    /// Digits of an exponent with their sign, in braces or not.
+    fn signed(&mut self) -> Option<String> {
+        let braced = self.take("{");
+        let mut power = String::new();
+        if self.take_any(&["-", "−"]) {
+            power.push('-');
+        } else {
+            self.take("+");
+        }
+        let sign = power.len();
+        self.run(&mut power);
+        let ends = !braced || self.take("}");
+        (power.len() > sign && ends).then_some(power)
+    }
 }
 
 #[cfg(test)]
@@ -287,6 +431,29 @@ mod tests {
             ("Rs.500", "500"),
             ("(12)", "12"),
             ("007", "7"),
+            ("1{,}234", "1234"),
+            ("$12{,}345{,}678.5$", "12345678.5"),
+            ("1,\\!234", "1234"),
+            ("10\\,000", "10000"),
+            ("10~000 m", "10000"),
+            ("5\\text{ cm}^2", "5"),
+            ("5 cm$^{2}$", "5"),
+            ("90^\\circ", "90"),
+            ("90^{\\circ}", "90"),
+            ("50\\%", "50"),
+            ("-\\$1{,}000", "-1000"),
+            ("\\frac12", "0.5"),
+            ("\\tfrac 1{2}", "0.5"),
+            ("-\\frac{ 1{,}000 }{-8}", "125"),
+            ("\\cfrac{\\frac12}{4}", "0.125"),
+            ("1\\frac12", "1.5"),
+            ("-2 \\dfrac{3}{4}", "-2.75"),
+            ("1.2 \\cdot 10^{3}", "1200"),
+            ("1.2\\,\\times\\,{10}^{-3}kg", "0.0012"),
+            ("10^6", "1000000"),
+            ("2^{-2}", "0.25"),
+            ("x_{1} = 5", "5"),
+            ("a^{2n+1} + 5", "5"),
         ] {
             let found = find(text);
             assert_eq!(found.len(), 1, "{text}: {found:?}");
@@ -315,16 +482,28 @@ mod tests {
             ("48 + 24 = 72.", &["48", "24", "72"]),
             ("3 x 4", &["3", "4"]),
             ("٣ is not read", &[]),
+            ("(3,\\,456)", &["3", "456"]),
+            ("3{,}14", &["3", "14"]),
+            ("1,\\!2345", &["1", "2345"]),
+            ("1.5\\frac12", &["1.5", "\\frac12"]),
+            ("3\\times10 = 30", &["3", "10", "30"]),
+            ("\\frac{x}{2}", &["2"]),
+            ("2^x", &["2"]),
         ] {
             assert_eq!(texts(text), want, "{text}");
         }
         assert_eq!(find("5/0")[0].value, None);
         assert_eq!(find(&"9".repeat(50))[0].value, None);
+        assert_eq!(find("2^{200}")[0].value, None);
+        assert_eq!(find(&format!("2^{}", "9".repeat(30)))[0].value, None);
+        // However deep it is nested, reading it ends.
+        find(&"\\frac{".repeat(100_000));
+        find(&"x_{".repeat(10_000));
     }
 
     proptest! {
         #[test]
-        fn nothing_makes_it_panic(text in "[-0-9.,/eE$%×^{} \\\\a−]{0,40}") {
+        fn nothing_makes_it_panic(text in "([-0-9.,/eE$%×^{} _~\\\\a−]|\\\\\\\\frac|\\\\\\\\cdot|\\\\\\\\[,!]){0,40}") {
             for found in find(&text) {
                 prop_assert!(text.contains(&found.text));
             }

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::boxed::{last_box, only_number};
 use crate::numbers::{self, Found};
 use crate::{Rational, RewardError, Score};
 
@@ -15,7 +16,7 @@ pub enum Extract {
     LastNumber,
     /// The first number after the last `####`, on the same line (GSM8K's own format).
     Hashes,
-    /// The number in the last `\boxed{…}`. A box with several numbers is no answer.
+    /// The number in the last `\boxed{…}`. A box with several numbers, or with something to be computed, is no answer.
     Boxed,
     /// The first number after the last "answer is", on the same line, in any case.
     AnswerIs,
@@ -92,10 +93,7 @@ impl NumericScorer {
                 let at = text.to_ascii_lowercase().rfind("answer is")?;
                 first_of_line(&text[at + "answer is".len()..])
             }
-            Extract::Boxed => {
-                let mut inside = numbers::find(last_box(text)?);
-                if inside.len() == 1 { inside.pop() } else { None }
-            }
+            Extract::Boxed => only_number(last_box(text)?),
         }
     }
 
@@ -133,31 +131,14 @@ fn expected_number(expected: &Value) -> Result<(Rational, u32), RewardError> {
         Value::Number(number) => number.to_string(),
         _ => return Err(refused()),
     };
-    match numbers::find(&text).as_slice() {
-        [Found { value: Some(value), decimals, .. }] => Ok((*value, *decimals)),
+    match only_number(last_box(&text).unwrap_or(&text)) {
+        Some(Found { value: Some(value), decimals, .. }) => Ok((value, decimals)),
         _ => Err(refused()),
     }
 }
 
 fn first_of_line(text: &str) -> Option<Found> {
     numbers::find(text.lines().next()?).into_iter().next()
-}
-
-/// What the last `\boxed{…}` holds; `None` if it is missing or not closed.
-fn last_box(text: &str) -> Option<&str> {
-    let (_, rest) = text.rsplit_once("\\boxed{")?;
-    let mut depth = 1;
-    for (at, c) in rest.char_indices() {
-        match c {
-            '{' => depth += 1,
-            '}' => depth -= 1,
-            _ => {}
-        }
-        if depth == 0 {
-            return Some(&rest[..at]);
-        }
-    }
-    None
 }
 
 #[cfg(test)]
@@ -220,6 +201,9 @@ mod tests {
         check("\\boxed{1} then \\boxed{\\frac{3}{4}}", json!(0.75), 1.0, Some("\\frac{3}{4}"));
         check("\\boxed{x = 5}", json!(5), 1.0, Some("5"));
         check("\\boxed{3, 4}", json!(4), 0.0, None);
+        check("\\boxed{1{,}234}", json!(1234), 1.0, Some("1{,}234"));
+        check("\\boxed{5\\text{ cm}^2}", json!(5), 1.0, Some("5"));
+        check("\\boxed{\\sqrt{2}}", json!(2), 0.0, None);
         check("\\boxed{72", json!(72), 0.0, None);
         check("72", json!(72), 0.0, None);
     }
@@ -251,10 +235,31 @@ mod tests {
     }
 
     #[test]
+    fn expected_answers_in_latex() {
+        for (expected, answer) in [
+            ("1{,}234", "1,234"),
+            ("$1\\frac12$", "1.5"),
+            ("Thus \\boxed{5\\text{ cm}^2}, from 25 and 5.", "5"),
+            ("\\$18.50", "37/2"),
+            ("-\\dfrac{3}{4}", "-0.75"),
+        ] {
+            let score = NumericScorer::default().score(answer, &json!(expected)).unwrap();
+            assert_eq!(score.value, 1.0, "{expected}");
+        }
+    }
+
+    #[test]
     fn what_cannot_be_expected_is_refused() {
         let scorer = NumericScorer::default();
-        for expected in [json!(null), json!("many"), json!("3 or 4"), json!([3]), json!("5/0"), json!("1e99")]
-        {
+        for expected in [
+            json!(null),
+            json!("many"),
+            json!("3 or 4"),
+            json!([3]),
+            json!("5/0"),
+            json!("1e99"),
+            json!("\\sqrt{3}"),
+        ] {
             let refused = scorer.score("3", &expected);
             assert!(matches!(refused, Err(RewardError::Expected { .. })), "{expected}");
         }

@@ -123,6 +123,13 @@ impl Rational {
         self.times(Self::new(other.denominator, other.numerator)?)
     }
 
+    /// self to a whole power; `None` if it does not fit, or divides by 0.
+    pub fn power(self, exponent: i32) -> Option<Self> {
+        let base = if exponent < 0 { Rational::from(1).over(self)? } else { self };
+        let times = exponent.unsigned_abs();
+        Self::new(base.numerator.checked_pow(times)?, base.denominator.checked_pow(times)?)
+    }
+
     /// Which is larger; `None` if the comparison itself does not fit.
     pub fn compare(self, other: Self) -> Option<Ordering> {
         Some(self.minus(other)?.numerator.cmp(&0))
@@ -188,6 +195,9 @@ mod tests {
         assert_eq!(q("0.1").plus(q("0.2")), Some(q("0.3")));
         assert_eq!(q("1").over(q("3")).unwrap().times(q("3")), Some(q("1")));
         assert_eq!(q("1").over(q("0")), None);
+        assert_eq!(q("-1.5").power(3), Some(q("-3.375")));
+        assert_eq!((q("0.5").power(-4), q("7").power(0)), (Some(q("16")), Some(q("1"))));
+        assert_eq!((q("0").power(-1), q("2").power(127), q("1").power(i32::MIN)), (None, None, Some(q("1"))));
         assert_eq!(q("0.2").compare(q("0.25")), Some(Ordering::Less));
     }
 

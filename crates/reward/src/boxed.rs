@@ -1,0 +1,230 @@
+//! Answers in `\boxed{…}`, and the one number that a short formula says.
+
+use crate::numbers::{Found, Reader};
+
+/// What the last `\boxed{…}` or `\fbox{…}` holds; without braces (`\boxed 5`), what follows up to white space or the end of the formula.
+/// `None` if there is no box, or the last one is not closed.
+pub(crate) fn last_box(text: &str) -> Option<&str> {
+    let after = |name: &str| text.rfind(name).map(|at| at + name.len());
+    let rest = text[after("\\boxed").max(after("\\fbox"))?..].trim_start();
+    let Some(inside) = rest.strip_prefix('{') else {
+        let end = rest.find(|c: char| c.is_whitespace() || c == '$').unwrap_or(rest.len());
+        return Some(&rest[..end]).filter(|inside| !inside.is_empty());
+    };
+    let (mut depth, mut escaped) = (1, false);
+    for (at, c) in inside.char_indices() {
+        match c {
+            '{' if !escaped => depth += 1,
+            '}' if !escaped => depth -= 1,
+            _ => {}
+        }
+        escaped = c == '\\' && !escaped;
+        if depth == 0 {
+            return Some(&inside[..at]);
+        }
+    }
+    None
+}
+
+/// Commands that make something else of a number beside them, or of an equation.
+const COMPUTES: [&str; 42] = [
+    "sqrt", "pi", "log", "ln", "lg", "exp", "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos",
+    "arctan", "binom", "dbinom", "tbinom", "choose", "sum", "prod", "int", "infty", "lt", "gt", "le", "leq",
+    "ge", "geq", "ne", "neq", "bmod", "pmod", "mod", "lfloor", "lceil", "lvert", "vert", "gcd", "lcm", "max",
+    "min",
+];
+
+/// Commands with an argument, by how many they have: in a unit (`\frac{m}{s^2}`) it has no numbers but exponents.
+const WRAPS: [(&str, u32); 6] =
+    [("frac", 2), ("dfrac", 2), ("tfrac", 2), ("cfrac", 2), ("overline", 1), ("bar", 1)];
+
+/// Letters that are no unit: right after a number they are multiplied with it.
+const FACTORS: [&str; 15] =
+    ["x", "y", "z", "n", "k", "e", "i", "π", "√", "alpha", "beta", "gamma", "theta", "phi", "lambda"];
+
+/// What was read last, white space apart.
+#[derive(PartialEq)]
+enum Last {
+    Nothing,
+    Number,
+    Operator,
+    Other,
+}
+
+/// The number that a short text says, such as `x = 5`, `\$1{,}234.`, `5\text{ cm}^2` or `about 72 clips`. `None` where it says none or
+/// several, or where something would have to be computed (`3 + x`, `\sqrt{2}`, `2\pi`, `5!`) or chosen (`x > 3`).
+pub(crate) fn only_number(text: &str) -> Option<Found> {
+    let mut reader = Reader::new(text.trim(), true);
+    let (mut only, mut last) = (None, Last::Nothing);
+    loop {
+        reader.skip_spaces();
+        let Some(next) = reader.peek(0) else { return only };
+        if let Some(found) = reader.found() {
+            if only.is_some() || last == Last::Operator {
+                return None;
+            }
+            (only, last) = (Some(found), Last::Number);
+            continue;
+        }
+        let after_number = last == Last::Number;
+        let before = reader.before();
+        let word = reader.skipped(Reader::skip_word);
+        last = if is_operator(&word) && !(word == "/" && unit_follows(&mut reader)) {
+            Last::Operator
+        } else {
+            Last::Other
+        };
+        let name = word.strip_prefix('\\').unwrap_or(&word);
+        let computes = match next {
+            '\\' => COMPUTES.contains(&name),
+            '<' | '>' | '|' | '≤' | '≥' | '≠' | '±' => true,
+            // Of a number or of what stands in brackets; that of a unit follows a word.
+            '^' => (after_number && !is_mark(&word)) || matches!(before, Some(')' | ']')),
+            '!' => after_number,
+            _ => false,
+        };
+        if computes || (after_number && (last == Last::Operator || FACTORS.contains(&name))) {
+            return None;
+        }
+        let arguments = WRAPS.iter().find(|(wrap, _)| next == '\\' && *wrap == name).map_or(0, |(_, n)| *n);
+        for _ in 0..arguments {
+            if has_numbers(&reader.skipped(Reader::skip_argument)) {
+                return None;
+            }
+        }
+    }
+}
+
+fn is_operator(word: &str) -> bool {
+    let operators = ["+", "-", "−", "*", "/", "×", "·", "÷", "\\cdot", "\\times", "\\div", "\\pm", "\\mp"];
+    operators.contains(&word)
+}
+
+/// Whether what follows a slash says what the number is for, as in `12/hour`.
+fn unit_follows(reader: &mut Reader) -> bool {
+    reader.skip_spaces();
+    let letters = |c: Option<char>| c.is_some_and(char::is_alphabetic);
+    reader.command().is_some_and(|name| name.starts_with("text") || name.starts_with("math"))
+        || (letters(reader.peek(0)) && letters(reader.peek(1)))
+}
+
+/// Whether a raised mark leaves a number what it is: a degree, or the end of an ordinal.
+fn is_mark(raised: &str) -> bool {
+    ["circ", "degree", "°", "th", "st", "nd", "rd"].iter().any(|mark| raised.contains(mark))
+}
+
+/// Whether there are digits that are no exponent.
+fn has_numbers(text: &str) -> bool {
+    let mut exponent = false;
+    text.chars().any(|c| {
+        match c {
+            '^' => exponent = true,
+            '{' | '-' | '−' => {}
+            _ if c.is_ascii_digit() => return !exponent,
+            _ => exponent = false,
+        }
+        false
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Rational;
+
+    #[test]
+    fn boxes() {
+        for (text, want) in [
+            ("so \\boxed{72} and 5", Some("72")),
+            ("\\boxed{1} then \\fbox{\\frac{3}{4}}.", Some("\\frac{3}{4}")),
+            ("\\boxed {a{b}\\}c}", Some("a{b}\\}c")),
+            ("\\boxed{\\boxed{5}}", Some("5")),
+            ("$\\boxed 5$ of 7", Some("5")),
+            ("\\boxed\\frac12 of it", Some("\\frac12")),
+            ("\\boxed{1} or \\boxed{72", None),
+            ("\\boxed", None),
+            ("{72}", None),
+        ] {
+            assert_eq!(last_box(text), want, "{text}");
+        }
+    }
+
+    #[test]
+    fn one_number_is_said() {
+        for (text, value) in [
+            ("1{,}234", "1234"),
+            ("12{,}345{,}678", "12345678"),
+            ("1,\\!234", "1234"),
+            ("1\\,234", "1234"),
+            ("\\$1{,}234.50", "1234.5"),
+            ("\\text{\\$}5", "5"),
+            ("$-\\frac{1}{2}$", "-0.5"),
+            ("- 7", "-7"),
+            ("5\\text{ cm}^2", "5"),
+            ("5 \\text{ cm}^{2}.", "5"),
+            ("5~\\mathrm{cm^3}", "5"),
+            ("5\\,\\mathrm{m}\\,\\mathrm{s}^{-2}", "5"),
+            ("9.8\\ \\frac{\\text{m}}{\\text{s}^2}", "9.8"),
+            ("9.8 m/s^2", "9.8"),
+            ("60\\text{ miles}/\\text{hour}", "60"),
+            ("\\$12/hour", "12"),
+            ("5\\,\\text{N}\\cdot\\text{m}", "5"),
+            ("90^\\circ", "90"),
+            ("90^{\\circ}\\text{C}", "90"),
+            ("25\\%", "25"),
+            ("x = 5", "5"),
+            ("x_{1} = \\dfrac12", "0.5"),
+            ("f(x) = \\left(5\\right)", "5"),
+            ("1\\frac{1}{2}\\text{ cups}", "1.5"),
+            ("1.2\\times10^{3}", "1200"),
+            ("3 \\cdot 10^5", "300000"),
+            ("2^{10}", "1024"),
+            ("\\mathbf{42}", "42"),
+            ("\\text{about } 72 \\text{ clips}", "72"),
+            ("the 5^{\\text{th}}", "5"),
+            ("12345678901234567890123456789", "12345678901234567890123456789"),
+        ] {
+            let found = only_number(text).unwrap_or_else(|| panic!("{text}"));
+            assert_eq!(found.value, Rational::parse(value), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_single_number_is_none() {
+        for text in [
+            "",
+            "x",
+            "3, 4",
+            "3{,}14",
+            "2 + 3 = 5",
+            "3 + x",
+            "x + 5",
+            "5 - x",
+            "3 \\cdot 4",
+            "2x",
+            "3x^2",
+            "2\\pi",
+            "\\sqrt{2}",
+            "3\\sqrt2",
+            "5!",
+            "2^x",
+            "2^{n}",
+            "(3)^2",
+            "|-5|",
+            "x > 3",
+            "x \\le 5",
+            "5 \\pm 1",
+            "\\frac{x}{2}",
+            "5\\frac{x}{2}",
+            "\\frac{\\sqrt{3}}{2}",
+            "0.\\overline{3}",
+            "\\log_2 8",
+            "\\binom{5}{2}",
+            "3i",
+            "2\\theta",
+            "1 1/2",
+        ] {
+            assert_eq!(only_number(text), None, "{text}");
+        }
+    }
+}
