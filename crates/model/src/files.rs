@@ -6,8 +6,11 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use crate::gguf::GgufFile;
+use crate::keys::{Keys, token_ids};
 use crate::safetensors::SafetensorsFile;
-use crate::{ModelConfig, ModelError, Parameter, SpecialTokens, TokenizerSource, hf_config};
+use crate::{
+    ModelConfig, ModelError, Parameter, SpecialTokens, TokenizerSource, hf_config, names, placeholder,
+};
 
 /// A weight, row-major.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,6 +34,8 @@ pub struct ModelFiles {
     pub chat_template: Option<String>,
     /// The special tokens that chat templates use by name.
     pub special_tokens: SpecialTokens,
+    /// What the files say that the user should know of, a line each.
+    pub notes: Vec<String>,
     path: PathBuf,
     weights: Weights,
 }
@@ -63,6 +68,14 @@ impl ModelFiles {
     }
 
     fn open_gguf(path: &Path) -> Result<Self, ModelError> {
+        let ending = path.extension().unwrap_or_default();
+        if PICKLES.iter().any(|known| ending == *known) {
+            return Err(ModelError::unsupported(
+                path,
+                "it is a file of PyTorch, which can run code on loading and is not read",
+                "in Python, load it and save the model with transformers, which writes a folder with safetensors",
+            ));
+        }
         if path.extension().is_some_and(|extension| extension == "safetensors") {
             return Err(ModelError::Missing {
                 path: path.to_path_buf(),
@@ -76,6 +89,7 @@ impl ModelFiles {
             tokenizer: Some(TokenizerSource::Gguf(contents.tokenizer)),
             chat_template: contents.chat_template,
             special_tokens: contents.special,
+            notes: Vec::new(),
             path: path.to_path_buf(),
             weights: Weights::Gguf(Box::new(contents.file)),
         })
@@ -90,11 +104,13 @@ impl ModelFiles {
                 way_out: "give the folder of a Hugging Face model, or a .gguf file itself".into(),
             });
         };
-        let mut config = hf_config::parse(&config_path, &contents)?;
-        if let Some(generation) = read_json(&path.join("generation_config.json"))? {
+        let (mut config, mut notes) = hf_config::parse(&config_path, &contents)?;
+        let generation_path = path.join("generation_config.json");
+        if let Some(generation) = read_json(&generation_path)? {
             // A chat model often says only here which token ends a turn.
-            let more = generation.get("eos_token_id").and_then(hf_config::token_ids).unwrap_or_default();
-            for id in more {
+            let keys = Keys::new(&generation_path, "", &generation);
+            let more = keys.read("eos_token_id", "a token id or a list of them", token_ids)?;
+            for id in more.unwrap_or_default() {
                 if !config.eos.contains(&id) {
                     config.eos.push(id);
                 }
@@ -109,7 +125,11 @@ impl ModelFiles {
                 })?),
                 None => settings.get("chat_template").and_then(default_template),
             };
-        let files = open_weights(path)?;
+        let mut files = open_weights(path)?;
+        names::settle(&mut files)?;
+        if config.tied {
+            notes.extend(settle_head(&mut config, &mut files)?);
+        }
         let mut place = HashMap::new();
         for (index, file) in files.iter().enumerate() {
             for (name, _) in file.tensors() {
@@ -127,6 +147,7 @@ impl ModelFiles {
             tokenizer: read_if_there(&path.join("tokenizer.json"))?.map(TokenizerSource::Json),
             chat_template,
             special_tokens: SpecialTokens::from_hf(&settings),
+            notes,
             path: path.to_path_buf(),
             weights: Weights::Folder { files, place },
         })
@@ -250,9 +271,48 @@ impl ModelFiles {
     }
 }
 
+/// Whether a head that the configuration says is the embedding really is: files that were trained apart keep saying so. As
+/// transformers has it since version 5, one with values of its own stays itself, and where only the head is there, it is the embedding.
+/// Returns what to tell the user.
+fn settle_head(
+    config: &mut ModelConfig,
+    files: &mut [SafetensorsFile],
+) -> Result<Option<String>, ModelError> {
+    const EMBEDDING: &str = "model.embed_tokens.weight";
+    const HEAD: &str = "lm_head.weight";
+    let shape = [config.vocabulary, config.hidden];
+    let find = |name: &str| files.iter().position(|file| file.shape(name).is_some());
+    let (embedding, head) = match (find(EMBEDDING), find(HEAD)) {
+        (_, None) => return Ok(None),
+        (None, Some(head)) => {
+            files[head].rename(|name| (name == HEAD).then(|| EMBEDDING.to_owned()));
+            return Ok(None);
+        }
+        (Some(embedding), Some(head)) => (&files[embedding], &files[head]),
+    };
+    // Another shape is told of when parameters are checked.
+    if [(embedding, EMBEDDING), (head, HEAD)].iter().all(|(file, name)| file.shape(name) == Some(&shape)) {
+        if embedding.bytes(EMBEDDING)? == head.bytes(HEAD)? {
+            return Ok(None);
+        }
+        let read = |file: &SafetensorsFile, name: &str| {
+            let mut values = vec![0.0; config.vocabulary * config.hidden];
+            file.read(name, &mut values).map(|()| values)
+        };
+        if read(embedding, EMBEDDING)? == read(head, HEAD)? {
+            return Ok(None);
+        }
+    }
+    config.tied = false;
+    Ok(Some(format!(
+        "{}: tie_word_embeddings is true, but {HEAD} differs from {EMBEDDING}: the model runs with the head it has",
+        head.path().display()
+    )))
+}
+
 fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, ModelError> {
     match std::fs::read(path) {
-        Ok(bytes) => Ok(Some(bytes)),
+        Ok(bytes) => placeholder::refuse(path, &bytes).map(|()| Some(bytes)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(ModelError::io("read", path)(error)),
     }
@@ -278,6 +338,21 @@ fn default_template(value: &Value) -> Option<String> {
     template.as_str().map(str::to_string)
 }
 
+/// Endings of files that pickle weights: PyTorch's own, and the shards of DeepSpeed and FSDP.
+pub(crate) const PICKLES: [&str; 6] = ["bin", "pt", "pth", "ckpt", "pkl", "distcp"];
+
+/// A file or folder in `folder` that holds pickled weights, the first by name.
+fn pickled(folder: &Path) -> Option<String> {
+    let names =
+        std::fs::read_dir(folder).ok()?.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let is_pickle = |name: &str| {
+        Path::new(name).extension().is_some_and(|extension| PICKLES.iter().any(|known| extension == *known))
+            || name.starts_with("global_step")
+            || name.starts_with("pytorch_model")
+    };
+    names.filter(|name| is_pickle(name)).min()
+}
+
 /// Opens `model.safetensors`, or the shards that its index names.
 fn open_weights(folder: &Path) -> Result<Vec<SafetensorsFile>, ModelError> {
     let single = folder.join("model.safetensors");
@@ -286,18 +361,17 @@ fn open_weights(folder: &Path) -> Result<Vec<SafetensorsFile>, ModelError> {
     }
     let index_path = folder.join("model.safetensors.index.json");
     let Some(index) = read_json(&index_path)? else {
-        let pickled =
-            folder.join("pytorch_model.bin").exists() || folder.join("pytorch_model.bin.index.json").exists();
+        let way_out = match pickled(folder) {
+            Some(name) => format!(
+                "it has {name}, which can run code on loading and is not read: in Python, load it and save the model with \
+                 transformers, which writes safetensors"
+            ),
+            None => "fetch the weights, or give a .gguf file itself".into(),
+        };
         return Err(ModelError::Missing {
             path: folder.to_path_buf(),
             what: "has neither model.safetensors nor model.safetensors.index.json".into(),
-            way_out: if pickled {
-                "it has pytorch_model.bin, which can run code on loading and is not read: save the model again with \
-                 transformers, which writes safetensors"
-                    .into()
-            } else {
-                "fetch the weights, or give a .gguf file itself".into()
-            },
+            way_out,
         });
     };
     let Some(weight_map) = index.get("weight_map").and_then(Value::as_object) else {

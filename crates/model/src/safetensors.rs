@@ -24,7 +24,7 @@ const LONGEST_HEADER: u64 = 100 << 20;
 /// A file mapped into memory.
 ///
 /// # Errors
-/// When it cannot be opened or mapped, or is empty.
+/// When it cannot be opened or mapped, is empty, or something else stands in its place.
 pub(crate) fn map(path: &Path) -> Result<Mmap, ModelError> {
     let file = File::open(path).map_err(ModelError::io("open", path))?;
     let facts = file.metadata().map_err(ModelError::io("read", path))?;
@@ -34,7 +34,9 @@ pub(crate) fn map(path: &Path) -> Result<Mmap, ModelError> {
     // SAFETY: the map is private and read-only. Nothing in Dressage writes to a weight file in place (files are
     // written under another name and renamed); another program that shrinks the file meanwhile would end the
     // process with a bus error, as it would for every program that maps its weights.
-    unsafe { Mmap::map(&file) }.map_err(ModelError::io("map", path))
+    let bytes = unsafe { Mmap::map(&file) }.map_err(ModelError::io("map", path))?;
+    crate::placeholder::refuse(path, &bytes)?;
+    Ok(bytes)
 }
 
 /// What the header says of a tensor.
@@ -105,6 +107,13 @@ impl SafetensorsFile {
         &self.path
     }
 
+    /// Gives tensors the names that `rename` answers, where it answers one.
+    pub(crate) fn rename(&mut self, rename: impl Fn(&str) -> Option<String>) {
+        let entries = std::mem::take(&mut self.entries);
+        let renamed = entries.into_iter().map(|(name, entry)| (rename(&name).unwrap_or(name), entry));
+        self.entries = renamed.collect();
+    }
+
     /// Name and shape of every tensor, in no particular order.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, &[usize])> {
         self.entries.iter().map(|(name, entry)| (name.as_str(), entry.shape.as_slice()))
@@ -139,16 +148,21 @@ impl SafetensorsFile {
         }
     }
 
+    /// The type and the bytes of a tensor, as they lie in the file.
+    pub(crate) fn bytes(&self, name: &str) -> Result<(&str, &[u8]), ModelError> {
+        let entry = self.readable(name)?;
+        let [from, to] = entry.data_offsets;
+        // Within the file: checked when it was opened.
+        Ok((&entry.dtype, &self.bytes[self.data_start + from..self.data_start + to]))
+    }
+
     /// Fills `out`, whose length is the product of the tensor's shape, row-major.
     ///
     /// # Errors
     /// When there is no such tensor, or its type is not a floating-point one that can be read.
     pub fn read(&self, name: &str, out: &mut [f32]) -> Result<(), ModelError> {
-        let entry = self.readable(name)?;
-        let [from, to] = entry.data_offsets;
-        // Within the file: checked when it was opened.
-        let data = &self.bytes[self.data_start + from..self.data_start + to];
-        match entry.dtype.as_str() {
+        let (dtype, data) = self.bytes(name)?;
+        match dtype {
             "F32" => convert(data, out, f32::from_le_bytes),
             "F16" => convert(data, out, |bytes| f16::from_le_bytes(bytes).to_f32()),
             "BF16" => convert(data, out, |bytes| bf16::from_le_bytes(bytes).to_f32()),

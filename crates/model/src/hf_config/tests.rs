@@ -1,0 +1,278 @@
+//! Configurations as files have them: what is read, what is refused, what is let be.
+
+use super::*;
+
+fn read(json: &Value) -> Result<ModelConfig, ModelError> {
+    read_with_notes(json).map(|(config, _)| config)
+}
+
+fn read_with_notes(json: &Value) -> Result<(ModelConfig, Vec<String>), ModelError> {
+    parse(Path::new("config.json"), json.to_string().as_bytes())
+}
+
+/// The keys without a default.
+fn least(model_type: &str) -> Value {
+    json!({
+        "model_type": model_type,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "vocab_size": 100,
+    })
+}
+
+fn with(model_type: &str, key: &str, value: Value) -> Value {
+    let mut json = least(model_type);
+    json[key] = value;
+    json
+}
+
+#[test]
+fn absent_keys_take_the_defaults_of_transformers() {
+    let llama = read(&least("llama")).unwrap();
+    assert_eq!((llama.kv_heads, llama.head_dim, llama.context), (4, 16, 2048));
+    assert_eq!((llama.norm_epsilon, llama.rope.theta), (1e-6, 10_000.0));
+    assert!(!llama.tied && !llama.qkv_bias && !llama.output_bias && !llama.mlp_bias && !llama.qk_norm);
+    assert_eq!((llama.bos, llama.eos, llama.pad), (None, vec![], None));
+    let qwen2 = read(&least("qwen2")).unwrap();
+    assert!(qwen2.qkv_bias && !qwen2.output_bias && !qwen2.qk_norm);
+    assert_eq!((qwen2.head_dim, qwen2.context), (16, 32768));
+    let qwen3 = read(&least("qwen3")).unwrap();
+    assert!(!qwen3.qkv_bias && qwen3.qk_norm);
+    assert_eq!(qwen3.head_dim, 128);
+}
+
+#[test]
+fn biases_and_ends_are_read() {
+    let llama = read(&with("llama", "attention_bias", json!(true))).unwrap();
+    assert!(llama.qkv_bias && llama.output_bias);
+    assert!(read(&with("llama", "mlp_bias", json!(true))).unwrap().mlp_bias);
+    let qwen3 = read(&with("qwen3", "attention_bias", json!(true))).unwrap();
+    assert!(qwen3.qkv_bias && qwen3.output_bias);
+    assert_eq!(read(&with("llama", "eos_token_id", json!(7))).unwrap().eos, [7]);
+    assert_eq!(read(&with("llama", "eos_token_id", json!([7, 8]))).unwrap().eos, [7, 8]);
+    assert_eq!(read(&with("llama", "pad_token_id", json!(-1))).unwrap().pad, None);
+    assert_eq!(read(&with("llama", "pad_token_id", json!(3))).unwrap().pad, Some(3));
+}
+
+/// The same scaling in the older and the newer spelling.
+#[test]
+fn rotary_scalings_in_both_spellings() {
+    let llama3 = json!({
+        "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    });
+    let expected_llama3 = RopeScaling::Llama3 {
+        factor: 32.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_context: 8192,
+    };
+    let yarn = json!({ "factor": 4.0, "original_max_position_embeddings": 1024 });
+    let expected_yarn = RopeScaling::Yarn {
+        factor: 4.0,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        attention_factor: None,
+        original_context: 1024,
+    };
+    for (kind, parameters, expected) in [
+        ("default", json!({}), RopeScaling::None),
+        ("linear", json!({ "factor": 2.5 }), RopeScaling::Linear { factor: 2.5 }),
+        ("llama3", llama3, expected_llama3),
+        ("yarn", yarn, expected_yarn),
+    ] {
+        for kind_key in ["type", "rope_type"] {
+            let mut scaling = parameters.clone();
+            scaling[kind_key] = json!(kind);
+            let mut older = with("llama", "rope_scaling", scaling.clone());
+            older["rope_theta"] = json!(500_000.0);
+            scaling["rope_theta"] = json!(500_000.0);
+            let newer = with("llama", "rope_parameters", scaling);
+            for json in [older, newer] {
+                let rope = read(&json).unwrap().rope;
+                assert_eq!(rope, Rope { theta: 500_000.0, scaling: expected.clone() }, "{json}");
+            }
+        }
+    }
+    let null = read(&with("llama", "rope_scaling", Value::Null)).unwrap();
+    assert_eq!(null.rope.scaling, RopeScaling::None);
+}
+
+#[test]
+fn yarn_fills_in_what_is_not_said() {
+    let scaling = |json: Value| read(&with("qwen2", "rope_scaling", json)).map(|config| config.rope.scaling);
+    let ratio = scaling(json!({ "rope_type": "yarn", "original_max_position_embeddings": 8192 })).unwrap();
+    assert!(matches!(ratio, RopeScaling::Yarn { factor: 4.0, original_context: 8192, .. }), "{ratio:?}");
+    let scales = json!({ "rope_type": "yarn", "factor": 40.0, "mscale": 0.707, "mscale_all_dim": 1.0 });
+    let RopeScaling::Yarn { attention_factor: Some(found), original_context, .. } = scaling(scales).unwrap()
+    else {
+        panic!("no attention factor")
+    };
+    // (0.0707 ln 40 + 1) / (0.1 ln 40 + 1)
+    assert!((found - 0.921_045).abs() < 1e-5, "{found}");
+    assert_eq!(original_context, 32768);
+    assert!(scaling(json!({ "rope_type": "yarn" })).unwrap_err().to_string().contains("rope_scaling.factor"));
+}
+
+#[test]
+fn what_would_change_the_computation_is_refused_by_name() {
+    for (key, value, expected) in [
+        ("model_type", json!("mistral"), "model_type is \"mistral\""),
+        ("quantization_config", json!({ "bits": 4 }), "quantization_config is"),
+        ("use_sliding_window", json!(true), "use_sliding_window is true"),
+        ("layer_types", json!(["full_attention", "sliding_attention"]), "layer_types is"),
+        ("hidden_act", json!("gelu"), "hidden_act is \"gelu\""),
+        ("partial_rotary_factor", json!(0.5), "partial_rotary_factor is 0.5"),
+        ("rope_scaling", json!({ "type": "dynamic", "factor": 2 }), "rope_scaling.type is \"dynamic\""),
+        ("rope_parameters", json!({ "rope_type": "longrope" }), "rope_parameters.rope_type is \"longrope\""),
+        ("auto_map", json!({ "AutoModelForCausalLM": "modeling.Own" }), "auto_map is"),
+        ("mlp_bias", json!(true), "feed-forward biases"),
+        ("use_qk_norm", json!(true), "use_qk_norm is true"),
+        ("qkv_bias", json!(false), "qkv_bias is false"),
+        ("is_causal", json!(false), "is_causal is false"),
+        ("residual_multiplier", json!(0.22), "residual_multiplier is 0.22"),
+        ("attention_multiplier", json!(0.0078125), "attention_multiplier is"),
+        ("final_logit_softcapping", json!(30.0), "final_logit_softcapping is 30"),
+        ("no_rope_layers", json!([1, 1, 0]), "no_rope_layers is [1,1,0]"),
+        ("num_experts", json!(8), "num_experts is 8"),
+        ("num_nextn_predict_layers", json!(1), "num_nextn_predict_layers is 1"),
+        ("ffn_activation", json!("gelu"), "ffn_activation is \"gelu\""),
+        ("something_new", json!({ "a": [1] }), "something_new is {\"a\":[1]}"),
+        (
+            "rope_parameters",
+            json!({ "rope_theta": 1e4, "mrope_section": [1, 2] }),
+            "rope_parameters.mrope_section is",
+        ),
+        ("rope_scaling", json!({ "type": "yarn", "factor": 2, "truncate": false }), "rope_scaling.truncate"),
+    ] {
+        let error = read(&with("qwen2", key, value)).unwrap_err();
+        let by_kind = matches!(error, ModelError::Unsupported { .. }) || key == "mlp_bias";
+        assert!(by_kind, "{error}");
+        assert!(error.to_string().contains(expected), "{error}");
+    }
+    let llama = read(&with("llama", "sliding_window", json!(4096))).unwrap_err().to_string();
+    assert!(llama.contains("sliding_window is 4096"), "{llama}");
+    // Files say so of windows that are not used.
+    let mut unused = with("qwen2", "sliding_window", json!(4096));
+    unused["use_sliding_window"] = json!(false);
+    read(&unused).unwrap();
+}
+
+#[test]
+fn impossible_and_missing_entries_are_named() {
+    for (key, value, expected) in [
+        ("hidden_size", Value::Null, "hidden_size is missing"),
+        ("hidden_size", json!("64"), "hidden_size is \"64\"; it should be a whole number"),
+        ("hidden_size", json!(-64), "hidden_size is -64"),
+        ("hidden_size", json!(66), "hidden_size 66 cannot be split into num_attention_heads 4"),
+        ("num_attention_heads", json!(0), "num_attention_heads 0"),
+        ("num_hidden_layers", json!(1u64 << 60), "the number of layers is 1152921504606846976"),
+        ("num_key_value_heads", json!(3), "4 attention heads cannot share 3"),
+        ("head_dim", json!(7), "head dimension 7 is odd"),
+        ("rms_norm_eps", json!(-1.0), "norm epsilon -1"),
+        ("rope_theta", json!(0), "rotary base 0"),
+        ("eos_token_id", json!("x"), "eos_token_id is \"x\""),
+        ("rope_scaling", json!("linear"), "rope_scaling is \"linear\"; it should be an object"),
+        ("rope_scaling", json!({ "type": "linear" }), "rope_scaling.factor is missing"),
+        ("rope_scaling", json!({ "type": "linear", "factor": 0 }), "factor is 0"),
+    ] {
+        let message = read(&with("llama", key, value)).unwrap_err().to_string();
+        assert!(message.contains(expected), "{message}");
+        assert!(message.starts_with("config.json: "), "{message}");
+    }
+    let error = parse(Path::new("config.json"), b"{\"model_type\": \"llama\"").unwrap_err();
+    assert!(matches!(error, ModelError::Damaged { .. }), "{error}");
+}
+
+#[test]
+fn what_is_written_is_read_back() {
+    let yarn = |attention_factor| RopeScaling::Yarn {
+        factor: 4.0,
+        beta_fast: 24.0,
+        beta_slow: 1.5,
+        attention_factor,
+        original_context: 64,
+    };
+    let llama3 = RopeScaling::Llama3 {
+        factor: 8.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_context: 64,
+    };
+    let scalings =
+        [RopeScaling::None, RopeScaling::Linear { factor: 1.1 }, llama3, yarn(None), yarn(Some(1.25))];
+    for model_type in ["llama", "qwen2", "qwen3"] {
+        for scaling in &scalings {
+            let mut config = read(&least(model_type)).unwrap();
+            config.rope = Rope { theta: 1e6 + 0.5, scaling: scaling.clone() };
+            config.norm_epsilon = 1e-5;
+            config.tied = true;
+            (config.bos, config.eos, config.pad) = (Some(1), vec![2, 3], Some(4));
+            if model_type != "qwen2" {
+                (config.qkv_bias, config.output_bias) = (true, true);
+            }
+            assert_eq!(read(&config.to_hf_json()).unwrap(), config);
+        }
+    }
+}
+
+/// Entries of published files, of fine-tunes and of other programs.
+#[test]
+fn what_changes_nothing_is_let_be() {
+    for (key, value) in [
+        ("_name_or_path", json!("me/model")),
+        ("transformers_version", json!("5.24.0")),
+        ("unsloth_fixed", json!(true)),
+        ("unsloth_version", json!("2026.1")),
+        ("torch_dtype", json!("bfloat16")),
+        ("use_cache", json!(true)),
+        ("is_llama_config", json!(true)),
+        ("rope_interleaved", json!(false)),
+        ("transformers.js_config", json!({ "kv_cache_dtype": { "q4f16": "float16" } })),
+        ("pretraining_tp", json!(2)),
+        ("quantization_config", json!({})),
+        ("num_experts", json!(0)),
+        ("use_qk_norm", json!(false)),
+        ("logits_scaling", json!(1.0)),
+        ("temperature", json!(0.6)),
+        ("hidden_act", json!("swish")),
+    ] {
+        let (config, notes) = read_with_notes(&with("llama", key, value)).unwrap();
+        assert_eq!((config, notes), (read(&least("llama")).unwrap(), vec![]), "{key}");
+    }
+}
+
+#[test]
+fn what_nobody_knows_and_training_leaves_out_is_told() {
+    for (key, value, expected) in [
+        ("license", json!("mit"), "license is \"mit\""),
+        ("attention_dropout", json!(0.1), "attention_dropout is 0.1; Dressage trains without"),
+    ] {
+        let (config, notes) = read_with_notes(&with("llama", key, value)).unwrap();
+        assert_eq!(config, read(&least("llama")).unwrap());
+        assert!(notes.len() == 1 && notes[0].contains(expected), "{notes:?}");
+    }
+}
+
+/// As transformers does, `rope_scaling` goes before `rope_parameters`, unless it is empty.
+#[test]
+fn where_both_spellings_stand_the_older_counts() {
+    let mut json = with("llama", "rope_parameters", json!({ "rope_type": "default", "rope_theta": 5e5 }));
+    json["rope_scaling"] = json!({ "rope_type": "linear", "factor": 2.0 });
+    assert_eq!(read(&json).unwrap().rope, Rope { theta: 1e4, scaling: RopeScaling::Linear { factor: 2.0 } });
+    json["rope_scaling"] = json!({});
+    assert_eq!(read(&json).unwrap().rope, Rope { theta: 5e5, scaling: RopeScaling::None });
+    let mut json = with(
+        "qwen2",
+        "rope_scaling",
+        json!({ "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192 }),
+    );
+    json["original_max_position_embeddings"] = json!(4096);
+    let message = read(&json).unwrap_err().to_string();
+    assert!(
+        message.contains("original_max_position_embeddings is 4096") && message.contains("8192"),
+        "{message}"
+    );
+}

@@ -1,0 +1,200 @@
+//! A JSON object of a model's files, read key by key.
+//!
+//! An object remembers which of its keys have been read. The others are settled at the end ([`Keys::settle_rest`]): none is
+//! ignored only because nobody thought of it. A key that is off (`null`, `false`, 0, empty, `"none"`) asks for nothing. One that is
+//! known to change no number here is let be. A text that speaks of no part of a model is a remark of whoever wrote the file, and
+//! becomes a note. Everything else is refused by name: it may change what the model computes.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use crate::ModelError;
+
+/// Parts of a model: an unknown text under a key that names one may change what is computed.
+const PARTS: [&str; 31] = [
+    "act",
+    "adapter",
+    "arch",
+    "attn",
+    "attention",
+    "bias",
+    "cap",
+    "causal",
+    "chunk",
+    "conv",
+    "embed",
+    "expert",
+    "ffn",
+    "gate",
+    "head",
+    "hidden",
+    "layer",
+    "logit",
+    "lora",
+    "mask",
+    "mixer",
+    "mlp",
+    "moe",
+    "norm",
+    "position",
+    "quant",
+    "residual",
+    "rope",
+    "rotary",
+    "scal",
+    "window",
+];
+
+/// A JSON object of a file, with errors that name the key.
+pub(crate) struct Keys<'a> {
+    pub(crate) path: &'a Path,
+    /// Precedes the keys in messages: empty, or the outer key and a dot.
+    outer: &'a str,
+    object: &'a Map<String, Value>,
+    read: RefCell<BTreeSet<String>>,
+}
+
+impl<'a> Keys<'a> {
+    pub(crate) fn new(path: &'a Path, outer: &'a str, object: &'a Map<String, Value>) -> Self {
+        Self { path, outer, object, read: RefCell::default() }
+    }
+
+    /// `None` where the key is absent or null.
+    pub(crate) fn get(&self, key: &str) -> Option<&'a Value> {
+        self.read.borrow_mut().insert(key.to_owned());
+        self.object.get(key).filter(|value| !value.is_null())
+    }
+
+    pub(crate) fn read<T>(
+        &self,
+        key: &str,
+        wanted: &str,
+        convert: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, ModelError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        convert(value).map(Some).ok_or_else(|| {
+            let what = format!("{}{key} is {}; it should be {wanted}", self.outer, shown(value));
+            ModelError::config(self.path, what)
+        })
+    }
+
+    pub(crate) fn need<T>(&self, key: &str, value: Option<T>) -> Result<T, ModelError> {
+        value.ok_or_else(|| ModelError::config(self.path, format!("{}{key} is missing", self.outer)))
+    }
+
+    pub(crate) fn size(&self, key: &str) -> Result<Option<usize>, ModelError> {
+        self.read(key, "a whole number ≥ 0", |value| value.as_u64().and_then(|value| value.try_into().ok()))
+    }
+
+    pub(crate) fn needed_size(&self, key: &str) -> Result<usize, ModelError> {
+        self.need(key, self.size(key)?)
+    }
+
+    pub(crate) fn float(&self, key: &str) -> Result<Option<f32>, ModelError> {
+        self.read(key, "a number", |value| value.as_f64().map(|value| value as f32))
+    }
+
+    pub(crate) fn needed_float(&self, key: &str) -> Result<f32, ModelError> {
+        self.need(key, self.float(key)?)
+    }
+
+    pub(crate) fn flag(&self, key: &str, default: bool) -> Result<bool, ModelError> {
+        Ok(self.read(key, "true or false", Value::as_bool)?.unwrap_or(default))
+    }
+
+    pub(crate) fn text(&self, key: &str) -> Result<Option<&'a str>, ModelError> {
+        self.read(key, "a text", Value::as_str)
+    }
+
+    pub(crate) fn token(&self, key: &str) -> Result<Option<u32>, ModelError> {
+        self.read(key, "a token id", token_id)
+    }
+
+    pub(crate) fn object(&self, key: &str) -> Result<Option<&'a Map<String, Value>>, ModelError> {
+        self.read(key, "an object", Value::as_object)
+    }
+
+    pub(crate) fn unsupported(&self, key: &str, way_out: &str) -> ModelError {
+        let value = self.object.get(key).map_or_else(|| "absent".into(), shown);
+        ModelError::unsupported(self.path, format!("{}{key} is {value}", self.outer), way_out)
+    }
+
+    /// Refuses a key that asks for anything.
+    pub(crate) fn refuse(&self, key: &str, way_out: &str) -> Result<(), ModelError> {
+        match self.get(key) {
+            Some(value) if !is_off(value) => Err(self.unsupported(key, way_out)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses a key whose value is neither absent nor the one under which nothing changes.
+    pub(crate) fn refuse_unless(&self, key: &str, neutral: &Value, way_out: &str) -> Result<(), ModelError> {
+        let is_neutral =
+            |value: &Value| value == neutral || (value.is_number() && value.as_f64() == neutral.as_f64());
+        match self.get(key) {
+            Some(value) if !is_neutral(value) => Err(self.unsupported(key, way_out)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Settles the keys that nothing has read; see the top of this file. Returns the notes.
+    ///
+    /// # Errors
+    /// When one may change what the model computes.
+    pub(crate) fn settle_rest(
+        &self,
+        is_harmless: impl Fn(&str) -> bool,
+        way_out: &str,
+    ) -> Result<Vec<String>, ModelError> {
+        let mut notes = Vec::new();
+        let read = self.read.borrow();
+        for (key, value) in self.object {
+            if read.contains(key) || is_off(value) || is_harmless(key) {
+                continue;
+            }
+            let lower = key.to_ascii_lowercase();
+            if !value.is_string() || PARTS.iter().any(|part| lower.contains(part)) {
+                return Err(self.unsupported(key, way_out));
+            }
+            notes.push(format!(
+                "{}: {}{key} is {}, which Dressage does not know; it is taken for a remark",
+                self.path.display(),
+                self.outer,
+                shown(value)
+            ));
+        }
+        Ok(notes)
+    }
+}
+
+/// Whether a value asks for nothing.
+pub(crate) fn is_off(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(flag) => !flag,
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::String(text) => text.is_empty() || text.eq_ignore_ascii_case("none"),
+        Value::Array(list) => list.is_empty(),
+        Value::Object(entries) => entries.values().all(is_off),
+    }
+}
+
+/// The beginning of a value, for messages.
+fn shown(value: &Value) -> String {
+    value.to_string().chars().take(60).collect()
+}
+
+pub(crate) fn token_id(value: &Value) -> Option<u32> {
+    value.as_u64().and_then(|id| u32::try_from(id).ok())
+}
+
+/// A token id or a list of them, as `eos_token_id` has.
+pub(crate) fn token_ids(value: &Value) -> Option<Vec<u32>> {
+    match value {
+        Value::Array(ids) => ids.iter().map(token_id).collect(),
+        id => token_id(id).map(|id| vec![id]),
+    }
+}
