@@ -53,8 +53,12 @@ pub enum Compare {
     /// The mean weighted by length, which has the least variance where a token's gradient has the same size everywhere: OPO
     /// (Hao et al. 2025).
     LengthWeightedMean,
-    /// The mean, scaled up by the share of rollouts whose score is not 0: GPG (Chu et al. 2025).
+    /// The mean, times B / (B − M): M of a step's B rollouts are in groups without an advantage, whose zeros would shrink the
+    /// gradient of the others: GPG (Chu et al. 2025, accurate gradient estimation).
     MeanOfInformative,
+    /// The mean, times B / the number of rollouts whose score is not 0: GPG as verl computes it, which takes a failure in a
+    /// mixed group for one without a gradient, and a group of successes for one with. For comparisons only.
+    MeanOfNonzero,
     /// The second best; only the best has an advantage: pass@k training (Walder and Karkhanis 2025).
     SecondBest,
 }
@@ -118,7 +122,9 @@ impl GroupBaseline {
         let n = scores.len() as f64;
         let scale = if self.scale_by_std { 1.0 / (deviation + STD_EPSILON) } else { 1.0 };
         let differences: Vec<f64> = match self.compare {
-            Compare::Mean | Compare::MeanOfInformative => scores.iter().map(|s| s - mean).collect(),
+            Compare::Mean | Compare::MeanOfInformative | Compare::MeanOfNonzero => {
+                scores.iter().map(|s| s - mean).collect()
+            }
             Compare::Others => scores.iter().map(|s| (s - mean) * n / (n - 1.0)).collect(),
             Compare::LengthWeightedMean => {
                 let length =
@@ -139,13 +145,6 @@ impl GroupBaseline {
         };
         differences.into_iter().map(|d| d * scale).collect()
     }
-}
-
-/// Multiplies by rollouts / rollouts whose score is not 0.
-pub(super) fn scale_to_informative(rollouts: &[Rollout], advantages: &mut [f64]) {
-    let informative = rollouts.iter().filter(|rollout| rollout.score != 0.0).count().max(1);
-    let scale = rollouts.len() as f64 / informative as f64;
-    advantages.iter_mut().for_each(|advantage| *advantage *= scale);
 }
 
 pub(super) fn all_equal(scores: &[f64]) -> bool {

@@ -255,15 +255,23 @@ impl Estimator {
 /// One advantage for each rollout, by groups.
 fn outcomes(baseline: &GroupBaseline, rollouts: &[Rollout]) -> Result<Vec<f64>, RlError> {
     let mut advantages = vec![0.0; rollouts.len()];
+    // Rollouts of groups that have a gradient.
+    let mut informative = 0;
     for members in groups(rollouts) {
         let members_of: Vec<&Rollout> = members.iter().map(|i| &rollouts[*i]).collect();
-        for (i, advantage) in members.iter().zip(baseline.of_group(&members_of)?) {
+        let of_group = baseline.of_group(&members_of)?;
+        informative += if of_group.iter().any(|a| *a != 0.0) { members.len() } else { 0 };
+        for (i, advantage) in members.iter().zip(of_group) {
             advantages[*i] = advantage;
         }
     }
-    if baseline.compare == Compare::MeanOfInformative {
-        group::scale_to_informative(rollouts, &mut advantages);
-    }
+    let counted = match baseline.compare {
+        Compare::MeanOfInformative => informative,
+        Compare::MeanOfNonzero => rollouts.iter().filter(|rollout| rollout.score != 0.0).count(),
+        _ => return Ok(advantages),
+    };
+    let scale = rollouts.len() as f64 / counted.max(1) as f64;
+    advantages.iter_mut().for_each(|advantage| *advantage *= scale);
     Ok(advantages)
 }
 
@@ -322,3 +330,6 @@ fn check(rollouts: &[Rollout]) -> Result<(), RlError> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;
