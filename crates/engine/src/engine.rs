@@ -10,8 +10,8 @@ use std::sync::mpsc::{Sender, channel};
 use async_trait::async_trait;
 use dressage_model::{ModelConfig, ModelFiles};
 use dressage_policy::{
-    ForwardBackward, Health, Learner, LoraOptions, OptimParams, OptimReport, PolicyError, SampleRequest,
-    SampleStream, Sampler, TokenBytes,
+    ForwardBackward, Health, Learner, LoraOptions, OptimParams, OptimReport, PolicyError, Predictions,
+    SampleRequest, SampleStream, Sampler, TokenBytes,
 };
 use dressage_rl::Loss;
 use dressage_tree::TreeBatch;
@@ -337,6 +337,10 @@ impl Sampler for Engine {
 impl Learner for Engine {
     async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
         self.learn(|answer| LearnerCommand::Logprobs(batch, answer)).await
+    }
+
+    async fn predictions(&self, batch: Arc<TreeBatch>) -> Result<Predictions, PolicyError> {
+        self.learn(|answer| LearnerCommand::Predictions(batch, answer)).await
     }
 
     async fn values(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {

@@ -11,6 +11,7 @@ use crate::buffer::{Buffer, Shared};
 use crate::ops::{for_rows, norm, softmax};
 use crate::packing::Unit;
 use crate::product::{Matrix, Mode, Right, Scratch, product};
+use crate::simd::dot;
 use crate::transformer::{Transformer, gather_rows};
 use crate::turned::Turned;
 
@@ -53,6 +54,14 @@ pub struct Head {
     inverses: Buffer,
 }
 
+/// Where what is found of targets goes, a number for each target of the batch.
+pub struct Found<'a> {
+    /// Log-probabilities.
+    pub logprobs: &'a mut [f32],
+    /// Entropy and Σ p² of the distribution that predicts each, where asked for.
+    pub spread: Option<(&'a mut [f32], &'a mut [f32])>,
+}
+
 /// What the backward pass adds to.
 pub struct HeadGradient<'a> {
     /// The loss to differentiate.
@@ -68,7 +77,7 @@ pub struct HeadGradient<'a> {
 }
 
 impl Head {
-    /// Fills in the log-probability of every target that a token of `unit` predicts, given the residual stream `x` of the unit
+    /// Fills in what is found of every target that a token of `unit` predicts, given the residual stream `x` of the unit
     /// after the last block. Where `gradient` is given, also evaluates the loss and adds its gradient.
     #[allow(clippy::too_many_arguments)]
     pub fn run(
@@ -79,7 +88,7 @@ impl Head {
         x: &[f32],
         scratch: &mut Scratch,
         mut gradient: Option<HeadGradient<'_>>,
-        logprobs: &mut [f32],
+        into: &mut Found<'_>,
     ) -> ForwardBackward {
         let config = &model.weights.config;
         let (width, vocabulary) = (config.hidden, config.vocabulary);
@@ -94,6 +103,7 @@ impl Head {
             model.head(selected, &mut self.normed, scratch, &mut self.logits);
 
             let logits = Shared::new(&mut self.logits[..chunk.len() * vocabulary]);
+            let spread = into.spread.is_some();
             let mut found: Vec<RowResult> = vec![RowResult::default(); chunk.len()];
             let results = Shared::new(&mut found);
             let loss = gradient.as_ref().map(|g| g.loss);
@@ -101,11 +111,15 @@ impl Head {
                 // SAFETY: each row belongs to one task.
                 let (z, result) =
                     unsafe { (logits.slice(index * vocabulary, vocabulary), results.slice(index, 1)) };
-                result[0] = evaluate_row(model, batch, &chunk[index], loss, z);
+                result[0] = evaluate_row(model, batch, &chunk[index], loss, spread, z);
             });
             for (row, result) in chunk.iter().zip(&found) {
                 for (target, value) in row.targets.iter().zip(&result.logprobs) {
-                    logprobs[*target] = *value;
+                    into.logprobs[*target] = *value;
+                    if let Some((entropies, concentrations)) = &mut into.spread {
+                        entropies[*target] = result.entropy as f32;
+                        concentrations[*target] = result.concentration as f32;
+                    }
                 }
                 sums.merge(&result.sums);
             }
@@ -165,6 +179,10 @@ fn weight_of(batch: &TreeBatch, target: usize) -> f64 {
 struct RowResult {
     /// Log-probabilities of its targets.
     logprobs: Vec<f32>,
+    /// In nats.
+    entropy: f64,
+    /// Σ p², where it was asked for.
+    concentration: f64,
     sums: ForwardBackward,
     /// What the row of logits has yet to be multiplied by to be its gradient.
     factor: f32,
@@ -179,6 +197,7 @@ fn evaluate_row(
     batch: &TreeBatch,
     row: &HeadRow,
     loss: Option<&Loss>,
+    spread: bool,
     z: &mut [f32],
 ) -> RowResult {
     let isa = model.compute.isa;
@@ -189,7 +208,10 @@ fn evaluate_row(
     let before = if bonus == 0.0 { Vec::new() } else { z.to_vec() };
     let (normaliser, entropy) = softmax::exponentiate(isa, z);
     let logprobs: Vec<f32> = scaled.iter().map(|z| normaliser.log_probability(*z)).collect();
-    let mut result = RowResult { logprobs, sums: ForwardBackward::default(), factor: 1.0 };
+    let concentration =
+        if spread { f64::from(dot(isa, z, z)) / (normaliser.sum * normaliser.sum) } else { 0.0 };
+    let sums = ForwardBackward::default();
+    let mut result = RowResult { logprobs, entropy, concentration, sums, factor: 1.0 };
     let Some(loss) = loss else { return result };
 
     let mut slopes = Vec::with_capacity(row.targets.len());

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use dressage_policy::{ForwardBackward, OptimParams, OptimReport, PolicyError};
+use dressage_policy::{ForwardBackward, OptimParams, OptimReport, PolicyError, Predictions};
 use dressage_rl::Loss;
 use dressage_tree::TreeBatch;
 
 use crate::activations::Activations;
 use crate::backward::{Above, Backward, Gradients};
 use crate::buffer::Buffer;
-use crate::head::{Head, HeadGradient};
+use crate::head::{Found, Head, HeadGradient};
 use crate::layout::Layout;
 use crate::ops::kv::{BLOCK, Blocks, Places};
 use crate::optimiser::{self, Optimiser};
@@ -130,7 +130,27 @@ impl Learning {
         adapter: Option<usize>,
         batch: &TreeBatch,
     ) -> Result<Vec<f32>, PolicyError> {
-        self.evaluate(model, adapter, batch, None)
+        let mut found = vec![0.0; batch.targets.len()];
+        self.evaluate(model, adapter, batch, None, Found { logprobs: &mut found, spread: None })?;
+        Ok(found)
+    }
+
+    /// Log-probability of every target, and how spread out the distribution is that predicts it.
+    ///
+    /// # Errors
+    /// When the batch does not fit the model.
+    pub fn predictions(
+        &mut self,
+        model: &Transformer,
+        adapter: Option<usize>,
+        batch: &TreeBatch,
+    ) -> Result<Predictions, PolicyError> {
+        let zeros = || vec![0.0; batch.targets.len()];
+        let mut found = Predictions { logprobs: zeros(), entropies: zeros(), concentrations: zeros() };
+        let Predictions { logprobs, entropies, concentrations } = &mut found;
+        let into = Found { logprobs, spread: Some((entropies, concentrations)) };
+        self.evaluate(model, adapter, batch, None, into)?;
+        Ok(found)
     }
 
     /// A critic's value of the state before every target.
@@ -144,19 +164,21 @@ impl Learning {
         batch: &TreeBatch,
     ) -> Result<Vec<f32>, PolicyError> {
         let head = model.values.get(&adapter).ok_or(PolicyError::NoValueHead)?;
-        self.evaluate(model, adapter, batch, Some(head))
+        let mut found = vec![0.0; batch.targets.len()];
+        self.evaluate(model, adapter, batch, Some(head), Found { logprobs: &mut found, spread: None })?;
+        Ok(found)
     }
 
-    /// What the head of the language model, or a value head, says of every target.
+    /// What the head of the language model, or a value head in place of log-probabilities, says of every target.
     fn evaluate(
         &mut self,
         model: &Transformer,
         adapter: Option<usize>,
         batch: &TreeBatch,
         critic: Option<&ValueHead>,
-    ) -> Result<Vec<f32>, PolicyError> {
+        mut into: Found<'_>,
+    ) -> Result<(), PolicyError> {
         packing::check(batch, model.context, model.weights.config.vocabulary)?;
-        let mut found = vec![0.0; batch.targets.len()];
         for step in schedule(batch, self.limits.rows) {
             let (unit, push) = match step {
                 Step::Push(unit) => (unit, true),
@@ -169,11 +191,11 @@ impl Learning {
             activations.forward_only(model, laid.rows(), temporary, &mut places);
             let x = activations.output(unit.tokens.len() * model.weights.config.hidden);
             match critic {
-                None => head.run(model, batch, &unit, x, &mut temporary.scratch.product, None, &mut found),
-                Some(critic) => values.run(model, critic, batch, &unit, x, None, &mut found),
+                None => head.run(model, batch, &unit, x, &mut temporary.scratch.product, None, &mut into),
+                Some(critic) => values.run(model, critic, batch, &unit, x, None, into.logprobs),
             };
         }
-        Ok(found)
+        Ok(())
     }
 
     /// Adds the gradient of `loss` over `batch` to the accumulated one: that of the weights, or of an adapter over them.
@@ -341,7 +363,10 @@ impl Learning {
                 let gradient = Some((gradient, &mut optimiser.gradient[..]));
                 values.run(model, critic, batch, unit, x, gradient, found)
             }
-            _ => head.run(model, batch, unit, x, &mut temporary.scratch.product, Some(gradient), found),
+            _ => {
+                let mut found = Found { logprobs: found, spread: None };
+                head.run(model, batch, unit, x, &mut temporary.scratch.product, Some(gradient), &mut found)
+            }
         };
 
         let width = 2 * attention_shape(config).key();

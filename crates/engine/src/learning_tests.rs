@@ -427,3 +427,37 @@ fn what_cannot_be_trained_is_refused() {
     let greedy = PathInput { tokens: vec![1, 2], targets: vec![target(0.0)] };
     assert!(message(greedy, &mut learning).contains("temperature 0"));
 }
+
+#[test]
+fn predictions_match_f64() {
+    for config in family_configs() {
+        let model = model(&config, 2);
+        let mut learning = Learning::new(&model, Limits::NONE);
+        let reference = Reference::new(&model.weights);
+        let paths = paths(config.vocabulary);
+        for path in &paths {
+            let alone = TreeBatch::merge(std::slice::from_ref(path)).unwrap();
+            let found = learning.predictions(&model, None, &alone).unwrap();
+            let logits = reference.logits(&path.tokens);
+            for (i, target) in path.targets.iter().enumerate() {
+                let (index, temperature) = (target.index as usize, f64::from(target.temperature));
+                let entropy = Reference::entropy(&logits, index, temperature);
+                assert!(
+                    (f64::from(found.entropies[i]) - entropy).abs() < 1e-4,
+                    "{} {entropy}",
+                    found.entropies[i]
+                );
+                let z: Vec<f64> = logits[index - 1].iter().map(|z| (z / temperature).exp()).collect();
+                let sum: f64 = z.iter().sum();
+                let squares: f64 = z.iter().map(|z| (z / sum).powi(2)).sum();
+                let concentration = f64::from(found.concentrations[i]);
+                assert!((concentration / squares - 1.0).abs() < 1e-4, "{concentration} {squares}");
+            }
+        }
+        let batch = TreeBatch::merge(&paths).unwrap();
+        let whole = learning.predictions(&model, None, &batch).unwrap();
+        assert_eq!(whole.logprobs, learning.logprobs(&model, None, &batch).unwrap());
+        let mut parts = Learning::new(&model, Limits { rows: 13, kept: 1 });
+        assert_eq!(parts.predictions(&model, None, &batch).unwrap(), whole);
+    }
+}

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use dressage_model::ModelError;
 use dressage_policy::{
-    ForwardBackward, Health, LoraOptions, OptimParams, OptimReport, PolicyError, SampleRequest,
+    ForwardBackward, Health, LoraOptions, OptimParams, OptimReport, PolicyError, Predictions, SampleRequest,
 };
 use dressage_rl::Loss;
 use dressage_tree::TreeBatch;
@@ -58,6 +58,8 @@ pub enum Command {
 pub enum LearnerCommand {
     /// Of all targets.
     Logprobs(Arc<TreeBatch>, Answer<Vec<f32>>),
+    /// And how spread out the distributions are that predict them.
+    Predictions(Arc<TreeBatch>, Answer<Predictions>),
     /// A critic's.
     Values(Arc<TreeBatch>, Answer<Vec<f32>>),
     /// A value head for the policy.
@@ -231,6 +233,9 @@ impl Service {
         match command {
             LearnerCommand::Logprobs(batch, answer) => {
                 drop(answer.send(learning.logprobs(model, adapter, &batch)));
+            }
+            LearnerCommand::Predictions(batch, answer) => {
+                drop(answer.send(learning.predictions(model, adapter, &batch)));
             }
             LearnerCommand::Values(batch, answer) => {
                 drop(answer.send(learning.values(model, adapter, &batch)));

@@ -39,4 +39,10 @@ pub enum PolicyError {
     /// Values are asked for, or trained, without anything that gives them.
     #[error("this policy has no value head; give it one before values are asked for or trained")]
     NoValueHead,
+    /// Entropies are asked of a learner that does not tell them.
+    #[error(
+        "this learner tells no entropies and no sums of squared probabilities, which `optimal_token` and `high_entropy_share` need; \
+         leave these out, or train with the embedded engine"
+    )]
+    NoPredictions,
 }

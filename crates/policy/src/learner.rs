@@ -103,6 +103,17 @@ impl ForwardBackward {
     }
 }
 
+/// What a policy predicts of every target of a batch, in the order of `batch.targets`, at the target's temperature.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Predictions {
+    /// Log-probability of the target: the numbers of [`Learner::logprobs`].
+    pub logprobs: Vec<f32>,
+    /// Entropy in nats of the distribution that predicts it.
+    pub entropies: Vec<f32>,
+    /// Σ p² over the vocabulary of that distribution.
+    pub concentrations: Vec<f32>,
+}
+
 /// One optimiser step: AdamW with decoupled weight decay (Loshchilov & Hutter 2019) after clipping the global norm.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -138,6 +149,15 @@ pub trait Learner: Send + Sync {
     /// # Errors
     /// When the batch does not fit the model, or the learner has stopped.
     async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError>;
+
+    /// Log-probability of every target of the batch, and how spread out the distribution is that predicts it. Changes nothing.
+    ///
+    /// # Errors
+    /// When the learner does not tell, the batch does not fit the model, or the learner has stopped.
+    async fn predictions(&self, batch: Arc<TreeBatch>) -> Result<Predictions, PolicyError> {
+        let _ = batch;
+        Err(PolicyError::NoPredictions)
+    }
 
     /// A critic's value of the state before every target of the batch, in the order of `batch.targets`. Changes nothing.
     ///

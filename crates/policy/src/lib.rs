@@ -26,7 +26,7 @@ mod timely;
 pub use crash::{CRASH_AT, crash_point};
 pub use device::Timing;
 pub use error::PolicyError;
-pub use learner::{ForwardBackward, Learner, OptimParams, OptimReport};
+pub use learner::{ForwardBackward, Learner, OptimParams, OptimReport, Predictions};
 pub use lora::LoraOptions;
 pub use precision::Precision;
 pub use random::uniform;

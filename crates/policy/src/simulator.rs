@@ -22,8 +22,8 @@ use dressage_tree::TreeBatch;
 use crate::crash::crash_point;
 use crate::device::{Device, Timing};
 use crate::{
-    FinishReason, ForwardBackward, Health, Learner, OptimParams, OptimReport, PolicyError, SampleEvent,
-    SampleRequest, SampleStream, Sampler, uniform,
+    FinishReason, ForwardBackward, Health, Learner, OptimParams, OptimReport, PolicyError, Predictions,
+    SampleEvent, SampleRequest, SampleStream, Sampler, uniform,
 };
 
 /// Stream of the random numbers that initialise the table; attempts use others.
@@ -192,6 +192,13 @@ struct Row {
     probabilities: Vec<f64>,
     /// Their logarithms.
     logprobs: Vec<f64>,
+}
+
+impl Row {
+    /// In nats.
+    fn entropy(&self) -> f64 {
+        -self.probabilities.iter().zip(&self.logprobs).map(|(p, l)| p * l).sum::<f64>()
+    }
 }
 
 impl SimulatorConfig {
@@ -391,6 +398,20 @@ impl Learner for Simulator {
         Ok(batch.targets.iter().map(logprob).collect())
     }
 
+    async fn predictions(&self, batch: Arc<TreeBatch>) -> Result<Predictions, PolicyError> {
+        self.take(&batch).await?;
+        let state = self.state();
+        let mut found = Predictions::default();
+        for target in &batch.targets {
+            let row = self.config.row(&history(&batch, target.predictor, self.config.order));
+            let row = self.config.softmax(&state.weights, row, target.temperature);
+            found.logprobs.push(row.logprobs[batch.tokens[target.token as usize] as usize] as f32);
+            found.entropies.push(row.entropy() as f32);
+            found.concentrations.push(row.probabilities.iter().map(|p| p * p).sum::<f64>() as f32);
+        }
+        Ok(found)
+    }
+
     async fn values(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
         self.take(&batch).await?;
         let state = self.state();
@@ -421,7 +442,7 @@ impl Learner for Simulator {
             let row = self.config.softmax(&state.weights, at, target.temperature);
             let token = batch.tokens[target.token as usize] as usize;
             let logprob = row.logprobs[token] as f32;
-            let entropy = -row.probabilities.iter().zip(&row.logprobs).map(|(p, l)| p * l).sum::<f64>();
+            let entropy = row.entropy();
             sums.add_target(logprob, entropy);
             let mut slope = 0.0;
             let mut bonus = 0.0;

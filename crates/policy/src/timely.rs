@@ -11,8 +11,8 @@ use dressage_tree::TreeBatch;
 use tokio::time::timeout;
 
 use crate::{
-    ForwardBackward, Health, Learner, OptimParams, OptimReport, PolicyError, SampleRequest, SampleStream,
-    Sampler,
+    ForwardBackward, Health, Learner, OptimParams, OptimReport, PolicyError, Predictions, SampleRequest,
+    SampleStream, Sampler,
 };
 
 /// A policy whose calls all end within `longest`, or fail with [`PolicyError::Deadline`] and what was waited for: a device that hangs ends a
@@ -47,6 +47,10 @@ fn of(what: &str, batch: &TreeBatch) -> String {
 impl<P: Learner + ?Sized> Learner for Timely<P> {
     async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
         self.wait(self.policy.logprobs(batch.clone()), || of("the log-probabilities", &batch)).await
+    }
+
+    async fn predictions(&self, batch: Arc<TreeBatch>) -> Result<Predictions, PolicyError> {
+        self.wait(self.policy.predictions(batch.clone()), || of("the predictions", &batch)).await
     }
 
     async fn values(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
