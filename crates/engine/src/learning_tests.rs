@@ -46,7 +46,7 @@ fn model(config: &dressage_model::ModelConfig, threads: usize) -> Transformer {
 }
 
 fn losses() -> [Loss; 3] {
-    let kl = KlPenalty { estimator: KlEstimator::K3, coefficient: 0.1 };
+    let kl = KlPenalty { estimator: KlEstimator::K3, coefficient: 0.1, importance_weighted: false };
     [
         Loss::of(PolicyLoss::CrossEntropy),
         Loss {

@@ -33,7 +33,7 @@ pub enum RlError {
     },
     /// A ratio is asked for, but nobody recorded what the token was sampled with.
     #[error(
-        "term {term} (path {path}) has no behaviour log-probability, which a clipped loss needs: train demonstrations \
+        "term {term} (path {path}) has no behaviour log-probability, which a loss of ratios needs: train demonstrations \
          with cross-entropy, or record the log-probabilities of sampled tokens"
     )]
     NoBehaviour {

@@ -54,9 +54,30 @@ pub struct KlPenalty {
     pub estimator: KlEstimator,
     /// Its coefficient β.
     pub coefficient: f64,
+    /// Whether an estimate is multiplied by the token's ratio ρ, in the loss: unbiased for tokens that other weights drew
+    /// (DeepSeek-AI 2025, DeepSeek-V3.2, section 3.1).
+    #[serde(default)]
+    pub importance_weighted: bool,
 }
 
 impl KlPenalty {
+    /// A token's divergence and its derivative with respect to log p, at x = log p − log p_ref and, where it is weighted, at the log-ratio
+    /// log p − log p_old.
+    ///
+    /// Weighted it is ρ k, and the gradient goes through both factors: ρ (k + k′), which for K1 and K3 is that of the divergence itself,
+    /// in expectation over what the old policy draws. Where the gradient is K2's in place of the value's own, it is weighted as it is.
+    pub fn evaluate(&self, x: f64, log_ratio: f64) -> (f64, f64) {
+        let (value, slope) = self.estimator.estimate(x);
+        if !self.importance_weighted {
+            return (value, slope);
+        }
+        let (ratio, through) = bounded_exp(log_ratio);
+        match self.estimator {
+            KlEstimator::K1WithK2Gradient | KlEstimator::K3WithK2Gradient => (ratio * value, ratio * slope),
+            _ => (ratio * value, ratio * slope + through * value),
+        }
+    }
+
     /// Takes the penalty off the reward of every action token of a path instead: r − β KL. `logps` are those of the policy at the
     /// beginning of the step. Returns the mean divergence over the path's tokens.
     pub fn charge(&self, rewards: &mut [f64], logps: &[f64], references: &[f64], counting: Counting) -> f64 {
@@ -83,5 +104,79 @@ impl AdaptiveKl {
     pub fn next(&self, coefficient: f64, found: f64, rollouts: usize) -> f64 {
         let error = (found / self.target - 1.0).clamp(-0.2, 0.2);
         (coefficient * (1.0 + error * rollouts as f64 / self.horizon)).max(0.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn softmax(logits: &[f64; 3]) -> [f64; 3] {
+        let sum: f64 = logits.iter().map(|z| z.exp()).sum();
+        logits.map(|z| z.exp() / sum)
+    }
+
+    fn divergence(logits: &[f64; 3], reference: &[f64; 3]) -> f64 {
+        softmax(logits).iter().zip(reference).map(|(p, r)| p * (p / r).ln()).sum()
+    }
+
+    /// Value and gradient in the logits that a penalty has on average, over tokens that `behaviour` draws.
+    fn expected(
+        penalty: KlPenalty,
+        logits: &[f64; 3],
+        behaviour: &[f64; 3],
+        reference: &[f64; 3],
+    ) -> (f64, [f64; 3]) {
+        let p = softmax(logits);
+        let (mut value, mut gradient) = (0.0, [0.0; 3]);
+        for token in 0..3 {
+            let x = (p[token] / reference[token]).ln();
+            let (kl, slope) = penalty.evaluate(x, (p[token] / behaviour[token]).ln());
+            value += behaviour[token] * kl;
+            for (v, gradient) in gradient.iter_mut().enumerate() {
+                let indicator = if v == token { 1.0 } else { 0.0 };
+                *gradient += behaviour[token] * slope * (indicator - p[v]);
+            }
+        }
+        (value, gradient)
+    }
+
+    /// Whoever drew the tokens: weighted estimates have the divergence of the present policy on average, and its gradient.
+    #[test]
+    fn weighted_estimates_are_unbiased_off_policy() {
+        let (logits, behaviour, reference) =
+            ([0.3, -0.4, 0.9], softmax(&[-0.5, 0.6, 0.1]), softmax(&[0.0, 0.8, -0.7]));
+        let exact = divergence(&logits, &reference);
+        let slope = |v: usize| {
+            let at = |h: f64| {
+                let mut moved = logits;
+                moved[v] += h;
+                divergence(&moved, &reference)
+            };
+            (at(1e-6) - at(-1e-6)) / 2e-6
+        };
+        let is_exact = |found: (f64, [f64; 3])| {
+            let gradient = (0..3).all(|v| (found.1[v] - slope(v)).abs() < 1e-8);
+            ((found.0 - exact).abs() < 1e-12, gradient)
+        };
+        let of = |estimator, importance_weighted| {
+            let penalty = KlPenalty { estimator, coefficient: 1.0, importance_weighted };
+            is_exact(expected(penalty, &logits, &behaviour, &reference))
+        };
+        use KlEstimator::*;
+        for estimator in [K1, K3, K1WithK2Gradient, K3WithK2Gradient] {
+            assert_eq!(of(estimator, true), (true, true), "{estimator:?}");
+            assert_eq!(of(estimator, false), (false, false), "{estimator:?}");
+        }
+        assert_eq!(of(K2, true), (false, false), "K2 is the divergence of no policy on average");
+    }
+
+    /// A ratio that is out of all bounds is held there, and pulls no further.
+    #[test]
+    fn a_far_ratio_stays_finite() {
+        let penalty = KlPenalty { estimator: KlEstimator::K3, coefficient: 1.0, importance_weighted: true };
+        let (k3, slope) = KlEstimator::K3.estimate(0.5);
+        assert_eq!(penalty.evaluate(0.5, 500.0), (20f64.exp() * k3, 20f64.exp() * slope));
+        assert_eq!(penalty.evaluate(0.5, 0.0), (k3, slope + k3));
     }
 }

@@ -298,10 +298,11 @@ impl Loss {
     pub fn check(&self, batch: &TreeBatch) -> Result<(), RlError> {
         self.check_parameters()?;
         let needs_value = matches!(self.policy, PolicyLoss::Value { clip: Some(_) });
+        let weighs = self.kl.is_some_and(|kl| kl.importance_weighted);
         let needs_path = matches!(self.policy, PolicyLoss::Gspo { .. } | PolicyLoss::GeometricMean { .. });
         for (index, term) in batch.terms.iter().enumerate() {
             let path = term.path;
-            if self.is_of_ratios() && term.behaviour.is_none() && term.proximal.is_none() {
+            if (self.is_of_ratios() || weighs) && term.behaviour.is_none() && term.proximal.is_none() {
                 return Err(RlError::NoBehaviour { term: index, path });
             }
             if self.kl.is_some() && term.reference.is_none() {
@@ -433,7 +434,7 @@ impl Loss {
         let policy = if dropped { Surrogate::NOTHING } else { self.surrogate(at, x) };
         let (penalty, kl, slope) = match (self.kl, at.reference) {
             (Some(penalty), Some(reference)) => {
-                let (kl, slope) = penalty.estimator.estimate(at.logp - reference);
+                let (kl, slope) = penalty.evaluate(at.logp - reference, x);
                 (penalty.coefficient, kl, slope)
             }
             _ => (0.0, 0.0, 0.0),

@@ -35,7 +35,7 @@ fn batch(last: Term) -> TreeBatch {
 
 #[test]
 fn check_names_the_first_offending_term() {
-    let kl = Some(KlPenalty { estimator: KlEstimator::K3, coefficient: 0.1 });
+    let kl = Some(KlPenalty { estimator: KlEstimator::K3, coefficient: 0.1, importance_weighted: false });
     let full = Term { path: 7, behaviour: Some(-1.0), reference: Some(-1.0), ..Term::default() };
     let loss = Loss { kl, ..CLIP };
     assert_eq!(loss.check(&batch(full)), Ok(()));
@@ -44,6 +44,13 @@ fn check_names_the_first_offending_term() {
     let bare = Term { reference: None, ..full };
     assert_eq!(loss.check(&batch(bare)), Err(RlError::NoReference { term: 1, path: 7 }));
     assert_eq!(Loss { kl: None, ..loss }.check(&batch(bare)), Ok(()));
+    // Without ratios of its own a loss needs the old policy where its penalty is weighted.
+    let weighted = KlPenalty { estimator: KlEstimator::K3, coefficient: 0.1, importance_weighted: true };
+    let bare = Term { behaviour: None, ..full };
+    let reinforce = Loss { kl, ..Loss::of(PolicyLoss::Reinforce) };
+    assert_eq!(reinforce.check(&batch(bare)), Ok(()));
+    let reinforce = Loss { kl: Some(weighted), ..reinforce };
+    assert_eq!(reinforce.check(&batch(bare)), Err(RlError::NoBehaviour { term: 1, path: 7 }));
     let of_paths = Loss::of(PolicyLoss::Gspo { low: 0.2, high: 0.2 });
     assert_eq!(of_paths.check(&batch(full)), Err(RlError::NoPathRatio { term: 1, path: 7 }));
     let wild = loss.check(&batch(Term { weight: f32::INFINITY, ..full }));
@@ -117,8 +124,9 @@ proptest! {
         let kink = [old_value - low, old_value + low, 2.0 * returns - (old_value - low), 2.0 * returns - (old_value + low)];
         prop_assume!(kink.iter().all(|k| (logp - k).abs() > 1e-3));
         for policy in losses {
-            for estimator in [KlEstimator::K1, KlEstimator::K2, KlEstimator::K3, KlEstimator::Absolute] {
-                let kl = (!Loss::of(policy).is_of_values()).then_some(KlPenalty { estimator, coefficient: 0.3 });
+            let estimators = [KlEstimator::K1, KlEstimator::K2, KlEstimator::K3, KlEstimator::Absolute];
+            for (estimator, importance_weighted) in estimators.into_iter().flat_map(|e| [(e, false), (e, true)]) {
+                let kl = (!Loss::of(policy).is_of_values()).then_some(KlPenalty { estimator, coefficient: 0.3, importance_weighted });
                 let loss = Loss { kl, ..Loss::of(policy) };
                 let at = |logp| loss.at(&Point {
                     logp, advantage, returns, old: Some(old_value), value: Some(old_value), reference: Some(reference),

@@ -70,6 +70,15 @@ pub fn choose_covarying(
     chosen
 }
 
+/// The least entropy among the `share` of tokens, at least one, with the highest: training on these alone keeps the decisions of a text
+/// (Wang et al. 2025, "Beyond the 80/20 rule"). Tokens that have as much are among them. Infinite without tokens.
+pub fn entropy_threshold(entropies: &[f64], share: f64) -> f64 {
+    let mut falling = entropies.to_vec();
+    falling.sort_by(|a, b| b.total_cmp(a));
+    let count = ((falling.len() as f64 * share).round() as usize).max(1);
+    falling.get(count - 1).copied().unwrap_or(f64::INFINITY)
+}
+
 /// M2PO: which tokens stay so that the mean square of their log-ratios is below `threshold`, leaving out the largest first.
 pub fn second_moment_mask(log_ratios: &[f64], threshold: f64) -> Vec<bool> {
     let mut order: Vec<usize> = (0..log_ratios.len()).collect();
@@ -115,6 +124,19 @@ impl Interpolation {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_highest_entropies() {
+        let entropies: Vec<f64> = (1..=10).rev().map(|i| f64::from(i) / 10.0).collect();
+        let kept = |share| {
+            let threshold = entropy_threshold(&entropies, share);
+            entropies.iter().filter(|entropy| **entropy >= threshold).count()
+        };
+        // The paper's share: two of ten. And 7 of 10, although 0.7 is less than seven tenths.
+        assert_eq!([kept(0.2), kept(0.7), kept(1.0), kept(0.0)], [2, 7, 10, 1]);
+        assert_eq!(entropy_threshold(&[0.5, 0.5, 0.25], 0.4), 0.5);
+        assert_eq!(entropy_threshold(&[], 0.2), f64::INFINITY);
+    }
 
     #[test]
     fn tokens_are_chosen_among_those_that_covary() {

@@ -105,6 +105,21 @@ impl Policy {
         slopes
     }
 
+    /// The gradient of the expected best score of `k` attempts.
+    fn truth_of_best(&self, k: u32) -> Slopes {
+        let mut slopes = Slopes::default();
+        let all = every_attempt();
+        for drawn in 0..all.len().pow(k) {
+            let of: Vec<Attempt> = (0..k).map(|i| all[drawn / all.len().pow(i) % all.len()]).collect();
+            let p: f64 = of.iter().map(|attempt| self.probability(*attempt)).product();
+            let best = of.iter().map(|attempt| score(*attempt)).fold(f64::MIN, f64::max);
+            for attempt in of {
+                (0..2).for_each(|t| self.add_slope(attempt, t, p * best, &mut slopes));
+            }
+        }
+        slopes
+    }
+
     /// Advantages of both tokens of every attempt of a group.
     fn advantages(&self, estimator: &Estimator, group: &[Attempt]) -> Vec<[f64; 2]> {
         let rollout = |attempt: &Attempt| {
@@ -115,6 +130,7 @@ impl Policy {
                 rival: Some(0.4),
                 paths: vec![Path {
                     turns_before: 0,
+                    cut: None,
                     turns: vec![1, 1],
                     rewards: vec![early(*attempt), score(*attempt) - early(*attempt)],
                     values: states.iter().map(|s| VALUES[*s]).collect(),
@@ -206,7 +222,8 @@ async fn estimators_give_their_expectation() {
         ("RLOO", group(Compare::Others, false), Some(1.0)),
         ("OPO", group(Compare::LengthWeightedMean, false), Some((GROUP as f64 - 1.0) / GROUP as f64)),
         ("GPG", group(Compare::MeanOfInformative, false), None),
-        ("pass@k", group(Compare::SecondBest, false), None),
+        ("pass@k", group(Compare::SecondBest { k: None }, false), None),
+        ("pass@k, k = 2", group(Compare::SecondBest { k: Some(2) }, false), None),
         (
             "GDPO",
             Estimator::Gdpo { weights: vec![1.0, 0.5], baseline: GroupBaseline::default(), counting },
@@ -277,6 +294,20 @@ async fn estimators_give_their_expectation() {
                 );
             }
         }
+    }
+}
+
+/// Summed over the group, what compares with the second best of k has the gradient of the expected best of k.
+#[tokio::test]
+async fn the_best_of_k_is_estimated_without_bias() {
+    let policy = Policy::of(&simulator()).await;
+    for k in 2..=GROUP {
+        let compare = Compare::SecondBest { k: Some(k) };
+        let found =
+            policy.expectation(&Estimator::Group(GroupBaseline { compare, ..GroupBaseline::default() }));
+        let truth = policy.truth_of_best(k as u32);
+        let sums = found.map(|row| row.map(|mean| GROUP as f64 * mean));
+        assert!(largest_difference(&sums, &truth) < 1e-12, "k = {k}: {sums:?}, truth {truth:?}");
     }
 }
 

@@ -59,8 +59,15 @@ pub enum Compare {
     /// The mean, times B / the number of rollouts whose score is not 0: GPG as verl computes it, which takes a failure in a
     /// mixed group for one without a gradient, and a group of successes for one with. For comparisons only.
     MeanOfNonzero,
-    /// The second best; only the best has an advantage: pass@k training (Walder and Karkhanis 2025).
-    SecondBest,
+    /// The second best of k: an advantage is the mean, over all ways to choose k rollouts of the group, of by how much this one beats the
+    /// others where it is the best of them, and 0 where it is not (Walder and Karkhanis 2025, the leave-one-out estimator with
+    /// subsets of k − 1). Summed over the group, −A log p then has the gradient of the expected best of k, exactly; with k = n only the
+    /// best has an advantage.
+    SecondBest {
+        /// How many are chosen, at least 2; all of the group where not given, or where there are fewer.
+        #[serde(default)]
+        k: Option<usize>,
+    },
 }
 
 /// The advantage of a rollout that is alone in its group.
@@ -76,6 +83,20 @@ pub enum Singleton {
 }
 
 impl GroupBaseline {
+    /// Checks its parameters.
+    ///
+    /// # Errors
+    /// Names the first that is out of range.
+    pub(super) fn check(&self) -> Result<(), RlError> {
+        RlError::positive("scale of the advantage", self.scale)?;
+        match self.compare {
+            Compare::SecondBest { k: Some(k) } => {
+                RlError::range(k >= 2, "k of the advantage", k as f64, "at least 2")
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// GRPO's: against the mean, over the standard deviation.
     pub fn scaled() -> Self {
         GroupBaseline { scale_by_std: true, ..GroupBaseline::default() }
@@ -135,16 +156,33 @@ impl GroupBaseline {
                 let baseline = if total > 0.0 { weighted / total } else { mean };
                 scores.iter().map(|s| s - baseline).collect()
             }
-            Compare::SecondBest => {
-                let best =
-                    (0..scores.len()).rev().max_by(|a, b| scores[*a].total_cmp(&scores[*b])).unwrap_or(0);
-                let others = scores.iter().enumerate().filter(|(i, _)| *i != best).map(|(_, s)| *s);
-                let second = others.fold(f64::NEG_INFINITY, f64::max);
-                (0..scores.len()).map(|i| if i == best { scores[best] - second } else { 0.0 }).collect()
-            }
+            Compare::SecondBest { k } => over_second_best(scores, k.unwrap_or(scores.len())),
         };
         differences.into_iter().map(|d| d * scale).collect()
     }
+}
+
+/// By how much each of at least two scores beats the best of the others among `k` of them, a mean over all choices of k.
+///
+/// A choice in which score i is the best and score j the second leaves k − 2 to choose among those below j: with scores in rising
+/// order Aᵢ = Σ_{j<i} (sᵢ − sⱼ) C(j, k − 2) / C(n, k), j counted from 0.
+fn over_second_best(scores: &[f64], k: usize) -> Vec<f64> {
+    let (n, k) = (scores.len(), k.min(scores.len()));
+    let mut rising: Vec<usize> = (0..n).collect();
+    rising.sort_by(|a, b| scores[*a].total_cmp(&scores[*b]));
+    // C(j, k − 2) / C(n, k) from the largest j on, so that no binomial has to be computed.
+    let mut shares = vec![0.0; n - 1];
+    let mut share = (k * (k - 1)) as f64 / (n * (n - 1)) as f64;
+    for j in (k - 2..n - 1).rev() {
+        shares[j] = share;
+        share *= (j + 2 - k) as f64 / j as f64;
+    }
+    let mut advantages = vec![0.0; n];
+    for (i, &at) in rising.iter().enumerate() {
+        advantages[at] =
+            rising[..i].iter().zip(&shares).map(|(below, share)| (scores[at] - scores[*below]) * share).sum();
+    }
+    advantages
 }
 
 pub(super) fn all_equal(scores: &[f64]) -> bool {
@@ -232,7 +270,59 @@ mod tests {
         assert_eq!(GroupStats::new::<Vec<f64>>(&[]), GroupStats::default());
     }
 
+    /// Every choice of k one by one.
+    fn second_best_of_choices(scores: &[f64], k: usize) -> Vec<f64> {
+        let n = scores.len();
+        let (mut sums, mut choices) = (vec![0.0; n], 0.0);
+        for chosen in (0u32..1 << n).filter(|chosen| chosen.count_ones() as usize == k) {
+            choices += 1.0;
+            let members: Vec<usize> = (0..n).filter(|i| chosen & 1 << i != 0).collect();
+            for &i in &members {
+                let best =
+                    |of: &mut dyn Iterator<Item = usize>| of.map(|j| scores[j]).fold(f64::MIN, f64::max);
+                let all = best(&mut members.iter().copied());
+                sums[i] += all - best(&mut members.iter().copied().filter(|j| *j != i));
+            }
+        }
+        sums.iter().map(|sum| sum / choices).collect()
+    }
+
+    #[test]
+    fn k_of_many_needs_no_large_numbers() {
+        // One success of 1000: it is the best of every choice of k that it is in, a share of k / n.
+        let mut scores = vec![0.0; 1000];
+        scores[17] = 1.0;
+        for k in [2, 10, 500, 999, 1000] {
+            let compare = Compare::SecondBest { k: Some(k) };
+            let found = GroupBaseline { compare, ..GroupBaseline::default() }.advantages(&scores).unwrap();
+            assert!((found[17] - k as f64 / 1000.0).abs() < 1e-12, "{k}: {}", found[17]);
+            assert_eq!(found.iter().sum::<f64>(), found[17]);
+        }
+    }
+
+    #[test]
+    fn more_than_there_are_is_all() {
+        let of = |k| GroupBaseline { compare: Compare::SecondBest { k }, ..GroupBaseline::default() };
+        let scores = [0.25, 1.0, 0.5, 0.0];
+        assert_eq!(of(None).advantages(&scores).unwrap(), [0.0, 0.5, 0.0, 0.0]);
+        assert_eq!(of(Some(9)).advantages(&scores).unwrap(), of(None).advantages(&scores).unwrap());
+        let few = of(Some(1)).check();
+        assert!(matches!(few, Err(RlError::Parameter { name: "k of the advantage", .. })), "{few:?}");
+    }
+
     proptest! {
+        /// The closed form is the mean over choices, ties and all.
+        #[test]
+        fn second_best_of_k(scores in prop::collection::vec(0u8..5, 2..9), k in 2usize..9) {
+            let scores: Vec<f64> = scores.into_iter().map(|s| f64::from(s) / 4.0).collect();
+            prop_assume!(k <= scores.len());
+            let compare = Compare::SecondBest { k: Some(k) };
+            let found = GroupBaseline { compare, ..GroupBaseline::default() }.advantages(&scores).unwrap();
+            for (found, want) in found.iter().zip(second_best_of_choices(&scores, k)) {
+                prop_assert!((found - want).abs() < 1e-12, "{} {}", found, want);
+            }
+        }
+
         /// Advantages sum to zero, keep the order of the scores, and have unit deviation where they are scaled.
         #[test]
         fn advantages_are_centred(scores in prop::collection::vec(-5.0f64..5.0, 2..12)) {

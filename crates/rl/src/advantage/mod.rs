@@ -48,6 +48,9 @@ pub struct Path {
     pub rewards: Vec<f64>,
     /// A critic's value of the state before each token, for [`Estimator::Gae`]; else empty.
     pub values: Vec<f64>,
+    /// A critic's value of the state after the last token, for [`Estimator::Gae`], where the path was cut there and might have gone on;
+    /// `None` where it ended.
+    pub cut: Option<f64>,
     /// Log-probability under the policy that drew each token, for [`Estimator::OptimalToken`]; else empty.
     pub behaviour: Vec<f64>,
     /// Σ π² over the vocabulary before each token, for [`Estimator::OptimalToken`]; else empty.
@@ -175,8 +178,9 @@ impl Estimator {
     /// Names the first that is out of range.
     pub fn check(&self) -> Result<(), RlError> {
         match self {
-            Estimator::Group(baseline) => RlError::positive("scale of the advantage", baseline.scale),
-            Estimator::Gdpo { weights, .. } => {
+            Estimator::Group(baseline) => baseline.check(),
+            Estimator::Gdpo { weights, baseline, .. } => {
+                baseline.check()?;
                 let weight = weights.iter().find(|weight| !weight.is_finite());
                 weight.map_or(Ok(()), |weight| {
                     RlError::range(false, "weight of a component", *weight, "finite")
@@ -237,7 +241,9 @@ impl Estimator {
                         found: path.values.len(),
                     });
                 }
-                let raw = each_path(rollouts, |path| gae(&path.rewards, &path.values, *gamma, *lambda));
+                let of_path =
+                    |path: &Path| gae(&path.rewards, &path.values, path.cut.unwrap_or(0.0), *gamma, *lambda);
+                let raw = each_path(rollouts, of_path);
                 Ok(match whiten {
                     Some(counting) => whitened(raw, *counting),
                     None => raw,
@@ -314,7 +320,7 @@ fn check(rollouts: &[Rollout]) -> Result<(), RlError> {
         let numbers = numbers.chain(rollout.rival).chain(rollout.ceiling);
         let of_path = |path: &'_ Path| {
             let all = path.rewards.iter().chain(&path.values).chain(&path.behaviour);
-            all.chain(&path.concentration).copied().collect::<Vec<f64>>()
+            all.chain(&path.concentration).chain(&path.cut).copied().collect::<Vec<f64>>()
         };
         for value in numbers.chain(rollout.paths.iter().flat_map(of_path)) {
             if !value.is_finite() {

@@ -34,7 +34,7 @@ fn generalised_advantages() {
     let rewards = &f.v.rows("anchor/gae_process_reward_seq0/rewards")[0];
     let want = f.v.rows("anchor/gae_process_reward_seq0/raw_advantages");
     let first = &f.mask[..1];
-    let got = gae(&pick(std::slice::from_ref(rewards), first)[0], &f.of("values")[0], 0.99, 0.95);
+    let got = gae(&pick(std::slice::from_ref(rewards), first)[0], &f.of("values")[0], 0.0, 0.99, 0.95);
     got.advantages
         .iter()
         .zip(&pick(&want, first)[0])
@@ -50,9 +50,9 @@ fn a_reward_on_an_observation() {
         &v.rows("anchor/gae_reward_on_masked_token/values")[0],
         &v.rows("anchor/gae_reward_on_masked_token/raw_advantages")[0],
     );
-    let lost = gae(&[0.0; 3], &values[..3], 1.0, 1.0);
+    let lost = gae(&[0.0; 3], &values[..3], 0.0, 1.0, 1.0);
     lost.advantages.iter().zip(want).for_each(|(got, want)| close(*got, *want, "reward lost"));
-    let kept = gae(&[0.0, 0.0, 1.0], &values[..3], 1.0, 1.0);
+    let kept = gae(&[0.0, 0.0, 1.0], &values[..3], 0.0, 1.0, 1.0);
     [0.9, 0.8, 0.7].iter().zip(&kept.advantages).for_each(|(want, got)| close(*got, *want, "reward kept"));
 }
 
@@ -80,7 +80,7 @@ fn group_outcomes() {
 #[test]
 fn best_of_a_group() {
     let f = Fixture::new();
-    let best = GroupBaseline { compare: Compare::SecondBest, ..SCORE };
+    let best = GroupBaseline { compare: Compare::SecondBest { k: None }, ..SCORE };
     let got = best.advantages(&[1.0, 0.0, 0.5]).unwrap();
     got.iter()
         .zip(f.v.list("anchor/passk_group_a_no_std"))

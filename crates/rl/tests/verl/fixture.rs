@@ -56,6 +56,7 @@ impl Fixture {
                 paths: vec![Path {
                     turns: self.turns(i),
                     turns_before: 0,
+                    cut: None,
                     rewards: rewards[i].clone(),
                     values: values[i].clone(),
                     behaviour: behaviour[i].clone(),

@@ -199,7 +199,7 @@ fn divergences() {
 fn divergence_in_the_reward() {
     let f = Fixture::new();
     let (old, reference) = (f.of("old_log_prob"), f.of("ref_log_prob"));
-    let penalty = KlPenalty { estimator: KlEstimator::K1, coefficient: 0.05 };
+    let penalty = KlPenalty { estimator: KlEstimator::K1, coefficient: 0.05, importance_weighted: false };
     let mut rollouts = f.rollouts();
     let mut means = Vec::new();
     for (i, rollout) in rollouts.iter_mut().enumerate() {

@@ -202,7 +202,7 @@ impl Algorithm {
             Algorithm::Rloo | Algorithm::Minirl => group(Compare::Others, false),
             Algorithm::Opo => group(Compare::LengthWeightedMean, false),
             Algorithm::Gpg => group(Compare::MeanOfInformative, false),
-            Algorithm::PassK => group(Compare::SecondBest, true),
+            Algorithm::PassK => group(Compare::SecondBest { k: None }, true),
             Algorithm::ReinforcePlusPlus => {
                 Estimator::ReinforcePlusPlus { gamma: 1.0, counting: Counting::Exact, one_turn: false }
             }
@@ -482,6 +482,6 @@ impl RlKeys {
 impl KlKeys {
     /// As `rl` knows it.
     pub fn penalty(&self) -> KlPenalty {
-        KlPenalty { estimator: self.estimator, coefficient: self.coefficient }
+        KlPenalty { estimator: self.estimator, coefficient: self.coefficient, importance_weighted: false }
     }
 }
