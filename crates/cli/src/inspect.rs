@@ -130,7 +130,7 @@ fn parse_id(text: &str) -> anyhow::Result<AttemptKey> {
     key.ok_or_else(|| {
         unusable(format!(
             "--attempt {text}: an attempt is named PURPOSE/PHASE/STEP/GROUP/SAMPLE, as in train/1/3/0/2; the purposes are \
-             train, eval and demonstration"
+             train, baseline, eval and demonstration"
         ))
     })
 }

@@ -300,3 +300,25 @@ async fn time_passes_as_on_a_device() {
     assert!((10..=30).contains(&half.iter().filter(|failed| **failed).count()), "{half:?}");
     assert_eq!(half, fails(0.5).await);
 }
+
+/// Entropy and Σ p² are those of the distribution that the log-probabilities of all tokens make up.
+#[tokio::test]
+async fn predictions_say_how_spread_out_a_distribution_is() {
+    let config =
+        SimulatorConfig { vocabulary: 5, spread: 2.0, rows: 64, context: 8, ..SimulatorConfig::default() };
+    let simulator = Simulator::new(config);
+    let path = |token| PathInput {
+        tokens: vec![1, 2, token],
+        targets: vec![PathTarget { index: 2, temperature: 0.7, term: Term::default() }],
+    };
+    let all: Vec<PathInput> = (0..5).map(path).collect();
+    let batch = Arc::new(TreeBatch::merge(&all).unwrap());
+    let found = simulator.predictions(batch.clone()).await.unwrap();
+    assert_eq!(found.logprobs, simulator.logprobs(batch).await.unwrap());
+    let p: Vec<f64> = found.logprobs.iter().map(|logprob| f64::from(*logprob).exp()).collect();
+    let entropy: f64 = p.iter().map(|p| -p * p.ln()).sum();
+    let squares: f64 = p.iter().map(|p| p * p).sum();
+    assert!(entropy > 0.1 && squares < 0.95, "{p:?}");
+    assert!(found.entropies.iter().all(|found| (f64::from(*found) - entropy).abs() < 1e-5));
+    assert!(found.concentrations.iter().all(|found| (f64::from(*found) - squares).abs() < 1e-5));
+}

@@ -33,6 +33,9 @@ impl Store {
                     }
                 }
             }
+            for threshold in plan.high_entropy.iter().flat_map(|high| &high.thresholds) {
+                finite(*threshold as f32, "there is a threshold of entropy of")?;
+            }
             let text = serde_json::to_string(plan).map_err(|e| Failure::Unstorable(e.to_string()))?;
             let stored: Option<String> = transaction
                 .prepare_cached("SELECT plan FROM steps WHERE phase = ?1 AND step = ?2")?
@@ -105,6 +108,7 @@ mod tests {
             step: 2,
             places: vec![7, 9],
             kl: None,
+            high_entropy: None,
             updates: vec![Update { micro_batches: vec![paths] }],
         }
     }

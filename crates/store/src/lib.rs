@@ -26,7 +26,7 @@ mod schema;
 
 pub use error::StoreError;
 pub use record::{
-    Attempt, AttemptKey, AttemptSummary, ChargedKl, Earned, Earner, EvalKey, PerToken, PlannedPath, Purpose,
-    Recorded, Status, StepPlan, Update,
+    Attempt, AttemptKey, AttemptSummary, ChargedKl, Earned, Earner, EvalKey, HighEntropy, PerToken,
+    PlannedPath, Purpose, Recorded, Status, StepPlan, Update,
 };
 pub use schema::{SCHEMA_VERSION, Store};

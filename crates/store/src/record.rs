@@ -13,6 +13,8 @@ pub enum Purpose {
     Demonstration,
     /// Sampled, to be trained on.
     Train,
+    /// Sampled greedily, for the attempts at the same task to be compared with; never trained on.
+    Baseline,
     /// Sampled, to be counted.
     Eval,
 }
@@ -23,13 +25,15 @@ impl Purpose {
         match self {
             Purpose::Demonstration => "demonstration",
             Purpose::Train => "train",
+            Purpose::Baseline => "baseline",
             Purpose::Eval => "eval",
         }
     }
 
     /// The purpose stored under `name`.
     pub fn parse(name: &str) -> Option<Self> {
-        [Purpose::Demonstration, Purpose::Train, Purpose::Eval].into_iter().find(|p| p.name() == name)
+        let all = [Purpose::Demonstration, Purpose::Train, Purpose::Baseline, Purpose::Eval];
+        all.into_iter().find(|p| p.name() == name)
     }
 }
 
@@ -224,6 +228,9 @@ pub struct StepPlan {
     /// What was charged to the rewards for leaving the reference, where it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kl: Option<ChargedKl>,
+    /// Which tokens kept their advantages for their entropy, where only some did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub high_entropy: Option<HighEntropy>,
     /// The optimiser steps in order.
     pub updates: Vec<Update>,
 }
@@ -238,6 +245,18 @@ pub struct ChargedKl {
     pub found: f64,
     /// Over how many rollouts.
     pub rollouts: u64,
+}
+
+/// How many tokens of a step kept their advantages because the policy was least sure of them.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HighEntropy {
+    /// Tokens that there were.
+    pub tokens: u64,
+    /// Those of them that kept their advantages.
+    pub kept: u64,
+    /// The least entropy that was enough, in nats, for each share of the groups that has an update of its own.
+    pub thresholds: Vec<f64>,
 }
 
 /// When an evaluation was made: after `step` steps of `phase`. Before the first phase is (0, 0).

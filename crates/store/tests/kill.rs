@@ -50,6 +50,7 @@ fn plan(step: u32) -> StepPlan {
         step,
         places: vec![],
         kl: None,
+        high_entropy: None,
         updates: vec![Update { micro_batches: vec![vec![path; 50]] }],
     }
 }

@@ -10,6 +10,7 @@ use dressage_tree::{SegmentId, Trajectory};
 
 use crate::batch::TrainedPath;
 use crate::recipe::GroupBy;
+use crate::signals::Signals;
 
 /// A trained token: the path among those of its attempt, and its place among the trained ones of that.
 type Place = (usize, usize);
@@ -130,18 +131,18 @@ impl Earnings {
         samples
     }
 
-    /// A sample as estimators know it. `more` is added to the rewards of the tokens of each path and to its score, and `values` are a
-    /// critic's.
+    /// A sample as estimators know it. `more` is added to the rewards of the tokens of each path and to its score; `signals` are what models
+    /// said of each path.
     pub fn rollout(
         &self,
         sample: &Sample,
         group: u64,
         paths: &[TrainedPath],
         more: &[Vec<f64>],
-        values: impl Fn(usize) -> Vec<f64>,
+        signals: &[Signals],
     ) -> Rollout {
         let path = |(path, tokens): &(usize, Vec<usize>)| {
-            let (path, more, values) = (*path, &more[*path], values(*path));
+            let (path, more, signals) = (*path, &more[*path], &signals[*path]);
             let at = |token: usize| {
                 let earned = self.parts.iter().filter(|(_, to)| to.contains(&(path, token)));
                 earned.fold(more.get(token).copied().unwrap_or(0.0), |sum, (reward, _)| sum + reward)
@@ -152,11 +153,20 @@ impl Earnings {
             }
             let actions = paths[path].turns.iter();
             let mine = actions.filter(|a| sample.agent.as_ref().is_none_or(|agent| *agent == a.agent));
+            let of_tokens = |numbers: &[f32]| match numbers {
+                [] => Vec::new(),
+                _ => tokens.iter().map(|token| f64::from(numbers[*token])).collect(),
+            };
+            // Where a path was cut its last token is the one that was.
+            let is_last = tokens.last().is_some_and(|token| token + 1 == paths[path].tokens());
             dressage_rl::Path {
                 turns_before: paths[path].turns_before,
                 turns: mine.map(|action| action.tokens()).collect(),
                 rewards,
-                values: if values.is_empty() { values } else { tokens.iter().map(|t| values[*t]).collect() },
+                values: of_tokens(&signals.values),
+                cut: signals.cut.filter(|_| is_last).map(f64::from),
+                behaviour: of_tokens(&signals.logprobs),
+                concentration: of_tokens(&signals.concentrations),
                 ..dressage_rl::Path::default()
             }
         };
@@ -208,9 +218,9 @@ mod tests {
         let earned: Vec<Earned> =
             earned.iter().map(|(by, reward)| Earned { by: by.clone(), reward: *reward }).collect();
         let earnings = Earnings::new(&trajectory, &paths, 10.0, 8.0, &earned);
-        let nothing = vec![Vec::new(); paths.len()];
+        let (nothing, signals) = (vec![Vec::new(); paths.len()], vec![Signals::default(); paths.len()]);
         let rollout = |sample: &Sample| {
-            let rollout = earnings.rollout(sample, 0, &paths, &nothing, |_| Vec::new());
+            let rollout = earnings.rollout(sample, 0, &paths, &nothing, &signals);
             assert!(rollout.paths.iter().all(|path| path.turns.iter().sum::<usize>() == path.len()));
             assert!((rollout.components.iter().sum::<f64>() - rollout.score).abs() < 1e-12);
             (rollout.score, rollout.paths.into_iter().map(|path| path.rewards).collect())

@@ -27,6 +27,15 @@ use crate::recipe::{Prefer, RlKeys, UniformGroups};
 use crate::rollout::Rollouts;
 use crate::tasks::{TaskOrder, Tasks};
 
+/// An attempt of a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Which {
+    /// One that may be trained on, by its number.
+    Sample(u32),
+    /// The greedy one that these are compared with.
+    Baseline,
+}
+
 /// A group that no step has taken yet.
 struct Group {
     task: Task,
@@ -34,11 +43,15 @@ struct Group {
     admitted: u32,
     /// Its attempts, spare ones included, as far as they have ended.
     attempts: Vec<Option<Attempt>>,
+    /// Whether these are as many as it needs, so that no other is wanted.
+    full: bool,
+    /// The greedy attempt, where the advantage compares with one, once it has ended.
+    baseline: Option<Attempt>,
     /// When it was complete, counted over all groups; later is larger.
     completed: Option<u64>,
     /// Whether it teaches nothing, and another was admitted in its place.
     replaced: bool,
-    /// Those of its attempts that are under way.
+    /// Those of its attempts that are under way, the greedy one left out.
     running: Vec<AbortHandle>,
 }
 
@@ -60,8 +73,8 @@ pub(crate) struct Flow {
     /// Groups by their place, those that a step has taken left out.
     open: BTreeMap<u64, Group>,
     /// Attempts that are admitted but not begun.
-    waiting: VecDeque<(u64, u32)>,
-    running: JoinSet<(u64, u32, Attempt)>,
+    waiting: VecDeque<(u64, Which)>,
+    running: JoinSet<(u64, Which, Attempt)>,
     completions: u64,
     /// Most sampled tokens of an attempt.
     most_tokens: usize,
@@ -73,6 +86,8 @@ pub(crate) struct Taken {
     pub places: Vec<u64>,
     /// Their attempts.
     pub groups: Vec<Vec<Attempt>>,
+    /// The greedy attempt of each, where the advantage compares with one.
+    pub baselines: Vec<Option<Attempt>>,
     /// How many of them teach nothing and should have been replaced, had not as many again been drawn already.
     pub idle: usize,
 }
@@ -114,10 +129,14 @@ impl Flow {
     }
 
     /// The key of an attempt. Its step and group say its place, which need not be the step that trains on it.
-    fn key(&self, place: u64, sample: u32) -> AttemptKey {
+    fn key(&self, place: u64, which: Which) -> AttemptKey {
         let groups = self.keys.groups as u64;
         let (step, group) = ((place / groups) as u32, (place % groups) as u32);
-        AttemptKey { purpose: Purpose::Train, phase: self.phase, step, group, sample }
+        let (purpose, sample) = match which {
+            Which::Sample(sample) => (Purpose::Train, sample),
+            Which::Baseline => (Purpose::Baseline, 0),
+        };
+        AttemptKey { purpose, phase: self.phase, step, group, sample }
     }
 
     /// Opens the group of a place, with what is recorded of it.
@@ -125,15 +144,30 @@ impl Flow {
         let Some(task) = tasks.train(self.order.at(place)) else { return Ok(()) };
         let begun = self.keys.group_size + self.keys.spare;
         let mut attempts = Vec::with_capacity(begun);
-        for sample in 0..begun as u32 {
-            let recorded = rollouts.store.attempt(&self.key(place, sample))?;
+        for which in (0..begun as u32).map(Which::Sample) {
+            let recorded = rollouts.store.attempt(&self.key(place, which))?;
             if recorded.is_none() {
-                self.waiting.push_back((place, sample));
+                self.waiting.push_back((place, which));
             }
             attempts.push(recorded);
         }
-        let (admitted, running) = (self.step, Vec::new());
-        let mut group = Group { task, admitted, attempts, completed: None, replaced: false, running };
+        let mut baseline = None;
+        if self.keys.needs_baseline() {
+            baseline = rollouts.store.attempt(&self.key(place, Which::Baseline))?;
+            if baseline.is_none() {
+                self.waiting.push_back((place, Which::Baseline));
+            }
+        }
+        let mut group = Group {
+            task,
+            admitted: self.step,
+            attempts,
+            full: false,
+            baseline,
+            completed: None,
+            replaced: false,
+            running: Vec::new(),
+        };
         // What an earlier process of the run sampled is as old as it is.
         let drawn = freshness(&group).saturating_sub(self.began);
         group.admitted = u32::try_from(drawn).map_or(self.step, |drawn| drawn.min(self.step));
@@ -175,13 +209,17 @@ impl Flow {
             self.admit_until(self.capacity(), &[], rollouts, tasks)?;
         }
         while self.running.len() < rollouts.concurrency
-            && let Some((place, sample)) = self.waiting.pop_front()
+            && let Some((place, which)) = self.waiting.pop_front()
         {
-            let key = self.key(place, sample);
+            let key = self.key(place, which);
             let Some(group) = self.open.get_mut(&place) else { continue };
-            let params = SamplingParams { temperature: self.keys.temperature, ..SamplingParams::default() };
+            let temperature = if which == Which::Baseline { 0.0 } else { self.keys.temperature };
+            let params = SamplingParams { temperature, ..SamplingParams::default() };
             let attempt = rollouts.attempt(&key, &group.task, params);
-            group.running.push(self.running.spawn(async move { (place, sample, attempt.await) }));
+            let running = self.running.spawn(async move { (place, which, attempt.await) });
+            if which != Which::Baseline {
+                group.running.push(running);
+            }
         }
         Ok(())
     }
@@ -194,7 +232,7 @@ impl Flow {
         observer: &mut dyn Observer,
     ) -> Result<bool, TrainerError> {
         self.admit(rollouts, tasks)?;
-        let (place, sample, attempt) = match self.running.join_next().await {
+        let (place, which, attempt) = match self.running.join_next().await {
             None => return Ok(false),
             Some(Ok(joined)) => joined,
             // Given up, since its group was complete without it.
@@ -202,11 +240,14 @@ impl Flow {
             // A bug; the panic has already said where.
             Some(Err(panic)) => std::panic::resume_unwind(panic.into_panic()),
         };
-        let group = self.open.get_mut(&place).filter(|group| group.completed.is_none());
+        let group = self.open.get_mut(&place).filter(|group| which == Which::Baseline || !group.full);
         let Some(group) = group else { return Ok(true) };
         rollouts.record(&attempt)?;
         let sampled_tokens = attempt.trajectory.sampled_tokens();
-        group.attempts[sample as usize] = Some(attempt);
+        match which {
+            Which::Sample(sample) => group.attempts[sample as usize] = Some(attempt),
+            Which::Baseline => group.baseline = Some(attempt),
+        }
         self.complete(place);
         let (done, total) = self.progress();
         observer.event(&Event::Attempt { purpose: Purpose::Train, done, total, sampled_tokens });
@@ -223,10 +264,14 @@ impl Flow {
         if ended < begun && rewarded < self.keys.group_size {
             return;
         }
+        group.full = true;
+        group.running.drain(..).for_each(|attempt| attempt.abort());
+        self.waiting.retain(|(waiting, which)| *waiting != place || *which == Which::Baseline);
+        if self.keys.needs_baseline() && group.baseline.is_none() {
+            return;
+        }
         group.completed = Some(self.completions);
         self.completions += 1;
-        group.running.drain(..).for_each(|attempt| attempt.abort());
-        self.waiting.retain(|(waiting, _)| *waiting != place);
         // Refilling has an end: as many again as a step has. By place, so that who ends first makes no difference.
         let ahead = (2 + u64::from(self.keys.staleness)) * self.keys.groups as u64;
         let is_idle = self.is_idle(place);
@@ -284,12 +329,12 @@ impl Flow {
         let idle = places.iter().filter(|place| self.is_idle(**place)).count();
         let idle = idle - (places.len() - self.keys.groups);
         self.spend(&places);
-        let groups = places
+        let (groups, baselines) = places
             .iter()
             .filter_map(|place| self.open.remove(place))
-            .map(|group| group.attempts.into_iter().flatten().collect())
-            .collect();
-        Some(Taken { places, groups, idle })
+            .map(|group| (group.attempts.into_iter().flatten().collect(), group.baseline))
+            .unzip();
+        Some(Taken { places, groups, baselines, idle })
     }
 
     /// Notes that a step has taken these places.
@@ -306,21 +351,28 @@ impl Flow {
         tasks: &Tasks,
     ) -> Result<Taken, TrainerError> {
         self.admit_until(end_of(places), places, rollouts, tasks)?;
-        let mut groups = Vec::with_capacity(places.len());
+        let (mut groups, mut baselines) = (Vec::with_capacity(places.len()), Vec::new());
         for place in places {
             self.open.remove(place);
             let mut attempts = Vec::with_capacity(self.keys.group_size);
-            for sample in 0..(self.keys.group_size + self.keys.spare) as u32 {
-                attempts.extend(rollouts.store.attempt(&self.key(*place, sample))?);
+            for which in (0..(self.keys.group_size + self.keys.spare) as u32).map(Which::Sample) {
+                attempts.extend(rollouts.store.attempt(&self.key(*place, which))?);
             }
             if attempts.len() < self.keys.group_size {
-                return Err(TrainerError::Unrecorded(self.key(*place, attempts.len() as u32)));
+                let missing = self.key(*place, Which::Sample(attempts.len() as u32));
+                return Err(TrainerError::Unrecorded(missing));
             }
             groups.push(attempts);
+            let key = self.key(*place, Which::Baseline);
+            let baseline = if self.keys.needs_baseline() { rollouts.store.attempt(&key)? } else { None };
+            if self.keys.needs_baseline() && baseline.is_none() {
+                return Err(TrainerError::Unrecorded(key));
+            }
+            baselines.push(baseline);
         }
         self.waiting.retain(|(place, _)| !places.contains(place));
         self.spend(places);
-        Ok(Taken { places: places.to_vec(), groups, idle: 0 })
+        Ok(Taken { places: places.to_vec(), groups, baselines, idle: 0 })
     }
 
     /// A step is done, and its weights are published.

@@ -38,6 +38,7 @@ mod random;
 pub mod recipe;
 mod replay;
 mod rollout;
+mod signals;
 mod sink;
 mod survey;
 mod tasks;

@@ -7,8 +7,8 @@
 use std::collections::HashMap;
 
 use dressage_agent::Finish;
-use dressage_rl::{Counting, Normaliser, PathAdvantages, RolloutTokens, shaping};
-use dressage_store::{Attempt, AttemptKey, ChargedKl, PerToken, PlannedPath, StepPlan, Update};
+use dressage_rl::{Counting, Normaliser, PathAdvantages, RolloutTokens, prepare, shaping};
+use dressage_store::{Attempt, AttemptKey, ChargedKl, HighEntropy, PerToken, PlannedPath, StepPlan, Update};
 use dressage_tree::{PathInput, SegmentId, Trajectory, TreeBatch};
 
 use crate::TrainerError;
@@ -17,18 +17,8 @@ use crate::credit::{Earnings, Sample};
 use crate::random::order;
 use crate::recipe::{Charge, Empty, GroupBy, OnlyKeys, Overlong, RlKeys, UniformGroups};
 use crate::rollout::outcome_of;
+use crate::signals::Signals;
 use crate::survey::PathKey;
-
-/// What is known of a path besides its record, a number for every trained token each; empty where not asked for.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Signals {
-    /// A critic's values.
-    pub values: Vec<f32>,
-    /// Log-probabilities under the weights at the beginning of the step.
-    pub logprobs: Vec<f32>,
-    /// Log-probabilities under the frozen reference.
-    pub reference: Vec<f32>,
-}
 
 /// Where the signals of a path are looked up.
 pub(crate) type SignalsOf<'a> = &'a dyn Fn(AttemptKey, SegmentId) -> Signals;
@@ -126,18 +116,30 @@ impl<'a> Rollout<'a> {
     }
 }
 
+/// Whether an attempt was cut for its length, in tokens, turns, context or time.
+pub(crate) fn is_cut(attempt: &Attempt) -> bool {
+    outcome_of(attempt).is_some_and(|o| !matches!(o.finish, Finish::Answered | Finish::Failed))
+}
+
 /// The reward of an attempt and what becomes of it, by the recipe's way with long ones.
 fn reward_of(attempt: &Attempt, keys: &RlKeys, most_tokens: usize) -> Option<(f64, bool)> {
     let reward = attempt.reward?;
-    let cut = || outcome_of(attempt).is_some_and(|o| !matches!(o.finish, Finish::Answered | Finish::Failed));
     match keys.overlong {
-        Overlong::Keep => Some((reward, true)),
-        Overlong::Mask => Some((reward, !cut())),
-        Overlong::Drop => (!cut()).then_some((reward, true)),
+        Overlong::Keep | Overlong::Bootstrap => Some((reward, true)),
+        Overlong::Mask => Some((reward, !is_cut(attempt))),
+        Overlong::Drop => (!is_cut(attempt)).then_some((reward, true)),
         Overlong::Penalise { buffer, factor } => {
             let tokens = attempt.trajectory.sampled_tokens() as u64;
             Some((reward + shaping::overlong(tokens, most_tokens as u64, buffer, factor), true))
         }
+    }
+}
+
+/// What a greedy attempt earned that others are compared with: as theirs are, save that it is not left out for its length.
+pub(crate) fn rival_of(baseline: &Attempt, keys: &RlKeys, most_tokens: usize) -> Option<f64> {
+    match keys.overlong {
+        Overlong::Drop => baseline.reward,
+        _ => reward_of(baseline, keys, most_tokens).map(|(reward, _)| reward),
     }
 }
 
@@ -175,6 +177,8 @@ pub(crate) struct Setting<'a> {
     pub most_tokens: usize,
     /// Coefficient of a divergence charged to the reward.
     pub kl_coefficient: f64,
+    /// What the greedy attempt at the task of each group earned, where the advantage compares with one and it did not break.
+    pub rivals: &'a [Option<f64>],
     /// What critic, policy and reference say of a path.
     pub signals: SignalsOf<'a>,
 }
@@ -216,9 +220,13 @@ struct Gathered<'a> {
 }
 
 impl<'a> Gathered<'a> {
-    /// Adds a group, unless it is left out because it teaches nothing.
+    /// Adds a group, unless it is left out because it teaches nothing, or has nothing to be compared with.
     fn add_group(&mut self, setting: &Setting<'_>, group: usize, attempts: &'a [Attempt]) {
         let keys = setting.keys;
+        let rival = setting.rivals.get(group).copied().flatten();
+        if keys.needs_baseline() && rival.is_none() {
+            return;
+        }
         let found = rewarded(attempts.iter(), keys, setting.most_tokens);
         if is_idle(keys, &found) && keys.uniform_groups() != UniformGroups::Keep {
             return;
@@ -227,7 +235,7 @@ impl<'a> Gathered<'a> {
             .into_iter()
             .map(|(attempt, reward, trained)| {
                 let trained = trained && keys.only.reward(reward);
-                self.add(setting, group, attempt, reward, trained)
+                self.add(setting, (group, rival), attempt, reward, trained)
             })
             .collect();
         self.groups.push(members);
@@ -236,7 +244,7 @@ impl<'a> Gathered<'a> {
     fn add(
         &mut self,
         setting: &Setting<'_>,
-        group: usize,
+        (group, rival): (usize, Option<f64>),
         attempt: &'a Attempt,
         reward: f64,
         trained: bool,
@@ -248,13 +256,12 @@ impl<'a> Gathered<'a> {
         let paths: Vec<TrainedPath> = rollout.paths.iter().map(|way| way.path.clone()).collect();
         let earnings =
             Earnings::new(&attempt.trajectory, &paths, reward, attempt.score.unwrap_or(0.0), &attempt.earned);
-        let values = |path: usize| {
-            rollout.paths[path].signals.values.iter().map(|v| f64::from(*v)).collect::<Vec<_>>()
-        };
+        let signals: Vec<Signals> = rollout.paths.iter().map(|way| way.signals.clone()).collect();
         let samples = earnings.samples(&paths, keys.group_by);
         for sample in &samples {
             let group = self.number(keys.group_by, group, sample);
-            self.described.push(earnings.rollout(sample, group, &paths, &charged, values));
+            let described = earnings.rollout(sample, group, &paths, &charged, &signals);
+            self.described.push(dressage_rl::Rollout { rival, ..described });
         }
         self.samples.push(samples);
         self.divergences.push(divergence);
@@ -309,7 +316,7 @@ pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<StepPla
     }
     let advantages = keys.estimator().advantages(&gathered.described)?;
     gathered.give(advantages);
-    let Gathered { groups, divergences, .. } = gathered;
+    let Gathered { mut groups, divergences, .. } = gathered;
 
     let kl = keys.kl.filter(|kl| kl.charge == Charge::Reward).map(|_| ChargedKl {
         coefficient: kl_coefficient,
@@ -320,11 +327,17 @@ pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<StepPla
     let share = |i: usize| i * n / keys.mini_batches;
     // A critic learns whatever the advantage.
     let all_learn = keys.loss().moves_without_advantage() || keys.needs_critic();
-    let once = (0..keys.mini_batches)
-        .map(|i| update(&groups[share(i)..share(i + 1)], keys.normaliser(), &keys.only, all_learn, budget))
-        .collect::<Result<Vec<_>, _>>()?;
+    let mut high_entropy = (keys.high_entropy_share < 1.0).then(HighEntropy::default);
+    let mut once = Vec::with_capacity(keys.mini_batches);
+    for i in 0..keys.mini_batches {
+        let of_update = &mut groups[share(i)..share(i + 1)];
+        if let Some(found) = &mut high_entropy {
+            keep_high_entropy(of_update, keys.high_entropy_share, found);
+        }
+        once.push(update(of_update, keys.normaliser(), &keys.only, all_learn, budget)?);
+    }
     let updates = (0..keys.epochs).flat_map(|_| once.iter().cloned()).collect();
-    Ok(StepPlan { phase, step, places: Vec::new(), kl, updates })
+    Ok(StepPlan { phase, step, places: Vec::new(), kl, high_entropy, updates })
 }
 
 /// The plan of a step that imitates demonstrations.
@@ -342,7 +355,31 @@ pub(crate) fn sft(
         demonstrations.iter().map(|(key, trajectory)| vec![Rollout::new(*key, trajectory, None)]).collect();
     // Cross-entropy has a gradient whatever the advantage.
     let updates = vec![update(&groups, normaliser, &OnlyKeys::default(), true, budget)?];
-    Ok(StepPlan { phase, step, places: Vec::new(), kl: None, updates })
+    Ok(StepPlan { phase, step, places: Vec::new(), kl: None, high_entropy: None, updates })
+}
+
+/// Takes the advantages of all but the `share` of an update's trained tokens whose entropies are highest. The others stay what they are to
+/// denominators, penalties and a critic.
+fn keep_high_entropy(groups: &mut [Vec<Rollout>], share: f64, found: &mut HighEntropy) {
+    let trained = |way: &Way| {
+        let of_way = way.signals.entropies.iter().zip(way.shares().collect::<Vec<_>>());
+        of_way.filter(|(_, share)| *share != 0.0).map(|(entropy, _)| f64::from(*entropy)).collect::<Vec<_>>()
+    };
+    let rollouts = || groups.iter().flatten().filter(|rollout| rollout.trained);
+    let entropies: Vec<f64> = rollouts().flat_map(|rollout| &rollout.paths).flat_map(trained).collect();
+    if entropies.is_empty() {
+        return;
+    }
+    let threshold = prepare::entropy_threshold(&entropies, share);
+    found.tokens += entropies.len() as u64;
+    found.kept += entropies.iter().filter(|entropy| **entropy >= threshold).count() as u64;
+    found.thresholds.push(threshold);
+    for way in groups.iter_mut().flatten().flat_map(|rollout| &mut rollout.paths) {
+        let of_way = way.advantages.iter().zip(&way.signals.entropies);
+        let kept =
+            of_way.map(|(advantage, entropy)| if f64::from(*entropy) >= threshold { advantage } else { 0.0 });
+        way.advantages = PerToken::new(kept.collect::<Vec<_>>());
+    }
 }
 
 /// One optimiser step. Rollouts without advantage are left out unless something else gives them a gradient

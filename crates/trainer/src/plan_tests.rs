@@ -55,8 +55,9 @@ fn plan_with(
     budget: usize,
     signals: SignalsOf<'_>,
 ) -> Result<StepPlan, TrainerError> {
+    let (rivals, kl_coefficient) = (&[Some(0.25), None, Some(1.0)], 0.5);
     let setting =
-        Setting { phase: 1, step: 2, keys, seed: 7, budget, most_tokens: 4, kl_coefficient: 0.5, signals };
+        Setting { phase: 1, step: 2, keys, seed: 7, budget, most_tokens: 4, kl_coefficient, rivals, signals };
     rl(&setting, &groups.iter().map(Vec::as_slice).collect::<Vec<_>>())
 }
 
@@ -86,7 +87,8 @@ fn a_step_by_hand() {
     assert_eq!(rows(&dropped.updates[0])[0][0], (0, 0, 0.5, 1.0 / 6.0));
 
     let (estimator, adaptive) = (dressage_rl::KlEstimator::K3, None);
-    let kl = KlKeys { estimator, coefficient: 0.1, charge: Charge::Loss, adaptive };
+    let kl =
+        KlKeys { estimator, coefficient: 0.1, importance_weighted: false, charge: Charge::Loss, adaptive };
     let kept = plan_of(&groups(), &RlKeys { kl: Some(kl), ..keys() }, 1000).unwrap();
     assert_eq!(rows(&kept.updates[0])[0].len(), 6);
 
@@ -308,11 +310,16 @@ fn a_divergence_charged_to_the_reward() {
     let kl = Some(KlKeys {
         estimator: dressage_rl::KlEstimator::K1,
         coefficient: 9.0,
+        importance_weighted: false,
         charge: Charge::Reward,
         adaptive: None,
     });
-    let signals =
-        |_, _| Signals { values: vec![0.0, 0.0], logprobs: vec![-1.0, -2.0], reference: vec![-2.0, -2.5] };
+    let signals = |_, _| Signals {
+        values: vec![0.0, 0.0],
+        logprobs: vec![-1.0, -2.0],
+        reference: vec![-2.0, -2.5],
+        ..Signals::default()
+    };
     // At the coefficient of the moment, 0.5: 1 − 0.25 after the last token, and 0.5 less before.
     let plan = plan_with(&groups, &RlKeys { advantage, kl, ..keys() }, 1000, &signals).unwrap();
     assert_eq!(plan.updates[0].micro_batches[0][0].advantage, PerToken::new([0.25, 0.75]));
@@ -346,4 +353,70 @@ fn parts_of_a_score_are_normalised_one_by_one() {
     let plan = plan_of(&[vec![right, wrong]], &RlKeys { advantage, ..keys() }, 1000).unwrap();
     // 1 × 0.5 − 2 × 0.25 of the first: nothing is left, and so of the second.
     assert_eq!(plan.updates, [Update::default()]);
+}
+
+/// What was cut has a value after it; what ended has none.
+#[test]
+fn a_cut_attempt_is_worth_what_may_come() {
+    let advantage = Some(Estimator::Gae { gamma: 0.5, lambda: 0.5, whiten: None });
+    let groups =
+        [vec![attempt(0, 0, &[1, 2], &[3, 4], Some(1.0)), attempt(0, 1, &[1, 2], &[3, 5], Some(1.0))]];
+    let signals = |key: AttemptKey, _| Signals {
+        values: vec![0.5, 0.25],
+        cut: (key.sample == 0).then_some(2.0),
+        ..Signals::default()
+    };
+    let plan = plan_with(&groups, &RlKeys { advantage, ..keys() }, 1000, &signals).unwrap();
+    let [cut, ended] = &plan.updates[0].micro_batches[0][..] else { panic!("{plan:?}") };
+    // δ₁ = 1 + γ · 2 − 0.25, δ₀ = γ · 0.25 − 0.5, and λ γ δ₁ more for the first.
+    assert_eq!(cut.advantage, PerToken::new([-0.375 + 0.25 * 1.75, 1.75]));
+    assert_eq!(ended.advantage, PerToken::new([-0.375 + 0.25 * 0.75, 0.75]));
+    assert_eq!(cut.returns, Some(PerToken::new([0.5625, 2.0])));
+}
+
+#[test]
+fn groups_are_compared_with_their_rivals() {
+    let keys = RlKeys { advantage: Some(Estimator::ReMax), ..keys() };
+    // The second group's greedy attempt broke.
+    let plan = plan_of(&groups(), &keys, 1000).unwrap();
+    let w = 1.0 / 6.0;
+    let all = [(0, 0, 0.75, w), (0, 1, -0.25, w), (2, 0, -1.0, w), (2, 1, 2.0, w)];
+    assert_eq!(rows(&plan.updates[0]), [all.to_vec()]);
+    let buffer = Overlong::Penalise { buffer: 2, factor: 1.0 };
+    let long = attempt(0, 0, &[1], &[3, 4, 5], Some(1.0));
+    assert_eq!(rival_of(&long, &RlKeys { overlong: buffer, ..keys.clone() }, 4), Some(0.5));
+    assert_eq!(rival_of(&long, &RlKeys { overlong: Overlong::Drop, ..keys }, 4), Some(1.0));
+}
+
+#[test]
+fn only_the_least_certain_tokens_learn() {
+    let entropies = |key: AttemptKey, _| {
+        let entropies = match (key.group, key.sample) {
+            (0, 0) => vec![0.9, 0.1],
+            (0, 1) => vec![0.3],
+            (1, 0) => vec![0.8],
+            (1, 1) => vec![0.2, 0.7],
+            (2, 0) => vec![0.4, 0.5],
+            _ => vec![0.6],
+        };
+        Signals { entropies, ..Signals::default() }
+    };
+    // Three of nine, those of a group without advantages among them.
+    let keys = RlKeys { high_entropy_share: 1.0 / 3.0, ..keys() };
+    let plan = plan_with(&groups(), &keys, 1000, &entropies).unwrap();
+    assert_eq!(
+        plan.high_entropy,
+        Some(HighEntropy { tokens: 9, kept: 3, thresholds: vec![f64::from(0.7f32)] })
+    );
+    let [path] = &plan.updates[0].micro_batches[0][..] else { panic!("{plan:?}") };
+    assert_eq!((path.attempt.group, path.attempt.sample), (0, 0));
+    assert_eq!(path.advantage, PerToken::new([0.5, 0.0]));
+    // The loss is still a mean over all tokens.
+    assert_eq!(path.weight, PerToken::same(1.0 / 9.0));
+    // Every update has a threshold of its own.
+    let keys = RlKeys { mini_batches: 2, high_entropy_share: 0.5, ..keys };
+    let plan = plan_with(&groups(), &keys, 1000, &entropies).unwrap();
+    let found = plan.high_entropy.unwrap();
+    assert_eq!(found.thresholds, [f64::from(0.3f32), f64::from(0.6f32)]);
+    assert_eq!((found.tokens, found.kept), (9, 5));
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use dressage_policy::Learner;
+use dressage_policy::{Learner, Predictions};
 use dressage_store::AttemptKey;
 use dressage_tree::{PathInput, SegmentId, TreeBatch};
 
@@ -29,6 +29,38 @@ pub(crate) async fn survey(
     budget: usize,
 ) -> Result<HashMap<PathKey, Vec<f32>>, TrainerError> {
     let mut found = HashMap::with_capacity(paths.len());
+    for now in micro_batches(paths, budget) {
+        let inputs: Vec<PathInput> = now.iter().map(|(_, input)| input.clone()).collect();
+        let answers = ask(learner, question, &inputs).await?;
+        found.extend(now.iter().map(|(key, _)| *key).zip(answers));
+    }
+    Ok(found)
+}
+
+/// What a policy predicts of every trained token of every path, likewise.
+pub(crate) async fn predictions(
+    learner: &dyn Learner,
+    paths: &[(PathKey, PathInput)],
+    budget: usize,
+) -> Result<HashMap<PathKey, Predictions>, TrainerError> {
+    let mut found = HashMap::with_capacity(paths.len());
+    for now in micro_batches(paths, budget) {
+        let inputs: Vec<PathInput> = now.iter().map(|(_, input)| input.clone()).collect();
+        let batch = Arc::new(TreeBatch::merge(&inputs)?);
+        let Predictions { logprobs, entropies, concentrations } = learner.predictions(batch.clone()).await?;
+        let [logprobs, entropies, concentrations] =
+            [logprobs, entropies, concentrations].map(|numbers| by_path(&batch, &numbers, inputs.len()));
+        let answers = logprobs.into_iter().zip(entropies).zip(concentrations);
+        for ((key, _), ((logprobs, entropies), concentrations)) in now.iter().zip(answers) {
+            found.insert(*key, Predictions { logprobs, entropies, concentrations });
+        }
+    }
+    Ok(found)
+}
+
+/// Runs of paths of at most `budget` tokens together, or of a single path.
+fn micro_batches(paths: &[(PathKey, PathInput)], budget: usize) -> Vec<&[(PathKey, PathInput)]> {
+    let mut found = Vec::new();
     let mut rest = paths;
     while !rest.is_empty() {
         let mut tokens = 0;
@@ -38,12 +70,10 @@ pub(crate) async fn survey(
         };
         let count = rest.iter().map(fits).take_while(|fits| *fits).count().max(1);
         let (now, later) = rest.split_at(count);
-        let inputs: Vec<PathInput> = now.iter().map(|(_, input)| input.clone()).collect();
-        let answers = ask(learner, question, &inputs).await?;
-        found.extend(now.iter().map(|(key, _)| *key).zip(answers));
+        found.push(now);
         rest = later;
     }
-    Ok(found)
+    found
 }
 
 /// The answer for one batch of paths.

@@ -98,6 +98,8 @@ pub struct Trainer {
     pub(crate) reference: Option<Arc<dyn Learner>>,
     pub(crate) critic: Option<Arc<dyn Learner>>,
     pub(crate) store: Arc<Store>,
+    /// Longest sequence of the model, in tokens.
+    pub(crate) context: usize,
     companions: Companions,
     checkpoints: Checkpoints,
     metrics: MetricsFile,
@@ -186,6 +188,7 @@ impl Trainer {
             reference,
             critic,
             store,
+            context,
             companions,
             checkpoints,
             metrics,

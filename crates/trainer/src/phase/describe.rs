@@ -1,7 +1,7 @@
 //! What the attempts of a step were like, and how they were made.
 
 use dressage_policy::Health;
-use dressage_store::Attempt;
+use dressage_store::{Attempt, HighEntropy};
 use dressage_tree::Kind;
 
 use crate::metrics::Metrics;
@@ -19,6 +19,24 @@ pub(super) fn age(attempts: &[Attempt], version: u64, metrics: &mut Metrics) {
     }
     metrics.add("training/staleness/mean", sum as f64 / tokens.max(1) as f64);
     metrics.add("training/staleness/max", oldest as f64);
+}
+
+/// Which tokens kept their advantages for their entropy.
+pub(super) fn high_entropy(found: &HighEntropy, metrics: &mut Metrics) {
+    let HighEntropy { tokens, kept, thresholds } = found;
+    metrics.add("actor/high_entropy_tokens", *kept as f64);
+    metrics.add("actor/high_entropy_share", *kept as f64 / (*tokens).max(1) as f64);
+    let mean = thresholds.iter().sum::<f64>() / thresholds.len().max(1) as f64;
+    metrics.add("actor/entropy_threshold", mean);
+}
+
+/// The greedy attempts that others were compared with; `missing` groups have none to be compared with.
+pub(super) fn baselines(baselines: &[Attempt], missing: usize, metrics: &mut Metrics) {
+    metrics.add_spread("critic/baseline_rewards", baselines.iter().filter_map(|baseline| baseline.reward));
+    metrics.add("training/baselines", baselines.len() as f64);
+    metrics.add("training/baselines_missing", missing as f64);
+    let tokens: usize = baselines.iter().map(|baseline| baseline.trajectory.sampled_tokens()).sum();
+    metrics.add("training/baseline_tokens", tokens as f64);
 }
 
 /// How the sampler worked between two looks at it, `seconds` apart.

@@ -1,6 +1,5 @@
 //! A phase that reinforces what is rewarded.
 
-use std::collections::HashMap;
 use std::time::Instant;
 
 use dressage_policy::crash_point;
@@ -12,9 +11,9 @@ use crate::flow::{Flow, Taken};
 use crate::learn::{Learned, Models, Rules, run_plan};
 use crate::metrics::Metrics;
 use crate::observe::{Event, Observer, StopFlag};
-use crate::plan::{self, Signals};
-use crate::recipe::{Charge, Phase, RlKeys};
-use crate::survey::{PathKey, Question, survey};
+use crate::plan;
+use crate::recipe::{Phase, RlKeys};
+use crate::signals::Heard;
 use crate::tasks::TaskOrder;
 use crate::trainer::{Leave, Trainer};
 
@@ -58,7 +57,9 @@ impl Rl {
             None => collect(&mut self.flow, trainer, observer, stop).await?,
         };
         let attempts = taken.groups.concat();
-        rollouts.record_broken(&attempts)?;
+        let baselines: Vec<Attempt> = taken.baselines.iter().flatten().cloned().collect();
+        let made = [attempts.as_slice(), &baselines].concat();
+        rollouts.record_broken(&made)?;
         if taken.idle > 0 {
             let note = format!(
                 "step {step}: the attempts at {} of {} tasks earned the same, and as many tasks again as a step has were drawn in vain",
@@ -71,13 +72,24 @@ impl Rl {
 
         // While the weights learn, attempts go on.
         let Rl { flow, phase, index, keys } = self;
+        let rivals = rivals(keys, &taken.baselines, trainer.recipe.agent.max_tokens);
+        let missing = rivals.iter().filter(|rival| rival.is_none()).count();
+        if missing > 0 {
+            let note = format!(
+                "step {step}: the greedy attempts at {missing} of {} tasks broke, and the others at these are left out: \
+                 there is nothing to compare them with",
+                taken.groups.len()
+            );
+            observer.event(&Event::Note(&note));
+        }
         let of_phase = OfPhase { phase, index: *index, keys };
         let learning = Instant::now();
         let training = async {
             let plan = match planned {
                 Some(plan) => plan,
                 None => {
-                    StepPlan { places: taken.places.clone(), ..of_phase.plan(trainer, step, &groups).await? }
+                    let plan = of_phase.plan(trainer, step, &groups, &rivals).await?;
+                    StepPlan { places: taken.places.clone(), ..plan }
                 }
             };
             store.record_step(&plan)?;
@@ -99,6 +111,12 @@ impl Rl {
             metrics.add("actor/reward_kl_penalty", kl.found);
             metrics.add("actor/reward_kl_penalty_coeff", kl.coefficient);
         }
+        if let Some(high) = &plan.high_entropy {
+            describe::high_entropy(high, &mut metrics);
+        }
+        if keys.needs_baseline() {
+            describe::baselines(&baselines, missing, &mut metrics);
+        }
         describe::age(&attempts, trainer.version(), &mut metrics);
         let rules = Rules::new(of_phase.phase, step, trainer.version(), trainer.recipe.run.seed);
         learned.report(of_phase.phase, rules.policy, &mut metrics);
@@ -106,8 +124,14 @@ impl Rl {
         describe::sampling(&before, &sampler.health().await?, whole, &mut metrics);
         of_phase.timing(&attempts, &learned, waited, updated, whole, &mut metrics);
         describe::memory(&mut metrics);
-        Ok((metrics, attempts))
+        Ok((metrics, made))
     }
+}
+
+/// What the greedy attempts earned, of each group; none where the advantage compares with no such.
+fn rivals(keys: &RlKeys, baselines: &[Option<Attempt>], most_tokens: usize) -> Vec<Option<f64>> {
+    let of = |baseline: &Option<Attempt>| plan::rival_of(baseline.as_ref()?, keys, most_tokens);
+    if keys.needs_baseline() { baselines.iter().map(of).collect() } else { Vec::new() }
 }
 
 /// The places of a step's groups where the record does not say: those in order.
@@ -209,28 +233,12 @@ impl OfPhase<'_> {
         trainer: &Trainer,
         step: u32,
         groups: &[&[Attempt]],
+        rivals: &[Option<f64>],
     ) -> Result<StepPlan, TrainerError> {
         let Trainer { recipe, .. } = trainer;
-        let budget = recipe.engine.micro_batch_tokens;
-        let models = self.models(trainer);
-        let charged = self.keys.kl.is_some_and(|kl| kl.charge == Charge::Reward);
-        let [mut values, mut logprobs, mut of_reference] = [HashMap::new(), HashMap::new(), HashMap::new()];
-        if charged || models.critic.is_some() {
-            let paths = plan::every_path(groups)?;
-            if let Some(critic) = models.critic {
-                values = survey(critic, Question::Values, &paths, budget).await?;
-            }
-            if let Some(reference) = models.reference.filter(|_| charged) {
-                logprobs = survey(models.policy, Question::Logprobs, &paths, budget).await?;
-                of_reference = survey(reference, Question::Logprobs, &paths, budget).await?;
-            }
-        }
-        let of = |found: &HashMap<PathKey, Vec<f32>>, key| found.get(&key).cloned().unwrap_or_default();
-        let signals = |attempt, leaf| Signals {
-            values: of(&values, (attempt, leaf)),
-            logprobs: of(&logprobs, (attempt, leaf)),
-            reference: of(&of_reference, (attempt, leaf)),
-        };
+        let (context, budget) = (trainer.context, recipe.engine.micro_batch_tokens);
+        let heard = Heard::of(self.keys, self.models(trainer), groups, context, budget).await?;
+        let signals = |attempt, leaf| heard.get(attempt, leaf);
         let setting = plan::Setting {
             phase: self.index,
             step,
@@ -239,6 +247,7 @@ impl OfPhase<'_> {
             budget,
             most_tokens: recipe.agent.max_tokens,
             kl_coefficient: self.kl_coefficient(trainer, step)?,
+            rivals,
             signals: &signals,
         };
         plan::rl(&setting, groups)

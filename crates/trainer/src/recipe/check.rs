@@ -4,11 +4,11 @@ use std::fmt::Display;
 use std::path::Path;
 
 use dressage_agent::tasks::Arithmetic;
-use dressage_rl::{Estimator, RlError};
+use dressage_rl::{Alignment, Compare, Estimator, GroupBaseline, PolicyLoss, RlError};
 
 use super::RecipeError;
 use super::keys::{EvalKeys, OptimiserKeys, Phase, QUESTION, Recipe, SftKeys, TaskSource};
-use super::rl::{Charge, CriticKeys, GroupBy, Overlong, Proximal, RlKeys, UniformGroups};
+use super::rl::{Algorithm, Charge, CriticKeys, GroupBy, Overlong, Proximal, RlKeys, UniformGroups};
 
 /// The longest time that a recipe may name, which keeps it within what a duration can hold.
 const MOST_SECONDS: f64 = 1e9;
@@ -85,6 +85,30 @@ impl Checker<'_> {
         self.at_least_one(format!("phase.{phase}.epochs"), keys.epochs as usize)
     }
 
+    /// A share that is one, and a loss that has nothing to do for tokens without advantage.
+    fn high_entropy(&self, phase: usize, keys: &RlKeys) -> Result<(), RecipeError> {
+        let share = keys.high_entropy_share;
+        let is_share = share > 0.0 && share <= 1.0;
+        let loss = match keys.loss().policy {
+            PolicyLoss::GeometricMean { .. } => "gmpo",
+            PolicyLoss::Direct { .. } => "direct",
+            PolicyLoss::KlCov { .. } => "kl_cov",
+            PolicyLoss::ClipCov { .. } => "clip_cov",
+            _ => "",
+        };
+        self.check(
+            is_share && (share == 1.0 || loss.is_empty()),
+            format!("phase.{phase}.high_entropy_share"),
+            share,
+            match loss {
+                "" => "in 0..=1, not 0".into(),
+                loss => format!(
+                    "1 with the loss of `{loss}`: it looks at the advantages of other tokens, or does without"
+                ),
+            },
+        )
+    }
+
     fn rl(&self, phase: usize, keys: &RlKeys) -> Result<(), RecipeError> {
         let key = |name: &str| format!("phase.{phase}.{name}");
         self.at_least_one(key("steps"), keys.steps as usize)?;
@@ -104,6 +128,21 @@ impl Checker<'_> {
             "in 0.01..=100: greedy attempts are all the same, and cannot be trained on",
         )?;
         let estimator = keys.estimator();
+        let passes = keys.algorithm == Algorithm::PassK && keys.advantage.is_none();
+        self.check(
+            passes || keys.k.is_none(),
+            key("k"),
+            keys.k.unwrap_or_default(),
+            "left out: only `algorithm = \"pass_k\"` chooses the best of k; an advantage that is given by itself has its own",
+        )?;
+        if let Estimator::Group(GroupBaseline { compare: Compare::SecondBest { k: Some(k) }, .. }) = estimator
+        {
+            let tasks = if keys.group_by == GroupBy::Step { keys.groups } else { 1 };
+            let most = tasks * keys.group_size;
+            let name = if passes { "k" } else { "advantage.compare.k" };
+            let range = format!("at least 2, and at most the number of attempts that are compared, {most}");
+            self.check((2..=most).contains(&k), key(name), k, range)?;
+        }
         let checks = [
             keys.loss().check_parameters(),
             keys.value_loss().check_parameters(),
@@ -116,17 +155,15 @@ impl Checker<'_> {
                 self.check(false, key(&key_of(name)), value, range)?;
             }
         }
-        let unknown = match estimator {
-            Estimator::ReMax => Some("re_max"),
-            Estimator::OptimalToken { .. } => Some("optimal_token"),
-            _ => None,
-        };
-        self.check(
-            unknown.is_none(),
-            key("advantage"),
-            unknown.unwrap_or_default(),
-            "another: this one needs greedy attempts, or squared probabilities, which runs do not record",
-        )?;
+        if let Estimator::OptimalToken { alignment, .. } = estimator {
+            self.check(
+                alignment == Alignment::ActionToken,
+                key("advantage.alignment"),
+                "\"position\"",
+                "\"action_token\": the other counts what tools said, and is there for comparisons with other programs alone",
+            )?;
+        }
+        self.high_entropy(phase, keys)?;
         let parts = if let Estimator::Gdpo { weights, .. } = &estimator { weights.len() } else { 3 };
         self.check(
             parts == 3,
@@ -155,6 +192,12 @@ impl Checker<'_> {
                 key("kl.adaptive"),
                 "set",
                 "left out unless kl.charge = \"reward\"",
+            )?;
+            self.check(
+                !kl.importance_weighted || kl.charge == Charge::Loss,
+                key("kl.importance_weighted"),
+                true,
+                "left out where kl.charge = \"reward\": a reward is weighted by the loss, like all others",
             )?;
             if let Some(adaptive) = kl.adaptive {
                 self.positive(key("kl.adaptive.target"), adaptive.target as f32)?;
@@ -188,6 +231,12 @@ impl Checker<'_> {
                 "left out: this advantage needs no critic, `ppo` does",
             )?;
         }
+        self.check(
+            keys.overlong != Overlong::Bootstrap || keys.needs_critic(),
+            key("overlong"),
+            "\"bootstrap\"",
+            "another: this advantage has no critic to say what an attempt that was cut would still have earned, `ppo` does",
+        )?;
         if let Overlong::Penalise { buffer, factor } = keys.overlong {
             self.at_least_one(key("overlong.buffer"), buffer as usize)?;
             let finite = factor >= 0.0 && factor.is_finite();

@@ -37,6 +37,9 @@ pub struct RlKeys {
     /// of the outcome, and what turns earned.
     #[serde(default)]
     pub advantage: Option<Estimator>,
+    /// For `pass_k`: how many of a group's attempts the best is chosen among, at least 2; all of them where not given.
+    #[serde(default)]
+    pub k: Option<usize>,
     /// The loss of a token, in place of the algorithm's.
     #[serde(default)]
     pub loss: Option<PolicyLoss>,
@@ -96,6 +99,10 @@ pub struct RlKeys {
     /// How often the attempts of a step are gone through.
     #[serde(default = "one_epoch")]
     pub epochs: u32,
+    /// The share of an update's tokens that keep their advantages: those with the highest entropy before the step; 1 for all. The loss
+    /// is averaged over all tokens nevertheless, and a penalty is charged for all (Wang et al. 2025, "Beyond the 80/20 rule", with 0.2).
+    #[serde(default = "unit_f64")]
+    pub high_entropy_share: f64,
     /// The critic, for advantages that need one.
     #[serde(default)]
     pub critic: CriticKeys,
@@ -135,9 +142,11 @@ pub enum Algorithm {
     ReinforcePlusPlusBaseline,
     /// The baseline weighted by length (Hao et al. 2025).
     Opo,
+    /// Each against a greedy attempt at its task (Li et al. 2024), which is sampled besides.
+    Remax,
     /// Plain policy gradient over groups (Chu et al. 2025).
     Gpg,
-    /// Only the best of a group is reinforced, by how much it beats the second.
+    /// The best of `k` attempts is reinforced, by how much it beats the second (Walder and Karkhanis 2025).
     PassK,
     /// PPO's clip on the ratio of whole attempts (Zheng et al. 2025).
     Gspo,
@@ -164,6 +173,7 @@ impl Algorithm {
             Algorithm::ReinforcePlusPlus => "reinforce_plus_plus",
             Algorithm::ReinforcePlusPlusBaseline => "reinforce_plus_plus_baseline",
             Algorithm::Opo => "opo",
+            Algorithm::Remax => "remax",
             Algorithm::Gpg => "gpg",
             Algorithm::PassK => "pass_k",
             Algorithm::Gspo => "gspo",
@@ -187,7 +197,7 @@ impl Algorithm {
         }
     }
 
-    fn estimator(self) -> Estimator {
+    fn estimator(self, k: Option<usize>) -> Estimator {
         let group = |compare, scale_by_std| {
             Estimator::Group(GroupBaseline { compare, scale_by_std, ..GroupBaseline::default() })
         };
@@ -201,8 +211,9 @@ impl Algorithm {
             Algorithm::DrGrpo => group(Compare::Mean, false),
             Algorithm::Rloo | Algorithm::Minirl => group(Compare::Others, false),
             Algorithm::Opo => group(Compare::LengthWeightedMean, false),
+            Algorithm::Remax => Estimator::ReMax,
             Algorithm::Gpg => group(Compare::MeanOfInformative, false),
-            Algorithm::PassK => group(Compare::SecondBest { k: None }, true),
+            Algorithm::PassK => group(Compare::SecondBest { k }, true),
             Algorithm::ReinforcePlusPlus => {
                 Estimator::ReinforcePlusPlus { gamma: 1.0, counting: Counting::Exact, one_turn: false }
             }
@@ -234,7 +245,7 @@ impl Algorithm {
                 PolicyLoss::MiniRl { low, high, trust }
             }
             Algorithm::Gpg => PolicyLoss::Reinforce,
-            Algorithm::Rloo => PolicyLoss::ImportanceSampling,
+            Algorithm::Rloo | Algorithm::Remax => PolicyLoss::ImportanceSampling,
             _ => PolicyLoss::Clip { low, high, dual, trust: None, keep: None },
         }
     }
@@ -243,7 +254,9 @@ impl Algorithm {
         match self {
             // Means over attempts of means over their tokens, which these are derived with.
             Algorithm::Gspo | Algorithm::Gmpo | Algorithm::Sapo => Normaliser::RolloutMean,
-            Algorithm::DrGrpo | Algorithm::Rloo | Algorithm::Minirl => Normaliser::RolloutSum,
+            Algorithm::DrGrpo | Algorithm::Rloo | Algorithm::Remax | Algorithm::Minirl => {
+                Normaliser::RolloutSum
+            }
             _ => Normaliser::TokenMean,
         }
     }
@@ -257,6 +270,10 @@ pub struct KlKeys {
     pub estimator: KlEstimator,
     /// Its coefficient β.
     pub coefficient: f64,
+    /// Multiplies each token's estimate by its ratio, so that it is unbiased for tokens that older weights drew (DeepSeek-V3.2). Only
+    /// where it is charged in the loss. The ratio is that of the loss: with `proximal`, a `correction` weighs the rest of the way.
+    #[serde(default)]
+    pub importance_weighted: bool,
     /// Where it is charged.
     #[serde(default)]
     pub charge: Charge,
@@ -374,6 +391,8 @@ pub enum Overlong {
     Mask,
     /// They are left out of everything.
     Drop,
+    /// They might have gone on: advantages count what the critic says of the state in which they were cut as still to come. Needs a critic.
+    Bootstrap,
     /// Attempts lose reward as they come near the limit of tokens (DAPO).
     Penalise {
         /// From how many tokens below the limit.
@@ -411,7 +430,7 @@ impl Default for CriticKeys {
 impl RlKeys {
     /// How rewards become advantages.
     pub fn estimator(&self) -> Estimator {
-        self.advantage.clone().unwrap_or_else(|| self.algorithm.estimator())
+        self.advantage.clone().unwrap_or_else(|| self.algorithm.estimator(self.k))
     }
 
     /// What the policy minimises.
@@ -445,6 +464,16 @@ impl RlKeys {
         self.kl.is_some()
     }
 
+    /// Whether the entropies of what the policy predicts are needed, or its squared probabilities.
+    pub fn needs_predictions(&self) -> bool {
+        self.high_entropy_share < 1.0 || matches!(self.estimator(), Estimator::OptimalToken { .. })
+    }
+
+    /// Whether a greedy attempt at each task is needed.
+    pub fn needs_baseline(&self) -> bool {
+        self.estimator() == Estimator::ReMax
+    }
+
     /// Whether a critic is needed.
     pub fn needs_critic(&self) -> bool {
         self.estimator().needs_values()
@@ -458,6 +487,8 @@ impl RlKeys {
             Estimator::Gdpo { .. } => true,
             // The same outcome is worth less to those that took more turns.
             Estimator::Turns { gamma, .. } => gamma < 1.0,
+            // The end of the longest is compared with nothing.
+            Estimator::OptimalToken { bare_tail, .. } => bare_tail,
             _ => false,
         };
         self.compares() && self.group_by != GroupBy::Step && !charged && !differs
@@ -482,6 +513,7 @@ impl RlKeys {
 impl KlKeys {
     /// As `rl` knows it.
     pub fn penalty(&self) -> KlPenalty {
-        KlPenalty { estimator: self.estimator, coefficient: self.coefficient, importance_weighted: false }
+        let KlKeys { estimator, coefficient, importance_weighted, .. } = *self;
+        KlPenalty { estimator, coefficient, importance_weighted }
     }
 }

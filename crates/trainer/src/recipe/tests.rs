@@ -70,7 +70,7 @@ fn what_is_written_reads_back_the_same() {
 
 #[test]
 fn bad_recipes_are_refused_by_key() {
-    let cases: [(&[&str], &str); 21] = [
+    let cases: [(&[&str], &str); 29] = [
         (&["phase.0.lerning_rate=1"], "unknown key `phase.0.lerning_rate`; did you mean `learning_rate`?"),
         (&["phase.1.kind=gppo"], "`phase.1.kind` is \"gppo\", but must be one of `sft`, `rl`"),
         (&["phase.1.group_size=1"], "`phase.1.group_size` is 1, but must be at least 2"),
@@ -92,6 +92,26 @@ fn bad_recipes_are_refused_by_key() {
         (
             &["phase.1.advantage={kind='turns', gamma=0.9}", "phase.1.uniform_groups=drop"],
             "`phase.1.uniform_groups` is set, but must be left out",
+        ),
+        (&["phase.1.k=2"], "`phase.1.k` is 2, but must be left out: only `algorithm"),
+        (&["phase.1.algorithm=pass_k", "phase.1.k=1"], "`phase.1.k` is 1, but must be at least 2"),
+        (
+            &["phase.1.advantage={kind='group', compare={kind='second_best', k=5}}"],
+            "`phase.1.advantage.compare.k` is 5, but must be at least 2, and at most the number of attempts that are compared, 4",
+        ),
+        (
+            &["phase.1.kl.importance_weighted=true", "phase.1.kl.charge=reward"],
+            "`phase.1.kl.importance_weighted` is true, but must be left out where kl.charge",
+        ),
+        (&["phase.1.overlong=bootstrap"], "`phase.1.overlong` is \"bootstrap\", but must be another"),
+        (
+            &["phase.1.advantage={kind='optimal_token', alignment='position'}"],
+            "`phase.1.advantage.alignment` is \"position\", but must be \"action_token\"",
+        ),
+        (&["phase.1.high_entropy_share=0"], "`phase.1.high_entropy_share` is 0, but must be in 0..=1, not 0"),
+        (
+            &["phase.1.high_entropy_share=0.2", "phase.1.loss={kind='direct', beta=0.1}"],
+            "`phase.1.high_entropy_share` is 0.2, but must be 1 with the loss of `direct`",
         ),
         (&["eval.top_p=0.9"], "`eval.top_p` is 0.9, but must be in 0..=1, not 0; greedy attempts"),
         (&["eval.temperature=1", "eval.top_p=0"], "`eval.top_p` is 0, but"),
@@ -152,6 +172,11 @@ fn attempts_under_way_follow_the_step_and_what_runs_ahead() {
     assert_eq!(concurrency(&step), 160);
     assert_eq!(concurrency(&[&step[..], &["phase.1.staleness=2"]].concat()), 480);
     assert_eq!(concurrency(&[&step[..], &["phase.1.staleness=2", "phase.1.spare=1"]].concat()), 600);
+    assert_eq!(
+        concurrency(&[&step[..], &["phase.1.algorithm=remax"]].concat()),
+        200,
+        "a greedy attempt at each"
+    );
     assert_eq!(concurrency(&["engine.concurrency=0"]), 64, "a small step");
     assert_eq!(concurrency(&[&step[..], &["engine.concurrency=3"]].concat()), 3);
 }

@@ -1,0 +1,313 @@
+//! What a phase of reinforcement can be told besides its algorithm: each option computes what it says, and a run with it that is stopped
+//! and goes on, or is done again from its record, ends with the same weights.
+
+#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
+
+mod common;
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{metrics, parts, recipe, simulator};
+use dressage_policy::{Learner, Predictions, Simulator};
+use dressage_store::{Attempt, AttemptKey, PlannedPath, Purpose, StepPlan, Store};
+use dressage_trainer::{Ended, Event, Observer, Replayers, Start, StopFlag, Trainer, replay};
+use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};
+use serde_json::Value;
+
+/// Asks to stop at the n-th attempt, micro-batch or step.
+struct StopAt(StopFlag, u32);
+
+impl Observer for StopAt {
+    fn event(&mut self, event: &Event<'_>) {
+        if matches!(event, Event::Attempt { .. } | Event::MicroBatch { .. } | Event::Step { .. }) {
+            self.1 = self.1.saturating_sub(1);
+            if self.1 == 0 {
+                self.0.stop();
+            }
+        }
+    }
+}
+
+/// Runs until the end, or until the n-th event.
+async fn run(folder: &Path, start: Start, overrides: &[&str], events: u32) -> (bool, Arc<Simulator>) {
+    let policy = simulator(Duration::ZERO, 0.0);
+    let recipe = recipe(folder, overrides);
+    let mut trainer = Trainer::new(recipe, parts(&policy, Duration::ZERO), start).await.unwrap();
+    let stop = StopFlag::default();
+    let ended = trainer.run(&mut StopAt(stop.clone(), events), &stop).await.unwrap();
+    (matches!(ended, Ended::Finished(_)), policy)
+}
+
+/// Runs, runs again with many stops on the way, does it again from the record alone with its checkpoints and without; it all must
+/// come out the same.
+async fn same_however_often_it_stops(folder: &Path, overrides: &[&str]) {
+    let (finished, policy) = run(folder, Start::Fresh, overrides, u32::MAX).await;
+    assert!(finished);
+
+    let stopped = folder.with_extension("stopped");
+    let (mut start, mut stops) = (Start::Fresh, 0);
+    let again = loop {
+        let (finished, policy) = run(&stopped, start, overrides, 17).await;
+        if finished {
+            break policy;
+        }
+        (start, stops) = (Start::Resume, stops + 1);
+        assert!(stops < 200, "it never ends");
+    };
+    assert!(stops > 3, "{stops}");
+    assert_eq!(again.weights(), policy.weights());
+    assert_eq!(metrics(&stopped), metrics(folder));
+
+    let fresh = || simulator(Duration::ZERO, 0.0);
+    let models = Replayers { learner: fresh(), reference: Some(fresh()), critic: Some(fresh()) };
+    let mut compared = Vec::new();
+    replay(&recipe(folder, overrides), folder, &models, &mut (), &mut |one| compared.push(one))
+        .await
+        .unwrap();
+    assert!(compared.len() >= 2 && compared.iter().all(|c| c.differs.is_none()), "{compared:?}");
+
+    std::fs::remove_dir_all(stopped.join("checkpoints")).unwrap();
+    let (finished, again) = run(&stopped, Start::Resume, overrides, u32::MAX).await;
+    assert!(finished);
+    assert_eq!(again.weights(), policy.weights());
+    assert_eq!(metrics(&stopped), metrics(folder));
+}
+
+/// A phase of reinforcement without evaluations.
+fn phase(keys: &str) -> [String; 2] {
+    let phase = format!(
+        "phase.1={{kind='rl', steps=4, groups=3, group_size=4, learning_rate=0.05, temperature=0.9, {keys}}}"
+    );
+    ["eval.tasks=0".to_owned(), phase]
+}
+
+/// The plan of a step of the phase with what it trains on.
+fn planned(folder: &Path, step: u32) -> (StepPlan, HashMap<AttemptKey, Attempt>) {
+    let store = Store::open_existing(&folder.join("run.db")).unwrap();
+    let plan = store.step(1, step).unwrap().unwrap();
+    let keys = plan.updates.iter().flat_map(|update| update.micro_batches.iter().flatten());
+    let attempts = keys.map(|path| (path.attempt, store.attempt(&path.attempt).unwrap().unwrap()));
+    let attempts = attempts.collect();
+    (plan, attempts)
+}
+
+fn paths_of(plan: &StepPlan) -> impl Iterator<Item = &PlannedPath> {
+    plan.updates.iter().flat_map(|update| update.micro_batches.iter().flatten())
+}
+
+/// A policy with the weights that the phase begins with.
+async fn at_the_beginning(folder: &Path) -> Arc<Simulator> {
+    let policy = simulator(Duration::ZERO, 0.0);
+    policy.load(&folder.join("checkpoints/step-000006"), false).await.unwrap();
+    policy
+}
+
+/// All tokens of an attempt, which is one chain, with its sampled tokens as targets.
+fn whole(attempt: &Attempt) -> PathInput {
+    let mut input = PathInput::default();
+    for segment in attempt.trajectory.segments() {
+        let start = input.tokens.len() as u32;
+        let sampled = 0..segment.logprobs.len() as u32;
+        let target =
+            |i| PathTarget { index: start + i, temperature: segment.temperature, term: Term::default() };
+        input.targets.extend(sampled.map(target));
+        input.tokens.extend(&segment.tokens);
+    }
+    input
+}
+
+async fn predictions(policy: &Simulator, attempt: &Attempt) -> Predictions {
+    policy.predictions(Arc::new(TreeBatch::merge(&[whole(attempt)]).unwrap())).await.unwrap()
+}
+
+fn finish(attempt: &Attempt) -> &str {
+    attempt.outcome["finish"].as_str().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_cut_goes_on_with_the_critic() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("run");
+    let [no_eval, change] = phase("algorithm='ppo', overlong='bootstrap', critic={learning_rate=0.1}");
+    // Short enough that some are cut, and that some are not.
+    let change = change.replace("temperature=0.9", "temperature=0.6");
+    let overrides = [no_eval.as_str(), &change, "agent.max_tokens=100"];
+    same_however_often_it_stops(&folder, &overrides).await;
+
+    let (plan, attempts) = planned(&folder, 0);
+    // A critic that is new begins as the policy does.
+    let critic = at_the_beginning(&folder).await;
+    let (mut cut, mut ended) = (0, 0);
+    for path in paths_of(&plan) {
+        let attempt = &attempts[&path.attempt];
+        let input = whole(attempt);
+        let tokens = input.targets.len();
+        let last = path.returns.as_ref().unwrap().iter().nth(tokens - 1).unwrap();
+        let mut beyond = PathInput { targets: Vec::new(), ..input };
+        beyond.tokens.push(0);
+        let index = beyond.tokens.len() as u32 - 1;
+        beyond.targets.push(PathTarget { index, temperature: 1.0, term: Term::default() });
+        let values = critic.values(Arc::new(TreeBatch::merge(&[beyond]).unwrap())).await.unwrap();
+        // What the last turn earned by itself reached its last token, too.
+        let mut want = attempt.reward.unwrap();
+        if finish(attempt) != "answered" {
+            want += f64::from(values[0]);
+            cut += 1;
+        } else {
+            ended += 1;
+        }
+        let earlier: f64 = attempt.earned.iter().map(|earned| earned.reward).sum();
+        if attempt.earned.is_empty() {
+            assert!((f64::from(last) - want).abs() < 1e-6, "{}: {last} {want}", finish(attempt));
+        } else {
+            assert!(f64::from(last) >= want - 1e-6 && f64::from(last) <= want - earlier + 1e-6);
+        }
+    }
+    assert!(cut > 0 && ended > 0, "{cut} cut, {ended} ended");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn greedy_attempts_are_what_others_are_compared_with() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("run");
+    let [no_eval, change] = phase("algorithm='remax', spare=1, mini_batches=2");
+    let plain = change.replace("spare=1, ", "");
+    same_however_often_it_stops(&folder, &[&no_eval, &plain]).await;
+
+    let store = Store::open_existing(&folder.join("run.db")).unwrap();
+    let baselines = store.summaries(Purpose::Baseline).unwrap();
+    assert_eq!(baselines.len(), 4 * 3);
+    let mut compared = 0;
+    for step in 0..4 {
+        let (plan, attempts) = planned(&folder, step);
+        for path in paths_of(&plan) {
+            let attempt = &attempts[&path.attempt];
+            assert_eq!(path.attempt.purpose, Purpose::Train);
+            let key = AttemptKey { purpose: Purpose::Baseline, sample: 0, ..attempt.key };
+            let baseline = store.attempt(&key).unwrap().unwrap();
+            assert_eq!(baseline.task, attempt.task);
+            let sampled: Vec<f32> = baseline
+                .trajectory
+                .segments()
+                .iter()
+                .filter(|segment| !segment.logprobs.is_empty())
+                .map(|segment| segment.temperature)
+                .collect();
+            assert!(!sampled.is_empty() && sampled.iter().all(|temperature| *temperature == 0.0));
+            // All of the reward is still to come at the first token.
+            let want = attempt.reward.unwrap() - baseline.reward.unwrap();
+            let first = f64::from(path.advantage.iter().next().unwrap());
+            assert!((first - want).abs() < 1e-6, "{first} {want}");
+            compared += 1;
+        }
+    }
+    assert!(compared > 6, "{compared}");
+    let steps: Vec<Value> = metrics(&folder).into_iter().filter(|line| line["kind"] == "remax").collect();
+    assert_eq!(steps.len(), 4);
+    for step in steps {
+        assert_eq!(
+            (&step["training/baselines"], &step["training/baselines_missing"]),
+            (&3.0.into(), &0.0.into())
+        );
+        assert!(step["training/baseline_tokens"].as_f64().unwrap() > 0.0, "{step}");
+        assert_eq!(step["training/logprob_mismatch"], 0.0);
+    }
+
+    // With spare attempts a group still has as many as it needs, however late its greedy attempt is.
+    let spare = root.path().join("spare");
+    run(&spare, Start::Fresh, &[&no_eval, &change], u32::MAX).await;
+    let (plan, _) = planned(&spare, 0);
+    let mut members: HashMap<u32, Vec<u32>> = HashMap::new();
+    paths_of(&plan).for_each(|path| members.entry(path.attempt.group).or_default().push(path.attempt.sample));
+    assert!(members.values().all(|samples| samples.len() <= 4), "{members:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_token_has_a_baseline_of_its_own() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("run");
+    let [no_eval, change] = phase("advantage={kind='optimal_token', bare_tail=false}");
+    let overrides = [no_eval.as_str(), &change, "reward.malformed_call=0.0", "reward.failed_call=0.0"];
+    same_however_often_it_stops(&folder, &overrides).await;
+
+    let (plan, attempts) = planned(&folder, 0);
+    let policy = at_the_beginning(&folder).await;
+    let mut compared = 0;
+    for group in 0..3 {
+        // Every token's return is the reward, since nothing is earned on the way.
+        let mut energies = Vec::new();
+        for attempt in attempts.values().filter(|attempt| attempt.key.group == group) {
+            let found = predictions(&policy, attempt).await;
+            let mut sum = 0.0;
+            let of_tokens = found.logprobs.iter().zip(&found.concentrations).map(|(logprob, squares)| {
+                sum += 1.0 - 2.0 * f64::from(*logprob).exp() + f64::from(*squares);
+                sum
+            });
+            energies.push((attempt.key, attempt.reward.unwrap(), of_tokens.collect::<Vec<f64>>()));
+        }
+        assert_eq!(energies.len(), 4);
+        for path in paths_of(&plan).filter(|path| path.attempt.group == group) {
+            let (_, reward, mine) = energies.iter().find(|(key, ..)| *key == path.attempt).unwrap();
+            for (t, advantage) in path.advantage.iter().take(mine.len()).enumerate() {
+                let alive = energies.iter().filter_map(|(_, reward, energy)| Some((reward, energy.get(t)?)));
+                let (top, bottom) =
+                    alive.fold((0.0, 1e-8), |(top, bottom), (g, w)| (top + g * w, bottom + w));
+                let want = reward - top / bottom;
+                assert!((f64::from(advantage) - want).abs() < 1e-5, "{t}: {advantage} {want}");
+                compared += 1;
+            }
+        }
+    }
+    assert!(compared > 100, "{compared}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_of_high_entropy_keep_their_advantages() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("run");
+    let penalty = "kl={estimator='k3', coefficient=0.01, importance_weighted=true}";
+    let [no_eval, change] = phase(&format!("high_entropy_share=0.2, epochs=2, {penalty}"));
+    let overrides = [no_eval.as_str(), &change];
+    same_however_often_it_stops(&folder, &overrides).await;
+
+    let (plan, attempts) = planned(&folder, 0);
+    let policy = at_the_beginning(&folder).await;
+    // With a penalty all attempts are in the plan, and so are all tokens in the share.
+    let mut entropies = Vec::new();
+    for attempt in attempts.values() {
+        entropies.extend(predictions(&policy, attempt).await.entropies);
+    }
+    let mut rising = entropies.clone();
+    rising.sort_by(f32::total_cmp);
+    let wanted = (entropies.len() as f64 * 0.2).round() as usize;
+    let threshold = rising[rising.len() - wanted];
+    let found = plan.high_entropy.as_ref().unwrap();
+    assert_eq!((found.tokens, found.thresholds.len()), (entropies.len() as u64, 1));
+    assert_eq!(found.thresholds[0] as f32, threshold);
+    let (mut kept, mut taken) = (0, 0);
+    for path in plan.updates[0].micro_batches.iter().flatten() {
+        let of_path = predictions(&policy, &attempts[&path.attempt]).await.entropies;
+        let all: Vec<f32> = path.advantage.iter().take(of_path.len()).collect();
+        let whole = all.iter().copied().find(|advantage| *advantage != 0.0);
+        for (entropy, advantage) in of_path.iter().zip(&all) {
+            if *entropy >= threshold {
+                assert_eq!(Some(*advantage), whole.or(Some(0.0)));
+                kept += usize::from(*advantage != 0.0);
+            } else {
+                assert_eq!(*advantage, 0.0);
+                taken += 1;
+            }
+        }
+    }
+    assert!(kept > 10 && taken > 3 * kept, "{kept} kept, {taken} taken");
+    let lines = metrics(&folder);
+    let steps: Vec<&Value> = lines.iter().filter(|line| line["kind"] == "grpo").collect();
+    for step in &steps {
+        let share = step["actor/high_entropy_share"].as_f64().unwrap();
+        assert!((0.2..0.25).contains(&share), "{step}");
+    }
+    assert!(steps[3]["actor/kl_loss"].as_f64().unwrap() > 0.0);
+}
