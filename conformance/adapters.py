@@ -3,9 +3,10 @@
 Checks, for the given model and for every random-weight configuration, with an adapter that PEFT made and saved: logits
 agree to 1e-3, gradients of A and B to 1e-4 per tensor, for cross-entropy and for PPO's clipped loss; after two steps of
 AdamW in Dressage, PEFT loads what it saved and gives the logits that Dressage gives, and transformers does so with the
-adapter merged into the model.
+adapter merged into the model. Adapters take turns in how they name their modules (ends of names, whole paths, a regular
+expression, all of them, some layers, exclusions), in ranks and alphas of single modules, and in rank-stabilised scaling.
 
-Not checked here: dropout, and variants of LoRA that Dressage refuses (DoRA, rank-stabilised scaling, biases).
+Not checked here: dropout, and variants of LoRA that Dressage refuses (DoRA, biases).
 """
 
 from pathlib import Path
@@ -25,13 +26,20 @@ OPTIM = {
     "weight_decay": 0.01,
     "max_grad_norm": 1.0,
 }
-TARGETS = [["q_proj", "v_proj"], ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]]
+KINDS = [
+    {"target_modules": ["q_proj", "v_proj"]},
+    {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]},
+    {"target_modules": ["model.layers.0.self_attn.q_proj", "layers.1.mlp.down_proj", "o_proj"], "use_rslora": True},
+    {"target_modules": r"(?:model\.)?.*\.(?:self_attn|mlp)\.(?=[quv])\w+_proj", "alpha_pattern": {"up_proj": 3}},
+    {"target_modules": "all-linear", "rank_pattern": {"^model.layers.0.mlp.down_proj": 2, "self_attn.*": 3}},
+    {"target_modules": ["q_proj", "v_proj", "up_proj"], "layers_to_transform": [1], "exclude_modules": ["v_proj"]},
+]
 
 
-def adapted(path: Path, targets: list[str]):
+def adapted(path: Path, kind: dict):
     """The model with a random adapter that does something."""
     torch.manual_seed(5)
-    model = get_peft_model(reference(path), LoraConfig(r=5, lora_alpha=12, target_modules=targets))
+    model = get_peft_model(reference(path), LoraConfig(r=5, lora_alpha=12, **kind))
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.uniform_(parameter, -0.05, 0.05)
@@ -53,7 +61,7 @@ def main() -> None:
     with scratch() as scratched:
         for number, (name, path) in enumerate(all_models(Path(scratched), arguments.only, arguments.model)):
             folder, out = Path(scratched) / f"adapter-{number}", Path(scratched) / "out"
-            model = adapted(path, TARGETS[number % 2])
+            model = adapted(path, KINDS[number % len(KINDS)])
             model.save_pretrained(folder)
             sequences = ragged(model.config.vocab_size, seed=4, longest=60)
             dressage.run("logits", path, out, sequences=sequences, adapter=str(folder))

@@ -34,6 +34,10 @@ pub struct Args {
     /// A model, a checkpoint, or a run for its newest checkpoint
     source: String,
 
+    /// Of an adapter, its base, in place of the one that its file names
+    #[arg(long, value_name = "SOURCE")]
+    base: Option<String>,
+
     /// Take system prompt, tools and how they are called from this recipe [default: that of the run]
     #[arg(long)]
     recipe: Option<PathBuf>,
@@ -102,6 +106,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         (None, None) => None,
     };
     let context = recipe.as_ref().and_then(|recipe| recipe.model.context);
+    let base = recipe.as_ref().and_then(|recipe| recipe.model.base.clone());
     let precision = recipe.as_ref().map_or(Precision::F32, |recipe| recipe.engine.precision);
     let mut keys = recipe.map(|recipe| recipe.agent).unwrap_or_default();
     if let Some(system) = &args.system {
@@ -110,18 +115,19 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     if !args.tools.is_empty() {
         keys.tools.clone_from(&args.tools);
     }
-    crate::runtime()?.block_on(talk(&args, &source, context, precision, keys))
+    crate::runtime()?.block_on(talk(&args, &source, base, context, precision, keys))
 }
 
 async fn talk(
     args: &Args,
     source: &str,
+    base: Option<String>,
     context: Option<usize>,
     precision: Precision,
     keys: AgentKeys,
 ) -> anyhow::Result<ExitCode> {
     let tools = tool_set(&keys)?;
-    let found = model::open(source)?;
+    let found = model::open(source, args.base.as_deref().or(base.as_deref()))?;
     let files = &found.files;
     let chat = model::chat(files, chat_options(&keys))?;
     let params = args.sampling(&chat);

@@ -34,6 +34,10 @@ pub struct Args {
     #[arg(long, value_name = "SOURCE")]
     model: Option<String>,
 
+    /// Of an adapter, its base, in place of the one that its file names
+    #[arg(long, value_name = "SOURCE")]
+    base: Option<String>,
+
     /// How many tasks of each source, in place of the recipe's eval.tasks
     #[arg(long, value_name = "N")]
     tasks: Option<usize>,
@@ -57,6 +61,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(text) = args.model.or_else(of_run) {
         (recipe.model.source, _) = run::model_source(&text)?;
     }
+    recipe.model.base = args.base.or(recipe.model.base);
     if recipe.eval.tasks == 0 {
         return Err(unusable("there is nothing to evaluate on: `eval.tasks` is 0; give --tasks N"));
     }
@@ -73,7 +78,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 async fn measure(recipe: &Recipe) -> anyhow::Result<Option<EvalResult>> {
     let tools = tool_set(&recipe.agent)?;
     let tasks = Tasks::load(recipe)?;
-    let found = model::open(&recipe.model.source)?;
+    let found = model::open(&recipe.model.source, recipe.model.base.as_deref())?;
     let files = &found.files;
     let dim = Style::stderr().dim("model ");
     eprintln!("{dim} {}: {}", recipe.model.source, model::describe(files));

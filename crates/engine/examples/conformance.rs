@@ -14,8 +14,8 @@ use dressage_engine::packing::{self, Packing, Unit};
 use dressage_engine::transformer::{Inference, Rows, Transformer};
 use dressage_engine::value::ValueHead;
 use dressage_engine::weights::{Weights, attention_shape};
-use dressage_engine::{Adapter, Compute, Engine, EngineOptions, Isa, adapter};
-use dressage_model::{ModelFiles, write_json, write_safetensors, write_tokenizer_config};
+use dressage_engine::{Adapter, Compute, Engine, EngineOptions, Isa};
+use dressage_model::{AdapterConfig, ModelFiles, write_json, write_safetensors, write_tokenizer_config};
 use dressage_policy::{Learner, OptimParams, Precision};
 use dressage_rl::Loss;
 use dressage_text::{Chat, ChatOptions, Message, Rendering, Tokenizer};
@@ -101,9 +101,11 @@ fn model(files: &ModelFiles, request: &Request) -> Result<Transformer> {
     let mut model = Transformer::new(compute, weights, files.config.context);
     let policy = request.adapter.is_some().then_some(0);
     if let Some(folder) = &request.adapter {
-        let (options, base) = Adapter::describe(folder)?;
+        let config = AdapterConfig::open(folder)?;
+        let options = Adapter::options_of(&config, &files.config)?;
+        let base = config.base.unwrap_or_default();
         let mut adapter = Adapter::new(&model.compute, &model.weights.layout, options, 0, base)?;
-        let file = adapter.open(folder)?;
+        let file = adapter.open(folder, &files.config)?;
         adapter.load(&model.compute, &file)?;
         model.adapters.push(adapter);
     }
@@ -120,8 +122,9 @@ async fn engine(files: &ModelFiles, request: &Request) -> Result<Engine> {
     let options = EngineOptions { threads, precision, kv_memory_mb: 16, ..EngineOptions::default() };
     let engine = Engine::start(files, &options, None)?;
     let Some(folder) = &request.adapter else { return Ok(engine) };
-    let (options, base) = Adapter::describe(folder)?;
-    let policy = engine.lora(options, 0, &base).await?;
+    let config = AdapterConfig::open(folder)?;
+    let options = Adapter::options_of(&config, &files.config)?;
+    let policy = engine.lora(options, 0, &config.base.unwrap_or_default()).await?;
     policy.load(folder, false).await?;
     Ok(policy)
 }
@@ -220,7 +223,7 @@ async fn save(engine: &Engine, files: &ModelFiles, out: &Path) -> Result<()> {
     let folder = out.join("checkpoint");
     std::fs::create_dir_all(&folder)?;
     engine.save(&folder, false).await?;
-    if folder.join(adapter::CONFIG).exists() {
+    if folder.join(AdapterConfig::FILE).exists() {
         let merged = out.join("merged");
         std::fs::create_dir_all(&merged)?;
         engine.save_merged(&merged).await?;

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
 
-use dressage_model::{ModelError, Parameter, SafetensorsFile, write_json};
+use dressage_model::{AdapterConfig, MERGE, ModelConfig, ModelError, Parameter, SafetensorsFile, write_json};
 use dressage_policy::{LoraOptions, uniform};
 use serde_json::json;
 
@@ -21,34 +21,11 @@ use crate::tensors::Tensors;
 use crate::transformer::MapScratch;
 use crate::{Compute, EngineError};
 
-/// Names of an adapter's files.
+/// The name of an adapter's weights.
 const WEIGHTS: &str = "adapter_model.safetensors";
-/// Its configuration; a folder that has it holds an adapter.
-pub const CONFIG: &str = "adapter_config.json";
-
-/// What an adapter may ask for besides, in PEFT's words: all of it changes what the adapter computes, and is refused unless it is
-/// empty or says no.
-const BESIDES: [&str; 13] = [
-    "use_rslora",
-    "use_dora",
-    "use_qalora",
-    "lora_bias",
-    "rank_pattern",
-    "alpha_pattern",
-    "layer_replication",
-    "layers_to_transform",
-    "exclude_modules",
-    "modules_to_save",
-    "trainable_token_indices",
-    "target_parameters",
-    "alora_invocation_tokens",
-];
-
-/// The way out for adapters that are more than that.
-const MERGE: &str = "only plain LoRA adapters can be used: merge it into its base with PEFT (merge_and_unload), and take the result";
 
 /// One adapted projection.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Part {
     /// Where its matrix lies among the weights of the base.
     base: Range<usize>,
@@ -57,6 +34,9 @@ pub struct Part {
     /// Outputs of the linear map.
     width: usize,
     inputs: usize,
+    rank: usize,
+    /// Multiplies B A x.
+    scale: f32,
     /// A, rank × inputs.
     a: Range<usize>,
     /// B, outputs × rank.
@@ -64,7 +44,7 @@ pub struct Part {
 }
 
 /// Where an adapter's parameters lie in one flat array.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct AdapterLayout {
     /// The adapted projections of every linear map, in the order of [`Map::all`].
     maps: Vec<Vec<Part>>,
@@ -74,10 +54,10 @@ pub struct AdapterLayout {
 
 impl AdapterLayout {
     /// Words of the packed matrices.
-    pub fn packed_words(&self, precision: Precision, rank: usize) -> usize {
+    pub fn packed_words(&self, precision: Precision) -> usize {
         let packed = |depth, columns: usize| words(precision, depth) * columns.next_multiple_of(NR);
         let parts = self.maps.iter().flatten();
-        parts.map(|part| packed(part.inputs, rank) + packed(rank, part.outputs.len())).sum()
+        parts.map(|part| packed(part.inputs, part.rank) + packed(part.rank, part.outputs.len())).sum()
     }
 }
 
@@ -85,6 +65,41 @@ impl Part {
     /// Its columns of rows of the linear map's outputs.
     fn columns<'a>(&self, rows: &'a [f32]) -> Matrix<'a> {
         Matrix::strided(&rows[self.outputs.start..], rows.len() / self.width, self.outputs.len(), self.width)
+    }
+
+    /// x Aᵀ, scaled.
+    fn inner<'a>(
+        &self,
+        compute: &Compute,
+        scratch: &mut Scratch,
+        inner: &'a mut Buffer,
+        packed: &[Packed; 2],
+        x: &[f32],
+    ) -> Matrix<'a> {
+        let rows = x.len() / self.inputs;
+        let inner = inner.reserve(rows * self.rank);
+        let x = Matrix::new(x, rows, self.inputs);
+        product(compute, scratch, x, Right::Packed(&packed[0]), inner, self.rank, Mode::Set);
+        scale_rows(compute, self.rank, self.scale, inner);
+        Matrix::new(inner, rows, self.rank)
+    }
+
+    /// dy B, scaled, for its columns of `dy`; `master` holds the parameters.
+    fn slope<'a>(
+        &self,
+        compute: &Compute,
+        scratch: &mut Scratch,
+        slope: &'a mut Buffer,
+        master: &[f32],
+        dy: &[f32],
+    ) -> Matrix<'a> {
+        let rows = dy.len() / self.width;
+        let slope = slope.reserve(rows * self.rank);
+        let dy = self.columns(dy);
+        let b = Matrix::new(&master[self.b.clone()], self.outputs.len(), self.rank);
+        product(compute, scratch, dy, Right::Plain(b), slope, self.rank, Mode::Set);
+        scale_rows(compute, self.rank, self.scale, slope);
+        Matrix::new(slope, rows, self.rank)
     }
 }
 
@@ -95,24 +110,41 @@ impl AdapterLayout {
     /// When an option is out of range, or a target does not exist.
     pub fn new(base: &Layout, options: &LoraOptions) -> Result<Self, EngineError> {
         let refuse = |what: String| Err(EngineError::Options(what));
-        let (rank, hidden) = (options.rank, base.norm.len());
-        if rank == 0 || rank > hidden {
-            return refuse(format!("lora.rank = {rank}; it must be 1 to {hidden}, the model's width"));
+        let hidden = base.norm.len();
+        let ranks = options.ranks.iter().map(|(name, rank)| (format!("lora.ranks.{name}"), *rank));
+        for (key, rank) in [("lora.rank".to_owned(), options.rank)].into_iter().chain(ranks) {
+            if rank == 0 || rank > hidden {
+                return refuse(format!("{key} = {rank}; it must be 1 to {hidden}, the model's width"));
+            }
         }
-        if !(options.alpha > 0.0 && options.alpha.is_finite()) {
-            return refuse(format!("lora.alpha = {}; it must be more than 0", options.alpha));
+        let alphas = options.alphas.iter().map(|(name, alpha)| (format!("lora.alphas.{name}"), *alpha));
+        for (key, alpha) in [("lora.alpha".to_owned(), options.alpha)].into_iter().chain(alphas) {
+            if !(alpha > 0.0 && alpha.is_finite()) {
+                return refuse(format!("{key} = {alpha}; it must be more than 0"));
+            }
         }
-        let short = |module: &str| module.rsplit('.').next().unwrap_or(module).to_owned();
-        let known: Vec<String> = Site::ALL.iter().flat_map(|s| s.modules()).map(|m| short(m)).collect();
-        if let Some(target) = options.targets.iter().find(|target| !known.contains(target)) {
-            return refuse(format!("lora.targets has {target:?}; there are {}", known.join(", ")));
+        let name_of = |map: Map, module: &str| format!("model.layers.{}.{module}", map.layer);
+        let all = Map::all(base.layers.len());
+        let modules: Vec<String> =
+            all.flat_map(|map| map.site.modules().iter().map(move |module| name_of(map, module))).collect();
+        let names = [("targets", options.targets.iter().collect::<Vec<_>>())];
+        let names = names
+            .into_iter()
+            .chain([("ranks", options.ranks.keys().collect()), ("alphas", options.alphas.keys().collect())]);
+        for (key, name) in names.flat_map(|(key, names)| names.into_iter().map(move |name| (key, name))) {
+            if !modules.iter().any(|module| LoraOptions::names(name, module)) {
+                let modules = Site::ALL.iter().flat_map(|site| site.modules());
+                let known: Vec<&str> = modules.filter_map(|module| module.rsplit('.').next()).collect();
+                return refuse(format!("lora.{key} has {name:?}; there are {}", known.join(", ")));
+            }
         }
         if options.targets.is_empty() {
-            return refuse(format!("lora.targets is empty; name some of {}", known.join(", ")));
+            return refuse("lora.targets is empty; name some, such as q_proj".into());
         }
         let mut tensors = Tensors::default();
         let mut part = |map: Map, module: &str| {
-            let name = format!("model.layers.{}.{module}", map.layer);
+            let name = name_of(map, module);
+            let (rank, alpha) = options.on(&name)?;
             let place = base.tensors.find(&format!("{name}.weight"))?;
             let (at, inputs) = (base.linear(map), place.parameter.shape[1]);
             let [start, end] = [place.range.start, place.range.end].map(|i| (i - at.weight.start) / inputs);
@@ -121,12 +153,11 @@ impl AdapterLayout {
                 tensors.lay([Parameter { name, shape: shape.to_vec() }])
             };
             let (a, b) = (lay("lora_A", [rank, inputs]), lay("lora_B", [end - start, rank]));
-            Some(Part { base: place.range.clone(), outputs: start..end, width: at.outputs, inputs, a, b })
+            let (base, outputs, scale) = (place.range.clone(), start..end, options.scale(rank, alpha));
+            Some(Part { base, outputs, width: at.outputs, inputs, rank, scale, a, b })
         };
-        let maps = Map::all(base.layers.len()).map(|map| {
-            let wanted = map.site.modules().iter().filter(|module| options.targets.contains(&short(module)));
-            wanted.filter_map(|module| part(map, module)).collect()
-        });
+        let maps = Map::all(base.layers.len())
+            .map(|map| map.site.modules().iter().filter_map(|module| part(map, module)).collect());
         Ok(AdapterLayout { maps: maps.collect(), tensors })
     }
 }
@@ -175,9 +206,8 @@ impl Adapter {
                 *value = (bound * (2.0 * uniform(seed, stream as u64, i as u64) - 1.0)) as f32;
             }
         }
-        let rank = options.rank;
         let packed = |part: &Part| {
-            [(part.inputs, rank), (rank, part.outputs.len())]
+            [(part.inputs, part.rank), (part.rank, part.outputs.len())]
                 .map(|(depth, columns)| Packed::empty(compute.precision, depth, columns))
         };
         let packed = layout.maps.iter().map(|parts| parts.iter().map(packed).collect()).collect();
@@ -194,10 +224,6 @@ impl Adapter {
         Parameters { tensors: &layout.tensors, master, packed }
     }
 
-    fn scale(&self) -> f32 {
-        self.options.alpha / self.options.rank as f32
-    }
-
     fn parts(&self, map: Map) -> impl Iterator<Item = (&Part, &[Packed; 2])> {
         let index = map.index();
         self.layout.maps[index].iter().zip(&self.packed[index])
@@ -207,46 +233,10 @@ impl Adapter {
     pub fn forward(&self, compute: &Compute, scratch: &mut MapScratch, map: Map, x: &[f32], out: &mut [f32]) {
         let MapScratch { product: scratch, low } = scratch;
         for (part, packed) in self.parts(map) {
-            let inner = self.inner(compute, scratch, &mut low.inner, part, packed, x);
+            let inner = part.inner(compute, scratch, &mut low.inner, packed, x);
             let to = &mut out[part.outputs.start..];
             product(compute, scratch, inner, Right::Packed(&packed[1]), to, part.width, Mode::Add);
         }
-    }
-
-    /// (alpha / rank) x Aᵀ.
-    fn inner<'a>(
-        &self,
-        compute: &Compute,
-        scratch: &mut Scratch,
-        inner: &'a mut Buffer,
-        part: &Part,
-        packed: &[Packed; 2],
-        x: &[f32],
-    ) -> Matrix<'a> {
-        let (rank, rows) = (self.options.rank, x.len() / part.inputs);
-        let inner = inner.reserve(rows * rank);
-        let x = Matrix::new(x, rows, part.inputs);
-        product(compute, scratch, x, Right::Packed(&packed[0]), inner, rank, Mode::Set);
-        scale_rows(compute, rank, self.scale(), inner);
-        Matrix::new(inner, rows, rank)
-    }
-
-    /// (alpha / rank) dy B, for the part's columns of `dy`.
-    fn slope<'a>(
-        &self,
-        compute: &Compute,
-        scratch: &mut Scratch,
-        slope: &'a mut Buffer,
-        part: &Part,
-        dy: &[f32],
-    ) -> Matrix<'a> {
-        let (rank, rows) = (self.options.rank, dy.len() / part.width);
-        let slope = slope.reserve(rows * rank);
-        let dy = part.columns(dy);
-        let b = Matrix::new(&self.master[part.b.clone()], part.outputs.len(), rank);
-        product(compute, scratch, dy, Right::Plain(b), slope, rank, Mode::Set);
-        scale_rows(compute, rank, self.scale(), slope);
-        Matrix::new(slope, rows, rank)
     }
 
     /// Adds the gradients of A and B to `gradient`, or overwrites them, given a linear map's input and its output's gradient.
@@ -261,15 +251,22 @@ impl Adapter {
         gradient: &mut [f32],
         mode: Mode,
     ) {
-        let rank = self.options.rank;
         let MapScratch { product: scratch, low } = scratch;
         for (part, packed) in self.parts(map) {
-            let slope = self.slope(compute, scratch, &mut low.slope, part, dy).transposed();
+            let slope = part.slope(compute, scratch, &mut low.slope, &self.master, dy).transposed();
             let right = Right::Plain(Matrix::new(x, x.len() / part.inputs, part.inputs));
             product(compute, scratch, slope, right, &mut gradient[part.a.clone()], part.inputs, mode);
-            let inner = self.inner(compute, scratch, &mut low.inner, part, packed, x);
+            let inner = part.inner(compute, scratch, &mut low.inner, packed, x);
             let to = &mut gradient[part.b.clone()];
-            product(compute, scratch, part.columns(dy).transposed(), Right::Plain(inner), to, rank, mode);
+            product(
+                compute,
+                scratch,
+                part.columns(dy).transposed(),
+                Right::Plain(inner),
+                to,
+                part.rank,
+                mode,
+            );
         }
     }
 
@@ -284,8 +281,8 @@ impl Adapter {
     ) {
         let MapScratch { product: scratch, low } = scratch;
         for (part, _) in self.parts(map) {
-            let slope = self.slope(compute, scratch, &mut low.slope, part, dy);
-            let a = Right::Plain(Matrix::new(&self.master[part.a.clone()], self.options.rank, part.inputs));
+            let slope = part.slope(compute, scratch, &mut low.slope, &self.master, dy);
+            let a = Right::Plain(Matrix::new(&self.master[part.a.clone()], part.rank, part.inputs));
             product(compute, scratch, slope, a, dx, part.inputs, Mode::Add);
         }
     }
@@ -298,10 +295,10 @@ impl Adapter {
     /// Adds what an adapter of this layout does, whose parameters are `array`, to a copy of the matrix that lies at `place` among the
     /// base's weights.
     pub fn merge_into(&self, array: &[f64], place: &Range<usize>, matrix: &mut [f64]) {
-        let (rank, scale) = (self.options.rank, f64::from(self.scale()));
         for part in self.layout.maps.iter().flatten().filter(|part| part.base == *place) {
+            let scale = f64::from(part.scale);
             let (a, b) = (&array[part.a.clone()], &array[part.b.clone()]);
-            for (row, b) in matrix.chunks_exact_mut(part.inputs).zip(b.chunks_exact(rank)) {
+            for (row, b) in matrix.chunks_exact_mut(part.inputs).zip(b.chunks_exact(part.rank)) {
                 for (r, b) in b.iter().enumerate() {
                     for (w, a) in row.iter_mut().zip(&a[r * part.inputs..]) {
                         *w += scale * b * a;
@@ -316,86 +313,96 @@ impl Adapter {
     /// # Errors
     /// When a file cannot be written.
     pub fn save(&self, folder: &Path) -> Result<(), ModelError> {
-        let LoraOptions { rank, alpha, targets, .. } = &self.options;
+        let LoraOptions { rank, alpha, targets, rank_stabilised, ranks, alphas } = &self.options;
         let config = json!({
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
             "base_model_name_or_path": self.base,
             "r": rank,
             "lora_alpha": alpha,
+            "use_rslora": rank_stabilised,
+            "rank_pattern": ranks,
+            "alpha_pattern": alphas,
             "lora_dropout": 0.0,
             "target_modules": targets,
             "bias": "none",
             "fan_in_fan_out": false,
             "inference_mode": true,
         });
-        write_json(&folder.join(CONFIG), &config)?;
+        write_json(&folder.join(AdapterConfig::FILE), &config)?;
         self.layout.tensors.write(&folder.join(WEIGHTS), &self.master)
     }
 
-    /// What the adapter in a folder in PEFT's layout is, and what its base is called.
+    /// The options of a policy that can load an adapter over this base.
     ///
     /// # Errors
-    /// When the folder holds no adapter, or one that this engine does not know.
-    pub fn describe(folder: &Path) -> Result<(LoraOptions, String), ModelError> {
-        let path = folder.join(CONFIG);
-        let damaged = |what: String| ModelError::Damaged { path: path.clone(), what };
-        let text = std::fs::read_to_string(&path).map_err(|error| damaged(error.to_string()))?;
-        let config: serde_json::Value =
-            serde_json::from_str(&text).map_err(|error| damaged(error.to_string()))?;
-        let unsupported =
-            |what| Err(ModelError::Unsupported { path: path.clone(), what, way_out: MERGE.into() });
-        if config["peft_type"] != "LORA" {
-            return unsupported(format!("peft_type is {}", config["peft_type"]));
-        }
-        if !matches!(config["bias"].as_str(), None | Some("none")) {
-            return unsupported(format!("bias is {}", config["bias"]));
-        }
-        let says_no = |value: &serde_json::Value| match value {
-            serde_json::Value::Array(list) => list.is_empty(),
-            serde_json::Value::Object(entries) => entries.is_empty(),
-            other => other.is_null() || *other == json!(false),
+    /// As [`AdapterConfig::modules`].
+    pub fn options_of(config: &AdapterConfig, base: &ModelConfig) -> Result<LoraOptions, ModelError> {
+        let modules = config.modules(base)?;
+        let mut options = LoraOptions {
+            rank: config.rank,
+            alpha: config.alpha,
+            rank_stabilised: config.rank_stabilised,
+            targets: modules.iter().map(|module| module.name.clone()).collect(),
+            ..LoraOptions::default()
         };
-        if let Some(key) = BESIDES.iter().find(|key| !says_no(&config[**key])) {
-            return unsupported(format!("{key} is {}", config[*key]));
+        for module in modules {
+            if module.rank != config.rank {
+                options.ranks.insert(module.name.clone(), module.rank);
+            }
+            if module.alpha != config.alpha {
+                options.alphas.insert(module.name, module.alpha);
+            }
         }
-        let targets = config["target_modules"]
-            .as_array()
-            .map(|targets| targets.iter().filter_map(|target| target.as_str()).map(str::to_owned).collect());
-        let (Some(rank), Some(alpha), Some(targets), Some(base)) = (
-            config["r"].as_u64(),
-            config["lora_alpha"].as_f64(),
-            targets,
-            config["base_model_name_or_path"].as_str(),
-        ) else {
-            return Err(damaged(
-                "r, lora_alpha, a list of target_modules or base_model_name_or_path is missing".into(),
-            ));
-        };
-        Ok((LoraOptions { rank: rank as usize, alpha: alpha as f32, targets }, base.to_owned()))
+        Ok(options)
     }
 
-    /// Opens the weights of a folder in PEFT's layout, which must be those of an adapter like this one.
+    /// Opens the weights of a folder in PEFT's layout, which must be those of an adapter like this one over `base`.
     ///
     /// # Errors
     /// When a file is missing or damaged, or when it is another adapter.
-    pub fn open(&self, folder: &Path) -> Result<SafetensorsFile, ModelError> {
-        let (found, _) = Self::describe(folder)?;
-        let words = |options: &LoraOptions| {
-            let targets: BTreeSet<&str> = options.targets.iter().map(String::as_str).collect();
-            format!("r = {}, lora_alpha = {}, target_modules = {targets:?}", options.rank, options.alpha)
+    pub fn open(&self, folder: &Path, base: &ModelConfig) -> Result<SafetensorsFile, ModelError> {
+        let config = AdapterConfig::open(folder)?;
+        let found = Self::options_of(&config, base)?;
+        let all =
+            || base.parameters().into_iter().filter_map(|p| Some(p.name.strip_suffix(".weight")?.to_owned()));
+        let on = |options: &LoraOptions| -> Vec<(String, (usize, f32))> {
+            let on = all().filter_map(|name| options.on(&name).map(|on| (name, on)));
+            on.map(|(name, (rank, alpha))| (name, (rank, options.scale(rank, alpha)))).collect()
         };
-        if words(&found) != words(&self.options) {
+        if on(&found) != on(&self.options) {
+            let words = |options: &LoraOptions| {
+                let on = on(options);
+                let kinds: BTreeSet<&str> =
+                    on.iter().filter_map(|(name, _)| name.rsplit('.').next()).collect();
+                let stabilised = if options.rank_stabilised { ", use_rslora" } else { "" };
+                format!(
+                    "r = {}, lora_alpha = {}{stabilised}, {} target_modules of the kinds {kinds:?}",
+                    options.rank,
+                    options.alpha,
+                    on.len()
+                )
+            };
             return Err(ModelError::Unsupported {
-                path: folder.join(CONFIG),
+                path: config.path().to_owned(),
                 what: format!("it has {}; the policy has {}", words(&found), words(&self.options)),
                 way_out: "load it into a policy that was made with its options".into(),
             });
         }
-        self.layout.tensors.open(&folder.join(WEIGHTS)).map_err(|error| match error {
+        let weights = folder.join(WEIGHTS);
+        if !weights.exists() {
+            return Err(ModelError::Missing {
+                path: weights,
+                what: format!("is missing, though {} is there", AdapterConfig::FILE),
+                way_out: "fetch the adapter again; one that was saved as adapter_model.bin, which can run code on loading, is to \
+                          be loaded with PEFT and saved again"
+                    .into(),
+            });
+        }
+        self.layout.tensors.open(&weights).map_err(|error| match error {
             ModelError::UnexpectedTensor { path, tensor, .. } => ModelError::Unsupported {
                 path,
-                what: format!("tensor {tensor} is no part of what {CONFIG} says"),
+                what: format!("tensor {tensor} is no part of what {} says", AdapterConfig::FILE),
                 way_out: MERGE.into(),
             },
             other => other,

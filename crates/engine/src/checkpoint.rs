@@ -119,7 +119,10 @@ pub fn open(
         }
         Some(index) => {
             let adapter = &model.adapters[index];
-            (SavedWeights::Adapter(index, adapter.open(folder)?), &adapter.layout.tensors)
+            (
+                SavedWeights::Adapter(index, adapter.open(folder, &model.weights.config)?),
+                &adapter.layout.tensors,
+            )
         }
     };
     let head = model.values.get(&adapter).filter(|_| folder.join(value::FILE).exists());

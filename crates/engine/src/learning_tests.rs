@@ -228,7 +228,14 @@ fn gradients_of_adapters_match_f64() {
     for config in family_configs() {
         let mut model = model(&config, 2);
         let targets = ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"].map(str::to_owned).to_vec();
-        let options = LoraOptions { rank: 3, alpha: 5.0, targets };
+        let options = LoraOptions {
+            rank: 3,
+            alpha: 5.0,
+            targets,
+            rank_stabilised: true,
+            ranks: [("q_proj".into(), 2), ("layers.1.mlp.down_proj".into(), 5)].into(),
+            alphas: [("o_proj".into(), 3.0)].into(),
+        };
         let mut adapter =
             Adapter::new(&model.compute, &model.weights.layout, options, 1, String::new()).unwrap();
         let paths = paths(config.vocabulary);

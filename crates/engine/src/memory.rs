@@ -171,8 +171,8 @@ impl MemoryPlan {
                 None => Values::new(layout.tensors.len).times(3).bytes(),
                 // An adapter that cannot be is refused when it is made.
                 Some(lora) => AdapterLayout::new(layout, lora).map_or(0, |adapter| {
-                    let own = Values::new(adapter.tensors.len)
-                        .plus(Values::new(adapter.packed_words(precision, lora.rank)));
+                    let own =
+                        Values::new(adapter.tensors.len).plus(Values::new(adapter.packed_words(precision)));
                     let trained = 1 + usize::from(options.critic);
                     let learnt = Values::new(adapter.tensors.len).times(3 * trained);
                     own.times(trained + options.frozen_adapters).plus(learnt).bytes()

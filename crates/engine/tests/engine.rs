@@ -413,7 +413,8 @@ async fn adapters_share_a_base() {
     let config = &family_configs()[2];
     for precision in [Precision::F32, Precision::Bf16] {
         let base = start(config, 2, Isa::detect(), &EngineOptions { precision, ..options() });
-        let lora = LoraOptions { rank: 4, ..LoraOptions::default() };
+        let ranks = [("q_proj".into(), 2), ("layers.1.mlp.down_proj".into(), 7)].into();
+        let lora = LoraOptions { rank: 4, ranks, ..LoraOptions::default() };
         let first = base.lora(lora.clone(), 0, "a model").await.unwrap();
         let second = base.lora(lora.clone(), 5, "a model").await.unwrap();
         let before = train(&second, 1, 0).await;

@@ -97,11 +97,9 @@ async fn adapters_that_do_more_are_refused() {
         folder
     };
     for (key, value) in [
-        ("use_rslora", json!(true)),
+        ("use_dora", json!(true)),
         ("bias", json!("all")),
         ("lora_bias", json!(true)),
-        ("alpha_pattern", json!({"q_proj": 4})),
-        ("rank_pattern", json!({"q_proj": 4})),
         ("layer_replication", json!([[0, 2]])),
         ("modules_to_save", json!(["lm_head"])),
     ] {
@@ -113,15 +111,27 @@ async fn adapters_that_do_more_are_refused() {
         }
         assert_eq!(reply(&adapter).await, before);
     }
-    for (key, value) in [("lora_alpha", json!(99.0)), ("target_modules", json!(["q_proj"]))] {
+    for (key, value) in [
+        ("lora_alpha", json!(99.0)),
+        ("target_modules", json!(["q_proj"])),
+        ("use_rslora", json!(true)),
+        ("alpha_pattern", json!({"q_proj": 4})),
+        ("rank_pattern", json!({"q_proj": 1})),
+    ] {
         let folder = save().await;
         change_json(&folder.path().join("adapter_config.json"), key, value);
         let refused = adapter.load(folder.path(), false).await.unwrap_err().to_string();
-        assert!(refused.contains(key) && refused.contains("the policy has"), "{refused}");
+        assert!(
+            refused.contains("adapter_config.json") && refused.contains("the policy has"),
+            "{key}: {refused}"
+        );
     }
     let folder = save().await;
     // What says nothing is no reason.
-    for (key, value) in [("alpha_pattern", json!({})), ("modules_to_save", json!(null))] {
+    // Nor is another spelling of the modules that it is on.
+    let same = json!(r"model\.layers\.\d+\..*(q|k|v|o|gate|up|down)_proj");
+    let same = [("alpha_pattern", json!({})), ("modules_to_save", json!(null)), ("target_modules", same)];
+    for (key, value) in same {
         change_json(&folder.path().join("adapter_config.json"), key, value);
     }
     adapter.load(folder.path(), false).await.unwrap();

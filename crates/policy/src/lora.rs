@@ -1,5 +1,7 @@
 //! Adapters.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 /// A low-rank adapter (Hu et al. 2021): a linear map W x becomes W x + (alpha / rank) B A x, and only A and B are trained.
@@ -8,15 +10,80 @@ use serde::{Deserialize, Serialize};
 pub struct LoraOptions {
     /// Rows of A, columns of B.
     pub rank: usize,
-    /// See above.
+    /// Numerator of the scale.
     pub alpha: f32,
-    /// The projections that get one, by the last part of their names.
+    /// The projections that get one: `q_proj` in every block, or a longer end of the name, such as `layers.0.self_attn.q_proj`.
     pub targets: Vec<String>,
+    /// Scales by alpha / √rank instead (rsLoRA, Kalajdzievski 2023).
+    pub rank_stabilised: bool,
+    /// Other ranks of some targets, named in the same way; the longest name counts.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub ranks: BTreeMap<String, usize>,
+    /// Other alphas of some targets.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub alphas: BTreeMap<String, f32>,
 }
 
 impl Default for LoraOptions {
     fn default() -> Self {
         let targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
-        LoraOptions { rank: 16, alpha: 32.0, targets: targets.map(str::to_owned).to_vec() }
+        LoraOptions {
+            rank: 16,
+            alpha: 32.0,
+            targets: targets.map(str::to_owned).to_vec(),
+            rank_stabilised: false,
+            ranks: BTreeMap::new(),
+            alphas: BTreeMap::new(),
+        }
+    }
+}
+
+impl LoraOptions {
+    /// Whether `name` names a module: by its whole path, or by the last parts of it.
+    pub fn names(name: &str, module: &str) -> bool {
+        module.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    }
+
+    /// Rank and alpha of the adapter on a module, which is given by its whole path; `None` where it gets none.
+    pub fn on(&self, module: &str) -> Option<(usize, f32)> {
+        fn own<T: Copy>(of: &BTreeMap<String, T>, module: &str) -> Option<T> {
+            let named = of.iter().filter(|(name, _)| LoraOptions::names(name, module));
+            named.max_by_key(|(name, _)| name.len()).map(|(_, value)| *value)
+        }
+        let is_target = self.targets.iter().any(|target| Self::names(target, module));
+        is_target.then(|| {
+            (own(&self.ranks, module).unwrap_or(self.rank), own(&self.alphas, module).unwrap_or(self.alpha))
+        })
+    }
+
+    /// What B A x is multiplied by.
+    pub fn scale(&self, rank: usize, alpha: f32) -> f32 {
+        match self.rank_stabilised {
+            true => (f64::from(alpha) / (rank as f64).sqrt()) as f32,
+            false => alpha / rank as f32,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_are_named_by_whole_parts_and_the_longest_name_counts() {
+        let options = LoraOptions {
+            rank: 8,
+            targets: vec!["q_proj".into(), "layers.1.mlp.up_proj".into()],
+            ranks: [("q_proj".into(), 4), ("layers.1.self_attn.q_proj".into(), 2)].into(),
+            alphas: [("up_proj".into(), 3.0)].into(),
+            ..LoraOptions::default()
+        };
+        assert_eq!(options.on("model.layers.0.self_attn.q_proj"), Some((4, 32.0)));
+        assert_eq!(options.on("model.layers.1.self_attn.q_proj"), Some((2, 32.0)));
+        assert_eq!(options.on("model.layers.1.mlp.up_proj"), Some((8, 3.0)));
+        assert_eq!(options.on("model.layers.11.mlp.up_proj"), None);
+        assert_eq!(options.on("model.layers.0.self_attn.eq_proj"), None);
+        assert_eq!(options.scale(4, 6.0), 1.5);
+        assert_eq!(LoraOptions { rank_stabilised: true, ..options }.scale(4, 6.0), 3.0);
     }
 }

