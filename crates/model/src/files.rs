@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use crate::gguf::GgufFile;
 use crate::keys::{Keys, token_ids};
 use crate::safetensors::SafetensorsFile;
+use crate::tokenizer::check_added;
 use crate::{
     ModelConfig, ModelError, Parameter, SpecialTokens, TokenizerSource, hf_config, names, placeholder,
 };
@@ -116,7 +117,12 @@ impl ModelFiles {
                 }
             }
         }
-        let settings = read_json(&path.join("tokenizer_config.json"))?.unwrap_or_default();
+        let settings_path = path.join("tokenizer_config.json");
+        let settings = read_json(&settings_path)?.unwrap_or_default();
+        let tokenizer = read_if_there(&path.join("tokenizer.json"))?;
+        if let Some(tokenizer) = &tokenizer {
+            check_added(&settings_path, &settings, tokenizer)?;
+        }
         let template_path = path.join("chat_template.jinja");
         let chat_template =
             match read_if_there(&template_path)? {
@@ -144,7 +150,7 @@ impl ModelFiles {
         }
         Ok(Self {
             config,
-            tokenizer: read_if_there(&path.join("tokenizer.json"))?.map(TokenizerSource::Json),
+            tokenizer: tokenizer.map(TokenizerSource::Json),
             chat_template,
             special_tokens: SpecialTokens::from_hf(&settings),
             notes,

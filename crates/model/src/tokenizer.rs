@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::ModelError;
@@ -87,6 +88,48 @@ impl SpecialTokens {
             unknown: text("unk_token"),
         }
     }
+}
+
+/// Refuses tokens that the settings, `tokenizer_config.json` at `path`, add to those of a `tokenizer.json`: transformers adds them as it
+/// loads both, so that their text becomes other ids than here.
+///
+/// # Errors
+/// Names the token.
+pub(crate) fn check_added(
+    path: &Path,
+    settings: &Map<String, Value>,
+    tokenizer: &[u8],
+) -> Result<(), ModelError> {
+    #[derive(Deserialize)]
+    struct File {
+        #[serde(default)]
+        added_tokens: Vec<Added>,
+    }
+    #[derive(Deserialize)]
+    struct Added {
+        id: u32,
+        content: String,
+    }
+    let Some(decoder) = settings.get("added_tokens_decoder").and_then(Value::as_object) else {
+        return Ok(());
+    };
+    // One that does not parse is told of when it is used.
+    let Ok(File { added_tokens }) = serde_json::from_slice(tokenizer) else { return Ok(()) };
+    for (id, token) in decoder {
+        let Some(content) = token.get("content").and_then(Value::as_str) else { continue };
+        let found = added_tokens.iter().find(|added| added.content == content);
+        let instead = match found {
+            Some(added) if added.id.to_string() == *id => continue,
+            Some(added) => format!("tokenizer.json has it as {}", added.id),
+            None => "tokenizer.json does not add it".into(),
+        };
+        return Err(ModelError::unsupported(
+            path,
+            format!("it adds the token {content:?} with the id {id}, but {instead}"),
+            "load the tokenizer with transformers and save it again (save_pretrained), which puts the two in step",
+        ));
+    }
+    Ok(())
 }
 
 /// Writes the `tokenizer_config.json` that goes with a `tokenizer.json`, so that `transformers` finds the special tokens and the

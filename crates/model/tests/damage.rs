@@ -7,25 +7,12 @@ mod support;
 
 use std::path::Path;
 
-use dressage_model::{Family, ModelConfig, ModelFiles};
+use dressage_model::{AdapterConfig, Family, ModelConfig, ModelFiles, SafetensorsFile};
 use proptest::prelude::*;
 use serde_json::json;
-use support::{Gguf, GgufTensor, Meta, encode, gguf, safetensors, tiny, weights, write_folder};
-
-fn open_error(path: &Path) -> String {
-    let message = match ModelFiles::open(path) {
-        Ok(_) => panic!("it opens"),
-        Err(error) => error.to_string(),
-    };
-    assert!(message.len() < 1000 && message.lines().count() <= 6, "more than a screen:\n{message}");
-    message
-}
-
-fn assert_all(message: &str, parts: &[&str]) {
-    for part in parts {
-        assert!(message.contains(part), "no {part:?} in:\n{message}");
-    }
-}
+use support::{
+    Gguf, GgufTensor, Meta, assert_all, encode, gguf, open_error, safetensors, tiny, weights, write_folder,
+};
 
 fn gguf_error(change: impl FnOnce(&mut Gguf)) -> String {
     let folder = tempfile::tempdir().unwrap();
@@ -116,6 +103,19 @@ fn gguf_metadata() {
         ("llama.rope.dimension_count", Meta::U32(4), "llama.rope.dimension_count is 4"),
         ("llama.attention.sliding_window", Meta::U32(4), "sliding_window is 4"),
         ("llama.expert_count", Meta::U32(8), "llama.expert_count is 8"),
+        ("llama.attention.causal", Meta::Bool(false), "llama.attention.causal is false"),
+        ("llama.logit_scale", Meta::F32(0.5), "llama.logit_scale is the number 0.5"),
+        ("llama.attention.scale", Meta::F32(0.1), "llama.attention.scale is the number 0.1"),
+        ("llama.nextn_predict_layers", Meta::U32(1), "llama.nextn_predict_layers is the integer 1"),
+        (
+            "llama.rope.dimension_sections",
+            Meta::I32s(vec![4, 4]),
+            "llama.rope.dimension_sections is a list of 2",
+        ),
+        ("llama.rope.scaling.attn_factor", Meta::F32(1.5), "llama.rope.scaling.attn_factor is"),
+        ("llama.hidden_activation", Meta::Text("gelu".into()), "llama.hidden_activation is the text"),
+        ("split.count", Meta::U32(3), "one of 3 parts (split.count)"),
+        ("general.type", Meta::Text("adapter".into()), "general.type is \"adapter\""),
         ("llama.rope.freq_base", Meta::F32(f32::NAN), "rotary base NaN"),
         ("llama.attention.layer_norm_rms_epsilon", Meta::F32(f32::INFINITY), "norm epsilon inf"),
         (
@@ -318,146 +318,6 @@ fn folders() {
     assert_all(&untied, &["lm_head.weight", "[10, 32]", "tie_word_embeddings"]);
 }
 
-/// A sound folder with other tensors in it.
-fn with_tensors(config: &ModelConfig, change: impl FnOnce(&mut Vec<StoredTensor>)) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    write_folder(folder.path(), config, "F32", 1);
-    let mut tensors: Vec<_> = weights(config)
-        .into_iter()
-        .map(|(name, (shape, values))| (name, "F32", shape, encode("F32", &values)))
-        .collect();
-    change(&mut tensors);
-    std::fs::write(folder.path().join("model.safetensors"), safetensors(&tensors)).unwrap();
-    folder
-}
-
-/// Name, type, shape, bytes.
-type StoredTensor = (String, &'static str, Vec<usize>, Vec<u8>);
-
-/// Some writers store the tied head again, and the rotary frequencies.
-#[test]
-fn redundant_tensors_are_no_contradiction() {
-    let config = tiny(Family::Llama);
-    let folder = with_tensors(&config, |tensors| {
-        let embedding =
-            tensors.iter().find(|(name, ..)| name == "model.embed_tokens.weight").unwrap().clone();
-        tensors.push(("lm_head.weight".into(), "F32", embedding.2, embedding.3));
-        tensors.push(("model.layers.0.self_attn.rotary_emb.inv_freq".into(), "F32", vec![4], vec![0; 16]));
-    });
-    let model = ModelFiles::open(folder.path()).unwrap();
-    assert!(model.config.tied && model.notes.is_empty(), "{:?}", model.notes);
-    // Equal in value though not in bytes.
-    let folder = with_tensors(&config, |tensors| {
-        let values = &weights(&config)["model.embed_tokens.weight"].1;
-        tensors.push(("lm_head.weight".into(), "F64", vec![10, 32], encode("F64", values)));
-    });
-    assert!(ModelFiles::open(folder.path()).unwrap().config.tied);
-}
-
-/// transformers since version 5: the head that is there counts, whatever `tie_word_embeddings` says.
-#[test]
-fn a_head_of_its_own_is_kept_though_it_should_be_tied() {
-    let config = tiny(Family::Llama);
-    assert!(config.tied);
-    let folder = with_tensors(&config, |tensors| {
-        tensors.push(("lm_head.weight".into(), "F32", vec![10, 32], encode("F32", &[0.5; 320])));
-    });
-    let model = ModelFiles::open(folder.path()).unwrap();
-    assert!(!model.config.tied && model.tensor_names().contains(&"lm_head.weight".to_string()));
-    assert_eq!(model.tensor("lm_head.weight").unwrap().data, [0.5; 320]);
-    assert!(
-        model.notes[0].contains("tie_word_embeddings is true, but lm_head.weight differs"),
-        "{:?}",
-        model.notes
-    );
-    assert_eq!(model.config.to_hf_json()["tie_word_embeddings"], false);
-
-    let folder = with_tensors(&config, |tensors| {
-        tensors.iter_mut().find(|tensor| tensor.0 == "model.embed_tokens.weight").unwrap().0 =
-            "lm_head.weight".into();
-    });
-    let model = ModelFiles::open(folder.path()).unwrap();
-    assert!(model.config.tied && model.notes.is_empty());
-    assert_eq!(
-        model.tensor("model.embed_tokens.weight").unwrap().data,
-        weights(&config)["model.embed_tokens.weight"].1
-    );
-
-    let folder = with_tensors(&config, |tensors| {
-        tensors.push(("lm_head.weight".into(), "F32", vec![9, 32], vec![0; 4 * 288]));
-    });
-    assert_all(&open_error(folder.path()), &["lm_head.weight", "[9, 32]", "[10, 32]"]);
-}
-
-#[test]
-fn names_that_something_around_the_model_has_changed() {
-    let config = tiny(Family::Qwen2);
-    let renamed = |rename: &dyn Fn(&str) -> String| {
-        with_tensors(&config, |tensors| tensors.iter_mut().for_each(|tensor| tensor.0 = rename(&tensor.0)))
-    };
-    // Saved from the decoder alone: transformers loads it.
-    let bare = renamed(&|name| name.trim_start_matches("model.").to_string());
-    let model = ModelFiles::open(bare.path()).unwrap();
-    for (name, (_, values)) in weights(&config) {
-        assert_eq!(model.tensor(&name).unwrap().data, values, "{name}");
-    }
-    for (prefix, expected) in [
-        ("base_model.model.", "PEFT's wrapper"),
-        ("_orig_mod.", "torch.compile"),
-        ("module.", "DistributedDataParallel"),
-        ("module._orig_mod.", "\"module.\""),
-        ("_fsdp_wrapped_module.", "FSDP"),
-        ("pretrained_model.", "value head"),
-        ("language_model.", "more than text"),
-        ("student.", "\"student.\""),
-    ] {
-        let message = open_error(renamed(&|name| format!("{prefix}{name}")).path());
-        assert_all(&message, &["model.safetensors", expected, prefix.split_inclusive('.').next().unwrap()]);
-    }
-    let inner = renamed(&|name| name.replace("layers.0.", "layers.0._checkpoint_wrapped_module."));
-    assert_all(&open_error(inner.path()), &["_checkpoint_wrapped_module", "FSDP"]);
-    let head = with_tensors(&config, |tensors| {
-        tensors.push(("v_head.summary.weight".into(), "F32", vec![1, 32], vec![0; 128]));
-    });
-    assert_all(&open_error(head.path()), &["\"v_head.\"", "value head"]);
-}
-
-/// Whatever file it is that was never fetched.
-#[test]
-fn pointers_and_pages_in_the_place_of_files() {
-    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935\nsize 335968\n";
-    for name in [
-        "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "model.safetensors",
-    ] {
-        for (contents, expected) in [
-            (pointer, "is a Git LFS pointer, not the file: git lfs pull"),
-            ("<!DOCTYPE html>\n<html>", "is a web page"),
-        ] {
-            let message = folder_error(|folder| std::fs::write(folder.join(name), contents).unwrap());
-            assert_all(&message, &[name, expected]);
-        }
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.gguf");
-    std::fs::write(&path, pointer).unwrap();
-    assert_all(&open_error(&path), &["model.gguf is a Git LFS pointer"]);
-    let path = folder.path().join("mp_rank_00_model_states.pt");
-    std::fs::write(&path, b"PK").unwrap();
-    assert_all(&open_error(&path), &["mp_rank_00_model_states.pt", "PyTorch"]);
-}
-
-#[test]
-fn ends_that_are_no_tokens_are_named() {
-    let message = folder_error(|folder| {
-        std::fs::write(folder.join("generation_config.json"), r#"{"eos_token_id": ["x"]}"#).unwrap();
-    });
-    assert_all(&message, &["generation_config.json", "eos_token_id is [\"x\"]"]);
-}
-
 #[test]
 fn shards() {
     let error = |change: &dyn Fn(&Path)| {
@@ -523,15 +383,48 @@ proptest! {
     fn no_corruption_of_a_folder_panics(
         changes in prop::collection::vec((0usize..3200, any::<u8>()), 0..4),
         keep in prop::option::weighted(0.3, any::<usize>()),
-        which in prop::sample::select(vec!["config.json", "model.safetensors"]),
+        which in prop::sample::select(vec![
+            "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+        ]),
     ) {
         let folder = tempfile::tempdir().unwrap();
         write_folder(folder.path(), &tiny(Family::Qwen3), "BF16", 1);
+        let added = json!({ "added_tokens": [{ "id": 3, "content": "<end>" }] }).to_string();
+        let decoder = json!({ "added_tokens_decoder": { "3": { "content": "<end>" } }, "eos_token": "<end>" }).to_string();
+        for (name, text) in
+            [("tokenizer.json", &added), ("tokenizer_config.json", &decoder), ("generation_config.json", &r#"{"eos_token_id": [2, 5]}"#.into())]
+        {
+            std::fs::write(folder.path().join(name), text).unwrap();
+        }
         let path = folder.path().join(which);
         let mut bytes = std::fs::read(&path).unwrap();
         corrupt(&mut bytes, &changes, keep);
         std::fs::write(&path, bytes).unwrap();
         read_all(folder.path());
+    }
+
+    #[test]
+    fn no_corruption_of_an_adapter_panics(
+        changes in prop::collection::vec((0usize..600, any::<u8>()), 0..4),
+        keep in prop::option::weighted(0.3, any::<usize>()),
+        which in prop::sample::select(vec![AdapterConfig::FILE, "adapter_model.safetensors"]),
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let config = json!({
+            "peft_type": "LORA", "base_model_name_or_path": "me/base", "r": 2, "lora_alpha": 4, "bias": "none",
+            "target_modules": r".*\.(q|v)_proj", "rank_pattern": { "q_proj": 1 }, "layers_to_transform": [0], "use_rslora": true,
+        });
+        std::fs::write(folder.path().join(AdapterConfig::FILE), config.to_string()).unwrap();
+        let name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight";
+        let weights = safetensors(&[(name.into(), "F32", vec![1, 32], encode("F32", &[0.5; 32]))]);
+        std::fs::write(folder.path().join("adapter_model.safetensors"), weights).unwrap();
+        let path = folder.path().join(which);
+        let mut bytes = std::fs::read(&path).unwrap();
+        corrupt(&mut bytes, &changes, keep);
+        std::fs::write(&path, bytes).unwrap();
+        let _ = AdapterConfig::open(folder.path()).and_then(|config| config.modules(&tiny(Family::Qwen2)));
+        let _ = SafetensorsFile::open(&folder.path().join("adapter_model.safetensors"))
+            .and_then(|file| file.read(name, &mut [0.0; 32]));
     }
 
     #[test]

@@ -54,6 +54,28 @@ fn gguf_files_of_every_family_and_version() {
     }
 }
 
+/// What writers add that changes nothing.
+#[test]
+fn metadata_without_effect_is_let_be() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut file = gguf(&tiny(Family::Llama));
+    for (key, value) in [
+        ("llama.vocab_size", Meta::U32(10)),
+        ("llama.tensor_data_layout", Meta::Text("Meta AI original pth".into())),
+        ("llama.attention.causal", Meta::Bool(true)),
+        ("llama.expert_count", Meta::U32(0)),
+        ("llama.logit_scale", Meta::F32(1.0)),
+        ("llama.rope.scaling.type", Meta::Text("none".into())),
+        ("general.type", Meta::Text("model".into())),
+        ("general.finetune", Meta::Text("Instruct".into())),
+        ("quantize.imatrix.entries_count", Meta::U32(5)),
+        ("split.count", Meta::U32(1)),
+    ] {
+        file.set(key, value);
+    }
+    assert_holds(&ModelFiles::open(&file.write(folder.path())).unwrap(), &tiny(Family::Llama));
+}
+
 /// Llama with every optional bias and an untied head: the biases of queries and keys are interleaved too.
 #[test]
 fn all_the_optional_parts_of_llama() {

@@ -9,6 +9,19 @@ use crate::{Family, ModelConfig, ModelError, Rope, RopeScaling};
 /// The tensor in which Llama 3 files carry their stretched rotary frequencies.
 pub(super) const ROPE_FACTORS: &str = "rope_freqs.weight";
 
+/// Pre-tokenizers whose texts begin with a token where the file does not say: Llama 3's, by all its names.
+const BEGINNING: [&str; 9] = [
+    "llama-bpe",
+    "llama3",
+    "llama-v3",
+    "falcon3",
+    "falcon-h1",
+    "pixtral",
+    "midm-2.0",
+    "lfm2",
+    "jina-v5-nano",
+];
+
 /// Reads `{architecture}.*`. `rope_factors` is the contents of [`ROPE_FACTORS`], where the file has it.
 pub(super) fn model(
     directory: &Directory,
@@ -17,6 +30,7 @@ pub(super) fn model(
 ) -> Result<ModelConfig, ModelError> {
     let metadata = &directory.metadata;
     let path = metadata.path();
+    refuse_parts(metadata)?;
     let architecture =
         metadata.text("general.architecture")?.ok_or_else(|| metadata.missing("general.architecture"))?;
     let family = match architecture {
@@ -107,9 +121,48 @@ pub(super) fn model(
         eos: ends(metadata, tokenizer)?,
         pad: tokenizer.pad,
     };
-    match config.contradiction() {
-        Some(what) => Err(ModelError::config(path, what)),
-        None => Ok(config),
+    if let Some(what) = config.contradiction() {
+        return Err(ModelError::config(path, what));
+    }
+    if metadata.bool(&key("attention.causal"))? == Some(false) {
+        let way_out = "Dressage runs models whose tokens see those before them alone";
+        return Err(ModelError::unsupported(path, format!("{} is false", key("attention.causal")), way_out));
+    }
+    metadata.settle_rest(architecture, |name, number| {
+        WITHOUT_EFFECT.contains(&name) || (number == Some(1.0) && FACTORS.contains(&name))
+    })?;
+    Ok(config)
+}
+
+/// Keys of an architecture that change no number.
+const WITHOUT_EFFECT: [&str; 4] =
+    ["rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout", "vocab_size"];
+
+/// Keys that multiply something, and change nothing where they are 1.
+const FACTORS: [&str; 7] = [
+    "embedding_scale",
+    "logit_scale",
+    "residual_scale",
+    "rope.scaling.attn_factor",
+    "rope.scaling.factor",
+    "rope.scaling.yarn_attn_factor",
+    "rope.scaling.yarn_ext_factor",
+];
+
+/// Files that are only a part of a model, or something beside one.
+fn refuse_parts(metadata: &Metadata) -> Result<(), ModelError> {
+    let unsupported =
+        |what: String, way_out: &str| Err(ModelError::unsupported(metadata.path(), what, way_out));
+    if let Some(count @ 2..) = metadata.size("split.count")? {
+        let way_out = "join the parts with llama.cpp's `llama-gguf-split --merge`";
+        return unsupported(format!("it is one of {count} parts (split.count)"), way_out);
+    }
+    match metadata.text("general.type")? {
+        None | Some("model") => Ok(()),
+        Some(other) => unsupported(
+            format!("general.type is {other:?}"),
+            "give the GGUF file of a model; an adapter is read in PEFT's layout",
+        ),
     }
 }
 
@@ -126,10 +179,8 @@ fn scaling(metadata: &Metadata, architecture: &str, context: usize) -> Result<Ro
     let key = |name: &str| format!("{architecture}.rope.scaling.{name}");
     let kind = metadata.text(&key("type"))?;
     // Files from before `rope.scaling` say `rope.scale_linear`.
-    let factor = match metadata.float(&key("factor"))? {
-        Some(factor) => Some(factor),
-        None => metadata.float(&format!("{architecture}.rope.scale_linear"))?,
-    };
+    let older = metadata.float(&format!("{architecture}.rope.scale_linear"))?;
+    let factor = metadata.float(&key("factor"))?.or(older);
     let kind = kind.unwrap_or(if factor.is_some() { "linear" } else { "none" });
     // Some writers put 0 for "no factor".
     let factor = factor.filter(|&factor| factor != 0.0);
@@ -218,9 +269,8 @@ pub(super) fn tokenizer(metadata: &Metadata) -> Result<GgufTokenizer, ModelError
     // Where a file does not say, its runtime decides by the algorithm: SentencePiece models get both, byte-level
     // ones neither, except that Llama 3's texts begin with a token.
     let sentence_piece = model == "llama";
-    let add_bos = metadata
-        .bool(&key("add_bos_token"))?
-        .unwrap_or(sentence_piece || matches!(pre.as_str(), "llama-bpe" | "llama3" | "llama-v3"));
+    let add_bos =
+        metadata.bool(&key("add_bos_token"))?.unwrap_or(sentence_piece || BEGINNING.contains(&pre.as_str()));
     let add_space_prefix = metadata.bool(&key("add_space_prefix"))?.unwrap_or(sentence_piece);
     Ok(GgufTokenizer {
         types,

@@ -260,6 +260,21 @@ mod tests {
         (14, Encoding::Q6K),
     ];
 
+    /// The page for users lists what is read.
+    #[test]
+    fn the_readme_names_every_type() {
+        let readme =
+            std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md")).unwrap();
+        let line = readme.lines().find(|line| line.starts_with("| a `.gguf` file |")).unwrap();
+        let listed = line.rsplit('|').nth(1).unwrap().split(';').next().unwrap();
+        let sorted = |names: &str| {
+            let mut names: Vec<_> = names.split(',').map(|name| name.trim().to_owned()).collect();
+            names.sort();
+            names
+        };
+        assert_eq!(sorted(listed), sorted(Encoding::NAMES));
+    }
+
     /// The offsets of the f16 numbers of a block.
     fn scales(encoding: Encoding) -> &'static [usize] {
         match encoding {

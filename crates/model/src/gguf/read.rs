@@ -5,7 +5,8 @@
 //! against what is left of the file before anything is allocated, so a damaged file cannot ask for more memory than it
 //! takes itself.
 
-use std::collections::HashMap;
+use std::cell::RefCell;
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 use super::quant::Encoding;
@@ -25,6 +26,19 @@ pub(super) enum Value {
 }
 
 impl Value {
+    /// Whether it asks for nothing.
+    fn is_off(&self) -> bool {
+        match self {
+            Self::Integer(value) => *value == 0,
+            Self::Float(value) => *value == 0.0,
+            Self::Bool(flag) => !flag,
+            Self::Text(text) => text.is_empty() || text.eq_ignore_ascii_case("none"),
+            Self::Texts(texts) => texts.is_empty(),
+            Self::Integers(values) => values.iter().all(|value| *value == 0),
+            Self::OtherList(count) => *count == 0,
+        }
+    }
+
     /// For error messages.
     fn describe(&self) -> String {
         match self {
@@ -98,7 +112,7 @@ impl Directory {
                 return Err(input.damaged(format!("metadata key {key} appears twice")));
             }
         }
-        let metadata = Metadata { path: path.to_path_buf(), entries };
+        let metadata = Metadata { path: path.to_path_buf(), entries, read: RefCell::default() };
         let alignment = metadata.size("general.alignment")?.unwrap_or(32);
         if !alignment.is_power_of_two() || alignment > 1 << 20 {
             return Err(
@@ -315,6 +329,7 @@ impl<'a> Input<'a> {
 pub(super) struct Metadata {
     path: PathBuf,
     entries: HashMap<String, Value>,
+    read: RefCell<BTreeSet<String>>,
 }
 
 impl Metadata {
@@ -332,6 +347,33 @@ impl Metadata {
     /// The error for a key that must be there.
     pub(super) fn missing(&self, key: &str) -> ModelError {
         ModelError::config(&self.path, format!("metadata key {key} is missing"))
+    }
+
+    /// Refuses a key of the architecture that nothing has read, unless it is off or `changes_nothing`: it may change what the model
+    /// computes.
+    pub(super) fn settle_rest(
+        &self,
+        architecture: &str,
+        changes_nothing: impl Fn(&str, Option<f64>) -> bool,
+    ) -> Result<(), ModelError> {
+        let read = self.read.borrow();
+        let is_left = |(key, value): &(&String, &Value)| {
+            let name = key.strip_prefix(architecture).and_then(|rest| rest.strip_prefix('.'));
+            let number = match value {
+                Value::Integer(value) => Some(*value as f64),
+                Value::Float(value) => Some(*value),
+                _ => None,
+            };
+            name.is_some_and(|name| !read.contains(*key) && !value.is_off() && !changes_nothing(name, number))
+        };
+        match self.entries.iter().filter(is_left).min_by_key(|(key, _)| *key) {
+            None => Ok(()),
+            Some((key, value)) => Err(ModelError::unsupported(
+                &self.path,
+                format!("{key} is {}, which Dressage does not know", value.describe()),
+                "it cannot tell whether the model computes otherwise because of it: use the model's Hugging Face folder",
+            )),
+        }
     }
 
     /// A whole number ≥ 0.
@@ -391,6 +433,7 @@ impl Metadata {
         wanted: &str,
         convert: impl FnOnce(&'a Value) -> Option<T>,
     ) -> Result<Option<T>, ModelError> {
+        self.read.borrow_mut().insert(key.to_owned());
         let Some(value) = self.entries.get(key) else { return Ok(None) };
         convert(value).map(Some).ok_or_else(|| self.wrong(key, value, wanted))
     }

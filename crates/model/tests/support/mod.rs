@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use dressage_model::{Family, ModelConfig, Rope, RopeScaling};
+use dressage_model::{Family, ModelConfig, ModelFiles, Rope, RopeScaling};
 use serde_json::{Value, json};
 
 /// A model with 2 layers, 4 heads and 2 key and value heads of width 8.
@@ -294,4 +294,21 @@ fn gguf_name(name: &str) -> String {
         .replace("model.embed_tokens", "token_embd")
         .replace("model.norm", "output_norm")
         .replace("lm_head", "output")
+}
+
+/// The error with which a model is refused; it fits a screen.
+pub fn open_error(path: &Path) -> String {
+    let message = match ModelFiles::open(path) {
+        Ok(_) => panic!("it opens"),
+        Err(error) => error.to_string(),
+    };
+    assert!(message.len() < 1000 && message.lines().count() <= 6, "more than a screen:\n{message}");
+    message
+}
+
+/// Whether a message has all these parts.
+pub fn assert_all(message: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(message.contains(part), "no {part:?} in:\n{message}");
+    }
 }

@@ -1,0 +1,176 @@
+//! Checkpoints as trainers and hands leave them: heads of their own, names that a wrapper has changed, files that were never fetched.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
+
+mod support;
+
+use std::path::Path;
+
+use dressage_model::{Family, ModelConfig, ModelFiles};
+use serde_json::json;
+use support::{assert_all, encode, open_error, safetensors, tiny, weights, write_folder};
+
+fn folder_error(change: impl FnOnce(&Path)) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    write_folder(folder.path(), &tiny(Family::Qwen3), "F32", 1);
+    change(folder.path());
+    open_error(folder.path())
+}
+
+/// A sound folder with other tensors in it.
+fn with_tensors(config: &ModelConfig, change: impl FnOnce(&mut Vec<StoredTensor>)) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    write_folder(folder.path(), config, "F32", 1);
+    let mut tensors: Vec<_> = weights(config)
+        .into_iter()
+        .map(|(name, (shape, values))| (name, "F32", shape, encode("F32", &values)))
+        .collect();
+    change(&mut tensors);
+    std::fs::write(folder.path().join("model.safetensors"), safetensors(&tensors)).unwrap();
+    folder
+}
+
+/// Name, type, shape, bytes.
+type StoredTensor = (String, &'static str, Vec<usize>, Vec<u8>);
+
+/// Some writers store the tied head again, and the rotary frequencies.
+#[test]
+fn redundant_tensors_are_no_contradiction() {
+    let config = tiny(Family::Llama);
+    let folder = with_tensors(&config, |tensors| {
+        let embedding =
+            tensors.iter().find(|(name, ..)| name == "model.embed_tokens.weight").unwrap().clone();
+        tensors.push(("lm_head.weight".into(), "F32", embedding.2, embedding.3));
+        tensors.push(("model.layers.0.self_attn.rotary_emb.inv_freq".into(), "F32", vec![4], vec![0; 16]));
+    });
+    let model = ModelFiles::open(folder.path()).unwrap();
+    assert!(model.config.tied && model.notes.is_empty(), "{:?}", model.notes);
+    // Equal in value though not in bytes.
+    let folder = with_tensors(&config, |tensors| {
+        let values = &weights(&config)["model.embed_tokens.weight"].1;
+        tensors.push(("lm_head.weight".into(), "F64", vec![10, 32], encode("F64", values)));
+    });
+    assert!(ModelFiles::open(folder.path()).unwrap().config.tied);
+}
+
+/// transformers since version 5: the head that is there counts, whatever `tie_word_embeddings` says.
+#[test]
+fn a_head_of_its_own_is_kept_though_it_should_be_tied() {
+    let config = tiny(Family::Llama);
+    assert!(config.tied);
+    let folder = with_tensors(&config, |tensors| {
+        tensors.push(("lm_head.weight".into(), "F32", vec![10, 32], encode("F32", &[0.5; 320])));
+    });
+    let model = ModelFiles::open(folder.path()).unwrap();
+    assert!(!model.config.tied && model.tensor_names().contains(&"lm_head.weight".to_string()));
+    assert_eq!(model.tensor("lm_head.weight").unwrap().data, [0.5; 320]);
+    assert!(
+        model.notes[0].contains("tie_word_embeddings is true, but lm_head.weight differs"),
+        "{:?}",
+        model.notes
+    );
+    assert_eq!(model.config.to_hf_json()["tie_word_embeddings"], false);
+
+    let folder = with_tensors(&config, |tensors| {
+        tensors.iter_mut().find(|tensor| tensor.0 == "model.embed_tokens.weight").unwrap().0 =
+            "lm_head.weight".into();
+    });
+    let model = ModelFiles::open(folder.path()).unwrap();
+    assert!(model.config.tied && model.notes.is_empty());
+    assert_eq!(
+        model.tensor("model.embed_tokens.weight").unwrap().data,
+        weights(&config)["model.embed_tokens.weight"].1
+    );
+
+    let folder = with_tensors(&config, |tensors| {
+        tensors.push(("lm_head.weight".into(), "F32", vec![9, 32], vec![0; 4 * 288]));
+    });
+    assert_all(&open_error(folder.path()), &["lm_head.weight", "[9, 32]", "[10, 32]"]);
+}
+
+#[test]
+fn names_that_something_around_the_model_has_changed() {
+    let config = tiny(Family::Qwen2);
+    let renamed = |rename: &dyn Fn(&str) -> String| {
+        with_tensors(&config, |tensors| tensors.iter_mut().for_each(|tensor| tensor.0 = rename(&tensor.0)))
+    };
+    // Saved from the decoder alone: transformers loads it.
+    let bare = renamed(&|name| name.trim_start_matches("model.").to_string());
+    let model = ModelFiles::open(bare.path()).unwrap();
+    for (name, (_, values)) in weights(&config) {
+        assert_eq!(model.tensor(&name).unwrap().data, values, "{name}");
+    }
+    for (prefix, expected) in [
+        ("base_model.model.", "PEFT's wrapper"),
+        ("_orig_mod.", "torch.compile"),
+        ("module.", "DistributedDataParallel"),
+        ("module._orig_mod.", "\"module.\""),
+        ("_fsdp_wrapped_module.", "FSDP"),
+        ("pretrained_model.", "value head"),
+        ("language_model.", "more than text"),
+        ("student.", "\"student.\""),
+    ] {
+        let message = open_error(renamed(&|name| format!("{prefix}{name}")).path());
+        assert_all(&message, &["model.safetensors", expected, prefix.split_inclusive('.').next().unwrap()]);
+    }
+    let inner = renamed(&|name| name.replace("layers.0.", "layers.0._checkpoint_wrapped_module."));
+    assert_all(&open_error(inner.path()), &["_checkpoint_wrapped_module", "FSDP"]);
+    let head = with_tensors(&config, |tensors| {
+        tensors.push(("v_head.summary.weight".into(), "F32", vec![1, 32], vec![0; 128]));
+    });
+    assert_all(&open_error(head.path()), &["\"v_head.\"", "value head"]);
+}
+
+/// Whatever file it is that was never fetched.
+#[test]
+fn pointers_and_pages_in_the_place_of_files() {
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935\nsize 335968\n";
+    for name in [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "model.safetensors",
+    ] {
+        for (contents, expected) in [
+            (pointer, "is a Git LFS pointer, not the file: git lfs pull"),
+            ("<!DOCTYPE html>\n<html>", "is a web page"),
+        ] {
+            let message = folder_error(|folder| std::fs::write(folder.join(name), contents).unwrap());
+            assert_all(&message, &[name, expected]);
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    std::fs::write(&path, pointer).unwrap();
+    assert_all(&open_error(&path), &["model.gguf is a Git LFS pointer"]);
+    let path = folder.path().join("mp_rank_00_model_states.pt");
+    std::fs::write(&path, b"PK").unwrap();
+    assert_all(&open_error(&path), &["mp_rank_00_model_states.pt", "PyTorch"]);
+}
+
+#[test]
+fn ends_that_are_no_tokens_are_named() {
+    let message = folder_error(|folder| {
+        std::fs::write(folder.join("generation_config.json"), r#"{"eos_token_id": ["x"]}"#).unwrap();
+    });
+    assert_all(&message, &["generation_config.json", "eos_token_id is [\"x\"]"]);
+}
+
+/// transformers would add such tokens as it loads the two files.
+#[test]
+fn tokens_that_only_the_settings_have_are_named() {
+    let message = |decoder: serde_json::Value| {
+        folder_error(|folder| {
+            let tokenizer =
+                json!({ "added_tokens": [{ "id": 3, "content": "<end>", "special": true }], "model": {} });
+            std::fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+            let settings = json!({ "added_tokens_decoder": decoder });
+            std::fs::write(folder.join("tokenizer_config.json"), settings.to_string()).unwrap();
+        })
+    };
+    let more = message(json!({ "3": { "content": "<end>" }, "4": { "content": "<tool_call>" } }));
+    assert_all(&more, &["tokenizer_config.json", "\"<tool_call>\"", "id 4", "save_pretrained"]);
+    let other = message(json!({ "5": { "content": "<end>" } }));
+    assert_all(&other, &["tokenizer_config.json", "\"<end>\"", "id 5", "has it as 3"]);
+}
