@@ -1,7 +1,7 @@
 //! A byte-level BPE tokenizer from GGUF metadata, as the `tokenizer.json` that means the same.
 //!
 //! GGUF names the pre-tokenizer instead of carrying it, so each supported name is spelled out here as its Hugging Face
-//! counterpart, normaliser included. Names that are not known are refused: a wrong split changes tokens silently.
+//! counterpart, normaliser included; many names mean the same. Names that are not known are refused: a wrong split changes tokens silently.
 
 use std::collections::HashMap;
 
@@ -81,24 +81,118 @@ fn pre_tokenizer(source: &GgufTokenizer) -> Result<PreTokenizer, TextError> {
         );
         json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false })
     };
+    let isolate = |pattern: &str| json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false });
     let plain = |steps, ignore_merges| PreTokenizer { normalizer: Value::Null, steps, ignore_merges };
-    Ok(match source.pre.as_str() {
-        "gpt-2" | "default" => plain(vec![byte_level(true)], false),
-        "smollm" => {
+    let Some(cut) = Cut::of(&source.pre) else {
+        let names = CUTS.iter().flat_map(|(_, names)| *names).copied();
+        let known: Vec<&str> = names.filter(|name| !name.is_empty()).collect();
+        return Err(TextError::Tokenizer(format!(
+            "the GGUF file's pre-tokenizer is {:?}; known are {}; use the model's folder with a tokenizer.json",
+            source.pre,
+            known.join(", ")
+        )));
+    };
+    Ok(match cut {
+        Cut::Gpt2 => plain(vec![byte_level(true)], false),
+        Cut::Digits => {
             plain(vec![json!({ "type": "Digits", "individual_digits": true }), byte_level(true)], false)
         }
-        "llama-bpe" | "llama3" | "llama-v3" => plain(vec![split(r"\p{N}{1,3}"), byte_level(false)], true),
-        "qwen2" => PreTokenizer {
+        Cut::Unnamed => plain(
+            vec![
+                isolate(r"[\p{P}\$\+<=>\^~\|]+"),
+                isolate(WORDS),
+                isolate(r"\p{N}+"),
+                isolate("[0-9][0-9][0-9]"),
+                byte_level(false),
+            ],
+            false,
+        ),
+        Cut::Llama3 => plain(vec![split(r"\p{N}{1,3}"), byte_level(false)], true),
+        Cut::Llama3Merging => plain(vec![split(r"\p{N}{1,3}"), byte_level(false)], false),
+        Cut::Qwen2 => PreTokenizer {
             normalizer: json!({ "type": "NFC" }),
             ..plain(vec![split(r"\p{N}"), byte_level(false)], false)
         },
-        other => {
-            return Err(TextError::Tokenizer(format!(
-                "the GGUF file's pre-tokenizer is {other:?}; known are \"smollm\", \"qwen2\", \"llama-bpe\", \
-                 \"llama3\", \"gpt-2\" and \"default\"; use the model's folder with a tokenizer.json"
-            )));
-        }
+        Cut::Qwen2Uncomposed => plain(vec![split(r"\p{N}"), byte_level(false)], false),
     })
+}
+
+/// GPT-2's words, which `ByteLevel` knows by itself.
+const WORDS: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+
+/// Ways to cut text. GGUF files name them by the first model that was cut so, or by the model itself.
+#[derive(Clone, Copy)]
+enum Cut {
+    /// GPT-2's words.
+    Gpt2,
+    /// Single digits, then GPT-2's words.
+    Digits,
+    /// For files that say nothing: punctuation, GPT-2's words, digits by threes.
+    Unnamed,
+    /// Llama 3's words; a piece that is a token is taken whole.
+    Llama3,
+    /// Llama 3's words, merged in any case.
+    Llama3Merging,
+    /// Single digits, otherwise Llama 3's words, of composed characters.
+    Qwen2,
+    /// Likewise, of characters as they are.
+    Qwen2Uncomposed,
+}
+
+/// The names of each, as llama.cpp reads them (`llama-vocab.cpp`).
+const CUTS: [(Cut, &[&str]); 7] = [
+    (
+        Cut::Gpt2,
+        &[
+            "gpt-2",
+            "phi-2",
+            "mpt",
+            "olmo",
+            "jais",
+            "gigachat",
+            "a.x-4.0",
+            "mellum",
+            "modern-bert",
+            "exaone4",
+            "trillion",
+            "granite-docling",
+            "jina-es",
+            "jina-de",
+            "jina-v1-en",
+            "jina-v2-es",
+            "jina-v2-de",
+            "jina-v2-code",
+            "roberta-bpe",
+        ],
+    ),
+    (
+        Cut::Digits,
+        &["smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"],
+    ),
+    (Cut::Unnamed, &["default", ""]),
+    (
+        Cut::Llama3,
+        &[
+            "llama-bpe",
+            "llama3",
+            "llama-v3",
+            "falcon3",
+            "falcon-h1",
+            "pixtral",
+            "midm-2.0",
+            "lfm2",
+            "jina-v5-nano",
+        ],
+    ),
+    (Cut::Llama3Merging, &["dbrx", "smaug-bpe", "glm4", "chatglm-bpe"]),
+    (Cut::Qwen2, &["qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2"]),
+    (Cut::Qwen2Uncomposed, &["stablelm2", "megrez", "hunyuan", "solar-open", "grok-2"]),
+];
+
+impl Cut {
+    fn of(name: &str) -> Option<Self> {
+        CUTS.iter().find(|(_, names)| names.contains(&name)).map(|(cut, _)| *cut)
+    }
 }
 
 fn vocabulary(source: &GgufTokenizer) -> Result<Map<String, Value>, TextError> {

@@ -29,6 +29,7 @@
 //! model files (`dressage-model`).
 
 mod alphabet;
+mod caught;
 mod chat;
 #[cfg(test)]
 mod chat_tests;

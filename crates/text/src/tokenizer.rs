@@ -16,7 +16,11 @@ use dressage_policy::TokenBytes;
 use serde::Deserialize;
 use tokenizers::{DecoderWrapper, ModelWrapper};
 
+use crate::caught::caught;
 use crate::{TextError, alphabet, gguf};
+
+/// Ids beyond this belong to as many tokens, or are damage: there is a place for each one below the last.
+const MOST_IDS: usize = 1 << 20;
 
 /// A special token and how it is matched.
 #[derive(Debug, Clone)]
@@ -63,7 +67,35 @@ impl Tokenizer {
         Ok(Self::from_json(json.as_bytes())?.with_ends(metadata.bos, &eos))
     }
 
+    /// The library panics on some damaged files, on others only when it is used: so it is tried at once.
     fn from_json(bytes: &[u8]) -> Result<Self, TextError> {
+        let stops = |what: String| {
+            TextError::Tokenizer(format!(
+                "tokenizer.json is damaged: the library that reads it stops at {what:?}; fetch the file again"
+            ))
+        };
+        let tokenizer = caught(|| Self::read_json(bytes)).map_err(stops)??;
+        caught(|| tokenizer.try_out()).map_err(stops)??;
+        Ok(tokenizer)
+    }
+
+    /// Encodes a little of everything.
+    fn try_out(&self) -> Result<(), TextError> {
+        let ascii: String = (0..128).map(char::from).collect();
+        let latin: String = ('\u{80}'..'\u{250}').collect();
+        let others = "Ελληνικά русский עברית العربية हिन्दी ไทย 中文 かな 한국어 e\u{301} 👩\u{200d}🔬 \u{fffd}\u{10ffff} \u{feff}x";
+        let spaces = " \t  \n\n\r\n   12345 don't WE'LL \u{a0}\u{3000} a  b   c";
+        for text in [&ascii, &latin, others, spaces] {
+            self.inner.encode_fast(text, false).map_err(|error| {
+                TextError::Tokenizer(format!(
+                    "tokenizer.json cannot encode text: {error}; fetch the file again"
+                ))
+            })?;
+        }
+        Ok(())
+    }
+
+    fn read_json(bytes: &[u8]) -> Result<Self, TextError> {
         let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| {
             TextError::Tokenizer(format!("tokenizer.json does not parse: {error}; fetch the file again"))
         })?;
@@ -79,6 +111,13 @@ impl Tokenizer {
         let added = inner.get_added_tokens_decoder();
         let vocabulary = inner.get_vocab(true);
         let size = vocabulary.values().max().map_or(0, |&last| last as usize + 1);
+        if size > MOST_IDS.max(4 * vocabulary.len()) {
+            return Err(TextError::Tokenizer(format!(
+                "tokenizer.json has {} tokens, but gives one the id {}; fetch the file again",
+                vocabulary.len(),
+                size - 1
+            )));
+        }
         let mut tokenizer = Tokenizer {
             inner,
             bytes: vec![None; size],
@@ -424,6 +463,30 @@ mod tests {
         let qwen = Tokenizer::new(&TokenizerSource::Gguf(merging("qwen2"))).unwrap();
         assert_eq!(pieces(&qwen, "12"), ["1", "2"]);
         assert_eq!(qwen.decode(&qwen.encode("e\u{301}")), "\u{e9}", "Qwen2 composes characters first");
+    }
+
+    /// llama.cpp gives one way of cutting many names; a file without one is cut in a way of its own.
+    #[test]
+    fn pre_tokenizers_have_many_names() {
+        let cut = |pre: &str| {
+            let tokenizer = Tokenizer::new(&TokenizerSource::Gguf(merging(pre))).unwrap();
+            ["hello w1212", "a 'S e\u{301}\n\nx", "12121 !!\r\n  b"].map(|text| tokenizer.encode(text))
+        };
+        for (first, others) in [
+            ("qwen2", &["deepseek-r1-qwen", "kormo", "f2llmv2"][..]),
+            ("llama-bpe", &["llama3", "llama-v3", "falcon3", "pixtral", "lfm2"]),
+            ("smollm", &["starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"]),
+            ("gpt-2", &["phi-2", "mpt", "olmo", "jais", "exaone4", "trillion"]),
+            ("megrez", &["stablelm2", "hunyuan", "grok-2"]),
+            ("smaug-bpe", &["dbrx", "glm4", "chatglm-bpe"]),
+            ("default", &[""]),
+        ] {
+            for other in others {
+                assert_eq!(cut(other), cut(first), "{other}");
+            }
+        }
+        let unnamed = Tokenizer::new(&TokenizerSource::Gguf(merging(""))).unwrap();
+        assert_eq!(pieces(&unnamed, "hello w1212"), ["hello", " w", "12", "1", "2"]);
     }
 
     #[test]
