@@ -227,6 +227,7 @@ impl Reader {
         }
         if let Some('$' | '€' | '£' | '¥' | '₹') = self.peek(0) {
             self.at += 1;
+            while self.take_thin() {}
             if !negative && let Some('-' | '−') = self.peek(0) {
                 negative = true;
                 self.at += 1;
