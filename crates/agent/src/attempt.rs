@@ -11,12 +11,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dressage_policy::{
-    Completion, FinishReason, PolicyError, SampleRequest, Sampler, SamplingParams, crash_point,
+    Completion, FinishReason, PolicyError, SampleRequest, Sampler, SamplingParams, awake, crash_point,
 };
 use dressage_text::{Chat, Message, TextError, ToolSpec};
 use dressage_tree::{Segment, SegmentId, Trajectory, TreeError};
 use serde::{Deserialize, Serialize};
-use tokio::time::{Instant, sleep, timeout};
 
 use crate::tools::{CallCounts, ObservationKind, OpenTools, ToolError, ToolSet};
 
@@ -403,22 +402,21 @@ impl Run<'_> {
     }
 }
 
-/// Does something for at most `longest`, without the time in which the sampler's device trained: nothing is drawn meanwhile, and that is nobody's
+/// Does something for at most `longest`, without the time in which this process stood still or the sampler's device trained: nothing is drawn meanwhile, and that is nobody's
 /// fault. `None` where it takes longer.
 async fn within<T>(sampler: &dyn Sampler, longest: Duration, work: impl Future<Output = T>) -> Option<T> {
     // A sampler that does not say is one that does not train.
     let trained = || async {
-        let health = timeout(longest, sampler.health()).await;
-        health.ok().and_then(Result::ok).map_or(0.0, |health| health.learning_seconds)
+        let health = awake::within(longest, sampler.health()).await;
+        health.and_then(Result::ok).map_or(0.0, |health| health.learning_seconds)
     };
     let too_long = async {
         let before = trained().await;
-        let start = Instant::now();
-        let mut left = longest;
+        let (mut ran, mut left) = (Duration::ZERO, longest);
         loop {
-            sleep(left).await;
+            ran += awake::sleep(left).await;
             let busy = Duration::try_from_secs_f64(trained().await - before).unwrap_or_default();
-            left = (longest + busy).saturating_sub(start.elapsed());
+            left = (longest + busy).saturating_sub(ran);
             if left.is_zero() {
                 return;
             }

@@ -10,6 +10,7 @@ use dressage_text::testing::{IM_END, IM_START, VOCABULARY, tiny_chat};
 use dressage_tree::{Kind, PathInput, PathTarget, Term, TreeBatch};
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::UnboundedSender;
+use tokio::time::{Instant, sleep};
 
 use super::*;
 use crate::demonstrate::{DemonstrationError, demonstrate};

@@ -10,8 +10,11 @@
 //! [`Timely`] gives every call of either a deadline. [`Simulator`] implements both over one small table, for tests of everything above;
 //! [`crash_point`] marks the places at which such tests kill the process.
 //!
+//! Deadlines go by the time in which the process [runs](awake), here and in every room above.
+//!
 //! Not here: prompts as text (`dressage-text`), and any model.
 
+pub mod awake;
 mod crash;
 mod device;
 mod error;

@@ -7,7 +7,7 @@ use dressage_tree::{Kind, Segment, SegmentId, VersionRun};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use crate::PolicyError;
+use crate::{PolicyError, awake};
 
 /// How to draw. The defaults draw from the model's own distribution.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -167,9 +167,9 @@ impl SampleStream {
     /// What the sampler reports, a sampler that stops in the middle, or `deadline` passing (which aborts the request).
     pub async fn collect(mut self, deadline: Duration) -> Result<Completion, PolicyError> {
         let mut completion = Completion::default();
-        match tokio::time::timeout(deadline, self.gather(&mut completion)).await {
-            Ok(result) => result.map(|()| completion),
-            Err(_) => Err(PolicyError::Deadline(deadline, "a reply from the sampler".into())),
+        match awake::within(deadline, self.gather(&mut completion)).await {
+            Some(result) => result.map(|()| completion),
+            None => Err(PolicyError::Deadline(deadline, "a reply from the sampler".into())),
         }
     }
 }

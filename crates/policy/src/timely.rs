@@ -5,15 +5,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
-use dressage_rl::Loss;
-use dressage_tree::TreeBatch;
-use tokio::time::timeout;
-
+use crate::awake::within;
 use crate::{
     ForwardBackward, Health, Learner, OptimParams, OptimReport, PolicyError, Predictions, SampleRequest,
     SampleStream, Sampler,
 };
+use async_trait::async_trait;
+use dressage_rl::Loss;
+use dressage_tree::TreeBatch;
 
 /// A policy whose calls all end within `longest`, or fail with [`PolicyError::Deadline`] and what was waited for: a device that hangs ends a
 /// run, which can go on from its last checkpoint, and does not keep it waiting. The tokens of a reply come on its stream, and their
@@ -34,8 +33,8 @@ impl<P: ?Sized> Timely<P> {
         call: impl Future<Output = Result<T, PolicyError>>,
         what: impl FnOnce() -> String,
     ) -> Result<T, PolicyError> {
-        let done = timeout(self.longest, call).await;
-        done.unwrap_or_else(|_| Err(PolicyError::Deadline(self.longest, what())))
+        let done = within(self.longest, call).await;
+        done.unwrap_or_else(|| Err(PolicyError::Deadline(self.longest, what())))
     }
 }
 

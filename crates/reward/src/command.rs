@@ -7,13 +7,13 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
+use dressage_policy::awake::within;
 #[cfg(unix)]
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
-use tokio::time::timeout;
 
 use crate::{RewardError, Score};
 
@@ -63,9 +63,9 @@ impl CommandScorer {
     pub async fn score(&self, text: &str, expected: &Value) -> Result<Score, RewardError> {
         self.check()?;
         let limit = Duration::from_secs_f64(self.seconds);
-        match timeout(limit, self.ask(text, expected)).await {
-            Ok(score) => score,
-            Err(_) => Err(self.broken(format!("did not answer within {limit:?}"))),
+        match within(limit, self.ask(text, expected)).await {
+            Some(score) => score,
+            None => Err(self.broken(format!("did not answer within {limit:?}"))),
         }
     }
 

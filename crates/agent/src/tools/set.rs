@@ -4,9 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dressage_policy::awake::within;
 use dressage_text::{ToolCall, ToolSpec};
 use serde::{Deserialize, Serialize};
-use tokio::time::timeout;
 
 use super::{CallError, Tool, ToolError, ToolSession};
 
@@ -52,9 +52,9 @@ impl ToolSet {
         let mut open =
             OpenTools { sessions: Vec::new(), deadline: self.deadline, counts: CallCounts::default() };
         for (spec, tool) in &self.tools {
-            let opened = match timeout(self.deadline, tool.open(attempt)).await {
-                Ok(opened) => opened,
-                Err(_) => {
+            let opened = match within(self.deadline, tool.open(attempt)).await {
+                Some(opened) => opened,
+                None => {
                     let why = format!("not ready within {:?}", self.deadline);
                     Err(ToolError::Open { tool: spec.name.clone(), why })
                 }
@@ -201,11 +201,11 @@ impl OpenTools {
             return (ObservationKind::UnknownTool, text);
         };
         let (name, session) = &mut self.sessions[at];
-        match timeout(self.deadline, session.execute(&call.arguments)).await {
-            Ok(Ok(text)) => (ObservationKind::Ok, text),
-            Ok(Err(CallError::BadArguments(why))) => (ObservationKind::BadArguments, why),
-            Ok(Err(CallError::Failed(why))) => (ObservationKind::Failed, why),
-            Err(_) => (ObservationKind::Timeout, format!("{name} did not answer within {:?}", self.deadline)),
+        match within(self.deadline, session.execute(&call.arguments)).await {
+            Some(Ok(text)) => (ObservationKind::Ok, text),
+            Some(Err(CallError::BadArguments(why))) => (ObservationKind::BadArguments, why),
+            Some(Err(CallError::Failed(why))) => (ObservationKind::Failed, why),
+            None => (ObservationKind::Timeout, format!("{name} did not answer within {:?}", self.deadline)),
         }
     }
 
@@ -235,9 +235,9 @@ async fn close_all(
 ) -> Result<(), ToolError> {
     let mut first = Ok(());
     for (tool, mut session) in sessions {
-        let closed = match timeout(deadline, session.close()).await {
-            Ok(closed) => closed,
-            Err(_) => Err(ToolError::Close { tool, why: format!("not done within {deadline:?}") }),
+        let closed = match within(deadline, session.close()).await {
+            Some(closed) => closed,
+            None => Err(ToolError::Close { tool, why: format!("not done within {deadline:?}") }),
         };
         first = first.and(closed);
     }
@@ -390,7 +390,7 @@ mod tests {
             std::future::pending::<()>().await;
             drop(open);
         };
-        assert!(timeout(Duration::from_millis(10), attempt).await.is_err());
+        assert!(within(Duration::from_millis(10), attempt).await.is_none());
         for _ in 0..1000 {
             if log.lock().unwrap().iter().any(|line| line == "close x") {
                 return;

@@ -1,0 +1,51 @@
+//! A process that is stopped for longer than its deadline has not missed it.
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use dressage_policy::awake;
+
+/// Tells the test that it is the process that is stopped.
+const CHILD: &str = "DRESSAGE_TEST_IS_STOPPED";
+const LIMIT: Duration = Duration::from_secs(3);
+const STOPPED: Duration = Duration::from_secs(5);
+
+#[test]
+fn a_deadline_stands_still_while_the_process_does() {
+    if std::env::var_os(CHILD).is_some() {
+        return wait();
+    }
+    let test = std::env::current_exe().unwrap();
+    let mut child = Command::new(test)
+        .args(["a_deadline_stands_still_while_the_process_does", "--exact", "--nocapture"])
+        .env(CHILD, "1")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    // The harness may have begun the line.
+    assert!(lines.any(|line| line.ends_with("waiting")));
+    let start = Instant::now();
+    let send = |signal: &str| {
+        assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+    };
+    send("-STOP");
+    std::thread::sleep(STOPPED);
+    send("-CONT");
+    assert!(lines.any(|line| line.ends_with("late")));
+    // Of the pause, what lies between two looks at the clock may count.
+    let waited = start.elapsed();
+    assert!(waited > STOPPED + LIMIT - Duration::from_millis(1500), "{waited:?}");
+    assert!(child.wait().unwrap().success());
+}
+
+/// Waits for what never comes.
+fn wait() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    println!("waiting");
+    assert_eq!(runtime.block_on(awake::within(LIMIT, std::future::pending::<()>())), None);
+    println!("late");
+}
