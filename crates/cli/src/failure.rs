@@ -59,7 +59,10 @@ fn is_users(error: &anyhow::Error) -> bool {
     if let Some(error) = error.downcast_ref::<StoreError>() {
         return matches!(
             error,
-            StoreError::Open { .. } | StoreError::Foreign { .. } | StoreError::Version { .. }
+            StoreError::Open { .. }
+                | StoreError::Unwritable { .. }
+                | StoreError::Foreign { .. }
+                | StoreError::Version { .. }
         );
     }
     error.is::<Unusable>() || error.is::<RecipeError>() || error.is::<TextError>()

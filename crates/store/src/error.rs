@@ -13,6 +13,17 @@ pub enum StoreError {
         /// Why.
         source: Box<rusqlite::Error>,
     },
+    /// The file cannot be written, nor read without that.
+    #[error(
+        "the record {file} cannot be written here, and a copy to read cannot be made: {source}; copy the folder of the run to \
+         where it can be written, or set TMPDIR to a place with room"
+    )]
+    Unwritable {
+        /// The file.
+        file: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
     /// The file is an SQLite database of another program.
     #[error("{file} is not a Dressage record (application id {found:#x}); name another file")]
     Foreign {

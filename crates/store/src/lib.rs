@@ -14,6 +14,7 @@
 //! - *Token ids, log-probabilities and versions are kept to the bit.* Rewards and scores too, save that −0 reads back as 0.
 //! - *A prompt is kept once*, however many attempts begin with it.
 //! - *Several handles*, in one process or many, may read and write at once.
+//! - *Reading needs no permission to write*, nor a place that can be written ([`Store::open_existing`]).
 //!
 //! Not here: what a task, an outcome or an evaluation means. They are JSON to this room.
 
@@ -23,6 +24,7 @@ mod evals;
 mod ledger;
 mod record;
 mod schema;
+mod unwritable;
 
 pub use error::StoreError;
 pub use record::{

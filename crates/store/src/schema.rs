@@ -5,8 +5,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
+use tempfile::TempDir;
 
 use crate::StoreError;
+use crate::unwritable;
 
 /// Version of the tables that this build reads and writes.
 pub const SCHEMA_VERSION: i32 = 3;
@@ -75,6 +77,8 @@ CREATE TABLE evals (
 pub struct Store {
     pub(crate) file: PathBuf,
     connection: Mutex<Connection>,
+    /// The copy that is read in place of the file, where it cannot be read in its place.
+    _copy: Option<TempDir>,
 }
 
 impl Store {
@@ -91,16 +95,21 @@ impl Store {
         Ok(store)
     }
 
-    /// Opens a record that exists, to read it.
+    /// Opens a record that exists, to read it, also where nothing may be written, and while another process writes it.
     ///
     /// # Errors
     /// When the file is missing or cannot be opened, belongs to another program, or has another schema version.
     pub fn open_existing(file: &Path) -> Result<Self, StoreError> {
         // Read-write, because a reader of a WAL file may have to create its shared-memory index.
-        let store = Self::connect(file, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
-        let (application, version) = identity(&store.lock()).map_err(|e| store.opening(e))?;
-        store.check(application, version)?;
-        Ok(store)
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        match Self::connect(file, flags).and_then(Self::checked) {
+            Err(StoreError::Open { source, .. }) if unwritable::is_why(&source) && file.is_file() => {
+                let (connection, copy) = unwritable::open(file)
+                    .map_err(|source| StoreError::Unwritable { file: file.to_owned(), source })?;
+                Store { file: file.to_owned(), connection: Mutex::new(connection), _copy: copy }.checked()
+            }
+            opened => opened,
+        }
     }
 
     /// The file.
@@ -112,7 +121,13 @@ impl Store {
         let open = |source| StoreError::Open { file: file.to_owned(), source: Box::new(source) };
         let connection = Connection::open_with_flags(file, flags).map_err(open)?;
         connection.busy_timeout(BUSY).map_err(open)?;
-        Ok(Store { file: file.to_owned(), connection: Mutex::new(connection) })
+        Ok(Store { file: file.to_owned(), connection: Mutex::new(connection), _copy: None })
+    }
+
+    fn checked(self) -> Result<Self, StoreError> {
+        let (application, version) = identity(&self.lock()).map_err(|source| self.opening(source))?;
+        self.check(application, version)?;
+        Ok(self)
     }
 
     fn prepare(&self) -> Result<(), StoreError> {

@@ -226,7 +226,10 @@ impl TrainerError {
             E::Store(error) => {
                 let unusable = matches!(
                     error,
-                    StoreError::Open { .. } | StoreError::Foreign { .. } | StoreError::Version { .. }
+                    StoreError::Open { .. }
+                        | StoreError::Unwritable { .. }
+                        | StoreError::Foreign { .. }
+                        | StoreError::Version { .. }
                 );
                 unusable || error.is_disk_full()
             }

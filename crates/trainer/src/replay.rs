@@ -59,7 +59,7 @@ pub async fn replay(
     if !record.exists() {
         return Err(file_error("open the record of the run", &record, io::ErrorKind::NotFound.into()));
     }
-    let store = Store::open(&record)?;
+    let store = Store::open_existing(&record)?;
     let models = models.timely(recipe);
     let Found { whole: checkpoints, damaged } = Checkpoints::look(folder.join("checkpoints")).find()?;
     for note in &damaged {

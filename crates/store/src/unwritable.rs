@@ -1,0 +1,119 @@
+//! Reading a record where nothing may be written: a run of another user, a read-only mount.
+//!
+//! In WAL mode a reader needs an index of the log, which it shares with writers in a file beside the database. Where it cannot make one,
+//! SQLite reads with an index of its own as long as that file is there; that is tried first, and is what reads a run under way. If there
+//! is no such file and no log, the database alone is the whole record. If there is a log alone, both are copied to where the index can
+//! be made.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use rusqlite::{Connection, ErrorCode, OpenFlags};
+use tempfile::TempDir;
+
+/// How often a copy is made again that another process wrote to meanwhile.
+const TRIES: u32 = 5;
+
+/// Whether a record could not be opened because it cannot be written to.
+pub(crate) fn is_why(error: &rusqlite::Error) -> bool {
+    matches!(
+        error.sqlite_error_code(),
+        Some(ErrorCode::ReadOnly | ErrorCode::CannotOpen | ErrorCode::PermissionDenied)
+    )
+}
+
+/// Opens a record without writing beside it. The folder holds a copy, where one had to be made.
+pub(crate) fn open(file: &Path) -> io::Result<(Connection, Option<TempDir>)> {
+    let log = beside(file, "-wal");
+    if fs::metadata(&log).map_or(0, |log| log.len()) == 0 {
+        let flags =
+            OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let opened = Connection::open_with_flags(immutable(file)?, flags);
+        return opened.map(|connection| (connection, None)).map_err(io::Error::other);
+    }
+    let folder = TempDir::with_prefix("dressage-record-")?;
+    let copy = folder.path().join("run.db");
+    for _ in 0..TRIES {
+        let before = (state(file)?, state(&log)?);
+        fs::copy(file, &copy)?;
+        fs::copy(&log, beside(&copy, "-wal"))?;
+        if (state(file)?, state(&log)?) == before {
+            // As they were where they came from, which may be read-only.
+            for copied in [&copy, &beside(&copy, "-wal")] {
+                make_writable(copied)?;
+            }
+            let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+            let connection = Connection::open_with_flags(&copy, flags).map_err(io::Error::other)?;
+            return Ok((connection, Some(folder)));
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::ResourceBusy, "another process keeps writing to it"))
+}
+
+fn beside(file: &Path, suffix: &str) -> PathBuf {
+    let mut name = file.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+fn state(file: &Path) -> io::Result<(u64, SystemTime)> {
+    let metadata = fs::metadata(file)?;
+    Ok((metadata.len(), metadata.modified()?))
+}
+
+fn make_writable(file: &Path) -> io::Result<()> {
+    let mut permissions = fs::metadata(file)?.permissions();
+    #[cfg(unix)]
+    std::os::unix::fs::PermissionsExt::set_mode(&mut permissions, 0o600);
+    #[cfg(not(unix))]
+    permissions.set_readonly(false);
+    fs::set_permissions(file, permissions)
+}
+
+/// The address of a database that nobody changes, as SQLite reads it.
+fn immutable(file: &Path) -> io::Result<String> {
+    let absolute = std::path::absolute(file)?;
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"/._-~".contains(byte);
+    let encoded =
+        |byte: &u8| if plain(byte) { char::from(*byte).to_string() } else { format!("%{byte:02X}") };
+    let path: String = absolute.as_os_str().as_encoded_bytes().iter().map(encoded).collect();
+    Ok(format!("file:{path}?immutable=1"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{EvalKey, Store};
+
+    /// Both ways around the index, whatever the name of the folder; the command is tested with a user who may not write.
+    #[test]
+    fn a_record_is_read_without_a_file_beside_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let inside = folder.path().join("100 % of? it#é");
+        fs::create_dir(&inside).unwrap();
+        let file = inside.join("run.db");
+        let store = Store::open(&file).unwrap();
+        let key = EvalKey { phase: 0, step: 0 };
+        store.record_eval(key, &"kept".into()).unwrap();
+        let count = |connection: &Connection| -> u32 {
+            connection.query_row("SELECT count(*) FROM evals", [], |row| row.get(0)).unwrap()
+        };
+
+        // As a process leaves it that is killed.
+        let killed = inside.join("killed.db");
+        fs::copy(&file, &killed).unwrap();
+        fs::copy(beside(&file, "-wal"), beside(&killed, "-wal")).unwrap();
+        let (connection, copy) = open(&killed).unwrap();
+        assert!(copy.is_some());
+        assert_eq!(count(&connection), 1);
+        assert!(!beside(&killed, "-shm").exists());
+
+        drop(store);
+        let (connection, copy) = open(&file).unwrap();
+        assert!(copy.is_none());
+        assert_eq!(count(&connection), 1);
+        assert!(!beside(&file, "-wal").exists() && !beside(&file, "-shm").exists());
+    }
+}
