@@ -35,8 +35,9 @@ impl Buffer {
         if len == 0 {
             return Buffer { start: NonNull::dangling(), len, mapping: None };
         }
-        if layout.size() >= MAPPED {
-            let (mapping, start) = map(layout);
+        if layout.size() >= MAPPED
+            && let Some((mapping, start)) = map(layout)
+        {
             return Buffer { start, len, mapping: Some(Arc::new(mapping)) };
         }
         // SAFETY: the layout has a size above zero.
@@ -50,10 +51,10 @@ impl Buffer {
     pub fn together(lens: &[usize]) -> Vec<Self> {
         let room = |len: usize| len.next_multiple_of(CACHE_LINE / size_of::<f32>());
         let layout = Self::layout(lens.iter().map(|len| room(*len)).sum());
-        if layout.size() < MAPPED {
+        let mapped = if layout.size() < MAPPED { None } else { map(layout) };
+        let Some((mapping, start)) = mapped else {
             return lens.iter().map(|len| Buffer::zeroed(*len)).collect();
-        }
-        let (mapping, start) = map(layout);
+        };
         let (mapping, mut next) = (Arc::new(mapping), start);
         let part = |&len: &usize| {
             let start = next;
@@ -81,14 +82,15 @@ impl Buffer {
     }
 }
 
-/// A mapping of zeros that asks for huge pages, and where it starts.
-fn map(layout: Layout) -> (MmapMut, NonNull<f32>) {
-    let Ok(mut mapping) = MmapMut::map_anon(layout.size()) else { handle_alloc_error(layout) };
+/// A mapping of zeros that asks for huge pages, and where it starts. `None` where there is none to be had: then the allocator is asked, which
+/// says what becomes of a process without memory.
+fn map(layout: Layout) -> Option<(MmapMut, NonNull<f32>)> {
+    let mut mapping = MmapMut::map_anon(layout.size()).ok()?;
     #[cfg(target_os = "linux")]
     // Advice: where it is refused, only speed is lost.
     let _ = mapping.advise(memmap2::Advice::HugePage);
-    let Some(start) = NonNull::new(mapping.as_mut_ptr().cast()) else { handle_alloc_error(layout) };
-    (mapping, start)
+    let start = NonNull::new(mapping.as_mut_ptr().cast())?;
+    Some((mapping, start))
 }
 
 impl Default for Buffer {

@@ -22,7 +22,8 @@ use crate::adapter::AdapterLayout;
 use crate::cache::Cache;
 use crate::layout::Layout;
 use crate::learning::{self, Learning};
-use crate::memory::{self, MemoryPlan};
+use crate::limits::available_memory;
+use crate::memory::MemoryPlan;
 use crate::precision::{Order, Precision};
 use crate::scheduler::{Limits, Scheduler};
 use crate::service::{Answer, BASE, Command, LearnerCommand, Learns, Service};
@@ -91,7 +92,7 @@ impl Default for EngineOptions {
 impl EngineOptions {
     /// Bytes that the engine may take.
     pub fn budget(&self) -> u64 {
-        let free = memory::available().unwrap_or(u64::MAX);
+        let free = available_memory().unwrap_or(u64::MAX);
         if self.memory_mb == 0 { free } else { free.min((self.memory_mb as u64).saturating_mul(1 << 20)) }
     }
 

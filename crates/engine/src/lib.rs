@@ -28,6 +28,7 @@ mod engine;
 mod head;
 mod layout;
 pub mod learning;
+mod limits;
 mod memory;
 mod ops;
 mod optimiser;
@@ -52,6 +53,7 @@ pub mod weights;
 
 pub use adapter::Adapter;
 pub use engine::{Engine, EngineOptions, Fingerprint};
+pub use limits::available_memory;
 pub use memory::{MemoryPlan, Purpose};
 pub use ops::kv::Blocks;
 pub use precision::{Kernel, Precision};

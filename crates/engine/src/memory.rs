@@ -269,27 +269,6 @@ fn scratch(config: &ModelConfig, rows: usize, trains: bool) -> Values {
     Values::new(SLAB_A).plus(right)
 }
 
-/// Bytes of memory that can be had without swapping, as far as the system tells: what is free in the machine and, where a
-/// control group limits it, in the group.
-pub fn available() -> Option<u64> {
-    let read = |path: &str| std::fs::read_to_string(path).ok();
-    let info = read("/proc/meminfo")?;
-    let line = info.lines().find(|l| l.starts_with("MemAvailable:"))?;
-    let machine = line.split_whitespace().nth(1)?.parse::<u64>().ok()? << 10;
-    let group = |name: &str| read(&format!("/sys/fs/cgroup/memory.{name}")).unwrap_or_default();
-    let left = left_in_group(&group("max"), &group("current"), &group("stat"));
-    Some(left.map_or(machine, |left| left.min(machine)))
-}
-
-/// What a control group leaves, given its files: its limit without what is used. Pages of files that nobody has touched lately count as
-/// used, but the system drops them when memory is asked for. `None` without a limit.
-fn left_in_group(max: &str, current: &str, stat: &str) -> Option<u64> {
-    let number = |text: &str| text.trim().parse::<u64>().ok();
-    let dropped = stat.lines().find_map(|line| number(line.strip_prefix("inactive_file ")?)).unwrap_or(0);
-    let used = number(current).unwrap_or(0).saturating_sub(dropped);
-    Some(number(max)?.saturating_sub(used))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -342,15 +321,6 @@ mod tests {
             plan(&config, &EngineOptions { context, ..EngineOptions::default() }, u64::MAX).weights
         });
         assert_eq!(long - short, ((1 << 20) - 1) * config.head_dim as u64 * 4);
-    }
-
-    #[test]
-    fn pages_of_files_are_free_to_be_had_in_a_control_group() {
-        let stat = "anon 300\nfile 600\ninactive_file 500\nactive_file 100\n";
-        assert_eq!(left_in_group("1000\n", "900\n", stat), Some(600));
-        assert_eq!(left_in_group("1000\n", "900\n", ""), Some(100));
-        assert_eq!(left_in_group("1000\n", "1200\n", ""), Some(0));
-        assert_eq!(left_in_group("max\n", "900\n", stat), None);
     }
 
     #[test]

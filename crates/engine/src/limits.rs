@@ -1,0 +1,276 @@
+//! Memory that this process may still take: of the machine, of the control groups it is in, and by its own limits.
+//!
+//! Read off the system's files. Quotas of processor time need no reading here: `std::thread::available_parallelism` knows them.
+
+use std::path::{Component, Path, PathBuf};
+
+/// Bytes of memory that can be had without swapping, as far as the system tells: the least of what is free in the machine, what the control
+/// group of the process and each group around it leave (Slurm, systemd, Docker, Kubernetes), and what its resource limits do (`ulimit -v`,
+/// `-d`). `None` where the system has no such files.
+pub fn available_memory() -> Option<u64> {
+    System { root: Path::new("/") }.available()
+}
+
+/// The files of a system; those of this one lie under `/`.
+struct System<'a> {
+    root: &'a Path,
+}
+
+/// A hierarchy of control groups that limits memory.
+#[derive(Debug, PartialEq)]
+struct Hierarchy {
+    /// Whether it is one of version 2.
+    unified: bool,
+    /// Where it is mounted.
+    mount: PathBuf,
+    /// The group of the process, from there.
+    group: PathBuf,
+}
+
+impl System<'_> {
+    fn read(&self, path: impl AsRef<Path>) -> String {
+        let path = path.as_ref();
+        std::fs::read_to_string(self.root.join(path.strip_prefix("/").unwrap_or(path))).unwrap_or_default()
+    }
+
+    fn available(&self) -> Option<u64> {
+        let machine = kilobytes(&self.read("/proc/meminfo"), "MemAvailable:")?;
+        let hierarchies = hierarchies(&self.read("/proc/self/cgroup"), &self.read("/proc/self/mountinfo"));
+        let groups = hierarchies.iter().filter_map(|hierarchy| self.left_in(hierarchy));
+        let own = left_by_limits(&self.read("/proc/self/limits"), &self.read("/proc/self/status"));
+        groups.chain(own).chain([machine]).min()
+    }
+
+    /// The least that the group of the process and those around it leave.
+    fn left_in(&self, Hierarchy { unified, mount, group }: &Hierarchy) -> Option<u64> {
+        let of_group = |group: &Path| {
+            let file = |name: &str| self.read(mount.join(group).join(name));
+            let stat = file("memory.stat");
+            if *unified {
+                // Beyond the lower one the group is slowed down until it takes less.
+                let limits = [file("memory.max"), file("memory.high")];
+                left_in_group(&limits, &file("memory.current"), &stat, "inactive_file")
+            } else {
+                // Also of groups around this one that cannot be seen from in here.
+                let around = number_after(&stat, "hierarchical_memory_limit").unwrap_or_default();
+                let limits = [file("memory.limit_in_bytes"), around];
+                left_in_group(&limits, &file("memory.usage_in_bytes"), &stat, "total_inactive_file")
+            }
+        };
+        group.ancestors().filter_map(of_group).min()
+    }
+}
+
+/// What a control group leaves, given its files: the least of its limits without what is used. Pages of files that nobody has touched lately
+/// count as used, but the system drops them when memory is asked for. `None` without a limit.
+fn left_in_group(limits: &[String], used: &str, stat: &str, dropped: &str) -> Option<u64> {
+    let number = |text: &str| text.trim().parse::<u64>().ok();
+    let dropped = number_after(stat, dropped).and_then(|text| number(&text)).unwrap_or(0);
+    let used = number(used).unwrap_or(0).saturating_sub(dropped);
+    let limit = limits.iter().filter_map(|limit| number(limit)).min()?;
+    Some(limit.saturating_sub(used))
+}
+
+fn number_after(text: &str, name: &str) -> Option<String> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).map(str::to_owned)
+}
+
+/// Hierarchies that limit memory, with the group of the process in each, of its `cgroup` and `mountinfo`.
+fn hierarchies(cgroup: &str, mountinfo: &str) -> Vec<Hierarchy> {
+    let mut found = Vec::new();
+    for line in cgroup.lines() {
+        // 4:memory:/slurm/uid_1000/job_7 or, of version 2, 0::/user.slice/user-1000.slice
+        let mut parts = line.splitn(3, ':');
+        let (Some(_), Some(controllers), Some(group)) = (parts.next(), parts.next(), parts.next()) else {
+            continue;
+        };
+        let unified = controllers.is_empty();
+        if !unified && !controllers.split(',').any(|name| name == "memory") {
+            continue;
+        }
+        for (root, mount) in mounts(mountinfo, unified) {
+            // A container may see its own group alone, mounted as the root of all, or be told of a group outside of what it sees.
+            let inside = Path::new(group).strip_prefix(&root).unwrap_or(Path::new(""));
+            let is_below = inside.components().all(|part| matches!(part, Component::Normal(_)));
+            let group = if is_below { inside.to_owned() } else { PathBuf::new() };
+            found.push(Hierarchy { unified, mount, group });
+        }
+    }
+    found
+}
+
+/// Where hierarchies of control groups for memory are mounted: the group that is the root there, and the folder.
+fn mounts(mountinfo: &str, unified: bool) -> Vec<(PathBuf, PathBuf)> {
+    let of_line = |line: &str| {
+        // 35 31 0:32 /root /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+        let (place, kind) = line.split_once(" - ")?;
+        let mut kind = kind.split(' ');
+        let (name, options) = (kind.next()?, kind.nth(1).unwrap_or_default());
+        let wanted = match unified {
+            true => name == "cgroup2",
+            false => name == "cgroup" && options.split(',').any(|option| option == "memory"),
+        };
+        let mut place = place.split(' ').skip(3);
+        let (root, mount) = (place.next()?, place.next()?);
+        wanted.then(|| (unescaped(root).into(), unescaped(mount).into()))
+    };
+    mountinfo.lines().filter_map(of_line).collect()
+}
+
+/// A path as `mountinfo` has it: blanks, tabs, line breaks and backslashes stand as three octal digits.
+fn unescaped(text: &str) -> String {
+    let codes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
+    codes.iter().fold(text.to_owned(), |text, (code, character)| text.replace(code, character))
+}
+
+/// What limits on address space and on data leave of them.
+fn left_by_limits(limits: &str, status: &str) -> Option<u64> {
+    let left = |name: &str, used: &str| {
+        // Max address space         307200000            unlimited            bytes
+        let soft = limits.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()?;
+        Some(soft.parse::<u64>().ok()?.saturating_sub(kilobytes(status, used).unwrap_or(0)))
+    };
+    [left("Max address space", "VmSize:"), left("Max data size", "VmData:")].into_iter().flatten().min()
+}
+
+/// The bytes that a line such as `MemAvailable:   123 kB` says.
+fn kilobytes(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const UNIFIED: &str = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
+
+    /// What is left, in MiB, of a machine with 8000 MiB free and these files.
+    fn left(files: &[(&str, &str)]) -> u64 {
+        let folder = tempfile::tempdir().unwrap();
+        let meminfo = format!("MemTotal: 9999999 kB\nMemAvailable:  {} kB\n", 8000 << 10);
+        for (path, contents) in [("proc/meminfo", meminfo.as_str())].iter().chain(files) {
+            let path = folder.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, contents).unwrap();
+        }
+        System { root: folder.path() }.available().unwrap() / MIB
+    }
+
+    fn mib(n: u64) -> String {
+        format!("{}\n", n * MIB)
+    }
+
+    #[test]
+    fn a_machine_without_limits() {
+        assert_eq!(left(&[]), 8000);
+        let unlimited = [
+            ("proc/self/cgroup", "0::/init.scope\n"),
+            ("proc/self/mountinfo", UNIFIED),
+            ("sys/fs/cgroup/init.scope/memory.max", "max\n"),
+            ("sys/fs/cgroup/init.scope/memory.current", "999999999\n"),
+            (
+                "proc/self/limits",
+                "Max address space         unlimited            unlimited            bytes\n",
+            ),
+        ];
+        assert_eq!(left(&unlimited), 8000);
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(System { root: folder.path() }.available(), None);
+    }
+
+    /// systemd, version 2: the limit may be the unit's own, or that of a slice around it.
+    #[test]
+    fn a_unit_within_slices() {
+        let (own, slice) = (mib(3000), mib(2500));
+        let (used, more, stat) = (mib(900), mib(1000), format!("anon 1\ninactive_file {}", mib(400)));
+        let unit = "sys/fs/cgroup/user.slice/user-1000.slice/run-7.scope";
+        let files = [
+            ("proc/self/cgroup", "0::/user.slice/user-1000.slice/run-7.scope\n"),
+            ("proc/self/mountinfo", UNIFIED),
+            (&format!("{unit}/memory.max"), &*own),
+            (&format!("{unit}/memory.current"), &*used),
+            (&format!("{unit}/memory.stat"), &*stat),
+            ("sys/fs/cgroup/user.slice/user-1000.slice/memory.max", "max"),
+            ("sys/fs/cgroup/user.slice/user-1000.slice/memory.high", &*slice),
+            ("sys/fs/cgroup/user.slice/user-1000.slice/memory.current", &*more),
+        ];
+        assert_eq!(left(&files[..5]), 3000 - (900 - 400));
+        assert_eq!(left(&files), 2500 - 1000);
+    }
+
+    /// Slurm, version 1: steps within jobs within users; the job has the limit. Beside it the hybrid hierarchy of version 2, without memory.
+    #[test]
+    fn a_step_of_a_job() {
+        let (job, used, none) = (mib(4000), mib(1500), "9223372036854771712\n");
+        let files = [
+            ("proc/self/cgroup", "9:cpuset:/\n4:memory:/slurm/uid_5/job_7/step_0\n0::/system.slice\n"),
+            (
+                "proc/self/mountinfo",
+                "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n\
+                 34 31 0:31 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n\
+                 35 31 0:32 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory\n\
+                 41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n",
+            ),
+            ("sys/fs/cgroup/memory/slurm/uid_5/job_7/step_0/memory.limit_in_bytes", none),
+            ("sys/fs/cgroup/memory/slurm/uid_5/job_7/memory.limit_in_bytes", &*job),
+            ("sys/fs/cgroup/memory/slurm/uid_5/job_7/memory.usage_in_bytes", &*used),
+            ("sys/fs/cgroup/memory/memory.limit_in_bytes", none),
+        ];
+        assert_eq!(left(&files), 2500);
+    }
+
+    /// Docker: with a namespace of its own the group is the root; without one its path is that of the host, and so is the mount's root.
+    #[test]
+    fn a_container() {
+        let (limit, used) = (mib(1000), mib(250));
+        let own = [("sys/fs/cgroup/memory.max", &*limit), ("sys/fs/cgroup/memory.current", &*used)];
+        let namespace = [("proc/self/cgroup", "0::/\n"), ("proc/self/mountinfo", UNIFIED)];
+        assert_eq!(left(&[&own[..], &namespace].concat()), 750);
+        // Told of a group outside of what it sees.
+        let outside = [("proc/self/cgroup", "0::/../other\n"), ("proc/self/mountinfo", UNIFIED)];
+        assert_eq!(left(&[&own[..], &outside].concat()), 750);
+        let host = [
+            ("proc/self/cgroup", "0::/system.slice/docker-ab.scope\n"),
+            (
+                "proc/self/mountinfo",
+                "30 23 0:26 /system.slice/docker-ab.scope /sys/fs/cgroup ro - cgroup2 cgroup rw\n",
+            ),
+        ];
+        assert_eq!(left(&[&own[..], &host].concat()), 750);
+    }
+
+    /// Kubernetes, version 1: the container's own folder is all that it sees; its pod's limit stands in its statistics.
+    #[test]
+    fn a_container_of_a_pod() {
+        let (limit, used) = (mib(3000), mib(500));
+        let stat = format!("hierarchical_memory_limit {}total_inactive_file {}", mib(2000), mib(100));
+        let files = [
+            ("proc/self/cgroup", "4:hugetlb,memory:/kubepods/burstable/pod1/c1\n"),
+            (
+                "proc/self/mountinfo",
+                "35 31 0:32 /kubepods/burstable/pod1/c1 /odd\\040place/memory ro master:9 - cgroup cgroup rw,memory\n",
+            ),
+            ("odd place/memory/memory.limit_in_bytes", &*limit),
+            ("odd place/memory/memory.usage_in_bytes", &*used),
+            ("odd place/memory/memory.stat", &*stat),
+        ];
+        assert_eq!(left(&files), 2000 - (500 - 100));
+    }
+
+    #[test]
+    fn limits_of_the_process() {
+        let limits = format!(
+            "Limit                     Soft Limit           Hard Limit           Units\n\
+             Max data size             {}            unlimited            bytes\n\
+             Max address space         {}            unlimited            bytes\n",
+            700 * MIB,
+            1000 * MIB
+        );
+        let status = format!("VmSize:\t  {} kB\nVmData:\t  {} kB\n", 200 << 10, 50 << 10);
+        let files = [("proc/self/limits", &*limits), ("proc/self/status", &*status)];
+        assert_eq!(left(&files), 650);
+        assert_eq!(left(&files[..1]), 700);
+    }
+}
