@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod allocator;
 mod chat;
 mod eval;
 mod failure;
@@ -23,6 +24,9 @@ mod supervise;
 mod table;
 mod train;
 mod watch;
+
+#[global_allocator]
+static ALLOCATOR: allocator::OrEnd = allocator::OrEnd;
 
 /// Trains language-model agents with reinforcement learning, on this machine, from one recipe.
 #[derive(Parser)]
