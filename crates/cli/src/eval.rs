@@ -14,6 +14,7 @@ use dressage_trainer::{
 
 use crate::failure::{INTERRUPTED, unusable};
 use crate::screen::{self, Style};
+use crate::stop::Requests;
 use crate::watch::Bars;
 use crate::{model, recipe, run, table};
 
@@ -105,11 +106,10 @@ async fn measure(recipe: &Recipe) -> anyhow::Result<Option<EvalResult>> {
         store: Arc::new(Store::open(&scratch.path().join("run.db"))?),
     };
     let stop = StopFlag::default();
-    let asked = stop.clone();
+    let (mut requests, asked) = (Requests::listen()?, stop.clone());
     let interrupts = tokio::spawn(async move {
-        if tokio::signal::ctrl_c().await.is_ok() {
-            asked.stop();
-        }
+        requests.next().await;
+        asked.stop();
     });
     let mut bars = Bars::default();
     bars.wait();

@@ -20,6 +20,7 @@ mod recipe;
 mod replay;
 mod run;
 mod screen;
+mod stop;
 mod supervise;
 mod table;
 mod train;

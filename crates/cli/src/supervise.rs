@@ -8,6 +8,7 @@ use tokio::process::{Child, Command};
 
 use crate::failure::INTERRUPTED;
 use crate::screen::{self, Style};
+use crate::stop::Requests;
 
 /// A process that lived for so long has done something: the count of restarts begins anew.
 const FRESH: Duration = Duration::from_secs(600);
@@ -22,7 +23,7 @@ pub fn run(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Result<ExitCo
 
 async fn supervise(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Result<ExitCode> {
     let style = Style::stderr();
-    let mut stop = Stop::listen()?;
+    let mut stop = Requests::listen()?;
     let mut died = 0;
     loop {
         let mut arguments = without_restarts(std::env::args_os().skip(1));
@@ -35,14 +36,10 @@ async fn supervise(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Resul
         let status = loop {
             tokio::select! {
                 status = child.wait() => break status?,
-                // From a keyboard Ctrl-C reaches the child as well, which takes the two for one; it stops at its next safe point. The other
-                // wish is for this process alone; what is killed can go on from where it was.
-                wish = stop.asked() => {
+                // From a keyboard Ctrl-C reaches the child as well, which takes the two for one; it stops at its next safe point.
+                signal = stop.next() => {
                     asked = true;
-                    match wish {
-                        Wish::Interrupt => interrupt(&child),
-                        Wish::Terminate => child.start_kill()?,
-                    }
+                    pass_on(&child, signal);
                 }
             }
         };
@@ -74,70 +71,23 @@ async fn supervise(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Resul
         );
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
-            _ = stop.asked() => return Ok(ExitCode::from(INTERRUPTED)),
+            _ = stop.next() => return Ok(ExitCode::from(INTERRUPTED)),
         }
     }
 }
 
-/// Passes Ctrl-C on to a process, where it still runs.
+/// Passes a signal on to a process, where it still runs.
 #[cfg(unix)]
-fn interrupt(child: &Child) {
-    use rustix::process::{Pid, Signal, kill_process};
+fn pass_on(child: &Child, signal: rustix::process::Signal) {
+    use rustix::process::{Pid, kill_process};
     let pid = child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?));
     // It may end at any time.
-    let _ = pid.map(|pid| kill_process(pid, Signal::INT));
+    let _ = pid.map(|pid| kill_process(pid, signal));
 }
 
 /// Here the keyboard is the only way to ask, and the child has heard it.
 #[cfg(not(unix))]
-fn interrupt(_: &Child) {}
-
-/// What somebody wants of this process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Wish {
-    /// Ctrl-C.
-    Interrupt,
-    /// The polite signal to end.
-    #[cfg_attr(not(unix), allow(dead_code))]
-    Terminate,
-}
-
-/// Hears what somebody wants of this process, from before the child is started.
-#[cfg(unix)]
-struct Stop {
-    interrupt: tokio::signal::unix::Signal,
-    terminate: tokio::signal::unix::Signal,
-}
-
-#[cfg(unix)]
-impl Stop {
-    fn listen() -> std::io::Result<Self> {
-        use tokio::signal::unix::{SignalKind, signal};
-        Ok(Stop { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
-    }
-
-    async fn asked(&mut self) -> Wish {
-        tokio::select! {
-            _ = self.interrupt.recv() => Wish::Interrupt,
-            _ = self.terminate.recv() => Wish::Terminate,
-        }
-    }
-}
-
-#[cfg(not(unix))]
-struct Stop;
-
-#[cfg(not(unix))]
-impl Stop {
-    fn listen() -> std::io::Result<Self> {
-        Ok(Stop)
-    }
-
-    async fn asked(&mut self) -> Wish {
-        let _ = tokio::signal::ctrl_c().await;
-        Wish::Interrupt
-    }
-}
+fn pass_on(_: &Child, (): ()) {}
 
 /// In words, after "the run".
 fn cause(status: ExitStatus) -> String {

@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
 use dressage_engine::Engine;
 use dressage_trainer::recipe::{Override, Recipe};
@@ -14,13 +13,14 @@ use dressage_trainer::{
 use crate::failure::INTERRUPTED;
 use crate::model::Policies;
 use crate::screen::{self, Style};
+use crate::stop::Requests;
 use crate::watch::Watch;
 use crate::{model, numerics, recipe, supervise, table};
 
 /// Train a model by a recipe
 ///
 /// Everything goes into one folder: the resolved recipe, every token that was sampled, metrics, checkpoints. Ctrl-C
-/// stops at the next safe point; a second one at once. A run that was stopped or killed goes on with --resume, and ends
+/// stops at the next safe point, and so does SIGTERM; a second one stops at once. A run that was stopped or killed goes on with --resume, and ends
 /// with the same weights as if it had not been.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
@@ -97,7 +97,7 @@ async fn train(args: Args, recipe: Recipe) -> anyhow::Result<ExitCode> {
     numerics::record(&folder, &fingerprint)?;
 
     let stop = StopFlag::default();
-    let interrupts = tokio::spawn(interrupted(stop.clone()));
+    let interrupts = tokio::spawn(interrupted(Requests::listen()?, stop.clone()));
     let mut watch = Watch::new();
     let ended = trainer.run(&mut watch, &stop).await;
     watch.clear();
@@ -114,20 +114,17 @@ async fn train(args: Args, recipe: Recipe) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// The first Ctrl-C asks the run to stop, the second one ends the process.
-async fn interrupted(stop: StopFlag) {
-    if tokio::signal::ctrl_c().await.is_err() {
-        return;
-    }
-    stop.stop();
-    eprintln!(
-        "\nstopping at the next safe point; Ctrl-C again stops at once (--resume continues from the last checkpoint)"
-    );
-    // A supervisor passes on what the keyboard has sent here as well: that is one wish.
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    if tokio::signal::ctrl_c().await.is_ok() {
-        std::process::exit(INTERRUPTED.into());
-    }
+/// The first request asks the run to stop, the second one ends the process.
+async fn interrupted(requests: Requests, stop: StopFlag) {
+    requests
+        .two(|| {
+            stop.stop();
+            eprintln!(
+                "\nstopping at the next safe point; Ctrl-C again stops at once (--resume continues from the last checkpoint)"
+            );
+        })
+        .await;
+    std::process::exit(INTERRUPTED.into());
 }
 
 /// The command that goes on with a run.

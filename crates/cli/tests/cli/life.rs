@@ -166,8 +166,8 @@ fn a_run_is_done_again() {
     assert!(stderr(&output).contains("nothing was compared"), "{}", stderr(&output));
 }
 
-/// The first Ctrl-C ends the run at the next safe point; going on from there ends with the weights of a run that was not
-/// interrupted.
+/// Ctrl-C, or what schedulers and closed terminals send, ends the run at the next safe point; going on from there ends with the weights
+/// of a run that was not interrupted.
 #[test]
 #[cfg(unix)]
 fn a_run_that_is_interrupted_goes_on() {
@@ -176,16 +176,25 @@ fn a_run_that_is_interrupted_goes_on() {
     let output = place.train().args(steps).args(["--run", "whole"]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
 
-    let output = place.train_until_signal("-INT", &["--set", "run.checkpoint_every=0"]);
-    let notes = stderr(&output);
-    assert_eq!(output.status.code(), Some(130), "{notes}");
-    let hint = "train recipe.toml --set phase.1.steps=12 --set run.checkpoint_every=0 --resume\n";
-    assert!(notes.contains("stopped after step ") && notes.ends_with(hint), "{notes}");
+    for signal in ["-INT", "-TERM", "-USR1", "-HUP"] {
+        let run = format!("run{signal}");
+        let output = place.train_until_signal(signal, &["--set", "run.checkpoint_every=0", "--run", &run]);
+        let notes = stderr(&output);
+        assert_eq!(output.status.code(), Some(130), "{notes}");
+        let hint = format!(
+            "train recipe.toml --set phase.1.steps=12 --set run.checkpoint_every=0 --run {run} --resume\n"
+        );
+        assert!(notes.contains("stopped after step ") && notes.ends_with(&hint), "{notes}");
 
-    let output = place.train().args(steps).arg("--resume").output().unwrap();
-    assert!(output.status.success(), "{}", stderr(&output));
-    assert!(stdout(&output).contains("goes on from run/checkpoints/step-0000"), "{}", stdout(&output));
-    assert_eq!(place.weights("run"), place.weights("whole"));
+        let output = place.train().args(steps).args(["--run", &run, "--resume"]).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert!(
+            stdout(&output).contains(&format!("goes on from {run}/checkpoints/step-0000")),
+            "{}",
+            stdout(&output)
+        );
+        assert_eq!(place.weights(&run), place.weights("whole"));
+    }
 }
 
 /// A penalty is measured from a frozen copy, which a second engine holds.

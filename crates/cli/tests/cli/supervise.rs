@@ -36,25 +36,25 @@ fn a_run_that_always_dies_is_given_up() {
     assert!(!stderr(&output).contains("starting it again"), "{}", stderr(&output));
 }
 
-/// Ctrl-C that reaches the parent alone stops the run as it does from a keyboard.
+/// A request to stop that reaches the parent alone stops the run as Ctrl-C does from a keyboard, at a safe point, and is not answered
+/// with another start.
 #[test]
 fn the_run_stops_where_its_parent_is_asked_to() {
-    let place = Place::with_trained_model();
-    let output = place.train_until_signal("-INT", &["--restarts", "3", "--set", "run.checkpoint_every=0"]);
-    assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
-    assert!(stderr(&output).contains("stopping at the next safe point"), "{}", stderr(&output));
-    assert!(stderr(&output).contains("stopped after step "), "{}", stderr(&output));
-}
+    for signal in ["-INT", "-TERM"] {
+        let place = Place::with_trained_model();
+        let output =
+            place.train_until_signal(signal, &["--restarts", "3", "--set", "run.checkpoint_every=0"]);
+        let notes = stderr(&output);
+        assert_eq!(output.status.code(), Some(130), "{notes}");
+        assert!(
+            notes.contains("stopping at the next safe point") && notes.contains("stopped after step "),
+            "{notes}"
+        );
+        assert!(!notes.contains("starting it again"), "{notes}");
 
-/// Asked to end, the parent takes the run with it; nobody is left to hold the folder.
-#[test]
-fn the_run_ends_with_its_parent() {
-    let place = Place::with_trained_model();
-    let output = place.train_until_signal("-TERM", &["--restarts", "3"]);
-    assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
-    assert!(!stderr(&output).contains("starting it again"), "{}", stderr(&output));
-
-    let output = place.train().args(["--resume", "--set", "phase.1.steps=12"]).output().unwrap();
-    assert!(output.status.success(), "{}", stderr(&output));
-    assert!(stdout(&output).contains("goes on from run/checkpoints/step-0000"), "{}", stdout(&output));
+        // Nobody is left to hold the folder.
+        let output = place.train().args(["--resume", "--set", "phase.1.steps=12"]).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert!(stdout(&output).contains("goes on from run/checkpoints/step-0000"), "{}", stdout(&output));
+    }
 }

@@ -1,0 +1,104 @@
+//! The signals that ask a process to stop: of the keyboard, of schedulers, of a terminal that is closed.
+
+use std::time::Duration;
+
+/// Signals that come this close to the first are one wish: a supervisor passes on what the keyboard has sent to both, and some
+/// schedulers signal the process and its group.
+const ONE_WISH: Duration = Duration::from_millis(500);
+
+#[cfg(unix)]
+pub use unix::Requests;
+
+#[cfg(unix)]
+mod unix {
+    use std::io;
+    use std::task::Poll;
+
+    use rustix::process::Signal as Number;
+    use tokio::signal::unix::{Signal, SignalKind, signal};
+
+    /// Requests to stop, from when this is made on: Ctrl-C; SIGTERM, which Slurm, Kubernetes, systemd and `docker stop` send; SIGUSR1,
+    /// which Slurm is often told to send ahead of the end (`--signal=USR1@120`); and SIGHUP of a terminal that is closed, unless the
+    /// process was started to ignore it (`nohup`).
+    pub struct Requests(Vec<(Number, Signal)>);
+
+    impl Requests {
+        /// Begins to listen.
+        ///
+        /// # Errors
+        /// When the system does not allow it.
+        pub fn listen() -> io::Result<Self> {
+            let mut numbers = vec![Number::INT, Number::TERM, Number::USR1];
+            // Where the system does not tell, a terminal that is closed ends the process, as it always did.
+            let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+            if hears(&status, Number::HUP) {
+                numbers.push(Number::HUP);
+            }
+            let listen = |number: Number| Ok((number, signal(SignalKind::from_raw(number.as_raw()))?));
+            Ok(Requests(numbers.into_iter().map(listen).collect::<io::Result<_>>()?))
+        }
+
+        /// The next signal.
+        pub async fn next(&mut self) -> Number {
+            std::future::poll_fn(|context| {
+                let heard = |(number, signal): &mut (Number, Signal)| {
+                    signal.poll_recv(context).is_ready().then_some(*number)
+                };
+                self.0.iter_mut().find_map(heard).map_or(Poll::Pending, Poll::Ready)
+            })
+            .await
+        }
+    }
+
+    /// Whether a process does not ignore a signal, by its `/proc/PID/status`.
+    fn hears(status: &str, signal: Number) -> bool {
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+        let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+        mask.is_some_and(|mask| mask >> (signal.as_raw() - 1) & 1 == 0)
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn what_nohup_ignores_stays_ignored() {
+            let status =
+                |mask: &str| format!("Name:\tdressage\nSigBlk:\t0000000000000001\nSigIgn:\t{mask}\n");
+            assert!(hears(&status("0000000000001000"), Number::HUP));
+            assert!(!hears(&status("0000000000001001"), Number::HUP));
+            assert!(!hears("", Number::HUP));
+        }
+    }
+}
+
+/// Requests to stop: here Ctrl-C alone.
+#[cfg(not(unix))]
+pub struct Requests;
+
+#[cfg(not(unix))]
+impl Requests {
+    /// Begins to listen.
+    ///
+    /// # Errors
+    /// Never here.
+    pub fn listen() -> std::io::Result<Self> {
+        Ok(Requests)
+    }
+
+    /// The next Ctrl-C.
+    pub async fn next(&mut self) {
+        let _ = tokio::signal::ctrl_c().await;
+    }
+}
+
+impl Requests {
+    /// Calls `first` at the first request, and returns at the second.
+    pub async fn two(mut self, first: impl FnOnce()) {
+        self.next().await;
+        first();
+        let settled = tokio::time::Instant::now() + ONE_WISH;
+        while tokio::time::timeout_at(settled, self.next()).await.is_ok() {}
+        self.next().await;
+    }
+}
