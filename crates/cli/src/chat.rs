@@ -100,6 +100,7 @@ impl Args {
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     let (source, its_run) = run::model_source(&args.source)?;
+    let begun = its_run.as_ref().map(run::Run::begun).transpose()?;
     let recipe = match (&args.recipe, its_run) {
         (Some(path), _) => Some(recipe::load(path, &[])?),
         (None, Some(run)) => Some(run.recipe()?),
@@ -115,7 +116,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     if !args.tools.is_empty() {
         keys.tools.clone_from(&args.tools);
     }
-    crate::runtime()?.block_on(talk(&args, &source, base, context, precision, keys))
+    crate::runtime()?.block_on(talk(&args, &source, base, context, precision, keys, begun))
 }
 
 async fn talk(
@@ -125,11 +126,12 @@ async fn talk(
     context: Option<usize>,
     precision: Precision,
     keys: AgentKeys,
+    begun: Option<u64>,
 ) -> anyhow::Result<ExitCode> {
     let tools = tool_set(&keys)?;
     let found = model::open(source, args.base.as_deref().or(base.as_deref()))?;
     let files = &found.files;
-    let chat = model::chat(files, chat_options(&keys))?;
+    let chat = model::chat(files, chat_options(&keys, begun))?;
     let params = args.sampling(&chat);
     params.validate()?;
     // A recipe for a longer context than this model's was made for another one.

@@ -54,19 +54,22 @@ pub struct Args {
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     let mut recipe = recipe::load(&args.recipe, &args.overrides)?;
+    let mut begun = None;
     if let Some(tasks) = args.tasks {
         recipe.eval.tasks = tasks;
     }
     // Who names a run as the recipe means its model, not the one it began with.
     let of_run = || run::Run::find(&args.recipe).map(|_| args.recipe.to_string_lossy().into_owned());
     if let Some(text) = args.model.or_else(of_run) {
-        (recipe.model.source, _) = run::model_source(&text)?;
+        let (source, its_run) = run::model_source(&text)?;
+        recipe.model.source = source;
+        begun = its_run.map(|run| run.begun()).transpose()?;
     }
     recipe.model.base = args.base.or(recipe.model.base);
     if recipe.eval.tasks == 0 {
         return Err(unusable("there is nothing to evaluate on: `eval.tasks` is 0; give --tasks N"));
     }
-    let result = crate::runtime()?.block_on(measure(&recipe))?;
+    let result = crate::runtime()?.block_on(measure(&recipe, begun))?;
     let Some(result) = result else { return Ok(ExitCode::from(INTERRUPTED)) };
     if args.json {
         screen::say(&serde_json::to_string(&result)?);
@@ -76,14 +79,14 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn measure(recipe: &Recipe) -> anyhow::Result<Option<EvalResult>> {
+async fn measure(recipe: &Recipe, begun: Option<u64>) -> anyhow::Result<Option<EvalResult>> {
     let tools = tool_set(&recipe.agent)?;
     let tasks = Tasks::load(recipe)?;
     let found = model::open(&recipe.model.source, recipe.model.base.as_deref())?;
     let files = &found.files;
     let dim = Style::stderr().dim("model ");
     eprintln!("{dim} {}: {}", recipe.model.source, model::describe(files));
-    let chat = Arc::new(model::chat(files, chat_options(&recipe.agent))?);
+    let chat = Arc::new(model::chat(files, chat_options(&recipe.agent, begun))?);
     let (threads, running) = (recipe.engine.threads, recipe.engine.sequences());
     let options = model::sampling_options(
         &files.config,

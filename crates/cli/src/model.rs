@@ -32,6 +32,28 @@ pub struct Found {
     pub path: PathBuf,
 }
 
+impl Found {
+    /// The files that decide what the model says: of a folder, those with weights, configurations and templates.
+    ///
+    /// # Errors
+    /// When the folder cannot be listed.
+    pub fn files_read(&self) -> anyhow::Result<Vec<PathBuf>> {
+        let path = self.files.path();
+        if path.is_file() {
+            return Ok(vec![path.to_owned()]);
+        }
+        let is_read = |file: &PathBuf| {
+            let kind = file.extension().and_then(|extension| extension.to_str());
+            matches!(kind, Some("safetensors" | "json" | "jinja" | "model")) && file.is_file()
+        };
+        let entries = std::fs::read_dir(path).and_then(Iterator::collect::<io::Result<Vec<_>>>);
+        let entries = entries.with_context(|| format!("cannot list {}", path.display()))?;
+        let mut files: Vec<PathBuf> = entries.iter().map(std::fs::DirEntry::path).filter(is_read).collect();
+        files.sort();
+        Ok(files)
+    }
+}
+
 /// Gets a model onto this machine, with a bar where something moves, and opens it. Of an adapter, its base: `base`, or else the
 /// one that it names.
 ///

@@ -1,8 +1,10 @@
 //! Run folders from outside: where the newest checkpoint is, which recipe made it, and where a model's name leads.
 
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use dressage_trainer::recipe::Recipe;
+use dressage_trainer::{begun, seconds};
 
 use crate::failure::unusable;
 
@@ -57,6 +59,14 @@ impl Run {
         Ok(Recipe::load(&self.root.join(RECIPE), &[])?)
     }
 
+    /// The moment at which it began, in seconds since 1970: its chat template goes on printing that as now.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn begun(&self) -> anyhow::Result<u64> {
+        begun_or_now(&self.root)
+    }
+
     /// The record of attempts and steps.
     pub fn record(&self) -> PathBuf {
         self.root.join(RECORD)
@@ -71,6 +81,14 @@ impl Run {
         });
         steps.max().map(|(_, path)| path)
     }
+}
+
+/// The moment at which the run in a folder began, or this one where it holds none.
+///
+/// # Errors
+/// When the folder cannot be read.
+pub fn begun_or_now(folder: &Path) -> anyhow::Result<u64> {
+    Ok(begun(folder)?.unwrap_or_else(|| seconds(SystemTime::now())))
 }
 
 /// The checkpoint that `checkpoints/best` names.

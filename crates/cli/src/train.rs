@@ -15,7 +15,7 @@ use crate::model::Policies;
 use crate::screen::{self, Style};
 use crate::stop::Requests;
 use crate::watch::Watch;
-use crate::{model, numerics, recipe, supervise, table};
+use crate::{model, numerics, recipe, run, supervise, table};
 
 /// Train a model by a recipe
 ///
@@ -76,7 +76,8 @@ async fn train(args: Args, recipe: Recipe) -> anyhow::Result<ExitCode> {
     let found = model::open(&recipe.model.source, recipe.model.base.as_deref())?;
     let files = &found.files;
     eprintln!("{} {}: {}", dim("model "), recipe.model.source, model::describe(files));
-    let chat = Arc::new(model::chat(files, chat_options(&recipe.agent))?);
+    let begun = run::begun_or_now(&folder)?;
+    let chat = Arc::new(model::chat(files, chat_options(&recipe.agent, Some(begun)))?);
     let companions = model::companions(files, &chat)?;
     let Policies { policy: engine, reference, critic } = model::start_training(&found, &recipe).await?;
     let fingerprint = engine.fingerprint().clone();
@@ -90,6 +91,8 @@ async fn train(args: Args, recipe: Recipe) -> anyhow::Result<ExitCode> {
         tools,
         context: Engine::context(&engine),
         companions,
+        begun,
+        model_files: found.files_read()?,
     };
     let start = if args.resume { Start::Resume } else { Start::Fresh };
     let mut trainer = Trainer::new(recipe, parts, start).await?;

@@ -299,7 +299,7 @@ fn files_of(folder: &Path) -> io::Result<Vec<(String, PathBuf)>> {
 }
 
 /// Bytes and CRC-32C of a file.
-fn checksum(mut file: File) -> io::Result<(u64, u32)> {
+pub(crate) fn checksum(mut file: File) -> io::Result<(u64, u32)> {
     let (mut bytes, mut sum) = (0, 0);
     let mut buffer = vec![0; 1 << 20];
     loop {

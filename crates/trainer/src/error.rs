@@ -59,6 +59,31 @@ pub enum TrainerError {
         /// The first key that differs.
         difference: Box<Difference>,
     },
+    /// A phase of a run that goes on is to have another length, but is over.
+    #[error(
+        "phase {phase} is over, phase {later} of the run began from where it ended: its length cannot change any more. Put it back, add a \
+         phase at the end, or start another run in a folder named with --run"
+    )]
+    PhaseOver {
+        /// The phase.
+        phase: usize,
+        /// One that came after it.
+        later: u32,
+    },
+    /// A file that a run began with is another one now.
+    #[error(
+        "{name} of `{of}` is not what the run in {} began with: it was changed, added or taken away. Put it back, or start another \
+         run in a folder named with --run",
+        folder.display()
+    )]
+    Changed {
+        /// What the file belongs to: `model`, or the source of tasks.
+        of: String,
+        /// Its name.
+        name: String,
+        /// The run.
+        folder: PathBuf,
+    },
     /// There is nothing to evaluate on.
     #[error(
         "no task is held out, so there is nothing to evaluate on: set `held_out` of a source of tasks, or `eval.tasks` to 0 \
@@ -204,6 +229,8 @@ impl TrainerError {
             | E::NothingToResume(_)
             | E::Locked(_)
             | E::Differs { .. }
+            | E::PhaseOver { .. }
+            | E::Changed { .. }
             | E::NothingHeldOut
             | E::TooFewDemonstrations { .. }
             | E::Demonstration { .. }

@@ -5,9 +5,10 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use crate::TrainerError;
+use crate::origin::Origin;
 use crate::recipe::Recipe;
 
-const RECIPE: &str = "recipe.toml";
+pub(crate) const RECIPE: &str = "recipe.toml";
 
 /// The folder of a run, held by this process alone while this value lives.
 pub struct RunFolder {
@@ -21,7 +22,7 @@ impl RunFolder {
     ///
     /// # Errors
     /// When it holds one, another process works on it, or it cannot be written.
-    pub fn create(recipe: &Recipe) -> Result<Self, TrainerError> {
+    pub(crate) fn create(recipe: &Recipe, origin: &Origin) -> Result<Self, TrainerError> {
         let root = &recipe.run.folder;
         fs::create_dir_all(root).map_err(|source| file_error("create", root, source))?;
         let folder = Self::lock(root)?;
@@ -30,25 +31,33 @@ impl RunFolder {
         {
             return Err(TrainerError::FolderTaken(folder.root));
         }
-        write_whole(&folder.root.join(RECIPE), recipe.to_toml()?.as_bytes())?;
+        // The recipe last: with it the folder holds a run.
+        origin.write(&folder.root)?;
+        folder.write_recipe(recipe)?;
         Ok(folder)
     }
 
-    /// Opens a run to continue it.
+    /// Opens a run to continue it. Also the recipe that it was made by so far.
     ///
     /// # Errors
     /// When there is none, another process works on it, or the recipe differs in something that matters.
-    pub fn resume(recipe: &Recipe) -> Result<Self, TrainerError> {
+    pub(crate) fn resume(recipe: &Recipe) -> Result<(Self, Recipe), TrainerError> {
         let root = &recipe.run.folder;
         let earlier = root.join(RECIPE);
         if !earlier.exists() {
             return Err(TrainerError::NothingToResume(root.clone()));
         }
         let folder = Self::lock(root)?;
-        if let Some(difference) = recipe.difference(&Recipe::load(&earlier, &[])?)? {
+        let earlier = Recipe::load(&earlier, &[])?;
+        if let Some(difference) = recipe.difference(&earlier)? {
             return Err(TrainerError::Differs { folder: folder.root, difference: Box::new(difference) });
         }
-        Ok(folder)
+        Ok((folder, earlier))
+    }
+
+    /// Writes the resolved recipe down.
+    pub(crate) fn write_recipe(&self, recipe: &Recipe) -> Result<(), TrainerError> {
+        write_whole(&self.root.join(RECIPE), recipe.to_toml()?.as_bytes())
     }
 
     fn lock(root: &Path) -> Result<Self, TrainerError> {

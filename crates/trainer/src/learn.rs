@@ -14,7 +14,6 @@ use crate::TrainerError;
 use crate::batch::path_input;
 use crate::metrics::Metrics;
 use crate::observe::{Event, Observer};
-use crate::phase::PhaseRun;
 use crate::prepare::{Inputs, Preparer};
 use crate::recipe::{OptimiserKeys, Phase, Schedule};
 
@@ -116,9 +115,8 @@ pub(crate) struct Rules<'a> {
 }
 
 impl<'a> Rules<'a> {
-    /// What the recipe says of step `step` of a phase.
-    pub fn new(phase: &'a Phase, step: u32, version: u64, seed: u64) -> Self {
-        let steps = PhaseRun::steps(phase);
+    /// What the recipe says of step `step` of a phase, whose schedule is made for `steps` of them.
+    pub fn new(phase: &'a Phase, step: u32, steps: u32, version: u64, seed: u64) -> Self {
         let policy = optim_params(phase.optimiser(), phase.learning_rate(), step, steps);
         let Phase::Rl(keys) = phase else {
             return Rules { phase, policy: Some(policy), critic: None, version, seed };

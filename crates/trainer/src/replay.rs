@@ -19,6 +19,7 @@ use crate::checkpoint::{Checkpoint, Checkpoints, Found};
 use crate::folder::file_error;
 use crate::learn::{Models, Rules, run_plan};
 use crate::observe::{Event, Observer};
+use crate::origin::Origin;
 use crate::phase::PhaseRun;
 use crate::recipe::{Phase, Recipe, RlKeys};
 
@@ -60,6 +61,7 @@ pub async fn replay(
         return Err(file_error("open the record of the run", &record, io::ErrorKind::NotFound.into()));
     }
     let store = Store::open_existing(&record)?;
+    let (planned, origin) = (store.planned_steps()?, Origin::read(folder)?);
     let models = models.timely(recipe);
     let Found { whole: checkpoints, damaged } = Checkpoints::look(folder.join("checkpoints")).find()?;
     for note in &damaged {
@@ -73,8 +75,15 @@ pub async fn replay(
             let trained = before.iter().any(|phase| models.of(phase).critic.is_some());
             models.enter(phase, trained, &scratch.0).await?;
         }
-        for step in 0..PhaseRun::steps(phase) {
-            let Some(plan) = store.step(index as u32, step)? else { return Ok(done) };
+        let steps = PhaseRun::steps(phase);
+        for step in 0..steps {
+            let Some(plan) = store.step(index as u32, step)? else {
+                // A phase ends early where it is good enough.
+                if planned.iter().any(|(phase, _)| *phase as usize > index) {
+                    break;
+                }
+                return Ok(done);
+            };
             let mut attempts = HashMap::new();
             for path in plan.updates.iter().flat_map(|update| update.micro_batches.iter().flatten()) {
                 if let std::collections::hash_map::Entry::Vacant(place) = attempts.entry(path.attempt) {
@@ -84,7 +93,8 @@ pub async fn replay(
             }
             let trajectories: HashMap<AttemptKey, &Trajectory> =
                 attempts.iter().map(|(key, trajectory)| (*key, trajectory)).collect();
-            let rules = Rules::new(phase, step, u64::from(done), recipe.run.seed);
+            let steps = origin.as_ref().map_or(steps, |origin| origin.scheduled(index as u32, step, steps));
+            let rules = Rules::new(phase, step, steps, u64::from(done), recipe.run.seed);
             run_plan(&plan, &trajectories, models.of(phase), &rules, observer).await?;
             done += 1;
             models.learner.publish(u64::from(done)).await?;

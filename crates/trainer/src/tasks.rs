@@ -193,13 +193,14 @@ pub fn tool_set(agent: &AgentKeys) -> Result<ToolSet, TrainerError> {
     Ok(ToolSet::new(tools, Duration::from_secs_f64(agent.tool_seconds))?)
 }
 
-/// What a recipe says about how to talk to its model.
-pub fn chat_options(agent: &AgentKeys) -> ChatOptions {
+/// How to talk to a model, as a recipe says it. Of a run, `now` is the moment at which it began, in seconds since 1970; without one the
+/// clock says it.
+pub fn chat_options(agent: &AgentKeys, now: Option<u64>) -> ChatOptions {
     ChatOptions {
         tools: agent.protocol,
         tool_prompt: agent.tool_prompt,
         variables: agent.variables.clone(),
-        now: None,
+        now,
     }
 }
 

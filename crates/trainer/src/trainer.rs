@@ -18,8 +18,9 @@ use crate::evaluate::{EvalResult, Gain, evaluate, milestones};
 use crate::folder::{RunFolder, file_error};
 use crate::metrics::{Metrics, MetricsFile};
 use crate::observe::{Event, Observer, StopFlag};
+use crate::origin::Origin;
 use crate::phase::PhaseRun;
-use crate::recipe::{Phase, Recipe, RlKeys};
+use crate::recipe::{EvalKeys, Phase, Recipe, RlKeys};
 use crate::rollout::{Rollouts, Troubles};
 use crate::sink::{self, Sink};
 use crate::tasks::{Tasks, check_tasks};
@@ -45,6 +46,11 @@ pub struct Parts {
     pub context: usize,
     /// Completes a checkpoint to a model folder.
     pub companions: Companions,
+    /// The moment that `chat` takes for now, in seconds since 1970: that at which the run [began](crate::begun), or this one for a run that
+    /// begins.
+    pub begun: u64,
+    /// Files that the model was read from. A run goes on with none but these.
+    pub model_files: Vec<PathBuf>,
 }
 
 /// Whether a run begins or goes on.
@@ -104,8 +110,9 @@ pub struct Trainer {
     checkpoints: Checkpoints,
     metrics: MetricsFile,
     latest: Option<Checkpoint>,
-    /// What is wrong with checkpoints newer than the one that it goes on from.
-    damaged: Vec<String>,
+    /// What its user should know at the beginning.
+    notes: Vec<String>,
+    origin: Origin,
     position: Position,
     evals: Vec<EvalResult>,
     troubles: Troubles,
@@ -132,7 +139,18 @@ impl Trainer {
     /// # Errors
     /// When the recipe, the tasks or the folder do not allow it. Nothing is written before everything else is checked.
     pub async fn new(recipe: Recipe, parts: Parts, start: Start) -> Result<Self, TrainerError> {
-        let Parts { sampler, learner, reference, critic, chat, tools, context, companions } = parts;
+        let Parts {
+            sampler,
+            learner,
+            reference,
+            critic,
+            chat,
+            tools,
+            context,
+            companions,
+            begun,
+            model_files,
+        } = parts;
         let (sampler, learner) = (recipe.engine.sampler(sampler), recipe.engine.learner(learner));
         let [reference, critic] =
             [reference, critic].map(|learner| learner.map(|learner| recipe.engine.learner(learner)));
@@ -151,13 +169,23 @@ impl Trainer {
         for (i, phase) in recipe.phase.iter().enumerate() {
             PhaseRun::check(i, phase, &recipe, &tasks, &chat, &tools)?;
         }
-        let folder = match start {
-            Start::Fresh => RunFolder::create(&recipe)?,
-            Start::Resume => RunFolder::resume(&recipe)?,
+        let now = {
+            let recipe = recipe.clone();
+            tokio::task::spawn_blocking(move || Origin::now(&recipe, begun, &model_files))
         };
-        let store = Arc::new(Store::open(&folder.record())?);
+        let now = now.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
+        let (folder, store, origin, mut notes) = match start {
+            Start::Fresh => {
+                let folder = RunFolder::create(&recipe, &now)?;
+                let store = Store::open(&folder.record())?;
+                (folder, store, now, Vec::new())
+            }
+            Start::Resume => go_on(&recipe, now)?,
+        };
+        let store = Arc::new(store);
         let checkpoints = Checkpoints::open(folder.checkpoints())?;
         let (latest, damaged) = checkpoints.newest()?;
+        notes.extend(damaged);
         if let Some(checkpoint) = &latest {
             learner.load(&checkpoint.path, true).await?;
             if let Some(critic) = critic.as_ref().filter(|_| checkpoint.critic().is_dir()) {
@@ -193,7 +221,8 @@ impl Trainer {
             checkpoints,
             metrics,
             latest,
-            damaged,
+            notes,
+            origin,
             position,
             evals: Vec::new(),
             troubles: Troubles::default(),
@@ -249,7 +278,7 @@ impl Trainer {
 
     async fn train(&mut self, observer: &mut dyn Observer, stop: &StopFlag) -> Result<(), Leave> {
         let steps = self.steps();
-        for note in self.checkpoints.find()?.damaged.iter().chain(&self.damaged) {
+        for note in self.checkpoints.find()?.damaged.iter().chain(&self.notes) {
             observer.event(&Event::Note(note));
         }
         observer.event(&Event::Started {
@@ -273,7 +302,7 @@ impl Trainer {
                 steps: of_phase,
             });
             let mut run = PhaseRun::new(phase, &keys, self)?;
-            while self.position.step < of_phase {
+            while self.position.step < of_phase && !self.is_good_enough(&keys)? {
                 if stop.is_stopped() {
                     return Err(Leave::Stopped);
                 }
@@ -283,8 +312,44 @@ impl Trainer {
                 self.finish_step(&keys, of_phase, metrics, observer).await?;
                 self.evaluate_if_due(observer, stop).await?;
             }
+            if self.position.step < of_phase {
+                self.end_early(&keys, of_phase, observer).await?;
+            }
         }
         Ok(())
+    }
+
+    /// Whether the evaluation at hand reached the success at which a phase ends. Where the record has a further step, it did not end there.
+    fn is_good_enough(&self, keys: &Phase) -> Result<bool, TrainerError> {
+        let Position { phase, step, .. } = self.position;
+        let here = self.evals.last().filter(|eval| step > 0 && (eval.phase, eval.step) == (phase, step));
+        let (Some(eval), Some(until)) = (here, keys.until()) else { return Ok(false) };
+        Ok(eval.overall.success.estimate >= until && self.store.step(phase, step)?.is_none())
+    }
+
+    /// Ends a phase before its last step: the next one begins from a checkpoint that says so.
+    async fn end_early(
+        &mut self,
+        keys: &Phase,
+        steps: u32,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainerError> {
+        let Position { phase, step, global_step, .. } = self.position;
+        observer.event(&Event::Note(&format!(
+            "phase {phase} ({}) ends after step {step} of {steps}: the success on held-out tasks has reached `phase.{phase}.until` = {}",
+            keys.name(),
+            keys.until().unwrap_or_default()
+        )));
+        let is_written = |latest: &Checkpoint| latest.phase_end && latest.position.global_step == global_step;
+        if !self.latest.as_ref().is_some_and(is_written) {
+            self.checkpoint(true, observer).await?;
+        }
+        Ok(())
+    }
+
+    /// For how many steps the schedule of step `step` of a phase is made.
+    pub(crate) fn scheduled(&self, phase: u32, step: u32, keys: &Phase) -> u32 {
+        self.origin.scheduled(phase, step, PhaseRun::steps(keys))
     }
 
     /// Begins a phase, unless the run is in the middle of it: the optimiser starts afresh, and a penalty is measured from
@@ -413,18 +478,19 @@ impl Trainer {
     }
 
     /// Steps of the run that were done before the evaluation with the highest mean score, the first of equals.
-    fn best_step(&self) -> Option<u32> {
-        let steps = self.steps();
+    fn best_step(&self) -> Result<Option<u32>, TrainerError> {
         let score = |eval: &EvalResult| eval.overall.mean_score().estimate;
-        let best =
-            self.evals.iter().reduce(|best, eval| if score(eval) > score(best) { eval } else { best })?;
-        Some(steps.iter().take(best.phase as usize).sum::<u32>() + best.step)
+        let best = self.evals.iter().reduce(|best, eval| if score(eval) > score(best) { eval } else { best });
+        let Some(best) = best else { return Ok(None) };
+        // Phases can end before their last step; what is planned of one that is over was done.
+        let before = self.store.planned_steps()?.iter().filter(|(phase, _)| *phase < best.phase).count();
+        Ok(Some(before as u32 + best.step))
     }
 
     /// Sees to it that the weights with the highest mean score so far are kept, and marked, if those are the ones at hand.
     async fn keep_the_best(&mut self, observer: &mut dyn Observer) -> Result<(), TrainerError> {
         let here = self.position.global_step;
-        if here == 0 || self.best_step() != Some(here) {
+        if here == 0 || self.best_step()? != Some(here) {
             return Ok(());
         }
         if self.latest.as_ref().is_none_or(|latest| latest.position.global_step != here) {
@@ -479,7 +545,8 @@ impl Trainer {
         let key = EvalKey { phase: self.position.phase, step: self.position.step };
         let recorded = self.store.evals()?.into_iter().find(|(recorded, _)| *recorded == key);
         let result = match recorded {
-            Some((_, result)) => parse_eval(self.store.file(), key, result)?,
+            // Where a phase has become longer, it is not the last of it any more.
+            Some((_, result)) => EvalResult { label, ..parse_eval(self.store.file(), key, result)? },
             None => {
                 let result = evaluate(
                     &self.rollouts,
@@ -504,6 +571,26 @@ impl Trainer {
         self.evals.push(result);
         Ok(self.keep_the_best(observer).await?)
     }
+}
+
+/// Opens a run to go on with, and gives its phases the lengths that the recipe says now. Also what its user should know.
+fn go_on(recipe: &Recipe, now: Origin) -> Result<(RunFolder, Store, Origin, Vec<String>), TrainerError> {
+    let (folder, earlier) = RunFolder::resume(recipe)?;
+    let (mut origin, mut notes) = match Origin::read(folder.root())? {
+        Some(origin) => {
+            let notes = origin.goes_on_with(&now, folder.root())?;
+            (origin, notes)
+        }
+        None => (now, Vec::new()),
+    };
+    let store = Store::open(&folder.record())?;
+    notes.extend(origin.lengthen(&earlier, recipe, &store)?);
+    origin.write(folder.root())?;
+    if earlier.phase != recipe.phase {
+        let eval = EvalKeys { every: recipe.eval.every, ..earlier.eval.clone() };
+        folder.write_recipe(&Recipe { phase: recipe.phase.clone(), eval, ..earlier })?;
+    }
+    Ok((folder, store, origin, notes))
 }
 
 fn parse_eval(file: &Path, key: EvalKey, result: serde_json::Value) -> Result<EvalResult, TrainerError> {

@@ -118,7 +118,7 @@ impl Rl {
             describe::baselines(&baselines, missing, &mut metrics);
         }
         describe::age(&attempts, trainer.version(), &mut metrics);
-        let rules = Rules::new(of_phase.phase, step, trainer.version(), trainer.recipe.run.seed);
+        let rules = of_phase.rules(trainer, step);
         learned.report(of_phase.phase, rules.policy, &mut metrics);
         let whole = start.elapsed().as_secs_f64();
         describe::sampling(&before, &sampler.health().await?, whole, &mut metrics);
@@ -202,8 +202,13 @@ impl OfPhase<'_> {
         attempts: &[Attempt],
         observer: &mut dyn Observer,
     ) -> Result<Learned, TrainerError> {
-        let rules = Rules::new(self.phase, step, trainer.version(), trainer.recipe.run.seed);
+        let rules = self.rules(trainer, step);
         run_plan(plan, &by_key(attempts), self.models(trainer), &rules, observer).await
+    }
+
+    fn rules(&self, trainer: &Trainer, step: u32) -> Rules<'_> {
+        let steps = trainer.scheduled(self.index, step, self.phase);
+        Rules::new(self.phase, step, steps, trainer.version(), trainer.recipe.run.seed)
     }
 
     fn models<'a>(&self, trainer: &'a Trainer) -> Models<'a> {

@@ -131,7 +131,8 @@ impl Sft {
         crash_point("ledger_written");
         let trajectories = by_key(&self.demonstrations);
         let models = Models { policy: &**learner, reference: None, critic: None };
-        let rules = Rules::new(&self.phase, step, trainer.version(), recipe.run.seed);
+        let steps = trainer.scheduled(self.index, step, &self.phase);
+        let rules = Rules::new(&self.phase, step, steps, trainer.version(), recipe.run.seed);
         let learned = run_plan(&plan, &trajectories, models, &rules, observer).await?;
         let mut metrics = Metrics::default();
         metrics.add("training/epoch", f64::from(step) / f64::from(a_pass));

@@ -79,6 +79,15 @@ impl Checker<'_> {
         self.check(finite(max_grad_norm), key("max_grad_norm"), max_grad_norm, "finite and at least 0")
     }
 
+    /// A success at which a phase ends: in range, and measured on the way.
+    fn until(&self, key: &str, phase: &Phase, eval: &EvalKeys) -> Result<(), RecipeError> {
+        let Some(until) = phase.until() else { return Ok(()) };
+        self.check(until > 0.0 && until <= 1.0, key, until, "in 0..=1, not 0")?;
+        let measured = eval.every > 0 && eval.tasks > 0;
+        let range = "left out unless evaluations on the way tell whether it is reached: set `eval.every` and `eval.tasks`";
+        self.check(measured, key, until, range)
+    }
+
     fn sft(&self, phase: usize, keys: &SftKeys) -> Result<(), RecipeError> {
         self.at_least_one(format!("phase.{phase}.demonstrations"), keys.demonstrations)?;
         self.at_least_one(format!("phase.{phase}.batch"), keys.batch)?;
@@ -380,6 +389,7 @@ impl Recipe {
 
         for (i, phase) in phase.iter().enumerate() {
             checker.positive(format!("phase.{i}.learning_rate"), phase.learning_rate())?;
+            checker.until(&format!("phase.{i}.until"), phase, eval)?;
             checker.optimiser(&format!("phase.{i}.optimiser"), phase.optimiser())?;
             match phase {
                 Phase::Sft(keys) => checker.sft(i, keys)?,

@@ -1,11 +1,13 @@
-//! Whether a recipe may continue the run of another.
+//! Whether a recipe may continue the run of another: the keys in which it may differ are declared here.
 
 use std::fmt;
 
 use toml::{Table, Value};
 
+use super::read::KIND;
+
 /// Keys that a run may go on with another value of: they change how it goes, and what comes out only where a deadline passes.
-const FREE: [&str; 13] = [
+const FREE: [&str; 14] = [
     "run.name",
     "run.folder",
     "run.checkpoint_every",
@@ -19,7 +21,23 @@ const FREE: [&str; 13] = [
     "metrics.wandb",
     "agent.reply_seconds",
     "agent.attempt_seconds",
+    // What is sampled for evaluations changes nothing of what is trained.
+    "eval.every",
 ];
+
+/// Whether a run may go on with a difference that changes how long it trains: more steps of a phase, another success at which it ends, a
+/// phase more at the end.
+fn lengthens(Difference { key, before, now }: &Difference, is_sft: impl Fn(usize) -> bool) -> bool {
+    let more = || before.as_ref().and_then(Value::as_integer) < now.as_ref().and_then(Value::as_integer);
+    match key.split('.').collect::<Vec<_>>()[..] {
+        ["phase", _, "steps"] => more(),
+        // Of a phase of reinforcement it says how often the attempts of a step are gone through.
+        ["phase", phase, "epochs"] => phase.parse().is_ok_and(is_sft) && more(),
+        ["phase", _, "until"] => true,
+        ["phase", _] => before.is_none(),
+        _ => false,
+    }
+}
 
 /// A key in which two recipes differ.
 #[derive(Debug, Clone, PartialEq)]
@@ -41,22 +59,34 @@ impl fmt::Display for Difference {
 
 /// The first difference that matters, in the order of the keys of the earlier recipe.
 pub(super) fn difference(before: &Table, now: &Table) -> Option<Difference> {
-    let (before, now) = (Value::Table(before.clone()), Value::Table(now.clone()));
-    within(String::new(), Some(&before), Some(&now))
+    let phases = before.get("phase").and_then(Value::as_array);
+    let is_sft = |phase: usize| {
+        let kind = phases.and_then(|phases| phases.get(phase)?.get(KIND)?.as_str());
+        kind == Some("sft")
+    };
+    let mut found = Vec::new();
+    collect(String::new(), Some(&Value::Table(before.clone())), Some(&Value::Table(now.clone())), &mut found);
+    found.into_iter().find(|one| !FREE.contains(&one.key.as_str()) && !lengthens(one, is_sft))
 }
 
-fn within(key: String, before: Option<&Value>, now: Option<&Value>) -> Option<Difference> {
-    if before == now || FREE.contains(&key.as_str()) {
-        return None;
+/// Every key in which two values differ.
+fn collect(key: String, before: Option<&Value>, now: Option<&Value>, found: &mut Vec<Difference>) {
+    if before == now {
+        return;
     }
     let inner = |name: &str| if key.is_empty() { name.to_owned() } else { format!("{key}.{name}") };
     match (before, now) {
         (Some(Value::Table(before)), Some(Value::Table(now))) => {
             let added = now.keys().filter(|name| !before.contains_key(*name));
-            before.keys().chain(added).find_map(|name| within(inner(name), before.get(name), now.get(name)))
+            for name in before.keys().chain(added) {
+                collect(inner(name), before.get(name), now.get(name), found);
+            }
         }
-        (Some(Value::Array(before)), Some(Value::Array(now))) => (0..before.len().max(now.len()))
-            .find_map(|i| within(inner(&i.to_string()), before.get(i), now.get(i))),
-        _ => Some(Difference { key, before: before.cloned(), now: now.cloned() }),
+        (Some(Value::Array(before)), Some(Value::Array(now))) => {
+            for i in 0..before.len().max(now.len()) {
+                collect(inner(&i.to_string()), before.get(i), now.get(i), found);
+            }
+        }
+        _ => found.push(Difference { key, before: before.cloned(), now: now.cloned() }),
     }
 }

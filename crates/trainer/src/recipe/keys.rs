@@ -405,6 +405,14 @@ impl Phase {
         }
     }
 
+    /// The success of an evaluation that ends it before its last step.
+    pub fn until(&self) -> Option<f64> {
+        match self {
+            Phase::Sft(keys) => keys.until,
+            Phase::Rl(keys) => keys.until,
+        }
+    }
+
     /// Its peak learning rate.
     pub fn learning_rate(&self) -> f32 {
         match self {
@@ -420,9 +428,12 @@ impl Phase {
 pub struct SftKeys {
     /// How many demonstrations, drawn from the training tasks that have one, from all kinds of tasks alike.
     pub demonstrations: usize,
-    /// How often each is seen.
+    /// How often each is seen, at most.
     #[serde(default = "one_epoch")]
     pub epochs: u32,
+    /// The success of an evaluation, in 0..=1, that ends the phase when it is reached; see `eval.every`.
+    #[serde(default)]
+    pub until: Option<f64>,
     /// Demonstrations in a step.
     pub batch: usize,
     /// Peak learning rate.

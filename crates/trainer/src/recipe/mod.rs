@@ -102,6 +102,11 @@ impl Recipe {
         })?;
         let here = std::env::current_dir().map_err(io)?;
         let folder = here.join(file.parent().unwrap_or(Path::new("")));
+        // Paths are texts in a recipe, and another path would be read back.
+        if [&here, &folder].iter().any(|path| path.to_str().is_none()) {
+            let why = "the name of its folder, or of the working directory, is not UTF-8; rename it";
+            return Err(io(std::io::Error::other(why)));
+        }
         resolve(&mut table, &folder);
         for change in overrides {
             // Through a table of its own, so that only what it sets is taken relative to the working directory.
@@ -111,6 +116,8 @@ impl Recipe {
             }
             change.apply(&mut table)?;
         }
+        // One of the file has its folder by now.
+        resolve_scorer(&mut table, &here);
         let mut recipe: Recipe =
             read::read(table).map_err(|source| RecipeError::Key { file: file.to_owned(), source })?;
         if recipe.run.folder.as_os_str().is_empty() {
@@ -146,7 +153,17 @@ fn resolve(table: &mut Table, folder: &Path) {
     if let Some(Value::Array(sources)) = table.get("tasks") {
         keys.extend((0..sources.len()).map(|i| vec!["tasks".to_owned(), i.to_string(), "path".to_owned()]));
     }
-    // A program that scores runs in the recipe's folder, or in one that is told from there.
+    resolve_scorer(table, folder);
+    for path in keys {
+        if let Some(value) = find(table, &path).and_then(|value| base_of(&path, value, folder)) {
+            // The path leads somewhere: it was just followed.
+            let _ = Override { path, value }.apply(table);
+        }
+    }
+}
+
+/// Makes the folder absolute that a program that scores runs in: that of the recipe, or one that is told from there.
+fn resolve_scorer(table: &mut Table, folder: &Path) {
     let scorer = ["reward", "scorer"].map(str::to_owned);
     if let Some(Value::Table(found)) = find(table, &scorer)
         && found.get("kind").and_then(Value::as_str) == Some("command")
@@ -156,12 +173,6 @@ fn resolve(table: &mut Table, folder: &Path) {
         let path = scorer.into_iter().chain(["folder".to_owned()]).collect();
         // The table is there: it was just found.
         let _ = Override { path, value }.apply(table);
-    }
-    for path in keys {
-        if let Some(value) = find(table, &path).and_then(|value| base_of(&path, value, folder)) {
-            // The path leads somewhere: it was just followed.
-            let _ = Override { path, value }.apply(table);
-        }
     }
 }
 

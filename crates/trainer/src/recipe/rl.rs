@@ -16,8 +16,11 @@ pub struct RlKeys {
     /// A name for `advantage`, `loss` and `normaliser` together; each can be given apart.
     #[serde(default)]
     pub algorithm: Algorithm,
-    /// How many steps.
+    /// How many steps, at most.
     pub steps: u32,
+    /// The success of an evaluation, in 0..=1, that ends the phase when it is reached; see `eval.every`.
+    #[serde(default)]
+    pub until: Option<f64>,
     /// Tasks in a step.
     pub groups: usize,
     /// Attempts at each task.

@@ -70,7 +70,7 @@ fn what_is_written_reads_back_the_same() {
 
 #[test]
 fn bad_recipes_are_refused_by_key() {
-    let cases: [(&[&str], &str); 29] = [
+    let cases: [(&[&str], &str); 32] = [
         (&["phase.0.lerning_rate=1"], "unknown key `phase.0.lerning_rate`; did you mean `learning_rate`?"),
         (&["phase.1.kind=gppo"], "`phase.1.kind` is \"gppo\", but must be one of `sft`, `rl`"),
         (&["phase.1.group_size=1"], "`phase.1.group_size` is 1, but must be at least 2"),
@@ -116,6 +116,15 @@ fn bad_recipes_are_refused_by_key() {
         (&["eval.top_p=0.9"], "`eval.top_p` is 0.9, but must be in 0..=1, not 0; greedy attempts"),
         (&["eval.temperature=1", "eval.top_p=0"], "`eval.top_p` is 0, but"),
         (&["eval.top_k=5"], "`eval.top_k` is 5, but must be 0; greedy attempts"),
+        (
+            &["phase.1.until=0.9"],
+            "`phase.1.until` is 0.9, but must be left out unless evaluations on the way",
+        ),
+        (
+            &["phase.1.until=0.9", "eval.every=2", "eval.tasks=0"],
+            "`phase.1.until` is 0.9, but must be left out",
+        ),
+        (&["phase.1.until=95", "eval.every=2"], "`phase.1.until` is 95, but must be in 0..=1"),
         (&["run.seed=-4"], "`run.seed` is -4, but must be a whole number, at least 0"),
         (&["phase.2.steps=1"], "--set phase.2.steps: `phase` is a list of 2"),
     ];
@@ -157,6 +166,16 @@ fn paths_are_relative_to_the_recipe_or_to_the_command_line() {
     assert_eq!(path(&recipe), folder.path().join("rows.jsonl"));
 
     let here = std::env::current_dir().unwrap();
+    let command = |overrides: &[&str]| {
+        let overrides: Vec<Override> = overrides.iter().map(|text| text.parse().unwrap()).collect();
+        match Recipe::load(&file, &overrides).unwrap().reward.scorer {
+            dressage_reward::Scorer::Command(scorer) => scorer.folder,
+            other => panic!("{other:?}"),
+        }
+    };
+    let scorer = "reward.scorer={kind='command', command=['true']}";
+    assert_eq!(command(&[scorer]), here);
+    assert_eq!(command(&[scorer, "reward.scorer.folder=scores"]), here.join("scores"));
     let overrides =
         ["run.folder=other", "tasks.0.path=rows", "model.source=org/model"].map(|o| o.parse().unwrap());
     let recipe = Recipe::load(&file, &overrides).unwrap();
@@ -186,8 +205,18 @@ fn only_what_matters_is_a_difference() {
     let recipe = load(SMALL, &[]).unwrap();
     let difference = |overrides: &[&str]| load(SMALL, overrides).unwrap().difference(&recipe).unwrap();
     assert_eq!(difference(&["run.keep=9", "engine.threads=1", "engine.concurrency=3", "run.folder=x"]), None);
-    let steps = difference(&["phase.1.steps=11"]).unwrap();
-    assert_eq!(steps.to_string(), "`phase.1.steps` is 11 now and was 10");
+    let fewer = difference(&["phase.1.steps=9"]).unwrap();
+    assert_eq!(fewer.to_string(), "`phase.1.steps` is 9 now and was 10");
+    assert_eq!(
+        difference(&["phase.1.steps=11", "phase.0.epochs=9", "eval.every=2", "phase.1.until=0.9"]),
+        None
+    );
+    let another = "\n[[phase]]\nkind = 'sft'\ndemonstrations = 1\nbatch = 1\nlearning_rate = 1.0\n";
+    let longer = load(&format!("{SMALL}{another}"), &[]).unwrap();
+    assert_eq!(longer.difference(&recipe).unwrap(), None);
+    assert_eq!(recipe.difference(&longer).unwrap().unwrap().key, "phase.2");
+    // Of a phase of reinforcement, that is another algorithm.
+    assert_eq!(difference(&["phase.1.epochs=2"]).unwrap().key, "phase.1.epochs");
     let dual = difference(&["phase.1.clip_dual=3.0"]).unwrap();
     assert_eq!(dual.to_string(), "`phase.1.clip_dual` is 3.0 now and was not set");
     assert_eq!(difference(&["run.seed=2"]).unwrap().key, "run.seed");

@@ -109,6 +109,8 @@ pub fn parts(policy: &Arc<Simulator>, latency: Duration) -> Parts {
         tools: ToolSet::new(tools, Duration::from_secs(5)).unwrap(),
         context: 2000,
         companions: Arc::new(|folder: &Path| std::fs::write(folder.join("tokenizer.json"), "{}")),
+        begun: 0,
+        model_files: Vec::new(),
     }
 }
 

@@ -1,0 +1,220 @@
+//! What a run depends on besides its recipe, written down where it begins: the moment, the files, and the steps that its schedules were
+//! made for.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use dressage_store::{Purpose, Store};
+use serde::{Deserialize, Serialize};
+
+use crate::TrainerError;
+use crate::checkpoint::checksum;
+use crate::folder::{RECIPE, file_error, write_whole};
+use crate::phase::PhaseRun;
+use crate::recipe::{Phase, Recipe, Schedule, TaskSource};
+
+const FILE: &str = "origin.json";
+
+/// Version of `origin.json` that this build reads and writes.
+const SCHEMA: u32 = 1;
+
+/// What a run began with.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Origin {
+    schema: u32,
+    /// Seconds since 1970: what its chat template takes for now, whenever it goes on.
+    begun: u64,
+    /// The version of Dressage.
+    version: String,
+    /// Files of tasks and of the model.
+    files: Vec<Input>,
+    /// Earlier lengths of phases that were given another one.
+    #[serde(default)]
+    lengths: Vec<Length>,
+}
+
+/// A file that a run reads and does not write.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Input {
+    /// What it belongs to: `model`, or the source of tasks.
+    of: String,
+    /// Its name, without its folder: caches of models move.
+    name: String,
+    bytes: u64,
+    crc32c: u32,
+}
+
+/// Steps below `until` of a phase were scheduled as if it had `steps` of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct Length {
+    phase: u32,
+    until: u32,
+    steps: u32,
+}
+
+/// The moment at which the run in `folder` began, in seconds since 1970; `None` where it holds no run. Of a run that an older build began,
+/// which did not write it down, when its recipe was written.
+///
+/// # Errors
+/// When the folder cannot be read.
+pub fn begun(folder: &Path) -> Result<Option<u64>, TrainerError> {
+    let recipe = folder.join(RECIPE);
+    if !recipe.exists() {
+        return Ok(None);
+    }
+    if let Some(origin) = Origin::read(folder)? {
+        return Ok(Some(origin.begun));
+    }
+    let written = fs::metadata(&recipe).and_then(|file| file.modified());
+    Ok(Some(seconds(written.map_err(|source| file_error("read", &recipe, source))?)))
+}
+
+/// A moment as seconds since 1970.
+pub fn seconds(moment: SystemTime) -> u64 {
+    moment.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+impl Origin {
+    /// What a run of `recipe` begins with, or goes on with. Reads every file.
+    ///
+    /// # Errors
+    /// When a file cannot be read.
+    pub fn now(recipe: &Recipe, begun: u64, model: &[PathBuf]) -> Result<Self, TrainerError> {
+        let tasks = (0..).zip(&recipe.tasks).filter_map(|(i, source)| match source {
+            TaskSource::Jsonl(options) => Some((format!("tasks.{i}"), &options.path)),
+            TaskSource::Arithmetic(_) => None,
+        });
+        let all = tasks.chain(model.iter().map(|file| ("model".to_owned(), file)));
+        let read = |(of, path): (String, &PathBuf)| {
+            let summed = File::open(path).and_then(checksum);
+            let (bytes, crc32c) = summed.map_err(|source| file_error("read", path, source))?;
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            Ok(Input { of, name, bytes, crc32c })
+        };
+        let files = all.map(read).collect::<Result<_, TrainerError>>()?;
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        Ok(Origin { schema: SCHEMA, begun, version, files, lengths: Vec::new() })
+    }
+
+    /// Reads what the run in `folder` began with; `None` where an older build began it.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn read(folder: &Path) -> Result<Option<Self>, TrainerError> {
+        let path = folder.join(FILE);
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(source) => return Err(file_error("read", &path, source)),
+        };
+        let damaged = |why: String| TrainerError::Damaged { path: path.clone(), why };
+        let origin: Origin = serde_json::from_str(&text).map_err(|error| damaged(error.to_string()))?;
+        if origin.schema != SCHEMA {
+            let why =
+                format!("it has schema version {}, but this build reads version {SCHEMA}", origin.schema);
+            return Err(damaged(why));
+        }
+        Ok(Some(origin))
+    }
+
+    pub fn write(&self, folder: &Path) -> Result<(), TrainerError> {
+        let path = folder.join(FILE);
+        let text = serde_json::to_string_pretty(self)
+            .map_err(|error| file_error("write", &path, std::io::Error::other(error)))?;
+        write_whole(&path, text.as_bytes())
+    }
+
+    /// Whether a run that began with this can go on with `now`; also what its user should know.
+    ///
+    /// # Errors
+    /// Names a file that is another one now.
+    pub fn goes_on_with(&self, now: &Origin, folder: &Path) -> Result<Vec<String>, TrainerError> {
+        let missing = |from: &[Input], to: &[Input]| from.iter().find(|file| !to.contains(file)).cloned();
+        let changed = missing(&now.files, &self.files).or_else(|| missing(&self.files, &now.files));
+        if let Some(Input { of, name, .. }) = changed {
+            return Err(TrainerError::Changed { of, name, folder: folder.to_owned() });
+        }
+        let mut notes = Vec::new();
+        if self.version != now.version {
+            notes.push(format!(
+                "this run began with Dressage {} and goes on with {}",
+                self.version, now.version
+            ));
+        }
+        Ok(notes)
+    }
+
+    /// For how many steps the schedule of step `step` of a phase was made, which has `steps` now.
+    pub fn scheduled(&self, phase: u32, step: u32, steps: u32) -> u32 {
+        let earlier = self.lengths.iter().find(|length| length.phase == phase && step < length.until);
+        earlier.map_or(steps, |length| length.steps)
+    }
+
+    /// Gives phases the lengths that `recipe` says, in the run of `earlier` that `store` is the record of; also what its user should know.
+    ///
+    /// # Errors
+    /// When such a phase is over: the next one has begun from where it ended.
+    pub fn lengthen(
+        &mut self,
+        earlier: &Recipe,
+        recipe: &Recipe,
+        store: &Store,
+    ) -> Result<Vec<String>, TrainerError> {
+        let changed: Vec<usize> =
+            (0..earlier.phase.len()).filter(|&i| earlier.phase[i] != recipe.phase[i]).collect();
+        let Some(&first) = changed.first() else { return Ok(Vec::new()) };
+        let planned = store.planned_steps()?;
+        let mut begun = planned.iter().map(|(phase, _)| *phase).max();
+        for purpose in [Purpose::Train, Purpose::Eval] {
+            begun = begun.max(store.summaries(purpose)?.iter().map(|summary| summary.key.phase).max());
+        }
+        if let Some(later) = begun.filter(|later| *later as usize > first) {
+            return Err(TrainerError::PhaseOver { phase: first, later });
+        }
+        let mut notes = Vec::new();
+        for phase in changed {
+            let steps = PhaseRun::steps(&earlier.phase[phase]);
+            let until = planned.iter().filter(|(of, _)| *of as usize == phase).count() as u32;
+            if PhaseRun::steps(&recipe.phase[phase]) == steps || until == 0 {
+                continue;
+            }
+            self.lengths.push(Length { phase: phase as u32, until, steps });
+            if falls(&recipe.phase[phase]) {
+                notes.push(format!(
+                    "the learning rate of phase {phase} falls over its steps: from step {until} on it is that of a phase of {} steps, \
+                     where the steps before had that of one of {steps}",
+                    PhaseRun::steps(&recipe.phase[phase])
+                ));
+            }
+        }
+        Ok(notes)
+    }
+}
+
+/// Whether the learning rate depends on how many steps a phase has.
+fn falls(phase: &Phase) -> bool {
+    let critic = match phase {
+        Phase::Rl(keys) if keys.needs_critic() => keys.critic.optimiser.schedule,
+        _ => Schedule::Constant,
+    };
+    phase.optimiser().schedule != Schedule::Constant || critic != Schedule::Constant
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn schedules_of_steps_that_were_planned_stay_as_they_were() {
+        let lengths = vec![
+            Length { phase: 1, until: 5, steps: 5 },
+            Length { phase: 1, until: 7, steps: 9 },
+            Length { phase: 2, until: 1, steps: 3 },
+        ];
+        let origin = Origin { schema: SCHEMA, begun: 0, version: String::new(), files: Vec::new(), lengths };
+        let of_phase_1: Vec<u32> = (3..9).map(|step| origin.scheduled(1, step, 20)).collect();
+        assert_eq!(of_phase_1, [5, 5, 9, 9, 20, 20]);
+        assert_eq!((origin.scheduled(0, 0, 4), origin.scheduled(2, 1, 4)), (4, 4));
+    }
+}
