@@ -1,9 +1,10 @@
 //! `dressage chat`: talking to a model, its tools live.
 
-use std::io::{BufRead, IsTerminal};
+use std::io::{self, BufRead, IsTerminal};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::Context;
 use dressage_agent::tools::OpenTools;
 use dressage_engine::Engine;
 use dressage_policy::{
@@ -165,7 +166,7 @@ async fn talk(
             screen::print(&Style::stdout().bold("> "));
         }
         let line = tokio::select! {
-            line = lines.recv() => line,
+            line = lines.recv() => line.transpose().context("cannot read standard input")?,
             _ = tokio::signal::ctrl_c() => break ExitCode::from(INTERRUPTED),
         };
         match line.as_deref().map(str::trim) {
@@ -180,16 +181,31 @@ async fn talk(
 }
 
 /// Lines of standard input, from a thread of their own: reading cannot be interrupted.
-fn stdin_lines() -> mpsc::UnboundedReceiver<String> {
+fn stdin_lines() -> mpsc::UnboundedReceiver<io::Result<String>> {
     let (sender, lines) = mpsc::unbounded_channel();
     std::thread::spawn(move || {
-        for line in std::io::stdin().lock().lines().map_while(Result::ok) {
-            if sender.send(line).is_err() {
+        let mut input = io::stdin().lock();
+        while let Some(line) = next_line(&mut input).transpose() {
+            let failed = line.is_err();
+            if sender.send(line).is_err() || failed {
                 return;
             }
         }
     });
     lines
+}
+
+/// The next line; `None` at the end. Bytes that are not UTF-8 are replaced, which is said.
+fn next_line(input: &mut impl BufRead) -> io::Result<Option<String>> {
+    let mut bytes = Vec::new();
+    if input.read_until(b'\n', &mut bytes)? == 0 {
+        return Ok(None);
+    }
+    let line = String::from_utf8(bytes).unwrap_or_else(|error| {
+        note("the input is not UTF-8; what cannot be read stands as \u{FFFD}");
+        String::from_utf8_lossy(error.as_bytes()).into_owned()
+    });
+    Ok(Some(line))
 }
 
 struct Conversation {
@@ -386,6 +402,16 @@ impl Painter {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lines_need_not_be_utf_8() {
+        let mut input = &b"caf\xe9 hello\r\n\xff\xfe\nhello again"[..];
+        let mut lines = Vec::new();
+        while let Some(line) = next_line(&mut input).unwrap() {
+            lines.push(line);
+        }
+        assert_eq!(lines, ["caf\u{FFFD} hello\r\n", "\u{FFFD}\u{FFFD}\n", "hello again"]);
+    }
 
     #[test]
     fn calls_are_dimmed_however_the_text_arrives() {

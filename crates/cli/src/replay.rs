@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use dressage_policy::awake::Clock;
 use dressage_trainer::{Compared, Replayers, replay};
 
 use crate::model::{self, Policies};
@@ -40,7 +41,7 @@ async fn again(args: Args) -> anyhow::Result<ExitCode> {
         critic: critic.map(|engine| Arc::new(engine) as _),
     };
     let (mut same, mut differ) = (0u32, 0u32);
-    let mut watch = Watch::new();
+    let mut watch = Watch::new(Clock::default());
     let style = Style::stdout();
     let mut compared = |Compared { checkpoint, step, differs }: Compared| match differs {
         None => {

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use dressage_engine::Engine;
+use dressage_policy::awake::Clock;
 use dressage_trainer::recipe::{Override, Recipe};
 use dressage_trainer::{
     Ended, Parts, Start, StopFlag, Summary, Trainer, TrainerError, chat_options, milestones, tool_set,
@@ -101,10 +102,19 @@ async fn train(args: Args, recipe: Recipe) -> anyhow::Result<ExitCode> {
 
     let stop = StopFlag::default();
     let interrupts = tokio::spawn(interrupted(Requests::listen()?, stop.clone()));
-    let mut watch = Watch::new();
+    let clock = Clock::default();
+    let pauses = tokio::spawn(clock.clone().keep(move |pause| {
+        eprintln!(
+            "{} the process stood still for {}; no deadline has run meanwhile",
+            dim("note:"),
+            screen::clock(pause)
+        );
+    }));
+    let mut watch = Watch::new(clock);
     let ended = trainer.run(&mut watch, &stop).await;
     watch.clear();
     interrupts.abort();
+    pauses.abort();
     match ended? {
         Ended::Finished(summary) => {
             finished(&summary, &folder);
@@ -146,7 +156,7 @@ fn again(args: &Args) -> String {
 
 /// How this program was called.
 fn program() -> String {
-    std::env::args().next().map_or_else(|| "dressage".into(), |name| quoted(&name))
+    std::env::args_os().next().map_or_else(|| "dressage".into(), |name| quoted(&name.to_string_lossy()))
 }
 
 /// A word as a shell reads it.

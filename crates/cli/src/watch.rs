@@ -1,7 +1,8 @@
 //! What a run looks like while it goes on: bars on standard error, a line for every step on standard output.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use dressage_policy::awake::Clock;
 use dressage_store::Purpose;
 use dressage_trainer::{Event, Metrics, Observer};
 use indicatif::ProgressBar;
@@ -10,10 +11,12 @@ use crate::screen::{self, Style};
 use crate::table;
 
 /// A bar for what is under way: rollouts, an evaluation, micro-batches.
+#[derive(Default)]
 pub struct Bars {
+    clock: Clock,
     activity: Option<Activity>,
     /// When what is under way began: it is first told of when a part of it is done.
-    since: Instant,
+    since: Duration,
 }
 
 struct Activity {
@@ -22,12 +25,6 @@ struct Activity {
     tokens: usize,
     /// Parts that an earlier process did: nothing is known of how long they took.
     before: usize,
-}
-
-impl Default for Bars {
-    fn default() -> Self {
-        Bars { activity: None, since: Instant::now() }
-    }
 }
 
 impl Bars {
@@ -44,7 +41,7 @@ impl Bars {
         if let Some(activity) = self.activity.take() {
             activity.bar.finish_and_clear();
         }
-        self.since = Instant::now();
+        self.since = self.clock.now();
     }
 
     /// Writes a line above the bar.
@@ -69,7 +66,7 @@ impl Bars {
         let Some(activity) = &mut self.activity else { return };
         activity.tokens += tokens;
         activity.bar.set_position(done as u64);
-        let elapsed = self.since.elapsed();
+        let elapsed = self.clock.now().saturating_sub(self.since);
         let mine = done.saturating_sub(activity.before).max(1);
         let left = elapsed.mul_f64(total.saturating_sub(done) as f64 / mine as f64);
         let rate = activity.tokens as f64 / elapsed.as_secs_f64().max(1e-3);
@@ -107,14 +104,15 @@ pub struct Watch {
     steps: u32,
     /// Steps of the phase that this process did, and when it began with them.
     mine: u32,
-    start: Instant,
+    start: Duration,
 }
 
 impl Watch {
     /// A watch over a run that is about to begin.
-    pub fn new() -> Self {
-        let style = Style::stdout();
-        Watch { style, bars: Bars::default(), done: 0, steps: 0, mine: 0, start: Instant::now() }
+    pub fn new(clock: Clock) -> Self {
+        let (style, start) = (Style::stdout(), clock.now());
+        let bars = Bars { clock, since: start, activity: None };
+        Watch { style, bars, done: 0, steps: 0, mine: 0, start }
     }
 
     /// Removes the bar.
@@ -124,7 +122,7 @@ impl Watch {
 
     /// How the run stands, and how long the rest takes if its steps take as long as those of this phase did.
     fn whole(&self) -> String {
-        match self.start.elapsed().checked_div(self.mine) {
+        match self.bars.clock.now().saturating_sub(self.start).checked_div(self.mine) {
             Some(a_step) => {
                 let left = screen::clock(a_step * self.steps.saturating_sub(self.done));
                 format!(" · step {}/{}, {left} left", self.done + 1, self.steps)
@@ -149,7 +147,7 @@ impl Observer for Watch {
                 let before = if done > 0 { format!(", {done} of them done") } else { String::new() };
                 let steps = screen::plural(steps, "step");
                 self.bars.say(&self.style.bold(&format!("phase {phase}: {kind}, {steps}{before}")));
-                (self.mine, self.start) = (0, Instant::now());
+                (self.mine, self.start) = (0, self.bars.clock.now());
                 self.bars.wait();
             }
             Event::Attempt { purpose: Purpose::Eval, .. } => self.bars.moved(event, ""),
