@@ -48,5 +48,5 @@ pub use error::RlError;
 pub use kl::{AdaptiveKl, KlEstimator, KlPenalty};
 pub use loss::{Divergence, Evaluated, KeepGradient, Loss, Point, PolicyLoss, TrustRegion};
 pub use moments::{Counting, explained_variance, whiten};
-pub use stats::{Interval, Paired, paired_difference, wilson};
+pub use stats::{Interval, Paired, mean_score, paired_difference, wilson};
 pub use weights::{Normaliser, RolloutTokens};

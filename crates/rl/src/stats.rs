@@ -63,12 +63,16 @@ pub struct Paired {
     pub after: f64,
 }
 
-/// Mean of after − before with a 95 % interval by the cluster bootstrap: whole clusters are drawn with replacement, as
-/// many as there are, `resamples` times, and the interval is between the 2.5 % and 97.5 % quantiles of the mean
+/// Mean of after − before, scores from 0 to 1, with a 95 % interval by the cluster bootstrap: whole clusters are drawn with
+/// replacement, as many as there are, `resamples` times, and the interval is between the 2.5 % and 97.5 % quantiles of the mean
 /// difference (Efron & Tibshirani 1993, sections 8 and 13; Field & Welsh 2007 for clusters).
 ///
+/// The bootstrap draws only what was seen, and would be a point where all differences are equal. So the interval also reaches as far
+/// as clusters of a kind that none of n was can move the mean: a share of z² / (n + z²), Wilson's bound at 0 of n, at either end of the
+/// range. That is less than the bootstrap's own reach but for few clusters or next to no variation.
+///
 /// A pure function of its input: the same pairs in any order, `resamples` and `seed` give the same interval (up to the
-/// rounding of sums). It needs variation to see uncertainty: if all differences are equal, the interval is a point.
+/// rounding of sums).
 ///
 /// # Errors
 /// Without pairs or resamples, or when a score is not finite.
@@ -84,10 +88,32 @@ pub fn paired_difference(pairs: &[Paired], resamples: u32, seed: u64) -> Result<
         cluster.0 += difference;
         cluster.1 += 1.0;
     }
-    if pairs.is_empty() || resamples == 0 {
+    bootstrap(&clusters.into_values().collect::<Vec<_>>(), (-1.0, 1.0), resamples, seed)
+}
+
+/// Mean of independent scores from 0 to 1 with a 95 % interval, as [`paired_difference`] has it: of nothing but failures or nothing but
+/// successes it is Wilson's.
+///
+/// # Errors
+/// Without scores or resamples, or when a score is not finite.
+pub fn mean_score(scores: &[f64], resamples: u32, seed: u64) -> Result<Interval, RlError> {
+    if let Some(index) = scores.iter().position(|score| !score.is_finite()) {
+        return Err(RlError::Score { index, value: scores[index] });
+    }
+    let clusters: Vec<(f64, f64)> = scores.iter().map(|score| (*score, 1.0)).collect();
+    bootstrap(&clusters, (0.0, 1.0), resamples, seed)
+}
+
+/// Mean over clusters of (sum, count), whose means lie in `range` (a mean outside extends it).
+fn bootstrap(
+    clusters: &[(f64, f64)],
+    range: (f64, f64),
+    resamples: u32,
+    seed: u64,
+) -> Result<Interval, RlError> {
+    if clusters.is_empty() || resamples == 0 {
         return Err(RlError::NoObservations);
     }
-    let clusters: Vec<(f64, f64)> = clusters.into_values().collect();
     let mean = |(sum, count): (f64, f64)| sum / count;
     let total = |picked: &mut dyn Iterator<Item = (f64, f64)>| {
         picked.fold((0.0, 0.0), |(sum, count), (s, c)| (sum + s, count + c))
@@ -97,10 +123,14 @@ pub fn paired_difference(pairs: &[Paired], resamples: u32, seed: u64) -> Result<
         .map(|_| mean(total(&mut (0..clusters.len()).map(|_| clusters[random.below(clusters.len())]))))
         .collect();
     means.sort_by(f64::total_cmp);
+    let estimate = mean(total(&mut clusters.iter().copied()));
+    let of_clusters = || clusters.iter().map(|cluster| mean(*cluster));
+    let (least, most) = (of_clusters().fold(range.0, f64::min), of_clusters().fold(range.1, f64::max));
+    let unseen = Z95 * Z95 / (clusters.len() as f64 + Z95 * Z95);
     Ok(Interval {
-        estimate: mean(total(&mut clusters.iter().copied())),
-        low: quantile(&means, 0.025),
-        high: quantile(&means, 0.975),
+        estimate,
+        low: quantile(&means, 0.025).min(estimate - unseen * (estimate - least)),
+        high: quantile(&means, 0.975).max(estimate + unseen * (most - estimate)),
     })
 }
 
@@ -173,6 +203,43 @@ mod tests {
         assert!((got.low - (0.25 - half)).abs() < 0.006, "{got:?} {half}");
         assert!((got.high - (0.25 + half)).abs() < 0.006, "{got:?} {half}");
         assert!(!got.contains(0.0));
+    }
+
+    /// Where nothing varies the interval is Wilson's at 0 or at 1, on both sides of a difference that never differs.
+    #[test]
+    fn intervals_do_not_collapse() {
+        let near = |interval: Interval, low: f64, high: f64| {
+            assert!(
+                (interval.low - low).abs() < 1e-12 && (interval.high - high).abs() < 1e-12,
+                "{interval:?}"
+            );
+        };
+        for n in [1, 10, 200] {
+            let wrong = mean_score(&vec![0.0; n as usize], 200, 1).unwrap();
+            let right = mean_score(&vec![1.0; n as usize], 200, 1).unwrap();
+            let (none, all) = (wilson(0, n).unwrap(), wilson(n, n).unwrap());
+            near(wrong, 0.0, none.high);
+            near(right, all.low, 1.0);
+            let pairs = |before, after| -> Vec<Paired> {
+                (0..n).map(|cluster| Paired { cluster, before, after }).collect()
+            };
+            let same = paired_difference(&pairs(1.0, 1.0), 200, 1).unwrap();
+            near(same, -none.high, none.high);
+            assert!(same.contains(0.0));
+            let better = paired_difference(&pairs(0.0, 1.0), 200, 1).unwrap();
+            near(better, 1.0 - 2.0 * none.high, 1.0);
+        }
+        // All at a half: either way.
+        let half = wilson(0, 10).unwrap().high / 2.0;
+        near(mean_score(&[0.5; 10], 200, 1).unwrap(), 0.5 - half, 0.5 + half);
+        // A little variation is not surer than none.
+        let few = |right: f64| mean_score(&[0.0, 0.0, 0.0, 0.0, right], 2000, 1).unwrap();
+        assert!(few(0.125).high > few(0.0).high && few(0.0).high > 0.4, "{:?} {:?}", few(0.125), few(0.0));
+        // Scores of another range are taken as they come.
+        let outside = mean_score(&[-2.0; 4], 200, 1).unwrap();
+        assert!(outside.low == -2.0 && outside.high > -2.0 && outside.high < 1.0, "{outside:?}");
+        assert_eq!(mean_score(&[], 10, 1), Err(RlError::NoObservations));
+        assert!(matches!(mean_score(&[0.0, f64::NAN], 10, 1), Err(RlError::Score { index: 1, .. })));
     }
 
     /// Copies of the same observation in one cluster carry no information: the interval must not shrink.

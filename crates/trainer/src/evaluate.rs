@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use dressage_agent::{Agent, Finish};
-use dressage_rl::{Interval, Paired, best_of, majority_of, paired_difference, wilson};
+use dressage_rl::{Interval, Paired, best_of, majority_of, mean_score, paired_difference, wilson};
 use dressage_store::{Attempt, AttemptKey, EvalKey, Purpose, Status, Store};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -83,9 +83,7 @@ const DRAWS: u32 = 200;
 
 /// Mean over tasks, with its interval by the bootstrap.
 fn over_tasks(values: impl Iterator<Item = f64>) -> Result<Interval, TrainerError> {
-    let pairs: Vec<Paired> =
-        (0..).zip(values).map(|(cluster, after)| Paired { cluster, before: 0.0, after }).collect();
-    Ok(paired_difference(&pairs, RESAMPLES, 0)?)
+    Ok(mean_score(&values.collect::<Vec<_>>(), RESAMPLES, 0)?)
 }
 
 /// 2, 4, 8, … and `most`.
@@ -380,6 +378,17 @@ mod tests {
         assert!((two.pass.estimate - (5.0 / 6.0 + 0.5) / 2.0).abs() < 1e-12, "{two:?}");
         assert_eq!((four.pass.estimate, four.majority.estimate), (1.0, 0.5));
         assert_eq!((result.score, result.mean_score()), (None, result.success));
+
+        // Nothing but failures at two tasks is not certainty, and nothing but successes is not either.
+        let with = |score| all.clone().map(|attempt| Attempt { score: Some(score), ..attempt });
+        let of = |score| SliceResult::new("x", false, &with(score).iter().collect::<Vec<_>>(), 4).unwrap();
+        let (wrong, right) = (of(0.0), of(1.0));
+        let unsure = wilson(0, 2).unwrap().high;
+        assert_eq!((wrong.success.estimate, wrong.success.low, right.success.high), (0.0, 0.0, 1.0));
+        for high in [wrong.success, wrong.at[1].pass, wrong.at[1].majority].map(|interval| interval.high) {
+            assert!((high - unsure).abs() < 1e-12, "{high} {unsure}");
+        }
+        assert!((right.success.low - (1.0 - unsure)).abs() < 1e-12, "{right:?}");
 
         let mut graded = all;
         graded[1].score = Some(0.5);
