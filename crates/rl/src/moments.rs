@@ -38,16 +38,39 @@ impl Counting {
     }
 }
 
+/// Brings numbers to mean 0 and deviation 1.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Whitening {
+    mean: f64,
+    /// 1 / deviation; `None` of numbers that are all equal.
+    scale: Option<f64>,
+}
+
+impl Whitening {
+    /// By the mean and the deviation of `values`.
+    pub fn of(values: &[f64], counting: Counting) -> Self {
+        let mean = counting.mean(values.iter().copied());
+        let vary = values.windows(2).any(|pair| pair[0] != pair[1]);
+        let variance = || counting.variance(values.iter().copied(), mean);
+        Whitening { mean, scale: vary.then(|| 1.0 / (variance() + VARIANCE_EPSILON).sqrt()) }
+    }
+
+    /// Divides by the deviation alone.
+    pub fn without_mean(self) -> Self {
+        Whitening { mean: 0.0, ..self }
+    }
+
+    /// One number of them; 0 where they are all equal.
+    pub fn apply(self, value: f64) -> f64 {
+        self.scale.map_or(0.0, |scale| (value - self.mean) * scale)
+    }
+}
+
 /// Subtracts the mean and divides by the deviation. Values that are all equal become 0.
 pub fn whiten<'a>(values: impl Iterator<Item = &'a mut f64>, counting: Counting) {
     let values: Vec<&mut f64> = values.collect();
-    if values.windows(2).all(|pair| *pair[0] == *pair[1]) {
-        values.into_iter().for_each(|value| *value = 0.0);
-        return;
-    }
-    let mean = counting.mean(values.iter().map(|v| **v));
-    let scale = 1.0 / (counting.variance(values.iter().map(|v| **v), mean) + VARIANCE_EPSILON).sqrt();
-    values.into_iter().for_each(|value| *value = (*value - mean) * scale);
+    let whitening = Whitening::of(&values.iter().map(|v| **v).collect::<Vec<_>>(), counting);
+    values.into_iter().for_each(|value| *value = whitening.apply(*value));
 }
 
 /// How much of the variance of the returns a critic's values explain: 1 − var(R − V) / (var R + 1e-5), as verl reports it.

@@ -345,6 +345,7 @@ fn parts_of_a_score_are_normalised_one_by_one() {
         weights: vec![1.0, 0.0, 2.0],
         baseline,
         counting: dressage_rl::Counting::Exact,
+        recentre: false,
     });
     // The first answers right, with a call that could not be read; the second does neither.
     let earned = vec![Earned { by: Earner::Turn(0), reward: -0.5 }];

@@ -14,7 +14,7 @@ mod optimal;
 use serde::{Deserialize, Serialize};
 
 use crate::RlError;
-use crate::moments::{Counting, whiten};
+use crate::moments::{Counting, Whitening};
 
 pub use credit::{gae, returns};
 pub use group::{Compare, GroupBaseline, GroupStats, STD_EPSILON, Singleton};
@@ -57,6 +57,9 @@ pub struct Path {
     pub concentration: Vec<f64>,
     /// Place of each token among the tokens after the prompt, for [`Alignment::Position`]; else empty.
     pub positions: Vec<usize>,
+    /// Whether each token is masked: others are compared with it, but it is not trained, and whitening does not count it. Empty
+    /// where none is.
+    pub masked: Vec<bool>,
 }
 
 impl Path {
@@ -68,6 +71,11 @@ impl Path {
     /// Whether nothing of it is trained.
     pub fn is_empty(&self) -> bool {
         self.rewards.is_empty()
+    }
+
+    /// Whether a token is trained.
+    fn trains(&self, token: usize) -> bool {
+        !self.masked.get(token).copied().unwrap_or(false)
     }
 
     /// (first, past the last) action token of each turn.
@@ -100,7 +108,8 @@ pub struct PathAdvantages {
 pub enum Estimator {
     /// The outcome against the others of its group, the same for every token.
     Group(GroupBaseline),
-    /// GRPO for each part of the score, summed with these weights and whitened over the step's tokens (GDPO, Liu et al. 2026).
+    /// GRPO for each part of the score, summed with these weights and divided by the deviation over the step's tokens (GDPO, Liu
+    /// et al. 2026).
     Gdpo {
         /// Weight of every component.
         weights: Vec<f64>,
@@ -110,6 +119,9 @@ pub enum Estimator {
         /// What means divide by.
         #[serde(default)]
         counting: Counting,
+        /// As in [`Estimator::ReinforcePlusPlusBaseline`].
+        #[serde(default)]
+        recentre: bool,
     },
     /// Rewards to come, whitened over the step's tokens (REINFORCE++, Hu 2025).
     ReinforcePlusPlus {
@@ -122,7 +134,8 @@ pub enum Estimator {
         #[serde(default)]
         one_turn: bool,
     },
-    /// Outcome less group mean, whitened over the step's tokens (REINFORCE++-baseline, Hu 2025).
+    /// Outcome less group mean, over the deviation of the step's tokens (REINFORCE++-baseline, Hu 2025). Groups of equal outcomes count
+    /// in the deviation, as they do for its authors, and get exact zeros.
     ReinforcePlusPlusBaseline {
         /// What a rollout gets that is alone in its group.
         #[serde(default)]
@@ -130,6 +143,10 @@ pub enum Estimator {
         /// What means divide by.
         #[serde(default)]
         counting: Counting,
+        /// Subtracts the mean over tokens as well, as verl does. Over rollouts, which are compared by groups before, that mean is 0 already;
+        /// over tokens it is not, and moves groups that teach nothing by how long the others are. For comparisons only.
+        #[serde(default)]
+        recentre: bool,
     },
     /// Generalised advantage estimation with a critic (Schulman et al. 2016).
     Gae {
@@ -207,7 +224,7 @@ impl Estimator {
         check(rollouts)?;
         match self {
             Estimator::Group(baseline) => Ok(broadcast(rollouts, &outcomes(baseline, rollouts)?)),
-            Estimator::Gdpo { weights, baseline, counting } => {
+            Estimator::Gdpo { weights, baseline, counting, recentre } => {
                 let mut sums = vec![0.0; rollouts.len()];
                 for (part, weight) in weights.iter().enumerate() {
                     let of_part = |rollout: &Rollout| {
@@ -222,15 +239,16 @@ impl Estimator {
                         *sum += weight * advantage;
                     }
                 }
-                Ok(whitened(broadcast(rollouts, &sums), *counting))
+                Ok(whitened(rollouts, broadcast(rollouts, &sums), *counting, *recentre))
             }
-            Estimator::ReinforcePlusPlus { gamma, counting, one_turn } => Ok(whitened(
-                each_path(rollouts, |path| credit::token_returns(path, *gamma, *one_turn)),
-                *counting,
-            )),
-            Estimator::ReinforcePlusPlusBaseline { singleton, counting } => {
+            Estimator::ReinforcePlusPlus { gamma, counting, one_turn } => {
+                let raw = each_path(rollouts, |path| credit::token_returns(path, *gamma, *one_turn));
+                Ok(whitened(rollouts, raw, *counting, true))
+            }
+            Estimator::ReinforcePlusPlusBaseline { singleton, counting, recentre } => {
                 let baseline = GroupBaseline { singleton: *singleton, ..GroupBaseline::default() };
-                Ok(whitened(broadcast(rollouts, &outcomes(&baseline, rollouts)?), *counting))
+                let raw = broadcast(rollouts, &outcomes(&baseline, rollouts)?);
+                Ok(whitened(rollouts, raw, *counting, *recentre))
             }
             Estimator::Gae { gamma, lambda, whiten } => {
                 if let Some(path) = rollouts.iter().flat_map(|r| &r.paths).find(|p| p.values.len() != p.len())
@@ -245,7 +263,7 @@ impl Estimator {
                     |path: &Path| gae(&path.rewards, &path.values, path.cut.unwrap_or(0.0), *gamma, *lambda);
                 let raw = each_path(rollouts, of_path);
                 Ok(match whiten {
-                    Some(counting) => whitened(raw, *counting),
+                    Some(counting) => whitened(rollouts, raw, *counting, true),
                     None => raw,
                 })
             }
@@ -308,9 +326,21 @@ fn each_path(rollouts: &[Rollout], estimate: impl Fn(&Path) -> PathAdvantages) -
     rollouts.iter().map(|rollout| rollout.paths.iter().map(&estimate).collect()).collect()
 }
 
-/// Whitens over all tokens.
-fn whitened(mut all: Vec<Vec<PathAdvantages>>, counting: Counting) -> Vec<Vec<PathAdvantages>> {
-    whiten(all.iter_mut().flatten().flat_map(|path| path.advantages.iter_mut()), counting);
+/// Whitens by the tokens that are trained; masked ones go along. Without `centre` advantages are only divided by the deviation.
+fn whitened(
+    rollouts: &[Rollout],
+    mut all: Vec<Vec<PathAdvantages>>,
+    counting: Counting,
+    centre: bool,
+) -> Vec<Vec<PathAdvantages>> {
+    let paths = rollouts.iter().flat_map(|rollout| &rollout.paths);
+    let trained = paths.zip(all.iter().flatten()).flat_map(|(path, found)| {
+        found.advantages.iter().enumerate().filter(|(token, _)| path.trains(*token)).map(|(_, a)| *a)
+    });
+    let by = Whitening::of(&trained.collect::<Vec<_>>(), counting);
+    let by = if centre { by } else { by.without_mean() };
+    let advantages = all.iter_mut().flatten().flat_map(|path| path.advantages.iter_mut());
+    advantages.for_each(|advantage| *advantage = by.apply(*advantage));
     all
 }
 
@@ -331,6 +361,10 @@ fn check(rollouts: &[Rollout]) -> Result<(), RlError> {
             let (needed, found) = (path.len(), path.turns.iter().sum());
             if needed != found {
                 return Err(RlError::Missing { what: "tokens of its turns", needed, found });
+            }
+            let found = path.masked.len();
+            if found != 0 && needed != found {
+                return Err(RlError::Missing { what: "masks", needed, found });
             }
         }
     }

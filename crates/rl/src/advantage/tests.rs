@@ -38,3 +38,77 @@ fn gpg_makes_up_for_groups_without_a_gradient() {
     assert_eq!(scalars(Compare::MeanOfInformative, &rollouts[..3]), [0.75, -0.75, 0.0]);
     assert_eq!(scalars(Compare::MeanOfInformative, &rollouts[2..]), [0.0; 4]);
 }
+
+fn near(found: &[Vec<f64>], want: &[&[f64]]) {
+    assert_eq!(found.len(), want.len());
+    for (found, want) in found.iter().zip(want) {
+        assert_eq!(found.len(), want.len(), "{found:?} {want:?}");
+        assert!(found.iter().zip(*want).all(|(f, w)| (f - w).abs() < 1e-6), "{found:?}, expected {want:?}");
+    }
+}
+
+fn baseline(recentre: bool) -> Estimator {
+    let (singleton, counting) = (Singleton::Zero, Counting::Exact);
+    Estimator::ReinforcePlusPlusBaseline { singleton, counting, recentre }
+}
+
+/// Differences of 0.5 at one token and −0.5 at three, 0 at the four of a group that is uniform: their mean is −1/8, their variance
+/// (0.625² + 3 · 0.375² + 4 · 0.125²) / 7 = 1/8.
+#[test]
+fn uniform_groups_count_in_the_deviation_and_learn_nothing() {
+    let rollouts =
+        [rollout(0, 1.0, &[1]), rollout(0, 0.0, &[3]), rollout(1, 1.0, &[2]), rollout(1, 1.0, &[2])];
+    let half = 0.5 * 8f64.sqrt();
+    near(&found(&baseline(false), &rollouts), &[&[half], &[-half; 3], &[0.0; 2], &[0.0; 2]]);
+    assert_eq!(found(&baseline(false), &rollouts)[2], [0.0; 2]);
+    let moved = 8f64.sqrt() / 8.0;
+    let (up, down) = (half + moved, -half + moved);
+    near(&found(&baseline(true), &rollouts), &[&[up], &[down; 3], &[moved; 2], &[moved; 2]]);
+    let parts = |recentre| {
+        let rollouts = rollouts.clone().map(|r| Rollout { components: vec![r.score], ..r });
+        let (baseline, counting) = (GroupBaseline::default(), Counting::Exact);
+        found(&Estimator::Gdpo { weights: vec![1.0], baseline, counting, recentre }, &rollouts)
+    };
+    assert_eq!(
+        (parts(false), parts(true)),
+        (found(&baseline(false), &rollouts), found(&baseline(true), &rollouts))
+    );
+}
+
+/// What is masked is compared with, and does not count in means and deviations over tokens.
+#[test]
+fn masked_tokens_are_not_whitened_with() {
+    let masked = |masked: &[bool], rollout: Rollout| {
+        let mut rollout = rollout;
+        rollout.paths[0].masked = masked.to_vec();
+        rollout
+    };
+    // Trained are 1, 0 and 0; the third rollout has values of its own, and so has the second half of the first.
+    let rollouts = [
+        masked(&[false, true], rollout(0, 1.0, &[2])),
+        rollout(0, 0.0, &[2]),
+        masked(&[true; 3], rollout(1, 7.0, &[3])),
+    ];
+    let plain = Estimator::ReinforcePlusPlus { gamma: 1.0, counting: Counting::Exact, one_turn: false };
+    let got = found(&plain, &rollouts);
+    // Mean 1/3, variance (4/9 + 2/9) / 2 = 1/3.
+    let scale = 3f64.sqrt();
+    near(&[got[0][..1].to_vec(), got[1].clone()], &[&[scale * 2.0 / 3.0], &[-scale / 3.0; 2]]);
+    // They go along by the same rule.
+    near(&[got[2].clone()], &[&[scale * (7.0 - 1.0 / 3.0); 3]]);
+    let values = |rollout: Rollout| {
+        let mut rollout = rollout;
+        rollout.paths[0].values = vec![0.0; rollout.paths[0].len()];
+        rollout
+    };
+    let gae = Estimator::Gae { gamma: 1.0, lambda: 1.0, whiten: Some(Counting::Exact) };
+    assert_eq!(found(&gae, &rollouts.clone().map(values)), got);
+    // Compared by groups, the masked half of the group still makes its mean.
+    let group = [masked(&[true], rollout(0, 1.0, &[1])), rollout(0, 0.0, &[1]), rollout(0, 0.5, &[1])];
+    let got = found(&baseline(false), &group);
+    near(&got[1..], &[&[-0.5 * 8f64.sqrt()], &[0.0]]);
+
+    let short = [masked(&[true], rollout(0, 1.0, &[2]))];
+    let refused = plain.advantages(&short);
+    assert_eq!(refused, Err(RlError::Missing { what: "masks", needed: 2, found: 1 }));
+}

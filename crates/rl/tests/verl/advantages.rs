@@ -106,7 +106,8 @@ fn reinforce_plus_plus() {
         got[0].returns.iter().zip(want).for_each(|(got, want)| close(*got, *want, "returns of one turn"));
     }
     f.compare(&got, "anchor/reinforce_pp_gamma0.9/advantages", |path| &path.advantages);
-    let baseline = Estimator::ReinforcePlusPlusBaseline { singleton: Singleton::Score, counting };
+    let baseline =
+        Estimator::ReinforcePlusPlusBaseline { singleton: Singleton::Score, counting, recentre: true };
     f.expect(&baseline, "anchor/reinforce_pp_baseline_advantages", None);
 }
 
@@ -132,7 +133,8 @@ fn other_estimators() {
         rollout.components = parts.iter().map(|part| part[i]).collect();
     }
     let baseline = GroupBaseline { scale_by_std: true, ..SCORE };
-    let gdpo = Estimator::Gdpo { weights: f.v.list("head/gdpo/weights"), baseline, counting: Counting::Verl };
+    let weights = f.v.list("head/gdpo/weights");
+    let gdpo = Estimator::Gdpo { weights, baseline, counting: Counting::Verl, recentre: true };
     // Computed in f32 where groups are normalised.
     let want = f.picked("head/gdpo/advantages");
     for (got, want) in gdpo.advantages(&rollouts).unwrap().iter().zip(want) {

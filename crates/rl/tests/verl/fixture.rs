@@ -62,6 +62,7 @@ impl Fixture {
                     behaviour: behaviour[i].clone(),
                     concentration: concentration[i].clone(),
                     positions: (0..6).filter(|t| self.mask[i][*t] == 1.0).collect(),
+                    masked: Vec::new(),
                 }],
                 ..Rollout::default()
             })

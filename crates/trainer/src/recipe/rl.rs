@@ -221,7 +221,8 @@ impl Algorithm {
                 Estimator::ReinforcePlusPlus { gamma: 1.0, counting: Counting::Exact, one_turn: false }
             }
             Algorithm::ReinforcePlusPlusBaseline => {
-                Estimator::ReinforcePlusPlusBaseline { singleton: Singleton::Zero, counting: Counting::Exact }
+                let (singleton, counting) = (Singleton::Zero, Counting::Exact);
+                Estimator::ReinforcePlusPlusBaseline { singleton, counting, recentre: false }
             }
             Algorithm::Ppo => Estimator::Gae { gamma: 1.0, lambda: 0.95, whiten: Some(Counting::Exact) },
         }
@@ -492,6 +493,8 @@ impl RlKeys {
             Estimator::Turns { gamma, .. } => gamma < 1.0,
             // The end of the longest is compared with nothing.
             Estimator::OptimalToken { bare_tail, .. } => bare_tail,
+            // The mean over tokens of other groups moves this one.
+            Estimator::ReinforcePlusPlusBaseline { recentre, .. } => recentre,
             _ => false,
         };
         self.compares() && self.group_by != GroupBy::Step && !charged && !differs
