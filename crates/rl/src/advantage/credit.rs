@@ -53,6 +53,9 @@ pub fn less_rival(rollout: &Rollout) -> Result<Vec<PathAdvantages>, RlError> {
 
 /// Every token of a turn gets the return from that turn on, compared with those of the group's other rollouts from the same turn
 /// on, as many as have got there. Normalising rewards turn by turn instead would compare turns that answer to different pasts.
+///
+/// A rollout that is the last to go on is compared with nobody from there. What came before a turn may stand in its baseline, so it keeps
+/// the advantage of the last turn that others got to. A rollout without any turn has its score from the first on.
 pub fn by_turns(rollouts: &[Rollout], gamma: f64, scale_by_std: bool) -> Vec<Vec<PathAdvantages>> {
     // For each rollout and path, the return from each turn on.
     let turn_returns = |path: &Path| -> Vec<f64> {
@@ -67,33 +70,42 @@ pub fn by_turns(rollouts: &[Rollout], gamma: f64, scale_by_std: bool) -> Vec<Vec
     for members in super::groups(rollouts) {
         let end = |(path, returns): (&Path, &Vec<f64>)| path.turns_before + returns.len();
         let longest = members.iter().flat_map(|i| rollouts[*i].paths.iter().zip(&all[*i]).map(end)).max();
+        // For each member, its advantage where it was last compared.
+        let mut latest = vec![0.0; members.len()];
         for turn in 0..longest.unwrap_or(0) {
             // Counted from the beginning of the path, whichever of the rollout's paths its first turns belong to.
             let at = |path: &Path, returns: &[f64]| {
                 turn.checked_sub(path.turns_before).and_then(|own| Some((own, *returns.get(own)?)))
             };
             // A rollout in several paths is one sample: the mean of its returns.
-            let here = |i: &usize| -> Vec<f64> {
+            let here = |i: &usize| -> Option<f64> {
+                if turn == 0 && rollouts[*i].paths.is_empty() {
+                    return Some(rollouts[*i].score);
+                }
                 let paths = rollouts[*i].paths.iter().zip(&all[*i]);
-                paths.filter_map(|(path, returns)| at(path, returns).map(|(_, own)| own)).collect()
+                let returns: Vec<f64> =
+                    paths.filter_map(|(path, returns)| at(path, returns).map(|(_, own)| own)).collect();
+                (!returns.is_empty()).then(|| returns.iter().sum::<f64>() / returns.len() as f64)
             };
-            let alive: Vec<f64> = members
-                .iter()
-                .map(here)
-                .filter(|returns| !returns.is_empty())
-                .map(|returns| returns.iter().sum::<f64>() / returns.len() as f64)
-                .collect();
-            if all_equal(&alive) {
-                continue;
-            }
-            let (mean, deviation) = mean_and_deviation(&alive);
-            let scale = if scale_by_std { 1.0 / (deviation + STD_EPSILON) } else { 1.0 };
-            for &i in &members {
+            let returns: Vec<Option<f64>> = members.iter().map(here).collect();
+            let alive: Vec<f64> = returns.iter().flatten().copied().collect();
+            let (mean, scale) = if all_equal(&alive) {
+                (alive.first().copied().unwrap_or(0.0), 0.0)
+            } else {
+                let (mean, deviation) = mean_and_deviation(&alive);
+                (mean, if scale_by_std { 1.0 / (deviation + STD_EPSILON) } else { 1.0 })
+            };
+            for ((&i, own), latest) in members.iter().zip(returns).zip(&mut latest) {
+                let Some(own) = own else { continue };
+                let compared = alive.len() > 1;
+                if compared {
+                    *latest = (own - mean) * scale;
+                }
                 for ((path, returns), found) in rollouts[i].paths.iter().zip(&all[i]).zip(&mut found[i]) {
                     if let Some((own, mine)) = at(path, returns)
                         && let Some(range) = path.turn_ranges().nth(own)
                     {
-                        found.advantages[range].fill((mine - mean) * scale);
+                        found.advantages[range].fill(if compared { (mine - mean) * scale } else { *latest });
                     }
                 }
             }

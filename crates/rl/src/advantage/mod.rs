@@ -158,7 +158,8 @@ pub enum Estimator {
         #[serde(default)]
         whiten: Option<Counting>,
     },
-    /// Rewards to come by turns, against those of the others of the group that got to the same turn.
+    /// Rewards to come by turns, against those of the others of the group that got to the same turn. A rollout that no other
+    /// followed so far keeps the advantage of the last turn at which it had company.
     Turns {
         /// Discount for each turn.
         gamma: f64,

@@ -112,3 +112,56 @@ fn masked_tokens_are_not_whitened_with() {
     let refused = plain.advantages(&short);
     assert_eq!(refused, Err(RlError::Missing { what: "masks", needed: 2, found: 1 }));
 }
+
+fn turns(gamma: f64, scale_by_std: bool) -> Estimator {
+    Estimator::Turns { gamma, scale_by_std }
+}
+
+/// Three rollouts end after one, two and four turns. From the third turn on nobody is left to be compared with.
+#[test]
+fn the_last_to_go_on_keeps_its_advantage() {
+    let outcomes = [rollout(0, 0.0, &[2]), rollout(0, 0.0, &[1, 1]), rollout(0, 1.0, &[1, 2, 1, 1])];
+    let third = 1.0 / 3.0;
+    let want: [&[f64]; 3] = [&[-third; 2], &[-third, -0.5], &[2.0 * third, 0.5, 0.5, 0.5, 0.5]];
+    near(&found(&turns(1.0, false), &outcomes), &want);
+    // A failure as well, whoever succeeded before it.
+    let outcomes = [rollout(0, 1.0, &[1]), rollout(0, 0.0, &[1, 1])];
+    near(&found(&turns(1.0, false), &outcomes), &[&[0.5], &[-0.5, -0.5]]);
+    let root = 0.5f64.sqrt();
+    near(&found(&turns(1.0, true), &outcomes), &[&[root], &[-root, -root]]);
+    // With a discount the return at the first turn is what it was compared with.
+    let outcomes = [rollout(0, 0.0, &[1]), rollout(0, 1.0, &[1, 1, 1])];
+    near(&found(&turns(0.5, false), &outcomes), &[&[-0.125], &[0.125; 3]]);
+    // Rewards of 1 a turn, to two turns and to four: not the less for having less to come.
+    let mut outcomes = [rollout(0, 2.0, &[1, 1]), rollout(0, 4.0, &[1, 1, 1, 1])];
+    outcomes.iter_mut().for_each(|rollout| rollout.paths[0].rewards.fill(1.0));
+    near(&found(&turns(1.0, false), &outcomes), &[&[-1.0; 2], &[1.0; 4]]);
+    // Who is alone from the beginning, or equal where it was compared, has nothing to keep.
+    near(&found(&turns(1.0, false), &[rollout(0, 1.0, &[1, 1])]), &[&[0.0; 2]]);
+    let equal = [rollout(0, 1.0, &[1]), rollout(0, 1.0, &[1, 1])];
+    near(&found(&turns(1.0, false), &equal), &[&[0.0], &[0.0; 2]]);
+}
+
+/// A rollout in two paths is the last to go on: the second begins at its third turn and has the advantage of the whole.
+#[test]
+fn a_path_that_begins_alone_keeps_that_of_its_rollout() {
+    let path = |turns_before, rewards: &[f64]| Path {
+        turns: vec![1; rewards.len()],
+        turns_before,
+        rewards: rewards.to_vec(),
+        ..Path::default()
+    };
+    let forked =
+        Rollout { score: 1.0, paths: vec![path(0, &[0.0, 1.0]), path(2, &[0.0, 1.0])], ..Rollout::default() };
+    let all = turns(1.0, false).advantages(&[forked, rollout(0, 0.0, &[1, 1])]).unwrap();
+    assert_eq!(all[0][0].advantages, [0.5, 0.5]);
+    assert_eq!(all[0][1].advantages, [0.5, 0.5]);
+}
+
+/// Without a turn there is nothing to train, but a score to compare with.
+#[test]
+fn rollouts_without_a_turn_are_compared_with() {
+    let empty = Rollout { score: -1.0, paths: Vec::new(), ..Rollout::default() };
+    let all = turns(1.0, false).advantages(&[empty, rollout(0, 1.0, &[1, 1])]).unwrap();
+    assert_eq!((all[0].len(), &all[1][0].advantages), (0, &vec![1.0, 1.0]));
+}
