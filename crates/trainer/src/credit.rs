@@ -91,12 +91,21 @@ impl Earnings {
         earnings
     }
 
-    /// The samples that an attempt is.
-    pub fn samples(&self, paths: &[TrainedPath], by: GroupBy) -> Vec<Sample> {
+    /// The samples that an attempt is. One without a token is a sample for each of `agents`, who act in the others of its group: nobody
+    /// knows whose turn it would have been.
+    pub fn samples(&self, paths: &[TrainedPath], by: GroupBy, agents: &[String]) -> Vec<Sample> {
         if by != GroupBy::Agent {
             let tokens = paths.iter().enumerate().map(|(i, path)| (i, (0..path.tokens()).collect()));
             let score = self.parts.iter().fold(self.outcome, |sum, (reward, _)| sum + reward);
             return vec![Sample { agent: None, score, tokens: tokens.collect() }];
+        }
+        if paths.is_empty() {
+            let of = |agent: &String| Sample {
+                agent: Some(agent.clone()),
+                score: self.outcome,
+                tokens: Vec::new(),
+            };
+            return agents.iter().map(of).collect();
         }
         let mut samples: Vec<Sample> = Vec::new();
         for (path, trained) in paths.iter().enumerate() {
@@ -132,7 +141,7 @@ impl Earnings {
     }
 
     /// A sample as estimators know it. `more` is added to the rewards of the tokens of each path and to its score; `signals` are what models
-    /// said of each path.
+    /// said of each path, and `masked` says what an agent did is not trained.
     pub fn rollout(
         &self,
         sample: &Sample,
@@ -140,6 +149,7 @@ impl Earnings {
         paths: &[TrainedPath],
         more: &[Vec<f64>],
         signals: &[Signals],
+        masked: impl Fn(&str) -> bool,
     ) -> Rollout {
         let path = |(path, tokens): &(usize, Vec<usize>)| {
             let (path, more, signals) = (*path, &more[*path], &signals[*path]);
@@ -152,7 +162,10 @@ impl Earnings {
                 *last += self.outcome;
             }
             let actions = paths[path].turns.iter();
-            let mine = actions.filter(|a| sample.agent.as_ref().is_none_or(|agent| *agent == a.agent));
+            let mine =
+                || actions.clone().filter(|a| sample.agent.as_ref().is_none_or(|agent| *agent == a.agent));
+            let masked =
+                mine().flat_map(|action| std::iter::repeat_n(masked(&action.agent), action.tokens()));
             let of_tokens = |numbers: &[f32]| match numbers {
                 [] => Vec::new(),
                 _ => tokens.iter().map(|token| f64::from(numbers[*token])).collect(),
@@ -161,7 +174,8 @@ impl Earnings {
             let is_last = tokens.last().is_some_and(|token| token + 1 == paths[path].tokens());
             dressage_rl::Path {
                 turns_before: paths[path].turns_before,
-                turns: mine.map(|action| action.tokens()).collect(),
+                turns: mine().map(|action| action.tokens()).collect(),
+                masked: masked.collect(),
                 rewards,
                 values: of_tokens(&signals.values),
                 cut: signals.cut.filter(|_| is_last).map(f64::from),
@@ -220,12 +234,12 @@ mod tests {
         let earnings = Earnings::new(&trajectory, &paths, 10.0, 8.0, &earned);
         let (nothing, signals) = (vec![Vec::new(); paths.len()], vec![Signals::default(); paths.len()]);
         let rollout = |sample: &Sample| {
-            let rollout = earnings.rollout(sample, 0, &paths, &nothing, &signals);
+            let rollout = earnings.rollout(sample, 0, &paths, &nothing, &signals, |_| false);
             assert!(rollout.paths.iter().all(|path| path.turns.iter().sum::<usize>() == path.len()));
             assert!((rollout.components.iter().sum::<f64>() - rollout.score).abs() < 1e-12);
             (rollout.score, rollout.paths.into_iter().map(|path| path.rewards).collect())
         };
-        earnings.samples(&paths, by).iter().map(rollout).collect()
+        earnings.samples(&paths, by, &[]).iter().map(rollout).collect()
     }
 
     #[test]

@@ -231,11 +231,15 @@ impl<'a> Gathered<'a> {
         if is_idle(keys, &found) && keys.uniform_groups() != UniformGroups::Keep {
             return;
         }
+        let agents = match keys.group_by {
+            GroupBy::Agent => agents_of(found.iter().map(|(attempt, ..)| &attempt.trajectory)),
+            GroupBy::Task | GroupBy::Step => Vec::new(),
+        };
         let members = found
             .into_iter()
             .map(|(attempt, reward, trained)| {
                 let trained = trained && keys.only.reward(reward);
-                self.add(setting, (group, rival), attempt, reward, trained)
+                self.add(setting, (group, &agents, rival), attempt, reward, trained)
             })
             .collect();
         self.groups.push(members);
@@ -244,7 +248,7 @@ impl<'a> Gathered<'a> {
     fn add(
         &mut self,
         setting: &Setting<'_>,
-        (group, rival): (usize, Option<f64>),
+        (group, agents, rival): (usize, &[String], Option<f64>),
         attempt: &'a Attempt,
         reward: f64,
         trained: bool,
@@ -257,10 +261,11 @@ impl<'a> Gathered<'a> {
         let earnings =
             Earnings::new(&attempt.trajectory, &paths, reward, attempt.score.unwrap_or(0.0), &attempt.earned);
         let signals: Vec<Signals> = rollout.paths.iter().map(|way| way.signals.clone()).collect();
-        let samples = earnings.samples(&paths, keys.group_by);
+        let masked = |agent: &str| !trained || !keys.only.agent(agent);
+        let samples = earnings.samples(&paths, keys.group_by, agents);
         for sample in &samples {
             let group = self.number(keys.group_by, group, sample);
-            let described = earnings.rollout(sample, group, &paths, &charged, &signals);
+            let described = earnings.rollout(sample, group, &paths, &charged, &signals, masked);
             self.described.push(dressage_rl::Rollout { rival, ..described });
         }
         self.samples.push(samples);
@@ -302,6 +307,17 @@ impl<'a> Gathered<'a> {
             }
         }
     }
+}
+
+/// Who acts in any of the attempts, in the order of their first actions.
+fn agents_of<'a>(attempts: impl Iterator<Item = &'a Trajectory>) -> Vec<String> {
+    let mut agents: Vec<String> = Vec::new();
+    for action in attempts.flat_map(trained_paths).flat_map(|path| path.turns) {
+        if !agents.contains(&action.agent) {
+            agents.push(action.agent);
+        }
+    }
+    agents
 }
 
 /// The plan of a step over groups of attempts, each in order.

@@ -420,4 +420,57 @@ fn only_the_least_certain_tokens_learn() {
     let found = plan.high_entropy.unwrap();
     assert_eq!(found.thresholds, [f64::from(0.3f32), f64::from(0.6f32)]);
     assert_eq!((found.tokens, found.kept), (9, 5));
+/// An attempt that hung before its first token is compared with every agent's part of the others, unless it is dropped.
+#[test]
+fn agents_are_compared_with_attempts_without_a_token() {
+    let earned = vec![Earned { by: Earner::Agent("b".into()), reward: 1.0 }];
+    let group = [vec![
+        together(0, 2, 2.0, earned),
+        together(1, 1, 0.0, vec![]),
+        attempt(0, 2, &[1, 2], &[], Some(-2.0)),
+    ]];
+    let with = |empty| {
+        let plan = plan_of(&group, &RlKeys { group_by: GroupBy::Agent, empty, ..keys() }, 1000).unwrap();
+        let paths = plan.updates[0].micro_batches.concat();
+        paths.iter().map(|path| path.advantage.iter().take(4).collect::<Vec<_>>()).collect::<Vec<_>>()
+    };
+    // "a" was worth 1, 0 and −2, a mean of −1/3; "b" 2 and −2.
+    let third = 1.0f32 / 3.0;
+    assert_eq!(with(Empty::Keep), [vec![1.0 + third, 1.0 + third, 2.0, 2.0], vec![third; 4]]);
+    assert_eq!(with(Empty::Drop), [vec![0.5, 0.5, 0.0, 0.0], vec![-0.5; 4]]);
+    let nobody = [vec![attempt(0, 0, &[1], &[], Some(1.0)), attempt(0, 1, &[1], &[], Some(0.0))]];
+    let plan = plan_of(&nobody, &RlKeys { group_by: GroupBy::Agent, ..keys() }, 1000).unwrap();
+    assert_eq!(plan.updates, [Update::default()]);
+}
+
+/// Statistics over tokens are those of the tokens that are trained, whatever else is compared with.
+#[test]
+fn masked_attempts_are_not_whitened_with() {
+    let gamma = 1.0;
+    let plain = Estimator::ReinforcePlusPlus { gamma, counting: Counting::Exact, one_turn: false };
+    let keys = || RlKeys { advantage: Some(plain.clone()), overlong: Overlong::Mask, ..keys() };
+    let advantages = |groups: &[Vec<Attempt>], keys: &RlKeys| -> Vec<f32> {
+        let plan = plan_of(groups, keys, 1000).unwrap();
+        plan.updates[0].micro_batches.concat().iter().map(|path| same(&path.advantage)).collect()
+    };
+    let mut group = vec![attempt(0, 0, &[1], &[3], Some(1.0)), attempt(0, 1, &[1], &[4], Some(0.0))];
+    let root = 0.5f32.sqrt();
+    let alone = advantages(&[group.clone()], &keys());
+    assert!((alone[0] - root).abs() < 1e-6 && (alone[1] + root).abs() < 1e-6, "{alone:?}");
+    group.push(cut(attempt(0, 2, &[1], &[5, 5, 5, 5], Some(-9.0))));
+    assert_eq!(advantages(&[group.clone()], &keys()), alone);
+    let from = OnlyKeys { reward_from: Some(-1.0), ..OnlyKeys::default() };
+    assert_eq!(advantages(&[group], &RlKeys { only: from, overlong: Overlong::Keep, ..keys() }), alone);
+
+    // Of two agents one is trained: what the other did has another value at its last token.
+    let agents = OnlyKeys { agents: vec!["a".into()], ..OnlyKeys::default() };
+    let both = [vec![together(0, 2, 1.0, vec![]), together(1, 2, 0.0, vec![])]];
+    let early = Earned { by: Earner::Agent("a".into()), reward: 5.0 };
+    let marked = [vec![together(0, 2, 6.0, vec![early]), together(1, 2, 0.0, vec![])]];
+    for (groups, want) in [(both, 0.75f32.sqrt()), (marked, 0.75f32.sqrt())] {
+        let plan = plan_of(&groups, &RlKeys { only: agents.clone(), ..keys() }, 1000).unwrap();
+        // Two tokens of each: one value in the first attempt, 0 in the second, a deviation of √(1/3) of their distance.
+        let first: Vec<f32> = plan.updates[0].micro_batches[0][0].advantage.iter().take(2).collect();
+        assert!(first.iter().all(|a| (a - want).abs() < 1e-4), "{first:?} {want}");
+    }
 }
