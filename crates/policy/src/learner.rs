@@ -60,10 +60,10 @@ impl ForwardBackward {
         self.clipped += u64::from(evaluated.clipped && !evaluated.dual);
         self.dual_clipped += u64::from(evaluated.dual);
         self.kl += evaluated.kl;
-        if let Some(behaviour) = term.behaviour {
+        if term.behaviour.is_some() {
             self.behaviour_terms += 1;
             self.ratio += evaluated.ratio;
-            self.drift += f64::from(term.proximal.unwrap_or(behaviour)) - f64::from(logp);
+            self.drift -= evaluated.log_ratio;
         }
     }
 

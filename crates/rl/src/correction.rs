@@ -35,7 +35,7 @@ impl Level {
     }
 }
 
-/// Importance weights.
+/// Importance weights, π_proximal / π_behaviour.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Correction {
@@ -71,6 +71,11 @@ pub enum Bound {
 }
 
 impl Bound {
+    /// The weight of a token, given its log-ratio.
+    pub(crate) fn weight(self, log_ratio: f64) -> f64 {
+        self.apply(log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp())
+    }
+
     fn apply(self, ratio: f64) -> f64 {
         match self {
             Bound::Clamp { low, high } => ratio.max(low).min(high),
@@ -81,6 +86,11 @@ impl Bound {
 }
 
 impl Correction {
+    /// Decoupled PPO's weight of every token (Hilton et al. 2022, equation 2), at most 5, as AReaL and MiniRL (Zheng et al. 2025)
+    /// truncate it.
+    pub const DECOUPLED: Correction =
+        Correction { level: Level::Token, bound: Bound::Clamp { low: 0.0, high: 5.0 }, normalise: false };
+
     /// Checks the bounds.
     ///
     /// # Errors
@@ -94,9 +104,10 @@ impl Correction {
 
     /// The weight of every token of every path, given their log-ratios.
     pub fn weights(&self, paths: &[Vec<f64>], counting: Counting) -> Vec<Vec<f64>> {
-        let weight = |x: f64| self.bound.apply(x.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp());
-        let mut weights: Vec<Vec<f64>> =
-            paths.iter().map(|path| self.level.log_ratios(path).into_iter().map(weight).collect()).collect();
+        let of_path = |path: &Vec<f64>| -> Vec<f64> {
+            self.level.log_ratios(path).into_iter().map(|x| self.bound.weight(x)).collect()
+        };
+        let mut weights: Vec<Vec<f64>> = paths.iter().map(of_path).collect();
         if self.normalise {
             let mean = match self.level {
                 Level::Token => counting.mean(weights.iter().flatten().copied()),

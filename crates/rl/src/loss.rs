@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::RlError;
 use crate::kl::KlPenalty;
+use crate::proximal::Interpolated;
 use crate::surrogate::{self, Surrogate, bounded_exp};
 
 /// What a learner minimises: the sum of `weight × loss` over all terms of a batch.
@@ -25,6 +26,9 @@ pub struct Loss {
     /// token was drawn from.
     #[serde(default)]
     pub entropy: f64,
+    /// The proximal policy as a guess, in place of what terms carry as `proximal`.
+    #[serde(default)]
+    pub interpolated: Option<Interpolated>,
 }
 
 /// The part of a loss that imitates or reinforces.
@@ -220,6 +224,8 @@ pub struct Point {
     pub marked: bool,
     /// Versions between the weights that drew the token and those being trained.
     pub age: f64,
+    /// Factor of the loss, where the weight of the token is worked out as the loss is evaluated.
+    pub factor: Option<f64>,
 }
 
 impl Point {
@@ -235,6 +241,7 @@ impl Point {
             path_log_ratio: term.path_log_ratio.map(f64::from),
             marked: term.marked,
             age: term.age.into(),
+            factor: None,
         }
     }
 
@@ -253,6 +260,8 @@ pub struct Evaluated {
     pub slope: f64,
     /// The ratio exp(log p − log p_old); 1 where there is no old policy.
     pub ratio: f64,
+    /// log p − log p_old; 0 where there is no old policy.
+    pub log_ratio: f64,
     /// Whether a bound was active, so that the policy part has no gradient, or less of it.
     pub clipped: bool,
     /// Whether that bound was the dual clip.
@@ -272,7 +281,7 @@ impl From<PolicyLoss> for Loss {
 impl Loss {
     /// A loss without penalty and bonus.
     pub const fn of(policy: PolicyLoss) -> Self {
-        Loss { policy, kl: None, entropy: 0.0 }
+        Loss { policy, kl: None, entropy: 0.0, interpolated: None }
     }
 
     /// PPO's clip, plain.
@@ -418,7 +427,16 @@ impl Loss {
     /// [`Loss::check`] must have accepted the batch. A term that lacks its old log-probability is otherwise taken
     /// to be on policy (ratio 1), one that lacks its reference to have no penalty.
     pub fn evaluate(&self, logp: f32, term: &Term) -> Evaluated {
-        self.at(&Point::new(logp, term))
+        self.at(&self.point(logp, term))
+    }
+
+    /// Where a term is evaluated, the guess of its proximal policy included.
+    pub fn point(&self, logp: f32, term: &Term) -> Point {
+        let point = Point::new(logp, term);
+        match self.interpolated.and_then(|interpolated| interpolated.of(logp, term)) {
+            Some((proximal, factor)) => Point { old: Some(proximal), factor: Some(factor), ..point },
+            None => point,
+        }
     }
 
     /// The same in f64.
@@ -439,13 +457,16 @@ impl Loss {
             }
             _ => (0.0, 0.0, 0.0),
         };
+        let factor = at.factor.unwrap_or(1.0);
+        let left_out = factor == 0.0;
         Evaluated {
-            loss: policy.loss + penalty * kl,
-            slope: policy.slope + penalty * slope,
+            loss: factor * (policy.loss + penalty * kl),
+            slope: factor * (policy.slope + penalty * slope),
             ratio,
-            clipped: policy.clipped,
-            dual: policy.dual,
-            dropped,
+            log_ratio: x,
+            clipped: policy.clipped || left_out,
+            dual: policy.dual && !left_out,
+            dropped: dropped || left_out,
             kl,
         }
     }

@@ -96,31 +96,6 @@ pub fn second_moment_mask(log_ratios: &[f64], threshold: f64) -> Vec<bool> {
     kept
 }
 
-/// How the proximal policy is guessed where no forward pass is spent on it: between the policy that drew the token and the present one,
-/// as far along as the version before the present one is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Interpolation {
-    /// Between log-probabilities.
-    LogLinear,
-    /// Between probabilities.
-    Linear,
-}
-
-impl Interpolation {
-    /// The proximal log-probability of a token that is `age` versions old; `None` where it is not known.
-    pub fn proximal(self, behaviour: f64, present: f64, age: Option<u64>) -> f64 {
-        let alpha = match age {
-            Some(age @ 1..) => (age as f64 - 1.0) / age as f64,
-            _ => 0.0,
-        };
-        match self {
-            Interpolation::LogLinear => behaviour + alpha * (present - behaviour),
-            Interpolation::Linear => ((1.0 - alpha) * behaviour.exp() + alpha * present.exp()).ln(),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -15,7 +15,7 @@ use crate::batch::path_input;
 use crate::metrics::Metrics;
 use crate::observe::{Event, Observer};
 use crate::prepare::{Inputs, Preparer};
-use crate::recipe::{OptimiserKeys, Phase, Schedule};
+use crate::recipe::{OptimiserKeys, Phase, Recipe, Schedule};
 
 /// What the optimiser steps of a step found.
 #[derive(Debug, Clone, Default)]
@@ -112,14 +112,17 @@ pub(crate) struct Rules<'a> {
     pub version: u64,
     /// Seed of the run.
     pub seed: u64,
+    /// Whether what a token was drawn with is to the bit what training computes under the same weights.
+    pub exact: bool,
 }
 
 impl<'a> Rules<'a> {
     /// What the recipe says of step `step` of a phase, whose schedule is made for `steps` of them.
-    pub fn new(phase: &'a Phase, step: u32, steps: u32, version: u64, seed: u64) -> Self {
+    pub fn new(phase: &'a Phase, step: u32, steps: u32, version: u64, recipe: &Recipe) -> Self {
+        let (seed, exact) = (recipe.run.seed, !recipe.engine.keep_cache);
         let policy = optim_params(phase.optimiser(), phase.learning_rate(), step, steps);
         let Phase::Rl(keys) = phase else {
-            return Rules { phase, policy: Some(policy), critic: None, version, seed };
+            return Rules { phase, policy: Some(policy), critic: None, version, seed, exact };
         };
         let needed = keys.needs_critic();
         let critic = optim_params(&keys.critic.optimiser, keys.critic.learning_rate, step, steps);
@@ -129,6 +132,7 @@ impl<'a> Rules<'a> {
             critic: needed.then_some(critic),
             version,
             seed,
+            exact,
         }
     }
 }
@@ -149,7 +153,9 @@ pub(crate) async fn run_plan(
     let mut done = 0;
     let loss = loss_of(rules.phase);
     let mut preparer = match rules.phase {
-        Phase::Rl(keys) => Some(Preparer::new(keys, models.policy, (rules.seed, plan_stream(plan)))),
+        Phase::Rl(keys) => {
+            Some(Preparer::new(keys, models.policy, (rules.seed, plan_stream(plan)), rules.exact))
+        }
         Phase::Sft(_) => None,
     };
     if let Some(preparer) = &mut preparer {
@@ -165,6 +171,8 @@ pub(crate) async fn run_plan(
             continue;
         }
         let mut inputs = inputs_of(update, trajectories, rules.version)?;
+        // As planned: what corrects for the policy that drew a token has nothing to do with what the critic should say of it.
+        let mut planned = models.critic.map(|_| inputs.clone()).unwrap_or_default().into_iter();
         if let Some(preparer) = preparer.as_mut().filter(|_| rules.policy.is_some()) {
             let start = Instant::now();
             preparer.update(&mut inputs, i == 0, i).await?;
@@ -181,9 +189,12 @@ pub(crate) async fn run_plan(
                 add_reference(&mut batch, reference).await?;
                 learned.reference_seconds += start.elapsed().as_secs_f64();
             }
-            let batch = Arc::new(batch);
-            if let (Some(critic), Phase::Rl(keys)) = (models.critic, rules.phase) {
+            if let (Some(critic), Phase::Rl(keys), Some(planned)) =
+                (models.critic, rules.phase, planned.next())
+            {
                 let start = Instant::now();
+                let paths: Vec<PathInput> = planned.into_iter().map(|(_, input)| input).collect();
+                let batch = Arc::new(TreeBatch::merge(&paths)?);
                 let sums = critic.forward_backward(batch.clone(), keys.value_loss()).await?;
                 learned.values.merge(&sums);
                 let trained = batch.terms.iter().filter(|term| term.weight != 0.0);
@@ -194,7 +205,7 @@ pub(crate) async fn run_plan(
                 learned.critic_seconds += start.elapsed().as_secs_f64();
             }
             if rules.policy.is_some() {
-                let sums = models.policy.forward_backward(batch, loss).await?;
+                let sums = models.policy.forward_backward(Arc::new(batch), loss).await?;
                 learned.all.merge(&sums);
                 if i == 0 {
                     learned.first.merge(&sums);
@@ -224,7 +235,7 @@ pub(crate) async fn run_plan(
         crash_point("after_optim_step");
     }
     if let Some(preparer) = preparer {
-        learned.mismatch = preparer.mismatch;
+        learned.mismatch = preparer.mismatch();
         learned.rejected = preparer.rejected;
     }
     Ok(learned)

@@ -420,6 +420,8 @@ fn only_the_least_certain_tokens_learn() {
     let found = plan.high_entropy.unwrap();
     assert_eq!(found.thresholds, [f64::from(0.3f32), f64::from(0.6f32)]);
     assert_eq!((found.tokens, found.kept), (9, 5));
+}
+
 /// An attempt that hung before its first token is compared with every agent's part of the others, unless it is dropped.
 #[test]
 fn agents_are_compared_with_attempts_without_a_token() {

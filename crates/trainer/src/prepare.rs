@@ -5,8 +5,7 @@ use std::collections::HashMap;
 
 use dressage_policy::{Learner, uniform};
 use dressage_rl::correction::Mismatch;
-use dressage_rl::prepare::{self, Interpolation};
-use dressage_rl::{Counting, Point, PolicyLoss};
+use dressage_rl::{Counting, Loss, Point, PolicyLoss, prepare};
 use dressage_tree::{PathInput, Term};
 
 use crate::TrainerError;
@@ -24,15 +23,24 @@ pub(crate) struct Preparer<'a> {
     proximal: HashMap<PathKey, Vec<f32>>,
     /// Seed of the run and stream of the step, for random choices.
     random: (u64, u64),
-    /// How far the policies that drew the tokens are from the proximal one, where that was worked out.
-    pub mismatch: Option<Mismatch>,
+    /// Whether the log-probability that a token was drawn with is, to the bit, what the learner computes under the same weights. It is not
+    /// where replies outlive an update on keys and values of the weights before.
+    exact: bool,
+    /// Log-probabilities of the paths that were asked for: proximal, behaviour.
+    pairs: Vec<Vec<(f64, f64)>>,
     /// Tokens whose weight a correction or a rejection brought to 0.
     pub rejected: u64,
 }
 
 impl<'a> Preparer<'a> {
-    pub fn new(keys: &'a RlKeys, learner: &'a dyn Learner, random: (u64, u64)) -> Self {
-        Preparer { keys, learner, proximal: HashMap::new(), random, mismatch: None, rejected: 0 }
+    pub fn new(keys: &'a RlKeys, learner: &'a dyn Learner, random: (u64, u64), exact: bool) -> Self {
+        Preparer { keys, learner, proximal: HashMap::new(), random, exact, pairs: Vec::new(), rejected: 0 }
+    }
+
+    /// Whether the record says what the learner would, at the beginning of the step: the weights being trained drew every token.
+    fn recorded(&self, inputs: &[PathInput]) -> bool {
+        let terms = || inputs.iter().flat_map(|input| input.targets.iter().map(|target| &target.term));
+        self.exact && terms().all(|term| term.age == 0 && term.behaviour.is_some())
     }
 
     /// Before the first update: what the weights at the beginning of the step say. Nothing is computed for tokens that these
@@ -41,7 +49,6 @@ impl<'a> Preparer<'a> {
         if self.keys.proximal != Proximal::Recompute {
             return Ok(());
         }
-        let mut pairs = Vec::new();
         for batch in batches {
             let fresh: Vec<&(PathKey, PathInput)> =
                 batch.iter().filter(|(key, _)| !self.proximal.contains_key(key)).collect();
@@ -49,19 +56,23 @@ impl<'a> Preparer<'a> {
                 continue;
             }
             let inputs: Vec<PathInput> = fresh.iter().map(|(_, input)| input.clone()).collect();
-            let found = if on_policy(&inputs) {
+            let found = if self.recorded(&inputs) {
                 inputs.iter().map(behaviours).collect()
             } else {
                 ask(self.learner, Question::Logprobs, &inputs).await?
             };
             for ((key, input), logprobs) in fresh.into_iter().zip(found) {
                 let both = logprobs.iter().zip(behaviours(input));
-                pairs.push(both.map(|(p, b)| (f64::from(*p), f64::from(b))).collect());
+                self.pairs.push(both.map(|(p, b)| (f64::from(*p), f64::from(b))).collect());
                 self.proximal.insert(*key, logprobs);
             }
         }
-        self.mismatch = Some(Mismatch::new(&pairs, Counting::Exact));
         Ok(())
+    }
+
+    /// How far the policies that drew the tokens of all updates are from the proximal one, where that was worked out.
+    pub fn mismatch(&self) -> Option<Mismatch> {
+        (self.keys.proximal == Proximal::Recompute).then(|| Mismatch::new(&self.pairs, Counting::Exact))
     }
 
     /// Before each update; `first` says that no update has changed the weights since the step began.
@@ -78,20 +89,19 @@ impl<'a> Preparer<'a> {
                 target.term.proximal = Some(*logprob);
             }
         }
-        let policy = self.keys.loss().policy;
-        let needs_present = self.keys.proximal == Proximal::Interpolate
-            || matches!(
-                policy,
-                PolicyLoss::Gspo { .. }
-                    | PolicyLoss::GeometricMean { .. }
-                    | PolicyLoss::KlCov { .. }
-                    | PolicyLoss::ClipCov { .. }
-            );
+        let loss = self.keys.loss();
+        let needs_present = matches!(
+            loss.policy,
+            PolicyLoss::Gspo { .. }
+                | PolicyLoss::GeometricMean { .. }
+                | PolicyLoss::KlCov { .. }
+                | PolicyLoss::ClipCov { .. }
+        );
         let mut present: Vec<Vec<f32>> = Vec::new();
         if needs_present {
             for batch in batches.iter() {
                 let inputs: Vec<PathInput> = batch.iter().map(|(_, input)| input.clone()).collect();
-                if first && on_policy(&inputs) {
+                if first && self.recorded(&inputs) {
                     present.extend(inputs.iter().map(behaviours));
                 } else {
                     present.extend(ask(self.learner, Question::Logprobs, &inputs).await?);
@@ -99,20 +109,16 @@ impl<'a> Preparer<'a> {
             }
         }
         let mut inputs: Vec<&mut PathInput> = batches.iter_mut().flatten().map(|(_, input)| input).collect();
-        if self.keys.proximal == Proximal::Interpolate {
-            interpolate(&mut inputs, &present);
-        }
         self.correct(&mut inputs);
         let mut points: Vec<Vec<Point>> =
-            inputs.iter().zip(&present).map(|(input, logps)| points_of(input, logps)).collect();
-        match policy {
+            inputs.iter().zip(&present).map(|(input, logps)| points_of(&loss, input, logps)).collect();
+        match loss.policy {
             PolicyLoss::Gspo { .. } => points.iter_mut().for_each(|path| prepare::path_ratios(path)),
             PolicyLoss::GeometricMean { low, high } => {
                 points.iter_mut().for_each(|path| prepare::geometric_means(path, low, high));
             }
             PolicyLoss::KlCov { share, .. } => mark(&mut points, |all| prepare::mark_covarying(all, share)),
             PolicyLoss::ClipCov { share, lower, upper, .. } => {
-                let loss = self.keys.loss();
                 let (seed, stream) = self.random;
                 let random = |i: usize| uniform(seed, stream, (update as u64) << 32 | i as u64);
                 mark(&mut points, |all| {
@@ -134,11 +140,13 @@ impl<'a> Preparer<'a> {
         Ok(())
     }
 
-    /// Multiplies weights by what corrections and rejections say.
+    /// Multiplies weights by what the correction and rejections say. A proximal policy that is only guessed, token by token in the loss,
+    /// has its correction there.
     fn correct(&mut self, inputs: &mut [&mut PathInput]) {
-        if self.keys.correction.is_none() && self.keys.rejection.is_empty() {
+        let Some(correction) = self.keys.correction().filter(|_| self.keys.proximal == Proximal::Recompute)
+        else {
             return;
-        }
+        };
         let log_ratio = |term: &Term| match (term.proximal, term.behaviour) {
             (Some(proximal), Some(behaviour)) => f64::from(proximal) - f64::from(behaviour),
             _ => 0.0,
@@ -147,10 +155,7 @@ impl<'a> Preparer<'a> {
             .iter()
             .map(|input| input.targets.iter().map(|target| log_ratio(&target.term)).collect())
             .collect();
-        let mut factors: Vec<Vec<f64>> = match self.keys.correction {
-            Some(correction) => correction.weights(&log_ratios, Counting::Exact),
-            None => log_ratios.iter().map(|path| vec![1.0; path.len()]).collect(),
-        };
+        let mut factors = correction.weights(&log_ratios, Counting::Exact);
         for rejection in &self.keys.rejection {
             for (factors, kept) in factors.iter_mut().zip(rejection.keeps(&log_ratios, Counting::Exact)) {
                 factors.iter_mut().zip(kept).filter(|(_, kept)| !kept).for_each(|(factor, _)| *factor = 0.0);
@@ -165,31 +170,12 @@ impl<'a> Preparer<'a> {
     }
 }
 
-/// Whether the weights being trained drew every token, and none came from elsewhere.
-fn on_policy(inputs: &[PathInput]) -> bool {
-    let terms = || inputs.iter().flat_map(|input| input.targets.iter().map(|target| &target.term));
-    terms().all(|term| term.age == 0 && term.behaviour.is_some())
-}
-
 fn behaviours(input: &PathInput) -> Vec<f32> {
     input.targets.iter().map(|target| target.term.behaviour.unwrap_or(0.0)).collect()
 }
 
-fn points_of(input: &PathInput, logps: &[f32]) -> Vec<Point> {
-    input.targets.iter().zip(logps).map(|(target, logp)| Point::new(*logp, &target.term)).collect()
-}
-
-fn interpolate(inputs: &mut [&mut PathInput], present: &[Vec<f32>]) {
-    for (input, logps) in inputs.iter_mut().zip(present) {
-        for (target, logp) in input.targets.iter_mut().zip(logps) {
-            let term = &mut target.term;
-            if let Some(behaviour) = term.behaviour {
-                let age = Some(u64::from(term.age));
-                let guess = Interpolation::LogLinear.proximal(behaviour.into(), (*logp).into(), age);
-                term.proximal = Some(guess as f32);
-            }
-        }
-    }
+fn points_of(loss: &Loss, input: &PathInput, logps: &[f32]) -> Vec<Point> {
+    input.targets.iter().zip(logps).map(|(target, logp)| loss.point(*logp, &target.term)).collect()
 }
 
 /// Applies `choose` to the points of all paths together.
@@ -202,3 +188,7 @@ fn mark(paths: &mut [Vec<Point>], choose: impl FnOnce(&mut [Point])) {
         *path = rest.by_ref().take(len).collect();
     }
 }
+
+#[cfg(test)]
+#[path = "prepare_tests.rs"]
+mod tests;

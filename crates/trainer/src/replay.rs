@@ -94,7 +94,7 @@ pub async fn replay(
             let trajectories: HashMap<AttemptKey, &Trajectory> =
                 attempts.iter().map(|(key, trajectory)| (*key, trajectory)).collect();
             let steps = origin.as_ref().map_or(steps, |origin| origin.scheduled(index as u32, step, steps));
-            let rules = Rules::new(phase, step, steps, u64::from(done), recipe.run.seed);
+            let rules = Rules::new(phase, step, steps, u64::from(done), recipe);
             run_plan(&plan, &trajectories, models.of(phase), &rules, observer).await?;
             done += 1;
             models.learner.publish(u64::from(done)).await?;

@@ -130,7 +130,7 @@ fn areal() {
     let token = |bound| weights(one, Correction { level: Level::Token, bound, normalise: false });
     let masked = token(Bound::Mask { low: 0.0, high: 5.0 });
     expect(clip, &points(&prox), &masked, "rs_mask5");
-    expect(clip, &points(&prox), &token(Bound::Clamp { low: 0.0, high: 5.0 }), "rs_clamp5");
+    expect(clip, &points(&prox), &weights(one, Correction::DECOUPLED), "rs_clamp5");
     let dual = Loss::of(PolicyLoss::Clip { low: 0.2, high: 0.2, dual: Some(1.2), trust: None, keep: None });
     // AReaL bounds |A|·c before the weight, as everyone does.
     expect(dual, &points(&prox), &masked, "rs_mask5_dual1.2");

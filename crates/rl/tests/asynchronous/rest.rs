@@ -47,9 +47,7 @@ fn guessed_proximal_policy() {
     let v = vectors();
     let list = |name: &str| v.list(&format!("areal/inputs/{name}"));
     let (lp, behave) = (list("lp"), list("behave"));
-    for (kind, name) in
-        [(prepare::Interpolation::LogLinear, "loglinear"), (prepare::Interpolation::Linear, "linear")]
-    {
+    for (kind, name) in [(Interpolation::LogLinear, "loglinear"), (Interpolation::Linear, "linear")] {
         let want = v.list(&format!("areal/prox_approx/{name}"));
         for (t, version) in v.list("areal/prox_approx_versions").iter().enumerate() {
             let age = (*version >= 0.0).then(|| 10 - *version as u64);

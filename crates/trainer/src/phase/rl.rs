@@ -208,7 +208,7 @@ impl OfPhase<'_> {
 
     fn rules(&self, trainer: &Trainer, step: u32) -> Rules<'_> {
         let steps = trainer.scheduled(self.index, step, self.phase);
-        Rules::new(self.phase, step, steps, trainer.version(), trainer.recipe.run.seed)
+        Rules::new(self.phase, step, steps, trainer.version(), &trainer.recipe)
     }
 
     fn models<'a>(&self, trainer: &'a Trainer) -> Models<'a> {

@@ -132,7 +132,7 @@ impl Sft {
         let trajectories = by_key(&self.demonstrations);
         let models = Models { policy: &**learner, reference: None, critic: None };
         let steps = trainer.scheduled(self.index, step, &self.phase);
-        let rules = Rules::new(&self.phase, step, steps, trainer.version(), recipe.run.seed);
+        let rules = Rules::new(&self.phase, step, steps, trainer.version(), recipe);
         let learned = run_plan(&plan, &trajectories, models, &rules, observer).await?;
         let mut metrics = Metrics::default();
         metrics.add("training/epoch", f64::from(step) / f64::from(a_pass));

@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::path::Path;
 
 use dressage_agent::tasks::Arithmetic;
+use dressage_rl::correction::Level;
 use dressage_rl::{Alignment, Compare, Estimator, GroupBaseline, PolicyLoss, RlError};
 
 use super::RecipeError;
@@ -219,6 +220,13 @@ impl Checker<'_> {
             key("proximal"),
             "\"behaviour\"",
             "\"recompute\" or \"interpolate\" where there is a correction or a rejection: they compare the two",
+        )?;
+        let of_tokens = keys.correction.is_none_or(|c| c.level == Level::Token && !c.normalise);
+        self.check(
+            keys.proximal != Proximal::Interpolate || (of_tokens && keys.rejection.is_empty()),
+            key("proximal"),
+            "\"interpolate\"",
+            "\"recompute\" where there is a rejection, or a correction over paths or normalised: the guess is made token by token",
         )?;
         self.check(
             (1..=keys.groups).contains(&keys.mini_batches),

@@ -2,8 +2,8 @@
 
 use dressage_rl::correction::{Correction, Rejection};
 use dressage_rl::{
-    AdaptiveKl, Compare, Counting, Estimator, GroupBaseline, KlEstimator, KlPenalty, Loss, Normaliser,
-    PolicyLoss, Singleton, TrustRegion,
+    AdaptiveKl, Compare, Counting, Estimator, GroupBaseline, Interpolated, Interpolation, KlEstimator,
+    KlPenalty, Loss, Normaliser, PolicyLoss, Singleton, TrustRegion,
 };
 use serde::{Deserialize, Serialize};
 
@@ -67,10 +67,11 @@ pub struct RlKeys {
     /// What ratios are taken to.
     #[serde(default)]
     pub proximal: Proximal,
-    /// Weights for tokens that other weights drew than those at the beginning of the step. Needs `proximal`.
+    /// Weights for tokens that other weights drew than those at the beginning of the step. Needs `proximal`, which without this
+    /// takes decoupled PPO's, at most 5 a token; bounds of 1 and 1 leave it away. The critic learns from all tokens alike.
     #[serde(default)]
     pub correction: Option<Correction>,
-    /// What is left out as too far from the weights that drew it. All must be content. Needs `proximal`.
+    /// What is left out as too far from the weights that drew it. All must be content. Needs `proximal = "recompute"`.
     #[serde(default)]
     pub rejection: Vec<Rejection>,
     /// What becomes of groups whose rewards are all equal, in place of the algorithm's way.
@@ -319,7 +320,7 @@ pub enum Proximal {
     Behaviour,
     /// The weights at the beginning of the step: a forward pass more where they did not draw everything (decoupled PPO).
     Recompute,
-    /// A guess between the policy that drew the token and the present one, by age, without that pass.
+    /// A guess between the policy that drew the token and the present one, by age, made as the loss is evaluated, without that pass.
     Interpolate,
 }
 
@@ -442,7 +443,16 @@ impl RlKeys {
         let policy =
             self.loss.unwrap_or_else(|| self.algorithm.loss(self.clip_low, self.clip_high, self.clip_dual));
         let kl = self.kl.filter(|kl| kl.charge == Charge::Loss).map(|kl| kl.penalty());
-        Loss { policy, kl, entropy: self.entropy }
+        let interpolated = self
+            .correction()
+            .filter(|_| self.proximal == Proximal::Interpolate)
+            .map(|correction| Interpolated { by: Interpolation::LogLinear, bound: correction.bound });
+        Loss { policy, kl, entropy: self.entropy, interpolated }
+    }
+
+    /// Weights from the policy that drew the tokens to the proximal one; `None` where these are the same.
+    pub fn correction(&self) -> Option<Correction> {
+        (self.proximal != Proximal::Behaviour).then(|| self.correction.unwrap_or(Correction::DECOUPLED))
     }
 
     /// What the critic minimises.

@@ -1,0 +1,111 @@
+//! Decoupled PPO without a forward pass for the proximal policy: guessed at each token as the loss is evaluated.
+
+use dressage_tree::Term;
+use serde::{Deserialize, Serialize};
+
+use crate::correction::Bound;
+
+/// How the proximal policy is guessed: between the policy that drew the token and the present one, as far along as the version before
+/// the present one is (AReaL).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Interpolation {
+    /// Between log-probabilities.
+    LogLinear,
+    /// Between probabilities.
+    Linear,
+}
+
+impl Interpolation {
+    /// The proximal log-probability of a token that is `age` versions old; `None` where it is not known.
+    pub fn proximal(self, behaviour: f64, present: f64, age: Option<u64>) -> f64 {
+        let alpha = match age {
+            Some(age @ 1..) => (age as f64 - 1.0) / age as f64,
+            _ => 0.0,
+        };
+        match self {
+            Interpolation::LogLinear => behaviour + alpha * (present - behaviour),
+            Interpolation::Linear => ((1.0 - alpha) * behaviour.exp() + alpha * present.exp()).ln(),
+        }
+    }
+}
+
+/// The proximal policy as a guess, with the weight π_proximal / π_behaviour that goes with it. Both count as constants: no gradient
+/// flows through them.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Interpolated {
+    /// How it is guessed.
+    pub by: Interpolation,
+    /// What becomes of weights that are too large or too small.
+    pub bound: Bound,
+}
+
+impl Interpolated {
+    /// Log-probability of a term's token under the proximal policy, and the weight of the term, where the model now says `logp`; `None`
+    /// for a token that no policy drew.
+    pub(crate) fn of(&self, logp: f32, term: &Term) -> Option<(f64, f64)> {
+        let behaviour = f64::from(term.behaviour?);
+        let proximal = self.by.proximal(behaviour, logp.into(), Some(term.age.into()));
+        Some((proximal, self.bound.weight(proximal - behaviour)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Loss, PolicyLoss};
+
+    fn loss(policy: PolicyLoss, bound: Bound) -> Loss {
+        Loss { interpolated: Some(Interpolated { by: Interpolation::LogLinear, bound }), ..Loss::of(policy) }
+    }
+
+    const WIDE: Bound = Bound::Clamp { low: 0.0, high: 5.0 };
+    const CLIP: PolicyLoss = PolicyLoss::Clip { low: 0.9, high: 9.0, dual: None, trust: None, keep: None };
+
+    /// At age 3 the guess is two thirds of the way: of a log-ratio of 0.6 the proximal policy has 0.4, the present one is 0.2 from there.
+    #[test]
+    fn ratio_and_weight_share_the_way() {
+        let term = Term { advantage: 2.0, behaviour: Some(-2.0), age: 3, ..Term::default() };
+        let got = loss(CLIP, WIDE).evaluate(-1.4, &term);
+        assert!((got.ratio - 0.2f64.exp()).abs() < 1e-6, "{got:?}");
+        assert!((got.loss + 2.0 * 0.6f64.exp()).abs() < 1e-5, "{got:?}");
+        assert!((got.log_ratio - 0.2).abs() < 1e-6, "{got:?}");
+        // The version before drew a token of age 1, and the present one a token of age 0: nothing to guess, no weight.
+        for age in [0, 1] {
+            let got = loss(CLIP, WIDE).evaluate(-1.4, &Term { age, ..term });
+            assert_eq!(got, Loss::of(CLIP).evaluate(-1.4, &Term { age, ..term }));
+        }
+        let bounded = loss(CLIP, Bound::Clamp { low: 0.0, high: 1.2 }).evaluate(-1.4, &term);
+        assert!((bounded.loss + 2.0 * 1.2 * 0.2f64.exp()).abs() < 1e-5, "{bounded:?}");
+        let masked = loss(CLIP, Bound::Mask { low: 0.0, high: 1.2 }).evaluate(-1.4, &term);
+        assert_eq!((masked.loss, masked.slope, masked.clipped, masked.dropped), (0.0, 0.0, true, true));
+    }
+
+    /// The slope is that of the loss with guess and weight held where they are, by finite differences; not that of a loss that they move with.
+    #[test]
+    fn no_gradient_flows_through_the_guess() {
+        let direct = PolicyLoss::Direct { beta: 0.5 };
+        let soft = PolicyLoss::SoftGate { positive: 1.0, negative: 1.05 };
+        for policy in [CLIP, direct, soft, PolicyLoss::ImportanceSampling] {
+            for by in [Interpolation::LogLinear, Interpolation::Linear] {
+                // A weight at its bound: else weight and ratio of the simplest losses make up one ratio, wherever the guess lies.
+                let interpolated = Interpolated { by, bound: Bound::Clamp { low: 0.0, high: 1.2 } };
+                let loss = Loss { interpolated: Some(interpolated), ..Loss::of(policy) };
+                let term = Term { advantage: -0.7, behaviour: Some(-2.0), age: 4, ..Term::default() };
+                let here = -1.5f32;
+                let at = loss.point(here, &term);
+                let slope_of = |value: &dyn Fn(f64) -> f64| (value(1e-3) - value(-1e-3)) / 2e-3;
+                let held = slope_of(&|step| {
+                    let mut moved = at;
+                    moved.logp += step;
+                    loss.at(&moved).loss
+                });
+                let moving = slope_of(&|step| loss.evaluate(here + step as f32, &term).loss);
+                let got = loss.evaluate(here, &term).slope;
+                assert!((got - held).abs() < 1e-5, "{policy:?} {by:?}: {got}, differences {held}");
+                assert!((got - moving).abs() > 1e-2, "{policy:?} {by:?}: {got}, moving along {moving}");
+            }
+        }
+    }
+}
