@@ -220,9 +220,9 @@ fn evaluate_row(
         for term in batch.terms_of(&batch.targets[target]) {
             let evaluated = loss.evaluate(logp, term);
             slope += f64::from(term.weight) * evaluated.slope;
-            result.sums.add_term(term, logp, &evaluated);
+            result.sums.add_term(term, logp, entropy, &evaluated);
         }
-        result.sums.add_target(logp, entropy);
+        result.sums.targets += 1;
         slopes.push(slope / f64::from(row.temperature));
     }
     let total: f64 = slopes.iter().sum();

@@ -11,7 +11,8 @@ use crate::tensors::Place;
 use crate::testing::{family_configs, random_weights, tiny_config};
 use crate::{Compute, Precision};
 
-/// Paths that share a prompt and part ways, with several temperatures and terms.
+/// Paths that share a prompt and part ways. What they share is trained by several of them: for reasons of its own each, and by the third
+/// at other temperatures.
 fn paths(vocabulary: usize) -> Vec<PathInput> {
     let token = |stream, i| (uniform(3, stream, i) * vocabulary as f64) as u32;
     (0..5u64)
@@ -20,7 +21,8 @@ fn paths(vocabulary: usize) -> Vec<PathInput> {
             let own = 9 + 7 * path;
             let mut tokens: Vec<u32> = (0..shared).map(|i| token(0, i)).collect();
             tokens.extend((0..own).map(|i| token(1 + path, i)));
-            let targets = (shared.max(1) as u32..tokens.len() as u32)
+            let first = [1, 28, 28, 9, 1][path as usize];
+            let targets = (first..tokens.len() as u32)
                 .filter(|index| index % 3 > 0)
                 .map(|index| {
                     let draw = |k: u64| uniform(11, path, u64::from(index) * 8 + k) as f32;
@@ -31,7 +33,8 @@ fn paths(vocabulary: usize) -> Vec<PathInput> {
                         reference: Some(-5.0 - draw(3)),
                         ..Term::default()
                     };
-                    PathTarget { index, temperature: [1.0, 0.7][(index % 2) as usize], term }
+                    let warm = index % 2 == 0 || path == 2;
+                    PathTarget { index, temperature: if warm { 1.0 } else { 0.7 }, term }
                 })
                 .collect();
             PathInput { tokens, targets }
@@ -56,6 +59,20 @@ fn losses() -> [Loss; 3] {
         },
         Loss { entropy: 0.3, ..Loss::clip(0.2, 0.2) },
     ]
+}
+
+/// Sums over the terms of all paths of −log p and of the entropy, in f64.
+fn exact_counts(reference: &Reference, paths: &[PathInput]) -> (f64, f64) {
+    let (mut nll, mut entropy) = (0.0, 0.0);
+    for path in paths {
+        let logits = reference.logits(&path.tokens);
+        for t in path.targets.iter().filter(|t| t.term.weight != 0.0) {
+            let (index, temperature) = (t.index as usize, f64::from(t.temperature));
+            nll -= Reference::logprob(&logits, &path.tokens, index, temperature);
+            entropy += Reference::entropy(&logits, index, temperature);
+        }
+    }
+    (nll, entropy)
 }
 
 /// The loss of all paths, each computed alone in f64.
@@ -83,10 +100,17 @@ fn loss_and_gradient_match_f64_for_every_family() {
         let paths = paths(config.vocabulary);
         let batch = TreeBatch::merge(&paths).unwrap();
         assert!((batch.tokens.len() as u64) < batch.path_tokens);
+        let shared = |terms: u32| batch.targets.iter().filter(|target| target.terms == terms).count();
+        assert!(shared(3) > 2 && shared(2) > 2 && shared(1) > 2);
+        assert!(batch.targets.windows(2).any(|pair| pair[0].token == pair[1].token), "at two temperatures");
         for loss in losses() {
             let mut learning = Learning::new(&model, Limits::NONE);
             let sums = learning.forward_backward(&model, None, &batch, &loss).unwrap();
             let mut reference = Reference::new(&model.weights);
+            let (nll, entropy) = exact_counts(&reference, &paths);
+            assert_eq!(sums.terms as usize, batch.terms.len());
+            assert!((sums.nll - nll).abs() < 1e-5 * nll, "{} {nll}", sums.nll);
+            assert!((sums.entropy - entropy).abs() < 1e-5 * entropy, "{} {entropy}", sums.entropy);
             let exact = exact_loss(&reference, &paths, &loss);
             assert!((sums.loss - exact).abs() < 1e-5 * (1.0 + exact.abs()), "{} {exact}", sums.loss);
             for (stream, place) in model.weights.layout.tensors.places.iter().enumerate() {

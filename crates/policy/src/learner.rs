@@ -22,9 +22,9 @@ pub struct ForwardBackward {
     pub targets: u64,
     /// Terms with a weight, which the next sums are over: what has none is not trained.
     pub terms: u64,
-    /// Sum over targets of −log p.
+    /// Sum over terms of −log p.
     pub nll: f64,
-    /// Sum over targets of the entropy of the predictive distribution, nats.
+    /// Sum over terms of the entropy of the distribution that predicts their token, nats: where paths share a token, each counts it.
     pub entropy: f64,
     /// Terms whose clip bound was active, the dual clip aside.
     pub clipped: u64,
@@ -46,8 +46,8 @@ pub struct ForwardBackward {
 }
 
 impl ForwardBackward {
-    /// Adds one term, evaluated at log-probability `logp` of its target.
-    pub fn add_term(&mut self, term: &Term, logp: f32, evaluated: &Evaluated) {
+    /// Adds one term, evaluated at log-probability `logp` of its target, which was predicted with an entropy of `entropy` nats.
+    pub fn add_term(&mut self, term: &Term, logp: f32, entropy: f64, evaluated: &Evaluated) {
         if let Some(behaviour) = term.behaviour.filter(|_| term.age == 0) {
             self.mismatched += u64::from(behaviour.to_bits() != logp.to_bits());
             self.max_mismatch = self.max_mismatch.max((behaviour - logp).abs());
@@ -57,6 +57,8 @@ impl ForwardBackward {
         }
         self.loss += f64::from(term.weight) * evaluated.loss;
         self.terms += 1;
+        self.nll -= f64::from(logp);
+        self.entropy += entropy;
         self.clipped += u64::from(evaluated.clipped && !evaluated.dual);
         self.dual_clipped += u64::from(evaluated.dual);
         self.kl += evaluated.kl;
@@ -75,13 +77,6 @@ impl ForwardBackward {
         self.loss += f64::from(term.weight) * evaluated.loss;
         self.terms += 1;
         self.clipped += u64::from(evaluated.clipped);
-    }
-
-    /// Adds one target with log-probability `logp`, predicted with an entropy of `entropy` nats.
-    pub fn add_target(&mut self, logp: f32, entropy: f64) {
-        self.targets += 1;
-        self.nll -= f64::from(logp);
-        self.entropy += entropy;
     }
 
     /// Adds the sums of another micro-batch.

@@ -443,14 +443,14 @@ impl Learner for Simulator {
             let token = batch.tokens[target.token as usize] as usize;
             let logprob = row.logprobs[token] as f32;
             let entropy = row.entropy();
-            sums.add_target(logprob, entropy);
+            sums.targets += 1;
             let mut slope = 0.0;
             let mut bonus = 0.0;
             for term in batch.terms_of(target) {
                 let evaluated = loss.evaluate(logprob, term);
                 slope += f64::from(term.weight) * evaluated.slope;
                 bonus += f64::from(term.weight) * loss.entropy;
-                sums.add_term(term, logprob, &evaluated);
+                sums.add_term(term, logprob, entropy, &evaluated);
             }
             sums.loss -= bonus * entropy;
             // d log p(token) / d logit = [is the token] − p, d entropy / d logit = −p (log p + entropy), over the temperature.

@@ -284,11 +284,11 @@ impl Learned {
         metrics.add("actor/grad_norm", mean(self.grad_norms, u64::from(self.applied)));
         metrics.add("actor/updates", f64::from(self.applied));
         metrics.add("actor/skipped_updates", f64::from(self.skipped));
-        metrics.add("actor/entropy", mean(all.entropy, all.targets));
+        metrics.add("actor/entropy", mean(all.entropy, all.terms));
         match phase {
             Phase::Sft(_) => {
                 metrics.add("train/loss", of_update(all.loss, updates));
-                metrics.add("train/nll", mean(all.nll, all.targets));
+                metrics.add("train/nll", mean(all.nll, all.terms));
             }
             Phase::Rl(keys) => {
                 let loss = keys.loss();
