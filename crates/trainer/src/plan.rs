@@ -343,6 +343,7 @@ pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<StepPla
     let share = |i: usize| i * n / keys.mini_batches;
     // A critic learns whatever the advantage.
     let all_learn = keys.loss().moves_without_advantage() || keys.needs_critic();
+    let normaliser = keys.normaliser(setting.most_tokens);
     let mut high_entropy = (keys.high_entropy_share < 1.0).then(HighEntropy::default);
     let mut once = Vec::with_capacity(keys.mini_batches);
     for i in 0..keys.mini_batches {
@@ -350,7 +351,7 @@ pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<StepPla
         if let Some(found) = &mut high_entropy {
             keep_high_entropy(of_update, keys.high_entropy_share, found);
         }
-        once.push(update(of_update, keys.normaliser(), &keys.only, all_learn, budget)?);
+        once.push(update(of_update, normaliser, &keys.only, all_learn, budget)?);
     }
     let updates = (0..keys.epochs).flat_map(|_| once.iter().cloned()).collect();
     Ok(StepPlan { phase, step, places: Vec::new(), kl, high_entropy, updates })

@@ -476,3 +476,14 @@ fn masked_attempts_are_not_whitened_with() {
         assert!(first.iter().all(|a| (a - want).abs() < 1e-4), "{first:?} {want}");
     }
 }
+
+/// Where losses are sums over an attempt, they are divided by the most tokens that one may have, 4 here.
+#[test]
+fn sums_over_attempts_have_the_scale_of_means() {
+    for algorithm in ["dr_grpo", "rloo", "minirl"] {
+        let algorithm = serde_json::from_value(json!(algorithm)).unwrap();
+        let plan = plan_of(&groups()[..1], &RlKeys { algorithm, normaliser: None, ..keys() }, 1000).unwrap();
+        let weights: Vec<f32> = rows(&plan.updates[0])[0].iter().map(|row| row.3).collect();
+        assert_eq!(weights, [1.0 / 8.0; 2], "{algorithm:?}");
+    }
+}

@@ -156,7 +156,7 @@ impl Checker<'_> {
         let checks = [
             keys.loss().check_parameters(),
             keys.value_loss().check_parameters(),
-            keys.normaliser().check(),
+            keys.normaliser.map_or(Ok(()), |normaliser| normaliser.check()),
             estimator.check(),
             keys.correction.map_or(Ok(()), |correction| correction.check()),
         ];

@@ -134,11 +134,12 @@ pub enum Algorithm {
     /// Advantages over the group's deviation, PPO's clip, mean over tokens (Shao et al. 2024, as used since).
     #[default]
     Grpo,
-    /// GRPO without dividing by deviation or length (Liu et al. 2025).
+    /// GRPO without dividing by the deviation, and by `agent.max_tokens` in place of the length (Liu et al. 2025).
     DrGrpo,
     /// GRPO with a higher upper clip and without groups that teach nothing (Yu et al. 2025).
     Dapo,
-    /// Each against the mean of the others of its group (Ahmadian et al. 2024).
+    /// Each against the mean of the others of its group (Ahmadian et al. 2024). Sums over an attempt's tokens are divided by
+    /// `agent.max_tokens`: it scales the gradient alone, which `optimiser.max_grad_norm` would else cut at every step.
     Rloo,
     /// REINFORCE with whitened returns and PPO's clip (Hu 2025).
     ReinforcePlusPlus,
@@ -160,7 +161,7 @@ pub enum Algorithm {
     Cispo,
     /// A sigmoid in place of the clip (Gao et al. 2025).
     Sapo,
-    /// Ratios as weights of REINFORCE in a trust region, each against the mean of the others.
+    /// Ratios as weights of REINFORCE in a trust region, each against the mean of the others; averaged as by `rloo`.
     Minirl,
     /// A critic, generalised advantages, PPO's clip (Schulman et al. 2017).
     Ppo,
@@ -255,12 +256,13 @@ impl Algorithm {
         }
     }
 
-    fn normaliser(self) -> Normaliser {
+    fn normaliser(self, most_tokens: usize) -> Normaliser {
         match self {
             // Means over attempts of means over their tokens, which these are derived with.
             Algorithm::Gspo | Algorithm::Gmpo | Algorithm::Sapo => Normaliser::RolloutMean,
+            // A constant, so that a long attempt weighs more, at the scale of a mean over tokens.
             Algorithm::DrGrpo | Algorithm::Rloo | Algorithm::Remax | Algorithm::Minirl => {
-                Normaliser::RolloutSum
+                Normaliser::RolloutSumOver { length: most_tokens as f64 }
             }
             _ => Normaliser::TokenMean,
         }
@@ -460,9 +462,9 @@ impl RlKeys {
         Loss::of(PolicyLoss::Value { clip: (self.critic.clip > 0.0).then_some(self.critic.clip) })
     }
 
-    /// How the loss of a step is averaged.
-    pub fn normaliser(&self) -> Normaliser {
-        self.normaliser.unwrap_or_else(|| self.algorithm.normaliser())
+    /// How the loss of a step is averaged, where an attempt has at most `most_tokens` sampled tokens.
+    pub fn normaliser(&self, most_tokens: usize) -> Normaliser {
+        self.normaliser.unwrap_or_else(|| self.algorithm.normaliser(most_tokens))
     }
 
     /// What becomes of groups that teach nothing.
