@@ -5,7 +5,7 @@ use std::path::Path;
 
 use dressage_agent::tasks::Arithmetic;
 use dressage_rl::correction::Level;
-use dressage_rl::{Alignment, Compare, Estimator, GroupBaseline, PolicyLoss, RlError};
+use dressage_rl::{Alignment, Compare, Estimator, GroupBaseline, KlEstimator, PolicyLoss, RlError};
 
 use super::RecipeError;
 use super::keys::{EvalKeys, OptimiserKeys, Phase, QUESTION, Recipe, SftKeys, TaskSource};
@@ -208,6 +208,13 @@ impl Checker<'_> {
                 key("kl.importance_weighted"),
                 true,
                 "left out where kl.charge = \"reward\": a reward is weighted by the loss, like all others",
+            )?;
+            self.check(
+                kl.charge != Charge::Loss || kl.estimator != KlEstimator::K1,
+                key("kl.estimator"),
+                "\"k1\"",
+                "another in the loss, where the gradient of k1 is 0 in expectation: \"k2\", \"k1_with_k2_gradient\" or \"k3\"; or \
+                 \"k1\" with kl.charge = \"reward\"",
             )?;
             if let Some(adaptive) = kl.adaptive {
                 self.positive(key("kl.adaptive.target"), adaptive.target as f32)?;

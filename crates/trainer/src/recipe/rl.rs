@@ -136,7 +136,8 @@ pub enum Algorithm {
     Grpo,
     /// GRPO without dividing by the deviation, and by `agent.max_tokens` in place of the length (Liu et al. 2025).
     DrGrpo,
-    /// GRPO with a higher upper clip and without groups that teach nothing (Yu et al. 2025).
+    /// GRPO with a higher upper clip, and others drawn in place of groups that teach nothing (Yu et al. 2025). The paper's penalty for
+    /// length is `overlong`, which keeps all attempts as they are unless set: its buffer is a fifth of the limit, its factor 1.
     Dapo,
     /// Each against the mean of the others of its group (Ahmadian et al. 2024). Sums over an attempt's tokens are divided by
     /// `agent.max_tokens`: it scales the gradient alone, which `optimiser.max_grad_norm` would else cut at every step.
@@ -381,9 +382,9 @@ pub enum UniformGroups {
     /// They count in the averages, as they are drawn.
     #[default]
     Keep,
-    /// They are left out of the averages (DAPO).
+    /// They are left out of the averages.
     Drop,
-    /// Others are drawn in their place until the step is full, at most as many again as it has.
+    /// Others are drawn in their place until the step is full, at most as many again as it has (dynamic sampling, DAPO).
     Refill,
 }
 
@@ -400,7 +401,7 @@ pub enum Overlong {
     Drop,
     /// They might have gone on: advantages count what the critic says of the state in which they were cut as still to come. Needs a critic.
     Bootstrap,
-    /// Attempts lose reward as they come near the limit of tokens (DAPO).
+    /// Attempts lose reward as they come near the limit of tokens (soft overlong punishment, DAPO).
     Penalise {
         /// From how many tokens below the limit.
         buffer: u64,
@@ -470,7 +471,7 @@ impl RlKeys {
     /// What becomes of groups that teach nothing.
     pub fn uniform_groups(&self) -> UniformGroups {
         self.uniform_groups.unwrap_or(match self.algorithm {
-            Algorithm::Dapo => UniformGroups::Drop,
+            Algorithm::Dapo => UniformGroups::Refill,
             _ => UniformGroups::Keep,
         })
     }

@@ -70,7 +70,7 @@ fn what_is_written_reads_back_the_same() {
 
 #[test]
 fn bad_recipes_are_refused_by_key() {
-    let cases: [(&[&str], &str); 32] = [
+    let cases: [(&[&str], &str); 36] = [
         (&["phase.0.lerning_rate=1"], "unknown key `phase.0.lerning_rate`; did you mean `learning_rate`?"),
         (&["phase.1.kind=gppo"], "`phase.1.kind` is \"gppo\", but must be one of `sft`, `rl`"),
         (&["phase.1.group_size=1"], "`phase.1.group_size` is 1, but must be at least 2"),
@@ -113,6 +113,22 @@ fn bad_recipes_are_refused_by_key() {
             &["phase.1.high_entropy_share=0.2", "phase.1.loss={kind='direct', beta=0.1}"],
             "`phase.1.high_entropy_share` is 0.2, but must be 1 with the loss of `direct`",
         ),
+        (&["phase.1.kl.estimator=k1"], "`phase.1.kl.estimator` is \"k1\", but must be another in the loss"),
+        (
+            &["phase.1.correction={bound={kind='clamp', high=2.0}}"],
+            "`phase.1.proximal` is \"behaviour\", but must be \"recompute\" or \"interpolate\"",
+        ),
+        (
+            &["phase.1.proximal=interpolate", "phase.1.rejection=[{statistic='k3', high=0.1}]"],
+            "`phase.1.proximal` is \"interpolate\", but must be \"recompute\" where there is a rejection",
+        ),
+        (
+            &[
+                "phase.1.proximal=interpolate",
+                "phase.1.correction={level='path', bound={kind='clamp', high=2.0}}",
+            ],
+            "`phase.1.proximal` is \"interpolate\", but must be \"recompute\"",
+        ),
         (&["eval.top_p=0.9"], "`eval.top_p` is 0.9, but must be in 0..=1, not 0; greedy attempts"),
         (&["eval.temperature=1", "eval.top_p=0"], "`eval.top_p` is 0, but"),
         (&["eval.top_k=5"], "`eval.top_k` is 5, but must be 0; greedy attempts"),
@@ -146,6 +162,40 @@ fn gdpo_divides_each_part_by_its_deviation() {
     let Phase::Rl(keys) = &recipe.phase[1] else { panic!() };
     let dressage_rl::Estimator::Gdpo { baseline, .. } = keys.estimator() else { panic!() };
     assert!(baseline.scale_by_std);
+}
+
+/// DAPO alone draws others in place of groups that teach nothing; decoupled PPO has its weight unless the recipe says otherwise.
+#[test]
+fn defaults_are_those_of_the_papers() {
+    let keys = |overrides: &[&str]| match load(SMALL, overrides).unwrap().phase.swap_remove(1) {
+        Phase::Rl(keys) => keys,
+        Phase::Sft(_) => panic!(),
+    };
+    for (algorithm, want) in [
+        ("dapo", UniformGroups::Refill),
+        ("grpo", UniformGroups::Keep),
+        ("gpg", UniformGroups::Keep),
+        ("reinforce_plus_plus_baseline", UniformGroups::Keep),
+    ] {
+        let change = format!("phase.1.algorithm={algorithm}");
+        assert_eq!(keys(&[&change]).uniform_groups(), want, "{algorithm}");
+        assert_eq!(keys(&[&change, "phase.1.uniform_groups=drop"]).uniform_groups(), UniformGroups::Drop);
+        assert_eq!(keys(&[&change]).overlong, Overlong::Keep, "{algorithm}");
+    }
+
+    use dressage_rl::correction::{Bound, Correction};
+    assert_eq!((keys(&[]).correction(), keys(&[]).loss().interpolated), (None, None));
+    for proximal in ["recompute", "interpolate"] {
+        let change = format!("phase.1.proximal={proximal}");
+        let plain = keys(&[&change]);
+        assert_eq!(plain.correction(), Some(Correction::DECOUPLED));
+        let bound = plain.loss().interpolated.map(|interpolated| interpolated.bound);
+        assert_eq!(bound, (proximal == "interpolate").then_some(Correction::DECOUPLED.bound));
+        let without = keys(&[&change, "phase.1.correction={bound={kind='clamp', low=1.0, high=1.0}}"]);
+        assert_eq!(without.correction().unwrap().bound, Bound::Clamp { low: 1.0, high: 1.0 });
+    }
+    // k1 is a fine estimate where no gradient is taken of it.
+    keys(&["phase.1.kl={estimator='k1', coefficient=0.1, charge='reward'}"]);
 }
 
 #[test]
