@@ -11,7 +11,6 @@ use crate::buffer::{Buffer, Shared};
 use crate::ops::{for_rows, norm, softmax};
 use crate::packing::Unit;
 use crate::product::{Matrix, Mode, Right, Scratch, product};
-use crate::simd::dot;
 use crate::transformer::{Transformer, gather_rows};
 use crate::turned::Turned;
 
@@ -77,8 +76,9 @@ pub struct HeadGradient<'a> {
 }
 
 impl Head {
-    /// Fills in what is found of every target that a token of `unit` predicts, given the residual stream `x` of the unit
-    /// after the last block. Where `gradient` is given, also evaluates the loss and adds its gradient.
+    /// Fills in what is found of every target that a token of `unit` predicts, given the residual stream `x`
+    /// of the unit after the last block. Where `gradient` is given, also evaluates the loss and adds its
+    /// gradient.
     #[allow(clippy::too_many_arguments)]
     pub fn run(
         &mut self,
@@ -209,7 +209,7 @@ fn evaluate_row(
     let (normaliser, entropy) = softmax::exponentiate(isa, z);
     let logprobs: Vec<f32> = scaled.iter().map(|z| normaliser.log_probability(*z)).collect();
     let concentration =
-        if spread { f64::from(dot(isa, z, z)) / (normaliser.sum * normaliser.sum) } else { 0.0 };
+        if spread { f64::from(softmax::squares(isa, z)) / (normaliser.sum * normaliser.sum) } else { 0.0 };
     let sums = ForwardBackward::default();
     let mut result = RowResult { logprobs, entropy, concentration, sums, factor: 1.0 };
     let Some(loss) = loss else { return result };

@@ -3,7 +3,7 @@
 //!
 //! log p(t) = (z_t − max) − ln Σ exp(z − max), with z = logits / temperature.
 
-use crate::simd::{Isa, LANES, exp, fold, max, simd};
+use crate::simd::{Isa, LANES, dot, exp, fold, max, simd};
 
 /// Values between which the sum moves from f32 lanes to f64.
 const BLOCK: usize = 1024;
@@ -79,6 +79,13 @@ pub fn exponentiate(isa: Isa, z: &mut [f32]) -> (Normaliser, f64) {
     }
     let log_sum = libm::log(sum);
     (Normaliser { max, sum, log_sum: log_sum as f32 }, log_sum - moment / sum)
+}
+
+simd! {
+    /// Σ x².
+    pub fn squares(x: &[f32]) -> f32 {
+        dot(x, x)
+    }
 }
 
 simd! {
