@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use anyhow::Context as _;
 use dressage_engine::weights::attention_shape;
 use dressage_engine::{Adapter, Engine, EngineOptions};
 use dressage_model::{

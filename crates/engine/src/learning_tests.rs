@@ -56,6 +56,7 @@ fn losses() -> [Loss; 3] {
             policy: PolicyLoss::Clip { low: 0.2, high: 0.28, dual: Some(3.0), trust: None, keep: None },
             kl: Some(kl),
             entropy: 0.0,
+            interpolated: None,
         },
         Loss { entropy: 0.3, ..Loss::clip(0.2, 0.2) },
     ]

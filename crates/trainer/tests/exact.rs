@@ -137,6 +137,7 @@ impl Policy {
                     behaviour: (0..2).map(|t| self.0[states[t]][attempt[t]].ln()).collect(),
                     concentration: states.iter().map(|s| self.0[*s].iter().map(|p| p * p).sum()).collect(),
                     positions: vec![0, 1],
+                    masked: vec![],
                 }],
                 ..Rollout::default()
             }
@@ -221,18 +222,25 @@ async fn estimators_give_their_expectation() {
         ("Dr.GRPO", group(Compare::Mean, false), Some((GROUP as f64 - 1.0) / GROUP as f64)),
         ("RLOO", group(Compare::Others, false), Some(1.0)),
         ("OPO", group(Compare::LengthWeightedMean, false), Some((GROUP as f64 - 1.0) / GROUP as f64)),
-        ("GPG", group(Compare::MeanOfInformative, false), None),
+        // Of one group nothing or all is informative.
+        ("GPG", group(Compare::MeanOfInformative, false), Some((GROUP as f64 - 1.0) / GROUP as f64)),
+        ("verl's GPG", group(Compare::MeanOfNonzero, false), None),
         ("pass@k", group(Compare::SecondBest { k: None }, false), None),
         ("pass@k, k = 2", group(Compare::SecondBest { k: Some(2) }, false), None),
         (
             "GDPO",
-            Estimator::Gdpo { weights: vec![1.0, 0.5], baseline: GroupBaseline::default(), counting },
+            Estimator::Gdpo {
+                weights: vec![1.0, 0.5],
+                baseline: GroupBaseline::default(),
+                counting,
+                recentre: false,
+            },
             None,
         ),
         ("REINFORCE++", Estimator::ReinforcePlusPlus { gamma: 1.0, counting, one_turn: false }, None),
         (
             "REINFORCE++-baseline",
-            Estimator::ReinforcePlusPlusBaseline { singleton: Singleton::Zero, counting },
+            Estimator::ReinforcePlusPlusBaseline { singleton: Singleton::Zero, counting, recentre: false },
             None,
         ),
         ("GAE", Estimator::Gae { gamma: 1.0, lambda: 1.0, whiten: None }, Some(1.0)),
