@@ -373,6 +373,42 @@ mod tests {
             Err(TreeError::Target { path: 0, index: 0, len: 2 })
         );
         assert_eq!(TreeBatch::merge(&[path(&[], &[])]), Err(TreeError::EmptyPath { path: 0 }));
+        let beyond = [path(&[3, 4], &[1]), path(&[1, 2], &[1, 2])];
+        assert_eq!(TreeBatch::merge(&beyond), Err(TreeError::Target { path: 1, index: 2, len: 2 }));
+    }
+
+    /// A token that paths share is one target for each temperature, with the terms of its paths in their order, as they came.
+    #[test]
+    fn terms_stay_with_their_path_and_temperature() {
+        let trained = |temperature, weight| {
+            let mut path = path(&[1, 2, 3], &[2]);
+            path.targets[0].temperature = temperature;
+            path.targets[0].term = Term { path: 99, weight, advantage: -weight, age: 4, ..Term::default() };
+            path
+        };
+        let paths = [trained(1.0, 0.5), trained(0.7, 0.25), trained(1.0, 0.125)];
+        let batch = TreeBatch::merge(&paths).unwrap();
+        assert_eq!((batch.nodes.len(), &batch.tokens[..]), (1, &[1, 2, 3][..]));
+        let of = |target: &Target| -> Vec<(u32, f32, f32, u32)> {
+            batch.terms_of(target).iter().map(|t| (t.path, t.weight, t.advantage, t.age)).collect()
+        };
+        let [cool, warm] = &batch.targets[..] else { panic!("{:?}", batch.targets) };
+        assert_eq!((cool.temperature, warm.temperature), (0.7, 1.0));
+        assert_eq!((cool.token, cool.predictor, warm.token, warm.predictor), (2, 1, 2, 1));
+        assert_eq!(of(cool), [(1, 0.25, -0.25, 4)]);
+        assert_eq!(of(warm), [(0, 0.5, -0.5, 4), (2, 0.125, -0.125, 4)]);
+    }
+
+    /// A path that ends within another, and one that goes on where another ended.
+    #[test]
+    fn paths_end_within_each_other() {
+        let batch = TreeBatch::merge(&[path(&[1, 2], &[1]), path(&[1, 2, 3, 4], &[1, 3]), path(&[1], &[])]);
+        let batch = batch.unwrap();
+        let shape: Vec<_> = batch.nodes.iter().map(|n| (n.parent, n.start, n.len, n.depth)).collect();
+        assert_eq!(shape, [(None, 0, 1, 0), (Some(0), 1, 1, 1), (Some(1), 2, 2, 2)]);
+        let targets: Vec<_> = batch.targets.iter().map(|t| (t.token, t.predictor, t.terms)).collect();
+        assert_eq!(targets, [(1, 0, 2), (3, 2, 1)]);
+        assert_eq!((batch.path_tokens, batch.ancestry(2), batch.ancestry(0)), (7, vec![0, 1, 2], vec![0]));
     }
 
     proptest! {

@@ -197,5 +197,47 @@ mod tests {
         assert_eq!(orphan, Err(TreeError::NoParent { segment: 0, parent: 4, len: 0 }));
         let bare = Segment { kind: Kind::Sampled, ..Segment::given(None, vec![1], 0) };
         assert!(matches!(trajectory.push(bare), Err(TreeError::Length { what: "log-probabilities", .. })));
+        let itself = trajectory.push(Segment::given(Some(SegmentId(0)), vec![1], 0));
+        assert_eq!(itself, Err(TreeError::NoParent { segment: 0, parent: 0, len: 0 }));
+        let sampled = |len| Segment {
+            kind: Kind::Sampled,
+            logprobs: vec![-0.5, -0.7],
+            versions: vec![VersionRun { version: 1, len }],
+            ..Segment::given(None, vec![1, 2], 0)
+        };
+        for len in [0, 1, 3] {
+            let what = "token versions";
+            let refused = Err(TreeError::Length { segment: 0, tokens: 2, found: len as usize, what });
+            assert_eq!(trajectory.push(sampled(len)), refused);
+        }
+        // Who did not sample has no such records, not even as many as tokens.
+        let given = Segment { kind: Kind::Given, ..sampled(2) };
+        let refused = TreeError::Length { segment: 0, tokens: 2, found: 2, what: "log-probabilities" };
+        assert_eq!(trajectory.push(given), Err(refused));
+        assert_eq!(trajectory.segments(), []);
+        assert_eq!(trajectory.push(sampled(2)), Ok(SegmentId(0)));
+    }
+
+    #[test]
+    fn paths_lead_from_the_root_and_tokens_know_their_version() {
+        let mut trajectory = Trajectory::new();
+        let root = trajectory.push(Segment::demonstrated(None, vec![1, 2], 4)).unwrap();
+        let sampled = Segment {
+            kind: Kind::Sampled,
+            logprobs: vec![-0.5; 3],
+            versions: vec![VersionRun { version: 3, len: 1 }, VersionRun { version: 5, len: 2 }],
+            ..Segment::given(Some(root), vec![7, 8, 9], 5)
+        };
+        let leaf = trajectory.push(sampled).unwrap();
+        let ids: Vec<SegmentId> = trajectory.path(leaf).iter().map(|segment| segment.id).collect();
+        assert_eq!(ids, [root, leaf]);
+        assert_eq!(trajectory.path_tokens(leaf), [1, 2, 7, 8, 9]);
+        assert!(trajectory.path(SegmentId(2)).is_empty());
+        assert_eq!(trajectory.leaves(), [leaf]);
+        let [first, second] = trajectory.segments() else { panic!() };
+        assert_eq!((first.kind, first.turn, second.turn), (Kind::Demonstrated, 4, 5));
+        assert_eq!(first.token_versions().count(), 0);
+        assert_eq!(second.token_versions().collect::<Vec<_>>(), [3, 5, 5]);
+        assert_eq!(trajectory.sampled_tokens(), 3);
     }
 }
