@@ -169,7 +169,8 @@ impl Learning {
         Ok(found)
     }
 
-    /// What the head of the language model, or a value head in place of log-probabilities, says of every target.
+    /// Runs the head of the language model, or a value head in place of its log-probabilities, on every
+    /// target.
     fn evaluate(
         &mut self,
         model: &Transformer,

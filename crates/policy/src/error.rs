@@ -41,8 +41,8 @@ pub enum PolicyError {
     NoValueHead,
     /// Entropies are asked of a learner that does not tell them.
     #[error(
-        "this learner tells no entropies and no sums of squared probabilities, which `optimal_token` and `high_entropy_share` need; \
-         leave these out, or train with the embedded engine"
+        "this learner does not tell how spread out its predictions are (entropies, sums of squared \
+         probabilities); train with one that does, or without what needs them"
     )]
     NoPredictions,
 }

@@ -98,7 +98,8 @@ impl ForwardBackward {
     }
 }
 
-/// What a policy predicts of every target of a batch, in the order of `batch.targets`, at the target's temperature.
+/// Predictions of a policy for every target of a batch, in the order of `batch.targets`, at the target's
+/// temperature.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Predictions {
     /// Log-probability of the target: the numbers of [`Learner::logprobs`].
@@ -145,7 +146,8 @@ pub trait Learner: Send + Sync {
     /// When the batch does not fit the model, or the learner has stopped.
     async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError>;
 
-    /// Log-probability of every target of the batch, and how spread out the distribution is that predicts it. Changes nothing.
+    /// Log-probability of every target of the batch, and how spread out the distribution is that predicts it.
+    /// Changes nothing.
     ///
     /// # Errors
     /// When the learner does not tell, the batch does not fit the model, or the learner has stopped.

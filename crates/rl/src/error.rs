@@ -33,8 +33,8 @@ pub enum RlError {
     },
     /// A ratio is asked for, but nobody recorded what the token was sampled with.
     #[error(
-        "term {term} (path {path}) has no behaviour log-probability, which a loss of ratios needs: train demonstrations \
-         with cross-entropy, or record the log-probabilities of sampled tokens"
+        "term {term} (path {path}) has no behaviour log-probability, which a loss of ratios needs: train \
+         demonstrations with cross-entropy, or record the log-probabilities of sampled tokens"
     )]
     NoBehaviour {
         /// The term, by its place in the batch.

@@ -7,8 +7,9 @@ use crate::surrogate::bounded_exp;
 
 /// Single-sample estimators of KL(policy ‖ reference), with x = log p − log p_ref (Schulman 2020).
 ///
-/// As a loss only K2 has the gradient of the divergence itself, in expectation over the policy's own samples: that of K1 is 0
-/// and that of K3 belongs to the reverse divergence. The last two therefore report one and descend the other.
+/// Unweighted and as a loss, only K2 has the gradient of the divergence itself, in expectation over the
+/// policy's own samples: that of K1 is 0 and that of K3 belongs to the reverse divergence. The last two
+/// therefore report one and descend the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KlEstimator {
@@ -54,18 +55,19 @@ pub struct KlPenalty {
     pub estimator: KlEstimator,
     /// Its coefficient β.
     pub coefficient: f64,
-    /// Whether an estimate is multiplied by the token's ratio ρ, in the loss: unbiased for tokens that other weights drew
-    /// (DeepSeek-AI 2025, DeepSeek-V3.2, section 3.1).
+    /// Whether an estimate is multiplied by the token's ratio ρ, in the loss: unbiased for tokens that other
+    /// weights drew (DeepSeek-AI 2025, DeepSeek-V3.2, section 3.1).
     #[serde(default)]
     pub importance_weighted: bool,
 }
 
 impl KlPenalty {
-    /// A token's divergence and its derivative with respect to log p, at x = log p − log p_ref and, where it is weighted, at the log-ratio
-    /// log p − log p_old.
+    /// A token's divergence and its derivative with respect to log p, at x = log p − log p_ref and, where it
+    /// is weighted, at the log-ratio log p − log p_old.
     ///
-    /// Weighted it is ρ k, and the gradient goes through both factors: ρ (k + k′), which for K1 and K3 is that of the divergence itself,
-    /// in expectation over what the old policy draws. Where the gradient is K2's in place of the value's own, it is weighted as it is.
+    /// Weighted it is ρ k, and the gradient goes through both factors: ρ (k + k′), which for K1 and K3 is
+    /// that of the divergence itself, in expectation over what the old policy draws. Where the gradient is
+    /// K2's in place of the value's own, it is weighted as it is.
     pub fn evaluate(&self, x: f64, log_ratio: f64) -> (f64, f64) {
         let (value, slope) = self.estimator.estimate(x);
         if !self.importance_weighted {
@@ -141,7 +143,8 @@ mod tests {
         (value, gradient)
     }
 
-    /// Whoever drew the tokens: weighted estimates have the divergence of the present policy on average, and its gradient.
+    /// Whoever drew the tokens: weighted estimates have the divergence of the present policy on average, and
+    /// its gradient.
     #[test]
     fn weighted_estimates_are_unbiased_off_policy() {
         let (logits, behaviour, reference) =

@@ -125,8 +125,10 @@ proptest! {
         prop_assume!(kink.iter().all(|k| (logp - k).abs() > 1e-3));
         for policy in losses {
             let estimators = [KlEstimator::K1, KlEstimator::K2, KlEstimator::K3, KlEstimator::Absolute];
-            for (estimator, importance_weighted) in estimators.into_iter().flat_map(|e| [(e, false), (e, true)]) {
-                let kl = (!Loss::of(policy).is_of_values()).then_some(KlPenalty { estimator, coefficient: 0.3, importance_weighted });
+            let weighted = |e| [false, true].map(|importance_weighted| (e, importance_weighted));
+            for (estimator, importance_weighted) in estimators.into_iter().flat_map(weighted) {
+                let kl = KlPenalty { estimator, coefficient: 0.3, importance_weighted };
+                let kl = (!Loss::of(policy).is_of_values()).then_some(kl);
                 let loss = Loss { kl, ..Loss::of(policy) };
                 let at = |logp| loss.at(&Point {
                     logp, advantage, returns, old: Some(old_value), value: Some(old_value), reference: Some(reference),

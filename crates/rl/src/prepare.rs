@@ -70,8 +70,9 @@ pub fn choose_covarying(
     chosen
 }
 
-/// The least entropy among the `share` of tokens, at least one, with the highest: training on these alone keeps the decisions of a text
-/// (Wang et al. 2025, "Beyond the 80/20 rule"). Tokens that have as much are among them. Infinite without tokens.
+/// The least entropy among the `share` of tokens, at least one, with the highest: training on these alone
+/// keeps the decisions of a text (Wang et al. 2025, "Beyond the 80/20 rule"). Tokens that have as much are
+/// among them. Infinite without tokens.
 pub fn entropy_threshold(entropies: &[f64], share: f64) -> f64 {
     let mut falling = entropies.to_vec();
     falling.sort_by(|a, b| b.total_cmp(a));

@@ -253,9 +253,10 @@ pub struct ChargedKl {
 pub struct HighEntropy {
     /// Tokens that there were.
     pub tokens: u64,
-    /// Those of them that kept their advantages.
+    /// How many of them kept their advantages.
     pub kept: u64,
-    /// The least entropy that was enough, in nats, for each share of the groups that has an update of its own.
+    /// The least entropy that was enough, in nats, for each share of the groups that has an update of its
+    /// own.
     pub thresholds: Vec<f64>,
 }
 

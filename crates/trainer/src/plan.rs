@@ -135,7 +135,8 @@ fn reward_of(attempt: &Attempt, keys: &RlKeys, most_tokens: usize) -> Option<(f6
     }
 }
 
-/// What a greedy attempt earned that others are compared with: as theirs are, save that it is not left out for its length.
+/// The reward of a greedy attempt that others are compared with: as theirs, save that it is not left out
+/// for its length.
 pub(crate) fn rival_of(baseline: &Attempt, keys: &RlKeys, most_tokens: usize) -> Option<f64> {
     match keys.overlong {
         Overlong::Drop => baseline.reward,
@@ -177,7 +178,8 @@ pub(crate) struct Setting<'a> {
     pub most_tokens: usize,
     /// Coefficient of a divergence charged to the reward.
     pub kl_coefficient: f64,
-    /// What the greedy attempt at the task of each group earned, where the advantage compares with one and it did not break.
+    /// The reward of the greedy attempt at the task of each group, where the advantage compares with one and
+    /// it did not break.
     pub rivals: &'a [Option<f64>],
     /// What critic, policy and reference say of a path.
     pub signals: SignalsOf<'a>,
@@ -375,8 +377,8 @@ pub(crate) fn sft(
     Ok(StepPlan { phase, step, places: Vec::new(), kl: None, high_entropy: None, updates })
 }
 
-/// Takes the advantages of all but the `share` of an update's trained tokens whose entropies are highest. The others stay what they are to
-/// denominators, penalties and a critic.
+/// Takes the advantages of all but the `share` of an update's trained tokens whose entropies are highest. The
+/// others stay what they are to denominators, penalties and a critic.
 fn keep_high_entropy(groups: &mut [Vec<Rollout>], share: f64, found: &mut HighEntropy) {
     let trained = |way: &Way| {
         let of_way = way.signals.entropies.iter().zip(way.shares().collect::<Vec<_>>());

@@ -1,4 +1,5 @@
-//! What models say of the paths of a step before it is planned: a critic's values, log-probabilities, how sure the policy was.
+//! Answers of the models about the paths of a step before it is planned: a critic's values,
+//! log-probabilities, how sure the policy was.
 
 use std::collections::HashMap;
 
@@ -12,7 +13,8 @@ use crate::plan::{every_path, is_cut};
 use crate::recipe::{Charge, Overlong, RlKeys};
 use crate::survey::{PathKey, Question, predictions, survey};
 
-/// What is known of a path besides its record, a number for every trained token each; empty where not asked for.
+/// Knowledge of a path besides its record, a number for every trained token each; empty where not asked
+/// for.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Signals {
     /// A critic's values.
@@ -77,7 +79,7 @@ impl Heard {
         Ok(heard)
     }
 
-    /// Those of one path.
+    /// The signals of one path.
     pub fn get(&self, attempt: AttemptKey, leaf: SegmentId) -> Signals {
         self.0.get(&(attempt, leaf)).cloned().unwrap_or_default()
     }
@@ -114,8 +116,8 @@ impl Heard {
     }
 }
 
-/// The path on which an attempt was acting when it ended, and one token more on it as a target: a critic's value for it is that of the state
-/// in which the attempt ended. `None` where nothing was sampled.
+/// The path on which an attempt was acting when it ended, and one token more on it as a target: a critic's
+/// value for it is that of the state in which the attempt ended. `None` where nothing was sampled.
 fn end_of(trajectory: &Trajectory) -> Option<(SegmentId, PathInput)> {
     let last = |path: &crate::batch::TrainedPath| {
         path.turns.iter().flat_map(|action| &action.segments).map(|(segment, _)| *segment).max()

@@ -37,7 +37,7 @@ pub(crate) async fn survey(
     Ok(found)
 }
 
-/// What a policy predicts of every trained token of every path, likewise.
+/// Predictions of a policy for every trained token of every path, likewise.
 pub(crate) async fn predictions(
     learner: &dyn Learner,
     paths: &[(PathKey, PathInput)],

@@ -1,5 +1,5 @@
-//! What a phase of reinforcement can be told besides its algorithm: each option computes what it says, and a run with it that is stopped
-//! and goes on, or is done again from its record, ends with the same weights.
+//! Options of a phase of reinforcement besides its algorithm: each computes what it says, and a
+//! run with it that is stopped and goes on, or is done again from its record, ends with the same weights.
 
 #![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
 
@@ -41,8 +41,8 @@ async fn run(folder: &Path, start: Start, overrides: &[&str], events: u32) -> (b
     (matches!(ended, Ended::Finished(_)), policy)
 }
 
-/// Runs, runs again with many stops on the way, does it again from the record alone with its checkpoints and without; it all must
-/// come out the same.
+/// Runs, runs again with many stops on the way, does it again from the record alone with its checkpoints and
+/// without; it all must come out the same.
 async fn same_however_often_it_stops(folder: &Path, overrides: &[&str]) {
     let (finished, policy) = run(folder, Start::Fresh, overrides, u32::MAX).await;
     assert!(finished);
@@ -84,10 +84,10 @@ fn phase(keys: &str) -> [String; 2] {
     ["eval.tasks=0".to_owned(), phase]
 }
 
-/// The plan of a step of the phase with what it trains on.
-fn planned(folder: &Path, step: u32) -> (StepPlan, HashMap<AttemptKey, Attempt>) {
+/// The plan of a step with what it trains on.
+fn planned(folder: &Path, phase: u32, step: u32) -> (StepPlan, HashMap<AttemptKey, Attempt>) {
     let store = Store::open_existing(&folder.join("run.db")).unwrap();
-    let plan = store.step(1, step).unwrap().unwrap();
+    let plan = store.step(phase, step).unwrap().unwrap();
     let keys = plan.updates.iter().flat_map(|update| update.micro_batches.iter().flatten());
     let attempts = keys.map(|path| (path.attempt, store.attempt(&path.attempt).unwrap().unwrap()));
     let attempts = attempts.collect();
@@ -131,15 +131,14 @@ fn finish(attempt: &Attempt) -> &str {
 async fn what_was_cut_goes_on_with_the_critic() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
-    let [no_eval, change] = phase("algorithm='ppo', overlong='bootstrap', critic={learning_rate=0.1}");
-    // Short enough that some are cut, and that some are not.
-    let change = change.replace("temperature=0.9", "temperature=0.6");
-    let overrides = [no_eval.as_str(), &change, "agent.max_tokens=100"];
+    // Without imitation first, so that some attempts end their turn by chance before they are cut.
+    let phase = "phase=[{kind='rl', algorithm='ppo', overlong='bootstrap', critic={learning_rate=0.1}, steps=4, groups=3, \
+                 group_size=4, learning_rate=0.05}]";
+    let overrides = ["eval.tasks=0", phase];
     same_however_often_it_stops(&folder, &overrides).await;
 
-    let (plan, attempts) = planned(&folder, 0);
-    // A critic that is new begins as the policy does.
-    let critic = at_the_beginning(&folder).await;
+    let (plan, attempts) = planned(&folder, 0, 0);
+    let critic = simulator(Duration::ZERO, 0.0);
     let (mut cut, mut ended) = (0, 0);
     for path in paths_of(&plan) {
         let attempt = &attempts[&path.attempt];
@@ -182,7 +181,7 @@ async fn greedy_attempts_are_what_others_are_compared_with() {
     assert_eq!(baselines.len(), 4 * 3);
     let mut compared = 0;
     for step in 0..4 {
-        let (plan, attempts) = planned(&folder, step);
+        let (plan, attempts) = planned(&folder, 1, step);
         for path in paths_of(&plan) {
             let attempt = &attempts[&path.attempt];
             assert_eq!(path.attempt.purpose, Purpose::Train);
@@ -219,7 +218,7 @@ async fn greedy_attempts_are_what_others_are_compared_with() {
     // With spare attempts a group still has as many as it needs, however late its greedy attempt is.
     let spare = root.path().join("spare");
     run(&spare, Start::Fresh, &[&no_eval, &change], u32::MAX).await;
-    let (plan, _) = planned(&spare, 0);
+    let (plan, _) = planned(&spare, 1, 0);
     let mut members: HashMap<u32, Vec<u32>> = HashMap::new();
     paths_of(&plan).for_each(|path| members.entry(path.attempt.group).or_default().push(path.attempt.sample));
     assert!(members.values().all(|samples| samples.len() <= 4), "{members:?}");
@@ -233,7 +232,7 @@ async fn every_token_has_a_baseline_of_its_own() {
     let overrides = [no_eval.as_str(), &change, "reward.malformed_call=0.0", "reward.failed_call=0.0"];
     same_however_often_it_stops(&folder, &overrides).await;
 
-    let (plan, attempts) = planned(&folder, 0);
+    let (plan, attempts) = planned(&folder, 1, 0);
     let policy = at_the_beginning(&folder).await;
     let mut compared = 0;
     for group in 0..3 {
@@ -273,7 +272,7 @@ async fn tokens_of_high_entropy_keep_their_advantages() {
     let overrides = [no_eval.as_str(), &change];
     same_however_often_it_stops(&folder, &overrides).await;
 
-    let (plan, attempts) = planned(&folder, 0);
+    let (plan, attempts) = planned(&folder, 1, 0);
     let policy = at_the_beginning(&folder).await;
     // With a penalty all attempts are in the plan, and so are all tokens in the share.
     let mut entropies = Vec::new();

@@ -4,9 +4,9 @@ use super::group::{STD_EPSILON, all_equal, mean_and_deviation};
 use super::{Path, PathAdvantages, Rollout};
 use crate::RlError;
 
-/// Generalised advantage estimation over action tokens (Schulman et al. 2016, equation 16), with `after` the value of the state after the
-/// last one: 0 where the path ended, a critic's where it was cut (Pardo et al. 2018). `returns` are advantage + value. `rewards` and
-/// `values` are of equal length.
+/// Generalised advantage estimation over action tokens (Schulman et al. 2016, equation 16), with `after` the
+/// value of the state after the last one: 0 where the path ended, a critic's where it was cut (Pardo et al.
+/// 2018). `returns` are advantage + value. `rewards` and `values` are of equal length.
 pub fn gae(rewards: &[f64], values: &[f64], after: f64, gamma: f64, lambda: f64) -> PathAdvantages {
     let mut advantages = vec![0.0; rewards.len()];
     let (mut next_value, mut later) = (after, 0.0);

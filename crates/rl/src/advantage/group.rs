@@ -59,10 +59,10 @@ pub enum Compare {
     /// The mean, times B / the number of rollouts whose score is not 0: GPG as verl computes it, which takes a failure in a
     /// mixed group for one without a gradient, and a group of successes for one with. For comparisons only.
     MeanOfNonzero,
-    /// The second best of k: an advantage is the mean, over all ways to choose k rollouts of the group, of by how much this one beats the
-    /// others where it is the best of them, and 0 where it is not (Walder and Karkhanis 2025, the leave-one-out estimator with
-    /// subsets of k − 1). Summed over the group, −A log p then has the gradient of the expected best of k, exactly; with k = n only the
-    /// best has an advantage.
+    /// The second best of k: an advantage is the mean, over all ways to choose k rollouts of the group, of by
+    /// how much this one beats the others where it is the best of them, and 0 where it is not (Walder and
+    /// Karkhanis 2025, the leave-one-out estimator with subsets of k − 1). Summed over the group, −A log p
+    /// then has the gradient of the expected best of k, exactly; with k = n only the best has an advantage.
     SecondBest {
         /// How many are chosen, at least 2; all of the group where not given, or where there are fewer.
         #[serde(default)]
@@ -162,10 +162,11 @@ impl GroupBaseline {
     }
 }
 
-/// By how much each of at least two scores beats the best of the others among `k` of them, a mean over all choices of k.
+/// By how much each of at least two scores beats the best of the others among `k` of them, a mean over all
+/// choices of k.
 ///
-/// A choice in which score i is the best and score j the second leaves k − 2 to choose among those below j: with scores in rising
-/// order Aᵢ = Σ_{j<i} (sᵢ − sⱼ) C(j, k − 2) / C(n, k), j counted from 0.
+/// A choice in which score i is the best and score j the second leaves k − 2 to choose among those below j:
+/// with scores in rising order Aᵢ = Σ_{j<i} (sᵢ − sⱼ) C(j, k − 2) / C(n, k), j counted from 0.
 fn over_second_best(scores: &[f64], k: usize) -> Vec<f64> {
     let (n, k) = (scores.len(), k.min(scores.len()));
     let mut rising: Vec<usize> = (0..n).collect();

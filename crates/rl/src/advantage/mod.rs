@@ -48,8 +48,8 @@ pub struct Path {
     pub rewards: Vec<f64>,
     /// A critic's value of the state before each token, for [`Estimator::Gae`]; else empty.
     pub values: Vec<f64>,
-    /// A critic's value of the state after the last token, for [`Estimator::Gae`], where the path was cut there and might have gone on;
-    /// `None` where it ended.
+    /// A critic's value of the state after the last token, for [`Estimator::Gae`], where the path was cut
+    /// there and might have gone on; `None` where it ended.
     pub cut: Option<f64>,
     /// Log-probability under the policy that drew each token, for [`Estimator::OptimalToken`]; else empty.
     pub behaviour: Vec<f64>,
