@@ -21,6 +21,8 @@ const STATE: &str = "trainer.json";
 const TEMPORARY: &str = ".tmp-";
 /// The folder within a checkpoint that holds the critic.
 const CRITIC: &str = "critic";
+/// And the one that holds a reference with weights of its own.
+const REFERENCE: &str = "reference";
 
 /// How far a run has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -91,6 +93,11 @@ impl Checkpoint {
     pub fn critic(&self) -> PathBuf {
         self.path.join(CRITIC)
     }
+
+    /// Where its reference is, if it has one.
+    pub(crate) fn reference(&self) -> PathBuf {
+        self.path.join(REFERENCE)
+    }
 }
 
 /// The checkpoints of a run.
@@ -105,6 +112,8 @@ pub(crate) struct Content<'a> {
     pub learner: &'a dyn Learner,
     /// The critic, where one is trained.
     pub critic: Option<&'a dyn Learner>,
+    /// The reference, where its weights are neither the policy's nor in an earlier checkpoint that is kept.
+    pub reference: Option<&'a dyn Learner>,
     /// Puts what else a model folder needs beside the weights.
     pub companions: &'a (dyn Fn(&Path) -> io::Result<()> + Send + Sync),
 }
@@ -164,6 +173,12 @@ impl Checkpoints {
         Ok(found)
     }
 
+    /// A place for what is passed on at once. What a process leaves there is removed when the folder is
+    /// opened.
+    pub fn scratch(&self) -> PathBuf {
+        self.root.join(format!("{TEMPORARY}scratch"))
+    }
+
     /// Writes a checkpoint.
     pub async fn write(
         &self,
@@ -199,27 +214,30 @@ impl Checkpoints {
     async fn fill(
         &self,
         folder: &Path,
-        Content { learner, critic, companions }: Content<'_>,
+        Content { learner, critic, reference, companions }: Content<'_>,
         position: Position,
         phase_end: bool,
         metrics_bytes: u64,
     ) -> Result<(), TrainerError> {
         learner.save(folder, true).await?;
-        if let Some(critic) = critic {
-            let of_critic = folder.join(CRITIC);
-            fs::create_dir(&of_critic).map_err(|source| file_error("create", &of_critic, source))?;
-            critic.save(&of_critic, true).await?;
+        for (name, model, learns) in [(CRITIC, critic, true), (REFERENCE, reference, false)] {
+            let Some(model) = model else { continue };
+            let place = folder.join(name);
+            fs::create_dir(&place).map_err(|source| file_error("create", &place, source))?;
+            model.save(&place, learns).await?;
         }
         crash_point("weights_saved");
         companions(folder).map_err(|source| file_error("write the tokenizer into", folder, source))?;
         crash_point("companions_saved");
         let mut files = Vec::new();
-        let of_critic = folder.join(CRITIC);
         let mut found = files_of(folder).map_err(|source| file_error("list", folder, source))?;
-        if of_critic.is_dir() {
-            let files = files_of(&of_critic).map_err(|source| file_error("list", &of_critic, source))?;
-            found.extend(files.into_iter().map(|(name, path)| (format!("{CRITIC}/{name}"), path)));
-            sync_folder(&of_critic)?;
+        for model in [CRITIC, REFERENCE] {
+            let place = folder.join(model);
+            if place.is_dir() {
+                let files = files_of(&place).map_err(|source| file_error("list", &place, source))?;
+                found.extend(files.into_iter().map(|(name, path)| (format!("{model}/{name}"), path)));
+                sync_folder(&place)?;
+            }
         }
         for (name, path) in found {
             let flush = || {
@@ -359,7 +377,7 @@ mod tests {
         learner: &'a Simulator,
         companions: &'a (dyn Fn(&Path) -> io::Result<()> + Send + Sync),
     ) -> Content<'a> {
-        Content { learner, critic: None, companions }
+        Content { learner, critic: None, reference: None, companions }
     }
 
     async fn write(checkpoints: &Checkpoints, step: u32, phase_end: bool) -> Checkpoint {

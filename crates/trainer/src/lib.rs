@@ -37,6 +37,7 @@ mod plan;
 mod prepare;
 mod random;
 pub mod recipe;
+mod reference;
 mod replay;
 mod rollout;
 mod signals;

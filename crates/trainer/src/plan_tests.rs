@@ -87,8 +87,14 @@ fn a_step_by_hand() {
     assert_eq!(rows(&dropped.updates[0])[0][0], (0, 0, 0.5, 1.0 / 6.0));
 
     let (estimator, adaptive) = (dressage_rl::KlEstimator::K3, None);
-    let kl =
-        KlKeys { estimator, coefficient: 0.1, importance_weighted: false, charge: Charge::Loss, adaptive };
+    let kl = KlKeys {
+        estimator,
+        coefficient: 0.1,
+        importance_weighted: false,
+        reference_every: 0,
+        charge: Charge::Loss,
+        adaptive,
+    };
     let kept = plan_of(&groups(), &RlKeys { kl: Some(kl), ..keys() }, 1000).unwrap();
     assert_eq!(rows(&kept.updates[0])[0].len(), 6);
 
@@ -311,6 +317,7 @@ fn a_divergence_charged_to_the_reward() {
         estimator: dressage_rl::KlEstimator::K1,
         coefficient: 9.0,
         importance_weighted: false,
+        reference_every: 0,
         charge: Charge::Reward,
         adaptive: None,
     });
@@ -356,7 +363,7 @@ fn parts_of_a_score_are_normalised_one_by_one() {
     assert_eq!(plan.updates, [Update::default()]);
 }
 
-/// What was cut has a value after it; what ended has none.
+/// A value comes after an attempt that was cut, and none after one that ended.
 #[test]
 fn a_cut_attempt_is_worth_what_may_come() {
     let advantage = Some(Estimator::Gae { gamma: 0.5, lambda: 0.5, whiten: None });

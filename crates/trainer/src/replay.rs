@@ -22,6 +22,7 @@ use crate::observe::{Event, Observer};
 use crate::origin::Origin;
 use crate::phase::PhaseRun;
 use crate::recipe::{Phase, Recipe, RlKeys};
+use crate::reference::{copy_weights, empty};
 
 /// The models of a run, with the weights that it began with.
 pub struct Replayers {
@@ -93,6 +94,11 @@ pub async fn replay(
             }
             let trajectories: HashMap<AttemptKey, &Trajectory> =
                 attempts.iter().map(|(key, trajectory)| (*key, trajectory)).collect();
+            if let (Phase::Rl(keys), Some(reference)) = (phase, models.of(phase).reference)
+                && keys.reference_moves(step)
+            {
+                copy_weights(&*models.learner, reference, &scratch.0).await?;
+            }
             let steps = origin.as_ref().map_or(steps, |origin| origin.scheduled(index as u32, step, steps));
             let rules = Rules::new(phase, step, steps, u64::from(done), recipe);
             run_plan(&plan, &trajectories, models.of(phase), &rules, observer).await?;
@@ -154,12 +160,16 @@ impl Replayers {
         checkpoint: &Checkpoint,
         scratch: &Path,
     ) -> Result<Option<String>, TrainerError> {
-        let mut pairs = vec![(Some(&*self.learner), checkpoint.path.clone())];
-        pairs.push((self.of(phase).critic, checkpoint.critic()));
-        for (learner, folder) in pairs {
+        let Models { policy, reference, critic } = self.of(phase);
+        let models = [
+            (Some(policy), checkpoint.path.clone(), true),
+            (critic, checkpoint.critic(), true),
+            (reference, checkpoint.reference(), false),
+        ];
+        for (learner, folder, learns) in models {
             let Some(learner) = learner.filter(|_| folder.is_dir()) else { continue };
             empty(scratch)?;
-            learner.save(scratch, true).await?;
+            learner.save(scratch, learns).await?;
             let listed = |source| file_error("list", scratch, source);
             for entry in fs::read_dir(scratch).map_err(listed)? {
                 let name = entry.map_err(listed)?.file_name();
@@ -192,12 +202,6 @@ impl Drop for Scratch {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
-}
-
-fn empty(folder: &Path) -> Result<(), TrainerError> {
-    fs::remove_dir_all(folder)
-        .and_then(|()| fs::create_dir_all(folder))
-        .map_err(|source| file_error("empty", folder, source))
 }
 
 fn same_bytes(a: &Path, b: &Path) -> io::Result<bool> {

@@ -107,13 +107,13 @@ pub struct Trainer {
     /// Longest sequence of the model, in tokens.
     pub(crate) context: usize,
     companions: Companions,
-    checkpoints: Checkpoints,
+    pub(crate) checkpoints: Checkpoints,
     metrics: MetricsFile,
-    latest: Option<Checkpoint>,
+    pub(crate) latest: Option<Checkpoint>,
     /// What its user should know at the beginning.
     notes: Vec<String>,
     origin: Origin,
-    position: Position,
+    pub(crate) position: Position,
     evals: Vec<EvalResult>,
     troubles: Troubles,
     sinks: Vec<Box<dyn Sink>>,
@@ -295,6 +295,7 @@ impl Trainer {
         for (phase, &of_phase) in steps.iter().enumerate().skip(self.position.phase as usize) {
             self.enter(phase).await?;
             let keys = self.recipe.phase[phase].clone();
+            self.recall_reference(&keys).await?;
             observer.event(&Event::PhaseStarted {
                 phase,
                 kind: keys.name(),
@@ -469,8 +470,12 @@ impl Trainer {
 
     async fn checkpoint(&mut self, phase_end: bool, observer: &mut dyn Observer) -> Result<(), TrainerError> {
         let bytes = self.metrics.sync()?;
-        let content =
-            Content { learner: &*self.learner, critic: self.critic_in_use(), companions: &*self.companions };
+        let content = Content {
+            learner: &*self.learner,
+            critic: self.critic_in_use(),
+            reference: self.reference_to_keep(),
+            companions: &*self.companions,
+        };
         let written = self.checkpoints.write(content, self.position, phase_end, bytes).await?;
         observer.event(&Event::Checkpoint(&written.path));
         self.latest = Some(written);

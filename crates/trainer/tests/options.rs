@@ -310,3 +310,37 @@ async fn tokens_of_high_entropy_keep_their_advantages() {
     }
     assert!(steps[3]["actor/kl_loss"].as_f64().unwrap() > 0.0);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_reference_follows_the_policy() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("run");
+    let [no_eval, change] = phase("kl={estimator='k3', coefficient=0.5, reference_every=3}");
+    // Eight steps: it moves before the fourth and before the seventh. Checkpoints lie between.
+    let change = change.replace("steps=4", "steps=8");
+    let overrides = [no_eval.as_str(), &change, "run.keep=9"];
+    same_however_often_it_stops(&folder, &overrides).await;
+
+    let lines = metrics(&folder);
+    let steps: Vec<&Value> = lines.iter().filter(|line| line["kind"] == "grpo").collect();
+    let ages: Vec<f64> = steps.iter().map(|step| step["actor/reference_age"].as_f64().unwrap()).collect();
+    assert_eq!(ages, [0.0, 1.0, 2.0, 0.0, 1.0, 2.0, 0.0, 1.0]);
+    // Where it has just moved nothing has left it, and the estimate is exactly 0.
+    for (step, age) in steps.iter().zip(&ages) {
+        assert_eq!(step["actor/kl_loss"].as_f64().unwrap() == 0.0, *age == 0.0, "{step}");
+    }
+    let weights =
+        |of: &str| std::fs::read(folder.join("checkpoints").join(of).join("simulator.weights")).ok();
+    // Six steps of SFT came before. After eight and ten steps in all the reference is that of the beginning,
+    // or of step nine.
+    assert_eq!(weights("step-000008/reference"), None);
+    let held = weights("step-000010/reference").unwrap();
+    assert_ne!(held, weights("step-000008").unwrap());
+    assert_ne!(held, weights("step-000010").unwrap());
+    assert_eq!(weights("step-000012/reference").as_ref(), None, "it moves to these very weights");
+    assert_eq!(weights("step-000014/reference"), weights("step-000012"));
+    let fixed = change.replace(", reference_every=3", "");
+    let (_, other) = run(&root.path().join("fixed"), Start::Fresh, &[&no_eval, &fixed], u32::MAX).await;
+    let (_, moved) = run(&folder, Start::Resume, &overrides, u32::MAX).await;
+    assert_ne!(other.weights(), moved.weights());
+}

@@ -51,6 +51,7 @@ impl Rl {
         let sampler = &rollouts.agent.sampler;
         let before = sampler.health().await?;
         self.flow.advance(step);
+        trainer.move_reference(&self.keys, step).await?;
         let planned = store.step(self.index, step)?;
         let taken = match &planned {
             Some(plan) => self.flow.recall(&places_of(plan, &self.keys), rollouts, tasks)?,
@@ -76,8 +77,8 @@ impl Rl {
         let missing = rivals.iter().filter(|rival| rival.is_none()).count();
         if missing > 0 {
             let note = format!(
-                "step {step}: the greedy attempts at {missing} of {} tasks broke, and the others at these are left out: \
-                 there is nothing to compare them with",
+                "step {step}: the greedy attempts at {missing} of {} tasks broke, and the others at these \
+                 are left out: there is nothing to compare them with",
                 taken.groups.len()
             );
             observer.event(&Event::Note(&note));
@@ -117,6 +118,9 @@ impl Rl {
         if keys.needs_baseline() {
             describe::baselines(&baselines, missing, &mut metrics);
         }
+        if keys.kl.is_some_and(|kl| kl.reference_every > 0) {
+            metrics.add("actor/reference_age", f64::from(step - keys.reference_taken(step)));
+        }
         describe::age(&attempts, trainer.version(), &mut metrics);
         let rules = of_phase.rules(trainer, step);
         learned.report(of_phase.phase, rules.policy, &mut metrics);
@@ -128,7 +132,7 @@ impl Rl {
     }
 }
 
-/// What the greedy attempts earned, of each group; none where the advantage compares with no such.
+/// Rewards of the greedy attempts, of each group; none where the advantage compares with no such.
 fn rivals(keys: &RlKeys, baselines: &[Option<Attempt>], most_tokens: usize) -> Vec<Option<f64>> {
     let of = |baseline: &Option<Attempt>| plan::rival_of(baseline.as_ref()?, keys, most_tokens);
     if keys.needs_baseline() { baselines.iter().map(of).collect() } else { Vec::new() }

@@ -40,7 +40,8 @@ pub struct RlKeys {
     /// of the outcome, and what turns earned.
     #[serde(default)]
     pub advantage: Option<Estimator>,
-    /// For `pass_k`: how many of a group's attempts the best is chosen among, at least 2; all of them where not given.
+    /// For `pass_k`: how many of a group's attempts the best is chosen among, at least 2; all of them where
+    /// not given.
     #[serde(default)]
     pub k: Option<usize>,
     /// The loss of a token, in place of the algorithm's.
@@ -58,7 +59,7 @@ pub struct RlKeys {
     /// For PPO's clip: for a negative advantage A the loss is at most −this × A; more than 1 where given.
     #[serde(default)]
     pub clip_dual: Option<f64>,
-    /// A penalty for leaving the weights that the phase began with.
+    /// A penalty for leaving a reference.
     #[serde(default)]
     pub kl: Option<KlKeys>,
     /// Coefficient of a bonus for entropy.
@@ -103,8 +104,9 @@ pub struct RlKeys {
     /// How often the attempts of a step are gone through.
     #[serde(default = "one_epoch")]
     pub epochs: u32,
-    /// The share of an update's tokens that keep their advantages: those with the highest entropy before the step; 1 for all. The loss
-    /// is averaged over all tokens nevertheless, and a penalty is charged for all (Wang et al. 2025, "Beyond the 80/20 rule", with 0.2).
+    /// The share of an update's tokens that keep their advantages: those with the highest entropy before the
+    /// step; 1 for all. The loss is averaged over all tokens nevertheless, and a penalty is charged for all
+    /// (Wang et al. 2025, "Beyond the 80/20 rule", with 0.2).
     #[serde(default = "unit_f64")]
     pub high_entropy_share: f64,
     /// The critic, for advantages that need one.
@@ -270,7 +272,7 @@ impl Algorithm {
     }
 }
 
-/// A penalty for leaving the weights that the phase began with.
+/// A penalty for leaving a reference: the weights that the phase began with, or those of some steps ago.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KlKeys {
@@ -278,10 +280,15 @@ pub struct KlKeys {
     pub estimator: KlEstimator,
     /// Its coefficient β.
     pub coefficient: f64,
-    /// Multiplies each token's estimate by its ratio, so that it is unbiased for tokens that older weights drew (DeepSeek-V3.2). Only
-    /// where it is charged in the loss. The ratio is that of the loss: with `proximal`, a `correction` weighs the rest of the way.
+    /// Multiplies each token's estimate by its ratio, so that it is unbiased for tokens that older weights
+    /// drew (DeepSeek-V3.2). Only where it is charged in the loss. The ratio is that of the loss: with
+    /// `proximal`, a `correction` weighs the rest of the way.
     #[serde(default)]
     pub importance_weighted: bool,
+    /// Moves the reference to the present weights after every so many steps of the phase; 0 leaves it where
+    /// the phase began.
+    #[serde(default)]
+    pub reference_every: u32,
     /// Where it is charged.
     #[serde(default)]
     pub charge: Charge,
@@ -399,7 +406,8 @@ pub enum Overlong {
     Mask,
     /// They are left out of everything.
     Drop,
-    /// They might have gone on: advantages count what the critic says of the state in which they were cut as still to come. Needs a critic.
+    /// They might have gone on: advantages count what the critic says of the state in which they were cut as
+    /// still to come. Needs a critic.
     Bootstrap,
     /// Attempts lose reward as they come near the limit of tokens (soft overlong punishment, DAPO).
     Penalise {
@@ -476,7 +484,7 @@ impl RlKeys {
         })
     }
 
-    /// Whether a frozen reference is needed.
+    /// Whether a reference is needed.
     pub fn needs_reference(&self) -> bool {
         self.kl.is_some()
     }
