@@ -61,6 +61,12 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     // Who names a run as the recipe means its model, not the one it began with.
     let of_run = || run::Run::find(&args.recipe).map(|_| args.recipe.to_string_lossy().into_owned());
     if let Some(text) = args.model.or_else(of_run) {
+        if run::is_best(&text) && recipe.eval.select == 0.0 {
+            let note = "this checkpoint was chosen as the best on held-out tasks: on the same tasks its \
+                        result is biased upwards\n      (with eval.select = 0.25 a run chooses by a quarter of \
+                        them, and reports the others)";
+            eprintln!("{} {note}", Style::stderr().dim("note:"));
+        }
         let (source, its_run) = run::model_source(&text)?;
         recipe.model.source = source;
         begun = its_run.map(|run| run.begun()).transpose()?;

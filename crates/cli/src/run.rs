@@ -98,6 +98,11 @@ fn best(path: &Path) -> Option<PathBuf> {
     Some(path.with_file_name(name.trim())).filter(|checkpoint| checkpoint.join(STATE).is_file())
 }
 
+/// Whether a user names the best checkpoint of a run, as `checkpoints/best`.
+pub fn is_best(text: &str) -> bool {
+    best(Path::new(text)).is_some()
+}
+
 /// What a user names as a model: a source, a run for its newest checkpoint, or `checkpoints/best` of a run. Also the run it belongs to, if any.
 ///
 /// # Errors

@@ -1,6 +1,6 @@
 //! Evaluations as lines and as a table.
 
-use dressage_trainer::{EvalResult, Gain, Interval, SliceResult};
+use dressage_trainer::{Best, EvalResult, Gain, Interval, SliceResult};
 
 use crate::screen::Style;
 
@@ -47,7 +47,11 @@ pub fn table(evals: &[&EvalResult], style: Style) -> String {
     // A single slice that counts is the overall result once more.
     let counted = first.slices.iter().filter(|slice| !slice.apart).count();
     for slice in first.slices.iter().filter(|slice| slice.apart || counted > 1) {
-        let note = if slice.apart { " (apart: not in the result above)" } else { "" };
+        let note = match (slice.selects, slice.apart) {
+            (true, _) => " (apart: these choose the best checkpoint)",
+            (_, true) => " (apart: not in the result above)",
+            _ => "",
+        };
         text.push_str(&format!("\n{}\n", style.bold(&format!("{}{note}", slice.name))));
         for eval in evals {
             if let Some(same) = eval.slices.iter().find(|other| other.name == slice.name) {
@@ -68,6 +72,13 @@ pub fn gains(gains: &[Gain]) -> String {
         ));
     }
     text
+}
+
+/// The best checkpoint, and what its result is worth.
+pub fn best(best: &Best) -> String {
+    let Best { label, of, success, apart, .. } = best;
+    let by = if *apart { "selected on other tasks" } else { "selected on these tasks: biased upwards" };
+    format!("{label}, {}; best of {of} checkpoints, {by}", percent(success.estimate))
 }
 
 fn row(label: &str, slice: &SliceResult, width: usize, style: Style) -> String {
@@ -133,6 +144,18 @@ mod tests {
         assert_eq!(rows.len(), 9);
         assert_eq!(milestones(&[]).len(), 0);
         assert_eq!(table(&[], Style::default()), "");
+    }
+
+    #[test]
+    fn the_best_says_what_its_result_is_worth() {
+        let success = Interval { estimate: 0.915, low: 0.87, high: 0.95 };
+        let chosen =
+            |apart| Best { checkpoint: "x".into(), label: "grpo, step 50".into(), of: 6, success, apart };
+        assert_eq!(
+            best(&chosen(false)),
+            "grpo, step 50, 91.5 %; best of 6 checkpoints, selected on these tasks: biased upwards"
+        );
+        assert!(best(&chosen(true)).ends_with("best of 6 checkpoints, selected on other tasks"));
     }
 
     #[test]

@@ -181,6 +181,9 @@ fn finished(summary: &Summary, folder: &Path) {
     let folder = screen::path(folder);
     screen::say(&format!("{steps}, {} in this process", screen::clock(summary.elapsed)));
     screen::say(&format!("run    {folder}"));
+    if let Some(best) = &summary.best {
+        screen::say(&format!("best   {} ({})", screen::path(&best.checkpoint), table::best(best)));
+    }
     if let Some(checkpoint) = &summary.checkpoint {
         let (program, folder) = (program(), quoted(&folder));
         screen::say(&format!("model  {}", screen::path(checkpoint)));

@@ -37,6 +37,9 @@ pub struct SliceResult {
     pub name: String,
     /// Whether they are reported apart from the overall result.
     pub apart: bool,
+    /// Whether they choose the best checkpoint, and do nothing else.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub selects: bool,
     /// How many there are.
     pub tasks: u64,
     /// How many attempts were answered rightly (a score of 1).
@@ -59,6 +62,10 @@ pub struct SliceResult {
     /// What k attempts at a task are worth, where there are several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub at: Vec<AtK>,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 fn is_0(count: &u64) -> bool {
@@ -139,6 +146,7 @@ impl SliceResult {
         Ok(SliceResult {
             name: name.to_owned(),
             apart,
+            selects: false,
             tasks: by_task.len() as u64,
             correct,
             success: if samples == 1 {
@@ -169,6 +177,18 @@ impl SliceResult {
 }
 
 impl EvalResult {
+    /// Mean score of the tasks that checkpoints are chosen by: those that do nothing else (`eval.select`), or
+    /// all that count.
+    pub fn selection(&self) -> f64 {
+        let choosing = || self.slices.iter().filter(|slice| slice.selects);
+        let tasks: u64 = choosing().map(|slice| slice.tasks).sum();
+        if tasks == 0 {
+            return self.overall.mean_score().estimate;
+        }
+        let sum: f64 = choosing().map(|slice| slice.mean_score().estimate * slice.tasks as f64).sum();
+        sum / tasks as f64
+    }
+
     /// The line for the metrics file.
     pub(crate) fn to_json(&self, global_step: u32) -> Value {
         let head = json!({"phase": self.phase, "step": self.step, "eval": self.label});
@@ -307,7 +327,8 @@ pub async fn evaluate(
     let mut counted: Vec<&Attempt> = Vec::new();
     for slice in slices {
         let mine: Vec<&Attempt> = rest.by_ref().take(slice.tasks.len() * samples).collect();
-        results.push(SliceResult::new(&slice.name, slice.apart, &mine, samples)?);
+        let result = SliceResult::new(&slice.name, slice.apart, &mine, samples)?;
+        results.push(SliceResult { selects: slice.selects, ..result });
         if !slice.apart {
             counted.extend(mine);
         }

@@ -22,6 +22,7 @@
 //! Not here: loading models (who makes the [`Parts`] does), progress bars (an [`Observer`] draws them).
 
 mod batch;
+mod best;
 mod checkpoint;
 mod credit;
 mod error;
@@ -46,6 +47,7 @@ mod survey;
 mod tasks;
 mod trainer;
 
+pub use best::Best;
 pub use checkpoint::{Checkpoint, Position};
 pub use dressage_rl::Interval;
 pub use error::TrainerError;

@@ -37,8 +37,24 @@ pub struct EvalSlice {
     pub name: String,
     /// Whether they are reported apart from the overall result.
     pub apart: bool,
+    /// Whether they choose the best checkpoint, and do nothing else.
+    pub selects: bool,
     /// The tasks.
     pub tasks: Vec<Task>,
+}
+
+impl EvalSlice {
+    /// Held-out tasks, of which a `share` only chooses the best checkpoint; of both parts there is at least
+    /// one task, if there are two.
+    fn split(name: String, mut tasks: Vec<Task>, share: f64) -> Vec<Self> {
+        let choosing = ((tasks.len() as f64 * share).round() as usize).max(1);
+        if share == 0.0 || tasks.len() < 2 {
+            return vec![EvalSlice { name, apart: false, selects: false, tasks }];
+        }
+        let reported = tasks.split_off(choosing.min(tasks.len() - 1));
+        let choosing = EvalSlice { name: format!("{name}-choosing"), apart: true, selects: true, tasks };
+        vec![choosing, EvalSlice { name, apart: false, selects: false, tasks: reported }]
+    }
 }
 
 impl Tasks {
@@ -59,17 +75,18 @@ impl Tasks {
                 TaskSource::Arithmetic(keys) => {
                     let generator = Arithmetic::new(keys.options(), seed)?;
                     let slice = |split, n: usize| (0..n as u64).map(|i| generator.task(split, i)).collect();
-                    let seen = EvalSlice {
-                        name: named("arithmetic"),
-                        apart: false,
-                        tasks: slice(Split::HeldOut, count),
-                    };
+                    let seen = EvalSlice::split(
+                        named("arithmetic"),
+                        slice(Split::HeldOut, count),
+                        recipe.eval.select,
+                    );
                     let unseen = EvalSlice {
                         name: named("arithmetic-unseen-wordings"),
                         apart: true,
+                        selects: false,
                         tasks: slice(Split::HeldOutWording, recipe.eval.unseen_wordings),
                     };
-                    tasks.eval.extend([seen, unseen]);
+                    tasks.eval.extend(seen.into_iter().chain([unseen]));
                     tasks.train.push(Train::Generated(generator, keys.train));
                 }
                 TaskSource::Jsonl(options) => {
@@ -84,7 +101,7 @@ impl Tasks {
                     let stem = options.path.file_stem().unwrap_or_default().to_string_lossy();
                     let mut held_out = loaded.held_out;
                     held_out.truncate(count);
-                    tasks.eval.push(EvalSlice { name: named(&stem), apart: false, tasks: held_out });
+                    tasks.eval.extend(EvalSlice::split(named(&stem), held_out, recipe.eval.select));
                     tasks.train.push(Train::Listed(loaded.train));
                 }
             }

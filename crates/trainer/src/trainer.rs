@@ -13,6 +13,7 @@ use dressage_text::Chat;
 use serde_json::json;
 
 use crate::TrainerError;
+use crate::best::{Best, best_of};
 use crate::checkpoint::{Checkpoint, Checkpoints, Content, Position};
 use crate::evaluate::{EvalResult, Gain, evaluate, milestones};
 use crate::folder::{RunFolder, file_error};
@@ -87,6 +88,8 @@ pub struct Summary {
     pub gains: Vec<Gain>,
     /// The last checkpoint; `None` for a recipe without phases.
     pub checkpoint: Option<PathBuf>,
+    /// The best checkpoint; `None` where there was no choice.
+    pub best: Option<Best>,
     /// Steps done over all phases.
     pub steps: u32,
     /// How long it took, without what earlier processes of the run did.
@@ -260,6 +263,7 @@ impl Trainer {
                 gains: Gain::between(&milestones(&self.evals), &self.store)?,
                 evals: self.evals.clone(),
                 checkpoint: self.latest.as_ref().map(|checkpoint| checkpoint.path.clone()),
+                best: Best::of(&self.evals, self.checkpoints.best()),
                 steps: self.position.global_step,
                 elapsed: start.elapsed(),
                 troubles: self.troubles.clone(),
@@ -482,11 +486,9 @@ impl Trainer {
         self.checkpoints.prune(self.recipe.run.keep as usize)
     }
 
-    /// Steps of the run that were done before the evaluation with the highest mean score, the first of equals.
+    /// Steps of the run that were done before the best evaluation.
     fn best_step(&self) -> Result<Option<u32>, TrainerError> {
-        let score = |eval: &EvalResult| eval.overall.mean_score().estimate;
-        let best = self.evals.iter().reduce(|best, eval| if score(eval) > score(best) { eval } else { best });
-        let Some(best) = best else { return Ok(None) };
+        let Some(best) = best_of(&self.evals) else { return Ok(None) };
         // Phases can end before their last step; what is planned of one that is over was done.
         let before = self.store.planned_steps()?.iter().filter(|(phase, _)| *phase < best.phase).count();
         Ok(Some(before as u32 + best.step))

@@ -344,3 +344,38 @@ async fn the_reference_follows_the_policy() {
     let (_, moved) = run(&folder, Start::Resume, &overrides, u32::MAX).await;
     assert_ne!(other.weights(), moved.weights());
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tasks_set_apart_choose_the_best() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("run");
+    let policy = simulator(Duration::ZERO, 0.0);
+    let overrides = ["eval.tasks=8", "eval.select=0.25"];
+    let parts = parts(&policy, Duration::ZERO);
+    let mut trainer = Trainer::new(recipe(&folder, &overrides), parts, Start::Fresh).await.unwrap();
+    let Ended::Finished(summary) = trainer.run(&mut (), &StopFlag::default()).await.unwrap() else {
+        panic!()
+    };
+    for eval in &summary.evals {
+        let slices: Vec<_> =
+            eval.slices.iter().map(|s| (s.name.as_str(), s.apart, s.selects, s.tasks)).collect();
+        assert_eq!(
+            slices,
+            [
+                ("arithmetic-choosing", true, true, 2),
+                ("arithmetic", false, false, 6),
+                ("arithmetic-unseen-wordings", true, false, 3),
+            ]
+        );
+        assert_eq!(eval.overall.tasks, 6);
+    }
+    // No task is asked twice, and without the share they are all the same tasks.
+    let store = Store::open_existing(&folder.join("run.db")).unwrap();
+    let key = |group| AttemptKey { purpose: Purpose::Eval, phase: 0, step: 0, group, sample: 0 };
+    let asked: Vec<Value> = (0..8).map(|group| store.attempt(&key(group)).unwrap().unwrap().task).collect();
+    let whole = root.path().join("whole");
+    run(&whole, Start::Fresh, &["eval.tasks=8", "phase=[]"], u32::MAX).await;
+    let store = Store::open_existing(&whole.join("run.db")).unwrap();
+    let all: Vec<Value> = (0..8).map(|group| store.attempt(&key(group)).unwrap().unwrap().task).collect();
+    assert_eq!(asked, all);
+}

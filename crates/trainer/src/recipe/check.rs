@@ -143,7 +143,8 @@ impl Checker<'_> {
             passes || keys.k.is_none(),
             key("k"),
             keys.k.unwrap_or_default(),
-            "left out: only `algorithm = \"pass_k\"` chooses the best of k; an advantage that is given by itself has its own",
+            "left out: only `algorithm = \"pass_k\"` chooses the best of k; an advantage that is given by \
+             itself has its own",
         )?;
         if let Estimator::Group(GroupBaseline { compare: Compare::SecondBest { k: Some(k) }, .. }) = estimator
         {
@@ -170,7 +171,7 @@ impl Checker<'_> {
                 alignment == Alignment::ActionToken,
                 key("advantage.alignment"),
                 "\"position\"",
-                "\"action_token\": the other counts what tools said, and is there for comparisons with other programs alone",
+                "\"action_token\": the other counts what tools said, for comparisons with other programs",
             )?;
         }
         self.high_entropy(phase, keys)?;
@@ -259,7 +260,8 @@ impl Checker<'_> {
             keys.overlong != Overlong::Bootstrap || keys.needs_critic(),
             key("overlong"),
             "\"bootstrap\"",
-            "another: this advantage has no critic to say what an attempt that was cut would still have earned, `ppo` does",
+            "another: this advantage has no critic to say what an attempt that was cut would still have \
+             earned, `ppo` does",
         )?;
         if let Overlong::Penalise { buffer, factor } = keys.overlong {
             self.at_least_one(key("overlong.buffer"), buffer as usize)?;
@@ -375,6 +377,13 @@ impl Recipe {
         )?;
         checker.seconds("agent.reply_seconds", agent.reply_seconds)?;
         checker.seconds("agent.attempt_seconds", agent.attempt_seconds)?;
+        let in_range = (0.0..1.0).contains(&eval.select);
+        checker.check(
+            in_range,
+            "eval.select",
+            eval.select,
+            "at least 0 and less than 1: a share of the tasks",
+        )?;
         checker.at_least_one("eval.samples", eval.samples as usize)?;
         let warm = (0.01..=100.0).contains(&eval.temperature);
         checker.check(

@@ -321,6 +321,10 @@ pub struct RewardKeys {
 pub struct EvalKeys {
     /// Tasks from each source; for a file at most as many as it holds out. 0 for no evaluations at all.
     pub tasks: usize,
+    /// The share of these tasks that only chooses `checkpoints/best`, and is reported apart. The others then
+    /// say without bias how good the best is; with 0 all choose it, and what they say of it is biased
+    /// upwards.
+    pub select: f64,
     /// Tasks in wordings never seen in training, from each generator; reported apart.
     pub unseen_wordings: usize,
     /// Also after every so many steps of a phase; 0 for only at its end.
@@ -347,6 +351,7 @@ impl Default for EvalKeys {
     fn default() -> Self {
         EvalKeys {
             tasks: 200,
+            select: 0.0,
             unseen_wordings: 0,
             every: 0,
             before: true,

@@ -1,0 +1,93 @@
+//! The best checkpoint of a run, and what its own result is worth: of several that did equally well the luckiest is chosen.
+
+use std::path::PathBuf;
+
+use dressage_rl::Interval;
+
+use crate::evaluate::EvalResult;
+
+/// The checkpoint that did best on the tasks that choose.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Best {
+    /// Where it is.
+    pub checkpoint: PathBuf,
+    /// When it was evaluated, in words.
+    pub label: String,
+    /// Among how many checkpoints it was chosen.
+    pub of: usize,
+    /// Success on the tasks that are reported.
+    pub success: Interval,
+    /// Whether it was chosen by tasks set apart for that (`eval.select`). If not, the success is that of the tasks which it was
+    /// chosen by, and is biased upwards.
+    pub apart: bool,
+}
+
+/// The evaluation with the highest mean score on the tasks that choose, the first of equals.
+pub(crate) fn best_of(evals: &[EvalResult]) -> Option<&EvalResult> {
+    evals.iter().reduce(|best, eval| if eval.selection() > best.selection() { eval } else { best })
+}
+
+impl Best {
+    /// The best of `evals`, which `checkpoint` is of; `None` where there was no choice. An evaluation before training has no checkpoint.
+    pub(crate) fn of(evals: &[EvalResult], checkpoint: Option<PathBuf>) -> Option<Self> {
+        let best = best_of(evals)?;
+        let is_trained = |eval: &&EvalResult| eval.phase > 0 || eval.step > 0;
+        let of = evals.iter().filter(is_trained).count();
+        let checkpoint = checkpoint.filter(|_| is_trained(&best) && of > 1)?;
+        let (label, success, apart) =
+            (best.label.clone(), best.overall.success, best.slices.iter().any(|slice| slice.selects));
+        Some(Best { checkpoint, label, of, success, apart })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// An evaluation of ten tasks that count, and of some that choose.
+    fn eval(step: u32, correct: u64, chosen: Option<(u64, u64)>) -> EvalResult {
+        let slice = |name: &str, selects: bool, correct: u64, tasks: u64| -> Value {
+            let estimate = correct as f64 / tasks as f64;
+            json!({
+                "name": name, "apart": selects, "selects": selects, "tasks": tasks, "correct": correct,
+                "success": {"estimate": estimate, "low": 0.0, "high": 1.0},
+                "answered": 1.0, "used_tool": 1.0, "sampled_tokens": 1.0,
+            })
+        };
+        let choosing = chosen.map(|(correct, tasks)| slice("x-choosing", true, correct, tasks));
+        let slices: Vec<Value> = choosing.into_iter().chain([slice("x", false, correct, 10)]).collect();
+        let value = json!({
+            "phase": 0, "step": step, "label": format!("step {step}"), "overall": slice("overall", false, correct, 10),
+            "slices": slices,
+        });
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn the_best_says_what_it_was_chosen_by() {
+        let there = || Some(PathBuf::from("step-000002"));
+        let evals = [eval(0, 1, None), eval(1, 4, None), eval(2, 7, None), eval(3, 7, None)];
+        let best = Best::of(&evals, there()).unwrap();
+        assert_eq!(
+            (best.label.as_str(), best.of, best.success.estimate, best.apart),
+            ("step 2", 3, 0.7, false)
+        );
+        // Tasks that only choose can prefer another, and what is reported is of the others.
+        let evals = [eval(1, 4, Some((4, 4))), eval(2, 7, Some((3, 4)))];
+        let best = Best::of(&evals, there()).unwrap();
+        assert_eq!(
+            (best.label.as_str(), best.of, best.success.estimate, best.apart),
+            ("step 1", 2, 0.4, true)
+        );
+        assert_eq!(Best::of(&evals[..1], there()), None, "one is no choice");
+        assert_eq!(Best::of(&evals, None), None);
+        let fell = [eval(0, 9, None), eval(1, 4, None), eval(2, 7, None)];
+        assert_eq!(
+            Best::of(&fell, there()),
+            None,
+            "training made it worse, and the model it began with is no checkpoint"
+        );
+    }
+}
