@@ -345,16 +345,19 @@ fn default_template(value: &Value) -> Option<String> {
 }
 
 /// Endings of files that pickle weights: PyTorch's own, and the shards of DeepSpeed and FSDP.
-pub(crate) const PICKLES: [&str; 6] = ["bin", "pt", "pth", "ckpt", "pkl", "distcp"];
+const PICKLES: [&str; 6] = ["bin", "pt", "pth", "ckpt", "pkl", "distcp"];
 
 /// A file or folder in `folder` that holds pickled weights, the first by name.
 fn pickled(folder: &Path) -> Option<String> {
     let names =
         std::fs::read_dir(folder).ok()?.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    // Trainers leave their own state beside the weights.
+    let state = ["optimizer", "random_states", "rng_state", "scheduler", "training_args"];
     let is_pickle = |name: &str| {
-        Path::new(name).extension().is_some_and(|extension| PICKLES.iter().any(|known| extension == *known))
-            || name.starts_with("global_step")
-            || name.starts_with("pytorch_model")
+        let ending = Path::new(name).extension().unwrap_or_default();
+        let ends = PICKLES.iter().any(|known| ending == *known);
+        let is_state = state.iter().any(|beginning| name.starts_with(beginning));
+        (ends && !is_state) || name.starts_with("global_step") || name.starts_with("pytorch_model")
     };
     names.filter(|name| is_pickle(name)).min()
 }
