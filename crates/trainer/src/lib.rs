@@ -30,6 +30,7 @@ mod evaluate;
 mod flow;
 mod folder;
 mod learn;
+mod measure;
 mod metrics;
 mod observe;
 mod origin;

@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 use dressage_agent::Agent;
 use dressage_agent::tools::ToolSet;
 use dressage_policy::{Learner, Sampler, crash_point};
-use dressage_store::{Attempt, EvalKey, Store};
+use dressage_store::{Attempt, Store};
 use dressage_text::Chat;
 use serde_json::json;
 
 use crate::TrainerError;
-use crate::best::{Best, best_of};
+use crate::best::Best;
 use crate::checkpoint::{Checkpoint, Checkpoints, Content, Position};
-use crate::evaluate::{EvalResult, Gain, evaluate, milestones};
-use crate::folder::{RunFolder, file_error};
+use crate::evaluate::{EvalResult, Gain, milestones};
+use crate::folder::RunFolder;
 use crate::metrics::{Metrics, MetricsFile};
 use crate::observe::{Event, Observer, StopFlag};
 use crate::origin::Origin;
@@ -111,13 +111,13 @@ pub struct Trainer {
     pub(crate) context: usize,
     companions: Companions,
     pub(crate) checkpoints: Checkpoints,
-    metrics: MetricsFile,
+    pub(crate) metrics: MetricsFile,
     pub(crate) latest: Option<Checkpoint>,
     /// What its user should know at the beginning.
     notes: Vec<String>,
     origin: Origin,
     pub(crate) position: Position,
-    evals: Vec<EvalResult>,
+    pub(crate) evals: Vec<EvalResult>,
     troubles: Troubles,
     sinks: Vec<Box<dyn Sink>>,
     folder: RunFolder,
@@ -436,14 +436,14 @@ impl Trainer {
     }
 
     /// Keeps what went wrong around the model, and says it the first time.
-    fn note_troubles(&mut self, attempts: &[Attempt], observer: &mut dyn Observer) {
+    pub(crate) fn note_troubles(&mut self, attempts: &[Attempt], observer: &mut dyn Observer) {
         for trouble in self.troubles.add(attempts) {
             observer.event(&Event::Note(&trouble));
         }
     }
 
     /// Passes metrics on. A sink that fails is dropped.
-    fn tell_sinks(&mut self, metrics: &Metrics, observer: &mut dyn Observer) {
+    pub(crate) fn tell_sinks(&mut self, metrics: &Metrics, observer: &mut dyn Observer) {
         let step = self.position.global_step;
         self.sinks.retain_mut(|sink| match sink.log(step, metrics) {
             Ok(()) => true,
@@ -472,7 +472,11 @@ impl Trainer {
         self.critic.as_deref().filter(|_| needed)
     }
 
-    async fn checkpoint(&mut self, phase_end: bool, observer: &mut dyn Observer) -> Result<(), TrainerError> {
+    pub(crate) async fn checkpoint(
+        &mut self,
+        phase_end: bool,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainerError> {
         let bytes = self.metrics.sync()?;
         let content = Content {
             learner: &*self.learner,
@@ -484,99 +488,6 @@ impl Trainer {
         observer.event(&Event::Checkpoint(&written.path));
         self.latest = Some(written);
         self.checkpoints.prune(self.recipe.run.keep as usize)
-    }
-
-    /// Steps of the run that were done before the best evaluation.
-    fn best_step(&self) -> Result<Option<u32>, TrainerError> {
-        let Some(best) = best_of(&self.evals) else { return Ok(None) };
-        // Phases can end before their last step; what is planned of one that is over was done.
-        let before = self.store.planned_steps()?.iter().filter(|(phase, _)| *phase < best.phase).count();
-        Ok(Some(before as u32 + best.step))
-    }
-
-    /// Sees to it that the weights with the highest mean score so far are kept, and marked, if those are the ones at hand.
-    async fn keep_the_best(&mut self, observer: &mut dyn Observer) -> Result<(), TrainerError> {
-        let here = self.position.global_step;
-        if here == 0 || self.best_step()? != Some(here) {
-            return Ok(());
-        }
-        if self.latest.as_ref().is_none_or(|latest| latest.position.global_step != here) {
-            self.checkpoint(false, observer).await?;
-        }
-        match &self.latest {
-            Some(latest) => self.checkpoints.mark_best(latest),
-            None => Ok(()),
-        }
-    }
-
-    /// Evaluations that an earlier process of the run made before the position it goes on from.
-    fn recall_evals(&mut self, observer: &mut dyn Observer) -> Result<(), TrainerError> {
-        let Position { phase, step, evaluated, .. } = self.position;
-        let here = EvalKey { phase, step };
-        for (key, result) in self.store.evals()? {
-            if key < here || (key == here && evaluated) {
-                let result = parse_eval(self.store.file(), key, result)?;
-                observer.event(&Event::Evaluated(&result));
-                self.evals.push(result);
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether the recipe wants an evaluation at the position, and what it is called.
-    fn due(&self) -> Option<String> {
-        let Position { phase, step, evaluated, .. } = self.position;
-        let eval = &self.recipe.eval;
-        if evaluated || self.tasks.eval.is_empty() {
-            return None;
-        }
-        let Some(keys) = self.recipe.phase.get(phase as usize) else {
-            return Some("without training".to_owned());
-        };
-        let steps = PhaseRun::steps(keys);
-        // Phases of one kind are told apart by their number.
-        let same = self.recipe.phase.iter().filter(|other| other.name() == keys.name()).count();
-        let name = if same > 1 { format!("{} (phase {phase})", keys.name()) } else { keys.name().to_owned() };
-        match step {
-            0 if phase == 0 => eval.before.then(|| "before training".to_owned()),
-            _ if step == steps => Some(format!("after {name}")),
-            _ if step > 0 && eval.every > 0 && step.is_multiple_of(eval.every) => {
-                Some(format!("{name}, step {step}"))
-            }
-            _ => None,
-        }
-    }
-
-    async fn evaluate_if_due(&mut self, observer: &mut dyn Observer, stop: &StopFlag) -> Result<(), Leave> {
-        let Some(label) = self.due() else { return Ok(()) };
-        let key = EvalKey { phase: self.position.phase, step: self.position.step };
-        let recorded = self.store.evals()?.into_iter().find(|(recorded, _)| *recorded == key);
-        let result = match recorded {
-            // Where a phase has become longer, it is not the last of it any more.
-            Some((_, result)) => EvalResult { label, ..parse_eval(self.store.file(), key, result)? },
-            None => {
-                let result = evaluate(
-                    &self.rollouts,
-                    &self.tasks.eval,
-                    &self.recipe.eval,
-                    key,
-                    &label,
-                    observer,
-                    stop,
-                )
-                .await?;
-                let (result, attempts) = result.ok_or(Leave::Stopped)?;
-                self.note_troubles(&attempts, observer);
-                self.store.record_eval(key, &json!(result))?;
-                result
-            }
-        };
-        self.metrics.append(&result.to_json(self.position.global_step))?;
-        self.tell_sinks(&result.metrics(self.position.global_step), observer);
-        self.position.evaluated = true;
-        observer.event(&Event::Evaluated(&result));
-        self.evals.push(result);
-        Ok(self.keep_the_best(observer).await?)
     }
 }
 
@@ -598,10 +509,4 @@ fn go_on(recipe: &Recipe, now: Origin) -> Result<(RunFolder, Store, Origin, Vec<
         folder.write_recipe(&Recipe { phase: recipe.phase.clone(), eval, ..earlier })?;
     }
     Ok((folder, store, origin, notes))
-}
-
-fn parse_eval(file: &Path, key: EvalKey, result: serde_json::Value) -> Result<EvalResult, TrainerError> {
-    serde_json::from_value(result).map_err(|error| {
-        file_error("read an evaluation from", file, io::Error::other(format!("{key}: {error}")))
-    })
 }
