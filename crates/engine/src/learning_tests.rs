@@ -11,8 +11,8 @@ use crate::tensors::Place;
 use crate::testing::{family_configs, random_weights, tiny_config};
 use crate::{Compute, Precision};
 
-/// Paths that share a prompt and part ways. What they share is trained by several of them: for reasons of its own each, and by the third
-/// at other temperatures.
+/// Paths that share a prompt and part ways. What they share is trained by several of them: for reasons of its
+/// own each, and by the third at other temperatures.
 fn paths(vocabulary: usize) -> Vec<PathInput> {
     let token = |stream, i| (uniform(3, stream, i) * vocabulary as f64) as u32;
     (0..5u64)

@@ -24,7 +24,8 @@ pub struct ForwardBackward {
     pub terms: u64,
     /// Sum over terms of −log p.
     pub nll: f64,
-    /// Sum over terms of the entropy of the distribution that predicts their token, nats: where paths share a token, each counts it.
+    /// Sum over terms of the entropy of the distribution that predicts their token, nats: where paths share a
+    /// token, each counts it.
     pub entropy: f64,
     /// Terms whose clip bound was active, the dual clip aside.
     pub clipped: u64,
@@ -46,7 +47,8 @@ pub struct ForwardBackward {
 }
 
 impl ForwardBackward {
-    /// Adds one term, evaluated at log-probability `logp` of its target, which was predicted with an entropy of `entropy` nats.
+    /// Adds one term, evaluated at log-probability `logp` of its target, which was predicted with an entropy
+    /// of `entropy` nats.
     pub fn add_term(&mut self, term: &Term, logp: f32, entropy: f64, evaluated: &Evaluated) {
         if let Some(behaviour) = term.behaviour.filter(|_| term.age == 0) {
             self.mismatched += u64::from(behaviour.to_bits() != logp.to_bits());

@@ -86,8 +86,8 @@ impl Bound {
 }
 
 impl Correction {
-    /// Decoupled PPO's weight of every token (Hilton et al. 2022, equation 2), at most 5, as AReaL and MiniRL (Zheng et al. 2025)
-    /// truncate it.
+    /// Decoupled PPO's weight of every token (Hilton et al. 2022, equation 2), at most 5, as AReaL and MiniRL
+    /// (Zheng et al. 2025) truncate it.
     pub const DECOUPLED: Correction =
         Correction { level: Level::Token, bound: Bound::Clamp { low: 0.0, high: 5.0 }, normalise: false };
 

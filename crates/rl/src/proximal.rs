@@ -1,12 +1,13 @@
-//! Decoupled PPO without a forward pass for the proximal policy: guessed at each token as the loss is evaluated.
+//! Decoupled PPO without a forward pass for the proximal policy: guessed at each token as the loss is
+//! evaluated.
 
 use dressage_tree::Term;
 use serde::{Deserialize, Serialize};
 
 use crate::correction::Bound;
 
-/// How the proximal policy is guessed: between the policy that drew the token and the present one, as far along as the version before
-/// the present one is (AReaL).
+/// How the proximal policy is guessed: between the policy that drew the token and the present one, as far
+/// along as the version before the present one is (AReaL).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Interpolation {
@@ -30,20 +31,20 @@ impl Interpolation {
     }
 }
 
-/// The proximal policy as a guess, with the weight π_proximal / π_behaviour that goes with it. Both count as constants: no gradient
-/// flows through them.
+/// The proximal policy as a guess, with the weight π_proximal / π_behaviour that goes with it. Both count as
+/// constants: no gradient flows through them.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Interpolated {
     /// How it is guessed.
     pub by: Interpolation,
-    /// What becomes of weights that are too large or too small.
+    /// Bounds of the weight.
     pub bound: Bound,
 }
 
 impl Interpolated {
-    /// Log-probability of a term's token under the proximal policy, and the weight of the term, where the model now says `logp`; `None`
-    /// for a token that no policy drew.
+    /// Log-probability of a term's token under the proximal policy, and the weight of the term, where the
+    /// model now says `logp`; `None` for a token that no policy drew.
     pub(crate) fn of(&self, logp: f32, term: &Term) -> Option<(f64, f64)> {
         let behaviour = f64::from(term.behaviour?);
         let proximal = self.by.proximal(behaviour, logp.into(), Some(term.age.into()));
@@ -63,7 +64,8 @@ mod tests {
     const WIDE: Bound = Bound::Clamp { low: 0.0, high: 5.0 };
     const CLIP: PolicyLoss = PolicyLoss::Clip { low: 0.9, high: 9.0, dual: None, trust: None, keep: None };
 
-    /// At age 3 the guess is two thirds of the way: of a log-ratio of 0.6 the proximal policy has 0.4, the present one is 0.2 from there.
+    /// At age 3 the guess is two thirds of the way: of a log-ratio of 0.6 the proximal policy has 0.4, the
+    /// present one is 0.2 from there.
     #[test]
     fn ratio_and_weight_share_the_way() {
         let term = Term { advantage: 2.0, behaviour: Some(-2.0), age: 3, ..Term::default() };
@@ -71,7 +73,8 @@ mod tests {
         assert!((got.ratio - 0.2f64.exp()).abs() < 1e-6, "{got:?}");
         assert!((got.loss + 2.0 * 0.6f64.exp()).abs() < 1e-5, "{got:?}");
         assert!((got.log_ratio - 0.2).abs() < 1e-6, "{got:?}");
-        // The version before drew a token of age 1, and the present one a token of age 0: nothing to guess, no weight.
+        // The version before drew a token of age 1, and the present one a token of age 0: nothing to guess,
+        // no weight.
         for age in [0, 1] {
             let got = loss(CLIP, WIDE).evaluate(-1.4, &Term { age, ..term });
             assert_eq!(got, Loss::of(CLIP).evaluate(-1.4, &Term { age, ..term }));
@@ -82,14 +85,16 @@ mod tests {
         assert_eq!((masked.loss, masked.slope, masked.clipped, masked.dropped), (0.0, 0.0, true, true));
     }
 
-    /// The slope is that of the loss with guess and weight held where they are, by finite differences; not that of a loss that they move with.
+    /// The slope is that of the loss with guess and weight held where they are, by finite differences; not
+    /// that of a loss that they move with.
     #[test]
     fn no_gradient_flows_through_the_guess() {
         let direct = PolicyLoss::Direct { beta: 0.5 };
         let soft = PolicyLoss::SoftGate { positive: 1.0, negative: 1.05 };
         for policy in [CLIP, direct, soft, PolicyLoss::ImportanceSampling] {
             for by in [Interpolation::LogLinear, Interpolation::Linear] {
-                // A weight at its bound: else weight and ratio of the simplest losses make up one ratio, wherever the guess lies.
+                // A weight at its bound: else weight and ratio of the simplest losses make up one ratio,
+                // wherever the guess lies.
                 let interpolated = Interpolated { by, bound: Bound::Clamp { low: 0.0, high: 1.2 } };
                 let loss = Loss { interpolated: Some(interpolated), ..Loss::of(policy) };
                 let term = Term { advantage: -0.7, behaviour: Some(-2.0), age: 4, ..Term::default() };

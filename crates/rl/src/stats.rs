@@ -63,13 +63,15 @@ pub struct Paired {
     pub after: f64,
 }
 
-/// Mean of after − before, scores from 0 to 1, with a 95 % interval by the cluster bootstrap: whole clusters are drawn with
-/// replacement, as many as there are, `resamples` times, and the interval is between the 2.5 % and 97.5 % quantiles of the mean
-/// difference (Efron & Tibshirani 1993, sections 8 and 13; Field & Welsh 2007 for clusters).
+/// Mean of after − before, scores from 0 to 1, with a 95 % interval by the cluster bootstrap: whole clusters
+/// are drawn with replacement, as many as there are, `resamples` times, and the interval is between the 2.5 %
+/// and 97.5 % quantiles of the mean difference (Efron & Tibshirani 1993, sections 8 and 13; Field & Welsh
+/// 2007 for clusters).
 ///
-/// The bootstrap draws only what was seen, and would be a point where all differences are equal. So the interval also reaches as far
-/// as clusters of a kind that none of n was can move the mean: a share of z² / (n + z²), Wilson's bound at 0 of n, at either end of the
-/// range. That is less than the bootstrap's own reach but for few clusters or next to no variation.
+/// The bootstrap draws only what was seen, and would be a point where all differences are equal. So the
+/// interval also reaches as far as clusters of a kind that none of n was can move the mean: a share of z² /
+/// (n + z²), Wilson's bound at 0 of n, at either end of the range. That is less than the bootstrap's own
+/// reach but for few clusters or next to no variation.
 ///
 /// A pure function of its input: the same pairs in any order, `resamples` and `seed` give the same interval (up to the
 /// rounding of sums).
@@ -91,8 +93,8 @@ pub fn paired_difference(pairs: &[Paired], resamples: u32, seed: u64) -> Result<
     bootstrap(&clusters.into_values().collect::<Vec<_>>(), (-1.0, 1.0), resamples, seed)
 }
 
-/// Mean of independent scores from 0 to 1 with a 95 % interval, as [`paired_difference`] has it: of nothing but failures or nothing but
-/// successes it is Wilson's.
+/// Mean of independent scores from 0 to 1 with a 95 % interval, as [`paired_difference`] has it: of nothing
+/// but failures or nothing but successes it is Wilson's.
 ///
 /// # Errors
 /// Without scores or resamples, or when a score is not finite.
@@ -205,7 +207,8 @@ mod tests {
         assert!(!got.contains(0.0));
     }
 
-    /// Where nothing varies the interval is Wilson's at 0 or at 1, on both sides of a difference that never differs.
+    /// Where nothing varies the interval is Wilson's at 0 or at 1, on both sides of a difference that never
+    /// differs.
     #[test]
     fn intervals_do_not_collapse() {
         let near = |interval: Interval, low: f64, high: f64| {

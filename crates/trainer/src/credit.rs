@@ -91,8 +91,8 @@ impl Earnings {
         earnings
     }
 
-    /// The samples that an attempt is. One without a token is a sample for each of `agents`, who act in the others of its group: nobody
-    /// knows whose turn it would have been.
+    /// The samples that an attempt is. One without a token is a sample for each of `agents`, who act in the
+    /// others of its group: nobody knows whose turn it would have been.
     pub fn samples(&self, paths: &[TrainedPath], by: GroupBy, agents: &[String]) -> Vec<Sample> {
         if by != GroupBy::Agent {
             let tokens = paths.iter().enumerate().map(|(i, path)| (i, (0..path.tokens()).collect()));

@@ -171,7 +171,8 @@ pub(crate) async fn run_plan(
             continue;
         }
         let mut inputs = inputs_of(update, trajectories, rules.version)?;
-        // As planned: what corrects for the policy that drew a token has nothing to do with what the critic should say of it.
+        // As planned: what corrects for the policy that drew a token has nothing to do with what the critic
+        // should say of it.
         let mut planned = models.critic.map(|_| inputs.clone()).unwrap_or_default().into_iter();
         if let Some(preparer) = preparer.as_mut().filter(|_| rules.policy.is_some()) {
             let start = Instant::now();

@@ -429,7 +429,8 @@ fn only_the_least_certain_tokens_learn() {
     assert_eq!((found.tokens, found.kept), (9, 5));
 }
 
-/// An attempt that hung before its first token is compared with every agent's part of the others, unless it is dropped.
+/// An attempt that hung before its first token is compared with every agent's part of the others, unless it
+/// is dropped.
 #[test]
 fn agents_are_compared_with_attempts_without_a_token() {
     let earned = vec![Earned { by: Earner::Agent("b".into()), reward: 1.0 }];
@@ -478,7 +479,8 @@ fn masked_attempts_are_not_whitened_with() {
     let marked = [vec![together(0, 2, 6.0, vec![early]), together(1, 2, 0.0, vec![])]];
     for (groups, want) in [(both, 0.75f32.sqrt()), (marked, 0.75f32.sqrt())] {
         let plan = plan_of(&groups, &RlKeys { only: agents.clone(), ..keys() }, 1000).unwrap();
-        // Two tokens of each: one value in the first attempt, 0 in the second, a deviation of √(1/3) of their distance.
+        // Two tokens of each: one value in the first attempt, 0 in the second, a deviation of √(1/3) of their
+        // distance.
         let first: Vec<f32> = plan.updates[0].micro_batches[0][0].advantage.iter().take(2).collect();
         assert!(first.iter().all(|a| (a - want).abs() < 1e-4), "{first:?} {want}");
     }

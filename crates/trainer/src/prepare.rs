@@ -23,8 +23,9 @@ pub(crate) struct Preparer<'a> {
     proximal: HashMap<PathKey, Vec<f32>>,
     /// Seed of the run and stream of the step, for random choices.
     random: (u64, u64),
-    /// Whether the log-probability that a token was drawn with is, to the bit, what the learner computes under the same weights. It is not
-    /// where replies outlive an update on keys and values of the weights before.
+    /// Whether the log-probability that a token was drawn with is, to the bit, what the learner computes
+    /// under the same weights. It is not where replies outlive an update on keys and values of the weights
+    /// before.
     exact: bool,
     /// Log-probabilities of the paths that were asked for: proximal, behaviour.
     pairs: Vec<Vec<(f64, f64)>>,
@@ -37,7 +38,8 @@ impl<'a> Preparer<'a> {
         Preparer { keys, learner, proximal: HashMap::new(), random, exact, pairs: Vec::new(), rejected: 0 }
     }
 
-    /// Whether the record says what the learner would, at the beginning of the step: the weights being trained drew every token.
+    /// Whether the record says what the learner would, at the beginning of the step: the weights being
+    /// trained drew every token.
     fn recorded(&self, inputs: &[PathInput]) -> bool {
         let terms = || inputs.iter().flat_map(|input| input.targets.iter().map(|target| &target.term));
         self.exact && terms().all(|term| term.age == 0 && term.behaviour.is_some())
@@ -70,7 +72,8 @@ impl<'a> Preparer<'a> {
         Ok(())
     }
 
-    /// How far the policies that drew the tokens of all updates are from the proximal one, where that was worked out.
+    /// How far the policies that drew the tokens of all updates are from the proximal one, where that was
+    /// worked out.
     pub fn mismatch(&self) -> Option<Mismatch> {
         (self.keys.proximal == Proximal::Recompute).then(|| Mismatch::new(&self.pairs, Counting::Exact))
     }
@@ -140,8 +143,8 @@ impl<'a> Preparer<'a> {
         Ok(())
     }
 
-    /// Multiplies weights by what the correction and rejections say. A proximal policy that is only guessed, token by token in the loss,
-    /// has its correction there.
+    /// Multiplies weights by what the correction and rejections say. A proximal policy that is only guessed,
+    /// token by token in the loss, has its correction there.
     fn correct(&mut self, inputs: &mut [&mut PathInput]) {
         let Some(correction) = self.keys.correction().filter(|_| self.keys.proximal == Proximal::Recompute)
         else {

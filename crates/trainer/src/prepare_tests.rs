@@ -65,8 +65,8 @@ fn key(sample: u32) -> AttemptKey {
     AttemptKey { purpose: Purpose::Train, phase: 0, step: 0, group: 0, sample }
 }
 
-/// A path that trains all of its tokens but the first, by (id, log-probability it was drawn with, age); each with a weight of a half and
-/// an advantage of 1.
+/// A path that trains all of its tokens but the first, by (id, log-probability it was drawn with, age); each
+/// with a weight of a half and an advantage of 1.
 fn path(sample: u32, tokens: &[(u32, f32, u32)]) -> (PathKey, PathInput) {
     let target = |(i, (_, behaviour, age)): (usize, &(u32, f32, u32))| PathTarget {
         index: i as u32 + 1,
@@ -84,7 +84,7 @@ fn terms(batches: &[Inputs]) -> Vec<Term> {
     batches.iter().flatten().flat_map(|(_, input)| input.targets.iter().map(|target| target.term)).collect()
 }
 
-/// What the first update of a step over one micro-batch is prepared to, and how often the learner was asked.
+/// Terms of the first update of a step, of one micro-batch, and how often the learner was asked.
 async fn prepared(keys: &RlKeys, exact: bool, batch: Inputs) -> (Vec<Term>, u32) {
     let learner = Known::default();
     let mut preparer = Preparer::new(keys, &learner, (1, 2), exact);
@@ -125,7 +125,8 @@ async fn weights_are_those_of_the_proximal_over_the_behaviour_policy() {
     assert!(asked == 0 && found.iter().all(|term| term.weight == 0.5 && term.proximal.is_none()));
 }
 
-/// REINFORCE with the ratio as a weight: to the policy that drew the token, whatever the trust region is around.
+/// REINFORCE with the ratio as a weight: to the policy that drew the token, whatever the trust region is
+/// around.
 #[tokio::test]
 async fn minirl_is_weighted_by_the_policy_that_drew() {
     let mild = [(10, -1.2, 1), (20, -1.7, 2)];
@@ -183,7 +184,8 @@ async fn the_proximal_policy_stays_for_the_step() {
     close(preparer.mismatch().unwrap().kl, -3.0 / 4.0);
 }
 
-/// The guess is the loss's: nothing is asked, nothing stands in the terms, and the age decides how far along it lies.
+/// The guess is the loss's: nothing is asked, nothing stands in the terms, and the age decides how far along
+/// it lies.
 #[tokio::test]
 async fn interpolation_needs_no_pass_and_knows_the_age() {
     let keys = keys("proximal = 'interpolate'");

@@ -117,18 +117,19 @@ async fn algorithms_run_and_are_done_again() {
 async fn attempts_run_ahead_as_far_as_they_may() {
     let root = tempfile::tempdir().unwrap();
     let keep = "keep";
+    let (recompute, interpolate) = ("recompute", "interpolate");
     let cases = [
-        (0, "oldest", keep),
-        (1, "oldest", keep),
-        (4, "first_done", keep),
-        (3, "freshest", keep),
-        (2, "oldest", "refill"),
+        (0, "oldest", keep, recompute),
+        (1, "oldest", keep, recompute),
+        (4, "first_done", keep, interpolate),
+        (3, "freshest", keep, recompute),
+        (2, "oldest", "refill", recompute),
     ];
-    for (staleness, prefer, uniform) in cases {
+    for (staleness, prefer, uniform, proximal) in cases {
         let folder = root.path().join(format!("{staleness}-{prefer}-{uniform}"));
         let change = format!(
             "phase.1={{kind='rl', steps=12, groups=3, group_size=2, learning_rate=0.05, staleness={staleness}, \
-             prefer='{prefer}', uniform_groups='{uniform}', proximal='recompute', correction={{bound={{kind='clamp', high=2.0}}}}}}"
+             prefer='{prefer}', uniform_groups='{uniform}', proximal='{proximal}', correction={{bound={{kind='clamp', high=2.0}}}}}}"
         );
         let overrides = ["eval.tasks=0", "run.keep=50", "run.checkpoint_every=1", &change];
         let policy = simulator(Duration::from_micros(300), 0.0);

@@ -377,7 +377,8 @@ mod tests {
         assert_eq!(TreeBatch::merge(&beyond), Err(TreeError::Target { path: 1, index: 2, len: 2 }));
     }
 
-    /// A token that paths share is one target for each temperature, with the terms of its paths in their order, as they came.
+    /// A token that paths share is one target for each temperature, with the terms of its paths in their
+    /// order, as they came.
     #[test]
     fn terms_stay_with_their_path_and_temperature() {
         let trained = |temperature, weight| {

@@ -54,8 +54,9 @@ pub fn less_rival(rollout: &Rollout) -> Result<Vec<PathAdvantages>, RlError> {
 /// Every token of a turn gets the return from that turn on, compared with those of the group's other rollouts from the same turn
 /// on, as many as have got there. Normalising rewards turn by turn instead would compare turns that answer to different pasts.
 ///
-/// A rollout that is the last to go on is compared with nobody from there. What came before a turn may stand in its baseline, so it keeps
-/// the advantage of the last turn that others got to. A rollout without any turn has its score from the first on.
+/// A rollout that is the last to go on is compared with nobody from there. What came before a turn may stand
+/// in its baseline, so it keeps the advantage of the last turn that others got to. A rollout without any turn
+/// has its score from the first on.
 pub fn by_turns(rollouts: &[Rollout], gamma: f64, scale_by_std: bool) -> Vec<Vec<PathAdvantages>> {
     // For each rollout and path, the return from each turn on.
     let turn_returns = |path: &Path| -> Vec<f64> {

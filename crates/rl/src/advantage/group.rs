@@ -53,11 +53,12 @@ pub enum Compare {
     /// The mean weighted by length, which has the least variance where a token's gradient has the same size everywhere: OPO
     /// (Hao et al. 2025).
     LengthWeightedMean,
-    /// The mean, times B / (B − M): M of a step's B rollouts are in groups without an advantage, whose zeros would shrink the
-    /// gradient of the others: GPG (Chu et al. 2025, accurate gradient estimation).
+    /// The mean, times B / (B − M): M of a step's B rollouts are in groups without an advantage, whose zeros
+    /// would shrink the gradient of the others: GPG (Chu et al. 2025, accurate gradient estimation).
     MeanOfInformative,
-    /// The mean, times B / the number of rollouts whose score is not 0: GPG as verl computes it, which takes a failure in a
-    /// mixed group for one without a gradient, and a group of successes for one with. For comparisons only.
+    /// The mean, times B / the number of rollouts whose score is not 0: GPG as verl computes it, which takes
+    /// a failure in a mixed group for one without a gradient, and a group of successes for one with. For
+    /// comparisons only.
     MeanOfNonzero,
     /// The second best of k: an advantage is the mean, over all ways to choose k rollouts of the group, of by
     /// how much this one beats the others where it is the best of them, and 0 where it is not (Walder and

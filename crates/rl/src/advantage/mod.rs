@@ -57,8 +57,8 @@ pub struct Path {
     pub concentration: Vec<f64>,
     /// Place of each token among the tokens after the prompt, for [`Alignment::Position`]; else empty.
     pub positions: Vec<usize>,
-    /// Whether each token is masked: others are compared with it, but it is not trained, and whitening does not count it. Empty
-    /// where none is.
+    /// Whether each token is masked: others are compared with it, but it is not trained, and whitening does
+    /// not count it. Empty where none is.
     pub masked: Vec<bool>,
 }
 
@@ -108,8 +108,8 @@ pub struct PathAdvantages {
 pub enum Estimator {
     /// The outcome against the others of its group, the same for every token.
     Group(GroupBaseline),
-    /// GRPO for each part of the score, summed with these weights and divided by the deviation over the step's tokens (GDPO, Liu
-    /// et al. 2026).
+    /// GRPO for each part of the score, summed with these weights and divided by the deviation over the
+    /// step's tokens (GDPO, Liu et al. 2026).
     Gdpo {
         /// Weight of every component.
         weights: Vec<f64>,
@@ -119,7 +119,7 @@ pub enum Estimator {
         /// What means divide by.
         #[serde(default)]
         counting: Counting,
-        /// As in [`Estimator::ReinforcePlusPlusBaseline`].
+        /// Subtracts the mean over tokens as well, as for [`Estimator::ReinforcePlusPlusBaseline`].
         #[serde(default)]
         recentre: bool,
     },
@@ -134,8 +134,8 @@ pub enum Estimator {
         #[serde(default)]
         one_turn: bool,
     },
-    /// Outcome less group mean, over the deviation of the step's tokens (REINFORCE++-baseline, Hu 2025). Groups of equal outcomes count
-    /// in the deviation, as they do for its authors, and get exact zeros.
+    /// Outcome less group mean, over the deviation of the step's tokens (REINFORCE++-baseline, Hu 2025).
+    /// Groups of equal outcomes count in the deviation, as they do for its authors, and get exact zeros.
     ReinforcePlusPlusBaseline {
         /// What a rollout gets that is alone in its group.
         #[serde(default)]
@@ -143,8 +143,9 @@ pub enum Estimator {
         /// What means divide by.
         #[serde(default)]
         counting: Counting,
-        /// Subtracts the mean over tokens as well, as verl does. Over rollouts, which are compared by groups before, that mean is 0 already;
-        /// over tokens it is not, and moves groups that teach nothing by how long the others are. For comparisons only.
+        /// Subtracts the mean over tokens as well, as verl does. Over rollouts, which are compared by groups
+        /// before, that mean is 0 already; over tokens it is not, and moves groups that teach nothing by how
+        /// long the others are. For comparisons only.
         #[serde(default)]
         recentre: bool,
     },
@@ -158,8 +159,8 @@ pub enum Estimator {
         #[serde(default)]
         whiten: Option<Counting>,
     },
-    /// Rewards to come by turns, against those of the others of the group that got to the same turn. A rollout that no other
-    /// followed so far keeps the advantage of the last turn at which it had company.
+    /// Rewards to come by turns, against those of the others of the group that got to the same turn. A
+    /// rollout that no other followed so far keeps the advantage of the last turn at which it had company.
     Turns {
         /// Discount for each turn.
         gamma: f64,
@@ -327,7 +328,8 @@ fn each_path(rollouts: &[Rollout], estimate: impl Fn(&Path) -> PathAdvantages) -
     rollouts.iter().map(|rollout| rollout.paths.iter().map(&estimate).collect()).collect()
 }
 
-/// Whitens by the tokens that are trained; masked ones go along. Without `centre` advantages are only divided by the deviation.
+/// Whitens by the tokens that are trained; masked ones go along. Without `centre` advantages are only divided
+/// by the deviation.
 fn whitened(
     rollouts: &[Rollout],
     mut all: Vec<Vec<PathAdvantages>>,

@@ -22,8 +22,8 @@ fn found(estimator: &Estimator, rollouts: &[Rollout]) -> Vec<Vec<f64>> {
     all.into_iter().map(|mut paths| paths.pop().map_or(Vec::new(), |path| path.advantages)).collect()
 }
 
-/// Six rollouts of which four are in groups without an advantage: what is left is three times as large. The half of verl's scores that
-/// is not 0 makes it twice as large.
+/// Six rollouts of which four are in groups without an advantage: what is left is three times as large. The
+/// half of verl's scores that is not 0 makes it twice as large.
 #[test]
 fn gpg_makes_up_for_groups_without_a_gradient() {
     let scores = [(0, 1.0), (0, 0.0), (1, 1.0), (1, 1.0), (2, 0.0), (2, 0.0)];
@@ -33,7 +33,8 @@ fn gpg_makes_up_for_groups_without_a_gradient() {
     };
     assert_eq!(scalars(Compare::MeanOfInformative, &rollouts), [1.5, -1.5, 0.0, 0.0, 0.0, 0.0]);
     assert_eq!(scalars(Compare::MeanOfNonzero, &rollouts), [1.0, -1.0, 0.0, 0.0, 0.0, 0.0]);
-    // A failure beside a success has a gradient, a group of one has none, and where no group has one there is nothing to make up for.
+    // A failure beside a success has a gradient, a group of one has none, and where no group has one there is
+    // nothing to make up for.
     assert_eq!(scalars(Compare::MeanOfInformative, &rollouts[..2]), [0.5, -0.5]);
     assert_eq!(scalars(Compare::MeanOfInformative, &rollouts[..3]), [0.75, -0.75, 0.0]);
     assert_eq!(scalars(Compare::MeanOfInformative, &rollouts[2..]), [0.0; 4]);
@@ -52,8 +53,8 @@ fn baseline(recentre: bool) -> Estimator {
     Estimator::ReinforcePlusPlusBaseline { singleton, counting, recentre }
 }
 
-/// Differences of 0.5 at one token and −0.5 at three, 0 at the four of a group that is uniform: their mean is −1/8, their variance
-/// (0.625² + 3 · 0.375² + 4 · 0.125²) / 7 = 1/8.
+/// Differences of 0.5 at one token and −0.5 at three, 0 at the four of a group that is uniform: their mean is
+/// −1/8, their variance (0.625² + 3 · 0.375² + 4 · 0.125²) / 7 = 1/8.
 #[test]
 fn uniform_groups_count_in_the_deviation_and_learn_nothing() {
     let rollouts =
@@ -75,7 +76,7 @@ fn uniform_groups_count_in_the_deviation_and_learn_nothing() {
     );
 }
 
-/// What is masked is compared with, and does not count in means and deviations over tokens.
+/// Masked tokens are compared with, and do not count in means and deviations over tokens.
 #[test]
 fn masked_tokens_are_not_whitened_with() {
     let masked = |masked: &[bool], rollout: Rollout| {
@@ -83,7 +84,8 @@ fn masked_tokens_are_not_whitened_with() {
         rollout.paths[0].masked = masked.to_vec();
         rollout
     };
-    // Trained are 1, 0 and 0; the third rollout has values of its own, and so has the second half of the first.
+    // Trained are 1, 0 and 0; the third rollout has values of its own, and so has the second half of the
+    // first.
     let rollouts = [
         masked(&[false, true], rollout(0, 1.0, &[2])),
         rollout(0, 0.0, &[2]),
@@ -117,7 +119,8 @@ fn turns(gamma: f64, scale_by_std: bool) -> Estimator {
     Estimator::Turns { gamma, scale_by_std }
 }
 
-/// Three rollouts end after one, two and four turns. From the third turn on nobody is left to be compared with.
+/// Three rollouts end after one, two and four turns. From the third turn on nobody is left to be compared
+/// with.
 #[test]
 fn the_last_to_go_on_keeps_its_advantage() {
     let outcomes = [rollout(0, 0.0, &[2]), rollout(0, 0.0, &[1, 1]), rollout(0, 1.0, &[1, 2, 1, 1])];
@@ -142,7 +145,8 @@ fn the_last_to_go_on_keeps_its_advantage() {
     near(&found(&turns(1.0, false), &equal), &[&[0.0], &[0.0; 2]]);
 }
 
-/// A rollout in two paths is the last to go on: the second begins at its third turn and has the advantage of the whole.
+/// A rollout in two paths is the last to go on: the second begins at its third turn and has the advantage of
+/// the whole.
 #[test]
 fn a_path_that_begins_alone_keeps_that_of_its_rollout() {
     let path = |turns_before, rewards: &[f64]| Path {

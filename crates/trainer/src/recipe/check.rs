@@ -214,8 +214,8 @@ impl Checker<'_> {
                 kl.charge != Charge::Loss || kl.estimator != KlEstimator::K1,
                 key("kl.estimator"),
                 "\"k1\"",
-                "another in the loss, where the gradient of k1 is 0 in expectation: \"k2\", \"k1_with_k2_gradient\" or \"k3\"; or \
-                 \"k1\" with kl.charge = \"reward\"",
+                "another in the loss, where the gradient of k1 is 0 in expectation: \"k2\", \
+                 \"k1_with_k2_gradient\" or \"k3\"; or \"k1\" with kl.charge = \"reward\"",
             )?;
             if let Some(adaptive) = kl.adaptive {
                 self.positive(key("kl.adaptive.target"), adaptive.target as f32)?;
@@ -234,7 +234,8 @@ impl Checker<'_> {
             keys.proximal != Proximal::Interpolate || (of_tokens && keys.rejection.is_empty()),
             key("proximal"),
             "\"interpolate\"",
-            "\"recompute\" where there is a rejection, or a correction over paths or normalised: the guess is made token by token",
+            "\"recompute\" where there is a rejection, or a correction over paths or normalised: the guess is made \
+             token by token",
         )?;
         self.check(
             (1..=keys.groups).contains(&keys.mini_batches),

@@ -68,11 +68,13 @@ pub struct RlKeys {
     /// What ratios are taken to.
     #[serde(default)]
     pub proximal: Proximal,
-    /// Weights for tokens that other weights drew than those at the beginning of the step. Needs `proximal`, which without this
-    /// takes decoupled PPO's, at most 5 a token; bounds of 1 and 1 leave it away. The critic learns from all tokens alike.
+    /// Weights for tokens that other weights drew than those at the beginning of the step. Needs `proximal`,
+    /// which without this takes decoupled PPO's, at most 5 a token; bounds of 1 and 1 leave it away. The
+    /// critic learns from all tokens alike.
     #[serde(default)]
     pub correction: Option<Correction>,
-    /// What is left out as too far from the weights that drew it. All must be content. Needs `proximal = "recompute"`.
+    /// Bounds beyond which tokens are left out as too far from the weights that drew them. All must be content.
+    /// Needs `proximal = "recompute"`.
     #[serde(default)]
     pub rejection: Vec<Rejection>,
     /// What becomes of groups whose rewards are all equal, in place of the algorithm's way.
@@ -136,13 +138,16 @@ pub enum Algorithm {
     /// Advantages over the group's deviation, PPO's clip, mean over tokens (Shao et al. 2024, as used since).
     #[default]
     Grpo,
-    /// GRPO without dividing by the deviation, and by `agent.max_tokens` in place of the length (Liu et al. 2025).
+    /// GRPO without dividing by the deviation, and by `agent.max_tokens` in place of the length (Liu et al.
+    /// 2025).
     DrGrpo,
-    /// GRPO with a higher upper clip, and others drawn in place of groups that teach nothing (Yu et al. 2025). The paper's penalty for
-    /// length is `overlong`, which keeps all attempts as they are unless set: its buffer is a fifth of the limit, its factor 1.
+    /// GRPO with a higher upper clip, and others drawn in place of groups that teach nothing (Yu et al.
+    /// 2025). The paper's penalty for length is `overlong`, which keeps all attempts as they are unless set:
+    /// its buffer is a fifth of the limit, its factor 1.
     Dapo,
-    /// Each against the mean of the others of its group (Ahmadian et al. 2024). Sums over an attempt's tokens are divided by
-    /// `agent.max_tokens`: it scales the gradient alone, which `optimiser.max_grad_norm` would else cut at every step.
+    /// Each against the mean of the others of its group (Ahmadian et al. 2024). Sums over an attempt's tokens
+    /// are divided by `agent.max_tokens`: it scales the gradient alone, which `optimiser.max_grad_norm` would
+    /// else cut at every step.
     Rloo,
     /// REINFORCE with whitened returns and PPO's clip (Hu 2025).
     ReinforcePlusPlus,
@@ -164,7 +169,8 @@ pub enum Algorithm {
     Cispo,
     /// A sigmoid in place of the clip (Gao et al. 2025).
     Sapo,
-    /// Ratios as weights of REINFORCE in a trust region, each against the mean of the others; averaged as by `rloo`.
+    /// Ratios as weights of REINFORCE in a trust region, each against the mean of the others; averaged as by
+    /// `rloo`.
     Minirl,
     /// A critic, generalised advantages, PPO's clip (Schulman et al. 2017).
     Ppo,
@@ -330,7 +336,8 @@ pub enum Proximal {
     Behaviour,
     /// The weights at the beginning of the step: a forward pass more where they did not draw everything (decoupled PPO).
     Recompute,
-    /// A guess between the policy that drew the token and the present one, by age, made as the loss is evaluated, without that pass.
+    /// A guess between the policy that drew the token and the present one, by age, made as the loss is
+    /// evaluated, without that pass.
     Interpolate,
 }
 
@@ -391,7 +398,8 @@ pub enum UniformGroups {
     Keep,
     /// They are left out of the averages.
     Drop,
-    /// Others are drawn in their place until the step is full, at most as many again as it has (dynamic sampling, DAPO).
+    /// Others are drawn in their place until the step is full, at most as many again as it has (dynamic
+    /// sampling, DAPO).
     Refill,
 }
 

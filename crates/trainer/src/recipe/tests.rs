@@ -165,7 +165,8 @@ fn gdpo_divides_each_part_by_its_deviation() {
     assert!(baseline.scale_by_std);
 }
 
-/// DAPO alone draws others in place of groups that teach nothing; decoupled PPO has its weight unless the recipe says otherwise.
+/// DAPO alone draws others in place of groups that teach nothing; decoupled PPO has its weight unless the
+/// recipe says otherwise.
 #[test]
 fn defaults_are_those_of_the_papers() {
     let keys = |overrides: &[&str]| match load(SMALL, overrides).unwrap().phase.swap_remove(1) {
