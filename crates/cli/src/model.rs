@@ -55,8 +55,8 @@ impl Found {
     }
 }
 
-/// Gets a model onto this machine, with a bar where something moves, and opens it. Of an adapter, its base: `base`, or else the
-/// one that it names.
+/// Gets a model onto this machine, with a bar where something moves, and opens it. Of an adapter, its base:
+/// `base`, or else the one that it names.
 ///
 /// # Errors
 /// When it cannot be had or opened.

@@ -357,7 +357,8 @@ impl Adapter {
         Ok(options)
     }
 
-    /// Opens the weights of a folder in PEFT's layout, which must be those of an adapter like this one over `base`.
+    /// Opens the weights of a folder in PEFT's layout, which must be those of an adapter like this one over
+    /// `base`.
     ///
     /// # Errors
     /// When a file is missing or damaged, or when it is another adapter.

@@ -1,7 +1,8 @@
 //! The configuration of a low-rank adapter in PEFT's layout, and which modules of its base it is on.
 //!
-//! Modules are chosen as PEFT chooses them: by ends of their names, by a regular expression on the whole name, or all of them. What
-//! would make the adapter more than W x + scale · B A x is refused by name; see [`crate::keys`] for keys that nobody has heard of.
+//! Modules are chosen as PEFT chooses them: by ends of their names, by a regular expression on the whole
+//! name, or all of them. What would make the adapter more than W x + scale · B A x is refused by name; see
+//! [`crate::keys`] for keys that nobody has heard of.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +15,8 @@ use crate::{ModelConfig, ModelError, placeholder};
 /// The way out for adapters that are more than plain LoRA.
 pub const MERGE: &str = "only plain LoRA adapters can be used: merge it into its base with PEFT (merge_and_unload), and take the result";
 
-/// Keys that change nothing of an adapter that is only used: how it was trained, by what, and options of variants that are off.
+/// Keys that change nothing of an adapter that is only used: how it was trained, by what, and options of
+/// variants that are off.
 const WITHOUT_EFFECT: [&str; 10] = [
     "auto_mapping",
     "base_model_class",
@@ -28,7 +30,8 @@ const WITHOUT_EFFECT: [&str; 10] = [
     "task_type",
 ];
 
-/// Ways to begin that leave the base as it is. The others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) take something out of it.
+/// Ways to begin that leave the base as it is. The others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) take
+/// something out of it.
 const BEGINNINGS: [&str; 4] = ["gaussian", "orthogonal", "eva", "mica"];
 
 /// An `adapter_config.json`.

@@ -277,9 +277,9 @@ impl ModelFiles {
     }
 }
 
-/// Whether a head that the configuration says is the embedding really is: files that were trained apart keep saying so. As
-/// transformers has it since version 5, one with values of its own stays itself, and where only the head is there, it is the embedding.
-/// Returns what to tell the user.
+/// Whether a head that the configuration says is the embedding really is: files that were trained apart keep
+/// saying so. As transformers has it since version 5, one with values of its own stays itself, and where only
+/// the head is there, it is the embedding. Returns what to tell the user.
 fn settle_head(
     config: &mut ModelConfig,
     files: &mut [SafetensorsFile],

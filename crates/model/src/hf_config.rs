@@ -1,7 +1,8 @@
 //! `config.json` as Hugging Face has it, in and out.
 //!
-//! Absent keys take the defaults of `transformers`, except that an absent token id means that there is none. Every key is read,
-//! known to change no number here (`known.rs`), or refused by name: see [`crate::keys`] for those that nobody has heard of.
+//! Absent keys take the defaults of `transformers`, except that an absent token id means that there is none.
+//! Every key is read, known to change no number here (`known.rs`), or refused by name: see [`crate::keys`]
+//! for those that nobody has heard of.
 
 mod known;
 
@@ -152,8 +153,8 @@ fn refuse_the_unsupported(keys: &Keys, family: Family) -> Result<(), ModelError>
     Ok(())
 }
 
-/// Older files have `rope_theta` and `rope_scaling`, newer ones both in `rope_parameters`. Where a file has both, transformers
-/// goes by the older one.
+/// Older files have `rope_theta` and `rope_scaling`, newer ones both in `rope_parameters`. Where a file has
+/// both, transformers goes by the older one.
 fn rope(keys: &Keys, context: usize) -> Result<Rope, ModelError> {
     let outer_theta = keys.float("rope_theta")?;
     let older = keys.object("rope_scaling")?.filter(|object| !object.is_empty());

@@ -1,9 +1,10 @@
 //! A JSON object of a model's files, read key by key.
 //!
-//! An object remembers which of its keys have been read. The others are settled at the end ([`Keys::settle_rest`]): none is
-//! ignored only because nobody thought of it. A key that is off (`null`, `false`, 0, empty, `"none"`) asks for nothing. One that is
-//! known to change no number here is let be. A text that speaks of no part of a model is a remark of whoever wrote the file, and
-//! becomes a note. Everything else is refused by name: it may change what the model computes.
+//! An object remembers which of its keys have been read. The others are settled at the end
+//! ([`Keys::settle_rest`]): none is ignored only because nobody thought of it. A key that is off (`null`,
+//! `false`, 0, empty, `"none"`) asks for nothing. One that is known to change no number here is let be. A
+//! text that speaks of no part of a model is a remark of whoever wrote the file, and becomes a note.
+//! Everything else is refused by name: it may change what the model computes.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;

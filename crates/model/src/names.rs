@@ -1,4 +1,5 @@
-//! Names of tensors in checkpoints of trainers: a wrapper around the model adds to them, or the model's own prefix is missing.
+//! Names of tensors in checkpoints of trainers: a wrapper around the model adds to them, or the model's own
+//! prefix is missing.
 
 use std::path::Path;
 
@@ -48,8 +49,9 @@ const FOREIGN: [(&[&str], &str, &str); 8] = [
     ),
 ];
 
-/// Gives tensors their Hugging Face names: those of a decoder that was saved alone get `model.` put before them, as transformers
-/// does. Names that something around the model has changed are refused with what it was.
+/// Gives tensors their Hugging Face names: those of a decoder that was saved alone get `model.` put before
+/// them, as transformers does. Names that something around the model has changed are refused with what it
+/// was.
 pub(crate) fn settle(files: &mut [SafetensorsFile]) -> Result<(), ModelError> {
     for file in files.iter() {
         let mut names: Vec<&str> = file.tensors().map(|(name, _)| name).collect();

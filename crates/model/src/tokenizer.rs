@@ -90,8 +90,8 @@ impl SpecialTokens {
     }
 }
 
-/// Refuses tokens that the settings, `tokenizer_config.json` at `path`, add to those of a `tokenizer.json`: transformers adds them as it
-/// loads both, so that their text becomes other ids than here.
+/// Refuses tokens that the settings, `tokenizer_config.json` at `path`, add to those of a `tokenizer.json`:
+/// transformers adds them as it loads both, so that their text becomes other ids than here.
 ///
 /// # Errors
 /// Names the token.

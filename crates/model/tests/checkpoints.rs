@@ -1,4 +1,5 @@
-//! Checkpoints as trainers and hands leave them: heads of their own, names that a wrapper has changed, files that were never fetched.
+//! Checkpoints as trainers and hands leave them: heads of their own, names that a wrapper has changed, files
+//! that were never fetched.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
 

@@ -12,7 +12,8 @@ pub struct LoraOptions {
     pub rank: usize,
     /// Numerator of the scale.
     pub alpha: f32,
-    /// The projections that get one: `q_proj` in every block, or a longer end of the name, such as `layers.0.self_attn.q_proj`.
+    /// The projections that get one: `q_proj` in every block, or a longer end of the name, such as
+    /// `layers.0.self_attn.q_proj`.
     pub targets: Vec<String>,
     /// Scales by alpha / √rank instead (rsLoRA, Kalajdzievski 2023).
     pub rank_stabilised: bool,
@@ -44,7 +45,8 @@ impl LoraOptions {
         module.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
     }
 
-    /// Rank and alpha of the adapter on a module, which is given by its whole path; `None` where it gets none.
+    /// Rank and alpha of the adapter on a module, which is given by its whole path; `None` where it gets
+    /// none.
     pub fn on(&self, module: &str) -> Option<(usize, f32)> {
         fn own<T: Copy>(of: &BTreeMap<String, T>, module: &str) -> Option<T> {
             let named = of.iter().filter(|(name, _)| LoraOptions::names(name, module));

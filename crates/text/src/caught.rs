@@ -1,4 +1,5 @@
-//! Calls of a library that panics on some damaged files: the panic becomes a text for an error, and prints nothing.
+//! Calls of a library that panics on some damaged files: the panic becomes a text for an error, and prints
+//! nothing.
 
 use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe};
@@ -14,7 +15,8 @@ thread_local! {
 /// # Errors
 /// What it panicked with.
 pub(crate) fn caught<T>(call: impl FnOnce() -> T) -> Result<T, String> {
-    // The hook is the process's: it asks which thread panics, and leaves the others to the hook that was there.
+    // The hook is the process's: it asks which thread panics, and leaves the others to the hook that was
+    // there.
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         let before = panic::take_hook();

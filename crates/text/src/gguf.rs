@@ -1,7 +1,8 @@
 //! A byte-level BPE tokenizer from GGUF metadata, as the `tokenizer.json` that means the same.
 //!
-//! GGUF names the pre-tokenizer instead of carrying it, so each supported name is spelled out here as its Hugging Face
-//! counterpart, normaliser included; many names mean the same. Names that are not known are refused: a wrong split changes tokens silently.
+//! GGUF names the pre-tokenizer instead of carrying it, so each supported name is spelled out here as its
+//! Hugging Face counterpart, normaliser included; many names mean the same. Names that are not known are
+//! refused: a wrong split changes tokens silently.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! Tests of tokenizers.
+//! What becomes of texts, and of files that are not as they should be.
 
 use proptest::prelude::*;
 

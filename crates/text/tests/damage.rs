@@ -1,4 +1,5 @@
-//! A damaged tokenizer.json ends in an error that names it, never in a panic, whether the library fails in reading it or in using it.
+//! A damaged tokenizer.json ends in an error that names it, never in a panic, whether the library fails in
+//! reading it or in using it.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
 

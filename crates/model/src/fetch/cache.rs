@@ -1,10 +1,11 @@
-//! The hub's settings and the cache of models on this machine, both as `huggingface_hub` has them, so that what Python has fetched is
-//! found here and the other way round.
+//! The hub's settings and the cache of models on this machine, both as `huggingface_hub` has them, so that
+//! what Python has fetched is found here and the other way round.
 //!
-//! `HF_HUB_CACHE` (or `HUGGINGFACE_HUB_CACHE`) names the cache; without it, it is `hub` in `HF_HOME`, which is `huggingface` in
-//! `XDG_CACHE_HOME` or `~/.cache`. The token is `HF_TOKEN` (or `HUGGING_FACE_HUB_TOKEN`), or that of a login in the file `HF_TOKEN_PATH`
-//! or `HF_HOME/token`. With `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE` the network is not used. A model lies in `models--OWNER--NAME`:
-//! `refs/REVISION` holds a commit, `snapshots/COMMIT` the files.
+//! `HF_HUB_CACHE` (or `HUGGINGFACE_HUB_CACHE`) names the cache; without it, it is `hub` in `HF_HOME`, which
+//! is `huggingface` in `XDG_CACHE_HOME` or `~/.cache`. The token is `HF_TOKEN` (or `HUGGING_FACE_HUB_TOKEN`),
+//! or that of a login in the file `HF_TOKEN_PATH` or `HF_HOME/token`. With `HF_HUB_OFFLINE` or
+//! `TRANSFORMERS_OFFLINE` the network is not used. A model lies in `models--OWNER--NAME`: `refs/REVISION`
+//! holds a commit, `snapshots/COMMIT` the files.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -106,7 +107,8 @@ impl Cached {
     }
 }
 
-/// The first file that a snapshot lacks to be a model, or an adapter; links whose target is gone count as absent.
+/// The first file that a snapshot lacks to be a model, or an adapter; links whose target is gone count as
+/// absent.
 ///
 /// # Errors
 /// When the index of its weights is damaged.

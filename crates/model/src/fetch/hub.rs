@@ -1,9 +1,9 @@
 //! Models from the Hugging Face hub, or a server that speaks its protocol.
 //!
-//! A revision is resolved to a commit once; all its files come from that commit. A download that was cut goes on where it
-//! stopped, also in a later run. Weights are checked against the SHA-256 that the hub publishes, smaller files against their
-//! size. All lies in the cache of `huggingface_hub` ([`super::cache`]), where Python finds it. The mark that a revision is complete is
-//! written last.
+//! A revision is resolved to a commit once; all its files come from that commit. A download that was cut goes
+//! on where it stopped, also in a later run. Weights are checked against the SHA-256 that the hub publishes,
+//! smaller files against their size. All lies in the cache of `huggingface_hub` ([`super::cache`]), where
+//! Python finds it. The mark that a revision is complete is written last.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -94,8 +94,9 @@ impl Hub {
         Self { settings, agent: config.into(), pause }
     }
 
-    /// The folder with a model's files. What the cache has is used without asking whether the hub has something newer: a run that
-    /// goes on must find the weights that it began with. `before` is where earlier versions of Dressage kept models.
+    /// The folder with a model's files. What the cache has is used without asking whether the hub has
+    /// something newer: a run that goes on must find the weights that it began with. `before` is where
+    /// earlier versions of Dressage kept models.
     pub(super) fn fetch(
         &self,
         id: &str,

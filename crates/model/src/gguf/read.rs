@@ -349,8 +349,8 @@ impl Metadata {
         ModelError::config(&self.path, format!("metadata key {key} is missing"))
     }
 
-    /// Refuses a key of the architecture that nothing has read, unless it is off or `changes_nothing`: it may change what the model
-    /// computes.
+    /// Refuses a key of the architecture that nothing has read, unless it is off or `changes_nothing`: it may
+    /// change what the model computes.
     pub(super) fn settle_rest(
         &self,
         architecture: &str,

@@ -1,5 +1,5 @@
-//! Keys of a `config.json` that are understood without being read: those that change no number here, and those that must have the
-//! one value under which they change none.
+//! Keys of a `config.json` that are understood without being read: those that change no number here, and
+//! those that must have the one value under which they change none.
 
 use serde_json::{Value, json};
 
@@ -127,7 +127,8 @@ pub(super) fn is_without_effect(key: &str) -> bool {
 /// Noise that training elsewhere may add.
 pub(super) const DROPOUTS: [&str; 2] = ["attention_dropout", "hidden_dropout"];
 
-/// Keys that leave the computation as it is with one value alone, which is not always that of a switch that is off.
+/// Keys that leave the computation as it is with one value alone, which is not always that of a switch that
+/// is off.
 pub(super) fn neutral() -> [(&'static str, Value); 12] {
     [
         ("attention_multiplier", Value::Null),
