@@ -54,7 +54,7 @@ context = 256
 threads = {arguments.threads}
 micro_batch_tokens = 4096
 [[tasks]]
-kind = "jsonl"
+kind = "file"
 path = "{file}"
 held_out = 0
 [agent]

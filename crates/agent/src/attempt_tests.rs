@@ -366,15 +366,23 @@ async fn a_demonstration_has_the_tokens_of_the_attempt_it_describes() {
     result.tool_call_id = Some("call_0".into());
     conversation.extend([result, Message::assistant("It is 5.")]);
     let specs = bench.agent.tools.specs();
-    let demonstration = demonstrate(&bench.agent.chat, &specs, &conversation).unwrap();
+    let demonstration = demonstrate(&bench.agent.chat, &specs, &conversation, messages().len()).unwrap();
     let parts =
         |t: &Trajectory| t.segments().iter().map(|s| (s.turn, bench.text(&s.tokens))).collect::<Vec<_>>();
     assert_eq!(parts(&demonstration), parts(&attempt.trajectory));
     let kinds: Vec<_> = demonstration.segments().iter().map(|s| s.kind).collect();
     assert_eq!(kinds, [Kind::Given, Kind::Demonstrated, Kind::Given, Kind::Demonstrated]);
 
+    // What a task opens with is given, also where the assistant says it.
+    let shown =
+        [Message::user("1+1?"), Message::assistant("2"), Message::user("2+3?"), Message::assistant("5")];
+    let demonstration = demonstrate(&bench.agent.chat, &specs, &shown, 3).unwrap();
+    let [given, imitated] = demonstration.segments() else { panic!("{demonstration:?}") };
+    assert_eq!((given.kind, imitated.kind), (Kind::Given, Kind::Demonstrated));
+    assert!(bench.text(&given.tokens).contains("2+3?") && bench.text(&imitated.tokens).starts_with('5'));
+
     let refused =
-        |conversation: &[Message]| demonstrate(&bench.agent.chat, &specs, conversation).unwrap_err();
+        |conversation: &[Message]| demonstrate(&bench.agent.chat, &specs, conversation, 0).unwrap_err();
     assert_eq!(refused(&messages()), DemonstrationError::NoTurn);
     assert_eq!(refused(&[Message::assistant("Hi")]), DemonstrationError::NoTurn);
     conversation.push(Message::user("Thanks"));

@@ -20,8 +20,9 @@ pub enum DemonstrationError {
     Tree(#[from] TreeError),
 }
 
-/// The tokens of a conversation as the agent loop would have recorded it, the assistant's turns demonstrated instead of
-/// sampled.
+/// The tokens of a conversation as the agent loop would have recorded it, the assistant's turns demonstrated
+/// instead of sampled. The first `opening` messages are what the task opens with: an assistant's turn among
+/// them is given, not imitated.
 ///
 /// # Errors
 /// When there is nothing to imitate, or the conversation cannot be written in the model's format.
@@ -29,8 +30,9 @@ pub fn demonstrate(
     chat: &Chat,
     tools: &[ToolSpec],
     messages: &[Message],
+    opening: usize,
 ) -> Result<Trajectory, DemonstrationError> {
-    let first = messages.iter().position(|m| m.role == Role::Assistant).filter(|&at| at > 0);
+    let first = (opening.max(1)..messages.len()).find(|&at| messages[at].role == Role::Assistant);
     let first = first.ok_or(DemonstrationError::NoTurn)?;
     if let Some(last) = messages.last().filter(|last| last.role != Role::Assistant) {
         return Err(DemonstrationError::Trailing(last.role.as_str()));

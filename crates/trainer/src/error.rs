@@ -90,6 +90,12 @@ pub enum TrainerError {
          to go without"
     )]
     NothingHeldOut,
+    /// There is nothing to train on.
+    #[error(
+        "every task is held out, so there is nothing to train on: hold out fewer, or give a source whose \
+         questions no other source holds out"
+    )]
+    NothingToTrainOn,
     /// There are fewer demonstrations than asked for.
     #[error(
         "`phase.{phase}.demonstrations` is {wanted}, but only {found} training tasks have a demonstration"
@@ -232,6 +238,7 @@ impl TrainerError {
             | E::PhaseOver { .. }
             | E::Changed { .. }
             | E::NothingHeldOut
+            | E::NothingToTrainOn
             | E::TooFewDemonstrations { .. }
             | E::Demonstration { .. }
             | E::PromptTooLong { .. }

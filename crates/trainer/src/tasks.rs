@@ -1,33 +1,40 @@
 //! The tasks of a run: what is trained on, in which order, and what is held out.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use dressage_agent::Truncation;
-use dressage_agent::tasks::{Arithmetic, Split, Task};
+use dressage_agent::tasks::{Arithmetic, FileOptions, FileTasks, QuestionKey, Split, Task};
 use dressage_agent::tools::{Calculator, Delayed, Tool, ToolSet};
 use dressage_reward::Scorer;
-use dressage_text::{Chat, ChatOptions, Message};
+use dressage_text::{Chat, ChatOptions, Message, Role};
 
 use crate::TrainerError;
 use crate::random::order;
 use crate::recipe::{AgentKeys, QUESTION, Recipe, TaskSource};
 
 /// How many tasks of a generator are looked at before the start. The others differ from them in their numbers only.
-const GENERATED_CHECKED: u32 = 64;
+const GENERATED_CHECKED: usize = 64;
 
-/// All tasks of a run.
+/// All tasks of a run. What is held out of one source is trained on from none.
 pub struct Tasks {
     train: Vec<Train>,
-    /// What is held out, by where it comes from.
+    /// What is held out, by where it comes from. Of files it depends on `eval.split_seed`, never on the run's seed.
     pub eval: Vec<EvalSlice>,
     /// What a user should know of the sources.
     pub(crate) notes: Vec<String>,
 }
 
 enum Train {
-    Generated(Arithmetic, u32),
+    /// The tasks of a generator at these places, all in `0..n` where none is left out.
+    Generated(Arithmetic, Places),
     Listed(Vec<Task>),
+}
+
+enum Places {
+    All(u32),
+    Some(Vec<u32>),
 }
 
 /// Held-out tasks of one kind.
@@ -57,60 +64,84 @@ impl EvalSlice {
     }
 }
 
+/// A source that was read.
+enum Loaded<'r> {
+    Arithmetic(Arithmetic, u32),
+    Files(&'r FileOptions, FileTasks),
+}
+
 impl Tasks {
     /// Reads or prepares the tasks of a recipe.
     ///
     /// # Errors
     /// When a source cannot be read, or an evaluation is asked for and nothing is held out.
     pub fn load(recipe: &Recipe) -> Result<Self, TrainerError> {
-        let (seed, count) = (recipe.run.seed, recipe.eval.tasks);
-        let mut tasks = Tasks { train: Vec::new(), eval: Vec::new(), notes: Vec::new() };
+        let (seed, split_seed, count) = (recipe.run.seed, recipe.eval.split_seed, recipe.eval.tasks);
+        let (mut loaded, mut eval, mut notes): (Vec<Loaded<'_>>, Vec<EvalSlice>, Vec<String>) =
+            Default::default();
+        // What files hold out, and what is asked of generators.
+        let (mut held_out, mut generated) = (HashSet::new(), HashSet::new());
         for (i, source) in recipe.tasks.iter().enumerate() {
             // Two sources may be of one name; their place tells them apart.
             let named = |name: &str| {
-                let taken = tasks.eval.iter().any(|slice| slice.name == name);
+                let taken = eval.iter().any(|slice| slice.name == name);
                 if taken { format!("{name}-{i}") } else { name.to_owned() }
             };
             match source {
                 TaskSource::Arithmetic(keys) => {
-                    let generator = Arithmetic::new(keys.options(), seed)?;
-                    let slice = |split, n: usize| (0..n as u64).map(|i| generator.task(split, i)).collect();
-                    let seen = EvalSlice::split(
-                        named("arithmetic"),
-                        slice(Split::HeldOut, count),
-                        recipe.eval.select,
-                    );
+                    let asking = Arithmetic::new(keys.options(), seed)?;
+                    let slice = |split, n: usize| (0..n as u64).map(|i| asking.task(split, i)).collect();
+                    let seen: Vec<Task> = slice(Split::HeldOut, count);
                     let unseen = EvalSlice {
                         name: named("arithmetic-unseen-wordings"),
                         apart: true,
                         selects: false,
                         tasks: slice(Split::HeldOutWording, recipe.eval.unseen_wordings),
                     };
-                    tasks.eval.extend(seen.into_iter().chain([unseen]));
-                    tasks.train.push(Train::Generated(generator, keys.train));
+                    generated.extend(seen.iter().chain(&unseen.tasks).map(Task::key));
+                    eval.extend(EvalSlice::split(named("arithmetic"), seen, recipe.eval.select));
+                    eval.push(unseen);
+                    loaded.push(Loaded::Arithmetic(Arithmetic::new(keys.options(), seed)?, keys.train));
                 }
-                TaskSource::Jsonl(options) => {
-                    let loaded = options.load(seed)?;
-                    if loaded.repeated > 0 {
-                        tasks.notes.push(format!(
+                TaskSource::File(options) => {
+                    let mut tasks = options.load(split_seed)?;
+                    notes.append(&mut tasks.notes);
+                    if tasks.repeated > 0 {
+                        notes.push(format!(
                             "{}: {} rows are left out, since an earlier row asks the same",
-                            options.path.display(),
-                            loaded.repeated
+                            options.path.first().display(),
+                            tasks.repeated
                         ));
                     }
-                    let stem = options.path.file_stem().unwrap_or_default().to_string_lossy();
-                    let mut held_out = loaded.held_out;
-                    held_out.truncate(count);
-                    tasks.eval.extend(EvalSlice::split(named(&stem), held_out, recipe.eval.select));
-                    tasks.train.push(Train::Listed(loaded.train));
+                    held_out.extend(tasks.held_out.iter().map(Task::key));
+                    let mut asked = std::mem::take(&mut tasks.held_out);
+                    asked.truncate(count);
+                    eval.extend(EvalSlice::split(named(&options.path.name()), asked, recipe.eval.select));
+                    loaded.push(Loaded::Files(options, tasks));
                 }
             }
         }
-        tasks.eval.retain(|slice| !slice.tasks.is_empty() && count > 0);
-        if tasks.eval.iter().all(|slice| slice.apart) && count > 0 {
+        let mut train = Vec::with_capacity(loaded.len());
+        for source in loaded {
+            train.push(match source {
+                // What a generator holds out and what it trains on share no numbers, whatever the seeds.
+                Loaded::Arithmetic(generator, n) => {
+                    Train::Generated(generator, Places::without(&generator, n, &held_out, &mut notes))
+                }
+                Loaded::Files(options, FileTasks { mut rest, .. }) => {
+                    let before = rest.len();
+                    rest.retain(|task| !held_out.contains(&task.key()) && !generated.contains(&task.key()));
+                    let path = options.path.first().display();
+                    note_left_out(&mut notes, format_args!("{path}"), before - rest.len());
+                    Train::Listed(options.training(rest, seed))
+                }
+            });
+        }
+        eval.retain(|slice| !slice.tasks.is_empty() && count > 0);
+        if eval.iter().all(|slice| slice.apart) && count > 0 {
             return Err(TrainerError::NothingHeldOut);
         }
-        Ok(tasks)
+        Ok(Tasks { train, eval, notes })
     }
 
     /// How many tasks there are to train on.
@@ -122,10 +153,7 @@ impl Tasks {
     pub fn train(&self, mut index: usize) -> Option<Task> {
         for source in &self.train {
             if index < source.len() {
-                return match source {
-                    Train::Generated(generator, _) => Some(generator.task(Split::Train, index as u64)),
-                    Train::Listed(tasks) => tasks.get(index).cloned(),
-                };
+                return source.task(index);
             }
             index -= source.len();
         }
@@ -135,14 +163,11 @@ impl Tasks {
     /// Tasks that are looked at before the start: all of files, some of generators.
     pub(crate) fn to_check(&self) -> impl Iterator<Item = Task> + '_ {
         let train = self.train.iter().flat_map(|source| {
-            let (generated, listed) = match source {
-                Train::Generated(generator, n) => (Some((generator, (*n).min(GENERATED_CHECKED))), &[][..]),
-                Train::Listed(tasks) => (None, &tasks[..]),
+            let most = match source {
+                Train::Generated(..) => GENERATED_CHECKED,
+                Train::Listed(_) => usize::MAX,
             };
-            let generated = generated
-                .into_iter()
-                .flat_map(|(generator, n)| (0..u64::from(n)).map(|i| generator.task(Split::Train, i)));
-            generated.chain(listed.iter().cloned())
+            (0..source.len().min(most)).filter_map(|index| source.task(index))
         });
         train.chain(self.eval.iter().flat_map(|slice| slice.tasks.iter().cloned()))
     }
@@ -151,9 +176,46 @@ impl Tasks {
 impl Train {
     fn len(&self) -> usize {
         match self {
-            Train::Generated(_, n) => *n as usize,
+            Train::Generated(_, Places::All(n)) => *n as usize,
+            Train::Generated(_, Places::Some(places)) => places.len(),
             Train::Listed(tasks) => tasks.len(),
         }
+    }
+
+    fn task(&self, index: usize) -> Option<Task> {
+        match self {
+            Train::Generated(generator, Places::All(_)) => Some(generator.task(Split::Train, index as u64)),
+            Train::Generated(generator, Places::Some(places)) => {
+                places.get(index).map(|&place| generator.task(Split::Train, place.into()))
+            }
+            Train::Listed(tasks) => tasks.get(index).cloned(),
+        }
+    }
+}
+
+impl Places {
+    /// The places in `0..n` at which a generator asks nothing that a file holds out.
+    fn without(
+        generator: &Arithmetic,
+        n: u32,
+        held_out: &HashSet<QuestionKey>,
+        notes: &mut Vec<String>,
+    ) -> Self {
+        if held_out.is_empty() {
+            return Places::All(n);
+        }
+        let asks = |place: &u32| generator.task(Split::Train, u64::from(*place)).key();
+        let places: Vec<u32> = (0..n).filter(|place| !held_out.contains(&asks(place))).collect();
+        let left_out = n as usize - places.len();
+        note_left_out(notes, format_args!("arithmetic"), left_out);
+        if left_out == 0 { Places::All(n) } else { Places::Some(places) }
+    }
+}
+
+fn note_left_out(notes: &mut Vec<String>, source: std::fmt::Arguments<'_>, count: usize) {
+    if count > 0 {
+        notes
+            .push(format!("{source}: {count} tasks are not trained on, since another source holds them out"));
     }
 }
 
@@ -181,10 +243,19 @@ impl TaskOrder {
     }
 }
 
-/// The conversation that a task opens.
+/// The conversation that a task opens. Instructions of its own take the place of the recipe's.
 pub fn opening(agent: &AgentKeys, task: &Task) -> Vec<Message> {
-    let asked = Message::user(agent.prompt.replace(QUESTION, &task.question));
-    if agent.system.is_empty() { vec![asked] } else { vec![Message::system(agent.system.as_str()), asked] }
+    let asked = |question: &str| agent.prompt.replace(QUESTION, question);
+    let mut messages = task.messages.clone();
+    match messages.last_mut() {
+        None => messages.push(Message::user(asked(&task.question))),
+        Some(last) if last.role == Role::User => last.content = asked(&last.content),
+        Some(_) => {}
+    }
+    if !agent.system.is_empty() && !messages.iter().any(|message| message.role == Role::System) {
+        messages.insert(0, Message::system(agent.system.as_str()));
+    }
+    messages
 }
 
 /// The tools that a recipe names.
@@ -254,3 +325,7 @@ pub async fn check_tasks(
     }
     Ok(())
 }
+
+#[cfg(test)]
+#[path = "tasks_tests.rs"]
+mod tests;

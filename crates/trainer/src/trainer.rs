@@ -158,6 +158,9 @@ impl Trainer {
         let [reference, critic] =
             [reference, critic].map(|learner| learner.map(|learner| recipe.engine.learner(learner)));
         let tasks = Tasks::load(&recipe)?;
+        if tasks.train_len() == 0 && !recipe.phase.is_empty() {
+            return Err(TrainerError::NothingToTrainOn);
+        }
         check_tasks(&recipe, &tasks, &chat, &tools, context).await?;
         let lacks = |needs: fn(&RlKeys) -> bool, model: &Option<_>| {
             let needs = |phase: &Phase| matches!(phase, Phase::Rl(keys) if needs(keys));

@@ -106,6 +106,7 @@ impl Arithmetic {
         Task {
             id: format!("arithmetic-{name}-{}-{index}", self.seed),
             question: wording.render(&term, &mut draws),
+            messages: Vec::new(),
             source: "arithmetic".to_owned(),
             template: Some(wording.id.to_owned()),
             kind: Some(format!("{} {}", wording.form_name(), term.grouping())),

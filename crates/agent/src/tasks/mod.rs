@@ -1,19 +1,20 @@
 //! Tasks: what an agent is asked, what is expected, and how somebody did it.
 //!
-//! Tasks come from a JSONL file ([`JsonlOptions::load`]) or from a seeded generator ([`Arithmetic`]). Both give a training
-//! part and a held-out part that share no task. A [`Demonstration`] is a worked solution with tool calls, to learn from
-//! before there is any reward; every result in it is what the tool itself answers.
+//! Tasks come from files ([`FileOptions::load`]) or from a seeded generator ([`Arithmetic`]). Both give a training
+//! part and a held-out part that share no task, whatever the seed of a run. A [`Demonstration`] is a worked
+//! solution with tool calls, to learn from before there is any reward; every result in it is what the tool itself
+//! answers.
 //!
 //! Not here: prompts around the question (the recipe's), and scoring (`dressage-reward`).
 
 mod annotations;
 mod arithmetic;
 mod draws;
-mod jsonl;
+mod error;
+mod file;
+mod question;
 mod term;
 mod wording;
-
-use std::path::PathBuf;
 
 use dressage_text::{Message, ToolCall};
 use serde::{Deserialize, Serialize};
@@ -21,16 +22,21 @@ use serde_json::Value;
 
 pub use annotations::{Skipped, annotated};
 pub use arithmetic::{Arithmetic, ArithmeticOptions, Split};
-pub use jsonl::{AnswerFrom, DemonstrationCounts, JsonlOptions, JsonlTasks};
+pub use error::{Place, TaskError};
+pub use file::{AnswerFrom, DemonstrationCounts, FileOptions, FileTasks, HeldOut, Paths};
+pub use question::QuestionKey;
 
 /// One thing to do.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Task {
     /// Names it for ever: the same task has the same id in every run.
     pub id: String,
-    /// What is asked.
+    /// What is asked: the text of the last turn, where a conversation comes before it.
     pub question: String,
-    /// What is expected, for the scorer.
+    /// The conversation that ends with the question, where it is more than the question.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub messages: Vec<Message>,
+    /// What is expected, for the scorer; a list where several answers are right.
     pub answer: Value,
     /// Where it comes from: the name of a file or a generator.
     pub source: String,
@@ -73,97 +79,4 @@ impl Demonstration {
         messages.push(Message::assistant(self.answer.clone()));
         messages
     }
-}
-
-/// What can be wrong with a source of tasks.
-#[derive(Debug, thiserror::Error)]
-pub enum TaskError {
-    /// The file cannot be read.
-    #[error("cannot read the tasks of {}: {why}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the system says.
-        why: std::io::Error,
-    },
-    /// The file has no rows.
-    #[error("{} has no rows: it must hold one JSON object on each line", path.display())]
-    Empty {
-        /// The file.
-        path: PathBuf,
-    },
-    /// A row is not JSON.
-    #[error("{}, line {line}, column {column}: the row is not valid JSON: {why}", path.display())]
-    Json {
-        /// The file.
-        path: PathBuf,
-        /// The line, from 1.
-        line: usize,
-        /// The column, from 1.
-        column: usize,
-        /// What the parser says.
-        why: String,
-    },
-    /// A row is JSON, but not an object.
-    #[error("{}, line {line}: the row is not a JSON object", path.display())]
-    NotObject {
-        /// The file.
-        path: PathBuf,
-        /// The line, from 1.
-        line: usize,
-    },
-    /// A row lacks a field.
-    #[error(
-        "{}, line {line}: the row has no field {field:?}; it has {has}. Name the right field in the recipe, or complete \
-         the row",
-        path.display()
-    )]
-    NoField {
-        /// The file.
-        path: PathBuf,
-        /// The line, from 1.
-        line: usize,
-        /// The field.
-        field: String,
-        /// The fields there are.
-        has: String,
-    },
-    /// A field holds something else than it must.
-    #[error("{}, line {line}: field {field:?} is {found}, but it must be {expected}", path.display())]
-    Field {
-        /// The file.
-        path: PathBuf,
-        /// The line, from 1.
-        line: usize,
-        /// The field.
-        field: String,
-        /// What it holds, shortened.
-        found: String,
-        /// What it must hold.
-        expected: &'static str,
-    },
-    /// More rows are to be held out than there are to spare.
-    #[error(
-        "{} has {rows} different questions, so {held_out} of them cannot be held out and leave one to train on: hold out \
-         fewer",
-        path.display()
-    )]
-    HeldOut {
-        /// The file.
-        path: PathBuf,
-        /// Different questions in it.
-        rows: usize,
-        /// How many are to be held out.
-        held_out: usize,
-    },
-    /// An option of a generator is out of range.
-    #[error("{name} = {value}, but it must be {range}")]
-    Option {
-        /// The option.
-        name: &'static str,
-        /// Its value.
-        value: f64,
-        /// What it may be.
-        range: &'static str,
-    },
 }

@@ -69,8 +69,9 @@ pub(super) fn demonstrations(
     let mut found = Vec::with_capacity(keys.demonstrations);
     for (group, (task, demonstration)) in mixed.into_iter().take(keys.demonstrations).enumerate() {
         let mut messages = opening(&recipe.agent, &task);
+        let given = messages.len();
         messages.extend(demonstration.messages());
-        let trajectory = demonstrate(chat, &specs, &messages)
+        let trajectory = demonstrate(chat, &specs, &messages, given)
             .map_err(|source| TrainerError::Demonstration { task: task.id.clone(), source })?;
         let (phase, group) = (index as u32, group as u32);
         found.push(Attempt {

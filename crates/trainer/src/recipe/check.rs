@@ -348,7 +348,7 @@ impl Recipe {
                         checker.check(false, format!("tasks.{i}.{name}"), value, range)?;
                     }
                 }
-                TaskSource::Jsonl(options) => {
+                TaskSource::File(options) => {
                     checker.at_least_one(format!("tasks.{i}.repeat"), options.repeat)?;
                     checker.at_least_one(format!("tasks.{i}.limit"), options.limit.unwrap_or(1))?;
                 }
@@ -386,6 +386,12 @@ impl Recipe {
             "at least 0 and less than 1: a share of the tasks",
         )?;
         checker.at_least_one("eval.samples", eval.samples as usize)?;
+        checker.check(
+            eval.split_seed <= i64::MAX as u64,
+            "eval.split_seed",
+            eval.split_seed,
+            "at most 2^63 − 1, to be written down",
+        )?;
         let warm = (0.01..=100.0).contains(&eval.temperature);
         checker.check(
             warm || (eval.temperature == 0.0 && eval.samples == 1),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dressage_agent::tasks::{ArithmeticOptions, JsonlOptions};
+use dressage_agent::tasks::{ArithmeticOptions, FileOptions};
 use dressage_agent::{Limits, Truncation};
 use dressage_policy::{Learner, LoraOptions, Precision, Sampler, SamplingParams, Timely};
 use dressage_reward::Scorer;
@@ -166,8 +166,9 @@ impl Default for EngineKeys {
 pub enum TaskSource {
     /// Arithmetic in symbols and words, from a generator without end.
     Arithmetic(ArithmeticKeys),
-    /// Rows of a file.
-    Jsonl(JsonlOptions),
+    /// Rows of files.
+    #[serde(alias = "jsonl")]
+    File(FileOptions),
 }
 
 /// `[[tasks]] kind = "arithmetic"`
@@ -327,6 +328,9 @@ pub struct EvalKeys {
     pub select: f64,
     /// Tasks in wordings never seen in training, from each generator; reported apart.
     pub unseen_wordings: usize,
+    /// Decides which questions are held out, over all sources together. Apart from the run's seed, so that runs
+    /// that differ in it are measured on the same tasks, and none is trained on what another is measured on.
+    pub split_seed: u64,
     /// Also after every so many steps of a phase; 0 for only at its end.
     pub every: u32,
     /// Whether also before training.
@@ -353,6 +357,7 @@ impl Default for EvalKeys {
             tasks: 200,
             select: 0.0,
             unseen_wordings: 0,
+            split_seed: 1,
             every: 0,
             before: true,
             samples: 1,

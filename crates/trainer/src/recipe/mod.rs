@@ -187,10 +187,16 @@ fn find<'a>(table: &'a Table, path: &[String]) -> Option<&'a Value> {
 
 /// The value of a key that holds a path, made absolute; `None` for other keys, and for what is no relative path.
 fn base_of(path: &[String], value: &Value, folder: &Path) -> Option<Value> {
+    if let (["tasks", _, "path"], Value::Array(items)) =
+        (&path.iter().map(String::as_str).collect::<Vec<_>>()[..], value)
+    {
+        let absolute = |item: &Value| base_of(path, item, folder).unwrap_or_else(|| item.clone());
+        return Some(Value::Array(items.iter().map(absolute).collect()));
+    }
     let text = value.as_str()?;
     let joined = folder.join(text);
     let is_path = match path.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["run", "folder"] | ["tasks", _, "path"] => !text.is_empty(),
+        ["run", "folder"] | ["tasks", _, "path"] | ["tasks", _, "path", _] => !text.is_empty(),
         // Names of models look like paths; only what is there, or is marked as one, is taken for one.
         ["model", "source" | "base"] => text.starts_with('.') || joined.exists(),
         _ => false,

@@ -70,7 +70,7 @@ fn what_is_written_reads_back_the_same() {
 
 #[test]
 fn bad_recipes_are_refused_by_key() {
-    let cases: [(&[&str], &str); 37] = [
+    let cases: [(&[&str], &str); 39] = [
         (&["phase.0.lerning_rate=1"], "unknown key `phase.0.lerning_rate`; did you mean `learning_rate`?"),
         (&["phase.1.kind=gppo"], "`phase.1.kind` is \"gppo\", but must be one of `sft`, `rl`"),
         (&["phase.1.group_size=1"], "`phase.1.group_size` is 1, but must be at least 2"),
@@ -87,7 +87,15 @@ fn bad_recipes_are_refused_by_key() {
         (&["tasks.0.kind=csv"], "`tasks.0.kind` is \"csv\""),
         (&["agent.prompt=Hello"], "`agent.prompt` is \"Hello\", but must be a text that contains {question}"),
         (&["reward.scorer.tolerance.relative=-1"], "`reward.scorer`"),
-        (&["tasks.0={kind='jsonl', path='rows', limit=0}"], "`tasks.0.limit` is 0, but must be at least 1"),
+        (&["tasks.0={kind='file', path='rows', limit=0}"], "`tasks.0.limit` is 0, but must be at least 1"),
+        (
+            &["tasks.0={kind='jsonl', path='rows', held_out='most'}"],
+            "`tasks.0.held_out` is the text \"most\", but must be a whole number, at least 0, or \"all\"",
+        ),
+        (
+            &["tasks.0={kind='file', path=[]}"],
+            "`tasks.0.path` is a list, but must be a path, or a list of paths",
+        ),
         (&["phase.1.only.agents=['wolf']"], "`phase.1.only.agents` is [\"wolf\"], but must be left out"),
         (
             &["phase.1.advantage={kind='turns', gamma=0.9}", "phase.1.uniform_groups=drop"],
@@ -209,13 +217,13 @@ fn paths_are_relative_to_the_recipe_or_to_the_command_line() {
                 [[tasks]]\nkind = 'jsonl'\npath = './rows.jsonl'";
     std::fs::write(&file, text).unwrap();
     let path = |recipe: &Recipe| match &recipe.tasks[0] {
-        TaskSource::Jsonl(options) => options.path.clone(),
+        TaskSource::File(options) => options.path.as_slice().to_vec(),
         TaskSource::Arithmetic(_) => panic!(),
     };
     let recipe = Recipe::load(&file, &[]).unwrap();
     assert_eq!(recipe.run.folder, folder.path().join("out"));
     assert_eq!(Path::new(&recipe.model.source), folder.path().join("model"));
-    assert_eq!(path(&recipe), folder.path().join("rows.jsonl"));
+    assert_eq!(path(&recipe), [folder.path().join("rows.jsonl")]);
 
     let here = std::env::current_dir().unwrap();
     let command = |overrides: &[&str]| {
@@ -232,8 +240,18 @@ fn paths_are_relative_to_the_recipe_or_to_the_command_line() {
         ["run.folder=other", "tasks.0.path=rows", "model.source=org/model"].map(|o| o.parse().unwrap());
     let recipe = Recipe::load(&file, &overrides).unwrap();
     assert_eq!(recipe.run.folder, here.join("other"));
-    assert_eq!(path(&recipe), here.join("rows"));
+    assert_eq!(path(&recipe), [here.join("rows")]);
     assert_eq!(recipe.model.source, "org/model");
+
+    // Several files, each on its own; and the name that sources of files had before.
+    std::fs::write(&file, text.replace("'./rows.jsonl'", "['a.json', '/b/*.json']").replace("jsonl", "file"))
+        .unwrap();
+    let recipe = Recipe::load(&file, &[]).unwrap();
+    assert_eq!(path(&recipe), [folder.path().join("a.json"), "/b/*.json".into()]);
+    let recipe = Recipe::load(&file, &["tasks.0.path=['c', '/d']".parse().unwrap()]).unwrap();
+    assert_eq!(path(&recipe), [here.join("c"), "/d".into()]);
+    let recipe = Recipe::load(&file, &["tasks.0.path.1=c".parse().unwrap()]).unwrap();
+    assert_eq!(path(&recipe), [folder.path().join("a.json"), here.join("c")]);
 }
 
 #[test]

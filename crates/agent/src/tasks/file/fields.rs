@@ -1,0 +1,215 @@
+//! Fields of a row: which ones hold question and answer, and how a path leads into what is nested.
+
+use serde_json::{Map, Value};
+
+/// Where people keep questions and answers: fields that belong together, the first ones that a row has.
+const LAYOUTS: [(&str, &str); 3] = [
+    ("question", "answer"),
+    // verl, and Search-R1's variant of it.
+    ("prompt", "reward_model.ground_truth.target"),
+    ("prompt", "reward_model.ground_truth"),
+];
+
+/// Names that are proposed where a field is missing, the likeliest first.
+const QUESTIONS: [&str; 9] =
+    ["question", "prompt", "problem", "query", "instruction", "input", "messages", "conversations", "text"];
+const ANSWERS: [&str; 14] = [
+    "answer",
+    "golden_answers",
+    "answers",
+    "final_answer",
+    "expected_answer",
+    "ground_truth",
+    "reward_model.ground_truth",
+    "target",
+    "label",
+    "output",
+    "response",
+    "solution",
+    "completion",
+    "gold",
+];
+
+/// The fields of question and answer.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Layout {
+    pub question: String,
+    pub answer: String,
+}
+
+/// The layouts with the fields that the recipe names in place of theirs.
+fn layouts<'n>(question: &'n str, answer: &'n str) -> [(&'n str, &'n str); 3] {
+    let (usual_question, usual_answer) = LAYOUTS[0];
+    LAYOUTS.map(|(q, a)| {
+        (
+            if question == usual_question { q } else { question },
+            if answer == usual_answer { a } else { answer },
+        )
+    })
+}
+
+impl Layout {
+    /// The first layout that a row has, given the fields that the recipe names; where a field is missing, the one
+    /// whose columns it has, for the error to name it.
+    pub fn of(row: &Map<String, Value>, question: &str, answer: &str) -> Self {
+        let layouts = layouts(question, answer);
+        let has = |path: &str| find(row, path).is_some();
+        let begins = |path: &str| has(path) || row.contains_key(path.split('.').next().unwrap_or_default());
+        let whole = layouts.iter().find(|(q, a)| has(q) && has(a));
+        let begun = || layouts.iter().rev().find(|(q, a)| begins(q) && begins(a));
+        let (question, answer) = *whole.or_else(begun).unwrap_or(&layouts[0]);
+        Layout { question: question.to_owned(), answer: answer.to_owned() }
+    }
+
+    /// Whether a column can hold one of the fields of any layout.
+    pub fn may_use(column: &str, question: &str, answer: &str) -> bool {
+        let leads = |path: &str| {
+            path.strip_prefix(column).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        layouts(question, answer).into_iter().any(|(question, answer)| leads(question) || leads(answer))
+    }
+}
+
+/// What a path such as `reward_model.ground_truth` leads to: a field of this very name, or else a field of
+/// what is nested, an item of a list by its number from 0.
+pub(super) fn find<'r>(row: &'r Map<String, Value>, path: &str) -> Option<&'r Value> {
+    if let Some(value) = row.get(path) {
+        return Some(value);
+    }
+    let mut dots = path.rmatch_indices('.');
+    dots.find_map(|(dot, _)| within(row.get(&path[..dot])?, &path[dot + 1..]))
+}
+
+fn within<'r>(value: &'r Value, path: &str) -> Option<&'r Value> {
+    match value {
+        Value::Object(fields) => find(fields, path),
+        Value::Array(items) => {
+            let (first, rest) =
+                path.split_once('.').map_or((path, None), |(first, rest)| (first, Some(rest)));
+            let item = items.get(first.parse::<usize>().ok()?)?;
+            rest.map_or(Some(item), |rest| within(item, rest))
+        }
+        _ => None,
+    }
+}
+
+/// Paths of the fields of a row, those of nested objects after the object itself.
+pub(super) fn paths(row: &Map<String, Value>) -> Vec<String> {
+    fn add(row: &Map<String, Value>, before: &str, paths: &mut Vec<String>) {
+        for (name, value) in row {
+            let path = format!("{before}{name}");
+            paths.push(path.clone());
+            if let Value::Object(fields) = value {
+                add(fields, &format!("{path}."), paths);
+            }
+        }
+    }
+    let mut found = Vec::new();
+    add(row, "", &mut found);
+    found
+}
+
+/// What to do where a row has no field `path`, which `key` of the recipe names.
+pub(super) fn way_out(key: &str, path: &str, row: &Map<String, Value>, columns: &[String]) -> String {
+    let mut there = paths(row);
+    there.extend(columns.iter().filter(|column| !row.contains_key(*column)).cloned());
+    let usual: &[&str] = if key == "question" { &QUESTIONS } else { &ANSWERS };
+    let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_lowercase();
+    let likeness = |other: &str| strsim::normalized_damerau_levenshtein(&last(path), &last(other));
+    let slip = there
+        .iter()
+        .filter(|other| likeness(other) >= 0.7)
+        .max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
+    let mut meant: Vec<&String> = slip.into_iter().collect();
+    for name in usual {
+        let named = there.iter().filter(|path| last(path) == last(name));
+        meant.extend(named.filter(|path| !meant.contains(path)).collect::<Vec<_>>());
+    }
+    let set: Vec<String> = meant.into_iter().take(3).map(|path| format!("`{key} = {path:?}`")).collect();
+    match &set[..] {
+        [] => format!("Name the right field in the recipe as `{key}`, or complete the row"),
+        set => format!("Set {} in the recipe, or complete the row", set.join(" or ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn row(value: Value) -> Map<String, Value> {
+        let Value::Object(row) = value else { panic!("{value}") };
+        row
+    }
+
+    #[test]
+    fn paths_lead_into_what_is_nested() {
+        let row = row(json!({
+            "a": {"b": 1, "b.c": 2, "d": {"e": 3}, "list": [{"x": 4}, 5]}, "a.d": {"e": 6, "f": 7}, "n": null,
+        }));
+        for (path, want) in [
+            ("a.b", Some(1)),
+            ("a.b.c", Some(2)),
+            ("a.d.e", Some(6)),
+            ("a.d.f", Some(7)),
+            ("a.list.0.x", Some(4)),
+            ("a.list.1", Some(5)),
+            ("a.list.2", None),
+            ("a.list.x", None),
+            ("a.x", None),
+            ("b", None),
+            ("a.b.x", None),
+            ("", None),
+        ] {
+            assert_eq!(find(&row, path), want.map(Value::from).as_ref(), "{path}");
+        }
+        assert_eq!(find(&row, "n"), Some(&Value::Null));
+    }
+
+    #[test]
+    fn layouts_are_told_by_the_row() {
+        let of = |value: Value, question, answer| {
+            let layout = Layout::of(&row(value), question, answer);
+            (layout.question, layout.answer)
+        };
+        let pair = |question: &str, answer: &str| (question.to_owned(), answer.to_owned());
+        let extra = json!({"answer": "4", "question": "?"});
+        let verl = json!({"prompt": [], "reward_model": {"ground_truth": "2"}, "extra_info": extra});
+        assert_eq!(of(verl.clone(), "question", "answer"), pair("prompt", "reward_model.ground_truth"));
+        assert_eq!(
+            of(verl, "extra_info.question", "answer"),
+            pair("extra_info.question", "reward_model.ground_truth")
+        );
+        let search =
+            json!({"question": "?", "prompt": [], "reward_model": {"ground_truth": {"target": ["2"]}}});
+        assert_eq!(of(search, "question", "answer"), pair("prompt", "reward_model.ground_truth.target"));
+        assert_eq!(
+            of(json!({"question": 1, "answer": 2, "prompt": 3}), "question", "answer"),
+            pair("question", "answer")
+        );
+        assert_eq!(of(json!({"problem": 1}), "question", "x.y"), pair("question", "x.y"));
+        let null = json!({"prompt": [], "reward_model": null});
+        assert_eq!(of(null, "question", "answer"), pair("prompt", "reward_model.ground_truth"));
+        let uses = |column| Layout::may_use(column, "question", "extra.answer");
+        assert!(uses("prompt") && uses("question") && uses("extra"));
+        assert!(!uses("reward_model") && !uses("prompts") && !uses("ext"));
+    }
+
+    #[test]
+    fn missing_fields_are_proposed() {
+        let out = |key, path, value: Value| way_out(key, path, &row(value), &["image".to_owned()]);
+        assert_eq!(
+            out("answer", "answer", json!({"q": 1, "anwser": 2, "solution": 3})),
+            "Set `answer = \"anwser\"` or `answer = \"solution\"` in the recipe, or complete the row"
+        );
+        assert_eq!(
+            out("answer", "answer", json!({"reward": {"ground_truth": 1}})),
+            "Set `answer = \"reward.ground_truth\"` in the recipe, or complete the row"
+        );
+        assert_eq!(
+            out("question", "question", json!({"x": 1})),
+            "Name the right field in the recipe as `question`, or complete the row"
+        );
+    }
+}

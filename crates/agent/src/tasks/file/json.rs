@@ -1,0 +1,270 @@
+//! Rows as JSON: an object on each line, objects over several lines, or one array of objects.
+//!
+//! Read besides what JSON allows: half a surrogate pair (`\ud83d`), which Python writes and JSON forbids; it
+//! becomes U+FFFD, and is counted. A number that an f64 or 64-bit integer would change is kept as it is
+//! written, as a text.
+
+use std::borrow::Cow;
+
+use serde::de::IgnoredAny;
+use serde_json::{Deserializer, Number, Value};
+
+use crate::tasks::Place;
+
+/// What is wrong with a row, and where.
+#[derive(Debug, PartialEq)]
+pub(super) struct Wrong {
+    pub line: usize,
+    pub column: usize,
+    /// What the parser says.
+    pub why: String,
+}
+
+/// Gives the rows of a text one by one. Returns how many halves of surrogate pairs were replaced.
+///
+/// # Errors
+/// When a row is not JSON, or when `each` fails.
+pub(super) fn rows<E>(
+    text: &str,
+    wrong: &dyn Fn(Wrong) -> E,
+    each: &mut dyn FnMut(Place, Value) -> Result<(), E>,
+) -> Result<usize, E> {
+    let start = text.len() - text.trim_start().len();
+    if text[start..].starts_with('[') {
+        let (value, halves) = value(text, 1).map_err(wrong)?;
+        let Value::Array(rows) = value else { return Ok(halves) };
+        for (at, row) in rows.into_iter().enumerate() {
+            each(Place::Row(at + 1), row)?;
+        }
+        return Ok(halves);
+    }
+    let (mut rest, mut line, mut halves) = (text, 1, 0);
+    while !rest.is_empty() {
+        let end = rest.find('\n').unwrap_or(rest.len());
+        let mut row = &rest[..end];
+        if !row.trim().is_empty() {
+            let (value, replaced) = match value(row, line) {
+                Ok(read) => read,
+                // An object may go on over the next lines. If it does not, its first line is where it is
+                // wrong.
+                Err(first) => match first_value(rest).filter(|long| long.len() > end) {
+                    Some(long) => {
+                        row = long;
+                        value(row, line).map_err(wrong)?
+                    }
+                    None => return Err(wrong(first)),
+                },
+            };
+            halves += replaced;
+            each(Place::Line(line), value)?;
+        }
+        // To the end of the line on which the row ends.
+        let next = rest[row.len()..].find('\n').map_or(rest.len(), |end| row.len() + end + 1);
+        if !rest[row.len()..next].trim().is_empty() {
+            let line = line + row.matches('\n').count();
+            let column = 1 + row.rsplit('\n').next().unwrap_or_default().len();
+            return Err(wrong(Wrong { line, column, why: "trailing characters".into() }));
+        }
+        line += rest[..next].matches('\n').count();
+        rest = &rest[next..];
+    }
+    Ok(halves)
+}
+
+/// The value that a text begins with, if there is a whole one.
+fn first_value(text: &str) -> Option<&str> {
+    let mut values = Deserializer::from_str(text).into_iter::<IgnoredAny>();
+    values.next()?.ok()?;
+    Some(&text[..values.byte_offset()])
+}
+
+/// A text as one value, and how many halves of surrogate pairs were replaced. `line` is the first line's
+/// number.
+fn value(text: &str, line: usize) -> Result<(Value, usize), Wrong> {
+    // Whether it is JSON is asked of the text as it stands, so that columns are right.
+    let checked = serde_json::from_str::<IgnoredAny>(text);
+    let (plain, halves) = match checked {
+        Ok(_) => plain(text),
+        Err(error) => return Err(explained(text, line, &error)),
+    };
+    let value = serde_json::from_str(&plain).map_err(|error| explained(text, line, &error))?;
+    Ok((value, halves))
+}
+
+fn explained(text: &str, line: usize, error: &serde_json::Error) -> Wrong {
+    // The parser counts lines within the row.
+    let (below, column) = (error.line().saturating_sub(1), error.column());
+    let mut why = error.to_string().split(" at line ").next().unwrap_or_default().to_owned();
+    let at =
+        text.lines().nth(below).and_then(|line| line.get(column.saturating_sub(1)..)).unwrap_or_default();
+    let number = ["NaN", "Infinity", "-Infinity"]
+        .into_iter()
+        .find(|number| at.starts_with(number.trim_start_matches('-')));
+    if let Some(number) = number {
+        why.push_str(&format!(" ({number}, which Python writes, is not JSON: write null or a text)"));
+    }
+    Wrong { line: line + below, column, why }
+}
+
+/// A valid text in which every number is one that a [`Value`] holds as it is written, and every surrogate has
+/// its pair. Also how many had not.
+fn plain(text: &str) -> (Cow<'_, str>, usize) {
+    let bytes = text.as_bytes();
+    let (mut plain, mut kept, mut halves, mut at) = (String::new(), 0, 0, 0);
+    while at < bytes.len() {
+        match bytes[at] {
+            b'"' => {
+                at += 1;
+                while at < bytes.len() && bytes[at] != b'"' {
+                    if bytes[at] != b'\\' {
+                        at += 1;
+                        continue;
+                    }
+                    match surrogate(bytes, at) {
+                        Some(0xD800..0xDC00) if matches!(surrogate(bytes, at + 6), Some(0xDC00..0xE000)) => {
+                            at += 12
+                        }
+                        Some(_) => {
+                            plain.push_str(&text[kept..at]);
+                            plain.push_str("\\ufffd");
+                            at += 6;
+                            kept = at;
+                            halves += 1;
+                        }
+                        None => at += 2,
+                    }
+                }
+                at += 1;
+            }
+            b'-' | b'0'..=b'9' => {
+                let start = at;
+                while at < bytes.len() && matches!(bytes[at], b'-' | b'+' | b'.' | b'e' | b'E' | b'0'..=b'9')
+                {
+                    at += 1;
+                }
+                let number = &text[start..at];
+                if matches!(as_written(number), Value::String(_)) {
+                    plain.push_str(&text[kept..start]);
+                    plain.push_str(&format!("\"{number}\""));
+                    kept = at;
+                }
+            }
+            _ => at += 1,
+        }
+    }
+    if kept == 0 {
+        return (Cow::Borrowed(text), halves);
+    }
+    plain.push_str(&text[kept..]);
+    (Cow::Owned(plain), halves)
+}
+
+/// The half of a surrogate pair that is escaped at a place.
+fn surrogate(bytes: &[u8], at: usize) -> Option<u32> {
+    let digits = bytes.get(at..at + 6)?.strip_prefix(b"\\u")?;
+    let unit = u32::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
+    (0xD800..0xE000).contains(&unit).then_some(unit)
+}
+
+/// A number that prints as it is written, or else its text.
+pub(super) fn as_written(number: &str) -> Value {
+    match number.parse::<Number>() {
+        Ok(read) if read.to_string() == number => Value::Number(read),
+        _ => Value::from(number),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn shown(wrong: Wrong) -> String {
+        format!("{}:{}: {}", wrong.line, wrong.column, wrong.why)
+    }
+
+    fn read(text: &str) -> Result<(Vec<(String, Value)>, usize), String> {
+        let mut found = Vec::new();
+        let halves = rows(text, &shown, &mut |place, row| {
+            found.push((place.to_string(), row));
+            Ok(())
+        })?;
+        Ok((found, halves))
+    }
+
+    fn values(text: &str) -> Vec<Value> {
+        read(text).unwrap().0.into_iter().map(|(_, row)| row).collect()
+    }
+
+    #[test]
+    fn numbers_stay_as_they_are_written() {
+        for number in ["2", "-7", "0.5", "27.0", "18446744073709551615", "-9223372036854775808"] {
+            let [Value::Number(read)] = &values(number)[..] else { panic!("{number}") };
+            assert_eq!(read.to_string(), number);
+        }
+        for number in [
+            "18446744073709551617",
+            "12345678901234567890123",
+            "1.10",
+            "0.1000",
+            "1e400",
+            "-0",
+            "1E5",
+            "1e5",
+            "3.14159265358979323846",
+            "-9223372036854775809",
+            "0.10",
+        ] {
+            assert_eq!(values(number), [Value::from(number)]);
+            let nested =
+                format!("{{\"a{number}\": [\"{number} \\\" {number}\", {number}, {{\"b\": {number}}}]}}");
+            let want =
+                json!({format!("a{number}"): [format!("{number} \" {number}"), number, {"b": number}]});
+            assert_eq!(values(&nested), [want]);
+        }
+    }
+
+    #[test]
+    fn half_a_pair_is_replaced_and_counted() {
+        let (found, halves) =
+            read(r#"{"q": "\ud83d 1 \uDE00 \ud83d\ude00 \\ud83d \ud83d\ud83d\ude00"}"#).unwrap();
+        assert_eq!(found[0].1, json!({"q": "\u{fffd} 1 \u{fffd} 😀 \\ud83d \u{fffd}😀"}));
+        assert_eq!(halves, 3);
+    }
+
+    #[test]
+    fn rows_on_lines_over_lines_and_in_an_array() {
+        let places = |text: &str| -> Vec<(String, Value)> { read(text).unwrap().0 };
+        let row = |place: &str, a: u32| (place.to_owned(), json!({"a": a}));
+        assert_eq!(places("{\"a\": 1}\r\n\n  {\"a\":2} \n"), [row("line 1", 1), row("line 3", 2)]);
+        assert_eq!(
+            places("{\n  \"a\": 1\n}\n{\n\"a\": 2}\n{\"a\": 3}"),
+            [row("line 1", 1), row("line 4", 2), row("line 6", 3)]
+        );
+        assert_eq!(places("\n [{\"a\": 1},\n{\"a\": 2}]\n"), [row("row 1", 1), row("row 2", 2)]);
+        assert_eq!(places("[]"), []);
+        assert_eq!(places(" \n"), []);
+    }
+
+    #[test]
+    fn mistakes_are_where_they_are() {
+        for (text, want) in [
+            ("{\"a\": 1}\n{\"a\": \"é\", b: 2}", "2:13: key must be a string"),
+            ("{\"a\": 1\n{\"a\": 2}\n", "1:7: EOF while parsing an object"),
+            ("{\n\"a\": 1}\n{\n\"a\": 1,}", "3:1: EOF while parsing an object"),
+            ("[{\"a\": 1},\n{\"a\": }]", "2:7: expected value"),
+            ("[{\"a\": 1},\n{\"a\": 2}", "2:8: EOF while parsing a list"),
+            ("[{\"a\": 1}]\n[{\"a\": 2}]", "2:1: trailing characters"),
+            ("{\"a\": 1} {\"a\": 2}\n", "1:10: trailing characters"),
+            ("{\n\"a\": 1\n} x\n", "3:2: trailing characters"),
+            (
+                "{\"a\": NaN}",
+                "1:7: expected value (NaN, which Python writes, is not JSON: write null or a text)",
+            ),
+            ("{\"a\": 01}", "1:8: invalid number"),
+        ] {
+            assert_eq!(read(text).unwrap_err(), want, "{text}");
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! A list of messages as the question of a row: chat rows, in the shapes that data sets have them.
+
+use dressage_text::{Message, Role, ToolCall};
+use serde_json::{Map, Value};
+
+/// Messages in OpenAI's shape (`role`, `content`), or ShareGPT's (`from`, `value`).
+///
+/// # Errors
+/// Says which message is wrong, and how.
+pub(super) fn messages(items: &[Value]) -> Result<Vec<Message>, String> {
+    let numbered = items.iter().enumerate();
+    let messages: Result<Vec<Message>, String> =
+        numbered.map(|(at, item)| message(item).map_err(|why| format!("message {at} {why}"))).collect();
+    let messages = messages?;
+    match messages.last() {
+        None => Err("there is no message".into()),
+        Some(last) if !matches!(last.role, Role::User | Role::Tool) => Err(format!(
+            "the last message is the {}'s, which leaves nothing to reply to: end with the user's turn",
+            last.role.as_str()
+        )),
+        Some(last) if last.content.trim().is_empty() => Err("the last message is empty".into()),
+        Some(_) => Ok(messages),
+    }
+}
+
+fn message(item: &Value) -> Result<Message, String> {
+    let fields = item.as_object().ok_or("is not an object")?;
+    // Columns that some messages of a file have and others lack are null in the others.
+    let field =
+        |names: &[&str]| names.iter().find_map(|name| fields.get(*name).filter(|value| !value.is_null()));
+    let role = field(&["role", "from"]).ok_or_else(|| format!("has no `role`; it has {}", names(fields)))?;
+    let text = |name: &str| fields.get(name).and_then(Value::as_str).map(str::to_owned);
+    let tool_calls: Vec<ToolCall> = match field(&["tool_calls"]) {
+        Some(calls) => serde_json::from_value(calls.clone())
+            .map_err(|error| format!("has `tool_calls` that are wrong: {error}"))?,
+        None => Vec::new(),
+    };
+    let content = match field(&["content", "value"]) {
+        Some(content) => content_of(content)?,
+        None if tool_calls.is_empty() => return Err(format!("has no `content`; it has {}", names(fields))),
+        None => String::new(),
+    };
+    Ok(Message {
+        role: role_of(role)?,
+        content,
+        tool_calls,
+        tool_call_id: text("tool_call_id"),
+        name: text("name"),
+    })
+}
+
+fn role_of(role: &Value) -> Result<Role, String> {
+    match role.as_str() {
+        Some("system" | "developer") => Ok(Role::System),
+        Some("user" | "human") => Ok(Role::User),
+        Some("assistant" | "gpt") => Ok(Role::Assistant),
+        Some("tool") => Ok(Role::Tool),
+        _ => Err(format!("has the role {role}, but it must be system, user, assistant or tool")),
+    }
+}
+
+/// A text, or the texts of its parts.
+fn content_of(content: &Value) -> Result<String, String> {
+    match content {
+        Value::String(text) => Ok(text.clone()),
+        Value::Array(parts) => parts.iter().map(part).collect(),
+        _ => Err(format!("has the content {content}, but it must be a text or a list of parts")),
+    }
+}
+
+fn part(part: &Value) -> Result<String, String> {
+    let kind = part.get("type").and_then(Value::as_str);
+    match (part, part.get("text")) {
+        (Value::String(text), _) => Ok(text.clone()),
+        (_, Some(Value::String(text))) if matches!(kind, None | Some("text" | "input_text")) => {
+            Ok(text.clone())
+        }
+        _ => Err(format!(
+            "has a part of type {}, but only parts of type text can be read",
+            kind.unwrap_or("unknown")
+        )),
+    }
+}
+
+fn names(fields: &Map<String, Value>) -> String {
+    fields.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(value: Value) -> Result<Vec<Message>, String> {
+        messages(value.as_array().unwrap())
+    }
+
+    #[test]
+    fn chats_in_every_shape() {
+        let want = [
+            Message::system("Be brief."),
+            Message::user("1 + 1?"),
+            Message::assistant("2"),
+            Message::user("1 + 2?"),
+        ];
+        let plain = json!([
+            {"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"},
+            {"role": "assistant", "content": "2", "tool_calls": null, "name": null},
+            {"role": "user", "content": "1 + 2?"},
+        ]);
+        let parts = json!([
+            {"role": "developer", "content": [{"type": "text", "text": "Be "}, "brief."]},
+            {"role": "user", "content": [{"type": "input_text", "text": "1 + 1?"}]},
+            {"role": "assistant", "content": [{"text": "2", "image": null}]},
+            {"role": "user", "content": "1 + 2?"},
+        ]);
+        let share = json!([
+            {"from": "system", "value": "Be brief."}, {"from": "human", "value": "1 + 1?"},
+            {"from": "gpt", "value": "2"}, {"from": "human", "value": "1 + 2?"},
+        ]);
+        for shape in [plain, parts, share] {
+            assert_eq!(read(shape).unwrap(), want);
+        }
+        let call =
+            json!({"id": "a", "type": "function", "function": {"name": "add", "arguments": "{\"x\": 1}"}});
+        let called = read(json!([
+            {"role": "user", "content": "?"}, {"role": "assistant", "content": null, "tool_calls": [call]},
+            {"role": "tool", "content": "2", "tool_call_id": "a", "name": "add"},
+        ]));
+        let called = called.unwrap();
+        assert_eq!((called[1].content.as_str(), called[1].tool_calls[0].name.as_str()), ("", "add"));
+        assert_eq!((called[2].tool_call_id.as_deref(), called[2].name.as_deref()), (Some("a"), Some("add")));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let user = json!({"role": "user", "content": "?"});
+        for (chat, why) in [
+            (json!([]), "there is no message"),
+            (
+                json!([user, {"role": "assistant", "content": "!"}]),
+                "the last message is the assistant's, which leaves nothing",
+            ),
+            (json!([{"role": "user", "content": " "}]), "the last message is empty"),
+            (json!(["Hi"]), "message 0 is not an object"),
+            (json!([user, {"content": "?"}]), "message 1 has no `role`; it has content"),
+            (json!([{"role": "user", "text": "?"}]), "message 0 has no `content`; it has role, text"),
+            (
+                json!([{"role": "critic", "content": "?"}]),
+                "message 0 has the role \"critic\", but it must be system",
+            ),
+            (
+                json!([{"role": "user", "content": 5}]),
+                "message 0 has the content 5, but it must be a text or a list of parts",
+            ),
+            (
+                json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
+                "message 0 has a part of type image_url, but only parts of type text can be read",
+            ),
+            (
+                json!([{"role": "assistant", "tool_calls": [{"id": "a"}]}, user]),
+                "message 0 has `tool_calls` that are wrong",
+            ),
+        ] {
+            let error = read(chat).unwrap_err();
+            assert!(error.starts_with(why), "gave: {error}\nwant: {why}");
+        }
+    }
+}

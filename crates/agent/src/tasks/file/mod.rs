@@ -1,0 +1,232 @@
+//! Tasks from files: JSON lines, JSON arrays, Parquet, CSV and TSV, also compressed with gzip or zstd.
+//!
+//! What a file is decides its content, not its name; only tables (CSV, TSV) are told by their names. Numbers
+//! stay as they are written. A row that lacks what it must have is an error that names file, row and field.
+
+mod content;
+mod fields;
+mod json;
+mod messages;
+mod options;
+mod parquet;
+mod paths;
+mod table;
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use self::content::Content;
+use self::fields::Layout;
+use super::draws::{Draws, Purpose};
+use super::{Place, QuestionKey, Skipped, Task, TaskError};
+
+pub use options::{AnswerFrom, FileOptions, HeldOut};
+pub use paths::Paths;
+
+/// The tasks of a source of files.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct FileTasks {
+    /// What is not held out, in the order of the rows.
+    pub rest: Vec<Task>,
+    /// What is kept apart from training, in an order that depends on the split alone.
+    pub held_out: Vec<Task>,
+    /// Rows left out because an earlier row asks the same.
+    pub repeated: usize,
+    /// What became of the annotations of all rows, where they were read.
+    pub demonstrations: DemonstrationCounts,
+    /// What a user should know of how the files were read.
+    pub notes: Vec<String>,
+}
+
+/// How many solutions became demonstrations, and why the others did not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DemonstrationCounts {
+    /// Became one.
+    pub converted: usize,
+    /// See [`Skipped::NoCalls`].
+    pub no_calls: usize,
+    /// See [`Skipped::TooManyCalls`].
+    pub too_many_calls: usize,
+    /// See [`Skipped::Unreadable`].
+    pub unreadable: usize,
+    /// See [`Skipped::Disagrees`].
+    pub disagrees: usize,
+    /// See [`Skipped::NoAnswer`].
+    pub no_answer: usize,
+}
+
+impl DemonstrationCounts {
+    fn add(&mut self, skipped: Option<Skipped>) {
+        *match skipped {
+            None => &mut self.converted,
+            Some(Skipped::NoCalls) => &mut self.no_calls,
+            Some(Skipped::TooManyCalls) => &mut self.too_many_calls,
+            Some(Skipped::Unreadable) => &mut self.unreadable,
+            Some(Skipped::Disagrees) => &mut self.disagrees,
+            Some(Skipped::NoAnswer) => &mut self.no_answer,
+        } += 1;
+    }
+}
+
+impl FileOptions {
+    /// Reads the files and holds out what the split says. Every row is checked, also those that `limit`
+    /// leaves out.
+    ///
+    /// Which questions are held out depends on the questions and on `split_seed` alone: those of the smallest
+    /// hashes. Neither the order of files and rows nor the seed of a run matters, and rows that are added
+    /// change little.
+    ///
+    /// # Errors
+    /// When a file cannot be read or there are no rows; when a row is not an object or lacks what it must
+    /// have (which row, what it has instead); when too many rows are to be held out.
+    pub fn load(&self, split_seed: u64) -> Result<FileTasks, TaskError> {
+        let files = self.path.files()?;
+        let mut loader = Loader {
+            options: self,
+            source: self.path.name(),
+            several: files.len() > 1,
+            layout: None,
+            asked: HashSet::new(),
+            ranked: Vec::new(),
+            split_seed,
+            tasks: FileTasks::default(),
+        };
+        for (number, file) in files.iter().enumerate() {
+            loader.file(number, file)?;
+        }
+        let Loader { mut ranked, mut tasks, .. } = loader;
+        let (rows, path) =
+            (tasks.rest.len(), files.first().map_or(self.path.first(), |file| file).to_owned());
+        if rows == 0 {
+            return Err(TaskError::Empty { path });
+        }
+        ranked.sort_unstable();
+        match self.held_out {
+            HeldOut::Count(held_out) if held_out >= rows => {
+                return Err(TaskError::HeldOut { path, rows, held_out });
+            }
+            HeldOut::Count(held_out) => ranked.truncate(held_out),
+            HeldOut::All => {}
+        }
+        let mut rest: Vec<Option<Task>> = tasks.rest.into_iter().map(Some).collect();
+        tasks.held_out = ranked.into_iter().filter_map(|(_, at)| rest[at].take()).collect();
+        tasks.rest = rest.into_iter().flatten().collect();
+        Ok(tasks)
+    }
+
+    /// The tasks to train on, of those that no source holds out: in random order, as many and as often as the
+    /// options say.
+    pub fn training(&self, mut rest: Vec<Task>, seed: u64) -> Vec<Task> {
+        Draws::new(seed, Purpose::Shuffle, 0).shuffle(&mut rest);
+        rest.truncate(self.limit.unwrap_or(usize::MAX));
+        std::iter::repeat_n(rest, self.repeat).flatten().collect()
+    }
+}
+
+/// A row of a file.
+struct Row<'f> {
+    /// The file's number among those of the source.
+    number: usize,
+    path: &'f Path,
+    place: Place,
+    fields: Map<String, Value>,
+    /// All columns of the file, where `fields` has some of them only.
+    columns: &'f [String],
+}
+
+/// Files being read.
+struct Loader<'o> {
+    options: &'o FileOptions,
+    source: String,
+    several: bool,
+    /// Where question and answer are, once a row was seen.
+    layout: Option<Layout>,
+    asked: HashSet<QuestionKey>,
+    /// The rank of each task in the split, and its place among the tasks.
+    ranked: Vec<(u64, usize)>,
+    split_seed: u64,
+    tasks: FileTasks,
+}
+
+impl Loader<'_> {
+    fn file(&mut self, number: usize, path: &Path) -> Result<(), TaskError> {
+        let form = |why: String| TaskError::Form { path: path.to_owned(), why };
+        let FileOptions { question, answer, .. } = self.options;
+        let ending = paths::ending(path);
+        match content::read(path)? {
+            Content::Parquet(bytes) => {
+                let wanted = |column: &str| Layout::may_use(column, question, answer);
+                let damaged = |why| form(format!("is damaged or cut short ({why}): copy or fetch it again"));
+                parquet::rows(bytes, &wanted, damaged, &mut |columns, place, fields| {
+                    self.row(&Row { number, path, place, fields, columns })
+                })
+            }
+            Content::Text(_) if ending == "parquet" => {
+                Err(form("is named as a Parquet file, but is none".into()))
+            }
+            Content::Text(text) if ["csv", "tsv"].contains(&ending.as_str()) => {
+                table::rows(&text, ending == "tsv", form, &mut |place, fields| {
+                    self.row(&Row { number, path, place, fields, columns: &[] })
+                })
+            }
+            Content::Text(text) => {
+                let wrong = |json::Wrong { line, column, why }| TaskError::Json {
+                    path: path.to_owned(),
+                    line,
+                    column,
+                    why,
+                };
+                let halves = json::rows(&text, &wrong, &mut |place, row| match row {
+                    Value::Object(fields) => self.row(&Row { number, path, place, fields, columns: &[] }),
+                    _ => Err(TaskError::NotObject { path: path.to_owned(), place }),
+                })?;
+                if halves > 0 {
+                    self.tasks.notes.push(format!(
+                        "{}: {halves} escapes are half a surrogate pair (as \\ud83d alone), which stands \
+                         for no character; \
+                         they are read as U+FFFD",
+                        path.display()
+                    ));
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn row(&mut self, row: &Row<'_>) -> Result<(), TaskError> {
+        let options = self.options;
+        let layout = self.layout.get_or_insert_with(|| {
+            let layout = Layout::of(&row.fields, &options.question, &options.answer);
+            let Layout { question, answer } = &layout;
+            if (question, answer) != (&options.question, &options.answer) {
+                let path = row.path.display();
+                self.tasks
+                    .notes
+                    .push(format!("{path}: read with question = {question:?}, answer = {answer:?}"));
+            }
+            layout
+        });
+        let mut task = options.task(row, layout, &mut self.tasks.demonstrations)?;
+        let (source, number) = (&self.source, row.place.number());
+        task.id = if self.several {
+            format!("{source}-{}-{number}", row.number)
+        } else {
+            format!("{source}-{number}")
+        };
+        task.source.clone_from(source);
+        let key = task.key();
+        if self.asked.insert(key) {
+            self.ranked.push((key.rank(self.split_seed), self.tasks.rest.len()));
+            self.tasks.rest.push(task);
+        } else {
+            self.tasks.repeated += 1;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

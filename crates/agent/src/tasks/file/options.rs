@@ -1,0 +1,249 @@
+//! What a recipe says of a source of files, and how a row becomes a task.
+
+use std::fmt;
+
+use dressage_text::Message;
+use serde::de::{Error, Unexpected, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
+
+use super::fields::{self, Layout};
+use super::messages::messages;
+use super::{DemonstrationCounts, Paths, Row};
+use crate::tasks::{Task, TaskError, annotated};
+
+/// Which files, and how to read them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileOptions {
+    /// A file, a folder of files, a pattern such as `train-*.parquet`, or a list of these.
+    pub path: Paths,
+    /// The field with the question, a text or a list of messages; a path such as `extra_info.question` leads
+    /// into nested fields. Rows of verl's layout that have no `question` have it in `prompt`.
+    #[serde(default = "question_field")]
+    pub question: String,
+    /// The field with the answer, or with a list of right answers. Rows of verl's layout that have no
+    /// `answer` have it in `reward_model.ground_truth`.
+    #[serde(default = "answer_field")]
+    pub answer: String,
+    /// What of that field is the answer.
+    #[serde(default)]
+    pub answer_from: AnswerFrom,
+    /// How many questions are kept apart from training, or all, of a source that is only evaluated on. What
+    /// any source keeps apart is trained on from none.
+    #[serde(default)]
+    pub held_out: HeldOut,
+    /// Train on at most this many rows.
+    #[serde(default)]
+    pub limit: Option<usize>,
+    /// How often each training row comes in one round through the tasks, so that a small file weighs against
+    /// a large one.
+    #[serde(default = "once")]
+    pub repeat: usize,
+    /// Read demonstrations off the calculator annotations of the answer field (see [`annotated`]), with at
+    /// most this many calls each.
+    #[serde(default)]
+    pub annotated_calls: Option<usize>,
+}
+
+fn once() -> usize {
+    1
+}
+
+fn question_field() -> String {
+    "question".to_owned()
+}
+
+fn answer_field() -> String {
+    "answer".to_owned()
+}
+
+/// What of the answer field is the answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AnswerFrom {
+    /// All of it.
+    #[default]
+    Whole,
+    /// What follows the last `####`, to the end of its line; the rest is the solution (GSM8K).
+    Hashes,
+}
+
+/// How many questions of a source are kept apart from training.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeldOut {
+    /// So many.
+    Count(usize),
+    /// All: a source that is only evaluated on. Written `"all"`.
+    All,
+}
+
+impl Default for HeldOut {
+    fn default() -> Self {
+        HeldOut::Count(0)
+    }
+}
+
+impl Serialize for HeldOut {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            HeldOut::Count(count) => count.serialize(serializer),
+            HeldOut::All => "all".serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for HeldOut {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct CountOrAll;
+        impl Visitor<'_> for CountOrAll {
+            type Value = HeldOut;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a whole number, at least 0, or \"all\"")
+            }
+
+            fn visit_u64<E: Error>(self, count: u64) -> Result<HeldOut, E> {
+                let count = usize::try_from(count);
+                count
+                    .map(HeldOut::Count)
+                    .map_err(|_| E::invalid_value(Unexpected::Other("too large a number"), &self))
+            }
+
+            fn visit_i64<E: Error>(self, count: i64) -> Result<HeldOut, E> {
+                let found =
+                    u64::try_from(count).map_err(|_| E::invalid_value(Unexpected::Signed(count), &self))?;
+                self.visit_u64(found)
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<HeldOut, E> {
+                if text == "all" {
+                    Ok(HeldOut::All)
+                } else {
+                    Err(E::invalid_value(Unexpected::Str(text), &self))
+                }
+            }
+        }
+        deserializer.deserialize_any(CountOrAll)
+    }
+}
+
+impl FileOptions {
+    /// Files whose fields are found by themselves, all of them for training.
+    pub fn new(path: impl Into<Paths>) -> Self {
+        FileOptions {
+            path: path.into(),
+            question: question_field(),
+            answer: answer_field(),
+            answer_from: AnswerFrom::default(),
+            held_out: HeldOut::default(),
+            limit: None,
+            repeat: once(),
+            annotated_calls: None,
+        }
+    }
+
+    /// The task that a row holds.
+    pub(super) fn task(
+        &self,
+        row: &Row<'_>,
+        layout: &Layout,
+        demonstrations: &mut DemonstrationCounts,
+    ) -> Result<Task, TaskError> {
+        let (question, messages) = asked(row, &layout.question)?;
+        let field = row.field("answer", &layout.answer)?;
+        let answer = match self.answer_from {
+            AnswerFrom::Whole => whole(field).ok_or_else(|| {
+                row.wrong(
+                    &layout.answer,
+                    field,
+                    "a number, a text, or a list of right answers, and not empty",
+                )
+            }),
+            AnswerFrom::Hashes => field
+                .as_str()
+                .and_then(after_hashes)
+                .map(Value::from)
+                .ok_or_else(|| row.wrong(&layout.answer, field, "a text with an answer after ####")),
+        }?;
+        let demonstration = match (field, self.annotated_calls) {
+            (Value::String(solution), Some(max_calls)) => {
+                let demonstration = annotated(solution, max_calls);
+                demonstrations.add(demonstration.as_ref().err().copied());
+                demonstration.ok()
+            }
+            _ => None,
+        };
+        Ok(Task { question, messages, answer, demonstration, ..Task::default() })
+    }
+}
+
+/// The question of a row, and the messages before and with it, where there are any.
+fn asked(row: &Row<'_>, path: &str) -> Result<(String, Vec<Message>), TaskError> {
+    match row.field("question", path)? {
+        Value::String(question) if !question.trim().is_empty() => Ok((question.clone(), Vec::new())),
+        found @ Value::Array(items) => {
+            let mut messages = messages(items).map_err(|why| {
+                row.wrong(path, found, &format!("a text, or messages that can be replied to: {why}"))
+            })?;
+            let question = messages.last().map(|last| last.content.clone()).unwrap_or_default();
+            if messages == [Message::user(question.as_str())] {
+                messages.clear();
+            }
+            Ok((question, messages))
+        }
+        other => Err(row.wrong(path, other, "a text that is not empty, or a list of messages")),
+    }
+}
+
+/// The answer that a whole field is; `None` where it is empty.
+fn whole(field: &Value) -> Option<Value> {
+    match field {
+        Value::Null => None,
+        Value::String(text) => Some(text.trim()).filter(|text| !text.is_empty()).map(Value::from),
+        // An empty text among the right answers would make silence right.
+        Value::Array(items) => {
+            let answers: Vec<Value> = items.iter().filter_map(whole).collect();
+            (!answers.is_empty()).then_some(Value::Array(answers))
+        }
+        Value::Object(fields) => (!fields.is_empty()).then(|| field.clone()),
+        Value::Number(_) | Value::Bool(_) => Some(field.clone()),
+    }
+}
+
+fn after_hashes(text: &str) -> Option<&str> {
+    let (_, rest) = text.rsplit_once("####")?;
+    rest.lines().next().map(str::trim).filter(|answer| !answer.is_empty())
+}
+
+impl Row<'_> {
+    fn field(&self, key: &str, path: &str) -> Result<&Value, TaskError> {
+        fields::find(&self.fields, path).ok_or_else(|| {
+            let names: Vec<&str> = match self.columns {
+                [] => self.fields.keys().map(String::as_str).collect(),
+                columns => columns.iter().map(String::as_str).collect(),
+            };
+            TaskError::NoField {
+                path: self.path.to_owned(),
+                place: self.place,
+                field: path.to_owned(),
+                has: if names.is_empty() { "none".to_owned() } else { names.join(", ") },
+                way_out: fields::way_out(key, path, &self.fields, self.columns),
+            }
+        })
+    }
+
+    fn wrong(&self, field: &str, found: &Value, expected: &str) -> TaskError {
+        let mut found = found.to_string();
+        if found.chars().count() > 80 {
+            found = found.chars().take(79).chain(['…']).collect();
+        }
+        TaskError::Field {
+            path: self.path.to_owned(),
+            place: self.place,
+            field: field.to_owned(),
+            found,
+            expected: expected.to_owned(),
+        }
+    }
+}

@@ -1,0 +1,319 @@
+use std::collections::BTreeSet;
+use std::fs;
+
+use serde_json::json;
+use tempfile::TempDir;
+
+use super::*;
+
+/// A file with these contents, as options that read it; the folder lives as long as the first.
+fn named(name: &str, contents: impl AsRef<[u8]>) -> (TempDir, FileOptions) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(name);
+    fs::write(&path, contents).unwrap();
+    (folder, FileOptions::new(path))
+}
+
+fn file(contents: &str) -> (TempDir, FileOptions) {
+    named("sums.jsonl", contents)
+}
+
+#[track_caller]
+fn refused(contents: &str, change: impl FnOnce(&mut FileOptions), want: &str) {
+    let (folder, mut options) = file(contents);
+    change(&mut options);
+    let error = options.load(0).unwrap_err().to_string();
+    let error = error.replace(&folder.path().display().to_string(), "");
+    assert_eq!(error, want);
+}
+
+fn answers(tasks: &FileTasks) -> Vec<Value> {
+    tasks.rest.iter().map(|task| task.answer.clone()).collect()
+}
+
+#[test]
+fn reads_rows() {
+    let (_folder, options) =
+        file("{\"question\": \"1+1?\", \"answer\": \" 2 \"}\n\n{\"question\": \"2+2?\", \"answer\": 4}");
+    let tasks = options.load(0).unwrap().rest;
+    let rows: Vec<_> = tasks.iter().map(|t| (t.id.as_str(), t.question.as_str(), &t.answer)).collect();
+    assert_eq!(rows, [("sums-1", "1+1?", &Value::from("2")), ("sums-3", "2+2?", &Value::from(4))]);
+    assert!(tasks.iter().all(|t| t.source == "sums" && t.demonstration.is_none()));
+}
+
+#[test]
+fn reads_annotated_solutions() {
+    let (_folder, mut options) = file(concat!(
+        "{\"q\": \"A?\", \"a\": \"It is 1+1 = <<1+1=2>>2.\\n#### 2\"}\n",
+        "{\"q\": \"B?\", \"a\": \"It is <<1+1=3>>3.\\n#### 1,003 \"}\n",
+        "{\"q\": \"A?\", \"a\": \"Again.\\n#### 2\"}\n",
+    ));
+    (options.question, options.answer) = ("q".into(), "a".into());
+    options.answer_from = AnswerFrom::Hashes;
+    options.annotated_calls = Some(3);
+    let tasks = options.load(0).unwrap();
+    let find = |q: &str| tasks.rest.iter().find(|t| t.question == q).unwrap();
+    assert_eq!(find("A?").demonstration.as_ref().unwrap().calls[0].result, "2");
+    assert_eq!((&find("B?").answer, &find("B?").demonstration), (&Value::from("1,003"), &None));
+    assert_eq!(tasks.repeated, 1);
+    let want = DemonstrationCounts { converted: 1, disagrees: 1, no_calls: 1, ..Default::default() };
+    assert_eq!(tasks.demonstrations, want);
+}
+
+#[test]
+fn numbers_are_expected_as_they_are_written() {
+    let numbers =
+        ["18446744073709551617", "1.10", "1e400", "-0", "0.1000", "7", "[1.10, 2, \"\", null, \" x \"]"];
+    let row = |(i, number)| format!("{{\"question\": \"{i}?\", \"answer\": {number}}}\n");
+    let rows: String = numbers.iter().enumerate().map(row).collect();
+    let (_folder, options) = file(&rows);
+    let want = [
+        json!("18446744073709551617"),
+        json!("1.10"),
+        json!("1e400"),
+        json!("-0"),
+        json!("0.1000"),
+        json!(7),
+    ];
+    let got = answers(&options.load(0).unwrap());
+    assert_eq!(got[..6], want);
+    assert_eq!(got[6], json!(["1.10", 2, "x"]));
+}
+
+#[test]
+fn answers_may_be_several_or_of_any_shape() {
+    let row = |answer: &str| format!("{{\"question\": \"?\", \"answer\": {answer}}}");
+    for (answer, want) in [
+        ("[\"Beijing\", \" Peking\"]", json!(["Beijing", "Peking"])),
+        ("{\"target\": [\"a\"]}", json!({"target": ["a"]})),
+        ("true", json!(true)),
+    ] {
+        let (_folder, options) = file(&row(answer));
+        assert_eq!(answers(&options.load(0).unwrap()), [want]);
+    }
+    let expected = "but it must be a number, a text, or a list of right answers, and not empty";
+    for (answer, found) in
+        [("null", "null"), ("\" \"", "\" \""), ("[]", "[]"), ("[\"\"]", "[\"\"]"), ("{}", "{}")]
+    {
+        refused(
+            &row(answer),
+            |_| {},
+            &format!("/sums.jsonl, line 1: field \"answer\" is {found}, {expected}"),
+        );
+    }
+}
+
+#[test]
+fn rows_of_verl_are_known() {
+    let row = json!({
+        "data_source": "x",
+        "prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}],
+        "reward_model": {"style": "rule", "ground_truth": "2"},
+        "extra_info": {"index": 0, "question": "one and one"},
+    });
+    let (_folder, mut options) = file(&row.to_string());
+    let tasks = options.load(0).unwrap();
+    let [task] = &tasks.rest[..] else { panic!("{tasks:?}") };
+    assert_eq!((task.question.as_str(), task.messages.len(), &task.answer), ("1+1?", 2, &json!("2")));
+    assert!(
+        tasks.notes[0].ends_with("read with question = \"prompt\", answer = \"reward_model.ground_truth\"")
+    );
+    // A single turn of the user is a question like any other.
+    let alone =
+        json!({"prompt": [{"role": "user", "content": "1+1?"}], "reward_model": {"ground_truth": "2"}});
+    let (_folder, single) = file(&alone.to_string());
+    let tasks = single.load(0).unwrap();
+    assert_eq!((tasks.rest[0].question.as_str(), tasks.rest[0].messages.len()), ("1+1?", 0));
+
+    options.question = "extra_info.question".into();
+    let tasks = options.load(0).unwrap();
+    assert_eq!((tasks.rest[0].question.as_str(), tasks.rest[0].messages.len()), ("one and one", 0));
+}
+
+#[test]
+fn files_of_every_form_hold_the_same_tasks() {
+    let lines = "{\"question\": \"1?\", \"answer\": \"2\"}\n{\"question\": \"3?\", \"answer\": \"4\"}\n";
+    let array = "[{\"question\": \"1?\", \"answer\": \"2\"},\n{\"question\": \"3?\", \"answer\": \"4\"}]";
+    let table = "question,answer\n1?,2\n3?,4\n";
+    let packed = zstd::stream::encode_all(table.as_bytes(), 1).unwrap();
+    let marked: Vec<u8> = format!("\u{feff}{lines}").encode_utf16().flat_map(u16::to_le_bytes).collect();
+    for (name, contents) in [
+        ("sums.jsonl", lines.as_bytes()),
+        ("sums.json", array.as_bytes()),
+        ("sums", array.as_bytes()),
+        ("sums.csv", table.as_bytes()),
+        ("sums.csv.zst", &packed),
+        ("sums.tsv", table.replace(',', "\t").as_bytes()),
+        ("sums.jsonl", &marked),
+    ] {
+        let (_folder, options) = named(name, contents);
+        let tasks = options.load(0).unwrap();
+        let rows: Vec<_> =
+            tasks.rest.iter().map(|t| (t.question.as_str(), t.answer.as_str().unwrap())).collect();
+        assert_eq!(rows, [("1?", "2"), ("3?", "4")], "{name}");
+        assert!(tasks.rest.iter().all(|task| task.source == "sums"), "{name}");
+    }
+}
+
+#[test]
+fn several_files_are_one_source() {
+    let (folder, mut options) = file("{\"question\": \"1?\", \"answer\": 2}\n");
+    let more = r#"[{"question": "3?", "answer": 4}, {"question": " 1? ", "answer": 2}]"#;
+    fs::write(folder.path().join("more.json"), more).unwrap();
+    options.path = folder.path().join("*.json*").into();
+    let tasks = options.load(0).unwrap();
+    let asked: Vec<_> = tasks.rest.iter().map(|task| task.question.as_str()).collect();
+    // By the names of the files; the row that asks the same again is left out.
+    assert_eq!(asked, ["3?", " 1? "]);
+    assert_eq!(tasks.repeated, 1);
+    let ids: BTreeSet<_> = tasks.rest.iter().map(|task| &task.id).collect();
+    assert_eq!(ids.len(), 2);
+}
+
+#[test]
+fn half_a_surrogate_pair_is_noted() {
+    let (_folder, options) = file(r#"{"question": "What is \ud83d 1 + 1?", "answer": 2}"#);
+    let tasks = options.load(0).unwrap();
+    assert_eq!(tasks.rest[0].question, "What is \u{fffd} 1 + 1?");
+    assert!(tasks.notes[0].contains("sums.jsonl: 1 escapes are half a surrogate pair"), "{:?}", tasks.notes);
+}
+
+fn questions(tasks: &[Task]) -> BTreeSet<String> {
+    tasks.iter().map(|task| task.question.clone()).collect()
+}
+
+fn rows(numbers: impl Iterator<Item = u32>) -> String {
+    numbers.map(|i| format!("{{\"question\": \"{i}?\", \"answer\": {i}}}\n")).collect()
+}
+
+#[test]
+fn what_is_held_out_is_up_to_the_questions() {
+    let (folder, mut options) = file(&rows((0..100).map(|i| i % 90)));
+    options.held_out = HeldOut::Count(20);
+    let all = options.load(7).unwrap();
+    assert_eq!((all.rest.len(), all.held_out.len(), all.repeated), (70, 20, 10));
+    assert!(questions(&all.rest).is_disjoint(&questions(&all.held_out)));
+    assert_eq!(options.load(7).unwrap(), all);
+    assert_ne!(questions(&options.load(8).unwrap().held_out), questions(&all.held_out));
+
+    // In another order, with blanks behind, in another file: the same questions, in the same order.
+    let path = folder.path().join("other.jsonl");
+    let blank = rows((0..90).rev()).replace("?\"", "? \"");
+    fs::write(&path, blank).unwrap();
+    let other = FileOptions { path: path.clone().into(), ..options.clone() };
+    let asked = |tasks: &FileTasks| tasks.held_out.iter().map(Task::key).collect::<Vec<_>>();
+    assert_eq!(asked(&other.load(7).unwrap()), asked(&all));
+
+    // Rows that are added take the place of few.
+    fs::write(&path, rows(0..99)).unwrap();
+    let kept = other.load(7).unwrap();
+    let kept = questions(&kept.held_out).intersection(&questions(&all.held_out)).count();
+    assert!((15..20).contains(&kept), "{kept}");
+
+    options.held_out = HeldOut::All;
+    let all = options.load(7).unwrap();
+    assert_eq!((all.rest.len(), all.held_out.len()), (0, 90));
+}
+
+#[test]
+fn training_is_in_random_order() {
+    let (_folder, mut options) = file(&rows(0..90));
+    let rest = options.load(0).unwrap().rest;
+    let train = |options: &FileOptions, seed| options.training(rest.clone(), seed);
+    let all = train(&options, 7);
+    assert_eq!(questions(&all), questions(&rest));
+    assert_eq!(train(&options, 7), all);
+    assert_ne!(train(&options, 8), all);
+    options.repeat = 3;
+    assert_eq!(train(&options, 1).len(), 3 * all.len());
+    options.repeat = 1;
+    options.limit = Some(5);
+    assert_eq!(train(&options, 7), all[..5]);
+}
+
+#[test]
+fn counts_and_all_are_written_as_they_are_read() {
+    for text in ["200", "\"all\""] {
+        let held_out: HeldOut = serde_json::from_str(text).unwrap();
+        assert_eq!(serde_json::to_string(&held_out).unwrap(), text);
+    }
+    for bad in ["-1", "\"most\"", "0.5"] {
+        let error = serde_json::from_str::<HeldOut>(bad).unwrap_err().to_string();
+        assert!(error.contains("expected a whole number, at least 0, or \"all\""), "{error}");
+    }
+}
+
+#[test]
+fn bad_files_are_named() {
+    let nothing = |_: &mut FileOptions| {};
+    refused("", nothing, "/sums.jsonl has no rows");
+    refused("\n \n", nothing, "/sums.jsonl has no rows");
+    let fine = "{\"question\": \"1?\", \"answer\": 1}\n";
+    refused(
+        &format!("{fine}\n{{\"question\": \"2?\", \"response\": 2}}"),
+        nothing,
+        "/sums.jsonl, line 3: the row has no field \"answer\"; it has question, response. Set `answer = \
+         \"response\"` in \
+         the recipe, or complete the row",
+    );
+    refused(
+        &format!("{fine}{{}}"),
+        nothing,
+        "/sums.jsonl, line 2: the row has no field \"question\"; it has none. Name the right field in the \
+         recipe as \
+         `question`, or complete the row",
+    );
+    refused(
+        &format!("{fine}{{\"question\": \"2?\", answer: 2}}"),
+        nothing,
+        "/sums.jsonl, line 2, column 20: not valid JSON: key must be a string",
+    );
+    refused(
+        "{\"question\": \"2?\"",
+        nothing,
+        "/sums.jsonl, line 1, column 17: not valid JSON: EOF while parsing an object",
+    );
+    refused(&format!("{fine}[1]"), nothing, "/sums.jsonl, line 2: the row is not a JSON object");
+    refused(
+        "[{\"question\": \"1?\", \"answer\": 1}, 5]",
+        nothing,
+        "/sums.jsonl, row 2: the row is not a JSON object",
+    );
+    refused(
+        "{\"question\": 5, \"answer\": 1}",
+        nothing,
+        "/sums.jsonl, line 1: field \"question\" is 5, but it must be a text that is not empty, or a list \
+         of messages",
+    );
+    refused(
+        "{\"question\": [{\"role\": \"assistant\", \"content\": \"Hi\"}], \"answer\": 1}",
+        nothing,
+        "/sums.jsonl, line 1: field \"question\" is [{\"role\":\"assistant\",\"content\":\"Hi\"}], but it \
+         must be a text, or \
+         messages that can be replied to: the last message is the assistant's, which leaves nothing to reply to: end with \
+         the user's turn",
+    );
+    refused(
+        "{\"question\": \"1?\", \"answer\": \"it is 2\"}",
+        |options| options.answer_from = AnswerFrom::Hashes,
+        "/sums.jsonl, line 1: field \"answer\" is \"it is 2\", but it must be a text with an answer after \
+         ####",
+    );
+    refused(
+        fine,
+        |options| options.held_out = HeldOut::Count(1),
+        "/sums.jsonl has 1 different questions, so 1 of them cannot be held out and leave one to train on: \
+         hold out \
+         fewer, or all, for a source that is only evaluated on (`held_out = \"all\"`)",
+    );
+    refused(
+        fine,
+        |options| options.path = options.path.first().with_file_name("none.jsonl").into(),
+        "cannot read the tasks of /none.jsonl: No such file or directory (os error 2)",
+    );
+    let (_folder, options) = file("{\"question\": \"1?\"}\n");
+    fs::write(options.path.first(), b"{\"question\": \"\xff\"}").unwrap();
+    assert!(matches!(options.load(0), Err(TaskError::Form { .. })));
+    let (_folder, options) = named("sums.parquet", fine);
+    assert!(options.load(0).unwrap_err().to_string().ends_with("is named as a Parquet file, but is none"));
+}
