@@ -20,7 +20,7 @@ const GENERATED_CHECKED: usize = 64;
 /// All tasks of a run. What is held out of one source is trained on from none.
 pub struct Tasks {
     train: Vec<Train>,
-    /// What is held out, by where it comes from. Of files it depends on `eval.split_seed`, never on the run's seed.
+    /// What is held out, by where it comes from. It depends on `eval.split_seed`, never on the run's seed.
     pub eval: Vec<EvalSlice>,
     /// What a user should know of the sources.
     pub(crate) notes: Vec<String>,
@@ -89,7 +89,7 @@ impl Tasks {
             };
             match source {
                 TaskSource::Arithmetic(keys) => {
-                    let asking = Arithmetic::new(keys.options(), seed)?;
+                    let asking = Arithmetic::new(keys.options(), split_seed)?;
                     let slice = |split, n: usize| (0..n as u64).map(|i| asking.task(split, i)).collect();
                     let seen: Vec<Task> = slice(Split::HeldOut, count);
                     let unseen = EvalSlice {

@@ -130,6 +130,7 @@ fn generators_and_files_do_not_leak_into_each_other() {
     ";
     let runs = [5, 6].map(|seed| load(&folder, sources, seed).unwrap());
     for run in &runs {
+        assert_eq!(run.eval, runs[0].eval);
         assert!(trained(run).is_disjoint(&asked(run)));
         assert_eq!(run.train_len(), trained_len(run));
     }
