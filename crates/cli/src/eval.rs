@@ -1,18 +1,22 @@
 //! `dressage eval`: how well a model does on the held-out tasks of a recipe.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use dressage_agent::Agent;
+use dressage_agent::tasks::QuestionKey;
 use dressage_engine::Engine;
 use dressage_store::{EvalKey, Store};
 use dressage_trainer::recipe::{Override, Recipe};
 use dressage_trainer::{
     EvalResult, Rollouts, StopFlag, Tasks, Troubles, chat_options, check_tasks, evaluate, tool_set,
+    trained_on,
 };
 
 use crate::failure::{INTERRUPTED, unusable};
+use crate::run::Run;
 use crate::screen::{self, Style};
 use crate::stop::Requests;
 use crate::watch::Bars;
@@ -54,28 +58,26 @@ pub struct Args {
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     let mut recipe = recipe::load(&args.recipe, &args.overrides)?;
-    let mut begun = None;
     if let Some(tasks) = args.tasks {
         recipe.eval.tasks = tasks;
     }
     // Who names a run as the recipe means its model, not the one it began with.
     let of_run = || run::Run::find(&args.recipe).map(|_| args.recipe.to_string_lossy().into_owned());
-    if let Some(text) = args.model.or_else(of_run) {
-        if run::is_best(&text) && recipe.eval.select == 0.0 {
-            let note = "this checkpoint was chosen as the best on held-out tasks: on the same tasks its \
-                        result is biased upwards\n      (with eval.select = 0.25 a run chooses by a quarter of \
-                        them, and reports the others)";
-            eprintln!("{} {note}", Style::stderr().dim("note:"));
-        }
-        let (source, its_run) = run::model_source(&text)?;
-        recipe.model.source = source;
-        begun = its_run.map(|run| run.begun()).transpose()?;
+    let named = args.model.or_else(of_run);
+    if named.as_deref().is_some_and(run::is_best) && recipe.eval.select == 0.0 {
+        let note = "this checkpoint was chosen as the best on held-out tasks: on the same tasks its \
+                    result is biased upwards\n      (with eval.select = 0.25 a run chooses by a quarter of \
+                    them, and reports the others)";
+        eprintln!("{} {note}", Style::stderr().dim("note:"));
     }
+    let model = named.unwrap_or_else(|| recipe.model.source.clone());
+    let (source, trained_by) = run::model_source(&model)?;
+    recipe.model.source = source;
     recipe.model.base = args.base.or(recipe.model.base);
     if recipe.eval.tasks == 0 {
         return Err(unusable("there is nothing to evaluate on: `eval.tasks` is 0; give --tasks N"));
     }
-    let result = crate::runtime()?.block_on(measure(&recipe, begun))?;
+    let result = crate::runtime()?.block_on(measure(&recipe, trained_by))?;
     let Some(result) = result else { return Ok(ExitCode::from(INTERRUPTED)) };
     if args.json {
         screen::say(&serde_json::to_string(&result)?);
@@ -85,9 +87,46 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn measure(recipe: &Recipe, begun: Option<u64>) -> anyhow::Result<Option<EvalResult>> {
+/// Warns of tasks that the model was trained on, as the record of its run says, and the records of those that
+/// it began from.
+fn warn_of_trained(tasks: &Tasks, trained_by: Option<Run>) {
+    let (mut questions, mut next, mut seen): (HashSet<QuestionKey>, _, Vec<Run>) =
+        (HashSet::new(), trained_by, Vec::new());
+    while let Some(run) = next.filter(|run| !seen.contains(run)) {
+        let trained = Store::open_existing(&run.record()).map_err(anyhow::Error::from);
+        match trained.and_then(|record| Ok(trained_on(&record)?)) {
+            Ok(trained) => questions.extend(trained),
+            Err(why) => {
+                let path = run.record();
+                let note = Style::stderr().dim("note:");
+                eprintln!(
+                    "{note} whether the model was trained on these tasks is not known: {}: {why}",
+                    path.display()
+                );
+            }
+        }
+        // Where the model has moved, the trail ends.
+        next = run.recipe().ok().and_then(|recipe| run::model_source(&recipe.model.source).ok()?.1);
+        seen.push(run);
+    }
+    let trained = tasks.evaluated_among(&questions);
+    let Some(first) = trained.first() else { return };
+    let question: String = first.question.chars().take(80).collect();
+    let asked: usize = tasks.eval.iter().map(|slice| slice.tasks.len()).sum();
+    eprintln!(
+        "warning: the model was trained on {} of these {asked} tasks, so its success at them says little about \
+         others; one of them is {}: {question:?}",
+        trained.len(),
+        first.id
+    );
+}
+
+async fn measure(recipe: &Recipe, trained_by: Option<Run>) -> anyhow::Result<Option<EvalResult>> {
     let tools = tool_set(&recipe.agent)?;
     let tasks = Tasks::load(recipe)?;
+    tasks.notes.iter().for_each(|note| eprintln!("{} {note}", Style::stderr().dim("note:")));
+    let begun = trained_by.as_ref().map(Run::begun).transpose()?;
+    warn_of_trained(&tasks, trained_by);
     let found = model::open(&recipe.model.source, recipe.model.base.as_deref())?;
     let files = &found.files;
     let dim = Style::stderr().dim("model ");

@@ -39,6 +39,25 @@ impl Store {
         self.reading(key, |transaction| read(transaction, key))
     }
 
+    /// The tasks of all attempts made for `purpose`, each once.
+    ///
+    /// # Errors
+    /// When reading fails or what is stored is damaged.
+    pub fn tasks(&self, purpose: Purpose) -> Result<Vec<serde_json::Value>, StoreError> {
+        self.reading(&format_args!("tasks for {}", purpose.name()), |transaction| {
+            let mut statement =
+                transaction.prepare_cached("SELECT DISTINCT task FROM attempts WHERE purpose = ?1")?;
+            let mut rows = statement.query([purpose.name()])?;
+            let mut tasks = Vec::new();
+            while let Some(row) = rows.next()? {
+                let text: String = row.get(0)?;
+                let task = serde_json::from_str(&text);
+                tasks.push(task.map_err(|e| Failure::Damaged(format!("a task is not JSON: {e}")))?);
+            }
+            Ok(tasks)
+        })
+    }
+
     /// Keys, numbers and sizes of all attempts made for `purpose`, by phase, step, group and sample.
     ///
     /// # Errors

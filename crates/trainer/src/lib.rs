@@ -59,5 +59,5 @@ pub use observe::{Event, Observer, StopFlag};
 pub use origin::{begun, seconds};
 pub use replay::{Compared, Replayers, replay};
 pub use rollout::{Rollouts, Troubles};
-pub use tasks::{EvalSlice, Tasks, chat_options, check_tasks, opening, tool_set};
+pub use tasks::{EvalSlice, Tasks, chat_options, check_tasks, opening, tool_set, trained_on};
 pub use trainer::{Companions, Ended, Parts, Start, Summary, Trainer};

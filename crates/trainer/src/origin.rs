@@ -81,18 +81,20 @@ impl Origin {
     /// # Errors
     /// When a file cannot be read.
     pub fn now(recipe: &Recipe, begun: u64, model: &[PathBuf]) -> Result<Self, TrainerError> {
-        let tasks = (0..).zip(&recipe.tasks).filter_map(|(i, source)| match source {
-            TaskSource::Jsonl(options) => Some((format!("tasks.{i}"), &options.path)),
-            TaskSource::Arithmetic(_) => None,
-        });
-        let all = tasks.chain(model.iter().map(|file| ("model".to_owned(), file)));
-        let read = |(of, path): (String, &PathBuf)| {
-            let summed = File::open(path).and_then(checksum);
-            let (bytes, crc32c) = summed.map_err(|source| file_error("read", path, source))?;
+        let mut all: Vec<(String, PathBuf)> = Vec::new();
+        for (i, source) in recipe.tasks.iter().enumerate() {
+            if let TaskSource::File(options) = source {
+                all.extend(options.path.files()?.into_iter().map(|file| (format!("tasks.{i}"), file)));
+            }
+        }
+        all.extend(model.iter().map(|file| ("model".to_owned(), file.clone())));
+        let read = |(of, path): (String, PathBuf)| {
+            let summed = File::open(&path).and_then(checksum);
+            let (bytes, crc32c) = summed.map_err(|source| file_error("read", &path, source))?;
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             Ok(Input { of, name, bytes, crc32c })
         };
-        let files = all.map(read).collect::<Result<_, TrainerError>>()?;
+        let files = all.into_iter().map(read).collect::<Result<_, TrainerError>>()?;
         let version = env!("CARGO_PKG_VERSION").to_owned();
         Ok(Origin { schema: SCHEMA, begun, version, files, lengths: Vec::new() })
     }

@@ -8,6 +8,7 @@ use dressage_agent::Truncation;
 use dressage_agent::tasks::{Arithmetic, FileOptions, FileTasks, QuestionKey, Split, Task};
 use dressage_agent::tools::{Calculator, Delayed, Tool, ToolSet};
 use dressage_reward::Scorer;
+use dressage_store::{Purpose, Store};
 use dressage_text::{Chat, ChatOptions, Message, Role};
 
 use crate::TrainerError;
@@ -23,7 +24,7 @@ pub struct Tasks {
     /// What is held out, by where it comes from. It depends on `eval.split_seed`, never on the run's seed.
     pub eval: Vec<EvalSlice>,
     /// What a user should know of the sources.
-    pub(crate) notes: Vec<String>,
+    pub notes: Vec<String>,
 }
 
 enum Train {
@@ -160,6 +161,12 @@ impl Tasks {
         None
     }
 
+    /// Tasks to evaluate on that ask one of these questions.
+    pub fn evaluated_among<'t>(&'t self, questions: &HashSet<QuestionKey>) -> Vec<&'t Task> {
+        let tasks = self.eval.iter().flat_map(|slice| &slice.tasks);
+        tasks.filter(|task| questions.contains(&task.key())).collect()
+    }
+
     /// Tasks that are looked at before the start: all of files, some of generators.
     pub(crate) fn to_check(&self) -> impl Iterator<Item = Task> + '_ {
         let train = self.train.iter().flat_map(|source| {
@@ -217,6 +224,25 @@ fn note_left_out(notes: &mut Vec<String>, source: std::fmt::Arguments<'_>, count
         notes
             .push(format!("{source}: {count} tasks are not trained on, since another source holds them out"));
     }
+}
+
+/// The questions that a run was trained on, by its record: those of its demonstrations, and of the attempts that
+/// it made for training.
+///
+/// # Errors
+/// When the record cannot be read, or holds something else than tasks.
+pub fn trained_on(record: &Store) -> Result<HashSet<QuestionKey>, TrainerError> {
+    let mut questions = HashSet::new();
+    for purpose in [Purpose::Demonstration, Purpose::Train] {
+        for task in record.tasks(purpose)? {
+            let task: Task = serde_json::from_value(task).map_err(|error| TrainerError::Damaged {
+                path: record.file().to_owned(),
+                why: format!("a task of it cannot be read: {error}"),
+            })?;
+            questions.insert(task.key());
+        }
+    }
+    Ok(questions)
 }
 
 /// The training tasks of a phase in the order they are taken: every task once, then all again in another order.

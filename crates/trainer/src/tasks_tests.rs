@@ -96,6 +96,13 @@ fn a_test_file_is_only_evaluated_on() {
     assert!(trained(&tasks).is_disjoint(&asked(&tasks)));
     let note = "train.jsonl: 10 tasks are not trained on, since another source holds them out";
     assert!(tasks.notes.iter().any(|found| found.ends_with(note)), "{:?}", tasks.notes);
+
+    let known = |range: std::ops::Range<u32>| {
+        let task = |i| Task { question: format!("{i}?"), ..Task::default() };
+        range.map(|i| task(i).key()).collect::<HashSet<_>>()
+    };
+    assert_eq!(tasks.evaluated_among(&known(0..45)).len(), 5);
+    assert_eq!(tasks.evaluated_among(&known(0..40)), Vec::<&Task>::new());
 }
 
 #[test]

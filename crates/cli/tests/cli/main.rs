@@ -4,6 +4,7 @@
 mod adapters;
 mod bad_input;
 mod crash;
+mod data;
 mod elsewhere;
 mod life;
 mod supervise;

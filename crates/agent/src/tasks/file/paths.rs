@@ -50,7 +50,7 @@ impl Paths {
     ///
     /// # Errors
     /// When a path leads to no file.
-    pub(super) fn files(&self) -> Result<Vec<PathBuf>, TaskError> {
+    pub fn files(&self) -> Result<Vec<PathBuf>, TaskError> {
         let mut files: Vec<PathBuf> = Vec::new();
         for path in &self.0 {
             for file in found(path)? {

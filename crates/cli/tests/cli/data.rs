@@ -1,0 +1,129 @@
+//! Data as people have it, from files to what a run trains and is measured on.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use dressage_agent::tasks::{QuestionKey, Task};
+use dressage_store::{Purpose, Store};
+use serde_json::json;
+
+use crate::support::{Place, stderr, stdout};
+
+/// A recipe with these sources, that samples a step for each of which the tasks suffice.
+fn with_sources(sources: &str) -> Place {
+    let place = Place::new();
+    let recipe = format!(
+        "run = {{ name = 'tiny', folder = 'run' }}\nmodel = {{ source = './model' }}\nagent = {{ max_tokens \
+         = 4 }}\n\
+         eval = {{ tasks = 20 }}\n{sources}\n[[phase]]\nkind = 'rl'\nsteps = 2\ngroups = 16\ngroup_size = 2\n\
+         learning_rate = 1e-3\nuniform_groups = 'keep'\n"
+    );
+    place.write("recipe.toml", recipe);
+    place
+}
+
+/// The questions of attempts of a run.
+fn questions(place: &Place, run: &str, purpose: Purpose) -> BTreeSet<QuestionKey> {
+    let record = Store::open_existing(&place.path(run).join("run.db")).unwrap();
+    let tasks = record.tasks(purpose).unwrap().into_iter();
+    tasks.map(|task| serde_json::from_value::<Task>(task).unwrap().key()).collect()
+}
+
+#[test]
+fn no_held_out_task_is_trained_on() {
+    let place = with_sources(
+        "tasks = [{ kind = 'file', path = 'a.jsonl', held_out = 12 }, { kind = 'file', path = 'b.jsonl', \
+         held_out = 8 }]",
+    );
+    // Of 36 questions 20 are in both files, in the second with blanks behind.
+    let rows = |range: std::ops::Range<u32>, blank: &str| -> String {
+        range
+            .map(|i| format!("{}\n", json!({"question": format!("{i} + 1?{blank}"), "answer": i + 1})))
+            .collect()
+    };
+    place.write("a.jsonl", rows(0..28, ""));
+    place.write("b.jsonl", rows(8..36, "  "));
+    let (mut trained, mut measured) = (BTreeSet::new(), Vec::new());
+    for seed in ["1", "2"] {
+        let run = format!("run-{seed}");
+        let output =
+            place.train().args(["--run", &run, "--set", &format!("run.seed={seed}")]).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert!(
+            stdout(&output).contains("tasks are not trained on, since another source"),
+            "{}",
+            stdout(&output)
+        );
+        trained.extend(questions(&place, &run, Purpose::Train));
+        measured.push(questions(&place, &run, Purpose::Eval));
+    }
+    assert_eq!(measured[0], measured[1]);
+    assert!(measured[0].len() >= 12 && trained.len() >= 12, "{} and {}", measured[0].len(), trained.len());
+    assert!(trained.is_disjoint(&measured[0]));
+
+    let eval = |args: &[&str]| {
+        let output = place.dressage().arg("eval").args(args).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        stderr(&output)
+    };
+    let notes = eval(&["recipe.toml", "--model", "run-2"]);
+    assert!(!notes.contains("was trained on"), "{notes}");
+    // Another split asks what was trained on; the record says so, wherever the run is now, without the files
+    // that it was trained on.
+    fs::rename(place.path("run-1"), place.path("moved")).unwrap();
+    place.write("c.jsonl", rows(0..36, ""));
+    let sources = "tasks=[{ kind = 'file', path = 'c.jsonl', held_out = 'all' }]";
+    let set = ["--set", sources, "--set", "eval.tasks=36", "--set", "phase=[]"];
+    let notes = eval(&[&["recipe.toml", "--model", "moved"][..], &set].concat());
+    let count = questions(&place, "moved", Purpose::Train).len();
+    let warning = format!("warning: the model was trained on {count} of these 36 tasks");
+    assert!(notes.contains(&warning) && notes.contains("one of them is c-"), "no {warning:?} in\n{notes}");
+    // A model that began from that one has seen them, too.
+    let from = "model.source=./moved/checkpoints/step-000002";
+    let begin = ["--run", "second", "--set", from, "--set", "eval.tasks=0"];
+    let output = place.train().args(begin).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let mut both = questions(&place, "moved", Purpose::Train);
+    both.extend(questions(&place, "second", Purpose::Train));
+    let notes = eval(&[&["recipe.toml", "--model", "second"][..], &set].concat());
+    assert!(notes.contains(&format!("trained on {} of these 36", both.len())), "{notes}");
+}
+
+#[test]
+fn rows_of_every_kind_are_asked_as_they_are() {
+    let place = with_sources("tasks = [{ kind = 'file', path = 'rows.json', held_out = 'all' }]");
+    let chat =
+        |text: &str| json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}]);
+    let rows = json!([
+        {"prompt": chat("1 + 1?"), "reward_model": {"ground_truth": "2"}, "data_source": "sums"},
+        {"prompt": chat("1 + 2?"), "reward_model": {"ground_truth": "3"}, "data_source": "sums"},
+    ]);
+    place.write("rows.json", format!("\u{feff}{rows}"));
+    let output = place.train().output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        stderr(&output).contains("every task is held out, so there is nothing to train on"),
+        "{}",
+        stderr(&output)
+    );
+    let untrained = ["--set", "phase=[]", "--set", "reward.scorer={kind='numeric'}"];
+    let output = place.train().args(untrained).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let inspect = |run: &str| {
+        let output = place.dressage().args(["inspect", run, "--attempt", "eval/0/0/0/0"]).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        stdout(&output)
+    };
+    let text = inspect("run");
+    assert!(text.contains("Be brief.") && text.contains("<|im_start|>user"), "{text}");
+
+    place.write("big.json", r#"{"question": "large?", "answer": 18446744073709551617}"#);
+    let output = place
+        .train()
+        .args(untrained)
+        .args(["--run", "big", "--set", "tasks.0.path=big.json"])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(inspect("big").contains("answer: \"18446744073709551617\""), "{}", inspect("big"));
+}
