@@ -1,5 +1,6 @@
 //! A tokenizer as model files carry it, before `dressage-text` makes it work.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
 
@@ -72,21 +73,38 @@ pub struct SpecialTokens {
     pub pad: Option<String>,
     /// Unknown.
     pub unknown: Option<String>,
+    /// Further tokens by their whole names: `cls_token`, `sep_token`, `mask_token` and a model's own, such as
+    /// `image_token`.
+    pub others: BTreeMap<String, String>,
 }
 
+/// The names of the tokens that have fields of their own.
+const NAMED: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_token"];
+
 impl SpecialTokens {
-    /// Reads a `tokenizer_config.json`, where a token is a text or an object with its text as `content`.
+    /// Reads a `tokenizer_config.json`, where a token is a text or an object with its text as `content`. As in
+    /// transformers, every key that ends in `_token` names one, and so does every key of `extra_special_tokens`.
     pub(crate) fn from_hf(settings: &Map<String, Value>) -> Self {
-        let text = |key: &str| {
-            let value = settings.get(key)?;
-            value.get("content").unwrap_or(value).as_str().map(str::to_string)
-        };
+        let content = |value: &Value| value.get("content").unwrap_or(value).as_str().map(str::to_string);
+        let text = |key: &str| settings.get(key).and_then(content);
+        let own = ["extra_special_tokens", "model_specific_special_tokens"];
+        let own = own.iter().filter_map(|key| settings.get(*key)?.as_object()).flatten();
+        let others = settings.iter().filter(|(key, _)| key.ends_with("_token")).chain(own);
+        let others = others.filter(|(key, _)| !NAMED.contains(&key.as_str()));
         Self {
             bos: text("bos_token"),
             eos: text("eos_token"),
             pad: text("pad_token"),
             unknown: text("unk_token"),
+            others: others.filter_map(|(key, value)| Some((key.clone(), content(value)?))).collect(),
         }
+    }
+
+    /// Names, as templates and `tokenizer_config.json` spell them, and texts.
+    pub fn by_name(&self) -> impl Iterator<Item = (&str, &str)> {
+        let named = NAMED.into_iter().zip([&self.bos, &self.eos, &self.pad, &self.unknown]);
+        let named = named.filter_map(|(name, text)| Some((name, text.as_deref()?)));
+        named.chain(self.others.iter().map(|(name, text)| (name.as_str(), text.as_str())))
     }
 }
 
@@ -147,16 +165,8 @@ pub fn write_tokenizer_config(
     settings.insert("tokenizer_class".into(), "PreTrainedTokenizerFast".into());
     settings.insert("clean_up_tokenization_spaces".into(), false.into());
     settings.insert("model_max_length".into(), context.into());
-    for (key, token) in [
-        ("bos_token", &special.bos),
-        ("eos_token", &special.eos),
-        ("pad_token", &special.pad),
-        ("unk_token", &special.unknown),
-        ("chat_template", &chat_template.map(str::to_string)),
-    ] {
-        if let Some(token) = token {
-            settings.insert(key.into(), token.as_str().into());
-        }
+    for (key, text) in special.by_name().chain(chat_template.map(|template| ("chat_template", template))) {
+        settings.insert(key.into(), text.into());
     }
     write_json(path, &Value::Object(settings))
 }

@@ -137,8 +137,12 @@ fn the_tokenizer_and_template_of_a_gguf_file() {
     let model = ModelFiles::open(&file.write(folder.path())).unwrap();
     assert_eq!(model.chat_template.as_deref(), Some("{{ messages }}"));
     let special = |text: &str| Some(text.to_string());
-    let expected =
-        SpecialTokens { bos: special("t1"), eos: special("t2"), pad: None, unknown: special("t0") };
+    let expected = SpecialTokens {
+        bos: special("t1"),
+        eos: special("t2"),
+        unknown: special("t0"),
+        ..Default::default()
+    };
     assert_eq!(model.special_tokens, expected);
     let Some(TokenizerSource::Gguf(tokenizer)) = &model.tokenizer else { panic!("no tokenizer") };
     assert_eq!((tokenizer.model.as_str(), tokenizer.pre.as_str()), ("gpt2", "qwen2"));
@@ -238,6 +242,10 @@ fn what_surrounds_the_weights_in_a_folder() {
         "bos_token": null,
         "eos_token": { "content": "<end>", "special": true },
         "pad_token": "<pad>",
+        "cls_token": { "content": "<cls>" },
+        "image_token": "<image>",
+        "add_bos_token": true,
+        "extra_special_tokens": { "audio_token": "<audio>" },
         "chat_template": [{ "name": "tool_use", "template": "no" }, { "name": "default", "template": "yes" }],
     });
     std::fs::write(at("tokenizer_config.json"), settings.to_string()).unwrap();
@@ -247,6 +255,12 @@ fn what_surrounds_the_weights_in_a_folder() {
     assert_eq!(model.chat_template.as_deref(), Some("yes"));
     assert_eq!((model.special_tokens.bos, model.special_tokens.eos.as_deref()), (None, Some("<end>")));
     assert_eq!(model.special_tokens.pad.as_deref(), Some("<pad>"));
+    let others: Vec<_> = model.special_tokens.others.into_iter().collect();
+    let named = |name: &str, text: &str| (name.to_string(), text.to_string());
+    assert_eq!(
+        others,
+        [named("audio_token", "<audio>"), named("cls_token", "<cls>"), named("image_token", "<image>")]
+    );
 
     std::fs::write(at("tokenizer_config.json"), br#"{"chat_template": "text"}"#).unwrap();
     assert_eq!(open().chat_template.as_deref(), Some("text"));
@@ -269,7 +283,8 @@ fn what_is_written_is_read_back() {
     for family in FAMILIES {
         let folder = tempfile::tempdir().unwrap();
         save(folder.path(), &tiny(family));
-        let special = SpecialTokens { eos: Some("<end>".into()), ..Default::default() };
+        let others = [("image_token".to_string(), "<image>".to_string())].into();
+        let special = SpecialTokens { eos: Some("<end>".into()), others, ..Default::default() };
         let path = folder.path().join("tokenizer_config.json");
         write_tokenizer_config(&path, &special, Some("{{ x }}"), 128).unwrap();
         let model = ModelFiles::open(folder.path()).unwrap();

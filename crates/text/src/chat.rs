@@ -13,7 +13,7 @@
 
 use std::collections::BTreeSet;
 
-use dressage_model::ModelFiles;
+use dressage_model::{ModelFiles, SpecialTokens};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -43,8 +43,8 @@ pub struct ChatOptions {
     pub tool_prompt: ToolPrompt,
     /// Further variables of the template, such as `enable_thinking = false`.
     pub variables: Map<String, Value>,
-    /// The moment that the template calls now, in seconds since 1970: the clock's when the chat is made, where it is
-    /// not given. Part of a run's record, not of what people write down.
+    /// The moment that the template calls now, in seconds since 1970; where it is not given, that of the clock
+    /// when the chat is made. Part of a run's record, not of what people write down.
     #[serde(skip)]
     pub now: Option<u64>,
 }
@@ -81,6 +81,19 @@ pub(crate) enum ToolSupport {
 const PROBE_TOOL: &str = "dressage_probe_tool";
 const PROBE_TEXT: &str = "DressageProbeText";
 
+impl ChatOptions {
+    /// These options with the model's special tokens as variables by their names, where none has that name.
+    pub(crate) fn with_names(mut self, special: &SpecialTokens) -> Self {
+        for (name, text) in special.by_name().filter(|(name, _)| !ENDS.contains(name)) {
+            self.variables.entry(name).or_insert_with(|| text.into());
+        }
+        self
+    }
+}
+
+/// What templates call the tokens that begin and end a text; the tokenizer knows them.
+const ENDS: [&str; 2] = ["bos_token", "eos_token"];
+
 impl Chat {
     /// The chat of a model on disk, with `template` in place of its own where one is given.
     ///
@@ -95,6 +108,7 @@ impl Chat {
         })?;
         let (special, config) = (&model.special_tokens, &model.config);
         let tokenizer = Tokenizer::new(source)?.with_named_ends(special, config.bos, &config.eos);
+        let options = options.with_names(special);
         Self::new(tokenizer, template.or(model.chat_template.as_deref()), options)
     }
 
@@ -114,8 +128,7 @@ impl Chat {
             None => ChatTemplate::new(source)?,
         };
         let mut variables = Map::new();
-        let ends = [("bos_token", tokenizer.bos()), ("eos_token", tokenizer.eos().first().copied())];
-        for (name, id) in ends {
+        for (name, id) in ENDS.into_iter().zip([tokenizer.bos(), tokenizer.eos().first().copied()]) {
             if let Some(id) = id {
                 variables.insert(name.into(), tokenizer.token_text(id).into());
             }

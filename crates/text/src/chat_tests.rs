@@ -5,7 +5,7 @@ use crate::{
     Chat, ChatOptions, Message, TextError, Tokenizer, TokenizerSource, ToolCall, ToolPrompt, ToolProtocol,
     ToolSpec,
 };
-use dressage_model::{GgufTokenizer, TokenType};
+use dressage_model::{GgufTokenizer, SpecialTokens, TokenType};
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -391,4 +391,25 @@ fn now_is_the_moment_that_was_given() {
     let chat = at(None).unwrap();
     assert!(!text(&chat).starts_with("29 Feb 2000"));
     assert_eq!(text(&chat), text(&chat.clone()));
+}
+
+#[test]
+fn templates_know_special_tokens_by_name() {
+    let source =
+        format!("[{{{{ pad_token }}}}{{{{ image_token }}}}{{{{ sep_token }}}}]{}", crate::template::CHATML);
+    let special = SpecialTokens {
+        bos: Some("<bos>".into()),
+        pad: Some("<pad>".into()),
+        others: [("image_token", "<image>"), ("sep_token", "<sep>")]
+            .map(|(k, v)| (k.into(), v.into()))
+            .into(),
+        ..SpecialTokens::default()
+    };
+    let mut options = ChatOptions::default();
+    options.variables.insert("sep_token".into(), "mine".into());
+    let options = options.with_names(&special);
+    assert!(!options.variables.contains_key("bos_token"), "the tokenizer says which token that is");
+    let chat = Chat::new(tiny_tokenizer().unwrap(), Some(&source), options).unwrap();
+    let prompt = chat.prompt(&[Message::user("Hi")], &[]).unwrap();
+    assert!(chat.tokenizer().decode_with_special(&prompt).starts_with("[<pad><image>mine]"));
 }

@@ -51,6 +51,7 @@ impl GgufFile {
             eos: text(tokenizer.eos),
             pad: text(tokenizer.pad),
             unknown: text(tokenizer.unknown),
+            ..SpecialTokens::default()
         };
         let file = Self { path: path.to_path_buf(), bytes, directory, config: config.clone() };
         Ok(GgufContents { file, config, tokenizer, chat_template, special })
