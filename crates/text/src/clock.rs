@@ -1,5 +1,5 @@
-//! Dates for templates that print today's, as `datetime.now().strftime(…)` prints them in Python on glibc, in the C locale
-//! and in UTC, without a time zone database.
+//! Dates for templates that print today's, as `datetime.now().strftime(…)` prints them in Python on glibc, in
+//! the C locale and in UTC, without a time zone database.
 
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 const MONTHS: [&str; 12] = [
@@ -22,9 +22,9 @@ const MAX_WIDTH: usize = 1024;
 
 /// A moment as Python's `strftime` prints it. `seconds` counts from 1970 in UTC.
 ///
-/// Directives, flags (`_`, `-`, `0`, `^`, `#`), widths and modifiers are those of glibc; a directive that glibc does not
-/// know is printed as it stands. `%f`, `%z` and `%Z` are Python's: the moment has no fraction, and no zone is printed,
-/// since the time that templates ask for is a naive one.
+/// Directives, flags (`_`, `-`, `0`, `^`, `#`), widths and modifiers are those of glibc; a directive that
+/// glibc does not know is printed as it stands. `%f`, `%z` and `%Z` are Python's: the moment has no fraction,
+/// and no zone is printed, since the time that templates ask for is a naive one.
 ///
 /// # Errors
 /// A field wider than [`MAX_WIDTH`].

@@ -37,6 +37,7 @@ mod clock;
 mod error;
 mod gguf;
 mod hermes;
+mod jinja;
 mod message;
 mod prepare;
 mod python_json;

@@ -118,7 +118,7 @@ impl Style {
 
 /// The shortest digits that read back as the same number, with an exponent where Python's `repr` has one: below 1e-4 and
 /// from 1e16 on.
-fn float(value: f64) -> String {
+pub(crate) fn float(value: f64) -> String {
     let scientific = format!("{value:e}");
     let Some((digits, exponent)) = scientific.split_once('e') else { return scientific };
     let exponent: i32 = exponent.parse().unwrap_or(0);

@@ -1,24 +1,21 @@
 //! Chat templates: Jinja programs that print messages the way a model was trained on them.
 //!
-//! Guarantees: what `apply_chat_template` of transformers gives for the same template and variables, for the part of
-//! Jinja that chat templates use: Python's string, list and dict methods, `tojson` as `json.dumps`, `raise_exception`,
-//! `strftime_now`, `{% generation %}` (printed as its contents), `break` and `continue`. A template prints the same text
-//! however often it is rendered: "now" is the moment the template was loaded, in UTC.
+//! Guarantees: what `apply_chat_template` of transformers gives for the same template and variables
+//! (`conformance/templates.py` holds the two against each other), or an error that names what is not known
+//! here. A template prints the same text however often it is rendered: "now" is one moment, in UTC. None
+//! hangs or fills the memory: a rendering has at most 5 million steps, 10 s, 16 MiB for one text and 512 MiB
+//! for all that it makes.
 //!
 //! Not here: which messages and tools to print, and what the printed text means in tokens; see [`Chat`](crate::Chat).
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, State, Value};
+use minijinja::value::Serde;
+use minijinja::{Environment, Error, ErrorKind, Value};
 use serde_json::Map;
 
-use crate::python_json::Style;
-use crate::{TextError, clock};
-
-/// The variable that tells filters the guard character of this rendering.
-const GUARD: &str = "__dressage_guard";
+use crate::TextError;
+use crate::jinja::{self, GUARD, NAME};
 
 /// ChatML, with nothing added: no default system message, no tools.
 pub(crate) const CHATML: &str = "{%- for message in messages -%}\
@@ -62,28 +59,7 @@ impl ChatTemplate {
     /// Where the template does not parse.
     pub fn at(source: &str, now: u64) -> Result<Self, TextError> {
         let source = if source.trim() == "chatml" { CHATML } else { source };
-        let mut environment = Environment::new();
-        let syntax =
-            SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(described)?;
-        environment.set_syntax(syntax);
-        environment.set_debug(true);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_filter("tojson", tojson);
-        // Python iterates over text but not over None, and indexes text and mappings; the engine sees that differently.
-        environment.add_test("iterable", |value: &Value| {
-            value.as_str().is_some() || (!value.is_none() && value.try_iter().is_ok())
-        });
-        environment.add_test("sequence", |value: &Value| {
-            value.is_undefined()
-                || matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String)
-        });
-        environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
-            Err(Error::new(ErrorKind::InvalidOperation, message))
-        });
-        environment.add_function("strftime_now", move |format: String| {
-            clock::strftime(&format, now).map_err(|message| Error::new(ErrorKind::InvalidOperation, message))
-        });
-        environment.add_template_owned("chat", without_generation_tags(source)).map_err(described)?;
+        let environment = jinja::environment(source, now).map_err(described)?;
         Ok(ChatTemplate { environment, source: source.to_string() })
     }
 
@@ -110,72 +86,25 @@ impl ChatTemplate {
         variables.insert("messages".into(), rendering.messages.into());
         variables.insert("tools".into(), rendering.tools.map_or(serde_json::Value::Null, Into::into));
         variables.insert("add_generation_prompt".into(), rendering.add_generation_prompt.into());
+        // Defined, as in transformers, also where there are none.
+        variables.entry("documents").or_insert(serde_json::Value::Null);
         if let Some(guard) = guard {
             variables.insert(GUARD.into(), guard.to_string().into());
         }
-        let template = self.environment.get_template("chat").map_err(described)?;
+        let template = self.environment.get_template(NAME).map_err(described)?;
         template.render(Value::from(Serde(&variables))).map_err(described)
     }
 }
 
 fn described(error: Error) -> TextError {
-    let what = error.detail().map_or_else(|| error.kind().to_string(), str::to_string);
+    let what = match error.kind() {
+        ErrorKind::OutOfFuel => {
+            format!("it takes more than {} steps to render; does a loop never end?", jinja::STEPS)
+        }
+        kind => error.detail().map_or_else(|| kind.to_string(), str::to_string),
+    };
     let place = error.line().map(|line| format!(" (line {line} of the template)")).unwrap_or_default();
     TextError::Template(format!("{what}{place}"))
-}
-
-/// `tojson(ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
-fn tojson(state: &State, value: Value, options: Kwargs) -> Result<Value, Error> {
-    let invalid = |what: String| Error::new(ErrorKind::InvalidOperation, format!("tojson: {what}"));
-    let value = serde_json::to_value(&value).map_err(|error| invalid(error.to_string()))?;
-    let indent: Option<Value> = options.get("indent")?;
-    let indent = match indent.filter(|indent| !indent.is_none()) {
-        None => None,
-        Some(indent) => Some(match (indent.as_str(), usize::try_from(indent.clone())) {
-            (Some(text), _) => text.to_string(),
-            (None, Ok(width)) => " ".repeat(width),
-            (None, Err(_)) => {
-                return Err(invalid(format!("indent is {indent}, but must be a number or a string")));
-            }
-        }),
-    };
-    let separators: Option<Vec<String>> = options.get("separators")?;
-    let separators = match separators.as_deref() {
-        None => None,
-        Some([comma, colon]) => Some((comma.clone(), colon.clone())),
-        Some(other) => return Err(invalid(format!("separators are {other:?}, but must be two strings"))),
-    };
-    let style = Style {
-        ensure_ascii: options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
-        sort_keys: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
-        guard: state.lookup(GUARD).and_then(|guard| guard.as_str()?.chars().next()),
-        indent,
-        separators,
-    };
-    options.assert_all_used()?;
-    Ok(Value::from(style.dumps(&value)))
-}
-
-/// The `{% generation %}` block marks what the model wrote, for libraries that train on rendered text; it prints nothing
-/// itself, and this engine does not know it.
-fn without_generation_tags(source: &str) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(open) = rest.find("{%") {
-        out.push_str(&rest[..open]);
-        rest = &rest[open..];
-        let Some(close) = rest.find("%}") else { break };
-        let (tag, after) = rest.split_at(close + 2);
-        let inner = tag[2..close].trim_matches(['-', '+']).trim();
-        match inner {
-            "generation" => out.push_str(&tag.replacen("generation", "if true", 1)),
-            "endgeneration" => out.push_str(&tag.replacen("endgeneration", "endif", 1)),
-            _ => out.push_str(tag),
-        }
-        rest = after;
-    }
-    out.push_str(rest);
-    out
 }
 
 #[cfg(test)]

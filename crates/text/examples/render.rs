@@ -1,0 +1,42 @@
+//! Chat templates printed for `conformance/templates.py`: reads one rendering a line as JSON (`template`,
+//! `messages`, `tools`, `add_generation_prompt`, `variables`, `now` in seconds since 1970) and answers each
+//! with a line of JSON, `text` or `error`.
+
+use std::io::{BufRead, Write, stdin, stdout};
+
+use anyhow::Result;
+use dressage_text::{ChatTemplate, Rendering};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Request {
+    template: String,
+    messages: Vec<Value>,
+    tools: Option<Vec<Value>>,
+    add_generation_prompt: bool,
+    variables: Map<String, Value>,
+    now: u64,
+}
+
+fn main() -> Result<()> {
+    let mut out = stdout().lock();
+    for line in stdin().lock().lines() {
+        let request: Request = serde_json::from_str(&line?)?;
+        let rendering = Rendering {
+            messages: &request.messages,
+            tools: request.tools.as_deref(),
+            add_generation_prompt: request.add_generation_prompt,
+            variables: &request.variables,
+        };
+        let text =
+            ChatTemplate::at(&request.template, request.now).and_then(|template| template.render(rendering));
+        let answer = match text {
+            Ok(text) => json!({ "text": text }),
+            Err(error) => json!({ "error": error.to_string() }),
+        };
+        writeln!(out, "{answer}")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,143 @@
+//! Jinja as transformers sets it up: Jinja2's grammar, filters, tests and globals, Python's methods and
+//! printing, in a sandbox that changes no value and has bounds on everything.
+//!
+//! The engine is `minijinja`; what Python does otherwise is put right through its extension points (filters,
+//! tests, functions, the callback for methods, the formatter) and, where it has none, by rewriting the
+//! template before it is compiled ([`translate`]). Not here: `lipsum`, `urlize`, `xmlattr`, templates that
+//! include others, integers beyond 128 bits, and what Python prints for objects without a text of their own,
+//! such as generators.
+
+mod arguments;
+mod containers;
+mod expression;
+mod filters;
+mod format;
+mod lexer;
+mod limits;
+mod objects;
+mod operators;
+mod repr;
+mod strings;
+#[cfg(test)]
+mod tests;
+mod text_filters;
+mod translate;
+mod wrap;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
+use minijinja::{Environment, Error, ErrorKind, State, Value, functions};
+
+use crate::clock;
+pub(crate) use limits::STEPS;
+
+/// The variable that tells filters the guard character of a rendering.
+pub(crate) const GUARD: &str = "__dressage_guard";
+
+/// The only template of an environment.
+pub(crate) const NAME: &str = "chat";
+
+/// An environment that holds `source`, for which it is always the same moment, in seconds since 1970.
+///
+/// # Errors
+/// Where the template does not parse.
+pub(crate) fn environment(source: &str, now: u64) -> Result<Environment<'static>, Error> {
+    let translated =
+        translate::translate(source).map_err(|message| Error::new(ErrorKind::SyntaxError, message))?;
+    let mut environment = Environment::new();
+    environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
+    environment.set_debug(true);
+    environment.set_fuel(Some(limits::STEPS));
+    environment.set_recursion_limit(limits::FRAMES);
+    environment.set_formatter(|out, state, value| match value.as_str() {
+        Some(text) => {
+            limits::charge(state, text.len())?;
+            out.write_str(text).map_err(Error::from)
+        }
+        None => {
+            let text = repr::text(state, value)?;
+            out.write_str(&text).map_err(Error::from)
+        }
+    });
+    environment.set_unknown_method_callback(containers::method);
+    operators::install(&mut environment);
+    filters::install(&mut environment, now);
+    tests_of_jinja(&mut environment);
+    globals(&mut environment, now);
+    environment.add_template_owned(NAME, translated)?;
+    Ok(environment)
+}
+
+/// The guard character of a rendering, where it has one.
+fn guard(state: &State) -> Option<char> {
+    state.lookup(GUARD).and_then(|guard| guard.as_str()?.chars().next())
+}
+
+fn tests_of_jinja(environment: &mut Environment<'_>) {
+    // Python iterates over text and over what is undefined, but not over None.
+    environment.add_test("iterable", |value: &Value| {
+        value.is_undefined() || value.as_str().is_some() || (!value.is_none() && value.try_iter().is_ok())
+    });
+    environment.add_test("sequence", |value: &Value| {
+        matches!(value.kind(), ValueKind::Undefined | ValueKind::Seq | ValueKind::Map | ValueKind::String)
+    });
+    environment.add_test("callable", |value: &Value| {
+        let is_macro = value.kind() == ValueKind::Map && value.to_string().starts_with("<macro ");
+        is_macro || matches!(value.kind(), ValueKind::Undefined | ValueKind::Plain)
+    });
+    for name in ["startingwith", "endingwith", "safe", "int"] {
+        environment.remove_test(name);
+    }
+}
+
+fn globals(environment: &mut Environment<'_>, now: u64) {
+    environment.add_function("raise_exception", |message: Value| -> Result<Value, Error> {
+        Err(limits::failure(message.to_string()))
+    });
+    environment.add_function("strftime_now", move |state: &mut State, format: String| {
+        limits::charge(state, format.len())?;
+        let printed = clock::strftime(&format, now).map_err(limits::failure)?;
+        limits::text(state, printed)
+    });
+    environment.add_function("dict", |state: &mut State, arguments: Rest<ValueOrKwargs>| {
+        let arguments = arguments.into_values();
+        let (positional, named) = arguments::apart(&arguments)?;
+        let mut items = Vec::new();
+        match positional {
+            [] => {}
+            [from] if from.kind() == ValueKind::Map => items.extend(limits::pairs(from)),
+            [from] => {
+                for pair in from.try_iter()? {
+                    let pair: Vec<Value> = pair.try_iter()?.collect();
+                    let [key, item] = pair.as_slice() else {
+                        return Err(limits::failure("dict: an item is no pair"));
+                    };
+                    items.push((key.clone(), item.clone()));
+                }
+            }
+            _ => return Err(limits::failure("dict takes one argument and names")),
+        }
+        for name in named.args() {
+            items.push((Value::from(name), named.peek(name)?));
+        }
+        limits::keep(state, Value::from_pairs(items))
+    });
+    environment.add_function("namespace", |state: &mut State, arguments: Rest<ValueOrKwargs>| {
+        let arguments = arguments.into_values();
+        let (positional, named) = arguments::apart(&arguments)?;
+        let mut items = Vec::new();
+        if let Some(from) = positional.first() {
+            items.extend(limits::pairs(from));
+        }
+        for name in named.args() {
+            items.push((Value::from(name), named.peek(name)?));
+        }
+        let values = limits::keep(state, Value::from_pairs(items))?;
+        let namespace = functions::namespace(Some(values.into()))?;
+        limits::remember_namespace(state, &namespace);
+        Ok(namespace)
+    });
+    environment.add_function("cycler", objects::cycler);
+    environment.add_function("joiner", objects::joiner);
+    environment.remove_global("debug");
+}

@@ -1,0 +1,106 @@
+//! Arguments of a call, bound to the parameters of a Python signature.
+
+use minijinja::value::{Kwargs, ValueKind, from_args};
+use minijinja::{Error, ErrorKind, Value};
+
+use super::limits::failure;
+
+/// Values by parameter; `None` where the caller gave none.
+pub(crate) struct Bound<'a> {
+    call: &'a str,
+    names: &'a [&'a str],
+    values: Vec<Option<Value>>,
+}
+
+/// Positional and named arguments apart.
+pub(crate) fn apart(arguments: &[Value]) -> Result<(&[Value], Kwargs), Error> {
+    from_args(arguments)
+}
+
+impl<'a> Bound<'a> {
+    /// Binds what `call` was given to `names`.
+    ///
+    /// # Errors
+    /// When there are too many arguments, one twice, or one by a name that is not among them.
+    pub fn new(call: &'a str, names: &'a [&'a str], arguments: &[Value]) -> Result<Self, Error> {
+        let (positional, named) = apart(arguments)?;
+        if positional.len() > names.len() {
+            let (given, most) = (positional.len(), names.len());
+            let message = format!("{call} takes at most {most} arguments, but {given} are given");
+            return Err(Error::new(ErrorKind::TooManyArguments, message));
+        }
+        let mut values: Vec<Option<Value>> = positional.iter().cloned().map(Some).collect();
+        values.resize(names.len(), None);
+        for name in named.args() {
+            let Some(slot) = names.iter().position(|known| *known == name) else {
+                return Err(failure(format!("{call} has no parameter {name}")));
+            };
+            if values[slot].replace(named.peek::<Value>(name)?).is_some() {
+                return Err(failure(format!("{call} is given {name} twice")));
+            }
+        }
+        Ok(Bound { call, names, values })
+    }
+
+    fn failure(&self, index: usize, wanted: &str, value: Option<&Value>) -> Error {
+        let given =
+            value.map_or("missing".to_string(), |value| format!("{} ({})", value.kind(), excerpt(value)));
+        failure(format!("{}: {} is {given}, but must be {wanted}", self.call, self.names[index]))
+    }
+
+    /// An argument; `None` where it is missing or `none`.
+    pub fn value(&self, index: usize) -> Option<&Value> {
+        self.values[index].as_ref().filter(|value| !value.is_none())
+    }
+
+    /// An argument that must be there.
+    pub fn required(&self, index: usize) -> Result<&Value, Error> {
+        self.values[index].as_ref().ok_or_else(|| self.failure(index, "given", None))
+    }
+
+    /// A text that must be there.
+    pub fn text(&self, index: usize) -> Result<&str, Error> {
+        let value = self.required(index)?;
+        value.as_str().ok_or_else(|| self.failure(index, "a string", Some(value)))
+    }
+
+    /// A text, or `None`.
+    pub fn text_or_none(&self, index: usize) -> Result<Option<&str>, Error> {
+        self.value(index).map(|_| self.text(index)).transpose()
+    }
+
+    /// A whole number, or `default`.
+    pub fn integer(&self, index: usize, default: i64) -> Result<i64, Error> {
+        match self.value(index) {
+            None => Ok(default),
+            Some(value) => integer(value).ok_or_else(|| self.failure(index, "an integer", Some(value))),
+        }
+    }
+
+    /// Whether an argument counts as true, or `default` where it is missing.
+    pub fn truth(&self, index: usize, default: bool) -> bool {
+        self.values[index].as_ref().map_or(default, Value::is_true)
+    }
+}
+
+/// A whole number, as Python sees it: truth values are 0 and 1, floats are none.
+pub(crate) fn integer(value: &Value) -> Option<i64> {
+    match value.kind() {
+        ValueKind::Bool => Some(i64::from(value.is_true())),
+        ValueKind::Number if value.is_integer() => {
+            // Beyond 64 bits the nearest stands for it: nothing here is as long.
+            let value = i128::try_from(value.clone()).ok()?;
+            Some(i64::try_from(value).unwrap_or(if value > 0 { i64::MAX } else { i64::MIN }))
+        }
+        _ => None,
+    }
+}
+
+/// The beginning of a value, for a message.
+fn excerpt(value: &Value) -> String {
+    match value.as_str() {
+        Some(text) => format!("{:?}", text.chars().take(30).collect::<String>()),
+        None if value.as_object().is_some() => "…".into(),
+        None => value.to_string(),
+    }
+}

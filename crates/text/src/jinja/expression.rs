@@ -1,0 +1,416 @@
+//! Expressions in the grammar of Jinja2, rewritten as [`translate`](super::translate) says.
+
+use super::lexer::{Tag, Token, is_name};
+use super::translate::{KEEP, OpenMacros};
+
+/// The deepest nesting of an expression.
+const DEPTH: usize = 100;
+
+/// Tokens still to be read.
+pub(super) struct Expression<'a> {
+    tag: &'a Tag<'a>,
+    rest: &'a [Token<'a>],
+    macros: &'a OpenMacros,
+    depth: usize,
+}
+
+type Translated = Result<String, String>;
+
+impl<'a> Expression<'a> {
+    pub fn of(tag: &'a Tag<'a>, rest: &'a [Token<'a>], macros: &'a OpenMacros) -> Self {
+        Expression { tag, rest, macros, depth: 0 }
+    }
+
+    /// All tokens as one expression.
+    pub fn whole(mut self) -> Translated {
+        let translated = self.expression(true)?;
+        self.end()?;
+        Ok(translated)
+    }
+
+    /// All tokens as one expression or several with commas between.
+    pub fn whole_tuple(mut self) -> Translated {
+        let translated = self.tuple(true)?;
+        self.end()?;
+        Ok(translated)
+    }
+
+    /// # Errors
+    /// When tokens are left.
+    pub fn end(&self) -> Result<(), String> {
+        if self.rest.is_empty() { Ok(()) } else { Err(self.unexpected()) }
+    }
+
+    fn unexpected(&self) -> String {
+        match self.rest.first() {
+            Some(token) => self.tag.error(format!("{:?} stands where nothing like it can", token.text)),
+            None => self.tag.error(format!("{} ends too early", self.tag.open)),
+        }
+    }
+
+    fn peek(&self, text: &str) -> bool {
+        self.rest.first().is_some_and(|token| token.is(text))
+    }
+
+    fn next(&mut self) -> Result<&'a Token<'a>, String> {
+        let (first, rest) = self.rest.split_first().ok_or_else(|| self.unexpected())?;
+        self.rest = rest;
+        Ok(first)
+    }
+
+    /// The next token, where it is `text`.
+    pub fn take(&mut self, text: &str) -> Option<String> {
+        if self.peek(text) { self.next().ok().map(Token::source) } else { None }
+    }
+
+    pub fn expect(&mut self, text: &str) -> Translated {
+        self.take(text).ok_or_else(|| self.unexpected())
+    }
+
+    /// The next token, where it is a word.
+    pub fn next_name(&mut self) -> Option<String> {
+        let token = self.rest.first().filter(|token| !token.quoted && is_name(&token.text))?;
+        self.rest = &self.rest[1..];
+        Some(token.source())
+    }
+
+    fn enter(&mut self) -> Result<(), String> {
+        self.depth += 1;
+        if self.depth > DEPTH {
+            return Err(self.tag.error(format!("an expression is nested deeper than {DEPTH}")));
+        }
+        Ok(())
+    }
+
+    /// Expressions with commas between, as one tuple; a single one as it is.
+    pub fn tuple(&mut self, conditions: bool) -> Translated {
+        let (items, is_tuple) = self.listed(conditions)?;
+        Ok(if is_tuple { called(KEEP, &[&format!("({items})")]) } else { items })
+    }
+
+    /// Expressions with commas between, and whether there is a comma.
+    fn listed(&mut self, conditions: bool) -> Result<(String, bool), String> {
+        let mut items = self.expression(conditions)?;
+        let is_tuple = self.peek(",");
+        while let Some(comma) = self.take(",") {
+            items.push_str(&comma);
+            if self.rest.is_empty() || [")", "]", "if", "recursive"].iter().any(|end| self.peek(end)) {
+                break;
+            }
+            items.push_str(&self.expression(conditions)?);
+        }
+        Ok((items, is_tuple))
+    }
+
+    /// One expression, which may be a condition's choice between two.
+    pub fn expression(&mut self, conditions: bool) -> Translated {
+        self.enter()?;
+        let mut out = self.or()?;
+        while conditions && let Some(keyword) = self.take("if") {
+            out.push_str(&keyword);
+            out.push_str(&self.or()?);
+            if let Some(keyword) = self.take("else") {
+                out.push_str(&keyword);
+                out.push_str(&self.expression(true)?);
+            }
+        }
+        self.depth -= 1;
+        Ok(out)
+    }
+
+    fn or(&mut self) -> Translated {
+        self.joined(&["or"], |this| this.joined(&["and"], Self::not))
+    }
+
+    /// Operands with operators between that stay as they are.
+    fn joined(&mut self, operators: &[&str], operand: impl Fn(&mut Self) -> Translated) -> Translated {
+        let mut out = operand(self)?;
+        while let Some(operator) = operators.iter().find_map(|operator| self.take(operator)) {
+            out.push_str(&operator);
+            out.push_str(&operand(self)?);
+        }
+        Ok(out)
+    }
+
+    fn not(&mut self) -> Translated {
+        match self.take("not") {
+            Some(not) => {
+                self.enter()?;
+                let operand = self.not()?;
+                self.depth -= 1;
+                Ok(not + &operand)
+            }
+            None => self.comparison(),
+        }
+    }
+
+    /// Comparisons; those for order fail in Python where the engine has an order of its own.
+    fn comparison(&mut self) -> Translated {
+        let first = self.sum()?;
+        let mut pairs: Vec<String> = Vec::new();
+        let mut left = first;
+        loop {
+            let mut operator = String::new();
+            if self.peek("not") && self.rest.get(1).is_some_and(|token| token.is("in")) {
+                operator = self.next()?.source();
+            }
+            let known = ["==", "!=", "in", ">", ">=", "<", "<="];
+            let Some(found) = known.iter().position(|known| self.peek(known)) else { break };
+            operator.push_str(&self.next()?.source());
+            let right = self.sum()?;
+            pairs.push(match found {
+                0..=2 => format!("{left}{operator}{right}"),
+                _ => called("__dressage_order", &[&format!("\"{}\"", operator.trim()), &left, &right]),
+            });
+            left = right;
+        }
+        Ok(match pairs.as_slice() {
+            [] => left,
+            [pair] => pair.clone(),
+            _ => format!(" ({})", pairs.join(" and ")),
+        })
+    }
+
+    fn sum(&mut self) -> Translated {
+        let mut left = self.concatenation()?;
+        loop {
+            if self.take("+").is_some() {
+                left = called("__dressage_add", &[&left, &self.concatenation()?]);
+            } else if let Some(minus) = self.take("-") {
+                left = format!("{left}{minus}{}", self.concatenation()?);
+            } else {
+                return Ok(left);
+            }
+        }
+    }
+
+    fn concatenation(&mut self) -> Translated {
+        let mut parts = vec![self.product()?];
+        while self.take("~").is_some() {
+            parts.push(self.product()?);
+        }
+        if parts.len() > 1 {
+            return Ok(called("__dressage_concat", &parts));
+        }
+        Ok(parts.remove(0))
+    }
+
+    fn product(&mut self) -> Translated {
+        let mut left = self.power()?;
+        loop {
+            if self.take("*").is_some() {
+                left = called("__dressage_mul", &[&left, &self.power()?]);
+            } else if self.take("%").is_some() {
+                left = called("__dressage_mod", &[&left, &self.power()?]);
+            } else if let Some(operator) = self.take("/").or_else(|| self.take("//")) {
+                left = format!("{left}{operator}{}", self.power()?);
+            } else {
+                return Ok(left);
+            }
+        }
+    }
+
+    fn power(&mut self) -> Translated {
+        let mut left = self.unary(true)?;
+        while self.take("**").is_some() {
+            left = called("__dressage_pow", &[&left, &self.unary(true)?]);
+        }
+        Ok(left)
+    }
+
+    fn unary(&mut self, filters: bool) -> Translated {
+        let mut signed = false;
+        let operand = if let Some(minus) = self.take("-") {
+            self.enter()?;
+            signed = true;
+            let operand = self.unary(false)?;
+            self.depth -= 1;
+            minus + &operand
+        } else if self.take("+").is_some() {
+            self.enter()?;
+            let operand = self.unary(false)?;
+            self.depth -= 1;
+            operand
+        } else {
+            let (primary, name) = self.primary()?;
+            self.postfix(primary, name)?
+        };
+        if !filters || !(self.peek("|") || self.peek("is")) {
+            return Ok(operand);
+        }
+        self.filters(if signed { format!("({operand})") } else { operand })
+    }
+
+    /// A literal, a name or something in brackets; and the name, where it is one.
+    fn primary(&mut self) -> Result<(String, Option<&'a str>), String> {
+        let token = self.next()?;
+        let mut name = None;
+        let primary = match token.text.as_ref() {
+            _ if token.quoted => {
+                let mut joined = token.text.to_string();
+                while let Some(more) = self.rest.first().filter(|token| token.quoted) {
+                    joined.push_str(&more.text);
+                    self.rest = &self.rest[1..];
+                }
+                Token { gap: token.gap, text: joined.into(), quoted: true }.source()
+            }
+            "(" => {
+                let (inner, is_tuple) = if self.peek(")") { Default::default() } else { self.listed(true)? };
+                let whole = format!("{}({inner}{}", token.gap, self.expect(")")?);
+                if is_tuple { called(KEEP, &[&whole]) } else { whole }
+            }
+            "[" => self.items(token, "]", |this| this.expression(true))?,
+            "{" => self.items(token, "}", |this| {
+                let key = this.expression(true)?;
+                let colon = this.expect(":")?;
+                Ok(format!("{key}{colon}{}", this.expression(true)?))
+            })?,
+            text if is_name(text) => {
+                name = Some(text);
+                token.source()
+            }
+            text if text.starts_with(|c: char| c.is_ascii_digit()) => token.source(),
+            _ => {
+                return Err(self.tag.error(format!("{:?} stands where a value should", token.text)));
+            }
+        };
+        Ok((primary, name))
+    }
+
+    fn items(&mut self, open: &Token<'_>, close: &str, item: impl Fn(&mut Self) -> Translated) -> Translated {
+        let mut out = open.source();
+        while !self.peek(close) {
+            out.push_str(&item(self)?);
+            match self.take(",") {
+                Some(comma) => out.push_str(&comma),
+                None => break,
+            }
+        }
+        let is_empty = out.trim_start().len() == 1;
+        out.push_str(&self.expect(close)?);
+        Ok(if is_empty { out } else { called(KEEP, &[&out]) })
+    }
+
+    /// Attributes, items, slices and calls.
+    fn postfix(&mut self, mut of: String, mut name: Option<&'a str>) -> Translated {
+        loop {
+            if let Some(dot) = self.take(".") {
+                let attribute = self.next()?;
+                if attribute.quoted || !attribute.text.starts_with(|c: char| c == '_' || c.is_alphanumeric())
+                {
+                    return Err(self.tag.error(format!("{:?} is no attribute", attribute.text)));
+                }
+                // An attribute that is a number is an item.
+                of = match is_name(&attribute.text) {
+                    true => format!("{of}{dot}{}", attribute.source()),
+                    false => format!("{of}[{}]", attribute.source()),
+                };
+            } else if let Some(open) = self.take("[") {
+                of = self.subscript(of, &open)?;
+            } else if let Some(open) = self.take("(") {
+                let arguments = self.arguments()?;
+                let close = self.expect(")")?;
+                of = match name.and_then(|name| self.macros.get(name)) {
+                    Some(names) => {
+                        let names: String = names.iter().map(|name| format!("\"{name}\", ")).collect();
+                        format!("{of}{open}**__dressage_bind(({names}),{arguments}){close}")
+                    }
+                    None => format!("{of}{open}{arguments}{close}"),
+                };
+            } else {
+                return Ok(of);
+            }
+            name = None;
+        }
+    }
+
+    fn subscript(&mut self, of: String, open: &str) -> Translated {
+        let mut parts = vec![None];
+        loop {
+            if self.take(":").is_some() {
+                parts.push(None);
+            } else if self.peek("]") {
+                break;
+            } else {
+                let part = if parts.len() == 1 { self.tuple(true)? } else { self.expression(true)? };
+                if parts.last_mut().is_none_or(|last| last.replace(part).is_some()) {
+                    return Err(self.unexpected());
+                }
+            }
+        }
+        let close = self.expect("]")?;
+        if let [Some(item)] = parts.as_slice() {
+            return Ok(format!("{of}{open}{item}{close}"));
+        }
+        if !(2..=3).contains(&parts.len()) {
+            return Err(self.tag.error("an item has no name"));
+        }
+        parts.resize(3, None);
+        let bound = |part: &Option<String>| part.clone().unwrap_or_else(|| "none".into());
+        Ok(called("__dressage_slice", &[of, bound(&parts[0]), bound(&parts[1]), bound(&parts[2])]))
+    }
+
+    /// What stands between the parentheses of a call.
+    fn arguments(&mut self) -> Translated {
+        let mut out = String::new();
+        while !self.peek(")") {
+            if let Some(splat) = self.take("**").or_else(|| self.take("*")) {
+                out.push_str(&splat);
+            } else if self.rest.get(1).is_some_and(|token| token.is("="))
+                && let Some(keyword) = self.next_name()
+            {
+                out.push_str(&keyword);
+                out.push_str(&self.expect("=")?);
+            }
+            out.push_str(&self.expression(true)?);
+            match self.take(",") {
+                Some(comma) => out.push_str(&comma),
+                None => break,
+            }
+        }
+        Ok(out)
+    }
+
+    /// Filters and tests after a value.
+    fn filters(&mut self, mut of: String) -> Translated {
+        loop {
+            if let Some(pipe) = self.take("|") {
+                let name = self.next_name().ok_or_else(|| self.unexpected())?;
+                of = format!("{of}{pipe}{name}");
+                if let Some(open) = self.take("(") {
+                    of = format!("{of}{open}{}{}", self.arguments()?, self.expect(")")?);
+                }
+            } else if let Some(is) = self.take("is") {
+                let not = self.take("not").unwrap_or_default();
+                let name = self.next_name().ok_or_else(|| self.unexpected())?;
+                of = format!("{of}{is}{not}{name}");
+                if let Some(open) = self.take("(") {
+                    of = format!("{of}{open}{}{}", self.arguments()?, self.expect(")")?);
+                } else if self.begins_argument() {
+                    let (primary, name) = self.primary()?;
+                    of = format!("{of}({})", self.postfix(primary, name)?.trim_start());
+                }
+            } else {
+                return Ok(of);
+            }
+        }
+    }
+
+    /// Whether a test's argument without parentheses comes next.
+    fn begins_argument(&self) -> bool {
+        self.rest.first().is_some_and(|token| {
+            token.quoted
+                || ["[", "{"].contains(&token.text.as_ref())
+                || token.text.starts_with(|c: char| c.is_ascii_digit())
+                || (is_name(&token.text)
+                    && !["else", "or", "and", "if", "in", "not", "is", "recursive"]
+                        .contains(&token.text.as_ref()))
+        })
+    }
+}
+
+/// A call of one of our functions. The space keeps it apart from a word before it.
+fn called(function: &str, arguments: &[impl AsRef<str>]) -> String {
+    let arguments: Vec<&str> = arguments.iter().map(AsRef::as_ref).collect();
+    format!(" {function}({})", arguments.join(","))
+}

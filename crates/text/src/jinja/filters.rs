@@ -1,0 +1,345 @@
+//! Filters of Jinja2 where the engine's differ from them, or have no bound on what they make.
+
+use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, ValueOrKwargs};
+use minijinja::{Environment, Error, State, Value, filters};
+
+use super::arguments::{Bound, integer};
+use super::limits::{self, charge, failure, keep, list, measure, pairs};
+use super::repr::text;
+use super::strings;
+use super::text_filters::{self, as_text};
+use crate::python_json::Style;
+
+pub(super) type Filter = fn(&mut State, Value, &[Value]) -> Result<Value, Error>;
+
+/// Replaces, adds and removes filters.
+///
+/// `random` picks by the moment `now`, so that a text is the same however often it is rendered.
+pub(crate) fn install(environment: &mut Environment<'_>, now: u64) {
+    let filters: [(&'static str, Filter); 23] = [
+        ("tojson", tojson),
+        ("length", length),
+        ("count", length),
+        ("string", |state, value, _| as_text(state, value, |text| text.to_string())),
+        ("join", join),
+        ("int", int),
+        ("float", float),
+        ("list", |state, value, _| items(&value).and_then(|items| list(state, items))),
+        ("first", |_, value, _| Ok(items(&value)?.first().cloned().unwrap_or_default())),
+        ("last", |_, value, _| Ok(items(&value)?.last().cloned().unwrap_or_default())),
+        ("reverse", reverse),
+        ("items", items_filter),
+        ("attr", attr),
+        ("default", default),
+        ("d", default),
+        ("dictsort", dictsort),
+        ("sort", sort),
+        ("min", |state, value, given| {
+            by_name(state, "min", &["case_sensitive", "attribute"], value, given, filters::min)
+        }),
+        ("max", |state, value, given| {
+            by_name(state, "max", &["case_sensitive", "attribute"], value, given, filters::max)
+        }),
+        ("groupby", groupby),
+        ("sum", sum),
+        ("batch", |state, value, given| in_groups(state, "batch", value, given, filters::batch)),
+        ("slice", |state, value, given| in_groups(state, "slice", value, given, filters::slice)),
+    ];
+    for (name, filter) in filters.into_iter().chain(text_filters::FILTERS) {
+        environment.add_filter(name, move |state: &mut State, value: Value, given: Rest<ValueOrKwargs>| {
+            filter(state, value, &given.into_values())
+        });
+    }
+    environment.add_filter("random", move |value: Value| -> Result<Value, Error> {
+        let items = items(&value)?;
+        let at = usize::try_from(now).unwrap_or(0).checked_rem(items.len());
+        Ok(at.map_or(Value::UNDEFINED, |at| items[at].clone()))
+    });
+    // Jinja2 has none of these.
+    for name in ["split", "lines", "bool", "chain", "zip"] {
+        environment.remove_filter(name);
+    }
+}
+
+/// What Python iterates over: characters, keys, items, and nothing of what is undefined.
+fn items(value: &Value) -> Result<Vec<Value>, Error> {
+    match value.as_str() {
+        _ if value.is_undefined() => Ok(Vec::new()),
+        Some(text) => Ok(text.chars().map(Value::from).collect()),
+        None => Ok(value.try_iter()?.collect()),
+    }
+}
+
+/// `value.a.0.b`, as filters write attributes.
+fn attribute(value: &Value, path: &Value) -> Result<Value, Error> {
+    let Some(path) = path.as_str() else { return value.get_item(path) };
+    path.split('.').try_fold(value.clone(), |value, part| match part.parse::<u32>() {
+        Ok(index) => value.get_item(&Value::from(index)),
+        Err(_) => value.get_item(&Value::from(part)),
+    })
+}
+
+fn length(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+    Bound::new("length", &[], given)?;
+    match value.kind() {
+        ValueKind::Undefined => Ok(Value::from(0)),
+        ValueKind::Bytes => Ok(Value::from(value.as_bytes().map_or(0, <[u8]>::len))),
+        kind => value
+            .len()
+            .map(Value::from)
+            .ok_or_else(|| failure(format!("a value of kind {kind} has no length"))),
+    }
+}
+
+/// `json.dumps(value, ensure_ascii, indent, separators, sort_keys)` with the defaults of transformers.
+fn tojson(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+    let bound = Bound::new("tojson", &["ensure_ascii", "indent", "separators", "sort_keys"], given)?;
+    let indent = match bound.value(1) {
+        None => None,
+        Some(indent) => Some(match (indent.as_str(), integer(indent)) {
+            (Some(text), _) => text.to_string(),
+            (None, Some(width)) => {
+                let width = usize::try_from(width).unwrap_or(0);
+                charge(state, width)?;
+                " ".repeat(width)
+            }
+            (None, None) => {
+                return Err(failure(format!("tojson: indent is {indent}, but must be a number or a string")));
+            }
+        }),
+    };
+    let separators = match bound.value(2) {
+        None => None,
+        Some(separators) => {
+            let given: Vec<Value> = separators.try_iter()?.collect();
+            match given.as_slice() {
+                [comma, colon] if comma.as_str().is_some() && colon.as_str().is_some() => {
+                    Some((comma.to_string(), colon.to_string()))
+                }
+                _ => {
+                    return Err(failure(format!(
+                        "tojson: separators are {separators}, but must be two strings"
+                    )));
+                }
+            }
+        }
+    };
+    let size = measure(state, &value)?;
+    if size.undefined {
+        return Err(failure("tojson: an undefined value is in it, which JSON has no word for"));
+    }
+    let indentation = indent.as_ref().map_or(0, |indent| indent.len().saturating_mul(size.depth + 1));
+    charge(state, size.bytes.saturating_add(size.values.saturating_mul(indentation)))?;
+    let value = json(&value)?;
+    let style = Style {
+        ensure_ascii: bound.truth(0, false),
+        sort_keys: bound.truth(3, false),
+        guard: super::guard(state),
+        indent,
+        separators,
+    };
+    limits::text(state, style.dumps(&value))
+}
+
+/// A value as JSON, keys as `json.dumps` writes them.
+fn json(value: &Value) -> Result<serde_json::Value, Error> {
+    Ok(match value.kind() {
+        ValueKind::Map => {
+            let mut object = serde_json::Map::new();
+            for (key, item) in pairs(value) {
+                let name = match (key.as_str(), key.kind()) {
+                    (Some(name), _) => name.to_string(),
+                    (None, ValueKind::Number | ValueKind::Bool | ValueKind::None) => {
+                        Style::default().dumps(&json(&key)?)
+                    }
+                    (None, kind) => {
+                        return Err(failure(format!(
+                            "tojson: a key is of kind {kind}, but must be a string"
+                        )));
+                    }
+                };
+                object.insert(name, json(&item)?);
+            }
+            serde_json::Value::Object(object)
+        }
+        ValueKind::Seq | ValueKind::Iterable => {
+            value.try_iter()?.map(|item| json(&item)).collect::<Result<_, _>>()?
+        }
+        ValueKind::Number
+            if !value.is_integer()
+                && f64::try_from(value.clone()).is_ok_and(|number| !number.is_finite()) =>
+        {
+            return Err(failure(format!("tojson: {value} is no number of JSON")));
+        }
+        ValueKind::Plain | ValueKind::Bytes => {
+            return Err(failure(format!("tojson: a value of kind {} has no form in JSON", value.kind())));
+        }
+        _ => serde_json::to_value(value).map_err(|error| failure(format!("tojson: {error}")))?,
+    })
+}
+
+fn join(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+    let bound = Bound::new("join", &["d", "attribute"], given)?;
+    let between = match bound.value(0) {
+        Some(between) => text(state, between)?,
+        None => String::new(),
+    };
+    let mut out = String::new();
+    for (index, mut item) in items(&value)?.into_iter().enumerate() {
+        if let Some(path) = bound.value(1) {
+            item = attribute(&item, path)?;
+        }
+        let item = text(state, &item)?;
+        charge(state, between.len())?;
+        if index > 0 {
+            out.push_str(&between);
+        }
+        out.push_str(&item);
+    }
+    limits::text(state, out)
+}
+
+/// A float, as Python's `float` reads it.
+pub(super) fn number(value: &Value) -> Option<f64> {
+    match value.as_str() {
+        Some(text) => {
+            let text = strings::strip(text, None, true, true);
+            let digits = text.replace('_', "");
+            let known = digits.trim_start_matches(['+', '-']).to_lowercase();
+            let is_word = ["inf", "infinity", "nan"].contains(&known.as_str());
+            let is_number = known.starts_with(|c: char| c.is_ascii_digit() || c == '.');
+            digits.parse().ok().filter(|_| is_word || is_number)
+        }
+        None if value.kind() == ValueKind::Bool => Some(f64::from(u8::from(value.is_true()))),
+        None => f64::try_from(value.clone()).ok(),
+    }
+}
+
+fn int(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+    let bound = Bound::new("int", &["default", "base"], given)?;
+    if value.is_undefined() {
+        return Err(failure("int: the value is undefined"));
+    }
+    let whole = match value.as_str() {
+        Some(text) => {
+            let text = strings::strip(text, None, true, true).replace('_', "").to_lowercase();
+            let (sign, digits) = match text.strip_prefix('-') {
+                Some(digits) => ("-", digits),
+                None => ("", text.strip_prefix('+').unwrap_or(&text)),
+            };
+            let base = u32::try_from(bound.integer(1, 10)?).ok().filter(|base| (2..=36).contains(base));
+            let base = base.ok_or_else(|| failure("int: the base must be between 2 and 36"))?;
+            let prefix = match base {
+                2 => "0b",
+                8 => "0o",
+                16 => "0x",
+                _ => "",
+            };
+            let digits = digits.strip_prefix(prefix).unwrap_or(digits);
+            i128::from_str_radix(&format!("{sign}{digits}"), base).ok()
+        }
+        None if value.is_integer() => return Ok(value),
+        None => None,
+    };
+    let whole = whole
+        .or_else(|| number(&value).filter(|number| number.is_finite()).map(|number| number.trunc() as i128));
+    Ok(whole.map(Value::from).unwrap_or_else(|| bound.value(0).cloned().unwrap_or(Value::from(0))))
+}
+
+fn float(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+    let bound = Bound::new("float", &["default"], given)?;
+    if value.is_undefined() {
+        return Err(failure("float: the value is undefined"));
+    }
+    Ok(number(&value).map(Value::from).unwrap_or_else(|| bound.value(0).cloned().unwrap_or(Value::from(0.0))))
+}
+
+fn reverse(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+    Bound::new("reverse", &[], given)?;
+    let mut items = items(&value)?;
+    items.reverse();
+    match value.as_str() {
+        Some(_) => limits::text(state, items.iter().filter_map(Value::as_str).collect::<String>()),
+        None => list(state, items),
+    }
+}
+
+fn items_filter(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+    Bound::new("items", &[], given)?;
+    match value.kind() {
+        ValueKind::Undefined => list(state, Vec::new()),
+        ValueKind::Map => {
+            list(state, pairs(&value).map(|(key, item)| Value::from(Tuple::from([key, item]))).collect())
+        }
+        kind => Err(failure(format!("items: the value is of kind {kind}, but must be a mapping"))),
+    }
+}
+
+/// An attribute, which keys of a mapping are not.
+fn attr(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+    let bound = Bound::new("attr", &["name"], given)?;
+    let name = bound.text(0)?;
+    Ok(if value.kind() == ValueKind::Map { Value::UNDEFINED } else { value.get_item(&Value::from(name))? })
+}
+
+fn default(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+    let bound = Bound::new("default", &["default_value", "boolean"], given)?;
+    if value.is_undefined() || (bound.truth(1, false) && !value.is_true()) {
+        return bound.required(0).cloned().or_else(|_| Ok(Value::from("")));
+    }
+    Ok(value)
+}
+
+/// Calls a filter of the engine with every argument by its name.
+fn by_name(
+    state: &mut State,
+    call: &str,
+    names: &[&str],
+    value: Value,
+    given: &[Value],
+    filter: impl Fn(&State, Value, Kwargs) -> Result<Value, Error>,
+) -> Result<Value, Error> {
+    let bound = Bound::new(call, names, given)?;
+    let named =
+        names.iter().enumerate().filter_map(|(index, name)| Some((*name, bound.value(index)?.clone())));
+    let value = filter(state, value, named.collect())?;
+    keep(state, value)
+}
+
+fn dictsort(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+    by_name(state, "dictsort", &["case_sensitive", "by", "reverse"], value, given, |_, value, named| {
+        filters::dictsort(&value, named)
+    })
+}
+
+fn sort(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+    by_name(state, "sort", &["reverse", "case_sensitive", "attribute"], value, given, filters::sort)
+}
+
+fn groupby(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+    by_name(state, "groupby", &["attribute", "default", "case_sensitive"], value, given, |_, value, named| {
+        filters::groupby(value, None, named)
+    })
+}
+
+fn sum(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+    by_name(state, "sum", &["attribute", "start"], value, given, |state, value, named| {
+        filters::sum(state, value, None, None, named)
+    })
+}
+
+/// `batch` and `slice`.
+fn in_groups(
+    state: &mut State,
+    call: &str,
+    value: Value,
+    given: &[Value],
+    filter: impl Fn(&State, Value, usize, Option<Value>) -> Result<Value, Error>,
+) -> Result<Value, Error> {
+    let bound = Bound::new(call, &["count", "fill_with"], given)?;
+    bound.required(0)?;
+    let count = usize::try_from(bound.integer(0, 1)?).unwrap_or(0);
+    charge(state, count.saturating_mul(size_of::<Value>()))?;
+    let groups = filter(state, value, count, bound.value(1).cloned())?;
+    keep(state, groups)
+}

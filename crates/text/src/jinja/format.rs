@@ -1,0 +1,316 @@
+//! `%` and `str.format` of Python; numbers are printed by the engine, which knows their formats.
+
+use minijinja::formatting::{FormatStyle, format};
+use minijinja::value::{Kwargs, ValueKind};
+use minijinja::{Error, State, Value};
+
+use super::arguments::{apart, integer};
+use super::limits::{TEXT, charge, failure};
+use super::repr::{is_printable, repr, text};
+
+/// `template % arguments`.
+pub(crate) fn printf(state: &mut State, template: &str, arguments: &Value) -> Result<String, Error> {
+    let mapping = arguments.kind() == ValueKind::Map;
+    let values: Vec<Value> =
+        if arguments.is_tuple() { arguments.try_iter()?.collect() } else { vec![arguments.clone()] };
+    let mut values = values.into_iter();
+    let mut out = String::new();
+    let mut rest = template;
+    let mut named = false;
+    while let Some(at) = rest.find('%') {
+        out.push_str(&rest[..at]);
+        rest = &rest[at + 1..];
+        let mut value = None;
+        if let Some(keyed) = rest.strip_prefix('(') {
+            let (key, after) = keyed
+                .split_once(')')
+                .ok_or_else(|| failure(format!("{template:?} has a key without an end")))?;
+            if !mapping {
+                return Err(failure(format!("{template:?} asks for {key:?}, which needs a mapping")));
+            }
+            let item = arguments.get_item(&Value::from(key))?;
+            if item.is_undefined() {
+                return Err(failure(format!("{template:?} asks for {key:?}, which is not there")));
+            }
+            (value, rest, named) = (Some(item), after, true);
+        }
+        let mut next = || {
+            values.next().ok_or_else(|| failure(format!("{template:?} asks for more values than there are")))
+        };
+        let after = rest.trim_start_matches(['#', '0', '-', ' ', '+']);
+        let flags = &rest[..rest.len() - after.len()];
+        rest = after;
+        let mut left = flags.contains('-');
+        let mut width = count(&mut rest, &mut next)?.unwrap_or(0);
+        if width < 0 {
+            (left, width) = (true, width.saturating_neg());
+        }
+        let precision = match rest.strip_prefix('.') {
+            None => None,
+            Some(after) => {
+                rest = after;
+                Some(count(&mut rest, &mut next)?.unwrap_or(0).max(0))
+            }
+        };
+        rest = rest.strip_prefix(['h', 'l', 'L']).unwrap_or(rest);
+        let Some(conversion) = rest.chars().next() else {
+            return Err(failure(format!("{template:?} ends within a field")));
+        };
+        rest = &rest[conversion.len_utf8()..];
+        if conversion == '%' {
+            out.push('%');
+            continue;
+        }
+        let value = match value {
+            Some(value) => value,
+            None => next()?,
+        };
+        let (width, precision) =
+            (bounded(state, width)?, precision.map(|precision| bounded(state, precision)).transpose()?);
+        let body = match conversion {
+            's' | 'r' | 'a' => {
+                let body = match (conversion, value.as_str()) {
+                    ('s', Some(value)) => value.to_string(),
+                    ('s', None) => text(state, &value)?,
+                    ('r', _) => repr(state, &value)?,
+                    _ => ascii(&repr(state, &value)?),
+                };
+                precision.map_or(body.clone(), |precision| body.chars().take(precision).collect())
+            }
+            'd' | 'i' | 'u' | 'o' | 'x' | 'X' | 'e' | 'E' | 'f' | 'F' | 'g' | 'G' | 'c' => {
+                let decimal = matches!(conversion, 'd' | 'i' | 'u');
+                let value = match value.kind() {
+                    ValueKind::Bool => Value::from(i64::from(value.is_true())),
+                    ValueKind::Number if decimal && !value.is_integer() => {
+                        Value::from(f64::try_from(value.clone()).unwrap_or(0.0).trunc() as i64)
+                    }
+                    ValueKind::Number => value,
+                    ValueKind::String if conversion == 'c' => value,
+                    kind => {
+                        return Err(failure(format!(
+                            "%{conversion} needs a number, not a value of kind {kind}"
+                        )));
+                    }
+                };
+                let signs: String = flags.chars().filter(|flag| *flag != '-').collect();
+                let zeros = signs.contains('0') && !left;
+                let signs = signs.replace('0', "");
+                let precision = precision.map_or(String::new(), |precision| format!(".{precision}"));
+                let width = if zeros && width > 0 { format!("0{width}") } else { String::new() };
+                let conversion = if decimal { 'd' } else { conversion };
+                format(FormatStyle::Printf, &format!("%{signs}{width}{precision}{conversion}"), &[value])?
+            }
+            other => return Err(failure(format!("{template:?} has the unknown field %{other}"))),
+        };
+        pad(&mut out, &body, ' ', width, if left { '<' } else { '>' });
+        charge(state, width.max(body.len()))?;
+    }
+    out.push_str(rest);
+    if !mapping && !named && values.next().is_some() {
+        return Err(failure(format!("{template:?} does not print all of its values")));
+    }
+    charge(state, out.len())?;
+    Ok(out)
+}
+
+/// A width or precision: digits, or `*` for the next value.
+fn count(rest: &mut &str, next: &mut impl FnMut() -> Result<Value, Error>) -> Result<Option<i64>, Error> {
+    if let Some(after) = rest.strip_prefix('*') {
+        *rest = after;
+        let value = next()?;
+        return integer(&value).map(Some).ok_or_else(|| failure("* wants an integer"));
+    }
+    let after = rest.trim_start_matches(|c: char| c.is_ascii_digit());
+    let digits = &rest[..rest.len() - after.len()];
+    *rest = after;
+    match digits {
+        "" => Ok(None),
+        digits => Ok(Some(digits.parse().unwrap_or(i64::MAX))),
+    }
+}
+
+/// A width that has been paid for.
+fn bounded(state: &mut State, width: i64) -> Result<usize, Error> {
+    let width = usize::try_from(width).unwrap_or(TEXT + 1);
+    charge(state, width)?;
+    Ok(width)
+}
+
+/// Appends `body`, filled up to `width` characters.
+fn pad(out: &mut String, body: &str, fill: char, width: usize, align: char) {
+    let missing = width.saturating_sub(body.chars().count());
+    let before = match align {
+        '>' => missing,
+        '^' => missing / 2,
+        _ => 0,
+    };
+    out.extend(std::iter::repeat_n(fill, before));
+    out.push_str(body);
+    out.extend(std::iter::repeat_n(fill, missing - before));
+}
+
+fn ascii(text: &str) -> String {
+    text.chars().map(|c| if c.is_ascii() { c.to_string() } else { escape(c) }).collect()
+}
+
+fn escape(c: char) -> String {
+    match u32::from(c) {
+        code @ 0..=0xFF => format!("\\x{code:02x}"),
+        code @ 0x100..=0xFFFF => format!("\\u{code:04x}"),
+        code => format!("\\U{code:08x}"),
+    }
+}
+
+/// `template.format(*arguments)`.
+pub(crate) fn str_format(state: &mut State, template: &str, arguments: &[Value]) -> Result<String, Error> {
+    let (positional, named) = apart(arguments)?;
+    let mut fields = Fields { positional, named, automatic: 0 };
+    let mut out = String::new();
+    fields.format(state, template, &mut out, 0)?;
+    charge(state, out.len())?;
+    Ok(out)
+}
+
+struct Fields<'a> {
+    positional: &'a [Value],
+    named: Kwargs,
+    /// Fields without a name so far.
+    automatic: usize,
+}
+
+impl Fields<'_> {
+    fn format(
+        &mut self,
+        state: &mut State,
+        template: &str,
+        out: &mut String,
+        depth: usize,
+    ) -> Result<(), Error> {
+        let mut rest = template;
+        while let Some(at) = rest.find(['{', '}']) {
+            out.push_str(&rest[..at]);
+            let (brace, after) = rest[at..].split_at(1);
+            rest = after;
+            if let Some(after) = rest.strip_prefix(brace) {
+                out.push_str(brace);
+                rest = after;
+                continue;
+            }
+            if brace == "}" {
+                return Err(failure(format!("{template:?} has a single }}")));
+            }
+            // A field in a field's format counts its own braces.
+            let mut open = 1;
+            let end = rest.char_indices().find(|(_, c)| {
+                match c {
+                    '{' => open += 1,
+                    '}' => open -= 1,
+                    _ => {}
+                }
+                open == 0
+            });
+            let (end, _) = end.ok_or_else(|| failure(format!("{template:?} has a {{ without a }}")))?;
+            let (field, spec) = rest[..end].split_once(':').unwrap_or((&rest[..end], ""));
+            rest = &rest[end + 1..];
+            let (name, conversion) = field.split_once('!').unwrap_or((field, ""));
+            let value = self.value(name)?;
+            let mut inner = String::new();
+            if depth < 2 {
+                self.format(state, spec, &mut inner, depth + 1)?;
+            }
+            let value = match conversion {
+                "" => value,
+                "s" => Value::from(text(state, &value)?),
+                "r" => Value::from(repr(state, &value)?),
+                "a" => Value::from(ascii(&repr(state, &value)?)),
+                other => return Err(failure(format!("{template:?} has the unknown conversion !{other}"))),
+            };
+            out.push_str(&formatted(state, &value, &inner)?);
+        }
+        out.push_str(rest);
+        Ok(())
+    }
+
+    fn value(&mut self, name: &str) -> Result<Value, Error> {
+        let end = name.find(['.', '[']).unwrap_or(name.len());
+        let (first, mut path) = name.split_at(end);
+        let missing = || failure(format!("format: there is no value for {{{name}}}"));
+        let mut value = if first.is_empty() {
+            self.automatic += 1;
+            self.positional.get(self.automatic - 1).cloned().ok_or_else(missing)?
+        } else if let Ok(index) = first.parse::<usize>() {
+            self.positional.get(index).cloned().ok_or_else(missing)?
+        } else {
+            self.named.peek::<Value>(first).map_err(|_| missing())?
+        };
+        while !path.is_empty() {
+            let (key, rest) = match path.strip_prefix('[') {
+                Some(inner) => inner.split_once(']').ok_or_else(missing)?,
+                None => {
+                    let inner = path.strip_prefix('.').ok_or_else(missing)?;
+                    inner.split_at(inner.find(['.', '[']).unwrap_or(inner.len()))
+                }
+            };
+            let key = key.parse::<i64>().map_or_else(|_| Value::from(key), Value::from);
+            value = value.get_item(&key)?;
+            if value.is_undefined() {
+                return Err(missing());
+            }
+            path = rest;
+        }
+        Ok(value)
+    }
+}
+
+/// `format(value, spec)`.
+fn formatted(state: &mut State, value: &Value, spec: &str) -> Result<String, Error> {
+    if spec.is_empty() {
+        return text(state, value);
+    }
+    let widths = spec.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty());
+    let width = widths.map(|digits| digits.parse().unwrap_or(TEXT + 1)).max().unwrap_or(0);
+    charge(state, width)?;
+    let value = match value.kind() {
+        ValueKind::Number | ValueKind::Bool | ValueKind::String => value.clone(),
+        kind => return Err(failure(format!("format: {spec:?} does not suit a value of kind {kind}"))),
+    };
+    if let (Some(spec), Ok(number)) = (spec.strip_suffix('%'), f64::try_from(value.clone())) {
+        // The sign counts for the width, so it stands in for the last digit while the field is laid out.
+        let digits =
+            format(FormatStyle::StrFormat, &format!("{{:{spec}f}}"), &[Value::from(number * 100.0)])?;
+        return Ok(match digits.strip_prefix(' ') {
+            Some(digits) => format!("{digits}%"),
+            None => digits + "%",
+        });
+    }
+    format(FormatStyle::StrFormat, &format!("{{:{spec}}}"), &[value])
+}
+
+/// `str.center`, `ljust` and `rjust`.
+pub(crate) fn justified(
+    state: &mut State,
+    text: &str,
+    width: i64,
+    fill: char,
+    align: char,
+) -> Result<String, Error> {
+    let width = usize::try_from(width.max(0)).unwrap_or(TEXT + 1);
+    charge(state, width.saturating_mul(fill.len_utf8()).saturating_add(text.len()))?;
+    let mut out = String::new();
+    if align == '^' {
+        // Python puts the odd one before the text where the width is odd.
+        let missing = width.saturating_sub(text.chars().count());
+        let before = missing / 2 + (missing & width & 1);
+        out.extend(std::iter::repeat_n(fill, before));
+        out.push_str(text);
+        out.extend(std::iter::repeat_n(fill, missing - before));
+    } else {
+        pad(&mut out, text, fill, width, align);
+    }
+    Ok(out)
+}
+
+/// `str.isprintable`.
+pub(crate) fn all_printable(text: &str) -> bool {
+    text.chars().all(is_printable)
+}

@@ -1,0 +1,254 @@
+//! Templates in pieces, tags in tokens, as the lexer of Jinja2 cuts them.
+
+use std::borrow::Cow;
+
+/// A part of a template.
+pub(super) enum Piece<'a> {
+    /// Text, comments and raw blocks, which stay as they are.
+    Text(&'a str),
+    /// A tag that prints.
+    Print(Tag<'a>),
+    /// A tag that does something else.
+    Block(Tag<'a>),
+}
+
+/// A tag in tokens.
+pub(super) struct Tag<'a> {
+    /// `{{` or `{%`, with its sign for white space.
+    pub open: &'a str,
+    pub tokens: Vec<Token<'a>>,
+    /// White space before the end.
+    pub tail: &'a str,
+    /// `}}` or `%}`, with its sign for white space.
+    pub close: &'a str,
+    pub line: usize,
+}
+
+/// A token and the white space before it.
+pub(super) struct Token<'a> {
+    pub gap: &'a str,
+    /// The token; of a string, what it means.
+    pub text: Cow<'a, str>,
+    pub quoted: bool,
+}
+
+impl Tag<'_> {
+    /// The first word, which says what a block does.
+    pub fn keyword(&self) -> &str {
+        self.tokens.first().map_or("", |token| token.text.as_ref())
+    }
+
+    pub fn error(&self, what: impl std::fmt::Display) -> String {
+        format!("{what} (line {} of the template)", self.line)
+    }
+}
+
+impl Token<'_> {
+    /// Whether this is an operator or a word, and not a string that looks like one.
+    pub fn is(&self, text: &str) -> bool {
+        !self.quoted && self.text == text
+    }
+}
+
+/// Whether a token is a word.
+pub(super) fn is_name(text: &str) -> bool {
+    let mut chars = text.chars();
+    chars.next().is_some_and(|c| c == '_' || c.is_alphabetic())
+        && chars.all(|c| c == '_' || c.is_alphanumeric())
+}
+
+/// Cuts a template into pieces.
+pub(super) fn split(source: &str) -> Result<Vec<Piece<'_>>, String> {
+    let mut pieces = Vec::new();
+    let mut rest = source;
+    let line = |rest: &str| source[..source.len() - rest.len()].matches('\n').count() + 1;
+    loop {
+        let begin = rest
+            .match_indices('{')
+            .map(|(at, _)| at)
+            .find(|&at| matches!(rest.as_bytes().get(at + 1), Some(b'{' | b'%' | b'#')));
+        let Some(begin) = begin else {
+            pieces.push(Piece::Text(rest));
+            return Ok(pieces);
+        };
+        let (text, tag) = rest.split_at(begin);
+        pieces.push(Piece::Text(text));
+        if tag.starts_with("{#") {
+            let end = tag
+                .find("#}")
+                .ok_or_else(|| format!("a comment has no end (line {} of the template)", line(tag)))?;
+            pieces.push(Piece::Text(&tag[..end + 2]));
+            rest = &tag[end + 2..];
+        } else if let Some(end) = raw_block(tag) {
+            pieces.push(Piece::Text(&tag[..end]));
+            rest = &tag[end..];
+        } else {
+            let is_print = tag.starts_with("{{");
+            let (tag, after) = read_tag(tag, line(tag))?;
+            pieces.push(if is_print { Piece::Print(tag) } else { Piece::Block(tag) });
+            rest = after;
+        }
+    }
+}
+
+/// The bytes of the raw block that `source` begins with.
+fn raw_block(source: &str) -> Option<usize> {
+    let tag = |source: &str, word: &str| -> Option<usize> {
+        let inner = source.strip_prefix("{%")?;
+        let inner = inner.strip_prefix(['-', '+']).unwrap_or(inner).trim_start();
+        let after = inner.strip_prefix(word)?.trim_start();
+        let after = after.strip_prefix(['-', '+']).unwrap_or(after).strip_prefix("%}")?;
+        Some(source.len() - after.len())
+    };
+    let begin = tag(source, "raw")?;
+    let rest = &source[begin..];
+    rest.match_indices("{%").find_map(|(at, _)| Some(begin + at + tag(&rest[at..], "endraw")?))
+}
+
+/// Reads the tag that `source` begins with, and what follows it.
+fn read_tag(source: &str, line: usize) -> Result<(Tag<'_>, &str), String> {
+    let signed = source[2..].starts_with(['-', '+']);
+    let (open, mut rest) = source.split_at(if signed { 3 } else { 2 });
+    let end = if source.starts_with("{{") { "}}" } else { "%}" };
+    let mut tag = Tag { open, tokens: Vec::new(), tail: "", close: "", line };
+    let mut brackets: Vec<char> = Vec::new();
+    loop {
+        let body = rest.trim_start();
+        let gap = &rest[..rest.len() - body.len()];
+        let unsigned = body.strip_prefix(['-', '+']).unwrap_or(body);
+        if brackets.is_empty()
+            && let Some(after) = unsigned.strip_prefix(end)
+        {
+            tag.tail = gap;
+            tag.close = &body[..body.len() - after.len()];
+            return Ok((tag, after));
+        }
+        let Some(first) = body.chars().next() else { return Err(tag.error(format!("{open} has no {end}"))) };
+        let after_dot = tag.tokens.last().is_some_and(|token| token.is("."));
+        let (text, length) = match first {
+            '\'' | '"' => {
+                let length = string_length(body).ok_or_else(|| tag.error("a string has no end"))?;
+                (unescaped(&body[1..length - 1]).map_err(|what| tag.error(what))?.into(), length)
+            }
+            '0'..='9' => number(body, after_dot).map_err(|what| tag.error(what))?,
+            c if c == '_' || c.is_alphabetic() => {
+                let length = body.find(|c: char| c != '_' && !c.is_alphanumeric()).unwrap_or(body.len());
+                (Cow::Borrowed(&body[..length]), length)
+            }
+            _ => {
+                let operators = ["//", "**", "==", "!=", ">=", "<="];
+                let length = if operators.iter().any(|operator| body.starts_with(operator)) { 2 } else { 1 };
+                if length == 1 && !"+-/*%~[](){}><=.:|,".contains(first) {
+                    return Err(tag.error(format!("{first:?} means nothing in a tag")));
+                }
+                match first {
+                    '(' => brackets.push(')'),
+                    '[' => brackets.push(']'),
+                    '{' => brackets.push('}'),
+                    ')' | ']' | '}' if brackets.pop() != Some(first) => {
+                        return Err(tag.error(format!("{first:?} closes nothing")));
+                    }
+                    _ => {}
+                }
+                (Cow::Borrowed(&body[..length]), length)
+            }
+        };
+        tag.tokens.push(Token { gap, text, quoted: matches!(first, '\'' | '"') });
+        rest = &body[length..];
+    }
+}
+
+/// Bytes of the string that `source` begins with, quotes included.
+fn string_length(source: &str) -> Option<usize> {
+    let quote = source.chars().next()?;
+    let mut escaped = false;
+    for (at, c) in source.char_indices().skip(1) {
+        match c {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            c if c == quote => return Some(at + 1),
+            _ => {}
+        }
+    }
+    None
+}
+
+/// A number in the engine's spelling, and the bytes that it had. After a dot, digits are an index.
+fn number(source: &str, after_dot: bool) -> Result<(Cow<'_, str>, usize), String> {
+    let digits = |text: &str| text.find(|c: char| c != '_' && !c.is_ascii_digit()).unwrap_or(text.len());
+    let radix = match source.as_bytes().get(..2) {
+        Some(b"0x" | b"0X") => Some(16),
+        Some(b"0o" | b"0O") => Some(8),
+        Some(b"0b" | b"0B") => Some(2),
+        _ => None,
+    };
+    if let Some(radix) = radix.filter(|_| !after_dot) {
+        let length =
+            source[2..].find(|c: char| c != '_' && !c.is_digit(radix)).unwrap_or(source.len() - 2) + 2;
+        let value = i128::from_str_radix(&source[2..length].replace('_', ""), radix);
+        let value = value.map_err(|_| format!("{} is not a number of 128 bits", &source[..length]))?;
+        return Ok((value.to_string().into(), length));
+    }
+    let mut length = digits(source);
+    if !after_dot {
+        if source[length..].starts_with('.') && source[length + 1..].starts_with(|c: char| c.is_ascii_digit())
+        {
+            length += 1 + digits(&source[length + 1..]);
+        }
+        let exponent = source[length..].strip_prefix(['e', 'E']).unwrap_or_default();
+        let unsigned = exponent.strip_prefix(['-', '+']).unwrap_or(exponent);
+        if unsigned.starts_with(|c: char| c.is_ascii_digit()) {
+            length += 1 + exponent.len() - unsigned.len() + digits(unsigned);
+        }
+    }
+    let text = source[..length].replace('_', "");
+    if text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<i128>().is_err() {
+        return Err(format!("{text} is not a number of 128 bits"));
+    }
+    Ok((text.into(), length))
+}
+
+/// A string's meaning, by Python's escapes.
+fn unescaped(body: &str) -> Result<String, String> {
+    let mut out = String::with_capacity(body.len());
+    let mut rest = body;
+    while let Some(at) = rest.find('\\') {
+        out.push_str(&rest[..at]);
+        rest = &rest[at + 1..];
+        let Some(c) = rest.chars().next() else { break };
+        rest = &rest[c.len_utf8()..];
+        let digits = match c {
+            'x' => 2,
+            'u' => 4,
+            'U' => 8,
+            '0'..='7' => {
+                let length = rest.chars().take(2).take_while(|c| c.is_digit(8)).count();
+                let code = u32::from_str_radix(&format!("{c}{}", &rest[..length]), 8).unwrap_or(0);
+                out.extend(char::from_u32(code));
+                rest = &rest[length..];
+                continue;
+            }
+            other => {
+                match other {
+                    '\n' => {}
+                    '\\' | '\'' | '"' => out.push(other),
+                    'a' => out.push('\u{7}'),
+                    'b' => out.push('\u{8}'),
+                    'f' => out.push('\u{C}'),
+                    'n' => out.push('\n'),
+                    'r' => out.push('\r'),
+                    't' => out.push('\t'),
+                    'v' => out.push('\u{B}'),
+                    other => out.extend(['\\', other]),
+                }
+                continue;
+            }
+        };
+        let code =
+            rest.get(..digits).and_then(|code| u32::from_str_radix(code, 16).ok()).and_then(char::from_u32);
+        out.push(code.ok_or_else(|| format!("\\{c} is not followed by {digits} digits of a character"))?);
+        rest = &rest[digits..];
+    }
+    out.push_str(rest);
+    Ok(out)
+}

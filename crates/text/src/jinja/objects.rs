@@ -1,0 +1,83 @@
+//! Objects that globals of Jinja2 make: a cycler and a joiner.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use minijinja::value::{Object, ObjectRepr, Rest, ValueKind, from_args};
+use minijinja::{Error, ErrorKind, State, Value};
+
+use super::limits::{self, failure};
+use super::repr::text;
+
+/// Gives its items one after the other, again and again.
+#[derive(Debug)]
+struct Cycler {
+    items: Vec<Value>,
+    at: AtomicUsize,
+}
+
+impl Object for Cycler {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        (key.as_str() == Some("current")).then(|| self.items[self.at.load(Ordering::Relaxed)].clone())
+    }
+
+    fn call_method(
+        self: &Arc<Self>,
+        _: &mut State<'_, '_>,
+        method: &str,
+        arguments: &[Value],
+    ) -> Result<Value, Error> {
+        match method {
+            "next" => {
+                let () = from_args(arguments)?;
+                let at = self.at.load(Ordering::Relaxed);
+                self.at.store((at + 1) % self.items.len(), Ordering::Relaxed);
+                Ok(self.items[at].clone())
+            }
+            "reset" => {
+                let () = from_args(arguments)?;
+                self.at.store(0, Ordering::Relaxed);
+                Ok(Value::from(()))
+            }
+            _ => Err(Error::from(ErrorKind::UnknownMethod)),
+        }
+    }
+}
+
+/// Prints nothing the first time, and its text from then on.
+#[derive(Debug)]
+struct Joiner {
+    text: String,
+    used: AtomicBool,
+}
+
+impl Object for Joiner {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+
+    fn call(self: &Arc<Self>, _: &mut State<'_, '_>, arguments: &[Value]) -> Result<Value, Error> {
+        let () = from_args(arguments)?;
+        Ok(Value::from(if self.used.swap(true, Ordering::Relaxed) { self.text.as_str() } else { "" }))
+    }
+}
+
+/// `cycler(*items)`.
+pub(crate) fn cycler(state: &mut State, items: Rest<Value>) -> Result<Value, Error> {
+    // One within the other would be a chain without a bound.
+    if items.is_empty() || items.iter().any(|item| item.kind() == ValueKind::Plain) {
+        return Err(failure("cycler takes values, and at least one"));
+    }
+    limits::keep(state, Value::from(items.to_vec()))?;
+    Ok(Value::from_object(Cycler { items: items.0, at: AtomicUsize::new(0) }))
+}
+
+/// `joiner(sep=", ")`.
+pub(crate) fn joiner(state: &mut State, sep: Option<Value>) -> Result<Value, Error> {
+    let text = sep.map_or_else(|| Ok(", ".to_string()), |sep| text(state, &sep))?;
+    Ok(Value::from_object(Joiner { text, used: AtomicBool::new(false) }))
+}

@@ -1,0 +1,331 @@
+//! Operators that the engine has no hook on, as functions that [`translate`](super::translate) calls.
+
+use std::cmp::Ordering;
+
+use minijinja::value::{Rest, Tuple, ValueKind, ValueOrKwargs};
+use minijinja::{Environment, Error, State, Value};
+
+use super::arguments::{apart, integer};
+use super::format;
+use super::limits::{self, charge, failure, list, measure};
+use super::repr::text;
+use super::text_filters::escape;
+
+/// Adds the functions.
+pub(crate) fn install(environment: &mut Environment<'_>) {
+    environment.add_function("__dressage_add", add);
+    environment.add_function("__dressage_mul", mul);
+    environment.add_function("__dressage_mod", modulo);
+    environment.add_function("__dressage_pow", pow);
+    environment.add_function("__dressage_concat", concat);
+    environment.add_function("__dressage_slice", slice);
+    environment.add_function("__dressage_bind", bind);
+    environment.add_function("__dressage_order", order);
+    environment.add_function(super::translate::ITER, iterated);
+    environment.add_function(super::translate::KEEP, limits::keep);
+    environment.add_function(super::translate::TICK, limits::tick);
+}
+
+/// A number as Python has it; truth values are numbers, too.
+enum Number {
+    Integer(i128),
+    Float(f64),
+}
+
+impl Number {
+    fn of(value: &Value) -> Option<Self> {
+        match value.kind() {
+            ValueKind::Bool => Some(Number::Integer(i128::from(value.is_true()))),
+            ValueKind::Number if value.is_integer() => {
+                i128::try_from(value.clone()).ok().map(Number::Integer)
+            }
+            ValueKind::Number => f64::try_from(value.clone()).ok().map(Number::Float),
+            _ => None,
+        }
+    }
+
+    fn float(&self) -> f64 {
+        match self {
+            Number::Integer(value) => *value as f64,
+            Number::Float(value) => *value,
+        }
+    }
+}
+
+/// Does arithmetic; `None` from `integers` says that 128 bits are too few.
+fn arithmetic(
+    operator: &str,
+    (left, right): (&Value, &Value),
+    integers: impl Fn(i128, i128) -> Option<i128>,
+    floats: impl Fn(f64, f64) -> f64,
+) -> Result<Value, Error> {
+    match (Number::of(left), Number::of(right)) {
+        (Some(Number::Integer(a)), Some(Number::Integer(b))) => {
+            let result = integers(a, b)
+                .ok_or_else(|| failure(format!("{a} {operator} {b} has no result in 128 bits")))?;
+            Ok(i64::try_from(result).map_or_else(|_| Value::from(result), Value::from))
+        }
+        (Some(a), Some(b)) => Ok(Value::from(floats(a.float(), b.float()))),
+        _ => Err(failure(format!(
+            "{operator} cannot join a value of kind {} with one of kind {}",
+            left.kind(),
+            right.kind()
+        ))),
+    }
+}
+
+fn is_list(value: &Value) -> bool {
+    matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable)
+}
+
+fn add(state: &mut State, left: Value, right: Value) -> Result<Value, Error> {
+    if let (Some(a), Some(b)) = (left.as_str(), right.as_str()) {
+        charge(state, a.len() + b.len())?;
+        if left.is_safe() || right.is_safe() {
+            let joined = [marked_up(&left), marked_up(&right)].concat();
+            charge(state, joined.len())?;
+            return Ok(Value::from_safe_string(joined));
+        }
+        return Ok(Value::from([a, b].concat()));
+    }
+    if is_list(&left) && is_list(&right) && left.is_tuple() == right.is_tuple() {
+        let items: Vec<Value> = left.try_iter()?.chain(right.try_iter()?).collect();
+        return sequence(state, items, left.is_tuple());
+    }
+    arithmetic("+", (&left, &right), i128::checked_add, |a, b| a + b)
+}
+
+/// A text as markup: what is not markup yet is escaped where it meets some, as markupsafe does it.
+fn marked_up(value: &Value) -> String {
+    let text = value.as_str().unwrap_or_default();
+    if value.is_safe() { text.to_string() } else { escape(text) }
+}
+
+fn sequence(state: &mut State, items: Vec<Value>, tuple: bool) -> Result<Value, Error> {
+    let list = list(state, items)?;
+    Ok(if tuple { Value::from(Tuple::from(list.try_iter()?.collect::<Vec<_>>())) } else { list })
+}
+
+fn mul(state: &mut State, left: Value, right: Value) -> Result<Value, Error> {
+    let repeated = |value: &Value| value.as_str().is_some() || is_list(value);
+    let pair = match (repeated(&left), repeated(&right)) {
+        (true, _) => integer(&right).map(|count| (&left, count)),
+        (_, true) => integer(&left).map(|count| (&right, count)),
+        _ => return arithmetic("*", (&left, &right), i128::checked_mul, |a, b| a * b),
+    };
+    let (value, count) = pair.ok_or_else(|| failure("* repeats strings and lists by integers only"))?;
+    let count = usize::try_from(count).unwrap_or(0);
+    if let Some(text) = value.as_str() {
+        charge(state, text.len().saturating_mul(count))?;
+        return Ok(Value::from(text.repeat(count)));
+    }
+    let items: Vec<Value> = value.try_iter()?.collect();
+    charge(state, items.len().saturating_mul(count).saturating_mul(size_of::<Value>()))?;
+    sequence(state, vec![items; count].concat(), value.is_tuple())
+}
+
+fn modulo(state: &mut State, left: Value, right: Value) -> Result<Value, Error> {
+    if let Some(template) = left.as_str() {
+        let formatted = format::printf(state, template, &right)?;
+        return Ok(Value::from(formatted));
+    }
+    let zero = Number::of(&right).is_some_and(|right| right.float() == 0.0);
+    if zero && Number::of(&left).is_some() {
+        return Err(failure(format!("{left} % {right} divides by zero")));
+    }
+    let floor = |a: i128, b: i128| {
+        a.checked_rem(b).map(|rest| if rest != 0 && (rest < 0) != (b < 0) { rest + b } else { rest })
+    };
+    arithmetic("%", (&left, &right), floor, |a, b| {
+        let rest = a % b;
+        if rest == 0.0 {
+            0.0_f64.copysign(b)
+        } else if (rest < 0.0) != (b < 0.0) {
+            rest + b
+        } else {
+            rest
+        }
+    })
+}
+
+fn pow(left: Value, right: Value) -> Result<Value, Error> {
+    if let (Some(base), Some(Number::Integer(exponent @ i128::MIN..0))) =
+        (Number::of(&left), Number::of(&right))
+    {
+        if base.float() == 0.0 {
+            return Err(failure(format!("{left} ** {right} divides by zero")));
+        }
+        return Ok(Value::from(base.float().powf(exponent as f64)));
+    }
+    let power = |a: i128, b: i128| a.checked_pow(u32::try_from(b).ok()?);
+    arithmetic("**", (&left, &right), power, f64::powf)
+}
+
+fn concat(state: &mut State, parts: Rest<Value>) -> Result<Value, Error> {
+    let mut out = String::new();
+    for part in parts.iter() {
+        match part.as_str() {
+            Some(part) => out.push_str(part),
+            None => out.push_str(&text(state, part)?),
+        }
+        if out.len() > limits::TEXT {
+            break;
+        }
+    }
+    limits::text(state, out)
+}
+
+/// `value[start:stop:step]`.
+fn slice(state: &mut State, value: Value, start: Value, stop: Value, step: Value) -> Result<Value, Error> {
+    let bound = |value: &Value, name: &str| match value {
+        value if value.is_none() => Ok(None),
+        value => match integer(value) {
+            Some(bound) => Ok(Some(bound)),
+            None => {
+                Err(failure(format!("{name} of a slice is of kind {}, but must be an integer", value.kind())))
+            }
+        },
+    };
+    let (start, stop) = (bound(&start, "the start")?, bound(&stop, "the stop")?);
+    let step = bound(&step, "the step")?.unwrap_or(1);
+    if step == 0 {
+        return Err(failure("the step of a slice is 0"));
+    }
+    // Jinja2 gives nothing, instead of failing, where a value cannot be cut.
+    if let Some(text) = value.as_str() {
+        charge(state, text.len())?;
+        if step == 1 && start.unwrap_or(0) >= 0 && stop.is_none() {
+            let from = usize::try_from(start.unwrap_or(0)).unwrap_or(usize::MAX);
+            let from = text.char_indices().nth(from).map_or(text.len(), |(at, _)| at);
+            return Ok(Value::from(&text[from..]));
+        }
+        let chars: Vec<char> = text.chars().collect();
+        return Ok(Value::from(
+            positions(chars.len(), start, stop, step).map(|at| chars[at]).collect::<String>(),
+        ));
+    }
+    if !is_list(&value) {
+        return if value.is_undefined() {
+            Err(failure("an undefined value cannot be sliced"))
+        } else {
+            Ok(Value::UNDEFINED)
+        };
+    }
+    let items: Vec<Value> = value.try_iter()?.collect();
+    let cut = positions(items.len(), start, stop, step).map(|at| items[at].clone()).collect();
+    sequence(state, cut, value.is_tuple())
+}
+
+/// Indices that `range(*slice(start, stop, step).indices(length))` gives.
+fn positions(length: usize, start: Option<i64>, stop: Option<i64>, step: i64) -> impl Iterator<Item = usize> {
+    let length = i64::try_from(length).unwrap_or(i64::MAX);
+    let (least, most) = if step > 0 { (0, length) } else { (-1, length - 1) };
+    let place = |bound: Option<i64>, default: i64| match bound {
+        None => default,
+        Some(bound) if bound < 0 => bound.saturating_add(length).max(least),
+        Some(bound) => bound.min(most),
+    };
+    let (start, stop) = if step > 0 {
+        (place(start, 0), place(stop, length))
+    } else {
+        (place(start, most), place(stop, least))
+    };
+    let mut next = Some(start);
+    std::iter::from_fn(move || {
+        let at = next.filter(|&at| if step > 0 { at < stop } else { at > stop })?;
+        next = at.checked_add(step);
+        usize::try_from(at).ok()
+    })
+}
+
+/// `left < right` and the like, which Python knows for numbers, texts, lists and tuples among themselves.
+fn order(operator: &str, left: Value, right: Value) -> Result<Value, Error> {
+    let numbers = match (Number::of(&left), Number::of(&right)) {
+        (Some(Number::Integer(a)), Some(Number::Integer(b))) => Some(Some(a.cmp(&b))),
+        (Some(a), Some(b)) => Some(a.float().partial_cmp(&b.float())),
+        _ => None,
+    };
+    let texts = left.as_str().is_some() && right.as_str().is_some();
+    let lists = is_list(&left) && is_list(&right) && left.is_tuple() == right.is_tuple();
+    let found = match numbers {
+        Some(Some(found)) => found,
+        // Nothing is less or more than what is no number.
+        Some(None) => return Ok(Value::from(false)),
+        None if texts || lists => left.cmp(&right),
+        None => {
+            let (left, right) = (left.kind(), right.kind());
+            return Err(failure(format!(
+                "{operator} cannot order a value of kind {left} and one of kind {right}"
+            )));
+        }
+    };
+    Ok(Value::from(match operator {
+        "<" => found == Ordering::Less,
+        "<=" => found != Ordering::Greater,
+        ">" => found == Ordering::Greater,
+        _ => found != Ordering::Less,
+    }))
+}
+
+/// What a loop runs over; nothing is no list.
+fn iterated(value: Value) -> Result<Value, Error> {
+    if value.is_none() {
+        return Err(failure("a loop runs over none, which is not iterable"));
+    }
+    Ok(value)
+}
+
+/// Arguments for a macro that takes any: those of its own by name, the others as `varargs` and `kwargs`.
+fn bind(state: &mut State, names: Value, arguments: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let arguments = arguments.into_values();
+    let (positional, named) = apart(&arguments)?;
+    let names: Vec<Value> = names.try_iter()?.collect();
+    let mut bound: Vec<(Value, Value)> = names.iter().cloned().zip(positional.iter().cloned()).collect();
+    let mut others: Vec<(Value, Value)> = Vec::new();
+    for name in named.args() {
+        let (key, value) = (Value::from(name), named.peek::<Value>(name)?);
+        if !names.contains(&key) && name != "caller" {
+            others.push((key, value));
+        } else if bound.iter().any(|(known, _)| *known == key) {
+            return Err(failure(format!("a macro is given {name} twice")));
+        } else {
+            bound.push((key, value));
+        }
+    }
+    let rest = positional.get(names.len()..).unwrap_or_default().to_vec();
+    bound.push((Value::from("varargs"), Value::from(Tuple::from(rest))));
+    bound.push((Value::from("kwargs"), Value::from_pairs(others)));
+    let bound = Value::from_pairs(bound);
+    measure(state, &bound)?;
+    Ok(bound)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A slice of `list(range(5))` and what Python gives for it.
+    type Case = (Option<i64>, Option<i64>, i64, &'static [usize]);
+
+    #[test]
+    fn slices_have_pythons_indices() {
+        let cases: [Case; 9] = [
+            (None, None, 1, &[0, 1, 2, 3, 4]),
+            (Some(1), Some(-1), 1, &[1, 2, 3]),
+            (None, None, -1, &[4, 3, 2, 1, 0]),
+            (Some(3), Some(0), -1, &[3, 2, 1]),
+            (Some(-2), None, 1, &[3, 4]),
+            (Some(-20), Some(20), 2, &[0, 2, 4]),
+            (Some(20), Some(-20), -3, &[4, 1]),
+            (Some(4), Some(2), 1, &[]),
+            (Some(i64::MIN), Some(i64::MAX), i64::MAX, &[0]),
+        ];
+        for (start, stop, step, expected) in cases {
+            assert_eq!(
+                positions(5, start, stop, step).collect::<Vec<_>>(),
+                expected,
+                "{start:?}:{stop:?}:{step}"
+            );
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Values as Python's `str` and `repr` print them.
+
+use std::fmt::Write;
+
+use minijinja::value::ValueKind;
+use minijinja::{Error, State, Value};
+
+use super::limits::{self, DEPTH, TEXT, failure, pairs};
+use crate::python_json;
+
+/// `str(value)`, paid for.
+pub(crate) fn text(state: &mut State, value: &Value) -> Result<String, Error> {
+    let mut printer = Printer::new(state);
+    if let Some(text) = value.as_str() {
+        printer.out.push_str(text)
+    } else {
+        printer.print(value, 0)?
+    }
+    let text = printer.out;
+    limits::charge(state, text.len())?;
+    Ok(text)
+}
+
+/// `repr(value)`, paid for.
+pub(crate) fn repr(state: &mut State, value: &Value) -> Result<String, Error> {
+    let mut printer = Printer::new(state);
+    printer.print(value, 0)?;
+    let text = printer.out;
+    limits::charge(state, text.len())?;
+    Ok(text)
+}
+
+struct Printer {
+    out: String,
+    guard: Option<char>,
+}
+
+impl Printer {
+    fn new(state: &State) -> Self {
+        Printer { out: String::new(), guard: super::guard(state) }
+    }
+
+    fn print(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
+        if depth > DEPTH || self.out.len() > TEXT {
+            return Err(failure(format!(
+                "it prints a value that is nested deeper than {DEPTH} or longer than {TEXT} bytes"
+            )));
+        }
+        match value.kind() {
+            ValueKind::Undefined if depth == 0 => {}
+            ValueKind::Undefined => self.out.push_str("Undefined"),
+            ValueKind::Number if !value.is_integer() => {
+                self.out.push_str(&f64::try_from(value.clone()).map_or(String::new(), number));
+            }
+            ValueKind::String => self.quoted(value.as_str().unwrap_or_default()),
+            ValueKind::Map => {
+                self.out.push('{');
+                for (index, (key, item)) in pairs(value).enumerate() {
+                    self.comma(index);
+                    self.print(&key, depth + 1)?;
+                    self.out.push_str(": ");
+                    self.print(&item, depth + 1)?;
+                }
+                self.out.push('}');
+            }
+            ValueKind::Seq | ValueKind::Iterable => {
+                let (open, close) = if value.is_tuple() { ('(', ')') } else { ('[', ']') };
+                self.out.push(open);
+                let mut count = 0;
+                for (index, item) in value.try_iter()?.enumerate() {
+                    self.comma(index);
+                    self.print(&item, depth + 1)?;
+                    count += 1;
+                }
+                if value.is_tuple() && count == 1 {
+                    self.out.push(',');
+                }
+                self.out.push(close);
+            }
+            _ => write!(self.out, "{value}").unwrap_or_default(),
+        }
+        Ok(())
+    }
+
+    fn comma(&mut self, index: usize) {
+        if index > 0 {
+            self.out.push_str(", ");
+        }
+    }
+
+    fn quoted(&mut self, text: &str) {
+        let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+        self.out.push(quote);
+        for c in text.chars() {
+            match c {
+                '\n' => self.out.push_str("\\n"),
+                '\r' => self.out.push_str("\\r"),
+                '\t' => self.out.push_str("\\t"),
+                c if c == quote || c == '\\' => self.out.extend(['\\', c]),
+                c if Some(c) == self.guard || is_printable(c) => self.out.push(c),
+                c => {
+                    let code = u32::from(c);
+                    let escaped = match code {
+                        0..=0xFF => format!("\\x{code:02x}"),
+                        0x100..=0xFFFF => format!("\\u{code:04x}"),
+                        _ => format!("\\U{code:08x}"),
+                    };
+                    self.out.push_str(&escaped);
+                }
+            }
+        }
+        self.out.push(quote);
+    }
+}
+
+/// `str` of a float.
+pub(crate) fn number(value: f64) -> String {
+    match value {
+        value if value.is_nan() => "nan".into(),
+        value if value.is_infinite() => if value > 0.0 { "inf" } else { "-inf" }.into(),
+        value => python_json::float(value),
+    }
+}
+
+/// `str.isprintable` of a character.
+pub(crate) fn is_printable(c: char) -> bool {
+    // After a letter, what combines with it is not escaped for that alone; then both languages have one rule.
+    c.is_ascii_graphic() || c == ' ' || (!c.is_ascii() && format!("a{c}").escape_debug().count() == 2)
+}

@@ -1,0 +1,147 @@
+//! Templates against what transformers prints for them, and against their bounds.
+
+use proptest::prelude::*;
+use serde_json::{Map, Value, json};
+
+use crate::{ChatTemplate, Rendering, TextError};
+
+fn render(
+    source: &str,
+    messages: &[Value],
+    variables: &Map<String, Value>,
+    now: u64,
+) -> Result<String, TextError> {
+    let rendering = Rendering { messages, tools: None, add_generation_prompt: true, variables };
+    ChatTemplate::at(source, now)?.render(rendering)
+}
+
+fn failure(source: &str) -> String {
+    render(source, &[json!({"role": "user", "content": "Hi"})], &Map::new(), 0).unwrap_err().to_string()
+}
+
+/// Texts were recorded from transformers by `conformance/templates.py`; null says that it refuses the
+/// template.
+#[test]
+fn prints_what_transformers_prints() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../conformance/templates.json");
+    let record: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let messages = record["messages"].as_array().unwrap();
+    let variables = record["variables"].as_object().unwrap();
+    let now = record["now"].as_u64().unwrap();
+    let snippets = record["snippets"].as_object().unwrap();
+    assert!(snippets.len() > 100);
+    let mut wrong = Vec::new();
+    for (name, snippet) in snippets {
+        let printed = render(snippet["template"].as_str().unwrap(), messages, variables, now);
+        if printed.as_ref().ok().map(String::as_str) != snippet["text"].as_str() {
+            wrong.push(format!("{name}: {printed:?}\n    instead of {}", snippet["text"]));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn no_template_hangs_or_fills_the_memory() {
+    let double = |start: &str, step: &str| {
+        format!(
+            "{{% set ns = namespace(a={start}) %}}{{% for i in range(99999) %}}{{% set ns.a = {step} %}}\
+             {{% endfor %}}{{{{ ns.a | length }}}}"
+        )
+    };
+    let cases = [
+        ("{{ 'x' * 10 ** 9 }}".to_string(), "1000000000 bytes"),
+        ("{{ [1] * 10 ** 12 }}".to_string(), "bytes"),
+        ("{{ range(10 ** 9) | list }}".to_string(), "range"),
+        ("{{ 'x'.center(10 ** 9) }}".to_string(), "bytes"),
+        ("{{ 'x'.zfill(10 ** 18) }}".to_string(), "bytes"),
+        ("{{ '%999999999d' % 1 }}".to_string(), "bytes"),
+        ("{{ '%*d' % (10 ** 12, 1) }}".to_string(), "bytes"),
+        ("{{ '{:>999999999}'.format(1) }}".to_string(), "bytes"),
+        ("{{ 'a\\nb' | indent(10 ** 10) }}".to_string(), "bytes"),
+        ("{{ [[1]] | tojson(indent=10 ** 10) }}".to_string(), "bytes"),
+        ("{{ 2 ** (10 ** 9) }}".to_string(), "128 bits"),
+        (double("'ab'", "ns.a + ns.a"), "bytes"),
+        (double("'ab'", "ns.a ~ ns.a"), "bytes"),
+        (double("'ab'", "ns.a.replace('a', 'aa').replace('b', 'bb')"), "bytes"),
+        (double("'ab'", "'%s%s' % (ns.a, ns.a)"), "bytes"),
+        (double("'ab'", "[ns.a, ns.a] | join"), "bytes"),
+        (double("[1]", "ns.a + ns.a"), "parts"),
+        (double("[1]", "[ns.a, ns.a]"), "parts"),
+        (double("[1]", "[ns.a]"), "deeper"),
+        (double("[1]", "ns.a | batch(1) | list"), "deeper"),
+        (double("{}", "dict(a=ns.a)"), "deeper"),
+        (double("1", "ns"), "namespace"),
+        (double("1", "[ns]"), "namespace"),
+        (
+            "{% set ns = namespace(a='ab') %}{% for i in range(99) %}{% set x %}{{ ns.a }}{{ ns.a }}{% endset %}\
+             {% set ns.a = x %}{% endfor %}".to_string(),
+            "bytes",
+        ),
+        (format!("{{% set x %}}{{% for i in range(99999) %}}{}{{% endfor %}}{{% endset %}}", "x".repeat(99_999)), "bytes"),
+        (
+            "{% for i in range(99999) %}{% for i in range(99999) %}{% endfor %}{% endfor %}".to_string(),
+            "steps",
+        ),
+        ("{% macro m(x) %}{{ m(x) }}{% endmacro %}{{ m(1) }}".to_string(), "recursion"),
+        ("{% for x in [1] recursive %}{{ loop([x]) }}{% endfor %}".to_string(), "recursion"),
+        (format!("{{{{ {}{} }}}}", "[".repeat(5000), "]".repeat(5000)), "nested"),
+    ];
+    for (source, expected) in cases {
+        let start = std::time::Instant::now();
+        let error = failure(&source);
+        assert!(error.contains(expected), "{}: {error}", &source[..source.len().min(150)]);
+        assert!(start.elapsed() < super::limits::TIME * 2, "{}", &source[..source.len().min(150)]);
+    }
+}
+
+#[test]
+fn errors_name_the_line() {
+    assert_eq!(
+        failure("a\n{{ 'x' % 1 }}"),
+        "chat template: \"x\" does not print all of its values (line 2 of the template)"
+    );
+    assert!(failure("\n\n{{ 'abc'.nosuch() }}").contains("nosuch"));
+    assert!(failure("{{ 'abc'.replace('a') }}").contains("replace: new is missing"));
+    assert!(failure("{{ 'abc'.split(1) }}").contains("split: sep is number (1)"));
+    assert!(failure("{{ 'abc'.strip(cars='a') }}").contains("cars"));
+    assert!(failure("{{ messages.append(1) }}").contains("append"));
+    assert!(failure("{{ [] | tojson(indent=1.5) }}").contains("1.5"));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    /// Whatever stands in the tags, rendering ends, and without a panic.
+    #[test]
+    fn any_expression_renders_or_is_refused(
+        parts in proptest::collection::vec(
+            prop::sample::select(vec![
+                "messages", "'a%s'", "[1, 'b']", "{'k': 2}", "(", ")", "[", "]", "+", "%", "*", "~", "|", "is", "not", "in",
+                ".", ",", ":", "1", "-2", "1.5", "upper", "join", "tojson", "split()", "if", "else", "none", "**", "//", "==",
+                "x", "loop", "'\\n'", "for", "=", "and", "range(3)", "list", "format", "length",
+            ]),
+            0..12,
+        ),
+    ) {
+        let source = format!("{{% set y = 1 %}}{{% for x in messages %}}{{{{ {} }}}}{{% endfor %}}", parts.join(" "));
+        let _ = render(&source, &[json!({"role": "user", "content": "Hi"})], &Map::new(), 0);
+    }
+
+    /// Floats print as the shortest digits that read back, in the notation that Python's `repr` chooses.
+    #[test]
+    fn floats_print_as_python_prints_them(bits in any::<u64>()) {
+        let value = f64::from_bits(bits);
+        prop_assume!(value.is_finite());
+        let variables = Map::from_iter([("v".to_string(), json!(value))]);
+        let printed = render("{{ v }}", &[], &variables, 0).unwrap();
+        prop_assert_eq!(printed.parse::<f64>().unwrap().to_bits(), value.to_bits());
+        let digits = |text: &str| {
+            let mantissa = text.split('e').next().unwrap().replace(['-', '.'], "");
+            mantissa.trim_matches('0').len()
+        };
+        prop_assert_eq!(digits(&printed), digits(&format!("{value:e}")));
+        let plain = value == 0.0 || (1e-4..1e16).contains(&value.abs());
+        prop_assert_eq!(printed.contains('e'), !plain);
+        prop_assert!(!plain || printed.contains('.'));
+    }
+}

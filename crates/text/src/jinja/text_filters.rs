@@ -1,0 +1,280 @@
+//! Filters of Jinja2 that print one text as another.
+
+use minijinja::value::{Tuple, ValueKind};
+use minijinja::{Error, State, Value};
+
+use super::arguments::Bound;
+use super::filters::{Filter, number};
+use super::format;
+use super::limits::{self, charge, failure, pairs};
+use super::repr::{repr, text};
+use super::strings;
+use super::wrap::wrap;
+
+/// Names and filters.
+pub(super) const FILTERS: [(&str, Filter); 19] = [
+    ("upper", |state, value, _| as_text(state, value, str::to_uppercase)),
+    ("lower", |state, value, _| as_text(state, value, str::to_lowercase)),
+    ("capitalize", |state, value, _| as_text(state, value, strings::capitalize)),
+    ("title", |state, value, _| as_text(state, value, title)),
+    ("striptags", |state, value, _| as_text(state, value, strip_tags)),
+    ("e", marked_up),
+    ("escape", marked_up),
+    ("forceescape", |state, value, _| as_text(state, value, escape).map(as_markup)),
+    ("urlencode", urlencode),
+    ("wordcount", wordcount),
+    ("wordwrap", wordwrap),
+    ("trim", trim),
+    ("replace", replace),
+    ("center", center),
+    ("indent", indent),
+    ("truncate", truncate),
+    ("filesizeformat", file_size),
+    ("pprint", pprint),
+    ("format", format_filter),
+];
+
+pub(super) fn as_text(
+    state: &mut State,
+    value: Value,
+    change: impl Fn(&str) -> String,
+) -> Result<Value, Error> {
+    let before = text(state, &value)?;
+    limits::text(state, change(&before))
+}
+
+fn title(text: &str) -> String {
+    let begins = |c: char| strings::is_space(c) || "-({[<".contains(c);
+    let mut out = String::with_capacity(text.len());
+    let mut inside = false;
+    for c in text.chars() {
+        if inside {
+            out.extend(c.to_lowercase())
+        } else {
+            out.extend(c.to_uppercase())
+        }
+        inside = !begins(c);
+    }
+    out
+}
+
+fn as_markup(value: Value) -> Value {
+    Value::from_safe_string(value.as_str().unwrap_or_default().to_string())
+}
+
+fn marked_up(state: &mut State, value: Value, _: &[Value]) -> Result<Value, Error> {
+    if value.is_safe() { Ok(value) } else { as_text(state, value, escape).map(as_markup) }
+}
+
+/// Text as HTML.
+pub(crate) fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&#34;"),
+            '\'' => out.push_str("&#39;"),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+fn strip_tags(text: &str) -> String {
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some(open) = rest.find('<') {
+        let Some(close) = rest[open..].find('>') else { break };
+        out.push_str(&rest[..open]);
+        rest = &rest[open + close + 1..];
+    }
+    out.push_str(rest);
+    let words: Vec<&str> = out.split(strings::is_space).filter(|word| !word.is_empty()).collect();
+    let joined = words.join(" ");
+    [("&lt;", "<"), ("&gt;", ">"), ("&#34;", "\""), ("&quot;", "\""), ("&#39;", "'"), ("&amp;", "&")]
+        .iter()
+        .fold(joined, |text, (code, meant)| text.replace(code, meant))
+}
+
+fn urlencode(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+    Bound::new("urlencode", &[], given)?;
+    let quoted = |text: &str, query: bool| {
+        let mut out = String::new();
+        for byte in text.bytes() {
+            match byte {
+                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'.' | b'-' | b'~' => {
+                    out.push(char::from(byte))
+                }
+                b'/' if !query => out.push('/'),
+                b' ' if query => out.push('+'),
+                byte => out.push_str(&format!("%{byte:02X}")),
+            }
+        }
+        out
+    };
+    if value.kind() != ValueKind::Map {
+        return as_text(state, value, |text| quoted(text, false));
+    }
+    let mut parts = Vec::new();
+    for (key, item) in pairs(&value) {
+        let (key, item) = (text(state, &key)?, text(state, &item)?);
+        parts.push(format!("{}={}", quoted(&key, true), quoted(&item, true)));
+    }
+    limits::text(state, parts.join("&"))
+}
+
+fn wordcount(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+    Bound::new("wordcount", &[], given)?;
+    let text = text(state, &value)?;
+    let words = text.split(|c: char| !c.is_alphanumeric() && c != '_');
+    Ok(Value::from(words.filter(|word| !word.is_empty()).count()))
+}
+
+fn wordwrap(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+    let bound =
+        Bound::new("wordwrap", &["width", "break_long_words", "wrapstring", "break_on_hyphens"], given)?;
+    let value = text(state, &value)?;
+    let width = usize::try_from(bound.integer(0, 79)?).unwrap_or(0);
+    let between = bound.text_or_none(2)?.unwrap_or("\n");
+    let (words, hyphens) = (bound.truth(1, true), bound.truth(3, true));
+    // One more break than characters at most.
+    charge(state, value.len().saturating_mul(between.len().saturating_add(1)))?;
+    let wrapped =
+        strings::lines(&value, false).into_iter().map(|line| wrap(line, width, words, hyphens).join(between));
+    limits::text(state, wrapped.collect::<Vec<_>>().join(between))
+}
+
+fn trim(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+    let bound = Bound::new("trim", &["chars"], given)?;
+    let chars = bound.text_or_none(0)?;
+    as_text(state, value, |text| strings::strip(text, chars, true, true).to_string())
+}
+
+fn replace(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+    let bound = Bound::new("replace", &["old", "new", "count"], given)?;
+    let (old, new) = (text(state, bound.required(0)?)?, text(state, bound.required(1)?)?);
+    let value = text(state, &value)?;
+    strings::replace(state, &value, &old, &new, bound.integer(2, -1)?)
+}
+
+fn center(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+    let bound = Bound::new("center", &["width"], given)?;
+    let value = text(state, &value)?;
+    format::justified(state, &value, bound.integer(0, 80)?, ' ', '^').map(Value::from)
+}
+
+fn indent(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+    let bound = Bound::new("indent", &["width", "first", "blank"], given)?;
+    let Some(value) = value.as_str() else {
+        return Err(failure(format!("indent: the value is of kind {}, but must be a string", value.kind())));
+    };
+    let width = match bound.text_or_none(0) {
+        Ok(Some(text)) => text.to_string(),
+        _ => {
+            let width = usize::try_from(bound.integer(0, 4)?).unwrap_or(0);
+            charge(state, width)?;
+            " ".repeat(width)
+        }
+    };
+    let (first, blank) = (bound.truth(1, false), bound.truth(2, false));
+    let whole = format!("{value}\n");
+    let lines = strings::lines(&whole, false);
+    charge(state, whole.len().saturating_add(lines.len().saturating_mul(width.len())))?;
+    let mut out = String::new();
+    for (index, line) in lines.iter().enumerate() {
+        if index > 0 {
+            out.push('\n');
+        }
+        if if index == 0 { first } else { blank || !line.is_empty() } {
+            out.push_str(&width);
+        }
+        out.push_str(line);
+    }
+    Ok(Value::from(out))
+}
+
+fn truncate(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+    let bound = Bound::new("truncate", &["length", "killwords", "end", "leeway"], given)?;
+    let value = text(state, &value)?;
+    let end = bound.text_or_none(2)?.unwrap_or("...");
+    let length = usize::try_from(bound.integer(0, 255)?).unwrap_or(0);
+    let leeway = usize::try_from(bound.integer(3, 5)?).unwrap_or(0);
+    let Some(kept) = length.checked_sub(end.chars().count()) else {
+        return Err(failure(format!("truncate: {length} characters have no room for {end:?}")));
+    };
+    if value.chars().count() <= length.saturating_add(leeway) {
+        return Ok(Value::from(value));
+    }
+    let cut: String = value.chars().take(kept).collect();
+    let cut = if bound.truth(1, false) {
+        &cut
+    } else {
+        cut.rsplit_once(' ').map_or(cut.as_str(), |(words, _)| words)
+    };
+    limits::text(state, format!("{cut}{end}"))
+}
+
+fn file_size(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+    let bound = Bound::new("filesizeformat", &["binary"], given)?;
+    let binary = bound.truth(0, false);
+    let (base, middle) = if binary { (1024.0, "iB") } else { (1000.0, "B") };
+    let bytes = number(&value).ok_or_else(|| failure(format!("filesizeformat: {value} is no number")))?;
+    if bytes < base {
+        return Ok(Value::from(if bytes == 1.0 {
+            "1 Byte".into()
+        } else {
+            format!("{} Bytes", bytes.trunc())
+        }));
+    }
+    let units = [if binary { "K" } else { "k" }, "M", "G", "T", "P", "E", "Z", "Y"];
+    let mut size = bytes / base;
+    let mut unit = units[0];
+    for next in &units[1..] {
+        if size < base {
+            break;
+        }
+        (size, unit) = (size / base, next);
+    }
+    Ok(Value::from(format!("{size:.1} {unit}{middle}")))
+}
+
+/// `pprint.pformat`, as far as one line goes.
+fn pprint(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+    Bound::new("pprint", &[], given)?;
+    let sorted = match value.kind() {
+        ValueKind::Map => {
+            let mut items: Vec<_> = pairs(&value).collect();
+            items.sort_by(|a, b| a.0.cmp(&b.0));
+            Value::from_pairs(items)
+        }
+        _ => value,
+    };
+    let line = repr(state, &sorted)?;
+    if line.chars().count() > 80 {
+        return Err(failure(
+            "pprint: the value needs more than one line, which Dressage does not lay out; use tojson",
+        ));
+    }
+    Ok(Value::from(line))
+}
+
+fn format_filter(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+    let (positional, named) = super::arguments::apart(given)?;
+    let template = text(state, &value)?;
+    let arguments = match named.args().next() {
+        None => Value::from(Tuple::from(positional)),
+        Some(_) if !positional.is_empty() => {
+            return Err(failure("format takes arguments with names or without, not both"));
+        }
+        Some(_) => {
+            let names: Vec<String> = named.args().map(str::to_string).collect();
+            let named = names
+                .into_iter()
+                .map(|name| named.peek::<Value>(&name).map(|value| (Value::from(name.as_str()), value)));
+            Value::from_pairs(named.collect::<Result<Vec<_>, Error>>()?)
+        }
+    };
+    format::printf(state, &template, &arguments).map(Value::from)
+}

@@ -1,0 +1,278 @@
+//! Templates as Jinja2 reads them, put into words that the engine reads alike.
+//!
+//! The engine has no hook on its operators, so those that mean more in Python (`%` formats text), that could
+//! fill the memory (`+`, `~`, `*`, slices, containers in containers) or that the engine ranks otherwise
+//! become calls of functions from [`operators`](super::operators). Macros that read `varargs` and `kwargs`
+//! take them as parameters, `{% generation %}` becomes a scope, and bodies that can run often begin with a
+//! call that counts what they print. White space, and with it every line number, stays where it is.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use super::expression::Expression;
+use super::lexer::{Piece, Tag, Token, is_name, split};
+
+/// The function that bodies of loops and macros call first, with the bytes of their text.
+pub(crate) const TICK: &str = "__dressage_tick";
+/// The function that looks at a value before a namespace keeps it.
+pub(crate) const KEEP: &str = "__dressage_keep";
+
+/// The function that looks at what a loop runs over.
+pub(crate) const ITER: &str = "__dressage_iter";
+
+/// Macros that read `varargs` or `kwargs`, with the names of their parameters.
+pub(super) type OpenMacros = HashMap<String, Vec<String>>;
+
+/// Blocks that begin a body which can run more than once, or are written to a text of their own.
+const BODIES: [&str; 3] = ["for", "macro", "call"];
+
+/// Translates a template.
+///
+/// # Errors
+/// Where it is not a template; the message names the line.
+pub(crate) fn translate(source: &str) -> Result<String, String> {
+    let source = source.replace("\r\n", "\n").replace('\r', "\n");
+    let pieces = split(&source)?;
+    let (macros, sizes) = survey(&pieces);
+    let mut out = String::with_capacity(source.len() * 2);
+    for (index, piece) in pieces.iter().enumerate() {
+        match piece {
+            Piece::Text(text) => out.push_str(text),
+            Piece::Print(tag) => {
+                out.push_str(tag.open);
+                out.push_str(&Expression::of(tag, &tag.tokens, &macros).whole_tuple()?);
+                out.push_str(tag.tail);
+                out.push_str(tag.close);
+            }
+            Piece::Block(tag) => {
+                out.push_str(tag.open);
+                out.push_str(&block(tag, &macros)?);
+                out.push_str(tag.tail);
+                match sizes.get(&index) {
+                    // Nothing stands between the two tags, so white space around them is cut as around the
+                    // first alone.
+                    Some(size) => out.push_str(&format!("%}}{{% do {TICK}({size}) {}", tag.close)),
+                    None => out.push_str(tag.close),
+                }
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// Finds the macros that take any arguments, and the bytes of text in each body.
+fn survey(pieces: &[Piece<'_>]) -> (OpenMacros, HashMap<usize, usize>) {
+    let (mut macros, mut sizes) = (OpenMacros::new(), HashMap::new());
+    // Index, bytes of text, and whether the extra arguments are read.
+    let mut open: Vec<(usize, usize, bool)> = Vec::new();
+    for (index, piece) in pieces.iter().enumerate() {
+        let tag = match piece {
+            Piece::Text(text) => {
+                open.iter_mut().for_each(|(_, size, _)| *size += text.len());
+                continue;
+            }
+            Piece::Print(tag) | Piece::Block(tag) => tag,
+        };
+        if tag.tokens.iter().any(|token| token.is("varargs") || token.is("kwargs")) {
+            open.iter_mut().for_each(|(_, _, reads)| *reads = true);
+        }
+        let Piece::Block(tag) = piece else { continue };
+        let keyword = tag.keyword();
+        if BODIES.contains(&keyword) {
+            open.push((index, 0, false));
+        } else if keyword.strip_prefix("end").is_some_and(|of| BODIES.contains(&of))
+            && let Some((begin, size, reads)) = open.pop()
+        {
+            sizes.insert(begin, size);
+            if let (Piece::Block(begin), true, "endmacro") = (&pieces[begin], reads, keyword) {
+                let name = begin.tokens.get(1).map(|token| token.text.to_string()).unwrap_or_default();
+                macros.insert(name, parameters(&begin.tokens));
+            }
+        }
+    }
+    (macros, sizes)
+}
+
+/// Names of a macro's parameters: those after its opening parenthesis and after each comma between
+/// parameters.
+fn parameters(tokens: &[Token<'_>]) -> Vec<String> {
+    let mut names = Vec::new();
+    let mut depth = 0;
+    for pair in tokens.windows(2) {
+        match pair[0].text.as_ref() {
+            "(" | "[" | "{" if !pair[0].quoted => depth += 1,
+            ")" | "]" | "}" if !pair[0].quoted => depth -= 1,
+            _ => {}
+        }
+        if depth == 1 && (pair[0].is("(") || pair[0].is(",")) && is_name(&pair[1].text) {
+            names.push(pair[1].text.to_string());
+        }
+    }
+    names
+}
+
+/// The contents of a block's tag.
+fn block(tag: &Tag<'_>, macros: &OpenMacros) -> Result<String, String> {
+    let tokens = tag.tokens.as_slice();
+    let [first, rest @ ..] = tokens else { return Err(tag.error("a tag is empty")) };
+    let head = first.source();
+    let expression = |tokens| Expression::of(tag, tokens, macros);
+    // Where a token stands outside of any brackets.
+    let at = |wanted: &str| {
+        let mut depth = 0;
+        rest.iter().position(|token| {
+            match token.text.as_ref() {
+                _ if token.quoted => {}
+                "(" | "[" | "{" => depth += 1,
+                ")" | "]" | "}" => depth -= 1,
+                _ => {}
+            }
+            depth == 0 && token.is(wanted)
+        })
+    };
+    let copied = |tokens: &[Token<'_>]| tokens.iter().map(|token| token.source()).collect::<String>();
+    Ok(match first.text.as_ref() {
+        "if" | "elif" => format!("{head}{}", expression(rest).whole_tuple()?),
+        "for" => {
+            let Some(of) = at("in") else { return Err(tag.error("a for has no in")) };
+            let (targets, after) = rest.split_at(of + 1);
+            let mut after = expression(after);
+            let values = format!(" {ITER}({})", after.tuple(false)?);
+            let condition = match after.take("if") {
+                Some(keyword) => format!("{keyword}{}", after.expression(true)?),
+                None => String::new(),
+            };
+            let recursive = after.take("recursive").unwrap_or_default();
+            after.end()?;
+            format!("{head}{}{values}{condition}{recursive}", copied(targets))
+        }
+        "set" => {
+            let Some(equals) = at("=") else { return Ok(copied(tokens)) };
+            let (targets, after) = rest.split_at(equals);
+            let value = expression(&after[1..]).whole_tuple()?;
+            let value = match targets {
+                [_, dot, _] if dot.is(".") => format!("{KEEP}({value})"),
+                _ => value,
+            };
+            format!("{head}{} = {value}", copied(targets))
+        }
+        "with" => {
+            let mut rest = expression(rest);
+            let mut out = head;
+            while let Some(name) = rest.next_name() {
+                let equals = rest.expect("=")?;
+                out.push_str(&format!("{name}{equals}{}", rest.expression(true)?));
+                out.push_str(&rest.take(",").unwrap_or_default());
+            }
+            rest.end()?;
+            out
+        }
+        "macro" => {
+            let [name, open, ..] = rest else { return Err(tag.error("a macro has no parameters")) };
+            if !open.is("(") {
+                return Err(tag.error("a macro has no parameters"));
+            }
+            let mut rest = expression(&rest[2..]);
+            let mut out = format!("{head}{}{}", name.source(), open.source());
+            while let Some(parameter) = rest.next_name() {
+                out.push_str(&parameter);
+                if let Some(equals) = rest.take("=") {
+                    out.push_str(&format!("{equals}{}", rest.expression(true)?));
+                }
+                out.push_str(&rest.take(",").unwrap_or_default());
+            }
+            if let Some(names) = macros.get(name.text.as_ref()) {
+                let comma = if names.is_empty() || out.trim_end().ends_with(',') { "" } else { ", " };
+                out.push_str(&format!("{comma}varargs=(), kwargs={{}}"));
+            }
+            out.push_str(&rest.expect(")")?);
+            rest.end()?;
+            out
+        }
+        "call" => {
+            let parameters = match rest.first() {
+                Some(token) if token.is("(") => at(")").map_or(0, |end| end + 1),
+                _ => 0,
+            };
+            let (parameters, call) = rest.split_at(parameters);
+            format!("{head}{}{}", copied(parameters), expression(call).whole()?)
+        }
+        // A scope, as in transformers: what is set inside is not seen outside.
+        "generation" => head.replace("generation", "with"),
+        "endgeneration" => head.replace("endgeneration", "endwith"),
+        "do" => return Err(tag.error("the tag \"do\" is unknown; transformers has it switched off, too")),
+        _ => copied(tokens),
+    })
+}
+
+impl Token<'_> {
+    /// The token as the engine reads it, after the white space that was before it.
+    pub(super) fn source(&self) -> String {
+        if !self.quoted {
+            return format!("{}{}", self.gap, self.text);
+        }
+        let text: Cow<'_, str> = match self.text.contains(['\\', '"']) {
+            true => self.text.replace('\\', "\\\\").replace('"', "\\\"").into(),
+            false => self.text.as_ref().into(),
+        };
+        format!("{}\"{text}\"", self.gap)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operators_become_calls() {
+        let cases = [
+            ("{{ a }}", "{{ a }}"),
+            ("{{- a.b['c'] | f(1) -}}", "{{- a.b[\"c\"] | f(1) -}}"),
+            ("{{ a + b ~ c }}", "{{ __dressage_add( a, __dressage_concat( b, c)) }}"),
+            ("{{ 'x' '\\x41' % (1, 2) }}", "{{ __dressage_mod( \"xA\", __dressage_keep( (1, 2))) }}"),
+            ("{{ a[ 1:] }}", "{{ __dressage_slice( a, 1,none,none) }}"),
+            ("{{ -3 | abs }}", "{{( -3) | abs }}"),
+            ("{% if a is in ['x'] and not b %}", "{% if a is in(__dressage_keep( [\"x\"])) and not b %}"),
+            ("{{ 1 < a == b }}", "{{ ( __dressage_order(\"<\", 1, a) and  a == b) }}"),
+            ("{% set n.a = 1 %}", "{% set n.a = __dressage_keep( 1) %}"),
+            ("{%- generation -%}x{% endgeneration %}", "{%- with -%}x{% endwith %}"),
+            ("{# {{ #}{% raw %}{{ a + b }}{% endraw %}", "{# {{ #}{% raw %}{{ a + b }}{% endraw %}"),
+            ("{{ {'a': '}}'} }}", "{{ __dressage_keep( {\"a\": \"}}\"}) }}"),
+        ];
+        for (source, expected) in cases {
+            assert_eq!(translate(source).unwrap(), expected, "{source}");
+        }
+    }
+
+    #[test]
+    fn bodies_count_their_text() {
+        assert_eq!(
+            translate("{% for a in b -%}\nxyz{% endfor %}").unwrap(),
+            "{% for a in __dressage_iter( b) %}{% do __dressage_tick(4) -%}\nxyz{% endfor %}"
+        );
+        let open = "{% macro m(a, b=(1, 2)) %}{{ varargs }}{% endmacro %}{{ m(1, *c) }}";
+        let expected = "{% macro m(a, b= __dressage_keep((1, 2)), varargs=(), kwargs={}) %}{% do __dressage_tick(0) %}\
+                        {{ varargs }}{% endmacro %}{{ m(**__dressage_bind((\"a\", \"b\", ),1, *c)) }}";
+        assert_eq!(translate(open).unwrap(), expected);
+    }
+
+    #[test]
+    fn mistakes_name_their_line() {
+        let cases = [
+            ("a\n{{ b", "line 2"),
+            ("{{ a b }}", "\"b\""),
+            ("{% for x %}", "line 1"),
+            ("\n\n{{ (a }}", "line 3"),
+            ("{{ 'a }}", "line 1"),
+            ("{{ a ? b }}", "?"),
+            ("{% do f() %}", "do"),
+        ];
+        for (source, expected) in cases {
+            let error = translate(source).unwrap_err();
+            assert!(error.contains(expected), "{source}: {error}");
+        }
+        let deep = format!("{{{{ {}1{} }}}}", "(".repeat(500), ")".repeat(500));
+        assert!(translate(&deep).unwrap_err().contains("nested"));
+        assert!(translate(&format!("{{{{ {}1 }}}}", "-".repeat(500))).unwrap_err().contains("nested"));
+    }
+}
