@@ -250,7 +250,7 @@ impl TreeBatch {
         path
     }
 
-    /// Packed indices of a path's tokens: its way down the trie.
+    /// Packed indices of a path's tokens: its way down the trie, which has a node end wherever a path ends.
     fn packed_path(&self, arena: &[Building], roots: &[usize], place: &[u32], tokens: &[u32]) -> Vec<u32> {
         let mut packed = Vec::with_capacity(tokens.len());
         let mut candidates = roots;
@@ -258,7 +258,7 @@ impl TreeBatch {
             let next = tokens[packed.len()];
             let Some(&at) = candidates.iter().find(|&&c| arena[c].tokens[0] == next) else { break };
             let start = self.nodes[place[at] as usize].start;
-            packed.extend((start..).take(arena[at].tokens.len().min(tokens.len() - packed.len())));
+            packed.extend((start..).take(arena[at].tokens.len()));
             candidates = &arena[at].children;
         }
         packed
