@@ -50,7 +50,7 @@ async fn same_however_often_it_stops(folder: &Path, overrides: &[&str]) {
     let stopped = folder.with_extension("stopped");
     let (mut start, mut stops) = (Start::Fresh, 0);
     let again = loop {
-        let (finished, policy) = run(&stopped, start, overrides, 17).await;
+        let (finished, policy) = run(&stopped, start, overrides, 11).await;
         if finished {
             break policy;
         }

@@ -51,6 +51,7 @@ unfinished = -0.5
 [eval]
 tasks = 6
 unseen_wordings = 3
+split_seed = 3
 every = 3
 
 [[phase]]

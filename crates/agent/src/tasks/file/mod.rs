@@ -159,7 +159,7 @@ impl Loader<'_> {
             Content::Parquet(bytes) => {
                 let wanted = |column: &str| Layout::may_use(column, question, answer);
                 let damaged = |why| form(format!("is damaged or cut short ({why}): copy or fetch it again"));
-                parquet::rows(bytes, &wanted, damaged, &mut |columns, place, fields| {
+                parquet::rows(bytes, &wanted, damaged, |columns, place, fields| {
                     self.row(&Row { number, path, place, fields, columns })
                 })
             }

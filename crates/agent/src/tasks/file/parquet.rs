@@ -13,8 +13,8 @@ use serde_json::{Map, Number, Value};
 use super::json::as_written;
 use crate::tasks::Place;
 
-/// Gives the rows of a file one by one, with those columns alone that `wanted` picks by their names. Returns
-/// the names of all.
+/// Gives the rows of a file one by one, each with the names of all columns and the values of those alone that
+/// `wanted` picks.
 ///
 /// # Errors
 /// When the file is damaged, or when `each` fails.
@@ -22,7 +22,7 @@ pub(super) fn rows<E>(
     bytes: Vec<u8>,
     wanted: &dyn Fn(&str) -> bool,
     damaged: impl Fn(String) -> E,
-    each: &mut dyn FnMut(&[String], Place, Map<String, Value>) -> Result<(), E>,
+    mut each: impl FnMut(&[String], Place, Map<String, Value>) -> Result<(), E>,
 ) -> Result<(), E> {
     // The library ends in a panic over some files that break the format.
     let read = catch_unwind(AssertUnwindSafe(|| {
@@ -156,7 +156,7 @@ mod tests {
             file,
             &|name| wanted.is_empty() || wanted.contains(&name),
             |why| why,
-            &mut |columns, place, row| {
+            |columns, place, row| {
                 assert_eq!(columns.len(), 8);
                 found.push((place.to_string(), Value::Object(row)));
                 Ok(())
