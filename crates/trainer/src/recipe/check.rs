@@ -211,11 +211,11 @@ impl Checker<'_> {
                 "left out where kl.charge = \"reward\": a reward is weighted by the loss, like all others",
             )?;
             self.check(
-                kl.charge != Charge::Loss || kl.estimator != KlEstimator::K1,
+                kl.charge != Charge::Loss || kl.estimator != KlEstimator::K1 || kl.importance_weighted,
                 key("kl.estimator"),
                 "\"k1\"",
                 "another in the loss, where the gradient of k1 is 0 in expectation: \"k2\", \
-                 \"k1_with_k2_gradient\" or \"k3\"; or \"k1\" with kl.charge = \"reward\"",
+                 \"k1_with_k2_gradient\" or \"k3\"; or \"k1\" with kl.importance_weighted or kl.charge = \"reward\"",
             )?;
             if let Some(adaptive) = kl.adaptive {
                 self.positive(key("kl.adaptive.target"), adaptive.target as f32)?;
