@@ -1,9 +1,12 @@
 //! The built-in agent loop: a model and its tools take turns on one task.
 //!
-//! Guarantees: every token the model saw or drew is in the trajectory, exactly as it was, and nothing is tokenised a
-//! second time; a reply that is cut by a deadline is in it as far as it came. Every wait has a deadline that says what was waited for; time in
-//! which the sampler's device trained does not count. Tool sessions are closed on every way out. An
-//! attempt never fails the ones beside it: what breaks is in its [`Outcome`].
+//! Guarantees: every token the model saw or drew is in the trajectory, exactly as it was, and nothing is
+//! tokenised a second time, except on a branch that the template prints; a reply that is cut by a deadline is
+//! in it as far as it came. Every wait has a deadline that says what was waited for; time in which the
+//! sampler's device trained does not count. Tool sessions are closed on every way out. An attempt never fails
+//! the ones beside it: what breaks is in its [`Outcome`]. Nothing that a model writes breaks an attempt:
+//! where its template would print the past otherwise than it was recorded, that is counted, and the
+//! conversation forks where the chat asks for it.
 //!
 //! Not here: rewards, and who decides which tasks are tried.
 
@@ -13,7 +16,7 @@ use std::time::Duration;
 use dressage_policy::{
     Completion, FinishReason, PolicyError, SampleRequest, Sampler, SamplingParams, awake, crash_point,
 };
-use dressage_text::{Chat, Message, TextError, ToolSpec};
+use dressage_text::{Chat, History, Message, TextError, ToolSpec};
 use dressage_tree::{Segment, SegmentId, Trajectory, TreeError};
 use serde::{Deserialize, Serialize};
 
@@ -133,6 +136,9 @@ pub struct Outcome {
     /// The same, of each reply that was followed by calls or their like.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub calls_by_turn: Vec<(u32, CallCounts)>,
+    /// Where the template prints the past otherwise than it was recorded, by the turn that comes next.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub drift: Vec<Drift>,
     /// Whether the prompt was too long, and was cut.
     #[serde(default, skip_serializing_if = "is_false")]
     pub prompt_cut: bool,
@@ -142,6 +148,20 @@ pub struct Outcome {
     /// What went wrong around the model, the first few.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub troubles: Vec<Trouble>,
+}
+
+/// A turn before which the template prints the conversation otherwise than it was recorded.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Drift {
+    /// The turn.
+    pub turn: u32,
+    /// The recorded text, from where the two differ.
+    pub recorded: String,
+    /// What the template prints there, or why it prints nothing.
+    pub printed: String,
+    /// Whether the turn was drawn from what the template prints, on a branch of its own.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub forked: bool,
 }
 
 fn is_false(value: &bool) -> bool {
@@ -171,6 +191,7 @@ impl Outcome {
             sampled_tokens: 0,
             calls: CallCounts::default(),
             calls_by_turn: Vec::new(),
+            drift: Vec::new(),
             prompt_cut: false,
             error: None,
             troubles: Vec::new(),
@@ -264,7 +285,7 @@ struct Run<'a> {
     agent: &'a Agent,
     specs: Vec<ToolSpec>,
     trajectory: Trajectory,
-    /// The tokens of the trajectory, which is one chain.
+    /// The tokens of the conversation as it goes on: the path to `leaf`.
     path: Vec<u32>,
     leaf: Option<SegmentId>,
     /// The reply that is being drawn, as far as it has come.
@@ -277,6 +298,16 @@ struct Run<'a> {
 struct Drawing {
     completion: Completion,
     params: SamplingParams,
+}
+
+/// Renders away from the async workers: a template may take seconds until one of its bounds stops it.
+async fn rendered<T: Send + 'static>(
+    chat: &Arc<Chat>,
+    render: impl FnOnce(&Chat) -> Result<T, TextError> + Send + 'static,
+) -> Result<T, TextError> {
+    let chat = Arc::clone(chat);
+    let done = tokio::task::spawn_blocking(move || render(&chat)).await;
+    done.unwrap_or_else(|error| Err(TextError::Template(format!("rendering came to no end: {error}"))))
 }
 
 impl Run<'_> {
@@ -303,8 +334,9 @@ impl Run<'_> {
 
     async fn turns(&mut self, request: AttemptRequest, tools: &mut OpenTools) -> Result<Finish, Broken> {
         let Agent { chat, limits, .. } = self.agent;
-        let AttemptRequest { messages: mut history, seed, stream, params: drawing, .. } = request;
-        let whole = chat.prompt(&history, &self.specs)?;
+        let AttemptRequest { messages: mut history, seed, mut stream, params: drawing, .. } = request;
+        let (messages, specs) = (history.clone(), self.specs.clone());
+        let whole = rendered(chat, move |chat| chat.prompt(&messages, &specs)).await?;
         let (found, most) = (whole.len(), limits.prompt);
         let opening = limits.truncation.cut(whole, most).ok_or(Broken::Prompt { found, most })?;
         self.outcome.prompt_cut = opening.len() < found;
@@ -331,8 +363,11 @@ impl Run<'_> {
                 FinishReason::Aborted => return Err(PolicyError::Stopped("the sampler").into()),
             }
 
-            let said = chat.tokenizer().decode(&sampled);
-            let parsed = chat.parse(&said);
+            let said = chat.said(&sampled);
+            let (past, specs) = (history.clone(), self.specs.clone());
+            let in_thought =
+                rendered(chat, move |chat| Ok(chat.opened_thought(&past, &specs)?.is_some())).await?;
+            let parsed = chat.parse(&said, in_thought, &self.specs);
             if parsed.calls.is_empty() {
                 self.outcome.final_text = parsed.content;
                 return Ok(Finish::Answered);
@@ -354,6 +389,9 @@ impl Run<'_> {
                         (observation, Some(call))
                     }
                 };
+                if parsed.bare {
+                    tools.count_bare();
+                }
                 let mut message = Message::tool(observation.text);
                 message.tool_call_id = call.map(|call| call.id.clone());
                 message.name = call.map(|call| call.name.clone());
@@ -366,10 +404,46 @@ impl Run<'_> {
             if self.outcome.sampled_tokens >= limits.tokens {
                 return Ok(Finish::MaxTokens);
             }
-            let between = chat.continuation(&history, &sampled, &observations, &self.specs)?;
-            self.push(Segment::given(self.leaf, between, self.outcome.turns))?;
+            let (past, new, specs) = (history.clone(), observations.clone(), self.specs.clone());
+            let between =
+                rendered(chat, move |chat| chat.continuation(&past, &sampled, &new, &specs)).await?;
             history.push(Message::assistant(said));
             history.extend(observations);
+            if self.go_on(between, &history).await? {
+                // A branch may have the length of an earlier path, and must not draw the same numbers again.
+                stream = forked(stream);
+            }
+        }
+    }
+
+    /// Puts what follows a reply before the model, or the whole conversation as the template prints it.
+    /// Returns whether the latter is a new branch.
+    async fn go_on(&mut self, between: Vec<u32>, history: &[Message]) -> Result<bool, Broken> {
+        let (chat, turn) = (&self.agent.chat, self.outcome.turns);
+        let path = [self.path.as_slice(), &between].concat();
+        // A prompt that was cut is nothing that the template prints.
+        let drift = if self.outcome.prompt_cut {
+            None
+        } else {
+            let (history, specs) = (history.to_vec(), self.specs.clone());
+            rendered(chat, move |chat| Ok(chat.drift(&path, &history, &specs))).await?
+        };
+        let Some(dressage_text::Drift { recorded, printed, prompt }) = drift else {
+            self.push(Segment::given(self.leaf, between, turn))?;
+            return Ok(false);
+        };
+        let prompt = prompt.filter(|_| chat.history() == History::Template);
+        self.outcome.drift.push(Drift { turn, recorded, printed, forked: prompt.is_some() });
+        match (prompt, self.leaf) {
+            (Some(prompt), Some(leaf)) => {
+                self.leaf = self.trajectory.branch(leaf, &prompt, turn)?;
+                self.path = prompt;
+                Ok(true)
+            }
+            _ => {
+                self.push(Segment::given(self.leaf, between, turn))?;
+                Ok(false)
+            }
         }
     }
 
@@ -400,6 +474,15 @@ impl Run<'_> {
         self.leaf = Some(self.trajectory.push(segment)?);
         Ok(())
     }
+}
+
+/// The stream of random numbers of a branch, from that of the path which it left: a step of SplitMix64
+/// (Steele et al. 2014).
+fn forked(stream: u64) -> u64 {
+    let mut z = stream.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
 }
 
 /// Does something for at most `longest`, without the time in which this process stood still or the sampler's device trained: nothing is drawn meanwhile, and that is nobody's

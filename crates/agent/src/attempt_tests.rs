@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use async_trait::async_trait;
 use dressage_policy::{Health, Learner, SampleEvent, SampleStream, Simulator, SimulatorConfig};
 use dressage_rl::Loss;
-use dressage_text::testing::{IM_END, IM_START, VOCABULARY, tiny_chat};
+use dressage_text::ChatOptions;
+use dressage_text::testing::{ALWAYS_THINKS, IM_END, IM_START, VOCABULARY, tiny_chat, tiny_tokenizer};
 use dressage_tree::{Kind, PathInput, PathTarget, Term, TreeBatch};
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::UnboundedSender;
@@ -387,6 +388,84 @@ async fn a_demonstration_has_the_tokens_of_the_attempt_it_describes() {
     assert_eq!(refused(&[Message::assistant("Hi")]), DemonstrationError::NoTurn);
     conversation.push(Message::user("Thanks"));
     assert_eq!(refused(&conversation), DemonstrationError::Trailing("user"));
+}
+
+fn with_template(template: &str, options: ChatOptions, replies: &[Reply]) -> Bench {
+    let mut bench = bench(replies);
+    let chat = Chat::new(tiny_tokenizer().unwrap(), Some(template), options).unwrap();
+    bench.agent.chat = Arc::new(chat);
+    bench
+}
+
+#[tokio::test]
+async fn calls_and_answers_inside_thoughts_do_not_count() {
+    let outcome = bench(&[says(&format!("<think>{CALL}</think>5"))]).run().await.outcome;
+    assert_eq!((outcome.final_text.as_str(), outcome.calls.total()), ("5", 0));
+    let outcome =
+        bench(&[says(&format!("<think>{CALL}</think>{CALL}")), says("<think>5")]).run().await.outcome;
+    assert_eq!((outcome.final_text.as_str(), outcome.calls.ok, outcome.turns), ("", 1, 2));
+    // A thought that the prompt begins; after a result it begins none.
+    let options = ChatOptions::default;
+    let outcome = with_template(ALWAYS_THINKS, options(), &[says(&format!("{CALL} 5"))]).run().await.outcome;
+    assert_eq!((outcome.final_text.as_str(), outcome.calls.total()), ("", 0));
+    let replies = [says(&format!("hm</think>{CALL}")), says("5")];
+    let outcome = with_template(ALWAYS_THINKS, options(), &replies).run().await.outcome;
+    assert_eq!((outcome.final_text.as_str(), outcome.calls.ok), ("5", 1));
+}
+
+#[tokio::test]
+async fn a_past_that_the_template_prints_otherwise_is_counted_or_forks() {
+    let replies = [says(&format!("hm</think>{CALL}")), says(CALL), says("5")];
+    let options = |history| ChatOptions { history, ..ChatOptions::default() };
+    let bench = with_template(ALWAYS_THINKS, options(History::Append), &replies);
+    let Attempt { trajectory, outcome } = bench.run().await;
+    assert_eq!((outcome.finish, outcome.calls.ok), (Finish::Answered, 2));
+    let turns: Vec<_> = outcome.drift.iter().map(|drift| (drift.turn, drift.forked)).collect();
+    assert_eq!(turns, [(1, false), (2, false)]);
+    assert!(outcome.drift[0].recorded.starts_with("<think>\nhm</think>"), "{:?}", outcome.drift);
+    assert!(outcome.drift[0].printed.starts_with("<tool_call>"), "{:?}", outcome.drift);
+    assert_eq!(trajectory.leaves().len(), 1);
+    let streams =
+        |bench: &Bench| bench.sampler.requests.lock().unwrap().iter().map(|r| r.stream).collect::<Vec<_>>();
+    assert_eq!(streams(&bench), [11, 11, 11]);
+
+    let bench = with_template(ALWAYS_THINKS, options(History::Template), &replies);
+    let Attempt { trajectory, outcome } = bench.run().await;
+    assert_eq!((outcome.finish, outcome.calls.ok), (Finish::Answered, 2));
+    // The second reply is kept as it is, so the first branch goes on.
+    let turns: Vec<_> = outcome.drift.iter().map(|drift| (drift.turn, drift.forked)).collect();
+    assert_eq!(turns, [(1, true)]);
+    let leaves = trajectory.leaves();
+    let paths: Vec<String> = leaves.iter().map(|&leaf| bench.text(&trajectory.path_tokens(leaf))).collect();
+    let [first, second] = &paths[..] else { panic!("{paths:?}") };
+    assert!(first.ends_with(&format!("assistant\n<think>\nhm</think>{CALL}<|im_end|>")), "{first}");
+    assert!(
+        second.contains(&format!("assistant\n{CALL}<|im_end|>")) && second.ends_with("5<|im_end|>"),
+        "{second}"
+    );
+    let kinds: Vec<_> = trajectory.path(leaves[1]).iter().map(|s| (s.kind, s.turn)).collect();
+    assert_eq!(
+        kinds,
+        [(Kind::Given, 0), (Kind::Given, 1), (Kind::Sampled, 1), (Kind::Given, 2), (Kind::Sampled, 2)]
+    );
+    assert_eq!(outcome.sampled_tokens, trajectory.sampled_tokens());
+    let streams = streams(&bench);
+    assert!(streams[0] == 11 && streams[1] != 11 && streams[2] == streams[1], "{streams:?}");
+    // What the sampler saw is what is recorded.
+    let prompt = bench.sampler.requests.lock().unwrap()[2].prompt.clone();
+    assert!(trajectory.path_tokens(leaves[1]).starts_with(&prompt));
+}
+
+#[tokio::test]
+async fn calls_without_tags_are_counted_apart() {
+    let json = "{\"name\": \"calculator\", \"arguments\": {\"expression\": \"2+3\"}}";
+    let replies = [says(&format!("```json\n{json}\n```")), says("5")];
+    let outcome = bench(&replies).run().await.outcome;
+    assert_eq!((outcome.calls.total(), outcome.turns), (0, 1));
+    let options = ChatOptions { bare_calls: true, ..ChatOptions::default() };
+    let outcome = with_template("chatml", options, &replies).run().await.outcome;
+    assert_eq!((outcome.calls.ok, outcome.calls.bare, outcome.calls.total()), (1, 1, 1));
+    assert_eq!((outcome.calls_by_turn[0].1.bare, outcome.final_text.as_str()), (1, "5"));
 }
 
 /// Over several turns, the log-probabilities of a real policy equal those of a training forward to the bit, and an attempt

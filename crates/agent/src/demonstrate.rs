@@ -41,7 +41,8 @@ pub fn demonstrate(
     let mut leaf = Some(trajectory.push(Segment::given(None, chat.prompt(&messages[..first], tools)?, 0))?);
     let (mut at, mut turn) = (first, 0);
     loop {
-        let said = chat.assistant(&messages[at])?;
+        let opened = chat.opened_thought(&messages[..at], tools)?;
+        let said = chat.assistant(&messages[at], opened)?;
         leaf = Some(trajectory.push(Segment::demonstrated(leaf, said.clone(), turn))?);
         let Some(next) =
             messages[at + 1..].iter().position(|m| m.role == Role::Assistant).map(|n| at + 1 + n)

@@ -10,7 +10,7 @@ use dressage_engine::Engine;
 use dressage_policy::{
     Completion, FinishReason, PolicyError, Precision, SampleEvent, SampleRequest, Sampler, SamplingParams,
 };
-use dressage_text::{Chat, Message, Parsed, StreamDecoder, TextError, ToolSpec};
+use dressage_text::{Chat, History, Malformed, Message, Piece, TextError, ToolCall, ToolSpec};
 use dressage_trainer::recipe::{AgentKeys, QUESTION};
 use dressage_trainer::{chat_options, tool_set};
 use tokio::sync::mpsc;
@@ -21,8 +21,9 @@ use crate::{model, recipe, run};
 
 /// Talk to a model; its tools are live
 ///
-/// Of a run, the newest checkpoint is taken, with the system prompt and the tools of its recipe. Tool calls and their
-/// results are dimmed. /reset begins a new conversation, /quit ends it; Ctrl-C ends a reply.
+/// Of a run, the newest checkpoint is taken, with the system prompt and the tools of its recipe. Thoughts,
+/// tool calls and their results are dimmed. /reset begins a new conversation, /quit ends it; Ctrl-C ends a
+/// reply.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   dressage chat runs/calculator
@@ -239,7 +240,8 @@ impl Conversation {
         let mut new = vec![Message::user(self.keys.prompt.replace(QUESTION, text))];
         for turn in 1.. {
             self.extend(new)?;
-            let finish = match self.answer().await {
+            let in_thought = self.chat.opened_thought(&self.history, &self.specs)?.is_some();
+            let finish = match self.answer(in_thought).await {
                 Ok(finish) => finish,
                 Err(PolicyError::PromptTooLong { context, .. }) => {
                     note(&format!(
@@ -255,8 +257,8 @@ impl Conversation {
                 FinishReason::Context => Some("the context is full; /reset begins a new conversation"),
                 FinishReason::Aborted => Some("stopped"),
             };
-            let said = self.chat.tokenizer().decode(self.reply.as_deref().unwrap_or_default());
-            let calls = self.chat.parse(&said).calls;
+            let said = self.chat.said(self.reply.as_deref().unwrap_or_default());
+            let calls = self.chat.parse(&said, in_thought, &self.specs).calls;
             if let Some(why) = why {
                 note(why);
                 return Ok(());
@@ -268,40 +270,39 @@ impl Conversation {
                 note(&format!("no answer after {turn} replies (agent.max_turns)"));
                 return Ok(());
             }
-            new = self.use_tools(Parsed { content: String::new(), calls }).await;
+            new = self.use_tools(&calls).await;
         }
         Ok(())
     }
 
-    /// Puts messages before the model. Where the template prints earlier turns differently now, the whole conversation is
-    /// given anew.
+    /// Puts messages before the model: after what was recorded, or in the whole conversation as the template
+    /// prints it now.
     fn extend(&mut self, new: Vec<Message>) -> Result<(), TextError> {
-        let given = match &self.reply {
-            Some(reply) => match self.chat.continuation(&self.history, reply, &new, &self.specs) {
-                Err(TextError::Rewritten { .. }) => None,
-                given => Some(given?),
-            },
-            None => None,
+        let Some(reply) = self.reply.take() else {
+            self.history.extend(new);
+            self.path = self.chat.prompt(&self.history, &self.specs)?;
+            return Ok(());
         };
-        if let Some(reply) = self.reply.take() {
-            self.history.push(Message::assistant(self.chat.tokenizer().decode(&reply)));
-        }
+        self.path.extend(self.chat.continuation(&self.history, &reply, &new, &self.specs)?);
+        self.history.push(Message::assistant(self.chat.said(&reply)));
         self.history.extend(new);
-        match given {
-            Some(given) => self.path.extend(given),
-            None => self.path = self.chat.prompt(&self.history, &self.specs)?,
+        let drift = self.chat.drift(&self.path, &self.history, &self.specs);
+        if self.chat.history() == History::Template
+            && let Some(prompt) = drift.and_then(|drift| drift.prompt)
+        {
+            self.path = prompt;
         }
         Ok(())
     }
 
     /// Draws a reply and prints it as it comes. Ctrl-C ends it.
-    async fn answer(&mut self) -> Result<FinishReason, PolicyError> {
+    async fn answer(&mut self, in_thought: bool) -> Result<FinishReason, PolicyError> {
         let (seed, stream, prompt) = (self.seed, self.stream, self.path.clone());
         self.stream += 1;
         let request = SampleRequest { seed, stream, prompt, params: self.params.clone() };
         let mut events = self.sampler.sample(request).await?;
         let mut reply = Completion::default();
-        let (mut decoder, mut painter) = (StreamDecoder::new(), Painter::new(Style::stdout()));
+        let (mut stream, style) = (self.chat.stream(in_thought), Style::stdout());
         let finish = loop {
             let event = tokio::select! {
                 event = events.next() => event.unwrap_or(Err(PolicyError::Stopped("the engine")))?,
@@ -310,26 +311,24 @@ impl Conversation {
             match event {
                 SampleEvent::Tokens { tokens, logprobs, version } => {
                     for &token in &tokens {
-                        let text = decoder.push(self.chat.tokenizer(), token);
-                        screen::print(&painter.push(&text));
+                        screen::print(&painted(stream.push(token), style));
                     }
                     reply.extend(&tokens, &logprobs, version);
                 }
                 SampleEvent::Finished(reason) => break reason,
             }
         };
-        screen::print(&painter.push(&decoder.finish()));
-        screen::say(&painter.finish());
+        screen::say(&painted(stream.finish(), style));
         self.path.extend(&reply.tokens);
         self.reply = Some(reply.tokens);
         Ok(finish)
     }
 
     /// Answers the calls of a reply, and shows the answers.
-    async fn use_tools(&mut self, parsed: Parsed) -> Vec<Message> {
+    async fn use_tools(&mut self, calls: &[Result<ToolCall, Malformed>]) -> Vec<Message> {
         let style = Style::stdout();
-        let mut observations = Vec::with_capacity(parsed.calls.len());
-        for call in &parsed.calls {
+        let mut observations = Vec::with_capacity(calls.len());
+        for call in calls {
             let observation = match call {
                 Ok(call) => self.tools.execute(call).await,
                 Err(malformed) => self.tools.malformed(&malformed.why),
@@ -349,58 +348,19 @@ fn note(text: &str) {
     eprintln!("{}", Style::stderr().dim(&format!("[{text}]")));
 }
 
-const OPEN: &str = "<tool_call>";
-const CLOSE: &str = "</tool_call>";
-
-/// Dims tool calls in a text that arrives piece by piece.
-struct Painter {
-    style: Style,
-    in_call: bool,
-    /// The start of a tag that is not complete yet.
-    pending: String,
-}
-
-impl Painter {
-    fn new(style: Style) -> Self {
-        Painter { style, in_call: false, pending: String::new() }
-    }
-
-    /// What can be printed now.
-    fn push(&mut self, text: &str) -> String {
-        self.pending.push_str(text);
-        let mut out = String::new();
-        loop {
-            let tag = if self.in_call { CLOSE } else { OPEN };
-            let Some(at) = self.pending.find(tag) else {
-                let held = (1..tag.len()).rev().find(|&n| self.pending.ends_with(&tag[..n])).unwrap_or(0);
-                let ready: String = self.pending.drain(..self.pending.len() - held).collect();
-                out.push_str(&self.paint(&ready));
-                return out;
-            };
-            // The tags belong to the call.
-            let end = if self.in_call { at + tag.len() } else { at };
-            let ready: String = self.pending.drain(..end).collect();
-            out.push_str(&self.paint(&ready));
-            self.in_call = !self.in_call;
-            if self.in_call {
-                let tag: String = self.pending.drain(..OPEN.len()).collect();
-                out.push_str(&self.paint(&tag));
-            }
-        }
-    }
-
-    /// What is left at the end.
-    fn finish(self) -> String {
-        self.paint(&self.pending)
-    }
-
-    fn paint(&self, text: &str) -> String {
-        if self.in_call && !text.is_empty() { self.style.dim(text) } else { text.to_owned() }
-    }
+/// What is said as it is, thoughts and calls dimmed.
+fn painted(pieces: Vec<Piece>, style: Style) -> String {
+    let paint = |piece| match piece {
+        Piece::Speech(text) => text,
+        Piece::Aside(text) => style.dim(&text),
+    };
+    pieces.into_iter().map(paint).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use dressage_text::testing::tiny_chat;
+
     use super::*;
 
     #[test]
@@ -414,22 +374,22 @@ mod tests {
     }
 
     #[test]
-    fn calls_are_dimmed_however_the_text_arrives() {
-        let text = "Let me see.\n<tool_call>{\"a\": 1 < 2}</tool_call> So <b> it <tool_call>is";
-        let want = "Let me see.\n~<tool_call>{\"a\": 1 < 2}</tool_call>~ So <b> it ~<tool_call>is~";
-        for size in 1..text.len() {
-            let mut painter = Painter::new(Style::always());
-            let mut painted = String::new();
-            for piece in text.as_bytes().chunks(size) {
-                painted.push_str(&painter.push(std::str::from_utf8(piece).unwrap()));
-            }
-            painted.push_str(&painter.finish());
-            // However many stretches a call was painted in, it is dim from end to end.
-            let painted =
-                painted.replace("\x1b[0m\x1b[2m", "").replace("\x1b[2m", "~").replace("\x1b[0m", "~");
-            assert_eq!(painted, want, "in pieces of {size}");
-        }
-        let mut plain = Painter::new(Style::default());
-        assert_eq!(plain.push(text) + &plain.finish(), text);
+    fn thoughts_and_calls_are_dimmed() {
+        let text =
+            "<think>2 < 3</think>Let me see.\n<tool_call>{\"a\": 1 < 2}</tool_call> So <b> it <tool_call>is";
+        let want = "~<think>2 < 3</think>~Let me see.\n\
+             ~<tool_call>{\"a\": 1 < 2}</tool_call>~ So <b> it ~<tool_call>is~";
+        let chat = tiny_chat().unwrap();
+        let drawn = |style: Style| {
+            let mut stream = chat.stream(false);
+            let ids = chat.tokenizer().encode(text);
+            let mut out: String = ids.into_iter().map(|id| painted(stream.push(id), style)).collect();
+            out.push_str(&painted(stream.finish(), style));
+            out
+        };
+        // However many pieces it came in, an aside is dim from end to end.
+        let dim = drawn(Style::always()).replace("\x1b[0m\x1b[2m", "");
+        assert_eq!(dim.replace("\x1b[2m", "~").replace("\x1b[0m", "~"), want);
+        assert_eq!(drawn(Style::default()), text);
     }
 }

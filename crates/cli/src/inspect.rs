@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use dressage_agent::Drift;
 use dressage_model::TokenizerSource;
 use dressage_store::{
     Attempt, AttemptKey, AttemptSummary, Earned, Earner, PerToken, PlannedPath, Purpose, Status, Store,
@@ -272,6 +273,16 @@ fn shown(
     for (name, value) in [("task", &attempt.task), ("outcome", &attempt.outcome)] {
         let _ = writeln!(text, "{name:10} {}", fields(value));
     }
+    let drift = attempt.outcome.get("drift").cloned().unwrap_or_default();
+    for Drift { turn, recorded, printed, forked } in
+        serde_json::from_value::<Vec<Drift>>(drift).unwrap_or_default()
+    {
+        let name = if forked { "fork" } else { "drift" };
+        let _ = writeln!(
+            text,
+            "{name:10} before turn {turn} the template prints {printed:?} where the record has {recorded:?}"
+        );
+    }
     for segment in attempt.trajectory.segments() {
         let _ = writeln!(text, "\n{}", style.bold(&heading(segment)));
         let _ = writeln!(text, "{}", tokens(segment, tokenizer, style));
@@ -295,7 +306,9 @@ fn range(numbers: &PerToken) -> String {
 /// What JSON holds at its first level, without its quotes.
 fn fields(value: &serde_json::Value) -> String {
     let Some(object) = value.as_object() else { return value.to_string() };
-    let shown = object.iter().filter(|(name, value)| !value.is_null() && *name != "demonstration");
+    let shown = object
+        .iter()
+        .filter(|(name, value)| !value.is_null() && !["demonstration", "drift"].contains(&name.as_str()));
     shown.map(|(name, value)| format!("{name}: {value}")).collect::<Vec<_>>().join(" · ")
 }
 
@@ -389,7 +402,10 @@ mod tests {
         let attempt = Attempt {
             key: AttemptKey { purpose: Purpose::Train, phase: 0, step: 0, group: 0, sample: 0 },
             task: serde_json::json!({"id": "t", "template": null}),
-            outcome: serde_json::json!({"finish": "answered"}),
+            outcome: serde_json::json!({
+                "finish": "answered",
+                "drift": [{"turn": 1, "recorded": "<think>", "printed": "4", "forked": true}],
+            }),
             score: Some(1.0),
             reward: Some(0.5),
             earned: vec![Earned { by: Earner::Turn(0), reward: -0.5 }],
@@ -403,6 +419,7 @@ mod tests {
             "reward     0.5, of it -0.5 by turn 0\n",
             "advantage  none",
             "task       id: \"t\"\n",
+            "outcome    finish: \"answered\"\nfork       before turn 1 the template prints \"4\" where the record has \"<think>\"\n",
             "── given, turn 0, 2 tokens\nab\n",
             "── sampled, turn 0, 2 tokens, temperature 1, weights 7, log p -1.0000 on average\n[c][<|im_end|>]\n",
             "    -0.50000       99  \"c\"\n",

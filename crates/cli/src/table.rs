@@ -1,6 +1,6 @@
 //! Evaluations as lines and as a table.
 
-use dressage_trainer::{Best, EvalResult, Gain, Interval, SliceResult};
+use dressage_trainer::{Best, EvalResult, Gain, Interval, SliceResult, Uncalled};
 
 use crate::screen::Style;
 
@@ -29,7 +29,18 @@ pub fn line(result: &EvalResult) -> String {
         line.push_str(&format!(" · pass@{} {pass}, maj@{} {majority}", at.k, at.k));
     }
     let SliceResult { answered, used_tool, .. } = result.overall;
-    format!("{line} · answered {} · with a tool {}", percent(answered), percent(used_tool))
+    let uncalled = result.uncalled.as_ref().map_or(String::new(), |reply| format!("\n{}", uncalled(reply)));
+    format!("{line} · answered {} · with a tool {}{uncalled}", percent(answered), percent(used_tool))
+}
+
+/// A reply, where no tool answered a call, and why.
+fn uncalled(Uncalled { attempt, reply, why }: &Uncalled) -> String {
+    const LONGEST: usize = 400;
+    let end = reply.char_indices().nth(LONGEST).map_or(reply.len(), |(end, _)| end);
+    let more = if end < reply.len() { " …" } else { "" };
+    let shown = format!("{}{more}", &reply[..end]);
+    let shown: Vec<String> = shown.lines().map(|line| format!("  | {line}\n")).collect();
+    format!("  no tool answered a call; of the first reply of {attempt}: {why}\n{}", shown.concat())
 }
 
 /// Evaluations below each other, first overall, then by slice.
@@ -43,6 +54,7 @@ pub fn table(evals: &[&EvalResult], style: Style) -> String {
     let mut text = format!("{}\n", style.bold(&head));
     for eval in evals {
         text.push_str(&row(&eval.label, &eval.overall, width, style));
+        text.push_str(&eval.uncalled.as_ref().map_or(String::new(), uncalled));
     }
     // A single slice that counts is the overall result once more.
     let counted = first.slices.iter().filter(|slice| !slice.apart).count();
@@ -156,6 +168,28 @@ mod tests {
             "grpo, step 50, 91.5 %; best of 6 checkpoints, selected on these tasks: biased upwards"
         );
         assert!(best(&chosen(true)).ends_with("best of 6 checkpoints, selected on other tasks"));
+    }
+
+    #[test]
+    fn no_tool_used_is_explained() {
+        let mut result = eval(0, 0, "before training", 2);
+        let reply = format!("one\ntwo{}", "x".repeat(500));
+        result.uncalled = Some(Uncalled {
+            attempt: "eval/0/0/0/0".into(),
+            reply,
+            why: "it has no <tool_call> in it".into(),
+        });
+        for text in [table(&[&result], Style::default()), line(&result)] {
+            let at = text
+                .find("  no tool answered a call; of the first reply of eval/0/0/0/0: it has no")
+                .unwrap();
+            let lines: Vec<&str> = text[at..].lines().collect();
+            assert_eq!(lines[1], "  | one");
+            assert!(
+                lines[2].starts_with("  | twox") && lines[2].ends_with("x …") && lines[2].len() < 410,
+                "{text}"
+            );
+        }
     }
 
     #[test]

@@ -1,11 +1,13 @@
-//! Conversations as tokens: prompts, the boundaries between turns, demonstrations, and what a reply means.
+//! Conversations as tokens: prompts, demonstrations, and what a reply means. What comes between turns is in
+//! `continuation.rs`.
 //!
 //! Guarantees:
-//! - Text from messages and tools never becomes a special token; only the template's own text does.
-//! - A sampled turn is never tokenised again: [`Chat::continuation`] returns only what follows it, and refuses where the
-//!   template would now print the conversation before it, or the turn itself, in another way (white space apart).
+//! - Text from messages and tools never becomes a special token. Only the template's own text does, and the
+//!   tags around an assistant's thoughts and calls, for models that write them as special tokens.
 //! - [`Chat::assistant`] gives a demonstrated turn as it would be sampled: the text alone, encoded by itself, then the
 //!   token that ends a turn.
+//! - Calls and answers are looked for after the last thought that was closed; a thought that is never closed
+//!   holds neither.
 //!
 //! How text is kept apart: strings from outside are printed with a *guard*, a private-use character that occurs nowhere
 //! else, wherever a special token could begin in them. The tokenizer finds special tokens around the guards and drops
@@ -20,7 +22,10 @@ use serde_json::{Map, Value, json};
 use crate::hermes::{self, Parsed, ToolPrompt};
 use crate::prepare::{Preparation, Prepared};
 use crate::template::Rendering;
-use crate::{ChatTemplate, Message, TextError, Tokenizer, ToolCall, ToolSpec};
+use crate::thought::{Part, Thoughts};
+use crate::{
+    ChatTemplate, History, Message, ReplyStream, Role, TextError, Tokenizer, ToolCall, ToolSpec, bare,
+};
 
 /// How a model is told of tools and calls them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,6 +46,10 @@ pub struct ChatOptions {
     pub tools: ToolProtocol,
     /// How tools are described, where the template does not do it.
     pub tool_prompt: ToolPrompt,
+    /// Whether a JSON object that names a tool is a call also without tags.
+    pub bare_calls: bool,
+    /// How the past is kept once the conversation goes on.
+    pub history: History,
     /// Further variables of the template, such as `enable_thinking = false`.
     pub variables: Map<String, Value>,
     /// The moment that the template calls now, in seconds since 1970; where it is not given, that of the clock
@@ -55,6 +64,8 @@ pub struct Chat {
     tokenizer: Tokenizer,
     template: ChatTemplate,
     tool_prompt: ToolPrompt,
+    bare_calls: bool,
+    history: History,
     variables: Map<String, Value>,
     tool_support: ToolSupport,
     /// Whether the template prints messages of role `tool`.
@@ -63,6 +74,12 @@ pub struct Chat {
     opening: String,
     /// What it prints after the text, up to and with the token that ends the turn.
     closing: String,
+    /// The tags of the model's thoughts.
+    thoughts: Thoughts,
+    /// Special tokens that are part of what a reply says: tags of thoughts and calls.
+    said: Vec<u32>,
+    /// Why calls cannot be written in these tokens, where they cannot.
+    unwritable: Option<TextError>,
     end_of_turn: u32,
     stop_ids: Vec<u32>,
 }
@@ -138,19 +155,29 @@ impl Chat {
             tokenizer,
             template,
             tool_prompt: options.tool_prompt,
+            bare_calls: options.bare_calls,
+            history: options.history,
             variables,
             tool_support: ToolSupport::None,
             tool_role: false,
             opening: String::new(),
             closing: String::new(),
+            thoughts: Thoughts::default(),
+            said: Vec::new(),
+            unwritable: None,
             end_of_turn: 0,
             stop_ids: Vec::new(),
         };
         chat.probe_turn()?;
-        chat.tool_role = chat.prints_tool_role();
+        chat.tool_role = chat.prints_later(Role::Tool);
         if options.tools == ToolProtocol::Auto {
             chat.tool_support = chat.probe_tools();
         }
+        chat.thoughts = Thoughts::find(&chat.template, &chat.tokenizer, &chat.variables);
+        let ends: Vec<String> = chat.stop_ids.iter().map(|&id| chat.tokenizer.token_text(id)).collect();
+        chat.thoughts.remove(&ends);
+        chat.said = chat.tags_of_replies();
+        chat.unwritable = chat.probe_call().err();
         Ok(chat)
     }
 
@@ -160,8 +187,8 @@ impl Chat {
         let reply = json!({ "role": "assistant", "content": PROBE_TEXT });
         let before = self.render(std::slice::from_ref(&question), None, true, None)?;
         let after = self.render(&[question.clone(), reply, question], None, true, None)?;
-        let (until, rest) =
-            after.split_once(PROBE_TEXT).ok_or_else(|| rewritten(PROBE_TEXT, &after, None))?;
+        let no_turn = || TextError::NoTurn { found: excerpt(&after) };
+        let (until, rest) = after.rsplit_once(PROBE_TEXT).ok_or_else(no_turn)?;
         // Where the prompt prints more than the history keeps (an empty thought, say), a reply starts right after it.
         let opening = until.strip_prefix(&before).unwrap_or_default();
         let blank = rest.len() - rest.trim_start().len();
@@ -176,13 +203,50 @@ impl Chat {
         Ok(())
     }
 
-    fn prints_tool_role(&self) -> bool {
+    /// Whether the template prints what this role says after a reply, and behind it.
+    pub(crate) fn prints_later(&self, role: Role) -> bool {
+        const REPLY: &str = "DressageProbeReply";
         let messages = [
             json!({ "role": "user", "content": "Hi" }),
-            json!({ "role": "assistant", "content": "Hi" }),
-            json!({ "role": "tool", "content": PROBE_TEXT }),
+            json!({ "role": "assistant", "content": REPLY }),
+            json!({ "role": role.as_str(), "content": PROBE_TEXT }),
         ];
-        self.render(&messages, None, true, None).is_ok_and(|text| text.contains(PROBE_TEXT))
+        let text = self.render(&messages, None, true, None);
+        text.is_ok_and(|text| text.rsplit_once(REPLY).is_some_and(|(_, after)| after.contains(PROBE_TEXT)))
+    }
+
+    /// Special tokens that are part of the tags of thoughts and calls, or hold one. The one that ends a turn
+    /// says nothing.
+    fn tags_of_replies(&self) -> Vec<u32> {
+        let thoughts = self.thoughts.pairs().iter().flat_map(|tags| [tags.open.as_str(), &tags.close]);
+        let tags: Vec<&str> = thoughts.chain([hermes::OPEN, hermes::CLOSE]).chain(hermes::RESPONSE).collect();
+        let is_tag = |text: &str| tags.iter().any(|tag| tag.contains(text) || text.contains(tag));
+        let specials = self.tokenizer.specials().filter(|(id, text)| is_tag(text) && *id != self.end_of_turn);
+        specials.map(|(id, _)| id).collect()
+    }
+
+    /// Finds what keeps a call from being written and read back.
+    fn probe_call(&self) -> Result<(), TextError> {
+        let call = ToolCall { id: "call_0".into(), name: PROBE_TOOL.into(), arguments: Map::new() };
+        let mut ids = self.assistant(&Message::calls("", vec![call.clone()]), None)?;
+        ids.pop();
+        let name = |id: &u32| self.tokenizer.token_text(*id);
+        let last = ids.len().saturating_sub(1);
+        if let Some(id) = ids[..last].iter().find(|&id| self.stop_ids.contains(id)) {
+            let why = "ends a reply, so a call would be cut there".into();
+            return Err(TextError::CallToken { token: name(id), why });
+        }
+        if self.parse(&self.said(&ids), false, &[]).calls == [Ok(call)] {
+            return Ok(());
+        }
+        let foreign = ids.iter().find(|&id| self.tokenizer.is_special(*id) && !self.said.contains(id));
+        let token = foreign.or(ids.first()).map_or_else(|| hermes::OPEN.into(), name);
+        let why = format!(
+            "is part of how {}…{} is written, and leaves no text behind",
+            hermes::OPEN,
+            hermes::CLOSE
+        );
+        Err(TextError::CallToken { token, why })
     }
 
     fn probe_tools(&self) -> ToolSupport {
@@ -223,107 +287,146 @@ impl Chat {
     /// # Errors
     /// What the template raises, or tools in a format that is not understood.
     pub fn prompt(&self, messages: &[Message], tools: &[ToolSpec]) -> Result<Vec<u32>, TextError> {
-        let guard = self.free_character(messages, tools)?;
-        let prepared = self.prepare(messages, tools, guard)?;
-        let text = self.render(&prepared.messages, prepared.tools.as_deref(), true, Some(guard))?;
+        let [guard] = self.free_characters(messages, tools)?;
+        let text = self.print(messages, tools, true, guard)?;
         Ok(self.tokenizer.encode_guarded(&text, Some(guard)))
     }
 
-    /// The tokens between a sampled turn and the next reply: the rest of the turn's end, `new`, and the beginning of the
-    /// assistant's turn. `history` holds the messages before the sampled turn, and `sampled` the ids of the turn, with or
-    /// without (when it was cut) the token that ends it.
-    ///
-    /// # Errors
-    /// [`TextError::Rewritten`] where the template prints `history` or the turn differently once `new` follows; what the
-    /// template raises; tools in a format that is not understood.
-    pub fn continuation(
+    /// The text of a conversation, up to the beginning of a reply where one is to follow.
+    pub(crate) fn print(
         &self,
-        history: &[Message],
-        sampled: &[u32],
-        new: &[Message],
+        messages: &[Message],
         tools: &[ToolSpec],
-    ) -> Result<Vec<u32>, TextError> {
-        let said = self.tokenizer.decode(sampled);
-        let with_reply = |content: &str| {
-            let reply = std::iter::once(Message::assistant(content));
-            history.iter().cloned().chain(reply).chain(new.iter().cloned()).collect::<Vec<_>>()
-        };
-        let whole = with_reply(&said);
-        let guard = self.free_character(&whole, tools)?;
-        let render = |messages: &[Message]| {
-            let prepared = self.prepare(messages, tools, guard)?;
-            self.render(&prepared.messages, prepared.tools.as_deref(), true, Some(guard))
-        };
-        let before = render(history)?;
-        let after = render(&whole)?;
-        let turn_on = after.strip_prefix(&before).ok_or_else(|| rewritten(&before, &after, Some(guard)))?;
-
-        // A mark at the end of the reply shows exactly where what follows it begins, white space included.
-        let mut mark = PROBE_TEXT.to_string();
-        while after.contains(&mark) {
-            mark.push('x');
-        }
-        let marked = render(&with_reply(&format!("{said}{mark}")))?;
-        let differs = || rewritten(&format!("{before}{said}"), &after, Some(guard));
-        let (_, following) = marked.split_once(&mark).ok_or_else(differs)?;
-        let turn = turn_on.strip_suffix(following).ok_or_else(differs)?;
-        let solid =
-            |text: &str| text.chars().filter(|&c| !c.is_whitespace() && c != guard).collect::<String>();
-        if solid(turn) != solid(&said) {
-            return Err(differs());
-        }
-        let given = match sampled.last() {
-            Some(&last) if last == self.end_of_turn => following
-                .strip_prefix(&self.closing)
-                .ok_or_else(|| rewritten(&self.closing, following, Some(guard)))?,
-            _ => following,
-        };
-        Ok(self.tokenizer.encode_guarded(given, Some(guard)))
+        add_generation_prompt: bool,
+        guard: char,
+    ) -> Result<String, TextError> {
+        let Prepared { messages, tools } = self.prepare(messages, tools, guard)?;
+        self.render(&messages, tools.as_deref(), add_generation_prompt, Some(guard))
     }
 
-    /// The tokens of a turn that somebody else wrote for the model, as the model would sample them after a prompt: its
-    /// text and calls, and the token that ends the turn.
+    /// The tokens of a turn that somebody else wrote for the model, as the model would sample them after a
+    /// prompt: its text and calls, and the token that ends the turn. Where the prompt has begun a thought
+    /// ([`opened_thought`](Self::opened_thought)), a turn that thinks goes on with it, and one that does not
+    /// closes it first.
     ///
     /// # Errors
     /// When every private-use character occurs in the text.
-    pub fn assistant(&self, message: &Message) -> Result<Vec<u32>, TextError> {
-        let guard = self.free_character(std::slice::from_ref(message), &[])?;
-        let said =
-            self.tokenizer.guard(&hermes::render_turn(&message.content, &message.tool_calls), guard, true);
-        let text = format!("{}{said}{}", self.opening, self.closing);
-        Ok(self.tokenizer.encode_guarded(&text, Some(guard)))
+    pub fn assistant(&self, message: &Message, opened: Option<&str>) -> Result<Vec<u32>, TextError> {
+        let [guard] = self.free_characters(std::slice::from_ref(message), &[])?;
+        let preparation = self.preparation(guard);
+        let close = opened.or_else(|| self.thoughts.closed_in(&self.opening));
+        let said = match close.filter(|close| message.content.contains(close)) {
+            // It brings a thought of its own, of which the prompt may have written the first tag.
+            Some(close) if opened.is_some() => {
+                let content = self.thoughts.without_open(&message.content, close).to_owned();
+                preparation.written(&Message { content, ..message.clone() }, true)
+            }
+            Some(_) => preparation.written(message, false),
+            None => {
+                let opening = match opened {
+                    Some(close) if !self.opening.contains(close) => format!("\n{close}\n\n"),
+                    _ => self.opening.clone(),
+                };
+                format!("{opening}{}", preparation.written(message, false))
+            }
+        };
+        Ok(self.tokenizer.encode_guarded(&format!("{said}{}", self.closing), Some(guard)))
     }
 
-    /// What a reply says and which tools it calls.
-    pub fn parse(&self, text: &str) -> Parsed {
-        hermes::parse(text)
+    /// What a reply says, the tags of its thoughts and calls by their names where they are special tokens.
+    pub fn said(&self, reply: &[u32]) -> String {
+        self.tokenizer.decode_keeping(reply, &self.said)
     }
 
-    /// A call as the model writes it.
-    pub fn render_call(&self, call: &ToolCall) -> String {
-        hermes::render_call(call)
+    /// A reply as it arrives, taken apart. `in_thought` says that the prompt has begun a thought.
+    pub fn stream(&self, in_thought: bool) -> ReplyStream<'_> {
+        ReplyStream::new(&self.tokenizer, &self.said, &self.thoughts, in_thought)
     }
 
-    fn prepare(&self, messages: &[Message], tools: &[ToolSpec], guard: char) -> Result<Prepared, TextError> {
-        let prepare = Preparation {
+    /// The content of a reply and the tools that it calls, without its thoughts. `in_thought` says that the
+    /// prompt has begun one.
+    pub fn parse(&self, said: &str, in_thought: bool, tools: &[ToolSpec]) -> Parsed {
+        let (speech, _) = self.thoughts.speech(said, in_thought);
+        let parsed = hermes::parse(speech);
+        let is_bare = self.bare_calls && parsed.calls.is_empty();
+        is_bare.then(|| bare::find(speech, tools)).flatten().unwrap_or(parsed)
+    }
+
+    /// Why no tool answered a call in a reply, in words for whoever looks at it.
+    pub fn why_no_call(&self, said: &str, in_thought: bool, tools: &[ToolSpec]) -> String {
+        let (speech, unclosed) = self.thoughts.speech(said, in_thought);
+        let call = self.parse(said, in_thought, tools).calls.into_iter().next();
+        let (open, close) = (hermes::OPEN, hermes::CLOSE);
+        match call {
+            Some(Err(malformed)) => return malformed.to_string(),
+            Some(Ok(call)) if tools.iter().all(|tool| tool.name != call.name) => {
+                return format!("it calls {:?}, which is no tool", call.name);
+            }
+            Some(Ok(call)) => return format!("it calls {:?}, which gave no answer", call.name),
+            None if unclosed => {
+                return "its thought is never closed, and calls are looked for after it".into();
+            }
+            None => {}
+        }
+        if self
+            .thoughts
+            .spans(said, in_thought)
+            .iter()
+            .any(|(part, text)| *part == Part::Thought && text.contains(open))
+        {
+            "its call stands inside a thought, and calls are looked for after the last one".into()
+        } else if bare::find(speech, tools).is_some() {
+            format!("it holds a call without {open}…{close}; agent.bare_calls = true reads such calls")
+        } else {
+            format!("it has no {open} in it")
+        }
+    }
+
+    /// How the past is kept once the conversation goes on.
+    pub fn history(&self) -> History {
+        self.history
+    }
+
+    pub(crate) fn thoughts(&self) -> &Thoughts {
+        &self.thoughts
+    }
+
+    pub(crate) fn end_of_turn(&self) -> u32 {
+        self.end_of_turn
+    }
+
+    fn preparation(&self, guard: char) -> Preparation<'_> {
+        Preparation {
             tokenizer: &self.tokenizer,
+            thoughts: &self.thoughts,
             tool_support: self.tool_support,
             tool_role: self.tool_role,
             tool_prompt: self.tool_prompt,
             guard,
-        };
-        prepare.run(messages, tools)
+        }
     }
 
-    /// A private-use character that nothing to be rendered contains.
-    fn free_character(&self, messages: &[Message], tools: &[ToolSpec]) -> Result<char, TextError> {
+    fn prepare(&self, messages: &[Message], tools: &[ToolSpec], guard: char) -> Result<Prepared, TextError> {
+        match &self.unwritable {
+            Some(error) if !tools.is_empty() => Err(error.clone()),
+            _ => self.preparation(guard).run(messages, tools),
+        }
+    }
+
+    /// Private-use characters that nothing to be rendered contains.
+    pub(crate) fn free_characters<const N: usize>(
+        &self,
+        messages: &[Message],
+        tools: &[ToolSpec],
+    ) -> Result<[char; N], TextError> {
         let given = serde_json::to_string(&(messages, tools, &self.variables))
             .map_err(|error| TextError::Template(format!("the messages cannot be given to it: {error}")))?;
         let used: BTreeSet<char> =
             given.chars().chain(self.template.source().chars()).filter(|&c| c >= '\u{E000}').collect();
-        let mut candidates = ('\u{E000}'..='\u{F8FF}').chain('\u{F0000}'..='\u{FFFFD}');
-        candidates.find(|c| !used.contains(c)).ok_or_else(|| {
-            TextError::Template("the messages use every private-use character, but one must be free".into())
+        let candidates = ('\u{E000}'..='\u{F8FF}').chain('\u{F0000}'..='\u{FFFFD}');
+        let free: Vec<char> = candidates.filter(|c| !used.contains(c)).take(N).collect();
+        free.try_into().map_err(|_| {
+            TextError::Template("the messages use every private-use character, but some must be free".into())
         })
     }
 
@@ -339,17 +442,8 @@ impl Chat {
     }
 }
 
-/// Says where two texts begin to differ.
-fn rewritten(before: &str, now: &str, guard: Option<char>) -> TextError {
-    let clean = |text: &str| text.chars().filter(|&c| Some(c) != guard).collect::<String>();
-    let (before, now) = (clean(before), clean(now));
-    let same = before.char_indices().zip(now.chars()).find(|((_, a), b)| a != b).map(|((at, _), _)| at);
-    let at = same.unwrap_or(before.len().min(now.len()));
-    TextError::Rewritten { before: excerpt(&before[at..]), now: excerpt(&now[at..]) }
-}
-
 /// The first characters of a text, for a message.
-fn excerpt(text: &str) -> String {
+pub(crate) fn excerpt(text: &str) -> String {
     const LENGTH: usize = 60;
     match text.char_indices().nth(LENGTH) {
         Some((end, _)) => format!("{}…", &text[..end]),

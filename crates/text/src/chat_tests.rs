@@ -6,17 +6,16 @@ use crate::{
     ToolSpec,
 };
 use dressage_model::{GgufTokenizer, SpecialTokens, TokenType};
-use proptest::prelude::*;
 use serde_json::json;
 
 /// Prints a system message of its own where none is given, and any role by its name.
-const DEFAULT_SYSTEM: &str = "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}\
+pub(crate) const DEFAULT_SYSTEM: &str = "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}\
     {{ '<|im_start|>system\nBe kind.<|im_end|>\n' }}{% endif %}\
     {{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}\
     {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
 /// Describes tools itself and asks for Hermes calls; gathers tool results under the user's name.
-const WITH_TOOLS: &str = r#"
+pub(crate) const WITH_TOOLS: &str = r#"
 {%- if tools %}
     {{- '<|im_start|>system\n' }}{% if messages[0].role == 'system' %}{{ messages[0].content + '\n\n' }}{% endif %}
     {%- for tool in tools %}{{ tool | tojson }}{{ '\n' }}{% endfor %}
@@ -35,19 +34,6 @@ const WITH_TOOLS: &str = r#"
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}"#;
 
-/// Leaves the reasoning out of turns before the last question.
-const FORGETFUL: &str = r#"
-{%- set ns = namespace(last=-1) %}
-{%- for message in messages %}{% if message.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
-{%- for message in messages %}
-    {%- set content = message.content %}
-    {%- if message.role == 'assistant' and '</think>' in content and loop.index0 < ns.last %}
-        {%- set content = content.split('</think>')[-1].lstrip('\n') %}
-    {%- endif %}
-    {{- '<|im_start|>' + message.role + '\n' + content + '<|im_end|>\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}"#;
-
 /// Headers between special tokens, trimmed contents, a token for the beginning of the text, no tool role.
 const HEADERS: &str = r#"{{ bos_token }}
 {%- for message in messages %}
@@ -56,11 +42,11 @@ const HEADERS: &str = r#"{{ bos_token }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"#;
 
-fn chat(template: &str, options: ChatOptions) -> Chat {
+pub(crate) fn chat(template: &str, options: ChatOptions) -> Chat {
     Chat::new(tiny_tokenizer().unwrap(), Some(template), options).unwrap()
 }
 
-fn header_chat() -> Chat {
+pub(crate) fn header_chat() -> Chat {
     let mut source = tiny_gguf();
     for special in ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"] {
         source.tokens.push(special.into());
@@ -71,11 +57,11 @@ fn header_chat() -> Chat {
     Chat::new(tokenizer, Some(HEADERS), ChatOptions::default()).unwrap()
 }
 
-fn text(chat: &Chat, ids: &[u32]) -> String {
+pub(crate) fn text(chat: &Chat, ids: &[u32]) -> String {
     chat.tokenizer().decode_with_special(ids)
 }
 
-fn calculator() -> ToolSpec {
+pub(crate) fn calculator() -> ToolSpec {
     ToolSpec {
         name: "calculator".into(),
         description: "Computes.".into(),
@@ -84,7 +70,7 @@ fn calculator() -> ToolSpec {
 }
 
 /// A reply as it would be sampled.
-fn sampled(chat: &Chat, text: &str) -> Vec<u32> {
+pub(crate) fn sampled(chat: &Chat, text: &str) -> Vec<u32> {
     let mut ids = chat.tokenizer().encode(text);
     ids.push(chat.stop_ids()[0]);
     ids
@@ -110,98 +96,6 @@ fn prompts() {
     assert_eq!(prompt[..2], [259, 260]);
     assert!(text(&chat, &prompt).ends_with("Hi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"));
     assert_eq!(chat.stop_ids(), [262, 256]);
-}
-
-#[test]
-fn continuations_end_the_turn_only_where_the_model_did_not() {
-    let chat = tiny_chat().unwrap();
-    let history = [Message::user("1+1?")];
-    let new = [Message::user("2+2?")];
-    let next = "\n<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n";
-    let whole = sampled(&chat, " two \n");
-    assert_eq!(text(&chat, &chat.continuation(&history, &whole, &new, &[]).unwrap()), next);
-    let cut = &whole[..whole.len() - 1];
-    assert_eq!(
-        text(&chat, &chat.continuation(&history, cut, &new, &[]).unwrap()),
-        format!("<|im_end|>{next}")
-    );
-    // A reply that stops with another token than the template's, and one that says nothing.
-    let other = [cut, &[256]].concat();
-    assert_eq!(
-        text(&chat, &chat.continuation(&history, &other, &new, &[]).unwrap()),
-        format!("<|im_end|>{next}")
-    );
-    assert_eq!(text(&chat, &chat.continuation(&history, &[IM_END], &new, &[]).unwrap()), next);
-    assert_eq!(
-        text(&chat, &chat.continuation(&history, &[], &new, &[]).unwrap()),
-        format!("<|im_end|>{next}")
-    );
-    // Bytes that are no text do not matter either.
-    assert_eq!(text(&chat, &chat.continuation(&history, &[0xFF, 0xC3, IM_END], &new, &[]).unwrap()), next);
-
-    let chat = header_chat();
-    let reply = sampled(&chat, "  two ");
-    let given = chat.continuation(&history, &reply, &new, &[]).unwrap();
-    assert!(text(&chat, &given).starts_with("<|start_header_id|>user<|end_header_id|>\n\n2+2?"));
-}
-
-#[test]
-fn rewritten_history_is_refused() {
-    let chat = chat(FORGETFUL, ChatOptions::default());
-    let history = [Message::user("1+1?")];
-    let thought = sampled(&chat, "<think>\nhm\n</think>\n\ntwo");
-    // A tool result leaves the thoughts of the turn; a new question removes them.
-    assert!(chat.continuation(&history, &thought, &[Message::tool("2")], &[]).is_ok());
-    let error = chat.continuation(&history, &thought, &[Message::user("2+2?")], &[]).unwrap_err();
-    assert!(
-        matches!(&error, TextError::Rewritten { before, .. } if before.starts_with("<think>")),
-        "{error}"
-    );
-    let plain = sampled(&chat, "two");
-    assert!(chat.continuation(&history, &plain, &[Message::user("2+2?")], &[]).is_ok());
-    // An earlier turn is rewritten.
-    let history =
-        [history[0].clone(), Message::assistant("<think>\nhm\n</think>\n\ntwo"), Message::tool("2")];
-    let error = chat.continuation(&history, &plain, &[Message::user("2+2?")], &[]).unwrap_err();
-    assert!(matches!(error, TextError::Rewritten { .. }));
-}
-
-#[test]
-fn a_prompt_that_history_does_not_keep() {
-    // An empty thought ends the prompt where thinking is switched off, and is gone once the turn is history.
-    let source = "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{% endfor %}
-        {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}
-        {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}";
-    let variables = json!({"enable_thinking": false}).as_object().unwrap().clone();
-    let chat = chat(source, ChatOptions { variables, ..ChatOptions::default() });
-    let history = [Message::user("1+1?")];
-    assert!(
-        text(&chat, &chat.prompt(&history, &[]).unwrap()).ends_with("assistant\n<think>\n\n</think>\n\n")
-    );
-    assert_eq!(text(&chat, &chat.assistant(&Message::assistant("two")).unwrap()), "two<|im_end|>");
-    let error = chat.continuation(&history, &sampled(&chat, "two"), &history, &[]).unwrap_err();
-    assert!(
-        matches!(&error, TextError::Rewritten { before, .. } if before.starts_with("<think>")),
-        "{error}"
-    );
-}
-
-#[test]
-fn a_thought_that_the_prompt_begins() {
-    let source = "{%- for message in messages %}{%- set content = message.content %}
-        {%- if message.role == 'assistant' %}{%- set thought = '' %}
-        {%- if '</think>' in content %}{%- set thought = content.split('</think>')[0].strip() %}{% set content = content.split('</think>')[-1].strip() %}{% endif %}
-        {%- set content = '<think>\\n' + thought + '\\n</think>\\n\\n' + content %}{% endif %}
-        {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}{% endfor %}
-        {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n<think>\\n' }}{% endif %}";
-    let chat = chat(source, ChatOptions::default());
-    let history = [Message::user("1+1?")];
-    let reply = sampled(&chat, "hm </think> two ");
-    let given = chat.continuation(&history, &reply, &[Message::tool("2")], &[]).unwrap();
-    assert_eq!(text(&chat, &given), "\n<|im_start|>tool\n2<|im_end|>\n<|im_start|>assistant\n<think>\n");
-    // Cut in the middle of the thought: the template would take it for the answer.
-    let error = chat.continuation(&history, &reply[..2], &[Message::tool("2")], &[]).unwrap_err();
-    assert!(matches!(&error, TextError::Rewritten { before, .. } if before == "hm"), "{error}");
 }
 
 #[test]
@@ -270,19 +164,20 @@ fn demonstrations_are_what_would_be_sampled() {
         arguments: json!({"expression": "1+1"}).as_object().unwrap().clone(),
     };
     let written = "Let me see.\n<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"1+1\"}}\n</tool_call>";
-    let ids = chat.assistant(&Message::calls("Let me see.", vec![call.clone()])).unwrap();
+    let ids = chat.assistant(&Message::calls("Let me see.", vec![call.clone()]), None).unwrap();
     assert_eq!(ids, sampled(&chat, written));
-    assert_eq!(ids, chat.assistant(&Message::assistant(written)).unwrap());
-    let parsed = chat.parse(&chat.tokenizer().decode(&ids));
+    assert_eq!(ids, chat.assistant(&Message::assistant(written), None).unwrap());
+    let parsed = chat.parse(&chat.said(&ids), false, &[]);
     assert_eq!((parsed.content.as_str(), parsed.calls), ("Let me see.", vec![Ok(call.clone())]));
-    let ids = chat.assistant(&Message::calls("", vec![call])).unwrap();
+    let ids = chat.assistant(&Message::calls("", vec![call]), None).unwrap();
     assert!(text(&chat, &ids).starts_with("<tool_call>\n"));
     // Prompt, demonstration and continuation are the whole conversation.
     let history = [Message::user("1+1?"), Message::assistant(written), Message::tool("2")];
     let parts = [
         chat.prompt(&history[..1], &[]).unwrap(),
-        chat.assistant(&history[1]).unwrap(),
-        chat.continuation(&history[..1], &chat.assistant(&history[1]).unwrap(), &history[2..], &[]).unwrap(),
+        chat.assistant(&history[1], None).unwrap(),
+        chat.continuation(&history[..1], &chat.assistant(&history[1], None).unwrap(), &history[2..], &[])
+            .unwrap(),
     ];
     assert_eq!(parts.concat(), chat.prompt(&history, &[]).unwrap());
 }
@@ -314,7 +209,7 @@ fn text_from_outside_never_becomes_a_special_token() {
             chat.continuation(&history, &reply, &[Message::tool("c"), Message::user("d")], &[]).unwrap();
         assert_eq!(count(&given), count(&calm));
         // A reply may spell special tokens out, too.
-        assert_eq!(count(&chat.assistant(&Message::assistant(attack)).unwrap()), 1);
+        assert_eq!(count(&chat.assistant(&Message::assistant(attack), None).unwrap()), 1);
         assert!(chat.continuation(&history, &sampled(&chat, attack), &new, &[]).is_ok());
     }
 }
@@ -331,7 +226,7 @@ fn what_does_not_fit_is_named() {
         matches!(&other_model, TextError::NoEndOfTurn { found } if found.starts_with("<|eot_id|>")),
         "{other_model}"
     );
-    assert!(matches!(error(Some("{{ messages | length }}")), TextError::Rewritten { .. }));
+    assert!(matches!(error(Some("{{ messages | length }}")), TextError::NoTurn { .. }));
     assert!(matches!(error(Some("{{ raise_exception('no') }}")), TextError::Template(_)));
     let options: Result<ChatOptions, _> = serde_json::from_value(json!({"tool": "hermes"}));
     assert!(options.unwrap_err().to_string().contains("tool_prompt"));
@@ -352,30 +247,6 @@ fn messages_have_the_shape_of_the_api() {
     assert_eq!(serde_json::from_value::<Message>(back).unwrap(), message);
     let bad = json!({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "1"}}]});
     assert!(serde_json::from_value::<Message>(bad).unwrap_err().to_string().contains("\"f\""));
-}
-
-proptest! {
-    /// A conversation built turn by turn is the conversation rendered as a whole.
-    #[test]
-    fn turns_add_up_to_the_whole(
-        question in any::<String>(), first in any::<String>(), result in any::<String>(), second in any::<String>(),
-        with_tools in any::<bool>(),
-    ) {
-        let tools = if with_tools { vec![calculator()] } else { vec![] };
-        for template in ["chatml", DEFAULT_SYSTEM, WITH_TOOLS] {
-            let chat = chat(template, ChatOptions::default());
-            let messages =
-                [Message::user(&*question), Message::assistant(&*first), Message::tool(&*result), Message::assistant(&*second), Message::user(&*question)];
-            let mut path = chat.prompt(&messages[..1], &tools).unwrap();
-            for turn in [1, 3] {
-                let reply = chat.assistant(&messages[turn]).unwrap();
-                prop_assert_eq!(chat.tokenizer().decode(&reply), &*messages[turn].content);
-                path.extend(&reply);
-                path.extend(chat.continuation(&messages[..turn], &reply, &messages[turn + 1..turn + 2], &tools).unwrap());
-            }
-            prop_assert_eq!(path, chat.prompt(&messages, &tools).unwrap());
-        }
-    }
 }
 
 #[test]

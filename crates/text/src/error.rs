@@ -30,16 +30,24 @@ pub enum TextError {
          <tool_call>{{…}}</tool_call>); set the tool protocol to \"hermes\" to describe them in the system prompt instead"
     )]
     ForeignTools,
-    /// The template prints earlier turns differently once new messages follow, so the recorded tokens are not a prefix
-    /// of the new prompt. The caller may start a new branch from [`Chat::prompt`](crate::Chat::prompt).
+    /// The template prints nothing of what an assistant says.
     #[error(
-        "the chat template rewrites earlier turns once new messages follow (it now prints {now:?} where the recorded \
-         turn has {before:?}); start a new branch from the whole history instead of continuing"
+        "the chat template does not print what an assistant says (it prints {found:?}); does it belong to a \
+         model that chats?"
     )]
-    Rewritten {
-        /// What the recorded turns have, from where they differ.
-        before: String,
-        /// What the template prints there now.
-        now: String,
+    NoTurn {
+        /// What it prints.
+        found: String,
+    },
+    /// A special token of the tokenizer keeps tool calls from being written or read.
+    #[error(
+        "tools cannot be called with this tokenizer: its special token {token:?} {why}; mark it as not \
+         special in tokenizer.json, or take the tools out"
+    )]
+    CallToken {
+        /// The token.
+        token: String,
+        /// What it does to calls.
+        why: String,
     },
 }

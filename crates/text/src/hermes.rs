@@ -2,8 +2,10 @@
 //!
 //! Guarantees: [`parse`] accepts any text and loses none of it: every character is in the content, in a call or in the
 //! `raw` of a malformed call, up to white space around them. What [`render_call`] prints, [`parse`] reads back.
+//! Not here: thoughts, in which no call is looked for (`thought.rs`).
 
 use std::fmt;
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -11,8 +13,10 @@ use serde_json::{Map, Value};
 use crate::message::arguments_object;
 use crate::{ToolCall, ToolSpec, python_json};
 
-const OPEN: &str = "<tool_call>";
-const CLOSE: &str = "</tool_call>";
+pub(crate) const OPEN: &str = "<tool_call>";
+pub(crate) const CLOSE: &str = "</tool_call>";
+/// Tags around the result of a call, where the template has none of its own.
+pub(crate) const RESPONSE: [&str; 2] = ["<tool_response>", "</tool_response>"];
 
 /// What a reply says and which tools it calls.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -21,6 +25,8 @@ pub struct Parsed {
     pub content: String,
     /// Calls in the order they were written, with ids `call_0`, `call_1`, … counted over all of them.
     pub calls: Vec<Result<ToolCall, Malformed>>,
+    /// Whether the calls were written without tags.
+    pub bare: bool,
 }
 
 /// A call that cannot be understood.
@@ -38,7 +44,7 @@ impl fmt::Display for Malformed {
     }
 }
 
-/// Reads a reply.
+/// Reads what a reply says outside of thoughts.
 ///
 /// - A call is a JSON object with the string `name` and the object `arguments`. The arguments may be a string that holds
 ///   the object as JSON, and may be missing if the call has only a name. Other keys are ignored.
@@ -46,7 +52,7 @@ impl fmt::Display for Malformed {
 /// - A call that is not JSON reaches to the next closing tag, or up to the next opening tag if that comes first, or to
 ///   the end. A call without its closing tag is malformed even where its JSON is whole: the reply was cut.
 /// - A closing tag on its own is content.
-pub fn parse(text: &str) -> Parsed {
+pub(crate) fn parse(text: &str) -> Parsed {
     let mut stretches: Vec<&str> = Vec::new();
     let mut calls = Vec::new();
     let mut rest = text;
@@ -59,21 +65,42 @@ pub fn parse(text: &str) -> Parsed {
     }
     stretches.push(rest.trim());
     stretches.retain(|stretch| !stretch.is_empty());
-    Parsed { content: stretches.join("\n"), calls }
+    Parsed { content: stretches.join("\n"), calls, bare: false }
+}
+
+/// The next tag of a call at or after `from`.
+pub(crate) fn next_tag(text: &str, from: usize) -> Option<Range<usize>> {
+    let place = |tag: &str| text[from..].find(tag).map(|at| from + at..from + at + tag.len());
+    [OPEN, CLOSE].into_iter().filter_map(place).min_by_key(|range| range.start)
+}
+
+/// What stands between the tags of the call that `text` begins with, where it is JSON as a whole.
+pub(crate) fn readable(text: &str) -> Option<Range<usize>> {
+    let body = text.strip_prefix(OPEN)?;
+    let mut values = serde_json::Deserializer::from_str(body).into_iter::<Value>();
+    values.next()?.ok()?;
+    let after = &body[values.byte_offset()..];
+    let blank = after.len() - after.trim_start().len();
+    let end = OPEN.len() + values.byte_offset() + blank;
+    text[end..].starts_with(CLOSE).then_some(OPEN.len()..end)
+}
+
+/// Whether the tag at the end of a call stands inside of a JSON string, so that the call goes on.
+pub(crate) fn ends_in_text(call: &str) -> bool {
+    let body = call.strip_prefix(OPEN).unwrap_or(call);
+    let mut values = serde_json::Deserializer::from_str(body).into_iter::<Value>();
+    matches!(values.next(), Some(Err(error)) if error.is_eof())
 }
 
 /// Reads one call at the start of `text`, opening tag included; also returns how long it is.
 fn parse_call(text: &str, index: usize) -> (Result<ToolCall, Malformed>, usize) {
     let body = &text[OPEN.len()..];
-    let mut values = serde_json::Deserializer::from_str(body).into_iter::<Value>();
-    let value = values.next();
-    if let Some(Ok(value)) = value {
-        let after = &body[values.byte_offset()..];
-        if let Some(remaining) = after.trim_start().strip_prefix(CLOSE) {
-            let len = text.len() - remaining.len();
-            let call = call_from(value, index).map_err(|why| Malformed { why, raw: text[..len].to_string() });
-            return (call, len);
-        }
+    if let Some(json) = readable(text)
+        && let Ok(value) = serde_json::from_str(&text[json.clone()])
+    {
+        let len = json.end + CLOSE.len();
+        let call = call_from(value, index).map_err(|why| Malformed { why, raw: text[..len].to_string() });
+        return (call, len);
     }
     let next_open = body.find(OPEN).unwrap_or(body.len());
     let (why, len) = match body.find(CLOSE).filter(|&close| close < next_open) {
@@ -93,7 +120,7 @@ fn not_json(body: &str) -> String {
     }
 }
 
-fn call_from(value: Value, index: usize) -> Result<ToolCall, String> {
+pub(crate) fn call_from(value: Value, index: usize) -> Result<ToolCall, String> {
     let Value::Object(mut map) = value else {
         return Err("not a JSON object with \"name\" and \"arguments\"".into());
     };
@@ -115,7 +142,7 @@ fn call_from(value: Value, index: usize) -> Result<ToolCall, String> {
 }
 
 /// A call as the model writes it.
-pub fn render_call(call: &ToolCall) -> String {
+pub(crate) fn render_call(call: &ToolCall) -> String {
     let name = python_json::dumps(&Value::String(call.name.clone()));
     let arguments = python_json::dumps(&Value::Object(call.arguments.clone()));
     format!("{OPEN}\n{{\"name\": {name}, \"arguments\": {arguments}}}\n{CLOSE}")
@@ -139,13 +166,14 @@ pub enum ToolPrompt {
     Compact,
 }
 
-/// The section of the system prompt that describes tools and how to call them.
-pub(crate) fn describe_tools(tools: &[ToolSpec], form: ToolPrompt) -> String {
+/// The section of the system prompt that describes tools and how to call them. `quote` is applied to what
+/// tools say of themselves.
+pub(crate) fn describe_tools(tools: &[ToolSpec], form: ToolPrompt, quote: impl Fn(&str) -> String) -> String {
     let lines: Vec<String> = match form {
         ToolPrompt::Full => tools.iter().map(|tool| python_json::dumps(&tool.to_openai())).collect(),
         ToolPrompt::Compact => tools.iter().map(signature).collect(),
     };
-    let lines = lines.join("\n");
+    let lines = quote(&lines.join("\n"));
     match form {
         ToolPrompt::Full => format!(
             "You can call tools. They are:\n<tools>\n{lines}\n</tools>\n\nTo call one, write its name and its arguments as \
@@ -227,7 +255,7 @@ mod tests {
         assert_eq!((calls[1].name.as_str(), calls[1].id.as_str()), ("b", "call_1"));
         assert_eq!(
             parse("No call </tool_call> here. "),
-            Parsed { content: "No call </tool_call> here.".into(), calls: vec![] }
+            Parsed { content: "No call </tool_call> here.".into(), ..Parsed::default() }
         );
         assert_eq!(parse(""), Parsed::default());
     }
@@ -301,9 +329,9 @@ mod tests {
         assert_eq!(signature(&tool), expected);
         let bare = ToolSpec { name: "now".into(), description: String::new(), parameters: Value::Null };
         assert_eq!(signature(&bare), "now()");
-        let section = describe_tools(&[tool.clone(), bare], ToolPrompt::Compact);
+        let section = describe_tools(&[tool.clone(), bare], ToolPrompt::Compact, str::to_owned);
         assert!(section.starts_with(&format!("Tools:\n{expected}\nnow()\nCall: <tool_call>\n")));
-        let full = describe_tools(std::slice::from_ref(&tool), ToolPrompt::Full);
+        let full = describe_tools(std::slice::from_ref(&tool), ToolPrompt::Full, str::to_owned);
         assert!(full.contains(&python_json::dumps(&tool.to_openai())) && full.len() > section.len());
         // The example call is itself no valid call: nothing is to be copied from it verbatim.
         assert!(parse(&section).calls[0].is_err());

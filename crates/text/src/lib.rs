@@ -14,7 +14,7 @@
 //! // The model replies with tokens of its own; they are kept as they are.
 //! let mut sampled = chat.tokenizer().encode("<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 2, \"b\": 3}}</tool_call>");
 //! sampled.push(chat.stop_ids()[0]);
-//! let parsed = chat.parse(&chat.tokenizer().decode(&sampled));
+//! let parsed = chat.parse(&chat.said(&sampled), false, &[]);
 //! assert_eq!(parsed.calls[0].as_ref().map(|call| call.name.as_str()), Ok("add"));
 //!
 //! // What is given next: the end of that turn, the result, and the beginning of the next reply.
@@ -29,11 +29,15 @@
 //! model files (`dressage-model`).
 
 mod alphabet;
+mod bare;
 mod caught;
 mod chat;
 #[cfg(test)]
 mod chat_tests;
 mod clock;
+mod continuation;
+#[cfg(test)]
+mod continuation_tests;
 mod error;
 mod gguf;
 mod hermes;
@@ -44,13 +48,15 @@ mod python_json;
 mod stream;
 mod template;
 pub mod testing;
+mod thought;
 mod tokenizer;
 
 pub use chat::{Chat, ChatOptions, ToolProtocol};
+pub use continuation::{Drift, History};
 pub use dressage_model::TokenizerSource;
 pub use error::TextError;
-pub use hermes::{Malformed, Parsed, ToolPrompt, parse, render_call};
+pub use hermes::{Malformed, Parsed, ToolPrompt};
 pub use message::{Message, Role, ToolCall, ToolSpec};
-pub use stream::StreamDecoder;
+pub use stream::{Piece, ReplyStream, StreamDecoder};
 pub use template::{ChatTemplate, Rendering};
 pub use tokenizer::Tokenizer;

@@ -16,6 +16,49 @@ pub const IM_END: u32 = 258;
 /// How many tokens there are.
 pub const VOCABULARY: usize = 259;
 
+/// Keeps thoughts after the last question, prints an empty one before the last turn where it has none, drops
+/// all others; with `enable_thinking = false` an empty thought ends the prompt.
+pub const THOUGHTFUL: &str = r#"
+{%- if tools %}{{- '<|im_start|>system\n' }}{% for tool in tools %}{{ tool | tojson }}{{ '\n' }}{% endfor %}
+    {{- 'Use <tool_call>{"name": …, "arguments": …}</tool_call>.<|im_end|>\n' }}{% endif %}
+{%- set ns = namespace(asked=-1) %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}{% set ns.asked = loop.index0 %}{% endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {%- set said, thought = message.content, '' %}
+        {%- if '</think>' in said %}
+            {%- set thought = said.split('</think>')[0].split('<think>')[-1].strip('\n') %}
+            {%- set said = said.split('</think>')[-1].lstrip('\n') %}
+        {%- endif %}
+        {{- '<|im_start|>assistant\n' }}
+        {%- if loop.index0 > ns.asked and (loop.last or thought) %}
+            {{- '<think>\n' + thought + '\n</think>\n\n' }}
+        {%- endif %}
+        {{- said + '<|im_end|>\n' }}
+    {%- elif message.role == 'tool' %}
+        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{% endif %}
+        {{- '\n<tool_response>\n' + message.content + '\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\n' }}{% endif %}
+    {%- else %}{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}
+    {%- if enable_thinking is defined and not enable_thinking %}
+        {{- '<think>\n\n</think>\n\n' }}
+    {%- endif %}
+{%- endif %}"#;
+
+/// Begins every thought itself, except after a result, and drops all of the past.
+pub const ALWAYS_THINKS: &str = r#"
+{%- for message in messages %}
+    {%- set said = message.content %}
+    {%- if message.role == 'assistant' %}{% set said = said.split('</think>')[-1] %}{% endif %}
+    {{- '<|im_start|>' + message.role + '\n' + said + '<|im_end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}
+    {%- if messages[-1].role != 'tool' %}{{- '<think>\n' }}{% endif %}{% endif %}"#;
+
 /// The metadata of the tiny tokenizer, as a GGUF file would carry it.
 pub fn tiny_gguf() -> GgufTokenizer {
     let bytes = (0..=255).map(|byte| alphabet::to_char(byte).to_string());

@@ -195,9 +195,19 @@ impl Tokenizer {
         group.iter().find(|special| special.text == text).map(|special| special.id)
     }
 
+    /// The special tokens with their texts, in no order.
+    pub(crate) fn specials(&self) -> impl Iterator<Item = (u32, &str)> {
+        self.special_texts.iter().map(|(id, text)| (*id, text.as_str()))
+    }
+
     /// Whether `id` is a special token.
     pub fn is_special(&self, id: u32) -> bool {
         self.special_texts.contains_key(&id)
+    }
+
+    /// The texts of the tokens that are matched before all others, special or not.
+    pub(crate) fn added_tokens(&self) -> Vec<String> {
+        self.inner.get_added_tokens_decoder().into_values().map(|token| token.content).collect()
     }
 
     /// The text of a token: of special tokens their name, of others what they stand for, with U+FFFD for the bytes of
@@ -303,6 +313,20 @@ impl Tokenizer {
     pub fn decode(&self, ids: &[u32]) -> String {
         let bytes: Vec<u8> = ids.iter().filter_map(|&id| self.token_bytes(id)).flatten().copied().collect();
         String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// The text of ids, the special tokens among `kept` by their names, without the other ones.
+    pub(crate) fn decode_keeping(&self, ids: &[u32], kept: &[u32]) -> String {
+        let bytes: Vec<u8> = ids.iter().flat_map(|&id| self.bytes_keeping(id, kept)).copied().collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    pub(crate) fn bytes_keeping(&self, id: u32, kept: &[u32]) -> &[u8] {
+        if kept.contains(&id) {
+            self.bytes_with_special(id)
+        } else {
+            self.token_bytes(id).unwrap_or_default()
+        }
     }
 
     /// The text of ids, special tokens by their names. Ids out of range leave no trace.

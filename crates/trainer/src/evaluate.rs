@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use dressage_agent::tasks::Task;
 use dressage_agent::{Agent, Finish};
 use dressage_rl::{Interval, Paired, best_of, majority_of, mean_score, paired_difference, wilson};
 use dressage_store::{Attempt, AttemptKey, EvalKey, Purpose, Status, Store};
+use dressage_tree::Kind;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -13,7 +15,7 @@ use crate::metrics::Metrics;
 use crate::observe::{Observer, StopFlag};
 use crate::recipe::EvalKeys;
 use crate::rollout::{Rollouts, outcome_of};
-use crate::tasks::EvalSlice;
+use crate::tasks::{EvalSlice, opening};
 
 /// The result of an evaluation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -28,6 +30,44 @@ pub struct EvalResult {
     pub overall: SliceResult,
     /// Every slice by itself.
     pub slices: Vec<SliceResult>,
+    /// A reply, where there were tools and not one answered a call.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uncalled: Option<Uncalled>,
+}
+
+/// A first reply after which no tool answered a call.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Uncalled {
+    /// The attempt, as `dressage inspect` names it.
+    pub attempt: String,
+    /// The whole reply.
+    pub reply: String,
+    /// Why no call was read in it, or what became of it.
+    pub why: String,
+}
+
+impl Uncalled {
+    /// Of the first attempt in which something was drawn; `None` where there are no tools.
+    fn find(
+        rollouts: &Rollouts,
+        wanted: &[(AttemptKey, Task)],
+        attempts: &[Attempt],
+    ) -> Result<Option<Self>, TrainerError> {
+        let (chat, tools) = (&rollouts.agent.chat, rollouts.agent.tools.specs());
+        let drawn = attempts.iter().zip(wanted).find(|(a, _)| a.trajectory.sampled_tokens() > 0);
+        let Some((attempt, (_, task))) = drawn.filter(|_| !tools.is_empty()) else { return Ok(None) };
+        let first = attempt.trajectory.segments().iter().filter(|s| s.kind == Kind::Sampled && s.turn == 0);
+        let tokens: Vec<u32> = first.flat_map(|segment| segment.tokens.iter().copied()).collect();
+        let reply = chat.said(&tokens);
+        let in_thought = chat.opened_thought(&opening(&rollouts.prompts, task), &tools)?.is_some();
+        let mut why = chat.why_no_call(&reply, in_thought, &tools);
+        if tokens.last().is_none_or(|last| !chat.stop_ids().contains(last)) {
+            why.push_str("; it was cut at a limit");
+        }
+        let AttemptKey { purpose, phase, step, group, sample } = attempt.key;
+        let attempt = format!("{}/{phase}/{step}/{group}/{sample}", purpose.name());
+        Ok(Some(Uncalled { attempt, reply, why }))
+    }
 }
 
 /// How some tasks went.
@@ -335,7 +375,9 @@ pub async fn evaluate(
     }
     let overall = SliceResult::new("overall", false, &counted, samples)?;
     let (phase, step, label) = (key.phase, key.step, label.to_owned());
-    Ok(Some((EvalResult { phase, step, label, overall, slices: results }, attempts)))
+    let uncalled =
+        if overall.used_tool == 0.0 { Uncalled::find(&rollouts, &wanted, &attempts)? } else { None };
+    Ok(Some((EvalResult { phase, step, label, overall, slices: results, uncalled }, attempts)))
 }
 
 #[cfg(test)]

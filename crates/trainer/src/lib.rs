@@ -52,7 +52,7 @@ pub use best::Best;
 pub use checkpoint::{Checkpoint, Position};
 pub use dressage_rl::Interval;
 pub use error::TrainerError;
-pub use evaluate::{AtK, EvalResult, Gain, SliceResult, evaluate, milestones};
+pub use evaluate::{AtK, EvalResult, Gain, SliceResult, Uncalled, evaluate, milestones};
 pub use folder::RunFolder;
 pub use metrics::Metrics;
 pub use observe::{Event, Observer, StopFlag};

@@ -313,6 +313,8 @@ pub fn chat_options(agent: &AgentKeys, now: Option<u64>) -> ChatOptions {
     ChatOptions {
         tools: agent.protocol,
         tool_prompt: agent.tool_prompt,
+        bare_calls: agent.bare_calls,
+        history: agent.history,
         variables: agent.variables.clone(),
         now,
     }

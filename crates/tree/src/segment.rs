@@ -134,6 +134,68 @@ impl Trajectory {
         Ok(SegmentId(id))
     }
 
+    /// Puts `tokens` in the place of the path to `leaf`: below what the two begin with, the rest is given as
+    /// a new branch. A segment in which they part is split there, so ids of later segments change. Returns
+    /// the segment that the new path ends with; `None` without tokens.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub fn branch(
+        &mut self,
+        leaf: SegmentId,
+        tokens: &[u32],
+        turn: u32,
+    ) -> Result<Option<SegmentId>, TreeError> {
+        let path: Vec<SegmentId> = self.path(leaf).iter().map(|segment| segment.id).collect();
+        let (mut parent, mut rest) = (None, tokens);
+        for id in path {
+            let own = &self.segments[id.0 as usize].tokens;
+            let same = own.iter().zip(rest).take_while(|(a, b)| a == b).count();
+            let whole = same == own.len();
+            if same > 0 {
+                if !whole {
+                    self.split(id, same);
+                }
+                parent = Some(id);
+                rest = &rest[same..];
+            }
+            if !whole {
+                break;
+            }
+        }
+        if rest.is_empty() {
+            return Ok(parent);
+        }
+        self.push(Segment::given(parent, rest.to_vec(), turn)).map(Some)
+    }
+
+    /// Makes two segments of one: its first `at` tokens, and the others below them, which its children then
+    /// continue.
+    fn split(&mut self, id: SegmentId, at: usize) {
+        for segment in &mut self.segments {
+            segment.id.0 += u32::from(segment.id > id);
+            if let Some(parent) = &mut segment.parent {
+                parent.0 += u32::from(*parent >= id);
+            }
+        }
+        let first = &mut self.segments[id.0 as usize];
+        let mut second = first.clone();
+        (second.id.0, second.parent) = (id.0 + 1, Some(id));
+        second.tokens = first.tokens.split_off(at);
+        second.logprobs = first.logprobs.split_off(at.min(first.logprobs.len()));
+        let mut left = at as u32;
+        first.versions.clear();
+        for run in std::mem::take(&mut second.versions) {
+            let mine = run.len.min(left);
+            left -= mine;
+            let parts = [(&mut first.versions, mine), (&mut second.versions, run.len - mine)];
+            for (versions, len) in parts.into_iter().filter(|(_, len)| *len > 0) {
+                versions.push(VersionRun { len, ..run });
+            }
+        }
+        self.segments.insert(id.0 as usize + 1, second);
+    }
+
     /// The segments from a root down to `leaf`, in that order. Empty when `leaf` is not in the trajectory.
     pub fn path(&self, leaf: SegmentId) -> Vec<&Segment> {
         let mut path = Vec::new();
@@ -188,6 +250,52 @@ mod tests {
         assert_eq!(trajectory.leaves(), [first, second]);
         assert_eq!(trajectory.sampled_tokens(), 2);
         assert_eq!(trajectory.segments()[1].token_versions().collect::<Vec<_>>(), [3]);
+    }
+
+    #[test]
+    fn a_branch_shares_what_it_begins_with() {
+        let run = |version, len| VersionRun { version, len };
+        let conversation = || {
+            let mut trajectory = Trajectory::new();
+            let root = trajectory.push(Segment::given(None, vec![1, 2], 0)).unwrap();
+            let reply = Segment {
+                kind: Kind::Sampled,
+                logprobs: vec![-0.5, -1.5, -2.5],
+                versions: vec![run(3, 2), run(4, 1)],
+                ..Segment::given(Some(root), vec![7, 8, 9], 0)
+            };
+            let reply = trajectory.push(reply).unwrap();
+            let leaf = trajectory.push(Segment::given(Some(reply), vec![5], 1)).unwrap();
+            (trajectory, leaf)
+        };
+        for tokens in [&[1, 2, 7, 6][..], &[1, 2, 7, 8, 9], &[1, 2, 7, 8, 9, 5, 5], &[1, 3], &[4], &[1, 2, 7]]
+        {
+            let (mut trajectory, leaf) = conversation();
+            let new = trajectory.branch(leaf, tokens, 1).unwrap().unwrap();
+            assert_eq!(trajectory.path_tokens(new), tokens);
+            let segments = trajectory.segments();
+            assert!(segments.iter().enumerate().all(|(i, s)| s.id.0 as usize == i));
+            assert!(segments.iter().all(|s| s.parent.is_none_or(|parent| parent < s.id)));
+            assert!(segments.iter().all(|s| !s.tokens.is_empty()));
+            // What was recorded is still there as it was.
+            let old = segments.iter().rposition(|s| s.tokens == [5] && s.kind == Kind::Given).unwrap();
+            let old = trajectory.path(SegmentId(old as u32));
+            let sampled = || old.iter().filter(|s| s.kind == Kind::Sampled);
+            if !tokens.ends_with(&[5]) {
+                assert_eq!(old.iter().flat_map(|s| s.tokens.clone()).collect::<Vec<_>>(), [1, 2, 7, 8, 9, 5]);
+                assert_eq!(
+                    sampled().flat_map(|s| s.logprobs.clone()).collect::<Vec<_>>(),
+                    [-0.5, -1.5, -2.5]
+                );
+                assert_eq!(sampled().flat_map(|s| s.token_versions()).collect::<Vec<_>>(), [3, 3, 4]);
+            }
+            // The tokens of the longest common beginning are there once.
+            let shared = tokens.iter().zip([1, 2, 7, 8, 9, 5]).take_while(|(a, b)| **a == *b).count();
+            let all: usize = segments.iter().map(|s| s.tokens.len()).sum();
+            assert_eq!(all, 6 + tokens.len() - shared, "{tokens:?}");
+        }
+        let (mut trajectory, leaf) = conversation();
+        assert_eq!(trajectory.branch(leaf, &[], 1), Ok(None));
     }
 
     #[test]

@@ -114,6 +114,13 @@ pub struct CallCounts {
     pub failed: u32,
     /// Were not answered in time.
     pub timeout: u32,
+    /// How many of all these were written without tags.
+    #[serde(default, skip_serializing_if = "is_0")]
+    pub bare: u32,
+}
+
+fn is_0(count: &u32) -> bool {
+    *count == 0
 }
 
 impl CallCounts {
@@ -137,6 +144,7 @@ impl CallCounts {
             bad_arguments: self.bad_arguments - before.bad_arguments,
             failed: self.failed - before.failed,
             timeout: self.timeout - before.timeout,
+            bare: self.bare - before.bare,
         }
     }
 
@@ -176,6 +184,11 @@ impl OpenTools {
     /// The observation for something that looks like a call but cannot be read as one; `why` says what is wrong with it.
     pub fn malformed(&mut self, why: &str) -> Observation {
         self.observe(ObservationKind::Malformed, format!("the tool call cannot be read: {why}"))
+    }
+
+    /// Counts a call that was written without tags. How it went is counted besides.
+    pub fn count_bare(&mut self) {
+        self.counts.bare += 1;
     }
 
     /// How the calls went so far.
@@ -354,8 +367,15 @@ mod tests {
         }
         let malformed = open.malformed("it is not JSON");
         assert_eq!(malformed.text, "Error: the tool call cannot be read: it is not JSON");
-        let one_each =
-            CallCounts { ok: 2, malformed: 1, unknown_tool: 1, bad_arguments: 1, failed: 1, timeout: 1 };
+        let one_each = CallCounts {
+            ok: 2,
+            malformed: 1,
+            unknown_tool: 1,
+            bad_arguments: 1,
+            failed: 1,
+            timeout: 1,
+            bare: 0,
+        };
         assert_eq!(open.counts(), one_each);
         assert_eq!((one_each.total(), one_each.errors()), (7, 5));
         open.close().await.unwrap();

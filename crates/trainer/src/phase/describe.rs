@@ -114,4 +114,12 @@ pub(super) fn attempts(groups: &[&[Attempt]], metrics: &mut Metrics) {
     metrics.add("tool_calls/bad_arguments", total(&|o| o.calls.bad_arguments));
     metrics.add("tool_calls/failed", total(&|o| o.calls.failed));
     metrics.add("tool_calls/timeout", total(&|o| o.calls.timeout));
+    metrics.add("tool_calls/bare", total(&|o| o.calls.bare));
+    let turns = |forked: bool| {
+        move |o: &dressage_agent::Outcome| {
+            o.drift.iter().filter(|drift| drift.forked == forked).count() as u32
+        }
+    };
+    metrics.add("conversation/drift", total(&turns(false)));
+    metrics.add("conversation/forks", total(&turns(true)));
 }

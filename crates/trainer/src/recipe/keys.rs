@@ -9,7 +9,7 @@ use dressage_agent::{Limits, Truncation};
 use dressage_policy::{Learner, LoraOptions, Precision, Sampler, SamplingParams, Timely};
 use dressage_reward::Scorer;
 use dressage_rl::Normaliser;
-use dressage_text::{ToolPrompt, ToolProtocol};
+use dressage_text::{History, ToolPrompt, ToolProtocol};
 use serde::{Deserialize, Serialize};
 
 use super::rl::RlKeys;
@@ -231,6 +231,12 @@ pub struct AgentKeys {
     pub protocol: ToolProtocol,
     /// How tools are described, where the chat template does not do it.
     pub tool_prompt: ToolPrompt,
+    /// Whether a JSON object that names a tool, bare or in a fence, is a call also without tags. Such calls
+    /// are counted apart.
+    pub bare_calls: bool,
+    /// How earlier turns are kept: as they were recorded, or as the chat template prints them, on a branch of
+    /// its own where that differs.
+    pub history: History,
     /// Further variables of the chat template, such as `enable_thinking = false`.
     pub variables: serde_json::Map<String, serde_json::Value>,
     /// Most replies of an attempt.
@@ -263,6 +269,8 @@ impl Default for AgentKeys {
             tools: Vec::new(),
             protocol: ToolProtocol::default(),
             tool_prompt: ToolPrompt::default(),
+            bare_calls: false,
+            history: History::default(),
             variables: serde_json::Map::new(),
             max_turns: 4,
             max_tokens: 256,

@@ -1,0 +1,113 @@
+//! Calls without tags: a JSON object that names a tool, bare or in a fence, as models write it that were
+//! taught another format.
+
+use std::ops::Range;
+
+use serde_json::{Map, Value};
+
+use crate::ToolSpec;
+use crate::hermes::{self, Malformed, Parsed};
+
+/// The calls without tags in a text, where there are any.
+///
+/// A call is a JSON object whose `name` is that of a tool. Its arguments may also be called `parameters`, as
+/// Llama 3 has it; an object with a `description` describes a tool instead of calling it. Objects within
+/// arrays and within other objects count.
+pub(crate) fn find(text: &str, tools: &[ToolSpec]) -> Option<Parsed> {
+    let (mut calls, mut stretches) = (Vec::new(), Vec::new());
+    let (mut at, mut rest) = (0, 0);
+    while let Some(brace) = text[at..].find('{') {
+        let start = at + brace;
+        at = start + 1;
+        let mut values = serde_json::Deserializer::from_str(&text[start..]).into_iter::<Map<String, Value>>();
+        let Some(Ok(mut object)) = values.next() else { continue };
+        let name = object.get("name").and_then(Value::as_str);
+        if !tools.iter().any(|tool| Some(tool.name.as_str()) == name) || object.contains_key("description") {
+            continue;
+        }
+        if !object.contains_key("arguments")
+            && let Some(arguments) = object.remove("parameters")
+        {
+            object.insert("arguments".into(), arguments);
+        }
+        let range = with_fence(text, start..start + values.byte_offset());
+        let raw = text[range.clone()].to_string();
+        let call = hermes::call_from(Value::Object(object), calls.len());
+        calls.push(call.map_err(|why| Malformed { why, raw }));
+        stretches.push(text[rest..range.start.max(rest)].trim());
+        (at, rest) = (range.end, range.end);
+    }
+    stretches.push(text[rest..].trim());
+    stretches.retain(|stretch| !stretch.is_empty());
+    (!calls.is_empty()).then(|| Parsed { content: stretches.join("\n"), calls, bare: true })
+}
+
+/// `range` with the fence around it, where it is all that the fence holds.
+fn with_fence(text: &str, range: Range<usize>) -> Range<usize> {
+    const FENCE: &str = "```";
+    let before = text[..range.start].trim_end();
+    let after = text[range.end..].trim_start();
+    let line = before.rfind('\n').map_or(0, |at| at + 1);
+    let opens = before[line..].trim_start().strip_prefix(FENCE);
+    match (opens, after.strip_prefix(FENCE)) {
+        (Some(word), Some(rest)) if word.trim().chars().all(|c| c.is_alphanumeric() || "_-".contains(c)) => {
+            line..text.len() - rest.len()
+        }
+        _ => range,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn found(text: &str) -> Option<(String, Vec<Value>)> {
+        let tool =
+            |name: &str| ToolSpec { name: name.into(), description: String::new(), parameters: json!({}) };
+        let parsed = find(text, &[tool("calculator"), tool("clock")])?;
+        assert!(parsed.bare);
+        let shown = |call: &Result<crate::ToolCall, Malformed>| match call {
+            Ok(call) => json!([call.id, call.name, call.arguments]),
+            Err(malformed) => malformed.why.as_str().into(),
+        };
+        Some((parsed.content, parsed.calls.iter().map(shown).collect()))
+    }
+
+    #[test]
+    fn objects_that_name_a_tool_are_calls() {
+        let call = r#"{"name": "calculator", "arguments": {"expression": "{1}"}}"#;
+        let want = json!(["call_0", "calculator", {"expression": "{1}"}]);
+        for (text, content) in [
+            (call.to_string(), ""),
+            (format!("```json\n{call}\n```"), ""),
+            (format!("I compute.\n\n```\n{call}\n```\nWait."), "I compute.\nWait."),
+            (format!("{{x}} {{\"name\": \"abacus\"}} {call} so"), "{x} {\"name\": \"abacus\"}\nso"),
+            (call.replace("arguments", "parameters"), ""),
+        ] {
+            assert_eq!(found(&text), Some((content.into(), vec![want.clone()])), "{text}");
+        }
+        let nested = format!(r#"{{"type": "function", "function": {call}}}"#);
+        assert_eq!(found(&nested).unwrap().1[0], want);
+        let both = found(&format!("[{call}, {{\"name\": \"clock\"}}]")).unwrap().1;
+        assert_eq!(both, [want, json!(["call_1", "clock", {}])]);
+    }
+
+    #[test]
+    fn what_names_no_tool_is_text() {
+        for text in [
+            "",
+            "42",
+            r#"{"name": "abacus", "arguments": {}}"#,
+            r#"{"answer": 42}"#,
+            r#"{"name": "calculator", "arguments": {"#,
+            r#"{"name": "calculator", "description": "Computes.", "parameters": {"type": "object"}}"#,
+            r#"calculator({"expression": "1+1"})"#,
+        ] {
+            assert_eq!(found(text), None, "{text}");
+        }
+        let why = &found(r#"{"name": "calculator", "arguments": 7}"#).unwrap().1[0];
+        assert!(why.as_str().unwrap().contains("not an object"), "{why}");
+    }
+}

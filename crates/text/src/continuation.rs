@@ -1,0 +1,143 @@
+//! What stands between a sampled turn and the next reply, and where a template would print the past
+//! otherwise.
+//!
+//! Guarantees:
+//! - [`Chat::continuation`] never depends on what the model wrote, in this turn or in an earlier one: the
+//!   template is shown a neutral reply in the place of each. So it fails for no reply, and two replies are
+//!   followed by the same tokens.
+//! - What a template would print otherwise now that the conversation goes on (a thought that it drops, white
+//!   space that it trims) is found by [`Chat::drift`], which never fails either.
+
+use crate::chat::excerpt;
+use crate::{Chat, Message, Role, TextError, ToolSpec};
+
+/// How the past is kept once the conversation goes on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum History {
+    /// Recorded tokens stay, and only what is new is appended.
+    #[default]
+    Append,
+    /// As the template prints it, which is what an inference server that is sent messages sees: where that is
+    /// not what was recorded, the conversation forks.
+    Template,
+}
+
+/// How the template prints a conversation, where that is not what was recorded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Drift {
+    /// The recorded text, from where the two differ.
+    pub recorded: String,
+    /// What the template prints there, or why it prints nothing.
+    pub printed: String,
+    /// The prompt that the template prints; `None` where it refuses the conversation.
+    pub prompt: Option<Vec<u32>>,
+}
+
+/// What stands for a reply while the template is asked what follows it.
+const NEUTRAL: &str = "Done.";
+
+/// Most characters that are shown of what two texts have in common.
+const CONTEXT: usize = 24;
+
+/// The messages, with what the model wrote taken out.
+fn neutral(messages: &[Message]) -> impl Iterator<Item = Message> {
+    messages.iter().map(|message| match message.role {
+        Role::Assistant => Message { content: NEUTRAL.into(), tool_calls: Vec::new(), ..message.clone() },
+        Role::System | Role::User | Role::Tool => message.clone(),
+    })
+}
+
+impl Chat {
+    /// The tokens between a sampled turn and the next reply: the rest of the turn's end, `new`, and the
+    /// beginning of the assistant's turn. `history` holds the messages before the sampled turn, and `sampled`
+    /// the ids of the turn, with or without (when it was cut) the token that ends it.
+    ///
+    /// # Errors What the template raises, whatever the model wrote; tools in a format that is not understood;
+    /// a system message that the template does not print here.
+    pub fn continuation(
+        &self,
+        history: &[Message],
+        sampled: &[u32],
+        new: &[Message],
+        tools: &[ToolSpec],
+    ) -> Result<Vec<u32>, TextError> {
+        let [guard, mark] = self.free_characters(&[history, new].concat(), tools)?;
+        // The mark ends the reply, so it shows exactly where what follows begins, white space included.
+        let reply = Message::assistant(format!("{NEUTRAL}{mark}"));
+        let messages: Vec<Message> =
+            neutral(history).chain(std::iter::once(reply)).chain(new.iter().cloned()).collect();
+        let text = self.print(&messages, tools, true, guard)?;
+        let (_, following) =
+            text.rsplit_once(mark).ok_or_else(|| TextError::NoTurn { found: excerpt(&text) })?;
+        if new.iter().any(|message| message.role == Role::System) && !self.prints_later(Role::System) {
+            return Err(TextError::Template(
+                "it does not print a system message after an assistant's turn; put it at the beginning"
+                    .into(),
+            ));
+        }
+        let ended = sampled.last().is_some_and(|&last| last == self.end_of_turn());
+        let given = if ended { self.without_end(following) } else { following };
+        Ok(self.tokenizer().encode_guarded(given, Some(guard)))
+    }
+
+    /// What follows a reply without the token that ends its turn, which was sampled.
+    fn without_end<'a>(&self, following: &'a str) -> &'a str {
+        let rest = following.trim_start();
+        match self.tokenizer().leading_special(rest) {
+            Some((id, len)) if id == self.end_of_turn() => &rest[len..],
+            _ => following,
+        }
+    }
+
+    /// The tag that closes the thought which the prompt for these messages leaves open, as templates of
+    /// models do that always think. What the model wrote before does not matter.
+    ///
+    /// # Errors
+    /// What the template raises, or tools in a format that is not understood.
+    pub fn opened_thought(
+        &self,
+        messages: &[Message],
+        tools: &[ToolSpec],
+    ) -> Result<Option<&str>, TextError> {
+        let messages: Vec<Message> = neutral(messages).collect();
+        let [guard] = self.free_characters(&messages, tools)?;
+        let with = self.print(&messages, tools, true, guard)?;
+        // Most templates end here: there is no such tag in what they print.
+        if self.thoughts().left_open(&with).is_none() {
+            return Ok(None);
+        }
+        // Only what begins the reply counts: a question may speak of tags, too.
+        let without = self.print(&messages, tools, false, guard).unwrap_or_default();
+        let shared = with.char_indices().zip(without.chars()).find(|((_, a), b)| a != b);
+        let shared = shared.map_or(with.len().min(without.len()), |((at, _), _)| at);
+        let opened = match &with[shared..] {
+            // A template that begins a reply unasked.
+            "" => self.thoughts().pairs().iter().find(|tags| with.trim_end().ends_with(&tags.open)),
+            begun => self.thoughts().left_open(begun),
+        };
+        Ok(opened.map(|tags| tags.close.as_str()))
+    }
+
+    /// How the template prints a conversation that was recorded as `path`; `None` where that says the same.
+    pub fn drift(&self, path: &[u32], messages: &[Message], tools: &[ToolSpec]) -> Option<Drift> {
+        let prompt = match self.prompt(messages, tools) {
+            Ok(prompt) => prompt,
+            Err(error) => {
+                return Some(Drift { recorded: String::new(), printed: error.to_string(), prompt: None });
+            }
+        };
+        let (recorded, printed) =
+            (self.tokenizer().decode_with_special(path), self.tokenizer().decode_with_special(&prompt));
+        let differs = recorded.char_indices().zip(printed.chars()).find(|((_, a), b)| a != b);
+        let at = differs.map_or(recorded.len().min(printed.len()), |((at, _), _)| at);
+        // Tags begin alike: the whole line says more, up to a length.
+        let line = recorded[..at].rfind('\n').map_or(0, |end| end + 1);
+        let from = if at - line <= CONTEXT { line } else { at };
+        (recorded != printed).then(|| Drift {
+            recorded: excerpt(&recorded[from..]),
+            printed: excerpt(&printed[from..]),
+            prompt: Some(prompt),
+        })
+    }
+}

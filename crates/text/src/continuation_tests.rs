@@ -1,0 +1,282 @@
+//! What follows a reply, over templates that treat the past in every way that published ones do.
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use crate::chat_tests::{DEFAULT_SYSTEM, WITH_TOOLS, calculator, chat, header_chat, sampled, text};
+use crate::testing::{ALWAYS_THINKS, IM_END, THOUGHTFUL, tiny_chat};
+use crate::{Chat, ChatOptions, Message};
+
+/// Numbers turns, says how many there are, trims, tells the last one apart.
+const NUMBERED: &str = "{% for m in messages %}
+    {{- '<|im_start|>' + m.role }} {{ loop.index }} of {{ messages | length }}
+{{ m.content | trim }}
+    {%- if loop.last and m.role == 'assistant' %}{{ '<|endoftext|>' }}{% else %}{{ '<|im_end|>' }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant' }} {{ messages | length + 1 }}
+{% endif %}";
+
+/// Refuses what it does not like in a reply.
+const STRICT: &str = "{% for m in messages %}
+    {%- if m.role == 'assistant' and (not m.content or '<th' in m.content or '<tool' in m.content) %}
+        {{- raise_exception('a reply that is not liked') }}
+    {%- endif %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+/// Prints system messages before everything else, wherever they stand.
+const HOISTS: &str = "{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}
+{%- for m in messages if m.role != 'system' %}
+    {{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+fn thoughtful(thinks: bool) -> Chat {
+    let variables = json!({ "enable_thinking": thinks });
+    let variables = variables.as_object().cloned().unwrap();
+    chat(THOUGHTFUL, ChatOptions { variables, ..ChatOptions::default() })
+}
+
+fn all() -> Vec<Chat> {
+    let plain = ["chatml", DEFAULT_SYSTEM, WITH_TOOLS, ALWAYS_THINKS, NUMBERED, STRICT];
+    let plain = plain.map(|template| chat(template, ChatOptions::default()));
+    plain.into_iter().chain([thoughtful(true), thoughtful(false), header_chat()]).collect()
+}
+
+#[test]
+fn continuations_end_the_turn_only_where_the_model_did_not() {
+    let chat = tiny_chat().unwrap();
+    let history = [Message::user("1+1?")];
+    let new = [Message::user("2+2?")];
+    let next = "\n<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n";
+    let whole = sampled(&chat, " two \n");
+    assert_eq!(text(&chat, &chat.continuation(&history, &whole, &new, &[]).unwrap()), next);
+    let cut = &whole[..whole.len() - 1];
+    assert_eq!(
+        text(&chat, &chat.continuation(&history, cut, &new, &[]).unwrap()),
+        format!("<|im_end|>{next}")
+    );
+    // A reply that stops with another token than the template's, and one that says nothing.
+    let other = [cut, &[256]].concat();
+    assert_eq!(
+        text(&chat, &chat.continuation(&history, &other, &new, &[]).unwrap()),
+        format!("<|im_end|>{next}")
+    );
+    assert_eq!(text(&chat, &chat.continuation(&history, &[IM_END], &new, &[]).unwrap()), next);
+    assert_eq!(
+        text(&chat, &chat.continuation(&history, &[], &new, &[]).unwrap()),
+        format!("<|im_end|>{next}")
+    );
+    // Bytes that are no text do not matter either.
+    assert_eq!(text(&chat, &chat.continuation(&history, &[0xFF, 0xC3, IM_END], &new, &[]).unwrap()), next);
+
+    let chat = header_chat();
+    let reply = sampled(&chat, "  two ");
+    let given = chat.continuation(&history, &reply, &new, &[]).unwrap();
+    assert!(text(&chat, &given).starts_with("<|start_header_id|>user<|end_header_id|>\n\n2+2?"));
+}
+
+/// A conversation of one reply, and how the template would print it.
+fn after(chat: &Chat, reply: &str, new: &[Message]) -> (String, Option<(String, String)>) {
+    let history = [Message::user("1+1?")];
+    let ids = sampled(chat, reply);
+    let prompt = chat.prompt(&history, &[]).unwrap();
+    let given = chat.continuation(&history, &ids, new, &[]).unwrap();
+    let whole: Vec<Message> =
+        history.iter().cloned().chain([Message::assistant(reply)]).chain(new.iter().cloned()).collect();
+    let path = [prompt, ids, given.clone()].concat();
+    let drift = chat.drift(&path, &whole, &[]).map(|drift| {
+        let printed = drift.prompt.map(|ids| assert_ne!(ids, path));
+        assert!(printed.is_some());
+        (drift.recorded, drift.printed)
+    });
+    (text(chat, &given), drift)
+}
+
+#[test]
+fn an_empty_thought_in_the_prompt_is_in_the_next_one_too() {
+    let chat = thoughtful(false);
+    let (given, drift) = after(&chat, "<tool_call>…", &[Message::tool("2")]);
+    assert_eq!(
+        given,
+        "\n<|im_start|>user\n<tool_response>\n2\n</tool_response><|im_end|>\n\
+         <|im_start|>assistant\n<think>\n\n</think>\n\n"
+    );
+    let (recorded, printed) = drift.unwrap();
+    assert!(recorded.starts_with("<think>\n\n</think>\n\n<tool_call>…"), "{recorded}");
+    assert!(printed.starts_with("<tool_call>…<|im_end|>"), "{printed}");
+}
+
+#[test]
+fn thoughts_that_a_template_drops_or_prints_otherwise_are_drift() {
+    let (tool, user) = ([Message::tool("2")], [Message::user("2+2?")]);
+    let chat = thoughtful(true);
+    let drifts = |reply: &str, new: &[Message]| after(&chat, reply, new).1.is_some();
+    assert!(!drifts("two", &tool) && !drifts("two", &user));
+    assert!(!drifts("<think>\nhm\n</think>\n\ntwo", &tool));
+    assert!(drifts("<think>\nhm\n</think>\n\ntwo", &user));
+    assert!(drifts("<think>\n\n</think>\n\ntwo", &tool));
+    for malformed in
+        ["</think>two", "<think>two", "<think>hm</think></think> two", "<think>a<think>b</think>"]
+    {
+        let (given, _) = after(&chat, malformed, &tool);
+        assert_eq!(given, after(&chat, "two", &tool).0, "{malformed}");
+    }
+    let chat = self::chat(ALWAYS_THINKS, ChatOptions::default());
+    let (given, drift) = after(&chat, "hm</think>two", &user);
+    assert_eq!(given, "<|im_start|>user\n2+2?<|im_end|><|im_start|>assistant\n<think>\n");
+    assert_eq!(drift.unwrap().0[..10], *"<think>\nhm");
+    assert_eq!(
+        after(&chat, "hm</think>two", &tool).0,
+        "<|im_start|>tool\n2<|im_end|><|im_start|>assistant\n"
+    );
+    // What was trimmed, and what was counted.
+    assert!(after(&self::chat(NUMBERED, ChatOptions::default()), "two", &user).1.is_some());
+    assert!(
+        after(&header_chat(), " two", &user).1.is_some() && after(&header_chat(), "two", &user).1.is_none()
+    );
+}
+
+#[test]
+fn a_template_that_refuses_the_reply_is_drift_without_a_prompt() {
+    let chat = chat(STRICT, ChatOptions::default());
+    let history = [Message::user("1+1?")];
+    let given = chat.continuation(&history, &sampled(&chat, "<think>"), &history, &[]).unwrap();
+    assert!(text(&chat, &given).ends_with("1+1?<|im_end|>\n<|im_start|>assistant\n"));
+    let whole = [history[0].clone(), Message::assistant("<think>"), history[0].clone()];
+    let drift = chat.drift(&[], &whole, &[]).unwrap();
+    assert!(drift.prompt.is_none() && drift.printed.contains("not liked"), "{drift:?}");
+}
+
+#[test]
+fn a_thought_that_the_prompt_begins_is_found_whatever_was_said_before() {
+    let opened =
+        |chat: &Chat, messages: &[Message]| chat.opened_thought(messages, &[]).unwrap().map(str::to_owned);
+    let always = chat(ALWAYS_THINKS, ChatOptions::default());
+    let close = Some("</think>".to_owned());
+    let (question, reply) = (Message::user("What is <think>?"), Message::assistant("<think> hm"));
+    assert_eq!(opened(&always, std::slice::from_ref(&question)), close);
+    assert_eq!(opened(&always, &[question.clone(), reply.clone(), question.clone()]), close);
+    assert_eq!(opened(&always, &[question.clone(), reply.clone(), Message::tool("<think>")]), None);
+    for chat in [thoughtful(true), thoughtful(false), tiny_chat().unwrap()] {
+        assert_eq!(opened(&chat, &[question.clone(), reply.clone(), question.clone()]), None);
+    }
+    // The beginning of the reply is printed whether it is asked for or not.
+    let unasked = ALWAYS_THINKS.replace("if add_generation_prompt", "if true");
+    let unasked = chat(&unasked, ChatOptions::default());
+    assert_eq!(opened(&unasked, &[question.clone(), reply, question]), close);
+}
+
+#[test]
+fn a_demonstration_goes_on_with_the_thought_that_the_prompt_begins() {
+    let chat = chat(ALWAYS_THINKS, ChatOptions::default());
+    let shown = |content: &str, opened: Option<&str>| {
+        text(&chat, &chat.assistant(&Message::assistant(content), opened).unwrap())
+    };
+    assert_eq!(shown("two", None), "two<|im_end|>");
+    assert_eq!(shown("two", Some("</think>")), "\n</think>\n\ntwo<|im_end|>");
+    assert_eq!(shown("<think>\nhm</think>two", Some("</think>")), "hm</think>two<|im_end|>");
+    assert_eq!(shown("hm</think>two", Some("</think>")), "hm</think>two<|im_end|>");
+}
+
+#[test]
+fn a_system_message_that_would_get_lost_is_refused() {
+    let chat = chat(HOISTS, ChatOptions::default());
+    let (history, reply) = ([Message::user("1+1?")], sampled(&chat, "two"));
+    let error = chat.continuation(&history, &reply, &[Message::system("Be brief.")], &[]).unwrap_err();
+    assert!(error.to_string().contains("system message"), "{error}");
+    let chat = tiny_chat().unwrap();
+    assert!(chat.continuation(&history, &reply, &[Message::system("Be brief.")], &[]).is_ok());
+}
+
+/// Texts of the kind that templates and parsers stumble over.
+fn reply() -> impl Strategy<Value = String> {
+    let part = prop_oneof![
+        Just("<think>".to_owned()),
+        Just("</think>".to_owned()),
+        Just("\n".to_owned()),
+        Just("  ".to_owned()),
+        Just("<tool_call>".to_owned()),
+        Just("{\"name\": \"calculator\", \"arguments\": {\"expression\": \"1+1\"}}".to_owned()),
+        Just("</tool_call>".to_owned()),
+        Just("<tool_response>".to_owned()),
+        Just("<|im_end|>".to_owned()),
+        Just("{{ messages }}{% endfor %}".to_owned()),
+        Just("Done.".to_owned()),
+        any::<String>(),
+    ];
+    proptest::collection::vec(part, 0..6).prop_map(|parts| parts.concat())
+}
+
+fn new() -> impl Strategy<Value = Vec<Message>> {
+    prop_oneof![
+        any::<String>().prop_map(|text| vec![Message::user(text)]),
+        proptest::collection::vec(any::<String>(), 1..3)
+            .prop_map(|results| results.into_iter().map(Message::tool).collect()),
+    ]
+}
+
+/// A conversation: what comes before each reply.
+fn turns() -> impl Strategy<Value = Vec<Vec<Message>>> {
+    proptest::collection::vec(new(), 1..4)
+        .prop_map(|rest| std::iter::once(vec![Message::user("1+1?")]).chain(rest).collect())
+}
+
+/// The tokens between turns, the replies being `said`.
+fn between(chat: &Chat, turns: &[Vec<Message>], said: &[Vec<u32>], with_tools: bool) -> Vec<Vec<u32>> {
+    let tools = if with_tools { vec![calculator()] } else { vec![] };
+    let mut history = turns[0].clone();
+    let mut found = Vec::new();
+    for (new, reply) in turns[1..].iter().zip(said) {
+        found.push(chat.continuation(&history, reply, new, &tools).unwrap());
+        history.push(Message::assistant(chat.said(reply)));
+        history.extend(new.iter().cloned());
+    }
+    found
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn what_follows_a_reply_does_not_depend_on_it(
+        turns in turns(),
+        first in proptest::collection::vec(reply(), 3),
+        second in proptest::collection::vec(reply(), 3),
+        with_tools in any::<bool>(),
+    ) {
+        for chat in all() {
+            let said = |texts: &[String]| texts.iter().map(|text| sampled(&chat, text)).collect::<Vec<_>>();
+            let one = between(&chat, &turns, &said(&first), with_tools);
+            prop_assert_eq!(&one, &between(&chat, &turns, &said(&second), with_tools));
+            // A turn that was cut has its end given.
+            let cut: Vec<Vec<u32>> = first.iter().map(|text| chat.tokenizer().encode(text)).collect();
+            for (whole, cut) in one.iter().zip(between(&chat, &turns, &cut, with_tools)) {
+                prop_assert!(cut.ends_with(whole) && cut.contains(&chat.stop_ids()[0]));
+            }
+        }
+    }
+
+    /// Where the template keeps the past, a conversation built turn by turn is the conversation rendered as a
+    /// whole.
+    #[test]
+    fn turns_add_up_to_the_whole(
+        turns in turns(), said in proptest::collection::vec(reply(), 3), with_tools in any::<bool>(),
+    ) {
+        let tools = if with_tools { vec![calculator()] } else { vec![] };
+        for template in ["chatml", DEFAULT_SYSTEM, WITH_TOOLS] {
+            let chat = chat(template, ChatOptions::default());
+            let mut path = chat.prompt(&turns[0], &tools).unwrap();
+            let mut messages = turns[0].clone();
+            for (new, said) in turns[1..].iter().zip(&said) {
+                let reply = chat.assistant(&Message::assistant(said), None).unwrap();
+                prop_assert_eq!(&chat.said(&reply), said);
+                path.extend(&reply);
+                path.extend(chat.continuation(&messages, &reply, new, &tools).unwrap());
+                messages.push(Message::assistant(said));
+                messages.extend(new.iter().cloned());
+                prop_assert_eq!(chat.drift(&path, &messages, &tools), None);
+            }
+            prop_assert_eq!(path, chat.prompt(&messages, &tools).unwrap());
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! Thoughts in a reply: the tags around them, and where speech begins.
+//!
+//! Guarantees: any text has a reading, and its spans put together are the text. Nothing inside a thought is
+//! speech, and neither is anything before the end of the last thought that was closed. A thought that is
+//! never closed reaches to the end.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use serde_json::{Map, Value, json};
+
+use crate::{ChatTemplate, Rendering, Tokenizer, hermes};
+
+/// A pair of tags around a thought.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ThoughtTags {
+    pub open: String,
+    pub close: String,
+}
+
+/// Tags that a prompt may ask for although neither template nor tokenizer knows them.
+const USUAL: [(&str, &str); 2] = [("<think>", "</think>"), ("<thinking>", "</thinking>")];
+
+/// Tags that are made up of several tokens, for models that have the first of these.
+const COMPOUND: [(&str, &str, &str); 2] = [
+    ("<|channel|>", "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
+    ("<|channel>", "<|channel>thought", "<channel|>"),
+];
+
+const THOUGHT: &str = "DressageProbeThought";
+const SPEECH: &str = "DressageProbeSpeech";
+
+/// A stretch of a reply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// Said: content, and calls that cannot be read.
+    Speech,
+    /// Between the tags of a thought.
+    Thought,
+    /// A tag that begins or ends a thought.
+    ThoughtTag,
+    /// Between the tags of a call.
+    Call,
+    /// A tag that begins or ends a call.
+    CallTag,
+}
+
+/// The tags of a model's thoughts.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Thoughts(Vec<ThoughtTags>);
+
+impl Thoughts {
+    /// Finds the tags that a model uses: pairs in the template or among the tokens that are named after
+    /// thinking, that the template prints around reasoning, or whose contents it drops from the past; and the
+    /// usual ones.
+    pub(crate) fn find(
+        template: &ChatTemplate,
+        tokenizer: &Tokenizer,
+        variables: &Map<String, Value>,
+    ) -> Self {
+        let probe = Probe { template, variables };
+        let added = tokenizer.added_tokens();
+        let tokens: BTreeSet<String> = added.iter().flat_map(|token| tags_in(token)).collect();
+        let written: BTreeSet<String> = tags_in(template.source()).collect();
+        let known = |tag: &str| written.contains(tag) || tokens.contains(tag);
+        let mut found = Thoughts::default();
+        for (open, close) in USUAL {
+            found.add(open, close);
+        }
+        for (first, open, close) in COMPOUND {
+            if template.source().contains(first) || added.iter().any(|token| token == first) {
+                found.add(open, close);
+            }
+        }
+        for close in written.iter().chain(&tokens) {
+            if close == hermes::CLOSE {
+                continue;
+            }
+            let slashed = without_slash(close);
+            let others = [("end", "begin"), ("end", "start"), ("END", "BEGIN"), ("END", "START")];
+            let other = others
+                .iter()
+                .map(|(end, start)| close.replacen(end, start, 1))
+                .find(|open| open != close && known(open));
+            let Some(open) = slashed.or(other) else { continue };
+            let is_named =
+                ["think", "thought", "reason"].iter().any(|part| open.to_lowercase().contains(part));
+            if is_named || (written.contains(close) && probe.drops(&open, close)) {
+                found.add(&open, close);
+            }
+        }
+        if let Some((open, close)) = probe.around_reasoning() {
+            found.add(&open, &close);
+        }
+        found
+    }
+
+    fn add(&mut self, open: &str, close: &str) {
+        let tags = ThoughtTags { open: open.into(), close: close.into() };
+        if !self.0.contains(&tags) {
+            self.0.push(tags);
+        }
+    }
+
+    /// Takes out pairs in which one of these ends a reply, so that nothing could follow the thought.
+    pub(crate) fn remove(&mut self, ends: &[String]) {
+        self.0.retain(|tags| !ends.contains(&tags.open) && !ends.contains(&tags.close));
+    }
+
+    /// The last tag in `text` that closes a thought.
+    pub(crate) fn closed_in(&self, text: &str) -> Option<&str> {
+        let found = self.0.iter().filter_map(|tags| Some((text.rfind(&tags.close)?, tags.close.as_str())));
+        found.max_by_key(|(at, _)| *at).map(|(_, close)| close)
+    }
+
+    /// `text` without the tag at its beginning that opens the thought which `close` ends.
+    pub(crate) fn without_open<'a>(&self, text: &'a str, close: &str) -> &'a str {
+        let tags = self.0.iter().find(|tags| tags.close == close);
+        let rest = tags.and_then(|tags| text.trim_start().strip_prefix(tags.open.as_str()));
+        rest.map_or(text, |rest| rest.trim_start_matches('\n'))
+    }
+
+    /// All pairs.
+    pub(crate) fn pairs(&self) -> &[ThoughtTags] {
+        &self.0
+    }
+
+    /// Whether a thought is under way at the end of `text`, given that none was at its beginning. Also gives
+    /// the tag that closes it.
+    pub(crate) fn left_open(&self, text: &str) -> Option<&ThoughtTags> {
+        let last_close = self.0.iter().filter_map(|tags| text.rfind(&tags.close)).max();
+        let last_open = self.0.iter().filter_map(|tags| Some((text.rfind(&tags.open)?, tags)));
+        let (at, tags) = last_open.max_by_key(|(at, tags)| (*at, tags.open.len()))?;
+        last_close.is_none_or(|close| close < at).then_some(tags)
+    }
+
+    /// The first tag in `text` at or after `from`, whether it opens a thought, and where it ends; the longest
+    /// of those that begin there.
+    fn next_tag(&self, text: &str, from: usize) -> Option<(Range<usize>, bool)> {
+        let place = |tag: &str| text[from..].find(tag).map(|at| from + at..from + at + tag.len());
+        let both = self.0.iter().flat_map(|tags| [(&tags.open, true), (&tags.close, false)]);
+        let found = both.filter_map(|(tag, opens)| Some((place(tag)?, opens)));
+        found.min_by_key(|(range, _)| (range.start, std::cmp::Reverse(range.end)))
+    }
+
+    fn next_close(&self, text: &str, from: usize) -> Option<Range<usize>> {
+        let place = |tag: &str| text[from..].find(tag).map(|at| from + at..from + at + tag.len());
+        self.0
+            .iter()
+            .filter_map(|tags| place(&tags.close))
+            .min_by_key(|r| (r.start, std::cmp::Reverse(r.end)))
+    }
+
+    /// Takes a reply apart; `in_thought` says that the prompt has begun a thought.
+    ///
+    /// Tags inside the JSON of a call that can be read are text, and so are the tags of calls inside a
+    /// thought.
+    pub(crate) fn spans<'a>(&self, text: &'a str, in_thought: bool) -> Vec<(Part, &'a str)> {
+        let mut spans: Vec<(Part, &str)> = Vec::new();
+        let mut push = |part, range: Range<usize>| {
+            if !range.is_empty() {
+                spans.push((part, &text[range]));
+            }
+        };
+        let (mut at, mut thinking) = (0, in_thought);
+        loop {
+            if thinking {
+                let Some(tag) = self.next_close(text, at) else {
+                    push(Part::Thought, at..text.len());
+                    return spans;
+                };
+                push(Part::Thought, at..tag.start);
+                at = tag.end;
+                push(Part::ThoughtTag, tag);
+                thinking = false;
+                continue;
+            }
+            let call = hermes::next_tag(text, at);
+            let thought = self.next_tag(text, at);
+            match (call, thought) {
+                (Some(tag), thought) if thought.as_ref().is_none_or(|(t, _)| tag.start < t.start) => {
+                    push(Part::Speech, at..tag.start);
+                    at = tag.end;
+                    if let Some(body) = hermes::readable(&text[tag.start..]) {
+                        let body = tag.start + body.start..tag.start + body.end;
+                        at = body.end + hermes::CLOSE.len();
+                        push(Part::CallTag, tag);
+                        push(Part::Call, body.clone());
+                        push(Part::CallTag, body.end..at);
+                    } else {
+                        push(Part::CallTag, tag);
+                    }
+                }
+                (_, Some((tag, opens))) => {
+                    push(Part::Speech, at..tag.start);
+                    at = tag.end;
+                    push(Part::ThoughtTag, tag);
+                    thinking = opens;
+                }
+                (_, None) => {
+                    push(Part::Speech, at..text.len());
+                    return spans;
+                }
+            }
+        }
+    }
+
+    /// The part of a reply in which calls and answers are looked for, and whether a thought that is never
+    /// closed follows it.
+    pub(crate) fn speech<'a>(&self, text: &'a str, in_thought: bool) -> (&'a str, bool) {
+        let spans = self.spans(text, in_thought);
+        let unclosed = match spans.last() {
+            Some((Part::Thought, _)) => true,
+            Some((Part::ThoughtTag, tag)) => self.0.iter().any(|tags| tags.open == *tag),
+            Some(_) => false,
+            None => in_thought,
+        };
+        let closes = |tag: &str| self.0.iter().any(|tags| tags.close == tag);
+        let (mut at, mut start, mut end) = (0, 0, 0);
+        for (part, span) in spans {
+            at += span.len();
+            match part {
+                Part::ThoughtTag if closes(span) => (start, end) = (at, at),
+                Part::ThoughtTag | Part::Thought => {}
+                Part::Speech | Part::Call | Part::CallTag => end = at,
+            }
+        }
+        (&text[start..end], unclosed)
+    }
+}
+
+/// `</x>` and its like without the slash.
+fn without_slash(tag: &str) -> Option<String> {
+    let at = tag.find('/').filter(|&at| tag[..at].chars().all(|c| "<[◁|".contains(c)))?;
+    Some(format!("{}{}", &tag[..at], &tag[at + 1..]))
+}
+
+/// Words in brackets, without white space.
+fn tags_in(text: &str) -> impl Iterator<Item = String> {
+    const LONGEST: usize = 40;
+    text.char_indices().filter_map(move |(at, c)| {
+        let end = match c {
+            '<' => '>',
+            '[' => ']',
+            '◁' => '▷',
+            _ => return None,
+        };
+        let inner = &text[at + c.len_utf8()..];
+        let stop =
+            inner.find(|c: char| c == end || c == '\\' || c.is_whitespace() || "<>[]◁▷'\"".contains(c))?;
+        let whole = (1..LONGEST).contains(&stop) && inner[stop..].starts_with(end);
+        whole.then(|| text[at..at + c.len_utf8() + stop + end.len_utf8()].to_string())
+    })
+}
+
+/// Asks a template how it treats thoughts.
+struct Probe<'a> {
+    template: &'a ChatTemplate,
+    variables: &'a Map<String, Value>,
+}
+
+impl Probe<'_> {
+    fn render(&self, messages: &[Value]) -> Option<String> {
+        let variables = self.variables;
+        let rendering = Rendering { messages, tools: None, add_generation_prompt: false, variables };
+        self.template.render(rendering).ok()
+    }
+
+    /// Whether the template leaves out what stands between two tags once the conversation goes on.
+    fn drops(&self, open: &str, close: &str) -> bool {
+        let content = format!("{open}{THOUGHT}{close}{SPEECH}");
+        let user = json!({ "role": "user", "content": "Hi" });
+        let messages = [user.clone(), json!({ "role": "assistant", "content": content }), user];
+        self.render(&messages).is_some_and(|text| text.contains(SPEECH) && !text.contains(THOUGHT))
+    }
+
+    /// The tags that the template prints around reasoning that it is given apart, where it prints them
+    /// nowhere else.
+    fn around_reasoning(&self) -> Option<(String, String)> {
+        let user = json!({ "role": "user", "content": "Hi" });
+        let plain = json!({ "role": "assistant", "content": SPEECH });
+        let past = self.render(&[user.clone(), plain.clone(), user.clone()])?;
+        ["reasoning_content", "reasoning", "thinking"].iter().find_map(|field| {
+            let mut reply = plain.clone();
+            reply[*field] = THOUGHT.into();
+            let text = self.render(&[user.clone(), reply])?;
+            let (before, after) = text.split_once(THOUGHT)?;
+            let between = after.split_once(SPEECH)?.0;
+            let open = tags_in(before).last().filter(|tag| before.trim_end().ends_with(tag.as_str()))?;
+            let close =
+                tags_in(between).next().filter(|tag| between.trim_start().starts_with(tag.as_str()))?;
+            (!past.contains(&open) && !past.contains(&close)).then_some((open, close))
+        })
+    }
+}
+
+#[cfg(test)]
+#[path = "thought_tests.rs"]
+mod tests;

@@ -1,0 +1,281 @@
+//! Tags of thoughts, and replies with thoughts in them.
+
+use dressage_model::TokenType;
+use proptest::prelude::*;
+
+use super::*;
+use crate::testing::{IM_END, tiny_chat, tiny_gguf, tiny_tokenizer};
+use crate::{Chat, ChatOptions, Message, Piece, TextError, TokenizerSource, ToolSpec};
+
+const CALL: &str =
+    "<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"1+1\"}}\n</tool_call>";
+
+/// A chat whose tokenizer has these tokens besides, special or not.
+fn chat_with(tokens: &[(&str, TokenType)], template: &str, options: ChatOptions) -> Result<Chat, TextError> {
+    let mut source = tiny_gguf();
+    for (token, kind) in tokens {
+        source.tokens.push((*token).into());
+        source.types.push(*kind);
+    }
+    Chat::new(Tokenizer::new(&TokenizerSource::Gguf(source))?, Some(template), options)
+}
+
+fn calculator() -> ToolSpec {
+    ToolSpec { name: "calculator".into(), description: String::new(), parameters: json!({"type": "object"}) }
+}
+
+/// The content of a reply, and how many calls it makes.
+fn read(chat: &Chat, said: &str, in_thought: bool) -> (String, usize) {
+    let parsed = chat.parse(said, in_thought, &[calculator()]);
+    (parsed.content, parsed.calls.len())
+}
+
+#[test]
+fn calls_and_answers_are_looked_for_after_the_last_thought() {
+    let chat = tiny_chat().unwrap();
+    let of = |said: &str, in_thought| read(&chat, said, in_thought);
+    let say = |text: &str, calls| (text.to_owned(), calls);
+    assert_eq!(of("<think>\n42\n</think>\n\nI do not know.", false), say("I do not know.", 0));
+    assert_eq!(of(&format!("<think>{CALL}</think>42"), false), say("42", 0));
+    assert_eq!(of(&format!("<think>{CALL}</think>{CALL}"), false), say("", 1));
+    assert_eq!(of(&format!("1 <think>a</think> {CALL} 2 <think>b</think> 3"), false), say("3", 0));
+    // Never closed: by the reply, by what the prompt began.
+    assert_eq!(of(&format!("<think>{CALL} 42"), false), say("", 0));
+    assert_eq!(of(&format!("{CALL} 42"), true), say("", 0));
+    assert_eq!(of("", true), say("", 0));
+    assert_eq!(of("1 <think> 42", false), say("1", 0));
+    assert_eq!(of(&format!("hm</think>{CALL}"), true), say("", 1));
+    // Closed twice, or without having been opened.
+    assert_eq!(of("<think>a<think>b</think>c</think>d", false), say("d", 0));
+    assert_eq!(of("a</think>b", false), say("b", 0));
+    // Tags in the JSON of a call are text; in one that cannot be read they are tags.
+    let text = CALL.replace("1+1", "</think><think>");
+    assert_eq!(of(&format!("hm</think>{text} 2"), true), say("2", 1));
+    assert_eq!(of("<tool_call>{oops</think>42", false), say("42", 0));
+    assert_eq!(of("<thinking>42</thinking>43", false), say("43", 0));
+}
+
+#[test]
+fn tags_are_found_in_template_and_tokenizer() {
+    let base = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}{% endfor %}\
+        {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+    let reads = |chat: &Chat, open: &str, close: &str| {
+        read(chat, &format!("{open}42{close}43"), false) == ("43".into(), 0)
+            && read(chat, &format!("43{open}42"), false) == ("43".into(), 0)
+    };
+    let plain = chat_with(&[], base, ChatOptions::default()).unwrap();
+    for (open, close) in [
+        ("[THINK]", "[/THINK]"),
+        ("<seed:think>", "</seed:think>"),
+        ("<|START_THINKING|>", "<|END_THINKING|>"),
+        ("<|begin_of_thought|>", "<|end_of_thought|>"),
+        ("◁think▷", "◁/think▷"),
+        ("<reasoning>", "</reasoning>"),
+    ] {
+        assert!(!reads(&plain, open, close), "{open}");
+        let named = format!("{base}{{# {open}…{close} #}}");
+        assert!(reads(&chat_with(&[], &named, ChatOptions::default()).unwrap(), open, close), "{open}");
+        for kind in [TokenType::Control, TokenType::UserDefined] {
+            let chat = chat_with(&[(open, kind), (close, kind)], base, ChatOptions::default()).unwrap();
+            assert!(reads(&chat, open, close), "{open}");
+        }
+    }
+    // By what the template does with them, whatever they are called.
+    let drops = base.replace("m.content", "m.content.split('</pad>')[-1]");
+    let drops = format!("{drops}{{# <pad> #}}");
+    assert!(reads(&chat_with(&[], &drops, ChatOptions::default()).unwrap(), "<pad>", "</pad>"));
+    let prints = base.replace(
+        "m.content",
+        "('{{' + m.reasoning_content + '}}' if m.reasoning_content else '') + m.content",
+    );
+    let prints = prints.replace("'{{'", "'<notes>\n'").replace("'}}'", "'\n</notes>\n'");
+    assert!(reads(&chat_with(&[], &prints, ChatOptions::default()).unwrap(), "<notes>", "</notes>"));
+    assert!(!reads(&plain, "<tool_call>", "</tool_call>") && !reads(&plain, "<|im_start|>", "<|im_end|>"));
+    let channels = ["<|channel|>", "<|message|>"].map(|token| (token, TokenType::Control));
+    let chat = chat_with(&channels, base, ChatOptions::default()).unwrap();
+    assert!(reads(&chat, "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"));
+}
+
+#[test]
+fn tags_that_are_special_tokens_are_read_and_written_as_them() {
+    let (special, text) = (TokenType::Control, TokenType::UserDefined);
+    for (open, close) in [(special, special), (special, text), (text, special)] {
+        let tokens = [
+            ("<tool_call>", open),
+            ("</tool_call>", close),
+            ("<think>", close),
+            ("</think>", open),
+            ("<tool_response>", open),
+        ];
+        let chat = chat_with(&tokens, "chatml", ChatOptions::default()).unwrap();
+        // As the model writes it.
+        let mut reply = vec![261];
+        reply.extend(chat.tokenizer().encode("hm"));
+        reply.push(262);
+        reply.push(259);
+        reply.extend(chat.tokenizer().encode("{\"name\": \"calculator\"}"));
+        reply.extend([260, IM_END]);
+        let parsed = chat.parse(&chat.said(&reply), false, &[calculator()]);
+        assert_eq!(parsed.calls[0].as_ref().unwrap().name, "calculator");
+        let mut stream = chat.stream(false);
+        let pieces: Vec<Piece> = reply.iter().flat_map(|&id| stream.push(id)).collect();
+        let said: String = pieces
+            .iter()
+            .map(|piece| match piece {
+                Piece::Aside(text) => text.as_str(),
+                Piece::Speech(text) => panic!("{text} is speech"),
+            })
+            .collect();
+        assert_eq!(said, chat.said(&reply));
+
+        // As it is written for the model: in demonstrations, in the past, in what tools are described with.
+        let count = |ids: &[u32], id: u32| ids.iter().filter(|&&found| found == id).count();
+        let call = parsed.calls[0].clone().unwrap();
+        let shown = chat.assistant(&Message::calls("<think>hm</think>", vec![call.clone()]), None).unwrap();
+        assert_eq!([259, 260, 261, 262].map(|id| count(&shown, id)), [1, 1, 1, 1]);
+        let written = Message::assistant(format!("<think>hm</think>\n{CALL}"));
+        let history = [Message::user(CALL), written, Message::tool("</tool_call>")];
+        let prompt = chat.prompt(&history, &[calculator()]).unwrap();
+        // Once in the description, once in the past; never where somebody else wrote it, unless the tokenizer
+        // takes it for text anyway.
+        let outside = |kind| if kind == special { 0 } else { 1 };
+        assert_eq!(count(&prompt, 259), 2 + outside(open));
+        assert_eq!(count(&prompt, 260), 2 + 2 * outside(close));
+    }
+}
+
+#[test]
+fn special_tokens_that_are_a_part_of_a_tag_or_hold_one_are_read() {
+    let question = [Message::user("1+1?")];
+    for token in ["<tool", "_call>", "</", "{\"name\": ", "\n<tool_call>\n"] {
+        let chat = chat_with(&[(token, TokenType::Control)], "chatml", ChatOptions::default()).unwrap();
+        assert!(chat.prompt(&question, &[calculator()]).is_ok(), "{token}");
+        let shown = chat.assistant(&Message::assistant(CALL), None).unwrap();
+        assert_eq!(read(&chat, &chat.said(&shown), false), (String::new(), 1), "{token}");
+    }
+    let chat =
+        chat_with(&[("\n<tool_call>\n", TokenType::Control)], "chatml", ChatOptions::default()).unwrap();
+    let reply = [&[259], &chat.tokenizer().encode("{\"name\": \"a\"}</tool_call>")[..]].concat();
+    assert_eq!(read(&chat, &chat.said(&reply), false).1, 1);
+}
+
+#[test]
+fn calls_that_cannot_be_written_are_refused_by_the_name_of_the_token() {
+    let question = [Message::user("1+1?")];
+    let ends = |token: &str, template: &str| {
+        let mut source = tiny_gguf();
+        source.tokens.push(token.into());
+        source.types.push(TokenType::Control);
+        source.eos = Some(259);
+        let tokenizer = Tokenizer::new(&TokenizerSource::Gguf(source)).unwrap();
+        let chat = Chat::new(tokenizer, Some(template), ChatOptions::default()).unwrap();
+        assert!(chat.prompt(&question, &[]).is_ok());
+        chat.prompt(&question, &[calculator()]).map_err(|error| error.to_string())
+    };
+    let error = ends("<tool_call>", "chatml").unwrap_err();
+    assert!(error.contains("\"<tool_call>\"") && error.contains("ends a reply"), "{error}");
+    // The last tag of a call may end a reply, but not where it is all that tells the end of a turn.
+    assert!(ends("</tool_call>", "chatml").is_ok());
+    let template = "{% for m in messages %}{{ m.role + ': ' + m.content + '</tool_call>' }}{% endfor %}\
+        {% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}";
+    let error = ends("</tool_call>", template).unwrap_err();
+    assert!(error.contains("\"</tool_call>\""), "{error}");
+}
+
+#[test]
+fn why_no_call_was_read_is_said() {
+    let chat = tiny_chat().unwrap();
+    let why = |said: &str, in_thought| chat.why_no_call(said, in_thought, &[calculator()]);
+    for (said, want) in [
+        ("42", "it has no <tool_call>"),
+        ("<think> hm", "never closed"),
+        (&format!("<think>{CALL}</think>42"), "inside a thought"),
+        ("```json\n{\"name\": \"calculator\", \"arguments\": {}}\n```", "agent.bare_calls"),
+        ("<tool_call>{oops", "malformed"),
+        ("<tool_call>{\"name\": \"abacus\"}</tool_call>", "\"abacus\", which is no tool"),
+        (CALL, "gave no answer"),
+    ] {
+        assert!(why(said, false).contains(want), "{said}: {}", why(said, false));
+    }
+    assert!(why(CALL, true).contains("never closed"));
+}
+
+#[test]
+fn calls_without_tags_are_read_where_that_is_asked_for() {
+    let said = "<think>{\"name\": \"calculator\"}</think>```json\n{\"name\": \"calculator\", \"arguments\": {}}\n```";
+    let parsed = |bare_calls| {
+        let chat = Chat::new(
+            tiny_tokenizer().unwrap(),
+            Some("chatml"),
+            ChatOptions { bare_calls, ..ChatOptions::default() },
+        );
+        chat.unwrap().parse(said, false, &[calculator()])
+    };
+    let found = parsed(true);
+    assert!(found.bare && found.calls.len() == 1 && found.content.is_empty(), "{found:?}");
+    assert!(!parsed(false).bare && parsed(false).calls.is_empty());
+    // Where there are tags, they say what is a call.
+    let chat = chat_with(&[], "chatml", ChatOptions { bare_calls: true, ..ChatOptions::default() }).unwrap();
+    let both = chat.parse(&format!("{{\"name\": \"calculator\"}}{CALL}"), false, &[calculator()]);
+    assert!(!both.bare && both.calls.len() == 1);
+}
+
+/// A reply of pieces that are whole: what is said, thoughts, calls.
+fn well_formed() -> impl Strategy<Value = String> {
+    let piece = prop_oneof![
+        "[a-z <{\n]{0,8}".prop_map(|text| text),
+        "[a-z <{\"\n]{0,8}".prop_map(|text| format!("<think>{text}</think>")),
+        "[a-z<>/_]{0,12}".prop_map(|text| CALL.replace("1+1", &text)),
+        Just(CALL.replace("1+1", "</tool_call>")),
+    ];
+    proptest::collection::vec(piece, 0..6).prop_map(|pieces| pieces.concat())
+}
+
+proptest! {
+    #[test]
+    fn spans_are_the_text(
+        text in "(</?think>|</?tool_call>|\\{\"name\": \"a\"\\}|[a-z\"{}<>/ ]{0,5}){0,10}",
+        in_thought: bool,
+    ) {
+        let thoughts = tiny_chat().unwrap().thoughts().clone();
+        let spans = thoughts.spans(&text, in_thought);
+        prop_assert_eq!(spans.iter().map(|(_, span)| *span).collect::<String>(), text.as_str());
+        let (speech, _) = thoughts.speech(&text, in_thought);
+        prop_assert!(text.contains(speech));
+        // No tag of a thought is left, but in the JSON of a call.
+        let mut left = thoughts.spans(speech, false).into_iter();
+        prop_assert!(left.all(|(part, _)| part != Part::ThoughtTag));
+    }
+
+    #[test]
+    fn a_stream_says_what_the_whole_says(
+        reply in well_formed(),
+        unclosed in "(<think>[a-z <]{0,8})?",
+        in_thought: bool,
+    ) {
+        let chat = tiny_chat().unwrap();
+        let begun = if in_thought { "hm</think>" } else { "" };
+        let reply = format!("{begun}{reply}{unclosed}");
+        let mut stream = chat.stream(in_thought);
+        let ids = chat.tokenizer().encode(&reply);
+        let mut pieces: Vec<Piece> = ids.into_iter().flat_map(|id| stream.push(id)).collect();
+        pieces.extend(stream.finish());
+        let (mut whole, mut speech) = (String::new(), String::new());
+        for piece in pieces {
+            match piece {
+                Piece::Aside(text) => {
+                    // As the whole is read, the end of a thought begins anew.
+                    if text == "</think>" { speech.clear(); }
+                    whole.push_str(&text);
+                }
+                Piece::Speech(text) => {
+                    whole.push_str(&text);
+                    speech.push_str(&text);
+                }
+            }
+        }
+        prop_assert_eq!(&whole, &reply);
+        let blank = |text: &str| text.split_whitespace().collect::<String>();
+        prop_assert_eq!(blank(&speech), blank(&chat.parse(&reply, in_thought, &[]).content));
+    }
+}

@@ -1,0 +1,70 @@
+//! Whole runs over templates that print the past otherwise than it was recorded: every attempt trains, on
+//! exactly what was drawn.
+
+#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{metrics, parts, recipe, simulator};
+use dressage_store::{Purpose, Status, Store};
+use dressage_text::Chat;
+use dressage_text::testing::{ALWAYS_THINKS, THOUGHTFUL, tiny_tokenizer};
+use dressage_trainer::{Start, StopFlag, Trainer, chat_options};
+
+/// Runs two phases with a template; returns the sums of drift and of forks.
+async fn run(template: &str, overrides: &[&str]) -> (f64, f64) {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("run");
+    let policy = simulator(Duration::ZERO, 0.0);
+    let overrides = [&["phase.1.steps=2", "agent.max_tokens=300", "eval.every=0"], overrides].concat();
+    let recipe = recipe(&folder, &overrides);
+    let options = chat_options(&recipe.agent);
+    let chat = Arc::new(Chat::new(tiny_tokenizer().unwrap(), Some(template), options).unwrap());
+    let parts = dressage_trainer::Parts { chat, ..parts(&policy, Duration::ZERO) };
+    Trainer::new(recipe, parts, Start::Fresh)
+        .await
+        .unwrap()
+        .run(&mut (), &StopFlag::default())
+        .await
+        .unwrap();
+
+    let store = Store::open_existing(&folder.join("run.db")).unwrap();
+    let attempts = store.summaries(Purpose::Train).unwrap();
+    assert_eq!(attempts.len(), 2 * 3 * 4);
+    assert!(attempts.iter().all(|attempt| attempt.status == Status::Completed && attempt.reward.is_some()));
+    let lines = metrics(&folder);
+    let steps = || lines.iter().filter(|line| line.get("conversation/drift").is_some());
+    assert_eq!(steps().count(), 2);
+    for step in steps() {
+        assert_eq!(step["training/logprob_mismatch"], 0.0, "{step}");
+        assert_eq!(step["response/aborted_ratio"], 0.0, "{step}");
+        assert!(step["num_turns/max"].as_f64() >= Some(2.0), "{step}");
+    }
+    let sum = |name: &str| steps().map(|step| step[name].as_f64().unwrap()).sum();
+    (sum("conversation/drift"), sum("conversation/forks"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn thoughts_that_are_switched_off_by_an_empty_one() {
+    let off = "agent.variables.enable_thinking=false";
+    let (drift, forks) = run(THOUGHTFUL, &[off]).await;
+    assert!(drift > 0.0 && forks == 0.0, "{drift} {forks}");
+    let (drift, forks) = run(THOUGHTFUL, &[off, "agent.history=\"template\""]).await;
+    assert!(drift == 0.0 && forks > 0.0, "{drift} {forks}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn thoughts_that_are_kept_until_the_next_question() {
+    run(THOUGHTFUL, &["agent.variables.enable_thinking=true"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn thoughts_that_are_dropped() {
+    let (drift, forks) = run(ALWAYS_THINKS, &[]).await;
+    assert!(drift > 0.0 && forks == 0.0, "{drift} {forks}");
+    let (drift, forks) = run(ALWAYS_THINKS, &["agent.history=\"template\""]).await;
+    assert!(drift == 0.0 && forks > 0.0, "{drift} {forks}");
+}
