@@ -157,7 +157,7 @@ pub struct Drift {
     pub turn: u32,
     /// The recorded text, from where the two differ.
     pub recorded: String,
-    /// What the template prints there, or why it prints nothing.
+    /// Text that the template prints there, or why it prints nothing.
     pub printed: String,
     /// Whether the turn was drawn from what the template prints, on a branch of its own.
     #[serde(default, skip_serializing_if = "is_false")]
@@ -485,8 +485,8 @@ fn forked(stream: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Does something for at most `longest`, without the time in which this process stood still or the sampler's device trained: nothing is drawn meanwhile, and that is nobody's
-/// fault. `None` where it takes longer.
+/// Does something for at most `longest`, without the time in which this process stood still or the sampler's
+/// device trained: nothing is drawn meanwhile, and that is nobody's fault. `None` where it takes longer.
 async fn within<T>(sampler: &dyn Sampler, longest: Duration, work: impl Future<Output = T>) -> Option<T> {
     // A sampler that does not say is one that does not train.
     let trained = || async {

@@ -1,7 +1,8 @@
 //! An allocator that ends the process with an error where there is no memory, and not with an abort.
 //!
-//! What is large is planned before the start, but limits can be passed all the same: others take memory meanwhile, and address space
-//! (`ulimit -v`) goes by other rules. No code here could go on then, and a run goes on from its last checkpoint.
+//! Large blocks are planned before the start, but limits can be passed all the same: others take memory
+//! meanwhile, and address space (`ulimit -v`) goes by other rules. No code here could go on then, and a run
+//! goes on from its last checkpoint.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

@@ -21,7 +21,7 @@ use crate::{model, recipe, run};
 
 /// Talk to a model; its tools are live
 ///
-/// Of a run, the newest checkpoint is taken, with the system prompt and the tools of its recipe. Thoughts,
+/// The newest checkpoint of a run is taken, with the system prompt and the tools of its recipe. Thoughts,
 /// tool calls and their results are dimmed. /reset begins a new conversation, /quit ends it; Ctrl-C ends a
 /// reply.
 #[derive(clap::Args)]
@@ -36,7 +36,7 @@ pub struct Args {
     /// A model, a checkpoint, or a run for its newest checkpoint
     source: String,
 
-    /// Of an adapter, its base, in place of the one that its file names
+    /// Base of an adapter, in place of the one that its file names
     #[arg(long, value_name = "SOURCE")]
     base: Option<String>,
 
@@ -348,7 +348,7 @@ fn note(text: &str) {
     eprintln!("{}", Style::stderr().dim(&format!("[{text}]")));
 }
 
-/// What is said as it is, thoughts and calls dimmed.
+/// The reply as it is, thoughts and calls dimmed.
 fn painted(pieces: Vec<Piece>, style: Style) -> String {
     let paint = |piece| match piece {
         Piece::Speech(text) => text,

@@ -39,7 +39,7 @@ pub struct Args {
     #[arg(long, value_name = "SOURCE")]
     model: Option<String>,
 
-    /// Of an adapter, its base, in place of the one that its file names
+    /// Base of an adapter, in place of the one that its file names
     #[arg(long, value_name = "SOURCE")]
     base: Option<String>,
 

@@ -23,7 +23,7 @@ pub struct Args {
     /// Where to write the model; must not exist yet
     folder: PathBuf,
 
-    /// Its base, in place of the one that its file names
+    /// Base of the adapter, in place of the one that its file names
     #[arg(long, value_name = "SOURCE")]
     base: Option<String>,
 }

@@ -34,7 +34,8 @@ pub struct Found {
 }
 
 impl Found {
-    /// The files that decide what the model says: of a folder, those with weights, configurations and templates.
+    /// The files that decide what the model says: of a folder, those with weights, configurations and
+    /// templates.
     ///
     /// # Errors
     /// When the folder cannot be listed.

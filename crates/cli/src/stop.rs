@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Signals that come this close to the first are one wish: a supervisor passes on what the keyboard has sent to both, and some
-/// schedulers signal the process and its group.
+/// Signals that come this close to the first are one wish: a supervisor passes on what the keyboard has sent
+/// to both, and some schedulers signal the process and its group.
 const ONE_WISH: Duration = Duration::from_millis(500);
 
 #[cfg(unix)]
@@ -17,9 +17,9 @@ mod unix {
     use rustix::process::Signal as Number;
     use tokio::signal::unix::{Signal, SignalKind, signal};
 
-    /// Requests to stop, from when this is made on: Ctrl-C; SIGTERM, which Slurm, Kubernetes, systemd and `docker stop` send; SIGUSR1,
-    /// which Slurm is often told to send ahead of the end (`--signal=USR1@120`); and SIGHUP of a terminal that is closed, unless the
-    /// process was started to ignore it (`nohup`).
+    /// Requests to stop, from when this is made on: Ctrl-C; SIGTERM, which Slurm, Kubernetes, systemd and
+    /// `docker stop` send; SIGUSR1, which Slurm is often told to send ahead of the end (`--signal=USR1@120`);
+    /// and SIGHUP of a terminal that is closed, unless the process was started to ignore it (`nohup`).
     pub struct Requests(Vec<(Number, Signal)>);
 
     impl Requests {

@@ -36,7 +36,8 @@ async fn supervise(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Resul
         let status = loop {
             tokio::select! {
                 status = child.wait() => break status?,
-                // From a keyboard Ctrl-C reaches the child as well, which takes the two for one; it stops at its next safe point.
+                // From a keyboard Ctrl-C reaches the child as well, which takes the two for one; it stops at
+                // its next safe point.
                 signal = stop.next() => {
                     asked = true;
                     pass_on(&child, signal);

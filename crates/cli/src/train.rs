@@ -20,9 +20,9 @@ use crate::{model, numerics, recipe, run, supervise, table};
 
 /// Train a model by a recipe
 ///
-/// Everything goes into one folder: the resolved recipe, every token that was sampled, metrics, checkpoints. Ctrl-C
-/// stops at the next safe point, and so does SIGTERM; a second one stops at once. A run that was stopped or killed goes on with --resume, and ends
-/// with the same weights as if it had not been.
+/// Everything goes into one folder: the resolved recipe, every token that was sampled, metrics, checkpoints.
+/// Ctrl-C stops at the next safe point, and so does SIGTERM; a second one stops at once. A run that was
+/// stopped or killed goes on with --resume, and ends with the same weights as if it had not been.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   dressage train recipes/calculator

@@ -336,7 +336,7 @@ impl Adapter {
     /// The options of a policy that can load an adapter over this base.
     ///
     /// # Errors
-    /// As [`AdapterConfig::modules`].
+    /// Errors are those of [`AdapterConfig::modules`].
     pub fn options_of(config: &AdapterConfig, base: &ModelConfig) -> Result<LoraOptions, ModelError> {
         let modules = config.modules(base)?;
         let mut options = LoraOptions {

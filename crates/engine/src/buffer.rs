@@ -82,8 +82,8 @@ impl Buffer {
     }
 }
 
-/// A mapping of zeros that asks for huge pages, and where it starts. `None` where there is none to be had: then the allocator is asked, which
-/// says what becomes of a process without memory.
+/// A mapping of zeros that asks for huge pages, and where it starts. `None` where there is none to be had:
+/// then the allocator is asked, which says what becomes of a process without memory.
 fn map(layout: Layout) -> Option<(MmapMut, NonNull<f32>)> {
     let mut mapping = MmapMut::map_anon(layout.size()).ok()?;
     #[cfg(target_os = "linux")]

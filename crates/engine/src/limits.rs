@@ -1,12 +1,15 @@
-//! Memory that this process may still take: of the machine, of the control groups it is in, and by its own limits.
+//! Memory that this process may still take: of the machine, of the control groups it is in, and by its own
+//! limits.
 //!
-//! Read off the system's files. Quotas of processor time need no reading here: `std::thread::available_parallelism` knows them.
+//! Read off the system's files. Quotas of processor time need no reading here:
+//! `std::thread::available_parallelism` knows them.
 
 use std::path::{Component, Path, PathBuf};
 
-/// Bytes of memory that can be had without swapping, as far as the system tells: the least of what is free in the machine, what the control
-/// group of the process and each group around it leave (Slurm, systemd, Docker, Kubernetes), and what its resource limits do (`ulimit -v`,
-/// `-d`). `None` where the system has no such files.
+/// Bytes of memory that can be had without swapping, as far as the system tells: the least of what is free in
+/// the machine, what the control group of the process and each group around it leave (Slurm, systemd, Docker,
+/// Kubernetes), and what its resource limits do (`ulimit -v`, `-d`). `None` where the system has no such
+/// files.
 pub fn available_memory() -> Option<u64> {
     System { root: Path::new("/") }.available()
 }
@@ -61,8 +64,9 @@ impl System<'_> {
     }
 }
 
-/// What a control group leaves, given its files: the least of its limits without what is used. Pages of files that nobody has touched lately
-/// count as used, but the system drops them when memory is asked for. `None` without a limit.
+/// Memory that a control group leaves, given its files: the least of its limits without what is used. Pages
+/// of files that nobody has touched lately count as used, but the system drops them when memory is asked for.
+/// `None` without a limit.
 fn left_in_group(limits: &[String], used: &str, stat: &str, dropped: &str) -> Option<u64> {
     let number = |text: &str| text.trim().parse::<u64>().ok();
     let dropped = number_after(stat, dropped).and_then(|text| number(&text)).unwrap_or(0);
@@ -89,7 +93,8 @@ fn hierarchies(cgroup: &str, mountinfo: &str) -> Vec<Hierarchy> {
             continue;
         }
         for (root, mount) in mounts(mountinfo, unified) {
-            // A container may see its own group alone, mounted as the root of all, or be told of a group outside of what it sees.
+            // A container may see its own group alone, mounted as the root of all, or be told of a group
+            // outside of what it sees.
             let inside = Path::new(group).strip_prefix(&root).unwrap_or(Path::new(""));
             let is_below = inside.components().all(|part| matches!(part, Component::Normal(_)));
             let group = if is_below { inside.to_owned() } else { PathBuf::new() };
@@ -99,7 +104,8 @@ fn hierarchies(cgroup: &str, mountinfo: &str) -> Vec<Hierarchy> {
     found
 }
 
-/// Where hierarchies of control groups for memory are mounted: the group that is the root there, and the folder.
+/// Where hierarchies of control groups for memory are mounted: the group that is the root there, and the
+/// folder.
 fn mounts(mountinfo: &str, unified: bool) -> Vec<(PathBuf, PathBuf)> {
     let of_line = |line: &str| {
         // 35 31 0:32 /root /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
@@ -123,7 +129,7 @@ fn unescaped(text: &str) -> String {
     codes.iter().fold(text.to_owned(), |text, (code, character)| text.replace(code, character))
 }
 
-/// What limits on address space and on data leave of them.
+/// Memory that the limits on address space and on data leave.
 fn left_by_limits(limits: &str, status: &str) -> Option<u64> {
     let left = |name: &str, used: &str| {
         // Max address space         307200000            unlimited            bytes
@@ -146,7 +152,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const UNIFIED: &str = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
 
-    /// What is left, in MiB, of a machine with 8000 MiB free and these files.
+    /// Memory left, in MiB, of a machine with 8000 MiB free and these files.
     fn left(files: &[(&str, &str)]) -> u64 {
         let folder = tempfile::tempdir().unwrap();
         let meminfo = format!("MemTotal: 9999999 kB\nMemAvailable:  {} kB\n", 8000 << 10);
@@ -200,7 +206,8 @@ mod tests {
         assert_eq!(left(&files), 2500 - 1000);
     }
 
-    /// Slurm, version 1: steps within jobs within users; the job has the limit. Beside it the hybrid hierarchy of version 2, without memory.
+    /// Slurm, version 1: steps within jobs within users; the job has the limit. Beside it the hybrid
+    /// hierarchy of version 2, without memory.
     #[test]
     fn a_step_of_a_job() {
         let (job, used, none) = (mib(4000), mib(1500), "9223372036854771712\n");
@@ -221,7 +228,8 @@ mod tests {
         assert_eq!(left(&files), 2500);
     }
 
-    /// Docker: with a namespace of its own the group is the root; without one its path is that of the host, and so is the mount's root.
+    /// Docker: with a namespace of its own the group is the root; without one its path is that of the host,
+    /// and so is the mount's root.
     #[test]
     fn a_container() {
         let (limit, used) = (mib(1000), mib(250));
@@ -241,7 +249,8 @@ mod tests {
         assert_eq!(left(&[&own[..], &host].concat()), 750);
     }
 
-    /// Kubernetes, version 1: the container's own folder is all that it sees; its pod's limit stands in its statistics.
+    /// Kubernetes, version 1: the container's own folder is all that it sees; its pod's limit stands in its
+    /// statistics.
     #[test]
     fn a_container_of_a_pod() {
         let (limit, used) = (mib(3000), mib(500));

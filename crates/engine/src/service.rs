@@ -58,7 +58,7 @@ pub enum Command {
 pub enum LearnerCommand {
     /// Of all targets.
     Logprobs(Arc<TreeBatch>, Answer<Vec<f32>>),
-    /// And how spread out the distributions are that predict them.
+    /// Also how spread out the distributions are that predict them.
     Predictions(Arc<TreeBatch>, Answer<Predictions>),
     /// A critic's.
     Values(Arc<TreeBatch>, Answer<Vec<f32>>),

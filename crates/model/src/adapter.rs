@@ -38,7 +38,7 @@ const BEGINNINGS: [&str; 4] = ["gaussian", "orthogonal", "eva", "mica"];
 #[derive(Debug)]
 pub struct AdapterConfig {
     path: PathBuf,
-    /// What the base is called, where the file says it: a path, or a name on the hub with its revision.
+    /// Name of the base, where the file says it: a path, or a name on the hub with its revision.
     pub base: Option<String>,
     /// Rank where [`AdaptedModule::rank`] is no other.
     pub rank: usize,
@@ -46,7 +46,7 @@ pub struct AdapterConfig {
     pub alpha: f32,
     /// Whether the scale is alpha / √rank in place of alpha / rank.
     pub rank_stabilised: bool,
-    /// What the file says that the user should know of.
+    /// Notes for the user on what the file says.
     pub notes: Vec<String>,
     targets: Selection,
     exclude: Option<Selection>,
@@ -59,7 +59,7 @@ pub struct AdapterConfig {
 /// One module with an adapter on it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdaptedModule {
-    /// Its whole name in the base: `model.layers.0.self_attn.q_proj`.
+    /// Whole name in the base: `model.layers.0.self_attn.q_proj`.
     pub name: String,
     /// Rows of A, columns of B.
     pub rank: usize,

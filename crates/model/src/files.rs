@@ -35,7 +35,7 @@ pub struct ModelFiles {
     pub chat_template: Option<String>,
     /// The special tokens that chat templates use by name.
     pub special_tokens: SpecialTokens,
-    /// What the files say that the user should know of, a line each.
+    /// Notes for the user on what the files say, a line each.
     pub notes: Vec<String>,
     path: PathBuf,
     weights: Weights,

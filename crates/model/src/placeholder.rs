@@ -1,4 +1,4 @@
-//! What stands in the place of a file that was never fetched: a Git LFS pointer, a web page.
+//! Placeholders of a file that was never fetched: a Git LFS pointer, a web page.
 
 use std::path::Path;
 

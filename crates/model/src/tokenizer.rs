@@ -82,8 +82,9 @@ pub struct SpecialTokens {
 const NAMED: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_token"];
 
 impl SpecialTokens {
-    /// Reads a `tokenizer_config.json`, where a token is a text or an object with its text as `content`. As in
-    /// transformers, every key that ends in `_token` names one, and so does every key of `extra_special_tokens`.
+    /// Reads a `tokenizer_config.json`, where a token is a text or an object with its text as `content`. As
+    /// in transformers, every key that ends in `_token` names one, and so does every key of
+    /// `extra_special_tokens`.
     pub(crate) fn from_hf(settings: &Map<String, Value>) -> Self {
         let content = |value: &Value| value.get("content").unwrap_or(value).as_str().map(str::to_string);
         let text = |key: &str| settings.get(key).and_then(content);

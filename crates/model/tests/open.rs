@@ -54,7 +54,7 @@ fn gguf_files_of_every_family_and_version() {
     }
 }
 
-/// What writers add that changes nothing.
+/// Keys that writers add and that change nothing.
 #[test]
 fn metadata_without_effect_is_let_be() {
     let folder = tempfile::tempdir().unwrap();

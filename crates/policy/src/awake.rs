@@ -1,8 +1,10 @@
-//! Time in which this process ran: deadlines and their waits, by a clock that stands still while the process does.
+//! Time in which this process ran: deadlines and their waits, by a clock that stands still while the process
+//! does.
 //!
-//! A process that is stopped (SIGSTOP, Ctrl-Z, a frozen container, a debugger, a laptop that sleeps) has done nothing meanwhile, so no time
-//! has passed for what it waits for. Such a pause shows as a wait that takes far longer than it was meant to: so waits here are cut
-//! into short ones, and of each no more counts than it may take on a busy machine.
+//! A process that is stopped (SIGSTOP, Ctrl-Z, a frozen container, a debugger, a laptop that sleeps) has done
+//! nothing meanwhile, so no time has passed for what it waits for. Such a pause shows as a wait that takes
+//! far longer than it was meant to: so waits here are cut into short ones, and of each no more counts than it
+//! may take on a busy machine.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -96,7 +98,8 @@ pub async fn sleep(time: Duration) -> Duration {
     }
 }
 
-/// Does something, for as long as the process has not run for longer than `limit`; `None` where it takes longer.
+/// Does something, for as long as the process has not run for longer than `limit`; `None` where it takes
+/// longer.
 pub async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
         biased;

@@ -58,7 +58,7 @@ impl LoraOptions {
         })
     }
 
-    /// What B A x is multiplied by.
+    /// Factor of B A x.
     pub fn scale(&self, rank: usize, alpha: f32) -> f32 {
         match self.rank_stabilised {
             true => (f64::from(alpha) / (rank as f64).sqrt()) as f32,

@@ -2,8 +2,8 @@
 
 use crate::numbers::{Found, Reader};
 
-/// What the last `\boxed{…}` or `\fbox{…}` holds; without braces (`\boxed 5`), what follows up to white space or the end of the formula.
-/// `None` if there is no box, or the last one is not closed.
+/// Content of the last `\boxed{…}` or `\fbox{…}`; without braces (`\boxed 5`), what follows up to white space
+/// or the end of the formula. `None` if there is no box, or the last one is not closed.
 pub(crate) fn last_box(text: &str) -> Option<&str> {
     let after = |name: &str| text.rfind(name).map(|at| at + name.len());
     let rest = text[after("\\boxed").max(after("\\fbox"))?..].trim_start();
@@ -34,7 +34,8 @@ const COMPUTES: [&str; 42] = [
     "min",
 ];
 
-/// Commands with an argument, by how many they have: in a unit (`\frac{m}{s^2}`) it has no numbers but exponents.
+/// Commands with an argument, by how many they have: in a unit (`\frac{m}{s^2}`) it has no numbers but
+/// exponents.
 const WRAPS: [(&str, u32); 6] =
     [("frac", 2), ("dfrac", 2), ("tfrac", 2), ("cfrac", 2), ("overline", 1), ("bar", 1)];
 
@@ -42,7 +43,7 @@ const WRAPS: [(&str, u32); 6] =
 const FACTORS: [&str; 15] =
     ["x", "y", "z", "n", "k", "e", "i", "π", "√", "alpha", "beta", "gamma", "theta", "phi", "lambda"];
 
-/// What was read last, white space apart.
+/// The token that was read last, white space apart.
 #[derive(PartialEq)]
 enum Last {
     Nothing,
@@ -51,8 +52,9 @@ enum Last {
     Other,
 }
 
-/// The number that a short text says, such as `x = 5`, `\$1{,}234.`, `5\text{ cm}^2` or `about 72 clips`. `None` where it says none or
-/// several, or where something would have to be computed (`3 + x`, `\sqrt{2}`, `2\pi`, `5!`) or chosen (`x > 3`).
+/// The number that a short text says, such as `x = 5`, `\$1{,}234.`, `5\text{ cm}^2` or `about 72 clips`.
+/// `None` where it says none or several, or where something would have to be computed (`3 + x`, `\sqrt{2}`,
+/// `2\pi`, `5!`) or chosen (`x > 3`).
 pub(crate) fn only_number(text: &str) -> Option<Found> {
     let mut reader = Reader::new(text.trim(), true);
     let (mut only, mut last) = (None, Last::Nothing);

@@ -1,12 +1,14 @@
 //! Finding numbers in prose and in LaTeX, as people and models write them.
 //!
-//! Read: signs (`-`, `+`, `−`), decimals, thousands separated by commas or as LaTeX has it (`1{,}234`, `1\,234`, `1,\!234`), exponents
-//! (`1.5e3`, `2 × 10^3`, `2 \cdot 10^{3}`), powers (`2^{10}`), fractions (`3/4`, `3 / 4`, `\frac{3}{4}`, `\frac34`), mixed numbers with a
-//! fraction of LaTeX (`1\frac12`), currency before and units after (`$1,000`, `50\%`, `5kg`, `5\text{ cm}^2`). A percent sign is a unit
-//! like any other: 50% reads as 50.
+//! Read: signs (`-`, `+`, `−`), decimals, thousands separated by commas or as LaTeX has it (`1{,}234`,
+//! `1\,234`, `1,\!234`), exponents (`1.5e3`, `2 × 10^3`, `2 \cdot 10^{3}`), powers (`2^{10}`), fractions
+//! (`3/4`, `3 / 4`, `\frac{3}{4}`, `\frac34`), mixed numbers with a fraction of LaTeX (`1\frac12`), currency
+//! before and units after (`$1,000`, `50\%`, `5kg`, `5\text{ cm}^2`). A percent sign is a unit like any
+//! other: 50% reads as 50.
 //!
-//! Not read: numbers spelled as words ("five", "2 million"), mixed numbers in plain text ("1 1/2" is a 1 and a half), decimal commas,
-//! and digits that belong to a word (`x25`, `H2O`, `x_{2}`) or to its exponent (`cm^2`).
+//! Not read: numbers spelled as words ("five", "2 million"), mixed numbers in plain text ("1 1/2" is a 1 and
+//! a half), decimal commas, and digits that belong to a word (`x25`, `H2O`, `x_{2}`) or to its exponent
+//! (`cm^2`).
 
 use crate::Rational;
 
@@ -149,14 +151,15 @@ impl Reader {
         }
     }
 
-    /// What `skip` moves past.
+    /// Text that `skip` moves past.
     pub fn skipped(&mut self, skip: impl FnOnce(&mut Self)) -> String {
         let start = self.at;
         skip(self);
         self.chars[start..self.at].iter().collect()
     }
 
-    /// Moves past an argument, an exponent or a subscript: a group, a command, a signed number or one character.
+    /// Moves past an argument, an exponent or a subscript: a group, a command, a signed number or one
+    /// character.
     pub fn skip_argument(&mut self) {
         match self.peek(0) {
             Some('{') => {
@@ -211,7 +214,8 @@ impl Reader {
             let sign = self.at;
             negative = self.peek(0) != Some('+');
             self.at += 1;
-            // Apart from its number it could be the dash of a list, except after an equals sign and in a formula.
+            // Apart from its number it could be the dash of a list, except after an equals sign and in a
+            // formula.
             if self.peek(0) == Some(' ') {
                 let last = self.chars[..sign].iter().rev().find(|c| **c != ' ');
                 if last != Some(&'=') && !(self.formula && last.is_none()) {
@@ -342,7 +346,8 @@ impl Reader {
         Some(Digits { plain, decimals, exponent: exponent.is_some() })
     }
 
-    /// What parts three digits from those before: `,`, `{,}`, `,\!`, or a thin space of LaTeX. (`,\,` parts the items of a list.)
+    /// Separators of three digits from those before: `,`, `{,}`, `,\!`, or a thin space of LaTeX. (`,\,`
+    /// parts the items of a list.)
     fn separator(&mut self) -> Option<()> {
         let braced = self.take("{");
         let parts = if self.take(",") { true } else { self.take_thin() };

@@ -16,7 +16,8 @@ pub enum Extract {
     LastNumber,
     /// The first number after the last `####`, on the same line (GSM8K's own format).
     Hashes,
-    /// The number in the last `\boxed{…}`. A box with several numbers, or with something to be computed, is no answer.
+    /// The number in the last `\boxed{…}`. A box with several numbers, or with something to be computed, is
+    /// no answer.
     Boxed,
     /// The first number after the last "answer is", on the same line, in any case.
     AnswerIs,

@@ -95,7 +95,8 @@ impl Store {
         Ok(store)
     }
 
-    /// Opens a record that exists, to read it, also where nothing may be written, and while another process writes it.
+    /// Opens a record that exists, to read it, also where nothing may be written, and while another process
+    /// writes it.
     ///
     /// # Errors
     /// When the file is missing or cannot be opened, belongs to another program, or has another schema version.

@@ -1,9 +1,9 @@
 //! Reading a record where nothing may be written: a run of another user, a read-only mount.
 //!
-//! In WAL mode a reader needs an index of the log, which it shares with writers in a file beside the database. Where it cannot make one,
-//! SQLite reads with an index of its own as long as that file is there; that is tried first, and is what reads a run under way. If there
-//! is no such file and no log, the database alone is the whole record. If there is a log alone, both are copied to where the index can
-//! be made.
+//! In WAL mode a reader needs an index of the log, which it shares with writers in a file beside the
+//! database. Where it cannot make one, SQLite reads with an index of its own as long as that file is there;
+//! that is tried first, and is what reads a run under way. If there is no such file and no log, the database
+//! alone is the whole record. If there is a log alone, both are copied to where the index can be made.
 
 use std::fs;
 use std::io;
@@ -87,7 +87,8 @@ mod tests {
     use super::*;
     use crate::{EvalKey, Store};
 
-    /// Both ways around the index, whatever the name of the folder; the command is tested with a user who may not write.
+    /// Both ways around the index, whatever the name of the folder; the command is tested with a user who may
+    /// not write.
     #[test]
     fn a_record_is_read_without_a_file_beside_it() {
         let folder = tempfile::tempdir().unwrap();

@@ -13,7 +13,7 @@ thread_local! {
 /// Makes the call. What it was given must not be used again after a panic.
 ///
 /// # Errors
-/// What it panicked with.
+/// The panic's message.
 pub(crate) fn caught<T>(call: impl FnOnce() -> T) -> Result<T, String> {
     // The hook is the process's: it asks which thread panics, and leaves the others to the hook that was
     // there.

@@ -52,8 +52,8 @@ pub struct ChatOptions {
     pub history: History,
     /// Further variables of the template, such as `enable_thinking = false`.
     pub variables: Map<String, Value>,
-    /// The moment that the template calls now, in seconds since 1970; where it is not given, that of the clock
-    /// when the chat is made. Part of a run's record, not of what people write down.
+    /// The moment that the template calls now, in seconds since 1970; where it is not given, that of the
+    /// clock when the chat is made. Part of a run's record, not of what people write down.
     #[serde(skip)]
     pub now: Option<u64>,
 }
@@ -108,7 +108,7 @@ impl ChatOptions {
     }
 }
 
-/// What templates call the tokens that begin and end a text; the tokenizer knows them.
+/// Names in templates of the tokens that begin and end a text; the tokenizer knows them.
 const ENDS: [&str; 2] = ["bos_token", "eos_token"];
 
 impl Chat {
@@ -333,7 +333,7 @@ impl Chat {
         Ok(self.tokenizer.encode_guarded(&format!("{said}{}", self.closing), Some(guard)))
     }
 
-    /// What a reply says, the tags of its thoughts and calls by their names where they are special tokens.
+    /// The text of a reply, the tags of its thoughts and calls by their names where they are special tokens.
     pub fn said(&self, reply: &[u32]) -> String {
         self.tokenizer.decode_keeping(reply, &self.said)
     }

@@ -1,4 +1,4 @@
-//! What stands between a sampled turn and the next reply, and where a template would print the past
+//! Tokens between a sampled turn and the next reply, and places where a template would print the past
 //! otherwise.
 //!
 //! Guarantees:
@@ -18,8 +18,8 @@ pub enum History {
     /// Recorded tokens stay, and only what is new is appended.
     #[default]
     Append,
-    /// As the template prints it, which is what an inference server that is sent messages sees: where that is
-    /// not what was recorded, the conversation forks.
+    /// The template's own print of it, which is what an inference server that is sent messages sees: where
+    /// that is not what was recorded, the conversation forks.
     Template,
 }
 
@@ -28,13 +28,13 @@ pub enum History {
 pub struct Drift {
     /// The recorded text, from where the two differ.
     pub recorded: String,
-    /// What the template prints there, or why it prints nothing.
+    /// Text that the template prints there, or why it prints nothing.
     pub printed: String,
     /// The prompt that the template prints; `None` where it refuses the conversation.
     pub prompt: Option<Vec<u32>>,
 }
 
-/// What stands for a reply while the template is asked what follows it.
+/// The text that stands for a reply while the template is asked what follows it.
 const NEUTRAL: &str = "Done.";
 
 /// Most characters that are shown of what two texts have in common.
@@ -53,8 +53,9 @@ impl Chat {
     /// beginning of the assistant's turn. `history` holds the messages before the sampled turn, and `sampled`
     /// the ids of the turn, with or without (when it was cut) the token that ends it.
     ///
-    /// # Errors What the template raises, whatever the model wrote; tools in a format that is not understood;
-    /// a system message that the template does not print here.
+    /// # Errors
+    /// Errors that the template raises, whatever the model wrote; tools in a format that is not understood; a
+    /// system message that the template does not print here.
     pub fn continuation(
         &self,
         history: &[Message],
@@ -81,7 +82,7 @@ impl Chat {
         Ok(self.tokenizer().encode_guarded(given, Some(guard)))
     }
 
-    /// What follows a reply without the token that ends its turn, which was sampled.
+    /// The text after a reply without the token that ends its turn, which was sampled.
     fn without_end<'a>(&self, following: &'a str) -> &'a str {
         let rest = following.trim_start();
         match self.tokenizer().leading_special(rest) {
@@ -94,7 +95,7 @@ impl Chat {
     /// models do that always think. What the model wrote before does not matter.
     ///
     /// # Errors
-    /// What the template raises, or tools in a format that is not understood.
+    /// Errors that the template raises, or tools in a format that is not understood.
     pub fn opened_thought(
         &self,
         messages: &[Message],

@@ -1,4 +1,4 @@
-//! What follows a reply, over templates that treat the past in every way that published ones do.
+//! Tokens after a reply, over templates that treat the past in every way that published ones do.
 
 use proptest::prelude::*;
 use serde_json::json;

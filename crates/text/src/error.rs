@@ -36,7 +36,7 @@ pub enum TextError {
          model that chats?"
     )]
     NoTurn {
-        /// What it prints.
+        /// Text that it prints.
         found: String,
     },
     /// A special token of the tokenizer keeps tool calls from being written or read.
@@ -47,7 +47,7 @@ pub enum TextError {
     CallToken {
         /// The token.
         token: String,
-        /// What it does to calls.
+        /// The way it treats calls.
         why: String,
     },
 }

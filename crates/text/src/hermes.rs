@@ -74,7 +74,7 @@ pub(crate) fn next_tag(text: &str, from: usize) -> Option<Range<usize>> {
     [OPEN, CLOSE].into_iter().filter_map(place).min_by_key(|range| range.start)
 }
 
-/// What stands between the tags of the call that `text` begins with, where it is JSON as a whole.
+/// Text between the tags of the call that `text` begins with, where it is JSON as a whole.
 pub(crate) fn readable(text: &str) -> Option<Range<usize>> {
     let body = text.strip_prefix(OPEN)?;
     let mut values = serde_json::Deserializer::from_str(body).into_iter::<Value>();

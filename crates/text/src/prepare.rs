@@ -95,8 +95,8 @@ impl Preparation<'_> {
         self.tokenizer.guard(text, self.guard, true)
     }
 
-    /// What an assistant wrote, in which the tags of thoughts and calls are the tokens that the model writes
-    /// them with.
+    /// Text that an assistant wrote, in which the tags of thoughts and calls are the tokens that the model
+    /// writes them with.
     pub(crate) fn written(&self, message: &Message, in_thought: bool) -> String {
         let text = hermes::render_turn(&message.content, &message.tool_calls);
         let spans = self.thoughts.spans(&text, in_thought);

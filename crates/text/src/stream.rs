@@ -89,13 +89,13 @@ impl<'a> ReplyStream<'a> {
         ReplyStream { tokenizer, kept, thoughts, decoder, state, held, call }
     }
 
-    /// What `id` completes; often nothing.
+    /// Text that `id` completes; often none.
     pub fn push(&mut self, id: u32) -> Vec<Piece> {
         let text = self.decoder.push_bytes(self.tokenizer.bytes_keeping(id, self.kept));
         self.read(&text)
     }
 
-    /// What is left at the end.
+    /// Text left at the end.
     pub fn finish(mut self) -> Vec<Piece> {
         let text = std::mem::take(&mut self.decoder).finish();
         let mut pieces = self.read(&text);

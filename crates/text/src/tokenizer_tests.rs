@@ -1,4 +1,4 @@
-//! What becomes of texts, and of files that are not as they should be.
+//! Tests of texts and their ids, and of files that are not as they should be.
 
 use proptest::prelude::*;
 

@@ -1,4 +1,5 @@
-//! The best checkpoint of a run, and what its own result is worth: of several that did equally well the luckiest is chosen.
+//! The best checkpoint of a run, and what its own result is worth: of several that did equally well the
+//! luckiest is chosen.
 
 use std::path::PathBuf;
 
@@ -17,8 +18,8 @@ pub struct Best {
     pub of: usize,
     /// Success on the tasks that are reported.
     pub success: Interval,
-    /// Whether it was chosen by tasks set apart for that (`eval.select`). If not, the success is that of the tasks which it was
-    /// chosen by, and is biased upwards.
+    /// Whether it was chosen by tasks set apart for that (`eval.select`). If not, the success is that of the
+    /// tasks which it was chosen by, and is biased upwards.
     pub apart: bool,
 }
 
@@ -28,7 +29,8 @@ pub(crate) fn best_of(evals: &[EvalResult]) -> Option<&EvalResult> {
 }
 
 impl Best {
-    /// The best of `evals`, which `checkpoint` is of; `None` where there was no choice. An evaluation before training has no checkpoint.
+    /// The best of `evals`, which `checkpoint` is of; `None` where there was no choice. An evaluation before
+    /// training has no checkpoint.
     pub(crate) fn of(evals: &[EvalResult], checkpoint: Option<PathBuf>) -> Option<Self> {
         let best = best_of(evals)?;
         let is_trained = |eval: &&EvalResult| eval.phase > 0 || eval.step > 0;

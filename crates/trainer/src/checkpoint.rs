@@ -21,7 +21,7 @@ const STATE: &str = "trainer.json";
 const TEMPORARY: &str = ".tmp-";
 /// The folder within a checkpoint that holds the critic.
 const CRITIC: &str = "critic";
-/// And the one that holds a reference with weights of its own.
+/// Name of the folder that holds a reference with weights of its own.
 const REFERENCE: &str = "reference";
 
 /// How far a run has come.

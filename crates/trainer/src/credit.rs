@@ -141,7 +141,8 @@ impl Earnings {
     }
 
     /// A sample as estimators know it. `more` is added to the rewards of the tokens of each path and to its
-    /// score; `signals` are what models said of each path, and `masked` says what an agent did is not trained.
+    /// score; `signals` are what models said of each path, and `masked` says what an agent did is not
+    /// trained.
     pub fn rollout(
         &self,
         sample: &Sample,

@@ -77,9 +77,9 @@ pub enum TrainerError {
         folder.display()
     )]
     Changed {
-        /// What the file belongs to: `model`, or the source of tasks.
+        /// Owner of the file: `model`, or the source of tasks.
         of: String,
-        /// Its name.
+        /// Name of the file.
         name: String,
         /// The run.
         folder: PathBuf,

@@ -47,7 +47,7 @@ pub struct Uncalled {
 }
 
 impl Uncalled {
-    /// Of the first attempt in which something was drawn; `None` where there are no tools.
+    /// The first attempt in which something was drawn; `None` where there are no tools.
     fn find(
         rollouts: &Rollouts,
         wanted: &[(AttemptKey, Task)],

@@ -51,7 +51,7 @@ struct Group {
     completed: Option<u64>,
     /// Whether it teaches nothing, and another was admitted in its place.
     replaced: bool,
-    /// Its attempts that are under way, the greedy one left out.
+    /// Attempts that are under way, the greedy one left out.
     running: Vec<AbortHandle>,
 }
 

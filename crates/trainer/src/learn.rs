@@ -117,7 +117,7 @@ pub(crate) struct Rules<'a> {
 }
 
 impl<'a> Rules<'a> {
-    /// What the recipe says of step `step` of a phase, whose schedule is made for `steps` of them.
+    /// Rules of the recipe for step `step` of a phase, whose schedule is made for `steps` of them.
     pub fn new(phase: &'a Phase, step: u32, steps: u32, version: u64, recipe: &Recipe) -> Self {
         let (seed, exact) = (recipe.run.seed, !recipe.engine.keep_cache);
         let policy = optim_params(phase.optimiser(), phase.learning_rate(), step, steps);

@@ -24,7 +24,8 @@ impl Trainer {
         Ok(Some(before as u32 + best.step))
     }
 
-    /// Sees to it that the weights with the highest mean score so far are kept, and marked, if those are the ones at hand.
+    /// Sees to it that the weights with the highest mean score so far are kept, and marked, if those are the
+    /// ones at hand.
     pub(crate) async fn keep_the_best(&mut self, observer: &mut dyn Observer) -> Result<(), TrainerError> {
         let here = self.position.global_step;
         if here == 0 || self.best_step()? != Some(here) {

@@ -1,5 +1,5 @@
-//! What a run depends on besides its recipe, written down where it begins: the moment, the files, and the steps that its schedules were
-//! made for.
+//! Things that a run depends on besides its recipe, written down where it begins: the moment, the files, and
+//! the steps that its schedules were made for.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ const FILE: &str = "origin.json";
 /// Version of `origin.json` that this build reads and writes.
 const SCHEMA: u32 = 1;
 
-/// What a run began with.
+/// Record of how a run began.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Origin {
     schema: u32,
@@ -37,9 +37,9 @@ pub(crate) struct Origin {
 /// A file that a run reads and does not write.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Input {
-    /// What it belongs to: `model`, or the source of tasks.
+    /// Owner: `model`, or the source of tasks.
     of: String,
-    /// Its name, without its folder: caches of models move.
+    /// Name without its folder: caches of models move.
     name: String,
     bytes: u64,
     crc32c: u32,
@@ -53,8 +53,8 @@ struct Length {
     steps: u32,
 }
 
-/// The moment at which the run in `folder` began, in seconds since 1970; `None` where it holds no run. Of a run that an older build began,
-/// which did not write it down, when its recipe was written.
+/// The moment at which the run in `folder` began, in seconds since 1970; `None` where it holds no run. Of a
+/// run that an older build began, which did not write it down, when its recipe was written.
 ///
 /// # Errors
 /// When the folder cannot be read.
@@ -76,7 +76,7 @@ pub fn seconds(moment: SystemTime) -> u64 {
 }
 
 impl Origin {
-    /// What a run of `recipe` begins with, or goes on with. Reads every file.
+    /// Origin of a run of `recipe` that begins or goes on now. Reads every file.
     ///
     /// # Errors
     /// When a file cannot be read.
@@ -153,7 +153,8 @@ impl Origin {
         earlier.map_or(steps, |length| length.steps)
     }
 
-    /// Gives phases the lengths that `recipe` says, in the run of `earlier` that `store` is the record of; also what its user should know.
+    /// Gives phases the lengths that `recipe` says, in the run of `earlier` that `store` is the record of;
+    /// also what its user should know.
     ///
     /// # Errors
     /// When such a phase is over: the next one has begun from where it ended.

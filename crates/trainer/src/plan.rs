@@ -311,7 +311,7 @@ impl<'a> Gathered<'a> {
     }
 }
 
-/// Who acts in any of the attempts, in the order of their first actions.
+/// Agents that act in any of the attempts, in the order of their first actions.
 fn agents_of<'a>(attempts: impl Iterator<Item = &'a Trajectory>) -> Vec<String> {
     let mut agents: Vec<String> = Vec::new();
     for action in attempts.flat_map(trained_paths).flat_map(|path| path.turns) {

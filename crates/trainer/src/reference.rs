@@ -1,7 +1,8 @@
-//! The reference that a divergence is measured from, where it moves: after every so many steps of a phase it becomes what the policy is then.
+//! The reference that a divergence is measured from, where it moves: after every so many steps of a phase it
+//! becomes what the policy is then.
 //!
-//! Which weights it has is a function of the step. A checkpoint between two moves holds them, since those that they equal may be gone;
-//! at a move they are the policy's own.
+//! Which weights it has is a function of the step. A checkpoint between two moves holds them, since those
+//! that they equal may be gone; at a move they are the policy's own.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +15,8 @@ use crate::recipe::{Phase, RlKeys};
 use crate::trainer::Trainer;
 
 impl RlKeys {
-    /// How many steps of the phase were done when the reference was taken that a step is measured from; 0 for where the phase began.
+    /// How many steps of the phase were done when the reference was taken that a step is measured from; 0 for
+    /// where the phase began.
     pub(crate) fn reference_taken(&self, step: u32) -> u32 {
         let every = self.kl.map_or(0, |kl| kl.reference_every);
         step.checked_rem(every).map_or(0, |since| step - since)
@@ -25,7 +27,8 @@ impl RlKeys {
         step > 0 && self.reference_taken(step) == step
     }
 
-    /// Whether the weights of the reference are neither those that the phase began with nor the policy's, after so many steps.
+    /// Whether the weights of the reference are neither those that the phase began with nor the policy's,
+    /// after so many steps.
     fn reference_is_its_own(&self, done: u32) -> bool {
         (1..done).contains(&self.reference_taken(done))
     }

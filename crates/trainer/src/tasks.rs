@@ -21,7 +21,7 @@ const GENERATED_CHECKED: usize = 64;
 /// All tasks of a run. What is held out of one source is trained on from none.
 pub struct Tasks {
     train: Vec<Train>,
-    /// What is held out, by where it comes from. It depends on `eval.split_seed`, never on the run's seed.
+    /// Held-out tasks by where they come from. They depend on `eval.split_seed`, never on the run's seed.
     pub eval: Vec<EvalSlice>,
     /// What a user should know of the sources.
     pub notes: Vec<String>,
@@ -226,8 +226,8 @@ fn note_left_out(notes: &mut Vec<String>, source: std::fmt::Arguments<'_>, count
     }
 }
 
-/// The questions that a run was trained on, by its record: those of its demonstrations, and of the attempts that
-/// it made for training.
+/// The questions that a run was trained on, by its record: those of its demonstrations, and of the attempts
+/// that it made for training.
 ///
 /// # Errors
 /// When the record cannot be read, or holds something else than tasks.
@@ -307,8 +307,8 @@ pub fn tool_set(agent: &AgentKeys) -> Result<ToolSet, TrainerError> {
     Ok(ToolSet::new(tools, Duration::from_secs_f64(agent.tool_seconds))?)
 }
 
-/// How to talk to a model, as a recipe says it. Of a run, `now` is the moment at which it began, in seconds since 1970; without one the
-/// clock says it.
+/// How to talk to a model, as a recipe says it. Of a run, `now` is the moment at which it began, in seconds
+/// since 1970; without one the clock says it.
 pub fn chat_options(agent: &AgentKeys, now: Option<u64>) -> ChatOptions {
     ChatOptions {
         tools: agent.protocol,

@@ -1,4 +1,4 @@
-//! What is held out anywhere is trained on nowhere; and what a task opens with.
+//! Tests that held-out tasks are trained on nowhere, and of the conversation that a task opens.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -69,7 +69,8 @@ fn what_one_source_holds_out_is_trained_on_from_none() {
         assert_eq!(run.eval, runs[0].eval);
         assert_eq!(run.eval.iter().map(|slice| slice.tasks.len()).collect::<Vec<_>>(), [40, 30]);
         assert!(trained(run).is_disjoint(&asked_of));
-        // What the second holds out of the first, the first holds out, too: it takes the smallest hashes of more.
+        // What the second holds out of the first, the first holds out, too: it takes the smallest hashes of
+        // more.
         let left_out: Vec<_> =
             run.notes.iter().filter(|note| note.contains("another source holds them out")).collect();
         let [b, c] = &left_out[..] else { panic!("{:?}", run.notes) };

@@ -47,8 +47,8 @@ pub struct Parts {
     pub context: usize,
     /// Completes a checkpoint to a model folder.
     pub companions: Companions,
-    /// The moment that `chat` takes for now, in seconds since 1970: that at which the run [began](crate::begun), or this one for a run that
-    /// begins.
+    /// The moment that `chat` takes for now, in seconds since 1970: that at which the run
+    /// [began](crate::begun), or this one for a run that begins.
     pub begun: u64,
     /// Files that the model was read from. A run goes on with none but these.
     pub model_files: Vec<PathBuf>,
@@ -113,7 +113,7 @@ pub struct Trainer {
     pub(crate) checkpoints: Checkpoints,
     pub(crate) metrics: MetricsFile,
     pub(crate) latest: Option<Checkpoint>,
-    /// What its user should know at the beginning.
+    /// Notes for its user at the beginning.
     notes: Vec<String>,
     origin: Origin,
     pub(crate) position: Position,
@@ -327,7 +327,8 @@ impl Trainer {
         Ok(())
     }
 
-    /// Whether the evaluation at hand reached the success at which a phase ends. Where the record has a further step, it did not end there.
+    /// Whether the evaluation at hand reached the success at which a phase ends. Where the record has a
+    /// further step, it did not end there.
     fn is_good_enough(&self, keys: &Phase) -> Result<bool, TrainerError> {
         let Position { phase, step, .. } = self.position;
         let here = self.evals.last().filter(|eval| step > 0 && (eval.phase, eval.step) == (phase, step));
@@ -494,7 +495,8 @@ impl Trainer {
     }
 }
 
-/// Opens a run to go on with, and gives its phases the lengths that the recipe says now. Also what its user should know.
+/// Opens a run to go on with, and gives its phases the lengths that the recipe says now. Also what its user
+/// should know.
 fn go_on(recipe: &Recipe, now: Origin) -> Result<(RunFolder, Store, Origin, Vec<String>), TrainerError> {
     let (folder, earlier) = RunFolder::resume(recipe)?;
     let (mut origin, mut notes) = match Origin::read(folder.root())? {

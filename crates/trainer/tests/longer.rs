@@ -1,4 +1,5 @@
-//! Runs that go on with another length, that end where they are good enough, and what they must not go on with.
+//! Runs that go on with another length, that end where they are good enough, and what they must not go on
+//! with.
 
 #![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
 
@@ -37,7 +38,8 @@ impl Observer for StopAfter {
     }
 }
 
-/// Runs for at most `most` steps. The weights at the end, whether that was the end of the run, and what was to be said.
+/// Runs for at most `most` steps. The weights at the end, whether that was the end of the run, and what was
+/// to be said.
 async fn run(
     folder: &Path,
     start: Start,
@@ -212,7 +214,8 @@ async fn files_are_those_that_a_run_began_with() {
     assert!(matches!(go(Start::Resume, 99).await.unwrap(), Ended::Finished(_)));
 }
 
-/// A run remembers its moment; one of an older build, which did not write it down, began when its recipe was written.
+/// A run remembers its moment; one of an older build, which did not write it down, began when its recipe was
+/// written.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_moment_is_that_of_the_beginning() {
     let root = tempfile::tempdir().unwrap();

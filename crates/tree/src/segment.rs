@@ -139,7 +139,7 @@ impl Trajectory {
     /// the segment that the new path ends with; `None` without tokens.
     ///
     /// # Errors
-    /// As [`push`](Self::push).
+    /// Errors are those of [`push`](Self::push).
     pub fn branch(
         &mut self,
         leaf: SegmentId,

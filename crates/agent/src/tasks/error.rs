@@ -1,4 +1,4 @@
-//! What can be wrong with a source of tasks.
+//! Errors of a source of tasks.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use std::path::PathBuf;
 pub enum Place {
     /// The line on which it begins, from 1.
     Line(usize),
-    /// Its number, from 1, where a file has no lines.
+    /// Number of the row, from 1, where a file has no lines.
     Row(usize),
 }
 
@@ -30,7 +30,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// What can be wrong with a source of tasks.
+/// Errors of a source of tasks.
 #[derive(Debug, thiserror::Error)]
 pub enum TaskError {
     /// A file or folder cannot be read.
@@ -38,7 +38,7 @@ pub enum TaskError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's message.
         why: std::io::Error,
     },
     /// A path leads to no file with tasks.
@@ -54,7 +54,7 @@ pub enum TaskError {
     Form {
         /// The file.
         path: PathBuf,
-        /// What it is instead, and the way out.
+        /// The format that it has instead, and the way out.
         why: String,
     },
     /// The files have no rows.
@@ -72,7 +72,7 @@ pub enum TaskError {
         line: usize,
         /// The column, from 1.
         column: usize,
-        /// What the parser says.
+        /// The parser's message.
         why: String,
     },
     /// A row is JSON, but not an object.
@@ -106,9 +106,9 @@ pub enum TaskError {
         place: Place,
         /// The field.
         field: String,
-        /// What it holds, shortened.
+        /// The value, shortened.
         found: String,
-        /// What it must hold.
+        /// The values that are allowed.
         expected: String,
     },
     /// More rows are to be held out than there are to spare.
@@ -131,9 +131,9 @@ pub enum TaskError {
     Option {
         /// The option.
         name: &'static str,
-        /// Its value.
+        /// The key's value.
         value: f64,
-        /// What it may be.
+        /// The values that it may have.
         range: &'static str,
     },
 }

@@ -1,9 +1,9 @@
 //! Tasks: what an agent is asked, what is expected, and how somebody did it.
 //!
-//! Tasks come from files ([`FileOptions::load`]) or from a seeded generator ([`Arithmetic`]). Both give a training
-//! part and a held-out part that share no task, whatever the seed of a run. A [`Demonstration`] is a worked
-//! solution with tool calls, to learn from before there is any reward; every result in it is what the tool itself
-//! answers.
+//! Tasks come from files ([`FileOptions::load`]) or from a seeded generator ([`Arithmetic`]). Both give a
+//! training part and a held-out part that share no task, whatever the seed of a run. A [`Demonstration`] is a
+//! worked solution with tool calls, to learn from before there is any reward; every result in it is what the
+//! tool itself answers.
 //!
 //! Not here: prompts around the question (the recipe's), and scoring (`dressage-reward`).
 
@@ -31,12 +31,12 @@ pub use question::QuestionKey;
 pub struct Task {
     /// Names it for ever: the same task has the same id in every run.
     pub id: String,
-    /// What is asked: the text of the last turn, where a conversation comes before it.
+    /// The question: the text of the last turn, where a conversation comes before it.
     pub question: String,
     /// The conversation that ends with the question, where it is more than the question.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub messages: Vec<Message>,
-    /// What is expected, for the scorer; a list where several answers are right.
+    /// The expected answer, for the scorer; a list where several answers are right.
     pub answer: Value,
     /// Where it comes from: the name of a file or a generator.
     pub source: String,

@@ -22,7 +22,7 @@ impl QuestionKey {
         QuestionKey(key)
     }
 
-    /// Its place among the questions of a source under a split: the first ones are held out.
+    /// Place among the questions of a source under a split: the first ones are held out.
     pub(super) fn rank(self, split_seed: u64) -> u64 {
         let hash = Sha256::new().chain_update(split_seed.to_le_bytes()).chain_update(self.0).finalize();
         hash[..8].iter().fold(0, |rank, byte| rank << 8 | u64::from(*byte))
@@ -30,7 +30,7 @@ impl QuestionKey {
 }
 
 impl Task {
-    /// What it asks, for comparison with other tasks.
+    /// The question, for comparison with other tasks.
     pub fn key(&self) -> QuestionKey {
         let turns: Vec<&Message> = self.messages.iter().filter(|turn| turn.role != Role::System).collect();
         match turns[..] {

@@ -166,8 +166,8 @@ fn a_run_is_done_again() {
     assert!(stderr(&output).contains("nothing was compared"), "{}", stderr(&output));
 }
 
-/// Ctrl-C, or what schedulers and closed terminals send, ends the run at the next safe point; going on from there ends with the weights
-/// of a run that was not interrupted.
+/// Ctrl-C, or what schedulers and closed terminals send, ends the run at the next safe point; going on from
+/// there ends with the weights of a run that was not interrupted.
 #[test]
 #[cfg(unix)]
 fn a_run_that_is_interrupted_goes_on() {

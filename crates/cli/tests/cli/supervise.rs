@@ -36,8 +36,8 @@ fn a_run_that_always_dies_is_given_up() {
     assert!(!stderr(&output).contains("starting it again"), "{}", stderr(&output));
 }
 
-/// A request to stop that reaches the parent alone stops the run as Ctrl-C does from a keyboard, at a safe point, and is not answered
-/// with another start.
+/// A request to stop that reaches the parent alone stops the run as Ctrl-C does from a keyboard, at a safe
+/// point, and is not answered with another start.
 #[test]
 fn the_run_stops_where_its_parent_is_asked_to() {
     for signal in ["-INT", "-TERM"] {

@@ -18,7 +18,7 @@ pub(super) const SINGLE: &str = "model.safetensors";
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 pub(super) const ADAPTER: &str = "adapter_model.safetensors";
 
-/// What the environment says of the hub.
+/// Settings of the hub in the environment.
 #[derive(Debug, PartialEq)]
 pub(super) struct Settings {
     pub(super) endpoint: String,

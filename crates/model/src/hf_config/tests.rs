@@ -56,7 +56,7 @@ fn biases_and_ends_are_read() {
     assert_eq!(read(&with("llama", "pad_token_id", json!(3))).unwrap().pad, Some(3));
 }
 
-/// The same scaling in the older and the newer spelling.
+/// One scaling in the older and the newer spelling.
 #[test]
 fn rotary_scalings_in_both_spellings() {
     let llama3 = json!({
@@ -256,7 +256,7 @@ fn what_nobody_knows_and_training_leaves_out_is_told() {
     }
 }
 
-/// As transformers does, `rope_scaling` goes before `rope_parameters`, unless it is empty.
+/// `rope_scaling` goes, as in transformers, before `rope_parameters`, unless it is empty.
 #[test]
 fn where_both_spellings_stand_the_older_counts() {
     let mut json = with("llama", "rope_parameters", json!({ "rope_type": "default", "rope_theta": 5e5 }));

@@ -8,7 +8,7 @@ use super::arguments::Bound;
 use super::limits::{failure, list, pairs};
 use super::strings;
 
-/// What the sandbox of transformers keeps templates from doing.
+/// Names that the sandbox of transformers keeps from templates.
 const CHANGES: [&str; 12] = [
     "append",
     "clear",

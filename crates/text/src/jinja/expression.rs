@@ -350,7 +350,7 @@ impl<'a> Expression<'a> {
         Ok(called("__dressage_slice", &[of, bound(&parts[0]), bound(&parts[1]), bound(&parts[2])]))
     }
 
-    /// What stands between the parentheses of a call.
+    /// Arguments between the parentheses of a call.
     fn arguments(&mut self) -> Translated {
         let mut out = String::new();
         while !self.peek(")") {

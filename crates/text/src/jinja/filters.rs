@@ -61,7 +61,7 @@ pub(crate) fn install(environment: &mut Environment<'_>, now: u64) {
     }
 }
 
-/// What Python iterates over: characters, keys, items, and nothing of what is undefined.
+/// Items that Python iterates over: characters, keys, items, and nothing of what is undefined.
 fn items(value: &Value) -> Result<Vec<Value>, Error> {
     match value.as_str() {
         _ if value.is_undefined() => Ok(Vec::new()),

@@ -25,7 +25,7 @@ pub(crate) const DEPTH: usize = 100;
 /// Time of one rendering.
 pub(crate) const TIME: Duration = Duration::from_secs(10);
 
-/// What a rendering may still use.
+/// Budget that a rendering may still use.
 #[derive(Debug)]
 pub(crate) struct Budget {
     bytes: usize,

@@ -267,7 +267,7 @@ fn order(operator: &str, left: Value, right: Value) -> Result<Value, Error> {
     }))
 }
 
-/// What a loop runs over; nothing is no list.
+/// Items that a loop runs over; nothing is no list.
 fn iterated(value: Value) -> Result<Value, Error> {
     if value.is_none() {
         return Err(failure("a loop runs over none, which is not iterable"));

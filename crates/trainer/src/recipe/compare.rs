@@ -25,8 +25,8 @@ const FREE: [&str; 14] = [
     "eval.every",
 ];
 
-/// Whether a run may go on with a difference that changes how long it trains: more steps of a phase, another success at which it ends, a
-/// phase more at the end.
+/// Whether a run may go on with a difference that changes how long it trains: more steps of a phase, another
+/// success at which it ends, a phase more at the end.
 fn lengthens(Difference { key, before, now }: &Difference, is_sft: impl Fn(usize) -> bool) -> bool {
     let more = || before.as_ref().and_then(Value::as_integer) < now.as_ref().and_then(Value::as_integer);
     match key.split('.').collect::<Vec<_>>()[..] {

@@ -336,8 +336,9 @@ pub struct EvalKeys {
     pub select: f64,
     /// Tasks in wordings never seen in training, from each generator; reported apart.
     pub unseen_wordings: usize,
-    /// Decides which questions are held out, over all sources together. Apart from the run's seed, so that runs
-    /// that differ in it are measured on the same tasks, and none is trained on what another is measured on.
+    /// Decides which questions are held out, over all sources together. Apart from the run's seed, so that
+    /// runs that differ in it are measured on the same tasks, and none is trained on what another is measured
+    /// on.
     pub split_seed: u64,
     /// Also after every so many steps of a phase; 0 for only at its end.
     pub every: u32,

@@ -162,7 +162,8 @@ fn resolve(table: &mut Table, folder: &Path) {
     }
 }
 
-/// Makes the folder absolute that a program that scores runs in: that of the recipe, or one that is told from there.
+/// Makes the folder absolute that a program that scores runs in: that of the recipe, or one that is told from
+/// there.
 fn resolve_scorer(table: &mut Table, folder: &Path) {
     let scorer = ["reward", "scorer"].map(str::to_owned);
     if let Some(Value::Table(found)) = find(table, &scorer)

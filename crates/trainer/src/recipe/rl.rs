@@ -73,8 +73,8 @@ pub struct RlKeys {
     /// critic learns from all tokens alike.
     #[serde(default)]
     pub correction: Option<Correction>,
-    /// Bounds beyond which tokens are left out as too far from the weights that drew them. All must be content.
-    /// Needs `proximal = "recompute"`.
+    /// Bounds beyond which tokens are left out as too far from the weights that drew them. All must be
+    /// content. Needs `proximal = "recompute"`.
     #[serde(default)]
     pub rejection: Vec<Rejection>,
     /// What becomes of groups whose rewards are all equal, in place of the algorithm's way.
@@ -396,7 +396,7 @@ pub enum UniformGroups {
     /// They count in the averages, as they are drawn.
     #[default]
     Keep,
-    /// They are left out of the averages.
+    /// Left out of the averages.
     Drop,
     /// Others are drawn in their place until the step is full, at most as many again as it has (dynamic
     /// sampling, DAPO).
@@ -414,8 +414,8 @@ pub enum Overlong {
     Mask,
     /// They are left out of everything.
     Drop,
-    /// They might have gone on: advantages count what the critic says of the state in which they were cut as
-    /// still to come. Needs a critic.
+    /// Treated as if they might have gone on: advantages count what the critic says of the state in which
+    /// they were cut as still to come. Needs a critic.
     Bootstrap,
     /// Attempts lose reward as they come near the limit of tokens (soft overlong punishment, DAPO).
     Penalise {

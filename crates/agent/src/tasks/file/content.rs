@@ -1,4 +1,4 @@
-//! What a file holds, whatever it is compressed with and however its text is encoded.
+//! Content of a file, whatever it is compressed with and however its text is encoded.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -18,7 +18,7 @@ const PARQUET: &[u8] = b"PAR1";
 const GZIP: &[u8] = &[0x1F, 0x8B];
 const ZSTD: &[u8] = &[0x28, 0xB5, 0x2F, 0xFD];
 
-/// What begins a file that cannot be read, what it is, and the way out.
+/// Beginnings of files that cannot be read, with the name of the format and the way out.
 const REFUSED: [(&[u8], &str); 9] = [
     (
         b"version https://git-lfs.github.com/spec/",

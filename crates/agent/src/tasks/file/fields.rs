@@ -49,8 +49,8 @@ fn layouts<'n>(question: &'n str, answer: &'n str) -> [(&'n str, &'n str); 3] {
 }
 
 impl Layout {
-    /// The first layout that a row has, given the fields that the recipe names; where a field is missing, the one
-    /// whose columns it has, for the error to name it.
+    /// The first layout that a row has, given the fields that the recipe names; where a field is missing, the
+    /// one whose columns it has, for the error to name it.
     pub fn of(row: &Map<String, Value>, question: &str, answer: &str) -> Self {
         let layouts = layouts(question, answer);
         let has = |path: &str| find(row, path).is_some();
@@ -70,8 +70,8 @@ impl Layout {
     }
 }
 
-/// What a path such as `reward_model.ground_truth` leads to: a field of this very name, or else a field of
-/// what is nested, an item of a list by its number from 0.
+/// The value that a path such as `reward_model.ground_truth` leads to: a field of this very name, or else a
+/// field of what is nested, an item of a list by its number from 0.
 pub(super) fn find<'r>(row: &'r Map<String, Value>, path: &str) -> Option<&'r Value> {
     if let Some(value) = row.get(path) {
         return Some(value);
@@ -109,7 +109,7 @@ pub(super) fn paths(row: &Map<String, Value>) -> Vec<String> {
     found
 }
 
-/// What to do where a row has no field `path`, which `key` of the recipe names.
+/// Advice where a row has no field `path`, which `key` of the recipe names.
 pub(super) fn way_out(key: &str, path: &str, row: &Map<String, Value>, columns: &[String]) -> String {
     let mut there = paths(row);
     there.extend(columns.iter().filter(|column| !row.contains_key(*column)).cloned());

@@ -11,12 +11,12 @@ use serde_json::{Deserializer, Number, Value};
 
 use crate::tasks::Place;
 
-/// What is wrong with a row, and where.
+/// A fault of a row, and its place.
 #[derive(Debug, PartialEq)]
 pub(super) struct Wrong {
     pub line: usize,
     pub column: usize,
-    /// What the parser says.
+    /// The parser's message.
     pub why: String,
 }
 

@@ -1,7 +1,8 @@
 //! Tasks from files: JSON lines, JSON arrays, Parquet, CSV and TSV, also compressed with gzip or zstd.
 //!
-//! What a file is decides its content, not its name; only tables (CSV, TSV) are told by their names. Numbers
-//! stay as they are written. A row that lacks what it must have is an error that names file, row and field.
+//! The content of a file decides how it is read, not its name; only tables (CSV, TSV) are told by their
+//! names. Numbers stay as they are written. A row that lacks what it must have is an error that names file,
+//! row and field.
 
 mod content;
 mod fields;
@@ -28,15 +29,15 @@ pub use paths::Paths;
 /// The tasks of a source of files.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct FileTasks {
-    /// What is not held out, in the order of the rows.
+    /// Tasks that are not held out, in the order of the rows.
     pub rest: Vec<Task>,
-    /// What is kept apart from training, in an order that depends on the split alone.
+    /// Tasks that are kept apart from training, in an order that depends on the split alone.
     pub held_out: Vec<Task>,
     /// Rows left out because an earlier row asks the same.
     pub repeated: usize,
-    /// What became of the annotations of all rows, where they were read.
+    /// Counts of the annotations of all rows, where they were read.
     pub demonstrations: DemonstrationCounts,
-    /// What a user should know of how the files were read.
+    /// Notes for the user on how the files were read.
     pub notes: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! What a recipe says of a source of files, and how a row becomes a task.
+//! Options of a source of files, and how a row becomes a task.
 
 use std::fmt;
 
@@ -26,7 +26,7 @@ pub struct FileOptions {
     /// `answer` have it in `reward_model.ground_truth`.
     #[serde(default = "answer_field")]
     pub answer: String,
-    /// What of that field is the answer.
+    /// The part of that field that is the answer.
     #[serde(default)]
     pub answer_from: AnswerFrom,
     /// How many questions are kept apart from training, or all, of a source that is only evaluated on. What
@@ -58,14 +58,14 @@ fn answer_field() -> String {
     "answer".to_owned()
 }
 
-/// What of the answer field is the answer.
+/// The part of the answer field that is the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AnswerFrom {
     /// All of it.
     #[default]
     Whole,
-    /// What follows the last `####`, to the end of its line; the rest is the solution (GSM8K).
+    /// The text after the last `####`, to the end of its line; the rest is the solution (GSM8K).
     Hashes,
 }
 

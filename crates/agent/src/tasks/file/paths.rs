@@ -10,7 +10,7 @@ use crate::tasks::TaskError;
 
 /// Names of files that a folder is searched for; what else lies there (a README, checksums) is not data.
 const ENDINGS: [&str; 6] = ["jsonl", "ndjson", "json", "parquet", "csv", "tsv"];
-/// What makes a path a pattern, unless it is there under this very name.
+/// Characters that make a path a pattern, unless it is there under this very name.
 const PATTERN: [char; 3] = ['*', '?', '['];
 const COMPRESSED: [&str; 4] = ["gz", "gzip", "zst", "zstd"];
 
@@ -29,7 +29,7 @@ impl Paths {
         self.0.first().map_or(Path::new(""), PathBuf::as_path)
     }
 
-    /// What the tasks are named after: the first path without its folder and its endings.
+    /// The name of the tasks: the first path without its folder and its endings.
     pub fn name(&self) -> String {
         let stem = |path: &Path| {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
