@@ -21,7 +21,7 @@ async fn run(template: &str, overrides: &[&str]) -> (f64, f64) {
     let policy = simulator(Duration::ZERO, 0.0);
     let overrides = [&["phase.1.steps=2", "agent.max_tokens=300", "eval.every=0"], overrides].concat();
     let recipe = recipe(&folder, &overrides);
-    let options = chat_options(&recipe.agent);
+    let options = chat_options(&recipe.agent, None);
     let chat = Arc::new(Chat::new(tiny_tokenizer().unwrap(), Some(template), options).unwrap());
     let parts = dressage_trainer::Parts { chat, ..parts(&policy, Duration::ZERO) };
     Trainer::new(recipe, parts, Start::Fresh)
