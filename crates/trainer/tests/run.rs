@@ -49,6 +49,11 @@ async fn a_run_from_beginning_to_end() {
             (1, 5, "after grpo"),
         ]
     );
+    // Before training no call is written; the reply that is shown says so.
+    let reply = summary.evals[0].uncalled.as_ref().unwrap();
+    assert_eq!(reply.attempt, "eval/0/0/0/0");
+    assert!(reply.why.starts_with("it has no <tool_call> in it") && !reply.reply.is_empty(), "{reply:?}");
+    assert!(summary.evals.iter().all(|eval| eval.uncalled.is_some() == (eval.overall.used_tool == 0.0)));
     let last = &summary.evals[4];
     assert_eq!((last.overall.tasks, last.slices.len()), (6, 2));
     assert!(last.slices[1].apart && last.slices[1].tasks == 3);
