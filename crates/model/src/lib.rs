@@ -31,5 +31,6 @@ pub use files::{ModelFiles, Tensor};
 pub use safetensors::{SafetensorsFile, write_safetensors, write_safetensors_with};
 pub use source::Source;
 pub use tokenizer::{
-    GgufTokenizer, SpecialTokens, TokenType, TokenizerSource, write_json, write_tokenizer_config,
+    AddedToken, GgufTokenizer, LLAMA3_PRE_TOKENIZERS, SpecialTokens, TokenType, TokenizerSource,
+    added_tokens, write_json, write_tokenizer_config,
 };

@@ -45,6 +45,20 @@ pub struct GgufTokenizer {
     pub add_space_prefix: bool,
 }
 
+/// The names of Llama 3's pre-tokenizer in GGUF files. Texts cut by it begin with a token unless a file says
+/// otherwise.
+pub const LLAMA3_PRE_TOKENIZERS: [&str; 9] = [
+    "llama-bpe",
+    "llama3",
+    "llama-v3",
+    "falcon3",
+    "falcon-h1",
+    "pixtral",
+    "midm-2.0",
+    "lfm2",
+    "jina-v5-nano",
+];
+
 /// The type of a token in a GGUF vocabulary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenType {
@@ -109,6 +123,31 @@ impl SpecialTokens {
     }
 }
 
+/// A token that a `tokenizer.json` matches before all others.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct AddedToken {
+    /// The id that the file gives it.
+    pub id: u32,
+    /// The text that it is matched by.
+    pub content: String,
+    /// Whether it is left out of decoded text.
+    #[serde(default)]
+    pub special: bool,
+}
+
+/// The `added_tokens` of a `tokenizer.json`.
+///
+/// # Errors
+/// Where the file is not JSON, or a token has no id or no text.
+pub fn added_tokens(tokenizer: &[u8]) -> Result<Vec<AddedToken>, serde_json::Error> {
+    #[derive(Deserialize)]
+    struct File {
+        #[serde(default)]
+        added_tokens: Vec<AddedToken>,
+    }
+    serde_json::from_slice::<File>(tokenizer).map(|file| file.added_tokens)
+}
+
 /// Refuses tokens that the settings, `tokenizer_config.json` at `path`, add to those of a `tokenizer.json`:
 /// transformers adds them as it loads both, so that their text becomes other ids than here.
 ///
@@ -119,21 +158,11 @@ pub(crate) fn check_added(
     settings: &Map<String, Value>,
     tokenizer: &[u8],
 ) -> Result<(), ModelError> {
-    #[derive(Deserialize)]
-    struct File {
-        #[serde(default)]
-        added_tokens: Vec<Added>,
-    }
-    #[derive(Deserialize)]
-    struct Added {
-        id: u32,
-        content: String,
-    }
     let Some(decoder) = settings.get("added_tokens_decoder").and_then(Value::as_object) else {
         return Ok(());
     };
     // One that does not parse is told of when it is used.
-    let Ok(File { added_tokens }) = serde_json::from_slice(tokenizer) else { return Ok(()) };
+    let Ok(added_tokens) = added_tokens(tokenizer) else { return Ok(()) };
     for (id, token) in decoder {
         let Some(content) = token.get("content").and_then(Value::as_str) else { continue };
         let found = added_tokens.iter().find(|added| added.content == content);

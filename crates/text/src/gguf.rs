@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use dressage_model::{GgufTokenizer, TokenType};
+use dressage_model::{GgufTokenizer, LLAMA3_PRE_TOKENIZERS, TokenType};
 use serde_json::{Map, Value, json};
 
 use crate::TextError;
@@ -171,20 +171,7 @@ const CUTS: [(Cut, &[&str]); 7] = [
         &["smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"],
     ),
     (Cut::Unnamed, &["default", ""]),
-    (
-        Cut::Llama3,
-        &[
-            "llama-bpe",
-            "llama3",
-            "llama-v3",
-            "falcon3",
-            "falcon-h1",
-            "pixtral",
-            "midm-2.0",
-            "lfm2",
-            "jina-v5-nano",
-        ],
-    ),
+    (Cut::Llama3, &LLAMA3_PRE_TOKENIZERS),
     (Cut::Llama3Merging, &["dbrx", "smaug-bpe", "glm4", "chatglm-bpe"]),
     (Cut::Qwen2, &["qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2"]),
     (Cut::Qwen2Uncomposed, &["stablelm2", "megrez", "hunyuan", "solar-open", "grok-2"]),

@@ -11,9 +11,8 @@
 
 use std::collections::HashMap;
 
-use dressage_model::{GgufTokenizer, SpecialTokens, TokenizerSource};
+use dressage_model::{AddedToken, GgufTokenizer, SpecialTokens, TokenizerSource, added_tokens};
 use dressage_policy::TokenBytes;
-use serde::Deserialize;
 use tokenizers::{DecoderWrapper, ModelWrapper};
 
 use crate::caught::caught;
@@ -388,19 +387,9 @@ fn check_supported(inner: &tokenizers::Tokenizer) -> Result<(), TextError> {
 
 /// Ids of added tokens follow from their order, and the library renumbers them in silence where the file disagrees.
 fn check_ids(inner: &tokenizers::Tokenizer, bytes: &[u8]) -> Result<(), TextError> {
-    #[derive(Deserialize)]
-    struct File {
-        #[serde(default)]
-        added_tokens: Vec<Added>,
-    }
-    #[derive(Deserialize)]
-    struct Added {
-        id: u32,
-        content: String,
-    }
-    let file: File = serde_json::from_slice(bytes)
+    let added = added_tokens(bytes)
         .map_err(|error| TextError::Tokenizer(format!("tokenizer.json does not parse: {error}")))?;
-    for Added { id, content } in file.added_tokens {
+    for AddedToken { id, content, .. } in added {
         let found = inner.token_to_id(&content);
         if found.is_some_and(|found| found != id) {
             return Err(TextError::Tokenizer(format!(

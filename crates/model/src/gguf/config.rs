@@ -3,24 +3,11 @@
 use std::f64::consts::TAU;
 
 use super::read::{Directory, Metadata};
-use crate::tokenizer::{GgufTokenizer, TokenType};
+use crate::tokenizer::{GgufTokenizer, LLAMA3_PRE_TOKENIZERS, TokenType};
 use crate::{Family, ModelConfig, ModelError, Rope, RopeScaling};
 
 /// The tensor in which Llama 3 files carry their stretched rotary frequencies.
 pub(super) const ROPE_FACTORS: &str = "rope_freqs.weight";
-
-/// Pre-tokenizers whose texts begin with a token where the file does not say: Llama 3's, by all its names.
-const BEGINNING: [&str; 9] = [
-    "llama-bpe",
-    "llama3",
-    "llama-v3",
-    "falcon3",
-    "falcon-h1",
-    "pixtral",
-    "midm-2.0",
-    "lfm2",
-    "jina-v5-nano",
-];
 
 /// Reads `{architecture}.*`. `rope_factors` is the contents of [`ROPE_FACTORS`], where the file has it.
 pub(super) fn model(
@@ -269,8 +256,9 @@ pub(super) fn tokenizer(metadata: &Metadata) -> Result<GgufTokenizer, ModelError
     // Where a file does not say, its runtime decides by the algorithm: SentencePiece models get both, byte-level
     // ones neither, except that Llama 3's texts begin with a token.
     let sentence_piece = model == "llama";
-    let add_bos =
-        metadata.bool(&key("add_bos_token"))?.unwrap_or(sentence_piece || BEGINNING.contains(&pre.as_str()));
+    let add_bos = metadata
+        .bool(&key("add_bos_token"))?
+        .unwrap_or(sentence_piece || LLAMA3_PRE_TOKENIZERS.contains(&pre.as_str()));
     let add_space_prefix = metadata.bool(&key("add_space_prefix"))?.unwrap_or(sentence_piece);
     Ok(GgufTokenizer {
         types,
