@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use crate::gguf::GgufFile;
 use crate::keys::{Keys, token_ids};
 use crate::safetensors::SafetensorsFile;
-use crate::tokenizer::check_added;
+use crate::tokenizer::{check_added, check_prefix_space, settle_flags};
 use crate::{
     ModelConfig, ModelError, Parameter, SpecialTokens, TokenizerSource, hf_config, names, placeholder,
 };
@@ -119,9 +119,11 @@ impl ModelFiles {
         }
         let settings_path = path.join("tokenizer_config.json");
         let settings = read_json(&settings_path)?.unwrap_or_default();
-        let tokenizer = read_if_there(&path.join("tokenizer.json"))?;
-        if let Some(tokenizer) = &tokenizer {
+        let mut tokenizer = read_if_there(&path.join("tokenizer.json"))?;
+        if let Some(tokenizer) = &mut tokenizer {
             check_added(&settings_path, &settings, tokenizer)?;
+            check_prefix_space(&settings_path, &settings, tokenizer)?;
+            settle_flags(&settings, tokenizer);
         }
         let template_path = path.join("chat_template.jinja");
         let chat_template =

@@ -180,6 +180,79 @@ pub(crate) fn check_added(
     Ok(())
 }
 
+/// Puts the flags of added tokens in step with the settings, as transformers does: there, those of
+/// `added_tokens_decoder` replace those of `tokenizer.json`, and a token with a name, such as `eos_token`, is
+/// special.
+pub(crate) fn settle_flags(settings: &Map<String, Value>, tokenizer: &mut Vec<u8>) {
+    const FLAGS: [&str; 5] = ["special", "lstrip", "rstrip", "normalized", "single_word"];
+    #[derive(Deserialize)]
+    struct File {
+        added_tokens: Vec<Map<String, Value>>,
+    }
+    let Ok(File { added_tokens }) = serde_json::from_slice(tokenizer) else { return };
+    let names = SpecialTokens::from_hf(settings);
+    let settled: Vec<Map<String, Value>> = added_tokens
+        .iter()
+        .cloned()
+        .map(|mut token| {
+            let id = token.get("id").map(Value::to_string).unwrap_or_default();
+            let given = settings.get("added_tokens_decoder").and_then(|decoder| decoder.get(id)?.as_object());
+            let flags = given
+                .into_iter()
+                .flatten()
+                .filter(|(flag, value)| FLAGS.contains(&flag.as_str()) && value.is_boolean());
+            token.extend(flags.map(|(flag, value)| (flag.clone(), value.clone())));
+            let content = token.get("content").and_then(Value::as_str).unwrap_or_default();
+            if names.by_name().any(|(_, text)| text == content) {
+                token.insert("special".into(), true.into());
+            }
+            token
+        })
+        .collect();
+    if settled == added_tokens {
+        return;
+    }
+    if let Ok(mut file) = serde_json::from_slice::<Map<String, Value>>(tokenizer) {
+        file.insert("added_tokens".into(), settled.into_iter().map(Value::Object).collect());
+        *tokenizer = Value::Object(file).to_string().into_bytes();
+    }
+}
+
+/// Refuses settings under which transformers puts a space before every text and `tokenizer.json` does not, or
+/// the other way round. Classes that build their own pre-tokenizer read `add_prefix_space` from the settings
+/// alone, false by default; the general ones do not read it there at all.
+///
+/// # Errors
+/// Names the class.
+pub(crate) fn check_prefix_space(
+    path: &Path,
+    settings: &Map<String, Value>,
+    tokenizer: &[u8],
+) -> Result<(), ModelError> {
+    #[derive(Deserialize)]
+    struct File {
+        pre_tokenizer: Value,
+    }
+    let class = settings.get("tokenizer_class").and_then(Value::as_str).unwrap_or_default();
+    if !["GPT2Tokenizer", "Qwen2Tokenizer"].contains(&class.trim_end_matches("Fast")) {
+        return Ok(());
+    }
+    let Ok(File { pre_tokenizer }) = serde_json::from_slice(tokenizer) else { return Ok(()) };
+    let steps = pre_tokenizer.get("pretokenizers").and_then(Value::as_array);
+    let steps = steps.map_or(std::slice::from_ref(&pre_tokenizer), Vec::as_slice);
+    let is_set = |value: &Value| value.get("add_prefix_space").and_then(Value::as_bool) == Some(true);
+    let own = steps.iter().any(is_set);
+    let given = settings.get("add_prefix_space").and_then(Value::as_bool).unwrap_or(false);
+    if own == given {
+        return Ok(());
+    }
+    Err(ModelError::unsupported(
+        path,
+        format!("transformers reads add_prefix_space as {given} for {class}, but tokenizer.json has {own}"),
+        "set add_prefix_space in both files to the value that the model was trained with",
+    ))
+}
+
 /// Writes the `tokenizer_config.json` that goes with a `tokenizer.json`, so that `transformers` finds the special tokens and the
 /// chat template. The file is flushed to the disk.
 ///

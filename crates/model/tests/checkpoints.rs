@@ -7,7 +7,7 @@ mod support;
 
 use std::path::Path;
 
-use dressage_model::{Family, ModelConfig, ModelFiles};
+use dressage_model::{Family, ModelConfig, ModelFiles, TokenizerSource};
 use serde_json::json;
 use support::{assert_all, encode, open_error, safetensors, tiny, weights, write_folder};
 
@@ -174,4 +174,65 @@ fn tokens_that_only_the_settings_have_are_named() {
     assert_all(&more, &["tokenizer_config.json", "\"<tool_call>\"", "id 4", "save_pretrained"]);
     let other = message(json!({ "5": { "content": "<end>" } }));
     assert_all(&other, &["tokenizer_config.json", "\"<end>\"", "id 5", "has it as 3"]);
+}
+
+/// Every flag and name was tried with transformers 5.23, which answers so.
+#[test]
+fn flags_of_added_tokens_are_those_of_the_settings() {
+    let folder = tempfile::tempdir().unwrap();
+    write_folder(folder.path(), &tiny(Family::Qwen3), "BF16", 1);
+    let token = |id: u32, content: &str, special: bool| json!({ "id": id, "content": content, "special": special, "lstrip": false });
+    let added = [
+        token(3, "<end>", false),
+        token(4, "<think>", true),
+        token(5, "<pad>", false),
+        token(6, "<x>", false),
+    ];
+    let tokenizer = json!({ "added_tokens": added, "model": {} });
+    std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let settings = json!({
+        "pad_token": "<pad>",
+        "added_tokens_decoder": {
+            "3": { "content": "<end>", "special": true },
+            "4": { "content": "<think>", "special": false, "lstrip": true },
+        },
+    });
+    std::fs::write(folder.path().join("tokenizer_config.json"), settings.to_string()).unwrap();
+    let files = ModelFiles::open(folder.path()).unwrap();
+    let Some(TokenizerSource::Json(bytes)) = &files.tokenizer else { panic!("there is a tokenizer.json") };
+    let read: serde_json::Value = serde_json::from_slice(bytes).unwrap();
+    let seen = |flag: &str| -> Vec<bool> {
+        read["added_tokens"].as_array().unwrap().iter().map(|token| token[flag].as_bool().unwrap()).collect()
+    };
+    assert_eq!(seen("special"), [true, false, true, false]);
+    assert_eq!(seen("lstrip"), [false, true, false, false]);
+}
+
+#[test]
+fn a_space_before_texts_must_be_in_both_files() {
+    let open = |class: &str, settings: Option<bool>, own: bool| {
+        let folder = tempfile::tempdir().unwrap();
+        write_folder(folder.path(), &tiny(Family::Qwen3), "BF16", 1);
+        let step = json!({ "type": "ByteLevel", "add_prefix_space": own });
+        let steps = json!({ "type": "Sequence", "pretokenizers": [step] });
+        let tokenizer = json!({ "added_tokens": [], "model": {}, "pre_tokenizer": steps });
+        std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+        let settings = json!({ "tokenizer_class": class, "add_prefix_space": settings });
+        std::fs::write(folder.path().join("tokenizer_config.json"), settings.to_string()).unwrap();
+        ModelFiles::open(folder.path()).map(drop).map_err(|error| error.to_string())
+    };
+    for class in ["GPT2Tokenizer", "GPT2TokenizerFast", "Qwen2TokenizerFast"] {
+        for (settings, own) in [(Some(true), true), (Some(false), false), (None, false)] {
+            open(class, settings, own).unwrap();
+        }
+        for (settings, own) in [(Some(true), false), (Some(false), true), (None, true)] {
+            assert_all(
+                &open(class, settings, own).unwrap_err(),
+                &["tokenizer_config.json", "add_prefix_space", class],
+            );
+        }
+    }
+    for (settings, own) in [(Some(true), false), (Some(false), true), (None, true)] {
+        open("PreTrainedTokenizerFast", settings, own).unwrap();
+    }
 }
