@@ -9,29 +9,30 @@ pub(crate) fn wrap(line: &str, width: usize, break_words: bool, break_hyphens: b
     let mut chunks = chunks(line, break_hyphens);
     chunks.reverse();
     let blank = |chunk: &str| chunk.chars().all(is_space);
+    // Where a chunk goes over so many characters, looked for no further than that.
+    let over = |chunk: &str, most: usize| chunk.char_indices().nth(most).map(|(at, _)| at);
     let mut lines: Vec<String> = Vec::new();
     while let Some(chunk) = chunks.last() {
         if !lines.is_empty() && blank(chunk) {
             chunks.pop();
         }
-        let (mut current, mut length): (Vec<String>, usize) = (Vec::new(), 0);
+        let (mut current, mut length): (Vec<&str>, usize) = (Vec::new(), 0);
         while let Some(chunk) = chunks.pop() {
-            let size = chunk.chars().count();
-            if length + size <= width {
-                length += size;
+            let Some(room) = over(chunk, width - length) else {
+                length += chunk.chars().count();
                 current.push(chunk);
                 continue;
-            }
+            };
             // A word that fits on no line is cut, or gets a line of its own.
-            if size > width && break_words {
-                let room = width - length;
-                let head: String = chunk.chars().take(room).collect();
+            let too_long = over(chunk, width).is_some();
+            if too_long && break_words {
+                let head = &chunk[..room];
                 let hyphen =
                     head.rfind('-').filter(|&at| break_hyphens && head[..at].chars().any(|c| c != '-'));
-                let end = hyphen.map_or(head.len(), |at| at + 1);
-                current.push(chunk[..end].to_string());
-                chunks.push(chunk[end..].to_string());
-            } else if size > width && current.is_empty() {
+                let (head, rest) = chunk.split_at(hyphen.map_or(room, |at| at + 1));
+                current.push(head);
+                chunks.push(rest);
+            } else if too_long && current.is_empty() {
                 current.push(chunk);
             } else {
                 chunks.push(chunk);
@@ -49,22 +50,25 @@ pub(crate) fn wrap(line: &str, width: usize, break_words: bool, break_hyphens: b
 }
 
 /// Words and the white space between them; words with hyphens in parts, where those are asked for.
-fn chunks(line: &str, break_hyphens: bool) -> Vec<String> {
+fn chunks(line: &str, break_hyphens: bool) -> Vec<&str> {
     let chars: Vec<char> = line.chars().collect();
     let is_word = |at: usize| chars.get(at).is_some_and(|c| c.is_alphanumeric() || *c == '_');
     let is_letter = |at: usize| is_word(at) && !chars[at].is_numeric();
-    let mut chunks: Vec<String> = Vec::new();
-    for (at, &c) in chars.iter().enumerate() {
+    let mut chunks = Vec::new();
+    let mut start = 0;
+    for (at, (byte, c)) in line.char_indices().enumerate() {
         let follows = at > 0 && {
             let hyphen = break_hyphens && at > 2 && chars[at - 1] == '-';
             let parts = hyphen && is_letter(at - 2) && is_word(at - 3) && is_word(at) && is_letter(at + 1);
             is_space(chars[at - 1]) == is_space(c) && !parts
         };
-        match chunks.last_mut() {
-            Some(chunk) if follows => chunk.push(c),
-            _ => chunks.push(c.to_string()),
+        if !follows {
+            chunks.push(&line[start..byte]);
+            start = byte;
         }
     }
+    chunks.push(&line[start..]);
+    chunks.retain(|chunk| !chunk.is_empty());
     chunks
 }
 
