@@ -25,6 +25,7 @@ mod translate;
 mod wrap;
 
 use minijinja::syntax::SyntaxConfig;
+use minijinja::tests::is_in;
 use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, Value, functions};
 
@@ -85,6 +86,45 @@ fn tests_of_jinja(environment: &mut Environment<'_>) {
         let is_macro = value.kind() == ValueKind::Map && value.to_string().starts_with("<macro ");
         is_macro || matches!(value.kind(), ValueKind::Undefined | ValueKind::Plain)
     });
+    let remainder = |by: Option<i64>, wanted: i64| {
+        move |state: &mut State, value: Value, other: Option<Value>| -> Result<bool, Error> {
+            let by = by
+                .map(Value::from)
+                .or(other)
+                .ok_or_else(|| limits::failure("divisibleby: num is missing"))?;
+            Ok(operators::modulo(state, value, by)? == Value::from(wanted))
+        }
+    };
+    environment.add_test("divisibleby", remainder(None, 0));
+    environment.add_test("even", remainder(Some(2), 0));
+    environment.add_test("odd", remainder(Some(2), 1));
+    let equal = |wanted: bool| {
+        move |state: &mut State, left: &Value, right: &Value| {
+            limits::tick(state, 0).map(|_| (left == right) == wanted)
+        }
+    };
+    for name in ["==", "eq", "equalto"] {
+        environment.add_test(name, equal(true));
+    }
+    for name in ["!=", "ne"] {
+        environment.add_test(name, equal(false));
+    }
+    environment.add_test("in", |state: &mut State, value: &Value, container: &Value| {
+        limits::tick(state, 0)?;
+        is_in(state, value, container)
+    });
+    for (operator, names) in [
+        ("<", ["<", "lt", "lessthan"].as_slice()),
+        ("<=", &["<=", "le"]),
+        (">", &[">", "gt", "greaterthan"]),
+        (">=", &[">=", "ge"]),
+    ] {
+        for name in names {
+            environment.add_test(*name, move |left: Value, right: Value| {
+                operators::order(operator, left, right).map(|found| found.is_true())
+            });
+        }
+    }
     for name in ["startingwith", "endingwith", "safe", "int"] {
         environment.remove_test(name);
     }
@@ -100,38 +140,11 @@ fn globals(environment: &mut Environment<'_>, now: u64) {
         limits::text(state, printed)
     });
     environment.add_function("dict", |state: &mut State, arguments: Rest<ValueOrKwargs>| {
-        let arguments = arguments.into_values();
-        let (positional, named) = arguments::apart(&arguments)?;
-        let mut items = Vec::new();
-        match positional {
-            [] => {}
-            [from] if from.kind() == ValueKind::Map => items.extend(limits::pairs(from)),
-            [from] => {
-                for pair in from.try_iter()? {
-                    let pair: Vec<Value> = pair.try_iter()?.collect();
-                    let [key, item] = pair.as_slice() else {
-                        return Err(limits::failure("dict: an item is no pair"));
-                    };
-                    items.push((key.clone(), item.clone()));
-                }
-            }
-            _ => return Err(limits::failure("dict takes one argument and names")),
-        }
-        for name in named.args() {
-            items.push((Value::from(name), named.peek(name)?));
-        }
+        let items = items_of("dict", &arguments.into_values())?;
         limits::keep(state, Value::from_pairs(items))
     });
     environment.add_function("namespace", |state: &mut State, arguments: Rest<ValueOrKwargs>| {
-        let arguments = arguments.into_values();
-        let (positional, named) = arguments::apart(&arguments)?;
-        let mut items = Vec::new();
-        if let Some(from) = positional.first() {
-            items.extend(limits::pairs(from));
-        }
-        for name in named.args() {
-            items.push((Value::from(name), named.peek(name)?));
-        }
+        let items = items_of("namespace", &arguments.into_values())?;
         let values = limits::keep(state, Value::from_pairs(items))?;
         let namespace = functions::namespace(Some(values.into()))?;
         limits::remember_namespace(state, &namespace);
@@ -140,4 +153,28 @@ fn globals(environment: &mut Environment<'_>, now: u64) {
     environment.add_function("cycler", objects::cycler);
     environment.add_function("joiner", objects::joiner);
     environment.remove_global("debug");
+}
+
+/// Keys and values that `call` is given, as Python's `dict` takes them: a mapping or pairs, then names.
+fn items_of(call: &str, arguments: &[Value]) -> Result<Vec<(Value, Value)>, Error> {
+    let (positional, named) = arguments::apart(arguments)?;
+    let mut items = Vec::new();
+    match positional {
+        [] => {}
+        [from] if from.kind() == ValueKind::Map => items.extend(limits::pairs(from)),
+        [from] => {
+            for pair in from.try_iter()? {
+                let pair: Vec<Value> = pair.try_iter()?.collect();
+                let [key, item] = pair.as_slice() else {
+                    return Err(limits::failure(format!("{call}: an item is no pair")));
+                };
+                items.push((key.clone(), item.clone()));
+            }
+        }
+        _ => return Err(limits::failure(format!("{call} takes one argument and names"))),
+    }
+    for name in named.args() {
+        items.push((Value::from(name), named.peek(name)?));
+    }
+    Ok(items)
 }

@@ -15,6 +15,7 @@ use minijinja::{Environment, Error, ErrorKind, Value};
 use serde_json::Map;
 
 use crate::TextError;
+use crate::caught::caught;
 use crate::jinja::{self, GUARD, NAME};
 
 /// ChatML, with nothing added: no default system message, no tools.
@@ -92,7 +93,10 @@ impl ChatTemplate {
             variables.insert(GUARD.into(), guard.to_string().into());
         }
         let template = self.environment.get_template(NAME).map_err(described)?;
-        template.render(Value::from(Serde(&variables))).map_err(described)
+        // The engine should not panic, but the template is a stranger's.
+        caught(|| template.render(Value::from(Serde(&variables))))
+            .map_err(|what| TextError::Template(format!("the engine stops at {what:?}")))?
+            .map_err(described)
     }
 }
 

@@ -1,12 +1,19 @@
 //! Methods of Python's `dict`, `list` and `tuple` that change nothing, and of the few other objects that
 //! templates meet.
 
-use minijinja::value::{Tuple, ValueKind};
+use std::fmt;
+use std::sync::Arc;
+
+use minijinja::value::{Object, ObjectRepr, Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value};
 
 use super::arguments::Bound;
-use super::limits::{failure, list, pairs};
+use super::limits::{failure, is_namespace, list, pairs};
 use super::strings;
+
+/// Methods of Python's `dict`, which come before items of the same name: `schema.items` is never the item.
+pub(super) const METHODS: [&str; 11] =
+    ["clear", "copy", "fromkeys", "get", "items", "keys", "pop", "popitem", "setdefault", "update", "values"];
 
 /// Names that the sandbox of transformers keeps from templates.
 const CHANGES: [&str; 12] = [
@@ -105,4 +112,31 @@ fn sequence(value: &Value, method: &str, arguments: &[Value]) -> Result<Value, E
         method if CHANGES.contains(&method) => Err(changes(method)),
         _ => Err(Error::from(ErrorKind::UnknownMethod)),
     }
+}
+
+/// A method that is named and not called: it is there, counts as true and has no attributes.
+#[derive(Debug)]
+struct Method(String);
+
+impl Object for Method {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+
+    fn render(self: &Arc<Self>, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "<built-in method {} of dict object>", self.0)
+    }
+
+    fn call(self: &Arc<Self>, _: &mut State<'_, '_>, _: &[Value]) -> Result<Value, Error> {
+        Err(failure(format!("{0} is called by another name; write .{0}() behind the mapping", self.0)))
+    }
+}
+
+/// `value.name` for a name among [`METHODS`].
+pub(super) fn attribute(state: &mut State, value: Value, name: &str) -> Result<Value, Error> {
+    if value.kind() != ValueKind::Map || is_namespace(state, &value) {
+        return value.get_attr(name);
+    }
+    // The sandbox does not show methods that change the mapping.
+    Ok(if CHANGES.contains(&name) { Value::UNDEFINED } else { Value::from_object(Method(name.into())) })
 }

@@ -1,7 +1,8 @@
 //! Expressions in the grammar of Jinja2, rewritten as [`translate`](super::translate) says.
 
+use super::containers::METHODS;
 use super::lexer::{Tag, Token, is_name};
-use super::translate::{KEEP, OpenMacros};
+use super::translate::{ATTRIBUTE, KEEP, OpenMacros};
 
 /// The deepest nesting of an expression.
 const DEPTH: usize = 100;
@@ -72,6 +73,23 @@ impl<'a> Expression<'a> {
         let token = self.rest.first().filter(|token| !token.quoted && is_name(&token.text))?;
         self.rest = &self.rest[1..];
         Some(token.source())
+    }
+
+    /// The first of `names` up to the next comma outside of brackets.
+    pub fn name_among(&self, names: &[String]) -> Option<&'a str> {
+        let mut depth = 0;
+        let here = self.rest.iter().take_while(|token| {
+            match token.text.as_ref() {
+                _ if token.quoted => {}
+                "(" | "[" | "{" => depth += 1,
+                ")" | "]" | "}" => depth -= 1,
+                _ => {}
+            }
+            depth > 0 || (depth == 0 && !token.is(","))
+        });
+        here.filter(|token| !token.quoted)
+            .map(|token| token.text.as_ref())
+            .find(|text| names.iter().any(|name| name == text))
     }
 
     fn enter(&mut self) -> Result<(), String> {
@@ -302,8 +320,12 @@ impl<'a> Expression<'a> {
                 }
                 // An attribute that is a number is an item.
                 of = match is_name(&attribute.text) {
-                    true => format!("{of}{dot}{}", attribute.source()),
                     false => format!("{of}[{}]", attribute.source()),
+                    true if METHODS.contains(&attribute.text.as_ref()) && !self.peek("(") => {
+                        let gaps = [dot.trim_end_matches('.'), attribute.gap].concat();
+                        called(ATTRIBUTE, &[of, format!("{gaps}\"{}\"", attribute.text)])
+                    }
+                    true => format!("{of}{dot}{}", attribute.source()),
                 };
             } else if let Some(open) = self.take("[") {
                 of = self.subscript(of, &open)?;

@@ -4,6 +4,7 @@ use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, State, Value, filters};
 
 use super::arguments::{Bound, integer};
+use super::format;
 use super::limits::{self, charge, failure, keep, list, measure, pairs};
 use super::repr::text;
 use super::strings;
@@ -24,9 +25,12 @@ pub(crate) fn install(environment: &mut Environment<'_>, now: u64) {
         ("join", join),
         ("int", int),
         ("float", float),
-        ("list", |state, value, _| items(&value).and_then(|items| list(state, items))),
-        ("first", |_, value, _| Ok(items(&value)?.first().cloned().unwrap_or_default())),
-        ("last", |_, value, _| Ok(items(&value)?.last().cloned().unwrap_or_default())),
+        ("list", |state, value, _| {
+            let items = items(state, &value)?;
+            list(state, items)
+        }),
+        ("first", |state, value, _| Ok(items(state, &value)?.first().cloned().unwrap_or_default())),
+        ("last", |state, value, _| Ok(items(state, &value)?.last().cloned().unwrap_or_default())),
         ("reverse", reverse),
         ("items", items_filter),
         ("attr", attr),
@@ -47,11 +51,13 @@ pub(crate) fn install(environment: &mut Environment<'_>, now: u64) {
     ];
     for (name, filter) in filters.into_iter().chain(text_filters::FILTERS) {
         environment.add_filter(name, move |state: &mut State, value: Value, given: Rest<ValueOrKwargs>| {
+            // `map` calls filters in a loop of its own.
+            limits::tick(state, 0)?;
             filter(state, value, &given.into_values())
         });
     }
-    environment.add_filter("random", move |value: Value| -> Result<Value, Error> {
-        let items = items(&value)?;
+    environment.add_filter("random", move |state: &mut State, value: Value| -> Result<Value, Error> {
+        let items = items(state, &value)?;
         let at = usize::try_from(now).unwrap_or(0).checked_rem(items.len());
         Ok(at.map_or(Value::UNDEFINED, |at| items[at].clone()))
     });
@@ -62,10 +68,14 @@ pub(crate) fn install(environment: &mut Environment<'_>, now: u64) {
 }
 
 /// Items that Python iterates over: characters, keys, items, and nothing of what is undefined.
-fn items(value: &Value) -> Result<Vec<Value>, Error> {
+fn items(state: &mut State, value: &Value) -> Result<Vec<Value>, Error> {
     match value.as_str() {
         _ if value.is_undefined() => Ok(Vec::new()),
-        Some(text) => Ok(text.chars().map(Value::from).collect()),
+        Some(text) => {
+            charge(state, text.len().saturating_mul(size_of::<Value>()))?;
+            Ok(text.chars().map(Value::from).collect())
+        }
+        None if value.is_none() => Err(failure("none is not iterable")),
         None => Ok(value.try_iter()?.collect()),
     }
 }
@@ -129,7 +139,10 @@ fn tojson(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Err
         return Err(failure("tojson: an undefined value is in it, which JSON has no word for"));
     }
     let indentation = indent.as_ref().map_or(0, |indent| indent.len().saturating_mul(size.depth + 1));
-    charge(state, size.bytes.saturating_add(size.values.saturating_mul(indentation)))?;
+    let between =
+        separators.as_ref().map_or(0, |(comma, colon): &(String, String)| comma.len() + colon.len());
+    let each = indentation.saturating_add(between);
+    charge(state, size.bytes.saturating_add(size.values.saturating_mul(each)))?;
     let value = json(&value)?;
     let style = Style {
         ensure_ascii: bound.truth(0, false),
@@ -185,7 +198,7 @@ fn join(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error
         None => String::new(),
     };
     let mut out = String::new();
-    for (index, mut item) in items(&value)?.into_iter().enumerate() {
+    for (index, mut item) in items(state, &value)?.into_iter().enumerate() {
         if let Some(path) = bound.value(1) {
             item = attribute(&item, path)?;
         }
@@ -204,7 +217,7 @@ pub(super) fn number(value: &Value) -> Option<f64> {
     match value.as_str() {
         Some(text) => {
             let text = strings::strip(text, None, true, true);
-            let digits = text.replace('_', "");
+            let digits = ungrouped(text)?;
             let known = digits.trim_start_matches(['+', '-']).to_lowercase();
             let is_word = ["inf", "infinity", "nan"].contains(&known.as_str());
             let is_number = known.starts_with(|c: char| c.is_ascii_digit() || c == '.');
@@ -215,6 +228,15 @@ pub(super) fn number(value: &Value) -> Option<f64> {
     }
 }
 
+/// Digits without the underscores that Python allows between two of them.
+fn ungrouped(text: &str) -> Option<String> {
+    let digit = |c: Option<char>| c.is_some_and(char::is_alphanumeric);
+    let between = |(at, _): (usize, &str)| {
+        digit(text[..at].chars().next_back()) && digit(text[at + 1..].chars().next())
+    };
+    text.match_indices('_').all(between).then(|| text.replace('_', ""))
+}
+
 fn int(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
     let bound = Bound::new("int", &["default", "base"], given)?;
     if value.is_undefined() {
@@ -222,7 +244,7 @@ fn int(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
     }
     let whole = match value.as_str() {
         Some(text) => {
-            let text = strings::strip(text, None, true, true).replace('_', "").to_lowercase();
+            let text = strings::strip(text, None, true, true).to_lowercase();
             let (sign, digits) = match text.strip_prefix('-') {
                 Some(digits) => ("-", digits),
                 None => ("", text.strip_prefix('+').unwrap_or(&text)),
@@ -236,13 +258,15 @@ fn int(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
                 _ => "",
             };
             let digits = digits.strip_prefix(prefix).unwrap_or(digits);
-            i128::from_str_radix(&format!("{sign}{digits}"), base).ok()
+            ungrouped(digits).and_then(|digits| i128::from_str_radix(&format!("{sign}{digits}"), base).ok())
         }
         None if value.is_integer() => return Ok(value),
         None => None,
     };
-    let whole = whole
-        .or_else(|| number(&value).filter(|number| number.is_finite()).map(|number| number.trunc() as i128));
+    let whole = match (whole, number(&value)) {
+        (None, Some(number)) if number.is_finite() => Some(format::whole(number)?),
+        (whole, _) => whole,
+    };
     Ok(whole.map(Value::from).unwrap_or_else(|| bound.value(0).cloned().unwrap_or(Value::from(0))))
 }
 
@@ -256,12 +280,12 @@ fn float(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
 
 fn reverse(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
     Bound::new("reverse", &[], given)?;
-    let mut items = items(&value)?;
-    items.reverse();
-    match value.as_str() {
-        Some(_) => limits::text(state, items.iter().filter_map(Value::as_str).collect::<String>()),
-        None => list(state, items),
+    if let Some(text) = value.as_str() {
+        return limits::text(state, text.chars().rev().collect::<String>());
     }
+    let mut items = items(state, &value)?;
+    items.reverse();
+    list(state, items)
 }
 
 fn items_filter(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
@@ -300,6 +324,12 @@ fn by_name(
     filter: impl Fn(&State, Value, Kwargs) -> Result<Value, Error>,
 ) -> Result<Value, Error> {
     let bound = Bound::new(call, names, given)?;
+    if value.is_none() {
+        return Err(failure(format!("{call}: none is not iterable")));
+    }
+    // The engine compares without looking at the time.
+    let size = measure(state, &value)?;
+    charge(state, size.bytes)?;
     let named =
         names.iter().enumerate().filter_map(|(index, name)| Some((*name, bound.value(index)?.clone())));
     let value = filter(state, value, named.collect())?;
@@ -338,6 +368,9 @@ fn in_groups(
 ) -> Result<Value, Error> {
     let bound = Bound::new(call, &["count", "fill_with"], given)?;
     bound.required(0)?;
+    if value.is_none() {
+        return Err(failure(format!("{call}: none is not iterable")));
+    }
     let count = usize::try_from(bound.integer(0, 1)?).unwrap_or(0);
     charge(state, count.saturating_mul(size_of::<Value>()))?;
     let groups = filter(state, value, count, bound.value(1).cloned())?;

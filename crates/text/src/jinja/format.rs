@@ -8,6 +8,9 @@ use super::arguments::{apart, integer};
 use super::limits::{TEXT, charge, failure};
 use super::repr::{is_printable, repr, text};
 
+/// The most digits of a float. No float of 64 bits has more than 1074 behind its point.
+const DIGITS: usize = 4096;
+
 /// `template % arguments`.
 pub(crate) fn printf(state: &mut State, template: &str, arguments: &Value) -> Result<String, Error> {
     let mapping = arguments.kind() == ValueKind::Map;
@@ -82,7 +85,7 @@ pub(crate) fn printf(state: &mut State, template: &str, arguments: &Value) -> Re
                 let value = match value.kind() {
                     ValueKind::Bool => Value::from(i64::from(value.is_true())),
                     ValueKind::Number if decimal && !value.is_integer() => {
-                        Value::from(f64::try_from(value.clone()).unwrap_or(0.0).trunc() as i64)
+                        Value::from(whole(f64::try_from(value.clone()).unwrap_or(f64::NAN))?)
                     }
                     ValueKind::Number => value,
                     ValueKind::String if conversion == 'c' => value,
@@ -95,7 +98,13 @@ pub(crate) fn printf(state: &mut State, template: &str, arguments: &Value) -> Re
                 let signs: String = flags.chars().filter(|flag| *flag != '-').collect();
                 let zeros = signs.contains('0') && !left;
                 let signs = signs.replace('0', "");
-                let precision = precision.map_or(String::new(), |precision| format!(".{precision}"));
+                let precision = match precision {
+                    Some(_) if value.is_integer() && !"eEfFgG".contains(conversion) => {
+                        return Err(failure(format!("{template:?} gives an integer a precision")));
+                    }
+                    Some(precision) => format!(".{}", digits(precision)?),
+                    None => String::new(),
+                };
                 let width = if zeros && width > 0 { format!("0{width}") } else { String::new() };
                 let conversion = if decimal { 'd' } else { conversion };
                 format(FormatStyle::Printf, &format!("%{signs}{width}{precision}{conversion}"), &[value])?
@@ -111,6 +120,24 @@ pub(crate) fn printf(state: &mut State, template: &str, arguments: &Value) -> Re
     }
     charge(state, out.len())?;
     Ok(out)
+}
+
+/// A float without its fraction.
+pub(super) fn whole(value: f64) -> Result<i128, Error> {
+    let range = -(2f64.powi(127))..2f64.powi(127);
+    if range.contains(&value) {
+        Ok(value.trunc() as i128)
+    } else {
+        Err(failure(format!("{value} is not an integer of 128 bits")))
+    }
+}
+
+/// The digits that a float is printed with.
+fn digits(precision: usize) -> Result<usize, Error> {
+    if precision > DIGITS {
+        return Err(failure(format!("a precision is {precision}; at most {DIGITS} digits are printed")));
+    }
+    Ok(precision)
 }
 
 /// A width or precision: digits, or `*` for the next value.
@@ -164,7 +191,7 @@ fn escape(c: char) -> String {
 /// `template.format(*arguments)`.
 pub(crate) fn str_format(state: &mut State, template: &str, arguments: &[Value]) -> Result<String, Error> {
     let (positional, named) = apart(arguments)?;
-    let mut fields = Fields { positional, named, automatic: 0 };
+    let mut fields = Fields { positional, named, automatic: 0, numbered: false };
     let mut out = String::new();
     fields.format(state, template, &mut out, 0)?;
     charge(state, out.len())?;
@@ -176,6 +203,8 @@ struct Fields<'a> {
     named: Kwargs,
     /// Fields without a name so far.
     automatic: usize,
+    /// Whether a field has a number.
+    numbered: bool,
 }
 
 impl Fields<'_> {
@@ -235,10 +264,15 @@ impl Fields<'_> {
         let end = name.find(['.', '[']).unwrap_or(name.len());
         let (first, mut path) = name.split_at(end);
         let missing = || failure(format!("format: there is no value for {{{name}}}"));
+        let by_number = first.parse::<usize>();
+        self.automatic += usize::from(first.is_empty());
+        self.numbered |= by_number.is_ok();
+        if self.numbered && self.automatic > 0 {
+            return Err(failure("format: some fields have numbers and others have none"));
+        }
         let mut value = if first.is_empty() {
-            self.automatic += 1;
             self.positional.get(self.automatic - 1).cloned().ok_or_else(missing)?
-        } else if let Ok(index) = first.parse::<usize>() {
+        } else if let Ok(index) = by_number {
             self.positional.get(index).cloned().ok_or_else(missing)?
         } else {
             self.named.peek::<Value>(first).map_err(|_| missing())?
@@ -267,23 +301,75 @@ fn formatted(state: &mut State, value: &Value, spec: &str) -> Result<String, Err
     if spec.is_empty() {
         return text(state, value);
     }
-    let widths = spec.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty());
-    let width = widths.map(|digits| digits.parse().unwrap_or(TEXT + 1)).max().unwrap_or(0);
-    charge(state, width)?;
     let value = match value.kind() {
         ValueKind::Number | ValueKind::Bool | ValueKind::String => value.clone(),
         kind => return Err(failure(format!("format: {spec:?} does not suit a value of kind {kind}"))),
     };
-    if let (Some(spec), Ok(number)) = (spec.strip_suffix('%'), f64::try_from(value.clone())) {
-        // The sign counts for the width, so it stands in for the last digit while the field is laid out.
-        let digits =
-            format(FormatStyle::StrFormat, &format!("{{:{spec}f}}"), &[Value::from(number * 100.0)])?;
-        return Ok(match digits.strip_prefix(' ') {
-            Some(digits) => format!("{digits}%"),
-            None => digits + "%",
-        });
+    let layout = Layout::of(spec);
+    charge(state, layout.width)?;
+    if let Some((_, precision)) = layout.body.split_once('.') {
+        let end = precision.find(|c: char| !c.is_ascii_digit()).unwrap_or(precision.len());
+        if value.as_str().is_none() {
+            digits(precision[..end].parse().unwrap_or(usize::MAX))?;
+        }
+    }
+    if let (Some(body), Ok(number)) = (layout.body.strip_suffix('%'), f64::try_from(value.clone())) {
+        let body = format(FormatStyle::StrFormat, &format!("{{:{body}f}}"), &[Value::from(number * 100.0)])?;
+        return Ok(layout.laid_out(&(body + "%")));
+    }
+    if spec.contains('=') && layout.align == Some('=') {
+        let body = format(FormatStyle::StrFormat, &format!("{{:{}}}", layout.body), &[value])?;
+        return Ok(layout.laid_out(&body));
     }
     format(FormatStyle::StrFormat, &format!("{{:{spec}}}"), &[value])
+}
+
+/// A format apart: how the field is filled up, and the rest.
+struct Layout {
+    fill: char,
+    align: Option<char>,
+    width: usize,
+    /// Sign, grouping, precision and type.
+    body: String,
+}
+
+impl Layout {
+    fn of(spec: &str) -> Self {
+        let mut chars = spec.chars();
+        let (first, second) = (chars.next(), chars.next());
+        let is_align = |c: &char| "<>=^".contains(*c);
+        let (fill, align) = match (first, second.filter(is_align), first.filter(is_align)) {
+            (Some(fill), Some(align), _) => (Some(fill), Some(align)),
+            (_, _, align) => (None, align),
+        };
+        let begun = fill.map_or(0, char::len_utf8) + align.map_or(0, char::len_utf8);
+        let rest = &spec[begun..];
+        let signs = rest.len() - rest.trim_start_matches(['+', '-', ' ', '#']).len();
+        let (signs, rest) = rest.split_at(signs);
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+        let (width, rest) = rest.split_at(digits);
+        let zeros = width.starts_with('0') && align.is_none();
+        Layout {
+            fill: fill.unwrap_or(if width.starts_with('0') { '0' } else { ' ' }),
+            align: if zeros { Some('=') } else { align },
+            width: if width.is_empty() { 0 } else { width.parse().unwrap_or(TEXT + 1) },
+            body: format!("{signs}{rest}"),
+        }
+    }
+
+    /// A number in its field; `=` fills it up behind the sign.
+    fn laid_out(&self, body: &str) -> String {
+        let mut out = String::new();
+        match self.align {
+            Some('=') => {
+                let (sign, digits) = body.split_at(usize::from(body.starts_with(['+', '-', ' '])));
+                out.push_str(sign);
+                pad(&mut out, digits, self.fill, self.width.saturating_sub(sign.len()), '>');
+            }
+            align => pad(&mut out, body, self.fill, self.width, align.unwrap_or('>')),
+        }
+        out
+    }
 }
 
 /// `str.center`, `ljust` and `rjust`.

@@ -2,6 +2,9 @@
 
 use std::borrow::Cow;
 
+/// Operators and brackets in one tag: the engine recurses over them without a bound of its own.
+const OPERATORS: usize = 1000;
+
 /// A part of a template.
 pub(super) enum Piece<'a> {
     /// Text, comments and raw blocks, which stay as they are.
@@ -48,6 +51,14 @@ impl Token<'_> {
     pub fn is(&self, text: &str) -> bool {
         !self.quoted && self.text == text
     }
+
+    /// Whether an expression can become deeper by this token.
+    fn is_operator(&self) -> bool {
+        let words = ["and", "or", "not", "in", "is", "if", "else"];
+        let text = self.text.as_ref();
+        let is_value = text.starts_with(|c: char| c == '_' || c.is_alphanumeric());
+        !self.quoted && (words.contains(&text) || !(is_value || [",", ":"].contains(&text)))
+    }
 }
 
 /// Whether a token is a word.
@@ -61,7 +72,7 @@ pub(super) fn is_name(text: &str) -> bool {
 pub(super) fn split(source: &str) -> Result<Vec<Piece<'_>>, String> {
     let mut pieces = Vec::new();
     let mut rest = source;
-    let line = |rest: &str| source[..source.len() - rest.len()].matches('\n').count() + 1;
+    let (mut line, mut counted) = (1, 0);
     loop {
         let begin = rest
             .match_indices('{')
@@ -73,36 +84,41 @@ pub(super) fn split(source: &str) -> Result<Vec<Piece<'_>>, String> {
         };
         let (text, tag) = rest.split_at(begin);
         pieces.push(Piece::Text(text));
+        let at = source.len() - tag.len();
+        line += source[counted..at].matches('\n').count();
+        counted = at;
         if tag.starts_with("{#") {
             let end = tag
                 .find("#}")
-                .ok_or_else(|| format!("a comment has no end (line {} of the template)", line(tag)))?;
+                .ok_or_else(|| format!("a comment has no end (line {line} of the template)"))?;
             pieces.push(Piece::Text(&tag[..end + 2]));
             rest = &tag[end + 2..];
-        } else if let Some(end) = raw_block(tag) {
-            pieces.push(Piece::Text(&tag[..end]));
-            rest = &tag[end..];
+        } else if let Some(begin) = block_tag(tag, "raw") {
+            let body = &tag[begin..];
+            let end =
+                body.match_indices("{%").find_map(|(at, _)| Some(at + block_tag(&body[at..], "endraw")?));
+            let end = end.ok_or_else(|| format!("a raw block has no end (line {line} of the template)"))?;
+            // Jinja2 keeps the line break after the first tag, which `+` tells the engine.
+            let (open, close) = tag[..begin].split_at(begin - 2);
+            let sign = if open.ends_with('-') { "" } else { "+" };
+            pieces.extend([open, sign, close, &body[..end]].map(Piece::Text));
+            rest = &body[end..];
         } else {
             let is_print = tag.starts_with("{{");
-            let (tag, after) = read_tag(tag, line(tag))?;
+            let (tag, after) = read_tag(tag, line)?;
             pieces.push(if is_print { Piece::Print(tag) } else { Piece::Block(tag) });
             rest = after;
         }
     }
 }
 
-/// The bytes of the raw block that `source` begins with.
-fn raw_block(source: &str) -> Option<usize> {
-    let tag = |source: &str, word: &str| -> Option<usize> {
-        let inner = source.strip_prefix("{%")?;
-        let inner = inner.strip_prefix(['-', '+']).unwrap_or(inner).trim_start();
-        let after = inner.strip_prefix(word)?.trim_start();
-        let after = after.strip_prefix(['-', '+']).unwrap_or(after).strip_prefix("%}")?;
-        Some(source.len() - after.len())
-    };
-    let begin = tag(source, "raw")?;
-    let rest = &source[begin..];
-    rest.match_indices("{%").find_map(|(at, _)| Some(begin + at + tag(&rest[at..], "endraw")?))
+/// Bytes of the tag that `source` begins with, where that is `word` alone.
+fn block_tag(source: &str, word: &str) -> Option<usize> {
+    let inner = source.strip_prefix("{%")?;
+    let inner = inner.strip_prefix(['-', '+']).unwrap_or(inner).trim_start();
+    let after = inner.strip_prefix(word)?.trim_start();
+    let after = after.strip_prefix(['-', '+']).unwrap_or(after).strip_prefix("%}")?;
+    Some(source.len() - after.len())
 }
 
 /// Reads the tag that `source` begins with, and what follows it.
@@ -112,6 +128,7 @@ fn read_tag(source: &str, line: usize) -> Result<(Tag<'_>, &str), String> {
     let end = if source.starts_with("{{") { "}}" } else { "%}" };
     let mut tag = Tag { open, tokens: Vec::new(), tail: "", close: "", line };
     let mut brackets: Vec<char> = Vec::new();
+    let mut operators = 0;
     loop {
         let body = rest.trim_start();
         let gap = &rest[..rest.len() - body.len()];
@@ -153,7 +170,12 @@ fn read_tag(source: &str, line: usize) -> Result<(Tag<'_>, &str), String> {
                 (Cow::Borrowed(&body[..length]), length)
             }
         };
-        tag.tokens.push(Token { gap, text, quoted: matches!(first, '\'' | '"') });
+        let token = Token { gap, text, quoted: matches!(first, '\'' | '"') };
+        operators += usize::from(token.is_operator());
+        if operators > OPERATORS {
+            return Err(tag.error(format!("a tag has more than {OPERATORS} operators")));
+        }
+        tag.tokens.push(token);
         rest = &body[length..];
     }
 }
@@ -239,6 +261,7 @@ fn unescaped(body: &str) -> Result<String, String> {
                     'r' => out.push('\r'),
                     't' => out.push('\t'),
                     'v' => out.push('\u{B}'),
+                    'N' => return Err("\\N is not known; write the character itself".into()),
                     other => out.extend(['\\', other]),
                 }
                 continue;

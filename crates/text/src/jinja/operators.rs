@@ -6,6 +6,7 @@ use minijinja::value::{Rest, Tuple, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, State, Value};
 
 use super::arguments::{apart, integer};
+use super::containers;
 use super::format;
 use super::limits::{self, charge, failure, list, measure};
 use super::repr::text;
@@ -21,6 +22,7 @@ pub(crate) fn install(environment: &mut Environment<'_>) {
     environment.add_function("__dressage_slice", slice);
     environment.add_function("__dressage_bind", bind);
     environment.add_function("__dressage_order", order);
+    environment.add_function(super::translate::ATTRIBUTE, containers::attribute);
     environment.add_function(super::translate::ITER, iterated);
     environment.add_function(super::translate::KEEP, limits::keep);
     environment.add_function(super::translate::TICK, limits::tick);
@@ -119,12 +121,14 @@ fn mul(state: &mut State, left: Value, right: Value) -> Result<Value, Error> {
         charge(state, text.len().saturating_mul(count))?;
         return Ok(Value::from(text.repeat(count)));
     }
+    let texts = measure(state, value)?.bytes;
+    charge(state, texts.saturating_mul(count))?;
     let items: Vec<Value> = value.try_iter()?.collect();
     charge(state, items.len().saturating_mul(count).saturating_mul(size_of::<Value>()))?;
     sequence(state, vec![items; count].concat(), value.is_tuple())
 }
 
-fn modulo(state: &mut State, left: Value, right: Value) -> Result<Value, Error> {
+pub(super) fn modulo(state: &mut State, left: Value, right: Value) -> Result<Value, Error> {
     if let Some(template) = left.as_str() {
         let formatted = format::printf(state, template, &right)?;
         return Ok(Value::from(formatted));
@@ -239,7 +243,7 @@ fn positions(length: usize, start: Option<i64>, stop: Option<i64>, step: i64) ->
 }
 
 /// `left < right` and the like, which Python knows for numbers, texts, lists and tuples among themselves.
-fn order(operator: &str, left: Value, right: Value) -> Result<Value, Error> {
+pub(super) fn order(operator: &str, left: Value, right: Value) -> Result<Value, Error> {
     let numbers = match (Number::of(&left), Number::of(&right)) {
         (Some(Number::Integer(a)), Some(Number::Integer(b))) => Some(Some(a.cmp(&b))),
         (Some(a), Some(b)) => Some(a.float().partial_cmp(&b.float())),

@@ -1,12 +1,14 @@
 //! Methods of Python's `str`.
 
+use std::collections::HashSet;
+
 use minijinja::value::{Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value};
 use unicode_categories::UnicodeCategories;
 
 use super::arguments::Bound;
 use super::format;
-use super::limits::{self, charge, failure, list};
+use super::limits::{self, charge, failure};
 
 /// Calls `text.method(*arguments)`.
 ///
@@ -43,14 +45,11 @@ pub(crate) fn call(state: &mut State, text: &str, method: &str, arguments: &[Val
             let bound = bound(&["sep", "maxsplit"])?;
             let most = usize::try_from(bound.integer(1, -1)?).unwrap_or(usize::MAX);
             let parts = split(text, bound.text_or_none(0)?, most, method == "rsplit")?;
-            charge(state, text.len())?;
-            list(state, parts.into_iter().map(Value::from).collect())
+            texts(state, &parts)
         }
         "splitlines" => {
             let bound = bound(&["keepends"])?;
-            charge(state, text.len())?;
-            let lines = lines(text, bound.truth(0, false));
-            list(state, lines.into_iter().map(Value::from).collect())
+            texts(state, &lines(text, bound.truth(0, false)))
         }
         "partition" | "rpartition" => {
             let bound = bound(&["sep"])?;
@@ -88,7 +87,7 @@ pub(crate) fn call(state: &mut State, text: &str, method: &str, arguments: &[Val
         }
         "startswith" | "endswith" => {
             let bound = bound(&["prefix", "start", "end"])?;
-            let (_, part) = part(text, &bound, 1)?;
+            let part = part(text, &bound, 1)?;
             let wanted = bound.required(0)?;
             let affixes = if wanted.is_tuple() { wanted.try_iter()?.collect() } else { vec![wanted.clone()] };
             for affix in affixes {
@@ -98,7 +97,11 @@ pub(crate) fn call(state: &mut State, text: &str, method: &str, arguments: &[Val
                         "{method} wants a string or a tuple of strings, not a value of kind {kind}"
                     )));
                 };
-                if if method == "startswith" { part.starts_with(affix) } else { part.ends_with(affix) } {
+                let holds = |part: &str| match method {
+                    "startswith" => part.starts_with(affix),
+                    _ => part.ends_with(affix),
+                };
+                if part.is_some_and(|(_, part)| holds(part)) {
                     return Ok(Value::from(true));
                 }
             }
@@ -106,22 +109,24 @@ pub(crate) fn call(state: &mut State, text: &str, method: &str, arguments: &[Val
         }
         "find" | "rfind" | "index" | "rindex" => {
             let bound = bound(&["sub", "start", "end"])?;
-            let (skipped, part) = part(text, &bound, 1)?;
             let wanted = bound.text(0)?;
-            let found = if method.starts_with('r') { part.rfind(wanted) } else { part.find(wanted) };
+            let found = part(text, &bound, 1)?.and_then(|(skipped, part)| {
+                let at = if method.starts_with('r') { part.rfind(wanted) } else { part.find(wanted) };
+                at.map(|at| skipped + part[..at].chars().count())
+            });
             match found {
-                Some(at) => Ok(Value::from(skipped + part[..at].chars().count())),
+                Some(at) => Ok(Value::from(at)),
                 None if method.ends_with("find") => Ok(Value::from(-1)),
                 None => Err(failure(format!("{method}: {wanted:?} is not in the string"))),
             }
         }
         "count" => {
             let bound = bound(&["sub", "start", "end"])?;
-            let (_, part) = part(text, &bound, 1)?;
-            Ok(Value::from(match bound.text(0)? {
+            let wanted = bound.text(0)?;
+            Ok(Value::from(part(text, &bound, 1)?.map_or(0, |(_, part)| match wanted {
                 "" => part.chars().count() + 1,
                 wanted => part.matches(wanted).count(),
-            }))
+            })))
         }
         "center" | "ljust" | "rjust" => {
             let bound = bound(&["width", "fillchar"])?;
@@ -181,6 +186,12 @@ pub(crate) fn call(state: &mut State, text: &str, method: &str, arguments: &[Val
             None => Err(Error::from(ErrorKind::UnknownMethod)),
         },
     }
+}
+
+/// A list of texts, paid for before it is made.
+fn texts(state: &mut State, parts: &[&str]) -> Result<Value, Error> {
+    charge(state, parts.iter().map(|part| part.len() + size_of::<Value>()).sum())?;
+    Ok(parts.iter().copied().map(Value::from).collect())
 }
 
 /// `text.isalpha()` and the like.
@@ -267,7 +278,8 @@ fn swapcase(text: &str) -> String {
 
 /// `str.strip` of the sides that are asked for.
 pub(crate) fn strip<'a>(text: &'a str, chars: Option<&str>, start: bool, end: bool) -> &'a str {
-    let goes = |c: char| chars.map_or_else(|| is_space(c), |chars| chars.contains(c));
+    let set: Option<HashSet<char>> = chars.map(|chars| chars.chars().collect());
+    let goes = |c: char| set.as_ref().map_or_else(|| is_space(c), |set| set.contains(&c));
     let text = if start { text.trim_start_matches(goes) } else { text };
     if end { text.trim_end_matches(goes) } else { text }
 }
@@ -367,19 +379,19 @@ fn expand_tabs(text: &str, size: usize) -> String {
     out
 }
 
-/// The characters from argument `start` up to the one after it, and how many come before them.
-fn part<'a>(text: &'a str, bound: &Bound<'_>, start: usize) -> Result<(usize, &'a str), Error> {
+/// The characters from argument `start` up to the one after it, and how many come before them; `None` where
+/// the first is behind the last, so that not even nothing is found between.
+fn part<'a>(text: &'a str, bound: &Bound<'_>, start: usize) -> Result<Option<(usize, &'a str)>, Error> {
     if bound.value(start).is_none() && bound.value(start + 1).is_none() {
-        return Ok((0, text));
+        return Ok(Some((0, text)));
     }
     let length = i64::try_from(text.chars().count()).unwrap_or(i64::MAX);
-    let place = |bound: i64| {
-        usize::try_from(if bound < 0 { bound.saturating_add(length).max(0) } else { bound.min(length) })
-    };
-    let (Ok(from), Ok(to)) = (place(bound.integer(start, 0)?), place(bound.integer(start + 1, length)?))
-    else {
-        return Ok((0, text));
-    };
+    let place = |bound: i64| if bound < 0 { bound.saturating_add(length).max(0) } else { bound };
+    let (from, to) = (place(bound.integer(start, 0)?), place(bound.integer(start + 1, length)?).min(length));
+    if from > to {
+        return Ok(None);
+    }
+    let (from, to) = (usize::try_from(from).unwrap_or(0), usize::try_from(to).unwrap_or(0));
     let byte = |chars: usize| text.char_indices().nth(chars).map_or(text.len(), |(at, _)| at);
-    Ok((from, if from <= to { &text[byte(from)..byte(to)] } else { "" }))
+    Ok(Some((from, &text[byte(from)..byte(to)])))
 }

@@ -84,7 +84,22 @@ fn no_template_hangs_or_fills_the_memory() {
         ),
         ("{% macro m(x) %}{{ m(x) }}{% endmacro %}{{ m(1) }}".to_string(), "recursion"),
         ("{% for x in [1] recursive %}{{ loop([x]) }}{% endfor %}".to_string(), "recursion"),
-        (format!("{{{{ {}{} }}}}", "[".repeat(5000), "]".repeat(5000)), "nested"),
+        ("{{ 5 is divisibleby 0 }}".to_string(), "divides by zero"),
+        ("{{ (-(2 ** 126) - 2 ** 126) is divisibleby -1 }}".to_string(), "128 bits"),
+        ("{{ '%.65535e' % 1.1 }}".to_string(), "65535"),
+        ("{{ '{:.65536g}'.format(1.1) }}".to_string(), "65536"),
+        ("{{ '%d' % 1e300 }}".to_string(), "128 bits"),
+        ("{{ range(99999) | select('in', range(99999) | list) | list }}".to_string(), "10 s"),
+        ("{{ ['x' * 10 ** 7, 'x' * 10 ** 7] | sort }}".to_string(), "bytes"),
+        ("{{ ['x' * 10 ** 7] * 99999 }}".to_string(), "bytes"),
+        ("{{ range(99999) | list | tojson(separators=('x' * 10 ** 7, ':')) }}".to_string(), "bytes"),
+        ("{{ ('x' * 10 ** 7) | list }}".to_string(), "bytes"),
+        ("{{ ('a ' * 8000000).split() }}".to_string(), "bytes"),
+        ("{% raw %}".repeat(50_000), "no end"),
+        (format!("{}{{{{ x() }}}}", "{{ x }}\n".repeat(50_000)), "line 50001"),
+        (format!("{{% if 0 %}}{}{{% endif %}}", "{% elif 0 %}".repeat(20_000)), "branches"),
+        (format!("{{% set {}a{} = 1 %}}", "(".repeat(20_000), ")".repeat(20_000)), "operators"),
+        (format!("{{{{ {}{} }}}}", "[".repeat(400), "]".repeat(400)), "nested"),
     ];
     for (source, expected) in cases {
         let start = std::time::Instant::now();
@@ -92,6 +107,52 @@ fn no_template_hangs_or_fills_the_memory() {
         assert!(error.contains(expected), "{}: {error}", &source[..source.len().min(150)]);
         assert!(start.elapsed() < super::limits::TIME * 2, "{}", &source[..source.len().min(150)]);
     }
+}
+
+/// The engine recurses over operators; tests run on a stack of 2 MiB, as workers of the server do.
+#[test]
+fn the_longest_expressions_fit_on_the_stack() {
+    for (most, step) in [
+        (1000, " and 1"),
+        (1000, " or 0"),
+        (1000, " - 1"),
+        (1000, " / 1"),
+        (1000, " == 1"),
+        (1000, " in []"),
+        (1000, " if 1"),
+        (1000, " | string"),
+        (1000, " is number"),
+        (1000, ".b"),
+        (500, "[0]"),
+    ] {
+        let chain = |count: usize| format!("{{% if 0 %}}{{{{ 1{} }}}}{{% endif %}}", step.repeat(count));
+        let most = if step == " in []" { most / 3 } else { most };
+        assert_eq!(render(&chain(most), &[], &Map::new(), 0).unwrap(), "", "{step}");
+        assert!(failure(&chain(20_000)).contains("operators"), "{step}");
+    }
+    let branches = format!("{{% if 0 %}}{}{{% endif %}}", "{% elif 0 %}".repeat(499));
+    assert_eq!(render(&branches, &[], &Map::new(), 0).unwrap(), "");
+}
+
+#[test]
+fn long_words_are_wrapped_in_linear_time() {
+    assert_eq!(
+        render("{{ ('a' * 2000000) | wordwrap(1) | length }}", &[], &Map::new(), 0).unwrap(),
+        "3999999"
+    );
+    let many = "{{ ('x' * 9000000).strip('a' * 9000000 + 'x') }}";
+    assert_eq!(render(many, &[], &Map::new(), 0).unwrap(), "");
+}
+
+#[test]
+fn parts_that_are_not_as_in_python_are_refused() {
+    assert!(
+        failure("{% macro f(a, b=a) %}{{ b }}{% endmacro %}{{ f(5) }}").contains("reads the parameter a")
+    );
+    assert!(failure("{% autoescape true %}{{ '<' }}{% endautoescape %}").contains("autoescape"));
+    assert!(failure(r"{{ '\N{BULLET}' }}").contains("\\N"));
+    assert!(failure("{% set f = messages[0].items %}{{ f() }}").contains(".items()"));
+    assert!(failure("{{ '%.3d' % 5 }}").contains("precision"));
 }
 
 #[test]

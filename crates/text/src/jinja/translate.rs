@@ -20,6 +20,12 @@ pub(crate) const KEEP: &str = "__dressage_keep";
 /// The function that looks at what a loop runs over.
 pub(crate) const ITER: &str = "__dressage_iter";
 
+/// The function that reads an attribute named like a method of Python's `dict`.
+pub(crate) const ATTRIBUTE: &str = "__dressage_attribute";
+
+/// Branches of one condition, over which the engine recurses without a bound of its own.
+const BRANCHES: usize = 500;
+
 /// Macros that read `varargs` or `kwargs`, with the names of their parameters.
 pub(super) type OpenMacros = HashMap<String, Vec<String>>;
 
@@ -35,6 +41,7 @@ pub(crate) fn translate(source: &str) -> Result<String, String> {
     let pieces = split(&source)?;
     let (macros, sizes) = survey(&pieces);
     let mut out = String::with_capacity(source.len() * 2);
+    let mut branches = Vec::new();
     for (index, piece) in pieces.iter().enumerate() {
         match piece {
             Piece::Text(text) => out.push_str(text),
@@ -45,6 +52,15 @@ pub(crate) fn translate(source: &str) -> Result<String, String> {
                 out.push_str(tag.close);
             }
             Piece::Block(tag) => {
+                match (tag.keyword(), branches.last_mut()) {
+                    ("if", _) => branches.push(1),
+                    ("elif", Some(&mut BRANCHES)) => {
+                        return Err(tag.error(format!("an if has more than {BRANCHES} branches")));
+                    }
+                    ("elif", Some(count)) => *count += 1,
+                    ("endif", _) => drop(branches.pop()),
+                    _ => {}
+                }
                 out.push_str(tag.open);
                 out.push_str(&block(tag, &macros)?);
                 out.push_str(tag.tail);
@@ -174,9 +190,18 @@ fn block(tag: &Tag<'_>, macros: &OpenMacros) -> Result<String, String> {
             }
             let mut rest = expression(&rest[2..]);
             let mut out = format!("{head}{}{}", name.source(), open.source());
+            let mut before: Vec<String> = Vec::new();
             while let Some(parameter) = rest.next_name() {
                 out.push_str(&parameter);
+                before.push(parameter.trim().to_string());
                 if let Some(equals) = rest.take("=") {
+                    // The engine computes defaults before any parameter has its value.
+                    if let Some(read) = rest.name_among(&before) {
+                        return Err(tag.error(format!(
+                            "the default of {} reads the parameter {read}",
+                            parameter.trim()
+                        )));
+                    }
                     out.push_str(&format!("{equals}{}", rest.expression(true)?));
                 }
                 out.push_str(&rest.take(",").unwrap_or_default());
@@ -200,6 +225,9 @@ fn block(tag: &Tag<'_>, macros: &OpenMacros) -> Result<String, String> {
         // A scope, as in transformers: what is set inside is not seen outside.
         "generation" => head.replace("generation", "with"),
         "endgeneration" => head.replace("endgeneration", "endwith"),
+        "autoescape" if !matches!(rest, [only] if only.is("false") || only.is("False")) => {
+            return Err(tag.error("the tag \"autoescape\" is unknown but for false; use the filter e"));
+        }
         "do" => return Err(tag.error("the tag \"do\" is unknown; transformers has it switched off, too")),
         _ => copied(tokens),
     })
@@ -236,7 +264,7 @@ mod tests {
             ("{{ 1 < a == b }}", "{{ ( __dressage_order(\"<\", 1, a) and  a == b) }}"),
             ("{% set n.a = 1 %}", "{% set n.a = __dressage_keep( 1) %}"),
             ("{%- generation -%}x{% endgeneration %}", "{%- with -%}x{% endwith %}"),
-            ("{# {{ #}{% raw %}{{ a + b }}{% endraw %}", "{# {{ #}{% raw %}{{ a + b }}{% endraw %}"),
+            ("{# {{ #}{% raw %}{{ a + b }}{% endraw %}", "{# {{ #}{% raw +%}{{ a + b }}{% endraw %}"),
             ("{{ {'a': '}}'} }}", "{{ __dressage_keep( {\"a\": \"}}\"}) }}"),
         ];
         for (source, expected) in cases {
