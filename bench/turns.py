@@ -203,7 +203,7 @@ def take_turns(arguments: argparse.Namespace, one_round) -> Series:
 
 
 def machine() -> str:
-    """What this runs on, for RESULTS.md."""
+    """Processor, cores, kernel and load, for an entry in `log/`."""
     with open("/proc/cpuinfo") as file:
         lines = dict(tuple(map(str.strip, line.split(":", 1))) for line in file if ":" in line)
     cpu = f"{lines.get('model name')} (family {lines.get('cpu family')}, model {lines.get('model')})"
