@@ -83,7 +83,8 @@ pub(crate) fn only_number(text: &str) -> Option<Found> {
             // Of a number or of what stands in brackets; that of a unit follows a word.
             '^' => (after_number && !is_mark(&word)) || matches!(before, Some(')' | ']')),
             '!' => after_number,
-            _ => false,
+            // A raised digit or a fraction in one character, as in 5² and 3½; that of cm² follows a word.
+            _ => after_number && next.is_numeric(),
         };
         if computes || (after_number && (last == Last::Operator || FACTORS.contains(&name))) {
             return None;
@@ -189,6 +190,10 @@ mod tests {
             ("\\text{about } 72 \\text{ clips}", "72"),
             ("the 5^{\\text{th}}", "5"),
             ("12345678901234567890123456789", "12345678901234567890123456789"),
+            ("5 cm²", "5"),
+            // A backslash at the end, cut off from its command.
+            ("5\\", "5"),
+            ("5\\ ", "5"),
         ] {
             let found = only_number(text).unwrap_or_else(|| panic!("{text}"));
             assert_eq!(found.value, Rational::parse(value), "{text}");
@@ -229,6 +234,11 @@ mod tests {
             "3i",
             "2\\theta",
             "1 1/2",
+            "5²",
+            "3½",
+            "\\",
+            "5\\sqrt",
+            "\\ ",
         ] {
             assert_eq!(only_number(text), None, "{text}");
         }

@@ -129,7 +129,8 @@ impl Reader {
     /// Moves on by one character, past a whole word if one starts here, with the digits that belong to it.
     pub fn skip_word(&mut self) {
         if let Some(name) = self.command() {
-            self.at += 1 + name.len().max(1);
+            // A backslash at the end of the text stands alone.
+            self.at = (self.at + 1 + name.len().max(1)).min(self.chars.len());
             return;
         }
         let in_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
@@ -505,6 +506,7 @@ mod tests {
         // However deep it is nested, reading it ends.
         find(&"\\frac{".repeat(100_000));
         find(&"x_{".repeat(10_000));
+        assert_eq!(texts("5 \\"), ["5"]);
     }
 
     proptest! {
@@ -513,6 +515,7 @@ mod tests {
             for found in find(&text) {
                 prop_assert!(text.contains(&found.text));
             }
+            crate::boxed::only_number(crate::boxed::last_box(&text).unwrap_or(&text));
         }
 
         #[test]
