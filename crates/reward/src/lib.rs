@@ -62,8 +62,8 @@ pub struct Score {
 pub enum RewardError {
     /// The expected answer is not a number.
     #[error(
-        "the expected answer {expected} is not one number of at most 38 digits: give a JSON number, or a text that holds \
-         exactly one, in plain text or in LaTeX"
+        "the expected answer {expected} is not one number of at most 38 digits: give a JSON number, a text \
+         that holds exactly one, in plain text or in LaTeX, or a list of these"
     )]
     Expected {
         /// The expected answer, as JSON.

@@ -55,18 +55,20 @@ pub struct NumericScorer {
 }
 
 impl NumericScorer {
-    /// Scores a final text against the expected answer, a JSON number or a text that holds one number (`"1,234"`).
+    /// Scores a final text against the expected answer: a JSON number, a text that holds one number
+    /// (`"1,234"`), or a list of these, each of which is right.
     ///
     /// # Errors
-    /// When the expected answer is not one number that can be compared exactly, or a tolerance is negative or not
-    /// finite. Nothing in `text` is an error: what cannot be read scores 0.
+    /// When an expected answer is not one number that can be compared exactly, or a tolerance is negative or
+    /// not finite. Nothing in `text` is an error: what cannot be read scores 0.
     pub fn score(&self, text: &str, expected: &Value) -> Result<Score, RewardError> {
         self.check()?;
-        let (target, decimals) = expected_number(expected)?;
+        let targets = expected_numbers(expected)?;
         let Some(found) = self.extract(text) else {
             return Ok(Score { value: 0.0, extracted: None });
         };
-        let right = found.value.is_some_and(|value| self.accepts(value, target, decimals));
+        let meets = |value| targets.iter().any(|&(target, decimals)| self.accepts(value, target, decimals));
+        let right = found.value.is_some_and(meets);
         Ok(Score { value: if right { 1.0 } else { 0.0 }, extracted: Some(found.text) })
     }
 
@@ -124,7 +126,15 @@ impl NumericScorer {
     }
 }
 
-/// The expected value and the decimals it is written with.
+/// The expected values and the decimals that each is written with.
+fn expected_numbers(expected: &Value) -> Result<Vec<(Rational, u32)>, RewardError> {
+    match expected {
+        Value::Array(several) if !several.is_empty() => several.iter().map(expected_number).collect(),
+        one => expected_number(one).map(|one| vec![one]),
+    }
+}
+
+/// One expected value and the decimals it is written with.
 fn expected_number(expected: &Value) -> Result<(Rational, u32), RewardError> {
     let refused = || RewardError::Expected { expected: expected.to_string() };
     let text = match expected {
@@ -250,13 +260,25 @@ mod tests {
     }
 
     #[test]
+    fn any_of_several_expected_answers_is_right() {
+        let scorer = NumericScorer { tolerance: Tolerance::AsWritten, ..NumericScorer::default() };
+        let expected = json!(["1{,}234", 5, "0.33"]);
+        for (answer, value) in [("1234", 1.0), ("5.0", 1.0), ("1/3", 1.0), ("6", 0.0), ("5.001", 0.0)] {
+            assert_eq!(scorer.score(answer, &expected).unwrap().value, value, "{answer}");
+        }
+        let error = scorer.score("5", &json!([5, "five"])).unwrap_err().to_string();
+        assert!(error.starts_with("the expected answer \"five\" is not one number"), "{error}");
+    }
+
+    #[test]
     fn what_cannot_be_expected_is_refused() {
         let scorer = NumericScorer::default();
         for expected in [
             json!(null),
             json!("many"),
             json!("3 or 4"),
-            json!([3]),
+            json!([]),
+            json!([[3]]),
             json!("5/0"),
             json!("1e99"),
             json!("\\sqrt{3}"),
