@@ -10,11 +10,13 @@
 //! [`Timely`] gives every call of either a deadline. [`Simulator`] implements both over one small table, for tests of everything above;
 //! [`crash_point`] marks the places at which such tests kill the process.
 //!
-//! Deadlines go by the time in which the process [runs](awake), here and in every room above.
+//! Deadlines go by the time in which the process [runs](awake), here and in every room above. Libraries that
+//! panic over damaged files are called through [`caught()`].
 //!
 //! Not here: prompts as text (`dressage-text`), and any model.
 
 pub mod awake;
+mod caught;
 mod crash;
 mod device;
 mod error;
@@ -26,6 +28,7 @@ mod sampler;
 mod simulator;
 mod timely;
 
+pub use caught::caught;
 pub use crash::{CRASH_AT, crash_point};
 pub use device::Timing;
 pub use error::PolicyError;

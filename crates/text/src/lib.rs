@@ -30,7 +30,6 @@
 
 mod alphabet;
 mod bare;
-mod caught;
 mod chat;
 #[cfg(test)]
 mod chat_tests;

@@ -10,12 +10,12 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use dressage_policy::caught;
 use minijinja::value::Serde;
 use minijinja::{Environment, Error, ErrorKind, Value};
 use serde_json::Map;
 
 use crate::TextError;
-use crate::caught::caught;
 use crate::jinja::{self, GUARD, NAME};
 
 /// ChatML, with nothing added: no default system message, no tools.

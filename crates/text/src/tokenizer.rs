@@ -12,10 +12,9 @@
 use std::collections::HashMap;
 
 use dressage_model::{AddedToken, GgufTokenizer, SpecialTokens, TokenizerSource, added_tokens};
-use dressage_policy::TokenBytes;
+use dressage_policy::{TokenBytes, caught};
 use tokenizers::{DecoderWrapper, ModelWrapper};
 
-use crate::caught::caught;
 use crate::{TextError, alphabet, gguf};
 
 /// Ids beyond this belong to as many tokens, or are damage: there is a place for each one below the last.

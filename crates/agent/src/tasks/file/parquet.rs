@@ -1,9 +1,9 @@
 //! Rows of a Parquet file, in the shapes that Python's `datasets` gives them: structs are objects, lists are
 //! lists, what is absent is null.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use dressage_policy::caught;
 use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::{Field, Row};
@@ -25,7 +25,7 @@ pub(super) fn rows<E>(
     mut each: impl FnMut(&[String], Place, Map<String, Value>) -> Result<(), E>,
 ) -> Result<(), E> {
     // The library ends in a panic over some files that break the format.
-    let read = catch_unwind(AssertUnwindSafe(|| {
+    let read = caught(|| {
         let wrong = |error: ParquetError| damaged(error.to_string());
         let reader = SerializedFileReader::new(bytes::Bytes::from(bytes)).map_err(wrong)?;
         let schema = reader.metadata().file_metadata().schema();
@@ -39,12 +39,8 @@ pub(super) fn rows<E>(
             each(&columns, Place::Row(at + 1), fields(row.map_err(wrong)?))?;
         }
         Ok(())
-    }));
-    read.unwrap_or_else(|panic| {
-        let said = panic.downcast_ref::<String>().map(String::as_str);
-        let said = said.or_else(|| panic.downcast_ref::<&str>().copied());
-        Err(damaged(said.unwrap_or("it breaks the format").to_owned()))
-    })
+    });
+    read.unwrap_or_else(|panic| Err(damaged(panic)))
 }
 
 fn fields(row: Row) -> Map<String, Value> {

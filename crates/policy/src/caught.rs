@@ -14,7 +14,7 @@ thread_local! {
 ///
 /// # Errors
 /// The panic's message.
-pub(crate) fn caught<T>(call: impl FnOnce() -> T) -> Result<T, String> {
+pub fn caught<T>(call: impl FnOnce() -> T) -> Result<T, String> {
     // The hook is the process's: it asks which thread panics, and leaves the others to the hook that was
     // there.
     static HOOK: Once = Once::new();
