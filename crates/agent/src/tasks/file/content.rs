@@ -1,7 +1,7 @@
 //! Content of a file, whatever it is compressed with and however its text is encoded.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, BufRead, Read};
 use std::path::Path;
 
 use crate::tasks::TaskError;
@@ -17,9 +17,13 @@ pub(super) enum Content {
 const PARQUET: &[u8] = b"PAR1";
 const GZIP: &[u8] = &[0x1F, 0x8B];
 const ZSTD: &[u8] = &[0x28, 0xB5, 0x2F, 0xFD];
+/// After a first byte of 0x50 to 0x5F: a frame of zstd that holds no data, as pzstd begins with.
+const ZSTD_SKIPPED: &[u8] = &[0x2A, 0x4D, 0x18];
+/// A tar archive has this here.
+const TAR: (usize, &[u8]) = (257, b"ustar");
 
 /// Beginnings of files that cannot be read, with the name of the format and the way out.
-const REFUSED: [(&[u8], &str); 9] = [
+const REFUSED: [(&[u8], &str); 15] = [
     (
         b"version https://git-lfs.github.com/spec/",
         "is a Git LFS pointer, not the data: fetch them with `git lfs pull`",
@@ -27,12 +31,22 @@ const REFUSED: [(&[u8], &str); 9] = [
     (b"PK\x03\x04", "is a ZIP archive or a spreadsheet: unpack it, or save it as CSV"),
     (b"\xFD7zXZ\0", "is compressed with xz: unpack it, or compress it with gzip or zstd"),
     (b"BZh", "is compressed with bzip2: unpack it, or compress it with gzip or zstd"),
+    (b"\x04\x22\x4D\x18", "is compressed with lz4: unpack it, or compress it with gzip or zstd"),
+    (b"7z\xBC\xAF\x27\x1C", "is a 7z archive: unpack it"),
+    (b"PARE", "is an encrypted Parquet file: save it without encryption"),
     (b"ARROW1", "is an Arrow file: save it as Parquet or JSON lines"),
+    (
+        b"\xFF\xFF\xFF\xFF",
+        "is an Arrow stream, as `datasets` saves it: save it with to_parquet or to_json instead",
+    ),
     (b"SQLite format 3\0", "is an SQLite database: export its rows as CSV or JSON lines"),
     (b"\xFF\xFE\0\0", "is UTF-32: save it as UTF-8"),
     (b"\0\0\xFE\xFF", "is UTF-32: save it as UTF-8"),
-    (b"\x80\x04", "is a Python pickle, which is never loaded: save it as JSON lines"),
+    (b"\x80\x03", PICKLE),
+    (b"\x80\x04", PICKLE),
+    (b"\x80\x05", PICKLE),
 ];
+const PICKLE: &str = "is a Python pickle, which is never loaded: save it as JSON lines";
 
 /// Reads a file, and unpacks it where it is compressed.
 ///
@@ -49,8 +63,10 @@ pub(super) fn read(path: &Path) -> Result<Content, TaskError> {
 fn content(mut bytes: Vec<u8>) -> Result<Content, String> {
     loop {
         let unpacked = if bytes.starts_with(GZIP) {
-            unpack("gzip", flate2::read::MultiGzDecoder::new(&bytes[..]))?
-        } else if bytes.starts_with(ZSTD) {
+            unpack("gzip", Members(flate2::bufread::GzDecoder::new(&bytes[..])))?
+        } else if bytes.starts_with(ZSTD)
+            || matches!(bytes[..], [0x50..0x60, ref rest @ ..] if rest.starts_with(ZSTD_SKIPPED))
+        {
             unpack("zstd", zstd::stream::read::Decoder::new(&bytes[..]).map_err(|error| error.to_string())?)?
         } else {
             break;
@@ -62,6 +78,9 @@ fn content(mut bytes: Vec<u8>) -> Result<Content, String> {
     }
     if let Some((_, why)) = REFUSED.iter().find(|(magic, _)| bytes.starts_with(magic)) {
         return Err((*why).to_owned());
+    }
+    if bytes.get(TAR.0..).is_some_and(|rest| rest.starts_with(TAR.1)) {
+        return Err("is a tar archive: unpack it".into());
     }
     let text = match bytes[..] {
         [0xEF, 0xBB, 0xBF, ..] => utf8(bytes.split_off(3))?,
@@ -81,6 +100,27 @@ fn content(mut bytes: Vec<u8>) -> Result<Content, String> {
         ));
     }
     Ok(Content::Text(text))
+}
+
+/// Members of a gzip file one after the other, with what tapes and blocks are filled up with: zeros.
+struct Members<'b>(flate2::bufread::GzDecoder<&'b [u8]>);
+
+impl Read for Members<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let read = self.0.read(into)?;
+            let left = self.0.get_mut();
+            if read > 0 || into.is_empty() {
+                return Ok(read);
+            }
+            let zeros = left.iter().take_while(|byte| **byte == 0).count();
+            left.consume(zeros);
+            if left.is_empty() {
+                return Ok(0);
+            }
+            self.0 = flate2::bufread::GzDecoder::new(*left);
+        }
+    }
 }
 
 fn unpack(name: &str, mut packed: impl Read) -> Result<Vec<u8>, String> {
@@ -173,6 +213,12 @@ mod tests {
         assert_eq!(text(&zstd::stream::encode_all(ROW.as_bytes(), 1).unwrap()).unwrap(), ROW);
         // Two streams one after the other, as `cat a.gz b.gz` makes them.
         assert_eq!(text(&[gzip(ROW.as_bytes()), gzip(ROW.as_bytes())].concat()).unwrap(), ROW.repeat(2));
+        // Filled up with zeros, and zstd with a frame that says how long the next one is.
+        assert_eq!(text(&[gzip(ROW.as_bytes()), vec![0; 9]].concat()).unwrap(), ROW);
+        let frame = zstd::stream::encode_all(ROW.as_bytes(), 1).unwrap();
+        let sized =
+            [&b"\x50\x2A\x4D\x18\x04\0\0\0"[..], &(frame.len() as u32).to_le_bytes(), &frame].concat();
+        assert_eq!(text(&sized.repeat(2)).unwrap(), ROW.repeat(2));
         assert_eq!(text(b"").unwrap(), "");
     }
 
@@ -199,6 +245,10 @@ mod tests {
                 "holds a web page or XML, not rows (it begins with \"<!DOCTYPE html><html\")",
             ),
             (b"PK\x03\x04\x14\0", "is a ZIP archive or a spreadsheet"),
+            (b"\x80\x05\x95", "is a Python pickle"),
+            (b"\xFF\xFF\xFF\xFF\x10\x01\0\0", "is an Arrow stream"),
+            (&gzip(&[&[b'a'; 257], &b"ustar\0"[..]].concat()), "is a tar archive: unpack it"),
+            (&[&packed[..], b"rest"].concat(), "gzip stream"),
         ] {
             let error = text(bytes).unwrap_err();
             assert!(error.contains(why), "gave: {error}\nwant: {why}");

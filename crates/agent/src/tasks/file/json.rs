@@ -40,6 +40,8 @@ pub(super) fn rows<E>(
     }
     let (mut rest, mut line, mut halves) = (text, 1, 0);
     while !rest.is_empty() {
+        // Files that were joined have the byte-order marks of each.
+        rest = rest.trim_start_matches('\u{feff}');
         let end = rest.find('\n').unwrap_or(rest.len());
         let mut row = &rest[..end];
         if !row.trim().is_empty() {
@@ -223,6 +225,13 @@ mod tests {
                 json!({format!("a{number}"): [format!("{number} \" {number}"), number, {"b": number}]});
             assert_eq!(values(&nested), [want]);
         }
+    }
+
+    #[test]
+    fn joined_files_keep_their_marks() {
+        let found = read("\u{feff}{\"a\": 1}\n\u{feff}{\"a\": 2}\n\u{feff}").unwrap().0;
+        let places: Vec<&str> = found.iter().map(|(place, _)| place.as_str()).collect();
+        assert_eq!(places, ["line 1", "line 2"]);
     }
 
     #[test]

@@ -156,9 +156,9 @@ impl Loader<'_> {
         let form = |why: String| TaskError::Form { path: path.to_owned(), why };
         let FileOptions { question, answer, .. } = self.options;
         let ending = paths::ending(path);
+        let wanted = |column: &str| Layout::may_use(column, question, answer);
         match content::read(path)? {
             Content::Parquet(bytes) => {
-                let wanted = |column: &str| Layout::may_use(column, question, answer);
                 let damaged = |why| form(format!("is damaged or cut short ({why}): copy or fetch it again"));
                 parquet::rows(bytes, &wanted, damaged, |columns, place, fields| {
                     self.row(&Row { number, path, place, fields, columns })
@@ -168,7 +168,7 @@ impl Loader<'_> {
                 Err(form("is named as a Parquet file, but is none".into()))
             }
             Content::Text(text) if ["csv", "tsv"].contains(&ending.as_str()) => {
-                table::rows(&text, ending == "tsv", form, &mut |place, fields| {
+                table::rows(&text, ending == "tsv", &wanted, form, &mut |place, fields| {
                     self.row(&Row { number, path, place, fields, columns: &[] })
                 })
             }

@@ -1,6 +1,8 @@
 //! Rows of a table with a header: CSV, or TSV.
 
-use csv::{ErrorKind, Position, ReaderBuilder, Trim};
+use std::io::Read;
+
+use csv::{ReaderBuilder, Trim};
 use serde_json::{Map, Value};
 
 use crate::tasks::Place;
@@ -8,51 +10,61 @@ use crate::tasks::Place;
 /// Gives the rows of a table one by one; every value is a text.
 ///
 /// # Errors
-/// When a row has another number of fields than the header, or when `each` fails.
+/// When a row has another number of fields than the header, a quote is never closed, two columns that are
+/// `wanted` have one name, or `each` fails.
 pub(super) fn rows<E>(
     text: &str,
     tabs: bool,
+    wanted: &dyn Fn(&str) -> bool,
     wrong: impl Fn(String) -> E,
     each: &mut dyn FnMut(Place, Map<String, Value>) -> Result<(), E>,
 ) -> Result<(), E> {
-    let header = text.lines().next().unwrap_or_default();
-    // Where the comma is that of decimals, spreadsheets write semicolons.
-    let semicolons = header.contains(';') && !header.contains(',');
-    let delimiter = if tabs {
-        b'\t'
-    } else if semicolons {
-        b';'
-    } else {
-        b','
-    };
+    if text.trim_matches(['\r', '\n']).is_empty() {
+        return Ok(());
+    }
+    // A row that begins past the end is there, unless the end lies within quotes.
+    let input = text.as_bytes().chain(&b"\n."[..]);
+    let delimiter = if tabs { b'\t' } else { delimiter(text) };
     let mut reader =
-        ReaderBuilder::new().delimiter(delimiter).trim(Trim::Headers).from_reader(text.as_bytes());
+        ReaderBuilder::new().delimiter(delimiter).trim(Trim::Headers).flexible(true).from_reader(input);
     // The reader's own count is off by the breaks of Windows and by empty lines.
     let (mut at, mut line) = (0, 1);
-    let mut line_of = |position: Option<&Position>| {
-        let start = position.map_or(at, |position| position.byte() as usize);
+    let names = reader.headers().map_err(|error| wrong(unreadable(&error)))?.clone();
+    let named = |name: &str| names.iter().filter(|other| *other == name).count();
+    if let Some(twice) = names.iter().find(|name| wanted(name) && named(name) > 1) {
+        return Err(wrong(format!("has two columns named {twice:?} in its header: rename one of them")));
+    }
+    for record in reader.records() {
+        let record = record.map_err(|error| wrong(unreadable(&error)))?;
+        let start = record.position().map_or(at, |position| (position.byte() as usize).min(text.len()));
         let start = text.len() - text[start..].trim_start_matches(['\r', '\n']).len();
         line += text[at..start].matches('\n').count();
         at = start;
-        line
-    };
-    let names = reader.headers().map_err(|error| wrong(unreadable(&error)))?.clone();
-    for record in reader.records() {
-        let record = record.map_err(|error| {
-            wrong(match error.kind() {
-                ErrorKind::UnequalLengths { pos, expected_len, len } => format!(
-                    "has {len} fields in line {}, but its header has {expected_len}: put quotes around a text with \
-                     commas or line breaks",
-                    line_of(pos.as_ref()),
-                ),
-                _ => unreadable(&error),
-            })
-        })?;
-        let place = Place::Line(line_of(record.position()));
+        if at == text.len() {
+            return Ok(());
+        }
+        if record.len() != names.len() {
+            let (len, expected) = (record.len(), names.len());
+            return Err(wrong(format!(
+                "has {len} fields in line {line}, but its header has {expected}: put quotes around a text with \
+                 commas or line breaks"
+            )));
+        }
         let fields = names.iter().zip(&record).map(|(name, value)| (name.to_owned(), Value::from(value)));
-        each(place, fields.collect())?;
+        each(Place::Line(line), fields.collect())?;
     }
-    Ok(())
+    Err(wrong(format!(
+        "has a quote in the row of line {line} that is never closed: it is cut short, or lacks one"
+    )))
+}
+
+/// The delimiter by the header: a comma; semicolons, which spreadsheets write where the comma is that of
+/// decimals; or tabs.
+fn delimiter(text: &str) -> u8 {
+    let header = text.trim_start_matches(['\r', '\n']).lines().next().unwrap_or_default();
+    // Within quotes they are text.
+    let outside: String = header.split('"').step_by(2).collect();
+    [b',', b';', b'\t'].into_iter().find(|known| outside.contains(char::from(*known))).unwrap_or(b',')
 }
 
 fn unreadable(error: &csv::Error) -> String {
@@ -67,7 +79,7 @@ mod tests {
 
     fn read(text: &str, tabs: bool) -> Result<Vec<(String, Value)>, String> {
         let mut found = Vec::new();
-        rows(text, tabs, |why| why, &mut |place, row| {
+        rows(text, tabs, &|name| name != "note", |why| why, &mut |place, row| {
             found.push((place.to_string(), Value::Object(row)));
             Ok(())
         })?;
@@ -96,5 +108,34 @@ mod tests {
         assert_eq!(read("", false).unwrap(), []);
         let error = read("question,answer\n1?,2\n1, or 2?,3\n", false).unwrap_err();
         assert!(error.starts_with("has 3 fields in line 3, but its header has 2"), "{error}");
+    }
+
+    #[test]
+    fn headers_say_what_parts_fields() {
+        let row = json!({"question, in words": "1; 2?", "answer": "1,5"});
+        for text in [
+            "\"question, in words\";answer\n\"1; 2?\";1,5\n",
+            "\n\"question, in words\"\tanswer\n1; 2?\t1,5",
+            "\"question, in words\",answer\n1; 2?,\"1,5\"\r\n\r\n",
+        ] {
+            let found = read(text, false).unwrap();
+            assert_eq!(found.iter().map(|(_, row)| row).collect::<Vec<_>>(), [&row], "{text}");
+        }
+        assert_eq!(read("question,note,note\n?,1,2", false).unwrap().len(), 1);
+        let error = read("question,answer,answer\n?,1,2\n", false).unwrap_err();
+        assert!(error.starts_with("has two columns named \"answer\""), "{error}");
+    }
+
+    #[test]
+    fn quotes_are_closed() {
+        assert_eq!(read("question,answer\n?,\"1\"\"\"", false).unwrap()[0].1["answer"], "1\"");
+        assert_eq!(read("question,answer\r\n5\" pipe,1\r\n", false).unwrap().len(), 1);
+        assert_eq!(read("question,answer\n", false).unwrap(), []);
+        for text in
+            ["question,answer\n1?,2\n3?,\"4\n5?,6\n", "question,answer\n1?,2\n3?,\"4", "question,\"ans\n"]
+        {
+            let error = read(text, false).unwrap_err();
+            assert!(error.contains("that is never closed"), "{text}: {error}");
+        }
     }
 }
