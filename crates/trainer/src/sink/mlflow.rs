@@ -10,6 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use dressage_policy::awake;
 use serde_json::{Value, json};
 use ureq::Body;
 use ureq::http::Response;
@@ -98,7 +99,8 @@ impl Sink for Mlflow {
 
     fn close(&mut self, finished: bool) -> Result<(), String> {
         let _ = self.messages.send(Message::Close { finished });
-        let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner).recv_timeout(FAREWELL);
+        let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let ended = awake::receive(ended, FAREWELL);
         if ended == Err(RecvTimeoutError::Timeout) {
             return Err(format!(
                 "not all metrics were taken within {FAREWELL:?}: the server is slow, or away"
