@@ -14,6 +14,8 @@ use crate::TrainerError;
 use crate::batch::path_input;
 use crate::metrics::Metrics;
 use crate::observe::{Event, Observer};
+use crate::origin::Origin;
+use crate::phase::PhaseRun;
 use crate::prepare::{Inputs, Preparer};
 use crate::recipe::{OptimiserKeys, Phase, Recipe, Schedule};
 
@@ -117,9 +119,19 @@ pub(crate) struct Rules<'a> {
 }
 
 impl<'a> Rules<'a> {
-    /// Rules of the recipe for step `step` of a phase, whose schedule is made for `steps` of them.
-    pub fn new(phase: &'a Phase, step: u32, steps: u32, version: u64, recipe: &Recipe) -> Self {
+    /// Rules of the recipe for a step of a phase, in a run that began with `origin`, where that was written
+    /// down.
+    pub fn new(
+        (index, phase): (u32, &'a Phase),
+        step: u32,
+        origin: Option<&Origin>,
+        version: u64,
+        recipe: &Recipe,
+    ) -> Self {
         let (seed, exact) = (recipe.run.seed, !recipe.engine.keep_cache);
+        // Schedules are made for the steps that the phase had when the step was planned.
+        let steps = PhaseRun::steps(phase);
+        let steps = origin.map_or(steps, |origin| origin.scheduled(index, step, steps));
         let policy = optim_params(phase.optimiser(), phase.learning_rate(), step, steps);
         let Phase::Rl(keys) = phase else {
             return Rules { phase, policy: Some(policy), critic: None, version, seed, exact };

@@ -99,8 +99,7 @@ pub async fn replay(
             {
                 copy_weights(&*models.learner, reference, &scratch.0).await?;
             }
-            let steps = origin.as_ref().map_or(steps, |origin| origin.scheduled(index as u32, step, steps));
-            let rules = Rules::new(phase, step, steps, u64::from(done), recipe);
+            let rules = Rules::new((index as u32, phase), step, origin.as_ref(), u64::from(done), recipe);
             run_plan(&plan, &trajectories, models.of(phase), &rules, observer).await?;
             done += 1;
             models.learner.publish(u64::from(done)).await?;

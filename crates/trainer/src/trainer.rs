@@ -115,7 +115,7 @@ pub struct Trainer {
     pub(crate) latest: Option<Checkpoint>,
     /// Notes for its user at the beginning.
     notes: Vec<String>,
-    origin: Origin,
+    pub(crate) origin: Origin,
     pub(crate) position: Position,
     pub(crate) evals: Vec<EvalResult>,
     troubles: Troubles,
@@ -354,11 +354,6 @@ impl Trainer {
             self.checkpoint(true, observer).await?;
         }
         Ok(())
-    }
-
-    /// For how many steps the schedule of step `step` of a phase is made.
-    pub(crate) fn scheduled(&self, phase: u32, step: u32, keys: &Phase) -> u32 {
-        self.origin.scheduled(phase, step, PhaseRun::steps(keys))
     }
 
     /// Begins a phase, unless the run is in the middle of it: the optimiser starts afresh, and a penalty is measured from

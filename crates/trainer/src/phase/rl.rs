@@ -211,8 +211,8 @@ impl OfPhase<'_> {
     }
 
     fn rules(&self, trainer: &Trainer, step: u32) -> Rules<'_> {
-        let steps = trainer.scheduled(self.index, step, self.phase);
-        Rules::new(self.phase, step, steps, trainer.version(), &trainer.recipe)
+        let Trainer { origin, recipe, .. } = trainer;
+        Rules::new((self.index, self.phase), step, Some(origin), trainer.version(), recipe)
     }
 
     fn models<'a>(&self, trainer: &'a Trainer) -> Models<'a> {

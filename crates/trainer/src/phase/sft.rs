@@ -108,7 +108,7 @@ impl Sft {
         observer: &mut dyn Observer,
     ) -> Result<Metrics, TrainerError> {
         let start = Instant::now();
-        let Trainer { recipe, store, learner, .. } = trainer;
+        let Trainer { recipe, store, learner, origin, .. } = trainer;
         let total = self.demonstrations.len();
         let a_pass = total.div_ceil(self.keys.batch) as u32;
         let (epoch, within) = (step / a_pass, (step % a_pass) as usize);
@@ -132,8 +132,8 @@ impl Sft {
         crash_point("ledger_written");
         let trajectories = by_key(&self.demonstrations);
         let models = Models { policy: &**learner, reference: None, critic: None };
-        let steps = trainer.scheduled(self.index, step, &self.phase);
-        let rules = Rules::new(&self.phase, step, steps, trainer.version(), recipe);
+        let of_phase = (self.index, &self.phase);
+        let rules = Rules::new(of_phase, step, Some(origin), trainer.version(), recipe);
         let learned = run_plan(&plan, &trajectories, models, &rules, observer).await?;
         let mut metrics = Metrics::default();
         metrics.add("training/epoch", f64::from(step) / f64::from(a_pass));
