@@ -68,6 +68,13 @@ mod tests {
     }
 
     #[test]
+    fn a_phase_ends_by_the_tasks_that_choose() {
+        assert_eq!(eval(1, 4, None).chosen_success(), 0.4);
+        assert_eq!(eval(1, 9, Some((1, 4))).chosen_success(), 0.25);
+        assert_eq!(eval(1, 4, Some((4, 4))).chosen_success(), 1.0);
+    }
+
+    #[test]
     fn the_best_says_what_it_was_chosen_by() {
         let there = || Some(PathBuf::from("step-000002"));
         let evals = [eval(0, 1, None), eval(1, 4, None), eval(2, 7, None), eval(3, 7, None)];

@@ -217,15 +217,25 @@ impl SliceResult {
 }
 
 impl EvalResult {
-    /// Mean score of the tasks that checkpoints are chosen by: those that do nothing else (`eval.select`), or
-    /// all that count.
+    /// Mean score of the tasks that checkpoints are chosen by.
     pub fn selection(&self) -> f64 {
+        self.of_choosing(SliceResult::mean_score)
+    }
+
+    /// Share of right answers at the tasks that choose: what ends a phase, so that the tasks that are
+    /// reported decide nothing.
+    pub fn chosen_success(&self) -> f64 {
+        self.of_choosing(|slice| slice.success)
+    }
+
+    /// Mean over the tasks that do nothing but choose (`eval.select`), or else over all that count.
+    fn of_choosing(&self, of: impl Fn(&SliceResult) -> Interval) -> f64 {
         let choosing = || self.slices.iter().filter(|slice| slice.selects);
         let tasks: u64 = choosing().map(|slice| slice.tasks).sum();
         if tasks == 0 {
-            return self.overall.mean_score().estimate;
+            return of(&self.overall).estimate;
         }
-        let sum: f64 = choosing().map(|slice| slice.mean_score().estimate * slice.tasks as f64).sum();
+        let sum: f64 = choosing().map(|slice| of(slice).estimate * slice.tasks as f64).sum();
         sum / tasks as f64
     }
 

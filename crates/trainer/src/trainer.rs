@@ -333,7 +333,7 @@ impl Trainer {
         let Position { phase, step, .. } = self.position;
         let here = self.evals.last().filter(|eval| step > 0 && (eval.phase, eval.step) == (phase, step));
         let (Some(eval), Some(until)) = (here, keys.until()) else { return Ok(false) };
-        Ok(eval.overall.success.estimate >= until && self.store.step(phase, step)?.is_none())
+        Ok(eval.chosen_success() >= until && self.store.step(phase, step)?.is_none())
     }
 
     /// Ends a phase before its last step: the next one begins from a checkpoint that says so.
