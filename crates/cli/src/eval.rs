@@ -87,26 +87,28 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Warns of tasks that the model was trained on, as the record of its run says, and the records of those that
+/// Warns of tasks that a model was trained on, as the record of its run says, and the records of those that
 /// it began from.
-fn warn_of_trained(tasks: &Tasks, trained_by: Option<Run>) {
-    let (mut questions, mut next, mut seen): (HashSet<QuestionKey>, _, Vec<Run>) =
-        (HashSet::new(), trained_by, Vec::new());
-    while let Some(run) = next.filter(|run| !seen.contains(run)) {
+fn warn_of_trained(tasks: &Tasks, model: &str) {
+    let (mut questions, mut seen): (HashSet<QuestionKey>, Vec<Run>) = Default::default();
+    let mut next = Some(model.to_owned());
+    let unknown = |why: anyhow::Error| {
+        let note = Style::stderr().dim("note:");
+        eprintln!("{note} whether the model was trained on these tasks is not known: {why:#}");
+    };
+    while let Some(model) = next.take() {
+        let run = run::trained_by(&model).unwrap_or_else(|why| {
+            unknown(why);
+            None
+        });
+        let Some(run) = run.filter(|run| !seen.contains(run)) else { break };
         let trained = Store::open_existing(&run.record()).map_err(anyhow::Error::from);
         match trained.and_then(|record| Ok(trained_on(&record)?)) {
             Ok(trained) => questions.extend(trained),
-            Err(why) => {
-                let path = run.record();
-                let note = Style::stderr().dim("note:");
-                eprintln!(
-                    "{note} whether the model was trained on these tasks is not known: {}: {why}",
-                    path.display()
-                );
-            }
+            Err(why) => unknown(why.context(run.record().display().to_string())),
         }
         // Where the model has moved, the trail ends.
-        next = run.recipe().ok().and_then(|recipe| run::model_source(&recipe.model.source).ok()?.1);
+        next = run.recipe().ok().map(|recipe| recipe.model.source);
         seen.push(run);
     }
     let trained = tasks.evaluated_among(&questions);
@@ -126,7 +128,7 @@ async fn measure(recipe: &Recipe, trained_by: Option<Run>) -> anyhow::Result<Opt
     let tasks = Tasks::load(recipe)?;
     tasks.notes.iter().for_each(|note| eprintln!("{} {note}", Style::stderr().dim("note:")));
     let begun = trained_by.as_ref().map(Run::begun).transpose()?;
-    warn_of_trained(&tasks, trained_by);
+    warn_of_trained(&tasks, &recipe.model.source);
     let found = model::open(&recipe.model.source, recipe.model.base.as_deref())?;
     let files = &found.files;
     let dim = Style::stderr().dim("model ");

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use dressage_engine::EngineOptions;
 use dressage_text::ChatOptions;
+use dressage_trainer::write_merged_from;
 
 use crate::failure::unusable;
 use crate::{model, run, screen};
@@ -35,7 +36,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 async fn merge(args: &Args) -> anyhow::Result<()> {
-    let (source, _) = run::model_source(&args.source)?;
+    let (source, run) = run::model_source(&args.source)?;
     let found = model::open(&source, args.base.as_deref())?;
     if found.adapter.is_none() {
         return Err(unusable(format!("{source} is a model without adapter; there is nothing to merge")));
@@ -61,6 +62,9 @@ async fn merge(args: &Args) -> anyhow::Result<()> {
     let temporary = tempfile::Builder::new().prefix(".merging-").tempdir_in(parent)?;
     policy.save_merged(temporary.path()).await?;
     companions(temporary.path())?;
+    if let Some(run) = run {
+        write_merged_from(temporary.path(), run.root())?;
+    }
     std::fs::rename(temporary.keep(), &args.folder)?;
     Ok(())
 }

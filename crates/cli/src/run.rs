@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use dressage_trainer::recipe::Recipe;
-use dressage_trainer::{begun, seconds};
+use dressage_trainer::{begun, merged_from, seconds};
 
 use crate::failure::unusable;
 
@@ -67,6 +67,11 @@ impl Run {
         begun_or_now(&self.root)
     }
 
+    /// The folder.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
     /// The record of attempts and steps.
     pub fn record(&self) -> PathBuf {
         self.root.join(RECORD)
@@ -122,6 +127,20 @@ pub fn model_source(text: &str) -> anyhow::Result<(String, Option<Run>)> {
         },
         None => Ok((text.to_owned(), Run::of_checkpoint(path))),
     }
+}
+
+/// The run that trained what a user names as a model: the one that it belongs to, or was merged from.
+///
+/// # Errors
+/// When a run has no checkpoint yet, or the one that a model was merged from is not there any more.
+pub fn trained_by(text: &str) -> anyhow::Result<Option<Run>> {
+    if let (_, Some(run)) = model_source(text)? {
+        return Ok(Some(run));
+    }
+    let Some(root) = merged_from(Path::new(text))? else { return Ok(None) };
+    Run::find(&root).map(Some).ok_or_else(|| {
+        unusable(format!("{text} was merged from the run in {}, which is not there any more", root.display()))
+    })
 }
 
 #[cfg(test)]

@@ -56,7 +56,7 @@ pub use evaluate::{AtK, EvalResult, Gain, SliceResult, Uncalled, evaluate, miles
 pub use folder::RunFolder;
 pub use metrics::Metrics;
 pub use observe::{Event, Observer, StopFlag};
-pub use origin::{begun, seconds};
+pub use origin::{begun, merged_from, seconds, write_merged_from};
 pub use replay::{Compared, Replayers, replay};
 pub use rollout::{Rollouts, Troubles};
 pub use tasks::{EvalSlice, Tasks, chat_options, check_tasks, opening, tool_set, trained_on};

@@ -1,11 +1,13 @@
 //! Things that a run depends on besides its recipe, written down where it begins: the moment, the files, and
-//! the steps that its schedules were made for.
+//! the steps that its schedules were made for. A model that is merged from it says so.
 
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use dressage_store::{Purpose, Store};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::TrainerError;
@@ -15,8 +17,10 @@ use crate::phase::PhaseRun;
 use crate::recipe::{Phase, Recipe, Schedule, TaskSource};
 
 const FILE: &str = "origin.json";
+/// The file of a merged model that says which run it is of.
+const MERGED: &str = "merged.json";
 
-/// Version of `origin.json` that this build reads and writes.
+/// Version of both files that this build reads and writes.
 const SCHEMA: u32 = 1;
 
 /// Record of how a run began.
@@ -75,6 +79,56 @@ pub fn seconds(moment: SystemTime) -> u64 {
     moment.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
+/// A model that was merged from a run's adapter.
+#[derive(Serialize, Deserialize)]
+struct Merged {
+    schema: u32,
+    run: PathBuf,
+}
+
+/// Writes into the folder of a merged model which run its adapter is of.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn write_merged_from(folder: &Path, run: &Path) -> Result<(), TrainerError> {
+    let path = folder.join(MERGED);
+    let failed = |source| file_error("write", &path, source);
+    let merged = Merged { schema: SCHEMA, run: std::path::absolute(run).map_err(failed)? };
+    let text = serde_json::to_string_pretty(&merged).map_err(|error| failed(error.into()))?;
+    write_whole(&path, text.as_bytes())
+}
+
+/// The run that the model in a folder was merged from; `None` where it does not say so.
+///
+/// # Errors
+/// When what it says cannot be read.
+pub fn merged_from(folder: &Path) -> Result<Option<PathBuf>, TrainerError> {
+    Ok(read_versioned::<Merged>(&folder.join(MERGED))?.map(|merged| merged.run))
+}
+
+/// A JSON file that says its schema; `None` where there is none.
+fn read_versioned<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, TrainerError> {
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            return Ok(None);
+        }
+        Err(source) => return Err(file_error("read", path, source)),
+    };
+    #[derive(Deserialize)]
+    struct Versioned {
+        schema: u32,
+    }
+    let damaged = |why: String| TrainerError::Damaged { path: path.to_owned(), why };
+    let parsed = |error: serde_json::Error| damaged(error.to_string());
+    let Versioned { schema } = serde_json::from_str(&text).map_err(parsed)?;
+    if schema != SCHEMA {
+        let why = format!("it has schema version {schema}, but this build reads version {SCHEMA}");
+        return Err(damaged(why));
+    }
+    serde_json::from_str(&text).map(Some).map_err(parsed)
+}
+
 impl Origin {
     /// Origin of a run of `recipe` that begins or goes on now. Reads every file.
     ///
@@ -104,20 +158,7 @@ impl Origin {
     /// # Errors
     /// When it cannot be read.
     pub fn read(folder: &Path) -> Result<Option<Self>, TrainerError> {
-        let path = folder.join(FILE);
-        let text = match fs::read_to_string(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(source) => return Err(file_error("read", &path, source)),
-        };
-        let damaged = |why: String| TrainerError::Damaged { path: path.clone(), why };
-        let origin: Origin = serde_json::from_str(&text).map_err(|error| damaged(error.to_string()))?;
-        if origin.schema != SCHEMA {
-            let why =
-                format!("it has schema version {}, but this build reads version {SCHEMA}", origin.schema);
-            return Err(damaged(why));
-        }
-        Ok(Some(origin))
+        read_versioned(&folder.join(FILE))
     }
 
     pub fn write(&self, folder: &Path) -> Result<(), TrainerError> {
@@ -207,6 +248,19 @@ fn falls(phase: &Phase) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_merged_model_says_which_run_it_is_of() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(merged_from(folder.path()).unwrap(), None);
+        assert_eq!(merged_from(&folder.path().join("none")).unwrap(), None);
+        let run = folder.path().join("run");
+        write_merged_from(folder.path(), &run).unwrap();
+        assert_eq!(merged_from(folder.path()).unwrap(), Some(run));
+        fs::write(folder.path().join(MERGED), "{\"schema\": 9}").unwrap();
+        let error = merged_from(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("schema version 9"), "{error}");
+    }
 
     #[test]
     fn schedules_of_steps_that_were_planned_stay_as_they_were() {

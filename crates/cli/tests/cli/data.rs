@@ -90,6 +90,31 @@ fn no_held_out_task_is_trained_on() {
 }
 
 #[test]
+fn a_merged_model_was_trained_on_what_its_run_was() {
+    let place = with_sources("tasks = [{ kind = 'file', path = 'rows.jsonl', held_out = 4 }]");
+    let rows = (0..20).map(|i| format!("{}\n", json!({"question": format!("{i} + 1?"), "answer": i + 1})));
+    place.write("rows.jsonl", rows.collect::<String>());
+    let adapter = ["--set", "model.lora={ rank = 2 }", "--set", "eval.tasks=0"];
+    let output = place.train().args(adapter).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let output = place.dressage().args(["merge", "run", "merged"]).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let eval = || {
+        let sources = "tasks=[{ kind = 'file', path = 'rows.jsonl', held_out = 'all' }]";
+        let set = ["--set", sources, "--set", "phase=[]"];
+        let output =
+            place.dressage().args(["eval", "recipe.toml", "--model", "merged"]).args(set).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        stderr(&output)
+    };
+    let (notes, count) = (eval(), questions(&place, "run", Purpose::Train).len());
+    assert!(notes.contains(&format!("trained on {count} of these 20 tasks")), "{notes}");
+    fs::rename(place.path("run"), place.path("moved")).unwrap();
+    let notes = eval();
+    assert!(notes.contains("is not known: merged was merged from the run in"), "{notes}");
+}
+
+#[test]
 fn rows_of_every_kind_are_asked_as_they_are() {
     let place = with_sources("tasks = [{ kind = 'file', path = 'rows.json', held_out = 'all' }]");
     let chat =
