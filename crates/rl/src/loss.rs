@@ -222,6 +222,8 @@ pub struct Point {
     pub path_log_ratio: Option<f64>,
     /// Whether [`prepare`](crate::prepare) chose this token.
     pub marked: bool,
+    /// Whether the token is not trained: it has no weight, and no part in statistics of its path or its update.
+    pub masked: bool,
     /// Versions between the weights that drew the token and those being trained.
     pub age: f64,
     /// Factor of the loss, where the weight of the token is worked out as the loss is evaluated.
@@ -240,6 +242,7 @@ impl Point {
             value: term.value.map(f64::from),
             path_log_ratio: term.path_log_ratio.map(f64::from),
             marked: term.marked,
+            masked: term.weight == 0.0,
             age: term.age.into(),
             factor: None,
         }

@@ -8,14 +8,19 @@
 use crate::loss::Point;
 use crate::moments::Counting;
 
-/// GSPO: the mean of a path's log-ratios, at each of its points.
+/// Mean of a number over the points that are trained; 0 where none is.
+fn mean_of(points: &[Point], number: impl Fn(&Point) -> f64) -> f64 {
+    Counting::Exact.mean(points.iter().filter(|point| !point.masked).map(number))
+}
+
+/// GSPO: the mean of a path's log-ratios over its trained points, at each of its points.
 pub fn path_ratios(path: &mut [Point]) {
-    let mean = Counting::Exact.mean(path.iter().map(Point::log_ratio));
+    let mean = mean_of(path, Point::log_ratio);
     path.iter_mut().for_each(|point| point.path_log_ratio = Some(mean));
 }
 
-/// GMPO: log-ratios clipped in the direction of each point's advantage, their mean at each point, and marks on those that were
-/// not clipped. Advantages become their mean.
+/// GMPO: log-ratios clipped in the direction of each point's advantage, their mean at each point, and marks on
+/// those that were not clipped. Advantages become their mean. Means are over trained points.
 pub fn geometric_means(path: &mut [Point], low: f64, high: f64) {
     let clipped = |point: &Point| {
         let x = point.log_ratio();
@@ -27,33 +32,41 @@ pub fn geometric_means(path: &mut [Point], low: f64, high: f64) {
             0.0
         }
     };
-    let mean = Counting::Exact.mean(path.iter().map(clipped));
-    let advantage = Counting::Exact.mean(path.iter().map(|point| point.advantage));
+    let mean = mean_of(path, clipped);
+    let advantage = mean_of(path, |point| point.advantage);
     for point in path {
-        point.marked = point.advantage != 0.0 && clipped(point) == point.log_ratio();
+        point.marked = !point.masked && point.advantage != 0.0 && clipped(point) == point.log_ratio();
         point.path_log_ratio = Some(mean);
         point.advantage = advantage;
     }
 }
 
-/// (A − mean A) (log p − mean log p) of every point of an update.
+/// (A − mean A) (log p − mean log p) of every point of an update, with means over those that are trained.
 fn covariances(points: &[Point]) -> Vec<f64> {
-    let advantage = Counting::Exact.mean(points.iter().map(|point| point.advantage));
-    let logp = Counting::Exact.mean(points.iter().map(|point| point.logp));
+    let advantage = mean_of(points, |point| point.advantage);
+    let logp = mean_of(points, |point| point.logp);
     points.iter().map(|point| (point.advantage - advantage) * (point.logp - logp)).collect()
 }
 
-/// KL-Cov: marks the `share` of an update's points, at least one, whose log-probability goes most with their advantage.
+/// Places of the points that are trained, and how many a `share` of these is: at least one.
+fn trained(points: &[Point], share: f64) -> (Vec<usize>, usize) {
+    let places: Vec<usize> = (0..points.len()).filter(|i| !points[*i].masked).collect();
+    let count = ((places.len() as f64 * share) as usize).max(1);
+    (places, count)
+}
+
+/// KL-Cov: marks the `share` of an update's trained points, at least one, whose log-probability goes most with
+/// their advantage.
 pub fn mark_covarying(points: &mut [Point], share: f64) {
     let covariances = covariances(points);
-    let count = ((points.len() as f64 * share) as usize).max(1);
-    let mut order: Vec<usize> = (0..points.len()).collect();
+    let (mut order, count) = trained(points, share);
     order.sort_by(|a, b| covariances[*b].total_cmp(&covariances[*a]).then(a.cmp(b)));
     order.into_iter().take(count).for_each(|i| points[i].marked = true);
 }
 
-/// Clip-Cov: which of an update's points lose their gradient: a `share` of all, at least one, chosen among those not already `clipped`
-/// whose covariance lies strictly between `lower` and `upper`. `random` gives a number for each place; the smallest are chosen.
+/// Clip-Cov: places of the points that lose their gradient: a `share` of an update's trained points, at least one,
+/// chosen among those not already `clipped` whose covariance lies strictly between `lower` and `upper`. `random`
+/// gives a number for each place; the smallest are chosen.
 pub fn choose_covarying(
     points: &[Point],
     clipped: impl Fn(&Point) -> bool,
@@ -64,9 +77,10 @@ pub fn choose_covarying(
 ) -> Vec<usize> {
     let covariances = covariances(points);
     let eligible = |&i: &usize| lower < covariances[i] && covariances[i] < upper && !clipped(&points[i]);
-    let mut chosen: Vec<usize> = (0..points.len()).filter(eligible).collect();
+    let (places, count) = trained(points, share);
+    let mut chosen: Vec<usize> = places.into_iter().filter(eligible).collect();
     chosen.sort_by(|a, b| random(*a).total_cmp(&random(*b)).then(a.cmp(b)));
-    chosen.truncate(((points.len() as f64 * share) as usize).max(1));
+    chosen.truncate(count);
     chosen
 }
 
@@ -129,5 +143,51 @@ mod tests {
         assert_eq!(chosen(0.5, 0.5, 1.5, &[2]), [0]);
         assert_eq!(chosen(0.5, 1.0, 1.5, &[]), [0usize; 0], "strictly between");
         assert_eq!(chosen(1.0, -2.0, 0.0, &[]), [3, 1]);
+    }
+
+    /// Points that are not trained leave means, shares and marks as they are without them, wherever they stand.
+    #[test]
+    fn masked_points_have_no_part_in_statistics() {
+        let point = |advantage, logp, x| Point { advantage, logp, old: Some(logp - x), ..Point::default() };
+        let masked = Point { masked: true, ..point(-50.0, -9.0, 7.0) };
+        let with_masked = |points: &[Point]| -> Vec<Point> {
+            std::iter::once(masked).chain(points.iter().flat_map(|p| [*p, masked])).collect()
+        };
+        let trained = |points: &[Point]| -> Vec<Point> {
+            points.iter().filter(|point| !point.masked).copied().collect()
+        };
+
+        let path = [point(2.0, -1.0, 0.5), point(-1.0, -2.0, -0.2), point(2.0, -1.5, 0.3)];
+        let mut ratios = with_masked(&path);
+        path_ratios(&mut ratios);
+        // (0.5 − 0.2 + 0.3) / 3.
+        assert!(ratios.iter().all(|p| (p.path_log_ratio.unwrap() - 0.2).abs() < 1e-12), "{ratios:?}");
+
+        let mut means = with_masked(&path);
+        geometric_means(&mut means, 0.1, 0.4);
+        // (0.4 − 0.1 + 0.3) / 3, and advantages of 2, −1 and 2.
+        assert!(means.iter().all(|p| (p.path_log_ratio.unwrap() - 0.2).abs() < 1e-12), "{means:?}");
+        assert!(means.iter().all(|p| (p.advantage - 1.0).abs() < 1e-12), "{means:?}");
+        assert_eq!(means.iter().filter(|p| p.masked && p.marked).count(), 0);
+        assert_eq!(trained(&means).iter().map(|p| p.marked).collect::<Vec<_>>(), [false, false, true]);
+
+        // Advantages −1 and 1, log-probabilities −1 and −3: covariances of 1, −1, 1 and −1; half of four.
+        let update =
+            [point(1.0, -1.0, 0.0), point(1.0, -3.0, 0.0), point(-1.0, -3.0, 0.0), point(-1.0, -1.0, 0.0)];
+        let mut marked = with_masked(&update);
+        mark_covarying(&mut marked, 0.5);
+        assert_eq!(marked.iter().filter(|p| p.masked && p.marked).count(), 0);
+        assert_eq!(trained(&marked).iter().map(|p| p.marked).collect::<Vec<_>>(), [true, false, true, false]);
+        // A quarter is one, the first of the two alike. All nine places would have given two.
+        let chosen = choose_covarying(&with_masked(&update), |_| false, 0.25, 0.5, 1.5, |i| i as f64);
+        assert_eq!(chosen, [1]);
+        let chosen =
+            choose_covarying(&with_masked(&update), |_| false, 1.0, 0.5, f64::INFINITY, |i| i as f64);
+        assert_eq!(chosen, [1, 5]);
+
+        let mut nothing = [masked];
+        path_ratios(&mut nothing);
+        mark_covarying(&mut nothing, 0.5);
+        assert_eq!((nothing[0].path_log_ratio, nothing[0].marked), (Some(0.0), false));
     }
 }

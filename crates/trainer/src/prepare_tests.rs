@@ -239,6 +239,38 @@ async fn ratios_of_paths_and_marks_come_from_the_present_policy() {
     assert_eq!(found.iter().map(|term| term.marked).collect::<Vec<_>>(), [true, false, false, false]);
 }
 
+/// Tokens without weight have no part in ratios and advantages of paths, nor in covariances of an update.
+#[tokio::test]
+async fn what_is_not_trained_has_no_part_in_statistics() {
+    // Log-ratios of 0.5, −1 and 1.5, the last of a token that is not trained.
+    let batch = || {
+        let mut path = path(0, &[(10, -1.5, 1), (20, -1.0, 1), (5, -2.0, 1)]);
+        path.1.targets[2].term = Term { weight: 0.0, advantage: 8.0, ..path.1.targets[2].term };
+        vec![path]
+    };
+    let (found, _) = prepared(&keys("algorithm = 'gspo'"), true, batch()).await;
+    found.iter().for_each(|term| close(term.path_log_ratio.unwrap().into(), -0.25));
+    let (found, _) = prepared(&keys("algorithm = 'gmpo'"), true, batch()).await;
+    found.iter().for_each(|term| close(term.path_log_ratio.unwrap().into(), (0.4 - 1.0) / 2.0));
+    found.iter().for_each(|term| close(term.advantage.into(), 1.0));
+    // Of two trained tokens with the same advantage the first is marked, not the third, the likeliest and best.
+    let covarying = keys("loss = { kl_cov = { coefficient = 1.0, share = 0.5 } }");
+    let (found, _) = prepared(&covarying, true, batch()).await;
+    assert_eq!(found.iter().map(|term| term.marked).collect::<Vec<_>>(), [true, false, false]);
+
+    // Of log-ratios of 0.3, −0.4 and 2.6 to the behaviour policy the last is rejected.
+    let rejecting = keys(
+        "algorithm = 'gspo'\nproximal = 'recompute'\nrejection = [{ statistic = 'ratio', low = 0.1, high = 9.0 }]",
+    );
+    let learner = Known::default();
+    let mut preparer = Preparer::new(&rejecting, &learner, (1, 2), true);
+    let mut batches = vec![vec![path(0, &STALE)]];
+    preparer.proximal.insert(batches[0][0].0, vec![-1.2, -1.4, -0.9]);
+    preparer.update(&mut batches, false, 1).await.unwrap();
+    // Those of the present policy to the proximal one are 0.2, −0.6 and 0.4.
+    terms(&batches).iter().for_each(|term| close(term.path_log_ratio.unwrap().into(), -0.2));
+}
+
 #[tokio::test]
 async fn what_is_rejected_weighs_nothing_and_is_counted() {
     let text = "proximal = 'recompute'\nrejection = [{ statistic = 'ratio', over = 'path_mean', high = 1.5 }, \
