@@ -2,7 +2,8 @@
 //!
 //! A *log-ratio* here is log p_proximal − log p_behaviour of an action token: how much more likely the weights at the beginning
 //! of the step find it than those that drew it. It differs from 0 for tokens of older versions and for samplers whose numerics are
-//! not the trainer's. Weights and masks multiply the terms' weights; the denominators that are folded into these stay.
+//! not the trainer's. Weights multiply the policy's part of a token's loss, not its penalty; a rejected token has
+//! no loss. The denominators that are folded into the terms' weights stay.
 
 use serde::{Deserialize, Serialize};
 

@@ -210,6 +210,8 @@ pub struct Point {
     /// Log-probability under the policy that ratios are taken to: the proximal one where there is one, else the one that drew
     /// the token. `None` counts as the present policy.
     pub old: Option<f64>,
+    /// Log-probability under the policy that drew the token. `None` counts as `old`.
+    pub behaviour: Option<f64>,
     /// Log-probability under the frozen reference.
     pub reference: Option<f64>,
     /// Advantage.
@@ -222,12 +224,12 @@ pub struct Point {
     pub path_log_ratio: Option<f64>,
     /// Whether [`prepare`](crate::prepare) chose this token.
     pub marked: bool,
-    /// Whether the token is not trained: it has no weight, and no part in statistics of its path or its update.
+    /// Whether the token is not trained: it has no weight, and no part in statistics of its path or update.
     pub masked: bool,
     /// Versions between the weights that drew the token and those being trained.
     pub age: f64,
-    /// Factor of the loss, where the weight of the token is worked out as the loss is evaluated.
-    pub factor: Option<f64>,
+    /// Importance weight of the policy's part of the loss, where a correction gives one.
+    pub correction: Option<f64>,
 }
 
 impl Point {
@@ -236,6 +238,7 @@ impl Point {
         Point {
             logp: logp.into(),
             old: term.proximal.or(term.behaviour).map(f64::from),
+            behaviour: term.behaviour.map(f64::from),
             reference: term.reference.map(f64::from),
             advantage: term.advantage.into(),
             returns: term.returns.into(),
@@ -244,7 +247,7 @@ impl Point {
             marked: term.marked,
             masked: term.weight == 0.0,
             age: term.age.into(),
-            factor: None,
+            correction: term.correction.map(f64::from),
         }
     }
 
@@ -269,7 +272,7 @@ pub struct Evaluated {
     pub clipped: bool,
     /// Whether that bound was the dual clip.
     pub dual: bool,
-    /// Whether the token was left out altogether.
+    /// Whether the policy's part was left out altogether.
     pub dropped: bool,
     /// The estimated KL divergence from the reference; 0 without a penalty.
     pub kl: f64,
@@ -437,7 +440,7 @@ impl Loss {
     pub fn point(&self, logp: f32, term: &Term) -> Point {
         let point = Point::new(logp, term);
         match self.interpolated.and_then(|interpolated| interpolated.of(logp, term)) {
-            Some((proximal, factor)) => Point { old: Some(proximal), factor: Some(factor), ..point },
+            Some((proximal, weight)) => Point { old: Some(proximal), correction: Some(weight), ..point },
             None => point,
         }
     }
@@ -455,16 +458,17 @@ impl Loss {
         let policy = if dropped { Surrogate::NOTHING } else { self.surrogate(at, x) };
         let (penalty, kl, slope) = match (self.kl, at.reference) {
             (Some(penalty), Some(reference)) => {
-                let (kl, slope) = penalty.evaluate(at.logp - reference, x);
+                let to_behaviour = at.behaviour.map_or(x, |behaviour| at.logp - behaviour);
+                let (kl, slope) = penalty.evaluate(at.logp - reference, to_behaviour);
                 (penalty.coefficient, kl, slope)
             }
             _ => (0.0, 0.0, 0.0),
         };
-        let factor = at.factor.unwrap_or(1.0);
-        let left_out = factor == 0.0;
+        let correction = at.correction.unwrap_or(1.0);
+        let left_out = correction == 0.0;
         Evaluated {
-            loss: factor * (policy.loss + penalty * kl),
-            slope: factor * (policy.slope + penalty * slope),
+            loss: correction * policy.loss + penalty * kl,
+            slope: correction * policy.slope + penalty * slope,
             ratio,
             log_ratio: x,
             clipped: policy.clipped || left_out,

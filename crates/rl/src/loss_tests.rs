@@ -27,6 +27,34 @@ fn ratios_are_taken_to_the_proximal_policy() {
     assert_eq!(CLIP.evaluate(-1.0, &term).ratio, 1.0);
 }
 
+/// At log p = −2, on the proximal policy: a loss of −2 for the policy, of x² / 2 = 1 / 2 for the penalty, whose
+/// slope is −1.
+#[test]
+fn corrections_weigh_the_policy_alone() {
+    let kl = KlPenalty { estimator: KlEstimator::K2, coefficient: 0.5, importance_weighted: false };
+    let at = |correction, importance_weighted| {
+        let term = Term {
+            advantage: 2.0,
+            behaviour: Some(-3.0),
+            proximal: Some(-2.0),
+            reference: Some(-1.0),
+            correction,
+            ..Term::default()
+        };
+        let kl = Some(KlPenalty { importance_weighted, ..kl });
+        Loss { kl, ..CLIP }.evaluate(-2.0, &term)
+    };
+    let of = |got: Evaluated| (got.loss, got.slope, got.dropped);
+    assert_eq!(of(at(None, false)), (-2.0 + 0.25, -2.0 - 0.5, false));
+    assert_eq!(of(at(Some(0.25), false)), (-0.5 + 0.25, -0.5 - 0.5, false));
+    assert_eq!(of(at(Some(0.0), false)), (0.25, -0.5, true), "the penalty stays");
+    // The ratio of a weighted penalty is that to the policy that drew the token, e: with the slope of both factors,
+    // e (−1 + 1 / 2).
+    let (e, weighted) = (1f64.exp(), at(Some(0.25), true));
+    assert!((weighted.loss - (-0.5 + 0.25 * e)).abs() < 1e-12, "{weighted:?}");
+    assert!((weighted.slope - (-0.5 - 0.25 * e)).abs() < 1e-12, "{weighted:?}");
+}
+
 fn batch(last: Term) -> TreeBatch {
     let fine =
         Term { behaviour: Some(-1.0), reference: Some(-1.0), path_log_ratio: Some(0.0), ..Term::default() };

@@ -19,8 +19,8 @@ pub fn path_ratios(path: &mut [Point]) {
     path.iter_mut().for_each(|point| point.path_log_ratio = Some(mean));
 }
 
-/// GMPO: log-ratios clipped in the direction of each point's advantage, their mean at each point, and marks on
-/// those that were not clipped. Advantages become their mean. Means are over trained points.
+/// GMPO: log-ratios clipped in the direction of each point's advantage, their mean at each point, and marks
+/// on those that were not clipped. Advantages become their mean. Means are over trained points.
 pub fn geometric_means(path: &mut [Point], low: f64, high: f64) {
     let clipped = |point: &Point| {
         let x = point.log_ratio();
@@ -55,8 +55,8 @@ fn trained(points: &[Point], share: f64) -> (Vec<usize>, usize) {
     (places, count)
 }
 
-/// KL-Cov: marks the `share` of an update's trained points, at least one, whose log-probability goes most with
-/// their advantage.
+/// KL-Cov: marks the `share` of an update's trained points, at least one, whose log-probability goes most
+/// with their advantage.
 pub fn mark_covarying(points: &mut [Point], share: f64) {
     let covariances = covariances(points);
     let (mut order, count) = trained(points, share);
@@ -64,9 +64,9 @@ pub fn mark_covarying(points: &mut [Point], share: f64) {
     order.into_iter().take(count).for_each(|i| points[i].marked = true);
 }
 
-/// Clip-Cov: places of the points that lose their gradient: a `share` of an update's trained points, at least one,
-/// chosen among those not already `clipped` whose covariance lies strictly between `lower` and `upper`. `random`
-/// gives a number for each place; the smallest are chosen.
+/// Clip-Cov: places of the points that lose their gradient: a `share` of an update's trained points, at least
+/// one, chosen among those not already `clipped` whose covariance lies strictly between `lower` and `upper`.
+/// `random` gives a number for each place; the smallest are chosen.
 pub fn choose_covarying(
     points: &[Point],
     clipped: impl Fn(&Point) -> bool,
@@ -145,7 +145,31 @@ mod tests {
         assert_eq!(chosen(1.0, -2.0, 0.0, &[]), [3, 1]);
     }
 
-    /// Points that are not trained leave means, shares and marks as they are without them, wherever they stand.
+    /// A token without advantage has nowhere to be clipped: its ratio counts as 1.
+    #[test]
+    fn geometric_means_of_tokens_without_advantage() {
+        let point = |advantage, x| Point { advantage, logp: x, old: Some(0.0), ..Point::default() };
+        let mut path = [point(2.0, 0.25), point(0.0, 0.5), point(0.0, -0.5), point(-4.0, -0.05)];
+        geometric_means(&mut path, 0.1, 0.2);
+        // (0.2 + 0 + 0 − 0.05) / 4, and advantages of −2 in all.
+        assert!(path.iter().all(|p| (p.path_log_ratio.unwrap() - 0.0375).abs() < 1e-12), "{path:?}");
+        assert_eq!(path.map(|p| p.advantage), [-0.5; 4]);
+        assert_eq!(path.map(|p| p.marked), [false, false, false, true]);
+    }
+
+    /// Squares of 0.25, 1, 4 and 0.01: means of 1.315, of 0.42 without the third and of 0.13 without the second.
+    #[test]
+    fn the_largest_log_ratios_are_left_out_first() {
+        let kept = |threshold| second_moment_mask(&[0.5, -1.0, 2.0, 0.1], threshold);
+        assert_eq!(kept(1.4), [true; 4]);
+        assert_eq!(kept(1.3), [true, true, false, true]);
+        assert_eq!(kept(0.3), [true, false, false, true]);
+        assert_eq!(kept(0.2), [true, false, false, true]);
+        assert_eq!(kept(0.001), [false; 4]);
+        assert!(second_moment_mask(&[], 1.0).is_empty());
+    }
+
+    /// Points that are not trained change no mean, share or mark, wherever they stand.
     #[test]
     fn masked_points_have_no_part_in_statistics() {
         let point = |advantage, logp, x| Point { advantage, logp, old: Some(logp - x), ..Point::default() };

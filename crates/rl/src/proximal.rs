@@ -31,7 +31,7 @@ impl Interpolation {
     }
 }
 
-/// The proximal policy as a guess, with the weight π_proximal / π_behaviour that goes with it. Both count as
+/// The proximal policy as a guess, with the weight π_proximal / π_behaviour of the policy's loss. Both count as
 /// constants: no gradient flows through them.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -55,7 +55,7 @@ impl Interpolated {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Loss, PolicyLoss};
+    use crate::{KlEstimator, KlPenalty, Loss, PolicyLoss};
 
     fn loss(policy: PolicyLoss, bound: Bound) -> Loss {
         Loss { interpolated: Some(Interpolated { by: Interpolation::LogLinear, bound }), ..Loss::of(policy) }
@@ -83,6 +83,18 @@ mod tests {
         assert!((bounded.loss + 2.0 * 1.2 * 0.2f64.exp()).abs() < 1e-5, "{bounded:?}");
         let masked = loss(CLIP, Bound::Mask { low: 0.0, high: 1.2 }).evaluate(-1.4, &term);
         assert_eq!((masked.loss, masked.slope, masked.clipped, masked.dropped), (0.0, 0.0, true, true));
+    }
+
+    /// Of a guess half way, with a log-ratio of 0.4 on either side, the penalty has no part.
+    #[test]
+    fn a_penalty_is_not_weighed_by_the_guess() {
+        let kl = KlPenalty { estimator: KlEstimator::K2, coefficient: 0.5, importance_weighted: false };
+        let loss = Loss { kl: Some(kl), ..loss(PolicyLoss::ImportanceSampling, WIDE) };
+        let term =
+            Term { advantage: 2.0, behaviour: Some(-2.0), reference: Some(-0.2), age: 2, ..Term::default() };
+        let got = loss.evaluate(-1.2, &term);
+        assert!((got.loss - (-2.0 * 0.8f64.exp() + 0.25)).abs() < 1e-5, "{got:?}");
+        assert!((got.slope - (-2.0 * 0.8f64.exp() - 0.5)).abs() < 1e-5, "{got:?}");
     }
 
     /// The slope is that of the loss with guess and weight held where they are, by finite differences; not

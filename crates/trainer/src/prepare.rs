@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use dressage_policy::{Learner, uniform};
 use dressage_rl::correction::Mismatch;
 use dressage_rl::{Counting, Loss, Point, PolicyLoss, prepare};
-use dressage_tree::{PathInput, Term};
+use dressage_tree::{PathInput, PathTarget, Term};
 
 use crate::TrainerError;
 use crate::recipe::{Proximal, RlKeys};
@@ -27,9 +27,9 @@ pub(crate) struct Preparer<'a> {
     /// under the same weights. It is not where replies outlive an update on keys and values of the weights
     /// before.
     exact: bool,
-    /// Log-probabilities of the paths that were asked for: proximal, behaviour.
+    /// Log-probabilities of trained tokens of the paths that were asked for: proximal, behaviour.
     pairs: Vec<Vec<(f64, f64)>>,
-    /// Tokens whose weight a correction or a rejection brought to 0.
+    /// Trained tokens that a correction or a rejection leaves out.
     pub rejected: u64,
 }
 
@@ -64,7 +64,8 @@ impl<'a> Preparer<'a> {
                 ask(self.learner, Question::Logprobs, &inputs).await?
             };
             for ((key, input), logprobs) in fresh.into_iter().zip(found) {
-                let both = logprobs.iter().zip(behaviours(input));
+                let both = logprobs.iter().zip(behaviours(input)).zip(&input.targets);
+                let both = both.filter(|(_, target)| target.term.weight != 0.0).map(|(both, _)| both);
                 self.pairs.push(both.map(|(p, b)| (f64::from(*p), f64::from(b))).collect());
                 self.proximal.insert(*key, logprobs);
             }
@@ -143,8 +144,8 @@ impl<'a> Preparer<'a> {
         Ok(())
     }
 
-    /// Multiplies weights by what the correction and rejections say. A proximal policy that is only guessed,
-    /// token by token in the loss, has its correction there.
+    /// Gives trained tokens their importance weights, and takes the weights of those that are rejected. A proximal
+    /// policy that is only guessed, token by token in the loss, has its correction there.
     fn correct(&mut self, inputs: &mut [&mut PathInput]) {
         let Some(correction) = self.keys.correction().filter(|_| self.keys.proximal == Proximal::Recompute)
         else {
@@ -154,23 +155,28 @@ impl<'a> Preparer<'a> {
             (Some(proximal), Some(behaviour)) => f64::from(proximal) - f64::from(behaviour),
             _ => 0.0,
         };
-        let log_ratios: Vec<Vec<f64>> = inputs
-            .iter()
-            .map(|input| input.targets.iter().map(|target| log_ratio(&target.term)).collect())
-            .collect();
-        let mut factors = correction.weights(&log_ratios, Counting::Exact);
+        let mut paths: Vec<Vec<&mut Term>> =
+            inputs.iter_mut().map(|input| trained(&mut input.targets).collect()).collect();
+        let of_path = |path: &Vec<&mut Term>| path.iter().map(|term| log_ratio(term)).collect();
+        let log_ratios: Vec<Vec<f64>> = paths.iter().map(of_path).collect();
+        let weights = correction.weights(&log_ratios, Counting::Exact);
+        for (term, weight) in paths.iter_mut().flatten().zip(weights.into_iter().flatten()) {
+            term.correction = Some(weight as f32);
+        }
         for rejection in &self.keys.rejection {
-            for (factors, kept) in factors.iter_mut().zip(rejection.keeps(&log_ratios, Counting::Exact)) {
-                factors.iter_mut().zip(kept).filter(|(_, kept)| !kept).for_each(|(factor, _)| *factor = 0.0);
+            let kept = rejection.keeps(&log_ratios, Counting::Exact);
+            for (term, kept) in paths.iter_mut().flatten().zip(kept.into_iter().flatten()) {
+                term.weight = if kept { term.weight } else { 0.0 };
             }
         }
-        for (input, factors) in inputs.iter_mut().zip(factors) {
-            for (target, factor) in input.targets.iter_mut().zip(factors) {
-                self.rejected += u64::from(factor == 0.0);
-                target.term.weight = (f64::from(target.term.weight) * factor) as f32;
-            }
-        }
+        let left_out = |term: &&mut Term| term.weight == 0.0 || term.correction == Some(0.0);
+        self.rejected += paths.iter().flatten().filter(|term| left_out(term)).count() as u64;
     }
+}
+
+/// Terms of the tokens that are trained.
+fn trained(targets: &mut [PathTarget]) -> impl Iterator<Item = &mut Term> {
+    targets.iter_mut().map(|target| &mut target.term).filter(|term| term.weight != 0.0)
 }
 
 fn behaviours(input: &PathInput) -> Vec<f32> {

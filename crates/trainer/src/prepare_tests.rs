@@ -95,6 +95,11 @@ async fn prepared(keys: &RlKeys, exact: bool, batch: Inputs) -> (Vec<Term>, u32)
     (terms(&batches), asked)
 }
 
+/// The weight of the policy's part of a term's loss.
+fn weight(term: &Term) -> f64 {
+    f64::from(term.weight) * term.correction.map_or(1.0, f64::from)
+}
+
 #[track_caller]
 fn close(found: f64, want: f64) {
     assert!((found - want).abs() < 1e-5 * want.abs().max(1.0), "{found}, expected {want}");
@@ -109,20 +114,61 @@ async fn weights_are_those_of_the_proximal_over_the_behaviour_policy() {
     assert_eq!(asked, 1);
     for ((term, (id, ..)), ratio) in found.iter().zip(STALE).zip([0.5f64.exp(), (-1.0f64).exp(), 5.0]) {
         assert_eq!(term.proximal, Some(said(id)));
-        close(term.weight.into(), 0.5 * ratio);
+        assert_eq!(term.weight, 0.5);
+        close(weight(term), 0.5 * ratio);
     }
     let bounded =
         keys("proximal = 'recompute'\ncorrection = { bound = { mask = { low = 0.5, high = 2.0 } } }");
     let (found, _) = prepared(&bounded, true, vec![path(0, &STALE)]).await;
-    let weights: Vec<f64> = found.iter().map(|term| term.weight.into()).collect();
+    let weights: Vec<f64> = found.iter().map(weight).collect();
     close(weights[0], 0.5 * 0.5f64.exp());
     assert_eq!(weights[1..], [0.0, 0.0]);
     let away = keys("proximal = 'recompute'\ncorrection = { bound = { clamp = { low = 1.0, high = 1.0 } } }");
     let (found, _) = prepared(&away, true, vec![path(0, &STALE)]).await;
-    assert!(found.iter().all(|term| term.weight == 0.5 && term.proximal.is_some()));
+    assert!(found.iter().all(|term| weight(term) == 0.5 && term.proximal.is_some()));
     // Ratios to the policy that drew a token need no weight.
     let (found, asked) = prepared(&keys(""), true, vec![path(0, &STALE)]).await;
-    assert!(asked == 0 && found.iter().all(|term| term.weight == 0.5 && term.proximal.is_none()));
+    assert!(asked == 0 && found.iter().all(|term| weight(term) == 0.5 && term.proximal.is_none()));
+}
+
+/// A correction over paths is of the tokens that are trained, and so is the mismatch.
+#[tokio::test]
+async fn corrections_and_rejections_see_trained_tokens_alone() {
+    let text = "proximal = 'recompute'\ncorrection = { level = 'path', bound = { clamp = { high = 9.0 } } }\n\
+                rejection = [{ statistic = 'ratio', over = 'path_sum', high = 9.0 }]";
+    let (keys, learner) = (keys(text), Known::default());
+    let mut preparer = Preparer::new(&keys, &learner, (1, 2), true);
+    // Log-ratios of 0.5 and 1; and of 3, too far for either if it counted.
+    let mut path = path(0, &[(10, -1.5, 1), (20, -3.0, 1), (5, -3.5, 1)]);
+    path.1.targets[2].term.weight = 0.0;
+    let mut batches = vec![vec![path]];
+    preparer.begin(&batches).await.unwrap();
+    preparer.update(&mut batches, true, 0).await.unwrap();
+    let found = terms(&batches);
+    found[..2].iter().for_each(|term| close(weight(term), 0.5 * 1.5f64.exp()));
+    assert_eq!((found[2].weight, found[2].correction, preparer.rejected), (0.0, None, 0));
+    close(preparer.mismatch().unwrap().kl, -0.75);
+}
+
+/// A correction weighs the policy's gradient and not the penalty for leaving the reference; what is rejected has
+/// neither.
+#[tokio::test]
+async fn a_penalty_is_not_corrected() {
+    let text = "proximal = 'recompute'\nkl = { coefficient = 0.5, estimator = 'k2' }\n\
+                rejection = [{ statistic = 'ratio', high = 9.0 }]";
+    let keys = keys(text);
+    let (mut found, _) = prepared(&keys, true, vec![path(0, &STALE)]).await;
+    for (term, (id, ..)) in found.iter_mut().zip(STALE) {
+        term.reference = Some(said(id) + 2.0);
+    }
+    // At the proximal policy: a ratio of 1, and half of 2² / 2 for the penalty, of slope −2.
+    let at = |i: usize| keys.loss().evaluate(said(STALE[i].0), &found[i]);
+    for (i, ratio) in [0.5f64.exp(), (-1.0f64).exp()].into_iter().enumerate() {
+        close(at(i).loss, -ratio + 1.0);
+        close(at(i).slope, -ratio - 1.0);
+        assert_eq!(found[i].weight, 0.5);
+    }
+    assert_eq!(found[2].weight, 0.0);
 }
 
 /// REINFORCE with the ratio as a weight: to the policy that drew the token, whatever the trust region is
@@ -136,7 +182,7 @@ async fn minirl_is_weighted_by_the_policy_that_drew() {
         let present = said(id) + 0.1;
         let got = keys.loss().evaluate(present, term);
         close(got.ratio, 0.1f64.exp());
-        close(f64::from(term.weight) * got.slope, -0.5 * f64::from(present - behaviour).exp());
+        close(0.5 * got.slope, -0.5 * f64::from(present - behaviour).exp());
     }
 }
 
@@ -147,13 +193,13 @@ async fn the_record_stands_in_only_where_it_is_what_the_learner_would_say() {
     let (found, asked) = prepared(&recompute, true, fresh()).await;
     assert_eq!(asked, 0);
     assert_eq!(
-        found.iter().map(|term| (term.proximal, term.weight)).collect::<Vec<_>>(),
+        found.iter().map(|term| (term.proximal, weight(term))).collect::<Vec<_>>(),
         [(Some(-1.5), 0.5), (Some(-1.0), 0.5)]
     );
     // Keys and values of older weights under it: not so.
     let (found, asked) = prepared(&recompute, false, fresh()).await;
     assert_eq!((asked, found[0].proximal), (1, Some(-1.0)));
-    close(found[0].weight.into(), 0.5 * 0.5f64.exp());
+    close(weight(&found[0]), 0.5 * 0.5f64.exp());
     // One token of another version, or of nobody's, is enough.
     let mut foreign = fresh();
     foreign[0].1.targets[1].term.behaviour = None;
@@ -253,15 +299,15 @@ async fn what_is_not_trained_has_no_part_in_statistics() {
     let (found, _) = prepared(&keys("algorithm = 'gmpo'"), true, batch()).await;
     found.iter().for_each(|term| close(term.path_log_ratio.unwrap().into(), (0.4 - 1.0) / 2.0));
     found.iter().for_each(|term| close(term.advantage.into(), 1.0));
-    // Of two trained tokens with the same advantage the first is marked, not the third, the likeliest and best.
+    // Of two trained tokens with one advantage the first is marked, not the third, the likeliest and best.
     let covarying = keys("loss = { kl_cov = { coefficient = 1.0, share = 0.5 } }");
     let (found, _) = prepared(&covarying, true, batch()).await;
     assert_eq!(found.iter().map(|term| term.marked).collect::<Vec<_>>(), [true, false, false]);
 
     // Of log-ratios of 0.3, −0.4 and 2.6 to the behaviour policy the last is rejected.
-    let rejecting = keys(
-        "algorithm = 'gspo'\nproximal = 'recompute'\nrejection = [{ statistic = 'ratio', low = 0.1, high = 9.0 }]",
-    );
+    let text = "algorithm = 'gspo'\nproximal = 'recompute'\n\
+                rejection = [{ statistic = 'ratio', low = 0.1, high = 9.0 }]";
+    let rejecting = keys(text);
     let learner = Known::default();
     let mut preparer = Preparer::new(&rejecting, &learner, (1, 2), true);
     let mut batches = vec![vec![path(0, &STALE)]];
@@ -281,7 +327,7 @@ async fn what_is_rejected_weighs_nothing_and_is_counted() {
     let mut batches = vec![vec![path(0, &STALE[..2]), path(1, &STALE[2..])]];
     preparer.begin(&batches).await.unwrap();
     preparer.update(&mut batches, true, 0).await.unwrap();
-    let weights: Vec<f64> = terms(&batches).iter().map(|term| term.weight.into()).collect();
+    let weights: Vec<f64> = terms(&batches).iter().map(weight).collect();
     close(weights[0], 0.5 * 0.5f64.exp());
     assert_eq!((&weights[1..], preparer.rejected), (&[0.0, 0.0][..], 2));
 }
@@ -325,14 +371,14 @@ async fn the_critic_learns_from_all_tokens_alike() {
     let trajectories = HashMap::from([(key(0), &trajectory)]);
     run_plan(&plan, &trajectories, models, &rules, &mut ()).await.unwrap();
 
-    let weights = |learner: &Known| -> Vec<Vec<f32>> {
+    let weights = |learner: &Known| -> Vec<Vec<f64>> {
         let learnt = learner.learnt.lock().unwrap();
-        learnt.iter().map(|batch| batch.terms.iter().map(|term| term.weight).collect()).collect()
+        learnt.iter().map(|batch| batch.terms.iter().map(weight).collect()).collect()
     };
     assert_eq!(weights(&critic), [[0.5; 3], [0.5; 3]]);
     for of_update in weights(&policy) {
-        close(of_update[0].into(), 0.5 * 0.5f64.exp());
-        close(of_update[1].into(), 0.5 * (-1.0f64).exp());
+        close(of_update[0], 0.5 * 0.5f64.exp());
+        close(of_update[1], 0.5 * (-1.0f64).exp());
         assert_eq!(of_update[2], 0.0);
     }
     let learnt = critic.learnt.lock().unwrap();

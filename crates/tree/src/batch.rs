@@ -32,6 +32,10 @@ pub struct Term {
     /// Whether the token was singled out among those of its update, where a loss treats some in another way.
     #[serde(default)]
     pub marked: bool,
+    /// Importance weight of the policy's part of the loss, where a correction gives one: a constant that
+    /// penalties and bonuses are not multiplied by.
+    #[serde(default)]
+    pub correction: Option<f32>,
     /// Versions between the weights that sampled the token and those being trained.
     #[serde(default)]
     pub age: u32,
