@@ -315,3 +315,49 @@ fn correlation(pairs: impl Iterator<Item = (f64, f64)> + Clone) -> f64 {
     }
     if aa == 0.0 || bb == 0.0 { 1.0 } else { ab / (aa * bb).sqrt() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_are_checked() {
+        let correction = |low, high| Correction { bound: Bound::Mask { low, high }, ..Correction::DECOUPLED };
+        for (low, high) in [(0.0, 5.0), (0.5, 2.0), (1.0, 1.0)] {
+            assert_eq!(correction(low, high).check(), Ok(()));
+        }
+        for (low, high) in [(-1.0, 5.0), (2.0, 0.5), (0.0, 0.0), (0.0, f64::INFINITY), (f64::NAN, 5.0)] {
+            let found = correction(low, high).check();
+            assert!(matches!(found, Err(RlError::Parameter { .. })), "{low} {high}: {found:?}");
+        }
+        let rejection =
+            |statistic, low, high| Rejection { statistic, over: Over::Token, low, high, inverted: false };
+        use Statistic::{K1, K2};
+        for (statistic, low, high) in [(K1, None, 2.0), (K1, Some(0.5), 2.0), (K2, Some(-1.0), 0.5)] {
+            assert_eq!(rejection(statistic, low, high).check(), Ok(()));
+        }
+        for (statistic, low, high) in [(K1, Some(0.0), 2.0), (K1, Some(3.0), 2.0), (K2, None, 0.0)] {
+            let found = rejection(statistic, low, high).check();
+            assert!(matches!(found, Err(RlError::Parameter { .. })), "{low:?} {high}: {found:?}");
+        }
+    }
+
+    /// Where every ratio is out of bounds there is nothing to divide by.
+    #[test]
+    fn weights_that_are_all_masked_stay_0() {
+        let correction = Correction { bound: Bound::Mask { low: 0.5, high: 2.0 }, ..Correction::DECOUPLED };
+        let correction = Correction { normalise: true, ..correction };
+        assert_eq!(correction.weights(&[vec![3.0, -3.0]], Counting::Exact), [[0.0, 0.0]]);
+        // Of 1, 2 and 0, with a mean of 1.
+        let found = correction.weights(&[vec![0.0, 2f64.ln()], vec![3.0]], Counting::Exact);
+        assert_eq!(found, [vec![1.0, 2.0], vec![0.0]]);
+    }
+
+    #[test]
+    fn correlations_of_what_does_not_vary() {
+        let of = |pairs: &[(f64, f64)]| correlation(pairs.iter().copied());
+        assert_eq!(of(&[(0.25, 0.5), (0.75, 0.5)]), 1.0);
+        assert_eq!(of(&[(0.5, 0.25), (0.5, 0.75)]), 1.0);
+        assert!((of(&[(0.25, 0.75), (0.75, 0.25)]) + 1.0).abs() < 1e-12);
+    }
+}

@@ -174,6 +174,22 @@ mod tests {
         assert_eq!(of(K2, true), (false, false), "K2 is the divergence of no policy on average");
     }
 
+    /// A tenth too much is a tenth more for a tenth of the horizon; further off counts a fifth.
+    #[test]
+    fn the_coefficient_follows_the_divergence() {
+        let adaptive = AdaptiveKl { target: 0.5, horizon: 100.0 };
+        let near = |found, rollouts, want: f64| {
+            let got = adaptive.next(2.0, found, rollouts);
+            assert!((got - want).abs() < 1e-12, "{got}, expected {want}");
+        };
+        near(0.5, 10, 2.0);
+        near(0.55, 10, 2.02);
+        near(0.45, 10, 1.98);
+        near(5.0, 10, 2.04);
+        near(0.0, 10, 1.96);
+        near(0.0, 1000, 0.0);
+    }
+
     /// A ratio that is out of all bounds is held there, and pulls no further.
     #[test]
     fn a_far_ratio_stays_finite() {

@@ -84,7 +84,12 @@ fn check_names_the_first_offending_term() {
     let wild = loss.check(&batch(Term { weight: f32::INFINITY, ..full }));
     assert!(matches!(wild, Err(RlError::NotFinite { term: 1, path: 7, what: "weight", .. })), "{wild:?}");
     let trust = TrustRegion { cap: 0.0, ..TrustRegion::default() };
+    let covarying =
+        |lower, upper| Loss::of(PolicyLoss::ClipCov { low: 0.2, high: 0.2, share: 0.1, lower, upper });
+    assert_eq!(covarying(1.0, 5.0).check(&batch(full)), Ok(()));
     for refused in [
+        covarying(5.0, 1.0),
+        covarying(1.0, 1.0),
         Loss::clip(1.5, 0.2),
         Loss::clip(0.2, f64::NAN),
         Loss::of(PolicyLoss::Clip { low: 0.2, high: 0.2, dual: Some(1.0), trust: None, keep: None }),
@@ -95,6 +100,55 @@ fn check_names_the_first_offending_term() {
     ] {
         assert!(matches!(refused.check(&batch(full)), Err(RlError::Parameter { .. })), "{refused:?}");
     }
+}
+
+/// Only what pulls a token further out is left out, and only beyond the bounds.
+#[test]
+fn tokens_beyond_the_trust_region_are_left_out() {
+    let dropped = |low, high, x: f64, advantage| {
+        let trust = TrustRegion { strict: true, ..TrustRegion::default() };
+        let at = Point { advantage, old: Some(0.0), logp: x, ..Point::default() };
+        let got = Loss::of(PolicyLoss::MiniRl { low, high, trust }).at(&at);
+        assert_eq!((got.loss, got.slope) == (0.0, 0.0), got.dropped || advantage == 0.0);
+        got.dropped
+    };
+    // Ratios of 2 and 1/2, outside of 0.8 and 1.3.
+    let (double, half) = (2f64.ln(), -2f64.ln());
+    assert_eq!([1.0, 0.0, -1.0].map(|a| dropped(0.2, 0.3, double - 0.5, a)), [false; 3]);
+    assert_eq!([1.0, 0.0, -1.0].map(|a| dropped(0.2, 0.3, double, a)), [true, false, false]);
+    assert_eq!([1.0, 0.0, -1.0].map(|a| dropped(0.2, 0.3, half, a)), [false, false, true]);
+    // Bounds of 1, met by a ratio of 1.
+    assert_eq!([1.0, -1.0].map(|a| dropped(0.0, 0.0, 0.0, a)), [false, false]);
+}
+
+#[test]
+fn chosen_tokens_are_left_out() {
+    let loss = Loss::of(PolicyLoss::ClipCov { low: 0.2, high: 0.2, share: 0.5, lower: 1.0, upper: 5.0 });
+    let at = |marked| {
+        let got = loss.at(&Point { advantage: 2.0, marked, ..Point::default() });
+        (got.loss, got.slope, got.clipped, got.dropped)
+    };
+    assert_eq!(at(false), (-2.0, -2.0, false, false));
+    assert_eq!(at(true), (0.0, 0.0, true, true));
+}
+
+/// Imitation, a pull on the ratio, a penalty on marked tokens and a critic have gradients of their own, and so
+/// have penalties and bonuses.
+#[test]
+fn losses_that_move_without_advantage() {
+    let (direct, value) = (PolicyLoss::Direct { beta: 0.1 }, PolicyLoss::Value { clip: None });
+    let covarying = PolicyLoss::KlCov { coefficient: 1.0, share: 0.1 };
+    for policy in [PolicyLoss::CrossEntropy, direct, covarying, value] {
+        assert!(Loss::of(policy).moves_without_advantage(), "{policy:?}");
+    }
+    for policy in [PolicyLoss::Reinforce, PolicyLoss::ImportanceSampling, CLIP.policy] {
+        assert!(!Loss::of(policy).moves_without_advantage(), "{policy:?}");
+    }
+    let kl = Some(KlPenalty { estimator: KlEstimator::K3, coefficient: 0.1, importance_weighted: false });
+    assert!(Loss { kl, ..CLIP }.moves_without_advantage());
+    assert!(Loss { entropy: 0.1, ..CLIP }.moves_without_advantage());
+    assert!(Loss { entropy: -0.1, ..CLIP }.moves_without_advantage());
+    assert_eq!([CLIP.policy, value].map(|policy| Loss::of(policy).is_of_values()), [false, true]);
 }
 
 #[test]

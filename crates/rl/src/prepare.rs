@@ -142,6 +142,7 @@ mod tests {
         assert_eq!(chosen(0.0, 0.5, 1.5, &[]), [2], "at least one");
         assert_eq!(chosen(0.5, 0.5, 1.5, &[2]), [0]);
         assert_eq!(chosen(0.5, 1.0, 1.5, &[]), [0usize; 0], "strictly between");
+        assert_eq!(chosen(0.5, 0.5, 1.0, &[]), [0usize; 0], "strictly between");
         assert_eq!(chosen(1.0, -2.0, 0.0, &[]), [3, 1]);
     }
 
@@ -195,9 +196,9 @@ mod tests {
         assert_eq!(means.iter().filter(|p| p.masked && p.marked).count(), 0);
         assert_eq!(trained(&means).iter().map(|p| p.marked).collect::<Vec<_>>(), [false, false, true]);
 
-        // Advantages −1 and 1, log-probabilities −1 and −3: covariances of 1, −1, 1 and −1; half of four.
+        // Advantages 1 and 3, log-probabilities −1 and −3: covariances of 1, −1, 1 and −1; half of four.
         let update =
-            [point(1.0, -1.0, 0.0), point(1.0, -3.0, 0.0), point(-1.0, -3.0, 0.0), point(-1.0, -1.0, 0.0)];
+            [point(3.0, -1.0, 0.0), point(3.0, -3.0, 0.0), point(1.0, -3.0, 0.0), point(1.0, -1.0, 0.0)];
         let mut marked = with_masked(&update);
         mark_covarying(&mut marked, 0.5);
         assert_eq!(marked.iter().filter(|p| p.masked && p.marked).count(), 0);

@@ -179,6 +179,32 @@ mod tests {
         assert_eq!(wilson(3, 2), Err(RlError::Proportion { successes: 3, trials: 2 }));
     }
 
+    /// At 0.5, 1.5 and 3.6 of the way along.
+    #[test]
+    fn quantiles_lie_between_neighbours() {
+        assert_eq!(quantile(&[0.0, 1.0, 4.0], 0.25), 0.5);
+        assert_eq!(quantile(&[1.0, 2.0, 4.0], 0.75), 3.0);
+        assert!((quantile(&[10.0, 20.0, 40.0, 80.0, 160.0], 0.9) - 128.0).abs() < 1e-9);
+        assert_eq!([0.0, 1.0].map(|q| quantile(&[3.0, 5.0], q)), [3.0, 5.0]);
+        assert_eq!(quantile(&[3.0], 0.5), 3.0);
+    }
+
+    /// The generator's first numbers from a seed of 1234567, as published: an index below 2⁶³ is their half.
+    #[test]
+    fn indices_come_from_splitmix() {
+        let mut random = SplitMix(1_234_567);
+        let published: [u64; 5] = [
+            6_457_827_717_110_365_317,
+            3_203_168_211_198_807_973,
+            9_817_491_932_198_370_423,
+            4_593_380_528_125_082_431,
+            16_408_922_859_458_223_821,
+        ];
+        for number in published {
+            assert_eq!(random.below(1 << 63) as u64, number >> 1);
+        }
+    }
+
     #[test]
     fn bootstrap_is_deterministic_and_refuses_nothing_to_draw() {
         let pairs: Vec<_> =

@@ -198,3 +198,81 @@ pub fn sequence_clipped(path_log_ratio: f64, advantage: f64, low: f64, high: f64
     }
     surrogate
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(got: Surrogate) -> (f64, f64, bool) {
+        (got.loss, got.slope, got.clipped)
+    }
+
+    /// Ratios of 1/2, 1 and 2 against bounds of 0.8 and 1.3, where a half and a quarter of the gradient are kept.
+    #[test]
+    fn a_part_of_the_gradient_is_kept_beyond_the_bounds() {
+        let (half, double) = (0.5f64.ln(), 2f64.ln());
+        let kept =
+            |x, advantage, in_value| of(clipped_keeping(x, advantage, 0.2, 0.3, (0.5, 0.25), in_value));
+        let near = |got: (f64, f64, bool), loss: f64, slope: f64, clipped| {
+            let close = (got.0 - loss).abs() < 1e-12 && (got.1 - slope).abs() < 1e-12;
+            assert!(close && got.2 == clipped, "{got:?}, expected {loss} {slope} {clipped}");
+        };
+        near(kept(half, -2.0, false), 0.8, 0.8, true);
+        near(kept(double, 2.0, false), -0.65, -0.65, true);
+        // Where the advantage pulls back, and in between, all is as it is without.
+        near(kept(half, 2.0, false), -1.0, -1.0, false);
+        near(kept(double, -2.0, false), 4.0, 4.0, false);
+        near(kept(0.0, -2.0, false), 2.0, 2.0, false);
+        near(kept(0.0, 2.0, false), -2.0, -2.0, false);
+        for x in [half, double] {
+            near(kept(x, 0.0, false), 0.0, 0.0, false);
+        }
+        // Bounds of exactly 1 are not yet crossed by a ratio of 1.
+        let tight = |advantage| of(clipped_keeping(0.0, advantage, 0.0, 0.0, (0.5, 0.25), false));
+        assert_eq!([tight(-1.0), tight(1.0)], [(1.0, 1.0, false), (-1.0, -1.0, false)]);
+        // A value alone: 2 · 0.4 / 0.5, and −2 · 0.325 / 2.
+        near(kept(half, -2.0, true), 1.6, 0.0, true);
+        near(kept(double, 2.0, true), -0.325, 0.0, true);
+        // As large as the free one (0.3125 · 0.8 / 0.5) it changes nothing.
+        near(of(clipped_keeping(half, -1.0, 0.2, 0.3, (0.3125, 0.0), true)), 0.5, 0.5, false);
+    }
+
+    /// A bound that is met and not crossed leaves the gradient alone.
+    #[test]
+    fn bounds_are_not_active_where_they_are_met() {
+        let far = LOG_RATIO_BOUND.exp();
+        assert_eq!(bounded_exp(LOG_RATIO_BOUND), (far, far));
+        assert_eq!(of(importance_sampling(LOG_RATIO_BOUND, 1.0)), (-far, -far, false));
+        assert_eq!(bounded_exp(LOG_RATIO_BOUND + 1.0), (far, 0.0));
+        let e = 1f64.exp();
+        let dual = |dual| of(clipped(1.0, -1.0, 0.2, 0.2, Some(dual)));
+        assert_eq!(dual(e), (e, e, false));
+        assert_eq!(dual(2.5), (2.5, 0.0, true));
+    }
+
+    /// A path's log-ratio of 11 counts as 10, and has no gradient.
+    #[test]
+    fn paths_far_away_have_no_gradient() {
+        let far = 10f64.exp();
+        let at = |path_log_ratio| of(sequence_clipped(path_log_ratio, -1.0, 0.2, 0.3));
+        assert_eq!([at(10.0), at(11.0)], [(far, far, false), (far, 0.0, true)]);
+    }
+
+    /// Of a token that was certain nothing is left but q ln(q / p), and the probability has fallen.
+    #[test]
+    fn divergence_from_certainty() {
+        assert_eq!(binary_kl(-0.5, 0.0), -0.5);
+        // 1/2 ln 2 + 1/2 ln (2/3), from 1/2 to 1/4.
+        let got = binary_kl(0.25f64.ln(), 0.5f64.ln());
+        assert!((got + 0.5 * (4f64 / 3.0).ln()).abs() < 1e-12, "{got}");
+    }
+
+    /// Ratios of 1/2, 1 and 2 weigh 0.8, 1 and 1.3.
+    #[test]
+    fn clipped_weights_are_said_to_be() {
+        for (ratio, weight, is_clipped) in [(0.5f64, 0.8, true), (1.0, 1.0, false), (2.0, 1.3, true)] {
+            let got = of(cispo(-3.0, ratio.ln(), 2.0, 0.2, 0.3));
+            assert_eq!(got, (weight * 6.0, -weight * 2.0, is_clipped), "{ratio}");
+        }
+    }
+}

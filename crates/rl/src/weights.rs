@@ -127,6 +127,17 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_constant_length_is_more_than_0() {
+        for normaliser in ALL {
+            assert_eq!(normaliser.check(), Ok(()));
+        }
+        for length in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            let found = Normaliser::RolloutSumOver { length }.check();
+            assert!(matches!(found, Err(RlError::Parameter { .. })), "{length}: {found:?}");
+        }
+    }
+
     proptest! {
         /// What is called a mean is one: the weights of all tokens sum to 1.
         #[test]

@@ -169,3 +169,72 @@ fn rollouts_without_a_turn_are_compared_with() {
     let all = turns(1.0, false).advantages(&[empty, rollout(0, 1.0, &[1, 1])]).unwrap();
     assert_eq!((all[0].len(), &all[1][0].advantages), (0, &vec![1.0, 1.0]));
 }
+
+#[test]
+fn parameters_are_checked() {
+    let gae = |gamma, lambda| Estimator::Gae { gamma, lambda, whiten: None };
+    let gdpo = |weights: &[f64]| Estimator::Gdpo {
+        weights: weights.to_vec(),
+        baseline: GroupBaseline::scaled(),
+        counting: Counting::Exact,
+        recentre: false,
+    };
+    let turns = |gamma| Estimator::Turns { gamma, scale_by_std: false };
+    for fine in [gae(1.0, 0.0), gdpo(&[1.0, -0.5]), turns(0.5), Estimator::ReMax] {
+        assert_eq!(fine.check(), Ok(()), "{fine:?}");
+    }
+    for wrong in [gae(1.1, 0.5), gae(0.5, -0.1), gdpo(&[1.0, f64::NAN]), turns(f64::INFINITY)] {
+        assert!(matches!(wrong.check(), Err(RlError::Parameter { .. })), "{wrong:?}");
+    }
+    assert_eq!([gae(1.0, 1.0), turns(1.0)].map(|estimator| estimator.needs_values()), [true, false]);
+    let optimal: Estimator = serde_json::from_str(r#"{"optimal_token": {}}"#).unwrap();
+    assert!(matches!(optimal, Estimator::OptimalToken { bare_tail: true, .. }), "{optimal:?}");
+}
+
+#[test]
+fn paths_are_empty_without_a_token() {
+    let paths = [Path::default(), Path { rewards: vec![0.0], ..Path::default() }];
+    assert_eq!(paths.map(|path| (path.len(), path.is_empty())), [(0, true), (1, false)]);
+}
+
+/// Rewards of 1 and 3 at one turn of two paths are one sample of 2; the other rollout got 0. The mean is 1.
+#[test]
+fn paths_that_share_a_turn_are_one_sample() {
+    let path = |reward| Path { turns: vec![1], rewards: vec![reward], ..Path::default() };
+    let both = Rollout { score: 4.0, paths: vec![path(1.0), path(3.0)], ..Rollout::default() };
+    let other = Rollout { paths: vec![path(0.0)], ..Rollout::default() };
+    let all = turns(1.0, false).advantages(&[both, other]).unwrap();
+    let found: Vec<f64> = all.into_iter().flatten().flat_map(|path| path.advantages).collect();
+    assert_eq!(found, [0.0, 2.0, -1.0]);
+}
+
+/// Scores of 3 and 1 have a mean of 2 and a deviation of √2.
+#[test]
+fn grpo_divides_by_the_deviation() {
+    let found = GroupBaseline::scaled().advantages(&[3.0, 1.0]).unwrap();
+    let want = 0.5f64.sqrt();
+    assert!((found[0] - want).abs() < 1e-5 && (found[1] + want).abs() < 1e-5, "{found:?}");
+}
+
+/// Where not one token was sampled there is nothing to weigh by.
+#[test]
+fn the_length_weighted_mean_of_no_tokens_is_the_mean() {
+    let baseline = GroupBaseline { compare: Compare::LengthWeightedMean, ..GroupBaseline::default() };
+    assert_eq!(baseline.advantages(&[3.0, 1.0]).unwrap(), [1.0, -1.0]);
+}
+
+/// Probabilities of 1/2 and 3/4 of two tokens each: squared norms of 1/2 and 1/8 for the first, of 1 and 1/4
+/// with the second. With returns of 1 and 0 the baselines are 4/5 at both.
+#[test]
+fn the_optimal_baseline_weighs_by_the_norm_of_the_score() {
+    let optimal = Estimator::OptimalToken { alignment: Alignment::ActionToken, bare_tail: true };
+    let path = |score, p: f64| Path {
+        turns: vec![2],
+        rewards: vec![0.0, score],
+        behaviour: vec![p.ln(); 2],
+        concentration: vec![p * p + (1.0 - p) * (1.0 - p); 2],
+        ..Path::default()
+    };
+    let rollout = |score, p| Rollout { score, paths: vec![path(score, p)], ..Rollout::default() };
+    near(&found(&optimal, &[rollout(1.0, 0.5), rollout(0.0, 0.75)]), &[&[0.2, 0.2], &[-0.8, -0.8]]);
+}
