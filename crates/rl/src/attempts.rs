@@ -7,14 +7,14 @@ use std::collections::BTreeMap;
 
 use crate::stats::SplitMix;
 
-/// What the best of k attempts scores on average; k is at least 1 and at most the number of scores.
+/// Mean score of the best of k attempts; k is at least 1 and at most the number of scores.
 pub fn best_of(scores: &[f64], k: usize) -> f64 {
     let mut sorted = scores.to_vec();
     sorted.sort_by(f64::total_cmp);
     of_sorted(&sorted, k)
 }
 
-/// What the worst of k attempts scores on average.
+/// Mean score of the worst of k attempts.
 pub fn worst_of(scores: &[f64], k: usize) -> f64 {
     let mut sorted = scores.to_vec();
     sorted.sort_by(|a, b| b.total_cmp(a));
@@ -35,9 +35,9 @@ fn of_sorted(sorted: &[f64], k: usize) -> f64 {
     sum
 }
 
-/// What the answer that most of k attempts give scores, over `draws` draws. Of equally frequent answers the one that was drawn first counts;
-/// its score is the mean of those of the drawn attempts that gave it. Attempts without an answer do not vote; where none of a draw has
-/// one, the draw counts 0.
+/// Mean score of the answer that most of k attempts give, over `draws` draws. Of equally frequent answers the
+/// one that was drawn first counts; its score is the mean of those of the drawn attempts that gave it.
+/// Attempts without an answer do not vote; where none of a draw has one, the draw counts 0.
 pub fn majority_of(answers: &[Option<&str>], scores: &[f64], k: usize, draws: u32, seed: u64) -> f64 {
     let mut random = SplitMix(seed);
     let mut places: Vec<usize> = (0..answers.len()).collect();

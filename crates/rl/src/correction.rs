@@ -11,7 +11,7 @@ use crate::RlError;
 use crate::moments::Counting;
 use crate::surrogate::LOG_RATIO_BOUND;
 
-/// What a ratio is taken over.
+/// Span of a ratio.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Level {
@@ -40,17 +40,17 @@ impl Level {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Correction {
-    /// What the ratio is taken over.
+    /// Span of the ratio.
     #[serde(default)]
     pub level: Level,
-    /// What becomes of ratios that are too large or too small.
+    /// Treatment of ratios that are too large or too small.
     pub bound: Bound,
     /// Divides the weights by their mean over the update.
     #[serde(default)]
     pub normalise: bool,
 }
 
-/// What becomes of ratios that are too large or too small.
+/// Treatment of ratios that are too large or too small.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Bound {
@@ -127,11 +127,11 @@ impl Correction {
     }
 }
 
-/// What is left out as too far from the policy that drew it. A token is kept where its statistic lies within the bounds.
+/// Bounds of the distance from the policy that drew a token, which is kept where the statistic lies within.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rejection {
-    /// What is looked at.
+    /// The measure of distance.
     pub statistic: Statistic,
     /// Over what.
     #[serde(default)]
@@ -160,7 +160,7 @@ pub enum Statistic {
     Ratio,
 }
 
-/// What a statistic is taken over.
+/// Span of a statistic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Over {

@@ -1,4 +1,4 @@
-//! What can be wrong with the input of a loss, an advantage or a statistic.
+//! Errors in the input of a loss, an advantage or a statistic.
 
 impl RlError {
     pub(crate) fn range(ok: bool, name: &'static str, value: f64, range: &'static str) -> Result<(), Self> {
@@ -18,7 +18,7 @@ impl RlError {
     }
 }
 
-/// What can be wrong with the input of a loss, an advantage or a statistic.
+/// An error in the input of a loss, an advantage or a statistic.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum RlError {
     /// A parameter lies outside its range.
@@ -28,7 +28,7 @@ pub enum RlError {
         name: &'static str,
         /// Its value.
         value: f64,
-        /// What it may be.
+        /// Its range.
         range: &'static str,
     },
     /// A ratio is asked for, but nobody recorded what the token was sampled with.
@@ -75,7 +75,7 @@ pub enum RlError {
     /// A rollout lacks what the estimator needs.
     #[error("the advantage needs {needed} {what}, one for each action token, but there are {found}")]
     Missing {
-        /// What.
+        /// Which numbers.
         what: &'static str,
         /// How many are needed.
         needed: usize,

@@ -13,7 +13,7 @@ use crate::kl::KlPenalty;
 use crate::proximal::Interpolated;
 use crate::surrogate::{self, Surrogate, bounded_exp};
 
-/// What a learner minimises: the sum of `weight × loss` over all terms of a batch.
+/// Objective that a learner minimises: the sum of `weight × loss` over all terms of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub struct Loss {
@@ -60,9 +60,9 @@ pub enum PolicyLoss {
     },
     /// −sg(ρ) A log p: REINFORCE weighted by the ratio, in a trust region.
     MiniRl {
-        /// As in [`PolicyLoss::Clip`]; only the trust region uses it.
+        /// Lower bound as of [`PolicyLoss::Clip`]; only the trust region uses it.
         low: f64,
-        /// As in [`PolicyLoss::Clip`]; only the trust region uses it.
+        /// Upper bound as of [`PolicyLoss::Clip`]; only the trust region uses it.
         high: f64,
         /// Tokens outside are left out.
         trust: TrustRegion,
@@ -76,9 +76,9 @@ pub enum PolicyLoss {
     },
     /// PPO's clip on the ratio of the whole path. Needs [`prepare::path_ratios`](crate::prepare::path_ratios).
     Gspo {
-        /// As in [`PolicyLoss::Clip`].
+        /// Lower bound as of [`PolicyLoss::Clip`].
         low: f64,
-        /// As in [`PolicyLoss::Clip`].
+        /// Upper bound as of [`PolicyLoss::Clip`].
         high: f64,
     },
     /// The geometric mean of a path's ratios, clipped one by one. Needs [`prepare::geometric_means`](crate::prepare::geometric_means).
@@ -120,9 +120,9 @@ pub enum PolicyLoss {
     },
     /// PPO's clip, with marked tokens left out (Cui et al. 2025). Needs [`prepare::choose_covarying`](crate::prepare::choose_covarying).
     ClipCov {
-        /// As in [`PolicyLoss::Clip`].
+        /// Lower bound as of [`PolicyLoss::Clip`].
         low: f64,
-        /// As in [`PolicyLoss::Clip`].
+        /// Upper bound as of [`PolicyLoss::Clip`].
         high: f64,
         /// The share of an update's tokens that is marked, at least one token.
         share: f64,
@@ -187,7 +187,7 @@ pub struct KeepGradient {
     pub below: f64,
     /// Share of the gradient at the upper bound, for positive ones.
     pub above: f64,
-    /// As AgentRL computes it: the part kept has a value but no gradient. For comparisons only.
+    /// AgentRL's computation: the part kept has a value but no gradient. For comparisons only.
     #[serde(default)]
     pub in_value_only: bool,
 }
@@ -216,9 +216,9 @@ pub struct Point {
     pub reference: Option<f64>,
     /// Advantage.
     pub advantage: f64,
-    /// What a critic's value should be.
+    /// Target of a critic's value.
     pub returns: f64,
-    /// What it was.
+    /// The critic's value before.
     pub value: Option<f64>,
     /// Log-ratio of the whole path, where a loss works with that.
     pub path_log_ratio: Option<f64>,
@@ -445,7 +445,7 @@ impl Loss {
         }
     }
 
-    /// The same in f64.
+    /// One term's loss and its derivative, in f64.
     pub fn at(&self, at: &Point) -> Evaluated {
         let x = at.log_ratio();
         let ratio = bounded_exp(x).0;

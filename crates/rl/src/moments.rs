@@ -5,14 +5,14 @@ use serde::{Deserialize, Serialize};
 /// Added to the variance before its root is divided by, as in the implementations in use.
 const VARIANCE_EPSILON: f64 = 1e-8;
 
-/// What a mean divides by.
+/// Denominator of a mean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Counting {
-    /// How many numbers there are.
+    /// The number of values.
     #[default]
     Exact,
-    /// That and 10⁻⁸ more, which moves results by about as much. For comparisons with verl only.
+    /// The number of values and 10⁻⁸ more, which moves results by about as much. For comparisons with verl.
     Verl,
 }
 

@@ -1,4 +1,4 @@
-//! What a loss must know of a whole path, or of a whole update, before it can be a sum over tokens.
+//! Statistics of whole paths and whole updates that some losses need before they are sums over tokens.
 //!
 //! Each function looks at points whose present log-probabilities are known (from a forward pass before the one that learns, or
 //! from the record where the weights that drew the tokens are those being trained) and writes what it found into them. Gradients
@@ -94,7 +94,8 @@ pub fn entropy_threshold(entropies: &[f64], share: f64) -> f64 {
     falling.get(count - 1).copied().unwrap_or(f64::INFINITY)
 }
 
-/// M2PO: which tokens stay so that the mean square of their log-ratios is below `threshold`, leaving out the largest first.
+/// M2PO: keeps the tokens whose log-ratios have a mean square of at most `threshold`, leaving out the largest
+/// first.
 pub fn second_moment_mask(log_ratios: &[f64], threshold: f64) -> Vec<bool> {
     let mut order: Vec<usize> = (0..log_ratios.len()).collect();
     let square = |i: usize| log_ratios[i] * log_ratios[i];

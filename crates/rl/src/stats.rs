@@ -55,7 +55,7 @@ pub fn wilson(successes: u64, trials: u64) -> Result<Interval, RlError> {
 /// One task measured before and after.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Paired {
-    /// What observations have in common that are not independent of each other: usually the task.
+    /// Number that observations share that are not independent of each other: usually the task.
     pub cluster: u64,
     /// The score before.
     pub before: f64,

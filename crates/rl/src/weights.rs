@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::RlError;
 use crate::moments::Counting;
 
-/// What one rollout brings to a step.
+/// Size and group of a rollout of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RolloutTokens {
     /// Its group, by any number that the rollouts of a group share.
@@ -64,7 +64,7 @@ impl Normaliser {
         self.weights_counted(rollouts, Counting::Exact)
     }
 
-    /// The same, with a choice of what a mean over the tokens of a rollout divides by.
+    /// Weights as of [`Normaliser::weights`], with a choice of what means over a rollout's tokens divide by.
     pub fn weights_counted(&self, rollouts: &[RolloutTokens], counting: Counting) -> Vec<f64> {
         let mut total = 0u64;
         let mut counted = 0u64;
@@ -139,7 +139,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is called a mean is one: the weights of all tokens sum to 1.
+        /// Means are means: the weights of all tokens sum to 1.
         #[test]
         fn means_sum_to_one(counts in prop::collection::vec((0u64..4, 0u64..50), 1..20)) {
             let rollouts: Vec<_> =

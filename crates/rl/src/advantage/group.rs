@@ -16,12 +16,12 @@ pub const STD_EPSILON: f64 = 1e-6;
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GroupBaseline {
-    /// What a score is compared with.
+    /// Baseline of a score.
     pub compare: Compare,
     /// Whether to divide by the group's standard deviation: GRPO (Shao et al. 2024, section 4.1.2) divides, Dr.GRPO
     /// (Liu et al. 2025) does not.
     pub scale_by_std: bool,
-    /// What a rollout that is alone in its group gets.
+    /// Advantage of a rollout that is alone in its group.
     pub singleton: Singleton,
     /// Advantages are multiplied by this.
     pub scale: f64,
@@ -41,7 +41,7 @@ impl Default for GroupBaseline {
     }
 }
 
-/// What a score is compared with.
+/// Baseline of a score.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Compare {
@@ -199,7 +199,7 @@ pub(super) fn mean_and_deviation(scores: &[f64]) -> (f64, f64) {
     (mean, (squares / (n - 1.0)).sqrt())
 }
 
-/// What the groups of a step look like.
+/// Statistics of the groups of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct GroupStats {
     /// How many groups have a rollout.

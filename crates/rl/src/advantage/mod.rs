@@ -20,20 +20,20 @@ pub use credit::{gae, returns};
 pub use group::{Compare, GroupBaseline, GroupStats, STD_EPSILON, Singleton};
 pub use optimal::Alignment;
 
-/// What an estimator knows about one rollout.
+/// One rollout, to an estimator.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Rollout {
     /// Whom it is compared with: rollouts of equal numbers.
     pub group: u64,
-    /// What all of it was worth: the sum of its rewards, each counted once.
+    /// Worth of all of it: the sum of its rewards, each counted once.
     pub score: f64,
     /// The score by parts, for an estimator that normalises them one by one.
     pub components: Vec<f64>,
-    /// What another policy (usually the greedy one) got for the same task, for an estimator that compares with it.
+    /// Score of another policy (usually the greedy one) at the task, for estimators that compare with it.
     pub rival: Option<f64>,
     /// The most that its advantage may be: 0 for an answer that is right but badly written, say.
     pub ceiling: Option<f64>,
-    /// What is trained.
+    /// Its trained paths.
     pub paths: Vec<Path>,
 }
 
@@ -93,12 +93,12 @@ impl Path {
     }
 }
 
-/// What one path gets.
+/// Advantages of one path.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct PathAdvantages {
     /// Advantage of every action token.
     pub advantages: Vec<f64>,
-    /// What a critic's value should have been, for estimators that use one; else empty.
+    /// Targets of a critic's values, for estimators that use one; else empty.
     pub returns: Vec<f64>,
 }
 
@@ -116,7 +116,7 @@ pub enum Estimator {
         /// How each component is compared: over its deviation, where this is not given.
         #[serde(default = "GroupBaseline::scaled")]
         baseline: GroupBaseline,
-        /// What means divide by.
+        /// Denominator of means.
         #[serde(default)]
         counting: Counting,
         /// Subtracts the mean over tokens as well, as for [`Estimator::ReinforcePlusPlusBaseline`].
@@ -127,7 +127,7 @@ pub enum Estimator {
     ReinforcePlusPlus {
         /// Discount for each action token.
         gamma: f64,
-        /// What means divide by.
+        /// Denominator of means.
         #[serde(default)]
         counting: Counting,
         /// Forgets the rewards of later turns, as verl did until 2026: only the last turn learns from the outcome.
@@ -137,10 +137,10 @@ pub enum Estimator {
     /// Outcome less group mean, over the deviation of the step's tokens (REINFORCE++-baseline, Hu 2025).
     /// Groups of equal outcomes count in the deviation, as they do for its authors, and get exact zeros.
     ReinforcePlusPlusBaseline {
-        /// What a rollout gets that is alone in its group.
+        /// Advantage of a rollout that is alone in its group.
         #[serde(default)]
         singleton: Singleton,
-        /// What means divide by.
+        /// Denominator of means.
         #[serde(default)]
         counting: Counting,
         /// Subtracts the mean over tokens as well, as verl does. Over rollouts, which are compared by groups
@@ -315,7 +315,7 @@ fn groups(rollouts: &[Rollout]) -> Vec<Vec<usize>> {
     groups.into_iter().map(|(_, members)| members).collect()
 }
 
-/// The same advantage for every token of a rollout.
+/// Gives every token of a rollout its advantage.
 fn broadcast(rollouts: &[Rollout], advantages: &[f64]) -> Vec<Vec<PathAdvantages>> {
     let path =
         |path: &Path, advantage| PathAdvantages { advantages: vec![advantage; path.len()], returns: vec![] };

@@ -18,8 +18,8 @@ pub enum Alignment {
     /// The first action token of each, the second of each, and so on.
     #[default]
     ActionToken,
-    /// Those at the same distance from the prompt, tool results counted. The tail is then cut at a number of action tokens
-    /// all the same, as in verl: for comparisons only.
+    /// Tokens at the same distance from the prompt, tool results counted. The tail is then cut at a number of
+    /// action tokens all the same, as in verl: for comparisons only.
     Position,
 }
 
