@@ -270,4 +270,58 @@ mod tests {
         let b = (12.0, vec![vec![0.0, 0.0, 12.0], vec![0.0, 11.0]]);
         assert_eq!(found, [a, b]);
     }
+
+    /// Numbers that models said of tokens stay with them, and the value of the state that a path was cut in
+    /// with the sample that has its last token.
+    #[test]
+    fn signals_follow_their_tokens() {
+        let trajectory = game();
+        let paths = trained_paths(&trajectory);
+        let signals: Vec<Signals> = [6, 2]
+            .map(|tokens| Signals {
+                values: (0..tokens).map(|i| i as f32).collect(),
+                logprobs: (0..tokens).map(|i| -(i as f32)).collect(),
+                concentrations: (0..tokens).map(|i| i as f32 / 8.0).collect(),
+                cut: Some(0.5),
+                ..Signals::default()
+            })
+            .into();
+        let earnings = Earnings::new(&trajectory, &paths, 1.0, 1.0, &[]);
+        let nothing = vec![Vec::new(); paths.len()];
+        let of =
+            |sample: &Sample| earnings.rollout(sample, 0, &paths, &nothing, &signals, |agent| agent == "a");
+        let samples = earnings.samples(&paths, GroupBy::Agent, &[]);
+        let found: Vec<_> = samples.iter().flat_map(|sample| of(sample).paths).collect();
+        // "a" did 0, 1 and 5 of the first path, "b" the rest, and the second, which it begins after one turn.
+        let want: [(&[f64], Option<f64>, usize, bool); 3] = [
+            (&[0.0, 1.0, 5.0], Some(0.5), 0, true),
+            (&[2.0, 3.0, 4.0], None, 0, false),
+            (&[0.0, 1.0], Some(0.5), 1, false),
+        ];
+        assert_eq!(found.len(), want.len());
+        for (path, (tokens, cut, turns_before, masked)) in found.iter().zip(want) {
+            assert_eq!(path.values, tokens);
+            assert_eq!(path.behaviour, tokens.iter().map(|i| -i).collect::<Vec<_>>());
+            assert_eq!(path.concentration, tokens.iter().map(|i| i / 8.0).collect::<Vec<_>>());
+            assert_eq!((path.cut, path.turns_before), (cut, turns_before));
+            assert_eq!(path.masked, vec![masked; tokens.len()]);
+        }
+    }
+
+    /// Charges to tokens are neither for the answer nor earned before the end.
+    #[test]
+    fn charges_count_with_the_rest_of_the_outcome() {
+        let trajectory = game();
+        let paths = trained_paths(&trajectory);
+        let earned = [Earned { by: Earner::Turn(1), reward: 1.0 }];
+        let earnings = Earnings::new(&trajectory, &paths, 10.0, 8.0, &earned);
+        let charges = [vec![-0.5; 6], vec![-0.25; 2]];
+        let [sample] = &earnings.samples(&paths, GroupBy::Task, &[])[..] else { panic!() };
+        let signals = [Signals::default(), Signals::default()];
+        let found = earnings.rollout(sample, 0, &paths, &charges, &signals, |_| false);
+        // Of 10, 8 are for the answer and 1 was earned early; 3.5 are taken off.
+        assert_eq!((found.score, &found.components[..]), (6.5, &[8.0, 1.0 - 3.5, 1.0][..]));
+        assert_eq!(found.paths[0].rewards, [-0.5, -0.5, -0.5, -0.5, 0.5, 8.5]);
+        assert_eq!(found.paths[1].rewards, [-0.25, 8.75]);
+    }
 }

@@ -77,6 +77,7 @@ fn rows(update: &Update) -> Vec<Vec<(u32, u32, f32, f32)>> {
 fn a_step_by_hand() {
     let plan = plan_of(&groups(), &keys(), 1000).unwrap();
     assert_eq!((plan.phase, plan.step, plan.updates.len()), (1, 2, 1));
+    assert_eq!((&plan.kl, &plan.high_entropy), (&None, &None));
     // 2 + 1 + 1 + 2 + 2 + 1 tokens: the uniform group counts, the attempt without a reward does not.
     let w = 1.0 / 9.0;
     let all = [(0, 0, 0.5, w), (0, 1, -0.5, w), (2, 0, -1.5, w), (2, 1, 1.5, w)];
@@ -197,6 +198,11 @@ fn what_was_cut_for_its_length() {
     // The other is still compared with it, and is now all there is.
     assert_eq!(all(&with(Overlong::Mask)), [(0, 1, -0.5, 1.0)]);
     assert_eq!(all(&with(Overlong::Drop)), []);
+    // Without it, the others are still compared with each other: 1 and 3 tokens.
+    let mut three = groups[0].clone();
+    three[2].reward = Some(1.0);
+    let dropped = plan_of(&[three], &RlKeys { overlong: Overlong::Drop, ..keys() }, 1000).unwrap();
+    assert_eq!(all(&dropped), [(0, 1, -0.5, 0.25), (0, 2, 0.5, 0.25)]);
     // Two tokens of at most four, with a buffer of three: a third of the factor.
     let penalised = all(&with(Overlong::Penalise { buffer: 3, factor: 0.6 }));
     assert!((penalised[0].2 - 0.4).abs() < 1e-6, "{penalised:?}");
@@ -232,6 +238,51 @@ fn turns_that_are_left_out_give_their_weight_to_the_others() {
     assert!((weights.iter().sum::<f32>() - 10.0 / 14.0).abs() < 1e-6);
     assert!((same(&short.weight) - 1.0 / 14.0).abs() < 1e-9);
     assert_eq!(plan, plan_of(&groups, &RlKeys { most_turns: 2, ..keys() }, 1000).unwrap());
+    let plan = plan_of(&groups, &RlKeys { most_turns: 1, ..keys() }, 1000).unwrap();
+    for (path, turns) in plan.updates[0].micro_batches[0].iter().zip([5.0, 2.0]) {
+        let weights: Vec<f32> = path.weight.iter().filter(|weight| *weight != 0.0).collect();
+        assert!(weights.len() == 2 && weights.iter().all(|w| (w - turns / 14.0).abs() < 1e-6), "{weights:?}");
+    }
+}
+
+/// Equal rewards have no gradient, unless the estimator sees parts of them that differ.
+#[test]
+fn groups_without_a_gradient() {
+    let early = |reward| vec![Earned { by: Earner::Turn(0), reward }];
+    let group = |rewards: [f64; 2], parts: [f64; 2]| -> Vec<Attempt> {
+        let of = |i: usize| Attempt { earned: early(parts[i]), ..turns(i as u32, 2, rewards[i]) };
+        vec![of(0), of(1)]
+    };
+    let whole = keys();
+    let parts = RlKeys { group_by: GroupBy::Agent, ..keys() };
+    let idle = |keys: &RlKeys, group: &[Attempt]| is_idle(keys, &rewarded(group.iter(), keys, 4));
+    let (same, apart) = ([0.5, 0.5], [0.5, 0.25]);
+    assert_eq!([same, apart].map(|earned| idle(&whole, &group([1.0, 1.0], earned))), [true, true]);
+    assert_eq!([same, apart].map(|earned| idle(&parts, &group([1.0, 1.0], earned))), [true, false]);
+    assert_eq!([&whole, &parts].map(|keys| idle(keys, &group([1.0, 0.0], same))), [false, false]);
+    assert!(idle(&whole, &[]));
+    let critic =
+        RlKeys { advantage: Some(Estimator::Gae { gamma: 1.0, lambda: 1.0, whiten: None }), ..keys() };
+    assert!(!idle(&critic, &group([1.0, 1.0], same)));
+}
+
+/// Paths of attempts with a reward, with all of their targets.
+#[test]
+fn paths_that_models_are_asked_about() {
+    let groups = groups();
+    let paths = every_path(&groups.iter().map(Vec::as_slice).collect::<Vec<_>>()).unwrap();
+    let found: Vec<_> =
+        paths.iter().map(|((key, leaf), input)| (key.group, key.sample, leaf.0, &input.tokens[..])).collect();
+    let want: [(u32, u32, u32, &[u32]); 6] = [
+        (0, 0, 1, &[1, 2, 3, 4]),
+        (0, 1, 1, &[1, 2, 5]),
+        (1, 0, 1, &[1, 7, 3]),
+        (1, 1, 1, &[1, 7, 4, 4]),
+        (2, 0, 1, &[1, 8, 3, 3]),
+        (2, 1, 1, &[1, 8, 6]),
+    ];
+    assert_eq!(found, want);
+    assert!(paths.iter().all(|(_, input)| input.targets.len() == input.tokens.len() - 2));
 }
 
 /// An attempt in which "a" and "b" act by turns, two tokens each, "a" first.
@@ -393,7 +444,8 @@ fn groups_are_compared_with_their_rivals() {
     let buffer = Overlong::Penalise { buffer: 2, factor: 1.0 };
     let long = attempt(0, 0, &[1], &[3, 4, 5], Some(1.0));
     assert_eq!(rival_of(&long, &RlKeys { overlong: buffer, ..keys.clone() }, 4), Some(0.5));
-    assert_eq!(rival_of(&long, &RlKeys { overlong: Overlong::Drop, ..keys }, 4), Some(1.0));
+    // Attempts that were cut are dropped, but not what they are compared with.
+    assert_eq!(rival_of(&cut(long), &RlKeys { overlong: Overlong::Drop, ..keys }, 4), Some(1.0));
 }
 
 #[test]

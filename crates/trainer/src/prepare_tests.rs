@@ -285,6 +285,34 @@ async fn ratios_of_paths_and_marks_come_from_the_present_policy() {
     assert_eq!(found.iter().map(|term| term.marked).collect::<Vec<_>>(), [true, false, false, false]);
 }
 
+/// Clip-Cov draws what it leaves out among tokens whose covariance is in bounds, for each update anew.
+#[tokio::test]
+async fn tokens_are_drawn_anew_for_each_update() {
+    let text = "loss = { clip_cov = { low = 0.2, high = 0.2, share = 0.25, lower = 0.5, upper = 1.5 } }";
+    let (keys, learner) = (keys(text), Known::default());
+    let mut preparer = Preparer::new(&keys, &learner, (1, 2), true);
+    // Advantages of 1 and −1, log-probabilities of −1 and −3, by turns: all covariances are 1.
+    let mut path = path(0, &[[(10, -1.0, 1), (30, -3.0, 1)]; 4].concat());
+    path.1.targets.iter_mut().skip(1).step_by(2).for_each(|target| target.term.advantage = -1.0);
+    let mut chosen = Vec::new();
+    for update in 0..4 {
+        let mut batches = vec![vec![path.clone()]];
+        preparer.update(&mut batches, false, update).await.unwrap();
+        let marked: Vec<u64> =
+            (0u64..).zip(terms(&batches)).filter(|(_, term)| term.marked).map(|(place, _)| place).collect();
+        // Two of eight: those with the smallest numbers of this update.
+        let number = |place: &u64| uniform(1, 2, update as u64 * (1 << 32) + place);
+        let mut want: Vec<u64> = (0..8).collect();
+        want.sort_by(|a, b| number(a).total_cmp(&number(b)));
+        want.truncate(2);
+        want.sort_unstable();
+        assert_eq!(marked, want, "{update}");
+        chosen.push(marked);
+    }
+    chosen.dedup();
+    assert!(chosen.len() > 1, "{chosen:?}");
+}
+
 /// Tokens without weight have no part in ratios and advantages of paths, nor in covariances of an update.
 #[tokio::test]
 async fn what_is_not_trained_has_no_part_in_statistics() {
