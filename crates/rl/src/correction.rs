@@ -1,9 +1,10 @@
 //! Corrections for tokens that another policy drew: importance weights, and what is rejected as too far away.
 //!
-//! A *log-ratio* here is log p_proximal − log p_behaviour of an action token: how much more likely the weights at the beginning
-//! of the step find it than those that drew it. It differs from 0 for tokens of older versions and for samplers whose numerics are
-//! not the trainer's. Weights multiply the policy's part of a token's loss, not its penalty; a rejected token has
-//! no loss. The denominators that are folded into the terms' weights stay.
+//! A *log-ratio* here is log p_proximal − log p_behaviour of an action token: how much more likely the
+//! weights at the beginning of the step find it than those that drew it. It differs from 0 for tokens of
+//! older versions and for samplers whose numerics are not the trainer's. Weights multiply the policy's part
+//! of a token's loss, not its penalty; a rejected token has no loss. The denominators that are folded into
+//! the terms' weights stay.
 
 use serde::{Deserialize, Serialize};
 
@@ -94,7 +95,6 @@ impl Correction {
 
     /// Checks the bounds.
     ///
-    /// # Errors
     /// When they are negative, or the wrong way round.
     pub fn check(&self) -> Result<(), RlError> {
         let (Bound::Clamp { low, high } | Bound::Mask { low, high }) = self.bound;
@@ -178,7 +178,6 @@ pub enum Over {
 impl Rejection {
     /// Checks the bounds.
     ///
-    /// # Errors
     /// When one makes no sense for the statistic, or they are the wrong way round.
     pub fn check(&self) -> Result<(), RlError> {
         RlError::positive("upper bound of the rejection", self.high)?;

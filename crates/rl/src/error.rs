@@ -28,7 +28,7 @@ pub enum RlError {
         name: &'static str,
         /// Its value.
         value: f64,
-        /// Its range.
+        /// Range that the value must lie in.
         range: &'static str,
     },
     /// A ratio is asked for, but nobody recorded what the token was sampled with.

@@ -55,8 +55,8 @@ pub struct KlPenalty {
     pub estimator: KlEstimator,
     /// Its coefficient β.
     pub coefficient: f64,
-    /// Whether an estimate is multiplied by the token's ratio ρ to the behaviour policy, in the loss: unbiased
-    /// for tokens that other weights drew (DeepSeek-AI 2025, DeepSeek-V3.2, section 3.1).
+    /// Whether an estimate is multiplied by the token's ratio ρ to the behaviour policy, in the loss:
+    /// unbiased for tokens that other weights drew (DeepSeek-AI 2025, DeepSeek-V3.2, section 3.1).
     #[serde(default)]
     pub importance_weighted: bool,
 }
@@ -66,8 +66,8 @@ impl KlPenalty {
     /// is weighted, at the log-ratio log p − log p_behaviour.
     ///
     /// Weighted it is ρ k, and the gradient goes through both factors: ρ (k + k′), which for K1 and K3 is
-    /// that of the divergence itself, in expectation over what the behaviour policy draws. Where the gradient is
-    /// K2's in place of the value's own, it is weighted as it is.
+    /// that of the divergence itself, in expectation over what the behaviour policy draws. Where the gradient
+    /// is K2's in place of the value's own, it is weighted as it is.
     pub fn evaluate(&self, x: f64, log_ratio: f64) -> (f64, f64) {
         let (value, slope) = self.estimator.estimate(x);
         if !self.importance_weighted {

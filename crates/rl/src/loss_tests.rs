@@ -27,8 +27,8 @@ fn ratios_are_taken_to_the_proximal_policy() {
     assert_eq!(CLIP.evaluate(-1.0, &term).ratio, 1.0);
 }
 
-/// At log p = −2, on the proximal policy: a loss of −2 for the policy, of x² / 2 = 1 / 2 for the penalty, whose
-/// slope is −1.
+/// At log p = −2, on the proximal policy: a loss of −2 for the policy, of x² / 2 = 1 / 2 for the penalty,
+/// whose slope is −1.
 #[test]
 fn corrections_weigh_the_policy_alone() {
     let kl = KlPenalty { estimator: KlEstimator::K2, coefficient: 0.5, importance_weighted: false };
@@ -48,8 +48,8 @@ fn corrections_weigh_the_policy_alone() {
     assert_eq!(of(at(None, false)), (-2.0 + 0.25, -2.0 - 0.5, false));
     assert_eq!(of(at(Some(0.25), false)), (-0.5 + 0.25, -0.5 - 0.5, false));
     assert_eq!(of(at(Some(0.0), false)), (0.25, -0.5, true), "the penalty stays");
-    // The ratio of a weighted penalty is that to the policy that drew the token, e: with the slope of both factors,
-    // e (−1 + 1 / 2).
+    // The ratio of a weighted penalty is that to the policy that drew the token, e: with the slope of both
+    // factors, e (−1 + 1 / 2).
     let (e, weighted) = (1f64.exp(), at(Some(0.25), true));
     assert!((weighted.loss - (-0.5 + 0.25 * e)).abs() < 1e-12, "{weighted:?}");
     assert!((weighted.slope - (-0.5 - 0.25 * e)).abs() < 1e-12, "{weighted:?}");
@@ -132,8 +132,8 @@ fn chosen_tokens_are_left_out() {
     assert_eq!(at(true), (0.0, 0.0, true, true));
 }
 
-/// Imitation, a pull on the ratio, a penalty on marked tokens and a critic have gradients of their own, and so
-/// have penalties and bonuses.
+/// Imitation, a pull on the ratio, a penalty on marked tokens and a critic have gradients of their own, and
+/// so have penalties and bonuses.
 #[test]
 fn losses_that_move_without_advantage() {
     let (direct, value) = (PolicyLoss::Direct { beta: 0.1 }, PolicyLoss::Value { clip: None });

@@ -159,7 +159,8 @@ mod tests {
         assert_eq!(path.map(|p| p.marked), [false, false, false, true]);
     }
 
-    /// Squares of 0.25, 1, 4 and 0.01: means of 1.315, of 0.42 without the third and of 0.13 without the second.
+    /// Squares of 0.25, 1, 4 and 0.01: means of 1.315, of 0.42 without the third and of 0.13 without the
+    /// second.
     #[test]
     fn the_largest_log_ratios_are_left_out_first() {
         let kept = |threshold| second_moment_mask(&[0.5, -1.0, 2.0, 0.1], threshold);

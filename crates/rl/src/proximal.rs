@@ -31,8 +31,8 @@ impl Interpolation {
     }
 }
 
-/// The proximal policy as a guess, with the weight π_proximal / π_behaviour of the policy's loss. Both count as
-/// constants: no gradient flows through them.
+/// The proximal policy as a guess, with the weight π_proximal / π_behaviour of the policy's loss. Both count
+/// as constants: no gradient flows through them.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Interpolated {
@@ -85,7 +85,7 @@ mod tests {
         assert_eq!((masked.loss, masked.slope, masked.clipped, masked.dropped), (0.0, 0.0, true, true));
     }
 
-    /// Of a guess half way, with a log-ratio of 0.4 on either side, the penalty has no part.
+    /// A guess half way, with a log-ratio of 0.4 on either side, does not weigh the penalty.
     #[test]
     fn a_penalty_is_not_weighed_by_the_guess() {
         let kl = KlPenalty { estimator: KlEstimator::K2, coefficient: 0.5, importance_weighted: false };

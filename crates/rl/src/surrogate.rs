@@ -207,7 +207,8 @@ mod tests {
         (got.loss, got.slope, got.clipped)
     }
 
-    /// Ratios of 1/2, 1 and 2 against bounds of 0.8 and 1.3, where a half and a quarter of the gradient are kept.
+    /// Ratios of 1/2, 1 and 2 against bounds of 0.8 and 1.3, where a half and a quarter of the gradient are
+    /// kept.
     #[test]
     fn a_part_of_the_gradient_is_kept_beyond_the_bounds() {
         let (half, double) = (0.5f64.ln(), 2f64.ln());
@@ -258,7 +259,7 @@ mod tests {
         assert_eq!([at(10.0), at(11.0)], [(far, far, false), (far, 0.0, true)]);
     }
 
-    /// Of a token that was certain nothing is left but q ln(q / p), and the probability has fallen.
+    /// A token that was certain leaves nothing but q ln(q / p), and its probability has fallen.
     #[test]
     fn divergence_from_certainty() {
         assert_eq!(binary_kl(-0.5, 0.0), -0.5);

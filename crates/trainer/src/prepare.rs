@@ -144,8 +144,8 @@ impl<'a> Preparer<'a> {
         Ok(())
     }
 
-    /// Gives trained tokens their importance weights, and takes the weights of those that are rejected. A proximal
-    /// policy that is only guessed, token by token in the loss, has its correction there.
+    /// Gives trained tokens their importance weights, and takes the weights of those that are rejected. A
+    /// proximal policy that is only guessed, token by token in the loss, has its correction there.
     fn correct(&mut self, inputs: &mut [&mut PathInput]) {
         let Some(correction) = self.keys.correction().filter(|_| self.keys.proximal == Proximal::Recompute)
         else {

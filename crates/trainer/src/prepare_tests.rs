@@ -150,8 +150,8 @@ async fn corrections_and_rejections_see_trained_tokens_alone() {
     close(preparer.mismatch().unwrap().kl, -0.75);
 }
 
-/// A correction weighs the policy's gradient and not the penalty for leaving the reference; what is rejected has
-/// neither.
+/// A correction weighs the policy's gradient and not the penalty for leaving the reference; what is rejected
+/// has neither.
 #[tokio::test]
 async fn a_penalty_is_not_corrected() {
     let text = "proximal = 'recompute'\nkl = { coefficient = 0.5, estimator = 'k2' }\n\

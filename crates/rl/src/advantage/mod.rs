@@ -33,7 +33,7 @@ pub struct Rollout {
     pub rival: Option<f64>,
     /// The most that its advantage may be: 0 for an answer that is right but badly written, say.
     pub ceiling: Option<f64>,
-    /// Its trained paths.
+    /// Paths with trained tokens.
     pub paths: Vec<Path>,
 }
 

@@ -450,8 +450,8 @@ pub struct SftKeys {
     /// How often each is seen, at most.
     #[serde(default = "one_epoch")]
     pub epochs: u32,
-    /// The success of an evaluation, in 0..=1, that ends the phase when it is reached; see `eval.every`. Where
-    /// `eval.select` sets tasks apart to choose by, their success counts.
+    /// The success of an evaluation, in 0..=1, that ends the phase when it is reached; see `eval.every`.
+    /// Where `eval.select` sets tasks apart to choose by, their success counts.
     #[serde(default)]
     pub until: Option<f64>,
     /// Demonstrations in a step.

@@ -18,8 +18,8 @@ pub struct RlKeys {
     pub algorithm: Algorithm,
     /// How many steps, at most.
     pub steps: u32,
-    /// The success of an evaluation, in 0..=1, that ends the phase when it is reached; see `eval.every`. Where
-    /// `eval.select` sets tasks apart to choose by, their success counts.
+    /// The success of an evaluation, in 0..=1, that ends the phase when it is reached; see `eval.every`.
+    /// Where `eval.select` sets tasks apart to choose by, their success counts.
     #[serde(default)]
     pub until: Option<f64>,
     /// Tasks in a step.
