@@ -95,6 +95,7 @@ impl Correction {
 
     /// Checks the bounds.
     ///
+    /// # Errors
     /// When they are negative, or the wrong way round.
     pub fn check(&self) -> Result<(), RlError> {
         let (Bound::Clamp { low, high } | Bound::Mask { low, high }) = self.bound;
@@ -178,6 +179,7 @@ pub enum Over {
 impl Rejection {
     /// Checks the bounds.
     ///
+    /// # Errors
     /// When one makes no sense for the statistic, or they are the wrong way round.
     pub fn check(&self) -> Result<(), RlError> {
         RlError::positive("upper bound of the rejection", self.high)?;
