@@ -137,17 +137,15 @@ impl Thoughts {
     /// The first tag in `text` at or after `from`, whether it opens a thought, and where it ends; the longest
     /// of those that begin there.
     fn next_tag(&self, text: &str, from: usize) -> Option<(Range<usize>, bool)> {
-        let place = |tag: &str| text[from..].find(tag).map(|at| from + at..from + at + tag.len());
         let both = self.0.iter().flat_map(|tags| [(&tags.open, true), (&tags.close, false)]);
-        let found = both.filter_map(|(tag, opens)| Some((place(tag)?, opens)));
+        let found = both.filter_map(|(tag, opens)| Some((place(text, from, tag)?, opens)));
         found.min_by_key(|(range, _)| (range.start, std::cmp::Reverse(range.end)))
     }
 
     fn next_close(&self, text: &str, from: usize) -> Option<Range<usize>> {
-        let place = |tag: &str| text[from..].find(tag).map(|at| from + at..from + at + tag.len());
         self.0
             .iter()
-            .filter_map(|tags| place(&tags.close))
+            .filter_map(|tags| place(text, from, &tags.close))
             .min_by_key(|r| (r.start, std::cmp::Reverse(r.end)))
     }
 
@@ -227,6 +225,11 @@ impl Thoughts {
         }
         (&text[start..end], unclosed)
     }
+}
+
+/// Range of the first `tag` in `text` at or after `from`.
+fn place(text: &str, from: usize, tag: &str) -> Option<Range<usize>> {
+    text[from..].find(tag).map(|at| from + at..from + at + tag.len())
 }
 
 /// `</x>` and its like without the slash.
