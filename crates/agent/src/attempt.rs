@@ -17,10 +17,10 @@ use dressage_policy::{
     Completion, FinishReason, PolicyError, SampleRequest, Sampler, SamplingParams, awake, crash_point,
 };
 use dressage_text::{Chat, History, Message, TextError, ToolSpec};
-use dressage_tree::{Segment, SegmentId, Trajectory, TreeError};
+use dressage_tree::{Drift, Finish, Outcome, Segment, SegmentId, Trajectory, TreeError};
 use serde::{Deserialize, Serialize};
 
-use crate::tools::{CallCounts, ObservationKind, OpenTools, ToolError, ToolSet};
+use crate::tools::{ObservationKind, OpenTools, ToolError, ToolSet};
 
 /// What all attempts of a run share: a model, how to talk with it, and its tools.
 #[derive(Clone)]
@@ -86,7 +86,7 @@ impl Truncation {
 /// One attempt to make.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttemptRequest {
-    /// A name for tools and logs, unique in the run.
+    /// A name for tools and logs, unique to this try.
     pub id: String,
     /// The conversation so far: instructions and task.
     pub messages: Vec<Message>,
@@ -96,114 +96,6 @@ pub struct AttemptRequest {
     pub stream: u64,
     /// How to draw. How long a reply may be, and which tokens end it, the agent itself says.
     pub params: SamplingParams,
-}
-
-/// Why an attempt ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Finish {
-    /// The model ended its turn without calling a tool.
-    Answered,
-    /// It called a tool in the last reply it had.
-    MaxTurns,
-    /// It was cut at the limit of sampled tokens.
-    MaxTokens,
-    /// The context was full.
-    Context,
-    /// It took too long.
-    Deadline,
-    /// Something outside the model broke; see [`Outcome::error`].
-    Failed,
-}
-
-/// How an attempt ended.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
-    /// The text of the final answer. Empty unless the attempt ended with one: text that was cut, or that came with a
-    /// call, is not an answer.
-    pub final_text: String,
-    /// What of that text the scorer took for the answer, where it said so.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub extracted: Option<String>,
-    /// Why it ended.
-    pub finish: Finish,
-    /// How many replies were drawn.
-    pub turns: u32,
-    /// How many tokens were drawn.
-    pub sampled_tokens: usize,
-    /// How the tool calls went.
-    pub calls: CallCounts,
-    /// The same, of each reply that was followed by calls or their like.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub calls_by_turn: Vec<(u32, CallCounts)>,
-    /// Where the template prints the past otherwise than it was recorded, by the turn that comes next.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub drift: Vec<Drift>,
-    /// Whether the prompt was too long, and was cut.
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub prompt_cut: bool,
-    /// What broke, if something did.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub error: Option<String>,
-    /// What went wrong around the model, the first few.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub troubles: Vec<Trouble>,
-}
-
-/// A turn before which the template prints the conversation otherwise than it was recorded.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Drift {
-    /// The turn.
-    pub turn: u32,
-    /// The recorded text, from where the two differ.
-    pub recorded: String,
-    /// Text that the template prints there, or why it prints nothing.
-    pub printed: String,
-    /// Whether the turn was drawn from what the template prints, on a branch of its own.
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub forked: bool,
-}
-
-fn is_false(value: &bool) -> bool {
-    !value
-}
-
-/// How many troubles of an attempt are written down.
-const TROUBLES: usize = 8;
-
-/// Something that went wrong around the model.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Trouble {
-    /// Where: a tool by its name, the scorer, the attempt itself.
-    pub source: String,
-    /// What.
-    pub why: String,
-}
-
-impl Outcome {
-    /// Of an attempt that has not come anywhere yet.
-    fn begun() -> Self {
-        Outcome {
-            final_text: String::new(),
-            extracted: None,
-            finish: Finish::Failed,
-            turns: 0,
-            sampled_tokens: 0,
-            calls: CallCounts::default(),
-            calls_by_turn: Vec::new(),
-            drift: Vec::new(),
-            prompt_cut: false,
-            error: None,
-            troubles: Vec::new(),
-        }
-    }
-
-    /// Writes a trouble down.
-    pub fn trouble(&mut self, source: impl Into<String>, why: impl Into<String>) {
-        if self.troubles.len() < TROUBLES {
-            self.troubles.push(Trouble { source: source.into(), why: why.into() });
-        }
-    }
 }
 
 /// An attempt that was made.

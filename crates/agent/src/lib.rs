@@ -9,5 +9,5 @@ mod demonstrate;
 pub mod tasks;
 pub mod tools;
 
-pub use attempt::{Agent, Attempt, AttemptRequest, Drift, Finish, Limits, Outcome, Trouble, Truncation};
+pub use attempt::{Agent, Attempt, AttemptRequest, Limits, Truncation};
 pub use demonstrate::{DemonstrationError, demonstrate};

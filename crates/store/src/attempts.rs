@@ -2,20 +2,21 @@
 
 use std::str::FromStr;
 
-use dressage_tree::{Kind, Segment, SegmentId, Trajectory, VersionRun};
+use dressage_tree::{AttemptId, Kind, Placement, Purpose, RunId, Segment, SegmentId, Trajectory, VersionRun};
 use rusqlite::{OptionalExtension, Row, Transaction, named_params, params};
 use sha2::{Digest, Sha256};
 
 use crate::schema::Failure;
-use crate::{Attempt, AttemptKey, AttemptSummary, Purpose, Recorded, Status, Store, StoreError};
+use crate::{Attempt, AttemptSummary, Recorded, Status, Store, StoreError};
 
 impl Store {
     /// Records an attempt with all its segments.
     ///
     /// # Errors
-    /// When another attempt is recorded under the key, a number is not finite, or writing fails.
+    /// When another attempt is recorded under the name, the name is not that of its place, a number is not finite, or
+    /// writing fails.
     pub fn record_attempt(&self, attempt: &Attempt) -> Result<Recorded, StoreError> {
-        self.writing(&attempt.key, |transaction| record(transaction, attempt))
+        self.writing(&attempt.placement, |transaction| record(transaction, self.run(), attempt))
     }
 
     /// Records many attempts in one transaction: all or none.
@@ -25,18 +26,38 @@ impl Store {
     pub fn record_attempts(&self, attempts: &[Attempt]) -> Result<(), StoreError> {
         self.writing(&format_args!("{} attempts", attempts.len()), |transaction| {
             for attempt in attempts {
-                record(transaction, attempt)?;
+                record(transaction, self.run(), attempt)?;
             }
             Ok(())
         })
     }
 
-    /// The attempt recorded under `key`.
+    /// The attempt of this name.
     ///
     /// # Errors
     /// When reading fails or what is stored is damaged.
-    pub fn attempt(&self, key: &AttemptKey) -> Result<Option<Attempt>, StoreError> {
-        self.reading(key, |transaction| read(transaction, key))
+    pub fn attempt(&self, id: &AttemptId) -> Result<Option<Attempt>, StoreError> {
+        self.reading(&format_args!("attempt {id}"), |transaction| read(transaction, id))
+    }
+
+    /// The last try at a place in the run.
+    ///
+    /// # Errors
+    /// When reading fails or what is stored is damaged.
+    pub fn last_try(&self, placement: &Placement) -> Result<Option<Attempt>, StoreError> {
+        self.reading(placement, |transaction| {
+            let Placement { purpose, phase, step, group, sample } = placement;
+            let name = transaction
+                .prepare_cached(
+                    "SELECT name FROM attempts WHERE purpose = ?1 AND phase = ?2 AND step = ?3 AND grp = ?4 AND sample = ?5
+                     ORDER BY number DESC LIMIT 1",
+                )?
+                .query_row(params![purpose.name(), phase, step, group, sample], |row| row.get(0))
+                .optional()?;
+            name.map(|name| read(transaction, &AttemptId::from_bytes(name)))
+                .transpose()
+                .map(Option::flatten)
+        })
     }
 
     /// The tasks of all attempts made for `purpose`, each once.
@@ -58,27 +79,29 @@ impl Store {
         })
     }
 
-    /// Keys, numbers and sizes of all attempts made for `purpose`, by phase, step, group and sample.
+    /// Names, numbers and sizes of the last tries made for `purpose`, by phase, step, group and sample.
     ///
     /// # Errors
     /// When reading fails or what is stored is damaged.
     pub fn summaries(&self, purpose: Purpose) -> Result<Vec<AttemptSummary>, StoreError> {
         self.reading(&format_args!("attempts for {}", purpose.name()), |transaction| {
             let mut statement = transaction.prepare_cached(
-                "SELECT phase, step, grp, sample, score, reward, status, sampled_tokens, tokens FROM attempts
-                 WHERE purpose = ?1 ORDER BY phase, step, grp, sample",
+                "SELECT phase, step, grp, sample, score, reward, status, sampled_tokens, tokens, name, max(number)
+                 FROM attempts WHERE purpose = ?1 GROUP BY phase, step, grp, sample ORDER BY phase, step, grp, sample",
             )?;
             let mut rows = statement.query([purpose.name()])?;
             let mut summaries = Vec::new();
             while let Some(row) = rows.next()? {
                 summaries.push(AttemptSummary {
-                    key: AttemptKey {
+                    id: AttemptId::from_bytes(row.get(9)?),
+                    placement: Placement {
                         purpose,
                         phase: row.get(0)?,
                         step: row.get(1)?,
                         group: row.get(2)?,
                         sample: row.get(3)?,
                     },
+                    number: row.get(10)?,
                     score: row.get(4)?,
                     reward: row.get(5)?,
                     status: status(row, 6)?,
@@ -91,7 +114,11 @@ impl Store {
     }
 }
 
-fn record(transaction: &Transaction<'_>, attempt: &Attempt) -> Result<Recorded, Failure> {
+fn record(transaction: &Transaction<'_>, run: &RunId, attempt: &Attempt) -> Result<Recorded, Failure> {
+    let Attempt { id, placement, number, .. } = attempt;
+    if *id != AttemptId::new(run, placement, *number) {
+        return Err(Failure::Unstorable(format!("{id} is not the name of its try {number} in run {run}")));
+    }
     let numbers = [("score", attempt.score), ("reward", attempt.reward)];
     let earned = attempt.earned.iter().map(|earned| ("part of a reward", Some(earned.reward)));
     for (name, value) in numbers.into_iter().chain(earned) {
@@ -101,29 +128,32 @@ fn record(transaction: &Transaction<'_>, attempt: &Attempt) -> Result<Recorded, 
             return Err(Failure::Unstorable(format!("its {name} is {value}; it must be finite")));
         }
     }
-    if let Some(stored) = read(transaction, &attempt.key)? {
+    if let Some(stored) = read(transaction, id)? {
         return match difference(&stored, attempt) {
             None => Ok(Recorded::Before),
-            Some(field) => Err(Failure::Conflict(attempt.key.to_string(), field)),
+            Some(field) => Err(Failure::Conflict(placement.to_string(), field)),
         };
     }
-    let AttemptKey { purpose, phase, step, group, sample } = attempt.key;
+    let Placement { purpose, phase, step, group, sample } = placement;
     let segments = attempt.trajectory.segments();
+    let outcome = serde_json::to_string(&attempt.outcome).map_err(|e| Failure::Unstorable(e.to_string()))?;
     transaction
         .prepare_cached(
-            "INSERT INTO attempts (purpose, phase, step, grp, sample, task, outcome, score, reward, earned, status,
-                 sampled_tokens, tokens)
-             VALUES (:purpose, :phase, :step, :group, :sample, :task, :outcome, :score, :reward, :earned, :status,
-                 :sampled_tokens, :tokens)",
+            "INSERT INTO attempts (name, purpose, phase, step, grp, sample, number, task, outcome, score, reward, earned,
+                 status, sampled_tokens, tokens)
+             VALUES (:name, :purpose, :phase, :step, :group, :sample, :number, :task, :outcome, :score, :reward, :earned,
+                 :status, :sampled_tokens, :tokens)",
         )?
         .execute(named_params! {
+            ":name": id.bytes(),
             ":purpose": purpose.name(),
             ":phase": phase,
             ":step": step,
             ":group": group,
             ":sample": sample,
+            ":number": number,
             ":task": attempt.task.to_string(),
-            ":outcome": attempt.outcome.to_string(),
+            ":outcome": outcome,
             ":score": attempt.score,
             ":reward": attempt.reward,
             ":earned": serde_json::json!(attempt.earned).to_string(),
@@ -133,9 +163,9 @@ fn record(transaction: &Transaction<'_>, attempt: &Attempt) -> Result<Recorded, 
         })?;
     let id = transaction.last_insert_rowid();
     let mut statement = transaction.prepare_cached(
-        "INSERT INTO segments (attempt, id, parent, kind, agent, turn, temperature, filtered, prompt, tokens,
-             logprobs, versions)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
+        "INSERT INTO segments (attempt, id, parent, after, kind, agent, policy, turn, temperature, filtered, prompt,
+             tokens, logprobs, versions)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)",
     )?;
     for segment in segments {
         if !segment.temperature.is_finite() {
@@ -157,8 +187,10 @@ fn record(transaction: &Transaction<'_>, attempt: &Attempt) -> Result<Recorded, 
             id,
             segment.id.0,
             segment.parent.map(|parent| parent.0),
+            segment.after,
             kind_name(segment.kind),
             segment.agent,
+            segment.policy,
             segment.turn,
             f64::from(segment.temperature),
             segment.filtered,
@@ -185,47 +217,46 @@ fn record_prompt(transaction: &Transaction<'_>, tokens: &[u8]) -> Result<i64, Fa
     }
 }
 
-fn read(transaction: &Transaction<'_>, key: &AttemptKey) -> Result<Option<Attempt>, Failure> {
+fn read(transaction: &Transaction<'_>, name: &AttemptId) -> Result<Option<Attempt>, Failure> {
     let found = transaction
         .prepare_cached(
-            "SELECT id, task, outcome, score, reward, status, earned FROM attempts
-             WHERE purpose = ?1 AND phase = ?2 AND step = ?3 AND grp = ?4 AND sample = ?5",
+            "SELECT id, task, outcome, score, reward, status, earned, purpose, phase, step, grp, sample, number
+             FROM attempts WHERE name = ?1",
         )?
-        .query_row(params![key.purpose.name(), key.phase, key.step, key.group, key.sample], |row| {
-            Ok((
-                row.get::<_, i64>(0)?,
-                row.get::<_, String>(1)?,
-                row.get::<_, String>(2)?,
-                row.get(3)?,
-                row.get(4)?,
-                row.get::<_, String>(5)?,
-                row.get::<_, String>(6)?,
-            ))
+        .query_row([name.bytes()], |row| {
+            let purpose: String = row.get(7)?;
+            let place = (row.get(8)?, row.get(9)?, row.get(10)?, row.get(11)?, row.get(12)?);
+            let texts: [String; 4] = [row.get(1)?, row.get(2)?, row.get(5)?, row.get(6)?];
+            Ok((row.get::<_, i64>(0)?, texts, (row.get(3)?, row.get(4)?), purpose, place))
         })
         .optional()?;
-    let Some((id, task, outcome, score, reward, status, earned)) = found else { return Ok(None) };
-    let json = |text: &str, what: &str| {
-        serde_json::Value::from_str(text)
-            .map_err(|e| Failure::Damaged(format!("its {what} is not JSON: {e}")))
+    let Some((id, [task, outcome, status, earned], (score, reward), purpose, place)) = found else {
+        return Ok(None);
     };
+    let damaged = |what: &str, why: String| Failure::Damaged(format!("its {what} {why}"));
+    let (phase, step, group, sample, number) = place;
+    let purpose = Purpose::parse(&purpose).ok_or_else(|| damaged("purpose", format!("is `{purpose}`")))?;
     Ok(Some(Attempt {
-        key: *key,
-        task: json(&task, "task")?,
-        outcome: json(&outcome, "outcome")?,
+        id: *name,
+        placement: Placement { purpose, phase, step, group, sample },
+        number,
+        task: serde_json::Value::from_str(&task).map_err(|e| damaged("task", format!("is not JSON: {e}")))?,
+        outcome: serde_json::from_str(&outcome)
+            .map_err(|e| damaged("outcome", format!("cannot be read: {e}")))?,
         score,
         reward,
         earned: serde_json::from_str(&earned).map_err(|e| {
             Failure::Damaged(format!("the parts of its reward are not what they should be: {e}"))
         })?,
-        status: Status::parse(&status)
-            .ok_or_else(|| Failure::Damaged(format!("its status is `{status}`")))?,
+        status: Status::parse(&status).ok_or_else(|| damaged("status", format!("is `{status}`")))?,
         trajectory: trajectory(transaction, id)?,
     }))
 }
 
 fn trajectory(transaction: &Transaction<'_>, attempt: i64) -> Result<Trajectory, Failure> {
     let mut statement = transaction.prepare_cached(
-        "SELECT s.id, parent, kind, agent, turn, temperature, filtered, coalesce(s.tokens, p.tokens), logprobs, versions
+        "SELECT s.id, parent, kind, agent, turn, temperature, filtered, coalesce(s.tokens, p.tokens), logprobs, versions,
+             after, policy
          FROM segments s LEFT JOIN prompts p ON p.id = s.prompt WHERE attempt = ?1 ORDER BY s.id",
     )?;
     let mut rows = statement.query([attempt])?;
@@ -256,7 +287,9 @@ fn trajectory(transaction: &Transaction<'_>, attempt: i64) -> Result<Trajectory,
                 .chunks_exact(12)
                 .map(|run| VersionRun { version: long(&run[..8]), len: long(&run[8..]) as u32 })
                 .collect(),
+            after: row.get(10)?,
             agent: row.get(3)?,
+            policy: row.get(11)?,
             turn: row.get(4)?,
         };
         let place = trajectory.push(segment).map_err(|e| damaged(&e.to_string()))?;
@@ -285,6 +318,7 @@ fn difference(a: &Attempt, b: &Attempt) -> Option<&'static str> {
     let same = a.len() == b.len()
         && a.iter().zip(b).all(|(x, y)| {
             x.parent == y.parent
+                && x.after == y.after
                 && x.kind == y.kind
                 && x.tokens == y.tokens
                 && x.logprobs.iter().map(|v| v.to_bits()).eq(y.logprobs.iter().map(|v| v.to_bits()))
@@ -292,6 +326,7 @@ fn difference(a: &Attempt, b: &Attempt) -> Option<&'static str> {
                 && x.filtered == y.filtered
                 && x.versions == y.versions
                 && x.agent == y.agent
+                && x.policy == y.policy
                 && x.turn == y.turn
         });
     (!same).then_some("trajectory")
@@ -329,10 +364,12 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use dressage_tree::Outcome;
+
     use crate::{Earned, Earner};
 
-    fn key(group: u32, sample: u32) -> AttemptKey {
-        AttemptKey { purpose: Purpose::Train, phase: 1, step: 3, group, sample }
+    fn place(group: u32, sample: u32) -> Placement {
+        Placement { purpose: Purpose::Train, phase: 1, step: 3, group, sample }
     }
 
     fn segment(kind: Kind, tokens: &[u32]) -> Segment {
@@ -355,9 +392,11 @@ mod tests {
         let reply = Segment { parent: Some(root), temperature: 0.7, ..segment(Kind::Sampled, &[5, 6]) };
         trajectory.push(reply).unwrap();
         Attempt {
-            key: key(group, sample),
+            id: AttemptId::new(&run(), &place(group, sample), 0),
+            placement: place(group, sample),
+            number: 0,
             task: json!({"question": "2+2", "answer": 4}),
-            outcome: json!({"final_text": "4"}),
+            outcome: Outcome { turns: 1, ..Outcome::demonstrated("4") },
             score: Some(1.0),
             reward: Some(0.95),
             earned: vec![Earned { by: Earner::Turn(0), reward: -0.05 }],
@@ -366,9 +405,13 @@ mod tests {
         }
     }
 
+    fn run() -> RunId {
+        RunId("test".into())
+    }
+
     fn open() -> (tempfile::TempDir, Store) {
         let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(&folder.path().join("run.db")).unwrap();
+        let store = Store::open(&folder.path().join("run.db"), &run()).unwrap();
         (folder, store)
     }
 
@@ -390,8 +433,8 @@ mod tests {
             store.record_attempt(&longer),
             Err(StoreError::Conflict { field: "trajectory", .. })
         ));
-        assert_eq!(store.attempt(&first.key).unwrap(), Some(first));
-        assert_eq!(store.attempt(&key(9, 9)).unwrap(), None);
+        assert_eq!(store.attempt(&first.id).unwrap(), Some(first));
+        assert_eq!(store.last_try(&place(9, 9)).unwrap(), None);
     }
 
     #[test]
@@ -409,7 +452,7 @@ mod tests {
         let all = [attempt(0, 0), attempt(0, 1), other];
         store.record_attempts(&all).unwrap();
         for attempt in &all {
-            assert_eq!(store.attempt(&attempt.key).unwrap().as_ref(), Some(attempt));
+            assert_eq!(store.attempt(&attempt.id).unwrap().as_ref(), Some(attempt));
         }
         let raw = rusqlite::Connection::open(folder.path().join("run.db")).unwrap();
         let count = |query: &str| raw.query_row(query, [], |row| row.get::<_, i64>(0)).unwrap();
@@ -417,7 +460,7 @@ mod tests {
         assert_eq!(count("SELECT count(DISTINCT prompt) FROM segments WHERE attempt < 3"), 1);
         assert_eq!(count("SELECT count(*) FROM segments WHERE tokens IS NOT NULL"), 4);
         raw.execute_batch("PRAGMA foreign_keys = off; DELETE FROM prompts").unwrap();
-        let error = store.attempt(&key(0, 0)).unwrap_err().to_string();
+        let error = store.last_try(&place(0, 0)).unwrap_err().to_string();
         assert!(error.contains("segment 0: its prompt is missing"), "{error}");
     }
 
@@ -428,18 +471,35 @@ mod tests {
         let clash = Attempt { score: None, ..attempt(1, 0) };
         let error = store.record_attempts(&[attempt(0, 0), clash]).unwrap_err();
         assert!(error.to_string().contains("group 1/sample 0"), "{error}");
-        assert_eq!(store.attempt(&key(0, 0)).unwrap(), None);
+        assert_eq!(store.last_try(&place(0, 0)).unwrap(), None);
         store.record_attempts(&[attempt(0, 0), attempt(1, 0), attempt(0, 1)]).unwrap();
-        let keys: Vec<_> = store.summaries(Purpose::Train).unwrap().iter().map(|s| s.key).collect();
-        assert_eq!(keys, [key(0, 0), key(0, 1), key(1, 0)]);
+        let places: Vec<_> = store.summaries(Purpose::Train).unwrap().iter().map(|s| s.placement).collect();
+        assert_eq!(places, [place(0, 0), place(0, 1), place(1, 0)]);
         let summary = &store.summaries(Purpose::Train).unwrap()[0];
         assert_eq!((summary.sampled_tokens, summary.tokens), (2, 5));
     }
 
     #[test]
+    fn the_last_of_several_tries_counts() {
+        let (_folder, store) = open();
+        let failed = Attempt { status: Status::Failed, score: None, reward: None, ..attempt(0, 0) };
+        let again =
+            |number| Attempt { id: AttemptId::new(&run(), &place(0, 0), number), number, ..attempt(0, 0) };
+        store.record_attempts(&[failed.clone(), again(2), again(1), attempt(0, 1)]).unwrap();
+        assert_eq!(store.last_try(&place(0, 0)).unwrap(), Some(again(2)));
+        assert_eq!(store.attempt(&failed.id).unwrap(), Some(failed));
+        let summaries = store.summaries(Purpose::Train).unwrap();
+        let found: Vec<_> = summaries.iter().map(|s| (s.placement.sample, s.number, s.id)).collect();
+        assert_eq!(found, [(0, 2, again(2).id), (1, 0, attempt(0, 1).id)]);
+        let misnamed = Attempt { number: 3, ..again(2) };
+        let error = store.record_attempt(&misnamed).unwrap_err().to_string();
+        assert!(error.contains("is not the name of its try 3 in run test"), "{error}");
+    }
+
+    #[test]
     fn two_handles_see_each_other() {
         let (folder, first) = open();
-        let second = Store::open(&folder.path().join("run.db")).unwrap();
+        let second = Store::open(&folder.path().join("run.db"), &run()).unwrap();
         let reader = Store::open_existing(&folder.path().join("run.db")).unwrap();
         std::thread::scope(|scope| {
             for (handle, group) in [(&first, 0), (&second, 1)] {
@@ -462,7 +522,7 @@ mod tests {
         let bad = Attempt { reward: Some(f64::NAN), ..attempt(0, 0) };
         let error = store.record_attempt(&bad).unwrap_err().to_string();
         assert!(error.contains("its reward is NaN"), "{error}");
-        assert_eq!(store.attempt(&bad.key).unwrap(), None);
+        assert_eq!(store.attempt(&bad.id).unwrap(), None);
     }
 
     #[test]
@@ -471,10 +531,10 @@ mod tests {
         store.record_attempt(&attempt(0, 0)).unwrap();
         let raw = rusqlite::Connection::open(folder.path().join("run.db")).unwrap();
         raw.execute("UPDATE segments SET tokens = x'010203' WHERE id = 1", []).unwrap();
-        let error = store.attempt(&key(0, 0)).unwrap_err().to_string();
+        let error = store.last_try(&place(0, 0)).unwrap_err().to_string();
         assert!(error.contains("sample 0") && error.contains("segment 1"), "{error}");
         raw.execute("DELETE FROM segments WHERE id = 0", []).unwrap();
-        assert!(matches!(store.attempt(&key(0, 0)), Err(StoreError::Damaged { .. })));
+        assert!(matches!(store.last_try(&place(0, 0)), Err(StoreError::Damaged { .. })));
     }
 
     fn any_segment() -> impl Strategy<Value = Segment> {
@@ -522,9 +582,11 @@ mod tests {
                 trajectory.push(segment).unwrap();
             }
             let written = Attempt {
-                key: key(0, 0),
+                id: AttemptId::new(&run(), &place(0, 0), 0),
+                placement: place(0, 0),
+                number: 0,
                 task: json!({"text": text, "number": number}),
-                outcome: json!([text, number]),
+                outcome: Outcome { error: Some(text.clone()), ..Outcome::demonstrated(text.clone()) },
                 score,
                 reward,
                 earned: vec![
@@ -537,8 +599,8 @@ mod tests {
             let (folder, store) = open();
             store.record_attempt(&written).unwrap();
             drop(store);
-            let store = Store::open(&folder.path().join("run.db")).unwrap();
-            let read = store.attempt(&written.key).unwrap().unwrap();
+            let store = Store::open(&folder.path().join("run.db"), &run()).unwrap();
+            let read = store.attempt(&written.id).unwrap().unwrap();
             prop_assert_eq!(difference(&read, &written), None);
             prop_assert_eq!(read.trajectory.segments().len(), written.trajectory.segments().len());
             prop_assert_eq!(store.record_attempt(&written).unwrap(), Recorded::Before);

@@ -45,6 +45,18 @@ pub enum StoreError {
         /// The version of this build.
         expected: i32,
     },
+    /// The file is the record of another run.
+    #[error(
+        "{file} is the record of run {found}, not of {expected}; name the folder of that run, or another one"
+    )]
+    OtherRun {
+        /// The file.
+        file: PathBuf,
+        /// The run whose record it is.
+        found: String,
+        /// The run that it was opened for.
+        expected: String,
+    },
     /// Reading or writing failed.
     #[error("cannot {action} {key} in {file}: {source}")]
     Sql {

@@ -54,6 +54,7 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
+    use dressage_tree::RunId;
     use serde_json::json;
 
     use super::*;
@@ -61,7 +62,7 @@ mod tests {
     #[test]
     fn results_are_kept_in_order_and_never_replaced() {
         let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(&folder.path().join("run.db")).unwrap();
+        let store = Store::open(&folder.path().join("run.db"), &RunId("test".into())).unwrap();
         let (before, after) = (EvalKey { phase: 0, step: 0 }, EvalKey { phase: 1, step: 40 });
         store.record_eval(after, &json!({"mean": 0.925})).unwrap();
         store.record_eval(before, &json!({"mean": 0.1})).unwrap();

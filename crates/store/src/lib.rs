@@ -16,19 +16,23 @@
 //! - *Several handles*, in one process or many, may read and write at once.
 //! - *Reading needs no permission to write*, nor a place that can be written ([`Store::open_existing`]).
 //!
-//! Not here: what a task, an outcome or an evaluation means. They are JSON to this room.
+//! - *A record of an earlier build is brought up to date* when it is opened to be gone on with; of one that is only read, a
+//!   copy is.
+//!
+//! Not here: what a task or an evaluation means. They are JSON to this room.
 
 mod attempts;
 mod error;
 mod evals;
 mod ledger;
+mod migrate;
 mod record;
 mod schema;
 mod unwritable;
 
 pub use error::StoreError;
 pub use record::{
-    Attempt, AttemptKey, AttemptSummary, ChargedKl, Earned, Earner, EvalKey, HighEntropy, PerToken,
-    PlannedPath, Purpose, Recorded, Status, StepPlan, Update,
+    Attempt, AttemptSummary, ChargedKl, Earned, Earner, EvalKey, HighEntropy, PerToken, PlannedPath,
+    Recorded, Status, StepPlan, Update,
 };
 pub use schema::{SCHEMA_VERSION, Store};

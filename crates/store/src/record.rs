@@ -2,63 +2,8 @@
 
 use std::fmt;
 
-use dressage_tree::{SegmentId, Trajectory};
+use dressage_tree::{AttemptId, Outcome, Placement, SegmentId, Trajectory};
 use serde::{Deserialize, Serialize};
-
-/// What an attempt was made for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Purpose {
-    /// Written by somebody else, to be imitated.
-    Demonstration,
-    /// Sampled, to be trained on.
-    Train,
-    /// Sampled greedily, for the attempts at the same task to be compared with; never trained on.
-    Baseline,
-    /// Sampled, to be counted.
-    Eval,
-}
-
-impl Purpose {
-    /// The name it is stored under.
-    pub fn name(self) -> &'static str {
-        match self {
-            Purpose::Demonstration => "demonstration",
-            Purpose::Train => "train",
-            Purpose::Baseline => "baseline",
-            Purpose::Eval => "eval",
-        }
-    }
-
-    /// The purpose stored under `name`.
-    pub fn parse(name: &str) -> Option<Self> {
-        let all = [Purpose::Demonstration, Purpose::Train, Purpose::Baseline, Purpose::Eval];
-        all.into_iter().find(|p| p.name() == name)
-    }
-}
-
-/// Which attempt: what for, when in the run, at which task of the step, which try.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct AttemptKey {
-    /// What it was made for.
-    pub purpose: Purpose,
-    /// The phase of the recipe, from 0.
-    pub phase: u32,
-    /// The step within the phase, from 0; for evaluations the number of steps done before.
-    pub step: u32,
-    /// The task within the step, from 0.
-    pub group: u32,
-    /// The try at this task, from 0.
-    pub sample: u32,
-}
-
-impl fmt::Display for AttemptKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let AttemptKey { purpose, phase, step, group, sample } = self;
-        let purpose = purpose.name();
-        write!(f, "attempt {purpose}/phase {phase}/step {step}/group {group}/sample {sample}")
-    }
-}
 
 /// Whether an attempt came to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -86,12 +31,16 @@ impl Status {
 /// An attempt as it is recorded.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Attempt {
-    /// Which one.
-    pub key: AttemptKey,
+    /// Its name.
+    pub id: AttemptId,
+    /// Where it belongs in the run.
+    pub placement: Placement,
+    /// The try at this place, from 0. The last one counts.
+    pub number: u32,
     /// The task, as the agent knows it.
     pub task: serde_json::Value,
-    /// How it ended, as the agent tells it.
-    pub outcome: serde_json::Value,
+    /// How it ended.
+    pub outcome: Outcome,
     /// The score of the final answer alone; `None` where nothing was scored.
     pub score: Option<f64>,
     /// What training reinforces, all of it: the score, shaped; `None` where the attempt is not to be trained on.
@@ -129,8 +78,12 @@ pub enum Earner {
 /// An attempt without its segments, for listings.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttemptSummary {
-    /// Which one.
-    pub key: AttemptKey,
+    /// Its name.
+    pub id: AttemptId,
+    /// Where it belongs in the run.
+    pub placement: Placement,
+    /// The try at this place, from 0.
+    pub number: u32,
     /// The score of the final answer alone.
     pub score: Option<f64>,
     /// What training reinforces.
@@ -144,10 +97,7 @@ pub struct AttemptSummary {
 }
 
 /// A number for every trained token of a path, in runs of (number, tokens); a run of 0 tokens goes on to the end.
-///
-/// Written down as plain pairs: in any other form serde_json would read the numbers as f64 first, and round them twice.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(transparent)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct PerToken(Vec<(f32, u32)>);
 
 impl PerToken {
@@ -179,6 +129,25 @@ impl PerToken {
         })
     }
 
+    /// Its runs as bytes: a little-endian f32 and u32 each.
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        self.0.iter().flat_map(|(value, len)| [value.to_le_bytes(), len.to_le_bytes()]).flatten().collect()
+    }
+
+    /// The numbers that [`to_bytes`](Self::to_bytes) wrote; `None` where bytes are missing.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (words, []) = bytes.as_chunks::<4>() else { return None };
+        let (runs, []) = words.as_chunks::<2>() else { return None };
+        Some(PerToken(
+            runs.iter().map(|[value, len]| (f32::from_le_bytes(*value), u32::from_le_bytes(*len))).collect(),
+        ))
+    }
+
+    /// The runs as an earlier schema wrote them.
+    pub(crate) fn from_runs(runs: Vec<(f32, u32)>) -> Self {
+        PerToken(runs)
+    }
+
     /// Each number once for every run of it.
     pub fn distinct(&self) -> impl Iterator<Item = f32> + '_ {
         self.0.iter().map(|(value, _)| *value)
@@ -187,49 +156,43 @@ impl PerToken {
 
 /// One path that a step trains: the way from a root to `leaf`. Its sampled and demonstrated segments are the targets,
 /// save those that an earlier leaf of the same attempt already trains.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct PlannedPath {
     /// The attempt.
-    pub attempt: AttemptKey,
+    pub attempt: AttemptId,
     /// The leaf.
     pub leaf: SegmentId,
     /// Advantage of every trained token; 0 for demonstrations, whose loss does not use it.
     pub advantage: PerToken,
     /// Weight of every trained token in the sum that is the loss; 0 where it is left out of it.
     pub weight: PerToken,
-    /// What a critic's value before every trained token should be, where there is one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Values that a critic should give before every trained token, where there is one.
     pub returns: Option<PerToken>,
-    /// What it was.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Values that it gave.
     pub values: Option<PerToken>,
 }
 
-/// One optimiser step: its micro-batches in order, each a list of paths in order.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// One optimiser step of one policy: its micro-batches in order, each a list of paths in order.
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Update {
+    /// The policy whose weights it changes; empty where there is only one.
+    pub policy: String,
     /// The micro-batches.
     pub micro_batches: Vec<Vec<PlannedPath>>,
 }
 
 /// What a step of the run trains on, written before it runs.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct StepPlan {
     /// The phase of the recipe, from 0.
     pub phase: u32,
     /// The step within the phase, from 0.
     pub step: u32,
     /// The places, in the phase's order of tasks, of the groups that it takes, those that teach nothing included; empty for demonstrations.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub places: Vec<u64>,
     /// What was charged to the rewards for leaving the reference, where it was.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kl: Option<ChargedKl>,
     /// Which tokens kept their advantages for their entropy, where only some did.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub high_entropy: Option<HighEntropy>,
     /// The optimiser steps in order.
     pub updates: Vec<Update>,

@@ -7,11 +7,12 @@ use std::time::Duration;
 use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
 use tempfile::TempDir;
 
-use crate::StoreError;
-use crate::unwritable;
+use dressage_tree::RunId;
+
+use crate::{StoreError, migrate, unwritable};
 
 /// Version of the tables that this build reads and writes.
-pub const SCHEMA_VERSION: i32 = 3;
+pub const SCHEMA_VERSION: i32 = 4;
 
 /// "DRSG": marks the file as ours.
 const APPLICATION_ID: i32 = 0x4452_5347;
@@ -19,14 +20,20 @@ const APPLICATION_ID: i32 = 0x4452_5347;
 /// How long a handle waits for another one's transaction.
 const BUSY: Duration = Duration::from_secs(30);
 
-const TABLES: &str = "
+/// The tables. Numbers of tokens are little-endian blobs; whatever else has a shape of its own is JSON.
+pub(crate) const TABLES: &str = "
+CREATE TABLE run (
+    id TEXT NOT NULL                        -- the run whose record this is: one row
+) STRICT;
 CREATE TABLE attempts (
     id      INTEGER PRIMARY KEY,
+    name    BLOB    NOT NULL UNIQUE,        -- AttemptId
     purpose TEXT    NOT NULL,
     phase   INTEGER NOT NULL,
     step    INTEGER NOT NULL,
     grp     INTEGER NOT NULL,
     sample  INTEGER NOT NULL,
+    number  INTEGER NOT NULL,               -- which try
     task    TEXT    NOT NULL,               -- JSON
     outcome TEXT    NOT NULL,               -- JSON
     score   REAL,
@@ -35,34 +42,51 @@ CREATE TABLE attempts (
     status  TEXT    NOT NULL,
     sampled_tokens INTEGER NOT NULL,
     tokens  INTEGER NOT NULL,
-    UNIQUE (purpose, phase, step, grp, sample)
+    UNIQUE (purpose, phase, step, grp, sample, number)
 ) STRICT;
 CREATE TABLE prompts (
     id     INTEGER PRIMARY KEY,
     digest BLOB    NOT NULL UNIQUE,         -- SHA-256 of the tokens
-    tokens BLOB    NOT NULL                 -- u32, little endian
+    tokens BLOB    NOT NULL                 -- u32
 ) STRICT;
 CREATE TABLE segments (
     attempt     INTEGER NOT NULL REFERENCES attempts (id),
     id          INTEGER NOT NULL,
     parent      INTEGER,
+    after       INTEGER,                    -- tokens of the parent that come before; NULL for all
     kind        TEXT    NOT NULL,
     agent       TEXT    NOT NULL,
+    policy      TEXT    NOT NULL,
     turn        INTEGER NOT NULL,
     temperature REAL    NOT NULL,
     filtered    INTEGER NOT NULL,
     prompt      INTEGER REFERENCES prompts (id),    -- where its tokens are, if it begins a conversation
-    tokens      BLOB,                       -- u32, little endian; NULL where there is a prompt
-    logprobs    BLOB    NOT NULL,           -- f32, little endian
-    versions    BLOB    NOT NULL,           -- runs of (version u64, length u32), little endian
+    tokens      BLOB,                       -- u32; NULL where there is a prompt
+    logprobs    BLOB    NOT NULL,           -- f32
+    versions    BLOB    NOT NULL,           -- runs of (version u64, length u32)
     PRIMARY KEY (attempt, id),
     CHECK ((prompt IS NULL) <> (tokens IS NULL))
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE steps (
     phase INTEGER NOT NULL,
     step  INTEGER NOT NULL,
-    plan  TEXT    NOT NULL,                 -- JSON
+    plan  TEXT    NOT NULL,                 -- JSON: everything but the paths
     PRIMARY KEY (phase, step)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE planned_paths (
+    phase       INTEGER NOT NULL,
+    step        INTEGER NOT NULL,
+    place       INTEGER NOT NULL,           -- in the step, over all its updates
+    upd         INTEGER NOT NULL,           -- which update
+    micro_batch INTEGER NOT NULL,           -- of that
+    attempt     BLOB    NOT NULL,           -- AttemptId
+    leaf        INTEGER NOT NULL,
+    advantage   BLOB    NOT NULL,           -- runs of (f32, length u32), as the next three
+    weight      BLOB    NOT NULL,
+    returns     BLOB,
+    vals        BLOB,
+    PRIMARY KEY (phase, step, place),
+    FOREIGN KEY (phase, step) REFERENCES steps (phase, step)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE evals (
     phase  INTEGER NOT NULL,
@@ -76,41 +100,71 @@ CREATE TABLE evals (
 #[derive(Debug)]
 pub struct Store {
     pub(crate) file: PathBuf,
+    run: RunId,
     connection: Mutex<Connection>,
     /// The copy that is read in place of the file, where it cannot be read in its place.
     _copy: Option<TempDir>,
 }
 
 impl Store {
-    /// Opens the record, creating it where there is none.
+    /// Opens the record of `run`, creating it where there is none, and bringing one of an earlier build up to date: all
+    /// of it or, where that fails, nothing.
     ///
     /// # Errors
-    /// When the file cannot be opened, belongs to another program, or has another schema version.
-    pub fn open(file: &Path) -> Result<Self, StoreError> {
+    /// When the file cannot be opened, belongs to another program or another run, or has a schema version that this
+    /// build cannot read.
+    pub fn open(file: &Path, run: &RunId) -> Result<Self, StoreError> {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
             | OpenFlags::SQLITE_OPEN_CREATE
             | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let store = Self::connect(file, flags)?;
-        store.prepare()?;
+        let mut connection = connect(file, flags)?;
+        prepare(&mut connection, file, Some(run))?;
+        let store = Self::checked(connection, file, None)?;
+        if store.run != *run {
+            let (file, found) = (file.to_owned(), store.run.to_string());
+            return Err(StoreError::OtherRun { file, found, expected: run.to_string() });
+        }
         Ok(store)
     }
 
-    /// Opens a record that exists, to read it, also where nothing may be written, and while another process
-    /// writes it.
+    /// Opens a record that exists, to go on with whatever run it is of. One of an earlier build is brought up to date
+    /// first, as by [`open`](Self::open).
     ///
     /// # Errors
-    /// When the file is missing or cannot be opened, belongs to another program, or has another schema version.
+    /// When the file is missing, and those of [`open`](Self::open).
+    pub fn resume(file: &Path) -> Result<Self, StoreError> {
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let mut connection = connect(file, flags)?;
+        prepare(&mut connection, file, None)?;
+        Self::checked(connection, file, None)
+    }
+
+    /// Opens a record that exists, to read it, also where nothing may be written, and while another process
+    /// writes it. Of one of an earlier build a copy is brought up to date and read.
+    ///
+    /// # Errors
+    /// When the file is missing or cannot be opened, belongs to another program, or has a schema version that this
+    /// build cannot read.
     pub fn open_existing(file: &Path) -> Result<Self, StoreError> {
         // Read-write, because a reader of a WAL file may have to create its shared-memory index.
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        match Self::connect(file, flags).and_then(Self::checked) {
+        let readable = connect(file, flags).and_then(|connection| {
+            identity(&connection).map_err(|source| opening(file, source)).map(|_| connection)
+        });
+        let (connection, copy) = match readable {
             Err(StoreError::Open { source, .. }) if unwritable::is_why(&source) && file.is_file() => {
-                let (connection, copy) = unwritable::open(file)
-                    .map_err(|source| StoreError::Unwritable { file: file.to_owned(), source })?;
-                Store { file: file.to_owned(), connection: Mutex::new(connection), _copy: copy }.checked()
+                unwritable::open(file)
+                    .map_err(|source| StoreError::Unwritable { file: file.to_owned(), source })?
             }
-            opened => opened,
+            opened => (opened?, None),
+        };
+        let (application, version) = identity(&connection).map_err(|source| opening(file, source))?;
+        if application == APPLICATION_ID && migrate::is_known(version) && version < SCHEMA_VERSION {
+            let (mut connection, copy) = migrate::copy(&connection, file)?;
+            migrate::run(&mut connection, file)?;
+            return Self::checked(connection, file, Some(copy));
         }
+        Self::checked(connection, file, copy)
     }
 
     /// The file.
@@ -118,58 +172,16 @@ impl Store {
         &self.file
     }
 
-    fn connect(file: &Path, flags: OpenFlags) -> Result<Self, StoreError> {
-        let open = |source| StoreError::Open { file: file.to_owned(), source: Box::new(source) };
-        let connection = Connection::open_with_flags(file, flags).map_err(open)?;
-        connection.busy_timeout(BUSY).map_err(open)?;
-        Ok(Store { file: file.to_owned(), connection: Mutex::new(connection), _copy: None })
+    /// The run whose record it is.
+    pub fn run(&self) -> &RunId {
+        &self.run
     }
 
-    fn checked(self) -> Result<Self, StoreError> {
-        let (application, version) = identity(&self.lock()).map_err(|source| self.opening(source))?;
-        self.check(application, version)?;
-        Ok(self)
-    }
-
-    fn prepare(&self) -> Result<(), StoreError> {
-        let opening = |source| self.opening(source);
-        {
-            let connection = self.lock();
-            // Named before anything else, so that a file of another program is not changed.
-            let (application, _) = identity(&connection).map_err(opening)?;
-            if application != APPLICATION_ID && !is_empty(&connection).map_err(opening)? {
-                return Err(StoreError::Foreign { file: self.file.clone(), found: application });
-            }
-            connection.pragma_update(None, "journal_mode", "wal").map_err(opening)?;
-            connection.pragma_update(None, "synchronous", "full").map_err(opening)?;
-            connection.pragma_update(None, "foreign_keys", true).map_err(opening)?;
-        }
-        // Immediate: of two handles that open a new file at once, the second waits and finds the tables.
-        let mut connection = self.lock();
-        let transaction =
-            connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(opening)?;
-        if is_empty(&transaction).map_err(opening)? {
-            transaction.execute_batch(TABLES).map_err(opening)?;
-            transaction.pragma_update(None, "application_id", APPLICATION_ID).map_err(opening)?;
-            transaction.pragma_update(None, "user_version", SCHEMA_VERSION).map_err(opening)?;
-        }
-        let (application, version) = identity(&transaction).map_err(opening)?;
-        transaction.commit().map_err(opening)?;
-        self.check(application, version)
-    }
-
-    fn check(&self, application: i32, version: i32) -> Result<(), StoreError> {
-        if application != APPLICATION_ID {
-            return Err(StoreError::Foreign { file: self.file.clone(), found: application });
-        }
-        if version != SCHEMA_VERSION {
-            return Err(StoreError::Version {
-                file: self.file.clone(),
-                found: version,
-                expected: SCHEMA_VERSION,
-            });
-        }
-        Ok(())
+    fn checked(connection: Connection, file: &Path, copy: Option<TempDir>) -> Result<Self, StoreError> {
+        check(&connection, file)?;
+        let run = connection.query_row("SELECT id FROM run", [], |row| row.get(0));
+        let run = RunId(run.map_err(|source| opening(file, source))?);
+        Ok(Store { file: file.to_owned(), run, connection: Mutex::new(connection), _copy: copy })
     }
 
     /// A panic while the lock was held has rolled its transaction back: the connection is still good.
@@ -209,28 +221,80 @@ impl Store {
             transaction.commit()?;
             Ok(result)
         };
-        run().map_err(|failure| {
-            let (file, key) = (self.file.clone(), key.to_string());
-            match failure {
-                Failure::Sql(source) => StoreError::Sql { file, action, key, source: Box::new(source) },
-                Failure::Conflict(key, field) => StoreError::Conflict { file, key, field },
-                Failure::Damaged(what) => StoreError::Damaged { file, key, what },
-                Failure::Unstorable(what) => StoreError::Unstorable { file, key, what },
-            }
-        })
-    }
-
-    fn opening(&self, source: rusqlite::Error) -> StoreError {
-        StoreError::Open { file: self.file.clone(), source: Box::new(source) }
+        run().map_err(|failure| failure.at(&self.file, action, key))
     }
 }
 
-/// What can go wrong inside a transaction, before file and key are added.
+pub(crate) fn opening(file: &Path, source: rusqlite::Error) -> StoreError {
+    StoreError::Open { file: file.to_owned(), source: Box::new(source) }
+}
+
+pub(crate) fn connect(file: &Path, flags: OpenFlags) -> Result<Connection, StoreError> {
+    let connection = Connection::open_with_flags(file, flags).map_err(|source| opening(file, source))?;
+    connection.busy_timeout(BUSY).map_err(|source| opening(file, source))?;
+    Ok(connection)
+}
+
+/// Gives a new file the tables of `run`, where there is one, and an earlier build's file the present ones.
+fn prepare(connection: &mut Connection, file: &Path, run: Option<&RunId>) -> Result<(), StoreError> {
+    let opening = |source| opening(file, source);
+    // Named before anything else, so that a file of another program is not changed.
+    let (application, version) = identity(connection).map_err(opening)?;
+    let is_new = is_empty(connection).map_err(opening)?;
+    if application != APPLICATION_ID && !is_new {
+        return Err(StoreError::Foreign { file: file.to_owned(), found: application });
+    }
+    if !is_new && !migrate::is_known(version) {
+        return check(connection, file);
+    }
+    connection.pragma_update(None, "journal_mode", "wal").map_err(opening)?;
+    connection.pragma_update(None, "synchronous", "full").map_err(opening)?;
+    if let Some(run) = run {
+        // Immediate: of two handles that open a new file at once, the second waits and finds the tables.
+        let transaction =
+            connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(opening)?;
+        if is_empty(&transaction).map_err(opening)? {
+            transaction.execute_batch(TABLES).map_err(opening)?;
+            transaction.execute("INSERT INTO run (id) VALUES (?1)", [&run.0]).map_err(opening)?;
+            transaction.pragma_update(None, "application_id", APPLICATION_ID).map_err(opening)?;
+            transaction.pragma_update(None, "user_version", SCHEMA_VERSION).map_err(opening)?;
+        }
+        transaction.commit().map_err(opening)?;
+    }
+    migrate::run(connection, file)?;
+    connection.pragma_update(None, "foreign_keys", true).map_err(opening)
+}
+
+fn check(connection: &Connection, file: &Path) -> Result<(), StoreError> {
+    let (application, version) = identity(connection).map_err(|source| opening(file, source))?;
+    if application != APPLICATION_ID {
+        return Err(StoreError::Foreign { file: file.to_owned(), found: application });
+    }
+    if version != SCHEMA_VERSION {
+        return Err(StoreError::Version { file: file.to_owned(), found: version, expected: SCHEMA_VERSION });
+    }
+    Ok(())
+}
+
+/// Things that can go wrong inside a transaction, before file and key are added.
 pub(crate) enum Failure {
     Sql(rusqlite::Error),
     Conflict(String, &'static str),
     Damaged(String),
     Unstorable(String),
+}
+
+impl Failure {
+    /// The error for whoever asked for `key`.
+    pub fn at(self, file: &Path, action: &'static str, key: &dyn std::fmt::Display) -> StoreError {
+        let (file, key) = (file.to_owned(), key.to_string());
+        match self {
+            Failure::Sql(source) => StoreError::Sql { file, action, key, source: Box::new(source) },
+            Failure::Conflict(key, field) => StoreError::Conflict { file, key, field },
+            Failure::Damaged(what) => StoreError::Damaged { file, key, what },
+            Failure::Unstorable(what) => StoreError::Unstorable { file, key, what },
+        }
+    }
 }
 
 impl From<rusqlite::Error> for Failure {
@@ -239,7 +303,7 @@ impl From<rusqlite::Error> for Failure {
     }
 }
 
-fn identity(connection: &Connection) -> rusqlite::Result<(i32, i32)> {
+pub(crate) fn identity(connection: &Connection) -> rusqlite::Result<(i32, i32)> {
     let pragma = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i32>(0));
     Ok((pragma("application_id")?, pragma("user_version")?))
 }
@@ -252,13 +316,27 @@ fn is_empty(connection: &Connection) -> rusqlite::Result<bool> {
 mod tests {
     use super::*;
 
+    fn run() -> RunId {
+        RunId("test".into())
+    }
+
+    #[test]
+    fn the_record_of_another_run_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("run.db");
+        drop(Store::open(&file, &run()).unwrap());
+        let error = Store::open(&file, &RunId("other".into())).unwrap_err().to_string();
+        assert!(error.contains("run test, not of other"), "{error}");
+        assert_eq!(Store::open_existing(&file).unwrap().run(), &run());
+    }
+
     #[test]
     fn a_file_of_another_program_is_refused_and_left_alone() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("other.db");
         Connection::open(&file).unwrap().execute_batch("CREATE TABLE t (x)").unwrap();
         let before = std::fs::read(&file).unwrap();
-        assert!(matches!(Store::open(&file), Err(StoreError::Foreign { found: 0, .. })));
+        assert!(matches!(Store::open(&file, &run()), Err(StoreError::Foreign { found: 0, .. })));
         assert!(matches!(Store::open_existing(&file), Err(StoreError::Foreign { found: 0, .. })));
         assert_eq!(std::fs::read(&file).unwrap(), before);
     }
@@ -267,10 +345,10 @@ mod tests {
     fn another_schema_version_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("run.db");
-        drop(Store::open(&file).unwrap());
+        drop(Store::open(&file, &run()).unwrap());
         Connection::open(&file).unwrap().pragma_update(None, "user_version", 7).unwrap();
-        let error = Store::open(&file).unwrap_err().to_string();
-        assert!(error.contains("schema version 7, but this build reads version 3"), "{error}");
+        let error = Store::open(&file, &run()).unwrap_err().to_string();
+        assert!(error.contains("schema version 7, but this build reads version 4"), "{error}");
         assert!(error.contains("run.db"), "{error}");
     }
 
@@ -278,7 +356,7 @@ mod tests {
     #[test]
     fn a_full_disk_is_known_as_one_and_breaks_nothing() {
         let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(&folder.path().join("run.db")).unwrap();
+        let store = Store::open(&folder.path().join("run.db"), &run()).unwrap();
         let key = crate::EvalKey { phase: 0, step: 0 };
         store.record_eval(key, &"kept".into()).unwrap();
         store.lock().pragma_update(None, "max_page_count", 20).unwrap();
@@ -296,7 +374,7 @@ mod tests {
         let file = folder.path().join("run.db");
         std::fs::write(&file, "not a database, but long enough to look like a header of one\n".repeat(20))
             .unwrap();
-        assert!(matches!(Store::open(&file), Err(StoreError::Open { .. })));
+        assert!(matches!(Store::open(&file, &run()), Err(StoreError::Open { .. })));
         assert!(matches!(
             Store::open_existing(&folder.path().join("missing.db")),
             Err(StoreError::Open { .. })

@@ -86,6 +86,7 @@ fn immutable(file: &Path) -> io::Result<String> {
 mod tests {
     use super::*;
     use crate::{EvalKey, Store};
+    use dressage_tree::RunId;
 
     /// Both ways around the index, whatever the name of the folder; the command is tested with a user who may
     /// not write.
@@ -95,7 +96,7 @@ mod tests {
         let inside = folder.path().join("100 % of? it#é");
         fs::create_dir(&inside).unwrap();
         let file = inside.join("run.db");
-        let store = Store::open(&file).unwrap();
+        let store = Store::open(&file, &RunId("test".into())).unwrap();
         let key = EvalKey { phase: 0, step: 0 };
         store.record_eval(key, &"kept".into()).unwrap();
         let count = |connection: &Connection| -> u32 {

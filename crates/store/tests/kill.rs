@@ -7,11 +7,17 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use dressage_store::{Attempt, AttemptKey, PerToken, PlannedPath, Purpose, Status, StepPlan, Store, Update};
-use dressage_tree::{Kind, Segment, SegmentId, Trajectory, VersionRun};
+use dressage_store::{Attempt, PerToken, PlannedPath, Status, StepPlan, Store, Update};
+use dressage_tree::{
+    AttemptId, Kind, Outcome, Placement, Purpose, RunId, Segment, SegmentId, Trajectory, VersionRun,
+};
 use serde_json::json;
 
 const FILE: &str = "DRESSAGE_TEST_RECORD";
+
+fn run() -> RunId {
+    RunId("killed".into())
+}
 
 fn attempt(sample: u32) -> Attempt {
     let tokens: Vec<u32> = (0..2000).map(|i| i * (sample + 1)).collect();
@@ -24,10 +30,13 @@ fn attempt(sample: u32) -> Attempt {
         ..Segment::given(Some(root), tokens, 0)
     };
     trajectory.push(reply).unwrap();
+    let placement = Placement { purpose: Purpose::Train, phase: 0, step: 0, group: 0, sample };
     Attempt {
-        key: AttemptKey { purpose: Purpose::Train, phase: 0, step: 0, group: 0, sample },
+        id: AttemptId::new(&run(), &placement, 0),
+        placement,
+        number: 0,
         task: json!({ "sample": sample }),
-        outcome: json!({}),
+        outcome: Outcome::begun(),
         score: Some(0.5),
         reward: Some(0.5),
         earned: Vec::new(),
@@ -38,7 +47,7 @@ fn attempt(sample: u32) -> Attempt {
 
 fn plan(step: u32) -> StepPlan {
     let path = PlannedPath {
-        attempt: attempt(step).key,
+        attempt: attempt(step).id,
         leaf: SegmentId(1),
         advantage: PerToken::same(0.1),
         weight: PerToken::same(0.3),
@@ -51,7 +60,7 @@ fn plan(step: u32) -> StepPlan {
         places: vec![],
         kl: None,
         high_entropy: None,
-        updates: vec![Update { micro_batches: vec![vec![path; 50]] }],
+        updates: vec![Update { policy: String::new(), micro_batches: vec![vec![path; 50]] }],
     }
 }
 
@@ -59,7 +68,7 @@ fn plan(step: u32) -> StepPlan {
 #[test]
 fn child() {
     let Ok(file) = std::env::var(FILE) else { return };
-    let store = Store::open(Path::new(&file)).unwrap();
+    let store = Store::open(Path::new(&file), &run()).unwrap();
     for sample in 0.. {
         store.record_attempt(&attempt(sample)).unwrap();
         store.record_step(&plan(sample)).unwrap();
@@ -93,17 +102,17 @@ fn what_was_recorded_survives_a_kill() {
         // What it managed to say before it died counts as well.
         recorded = seen.fold(recorded, |most, sample| most.max(sample + 1));
 
-        let store = Store::open(&file).unwrap();
+        let store = Store::open(&file, &run()).unwrap();
         for sample in 0..recorded {
-            let key = attempt(sample).key;
-            assert_eq!(store.attempt(&key).unwrap(), Some(attempt(sample)), "round {round}");
+            let id = attempt(sample).id;
+            assert_eq!(store.attempt(&id).unwrap(), Some(attempt(sample)), "round {round}");
             assert_eq!(store.step(0, sample).unwrap(), Some(plan(sample)), "round {round}");
         }
         // At most one more, which it had no time to report.
         let present = store.summaries(Purpose::Train).unwrap();
         assert!(present.len() as u32 - recorded <= 1, "{} of {recorded}", present.len());
         for summary in present {
-            assert_eq!(store.attempt(&summary.key).unwrap(), Some(attempt(summary.key.sample)));
+            assert_eq!(store.attempt(&summary.id).unwrap(), Some(attempt(summary.placement.sample)));
         }
     }
     assert!(recorded > 10, "{recorded}");

@@ -5,6 +5,8 @@
 //! token) or *demonstrated* to it (an assistant turn that somebody else wrote). Segments form a [`Trajectory`]: a chat
 //! turn appends, an edited history forks. A *path* runs from a root to one segment: it is what the model saw in one call.
 //!
+//! Attempts have names ([`AttemptId`]) that are derived from where they stand in a run ([`Placement`]).
+//!
 //! A [`TreeBatch`] is what a learner eats. Paths are merged **on token ids alone**, so every shared token goes through
 //! the model once; each token that some path trains carries one [`Term`] per such path.
 //!
@@ -27,10 +29,14 @@
 //! targets. Not here: rewards and advantages (`dressage-rl`), and anything that knows text.
 
 mod batch;
+mod identity;
+mod outcome;
 mod segment;
 
 pub use batch::{Node, PathInput, PathTarget, Target, Term, TreeBatch};
-pub use segment::{Kind, Segment, SegmentId, Trajectory, VersionRun};
+pub use identity::{AttemptId, NotAnAttempt, Placement, Purpose, RunId};
+pub use outcome::{CallCounts, Drift, Finish, Outcome, Trouble};
+pub use segment::{Kind, Part, Segment, SegmentId, Trajectory, VersionRun};
 
 /// What can be wrong with a trajectory or a batch.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -43,6 +49,18 @@ pub enum TreeError {
         /// The parent it names.
         parent: u32,
         /// How many segments there are.
+        len: usize,
+    },
+    /// A segment continues its parent where that has no token.
+    #[error(
+        "segment {segment} continues its parent after {after} tokens, but must do so after one of 1 to {len}"
+    )]
+    Fork {
+        /// The segment being added.
+        segment: u32,
+        /// The place it names.
+        after: usize,
+        /// How many tokens the parent has.
         len: usize,
     },
     /// Per-token records of a segment do not match its tokens.

@@ -37,6 +37,9 @@ pub struct Segment {
     pub id: SegmentId,
     /// The segment it continues; `None` at a root.
     pub parent: Option<SegmentId>,
+    /// After how many tokens of the parent it does so, where that is not the parent's end: a fork within a segment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<u32>,
     /// Where the tokens came from.
     pub kind: Kind,
     /// The token ids.
@@ -54,6 +57,9 @@ pub struct Segment {
     pub versions: Vec<VersionRun>,
     /// Who acted: the name of the agent, empty where there is only one.
     pub agent: String,
+    /// The policy that was asked, whose weights the versions count; empty where there is only one.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub policy: String,
     /// The model call this segment belongs to, counted from 0 within the attempt.
     pub turn: u32,
 }
@@ -73,6 +79,7 @@ impl Segment {
         Segment {
             id: SegmentId(0),
             parent,
+            after: None,
             kind,
             tokens,
             logprobs: Vec::new(),
@@ -80,6 +87,7 @@ impl Segment {
             filtered: false,
             versions: Vec::new(),
             agent: String::new(),
+            policy: String::new(),
             turn,
         }
     }
@@ -90,7 +98,28 @@ impl Segment {
     }
 }
 
-/// The forest of segments of one attempt, parents before children.
+/// What a path takes of a segment: its first tokens, all of them save where a branch leaves it before its end.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Part<'a> {
+    /// The segment.
+    pub segment: &'a Segment,
+    /// How many of its tokens are on the path.
+    pub len: usize,
+}
+
+impl<'a> Part<'a> {
+    /// The tokens on the path.
+    pub fn tokens(&self) -> &'a [u32] {
+        &self.segment.tokens[..self.len]
+    }
+
+    /// Whether the whole segment is on the path.
+    pub fn is_whole(&self) -> bool {
+        self.len == self.segment.tokens.len()
+    }
+}
+
+/// The forest of segments of one attempt, parents before children. It only grows.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Trajectory {
@@ -108,16 +137,25 @@ impl Trajectory {
         &self.segments
     }
 
-    /// Appends a segment, setting its id.
+    /// Appends a segment, setting its id. Segments that are there stay as they are, and keep their ids.
     ///
     /// # Errors
-    /// When the parent is not there yet, or the per-token records do not match the tokens and the kind.
+    /// When the parent is not there yet or has not so many tokens, or the per-token records do not match the tokens and
+    /// the kind.
     pub fn push(&mut self, mut segment: Segment) -> Result<SegmentId, TreeError> {
         let id = self.segments.len() as u32;
         if let Some(SegmentId(parent)) = segment.parent
             && parent >= id
         {
             return Err(TreeError::NoParent { segment: id, parent, len: self.segments.len() });
+        }
+        let of_parent = segment.parent.map_or(0, |parent| self.segments[parent.0 as usize].tokens.len());
+        match segment.after.map(|after| after as usize) {
+            Some(after) if after == of_parent && after > 0 => segment.after = None,
+            Some(after) if after == 0 || after > of_parent => {
+                return Err(TreeError::Fork { segment: id, after, len: of_parent });
+            }
+            _ => {}
         }
         let sampled = if segment.kind == Kind::Sampled { segment.tokens.len() } else { 0 };
         let check = |found: usize, what| {
@@ -134,9 +172,8 @@ impl Trajectory {
         Ok(SegmentId(id))
     }
 
-    /// Puts `tokens` in the place of the path to `leaf`: below what the two begin with, the rest is given as
-    /// a new branch. A segment in which they part is split there, so ids of later segments change. Returns
-    /// the segment that the new path ends with; `None` without tokens.
+    /// Puts `tokens` in the place of the path to `leaf`: what the two begin with is shared, the rest is given as a new
+    /// branch. Returns the segment that the new path ends with; `None` without tokens.
     ///
     /// # Errors
     /// Errors are those of [`push`](Self::push).
@@ -146,82 +183,86 @@ impl Trajectory {
         tokens: &[u32],
         turn: u32,
     ) -> Result<Option<SegmentId>, TreeError> {
-        let path: Vec<SegmentId> = self.path(leaf).iter().map(|segment| segment.id).collect();
-        let (mut parent, mut rest) = (None, tokens);
-        for id in path {
-            let own = &self.segments[id.0 as usize].tokens;
+        // Where the new branch begins: below so many tokens of this segment, with this token.
+        let (mut below, mut at) = (None, 0);
+        for Part { segment, len } in self.path(leaf) {
+            let rest = &tokens[at..];
+            let own = &segment.tokens[..len];
             let same = own.iter().zip(rest).take_while(|(a, b)| a == b).count();
-            let whole = same == own.len();
-            if same > 0 {
-                if !whole {
-                    self.split(id, same);
-                }
-                parent = Some(id);
-                rest = &rest[same..];
+            if same == segment.tokens.len() && same == rest.len() {
+                return Ok(Some(segment.id));
             }
-            if !whole {
+            // A path ends with a segment, so the last token of one that ends within another is given once more.
+            let shared = if same == rest.len() { same.saturating_sub(1) } else { same };
+            if shared > 0 {
+                below = Some((segment.id, shared as u32));
+                at += shared;
+            }
+            if shared < len {
                 break;
             }
         }
-        if rest.is_empty() {
-            return Ok(parent);
+        if at == tokens.len() {
+            return Ok(None);
         }
-        self.push(Segment::given(parent, rest.to_vec(), turn)).map(Some)
+        let given = Segment {
+            after: below.map(|(_, shared)| shared),
+            ..Segment::given(below.map(|(segment, _)| segment), tokens[at..].to_vec(), turn)
+        };
+        self.push(given).map(Some)
     }
 
-    /// Makes two segments of one: its first `at` tokens, and the others below them, which its children then
-    /// continue.
-    fn split(&mut self, id: SegmentId, at: usize) {
-        for segment in &mut self.segments {
-            segment.id.0 += u32::from(segment.id > id);
-            if let Some(parent) = &mut segment.parent {
-                parent.0 += u32::from(*parent >= id);
-            }
-        }
-        let first = &mut self.segments[id.0 as usize];
-        let mut second = first.clone();
-        (second.id.0, second.parent) = (id.0 + 1, Some(id));
-        second.tokens = first.tokens.split_off(at);
-        second.logprobs = first.logprobs.split_off(at.min(first.logprobs.len()));
-        let mut left = at as u32;
-        first.versions.clear();
-        for run in std::mem::take(&mut second.versions) {
-            let mine = run.len.min(left);
-            left -= mine;
-            let parts = [(&mut first.versions, mine), (&mut second.versions, run.len - mine)];
-            for (versions, len) in parts.into_iter().filter(|(_, len)| *len > 0) {
-                versions.push(VersionRun { len, ..run });
-            }
-        }
-        self.segments.insert(id.0 as usize + 1, second);
-    }
-
-    /// The segments from a root down to `leaf`, in that order. Empty when `leaf` is not in the trajectory.
-    pub fn path(&self, leaf: SegmentId) -> Vec<&Segment> {
+    /// The way from a root down to the end of `leaf`, in that order. Empty when `leaf` is not in the trajectory.
+    pub fn path(&self, leaf: SegmentId) -> Vec<Part<'_>> {
         let mut path = Vec::new();
-        let mut next = Some(leaf);
-        while let Some(segment) = next.and_then(|id| self.segments.get(id.0 as usize)) {
-            path.push(segment);
-            next = segment.parent;
+        let mut next = Some((leaf, None));
+        while let Some((id, after)) = next
+            && let Some(segment) = self.segments.get(id.0 as usize)
+        {
+            path.push(Part { segment, len: after.map_or(segment.tokens.len(), |after: u32| after as usize) });
+            next = segment.parent.map(|parent| (parent, segment.after));
         }
         path.reverse();
         path
     }
 
-    /// The segments that no other segment continues, in order.
+    /// The segments that no other one continues at their end, in order.
     pub fn leaves(&self) -> Vec<SegmentId> {
         let mut continued = vec![false; self.segments.len()];
         for segment in &self.segments {
-            if let Some(parent) = segment.parent {
+            if let (Some(parent), None) = (segment.parent, segment.after) {
                 continued[parent.0 as usize] = true;
             }
         }
         (0..self.segments.len() as u32).filter(|&id| !continued[id as usize]).map(SegmentId).collect()
     }
 
+    /// The first leaf to whose path each segment belongs as a whole: every segment has one. Work grows with the number
+    /// of segments, however deep they lie.
+    pub fn owners(&self) -> Vec<SegmentId> {
+        let mut owners: Vec<Option<SegmentId>> = vec![None; self.segments.len()];
+        for leaf in self.leaves() {
+            let mut next = Some((leaf, true));
+            while let Some((id, whole)) = next {
+                let owner = &mut owners[id.0 as usize];
+                // What lies above has an owner, too.
+                if owner.is_some() && whole {
+                    break;
+                }
+                if whole {
+                    *owner = Some(leaf);
+                }
+                let segment = &self.segments[id.0 as usize];
+                next = segment.parent.map(|parent| (parent, segment.after.is_none()));
+            }
+        }
+        // Nothing continues the end of a leaf, and every other end leads to one.
+        owners.into_iter().enumerate().map(|(id, owner)| owner.unwrap_or(SegmentId(id as u32))).collect()
+    }
+
     /// The token ids on the path to `leaf`.
     pub fn path_tokens(&self, leaf: SegmentId) -> Vec<u32> {
-        self.path(leaf).iter().flat_map(|segment| segment.tokens.iter().copied()).collect()
+        self.path(leaf).iter().flat_map(|part| part.tokens().iter().copied()).collect()
     }
 
     /// How many tokens were sampled in the whole trajectory.
@@ -271,31 +312,75 @@ mod tests {
         for tokens in [&[1, 2, 7, 6][..], &[1, 2, 7, 8, 9], &[1, 2, 7, 8, 9, 5, 5], &[1, 3], &[4], &[1, 2, 7]]
         {
             let (mut trajectory, leaf) = conversation();
+            let before = trajectory.segments().to_vec();
             let new = trajectory.branch(leaf, tokens, 1).unwrap().unwrap();
             assert_eq!(trajectory.path_tokens(new), tokens);
-            let segments = trajectory.segments();
-            assert!(segments.iter().enumerate().all(|(i, s)| s.id.0 as usize == i));
-            assert!(segments.iter().all(|s| s.parent.is_none_or(|parent| parent < s.id)));
-            assert!(segments.iter().all(|s| !s.tokens.is_empty()));
             // What was recorded is still there as it was.
-            let old = segments.iter().rposition(|s| s.tokens == [5] && s.kind == Kind::Given).unwrap();
-            let old = trajectory.path(SegmentId(old as u32));
-            let sampled = || old.iter().filter(|s| s.kind == Kind::Sampled);
-            if !tokens.ends_with(&[5]) {
-                assert_eq!(old.iter().flat_map(|s| s.tokens.clone()).collect::<Vec<_>>(), [1, 2, 7, 8, 9, 5]);
-                assert_eq!(
-                    sampled().flat_map(|s| s.logprobs.clone()).collect::<Vec<_>>(),
-                    [-0.5, -1.5, -2.5]
-                );
-                assert_eq!(sampled().flat_map(|s| s.token_versions()).collect::<Vec<_>>(), [3, 3, 4]);
-            }
-            // The tokens of the longest common beginning are there once.
+            assert_eq!(trajectory.segments()[..before.len()], before);
+            assert_eq!(trajectory.path_tokens(leaf), [1, 2, 7, 8, 9, 5]);
+            // The tokens of the longest common beginning are there once, save the last of a path that ends within
+            // another.
             let shared = tokens.iter().zip([1, 2, 7, 8, 9, 5]).take_while(|(a, b)| **a == *b).count();
-            let all: usize = segments.iter().map(|s| s.tokens.len()).sum();
-            assert_eq!(all, 6 + tokens.len() - shared, "{tokens:?}");
+            let again = usize::from(tokens == [1, 2, 7]);
+            let all: usize = trajectory.segments().iter().map(|s| s.tokens.len()).sum();
+            assert_eq!(all, 6 + tokens.len() - shared + again, "{tokens:?}");
         }
         let (mut trajectory, leaf) = conversation();
         assert_eq!(trajectory.branch(leaf, &[], 1), Ok(None));
+        // A branch of a branch, which leaves the first one within what that shares.
+        let first = trajectory.branch(leaf, &[1, 2, 7, 6, 6], 1).unwrap().unwrap();
+        let second = trajectory.branch(first, &[1, 2, 7, 8], 2).unwrap().unwrap();
+        assert_eq!(trajectory.path_tokens(second), [1, 2, 7, 8]);
+        assert_eq!(trajectory.segments()[second.0 as usize].parent, Some(SegmentId(1)));
+        let third = trajectory.branch(second, &[1, 2, 7], 3).unwrap().unwrap();
+        assert_eq!(trajectory.path_tokens(third), [1, 2, 7]);
+        assert_eq!(trajectory.leaves(), [leaf, first, second, third]);
+        let places: Vec<Option<u32>> = trajectory.segments().iter().map(|s| s.after).collect();
+        assert_eq!(places, [None, None, None, Some(1), Some(1), None]);
+    }
+
+    #[test]
+    fn a_fork_lies_within_its_parent() {
+        let mut trajectory = Trajectory::new();
+        let root = trajectory.push(Segment::given(None, vec![1, 2, 3], 0)).unwrap();
+        let fork = |parent, after| Segment { after: Some(after), ..Segment::given(parent, vec![9], 1) };
+        for (parent, after, len) in [(Some(root), 0, 3), (Some(root), 4, 3), (None, 1, 0), (None, 0, 0)] {
+            let refused = TreeError::Fork { segment: 1, after: after as usize, len };
+            assert_eq!(trajectory.push(fork(parent, after)), Err(refused));
+        }
+        let within = trajectory.push(fork(Some(root), 2)).unwrap();
+        let at_end = trajectory.push(fork(Some(root), 3)).unwrap();
+        assert_eq!(
+            (trajectory.path_tokens(within), trajectory.path_tokens(at_end)),
+            (vec![1, 2, 9], vec![1, 2, 3, 9])
+        );
+        assert_eq!(trajectory.segments()[at_end.0 as usize].after, None);
+        let parts: Vec<(u32, usize, bool)> = trajectory
+            .path(within)
+            .iter()
+            .map(|part| (part.segment.id.0, part.len, part.is_whole()))
+            .collect();
+        assert_eq!(parts, [(0, 2, false), (1, 1, true)]);
+        assert_eq!(trajectory.leaves(), [within, at_end]);
+    }
+
+    #[test]
+    fn every_segment_has_an_owner() {
+        let mut trajectory = Trajectory::new();
+        let mut push = |parent: Option<u32>, after| {
+            let segment = Segment { after, ..Segment::given(parent.map(SegmentId), vec![1, 2, 3], 0) };
+            trajectory.push(segment).unwrap().0
+        };
+        let root = push(None, None);
+        let reply = push(Some(root), None);
+        let fork = push(Some(reply), Some(1));
+        let below = push(Some(fork), None);
+        let end = push(Some(reply), None);
+        let other = push(Some(end), Some(2));
+        let second = push(Some(end), Some(2));
+        let owners: Vec<u32> = trajectory.owners().iter().map(|owner| owner.0).collect();
+        // The root is on the path to `below`, of which the reply is there only in part.
+        assert_eq!(owners, [below, end, below, below, end, other, second]);
     }
 
     #[test]
@@ -337,7 +422,7 @@ mod tests {
             ..Segment::given(Some(root), vec![7, 8, 9], 5)
         };
         let leaf = trajectory.push(sampled).unwrap();
-        let ids: Vec<SegmentId> = trajectory.path(leaf).iter().map(|segment| segment.id).collect();
+        let ids: Vec<SegmentId> = trajectory.path(leaf).iter().map(|part| part.segment.id).collect();
         assert_eq!(ids, [root, leaf]);
         assert_eq!(trajectory.path_tokens(leaf), [1, 2, 7, 8, 9]);
         assert!(trajectory.path(SegmentId(2)).is_empty());

@@ -5,7 +5,7 @@
 //! [`OpenTools`].
 //!
 //! Nothing that a model writes is an error of the program: a call that cannot be read, names no tool, has wrong arguments,
-//! fails or takes too long becomes an [`Observation`] that the model sees, and a counter in [`CallCounts`].
+//! fails or takes too long becomes an [`Observation`] that the model sees, and a counter in [`CallCounts`](dressage_tree::CallCounts).
 //!
 //! Not here: reading calls from text (`dressage-text`), and the loop that alternates sampling and calling.
 
@@ -21,7 +21,7 @@ use serde_json::{Map, Value};
 pub use calculator::Calculator;
 pub use delayed::Delayed;
 pub use expression::{ExpressionError, MAX_DEPTH, MAX_LENGTH, Number, evaluate};
-pub use set::{CallCounts, Observation, ObservationKind, OpenTools, ToolSet};
+pub use set::{Observation, ObservationKind, OpenTools, ToolSet};
 
 /// Something an agent can use.
 #[async_trait]

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use dressage_policy::awake::within;
 use dressage_text::{ToolCall, ToolSpec};
+use dressage_tree::CallCounts;
 use serde::{Deserialize, Serialize};
 
 use super::{CallError, Tool, ToolError, ToolSession};
@@ -99,64 +100,16 @@ pub enum ObservationKind {
     Timeout,
 }
 
-/// How the calls of an attempt went.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct CallCounts {
-    /// Answered.
-    pub ok: u32,
-    /// Not readable as a call.
-    pub malformed: u32,
-    /// Named no tool.
-    pub unknown_tool: u32,
-    /// Had arguments that do not fit.
-    pub bad_arguments: u32,
-    /// Could not be answered.
-    pub failed: u32,
-    /// Were not answered in time.
-    pub timeout: u32,
-    /// How many of all these were written without tags.
-    #[serde(default, skip_serializing_if = "is_0")]
-    pub bare: u32,
-}
-
-fn is_0(count: &u32) -> bool {
-    *count == 0
-}
-
-impl CallCounts {
-    fn add(&mut self, kind: ObservationKind) {
-        *match kind {
-            ObservationKind::Ok => &mut self.ok,
-            ObservationKind::Malformed => &mut self.malformed,
-            ObservationKind::UnknownTool => &mut self.unknown_tool,
-            ObservationKind::BadArguments => &mut self.bad_arguments,
-            ObservationKind::Failed => &mut self.failed,
-            ObservationKind::Timeout => &mut self.timeout,
-        } += 1;
-    }
-
-    /// Those that were added to `before`.
-    pub fn since(&self, before: &Self) -> Self {
-        CallCounts {
-            ok: self.ok - before.ok,
-            malformed: self.malformed - before.malformed,
-            unknown_tool: self.unknown_tool - before.unknown_tool,
-            bad_arguments: self.bad_arguments - before.bad_arguments,
-            failed: self.failed - before.failed,
-            timeout: self.timeout - before.timeout,
-            bare: self.bare - before.bare,
-        }
-    }
-
-    /// All calls.
-    pub fn total(&self) -> u32 {
-        self.ok + self.errors()
-    }
-
-    /// All calls that were not answered.
-    pub fn errors(&self) -> u32 {
-        self.malformed + self.unknown_tool + self.bad_arguments + self.failed + self.timeout
-    }
+/// Counts a call that went so.
+fn count(counts: &mut CallCounts, kind: ObservationKind) {
+    *match kind {
+        ObservationKind::Ok => &mut counts.ok,
+        ObservationKind::Malformed => &mut counts.malformed,
+        ObservationKind::UnknownTool => &mut counts.unknown_tool,
+        ObservationKind::BadArguments => &mut counts.bad_arguments,
+        ObservationKind::Failed => &mut counts.failed,
+        ObservationKind::Timeout => &mut counts.timeout,
+    } += 1;
 }
 
 /// The sessions of one attempt. Close them with [`OpenTools::close`]; what is dropped without (a cancelled attempt) is
@@ -223,7 +176,7 @@ impl OpenTools {
     }
 
     fn observe(&mut self, kind: ObservationKind, text: String) -> Observation {
-        self.counts.add(kind);
+        count(&mut self.counts, kind);
         let text = if kind == ObservationKind::Ok { text } else { format!("Error: {text}") };
         Observation { text, kind }
     }

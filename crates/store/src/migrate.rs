@@ -1,0 +1,209 @@
+//! Records of earlier builds, brought up to date.
+//!
+//! Guarantees: one transaction, so that a record is of one schema or of the other; nothing that was recorded is lost, and
+//! token ids, log-probabilities, versions, advantages and weights keep their bits.
+
+use std::path::Path;
+
+use dressage_tree::{AttemptId, Outcome, Placement, Purpose, RunId, SegmentId};
+use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior, params};
+use serde::Deserialize;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use tempfile::TempDir;
+
+use crate::StoreError;
+use crate::ledger;
+use crate::record::{ChargedKl, HighEntropy, PerToken, PlannedPath, StepPlan, Update};
+use crate::schema::{Failure, SCHEMA_VERSION, TABLES, connect, identity, opening};
+
+/// The earliest schema that is read.
+const FIRST: i32 = 3;
+
+/// Whether this build can read records of a schema version.
+pub(crate) fn is_known(version: i32) -> bool {
+    (FIRST..=SCHEMA_VERSION).contains(&version)
+}
+
+/// A copy of a record, in a folder that is gone with the value.
+pub(crate) fn copy(from: &Connection, file: &Path) -> Result<(Connection, TempDir), StoreError> {
+    let unwritable = |source| StoreError::Unwritable { file: file.to_owned(), source };
+    let folder = TempDir::with_prefix("dressage-record-").map_err(unwritable)?;
+    let place = folder.path().join("run.db");
+    let copied = from.execute("VACUUM INTO ?1", [place.to_string_lossy()]);
+    copied.map_err(|source| opening(file, source))?;
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    Ok((connect(&place, flags)?, folder))
+}
+
+/// Brings a record up to date, if it is not.
+pub(crate) fn run(connection: &mut Connection, file: &Path) -> Result<(), StoreError> {
+    let behind = |connection: &Connection| {
+        identity(connection).map(|(_, version)| version == FIRST).map_err(|source| opening(file, source))
+    };
+    if !behind(connection)? {
+        return Ok(());
+    }
+    let mut migrated = || -> Result<(), Failure> {
+        // Tables are renamed below what refers to them; the references are checked at the end.
+        connection.pragma_update(None, "foreign_keys", false)?;
+        connection.pragma_update(None, "legacy_alter_table", true)?;
+        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        // Another process may have been first.
+        if identity(&transaction)?.1 == FIRST {
+            from_3(&transaction)?;
+            let broken: i64 =
+                transaction
+                    .query_row("SELECT count(*) FROM pragma_foreign_key_check", [], |row| row.get(0))?;
+            if broken > 0 {
+                return Err(Failure::Damaged(format!("{broken} rows refer to others that are not there")));
+            }
+            transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
+        }
+        transaction.commit()?;
+        connection.pragma_update(None, "legacy_alter_table", false)?;
+        Ok(())
+    };
+    migrated().map_err(|failure| failure.at(file, "bring up to date", &"the record of an earlier build"))
+}
+
+/// Tables that schema 4 has in another shape.
+const CHANGED: [&str; 3] = ["attempts", "segments", "steps"];
+
+/// From schema 3: attempts had no names and no tries, segments no policy, and the numbers of a plan were JSON.
+fn from_3(transaction: &Transaction<'_>) -> Result<(), Failure> {
+    for table in CHANGED {
+        transaction.execute_batch(&format!("ALTER TABLE {table} RENAME TO old_{table}"))?;
+    }
+    // Tables that stay are there already.
+    transaction.execute_batch(&TABLES.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS"))?;
+    let run = derived_run(transaction)?;
+    transaction.execute("INSERT INTO run (id) VALUES (?1)", [&run.0])?;
+    attempts(transaction, &run)?;
+    transaction.execute_batch(
+        "INSERT INTO segments (attempt, id, parent, after, kind, agent, policy, turn, temperature, filtered, prompt, tokens,
+             logprobs, versions)
+         SELECT attempt, id, parent, NULL, kind, agent, '', turn, temperature, filtered, prompt, tokens, logprobs, versions
+         FROM old_segments",
+    )?;
+    plans(transaction, &run)?;
+    for table in CHANGED.iter().rev() {
+        transaction.execute_batch(&format!("DROP TABLE old_{table}"))?;
+    }
+    Ok(())
+}
+
+/// A name for a run that has none: of its attempts, which no other run has.
+fn derived_run(transaction: &Transaction<'_>) -> Result<RunId, Failure> {
+    let mut hash = Sha256::new();
+    let mut statement = transaction.prepare("SELECT task, outcome FROM old_attempts ORDER BY id")?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        for column in 0..2 {
+            hash.update(row.get::<_, String>(column)?);
+            hash.update([0xFF]);
+        }
+    }
+    let digits: String = hash.finalize().iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+    Ok(RunId(format!("run-{digits}")))
+}
+
+fn attempts(transaction: &Transaction<'_>, run: &RunId) -> Result<(), Failure> {
+    let mut insert = transaction.prepare(
+        "INSERT INTO attempts (id, name, purpose, phase, step, grp, sample, number, task, outcome, score, reward, earned,
+             status, sampled_tokens, tokens)
+         SELECT id, ?2, purpose, phase, step, grp, sample, 0, task, ?3, score, reward, earned, status, sampled_tokens, tokens
+         FROM old_attempts WHERE id = ?1",
+    )?;
+    let mut statement =
+        transaction.prepare("SELECT id, purpose, phase, step, grp, sample, outcome FROM old_attempts")?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        let purpose: String = row.get(1)?;
+        let placement = Placement {
+            purpose: Purpose::parse(&purpose)
+                .ok_or_else(|| Failure::Damaged(format!("an attempt has the purpose `{purpose}`")))?,
+            phase: row.get(2)?,
+            step: row.get(3)?,
+            group: row.get(4)?,
+            sample: row.get(5)?,
+        };
+        let outcome: String = row.get(6)?;
+        let damaged = |why| Failure::Damaged(format!("the outcome of {placement} cannot be read: {why}"));
+        let outcome: Value = serde_json::from_str(&outcome).map_err(damaged)?;
+        // Demonstrations had an answer and nothing else.
+        let outcome = match (placement.purpose, outcome.get("final_text").and_then(Value::as_str)) {
+            (Purpose::Demonstration, Some(answer)) => Outcome::demonstrated(answer),
+            _ => serde_json::from_value(outcome).map_err(damaged)?,
+        };
+        let outcome = serde_json::to_string(&outcome).map_err(damaged)?;
+        let name = AttemptId::new(run, &placement, 0);
+        insert.execute(params![row.get::<_, i64>(0)?, name.bytes(), outcome])?;
+    }
+    Ok(())
+}
+
+/// A plan as schema 3 wrote it.
+#[derive(Deserialize)]
+struct Plan3 {
+    phase: u32,
+    step: u32,
+    #[serde(default)]
+    places: Vec<u64>,
+    #[serde(default)]
+    kl: Option<ChargedKl>,
+    #[serde(default)]
+    high_entropy: Option<HighEntropy>,
+    updates: Vec<Update3>,
+}
+
+#[derive(Deserialize)]
+struct Update3 {
+    micro_batches: Vec<Vec<Path3>>,
+}
+
+#[derive(Deserialize)]
+struct Path3 {
+    attempt: Placement,
+    leaf: SegmentId,
+    advantage: Vec<(f32, u32)>,
+    weight: Vec<(f32, u32)>,
+    #[serde(default)]
+    returns: Option<Vec<(f32, u32)>>,
+    #[serde(default)]
+    values: Option<Vec<(f32, u32)>>,
+}
+
+fn plans(transaction: &Transaction<'_>, run: &RunId) -> Result<(), Failure> {
+    let mut statement = transaction.prepare("SELECT plan FROM old_steps")?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        let text: String = row.get(0)?;
+        let plan: Plan3 = serde_json::from_str(&text)
+            .map_err(|error| Failure::Damaged(format!("a plan cannot be read: {error}")))?;
+        let path = |path: Path3| PlannedPath {
+            attempt: AttemptId::new(run, &path.attempt, 0),
+            leaf: path.leaf,
+            advantage: PerToken::from_runs(path.advantage),
+            weight: PerToken::from_runs(path.weight),
+            returns: path.returns.map(PerToken::from_runs),
+            values: path.values.map(PerToken::from_runs),
+        };
+        let update = |update: Update3| Update {
+            policy: String::new(),
+            micro_batches: update
+                .micro_batches
+                .into_iter()
+                .map(|paths| paths.into_iter().map(&path).collect())
+                .collect(),
+        };
+        let Plan3 { phase, step, places, kl, high_entropy, updates } = plan;
+        let updates = updates.into_iter().map(update).collect();
+        ledger::write(transaction, &StepPlan { phase, step, places, kl, high_entropy, updates })?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "migrate_tests.rs"]
+mod tests;

@@ -1,0 +1,232 @@
+//! Random runs as schema 3 wrote them, brought up to date.
+
+use dressage_tree::{Kind, VersionRun};
+use proptest::prelude::*;
+use rusqlite::Connection;
+use serde_json::json;
+
+use super::*;
+use crate::{Earned, Earner, Store};
+
+/// The tables of schema 3.
+const TABLES_3: &str = "
+CREATE TABLE attempts (
+    id INTEGER PRIMARY KEY, purpose TEXT NOT NULL, phase INTEGER NOT NULL, step INTEGER NOT NULL, grp INTEGER NOT NULL,
+    sample INTEGER NOT NULL, task TEXT NOT NULL, outcome TEXT NOT NULL, score REAL, reward REAL, earned TEXT NOT NULL,
+    status TEXT NOT NULL, sampled_tokens INTEGER NOT NULL, tokens INTEGER NOT NULL,
+    UNIQUE (purpose, phase, step, grp, sample)
+) STRICT;
+CREATE TABLE prompts (id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, tokens BLOB NOT NULL) STRICT;
+CREATE TABLE segments (
+    attempt INTEGER NOT NULL REFERENCES attempts (id), id INTEGER NOT NULL, parent INTEGER, kind TEXT NOT NULL,
+    agent TEXT NOT NULL, turn INTEGER NOT NULL, temperature REAL NOT NULL, filtered INTEGER NOT NULL,
+    prompt INTEGER REFERENCES prompts (id), tokens BLOB, logprobs BLOB NOT NULL, versions BLOB NOT NULL,
+    PRIMARY KEY (attempt, id), CHECK ((prompt IS NULL) <> (tokens IS NULL))
+) STRICT, WITHOUT ROWID;
+CREATE TABLE steps (
+    phase INTEGER NOT NULL, step INTEGER NOT NULL, plan TEXT NOT NULL, PRIMARY KEY (phase, step)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE evals (
+    phase INTEGER NOT NULL, step INTEGER NOT NULL, result TEXT NOT NULL, PRIMARY KEY (phase, step)
+) STRICT, WITHOUT ROWID;
+PRAGMA application_id = 0x44525347;
+PRAGMA user_version = 3;
+";
+
+/// An attempt as schema 3 knew it: two segments, of which the first is a prompt.
+#[derive(Debug, Clone)]
+struct Old {
+    purpose: Purpose,
+    place: [u32; 4],
+    prompt: Vec<u32>,
+    reply: Vec<(u32, u32)>,
+    version: u64,
+    reward: Option<f64>,
+    numbers: Vec<(f32, u32)>,
+    text: String,
+}
+
+impl Old {
+    fn placement(&self) -> Placement {
+        let [phase, step, group, sample] = self.place;
+        Placement { purpose: self.purpose, phase, step, group, sample }
+    }
+
+    fn outcome(&self) -> Value {
+        if self.purpose == Purpose::Demonstration {
+            return json!({ "final_text": self.text });
+        }
+        let outcome = Outcome { error: Some(self.text.clone()), turns: 1, ..Outcome::demonstrated("a") };
+        serde_json::to_value(outcome).unwrap()
+    }
+
+    fn insert(&self, to: &Connection) {
+        let [phase, step, group, sample] = self.place;
+        let earned = json!([{ "by": { "turn": 0 }, "reward": 0.5 }]).to_string();
+        to.execute(
+            "INSERT INTO attempts (purpose, phase, step, grp, sample, task, outcome, score, reward, earned, status,
+                 sampled_tokens, tokens)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, NULL, ?8, ?9, 'completed', ?10, ?11)",
+            params![
+                self.purpose.name(),
+                phase,
+                step,
+                group,
+                sample,
+                json!({ "text": self.text }).to_string(),
+                self.outcome().to_string(),
+                self.reward,
+                earned,
+                self.reply.len() as i64,
+                (self.prompt.len() + self.reply.len()) as i64
+            ],
+        )
+        .unwrap();
+        let id = to.last_insert_rowid();
+        let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+        let digest = Sha256::digest(words(&self.prompt));
+        to.execute(
+            "INSERT INTO prompts (digest, tokens) VALUES (?1, ?2) ON CONFLICT DO NOTHING",
+            params![&digest[..], words(&self.prompt)],
+        )
+        .unwrap();
+        to.execute(
+            "INSERT INTO segments SELECT ?1, 0, NULL, 'given', '', 0, 1.0, 0, id, NULL, x'', x'' FROM prompts WHERE digest = ?2",
+            params![id, &digest[..]],
+        )
+        .unwrap();
+        let [tokens, logprobs] = [|r: &(u32, u32)| r.0, |r: &(u32, u32)| r.1]
+            .map(|of| words(&self.reply.iter().map(of).collect::<Vec<_>>()));
+        let version = [&self.version.to_le_bytes()[..], &(self.reply.len() as u32).to_le_bytes()].concat();
+        to.execute(
+            "INSERT INTO segments VALUES (?1, 1, 0, 'sampled', 'a', 3, 0.5, 1, NULL, ?2, ?3, ?4)",
+            params![id, tokens, logprobs, version],
+        )
+        .unwrap();
+    }
+
+    fn path(&self) -> Value {
+        let key = serde_json::to_value(self.placement()).unwrap();
+        json!({ "attempt": key, "leaf": 1, "advantage": self.numbers, "weight": self.numbers, "returns": self.numbers })
+    }
+}
+
+fn any_old() -> impl Strategy<Value = Old> {
+    let purpose =
+        prop::sample::select(vec![Purpose::Demonstration, Purpose::Train, Purpose::Baseline, Purpose::Eval]);
+    let reply = prop::collection::vec((any::<u32>(), any::<u32>()), 1..5);
+    let numbers = prop::collection::vec((prop::num::f32::NORMAL, 0u32..9), 0..4);
+    (
+        purpose,
+        any::<[u32; 4]>(),
+        prop::collection::vec(0u32..3, 0..3),
+        reply,
+        any::<u64>(),
+        prop::option::of(prop::num::f64::NORMAL),
+        numbers,
+        ".{0,8}",
+    )
+        .prop_map(|(purpose, place, prompt, reply, version, reward, numbers, text)| Old {
+            purpose,
+            place,
+            prompt,
+            reply,
+            version,
+            reward,
+            numbers,
+            text,
+        })
+}
+
+fn bits(numbers: &PerToken) -> Vec<u8> {
+    numbers.to_bytes()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    /// Everything that schema 3 held is there, to the bit, for who only reads and for who goes on.
+    #[test]
+    fn nothing_is_lost(olds in prop::collection::vec(any_old(), 0..6)) {
+        let mut olds = olds;
+        let mut seen = std::collections::BTreeSet::new();
+        olds.retain(|old| seen.insert(old.placement()));
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("run.db");
+        let raw = Connection::open(&file).unwrap();
+        raw.execute_batch(TABLES_3).unwrap();
+        olds.iter().for_each(|old| old.insert(&raw));
+        let paths: Vec<Value> = olds.iter().map(Old::path).collect();
+        let plan = json!({ "phase": 1, "step": 2, "places": [7], "updates": [{ "micro_batches": [[], paths] }] });
+        raw.execute("INSERT INTO steps VALUES (1, 2, ?1)", [plan.to_string()]).unwrap();
+        raw.execute("INSERT INTO evals VALUES (0, 0, '{\"mean\":0.5}')", []).unwrap();
+        drop(raw);
+        let before = std::fs::read(&file).unwrap();
+
+        let reader = Store::open_existing(&file).unwrap();
+        prop_assert_eq!(&std::fs::read(&file).unwrap(), &before);
+        let run = reader.run().clone();
+        let writer = Store::resume(&file).unwrap();
+        prop_assert_eq!(writer.run(), &run);
+        for store in [&reader, &writer] {
+            for old in &olds {
+                let found = store.last_try(&old.placement()).unwrap().unwrap();
+                prop_assert_eq!(found.id, AttemptId::new(&run, &old.placement(), 0));
+                prop_assert_eq!(found.number, 0);
+                prop_assert_eq!(&found.task["text"], &old.text);
+                prop_assert_eq!(found.reward.map(f64::to_bits), old.reward.map(f64::to_bits));
+                prop_assert_eq!(&found.earned, &[Earned { by: Earner::Turn(0), reward: 0.5 }]);
+                if old.purpose == Purpose::Demonstration {
+                    prop_assert_eq!(&found.outcome, &Outcome::demonstrated(old.text.as_str()));
+                } else {
+                    prop_assert_eq!(found.outcome.error.as_ref(), Some(&old.text));
+                }
+                let [prompt, reply] = found.trajectory.segments() else { panic!() };
+                prop_assert_eq!(&prompt.tokens, &old.prompt);
+                prop_assert_eq!((reply.kind, reply.parent, reply.after), (Kind::Sampled, Some(SegmentId(0)), None));
+                let sampled: Vec<(u32, u32)> =
+                    reply.tokens.iter().copied().zip(reply.logprobs.iter().map(|p| p.to_bits())).collect();
+                prop_assert_eq!(&sampled, &old.reply);
+                let versions = [VersionRun { version: old.version, len: old.reply.len() as u32 }];
+                prop_assert_eq!(&reply.versions, &versions);
+                prop_assert_eq!((reply.agent.as_str(), reply.policy.as_str(), reply.turn), ("a", "", 3));
+                prop_assert_eq!((reply.temperature, reply.filtered), (0.5, true));
+            }
+            let plan = store.step(1, 2).unwrap().unwrap();
+            prop_assert_eq!(&plan.places, &[7]);
+            prop_assert_eq!(plan.updates[0].micro_batches[0].len(), 0);
+            for (path, old) in plan.updates[0].micro_batches[1].iter().zip(&olds) {
+                prop_assert_eq!(path.attempt, AttemptId::new(&run, &old.placement(), 0));
+                let want = bits(&PerToken::from_runs(old.numbers.clone()));
+                let returns = path.returns.as_ref().map(bits);
+                prop_assert_eq!((bits(&path.advantage), bits(&path.weight), returns), (want.clone(), want.clone(), Some(want)));
+                prop_assert_eq!(&path.values, &None);
+            }
+            prop_assert_eq!(plan.updates[0].micro_batches[1].len(), olds.len());
+            prop_assert_eq!(store.evals().unwrap().len(), 1);
+        }
+        // Recording again what was recorded is still a no-op.
+        for old in &olds {
+            let stored = writer.last_try(&old.placement()).unwrap().unwrap();
+            prop_assert_eq!(writer.record_attempt(&stored).unwrap(), crate::Recorded::Before);
+        }
+        drop(writer);
+        prop_assert_eq!(Store::open(&file, &run).unwrap().planned_steps().unwrap(), [(1, 2)]);
+    }
+}
+
+/// A record that cannot be read leaves the file as it was.
+#[test]
+fn a_damaged_record_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("run.db");
+    let raw = Connection::open(&file).unwrap();
+    raw.execute_batch(TABLES_3).unwrap();
+    raw.execute("INSERT INTO steps VALUES (0, 0, '{}')", []).unwrap();
+    drop(raw);
+    let error = Store::open(&file, &RunId("x".into())).unwrap_err().to_string();
+    assert!(error.contains("run.db") && error.contains("a plan cannot be read"), "{error}");
+    let raw = Connection::open(&file).unwrap();
+    assert_eq!(identity(&raw).unwrap().1, 3);
+    let kept: i64 = raw.query_row("SELECT count(*) FROM steps", [], |row| row.get(0)).unwrap();
+    assert_eq!(kept, 1);
+}

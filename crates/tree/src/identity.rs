@@ -1,0 +1,214 @@
+//! Which attempt: a name that is derived, and the place in a run that it is derived from.
+//!
+//! Guarantees: an [`AttemptId`] is a function of run, placement and try, so that whoever makes an attempt again, on
+//! whatever machine, knows its name; it is never drawn at random. Two attempts of one run differ in it.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+/// The purpose of an attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Purpose {
+    /// Written by somebody else, to be imitated.
+    Demonstration,
+    /// Sampled, to be trained on.
+    Train,
+    /// Sampled greedily, for the attempts at the same task to be compared with; never trained on.
+    Baseline,
+    /// Sampled, to be counted.
+    Eval,
+}
+
+impl Purpose {
+    /// The name it is stored under.
+    pub fn name(self) -> &'static str {
+        match self {
+            Purpose::Demonstration => "demonstration",
+            Purpose::Train => "train",
+            Purpose::Baseline => "baseline",
+            Purpose::Eval => "eval",
+        }
+    }
+
+    /// The purpose stored under `name`.
+    pub fn parse(name: &str) -> Option<Self> {
+        let all = [Purpose::Demonstration, Purpose::Train, Purpose::Baseline, Purpose::Eval];
+        all.into_iter().find(|p| p.name() == name)
+    }
+}
+
+/// A place for attempts in a run: what for, when, at which task of the step, which sample. Several tries may have
+/// been made at one place, of which the last counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Placement {
+    /// The purpose.
+    pub purpose: Purpose,
+    /// The phase of the recipe, from 0.
+    pub phase: u32,
+    /// The step within the phase, from 0; for evaluations the number of steps done before.
+    pub step: u32,
+    /// The task within the step, from 0.
+    pub group: u32,
+    /// The sample of this task, from 0.
+    pub sample: u32,
+}
+
+impl fmt::Display for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Placement { purpose, phase, step, group, sample } = self;
+        let purpose = purpose.name();
+        write!(f, "attempt {purpose}/phase {phase}/step {step}/group {group}/sample {sample}")
+    }
+}
+
+/// The name of a run among all that share a record.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct RunId(pub String);
+
+impl fmt::Display for RunId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The name of an attempt: 128 bits, written as 32 hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct AttemptId([u8; 16]);
+
+impl AttemptId {
+    /// The `number`-th try, from 0, at a place in a run: the first 16 bytes of the SHA-256 of the three.
+    pub fn new(run: &RunId, placement: &Placement, number: u32) -> Self {
+        let Placement { purpose, phase, step, group, sample } = *placement;
+        let mut hash = Sha256::new();
+        // Each text ends with a byte that it cannot hold, so that no two lists of parts run together.
+        for text in [run.0.as_str(), purpose.name()] {
+            hash.update(text.as_bytes());
+            hash.update([0xFF]);
+        }
+        for part in [phase, step, group, sample, number] {
+            hash.update(part.to_le_bytes());
+        }
+        let mut id = [0; 16];
+        id.copy_from_slice(&hash.finalize()[..16]);
+        AttemptId(id)
+    }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+
+    /// The attempt with these bytes.
+    pub fn from_bytes(bytes: [u8; 16]) -> Self {
+        AttemptId(bytes)
+    }
+}
+
+impl fmt::Display for AttemptId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for AttemptId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AttemptId({self})")
+    }
+}
+
+/// A text that names no attempt.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not the name of an attempt, which has 32 hexadecimal digits")]
+pub struct NotAnAttempt(String);
+
+impl FromStr for AttemptId {
+    type Err = NotAnAttempt;
+
+    fn from_str(text: &str) -> Result<Self, NotAnAttempt> {
+        let is_hex = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let number = u128::from_str_radix(text, 16).ok().filter(|_| is_hex);
+        number.map(|number| AttemptId(number.to_be_bytes())).ok_or_else(|| NotAnAttempt(text.to_owned()))
+    }
+}
+
+impl TryFrom<String> for AttemptId {
+    type Error = NotAnAttempt;
+
+    fn try_from(text: String) -> Result<Self, NotAnAttempt> {
+        text.parse()
+    }
+}
+
+impl From<AttemptId> for String {
+    fn from(id: AttemptId) -> Self {
+        id.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    const PLACE: Placement = Placement { purpose: Purpose::Train, phase: 1, step: 2, group: 3, sample: 4 };
+
+    #[test]
+    fn every_part_of_where_it_stands_makes_another_name() {
+        let run = RunId("a".into());
+        let mut names = BTreeSet::from([AttemptId::new(&run, &PLACE, 0)]);
+        let others = [
+            Placement { purpose: Purpose::Eval, ..PLACE },
+            Placement { phase: 2, ..PLACE },
+            Placement { step: 3, ..PLACE },
+            Placement { group: 4, ..PLACE },
+            Placement { sample: 5, ..PLACE },
+        ];
+        names.extend(others.iter().map(|place| AttemptId::new(&run, place, 0)));
+        names.insert(AttemptId::new(&run, &PLACE, 1));
+        names.insert(AttemptId::new(&RunId("b".into()), &PLACE, 0));
+        // The end of one part is not the beginning of the next.
+        names.insert(AttemptId::new(&RunId("atrain".into()), &PLACE, 0));
+        assert_eq!(names.len(), 9);
+        assert_eq!(AttemptId::new(&run, &PLACE, 0), AttemptId::new(&run.clone(), &PLACE, 0));
+    }
+
+    /// Recorded runs depend on these bits.
+    #[test]
+    fn names_are_for_ever() {
+        let id = AttemptId::new(&RunId("calculator".into()), &PLACE, 0);
+        assert_eq!(id.to_string(), "7b131eedbe37650c46fd984ae93101f7");
+    }
+
+    #[test]
+    fn a_name_reads_back() {
+        let id = AttemptId::from_bytes(*b"\x00\x01\xfe\xffabcdefghijkl");
+        assert_eq!(id.to_string(), "0001feff6162636465666768696a6b6c");
+        assert_eq!(id.to_string().parse(), Ok(id));
+        assert_eq!(AttemptId::try_from(String::from(id)), Ok(id));
+        let bad = [
+            "",
+            "0001feff6162636465666768696a6b6",
+            "+001feff6162636465666768696a6b6c",
+            "g001feff6162636465666768696a6b6c",
+        ];
+        for text in bad {
+            assert_eq!(text.parse::<AttemptId>(), Err(NotAnAttempt(text.into())));
+        }
+    }
+
+    #[test]
+    fn purposes_have_names_of_their_own() {
+        for purpose in [Purpose::Demonstration, Purpose::Train, Purpose::Baseline, Purpose::Eval] {
+            assert_eq!(Purpose::parse(purpose.name()), Some(purpose));
+        }
+        assert_eq!(Purpose::parse("other"), None);
+    }
+}
