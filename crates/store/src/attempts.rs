@@ -40,7 +40,21 @@ impl Store {
         self.reading(&format_args!("attempt {id}"), |transaction| read(transaction, id))
     }
 
-    /// The last try at a place in the run.
+    /// How many tries were recorded at a place in the run.
+    ///
+    /// # Errors
+    /// When reading fails.
+    pub fn tries(&self, placement: &Placement) -> Result<u32, StoreError> {
+        self.reading(placement, |transaction| {
+            let Placement { purpose, phase, step, group, sample } = placement;
+            let count = "SELECT coalesce(max(number) + 1, 0) FROM attempts
+                 WHERE purpose = ?1 AND phase = ?2 AND step = ?3 AND grp = ?4 AND sample = ?5";
+            let key = params![purpose.name(), phase, step, group, sample];
+            Ok(transaction.prepare_cached(count)?.query_row(key, |row| row.get(0))?)
+        })
+    }
+
+    /// The try that counts at a place in the run: the last that no other one superseded.
     ///
     /// # Errors
     /// When reading fails or what is stored is damaged.
@@ -50,7 +64,7 @@ impl Store {
             let name = transaction
                 .prepare_cached(
                     "SELECT name FROM attempts WHERE purpose = ?1 AND phase = ?2 AND step = ?3 AND grp = ?4 AND sample = ?5
-                     ORDER BY number DESC LIMIT 1",
+                         AND status <> 'superseded' ORDER BY number DESC LIMIT 1",
                 )?
                 .query_row(params![purpose.name(), phase, step, group, sample], |row| row.get(0))
                 .optional()?;
@@ -79,7 +93,7 @@ impl Store {
         })
     }
 
-    /// Names, numbers and sizes of the last tries made for `purpose`, by phase, step, group and sample.
+    /// Names, numbers and sizes of the tries that count made for `purpose`, by phase, step, group and sample.
     ///
     /// # Errors
     /// When reading fails or what is stored is damaged.
@@ -87,7 +101,7 @@ impl Store {
         self.reading(&format_args!("attempts for {}", purpose.name()), |transaction| {
             let mut statement = transaction.prepare_cached(
                 "SELECT phase, step, grp, sample, score, reward, status, sampled_tokens, tokens, name, max(number)
-                 FROM attempts WHERE purpose = ?1 GROUP BY phase, step, grp, sample ORDER BY phase, step, grp, sample",
+                 FROM attempts WHERE purpose = ?1 AND status <> 'superseded' GROUP BY phase, step, grp, sample ORDER BY phase, step, grp, sample",
             )?;
             let mut rows = statement.query([purpose.name()])?;
             let mut summaries = Vec::new();
@@ -482,10 +496,14 @@ mod tests {
     #[test]
     fn the_last_of_several_tries_counts() {
         let (_folder, store) = open();
-        let failed = Attempt { status: Status::Failed, score: None, reward: None, ..attempt(0, 0) };
+        let failed = Attempt { status: Status::Superseded, score: None, reward: None, ..attempt(0, 0) };
         let again =
             |number| Attempt { id: AttemptId::new(&run(), &place(0, 0), number), number, ..attempt(0, 0) };
-        store.record_attempts(&[failed.clone(), again(2), again(1), attempt(0, 1)]).unwrap();
+        store.record_attempt(&failed).unwrap();
+        assert_eq!(store.last_try(&place(0, 0)).unwrap(), None);
+        assert_eq!(store.summaries(Purpose::Train).unwrap(), []);
+        assert_eq!((store.tries(&place(0, 0)).unwrap(), store.tries(&place(0, 1)).unwrap()), (1, 0));
+        store.record_attempts(&[again(2), again(1), attempt(0, 1)]).unwrap();
         assert_eq!(store.last_try(&place(0, 0)).unwrap(), Some(again(2)));
         assert_eq!(store.attempt(&failed.id).unwrap(), Some(failed));
         let summaries = store.summaries(Purpose::Train).unwrap();

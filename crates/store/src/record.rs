@@ -13,6 +13,8 @@ pub enum Status {
     Completed,
     /// Something outside the model broke; the outcome says what.
     Failed,
+    /// It came to nothing, and another try was made in its place.
+    Superseded,
 }
 
 impl Status {
@@ -20,11 +22,12 @@ impl Status {
         match self {
             Status::Completed => "completed",
             Status::Failed => "failed",
+            Status::Superseded => "superseded",
         }
     }
 
     pub(crate) fn parse(name: &str) -> Option<Self> {
-        [Status::Completed, Status::Failed].into_iter().find(|s| s.name() == name)
+        [Status::Completed, Status::Failed, Status::Superseded].into_iter().find(|s| s.name() == name)
     }
 }
 

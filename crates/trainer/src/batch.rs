@@ -1,7 +1,7 @@
 //! From recorded trajectories to the paths that a learner eats.
 
 use dressage_store::{PerToken, PlannedPath};
-use dressage_tree::{Kind, PathInput, PathTarget, Segment, SegmentId, Term, Trajectory};
+use dressage_tree::{Kind, Part, PathInput, PathTarget, Segment, SegmentId, Term, Trajectory};
 
 use crate::TrainerError;
 
@@ -45,26 +45,16 @@ fn is_trained(segment: &Segment) -> bool {
     segment.kind != Kind::Given && !segment.tokens.is_empty()
 }
 
-/// The first leaf below every segment: the one whose path trains it.
-fn owners(trajectory: &Trajectory) -> Vec<Option<SegmentId>> {
-    let mut owners = vec![None; trajectory.segments().len()];
-    for leaf in trajectory.leaves() {
-        for segment in trajectory.path(leaf) {
-            owners[segment.id.0 as usize].get_or_insert(leaf);
-        }
-    }
-    owners
-}
-
 /// The paths that train every sampled or demonstrated segment exactly once.
 pub(crate) fn trained_paths(trajectory: &Trajectory) -> Vec<TrainedPath> {
-    let owners = owners(trajectory);
+    let owners = trajectory.owners();
     let mut paths: Vec<TrainedPath> = Vec::new();
     for leaf in trajectory.leaves() {
         let on_path = trajectory.path(leaf);
-        let mine = on_path.iter().filter(|s| is_trained(s) && owners[s.id.0 as usize] == Some(leaf));
+        let owned = |part: &&Part<'_>| part.is_whole() && owners[part.segment.id.0 as usize] == leaf;
+        let trained = || on_path.iter().filter(|part| is_trained(part.segment));
         let mut turns: Vec<Action> = Vec::new();
-        for segment in mine {
+        for Part { segment, .. } in trained().filter(owned) {
             let trained = (segment.id, segment.tokens.len());
             match turns.last_mut() {
                 Some(last) if last.turn == segment.turn && last.agent == segment.agent => {
@@ -76,7 +66,7 @@ pub(crate) fn trained_paths(trajectory: &Trajectory) -> Vec<TrainedPath> {
                 }
             }
         }
-        let others = on_path.iter().filter(|s| is_trained(s) && owners[s.id.0 as usize] != Some(leaf));
+        let others = trained().filter(|part| !owned(part)).map(|part| part.segment);
         let mut before: Vec<(u32, &str)> = others.map(|s| (s.turn, s.agent.as_str())).collect();
         before.dedup();
         if !turns.is_empty() {
@@ -96,15 +86,17 @@ pub(crate) fn path_input(
     planned: &PlannedPath,
     version: u64,
 ) -> Result<PathInput, TrainerError> {
-    let owners = owners(trajectory);
+    let owners = trajectory.owners();
     let mut input = PathInput::default();
     let mut end = 0;
     let mut weights = planned.weight.iter();
     let mut advantages = planned.advantage.iter();
     let mut returns = planned.returns.iter().flat_map(PerToken::iter);
     let mut values = planned.values.iter().flat_map(PerToken::iter);
-    for segment in trajectory.path(planned.leaf) {
-        if is_trained(segment) && owners[segment.id.0 as usize] == Some(planned.leaf) {
+    for part in trajectory.path(planned.leaf) {
+        let segment = part.segment;
+        let owned = part.is_whole() && owners[segment.id.0 as usize] == planned.leaf;
+        if is_trained(segment) && owned {
             refuse_untrainable(segment, planned)?;
             let versions = segment.token_versions().map(Some).chain(std::iter::repeat(None));
             for (i, drawn_by) in (0..segment.tokens.len()).zip(versions) {
@@ -123,7 +115,7 @@ pub(crate) fn path_input(
             }
             end = input.tokens.len() + segment.tokens.len();
         }
-        input.tokens.extend(&segment.tokens);
+        input.tokens.extend(part.tokens());
     }
     input.tokens.truncate(end);
     Ok(input)
@@ -145,15 +137,13 @@ fn refuse_untrainable(segment: &Segment, planned: &PlannedPath) -> Result<(), Tr
 
 #[cfg(test)]
 mod tests {
-    use dressage_store::{AttemptKey, Purpose};
-    use dressage_tree::VersionRun;
+    use dressage_tree::{AttemptId, VersionRun};
 
     use super::*;
 
     fn planned(leaf: u32) -> PlannedPath {
-        let attempt = AttemptKey { purpose: Purpose::Train, phase: 0, step: 0, group: 0, sample: 0 };
         PlannedPath {
-            attempt,
+            attempt: AttemptId::from_bytes([7; 16]),
             leaf: SegmentId(leaf),
             advantage: PerToken::same(0.5),
             weight: PerToken::same(0.25),
@@ -235,7 +225,7 @@ mod tests {
             assert!(!error.is_user_error());
             let error = error.to_string();
             assert!(error.contains(want), "{error}");
-            assert!(error.contains("attempt train/phase 0/step 0/group 0/sample 0, segment 1"), "{error}");
+            assert!(error.contains("attempt 07070707070707070707070707070707, segment 1"), "{error}");
         }
     }
 }

@@ -55,7 +55,7 @@ fn reached(trajectory: &Trajectory, paths: &[TrainedPath], by: &Earner) -> Vec<P
     match by {
         Earner::Segment(id) => {
             let end_of = |id| ends(paths).find(|(segment, ..)| *segment == id).map(|(_, place, ..)| place);
-            let last = trajectory.path(*id).into_iter().rev().find_map(|segment| end_of(segment.id));
+            let last = trajectory.path(*id).into_iter().rev().find_map(|part| end_of(part.segment.id));
             last.into_iter().collect()
         }
         Earner::Turn(turn) => {

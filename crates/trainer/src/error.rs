@@ -9,9 +9,9 @@ use dressage_agent::tools::ToolError;
 use dressage_policy::PolicyError;
 use dressage_reward::RewardError;
 use dressage_rl::RlError;
-use dressage_store::{AttemptKey, StoreError};
+use dressage_store::StoreError;
 use dressage_text::TextError;
-use dressage_tree::TreeError;
+use dressage_tree::{AttemptId, Placement, TreeError};
 
 use crate::recipe::{Difference, RecipeError};
 
@@ -163,15 +163,18 @@ pub enum TrainerError {
     #[error("{attempt}, segment {segment} cannot be trained on: {why}")]
     Untrainable {
         /// The attempt.
-        attempt: AttemptKey,
+        attempt: AttemptId,
         /// The segment.
         segment: u32,
         /// Why not.
         why: &'static str,
     },
     /// A plan names an attempt that is not recorded.
-    #[error("the plan of the step names {0}, which is not in the record; the record is incomplete")]
-    Unrecorded(AttemptKey),
+    #[error("the plan of the step names attempt {0}, which is not in the record; the record is incomplete")]
+    Unrecorded(AttemptId),
+    /// A planned step took an attempt that is not recorded.
+    #[error("a planned step took {0}, which is not in the record; the record is incomplete")]
+    NotMade(Placement),
     /// Not one attempt came to its end.
     #[error("all {count} attempts failed; the first one: {first}")]
     AllFailed {

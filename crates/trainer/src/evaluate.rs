@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use dressage_agent::tasks::Task;
-use dressage_agent::{Agent, Finish};
+use dressage_agent::Agent;
 use dressage_rl::{Interval, Paired, best_of, majority_of, mean_score, paired_difference, wilson};
-use dressage_store::{Attempt, AttemptKey, EvalKey, Purpose, Status, Store};
-use dressage_tree::Kind;
+use dressage_store::{Attempt, EvalKey, Status, Store};
+use dressage_tree::{Finish, Kind, Outcome, Placement, Purpose};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -14,7 +14,7 @@ use crate::TrainerError;
 use crate::metrics::Metrics;
 use crate::observe::{Observer, StopFlag};
 use crate::recipe::EvalKeys;
-use crate::rollout::{Rollouts, outcome_of};
+use crate::rollout::Rollouts;
 use crate::tasks::{EvalSlice, opening};
 
 /// The result of an evaluation.
@@ -148,8 +148,8 @@ fn scores(attempts: &[&Attempt]) -> Vec<f64> {
 
 /// What an attempt answered: what the scorer took for it, or all that was said.
 fn answer(attempt: &Attempt) -> Option<String> {
-    let outcome = outcome_of(attempt).filter(|outcome| outcome.finish == Finish::Answered)?;
-    Some(outcome.extracted.unwrap_or_else(|| outcome.final_text.trim().to_owned()))
+    let outcome = Some(&attempt.outcome).filter(|outcome| outcome.finish == Finish::Answered)?;
+    Some(outcome.extracted.clone().unwrap_or_else(|| outcome.final_text.trim().to_owned()))
 }
 
 impl AtK {
@@ -178,7 +178,7 @@ impl SliceResult {
         let right =
             |attempts: &[&Attempt]| attempts.iter().filter(|attempt| attempt.score == Some(1.0)).count();
         let correct = right(attempts) as u64;
-        let outcomes: Vec<_> = attempts.iter().filter_map(|attempt| outcome_of(attempt)).collect();
+        let outcomes: Vec<&Outcome> = attempts.iter().map(|attempt| &attempt.outcome).collect();
         let share = |count: usize| count as f64 / attempts.len() as f64;
         let graded = scores(attempts).iter().any(|score| *score != 0.0 && *score != 1.0);
         let mean = |attempts: &[&Attempt]| scores(attempts).iter().sum::<f64>() / attempts.len() as f64;
@@ -304,9 +304,9 @@ impl Gain {
             let counted: Vec<bool> =
                 eval.slices.iter().flat_map(|slice| (0..slice.tasks).map(|_| !slice.apart)).collect();
             let mut found: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
-            for attempt in attempts.iter().filter(|a| (a.key.phase, a.key.step) == (eval.phase, eval.step)) {
-                if counted.get(attempt.key.group as usize) == Some(&true) {
-                    let (sum, made) = found.entry(attempt.key.group).or_default();
+            for attempt in attempts.iter().filter(|a| (a.placement.phase, a.placement.step) == (eval.phase, eval.step)) {
+                if counted.get(attempt.placement.group as usize) == Some(&true) {
+                    let (sum, made) = found.entry(attempt.placement.group).or_default();
                     *sum += attempt.score.unwrap_or(0.0);
                     *made += 1.0;
                 }
@@ -362,7 +362,7 @@ pub async fn evaluate(
         .flat_map(|(group, task)| {
             let EvalKey { phase, step } = key;
             let group = group as u32;
-            let of = move |sample| AttemptKey { purpose: Purpose::Eval, phase, step, group, sample };
+            let of = move |sample| Placement { purpose: Purpose::Eval, phase, step, group, sample };
             (0..keys.samples).map(move |sample| (of(sample), task.clone()))
         })
         .collect();

@@ -17,7 +17,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use dressage_agent::tasks::Task;
 use dressage_policy::SamplingParams;
-use dressage_store::{Attempt, AttemptKey, Purpose};
+use dressage_store::{Attempt, StoreError};
+use dressage_tree::{Placement, Purpose};
 use tokio::task::{AbortHandle, JoinSet};
 
 use crate::TrainerError;
@@ -74,7 +75,7 @@ pub(crate) struct Flow {
     open: BTreeMap<u64, Group>,
     /// Attempts that are admitted but not begun.
     waiting: VecDeque<(u64, Which)>,
-    running: JoinSet<(u64, Which, Attempt)>,
+    running: JoinSet<(u64, Which, Result<Attempt, StoreError>)>,
     completions: u64,
     /// Most sampled tokens of an attempt.
     most_tokens: usize,
@@ -128,15 +129,15 @@ impl Flow {
         Ok(flow)
     }
 
-    /// The key of an attempt. Its step and group say its place, which need not be the step that trains on it.
-    fn key(&self, place: u64, which: Which) -> AttemptKey {
+    /// Where an attempt belongs: its step and group say its place, which need not be the step that trains on it.
+    fn placement(&self, place: u64, which: Which) -> Placement {
         let groups = self.keys.groups as u64;
         let (step, group) = ((place / groups) as u32, (place % groups) as u32);
         let (purpose, sample) = match which {
             Which::Sample(sample) => (Purpose::Train, sample),
             Which::Baseline => (Purpose::Baseline, 0),
         };
-        AttemptKey { purpose, phase: self.phase, step, group, sample }
+        Placement { purpose, phase: self.phase, step, group, sample }
     }
 
     /// Opens the group of a place, with what is recorded of it.
@@ -145,7 +146,7 @@ impl Flow {
         let begun = self.keys.group_size + self.keys.spare;
         let mut attempts = Vec::with_capacity(begun);
         for which in (0..begun as u32).map(Which::Sample) {
-            let recorded = rollouts.store.attempt(&self.key(place, which))?;
+            let recorded = rollouts.store.last_try(&self.placement(place, which))?;
             if recorded.is_none() {
                 self.waiting.push_back((place, which));
             }
@@ -153,7 +154,7 @@ impl Flow {
         }
         let mut baseline = None;
         if self.keys.needs_baseline() {
-            baseline = rollouts.store.attempt(&self.key(place, Which::Baseline))?;
+            baseline = rollouts.store.last_try(&self.placement(place, Which::Baseline))?;
             if baseline.is_none() {
                 self.waiting.push_back((place, Which::Baseline));
             }
@@ -211,11 +212,11 @@ impl Flow {
         while self.running.len() < rollouts.concurrency
             && let Some((place, which)) = self.waiting.pop_front()
         {
-            let key = self.key(place, which);
+            let placement = self.placement(place, which);
             let Some(group) = self.open.get_mut(&place) else { continue };
             let temperature = if which == Which::Baseline { 0.0 } else { self.keys.temperature };
             let params = SamplingParams { temperature, ..SamplingParams::default() };
-            let attempt = rollouts.attempt(&key, &group.task, params);
+            let attempt = rollouts.attempt(&placement, &group.task, params);
             let running = self.running.spawn(async move { (place, which, attempt.await) });
             if which != Which::Baseline {
                 group.running.push(running);
@@ -242,6 +243,7 @@ impl Flow {
         };
         let group = self.open.get_mut(&place).filter(|group| which == Which::Baseline || !group.full);
         let Some(group) = group else { return Ok(true) };
+        let attempt = attempt?;
         rollouts.record(&attempt)?;
         let sampled_tokens = attempt.trajectory.sampled_tokens();
         match which {
@@ -356,17 +358,17 @@ impl Flow {
             self.open.remove(place);
             let mut attempts = Vec::with_capacity(self.keys.group_size);
             for which in (0..(self.keys.group_size + self.keys.spare) as u32).map(Which::Sample) {
-                attempts.extend(rollouts.store.attempt(&self.key(*place, which))?);
+                attempts.extend(rollouts.store.last_try(&self.placement(*place, which))?);
             }
             if attempts.len() < self.keys.group_size {
-                let missing = self.key(*place, Which::Sample(attempts.len() as u32));
-                return Err(TrainerError::Unrecorded(missing));
+                let missing = self.placement(*place, Which::Sample(attempts.len() as u32));
+                return Err(TrainerError::NotMade(missing));
             }
             groups.push(attempts);
-            let key = self.key(*place, Which::Baseline);
-            let baseline = if self.keys.needs_baseline() { rollouts.store.attempt(&key)? } else { None };
+            let placement = self.placement(*place, Which::Baseline);
+            let baseline = if self.keys.needs_baseline() { rollouts.store.last_try(&placement)? } else { None };
             if self.keys.needs_baseline() && baseline.is_none() {
-                return Err(TrainerError::Unrecorded(key));
+                return Err(TrainerError::NotMade(placement));
             }
             baselines.push(baseline);
         }

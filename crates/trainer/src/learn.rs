@@ -7,8 +7,8 @@ use std::time::Instant;
 use dressage_policy::{ForwardBackward, Learner, OptimParams, crash_point};
 use dressage_rl::correction::Mismatch;
 use dressage_rl::{Loss, PolicyLoss, explained_variance};
-use dressage_store::{AttemptKey, PlannedPath, StepPlan, Update};
-use dressage_tree::{PathInput, Trajectory, TreeBatch};
+use dressage_store::{PlannedPath, StepPlan, Update};
+use dressage_tree::{AttemptId, PathInput, Trajectory, TreeBatch};
 
 use crate::TrainerError;
 use crate::batch::path_input;
@@ -155,7 +155,7 @@ impl<'a> Rules<'a> {
 /// When an attempt is missing or cannot be trained on, or the learner fails.
 pub(crate) async fn run_plan(
     plan: &StepPlan,
-    trajectories: &HashMap<AttemptKey, &Trajectory>,
+    trajectories: &HashMap<AttemptId, &Trajectory>,
     models: Models<'_>,
     rules: &Rules<'_>,
     observer: &mut dyn Observer,
@@ -262,7 +262,7 @@ fn plan_stream(plan: &StepPlan) -> u64 {
 /// The paths of an update's micro-batches.
 fn inputs_of(
     update: &Update,
-    trajectories: &HashMap<AttemptKey, &Trajectory>,
+    trajectories: &HashMap<AttemptId, &Trajectory>,
     version: u64,
 ) -> Result<Vec<Inputs>, TrainerError> {
     let input = |path: &PlannedPath| {

@@ -101,7 +101,7 @@ impl Trainer {
                 )
                 .await?;
                 let (result, attempts) = result.ok_or(Leave::Stopped)?;
-                self.note_troubles(&attempts, observer);
+                self.note_troubles(&attempts, observer)?;
                 self.store.record_eval(key, &json!(result))?;
                 result
             }

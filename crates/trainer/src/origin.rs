@@ -6,9 +6,11 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use dressage_store::{Purpose, Store};
+use dressage_store::Store;
+use dressage_tree::{Purpose, RunId};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use crate::TrainerError;
 use crate::checkpoint::checksum;
@@ -188,6 +190,18 @@ impl Origin {
         Ok(notes)
     }
 
+    /// The name of a run of `recipe` that began so: the recipe's, and eight digits of the SHA-256 of recipe and moment.
+    ///
+    /// # Errors
+    /// When the recipe cannot be written down.
+    pub fn run(&self, recipe: &Recipe) -> Result<RunId, TrainerError> {
+        let mut hash = Sha256::new();
+        hash.update(recipe.to_toml()?);
+        hash.update(self.begun.to_le_bytes());
+        let digits: String = hash.finalize().iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+        Ok(RunId(format!("{}-{digits}", recipe.run.name)))
+    }
+
     /// For how many steps the schedule of step `step` of a phase was made, which has `steps` now.
     pub fn scheduled(&self, phase: u32, step: u32, steps: u32) -> u32 {
         let earlier = self.lengths.iter().find(|length| length.phase == phase && step < length.until);
@@ -211,7 +225,7 @@ impl Origin {
         let planned = store.planned_steps()?;
         let mut begun = planned.iter().map(|(phase, _)| *phase).max();
         for purpose in [Purpose::Train, Purpose::Eval] {
-            begun = begun.max(store.summaries(purpose)?.iter().map(|summary| summary.key.phase).max());
+            begun = begun.max(store.summaries(purpose)?.iter().map(|summary| summary.placement.phase).max());
         }
         if let Some(later) = begun.filter(|later| *later as usize > first) {
             return Err(TrainerError::PhaseOver { phase: first, later });

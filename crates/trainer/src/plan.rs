@@ -6,26 +6,25 @@
 
 use std::collections::HashMap;
 
-use dressage_agent::Finish;
 use dressage_rl::{Counting, Normaliser, PathAdvantages, RolloutTokens, prepare, shaping};
-use dressage_store::{Attempt, AttemptKey, ChargedKl, HighEntropy, PerToken, PlannedPath, StepPlan, Update};
-use dressage_tree::{PathInput, SegmentId, Trajectory, TreeBatch};
+use dressage_store::{Attempt, ChargedKl, HighEntropy, PerToken, PlannedPath, StepPlan, Update};
+use dressage_tree::{AttemptId, Finish, PathInput, Placement, SegmentId, Trajectory, TreeBatch};
 
 use crate::TrainerError;
 use crate::batch::{Action, TrainedPath, path_input, trained_paths};
 use crate::credit::{Earnings, Sample};
 use crate::random::order;
 use crate::recipe::{Charge, Empty, GroupBy, OnlyKeys, Overlong, RlKeys, UniformGroups};
-use crate::rollout::outcome_of;
 use crate::signals::Signals;
 use crate::survey::PathKey;
 
 /// Where the signals of a path are looked up.
-pub(crate) type SignalsOf<'a> = &'a dyn Fn(AttemptKey, SegmentId) -> Signals;
+pub(crate) type SignalsOf<'a> = &'a dyn Fn(AttemptId, SegmentId) -> Signals;
 
 /// An attempt on its way into a plan.
 struct Rollout<'a> {
-    key: AttemptKey,
+    id: AttemptId,
+    placement: Placement,
     trajectory: &'a Trajectory,
     paths: Vec<Way>,
     /// Whether its tokens are trained. If not, others are compared with it all the same.
@@ -59,16 +58,18 @@ impl Way {
 }
 
 impl<'a> Rollout<'a> {
-    fn new(key: AttemptKey, trajectory: &'a Trajectory, signals: Option<SignalsOf<'_>>) -> Self {
+    fn new(attempt: &'a Attempt, signals: Option<SignalsOf<'_>>) -> Self {
+        let Attempt { id, placement, trajectory, .. } = attempt;
         let way = |path: TrainedPath| Way {
-            signals: signals.map(|of| of(key, path.leaf)).unwrap_or_default(),
+            signals: signals.map(|of| of(*id, path.leaf)).unwrap_or_default(),
             shares: vec![1.0; path.turns.len()],
             path,
             advantages: PerToken::same(0.0),
             returns: None,
         };
         Rollout {
-            key,
+            id: *id,
+            placement: *placement,
             trajectory,
             paths: trained_paths(trajectory).into_iter().map(way).collect(),
             trained: true,
@@ -108,7 +109,7 @@ impl<'a> Rollout<'a> {
         if most == 0 || total <= most {
             return;
         }
-        let AttemptKey { phase, step, group, sample, .. } = self.key;
+        let Placement { phase, step, group, sample, .. } = self.placement;
         let drawn = order(seed, "turns", &[phase, step, group, sample], total);
         for (share, place) in shares.into_iter().zip(drawn) {
             *share = if (place as usize) < most { total as f32 / most as f32 } else { 0.0 };
@@ -118,7 +119,7 @@ impl<'a> Rollout<'a> {
 
 /// Whether an attempt was cut for its length, in tokens, turns, context or time.
 pub(crate) fn is_cut(attempt: &Attempt) -> bool {
-    outcome_of(attempt).is_some_and(|o| !matches!(o.finish, Finish::Answered | Finish::Failed))
+    !matches!(attempt.outcome.finish, Finish::Answered | Finish::Failed)
 }
 
 /// The reward of an attempt and what becomes of it, by the recipe's way with long ones.
@@ -194,14 +195,14 @@ pub(crate) fn every_path(groups: &[&[Attempt]]) -> Result<Vec<(PathKey, PathInpu
     for attempt in groups.iter().copied().flatten().filter(|attempt| attempt.reward.is_some()) {
         for path in trained_paths(&attempt.trajectory) {
             let planned = PlannedPath {
-                attempt: attempt.key,
+                attempt: attempt.id,
                 leaf: path.leaf,
                 advantage: PerToken::same(0.0),
                 weight: PerToken::same(0.0),
                 returns: None,
                 values: None,
             };
-            found.push(((attempt.key, path.leaf), path_input(&attempt.trajectory, &planned, 0)?));
+            found.push(((attempt.id, path.leaf), path_input(&attempt.trajectory, &planned, 0)?));
         }
     }
     Ok(found)
@@ -256,7 +257,7 @@ impl<'a> Gathered<'a> {
         trained: bool,
     ) -> Rollout<'a> {
         let keys = setting.keys;
-        let mut rollout = Rollout::new(attempt.key, &attempt.trajectory, Some(setting.signals));
+        let mut rollout = Rollout::new(attempt, Some(setting.signals));
         rollout.trained = trained;
         let (charged, divergence) = rollout.charged(keys, setting.kl_coefficient);
         let paths: Vec<TrainedPath> = rollout.paths.iter().map(|way| way.path.clone()).collect();
@@ -366,12 +367,12 @@ pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<StepPla
 pub(crate) fn sft(
     phase: u32,
     step: u32,
-    demonstrations: &[(AttemptKey, &Trajectory)],
+    demonstrations: &[&Attempt],
     normaliser: Normaliser,
     budget: usize,
 ) -> Result<StepPlan, TrainerError> {
     let groups: Vec<Vec<Rollout>> =
-        demonstrations.iter().map(|(key, trajectory)| vec![Rollout::new(*key, trajectory, None)]).collect();
+        demonstrations.iter().map(|attempt| vec![Rollout::new(attempt, None)]).collect();
     // Cross-entropy has a gradient whatever the advantage.
     let updates = vec![update(&groups, normaliser, &OnlyKeys::default(), true, budget)?];
     Ok(StepPlan { phase, step, places: Vec::new(), kl: None, high_entropy: None, updates })
@@ -432,7 +433,7 @@ fn update(
                 }
                 let weight = weight as f32;
                 let planned = PlannedPath {
-                    attempt: rollout.key,
+                    attempt: rollout.id,
                     leaf: way.path.leaf,
                     advantage: way.advantages.clone(),
                     weight: PerToken::new(way.shares().map(|share| share * weight)),
@@ -445,7 +446,7 @@ fn update(
         }
         pieces.push(group);
     }
-    Ok(Update { micro_batches: micro_batches(pieces, budget)? })
+    Ok(Update { policy: String::new(), micro_batches: micro_batches(pieces, budget)? })
 }
 
 type Piece = Vec<(PlannedPath, PathInput)>;

@@ -1,7 +1,7 @@
 //! Streams and orders: every random choice of a run is a function of its seed and of what the choice is for.
 
 use dressage_policy::uniform;
-use dressage_store::AttemptKey;
+use dressage_tree::Placement;
 use sha2::{Digest, Sha256};
 
 /// The stream of random numbers for something in a run: the first 8 bytes of the SHA-256 of its name and numbers. Two of
@@ -15,14 +15,11 @@ fn stream(name: &str, numbers: &[u32]) -> u64 {
     hash.finalize().iter().take(8).fold(0, |value, &byte| value << 8 | u64::from(byte))
 }
 
-/// The stream that an attempt's tokens are drawn from.
-pub(crate) fn attempt_stream(key: &AttemptKey) -> u64 {
-    stream(key.purpose.name(), &[key.phase, key.step, key.group, key.sample])
-}
-
-/// The stream that it is drawn from when it is made again, for the `retry`-th time.
-pub(crate) fn retry_stream(key: &AttemptKey, retry: u32) -> u64 {
-    stream(key.purpose.name(), &[key.phase, key.step, key.group, key.sample, retry])
+/// The stream that the tokens of a try at a place in the run are sampled from.
+pub(crate) fn try_stream(place: &Placement, number: u32) -> u64 {
+    let Placement { purpose, phase, step, group, sample } = *place;
+    let numbers = [phase, step, group, sample, number];
+    stream(purpose.name(), if number == 0 { &numbers[..4] } else { &numbers })
 }
 
 /// A random order of `0..n` (Fisher & Yates, as in Knuth 3.4.2 P), for the given use.
@@ -39,7 +36,7 @@ pub(crate) fn order(seed: u64, name: &str, numbers: &[u32], n: usize) -> Vec<u32
 
 #[cfg(test)]
 mod tests {
-    use dressage_store::Purpose;
+    use dressage_tree::Purpose;
 
     use super::*;
 
@@ -58,10 +55,12 @@ mod tests {
     /// Recorded runs depend on these numbers.
     #[test]
     fn streams_are_for_ever() {
-        let key = AttemptKey { purpose: Purpose::Train, phase: 1, step: 2, group: 3, sample: 4 };
-        assert_eq!(attempt_stream(&key), attempt_stream(&key));
-        assert_ne!(attempt_stream(&key), attempt_stream(&AttemptKey { sample: 5, ..key }));
-        assert_ne!(attempt_stream(&key), attempt_stream(&AttemptKey { purpose: Purpose::Eval, ..key }));
+        let place = Placement { purpose: Purpose::Train, phase: 1, step: 2, group: 3, sample: 4 };
+        let first = try_stream(&place, 0);
+        assert_ne!(first, try_stream(&Placement { sample: 5, ..place }, 0));
+        assert_ne!(first, try_stream(&Placement { purpose: Purpose::Eval, ..place }, 0));
+        assert_ne!(first, try_stream(&place, 1));
+        assert_ne!(try_stream(&place, 2), try_stream(&place, 1));
         assert_eq!(stream("x", &[1]), 16_210_320_079_259_542_897);
     }
 }

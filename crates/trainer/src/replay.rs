@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use dressage_policy::Learner;
-use dressage_store::{AttemptKey, Store};
-use dressage_tree::Trajectory;
+use dressage_store::Store;
+use dressage_tree::{AttemptId, Trajectory};
 
 use crate::TrainerError;
 use crate::checkpoint::{Checkpoint, Checkpoints, Found};
@@ -92,7 +92,7 @@ pub async fn replay(
                     place.insert(attempt.ok_or(TrainerError::Unrecorded(path.attempt))?.trajectory);
                 }
             }
-            let trajectories: HashMap<AttemptKey, &Trajectory> =
+            let trajectories: HashMap<AttemptId, &Trajectory> =
                 attempts.iter().map(|(key, trajectory)| (*key, trajectory)).collect();
             if let (Phase::Rl(keys), Some(reference)) = (phase, models.of(phase).reference)
                 && keys.reference_moves(step)

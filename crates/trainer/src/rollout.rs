@@ -1,23 +1,24 @@
 //! Making attempts: concurrently, recorded one by one, scored on the way.
 //!
-//! Guarantees: an attempt that is recorded is never made again. Its tokens depend on the weights, the seed and its key
-//! alone, not on how many run beside it. An attempt that breaks is recorded as broken; the others go on.
+//! Guarantees: an attempt that is recorded is never made again. Its tokens depend on the weights, the seed, its place in
+//! the run and the number of its try alone, not on how many run beside it. An attempt that breaks is recorded as broken;
+//! the others go on. Each try is an attempt of its own.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use dressage_agent::tasks::Task;
-use dressage_agent::tools::CallCounts;
-use dressage_agent::{Agent, AttemptRequest, Finish, Outcome, Trouble};
+use dressage_agent::{Agent, AttemptRequest};
 use dressage_policy::{SamplingParams, crash_point};
 use dressage_reward::Score;
-use dressage_store::{Attempt, AttemptKey, Earned, Earner, Status, Store};
+use dressage_store::{Attempt, Earned, Earner, Status, Store, StoreError};
+use dressage_tree::{AttemptId, CallCounts, Finish, Outcome, Placement, Trouble};
 use serde_json::json;
 use tokio::task::JoinSet;
 
 use crate::TrainerError;
 use crate::observe::{Event, Observer, StopFlag};
-use crate::random::{attempt_stream, retry_stream};
+use crate::random::try_stream;
 use crate::recipe::{AgentKeys, RewardKeys};
 use crate::tasks::opening;
 
@@ -39,21 +40,21 @@ pub struct Rollouts {
 }
 
 impl Rollouts {
-    /// The attempts of these keys at these tasks, in the same order; those that are recorded are not made again. `None`
+    /// The attempts of these places at these tasks, in the same order; those that are recorded are not made again. `None`
     /// when stopped: what was recorded until then stays.
     ///
     /// # Errors
     /// When recording fails, or not one attempt came to its end.
     pub async fn run(
         &self,
-        wanted: &[(AttemptKey, Task)],
+        wanted: &[(Placement, Task)],
         params: &SamplingParams,
         observer: &mut dyn Observer,
         stop: &StopFlag,
     ) -> Result<Option<Vec<Attempt>>, TrainerError> {
         let mut attempts: Vec<Option<Attempt>> = Vec::with_capacity(wanted.len());
-        for (key, _) in wanted {
-            attempts.push(self.store.attempt(key)?);
+        for (placement, _) in wanted {
+            attempts.push(self.store.last_try(placement)?);
         }
         let mut done = attempts.iter().flatten().count();
         let mut waiting: VecDeque<usize> = (0..wanted.len()).filter(|&i| attempts[i].is_none()).collect();
@@ -63,8 +64,8 @@ impl Rollouts {
                 && !stop.is_stopped()
                 && let Some(place) = waiting.pop_front()
             {
-                let (key, task) = &wanted[place];
-                let attempt = self.attempt(key, task, params.clone());
+                let (placement, task) = &wanted[place];
+                let attempt = self.attempt(placement, task, params.clone());
                 running.spawn(async move { (place, attempt.await) });
             }
             let joined = tokio::select! {
@@ -78,12 +79,12 @@ impl Rollouts {
                 // A bug; the panic has already said where.
                 Some(Err(panic)) => std::panic::resume_unwind(panic.into_panic()),
             };
+            let attempt = attempt?;
             self.record(&attempt)?;
-            let key = attempt.key;
             done += 1;
             let sampled_tokens = attempt.trajectory.sampled_tokens();
             observer.event(&Event::Attempt {
-                purpose: key.purpose,
+                purpose: attempt.placement.purpose,
                 done,
                 total: wanted.len(),
                 sampled_tokens,
@@ -98,37 +99,57 @@ impl Rollouts {
         Ok(Some(attempts))
     }
 
-    /// Makes one attempt and scores it.
+    /// Makes one attempt and scores it. A try that came to nothing is recorded, and superseded by another one as long as
+    /// the recipe allows.
     pub(crate) fn attempt(
         &self,
-        key: &AttemptKey,
+        placement: &Placement,
         task: &Task,
         params: SamplingParams,
-    ) -> impl Future<Output = Attempt> + Send + 'static {
-        let (key, task, retries) = (*key, task.clone(), self.prompts.retries);
-        let mut request = AttemptRequest {
-            id: key.to_string(),
-            messages: opening(&self.prompts, &task),
-            seed: self.seed,
-            stream: attempt_stream(&key),
-            params,
-        };
-        let (agent, reward) = (self.agent.clone(), self.reward.clone());
+    ) -> impl Future<Output = Result<Attempt, StoreError>> + Send + 'static {
+        let (placement, task, retries) = (*placement, task.clone(), self.prompts.retries);
+        let (messages, seed) = (opening(&self.prompts, &task), self.seed);
+        let (agent, reward, store) = (self.agent.clone(), self.reward.clone(), self.store.clone());
         async move {
-            let mut made = guarded(&agent, &request).await;
-            for retry in 1..=retries {
-                if made.outcome.finish != Finish::Failed && made.outcome.sampled_tokens > 0 {
-                    break;
+            let mut number = store.tries(&placement)?;
+            loop {
+                let made_at = Place { id: AttemptId::new(store.run(), &placement, number), placement, number };
+                let request = AttemptRequest {
+                    id: made_at.to_string(),
+                    messages: messages.clone(),
+                    seed,
+                    // Each try has a stream of its own: what the model sampled may be what broke the tool.
+                    stream: try_stream(&placement, number),
+                    params: params.clone(),
+                };
+                let made = guarded(&agent, &request).await;
+                let came_to_nothing = made.outcome.finish == Finish::Failed || made.outcome.sampled_tokens == 0;
+                if !came_to_nothing || number >= retries {
+                    return Ok(scored(&reward, made_at, &task, made).await);
                 }
-                // Another stream: what the model drew may be what broke the tool.
-                request.stream = retry_stream(&key, retry);
-                let before = made.outcome.troubles;
-                made = guarded(&agent, &request).await;
-                let after = std::mem::replace(&mut made.outcome.troubles, before);
-                after.into_iter().for_each(|trouble| made.outcome.trouble(trouble.source, trouble.why));
+                let recorded = |made: dressage_agent::Attempt| Attempt {
+                    status: Status::Superseded,
+                    ..made_at.attempt(&task, made)
+                };
+                store.record_attempt(&recorded(made))?;
+                number += 1;
             }
-            scored(&reward, key, &task, made).await
         }
+    }
+
+    /// Tries that came before these attempts and were superseded.
+    ///
+    /// # Errors
+    /// When the record cannot be read.
+    pub fn earlier_tries(&self, attempts: &[Attempt]) -> Result<Vec<Attempt>, StoreError> {
+        let mut found = Vec::new();
+        for attempt in attempts {
+            for number in 0..attempt.number {
+                let id = AttemptId::new(self.store.run(), &attempt.placement, number);
+                found.extend(self.store.attempt(&id)?);
+            }
+        }
+        Ok(found)
     }
 
     /// Records an attempt, unless it broke: see [`Rollouts::record_broken`].
@@ -145,11 +166,47 @@ impl Rollouts {
     pub(crate) fn record_broken(&self, attempts: &[Attempt]) -> Result<(), TrainerError> {
         let broken = || attempts.iter().filter(|attempt| attempt.status == Status::Failed);
         if let Some(first) = attempts.first().filter(|_| broken().count() == attempts.len()) {
-            let reason = first.outcome.get("error").and_then(serde_json::Value::as_str);
-            let first = reason.unwrap_or("no reason was recorded").to_owned();
+            let first = first.outcome.error.as_deref().unwrap_or("no reason was recorded").to_owned();
             return Err(TrainerError::AllFailed { count: attempts.len(), first });
         }
         Ok(self.store.record_attempts(&broken().cloned().collect::<Vec<_>>())?)
+    }
+}
+
+/// The place of an attempt that is made, and its name.
+#[derive(Clone, Copy)]
+struct Place {
+    id: AttemptId,
+    placement: Placement,
+    number: u32,
+}
+
+impl Place {
+    /// What was made there, not scored.
+    fn attempt(self, task: &Task, made: dressage_agent::Attempt) -> Attempt {
+        let Place { id, placement, number } = self;
+        let dressage_agent::Attempt { trajectory, outcome } = made;
+        Attempt {
+            id,
+            placement,
+            number,
+            task: json!(task),
+            outcome,
+            score: None,
+            reward: None,
+            earned: Vec::new(),
+            status: Status::Failed,
+            trajectory,
+        }
+    }
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.number {
+            0 => write!(f, "{}", self.placement),
+            number => write!(f, "{}, try {number}", self.placement),
+        }
     }
 }
 
@@ -175,8 +232,9 @@ async fn guarded(agent: &Agent, request: &AttemptRequest) -> dressage_agent::Att
 }
 
 /// Scores the final answer, shapes the reward. Where the answer cannot be scored, the attempt counts as broken.
-async fn scored(keys: &RewardKeys, key: AttemptKey, task: &Task, made: dressage_agent::Attempt) -> Attempt {
-    let dressage_agent::Attempt { trajectory, mut outcome } = made;
+async fn scored(keys: &RewardKeys, place: Place, task: &Task, made: dressage_agent::Attempt) -> Attempt {
+    let mut attempt = place.attempt(task, made);
+    let outcome = &mut attempt.outcome;
     let answered = outcome.finish == Finish::Answered;
     let (scorer, text, answer) = (keys.scorer.clone(), outcome.final_text.clone(), task.answer.clone());
     let score = alone(async move {
@@ -198,20 +256,17 @@ async fn scored(keys: &RewardKeys, key: AttemptKey, task: &Task, made: dressage_
         outcome.extracted = score.extracted;
         score.value
     });
-    let earned = if failed { Vec::new() } else { earned(keys, &outcome) };
+    let earned = if failed { Vec::new() } else { earned(keys, outcome) };
     let cut = if answered { 0.0 } else { keys.unfinished };
     let whole = score + cut + earned.iter().map(|earned| earned.reward).sum::<f64>();
     let reward = if failed { keys.broken } else { Some(whole) };
     Attempt {
-        key,
-        task: json!(task),
-        outcome: json!(outcome),
         score: (!failed).then_some(score),
         // Adding 0 turns −0, which the store does not tell from 0, into 0.
         reward: reward.map(|reward| reward + 0.0),
         earned,
         status: if failed { Status::Failed } else { Status::Completed },
-        trajectory,
+        ..attempt
     }
 }
 
@@ -226,11 +281,6 @@ fn earned(keys: &RewardKeys, outcome: &Outcome) -> Vec<Earned> {
     outcome.calls_by_turn.iter().filter_map(of_turn).collect()
 }
 
-/// The outcome of a recorded attempt.
-pub(crate) fn outcome_of(attempt: &Attempt) -> Option<Outcome> {
-    serde_json::from_value(attempt.outcome.clone()).ok()
-}
-
 /// What went wrong around the model, by where: how often, and the first of each.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Troubles(BTreeMap<String, (u64, String)>);
@@ -240,11 +290,10 @@ impl Troubles {
     pub fn add(&mut self, attempts: &[Attempt]) -> Vec<String> {
         let mut new = Vec::new();
         for attempt in attempts {
-            let Some(outcome) = outcome_of(attempt) else { continue };
-            for Trouble { source, why } in outcome.troubles {
+            for Trouble { source, why } in &attempt.outcome.troubles {
                 let (count, _) = self.0.entry(source.clone()).or_insert_with(|| {
-                    new.push(format!("{source}: {why} (in {})", attempt.key));
-                    (0, why)
+                    new.push(format!("{source}: {why} (in {})", attempt.placement));
+                    (0, why.clone())
                 });
                 *count += 1;
             }

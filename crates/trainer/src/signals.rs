@@ -3,8 +3,8 @@
 
 use std::collections::HashMap;
 
-use dressage_store::{Attempt, AttemptKey};
-use dressage_tree::{PathInput, PathTarget, SegmentId, Term, Trajectory};
+use dressage_store::Attempt;
+use dressage_tree::{AttemptId, PathInput, PathTarget, SegmentId, Term, Trajectory};
 
 use crate::TrainerError;
 use crate::batch::trained_paths;
@@ -80,7 +80,7 @@ impl Heard {
     }
 
     /// The signals of one path.
-    pub fn get(&self, attempt: AttemptKey, leaf: SegmentId) -> Signals {
+    pub fn get(&self, attempt: AttemptId, leaf: SegmentId) -> Signals {
         self.0.get(&(attempt, leaf)).cloned().unwrap_or_default()
     }
 
@@ -100,7 +100,7 @@ impl Heard {
         let cut = |attempt: &&Attempt| attempt.reward.is_some() && is_cut(attempt);
         for attempt in groups.iter().copied().flatten().filter(cut) {
             let Some((leaf, input)) = end_of(&attempt.trajectory) else { continue };
-            let key = (attempt.key, leaf);
+            let key = (attempt.id, leaf);
             if input.tokens.len() <= context {
                 fitting.push((key, input));
             } else {
@@ -123,8 +123,7 @@ fn end_of(trajectory: &Trajectory) -> Option<(SegmentId, PathInput)> {
         path.turns.iter().flat_map(|action| &action.segments).map(|(segment, _)| *segment).max()
     };
     let path = trained_paths(trajectory).into_iter().max_by_key(last)?;
-    let mut tokens: Vec<u32> =
-        trajectory.path(path.leaf).into_iter().flat_map(|segment| segment.tokens.iter().copied()).collect();
+    let mut tokens = trajectory.path_tokens(path.leaf);
     let index = tokens.len() as u32;
     // Any token will do: its predictor is what is asked about.
     tokens.push(*tokens.last()?);

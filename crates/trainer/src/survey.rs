@@ -4,13 +4,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use dressage_policy::{Learner, Predictions};
-use dressage_store::AttemptKey;
-use dressage_tree::{PathInput, SegmentId, TreeBatch};
+use dressage_tree::{AttemptId, PathInput, SegmentId, TreeBatch};
 
 use crate::TrainerError;
 
 /// A path of an attempt.
-pub(crate) type PathKey = (AttemptKey, SegmentId);
+pub(crate) type PathKey = (AttemptId, SegmentId);
 
 /// What is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

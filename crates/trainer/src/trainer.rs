@@ -183,7 +183,7 @@ impl Trainer {
         let (folder, store, origin, mut notes) = match start {
             Start::Fresh => {
                 let folder = RunFolder::create(&recipe, &now)?;
-                let store = Store::open(&folder.record())?;
+                let store = Store::open(&folder.record(), &now.run(&recipe)?)?;
                 (folder, store, now, Vec::new())
             }
             Start::Resume => go_on(&recipe, now)?,
@@ -316,7 +316,7 @@ impl Trainer {
                 }
                 let step = self.position.step;
                 let (metrics, attempts) = run.step(self, step, observer, stop).await?;
-                self.note_troubles(&attempts, observer);
+                self.note_troubles(&attempts, observer)?;
                 self.finish_step(&keys, of_phase, metrics, observer).await?;
                 self.evaluate_if_due(observer, stop).await?;
             }
@@ -435,10 +435,16 @@ impl Trainer {
     }
 
     /// Keeps what went wrong around the model, and says it the first time.
-    pub(crate) fn note_troubles(&mut self, attempts: &[Attempt], observer: &mut dyn Observer) {
-        for trouble in self.troubles.add(attempts) {
+    pub(crate) fn note_troubles(
+        &mut self,
+        attempts: &[Attempt],
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainerError> {
+        let earlier = self.rollouts.earlier_tries(attempts)?;
+        for trouble in [self.troubles.add(&earlier), self.troubles.add(attempts)].concat() {
             observer.event(&Event::Note(&trouble));
         }
+        Ok(())
     }
 
     /// Passes metrics on. A sink that fails is dropped.
@@ -501,7 +507,11 @@ fn go_on(recipe: &Recipe, now: Origin) -> Result<(RunFolder, Store, Origin, Vec<
         }
         None => (now, Vec::new()),
     };
-    let store = Store::open(&folder.record())?;
+    let store = match folder.record() {
+        file if file.exists() => Store::resume(&file)?,
+        // Killed before it had one.
+        file => Store::open(&file, &origin.run(recipe)?)?,
+    };
     notes.extend(origin.lengthen(&earlier, recipe, &store)?);
     origin.write(folder.root())?;
     if earlier.phase != recipe.phase {

@@ -2,10 +2,9 @@
 
 use dressage_policy::Health;
 use dressage_store::{Attempt, HighEntropy};
-use dressage_tree::Kind;
+use dressage_tree::{Finish, Kind, Outcome};
 
 use crate::metrics::Metrics;
-use crate::rollout::outcome_of;
 
 /// How many versions old the tokens are that are trained.
 pub(super) fn age(attempts: &[Attempt], version: u64, metrics: &mut Metrics) {
@@ -91,11 +90,10 @@ pub(super) fn attempts(groups: &[&[Attempt]], metrics: &mut Metrics) {
         prompts.filter(|segment| segment.kind == Kind::Given).map(|segment| segment.tokens.len() as f64);
     metrics.add_spread("prompt_length", prompts);
 
-    let outcomes: Vec<_> = attempts.iter().filter_map(|attempt| outcome_of(attempt)).collect();
-    let share = |wanted: &dyn Fn(&dressage_agent::Outcome) -> bool| {
+    let outcomes: Vec<&Outcome> = attempts.iter().map(|attempt| &attempt.outcome).collect();
+    let share = |wanted: &dyn Fn(&Outcome) -> bool| {
         outcomes.iter().filter(|outcome| wanted(outcome)).count() as f64 / outcomes.len().max(1) as f64
     };
-    use dressage_agent::Finish;
     metrics.add(
         "response_length/clip_ratio",
         share(&|o| matches!(o.finish, Finish::MaxTokens | Finish::Context)),
@@ -107,7 +105,7 @@ pub(super) fn attempts(groups: &[&[Attempt]], metrics: &mut Metrics) {
     metrics.add_spread("num_turns", outcomes.iter().map(|o| f64::from(o.turns)));
     metrics.add_spread("tool_call_counts", outcomes.iter().map(|o| f64::from(o.calls.total())));
     let total =
-        |count: &dyn Fn(&dressage_agent::Outcome) -> u32| outcomes.iter().map(|o| f64::from(count(o))).sum();
+        |count: &dyn Fn(&Outcome) -> u32| outcomes.iter().map(|o| f64::from(count(o))).sum();
     metrics.add("tool_calls/ok", total(&|o| o.calls.ok));
     metrics.add("tool_calls/malformed", total(&|o| o.calls.malformed));
     metrics.add("tool_calls/unknown_tool", total(&|o| o.calls.unknown_tool));
@@ -116,7 +114,7 @@ pub(super) fn attempts(groups: &[&[Attempt]], metrics: &mut Metrics) {
     metrics.add("tool_calls/timeout", total(&|o| o.calls.timeout));
     metrics.add("tool_calls/bare", total(&|o| o.calls.bare));
     let turns = |forked: bool| {
-        move |o: &dressage_agent::Outcome| {
+        move |o: &Outcome| {
             o.drift.iter().filter(|drift| drift.forked == forked).count() as u32
         }
     };

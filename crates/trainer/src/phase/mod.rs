@@ -7,9 +7,9 @@ mod sft;
 use std::collections::HashMap;
 
 use dressage_agent::tools::ToolSet;
-use dressage_store::{Attempt, AttemptKey};
+use dressage_store::Attempt;
 use dressage_text::Chat;
-use dressage_tree::Trajectory;
+use dressage_tree::{AttemptId, RunId, Trajectory};
 
 use crate::TrainerError;
 use crate::metrics::Metrics;
@@ -46,7 +46,11 @@ impl PhaseRun {
         tools: &ToolSet,
     ) -> Result<(), TrainerError> {
         match phase {
-            Phase::Sft(keys) => sft::demonstrations(index, keys, recipe, tasks, chat, tools).map(|_| ()),
+            Phase::Sft(keys) => {
+                // Names do not matter here: nothing is recorded.
+                let run = RunId(String::new());
+                sft::demonstrations(index, keys, recipe, tasks, chat, tools, &run).map(|_| ())
+            },
             Phase::Rl(_) => Ok(()),
         }
     }
@@ -75,6 +79,6 @@ impl PhaseRun {
     }
 }
 
-fn by_key(attempts: &[Attempt]) -> HashMap<AttemptKey, &Trajectory> {
-    attempts.iter().map(|attempt| (attempt.key, &attempt.trajectory)).collect()
+fn by_id(attempts: &[Attempt]) -> HashMap<AttemptId, &Trajectory> {
+    attempts.iter().map(|attempt| (attempt.id, &attempt.trajectory)).collect()
 }

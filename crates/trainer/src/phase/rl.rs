@@ -5,7 +5,7 @@ use std::time::Instant;
 use dressage_policy::crash_point;
 use dressage_store::{Attempt, StepPlan};
 
-use super::{by_key, describe};
+use super::{by_id, describe};
 use crate::TrainerError;
 use crate::flow::{Flow, Taken};
 use crate::learn::{Learned, Models, Rules, run_plan};
@@ -207,7 +207,7 @@ impl OfPhase<'_> {
         observer: &mut dyn Observer,
     ) -> Result<Learned, TrainerError> {
         let rules = self.rules(trainer, step);
-        run_plan(plan, &by_key(attempts), self.models(trainer), &rules, observer).await
+        run_plan(plan, &by_id(attempts), self.models(trainer), &rules, observer).await
     }
 
     fn rules(&self, trainer: &Trainer, step: u32) -> Rules<'_> {

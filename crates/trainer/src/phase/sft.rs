@@ -6,11 +6,12 @@ use std::time::Instant;
 use dressage_agent::demonstrate;
 use dressage_agent::tools::ToolSet;
 use dressage_policy::crash_point;
-use dressage_store::{Attempt, AttemptKey, Purpose, Status};
+use dressage_store::{Attempt, Status};
 use dressage_text::Chat;
+use dressage_tree::{AttemptId, Outcome, Placement, Purpose, RunId};
 use serde_json::json;
 
-use super::{by_key, describe};
+use super::{by_id, describe};
 use crate::TrainerError;
 use crate::learn::{Models, Rules, run_plan};
 use crate::metrics::Metrics;
@@ -56,6 +57,7 @@ pub(super) fn demonstrations(
     tasks: &Tasks,
     chat: &Chat,
     tools: &ToolSet,
+    run: &RunId,
 ) -> Result<Vec<Attempt>, TrainerError> {
     let seed = recipe.run.seed;
     let order = order(seed, "demonstrations", &[index as u32], tasks.train_len());
@@ -73,10 +75,13 @@ pub(super) fn demonstrations(
         messages.extend(demonstration.messages());
         let trajectory = demonstrate(chat, &specs, &messages, given)
             .map_err(|source| TrainerError::Demonstration { task: task.id.clone(), source })?;
-        let (phase, group) = (index as u32, group as u32);
+        let (purpose, phase, group) = (Purpose::Demonstration, index as u32, group as u32);
+        let placement = Placement { purpose, phase, step: 0, group, sample: 0 };
         found.push(Attempt {
-            key: AttemptKey { purpose: Purpose::Demonstration, phase, step: 0, group, sample: 0 },
-            outcome: json!({"final_text": demonstration.answer}),
+            id: AttemptId::new(run, &placement, 0),
+            placement,
+            number: 0,
+            outcome: Outcome::demonstrated(demonstration.answer),
             task: json!(task),
             score: None,
             reward: None,
@@ -96,7 +101,7 @@ impl Sft {
     pub fn new(phase: Phase, index: u32, keys: SftKeys, trainer: &Trainer) -> Result<Self, TrainerError> {
         let Trainer { recipe, tasks, rollouts, store, .. } = trainer;
         let agent = &rollouts.agent;
-        let found = demonstrations(index as usize, &keys, recipe, tasks, &agent.chat, &agent.tools)?;
+        let found = demonstrations(index as usize, &keys, recipe, tasks, &agent.chat, &agent.tools, store.run())?;
         store.record_attempts(&found)?;
         Ok(Sft { phase, index, keys, demonstrations: found })
     }
@@ -122,15 +127,13 @@ impl Sft {
         let plan = match store.step(self.index, step)? {
             Some(plan) => plan,
             None => {
-                let picked: Vec<_> =
-                    picked.iter().map(|attempt| (attempt.key, &attempt.trajectory)).collect();
                 let budget = recipe.engine.micro_batch_tokens;
                 plan::sft(self.index, step, &picked, self.keys.normaliser, budget)?
             }
         };
         store.record_step(&plan)?;
         crash_point("ledger_written");
-        let trajectories = by_key(&self.demonstrations);
+        let trajectories = by_id(&self.demonstrations);
         let models = Models { policy: &**learner, reference: None, critic: None };
         let of_phase = (self.index, &self.phase);
         let rules = Rules::new(of_phase, step, Some(origin), trainer.version(), recipe);
