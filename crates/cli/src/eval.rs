@@ -9,6 +9,7 @@ use dressage_agent::Agent;
 use dressage_agent::tasks::QuestionKey;
 use dressage_engine::Engine;
 use dressage_store::{EvalKey, Store};
+use dressage_tree::RunId;
 use dressage_trainer::recipe::{Override, Recipe};
 use dressage_trainer::{
     EvalResult, Rollouts, StopFlag, Tasks, Troubles, chat_options, check_tasks, evaluate, tool_set,
@@ -153,7 +154,7 @@ async fn measure(recipe: &Recipe, trained_by: Option<Run>) -> anyhow::Result<Opt
         reward: recipe.reward.clone(),
         seed: recipe.run.seed,
         concurrency: running,
-        store: Arc::new(Store::open(&scratch.path().join("run.db"))?),
+        store: Arc::new(Store::open(&scratch.path().join("run.db"), &RunId("eval".into()))?),
     };
     let stop = StopFlag::default();
     let (mut requests, asked) = (Requests::listen()?, stop.clone());
@@ -169,7 +170,8 @@ async fn measure(recipe: &Recipe, trained_by: Option<Run>) -> anyhow::Result<Opt
     bars.clear();
     interrupts.abort();
     let Some((result, attempts)) = result? else { return Ok(None) };
-    for trouble in Troubles::default().add(&attempts) {
+    let tries = [rollouts.earlier_tries(&attempts)?, attempts].concat();
+    for trouble in Troubles::default().add(&tries) {
         eprintln!("{} {trouble}", Style::stderr().dim("note:"));
     }
     Ok(Some(result))

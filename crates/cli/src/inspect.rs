@@ -4,13 +4,10 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use dressage_agent::Drift;
 use dressage_model::TokenizerSource;
-use dressage_store::{
-    Attempt, AttemptKey, AttemptSummary, Earned, Earner, PerToken, PlannedPath, Purpose, Status, Store,
-};
+use dressage_store::{Attempt, AttemptSummary, Earned, Earner, PerToken, PlannedPath, Status, Store};
 use dressage_text::Tokenizer;
-use dressage_tree::{Kind, Segment, SegmentId};
+use dressage_tree::{AttemptId, Drift, Kind, Placement, Purpose, Segment, SegmentId};
 
 use crate::failure::unusable;
 use crate::model;
@@ -80,12 +77,15 @@ impl Args {
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     let run = Run::open(&args.run)?;
     let store = Store::open_existing(&run.record())?;
-    let key = match &args.attempt {
-        Some(id) => Some(parse_id(id)?),
+    let found = match &args.attempt {
+        Some(name) => Some(named(&store, name)?.ok_or_else(|| {
+            let run = args.run.display();
+            unusable(format!("the run has no {name}; `dressage inspect {run}` lists what it has"))
+        })?),
         None => {
             let summaries = selected(&args, &store)?;
             if args.best || args.worst {
-                Some(extreme(&summaries, args.best)?)
+                store.attempt(&extreme(&summaries, args.best)?)?
             } else {
                 let list = if args.step.is_some() { attempts(&summaries) } else { steps(&summaries) };
                 screen::print(&list);
@@ -93,55 +93,35 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
             }
         }
     };
-    if let Some(key) = key {
-        let attempt = store.attempt(&key)?.ok_or_else(|| {
-            unusable(format!(
-                "the run has no {}; `dressage inspect {}` lists what it has",
-                id(&key),
-                args.run.display()
-            ))
-        })?;
-        let planned = planned(&store, &key)?;
+    if let Some(attempt) = found {
+        let planned = planned(&store, &attempt)?;
         let tokenizer = tokenizer(&run)?;
         screen::print(&shown(&attempt, planned.as_ref(), &tokenizer, args.logprobs, Style::stdout()));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// `train/1/3/0/2`.
-fn id(key: &AttemptKey) -> String {
-    let AttemptKey { purpose, phase, step, group, sample } = key;
-    format!("{}/{phase}/{step}/{group}/{sample}", purpose.name())
-}
-
-fn parse_id(text: &str) -> anyhow::Result<AttemptKey> {
-    let parts: Vec<&str> = text.split('/').collect();
-    let key = match parts[..] {
-        [purpose, phase, step, group, sample] => (|| {
-            Some(AttemptKey {
-                purpose: Purpose::parse(purpose)?,
-                phase: phase.parse().ok()?,
-                step: step.parse().ok()?,
-                group: group.parse().ok()?,
-                sample: sample.parse().ok()?,
-            })
-        })(),
-        _ => None,
-    };
-    key.ok_or_else(|| {
+/// The attempt at a place, as in `train/1/3/0/2`, or of an id.
+fn named(store: &Store, name: &str) -> anyhow::Result<Option<Attempt>> {
+    if let Some(placement) = Placement::parse(name) {
+        return Ok(store.last_try(&placement)?);
+    }
+    let id: Option<AttemptId> = name.parse().ok();
+    let id = id.ok_or_else(|| {
         unusable(format!(
-            "--attempt {text}: an attempt is named PURPOSE/PHASE/STEP/GROUP/SAMPLE, as in train/1/3/0/2; the purposes are \
-             train, baseline, eval and demonstration"
+            "--attempt {name}: an attempt is named PURPOSE/PHASE/STEP/GROUP/SAMPLE, as in train/1/3/0/2, or by its id of 32 \
+             digits; the purposes are train, baseline, eval and demonstration"
         ))
-    })
+    })?;
+    Ok(store.attempt(&id)?)
 }
 
 /// What the selectors leave, of one phase.
 fn selected(args: &Args, store: &Store) -> anyhow::Result<Vec<AttemptSummary>> {
     let purpose = args.purpose();
     let mut summaries = store.summaries(purpose)?;
-    let phase = args.phase.or_else(|| summaries.iter().map(|s| s.key.phase).max());
-    summaries.retain(|s| Some(s.key.phase) == phase && args.step.is_none_or(|step| s.key.step == step));
+    let phase = args.phase.or_else(|| summaries.iter().map(|s| s.placement.phase).max());
+    summaries.retain(|s| Some(s.placement.phase) == phase && args.step.is_none_or(|step| s.placement.step == step));
     if summaries.is_empty() {
         let step = args.step.map_or(String::new(), |step| format!(" in step {step}"));
         let phase = args.phase.map_or(String::new(), |phase| format!(" of phase {phase}"));
@@ -154,20 +134,22 @@ fn selected(args: &Args, store: &Store) -> anyhow::Result<Vec<AttemptSummary>> {
 }
 
 /// The attempt with the largest or smallest reward; of equal ones the first.
-fn extreme(summaries: &[AttemptSummary], best: bool) -> anyhow::Result<AttemptKey> {
+fn extreme(summaries: &[AttemptSummary], best: bool) -> anyhow::Result<AttemptId> {
     let sign = if best { -1.0 } else { 1.0 };
-    let rewarded = summaries.iter().filter_map(|s| s.reward.map(|reward| (sign * reward, s.key)));
+    let rewarded = summaries.iter().filter_map(|s| s.reward.map(|reward| (sign * reward, s)));
     rewarded
-        .min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)))
-        .map(|(_, key)| key)
+        .min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.placement.cmp(&b.1.placement)))
+        .map(|(_, summary)| summary.id)
         .ok_or_else(|| unusable("none of these attempts has a reward; name one with --attempt"))
 }
 
 /// One line for each step.
 fn steps(summaries: &[AttemptSummary]) -> String {
     let mut text = String::new();
-    for step in summaries.chunk_by(|a, b| (a.key.phase, a.key.step) == (b.key.phase, b.key.step)) {
-        let key = step[0].key;
+    for step in summaries.chunk_by(|a, b| {
+        (a.placement.phase, a.placement.step) == (b.placement.phase, b.placement.step)
+    }) {
+        let Placement { purpose, phase, step: number, .. } = step[0].placement;
         let mean = |values: Vec<f64>| {
             let n = values.len() as f64;
             if n > 0.0 { format!("{:.3}", values.iter().sum::<f64>() / n) } else { "–".into() }
@@ -176,9 +158,9 @@ fn steps(summaries: &[AttemptSummary]) -> String {
         let _ = writeln!(
             text,
             "{} phase {} step {:>4}: {:>4} attempts · score {} · reward {} · {:.1} tokens drawn{}",
-            key.purpose.name(),
-            key.phase,
-            key.step,
+            purpose.name(),
+            phase,
+            number,
             step.len(),
             mean(step.iter().filter_map(|s| s.score).collect()),
             mean(step.iter().filter_map(|s| s.reward).collect()),
@@ -192,13 +174,14 @@ fn steps(summaries: &[AttemptSummary]) -> String {
 /// One line for each attempt.
 fn attempts(summaries: &[AttemptSummary]) -> String {
     let mut text = String::new();
-    for AttemptSummary { key, score, reward, status, sampled_tokens, tokens } in summaries {
+    for summary in summaries {
+        let AttemptSummary { placement, score, reward, status, sampled_tokens, tokens, .. } = summary;
         let number = |value: &Option<f64>| value.map_or("–".into(), |v| format!("{v:.3}"));
         let broken = if *status == Status::Failed { " · broken" } else { "" };
         let _ = writeln!(
             text,
             "{:24} score {:>6} · reward {:>6} · {sampled_tokens:>4} of {tokens:>5} tokens drawn{broken}",
-            id(key),
+            placement.name(),
             number(score),
             number(reward)
         );
@@ -207,14 +190,15 @@ fn attempts(summaries: &[AttemptSummary]) -> String {
 }
 
 /// How the ledger has an attempt: the first path of it that a step trains, and that step, which need not be the one it was made for.
-fn planned(store: &Store, key: &AttemptKey) -> anyhow::Result<Option<(u32, PlannedPath)>> {
-    if key.purpose != Purpose::Train {
+fn planned(store: &Store, attempt: &Attempt) -> anyhow::Result<Option<(u32, PlannedPath)>> {
+    let Placement { purpose, phase, .. } = attempt.placement;
+    if purpose != Purpose::Train {
         return Ok(None);
     }
-    for (_, step) in store.planned_steps()?.into_iter().filter(|(phase, _)| *phase == key.phase) {
-        let updates = store.step(key.phase, step)?.into_iter().flat_map(|plan| plan.updates);
+    for (_, step) in store.planned_steps()?.into_iter().filter(|(of, _)| *of == phase) {
+        let updates = store.step(phase, step)?.into_iter().flat_map(|plan| plan.updates);
         let mut paths = updates.flat_map(|update| update.micro_batches).flatten();
-        if let Some(path) = paths.find(|path| path.attempt == *key) {
+        if let Some(path) = paths.find(|path| path.attempt == attempt.id) {
             return Ok(Some((step, path)));
         }
     }
@@ -246,7 +230,9 @@ fn shown(
 ) -> String {
     let mut text = String::new();
     let number = |value: Option<f64>| value.map_or("none".into(), |v| format!("{v}"));
-    let _ = writeln!(text, "{}", style.bold(&id(&attempt.key)));
+    let _ = writeln!(text, "{}", style.bold(&attempt.placement.name()));
+    let tries = if attempt.number > 0 { format!(", try {}", attempt.number) } else { String::new() };
+    let _ = writeln!(text, "id         {}{tries}", attempt.id);
     let _ = writeln!(text, "score      {}", number(attempt.score));
     let parts = attempt.earned.iter().map(|Earned { by, reward }| match by {
         Earner::Segment(SegmentId(segment)) => format!("{reward} by segment {segment}"),
@@ -265,19 +251,16 @@ fn shown(
                 range(&path.weight)
             );
         }
-        None if attempt.key.purpose == Purpose::Train => {
+        None if attempt.placement.purpose == Purpose::Train => {
             let _ = writeln!(text, "advantage  none: no step trained on it");
         }
         None => {}
     }
-    for (name, value) in [("task", &attempt.task), ("outcome", &attempt.outcome)] {
+    for (name, value) in [("task", &attempt.task), ("outcome", &serde_json::json!(attempt.outcome))] {
         let _ = writeln!(text, "{name:10} {}", fields(value));
     }
-    let drift = attempt.outcome.get("drift").cloned().unwrap_or_default();
-    for Drift { turn, recorded, printed, forked } in
-        serde_json::from_value::<Vec<Drift>>(drift).unwrap_or_default()
-    {
-        let name = if forked { "fork" } else { "drift" };
+    for Drift { turn, recorded, printed, forked } in &attempt.outcome.drift {
+        let name = if *forked { "fork" } else { "drift" };
         let _ = writeln!(
             text,
             "{name:10} before turn {turn} the template prints {printed:?} where the record has {recorded:?}"
@@ -354,30 +337,34 @@ fn tokens(segment: &Segment, tokenizer: &Tokenizer, style: Style) -> String {
 #[cfg(test)]
 mod tests {
     use dressage_text::testing::{IM_END, tiny_tokenizer};
-    use dressage_tree::{Trajectory, VersionRun};
+    use dressage_tree::{Outcome, RunId, Trajectory, VersionRun};
 
     use super::*;
 
     fn summary(group: u32, reward: Option<f64>) -> AttemptSummary {
-        let key = AttemptKey { purpose: Purpose::Train, phase: 1, step: 2, group, sample: 0 };
-        AttemptSummary { key, score: reward, reward, status: Status::Completed, sampled_tokens: 4, tokens: 9 }
+        let placement = Placement { purpose: Purpose::Train, phase: 1, step: 2, group, sample: 0 };
+        let id = AttemptId::from_bytes([group as u8; 16]);
+        AttemptSummary { id, placement, number: 0, score: reward, reward, status: Status::Completed, sampled_tokens: 4, tokens: 9 }
     }
 
     #[test]
-    fn names_of_attempts_are_read_as_they_are_written() {
-        let key = AttemptKey { purpose: Purpose::Eval, phase: 1, step: 3, group: 0, sample: 2 };
-        assert_eq!(id(&key), "eval/1/3/0/2");
-        assert_eq!(parse_id("eval/1/3/0/2").unwrap(), key);
-        for text in ["", "train/1/2/3", "tran/1/2/3/4", "train/1/2/3/-4", "train/1/2/3/4/5"] {
-            assert!(parse_id(text).unwrap_err().to_string().contains("PURPOSE/PHASE"), "{text}");
+    fn attempts_are_named_by_place_or_id() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(&folder.path().join("run.db"), &RunId("r".into())).unwrap();
+        for name in ["train/1/2/3/4", "0123456789abcdef0123456789abcdef"] {
+            assert!(named(&store, name).unwrap().is_none(), "{name}");
+        }
+        for name in ["", "train/1/2/3", "0123"] {
+            let error = named(&store, name).unwrap_err().to_string();
+            assert!(error.contains("PURPOSE/PHASE"), "{error}");
         }
     }
 
     #[test]
     fn best_and_worst() {
         let all = [summary(0, Some(0.5)), summary(1, None), summary(2, Some(1.0)), summary(3, Some(-0.1))];
-        assert_eq!(extreme(&all, true).unwrap().group, 2);
-        assert_eq!(extreme(&all, false).unwrap().group, 3);
+        assert_eq!(extreme(&all, true).unwrap(), all[2].id);
+        assert_eq!(extreme(&all, false).unwrap(), all[3].id);
         assert!(extreme(&all[1..2], true).is_err());
         let list = attempts(&all);
         assert!(list.starts_with("train/1/2/0/0 "), "{list}");
@@ -400,12 +387,14 @@ mod tests {
         };
         trajectory.push(sampled).unwrap();
         let attempt = Attempt {
-            key: AttemptKey { purpose: Purpose::Train, phase: 0, step: 0, group: 0, sample: 0 },
+            id: AttemptId::from_bytes([1; 16]),
+            placement: Placement { purpose: Purpose::Train, phase: 0, step: 0, group: 0, sample: 0 },
+            number: 1,
             task: serde_json::json!({"id": "t", "template": null}),
-            outcome: serde_json::json!({
-                "finish": "answered",
-                "drift": [{"turn": 1, "recorded": "<think>", "printed": "4", "forked": true}],
-            }),
+            outcome: Outcome {
+                drift: vec![Drift { turn: 1, recorded: "<think>".into(), printed: "4".into(), forked: true }],
+                ..Outcome::demonstrated("4")
+            },
             score: Some(1.0),
             reward: Some(0.5),
             earned: vec![Earned { by: Earner::Turn(0), reward: -0.5 }],
@@ -414,12 +403,13 @@ mod tests {
         };
         let text = shown(&attempt, None, &tokenizer, true, Style::default());
         for part in [
-            "train/0/0/0/0\n",
+            "train/0/0/0/0\nid         01010101010101010101010101010101, try 1\n",
             "score      1\n",
             "reward     0.5, of it -0.5 by turn 0\n",
             "advantage  none",
             "task       id: \"t\"\n",
-            "outcome    finish: \"answered\"\nfork       before turn 1 the template prints \"4\" where the record has \"<think>\"\n",
+            "outcome    final_text: \"4\" · finish: \"answered\"",
+            "\nfork       before turn 1 the template prints \"4\" where the record has \"<think>\"\n",
             "── given, turn 0, 2 tokens\nab\n",
             "── sampled, turn 0, 2 tokens, temperature 1, weights 7, log p -1.0000 on average\n[c][<|im_end|>]\n",
             "    -0.50000       99  \"c\"\n",

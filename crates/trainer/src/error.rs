@@ -253,6 +253,7 @@ impl TrainerError {
             | E::Starved
             | E::Untrainable { .. }
             | E::Unrecorded(_)
+            | E::NotMade(_)
             | E::AllFailed { .. }
             | E::Rl(_)
             | E::Tree(_) => false,
@@ -266,6 +267,7 @@ impl TrainerError {
                     StoreError::Open { .. }
                         | StoreError::Unwritable { .. }
                         | StoreError::Foreign { .. }
+                        | StoreError::OtherRun { .. }
                         | StoreError::Version { .. }
                 );
                 unusable || error.is_disk_full()

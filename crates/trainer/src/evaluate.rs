@@ -50,7 +50,7 @@ impl Uncalled {
     /// The first attempt in which something was drawn; `None` where there are no tools.
     fn find(
         rollouts: &Rollouts,
-        wanted: &[(AttemptKey, Task)],
+        wanted: &[(Placement, Task)],
         attempts: &[Attempt],
     ) -> Result<Option<Self>, TrainerError> {
         let (chat, tools) = (&rollouts.agent.chat, rollouts.agent.tools.specs());
@@ -64,9 +64,7 @@ impl Uncalled {
         if tokens.last().is_none_or(|last| !chat.stop_ids().contains(last)) {
             why.push_str("; it was cut at a limit");
         }
-        let AttemptKey { purpose, phase, step, group, sample } = attempt.key;
-        let attempt = format!("{}/{phase}/{step}/{group}/{sample}", purpose.name());
-        Ok(Some(Uncalled { attempt, reply, why }))
+        Ok(Some(Uncalled { attempt: attempt.placement.name(), reply, why }))
     }
 }
 
@@ -392,10 +390,26 @@ pub async fn evaluate(
 
 #[cfg(test)]
 mod tests {
-    use dressage_tree::Trajectory;
+    use dressage_tree::{AttemptId, RunId, Trajectory};
     use serde_json::json;
 
     use super::*;
+
+    /// An attempt at which nothing was done.
+    fn blank(placement: Placement) -> Attempt {
+        Attempt {
+            id: AttemptId::new(&RunId("r".into()), &placement, 0),
+            placement,
+            number: 0,
+            task: json!({}),
+            outcome: Outcome::begun(),
+            score: None,
+            reward: None,
+            earned: Vec::new(),
+            status: Status::Completed,
+            trajectory: Trajectory::default(),
+        }
+    }
 
     fn slice(name: &str, apart: bool, tasks: u64) -> Value {
         let success = json!({"estimate": 0.5, "low": 0.0, "high": 1.0});
@@ -419,19 +433,14 @@ mod tests {
         assert!(numbers_of_attempts(1).is_empty());
         assert_eq!(numbers_of_attempts(2), [2]);
         assert_eq!(numbers_of_attempts(6), [2, 4, 6]);
-        let calls = json!({"ok": 0, "malformed": 0, "unknown_tool": 0, "bad_arguments": 0, "failed": 0, "timeout": 0});
         // The scorer finds the number, whatever is said around it.
         let attempt = |group: u32, sample: u32, said: &str, score: f64| Attempt {
-            key: AttemptKey { purpose: Purpose::Eval, phase: 0, step: 0, group, sample },
-            task: json!({}),
-            outcome: json!({
-                "final_text": format!("{group}{sample}: {said}"), "extracted": said, "finish": "answered", "turns": 1, "sampled_tokens": 1, "calls": calls,
-            }),
             score: Some(score),
-            reward: None,
-            earned: Vec::new(),
-            status: Status::Completed,
-            trajectory: Trajectory::default(),
+            outcome: Outcome {
+                extracted: Some(said.into()),
+                ..Outcome::demonstrated(format!("{group}{sample}: {said}"))
+            },
+            ..blank(Placement { purpose: Purpose::Eval, phase: 0, step: 0, group, sample })
         };
         let all = [
             attempt(0, 0, "7", 1.0),
@@ -466,7 +475,7 @@ mod tests {
         let mut graded = all;
         graded[1].score = Some(0.5);
         // An attempt that was cut says nothing, and does not vote.
-        graded[4].outcome["finish"] = json!("max_tokens");
+        graded[4].outcome.finish = Finish::MaxTokens;
         let result = SliceResult::new("x", false, &graded.iter().collect::<Vec<_>>(), 4).unwrap();
         assert_eq!((result.correct, result.mean_score().estimate), (3, 3.5 / 8.0));
         let metrics = EvalResult { overall: result, ..eval(0, 0, "x") }.metrics(0);
@@ -492,26 +501,20 @@ mod tests {
     #[test]
     fn a_gain_counts_the_tasks_that_count() {
         let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(&folder.path().join("run.db")).unwrap();
+        let store = Store::open(&folder.path().join("run.db"), &RunId("r".into())).unwrap();
         let (before, after) = (eval(0, 0, "before"), eval(1, 7, "after"));
         // Scores by task; those of the slice apart would double the gain.
         let scores = [(&before, "100100010"), (&after, "111010011")];
         for (eval, scores) in scores {
             let attempts = scores.bytes().zip(0..).map(|(score, group)| Attempt {
-                key: AttemptKey {
+                score: Some(f64::from(score - b'0')),
+                ..blank(Placement {
                     purpose: Purpose::Eval,
                     phase: eval.phase,
                     step: eval.step,
                     group,
                     sample: 0,
-                },
-                task: json!({}),
-                outcome: json!({}),
-                score: Some(f64::from(score - b'0')),
-                reward: None,
-                earned: Vec::new(),
-                status: Status::Completed,
-                trajectory: Trajectory::default(),
+                })
             });
             store.record_attempts(&attempts.collect::<Vec<_>>()).unwrap();
         }

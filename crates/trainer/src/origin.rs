@@ -7,10 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use dressage_store::Store;
-use dressage_tree::{Purpose, RunId};
+use dressage_tree::Purpose;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use crate::TrainerError;
 use crate::checkpoint::checksum;
@@ -188,18 +187,6 @@ impl Origin {
             ));
         }
         Ok(notes)
-    }
-
-    /// The name of a run of `recipe` that began so: the recipe's, and eight digits of the SHA-256 of recipe and moment.
-    ///
-    /// # Errors
-    /// When the recipe cannot be written down.
-    pub fn run(&self, recipe: &Recipe) -> Result<RunId, TrainerError> {
-        let mut hash = Sha256::new();
-        hash.update(recipe.to_toml()?);
-        hash.update(self.begun.to_le_bytes());
-        let digits: String = hash.finalize().iter().take(4).map(|byte| format!("{byte:02x}")).collect();
-        Ok(RunId(format!("{}-{digits}", recipe.run.name)))
     }
 
     /// For how many steps the schedule of step `step` of a phase was made, which has `steps` now.

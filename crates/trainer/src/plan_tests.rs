@@ -1,13 +1,27 @@
 //! Tests of plans.
 
 use dressage_rl::{Estimator, GroupBaseline};
-use dressage_store::{Earned, Earner, Purpose, Status};
-use dressage_tree::{Kind, Segment, SegmentId, VersionRun};
+use dressage_store::{Earned, Earner, Status};
+use dressage_tree::{Kind, Outcome, Purpose, Segment, SegmentId, VersionRun};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
 use crate::recipe::KlKeys;
+
+/// A name that says where the attempt belongs.
+fn id(group: u32, sample: u32) -> AttemptId {
+    let mut bytes = [0; 16];
+    bytes[..4].copy_from_slice(&group.to_le_bytes());
+    bytes[4..8].copy_from_slice(&sample.to_le_bytes());
+    AttemptId::from_bytes(bytes)
+}
+
+/// The group and the sample that such a name says.
+fn place(id: AttemptId) -> (u32, u32) {
+    let number = |from: usize| id.bytes()[from..from + 4].iter().rev().fold(0, |n, &b| n << 8 | u32::from(b));
+    (number(0), number(4))
+}
 
 fn attempt(group: u32, sample: u32, prompt: &[u32], reply: &[u32], reward: Option<f64>) -> Attempt {
     let mut trajectory = Trajectory::new();
@@ -19,10 +33,11 @@ fn attempt(group: u32, sample: u32, prompt: &[u32], reply: &[u32], reward: Optio
         ..Segment::given(Some(root), reply.to_vec(), 0)
     };
     trajectory.push(reply).unwrap();
-    let key = AttemptKey { purpose: Purpose::Train, phase: 1, step: 2, group, sample };
-    let (task, outcome) = (Value::Null, Value::Null);
+    let placement = Placement { purpose: Purpose::Train, phase: 1, step: 2, group, sample };
+    let (id, task, outcome) = (id(group, sample), Value::Null, Outcome::demonstrated(""));
     let (score, earned) = (reward, Vec::new());
-    Attempt { key, task, outcome, score, reward, earned, status: Status::Completed, trajectory }
+    let status = Status::Completed;
+    Attempt { id, placement, number: 0, task, outcome, score, reward, earned, status, trajectory }
 }
 
 /// GRPO without scaling by the deviation.
@@ -69,7 +84,10 @@ fn same(numbers: &PerToken) -> f32 {
 }
 
 fn rows(update: &Update) -> Vec<Vec<(u32, u32, f32, f32)>> {
-    let row = |p: &PlannedPath| (p.attempt.group, p.attempt.sample, same(&p.advantage), same(&p.weight));
+    let row = |p: &PlannedPath| {
+        let (group, sample) = place(p.attempt);
+        (group, sample, same(&p.advantage), same(&p.weight))
+    };
     update.micro_batches.iter().map(|batch| batch.iter().map(row).collect()).collect()
 }
 
@@ -152,7 +170,8 @@ proptest! {
         prop_assert_eq!(flat(&cut), flat(&whole));
         prop_assert!(rows(&whole.updates[0]).len() <= 1);
         let input = |p: &PlannedPath| {
-            let a = &groups[p.attempt.group as usize][p.attempt.sample as usize];
+            let (group, sample) = place(p.attempt);
+            let a = &groups[group as usize][sample as usize];
             path_input(&a.trajectory, p, 0).unwrap()
         };
         let size = |paths: &[&PlannedPath]| {
@@ -164,9 +183,9 @@ proptest! {
             prop_assert!(batch.len() == 1 || size(&batch.iter().collect::<Vec<_>>()) <= budget);
         }
         for g in 0..groups.len() as u32 {
-            let of_group = |batch: &Vec<PlannedPath>| batch.iter().filter(|p| p.attempt.group == g).count();
+            let of_group = |batch: &Vec<PlannedPath>| batch.iter().filter(|p| place(p.attempt).0 == g).count();
             let spread = batches.iter().filter(|b| of_group(b) > 0).count();
-            let paths: Vec<&PlannedPath> = batches.iter().flatten().filter(|p| p.attempt.group == g).collect();
+            let paths: Vec<&PlannedPath> = batches.iter().flatten().filter(|p| place(p.attempt).0 == g).collect();
             prop_assert!(spread <= 1 || size(&paths) > budget);
         }
     }
@@ -181,10 +200,7 @@ fn leaves_keep_their_attempt() {
 
 /// How an attempt ended, by one that was cut.
 fn cut(attempt: Attempt) -> Attempt {
-    let calls =
-        json!({"ok": 0, "malformed": 0, "unknown_tool": 0, "bad_arguments": 0, "failed": 0, "timeout": 0});
-    let outcome =
-        json!({"final_text": "", "finish": "max_tokens", "turns": 1, "sampled_tokens": 2, "calls": calls});
+    let outcome = Outcome { finish: Finish::MaxTokens, turns: 1, sampled_tokens: 2, ..Outcome::begun() };
     Attempt { outcome, ..attempt }
 }
 
@@ -272,14 +288,14 @@ fn paths_that_models_are_asked_about() {
     let groups = groups();
     let paths = every_path(&groups.iter().map(Vec::as_slice).collect::<Vec<_>>()).unwrap();
     let found: Vec<_> =
-        paths.iter().map(|((key, leaf), input)| (key.group, key.sample, leaf.0, &input.tokens[..])).collect();
-    let want: [(u32, u32, u32, &[u32]); 6] = [
-        (0, 0, 1, &[1, 2, 3, 4]),
-        (0, 1, 1, &[1, 2, 5]),
-        (1, 0, 1, &[1, 7, 3]),
-        (1, 1, 1, &[1, 7, 4, 4]),
-        (2, 0, 1, &[1, 8, 3, 3]),
-        (2, 1, 1, &[1, 8, 6]),
+        paths.iter().map(|((id, leaf), input)| (place(*id), leaf.0, &input.tokens[..])).collect();
+    let want: [((u32, u32), u32, &[u32]); 6] = [
+        ((0, 0), 1, &[1, 2, 3, 4]),
+        ((0, 1), 1, &[1, 2, 5]),
+        ((1, 0), 1, &[1, 7, 3]),
+        ((1, 1), 1, &[1, 7, 4, 4]),
+        ((2, 0), 1, &[1, 8, 3, 3]),
+        ((2, 1), 1, &[1, 8, 6]),
     ];
     assert_eq!(found, want);
     assert!(paths.iter().all(|(_, input)| input.targets.len() == input.tokens.len() - 2));
@@ -385,9 +401,9 @@ fn a_divergence_charged_to_the_reward() {
 
     // Compared by groups, attempts of equal rewards differ by how far they have left the reference: by 1.5 and 0.5 nats.
     let groups = [vec![turns(0, 1, 1.0), turns(1, 1, 1.0)]];
-    let far = |key: AttemptKey, _| Signals {
+    let far = |id: AttemptId, _| Signals {
         logprobs: vec![-1.0, -2.0],
-        reference: if key.sample == 0 { vec![-2.0, -2.5] } else { vec![-1.0, -2.5] },
+        reference: if place(id).1 == 0 { vec![-2.0, -2.5] } else { vec![-1.0, -2.5] },
         ..Signals::default()
     };
     let plan =
@@ -420,9 +436,9 @@ fn a_cut_attempt_is_worth_what_may_come() {
     let advantage = Some(Estimator::Gae { gamma: 0.5, lambda: 0.5, whiten: None });
     let groups =
         [vec![attempt(0, 0, &[1, 2], &[3, 4], Some(1.0)), attempt(0, 1, &[1, 2], &[3, 5], Some(1.0))]];
-    let signals = |key: AttemptKey, _| Signals {
+    let signals = |id: AttemptId, _| Signals {
         values: vec![0.5, 0.25],
-        cut: (key.sample == 0).then_some(2.0),
+        cut: (place(id).1 == 0).then_some(2.0),
         ..Signals::default()
     };
     let plan = plan_with(&groups, &RlKeys { advantage, ..keys() }, 1000, &signals).unwrap();
@@ -450,8 +466,8 @@ fn groups_are_compared_with_their_rivals() {
 
 #[test]
 fn only_the_least_certain_tokens_learn() {
-    let entropies = |key: AttemptKey, _| {
-        let entropies = match (key.group, key.sample) {
+    let entropies = |id: AttemptId, _| {
+        let entropies = match place(id) {
             (0, 0) => vec![0.9, 0.1],
             (0, 1) => vec![0.3],
             (1, 0) => vec![0.8],
@@ -469,7 +485,7 @@ fn only_the_least_certain_tokens_learn() {
         Some(HighEntropy { tokens: 9, kept: 3, thresholds: vec![f64::from(0.7f32)] })
     );
     let [path] = &plan.updates[0].micro_batches[0][..] else { panic!("{plan:?}") };
-    assert_eq!((path.attempt.group, path.attempt.sample), (0, 0));
+    assert_eq!(place(path.attempt), (0, 0));
     assert_eq!(path.advantage, PerToken::new([0.5, 0.0]));
     // The loss is still a mean over all tokens.
     assert_eq!(path.weight, PerToken::same(1.0 / 9.0));

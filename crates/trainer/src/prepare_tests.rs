@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use dressage_policy::{ForwardBackward, OptimParams, OptimReport, PolicyError};
 use dressage_rl::Loss;
-use dressage_store::{AttemptKey, PerToken, PlannedPath, Purpose, StepPlan, Update};
-use dressage_tree::{Kind, PathTarget, Segment, SegmentId, Trajectory, TreeBatch, VersionRun};
+use dressage_store::{PerToken, PlannedPath, StepPlan, Update};
+use dressage_tree::{AttemptId, Kind, PathTarget, Segment, SegmentId, Trajectory, TreeBatch, VersionRun};
 
 use super::*;
 use crate::learn::{Models, Rules, run_plan};
@@ -61,8 +61,8 @@ fn keys(text: &str) -> RlKeys {
     toml::from_str(&format!("steps = 1\ngroups = 1\ngroup_size = 2\nlearning_rate = 1.0\n{text}")).unwrap()
 }
 
-fn key(sample: u32) -> AttemptKey {
-    AttemptKey { purpose: Purpose::Train, phase: 0, step: 0, group: 0, sample }
+fn id(sample: u8) -> AttemptId {
+    AttemptId::from_bytes([sample; 16])
 }
 
 /// A path that trains all of its tokens but the first, by (id, log-probability it was drawn with, age); each
@@ -77,7 +77,7 @@ fn path(sample: u32, tokens: &[(u32, f32, u32)]) -> (PathKey, PathInput) {
         tokens: std::iter::once(99).chain(tokens.iter().map(|(id, ..)| *id)).collect(),
         targets: tokens.iter().enumerate().map(target).collect(),
     };
-    ((key(sample), SegmentId(1)), input)
+    ((id(sample as u8), SegmentId(1)), input)
 }
 
 fn terms(batches: &[Inputs]) -> Vec<Term> {
@@ -373,7 +373,7 @@ async fn the_critic_learns_from_all_tokens_alike() {
     };
     trajectory.push(reply).unwrap();
     let planned = PlannedPath {
-        attempt: key(0),
+        attempt: id(0),
         leaf: SegmentId(1),
         advantage: PerToken::same(1.0),
         weight: PerToken::same(0.5),
@@ -396,7 +396,7 @@ async fn the_critic_learns_from_all_tokens_alike() {
     };
     let rules =
         Rules { phase: &phase, policy: Some(optim), critic: Some(optim), version: 2, seed: 1, exact: true };
-    let trajectories = HashMap::from([(key(0), &trajectory)]);
+    let trajectories = HashMap::from([(id(0), &trajectory)]);
     run_plan(&plan, &trajectories, models, &rules, &mut ()).await.unwrap();
 
     let weights = |learner: &Known| -> Vec<Vec<f64>> {

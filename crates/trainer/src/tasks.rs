@@ -8,7 +8,8 @@ use dressage_agent::Truncation;
 use dressage_agent::tasks::{Arithmetic, FileOptions, FileTasks, QuestionKey, Split, Task};
 use dressage_agent::tools::{Calculator, Delayed, Tool, ToolSet};
 use dressage_reward::Scorer;
-use dressage_store::{Purpose, Store};
+use dressage_store::Store;
+use dressage_tree::Purpose;
 use dressage_text::{Chat, ChatOptions, Message, Role};
 
 use crate::TrainerError;

@@ -183,7 +183,7 @@ impl Trainer {
         let (folder, store, origin, mut notes) = match start {
             Start::Fresh => {
                 let folder = RunFolder::create(&recipe, &now)?;
-                let store = Store::open(&folder.record(), &now.run(&recipe)?)?;
+                let store = Store::open(&folder.record(), &recipe.run.id())?;
                 (folder, store, now, Vec::new())
             }
             Start::Resume => go_on(&recipe, now)?,
@@ -510,7 +510,7 @@ fn go_on(recipe: &Recipe, now: Origin) -> Result<(RunFolder, Store, Origin, Vec<
     let store = match folder.record() {
         file if file.exists() => Store::resume(&file)?,
         // Killed before it had one.
-        file => Store::open(&file, &origin.run(recipe)?)?,
+        file => Store::open(&file, &recipe.run.id())?,
     };
     notes.extend(origin.lengthen(&earlier, recipe, &store)?);
     origin.write(folder.root())?;

@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use common::{Notes, metrics, parts, recipe, simulator};
 use dressage_policy::Simulator;
-use dressage_store::{Purpose, Store};
+use dressage_store::Store;
+use dressage_tree::Purpose;
 use dressage_trainer::{Compared, Ended, Replayers, Start, StopFlag, Summary, Trainer, TrainerError, replay};
 use serde_json::Value;
 

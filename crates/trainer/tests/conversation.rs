@@ -9,9 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{metrics, parts, recipe, simulator};
-use dressage_store::{Purpose, Status, Store};
+use dressage_store::{Status, Store};
 use dressage_text::Chat;
 use dressage_text::testing::{ALWAYS_THINKS, THOUGHTFUL, tiny_tokenizer};
+use dressage_tree::Purpose;
 use dressage_trainer::{Start, StopFlag, Trainer, chat_options};
 
 /// Runs two phases with a template; returns the sums of drift and of forks.

@@ -16,7 +16,8 @@ use std::time::Duration;
 
 use common::{last_checkpoint, metrics, parts, recipe, simulator};
 use dressage_policy::{CRASH_AT, uniform};
-use dressage_store::{Attempt, Purpose, StepPlan, Store};
+use dressage_store::{Attempt, StepPlan, Store};
+use dressage_tree::Purpose;
 use dressage_trainer::{Compared, Ended, Replayers, Start, StopFlag, Trainer, replay};
 use serde_json::Value;
 
@@ -92,7 +93,7 @@ impl Left {
         Left {
             weights: std::fs::read(last.join("simulator.weights")).unwrap(),
             optimiser: std::fs::read(last.join("simulator.optimiser")).unwrap(),
-            attempts: keys.map(|summary| store.attempt(&summary.key).unwrap().unwrap()).collect(),
+            attempts: keys.map(|summary| store.attempt(&summary.id).unwrap().unwrap()).collect(),
             plans: store.planned_steps().unwrap().iter().map(|&(p, s)| store.step(p, s).unwrap()).collect(),
             evals: store.evals().unwrap().into_iter().map(|(_, result)| result).collect(),
             metrics: metrics(folder),
@@ -123,7 +124,7 @@ fn uninterrupted() -> &'static Left {
         assert_eq!(left.plans.len(), 11);
         let broken = left.attempts.iter().filter(|a| a.status == dressage_store::Status::Failed).count();
         assert!(broken > 5, "{broken}");
-        let calls = |a: &&Attempt| a.outcome["calls"]["ok"].as_u64().unwrap_or(0) > 0;
+        let calls = |a: &&Attempt| a.outcome.calls.ok > 0;
         assert!(left.attempts.iter().filter(calls).count() > 5);
         left
     })

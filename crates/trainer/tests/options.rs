@@ -12,9 +12,11 @@ use std::time::Duration;
 
 use common::{metrics, parts, recipe, simulator};
 use dressage_policy::{Learner, Predictions, Simulator};
-use dressage_store::{Attempt, AttemptKey, PlannedPath, Purpose, StepPlan, Store};
+use dressage_store::{Attempt, PlannedPath, StepPlan, Store};
 use dressage_trainer::{Ended, Event, Observer, Replayers, Start, StopFlag, Trainer, replay};
-use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};
+use dressage_tree::{
+    AttemptId, Finish, PathInput, PathTarget, Placement, Purpose, Term, TreeBatch,
+};
 use serde_json::Value;
 
 /// Asks to stop at the n-th attempt, micro-batch or step.
@@ -85,7 +87,7 @@ fn phase(keys: &str) -> [String; 2] {
 }
 
 /// The plan of a step with what it trains on.
-fn planned(folder: &Path, phase: u32, step: u32) -> (StepPlan, HashMap<AttemptKey, Attempt>) {
+fn planned(folder: &Path, phase: u32, step: u32) -> (StepPlan, HashMap<AttemptId, Attempt>) {
     let store = Store::open_existing(&folder.join("run.db")).unwrap();
     let plan = store.step(phase, step).unwrap().unwrap();
     let keys = plan.updates.iter().flat_map(|update| update.micro_batches.iter().flatten());
@@ -123,8 +125,8 @@ async fn predictions(policy: &Simulator, attempt: &Attempt) -> Predictions {
     policy.predictions(Arc::new(TreeBatch::merge(&[whole(attempt)]).unwrap())).await.unwrap()
 }
 
-fn finish(attempt: &Attempt) -> &str {
-    attempt.outcome["finish"].as_str().unwrap()
+fn finish(attempt: &Attempt) -> Finish {
+    attempt.outcome.finish
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -152,7 +154,7 @@ async fn what_was_cut_goes_on_with_the_critic() {
         let values = critic.values(Arc::new(TreeBatch::merge(&[beyond]).unwrap())).await.unwrap();
         // What the last turn earned by itself reached its last token, too.
         let mut want = attempt.reward.unwrap();
-        if finish(attempt) != "answered" {
+        if finish(attempt) != Finish::Answered {
             want += f64::from(values[0]);
             cut += 1;
         } else {
@@ -160,7 +162,7 @@ async fn what_was_cut_goes_on_with_the_critic() {
         }
         let earlier: f64 = attempt.earned.iter().map(|earned| earned.reward).sum();
         if attempt.earned.is_empty() {
-            assert!((f64::from(last) - want).abs() < 1e-6, "{}: {last} {want}", finish(attempt));
+            assert!((f64::from(last) - want).abs() < 1e-6, "{:?}: {last} {want}", finish(attempt));
         } else {
             assert!(f64::from(last) >= want - 1e-6 && f64::from(last) <= want - earlier + 1e-6);
         }
@@ -184,9 +186,9 @@ async fn greedy_attempts_are_what_others_are_compared_with() {
         let (plan, attempts) = planned(&folder, 1, step);
         for path in paths_of(&plan) {
             let attempt = &attempts[&path.attempt];
-            assert_eq!(path.attempt.purpose, Purpose::Train);
-            let key = AttemptKey { purpose: Purpose::Baseline, sample: 0, ..attempt.key };
-            let baseline = store.attempt(&key).unwrap().unwrap();
+            assert_eq!(attempt.placement.purpose, Purpose::Train);
+            let greedy = Placement { purpose: Purpose::Baseline, sample: 0, ..attempt.placement };
+            let baseline = store.last_try(&greedy).unwrap().unwrap();
             assert_eq!(baseline.task, attempt.task);
             let sampled: Vec<f32> = baseline
                 .trajectory
@@ -218,9 +220,12 @@ async fn greedy_attempts_are_what_others_are_compared_with() {
     // With spare attempts a group still has as many as it needs, however late its greedy attempt is.
     let spare = root.path().join("spare");
     run(&spare, Start::Fresh, &[&no_eval, &change], u32::MAX).await;
-    let (plan, _) = planned(&spare, 1, 0);
+    let (plan, attempts) = planned(&spare, 1, 0);
     let mut members: HashMap<u32, Vec<u32>> = HashMap::new();
-    paths_of(&plan).for_each(|path| members.entry(path.attempt.group).or_default().push(path.attempt.sample));
+    for path in paths_of(&plan) {
+        let Placement { group, sample, .. } = attempts[&path.attempt].placement;
+        members.entry(group).or_default().push(sample);
+    }
     assert!(members.values().all(|samples| samples.len() <= 4), "{members:?}");
 }
 
@@ -238,17 +243,17 @@ async fn every_token_has_a_baseline_of_its_own() {
     for group in 0..3 {
         // Every token's return is the reward, since nothing is earned on the way.
         let mut energies = Vec::new();
-        for attempt in attempts.values().filter(|attempt| attempt.key.group == group) {
+        for attempt in attempts.values().filter(|attempt| attempt.placement.group == group) {
             let found = predictions(&policy, attempt).await;
             let mut sum = 0.0;
             let of_tokens = found.logprobs.iter().zip(&found.concentrations).map(|(logprob, squares)| {
                 sum += 1.0 - 2.0 * f64::from(*logprob).exp() + f64::from(*squares);
                 sum
             });
-            energies.push((attempt.key, attempt.reward.unwrap(), of_tokens.collect::<Vec<f64>>()));
+            energies.push((attempt.id, attempt.reward.unwrap(), of_tokens.collect::<Vec<f64>>()));
         }
         assert_eq!(energies.len(), 4);
-        for path in paths_of(&plan).filter(|path| path.attempt.group == group) {
+        for path in paths_of(&plan).filter(|path| attempts[&path.attempt].placement.group == group) {
             let (_, reward, mine) = energies.iter().find(|(key, ..)| *key == path.attempt).unwrap();
             for (t, advantage) in path.advantage.iter().take(mine.len()).enumerate() {
                 let alive = energies.iter().filter_map(|(_, reward, energy)| Some((reward, energy.get(t)?)));
@@ -371,11 +376,11 @@ async fn tasks_set_apart_choose_the_best() {
     }
     // No task is asked twice, and without the share they are all the same tasks.
     let store = Store::open_existing(&folder.join("run.db")).unwrap();
-    let key = |group| AttemptKey { purpose: Purpose::Eval, phase: 0, step: 0, group, sample: 0 };
-    let asked: Vec<Value> = (0..8).map(|group| store.attempt(&key(group)).unwrap().unwrap().task).collect();
+    let at = |group| Placement { purpose: Purpose::Eval, phase: 0, step: 0, group, sample: 0 };
+    let asked: Vec<Value> = (0..8).map(|group| store.last_try(&at(group)).unwrap().unwrap().task).collect();
     let whole = root.path().join("whole");
     run(&whole, Start::Fresh, &["eval.tasks=8", "phase=[]"], u32::MAX).await;
     let store = Store::open_existing(&whole.join("run.db")).unwrap();
-    let all: Vec<Value> = (0..8).map(|group| store.attempt(&key(group)).unwrap().unwrap().task).collect();
+    let all: Vec<Value> = (0..8).map(|group| store.last_try(&at(group)).unwrap().unwrap().task).collect();
     assert_eq!(asked, all);
 }

@@ -15,7 +15,8 @@ use dressage_policy::{
     ForwardBackward, Learner, OptimParams, OptimReport, PolicyError, Sampler, Simulator, SimulatorConfig,
 };
 use dressage_rl::Loss;
-use dressage_store::{EvalKey, Purpose, Status, Store};
+use dressage_store::{EvalKey, Status, Store};
+use dressage_tree::Purpose;
 use dressage_text::testing::VOCABULARY;
 use dressage_trainer::{Ended, Event, Observer, Start, StopFlag, Trainer, TrainerError};
 use dressage_tree::TreeBatch;
@@ -97,9 +98,9 @@ async fn a_run_from_beginning_to_end() {
     assert_eq!(store.evals().unwrap().len(), 5);
     // Tokens carry the version of the weights that drew them: the number of steps done before.
     for summary in &trained {
-        let attempt = store.attempt(&summary.key).unwrap().unwrap();
+        let attempt = store.attempt(&summary.id).unwrap().unwrap();
         for segment in attempt.trajectory.segments() {
-            assert!(segment.token_versions().all(|v| v == u64::from(6 + summary.key.step)));
+            assert!(segment.token_versions().all(|v| v == u64::from(6 + summary.placement.step)));
         }
     }
     let names: Vec<_> = std::fs::read_dir(folder.join("checkpoints"))
@@ -133,7 +134,7 @@ async fn evaluations_have_settings_of_their_own() {
     assert_eq!(policy.weights(), plain.weights());
     let store = Store::open_existing(&root.path().join("own/run.db")).unwrap();
     let made = |purpose| {
-        let keys: Vec<_> = store.summaries(purpose).unwrap().into_iter().map(|summary| summary.key).collect();
+        let keys: Vec<_> = store.summaries(purpose).unwrap().into_iter().map(|summary| summary.id).collect();
         keys.iter().map(|key| store.attempt(key).unwrap().unwrap().trajectory).collect::<Vec<_>>()
     };
     let evaluated = made(Purpose::Eval);
@@ -274,8 +275,8 @@ async fn attempts_that_break_are_left_out_or_punished() {
         assert!(broken.len() > 3 && broken.len() < all.len() / 2, "{} of {}", broken.len(), all.len());
         for attempt in broken {
             assert_eq!(attempt.reward, (name == "punished").then_some(-1.0));
-            let outcome = store.attempt(&attempt.key).unwrap().unwrap().outcome;
-            assert!(outcome["error"].as_str().unwrap().contains("told to fail"), "{outcome}");
+            let outcome = store.attempt(&attempt.id).unwrap().unwrap().outcome;
+            assert!(outcome.error.as_ref().unwrap().contains("told to fail"), "{outcome:?}");
         }
     }
     // Where everything breaks the run does, and nothing of it is recorded: once it is mended it can go on.

@@ -13,7 +13,8 @@ use async_trait::async_trait;
 use common::{metrics, parts, recipe, simulator};
 use dressage_agent::tools::{Calculator, CallError, Tool, ToolError, ToolSession, ToolSet};
 use dressage_policy::{Simulator, SimulatorConfig, Timing};
-use dressage_store::{Purpose, Status, Store};
+use dressage_store::{Status, Store};
+use dressage_tree::{AttemptId, Outcome, Purpose};
 use dressage_text::ToolSpec;
 use dressage_trainer::{Ended, Parts, Start, StopFlag, Summary, Trainer};
 use serde_json::{Map, Value};
@@ -88,8 +89,8 @@ async fn a_step_survives_tool_scorer_and_agent() {
     let store = Store::open_existing(&folder.join("run.db")).unwrap();
     let all = store.summaries(Purpose::Train).unwrap();
     assert_eq!(all.len(), 5 * 3 * 4);
-    let outcomes: Vec<Value> = all.iter().map(|a| store.attempt(&a.key).unwrap().unwrap().outcome).collect();
-    let have = |want: &str| outcomes.iter().filter(|o| o.to_string().contains(want)).count();
+    let outcomes: Vec<Outcome> = all.iter().map(|a| store.attempt(&a.id).unwrap().unwrap().outcome).collect();
+    let have = |want: &str| outcomes.iter().filter(|o| format!("{o:?}").contains(want)).count();
     assert!(
         have("was not done within 2s") > 0 && have("panicked") == 5,
         "{} {}",
@@ -98,7 +99,7 @@ async fn a_step_survives_tool_scorer_and_agent() {
     );
     // Those that broke are left out of training; those that were late count as unfinished.
     for (attempt, outcome) in all.iter().zip(&outcomes) {
-        assert_eq!(attempt.reward.is_none(), attempt.status == Status::Failed, "{outcome}");
+        assert_eq!(attempt.reward.is_none(), attempt.status == Status::Failed, "{outcome:?}");
     }
     let lines = metrics(&folder);
     let steps: Vec<&Value> = lines.iter().filter(|l| l.get("response/aborted_ratio").is_some()).collect();
@@ -144,6 +145,15 @@ async fn what_broke_is_made_again() {
         let store = Store::open_existing(&folder.join("run.db")).unwrap();
         let all = store.summaries(Purpose::Train).unwrap();
         assert_eq!(all.iter().any(|attempt| attempt.status == Status::Failed), broken);
+        // What was made in its place is an attempt of its own, and so is what broke.
+        let again: Vec<_> = all.iter().filter(|attempt| attempt.number == 1).collect();
+        assert_eq!(again.is_empty(), broken);
+        for attempt in again {
+            let first = AttemptId::new(store.run(), &attempt.placement, 0);
+            let first = store.attempt(&first).unwrap().unwrap();
+            assert_eq!((first.status, first.reward), (Status::Superseded, None));
+            assert!(first.outcome.error.unwrap().contains("not yet"));
+        }
     }
 }
 
@@ -162,7 +172,7 @@ async fn stragglers_hold_no_step() {
     let store = Store::open_existing(&folder.join("run.db")).unwrap();
     let all = store.summaries(Purpose::Train).unwrap();
     assert_eq!(all.len(), 5 * 3 * 4);
-    assert!(all.iter().all(|attempt| attempt.key.sample != 2), "the slow one was not given up");
+    assert!(all.iter().all(|attempt| attempt.placement.sample != 2), "the slow one was not given up");
     // From the record alone, with the same weights at the end.
     std::fs::remove_dir_all(folder.join("checkpoints")).unwrap();
     let mute = simulator(Duration::ZERO, 1.0);

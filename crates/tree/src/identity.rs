@@ -58,6 +58,28 @@ pub struct Placement {
     pub sample: u32,
 }
 
+impl Placement {
+    /// Its short name, as in `train/1/3/0/2`.
+    pub fn name(&self) -> String {
+        let Placement { purpose, phase, step, group, sample } = self;
+        format!("{}/{phase}/{step}/{group}/{sample}", purpose.name())
+    }
+
+    /// The place of this short name; `None` where it is none.
+    pub fn parse(name: &str) -> Option<Self> {
+        let parts: Vec<&str> = name.split('/').collect();
+        let [purpose, phase, step, group, sample] = parts[..] else { return None };
+        let number = |text: &str| text.parse::<u32>().ok();
+        Some(Placement {
+            purpose: Purpose::parse(purpose)?,
+            phase: number(phase)?,
+            step: number(step)?,
+            group: number(group)?,
+            sample: number(sample)?,
+        })
+    }
+}
+
 impl fmt::Display for Placement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Placement { purpose, phase, step, group, sample } = self;
@@ -185,6 +207,15 @@ mod tests {
     fn names_are_for_ever() {
         let id = AttemptId::new(&RunId("calculator".into()), &PLACE, 0);
         assert_eq!(id.to_string(), "7b131eedbe37650c46fd984ae93101f7");
+    }
+
+    #[test]
+    fn places_have_short_names() {
+        assert_eq!(PLACE.name(), "train/1/2/3/4");
+        assert_eq!(Placement::parse("train/1/2/3/4"), Some(PLACE));
+        for text in ["", "train/1/2/3", "tran/1/2/3/4", "train/1/2/3/-4", "train/1/2/3/4/5"] {
+            assert_eq!(Placement::parse(text), None, "{text}");
+        }
     }
 
     #[test]

@@ -7,7 +7,8 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use dressage_store::{AttemptSummary, Purpose, StepPlan, Store};
+use dressage_store::{AttemptSummary, StepPlan, Store};
+use dressage_tree::Purpose;
 
 use crate::support::{Place, stderr};
 

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use dressage_agent::tasks::{QuestionKey, Task};
-use dressage_store::{Purpose, Store};
+use dressage_store::Store;
+use dressage_tree::Purpose;
 use serde_json::json;
 
 use crate::support::{Place, stderr, stdout};

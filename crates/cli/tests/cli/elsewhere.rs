@@ -10,7 +10,8 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use dressage_model::{SpecialTokens, write_tokenizer_config};
-use dressage_store::{EvalKey, Purpose, Store};
+use dressage_store::{EvalKey, Store};
+use dressage_tree::Purpose;
 
 use crate::support::{Place, config, stderr, stdout};
 
@@ -83,7 +84,7 @@ fn a_run_is_read_where_nothing_can_be_written() {
     assert!(stdout(&read(&place, &["replay", "run"])).contains("the same, bit for bit"));
 
     // While another process writes.
-    let store = Store::open(&place.path("run/run.db")).unwrap();
+    let store = Store::resume(&place.path("run/run.db")).unwrap();
     store.record_eval(EvalKey { phase: 7, step: 0 }, &"new".into()).unwrap();
     assert!(place.path("run/run.db-wal").exists());
     assert_eq!(inspect(&[]), whole);
@@ -111,7 +112,7 @@ fn a_run_that_goes_on_later_has_not_grown_older() {
     let mut times = BTreeSet::new();
     for purpose in [Purpose::Demonstration, Purpose::Train, Purpose::Eval] {
         for summary in store.summaries(purpose).unwrap() {
-            let attempt = store.attempt(&summary.key).unwrap().unwrap();
+            let attempt = store.attempt(&summary.id).unwrap().unwrap();
             // A token is a byte here.
             let prompt =
                 attempt.trajectory.segments()[0].tokens.iter().filter_map(|token| u8::try_from(*token).ok());

@@ -10,6 +10,7 @@ use dressage_policy::{Learner, LoraOptions, Precision, Sampler, SamplingParams, 
 use dressage_reward::Scorer;
 use dressage_rl::Normaliser;
 use dressage_text::{History, ToolPrompt, ToolProtocol};
+use dressage_tree::RunId;
 use serde::{Deserialize, Serialize};
 
 use super::rl::RlKeys;
@@ -63,6 +64,14 @@ pub struct RunKeys {
     /// How many of these checkpoints are kept, the newest ones; those at the end of a phase always are.
     #[serde(default = "two")]
     pub keep: u32,
+}
+
+impl RunKeys {
+    /// The name of the run in its record: the same whenever the recipe is run again with this seed, so that its attempts
+    /// have the same names, too.
+    pub fn id(&self) -> RunId {
+        RunId(format!("{}-{}", self.name, self.seed))
+    }
 }
 
 fn one() -> u64 {
