@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dressage_policy::awake::Clock;
-use dressage_store::Purpose;
+use dressage_tree::Purpose;
 use dressage_trainer::{Event, Metrics, Observer};
 use indicatif::ProgressBar;
 

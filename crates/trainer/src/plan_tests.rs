@@ -139,7 +139,7 @@ fn nothing_to_learn_is_an_update_without_batches() {
 #[test]
 fn demonstrations_all_learn() {
     let attempts = [attempt(0, 0, &[1], &[2, 3], None), attempt(1, 0, &[1], &[4], None)];
-    let demonstrations: Vec<_> = attempts.iter().map(|a| (a.key, &a.trajectory)).collect();
+    let demonstrations: Vec<&Attempt> = attempts.iter().collect();
     let plan = sft(0, 4, &demonstrations, Normaliser::RolloutMean, 100).unwrap();
     assert_eq!(rows(&plan.updates[0]), [[(0, 0, 0.0, 0.25), (1, 0, 0.0, 0.5)]]);
 }
@@ -195,7 +195,7 @@ proptest! {
 fn leaves_keep_their_attempt() {
     let plan = plan_of(&groups(), &keys(), 1000).unwrap();
     let path = &plan.updates[0].micro_batches[0][0];
-    assert_eq!((path.leaf, path.attempt), (SegmentId(1), groups()[0][0].key));
+    assert_eq!((path.leaf, path.attempt), (SegmentId(1), groups()[0][0].id));
 }
 
 /// How an attempt ended, by one that was cut.

@@ -380,7 +380,7 @@ async fn the_critic_learns_from_all_tokens_alike() {
         returns: Some(PerToken::new([1.0, 2.0, 3.0])),
         values: Some(PerToken::new([0.5, 0.5, 0.5])),
     };
-    let updates = vec![Update { micro_batches: vec![vec![planned]] }; 2];
+    let updates = vec![Update { micro_batches: vec![vec![planned]], ..Update::default() }; 2];
     let plan = StepPlan { phase: 0, step: 0, places: Vec::new(), kl: None, high_entropy: None, updates };
     let text = "algorithm = 'ppo'\nproximal = 'recompute'\nrejection = [{ statistic = 'ratio', high = 4.0 }]";
     let phase = Phase::Rl(Box::new(keys(text)));
