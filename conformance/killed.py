@@ -132,7 +132,7 @@ def compare(calm: Path, killed: Path) -> None:
         files = [end / name for end in ends]
         if not all(file.exists() for file in files) or not filecmp.cmp(*files, shallow=False):
             different.append(name)
-    query = "SELECT purpose, phase, step, grp, sample, score FROM attempts ORDER BY 1, 2, 3, 4, 5"
+    query = "SELECT purpose, phase, step, grp, sample, number, score FROM attempts ORDER BY 1, 2, 3, 4, 5, 6"
     records = [rows(run, query) for run in (calm, killed)]
     if records[0] != records[1]:
         different.append(f"the record ({len(records[0])} and {len(records[1])} attempts)")
@@ -150,25 +150,30 @@ def rows(run: Path, query: str) -> list[tuple]:
 
 def audit(run: Path, dressage: Path) -> None:
     """Ends the program where a run does not agree with its ledger."""
-    recorded = set(rows(run, "SELECT purpose, phase, step, grp, sample FROM attempts"))
-    plans = [json.loads(plan) for (plan,) in rows(run, "SELECT plan FROM steps ORDER BY phase, step")]
-    places = [(plan["phase"], place) for plan in plans for place in plan.get("places", [])]
+    places = [
+        (phase, place)
+        for phase, plan in rows(run, "SELECT phase, plan FROM steps ORDER BY phase, step")
+        for place in json.loads(plan).get("places", [])
+    ]
     if len(places) != len(set(places)):
         sys.exit(f"{run.name}: a task was taken twice")
     for phase in {phase for phase, _ in places}:
         mine = sorted(place for at, place in places if at == phase)
         if mine != list(range(len(mine))):
             sys.exit(f"{run.name}: tasks of phase {phase} were left out: {mine}")
-    for path in (
-        path for plan in plans for update in plan["updates"] for batch in update["micro_batches"] for path in batch
-    ):
-        key = path["attempt"]
-        if (key["purpose"], key["phase"], key["step"], key["group"], key["sample"]) not in recorded:
-            sys.exit(f"{run.name}: a step trained on {key}, which is not recorded")
+    missing = (
+        "SELECT p.phase, p.step, hex(p.attempt) FROM planned_paths p LEFT JOIN attempts a ON a.name = p.attempt "
+        "WHERE a.id IS NULL OR a.status = 'superseded'"
+    )
+    for phase, step, attempt in rows(run, missing):
+        sys.exit(
+            f"{run.name}: phase {phase}, step {step} trained on {attempt}, which is not recorded, or was tried again"
+        )
+    ((planned,),) = rows(run, "SELECT count(*) FROM steps")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     steps = [(line["phase"], line["step"]) for line in lines if "eval" not in line]
-    if steps != sorted(set(steps)) or len(steps) != len(plans):
-        sys.exit(f"{run.name}: {len(plans)} steps were planned, {len(steps)} measured")
+    if steps != sorted(set(steps)) or len(steps) != planned:
+        sys.exit(f"{run.name}: {planned} steps were planned, {len(steps)} measured")
     replayed = subprocess.run([dressage, "replay", run], capture_output=True, text=True)
     if replayed.returncode != 0:
         sys.exit(f"{run.name} is not done again: {replayed.stdout}{replayed.stderr}")

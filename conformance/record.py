@@ -11,10 +11,10 @@ def words(kind: str, blob: bytes) -> list:
     return list(struct.unpack(f"<{len(blob) // 4}{kind}", blob))
 
 
-def per_token(runs: list, count: int) -> list[float]:
-    """A number for each of `count` tokens from runs of (number, tokens), where 0 tokens go on to the end."""
+def per_token(runs: bytes, count: int) -> list[float]:
+    """A number for each of `count` tokens from runs of (f32, u32 tokens), where 0 tokens go on to the end."""
     out: list[float] = []
-    for value, length in runs:
+    for value, length in struct.iter_unpack("<fI", runs):
         out += [value] * (length or count - len(out))
     return out
 
@@ -28,15 +28,18 @@ class Step:
         found = db.execute("SELECT plan FROM steps WHERE phase = ? AND step = ?", (phase, number)).fetchone()
         if found is None:
             sys.exit(f"{run} has no step {number} in phase {phase}")
-        self.plan = json.loads(found[0])
-        if len(self.plan["updates"]) != 1:
-            sys.exit(f"step {number} has {len(self.plan['updates'])} updates; only the first would be on policy")
+        updates = len(json.loads(found[0])["updates"])
+        if updates != 1:
+            sys.exit(f"step {number} has {updates} updates; only the first would be on policy")
         rows = db.execute(
-            "SELECT id, grp, sample, reward FROM attempts WHERE purpose = 'train' AND phase = ? AND step = ? ORDER BY grp, sample",
+            "SELECT id, name, grp, sample, reward FROM attempts WHERE purpose = 'train' AND phase = ? AND step = ? "
+            "AND status <> 'superseded' ORDER BY grp, sample",
             (phase, number),
-        )
+        ).fetchall()
         self.attempts = {}
-        for attempt, group, sample, reward in rows:
+        names = {}
+        for attempt, name, group, sample, reward in rows:
+            names[name] = group, sample
             segments = db.execute(
                 "SELECT kind, temperature, coalesce(s.tokens, p.tokens), logprobs FROM segments s "
                 "LEFT JOIN prompts p ON p.id = s.prompt WHERE attempt = ? ORDER BY s.id",
@@ -50,13 +53,20 @@ class Step:
                     sampled += [(len(tokens) + i, logp, temperature) for i, logp in enumerate(words("f", logprobs))]
                 tokens += ids
             self.attempts[group, sample] = (tokens, sampled, reward)
+        self.paths = [
+            (names[name], weights, advantages)
+            for name, weights, advantages in db.execute(
+                "SELECT attempt, weight, advantage FROM planned_paths WHERE phase = ? AND step = ? ORDER BY place",
+                (phase, number),
+            )
+        ]
 
     def batch(self) -> list[dict]:
         """The step as the learner sees it."""
         paths = []
-        for path in (path for part in self.plan["updates"][0]["micro_batches"] for path in part):
-            tokens, sampled, _ = self.attempts[path["attempt"]["group"], path["attempt"]["sample"]]
-            weights, advantages = (per_token(path[name], len(sampled)) for name in ("weight", "advantage"))
+        for key, *numbers in self.paths:
+            tokens, sampled, _ = self.attempts[key]
+            weights, advantages = (per_token(runs, len(sampled)) for runs in numbers)
             targets = [
                 {
                     "index": place,
