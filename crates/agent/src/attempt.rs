@@ -25,6 +25,10 @@ use crate::tools::{ObservationKind, OpenTools, ToolError, ToolSet};
 /// What all attempts of a run share: a model, how to talk with it, and its tools.
 #[derive(Clone)]
 pub struct Agent {
+    /// Its name, which its segments bear.
+    pub name: String,
+    /// The name of the policy that is sampled from.
+    pub policy: String,
     /// Draws the replies.
     pub sampler: Arc<dyn Sampler>,
     /// Turns messages into tokens and back.
@@ -362,6 +366,8 @@ impl Run<'_> {
     }
 
     fn push(&mut self, segment: Segment) -> Result<(), TreeError> {
+        let Agent { name, policy, .. } = self.agent;
+        let segment = Segment { agent: name.clone(), policy: policy.clone(), ..segment };
         self.path.extend(&segment.tokens);
         self.leaf = Some(self.trajectory.push(segment)?);
         Ok(())

@@ -443,7 +443,8 @@ async fn a_past_that_the_template_prints_otherwise_is_counted_or_forks() {
         second.contains(&format!("assistant\n{CALL}<|im_end|>")) && second.ends_with("5<|im_end|>"),
         "{second}"
     );
-    let kinds: Vec<_> = trajectory.path(leaves[1]).iter().map(|part| (part.segment.kind, part.segment.turn)).collect();
+    let kinds: Vec<_> =
+        trajectory.path(leaves[1]).iter().map(|part| (part.segment.kind, part.segment.turn)).collect();
     assert_eq!(
         kinds,
         [(Kind::Given, 0), (Kind::Given, 1), (Kind::Sampled, 1), (Kind::Given, 2), (Kind::Sampled, 2)]

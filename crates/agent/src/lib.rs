@@ -4,10 +4,12 @@
 //! every call, good or bad, into an observation. [`Agent::run`] is the loop between the two: it makes an attempt at a task
 //! and records every token; [`demonstrate`] writes down a worked solution in the same form.
 
+mod agent_loop;
 mod attempt;
 mod demonstrate;
 pub mod tasks;
 pub mod tools;
 
+pub use agent_loop::{AgentLoop, AttemptContext, Samplers};
 pub use attempt::{Agent, Attempt, AttemptRequest, Limits, Truncation};
 pub use demonstrate::{DemonstrationError, demonstrate};

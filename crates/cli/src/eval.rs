@@ -5,16 +5,16 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use dressage_agent::Agent;
 use dressage_agent::tasks::QuestionKey;
 use dressage_engine::Engine;
+use dressage_policy::Sampler;
 use dressage_store::{EvalKey, Store};
-use dressage_tree::RunId;
 use dressage_trainer::recipe::{Override, Recipe};
 use dressage_trainer::{
-    EvalResult, Rollouts, StopFlag, Tasks, Troubles, chat_options, check_tasks, evaluate, tool_set,
-    trained_on,
+    AgentParts, Agents, EvalResult, Rollouts, StopFlag, Tasks, Troubles, chat_options, check_tasks, evaluate,
+    tool_set, trained_on,
 };
+use dressage_tree::{DEFAULT, RunId};
 
 use crate::failure::{INTERRUPTED, unusable};
 use crate::run::Run;
@@ -125,7 +125,6 @@ fn warn_of_trained(tasks: &Tasks, model: &str) {
 }
 
 async fn measure(recipe: &Recipe, trained_by: Option<Run>) -> anyhow::Result<Option<EvalResult>> {
-    let tools = tool_set(&recipe.agent)?;
     let tasks = Tasks::load(recipe)?;
     tasks.notes.iter().for_each(|note| eprintln!("{} {note}", Style::stderr().dim("note:")));
     let begun = trained_by.as_ref().map(Run::begun).transpose()?;
@@ -134,7 +133,11 @@ async fn measure(recipe: &Recipe, trained_by: Option<Run>) -> anyhow::Result<Opt
     let files = &found.files;
     let dim = Style::stderr().dim("model ");
     eprintln!("{dim} {}: {}", recipe.model.source, model::describe(files));
-    let chat = Arc::new(model::chat(files, chat_options(&recipe.agent, begun))?);
+    let mut agents = Vec::new();
+    for (name, keys) in recipe.agents() {
+        let chat = Arc::new(model::chat(files, chat_options(keys, begun))?);
+        agents.push(AgentParts { name: name.to_owned(), chat, tools: tool_set(keys)?, custom: None });
+    }
     let (threads, running) = (recipe.engine.threads, recipe.engine.sequences());
     let options = model::sampling_options(
         &files.config,
@@ -145,12 +148,15 @@ async fn measure(recipe: &Recipe, trained_by: Option<Run>) -> anyhow::Result<Opt
     );
     let engine = model::start_sampling(&found, &options).await?;
     let context = Engine::context(&engine);
-    check_tasks(recipe, &tasks, &chat, &tools, context).await?;
+    let sampler: Arc<dyn Sampler> = Arc::new(engine);
+    // One model is measured, whoever asks it.
+    let agents = Agents::over(recipe, &agents, &sampler, context)?;
+    check_tasks(recipe, &tasks, &agents).await?;
     // Attempts are recorded as in training, but nobody will ask for them.
     let scratch = tempfile::tempdir()?;
     let rollouts = Rollouts {
-        agent: Agent { sampler: Arc::new(engine), chat, tools, limits: recipe.agent.limits(context) },
-        prompts: recipe.agent.clone(),
+        agents,
+        samplers: Arc::new([(DEFAULT.to_owned(), sampler)].into()),
         reward: recipe.reward.clone(),
         seed: recipe.run.seed,
         concurrency: running,

@@ -121,7 +121,9 @@ fn selected(args: &Args, store: &Store) -> anyhow::Result<Vec<AttemptSummary>> {
     let purpose = args.purpose();
     let mut summaries = store.summaries(purpose)?;
     let phase = args.phase.or_else(|| summaries.iter().map(|s| s.placement.phase).max());
-    summaries.retain(|s| Some(s.placement.phase) == phase && args.step.is_none_or(|step| s.placement.step == step));
+    summaries.retain(|s| {
+        Some(s.placement.phase) == phase && args.step.is_none_or(|step| s.placement.step == step)
+    });
     if summaries.is_empty() {
         let step = args.step.map_or(String::new(), |step| format!(" in step {step}"));
         let phase = args.phase.map_or(String::new(), |phase| format!(" of phase {phase}"));
@@ -146,9 +148,9 @@ fn extreme(summaries: &[AttemptSummary], best: bool) -> anyhow::Result<AttemptId
 /// One line for each step.
 fn steps(summaries: &[AttemptSummary]) -> String {
     let mut text = String::new();
-    for step in summaries.chunk_by(|a, b| {
-        (a.placement.phase, a.placement.step) == (b.placement.phase, b.placement.step)
-    }) {
+    for step in summaries
+        .chunk_by(|a, b| (a.placement.phase, a.placement.step) == (b.placement.phase, b.placement.step))
+    {
         let Placement { purpose, phase, step: number, .. } = step[0].placement;
         let mean = |values: Vec<f64>| {
             let n = values.len() as f64;
@@ -196,10 +198,10 @@ fn planned(store: &Store, attempt: &Attempt) -> anyhow::Result<Option<(u32, Plan
         return Ok(None);
     }
     for (_, step) in store.planned_steps()?.into_iter().filter(|(of, _)| *of == phase) {
-        let updates = store.step(phase, step)?.into_iter().flat_map(|plan| plan.updates);
-        let mut paths = updates.flat_map(|update| update.micro_batches).flatten();
+        let plan = store.step(phase, step)?;
+        let mut paths = plan.iter().flat_map(|plan| plan.paths());
         if let Some(path) = paths.find(|path| path.attempt == attempt.id) {
-            return Ok(Some((step, path)));
+            return Ok(Some((step, path.clone())));
         }
     }
     Ok(None)
@@ -344,7 +346,16 @@ mod tests {
     fn summary(group: u32, reward: Option<f64>) -> AttemptSummary {
         let placement = Placement { purpose: Purpose::Train, phase: 1, step: 2, group, sample: 0 };
         let id = AttemptId::from_bytes([group as u8; 16]);
-        AttemptSummary { id, placement, number: 0, score: reward, reward, status: Status::Completed, sampled_tokens: 4, tokens: 9 }
+        AttemptSummary {
+            id,
+            placement,
+            number: 0,
+            score: reward,
+            reward,
+            status: Status::Completed,
+            sampled_tokens: 4,
+            tokens: 9,
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod inspect;
 mod merge;
 mod model;
 mod numerics;
+mod policies;
 mod pull;
 mod recipe;
 mod replay;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use dressage_engine::weights::attention_shape;
-use dressage_engine::{Adapter, Engine, EngineOptions};
+use dressage_engine::{Adapter, Engine, EngineOptions, PlannedAdapter};
 use dressage_model::{
     AdapterConfig, ModelConfig, ModelError, ModelFiles, Progress, Source, SpecialTokens, TokenizerSource,
     default_cache, fetch, write_tokenizer_config,
@@ -14,7 +14,7 @@ use dressage_model::{
 use dressage_policy::{Learner, LoraOptions, Precision};
 use dressage_text::{Chat, ChatOptions, TextError};
 use dressage_trainer::Companions;
-use dressage_trainer::recipe::{Phase, Recipe, RlKeys};
+use dressage_trainer::recipe::Recipe;
 
 use crate::failure::unusable;
 use crate::screen::{self, Style};
@@ -173,15 +173,20 @@ pub fn chat(files: &ModelFiles, options: ChatOptions) -> anyhow::Result<Chat> {
     }
 }
 
-/// How a recipe runs its model.
-pub fn options(recipe: &Recipe, config: &ModelConfig) -> EngineOptions {
+/// How a recipe runs a model, over which there will be `adapters`.
+pub fn options(
+    recipe: &Recipe,
+    context: Option<usize>,
+    adapters: Vec<PlannedAdapter>,
+    config: &ModelConfig,
+) -> EngineOptions {
     let options = EngineOptions {
         threads: recipe.engine.threads,
-        context: recipe.model.context.unwrap_or(config.context),
+        context: context.unwrap_or(config.context),
         batch_tokens: recipe.engine.micro_batch_tokens,
         memory_mb: recipe.engine.memory_mb,
         precision: recipe.engine.precision,
-        lora: recipe.model.lora.clone(),
+        adapters,
         running: recipe.engine.sequences(),
         keep_cache: recipe.engine.keep_cache,
         ..EngineOptions::default()
@@ -216,73 +221,6 @@ fn kv_memory_mb(config: &ModelConfig, options: &EngineOptions) -> usize {
     (share as usize).max(one.div_ceil(1 << 20))
 }
 
-/// The policies of a run.
-pub struct Policies {
-    /// What is sampled from and trained.
-    pub policy: Engine,
-    /// What a penalty is measured from.
-    pub reference: Option<Engine>,
-    /// What says how much a state is worth.
-    pub critic: Option<Engine>,
-}
-
-/// Starts what a recipe trains, and a frozen copy where a penalty is measured from one: another adapter, or another engine.
-/// Says what memory they will take, after making sure that it is there.
-///
-/// # Errors
-/// When the options do not fit the model, or memory would not suffice.
-pub async fn start_training(found: &Found, recipe: &Recipe) -> anyhow::Result<Policies> {
-    if found.adapter.is_some() {
-        return Err(unusable(format!(
-            "{} holds an adapter; work it into its base with `dressage merge`, and train the result",
-            found.path.display()
-        )));
-    }
-    let needs = |needs: fn(&RlKeys) -> bool| {
-        recipe.phase.iter().any(|phase| matches!(phase, Phase::Rl(keys) if needs(keys)))
-    };
-    let (with_reference, with_critic) = (needs(RlKeys::needs_reference), needs(RlKeys::needs_critic));
-    let files = &found.files;
-    let mut options = options(recipe, &files.config);
-    if let Some(lora) = &recipe.model.lora {
-        (options.frozen_adapters, options.critic) = (usize::from(with_reference), with_critic);
-        let engine = start(files, &options, "")?;
-        let (seed, source) = (recipe.run.seed, &recipe.model.source);
-        let policy = engine.lora(lora.clone(), seed, source).await?;
-        let other = async |needed| match needed {
-            true => engine.lora(lora.clone(), seed, source).await.map(Some),
-            false => Ok(None),
-        };
-        let (reference, critic) = (other(with_reference).await?, other(with_critic).await?);
-        if let Some(critic) = &critic {
-            critic.add_value_head().await?;
-        }
-        return Ok(Policies { policy, reference, critic });
-    }
-    // Neither of the others samples.
-    let silent = EngineOptions { kv_memory_mb: 1, running: 1, step_rows: 1, ..options.clone() };
-    let frozen = EngineOptions { trains: false, ..silent.clone() };
-    let silent = EngineOptions { critic: true, ..silent };
-    let mut also = String::new();
-    for (needed, options_of, name) in
-        [(with_reference, &frozen, "the frozen copy"), (with_critic, &silent, "the critic")]
-    {
-        if needed {
-            // What it takes is not there for the others.
-            let taken = Engine::plan(&files.config, options_of)?.total();
-            options.memory_mb = (options.budget().saturating_sub(taken) >> 20).max(1) as usize;
-            also += &format!(", and {} MiB for {name}", taken.div_ceil(1 << 20));
-        }
-    }
-    let policy = start(files, &options, &also)?;
-    let reference = with_reference.then(|| Engine::start(files, &frozen, None)).transpose()?;
-    let critic = with_critic.then(|| Engine::start(files, &silent, None)).transpose()?;
-    if let Some(critic) = &critic {
-        critic.add_value_head().await?;
-    }
-    Ok(Policies { policy, reference, critic })
-}
-
 /// Starts a model, or an adapter over it, to be sampled from.
 ///
 /// # Errors
@@ -296,7 +234,11 @@ pub async fn start_sampling(found: &Found, options: &EngineOptions) -> anyhow::R
     Ok(policy)
 }
 
-fn start(files: &ModelFiles, options: &EngineOptions, also: &str) -> anyhow::Result<Engine> {
+/// Starts an engine and says what memory it will take, `also` what others will.
+///
+/// # Errors
+/// When the options do not fit the model, or memory would not suffice.
+pub fn start(files: &ModelFiles, options: &EngineOptions, also: &str) -> anyhow::Result<Engine> {
     let engine = Engine::start(files, options, None)?;
     eprintln!("{} {}{also}", Style::stderr().dim("memory"), engine.memory_plan());
     Ok(engine)

@@ -2,15 +2,14 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use dressage_policy::awake::Clock;
-use dressage_trainer::{Compared, Replayers, replay};
+use dressage_trainer::{Compared, replay};
 
-use crate::model::{self, Policies};
+use crate::policies::{self, Started};
 use crate::screen::{self, Style};
 use crate::watch::Watch;
-use crate::{numerics, recipe};
+use crate::{numerics, recipe, run};
 
 /// Do a run again from its record, and compare the weights with its checkpoints
 ///
@@ -32,14 +31,9 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 
 async fn again(args: Args) -> anyhow::Result<ExitCode> {
     let recipe = recipe::load(&args.run, &[])?;
-    let found = model::open(&recipe.model.source, recipe.model.base.as_deref())?;
-    let Policies { policy, reference, critic } = model::start_training(&found, &recipe).await?;
-    numerics::compare(&args.run, policy.fingerprint());
-    let models = Replayers {
-        learner: Arc::new(policy),
-        reference: reference.map(|engine| Arc::new(engine) as _),
-        critic: critic.map(|engine| Arc::new(engine) as _),
-    };
+    let begun = run::begun_or_now(&args.run)?;
+    let Started { policies, fingerprint, .. } = policies::start(&recipe, begun).await?;
+    numerics::compare(&args.run, &fingerprint);
     let (mut same, mut differ) = (0u32, 0u32);
     let mut watch = Watch::new(Clock::default());
     let style = Style::stdout();
@@ -53,7 +47,7 @@ async fn again(args: Args) -> anyhow::Result<ExitCode> {
             screen::say(&format!("step {step:>5}  {} {file}", style.red("differs")));
         }
     };
-    let steps = replay(&recipe, &args.run, &models, &mut watch, &mut compared).await?;
+    let steps = replay(&recipe, &args.run, policies, &mut watch, &mut compared).await?;
     watch.clear();
     let steps = screen::plural(steps, "step");
     if same + differ == 0 {

@@ -2,21 +2,17 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 
-use dressage_engine::Engine;
 use dressage_policy::awake::Clock;
 use dressage_trainer::recipe::{Override, Recipe};
-use dressage_trainer::{
-    Ended, Parts, Start, StopFlag, Summary, Trainer, TrainerError, chat_options, milestones, tool_set,
-};
+use dressage_trainer::{Ended, Parts, Start, StopFlag, Summary, Trainer, TrainerError, milestones};
 
 use crate::failure::INTERRUPTED;
-use crate::model::Policies;
+use crate::policies::{self, Started};
 use crate::screen::{self, Style};
 use crate::stop::Requests;
 use crate::watch::Watch;
-use crate::{model, numerics, recipe, run, supervise, table};
+use crate::{numerics, recipe, run, supervise, table};
 
 /// Train a model by a recipe
 ///
@@ -73,28 +69,9 @@ async fn train(args: Args, recipe: Recipe) -> anyhow::Result<ExitCode> {
     let dim = |text| Style::stderr().dim(text);
     let folder = recipe.run.folder.clone();
     eprintln!("{} {}", dim("run   "), screen::path(&folder));
-    let tools = tool_set(&recipe.agent)?;
-    let found = model::open(&recipe.model.source, recipe.model.base.as_deref())?;
-    let files = &found.files;
-    eprintln!("{} {}: {}", dim("model "), recipe.model.source, model::describe(files));
     let begun = run::begun_or_now(&folder)?;
-    let chat = Arc::new(model::chat(files, chat_options(&recipe.agent, Some(begun)))?);
-    let companions = model::companions(files, &chat)?;
-    let Policies { policy: engine, reference, critic } = model::start_training(&found, &recipe).await?;
-    let fingerprint = engine.fingerprint().clone();
-
-    let parts = Parts {
-        sampler: Arc::new(engine.clone()),
-        learner: Arc::new(engine.clone()),
-        reference: reference.map(|engine| Arc::new(engine) as _),
-        critic: critic.map(|engine| Arc::new(engine) as _),
-        chat,
-        tools,
-        context: Engine::context(&engine),
-        companions,
-        begun,
-        model_files: found.files_read()?,
-    };
+    let Started { policies, agents, fingerprint, model_files } = policies::start(&recipe, begun).await?;
+    let parts = Parts { policies, agents, begun, model_files };
     let start = if args.resume { Start::Resume } else { Start::Fresh };
     let mut trainer = Trainer::new(recipe, parts, start).await?;
     numerics::compare(&folder, &fingerprint);

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use dressage_policy::awake::Clock;
-use dressage_tree::Purpose;
 use dressage_trainer::{Event, Metrics, Observer};
+use dressage_tree::Purpose;
 use indicatif::ProgressBar;
 
 use crate::screen::{self, Style};

@@ -32,6 +32,16 @@ use crate::transformer::Transformer;
 use crate::weights::{Weights, attention_shape};
 use crate::{Compute, EngineError};
 
+/// An adapter that is to be made.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlannedAdapter {
+    /// Its form.
+    pub lora: LoraOptions,
+    /// Whether it will be trained.
+    pub learns: bool,
+}
+
 /// How to run a model. The defaults suit a small model on a laptop.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -45,11 +55,9 @@ pub struct EngineOptions {
     pub batch_tokens: usize,
     /// Whether it will be trained; if not, batches are only evaluated, and gradients refused.
     pub trains: bool,
-    /// The adapter that will be trained, for the memory plan; `None` if it is the weights.
-    pub lora: Option<LoraOptions>,
-    /// How many adapters of its form there will be that are not trained, for the memory plan.
-    pub frozen_adapters: usize,
-    /// Whether there will be a value head, for the memory plan; beside an adapter that is trained, in another one.
+    /// The adapters that there will be, for the memory plan; where there are any, the weights themselves are not trained.
+    pub adapters: Vec<PlannedAdapter>,
+    /// Whether there will be a value head, for the memory plan.
     pub critic: bool,
     /// Most memory to use, in MiB; 0 for what is free. Where it is short, training computes activations again.
     pub memory_mb: usize,
@@ -75,8 +83,7 @@ impl Default for EngineOptions {
             context: 0,
             batch_tokens: 4096,
             trains: true,
-            lora: None,
-            frozen_adapters: 0,
+            adapters: Vec::new(),
             critic: false,
             memory_mb: 0,
             kv_memory_mb: 1024,
@@ -236,7 +243,7 @@ impl Engine {
                 crate::ops::norm::MAX_HEAD
             )));
         }
-        if let Some(lora) = &options.lora {
+        for PlannedAdapter { lora, .. } in &options.adapters {
             AdapterLayout::new(&Layout::new(config), lora)?;
         }
         Ok(MemoryPlan::new(config, options, options.threads(), options.budget()))

@@ -52,7 +52,7 @@ pub mod value;
 pub mod weights;
 
 pub use adapter::Adapter;
-pub use engine::{Engine, EngineOptions, Fingerprint};
+pub use engine::{Engine, EngineOptions, Fingerprint, PlannedAdapter};
 pub use limits::available_memory;
 pub use memory::{MemoryPlan, Purpose};
 pub use ops::kv::Blocks;

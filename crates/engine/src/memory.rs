@@ -3,7 +3,7 @@
 use dressage_model::ModelConfig;
 
 use crate::adapter::AdapterLayout;
-use crate::engine::EngineOptions;
+use crate::engine::{EngineOptions, PlannedAdapter};
 use crate::layout::{Layout, Map};
 use crate::ops::attention_backward;
 use crate::ops::kv::BLOCK;
@@ -166,17 +166,19 @@ impl MemoryPlan {
             .plus(attention(context, MAX_ROWS).times(threads));
         MemoryPlan {
             weights: weights.bytes(),
-            optimiser: match &options.lora {
+            optimiser: match &options.adapters[..] {
                 _ if !options.trains => 0,
-                None => Values::new(layout.tensors.len).times(3).bytes(),
-                // An adapter that cannot be is refused when it is made.
-                Some(lora) => AdapterLayout::new(layout, lora).map_or(0, |adapter| {
-                    let own =
-                        Values::new(adapter.tensors.len).plus(Values::new(adapter.packed_words(precision)));
-                    let trained = 1 + usize::from(options.critic);
-                    let learnt = Values::new(adapter.tensors.len).times(3 * trained);
-                    own.times(trained + options.frozen_adapters).plus(learnt).bytes()
-                }),
+                [] => Values::new(layout.tensors.len).times(3).bytes(),
+                adapters => {
+                    let of = |PlannedAdapter { lora, learns }: &PlannedAdapter| {
+                        // An adapter that cannot be is refused when it is made.
+                        let Ok(adapter) = AdapterLayout::new(layout, lora) else { return 0 };
+                        let own = Values::new(adapter.tensors.len);
+                        let learnt = own.times(if *learns { 3 } else { 0 });
+                        own.plus(Values::new(adapter.packed_words(precision))).plus(learnt).bytes()
+                    };
+                    adapters.iter().map(of).fold(0, u64::saturating_add)
+                }
             },
             training: training.bytes(),
             path: path.bytes(),

@@ -69,10 +69,7 @@ fn recording_twice_is_a_no_op_and_something_else_a_conflict() {
     assert!(text.contains("run.db"), "{text}");
     let mut longer = first.clone();
     longer.trajectory.push(segment(Kind::Given, &[1])).unwrap();
-    assert!(matches!(
-        store.record_attempt(&longer),
-        Err(StoreError::Conflict { field: "trajectory", .. })
-    ));
+    assert!(matches!(store.record_attempt(&longer), Err(StoreError::Conflict { field: "trajectory", .. })));
     assert_eq!(store.attempt(&first.id).unwrap(), Some(first));
     assert_eq!(store.last_try(&place(9, 9)).unwrap(), None);
 }

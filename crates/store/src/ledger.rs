@@ -4,7 +4,7 @@ use dressage_tree::{AttemptId, SegmentId};
 use rusqlite::{OptionalExtension, Transaction, params};
 use serde::{Deserialize, Serialize};
 
-use crate::record::{ChargedKl, HighEntropy, Update};
+use crate::record::{ChargedKl, HighEntropy, PolicyPlan, Update};
 use crate::schema::Failure;
 use crate::{PerToken, PlannedPath, Recorded, StepPlan, Store, StoreError};
 
@@ -14,19 +14,20 @@ use crate::{PerToken, PlannedPath, Recorded, StepPlan, Store, StoreError};
 struct Head {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     places: Vec<u64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    kl: Option<ChargedKl>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    high_entropy: Option<HighEntropy>,
-    updates: Vec<HeadOfUpdate>,
+    policies: Vec<HeadOfPolicy>,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct HeadOfUpdate {
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+struct HeadOfPolicy {
     policy: String,
-    micro_batches: usize,
+    version: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    kl: Option<ChargedKl>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    high_entropy: Option<HighEntropy>,
+    /// How many micro-batches each of its updates has.
+    updates: Vec<usize>,
 }
 
 impl Store {
@@ -77,7 +78,7 @@ fn check(plan: &StepPlan) -> Result<(), Failure> {
             Err(Failure::Unstorable(format!("{what} {value}; it must be finite")))
         }
     };
-    for path in plan.updates.iter().flat_map(|update| update.micro_batches.iter().flatten()) {
+    for path in plan.paths() {
         let numbers = [
             ("advantage", Some(&path.advantage)),
             ("weight", Some(&path.weight)),
@@ -90,7 +91,8 @@ fn check(plan: &StepPlan) -> Result<(), Failure> {
             }
         }
     }
-    for threshold in plan.high_entropy.iter().flat_map(|high| &high.thresholds) {
+    let high_entropy = plan.policies.iter().filter_map(|policy| policy.high_entropy.as_ref());
+    for threshold in high_entropy.flat_map(|high| &high.thresholds) {
         finite(*threshold as f32, "there is a threshold of entropy of")?;
     }
     Ok(())
@@ -103,44 +105,42 @@ fn is_same(a: &StepPlan, b: &StepPlan) -> bool {
         let critic = (optional(&path.returns), optional(&path.values));
         (path.advantage.to_bytes(), path.weight.to_bytes(), critic)
     };
-    let paths = |plan: &StepPlan| -> Vec<_> {
-        let paths = plan.updates.iter().flat_map(|update| update.micro_batches.iter().flatten());
-        paths.map(bytes).collect()
-    };
+    let paths = |plan: &StepPlan| -> Vec<_> { plan.paths().map(bytes).collect() };
     a == b && paths(a) == paths(b)
 }
 
 /// Writes a plan that is not there yet.
 pub(crate) fn write(transaction: &Transaction<'_>, plan: &StepPlan) -> Result<(), Failure> {
-    let StepPlan { phase, step, places, kl, high_entropy, updates } = plan;
-    let head = Head {
-        places: places.clone(),
-        kl: *kl,
-        high_entropy: high_entropy.clone(),
-        updates: updates
-            .iter()
-            .map(|update| HeadOfUpdate {
-                policy: update.policy.clone(),
-                micro_batches: update.micro_batches.len(),
-            })
-            .collect(),
+    let StepPlan { phase, step, places, policies } = plan;
+    let of_policy = |plan: &PolicyPlan| HeadOfPolicy {
+        policy: plan.policy.clone(),
+        version: plan.version,
+        kl: plan.kl,
+        high_entropy: plan.high_entropy.clone(),
+        updates: plan.updates.iter().map(|update| update.micro_batches.len()).collect(),
     };
+    let head = Head { places: places.clone(), policies: policies.iter().map(of_policy).collect() };
     let head = serde_json::to_string(&head).map_err(|error| Failure::Unstorable(error.to_string()))?;
     transaction
         .prepare_cached("INSERT INTO steps (phase, step, plan) VALUES (?1, ?2, ?3)")?
         .execute(params![phase, step, head])?;
     let mut insert = transaction.prepare_cached(
-        "INSERT INTO planned_paths (phase, step, place, upd, micro_batch, attempt, leaf, advantage, weight, returns, vals)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
+        "INSERT INTO planned_paths (phase, step, place, policy, upd, micro_batch, attempt, leaf, advantage, weight, returns,
+             vals)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
     )?;
     let mut place = 0u32;
-    for (update, of_update) in updates.iter().enumerate() {
+    let updates = policies.iter().enumerate().flat_map(|(policy, plan)| {
+        plan.updates.iter().enumerate().map(move |(i, update)| (policy, i, update))
+    });
+    for (policy, update, of_update) in updates {
         for (micro_batch, paths) in of_update.micro_batches.iter().enumerate() {
             for path in paths {
                 insert.execute(params![
                     phase,
                     step,
                     place,
+                    policy as i64,
                     update as i64,
                     micro_batch as i64,
                     path.attempt.bytes(),
@@ -164,14 +164,18 @@ fn read(transaction: &Transaction<'_>, phase: u32, step: u32) -> Result<Option<S
         .optional()?;
     let Some(text) = text else { return Ok(None) };
     let head: Head = serde_json::from_str(&text).map_err(|error| Failure::Damaged(error.to_string()))?;
-    let Head { places, kl, high_entropy, updates } = head;
-    let empty = |head: HeadOfUpdate| Update {
+    let Head { places, policies } = head;
+    let empty = |micro_batches: usize| Update { micro_batches: vec![Vec::new(); micro_batches] };
+    let of_policy = |head: HeadOfPolicy| PolicyPlan {
         policy: head.policy,
-        micro_batches: vec![Vec::new(); head.micro_batches],
+        version: head.version,
+        kl: head.kl,
+        high_entropy: head.high_entropy,
+        updates: head.updates.into_iter().map(empty).collect(),
     };
-    let mut updates: Vec<Update> = updates.into_iter().map(empty).collect();
+    let mut policies: Vec<PolicyPlan> = policies.into_iter().map(of_policy).collect();
     let mut statement = transaction.prepare_cached(
-        "SELECT upd, micro_batch, attempt, leaf, advantage, weight, returns, vals FROM planned_paths
+        "SELECT policy, upd, micro_batch, attempt, leaf, advantage, weight, returns, vals FROM planned_paths
          WHERE phase = ?1 AND step = ?2 ORDER BY place",
     )?;
     let mut rows = statement.query([phase, step])?;
@@ -181,23 +185,25 @@ fn read(transaction: &Transaction<'_>, phase: u32, step: u32) -> Result<Option<S
                 .ok_or_else(|| Failure::Damaged("a list of numbers is cut off".into()))
         };
         let optional = |bytes: Option<Vec<u8>>| bytes.map(numbers).transpose();
-        let (update, micro_batch): (u32, u32) = (row.get(0)?, row.get(1)?);
-        let paths = updates
-            .get_mut(update as usize)
+        let [policy, update, micro_batch]: [u32; 3] = [row.get(0)?, row.get(1)?, row.get(2)?];
+        let paths = policies
+            .get_mut(policy as usize)
+            .and_then(|plan| plan.updates.get_mut(update as usize))
             .and_then(|update| update.micro_batches.get_mut(micro_batch as usize))
             .ok_or_else(|| {
-                Failure::Damaged(format!("it has no micro-batch {micro_batch} of update {update}"))
+                let place = format!("micro-batch {micro_batch} of update {update} of policy {policy}");
+                Failure::Damaged(format!("it has no {place}"))
             })?;
         paths.push(PlannedPath {
-            attempt: AttemptId::from_bytes(row.get(2)?),
-            leaf: SegmentId(row.get(3)?),
-            advantage: numbers(row.get(4)?)?,
-            weight: numbers(row.get(5)?)?,
-            returns: optional(row.get(6)?)?,
-            values: optional(row.get(7)?)?,
+            attempt: AttemptId::from_bytes(row.get(3)?),
+            leaf: SegmentId(row.get(4)?),
+            advantage: numbers(row.get(5)?)?,
+            weight: numbers(row.get(6)?)?,
+            returns: optional(row.get(7)?)?,
+            values: optional(row.get(8)?)?,
         });
     }
-    Ok(Some(StepPlan { phase, step, places, kl, high_entropy, updates }))
+    Ok(Some(StepPlan { phase, step, places, policies }))
 }
 
 fn name(phase: u32, step: u32) -> String {
@@ -222,15 +228,19 @@ mod tests {
         PlannedPath { attempt, leaf: SegmentId(4), advantage, weight, returns: None, values: None }
     }
 
+    fn of_policy(policy: &str, paths: &[PlannedPath]) -> PolicyPlan {
+        let updates = vec![Update::default(), Update { micro_batches: vec![Vec::new(), paths.to_vec()] }];
+        PolicyPlan { policy: policy.into(), version: 9, updates, ..PolicyPlan::default() }
+    }
+
     fn plan(numbers: &[(f32, f32)]) -> StepPlan {
-        let paths = numbers.iter().enumerate().map(|(i, &(a, w))| path(i as u32, a, w)).collect();
+        let paths: Vec<PlannedPath> =
+            numbers.iter().enumerate().map(|(i, &(a, w))| path(i as u32, a, w)).collect();
         StepPlan {
             phase: 1,
             step: 2,
             places: vec![7, 9],
-            kl: None,
-            high_entropy: None,
-            updates: vec![Update { policy: "b".into(), micro_batches: vec![Vec::new(), paths] }],
+            policies: ["a", "b"].map(|policy| of_policy(policy, &paths)).into(),
         }
     }
 
@@ -262,8 +272,9 @@ mod tests {
             let read = store.step(1, 2).unwrap().unwrap();
             let bits = |plan: &StepPlan| -> Vec<u32> {
                 let numbers = |p: &PlannedPath| -> Vec<f32> { p.advantage.distinct().chain(p.weight.iter().take(3)).collect() };
-                plan.updates[0].micro_batches[1].iter().flat_map(numbers).map(f32::to_bits).collect()
+                plan.paths().flat_map(numbers).map(f32::to_bits).collect()
             };
+            prop_assert_eq!(&read, &written);
             prop_assert_eq!(bits(&read), bits(&written));
         }
     }

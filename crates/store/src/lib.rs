@@ -33,6 +33,6 @@ mod unwritable;
 pub use error::StoreError;
 pub use record::{
     Attempt, AttemptSummary, ChargedKl, Earned, Earner, EvalKey, HighEntropy, PerToken, PlannedPath,
-    Recorded, Status, StepPlan, Update,
+    PolicyPlan, Recorded, Status, StepPlan, Update,
 };
 pub use schema::{SCHEMA_VERSION, Store};

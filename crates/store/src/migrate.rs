@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use dressage_tree::{AttemptId, Outcome, Placement, Purpose, RunId, SegmentId};
+use dressage_tree::{AttemptId, DEFAULT, Outcome, Placement, Purpose, RunId, SegmentId};
 use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior, params};
 use serde::Deserialize;
 use serde_json::Value;
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use crate::StoreError;
 use crate::ledger;
-use crate::record::{ChargedKl, HighEntropy, PerToken, PlannedPath, StepPlan, Update};
+use crate::record::{ChargedKl, HighEntropy, PerToken, PlannedPath, PolicyPlan, StepPlan, Update};
 use crate::schema::{Failure, SCHEMA_VERSION, TABLES, connect, identity, opening};
 
 /// The earliest schema that is read.
@@ -70,7 +70,7 @@ pub(crate) fn run(connection: &mut Connection, file: &Path) -> Result<(), StoreE
 /// Tables that schema 4 has in another shape.
 const CHANGED: [&str; 3] = ["attempts", "segments", "steps"];
 
-/// From schema 3: attempts had no names and no tries, segments no policy, and the numbers of a plan were JSON.
+/// From schema 3: attempts had no names and no tries, segments and plans no policy, and the numbers of a plan were JSON.
 fn from_3(transaction: &Transaction<'_>) -> Result<(), Failure> {
     for table in CHANGED {
         transaction.execute_batch(&format!("ALTER TABLE {table} RENAME TO old_{table}"))?;
@@ -80,11 +80,12 @@ fn from_3(transaction: &Transaction<'_>) -> Result<(), Failure> {
     let run = derived_run(transaction)?;
     transaction.execute("INSERT INTO run (id) VALUES (?1)", [&run.0])?;
     attempts(transaction, &run)?;
-    transaction.execute_batch(
+    transaction.execute(
         "INSERT INTO segments (attempt, id, parent, after, kind, agent, policy, turn, temperature, filtered, prompt, tokens,
              logprobs, versions)
-         SELECT attempt, id, parent, NULL, kind, agent, '', turn, temperature, filtered, prompt, tokens, logprobs, versions
+         SELECT attempt, id, parent, NULL, kind, coalesce(nullif(agent, ''), ?1), ?1, turn, temperature, filtered, prompt, tokens, logprobs, versions
          FROM old_segments",
+        [DEFAULT],
     )?;
     plans(transaction, &run)?;
     for table in CHANGED.iter().rev() {
@@ -175,9 +176,11 @@ struct Path3 {
 }
 
 fn plans(transaction: &Transaction<'_>, run: &RunId) -> Result<(), Failure> {
-    let mut statement = transaction.prepare("SELECT plan FROM old_steps")?;
+    let mut statement = transaction.prepare("SELECT plan FROM old_steps ORDER BY phase, step")?;
     let mut rows = statement.query([])?;
-    while let Some(row) = rows.next()? {
+    // Each step made the next version.
+    for version in 0.. {
+        let Some(row) = rows.next()? else { break };
         let text: String = row.get(0)?;
         let plan: Plan3 = serde_json::from_str(&text)
             .map_err(|error| Failure::Damaged(format!("a plan cannot be read: {error}")))?;
@@ -189,17 +192,14 @@ fn plans(transaction: &Transaction<'_>, run: &RunId) -> Result<(), Failure> {
             returns: path.returns.map(PerToken::from_runs),
             values: path.values.map(PerToken::from_runs),
         };
-        let update = |update: Update3| Update {
-            policy: String::new(),
-            micro_batches: update
-                .micro_batches
-                .into_iter()
-                .map(|paths| paths.into_iter().map(&path).collect())
-                .collect(),
+        let update = |Update3 { micro_batches }| {
+            let paths = |paths: Vec<Path3>| paths.into_iter().map(&path).collect();
+            Update { micro_batches: micro_batches.into_iter().map(paths).collect() }
         };
         let Plan3 { phase, step, places, kl, high_entropy, updates } = plan;
         let updates = updates.into_iter().map(update).collect();
-        ledger::write(transaction, &StepPlan { phase, step, places, kl, high_entropy, updates })?;
+        let policy = PolicyPlan { policy: DEFAULT.into(), version, kl, high_entropy, updates };
+        ledger::write(transaction, &StepPlan { phase, step, places, policies: vec![policy] })?;
     }
     Ok(())
 }

@@ -188,20 +188,22 @@ proptest! {
                 prop_assert_eq!(&sampled, &old.reply);
                 let versions = [VersionRun { version: old.version, len: old.reply.len() as u32 }];
                 prop_assert_eq!(&reply.versions, &versions);
-                prop_assert_eq!((reply.agent.as_str(), reply.policy.as_str(), reply.turn), ("a", "", 3));
+                prop_assert_eq!((reply.agent.as_str(), reply.policy.as_str(), reply.turn), ("a", "default", 3));
                 prop_assert_eq!((reply.temperature, reply.filtered), (0.5, true));
             }
             let plan = store.step(1, 2).unwrap().unwrap();
             prop_assert_eq!(&plan.places, &[7]);
-            prop_assert_eq!(plan.updates[0].micro_batches[0].len(), 0);
-            for (path, old) in plan.updates[0].micro_batches[1].iter().zip(&olds) {
+            let [policy] = &plan.policies[..] else { panic!("{plan:?}") };
+            prop_assert_eq!((policy.policy.as_str(), policy.version), ("default", 0));
+            prop_assert_eq!(policy.updates[0].micro_batches[0].len(), 0);
+            for (path, old) in policy.updates[0].micro_batches[1].iter().zip(&olds) {
                 prop_assert_eq!(path.attempt, AttemptId::new(&run, &old.placement(), 0));
                 let want = bits(&PerToken::from_runs(old.numbers.clone()));
                 let returns = path.returns.as_ref().map(bits);
                 prop_assert_eq!((bits(&path.advantage), bits(&path.weight), returns), (want.clone(), want.clone(), Some(want)));
                 prop_assert_eq!(&path.values, &None);
             }
-            prop_assert_eq!(plan.updates[0].micro_batches[1].len(), olds.len());
+            prop_assert_eq!(policy.updates[0].micro_batches[1].len(), olds.len());
             prop_assert_eq!(store.evals().unwrap().len(), 1);
         }
         // Recording again what was recorded is still a no-op.

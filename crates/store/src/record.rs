@@ -175,11 +175,9 @@ pub struct PlannedPath {
     pub values: Option<PerToken>,
 }
 
-/// One optimiser step of one policy: its micro-batches in order, each a list of paths in order.
+/// One optimiser step: its micro-batches in order, each a list of paths in order.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Update {
-    /// The policy whose weights it changes; empty where there is only one.
-    pub policy: String,
     /// The micro-batches.
     pub micro_batches: Vec<Vec<PlannedPath>>,
 }
@@ -193,12 +191,37 @@ pub struct StepPlan {
     pub step: u32,
     /// The places, in the phase's order of tasks, of the groups that it takes, those that teach nothing included; empty for demonstrations.
     pub places: Vec<u64>,
+    /// Each policy that it trains, in the order in which they learn.
+    pub policies: Vec<PolicyPlan>,
+}
+
+impl StepPlan {
+    /// Every path of every policy, in order.
+    pub fn paths(&self) -> impl Iterator<Item = &PlannedPath> {
+        self.policies.iter().flat_map(PolicyPlan::paths)
+    }
+}
+
+/// A policy's part of a step.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct PolicyPlan {
+    /// The name of the policy.
+    pub policy: String,
+    /// The version of its weights before the step.
+    pub version: u64,
     /// What was charged to the rewards for leaving the reference, where it was.
     pub kl: Option<ChargedKl>,
     /// Which tokens kept their advantages for their entropy, where only some did.
     pub high_entropy: Option<HighEntropy>,
     /// The optimiser steps in order.
     pub updates: Vec<Update>,
+}
+
+impl PolicyPlan {
+    /// Its paths, in order.
+    pub fn paths(&self) -> impl Iterator<Item = &PlannedPath> {
+        self.updates.iter().flat_map(|update| update.micro_batches.iter().flatten())
+    }
 }
 
 /// A divergence charged to the rewards of a step.

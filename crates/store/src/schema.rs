@@ -77,7 +77,8 @@ CREATE TABLE planned_paths (
     phase       INTEGER NOT NULL,
     step        INTEGER NOT NULL,
     place       INTEGER NOT NULL,           -- in the step, over all its updates
-    upd         INTEGER NOT NULL,           -- which update
+    policy      INTEGER NOT NULL,           -- which policy of the step
+    upd         INTEGER NOT NULL,           -- which update of that
     micro_batch INTEGER NOT NULL,           -- of that
     attempt     BLOB    NOT NULL,           -- AttemptId
     leaf        INTEGER NOT NULL,

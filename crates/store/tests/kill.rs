@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use dressage_store::{Attempt, PerToken, PlannedPath, Status, StepPlan, Store, Update};
+use dressage_store::{Attempt, PerToken, PlannedPath, PolicyPlan, Status, StepPlan, Store, Update};
 use dressage_tree::{
     AttemptId, Kind, Outcome, Placement, Purpose, RunId, Segment, SegmentId, Trajectory, VersionRun,
 };
@@ -58,9 +58,10 @@ fn plan(step: u32) -> StepPlan {
         phase: 0,
         step,
         places: vec![],
-        kl: None,
-        high_entropy: None,
-        updates: vec![Update { policy: String::new(), micro_batches: vec![vec![path; 50]] }],
+        policies: vec![PolicyPlan {
+            updates: vec![Update { micro_batches: vec![vec![path; 50]] }],
+            ..PolicyPlan::default()
+        }],
     }
 }
 

@@ -1,6 +1,8 @@
 //! From recorded trajectories to the paths that a learner eats.
 
 use dressage_store::{PerToken, PlannedPath};
+#[cfg(test)]
+use dressage_tree::DEFAULT;
 use dressage_tree::{Kind, Part, PathInput, PathTarget, Segment, SegmentId, Term, Trajectory};
 
 use crate::TrainerError;
@@ -40,19 +42,39 @@ impl TrainedPath {
     }
 }
 
-/// Whether a segment holds tokens that the model is to learn.
-fn is_trained(segment: &Segment) -> bool {
-    segment.kind != Kind::Given && !segment.tokens.is_empty()
+/// Whose tokens are targets: those of one policy, save what agents did with it that are not trained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Targets<'a> {
+    /// The policy.
+    pub policy: &'a str,
+    /// Agents that are not trained.
+    pub untrained: &'a [String],
 }
 
-/// The paths that train every sampled or demonstrated segment exactly once.
-pub(crate) fn trained_paths(trajectory: &Trajectory) -> Vec<TrainedPath> {
+#[cfg(test)]
+impl Targets<'static> {
+    /// All tokens of the policy of a recipe that names none.
+    pub const DEFAULT: Self = Targets { policy: DEFAULT, untrained: &[] };
+}
+
+impl Targets<'_> {
+    /// Whether a segment holds tokens that the policy is to learn.
+    pub fn contain(&self, segment: &Segment) -> bool {
+        segment.kind != Kind::Given
+            && segment.policy == self.policy
+            && !self.untrained.contains(&segment.agent)
+            && !segment.tokens.is_empty()
+    }
+}
+
+/// The paths that train every sampled or demonstrated segment of the targets exactly once.
+pub(crate) fn trained_paths(trajectory: &Trajectory, targets: Targets<'_>) -> Vec<TrainedPath> {
     let owners = trajectory.owners();
     let mut paths: Vec<TrainedPath> = Vec::new();
     for leaf in trajectory.leaves() {
         let on_path = trajectory.path(leaf);
         let owned = |part: &&Part<'_>| part.is_whole() && owners[part.segment.id.0 as usize] == leaf;
-        let trained = || on_path.iter().filter(|part| is_trained(part.segment));
+        let trained = || on_path.iter().filter(|part| targets.contain(part.segment));
         let mut turns: Vec<Action> = Vec::new();
         for Part { segment, .. } in trained().filter(owned) {
             let trained = (segment.id, segment.tokens.len());
@@ -76,14 +98,15 @@ pub(crate) fn trained_paths(trajectory: &Trajectory) -> Vec<TrainedPath> {
     paths
 }
 
-/// A planned path with its tokens, up to the last one that is trained: what comes after has no effect. `version` is that of the
-/// weights which are trained.
+/// A planned path with its tokens, up to the last of the targets: what comes after has no effect. `version` is that of the weights
+/// which are trained.
 ///
 /// # Errors
 /// When a segment's log-probabilities do not describe the distribution it was drawn from.
 pub(crate) fn path_input(
     trajectory: &Trajectory,
     planned: &PlannedPath,
+    targets: Targets<'_>,
     version: u64,
 ) -> Result<PathInput, TrainerError> {
     let owners = trajectory.owners();
@@ -96,7 +119,7 @@ pub(crate) fn path_input(
     for part in trajectory.path(planned.leaf) {
         let segment = part.segment;
         let owned = part.is_whole() && owners[segment.id.0 as usize] == planned.leaf;
-        if is_trained(segment) && owned {
+        if targets.contain(segment) && owned {
             refuse_untrainable(segment, planned)?;
             let versions = segment.token_versions().map(Some).chain(std::iter::repeat(None));
             for (i, drawn_by) in (0..segment.tokens.len()).zip(versions) {
@@ -177,10 +200,10 @@ mod tests {
     #[test]
     fn every_sampled_token_is_trained_once() {
         let trajectory = forked();
-        let paths = trained_paths(&trajectory);
+        let paths = trained_paths(&trajectory, Targets::DEFAULT);
         let action = |segments: &[(u32, usize)]| {
             let segments = segments.iter().map(|(id, tokens)| (SegmentId(*id), *tokens)).collect();
-            Action { turn: 0, agent: String::new(), segments }
+            Action { turn: 0, agent: DEFAULT.into(), segments }
         };
         assert_eq!(
             paths,
@@ -189,7 +212,7 @@ mod tests {
                 TrainedPath { leaf: SegmentId(5), turns_before: 1, turns: vec![action(&[(5, 1)])] },
             ]
         );
-        let first = path_input(&trajectory, &planned(4), 9).unwrap();
+        let first = path_input(&trajectory, &planned(4), Targets::DEFAULT, 9).unwrap();
         // What was given after the last reply is left out.
         assert_eq!(first.tokens, [1, 2, 3, 4, 5, 6]);
         assert_eq!(first.targets.iter().map(|t| t.index).collect::<Vec<_>>(), [2, 3, 5]);
@@ -197,9 +220,38 @@ mod tests {
         assert_eq!((term.behaviour, term.version, term.age), (Some(-6.0), 7, 2));
         assert_eq!((term.weight, term.advantage), (0.25, 0.5));
         assert_eq!(first.targets[2].temperature, 0.8);
-        let second = path_input(&trajectory, &planned(5), 9).unwrap();
+        let second = path_input(&trajectory, &planned(5), Targets::DEFAULT, 9).unwrap();
         assert_eq!(second.tokens, [1, 2, 3, 4, 9]);
         assert_eq!(second.targets.iter().map(|t| t.index).collect::<Vec<_>>(), [4]);
+    }
+
+    /// Tokens of an opponent, and of an agent that is not trained, are part of a path and no targets on it.
+    #[test]
+    fn the_tokens_of_others_are_not_trained() {
+        let mut trajectory = Trajectory::new();
+        let by = |parent, token, agent: &str, policy: &str| {
+            let (agent, policy) = (agent.into(), policy.into());
+            Segment { agent, policy, ..sampled(parent, &[token]) }
+        };
+        trajectory.push(Segment::given(None, vec![1], 0)).unwrap();
+        for (parent, (agent, policy)) in
+            [("x", "a"), ("y", "b"), ("x", "a"), ("z", "a"), ("y", "b")].into_iter().enumerate()
+        {
+            let parent = parent as u32;
+            trajectory.push(by(parent, 10 + parent, agent, policy)).unwrap();
+        }
+        let indices = |targets: Targets<'_>| {
+            let [path] = &trained_paths(&trajectory, targets)[..] else { panic!() };
+            let input = path_input(&trajectory, &planned(path.leaf.0), targets, 9).unwrap();
+            assert_eq!(path.tokens(), input.targets.len());
+            (input.targets.iter().map(|t| t.index).collect::<Vec<_>>(), input.tokens)
+        };
+        let untrained = ["z".to_owned()];
+        let of = |policy, untrained| indices(Targets { policy, untrained });
+        assert_eq!(of("a", &[]), (vec![1, 3, 4], vec![1, 10, 11, 12, 13]));
+        assert_eq!(of("a", &untrained), (vec![1, 3], vec![1, 10, 11, 12]));
+        assert_eq!(of("b", &untrained), (vec![2, 5], vec![1, 10, 11, 12, 13, 14]));
+        assert_eq!(trained_paths(&trajectory, Targets::DEFAULT), []);
     }
 
     #[test]
@@ -207,7 +259,7 @@ mod tests {
         let mut t = Trajectory::new();
         let root = t.push(Segment::given(None, vec![1], 0)).unwrap();
         t.push(Segment::demonstrated(Some(root), vec![2, 3], 0)).unwrap();
-        let input = path_input(&t, &planned(1), 9).unwrap();
+        let input = path_input(&t, &planned(1), Targets::DEFAULT, 9).unwrap();
         assert!(input.targets.iter().all(|t| t.term.behaviour.is_none() && t.temperature == 1.0));
         assert_eq!(input.targets.len(), 2);
     }
@@ -221,7 +273,7 @@ mod tests {
             let mut t = Trajectory::new();
             t.push(Segment::given(None, vec![1], 0)).unwrap();
             t.push(change).unwrap();
-            let error = path_input(&t, &planned(1), 9).unwrap_err();
+            let error = path_input(&t, &planned(1), Targets::DEFAULT, 9).unwrap_err();
             assert!(!error.is_user_error());
             let error = error.to_string();
             assert!(error.contains(want), "{error}");

@@ -5,6 +5,7 @@
 //! named `step-…` holds a checkpoint that can be loaded, and the ones before are untouched. A checkpoint is a model folder:
 //! weights, configuration, tokenizer; what only the trainer needs lies beside them.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -14,15 +15,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::TrainerError;
 use crate::folder::{file_error, sync_folder, write_whole};
+use crate::policies::Versions;
 
 /// Version of `trainer.json` that this build reads and writes. Since 2 it holds checksums.
 const SCHEMA: u32 = 2;
 const STATE: &str = "trainer.json";
 const TEMPORARY: &str = ".tmp-";
-/// The folder within a checkpoint that holds the critic.
-const CRITIC: &str = "critic";
-/// Name of the folder that holds a reference with weights of its own.
-const REFERENCE: &str = "reference";
+/// The folder beside a policy's weights that holds its critic.
+pub(crate) const CRITIC: &str = "critic";
+/// The folder beside a policy's weights that holds a reference with weights of its own.
+pub(crate) const REFERENCE: &str = "reference";
 
 /// How far a run has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -43,6 +45,9 @@ pub struct Position {
 struct State {
     schema: u32,
     position: Position,
+    /// How many steps have trained each policy, by name. Earlier builds had one, trained by every step.
+    #[serde(default)]
+    versions: Versions,
     /// Whether the phase ended here. Such checkpoints are kept: the next phase began from them.
     phase_end: bool,
     /// Bytes of the metrics file that were written until then.
@@ -67,6 +72,8 @@ pub struct Checkpoint {
     pub path: PathBuf,
     /// How far the run had come.
     pub position: Position,
+    /// How many steps had trained each policy, by name.
+    pub versions: BTreeMap<String, u64>,
     /// Whether the phase ended here.
     pub phase_end: bool,
     /// Bytes of the metrics file that were written until then.
@@ -74,6 +81,16 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
+    /// How many steps had trained a policy.
+    pub(crate) fn version(&self, policy: &str) -> u64 {
+        let every_step = u64::from(self.position.global_step);
+        if self.versions.is_empty() {
+            every_step
+        } else {
+            self.versions.get(policy).copied().unwrap_or_default()
+        }
+    }
+
     /// Reads every file and compares its checksum.
     ///
     /// # Errors
@@ -88,16 +105,6 @@ impl Checkpoint {
         }
         Ok(())
     }
-
-    /// Where its critic is, if it has one.
-    pub fn critic(&self) -> PathBuf {
-        self.path.join(CRITIC)
-    }
-
-    /// Where its reference is, if it has one.
-    pub(crate) fn reference(&self) -> PathBuf {
-        self.path.join(REFERENCE)
-    }
 }
 
 /// The checkpoints of a run.
@@ -105,9 +112,10 @@ pub(crate) struct Checkpoints {
     root: PathBuf,
 }
 
-/// What goes into a checkpoint.
-#[derive(Clone, Copy)]
+/// A policy's part of a checkpoint.
 pub(crate) struct Content<'a> {
+    /// Where it goes, within the checkpoint.
+    pub place: PathBuf,
     /// The policy.
     pub learner: &'a dyn Learner,
     /// The critic, where one is trained.
@@ -116,6 +124,14 @@ pub(crate) struct Content<'a> {
     pub reference: Option<&'a dyn Learner>,
     /// Puts what else a model folder needs beside the weights.
     pub companions: &'a (dyn Fn(&Path) -> io::Result<()> + Send + Sync),
+}
+
+/// What a checkpoint says of itself.
+pub(crate) struct About {
+    pub position: Position,
+    pub versions: Versions,
+    pub phase_end: bool,
+    pub metrics_bytes: u64,
 }
 
 /// The file in the folder that names the best checkpoint.
@@ -180,21 +196,15 @@ impl Checkpoints {
     }
 
     /// Writes a checkpoint.
-    pub async fn write(
-        &self,
-        content: Content<'_>,
-        position: Position,
-        phase_end: bool,
-        metrics_bytes: u64,
-    ) -> Result<Checkpoint, TrainerError> {
-        let name = format!("step-{:06}", position.global_step);
+    pub async fn write(&self, contents: &[Content<'_>], about: About) -> Result<Checkpoint, TrainerError> {
+        let name = format!("step-{:06}", about.position.global_step);
         let place = self.root.join(&name);
         let temporary = self.root.join(format!("{TEMPORARY}{name}"));
         if temporary.exists() {
             fs::remove_dir_all(&temporary).map_err(|source| file_error("remove", &temporary, source))?;
         }
         fs::create_dir(&temporary).map_err(|source| file_error("create", &temporary, source))?;
-        let written = self.fill(&temporary, content, position, phase_end, metrics_bytes).await;
+        let written = self.fill(&temporary, contents, &about).await;
         if let Err(error) = written {
             // Half a checkpoint is worth nothing, and its room may be what is missing.
             let _ = fs::remove_dir_all(&temporary);
@@ -208,36 +218,36 @@ impl Checkpoints {
         fs::rename(&temporary, &place).map_err(|source| file_error("rename", &temporary, source))?;
         crash_point("after_rename");
         sync_folder(&self.root)?;
-        Ok(Checkpoint { path: place, position, phase_end, metrics_bytes })
+        let About { position, versions, phase_end, metrics_bytes } = about;
+        Ok(Checkpoint { path: place, position, versions, phase_end, metrics_bytes })
     }
 
-    async fn fill(
-        &self,
-        folder: &Path,
-        Content { learner, critic, reference, companions }: Content<'_>,
-        position: Position,
-        phase_end: bool,
-        metrics_bytes: u64,
-    ) -> Result<(), TrainerError> {
-        learner.save(folder, true).await?;
-        for (name, model, learns) in [(CRITIC, critic, true), (REFERENCE, reference, false)] {
-            let Some(model) = model else { continue };
-            let place = folder.join(name);
-            fs::create_dir(&place).map_err(|source| file_error("create", &place, source))?;
-            model.save(&place, learns).await?;
+    async fn fill(&self, folder: &Path, contents: &[Content<'_>], about: &About) -> Result<(), TrainerError> {
+        for Content { place, learner, critic, reference, .. } in contents {
+            let place = folder.join(place);
+            let models =
+                [("", Some(*learner), true), (CRITIC, *critic, true), (REFERENCE, *reference, false)];
+            for (name, model, learns) in models {
+                let Some(model) = model else { continue };
+                let place = if name.is_empty() { place.clone() } else { place.join(name) };
+                fs::create_dir_all(&place).map_err(|source| file_error("create", &place, source))?;
+                model.save(&place, learns).await?;
+            }
         }
         crash_point("weights_saved");
-        companions(folder).map_err(|source| file_error("write the tokenizer into", folder, source))?;
+        for Content { place, companions, .. } in contents {
+            let place = folder.join(place);
+            companions(&place).map_err(|source| file_error("write the tokenizer into", &place, source))?;
+        }
         crash_point("companions_saved");
         let mut files = Vec::new();
-        let mut found = files_of(folder).map_err(|source| file_error("list", folder, source))?;
-        for model in [CRITIC, REFERENCE] {
-            let place = folder.join(model);
-            if place.is_dir() {
-                let files = files_of(&place).map_err(|source| file_error("list", &place, source))?;
-                found.extend(files.into_iter().map(|(name, path)| (format!("{model}/{name}"), path)));
-                sync_folder(&place)?;
-            }
+        let found = files_of(folder).map_err(|source| file_error("list", folder, source))?;
+        let mut folders: BTreeSet<&Path> = BTreeSet::new();
+        for (_, path) in &found {
+            folders.extend(path.ancestors().skip(1).take_while(|place| *place != folder));
+        }
+        for place in folders {
+            sync_folder(place)?;
         }
         for (name, path) in found {
             let flush = || {
@@ -248,7 +258,9 @@ impl Checkpoints {
             let (bytes, crc32c) = flush().map_err(|source| file_error("flush", &path, source))?;
             files.push(FileState { name, bytes, crc32c });
         }
-        let state = State { schema: SCHEMA, position, phase_end, metrics_bytes, files };
+        let About { position, phase_end, metrics_bytes, .. } = *about;
+        let versions = about.versions.clone();
+        let state = State { schema: SCHEMA, position, versions, phase_end, metrics_bytes, files };
         let text = serde_json::to_string_pretty(&state)
             .map_err(|error| file_error("write", &folder.join(STATE), io::Error::other(error)))?;
         write_whole(&folder.join(STATE), text.as_bytes())
@@ -303,13 +315,18 @@ impl Checkpoints {
     }
 }
 
-/// The files in a folder by name, in order.
+/// The files in a folder and in those within it, by their names from there, in order.
 fn files_of(folder: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
-        if entry.file_type()?.is_file() {
-            files.push((entry.file_name().to_string_lossy().into_owned(), entry.path()));
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let kind = entry.file_type()?;
+        if kind.is_file() {
+            files.push((name, entry.path()));
+        } else if kind.is_dir() {
+            let within = files_of(&entry.path())?;
+            files.extend(within.into_iter().map(|(file, path)| (format!("{name}/{file}"), path)));
         }
     }
     files.sort();
@@ -354,6 +371,7 @@ fn read(path: &Path) -> Result<Checkpoint, String> {
     Ok(Checkpoint {
         path: path.to_owned(),
         position: state.position,
+        versions: state.versions,
         phase_end: state.phase_end,
         metrics_bytes: state.metrics_bytes,
     })
@@ -365,8 +383,10 @@ mod tests {
 
     use super::*;
 
-    fn at(global_step: u32) -> Position {
-        Position { phase: 0, step: global_step, global_step, evaluated: false }
+    fn about(step: u32, phase_end: bool) -> About {
+        let position = Position { phase: 0, step, global_step: step, evaluated: false };
+        let versions = Versions::from([("default".to_owned(), u64::from(step))]);
+        About { position, versions, phase_end, metrics_bytes: 10 }
     }
 
     fn companions(folder: &Path) -> io::Result<()> {
@@ -377,12 +397,12 @@ mod tests {
         learner: &'a Simulator,
         companions: &'a (dyn Fn(&Path) -> io::Result<()> + Send + Sync),
     ) -> Content<'a> {
-        Content { learner, critic: None, reference: None, companions }
+        Content { place: PathBuf::new(), learner, critic: None, reference: None, companions }
     }
 
     async fn write(checkpoints: &Checkpoints, step: u32, phase_end: bool) -> Checkpoint {
         let simulator = Simulator::new(SimulatorConfig { rows: 8, ..SimulatorConfig::default() });
-        checkpoints.write(content(&simulator, &companions), at(step), phase_end, 10).await.unwrap()
+        checkpoints.write(&[content(&simulator, &companions)], about(step, phase_end)).await.unwrap()
     }
 
     #[tokio::test]
@@ -446,7 +466,7 @@ mod tests {
         fs::create_dir(folder.path().join(".tmp-step-000002")).unwrap();
         let full = |_: &Path| Err(io::Error::from(io::ErrorKind::StorageFull));
         let simulator = Simulator::new(SimulatorConfig { rows: 8, ..SimulatorConfig::default() });
-        let error = checkpoints.write(content(&simulator, &full), at(3), false, 0).await.unwrap_err();
+        let error = checkpoints.write(&[content(&simulator, &full)], about(3, false)).await.unwrap_err();
         assert!(error.is_user_error());
         assert!(error.to_string().contains("make room"), "{error}");
         let checkpoints = Checkpoints::open(folder.path().to_owned()).unwrap();

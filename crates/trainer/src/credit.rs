@@ -201,7 +201,7 @@ mod tests {
     use dressage_tree::{Kind, Segment, VersionRun};
 
     use super::*;
-    use crate::batch::trained_paths;
+    use crate::batch::{Targets, trained_paths};
 
     fn sampled(parent: u32, tokens: usize, turn: u32, agent: &str) -> Segment {
         Segment {
@@ -229,7 +229,7 @@ mod tests {
 
     fn rewards(by: GroupBy, earned: &[(Earner, f64)]) -> Vec<(f64, Vec<Vec<f64>>)> {
         let trajectory = game();
-        let paths = trained_paths(&trajectory);
+        let paths = trained_paths(&trajectory, Targets::DEFAULT);
         let earned: Vec<Earned> =
             earned.iter().map(|(by, reward)| Earned { by: by.clone(), reward: *reward }).collect();
         let earnings = Earnings::new(&trajectory, &paths, 10.0, 8.0, &earned);
@@ -276,7 +276,7 @@ mod tests {
     #[test]
     fn signals_follow_their_tokens() {
         let trajectory = game();
-        let paths = trained_paths(&trajectory);
+        let paths = trained_paths(&trajectory, Targets::DEFAULT);
         let signals: Vec<Signals> = [6, 2]
             .map(|tokens| Signals {
                 values: (0..tokens).map(|i| i as f32).collect(),
@@ -312,7 +312,7 @@ mod tests {
     #[test]
     fn charges_count_with_the_rest_of_the_outcome() {
         let trajectory = game();
-        let paths = trained_paths(&trajectory);
+        let paths = trained_paths(&trajectory, Targets::DEFAULT);
         let earned = [Earned { by: Earner::Turn(1), reward: 1.0 }];
         let earnings = Earnings::new(&trajectory, &paths, 10.0, 8.0, &earned);
         let charges = [vec![-0.5; 6], vec![-0.25; 2]];

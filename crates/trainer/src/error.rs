@@ -153,6 +153,22 @@ pub enum TrainerError {
     /// A phase has a KL penalty, but there is no reference to measure from.
     #[error("phase {0} has a KL penalty, but no reference model was loaded")]
     NoReference(usize),
+    /// What runs the recipe has not brought all that it names.
+    #[error("the recipe needs {0}, which was not brought; this is a defect of the program")]
+    NoPart(String),
+    /// A task names an agent that there is not.
+    #[error(
+        "task {task} is for the agent {name:?}, but the recipe has {known}; describe it in [agent.{name}], or leave the \
+         field `agent_name` out"
+    )]
+    UnknownAgent {
+        /// The task.
+        task: String,
+        /// The agent.
+        name: String,
+        /// Agents of the recipe.
+        known: String,
+    },
     /// No attempt is under way, but a step waits for one.
     #[error("a step waits for attempts, but none is under way; this is a defect of the trainer")]
     Starved,
@@ -247,9 +263,11 @@ impl TrainerError {
             | E::PromptTooLong { .. }
             | E::PromptOverLimit { .. }
             | E::Answer { .. }
+            | E::UnknownAgent { .. }
             | E::Damaged { .. } => true,
             E::NoReference(_)
             | E::NoCritic(_)
+            | E::NoPart(_)
             | E::Starved
             | E::Untrainable { .. }
             | E::Unrecorded(_)

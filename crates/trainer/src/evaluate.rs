@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use dressage_agent::tasks::Task;
-use dressage_agent::Agent;
 use dressage_rl::{Interval, Paired, best_of, majority_of, mean_score, paired_difference, wilson};
 use dressage_store::{Attempt, EvalKey, Status, Store};
 use dressage_tree::{Finish, Kind, Outcome, Placement, Purpose};
@@ -53,13 +52,19 @@ impl Uncalled {
         wanted: &[(Placement, Task)],
         attempts: &[Attempt],
     ) -> Result<Option<Self>, TrainerError> {
-        let (chat, tools) = (&rollouts.agent.chat, rollouts.agent.tools.specs());
-        let drawn = attempts.iter().zip(wanted).find(|(a, _)| a.trajectory.sampled_tokens() > 0);
-        let Some((attempt, (_, task))) = drawn.filter(|_| !tools.is_empty()) else { return Ok(None) };
+        let has_tools =
+            |task: &Task| rollouts.agents.of(task).is_ok_and(|a| !a.built_in.tools.specs().is_empty());
+        let drawn = attempts
+            .iter()
+            .zip(wanted)
+            .find(|(a, (_, task))| a.trajectory.sampled_tokens() > 0 && has_tools(task));
+        let Some((attempt, (_, task))) = drawn else { return Ok(None) };
+        let agent = rollouts.agents.of(task)?;
+        let (chat, tools) = (&agent.built_in.chat, agent.built_in.tools.specs());
         let first = attempt.trajectory.segments().iter().filter(|s| s.kind == Kind::Sampled && s.turn == 0);
         let tokens: Vec<u32> = first.flat_map(|segment| segment.tokens.iter().copied()).collect();
         let reply = chat.said(&tokens);
-        let in_thought = chat.opened_thought(&opening(&rollouts.prompts, task), &tools)?.is_some();
+        let in_thought = chat.opened_thought(&opening(&agent.keys, task), &tools)?.is_some();
         let mut why = chat.why_no_call(&reply, in_thought, &tools);
         if tokens.last().is_none_or(|last| !chat.stop_ids().contains(last)) {
             why.push_str("; it was cut at a limit");
@@ -302,7 +307,9 @@ impl Gain {
             let counted: Vec<bool> =
                 eval.slices.iter().flat_map(|slice| (0..slice.tasks).map(|_| !slice.apart)).collect();
             let mut found: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
-            for attempt in attempts.iter().filter(|a| (a.placement.phase, a.placement.step) == (eval.phase, eval.step)) {
+            for attempt in
+                attempts.iter().filter(|a| (a.placement.phase, a.placement.step) == (eval.phase, eval.step))
+            {
                 if counted.get(attempt.placement.group as usize) == Some(&true) {
                     let (sum, made) = found.entry(attempt.placement.group).or_default();
                     *sum += attempt.score.unwrap_or(0.0);
@@ -364,8 +371,7 @@ pub async fn evaluate(
             (0..keys.samples).map(move |sample| (of(sample), task.clone()))
         })
         .collect();
-    let agent = Agent { limits: keys.limits(rollouts.agent.limits), ..rollouts.agent.clone() };
-    let rollouts = Rollouts { agent, ..rollouts.clone() };
+    let rollouts = Rollouts { agents: rollouts.agents.evaluated(keys), ..rollouts.clone() };
     let attempts = rollouts.run(&wanted, &keys.params(), observer, stop).await?;
     let Some(attempts) = attempts else { return Ok(None) };
     let samples = keys.samples as usize;

@@ -24,6 +24,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use crate::TrainerError;
 use crate::observe::{Event, Observer};
 use crate::plan;
+use crate::policies::Versions;
 use crate::recipe::{Prefer, RlKeys, UniformGroups};
 use crate::rollout::Rollouts;
 use crate::tasks::{TaskOrder, Tasks};
@@ -63,8 +64,8 @@ pub(crate) struct Flow {
     order: TaskOrder,
     /// Steps of the phase done.
     step: u32,
-    /// Version of the weights that the phase began with.
-    began: u64,
+    /// Versions of the policies that the phase trains, at its beginning.
+    began: Versions,
     /// How many places steps have taken.
     taken: u64,
     /// How many of these were of groups that others had replaced.
@@ -94,7 +95,7 @@ pub(crate) struct Taken {
 }
 
 impl Flow {
-    /// A flow for a phase that began with version `began` of the weights and of which `step` steps are done, which have taken the
+    /// A flow for a phase that began with the versions `began` of its policies and of which `step` steps are done, which have taken the
     /// places `taken`.
     ///
     /// # Errors
@@ -104,7 +105,7 @@ impl Flow {
         phase: u32,
         keys: &RlKeys,
         order: TaskOrder,
-        began: u64,
+        began: Versions,
         step: u32,
         taken: &[u64],
         rollouts: &Rollouts,
@@ -123,7 +124,7 @@ impl Flow {
             waiting: VecDeque::new(),
             running: JoinSet::new(),
             completions: 0,
-            most_tokens: rollouts.prompts.max_tokens,
+            most_tokens: rollouts.agents.first().keys.max_tokens,
         };
         flow.admit_until(end_of(taken), taken, rollouts, tasks)?;
         Ok(flow)
@@ -170,7 +171,7 @@ impl Flow {
             running: Vec::new(),
         };
         // What an earlier process of the run sampled is as old as it is.
-        let drawn = freshness(&group).saturating_sub(self.began);
+        let drawn = freshness(&group, &self.began);
         group.admitted = u32::try_from(drawn).map_or(self.step, |drawn| drawn.min(self.step));
         self.open.insert(place, group);
         self.complete(place);
@@ -216,7 +217,7 @@ impl Flow {
             let Some(group) = self.open.get_mut(&place) else { continue };
             let temperature = if which == Which::Baseline { 0.0 } else { self.keys.temperature };
             let params = SamplingParams { temperature, ..SamplingParams::default() };
-            let attempt = rollouts.attempt(&placement, &group.task, params);
+            let attempt = rollouts.attempt(&placement, &group.task, params, true)?;
             let running = self.running.spawn(async move { (place, which, attempt.await) });
             if which != Which::Baseline {
                 group.running.push(running);
@@ -310,9 +311,8 @@ impl Flow {
         match self.keys.prefer {
             Prefer::Oldest => {}
             Prefer::FirstDone => others.sort_by_key(|(_, group)| group.completed),
-            Prefer::Freshest => {
-                others.sort_by_key(|(place, group)| std::cmp::Reverse((freshness(group), **place)))
-            }
+            Prefer::Freshest => others
+                .sort_by_key(|(place, group)| std::cmp::Reverse((freshness(group, &self.began), **place))),
         }
         let rest = size.saturating_sub(chosen.len());
         chosen.extend(others.into_iter().take(rest).map(|(place, _)| *place));
@@ -366,7 +366,8 @@ impl Flow {
             }
             groups.push(attempts);
             let placement = self.placement(*place, Which::Baseline);
-            let baseline = if self.keys.needs_baseline() { rollouts.store.last_try(&placement)? } else { None };
+            let baseline =
+                if self.keys.needs_baseline() { rollouts.store.last_try(&placement)? } else { None };
             if self.keys.needs_baseline() && baseline.is_none() {
                 return Err(TrainerError::NotMade(placement));
             }
@@ -401,8 +402,13 @@ fn end_of(places: &[u64]) -> u64 {
     places.iter().map(|place| place + 1).max().unwrap_or(0)
 }
 
-/// The oldest version that drew a token of the group.
-fn freshness(group: &Group) -> u64 {
+/// How many steps of the phase had been done, at least, when a token of the group was sampled: one of a policy that the
+/// phase trains, of which `began` says the version at its beginning. Weights that do not change do not age.
+fn freshness(group: &Group, began: &Versions) -> u64 {
     let segments = group.attempts.iter().flatten().flat_map(|attempt| attempt.trajectory.segments());
-    segments.flat_map(|segment| segment.versions.iter().map(|run| run.version)).min().unwrap_or(u64::MAX)
+    let steps = segments.filter_map(|segment| Some((segment, *began.get(&segment.policy)?)));
+    let steps = steps.flat_map(|(segment, began)| {
+        segment.versions.iter().map(move |run| run.version.saturating_sub(began))
+    });
+    steps.min().unwrap_or(u64::MAX)
 }

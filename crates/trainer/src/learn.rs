@@ -7,11 +7,11 @@ use std::time::Instant;
 use dressage_policy::{ForwardBackward, Learner, OptimParams, crash_point};
 use dressage_rl::correction::Mismatch;
 use dressage_rl::{Loss, PolicyLoss, explained_variance};
-use dressage_store::{PlannedPath, StepPlan, Update};
+use dressage_store::{PlannedPath, PolicyPlan, StepPlan, Update};
 use dressage_tree::{AttemptId, PathInput, Trajectory, TreeBatch};
 
 use crate::TrainerError;
-use crate::batch::path_input;
+use crate::batch::{Targets, path_input};
 use crate::metrics::Metrics;
 use crate::observe::{Event, Observer};
 use crate::origin::Origin;
@@ -106,6 +106,10 @@ pub(crate) struct Models<'a> {
 /// What a plan is run by.
 pub(crate) struct Rules<'a> {
     pub phase: &'a Phase,
+    /// Tokens that are trained.
+    pub targets: Targets<'a>,
+    /// The stream of random numbers for the step's choices.
+    pub stream: u64,
     /// The optimiser's numbers for the policy; `None` while only the critic learns.
     pub policy: Option<OptimParams>,
     /// And for the critic.
@@ -125,21 +129,34 @@ impl<'a> Rules<'a> {
         (index, phase): (u32, &'a Phase),
         step: u32,
         origin: Option<&Origin>,
+        targets: Targets<'a>,
         version: u64,
         recipe: &Recipe,
     ) -> Self {
         let (seed, exact) = (recipe.run.seed, !recipe.engine.keep_cache);
+        let stream = u64::from(index) << 32 | u64::from(step);
         // Schedules are made for the steps that the phase had when the step was planned.
         let steps = PhaseRun::steps(phase);
         let steps = origin.map_or(steps, |origin| origin.scheduled(index, step, steps));
         let policy = optim_params(phase.optimiser(), phase.learning_rate(), step, steps);
         let Phase::Rl(keys) = phase else {
-            return Rules { phase, policy: Some(policy), critic: None, version, seed, exact };
+            return Rules {
+                phase,
+                targets,
+                stream,
+                policy: Some(policy),
+                critic: None,
+                version,
+                seed,
+                exact,
+            };
         };
         let needed = keys.needs_critic();
         let critic = optim_params(&keys.critic.optimiser, keys.critic.learning_rate, step, steps);
         Rules {
             phase,
+            targets,
+            stream,
             policy: (step >= keys.critic.warmup || !needed).then_some(policy),
             critic: needed.then_some(critic),
             version,
@@ -149,31 +166,42 @@ impl<'a> Rules<'a> {
     }
 }
 
-/// Runs a plan. `trajectories` holds every attempt that it names.
+/// Micro-batches of a step that are done, of how many over all its policies.
+pub(crate) struct Progress {
+    done: usize,
+    total: usize,
+}
+
+impl Progress {
+    /// At the beginning of a step.
+    pub fn of(plan: &StepPlan) -> Self {
+        let updates = plan.policies.iter().flat_map(|policy| &policy.updates);
+        Progress { done: 0, total: updates.map(|update| update.micro_batches.len()).sum() }
+    }
+}
+
+/// Runs the plan of a policy. `trajectories` holds every attempt that it names.
 ///
 /// # Errors
 /// When an attempt is missing or cannot be trained on, or the learner fails.
 pub(crate) async fn run_plan(
-    plan: &StepPlan,
+    plan: &PolicyPlan,
     trajectories: &HashMap<AttemptId, &Trajectory>,
     models: Models<'_>,
     rules: &Rules<'_>,
+    progress: &mut Progress,
     observer: &mut dyn Observer,
 ) -> Result<Learned, TrainerError> {
     let mut learned = Learned::default();
-    let total: usize = plan.updates.iter().map(|update| update.micro_batches.len()).sum();
-    let mut done = 0;
     let loss = loss_of(rules.phase);
     let mut preparer = match rules.phase {
-        Phase::Rl(keys) => {
-            Some(Preparer::new(keys, models.policy, (rules.seed, plan_stream(plan)), rules.exact))
-        }
+        Phase::Rl(keys) => Some(Preparer::new(keys, models.policy, (rules.seed, rules.stream), rules.exact)),
         Phase::Sft(_) => None,
     };
     if let Some(preparer) = &mut preparer {
         let start = Instant::now();
         for update in &plan.updates {
-            preparer.begin(&inputs_of(update, trajectories, rules.version)?).await?;
+            preparer.begin(&inputs_of(update, trajectories, rules)?).await?;
         }
         learned.prepare_seconds += start.elapsed().as_secs_f64();
     }
@@ -182,7 +210,7 @@ pub(crate) async fn run_plan(
             // Nothing to learn: an optimiser step would only let its momentum and decay move the weights.
             continue;
         }
-        let mut inputs = inputs_of(update, trajectories, rules.version)?;
+        let mut inputs = inputs_of(update, trajectories, rules)?;
         // As planned: what corrects for the policy that drew a token has nothing to do with what the critic
         // should say of it.
         let mut planned = models.critic.map(|_| inputs.clone()).unwrap_or_default().into_iter();
@@ -224,8 +252,8 @@ pub(crate) async fn run_plan(
                     learned.first.merge(&sums);
                 }
             }
-            done += 1;
-            observer.event(&Event::MicroBatch { done, total });
+            progress.done += 1;
+            observer.event(&Event::MicroBatch { done: progress.done, total: progress.total });
             crash_point("micro_batch");
         }
         crash_point("before_optim_step");
@@ -254,20 +282,15 @@ pub(crate) async fn run_plan(
     Ok(learned)
 }
 
-/// The stream of random numbers for a step's choices.
-fn plan_stream(plan: &StepPlan) -> u64 {
-    u64::from(plan.phase) << 32 | u64::from(plan.step)
-}
-
 /// The paths of an update's micro-batches.
 fn inputs_of(
     update: &Update,
     trajectories: &HashMap<AttemptId, &Trajectory>,
-    version: u64,
+    rules: &Rules<'_>,
 ) -> Result<Vec<Inputs>, TrainerError> {
     let input = |path: &PlannedPath| {
         let trajectory = trajectories.get(&path.attempt).ok_or(TrainerError::Unrecorded(path.attempt))?;
-        Ok(((path.attempt, path.leaf), path_input(trajectory, path, version)?))
+        Ok(((path.attempt, path.leaf), path_input(trajectory, path, rules.targets, rules.version)?))
     };
     update.micro_batches.iter().map(|paths| paths.iter().map(input).collect()).collect()
 }

@@ -21,6 +21,7 @@
 //!
 //! Not here: loading models (who makes the [`Parts`] does), progress bars (an [`Observer`] draws them).
 
+mod agents;
 mod batch;
 mod best;
 mod checkpoint;
@@ -36,6 +37,7 @@ mod observe;
 mod origin;
 mod phase;
 mod plan;
+mod policies;
 mod prepare;
 mod random;
 pub mod recipe;
@@ -48,6 +50,7 @@ mod survey;
 mod tasks;
 mod trainer;
 
+pub use agents::{AgentParts, Agents, NamedAgent};
 pub use best::Best;
 pub use checkpoint::{Checkpoint, Position};
 pub use dressage_rl::Interval;
@@ -57,7 +60,8 @@ pub use folder::RunFolder;
 pub use metrics::Metrics;
 pub use observe::{Event, Observer, StopFlag};
 pub use origin::{begun, merged_from, seconds, write_merged_from};
-pub use replay::{Compared, Replayers, replay};
+pub use policies::{Companions, Learns, Policy};
+pub use replay::{Compared, replay};
 pub use rollout::{Rollouts, Troubles};
 pub use tasks::{EvalSlice, Tasks, chat_options, check_tasks, opening, tool_set, trained_on};
-pub use trainer::{Companions, Ended, Parts, Start, Summary, Trainer};
+pub use trainer::{Ended, Parts, Start, Summary, Trainer};

@@ -32,6 +32,12 @@ impl Metrics {
         self.add(format!("{name}/min"), values.iter().copied().fold(f64::INFINITY, f64::min));
     }
 
+    /// Adds the numbers of a policy, under its name where there are several.
+    pub fn extend(&mut self, policy: Option<&str>, numbers: Metrics) {
+        let named = |name| policy.map_or_else(|| String::clone(&name), |policy| format!("{policy}/{name}"));
+        self.0.extend(numbers.0.into_iter().map(|(name, value)| (named(name), value)));
+    }
+
     /// The number of this name.
     pub fn get(&self, name: &str) -> Option<f64> {
         self.0.iter().find(|(known, _)| known == name).map(|(_, value)| *value)

@@ -7,11 +7,11 @@
 use std::collections::HashMap;
 
 use dressage_rl::{Counting, Normaliser, PathAdvantages, RolloutTokens, prepare, shaping};
-use dressage_store::{Attempt, ChargedKl, HighEntropy, PerToken, PlannedPath, StepPlan, Update};
-use dressage_tree::{AttemptId, Finish, PathInput, Placement, SegmentId, Trajectory, TreeBatch};
+use dressage_store::{Attempt, ChargedKl, HighEntropy, PerToken, PlannedPath, PolicyPlan, Update};
+use dressage_tree::{AttemptId, Finish, Kind, PathInput, Placement, SegmentId, Trajectory, TreeBatch};
 
 use crate::TrainerError;
-use crate::batch::{Action, TrainedPath, path_input, trained_paths};
+use crate::batch::{Action, Targets, TrainedPath, path_input, trained_paths};
 use crate::credit::{Earnings, Sample};
 use crate::random::order;
 use crate::recipe::{Charge, Empty, GroupBy, OnlyKeys, Overlong, RlKeys, UniformGroups};
@@ -58,7 +58,7 @@ impl Way {
 }
 
 impl<'a> Rollout<'a> {
-    fn new(attempt: &'a Attempt, signals: Option<SignalsOf<'_>>) -> Self {
+    fn new(attempt: &'a Attempt, targets: Targets<'_>, signals: Option<SignalsOf<'_>>) -> Self {
         let Attempt { id, placement, trajectory, .. } = attempt;
         let way = |path: TrainedPath| Way {
             signals: signals.map(|of| of(*id, path.leaf)).unwrap_or_default(),
@@ -71,7 +71,7 @@ impl<'a> Rollout<'a> {
             id: *id,
             placement: *placement,
             trajectory,
-            paths: trained_paths(trajectory).into_iter().map(way).collect(),
+            paths: trained_paths(trajectory, targets).into_iter().map(way).collect(),
             trained: true,
         }
     }
@@ -168,8 +168,10 @@ pub(crate) fn is_idle(keys: &RlKeys, rewarded: &[(&Attempt, f64, bool)]) -> bool
 
 /// What a step of reinforcement is planned from, besides the attempts.
 pub(crate) struct Setting<'a> {
-    pub phase: u32,
-    pub step: u32,
+    /// Tokens that are trained.
+    pub targets: Targets<'a>,
+    /// The version of their policy's weights.
+    pub version: u64,
     pub keys: &'a RlKeys,
     /// Seed of the run.
     pub seed: u64,
@@ -190,10 +192,13 @@ pub(crate) struct Setting<'a> {
 ///
 /// # Errors
 /// When an attempt cannot be trained on.
-pub(crate) fn every_path(groups: &[&[Attempt]]) -> Result<Vec<(PathKey, PathInput)>, TrainerError> {
+pub(crate) fn every_path(
+    groups: &[&[Attempt]],
+    targets: Targets<'_>,
+) -> Result<Vec<(PathKey, PathInput)>, TrainerError> {
     let mut found = Vec::new();
     for attempt in groups.iter().copied().flatten().filter(|attempt| attempt.reward.is_some()) {
-        for path in trained_paths(&attempt.trajectory) {
+        for path in trained_paths(&attempt.trajectory, targets) {
             let planned = PlannedPath {
                 attempt: attempt.id,
                 leaf: path.leaf,
@@ -202,7 +207,7 @@ pub(crate) fn every_path(groups: &[&[Attempt]]) -> Result<Vec<(PathKey, PathInpu
                 returns: None,
                 values: None,
             };
-            found.push(((attempt.id, path.leaf), path_input(&attempt.trajectory, &planned, 0)?));
+            found.push(((attempt.id, path.leaf), path_input(&attempt.trajectory, &planned, targets, 0)?));
         }
     }
     Ok(found)
@@ -226,6 +231,9 @@ impl<'a> Gathered<'a> {
     /// Adds a group, unless it is left out because it teaches nothing, or has nothing to be compared with.
     fn add_group(&mut self, setting: &Setting<'_>, group: usize, attempts: &'a [Attempt]) {
         let keys = setting.keys;
+        if belongs_to_others(attempts, setting.targets) {
+            return;
+        }
         let rival = setting.rivals.get(group).copied().flatten();
         if keys.needs_baseline() && rival.is_none() {
             return;
@@ -235,7 +243,9 @@ impl<'a> Gathered<'a> {
             return;
         }
         let agents = match keys.group_by {
-            GroupBy::Agent => agents_of(found.iter().map(|(attempt, ..)| &attempt.trajectory)),
+            GroupBy::Agent => {
+                agents_of(found.iter().map(|(attempt, ..)| &attempt.trajectory), setting.targets)
+            }
             GroupBy::Task | GroupBy::Step => Vec::new(),
         };
         let members = found
@@ -257,7 +267,7 @@ impl<'a> Gathered<'a> {
         trained: bool,
     ) -> Rollout<'a> {
         let keys = setting.keys;
-        let mut rollout = Rollout::new(attempt, Some(setting.signals));
+        let mut rollout = Rollout::new(attempt, setting.targets, Some(setting.signals));
         rollout.trained = trained;
         let (charged, divergence) = rollout.charged(keys, setting.kl_coefficient);
         let paths: Vec<TrainedPath> = rollout.paths.iter().map(|way| way.path.clone()).collect();
@@ -312,10 +322,20 @@ impl<'a> Gathered<'a> {
     }
 }
 
-/// Agents that act in any of the attempts, in the order of their first actions.
-fn agents_of<'a>(attempts: impl Iterator<Item = &'a Trajectory>) -> Vec<String> {
+/// Whether other policies acted in a group of attempts, and none of the targets is in it: then it teaches others, and does
+/// not count for the policy at all.
+fn belongs_to_others(attempts: &[Attempt], targets: Targets<'_>) -> bool {
+    let segments = || attempts.iter().flat_map(|attempt| attempt.trajectory.segments());
+    let is_acted = |kind| kind != Kind::Given;
+    segments().any(|s| is_acted(s.kind) && s.policy != targets.policy)
+        && !segments().any(|s| targets.contain(s))
+}
+
+/// Agents that are trained in any of the attempts, in the order of their first actions.
+fn agents_of<'a>(attempts: impl Iterator<Item = &'a Trajectory>, targets: Targets<'_>) -> Vec<String> {
     let mut agents: Vec<String> = Vec::new();
-    for action in attempts.flat_map(trained_paths).flat_map(|path| path.turns) {
+    let paths = attempts.flat_map(|trajectory| trained_paths(trajectory, targets));
+    for action in paths.flat_map(|path| path.turns) {
         if !agents.contains(&action.agent) {
             agents.push(action.agent);
         }
@@ -323,12 +343,12 @@ fn agents_of<'a>(attempts: impl Iterator<Item = &'a Trajectory>) -> Vec<String> 
     agents
 }
 
-/// The plan of a step over groups of attempts, each in order.
+/// The plan of a step for one policy, over groups of attempts, each in order.
 ///
 /// # Errors
 /// When a reward is not finite or an attempt cannot be trained on.
-pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<StepPlan, TrainerError> {
-    let Setting { phase, step, keys, budget, kl_coefficient, .. } = *setting;
+pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<PolicyPlan, TrainerError> {
+    let Setting { keys, budget, kl_coefficient, targets, version, .. } = *setting;
     let mut gathered = Gathered::default();
     for (group, attempts) in groups.iter().copied().enumerate() {
         gathered.add_group(setting, group, attempts);
@@ -354,28 +374,28 @@ pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<StepPla
         if let Some(found) = &mut high_entropy {
             keep_high_entropy(of_update, keys.high_entropy_share, found);
         }
-        once.push(update(of_update, normaliser, &keys.only, all_learn, budget)?);
+        once.push(update(of_update, targets, normaliser, &keys.only, all_learn, budget)?);
     }
     let updates = (0..keys.epochs).flat_map(|_| once.iter().cloned()).collect();
-    Ok(StepPlan { phase, step, places: Vec::new(), kl, high_entropy, updates })
+    Ok(PolicyPlan { policy: targets.policy.to_owned(), version, kl, high_entropy, updates })
 }
 
-/// The plan of a step that imitates demonstrations.
+/// The plan of a step that imitates demonstrations, for one policy.
 ///
 /// # Errors
 /// When a demonstration cannot be trained on.
 pub(crate) fn sft(
-    phase: u32,
-    step: u32,
+    targets: Targets<'_>,
+    version: u64,
     demonstrations: &[&Attempt],
     normaliser: Normaliser,
     budget: usize,
-) -> Result<StepPlan, TrainerError> {
+) -> Result<PolicyPlan, TrainerError> {
     let groups: Vec<Vec<Rollout>> =
-        demonstrations.iter().map(|attempt| vec![Rollout::new(attempt, None)]).collect();
+        demonstrations.iter().map(|attempt| vec![Rollout::new(attempt, targets, None)]).collect();
     // Cross-entropy has a gradient whatever the advantage.
-    let updates = vec![update(&groups, normaliser, &OnlyKeys::default(), true, budget)?];
-    Ok(StepPlan { phase, step, places: Vec::new(), kl: None, high_entropy: None, updates })
+    let updates = vec![update(&groups, targets, normaliser, &OnlyKeys::default(), true, budget)?];
+    Ok(PolicyPlan { policy: targets.policy.to_owned(), version, updates, ..PolicyPlan::default() })
 }
 
 /// Takes the advantages of all but the `share` of an update's trained tokens whose entropies are highest. The
@@ -406,6 +426,7 @@ fn keep_high_entropy(groups: &mut [Vec<Rollout>], share: f64, found: &mut HighEn
 /// (`all_learn`); they count in the denominators all the same. Those that are not trained do not.
 fn update(
     groups: &[Vec<Rollout>],
+    targets: Targets<'_>,
     normaliser: Normaliser,
     only: &OnlyKeys,
     all_learn: bool,
@@ -440,13 +461,13 @@ fn update(
                     returns: way.returns.clone(),
                     values: way.returns.is_some().then(|| PerToken::new(way.signals.values.iter().copied())),
                 };
-                let input = path_input(rollout.trajectory, &planned, 0)?;
+                let input = path_input(rollout.trajectory, &planned, targets, 0)?;
                 group.push((planned, input));
             }
         }
         pieces.push(group);
     }
-    Ok(Update { policy: String::new(), micro_batches: micro_batches(pieces, budget)? })
+    Ok(Update { micro_batches: micro_batches(pieces, budget)? })
 }
 
 type Piece = Vec<(PlannedPath, PathInput)>;

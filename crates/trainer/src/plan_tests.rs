@@ -60,7 +60,7 @@ fn groups() -> Vec<Vec<Attempt>> {
     ]
 }
 
-fn plan_of(groups: &[Vec<Attempt>], keys: &RlKeys, budget: usize) -> Result<StepPlan, TrainerError> {
+fn plan_of(groups: &[Vec<Attempt>], keys: &RlKeys, budget: usize) -> Result<PolicyPlan, TrainerError> {
     plan_with(groups, keys, budget, &|_, _| Signals::default())
 }
 
@@ -69,10 +69,11 @@ fn plan_with(
     keys: &RlKeys,
     budget: usize,
     signals: SignalsOf<'_>,
-) -> Result<StepPlan, TrainerError> {
+) -> Result<PolicyPlan, TrainerError> {
     let (rivals, kl_coefficient) = (&[Some(0.25), None, Some(1.0)], 0.5);
+    let (targets, version, seed, most_tokens) = (Targets::DEFAULT, 9, 7, 4);
     let setting =
-        Setting { phase: 1, step: 2, keys, seed: 7, budget, most_tokens: 4, kl_coefficient, rivals, signals };
+        Setting { targets, version, keys, seed, budget, most_tokens, kl_coefficient, rivals, signals };
     rl(&setting, &groups.iter().map(Vec::as_slice).collect::<Vec<_>>())
 }
 
@@ -94,7 +95,7 @@ fn rows(update: &Update) -> Vec<Vec<(u32, u32, f32, f32)>> {
 #[test]
 fn a_step_by_hand() {
     let plan = plan_of(&groups(), &keys(), 1000).unwrap();
-    assert_eq!((plan.phase, plan.step, plan.updates.len()), (1, 2, 1));
+    assert_eq!((plan.policy.as_str(), plan.version, plan.updates.len()), ("default", 9, 1));
     assert_eq!((&plan.kl, &plan.high_entropy), (&None, &None));
     // 2 + 1 + 1 + 2 + 2 + 1 tokens: the uniform group counts, the attempt without a reward does not.
     let w = 1.0 / 9.0;
@@ -140,7 +141,7 @@ fn nothing_to_learn_is_an_update_without_batches() {
 fn demonstrations_all_learn() {
     let attempts = [attempt(0, 0, &[1], &[2, 3], None), attempt(1, 0, &[1], &[4], None)];
     let demonstrations: Vec<&Attempt> = attempts.iter().collect();
-    let plan = sft(0, 4, &demonstrations, Normaliser::RolloutMean, 100).unwrap();
+    let plan = sft(Targets::DEFAULT, 4, &demonstrations, Normaliser::RolloutMean, 100).unwrap();
     assert_eq!(rows(&plan.updates[0]), [[(0, 0, 0.0, 0.25), (1, 0, 0.0, 0.5)]]);
 }
 
@@ -166,13 +167,13 @@ proptest! {
             .collect();
         let whole = plan_of(&groups, &keys(), usize::MAX).unwrap();
         let cut = plan_of(&groups, &keys(), budget).unwrap();
-        let flat = |plan: &StepPlan| rows(&plan.updates[0]).concat();
+        let flat = |plan: &PolicyPlan| rows(&plan.updates[0]).concat();
         prop_assert_eq!(flat(&cut), flat(&whole));
         prop_assert!(rows(&whole.updates[0]).len() <= 1);
         let input = |p: &PlannedPath| {
             let (group, sample) = place(p.attempt);
             let a = &groups[group as usize][sample as usize];
-            path_input(&a.trajectory, p, 0).unwrap()
+            path_input(&a.trajectory, p, Targets::DEFAULT, 0).unwrap()
         };
         let size = |paths: &[&PlannedPath]| {
             TreeBatch::merge(&paths.iter().map(|p| input(p)).collect::<Vec<_>>()).unwrap().tokens.len()
@@ -209,7 +210,7 @@ fn what_was_cut_for_its_length() {
     let mut groups = groups();
     groups[0][0] = cut(groups[0][0].clone());
     let with = |overlong| plan_of(&groups[..1], &RlKeys { overlong, ..keys() }, 1000).unwrap();
-    let all = |plan: &StepPlan| rows(&plan.updates[0]).concat();
+    let all = |plan: &PolicyPlan| rows(&plan.updates[0]).concat();
     assert_eq!(all(&with(Overlong::Keep)), [(0, 0, 0.5, 1.0 / 3.0), (0, 1, -0.5, 1.0 / 3.0)]);
     // The other is still compared with it, and is now all there is.
     assert_eq!(all(&with(Overlong::Mask)), [(0, 1, -0.5, 1.0)]);
@@ -286,7 +287,7 @@ fn groups_without_a_gradient() {
 #[test]
 fn paths_that_models_are_asked_about() {
     let groups = groups();
-    let paths = every_path(&groups.iter().map(Vec::as_slice).collect::<Vec<_>>()).unwrap();
+    let paths = every_path(&groups.iter().map(Vec::as_slice).collect::<Vec<_>>(), Targets::DEFAULT).unwrap();
     let found: Vec<_> =
         paths.iter().map(|((id, leaf), input)| (place(*id), leaf.0, &input.tokens[..])).collect();
     let want: [((u32, u32), u32, &[u32]); 6] = [
@@ -319,7 +320,7 @@ fn agents_are_compared_with_their_like() {
     // "b" was worth 2 more in the first than in the second; "a" the same.
     let groups = [vec![together(0, 2, 3.0, vec![earned("b", 2.0)]), together(1, 4, 1.0, vec![])]];
     let by = |group_by| plan_of(&groups, &RlKeys { group_by, ..keys() }, 1000).unwrap();
-    let of = |plan: &StepPlan| -> Vec<Vec<f32>> {
+    let of = |plan: &PolicyPlan| -> Vec<Vec<f32>> {
         plan.updates[0].micro_batches[0].iter().map(|path| path.advantage.iter().take(4).collect()).collect()
     };
     assert_eq!(of(&by(GroupBy::Task)), [[1.0; 4], [-1.0; 4]]);
@@ -356,7 +357,8 @@ fn attempts_without_a_token() {
         attempt(0, 2, &[1], &[], Some(0.0)),
     ]];
     let with = |empty| plan_of(&groups, &RlKeys { empty, ..keys() }, 1000).unwrap();
-    let advantages = |plan: &StepPlan| rows(&plan.updates[0])[0].iter().map(|row| row.2).collect::<Vec<_>>();
+    let advantages =
+        |plan: &PolicyPlan| rows(&plan.updates[0])[0].iter().map(|row| row.2).collect::<Vec<_>>();
     assert_eq!(advantages(&with(Empty::Keep)), [2.0 / 3.0, -1.0 / 3.0]);
     assert_eq!(advantages(&with(Empty::Drop)), [0.5, -0.5]);
 }
@@ -371,7 +373,7 @@ fn a_critic_gives_every_token_its_own_advantage() {
     assert_eq!(path.advantage, PerToken::new([0.5, 0.75, 0.25, 0.0]));
     assert_eq!(path.returns, Some(PerToken::same(1.0)));
     assert_eq!(path.values, Some(PerToken::new([0.5, 0.25, 0.75, 1.0])));
-    let input = path_input(&groups[0][0].trajectory, path, 3).unwrap();
+    let input = path_input(&groups[0][0].trajectory, path, Targets::DEFAULT, 3).unwrap();
     let of = |i: usize| input.targets[i].term;
     assert_eq!((of(2).advantage, of(2).returns, of(2).value, of(2).age), (0.25, 1.0, Some(0.75), 3));
 }

@@ -5,11 +5,12 @@ use std::sync::{Arc, Mutex};
 
 use dressage_policy::{ForwardBackward, OptimParams, OptimReport, PolicyError};
 use dressage_rl::Loss;
-use dressage_store::{PerToken, PlannedPath, StepPlan, Update};
+use dressage_store::{PerToken, PlannedPath, PolicyPlan, StepPlan, Update};
 use dressage_tree::{AttemptId, Kind, PathTarget, Segment, SegmentId, Trajectory, TreeBatch, VersionRun};
 
 use super::*;
-use crate::learn::{Models, Rules, run_plan};
+use crate::batch::Targets;
+use crate::learn::{Models, Progress, Rules, run_plan};
 use crate::recipe::Phase;
 
 /// Says −id / 10 of every token, and remembers what it was asked and what it was to learn.
@@ -380,8 +381,9 @@ async fn the_critic_learns_from_all_tokens_alike() {
         returns: Some(PerToken::new([1.0, 2.0, 3.0])),
         values: Some(PerToken::new([0.5, 0.5, 0.5])),
     };
-    let updates = vec![Update { micro_batches: vec![vec![planned]], ..Update::default() }; 2];
-    let plan = StepPlan { phase: 0, step: 0, places: Vec::new(), kl: None, high_entropy: None, updates };
+    let updates = vec![Update { micro_batches: vec![vec![planned]] }; 2];
+    let policy = PolicyPlan { updates, ..PolicyPlan::default() };
+    let plan = StepPlan { phase: 0, step: 0, places: Vec::new(), policies: vec![policy] };
     let text = "algorithm = 'ppo'\nproximal = 'recompute'\nrejection = [{ statistic = 'ratio', high = 4.0 }]";
     let phase = Phase::Rl(Box::new(keys(text)));
     let (policy, critic) = (Known::default(), Known::default());
@@ -394,10 +396,19 @@ async fn the_critic_learns_from_all_tokens_alike() {
         weight_decay: 0.0,
         max_grad_norm: 1.0,
     };
-    let rules =
-        Rules { phase: &phase, policy: Some(optim), critic: Some(optim), version: 2, seed: 1, exact: true };
+    let rules = Rules {
+        phase: &phase,
+        targets: Targets::DEFAULT,
+        stream: 0,
+        policy: Some(optim),
+        critic: Some(optim),
+        version: 2,
+        seed: 1,
+        exact: true,
+    };
     let trajectories = HashMap::from([(id(0), &trajectory)]);
-    run_plan(&plan, &trajectories, models, &rules, &mut ()).await.unwrap();
+    let mut progress = Progress::of(&plan);
+    run_plan(&plan.policies[0], &trajectories, models, &rules, &mut progress, &mut ()).await.unwrap();
 
     let weights = |learner: &Known| -> Vec<Vec<f64>> {
         let learnt = learner.learnt.lock().unwrap();

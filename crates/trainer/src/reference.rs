@@ -10,7 +10,9 @@ use std::path::Path;
 use dressage_policy::Learner;
 
 use crate::TrainerError;
+use crate::checkpoint::REFERENCE;
 use crate::folder::file_error;
+use crate::policies::Learns;
 use crate::recipe::{Phase, RlKeys};
 use crate::trainer::Trainer;
 
@@ -53,29 +55,38 @@ pub(crate) async fn copy_weights(
 }
 
 impl Trainer {
-    /// The reference, where the next checkpoint must hold it.
-    pub(crate) fn reference_to_keep(&self) -> Option<&dyn Learner> {
+    /// The reference of a policy, where the next checkpoint must hold it.
+    pub(crate) fn reference_to_keep<'a>(&self, name: &str, learns: &'a Learns) -> Option<&'a dyn Learner> {
         let phase = self.recipe.phase.get(self.position.phase as usize)?;
         let Phase::Rl(keys) = phase else { return None };
-        self.reference.as_deref().filter(|_| keys.reference_is_its_own(self.position.step))
+        let trains = self.recipe.trained_in(phase).iter().any(|trained| trained == name);
+        learns.reference.as_deref().filter(|_| trains && keys.reference_is_its_own(self.position.step))
     }
 
-    /// Gives the reference the weights that it had when the phase was left in the middle.
-    pub(crate) async fn recall_reference(&self, keys: &Phase) -> Result<(), TrainerError> {
-        let Phase::Rl(keys) = keys else { return Ok(()) };
-        let (Some(reference), Some(latest)) = (&self.reference, &self.latest) else { return Ok(()) };
-        if !keys.reference_is_its_own(self.position.step) {
+    /// Gives references the weights that they had when the phase was left in the middle.
+    pub(crate) async fn recall_references(&self, phase: &Phase) -> Result<(), TrainerError> {
+        let Phase::Rl(keys) = phase else { return Ok(()) };
+        let Some(latest) = self.latest.as_ref().filter(|_| keys.reference_is_its_own(self.position.step))
+        else {
             return Ok(());
+        };
+        for (name, learns) in self.policies.among(&self.recipe.trained_in(phase)) {
+            if let Some(reference) = &learns.reference {
+                reference.load(&self.policies.place(&latest.path, name).join(REFERENCE), false).await?;
+            }
         }
-        Ok(reference.load(&latest.reference(), false).await?)
+        Ok(())
     }
 
-    /// Moves the reference to the policy's weights, if it is to move before `step`.
-    pub(crate) async fn move_reference(&self, keys: &RlKeys, step: u32) -> Result<(), TrainerError> {
-        match self.reference.as_deref().filter(|_| keys.reference_moves(step)) {
-            Some(reference) => copy_weights(&*self.learner, reference, &self.checkpoints.scratch()).await,
-            None => Ok(()),
+    /// Moves references to the weights of their policies, if they are to move before `step`.
+    pub(crate) async fn move_references(&self, phase: &Phase, step: u32) -> Result<(), TrainerError> {
+        let Phase::Rl(keys) = phase else { return Ok(()) };
+        for (_, Learns { learner, reference, .. }) in self.policies.among(&self.recipe.trained_in(phase)) {
+            if let Some(reference) = reference.as_deref().filter(|_| keys.reference_moves(step)) {
+                copy_weights(&**learner, reference, &self.checkpoints.scratch()).await?;
+            }
         }
+        Ok(())
     }
 }
 

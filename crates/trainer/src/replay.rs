@@ -7,32 +7,22 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use dressage_policy::Learner;
 use dressage_store::Store;
 use dressage_tree::{AttemptId, Trajectory};
 
 use crate::TrainerError;
-use crate::checkpoint::{Checkpoint, Checkpoints, Found};
+use crate::batch::Targets;
+use crate::checkpoint::{CRITIC, Checkpoints, Found, REFERENCE};
 use crate::folder::file_error;
-use crate::learn::{Models, Rules, run_plan};
+use crate::learn::{Models, Progress, Rules, run_plan};
 use crate::observe::{Event, Observer};
 use crate::origin::Origin;
 use crate::phase::PhaseRun;
-use crate::recipe::{Phase, Recipe, RlKeys};
+use crate::policies::{Policies, Policy};
+use crate::recipe::{Phase, Recipe};
 use crate::reference::{copy_weights, empty};
-
-/// The models of a run, with the weights that it began with.
-pub struct Replayers {
-    /// What is trained.
-    pub learner: Arc<dyn Learner>,
-    /// For phases with a KL penalty.
-    pub reference: Option<Arc<dyn Learner>>,
-    /// For phases whose advantage needs a critic.
-    pub critic: Option<Arc<dyn Learner>>,
-}
 
 /// How a checkpoint compares with what was computed again.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,14 +36,14 @@ pub struct Compared {
 }
 
 /// Does the steps of the run in `folder` again and compares the weights with every checkpoint that is still there, calling `compared`
-/// for each. Returns how many steps were done.
+/// for each. `policies` have the weights that the run began with. Returns how many steps were done.
 ///
 /// # Errors
 /// When the record is damaged or does not hold what a step trained on, or a learner fails.
 pub async fn replay(
     recipe: &Recipe,
     folder: &Path,
-    models: &Replayers,
+    policies: Vec<Policy>,
     observer: &mut dyn Observer,
     compared: &mut dyn FnMut(Compared),
 ) -> Result<u32, TrainerError> {
@@ -63,7 +53,7 @@ pub async fn replay(
     }
     let store = Store::open_existing(&record)?;
     let (planned, origin) = (store.planned_steps()?, Origin::read(folder)?);
-    let models = models.timely(recipe);
+    let (policies, untrained) = (Policies::new(policies, &recipe.engine), recipe.untrained_agents());
     let Found { whole: checkpoints, damaged } = Checkpoints::look(folder.join("checkpoints")).find()?;
     for note in &damaged {
         observer.event(&Event::Note(note));
@@ -71,10 +61,14 @@ pub async fn replay(
     let scratch = Scratch::new()?;
     let mut done = 0;
     for (index, phase) in recipe.phase.iter().enumerate() {
+        let trained = recipe.trained_in(phase);
         let before = &recipe.phase[..index];
-        if !before.is_empty() {
-            let trained = before.iter().any(|phase| models.of(phase).critic.is_some());
-            models.enter(phase, trained, &scratch.0).await?;
+        for (name, learns) in policies.among(&trained).filter(|_| !before.is_empty()) {
+            let has_critic = |phase: &Phase| {
+                recipe.trained_in(phase).iter().any(|trained| trained == name)
+                    && learns.models(phase).critic.is_some()
+            };
+            enter(learns.models(phase), before.iter().any(has_critic), &scratch.0).await?;
         }
         let steps = PhaseRun::steps(phase);
         for step in 0..steps {
@@ -86,7 +80,7 @@ pub async fn replay(
                 return Ok(done);
             };
             let mut attempts = HashMap::new();
-            for path in plan.updates.iter().flat_map(|update| update.micro_batches.iter().flatten()) {
+            for path in plan.paths() {
                 if let std::collections::hash_map::Entry::Vacant(place) = attempts.entry(path.attempt) {
                     let attempt = store.attempt(&path.attempt)?;
                     place.insert(attempt.ok_or(TrainerError::Unrecorded(path.attempt))?.trajectory);
@@ -94,17 +88,34 @@ pub async fn replay(
             }
             let trajectories: HashMap<AttemptId, &Trajectory> =
                 attempts.iter().map(|(key, trajectory)| (*key, trajectory)).collect();
-            if let (Phase::Rl(keys), Some(reference)) = (phase, models.of(phase).reference)
-                && keys.reference_moves(step)
-            {
-                copy_weights(&*models.learner, reference, &scratch.0).await?;
+            let mut progress = Progress::of(&plan);
+            for policy in &plan.policies {
+                let name = policy.policy.as_str();
+                let missing = || TrainerError::NoPart(format!("the learner of the policy {name}"));
+                let learns = policies.get(name).and_then(|p| p.learns.as_ref()).ok_or_else(missing)?;
+                let models = learns.models(phase);
+                if let (Phase::Rl(keys), Some(reference)) = (phase, models.reference)
+                    && keys.reference_moves(step)
+                {
+                    copy_weights(models.policy, reference, &scratch.0).await?;
+                }
+                let targets = Targets { policy: name, untrained: &untrained };
+                let rules =
+                    Rules::new((index as u32, phase), step, origin.as_ref(), targets, policy.version, recipe);
+                run_plan(policy, &trajectories, models, &rules, &mut progress, observer).await?;
+                learns.learner.publish(policy.version + 1).await?;
             }
-            let rules = Rules::new((index as u32, phase), step, origin.as_ref(), u64::from(done), recipe);
-            run_plan(&plan, &trajectories, models.of(phase), &rules, observer).await?;
             done += 1;
-            models.learner.publish(u64::from(done)).await?;
             if let Some(checkpoint) = checkpoints.iter().find(|c| c.position.global_step == done) {
-                let differs = models.compare(phase, checkpoint, &scratch.0).await?;
+                let mut differs = None;
+                for (name, learns) in policies.trained() {
+                    // Of one that the phase does not train, the weights alone are as they were.
+                    let models = learns.models(phase);
+                    let trains = trained.iter().any(|trained| trained == name);
+                    let place = policies.place(&checkpoint.path, name);
+                    let found = compare(models, trains, &place, &scratch.0).await?;
+                    differs = differs.or(found);
+                }
                 compared(Compared { checkpoint: checkpoint.path.clone(), step: done, differs });
             }
         }
@@ -112,76 +123,56 @@ pub async fn replay(
     Ok(done)
 }
 
-impl Replayers {
-    /// The same, no call of which takes longer than the recipe allows.
-    fn timely(&self, recipe: &Recipe) -> Self {
-        let timely = |learner: &Arc<dyn Learner>| recipe.engine.learner(learner.clone());
-        Replayers {
-            learner: timely(&self.learner),
-            reference: self.reference.as_ref().map(timely),
-            critic: self.critic.as_ref().map(timely),
-        }
+/// Begins a phase with the models of a policy, as the run did: optimisers start afresh, the reference is what the phase begins
+/// with, and so is a critic unless an earlier phase has trained it (`trained`).
+async fn enter(models: Models<'_>, trained: bool, scratch: &Path) -> Result<(), TrainerError> {
+    let Models { policy, reference, critic } = models;
+    empty(scratch)?;
+    policy.save(scratch, false).await?;
+    policy.load(scratch, false).await?;
+    if let Some(reference) = reference {
+        reference.load(scratch, false).await?;
     }
-
-    fn of(&self, phase: &Phase) -> Models<'_> {
-        let needs = |needs: fn(&RlKeys) -> bool| matches!(phase, Phase::Rl(keys) if needs(keys));
-        Models {
-            policy: &*self.learner,
-            reference: self.reference.as_deref().filter(|_| needs(RlKeys::needs_reference)),
-            critic: self.critic.as_deref().filter(|_| needs(RlKeys::needs_critic)),
-        }
-    }
-
-    /// Begins a phase, as the run did: optimisers start afresh, the reference is what the phase begins with, and so is a critic unless an
-    /// earlier phase has trained it (`trained`).
-    async fn enter(&self, phase: &Phase, trained: bool, scratch: &Path) -> Result<(), TrainerError> {
-        empty(scratch)?;
-        self.learner.save(scratch, false).await?;
-        self.learner.load(scratch, false).await?;
-        let models = self.of(phase);
-        if let Some(reference) = models.reference {
-            reference.load(scratch, false).await?;
-        }
-        if let Some(critic) = models.critic {
-            if trained {
-                empty(scratch)?;
-                critic.save(scratch, false).await?;
-            }
-            critic.load(scratch, false).await?;
-        }
-        Ok(())
-    }
-
-    /// The first file of the weights and moments that differs from the checkpoint's.
-    async fn compare(
-        &self,
-        phase: &Phase,
-        checkpoint: &Checkpoint,
-        scratch: &Path,
-    ) -> Result<Option<String>, TrainerError> {
-        let Models { policy, reference, critic } = self.of(phase);
-        let models = [
-            (Some(policy), checkpoint.path.clone(), true),
-            (critic, checkpoint.critic(), true),
-            (reference, checkpoint.reference(), false),
-        ];
-        for (learner, folder, learns) in models {
-            let Some(learner) = learner.filter(|_| folder.is_dir()) else { continue };
+    if let Some(critic) = critic {
+        if trained {
             empty(scratch)?;
-            learner.save(scratch, learns).await?;
-            let listed = |source| file_error("list", scratch, source);
-            for entry in fs::read_dir(scratch).map_err(listed)? {
-                let name = entry.map_err(listed)?.file_name();
-                let theirs = folder.join(&name);
-                let same = same_bytes(&scratch.join(&name), &theirs)
-                    .map_err(|source| file_error("compare with", &theirs, source))?;
-                if !same {
-                    return Ok(Some(theirs.display().to_string()));
-                }
+            critic.save(scratch, false).await?;
+        }
+        critic.load(scratch, false).await?;
+    }
+    Ok(())
+}
+
+/// The first file of a policy's weights and moments that differs from those at `place` in a checkpoint. Moments are those of
+/// the phase: there are none to compare of a policy that it does not train.
+async fn compare(
+    models: Models<'_>,
+    trains: bool,
+    place: &Path,
+    scratch: &Path,
+) -> Result<Option<String>, TrainerError> {
+    let Models { policy, reference, critic } = models;
+    let models = [
+        (Some(policy), place.to_owned(), trains),
+        (critic, place.join(CRITIC), trains),
+        (reference, place.join(REFERENCE), false),
+    ];
+    for (learner, folder, learns) in models {
+        let Some(learner) = learner.filter(|_| folder.is_dir()) else { continue };
+        empty(scratch)?;
+        learner.save(scratch, learns).await?;
+        let listed = |source| file_error("list", scratch, source);
+        for entry in fs::read_dir(scratch).map_err(listed)? {
+            let name = entry.map_err(listed)?.file_name();
+            let theirs = folder.join(&name);
+            let same = same_bytes(&scratch.join(&name), &theirs)
+                .map_err(|source| file_error("compare with", &theirs, source))?;
+            if !same {
+                return Ok(Some(theirs.display().to_string()));
             }
         }
-        Ok(None)
     }
+    Ok(None)
 }
 
 /// A folder for this process alone, gone with the value.

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use dressage_agent::tasks::Task;
-use dressage_agent::{Agent, AttemptRequest};
+use dressage_agent::{AgentLoop, AttemptContext, Samplers};
 use dressage_policy::{SamplingParams, crash_point};
 use dressage_reward::Score;
 use dressage_store::{Attempt, Earned, Earner, Status, Store, StoreError};
@@ -17,18 +17,19 @@ use serde_json::json;
 use tokio::task::JoinSet;
 
 use crate::TrainerError;
+use crate::agents::Agents;
 use crate::observe::{Event, Observer, StopFlag};
 use crate::random::try_stream;
-use crate::recipe::{AgentKeys, RewardKeys};
+use crate::recipe::RewardKeys;
 use crate::tasks::opening;
 
 /// Makes attempts and records them.
 #[derive(Clone)]
 pub struct Rollouts {
-    /// The agent.
-    pub agent: Agent,
-    /// What it is told.
-    pub prompts: AgentKeys,
+    /// The agents.
+    pub agents: Agents,
+    /// Whom they can ask.
+    pub samplers: Samplers,
     /// What attempts are worth.
     pub reward: RewardKeys,
     /// Seed of the run.
@@ -40,11 +41,11 @@ pub struct Rollouts {
 }
 
 impl Rollouts {
-    /// The attempts of these places at these tasks, in the same order; those that are recorded are not made again. `None`
-    /// when stopped: what was recorded until then stays.
+    /// The attempts of these places at these tasks, in the same order, none of them to train on; those that are recorded
+    /// are not made again. `None` when stopped: what was recorded until then stays.
     ///
     /// # Errors
-    /// When recording fails, or not one attempt came to its end.
+    /// When recording fails, a task names no agent, or not one attempt came to its end.
     pub async fn run(
         &self,
         wanted: &[(Placement, Task)],
@@ -65,7 +66,7 @@ impl Rollouts {
                 && let Some(place) = waiting.pop_front()
             {
                 let (placement, task) = &wanted[place];
-                let attempt = self.attempt(placement, task, params.clone());
+                let attempt = self.attempt(placement, task, params.clone(), false)?;
                 running.spawn(async move { (place, attempt.await) });
             }
             let joined = tokio::select! {
@@ -99,31 +100,41 @@ impl Rollouts {
         Ok(Some(attempts))
     }
 
-    /// Makes one attempt and scores it. A try that came to nothing is recorded, and superseded by another one as long as
-    /// the recipe allows.
+    /// Makes one attempt, to train on where `trains`, and scores it. A try that came to nothing is recorded, and superseded
+    /// by another one as long as the recipe allows.
+    ///
+    /// # Errors
+    /// When the task names no agent; the attempt's own, when recording fails.
     pub(crate) fn attempt(
         &self,
         placement: &Placement,
         task: &Task,
         params: SamplingParams,
-    ) -> impl Future<Output = Result<Attempt, StoreError>> + Send + 'static {
-        let (placement, task, retries) = (*placement, task.clone(), self.prompts.retries);
-        let (messages, seed) = (opening(&self.prompts, &task), self.seed);
-        let (agent, reward, store) = (self.agent.clone(), self.reward.clone(), self.store.clone());
-        async move {
+        trains: bool,
+    ) -> Result<impl Future<Output = Result<Attempt, StoreError>> + Send + 'static, TrainerError> {
+        let (placement, task, agent) = (*placement, task.clone(), self.agents.of(task)?);
+        let (messages, retries) = (opening(&agent.keys, &task), agent.keys.retries);
+        let (agent, params) = (agent.runs(), agent.params(params, trains));
+        let (samplers, reward, store, seed) =
+            (self.samplers.clone(), self.reward.clone(), self.store.clone(), self.seed);
+        Ok(async move {
             let mut number = store.tries(&placement)?;
             loop {
-                let made_at = Place { id: AttemptId::new(store.run(), &placement, number), placement, number };
-                let request = AttemptRequest {
-                    id: made_at.to_string(),
+                let made_at =
+                    Place { id: AttemptId::new(store.run(), &placement, number), placement, number };
+                let context = AttemptContext {
+                    name: made_at.to_string(),
+                    task: task.clone(),
                     messages: messages.clone(),
+                    samplers: samplers.clone(),
                     seed,
                     // Each try has a stream of its own: what the model sampled may be what broke the tool.
                     stream: try_stream(&placement, number),
                     params: params.clone(),
                 };
-                let made = guarded(&agent, &request).await;
-                let came_to_nothing = made.outcome.finish == Finish::Failed || made.outcome.sampled_tokens == 0;
+                let made = guarded(&agent, context).await;
+                let came_to_nothing =
+                    made.outcome.finish == Finish::Failed || made.outcome.sampled_tokens == 0;
                 if !came_to_nothing || number >= retries {
                     return Ok(scored(&reward, made_at, &task, made).await);
                 }
@@ -134,7 +145,7 @@ impl Rollouts {
                 store.record_attempt(&recorded(made))?;
                 number += 1;
             }
-        }
+        })
     }
 
     /// Tries that came before these attempts and were superseded.
@@ -225,9 +236,9 @@ async fn alone<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static
 }
 
 /// Makes an attempt; one that panics is a broken one.
-async fn guarded(agent: &Agent, request: &AttemptRequest) -> dressage_agent::Attempt {
-    let (agent, request) = (agent.clone(), request.clone());
-    let made = alone(async move { agent.run(request).await }).await;
+async fn guarded(agent: &Arc<dyn AgentLoop>, context: AttemptContext) -> dressage_agent::Attempt {
+    let agent = agent.clone();
+    let made = alone(async move { agent.run(context).await }).await;
     made.unwrap_or_else(|panic| dressage_agent::Attempt::broken("attempt", panic))
 }
 

@@ -7,7 +7,7 @@ use dressage_store::Attempt;
 use dressage_tree::{AttemptId, PathInput, PathTarget, SegmentId, Term, Trajectory};
 
 use crate::TrainerError;
-use crate::batch::trained_paths;
+use crate::batch::{Targets, trained_paths};
 use crate::learn::Models;
 use crate::plan::{every_path, is_cut};
 use crate::recipe::{Charge, Overlong, RlKeys};
@@ -43,6 +43,7 @@ impl Heard {
     pub async fn of(
         keys: &RlKeys,
         models: Models<'_>,
+        targets: Targets<'_>,
         groups: &[&[Attempt]],
         context: usize,
         budget: usize,
@@ -52,13 +53,13 @@ impl Heard {
         if !charged && models.critic.is_none() && !keys.needs_predictions() {
             return Ok(heard);
         }
-        let paths = every_path(groups)?;
+        let paths = every_path(groups, targets)?;
         if let Some(critic) = models.critic {
             for (key, values) in survey(critic, Question::Values, &paths, budget).await? {
                 heard.at(key).values = values;
             }
             if keys.overlong == Overlong::Bootstrap {
-                heard.bootstrap(critic, groups, context, budget).await?;
+                heard.bootstrap(critic, targets, groups, context, budget).await?;
             }
         }
         if let Some(reference) = models.reference.filter(|_| charged) {
@@ -92,6 +93,7 @@ impl Heard {
     async fn bootstrap(
         &mut self,
         critic: &dyn dressage_policy::Learner,
+        targets: Targets<'_>,
         groups: &[&[Attempt]],
         context: usize,
         budget: usize,
@@ -99,7 +101,7 @@ impl Heard {
         let mut fitting = Vec::new();
         let cut = |attempt: &&Attempt| attempt.reward.is_some() && is_cut(attempt);
         for attempt in groups.iter().copied().flatten().filter(cut) {
-            let Some((leaf, input)) = end_of(&attempt.trajectory) else { continue };
+            let Some((leaf, input)) = end_of(&attempt.trajectory, targets) else { continue };
             let key = (attempt.id, leaf);
             if input.tokens.len() <= context {
                 fitting.push((key, input));
@@ -116,13 +118,13 @@ impl Heard {
     }
 }
 
-/// The path on which an attempt was acting when it ended, and one token more on it as a target: a critic's
+/// The path on which the targets of an attempt were when it ended, and one token more on it as a target: a critic's
 /// value for it is that of the state in which the attempt ended. `None` where nothing was sampled.
-fn end_of(trajectory: &Trajectory) -> Option<(SegmentId, PathInput)> {
+fn end_of(trajectory: &Trajectory, targets: Targets<'_>) -> Option<(SegmentId, PathInput)> {
     let last = |path: &crate::batch::TrainedPath| {
         path.turns.iter().flat_map(|action| &action.segments).map(|(segment, _)| *segment).max()
     };
-    let path = trained_paths(trajectory).into_iter().max_by_key(last)?;
+    let path = trained_paths(trajectory, targets).into_iter().max_by_key(last)?;
     let mut tokens = trajectory.path_tokens(path.leaf);
     let index = tokens.len() as u32;
     // Any token will do: its predictor is what is asked about.
@@ -146,14 +148,14 @@ mod tests {
             versions: vec![VersionRun { version: 0, len: 1 }],
             ..Segment::given(Some(SegmentId(parent)), vec![token], 0)
         };
-        assert_eq!(end_of(&t).map(|(leaf, _)| leaf), None);
+        assert_eq!(end_of(&t, Targets::DEFAULT).map(|(leaf, _)| leaf), None);
         t.push(Segment::given(None, vec![1, 2], 0)).unwrap();
-        assert_eq!(end_of(&t).map(|(leaf, _)| leaf), None);
+        assert_eq!(end_of(&t, Targets::DEFAULT).map(|(leaf, _)| leaf), None);
         t.push(sampled(0, 3)).unwrap();
         t.push(sampled(0, 4)).unwrap();
         // What it observed after its last action is part of the state that it ended in.
         t.push(Segment::given(Some(SegmentId(2)), vec![5, 6], 1)).unwrap();
-        let (leaf, input) = end_of(&t).unwrap();
+        let (leaf, input) = end_of(&t, Targets::DEFAULT).unwrap();
         assert_eq!((leaf, input.tokens), (SegmentId(3), vec![1, 2, 4, 5, 6, 6]));
         let [target] = &input.targets[..] else { panic!() };
         assert_eq!(target.index, 5);

@@ -9,10 +9,11 @@ use dressage_agent::tasks::{Arithmetic, FileOptions, FileTasks, QuestionKey, Spl
 use dressage_agent::tools::{Calculator, Delayed, Tool, ToolSet};
 use dressage_reward::Scorer;
 use dressage_store::Store;
+use dressage_text::{ChatOptions, Message, Role};
 use dressage_tree::Purpose;
-use dressage_text::{Chat, ChatOptions, Message, Role};
 
 use crate::TrainerError;
+use crate::agents::{Agents, NamedAgent};
 use crate::random::order;
 use crate::recipe::{AgentKeys, QUESTION, Recipe, TaskSource};
 
@@ -325,23 +326,17 @@ pub fn chat_options(agent: &AgentKeys, now: Option<u64>) -> ChatOptions {
 ///
 /// # Errors
 /// Names the first such task.
-pub async fn check_tasks(
-    recipe: &Recipe,
-    tasks: &Tasks,
-    chat: &Chat,
-    tools: &ToolSet,
-    context: usize,
-) -> Result<(), TrainerError> {
-    let specs = tools.specs();
-    let limits = recipe.agent.limits(context);
-    let cuts = limits.truncation != Truncation::Refuse;
+pub async fn check_tasks(recipe: &Recipe, tasks: &Tasks, agents: &Agents) -> Result<(), TrainerError> {
     for task in tasks.to_check() {
-        let tokens = chat.prompt(&opening(&recipe.agent, &task), &specs)?.len();
+        let NamedAgent { built_in: agent, context, keys, .. } = agents.of(&task)?;
+        let limits = agent.limits;
+        let cuts = limits.truncation != Truncation::Refuse;
+        let tokens = agent.chat.prompt(&opening(keys, &task), &agent.tools.specs())?.len();
         if tokens > limits.prompt && !cuts {
             return Err(TrainerError::PromptOverLimit { task: task.id, tokens, most: limits.prompt });
         }
-        if tokens.min(limits.prompt) >= context {
-            return Err(TrainerError::PromptTooLong { task: task.id, tokens, context });
+        if tokens.min(limits.prompt) >= *context {
+            return Err(TrainerError::PromptTooLong { task: task.id, tokens, context: *context });
         }
         if let Err(source) = recipe.reward.scorer.check_expected(&task.answer) {
             return Err(TrainerError::Answer { task: task.id, source });

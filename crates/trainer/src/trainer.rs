@@ -1,53 +1,38 @@
 //! The loop over phases and steps.
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dressage_agent::Agent;
-use dressage_agent::tools::ToolSet;
-use dressage_policy::{Learner, Sampler, crash_point};
+use dressage_policy::{Learner, crash_point};
 use dressage_store::{Attempt, Store};
-use dressage_text::Chat;
 use serde_json::json;
 
 use crate::TrainerError;
+use crate::agents::{AgentParts, Agents};
+use crate::batch::Targets;
 use crate::best::Best;
-use crate::checkpoint::{Checkpoint, Checkpoints, Content, Position};
+use crate::checkpoint::{About, CRITIC, Checkpoint, Checkpoints, Content, Position};
 use crate::evaluate::{EvalResult, Gain, milestones};
 use crate::folder::RunFolder;
+use crate::learn::Models;
 use crate::metrics::{Metrics, MetricsFile};
 use crate::observe::{Event, Observer, StopFlag};
 use crate::origin::Origin;
 use crate::phase::PhaseRun;
+use crate::policies::{Learns, Policies, Policy, Versions};
 use crate::recipe::{EvalKeys, Phase, Recipe, RlKeys};
 use crate::rollout::{Rollouts, Troubles};
 use crate::sink::{self, Sink};
 use crate::tasks::{Tasks, check_tasks};
 
-/// Writes what a model folder needs beside the weights (tokenizer, chat template) into a checkpoint.
-pub type Companions = Arc<dyn Fn(&Path) -> io::Result<()> + Send + Sync>;
-
 /// What a trainer works with.
 pub struct Parts {
-    /// Draws replies, from the weights that the learner publishes.
-    pub sampler: Arc<dyn Sampler>,
-    /// Holds the weights. It starts with those of the recipe's model.
-    pub learner: Arc<dyn Learner>,
-    /// A second model for phases with a KL penalty, with the weights of the recipe's model.
-    pub reference: Option<Arc<dyn Learner>>,
-    /// A third, with a value head, for phases whose advantage needs a critic.
-    pub critic: Option<Arc<dyn Learner>>,
-    /// Turns messages into tokens and back.
-    pub chat: Arc<Chat>,
-    /// The tools of the agent.
-    pub tools: ToolSet,
-    /// Longest sequence of the model, in tokens.
-    pub context: usize,
-    /// Completes a checkpoint to a model folder.
-    pub companions: Companions,
-    /// The moment that `chat` takes for now, in seconds since 1970: that at which the run
+    /// The policies of the recipe.
+    pub policies: Vec<Policy>,
+    /// Its agents.
+    pub agents: Vec<AgentParts>,
+    /// The moment that chats take for now, in seconds since 1970: that at which the run
     /// [began](crate::begun), or this one for a run that begins.
     pub begun: u64,
     /// Files that the model was read from. A run goes on with none but these.
@@ -103,13 +88,12 @@ pub struct Trainer {
     pub(crate) recipe: Recipe,
     pub(crate) tasks: Tasks,
     pub(crate) rollouts: Rollouts,
-    pub(crate) learner: Arc<dyn Learner>,
-    pub(crate) reference: Option<Arc<dyn Learner>>,
-    pub(crate) critic: Option<Arc<dyn Learner>>,
+    pub(crate) policies: Policies,
+    /// How many steps have trained each policy.
+    pub(crate) versions: Versions,
+    /// Names of the agents whose replies are no targets.
+    pub(crate) untrained: Vec<String>,
     pub(crate) store: Arc<Store>,
-    /// Longest sequence of the model, in tokens.
-    pub(crate) context: usize,
-    companions: Companions,
     pub(crate) checkpoints: Checkpoints,
     pub(crate) metrics: MetricsFile,
     pub(crate) latest: Option<Checkpoint>,
@@ -142,38 +126,28 @@ impl Trainer {
     /// # Errors
     /// When the recipe, the tasks or the folder do not allow it. Nothing is written before everything else is checked.
     pub async fn new(recipe: Recipe, parts: Parts, start: Start) -> Result<Self, TrainerError> {
-        let Parts {
-            sampler,
-            learner,
-            reference,
-            critic,
-            chat,
-            tools,
-            context,
-            companions,
-            begun,
-            model_files,
-        } = parts;
-        let (sampler, learner) = (recipe.engine.sampler(sampler), recipe.engine.learner(learner));
-        let [reference, critic] =
-            [reference, critic].map(|learner| learner.map(|learner| recipe.engine.learner(learner)));
+        let Parts { policies, agents, begun, model_files } = parts;
+        let policies = Policies::new(policies, &recipe.engine);
+        let agents = Agents::new(&recipe, &agents, &policies)?;
         let tasks = Tasks::load(&recipe)?;
         if tasks.train_len() == 0 && !recipe.phase.is_empty() {
             return Err(TrainerError::NothingToTrainOn);
         }
-        check_tasks(&recipe, &tasks, &chat, &tools, context).await?;
-        let lacks = |needs: fn(&RlKeys) -> bool, model: &Option<_>| {
-            let needs = |phase: &Phase| matches!(phase, Phase::Rl(keys) if needs(keys));
-            recipe.phase.iter().position(needs).filter(|_| model.is_none())
-        };
-        if let Some(phase) = lacks(RlKeys::needs_reference, &reference) {
-            return Err(TrainerError::NoReference(phase));
-        }
-        if let Some(phase) = lacks(RlKeys::needs_critic, &critic) {
-            return Err(TrainerError::NoCritic(phase));
-        }
+        check_tasks(&recipe, &tasks, &agents).await?;
         for (i, phase) in recipe.phase.iter().enumerate() {
-            PhaseRun::check(i, phase, &recipe, &tasks, &chat, &tools)?;
+            for name in recipe.trained_in(phase) {
+                let learns = policies.get(&name).and_then(|policy| policy.learns.as_ref());
+                let learns = learns
+                    .ok_or_else(|| TrainerError::NoPart(format!("the learner of the policy {name}")))?;
+                let needs = |needs: fn(&RlKeys) -> bool| matches!(phase, Phase::Rl(keys) if needs(keys));
+                if needs(RlKeys::needs_reference) && learns.reference.is_none() {
+                    return Err(TrainerError::NoReference(i));
+                }
+                if needs(RlKeys::needs_critic) && learns.critic.is_none() {
+                    return Err(TrainerError::NoCritic(i));
+                }
+            }
+            PhaseRun::check(i, phase, &recipe, &tasks, &agents)?;
         }
         let now = {
             let recipe = recipe.clone();
@@ -192,38 +166,42 @@ impl Trainer {
         let checkpoints = Checkpoints::open(folder.checkpoints())?;
         let (latest, damaged) = checkpoints.newest()?;
         notes.extend(damaged);
-        if let Some(checkpoint) = &latest {
-            learner.load(&checkpoint.path, true).await?;
-            if let Some(critic) = critic.as_ref().filter(|_| checkpoint.critic().is_dir()) {
-                critic.load(&checkpoint.critic(), true).await?;
-            }
-        }
         let position = latest.as_ref().map(|checkpoint| checkpoint.position).unwrap_or_default();
-        learner.publish(u64::from(position.global_step)).await?;
+        let versions: Versions = policies
+            .trained()
+            .map(|(name, _)| (name.to_owned(), latest.as_ref().map_or(0, |latest| latest.version(name))))
+            .collect();
+        for (name, Learns { learner, critic, .. }) in policies.trained() {
+            if let Some(checkpoint) = &latest {
+                let place = policies.place(&checkpoint.path, name);
+                learner.load(&place, true).await?;
+                if let Some(critic) = critic.as_ref().filter(|_| place.join(CRITIC).is_dir()) {
+                    critic.load(&place.join(CRITIC), true).await?;
+                }
+            }
+            learner.publish(versions[name]).await?;
+        }
         let metrics = MetricsFile::open(
             &folder.metrics(),
             latest.as_ref().map_or(0, |checkpoint| checkpoint.metrics_bytes),
         )?;
         let sinks = sink::open(&recipe, folder.root(), position.global_step)?;
-        let limits = recipe.agent.limits(context);
         let rollouts = Rollouts {
-            agent: Agent { sampler, chat, tools, limits },
-            prompts: recipe.agent.clone(),
+            agents,
+            samplers: policies.samplers(),
             reward: recipe.reward.clone(),
             seed: recipe.run.seed,
             concurrency: recipe.concurrency(),
             store: store.clone(),
         };
         Ok(Trainer {
+            untrained: recipe.untrained_agents(),
             recipe,
             tasks,
             rollouts,
-            learner,
-            reference,
-            critic,
+            policies,
+            versions,
             store,
-            context,
-            companions,
             checkpoints,
             metrics,
             latest,
@@ -302,7 +280,7 @@ impl Trainer {
         for (phase, &of_phase) in steps.iter().enumerate().skip(self.position.phase as usize) {
             self.enter(phase).await?;
             let keys = self.recipe.phase[phase].clone();
-            self.recall_reference(&keys).await?;
+            self.recall_references(&keys).await?;
             observer.event(&Event::PhaseStarted {
                 phase,
                 kind: keys.name(),
@@ -380,22 +358,29 @@ impl Trainer {
                 }),
             };
         };
-        if begins {
-            self.learner.load(&before.path, false).await?;
-            self.learner.publish(u64::from(self.position.global_step)).await?;
-        }
-        let Phase::Rl(keys) = &self.recipe.phase[phase] else { return Ok(()) };
-        if let Some(reference) = self.reference.as_ref().filter(|_| keys.needs_reference()) {
-            // Where the phase begins, these are the weights at hand, which were written or checked just before.
-            if !begins {
-                before.verify().map_err(|why| TrainerError::Damaged { path: before.path.clone(), why })?;
+        let phase = &self.recipe.phase[phase];
+        let trained = self.recipe.trained_in(phase);
+        for (name, learns) in self.policies.among(&trained) {
+            let place = self.policies.place(&before.path, name);
+            if begins {
+                learns.learner.load(&place, false).await?;
+                learns.learner.publish(self.versions[name]).await?;
             }
-            reference.load(&before.path, false).await?;
-        }
-        // A critic that an earlier phase has trained goes on from there; one that is new begins as the policy does.
-        if let Some(critic) = self.critic.as_ref().filter(|_| keys.needs_critic() && begins) {
-            let from = before.critic();
-            critic.load(if from.is_dir() { &from } else { &before.path }, false).await?;
+            let Models { reference, critic, .. } = learns.models(phase);
+            if let Some(reference) = reference {
+                // Where the phase begins, these are the weights at hand, which were written or checked just before.
+                if !begins {
+                    before
+                        .verify()
+                        .map_err(|why| TrainerError::Damaged { path: before.path.clone(), why })?;
+                }
+                reference.load(&place, false).await?;
+            }
+            // A critic that an earlier phase has trained goes on from there; one that is new begins as the policy does.
+            if let Some(critic) = critic.filter(|_| begins) {
+                let from = place.join(CRITIC);
+                critic.load(if from.is_dir() { &from } else { &place }, false).await?;
+            }
         }
         Ok(())
     }
@@ -412,7 +397,12 @@ impl Trainer {
         self.position.global_step += 1;
         self.position.evaluated = false;
         let Position { phase, step, global_step, .. } = self.position;
-        self.learner.publish(u64::from(global_step)).await?;
+        let trained = self.recipe.trained_in(keys);
+        for (name, learns) in self.policies.among(&trained) {
+            let version = self.versions.entry(name.to_owned()).or_default();
+            *version += 1;
+            learns.learner.publish(*version).await?;
+        }
         let head = json!({"phase": phase, "kind": keys.name(), "step": step});
         metrics.add("training/global_step", f64::from(global_step));
         if let serde_json::Value::Object(head) = head {
@@ -460,9 +450,14 @@ impl Trainer {
         });
     }
 
-    /// Version of the weights that samplers draw from.
-    pub(crate) fn version(&self) -> u64 {
-        u64::from(self.position.global_step)
+    /// Version of the weights of a policy that samplers draw from.
+    pub(crate) fn version(&self, policy: &str) -> u64 {
+        self.versions.get(policy).copied().unwrap_or_default()
+    }
+
+    /// Tokens that a policy learns from.
+    pub(crate) fn targets<'a>(&'a self, policy: &'a str) -> Targets<'a> {
+        Targets { policy, untrained: &self.untrained }
     }
 
     /// Steps of a phase that are done, for one that is under way or to come.
@@ -470,11 +465,14 @@ impl Trainer {
         if self.position.phase == phase { self.position.step } else { 0 }
     }
 
-    /// The critic, once a phase has begun that trains it.
-    fn critic_in_use(&self) -> Option<&dyn Learner> {
-        let begun = self.recipe.phase.iter().take(self.position.phase as usize + 1);
-        let needed = begun.into_iter().any(|phase| matches!(phase, Phase::Rl(keys) if keys.needs_critic()));
-        self.critic.as_deref().filter(|_| needed)
+    /// The critic of a policy, once a phase has begun that trains it.
+    fn critic_in_use<'a>(&self, name: &str, learns: &'a Learns) -> Option<&'a dyn Learner> {
+        let mut begun = self.recipe.phase.iter().take(self.position.phase as usize + 1);
+        let needs = |phase: &Phase| {
+            let trains = self.recipe.trained_in(phase).iter().any(|trained| trained == name);
+            trains && matches!(phase, Phase::Rl(keys) if keys.needs_critic())
+        };
+        learns.critic.as_deref().filter(|_| begun.any(needs))
     }
 
     pub(crate) async fn checkpoint(
@@ -483,13 +481,23 @@ impl Trainer {
         observer: &mut dyn Observer,
     ) -> Result<(), TrainerError> {
         let bytes = self.metrics.sync()?;
-        let content = Content {
-            learner: &*self.learner,
-            critic: self.critic_in_use(),
-            reference: self.reference_to_keep(),
-            companions: &*self.companions,
+        let mut contents = Vec::new();
+        for (name, learns) in self.policies.trained() {
+            contents.push(Content {
+                place: self.policies.place(Path::new(""), name),
+                learner: &*learns.learner,
+                critic: self.critic_in_use(name, learns),
+                reference: self.reference_to_keep(name, learns),
+                companions: &*learns.companions,
+            });
+        }
+        let about = About {
+            position: self.position,
+            versions: self.versions.clone(),
+            phase_end,
+            metrics_bytes: bytes,
         };
-        let written = self.checkpoints.write(content, self.position, phase_end, bytes).await?;
+        let written = self.checkpoints.write(&contents, about).await?;
         observer.event(&Event::Checkpoint(&written.path));
         self.latest = Some(written);
         self.checkpoints.prune(self.recipe.run.keep as usize)

@@ -12,8 +12,8 @@ use std::time::Duration;
 use common::{Notes, metrics, parts, recipe, simulator};
 use dressage_policy::Simulator;
 use dressage_store::Store;
+use dressage_trainer::{Compared, Ended, Start, StopFlag, Summary, Trainer, TrainerError, replay};
 use dressage_tree::Purpose;
-use dressage_trainer::{Compared, Ended, Replayers, Start, StopFlag, Summary, Trainer, TrainerError, replay};
 use serde_json::Value;
 
 async fn run(
@@ -45,10 +45,10 @@ async fn replayed(folder: &Path, overrides: &[&str]) -> (u32, Vec<Compared>) {
 async fn replayed_with_notes(folder: &Path, overrides: &[&str]) -> (u32, Vec<Compared>, Vec<String>) {
     let mut notes = Notes::default();
     let fresh = || simulator(Duration::ZERO, 0.0);
-    let models = Replayers { learner: fresh(), reference: Some(fresh()), critic: Some(fresh()) };
+    let policies = vec![common::trained("default", &fresh())];
     let mut compared = Vec::new();
     let recipe = recipe(folder, overrides);
-    let steps = replay(&recipe, folder, &models, &mut notes, &mut |one| compared.push(one)).await.unwrap();
+    let steps = replay(&recipe, folder, policies, &mut notes, &mut |one| compared.push(one)).await.unwrap();
     (steps, compared, notes.0)
 }
 

@@ -12,8 +12,8 @@ use common::{metrics, parts, recipe, simulator};
 use dressage_store::{Status, Store};
 use dressage_text::Chat;
 use dressage_text::testing::{ALWAYS_THINKS, THOUGHTFUL, tiny_tokenizer};
-use dressage_tree::Purpose;
 use dressage_trainer::{Start, StopFlag, Trainer, chat_options};
+use dressage_tree::Purpose;
 
 /// Runs two phases with a template; returns the sums of drift and of forks.
 async fn run(template: &str, overrides: &[&str]) -> (f64, f64) {
@@ -24,7 +24,8 @@ async fn run(template: &str, overrides: &[&str]) -> (f64, f64) {
     let recipe = recipe(&folder, &overrides);
     let options = chat_options(&recipe.agent, None);
     let chat = Arc::new(Chat::new(tiny_tokenizer().unwrap(), Some(template), options).unwrap());
-    let parts = dressage_trainer::Parts { chat, ..parts(&policy, Duration::ZERO) };
+    let mut parts = parts(&policy, Duration::ZERO);
+    parts.agents[0].chat = chat;
     Trainer::new(recipe, parts, Start::Fresh)
         .await
         .unwrap()

@@ -17,8 +17,8 @@ use std::time::Duration;
 use common::{last_checkpoint, metrics, parts, recipe, simulator};
 use dressage_policy::{CRASH_AT, uniform};
 use dressage_store::{Attempt, StepPlan, Store};
+use dressage_trainer::{Compared, Ended, Start, StopFlag, Trainer, replay};
 use dressage_tree::Purpose;
-use dressage_trainer::{Compared, Ended, Replayers, Start, StopFlag, Trainer, replay};
 use serde_json::Value;
 
 /// Tells the child where to run.
@@ -240,8 +240,11 @@ fn killed_while_attempts_run_ahead() {
         assert_eq!(taken, (0..24).collect::<Vec<_>>(), "every task once");
         let recorded = store.summaries(Purpose::Train).unwrap();
         assert_eq!(recorded.len(), 48, "every attempt, broken ones included");
-        let paths =
-            plans.iter().flat_map(|plan| plan.updates.iter()).flat_map(|update| &update.micro_batches);
+        let paths = plans
+            .iter()
+            .flat_map(|plan| &plan.policies)
+            .flat_map(|of| &of.updates)
+            .flat_map(|update| &update.micro_batches);
         for path in paths.flatten() {
             let attempt = store.attempt(&path.attempt).unwrap().unwrap();
             assert_eq!(attempt.status, dressage_store::Status::Completed);
@@ -250,12 +253,12 @@ fn killed_while_attempts_run_ahead() {
         assert_eq!(steps.count(), 8, "every step measured once");
 
         let fresh = || simulator(Duration::ZERO, 0.0);
-        let models = Replayers { learner: fresh(), reference: Some(fresh()), critic: Some(fresh()) };
+        let policies = vec![common::trained("default", &fresh())];
         let mut compared = Vec::new();
         let recipe = recipe(&folder, &overrides);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let mut note = |one: Compared| compared.push(one);
-        runtime.block_on(replay(&recipe, &folder, &models, &mut (), &mut note)).unwrap();
+        runtime.block_on(replay(&recipe, &folder, policies, &mut (), &mut note)).unwrap();
         assert!(compared.len() >= 8 && compared.iter().all(|c| c.differs.is_none()), "{compared:?}");
     }
 }

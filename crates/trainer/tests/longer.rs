@@ -13,7 +13,7 @@ use common::{Notes, metrics, parts, simulator};
 use dressage_store::Store;
 use dressage_trainer::recipe::Recipe;
 use dressage_trainer::{
-    Ended, Event, Observer, Parts, Replayers, Start, StopFlag, Trainer, TrainerError, begun, replay, seconds,
+    Ended, Event, Observer, Parts, Start, StopFlag, Trainer, TrainerError, begun, replay, seconds,
 };
 
 /// Steps whose learning rate does not depend on how many there are.
@@ -69,11 +69,11 @@ fn assert_same(folder: &Path, other: &Path) {
 /// Does a run again by the recipe in its folder: how many steps, and whether all checkpoints are the same.
 async fn replayed(folder: &Path) -> (u32, bool) {
     let fresh = || simulator(Duration::ZERO, 0.0);
-    let models = Replayers { learner: fresh(), reference: Some(fresh()), critic: Some(fresh()) };
+    let policies = vec![common::trained("default", &fresh())];
     let recipe = Recipe::load(&folder.join("recipe.toml"), &[]).unwrap();
     let mut same = true;
     let steps =
-        replay(&recipe, folder, &models, &mut (), &mut |one| same &= one.differs.is_none()).await.unwrap();
+        replay(&recipe, folder, policies, &mut (), &mut |one| same &= one.differs.is_none()).await.unwrap();
     (steps, same)
 }
 

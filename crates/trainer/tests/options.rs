@@ -13,10 +13,8 @@ use std::time::Duration;
 use common::{metrics, parts, recipe, simulator};
 use dressage_policy::{Learner, Predictions, Simulator};
 use dressage_store::{Attempt, PlannedPath, StepPlan, Store};
-use dressage_trainer::{Ended, Event, Observer, Replayers, Start, StopFlag, Trainer, replay};
-use dressage_tree::{
-    AttemptId, Finish, PathInput, PathTarget, Placement, Purpose, Term, TreeBatch,
-};
+use dressage_trainer::{Ended, Event, Observer, Start, StopFlag, Trainer, replay};
+use dressage_tree::{AttemptId, Finish, PathInput, PathTarget, Placement, Purpose, Term, TreeBatch};
 use serde_json::Value;
 
 /// Asks to stop at the n-th attempt, micro-batch or step.
@@ -64,9 +62,9 @@ async fn same_however_often_it_stops(folder: &Path, overrides: &[&str]) {
     assert_eq!(metrics(&stopped), metrics(folder));
 
     let fresh = || simulator(Duration::ZERO, 0.0);
-    let models = Replayers { learner: fresh(), reference: Some(fresh()), critic: Some(fresh()) };
+    let policies = vec![common::trained("default", &fresh())];
     let mut compared = Vec::new();
-    replay(&recipe(folder, overrides), folder, &models, &mut (), &mut |one| compared.push(one))
+    replay(&recipe(folder, overrides), folder, policies, &mut (), &mut |one| compared.push(one))
         .await
         .unwrap();
     assert!(compared.len() >= 2 && compared.iter().all(|c| c.differs.is_none()), "{compared:?}");
@@ -90,14 +88,14 @@ fn phase(keys: &str) -> [String; 2] {
 fn planned(folder: &Path, phase: u32, step: u32) -> (StepPlan, HashMap<AttemptId, Attempt>) {
     let store = Store::open_existing(&folder.join("run.db")).unwrap();
     let plan = store.step(phase, step).unwrap().unwrap();
-    let keys = plan.updates.iter().flat_map(|update| update.micro_batches.iter().flatten());
+    let keys = plan.paths();
     let attempts = keys.map(|path| (path.attempt, store.attempt(&path.attempt).unwrap().unwrap()));
     let attempts = attempts.collect();
     (plan, attempts)
 }
 
 fn paths_of(plan: &StepPlan) -> impl Iterator<Item = &PlannedPath> {
-    plan.updates.iter().flat_map(|update| update.micro_batches.iter().flatten())
+    plan.paths()
 }
 
 /// A policy with the weights that the phase begins with.
@@ -288,11 +286,11 @@ async fn tokens_of_high_entropy_keep_their_advantages() {
     rising.sort_by(f32::total_cmp);
     let wanted = (entropies.len() as f64 * 0.2).round() as usize;
     let threshold = rising[rising.len() - wanted];
-    let found = plan.high_entropy.as_ref().unwrap();
+    let found = plan.policies[0].high_entropy.as_ref().unwrap();
     assert_eq!((found.tokens, found.thresholds.len()), (entropies.len() as u64, 1));
     assert_eq!(found.thresholds[0] as f32, threshold);
     let (mut kept, mut taken) = (0, 0);
-    for path in plan.updates[0].micro_batches.iter().flatten() {
+    for path in plan.policies[0].updates[0].micro_batches.iter().flatten() {
         let of_path = predictions(&policy, &attempts[&path.attempt]).await.entropies;
         let all: Vec<f32> = path.advantage.iter().take(of_path.len()).collect();
         let whole = all.iter().copied().find(|advantage| *advantage != 0.0);

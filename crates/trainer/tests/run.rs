@@ -16,9 +16,9 @@ use dressage_policy::{
 };
 use dressage_rl::Loss;
 use dressage_store::{EvalKey, Status, Store};
-use dressage_tree::Purpose;
 use dressage_text::testing::VOCABULARY;
 use dressage_trainer::{Ended, Event, Observer, Start, StopFlag, Trainer, TrainerError};
+use dressage_tree::Purpose;
 use dressage_tree::TreeBatch;
 
 async fn run(
@@ -373,7 +373,9 @@ async fn a_full_disk_leaves_earlier_checkpoints_whole() {
     let folder = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
     let mut parts = parts(&policy, Duration::ZERO);
-    parts.learner = Arc::new(FullDisk(policy.clone(), AtomicU32::new(3)));
+    if let Some(learns) = &mut parts.policies[0].learns {
+        learns.learner = Arc::new(FullDisk(policy.clone(), AtomicU32::new(3)));
+    }
     let mut trainer = Trainer::new(recipe(&folder, &[]), parts, Start::Fresh).await.unwrap();
     let error = trainer.run(&mut (), &StopFlag::default()).await.unwrap_err();
     assert!(error.is_user_error() && error.to_string().contains("no space left"), "{error}");

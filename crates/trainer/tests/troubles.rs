@@ -14,9 +14,9 @@ use common::{metrics, parts, recipe, simulator};
 use dressage_agent::tools::{Calculator, CallError, Tool, ToolError, ToolSession, ToolSet};
 use dressage_policy::{Simulator, SimulatorConfig, Timing};
 use dressage_store::{Status, Store};
-use dressage_tree::{AttemptId, Outcome, Purpose};
 use dressage_text::ToolSpec;
 use dressage_trainer::{Ended, Parts, Start, StopFlag, Summary, Trainer};
+use dressage_tree::{AttemptId, Outcome, Purpose};
 use serde_json::{Map, Value};
 
 async fn finish(folder: &Path, overrides: &[&str], parts: Parts, start: Start) -> Summary {
@@ -67,7 +67,7 @@ async fn a_step_survives_tool_scorer_and_agent() {
     let folder = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
     let tools = ToolSet::new(vec![Arc::new(Fragile)], Duration::from_secs(60)).unwrap();
-    let parts = Parts { tools, ..parts(&policy, Duration::ZERO) };
+    let parts = common::parts_with(&policy, tools);
     // Of answers that hold an even digit, every one breaks the scorer.
     let judge =
         r#"read line; case "${line%%,*}" in *[02468]*) echo the judge is away >&2; exit 1;; esac; echo 0.5"#;
@@ -136,7 +136,7 @@ async fn what_broke_is_made_again() {
             attempt.contains("sample 1") && times.fetch_add(1, Ordering::SeqCst).is_multiple_of(2)
         });
         let tools = ToolSet::new(vec![Arc::new(reluctant)], Duration::from_secs(60)).unwrap();
-        let parts = Parts { tools, ..parts(&policy, Duration::ZERO) };
+        let parts = common::parts_with(&policy, tools);
         let retries = format!("agent.retries={retries}");
         // One after the other, so that each attempt finds the tool as it should.
         let overrides = [&retries, "engine.concurrency=1", "eval.tasks=0", "eval.unseen_wordings=0"];
@@ -164,10 +164,10 @@ async fn stragglers_hold_no_step() {
     let folder = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
     let tools = ToolSet::new(vec![Arc::new(Slow)], Duration::from_secs(600)).unwrap();
-    let parts_with = |tools: &ToolSet| Parts { tools: tools.clone(), ..parts(&policy, Duration::ZERO) };
+    let with = |tools: &ToolSet| common::parts_with(&policy, tools.clone());
     let overrides = ["phase.1.spare=1", "engine.concurrency=16", "eval.tasks=0", "eval.unseen_wordings=0"];
     let start = std::time::Instant::now();
-    finish(&folder, &overrides, parts_with(&tools), Start::Fresh).await;
+    finish(&folder, &overrides, with(&tools), Start::Fresh).await;
     assert!(start.elapsed() < Duration::from_secs(300), "a straggler was waited for");
     let store = Store::open_existing(&folder.join("run.db")).unwrap();
     let all = store.summaries(Purpose::Train).unwrap();
@@ -176,7 +176,7 @@ async fn stragglers_hold_no_step() {
     // From the record alone, with the same weights at the end.
     std::fs::remove_dir_all(folder.join("checkpoints")).unwrap();
     let mute = simulator(Duration::ZERO, 1.0);
-    let parts = Parts { tools, ..parts(&mute, Duration::ZERO) };
+    let parts = common::parts_with(&mute, tools);
     finish(&folder, &overrides, parts, Start::Resume).await;
     assert_eq!(mute.weights(), policy.weights());
 }
@@ -241,7 +241,7 @@ async fn spare_attempts_stand_in_for_broken_ones() {
         attempt.contains("train") && ["sample 0", "sample 1"].iter().any(|end| attempt.ends_with(end))
     });
     let tools = ToolSet::new(vec![Arc::new(shut)], Duration::from_secs(60)).unwrap();
-    let parts = Parts { tools, ..parts(&policy, Duration::ZERO) };
+    let parts = common::parts_with(&policy, tools);
     let overrides = ["phase.1.spare=2", "engine.concurrency=16", "eval.tasks=0", "eval.unseen_wordings=0"];
     finish(&folder, &overrides, parts, Start::Fresh).await;
     let store = Store::open_existing(&folder.join("run.db")).unwrap();

@@ -88,6 +88,9 @@ impl fmt::Display for Placement {
     }
 }
 
+/// The name of the agent, and of the policy, where a recipe names none.
+pub const DEFAULT: &str = "default";
+
 /// The name of a run among all that share a record.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]

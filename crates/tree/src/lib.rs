@@ -34,7 +34,7 @@ mod outcome;
 mod segment;
 
 pub use batch::{Node, PathInput, PathTarget, Target, Term, TreeBatch};
-pub use identity::{AttemptId, NotAnAttempt, Placement, Purpose, RunId};
+pub use identity::{AttemptId, DEFAULT, NotAnAttempt, Placement, Purpose, RunId};
 pub use outcome::{CallCounts, Drift, Finish, Outcome, Trouble};
 pub use segment::{Kind, Part, Segment, SegmentId, Trajectory, VersionRun};
 

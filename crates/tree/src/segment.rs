@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::TreeError;
+use crate::{DEFAULT, TreeError};
 
 /// The place of a segment in its trajectory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -55,10 +55,9 @@ pub struct Segment {
     pub filtered: bool,
     /// Which weights drew which tokens, in order. Empty unless sampled.
     pub versions: Vec<VersionRun>,
-    /// Who acted: the name of the agent, empty where there is only one.
+    /// The name of the agent whose conversation it is part of.
     pub agent: String,
-    /// The policy that was asked, whose weights the versions count; empty where there is only one.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    /// The name of the policy that was asked, whose weights the versions count and whose vocabulary the ids are of.
     pub policy: String,
     /// The model call this segment belongs to, counted from 0 within the attempt.
     pub turn: u32,
@@ -86,8 +85,8 @@ impl Segment {
             temperature: 1.0,
             filtered: false,
             versions: Vec::new(),
-            agent: String::new(),
-            policy: String::new(),
+            agent: DEFAULT.into(),
+            policy: DEFAULT.into(),
             turn,
         }
     }
@@ -173,7 +172,7 @@ impl Trajectory {
     }
 
     /// Puts `tokens` in the place of the path to `leaf`: what the two begin with is shared, the rest is given as a new
-    /// branch. Returns the segment that the new path ends with; `None` without tokens.
+    /// branch of the leaf's agent and policy. Returns the segment that the new path ends with; `None` without tokens.
     ///
     /// # Errors
     /// Errors are those of [`push`](Self::push).
@@ -205,11 +204,24 @@ impl Trajectory {
         if at == tokens.len() {
             return Ok(None);
         }
+        let names = self.segments.get(leaf.0 as usize).map(|leaf| (leaf.agent.clone(), leaf.policy.clone()));
+        let (agent, policy) = names.unwrap_or_else(|| (DEFAULT.into(), DEFAULT.into()));
         let given = Segment {
+            agent,
+            policy,
             after: below.map(|(_, shared)| shared),
             ..Segment::given(below.map(|(segment, _)| segment), tokens[at..].to_vec(), turn)
         };
         self.push(given).map(Some)
+    }
+
+    /// The same segments, all of one agent and one policy.
+    #[must_use]
+    pub fn by(mut self, agent: &str, policy: &str) -> Self {
+        for segment in &mut self.segments {
+            (segment.agent, segment.policy) = (agent.to_owned(), policy.to_owned());
+        }
+        self
     }
 
     /// The way from a root down to the end of `leaf`, in that order. Empty when `leaf` is not in the trajectory.

@@ -107,6 +107,7 @@ impl Arithmetic {
             id: format!("arithmetic-{name}-{}-{index}", self.seed),
             question: wording.render(&term, &mut draws),
             messages: Vec::new(),
+            agent: None,
             source: "arithmetic".to_owned(),
             template: Some(wording.id.to_owned()),
             kind: Some(format!("{} {}", wording.form_name(), term.grouping())),

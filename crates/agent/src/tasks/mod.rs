@@ -42,6 +42,9 @@ pub struct Task {
     pub source: String,
     /// The wording it is an instance of, where it is generated.
     pub template: Option<String>,
+    /// The agent that is to do it, where the task says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent: Option<String>,
     /// What kind of task it is, where that is known. Demonstrations are drawn from all kinds alike.
     pub kind: Option<String>,
     /// How it can be done, where that is known.

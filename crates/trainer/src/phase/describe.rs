@@ -4,11 +4,13 @@ use dressage_policy::Health;
 use dressage_store::{Attempt, HighEntropy};
 use dressage_tree::{Finish, Kind, Outcome};
 
+use crate::batch::Targets;
 use crate::metrics::Metrics;
 
 /// How many versions old the tokens are that are trained.
-pub(super) fn age(attempts: &[Attempt], version: u64, metrics: &mut Metrics) {
-    let runs = attempts.iter().flat_map(|a| a.trajectory.segments()).flat_map(|s| s.versions.iter());
+pub(super) fn age(attempts: &[Attempt], targets: Targets<'_>, version: u64, metrics: &mut Metrics) {
+    let segments = attempts.iter().flat_map(|a| a.trajectory.segments()).filter(|s| targets.contain(s));
+    let runs = segments.flat_map(|s| s.versions.iter());
     let (mut tokens, mut sum, mut oldest) = (0u64, 0u64, 0u64);
     for run in runs {
         let age = version.saturating_sub(run.version);
@@ -104,8 +106,7 @@ pub(super) fn attempts(groups: &[&[Attempt]], metrics: &mut Metrics) {
     metrics.add("response/answered_ratio", share(&|o| o.finish == Finish::Answered));
     metrics.add_spread("num_turns", outcomes.iter().map(|o| f64::from(o.turns)));
     metrics.add_spread("tool_call_counts", outcomes.iter().map(|o| f64::from(o.calls.total())));
-    let total =
-        |count: &dyn Fn(&Outcome) -> u32| outcomes.iter().map(|o| f64::from(count(o))).sum();
+    let total = |count: &dyn Fn(&Outcome) -> u32| outcomes.iter().map(|o| f64::from(count(o))).sum();
     metrics.add("tool_calls/ok", total(&|o| o.calls.ok));
     metrics.add("tool_calls/malformed", total(&|o| o.calls.malformed));
     metrics.add("tool_calls/unknown_tool", total(&|o| o.calls.unknown_tool));
@@ -114,9 +115,7 @@ pub(super) fn attempts(groups: &[&[Attempt]], metrics: &mut Metrics) {
     metrics.add("tool_calls/timeout", total(&|o| o.calls.timeout));
     metrics.add("tool_calls/bare", total(&|o| o.calls.bare));
     let turns = |forked: bool| {
-        move |o: &Outcome| {
-            o.drift.iter().filter(|drift| drift.forked == forked).count() as u32
-        }
+        move |o: &Outcome| o.drift.iter().filter(|drift| drift.forked == forked).count() as u32
     };
     metrics.add("conversation/drift", total(&turns(false)));
     metrics.add("conversation/forks", total(&turns(true)));

@@ -6,12 +6,11 @@ mod sft;
 
 use std::collections::HashMap;
 
-use dressage_agent::tools::ToolSet;
 use dressage_store::Attempt;
-use dressage_text::Chat;
 use dressage_tree::{AttemptId, RunId, Trajectory};
 
 use crate::TrainerError;
+use crate::agents::Agents;
 use crate::metrics::Metrics;
 use crate::observe::{Observer, StopFlag};
 use crate::recipe::{Phase, Recipe};
@@ -42,15 +41,14 @@ impl PhaseRun {
         phase: &Phase,
         recipe: &Recipe,
         tasks: &Tasks,
-        chat: &Chat,
-        tools: &ToolSet,
+        agents: &Agents,
     ) -> Result<(), TrainerError> {
         match phase {
             Phase::Sft(keys) => {
                 // Names do not matter here: nothing is recorded.
                 let run = RunId(String::new());
-                sft::demonstrations(index, keys, recipe, tasks, chat, tools, &run).map(|_| ())
-            },
+                sft::demonstrations(index, keys, recipe, tasks, agents, &run).map(|_| ())
+            }
             Phase::Rl(_) => Ok(()),
         }
     }

@@ -3,12 +3,12 @@
 use std::time::Instant;
 
 use dressage_policy::crash_point;
-use dressage_store::{Attempt, StepPlan};
+use dressage_store::{Attempt, PolicyPlan, StepPlan};
 
 use super::{by_id, describe};
 use crate::TrainerError;
 use crate::flow::{Flow, Taken};
-use crate::learn::{Learned, Models, Rules, run_plan};
+use crate::learn::{Learned, Progress, Rules, run_plan};
 use crate::metrics::Metrics;
 use crate::observe::{Event, Observer, StopFlag};
 use crate::plan;
@@ -34,7 +34,11 @@ impl Rl {
             let plan = store.step(index, step)?;
             taken.extend(plan.map_or_else(|| in_order(&keys, step), |plan| places_of(&plan, &keys)));
         }
-        let began = trainer.version() - u64::from(done);
+        let began = |name: String| {
+            let version = trainer.version(&name) - u64::from(done);
+            (name, version)
+        };
+        let began = recipe.trained_in(&phase).into_iter().map(began).collect();
         let flow = Flow::new(index, &keys, order, began, done, &taken, rollouts, tasks)?;
         Ok(Rl { phase, index, keys, flow })
     }
@@ -48,10 +52,10 @@ impl Rl {
     ) -> Result<(Metrics, Vec<Attempt>), Leave> {
         let start = Instant::now();
         let Trainer { rollouts, tasks, store, .. } = trainer;
-        let sampler = &rollouts.agent.sampler;
+        let sampler = &rollouts.agents.first().built_in.sampler;
         let before = sampler.health().await?;
         self.flow.advance(step);
-        trainer.move_reference(&self.keys, step).await?;
+        trainer.move_references(&self.phase, step).await?;
         let planned = store.step(self.index, step)?;
         let taken = match &planned {
             Some(plan) => self.flow.recall(&places_of(plan, &self.keys), rollouts, tasks)?,
@@ -89,8 +93,8 @@ impl Rl {
             let plan = match planned {
                 Some(plan) => plan,
                 None => {
-                    let plan = of_phase.plan(trainer, step, &groups, &rivals).await?;
-                    StepPlan { places: taken.places.clone(), ..plan }
+                    let policies = of_phase.plan(trainer, step, &groups, &rivals).await?;
+                    StepPlan { phase: of_phase.index, step, places: taken.places.clone(), policies }
                 }
             };
             store.record_step(&plan)?;
@@ -99,21 +103,15 @@ impl Rl {
             Ok::<_, TrainerError>((plan, learned))
         };
         let (plan, learned) = alongside(flow, trainer, training).await?;
-        let aside = learned.reference_seconds + learned.critic_seconds + learned.prepare_seconds;
-        let updated = learning.elapsed().as_secs_f64() - aside;
+        let aside = |of: &Learned| of.reference_seconds + of.critic_seconds + of.prepare_seconds;
+        let updated = learning.elapsed().as_secs_f64() - learned.iter().map(aside).sum::<f64>();
 
         let mut metrics = Metrics::default();
         describe::attempts(&groups, &mut metrics);
-        let advantages = plan.updates.iter().flat_map(|u| u.micro_batches.iter().flatten());
-        let advantages =
-            advantages.flat_map(|path| path.advantage.distinct().map(f64::from).collect::<Vec<_>>());
-        metrics.add_spread("critic/advantages", advantages);
-        if let Some(kl) = plan.kl {
-            metrics.add("actor/reward_kl_penalty", kl.found);
-            metrics.add("actor/reward_kl_penalty_coeff", kl.coefficient);
-        }
-        if let Some(high) = &plan.high_entropy {
-            describe::high_entropy(high, &mut metrics);
+        let several = plan.policies.len() > 1;
+        for (policy, learned) in plan.policies.iter().zip(&learned) {
+            let found = of_phase.describe(trainer, step, policy, learned, &attempts);
+            metrics.extend(several.then_some(policy.policy.as_str()), found);
         }
         if keys.needs_baseline() {
             describe::baselines(&baselines, missing, &mut metrics);
@@ -121,9 +119,6 @@ impl Rl {
         if keys.kl.is_some_and(|kl| kl.reference_every > 0) {
             metrics.add("actor/reference_age", f64::from(step - keys.reference_taken(step)));
         }
-        describe::age(&attempts, trainer.version(), &mut metrics);
-        let rules = of_phase.rules(trainer, step);
-        learned.report(of_phase.phase, rules.policy, &mut metrics);
         let whole = start.elapsed().as_secs_f64();
         describe::sampling(&before, &sampler.health().await?, whole, &mut metrics);
         of_phase.timing(&attempts, &learned, waited, updated, whole, &mut metrics);
@@ -205,67 +200,99 @@ impl OfPhase<'_> {
         plan: &StepPlan,
         attempts: &[Attempt],
         observer: &mut dyn Observer,
-    ) -> Result<Learned, TrainerError> {
-        let rules = self.rules(trainer, step);
-        run_plan(plan, &by_id(attempts), self.models(trainer), &rules, observer).await
-    }
-
-    fn rules(&self, trainer: &Trainer, step: u32) -> Rules<'_> {
-        let Trainer { origin, recipe, .. } = trainer;
-        Rules::new((self.index, self.phase), step, Some(origin), trainer.version(), recipe)
-    }
-
-    fn models<'a>(&self, trainer: &'a Trainer) -> Models<'a> {
-        let Trainer { learner, reference, critic, .. } = trainer;
-        Models {
-            policy: &**learner,
-            reference: reference.as_deref().filter(|_| self.keys.needs_reference()),
-            critic: critic.as_deref().filter(|_| self.keys.needs_critic()),
+    ) -> Result<Vec<Learned>, TrainerError> {
+        let (trajectories, mut progress) = (by_id(attempts), Progress::of(plan));
+        let mut learned = Vec::with_capacity(plan.policies.len());
+        for policy in &plan.policies {
+            let name = policy.policy.as_str();
+            let missing = || TrainerError::NoPart(format!("the learner of the policy {name}"));
+            let learns = trainer.policies.get(name).and_then(|p| p.learns.as_ref()).ok_or_else(missing)?;
+            let (models, rules) = (learns.models(self.phase), self.rules(trainer, name, step));
+            learned.push(run_plan(policy, &trajectories, models, &rules, &mut progress, observer).await?);
         }
+        Ok(learned)
+    }
+
+    fn rules<'t>(&'t self, trainer: &'t Trainer, policy: &'t str, step: u32) -> Rules<'t> {
+        let Trainer { origin, recipe, .. } = trainer;
+        let (targets, version) = (trainer.targets(policy), trainer.version(policy));
+        Rules::new((self.index, self.phase), step, Some(origin), targets, version, recipe)
+    }
+
+    /// Metrics of a policy.
+    fn describe(
+        &self,
+        trainer: &Trainer,
+        step: u32,
+        plan: &PolicyPlan,
+        learned: &Learned,
+        attempts: &[Attempt],
+    ) -> Metrics {
+        let mut metrics = Metrics::default();
+        let advantages =
+            plan.paths().flat_map(|path| path.advantage.distinct().map(f64::from).collect::<Vec<_>>());
+        metrics.add_spread("critic/advantages", advantages);
+        if let Some(kl) = plan.kl {
+            metrics.add("actor/reward_kl_penalty", kl.found);
+            metrics.add("actor/reward_kl_penalty_coeff", kl.coefficient);
+        }
+        if let Some(high) = &plan.high_entropy {
+            describe::high_entropy(high, &mut metrics);
+        }
+        let rules = self.rules(trainer, &plan.policy, step);
+        describe::age(attempts, rules.targets, rules.version, &mut metrics);
+        learned.report(self.phase, rules.policy, &mut metrics);
+        metrics
     }
 
     /// The coefficient of a divergence charged to the reward: the recipe's, or as what the step before found has changed it.
-    fn kl_coefficient(&self, trainer: &Trainer, step: u32) -> Result<f64, TrainerError> {
+    fn kl_coefficient(&self, trainer: &Trainer, policy: &str, step: u32) -> Result<f64, TrainerError> {
         let Some(kl) = self.keys.kl else { return Ok(0.0) };
         let (Some(adaptive), Some(before)) = (kl.adaptive, step.checked_sub(1)) else {
             return Ok(kl.coefficient);
         };
-        let before = trainer.store.step(self.index, before)?.and_then(|plan| plan.kl);
+        let before = trainer.store.step(self.index, before)?;
+        let before = before.and_then(|plan| plan.policies.into_iter().find(|of| of.policy == policy)?.kl);
         Ok(before.map_or(kl.coefficient, |before| {
             adaptive.next(before.coefficient, before.found, before.rollouts as usize)
         }))
     }
 
-    /// Plans a step, after asking the models for what advantages need to know.
+    /// Plans a step for each policy, after asking its models for what advantages need to know.
     async fn plan(
         &self,
         trainer: &Trainer,
         step: u32,
         groups: &[&[Attempt]],
         rivals: &[Option<f64>],
-    ) -> Result<StepPlan, TrainerError> {
-        let Trainer { recipe, .. } = trainer;
-        let (context, budget) = (trainer.context, recipe.engine.micro_batch_tokens);
-        let heard = Heard::of(self.keys, self.models(trainer), groups, context, budget).await?;
-        let signals = |attempt, leaf| heard.get(attempt, leaf);
-        let setting = plan::Setting {
-            phase: self.index,
-            step,
-            keys: self.keys,
-            seed: recipe.run.seed,
-            budget,
-            most_tokens: recipe.agent.max_tokens,
-            kl_coefficient: self.kl_coefficient(trainer, step)?,
-            rivals,
-            signals: &signals,
-        };
-        plan::rl(&setting, groups)
+    ) -> Result<Vec<PolicyPlan>, TrainerError> {
+        let Trainer { recipe, policies, .. } = trainer;
+        let budget = recipe.engine.micro_batch_tokens;
+        let mut plans = Vec::new();
+        for (name, learns) in policies.among(&recipe.trained_in(self.phase)) {
+            let (models, targets) = (learns.models(self.phase), trainer.targets(name));
+            let heard = Heard::of(self.keys, models, targets, groups, policies.context(name), budget).await?;
+            let signals = |attempt, leaf| heard.get(attempt, leaf);
+            let setting = plan::Setting {
+                targets,
+                version: trainer.version(name),
+                keys: self.keys,
+                seed: recipe.run.seed,
+                budget,
+                most_tokens: recipe.agent.max_tokens,
+                kl_coefficient: self.kl_coefficient(trainer, name, step)?,
+                rivals,
+                signals: &signals,
+            };
+            plans.push(plan::rl(&setting, groups)?);
+        }
+        Ok(plans)
     }
 
     fn timing(
         &self,
         attempts: &[Attempt],
-        learned: &Learned,
+        learned: &[Learned],
         generated: f64,
         updated: f64,
         whole: f64,
@@ -273,22 +300,24 @@ impl OfPhase<'_> {
     ) {
         let sampled: usize = attempts.iter().map(|attempt| attempt.trajectory.sampled_tokens()).sum();
         let all: usize = attempts.iter().flat_map(|a| a.trajectory.segments()).map(|s| s.tokens.len()).sum();
+        let sum = |of: fn(&Learned) -> f64| learned.iter().map(of).sum::<f64>();
         metrics.add("timing_s/gen", generated);
         if self.keys.needs_reference() {
-            metrics.add("timing_s/ref", learned.reference_seconds);
+            metrics.add("timing_s/ref", sum(|of| of.reference_seconds));
         }
         if self.keys.needs_critic() {
-            metrics.add("timing_s/update_critic", learned.critic_seconds);
+            metrics.add("timing_s/update_critic", sum(|of| of.critic_seconds));
         }
-        if learned.prepare_seconds > 0.0 {
-            metrics.add("timing_s/old_log_prob", learned.prepare_seconds);
+        let prepared = sum(|of| of.prepare_seconds);
+        if prepared > 0.0 {
+            metrics.add("timing_s/old_log_prob", prepared);
         }
         metrics.add("timing_s/update_actor", updated);
         metrics.add("timing_s/step", whole);
         metrics.add("perf/total_num_tokens", all as f64);
         metrics.add("perf/throughput", all as f64 / whole);
         if updated > 0.0 {
-            metrics.add("perf/trained_tokens_per_s", learned.all.tokens as f64 / updated);
+            metrics.add("perf/trained_tokens_per_s", sum(|of| of.all.tokens as f64) / updated);
         }
         // Where attempts run ahead, or are in the record, waiting for them says nothing of how fast they were.
         if self.keys.staleness == 0 && generated > 0.1 * whole {

@@ -3,17 +3,16 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use dressage_agent::demonstrate;
-use dressage_agent::tools::ToolSet;
+use dressage_agent::{Agent, demonstrate};
 use dressage_policy::crash_point;
-use dressage_store::{Attempt, Status};
-use dressage_text::Chat;
+use dressage_store::{Attempt, Status, StepPlan};
 use dressage_tree::{AttemptId, Outcome, Placement, Purpose, RunId};
 use serde_json::json;
 
 use super::{by_id, describe};
 use crate::TrainerError;
-use crate::learn::{Models, Rules, run_plan};
+use crate::agents::Agents;
+use crate::learn::{Progress, Rules, run_plan};
 use crate::metrics::Metrics;
 use crate::observe::Observer;
 use crate::plan;
@@ -55,8 +54,7 @@ pub(super) fn demonstrations(
     keys: &SftKeys,
     recipe: &Recipe,
     tasks: &Tasks,
-    chat: &Chat,
-    tools: &ToolSet,
+    agents: &Agents,
     run: &RunId,
 ) -> Result<Vec<Attempt>, TrainerError> {
     let seed = recipe.run.seed;
@@ -67,13 +65,15 @@ pub(super) fn demonstrations(
     });
     let pool = with_demonstration.take(keys.demonstrations.saturating_mul(POOL));
     let mixed = by_turns(pool, |(task, _)| task.kind.clone());
-    let specs = tools.specs();
     let mut found = Vec::with_capacity(keys.demonstrations);
     for (group, (task, demonstration)) in mixed.into_iter().take(keys.demonstrations).enumerate() {
-        let mut messages = opening(&recipe.agent, &task);
+        let agent = agents.of(&task)?;
+        let Agent { name, policy, chat, tools, .. } = &agent.built_in;
+        let mut messages = opening(&agent.keys, &task);
         let given = messages.len();
         messages.extend(demonstration.messages());
-        let trajectory = demonstrate(chat, &specs, &messages, given)
+        let trajectory = demonstrate(chat, &tools.specs(), &messages, given)
+            .map(|trajectory| trajectory.by(name, policy))
             .map_err(|source| TrainerError::Demonstration { task: task.id.clone(), source })?;
         let (purpose, phase, group) = (Purpose::Demonstration, index as u32, group as u32);
         let placement = Placement { purpose, phase, step: 0, group, sample: 0 };
@@ -100,8 +100,7 @@ pub(super) fn demonstrations(
 impl Sft {
     pub fn new(phase: Phase, index: u32, keys: SftKeys, trainer: &Trainer) -> Result<Self, TrainerError> {
         let Trainer { recipe, tasks, rollouts, store, .. } = trainer;
-        let agent = &rollouts.agent;
-        let found = demonstrations(index as usize, &keys, recipe, tasks, &agent.chat, &agent.tools, store.run())?;
+        let found = demonstrations(index as usize, &keys, recipe, tasks, &rollouts.agents, store.run())?;
         store.record_attempts(&found)?;
         Ok(Sft { phase, index, keys, demonstrations: found })
     }
@@ -113,7 +112,8 @@ impl Sft {
         observer: &mut dyn Observer,
     ) -> Result<Metrics, TrainerError> {
         let start = Instant::now();
-        let Trainer { recipe, store, learner, origin, .. } = trainer;
+        let Trainer { recipe, store, policies, origin, .. } = trainer;
+        let trained = recipe.trained_in(&self.phase);
         let total = self.demonstrations.len();
         let a_pass = total.div_ceil(self.keys.batch) as u32;
         let (epoch, within) = (step / a_pass, (step % a_pass) as usize);
@@ -128,23 +128,38 @@ impl Sft {
             Some(plan) => plan,
             None => {
                 let budget = recipe.engine.micro_batch_tokens;
-                plan::sft(self.index, step, &picked, self.keys.normaliser, budget)?
+                let of_policy = |(name, _)| {
+                    let (targets, version) = (trainer.targets(name), trainer.version(name));
+                    plan::sft(targets, version, &picked, self.keys.normaliser, budget)
+                };
+                let policies = policies.among(&trained).map(of_policy).collect::<Result<_, _>>()?;
+                StepPlan { phase: self.index, step, places: Vec::new(), policies }
             }
         };
         store.record_step(&plan)?;
         crash_point("ledger_written");
         let trajectories = by_id(&self.demonstrations);
-        let models = Models { policy: &**learner, reference: None, critic: None };
-        let of_phase = (self.index, &self.phase);
-        let rules = Rules::new(of_phase, step, Some(origin), trainer.version(), recipe);
-        let learned = run_plan(&plan, &trajectories, models, &rules, observer).await?;
         let mut metrics = Metrics::default();
         metrics.add("training/epoch", f64::from(step) / f64::from(a_pass));
-        learned.report(&self.phase, rules.policy, &mut metrics);
+        let (of_phase, mut progress) = ((self.index, &self.phase), Progress::of(&plan));
+        let (several, mut forward_tokens) = (plan.policies.len() > 1, 0);
+        for policy in &plan.policies {
+            let name = policy.policy.as_str();
+            let missing = || TrainerError::NoPart(format!("the learner of the policy {name}"));
+            let learns = policies.get(name).and_then(|p| p.learns.as_ref()).ok_or_else(missing)?;
+            let (targets, version) = (trainer.targets(name), trainer.version(name));
+            let rules = Rules::new(of_phase, step, Some(origin), targets, version, recipe);
+            let models = learns.models(&self.phase);
+            let learned = run_plan(policy, &trajectories, models, &rules, &mut progress, observer).await?;
+            let mut found = Metrics::default();
+            learned.report(&self.phase, rules.policy, &mut found);
+            metrics.extend(several.then_some(name), found);
+            forward_tokens += learned.all.tokens;
+        }
         let seconds = start.elapsed().as_secs_f64();
         metrics.add("timing_s/update_actor", seconds);
         metrics.add("timing_s/step", seconds);
-        metrics.add("perf/throughput", learned.all.tokens as f64 / seconds);
+        metrics.add("perf/throughput", forward_tokens as f64 / seconds);
         describe::memory(&mut metrics);
         Ok(metrics)
     }

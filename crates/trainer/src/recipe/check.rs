@@ -6,21 +6,22 @@ use std::path::Path;
 use dressage_agent::tasks::Arithmetic;
 use dressage_rl::correction::Level;
 use dressage_rl::{Alignment, Compare, Estimator, GroupBaseline, KlEstimator, PolicyLoss, RlError};
+use dressage_tree::DEFAULT;
 
 use super::RecipeError;
-use super::keys::{EvalKeys, OptimiserKeys, Phase, QUESTION, Recipe, SftKeys, TaskSource};
+use super::keys::{EvalKeys, OptimiserKeys, Phase, Recipe, SftKeys, TaskSource};
 use super::rl::{Algorithm, Charge, CriticKeys, GroupBy, Overlong, Proximal, RlKeys, UniformGroups};
 
 /// The longest time that a recipe may name, which keeps it within what a duration can hold.
-const MOST_SECONDS: f64 = 1e9;
+pub(super) const MOST_SECONDS: f64 = 1e9;
 
 /// Collects the first value out of range.
-struct Checker<'a> {
+pub(super) struct Checker<'a> {
     file: &'a Path,
 }
 
 impl Checker<'_> {
-    fn check(
+    pub(super) fn check(
         &self,
         ok: bool,
         key: impl Display,
@@ -42,7 +43,7 @@ impl Checker<'_> {
         self.check(value > 0.0 && value.is_finite(), key, value, "finite and more than 0")
     }
 
-    fn seconds(&self, key: &str, value: f64) -> Result<(), RecipeError> {
+    pub(super) fn seconds(&self, key: &str, value: f64) -> Result<(), RecipeError> {
         self.check(
             value > 0.0 && value <= MOST_SECONDS,
             key,
@@ -51,7 +52,7 @@ impl Checker<'_> {
         )
     }
 
-    fn at_least_one(&self, key: impl Display, value: usize) -> Result<(), RecipeError> {
+    pub(super) fn at_least_one(&self, key: impl Display, value: usize) -> Result<(), RecipeError> {
         self.check(value >= 1, key, value, "at least 1")
     }
 
@@ -269,12 +270,6 @@ impl Checker<'_> {
             let finite = factor >= 0.0 && factor.is_finite();
             self.check(finite, key("overlong.factor"), factor, "finite and at least 0")?;
         }
-        self.check(
-            keys.only.agents.is_empty(),
-            key("only.agents"),
-            format!("{:?}", keys.only.agents),
-            "left out: the built-in agent, the only one that attempts have here, has no name",
-        )?;
         let (from, to) = (keys.only.reward_from, keys.only.reward_to);
         self.check(
             from.is_none_or(|from| to.is_none_or(|to| from <= to)),
@@ -316,7 +311,7 @@ impl Recipe {
     /// Checks every value.
     pub(super) fn check(&self, file: &Path) -> Result<(), RecipeError> {
         let checker = Checker { file };
-        let Recipe { run, model, engine, tasks, metrics: _, agent, reward, eval, phase } = self;
+        let Recipe { run, model, engine, tasks, reward, eval, phase, .. } = self;
         checker.check(!run.name.trim().is_empty(), "run.name", "empty", "a name")?;
         checker.check(
             run.seed <= i64::MAX as u64,
@@ -355,29 +350,11 @@ impl Recipe {
             }
         }
 
-        checker.check(
-            agent.prompt.contains(QUESTION),
-            "agent.prompt",
-            format!("\"{}\"", agent.prompt),
-            format!("a text that contains {QUESTION}"),
-        )?;
-        checker.at_least_one("agent.max_turns", agent.max_turns as usize)?;
-        checker.at_least_one("agent.max_tokens", agent.max_tokens)?;
-        checker.seconds("agent.tool_seconds", agent.tool_seconds)?;
-        checker.check(
-            (0.0..=MOST_SECONDS).contains(&agent.tool_delay),
-            "agent.tool_delay",
-            agent.tool_delay,
-            format!("in 0..={MOST_SECONDS:e}"),
-        )?;
-        checker.check(
-            0.0 <= agent.tool_delay_least && agent.tool_delay_least <= agent.tool_delay,
-            "agent.tool_delay_least",
-            agent.tool_delay_least,
-            "in 0..=agent.tool_delay",
-        )?;
-        checker.seconds("agent.reply_seconds", agent.reply_seconds)?;
-        checker.seconds("agent.attempt_seconds", agent.attempt_seconds)?;
+        checker.policies(self)?;
+        for (name, keys) in self.agents() {
+            let table = if name == DEFAULT { "agent".into() } else { format!("agent.{name}") };
+            checker.agent(self, &table, keys)?;
+        }
         let in_range = (0.0..1.0).contains(&eval.select);
         checker.check(
             in_range,
@@ -422,6 +399,7 @@ impl Recipe {
             checker.positive(format!("phase.{i}.learning_rate"), phase.learning_rate())?;
             checker.until(&format!("phase.{i}.until"), phase, eval)?;
             checker.optimiser(&format!("phase.{i}.optimiser"), phase.optimiser())?;
+            checker.names_of_phase(self, i, phase)?;
             match phase {
                 Phase::Sft(keys) => checker.sft(i, keys)?,
                 Phase::Rl(keys) => checker.rl(i, keys)?,

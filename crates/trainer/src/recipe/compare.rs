@@ -25,6 +25,15 @@ const FREE: [&str; 14] = [
     "eval.every",
 ];
 
+/// Whether a key is among those, of whatever agent.
+fn is_free(key: &str) -> bool {
+    let of_agent = match key.split('.').collect::<Vec<_>>()[..] {
+        ["agent", _, of_agent] => FREE.contains(&format!("agent.{of_agent}").as_str()),
+        _ => false,
+    };
+    of_agent || FREE.contains(&key)
+}
+
 /// Whether a run may go on with a difference that changes how long it trains: more steps of a phase, another
 /// success at which it ends, a phase more at the end.
 fn lengthens(Difference { key, before, now }: &Difference, is_sft: impl Fn(usize) -> bool) -> bool {
@@ -66,7 +75,7 @@ pub(super) fn difference(before: &Table, now: &Table) -> Option<Difference> {
     };
     let mut found = Vec::new();
     collect(String::new(), Some(&Value::Table(before.clone())), Some(&Value::Table(now.clone())), &mut found);
-    found.into_iter().find(|one| !FREE.contains(&one.key.as_str()) && !lengthens(one, is_sft))
+    found.into_iter().find(|one| !is_free(&one.key) && !lengthens(one, is_sft))
 }
 
 /// Every key in which two values differ.

@@ -1,5 +1,6 @@
 //! Every key of a recipe, declared once: its type, its default, what it means.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +14,7 @@ use dressage_text::{History, ToolPrompt, ToolProtocol};
 use dressage_tree::RunId;
 use serde::{Deserialize, Serialize};
 
+use super::policy::PolicyKeys;
 use super::rl::RlKeys;
 
 /// A whole recipe.
@@ -23,6 +25,9 @@ pub struct Recipe {
     pub run: RunKeys,
     /// The model it starts from.
     pub model: ModelKeys,
+    /// Policies by name; where none is given the model is the only one, and trained.
+    #[serde(default)]
+    pub policy: BTreeMap<String, PolicyKeys>,
     /// How this machine is used.
     #[serde(default)]
     pub engine: EngineKeys,
@@ -34,6 +39,9 @@ pub struct Recipe {
     /// The agent loop.
     #[serde(default)]
     pub agent: AgentKeys,
+    /// Further agents by name, `[agent.NAME]` in a file.
+    #[serde(default)]
+    pub agents: BTreeMap<String, AgentKeys>,
     /// What an attempt is worth.
     #[serde(default)]
     pub reward: RewardKeys,
@@ -230,6 +238,12 @@ pub struct MetricsKeys {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AgentKeys {
+    /// The policy that writes its replies, by name; may be left out where there is one only.
+    pub policy: String,
+    /// Whether its policy learns from what it does. If not, or if the policy is not trained, it acts and is no target.
+    pub train: bool,
+    /// How its replies are sampled in training.
+    pub sampling: SamplingKeys,
     /// The instructions; none where empty.
     pub system: String,
     /// What the user says; `{question}` stands for the question.
@@ -273,6 +287,9 @@ pub struct AgentKeys {
 impl Default for AgentKeys {
     fn default() -> Self {
         AgentKeys {
+            policy: String::new(),
+            train: true,
+            sampling: SamplingKeys::default(),
             system: String::new(),
             prompt: QUESTION.into(),
             tools: Vec::new(),
@@ -311,6 +328,48 @@ impl AgentKeys {
             prompt,
             truncation: self.truncation,
         }
+    }
+}
+
+/// `[agent.sampling]`: how replies are sampled in training, where that is not as the phase says.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SamplingKeys {
+    /// The sampling temperature; that of the phase where not given. 0 takes the most likely token.
+    pub temperature: Option<f32>,
+    /// Only the most likely tokens are sampled, until their probability reaches this; 1 leaves all.
+    pub top_p: f32,
+    /// Only so many of the most likely tokens are sampled; 0 leaves all.
+    pub top_k: usize,
+    /// Only tokens at least this likely relative to the most likely one are sampled; 0 leaves all.
+    pub min_p: f32,
+}
+
+impl Default for SamplingKeys {
+    fn default() -> Self {
+        SamplingKeys { temperature: None, top_p: 1.0, top_k: 0, min_p: 0.0 }
+    }
+}
+
+impl SamplingKeys {
+    /// How replies are sampled in a phase that says `params`. Greedy attempts that others are compared with stay greedy.
+    pub fn params(&self, params: SamplingParams) -> SamplingParams {
+        if params.temperature == 0.0 {
+            return params;
+        }
+        let SamplingKeys { temperature, top_p, top_k, min_p } = *self;
+        SamplingParams {
+            temperature: temperature.unwrap_or(params.temperature),
+            top_p,
+            top_k,
+            min_p,
+            ..params
+        }
+    }
+
+    /// Whether the log-probabilities of what is sampled are those of the distribution that it comes from.
+    pub fn is_plain(&self) -> bool {
+        !self.params(SamplingParams::default()).is_filtered() && self.temperature != Some(0.0)
     }
 }
 
@@ -433,6 +492,14 @@ impl Phase {
         }
     }
 
+    /// The policies that it trains, by name; all where empty.
+    pub fn policies(&self) -> &[String] {
+        match self {
+            Phase::Sft(keys) => &keys.policies,
+            Phase::Rl(keys) => &keys.policies,
+        }
+    }
+
     /// The success of an evaluation that ends it before its last step.
     pub fn until(&self) -> Option<f64> {
         match self {
@@ -463,6 +530,9 @@ pub struct SftKeys {
     /// Where `eval.select` sets tasks apart to choose by, their success counts.
     #[serde(default)]
     pub until: Option<f64>,
+    /// The policies that it trains, by name; all that are trained where not given.
+    #[serde(default)]
+    pub policies: Vec<String>,
     /// Demonstrations in a step.
     pub batch: usize,
     /// Peak learning rate.

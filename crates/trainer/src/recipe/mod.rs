@@ -5,8 +5,11 @@
 //! [`Recipe::to_toml`] writes, [`Recipe::load`] reads back as the same recipe.
 
 mod check;
+mod check_agents;
 mod compare;
 mod keys;
+mod named;
+mod policy;
 mod read;
 mod rl;
 mod set;
@@ -19,8 +22,9 @@ use toml::{Table, Value};
 pub use compare::Difference;
 pub use keys::{
     AgentKeys, ArithmeticKeys, EngineKeys, EvalKeys, MetricsKeys, ModelKeys, OptimiserKeys, Phase, QUESTION,
-    Recipe, RewardKeys, RunKeys, Schedule, SftKeys, TaskSource,
+    Recipe, RewardKeys, RunKeys, SamplingKeys, Schedule, SftKeys, TaskSource,
 };
+pub use policy::{ExternalKeys, PolicyKeys, PolicyModel};
 pub use read::ReadError;
 pub use rl::{
     Algorithm, Charge, CriticKeys, Empty, GroupBy, KlKeys, OnlyKeys, Overlong, Prefer, Proximal, RlKeys,
@@ -118,8 +122,9 @@ impl Recipe {
         }
         // One of the file has its folder by now.
         resolve_scorer(&mut table, &here);
-        let mut recipe: Recipe =
-            read::read(table).map_err(|source| RecipeError::Key { file: file.to_owned(), source })?;
+        let wrong = |source| RecipeError::Key { file: file.to_owned(), source };
+        named::split(&mut table).map_err(wrong)?;
+        let mut recipe: Recipe = read::read(table).map_err(wrong)?;
         if recipe.run.folder.as_os_str().is_empty() {
             recipe.run.folder = here.join("runs").join(&recipe.run.name);
         }
@@ -132,7 +137,7 @@ impl Recipe {
     /// # Errors
     /// When a number is too large for TOML.
     pub fn to_toml(&self) -> Result<String, RecipeError> {
-        let table = write::write(self)?;
+        let table = self.written()?;
         toml::to_string_pretty(&table).map_err(|error| RecipeError::Write(serde::ser::Error::custom(error)))
     }
 
@@ -141,7 +146,14 @@ impl Recipe {
     /// # Errors
     /// When a recipe cannot be written down.
     pub fn difference(&self, earlier: &Recipe) -> Result<Option<Difference>, RecipeError> {
-        Ok(compare::difference(&write::write(earlier)?, &write::write(self)?))
+        Ok(compare::difference(&earlier.written()?, &self.written()?))
+    }
+
+    /// All keys, as they stand in a file.
+    fn written(&self) -> Result<Table, WriteError> {
+        let mut table = write::write(self)?;
+        named::join(&mut table);
+        Ok(table)
     }
 }
 
@@ -150,6 +162,11 @@ fn resolve(table: &mut Table, folder: &Path) {
     let mut keys = [["run", "folder"], ["model", "source"], ["model", "base"]]
         .map(|path| path.map(str::to_owned).to_vec())
         .to_vec();
+    if let Some(Value::Table(policies)) = table.get("policy") {
+        let of =
+            |name: &String| ["source", "base"].map(|key| ["policy", name, key].map(str::to_owned).to_vec());
+        keys.extend(policies.keys().flat_map(of));
+    }
     if let Some(Value::Array(sources)) = table.get("tasks") {
         keys.extend((0..sources.len()).map(|i| vec!["tasks".to_owned(), i.to_string(), "path".to_owned()]));
     }
@@ -199,7 +216,9 @@ fn base_of(path: &[String], value: &Value, folder: &Path) -> Option<Value> {
     let is_path = match path.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["run", "folder"] | ["tasks", _, "path"] | ["tasks", _, "path", _] => !text.is_empty(),
         // Names of models look like paths; only what is there, or is marked as one, is taken for one.
-        ["model", "source" | "base"] => text.starts_with('.') || joined.exists(),
+        ["model", "source" | "base"] | ["policy", _, "source" | "base"] => {
+            text.starts_with('.') || joined.exists()
+        }
         _ => false,
     };
     is_path.then(|| Value::String(joined.components().collect::<PathBuf>().to_string_lossy().into_owned()))

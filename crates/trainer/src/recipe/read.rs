@@ -9,6 +9,8 @@ use std::fmt;
 use serde::de::{self, DeserializeSeed, Deserializer, IntoDeserializer, Unexpected, Visitor};
 use toml::{Table, Value};
 
+use super::named::AGENTS;
+
 /// The key that names the variant of an enum.
 pub(super) const KIND: &str = "kind";
 
@@ -41,7 +43,9 @@ impl ReadError {
 
     /// `a.0.b`, with `last` appended where given.
     fn key(&self, last: Option<&str>) -> String {
-        let outer = self.path.iter().rev().map(String::as_str);
+        // Agents by name are apart only once they have been read.
+        let written = |key| if key == AGENTS { "agent" } else { key };
+        let outer = self.path.iter().rev().map(String::as_str).map(written);
         outer.chain(last).collect::<Vec<_>>().join(".")
     }
 }

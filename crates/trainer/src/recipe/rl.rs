@@ -22,6 +22,9 @@ pub struct RlKeys {
     /// Where `eval.select` sets tasks apart to choose by, their success counts.
     #[serde(default)]
     pub until: Option<f64>,
+    /// The policies that it trains, by name; all that are trained where not given.
+    #[serde(default)]
+    pub policies: Vec<String>,
     /// Tasks in a step.
     pub groups: usize,
     /// Attempts at each task.

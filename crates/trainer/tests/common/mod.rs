@@ -8,7 +8,8 @@ use dressage_agent::tools::{Calculator, Delayed, Tool, ToolSet};
 use dressage_policy::{Simulator, SimulatorConfig};
 use dressage_text::testing::{VOCABULARY, tiny_chat};
 use dressage_trainer::recipe::{Override, Recipe};
-use dressage_trainer::{Event, Observer, Parts};
+use dressage_trainer::{AgentParts, Event, Learns, Observer, Parts, Policy};
+use dressage_tree::DEFAULT;
 use serde_json::{Map, Value};
 
 /// SFT on a few demonstrations, then GRPO with several updates a step. Rewards differ by how attempts end.
@@ -101,18 +102,36 @@ pub fn simulator(latency: Duration, failures: f64) -> Arc<Simulator> {
 pub fn parts(policy: &Arc<Simulator>, latency: Duration) -> Parts {
     let tools: Vec<Arc<dyn Tool>> =
         vec![Arc::new(Delayed::new(Arc::new(Calculator), Duration::ZERO..=latency))];
-    Parts {
-        sampler: policy.clone(),
-        learner: policy.clone(),
-        reference: Some(simulator(Duration::ZERO, 0.0)),
-        critic: Some(simulator(Duration::ZERO, 0.0)),
+    let agent = AgentParts {
+        name: DEFAULT.into(),
         chat: Arc::new(tiny_chat().unwrap()),
         tools: ToolSet::new(tools, Duration::from_secs(5)).unwrap(),
+        custom: None,
+    };
+    Parts { policies: vec![trained(DEFAULT, policy)], agents: vec![agent], begun: 0, model_files: Vec::new() }
+}
+
+/// A simulated policy that is trained, with a reference and a critic.
+pub fn trained(name: &str, policy: &Arc<Simulator>) -> Policy {
+    Policy {
+        name: name.into(),
+        sampler: policy.clone(),
         context: 2000,
-        companions: Arc::new(|folder: &Path| std::fs::write(folder.join("tokenizer.json"), "{}")),
-        begun: 0,
-        model_files: Vec::new(),
+        learns: Some(Learns {
+            learner: policy.clone(),
+            reference: Some(simulator(Duration::ZERO, 0.0)),
+            critic: Some(simulator(Duration::ZERO, 0.0)),
+            companions: Arc::new(|folder: &Path| std::fs::write(folder.join("tokenizer.json"), "{}")),
+        }),
     }
+}
+
+/// A trainer's parts around a simulated policy, whose agent has these tools.
+#[allow(dead_code)] // not every test binary asks for it
+pub fn parts_with(policy: &Arc<Simulator>, tools: ToolSet) -> Parts {
+    let mut parts = parts(policy, Duration::ZERO);
+    parts.agents[0].tools = tools;
+    parts
 }
 
 /// Keeps what a user should know.

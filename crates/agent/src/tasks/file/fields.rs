@@ -30,6 +30,9 @@ const ANSWERS: [&str; 14] = [
     "gold",
 ];
 
+/// The field that names the agent, in verl's layout and here.
+pub(super) const AGENT: &str = "agent_name";
+
 /// The fields of question and answer.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Layout {
@@ -66,7 +69,10 @@ impl Layout {
         let leads = |path: &str| {
             path.strip_prefix(column).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
         };
-        layouts(question, answer).into_iter().any(|(question, answer)| leads(question) || leads(answer))
+        column == AGENT
+            || layouts(question, answer)
+                .into_iter()
+                .any(|(question, answer)| leads(question) || leads(answer))
     }
 }
 

@@ -7,7 +7,7 @@ use serde::de::{Error, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
-use super::fields::{self, Layout};
+use super::fields::{self, AGENT, Layout};
 use super::messages::messages;
 use super::{DemonstrationCounts, Paths, Row};
 use crate::tasks::{Task, TaskError, annotated};
@@ -174,7 +174,12 @@ impl FileOptions {
             }
             _ => None,
         };
-        Ok(Task { question, messages, answer, demonstration, ..Task::default() })
+        let agent = match row.fields.get(AGENT) {
+            None | Some(Value::Null) => None,
+            Some(Value::String(name)) => Some(name.clone()),
+            Some(other) => return Err(row.wrong(AGENT, other, "the name of an agent")),
+        };
+        Ok(Task { question, messages, answer, agent, demonstration, ..Task::default() })
     }
 }
 

@@ -1,0 +1,52 @@
+//! The contract of agent loops: whatever makes an attempt at a task.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use dressage_policy::{Sampler, SamplingParams};
+use dressage_text::Message;
+
+use crate::tasks::Task;
+use crate::{Agent, Attempt, AttemptRequest};
+
+/// The policies of a run that can be sampled from, by name.
+pub type Samplers = Arc<BTreeMap<String, Arc<dyn Sampler>>>;
+
+/// All that an attempt is made from.
+#[derive(Clone)]
+pub struct AttemptContext {
+    /// A name for tools and logs, unique to this try.
+    pub name: String,
+    /// The task, with all that is known of it.
+    pub task: Task,
+    /// The conversation so far: instructions and task, as the recipe puts them.
+    pub messages: Vec<Message>,
+    /// Seed of the run.
+    pub seed: u64,
+    /// The attempt's own stream of random numbers, unique in the run.
+    pub stream: u64,
+    /// How to sample.
+    pub params: SamplingParams,
+    /// Whom to ask. The versions that a segment records are those of the policy that it names.
+    pub samplers: Samplers,
+}
+
+/// Makes attempts.
+///
+/// Every token that a model saw or drew is in the trajectory of the attempt, exactly as it was; each segment names the
+/// agent that acted and the policy that was asked.
+#[async_trait]
+pub trait AgentLoop: Send + Sync {
+    /// Makes one attempt. What breaks is in its outcome, with everything recorded up to there: an attempt never fails
+    /// the ones beside it.
+    async fn run(&self, context: AttemptContext) -> Attempt;
+}
+
+#[async_trait]
+impl AgentLoop for Agent {
+    async fn run(&self, context: AttemptContext) -> Attempt {
+        let AttemptContext { name: id, messages, seed, stream, params, .. } = context;
+        Agent::run(self, AttemptRequest { id, messages, seed, stream, params }).await
+    }
+}

@@ -1,0 +1,224 @@
+//! From the policies of a recipe to running engines.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use dressage_engine::{Engine, EngineOptions, Fingerprint, PlannedAdapter};
+use dressage_policy::LoraOptions;
+use dressage_trainer::recipe::{ModelKeys, Phase, PolicyKeys, Recipe, RlKeys};
+use dressage_trainer::{AgentParts, Learns, Policy, chat_options, tool_set};
+
+use crate::failure::unusable;
+use crate::model::{self, Found};
+use crate::screen::Style;
+
+/// What a recipe works with, running.
+pub struct Started {
+    /// Its policies.
+    pub policies: Vec<Policy>,
+    /// Its agents.
+    pub agents: Vec<AgentParts>,
+    /// What the numerics of its engines depend on.
+    pub fingerprint: Fingerprint,
+    /// Files that its models were read from.
+    pub model_files: Vec<PathBuf>,
+}
+
+/// A model that one or several policies begin with.
+struct Model {
+    keys: ModelKeys,
+    found: Found,
+    /// The policies, by name; those that are trained have the form of their adapter, where they have one.
+    policies: Vec<Wanted>,
+}
+
+/// A policy that is to be started.
+struct Wanted {
+    name: String,
+    trained: bool,
+    lora: Option<LoraOptions>,
+    reference: bool,
+    critic: bool,
+}
+
+/// Starts what a recipe samples from and trains, and a frozen copy where a penalty is measured from one: adapters over one
+/// engine, or engines of their own. Says what memory they will take, after making sure that it is there. Of a run, `now` is the
+/// moment at which it began, in seconds since 1970.
+///
+/// # Errors
+/// When a model cannot be had, the options do not fit it, or memory would not suffice.
+pub async fn start(recipe: &Recipe, now: u64) -> anyhow::Result<Started> {
+    let models = models(recipe)?;
+    let mut policies = Vec::new();
+    let (mut fingerprint, mut model_files) = (None, Vec::new());
+    // Memory of the models before counts for those after.
+    for model in &models {
+        let started = model.start(recipe).await?;
+        model_files.extend(model.found.files_read()?);
+        let chat = model::chat(&model.found.files, chat_options(&recipe.agent, Some(now)))?;
+        let companions = model::companions(&model.found.files, &chat)?;
+        for (wanted, engines) in model.policies.iter().zip(started) {
+            let Engines { policy, reference, critic } = engines;
+            fingerprint.get_or_insert_with(|| policy.fingerprint().clone());
+            let learner = |engine: Engine| Arc::new(engine) as _;
+            policies.push(Policy {
+                name: wanted.name.clone(),
+                context: Engine::context(&policy),
+                sampler: Arc::new(policy.clone()),
+                learns: wanted.trained.then(|| Learns {
+                    learner: Arc::new(policy),
+                    reference: reference.map(learner),
+                    critic: critic.map(learner),
+                    companions: companions.clone(),
+                }),
+            });
+        }
+    }
+    let mut agents = Vec::new();
+    for (name, keys) in recipe.agents() {
+        let policy = recipe.policy_of(keys).unwrap_or_default();
+        let of = models.iter().find(|model| model.policies.iter().any(|wanted| wanted.name == policy));
+        let of =
+            of.ok_or_else(|| unusable(format!("the policy {policy:?} of the agent {name:?} runs nowhere")))?;
+        let chat = Arc::new(model::chat(&of.found.files, chat_options(keys, Some(now)))?);
+        agents.push(AgentParts { name: name.to_owned(), chat, tools: tool_set(keys)?, custom: None });
+    }
+    let fingerprint = fingerprint.ok_or_else(|| unusable("the recipe has no policy".to_owned()))?;
+    Ok(Started { policies, agents, fingerprint, model_files })
+}
+
+/// The models of a recipe, each with its policies, in the order of the first of these.
+fn models(recipe: &Recipe) -> anyhow::Result<Vec<Model>> {
+    let mut models: Vec<Model> = Vec::new();
+    for (name, keys) in recipe.policies() {
+        let Some(own) = keys.model(&recipe.model) else { continue };
+        let trains = |phase: &&Phase| recipe.trained_in(phase).contains(&name);
+        let needs = |needs: fn(&RlKeys) -> bool| {
+            recipe.phase.iter().filter(trains).any(|phase| matches!(phase, Phase::Rl(keys) if needs(keys)))
+        };
+        let wanted = Wanted {
+            trained: matches!(keys, PolicyKeys::Trained(_)),
+            lora: own.lora.clone(),
+            reference: needs(RlKeys::needs_reference),
+            critic: needs(RlKeys::needs_critic),
+            name,
+        };
+        let key = ModelKeys { lora: None, ..own };
+        if let Some(model) = models.iter_mut().find(|model| model.keys == key) {
+            model.policies.push(wanted);
+            continue;
+        }
+        let found = model::open(&key.source, key.base.as_deref())?;
+        let dim = Style::stderr().dim("model ");
+        eprintln!("{dim} {}: {}", key.source, model::describe(&found.files));
+        models.push(Model { keys: key, found, policies: vec![wanted] });
+    }
+    Ok(models)
+}
+
+/// The engines of a policy.
+struct Engines {
+    policy: Engine,
+    reference: Option<Engine>,
+    critic: Option<Engine>,
+}
+
+impl Model {
+    /// Starts the policies over this model, in their order.
+    async fn start(&self, recipe: &Recipe) -> anyhow::Result<Vec<Engines>> {
+        if self.found.adapter.is_some() && self.policies.iter().any(|wanted| wanted.trained) {
+            return Err(unusable(format!(
+                "{} holds an adapter; work it into its base with `dressage merge`, and train the result",
+                self.found.path.display()
+            )));
+        }
+        let mut started: BTreeMap<&str, Engines> = BTreeMap::new();
+        // Weights of their own come first: what they take is not there for the adapters.
+        for wanted in self.policies.iter().filter(|wanted| wanted.trained && wanted.lora.is_none()) {
+            started.insert(&wanted.name, self.whole(recipe, wanted)?.with_value_head().await?);
+        }
+        let over_base = |wanted: &&Wanted| !wanted.trained || wanted.lora.is_some();
+        let over_base: Vec<&Wanted> = self.policies.iter().filter(over_base).collect();
+        if !over_base.is_empty() {
+            self.over_base(recipe, &over_base, &mut started).await?;
+        }
+        Ok(self.policies.iter().filter_map(|wanted| started.remove(wanted.name.as_str())).collect())
+    }
+
+    /// Starts a policy whose weights are all its own.
+    fn whole(&self, recipe: &Recipe, wanted: &Wanted) -> anyhow::Result<Engines> {
+        let files = &self.found.files;
+        let mut options = model::options(recipe, self.keys.context, Vec::new(), &files.config);
+        // Neither of the others samples.
+        let silent = EngineOptions { kv_memory_mb: 1, running: 1, step_rows: 1, ..options.clone() };
+        let frozen = EngineOptions { trains: false, ..silent.clone() };
+        let silent = EngineOptions { critic: true, ..silent };
+        let mut also = String::new();
+        for (needed, options_of, name) in
+            [(wanted.reference, &frozen, "the frozen copy"), (wanted.critic, &silent, "the critic")]
+        {
+            if needed {
+                // What it takes is not there for the others.
+                let taken = Engine::plan(&files.config, options_of)?.total();
+                options.memory_mb = (options.budget().saturating_sub(taken) >> 20).max(1) as usize;
+                also += &format!(", and {} MiB for {name}", taken.div_ceil(1 << 20));
+            }
+        }
+        let policy = model::start(files, &options, &also)?;
+        let reference = wanted.reference.then(|| Engine::start(files, &frozen, None)).transpose()?;
+        let critic = wanted.critic.then(|| Engine::start(files, &silent, None)).transpose()?;
+        Ok(Engines { policy, reference, critic })
+    }
+
+    /// Starts the policies that share the model's own weights: adapters over them, and the weights themselves, frozen.
+    async fn over_base<'a>(
+        &self,
+        recipe: &Recipe,
+        policies: &[&'a Wanted],
+        started: &mut BTreeMap<&'a str, Engines>,
+    ) -> anyhow::Result<()> {
+        let mut adapters = Vec::new();
+        for Wanted { lora, reference, critic, .. } in policies {
+            let Some(lora) = lora else { continue };
+            let all = [(true, true), (*reference, false), (*critic, true)];
+            let planned = |(_, learns)| PlannedAdapter { lora: lora.clone(), learns };
+            adapters.extend(all.into_iter().filter(|(needed, _)| *needed).map(planned));
+        }
+        let trains = !adapters.is_empty();
+        let options = model::options(recipe, self.keys.context, adapters, &self.found.files.config);
+        let critic = policies.iter().any(|wanted| wanted.critic);
+        let batch_tokens = if trains { options.batch_tokens } else { 0 };
+        let options = EngineOptions { trains, critic, batch_tokens, ..options };
+        let engine = if trains {
+            model::start(&self.found.files, &options, "")?
+        } else {
+            model::start_sampling(&self.found, &options).await?
+        };
+        let (seed, source) = (recipe.run.seed, &self.keys.source);
+        for Wanted { name, lora, reference, critic, .. } in policies {
+            let Some(lora) = lora else {
+                let engines = Engines { policy: engine.clone(), reference: None, critic: None };
+                started.insert(name, engines);
+                continue;
+            };
+            let policy = engine.lora(lora.clone(), seed, source).await?;
+            let other = async |needed| match needed {
+                true => engine.lora(lora.clone(), seed, source).await.map(Some),
+                false => Ok(None),
+            };
+            let (reference, critic) = (other(*reference).await?, other(*critic).await?);
+            started.insert(name, Engines { policy, reference, critic }.with_value_head().await?);
+        }
+        Ok(())
+    }
+}
+
+impl Engines {
+    async fn with_value_head(self) -> anyhow::Result<Self> {
+        if let Some(critic) = &self.critic {
+            critic.add_value_head().await?;
+        }
+        Ok(self)
+    }
+}

@@ -1,0 +1,119 @@
+//! The policies of a run: whom agents ask, and of those that are trained, what learns.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use dressage_agent::Samplers;
+use dressage_policy::{Learner, Sampler};
+
+use crate::learn::Models;
+use crate::recipe::{EngineKeys, Phase, RlKeys};
+
+/// Writes what a model folder needs beside the weights (tokenizer, chat template) into a checkpoint.
+pub type Companions = Arc<dyn Fn(&Path) -> io::Result<()> + Send + Sync>;
+
+/// A policy of a run.
+#[derive(Clone)]
+pub struct Policy {
+    /// Its name in the recipe.
+    pub name: String,
+    /// Samples replies; of a policy that is trained, from the weights that its learner publishes.
+    pub sampler: Arc<dyn Sampler>,
+    /// Longest sequence of the model, in tokens.
+    pub context: usize,
+    /// What learns; `None` for a policy that is not trained.
+    pub learns: Option<Learns>,
+}
+
+/// The models behind a policy that is trained.
+#[derive(Clone)]
+pub struct Learns {
+    /// Holds the weights. It starts with those of the policy's model.
+    pub learner: Arc<dyn Learner>,
+    /// A second model for phases with a KL penalty, with the same weights.
+    pub reference: Option<Arc<dyn Learner>>,
+    /// A third, with a value head, for phases whose advantage needs a critic.
+    pub critic: Option<Arc<dyn Learner>>,
+    /// Completes a checkpoint to a model folder.
+    pub companions: Companions,
+}
+
+impl Policy {
+    /// The same, no call of which takes longer than the recipe allows.
+    fn timely(self, engine: &EngineKeys) -> Self {
+        let learns = self.learns.map(|learns| Learns {
+            learner: engine.learner(learns.learner),
+            reference: learns.reference.map(|reference| engine.learner(reference)),
+            critic: learns.critic.map(|critic| engine.learner(critic)),
+            companions: learns.companions,
+        });
+        Policy { sampler: engine.sampler(self.sampler), learns, ..self }
+    }
+}
+
+impl Learns {
+    /// The models that a phase uses.
+    pub(crate) fn models(&self, phase: &Phase) -> Models<'_> {
+        let needs = |needs: fn(&RlKeys) -> bool| matches!(phase, Phase::Rl(keys) if needs(keys));
+        Models {
+            policy: &*self.learner,
+            reference: self.reference.as_deref().filter(|_| needs(RlKeys::needs_reference)),
+            critic: self.critic.as_deref().filter(|_| needs(RlKeys::needs_critic)),
+        }
+    }
+}
+
+/// All policies of a run, those that are trained first.
+#[derive(Clone)]
+pub(crate) struct Policies(Vec<Policy>);
+
+impl Policies {
+    /// The policies, no call of which takes longer than the recipe allows.
+    pub fn new(policies: Vec<Policy>, engine: &EngineKeys) -> Self {
+        let mut policies: Vec<Policy> = policies.into_iter().map(|policy| policy.timely(engine)).collect();
+        policies.sort_by_key(|policy| policy.learns.is_none());
+        Policies(policies)
+    }
+
+    /// Those that are trained, by name, in order.
+    pub fn trained(&self) -> impl Iterator<Item = (&str, &Learns)> {
+        self.0.iter().filter_map(|policy| Some((policy.name.as_str(), policy.learns.as_ref()?)))
+    }
+
+    /// Those of these names that are trained, in order.
+    pub fn among<'a>(&'a self, names: &'a [String]) -> impl Iterator<Item = (&'a str, &'a Learns)> {
+        self.trained().filter(|(name, _)| names.iter().any(|among| among == name))
+    }
+
+    /// The policy of this name.
+    pub fn get(&self, name: &str) -> Option<&Policy> {
+        self.0.iter().find(|policy| policy.name == name)
+    }
+
+    /// Longest sequence of a policy, in tokens.
+    pub fn context(&self, name: &str) -> usize {
+        self.get(name).map_or(0, |policy| policy.context)
+    }
+
+    /// Whom agents can ask.
+    pub fn samplers(&self) -> Samplers {
+        Arc::new(self.0.iter().map(|policy| (policy.name.clone(), policy.sampler.clone())).collect())
+    }
+
+    /// Where the weights of a policy are in a checkpoint: those of the first that is trained are the folder itself, so that
+    /// it is a model folder.
+    pub fn place(&self, checkpoint: &Path, name: &str) -> PathBuf {
+        match self.trained().next() {
+            Some((first, _)) if first == name => checkpoint.to_owned(),
+            _ => checkpoint.join(POLICIES).join(name),
+        }
+    }
+}
+
+/// The folder in a checkpoint that holds further policies.
+pub(crate) const POLICIES: &str = "policies";
+
+/// Versions of policies by name: how many steps have trained each.
+pub(crate) type Versions = BTreeMap<String, u64>;

@@ -1,0 +1,137 @@
+//! Values of policies and agents, and whether their names lead anywhere.
+
+use std::fmt::Display;
+
+use super::RecipeError;
+use super::check::{Checker, MOST_SECONDS};
+use super::keys::{AgentKeys, Phase, QUESTION, Recipe};
+use super::policy::{PolicyKeys, PolicyModel};
+
+/// Names, as a sentence ends with them.
+fn one_of<T: Display>(names: impl IntoIterator<Item = T>) -> String {
+    let names: Vec<String> = names.into_iter().map(|name| format!("`{name}`")).collect();
+    format!("one of {}", names.join(", "))
+}
+
+impl Checker<'_> {
+    /// A name that can be that of a folder and a part of an address.
+    fn name(&self, table: &str, name: &str) -> Result<(), RecipeError> {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+        let ok = !name.is_empty() && name.chars().all(is_plain);
+        self.check(ok, format!("{table}.{name}"), "a name", "of letters, digits, - and _")
+    }
+
+    /// Policies: those that are there, and that one learns where there are phases.
+    pub(super) fn policies(&self, recipe: &Recipe) -> Result<(), RecipeError> {
+        for (name, keys) in &recipe.policy {
+            self.name("policy", name)?;
+            let key = |key: &str| format!("policy.{name}.{key}");
+            match keys {
+                PolicyKeys::External(_) => self.check(
+                    false,
+                    key("kind"),
+                    "\"external\"",
+                    "\"trained\" or \"frozen\": models behind an API come with the gateway, which this build does not have",
+                )?,
+                PolicyKeys::Frozen(PolicyModel { lora: Some(_), .. }) => {
+                    self.check(false, key("lora"), "set", "left out: a frozen policy has nothing to learn")?;
+                }
+                PolicyKeys::Trained(PolicyModel { context, .. })
+                | PolicyKeys::Frozen(PolicyModel { context, .. }) => {
+                    self.check(context.is_none_or(|c| c >= 2), key("context"), context.unwrap_or(0), "at least 2")?;
+                }
+            }
+        }
+        let learns = recipe.policies().iter().any(|(_, keys)| keys.is_trained());
+        self.check(learns || recipe.phase.is_empty(), "policy", "all frozen", "trained, at least one of them")
+    }
+
+    /// The policies and agents that a phase names.
+    pub(super) fn names_of_phase(
+        &self,
+        recipe: &Recipe,
+        index: usize,
+        phase: &Phase,
+    ) -> Result<(), RecipeError> {
+        let trained: Vec<String> = recipe
+            .policies()
+            .into_iter()
+            .filter(|(_, keys)| keys.is_trained())
+            .map(|(name, _)| name)
+            .collect();
+        for name in phase.policies() {
+            let ok = trained.contains(name);
+            self.check(
+                ok,
+                format!("phase.{index}.policies"),
+                name,
+                format!("a list of trained policies, {}", one_of(&trained)),
+            )?;
+        }
+        let Phase::Rl(keys) = phase else { return Ok(()) };
+        let agents = recipe.agents();
+        for name in &keys.only.agents {
+            let ok = agents.iter().any(|(agent, _)| agent == name);
+            let range = format!("a list of agents, {}", one_of(agents.iter().map(|(agent, _)| agent)));
+            self.check(ok, format!("phase.{index}.only.agents"), name, range)?;
+        }
+        Ok(())
+    }
+
+    /// One agent, whose keys are in `table`.
+    pub(super) fn agent(&self, recipe: &Recipe, table: &str, agent: &AgentKeys) -> Result<(), RecipeError> {
+        let key = |name: &str| format!("{table}.{name}");
+        if let Some(name) = table.strip_prefix("agent.") {
+            self.name("agent", name)?;
+        }
+        let policies = recipe.policies();
+        let range = one_of(policies.iter().map(|(name, _)| name));
+        let policy = recipe.policy_of(agent);
+        self.check(policy.is_some(), key("policy"), format!("\"{}\"", agent.policy), range)?;
+        let learns = policies.iter().any(|(name, keys)| Some(name) == policy.as_ref() && keys.is_trained());
+        let sampling = &agent.sampling;
+        if let Some(t) = sampling.temperature {
+            let ok = t == 0.0 || (0.01..=100.0).contains(&t);
+            self.check(ok, key("sampling.temperature"), t, "0, or in 0.01..=100")?;
+        }
+        self.check(
+            sampling.top_p > 0.0 && sampling.top_p <= 1.0,
+            key("sampling.top_p"),
+            sampling.top_p,
+            "in 0..=1, not 0",
+        )?;
+        self.check((0.0..=1.0).contains(&sampling.min_p), key("sampling.min_p"), sampling.min_p, "in 0..=1")?;
+        self.check(
+            sampling.is_plain() || !agent.train || !learns,
+            key("sampling"),
+            "greedy or filtered",
+            format!(
+                "plain sampling at a temperature above 0 for an agent that is trained: the log-probabilities of others are not \
+                 those of what was sampled; or set {table}.train = false"
+            ),
+        )?;
+        self.check(
+            agent.prompt.contains(QUESTION),
+            key("prompt"),
+            format!("\"{}\"", agent.prompt),
+            format!("a text that contains {QUESTION}"),
+        )?;
+        self.at_least_one(key("max_turns"), agent.max_turns as usize)?;
+        self.at_least_one(key("max_tokens"), agent.max_tokens)?;
+        self.seconds(&key("tool_seconds"), agent.tool_seconds)?;
+        self.check(
+            (0.0..=MOST_SECONDS).contains(&agent.tool_delay),
+            key("tool_delay"),
+            agent.tool_delay,
+            format!("in 0..={MOST_SECONDS:e}"),
+        )?;
+        self.check(
+            0.0 <= agent.tool_delay_least && agent.tool_delay_least <= agent.tool_delay,
+            key("tool_delay_least"),
+            agent.tool_delay_least,
+            format!("in 0..={table}.tool_delay"),
+        )?;
+        self.seconds(&key("reply_seconds"), agent.reply_seconds)?;
+        self.seconds(&key("attempt_seconds"), agent.attempt_seconds)
+    }
+}

@@ -1,0 +1,81 @@
+//! Agents by name: `[agent.NAME]`, which says what differs from `[agent]`.
+//!
+//! In a file both are one table, whose own keys are those of every agent. Typed, they are apart: what `[agent]` says, and
+//! each named agent whole.
+
+use serde::de::Error as _;
+use toml::{Table, Value};
+
+use super::read::ReadError;
+
+/// Where agents by name are, once they are apart.
+pub(super) const AGENTS: &str = "agents";
+
+const AGENT: &str = "agent";
+
+/// Keys of an agent that are tables themselves, so that no agent can have their names.
+const TABLES: [&str; 2] = ["variables", "sampling"];
+
+/// Takes the named agents out of `[agent]`, each with the keys of `[agent]` that it does not give itself.
+///
+/// # Errors
+/// When the typed form is in the file.
+pub(super) fn split(table: &mut Table) -> Result<(), ReadError> {
+    if table.contains_key(AGENTS) {
+        return Err(ReadError::unknown_field(AGENTS, &[AGENT]));
+    }
+    let Some(Value::Table(agent)) = table.get_mut(AGENT) else { return Ok(()) };
+    let is_agent = |(key, value): &(String, Value)| value.is_table() && !TABLES.contains(&key.as_str());
+    let (named, own): (Vec<_>, Vec<_>) = std::mem::take(agent).into_iter().partition(is_agent);
+    *agent = own.into_iter().collect();
+    let whole = |(name, value): (String, Value)| {
+        let mut keys = agent.clone();
+        if let Value::Table(given) = value {
+            keys.extend(given);
+        }
+        (name, Value::Table(keys))
+    };
+    let named: Table = named.into_iter().map(whole).collect();
+    table.insert(AGENTS.into(), Value::Table(named));
+    Ok(())
+}
+
+/// The mirror image of [`split`].
+pub(super) fn join(table: &mut Table) {
+    let Some(Value::Table(named)) = table.remove(AGENTS) else { return };
+    if let Some(Value::Table(agent)) = table.get_mut(AGENT) {
+        agent.extend(named);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn named_agents_have_the_keys_of_all() {
+        let text = "[agent]\nmax_turns = 3\nsystem = 'all'\nvariables = { a = 1 }\n[agent.x]\nsystem = 'x'\n[agent.y]";
+        let mut table: Table = text.parse().unwrap();
+        let before = table.clone();
+        split(&mut table).unwrap();
+        let want: Table = "[agent]\nmax_turns = 3\nsystem = 'all'\nvariables = { a = 1 }\n\
+             [agents.x]\nmax_turns = 3\nsystem = 'x'\nvariables = { a = 1 }\n\
+             [agents.y]\nmax_turns = 3\nsystem = 'all'\nvariables = { a = 1 }"
+            .parse()
+            .unwrap();
+        assert_eq!(table, want);
+        join(&mut table);
+        assert_eq!(table["agent"]["x"]["system"], before["agent"]["x"]["system"]);
+        let again = table.clone();
+        split(&mut table).unwrap();
+        assert_eq!(table, want);
+        join(&mut table);
+        assert_eq!(table, again);
+        assert!(
+            split(&mut "[agents.x]".parse().unwrap())
+                .unwrap_err()
+                .to_string()
+                .contains("did you mean `agent`")
+        );
+    }
+}

@@ -1,0 +1,327 @@
+//! Several policies in one run: each learns from its own tokens, to the bit as it would alone.
+
+#![cfg(unix)]
+#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
+
+mod common;
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use common::{last_checkpoint, metrics, parts, simulated, trained};
+use dressage_agent::{AgentLoop, Attempt, AttemptContext};
+use dressage_policy::{CRASH_AT, SampleRequest, SamplingParams, Simulator, SimulatorConfig};
+use dressage_store::{PolicyPlan, StepPlan, Store};
+use dressage_trainer::recipe::{Override, Recipe};
+use dressage_trainer::{Ended, Parts, Policy, Start, StopFlag, Trainer, TrainerError, replay};
+use dressage_tree::{Finish, Outcome, Purpose, Segment, Trajectory};
+
+/// Tells the child where to run.
+const FOLDER: &str = "DRESSAGE_TEST_FOLDER";
+
+/// Two agents of two policies that speak by turns.
+struct Dialogue;
+
+const SPEAKERS: [(&str, &str); 3] = [("asks", "a"), ("answers", "b"), ("asks", "a")];
+
+#[async_trait]
+impl AgentLoop for Dialogue {
+    async fn run(&self, context: AttemptContext) -> Attempt {
+        let AttemptContext { seed, stream, params, samplers, .. } = context;
+        let params = SamplingParams { max_tokens: 6, ..params };
+        let mut trajectory = Trajectory::new();
+        let mut leaf = trajectory.push(Segment::given(None, vec![1, 2, (stream % 7) as u32], 0)).unwrap();
+        for (turn, (agent, policy)) in SPEAKERS.into_iter().enumerate() {
+            let prompt = trajectory.path_tokens(leaf);
+            let request =
+                SampleRequest { seed, stream: stream ^ (turn as u64) << 60, prompt, params: params.clone() };
+            let reply = samplers[policy].sample(request).await.unwrap();
+            let reply = reply.collect(Duration::from_secs(60)).await.unwrap();
+            let names = (agent.to_owned(), policy.to_owned());
+            let segment = reply.into_segment(Some(leaf), &params, turn as u32);
+            leaf = trajectory.push(Segment { agent: names.0, policy: names.1, ..segment }).unwrap();
+            let between = Segment {
+                agent: agent.into(),
+                policy: policy.into(),
+                ..Segment::given(Some(leaf), vec![9], turn as u32 + 1)
+            };
+            leaf = trajectory.push(between).unwrap();
+        }
+        let sampled = trajectory.sampled_tokens();
+        let evens = trajectory.path_tokens(leaf).iter().filter(|token| *token % 2 == 0).count();
+        // Where most tokens are odd the attempt counts as cut, which costs it.
+        let finish = if 2 * evens > sampled { Finish::Answered } else { Finish::MaxTurns };
+        Attempt {
+            outcome: Outcome { finish, turns: 3, sampled_tokens: sampled, ..Outcome::begun() },
+            trajectory,
+        }
+    }
+}
+
+/// The recipe with two policies, each of `kinds`: the first phase trains both, the second only `a`.
+fn recipe(folder: &Path, kinds: [&str; 2], overrides: &[&str]) -> Recipe {
+    let [a, b] = kinds;
+    let file = folder.with_extension("toml");
+    let phase = |text: &str, policies: &str| {
+        format!(
+            "[[phase]]\nkind = 'rl'\ngroups = 3\ngroup_size = 4\nlearning_rate = 0.05\nmini_batches = 2\nepochs = 2\n\
+             advantage = {{ kind = 'group' }}\n{text}\npolicies = [{policies}]\n\
+             kl = {{ estimator = 'k3', coefficient = 0.01, reference_every = 2 }}\n"
+        )
+    };
+    let both = phase("steps = 4", "");
+    let one = phase("steps = 3", "'a'");
+    let phases = if kinds == ["trained", "trained"] { both + &one } else { phase("steps = 1", "") };
+    let text = format!(
+        "[run]\nname = 'two'\nseed = 3\ncheckpoint_every = 1\nkeep = 50\n[model]\nsource = 'simulated'\n\
+         [engine]\nmicro_batch_tokens = 90\nconcurrency = 5\n\
+         [policy.a]\nkind = '{a}'\n[policy.b]\nkind = '{b}'\n[agent]\npolicy = 'a'\n\
+         [[tasks]]\nkind = 'arithmetic'\ntrain = 50\n[reward]\nunfinished = -0.5\n[eval]\ntasks = 0\n{phases}"
+    );
+    std::fs::write(&file, text).unwrap();
+    let mut all: Vec<Override> = overrides.iter().map(|text| text.parse().unwrap()).collect();
+    all.push(format!("run.folder={}", folder.display()).parse().unwrap());
+    Recipe::load(&file, &all).unwrap()
+}
+
+/// A policy that has not learnt anything yet.
+fn fresh(seed: u64) -> Arc<Simulator> {
+    Arc::new(Simulator::new(SimulatorConfig { seed, order: 3, ..simulated() }))
+}
+
+fn policies(of: &[(&str, &Arc<Simulator>)]) -> Vec<Policy> {
+    let reference = |name: &str| fresh(if name == "a" { 1 } else { 2 });
+    let policy = |(name, simulator): &(&str, &Arc<Simulator>)| {
+        let mut policy = trained(name, simulator);
+        policy.learns.as_mut().unwrap().reference = Some(reference(name));
+        policy
+    };
+    of.iter().map(policy).collect()
+}
+
+fn parts_of(a: &Arc<Simulator>, b: &Arc<Simulator>) -> Parts {
+    let mut parts = parts(a, Duration::ZERO);
+    parts.policies = policies(&[("a", a), ("b", b)]);
+    parts.agents[0].custom = Some(Arc::new(Dialogue));
+    parts
+}
+
+async fn run(recipe: Recipe, parts: Parts, start: Start) {
+    let mut trainer = Trainer::new(recipe, parts, start).await.unwrap();
+    let ended = trainer.run(&mut (), &StopFlag::default()).await.unwrap();
+    assert!(matches!(ended, Ended::Finished(_)), "{ended:?}");
+}
+
+/// Both in one run: each ends with the weights that a learner has who is given its part of the plans alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_learns_as_it_would_alone() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("run");
+    let [a, b] = [fresh(1), fresh(2)];
+    let begun = [a.weights(), b.weights()];
+    run(recipe(&folder, ["trained"; 2], &[]), parts_of(&a, &b), Start::Fresh).await;
+    assert!(a.weights() != begun[0] && b.weights() != begun[1], "both have learnt");
+
+    let store = Store::open_existing(&folder.join("run.db")).unwrap();
+    let plans: Vec<StepPlan> =
+        store.planned_steps().unwrap().iter().map(|&(p, s)| store.step(p, s).unwrap().unwrap()).collect();
+    // Versions count per policy: the second phase trains one of them.
+    let versions = |name: &str| -> Vec<u64> {
+        let of = plans.iter().flat_map(|plan| &plan.policies).filter(|of| of.policy == name);
+        of.map(|of| of.version).collect()
+    };
+    assert_eq!((versions("a"), versions("b")), ((0..7).collect(), (0..4).collect()));
+    let attempts: Vec<_> = store
+        .summaries(Purpose::Train)
+        .unwrap()
+        .iter()
+        .map(|summary| store.attempt(&summary.id).unwrap().unwrap())
+        .collect();
+    for attempt in &attempts {
+        let step = attempt.placement.phase * 4 + attempt.placement.step;
+        for segment in attempt.trajectory.segments().iter().filter(|s| !s.versions.is_empty()) {
+            let newest = if segment.policy == "a" { step } else { step.min(4) };
+            assert!(segment.versions.iter().all(|run| run.version == u64::from(newest)), "{segment:?}");
+        }
+    }
+    let state = std::fs::read_to_string(last_checkpoint(&folder).join("trainer.json")).unwrap();
+    assert!(state.contains("\"a\": 7") && state.contains("\"b\": 4"), "{state}");
+
+    // A record of one policy's part alone.
+    for (name, learner, whole) in [("a", fresh(1), &a), ("b", fresh(2), &b)] {
+        let alone = root.path().join(name);
+        std::fs::create_dir_all(alone.join("checkpoints")).unwrap();
+        let part = Store::open(&alone.join("run.db"), store.run()).unwrap();
+        part.record_attempts(&attempts).unwrap();
+        let mut steps = 0;
+        for plan in &plans {
+            let own: Vec<PolicyPlan> = plan.policies.iter().filter(|of| of.policy == name).cloned().collect();
+            let trains = !own.is_empty();
+            if trains {
+                part.record_step(&StepPlan { policies: own, ..plan.clone() }).unwrap();
+                steps += 1;
+            }
+        }
+        let mut recipe = recipe(&folder, ["trained"; 2], &[]);
+        recipe.policy.retain(|policy, _| policy == name);
+        if name == "b" {
+            recipe.phase.truncate(1);
+        }
+        let done =
+            replay(&recipe, &alone, policies(&[(name, &learner)]), &mut (), &mut |_| ()).await.unwrap();
+        assert_eq!(done, steps);
+        assert!(learner.weights() == whole.weights(), "{name} learns otherwise alone");
+    }
+}
+
+/// A step in which the other policy is frozen trains a policy as one in which both are trained, which plans it alike.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn beside_a_frozen_one_it_is_planned_alike() {
+    let root = tempfile::tempdir().unwrap();
+    let mut ends = Vec::new();
+    for (i, kinds) in
+        [["trained", "trained"], ["trained", "frozen"], ["frozen", "trained"]].iter().enumerate()
+    {
+        let folder = root.path().join(i.to_string());
+        let [a, b] = [fresh(1), fresh(2)];
+        let mut parts = parts_of(&a, &b);
+        for (policy, kind) in parts.policies.iter_mut().zip(kinds) {
+            policy.learns.take_if(|_| *kind == "frozen");
+        }
+        let mut recipe = recipe(&folder, *kinds, &[]);
+        recipe.phase.truncate(1);
+        if let dressage_trainer::recipe::Phase::Rl(keys) = &mut recipe.phase[0] {
+            keys.steps = 1;
+        }
+        run(recipe, parts, Start::Fresh).await;
+        let lines = metrics(&folder);
+        // The age and the mismatch of an opponent's tokens are nobody's business.
+        let step = lines.last().unwrap().as_object().unwrap();
+        let prefix = if i == 0 { "a/" } else { "" };
+        assert_eq!(step[&format!("{prefix}training/logprob_mismatch")], 0.0);
+        assert_eq!(step[&format!("{prefix}training/staleness/max")], 0.0);
+        assert!(step[&format!("{prefix}training/targets")].as_f64().unwrap() > 0.0);
+        ends.push([a.weights(), b.weights()]);
+    }
+    let [both, without_b, without_a] = &ends[..] else { panic!() };
+    assert!(both[0] == without_b[0] && both[1] == without_a[1]);
+    assert!(both[1] != without_b[1] && both[0] != without_a[0], "a frozen one stays as it is");
+}
+
+/// The child: starts the run, or goes on with it, to its end. Does nothing when run as a test.
+#[test]
+fn child() {
+    let Ok(folder) = std::env::var(FOLDER) else { return };
+    let folder = Path::new(&folder);
+    let start = if folder.join("recipe.toml").exists() { Start::Resume } else { Start::Fresh };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(run(recipe(folder, ["trained"; 2], &[]), parts_of(&fresh(1), &fresh(2)), start));
+}
+
+fn spawn(folder: &Path, crash_at: Option<&str>) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "child", "--nocapture"]).stdout(Stdio::null()).stderr(Stdio::inherit());
+    command.env(FOLDER, folder).env_remove(CRASH_AT);
+    if let Some(place) = crash_at {
+        command.env(CRASH_AT, place);
+    }
+    command.spawn().unwrap()
+}
+
+/// Weights and optimisers of both policies at the end of a run.
+fn left(folder: &Path) -> Vec<Vec<u8>> {
+    let last = last_checkpoint(folder);
+    let files = ["simulator.weights", "simulator.optimiser"];
+    let places = ["", "policies/b/"].into_iter().flat_map(|place| files.map(|file| format!("{place}{file}")));
+    places.map(|file| std::fs::read(last.join(file)).unwrap()).collect()
+}
+
+#[test]
+fn killed_at_named_points_they_end_alike_and_replay() {
+    let root = tempfile::tempdir().unwrap();
+    let calm = root.path().join("calm");
+    assert!(spawn(&calm, None).wait().unwrap().success());
+    let points = [
+        "attempt_recorded:5",
+        "ledger_written:2",
+        // Between the optimiser steps of the two policies.
+        "after_optim_step:2",
+        "before_optim_step:3",
+        "micro_batch:4",
+        "weights_saved:2",
+        "before_rename:3",
+        "metrics_written:2",
+        // In the phase that trains one of them.
+        "in_optim_step:30",
+    ];
+    let killed = root.path().join("killed");
+    let mut kills = 0;
+    for point in points {
+        let status = spawn(&killed, Some(point)).wait().unwrap();
+        kills += u32::from(status.signal() == Some(9));
+    }
+    assert!(kills >= 7, "{kills}");
+    assert!(spawn(&killed, None).wait().unwrap().success());
+    assert!(left(&killed) == left(&calm), "the killed run ends otherwise");
+    assert_eq!(metrics(&killed), metrics(&calm));
+
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let mut compared = Vec::new();
+    let recipe = recipe(&killed, ["trained"; 2], &[]);
+    let policies = policies(&[("a", &fresh(1)), ("b", &fresh(2))]);
+    let steps =
+        runtime.block_on(replay(&recipe, &killed, policies, &mut (), &mut |one| compared.push(one))).unwrap();
+    assert_eq!(steps, 7);
+    assert!(compared.len() == 7 && compared.iter().all(|one| one.differs.is_none()), "{compared:?}");
+}
+
+#[tokio::test]
+async fn names_lead_somewhere() {
+    let root = tempfile::tempdir().unwrap();
+    let load = |overrides: &[&str]| {
+        let file = root.path().join("r.toml");
+        std::fs::write(&file, common::RECIPE).unwrap();
+        let all: Vec<Override> = overrides.iter().map(|text| text.parse().unwrap()).collect();
+        Recipe::load(&file, &all).map_err(|error| error.to_string())
+    };
+    for (overrides, want) in [
+        (&["agent.policy=x"][..], "`agent.policy` is \"x\", but must be one of `default`"),
+        (&["policy.x={kind='frozen'}"], "`policy` is all frozen"),
+        (&["policy.x={kind='frozen', lora={rank=1}}", "policy.y={kind='trained'}"], "`policy.x.lora`"),
+        (
+            &["policy.x={kind='trained'}", "policy.y={kind='trained'}"],
+            "`agent.policy` is \"\", but must be one of `x`, `y`",
+        ),
+        (&["policy.x={kind='external', url='u', model='m'}"], "`policy.x.kind`"),
+        (&["policy.x={kind='trainde'}"], "did you mean `trained`?"),
+        (&["policy.x={kind='trained', surce='y'}"], "unknown key `policy.x.surce`; did you mean `source`?"),
+        (&["agent.x={max_tunrs=3}"], "unknown key `agent.x.max_tunrs`; did you mean `max_turns`?"),
+        (&["agent.x={max_turns=0}"], "`agent.x.max_turns` is 0"),
+        (&["agent.sampling.top_p=0.5"], "`agent.sampling` is greedy or filtered"),
+        (
+            &["phase.1.policies=['x']"],
+            "`phase.1.policies` is x, but must be a list of trained policies, one of `default`",
+        ),
+        (
+            &["phase.1.only.agents=['x']"],
+            "`phase.1.only.agents` is x, but must be a list of agents, one of `default`",
+        ),
+    ] {
+        let error = load(overrides).unwrap_err();
+        assert!(error.contains(want), "{overrides:?}\n  gave: {error}\n  want: {want}");
+    }
+    let recipe = load(&["agent.x={system='x', train=false}"]).unwrap();
+    assert_eq!(recipe.agents["x"].max_turns, recipe.agent.max_turns, "it has the keys of all");
+    // What is written down reads back.
+    let file = root.path().join("again.toml");
+    std::fs::write(&file, recipe.to_toml().unwrap()).unwrap();
+    assert_eq!(Recipe::load(&file, &[]).unwrap(), recipe);
+
+    let missing = Parts { agents: Vec::new(), ..parts(&fresh(1), Duration::ZERO) };
+    let refused = Trainer::new(recipe, missing, Start::Fresh).await.err().unwrap();
+    assert!(matches!(refused, TrainerError::NoPart(_)), "{refused}");
+}
