@@ -269,7 +269,8 @@ fn shown(
         );
     }
     for segment in attempt.trajectory.segments() {
-        let _ = writeln!(text, "\n{}", style.bold(&heading(segment)));
+        let trains = attempt.placement.purpose == Purpose::Train;
+        let _ = writeln!(text, "\n{}", style.bold(&heading(segment, trains)));
         let _ = writeln!(text, "{}", tokens(segment, tokenizer, style));
         if logprobs && segment.kind == Kind::Sampled {
             for (token, logprob) in segment.tokens.iter().zip(&segment.logprobs) {
@@ -297,7 +298,8 @@ fn fields(value: &serde_json::Value) -> String {
     shown.map(|(name, value)| format!("{name}: {value}")).collect::<Vec<_>>().join(" · ")
 }
 
-fn heading(segment: &Segment) -> String {
+/// Origin of a segment; where its attempt `trains`, also why it is masked, if it is.
+fn heading(segment: &Segment, trains: bool) -> String {
     let kind = match segment.kind {
         Kind::Given => "given",
         Kind::Sampled => "sampled",
@@ -314,6 +316,9 @@ fn heading(segment: &Segment) -> String {
             segment.temperature,
             versions.join(" then ")
         );
+    }
+    if let Some(why) = segment.masked().filter(|_| trains) {
+        let _ = write!(heading, ", masked: {why}");
     }
     format!("── {heading}")
 }
@@ -396,7 +401,8 @@ mod tests {
             versions: vec![VersionRun { version: 7, len: 2 }],
             ..Segment::given(Some(root), vec![u32::from(b'c'), IM_END], 0)
         };
-        trajectory.push(sampled).unwrap();
+        let sampled = trajectory.push(sampled.clone()).map(|id| Segment { parent: Some(id), ..sampled }).unwrap();
+        trajectory.push(Segment { temperature: 0.0, ..sampled }).unwrap();
         let attempt = Attempt {
             id: AttemptId::from_bytes([1; 16]),
             placement: Placement { purpose: Purpose::Train, phase: 0, step: 0, group: 0, sample: 0 },
@@ -423,6 +429,7 @@ mod tests {
             "\nfork       before turn 1 the template prints \"4\" where the record has \"<think>\"\n",
             "── given, turn 0, 2 tokens\nab\n",
             "── sampled, turn 0, 2 tokens, temperature 1, weights 7, log p -1.0000 on average\n[c][<|im_end|>]\n",
+            "── sampled, turn 0, 2 tokens, temperature 0, weights 7, log p -1.0000 on average, masked: decoded greedily\n",
             "    -0.50000       99  \"c\"\n",
         ] {
             assert!(text.contains(part), "no {part:?} in\n{text}");

@@ -1,11 +1,12 @@
 //! From recorded trajectories to the paths that a learner eats.
 
+use std::collections::BTreeMap;
+
 use dressage_store::{PerToken, PlannedPath};
+
 #[cfg(test)]
 use dressage_tree::DEFAULT;
-use dressage_tree::{Kind, Part, PathInput, PathTarget, Segment, SegmentId, Term, Trajectory};
-
-use crate::TrainerError;
+use dressage_tree::{Masked, Part, PathInput, PathTarget, Segment, SegmentId, Term, Trajectory};
 
 /// A leaf of a trajectory and what is trained on its path.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,16 +59,76 @@ impl Targets<'static> {
 }
 
 impl Targets<'_> {
+    /// Whether what is sampled in such a segment would teach the policy.
+    pub fn are_of(&self, segment: &Segment) -> bool {
+        segment.policy == self.policy && !self.untrained.contains(&segment.agent)
+    }
+
     /// Whether a segment holds tokens that the policy is to learn.
     pub fn contain(&self, segment: &Segment) -> bool {
-        segment.kind != Kind::Given
-            && segment.policy == self.policy
-            && !self.untrained.contains(&segment.agent)
-            && !segment.tokens.is_empty()
+        segment.is_target() && self.are_of(segment)
     }
 }
 
-/// The paths that train every sampled or demonstrated segment of the targets exactly once.
+/// Numbers of segments and of their tokens.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Count {
+    pub segments: u64,
+    pub tokens: u64,
+}
+
+/// Census of what could be trained on, and of what cannot: that is recorded and masked.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Census {
+    pub trainable: Count,
+    pub masked: BTreeMap<Masked, Count>,
+}
+
+impl Census {
+    /// Counts the segments that are `trained`.
+    pub fn of<'a>(
+        trajectories: impl Iterator<Item = &'a Trajectory>,
+        trained: impl Fn(&Segment) -> bool,
+    ) -> Self {
+        let mut found = Census::default();
+        for segment in trajectories.flat_map(Trajectory::segments).filter(|segment| trained(segment)) {
+            let count = match segment.masked() {
+                Some(why) if !segment.tokens.is_empty() => found.masked.entry(why).or_default(),
+                None if segment.is_target() => &mut found.trainable,
+                _ => continue,
+            };
+            count.segments += 1;
+            count.tokens += segment.tokens.len() as u64;
+        }
+        found
+    }
+
+    /// Adds another census.
+    pub fn add(&mut self, other: &Census) {
+        let add = |to: &mut Count, Count { segments, tokens }: Count| {
+            to.segments += segments;
+            to.tokens += tokens;
+        };
+        add(&mut self.trainable, other.trainable);
+        for (why, count) in &other.masked {
+            add(self.masked.entry(*why).or_default(), *count);
+        }
+    }
+
+    /// Every reason with how much it masks, where nothing else is left to train on.
+    pub fn nothing_left(&self) -> Option<String> {
+        if self.trainable.segments > 0 || self.masked.is_empty() {
+            return None;
+        }
+        let part = |(why, Count { segments, tokens }): (&Masked, &Count)| {
+            format!("{tokens} were {why} (segments: {segments})")
+        };
+        Some(self.masked.iter().map(part).collect::<Vec<_>>().join(", "))
+    }
+}
+
+/// The paths that train every segment of the targets exactly once. What is masked does not exist here, nor in
+/// [`path_input`]: it only stands before what comes after it.
 pub(crate) fn trained_paths(trajectory: &Trajectory, targets: Targets<'_>) -> Vec<TrainedPath> {
     let owners = trajectory.owners();
     let mut paths: Vec<TrainedPath> = Vec::new();
@@ -100,15 +161,12 @@ pub(crate) fn trained_paths(trajectory: &Trajectory, targets: Targets<'_>) -> Ve
 
 /// A planned path with its tokens, up to the last of the targets: what comes after has no effect. `version` is that of the weights
 /// which are trained.
-///
-/// # Errors
-/// When a segment's log-probabilities do not describe the distribution it was drawn from.
 pub(crate) fn path_input(
     trajectory: &Trajectory,
     planned: &PlannedPath,
     targets: Targets<'_>,
     version: u64,
-) -> Result<PathInput, TrainerError> {
+) -> PathInput {
     let owners = trajectory.owners();
     let mut input = PathInput::default();
     let mut end = 0;
@@ -120,7 +178,6 @@ pub(crate) fn path_input(
         let segment = part.segment;
         let owned = part.is_whole() && owners[segment.id.0 as usize] == planned.leaf;
         if targets.contain(segment) && owned {
-            refuse_untrainable(segment, planned)?;
             let versions = segment.token_versions().map(Some).chain(std::iter::repeat(None));
             for (i, drawn_by) in (0..segment.tokens.len()).zip(versions) {
                 let term = Term {
@@ -141,26 +198,13 @@ pub(crate) fn path_input(
         input.tokens.extend(part.tokens());
     }
     input.tokens.truncate(end);
-    Ok(input)
-}
-
-fn refuse_untrainable(segment: &Segment, planned: &PlannedPath) -> Result<(), TrainerError> {
-    let why = if segment.kind != Kind::Sampled {
-        return Ok(());
-    } else if segment.filtered {
-        "it was sampled with a filter (top-p, top-k, min-p or a penalty), so its log-probabilities are not those of the \
-         distribution it was drawn from; sample for training without filters"
-    } else if segment.temperature <= 0.0 {
-        "it was decoded greedily, which is for evaluation; sample for training at a temperature above 0"
-    } else {
-        return Ok(());
-    };
-    Err(TrainerError::Untrainable { attempt: planned.attempt, segment: segment.id.0, why })
+    input
 }
 
 #[cfg(test)]
 mod tests {
-    use dressage_tree::{AttemptId, VersionRun};
+    use dressage_tree::{AttemptId, Kind, VersionRun};
+    use proptest::prelude::*;
 
     use super::*;
 
@@ -212,7 +256,7 @@ mod tests {
                 TrainedPath { leaf: SegmentId(5), turns_before: 1, turns: vec![action(&[(5, 1)])] },
             ]
         );
-        let first = path_input(&trajectory, &planned(4), Targets::DEFAULT, 9).unwrap();
+        let first = path_input(&trajectory, &planned(4), Targets::DEFAULT, 9);
         // What was given after the last reply is left out.
         assert_eq!(first.tokens, [1, 2, 3, 4, 5, 6]);
         assert_eq!(first.targets.iter().map(|t| t.index).collect::<Vec<_>>(), [2, 3, 5]);
@@ -220,7 +264,7 @@ mod tests {
         assert_eq!((term.behaviour, term.version, term.age), (Some(-6.0), 7, 2));
         assert_eq!((term.weight, term.advantage), (0.25, 0.5));
         assert_eq!(first.targets[2].temperature, 0.8);
-        let second = path_input(&trajectory, &planned(5), Targets::DEFAULT, 9).unwrap();
+        let second = path_input(&trajectory, &planned(5), Targets::DEFAULT, 9);
         assert_eq!(second.tokens, [1, 2, 3, 4, 9]);
         assert_eq!(second.targets.iter().map(|t| t.index).collect::<Vec<_>>(), [4]);
     }
@@ -242,7 +286,7 @@ mod tests {
         }
         let indices = |targets: Targets<'_>| {
             let [path] = &trained_paths(&trajectory, targets)[..] else { panic!() };
-            let input = path_input(&trajectory, &planned(path.leaf.0), targets, 9).unwrap();
+            let input = path_input(&trajectory, &planned(path.leaf.0), targets, 9);
             assert_eq!(path.tokens(), input.targets.len());
             (input.targets.iter().map(|t| t.index).collect::<Vec<_>>(), input.tokens)
         };
@@ -259,25 +303,79 @@ mod tests {
         let mut t = Trajectory::new();
         let root = t.push(Segment::given(None, vec![1], 0)).unwrap();
         t.push(Segment::demonstrated(Some(root), vec![2, 3], 0)).unwrap();
-        let input = path_input(&t, &planned(1), Targets::DEFAULT, 9).unwrap();
+        let input = path_input(&t, &planned(1), Targets::DEFAULT, 9);
         assert!(input.targets.iter().all(|t| t.term.behaviour.is_none() && t.temperature == 1.0));
         assert_eq!(input.targets.len(), 2);
     }
 
+    /// What cannot be trained on stands between targets and is none; a step that has nothing else says why.
     #[test]
-    fn what_its_logprobs_do_not_describe_is_refused() {
-        for (change, want) in [
-            (Segment { filtered: true, ..sampled(0, &[3]) }, "sampled with a filter"),
-            (Segment { temperature: 0.0, ..sampled(0, &[3]) }, "decoded greedily"),
-        ] {
+    fn what_its_logprobs_do_not_describe_is_masked_and_counted() {
+        let mut t = Trajectory::new();
+        t.push(Segment::given(None, vec![1], 0)).unwrap();
+        t.push(Segment { temperature: 0.0, ..sampled(0, &[2, 3]) }).unwrap();
+        t.push(Segment { filtered: true, agent: "b".into(), ..sampled(1, &[4]) }).unwrap();
+        assert_eq!(trained_paths(&t, Targets::DEFAULT), []);
+        let all = |t: &Trajectory| Census::of(std::iter::once(t), |_| true);
+        let why = all(&t).nothing_left().unwrap();
+        assert_eq!(
+            why,
+            "2 were decoded greedily (segments: 1), 1 were sampled with a filter, a penalty or a bias \
+             (segments: 1)"
+        );
+        t.push(sampled(2, &[5, 6])).unwrap();
+        let paths = trained_paths(&t, Targets::DEFAULT);
+        assert_eq!((paths.len(), paths[0].turns_before, paths[0].tokens()), (1, 0, 2));
+        let input = path_input(&t, &planned(3), Targets::DEFAULT, 9);
+        assert_eq!(input.tokens, [1, 2, 3, 4, 5, 6]);
+        assert_eq!(input.targets.iter().map(|t| t.index).collect::<Vec<_>>(), [4, 5]);
+        let Census { trainable, masked } = all(&t);
+        assert_eq!(trainable, Count { segments: 1, tokens: 2 });
+        assert_eq!(masked[&Masked::Greedy], Count { segments: 1, tokens: 2 });
+        assert_eq!(masked[&Masked::Filtered], Count { segments: 1, tokens: 1 });
+        assert_eq!(all(&t).nothing_left(), None);
+        // Nothing was sampled: that is no matter of masks.
+        assert_eq!(all(&Trajectory::new()).nothing_left(), None);
+        // Of agents that are not trained nothing counts.
+        let of_b = Census::of(std::iter::once(&t), |segment| segment.agent == "b");
+        assert_eq!((of_b.trainable, of_b.masked.len()), (Count::default(), 1));
+    }
+
+    proptest! {
+        /// Plans count the very tokens that become targets, in their order, and every target segment is on one path.
+        #[test]
+        fn plans_and_batches_agree_on_targets(
+            shape in prop::collection::vec((0u32..9, 0usize..4, 0u8..5, any::<bool>()), 1..14)
+        ) {
             let mut t = Trajectory::new();
-            t.push(Segment::given(None, vec![1], 0)).unwrap();
-            t.push(change).unwrap();
-            let error = path_input(&t, &planned(1), Targets::DEFAULT, 9).unwrap_err();
-            assert!(!error.is_user_error());
-            let error = error.to_string();
-            assert!(error.contains(want), "{error}");
-            assert!(error.contains("attempt 07070707070707070707070707070707, segment 1"), "{error}");
+            t.push(Segment::given(None, vec![1, 2], 0)).unwrap();
+            for (i, (parent, len, kind, _)) in shape.iter().enumerate() {
+                let parent = parent % (i as u32 + 1);
+                let tokens: Vec<u32> = (0..*len as u32).map(|token| 10 * i as u32 + token).collect();
+                let segment = match kind {
+                    0 => Segment::given(Some(SegmentId(parent)), tokens, 0),
+                    1 => Segment { filtered: true, ..sampled(parent, &tokens) },
+                    2 => Segment { temperature: 0.0, ..sampled(parent, &tokens) },
+                    _ => sampled(parent, &tokens),
+                };
+                let of_parent = t.segments()[parent as usize].tokens.len() as u32;
+                let after = (shape[i].3 && of_parent > 1).then(|| of_parent - 1);
+                t.push(Segment { after, ..segment }).unwrap();
+            }
+            let mut seen = Vec::new();
+            for path in trained_paths(&t, Targets::DEFAULT) {
+                let input = path_input(&t, &planned(path.leaf.0), Targets::DEFAULT, 9);
+                let segments = path.turns.iter().flat_map(|action| &action.segments);
+                let wanted: Vec<u32> =
+                    segments.clone().flat_map(|(id, _)| t.segments()[id.0 as usize].tokens.clone()).collect();
+                let found: Vec<u32> = input.targets.iter().map(|t| input.tokens[t.index as usize]).collect();
+                prop_assert_eq!(found.len(), path.tokens());
+                prop_assert_eq!(found, wanted);
+                seen.extend(segments.map(|(id, _)| *id));
+            }
+            seen.sort_unstable();
+            let targets: Vec<SegmentId> = t.segments().iter().filter(|s| s.is_target()).map(|s| s.id).collect();
+            prop_assert_eq!(seen, targets);
         }
     }
 }

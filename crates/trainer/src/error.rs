@@ -175,15 +175,18 @@ pub enum TrainerError {
     /// A phase needs values, but there is no critic.
     #[error("phase {0} needs a critic, but none was loaded")]
     NoCritic(usize),
-    /// What was sampled cannot be trained on.
-    #[error("{attempt}, segment {segment} cannot be trained on: {why}")]
-    Untrainable {
-        /// The attempt.
-        attempt: AttemptId,
-        /// The segment.
-        segment: u32,
-        /// Why not.
-        why: &'static str,
+    /// Everything that a step sampled is masked.
+    #[error(
+        "phase {phase}, step {step} has no token to train on: of those that were sampled {masked}; sample for \
+         training at a temperature above 0, without filters, penalties and biases"
+    )]
+    NoTargets {
+        /// The phase of the recipe, from 0.
+        phase: u32,
+        /// The step within the phase, from 0.
+        step: u32,
+        /// Reasons, each with how much it masks.
+        masked: String,
     },
     /// A plan names an attempt that is not recorded.
     #[error("the plan of the step names attempt {0}, which is not in the record; the record is incomplete")]
@@ -269,7 +272,7 @@ impl TrainerError {
             | E::NoCritic(_)
             | E::NoPart(_)
             | E::Starved
-            | E::Untrainable { .. }
+            | E::NoTargets { .. }
             | E::Unrecorded(_)
             | E::NotMade(_)
             | E::AllFailed { .. }

@@ -183,7 +183,7 @@ impl Progress {
 /// Runs the plan of a policy. `trajectories` holds every attempt that it names.
 ///
 /// # Errors
-/// When an attempt is missing or cannot be trained on, or the learner fails.
+/// When an attempt is missing, or the learner fails.
 pub(crate) async fn run_plan(
     plan: &PolicyPlan,
     trajectories: &HashMap<AttemptId, &Trajectory>,
@@ -290,7 +290,7 @@ fn inputs_of(
 ) -> Result<Vec<Inputs>, TrainerError> {
     let input = |path: &PlannedPath| {
         let trajectory = trajectories.get(&path.attempt).ok_or(TrainerError::Unrecorded(path.attempt))?;
-        Ok(((path.attempt, path.leaf), path_input(trajectory, path, rules.targets, rules.version)?))
+        Ok(((path.attempt, path.leaf), path_input(trajectory, path, rules.targets, rules.version)))
     };
     update.micro_batches.iter().map(|paths| paths.iter().map(input).collect()).collect()
 }

@@ -8,10 +8,10 @@ use std::collections::HashMap;
 
 use dressage_rl::{Counting, Normaliser, PathAdvantages, RolloutTokens, prepare, shaping};
 use dressage_store::{Attempt, ChargedKl, HighEntropy, PerToken, PlannedPath, PolicyPlan, Update};
-use dressage_tree::{AttemptId, Finish, Kind, PathInput, Placement, SegmentId, Trajectory, TreeBatch};
+use dressage_tree::{AttemptId, Finish, Kind, PathInput, Placement, Segment, SegmentId, Trajectory, TreeBatch};
 
 use crate::TrainerError;
-use crate::batch::{Action, Targets, TrainedPath, path_input, trained_paths};
+use crate::batch::{Action, Census, Targets, TrainedPath, path_input, trained_paths};
 use crate::credit::{Earnings, Sample};
 use crate::random::order;
 use crate::recipe::{Charge, Empty, GroupBy, OnlyKeys, Overlong, RlKeys, UniformGroups};
@@ -188,14 +188,19 @@ pub(crate) struct Setting<'a> {
     pub signals: SignalsOf<'a>,
 }
 
-/// Every path of the attempts that can be trained on, with all of its targets.
-///
-/// # Errors
-/// When an attempt cannot be trained on.
-pub(crate) fn every_path(
-    groups: &[&[Attempt]],
+/// Census of the tokens of attempts with a reward that could be targets, in a phase with these keys.
+pub(crate) fn census<'a>(
+    attempts: impl Iterator<Item = &'a Attempt>,
     targets: Targets<'_>,
-) -> Result<Vec<(PathKey, PathInput)>, TrainerError> {
+    keys: &RlKeys,
+) -> Census {
+    let rewarded = attempts.filter(|attempt| attempt.reward.is_some());
+    let trained = |segment: &Segment| targets.are_of(segment) && keys.only.agent(&segment.agent);
+    Census::of(rewarded.map(|attempt| &attempt.trajectory), trained)
+}
+
+/// Every path of the attempts that can be trained on, with all of its targets.
+pub(crate) fn every_path(groups: &[&[Attempt]], targets: Targets<'_>) -> Vec<(PathKey, PathInput)> {
     let mut found = Vec::new();
     for attempt in groups.iter().copied().flatten().filter(|attempt| attempt.reward.is_some()) {
         for path in trained_paths(&attempt.trajectory, targets) {
@@ -207,10 +212,10 @@ pub(crate) fn every_path(
                 returns: None,
                 values: None,
             };
-            found.push(((attempt.id, path.leaf), path_input(&attempt.trajectory, &planned, targets, 0)?));
+            found.push(((attempt.id, path.leaf), path_input(&attempt.trajectory, &planned, targets, 0)));
         }
     }
-    Ok(found)
+    found
 }
 
 /// The attempts of a step on their way to advantages.
@@ -346,7 +351,7 @@ fn agents_of<'a>(attempts: impl Iterator<Item = &'a Trajectory>, targets: Target
 /// The plan of a step for one policy, over groups of attempts, each in order.
 ///
 /// # Errors
-/// When a reward is not finite or an attempt cannot be trained on.
+/// When a reward is not finite.
 pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<PolicyPlan, TrainerError> {
     let Setting { keys, budget, kl_coefficient, targets, version, .. } = *setting;
     let mut gathered = Gathered::default();
@@ -383,7 +388,7 @@ pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<PolicyP
 /// The plan of a step that imitates demonstrations, for one policy.
 ///
 /// # Errors
-/// When a demonstration cannot be trained on.
+/// When paths cannot be merged.
 pub(crate) fn sft(
     targets: Targets<'_>,
     version: u64,
@@ -461,7 +466,7 @@ fn update(
                     returns: way.returns.clone(),
                     values: way.returns.is_some().then(|| PerToken::new(way.signals.values.iter().copied())),
                 };
-                let input = path_input(rollout.trajectory, &planned, targets, 0)?;
+                let input = path_input(rollout.trajectory, &planned, targets, 0);
                 group.push((planned, input));
             }
         }

@@ -173,7 +173,7 @@ proptest! {
         let input = |p: &PlannedPath| {
             let (group, sample) = place(p.attempt);
             let a = &groups[group as usize][sample as usize];
-            path_input(&a.trajectory, p, Targets::DEFAULT, 0).unwrap()
+            path_input(&a.trajectory, p, Targets::DEFAULT, 0)
         };
         let size = |paths: &[&PlannedPath]| {
             TreeBatch::merge(&paths.iter().map(|p| input(p)).collect::<Vec<_>>()).unwrap().tokens.len()
@@ -287,7 +287,7 @@ fn groups_without_a_gradient() {
 #[test]
 fn paths_that_models_are_asked_about() {
     let groups = groups();
-    let paths = every_path(&groups.iter().map(Vec::as_slice).collect::<Vec<_>>(), Targets::DEFAULT).unwrap();
+    let paths = every_path(&groups.iter().map(Vec::as_slice).collect::<Vec<_>>(), Targets::DEFAULT);
     let found: Vec<_> =
         paths.iter().map(|((id, leaf), input)| (place(*id), leaf.0, &input.tokens[..])).collect();
     let want: [((u32, u32), u32, &[u32]); 6] = [
@@ -349,6 +349,39 @@ fn only_what_is_asked_for_is_trained() {
     assert_eq!(rows(&plan.updates[0]), [[(0, 0, 0.5, 0.25)]]);
 }
 
+/// The attempt with other replies.
+fn resampled(attempt: &Attempt, change: impl Fn(&mut Segment)) -> Attempt {
+    let mut trajectory = Trajectory::new();
+    for mut segment in attempt.trajectory.segments().iter().cloned() {
+        change(&mut segment);
+        trajectory.push(segment).unwrap();
+    }
+    Attempt { trajectory, ..attempt.clone() }
+}
+
+/// Others are compared with attempts that are masked; denominators and paths are of what is left.
+#[test]
+fn masked_tokens_are_no_targets() {
+    let greedy = |attempt: &Attempt| resampled(attempt, |segment| segment.temperature = 0.0);
+    let mut groups = groups();
+    groups[0][0] = greedy(&groups[0][0]);
+    let mixed = resampled(&turns(1, 3, 3.0), |segment| segment.filtered = segment.id.0 == 3);
+    groups[2][1].trajectory = mixed.trajectory;
+    let plan = plan_of(&groups, &keys(), 1000).unwrap();
+    // 1 + 1 + 2 + 2 + 4 tokens.
+    let w = 1.0 / 10.0;
+    assert_eq!(rows(&plan.updates[0]), [[(0, 1, -0.5, w), (2, 0, -1.5, w), (2, 1, 1.5, w)]]);
+    let input = path_input(&groups[2][1].trajectory, &plan.updates[0].micro_batches[0][2], 0);
+    assert_eq!(input.targets.iter().map(|target| target.index).collect::<Vec<_>>(), [2, 3, 8, 9]);
+
+    let none = groups.iter().map(|group| group.iter().map(greedy).collect()).collect::<Vec<_>>();
+    let error = plan_of(&none, &keys(), 1000).unwrap_err().to_string();
+    // The attempt without a reward would not have been trained on anyway.
+    let want =
+        "phase 1, step 2 has no token to train on: of those that were sampled 14 were decoded greedily";
+    assert!(error.starts_with(want), "{error}");
+}
+
 #[test]
 fn attempts_without_a_token() {
     let groups = [vec![
@@ -373,7 +406,7 @@ fn a_critic_gives_every_token_its_own_advantage() {
     assert_eq!(path.advantage, PerToken::new([0.5, 0.75, 0.25, 0.0]));
     assert_eq!(path.returns, Some(PerToken::same(1.0)));
     assert_eq!(path.values, Some(PerToken::new([0.5, 0.25, 0.75, 1.0])));
-    let input = path_input(&groups[0][0].trajectory, path, Targets::DEFAULT, 3).unwrap();
+    let input = path_input(&groups[0][0].trajectory, path, Targets::DEFAULT, 3);
     let of = |i: usize| input.targets[i].term;
     assert_eq!((of(2).advantage, of(2).returns, of(2).value, of(2).age), (0.25, 1.0, Some(0.75), 3));
 }

@@ -39,7 +39,7 @@ impl Heard {
     /// Asks the models for what advantages need to know. `context` is the longest path that they take.
     ///
     /// # Errors
-    /// When an attempt cannot be trained on, or a model fails.
+    /// When a model fails.
     pub async fn of(
         keys: &RlKeys,
         models: Models<'_>,
@@ -53,7 +53,7 @@ impl Heard {
         if !charged && models.critic.is_none() && !keys.needs_predictions() {
             return Ok(heard);
         }
-        let paths = every_path(groups, targets)?;
+        let paths = every_path(groups, targets);
         if let Some(critic) = models.critic {
             for (key, values) in survey(critic, Question::Values, &paths, budget).await? {
                 heard.at(key).values = values;

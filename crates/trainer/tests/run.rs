@@ -15,11 +15,10 @@ use dressage_policy::{
     ForwardBackward, Learner, OptimParams, OptimReport, PolicyError, Sampler, Simulator, SimulatorConfig,
 };
 use dressage_rl::Loss;
-use dressage_store::{EvalKey, Status, Store};
+use dressage_store::{Attempt, EvalKey, Status, Store};
 use dressage_text::testing::VOCABULARY;
 use dressage_trainer::{Ended, Event, Observer, Start, StopFlag, Trainer, TrainerError};
-use dressage_tree::Purpose;
-use dressage_tree::TreeBatch;
+use dressage_tree::{AttemptId, Placement, Purpose, Segment, SegmentId, Trajectory, TreeBatch, VersionRun};
 
 async fn run(
     folder: &Path,
@@ -285,6 +284,63 @@ async fn attempts_that_break_are_left_out_or_punished() {
     assert!(!error.is_user_error());
     assert!(error.to_string().contains("all 9 attempts failed; the first one: the simulator"), "{error}");
     run(&folder, &simulator(Duration::ZERO, 0.0), Start::Resume, &[]).await.unwrap();
+}
+
+/// Sampled tokens that cannot be trained on are left out and counted; where nothing else is left the run says so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_trained_is_masked_and_counted() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("run");
+    let overrides = [
+        "phase=[{kind='rl', steps=3, groups=2, group_size=2, learning_rate=0.05}]",
+        "agent.max_tokens=8",
+        "eval.tasks=0",
+    ];
+    let policy = simulator(Duration::ZERO, 0.0);
+    let stop = StopFlag::default();
+    let mut trainer = Trainer::new(recipe(&folder, &overrides), parts(&policy, Duration::ZERO), Start::Fresh)
+        .await
+        .unwrap();
+    let mut observer = StopAt { stop: stop.clone(), left: 1, what: |e| matches!(e, Event::Step { .. }) };
+    assert!(matches!(trainer.run(&mut observer, &stop).await.unwrap(), Ended::Stopped { .. }));
+    drop(trainer);
+
+    // Attempts of the next two steps that somebody else made: of each of these replies of 8 tokens the first 3 were
+    // sampled with a filter, and one reply was decoded greedily; then all of them were.
+    let store = Store::open_existing(&folder.join("run.db")).unwrap();
+    let made = store.summaries(Purpose::Train).unwrap();
+    assert_eq!(made.len(), 4);
+    for (step, summary) in (1..3).flat_map(|step| made.iter().map(move |summary| (step, summary))) {
+        let attempt = store.attempt(&summary.id).unwrap().unwrap();
+        let [prompt, reply] = attempt.trajectory.segments() else { panic!() };
+        let (group, sample) = (summary.placement.group, summary.placement.sample);
+        let part = |range: std::ops::Range<usize>, parent| Segment {
+            tokens: reply.tokens[range.clone()].to_vec(),
+            logprobs: reply.logprobs[range.clone()].to_vec(),
+            versions: vec![VersionRun { version: 0, len: range.len() as u32 }],
+            parent: Some(SegmentId(parent)),
+            ..reply.clone()
+        };
+        let temperature = if step == 2 || (group, sample) == (1, 0) { 0.0 } else { reply.temperature };
+        let mut trajectory = Trajectory::new();
+        trajectory.push(prompt.clone()).unwrap();
+        trajectory.push(Segment { filtered: true, temperature, ..part(0..3, 0) }).unwrap();
+        trajectory.push(Segment { temperature, ..part(3..8, 1) }).unwrap();
+        let placement = Placement { step, ..summary.placement };
+        let (id, reward) = (AttemptId::new(store.run(), &placement, 0), Some(f64::from(sample)));
+        store.record_attempts(&[Attempt { id, placement, reward, trajectory, ..attempt }]).unwrap();
+    }
+    drop(store);
+    let error = run(&folder, &policy, Start::Resume, &overrides).await.unwrap_err();
+    let want = "phase 0, step 2 has no token to train on: of those that were sampled 32 were decoded greedily (segments: 8);";
+    assert!(error.to_string().starts_with(want), "{error}");
+    let lines = metrics(&folder);
+    let get = |step: usize| {
+        ["masked_greedy_tokens", "masked_filtered_tokens", "targets"]
+            .map(|name| lines[step][format!("training/{name}")].as_f64().unwrap())
+    };
+    assert_eq!((get(0)[0], get(0)[1]), (0.0, 0.0));
+    assert_eq!(get(1), [8.0, 9.0, 15.0]);
 }
 
 #[tokio::test]

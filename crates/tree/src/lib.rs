@@ -36,7 +36,7 @@ mod segment;
 pub use batch::{Node, PathInput, PathTarget, Target, Term, TreeBatch};
 pub use identity::{AttemptId, DEFAULT, NotAnAttempt, Placement, Purpose, RunId};
 pub use outcome::{CallCounts, Drift, Finish, Outcome, Trouble};
-pub use segment::{Kind, Part, Segment, SegmentId, Trajectory, VersionRun};
+pub use segment::{Kind, Masked, Part, Segment, SegmentId, Trajectory, VersionRun};
 
 /// What can be wrong with a trajectory or a batch.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

@@ -1,5 +1,7 @@
 //! Segments and trajectories: what was sampled, what was given, and in which order.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{DEFAULT, TreeError};
@@ -19,6 +21,38 @@ pub enum Kind {
     Sampled,
     /// Written for the model by somebody else, to be imitated: a target of cross-entropy, never of a policy loss.
     Demonstrated,
+}
+
+/// Reason why sampled tokens are no targets: their log-probabilities are not those of the distribution that they were
+/// drawn from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Masked {
+    /// Decoded greedily, at temperature 0.
+    Greedy,
+    /// Drawn from a restricted or changed distribution: filters, penalties, biases.
+    Filtered,
+}
+
+impl Masked {
+    /// Every reason.
+    pub const ALL: [Masked; 2] = [Masked::Greedy, Masked::Filtered];
+
+    /// Name of the reason in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Masked::Greedy => "greedy",
+            Masked::Filtered => "filtered",
+        }
+    }
+}
+
+impl fmt::Display for Masked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Masked::Greedy => "decoded greedily",
+            Masked::Filtered => "sampled with a filter, a penalty or a bias",
+        })
+    }
 }
 
 /// A run of tokens sampled under one version of the weights.
@@ -50,8 +84,8 @@ pub struct Segment {
     /// The temperature the tokens were drawn at; 1 unless sampled. 0 marks greedy decoding, whose log-probabilities
     /// are taken at temperature 1.
     pub temperature: f32,
-    /// Whether the draw was restricted (top-p, top-k, min-p, penalties), so that `logprobs` is not the distribution
-    /// the tokens came from. Such a segment cannot be trained on.
+    /// Whether the draw was restricted (top-p, top-k, min-p) or changed (penalties, biases), so that `logprobs` is not
+    /// the distribution the tokens came from. Such a segment is no target.
     pub filtered: bool,
     /// Which weights drew which tokens, in order. Empty unless sampled.
     pub versions: Vec<VersionRun>,
@@ -89,6 +123,23 @@ impl Segment {
             policy: DEFAULT.into(),
             turn,
         }
+    }
+
+    /// Why its tokens are no targets although they were sampled; `None` where they are, and for other kinds.
+    pub fn masked(&self) -> Option<Masked> {
+        if self.kind != Kind::Sampled {
+            None
+        } else if self.temperature <= 0.0 {
+            Some(Masked::Greedy)
+        } else {
+            self.filtered.then_some(Masked::Filtered)
+        }
+    }
+
+    /// Whether it holds tokens that can be trained on: sampled ones whose log-probabilities are those of the
+    /// distribution they were drawn from, or demonstrated ones.
+    pub fn is_target(&self) -> bool {
+        self.kind != Kind::Given && !self.tokens.is_empty() && self.masked().is_none()
     }
 
     /// The version of the weights that drew each token, one per token; empty unless sampled.

@@ -2,9 +2,9 @@
 
 use dressage_policy::Health;
 use dressage_store::{Attempt, HighEntropy};
-use dressage_tree::{Finish, Kind, Outcome};
+use dressage_tree::{Finish, Kind, Masked, Outcome};
 
-use crate::batch::Targets;
+use crate::batch::{Census, Targets};
 use crate::metrics::Metrics;
 
 /// How many versions old the tokens are that are trained.
@@ -20,6 +20,14 @@ pub(super) fn age(attempts: &[Attempt], targets: Targets<'_>, version: u64, metr
     }
     metrics.add("training/staleness/mean", sum as f64 / tokens.max(1) as f64);
     metrics.add("training/staleness/max", oldest as f64);
+}
+
+/// Sampled tokens that are no targets, by reason.
+pub(super) fn masked(found: &Census, metrics: &mut Metrics) {
+    for why in Masked::ALL {
+        let tokens = found.masked.get(&why).map_or(0, |count| count.tokens);
+        metrics.add(format!("training/masked_{}_tokens", why.name()), tokens as f64);
+    }
 }
 
 /// Which tokens kept their advantages for their entropy.

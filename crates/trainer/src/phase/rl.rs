@@ -7,6 +7,7 @@ use dressage_store::{Attempt, PolicyPlan, StepPlan};
 
 use super::{by_id, describe};
 use crate::TrainerError;
+use crate::batch::Census;
 use crate::flow::{Flow, Taken};
 use crate::learn::{Learned, Progress, Rules, run_plan};
 use crate::metrics::Metrics;
@@ -240,6 +241,7 @@ impl OfPhase<'_> {
             describe::high_entropy(high, &mut metrics);
         }
         let rules = self.rules(trainer, &plan.policy, step);
+        describe::masked(&plan::census(attempts.iter(), rules.targets, self.keys), &mut metrics);
         describe::age(attempts, rules.targets, rules.version, &mut metrics);
         learned.report(self.phase, rules.policy, &mut metrics);
         metrics
@@ -268,9 +270,10 @@ impl OfPhase<'_> {
     ) -> Result<Vec<PolicyPlan>, TrainerError> {
         let Trainer { recipe, policies, .. } = trainer;
         let budget = recipe.engine.micro_batch_tokens;
-        let mut plans = Vec::new();
+        let (mut plans, mut sampled) = (Vec::new(), Census::default());
         for (name, learns) in policies.among(&recipe.trained_in(self.phase)) {
             let (models, targets) = (learns.models(self.phase), trainer.targets(name));
+            sampled.add(&plan::census(groups.iter().copied().flatten(), targets, self.keys));
             let heard = Heard::of(self.keys, models, targets, groups, policies.context(name), budget).await?;
             let signals = |attempt, leaf| heard.get(attempt, leaf);
             let setting = plan::Setting {
@@ -286,7 +289,10 @@ impl OfPhase<'_> {
             };
             plans.push(plan::rl(&setting, groups)?);
         }
-        Ok(plans)
+        match sampled.nothing_left() {
+            Some(masked) => Err(TrainerError::NoTargets { phase: self.index, step, masked }),
+            None => Ok(plans),
+        }
     }
 
     fn timing(
