@@ -158,12 +158,9 @@ impl Loader<'_> {
         let ending = paths::ending(path);
         let wanted = |column: &str| Layout::may_use(column, question, answer);
         match content::read(path)? {
-            Content::Parquet(bytes) => {
-                let damaged = |why| form(format!("is damaged or cut short ({why}): copy or fetch it again"));
-                parquet::rows(bytes, &wanted, damaged, |columns, place, fields| {
-                    self.row(&Row { number, path, place, fields, columns })
-                })
-            }
+            Content::Parquet(bytes) => parquet::rows(bytes, &wanted, form, |columns, place, fields| {
+                self.row(&Row { number, path, place, fields, columns })
+            }),
             Content::Text(_) if ending == "parquet" => {
                 Err(form("is named as a Parquet file, but is none".into()))
             }

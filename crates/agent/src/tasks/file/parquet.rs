@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use dressage_policy::caught;
+use parquet::basic::Compression;
 use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::{Field, Row};
@@ -17,17 +18,23 @@ use crate::tasks::Place;
 /// `wanted` picks.
 ///
 /// # Errors
-/// When the file is damaged, or when `each` fails.
+/// When the file is damaged or compressed with brotli, or when `each` fails. `form` is told what the file is.
 pub(super) fn rows<E>(
     bytes: Vec<u8>,
     wanted: &dyn Fn(&str) -> bool,
-    damaged: impl Fn(String) -> E,
+    form: impl Fn(String) -> E,
     mut each: impl FnMut(&[String], Place, Map<String, Value>) -> Result<(), E>,
 ) -> Result<(), E> {
+    let damaged = |why: String| form(format!("is damaged or cut short ({why}): copy or fetch it again"));
     // The library ends in a panic over some files that break the format.
     let read = caught(|| {
         let wrong = |error: ParquetError| damaged(error.to_string());
         let reader = SerializedFileReader::new(bytes::Bytes::from(bytes)).map_err(wrong)?;
+        let mut chunks = reader.metadata().row_groups().iter().flat_map(|group| group.columns());
+        if chunks.any(|chunk| matches!(chunk.compression(), Compression::BROTLI(_))) {
+            let why = "is compressed with brotli, which is not read here: save it with snappy, zstd or gzip";
+            return Err(form(why.to_owned()));
+        }
         let schema = reader.metadata().file_metadata().schema();
         let columns: Vec<String> = schema.get_fields().iter().map(|field| field.name().to_owned()).collect();
         let picked =
@@ -182,6 +189,35 @@ mod tests {
         assert_eq!(found[0].1["single"].to_string(), "0.1");
         let some = read(written(1), &["whole", "answers", "no such"]).unwrap();
         assert_eq!(some[0].1, json!({"whole": i64::MAX, "answers": ["a", null, "b"]}));
+    }
+
+    #[test]
+    fn brotli_is_named() {
+        // The footer of a file that says so of one column.
+        let brotli = (0..).map(|at| {
+            let mut file = written(1);
+            file[at] = 8;
+            file
+        });
+        let says_so = |file: &Vec<u8>| {
+            let codecs = caught(|| {
+                let reader = SerializedFileReader::new(bytes::Bytes::from(file.clone())).ok()?;
+                Some(
+                    reader
+                        .metadata()
+                        .row_group(0)
+                        .columns()
+                        .iter()
+                        .map(|chunk| chunk.compression())
+                        .collect(),
+                )
+            });
+            let codecs: Vec<_> = codecs.ok().flatten().unwrap_or_default();
+            codecs.iter().any(|codec| matches!(codec, Compression::BROTLI(_)))
+        };
+        let file = brotli.take(written(1).len()).find(says_so).unwrap();
+        let why = read(file, &[]).unwrap_err();
+        assert!(why.contains("brotli") && why.contains("zstd") && !why.contains("damaged"), "{why}");
     }
 
     #[test]
