@@ -15,7 +15,6 @@ use crate::batch::{Targets, path_input};
 use crate::metrics::Metrics;
 use crate::observe::{Event, Observer};
 use crate::origin::Origin;
-use crate::phase::PhaseRun;
 use crate::prepare::{Inputs, Preparer};
 use crate::recipe::{OptimiserKeys, Phase, Recipe, Schedule};
 
@@ -136,7 +135,7 @@ impl<'a> Rules<'a> {
         let (seed, exact) = (recipe.run.seed, !recipe.engine.keep_cache);
         let stream = u64::from(index) << 32 | u64::from(step);
         // Schedules are made for the steps that the phase had when the step was planned.
-        let steps = PhaseRun::steps(phase);
+        let steps = phase.steps();
         let steps = origin.map_or(steps, |origin| origin.scheduled(index, step, steps));
         let policy = optim_params(phase.optimiser(), phase.learning_rate(), step, steps);
         let Phase::Rl(keys) = phase else {

@@ -12,7 +12,6 @@ use crate::checkpoint::Position;
 use crate::evaluate::{EvalResult, evaluate};
 use crate::folder::file_error;
 use crate::observe::{Event, Observer, StopFlag};
-use crate::phase::PhaseRun;
 use crate::trainer::{Leave, Trainer};
 
 impl Trainer {
@@ -64,7 +63,7 @@ impl Trainer {
         let Some(keys) = self.recipe.phase.get(phase as usize) else {
             return Some("without training".to_owned());
         };
-        let steps = PhaseRun::steps(keys);
+        let steps = keys.steps();
         // Phases of one kind are told apart by their number.
         let same = self.recipe.phase.iter().filter(|other| other.name() == keys.name()).count();
         let name = if same > 1 { format!("{} (phase {phase})", keys.name()) } else { keys.name().to_owned() };

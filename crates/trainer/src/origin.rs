@@ -14,7 +14,6 @@ use serde::{Deserialize, Serialize};
 use crate::TrainerError;
 use crate::checkpoint::checksum;
 use crate::folder::{RECIPE, file_error, write_whole};
-use crate::phase::PhaseRun;
 use crate::recipe::{Phase, Recipe, Schedule, TaskSource};
 
 const FILE: &str = "origin.json";
@@ -219,9 +218,9 @@ impl Origin {
         }
         let mut notes = Vec::new();
         for phase in changed {
-            let steps = PhaseRun::steps(&earlier.phase[phase]);
+            let steps = earlier.phase[phase].steps();
             let until = planned.iter().filter(|(of, _)| *of as usize == phase).count() as u32;
-            if PhaseRun::steps(&recipe.phase[phase]) == steps || until == 0 {
+            if recipe.phase[phase].steps() == steps || until == 0 {
                 continue;
             }
             self.lengths.push(Length { phase: phase as u32, until, steps });
@@ -229,7 +228,7 @@ impl Origin {
                 notes.push(format!(
                     "the learning rate of phase {phase} falls over its steps: from step {until} on it is that of a phase of {} steps, \
                      where the steps before had that of one of {steps}",
-                    PhaseRun::steps(&recipe.phase[phase])
+                    recipe.phase[phase].steps()
                 ));
             }
         }

@@ -19,7 +19,6 @@ use crate::folder::file_error;
 use crate::learn::{Models, Progress, Rules, run_plan};
 use crate::observe::{Event, Observer};
 use crate::origin::Origin;
-use crate::phase::PhaseRun;
 use crate::policies::{Policies, Policy};
 use crate::recipe::{Phase, Recipe};
 use crate::reference::{copy_weights, empty};
@@ -70,7 +69,7 @@ pub async fn replay(
             };
             enter(learns.models(phase), before.iter().any(has_critic), &scratch.0).await?;
         }
-        let steps = PhaseRun::steps(phase);
+        let steps = phase.steps();
         for step in 0..steps {
             let Some(plan) = store.step(index as u32, step)? else {
                 // A phase ends early where it is good enough.

@@ -222,7 +222,7 @@ impl Trainer {
 
     /// How many steps each phase has.
     fn steps(&self) -> Vec<u32> {
-        self.recipe.phase.iter().map(PhaseRun::steps).collect()
+        self.recipe.phase.iter().map(Phase::steps).collect()
     }
 
     /// Trains until all phases are done or `stop` asks to stop.

@@ -27,14 +27,6 @@ pub(crate) enum PhaseRun {
 }
 
 impl PhaseRun {
-    /// How many steps a phase has.
-    pub fn steps(phase: &Phase) -> u32 {
-        match phase {
-            Phase::Sft(keys) => keys.epochs * keys.demonstrations.div_ceil(keys.batch) as u32,
-            Phase::Rl(keys) => keys.steps,
-        }
-    }
-
     /// Finds before the start what would stop the phase later.
     pub fn check(
         index: usize,

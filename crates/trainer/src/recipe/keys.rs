@@ -484,6 +484,14 @@ impl Phase {
         }
     }
 
+    /// How many steps it has, if nothing ends it before.
+    pub fn steps(&self) -> u32 {
+        match self {
+            Phase::Sft(keys) => keys.epochs * keys.demonstrations.div_ceil(keys.batch) as u32,
+            Phase::Rl(keys) => keys.steps,
+        }
+    }
+
     /// Its optimiser.
     pub fn optimiser(&self) -> &OptimiserKeys {
         match self {
