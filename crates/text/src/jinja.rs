@@ -14,6 +14,8 @@ mod filters;
 mod format;
 mod lexer;
 mod limits;
+mod names;
+mod numbers;
 mod objects;
 mod operators;
 mod repr;

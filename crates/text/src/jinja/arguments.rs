@@ -1,9 +1,12 @@
 //! Arguments of a call, bound to the parameters of a Python signature.
 
 use minijinja::value::{Kwargs, ValueKind, from_args};
-use minijinja::{Error, ErrorKind, Value};
+use minijinja::{Error, ErrorKind, State, Value};
 
 use super::limits::failure;
+
+/// A filter: what it is applied to, and its arguments.
+pub(super) type Filter = fn(&mut State, Value, &[Value]) -> Result<Value, Error>;
 
 /// Values by parameter; `None` where the caller gave none.
 pub(crate) struct Bound<'a> {

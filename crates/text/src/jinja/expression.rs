@@ -2,7 +2,7 @@
 
 use super::containers::METHODS;
 use super::lexer::{Tag, Token, is_name};
-use super::translate::{ATTRIBUTE, KEEP, OpenMacros};
+use super::names::{ATTRIBUTE, KEEP, OpenMacros};
 
 /// The deepest nesting of an expression.
 const DEPTH: usize = 100;

@@ -3,15 +3,14 @@
 use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, State, Value, filters};
 
-use super::arguments::{Bound, integer};
+use super::arguments::{Bound, Filter, integer};
 use super::format;
 use super::limits::{self, charge, failure, keep, list, measure, pairs};
+use super::numbers::{number, ungrouped};
 use super::repr::text;
 use super::strings;
 use super::text_filters::{self, as_text};
 use crate::python_json::Style;
-
-pub(super) type Filter = fn(&mut State, Value, &[Value]) -> Result<Value, Error>;
 
 /// Replaces, adds and removes filters.
 ///
@@ -210,31 +209,6 @@ fn join(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error
         out.push_str(&item);
     }
     limits::text(state, out)
-}
-
-/// A float, as Python's `float` reads it.
-pub(super) fn number(value: &Value) -> Option<f64> {
-    match value.as_str() {
-        Some(text) => {
-            let text = strings::strip(text, None, true, true);
-            let digits = ungrouped(text)?;
-            let known = digits.trim_start_matches(['+', '-']).to_lowercase();
-            let is_word = ["inf", "infinity", "nan"].contains(&known.as_str());
-            let is_number = known.starts_with(|c: char| c.is_ascii_digit() || c == '.');
-            digits.parse().ok().filter(|_| is_word || is_number)
-        }
-        None if value.kind() == ValueKind::Bool => Some(f64::from(u8::from(value.is_true()))),
-        None => f64::try_from(value.clone()).ok(),
-    }
-}
-
-/// Digits without the underscores that Python allows between two of them.
-fn ungrouped(text: &str) -> Option<String> {
-    let digit = |c: Option<char>| c.is_some_and(char::is_alphanumeric);
-    let between = |(at, _): (usize, &str)| {
-        digit(text[..at].chars().next_back()) && digit(text[at + 1..].chars().next())
-    };
-    text.match_indices('_').all(between).then(|| text.replace('_', ""))
 }
 
 fn int(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {

@@ -22,10 +22,10 @@ pub(crate) fn install(environment: &mut Environment<'_>) {
     environment.add_function("__dressage_slice", slice);
     environment.add_function("__dressage_bind", bind);
     environment.add_function("__dressage_order", order);
-    environment.add_function(super::translate::ATTRIBUTE, containers::attribute);
-    environment.add_function(super::translate::ITER, iterated);
-    environment.add_function(super::translate::KEEP, limits::keep);
-    environment.add_function(super::translate::TICK, limits::tick);
+    environment.add_function(super::names::ATTRIBUTE, containers::attribute);
+    environment.add_function(super::names::ITER, iterated);
+    environment.add_function(super::names::KEEP, limits::keep);
+    environment.add_function(super::names::TICK, limits::tick);
 }
 
 /// A number as Python has it; truth values are numbers, too.

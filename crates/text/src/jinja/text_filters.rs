@@ -3,10 +3,10 @@
 use minijinja::value::{Tuple, ValueKind};
 use minijinja::{Error, State, Value};
 
-use super::arguments::Bound;
-use super::filters::{Filter, number};
+use super::arguments::{Bound, Filter};
 use super::format;
 use super::limits::{self, charge, failure, pairs};
+use super::numbers::number;
 use super::repr::{repr, text};
 use super::strings;
 use super::wrap::wrap;

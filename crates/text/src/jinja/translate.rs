@@ -11,23 +11,10 @@ use std::collections::HashMap;
 
 use super::expression::Expression;
 use super::lexer::{Piece, Tag, Token, is_name, split};
-
-/// The function that bodies of loops and macros call first, with the bytes of their text.
-pub(crate) const TICK: &str = "__dressage_tick";
-/// The function that looks at a value before a namespace keeps it.
-pub(crate) const KEEP: &str = "__dressage_keep";
-
-/// The function that looks at what a loop runs over.
-pub(crate) const ITER: &str = "__dressage_iter";
-
-/// The function that reads an attribute named like a method of Python's `dict`.
-pub(crate) const ATTRIBUTE: &str = "__dressage_attribute";
+use super::names::{ITER, KEEP, OpenMacros, TICK};
 
 /// Branches of one condition, over which the engine recurses without a bound of its own.
 const BRANCHES: usize = 500;
-
-/// Macros that read `varargs` or `kwargs`, with the names of their parameters.
-pub(super) type OpenMacros = HashMap<String, Vec<String>>;
 
 /// Blocks that begin a body which can run more than once, or are written to a text of their own.
 const BODIES: [&str; 3] = ["for", "macro", "call"];

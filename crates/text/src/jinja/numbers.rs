@@ -1,0 +1,31 @@
+//! Numbers in a text, as Python reads them.
+
+use minijinja::Value;
+use minijinja::value::ValueKind;
+
+use super::strings;
+
+/// A float, as Python's `float` reads it.
+pub(super) fn number(value: &Value) -> Option<f64> {
+    match value.as_str() {
+        Some(text) => {
+            let text = strings::strip(text, None, true, true);
+            let digits = ungrouped(text)?;
+            let known = digits.trim_start_matches(['+', '-']).to_lowercase();
+            let is_word = ["inf", "infinity", "nan"].contains(&known.as_str());
+            let is_number = known.starts_with(|c: char| c.is_ascii_digit() || c == '.');
+            digits.parse().ok().filter(|_| is_word || is_number)
+        }
+        None if value.kind() == ValueKind::Bool => Some(f64::from(u8::from(value.is_true()))),
+        None => f64::try_from(value.clone()).ok(),
+    }
+}
+
+/// Digits without the underscores that Python allows between two of them.
+pub(super) fn ungrouped(text: &str) -> Option<String> {
+    let digit = |c: Option<char>| c.is_some_and(char::is_alphanumeric);
+    let between = |(at, _): (usize, &str)| {
+        digit(text[..at].chars().next_back()) && digit(text[at + 1..].chars().next())
+    };
+    text.match_indices('_').all(between).then(|| text.replace('_', ""))
+}
