@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use dressage_engine::weights::attention_shape;
-use dressage_engine::{Adapter, Engine, EngineOptions, PlannedAdapter};
+use dressage_engine::{Adapter, Engine, EngineOptions, PlannedAdapter, attention_shape};
 use dressage_model::{
     AdapterConfig, ModelConfig, ModelError, ModelFiles, Progress, Source, SpecialTokens, TokenizerSource,
     default_cache, fetch, write_tokenizer_config,
@@ -269,8 +268,7 @@ pub fn companions(files: &ModelFiles, chat: &Chat) -> anyhow::Result<Companions>
 
 #[cfg(test)]
 mod tests {
-    use dressage_engine::cache::Cache;
-    use dressage_engine::testing::tiny_config;
+    use dressage_engine::testing::{Cache, tiny_config};
 
     use super::*;
 

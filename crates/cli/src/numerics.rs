@@ -46,7 +46,7 @@ fn difference(before: &Fingerprint, now: &Fingerprint) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use dressage_engine::precision::Order;
+    use dressage_engine::Order;
     use dressage_engine::{Isa, Precision};
 
     use super::*;

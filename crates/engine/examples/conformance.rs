@@ -7,14 +7,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
-use dressage_engine::Blocks;
-use dressage_engine::buffer::Buffer;
-use dressage_engine::learning::{Learning, Limits};
-use dressage_engine::packing::{self, Packing, Unit};
-use dressage_engine::transformer::{Inference, Rows, Transformer};
-use dressage_engine::value::ValueHead;
-use dressage_engine::weights::{Weights, attention_shape};
-use dressage_engine::{Adapter, Compute, Engine, EngineOptions, Isa};
+use dressage_engine::testing::{
+    Blocks, Buffer, Compute, Inference, Learning, Limits, Packing, Rows, Transformer, Unit, ValueHead,
+    Weights, check,
+};
+use dressage_engine::{Adapter, Engine, EngineOptions, Isa, attention_shape};
 use dressage_model::{AdapterConfig, ModelFiles, write_json, write_safetensors, write_tokenizer_config};
 use dressage_policy::{Learner, OptimParams, Precision};
 use dressage_rl::Loss;
@@ -135,7 +132,7 @@ fn logits(model: &Transformer, sequences: &[Vec<u32>], out: &Path) -> Result<Val
     let paths: Vec<_> =
         sequences.iter().map(|tokens| PathInput { tokens: tokens.clone(), targets: Vec::new() }).collect();
     let batch = TreeBatch::merge(&paths)?;
-    packing::check(&batch, model.context, config.vocabulary)?;
+    check(&batch, model.context, config.vocabulary)?;
     let packing = Packing::new(&batch, &Unit::whole(&batch), 0, false);
     let mut blocks = Blocks::new(attention_shape(config), config.layers, model.compute.precision());
     blocks.grow(packing.blocks);

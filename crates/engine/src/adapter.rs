@@ -17,8 +17,8 @@ use crate::ops::{for_rows, softmax};
 use crate::parameters::Parameters;
 use crate::precision::{Precision, words};
 use crate::product::{Matrix, Mode, NR, Packed, Right, Scratch, product};
+use crate::scratch::MapScratch;
 use crate::tensors::Tensors;
-use crate::transformer::MapScratch;
 use crate::{Compute, EngineError};
 
 /// The name of an adapter's weights.
@@ -174,15 +174,6 @@ pub struct Adapter {
     pub master: Buffer,
     /// A and B of every part, in the order of the layout, packed for `x · Aᵀ` and `t · Bᵀ`.
     packed: Vec<Vec<[Packed; 2]>>,
-}
-
-/// Low-rank rows on their way, kept between products.
-#[derive(Default)]
-pub struct Low {
-    /// x Aᵀ, scaled.
-    inner: Buffer,
-    /// dy B, scaled.
-    slope: Buffer,
 }
 
 impl Adapter {

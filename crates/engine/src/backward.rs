@@ -8,14 +8,14 @@ use std::ops::Range;
 use crate::activations::Activations;
 use crate::adapter::Adapter;
 use crate::buffer::{Buffer, Shared};
-use crate::layout::{Map, Site};
+use crate::layout::{Map, Site, attention_shape};
 use crate::ops::attention_backward::{self, PathRows, Saved};
 use crate::ops::kv::KeyValues;
 use crate::ops::{add_column_sums, norm, swiglu};
 use crate::product::{Matrix, Mode, Right, product};
-use crate::transformer::{LayerState, MapScratch, Rows, Temporary, Transformer};
+use crate::scratch::MapScratch;
+use crate::transformer::{LayerState, Rows, Temporary, Transformer};
 use crate::turned::Turned;
-use crate::weights::attention_shape;
 
 /// Gradients of rows while they travel back.
 #[derive(Default)]

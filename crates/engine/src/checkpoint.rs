@@ -10,7 +10,7 @@ use crate::learning::Learning;
 use crate::optimiser::Optimiser;
 use crate::tensors::Tensors;
 use crate::transformer::Transformer;
-use crate::value;
+use crate::value_head;
 
 const WEIGHTS: &str = "model.safetensors";
 const CONFIG: &str = "config.json";
@@ -46,7 +46,7 @@ pub fn save(
         moments.into_iter().try_for_each(|(name, moment)| tensors.write(&folder.join(name), moment))
     };
     if let Some(head) = model.values.get(&adapter) {
-        head.tensors.write(&folder.join(value::FILE), &head.master)?;
+        head.tensors.write(&folder.join(value_head::FILE), &head.master)?;
         let moments = learning.value_heads.get(&adapter).filter(|o| with_optimiser && !o.first.is_empty());
         if let Some(optimiser) = moments {
             write_moments(&head.tensors, VALUE_MOMENTS, optimiser)?;
@@ -125,8 +125,8 @@ pub fn open(
             )
         }
     };
-    let head = model.values.get(&adapter).filter(|_| folder.join(value::FILE).exists());
-    let value_head = head.map(|head| head.tensors.open(&folder.join(value::FILE))).transpose()?;
+    let head = model.values.get(&adapter).filter(|_| folder.join(value_head::FILE).exists());
+    let value_head = head.map(|head| head.tensors.open(&folder.join(value_head::FILE))).transpose()?;
     let steps = folder.join(STEPS);
     if !with_optimiser || !steps.exists() {
         return Ok(Saved { adapter, weights, value_head, moments: None });

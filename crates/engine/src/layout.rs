@@ -8,8 +8,13 @@ use std::ops::Range;
 
 use dressage_model::ModelConfig;
 
+use crate::ops::kv::Shape;
 use crate::tensors::Tensors;
-use crate::weights::attention_shape;
+
+/// The shape of a model's attention.
+pub fn attention_shape(config: &ModelConfig) -> Shape {
+    Shape { heads: config.heads, kv_heads: config.kv_heads, head_dim: config.head_dim }
+}
 
 /// The linear maps of a block. Projections that read the same input are one map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,15 +11,15 @@ use crate::activations::Activations;
 use crate::backward::{Above, Backward, Gradients};
 use crate::buffer::Buffer;
 use crate::head::{Found, Head, HeadGradient};
-use crate::layout::Layout;
+use crate::layout::{Layout, attention_shape};
 use crate::ops::kv::{BLOCK, Blocks, Places};
 use crate::optimiser::{self, Optimiser};
 use crate::packing::{self, Packing, Step, Unit, schedule};
 use crate::product::Mode;
 use crate::transformer::{Rows, Temporary, Transformer};
 use crate::turned::Turned;
-use crate::value::{ValueHead, Values};
-use crate::weights::attention_shape;
+use crate::value::Values;
+use crate::value_head::ValueHead;
 
 /// How much of a batch is worked on and remembered at a time. Log-probabilities do not depend on it at all, gradients do
 /// not depend on `kept`, and on `rows` by rounding alone.
@@ -31,6 +31,7 @@ pub struct Limits {
     pub kept: usize,
 }
 
+#[cfg(any(test, feature = "testing"))]
 impl Limits {
     /// Everything at once, all of it remembered.
     pub const NONE: Limits = Limits { rows: usize::MAX, kept: usize::MAX };

@@ -6,95 +6,67 @@
 //! Guarantees:
 //! - **Batch invariance.** An element of an output is computed by the same operations in the same order whatever else is
 //!   in the batch, however prompts are chunked, paths packed or prefixes shared, on any number of threads and, under one
-//!   [`Order`](precision::Order) of sums, with any instruction set. So the log-probability recorded at sampling equals, to the bit, what the training forward computes for
+//!   [`Order`] of sums, with any instruction set. So the log-probability recorded at sampling equals, to the bit, what the training forward computes for
 //!   that token under the same weights.
 //! - **Trees.** A token that several paths share goes through the model once; loss and gradient are those of training every
 //!   path separately, up to rounding.
 //! - **Determinism.** A draw is a function of seed, stream and position; a gradient is the same bits on any number of threads.
 //!
-//! From the bottom up: [`simd`] (instruction sets), [`product`] (matrix products), `ops` (everything else that a
-//! transformer computes), [`transformer`] (forward), `head` and [`learning`] (loss, backward, optimiser), [`cache`] and
-//! `scheduler` (sampling), `engine` and `service` (the handle and its thread). What is public besides the handle is there for examples
-//! and tests. Not here: text, files (`dressage-model`) and what a loss is (`dressage-rl`).
+//! From the bottom up: `simd` (instruction sets), `product` (matrix products), `ops` (everything else that a
+//! transformer computes), `transformer` (forward), `head` and `learning` (loss, backward, optimiser), `cache` and
+//! `scheduler` (sampling), `engine` and `service` (the handle and its thread). None of these can be seen from outside, but for what
+//! the feature `testing` shows to tests and examples. Not here: text, files (`dressage-model`) and what a loss is (`dressage-rl`).
 
 mod activations;
-pub mod adapter;
+mod adapter;
 mod backward;
-pub mod buffer;
-pub mod cache;
+mod buffer;
+mod cache;
 mod checkpoint;
 mod choose;
+mod compute;
 mod engine;
 mod head;
 mod layout;
-pub mod learning;
+mod learning;
 mod limits;
 mod memory;
 mod ops;
 mod optimiser;
-pub mod packing;
+mod options;
+mod packing;
 mod parameters;
 mod pool;
-pub mod precision;
-pub mod product;
+mod precision;
+mod product;
 mod radix;
 #[cfg(test)]
 mod reference;
 mod scheduler;
+mod scratch;
 mod sequence;
 mod service;
-pub mod simd;
+mod simd;
 mod tensors;
+#[cfg(any(test, feature = "testing"))]
 pub mod testing;
-pub mod transformer;
+mod transformer;
 mod turned;
-pub mod value;
-pub mod weights;
+mod value;
+mod value_head;
+mod weights;
 
 pub use adapter::Adapter;
-pub use engine::{Engine, EngineOptions, Fingerprint, PlannedAdapter};
+pub use engine::{Engine, Fingerprint};
+pub use layout::attention_shape;
 pub use limits::available_memory;
 pub use memory::{MemoryPlan, Purpose};
-pub use ops::kv::Blocks;
-pub use precision::{Kernel, Precision};
+pub use ops::kv::Shape;
+pub use options::{EngineOptions, PlannedAdapter};
+pub use precision::{Order, Precision};
 pub use simd::Isa;
 
-/// Where the engine computes: its threads and instruction set.
-pub struct Compute {
-    /// The one pool of threads.
-    pub(crate) pool: pool::Pool,
-    /// The vector instructions in use, which the processor has.
-    pub(crate) isa: Isa,
-    /// What operands of products are rounded to.
-    pub(crate) precision: Precision,
-}
-
-impl Compute {
-    /// `threads` threads with the best instructions there are, in f32.
-    pub fn new(threads: usize) -> Self {
-        Self::with(threads, Isa::detect(), Precision::F32)
-    }
-
-    /// `threads` threads with the instructions named.
-    ///
-    /// # Panics
-    /// When the processor does not have them ([`Isa::available`]).
-    pub fn with(threads: usize, isa: Isa, precision: Precision) -> Self {
-        // All calls of functions compiled for an instruction set rest on this.
-        assert!(Isa::available().contains(&isa), "this processor does not run {isa:?}");
-        Compute { pool: pool::Pool::new(threads), isa, precision }
-    }
-
-    /// What operands of products are rounded to.
-    pub fn precision(&self) -> Precision {
-        self.precision
-    }
-
-    /// What inner loops of products are chosen by.
-    pub fn kernel(&self) -> Kernel {
-        Kernel { isa: self.isa, precision: self.precision }
-    }
-}
+use compute::Compute;
 
 /// Why an engine could not be started.
 #[derive(Debug, thiserror::Error)]

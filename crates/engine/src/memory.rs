@@ -3,13 +3,12 @@
 use dressage_model::ModelConfig;
 
 use crate::adapter::AdapterLayout;
-use crate::engine::{EngineOptions, PlannedAdapter};
-use crate::layout::{Layout, Map};
+use crate::layout::{Layout, Map, attention_shape};
 use crate::ops::attention_backward;
 use crate::ops::kv::BLOCK;
+use crate::options::{EngineOptions, PlannedAdapter};
 use crate::precision::words;
 use crate::product::{MAX_ROWS, NR, SLAB, SLAB_A};
-use crate::weights::attention_shape;
 use crate::{EngineError, head, turned};
 
 /// Bytes by purpose.

@@ -14,6 +14,7 @@ pub mod attention_tiles;
 pub mod kv;
 pub mod norm;
 pub mod rope;
+mod scores;
 mod slopes;
 pub mod softmax;
 pub mod swiglu;

@@ -23,6 +23,7 @@ pub struct Unit {
     pub above: usize,
 }
 
+#[cfg(any(test, feature = "testing"))]
 impl Unit {
     /// All of a batch.
     pub fn whole(batch: &TreeBatch) -> Self {

@@ -113,6 +113,32 @@ pub(crate) fn halves(word: f32) -> [f32; 2] {
     [f32::from_bits(bits << 16), f32::from_bits(bits & HIGH)]
 }
 
+/// 16 words of two steps each.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+pub(crate) fn words_of(
+    earlier: std::arch::x86_64::__m512,
+    later: std::arch::x86_64::__m512,
+) -> std::arch::x86_64::__m512i {
+    use std::arch::x86_64::*;
+
+    // Lane 2 i takes value i of the low 16, lane 2 i + 1 that of the high 16.
+    const LANES: [u16; 32] = {
+        let mut lanes = [0; 32];
+        let mut lane = 0;
+        while lane < 32 {
+            lanes[lane] = (lane / 2 + lane % 2 * 16) as u16;
+            lane += 1;
+        }
+        lanes
+    };
+    // SAFETY: the constant has the length accessed; both types are 512 bits.
+    unsafe {
+        let both = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(later, earlier));
+        _mm512_permutexvar_epi16(_mm512_loadu_si512(LANES.as_ptr().cast()), both)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

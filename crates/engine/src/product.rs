@@ -19,8 +19,10 @@
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
 pub(crate) mod left;
+mod matrix;
 pub(crate) mod pack;
 mod packed;
+pub(crate) mod shape;
 mod strip;
 pub(crate) mod tile;
 
@@ -31,9 +33,9 @@ use crate::buffer::{Buffer, Shared};
 use crate::precision::{Kernel, Order};
 use crate::simd::Isa;
 
-pub use pack::Matrix;
+pub use matrix::Matrix;
 pub use packed::{Packed, Panels};
-pub use tile::{MAX_ROWS, NR};
+pub use shape::{MAX_ROWS, NR};
 
 use left::Left;
 use pack::{PACK_K, pack_panels, pack_tile};

@@ -2,9 +2,9 @@ use dressage_policy::{SampleStream, SamplingParams, uniform};
 
 use super::*;
 use crate::Compute;
+use crate::layout::attention_shape;
 use crate::precision::Precision;
 use crate::testing::{random_weights, tiny_config};
-use crate::weights::attention_shape;
 
 /// Steps after which a test gives up.
 const PATIENCE: usize = 5000;

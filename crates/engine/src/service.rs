@@ -23,7 +23,7 @@ use crate::learning::Learning;
 use crate::scheduler::{Published, Scheduler};
 use crate::sequence::Events;
 use crate::transformer::Transformer;
-use crate::value::ValueHead;
+use crate::value_head::ValueHead;
 
 /// The policy that the base weights are. Policy i is adapter i − 1.
 pub const BASE: u32 = 0;

@@ -44,7 +44,7 @@ impl Isa {
                 && is_x86_feature_detected!("avx512vl")
             {
                 if is_x86_feature_detected!("avx512bf16") {
-                    if crate::product::amx::available() {
+                    if amx_available() {
                         found.push(Isa::Amx);
                     }
                     found.push(Isa::Avx512Bf16);
@@ -63,6 +63,36 @@ impl Isa {
     pub const fn rounds_pairs(self) -> bool {
         matches!(self, Isa::Amx | Isa::Avx512Bf16)
     }
+}
+
+/// Whether the processor has tiles of bf16 and the system lets this process use them. Asks for that permission.
+#[cfg(target_arch = "x86_64")]
+fn amx_available() -> bool {
+    use std::arch::x86_64::{__cpuid, __cpuid_count};
+    use std::sync::OnceLock;
+
+    static GRANTED: OnceLock<bool> = OnceLock::new();
+    *GRANTED.get_or_init(|| {
+        /// Bits of leaf 7 in EDX.
+        const BF16: u32 = 1 << 22;
+        const TILE: u32 = 1 << 24;
+        let features = if __cpuid(0).eax >= 7 { __cpuid_count(7, 0).edx } else { 0 };
+        features & BF16 > 0 && features & TILE > 0 && permitted()
+    })
+}
+
+/// Linux gives the registers to processes that ask (its documentation, x86/xstate), and refuses where it does not know them.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn permitted() -> bool {
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    const XTILEDATA: libc::c_long = 18;
+    // SAFETY: this call reads no memory of ours.
+    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0 }
+}
+
+#[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
+fn permitted() -> bool {
+    false
 }
 
 /// Compiles a function once for every [`Isa`], which becomes its first argument. The body is plain Rust that the compiler

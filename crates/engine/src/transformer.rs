@@ -7,16 +7,17 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::Compute;
-use crate::adapter::{Adapter, Low};
+use crate::adapter::Adapter;
 use crate::buffer::Buffer;
-use crate::layout::{Map, Site};
+use crate::layout::{Map, Site, attention_shape};
 use crate::ops::kv::{Blocks, KeyValues, Places, Span};
 use crate::ops::norm::Heads;
 use crate::ops::rope::RopeTable;
 use crate::ops::{attention, fill_rows, for_rows, norm, swiglu};
 use crate::product::{Matrix, Mode, Right, Scratch, product};
-use crate::value::ValueHead;
-use crate::weights::{Weights, attention_shape};
+use crate::scratch::MapScratch;
+use crate::value_head::ValueHead;
+use crate::weights::Weights;
 
 /// Rows to run through the model.
 #[derive(Debug, Clone, Copy)]
@@ -57,15 +58,6 @@ pub struct Temporary {
     pub hidden: Buffer,
     /// Scratch of linear maps.
     pub scratch: MapScratch,
-}
-
-/// Scratch of linear maps.
-#[derive(Default)]
-pub struct MapScratch {
-    /// That of products.
-    pub product: Scratch,
-    /// Rows within adapters.
-    pub low: Low,
 }
 
 /// A model that can be run: weights, rotary tables, and where to compute.

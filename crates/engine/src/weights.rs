@@ -7,7 +7,6 @@ use dressage_model::{ModelConfig, ModelError, ModelFiles};
 use crate::Compute;
 use crate::buffer::Buffer;
 use crate::layout::{Layout, Map};
-use crate::ops::kv::Shape;
 use crate::parameters::Parameters;
 use crate::precision::Precision;
 use crate::product::Packed;
@@ -93,9 +92,4 @@ impl Weights {
     pub fn part(&self, range: &Range<usize>) -> &[f32] {
         &self.master[range.clone()]
     }
-}
-
-/// The shape of a model's attention.
-pub fn attention_shape(config: &ModelConfig) -> Shape {
-    Shape { heads: config.heads, kv_heads: config.kv_heads, head_dim: config.head_dim }
 }

@@ -7,9 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dressage_engine::precision::Order;
-use dressage_engine::testing::{family_configs, random_weights, tiny_config};
-use dressage_engine::{Compute, Engine, EngineOptions, Isa, Kernel, Precision};
+use dressage_engine::testing::{Compute, Kernel, family_configs, random_weights, tiny_config};
+use dressage_engine::{Engine, EngineOptions, Isa, Order, Precision};
 use dressage_model::ModelConfig;
 use dressage_policy::{
     Completion, FinishReason, Learner, LoraOptions, OptimParams, PolicyError, SampleEvent, SampleRequest,

@@ -6,8 +6,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use dressage_engine::testing::{random_weights, tiny_config};
-use dressage_engine::{Compute, Engine, EngineOptions};
+use dressage_engine::testing::{Compute, random_weights, tiny_config};
+use dressage_engine::{Engine, EngineOptions};
 use dressage_model::{ModelConfig, Rope, RopeScaling, SafetensorsFile, write_safetensors};
 use dressage_policy::{Learner, LoraOptions, SampleRequest, Sampler, SamplingParams};
 use serde_json::{Value, json};

@@ -17,14 +17,8 @@ mod losses_of_others;
 #[path = "../../rl/tests/verl/losses.rs"]
 mod losses_of_verl;
 
-use dressage_engine::Compute;
-use dressage_engine::learning::{Learning, Limits};
-use dressage_engine::precision::Precision;
-use dressage_engine::simd::Isa;
-use dressage_engine::testing::tiny_config;
-use dressage_engine::transformer::Transformer;
-use dressage_engine::value::ValueHead;
-use dressage_engine::weights::Weights;
+use dressage_engine::testing::{Compute, Learning, Limits, Transformer, ValueHead, Weights, tiny_config};
+use dressage_engine::{Isa, Precision};
 use dressage_model::ModelConfig;
 use dressage_rl::{Loss, Point};
 use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};

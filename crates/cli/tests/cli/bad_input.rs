@@ -3,8 +3,7 @@
 use std::fs;
 use std::process::Output;
 
-use dressage_engine::Compute;
-use dressage_engine::testing::random_weights;
+use dressage_engine::testing::{Compute, random_weights};
 use dressage_model::ModelConfig;
 
 use crate::support::{Place, config, stderr, stdout, write_model};

@@ -11,8 +11,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use assert_cmd::Command;
-use dressage_engine::Compute;
-use dressage_engine::testing::{random_weights, tiny_config};
+use dressage_engine::testing::{Compute, random_weights, tiny_config};
 use dressage_model::{ModelConfig, SpecialTokens, write_json, write_tokenizer_config};
 use dressage_text::testing::{END_OF_TEXT, IM_END, VOCABULARY, tiny_chat};
 use tempfile::TempDir;

@@ -19,10 +19,10 @@ use super::kv::{BLOCK, KeyValues, Span};
 use crate::Compute;
 use crate::buffer::{Buffer, Shared};
 use crate::precision::{Kernel, Order};
-use crate::product::left::{Left, STEP};
-use crate::product::pack::Matrix;
-use crate::product::tile::{Chain, Rows, tile as multiply};
-use crate::product::{MAX_ROWS, NR};
+use crate::product::left::Left;
+use crate::product::shape::{Chain, Rows, STEP};
+use crate::product::tile::tile as multiply;
+use crate::product::{MAX_ROWS, Matrix, NR};
 use crate::simd::{LANES, exp, fold, max, simd};
 
 /// Rows up to which a tile is done with a block before the next one has come. Taller ones go over a prompt, or train: the tile before has been

@@ -5,9 +5,9 @@
 
 use std::arch::x86_64::*;
 
-use super::slopes::{Row, Scores};
-use crate::product::left::STEP;
-use crate::product::pack::bf16::words_of;
+use super::scores::{Row, Scores};
+use crate::precision::words_of;
+use crate::product::shape::STEP;
 use crate::simd::{LANES, exp};
 
 /// Positions that an instruction goes over.

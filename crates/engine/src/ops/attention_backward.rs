@@ -12,14 +12,15 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use super::kv::{BLOCK, KeyValues, Shape, Span};
-use super::slopes::{Row, Scores};
+use super::scores::{Row, Scores};
 use crate::Compute;
 use crate::buffer::{Buffer, Shared};
 use crate::precision::{Kernel, Order, Precision};
 use crate::product::left::Left;
-use crate::product::pack::{Matrix, pack_columns, unpack_rows};
-use crate::product::tile::{Chain, Rows, tile};
-use crate::product::{MAX_ROWS, NR};
+use crate::product::pack::{pack_columns, unpack_rows};
+use crate::product::shape::{Chain, Rows};
+use crate::product::tile::tile;
+use crate::product::{MAX_ROWS, Matrix, NR};
 use crate::simd::{LANES, dot, simd};
 
 /// Query rows whose weights exist at a time: enough to make up for reading dK and dV, few enough to stay in the cache.

@@ -113,6 +113,7 @@ impl Blocks {
     }
 
     /// Whether there are none.
+    #[cfg(any(test, feature = "testing"))]
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty()
     }

@@ -3,40 +3,13 @@
 #[cfg(target_arch = "x86_64")]
 use super::attention_amx;
 use super::kv::BLOCK;
+use super::scores::Scores;
 use crate::buffer::Buffer;
 use crate::precision::{Kernel, Order, Precision};
+use crate::product::Matrix;
 use crate::product::left::Left;
-use crate::product::pack::{Matrix, pack_rows};
+use crate::product::pack::pack_rows;
 use crate::simd::{LANES, exp, simd};
-
-/// What makes one query's weights and slopes of its scores.
-#[derive(Debug, Clone, Copy)]
-pub struct Row {
-    /// Its largest score.
-    pub max: f32,
-    /// 1 / Σ exp(s − max).
-    pub inverse: f32,
-    /// D = dO · O.
-    pub mean: f32,
-    /// Positions that it sees.
-    pub own: usize,
-}
-
-/// The rows of a tile, `stride` values apart: scores in `p` and dO Vᵀ in `s`.
-pub struct Scores<'a> {
-    /// Its rows.
-    pub rows: &'a [Row],
-    /// Positions that its last row sees.
-    pub seen: usize,
-    /// Distance between rows.
-    pub stride: usize,
-    /// Scores; in f32, weights afterwards.
-    pub p: &'a mut [f32],
-    /// dO Vᵀ; in f32, slopes afterwards.
-    pub s: &'a mut [f32],
-    /// In bf16, weights and slopes afterwards as words of two rows, which lie as far apart.
-    pub pairs: [&'a mut [f32]; 2],
-}
 
 impl Scores<'_> {
     /// Makes weights P = exp(s − max) / Σ and slopes dS = P ∘ (dO Vᵀ − D), 0 from what a row does not see to the end of the block of positions that
@@ -97,6 +70,7 @@ simd! {
 
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
+    use super::super::scores::Row;
     use super::super::testing::noise;
     use super::*;
     use crate::product::pack::pack_tile;

@@ -11,13 +11,11 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::cell::{Cell, RefCell};
-use std::sync::OnceLock;
 
-use super::left::{HALF, STEP};
-use super::pack::Matrix;
-use super::pack::bf16::words_of;
+use super::matrix::Matrix;
+use super::shape::{Chain, HALF, MAX_ROWS, NR, Rows, STEP};
 use super::strip::Strip;
-use super::tile::{Chain, MAX_ROWS, NR, Rows};
+use crate::precision::words_of;
 
 /// Words of k for which a tile of A is held in the first-level cache of 48 KiB, which panels pass by: 36 KiB.
 const HELD_A: usize = 288;
@@ -27,32 +25,6 @@ const HELD_BESIDE: usize = 144;
 const LEAST_PANELS: usize = 4;
 
 const _: () = assert!(MAX_ROWS == 2 * HALF && NR == 2 * STEP, "a tile is two matrix registers high and wide");
-
-/// Whether the processor has tiles of bf16 and the system lets this process use them. Asks for that permission.
-pub fn available() -> bool {
-    static GRANTED: OnceLock<bool> = OnceLock::new();
-    *GRANTED.get_or_init(|| {
-        /// Bits of leaf 7 in EDX.
-        const BF16: u32 = 1 << 22;
-        const TILE: u32 = 1 << 24;
-        let features = if __cpuid(0).eax >= 7 { __cpuid_count(7, 0).edx } else { 0 };
-        features & BF16 > 0 && features & TILE > 0 && permitted()
-    })
-}
-
-/// Linux gives the registers to processes that ask (its documentation, x86/xstate), and refuses where it does not know them.
-#[cfg(target_os = "linux")]
-fn permitted() -> bool {
-    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
-    const XTILEDATA: libc::c_long = 18;
-    // SAFETY: this call reads no memory of ours.
-    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0 }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn permitted() -> bool {
-    false
-}
 
 /// What LDTILECFG reads: for each register, bytes of a row and rows.
 #[repr(C, align(64))]

@@ -1,17 +1,9 @@
 //! The left operand of a tile: where its words lie.
 
-use std::ops::Range;
-
-use super::pack::{Matrix, pack_tile};
-use super::tile::{MAX_ROWS, VECTOR_ROWS};
-use crate::buffer::Buffer;
+use super::matrix::Matrix;
+use super::shape::{HALF, MAX_ROWS, STEP, VECTOR_ROWS};
 use crate::precision::{Kernel, Order, Precision};
 use crate::simd::Isa;
-
-/// Rows that a matrix register of AMX holds.
-pub(super) const HALF: usize = 16;
-/// Words of k that an instruction of AMX goes over.
-pub(crate) const STEP: usize = 16;
 
 /// Rows that are worth packing although they could be read where they lie.
 const MANY_ROWS: usize = 64;
@@ -84,40 +76,12 @@ pub enum Left {
 }
 
 impl Left {
-    /// `rows`, at most a tile's, and the columns `steps` of `a`: where they lie if a tile can read them there, else packed into `scratch`.
-    /// `steps` begin a word.
-    ///
-    /// # Panics
-    /// When `a` has not these rows and columns.
-    pub fn of(
-        kernel: Kernel,
-        a: Matrix<'_>,
-        rows: Range<usize>,
-        steps: Range<usize>,
-        scratch: &mut Buffer,
-    ) -> Self {
-        match kernel.precision {
-            Precision::F32 => {
-                let part = a.part(rows, steps);
-                match part {
-                    (.., 1) => Left::rows(part),
-                    (data, _, stride) => Left::Steps { start: data.as_ptr(), stride },
-                }
-            }
-            Precision::Bf16 => {
-                let to = scratch.reserve(kernel.left_words(rows.len(), steps.len()));
-                pack_tile(kernel, a, rows.start, rows.len(), steps.start, steps.len(), to);
-                Left::packed(kernel, to.as_ptr(), rows.len())
-            }
-        }
-    }
-
     /// Contiguous rows, as [`Matrix::part`] gives them.
     pub fn rows((data, stride, _): (&[f32], usize, usize)) -> Self {
         Left::Rows { start: data.as_ptr(), stride }
     }
 
-    /// What [`pack_tile`] left at `start` for `rows` rows.
+    /// What `pack_tile` left at `start` for `rows` rows.
     pub fn packed(kernel: Kernel, start: *const f32, rows: usize) -> Self {
         Left::Steps { start, stride: kernel.left_rows(rows) * kernel.links() }
     }

@@ -1,94 +1,19 @@
-//! Operands of a product, and their packing into panels and tiles of words.
+//! Packing of operands into panels and tiles of words.
 
 use std::ops::Range;
 
 #[cfg(target_arch = "x86_64")]
 use super::amx;
-use super::tile::{NR, VECTOR_ROWS};
+use super::left::Left;
+use super::matrix::Matrix;
+use super::shape::{NR, VECTOR_ROWS};
 use crate::buffer::{Buffer, Shared};
 use crate::precision::{Kernel, Precision, halves, pair, rounded, with_later};
 use crate::simd::simd;
 
-/// Values of a row that are read together where they are contiguous: 12 cache lines.
-const TOGETHER: usize = 192;
 /// Steps of k for which neighbouring tiles or panels are packed one after the other, where they lie next to each other in memory: a
 /// multiple of the steps that any left operand is padded to.
 pub const PACK_K: usize = 32;
-
-/// A view of a matrix with strides.
-#[derive(Clone, Copy)]
-pub struct Matrix<'a> {
-    data: &'a [f32],
-    /// Number of rows.
-    pub rows: usize,
-    /// Number of columns.
-    pub cols: usize,
-    row_stride: usize,
-    col_stride: usize,
-}
-
-impl<'a> Matrix<'a> {
-    /// A row-major matrix.
-    pub fn new(data: &'a [f32], rows: usize, cols: usize) -> Self {
-        Self::strided(data, rows, cols, cols)
-    }
-
-    /// A row-major matrix whose rows start `stride` values apart.
-    ///
-    /// # Panics
-    /// When `data` is too short.
-    pub fn strided(data: &'a [f32], rows: usize, cols: usize, stride: usize) -> Self {
-        let needed = if rows == 0 { 0 } else { (rows - 1) * stride + cols };
-        assert!(
-            needed <= data.len() && cols <= stride.max(1),
-            "{} values are no {rows} x {cols} matrix",
-            data.len()
-        );
-        Matrix { data, rows, cols, row_stride: stride, col_stride: 1 }
-    }
-
-    /// The transpose.
-    pub fn transposed(self) -> Self {
-        Matrix {
-            data: self.data,
-            rows: self.cols,
-            cols: self.rows,
-            row_stride: self.col_stride,
-            col_stride: self.row_stride,
-        }
-    }
-
-    /// How many pieces of `width` columns are best read together: several where rows are contiguous, and each piece would take but a part
-    /// of what the memory has open.
-    pub fn columns_together(&self, width: usize) -> usize {
-        if self.col_stride == 1 && self.cols > width { (TOGETHER / width).max(1) } else { 1 }
-    }
-
-    /// Whether rows are contiguous.
-    pub fn has_rows(&self) -> bool {
-        self.col_stride == 1
-    }
-
-    /// The values from the first of `rows` and `columns` on, and the distances between rows and between columns.
-    ///
-    /// # Panics
-    /// When the matrix ends before these do.
-    pub fn part(self, rows: Range<usize>, columns: Range<usize>) -> (&'a [f32], usize, usize) {
-        assert!(
-            rows.end <= self.rows && columns.end <= self.cols,
-            "part of a {} x {} matrix",
-            self.rows,
-            self.cols
-        );
-        let first = rows.start * self.row_stride + columns.start * self.col_stride;
-        (&self.data[first..], self.row_stride, self.col_stride)
-    }
-
-    /// One element.
-    pub fn at(&self, row: usize, col: usize) -> f32 {
-        self.data[row * self.row_stride + col * self.col_stride]
-    }
-}
 
 /// Packs columns `column ..` of rows `k0 .. k0 + depth` of `b` into `out`, `[words of depth][NR]`, with zeros past the last
 /// column. `k0` begins a word.
@@ -124,6 +49,36 @@ pub unsafe fn pack_panels(
             // SAFETY: the caller's promise.
             let to = unsafe { to.slice(start, kernel.words(depth) * NR) };
             pack_panel(kernel, b, steps.start + at, depth, panel * NR, to);
+        }
+    }
+}
+
+impl Left {
+    /// `rows`, at most a tile's, and the columns `steps` of `a`: where they lie if a tile can read them there, else packed into `scratch`.
+    /// `steps` begin a word.
+    ///
+    /// # Panics
+    /// When `a` has not these rows and columns.
+    pub fn of(
+        kernel: Kernel,
+        a: Matrix<'_>,
+        rows: Range<usize>,
+        steps: Range<usize>,
+        scratch: &mut Buffer,
+    ) -> Self {
+        match kernel.precision {
+            Precision::F32 => {
+                let part = a.part(rows, steps);
+                match part {
+                    (.., 1) => Left::rows(part),
+                    (data, _, stride) => Left::Steps { start: data.as_ptr(), stride },
+                }
+            }
+            Precision::Bf16 => {
+                let to = scratch.reserve(kernel.left_words(rows.len(), steps.len()));
+                pack_tile(kernel, a, rows.start, rows.len(), steps.start, steps.len(), to);
+                Left::packed(kernel, to.as_ptr(), rows.len())
+            }
         }
     }
 }
@@ -381,30 +336,11 @@ fn pair_columns_with(
 
 /// The same with the instruction that rounds 32 values at a time.
 #[cfg(target_arch = "x86_64")]
-pub(crate) mod bf16 {
+mod bf16 {
     use std::arch::x86_64::*;
 
     use super::{AHEAD, RUN, pair_columns_with};
-
-    /// 16 words of two steps each.
-    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    pub fn words_of(earlier: __m512, later: __m512) -> __m512i {
-        // Lane 2 i takes value i of the low 16, lane 2 i + 1 that of the high 16.
-        const LANES: [u16; 32] = {
-            let mut lanes = [0; 32];
-            let mut lane = 0;
-            while lane < 32 {
-                lanes[lane] = (lane / 2 + lane % 2 * 16) as u16;
-                lane += 1;
-            }
-            lanes
-        };
-        // SAFETY: the constant has the length accessed; both types are 512 bits.
-        unsafe {
-            let both = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(later, earlier));
-            _mm512_permutexvar_epi16(_mm512_loadu_si512(LANES.as_ptr().cast()), both)
-        }
-    }
+    use crate::precision::words_of;
 
     /// As [`pair_rows`](super::pair_rows).
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]

@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
-use super::pack::{Matrix, pack_panel, pack_panels};
-use super::tile::NR;
+use super::matrix::Matrix;
+use super::pack::{pack_panel, pack_panels};
+use super::shape::NR;
 use crate::Compute;
 use crate::buffer::{Buffer, Shared};
 use crate::precision::{Kernel, Precision, words};

@@ -1,12 +1,7 @@
-//! A strip of a product: one tile of A and neighbouring panels of B.
+//! A strip of a product: one tile of A and neighbouring panels of B. How it is multiplied is `tile`'s.
 
-#[cfg(target_arch = "x86_64")]
-use super::amx;
 use super::left::Left;
-use super::tile::{Ahead, Chain, LINE, NR, Rows, tile};
-use crate::precision::Kernel;
-#[cfg(target_arch = "x86_64")]
-use crate::precision::Order;
+use super::shape::{Ahead, LINE, NR};
 
 /// Shares of a group of panels that is fetched ahead, each but the first by one of the last tiles that go over the group before. Shares overlap, since what was
 /// fetched first is pushed out again by then.
@@ -53,12 +48,6 @@ impl Strip {
         self.panels.wrapping_add(panel * self.distance + word * NR)
     }
 
-    /// Waits until what was written past the caches can be seen by other threads.
-    pub fn settle() {
-        #[cfg(target_arch = "x86_64")]
-        amx::settle();
-    }
-
     /// Where C goes on after `panel`, if it starts at `c`: at the next panel, or at the tile below.
     pub fn after(&self, panel: usize, c: *mut f32, c_stride: usize) -> *mut f32 {
         match panel + 1 < self.count() {
@@ -82,32 +71,5 @@ impl Strip {
             Some(share) => self.panel(self.count() + panel, (share * self.words + word) / SHARES),
         };
         Ahead { near, pace, far }
-    }
-
-    /// `C[i][j] = Σ_k A[i][k] B[k][j]`: the sums of blocks of `block` words of k, added up in their order, to what C held with `add`. Row i of C
-    /// starts `c_stride` values after the one before.
-    ///
-    /// # Safety
-    /// As [`tile`].
-    pub unsafe fn multiply(self, kernel: Kernel, block: usize, c: *mut f32, c_stride: usize, add: bool) {
-        #[cfg(target_arch = "x86_64")]
-        if let (Order::Tiled, Left::Steps { start, .. }) = (kernel.order(), self.left) {
-            debug_assert!(self.words <= block);
-            // SAFETY: forwarded from the caller; the instruction set is available, or it would not be named.
-            return unsafe { amx::strip(self, start, c, c_stride, add) };
-        }
-        for panel in 0..self.count() {
-            for at in (0..self.words).step_by(block) {
-                let depth = block.min(self.words - at);
-                let ahead = self.ahead(panel, at, depth);
-                let b = Rows { blocks: &[self.panel(panel, at)], block: depth, depth, stride: NR, ahead };
-                let (left, c) = (self.left.after(at), c.wrapping_add(panel * NR));
-                // SAFETY: forwarded from the caller.
-                unsafe {
-                    let chain = Chain::new(add || at > 0);
-                    tile(kernel, self.rows, left, b, c, c_stride, self.columns_of(panel), chain)
-                };
-            }
-        }
     }
 }

@@ -3,76 +3,48 @@
 #[cfg(target_arch = "x86_64")]
 use super::amx;
 use super::left::{Left, Walk};
+use super::shape::{Ahead, Chain, LINE, NR, Rows, VECTOR_ROWS};
+use super::strip::Strip;
+#[cfg(target_arch = "x86_64")]
+use crate::precision::Order;
 use crate::precision::{HIGH, Kernel, Precision, halves};
 use crate::simd::Isa;
 
-/// Rows of a tile in vector registers: 12 × 32 accumulators fill 24 of the 32 AVX-512 registers.
-pub(super) const VECTOR_ROWS: usize = 12;
-/// Rows of the largest tile.
-pub const MAX_ROWS: usize = 32;
-/// Columns of a tile and width of a panel: two AVX-512 registers, four AVX2 ones.
-pub const NR: usize = 32;
 /// Steps of a round of the innermost loop, which looks ahead once. (Four are no faster, one and eight are slower.)
 const ROUND: usize = 2;
-/// Values of a cache line.
-pub(super) const LINE: usize = 16;
 
-/// The right operand of a tile: `depth` rows of [`NR`] words, `stride` apart, in one piece or in blocks of `block` rows
-/// that lie anywhere.
-#[derive(Clone, Copy)]
-pub struct Rows<'a> {
-    /// Where each block starts.
-    pub blocks: &'a [*const f32],
-    /// Rows of a block; the last one may have fewer.
-    pub block: usize,
-    /// Rows in all.
-    pub depth: usize,
-    /// Distance between rows of a block.
-    pub stride: usize,
-    /// What comes after this.
-    pub ahead: Ahead,
-}
-
-/// What will be read later, to be fetched meanwhile by tiles that have time for it; any address will do.
-#[derive(Clone, Copy)]
-pub struct Ahead {
-    /// What comes next, to the first-level cache.
-    pub near: *const f32,
-    /// Values of it for every step.
-    pub pace: usize,
-    /// What comes long after, to the second-level cache.
-    pub far: *const f32,
-}
-
-impl<'a> Rows<'a> {
-    /// Blocks after which nothing comes from afar.
-    pub fn at_hand(blocks: &'a [*const f32], block: usize, depth: usize, stride: usize) -> Self {
-        Rows { blocks, block, depth, stride, ahead: Ahead { near: blocks[0], pace: 0, far: blocks[0] } }
+impl Strip {
+    /// `C[i][j] = Σ_k A[i][k] B[k][j]`: the sums of blocks of `block` words of k, added up in their order, to what C held with `add`. Row i of C
+    /// starts `c_stride` values after the one before.
+    ///
+    /// # Safety
+    /// As [`tile`].
+    pub unsafe fn multiply(self, kernel: Kernel, block: usize, c: *mut f32, c_stride: usize, add: bool) {
+        #[cfg(target_arch = "x86_64")]
+        if let (Order::Tiled, Left::Steps { start, .. }) = (kernel.order(), self.left) {
+            debug_assert!(self.words <= block);
+            // SAFETY: forwarded from the caller; the instruction set is available, or it would not be named.
+            return unsafe { amx::strip(self, start, c, c_stride, add) };
+        }
+        for panel in 0..self.count() {
+            for at in (0..self.words).step_by(block) {
+                let depth = block.min(self.words - at);
+                let ahead = self.ahead(panel, at, depth);
+                let b = Rows { blocks: &[self.panel(panel, at)], block: depth, depth, stride: NR, ahead };
+                let (left, c) = (self.left.after(at), c.wrapping_add(panel * NR));
+                // SAFETY: forwarded from the caller.
+                unsafe {
+                    let chain = Chain::new(add || at > 0);
+                    tile(kernel, self.rows, left, b, c, c_stride, self.columns_of(panel), chain)
+                };
+            }
+        }
     }
 
-    /// Start and number of rows of each block.
-    #[inline(always)]
-    pub(super) fn pieces(&self) -> impl Iterator<Item = (*const f32, usize)> + 'a {
-        let (block, depth) = (self.block, self.depth);
-        self.blocks.iter().enumerate().map(move |(i, start)| (*start, block.min(depth - i * block)))
-    }
-}
-
-/// Where the chain of a tile begins and what becomes of its sum.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Chain {
-    /// It begins at 0, and C is overwritten.
-    Set,
-    /// It begins at 0 and is added to what C held: C can be large, and every link would round at its size.
-    Add,
-    /// It goes on from where another tile left it in C.
-    Resume,
-}
-
-impl Chain {
-    /// A chain from 0.
-    pub const fn new(add: bool) -> Self {
-        if add { Chain::Add } else { Chain::Set }
+    /// Waits until what was written past the caches can be seen by other threads.
+    pub fn settle() {
+        #[cfg(target_arch = "x86_64")]
+        amx::settle();
     }
 }
 

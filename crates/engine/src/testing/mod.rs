@@ -1,12 +1,22 @@
-//! Small random models for tests, here and in the crates above.
+//! Small random models for tests, here and in the crates above, and the insides of the engine that tests and examples look at.
+//! All of it behind the feature `testing`, and without any promise.
 
 pub mod parity;
 
 use dressage_model::{Family, ModelConfig, Rope, RopeScaling};
 use dressage_policy::uniform;
 
-use crate::Compute;
-use crate::weights::Weights;
+pub use crate::buffer::Buffer;
+pub use crate::cache::Cache;
+pub use crate::compute::Compute;
+pub use crate::learning::{Learning, Limits};
+pub use crate::ops::kv::Blocks;
+pub use crate::packing::{Packing, Unit, check};
+pub use crate::precision::Kernel;
+pub use crate::product::{Matrix, Mode, Packed, Right, Scratch, product};
+pub use crate::transformer::{Inference, Rows, Transformer};
+pub use crate::value_head::ValueHead;
+pub use crate::weights::Weights;
 
 /// A Llama-like configuration with two small layers, grouped queries and a tied head.
 pub fn tiny_config() -> ModelConfig {

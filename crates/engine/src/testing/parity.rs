@@ -21,7 +21,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::random_weights;
-use crate::weights::attention_shape;
+use crate::layout::attention_shape;
 use crate::{Compute, Engine, EngineOptions, Isa};
 
 const DEADLINE: Duration = Duration::from_secs(120);
