@@ -1,15 +1,43 @@
-//! The rules of the house that a compiler does not know: files stay short, and a room knows only the rooms below it.
+//! The rules of the house that a compiler does not know: files stay short and lead in no circles, and a room
+//! knows only the rooms that it may.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
 
+mod circles;
+
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use circles::Circle;
 
 /// Longer files are hard to read in one go.
 const MOST_LINES: usize = 600;
 
-/// From the top down, the binary first.
-const ROOMS: [&str; 11] =
-    ["cli", "trainer", "agent", "reward", "store", "engine", "text", "model", "policy", "rl", "tree"];
+/// Which rooms a room may know, from the top down. An entry may come before its room does.
+const ROOMS: [(&str, &[&str]); 12] = [
+    ("cli", &["trainer", "agent", "store", "engine", "conversation", "text", "model", "policy", "tree"]),
+    ("trainer", &["agent", "reward", "store", "conversation", "text", "policy", "rl", "tree"]),
+    ("agent", &["reward", "conversation", "text", "policy", "tree"]),
+    ("reward", &["policy"]),
+    ("store", &["tree"]),
+    ("engine", &["model", "policy", "rl", "tree"]),
+    ("conversation", &["text", "policy", "tree"]),
+    ("text", &["model", "policy"]),
+    ("model", &["policy"]),
+    ("policy", &["rl", "tree"]),
+    ("rl", &["tree"]),
+    ("tree", &[]),
+];
+
+/// Files that may lead to each other, and why is said in ARCHITECTURE.md.
+const CIRCLES: [(&str, &[&str]); 6] = [
+    ("text", &["chat", "continuation", "prepare"]),
+    ("trainer", &["phase", "phase::rl", "phase::sft", "trainer"]),
+    ("trainer", &["checkpoint", "folder", "origin"]),
+    ("trainer", &["credit", "plan", "signals"]),
+    ("trainer", &["evaluate", "observe", "rollout"]),
+    ("trainer", &["recipe::keys", "recipe::rl"]),
+];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
@@ -49,20 +77,92 @@ fn no_file_is_too_long() {
     );
 }
 
-#[test]
-fn a_room_knows_only_the_rooms_below_it() {
-    for (place, room) in ROOMS.iter().enumerate() {
-        let manifest = fs::read_to_string(root().join("crates").join(room).join("Cargo.toml")).unwrap();
-        // Tests may borrow from anywhere.
-        let (_, dependencies) = manifest.split_once("\n[dependencies]\n").unwrap();
-        let dependencies = dependencies.split("\n[").next().unwrap();
-        for line in dependencies.lines() {
-            let Some(rest) = line.strip_prefix("dressage-") else { continue };
-            let known = rest.split(['.', ' ', '=']).next().unwrap();
-            let at = ROOMS.iter().position(|room| *room == known);
-            assert!(at.is_some_and(|at| at > place), "{room} knows {known}, which is not below it");
+/// Rooms that a manifest names as dependencies, but for those of tests, which may borrow from anywhere.
+fn known(manifest: &str) -> BTreeSet<String> {
+    let name = |line: &str| Some(line.strip_prefix("dressage-")?.split(['.', ' ', '=']).next()?.to_owned());
+    let mut found = BTreeSet::new();
+    let mut lists = false;
+    for line in manifest.lines() {
+        if let Some(section) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
+            let (kind, table) = section.rsplit_once('.').unwrap_or(("", section));
+            lists = table == "dependencies" || table == "build-dependencies";
+            if kind == "dependencies" {
+                found.extend(name(table));
+            }
+        } else if lists {
+            found.extend(name(line));
         }
     }
-    let rooms = fs::read_dir(root().join("crates")).unwrap().count();
-    assert_eq!(rooms, ROOMS.len(), "a room is missing from the list above");
+    found
+}
+
+fn exists(room: &str) -> bool {
+    root().join("crates").join(room).exists()
+}
+
+#[test]
+fn a_room_knows_only_the_rooms_that_it_may() {
+    for room in fs::read_dir(root().join("crates")).unwrap() {
+        let room = room.unwrap().file_name().into_string().unwrap();
+        let Some((_, may)) = ROOMS.iter().find(|(name, _)| *name == room) else {
+            panic!("`{room}` is missing from the list of rooms in {}", file!())
+        };
+        let manifest = fs::read_to_string(root().join("crates").join(&room).join("Cargo.toml")).unwrap();
+        for neighbour in known(&manifest) {
+            let allowed = may.contains(&neighbour.as_str());
+            assert!(allowed, "`{room}` knows `{neighbour}`, but may know only {may:?} ({})", file!());
+        }
+    }
+    for (place, (room, may)) in ROOMS.iter().enumerate() {
+        for neighbour in *may {
+            let below = ROOMS[place..].iter().any(|(name, _)| name == neighbour);
+            assert!(below, "the list lets `{room}` know `{neighbour}`, which is not below it");
+        }
+    }
+}
+
+#[test]
+fn the_architecture_has_the_same_list() {
+    let page = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let quoted = |text: &str| text.split('`').skip(1).step_by(2).map(str::to_owned).collect::<BTreeSet<_>>();
+    for (room, may) in ROOMS.iter().filter(|(room, _)| exists(room)) {
+        let row =
+            page.lines().find_map(|line| line.strip_prefix(&format!("| `{room}` | "))).unwrap_or_default();
+        let listed: BTreeSet<String> =
+            quoted(row.split('|').next().unwrap()).into_iter().filter(|r| exists(r)).collect();
+        let may = may.iter().map(|room| (*room).to_owned()).filter(|r| exists(r)).collect();
+        assert_eq!(listed, may, "which rooms `{room}` may know, in ARCHITECTURE.md and in {}", file!());
+    }
+}
+
+#[test]
+fn manifests_are_read_in_all_their_forms() {
+    let manifest = "[package]\nname = \"dressage-x\"\n[dependencies]\n\
+        dressage-a.workspace = true\nserde = \"1\"\n\
+        dressage-b = { path = \"../b\" }\n[target.'cfg(unix)'.dependencies]\ndressage-c.workspace = true\n\
+        [dependencies.dressage-d]\nworkspace = true\n[dev-dependencies]\ndressage-e.workspace = true\n";
+    assert_eq!(known(manifest).into_iter().collect::<Vec<_>>(), ["a", "b", "c", "d"]);
+}
+
+#[test]
+fn files_do_not_lead_in_circles() {
+    let page = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let mut met = BTreeSet::new();
+    for (room, _) in ROOMS.iter().filter(|(room, _)| exists(room)) {
+        for Circle { files, uses } in circles::circles(&root().join("crates").join(room).join("src")) {
+            let known = CIRCLES.iter().position(|(of, known)| {
+                of == room && files.iter().all(|file| known.contains(&file.as_str()))
+            });
+            let Some(known) = known else {
+                panic!("`{room}` has a circle among the files {files:?}:\n  {}", uses.join("\n  "))
+            };
+            met.insert(known);
+        }
+    }
+    for (place, (room, files)) in CIRCLES.iter().enumerate() {
+        assert!(met.contains(&place), "the circle of `{room}` among {files:?} is gone: take it off the list");
+        let named = |line: &str| files.iter().all(|file| line.contains(&format!("`{file}`")));
+        let explained = page.lines().any(|line| line.starts_with(&format!("- `{room}`: ")) && named(line));
+        assert!(explained, "ARCHITECTURE.md does not explain the circle of `{room}` among {files:?}");
+    }
 }

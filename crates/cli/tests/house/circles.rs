@@ -1,0 +1,398 @@
+//! Circles among the files of a room: `a.rs` uses what `b.rs` defines, which uses what `a.rs` defines.
+//!
+//! Read are `use` and the paths in the code, without comments, literals and tests. A name that is re-exported counts as its own
+//! file's, and a child may use what its parents define. Methods are not followed, so not every dependence is seen.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A module with a file of its own.
+struct Module {
+    /// From the root of the crate, which is the empty path.
+    name: Vec<String>,
+    tokens: Vec<String>,
+    children: BTreeMap<String, usize>,
+    /// Names that `use` brings in, with the paths that they stand for.
+    imports: BTreeMap<String, Vec<String>>,
+    /// Modules whose names all come in.
+    globs: Vec<Vec<String>>,
+}
+
+/// Where a path leads.
+#[derive(Clone, Copy)]
+enum Target {
+    Module(usize),
+    /// An item that this module defines.
+    Item(usize),
+}
+
+/// Files of a room that all lead to each other.
+#[derive(Debug)]
+pub(crate) struct Circle {
+    /// The names of their modules, sorted; the root is `lib`.
+    pub files: Vec<String>,
+    /// What leads from one to another: `a uses b (crate::b::Item)`.
+    pub uses: Vec<String>,
+}
+
+/// Every circle of a crate, the folder of whose sources is given.
+pub(crate) fn circles(folder: &Path) -> Vec<Circle> {
+    let root = ["lib.rs", "main.rs"].map(|name| folder.join(name)).into_iter().find(|path| path.exists());
+    let root = root.unwrap_or_else(|| panic!("{} is no crate", folder.display()));
+    let mut modules = Vec::new();
+    read(&root, folder, Vec::new(), &mut modules);
+    let edges: Vec<_> = (0..modules.len()).map(|at| uses(&modules, at)).collect();
+    let reached: Vec<_> = (0..modules.len()).map(|from| reachable(&edges, from)).collect();
+    let mut found = BTreeMap::new();
+    for (at, far) in reached.iter().enumerate().filter(|(at, far)| far.contains(at)) {
+        let circle: Vec<usize> = far.iter().copied().filter(|other| reached[*other].contains(&at)).collect();
+        let name = |at: usize| spelled(&modules[at].name);
+        let within = |from: &usize| {
+            let to = edges[*from].iter().filter(|(to, _)| circle.contains(to));
+            to.map(|(to, path)| format!("{} uses {} ({path})", name(*from), name(*to))).collect::<Vec<_>>()
+        };
+        let uses = circle.iter().flat_map(within).collect();
+        found.insert(circle.iter().map(|at| name(*at)).collect::<BTreeSet<_>>(), uses);
+    }
+    found.into_iter().map(|(files, uses)| Circle { files: files.into_iter().collect(), uses }).collect()
+}
+
+fn spelled(name: &[String]) -> String {
+    if name.is_empty() { "lib".to_owned() } else { name.join("::") }
+}
+
+/// Everything that can be reached in one step or more.
+fn reachable(edges: &[BTreeMap<usize, String>], from: usize) -> BTreeSet<usize> {
+    let (mut reached, mut open) = (BTreeSet::new(), vec![from]);
+    while let Some(at) = open.pop() {
+        open.extend(edges[at].keys().filter(|next| reached.insert(**next)));
+    }
+    reached
+}
+
+/// Adds the module of a file and of all below it, but for tests; `folder` is where its children lie.
+fn read(file: &Path, folder: &Path, name: Vec<String>, modules: &mut Vec<Module>) -> usize {
+    let text = fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    let tokens = without_tests(&tokens(&text));
+    let (mut children, mut imports, mut globs) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+    let at = modules.len();
+    modules.push(Module {
+        name: name.clone(),
+        tokens: vec![],
+        children: BTreeMap::new(),
+        imports: BTreeMap::new(),
+        globs: vec![],
+    });
+    let mut rest = Vec::new();
+    let mut place = 0;
+    while place < tokens.len() {
+        match tokens[place].as_str() {
+            "mod" if tokens.get(place + 2).is_some_and(|token| token == ";") => {
+                let child = &tokens[place + 1];
+                let found: Option<PathBuf> =
+                    [folder.join(format!("{child}.rs")), folder.join(child).join("mod.rs")]
+                        .into_iter()
+                        .find(|path| path.exists());
+                let found = found.unwrap_or_else(|| panic!("{}: no file of `mod {child}`", file.display()));
+                let below = [name.as_slice(), std::slice::from_ref(child)].concat();
+                children.insert(child.clone(), read(&found, &folder.join(child), below, modules));
+                place += 3;
+            }
+            "use" => {
+                let end = place + tokens[place..].iter().position(|token| token == ";").expect("use ends");
+                import(&tokens[place + 1..end], &[], &mut imports, &mut globs);
+                place = end + 1;
+            }
+            _ => {
+                rest.push(tokens[place].clone());
+                place += 1;
+            }
+        }
+    }
+    let module = &mut modules[at];
+    (module.tokens, module.children, module.imports, module.globs) = (rest, children, imports, globs);
+    at
+}
+
+/// Flattens a tree of `use`.
+fn import(
+    tokens: &[String],
+    before: &[String],
+    imports: &mut BTreeMap<String, Vec<String>>,
+    globs: &mut Vec<Vec<String>>,
+) {
+    let mut path = before.to_vec();
+    let mut place = 0;
+    while place < tokens.len() {
+        match tokens[place].as_str() {
+            "::" => place += 1,
+            "*" => return globs.push(path),
+            "as" => {
+                imports.insert(tokens[place + 1].clone(), path);
+                return;
+            }
+            "{" => {
+                let inside = &tokens[place + 1..tokens.len() - 1];
+                let mut depth = 0;
+                for part in inside.split(|token| {
+                    depth += usize::from(token == "{");
+                    depth -= usize::from(token == "}");
+                    depth == 0 && token == ","
+                }) {
+                    if !part.is_empty() {
+                        import(part, &path, imports, globs);
+                    }
+                }
+                return;
+            }
+            // `use a::{self}`: the name of a itself.
+            "self" if !path.is_empty() => place += 1,
+            name => {
+                path.push(name.to_owned());
+                place += 1;
+            }
+        }
+    }
+    if let Some(name) = path.last() {
+        imports.insert(name.clone(), path.clone());
+    }
+}
+
+/// Modules whose items a module uses, with one of the paths that name them.
+fn uses(modules: &[Module], at: usize) -> BTreeMap<usize, String> {
+    let module = &modules[at];
+    let mut found = BTreeMap::new();
+    // A module that is named leads to the items that are named in it.
+    let mut add = |path: &[String]| {
+        if let Some(Target::Item(other)) = resolve(modules, at, path, 0)
+            && !module.name.starts_with(&modules[other].name)
+        {
+            found.entry(other).or_insert_with(|| path.join("::"));
+        }
+    };
+    for (name, path) in &module.imports {
+        // A re-export that nothing here uses is only a name.
+        if module.tokens.contains(name) {
+            add(path);
+        }
+    }
+    let mut place = 0;
+    while place < module.tokens.len() {
+        let mut end = place + 1;
+        if is_name(&module.tokens[place]) {
+            while module.tokens.get(end).is_some_and(|token| token == "::")
+                && module.tokens.get(end + 1).is_some_and(|token| is_name(token))
+            {
+                end += 2;
+            }
+            if end > place + 1 && (place == 0 || module.tokens[place - 1] != "::") {
+                let path: Vec<String> = module.tokens[place..end].iter().step_by(2).cloned().collect();
+                add(&path);
+            }
+        }
+        place = end;
+    }
+    found
+}
+
+fn is_name(token: &str) -> bool {
+    token.starts_with(|first: char| first.is_alphabetic() || first == '_')
+}
+
+/// Follows a path from a module; `None` where it leaves the crate.
+fn resolve(modules: &[Module], from: usize, path: &[String], steps: usize) -> Option<Target> {
+    // Imports lead to imports, but not for ever: this program compiles.
+    if steps > 20 {
+        return None;
+    }
+    let mut here = from;
+    let mut path = path;
+    match path.first()?.as_str() {
+        "crate" => (here, path) = (0, &path[1..]),
+        "self" => path = &path[1..],
+        "super" => {
+            while path.first().is_some_and(|first| first == "super") {
+                let above = modules[here].name.split_last()?.1;
+                here = modules.iter().position(|module| module.name == above)?;
+                path = &path[1..];
+            }
+        }
+        first => {
+            let known =
+                modules[here].children.contains_key(first) || modules[here].imports.contains_key(first);
+            if !known {
+                return None;
+            }
+        }
+    }
+    for (place, name) in path.iter().enumerate() {
+        if let Some(child) = modules[here].children.get(name) {
+            here = *child;
+            continue;
+        }
+        if let Some(import) = modules[here].imports.get(name) {
+            // A name that stands for itself (`use serde_json;`) is another crate's.
+            let whole = [import.as_slice(), &path[place + 1..]].concat();
+            return if import.first() == Some(name) {
+                None
+            } else {
+                resolve(modules, here, &whole, steps + 1)
+            };
+        }
+        for glob in &modules[here].globs {
+            if let Some(Target::Module(other)) = resolve(modules, here, glob, steps + 1) {
+                if other != here
+                    && (modules[other].children.contains_key(name) || defines(&modules[other], name))
+                {
+                    return resolve(
+                        modules,
+                        other,
+                        &[&["self".to_owned()], &path[place..]].concat(),
+                        steps + 1,
+                    );
+                }
+            }
+        }
+        return Some(Target::Item(here));
+    }
+    Some(Target::Module(here))
+}
+
+/// Whether a module defines a name itself.
+fn defines(module: &Module, name: &str) -> bool {
+    let words = ["fn", "struct", "enum", "trait", "type", "const", "static", "union", "macro_rules"];
+    module.tokens.windows(2).any(|pair| words.contains(&pair[0].as_str()) && pair[1] == name)
+        || module.imports.contains_key(name)
+}
+
+/// Words and signs, without comments and literals.
+fn tokens(text: &str) -> Vec<String> {
+    let text: Vec<char> = text.chars().collect();
+    let mut found = Vec::new();
+    let mut place = 0;
+    while place < text.len() {
+        let rest = &text[place..];
+        let end = match rest[0] {
+            '/' if rest.get(1) == Some(&'/') => until(rest, "\n"),
+            '/' if rest.get(1) == Some(&'*') => until(rest, "*/"),
+            '"' => quoted(rest, '"'),
+            // A lifetime has no closing quote after its first character.
+            '\'' if rest.get(1) == Some(&'\\') || rest.get(2) == Some(&'\'') => quoted(rest, '\''),
+            'r' if raw(rest).is_some() => raw(rest).unwrap_or(1),
+            'b' if rest.get(1) == Some(&'r') && raw(&rest[1..]).is_some() => 1 + raw(&rest[1..]).unwrap_or(0),
+            first if first.is_alphanumeric() || first == '_' => {
+                let length = rest.iter().take_while(|c| c.is_alphanumeric() || **c == '_').count();
+                found.push(rest[..length].iter().collect());
+                length
+            }
+            ':' if rest.get(1) == Some(&':') => {
+                found.push("::".to_owned());
+                2
+            }
+            first => {
+                if !first.is_whitespace() {
+                    found.push(first.to_string());
+                }
+                1
+            }
+        };
+        place += end;
+    }
+    found
+}
+
+/// Characters up to the end of a mark.
+fn until(rest: &[char], mark: &str) -> usize {
+    let mark: Vec<char> = mark.chars().collect();
+    rest.windows(mark.len()).position(|window| window == mark).map_or(rest.len(), |at| at + mark.len())
+}
+
+/// Characters of a literal between quotes.
+fn quoted(rest: &[char], quote: char) -> usize {
+    let mut place = 1;
+    while place < rest.len() && rest[place] != quote {
+        place += if rest[place] == '\\' { 2 } else { 1 };
+    }
+    place + 1
+}
+
+/// Characters of a raw string, where one begins.
+fn raw(rest: &[char]) -> Option<usize> {
+    let hashes = rest[1..].iter().take_while(|c| **c == '#').count();
+    if rest.get(1 + hashes) != Some(&'"') {
+        return None;
+    }
+    let end = format!("\"{}", "#".repeat(hashes));
+    Some(2 + hashes + until(&rest[2 + hashes..], &end))
+}
+
+/// Leaves out what is compiled for tests only.
+fn without_tests(tokens: &[String]) -> Vec<String> {
+    const MARK: [&str; 7] = ["#", "[", "cfg", "(", "test", ")", "]"];
+    let mut kept = Vec::new();
+    let mut place = 0;
+    while place < tokens.len() {
+        if !tokens[place..].iter().zip(MARK).filter(|(token, mark)| token == mark).count().eq(&MARK.len()) {
+            kept.push(tokens[place].clone());
+            place += 1;
+            continue;
+        }
+        // The item ends with the first semicolon or the first closing brace outside of all others.
+        let mut depth = 0_usize;
+        for token in &tokens[place..] {
+            place += 1;
+            match token.as_str() {
+                "{" | "(" | "[" => depth += 1,
+                "}" | ")" | "]" => depth -= 1,
+                _ => {}
+            }
+            if depth == 0 && (token == ";" || token == "}") {
+                break;
+            }
+        }
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn circles_of(files: &[(&str, &str)]) -> Vec<Vec<String>> {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        circles(folder.path()).into_iter().map(|circle| circle.files).collect()
+    }
+
+    #[test]
+    fn a_circle_is_found_through_reexports_and_paths() {
+        let files = [
+            ("lib.rs", "mod a; mod b; mod c; pub use a::{A, inner::Deep};"),
+            ("a.rs", "pub mod inner; use crate::b::{self, B as Other}; pub struct A(Other);"),
+            ("a/inner.rs", "pub struct Deep;"),
+            ("b.rs", "pub struct B; fn f() { let text = \"crate::c::C\"; crate::c::g::<u8>('\\''); }"),
+            ("c.rs", "use super::A; pub fn g<T>(a: &A) {} // crate::a::inner::Deep"),
+        ];
+        assert_eq!(circles_of(&files), [["a", "b", "c"]]);
+        // Without the last edge there is none.
+        let mut open = files;
+        open[4].1 = "use super::Deep; pub fn g<T>(a: &Deep) {}";
+        assert_eq!(circles_of(&open), Vec::<Vec<String>>::new());
+    }
+
+    #[test]
+    fn tests_and_mere_names_make_no_circle() {
+        let files = [
+            ("lib.rs", "mod a; mod b; pub use b::B;"),
+            ("a/mod.rs", "mod low; pub use low::Low; use crate::B; pub struct A(B);"),
+            ("a/low.rs", "pub struct Low; #[cfg(test)] mod tests { use crate::a::A; fn t() { A; } }"),
+            ("b.rs", "use crate::a::Low; pub struct B(Low); #[cfg(test)] use crate::a::A;"),
+        ];
+        assert_eq!(circles_of(&files), Vec::<Vec<String>>::new());
+    }
+}
