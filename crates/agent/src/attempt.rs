@@ -19,6 +19,7 @@ use dressage_policy::{
 use dressage_text::{Chat, History, Message, TextError, ToolSpec};
 use dressage_tree::{Drift, Finish, Outcome, Segment, SegmentId, Trajectory, TreeError};
 use serde::{Deserialize, Serialize};
+use tracing::{Instrument, debug, debug_span};
 
 use crate::tools::{ObservationKind, OpenTools, ToolError, ToolSet};
 
@@ -163,7 +164,8 @@ impl Agent {
             drawing: Drawing::default(),
             outcome: Outcome::begun(),
         };
-        let result = run.open_and_loop(request).await;
+        let span = debug_span!("attempt", id = %request.id);
+        let result = run.open_and_loop(request).instrument(span.clone()).await;
         let Run { trajectory, mut outcome, .. } = run;
         match result {
             Ok(finish) => outcome.finish = finish,
@@ -172,6 +174,8 @@ impl Agent {
                 outcome.error = Some(error.to_string());
             }
         }
+        let Outcome { turns, sampled_tokens, finish, error, .. } = &outcome;
+        span.in_scope(|| debug!(turns, sampled_tokens, ?finish, error, "attempt ended"));
         Attempt { trajectory, outcome }
     }
 }
@@ -208,6 +212,7 @@ async fn rendered<T: Send + 'static>(
 
 impl Run<'_> {
     async fn open_and_loop(&mut self, request: AttemptRequest) -> Result<Finish, Broken> {
+        debug!(messages = request.messages.len(), "attempt begun");
         let mut tools = self.agent.tools.open(&request.id).await?;
         let (sampler, longest) = (self.agent.sampler.clone(), self.agent.limits.attempt);
         let result = within(&*sampler, longest, self.turns(request, &mut tools)).await;
@@ -362,6 +367,7 @@ impl Run<'_> {
         let turn = self.outcome.turns;
         self.outcome.turns += 1;
         self.outcome.sampled_tokens += completion.tokens.len();
+        debug!(turn, sampled = completion.tokens.len(), finish = ?completion.finish, "turn");
         self.push(completion.into_segment(self.leaf, &params, turn))
     }
 

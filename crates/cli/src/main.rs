@@ -12,6 +12,7 @@ mod chat;
 mod eval;
 mod failure;
 mod inspect;
+mod log;
 mod merge;
 mod model;
 mod numerics;
@@ -36,6 +37,9 @@ static ALLOCATOR: allocator::OrEnd = allocator::OrEnd;
 struct Cli {
     #[command(subcommand)]
     command: Command,
+
+    #[command(flatten)]
+    log: log::Args,
 }
 
 const EXAMPLES: &str = "Examples:
@@ -60,7 +64,8 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let done = match Cli::parse().command {
+    let Cli { command, log } = Cli::parse();
+    let done = log.install().and_then(|()| match command {
         Command::Train(args) => train::main(args),
         Command::Eval(args) => eval::main(args),
         Command::Chat(args) => chat::main(args),
@@ -68,7 +73,7 @@ fn main() -> ExitCode {
         Command::Merge(args) => merge::main(args),
         Command::Pull(args) => pull::main(args),
         Command::Replay(args) => replay::main(args),
-    };
+    });
     match done {
         Ok(code) => code,
         Err(error) => {

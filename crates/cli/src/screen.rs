@@ -2,9 +2,13 @@
 
 use std::io::{IsTerminal, Write};
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, WeakProgressBar};
+
+/// The bar that was drawn last, which lines of a log must not run into.
+static NEWEST: Mutex<Option<WeakProgressBar>> = Mutex::new(None);
 
 /// Colours, or none where nobody would see them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -94,7 +98,18 @@ pub fn bar(length: u64, template: &str) -> ProgressBar {
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style.progress_chars("━╸─"));
     }
+    *NEWEST.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.downgrade());
     bar
+}
+
+/// Writes to the terminal while no bar is in the way.
+pub fn beside_bar<T>(write: impl FnOnce() -> T) -> T {
+    let newest =
+        NEWEST.lock().unwrap_or_else(PoisonError::into_inner).as_ref().and_then(WeakProgressBar::upgrade);
+    match newest {
+        Some(bar) => bar.suspend(write),
+        None => write(),
+    }
 }
 
 /// A path as one would write it from here.

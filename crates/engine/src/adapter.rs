@@ -180,7 +180,7 @@ impl Adapter {
     /// A new adapter, which changes nothing yet: A is drawn from `seed`, B is zero.
     ///
     /// # Errors
-    /// As [`AdapterLayout::new`].
+    /// As `AdapterLayout::new`.
     pub fn new(
         compute: &Compute,
         layout: &Layout,

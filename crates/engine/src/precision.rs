@@ -41,7 +41,7 @@ pub enum Order {
     /// Step by step along k.
     #[default]
     Chained,
-    /// By the 32 steps of an instruction of AMX, see [`crate::product`].
+    /// By the 32 steps of an instruction of AMX, see `product`.
     Tiled,
 }
 

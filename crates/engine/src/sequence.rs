@@ -2,6 +2,7 @@
 
 use dressage_policy::{FinishReason, PolicyError, SampleEvent, SampleRequest, SamplingParams, TokenBytes};
 use tokio::sync::mpsc::UnboundedSender;
+use tracing::debug;
 
 use crate::ops::kv::BLOCK;
 use crate::radix::{Prefix, shared_prefix};
@@ -78,6 +79,23 @@ impl Sequence {
 
     /// Why it ends with `token`, which was drawn last, if it does.
     pub fn finished(
+        &mut self,
+        token: u32,
+        context: usize,
+        token_bytes: Option<&dyn TokenBytes>,
+    ) -> Option<FinishReason> {
+        let (policy, stream, drawn) = (self.policy, self.stream, self.tokens.len() - self.prompt);
+        if drawn == 1 {
+            debug!(policy, stream, "first token");
+        }
+        let reason = self.ends(token, context, token_bytes);
+        if let Some(reason) = reason {
+            debug!(policy, stream, drawn, ?reason, "request finished");
+        }
+        reason
+    }
+
+    fn ends(
         &mut self,
         token: u32,
         context: usize,

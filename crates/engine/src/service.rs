@@ -16,6 +16,7 @@ use dressage_policy::{
 use dressage_rl::Loss;
 use dressage_tree::TreeBatch;
 use tokio::sync::{oneshot, watch};
+use tracing::debug;
 
 use crate::adapter::Adapter;
 use crate::checkpoint;
@@ -76,6 +77,24 @@ pub enum LearnerCommand {
     Merge(PathBuf, Answer<()>),
     /// Make the weights those that are drawn from.
     Publish(u64, Answer<()>),
+}
+
+impl LearnerCommand {
+    /// Its name in a log.
+    fn name(&self) -> &'static str {
+        match self {
+            LearnerCommand::Logprobs(..) => "logprobs",
+            LearnerCommand::Predictions(..) => "predictions",
+            LearnerCommand::Values(..) => "values",
+            LearnerCommand::AddValueHead(..) => "add_value_head",
+            LearnerCommand::ForwardBackward(..) => "forward_backward",
+            LearnerCommand::OptimStep(..) => "optim_step",
+            LearnerCommand::Save(..) => "save",
+            LearnerCommand::Load(..) => "load",
+            LearnerCommand::Merge(..) => "merge",
+            LearnerCommand::Publish(..) => "publish",
+        }
+    }
 }
 
 /// What the engine's thread does while it answers nothing.
@@ -162,10 +181,13 @@ impl Service {
             let patience = if drawing < FEW { 1 } else { PATIENCE };
             if waited >= patience || drawing == 0 {
                 if let Some((policy, command)) = self.pending.pop_front() {
-                    let since = Instant::now();
+                    let (since, name) = (Instant::now(), command.name());
                     self.learns.send_replace(Some(Learns { since, health: self.health() }));
+                    debug!(policy, command = name, "learner begins");
                     self.learn(policy, command);
-                    self.learning_time += since.elapsed();
+                    let took = since.elapsed();
+                    debug!(policy, command = name, seconds = took.as_secs_f64(), "learner is done");
+                    self.learning_time += took;
                     self.learns.send_replace(None);
                 }
                 waited = 0;
@@ -184,10 +206,18 @@ impl Service {
         // An answer nobody waits for any more is dropped.
         match command {
             Command::Sample(policy, request, events, answer) => {
-                let _ = answer.send(self.scheduler.submit(&self.model, policy, request, events));
+                let (stream, prompt) = (request.stream, request.prompt.len());
+                let submitted = self.scheduler.submit(&self.model, policy, request, events);
+                match &submitted {
+                    Ok(()) => debug!(policy, stream, prompt, "request accepted"),
+                    Err(error) => debug!(policy, stream, prompt, %error, "request refused"),
+                }
+                let _ = answer.send(submitted);
             }
             Command::Abort(policy, stream, answer) => {
-                let _ = answer.send(Ok(self.scheduler.abort(policy, stream)));
+                let ended = self.scheduler.abort(policy, stream);
+                debug!(policy, stream, ended, "requests aborted");
+                let _ = answer.send(Ok(ended));
             }
             Command::Health(answer) => drop(answer.send(Ok(self.health()))),
             Command::Version(policy, answer) => {

@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
+use tracing::info;
 
 use crate::StoreError;
 use crate::ledger;
@@ -44,6 +45,7 @@ pub(crate) fn run(connection: &mut Connection, file: &Path) -> Result<(), StoreE
     if !behind(connection)? {
         return Ok(());
     }
+    info!(file = %file.display(), "bringing the record of an earlier build up to date");
     let mut migrated = || -> Result<(), Failure> {
         // Tables are renamed below what refers to them; the references are checked at the end.
         connection.pragma_update(None, "foreign_keys", false)?;

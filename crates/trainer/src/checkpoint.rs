@@ -9,9 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use dressage_policy::{Learner, crash_point};
 use serde::{Deserialize, Serialize};
+use tracing::info;
 
 use crate::TrainerError;
 use crate::folder::{file_error, sync_folder, write_whole};
@@ -197,6 +199,7 @@ impl Checkpoints {
 
     /// Writes a checkpoint.
     pub async fn write(&self, contents: &[Content<'_>], about: About) -> Result<Checkpoint, TrainerError> {
+        let start = Instant::now();
         let name = format!("step-{:06}", about.position.global_step);
         let place = self.root.join(&name);
         let temporary = self.root.join(format!("{TEMPORARY}{name}"));
@@ -218,6 +221,7 @@ impl Checkpoints {
         fs::rename(&temporary, &place).map_err(|source| file_error("rename", &temporary, source))?;
         crash_point("after_rename");
         sync_folder(&self.root)?;
+        info!(folder = %place.display(), seconds = start.elapsed().as_secs_f64(), "checkpoint written");
         let About { position, versions, phase_end, metrics_bytes } = about;
         Ok(Checkpoint { path: place, position, versions, phase_end, metrics_bytes })
     }

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use dressage_store::EvalKey;
 use serde_json::json;
+use tracing::info;
 
 use crate::TrainerError;
 use crate::best::best_of;
@@ -108,6 +109,7 @@ impl Trainer {
         self.metrics.append(&result.to_json(self.position.global_step))?;
         self.tell_sinks(&result.metrics(self.position.global_step), observer);
         self.position.evaluated = true;
+        info!(%key, "evaluated");
         observer.event(&Event::Evaluated(&result));
         self.evals.push(result);
         Ok(self.keep_the_best(observer).await?)

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use dressage_policy::{Learner, crash_point};
 use dressage_store::{Attempt, Store};
 use serde_json::json;
+use tracing::{Instrument, info, info_span};
 
 use crate::TrainerError;
 use crate::agents::{AgentParts, Agents};
@@ -233,7 +234,9 @@ impl Trainer {
     pub async fn run(&mut self, observer: &mut dyn Observer, stop: &StopFlag) -> Result<Ended, TrainerError> {
         let start = Instant::now();
         let all: u32 = self.steps().iter().sum();
+        info!(folder = %self.folder.root().display(), done = self.position.global_step, steps = all, "run begins");
         let ended = self.train(observer, stop).await;
+        info!(done = self.position.global_step, seconds = start.elapsed().as_secs_f64(), "run ends");
         for sink in &mut self.sinks {
             if let Err(why) = sink.close(ended.is_ok()) {
                 observer.event(&Event::Note(&format!("{}: {why}", sink.name())));
@@ -293,7 +296,8 @@ impl Trainer {
                     return Err(Leave::Stopped);
                 }
                 let step = self.position.step;
-                let (metrics, attempts) = run.step(self, step, observer, stop).await?;
+                let span = info_span!("step", phase, step);
+                let (metrics, attempts) = run.step(self, step, observer, stop).instrument(span).await?;
                 self.note_troubles(&attempts, observer)?;
                 self.finish_step(&keys, of_phase, metrics, observer).await?;
                 self.evaluate_if_due(observer, stop).await?;
@@ -410,6 +414,7 @@ impl Trainer {
         }
         self.tell_sinks(&metrics, observer);
         crash_point("metrics_written");
+        info!(phase, kind = keys.name(), step, steps, version = global_step, "step done");
         observer.event(&Event::Step {
             phase: phase as usize,
             kind: keys.name(),

@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dressage_policy::awake::within;
 use dressage_text::{ToolCall, ToolSpec};
 use dressage_tree::CallCounts;
 use serde::{Deserialize, Serialize};
+use tracing::{debug, trace};
 
 use super::{CallError, Tool, ToolError, ToolSession};
 
@@ -130,7 +131,10 @@ impl fmt::Debug for OpenTools {
 impl OpenTools {
     /// Answers a call. It never fails: what goes wrong is in the observation.
     pub async fn execute(&mut self, call: &ToolCall) -> Observation {
+        let start = Instant::now();
         let (kind, text) = self.answer(call).await;
+        debug!(tool = %call.name, ?kind, seconds = start.elapsed().as_secs_f64(), "tool call");
+        trace!(tool = %call.name, arguments = ?call.arguments, answer = %text, "what was said");
         self.observe(kind, text)
     }
 

@@ -7,5 +7,6 @@ mod crash;
 mod data;
 mod elsewhere;
 mod life;
+mod logging;
 mod supervise;
 mod support;

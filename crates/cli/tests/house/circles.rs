@@ -241,17 +241,11 @@ fn resolve(modules: &[Module], from: usize, path: &[String], steps: usize) -> Op
             };
         }
         for glob in &modules[here].globs {
-            if let Some(Target::Module(other)) = resolve(modules, here, glob, steps + 1) {
-                if other != here
-                    && (modules[other].children.contains_key(name) || defines(&modules[other], name))
-                {
-                    return resolve(
-                        modules,
-                        other,
-                        &[&["self".to_owned()], &path[place..]].concat(),
-                        steps + 1,
-                    );
-                }
+            if let Some(Target::Module(other)) = resolve(modules, here, glob, steps + 1)
+                && other != here
+                && (modules[other].children.contains_key(name) || defines(&modules[other], name))
+            {
+                return resolve(modules, other, &[&["self".to_owned()], &path[place..]].concat(), steps + 1);
             }
         }
         return Some(Target::Item(here));

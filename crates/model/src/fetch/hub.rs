@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tracing::{debug, info};
 use ureq::http::{Response, StatusCode};
 use ureq::{Agent, Body};
 
@@ -332,6 +333,7 @@ impl Hub {
         let url = format!("{}/{id}/resolve/{commit}/{}", self.settings.endpoint, file.name);
         let what = format!("{id}/{}", file.name);
         let mut failures = 0;
+        info!(file = %what, bytes = file.size(), there = length(&partial), "downloading");
         loop {
             let before = length(&partial);
             match self.continue_download(&url, file, &partial, progress) {
@@ -349,6 +351,7 @@ impl Hub {
                 Err(Stopped::Cut(_) | Stopped::Refused(_)) => {}
             }
             failures = if length(&partial) > before { 1 } else { failures + 1 };
+            debug!(file = %what, there = length(&partial), failures, "download cut; going on");
             self.wait(failures);
         }
         if let Some(expected) = file.lfs.as_ref().and_then(|lfs| lfs.sha256.as_ref()) {

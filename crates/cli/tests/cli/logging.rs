@@ -1,0 +1,70 @@
+//! Logs: where they go, what is in them, and what is not.
+
+use std::fs;
+
+use crate::support::{Place, stderr, stdout};
+
+#[test]
+fn a_run_is_logged_where_and_as_far_as_is_asked() {
+    let place = Place::new();
+    let run = ["--set", "phase.1.steps=1", "--log", "debug", "--log-file", "run.log"];
+    let output = place.train().args(run).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(!stderr(&output).contains("DEBUG") && !stdout(&output).contains("DEBUG"));
+    let log = fs::read_to_string(place.path("run.log")).unwrap();
+    let events = [
+        (" INFO dressage_trainer::trainer: run begins ", 1),
+        ("dressage_trainer::trainer: step done phase=1 ", 1),
+        ("dressage_trainer::checkpoint: checkpoint written ", 2),
+        ("dressage_agent::attempt: attempt begun ", 8),
+        ("dressage_agent::attempt: turn turn=0 ", 8),
+        ("dressage_agent::attempt: attempt ended ", 8),
+        ("dressage_engine::service: request accepted ", 8),
+        ("dressage_engine::sequence: first token ", 8),
+        ("dressage_engine::sequence: request finished ", 8),
+        ("learner is done policy=0 command=\"optim_step\" ", 2),
+        ("dressage_store::handle: recorded key=plan of phase 1/step 0 ", 1),
+    ];
+    for (event, least) in events {
+        let found = log.matches(event).count();
+        assert!(found >= least, "{found} of {least} {event:?} in\n{log}");
+    }
+    // Neither instructions nor tasks, nor colours.
+    assert!(!log.contains("calculator") && !log.contains("What") && !log.contains('\x1b'), "{log}");
+
+    // The next process adds to the file, and only what is asked for.
+    let inspect = |arguments: &[&str]| {
+        let output = place.dressage().args(["inspect", "run"]).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        stderr(&output)
+    };
+    assert_eq!(inspect(&["--log-file", "run.log"]), "");
+    assert_eq!(fs::read_to_string(place.path("run.log")).unwrap(), log);
+    assert_eq!(inspect(&["--log", "info,store=trace", "--log-file", "run.log"]), "");
+    let longer = fs::read_to_string(place.path("run.log")).unwrap();
+    assert!(longer.starts_with(&log) && longer[log.len()..].contains("TRACE dressage_store::handle: read "));
+    // Without a file, and by the environment; the option counts for more.
+    assert_eq!(inspect(&[]), "");
+    let by_environment = |arguments: &[&str]| {
+        let command = ["inspect", "run"];
+        let output =
+            place.dressage().env("DRESSAGE_LOG", "trace").args(command).args(arguments).output().unwrap();
+        stderr(&output)
+    };
+    assert!(by_environment(&[]).contains("TRACE dressage_store::handle: read "));
+    assert_eq!(by_environment(&["--log", "info"]), "");
+}
+
+#[test]
+fn a_filter_or_file_that_cannot_be_used_is_named() {
+    let place = Place::new();
+    for (arguments, part) in [
+        (["--log", "loud"], "`loud` is no level"),
+        (["--log", "stor=debug"], "there is no room `stor`"),
+        (["--log-file", "no/such/folder"], "no/such/folder"),
+    ] {
+        let output = place.train().args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        assert!(stderr(&output).contains(part), "{}", stderr(&output));
+    }
+}
