@@ -401,7 +401,8 @@ mod tests {
             versions: vec![VersionRun { version: 7, len: 2 }],
             ..Segment::given(Some(root), vec![u32::from(b'c'), IM_END], 0)
         };
-        let sampled = trajectory.push(sampled.clone()).map(|id| Segment { parent: Some(id), ..sampled }).unwrap();
+        let sampled =
+            trajectory.push(sampled.clone()).map(|id| Segment { parent: Some(id), ..sampled }).unwrap();
         trajectory.push(Segment { temperature: 0.0, ..sampled }).unwrap();
         let attempt = Attempt {
             id: AttemptId::from_bytes([1; 16]),

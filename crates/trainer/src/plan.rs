@@ -8,7 +8,9 @@ use std::collections::HashMap;
 
 use dressage_rl::{Counting, Normaliser, PathAdvantages, RolloutTokens, prepare, shaping};
 use dressage_store::{Attempt, ChargedKl, HighEntropy, PerToken, PlannedPath, PolicyPlan, Update};
-use dressage_tree::{AttemptId, Finish, Kind, PathInput, Placement, Segment, SegmentId, Trajectory, TreeBatch};
+use dressage_tree::{
+    AttemptId, Finish, Kind, PathInput, Placement, Segment, SegmentId, Trajectory, TreeBatch,
+};
 
 use crate::TrainerError;
 use crate::batch::{Action, Census, Targets, TrainedPath, path_input, trained_paths};

@@ -371,7 +371,8 @@ fn masked_tokens_are_no_targets() {
     // 1 + 1 + 2 + 2 + 4 tokens.
     let w = 1.0 / 10.0;
     assert_eq!(rows(&plan.updates[0]), [[(0, 1, -0.5, w), (2, 0, -1.5, w), (2, 1, 1.5, w)]]);
-    let input = path_input(&groups[2][1].trajectory, &plan.updates[0].micro_batches[0][2], Targets::DEFAULT, 0);
+    let input =
+        path_input(&groups[2][1].trajectory, &plan.updates[0].micro_batches[0][2], Targets::DEFAULT, 0);
     assert_eq!(input.targets.iter().map(|target| target.index).collect::<Vec<_>>(), [2, 3, 8, 9]);
 
     let none: Vec<Attempt> = groups.iter().flatten().map(greedy).collect();
