@@ -16,6 +16,7 @@
 //! Not here: prompts as text (`dressage-text`), and any model.
 
 pub mod awake;
+mod calls;
 mod caught;
 mod crash;
 mod device;
@@ -35,6 +36,7 @@ pub use error::PolicyError;
 pub use learner::{ForwardBackward, Learner, OptimParams, OptimReport, Predictions};
 pub use lora::LoraOptions;
 pub use precision::Precision;
+pub use calls::CallStreams;
 pub use random::uniform;
 pub use sampler::{
     Completion, FinishReason, Health, SampleEvent, SampleRequest, SampleStream, Sampler, SamplingParams,
