@@ -119,6 +119,8 @@ fn bench(replies: &[Reply]) -> Bench {
     let open = Arc::new(AtomicUsize::new(0));
     let tools: Vec<Arc<dyn Tool>> = vec![Arc::new(Calculator), Arc::new(Counted(open.clone()))];
     let agent = Agent {
+        name: "solver".into(),
+        policy: "student".into(),
         sampler: sampler.clone(),
         chat: Arc::new(tiny_chat().unwrap()),
         tools: ToolSet::new(tools, Duration::from_secs(5)).unwrap(),

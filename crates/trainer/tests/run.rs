@@ -378,7 +378,7 @@ async fn what_cannot_work_is_refused_before_the_start() {
     drop(held);
 
     let mut bare = parts(&policy, Duration::ZERO);
-    bare.reference = None;
+    bare.policies[0].learns.as_mut().unwrap().reference = None;
     let error = Trainer::new(recipe(&root.path().join("x"), &[]), bare, Start::Fresh).await.err().unwrap();
     assert!(matches!(error, TrainerError::NoReference(1)), "{error}");
 }

@@ -75,6 +75,7 @@ optimiser = { schedule = "linear", warmup = 1 }
 "#;
 
 /// The recipe, to run in `folder`.
+#[allow(dead_code)] // not every test binary asks for it
 pub fn recipe(folder: &Path, overrides: &[&str]) -> Recipe {
     let file = folder.with_extension("toml");
     std::fs::write(&file, RECIPE).unwrap();
