@@ -29,6 +29,7 @@ mod sampler;
 mod simulator;
 mod timely;
 
+pub use calls::CallStreams;
 pub use caught::caught;
 pub use crash::{CRASH_AT, crash_point};
 pub use device::Timing;
@@ -36,7 +37,6 @@ pub use error::PolicyError;
 pub use learner::{ForwardBackward, Learner, OptimParams, OptimReport, Predictions};
 pub use lora::LoraOptions;
 pub use precision::Precision;
-pub use calls::CallStreams;
 pub use random::uniform;
 pub use sampler::{
     Completion, FinishReason, Health, SampleEvent, SampleRequest, SampleStream, Sampler, SamplingParams,

@@ -300,8 +300,8 @@ impl Gain {
     ///
     /// # Errors
     /// When their attempts cannot be read.
-    pub(crate) fn between(evals: &[&EvalResult], store: &Store) -> Result<Vec<Gain>, TrainerError> {
-        let attempts = store.summaries(Purpose::Eval)?;
+    pub(crate) async fn between(evals: &[&EvalResult], store: &dyn Store) -> Result<Vec<Gain>, TrainerError> {
+        let attempts = store.summaries(Purpose::Eval).await?;
         // The sum of scores at every task that counts, and how many there are, by its place.
         let scored = |eval: &EvalResult| -> BTreeMap<u32, (f64, f64)> {
             let counted: Vec<bool> =
@@ -396,6 +396,7 @@ pub async fn evaluate(
 
 #[cfg(test)]
 mod tests {
+    use dressage_store::Memory;
     use dressage_tree::{AttemptId, RunId, Trajectory};
     use serde_json::json;
 
@@ -504,10 +505,9 @@ mod tests {
         assert_eq!(milestones(&[]).len(), 0);
     }
 
-    #[test]
-    fn a_gain_counts_the_tasks_that_count() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(&folder.path().join("run.db"), &RunId("r".into())).unwrap();
+    #[tokio::test]
+    async fn a_gain_counts_the_tasks_that_count() {
+        let store = Memory::new(RunId("r".into()));
         let (before, after) = (eval(0, 0, "before"), eval(1, 7, "after"));
         // Scores by task; those of the slice apart would double the gain.
         let scores = [(&before, "100100010"), (&after, "111010011")];
@@ -522,9 +522,9 @@ mod tests {
                     sample: 0,
                 })
             });
-            store.record_attempts(&attempts.collect::<Vec<_>>()).unwrap();
+            store.record_attempts(&attempts.collect::<Vec<_>>()).await.unwrap();
         }
-        let gains = Gain::between(&[&before, &after], &store).unwrap();
+        let gains = Gain::between(&[&before, &after], &store).await.unwrap();
         let [gain] = &gains[..] else { panic!("{gains:?}") };
         assert_eq!((gain.from.as_str(), gain.to.as_str()), ("before", "after"));
         // a: 1001 → 1110, c: 10 → 11.
@@ -532,6 +532,6 @@ mod tests {
         assert!(
             gain.difference.low < gain.difference.estimate && gain.difference.estimate < gain.difference.high
         );
-        assert_eq!(Gain::between(&[&before], &store).unwrap(), []);
+        assert_eq!(Gain::between(&[&before], &store).await.unwrap(), []);
     }
 }

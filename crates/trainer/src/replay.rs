@@ -9,7 +9,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use dressage_store::Store;
+use dressage_store::{Sqlite, Store};
 use dressage_tree::{AttemptId, Trajectory};
 
 use crate::TrainerError;
@@ -50,8 +50,8 @@ pub async fn replay(
     if !record.exists() {
         return Err(file_error("open the record of the run", &record, io::ErrorKind::NotFound.into()));
     }
-    let store = Store::open_existing(&record)?;
-    let (planned, origin) = (store.planned_steps()?, Origin::read(folder)?);
+    let store = Sqlite::open_existing(&record).await?;
+    let (planned, origin) = (store.planned_steps().await?, Origin::read(folder)?);
     let (policies, untrained) = (Policies::new(policies, &recipe.engine), recipe.untrained_agents());
     let Found { whole: checkpoints, damaged } = Checkpoints::look(folder.join("checkpoints")).find()?;
     for note in &damaged {
@@ -71,7 +71,7 @@ pub async fn replay(
         }
         let steps = phase.steps();
         for step in 0..steps {
-            let Some(plan) = store.step(index as u32, step)? else {
+            let Some(plan) = store.step(index as u32, step).await? else {
                 // A phase ends early where it is good enough.
                 if planned.iter().any(|(phase, _)| *phase as usize > index) {
                     break;
@@ -81,7 +81,7 @@ pub async fn replay(
             let mut attempts = HashMap::new();
             for path in plan.paths() {
                 if let std::collections::hash_map::Entry::Vacant(place) = attempts.entry(path.attempt) {
-                    let attempt = store.attempt(&path.attempt)?;
+                    let attempt = store.attempt(&path.attempt).await?;
                     place.insert(attempt.ok_or(TrainerError::Unrecorded(path.attempt))?.trajectory);
                 }
             }

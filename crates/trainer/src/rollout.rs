@@ -37,7 +37,7 @@ pub struct Rollouts {
     /// Attempts under way at once, at least 1.
     pub concurrency: usize,
     /// Where they are recorded.
-    pub store: Arc<Store>,
+    pub store: Arc<dyn Store>,
 }
 
 impl Rollouts {
@@ -55,7 +55,7 @@ impl Rollouts {
     ) -> Result<Option<Vec<Attempt>>, TrainerError> {
         let mut attempts: Vec<Option<Attempt>> = Vec::with_capacity(wanted.len());
         for (placement, _) in wanted {
-            attempts.push(self.store.last_try(placement)?);
+            attempts.push(self.store.last_try(placement).await?);
         }
         let mut done = attempts.iter().flatten().count();
         let mut waiting: VecDeque<usize> = (0..wanted.len()).filter(|&i| attempts[i].is_none()).collect();
@@ -81,7 +81,7 @@ impl Rollouts {
                 Some(Err(panic)) => std::panic::resume_unwind(panic.into_panic()),
             };
             let attempt = attempt?;
-            self.record(&attempt)?;
+            self.record(&attempt).await?;
             done += 1;
             let sampled_tokens = attempt.trajectory.sampled_tokens();
             observer.event(&Event::Attempt {
@@ -96,7 +96,7 @@ impl Rollouts {
             return Ok(None);
         }
         let attempts: Vec<Attempt> = attempts.into_iter().flatten().collect();
-        self.record_broken(&attempts)?;
+        self.record_broken(&attempts).await?;
         Ok(Some(attempts))
     }
 
@@ -118,7 +118,7 @@ impl Rollouts {
         let (samplers, reward, store, seed) =
             (self.samplers.clone(), self.reward.clone(), self.store.clone(), self.seed);
         Ok(async move {
-            let mut number = store.tries(&placement)?;
+            let mut number = store.tries(&placement).await?.next;
             loop {
                 let made_at =
                     Place { id: AttemptId::new(store.run(), &placement, number), placement, number };
@@ -142,7 +142,7 @@ impl Rollouts {
                     status: Status::Superseded,
                     ..made_at.attempt(&task, made)
                 };
-                store.record_attempt(&recorded(made))?;
+                store.record_attempt(&recorded(made)).await?;
                 number += 1;
             }
         })
@@ -152,21 +152,21 @@ impl Rollouts {
     ///
     /// # Errors
     /// When the record cannot be read.
-    pub fn earlier_tries(&self, attempts: &[Attempt]) -> Result<Vec<Attempt>, StoreError> {
+    pub async fn earlier_tries(&self, attempts: &[Attempt]) -> Result<Vec<Attempt>, StoreError> {
         let mut found = Vec::new();
         for attempt in attempts {
             for number in 0..attempt.number {
                 let id = AttemptId::new(self.store.run(), &attempt.placement, number);
-                found.extend(self.store.attempt(&id)?);
+                found.extend(self.store.attempt(&id).await?);
             }
         }
         Ok(found)
     }
 
     /// Records an attempt, unless it broke: see [`Rollouts::record_broken`].
-    pub(crate) fn record(&self, attempt: &Attempt) -> Result<(), TrainerError> {
+    pub(crate) async fn record(&self, attempt: &Attempt) -> Result<(), TrainerError> {
         if attempt.status == Status::Completed {
-            self.store.record_attempt(attempt)?;
+            self.store.record_attempt(attempt).await?;
             crash_point("attempt_recorded");
         }
         Ok(())
@@ -174,13 +174,14 @@ impl Rollouts {
 
     /// Records the attempts that broke, now that it is known that not all of them did: then the cause lies outside (a sampler that
     /// is gone), and a record of it would keep the run from going on when it is mended.
-    pub(crate) fn record_broken(&self, attempts: &[Attempt]) -> Result<(), TrainerError> {
+    pub(crate) async fn record_broken(&self, attempts: &[Attempt]) -> Result<(), TrainerError> {
         let broken = || attempts.iter().filter(|attempt| attempt.status == Status::Failed);
         if let Some(first) = attempts.first().filter(|_| broken().count() == attempts.len()) {
             let first = first.outcome.error.as_deref().unwrap_or("no reason was recorded").to_owned();
             return Err(TrainerError::AllFailed { count: attempts.len(), first });
         }
-        Ok(self.store.record_attempts(&broken().cloned().collect::<Vec<_>>())?)
+        self.store.record_attempts(&broken().cloned().collect::<Vec<_>>()).await?;
+        Ok(())
     }
 }
 

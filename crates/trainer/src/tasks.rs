@@ -233,12 +233,12 @@ fn note_left_out(notes: &mut Vec<String>, source: std::fmt::Arguments<'_>, count
 ///
 /// # Errors
 /// When the record cannot be read, or holds something else than tasks.
-pub fn trained_on(record: &Store) -> Result<HashSet<QuestionKey>, TrainerError> {
+pub async fn trained_on(record: &dyn Store) -> Result<HashSet<QuestionKey>, TrainerError> {
     let mut questions = HashSet::new();
     for purpose in [Purpose::Demonstration, Purpose::Train] {
-        for task in record.tasks(purpose)? {
+        for task in record.tasks(purpose).await? {
             let task: Task = serde_json::from_value(task).map_err(|error| TrainerError::Damaged {
-                path: record.file().to_owned(),
+                path: record.place().into(),
                 why: format!("a task of it cannot be read: {error}"),
             })?;
             questions.insert(task.key());

@@ -16,7 +16,8 @@ use std::time::Duration;
 
 use common::{last_checkpoint, metrics, parts, recipe, simulator};
 use dressage_policy::{CRASH_AT, uniform};
-use dressage_store::{Attempt, StepPlan, Store};
+use dressage_store::testing::wait;
+use dressage_store::{Attempt, Sqlite, StepPlan, Store};
 use dressage_trainer::{Compared, Ended, Start, StopFlag, Trainer, replay};
 use dressage_tree::Purpose;
 use serde_json::Value;
@@ -82,9 +83,9 @@ struct Left {
 impl Left {
     fn of(folder: &Path) -> Self {
         let last = last_checkpoint(folder);
-        let store = Store::open_existing(&folder.join("run.db")).unwrap();
+        let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
         let purposes = [Purpose::Demonstration, Purpose::Train, Purpose::Eval];
-        let keys = purposes.into_iter().flat_map(|purpose| store.summaries(purpose).unwrap());
+        let keys = purposes.into_iter().flat_map(|purpose| wait(store.summaries(purpose)).unwrap());
         let mut checkpoints: Vec<PathBuf> = std::fs::read_dir(folder.join("checkpoints"))
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into())
@@ -93,9 +94,13 @@ impl Left {
         Left {
             weights: std::fs::read(last.join("simulator.weights")).unwrap(),
             optimiser: std::fs::read(last.join("simulator.optimiser")).unwrap(),
-            attempts: keys.map(|summary| store.attempt(&summary.id).unwrap().unwrap()).collect(),
-            plans: store.planned_steps().unwrap().iter().map(|&(p, s)| store.step(p, s).unwrap()).collect(),
-            evals: store.evals().unwrap().into_iter().map(|(_, result)| result).collect(),
+            attempts: keys.map(|summary| wait(store.attempt(&summary.id)).unwrap().unwrap()).collect(),
+            plans: wait(store.planned_steps())
+                .unwrap()
+                .iter()
+                .map(|&(p, s)| wait(store.step(p, s)).unwrap())
+                .collect(),
+            evals: wait(store.evals()).unwrap().into_iter().map(|(_, result)| result).collect(),
             metrics: metrics(folder),
             checkpoints,
         }
@@ -233,12 +238,12 @@ fn killed_while_attempts_run_ahead() {
         assert!(kills >= 3, "round {round}: it was hardly interrupted: {kills}");
         assert!(spawn_with(&folder, Duration::ZERO, None, &overrides).wait().unwrap().success());
 
-        let store = Store::open_existing(&folder.join("run.db")).unwrap();
-        let plans: Vec<StepPlan> = (0..8).map(|step| store.step(1, step).unwrap().unwrap()).collect();
+        let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+        let plans: Vec<StepPlan> = (0..8).map(|step| wait(store.step(1, step)).unwrap().unwrap()).collect();
         let mut taken: Vec<u64> = plans.iter().flat_map(|plan| plan.places.iter().copied()).collect();
         taken.sort_unstable();
         assert_eq!(taken, (0..24).collect::<Vec<_>>(), "every task once");
-        let recorded = store.summaries(Purpose::Train).unwrap();
+        let recorded = wait(store.summaries(Purpose::Train)).unwrap();
         assert_eq!(recorded.len(), 48, "every attempt, broken ones included");
         let paths = plans
             .iter()
@@ -246,7 +251,7 @@ fn killed_while_attempts_run_ahead() {
             .flat_map(|of| &of.updates)
             .flat_map(|update| &update.micro_batches);
         for path in paths.flatten() {
-            let attempt = store.attempt(&path.attempt).unwrap().unwrap();
+            let attempt = wait(store.attempt(&path.attempt)).unwrap().unwrap();
             assert_eq!(attempt.status, dressage_store::Status::Completed);
         }
         let steps = metrics(&folder).into_iter().filter(|line| line["phase"] == 1);

@@ -98,10 +98,15 @@ pub(super) fn demonstrations(
 }
 
 impl Sft {
-    pub fn new(phase: Phase, index: u32, keys: SftKeys, trainer: &Trainer) -> Result<Self, TrainerError> {
+    pub async fn new(
+        phase: Phase,
+        index: u32,
+        keys: SftKeys,
+        trainer: &Trainer,
+    ) -> Result<Self, TrainerError> {
         let Trainer { recipe, tasks, rollouts, store, .. } = trainer;
         let found = demonstrations(index as usize, &keys, recipe, tasks, &rollouts.agents, store.run())?;
-        store.record_attempts(&found)?;
+        store.record_attempts(&found).await?;
         Ok(Sft { phase, index, keys, demonstrations: found })
     }
 
@@ -124,7 +129,7 @@ impl Sft {
             .take(self.keys.batch)
             .map(|&i| &self.demonstrations[i as usize])
             .collect();
-        let plan = match store.step(self.index, step)? {
+        let plan = match store.step(self.index, step).await? {
             Some(plan) => plan,
             None => {
                 let budget = recipe.engine.micro_batch_tokens;
@@ -136,7 +141,7 @@ impl Sft {
                 StepPlan { phase: self.index, step, places: Vec::new(), policies }
             }
         };
-        store.record_step(&plan)?;
+        store.record_step(&plan).await?;
         crash_point("ledger_written");
         let trajectories = by_id(&self.demonstrations);
         let mut metrics = Metrics::default();
