@@ -4,6 +4,7 @@
 //! path. Paths in a recipe are relative to the recipe's folder, those given with `--set` to the working directory. What
 //! [`Recipe::to_toml`] writes, [`Recipe::load`] reads back as the same recipe.
 
+mod agent;
 mod check;
 mod check_agents;
 mod compare;
@@ -19,10 +20,11 @@ use std::path::{Path, PathBuf};
 
 use toml::{Table, Value};
 
+pub use agent::{AgentKeys, QUESTION, SamplingKeys};
 pub use compare::Difference;
 pub use keys::{
-    AgentKeys, ArithmeticKeys, EngineKeys, EvalKeys, MetricsKeys, ModelKeys, OptimiserKeys, Phase, QUESTION,
-    Recipe, RewardKeys, RunKeys, SamplingKeys, Schedule, SftKeys, TaskSource,
+    ArithmeticKeys, EngineKeys, EvalKeys, MetricsKeys, ModelKeys, OptimiserKeys, Phase, Recipe, RewardKeys,
+    RunKeys, Schedule, SftKeys, TaskSource,
 };
 pub use policy::{ExternalKeys, PolicyKeys, PolicyModel};
 pub use read::ReadError;

@@ -6,7 +6,8 @@ use dressage_policy::LoraOptions;
 use dressage_tree::DEFAULT;
 use serde::{Deserialize, Serialize};
 
-use super::keys::{AgentKeys, ModelKeys, Phase, Recipe};
+use super::agent::AgentKeys;
+use super::keys::{ModelKeys, Phase, Recipe};
 
 /// `[policy.NAME]`, by `kind`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
