@@ -43,8 +43,13 @@ const CONTEXT: usize = 24;
 /// The messages, with what the model wrote taken out.
 fn neutral(messages: &[Message]) -> impl Iterator<Item = Message> {
     messages.iter().map(|message| match message.role {
-        Role::Assistant => Message { content: NEUTRAL.into(), tool_calls: Vec::new(), ..message.clone() },
-        Role::System | Role::User | Role::Tool => message.clone(),
+        Role::Assistant => Message {
+            content: NEUTRAL.into(),
+            reasoning_content: None,
+            tool_calls: Vec::new(),
+            ..message.clone()
+        },
+        Role::System | Role::Developer | Role::User | Role::Tool => message.clone(),
     })
 }
 
@@ -71,7 +76,7 @@ impl Chat {
         let text = self.print(&messages, tools, true, guard)?;
         let (_, following) =
             text.rsplit_once(mark).ok_or_else(|| TextError::NoTurn { found: excerpt(&text) })?;
-        if new.iter().any(|message| message.role == Role::System) && !self.prints_later(Role::System) {
+        if new.iter().any(|message| message.role.instructs()) && !self.prints_later(Role::System) {
             return Err(TextError::Template(
                 "it does not print a system message after an assistant's turn; put it at the beginning"
                     .into(),

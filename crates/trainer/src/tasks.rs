@@ -277,10 +277,10 @@ pub fn opening(agent: &AgentKeys, task: &Task) -> Vec<Message> {
     let mut messages = task.messages.clone();
     match messages.last_mut() {
         None => messages.push(Message::user(asked(&task.question))),
-        Some(last) if last.role == Role::User => last.content = asked(&last.content),
+        Some(last) if last.role == Role::User => last.content = asked(&last.content).into(),
         Some(_) => {}
     }
-    if !agent.system.is_empty() && !messages.iter().any(|message| message.role == Role::System) {
+    if !agent.system.is_empty() && !messages.iter().any(|message| message.role.instructs()) {
         messages.insert(0, Message::system(agent.system.as_str()));
     }
     messages
