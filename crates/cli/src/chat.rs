@@ -95,7 +95,7 @@ impl Args {
             min_p: self.min_p,
             repetition_penalty: self.repetition_penalty,
             stop_ids: chat.stop_ids().to_vec(),
-            stop_strings: Vec::new(),
+            ..SamplingParams::default()
         }
     }
 }
@@ -309,7 +309,7 @@ impl Conversation {
                 _ = tokio::signal::ctrl_c() => break FinishReason::Aborted,
             };
             match event {
-                SampleEvent::Tokens { tokens, logprobs, version } => {
+                SampleEvent::Tokens { tokens, logprobs, version, .. } => {
                     for &token in &tokens {
                         screen::print(&painted(stream.push(token), style));
                     }

@@ -15,6 +15,7 @@
 //!
 //! Not here: prompts as text (`dressage-text`), and any model.
 
+mod adjust;
 pub mod awake;
 mod calls;
 mod caught;
@@ -40,7 +41,7 @@ pub use precision::Precision;
 pub use random::uniform;
 pub use sampler::{
     Completion, FinishReason, Health, SampleEvent, SampleRequest, SampleStream, Sampler, SamplingParams,
-    TokenBytes,
+    TokenBytes, TopLogprobs,
 };
 pub use simulator::{Simulator, SimulatorConfig};
 pub use timely::Timely;
