@@ -9,15 +9,16 @@ use crate::simd::Isa;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Chosen {
     pub token: u32,
-    /// Behaviour log-probability: that of the whole distribution at the request's temperature (at 1 for greedy decoding),
-    /// whatever filters, penalties and biases do: the very number that training computes.
+    /// Behaviour log-probability: that of the whole distribution at the request's temperature (at 1 for
+    /// greedy decoding), whatever filters, penalties and biases do: the very number that training computes.
     pub logprob: f32,
     /// The most likely tokens of that distribution, as many as were asked for.
     pub top: TopLogprobs,
 }
 
-/// The next token, given logits (which are scaled in place), the path before it, whose last `reply` tokens were drawn for
-/// this reply, and a uniform number `u`; `None` where logits are not finite, so that no token can be drawn.
+/// The next token, given logits (which are scaled in place), the path before it, whose last `reply` tokens
+/// were drawn for this reply, and a uniform number `u`; `None` where logits are not finite, so that no token
+/// can be drawn.
 pub fn choose(
     isa: Isa,
     logits: &mut [f32],

@@ -269,8 +269,8 @@ fn adjusting(stream: u64) -> SamplingParams {
     }
 }
 
-/// Penalties, biases, early stops and alternatives: a reply is the same alone, beside others on little memory, and cut and
-/// continued.
+/// Penalties, biases, early stops and alternatives: a reply is the same alone, beside others on little
+/// memory, and cut and continued.
 #[tokio::test]
 async fn adjusted_replies_do_not_depend_on_company_or_cuts() {
     const STREAMS: u64 = 9;

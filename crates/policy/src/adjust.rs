@@ -1,8 +1,9 @@
 //! Adjusting logits before a token is drawn: penalties, biases, stops that must not come yet.
 //!
-//! An adjustment is a function of the raw logits, the path and the parameters alone, so it neither depends on what else is
-//! sampled nor on how a prompt was cut. The order is fixed: repetition penalty, frequency and presence penalty, biases,
-//! stops. vLLM adds biases before the repetition penalty, SGLang after it; all other orders commute.
+//! An adjustment is a function of the raw logits, the path and the parameters alone, so it neither depends on
+//! what else is sampled nor on how a prompt was cut. The order is fixed: repetition penalty, frequency and
+//! presence penalty, biases, stops. vLLM adds biases before the repetition penalty, SGLang after it; all
+//! other orders commute.
 
 use crate::SamplingParams;
 
@@ -16,12 +17,12 @@ impl SamplingParams {
             || (self.min_tokens > self.drawn_before && !self.stop_ids.is_empty())
     }
 
-    /// Adjusts raw logits, one for each token of the vocabulary. `path` is prompt and reply so far, the reply its last `reply`
-    /// tokens.
+    /// Adjusts raw logits, one for each token of the vocabulary. `path` is prompt and reply so far, the reply
+    /// its last `reply` tokens.
     ///
-    /// Repetition penalty θ (Keskar et al. 2019, over prompt and reply): z / θ where z > 0, else z θ. Frequency and presence
-    /// penalty (OpenAI's definition): z − c α_frequency − \[c > 0\] α_presence, c how often the reply has the token; as in vLLM
-    /// and SGLang the prompt does not count.
+    /// Repetition penalty θ (Keskar et al. 2019, over prompt and reply): z / θ where z > 0, else z θ.
+    /// Frequency and presence penalty (OpenAI's definition): z − c α_frequency − \[c > 0\] α_presence, c how
+    /// often the reply has the token; as in vLLM and SGLang the prompt does not count.
     pub fn adjust(&self, logits: &mut [f32], path: &[u32], reply: usize) {
         if self.repetition_penalty != 1.0 {
             for (token, _) in counts(path) {

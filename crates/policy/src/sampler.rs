@@ -39,12 +39,14 @@ pub struct SamplingParams {
     pub frequency_penalty: f32,
     /// Added to the logits of tokens, by their ids; each in −100..=100.
     pub logit_bias: BTreeMap<u32, f32>,
-    /// None of `stop_ids` is among the first tokens of the reply, this many, and no stop string ends it there.
+    /// None of `stop_ids` is among the first tokens of the reply, this many, and no stop string ends it
+    /// there.
     pub min_tokens: usize,
-    /// For every token, this many of the most likely ones are reported with their log-probabilities; at most 20.
+    /// For every token, this many of the most likely ones are reported with their log-probabilities; at most
+    /// 20.
     pub top_logprobs: usize,
-    /// Tokens at the end of the prompt that were drawn before for this very reply, by a request that was aborted:
-    /// penalties and `min_tokens` go on counting. `max_tokens` are new ones.
+    /// Tokens at the end of the prompt that were drawn before for this very reply, by a request that was
+    /// aborted: penalties and `min_tokens` go on counting. `max_tokens` are new ones.
     pub drawn_before: usize,
     /// Tokens that end the reply; the one that did is kept as its last token.
     pub stop_ids: Vec<u32>,
@@ -187,8 +189,8 @@ pub enum SampleEvent {
         tokens: Vec<u32>,
         /// Their behaviour log-probabilities.
         logprobs: Vec<f32>,
-        /// For each of them the most likely tokens in its place, from the distribution that `logprobs` are of; empty where
-        /// none were asked for.
+        /// For each of them the most likely tokens in its place, from the distribution that `logprobs` are
+        /// of; empty where none were asked for.
         top: Vec<TopLogprobs>,
         /// The weights that drew them.
         version: u64,

@@ -6,7 +6,8 @@
 //!
 //! Guarantees: the contracts of [`Sampler`] and [`Learner`], batch invariance and bitwise equality of sampled and
 //! recomputed log-probabilities included. Time passes as on a device that is asked for, and failures can be injected: which requests
-//! fail depends only on the request, which of the learner's calls on their number. Not here: truncation (top-p, top-k, min-p), stop strings, and weights that
+//! fail depends only on the request, which of the learner's calls on their number. Not here: truncation
+//! (top-p, top-k, min-p), stop strings, and weights that
 //! another program could read.
 
 use std::io::Write;

@@ -323,7 +323,8 @@ async fn predictions_say_how_spread_out_a_distribution_is() {
     assert!(found.concentrations.iter().all(|found| (f64::from(*found) - squares).abs() < 1e-5));
 }
 
-/// Penalties, biases and alternatives against a naive computation in f64; cut anywhere and continued, a reply is the same.
+/// Penalties, biases and alternatives against a naive computation in f64; cut anywhere and continued, a reply
+/// is the same.
 #[tokio::test]
 async fn adjusted_replies_are_those_of_a_naive_sampler() {
     let simulator = Simulator::new(small());

@@ -186,7 +186,8 @@ impl Chat {
         Ok(chat)
     }
 
-    /// Finds out how the template takes what messages say. One that prints no texts, but parts, is given parts.
+    /// Finds out how the template takes what messages say. One that prints no texts, but parts, is given
+    /// parts.
     fn probe_messages(&mut self) -> MessageForm {
         let parts = json!([{ "type": "text", "text": PROBE_TEXT }]);
         let (text, listed) = (self.print_of("content", PROBE_TEXT.into()), self.print_of("content", parts));
@@ -206,8 +207,8 @@ impl Chat {
         }
     }
 
-    /// The print of a short conversation, with `value` in the field `name` of its user's message, or of its assistant's
-    /// where it has to do with reasoning.
+    /// The print of a short conversation, with `value` in the field `name` of its user's message, or of its
+    /// assistant's where it has to do with reasoning.
     fn print_of(&self, name: &str, value: Value) -> Option<String> {
         let mut user = json!({ "role": "user", "content": PROBE_TEXT });
         let mut reply = json!({ "role": "assistant", "content": PROBE_TEXT });

@@ -24,9 +24,10 @@
 //! # Ok::<(), dressage_text::TextError>(())
 //! ```
 //!
-//! A [`Message`] is read from what clients of OpenAI's API send and written back in that shape. A template is given what it takes:
-//! content as text or as parts ([`Content`]), reasoning in the field that it reads or else written out between the model's
-//! tags, instructions of a developer as the system's where it knows no developer. All of that is found out when a chat is made.
+//! A [`Message`] is read from what clients of OpenAI's API send and written back in that shape. A template is
+//! given what it takes: content as text or as parts ([`Content`]), reasoning in the field that it reads or
+//! else written out between the model's tags, instructions of a developer as the system's where it knows no
+//! developer. All of that is found out when a chat is made.
 //!
 //! Guarantees: text from messages never becomes a special token; sampled tokens are never made again from their text; a
 //! reply of any shape parses. Not here: drawing tokens (`dressage-policy`), running tools (`dressage-agent`), reading
@@ -58,9 +59,9 @@ mod thought;
 mod tokenizer;
 
 pub use chat::{Chat, ChatOptions, ToolProtocol};
+pub use content::{Content, ContentPart};
 pub use continuation::{Drift, History};
 pub use dressage_model::TokenizerSource;
-pub use content::{Content, ContentPart};
 pub use error::TextError;
 pub use hermes::{Malformed, Parsed, ToolPrompt};
 pub use message::{Message, Role, ToolCall, ToolSpec};

@@ -41,11 +41,11 @@ impl Role {
 
 /// One turn of a conversation.
 ///
-/// What an assistant wrote may be given as it was written, with thought and calls as text in `content`, or parsed, with the
-/// thought in `reasoning_content` and the calls in `tool_calls`; both print the same.
+/// What an assistant wrote may be given as it was written, with thought and calls as text in `content`, or
+/// parsed, with the thought in `reasoning_content` and the calls in `tool_calls`; both print the same.
 ///
-/// Read from what clients of OpenAI's API send: null is absent, unknown fields are ignored, and reasoning may also be called
-/// `reasoning`.
+/// Read from what clients of OpenAI's API send: null is absent, unknown fields are ignored, and reasoning may
+/// also be called `reasoning`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(from = "WireMessage")]
 pub struct Message {

@@ -110,8 +110,8 @@ impl Thoughts {
         self.0.retain(|tags| !ends.contains(&tags.open) && !ends.contains(&tags.close));
     }
 
-    /// Tags that reasoning is written in where a message brings it apart: a pair that the template has, else one of the
-    /// tokenizer's, else the usual one.
+    /// Tags that reasoning is written in where a message brings it apart: a pair that the template has, else
+    /// one of the tokenizer's, else the usual one.
     pub(crate) fn preferred(&self, template: &ChatTemplate, tokenizer: &Tokenizer) -> Option<&ThoughtTags> {
         let added = tokenizer.added_tokens();
         let in_template = || self.0.iter().find(|tags| template.source().contains(&tags.close));

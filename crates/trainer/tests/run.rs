@@ -288,7 +288,8 @@ async fn attempts_that_break_are_left_out_or_punished() {
     run(&folder, &simulator(Duration::ZERO, 0.0), Start::Resume, &[]).await.unwrap();
 }
 
-/// Sampled tokens that cannot be trained on are left out and counted; where nothing else is left the run says so.
+/// Sampled tokens that cannot be trained on are left out and counted; where nothing else is left the run says
+/// so.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_cannot_be_trained_is_masked_and_counted() {
     let root = tempfile::tempdir().unwrap();
@@ -307,8 +308,8 @@ async fn what_cannot_be_trained_is_masked_and_counted() {
     assert!(matches!(trainer.run(&mut observer, &stop).await.unwrap(), Ended::Stopped { .. }));
     drop(trainer);
 
-    // Attempts of the next two steps that somebody else made: of each of these replies of 8 tokens the first 3 were
-    // sampled with a filter, and one reply was decoded greedily; then all of them were.
+    // Attempts of the next two steps that somebody else made: of each of these replies of 8 tokens the first
+    // 3 were sampled with a filter, and one reply was decoded greedily; then all of them were.
     let store = Sqlite::open_existing(&folder.join("run.db")).await.unwrap();
     let made = store.summaries(Purpose::Train).await.unwrap();
     assert_eq!(made.len(), 4);

@@ -23,8 +23,8 @@ pub enum Kind {
     Demonstrated,
 }
 
-/// Reason why sampled tokens are no targets: their log-probabilities are not those of the distribution that they were
-/// drawn from.
+/// Reason why sampled tokens are no targets: their log-probabilities are not those of the distribution that
+/// they were drawn from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Masked {
     /// Decoded greedily, at temperature 0.
@@ -84,8 +84,8 @@ pub struct Segment {
     /// The temperature the tokens were drawn at; 1 unless sampled. 0 marks greedy decoding, whose log-probabilities
     /// are taken at temperature 1.
     pub temperature: f32,
-    /// Whether the draw was restricted (top-p, top-k, min-p) or changed (penalties, biases), so that `logprobs` is not
-    /// the distribution the tokens came from. Such a segment is no target.
+    /// Whether the draw was restricted (top-p, top-k, min-p) or changed (penalties, biases), so that
+    /// `logprobs` is not the distribution the tokens came from. Such a segment is no target.
     pub filtered: bool,
     /// Which weights drew which tokens, in order. Empty unless sampled.
     pub versions: Vec<VersionRun>,
