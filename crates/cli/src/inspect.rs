@@ -238,7 +238,9 @@ fn shown(
     let number = |value: Option<f64>| value.map_or("none".into(), |v| format!("{v}"));
     let _ = writeln!(text, "{}", style.bold(&attempt.placement.name()));
     let tries = if attempt.number > 0 { format!(", try {}", attempt.number) } else { String::new() };
-    let _ = writeln!(text, "id         {}{tries}", attempt.id);
+    // What does not count can be seen by its id alone.
+    let status = if attempt.status.counts() { String::new() } else { format!(", {}", attempt.status.name()) };
+    let _ = writeln!(text, "id         {}{tries}{status}", attempt.id);
     let _ = writeln!(text, "score      {}", number(attempt.score));
     let parts = attempt.earned.iter().map(|Earned { by, reward }| match by {
         Earner::Segment(SegmentId(segment)) => format!("{reward} by segment {segment}"),
@@ -424,6 +426,9 @@ mod tests {
             trajectory,
         };
         let text = shown(&attempt, None, &tokenizer, true, Style::default());
+        let abandoned = Attempt { status: Status::Abandoned, ..attempt.clone() };
+        let abandoned = shown(&abandoned, None, &tokenizer, true, Style::default());
+        assert!(abandoned.contains("01, try 1, abandoned\n"), "{abandoned}");
         for part in [
             "train/0/0/0/0\nid         01010101010101010101010101010101, try 1\n",
             "score      1\n",

@@ -15,11 +15,11 @@ fn stream(name: &str, numbers: &[u32]) -> u64 {
     hash.finalize().iter().take(8).fold(0, |value, &byte| value << 8 | u64::from(byte))
 }
 
-/// The stream that the tokens of a try at a place in the run are sampled from.
-pub(crate) fn try_stream(place: &Placement, number: u32) -> u64 {
+/// The stream that the tokens of a try at a place in the run are sampled from, before which `failed` tries failed.
+pub(crate) fn try_stream(place: &Placement, failed: u32) -> u64 {
     let Placement { purpose, phase, step, group, sample } = *place;
-    let numbers = [phase, step, group, sample, number];
-    stream(purpose.name(), if number == 0 { &numbers[..4] } else { &numbers })
+    let numbers = [phase, step, group, sample, failed];
+    stream(purpose.name(), if failed == 0 { &numbers[..4] } else { &numbers })
 }
 
 /// A random order of `0..n` (Fisher & Yates, as in Knuth 3.4.2 P), for the given use.

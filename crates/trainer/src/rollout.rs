@@ -1,8 +1,9 @@
 //! Making attempts: concurrently, recorded one by one, scored on the way.
 //!
 //! Guarantees: an attempt that is recorded is never made again. Its tokens depend on the weights, the seed, its place in
-//! the run and the number of its try alone, not on how many run beside it. An attempt that breaks is recorded as broken;
-//! the others go on. Each try is an attempt of its own.
+//! the run and how many tries failed before it alone, not on how many run beside it, nor on tries that were abandoned
+//! because their process was gone. An attempt that breaks is recorded as broken; the others go on. Each try is an attempt of
+//! its own, begun in the record before anything is sampled.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use dressage_agent::tasks::Task;
 use dressage_agent::{AgentLoop, AttemptContext, Samplers};
 use dressage_policy::{SamplingParams, crash_point};
 use dressage_reward::Score;
-use dressage_store::{Attempt, Earned, Earner, Status, Store, StoreError};
+use dressage_store::{Attempt, Begun, Earned, Earner, Status, Store, StoreError, Tries};
 use dressage_tree::{AttemptId, CallCounts, Finish, Outcome, Placement, Trouble};
 use serde_json::json;
 use tokio::task::JoinSet;
@@ -100,8 +101,8 @@ impl Rollouts {
         Ok(Some(attempts))
     }
 
-    /// Makes one attempt, to train on where `trains`, and scores it. A try that came to nothing is recorded, and superseded
-    /// by another one as long as the recipe allows.
+    /// Makes one attempt, to train on where `trains`, and scores it; in the record it still runs. A try that came to nothing
+    /// ends there, superseded by another one as long as the recipe allows.
     ///
     /// # Errors
     /// When the task names no agent; the attempt's own, when recording fails.
@@ -118,32 +119,31 @@ impl Rollouts {
         let (samplers, reward, store, seed) =
             (self.samplers.clone(), self.reward.clone(), self.store.clone(), self.seed);
         Ok(async move {
-            let mut number = store.tries(&placement).await?.next;
+            let Tries { next: mut number, mut failed } = store.tries(&placement).await?;
             loop {
                 let made_at =
                     Place { id: AttemptId::new(store.run(), &placement, number), placement, number };
+                store.begin(&made_at.begun(&task)).await?;
                 let context = AttemptContext {
                     name: made_at.to_string(),
                     task: task.clone(),
                     messages: messages.clone(),
                     samplers: samplers.clone(),
                     seed,
-                    // Each try has a stream of its own: what the model sampled may be what broke the tool.
-                    stream: try_stream(&placement, number),
+                    // After one that failed, a stream of its own: what the model sampled may be what broke the tool.
+                    stream: try_stream(&placement, failed),
                     params: params.clone(),
                 };
                 let made = guarded(&agent, context).await;
+                store.append(&made_at.id, made.trajectory.segments()).await?;
                 let came_to_nothing =
                     made.outcome.finish == Finish::Failed || made.outcome.sampled_tokens == 0;
-                if !came_to_nothing || number >= retries {
+                if !came_to_nothing || failed >= retries {
                     return Ok(scored(&reward, made_at, &task, made).await);
                 }
-                let recorded = |made: dressage_agent::Attempt| Attempt {
-                    status: Status::Superseded,
-                    ..made_at.attempt(&task, made)
-                };
-                store.record_attempt(&recorded(made)).await?;
-                number += 1;
+                let failure = Attempt { status: Status::Superseded, ..made_at.attempt(&task, made) };
+                store.end(&made_at.id, &failure.end()).await?;
+                (number, failed) = (number + 1, failed + 1);
             }
         })
     }
@@ -157,22 +157,23 @@ impl Rollouts {
         for attempt in attempts {
             for number in 0..attempt.number {
                 let id = AttemptId::new(self.store.run(), &attempt.placement, number);
-                found.extend(self.store.attempt(&id).await?);
+                let earlier = self.store.attempt(&id).await?;
+                found.extend(earlier.filter(|attempt| attempt.status == Status::Superseded));
             }
         }
         Ok(found)
     }
 
-    /// Records an attempt, unless it broke: see [`Rollouts::record_broken`].
+    /// Records the end of an attempt, unless it broke: see [`Rollouts::record_broken`].
     pub(crate) async fn record(&self, attempt: &Attempt) -> Result<(), TrainerError> {
         if attempt.status == Status::Completed {
-            self.store.record_attempt(attempt).await?;
+            self.store.end(&attempt.id, &attempt.end()).await?;
             crash_point("attempt_recorded");
         }
         Ok(())
     }
 
-    /// Records the attempts that broke, now that it is known that not all of them did: then the cause lies outside (a sampler that
+    /// Records the ends of attempts that broke, now that it is known that not all of them did: then the cause lies outside (a sampler that
     /// is gone), and a record of it would keep the run from going on when it is mended.
     pub(crate) async fn record_broken(&self, attempts: &[Attempt]) -> Result<(), TrainerError> {
         let broken = || attempts.iter().filter(|attempt| attempt.status == Status::Failed);
@@ -180,7 +181,9 @@ impl Rollouts {
             let first = first.outcome.error.as_deref().unwrap_or("no reason was recorded").to_owned();
             return Err(TrainerError::AllFailed { count: attempts.len(), first });
         }
-        self.store.record_attempts(&broken().cloned().collect::<Vec<_>>()).await?;
+        for attempt in broken() {
+            self.store.end(&attempt.id, &attempt.end()).await?;
+        }
         Ok(())
     }
 }
@@ -194,6 +197,12 @@ struct Place {
 }
 
 impl Place {
+    /// How an attempt begins there.
+    fn begun(self, task: &Task) -> Begun {
+        let Place { id, placement, number } = self;
+        Begun { id, placement, number, task: json!(task) }
+    }
+
     /// What was made there, not scored.
     fn attempt(self, task: &Task, made: dressage_agent::Attempt) -> Attempt {
         let Place { id, placement, number } = self;

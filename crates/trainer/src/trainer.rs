@@ -236,6 +236,12 @@ impl Trainer {
         let all: u32 = self.steps().iter().sum();
         info!(folder = %self.folder.root().display(), done = self.position.global_step, steps = all, "run begins");
         let ended = self.train(observer, stop).await;
+        // Nobody waits any more for what is still under way: spare attempts, and what a request to stop has cut short.
+        let abandoned = self.store.abandon_running().await;
+        let ended = match ended {
+            Err(Leave::Failed(error)) => Err(Leave::Failed(error)),
+            ended => abandoned.map_err(Leave::from).and(ended),
+        };
         info!(done = self.position.global_step, seconds = start.elapsed().as_secs_f64(), "run ends");
         for sink in &mut self.sinks {
             if let Err(why) = sink.close(ended.is_ok()) {
@@ -524,7 +530,12 @@ async fn go_on(
         None => (now, Vec::new()),
     };
     let store = match folder.record() {
-        file if file.exists() => Sqlite::resume(&file).await?,
+        file if file.exists() => {
+            let store = Sqlite::resume(&file).await?;
+            // The folder is locked: no other process makes attempts.
+            store.abandon_running().await?;
+            store
+        }
         // Killed before it had one.
         file => Sqlite::open(&file, &recipe.run.id()).await?,
     };

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use common::{Notes, metrics, parts, simulator};
-use dressage_store::testing::wait;
+use dressage_store::testing::{undisturbed, undisturbed_plan, wait};
 use dressage_store::{Sqlite, Store};
 use dressage_trainer::recipe::Recipe;
 use dressage_trainer::{
@@ -62,10 +62,9 @@ fn assert_same(folder: &Path, other: &Path) {
     let plans = |folder: &Path| {
         let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
         let steps = wait(store.planned_steps()).unwrap();
-        steps
-            .into_iter()
-            .map(|(phase, step)| wait(store.step(phase, step)).unwrap().unwrap())
-            .collect::<Vec<_>>()
+        let names = wait(undisturbed(&store)).unwrap();
+        let plan = |(phase, step)| wait(store.step(phase, step)).unwrap().unwrap();
+        steps.into_iter().map(|at| undisturbed_plan(&plan(at), &names)).collect::<Vec<_>>()
     };
     assert_eq!(plans(folder), plans(other));
 }
