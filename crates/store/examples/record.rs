@@ -1,10 +1,12 @@
-//! Measures the record: how long async workers are blocked while attempts end at once, and what a long attempt costs.
+//! Measures the record: how long async workers are blocked while attempts end at once, and what a long
+//! attempt costs.
 //!
 //! ```sh
-//! cargo run --release -p dressage-store --features testing --example record            # both
-//! cargo run --release -p dressage-store --features testing --example record -- ends    # 64 attempts of 8k tokens end at once
-//! cargo run --release -p dressage-store --features testing --example record -- long    # 100 turns at 128k tokens, a fork each
+//! cargo run --release -p dressage-store --features testing --example record
 //! ```
+//!
+//! Of the two, `-- ends` alone has 64 attempts of 8k tokens end at once, `-- long` makes an attempt of 100
+//! turns and 128k tokens with a fork each.
 //!
 //! Each figure of `long` is of a process of its own, so that its peak of memory is its own.
 #![allow(clippy::unwrap_used, reason = "a measurement ends where something fails")]

@@ -75,8 +75,8 @@ pub(crate) fn ended(stored: &Attempt, end: &End) -> Result<Recorded, Failure> {
 
 /// The new ones among segments that are given for an attempt, as they are to be stored.
 ///
-/// The attempt has `len` segments; `stored` gives one of them, `tokens` how many tokens it has. Both are asked only for
-/// what the given segments name.
+/// The attempt has `len` segments; `stored` gives one of them, `tokens` how many tokens it has. Both are
+/// asked only for what the given segments name.
 pub(crate) fn appended(
     attempt: &Attempt,
     len: u32,

@@ -67,7 +67,8 @@ pub struct Attempt {
     pub outcome: Outcome,
     /// The score of the final answer alone; `None` where nothing was scored.
     pub score: Option<f64>,
-    /// What training reinforces, all of it: the score, shaped; `None` where the attempt is not to be trained on.
+    /// What training reinforces, all of it: the score, shaped; `None` where the attempt is not to be
+    /// trained on.
     pub reward: Option<f64>,
     /// The parts of the reward that were earned before the end. The rest of it is the outcome's.
     pub earned: Vec<Earned>,
@@ -136,8 +137,9 @@ pub struct End {
 pub struct Tries {
     /// The number of the next one: one more than the last that was begun.
     pub next: u32,
-    /// How many came to nothing and were superseded. Abandoned tries, whose process was gone, are left out: the stream
-    /// of random numbers of the next try counts by this, so that a run that was killed samples what it would have.
+    /// How many came to nothing and were superseded. Abandoned tries, whose process was gone, are left out:
+    /// the stream of random numbers of the next try counts by this, so that a run that was killed samples
+    /// what it would have.
     pub failed: u32,
 }
 
@@ -151,7 +153,8 @@ pub struct Earned {
     pub reward: f64,
 }
 
-/// What earned a part of a reward. Whatever it is, the part reaches the sampled token that was the last before it was earned.
+/// What earned a part of a reward. Whatever it is, the part reaches the sampled token that was the last
+/// before it was earned.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Earner {
@@ -184,7 +187,8 @@ pub struct AttemptSummary {
     pub tokens: u64,
 }
 
-/// A number for every trained token of a path, in runs of (number, tokens); a run of 0 tokens goes on to the end.
+/// A number for every trained token of a path, in runs of (number, tokens); a run of 0 tokens goes on to
+/// the end.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PerToken(Vec<(f32, u32)>);
 
@@ -242,8 +246,8 @@ impl PerToken {
     }
 }
 
-/// One path that a step trains: the way from a root to `leaf`. Its sampled and demonstrated segments are the targets,
-/// save those that an earlier leaf of the same attempt already trains.
+/// One path that a step trains: the way from a root to `leaf`. Its sampled and demonstrated segments are
+/// the targets, save those that an earlier leaf of the same attempt already trains.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlannedPath {
     /// The attempt.
@@ -274,7 +278,8 @@ pub struct StepPlan {
     pub phase: u32,
     /// The step within the phase, from 0.
     pub step: u32,
-    /// The places, in the phase's order of tasks, of the groups that it takes, those that teach nothing included; empty for demonstrations.
+    /// The places, in the phase's order of tasks, of the groups that it takes, those that teach nothing
+    /// included; empty for demonstrations.
     pub places: Vec<u64>,
     /// Each policy that it trains, in the order in which they learn.
     pub policies: Vec<PolicyPlan>,

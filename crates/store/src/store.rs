@@ -9,12 +9,13 @@ use crate::{Attempt, AttemptSummary, Begun, End, EvalKey, Recorded, StepPlan, St
 
 /// The durable record of a run. Share it as `Arc<dyn Store>`.
 ///
-/// When a write returns, it is durable as far as the backend is. Every write can be made again: what is recorded already
-/// and equal is [`Recorded::Before`], what differs is [`StoreError::Conflict`], and nothing is ever overwritten. A write whose
-/// future is dropped may be done nevertheless. Every call ends by a deadline of the backend.
+/// When a write returns, it is durable as far as the backend is. Every write can be made again: what is
+/// recorded already and equal is [`Recorded::Before`], what differs is [`StoreError::Conflict`], and
+/// nothing is ever overwritten. A write whose future is dropped may be done nevertheless. Every call ends
+/// by a deadline of the backend.
 ///
-/// Errors common to all: the backend fails or does not answer ([`Code::Unavailable`](crate::Code::Unavailable)), and, of
-/// reads, stored bytes are damaged.
+/// Errors common to all: the backend fails or does not answer
+/// ([`Code::Unavailable`](crate::Code::Unavailable)), and, of reads, stored bytes are damaged.
 #[async_trait]
 pub trait Store: Debug + Send + Sync {
     /// The run whose record it is.
@@ -26,26 +27,30 @@ pub trait Store: Debug + Send + Sync {
     /// Begins an attempt, which is then [`Running`](crate::Status::Running).
     ///
     /// # Errors
-    /// When the id is not that of its try in this run, another attempt is recorded under it, or it was abandoned.
+    /// When the id is not that of its try in this run, another attempt is recorded under it, or it was
+    /// abandoned.
     async fn begin(&self, begun: &Begun) -> Result<Recorded, StoreError>;
 
-    /// Appends segments, whose ids are their places in the trajectory, to an attempt that runs: all or none.
-    /// Segments that are there already are compared. Work grows with the segments that are given, not with those before.
+    /// Appends segments, whose ids are their places in the trajectory, to an attempt that runs: all or
+    /// none. Segments that are there already are compared. Work grows with the segments that are given, not
+    /// with those before.
     ///
     /// # Errors
-    /// When there is no such attempt, other segments are recorded under the ids, a segment does not fit what is there
-    /// (its parent, the place of a fork, numbers per token) or leaves a gap, or is new and the attempt is over.
+    /// When there is no such attempt, other segments are recorded under the ids, a segment does not fit
+    /// what is there (its parent, the place of a fork, numbers per token) or leaves a gap, or is new and
+    /// the attempt is over.
     async fn append(&self, id: &AttemptId, segments: &[Segment]) -> Result<Recorded, StoreError>;
 
     /// Ends an attempt that runs.
     ///
     /// # Errors
-    /// When there is no such attempt, it has another end or was abandoned, the status is none that an attempt ends
-    /// with, or a number is not finite.
+    /// When there is no such attempt, it has another end or was abandoned, the status is none that an
+    /// attempt ends with, or a number is not finite.
     async fn end(&self, id: &AttemptId, end: &End) -> Result<Recorded, StoreError>;
 
-    /// Turns all attempts that run into [`Abandoned`](crate::Status::Abandoned) ones; returns how many. For whoever goes on with a
-    /// run whose process is gone, or has ended it: nobody may be making attempts meanwhile.
+    /// Turns all attempts that run into [`Abandoned`](crate::Status::Abandoned) ones; returns how many. For
+    /// whoever goes on with a run whose process is gone, or has ended it: nobody may be making attempts
+    /// meanwhile.
     ///
     /// # Errors
     /// When writing fails.
@@ -54,8 +59,8 @@ pub trait Store: Debug + Send + Sync {
     /// Records whole attempts at once: all or none.
     ///
     /// # Errors
-    /// When another attempt is recorded under an id, an id is not that of its try in this run, or a number is not
-    /// finite.
+    /// When another attempt is recorded under an id, an id is not that of its try in this run, or a number
+    /// is not finite.
     async fn record_attempts(&self, attempts: &[Attempt]) -> Result<Recorded, StoreError>;
 
     /// Records a whole attempt at once.

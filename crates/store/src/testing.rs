@@ -23,8 +23,8 @@ pub fn wait<T: Send>(future: impl Future<Output = T> + Send) -> T {
     })
 }
 
-/// Attempts that count, with the names and numbers that they would have if none had been abandoned on the way: those of as many
-/// tries as failed before.
+/// Attempts that count, with the names and numbers that they would have if none had been abandoned on the
+/// way: those of as many tries as failed before.
 ///
 /// # Errors
 /// When reading fails.

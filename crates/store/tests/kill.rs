@@ -1,5 +1,5 @@
-//! A process that records is killed at a random moment: what it reported as recorded is there, whole; nothing else is
-//! half there.
+//! A process that records is killed at a random moment: what it reported as recorded is there, whole;
+//! nothing else is half there.
 
 #![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
 

@@ -1,6 +1,7 @@
 //! The contract of [`Store`], as tests that run over every backend.
 //!
-//! [`store_contract!`](crate::store_contract) makes one test of each for a backend. The record that it is given is empty.
+//! [`store_contract!`](crate::store_contract) makes one test of each for a backend. The record that it is
+//! given is empty.
 
 #![allow(missing_docs, reason = "the names of tests say what they test")]
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
@@ -19,8 +20,8 @@ use crate::{
 };
 use made_up::{again, attempt, beginning, forest, place, plan, segment};
 
-/// Tests that a backend keeps to the contract, in a module `$backend`. `$open` is an async closure that returns something to
-/// keep while the test runs (a folder) and an `Arc` of an empty record.
+/// Tests that a backend keeps to the contract, in a module `$backend`. `$open` is an async closure that
+/// returns something to keep while the test runs (a folder) and an `Arc` of an empty record.
 #[macro_export]
 macro_rules! store_contract {
     ($backend:ident, $open:expr) => {
@@ -487,8 +488,8 @@ pub async fn evaluations_are_kept_in_order_and_never_replaced(store: Tested) {
     assert_eq!(store.evals().await.unwrap(), all);
 }
 
-/// Many writers at once: of writes that differ one is committed and the others are refused, of equal ones one is new, and a
-/// refused write takes no other with it.
+/// Many writers at once: of writes that differ one is committed and the others are refused, of equal ones
+/// one is new, and a refused write takes no other with it.
 pub async fn many_writers_agree(store: Tested) {
     const WRITERS: u32 = 12;
     const GROUPS: u32 = 16;
@@ -499,7 +500,8 @@ pub async fn many_writers_agree(store: Tested) {
             let run = store.run().clone();
             let mut won = Vec::new();
             for group in 0..GROUPS {
-                // One place where all write something of their own, one where all write the same, one for each.
+                // One place where all write something of their own, one where all write the same, one for
+                // each.
                 let contested = Attempt { reward: Some(f64::from(writer)), ..attempt(&run, group, 0) };
                 match store.record_attempt(&contested).await {
                     Ok(recorded) => {

@@ -1,7 +1,7 @@
 //! The record in one SQLite file in WAL mode, written by a thread of its own and read by another one.
 //!
-//! No caller waits for the disk: a call is a message to a thread and a wait for its answer, with a deadline. Numbers are
-//! encoded and decoded on these threads, too.
+//! No caller waits for the disk: a call is a message to a thread and a wait for its answer, with a
+//! deadline. Numbers are encoded and decoded on these threads, too.
 
 mod attempts;
 mod evals;
@@ -34,7 +34,8 @@ const ANSWER: Duration = Duration::from_secs(120);
 /// The longest wait for a record to be opened, which may have to be migrated or copied as a whole.
 const OPENING: Duration = Duration::from_secs(3600);
 
-/// The record of a run in an SQLite file. Several handles, in one process or many, may read and write at once.
+/// The record of a run in an SQLite file. Several handles, in one process or many, may read and write at
+/// once.
 ///
 /// Dropping it blocks until everything that was asked is done and the file is closed.
 pub struct Sqlite {
@@ -54,17 +55,17 @@ impl fmt::Debug for Sqlite {
     }
 }
 
-/// A connection that a thread has opened, with the copy that is read in place of the file, where it cannot be read in
-/// its place.
+/// A connection that a thread has opened, with the copy that is read in place of the file, where it cannot
+/// be read in its place.
 pub(crate) type Opened = (Connection, Option<TempDir>);
 
 impl Sqlite {
-    /// Opens the record of `run`, creating it where there is none, and bringing one of an earlier build up to date: all
-    /// of it or, where that fails, nothing.
+    /// Opens the record of `run`, creating it where there is none, and bringing one of an earlier build up
+    /// to date: all of it or, where that fails, nothing.
     ///
     /// # Errors
-    /// When the file cannot be opened, belongs to another program or another run, or has a schema version that this
-    /// build cannot read.
+    /// When the file cannot be opened, belongs to another program or another run, or has a schema version
+    /// that this build cannot read.
     pub async fn open(file: &Path, run: &RunId) -> Result<Self, StoreError> {
         let wanted = run.clone();
         let store = Self::writing(file, move |file| schema::open(file, &wanted)).await?;
@@ -75,8 +76,8 @@ impl Sqlite {
         Ok(store)
     }
 
-    /// Opens a record that exists, to go on with whatever run it is of. One of an earlier build is brought up to date
-    /// first, as by [`open`](Self::open).
+    /// Opens a record that exists, to go on with whatever run it is of. One of an earlier build is brought
+    /// up to date first, as by [`open`](Self::open).
     ///
     /// # Errors
     /// When the file is missing, and those of [`open`](Self::open).
@@ -89,8 +90,8 @@ impl Sqlite {
     /// [`StoreError::ReadOnly`].
     ///
     /// # Errors
-    /// When the file is missing or cannot be opened, belongs to another program, or has a schema version that this
-    /// build cannot read.
+    /// When the file is missing or cannot be opened, belongs to another program, or has a schema version
+    /// that this build cannot read.
     pub async fn open_existing(file: &Path) -> Result<Self, StoreError> {
         let (reader, run) = started(file, "dressage-read", schema::open_existing, worker::read).await?;
         Ok(Self::of(file, run, None, reader))
@@ -169,7 +170,8 @@ async fn answered<T, E>(
     }
 }
 
-/// Starts a thread that opens a record with `open` and then does jobs by `work`. Returns the run whose record it is.
+/// Starts a thread that opens a record with `open` and then does jobs by `work`. Returns the run whose
+/// record it is.
 async fn started(
     file: &Path,
     name: &str,

@@ -200,7 +200,8 @@ fn hold(store: &Sqlite) -> mpsc::Sender<()> {
     release
 }
 
-/// How many commits the log holds: frames that say how large the database is then (the file format of SQLite, section 4.1).
+/// How many commits the log holds: frames that say how large the database is then (the file format of
+/// SQLite, section 4.1).
 fn commits(store: &Sqlite) -> usize {
     let log = std::fs::read(store.file().with_file_name("run.db-wal")).unwrap();
     let word = |at: usize| u32::from_be_bytes(log[at..at + 4].try_into().unwrap());

@@ -1,8 +1,8 @@
 //! A thread that owns a connection and does what is asked of it, in order.
 //!
-//! Writes that wait together become one transaction with a savepoint each: one flush for all, and one that is refused takes
-//! none of the others with it. Each is answered after the commit. What is in the queue when the last handle goes is still
-//! done.
+//! Writes that wait together become one transaction with a savepoint each: one flush for all, and one that
+//! is refused takes none of the others with it. Each is answered after the commit. What is in the queue
+//! when the last handle goes is still done.
 
 use std::any::Any;
 use std::convert::Infallible;
