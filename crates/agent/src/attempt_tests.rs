@@ -53,14 +53,18 @@ impl Sampler for Scripted {
         match self.replies[self.next.fetch_add(1, Ordering::SeqCst)].clone() {
             Reply::Tokens(tokens, finish) => {
                 let logprobs = vec![-0.5; tokens.len()];
-                sender.send(Ok(SampleEvent::Tokens { tokens, logprobs, top: Vec::new(), version: 4 })).unwrap();
+                sender
+                    .send(Ok(SampleEvent::Tokens { tokens, logprobs, top: Vec::new(), version: 4 }))
+                    .unwrap();
                 sender.send(Ok(SampleEvent::Finished(finish))).unwrap();
             }
             Reply::Breaks => sender.send(Err(PolicyError::Stopped("the scripted sampler"))).unwrap(),
             Reply::Hangs => std::future::pending().await,
             Reply::Stalls(tokens) => {
                 let logprobs = vec![-0.5; tokens.len()];
-                sender.send(Ok(SampleEvent::Tokens { tokens, logprobs, top: Vec::new(), version: 4 })).unwrap();
+                sender
+                    .send(Ok(SampleEvent::Tokens { tokens, logprobs, top: Vec::new(), version: 4 }))
+                    .unwrap();
                 self.stalled.lock().unwrap().push(sender);
             }
             Reply::TooLong => return Err(PolicyError::PromptTooLong { prompt: 9, context: 8 }),

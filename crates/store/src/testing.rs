@@ -56,7 +56,8 @@ pub async fn undisturbed(store: &dyn Store) -> Result<HashMap<AttemptId, (Attemp
 /// Panics where it trains on what does not count.
 pub fn undisturbed_plan(plan: &StepPlan, names: &HashMap<AttemptId, (AttemptId, u32)>) -> StepPlan {
     let mut plan = plan.clone();
-    for path in plan.updates.iter_mut().flat_map(|update| update.micro_batches.iter_mut().flatten()) {
+    let updates = plan.policies.iter_mut().flat_map(|of| &mut of.updates);
+    for path in updates.flat_map(|update| update.micro_batches.iter_mut().flatten()) {
         path.attempt = names[&path.attempt].0;
     }
     plan

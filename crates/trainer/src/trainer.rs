@@ -531,7 +531,7 @@ async fn go_on(
     };
     let store = match folder.record() {
         file if file.exists() => {
-            let store = Sqlite::resume(&file).await?;
+            let store = Sqlite::resume(&file, &recipe.run.id()).await?;
             // The folder is locked: no other process makes attempts.
             store.abandon_running().await?;
             store

@@ -19,7 +19,9 @@ use dressage_store::testing::wait;
 use dressage_store::{Attempt, EvalKey, Sqlite, Status, Store};
 use dressage_text::testing::VOCABULARY;
 use dressage_trainer::{Ended, Event, Observer, Start, StopFlag, Trainer, TrainerError};
-use dressage_tree::{AttemptId, Placement, Purpose, Segment, SegmentId, Trajectory, TreeBatch, VersionRun};
+use dressage_tree::{
+    AttemptId, Placement, Purpose, RunId, Segment, SegmentId, Trajectory, TreeBatch, VersionRun,
+};
 
 async fn run(
     folder: &Path,
@@ -310,7 +312,7 @@ async fn what_cannot_be_trained_is_masked_and_counted() {
 
     // Attempts of the next two steps that somebody else made: of each of these replies of 8 tokens the first
     // 3 were sampled with a filter, and one reply was decoded greedily; then all of them were.
-    let store = Sqlite::open_existing(&folder.join("run.db")).await.unwrap();
+    let store = Sqlite::resume(&folder.join("run.db"), &RunId(String::new())).await.unwrap();
     let made = store.summaries(Purpose::Train).await.unwrap();
     assert_eq!(made.len(), 4);
     for (step, summary) in (1..3).flat_map(|step| made.iter().map(move |summary| (step, summary))) {

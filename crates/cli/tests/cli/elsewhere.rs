@@ -12,7 +12,7 @@ use std::time::Duration;
 use dressage_model::{SpecialTokens, write_tokenizer_config};
 use dressage_store::testing::wait;
 use dressage_store::{EvalKey, Sqlite, Store};
-use dressage_tree::Purpose;
+use dressage_tree::{Purpose, RunId};
 
 use crate::support::{Place, config, stderr, stdout};
 
@@ -85,7 +85,7 @@ fn a_run_is_read_where_nothing_can_be_written() {
     assert!(stdout(&read(&place, &["replay", "run"])).contains("the same, bit for bit"));
 
     // While another process writes.
-    let store = wait(Sqlite::resume(&place.path("run/run.db"))).unwrap();
+    let store = wait(Sqlite::resume(&place.path("run/run.db"), &RunId(String::new()))).unwrap();
     wait(store.record_eval(EvalKey { phase: 7, step: 0 }, &"new".into())).unwrap();
     assert!(place.path("run/run.db-wal").exists());
     assert_eq!(inspect(&[]), whole);

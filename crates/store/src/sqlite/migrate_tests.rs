@@ -166,7 +166,7 @@ proptest! {
         let reader = wait(Sqlite::open_existing(&file)).unwrap();
         prop_assert_eq!(&std::fs::read(&file).unwrap(), &before);
         let run = reader.run().clone();
-        let writer = wait(Sqlite::resume(&file)).unwrap();
+        let writer = wait(Sqlite::resume(&file, &RunId("another".into()))).unwrap();
         prop_assert_eq!(writer.run(), &run);
         for store in [&reader, &writer] {
             for old in &olds {

@@ -76,13 +76,15 @@ impl Sqlite {
         Ok(store)
     }
 
-    /// Opens a record that exists, to go on with whatever run it is of. One of an earlier build is brought
+    /// Opens a record that exists, to go on with whatever run it is of; an empty file, which a process left that
+    /// was killed before it had written anything, becomes the record of `new`. One of an earlier build is brought
     /// up to date first, as by [`open`](Self::open).
     ///
     /// # Errors
     /// When the file is missing, and those of [`open`](Self::open).
-    pub async fn resume(file: &Path) -> Result<Self, StoreError> {
-        Self::writing(file, schema::resume).await
+    pub async fn resume(file: &Path, new: &RunId) -> Result<Self, StoreError> {
+        let new = new.clone();
+        Self::writing(file, move |file| schema::resume(file, &new)).await
     }
 
     /// Opens a record that exists, to read it, also where nothing may be written, and while another process

@@ -104,15 +104,15 @@ CREATE TABLE evals (
 pub(super) fn open(file: &Path, run: &RunId) -> Result<Opened, StoreError> {
     let connection = connect(file, EXISTING | OpenFlags::SQLITE_OPEN_CREATE);
     let mut connection = connection.map_err(|source| opening(file, source))?;
-    prepare(&mut connection, file, Some(run))?;
+    prepare(&mut connection, file, run)?;
     check(&connection, file)?;
     Ok((connection, None))
 }
 
 /// Opens a record that exists, to write it.
-pub(super) fn resume(file: &Path) -> Result<Opened, StoreError> {
+pub(super) fn resume(file: &Path, new: &RunId) -> Result<Opened, StoreError> {
     let mut connection = connect(file, EXISTING).map_err(|source| opening(file, source))?;
-    prepare(&mut connection, file, None)?;
+    prepare(&mut connection, file, new)?;
     check(&connection, file)?;
     Ok((connection, None))
 }
@@ -171,8 +171,8 @@ pub(super) fn connect(file: &Path, flags: OpenFlags) -> rusqlite::Result<Connect
     Ok(connection)
 }
 
-/// Gives a new file the tables of `run`, where there is one, and an earlier build's file the present ones.
-fn prepare(connection: &mut Connection, file: &Path, run: Option<&RunId>) -> Result<(), StoreError> {
+/// Gives a new file the tables of `run`, and an earlier build's file the present ones.
+fn prepare(connection: &mut Connection, file: &Path, run: &RunId) -> Result<(), StoreError> {
     let opening = |source| opening(file, source);
     // Named before anything else, so that a file of another program is not changed.
     let (application, version) = identity(connection).map_err(opening)?;
@@ -185,18 +185,16 @@ fn prepare(connection: &mut Connection, file: &Path, run: Option<&RunId>) -> Res
     }
     connection.pragma_update(None, "journal_mode", "wal").map_err(opening)?;
     connection.pragma_update(None, "synchronous", "full").map_err(opening)?;
-    if let Some(run) = run {
-        // Immediate: of two handles that open a new file at once, the second waits and finds the tables.
-        let transaction =
-            connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(opening)?;
-        if is_empty(&transaction).map_err(opening)? {
-            transaction.execute_batch(TABLES).map_err(opening)?;
-            transaction.execute("INSERT INTO run (id) VALUES (?1)", [&run.0]).map_err(opening)?;
-            transaction.pragma_update(None, "application_id", APPLICATION_ID).map_err(opening)?;
-            transaction.pragma_update(None, "user_version", SCHEMA_VERSION).map_err(opening)?;
-        }
-        transaction.commit().map_err(opening)?;
+    // Immediate: of two handles that open a new file at once, the second waits and finds the tables.
+    let transaction =
+        connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(opening)?;
+    if is_empty(&transaction).map_err(opening)? {
+        transaction.execute_batch(TABLES).map_err(opening)?;
+        transaction.execute("INSERT INTO run (id) VALUES (?1)", [&run.0]).map_err(opening)?;
+        transaction.pragma_update(None, "application_id", APPLICATION_ID).map_err(opening)?;
+        transaction.pragma_update(None, "user_version", SCHEMA_VERSION).map_err(opening)?;
     }
+    transaction.commit().map_err(opening)?;
     migrate::run(connection, file)?;
     connection.pragma_update(None, "foreign_keys", true).map_err(opening)
 }

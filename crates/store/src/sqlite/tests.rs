@@ -73,8 +73,11 @@ fn a_file_of_another_program_is_refused_and_left_alone() {
     let file = folder.path().join("other.db");
     Connection::open(&file).unwrap().execute_batch("CREATE TABLE t (x)").unwrap();
     let before = std::fs::read(&file).unwrap();
-    let tries =
-        [wait(Sqlite::open(&file, &run())), wait(Sqlite::resume(&file)), wait(Sqlite::open_existing(&file))];
+    let tries = [
+        wait(Sqlite::open(&file, &run())),
+        wait(Sqlite::resume(&file, &run())),
+        wait(Sqlite::open_existing(&file)),
+    ];
     for opened in tries {
         assert!(matches!(opened, Err(StoreError::Foreign { found: 0, .. })));
     }
@@ -108,8 +111,22 @@ fn what_is_not_a_database_is_refused() {
     assert_eq!(code(wait(Sqlite::open(&file, &run()))), Code::Foreign);
     let missing = folder.path().join("missing.db");
     assert_eq!(code(wait(Sqlite::open_existing(&missing))), Code::NotFound);
-    assert_eq!(code(wait(Sqlite::resume(&missing))), Code::NotFound);
+    assert_eq!(code(wait(Sqlite::resume(&missing, &run()))), Code::NotFound);
     assert!(!missing.exists());
+}
+
+/// A process that is killed while it opens a new file leaves an empty one, and the next goes on from there.
+#[test]
+fn an_empty_file_becomes_the_record_of_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("run.db");
+    std::fs::write(&file, "").unwrap();
+    let store = wait(Sqlite::resume(&file, &run())).unwrap();
+    assert_eq!(store.run(), &run());
+    wait(store.record_attempt(&attempt(0, 0))).unwrap();
+    drop(store);
+    let again = wait(Sqlite::resume(&file, &RunId("another".into()))).unwrap();
+    assert_eq!((again.run(), wait(again.summaries(Purpose::Train)).unwrap().len()), (&run(), 1));
 }
 
 #[test]
