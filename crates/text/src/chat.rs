@@ -24,7 +24,7 @@ use crate::prepare::{MessageForm, Preparation, Prepared};
 use crate::template::Rendering;
 use crate::thought::{Part, REASONING, Thoughts};
 use crate::{
-    ChatTemplate, History, Message, ReplyStream, Role, TextError, Tokenizer, ToolCall, ToolSpec, bare,
+    ChatTemplate, Message, ReplyStream, Role, TextError, Tokenizer, ToolCall, ToolSpec, bare,
 };
 
 /// How a model is told of tools and calls them.
@@ -48,8 +48,6 @@ pub struct ChatOptions {
     pub tool_prompt: ToolPrompt,
     /// Whether a JSON object that names a tool is a call also without tags.
     pub bare_calls: bool,
-    /// How the past is kept once the conversation goes on.
-    pub history: History,
     /// Further variables of the template, such as `enable_thinking = false`.
     pub variables: Map<String, Value>,
     /// The moment that the template calls now, in seconds since 1970; where it is not given, that of the
@@ -65,7 +63,6 @@ pub struct Chat {
     template: ChatTemplate,
     tool_prompt: ToolPrompt,
     bare_calls: bool,
-    history: History,
     variables: Map<String, Value>,
     tool_support: ToolSupport,
     /// Whether the template prints messages of role `tool`.
@@ -158,7 +155,6 @@ impl Chat {
             template,
             tool_prompt: options.tool_prompt,
             bare_calls: options.bare_calls,
-            history: options.history,
             variables,
             tool_support: ToolSupport::None,
             tool_role: false,
@@ -394,6 +390,12 @@ impl Chat {
         is_bare.then(|| bare::find(speech, tools)).flatten().unwrap_or(parsed)
     }
 
+    /// The thoughts of a reply without their tags, in order. `in_thought` says that the prompt has begun one.
+    pub fn thought(&self, said: &str, in_thought: bool) -> String {
+        let spans = self.thoughts.spans(said, in_thought);
+        spans.into_iter().filter(|(part, _)| *part == Part::Thought).map(|(_, span)| span).collect()
+    }
+
     /// Why no tool answered a call in a reply, in words for whoever looks at it.
     pub fn why_no_call(&self, said: &str, in_thought: bool, tools: &[ToolSpec]) -> String {
         let (speech, unclosed) = self.thoughts.speech(said, in_thought);
@@ -422,11 +424,6 @@ impl Chat {
         } else {
             format!("it has no {open} in it")
         }
-    }
-
-    /// How the past is kept once the conversation goes on.
-    pub fn history(&self) -> History {
-        self.history
     }
 
     pub(crate) fn thoughts(&self) -> &Thoughts {

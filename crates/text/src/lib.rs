@@ -60,7 +60,6 @@ mod tokenizer;
 
 pub use chat::{Chat, ChatOptions, ToolProtocol};
 pub use content::{Content, ContentPart};
-pub use continuation::{Drift, History};
 pub use dressage_model::TokenizerSource;
 pub use error::TextError;
 pub use hermes::{Malformed, Parsed, ToolPrompt};

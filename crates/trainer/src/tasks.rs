@@ -316,7 +316,6 @@ pub fn chat_options(agent: &AgentKeys, now: Option<u64>) -> ChatOptions {
         tools: agent.protocol,
         tool_prompt: agent.tool_prompt,
         bare_calls: agent.bare_calls,
-        history: agent.history,
         variables: agent.variables.clone(),
         now,
     }
@@ -331,7 +330,7 @@ pub async fn check_tasks(recipe: &Recipe, tasks: &Tasks, agents: &Agents) -> Res
         let NamedAgent { built_in: agent, context, keys, .. } = agents.of(&task)?;
         let limits = agent.limits;
         let cuts = limits.truncation != Truncation::Refuse;
-        let tokens = agent.chat.prompt(&opening(keys, &task), &agent.tools.specs())?.len();
+        let tokens = agent.format.chat().prompt(&opening(keys, &task), &agent.tools.specs())?.len();
         if tokens > limits.prompt && !cuts {
             return Err(TrainerError::PromptOverLimit { task: task.id, tokens, most: limits.prompt });
         }

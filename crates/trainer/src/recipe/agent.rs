@@ -1,10 +1,12 @@
 //! Keys of agents.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use dressage_agent::{Limits, Truncation};
+use dressage_conversation::{Format, History, Options};
 use dressage_policy::SamplingParams;
-use dressage_text::{History, ToolPrompt, ToolProtocol};
+use dressage_text::{Chat, ToolPrompt, ToolProtocol};
 use serde::{Deserialize, Serialize};
 
 /// `[agent]` and `[agent.NAME]`
@@ -86,6 +88,11 @@ impl Default for AgentKeys {
 }
 
 impl AgentKeys {
+    /// How conversations are written with this chat.
+    pub fn format(&self, chat: Arc<Chat>) -> Arc<Format> {
+        Arc::new(Format::new(chat, Options { history: self.history, ..Options::default() }))
+    }
+
     /// Where an attempt ends, with a context of so many tokens.
     pub fn limits(&self, context: usize) -> Limits {
         let prompt = match (self.prompt_tokens, self.truncation) {
