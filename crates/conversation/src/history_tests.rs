@@ -1,7 +1,7 @@
 //! Histories as templates print them: drift, forks that follow the template, prompts that were cut.
 
-use dressage_text::testing::{ALWAYS_THINKS, THOUGHTFUL, tiny_chat};
 use dressage_text::ChatOptions;
+use dressage_text::testing::{ALWAYS_THINKS, THOUGHTFUL, tiny_chat};
 
 use super::tests::forked;
 use super::*;
