@@ -15,6 +15,9 @@ use crate::{Options, Reason};
 const CALLS: &str = "Let me see.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"b\": 2, \"a\": 1.50}}\n</tool_call>\n\
      <tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 3, \"b\": 4.0}}\n</tool_call>";
 
+/// Something that a client does to a history.
+type Change = Box<dyn Fn(&mut Vec<Message>)>;
+
 pub(super) fn options() -> Options {
     Options { call_ids: CallIds::Unique, ..Options::default() }
 }
@@ -96,7 +99,7 @@ fn histories_that_clients_write_out_again_are_repeated() {
         json!([{"id": "call_0_0", "type": "function", "index": 0, "function": {"name": "add", "arguments": first}},
                {"id": "call_0_1", "type": "function", "index": 1, "function": {"name": "add", "arguments": second}}])
     };
-    let edits: Vec<(&str, u32, Box<dyn Fn(&mut Vec<Message>)>)> = vec![
+    let edits: Vec<(&str, u32, Change)> = vec![
         (
             "Python's spacing, another order",
             0,
@@ -175,7 +178,7 @@ fn all_else_forks_for_a_reason() {
         messages.extend([third.message(), Message::user("Bye.")]);
         (talk, messages)
     };
-    let edits: Vec<(Reason, usize, usize, Box<dyn Fn(&mut Vec<Message>)>)> = vec![
+    let edits: Vec<(Reason, usize, usize, Change)> = vec![
         (Reason::AskedAgain, 7, 6, Box::new(|m| m.truncate(7))),
         (Reason::AskedAgain, 2, 0, Box::new(|m| m.truncate(2))),
         (
