@@ -36,7 +36,16 @@ impl Form {
     /// The form of a message as it was sent.
     pub(crate) fn of(message: &Message) -> Self {
         let thought = reasoning(message).map(str::to_owned);
-        Form::new(message.role, &message.content, &message.tool_calls, thought)
+        let mut form = Form::new(message.role, &message.content, &message.tool_calls, thought);
+        // Parts that are no text, such as images.
+        for part in message.content.others() {
+            let part = serde_json::to_string(part).unwrap_or_default();
+            let key = xxhash_rust::xxh3::xxh3_128(part.as_bytes());
+            form.exact = form.exact.rotate_left(1) ^ key;
+            form.loose = form.loose.rotate_left(1) ^ key;
+            form.has_content = true;
+        }
+        form
     }
 
     /// The form of an assistant's message that holds thoughts and calls as text, in the tags of the model.
@@ -91,8 +100,8 @@ impl Form {
 }
 
 /// The reasoning that a message carries beside its content.
-fn reasoning(_message: &Message) -> Option<&str> {
-    None
+fn reasoning(message: &Message) -> Option<&str> {
+    message.reasoning_content.as_deref()
 }
 
 /// A key of a thought; white space around it does not count.
