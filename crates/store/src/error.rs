@@ -49,6 +49,12 @@ pub enum StoreError {
         /// Why.
         source: Cause,
     },
+    /// The file has no tables yet.
+    #[error("{place} holds no record: the process that created it was gone before it had one")]
+    Empty {
+        /// The place of the record.
+        place: String,
+    },
     /// The file cannot be written, nor read without that.
     #[error(
         "the record {place} cannot be written here, and a copy to read cannot be made: {source}; copy the folder of the run to \
@@ -200,7 +206,7 @@ impl StoreError {
             StoreError::Version { .. } => Code::Version,
             StoreError::Deadline { .. } => Code::Unavailable,
             StoreError::Stopped { .. } => Code::Internal,
-            StoreError::Unknown { .. } => Code::NotFound,
+            StoreError::Empty { .. } | StoreError::Unknown { .. } => Code::NotFound,
             StoreError::Conflict { .. } | StoreError::Over { .. } => Code::Conflict,
             StoreError::Damaged { .. } => Code::Damaged,
             StoreError::Unstorable { .. } => Code::Invalid,
@@ -217,6 +223,7 @@ impl StoreError {
         let unusable = matches!(
             self,
             StoreError::Open { .. }
+                | StoreError::Empty { .. }
                 | StoreError::Unwritable { .. }
                 | StoreError::Foreign { .. }
                 | StoreError::OtherRun { .. }

@@ -537,8 +537,11 @@ async fn go_on(
             store
         }
         // Killed before it had one.
-        file => Sqlite::open(&file, &recipe.run.id()).await?,
+        Err(error) if error.code() == Code::NotFound => Sqlite::open(&record, &recipe.run.id()).await?,
+        resumed => resumed?,
     };
+    // The folder is locked: no other process makes attempts.
+    store.abandon_running().await?;
     notes.extend(origin.lengthen(&earlier, recipe, &store).await?);
     origin.write(folder.root())?;
     if earlier.phase != recipe.phase {

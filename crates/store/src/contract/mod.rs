@@ -182,33 +182,31 @@ pub async fn other_segments_are_refused(store: Tested) {
     let text = refused(store.begin(&other), Code::Conflict).await;
     assert!(text.contains("another task"), "{text}");
     store.append(&whole.id, segments).await.unwrap();
-    let third = |change: fn(&mut Segment)| {
-        let mut third =
-            Segment { id: SegmentId(2), parent: Some(SegmentId(1)), ..segment(Kind::Given, &[9]) };
-        change(&mut third);
-        third
-    };
+    let third = Segment { id: SegmentId(2), parent: Some(SegmentId(1)), ..segment(Kind::Given, &[9]) };
     let changed = Segment { tokens: vec![1, 2, 3], ..segments[0].clone() };
-    let text = refused(store.append(&whole.id, &[third(|_| ()), changed]), Code::Conflict).await;
+    let text = refused(store.append(&whole.id, &[third.clone(), changed]), Code::Conflict).await;
     assert!(text.contains("sample 0") && text.contains("another segment"), "{text}");
-    let bad: [(fn(&mut Segment), &str); 5] = [
-        (|s| s.id = SegmentId(3), "segment 3 would leave a gap after the 2 that are there"),
-        (|s| s.parent = Some(SegmentId(2)), "segment 2 names parent 2"),
-        (|s| s.after = Some(3), "after 3 tokens"),
-        (|s| s.logprobs = vec![-1.0], "1 tokens but 1 log-probabilities"),
-        (|s| s.temperature = f32::NAN, "temperature NaN"),
+    let bad = [
+        (
+            Segment { id: SegmentId(3), ..third.clone() },
+            "segment 3 would leave a gap after the 2 that are there",
+        ),
+        (Segment { parent: Some(SegmentId(2)), ..third.clone() }, "segment 2 names parent 2"),
+        (Segment { after: Some(3), ..third.clone() }, "after 3 tokens"),
+        (Segment { logprobs: vec![-1.0], ..third.clone() }, "1 tokens but 1 log-probabilities"),
+        (Segment { temperature: f32::NAN, ..third.clone() }, "temperature NaN"),
     ];
-    for (change, why) in bad {
-        let text = refused(store.append(&whole.id, &[third(change)]), Code::Invalid).await;
+    for (bad, why) in bad {
+        let text = refused(store.append(&whole.id, &[bad]), Code::Invalid).await;
         assert!(text.contains(why), "{text}");
     }
     // None of these has left anything behind, and a fork at the end of its parent is none.
-    let at_end = third(|s| s.after = Some(2));
+    let at_end = Segment { after: Some(2), ..third.clone() };
     for expected in [Recorded::Now, Recorded::Before] {
         assert_eq!(store.append(&whole.id, std::slice::from_ref(&at_end)).await.unwrap(), expected);
     }
     let stored = store.attempt(&whole.id).await.unwrap().unwrap();
-    assert_eq!(stored.trajectory.segments()[2], third(|_| ()));
+    assert_eq!(stored.trajectory.segments()[2], third);
     assert_eq!(stored.trajectory.segments().len(), 3);
 }
 

@@ -202,7 +202,11 @@ fn prepare(connection: &mut Connection, file: &Path, run: &RunId) -> Result<(), 
 fn check(connection: &Connection, file: &Path) -> Result<(), StoreError> {
     let (application, version) = identity(connection).map_err(|source| opening(file, source))?;
     if application != APPLICATION_ID {
-        return Err(StoreError::Foreign { place: file.display().to_string(), found: application });
+        let place = file.display().to_string();
+        return Err(match is_empty(connection).map_err(|source| opening(file, source))? {
+            true => StoreError::Empty { place },
+            false => StoreError::Foreign { place, found: application },
+        });
     }
     if version != SCHEMA_VERSION {
         let place = file.display().to_string();

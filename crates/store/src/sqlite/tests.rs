@@ -115,18 +115,27 @@ fn what_is_not_a_database_is_refused() {
     assert!(!missing.exists());
 }
 
-/// A process that is killed while it opens a new file leaves an empty one, and the next goes on from there.
+/// A process that is killed while it creates a record leaves a file without tables: nothing that could be read, and the
+/// next goes on from there.
 #[test]
-fn an_empty_file_becomes_the_record_of_the_run() {
+fn a_record_that_was_never_made_is_none() {
     let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("run.db");
-    std::fs::write(&file, "").unwrap();
-    let store = wait(Sqlite::resume(&file, &run())).unwrap();
-    assert_eq!(store.run(), &run());
-    wait(store.record_attempt(&attempt(0, 0))).unwrap();
-    drop(store);
-    let again = wait(Sqlite::resume(&file, &RunId("another".into()))).unwrap();
-    assert_eq!((again.run(), wait(again.summaries(Purpose::Train)).unwrap().len()), (&run(), 1));
+    let [nothing, no_tables] = ["nothing.db", "no-tables.db"].map(|name| folder.path().join(name));
+    std::fs::write(&nothing, "").unwrap();
+    let raw = Connection::open(&no_tables).unwrap();
+    raw.pragma_update(None, "journal_mode", "wal").unwrap();
+    drop(raw);
+    for file in [nothing, no_tables] {
+        let error = wait(Sqlite::open_existing(&file)).unwrap_err();
+        assert_eq!(error.code(), Code::NotFound, "{error}");
+        assert!(error.to_string().contains("holds no record"), "{error}");
+        let store = wait(Sqlite::resume(&file, &run())).unwrap();
+        assert_eq!(store.run(), &run());
+        wait(store.record_attempt(&attempt(0, 0))).unwrap();
+        drop(store);
+        let again = wait(Sqlite::resume(&file, &RunId("another".into()))).unwrap();
+        assert_eq!((again.run(), wait(again.summaries(Purpose::Train)).unwrap().len()), (&run(), 1));
+    }
 }
 
 #[test]
