@@ -190,7 +190,12 @@ fn all_else_forks_for_a_reason() {
                 m[6].content = "Thanks. 8+9?".into();
             }),
         ),
-        (Reason::System, 0, 0, Box::new(|m| m[0].content = format!("{} Be brief.", m[0].content.as_str()).into())),
+        (
+            Reason::System,
+            0,
+            0,
+            Box::new(|m| m[0].content = format!("{} Be brief.", m[0].content.as_str()).into()),
+        ),
         (Reason::Edited, 1, 0, Box::new(|m| m[1].content = "1.5+2, 3+5?".into())),
         (Reason::Edited, 4, 3, Box::new(|m| m[4].content = "7".into())),
         (Reason::Shortened, 3, 3, Box::new(|m| drop(m.drain(3..5)))),

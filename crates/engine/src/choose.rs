@@ -173,7 +173,7 @@ mod tests {
             let penalty = if count(&path) == 0.0 { 1.0 } else { f64::from(1.2f32) };
             let c = count(&path[200..]);
             let z = if z > 0.0 { z / penalty } else { z * penalty } - 1.5 * c - 0.5 * c.min(1.0);
-            let z = z + if token % 7 == 0 { 1.5 } else { 0.0 };
+            let z = z + if token.is_multiple_of(7) { 1.5 } else { 0.0 };
             if [1, 2, 8].contains(&token) { 0.0 } else { (z / f64::from(0.7f32)).exp() }
         };
         let masses: Vec<f64> = (0..3000).map(adjusted).collect();

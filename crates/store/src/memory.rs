@@ -66,6 +66,11 @@ impl Held {
     }
 }
 
+/// An evaluation as it would be written down.
+fn serialised(result: &serde_json::Value) -> String {
+    result.to_string()
+}
+
 /// −0 as a database keeps it.
 fn plain(number: Option<f64>) -> Option<f64> {
     number.map(|number| number + 0.0)
@@ -246,7 +251,7 @@ impl Store for Memory {
     async fn record_eval(&self, key: EvalKey, result: &serde_json::Value) -> Result<Recorded, StoreError> {
         self.with("record", key, |held| match held.evals.get(&key) {
             // As text, so that numbers are the same where they are written alike.
-            Some(stored) if stored.to_string() == result.to_string() => Ok(Recorded::Before),
+            Some(stored) if serialised(stored) == serialised(result) => Ok(Recorded::Before),
             Some(_) => Err(Failure::Conflict(key.to_string(), "result")),
             None => {
                 held.evals.insert(key, result.clone());

@@ -23,9 +23,7 @@ use crate::hermes::{self, Parsed, ToolPrompt};
 use crate::prepare::{MessageForm, Preparation, Prepared};
 use crate::template::Rendering;
 use crate::thought::{Part, REASONING, Thoughts};
-use crate::{
-    ChatTemplate, Message, ReplyStream, Role, TextError, Tokenizer, ToolCall, ToolSpec, bare,
-};
+use crate::{ChatTemplate, Message, ReplyStream, Role, TextError, Tokenizer, ToolCall, ToolSpec, bare};
 
 /// How a model is told of tools and calls them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -22,7 +22,7 @@ use sft::Sft;
 
 /// A phase under way.
 pub(crate) enum PhaseRun {
-    Sft(Sft),
+    Sft(Box<Sft>),
     Rl(Box<Rl>),
 }
 
@@ -49,7 +49,7 @@ impl PhaseRun {
     pub async fn new(index: usize, phase: &Phase, trainer: &Trainer) -> Result<Self, TrainerError> {
         let (phase, number) = (phase.clone(), index as u32);
         Ok(match phase.clone() {
-            Phase::Sft(keys) => PhaseRun::Sft(Sft::new(phase, number, keys, trainer).await?),
+            Phase::Sft(keys) => PhaseRun::Sft(Box::new(Sft::new(phase, number, keys, trainer).await?)),
             Phase::Rl(keys) => PhaseRun::Rl(Box::new(Rl::new(phase, number, *keys, trainer).await?)),
         })
     }
