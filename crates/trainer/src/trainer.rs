@@ -530,15 +530,9 @@ async fn go_on(
         None => (now, Vec::new()),
     };
     let store = match folder.record() {
-        file if file.exists() => {
-            let store = Sqlite::resume(&file, &recipe.run.id()).await?;
-            // The folder is locked: no other process makes attempts.
-            store.abandon_running().await?;
-            store
-        }
+        file if file.exists() => Sqlite::resume(&file, &recipe.run.id()).await?,
         // Killed before it had one.
-        Err(error) if error.code() == Code::NotFound => Sqlite::open(&record, &recipe.run.id()).await?,
-        resumed => resumed?,
+        file => Sqlite::open(&file, &recipe.run.id()).await?,
     };
     // The folder is locked: no other process makes attempts.
     store.abandon_running().await?;
