@@ -14,8 +14,8 @@
 //! let format = Arc::new(Format::new(Arc::new(testing::tiny_chat()?), Options::default()));
 //! let mut conversation = Conversation::new();
 //! let mut messages = vec![Message::user("What is 2 + 3?")];
-//! let ask = |messages| Request { agent: "", policy: "", format: &format, messages, tools: &[] };
-//! let prepared = conversation.prepare(&ask(&messages))?;
+//! let request = Request { agent: "", policy: "", format: &format, messages: &messages, tools: &[] };
+//! let prepared = conversation.prepare(&request)?;
 //! assert_eq!(prepared.origin, Origin::Began);
 //!
 //! // A sampler draws a reply to `prepared.prompt`; its tokens stay as they are.
@@ -26,7 +26,8 @@
 //!
 //! // The client sends it back, trimmed, with a further question.
 //! messages.extend([Message::assistant(reply.message().content.trim()), Message::user("And 2 + 4?")]);
-//! let prepared = conversation.prepare(&ask(&messages))?;
+//! let request = Request { agent: "", policy: "", format: &format, messages: &messages, tools: &[] };
+//! let prepared = conversation.prepare(&request)?;
 //! assert_eq!(prepared.origin, Origin::Continued);
 //! assert!(prepared.prompt.starts_with(&conversation.trajectory().path_tokens(reply.segment)));
 //! # Ok::<(), Box<dyn std::error::Error>>(())

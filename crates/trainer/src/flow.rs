@@ -22,9 +22,9 @@ use dressage_tree::{Placement, Purpose};
 use tokio::task::{AbortHandle, JoinSet};
 
 use crate::TrainerError;
+use crate::checkpoint::Versions;
 use crate::observe::{Event, Observer};
 use crate::plan;
-use crate::policies::Versions;
 use crate::recipe::{Prefer, RlKeys, UniformGroups};
 use crate::rollout::Rollouts;
 use crate::tasks::{TaskOrder, Tasks};

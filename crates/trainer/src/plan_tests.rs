@@ -106,15 +106,9 @@ fn a_step_by_hand() {
     let dropped = plan_of(&groups(), &RlKeys { uniform_groups: drop, ..keys() }, 1000).unwrap();
     assert_eq!(rows(&dropped.updates[0])[0][0], (0, 0, 0.5, 1.0 / 6.0));
 
-    let (estimator, adaptive) = (dressage_rl::KlEstimator::K3, None);
-    let kl = KlKeys {
-        estimator,
-        coefficient: 0.1,
-        importance_weighted: false,
-        reference_every: 0,
-        charge: Charge::Loss,
-        adaptive,
-    };
+    let (estimator, charge, adaptive) = (dressage_rl::KlEstimator::K3, Charge::Loss, None);
+    let (coefficient, importance_weighted, reference_every) = (0.1, false, 0);
+    let kl = KlKeys { estimator, coefficient, importance_weighted, reference_every, charge, adaptive };
     let kept = plan_of(&groups(), &RlKeys { kl: Some(kl), ..keys() }, 1000).unwrap();
     assert_eq!(rows(&kept.updates[0])[0].len(), 6);
 

@@ -16,10 +16,10 @@ use crate::TrainerError;
 use crate::batch::Targets;
 use crate::checkpoint::{CRITIC, Checkpoints, Found, REFERENCE};
 use crate::folder::file_error;
-use crate::learn::{Models, Progress, Rules, run_plan};
+use crate::learn::{Progress, Rules, run_plan};
 use crate::observe::{Event, Observer};
 use crate::origin::Origin;
-use crate::policies::{Policies, Policy};
+use crate::policies::{Models, Policies, Policy};
 use crate::recipe::{Phase, Recipe};
 use crate::reference::{copy_weights, empty};
 

