@@ -7,13 +7,14 @@
 //! Where it does, an abridged past is rendered for each turn, of one question and at most one call; else the
 //! whole past is.
 
+mod probe;
+
 use std::sync::{Arc, OnceLock};
 
 use dressage_text::{Chat, Message, Role, TextError, ToolSpec};
 use serde::{Deserialize, Serialize};
 
 use crate::drift::Drift;
-use crate::probe;
 
 /// How the past is kept once the conversation goes on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]

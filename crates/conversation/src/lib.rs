@@ -69,7 +69,6 @@ mod index;
 #[cfg(test)]
 mod naive_tests;
 mod origin;
-mod probe;
 mod reply;
 mod said;
 #[cfg(test)]

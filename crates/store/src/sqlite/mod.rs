@@ -7,6 +7,7 @@ mod attempts;
 mod evals;
 mod ledger;
 mod migrate;
+mod opening;
 mod schema;
 mod segments;
 mod unwritable;
@@ -69,7 +70,7 @@ impl Sqlite {
     /// that this build cannot read.
     pub async fn open(file: &Path, run: &RunId) -> Result<Self, StoreError> {
         let wanted = run.clone();
-        let store = Self::writing(file, move |file| schema::open(file, &wanted)).await?;
+        let store = Self::writing(file, move |file| opening::open(file, &wanted)).await?;
         if store.run != *run {
             let (place, found) = (store.place.clone(), store.run.to_string());
             return Err(StoreError::OtherRun { place, found, expected: run.to_string() });
@@ -85,7 +86,7 @@ impl Sqlite {
     /// When the file is missing, and those of [`open`](Self::open).
     pub async fn resume(file: &Path, new: &RunId) -> Result<Self, StoreError> {
         let new = new.clone();
-        Self::writing(file, move |file| schema::resume(file, &new)).await
+        Self::writing(file, move |file| opening::resume(file, &new)).await
     }
 
     /// Opens a record that exists, to read it, also where nothing may be written, and while another process
@@ -96,7 +97,7 @@ impl Sqlite {
     /// When the file is missing or cannot be opened, belongs to another program, or has a schema version
     /// that this build cannot read.
     pub async fn open_existing(file: &Path) -> Result<Self, StoreError> {
-        let (reader, run) = started(file, "dressage-read", schema::open_existing, worker::read).await?;
+        let (reader, run) = started(file, "dressage-read", opening::open_existing, worker::read).await?;
         Ok(Self::of(file, run, None, reader))
     }
 
@@ -105,7 +106,7 @@ impl Sqlite {
         open: impl FnOnce(&Path) -> Result<Opened, StoreError> + Send + 'static,
     ) -> Result<Self, StoreError> {
         let (writer, run) = started(file, "dressage-store", open, worker::write).await?;
-        let (reader, _) = started(file, "dressage-read", schema::beside_the_writer, worker::read).await?;
+        let (reader, _) = started(file, "dressage-read", opening::beside_the_writer, worker::read).await?;
         Ok(Self::of(file, run, Some(writer), reader))
     }
 

@@ -1,12 +1,12 @@
-//! The file: opening, checking, its tables.
+//! The tables of the file, and connections to it.
 
 use std::path::Path;
 use std::time::Duration;
 
 use dressage_tree::RunId;
-use rusqlite::{Connection, OpenFlags, TransactionBehavior};
+use rusqlite::{Connection, OpenFlags};
 
-use super::{Opened, code_of, migrate, unwritable};
+use super::code_of;
 use crate::StoreError;
 use crate::error::Code;
 
@@ -14,13 +14,14 @@ use crate::error::Code;
 pub const SCHEMA_VERSION: i32 = 4;
 
 /// "DRSG": marks the file as ours.
-const APPLICATION_ID: i32 = 0x4452_5347;
+pub(super) const APPLICATION_ID: i32 = 0x4452_5347;
 
 /// How long a handle waits for another one's transaction.
 const BUSY: Duration = Duration::from_secs(30);
 
 /// Flags of a connection to a file that exists. Each connection is used by one thread.
-const EXISTING: OpenFlags = OpenFlags::SQLITE_OPEN_READ_WRITE.union(OpenFlags::SQLITE_OPEN_NO_MUTEX);
+pub(super) const EXISTING: OpenFlags =
+    OpenFlags::SQLITE_OPEN_READ_WRITE.union(OpenFlags::SQLITE_OPEN_NO_MUTEX);
 
 /// The tables. Numbers of tokens are little-endian blobs; whatever else has a shape of its own is JSON.
 pub(super) const TABLES: &str = "
@@ -100,55 +101,6 @@ CREATE TABLE evals (
 ) STRICT, WITHOUT ROWID;
 ";
 
-/// Opens the record of a run, creating it where there is none, to write it.
-pub(super) fn open(file: &Path, run: &RunId) -> Result<Opened, StoreError> {
-    let connection = connect(file, EXISTING | OpenFlags::SQLITE_OPEN_CREATE);
-    let mut connection = connection.map_err(|source| opening(file, source))?;
-    prepare(&mut connection, file, run)?;
-    check(&connection, file)?;
-    Ok((connection, None))
-}
-
-/// Opens a record that exists, to write it.
-pub(super) fn resume(file: &Path, new: &RunId) -> Result<Opened, StoreError> {
-    let mut connection = connect(file, EXISTING).map_err(|source| opening(file, source))?;
-    prepare(&mut connection, file, new)?;
-    check(&connection, file)?;
-    Ok((connection, None))
-}
-
-/// Opens the record that a writer of this process has open, to read it.
-pub(super) fn beside_the_writer(file: &Path) -> Result<Opened, StoreError> {
-    let connect = || {
-        let connection = connect(file, EXISTING)?;
-        connection.pragma_update(None, "query_only", true)?;
-        Ok(connection)
-    };
-    Ok((connect().map_err(|source| opening(file, source))?, None))
-}
-
-/// Opens a record that exists, to read it, as it is or as a copy of it.
-pub(super) fn open_existing(file: &Path) -> Result<Opened, StoreError> {
-    // Read-write, because a reader of a WAL file may have to create its shared-memory index.
-    let readable = connect(file, EXISTING).and_then(|connection| identity(&connection).map(|_| connection));
-    let (connection, copy) = match readable {
-        Err(error) if unwritable::is_why(&error) && file.is_file() => {
-            let place = || file.display().to_string();
-            unwritable::open(file).map_err(|source| StoreError::Unwritable { place: place(), source })?
-        }
-        opened => (opened.map_err(|source| opening(file, source))?, None),
-    };
-    let (application, version) = identity(&connection).map_err(|source| opening(file, source))?;
-    if application == APPLICATION_ID && migrate::is_known(version) && version < SCHEMA_VERSION {
-        let (mut migrated, copy) = migrate::copy(&connection, file)?;
-        migrate::run(&mut migrated, file)?;
-        check(&migrated, file)?;
-        return Ok((migrated, Some(copy)));
-    }
-    check(&connection, file)?;
-    Ok((connection, copy))
-}
-
 /// The run whose record it is.
 pub(super) fn run_of(connection: &Connection, file: &Path) -> Result<RunId, StoreError> {
     let run = connection.query_row("SELECT id FROM run", [], |row| row.get(0));
@@ -171,56 +123,13 @@ pub(super) fn connect(file: &Path, flags: OpenFlags) -> rusqlite::Result<Connect
     Ok(connection)
 }
 
-/// Gives a new file the tables of `run`, and an earlier build's file the present ones.
-fn prepare(connection: &mut Connection, file: &Path, run: &RunId) -> Result<(), StoreError> {
-    let opening = |source| opening(file, source);
-    // Named before anything else, so that a file of another program is not changed.
-    let (application, version) = identity(connection).map_err(opening)?;
-    let is_new = is_empty(connection).map_err(opening)?;
-    if application != APPLICATION_ID && !is_new {
-        return Err(StoreError::Foreign { place: file.display().to_string(), found: application });
-    }
-    if !is_new && !migrate::is_known(version) {
-        return check(connection, file);
-    }
-    connection.pragma_update(None, "journal_mode", "wal").map_err(opening)?;
-    connection.pragma_update(None, "synchronous", "full").map_err(opening)?;
-    // Immediate: of two handles that open a new file at once, the second waits and finds the tables.
-    let transaction =
-        connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(opening)?;
-    if is_empty(&transaction).map_err(opening)? {
-        transaction.execute_batch(TABLES).map_err(opening)?;
-        transaction.execute("INSERT INTO run (id) VALUES (?1)", [&run.0]).map_err(opening)?;
-        transaction.pragma_update(None, "application_id", APPLICATION_ID).map_err(opening)?;
-        transaction.pragma_update(None, "user_version", SCHEMA_VERSION).map_err(opening)?;
-    }
-    transaction.commit().map_err(opening)?;
-    migrate::run(connection, file)?;
-    connection.pragma_update(None, "foreign_keys", true).map_err(opening)
-}
-
-fn check(connection: &Connection, file: &Path) -> Result<(), StoreError> {
-    let (application, version) = identity(connection).map_err(|source| opening(file, source))?;
-    if application != APPLICATION_ID {
-        let place = file.display().to_string();
-        return Err(match is_empty(connection).map_err(|source| opening(file, source))? {
-            true => StoreError::Empty { place },
-            false => StoreError::Foreign { place, found: application },
-        });
-    }
-    if version != SCHEMA_VERSION {
-        let place = file.display().to_string();
-        return Err(StoreError::Version { place, found: version, expected: SCHEMA_VERSION });
-    }
-    Ok(())
-}
-
 /// The application id and the schema version of a file.
 pub(super) fn identity(connection: &Connection) -> rusqlite::Result<(i32, i32)> {
     let pragma = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i32>(0));
     Ok((pragma("application_id")?, pragma("user_version")?))
 }
 
-fn is_empty(connection: &Connection) -> rusqlite::Result<bool> {
+/// Whether a file has no tables.
+pub(super) fn is_empty(connection: &Connection) -> rusqlite::Result<bool> {
     connection.query_row("SELECT count(*) = 0 FROM sqlite_schema", [], |row| row.get(0))
 }

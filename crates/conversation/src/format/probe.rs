@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dressage_text::{Message, ToolSpec};
 use serde_json::json;
 
-use crate::format::{Format, Round, abridged, whole};
+use super::{Format, Round, abridged, whole};
 
 /// Rounds of questions and calls before the reply.
 const DEPTHS: [usize; 3] = [1, 2, 7];
