@@ -26,7 +26,7 @@ use crate::tools::{ObservationKind, OpenTools, ToolError, ToolSet};
 /// What all attempts of a run share: a model, how to talk with it, and its tools.
 #[derive(Clone)]
 pub struct Agent {
-    /// Its name, which its segments bear.
+    /// The name that its segments bear.
     pub name: String,
     /// The name of the policy that is sampled from.
     pub policy: String,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use dressage_agent::Samplers;
 use dressage_policy::{Learner, Sampler};
 
+use crate::TrainerError;
 use crate::recipe::{EngineKeys, Phase, RlKeys};
 
 /// Writes what a model folder needs beside the weights (tokenizer, chat template) into a checkpoint.
@@ -99,6 +100,15 @@ impl Policies {
     /// The policy of this name.
     pub fn get(&self, name: &str) -> Option<&Policy> {
         self.0.iter().find(|policy| policy.name == name)
+    }
+
+    /// The models behind a policy that is trained.
+    ///
+    /// # Errors
+    /// When there is no such policy, or nothing of it learns.
+    pub fn learns(&self, name: &str) -> Result<&Learns, TrainerError> {
+        let learns = self.get(name).and_then(|policy| policy.learns.as_ref());
+        learns.ok_or_else(|| TrainerError::NoPart(format!("the learner of the policy {name}")))
     }
 
     /// Longest sequence of a policy, in tokens.

@@ -90,8 +90,7 @@ pub async fn replay(
             let mut progress = Progress::of(&plan);
             for policy in &plan.policies {
                 let name = policy.policy.as_str();
-                let missing = || TrainerError::NoPart(format!("the learner of the policy {name}"));
-                let learns = policies.get(name).and_then(|p| p.learns.as_ref()).ok_or_else(missing)?;
+                let learns = policies.learns(name)?;
                 let models = learns.models(phase);
                 if let (Phase::Rl(keys), Some(reference)) = (phase, models.reference)
                     && keys.reference_moves(step)

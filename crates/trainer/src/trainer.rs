@@ -136,9 +136,7 @@ impl Trainer {
         check_tasks(&recipe, &tasks, &agents).await?;
         for (i, phase) in recipe.phase.iter().enumerate() {
             for name in recipe.trained_in(phase) {
-                let learns = policies.get(&name).and_then(|policy| policy.learns.as_ref());
-                let learns = learns
-                    .ok_or_else(|| TrainerError::NoPart(format!("the learner of the policy {name}")))?;
+                let learns = policies.learns(&name)?;
                 let needs = |needs: fn(&RlKeys) -> bool| matches!(phase, Phase::Rl(keys) if needs(keys));
                 if needs(RlKeys::needs_reference) && learns.reference.is_none() {
                     return Err(TrainerError::NoReference(i));

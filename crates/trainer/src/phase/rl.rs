@@ -211,8 +211,7 @@ impl OfPhase<'_> {
         let mut learned = Vec::with_capacity(plan.policies.len());
         for policy in &plan.policies {
             let name = policy.policy.as_str();
-            let missing = || TrainerError::NoPart(format!("the learner of the policy {name}"));
-            let learns = trainer.policies.get(name).and_then(|p| p.learns.as_ref()).ok_or_else(missing)?;
+            let learns = trainer.policies.learns(name)?;
             let (models, rules) = (learns.models(self.phase), self.rules(trainer, name, step));
             learned.push(run_plan(policy, &trajectories, models, &rules, &mut progress, observer).await?);
         }

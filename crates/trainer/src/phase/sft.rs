@@ -150,8 +150,7 @@ impl Sft {
         let (several, mut forward_tokens) = (plan.policies.len() > 1, 0);
         for policy in &plan.policies {
             let name = policy.policy.as_str();
-            let missing = || TrainerError::NoPart(format!("the learner of the policy {name}"));
-            let learns = policies.get(name).and_then(|p| p.learns.as_ref()).ok_or_else(missing)?;
+            let learns = policies.learns(name)?;
             let (targets, version) = (trainer.targets(name), trainer.version(name));
             let rules = Rules::new(of_phase, step, Some(origin), targets, version, recipe);
             let models = learns.models(&self.phase);
