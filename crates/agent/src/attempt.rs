@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use dressage_conversation::{Conversation, ConversationError, Format, Prepared, Reply, Request};
 use dressage_policy::{
-    Completion, FinishReason, PolicyError, SampleRequest, Sampler, SamplingParams, awake, crash_point,
+    CallStreams, Completion, FinishReason, PolicyError, SampleRequest, Sampler, SamplingParams, awake,
+    crash_point,
 };
 use dressage_text::{Message, TextError, ToolSpec};
 use dressage_tree::{Finish, Outcome, Trajectory, TreeError};
@@ -240,7 +241,8 @@ impl Run<'_> {
 
     async fn turns(&mut self, request: AttemptRequest, tools: &mut OpenTools) -> Result<Finish, Broken> {
         let Agent { format, limits, .. } = self.agent;
-        let AttemptRequest { messages: mut history, seed, mut stream, params: drawing, .. } = request;
+        let AttemptRequest { messages: mut history, seed, stream, params: drawing, .. } = request;
+        let mut streams = CallStreams::new(stream);
         loop {
             let turn = self.outcome.turns;
             let mut prepared = self.prepare(&history).await?;
@@ -250,10 +252,6 @@ impl Run<'_> {
                 prepared.shorten(opening.ok_or(Broken::Prompt { found, most })?);
                 self.outcome.prompt_cut = prepared.prompt.len() < found;
             }
-            if prepared.drift.as_ref().is_some_and(|drift| drift.forked) {
-                // A branch may have the length of an earlier path, and must not draw the same numbers again.
-                stream = forked(stream);
-            }
             self.conversation.give(&mut prepared)?;
             let params = SamplingParams {
                 max_tokens: limits.tokens - self.outcome.sampled_tokens,
@@ -261,6 +259,7 @@ impl Run<'_> {
                 ..drawing.clone()
             };
             let prompt = prepared.prompt.clone();
+            let stream = streams.admit(&self.agent.name, &prompt);
             let drawn = match self.reply(SampleRequest { seed, stream, prompt, params }, prepared).await {
                 // The task fitted, but what the tools said no longer does.
                 Err(PolicyError::PromptTooLong { .. }) if turn > 0 => return Ok(Finish::Context),
@@ -349,15 +348,6 @@ impl Run<'_> {
         debug!(turn, sampled = completion.tokens.len(), finish = ?completion.finish, "turn");
         self.conversation.record(prepared, completion, &params)
     }
-}
-
-/// The stream of random numbers of a branch, from that of the path which it left: a step of SplitMix64
-/// (Steele et al. 2014).
-fn forked(stream: u64) -> u64 {
-    let mut z = stream.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }
 
 /// Does something for at most `longest`, without the time in which this process stood still or the sampler's

@@ -125,7 +125,7 @@ impl SamplingParams {
 pub struct SampleRequest {
     /// Seed of the run.
     pub seed: u64,
-    /// The stream of random numbers within the run, unique to the attempt. Together with the position of a token it
+    /// The stream of random numbers within the run, unique to the call. Together with the position of a token it
     /// decides the draw, so a reply does not depend on what else is being sampled.
     pub stream: u64,
     /// The whole path so far.
