@@ -19,7 +19,7 @@ use crate::{CallIds, Conversation, Drift, Format, Options, Origin, Prepared, Req
 struct Recorded {
     /// The messages, replies as they were written.
     messages: Vec<Message>,
-    /// What each reply says, by the place of its message.
+    /// Replies, by the place of their messages.
     replies: Vec<(usize, Said)>,
     reply: Vec<u32>,
     /// All tokens.
@@ -47,7 +47,7 @@ fn canonical(value: &Value) -> String {
     }
 }
 
-/// What a message says, apart from white space around it.
+/// Content of a message, apart from white space around it.
 fn says(message: &Message) -> (Role, String, Vec<(String, String)>) {
     let call = |call: &dressage_text::ToolCall| {
         (call.name.clone(), canonical(&Value::Object(call.arguments.clone())))
