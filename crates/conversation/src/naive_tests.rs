@@ -5,14 +5,14 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
 
 use dressage_policy::SamplingParams;
-use dressage_text::testing::{ALWAYS_THINKS, tiny_chat};
+use dressage_text::testing::{ALWAYS_THINKS, NUMBERED, header_chat, sampled, thoughtful, tiny_chat};
 use dressage_text::{Chat, ChatOptions, Message, Role, ToolSpec};
 use dressage_tree::Trajectory;
 use proptest::prelude::*;
 use proptest::sample::Index;
 use serde_json::Value;
 
-use crate::testing::{NUMBERED, Talk, chat, header_chat, sampled, thoughtful, tool};
+use crate::testing::{Talk, chat, tool};
 use crate::{CallIds, Conversation, Drift, Format, Options, Origin, Prepared, Request};
 
 /// A conversation down to a reply.
@@ -337,10 +337,10 @@ static FORMATS: LazyLock<[Arc<Format>; 6]> = LazyLock::new(|| {
     let options = Options { call_ids: CallIds::Unique, ..Options::default() };
     [
         tiny_chat().unwrap(),
-        thoughtful(true),
-        thoughtful(false),
+        thoughtful(true).unwrap(),
+        thoughtful(false).unwrap(),
         chat(ALWAYS_THINKS, ChatOptions::default()),
-        header_chat(),
+        header_chat().unwrap(),
         chat(NUMBERED, ChatOptions::default()),
     ]
     .map(|chat| Arc::new(Format::new(Arc::new(chat), options)))

@@ -236,52 +236,6 @@ impl Trajectory {
         Ok(SegmentId(id))
     }
 
-    /// Puts `tokens` in the place of the path to `leaf`: what the two begin with is shared, the rest is given
-    /// as a new branch of the leaf's agent and policy. Returns the segment that the new path ends with;
-    /// `None` without tokens.
-    ///
-    /// # Errors
-    /// Errors are those of [`push`](Self::push).
-    pub fn branch(
-        &mut self,
-        leaf: SegmentId,
-        tokens: &[u32],
-        turn: u32,
-    ) -> Result<Option<SegmentId>, TreeError> {
-        // Where the new branch begins: below so many tokens of this segment, with this token.
-        let (mut below, mut at) = (None, 0);
-        for Part { segment, len } in self.path(leaf) {
-            let rest = &tokens[at..];
-            let own = &segment.tokens[..len];
-            let same = own.iter().zip(rest).take_while(|(a, b)| a == b).count();
-            if same == segment.tokens.len() && same == rest.len() {
-                return Ok(Some(segment.id));
-            }
-            // A path ends with a segment, so the last token of one that ends within another is given once
-            // more.
-            let shared = if same == rest.len() { same.saturating_sub(1) } else { same };
-            if shared > 0 {
-                below = Some((segment.id, shared as u32));
-                at += shared;
-            }
-            if shared < len {
-                break;
-            }
-        }
-        if at == tokens.len() {
-            return Ok(None);
-        }
-        let names = self.segments.get(leaf.0 as usize).map(|leaf| (leaf.agent.clone(), leaf.policy.clone()));
-        let (agent, policy) = names.unwrap_or_else(|| (DEFAULT.into(), DEFAULT.into()));
-        let given = Segment {
-            agent,
-            policy,
-            after: below.map(|(_, shared)| shared),
-            ..Segment::given(below.map(|(segment, _)| segment), tokens[at..].to_vec(), turn)
-        };
-        self.push(given).map(Some)
-    }
-
     /// Sets agent and policy of all segments.
     #[must_use]
     pub fn by(mut self, agent: &str, policy: &str) -> Self {
@@ -371,52 +325,6 @@ mod tests {
         assert_eq!(trajectory.leaves(), [first, second]);
         assert_eq!(trajectory.sampled_tokens(), 2);
         assert_eq!(trajectory.segments()[1].token_versions().collect::<Vec<_>>(), [3]);
-    }
-
-    #[test]
-    fn a_branch_shares_what_it_begins_with() {
-        let run = |version, len| VersionRun { version, len };
-        let conversation = || {
-            let mut trajectory = Trajectory::new();
-            let root = trajectory.push(Segment::given(None, vec![1, 2], 0)).unwrap();
-            let reply = Segment {
-                kind: Kind::Sampled,
-                logprobs: vec![-0.5, -1.5, -2.5],
-                versions: vec![run(3, 2), run(4, 1)],
-                ..Segment::given(Some(root), vec![7, 8, 9], 0)
-            };
-            let reply = trajectory.push(reply).unwrap();
-            let leaf = trajectory.push(Segment::given(Some(reply), vec![5], 1)).unwrap();
-            (trajectory, leaf)
-        };
-        for tokens in [&[1, 2, 7, 6][..], &[1, 2, 7, 8, 9], &[1, 2, 7, 8, 9, 5, 5], &[1, 3], &[4], &[1, 2, 7]]
-        {
-            let (mut trajectory, leaf) = conversation();
-            let before = trajectory.segments().to_vec();
-            let new = trajectory.branch(leaf, tokens, 1).unwrap().unwrap();
-            assert_eq!(trajectory.path_tokens(new), tokens);
-            // What was recorded is still there as it was.
-            assert_eq!(trajectory.segments()[..before.len()], before);
-            assert_eq!(trajectory.path_tokens(leaf), [1, 2, 7, 8, 9, 5]);
-            // The tokens of the longest common beginning are there once, save the last of a path that ends
-            // within another.
-            let shared = tokens.iter().zip([1, 2, 7, 8, 9, 5]).take_while(|(a, b)| **a == *b).count();
-            let again = usize::from(tokens == [1, 2, 7]);
-            let all: usize = trajectory.segments().iter().map(|s| s.tokens.len()).sum();
-            assert_eq!(all, 6 + tokens.len() - shared + again, "{tokens:?}");
-        }
-        let (mut trajectory, leaf) = conversation();
-        assert_eq!(trajectory.branch(leaf, &[], 1), Ok(None));
-        // A branch of a branch, which leaves the first one within what that shares.
-        let first = trajectory.branch(leaf, &[1, 2, 7, 6, 6], 1).unwrap().unwrap();
-        let second = trajectory.branch(first, &[1, 2, 7, 8], 2).unwrap().unwrap();
-        assert_eq!(trajectory.path_tokens(second), [1, 2, 7, 8]);
-        assert_eq!(trajectory.segments()[second.0 as usize].parent, Some(SegmentId(1)));
-        let third = trajectory.branch(second, &[1, 2, 7], 3).unwrap().unwrap();
-        assert_eq!(trajectory.path_tokens(third), [1, 2, 7]);
-        assert_eq!(trajectory.leaves(), [leaf, first, second, third]);
-        let places: Vec<Option<u32>> = trajectory.segments().iter().map(|s| s.after).collect();
-        assert_eq!(places, [None, None, None, Some(1), Some(1), None]);
     }
 
     #[test]
