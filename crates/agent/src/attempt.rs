@@ -21,7 +21,8 @@ use dressage_tree::{Drift, Finish, Outcome, Segment, SegmentId, Trajectory, Tree
 use serde::{Deserialize, Serialize};
 use tracing::{Instrument, debug, debug_span};
 
-use crate::tools::{ObservationKind, OpenTools, ToolError, ToolSet};
+use crate::tasks::Task;
+use crate::tools::{Observation, OpenTools, ToolContext, ToolError, ToolSet};
 
 /// What all attempts of a run share: a model, how to talk with it, and its tools.
 #[derive(Clone)]
@@ -93,6 +94,8 @@ impl Truncation {
 pub struct AttemptRequest {
     /// A name for tools and logs, unique to this try.
     pub id: String,
+    /// The task, for the tools.
+    pub task: Task,
     /// The conversation so far: instructions and task.
     pub messages: Vec<Message>,
     /// Seed of the run.
@@ -157,7 +160,7 @@ impl Agent {
     pub async fn run(&self, request: AttemptRequest) -> Attempt {
         let mut run = Run {
             agent: self,
-            specs: self.tools.specs(),
+            specs: Vec::new(),
             trajectory: Trajectory::new(),
             path: Vec::new(),
             leaf: None,
@@ -213,8 +216,12 @@ async fn rendered<T: Send + 'static>(
 impl Run<'_> {
     async fn open_and_loop(&mut self, request: AttemptRequest) -> Result<Finish, Broken> {
         debug!(messages = request.messages.len(), "attempt begun");
-        let mut tools = self.agent.tools.open(&request.id).await?;
         let (sampler, longest) = (self.agent.sampler.clone(), self.agent.limits.attempt);
+        let AttemptRequest { id, task, seed, stream, .. } = &request;
+        let (attempt, task, seed, stream) = (id.clone(), task.clone(), *seed, *stream);
+        let context = ToolContext { attempt, task, seed, stream, deadline: longest };
+        let mut tools = self.agent.tools.open(&context).await?;
+        self.specs = tools.specs().to_vec();
         let result = within(&*sampler, longest, self.turns(request, &mut tools)).await;
         let result = result.unwrap_or_else(|| {
             self.outcome.trouble("attempt", format!("was not done within {longest:?}"));
@@ -224,6 +231,11 @@ impl Run<'_> {
         let cut = std::mem::take(&mut self.drawing);
         let kept = if cut.completion.tokens.is_empty() { Ok(()) } else { self.keep(cut) };
         self.outcome.calls = tools.counts();
+        let (evidence, missing) = tools.evidence().await;
+        self.outcome.evidence = evidence;
+        for error in missing {
+            self.outcome.trouble("tools", error.to_string());
+        }
         if let Err(error) = tools.close().await {
             // The attempt itself is as good as it was; what broke it matters more than what broke after.
             self.outcome.trouble("tools", error.to_string());
@@ -275,30 +287,14 @@ impl Run<'_> {
             }
             let last = self.outcome.turns >= limits.turns;
             let before = tools.counts();
-            let mut observations = Vec::with_capacity(parsed.calls.len());
-            for call in &parsed.calls {
-                let (observation, call) = match call {
-                    Err(malformed) => (tools.malformed(&malformed.why), None),
-                    // Nobody would read the answer.
-                    Ok(_) if last => continue,
-                    Ok(call) => {
-                        crash_point("tool_call");
-                        let observation = tools.execute(call).await;
-                        if matches!(observation.kind, ObservationKind::Failed | ObservationKind::Timeout) {
-                            self.outcome.trouble(format!("tool {}", call.name), observation.text.as_str());
-                        }
-                        (observation, Some(call))
-                    }
-                };
-                if parsed.bare {
-                    tools.count_bare();
-                }
-                let mut message = Message::tool(observation.text);
-                message.tool_call_id = call.map(|call| call.id.clone());
-                message.name = call.map(|call| call.name.clone());
-                observations.push(message);
-            }
+            // Nobody would read the answers of the last turn.
+            let answers = tools.answer(&parsed, !last).await;
             self.outcome.calls_by_turn.push((turn, tools.counts().since(&before)));
+            if let Some(answer) = self.learn_from(turn, &answers) {
+                self.outcome.final_text = answer;
+                return Ok(Finish::Ended);
+            }
+            let observations: Vec<Message> = answers.iter().map(Observation::message).collect();
             if last {
                 return Ok(Finish::MaxTurns);
             }
@@ -315,6 +311,24 @@ impl Run<'_> {
                 stream = forked(stream);
             }
         }
+    }
+
+    /// Notes what calls brought besides their observations. Returns the final answer of the first that ended the attempt.
+    fn learn_from(&mut self, turn: u32, answers: &[Observation]) -> Option<String> {
+        for Observation { call, trouble, metrics, .. } in answers {
+            if let (Some(call), Some(trouble)) = (call, trouble) {
+                self.outcome.trouble(format!("tool {}", call.name), trouble.as_str());
+            }
+            for (name, value) in metrics {
+                let sum = self.outcome.tool_metrics.entry(name.clone()).or_default();
+                *sum = finite(*sum + value);
+            }
+        }
+        if answers.iter().any(|answer| answer.reward.is_some()) {
+            let reward = answers.iter().filter_map(|answer| answer.reward).sum();
+            self.outcome.earned_by_turn.push((turn, finite(reward)));
+        }
+        answers.iter().find_map(|answer| answer.ends.clone())
     }
 
     /// Puts what follows a reply before the model, or the whole conversation as the template prints it.
@@ -378,6 +392,11 @@ impl Run<'_> {
         self.leaf = Some(self.trajectory.push(segment)?);
         Ok(())
     }
+}
+
+/// A sum that the record can hold: of large numbers it may be infinite.
+fn finite(sum: f64) -> f64 {
+    sum.clamp(f64::MIN, f64::MAX)
 }
 
 /// The stream of random numbers of a branch, from that of the path which it left: a step of SplitMix64

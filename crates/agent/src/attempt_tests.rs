@@ -15,7 +15,8 @@ use tokio::time::{Instant, sleep};
 
 use super::*;
 use crate::demonstrate::{DemonstrationError, demonstrate};
-use crate::tools::{Calculator, CallError, Tool, ToolSession};
+use crate::tools::testing::spec;
+use crate::tools::{Calculator, Delayed, Session, ToolOutput, ToolSet, Toolbox};
 
 /// What a scripted reply is.
 #[derive(Clone)]
@@ -81,29 +82,54 @@ impl Sampler for Scripted {
     }
 }
 
-/// A tool that counts how often it is open.
+/// A tool that counts how often it is open, whose calls say what else they bring, and that writes in its evidence what
+/// they were for.
 struct Counted(Arc<AtomicUsize>);
 
+struct CountedSession {
+    open: Arc<AtomicUsize>,
+    attempt: ToolContext,
+}
+
 #[async_trait]
-impl Tool for Counted {
-    fn spec(&self) -> ToolSpec {
-        ToolSpec { name: "counted".into(), description: String::new(), parameters: json!({"type": "object"}) }
+impl Toolbox for Counted {
+    fn name(&self) -> &str {
+        "counted"
     }
 
-    async fn open(&self, _attempt: &str) -> Result<Box<dyn ToolSession>, ToolError> {
+    fn specs(&self) -> Option<Vec<ToolSpec>> {
+        Some(vec![spec("counted")])
+    }
+
+    async fn open(&self, attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
         self.0.fetch_add(1, Ordering::SeqCst);
-        Ok(Box::new(Counted(self.0.clone())))
+        Ok(Box::new(CountedSession { open: self.0.clone(), attempt: attempt.clone() }))
     }
 }
 
 #[async_trait]
-impl ToolSession for Counted {
-    async fn execute(&mut self, _arguments: &Map<String, Value>) -> Result<String, CallError> {
-        Ok("counted".into())
+impl Session for CountedSession {
+    fn specs(&self) -> Vec<ToolSpec> {
+        vec![spec("counted")]
+    }
+
+    async fn call(&self, _tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
+        ToolOutput {
+            reward: arguments.get("reward").and_then(Value::as_f64),
+            metrics: [("calls".to_owned(), 1.0)].into(),
+            ends: arguments.get("answer").and_then(Value::as_str).map(str::to_owned),
+            ..ToolOutput::text("counted")
+        }
+    }
+
+    async fn evidence(&mut self) -> Result<Map<String, Value>, ToolError> {
+        let ToolContext { attempt, task, seed, stream, .. } = &self.attempt;
+        let known = json!({ "attempt": attempt, "question": task.question, "seed": seed, "stream": stream });
+        Ok(known.as_object().unwrap().clone())
     }
 
     async fn close(&mut self) -> Result<(), ToolError> {
-        self.0.fetch_sub(1, Ordering::SeqCst);
+        self.open.fetch_sub(1, Ordering::SeqCst);
         Ok(())
     }
 }
@@ -117,7 +143,7 @@ struct Bench {
 fn bench(replies: &[Reply]) -> Bench {
     let sampler = Arc::new(Scripted { replies: replies.to_vec(), ..Scripted::default() });
     let open = Arc::new(AtomicUsize::new(0));
-    let tools: Vec<Arc<dyn Tool>> = vec![Arc::new(Calculator), Arc::new(Counted(open.clone()))];
+    let tools: Vec<Arc<dyn Toolbox>> = vec![Arc::new(Calculator::default()), Arc::new(Counted(open.clone()))];
     let agent = Agent {
         name: "solver".into(),
         policy: "student".into(),
@@ -155,6 +181,7 @@ fn messages() -> Vec<Message> {
 fn request() -> AttemptRequest {
     AttemptRequest {
         id: "a".into(),
+        task: Task { question: "2+3?".into(), ..Task::default() },
         messages: messages(),
         seed: 7,
         stream: 11,
@@ -368,7 +395,7 @@ async fn a_demonstration_has_the_tokens_of_the_attempt_it_describes() {
     result.name = Some("calculator".into());
     result.tool_call_id = Some("call_0".into());
     conversation.extend([result, Message::assistant("It is 5.")]);
-    let specs = bench.agent.tools.specs();
+    let specs = bench.agent.tools.specs("");
     let demonstration = demonstrate(&bench.agent.chat, &specs, &conversation, messages().len()).unwrap();
     let parts =
         |t: &Trajectory| t.segments().iter().map(|s| (s.turn, bench.text(&s.tokens))).collect::<Vec<_>>();
@@ -469,6 +496,77 @@ async fn calls_without_tags_are_counted_apart() {
     let outcome = with_template("chatml", options, &replies).run().await.outcome;
     assert_eq!((outcome.calls.ok, outcome.calls.bare, outcome.calls.total()), (1, 1, 1));
     assert_eq!((outcome.calls_by_turn[0].1.bare, outcome.final_text.as_str()), (1, "5"));
+}
+
+fn calls(tool: &str, arguments: &[Value]) -> String {
+    let call =
+        |arguments| format!("<tool_call>{}</tool_call>", json!({ "name": tool, "arguments": arguments }));
+    arguments.iter().map(call).collect()
+}
+
+#[tokio::test]
+async fn tools_earn_measure_end_and_say_what_they_know() {
+    let earns = calls("counted", &[json!({"reward": 0.5}), json!({"reward": -0.125}), json!({})]);
+    let ends = calls("counted", &[json!({"reward": 1}), json!({"answer": "5"}), json!({"answer": "6"})]);
+    let attempt = bench(&[says(&earns), says(CALL), says(&ends)]).run().await;
+    // In the last turn nobody reads answers, and this tool does nothing that counts without.
+    assert_eq!((attempt.outcome.finish, attempt.outcome.turns), (Finish::MaxTurns, 3));
+    assert_eq!(attempt.outcome.earned_by_turn, [(0, 0.375)]);
+
+    let attempt = bench(&[says(&earns), says(&ends)]).run().await;
+    let Attempt { trajectory, outcome } = attempt;
+    assert_eq!((outcome.finish, outcome.final_text.as_str()), (Finish::Ended, "5"));
+    assert_eq!((outcome.turns, outcome.calls.ok, trajectory.segments().len()), (2, 6, 4));
+    assert_eq!(outcome.earned_by_turn, [(0, 0.375), (1, 1.0)]);
+    assert_eq!(outcome.tool_metrics, [("calls".to_owned(), 6.0)].into());
+    let known = json!({ "counted": { "attempt": "a", "question": "2+3?", "seed": 7, "stream": 11 } });
+    assert_eq!(Value::Object(outcome.evidence), known);
+}
+
+/// A scripted reply first; what follows is a real policy's.
+struct Then(Scripted, Simulator);
+
+#[async_trait]
+impl Sampler for Then {
+    async fn sample(&self, request: SampleRequest) -> Result<SampleStream, PolicyError> {
+        let scripted = self.0.next.load(Ordering::SeqCst) < self.0.replies.len();
+        if scripted { self.0.sample(request).await } else { self.1.sample(request).await }
+    }
+
+    async fn abort(&self, stream: Option<u64>) -> Result<usize, PolicyError> {
+        self.1.abort(stream).await
+    }
+
+    async fn health(&self) -> Result<Health, PolicyError> {
+        self.1.health().await
+    }
+
+    async fn version(&self) -> Result<u64, PolicyError> {
+        self.1.version().await
+    }
+}
+
+#[tokio::test]
+async fn calls_that_run_at_once_give_the_attempt_of_calls_that_wait() {
+    let sums: Vec<Value> = ["2+3", "1/0", "7*6", "2^10"].map(|sum| json!({ "expression": sum })).to_vec();
+    let mut attempts = Vec::new();
+    for (parallel, most) in [(false, 0), (true, 0), (true, 20), (true, 20), (false, 5)] {
+        let mut bench = bench(&[]);
+        let replies = vec![says(&calls("calculator", &sums)), says(&calls("calculator", &sums[..2]))];
+        let scripted = Scripted { replies, ..Scripted::default() };
+        let config = SimulatorConfig { vocabulary: VOCABULARY, ..SimulatorConfig::default() };
+        bench.agent.sampler = Arc::new(Then(scripted, Simulator::new(config)));
+        bench.agent.limits.tokens = 600;
+        bench.agent.limits.reply = Duration::from_secs(60);
+        let calculator = Arc::new(Calculator { parallel, ..Calculator::default() });
+        let delayed = Delayed::new(calculator, Duration::ZERO..=Duration::from_millis(most));
+        bench.agent.tools = ToolSet::new(vec![Arc::new(delayed)], Duration::from_secs(5)).unwrap();
+        attempts.push(bench.run().await);
+    }
+    assert_eq!(attempts[0].outcome.calls_by_turn.len(), 2);
+    assert_eq!((attempts[0].outcome.calls.ok, attempts[0].outcome.calls.bad_arguments), (4, 2));
+    assert!(attempts[0].trajectory.segments()[4..].iter().any(|s| s.kind == Kind::Sampled));
+    assert!(attempts.iter().all(|attempt| *attempt == attempts[0]));
 }
 
 /// Over several turns, the log-probabilities of a real policy equal those of a training forward to the bit, and an attempt

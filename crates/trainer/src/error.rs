@@ -28,7 +28,7 @@ pub enum TrainerError {
     #[error(transparent)]
     Tools(#[from] ToolError),
     /// The recipe names a tool that does not exist.
-    #[error("`agent.tools` names \"{name}\", but there is no such tool; there is {known}")]
+    #[error("`agent.tools` names \"{name}\", but there is no such tool; {known}")]
     UnknownTool {
         /// The name.
         name: String,

@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use common::{metrics, parts, recipe, simulator};
-use dressage_agent::tools::{Calculator, CallError, Tool, ToolError, ToolSession, ToolSet};
+use dressage_agent::tools::{
+    Calculator, CallError, Session, ToolContext, ToolError, ToolOutput, ToolSet, Toolbox,
+};
 use dressage_policy::{Simulator, SimulatorConfig, Timing};
 use dressage_store::{Status, Store};
 use dressage_text::ToolSpec;
@@ -31,32 +33,42 @@ async fn finish(folder: &Path, overrides: &[&str], parts: Parts, start: Start) -
 /// ever, and one at the third finds a bug.
 struct Fragile;
 
-struct Session {
-    calculator: Box<dyn ToolSession>,
+struct FragileSession {
+    calculator: Box<dyn Session>,
     group: Option<u32>,
 }
 
 #[async_trait]
-impl Tool for Fragile {
-    fn spec(&self) -> ToolSpec {
-        Calculator.spec()
+impl Toolbox for Fragile {
+    fn name(&self) -> &str {
+        Calculator::NAME
     }
 
-    async fn open(&self, attempt: &str) -> Result<Box<dyn ToolSession>, ToolError> {
+    fn specs(&self) -> Option<Vec<ToolSpec>> {
+        Some(vec![Calculator::spec()])
+    }
+
+    async fn open(&self, context: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
+        let attempt = &context.attempt;
         assert!(!attempt.ends_with("group 2/sample 1") || !attempt.contains("train"), "a bug in the tool");
         let group =
             (0..3).find(|group| attempt.contains("train") && attempt.contains(&format!("group {group}/")));
-        Ok(Box::new(Session { calculator: Calculator.open(attempt).await?, group }))
+        let calculator = Calculator::default().open(context).await?;
+        Ok(Box::new(FragileSession { calculator, group }))
     }
 }
 
 #[async_trait]
-impl ToolSession for Session {
-    async fn execute(&mut self, arguments: &Map<String, Value>) -> Result<String, CallError> {
+impl Session for FragileSession {
+    fn specs(&self) -> Vec<ToolSpec> {
+        vec![Calculator::spec()]
+    }
+
+    async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
         match self.group {
-            Some(0) => Err(CallError::Failed("the backend is down".into())),
+            Some(0) => ToolOutput::error(CallError::Unavailable, "the backend is down"),
             Some(1) => std::future::pending().await,
-            _ => self.calculator.execute(arguments).await,
+            _ => self.calculator.call(tool, arguments).await,
         }
     }
 }
@@ -111,16 +123,20 @@ async fn a_step_survives_tool_scorer_and_agent() {
 struct Shut<F>(F);
 
 #[async_trait]
-impl<F: Fn(&str) -> bool + Send + Sync> Tool for Shut<F> {
-    fn spec(&self) -> ToolSpec {
-        Calculator.spec()
+impl<F: Fn(&str) -> bool + Send + Sync> Toolbox for Shut<F> {
+    fn name(&self) -> &str {
+        Calculator::NAME
     }
 
-    async fn open(&self, attempt: &str) -> Result<Box<dyn ToolSession>, ToolError> {
-        if (self.0)(attempt) {
+    fn specs(&self) -> Option<Vec<ToolSpec>> {
+        Some(vec![Calculator::spec()])
+    }
+
+    async fn open(&self, context: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
+        if (self.0)(&context.attempt) {
             return Err(ToolError::Open { tool: "calculator".into(), why: "not yet".into() });
         }
-        Calculator.open(attempt).await
+        Calculator::default().open(context).await
     }
 }
 
@@ -255,15 +271,19 @@ async fn spare_attempts_stand_in_for_broken_ones() {
 struct Slow;
 
 #[async_trait]
-impl Tool for Slow {
-    fn spec(&self) -> ToolSpec {
-        Calculator.spec()
+impl Toolbox for Slow {
+    fn name(&self) -> &str {
+        Calculator::NAME
     }
 
-    async fn open(&self, attempt: &str) -> Result<Box<dyn ToolSession>, ToolError> {
-        if attempt.contains("train") && attempt.ends_with("sample 2") {
+    fn specs(&self) -> Option<Vec<ToolSpec>> {
+        Some(vec![Calculator::spec()])
+    }
+
+    async fn open(&self, context: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
+        if context.attempt.contains("train") && context.attempt.ends_with("sample 2") {
             tokio::time::sleep(Duration::from_secs(400)).await;
         }
-        Calculator.open(attempt).await
+        Calculator::default().open(context).await
     }
 }

@@ -1,5 +1,7 @@
 //! What the attempts of a step were like, and how they were made.
 
+use std::collections::BTreeSet;
+
 use dressage_policy::Health;
 use dressage_store::{Attempt, HighEntropy};
 use dressage_tree::{Finish, Kind, Masked, Outcome};
@@ -111,7 +113,7 @@ pub(super) fn attempts(groups: &[&[Attempt]], metrics: &mut Metrics) {
     metrics.add("prompt_length/clip_ratio", share(&|o| o.prompt_cut));
     metrics.add("response/late_ratio", share(&|o| o.finish == Finish::Deadline));
     metrics.add("response/aborted_ratio", share(&|o| o.finish == Finish::Failed));
-    metrics.add("response/answered_ratio", share(&|o| o.finish == Finish::Answered));
+    metrics.add("response/answered_ratio", share(&|o| o.finish.is_whole()));
     metrics.add_spread("num_turns", outcomes.iter().map(|o| f64::from(o.turns)));
     metrics.add_spread("tool_call_counts", outcomes.iter().map(|o| f64::from(o.calls.total())));
     let total = |count: &dyn Fn(&Outcome) -> u32| outcomes.iter().map(|o| f64::from(count(o))).sum();
@@ -122,6 +124,11 @@ pub(super) fn attempts(groups: &[&[Attempt]], metrics: &mut Metrics) {
     metrics.add("tool_calls/failed", total(&|o| o.calls.failed));
     metrics.add("tool_calls/timeout", total(&|o| o.calls.timeout));
     metrics.add("tool_calls/bare", total(&|o| o.calls.bare));
+    let measured: BTreeSet<&String> = outcomes.iter().flat_map(|o| o.tool_metrics.keys()).collect();
+    for name in measured {
+        let sum: f64 = outcomes.iter().filter_map(|o| o.tool_metrics.get(name)).sum();
+        metrics.add(format!("tools/{name}"), sum / outcomes.len() as f64);
+    }
     let turns = |forked: bool| {
         move |o: &Outcome| o.drift.iter().filter(|drift| drift.forked == forked).count() as u32
     };

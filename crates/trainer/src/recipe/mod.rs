@@ -13,6 +13,7 @@ mod policy;
 mod read;
 mod rl;
 mod set;
+mod tools;
 mod write;
 
 use std::path::{Path, PathBuf};
@@ -31,6 +32,7 @@ pub use rl::{
     UniformGroups,
 };
 pub use set::{Override, SetError};
+pub use tools::{CalculatorKeys, ToolKeys};
 pub use write::WriteError;
 
 /// What can be wrong with a recipe. All of it is the user's to put right.
