@@ -4,11 +4,12 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
-use dressage_policy::{Health, Learner, SampleEvent, SampleStream, Simulator, SimulatorConfig};
+use dressage_conversation::{History, Options};
+use dressage_policy::{CallStreams, Health, Learner, SampleEvent, SampleStream, Simulator, SimulatorConfig};
 use dressage_rl::Loss;
-use dressage_text::ChatOptions;
 use dressage_text::testing::{ALWAYS_THINKS, IM_END, IM_START, VOCABULARY, tiny_chat, tiny_tokenizer};
-use dressage_tree::{Kind, PathInput, PathTarget, Term, TreeBatch};
+use dressage_text::{Chat, ChatOptions};
+use dressage_tree::{Kind, PathInput, PathTarget, Segment, Term, TreeBatch};
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::{Instant, sleep};
@@ -16,7 +17,10 @@ use tokio::time::{Instant, sleep};
 use super::*;
 use crate::demonstrate::{DemonstrationError, demonstrate};
 use crate::tools::testing::spec;
-use crate::tools::{Calculator, Delayed, Session, ToolOutput, ToolSet, Toolbox};
+use crate::tools::{Calculator, Session, ToolOutput, ToolSet, Toolbox};
+
+#[path = "attempt_tools_tests.rs"]
+mod tools;
 
 /// What a scripted reply is.
 #[derive(Clone)]
@@ -54,14 +58,18 @@ impl Sampler for Scripted {
         match self.replies[self.next.fetch_add(1, Ordering::SeqCst)].clone() {
             Reply::Tokens(tokens, finish) => {
                 let logprobs = vec![-0.5; tokens.len()];
-                sender.send(Ok(SampleEvent::Tokens { tokens, logprobs, version: 4 })).unwrap();
+                sender
+                    .send(Ok(SampleEvent::Tokens { tokens, logprobs, top: Vec::new(), version: 4 }))
+                    .unwrap();
                 sender.send(Ok(SampleEvent::Finished(finish))).unwrap();
             }
             Reply::Breaks => sender.send(Err(PolicyError::Stopped("the scripted sampler"))).unwrap(),
             Reply::Hangs => std::future::pending().await,
             Reply::Stalls(tokens) => {
                 let logprobs = vec![-0.5; tokens.len()];
-                sender.send(Ok(SampleEvent::Tokens { tokens, logprobs, version: 4 })).unwrap();
+                sender
+                    .send(Ok(SampleEvent::Tokens { tokens, logprobs, top: Vec::new(), version: 4 }))
+                    .unwrap();
                 self.stalled.lock().unwrap().push(sender);
             }
             Reply::TooLong => return Err(PolicyError::PromptTooLong { prompt: 9, context: 8 }),
@@ -116,7 +124,7 @@ impl Session for CountedSession {
     async fn call(&self, _tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
         ToolOutput {
             reward: arguments.get("reward").and_then(Value::as_f64),
-            metrics: [("calls".to_owned(), 1.0)].into(),
+            metrics: [("moves".to_owned(), 1.0)].into(),
             ends: arguments.get("answer").and_then(Value::as_str).map(str::to_owned),
             ..ToolOutput::text("counted")
         }
@@ -148,7 +156,7 @@ fn bench(replies: &[Reply]) -> Bench {
         name: "solver".into(),
         policy: "student".into(),
         sampler: sampler.clone(),
-        chat: Arc::new(tiny_chat().unwrap()),
+        format: Arc::new(Format::new(Arc::new(tiny_chat().unwrap()), Options::default())),
         tools: ToolSet::new(tools, Duration::from_secs(5)).unwrap(),
         limits: Limits {
             turns: 3,
@@ -170,7 +178,7 @@ impl Bench {
     }
 
     fn text(&self, tokens: &[u32]) -> String {
-        self.agent.chat.tokenizer().decode_with_special(tokens)
+        self.agent.format.chat().tokenizer().decode_with_special(tokens)
     }
 }
 
@@ -213,9 +221,12 @@ async fn a_call_is_answered_and_every_token_recorded() {
     // What the sampler saw is what is recorded, and the budget shrinks with what was drawn.
     let requests = bench.sampler.requests.lock().unwrap();
     assert_eq!(whole[..requests[1].prompt.len()], requests[1].prompt);
-    assert_eq!((requests[1].seed, requests[1].stream), (7, 11));
+    let mut streams = CallStreams::new(11);
+    for request in requests.iter() {
+        assert_eq!((request.seed, request.stream), (7, streams.admit("solver", &request.prompt)));
+    }
     assert_eq!(requests[1].params.max_tokens, 1000 - sampled.tokens.len());
-    assert_eq!(requests[0].params.stop_ids, bench.agent.chat.stop_ids());
+    assert_eq!(requests[0].params.stop_ids, bench.agent.format.chat().stop_ids());
 }
 
 #[tokio::test]
@@ -396,7 +407,8 @@ async fn a_demonstration_has_the_tokens_of_the_attempt_it_describes() {
     result.tool_call_id = Some("call_0".into());
     conversation.extend([result, Message::assistant("It is 5.")]);
     let specs = bench.agent.tools.specs("");
-    let demonstration = demonstrate(&bench.agent.chat, &specs, &conversation, messages().len()).unwrap();
+    let demonstration =
+        demonstrate(bench.agent.format.chat(), &specs, &conversation, messages().len()).unwrap();
     let parts =
         |t: &Trajectory| t.segments().iter().map(|s| (s.turn, bench.text(&s.tokens))).collect::<Vec<_>>();
     assert_eq!(parts(&demonstration), parts(&attempt.trajectory));
@@ -406,23 +418,24 @@ async fn a_demonstration_has_the_tokens_of_the_attempt_it_describes() {
     // What a task opens with is given, also where the assistant says it.
     let shown =
         [Message::user("1+1?"), Message::assistant("2"), Message::user("2+3?"), Message::assistant("5")];
-    let demonstration = demonstrate(&bench.agent.chat, &specs, &shown, 3).unwrap();
+    let demonstration = demonstrate(bench.agent.format.chat(), &specs, &shown, 3).unwrap();
     let [given, imitated] = demonstration.segments() else { panic!("{demonstration:?}") };
     assert_eq!((given.kind, imitated.kind), (Kind::Given, Kind::Demonstrated));
     assert!(bench.text(&given.tokens).contains("2+3?") && bench.text(&imitated.tokens).starts_with('5'));
 
-    let refused =
-        |conversation: &[Message]| demonstrate(&bench.agent.chat, &specs, conversation, 0).unwrap_err();
+    let refused = |conversation: &[Message]| {
+        demonstrate(bench.agent.format.chat(), &specs, conversation, 0).unwrap_err()
+    };
     assert_eq!(refused(&messages()), DemonstrationError::NoTurn);
     assert_eq!(refused(&[Message::assistant("Hi")]), DemonstrationError::NoTurn);
     conversation.push(Message::user("Thanks"));
     assert_eq!(refused(&conversation), DemonstrationError::Trailing("user"));
 }
 
-fn with_template(template: &str, options: ChatOptions, replies: &[Reply]) -> Bench {
+fn with_template(template: &str, options: ChatOptions, asked: Options, replies: &[Reply]) -> Bench {
     let mut bench = bench(replies);
     let chat = Chat::new(tiny_tokenizer().unwrap(), Some(template), options).unwrap();
-    bench.agent.chat = Arc::new(chat);
+    bench.agent.format = Arc::new(Format::new(Arc::new(chat), asked));
     bench
 }
 
@@ -435,18 +448,21 @@ async fn calls_and_answers_inside_thoughts_do_not_count() {
     assert_eq!((outcome.final_text.as_str(), outcome.calls.ok, outcome.turns), ("", 1, 2));
     // A thought that the prompt begins; after a result it begins none.
     let options = ChatOptions::default;
-    let outcome = with_template(ALWAYS_THINKS, options(), &[says(&format!("{CALL} 5"))]).run().await.outcome;
+    let outcome = with_template(ALWAYS_THINKS, options(), Options::default(), &[says(&format!("{CALL} 5"))])
+        .run()
+        .await
+        .outcome;
     assert_eq!((outcome.final_text.as_str(), outcome.calls.total()), ("", 0));
     let replies = [says(&format!("hm</think>{CALL}")), says("5")];
-    let outcome = with_template(ALWAYS_THINKS, options(), &replies).run().await.outcome;
+    let outcome = with_template(ALWAYS_THINKS, options(), Options::default(), &replies).run().await.outcome;
     assert_eq!((outcome.final_text.as_str(), outcome.calls.ok), ("5", 1));
 }
 
 #[tokio::test]
 async fn a_past_that_the_template_prints_otherwise_is_counted_or_forks() {
     let replies = [says(&format!("hm</think>{CALL}")), says(CALL), says("5")];
-    let options = |history| ChatOptions { history, ..ChatOptions::default() };
-    let bench = with_template(ALWAYS_THINKS, options(History::Append), &replies);
+    let options = |history| Options { history, ..Options::default() };
+    let bench = with_template(ALWAYS_THINKS, ChatOptions::default(), options(History::Append), &replies);
     let Attempt { trajectory, outcome } = bench.run().await;
     assert_eq!((outcome.finish, outcome.calls.ok), (Finish::Answered, 2));
     let turns: Vec<_> = outcome.drift.iter().map(|drift| (drift.turn, drift.forked)).collect();
@@ -456,9 +472,8 @@ async fn a_past_that_the_template_prints_otherwise_is_counted_or_forks() {
     assert_eq!(trajectory.leaves().len(), 1);
     let streams =
         |bench: &Bench| bench.sampler.requests.lock().unwrap().iter().map(|r| r.stream).collect::<Vec<_>>();
-    assert_eq!(streams(&bench), [11, 11, 11]);
 
-    let bench = with_template(ALWAYS_THINKS, options(History::Template), &replies);
+    let bench = with_template(ALWAYS_THINKS, ChatOptions::default(), options(History::Template), &replies);
     let Attempt { trajectory, outcome } = bench.run().await;
     assert_eq!((outcome.finish, outcome.calls.ok), (Finish::Answered, 2));
     // The second reply is kept as it is, so the first branch goes on.
@@ -480,7 +495,7 @@ async fn a_past_that_the_template_prints_otherwise_is_counted_or_forks() {
     );
     assert_eq!(outcome.sampled_tokens, trajectory.sampled_tokens());
     let streams = streams(&bench);
-    assert!(streams[0] == 11 && streams[1] != 11 && streams[2] == streams[1], "{streams:?}");
+    assert!(streams[0] != streams[1] && streams[1] != streams[2] && streams[0] != streams[2], "{streams:?}");
     // What the sampler saw is what is recorded.
     let prompt = bench.sampler.requests.lock().unwrap()[2].prompt.clone();
     assert!(trajectory.path_tokens(leaves[1]).starts_with(&prompt));
@@ -493,80 +508,9 @@ async fn calls_without_tags_are_counted_apart() {
     let outcome = bench(&replies).run().await.outcome;
     assert_eq!((outcome.calls.total(), outcome.turns), (0, 1));
     let options = ChatOptions { bare_calls: true, ..ChatOptions::default() };
-    let outcome = with_template("chatml", options, &replies).run().await.outcome;
+    let outcome = with_template("chatml", options, Options::default(), &replies).run().await.outcome;
     assert_eq!((outcome.calls.ok, outcome.calls.bare, outcome.calls.total()), (1, 1, 1));
     assert_eq!((outcome.calls_by_turn[0].1.bare, outcome.final_text.as_str()), (1, "5"));
-}
-
-fn calls(tool: &str, arguments: &[Value]) -> String {
-    let call =
-        |arguments| format!("<tool_call>{}</tool_call>", json!({ "name": tool, "arguments": arguments }));
-    arguments.iter().map(call).collect()
-}
-
-#[tokio::test]
-async fn tools_earn_measure_end_and_say_what_they_know() {
-    let earns = calls("counted", &[json!({"reward": 0.5}), json!({"reward": -0.125}), json!({})]);
-    let ends = calls("counted", &[json!({"reward": 1}), json!({"answer": "5"}), json!({"answer": "6"})]);
-    let attempt = bench(&[says(&earns), says(CALL), says(&ends)]).run().await;
-    // In the last turn nobody reads answers, and this tool does nothing that counts without.
-    assert_eq!((attempt.outcome.finish, attempt.outcome.turns), (Finish::MaxTurns, 3));
-    assert_eq!(attempt.outcome.earned_by_turn, [(0, 0.375)]);
-
-    let attempt = bench(&[says(&earns), says(&ends)]).run().await;
-    let Attempt { trajectory, outcome } = attempt;
-    assert_eq!((outcome.finish, outcome.final_text.as_str()), (Finish::Ended, "5"));
-    assert_eq!((outcome.turns, outcome.calls.ok, trajectory.segments().len()), (2, 6, 4));
-    assert_eq!(outcome.earned_by_turn, [(0, 0.375), (1, 1.0)]);
-    assert_eq!(outcome.tool_metrics, [("calls".to_owned(), 6.0)].into());
-    let known = json!({ "counted": { "attempt": "a", "question": "2+3?", "seed": 7, "stream": 11 } });
-    assert_eq!(Value::Object(outcome.evidence), known);
-}
-
-/// A scripted reply first; what follows is a real policy's.
-struct Then(Scripted, Simulator);
-
-#[async_trait]
-impl Sampler for Then {
-    async fn sample(&self, request: SampleRequest) -> Result<SampleStream, PolicyError> {
-        let scripted = self.0.next.load(Ordering::SeqCst) < self.0.replies.len();
-        if scripted { self.0.sample(request).await } else { self.1.sample(request).await }
-    }
-
-    async fn abort(&self, stream: Option<u64>) -> Result<usize, PolicyError> {
-        self.1.abort(stream).await
-    }
-
-    async fn health(&self) -> Result<Health, PolicyError> {
-        self.1.health().await
-    }
-
-    async fn version(&self) -> Result<u64, PolicyError> {
-        self.1.version().await
-    }
-}
-
-#[tokio::test]
-async fn calls_that_run_at_once_give_the_attempt_of_calls_that_wait() {
-    let sums: Vec<Value> = ["2+3", "1/0", "7*6", "2^10"].map(|sum| json!({ "expression": sum })).to_vec();
-    let mut attempts = Vec::new();
-    for (parallel, most) in [(false, 0), (true, 0), (true, 20), (true, 20), (false, 5)] {
-        let mut bench = bench(&[]);
-        let replies = vec![says(&calls("calculator", &sums)), says(&calls("calculator", &sums[..2]))];
-        let scripted = Scripted { replies, ..Scripted::default() };
-        let config = SimulatorConfig { vocabulary: VOCABULARY, ..SimulatorConfig::default() };
-        bench.agent.sampler = Arc::new(Then(scripted, Simulator::new(config)));
-        bench.agent.limits.tokens = 600;
-        bench.agent.limits.reply = Duration::from_secs(60);
-        let calculator = Arc::new(Calculator { parallel, ..Calculator::default() });
-        let delayed = Delayed::new(calculator, Duration::ZERO..=Duration::from_millis(most));
-        bench.agent.tools = ToolSet::new(vec![Arc::new(delayed)], Duration::from_secs(5)).unwrap();
-        attempts.push(bench.run().await);
-    }
-    assert_eq!(attempts[0].outcome.calls_by_turn.len(), 2);
-    assert_eq!((attempts[0].outcome.calls.ok, attempts[0].outcome.calls.bad_arguments), (4, 2));
-    assert!(attempts[0].trajectory.segments()[4..].iter().any(|s| s.kind == Kind::Sampled));
-    assert!(attempts.iter().all(|attempt| *attempt == attempts[0]));
 }
 
 /// Over several turns, the log-probabilities of a real policy equal those of a training forward to the bit, and an attempt

@@ -70,16 +70,16 @@ pub enum TrainerError {
         /// One that came after it.
         later: u32,
     },
-    /// A file that a run began with is another one now.
+    /// A file or a tool that a run began with is another one now.
     #[error(
         "{name} of `{of}` is not what the run in {} began with: it was changed, added or taken away. Put it back, or start another \
          run in a folder named with --run",
         folder.display()
     )]
     Changed {
-        /// Owner of the file: `model`, or the source of tasks.
+        /// Owner: `model`, the source of tasks, or an agent.
         of: String,
-        /// Name of the file.
+        /// Name of the file or the tool.
         name: String,
         /// The run.
         folder: PathBuf,
@@ -282,17 +282,7 @@ impl TrainerError {
                 error,
                 PolicyError::Invalid(_) | PolicyError::PromptTooLong { .. } | PolicyError::Storage(_)
             ),
-            E::Store(error) => {
-                let unusable = matches!(
-                    error,
-                    StoreError::Open { .. }
-                        | StoreError::Unwritable { .. }
-                        | StoreError::Foreign { .. }
-                        | StoreError::OtherRun { .. }
-                        | StoreError::Version { .. }
-                );
-                unusable || error.is_disk_full()
-            }
+            E::Store(error) => error.is_user_error(),
             E::File { source, .. } => matches!(
                 source.kind(),
                 io::ErrorKind::StorageFull

@@ -22,9 +22,9 @@ use dressage_tree::{Placement, Purpose};
 use tokio::task::{AbortHandle, JoinSet};
 
 use crate::TrainerError;
+use crate::checkpoint::Versions;
 use crate::observe::{Event, Observer};
 use crate::plan;
-use crate::policies::Versions;
 use crate::recipe::{Prefer, RlKeys, UniformGroups};
 use crate::rollout::Rollouts;
 use crate::tasks::{TaskOrder, Tasks};
@@ -57,6 +57,9 @@ struct Group {
     running: Vec<AbortHandle>,
 }
 
+/// An attempt that has ended, or could not be made, and where it belongs.
+type Ended = (u64, Which, Result<Attempt, StoreError>);
+
 /// Groups under way and waiting to be trained on.
 pub(crate) struct Flow {
     phase: u32,
@@ -76,7 +79,9 @@ pub(crate) struct Flow {
     open: BTreeMap<u64, Group>,
     /// Attempts that are admitted but not begun.
     waiting: VecDeque<(u64, Which)>,
-    running: JoinSet<(u64, Which, Result<Attempt, StoreError>)>,
+    running: JoinSet<Ended>,
+    /// An attempt that has ended and is being recorded. Here, because whoever waits for the next one may give up while it is.
+    ended: Option<Ended>,
     completions: u64,
     /// Most sampled tokens of an attempt.
     most_tokens: usize,
@@ -101,7 +106,7 @@ impl Flow {
     /// # Errors
     /// When the record cannot be read.
     #[allow(clippy::too_many_arguments)]
-    pub fn new(
+    pub async fn new(
         phase: u32,
         keys: &RlKeys,
         order: TaskOrder,
@@ -123,10 +128,11 @@ impl Flow {
             open: BTreeMap::new(),
             waiting: VecDeque::new(),
             running: JoinSet::new(),
+            ended: None,
             completions: 0,
             most_tokens: rollouts.agents.first().keys.max_tokens,
         };
-        flow.admit_until(end_of(taken), taken, rollouts, tasks)?;
+        flow.admit_until(end_of(taken), taken, rollouts, tasks).await?;
         Ok(flow)
     }
 
@@ -141,25 +147,26 @@ impl Flow {
         Placement { purpose, phase: self.phase, step, group, sample }
     }
 
-    /// Opens the group of a place, with what is recorded of it.
-    fn open(&mut self, place: u64, rollouts: &Rollouts, tasks: &Tasks) -> Result<(), TrainerError> {
+    /// Opens the group of a place, with what is recorded of it. Nothing has changed before it is read.
+    async fn open(&mut self, place: u64, rollouts: &Rollouts, tasks: &Tasks) -> Result<(), TrainerError> {
         let Some(task) = tasks.train(self.order.at(place)) else { return Ok(()) };
         let begun = self.keys.group_size + self.keys.spare;
-        let mut attempts = Vec::with_capacity(begun);
+        let (mut attempts, mut waiting) = (Vec::with_capacity(begun), Vec::new());
         for which in (0..begun as u32).map(Which::Sample) {
-            let recorded = rollouts.store.last_try(&self.placement(place, which))?;
+            let recorded = rollouts.store.last_try(&self.placement(place, which)).await?;
             if recorded.is_none() {
-                self.waiting.push_back((place, which));
+                waiting.push((place, which));
             }
             attempts.push(recorded);
         }
         let mut baseline = None;
         if self.keys.needs_baseline() {
-            baseline = rollouts.store.last_try(&self.placement(place, Which::Baseline))?;
+            baseline = rollouts.store.last_try(&self.placement(place, Which::Baseline)).await?;
             if baseline.is_none() {
-                self.waiting.push_back((place, Which::Baseline));
+                waiting.push((place, Which::Baseline));
             }
         }
+        self.waiting.extend(waiting);
         let mut group = Group {
             task,
             admitted: self.step,
@@ -180,7 +187,7 @@ impl Flow {
 
     /// Admits all places below `end`, those in `taken` left out: groups that an earlier process of the run had begun, when it took others
     /// that came after them.
-    fn admit_until(
+    async fn admit_until(
         &mut self,
         end: u64,
         taken: &[u64],
@@ -189,10 +196,10 @@ impl Flow {
     ) -> Result<(), TrainerError> {
         for place in self.admitted..end {
             if !taken.contains(&place) {
-                self.open(place, rollouts, tasks)?;
+                self.open(place, rollouts, tasks).await?;
             }
+            self.admitted = place + 1;
         }
-        self.admitted = self.admitted.max(end);
         Ok(())
     }
 
@@ -205,10 +212,10 @@ impl Flow {
     }
 
     /// Admits groups and begins attempts, as many as may be under way.
-    pub fn admit(&mut self, rollouts: &Rollouts, tasks: &Tasks) -> Result<(), TrainerError> {
+    pub async fn admit(&mut self, rollouts: &Rollouts, tasks: &Tasks) -> Result<(), TrainerError> {
         // Opening a group can raise the capacity, where it is in the record and teaches nothing.
         while self.admitted < self.capacity() {
-            self.admit_until(self.capacity(), &[], rollouts, tasks)?;
+            self.admit_until(self.capacity(), &[], rollouts, tasks).await?;
         }
         while self.running.len() < rollouts.concurrency
             && let Some((place, which)) = self.waiting.pop_front()
@@ -226,26 +233,36 @@ impl Flow {
         Ok(())
     }
 
-    /// Waits for the next attempt to end, and records it. `false` where none is under way.
+    /// Waits for the next attempt to end, and records it. `false` where none is under way. Whoever gives up waiting loses nothing:
+    /// the next call goes on from there.
     pub async fn next(
         &mut self,
         rollouts: &Rollouts,
         tasks: &Tasks,
         observer: &mut dyn Observer,
     ) -> Result<bool, TrainerError> {
-        self.admit(rollouts, tasks)?;
-        let (place, which, attempt) = match self.running.join_next().await {
-            None => return Ok(false),
-            Some(Ok(joined)) => joined,
-            // Given up, since its group was complete without it.
-            Some(Err(error)) if error.is_cancelled() => return Ok(true),
-            // A bug; the panic has already said where.
-            Some(Err(panic)) => std::panic::resume_unwind(panic.into_panic()),
-        };
-        let group = self.open.get_mut(&place).filter(|group| which == Which::Baseline || !group.full);
-        let Some(group) = group else { return Ok(true) };
+        self.admit(rollouts, tasks).await?;
+        if self.ended.is_none() {
+            match self.running.join_next().await {
+                None => return Ok(false),
+                Some(Ok(joined)) => self.ended = Some(joined),
+                // Given up, since its group was complete without it.
+                Some(Err(error)) if error.is_cancelled() => return Ok(true),
+                // A bug; the panic has already said where.
+                Some(Err(panic)) => std::panic::resume_unwind(panic.into_panic()),
+            }
+        }
+        if let Some((place, which, Ok(attempt))) = &self.ended
+            && self.wants(*place, *which)
+        {
+            rollouts.record(attempt).await?;
+        }
+        let Some((place, which, attempt)) = self.ended.take() else { return Ok(true) };
+        if !self.wants(place, which) {
+            return Ok(true);
+        }
+        let Some(group) = self.open.get_mut(&place) else { return Ok(true) };
         let attempt = attempt?;
-        rollouts.record(&attempt)?;
         let sampled_tokens = attempt.trajectory.sampled_tokens();
         match which {
             Which::Sample(sample) => group.attempts[sample as usize] = Some(attempt),
@@ -254,8 +271,13 @@ impl Flow {
         self.complete(place);
         let (done, total) = self.progress();
         observer.event(&Event::Attempt { purpose: Purpose::Train, done, total, sampled_tokens });
-        self.admit(rollouts, tasks)?;
+        self.admit(rollouts, tasks).await?;
         Ok(true)
+    }
+
+    /// Whether a group still wants an attempt that was begun for it.
+    fn wants(&self, place: u64, which: Which) -> bool {
+        self.open.get(&place).is_some_and(|group| which == Which::Baseline || !group.full)
     }
 
     /// Notes that a group is complete, if it is, and has another drawn where it teaches nothing.
@@ -346,19 +368,19 @@ impl Flow {
     }
 
     /// Takes the groups of a step that was planned before, from the record.
-    pub fn recall(
+    pub async fn recall(
         &mut self,
         places: &[u64],
         rollouts: &Rollouts,
         tasks: &Tasks,
     ) -> Result<Taken, TrainerError> {
-        self.admit_until(end_of(places), places, rollouts, tasks)?;
+        self.admit_until(end_of(places), places, rollouts, tasks).await?;
         let (mut groups, mut baselines) = (Vec::with_capacity(places.len()), Vec::new());
         for place in places {
             self.open.remove(place);
             let mut attempts = Vec::with_capacity(self.keys.group_size);
             for which in (0..(self.keys.group_size + self.keys.spare) as u32).map(Which::Sample) {
-                attempts.extend(rollouts.store.last_try(&self.placement(*place, which))?);
+                attempts.extend(rollouts.store.last_try(&self.placement(*place, which)).await?);
             }
             if attempts.len() < self.keys.group_size {
                 let missing = self.placement(*place, Which::Sample(attempts.len() as u32));
@@ -366,10 +388,12 @@ impl Flow {
             }
             groups.push(attempts);
             let placement = self.placement(*place, Which::Baseline);
-            let baseline =
-                if self.keys.needs_baseline() { rollouts.store.last_try(&placement)? } else { None };
-            if self.keys.needs_baseline() && baseline.is_none() {
-                return Err(TrainerError::NotMade(placement));
+            let mut baseline = None;
+            if self.keys.needs_baseline() {
+                baseline = rollouts.store.last_try(&placement).await?;
+                if baseline.is_none() {
+                    return Err(TrainerError::NotMade(placement));
+                }
             }
             baselines.push(baseline);
         }
@@ -391,9 +415,9 @@ impl Flow {
         (done.min(total), total)
     }
 
-    /// Attempts under way.
+    /// Attempts under way, or being recorded.
     pub fn running(&self) -> usize {
-        self.running.len()
+        self.running.len() + usize::from(self.ended.is_some())
     }
 }
 

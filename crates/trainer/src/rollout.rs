@@ -1,8 +1,9 @@
 //! Making attempts: concurrently, recorded one by one, scored on the way.
 //!
 //! Guarantees: an attempt that is recorded is never made again. Its tokens depend on the weights, the seed, its place in
-//! the run and the number of its try alone, not on how many run beside it. An attempt that breaks is recorded as broken;
-//! the others go on. Each try is an attempt of its own.
+//! the run and how many tries failed before it alone, not on how many run beside it, nor on tries that were abandoned
+//! because their process was gone. An attempt that breaks is recorded as broken; the others go on. Each try is an attempt of
+//! its own, begun in the record before anything is sampled.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use dressage_agent::tasks::Task;
 use dressage_agent::{AgentLoop, AttemptContext, Samplers};
 use dressage_policy::{SamplingParams, crash_point};
 use dressage_reward::Score;
-use dressage_store::{Attempt, Earned, Earner, Status, Store, StoreError};
+use dressage_store::{Attempt, Begun, Earned, Earner, Status, Store, StoreError, Tries};
 use dressage_tree::{AttemptId, CallCounts, Finish, Outcome, Placement, Trouble};
 use serde_json::json;
 use tokio::task::JoinSet;
@@ -37,7 +38,7 @@ pub struct Rollouts {
     /// Attempts under way at once, at least 1.
     pub concurrency: usize,
     /// Where they are recorded.
-    pub store: Arc<Store>,
+    pub store: Arc<dyn Store>,
 }
 
 impl Rollouts {
@@ -55,7 +56,7 @@ impl Rollouts {
     ) -> Result<Option<Vec<Attempt>>, TrainerError> {
         let mut attempts: Vec<Option<Attempt>> = Vec::with_capacity(wanted.len());
         for (placement, _) in wanted {
-            attempts.push(self.store.last_try(placement)?);
+            attempts.push(self.store.last_try(placement).await?);
         }
         let mut done = attempts.iter().flatten().count();
         let mut waiting: VecDeque<usize> = (0..wanted.len()).filter(|&i| attempts[i].is_none()).collect();
@@ -81,7 +82,7 @@ impl Rollouts {
                 Some(Err(panic)) => std::panic::resume_unwind(panic.into_panic()),
             };
             let attempt = attempt?;
-            self.record(&attempt)?;
+            self.record(&attempt).await?;
             done += 1;
             let sampled_tokens = attempt.trajectory.sampled_tokens();
             observer.event(&Event::Attempt {
@@ -96,12 +97,12 @@ impl Rollouts {
             return Ok(None);
         }
         let attempts: Vec<Attempt> = attempts.into_iter().flatten().collect();
-        self.record_broken(&attempts)?;
+        self.record_broken(&attempts).await?;
         Ok(Some(attempts))
     }
 
-    /// Makes one attempt, to train on where `trains`, and scores it. A try that came to nothing is recorded, and superseded
-    /// by another one as long as the recipe allows.
+    /// Makes one attempt, to train on where `trains`, and scores it; in the record it still runs. A try that came to nothing
+    /// ends there, superseded by another one as long as the recipe allows.
     ///
     /// # Errors
     /// When the task names no agent; the attempt's own, when recording fails.
@@ -118,32 +119,31 @@ impl Rollouts {
         let (samplers, reward, store, seed) =
             (self.samplers.clone(), self.reward.clone(), self.store.clone(), self.seed);
         Ok(async move {
-            let mut number = store.tries(&placement)?;
+            let Tries { next: mut number, mut failed } = store.tries(&placement).await?;
             loop {
                 let made_at =
                     Place { id: AttemptId::new(store.run(), &placement, number), placement, number };
+                store.begin(&made_at.begun(&task)).await?;
                 let context = AttemptContext {
                     name: made_at.to_string(),
                     task: task.clone(),
                     messages: messages.clone(),
                     samplers: samplers.clone(),
                     seed,
-                    // Each try has a stream of its own: what the model sampled may be what broke the tool.
-                    stream: try_stream(&placement, number),
+                    // After one that failed, a stream of its own: what the model sampled may be what broke the tool.
+                    stream: try_stream(&placement, failed),
                     params: params.clone(),
                 };
                 let made = guarded(&agent, context).await;
+                store.append(&made_at.id, made.trajectory.segments()).await?;
                 let came_to_nothing =
                     made.outcome.finish == Finish::Failed || made.outcome.sampled_tokens == 0;
-                if !came_to_nothing || number >= retries {
+                if !came_to_nothing || failed >= retries {
                     return Ok(scored(&reward, made_at, &task, made).await);
                 }
-                let recorded = |made: dressage_agent::Attempt| Attempt {
-                    status: Status::Superseded,
-                    ..made_at.attempt(&task, made)
-                };
-                store.record_attempt(&recorded(made))?;
-                number += 1;
+                let failure = Attempt { status: Status::Superseded, ..made_at.attempt(&task, made) };
+                store.end(&made_at.id, &failure.end()).await?;
+                (number, failed) = (number + 1, failed + 1);
             }
         })
     }
@@ -152,35 +152,39 @@ impl Rollouts {
     ///
     /// # Errors
     /// When the record cannot be read.
-    pub fn earlier_tries(&self, attempts: &[Attempt]) -> Result<Vec<Attempt>, StoreError> {
+    pub async fn earlier_tries(&self, attempts: &[Attempt]) -> Result<Vec<Attempt>, StoreError> {
         let mut found = Vec::new();
         for attempt in attempts {
             for number in 0..attempt.number {
                 let id = AttemptId::new(self.store.run(), &attempt.placement, number);
-                found.extend(self.store.attempt(&id)?);
+                let earlier = self.store.attempt(&id).await?;
+                found.extend(earlier.filter(|attempt| attempt.status == Status::Superseded));
             }
         }
         Ok(found)
     }
 
-    /// Records an attempt, unless it broke: see [`Rollouts::record_broken`].
-    pub(crate) fn record(&self, attempt: &Attempt) -> Result<(), TrainerError> {
+    /// Records the end of an attempt, unless it broke: see [`Rollouts::record_broken`].
+    pub(crate) async fn record(&self, attempt: &Attempt) -> Result<(), TrainerError> {
         if attempt.status == Status::Completed {
-            self.store.record_attempt(attempt)?;
+            self.store.end(&attempt.id, &attempt.end()).await?;
             crash_point("attempt_recorded");
         }
         Ok(())
     }
 
-    /// Records the attempts that broke, now that it is known that not all of them did: then the cause lies outside (a sampler that
+    /// Records the ends of attempts that broke, now that it is known that not all of them did: then the cause lies outside (a sampler that
     /// is gone), and a record of it would keep the run from going on when it is mended.
-    pub(crate) fn record_broken(&self, attempts: &[Attempt]) -> Result<(), TrainerError> {
+    pub(crate) async fn record_broken(&self, attempts: &[Attempt]) -> Result<(), TrainerError> {
         let broken = || attempts.iter().filter(|attempt| attempt.status == Status::Failed);
         if let Some(first) = attempts.first().filter(|_| broken().count() == attempts.len()) {
             let first = first.outcome.error.as_deref().unwrap_or("no reason was recorded").to_owned();
             return Err(TrainerError::AllFailed { count: attempts.len(), first });
         }
-        Ok(self.store.record_attempts(&broken().cloned().collect::<Vec<_>>())?)
+        for attempt in broken() {
+            self.store.end(&attempt.id, &attempt.end()).await?;
+        }
+        Ok(())
     }
 }
 
@@ -193,6 +197,12 @@ struct Place {
 }
 
 impl Place {
+    /// How an attempt begins there.
+    fn begun(self, task: &Task) -> Begun {
+        let Place { id, placement, number } = self;
+        Begun { id, placement, number, task: json!(task) }
+    }
+
     /// What was made there, not scored.
     fn attempt(self, task: &Task, made: dressage_agent::Attempt) -> Attempt {
         let Place { id, placement, number } = self;
@@ -246,7 +256,7 @@ async fn guarded(agent: &Arc<dyn AgentLoop>, context: AttemptContext) -> dressag
 async fn scored(keys: &RewardKeys, place: Place, task: &Task, made: dressage_agent::Attempt) -> Attempt {
     let mut attempt = place.attempt(task, made);
     let outcome = &mut attempt.outcome;
-    let answered = outcome.finish == Finish::Answered;
+    let answered = outcome.finish.is_whole();
     let (scorer, text, answer) = (keys.scorer.clone(), outcome.final_text.clone(), task.answer.clone());
     let score = alone(async move {
         if answered {
@@ -281,15 +291,19 @@ async fn scored(keys: &RewardKeys, place: Place, task: &Task, made: dressage_age
     }
 }
 
-/// What each turn earned by its calls.
+/// Rewards of turns: for how their calls went, and those that tools gave.
 fn earned(keys: &RewardKeys, outcome: &Outcome) -> Vec<Earned> {
-    let of_turn = |(turn, calls): &(u32, CallCounts)| {
+    let of_calls = |(turn, calls): &(u32, CallCounts)| {
         let malformed = f64::from(calls.malformed);
         let failed = f64::from(calls.errors()) - malformed;
-        let reward = keys.malformed_call * malformed + keys.failed_call * failed;
-        (reward != 0.0).then_some(Earned { by: Earner::Turn(*turn), reward })
+        (*turn, keys.malformed_call * malformed + keys.failed_call * failed)
     };
-    outcome.calls_by_turn.iter().filter_map(of_turn).collect()
+    let mut by_turn: BTreeMap<u32, f64> = outcome.calls_by_turn.iter().map(of_calls).collect();
+    for (turn, reward) in &outcome.earned_by_turn {
+        *by_turn.entry(*turn).or_default() += reward;
+    }
+    let of_turn = |(turn, reward)| (reward != 0.0).then_some(Earned { by: Earner::Turn(turn), reward });
+    by_turn.into_iter().filter_map(of_turn).collect()
 }
 
 /// What went wrong around the model, by where: how often, and the first of each.

@@ -16,7 +16,8 @@ use std::time::Duration;
 
 use common::{last_checkpoint, metrics, parts, recipe, simulator};
 use dressage_policy::{CRASH_AT, uniform};
-use dressage_store::{Attempt, StepPlan, Store};
+use dressage_store::testing::{undisturbed, undisturbed_plan, wait};
+use dressage_store::{Attempt, Sqlite, StepPlan, Store};
 use dressage_trainer::{Compared, Ended, Start, StopFlag, Trainer, replay};
 use dressage_tree::Purpose;
 use serde_json::Value;
@@ -68,7 +69,6 @@ fn spawn_with(folder: &Path, latency: Duration, crash_at: Option<&str>, override
 }
 
 /// All that a run leaves behind and that must not depend on interruptions.
-#[derive(PartialEq)]
 struct Left {
     weights: Vec<u8>,
     optimiser: Vec<u8>,
@@ -77,14 +77,25 @@ struct Left {
     evals: Vec<Value>,
     metrics: Vec<Value>,
     checkpoints: Vec<PathBuf>,
+    /// How many attempts came after one that was abandoned.
+    after_abandoned: usize,
 }
 
 impl Left {
     fn of(folder: &Path) -> Self {
         let last = last_checkpoint(folder);
-        let store = Store::open_existing(&folder.join("run.db")).unwrap();
+        let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
         let purposes = [Purpose::Demonstration, Purpose::Train, Purpose::Eval];
-        let keys = purposes.into_iter().flat_map(|purpose| store.summaries(purpose).unwrap());
+        let keys = purposes.into_iter().flat_map(|purpose| wait(store.summaries(purpose)).unwrap());
+        // Attempts that were under way at a kill are abandoned, and what was made in their place has another name.
+        let names = wait(undisturbed(&store)).unwrap();
+        let attempt = |id| {
+            let (name, number) = names[&id];
+            Attempt { id: name, number, ..wait(store.attempt(&id)).unwrap().unwrap() }
+        };
+        let plan = |(phase, step)| {
+            wait(store.step(phase, step)).unwrap().map(|plan| undisturbed_plan(&plan, &names))
+        };
         let mut checkpoints: Vec<PathBuf> = std::fs::read_dir(folder.join("checkpoints"))
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into())
@@ -93,11 +104,12 @@ impl Left {
         Left {
             weights: std::fs::read(last.join("simulator.weights")).unwrap(),
             optimiser: std::fs::read(last.join("simulator.optimiser")).unwrap(),
-            attempts: keys.map(|summary| store.attempt(&summary.id).unwrap().unwrap()).collect(),
-            plans: store.planned_steps().unwrap().iter().map(|&(p, s)| store.step(p, s).unwrap()).collect(),
-            evals: store.evals().unwrap().into_iter().map(|(_, result)| result).collect(),
+            attempts: keys.map(|summary| attempt(summary.id)).collect(),
+            plans: wait(store.planned_steps()).unwrap().into_iter().map(plan).collect(),
+            evals: wait(store.evals()).unwrap().into_iter().map(|(_, result)| result).collect(),
             metrics: metrics(folder),
             checkpoints,
+            after_abandoned: names.iter().filter(|(id, (name, _))| *id != name).count(),
         }
     }
 
@@ -121,7 +133,7 @@ fn uninterrupted() -> &'static Left {
         assert!(spawn(&folder, Duration::ZERO, None).wait().unwrap().success());
         let left = Left::of(&folder);
         // The run is worth interrupting: it trained, on attempts some of which broke.
-        assert_eq!(left.plans.len(), 11);
+        assert_eq!((left.plans.len(), left.after_abandoned), (11, 0));
         let broken = left.attempts.iter().filter(|a| a.status == dressage_store::Status::Failed).count();
         assert!(broken > 5, "{broken}");
         let calls = |a: &&Attempt| a.outcome.calls.ok > 0;
@@ -140,7 +152,11 @@ fn dies_at(place: &str) {
     assert!(status.signal() == Some(9) || status.success(), "{place}: {status}");
     let status = spawn(&folder, Duration::ZERO, None).wait().unwrap();
     assert!(status.success(), "{place}: the run does not go on");
-    Left::of(&folder).must_equal(uninterrupted(), place);
+    let left = Left::of(&folder);
+    left.must_equal(uninterrupted(), place);
+    if place.starts_with("sampling") || place.starts_with("tool_call") {
+        assert!(left.after_abandoned > 0, "{place}: no attempt was under way");
+    }
 }
 
 #[test]
@@ -233,12 +249,12 @@ fn killed_while_attempts_run_ahead() {
         assert!(kills >= 3, "round {round}: it was hardly interrupted: {kills}");
         assert!(spawn_with(&folder, Duration::ZERO, None, &overrides).wait().unwrap().success());
 
-        let store = Store::open_existing(&folder.join("run.db")).unwrap();
-        let plans: Vec<StepPlan> = (0..8).map(|step| store.step(1, step).unwrap().unwrap()).collect();
+        let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+        let plans: Vec<StepPlan> = (0..8).map(|step| wait(store.step(1, step)).unwrap().unwrap()).collect();
         let mut taken: Vec<u64> = plans.iter().flat_map(|plan| plan.places.iter().copied()).collect();
         taken.sort_unstable();
         assert_eq!(taken, (0..24).collect::<Vec<_>>(), "every task once");
-        let recorded = store.summaries(Purpose::Train).unwrap();
+        let recorded = wait(store.summaries(Purpose::Train)).unwrap();
         assert_eq!(recorded.len(), 48, "every attempt, broken ones included");
         let paths = plans
             .iter()
@@ -246,7 +262,7 @@ fn killed_while_attempts_run_ahead() {
             .flat_map(|of| &of.updates)
             .flat_map(|update| &update.micro_batches);
         for path in paths.flatten() {
-            let attempt = store.attempt(&path.attempt).unwrap().unwrap();
+            let attempt = wait(store.attempt(&path.attempt)).unwrap().unwrap();
             assert_eq!(attempt.status, dressage_store::Status::Completed);
         }
         let steps = metrics(&folder).into_iter().filter(|line| line["phase"] == 1);

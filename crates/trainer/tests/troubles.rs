@@ -15,7 +15,8 @@ use dressage_agent::tools::{
     Calculator, CallError, Session, ToolContext, ToolError, ToolOutput, ToolSet, Toolbox,
 };
 use dressage_policy::{Simulator, SimulatorConfig, Timing};
-use dressage_store::{Status, Store};
+use dressage_store::testing::wait;
+use dressage_store::{Attempt, Earned, Earner, Sqlite, Status, Store};
 use dressage_text::ToolSpec;
 use dressage_trainer::{Ended, Parts, Start, StopFlag, Summary, Trainer};
 use dressage_tree::{AttemptId, Outcome, Purpose};
@@ -98,10 +99,11 @@ async fn a_step_survives_tool_scorer_and_agent() {
             "{troubles:?}"
         );
     }
-    let store = Store::open_existing(&folder.join("run.db")).unwrap();
-    let all = store.summaries(Purpose::Train).unwrap();
+    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let all = wait(store.summaries(Purpose::Train)).unwrap();
     assert_eq!(all.len(), 5 * 3 * 4);
-    let outcomes: Vec<Outcome> = all.iter().map(|a| store.attempt(&a.id).unwrap().unwrap().outcome).collect();
+    let outcomes: Vec<Outcome> =
+        all.iter().map(|a| wait(store.attempt(&a.id)).unwrap().unwrap().outcome).collect();
     let have = |want: &str| outcomes.iter().filter(|o| format!("{o:?}").contains(want)).count();
     assert!(
         have("was not done within 2s") > 0 && have("panicked") == 5,
@@ -158,15 +160,15 @@ async fn what_broke_is_made_again() {
         let overrides = [&retries, "engine.concurrency=1", "eval.tasks=0", "eval.unseen_wordings=0"];
         let summary = finish(&folder, &overrides, parts, Start::Fresh).await;
         assert!(summary.troubles.iter().any(|(source, _, why)| source == "tools" && why.contains("not yet")));
-        let store = Store::open_existing(&folder.join("run.db")).unwrap();
-        let all = store.summaries(Purpose::Train).unwrap();
+        let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+        let all = wait(store.summaries(Purpose::Train)).unwrap();
         assert_eq!(all.iter().any(|attempt| attempt.status == Status::Failed), broken);
         // What was made in its place is an attempt of its own, and so is what broke.
         let again: Vec<_> = all.iter().filter(|attempt| attempt.number == 1).collect();
         assert_eq!(again.is_empty(), broken);
         for attempt in again {
             let first = AttemptId::new(store.run(), &attempt.placement, 0);
-            let first = store.attempt(&first).unwrap().unwrap();
+            let first = wait(store.attempt(&first)).unwrap().unwrap();
             assert_eq!((first.status, first.reward), (Status::Superseded, None));
             assert!(first.outcome.error.unwrap().contains("not yet"));
         }
@@ -185,8 +187,8 @@ async fn stragglers_hold_no_step() {
     let start = std::time::Instant::now();
     finish(&folder, &overrides, with(&tools), Start::Fresh).await;
     assert!(start.elapsed() < Duration::from_secs(300), "a straggler was waited for");
-    let store = Store::open_existing(&folder.join("run.db")).unwrap();
-    let all = store.summaries(Purpose::Train).unwrap();
+    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let all = wait(store.summaries(Purpose::Train)).unwrap();
     assert_eq!(all.len(), 5 * 3 * 4);
     assert!(all.iter().all(|attempt| attempt.placement.sample != 2), "the slow one was not given up");
     // From the record alone, with the same weights at the end.
@@ -260,8 +262,8 @@ async fn spare_attempts_stand_in_for_broken_ones() {
     let parts = common::parts_with(&policy, tools);
     let overrides = ["phase.1.spare=2", "engine.concurrency=16", "eval.tasks=0", "eval.unseen_wordings=0"];
     finish(&folder, &overrides, parts, Start::Fresh).await;
-    let store = Store::open_existing(&folder.join("run.db")).unwrap();
-    let all = store.summaries(Purpose::Train).unwrap();
+    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let all = wait(store.summaries(Purpose::Train)).unwrap();
     let rewarded = all.iter().filter(|attempt| attempt.reward.is_some()).count();
     assert_eq!(rewarded, 5 * 3 * 4);
     assert!(all.len() > rewarded, "nothing broke");
@@ -286,4 +288,100 @@ impl Toolbox for Slow {
         }
         Calculator::default().open(context).await
     }
+}
+
+/// A calculator that pays for each value, and measures what it was asked. Its description can be changed.
+#[derive(Clone)]
+struct Paying {
+    description: &'static str,
+}
+
+impl Paying {
+    fn parts(self, policy: &Arc<Simulator>) -> Parts {
+        let tools = ToolSet::new(vec![Arc::new(self)], Duration::from_secs(60)).unwrap();
+        common::parts_with(policy, tools)
+    }
+}
+
+#[async_trait]
+impl Toolbox for Paying {
+    fn name(&self) -> &str {
+        "bank"
+    }
+
+    async fn open(&self, _context: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
+        Ok(Box::new(self.clone()))
+    }
+}
+
+#[async_trait]
+impl Session for Paying {
+    fn specs(&self) -> Vec<ToolSpec> {
+        vec![ToolSpec { description: self.description.into(), ..Calculator::spec() }]
+    }
+
+    async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
+        let output = Calculator::default().call(tool, arguments).await;
+        let Some(value) = arguments.get("expression").filter(|_| !output.is_error()) else { return output };
+        let metrics = [("length".to_owned(), value.to_string().len() as f64)].into();
+        ToolOutput { reward: Some(0.25), metrics, ..output }
+    }
+}
+
+/// Rewards of tools are rewards of their turns, what they measure is reported by toolbox, and a run goes on with the tools
+/// that it began with or not at all.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tools_pay_measure_and_stay_the_same() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("run");
+    let policy = simulator(Duration::ZERO, 0.0);
+    let overrides = ["eval.tasks=0", "eval.unseen_wordings=0"];
+    finish(&folder, &overrides, Paying { description: "Pays." }.parts(&policy), Start::Fresh).await;
+
+    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let all = wait(store.summaries(Purpose::Train)).unwrap();
+    let all: Vec<Attempt> = all.iter().map(|a| wait(store.attempt(&a.id)).unwrap().unwrap()).collect();
+    let mut paid = 0;
+    for attempt in &all {
+        let outcome = &attempt.outcome;
+        for (turn, calls) in &outcome.calls_by_turn {
+            let failed = calls.errors() - calls.malformed;
+            let shaping = -0.1 * f64::from(calls.malformed) - 0.05 * f64::from(failed);
+            let of_turn = |earned: &&Earned| earned.by == Earner::Turn(*turn);
+            let earned = attempt.earned.iter().find(of_turn).map_or(0.0, |earned| earned.reward);
+            let pays = 0.25 * f64::from(calls.ok);
+            assert!((earned - shaping - pays).abs() < 1e-12, "{attempt:?}");
+            paid += u32::from(pays > 0.0);
+        }
+        let cut = if outcome.finish.is_whole() { 0.0 } else { -0.5 };
+        let earned: f64 = attempt.earned.iter().map(|earned| earned.reward).sum();
+        assert!((attempt.reward.unwrap() - attempt.score.unwrap() - cut - earned).abs() < 1e-12);
+    }
+    assert!(paid > 0);
+
+    // A mean over the attempts of a step, in the order of steps.
+    let text = std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let lines: Vec<&Value> = lines.iter().filter(|l| l.get("response/aborted_ratio").is_some()).collect();
+    for (step, line) in (0..).zip(&lines) {
+        let of_step: Vec<&Attempt> = all.iter().filter(|attempt| attempt.placement.step == step).collect();
+        for name in ["calls", "errors", "length"] {
+            let of = |attempt: &&Attempt| attempt.outcome.tool_metrics.get(&format!("bank/{name}")).copied();
+            let found: Vec<f64> = of_step.iter().filter_map(of).collect();
+            let mean = found.iter().sum::<f64>() / of_step.len() as f64;
+            let reported = line.get(format!("tools/bank/{name}")).map(|value| value.as_f64().unwrap());
+            assert_eq!(reported.is_none(), found.is_empty(), "{step} {name}");
+            assert!((reported.unwrap_or(mean) - mean).abs() < 1e-9, "{step} {name}: {reported:?} {mean}");
+        }
+    }
+    let took = |line: &&&Value| line["timing_s/tools/bank"].as_f64().is_some_and(|seconds| seconds > 0.0);
+    assert!(lines.iter().filter(took).count() > 0);
+    drop(store);
+
+    let overrides = [overrides[0], overrides[1], "phase.1.steps=6"];
+    let other = Paying { description: "Pays well." }.parts(&policy);
+    let error = Trainer::new(recipe(&folder, &overrides), other, Start::Resume).await.err().unwrap();
+    let start = "the tool calculator of `agent default` is not what the run in ";
+    assert!(error.to_string().starts_with(start), "{error}");
+    finish(&folder, &overrides, Paying { description: "Pays." }.parts(&policy), Start::Resume).await;
 }

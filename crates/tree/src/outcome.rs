@@ -55,7 +55,8 @@ pub struct Outcome {
     /// Rewards that tools gave for the calls of a turn, added up, where they gave any.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub earned_by_turn: Vec<(u32, f64)>,
-    /// Numbers that tools measured, by name, each added up over all calls.
+    /// Numbers of the calls of each toolbox, as `TOOLBOX/NAME`, added up: how many there were (`calls`), how many of these
+    /// were not answered (`errors`), and what tools measured.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tool_metrics: BTreeMap<String, f64>,
     /// Knowledge that toolboxes handed over for the scoring before they were closed, by the toolbox's name.

@@ -23,6 +23,7 @@ mod output;
 mod set;
 #[cfg(test)]
 pub(crate) mod testing;
+mod used;
 
 use std::time::Duration;
 
@@ -35,9 +36,11 @@ use crate::tasks::Task;
 pub use calculator::Calculator;
 pub use delayed::Delayed;
 pub use expression::{ExpressionError, MAX_DEPTH, MAX_LENGTH, Number, evaluate};
+pub(crate) use observation::COUNTED;
 pub use observation::{Observation, ObservationKind};
-pub use output::{CallError, ContentPart, ToolOutput};
+pub use output::{CallError, ToolOutput};
 pub use set::{OpenTools, ToolSet};
+pub use used::Used;
 
 /// An attempt, as toolboxes know it.
 #[derive(Debug, Clone, PartialEq)]

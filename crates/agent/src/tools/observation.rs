@@ -7,18 +7,23 @@ use dressage_tree::CallCounts;
 
 use super::{CallError, ToolOutput};
 
+/// Names of the metrics that every toolbox has: how many calls it had, and how many of these it did not answer.
+pub(crate) const COUNTED: [&str; 2] = ["calls", "errors"];
+
 /// A text that the model reads after a call, and whatever the call brought besides.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Observation {
     /// The call, where it could be read.
     pub call: Option<ToolCall>,
+    /// Name of the toolbox that was called, where there is one with such a tool.
+    pub toolbox: Option<String>,
     /// The text.
     pub text: String,
     /// How the call went.
     pub kind: ObservationKind,
     /// A reward for the turn.
     pub reward: Option<f64>,
-    /// Numbers to report, by name.
+    /// Numbers to report, by name, without those that are [counted](COUNTED) of every toolbox.
     pub metrics: BTreeMap<String, f64>,
     /// The final answer of the attempt, which the call ended.
     pub ends: Option<String>,
@@ -63,6 +68,7 @@ impl Observation {
         let text = if kind == ObservationKind::Ok { text } else { format!("Error: {text}") };
         Observation {
             call: None,
+            toolbox: None,
             text,
             kind,
             reward: None,
@@ -87,10 +93,16 @@ impl Observation {
         // Neither a sum nor the record could hold it.
         let unfit =
             |what: &str, value: f64| format!("its {what} is {value}, which is left out: it must be finite");
-        let (fit, other): (BTreeMap<_, _>, BTreeMap<_, _>) =
+        let (mut fit, other): (BTreeMap<_, _>, BTreeMap<_, _>) =
             metrics.into_iter().partition(|(_, value)| value.is_finite());
         if let Some((name, value)) = other.into_iter().next() {
             of.trouble.get_or_insert_with(|| unfit(&format!("metric {name:?}"), value));
+        }
+        for name in COUNTED {
+            if fit.remove(name).is_some() {
+                let why = || format!("its metric {name:?} is left out: this is counted of every toolbox");
+                of.trouble.get_or_insert_with(why);
+            }
         }
         if let Some(reward) = reward.filter(|reward| !reward.is_finite()) {
             of.trouble.get_or_insert_with(|| unfit("reward", reward));
@@ -112,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_that_are_none_are_left_out_and_named() {
+    fn numbers_that_do_not_fit_are_left_out_and_named() {
         let metrics = || BTreeMap::from([("rows".to_owned(), 2.0), ("seconds".to_owned(), f64::NAN)]);
         let output = ToolOutput { reward: Some(0.5), metrics: metrics(), ..ToolOutput::text("done") };
         let of = Observation::of(output);
@@ -122,6 +134,10 @@ mod tests {
         let of = Observation::of(output);
         assert_eq!((of.reward, of.kind), (None, ObservationKind::Ok));
         assert!(of.trouble.unwrap().starts_with("its reward is inf"));
+        let metrics = BTreeMap::from([("calls".to_owned(), 9.0)]);
+        let of = Observation::of(ToolOutput { metrics, ..ToolOutput::text("done") });
+        assert_eq!((of.metrics.len(), of.kind), (0, ObservationKind::Ok));
+        assert!(of.trouble.unwrap().starts_with("its metric \"calls\" is left out"));
     }
 
     #[test]

@@ -2,26 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::{Map, Value};
-
-/// One part of an answer.
-#[derive(Debug, Clone, PartialEq)]
-pub enum ContentPart {
-    /// A stretch of text.
-    Text(String),
-    /// A part of another kind (an image, audio, a file) in OpenAI's shape. It has a `type`.
-    Other(Map<String, Value>),
-}
-
-impl ContentPart {
-    /// Its `type`.
-    pub fn kind(&self) -> &str {
-        match self {
-            ContentPart::Text(_) => "text",
-            ContentPart::Other(fields) => fields.get("type").and_then(Value::as_str).unwrap_or_default(),
-        }
-    }
-}
+use dressage_text::ContentPart;
 
 /// An answer to one call.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -32,7 +13,8 @@ pub struct ToolOutput {
     pub error: Option<CallError>,
     /// A reward for the turn that made the call. It must be finite.
     pub reward: Option<f64>,
-    /// Numbers to report, by name; those of all calls are added up. They must be finite.
+    /// Numbers to report, by name, which are added up over all calls of the toolbox. They must be finite, and their names
+    /// neither `calls` nor `errors`: these are counted of every toolbox.
     pub metrics: BTreeMap<String, f64>,
     /// Ends the attempt after this turn, with this as its final answer (which may be empty).
     pub ends: Option<String>,
@@ -86,7 +68,7 @@ impl ToolOutput {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -99,9 +81,8 @@ mod tests {
         assert_eq!(output(vec![text("a"), text("b\n")]).read(), "ab\n");
         assert_eq!(output(vec![]).read(), "");
         assert_eq!(
-            output(vec![text("a"), ContentPart::Other(image.clone()), text("b")]).read(),
+            output(vec![text("a"), ContentPart::Other(image), text("b")]).read(),
             "a\n[a part of type \"image_url\", which cannot be shown]\nb"
         );
-        assert_eq!(output(vec![ContentPart::Other(image)]).parts[0].kind(), "image_url");
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::future::ready;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dressage_policy::awake::within;
 use dressage_policy::crash_point;
@@ -13,10 +13,12 @@ use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream;
 use serde_json::{Map, Value};
+use tokio::time::Instant;
 use tracing::{debug, trace};
 
 use super::observation::{Observation, ObservationKind};
 use super::offer::{Offer, Offers};
+use super::used::{Meter, Used};
 use super::{Session, ToolContext, ToolError, Toolbox};
 
 /// The most calls of one turn that run at once: a model may write any number.
@@ -28,13 +30,21 @@ const MOST_EVIDENCE: usize = 1 << 20;
 /// The toolboxes that an agent may use, and how long each of their verbs may take.
 #[derive(Clone)]
 pub struct ToolSet {
-    boxes: Vec<(Arc<dyn Toolbox>, Duration)>,
+    boxes: Vec<Entry>,
     offers: Arc<Offers>,
+}
+
+/// A toolbox of a set.
+#[derive(Clone)]
+struct Entry {
+    toolbox: Arc<dyn Toolbox>,
+    deadline: Duration,
+    meter: Arc<Meter>,
 }
 
 impl fmt::Debug for ToolSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let boxes = self.boxes.iter().map(|(toolbox, deadline)| (toolbox.name(), deadline));
+        let boxes = self.boxes.iter().map(|entry| (entry.toolbox.name(), entry.deadline));
         f.debug_map().entries(boxes).finish()
     }
 }
@@ -63,7 +73,8 @@ impl ToolSet {
             Some(fixed) => Offers::Fixed(Arc::new(Offer::new(&fixed)?)),
             None => Offers::Found(Mutex::default()),
         };
-        Ok(ToolSet { boxes, offers: Arc::new(offers) })
+        let entry = |(toolbox, deadline)| Entry { toolbox, deadline, meter: Arc::default() };
+        Ok(ToolSet { boxes: boxes.into_iter().map(entry).collect(), offers: Arc::new(offers) })
     }
 
     /// Whether there is no toolbox.
@@ -75,6 +86,11 @@ impl ToolSet {
     /// is open, the set must have been [found](Self::find) or opened.
     pub fn specs(&self, task: &str) -> Vec<ToolSpec> {
         self.offers.known(task).map(|offer| offer.specs.clone()).unwrap_or_default()
+    }
+
+    /// How much each toolbox was used in this process so far, by its name, whichever clone of the set opened it.
+    pub fn used(&self) -> impl Iterator<Item = (&str, Used)> {
+        self.boxes.iter().map(|entry| (entry.toolbox.name(), entry.meter.read()))
     }
 
     /// Finds out which tools there are, by a session where no toolbox says so without one.
@@ -105,13 +121,13 @@ impl ToolSet {
     }
 
     async fn open_into(&self, open: &mut OpenTools, attempt: &ToolContext) -> Result<(), ToolError> {
-        for (toolbox, deadline) in &self.boxes {
+        for Entry { toolbox, deadline, meter } in &self.boxes {
             let name = toolbox.name().to_owned();
             let opened = within(*deadline, toolbox.open(attempt)).await;
             let late =
                 || ToolError::Open { tool: name.clone(), why: format!("not ready within {deadline:?}") };
             let session = opened.unwrap_or_else(|| Err(late()))?;
-            open.sessions.push(OpenBox { name, session, deadline: *deadline });
+            open.sessions.push(OpenBox { name, session, deadline: *deadline, meter: meter.clone() });
         }
         let now = || {
             let specs = open.sessions.iter().map(|open| (open.name.as_str(), open.session.specs()));
@@ -135,6 +151,7 @@ struct OpenBox {
     name: String,
     session: Box<dyn Session>,
     deadline: Duration,
+    meter: Arc<Meter>,
 }
 
 impl fmt::Debug for OpenTools {
@@ -192,7 +209,7 @@ impl OpenTools {
     /// failed to.
     pub async fn evidence(&mut self) -> (Map<String, Value>, Vec<ToolError>) {
         let (mut found, mut missing) = (Map::new(), Vec::new());
-        for OpenBox { name, session, deadline } in &mut self.sessions {
+        for OpenBox { name, session, deadline, .. } in &mut self.sessions {
             let wrong = |why: String| ToolError::Evidence { tool: name.clone(), why };
             let said = within(*deadline, session.evidence()).await;
             let said = said.unwrap_or_else(|| Err(wrong(format!("not done within {deadline:?}"))));
@@ -239,10 +256,14 @@ impl OpenTools {
         crash_point("tool_call");
         let start = Instant::now();
         let observation = self.observe(call).await;
-        let Observation { text, kind, .. } = &observation;
-        debug!(tool = %call.name, ?kind, seconds = start.elapsed().as_secs_f64(), "tool call");
+        let (Observation { text, kind, .. }, time) = (&observation, start.elapsed());
+        debug!(tool = %call.name, ?kind, seconds = time.as_secs_f64(), "tool call");
         trace!(tool = %call.name, arguments = ?call.arguments, answer = %text, "what was said");
-        Observation { call: Some(call.clone()), ..observation }
+        let toolbox = self.find(call).map(|(open, _)| {
+            open.meter.add(time);
+            open.name.clone()
+        });
+        Observation { call: Some(call.clone()), toolbox, ..observation }
     }
 
     async fn observe(&self, call: &ToolCall) -> Observation {
@@ -292,7 +313,7 @@ impl Drop for OpenTools {
 
 async fn close_all(sessions: Vec<OpenBox>) -> Result<(), ToolError> {
     let mut first = Ok(());
-    for OpenBox { name, mut session, deadline } in sessions {
+    for OpenBox { name, mut session, deadline, .. } in sessions {
         let closed = within(deadline, session.close()).await;
         let late = || ToolError::Close { tool: name, why: format!("not done within {deadline:?}") };
         first = first.and(closed.unwrap_or_else(|| Err(late())));

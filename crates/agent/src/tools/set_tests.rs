@@ -314,3 +314,24 @@ async fn names_are_unique() {
     assert!(texts[2].ends_with("there is sums__calculator, more__calculator"), "{}", texts[2]);
     open.close().await.unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn time_is_counted_by_toolbox() {
+    let log = Log::default();
+    let set = set(vec![Logged { parallel: true, ..Logged::new("x", &log) }, Logged::new("y", &log)]);
+    let late = |name, millis| call(name, json!({ "millis": millis }));
+    let calls = [late("x", 10), late("x", 20), late("y", 5), late("y", 1000), late("nobody", 7)];
+    // Whichever clone of the set is opened, however often.
+    for _ in 0..2 {
+        let mut open = set.clone().open(&context("a")).await.unwrap();
+        let answers = open.answer(&reply(&calls), true).await;
+        let toolboxes: Vec<Option<&str>> = answers.iter().map(|answer| answer.toolbox.as_deref()).collect();
+        assert_eq!(toolboxes, [Some("x"), Some("x"), Some("y"), Some("y"), None]);
+        open.close().await.unwrap();
+    }
+    let used: Vec<(&str, Used)> = set.used().collect();
+    let of = |calls, millis| Used { calls, time: Duration::from_millis(millis) };
+    // A call that was given up took as long as its deadline.
+    assert_eq!(used, [("x", of(4, 60)), ("y", of(4, 2 * (5 + 50)))]);
+    assert_eq!(of(4, 60).since(of(1, 10)), of(3, 50));
+}

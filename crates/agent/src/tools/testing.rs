@@ -111,7 +111,7 @@ impl Session for LoggedSession {
     async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
         let says = |key: &str| arguments.get(key);
         let number = says("n").map_or(0, |n| n.as_u64().unwrap());
-        self.note("call", format!("call {tool} {number}")).await;
+        self.0.note("call", format!("call {tool} {number}")).await;
         if says("hang").is_some() {
             std::future::pending::<()>().await;
         }

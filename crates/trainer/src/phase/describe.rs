@@ -1,7 +1,8 @@
 //! What the attempts of a step were like, and how they were made.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
+use dressage_agent::tools::Used;
 use dressage_policy::Health;
 use dressage_store::{Attempt, HighEntropy};
 use dressage_tree::{Finish, Kind, Masked, Outcome};
@@ -66,6 +67,16 @@ pub(super) fn sampling(before: &Health, after: &Health, seconds: f64, metrics: &
         metrics.add("sampler/running", (after.running_seconds - before.running_seconds) / busy);
         metrics
             .add("sampler/cache_in_use", (after.cache_in_use_seconds - before.cache_in_use_seconds) / busy);
+    }
+}
+
+/// Seconds that a call of each toolbox took between two looks at them, the mean of those that ended.
+pub(super) fn tools(before: &BTreeMap<String, Used>, after: &BTreeMap<String, Used>, metrics: &mut Metrics) {
+    for (name, used) in after {
+        let used = used.since(before.get(name).copied().unwrap_or_default());
+        if used.calls > 0 {
+            metrics.add(format!("timing_s/tools/{name}"), used.time.as_secs_f64() / used.calls as f64);
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 //! path. Paths in a recipe are relative to the recipe's folder, those given with `--set` to the working directory. What
 //! [`Recipe::to_toml`] writes, [`Recipe::load`] reads back as the same recipe.
 
+mod agent;
 mod check;
 mod check_agents;
 mod compare;
@@ -12,6 +13,7 @@ mod named;
 mod policy;
 mod read;
 mod rl;
+mod roles;
 mod set;
 mod tools;
 mod write;
@@ -20,12 +22,13 @@ use std::path::{Path, PathBuf};
 
 use toml::{Table, Value};
 
+pub use agent::{AgentKeys, QUESTION, SamplingKeys};
 pub use compare::Difference;
 pub use keys::{
-    AgentKeys, ArithmeticKeys, EngineKeys, EvalKeys, MetricsKeys, ModelKeys, OptimiserKeys, Phase, QUESTION,
-    Recipe, RewardKeys, RunKeys, SamplingKeys, Schedule, SftKeys, TaskSource,
+    ArithmeticKeys, EngineKeys, EvalKeys, MetricsKeys, OptimiserKeys, Phase, Recipe, RewardKeys, RunKeys,
+    Schedule, SftKeys, TaskSource,
 };
-pub use policy::{ExternalKeys, PolicyKeys, PolicyModel};
+pub use policy::{ExternalKeys, ModelKeys, PolicyKeys, PolicyModel};
 pub use read::ReadError;
 pub use rl::{
     Algorithm, Charge, CriticKeys, Empty, GroupBy, KlKeys, OnlyKeys, Overlong, Prefer, Proximal, RlKeys,

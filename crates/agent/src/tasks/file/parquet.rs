@@ -81,12 +81,14 @@ fn columns(bytes: &Bytes) -> Result<Vec<Column>, String> {
     read.unwrap_or_else(Err)
 }
 
+type Rows = Vec<Map<String, Value>>;
+
 /// All rows but for columns that are left out, and the columns that are no text.
 fn whole(
     bytes: &Bytes,
     needed: &dyn Fn(&str) -> bool,
     left_out: &[LeftOut],
-) -> Result<(Vec<Map<String, Value>>, Vec<String>), String> {
+) -> Result<(Rows, Vec<String>), String> {
     let mut rows = Vec::new();
     let wanted = |name: &str| !left_out.iter().any(|left_out| left_out.column == name);
     let binary = read_columns(bytes, &wanted, needed, &mut |row| rows.push(row))?;
