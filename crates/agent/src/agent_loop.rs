@@ -46,7 +46,7 @@ pub trait AgentLoop: Send + Sync {
 #[async_trait]
 impl AgentLoop for Agent {
     async fn run(&self, context: AttemptContext) -> Attempt {
-        let AttemptContext { name: id, messages, seed, stream, params, .. } = context;
-        Agent::run(self, AttemptRequest { id, messages, seed, stream, params }).await
+        let AttemptContext { name: id, task, messages, seed, stream, params, .. } = context;
+        Agent::run(self, AttemptRequest { id, task, messages, seed, stream, params }).await
     }
 }

@@ -22,7 +22,8 @@ use dressage_tree::{Finish, Outcome, Trajectory, TreeError};
 use serde::{Deserialize, Serialize};
 use tracing::{Instrument, debug, debug_span};
 
-use crate::tools::{ObservationKind, OpenTools, ToolError, ToolSet};
+use crate::tasks::Task;
+use crate::tools::{COUNTED, Observation, ObservationKind, OpenTools, ToolContext, ToolError, ToolSet};
 
 /// What all attempts of a run share: a model, how to talk with it, and its tools.
 #[derive(Clone)]
@@ -94,6 +95,8 @@ impl Truncation {
 pub struct AttemptRequest {
     /// A name for tools and logs, unique to this try.
     pub id: String,
+    /// The task, for the tools.
+    pub task: Task,
     /// The conversation so far: instructions and task.
     pub messages: Vec<Message>,
     /// Seed of the run.
@@ -158,7 +161,7 @@ impl Agent {
     pub async fn run(&self, request: AttemptRequest) -> Attempt {
         let mut run = Run {
             agent: self,
-            specs: self.tools.specs(),
+            specs: Vec::new(),
             conversation: Conversation::new(),
             drawing: None,
             outcome: Outcome::begun(),
@@ -219,8 +222,12 @@ async fn finished(conversation: Conversation, outcome: &mut Outcome) -> Trajecto
 impl Run<'_> {
     async fn open_and_loop(&mut self, request: AttemptRequest) -> Result<Finish, Broken> {
         debug!(messages = request.messages.len(), "attempt begun");
-        let mut tools = self.agent.tools.open(&request.id).await?;
         let (sampler, longest) = (self.agent.sampler.clone(), self.agent.limits.attempt);
+        let AttemptRequest { id, task, seed, stream, .. } = &request;
+        let (attempt, task, seed, stream) = (id.clone(), task.clone(), *seed, *stream);
+        let context = ToolContext { attempt, task, seed, stream, deadline: longest };
+        let mut tools = self.agent.tools.open(&context).await?;
+        self.specs = tools.specs().to_vec();
         let result = within(&*sampler, longest, self.turns(request, &mut tools)).await;
         let result = result.unwrap_or_else(|| {
             self.outcome.trouble("attempt", format!("was not done within {longest:?}"));
@@ -230,6 +237,11 @@ impl Run<'_> {
         let cut = self.drawing.take().filter(|cut| !cut.completion.tokens.is_empty());
         let kept = cut.map_or(Ok(()), |cut| self.keep(cut).map(|_| ()));
         self.outcome.calls = tools.counts();
+        let (evidence, missing) = tools.evidence().await;
+        self.outcome.evidence = evidence;
+        for error in missing {
+            self.outcome.trouble("tools", error.to_string());
+        }
         if let Err(error) = tools.close().await {
             // The attempt itself is as good as it was; what broke it matters more than what broke after.
             self.outcome.trouble("tools", error.to_string());
@@ -280,30 +292,14 @@ impl Run<'_> {
             }
             let last = self.outcome.turns >= limits.turns;
             let before = tools.counts();
-            let mut observations = Vec::with_capacity(parsed.calls.len());
-            for call in &parsed.calls {
-                let (observation, call) = match call {
-                    Err(malformed) => (tools.malformed(&malformed.why), None),
-                    // Nobody would read the answer.
-                    Ok(_) if last => continue,
-                    Ok(call) => {
-                        crash_point("tool_call");
-                        let observation = tools.execute(call).await;
-                        if matches!(observation.kind, ObservationKind::Failed | ObservationKind::Timeout) {
-                            self.outcome.trouble(format!("tool {}", call.name), observation.text.as_str());
-                        }
-                        (observation, Some(call))
-                    }
-                };
-                if parsed.bare {
-                    tools.count_bare();
-                }
-                let mut message = Message::tool(observation.text);
-                message.tool_call_id = call.map(|call| call.id.clone());
-                message.name = call.map(|call| call.name.clone());
-                observations.push(message);
-            }
+            // Nobody would read the answers of the last turn.
+            let answers = tools.answer(parsed, !last).await;
             self.outcome.calls_by_turn.push((turn, tools.counts().since(&before)));
+            if let Some(answer) = self.learn_from(turn, &answers) {
+                self.outcome.final_text = answer;
+                return Ok(Finish::Ended);
+            }
+            let observations: Vec<Message> = answers.iter().map(Observation::message).collect();
             if last {
                 return Ok(Finish::MaxTurns);
             }
@@ -313,6 +309,28 @@ impl Run<'_> {
             history.push(reply.written());
             history.extend(observations);
         }
+    }
+
+    /// Notes what calls brought besides their observations. Returns the final answer of the first that ended the attempt.
+    fn learn_from(&mut self, turn: u32, answers: &[Observation]) -> Option<String> {
+        for Observation { call, toolbox, kind, trouble, metrics, .. } in answers {
+            if let (Some(call), Some(trouble)) = (call, trouble) {
+                self.outcome.trouble(format!("tool {}", call.name), trouble.as_str());
+            }
+            let Some(toolbox) = toolbox else { continue };
+            let failed = f64::from(u8::from(*kind != ObservationKind::Ok));
+            let counted = COUNTED.into_iter().zip([1.0, failed]);
+            let measured = metrics.iter().map(|(name, value)| (name.as_str(), *value));
+            for (name, value) in counted.chain(measured) {
+                let sum = self.outcome.tool_metrics.entry(format!("{toolbox}/{name}")).or_default();
+                *sum = finite(*sum + value);
+            }
+        }
+        if answers.iter().any(|answer| answer.reward.is_some()) {
+            let reward = answers.iter().filter_map(|answer| answer.reward).sum();
+            self.outcome.earned_by_turn.push((turn, finite(reward)));
+        }
+        answers.iter().find_map(|answer| answer.ends.clone())
     }
 
     /// Writes a prompt. The template is rendered away from the async workers: it may take seconds until one of its
@@ -348,6 +366,11 @@ impl Run<'_> {
         debug!(turn, sampled = completion.tokens.len(), finish = ?completion.finish, "turn");
         self.conversation.record(prepared, completion, &params)
     }
+}
+
+/// A sum that the record can hold: of large numbers it may be infinite.
+fn finite(sum: f64) -> f64 {
+    sum.clamp(f64::MIN, f64::MAX)
 }
 
 /// Does something for at most `longest`, without the time in which this process stood still or the sampler's

@@ -16,7 +16,11 @@ use tokio::time::{Instant, sleep};
 
 use super::*;
 use crate::demonstrate::{DemonstrationError, demonstrate};
-use crate::tools::{Calculator, CallError, Tool, ToolSession};
+use crate::tools::testing::spec;
+use crate::tools::{Calculator, Session, ToolOutput, ToolSet, Toolbox};
+
+#[path = "attempt_tools_tests.rs"]
+mod tools;
 
 /// What a scripted reply is.
 #[derive(Clone)]
@@ -86,29 +90,54 @@ impl Sampler for Scripted {
     }
 }
 
-/// A tool that counts how often it is open.
+/// A tool that counts how often it is open, whose calls say what else they bring, and that writes in its evidence what
+/// they were for.
 struct Counted(Arc<AtomicUsize>);
 
+struct CountedSession {
+    open: Arc<AtomicUsize>,
+    attempt: ToolContext,
+}
+
 #[async_trait]
-impl Tool for Counted {
-    fn spec(&self) -> ToolSpec {
-        ToolSpec { name: "counted".into(), description: String::new(), parameters: json!({"type": "object"}) }
+impl Toolbox for Counted {
+    fn name(&self) -> &str {
+        "counted"
     }
 
-    async fn open(&self, _attempt: &str) -> Result<Box<dyn ToolSession>, ToolError> {
+    fn specs(&self) -> Option<Vec<ToolSpec>> {
+        Some(vec![spec("counted")])
+    }
+
+    async fn open(&self, attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
         self.0.fetch_add(1, Ordering::SeqCst);
-        Ok(Box::new(Counted(self.0.clone())))
+        Ok(Box::new(CountedSession { open: self.0.clone(), attempt: attempt.clone() }))
     }
 }
 
 #[async_trait]
-impl ToolSession for Counted {
-    async fn execute(&mut self, _arguments: &Map<String, Value>) -> Result<String, CallError> {
-        Ok("counted".into())
+impl Session for CountedSession {
+    fn specs(&self) -> Vec<ToolSpec> {
+        vec![spec("counted")]
+    }
+
+    async fn call(&self, _tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
+        ToolOutput {
+            reward: arguments.get("reward").and_then(Value::as_f64),
+            metrics: [("moves".to_owned(), 1.0)].into(),
+            ends: arguments.get("answer").and_then(Value::as_str).map(str::to_owned),
+            ..ToolOutput::text("counted")
+        }
+    }
+
+    async fn evidence(&mut self) -> Result<Map<String, Value>, ToolError> {
+        let ToolContext { attempt, task, seed, stream, .. } = &self.attempt;
+        let known = json!({ "attempt": attempt, "question": task.question, "seed": seed, "stream": stream });
+        Ok(known.as_object().unwrap().clone())
     }
 
     async fn close(&mut self) -> Result<(), ToolError> {
-        self.0.fetch_sub(1, Ordering::SeqCst);
+        self.open.fetch_sub(1, Ordering::SeqCst);
         Ok(())
     }
 }
@@ -122,7 +151,7 @@ struct Bench {
 fn bench(replies: &[Reply]) -> Bench {
     let sampler = Arc::new(Scripted { replies: replies.to_vec(), ..Scripted::default() });
     let open = Arc::new(AtomicUsize::new(0));
-    let tools: Vec<Arc<dyn Tool>> = vec![Arc::new(Calculator), Arc::new(Counted(open.clone()))];
+    let tools: Vec<Arc<dyn Toolbox>> = vec![Arc::new(Calculator::default()), Arc::new(Counted(open.clone()))];
     let agent = Agent {
         name: "solver".into(),
         policy: "student".into(),
@@ -160,6 +189,7 @@ fn messages() -> Vec<Message> {
 fn request() -> AttemptRequest {
     AttemptRequest {
         id: "a".into(),
+        task: Task { question: "2+3?".into(), ..Task::default() },
         messages: messages(),
         seed: 7,
         stream: 11,
@@ -376,7 +406,7 @@ async fn a_demonstration_has_the_tokens_of_the_attempt_it_describes() {
     result.name = Some("calculator".into());
     result.tool_call_id = Some("call_0".into());
     conversation.extend([result, Message::assistant("It is 5.")]);
-    let specs = bench.agent.tools.specs();
+    let specs = bench.agent.tools.specs("");
     let demonstration =
         demonstrate(bench.agent.format.chat(), &specs, &conversation, messages().len()).unwrap();
     let parts =

@@ -4,16 +4,18 @@ use std::io::{self, BufRead, IsTerminal};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
-use dressage_agent::tools::OpenTools;
+use dressage_agent::tasks::Task;
+use dressage_agent::tools::{Observation, OpenTools, ToolContext};
 use dressage_conversation::{Conversation, Format, Prepared, Request};
 use dressage_engine::Engine;
 use dressage_policy::{
     Completion, FinishReason, PolicyError, Precision, SampleEvent, SampleRequest, Sampler, SamplingParams,
 };
-use dressage_text::{Chat, Malformed, Message, Piece, ToolCall, ToolSpec};
-use dressage_trainer::recipe::{AgentKeys, QUESTION};
+use dressage_text::{Chat, Message, Parsed, Piece, ToolSpec};
+use dressage_trainer::recipe::{AgentKeys, QUESTION, ToolKeys};
 use dressage_trainer::{chat_options, tool_set};
 use tokio::sync::mpsc;
 
@@ -113,14 +115,14 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     let context = recipe.as_ref().and_then(|recipe| recipe.model.context);
     let base = recipe.as_ref().and_then(|recipe| recipe.model.base.clone());
     let precision = recipe.as_ref().map_or(Precision::F32, |recipe| recipe.engine.precision);
-    let mut keys = recipe.map(|recipe| recipe.agent).unwrap_or_default();
+    let (tools, mut keys) = recipe.map(|recipe| (recipe.tool, recipe.agent)).unwrap_or_default();
     if let Some(system) = &args.system {
         keys.system.clone_from(system);
     }
     if !args.tools.is_empty() {
         keys.tools.clone_from(&args.tools);
     }
-    crate::runtime()?.block_on(talk(&args, &source, base, context, precision, keys, begun))
+    crate::runtime()?.block_on(talk(&args, &source, base, context, precision, (&tools[..], keys), begun))
 }
 
 async fn talk(
@@ -129,10 +131,10 @@ async fn talk(
     base: Option<String>,
     context: Option<usize>,
     precision: Precision,
-    keys: AgentKeys,
+    (tools, keys): (&[ToolKeys], AgentKeys),
     begun: Option<u64>,
 ) -> anyhow::Result<ExitCode> {
-    let tools = tool_set(&keys)?;
+    let tools = tool_set(tools, &keys)?;
     let found = model::open(source, args.base.as_deref().or(base.as_deref()))?;
     let files = &found.files;
     let chat = model::chat(files, chat_options(&keys, begun))?;
@@ -145,11 +147,20 @@ async fn talk(
     let style = Style::stderr();
     eprintln!("{} {source}: {}", style.dim("model "), model::describe(files));
 
+    let attempt = ToolContext {
+        attempt: "chat".to_owned(),
+        task: Task::default(),
+        seed: args.seed,
+        stream: 0,
+        // Whoever talks may take any time.
+        deadline: Duration::MAX,
+    };
+    let tools = tools.open(&attempt).await?;
     let mut talk = Talk {
         sampler: engine,
         format: keys.format(Arc::new(chat)),
-        specs: tools.specs(),
-        tools: tools.open("chat").await?,
+        specs: tools.specs().to_vec(),
+        tools,
         keys,
         params,
         seed: args.seed,
@@ -263,15 +274,14 @@ impl Talk {
                 note(why);
                 return Ok(());
             }
-            let calls = reply.parsed.calls;
-            if calls.is_empty() {
+            if reply.parsed.calls.is_empty() {
                 return Ok(());
             }
             if turn >= self.keys.max_turns {
                 note(&format!("no answer after {turn} replies (agent.max_turns)"));
                 return Ok(());
             }
-            let observations = self.use_tools(&calls).await;
+            let observations = self.use_tools(&reply.parsed).await;
             self.messages.extend(observations);
         }
         Ok(())
@@ -305,22 +315,14 @@ impl Talk {
     }
 
     /// Answers the calls of a reply, and shows the answers.
-    async fn use_tools(&mut self, calls: &[Result<ToolCall, Malformed>]) -> Vec<Message> {
+    async fn use_tools(&mut self, reply: &Parsed) -> Vec<Message> {
         let style = Style::stdout();
-        let mut observations = Vec::with_capacity(calls.len());
-        for call in calls {
-            let observation = match call {
-                Ok(call) => self.tools.execute(call).await,
-                Err(malformed) => self.tools.malformed(&malformed.why),
-            };
-            screen::say(&style.dim(&format!("→ {}", observation.text)));
-            let mut message = Message::tool(observation.text);
-            if let Ok(call) = call {
-                (message.tool_call_id, message.name) = (Some(call.id.clone()), Some(call.name.clone()));
-            }
-            observations.push(message);
-        }
-        observations
+        let answers = self.tools.answer(reply, true).await;
+        let shown = |answer: &Observation| {
+            screen::say(&style.dim(&format!("→ {}", answer.text)));
+            answer.message()
+        };
+        answers.iter().map(shown).collect()
     }
 }
 

@@ -136,7 +136,12 @@ async fn measure(recipe: &Recipe, trained_by: Option<Run>) -> anyhow::Result<Opt
     let mut agents = Vec::new();
     for (name, keys) in recipe.agents() {
         let chat = Arc::new(model::chat(files, chat_options(keys, begun))?);
-        agents.push(AgentParts { name: name.to_owned(), chat, tools: tool_set(keys)?, custom: None });
+        agents.push(AgentParts {
+            name: name.to_owned(),
+            chat,
+            tools: tool_set(&recipe.tool, keys)?,
+            custom: None,
+        });
     }
     let (threads, running) = (recipe.engine.threads, recipe.engine.sequences());
     let options = model::sampling_options(

@@ -82,7 +82,12 @@ pub async fn start(recipe: &Recipe, now: u64) -> anyhow::Result<Started> {
         let of =
             of.ok_or_else(|| unusable(format!("the policy {policy:?} of the agent {name:?} runs nowhere")))?;
         let chat = Arc::new(model::chat(&of.found.files, chat_options(keys, Some(now)))?);
-        agents.push(AgentParts { name: name.to_owned(), chat, tools: tool_set(keys)?, custom: None });
+        agents.push(AgentParts {
+            name: name.to_owned(),
+            chat,
+            tools: tool_set(&recipe.tool, keys)?,
+            custom: None,
+        });
     }
     let fingerprint = fingerprint.ok_or_else(|| unusable("the recipe has no policy".to_owned()))?;
     Ok(Started { policies, agents, fingerprint, model_files })

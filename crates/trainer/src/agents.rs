@@ -1,9 +1,10 @@
 //! The agents of a run by name, and which of them does a task.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dressage_agent::tasks::Task;
-use dressage_agent::tools::ToolSet;
+use dressage_agent::tools::{ToolSet, Used};
 use dressage_agent::{Agent, AgentLoop, Limits};
 use dressage_policy::{Sampler, SamplingParams};
 use dressage_text::Chat;
@@ -141,6 +142,16 @@ impl Agents {
     pub fn first(&self) -> &NamedAgent {
         // There is one: a recipe has at least that of `[agent]`.
         &self.0[0]
+    }
+
+    /// How much the toolboxes of all agents were used in this process so far, by their names.
+    pub(crate) fn used(&self) -> BTreeMap<String, Used> {
+        let mut all: BTreeMap<String, Used> = BTreeMap::new();
+        for (name, used) in self.0.iter().flat_map(|agent| agent.built_in.tools.used()) {
+            let sum = all.entry(name.to_owned()).or_default();
+            *sum = sum.and(used);
+        }
+        all
     }
 
     /// The same agents under the limits of an evaluation.

@@ -28,7 +28,7 @@ pub enum TrainerError {
     #[error(transparent)]
     Tools(#[from] ToolError),
     /// The recipe names a tool that does not exist.
-    #[error("`agent.tools` names \"{name}\", but there is no such tool; there is {known}")]
+    #[error("`agent.tools` names \"{name}\", but there is no such tool; {known}")]
     UnknownTool {
         /// The name.
         name: String,
@@ -70,16 +70,16 @@ pub enum TrainerError {
         /// One that came after it.
         later: u32,
     },
-    /// A file that a run began with is another one now.
+    /// A file or a tool that a run began with is another one now.
     #[error(
         "{name} of `{of}` is not what the run in {} began with: it was changed, added or taken away. Put it back, or start another \
          run in a folder named with --run",
         folder.display()
     )]
     Changed {
-        /// Owner of the file: `model`, or the source of tasks.
+        /// Owner: `model`, the source of tasks, or an agent.
         of: String,
-        /// Name of the file.
+        /// Name of the file or the tool.
         name: String,
         /// The run.
         folder: PathBuf,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use dressage_agent::tasks::Task;
 use dressage_rl::{Interval, Paired, best_of, majority_of, mean_score, paired_difference, wilson};
 use dressage_store::{Attempt, EvalKey, Status, Store};
-use dressage_tree::{Finish, Kind, Outcome, Placement, Purpose};
+use dressage_tree::{Kind, Outcome, Placement, Purpose};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -52,15 +52,14 @@ impl Uncalled {
         wanted: &[(Placement, Task)],
         attempts: &[Attempt],
     ) -> Result<Option<Self>, TrainerError> {
-        let has_tools =
-            |task: &Task| rollouts.agents.of(task).is_ok_and(|a| !a.built_in.tools.specs().is_empty());
+        let has_tools = |task: &Task| rollouts.agents.of(task).is_ok_and(|a| !a.built_in.tools.is_empty());
         let drawn = attempts
             .iter()
             .zip(wanted)
             .find(|(a, (_, task))| a.trajectory.sampled_tokens() > 0 && has_tools(task));
         let Some((attempt, (_, task))) = drawn else { return Ok(None) };
         let agent = rollouts.agents.of(task)?;
-        let (chat, tools) = (agent.built_in.format.chat(), agent.built_in.tools.specs());
+        let (chat, tools) = (agent.built_in.format.chat(), agent.built_in.tools.specs(&task.id));
         let first = attempt.trajectory.segments().iter().filter(|s| s.kind == Kind::Sampled && s.turn == 0);
         let tokens: Vec<u32> = first.flat_map(|segment| segment.tokens.iter().copied()).collect();
         let reply = chat.said(&tokens);
@@ -151,7 +150,7 @@ fn scores(attempts: &[&Attempt]) -> Vec<f64> {
 
 /// What an attempt answered: what the scorer took for it, or all that was said.
 fn answer(attempt: &Attempt) -> Option<String> {
-    let outcome = Some(&attempt.outcome).filter(|outcome| outcome.finish == Finish::Answered)?;
+    let outcome = Some(&attempt.outcome).filter(|outcome| outcome.finish.is_whole())?;
     Some(outcome.extracted.clone().unwrap_or_else(|| outcome.final_text.trim().to_owned()))
 }
 
@@ -206,7 +205,7 @@ impl SliceResult {
                 .into_iter()
                 .map(|k| AtK::new(k, &by_task))
                 .collect::<Result<_, _>>()?,
-            answered: share(outcomes.iter().filter(|o| o.finish == Finish::Answered).count()),
+            answered: share(outcomes.iter().filter(|o| o.finish.is_whole()).count()),
             used_tool: share(outcomes.iter().filter(|o| o.calls.ok > 0).count()),
             sampled_tokens: sampled as f64 / attempts.len() as f64,
             broken: attempts.iter().filter(|attempt| attempt.status == Status::Failed).count() as u64,
@@ -397,7 +396,7 @@ pub async fn evaluate(
 #[cfg(test)]
 mod tests {
     use dressage_store::Memory;
-    use dressage_tree::{AttemptId, RunId, Trajectory};
+    use dressage_tree::{AttemptId, Finish, RunId, Trajectory};
     use serde_json::json;
 
     use super::*;

@@ -1,5 +1,5 @@
-//! Things that a run depends on besides its recipe, written down where it begins: the moment, the files, and
-//! the steps that its schedules were made for. A model that is merged from it says so.
+//! Things that a run depends on besides its recipe, written down where it begins: the moment, the files, the tools,
+//! and the steps that its schedules were made for. A model that is merged from it says so.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -10,11 +10,14 @@ use dressage_store::Store;
 use dressage_tree::Purpose;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use crate::TrainerError;
+use crate::agents::Agents;
 use crate::checkpoint::checksum;
 use crate::folder::{RECIPE, file_error, write_whole};
 use crate::recipe::{Phase, Recipe, Schedule, TaskSource};
+use crate::tasks::Tasks;
 
 const FILE: &str = "origin.json";
 /// The file of a merged model that says which run it is of.
@@ -33,6 +36,9 @@ pub(crate) struct Origin {
     version: String,
     /// Files of tasks and of the model.
     files: Vec<Input>,
+    /// The tools that attempts are told of; none where an older build began it, which did not write them down.
+    #[serde(default)]
+    tools: Option<Vec<Offered>>,
     /// Earlier lengths of phases that were given another one.
     #[serde(default)]
     lengths: Vec<Length>,
@@ -47,6 +53,36 @@ struct Input {
     name: String,
     bytes: u64,
     crc32c: u32,
+}
+
+/// The description of a tool that an agent is given.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Offered {
+    agent: String,
+    tool: String,
+    crc32c: u32,
+}
+
+impl Offered {
+    /// The tools that attempts at the tasks of a run are told of, in the order in which they come up, each description
+    /// once. They must have been found.
+    ///
+    /// # Errors
+    /// When a task names no agent.
+    pub fn all(tasks: &Tasks, agents: &Agents) -> Result<Vec<Self>, TrainerError> {
+        let mut all: Vec<Self> = Vec::new();
+        for task in tasks.to_check() {
+            let agent = &agents.of(&task)?.built_in;
+            for spec in agent.tools.specs(&task.id) {
+                let crc32c = crc32c::crc32c(json!(spec).to_string().as_bytes());
+                let offered = Offered { agent: agent.name.clone(), tool: spec.name, crc32c };
+                if !all.contains(&offered) {
+                    all.push(offered);
+                }
+            }
+        }
+        Ok(all)
+    }
 }
 
 /// Steps below `until` of a phase were scheduled as if it had `steps` of them.
@@ -130,11 +166,16 @@ fn read_versioned<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Trainer
 }
 
 impl Origin {
-    /// Origin of a run of `recipe` that begins or goes on now. Reads every file.
+    /// Origin of a run of `recipe` that begins or goes on now, with these tools. Reads every file.
     ///
     /// # Errors
     /// When a file cannot be read.
-    pub fn now(recipe: &Recipe, begun: u64, model: &[PathBuf]) -> Result<Self, TrainerError> {
+    pub fn now(
+        recipe: &Recipe,
+        begun: u64,
+        model: &[PathBuf],
+        tools: Vec<Offered>,
+    ) -> Result<Self, TrainerError> {
         let mut all: Vec<(String, PathBuf)> = Vec::new();
         for (i, source) in recipe.tasks.iter().enumerate() {
             if let TaskSource::File(options) = source {
@@ -150,7 +191,7 @@ impl Origin {
         };
         let files = all.into_iter().map(read).collect::<Result<_, TrainerError>>()?;
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        Ok(Origin { schema: SCHEMA, begun, version, files, lengths: Vec::new() })
+        Ok(Origin { schema: SCHEMA, begun, version, files, tools: Some(tools), lengths: Vec::new() })
     }
 
     /// Reads what the run in `folder` began with; `None` where an older build began it.
@@ -171,12 +212,26 @@ impl Origin {
     /// Whether a run that began with this can go on with `now`; also what its user should know.
     ///
     /// # Errors
-    /// Names a file that is another one now.
-    pub fn goes_on_with(&self, now: &Origin, folder: &Path) -> Result<Vec<String>, TrainerError> {
-        let missing = |from: &[Input], to: &[Input]| from.iter().find(|file| !to.contains(file)).cloned();
-        let changed = missing(&now.files, &self.files).or_else(|| missing(&self.files, &now.files));
-        if let Some(Input { of, name, .. }) = changed {
-            return Err(TrainerError::Changed { of, name, folder: folder.to_owned() });
+    /// Names a file or a tool that is another one now.
+    pub fn goes_on_with(&mut self, now: &Origin, folder: &Path) -> Result<Vec<String>, TrainerError> {
+        let changed = |of: &str, name: String| {
+            Err(TrainerError::Changed { of: of.to_owned(), name, folder: folder.to_owned() })
+        };
+        let missing = first_missing(&now.files, &self.files);
+        if let Some(Input { of, name, .. }) = missing.or_else(|| first_missing(&self.files, &now.files)) {
+            return changed(of, name.clone());
+        }
+        match (&self.tools, &now.tools) {
+            (Some(begun), Some(now)) => {
+                let missing = first_missing(now, begun).or_else(|| first_missing(begun, now));
+                // Templates print them in their order.
+                let moved = || now.iter().zip(begun).find(|(now, begun)| now != begun).map(|(now, _)| now);
+                if let Some(Offered { agent, tool, .. }) = missing.or_else(moved) {
+                    return changed(&format!("agent {agent}"), format!("the tool {tool}"));
+                }
+            }
+            (None, tools) => self.tools.clone_from(tools),
+            (Some(_), None) => {}
         }
         let mut notes = Vec::new();
         if self.version != now.version {
@@ -237,6 +292,11 @@ impl Origin {
     }
 }
 
+/// The first that is not among `others`.
+fn first_missing<'a, T: PartialEq>(all: &'a [T], others: &[T]) -> Option<&'a T> {
+    all.iter().find(|one| !others.contains(one))
+}
+
 /// Whether the learning rate depends on how many steps a phase has.
 fn falls(phase: &Phase) -> bool {
     let critic = match phase {
@@ -263,6 +323,45 @@ mod tests {
         assert!(error.contains("schema version 9"), "{error}");
     }
 
+    fn origin(tools: Option<Vec<Offered>>) -> Origin {
+        let version = String::new();
+        Origin { schema: SCHEMA, begun: 0, version, files: Vec::new(), tools, lengths: Vec::new() }
+    }
+
+    #[test]
+    fn tools_stay_as_they_were() {
+        let tools = |all: &[(&str, u32)]| {
+            let tool = |(tool, crc32c): &(&str, u32)| Offered {
+                agent: "solver".into(),
+                tool: (*tool).into(),
+                crc32c: *crc32c,
+            };
+            Some(all.iter().map(tool).collect::<Vec<_>>())
+        };
+        let begun = tools(&[("search", 1), ("open", 2)]);
+        let goes_on = |now| {
+            let mut known = origin(begun.clone());
+            let done = known.goes_on_with(&origin(now), Path::new("runs/x"));
+            assert_eq!(known.tools, begun);
+            done.map_err(|error| error.to_string())
+        };
+        assert_eq!(goes_on(begun.clone()), Ok(vec![]));
+        for (now, name) in [
+            (tools(&[("search", 1), ("open", 3)]), "open"),
+            (tools(&[("search", 1)]), "open"),
+            (tools(&[("search", 1), ("open", 2), ("click", 1)]), "click"),
+            (tools(&[("open", 2), ("search", 1)]), "open"),
+        ] {
+            let error = goes_on(now).unwrap_err();
+            let start = format!("the tool {name} of `agent solver` is not what the run in runs/x began with");
+            assert!(error.starts_with(&start), "{error}");
+        }
+        // An older build did not write them down; from now on they are.
+        let mut older = origin(None);
+        older.goes_on_with(&origin(begun.clone()), Path::new("runs/x")).unwrap();
+        assert_eq!(older.tools, begun);
+    }
+
     #[test]
     fn schedules_of_steps_that_were_planned_stay_as_they_were() {
         let lengths = vec![
@@ -270,7 +369,7 @@ mod tests {
             Length { phase: 1, until: 7, steps: 9 },
             Length { phase: 2, until: 1, steps: 3 },
         ];
-        let origin = Origin { schema: SCHEMA, begun: 0, version: String::new(), files: Vec::new(), lengths };
+        let origin = Origin { lengths, ..origin(None) };
         let of_phase_1: Vec<u32> = (3..9).map(|step| origin.scheduled(1, step, 20)).collect();
         assert_eq!(of_phase_1, [5, 5, 9, 9, 20, 20]);
         assert_eq!((origin.scheduled(0, 0, 4), origin.scheduled(2, 1, 4)), (4, 4));

@@ -121,7 +121,8 @@ impl<'a> Rollout<'a> {
 
 /// Whether an attempt was cut for its length, in tokens, turns, context or time.
 pub(crate) fn is_cut(attempt: &Attempt) -> bool {
-    !matches!(attempt.outcome.finish, Finish::Answered | Finish::Failed)
+    let finish = attempt.outcome.finish;
+    !finish.is_whole() && finish != Finish::Failed
 }
 
 /// The reward of an attempt and what becomes of it, by the recipe's way with long ones.

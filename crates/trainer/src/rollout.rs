@@ -256,7 +256,7 @@ async fn guarded(agent: &Arc<dyn AgentLoop>, context: AttemptContext) -> dressag
 async fn scored(keys: &RewardKeys, place: Place, task: &Task, made: dressage_agent::Attempt) -> Attempt {
     let mut attempt = place.attempt(task, made);
     let outcome = &mut attempt.outcome;
-    let answered = outcome.finish == Finish::Answered;
+    let answered = outcome.finish.is_whole();
     let (scorer, text, answer) = (keys.scorer.clone(), outcome.final_text.clone(), task.answer.clone());
     let score = alone(async move {
         if answered {
@@ -291,15 +291,19 @@ async fn scored(keys: &RewardKeys, place: Place, task: &Task, made: dressage_age
     }
 }
 
-/// What each turn earned by its calls.
+/// Rewards of turns: for how their calls went, and those that tools gave.
 fn earned(keys: &RewardKeys, outcome: &Outcome) -> Vec<Earned> {
-    let of_turn = |(turn, calls): &(u32, CallCounts)| {
+    let of_calls = |(turn, calls): &(u32, CallCounts)| {
         let malformed = f64::from(calls.malformed);
         let failed = f64::from(calls.errors()) - malformed;
-        let reward = keys.malformed_call * malformed + keys.failed_call * failed;
-        (reward != 0.0).then_some(Earned { by: Earner::Turn(*turn), reward })
+        (*turn, keys.malformed_call * malformed + keys.failed_call * failed)
     };
-    outcome.calls_by_turn.iter().filter_map(of_turn).collect()
+    let mut by_turn: BTreeMap<u32, f64> = outcome.calls_by_turn.iter().map(of_calls).collect();
+    for (turn, reward) in &outcome.earned_by_turn {
+        *by_turn.entry(*turn).or_default() += reward;
+    }
+    let of_turn = |(turn, reward)| (reward != 0.0).then_some(Earned { by: Earner::Turn(turn), reward });
+    by_turn.into_iter().filter_map(of_turn).collect()
 }
 
 /// What went wrong around the model, by where: how often, and the first of each.

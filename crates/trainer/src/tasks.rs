@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use dressage_agent::Truncation;
 use dressage_agent::tasks::{Arithmetic, FileOptions, FileTasks, QuestionKey, Split, Task};
-use dressage_agent::tools::{Calculator, Delayed, Tool, ToolSet};
+use dressage_agent::tools::{Delayed, ToolContext, ToolSet, Toolbox};
 use dressage_reward::Scorer;
 use dressage_store::Store;
 use dressage_text::{ChatOptions, Message, Role};
@@ -15,7 +15,7 @@ use dressage_tree::Purpose;
 use crate::TrainerError;
 use crate::agents::{Agents, NamedAgent};
 use crate::random::order;
-use crate::recipe::{AgentKeys, QUESTION, Recipe, TaskSource};
+use crate::recipe::{AgentKeys, QUESTION, Recipe, TaskSource, ToolKeys};
 
 /// How many tasks of a generator are looked at before the start. The others differ from them in their numbers only.
 const GENERATED_CHECKED: usize = 64;
@@ -286,27 +286,23 @@ pub fn opening(agent: &AgentKeys, task: &Task) -> Vec<Message> {
     messages
 }
 
-/// The tools that a recipe names.
+/// The tools that an agent has, of those of its recipe.
 ///
 /// # Errors
 /// When there is no such tool, or one is named twice.
-pub fn tool_set(agent: &AgentKeys) -> Result<ToolSet, TrainerError> {
-    let known: [Arc<dyn Tool>; 1] = [Arc::new(Calculator)];
+pub fn tool_set(tools: &[ToolKeys], agent: &AgentKeys) -> Result<ToolSet, TrainerError> {
+    let [least, most] = [agent.tool_delay_least, agent.tool_delay].map(Duration::from_secs_f64);
     let named = |name: &String| {
-        known.iter().find(|tool| tool.spec().name == *name).cloned().ok_or_else(|| {
-            TrainerError::UnknownTool {
-                name: name.clone(),
-                known: known.iter().map(|tool| tool.spec().name).collect::<Vec<_>>().join(", "),
-            }
-        })
+        let unknown =
+            || TrainerError::UnknownTool { name: name.clone(), known: ToolKeys::known(tools, name) };
+        let keys = ToolKeys::find(tools, name).ok_or_else(unknown)?;
+        let mut toolbox: Arc<dyn Toolbox> = keys.toolbox();
+        if !most.is_zero() {
+            toolbox = Arc::new(Delayed::new(toolbox, least..=most));
+        }
+        Ok((toolbox, Duration::from_secs_f64(keys.seconds().unwrap_or(agent.tool_seconds))))
     };
-    let mut tools = agent.tools.iter().map(named).collect::<Result<Vec<_>, _>>()?;
-    if agent.tool_delay > 0.0 {
-        let [least, most] = [agent.tool_delay_least, agent.tool_delay].map(Duration::from_secs_f64);
-        let slow = |tool| -> Arc<dyn Tool> { Arc::new(Delayed::new(tool, least..=most)) };
-        tools = tools.into_iter().map(slow).collect();
-    }
-    Ok(ToolSet::new(tools, Duration::from_secs_f64(agent.tool_seconds))?)
+    Ok(ToolSet::timed(agent.tools.iter().map(named).collect::<Result<_, TrainerError>>()?)?)
 }
 
 /// How to talk to a model, as a recipe says it. Of a run, `now` is the moment at which it began, in seconds
@@ -321,16 +317,19 @@ pub fn chat_options(agent: &AgentKeys, now: Option<u64>) -> ChatOptions {
     }
 }
 
-/// Finds what would fail later: prompts that do not fit, answers that cannot be scored.
+/// Finds what would fail later: tools that are not there, prompts that do not fit, answers that cannot be scored.
 ///
 /// # Errors
-/// Names the first such task.
+/// Names the first such tool or task.
 pub async fn check_tasks(recipe: &Recipe, tasks: &Tasks, agents: &Agents) -> Result<(), TrainerError> {
     for task in tasks.to_check() {
         let NamedAgent { built_in: agent, context, keys, .. } = agents.of(&task)?;
         let limits = agent.limits;
+        let attempt = "the check before the start".to_owned();
+        let (seed, deadline) = (recipe.run.seed, limits.attempt);
+        agent.tools.find(&ToolContext { attempt, task: task.clone(), seed, stream: 0, deadline }).await?;
         let cuts = limits.truncation != Truncation::Refuse;
-        let tokens = agent.format.chat().prompt(&opening(keys, &task), &agent.tools.specs())?.len();
+        let tokens = agent.format.chat().prompt(&opening(keys, &task), &agent.tools.specs(&task.id))?.len();
         if tokens > limits.prompt && !cuts {
             return Err(TrainerError::PromptOverLimit { task: task.id, tokens, most: limits.prompt });
         }

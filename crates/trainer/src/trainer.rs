@@ -18,7 +18,7 @@ use crate::evaluate::{EvalResult, Gain, milestones};
 use crate::folder::RunFolder;
 use crate::metrics::{Metrics, MetricsFile};
 use crate::observe::{Event, Observer, StopFlag};
-use crate::origin::Origin;
+use crate::origin::{Offered, Origin};
 use crate::phase::PhaseRun;
 use crate::policies::{Learns, Models, Policies, Policy};
 use crate::recipe::{EvalKeys, Phase, Recipe, RlKeys};
@@ -148,8 +148,8 @@ impl Trainer {
             PhaseRun::check(i, phase, &recipe, &tasks, &agents)?;
         }
         let now = {
-            let recipe = recipe.clone();
-            tokio::task::spawn_blocking(move || Origin::now(&recipe, begun, &model_files))
+            let (recipe, tools) = (recipe.clone(), Offered::all(&tasks, &agents)?);
+            tokio::task::spawn_blocking(move || Origin::now(&recipe, begun, &model_files, tools))
         };
         let now = now.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
         let (folder, store, origin, mut notes) = match start {
@@ -520,7 +520,7 @@ async fn go_on(
 ) -> Result<(RunFolder, Sqlite, Origin, Vec<String>), TrainerError> {
     let (folder, earlier) = RunFolder::resume(recipe)?;
     let (mut origin, mut notes) = match Origin::read(folder.root())? {
-        Some(origin) => {
+        Some(mut origin) => {
             let notes = origin.goes_on_with(&now, folder.root())?;
             (origin, notes)
         }

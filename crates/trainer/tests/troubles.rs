@@ -11,10 +11,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use common::{metrics, parts, recipe, simulator};
-use dressage_agent::tools::{Calculator, CallError, Tool, ToolError, ToolSession, ToolSet};
+use dressage_agent::tools::{
+    Calculator, CallError, Session, ToolContext, ToolError, ToolOutput, ToolSet, Toolbox,
+};
 use dressage_policy::{Simulator, SimulatorConfig, Timing};
 use dressage_store::testing::wait;
-use dressage_store::{Sqlite, Status, Store};
+use dressage_store::{Attempt, Earned, Earner, Sqlite, Status, Store};
 use dressage_text::ToolSpec;
 use dressage_trainer::{Ended, Parts, Start, StopFlag, Summary, Trainer};
 use dressage_tree::{AttemptId, Outcome, Purpose};
@@ -32,32 +34,42 @@ async fn finish(folder: &Path, overrides: &[&str], parts: Parts, start: Start) -
 /// ever, and one at the third finds a bug.
 struct Fragile;
 
-struct Session {
-    calculator: Box<dyn ToolSession>,
+struct FragileSession {
+    calculator: Box<dyn Session>,
     group: Option<u32>,
 }
 
 #[async_trait]
-impl Tool for Fragile {
-    fn spec(&self) -> ToolSpec {
-        Calculator.spec()
+impl Toolbox for Fragile {
+    fn name(&self) -> &str {
+        Calculator::NAME
     }
 
-    async fn open(&self, attempt: &str) -> Result<Box<dyn ToolSession>, ToolError> {
+    fn specs(&self) -> Option<Vec<ToolSpec>> {
+        Some(vec![Calculator::spec()])
+    }
+
+    async fn open(&self, context: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
+        let attempt = &context.attempt;
         assert!(!attempt.ends_with("group 2/sample 1") || !attempt.contains("train"), "a bug in the tool");
         let group =
             (0..3).find(|group| attempt.contains("train") && attempt.contains(&format!("group {group}/")));
-        Ok(Box::new(Session { calculator: Calculator.open(attempt).await?, group }))
+        let calculator = Calculator::default().open(context).await?;
+        Ok(Box::new(FragileSession { calculator, group }))
     }
 }
 
 #[async_trait]
-impl ToolSession for Session {
-    async fn execute(&mut self, arguments: &Map<String, Value>) -> Result<String, CallError> {
+impl Session for FragileSession {
+    fn specs(&self) -> Vec<ToolSpec> {
+        vec![Calculator::spec()]
+    }
+
+    async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
         match self.group {
-            Some(0) => Err(CallError::Failed("the backend is down".into())),
+            Some(0) => ToolOutput::error(CallError::Unavailable, "the backend is down"),
             Some(1) => std::future::pending().await,
-            _ => self.calculator.execute(arguments).await,
+            _ => self.calculator.call(tool, arguments).await,
         }
     }
 }
@@ -113,16 +125,20 @@ async fn a_step_survives_tool_scorer_and_agent() {
 struct Shut<F>(F);
 
 #[async_trait]
-impl<F: Fn(&str) -> bool + Send + Sync> Tool for Shut<F> {
-    fn spec(&self) -> ToolSpec {
-        Calculator.spec()
+impl<F: Fn(&str) -> bool + Send + Sync> Toolbox for Shut<F> {
+    fn name(&self) -> &str {
+        Calculator::NAME
     }
 
-    async fn open(&self, attempt: &str) -> Result<Box<dyn ToolSession>, ToolError> {
-        if (self.0)(attempt) {
+    fn specs(&self) -> Option<Vec<ToolSpec>> {
+        Some(vec![Calculator::spec()])
+    }
+
+    async fn open(&self, context: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
+        if (self.0)(&context.attempt) {
             return Err(ToolError::Open { tool: "calculator".into(), why: "not yet".into() });
         }
-        Calculator.open(attempt).await
+        Calculator::default().open(context).await
     }
 }
 
@@ -257,15 +273,115 @@ async fn spare_attempts_stand_in_for_broken_ones() {
 struct Slow;
 
 #[async_trait]
-impl Tool for Slow {
-    fn spec(&self) -> ToolSpec {
-        Calculator.spec()
+impl Toolbox for Slow {
+    fn name(&self) -> &str {
+        Calculator::NAME
     }
 
-    async fn open(&self, attempt: &str) -> Result<Box<dyn ToolSession>, ToolError> {
-        if attempt.contains("train") && attempt.ends_with("sample 2") {
+    fn specs(&self) -> Option<Vec<ToolSpec>> {
+        Some(vec![Calculator::spec()])
+    }
+
+    async fn open(&self, context: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
+        if context.attempt.contains("train") && context.attempt.ends_with("sample 2") {
             tokio::time::sleep(Duration::from_secs(400)).await;
         }
-        Calculator.open(attempt).await
+        Calculator::default().open(context).await
     }
+}
+
+/// A calculator that pays for each value, and measures what it was asked. Its description can be changed.
+#[derive(Clone)]
+struct Paying {
+    description: &'static str,
+}
+
+impl Paying {
+    fn parts(self, policy: &Arc<Simulator>) -> Parts {
+        let tools = ToolSet::new(vec![Arc::new(self)], Duration::from_secs(60)).unwrap();
+        common::parts_with(policy, tools)
+    }
+}
+
+#[async_trait]
+impl Toolbox for Paying {
+    fn name(&self) -> &str {
+        "bank"
+    }
+
+    async fn open(&self, _context: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
+        Ok(Box::new(self.clone()))
+    }
+}
+
+#[async_trait]
+impl Session for Paying {
+    fn specs(&self) -> Vec<ToolSpec> {
+        vec![ToolSpec { description: self.description.into(), ..Calculator::spec() }]
+    }
+
+    async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
+        let output = Calculator::default().call(tool, arguments).await;
+        let Some(value) = arguments.get("expression").filter(|_| !output.is_error()) else { return output };
+        let metrics = [("length".to_owned(), value.to_string().len() as f64)].into();
+        ToolOutput { reward: Some(0.25), metrics, ..output }
+    }
+}
+
+/// Rewards of tools are rewards of their turns, what they measure is reported by toolbox, and a run goes on with the tools
+/// that it began with or not at all.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tools_pay_measure_and_stay_the_same() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("run");
+    let policy = simulator(Duration::ZERO, 0.0);
+    let overrides = ["eval.tasks=0", "eval.unseen_wordings=0"];
+    finish(&folder, &overrides, Paying { description: "Pays." }.parts(&policy), Start::Fresh).await;
+
+    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let all = wait(store.summaries(Purpose::Train)).unwrap();
+    let all: Vec<Attempt> = all.iter().map(|a| wait(store.attempt(&a.id)).unwrap().unwrap()).collect();
+    let mut paid = 0;
+    for attempt in &all {
+        let outcome = &attempt.outcome;
+        for (turn, calls) in &outcome.calls_by_turn {
+            let failed = calls.errors() - calls.malformed;
+            let shaping = -0.1 * f64::from(calls.malformed) - 0.05 * f64::from(failed);
+            let of_turn = |earned: &&Earned| earned.by == Earner::Turn(*turn);
+            let earned = attempt.earned.iter().find(of_turn).map_or(0.0, |earned| earned.reward);
+            let pays = 0.25 * f64::from(calls.ok);
+            assert!((earned - shaping - pays).abs() < 1e-12, "{attempt:?}");
+            paid += u32::from(pays > 0.0);
+        }
+        let cut = if outcome.finish.is_whole() { 0.0 } else { -0.5 };
+        let earned: f64 = attempt.earned.iter().map(|earned| earned.reward).sum();
+        assert!((attempt.reward.unwrap() - attempt.score.unwrap() - cut - earned).abs() < 1e-12);
+    }
+    assert!(paid > 0);
+
+    // A mean over the attempts of a step, in the order of steps.
+    let text = std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let lines: Vec<&Value> = lines.iter().filter(|l| l.get("response/aborted_ratio").is_some()).collect();
+    for (step, line) in (0..).zip(&lines) {
+        let of_step: Vec<&Attempt> = all.iter().filter(|attempt| attempt.placement.step == step).collect();
+        for name in ["calls", "errors", "length"] {
+            let of = |attempt: &&Attempt| attempt.outcome.tool_metrics.get(&format!("bank/{name}")).copied();
+            let found: Vec<f64> = of_step.iter().filter_map(of).collect();
+            let mean = found.iter().sum::<f64>() / of_step.len() as f64;
+            let reported = line.get(format!("tools/bank/{name}")).map(|value| value.as_f64().unwrap());
+            assert_eq!(reported.is_none(), found.is_empty(), "{step} {name}");
+            assert!((reported.unwrap_or(mean) - mean).abs() < 1e-9, "{step} {name}: {reported:?} {mean}");
+        }
+    }
+    let took = |line: &&&Value| line["timing_s/tools/bank"].as_f64().is_some_and(|seconds| seconds > 0.0);
+    assert!(lines.iter().filter(took).count() > 0);
+    drop(store);
+
+    let overrides = [overrides[0], overrides[1], "phase.1.steps=6"];
+    let other = Paying { description: "Pays well." }.parts(&policy);
+    let error = Trainer::new(recipe(&folder, &overrides), other, Start::Resume).await.err().unwrap();
+    let start = "the tool calculator of `agent default` is not what the run in ";
+    assert!(error.to_string().starts_with(start), "{error}");
+    finish(&folder, &overrides, Paying { description: "Pays." }.parts(&policy), Start::Resume).await;
 }

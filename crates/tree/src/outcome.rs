@@ -1,6 +1,9 @@
 //! How an attempt ended, as its agent tells it and as scoring and training read it.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 /// The reason for which an attempt ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -8,6 +11,8 @@ use serde::{Deserialize, Serialize};
 pub enum Finish {
     /// The model ended its turn without calling a tool.
     Answered,
+    /// A tool ended it: a game that is over, an answer that was handed in.
+    Ended,
     /// It called a tool in the last reply it had.
     MaxTurns,
     /// It was cut at the limit of sampled tokens.
@@ -20,11 +25,18 @@ pub enum Finish {
     Failed,
 }
 
+impl Finish {
+    /// Whether it came to its own end: neither cut by a limit nor broken.
+    pub fn is_whole(self) -> bool {
+        matches!(self, Finish::Answered | Finish::Ended)
+    }
+}
+
 /// The end of an attempt.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// The text of the final answer. Empty unless the attempt ended with one: text that was cut, or that came with a
-    /// call, is not an answer.
+    /// The text of the final answer, or what the tool that ended the attempt took for it. Empty unless the attempt ended
+    /// with one: text that was cut, or that came with a call, is not an answer.
     pub final_text: String,
     /// The part of that text that the scorer took for the answer, where it said so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -40,6 +52,16 @@ pub struct Outcome {
     /// The same, of each reply that was followed by calls or their like.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub calls_by_turn: Vec<(u32, CallCounts)>,
+    /// Rewards that tools gave for the calls of a turn, added up, where they gave any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub earned_by_turn: Vec<(u32, f64)>,
+    /// Numbers of the calls of each toolbox, as `TOOLBOX/NAME`, added up: how many there were (`calls`), how many of these
+    /// were not answered (`errors`), and what tools measured.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub tool_metrics: BTreeMap<String, f64>,
+    /// Knowledge that toolboxes handed over for the scoring before they were closed, by the toolbox's name.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub evidence: Map<String, Value>,
     /// Places where the template prints the past otherwise than it was recorded, by the turn that comes next.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drift: Vec<Drift>,
@@ -65,6 +87,9 @@ impl Outcome {
             sampled_tokens: 0,
             calls: CallCounts::default(),
             calls_by_turn: Vec::new(),
+            earned_by_turn: Vec::new(),
+            tool_metrics: BTreeMap::new(),
+            evidence: Map::new(),
             drift: Vec::new(),
             prompt_cut: false,
             error: None,

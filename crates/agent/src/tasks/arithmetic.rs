@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::draws::{Draws, Purpose};
 use super::term::Term;
 use super::wording::Wording;
-use super::{DemonstratedCall, Demonstration, Task, TaskError};
+use super::{DemonstratedCall, Demonstration, Task, TaskError, TaskRow};
 use crate::tools::Calculator;
 
 /// One in this many sets of operands is held out.
@@ -116,6 +116,7 @@ impl Arithmetic {
                 answer: format!("The answer is {answer}."),
             }),
             answer: Value::String(answer),
+            row: TaskRow::default(),
         }
     }
 

@@ -13,6 +13,7 @@ mod draws;
 mod error;
 mod file;
 mod question;
+mod row;
 mod term;
 mod wording;
 
@@ -25,6 +26,7 @@ pub use arithmetic::{Arithmetic, ArithmeticOptions, Split};
 pub use error::{Place, TaskError};
 pub use file::{AnswerFrom, DemonstrationCounts, FileOptions, FileTasks, HeldOut, Paths};
 pub use question::QuestionKey;
+pub use row::TaskRow;
 
 /// One thing to do.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -49,6 +51,9 @@ pub struct Task {
     pub kind: Option<String>,
     /// How it can be done, where that is known.
     pub demonstration: Option<Demonstration>,
+    /// All fields of its row, for tools, scorers and programs; empty where it is generated.
+    #[serde(default, skip_serializing_if = "TaskRow::is_empty")]
+    pub row: TaskRow,
 }
 
 /// A worked solution: calls with their results, then the answer.

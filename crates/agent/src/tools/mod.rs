@@ -1,8 +1,13 @@
 //! Tools: what an agent can do besides write.
 //!
-//! A [`Tool`] is opened once per attempt; the [`ToolSession`] that gives is executed many times and always closed, also
-//! when the attempt is cancelled. A [`ToolSet`] is the tools of a recipe; [`ToolSet::open`] opens them all as one
-//! [`OpenTools`].
+//! A [`Toolbox`] is opened once an attempt; the [`Session`] that gives has one tool or many, is called many times, says what it
+//! has to say for the scoring, and is always closed, also when the attempt is cancelled. A [`ToolSet`] is the toolboxes of
+//! an agent; [`ToolSet::open`] opens them all as one [`OpenTools`].
+//!
+//! Guarantees: names of tools are unique in a set. All attempts at one task are told of the same tools, whatever a
+//! toolbox offers later; a tool that is gone answers with an observation. Calls of one turn run at once where their
+//! toolboxes allow it, and are answered in the order in which they were written. Every opening, call, handing over and
+//! closing has a deadline.
 //!
 //! Nothing that a model writes is an error of the program: a call that cannot be read, names no tool, has wrong arguments,
 //! fails or takes too long becomes an [`Observation`] that the model sees, and a counter in [`CallCounts`](dressage_tree::CallCounts).
@@ -12,41 +17,95 @@
 mod calculator;
 mod delayed;
 mod expression;
+mod observation;
+mod offer;
+mod output;
 mod set;
+#[cfg(test)]
+pub(crate) mod testing;
+mod used;
+
+use std::time::Duration;
 
 use async_trait::async_trait;
 use dressage_text::ToolSpec;
 use serde_json::{Map, Value};
 
+use crate::tasks::Task;
+
 pub use calculator::Calculator;
 pub use delayed::Delayed;
 pub use expression::{ExpressionError, MAX_DEPTH, MAX_LENGTH, Number, evaluate};
-pub use set::{Observation, ObservationKind, OpenTools, ToolSet};
+pub(crate) use observation::COUNTED;
+pub use observation::{Observation, ObservationKind};
+pub use output::{CallError, ToolOutput};
+pub use set::{OpenTools, ToolSet};
+pub use used::Used;
 
-/// Something an agent can use.
-#[async_trait]
-pub trait Tool: Send + Sync {
-    /// Its name, what it does, and a JSON schema of its arguments.
-    fn spec(&self) -> ToolSpec;
-
-    /// Starts a session for the attempt with this id.
-    ///
-    /// # Errors
-    /// When what the tool stands for cannot be reached or started. The attempt then does not begin.
-    async fn open(&self, attempt: &str) -> Result<Box<dyn ToolSession>, ToolError>;
+/// An attempt, as toolboxes know it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ToolContext {
+    /// The attempt's name, unique to this try.
+    pub attempt: String,
+    /// The task, with all fields of its row.
+    pub task: Task,
+    /// Seed of the run.
+    pub seed: u64,
+    /// The attempt's own stream of random numbers, unique in the run: whatever a toolbox draws, it draws from both.
+    pub stream: u64,
+    /// Longest time from the opening to the closing. What is held elsewhere for a session need not be held for longer.
+    pub deadline: Duration,
 }
 
-/// A tool in use by one attempt.
+/// A source of tools: one tool, or a server with many.
 #[async_trait]
-pub trait ToolSession: Send {
-    /// Answers one call. A call past its deadline is dropped at an await point; the session must then answer the next one
-    /// or say why it cannot.
+pub trait Toolbox: Send + Sync {
+    /// Its name, unique among the toolboxes of an agent.
+    fn name(&self) -> &str;
+
+    /// The tools of every session, where they are known before one is opened.
+    fn specs(&self) -> Option<Vec<ToolSpec>> {
+        None
+    }
+
+    /// Starts a session for an attempt.
     ///
     /// # Errors
-    /// What the model should read instead of an answer.
-    async fn execute(&mut self, arguments: &Map<String, Value>) -> Result<String, CallError>;
+    /// When what the toolbox stands for cannot be reached or started. The attempt then does not begin.
+    async fn open(&self, attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError>;
+}
 
-    /// Ends the session and frees what it holds. Called exactly once, after the last call.
+/// A toolbox in use by one attempt.
+#[async_trait]
+pub trait Session: Send + Sync {
+    /// The tools that it has now: name, what it does, and a JSON schema of the arguments of each. Names are unique.
+    fn specs(&self) -> Vec<ToolSpec>;
+
+    /// Whether calls of this tool may run beside other calls. If not, it is called after all earlier calls of the turn were
+    /// answered, and alone.
+    fn parallel(&self, _tool: &str) -> bool {
+        false
+    }
+
+    /// Whether a call of this tool counts though nobody reads the answer, as a move in a game does. Others are not
+    /// made in the last turn that an attempt has.
+    fn acts(&self, _tool: &str) -> bool {
+        false
+    }
+
+    /// Answers one call of a tool that it has. A call past its deadline is dropped at an await point; the session must then
+    /// answer the next one or say why it cannot.
+    async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput;
+
+    /// Hands over what it knows of the attempt and scorers may use. Called once, after the last call.
+    ///
+    /// # Errors
+    /// When it cannot say.
+    async fn evidence(&mut self) -> Result<Map<String, Value>, ToolError> {
+        Ok(Map::new())
+    }
+
+    /// Ends the session and frees what it holds. Called exactly once, last.
     ///
     /// # Errors
     /// When something could not be freed.
@@ -55,38 +114,39 @@ pub trait ToolSession: Send {
     }
 }
 
-/// Why a call has no answer. The text is for the model.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum CallError {
-    /// The arguments do not fit the tool's schema.
-    BadArguments(String),
-    /// The arguments fit, but there is no answer.
-    Failed(String),
-}
-
-/// What can be wrong with tools themselves.
+/// Errors of toolboxes themselves.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ToolError {
-    /// Two tools of one set have the same name.
-    #[error("two tools are named {name:?}: calls could not tell them apart, so give one another name")]
+    /// Two toolboxes of one set have the same name, or two tools of one toolbox.
+    #[error("two {of} are named {name:?}: calls could not tell them apart, so give one another name")]
     SameName {
+        /// Kind of thing of which there are two.
+        of: String,
         /// The name.
         name: String,
     },
     /// A session could not be started.
     #[error("tool {tool:?} could not be opened: {why}")]
     Open {
-        /// The tool.
+        /// The toolbox.
         tool: String,
-        /// What went wrong.
+        /// Cause.
+        why: String,
+    },
+    /// A session did not say what it knows.
+    #[error("tool {tool:?} gave no evidence: {why}")]
+    Evidence {
+        /// The toolbox.
+        tool: String,
+        /// Cause.
         why: String,
     },
     /// A session could not be ended.
     #[error("tool {tool:?} could not be closed: {why}")]
     Close {
-        /// The tool.
+        /// The toolbox.
         tool: String,
-        /// What went wrong.
+        /// Cause.
         why: String,
     },
 }

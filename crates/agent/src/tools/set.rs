@@ -1,151 +1,203 @@
-//! The tools of a recipe, opened together, called by name, closed together.
+//! The toolboxes of an agent, opened together, called by the names of their tools, closed together.
 
 use std::fmt;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::future::ready;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use dressage_policy::awake::within;
-use dressage_text::{ToolCall, ToolSpec};
+use dressage_policy::crash_point;
+use dressage_text::{Parsed, ToolCall, ToolSpec};
 use dressage_tree::CallCounts;
-use serde::{Deserialize, Serialize};
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream;
+use serde_json::{Map, Value};
+use tokio::time::Instant;
 use tracing::{debug, trace};
 
-use super::{CallError, Tool, ToolError, ToolSession};
+use super::observation::{Observation, ObservationKind};
+use super::offer::{Offer, Offers};
+use super::used::{Meter, Used};
+use super::{Session, ToolContext, ToolError, Toolbox};
 
-/// The tools that an agent may use, and how long each of their verbs may take.
+/// The most calls of one turn that run at once: a model may write any number.
+const AT_ONCE: usize = 32;
+
+/// The most bytes, as JSON, that a toolbox may hand over of an attempt: all of it is recorded.
+const MOST_EVIDENCE: usize = 1 << 20;
+
+/// The toolboxes that an agent may use, and how long each of their verbs may take.
 #[derive(Clone)]
 pub struct ToolSet {
-    tools: Vec<(ToolSpec, Arc<dyn Tool>)>,
+    boxes: Vec<Entry>,
+    offers: Arc<Offers>,
+}
+
+/// A toolbox of a set.
+#[derive(Clone)]
+struct Entry {
+    toolbox: Arc<dyn Toolbox>,
     deadline: Duration,
+    meter: Arc<Meter>,
 }
 
 impl fmt::Debug for ToolSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<&str> = self.tools.iter().map(|(spec, _)| spec.name.as_str()).collect();
-        f.debug_struct("ToolSet").field("tools", &names).field("deadline", &self.deadline).finish()
+        let boxes = self.boxes.iter().map(|entry| (entry.toolbox.name(), entry.deadline));
+        f.debug_map().entries(boxes).finish()
     }
 }
 
 impl ToolSet {
-    /// A set whose sessions have `deadline` for each opening, call and closing.
+    /// A set whose sessions all have `deadline` for each verb.
     ///
     /// # Errors
-    /// When two tools have the same name.
-    pub fn new(tools: Vec<Arc<dyn Tool>>, deadline: Duration) -> Result<Self, ToolError> {
-        let tools: Vec<_> = tools.into_iter().map(|tool| (tool.spec(), tool)).collect();
-        for (at, (spec, _)) in tools.iter().enumerate() {
-            if tools[..at].iter().any(|(earlier, _)| earlier.name == spec.name) {
-                return Err(ToolError::SameName { name: spec.name.clone() });
+    /// When two toolboxes have the same name, or two tools that cannot be told apart.
+    pub fn new(boxes: Vec<Arc<dyn Toolbox>>, deadline: Duration) -> Result<Self, ToolError> {
+        Self::timed(boxes.into_iter().map(|toolbox| (toolbox, deadline)).collect())
+    }
+
+    /// A set of toolboxes, each with the deadline of its sessions for each opening, call, handing over and closing.
+    ///
+    /// # Errors
+    /// When two toolboxes have the same name, or two tools that cannot be told apart.
+    pub fn timed(boxes: Vec<(Arc<dyn Toolbox>, Duration)>) -> Result<Self, ToolError> {
+        for (at, (toolbox, _)) in boxes.iter().enumerate() {
+            if boxes[..at].iter().any(|(earlier, _)| earlier.name() == toolbox.name()) {
+                return Err(ToolError::SameName { of: "tools".into(), name: toolbox.name().to_owned() });
             }
         }
-        Ok(ToolSet { tools, deadline })
+        let fixed = boxes.iter().map(|(toolbox, _)| Some((toolbox.name(), toolbox.specs()?)));
+        let offers = match fixed.collect::<Option<Vec<_>>>() {
+            Some(fixed) => Offers::Fixed(Arc::new(Offer::new(&fixed)?)),
+            None => Offers::Found(Mutex::default()),
+        };
+        let entry = |(toolbox, deadline)| Entry { toolbox, deadline, meter: Arc::default() };
+        Ok(ToolSet { boxes: boxes.into_iter().map(entry).collect(), offers: Arc::new(offers) })
     }
 
-    /// What the model is told of the tools, in the order they were given.
-    pub fn specs(&self) -> Vec<ToolSpec> {
-        self.tools.iter().map(|(spec, _)| spec.clone()).collect()
+    /// Whether there is no toolbox.
+    pub fn is_empty(&self) -> bool {
+        self.boxes.is_empty()
     }
 
-    /// Opens a session of every tool for the attempt with this id.
+    /// The tools that attempts at this task are told of, in the order of the toolboxes. Where a toolbox says so only once it
+    /// is open, the set must have been [found](Self::find) or opened.
+    pub fn specs(&self, task: &str) -> Vec<ToolSpec> {
+        self.offers.known(task).map(|offer| offer.specs.clone()).unwrap_or_default()
+    }
+
+    /// How much each toolbox was used in this process so far, by its name, whichever clone of the set opened it.
+    pub fn used(&self) -> impl Iterator<Item = (&str, Used)> {
+        self.boxes.iter().map(|entry| (entry.toolbox.name(), entry.meter.read()))
+    }
+
+    /// Finds out which tools there are, by a session where no toolbox says so without one.
     ///
     /// # Errors
-    /// When a tool cannot be opened, or not within the deadline. What was opened before it is closed again.
-    pub async fn open(&self, attempt: &str) -> Result<OpenTools, ToolError> {
-        let mut open =
-            OpenTools { sessions: Vec::new(), deadline: self.deadline, counts: CallCounts::default() };
-        for (spec, tool) in &self.tools {
-            let opened = match within(self.deadline, tool.open(attempt)).await {
-                Some(opened) => opened,
-                None => {
-                    let why = format!("not ready within {:?}", self.deadline);
-                    Err(ToolError::Open { tool: spec.name.clone(), why })
-                }
-            };
-            match opened {
-                Ok(session) => open.sessions.push((spec.name.clone(), session)),
-                Err(error) => {
-                    // The reason it did not open matters more than one why something else did not close.
-                    let _ = open.close().await;
-                    return Err(error);
-                }
-            }
+    /// When a session cannot be opened or closed.
+    pub async fn find(&self, attempt: &ToolContext) -> Result<(), ToolError> {
+        if self.offers.known(&attempt.task.id).is_some() {
+            return Ok(());
+        }
+        self.open(attempt).await?.close().await
+    }
+
+    /// Opens a session of every toolbox for an attempt.
+    ///
+    /// # Errors
+    /// When one cannot be opened, or not within its deadline; when tools of several cannot be told apart. What was opened
+    /// before is closed again.
+    pub async fn open(&self, attempt: &ToolContext) -> Result<OpenTools, ToolError> {
+        let mut open = OpenTools::default();
+        let opened = self.open_into(&mut open, attempt).await;
+        if let Err(error) = opened {
+            // The reason it did not open matters more than one why something else did not close.
+            let _ = open.close().await;
+            return Err(error);
         }
         Ok(open)
     }
-}
 
-/// What the model reads after a call.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Observation {
-    /// The text.
-    pub text: String,
-    /// How the call went.
-    pub kind: ObservationKind,
-}
-
-/// How a call went.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ObservationKind {
-    /// It was answered.
-    Ok,
-    /// It could not be read as a call.
-    Malformed,
-    /// It names no tool of the set.
-    UnknownTool,
-    /// Its arguments do not fit the tool.
-    BadArguments,
-    /// The tool tried and could not answer.
-    Failed,
-    /// The tool did not answer in time.
-    Timeout,
-}
-
-/// Counts a call that went so.
-fn count(counts: &mut CallCounts, kind: ObservationKind) {
-    *match kind {
-        ObservationKind::Ok => &mut counts.ok,
-        ObservationKind::Malformed => &mut counts.malformed,
-        ObservationKind::UnknownTool => &mut counts.unknown_tool,
-        ObservationKind::BadArguments => &mut counts.bad_arguments,
-        ObservationKind::Failed => &mut counts.failed,
-        ObservationKind::Timeout => &mut counts.timeout,
-    } += 1;
+    async fn open_into(&self, open: &mut OpenTools, attempt: &ToolContext) -> Result<(), ToolError> {
+        for Entry { toolbox, deadline, meter } in &self.boxes {
+            let name = toolbox.name().to_owned();
+            let opened = within(*deadline, toolbox.open(attempt)).await;
+            let late =
+                || ToolError::Open { tool: name.clone(), why: format!("not ready within {deadline:?}") };
+            let session = opened.unwrap_or_else(|| Err(late()))?;
+            open.sessions.push(OpenBox { name, session, deadline: *deadline, meter: meter.clone() });
+        }
+        let now = || {
+            let specs = open.sessions.iter().map(|open| (open.name.as_str(), open.session.specs()));
+            Offer::new(&specs.collect::<Vec<_>>())
+        };
+        open.offer = self.offers.freeze(&attempt.task.id, now)?;
+        Ok(())
+    }
 }
 
 /// The sessions of one attempt. Close them with [`OpenTools::close`]; what is dropped without (a cancelled attempt) is
 /// closed in the background of the tokio runtime it is dropped on.
+#[derive(Default)]
 pub struct OpenTools {
-    sessions: Vec<(String, Box<dyn ToolSession>)>,
-    deadline: Duration,
+    sessions: Vec<OpenBox>,
+    offer: Arc<Offer>,
     counts: CallCounts,
+}
+
+struct OpenBox {
+    name: String,
+    session: Box<dyn Session>,
+    deadline: Duration,
+    meter: Arc<Meter>,
 }
 
 impl fmt::Debug for OpenTools {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<&str> = self.sessions.iter().map(|(name, _)| name.as_str()).collect();
+        let names: Vec<&str> = self.sessions.iter().map(|open| open.name.as_str()).collect();
         f.debug_struct("OpenTools").field("sessions", &names).field("counts", &self.counts).finish()
     }
 }
 
 impl OpenTools {
-    /// Answers a call. It never fails: what goes wrong is in the observation.
-    pub async fn execute(&mut self, call: &ToolCall) -> Observation {
-        let start = Instant::now();
-        let (kind, text) = self.answer(call).await;
-        debug!(tool = %call.name, ?kind, seconds = start.elapsed().as_secs_f64(), "tool call");
-        trace!(tool = %call.name, arguments = ?call.arguments, answer = %text, "what was said");
-        self.observe(kind, text)
+    /// The tools that the model is told of. They stay the same until the end.
+    pub fn specs(&self) -> &[ToolSpec] {
+        &self.offer.specs
     }
 
-    /// The observation for something that looks like a call but cannot be read as one; `why` says what is wrong with it.
-    pub fn malformed(&mut self, why: &str) -> Observation {
-        self.observe(ObservationKind::Malformed, format!("the tool call cannot be read: {why}"))
-    }
-
-    /// Counts a call that was written without tags. How it went is counted besides.
-    pub fn count_bare(&mut self) {
-        self.counts.bare += 1;
+    /// Answers the calls of a reply, in the order in which they were written. It never fails: what goes wrong is in the
+    /// observations. Where nobody will read these, calls are made that count all the same ([`Session::acts`]), and others have
+    /// no observation.
+    pub async fn answer(&mut self, reply: &Parsed, is_read: bool) -> Vec<Observation> {
+        let mut observations = Vec::with_capacity(reply.calls.len());
+        let mut together: Vec<BoxFuture<'_, Observation>> = Vec::new();
+        for call in &reply.calls {
+            let call = match call {
+                Ok(call) if is_read || self.acts(call) => call,
+                Ok(_) => continue,
+                Err(malformed) => {
+                    let text = format!("the tool call cannot be read: {}", malformed.why);
+                    together.push(Box::pin(ready(Observation::new(ObservationKind::Malformed, text))));
+                    continue;
+                }
+            };
+            if !self.is_parallel(call) {
+                observations.extend(all(std::mem::take(&mut together)).await);
+                observations.push(self.execute(call).await);
+                continue;
+            }
+            together.push(Box::pin(self.execute(call)));
+        }
+        observations.extend(all(together).await);
+        for observation in &observations {
+            observation.kind.count(&mut self.counts);
+        }
+        if reply.bare {
+            self.counts.bare += observations.len() as u32;
+        }
+        observations
     }
 
     /// How the calls went so far.
@@ -153,37 +205,97 @@ impl OpenTools {
         self.counts
     }
 
-    /// Closes every session, also when one of them fails to.
+    /// Knowledge of the attempt that toolboxes hand over, by their names, where they have any; and the errors of those that
+    /// failed to.
+    pub async fn evidence(&mut self) -> (Map<String, Value>, Vec<ToolError>) {
+        let (mut found, mut missing) = (Map::new(), Vec::new());
+        for OpenBox { name, session, deadline, .. } in &mut self.sessions {
+            let wrong = |why: String| ToolError::Evidence { tool: name.clone(), why };
+            let said = within(*deadline, session.evidence()).await;
+            let said = said.unwrap_or_else(|| Err(wrong(format!("not done within {deadline:?}"))));
+            match said.map(Value::Object) {
+                Ok(Value::Object(said)) if said.is_empty() => {}
+                Ok(said) if said.to_string().len() > MOST_EVIDENCE => {
+                    missing.push(wrong(format!("it is longer than {MOST_EVIDENCE} bytes")));
+                }
+                Ok(said) => {
+                    found.insert(name.clone(), said);
+                }
+                Err(error) => missing.push(error),
+            }
+        }
+        (found, missing)
+    }
+
+    /// Closes every session, also when one of them fails to, and when this is given up before its end.
     ///
     /// # Errors
     /// The first failure.
     pub async fn close(mut self) -> Result<(), ToolError> {
-        close_all(std::mem::take(&mut self.sessions), self.deadline).await
+        let sessions = std::mem::take(&mut self.sessions);
+        let tool = sessions.iter().map(|open| open.name.as_str()).collect::<Vec<_>>().join(", ");
+        let closed = tokio::spawn(close_all(sessions)).await;
+        closed.unwrap_or_else(|panic| Err(ToolError::Close { tool, why: panic.to_string() }))
     }
 
-    async fn answer(&mut self, call: &ToolCall) -> (ObservationKind, String) {
-        let Some(at) = self.sessions.iter().position(|(name, _)| *name == call.name) else {
-            let names: Vec<&str> = self.sessions.iter().map(|(name, _)| name.as_str()).collect();
+    /// The session that a call is for, and the tool's name there.
+    fn find(&self, call: &ToolCall) -> Option<(&OpenBox, &str)> {
+        let (at, tool) = self.offer.find(&call.name)?;
+        Some((self.sessions.get(at)?, tool))
+    }
+
+    fn acts(&self, call: &ToolCall) -> bool {
+        self.find(call).is_some_and(|(open, tool)| open.session.acts(tool))
+    }
+
+    fn is_parallel(&self, call: &ToolCall) -> bool {
+        self.find(call).is_none_or(|(open, tool)| open.session.parallel(tool))
+    }
+
+    async fn execute(&self, call: &ToolCall) -> Observation {
+        crash_point("tool_call");
+        let start = Instant::now();
+        let observation = self.observe(call).await;
+        let (Observation { text, kind, .. }, time) = (&observation, start.elapsed());
+        debug!(tool = %call.name, ?kind, seconds = time.as_secs_f64(), "tool call");
+        trace!(tool = %call.name, arguments = ?call.arguments, answer = %text, "what was said");
+        let toolbox = self.find(call).map(|(open, _)| {
+            open.meter.add(time);
+            open.name.clone()
+        });
+        Observation { call: Some(call.clone()), toolbox, ..observation }
+    }
+
+    async fn observe(&self, call: &ToolCall) -> Observation {
+        let trouble = |kind, text| {
+            let observation = Observation::new(kind, text);
+            Observation { trouble: Some(observation.text.clone()), ..observation }
+        };
+        let Some((OpenBox { session, deadline, .. }, tool)) = self.find(call) else {
+            let names: Vec<&str> = self.specs().iter().map(|spec| spec.name.as_str()).collect();
             let text = match names.as_slice() {
                 [] => format!("there is no tool {:?}, nor any other", call.name),
                 _ => format!("there is no tool {:?}; there is {}", call.name, names.join(", ")),
             };
-            return (ObservationKind::UnknownTool, text);
+            return Observation::new(ObservationKind::UnknownTool, text);
         };
-        let (name, session) = &mut self.sessions[at];
-        match within(self.deadline, session.execute(&call.arguments)).await {
-            Some(Ok(text)) => (ObservationKind::Ok, text),
-            Some(Err(CallError::BadArguments(why))) => (ObservationKind::BadArguments, why),
-            Some(Err(CallError::Failed(why))) => (ObservationKind::Failed, why),
-            None => (ObservationKind::Timeout, format!("{name} did not answer within {:?}", self.deadline)),
+        if !session.specs().iter().any(|spec| spec.name == tool) {
+            let text = format!("the tool {:?} is no longer there", call.name);
+            return trouble(ObservationKind::UnknownTool, text);
+        }
+        match within(*deadline, session.call(tool, &call.arguments)).await {
+            Some(output) => Observation::of(output),
+            None => {
+                let text = format!("{} did not answer within {deadline:?}", call.name);
+                trouble(ObservationKind::Timeout, text)
+            }
         }
     }
+}
 
-    fn observe(&mut self, kind: ObservationKind, text: String) -> Observation {
-        count(&mut self.counts, kind);
-        let text = if kind == ObservationKind::Ok { text } else { format!("Error: {text}") };
-        Observation { text, kind }
-    }
+/// Does work at once; the results are in the order of the work.
+async fn all(work: Vec<BoxFuture<'_, Observation>>) -> Vec<Observation> {
+    stream::iter(work).buffered(AT_ONCE).collect().await
 }
 
 impl Drop for OpenTools {
@@ -194,193 +306,21 @@ impl Drop for OpenTools {
         let sessions = std::mem::take(&mut self.sessions);
         // Without a runtime there is nothing left to close on: the process is ending.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(close_all(sessions, self.deadline));
+            runtime.spawn(close_all(sessions));
         }
     }
 }
 
-async fn close_all(
-    sessions: Vec<(String, Box<dyn ToolSession>)>,
-    deadline: Duration,
-) -> Result<(), ToolError> {
+async fn close_all(sessions: Vec<OpenBox>) -> Result<(), ToolError> {
     let mut first = Ok(());
-    for (tool, mut session) in sessions {
-        let closed = match within(deadline, session.close()).await {
-            Some(closed) => closed,
-            None => Err(ToolError::Close { tool, why: format!("not done within {deadline:?}") }),
-        };
-        first = first.and(closed);
+    for OpenBox { name, mut session, deadline, .. } in sessions {
+        let closed = within(deadline, session.close()).await;
+        let late = || ToolError::Close { tool: name, why: format!("not done within {deadline:?}") };
+        first = first.and(closed.unwrap_or_else(|| Err(late())));
     }
     first
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Mutex;
-
-    use async_trait::async_trait;
-    use serde_json::{Map, Value, json};
-
-    use super::*;
-    use crate::tools::Calculator;
-
-    /// A tool that writes down what happens to it.
-    struct Logged {
-        name: &'static str,
-        opens: bool,
-        log: Arc<Mutex<Vec<String>>>,
-    }
-
-    struct LoggedSession {
-        name: &'static str,
-        log: Arc<Mutex<Vec<String>>>,
-    }
-
-    impl Drop for LoggedSession {
-        fn drop(&mut self) {
-            self.log.lock().unwrap().push(format!("drop {}", self.name));
-        }
-    }
-
-    #[async_trait]
-    impl Tool for Logged {
-        fn spec(&self) -> ToolSpec {
-            let parameters = json!({ "type": "object" });
-            ToolSpec { name: self.name.into(), description: String::new(), parameters }
-        }
-
-        async fn open(&self, attempt: &str) -> Result<Box<dyn ToolSession>, ToolError> {
-            self.log.lock().unwrap().push(format!("open {} for {attempt}", self.name));
-            if !self.opens {
-                return Err(ToolError::Open { tool: self.name.into(), why: "no".into() });
-            }
-            Ok(Box::new(LoggedSession { name: self.name, log: self.log.clone() }))
-        }
-    }
-
-    #[async_trait]
-    impl ToolSession for LoggedSession {
-        async fn execute(&mut self, arguments: &Map<String, Value>) -> Result<String, CallError> {
-            if arguments.contains_key("hang") {
-                std::future::pending::<()>().await;
-            }
-            if arguments.contains_key("fail") {
-                return Err(CallError::Failed("the backend is down".into()));
-            }
-            Ok("done".into())
-        }
-
-        async fn close(&mut self) -> Result<(), ToolError> {
-            tokio::task::yield_now().await;
-            self.log.lock().unwrap().push(format!("close {}", self.name));
-            Ok(())
-        }
-    }
-
-    fn set(tools: &[(&'static str, bool)]) -> (ToolSet, Arc<Mutex<Vec<String>>>) {
-        let log = Arc::new(Mutex::new(Vec::new()));
-        let tools = tools
-            .iter()
-            .map(|&(name, opens)| Arc::new(Logged { name, opens, log: log.clone() }) as Arc<dyn Tool>)
-            .collect();
-        (ToolSet::new(tools, Duration::from_millis(50)).unwrap(), log)
-    }
-
-    fn call(name: &str, arguments: Value) -> ToolCall {
-        let arguments = arguments.as_object().unwrap().clone();
-        ToolCall { id: String::new(), name: name.into(), arguments }
-    }
-
-    #[tokio::test]
-    async fn every_way_a_call_can_go_is_observed_and_counted() {
-        let (logged, _) = set(&[("slow", true)]);
-        let mut tools: Vec<Arc<dyn Tool>> = vec![Arc::new(Calculator)];
-        tools.extend(logged.tools.iter().map(|(_, tool)| tool.clone()));
-        let set = ToolSet::new(tools, Duration::from_millis(50)).unwrap();
-        assert_eq!(set.specs().iter().map(|s| s.name.as_str()).collect::<Vec<_>>(), ["calculator", "slow"]);
-        let mut open = set.open("a1").await.unwrap();
-        for (call, kind, text) in [
-            (Calculator::call("2 * 21"), ObservationKind::Ok, "42"),
-            (call("slow", json!({"fail": 1})), ObservationKind::Failed, "Error: the backend is down"),
-            (
-                call("calculator", json!({})),
-                ObservationKind::BadArguments,
-                "Error: \"expression\" is missing",
-            ),
-            (
-                call("abacus", json!({})),
-                ObservationKind::UnknownTool,
-                "Error: there is no tool \"abacus\"; there is calculator, slow",
-            ),
-            (
-                call("slow", json!({"hang": 1})),
-                ObservationKind::Timeout,
-                "Error: slow did not answer within 50ms",
-            ),
-            // A call that hung does not spoil the session.
-            (call("slow", json!({})), ObservationKind::Ok, "done"),
-        ] {
-            assert_eq!(open.execute(&call).await, Observation { text: text.into(), kind });
-        }
-        let malformed = open.malformed("it is not JSON");
-        assert_eq!(malformed.text, "Error: the tool call cannot be read: it is not JSON");
-        let one_each = CallCounts {
-            ok: 2,
-            malformed: 1,
-            unknown_tool: 1,
-            bad_arguments: 1,
-            failed: 1,
-            timeout: 1,
-            bare: 0,
-        };
-        assert_eq!(open.counts(), one_each);
-        assert_eq!((one_each.total(), one_each.errors()), (7, 5));
-        open.close().await.unwrap();
-    }
-
-    #[tokio::test]
-    async fn sessions_are_closed_once() {
-        let (set, log) = set(&[("x", true), ("y", true)]);
-        set.open("a1").await.unwrap().close().await.unwrap();
-        let want =
-            ["open x for a1", "open y for a1", "close x", "drop x", "close y", "drop y"].map(String::from);
-        assert_eq!(*log.lock().unwrap(), want);
-    }
-
-    #[tokio::test]
-    async fn what_was_opened_before_a_failure_is_closed() {
-        let (set, log) = set(&[("x", true), ("y", false), ("z", true)]);
-        let error = set.open("a1").await.unwrap_err();
-        assert_eq!(error, ToolError::Open { tool: "y".into(), why: "no".into() });
-        assert_eq!(
-            *log.lock().unwrap(),
-            ["open x for a1", "open y for a1", "close x", "drop x"].map(String::from)
-        );
-    }
-
-    #[tokio::test]
-    async fn a_cancelled_attempt_closes_its_sessions() {
-        let (set, log) = set(&[("x", true)]);
-        let attempt = async {
-            let mut open = set.open("a1").await.unwrap();
-            open.execute(&call("x", json!({}))).await;
-            std::future::pending::<()>().await;
-            drop(open);
-        };
-        assert!(within(Duration::from_millis(10), attempt).await.is_none());
-        for _ in 0..1000 {
-            if log.lock().unwrap().iter().any(|line| line == "close x") {
-                return;
-            }
-            tokio::task::yield_now().await;
-        }
-        panic!("never closed: {:?}", log.lock().unwrap());
-    }
-
-    #[test]
-    fn names_are_unique() {
-        let tools: Vec<Arc<dyn Tool>> = vec![Arc::new(Calculator), Arc::new(Calculator)];
-        let error = ToolSet::new(tools, Duration::from_secs(1)).unwrap_err();
-        assert_eq!(error, ToolError::SameName { name: "calculator".into() });
-    }
-}
+#[path = "set_tests.rs"]
+mod tests;

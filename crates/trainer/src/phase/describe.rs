@@ -1,5 +1,8 @@
 //! What the attempts of a step were like, and how they were made.
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use dressage_agent::tools::Used;
 use dressage_policy::Health;
 use dressage_store::{Attempt, HighEntropy};
 use dressage_tree::{Finish, Kind, Masked, Outcome};
@@ -67,6 +70,16 @@ pub(super) fn sampling(before: &Health, after: &Health, seconds: f64, metrics: &
     }
 }
 
+/// Seconds that a call of each toolbox took between two looks at them, the mean of those that ended.
+pub(super) fn tools(before: &BTreeMap<String, Used>, after: &BTreeMap<String, Used>, metrics: &mut Metrics) {
+    for (name, used) in after {
+        let used = used.since(before.get(name).copied().unwrap_or_default());
+        if used.calls > 0 {
+            metrics.add(format!("timing_s/tools/{name}"), used.time.as_secs_f64() / used.calls as f64);
+        }
+    }
+}
+
 /// Memory of this process, in GiB: what is resident now, and the most that ever was. Nothing where the system does not say (`/proc`).
 pub(super) fn memory(metrics: &mut Metrics) {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -111,7 +124,7 @@ pub(super) fn attempts(groups: &[&[Attempt]], metrics: &mut Metrics) {
     metrics.add("prompt_length/clip_ratio", share(&|o| o.prompt_cut));
     metrics.add("response/late_ratio", share(&|o| o.finish == Finish::Deadline));
     metrics.add("response/aborted_ratio", share(&|o| o.finish == Finish::Failed));
-    metrics.add("response/answered_ratio", share(&|o| o.finish == Finish::Answered));
+    metrics.add("response/answered_ratio", share(&|o| o.finish.is_whole()));
     metrics.add_spread("num_turns", outcomes.iter().map(|o| f64::from(o.turns)));
     metrics.add_spread("tool_call_counts", outcomes.iter().map(|o| f64::from(o.calls.total())));
     let total = |count: &dyn Fn(&Outcome) -> u32| outcomes.iter().map(|o| f64::from(count(o))).sum();
@@ -122,6 +135,11 @@ pub(super) fn attempts(groups: &[&[Attempt]], metrics: &mut Metrics) {
     metrics.add("tool_calls/failed", total(&|o| o.calls.failed));
     metrics.add("tool_calls/timeout", total(&|o| o.calls.timeout));
     metrics.add("tool_calls/bare", total(&|o| o.calls.bare));
+    let measured: BTreeSet<&String> = outcomes.iter().flat_map(|o| o.tool_metrics.keys()).collect();
+    for name in measured {
+        let sum: f64 = outcomes.iter().filter_map(|o| o.tool_metrics.get(name)).sum();
+        metrics.add(format!("tools/{name}"), sum / outcomes.len() as f64);
+    }
     let turns = |forked: bool| {
         move |o: &Outcome| o.drift.iter().filter(|drift| drift.forked == forked).count() as u32
     };

@@ -59,7 +59,7 @@ impl Rl {
         let start = Instant::now();
         let Trainer { rollouts, tasks, store, .. } = trainer;
         let sampler = &rollouts.agents.first().built_in.sampler;
-        let before = sampler.health().await?;
+        let (before, used) = (sampler.health().await?, rollouts.agents.used());
         self.flow.advance(step);
         trainer.move_references(&self.phase, step).await?;
         let planned = store.step(self.index, step).await?;
@@ -127,6 +127,7 @@ impl Rl {
         }
         let whole = start.elapsed().as_secs_f64();
         describe::sampling(&before, &sampler.health().await?, whole, &mut metrics);
+        describe::tools(&used, &rollouts.agents.used(), &mut metrics);
         of_phase.timing(&attempts, &learned, waited, updated, whole, &mut metrics);
         describe::memory(&mut metrics);
         Ok((metrics, made))

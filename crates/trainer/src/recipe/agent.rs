@@ -23,7 +23,7 @@ pub struct AgentKeys {
     pub system: String,
     /// What the user says; `{question}` stands for the question.
     pub prompt: String,
-    /// Names of the tools: `calculator`.
+    /// Names of its toolboxes, or kinds of such that need no options: `calculator`.
     pub tools: Vec<String>,
     /// How tools are called.
     pub protocol: ToolProtocol,
@@ -41,7 +41,7 @@ pub struct AgentKeys {
     pub max_turns: u32,
     /// Most sampled tokens of an attempt, over all replies.
     pub max_tokens: usize,
-    /// Longest wait for a tool to open, answer or close, in seconds.
+    /// Longest wait for a toolbox to open, answer or close, in seconds, where it has none of its own.
     pub tool_seconds: f64,
     /// Each answer of a tool is held back for a random time of up to so many seconds: to see what slow tools cost.
     pub tool_delay: f64,

@@ -7,6 +7,7 @@ use super::agent::{AgentKeys, QUESTION};
 use super::check::{Checker, MOST_SECONDS};
 use super::keys::{Phase, Recipe};
 use super::policy::{PolicyKeys, PolicyModel};
+use super::tools::ToolKeys;
 
 /// Names, as a sentence ends with them.
 fn one_of<T: Display>(names: impl IntoIterator<Item = T>) -> String {
@@ -45,6 +46,21 @@ impl Checker<'_> {
         }
         let learns = recipe.policies().iter().any(|(_, keys)| keys.is_trained());
         self.check(learns || recipe.phase.is_empty(), "policy", "all frozen", "trained, at least one of them")
+    }
+
+    /// Toolboxes, each with a name of its own.
+    pub(super) fn tools(&self, tools: &[ToolKeys]) -> Result<(), RecipeError> {
+        for (i, keys) in tools.iter().enumerate() {
+            let (table, name) = (format!("tool.{i}"), keys.name());
+            self.name(&table, name)?;
+            let first = tools.iter().position(|other| other.name() == name).unwrap_or(i);
+            let range = format!("another name than that of tool.{first}: agents could not tell them apart");
+            self.check(first == i, format!("{table}.name"), format!("\"{name}\""), range)?;
+            if let Some(seconds) = keys.seconds() {
+                self.seconds(&format!("{table}.seconds"), seconds)?;
+            }
+        }
+        Ok(())
     }
 
     /// The policies and agents that a phase names.
@@ -117,6 +133,11 @@ impl Checker<'_> {
             format!("\"{}\"", agent.prompt),
             format!("a text that contains {QUESTION}"),
         )?;
+        for name in &agent.tools {
+            let ok = ToolKeys::find(&recipe.tool, name).is_some();
+            let range = format!("a list of tools; {}", ToolKeys::known(&recipe.tool, name));
+            self.check(ok, key("tools"), format!("[\"{name}\"]"), range)?;
+        }
         self.at_least_one(key("max_turns"), agent.max_turns as usize)?;
         self.at_least_one(key("max_tokens"), agent.max_tokens)?;
         self.seconds(&key("tool_seconds"), agent.tool_seconds)?;

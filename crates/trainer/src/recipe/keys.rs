@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::agent::AgentKeys;
 use super::policy::{ModelKeys, PolicyKeys};
 use super::rl::RlKeys;
+use super::tools::ToolKeys;
 
 /// A whole recipe.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -36,6 +37,9 @@ pub struct Recipe {
     /// Where metrics go.
     #[serde(default)]
     pub metrics: MetricsKeys,
+    /// Toolboxes that agents may have.
+    #[serde(default)]
+    pub tool: Vec<ToolKeys>,
     /// The agent loop.
     #[serde(default)]
     pub agent: AgentKeys,

@@ -15,6 +15,7 @@ mod read;
 mod rl;
 mod roles;
 mod set;
+mod tools;
 mod write;
 
 use std::path::{Path, PathBuf};
@@ -34,6 +35,7 @@ pub use rl::{
     UniformGroups,
 };
 pub use set::{Override, SetError};
+pub use tools::{CalculatorKeys, ToolKeys};
 pub use write::WriteError;
 
 /// What can be wrong with a recipe. All of it is the user's to put right.

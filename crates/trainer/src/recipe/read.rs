@@ -83,7 +83,7 @@ impl fmt::Display for ReadError {
 impl std::error::Error for ReadError {}
 
 /// The known name that `name` is most likely a slip of.
-fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
+pub(super) fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
     known
         .iter()
         .map(|&candidate| (strsim::normalized_damerau_levenshtein(name, candidate), candidate))

@@ -70,7 +70,7 @@ fn what_is_written_reads_back_the_same() {
 
 #[test]
 fn bad_recipes_are_refused_by_key() {
-    let cases: [(&[&str], &str); 39] = [
+    let cases: [(&[&str], &str); 44] = [
         (&["phase.0.lerning_rate=1"], "unknown key `phase.0.lerning_rate`; did you mean `learning_rate`?"),
         (&["phase.1.kind=gppo"], "`phase.1.kind` is \"gppo\", but must be one of `sft`, `rl`"),
         (&["phase.1.group_size=1"], "`phase.1.group_size` is 1, but must be at least 2"),
@@ -86,6 +86,25 @@ fn bad_recipes_are_refused_by_key() {
         (&["tasks.0.operands=9"], "`tasks.0.operands` is 9, but must be in 2..=6"),
         (&["tasks.0.kind=csv"], "`tasks.0.kind` is \"csv\""),
         (&["agent.prompt=Hello"], "`agent.prompt` is \"Hello\", but must be a text that contains {question}"),
+        (
+            &["agent.tools=['calculater']"],
+            "`agent.tools` is [\"calculater\"], but must be a list of tools; there is calculator; did you mean \
+             `calculator`?",
+        ),
+        (
+            &["tool=[{kind='calculator', name='sums'}]", "agent.tools=['sum']"],
+            "`agent.tools` is [\"sum\"], but must be a list of tools; there is sums, calculator; did you mean \
+             `sums`?",
+        ),
+        (
+            &["tool=[{kind='calculater'}]"],
+            "`tool.0.kind` is \"calculater\", but must be one of `calculator`; did you mean `calculator`?",
+        ),
+        (
+            &["tool=['calculator', {kind='calculator', seconds=3}]"],
+            "`tool.1.name` is \"calculator\", but must be another name than that of tool.0",
+        ),
+        (&["tool=[{kind='calculator', seconds=0}]"], "`tool.0.seconds` is 0, but must be in 0..=1e9, not 0"),
         (&["reward.scorer.tolerance.relative=-1"], "`reward.scorer`"),
         (&["tasks.0={kind='file', path='rows', limit=0}"], "`tasks.0.limit` is 0, but must be at least 1"),
         (

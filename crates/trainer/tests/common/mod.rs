@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dressage_agent::tools::{Calculator, Delayed, Tool, ToolSet};
+use dressage_agent::tools::{Calculator, Delayed, ToolSet, Toolbox};
 use dressage_policy::{Simulator, SimulatorConfig};
 use dressage_text::testing::{VOCABULARY, tiny_chat};
 use dressage_trainer::recipe::{Override, Recipe};
@@ -101,8 +101,8 @@ pub fn simulator(latency: Duration, failures: f64) -> Arc<Simulator> {
 
 /// A trainer's parts around a simulated policy.
 pub fn parts(policy: &Arc<Simulator>, latency: Duration) -> Parts {
-    let tools: Vec<Arc<dyn Tool>> =
-        vec![Arc::new(Delayed::new(Arc::new(Calculator), Duration::ZERO..=latency))];
+    let tools: Vec<Arc<dyn Toolbox>> =
+        vec![Arc::new(Delayed::new(Arc::new(Calculator::default()), Duration::ZERO..=latency))];
     let agent = AgentParts {
         name: DEFAULT.into(),
         chat: Arc::new(tiny_chat().unwrap()),

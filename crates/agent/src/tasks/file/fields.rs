@@ -64,7 +64,7 @@ impl Layout {
         Layout { question: question.to_owned(), answer: answer.to_owned() }
     }
 
-    /// Whether a column can hold one of the fields of any layout.
+    /// Whether a column can hold one of the fields of any layout. A file must be read as to these; others may be left out.
     pub fn may_use(column: &str, question: &str, answer: &str) -> bool {
         let leads = |path: &str| {
             path.strip_prefix(column).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
@@ -115,10 +115,16 @@ pub(super) fn paths(row: &Map<String, Value>) -> Vec<String> {
     found
 }
 
+/// A column of a table that no row has, because it cannot be read.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct LeftOut {
+    pub column: String,
+    pub why: String,
+}
+
 /// Advice where a row has no field `path`, which `key` of the recipe names.
-pub(super) fn way_out(key: &str, path: &str, row: &Map<String, Value>, columns: &[String]) -> String {
-    let mut there = paths(row);
-    there.extend(columns.iter().filter(|column| !row.contains_key(*column)).cloned());
+pub(super) fn way_out(key: &str, path: &str, row: &Map<String, Value>) -> String {
+    let there = paths(row);
     let usual: &[&str] = if key == "question" { &QUESTIONS } else { &ANSWERS };
     let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_lowercase();
     let likeness = |other: &str| strsim::normalized_damerau_levenshtein(&last(path), &last(other));
@@ -204,7 +210,7 @@ mod tests {
 
     #[test]
     fn missing_fields_are_proposed() {
-        let out = |key, path, value: Value| way_out(key, path, &row(value), &["image".to_owned()]);
+        let out = |key, path, value: Value| way_out(key, path, &row(value));
         assert_eq!(
             out("answer", "answer", json!({"q": 1, "anwser": 2, "solution": 3})),
             "Set `answer = \"anwser\"` or `answer = \"solution\"` in the recipe, or complete the row"

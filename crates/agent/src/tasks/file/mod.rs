@@ -2,7 +2,7 @@
 //!
 //! The content of a file decides how it is read, not its name; only tables (CSV, TSV) are told by their
 //! names. Numbers stay as they are written. A row that lacks what it must have is an error that names file,
-//! row and field.
+//! row and field. A task keeps its whole row; a column of a table that cannot be read is left out, with a note.
 
 mod content;
 mod fields;
@@ -13,13 +13,13 @@ mod parquet;
 mod paths;
 mod table;
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::path::Path;
 
 use serde_json::{Map, Value};
 
 use self::content::Content;
-use self::fields::Layout;
+use self::fields::{Layout, LeftOut};
 use super::draws::{Draws, Purpose};
 use super::{Place, QuestionKey, Skipped, Task, TaskError};
 
@@ -93,6 +93,7 @@ impl FileOptions {
             ranked: Vec::new(),
             split_seed,
             tasks: FileTasks::default(),
+            left_out: BTreeSet::new(),
         };
         for (number, file) in files.iter().enumerate() {
             loader.file(number, file)?;
@@ -133,8 +134,6 @@ struct Row<'f> {
     path: &'f Path,
     place: Place,
     fields: Map<String, Value>,
-    /// All columns of the file, where `fields` has some of them only.
-    columns: &'f [String],
 }
 
 /// Files being read.
@@ -149,6 +148,8 @@ struct Loader<'o> {
     ranked: Vec<(u64, usize)>,
     split_seed: u64,
     tasks: FileTasks,
+    /// Columns of which it was said that they are left out.
+    left_out: BTreeSet<String>,
 }
 
 impl Loader<'_> {
@@ -156,18 +157,18 @@ impl Loader<'_> {
         let form = |why: String| TaskError::Form { path: path.to_owned(), why };
         let FileOptions { question, answer, .. } = self.options;
         let ending = paths::ending(path);
-        let wanted = |column: &str| Layout::may_use(column, question, answer);
-        match content::read(path)? {
-            Content::Parquet(bytes) => parquet::rows(bytes, &wanted, form, |columns, place, fields| {
-                self.row(&Row { number, path, place, fields, columns })
-            }),
+        let needed = |column: &str| Layout::may_use(column, question, answer);
+        let left_out = match content::read(path)? {
+            Content::Parquet(bytes) => parquet::rows(bytes, &needed, form, |place, fields| {
+                self.row(Row { number, path, place, fields })
+            })?,
             Content::Text(_) if ending == "parquet" => {
-                Err(form("is named as a Parquet file, but is none".into()))
+                return Err(form("is named as a Parquet file, but is none".into()));
             }
             Content::Text(text) if ["csv", "tsv"].contains(&ending.as_str()) => {
-                table::rows(&text, ending == "tsv", &wanted, form, &mut |place, fields| {
-                    self.row(&Row { number, path, place, fields, columns: &[] })
-                })
+                table::rows(&text, ending == "tsv", &needed, form, &mut |place, fields| {
+                    self.row(Row { number, path, place, fields })
+                })?
             }
             Content::Text(text) => {
                 let wrong = |json::Wrong { line, column, why }| TaskError::Json {
@@ -177,7 +178,7 @@ impl Loader<'_> {
                     why,
                 };
                 let halves = json::rows(&text, &wrong, &mut |place, row| match row {
-                    Value::Object(fields) => self.row(&Row { number, path, place, fields, columns: &[] }),
+                    Value::Object(fields) => self.row(Row { number, path, place, fields }),
                     _ => Err(TaskError::NotObject { path: path.to_owned(), place }),
                 })?;
                 if halves > 0 {
@@ -188,12 +189,19 @@ impl Loader<'_> {
                         path.display()
                     ));
                 }
-                Ok(())
+                Vec::new()
+            }
+        };
+        for LeftOut { column, why } in left_out {
+            let path = path.display();
+            if self.left_out.insert(column.clone()) {
+                self.tasks.notes.push(format!("{path}: the column {column:?} is left out, since it {why}"));
             }
         }
+        Ok(())
     }
 
-    fn row(&mut self, row: &Row<'_>) -> Result<(), TaskError> {
+    fn row(&mut self, row: Row<'_>) -> Result<(), TaskError> {
         let options = self.options;
         let layout = self.layout.get_or_insert_with(|| {
             let layout = Layout::of(&row.fields, &options.question, &options.answer);
@@ -206,7 +214,7 @@ impl Loader<'_> {
             }
             layout
         });
-        let mut task = options.task(row, layout, &mut self.tasks.demonstrations)?;
+        let mut task = options.task(&row, layout, &mut self.tasks.demonstrations)?;
         let (source, number) = (&self.source, row.place.number());
         task.id = if self.several {
             format!("{source}-{}-{number}", row.number)
@@ -217,6 +225,7 @@ impl Loader<'_> {
         let key = task.key();
         if self.asked.insert(key) {
             self.ranked.push((key.rank(self.split_seed), self.tasks.rest.len()));
+            task.row = row.fields.into();
             self.tasks.rest.push(task);
         } else {
             self.tasks.repeated += 1;

@@ -143,7 +143,7 @@ impl FileOptions {
         }
     }
 
-    /// The task that a row holds.
+    /// The task that a row holds, without the row itself.
     pub(super) fn task(
         &self,
         row: &Row<'_>,
@@ -224,16 +224,13 @@ fn after_hashes(text: &str) -> Option<&str> {
 impl Row<'_> {
     fn field(&self, key: &str, path: &str) -> Result<&Value, TaskError> {
         fields::find(&self.fields, path).ok_or_else(|| {
-            let names: Vec<&str> = match self.columns {
-                [] => self.fields.keys().map(String::as_str).collect(),
-                columns => columns.iter().map(String::as_str).collect(),
-            };
+            let names: Vec<&str> = self.fields.keys().map(String::as_str).collect();
             TaskError::NoField {
                 path: self.path.to_owned(),
                 place: self.place,
                 field: path.to_owned(),
                 has: if names.is_empty() { "none".to_owned() } else { names.join(", ") },
-                way_out: fields::way_out(key, path, &self.fields, self.columns),
+                way_out: fields::way_out(key, path, &self.fields),
             }
         })
     }

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use dressage_policy::caught;
 use parquet::basic::Compression;
 use parquet::errors::ParquetError;
@@ -11,51 +12,134 @@ use parquet::record::{Field, Row};
 use parquet::schema::types::Type;
 use serde_json::{Map, Number, Value};
 
+use super::fields::LeftOut;
 use super::json::as_written;
 use crate::tasks::Place;
 
-/// Gives the rows of a file one by one, each with the names of all columns and the values of those alone that
-/// `wanted` picks.
+/// Gives the rows of a file one by one. A column that cannot be read, and that is not `needed`, is left out.
 ///
 /// # Errors
 /// When the file is damaged or compressed with brotli, or when `each` fails. `form` is told what the file is.
 pub(super) fn rows<E>(
     bytes: Vec<u8>,
-    wanted: &dyn Fn(&str) -> bool,
+    needed: &dyn Fn(&str) -> bool,
     form: impl Fn(String) -> E,
-    mut each: impl FnMut(&[String], Place, Map<String, Value>) -> Result<(), E>,
-) -> Result<(), E> {
+    mut each: impl FnMut(Place, Map<String, Value>) -> Result<(), E>,
+) -> Result<Vec<LeftOut>, E> {
+    let bytes = Bytes::from(bytes);
     let damaged = |why: String| form(format!("is damaged or cut short ({why}): copy or fetch it again"));
+    let columns = columns(&bytes).map_err(damaged)?;
+    if columns.iter().any(|column| column.is_brotli) {
+        let why = "is compressed with brotli, which is not read here: save it with snappy, zstd or gzip";
+        return Err(form(why.to_owned()));
+    }
+    let mut left_out = Vec::new();
+    let mut read = whole(&bytes, needed, &left_out);
+    if read.is_err() {
+        // One that nobody needs may be what the library stumbles over: each is tried by itself.
+        for Column { name, .. } in columns.into_iter().filter(|column| !needed(&column.name)) {
+            let alone = read_columns(&bytes, &|other: &str| other == name, needed, &mut |_| {});
+            if let Err(why) = alone {
+                left_out.push(LeftOut { column: name, why: format!("cannot be read ({why})") });
+            }
+        }
+        if !left_out.is_empty() {
+            read = whole(&bytes, needed, &left_out);
+        }
+    }
+    let (rows, binary) = read.map_err(damaged)?;
+    let why = || "holds bytes that are no text".to_owned();
+    left_out.extend(binary.into_iter().map(|column| LeftOut { column, why: why() }));
+    for (at, mut row) in rows.into_iter().enumerate() {
+        row.retain(|name, _| !left_out.iter().any(|left_out| left_out.column == *name));
+        each(Place::Row(at + 1), row)?;
+    }
+    Ok(left_out)
+}
+
+/// A column as the footer of a file tells of it.
+struct Column {
+    name: String,
+    is_brotli: bool,
+}
+
+fn columns(bytes: &Bytes) -> Result<Vec<Column>, String> {
     // The library ends in a panic over some files that break the format.
     let read = caught(|| {
-        let wrong = |error: ParquetError| damaged(error.to_string());
-        let reader = SerializedFileReader::new(bytes::Bytes::from(bytes)).map_err(wrong)?;
-        let mut chunks = reader.metadata().row_groups().iter().flat_map(|group| group.columns());
-        if chunks.any(|chunk| matches!(chunk.compression(), Compression::BROTLI(_))) {
-            let why = "is compressed with brotli, which is not read here: save it with snappy, zstd or gzip";
-            return Err(form(why.to_owned()));
-        }
+        let reader = SerializedFileReader::new(bytes.clone()).map_err(|error| error.to_string())?;
+        let file = reader.metadata();
+        let is_brotli = |name: &str| {
+            let chunks = file.row_groups().iter().flat_map(|group| group.columns());
+            let mut chunks =
+                chunks.filter(|chunk| chunk.column_path().parts().first().is_some_and(|p| p == name));
+            chunks.any(|chunk| matches!(chunk.compression(), Compression::BROTLI(_)))
+        };
+        let fields = file.file_metadata().schema().get_fields();
+        let column = |name: &str| Column { name: name.to_owned(), is_brotli: is_brotli(name) };
+        Ok(fields.iter().map(|field| column(field.name())).collect())
+    });
+    read.unwrap_or_else(Err)
+}
+
+type Rows = Vec<Map<String, Value>>;
+
+/// All rows but for columns that are left out, and the columns that are no text.
+fn whole(
+    bytes: &Bytes,
+    needed: &dyn Fn(&str) -> bool,
+    left_out: &[LeftOut],
+) -> Result<(Rows, Vec<String>), String> {
+    let mut rows = Vec::new();
+    let wanted = |name: &str| !left_out.iter().any(|left_out| left_out.column == name);
+    let binary = read_columns(bytes, &wanted, needed, &mut |row| rows.push(row))?;
+    Ok((rows, binary))
+}
+
+/// Gives the rows of some columns one by one; at the end, columns that are no text and not needed, which rows may lack.
+fn read_columns(
+    bytes: &Bytes,
+    wanted: &dyn Fn(&str) -> bool,
+    needed: &dyn Fn(&str) -> bool,
+    each: &mut dyn FnMut(Map<String, Value>),
+) -> Result<Vec<String>, String> {
+    let read = caught(|| {
+        let wrong = |error: ParquetError| error.to_string();
+        let reader = SerializedFileReader::new(bytes.clone()).map_err(wrong)?;
         let schema = reader.metadata().file_metadata().schema();
-        let columns: Vec<String> = schema.get_fields().iter().map(|field| field.name().to_owned()).collect();
         let picked =
             schema.get_fields().iter().filter(|field| wanted(field.name())).map(Arc::clone).collect();
         let picked = Type::group_type_builder(schema.name()).with_fields(picked).build().map_err(wrong)?;
-        // Rows of no column cannot be read, but there is one at least where there are rows.
-        let iterator = if picked.get_fields().is_empty() { None } else { Some(picked) };
-        for (at, row) in reader.get_row_iter(iterator).map_err(wrong)?.enumerate() {
-            each(&columns, Place::Row(at + 1), fields(row.map_err(wrong)?))?;
+        let mut binary = Vec::new();
+        for row in reader.get_row_iter(Some(picked)).map_err(wrong)? {
+            let mut fields = Map::new();
+            for (name, field) in row.map_err(wrong)?.into_columns() {
+                if binary.contains(&name) {
+                    continue;
+                }
+                match value(field, needed(&name)) {
+                    Ok(value) => {
+                        fields.insert(name, value);
+                    }
+                    Err(NoText) => binary.push(name),
+                }
+            }
+            each(fields);
         }
-        Ok(())
+        Ok(binary)
     });
-    read.unwrap_or_else(|panic| Err(damaged(panic)))
+    read.unwrap_or_else(Err)
 }
 
-fn fields(row: Row) -> Map<String, Value> {
-    row.into_columns().into_iter().map(|(name, field)| (name, value(field))).collect()
+/// Bytes that are no text, which JSON has no form for.
+struct NoText;
+
+fn fields(row: Row, as_numbers: bool) -> Result<Map<String, Value>, NoText> {
+    row.into_columns().into_iter().map(|(name, field)| Ok((name, value(field, as_numbers)?))).collect()
 }
 
-fn value(field: Field) -> Value {
-    match field {
+/// A field as JSON; bytes that are no text only `as_numbers`, of which each takes far more memory than a byte.
+fn value(field: Field, as_numbers: bool) -> Result<Value, NoText> {
+    Ok(match field {
         Field::Null => Value::Null,
         Field::Bool(value) => Value::from(value),
         Field::Byte(value) => Value::from(value),
@@ -74,24 +158,30 @@ fn value(field: Field) -> Value {
         Field::Str(text) => Value::from(text),
         Field::Bytes(bytes) => match std::str::from_utf8(bytes.data()) {
             Ok(text) => Value::from(text),
-            Err(_) => Value::from(bytes.data()),
+            Err(_) if as_numbers => Value::from(bytes.data()),
+            Err(_) => return Err(NoText),
         },
         Field::Date(_)
         | Field::TimeMillis(_)
         | Field::TimeMicros(_)
         | Field::TimestampMillis(_)
         | Field::TimestampMicros(_) => Value::from(field.to_string()),
-        Field::Group(row) => Value::Object(fields(row)),
-        Field::ListInternal(list) => list.elements().iter().cloned().map(value).collect(),
+        Field::Group(row) => Value::Object(fields(row, as_numbers)?),
+        Field::ListInternal(list) => {
+            let elements = list.elements().iter().cloned();
+            Value::Array(elements.map(|element| value(element, as_numbers)).collect::<Result<_, _>>()?)
+        }
         Field::MapInternal(map) => {
-            let entries = map.entries().iter().cloned().map(|(key, of)| (value(key), value(of)));
             let name = |key: Value| match key {
                 Value::String(name) => name,
                 other => other.to_string(),
             };
-            Value::Object(entries.map(|(key, value)| (name(key), value)).collect())
+            let entries = map.entries().iter().cloned();
+            let entries =
+                entries.map(|(key, of)| Ok((name(value(key, as_numbers)?), value(of, as_numbers)?)));
+            Value::Object(entries.collect::<Result<_, NoText>>()?)
         }
-    }
+    })
 }
 
 /// A number by its shortest digits; one that JSON does not have (infinity) as a text.
@@ -153,24 +243,24 @@ mod tests {
 
     type Rows = Vec<(String, Value)>;
 
-    fn read(file: Vec<u8>, wanted: &[&str]) -> Result<Rows, String> {
+    fn read(file: Vec<u8>, needed: &[&str]) -> Result<(Rows, Vec<LeftOut>), String> {
         let mut found = Vec::new();
-        rows(
+        let left_out = rows(
             file,
-            &|name| wanted.is_empty() || wanted.contains(&name),
+            &|name| needed.contains(&name),
             |why| why,
-            |columns, place, row| {
-                assert_eq!(columns.len(), 8);
+            |place, row| {
                 found.push((place.to_string(), Value::Object(row)));
                 Ok(())
             },
         )?;
-        Ok(found)
+        Ok((found, left_out))
     }
 
     #[test]
     fn values_are_what_was_written() {
-        let found = read(written(2), &[]).unwrap();
+        let (found, left_out) = read(written(2), &["bytes"]).unwrap();
+        assert_eq!(left_out, []);
         assert_eq!(
             found.iter().map(|(place, _)| place.as_str()).collect::<Vec<_>>(),
             ["row 1", "row 2", "row 3", "row 4"]
@@ -187,8 +277,39 @@ mod tests {
             assert_eq!((&pair[0].1, &pair[1].1), (&first, &second));
         }
         assert_eq!(found[0].1["single"].to_string(), "0.1");
-        let some = read(written(1), &["whole", "answers", "no such"]).unwrap();
-        assert_eq!(some[0].1, json!({"whole": i64::MAX, "answers": ["a", null, "b"]}));
+        // Bytes that are no text are left out where nobody needs them, also where they are some of the time.
+        let (found, left_out) = read(written(2), &["text"]).unwrap();
+        let why = "holds bytes that are no text".to_owned();
+        assert_eq!(left_out, [LeftOut { column: "bytes".into(), why }]);
+        assert_eq!(found.len(), 4);
+        assert!(
+            found.iter().all(|(_, row)| row.get("bytes").is_none() && row.as_object().unwrap().len() == 7)
+        );
+    }
+
+    #[test]
+    fn a_column_that_breaks_the_library_is_left_out() {
+        let schema = "message rows { required int64 whole; required int64 when (TIMESTAMP(MICROS, true)); }";
+        let schema = Arc::new(parse_message_type(schema).unwrap());
+        let mut file = Vec::new();
+        let mut writer =
+            SerializedFileWriter::new(&mut file, schema, Arc::new(WriterProperties::default())).unwrap();
+        let mut group = writer.next_row_group().unwrap();
+        // The second moment is later than any year that the library prints.
+        for values in [[1, 2], [0, i64::MAX]] {
+            let mut column = group.next_column().unwrap().unwrap();
+            column.typed::<Int64Type>().write_batch(&values, None, None).unwrap();
+            column.close().unwrap();
+        }
+        group.close().unwrap();
+        writer.close().unwrap();
+        let (found, left_out) = read(file.clone(), &["whole"]).unwrap();
+        let rows: Vec<&Value> = found.iter().map(|(_, row)| row).collect();
+        assert_eq!(rows, [&json!({"whole": 1}), &json!({"whole": 2})]);
+        let [LeftOut { column, why }] = &left_out[..] else { panic!("{left_out:?}") };
+        assert!(column == "when" && why.starts_with("cannot be read ("), "{left_out:?}");
+        let why = read(file, &["when"]).unwrap_err();
+        assert!(why.starts_with("is damaged or cut short ("), "{why}");
     }
 
     #[test]

@@ -1,26 +1,28 @@
 //! Rows of a table with a header: CSV, or TSV.
 
+use std::collections::{BTreeSet, HashSet};
 use std::io::Read;
 
 use csv::{ReaderBuilder, Trim};
 use serde_json::{Map, Value};
 
+use super::fields::LeftOut;
 use crate::tasks::Place;
 
-/// Gives the rows of a table one by one; every value is a text.
+/// Gives the rows of a table one by one; every value is a text. Columns that share a name are left out.
 ///
 /// # Errors
 /// When a row has another number of fields than the header, a quote is never closed, two columns that are
-/// `wanted` have one name, or `each` fails.
+/// `needed` have one name, or `each` fails.
 pub(super) fn rows<E>(
     text: &str,
     tabs: bool,
-    wanted: &dyn Fn(&str) -> bool,
+    needed: &dyn Fn(&str) -> bool,
     wrong: impl Fn(String) -> E,
     each: &mut dyn FnMut(Place, Map<String, Value>) -> Result<(), E>,
-) -> Result<(), E> {
+) -> Result<Vec<LeftOut>, E> {
     if text.trim_matches(['\r', '\n']).is_empty() {
-        return Ok(());
+        return Ok(Vec::new());
     }
     // A row that begins past the end is there, unless the end lies within quotes.
     let input = text.as_bytes().chain(&b"\n."[..]);
@@ -30,8 +32,9 @@ pub(super) fn rows<E>(
     // The reader's own count is off by the breaks of Windows and by empty lines.
     let (mut at, mut line) = (0, 1);
     let names = reader.headers().map_err(|error| wrong(unreadable(&error)))?.clone();
-    let named = |name: &str| names.iter().filter(|other| *other == name).count();
-    if let Some(twice) = names.iter().find(|name| wanted(name) && named(name) > 1) {
+    let mut seen = HashSet::new();
+    let twice: BTreeSet<&str> = names.iter().filter(|name| !seen.insert(*name)).collect();
+    if let Some(twice) = twice.iter().find(|name| needed(name)) {
         return Err(wrong(format!("has two columns named {twice:?} in its header: rename one of them")));
     }
     for record in reader.records() {
@@ -41,7 +44,11 @@ pub(super) fn rows<E>(
         line += text[at..start].matches('\n').count();
         at = start;
         if at == text.len() {
-            return Ok(());
+            let left_out = |column: &&str| LeftOut {
+                column: (*column).to_owned(),
+                why: "stands twice in the header".into(),
+            };
+            return Ok(twice.iter().map(left_out).collect());
         }
         if record.len() != names.len() {
             let (len, expected) = (record.len(), names.len());
@@ -50,7 +57,8 @@ pub(super) fn rows<E>(
                  commas or line breaks"
             )));
         }
-        let fields = names.iter().zip(&record).map(|(name, value)| (name.to_owned(), Value::from(value)));
+        let fields = names.iter().zip(&record).filter(|(name, _)| !twice.contains(name));
+        let fields = fields.map(|(name, value)| (name.to_owned(), Value::from(value)));
         each(Place::Line(line), fields.collect())?;
     }
     Err(wrong(format!(
@@ -121,7 +129,15 @@ mod tests {
             let found = read(text, false).unwrap();
             assert_eq!(found.iter().map(|(_, row)| row).collect::<Vec<_>>(), [&row], "{text}");
         }
-        assert_eq!(read("question,note,note\n?,1,2", false).unwrap().len(), 1);
+        let mut found = Vec::new();
+        let left_out =
+            rows("question,note,,note,\n?,1,2,3,4", false, &|_| false, |why| why, &mut |_, row| {
+                found.push(Value::Object(row));
+                Ok(())
+            });
+        assert_eq!(found, [json!({"question": "?"})]);
+        let columns: Vec<String> = left_out.unwrap().into_iter().map(|left_out| left_out.column).collect();
+        assert_eq!(columns, ["", "note"]);
         let error = read("question,answer,answer\n?,1,2\n", false).unwrap_err();
         assert!(error.starts_with("has two columns named \"answer\""), "{error}");
     }

@@ -5,6 +5,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use super::*;
+use crate::tasks::TaskRow;
 
 /// A file with these contents, as options that read it; the folder lives as long as the first.
 fn named(name: &str, contents: impl AsRef<[u8]>) -> (TempDir, FileOptions) {
@@ -128,6 +129,37 @@ fn rows_of_verl_are_known() {
     options.question = "extra_info.question".into();
     let tasks = options.load(0).unwrap();
     assert_eq!((tasks.rest[0].question.as_str(), tasks.rest[0].messages.len()), ("one and one", 0));
+}
+
+#[test]
+fn a_task_keeps_its_whole_row() {
+    let row = r#"{"question": "1+1?", "extra": {"id": 18446744073709551617, "rate": 1.10, "n": 7, "tags": ["a"]}, "answer": " 2 "}"#;
+    let (_folder, options) = file(row);
+    let tasks = options.load(0).unwrap();
+    let kept = &tasks.rest[0].row;
+    let extra = json!({"id": "18446744073709551617", "rate": "1.10", "n": 7, "tags": ["a"]});
+    assert_eq!(Value::Object((**kept).clone()), json!({"question": "1+1?", "extra": extra, "answer": " 2 "}));
+    // Clones share it, also those of a task that is trained on several times.
+    let repeated = FileOptions { repeat: 3, ..options.clone() }.training(tasks.rest.clone(), 1);
+    assert!(repeated.iter().all(|task| std::ptr::eq(&*task.row, &**kept)));
+    // The record holds it, and reads tasks that were recorded without.
+    let recorded = serde_json::to_value(&tasks.rest[0]).unwrap();
+    assert_eq!(serde_json::from_value::<Task>(recorded.clone()).unwrap(), tasks.rest[0]);
+    let Value::Object(mut earlier) = recorded else { panic!() };
+    earlier.remove("row");
+    let read: Task = serde_json::from_value(Value::Object(earlier.clone())).unwrap();
+    assert_eq!(read, Task { row: TaskRow::default(), ..tasks.rest[0].clone() });
+    assert_eq!(serde_json::to_value(&read).unwrap(), Value::Object(earlier));
+
+    let (_folder, options) = named("sums.csv", "id,question,note,answer,note\n007,1+1?,x,2,y\n");
+    let tasks = options.load(0).unwrap();
+    let row = json!({"id": "007", "question": "1+1?", "answer": "2"});
+    assert_eq!(Value::Object((*tasks.rest[0].row).clone()), row);
+    let [note] = &tasks.notes[..] else { panic!("{:?}", tasks.notes) };
+    assert!(
+        note.ends_with("sums.csv: the column \"note\" is left out, since it stands twice in the header"),
+        "{note}"
+    );
 }
 
 #[test]

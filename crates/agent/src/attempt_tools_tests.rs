@@ -1,0 +1,78 @@
+use super::*;
+use crate::tools::Delayed;
+
+fn calls(tool: &str, arguments: &[Value]) -> String {
+    let call =
+        |arguments| format!("<tool_call>{}</tool_call>", json!({ "name": tool, "arguments": arguments }));
+    arguments.iter().map(call).collect()
+}
+
+#[tokio::test]
+async fn tools_earn_measure_end_and_say_what_they_know() {
+    let earns = calls("counted", &[json!({"reward": 0.5}), json!({"reward": -0.125}), json!({})]);
+    let ends = calls("counted", &[json!({"reward": 1}), json!({"answer": "5"}), json!({"answer": "6"})]);
+    let attempt = bench(&[says(&earns), says(CALL), says(&ends)]).run().await;
+    // In the last turn nobody reads answers, and this tool does nothing that counts without.
+    assert_eq!((attempt.outcome.finish, attempt.outcome.turns), (Finish::MaxTurns, 3));
+    assert_eq!(attempt.outcome.earned_by_turn, [(0, 0.375)]);
+
+    let attempt = bench(&[says(&earns), says(&ends)]).run().await;
+    let Attempt { trajectory, outcome } = attempt;
+    assert_eq!((outcome.finish, outcome.final_text.as_str()), (Finish::Ended, "5"));
+    assert_eq!((outcome.turns, outcome.calls.ok, trajectory.segments().len()), (2, 6, 4));
+    assert_eq!(outcome.earned_by_turn, [(0, 0.375), (1, 1.0)]);
+    let measured = [("calls", 6.0), ("errors", 0.0), ("moves", 6.0)];
+    let measured = measured.map(|(name, sum)| (format!("counted/{name}"), sum));
+    assert_eq!(outcome.tool_metrics, measured.into());
+    let known = json!({ "counted": { "attempt": "a", "question": "2+3?", "seed": 7, "stream": 11 } });
+    assert_eq!(Value::Object(outcome.evidence), known);
+}
+
+/// A scripted reply first; what follows is a real policy's.
+struct Then(Scripted, Simulator);
+
+#[async_trait]
+impl Sampler for Then {
+    async fn sample(&self, request: SampleRequest) -> Result<SampleStream, PolicyError> {
+        let scripted = self.0.next.load(Ordering::SeqCst) < self.0.replies.len();
+        if scripted { self.0.sample(request).await } else { self.1.sample(request).await }
+    }
+
+    async fn abort(&self, stream: Option<u64>) -> Result<usize, PolicyError> {
+        self.1.abort(stream).await
+    }
+
+    async fn health(&self) -> Result<Health, PolicyError> {
+        self.1.health().await
+    }
+
+    async fn version(&self) -> Result<u64, PolicyError> {
+        self.1.version().await
+    }
+}
+
+#[tokio::test]
+async fn calls_that_run_at_once_give_the_attempt_of_calls_that_wait() {
+    let sums: Vec<Value> = ["2+3", "1/0", "7*6", "2^10"].map(|sum| json!({ "expression": sum })).to_vec();
+    let mut attempts = Vec::new();
+    for (parallel, most) in [(false, 0), (true, 0), (true, 20), (true, 20), (false, 5)] {
+        let mut bench = bench(&[]);
+        let replies = vec![says(&calls("calculator", &sums)), says(&calls("calculator", &sums[..2]))];
+        let scripted = Scripted { replies, ..Scripted::default() };
+        let config = SimulatorConfig { vocabulary: VOCABULARY, ..SimulatorConfig::default() };
+        bench.agent.sampler = Arc::new(Then(scripted, Simulator::new(config)));
+        bench.agent.limits.tokens = 600;
+        bench.agent.limits.reply = Duration::from_secs(60);
+        let calculator = Arc::new(Calculator { parallel, ..Calculator::default() });
+        let delayed = Delayed::new(calculator, Duration::ZERO..=Duration::from_millis(most));
+        bench.agent.tools = ToolSet::new(vec![Arc::new(delayed)], Duration::from_secs(5)).unwrap();
+        attempts.push(bench.run().await);
+    }
+    assert_eq!(attempts[0].outcome.calls_by_turn.len(), 2);
+    assert_eq!((attempts[0].outcome.calls.ok, attempts[0].outcome.calls.bad_arguments), (4, 2));
+    let counted =
+        ["calls", "errors"].map(|name| attempts[0].outcome.tool_metrics[&format!("calculator/{name}")]);
+    assert_eq!(counted, [6.0, 2.0]);
+    assert!(attempts[0].trajectory.segments()[4..].iter().any(|s| s.kind == Kind::Sampled));
+    assert!(attempts.iter().all(|attempt| *attempt == attempts[0]));
+}

@@ -1,0 +1,161 @@
+//! Offers: which tools an agent is told of, under which names.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use dressage_text::ToolSpec;
+
+use super::ToolError;
+
+/// Between the names of a toolbox and of its tool, where another toolbox has a tool of that name.
+const BETWEEN: &str = "__";
+
+/// The tools of an agent, as the model is told of them.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(super) struct Offer {
+    /// Descriptions that the model is given, toolbox after toolbox.
+    pub specs: Vec<ToolSpec>,
+    /// The toolbox of each tool, by its place, and the tool's name there.
+    places: Vec<(usize, String)>,
+}
+
+impl Offer {
+    /// The tools of toolboxes, each with its name. A name that tools of several have is prefixed with the toolbox's.
+    ///
+    /// # Errors
+    /// When two tools have one name all the same.
+    pub fn new(boxes: &[(&str, Vec<ToolSpec>)]) -> Result<Self, ToolError> {
+        let clashes = |at: usize, name: &str| {
+            let mut others = boxes.iter().enumerate().filter(|(other, _)| *other != at);
+            others.any(|(_, (_, specs))| specs.iter().any(|spec| spec.name == name))
+        };
+        let (mut specs, mut places): (Vec<ToolSpec>, _) = (Vec::new(), Vec::new());
+        for (at, (toolbox, own)) in boxes.iter().enumerate() {
+            for spec in own {
+                let name = if clashes(at, &spec.name) {
+                    format!("{toolbox}{BETWEEN}{}", spec.name)
+                } else {
+                    spec.name.clone()
+                };
+                if specs.iter().any(|earlier| earlier.name == name) {
+                    return Err(ToolError::SameName { of: format!("tools of {toolbox}"), name });
+                }
+                specs.push(ToolSpec { name, ..spec.clone() });
+                places.push((at, spec.name.clone()));
+            }
+        }
+        Ok(Offer { specs, places })
+    }
+
+    /// The toolbox of a tool, by its place, and the tool's name there.
+    pub fn find(&self, name: &str) -> Option<(usize, &str)> {
+        let at = self.specs.iter().position(|spec| spec.name == name)?;
+        let (toolbox, own) = &self.places[at];
+        Some((*toolbox, own))
+    }
+}
+
+/// Offers that were made: what attempts at a task are told does not change from the first one on.
+#[derive(Debug)]
+pub(super) enum Offers {
+    /// Tools that are the same whatever the task.
+    Fixed(Arc<Offer>),
+    /// Tools that are known once a session is open.
+    Found(Mutex<Found>),
+}
+
+/// Offers that were found by opening sessions.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// The first one, which stands for tasks that nobody has tried yet.
+    first: Option<Arc<Offer>>,
+    /// By the task's id.
+    by_task: HashMap<String, Arc<Offer>>,
+}
+
+impl Offers {
+    /// The offer for a task; `now` is what the toolboxes have, and is the offer if it is the first one.
+    ///
+    /// # Errors
+    /// Errors of `now`.
+    pub fn freeze(
+        &self,
+        task: &str,
+        now: impl FnOnce() -> Result<Offer, ToolError>,
+    ) -> Result<Arc<Offer>, ToolError> {
+        let found = match self {
+            Offers::Fixed(offer) => return Ok(offer.clone()),
+            Offers::Found(found) => found,
+        };
+        let now = now()?;
+        let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+        let Found { first, by_task } = &mut *found;
+        let first = first.get_or_insert_with(|| Arc::new(now.clone()));
+        // Most toolboxes offer every task the same, which is kept once.
+        let now = || if **first == now { first.clone() } else { Arc::new(now) };
+        Ok(by_task.entry(task.to_owned()).or_insert_with(now).clone())
+    }
+
+    /// The offer for a task, or else the first that was made for another; `None` where there was none.
+    pub fn known(&self, task: &str) -> Option<Arc<Offer>> {
+        match self {
+            Offers::Fixed(offer) => Some(offer.clone()),
+            Offers::Found(found) => {
+                let found = found.lock().unwrap_or_else(PoisonError::into_inner);
+                found.by_task.get(task).or(found.first.as_ref()).cloned()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn specs(names: &[&str]) -> Vec<ToolSpec> {
+        let spec = |name: &&str| ToolSpec {
+            name: (*name).into(),
+            description: String::new(),
+            parameters: json!({}),
+        };
+        names.iter().map(spec).collect()
+    }
+
+    fn names(offer: &Offer) -> Vec<&str> {
+        offer.specs.iter().map(|spec| spec.name.as_str()).collect()
+    }
+
+    #[test]
+    fn names_that_clash_are_prefixed() {
+        let boxes = [("web", specs(&["search", "open"])), ("wiki", specs(&["search"])), ("x", specs(&[]))];
+        let offer = Offer::new(&boxes).unwrap();
+        assert_eq!(names(&offer), ["web__search", "open", "wiki__search"]);
+        assert_eq!(offer.find("wiki__search"), Some((1, "search")));
+        assert_eq!((offer.find("open"), offer.find("search")), (Some((0, "open")), None));
+        let same = |boxes: &[(&str, Vec<ToolSpec>)]| match Offer::new(boxes) {
+            Err(ToolError::SameName { name, .. }) => name,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(same(&[("web", specs(&["open", "open"]))]), "open");
+        assert_eq!(
+            same(&[("a", specs(&["b__c"])), ("a__b", specs(&["c"])), ("d", specs(&["b__c", "c"]))]),
+            "a__b__c"
+        );
+    }
+
+    #[test]
+    fn offers_for_a_task_do_not_change() {
+        let offers = Offers::Found(Mutex::default());
+        assert_eq!(offers.known("a"), None);
+        let freeze =
+            |task, names: &[&str]| offers.freeze(task, || Offer::new(&[("box", specs(names))])).unwrap();
+        let first = freeze("a", &["x"]);
+        assert_eq!(names(&freeze("a", &["y"])), ["x"]);
+        assert_eq!(names(&offers.known("b").unwrap()), ["x"]);
+        assert_eq!(names(&freeze("b", &["y"])), ["y"]);
+        assert_eq!(names(&offers.known("b").unwrap()), ["y"]);
+        assert!(Arc::ptr_eq(&freeze("c", &["x"]), &first));
+    }
+}
