@@ -270,6 +270,7 @@ impl Run<'_> {
                 rendered(chat, move |chat| Ok(chat.opened_thought(&past, &specs)?.is_some())).await?;
             let parsed = chat.parse(&said, in_thought, &self.specs);
             if parsed.calls.is_empty() {
+                self.outcome.thought = chat.thought(&said, in_thought);
                 self.outcome.final_text = parsed.content;
                 return Ok(Finish::Answered);
             }

@@ -143,6 +143,9 @@ fn record(transaction: &Transaction<'_>, run: &RunId, attempt: &Attempt) -> Resu
         }
     }
     if let Some(stored) = read(transaction, id)? {
+        if stored.status == Status::Unscored && attempt.status != Status::Unscored {
+            return score(transaction, stored, attempt);
+        }
         return match difference(&stored, attempt) {
             None => Ok(Recorded::Before),
             Some(field) => Err(Failure::Conflict(placement.to_string(), field)),
@@ -214,6 +217,28 @@ fn record(transaction: &Transaction<'_>, run: &RunId, attempt: &Attempt) -> Resu
             versions,
         ])?;
     }
+    Ok(Recorded::Now)
+}
+
+/// Ends an attempt that waited for its score.
+fn score(transaction: &Transaction<'_>, stored: Attempt, attempt: &Attempt) -> Result<Recorded, Failure> {
+    let Attempt { outcome, score, reward, earned, status, .. } = attempt.clone();
+    let ended = Attempt { outcome, score, reward, earned, status, ..stored };
+    if let Some(field) = difference(&ended, attempt) {
+        return Err(Failure::Conflict(attempt.placement.to_string(), field));
+    }
+    let outcome = serde_json::to_string(&ended.outcome).map_err(|e| Failure::Unstorable(e.to_string()))?;
+    let end =
+        "UPDATE attempts SET outcome = ?2, score = ?3, reward = ?4, earned = ?5, status = ?6 WHERE name = ?1";
+    let earned = serde_json::json!(ended.earned).to_string();
+    transaction.prepare_cached(end)?.execute(params![
+        attempt.id.bytes(),
+        outcome,
+        ended.score,
+        ended.reward,
+        earned,
+        status.name()
+    ])?;
     Ok(Recorded::Now)
 }
 

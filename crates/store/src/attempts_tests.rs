@@ -56,6 +56,26 @@ fn open() -> (tempfile::TempDir, Store) {
 }
 
 #[test]
+fn an_attempt_that_waited_for_its_score_gets_one_and_keeps_its_tokens() {
+    let (_folder, store) = open();
+    let done = attempt(0, 0);
+    let waits =
+        Attempt { status: Status::Unscored, score: None, reward: None, earned: Vec::new(), ..done.clone() };
+    store.record_attempt(&waits).unwrap();
+    assert_eq!(store.last_try(&done.placement).unwrap().as_ref(), Some(&waits));
+    assert_eq!(store.summaries(Purpose::Train).unwrap()[0].status, Status::Unscored);
+    let other = Attempt { trajectory: Trajectory::new(), ..done.clone() };
+    assert!(matches!(store.record_attempt(&other), Err(StoreError::Conflict { field: "trajectory", .. })));
+    assert_eq!(store.record_attempt(&done).unwrap(), Recorded::Now);
+    assert_eq!(store.attempt(&done.id).unwrap().as_ref(), Some(&done));
+    assert_eq!(store.record_attempt(&done).unwrap(), Recorded::Before);
+    // It does not wait again, and has no other score.
+    for other in [waits, Attempt { score: Some(0.5), ..done.clone() }] {
+        assert!(matches!(store.record_attempt(&other), Err(StoreError::Conflict { .. })));
+    }
+}
+
+#[test]
 fn recording_twice_is_a_no_op_and_something_else_a_conflict() {
     let (_folder, store) = open();
     let first = attempt(0, 0);

@@ -10,7 +10,8 @@
 //!   only the end of the process but of the machine. A commit costs milliseconds, the attempt it records seconds; the
 //!   weaker `NORMAL` would save nothing that shows, and after a power cut could leave a checkpoint whose attempts are gone.
 //! - *Writes are idempotent.* Recording again what is recorded is a no-op; recording something else under the same key is
-//!   [`StoreError::Conflict`]. Nothing is ever overwritten.
+//!   [`StoreError::Conflict`]. Nothing is ever overwritten, save that an attempt that waited for its
+//!   score gets one ([`Status::Unscored`]); its tokens stay.
 //! - *Token ids, log-probabilities and versions are kept to the bit.* Rewards and scores too, save that −0 reads back as 0.
 //! - *A prompt is kept once*, however many attempts begin with it.
 //! - *Several handles*, in one process or many, may read and write at once.
@@ -32,7 +33,9 @@ mod unwritable;
 
 pub use error::StoreError;
 pub use record::{
-    Attempt, AttemptSummary, ChargedKl, Earned, Earner, EvalKey, HighEntropy, PerToken, PlannedPath,
-    PolicyPlan, Recorded, Status, StepPlan, Update,
+    Attempt, AttemptSummary, ChargedKl, Earned, EvalKey, HighEntropy, PerToken, PlannedPath, PolicyPlan,
+    Recorded, Status, StepPlan, Update,
 };
 pub use schema::{SCHEMA_VERSION, Store};
+
+pub use dressage_tree::Earner;

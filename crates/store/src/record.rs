@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use dressage_tree::{AttemptId, Outcome, Placement, SegmentId, Trajectory};
+use dressage_tree::{AttemptId, Earner, Outcome, Placement, SegmentId, Trajectory};
 use serde::{Deserialize, Serialize};
 
 /// Whether an attempt came to its end.
@@ -11,6 +11,8 @@ use serde::{Deserialize, Serialize};
 pub enum Status {
     /// It ended by itself or at a limit of the recipe.
     Completed,
+    /// It ended, and waits for its score; recorded again with one, it is completed.
+    Unscored,
     /// Something outside the model broke; the outcome says what.
     Failed,
     /// It came to nothing, and another try was made in its place.
@@ -21,13 +23,15 @@ impl Status {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Status::Completed => "completed",
+            Status::Unscored => "unscored",
             Status::Failed => "failed",
             Status::Superseded => "superseded",
         }
     }
 
     pub(crate) fn parse(name: &str) -> Option<Self> {
-        [Status::Completed, Status::Failed, Status::Superseded].into_iter().find(|s| s.name() == name)
+        let all = [Status::Completed, Status::Unscored, Status::Failed, Status::Superseded];
+        all.into_iter().find(|s| s.name() == name)
     }
 }
 
@@ -44,7 +48,7 @@ pub struct Attempt {
     pub task: serde_json::Value,
     /// How it ended.
     pub outcome: Outcome,
-    /// The score of the final answer alone; `None` where nothing was scored.
+    /// The sum of what scorers gave, weighted; `None` where nothing was scored.
     pub score: Option<f64>,
     /// What training reinforces, all of it: the score, shaped; `None` where the attempt is not to be trained on.
     pub reward: Option<f64>,
@@ -66,18 +70,6 @@ pub struct Earned {
     pub reward: f64,
 }
 
-/// What earned a part of a reward. Whatever it is, the part reaches the sampled token that was the last before it was earned.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Earner {
-    /// A segment: an action itself, or what was observed after one.
-    Segment(SegmentId),
-    /// A model call.
-    Turn(u32),
-    /// An agent, at the end of its part of every path.
-    Agent(String),
-}
-
 /// An attempt without its segments, for listings.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttemptSummary {
@@ -87,7 +79,7 @@ pub struct AttemptSummary {
     pub placement: Placement,
     /// The try at this place, from 0.
     pub number: u32,
-    /// The score of the final answer alone.
+    /// The sum of what scorers gave, weighted.
     pub score: Option<f64>,
     /// What training reinforces.
     pub reward: Option<f64>,

@@ -352,6 +352,12 @@ impl Chat {
         is_bare.then(|| bare::find(speech, tools)).flatten().unwrap_or(parsed)
     }
 
+    /// The thoughts of a reply without their tags, in order. `in_thought` says that the prompt has begun one.
+    pub fn thought(&self, said: &str, in_thought: bool) -> String {
+        let spans = self.thoughts.spans(said, in_thought);
+        spans.into_iter().filter(|(part, _)| *part == Part::Thought).map(|(_, span)| span).collect()
+    }
+
     /// Why no tool answered a call in a reply, in words for whoever looks at it.
     pub fn why_no_call(&self, said: &str, in_thought: bool, tools: &[ToolSpec]) -> String {
         let (speech, unclosed) = self.thoughts.speech(said, in_thought);

@@ -17,20 +17,20 @@ use std::collections::{BTreeMap, VecDeque};
 
 use dressage_agent::tasks::Task;
 use dressage_policy::SamplingParams;
-use dressage_store::{Attempt, StoreError};
+use dressage_store::{Attempt, Status};
 use dressage_tree::{Placement, Purpose};
-use tokio::task::{AbortHandle, JoinSet};
 
 use crate::TrainerError;
 use crate::observe::{Event, Observer};
 use crate::plan;
 use crate::policies::Versions;
 use crate::recipe::{Prefer, RlKeys, UniformGroups};
-use crate::rollout::Rollouts;
+use crate::rollout::{Away, Rollouts};
 use crate::tasks::{TaskOrder, Tasks};
+use crate::under_way::{Ended, UnderWay};
 
 /// An attempt of a group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Which {
     /// One that may be trained on, by its number.
     Sample(u32),
@@ -53,8 +53,8 @@ struct Group {
     completed: Option<u64>,
     /// Whether it teaches nothing, and another was admitted in its place.
     replaced: bool,
-    /// Attempts that are under way, the greedy one left out.
-    running: Vec<AbortHandle>,
+    /// Attempts that are compared with each other now, so that they have no score yet.
+    compared: usize,
 }
 
 /// Groups under way and waiting to be trained on.
@@ -76,7 +76,9 @@ pub(crate) struct Flow {
     open: BTreeMap<u64, Group>,
     /// Attempts that are admitted but not begun.
     waiting: VecDeque<(u64, Which)>,
-    running: JoinSet<(u64, Which, Result<Attempt, StoreError>)>,
+    under_way: UnderWay<(u64, Which)>,
+    /// Scorers that are away.
+    away: Away,
     completions: u64,
     /// Most sampled tokens of an attempt.
     most_tokens: usize,
@@ -122,7 +124,8 @@ impl Flow {
             admitted: 0,
             open: BTreeMap::new(),
             waiting: VecDeque::new(),
-            running: JoinSet::new(),
+            under_way: UnderWay::new(rollouts.scorers.clone(), rollouts.store.clone()),
+            away: Away::default(),
             completions: 0,
             most_tokens: rollouts.agents.first().keys.max_tokens,
         };
@@ -153,6 +156,8 @@ impl Flow {
             }
             attempts.push(recorded);
         }
+        // What an earlier process of the run sampled is as old as it is, scored or not.
+        let drawn = freshness(&attempts, &self.began);
         let mut baseline = None;
         if self.keys.needs_baseline() {
             baseline = rollouts.store.last_try(&self.placement(place, Which::Baseline))?;
@@ -160,19 +165,22 @@ impl Flow {
                 self.waiting.push_back((place, Which::Baseline));
             }
         }
-        let mut group = Group {
+        let keys = (0..begun as u32).map(Which::Sample).chain([Which::Baseline]);
+        for (which, recorded) in keys.zip(attempts.iter_mut().chain([&mut baseline])) {
+            if let Some(attempt) = recorded.take_if(|attempt| attempt.status == Status::Unscored) {
+                self.under_way.score((place, which), rollouts.unscored(attempt, &task)?);
+            }
+        }
+        let group = Group {
             task,
-            admitted: self.step,
+            admitted: u32::try_from(drawn).map_or(self.step, |drawn| drawn.min(self.step)),
             attempts,
             full: false,
             baseline,
             completed: None,
             replaced: false,
-            running: Vec::new(),
+            compared: 0,
         };
-        // What an earlier process of the run sampled is as old as it is.
-        let drawn = freshness(&group, &self.began);
-        group.admitted = u32::try_from(drawn).map_or(self.step, |drawn| drawn.min(self.step));
         self.open.insert(place, group);
         self.complete(place);
         Ok(())
@@ -210,50 +218,65 @@ impl Flow {
         while self.admitted < self.capacity() {
             self.admit_until(self.capacity(), &[], rollouts, tasks)?;
         }
-        while self.running.len() < rollouts.concurrency
+        while self.under_way.making() < rollouts.concurrency
             && let Some((place, which)) = self.waiting.pop_front()
         {
             let placement = self.placement(place, which);
-            let Some(group) = self.open.get_mut(&place) else { continue };
+            let Some(group) = self.open.get(&place) else { continue };
             let temperature = if which == Which::Baseline { 0.0 } else { self.keys.temperature };
             let params = SamplingParams { temperature, ..SamplingParams::default() };
             let attempt = rollouts.attempt(&placement, &group.task, params, true)?;
-            let running = self.running.spawn(async move { (place, which, attempt.await) });
-            if which != Which::Baseline {
-                group.running.push(running);
-            }
+            self.under_way.make((place, which), attempt);
         }
         Ok(())
     }
 
-    /// Waits for the next attempt to end, and records it. `false` where none is under way.
+    /// Waits for news of an attempt, and records it if it has ended. `false` where none is under way. Where a
+    /// step `needs` the attempts, and nothing is left to wait for but a scorer that is away, that wait has an
+    /// end.
     pub async fn next(
         &mut self,
         rollouts: &Rollouts,
         tasks: &Tasks,
+        needs: bool,
         observer: &mut dyn Observer,
     ) -> Result<bool, TrainerError> {
         self.admit(rollouts, tasks)?;
-        let (place, which, attempt) = match self.running.join_next().await {
+        if needs {
+            self.away.tell(observer);
+        }
+        let limit = needs.then(|| rollouts.scorers.outage());
+        let ((place, which), attempt) = match self.under_way.next(limit).await? {
             None => return Ok(false),
-            Some(Ok(joined)) => joined,
-            // Given up, since its group was complete without it.
-            Some(Err(error)) if error.is_cancelled() => return Ok(true),
-            // A bug; the panic has already said where.
-            Some(Err(panic)) => std::panic::resume_unwind(panic.into_panic()),
+            Some(Ended::Attempt(key, attempt) | Ended::Compares(key, attempt)) => (key, attempt),
+            Some(Ended::Again(key)) => {
+                self.waiting.push_front(key);
+                return Ok(true);
+            }
+            Some(Ended::Waits(not_scored)) => {
+                self.away.found(&not_scored);
+                return Ok(true);
+            }
         };
-        let group = self.open.get_mut(&place).filter(|group| which == Which::Baseline || !group.full);
-        let Some(group) = group else { return Ok(true) };
-        let attempt = attempt?;
-        rollouts.record(&attempt)?;
-        let sampled_tokens = attempt.trajectory.sampled_tokens();
+        let wants = |group: &&mut Group| which == Which::Baseline || !group.full || group.compared > 0;
+        let Some(group) = self.open.get_mut(&place).filter(wants) else { return Ok(true) };
+        let (is_scored, sampled_tokens) =
+            (attempt.status != Status::Unscored, attempt.trajectory.sampled_tokens());
+        if is_scored {
+            rollouts.record(&attempt)?;
+        }
         match which {
-            Which::Sample(sample) => group.attempts[sample as usize] = Some(attempt),
+            Which::Sample(sample) => {
+                group.compared = group.compared.saturating_sub(1);
+                group.attempts[sample as usize] = Some(attempt);
+            }
             Which::Baseline => group.baseline = Some(attempt),
         }
         self.complete(place);
-        let (done, total) = self.progress();
-        observer.event(&Event::Attempt { purpose: Purpose::Train, done, total, sampled_tokens });
+        if is_scored {
+            let (done, total) = self.progress();
+            observer.event(&Event::Attempt { purpose: Purpose::Train, done, total, sampled_tokens });
+        }
         self.admit(rollouts, tasks)?;
         Ok(true)
     }
@@ -261,15 +284,30 @@ impl Flow {
     /// Notes that a group is complete, if it is, and has another drawn where it teaches nothing.
     fn complete(&mut self, place: u64) {
         let Some(group) = self.open.get_mut(&place).filter(|group| group.completed.is_none()) else { return };
-        let (ended, begun) = (group.attempts.iter().flatten().count(), group.attempts.len());
-        // What broke is no use: as long as others may come, they are waited for.
-        let rewarded = group.attempts.iter().flatten().filter(|attempt| attempt.reward.is_some()).count();
-        if ended < begun && rewarded < self.keys.group_size {
+        if !group.full {
+            let (ended, begun) = (group.attempts.iter().flatten().count(), group.attempts.len());
+            // What broke is no use: as long as others may come, they are waited for.
+            let counts = |a: &&Attempt| a.reward.is_some() || a.status == Status::Unscored;
+            let rewarded = group.attempts.iter().flatten().filter(counts).count();
+            if ended < begun && rewarded < self.keys.group_size {
+                return;
+            }
+            group.full = true;
+            self.under_way.give_up(|(of, which)| *of == place && *which != Which::Baseline);
+            self.waiting.retain(|(waiting, which)| *waiting != place || *which == Which::Baseline);
+            let waits = group.attempts.iter_mut().zip(0..).filter_map(|(attempt, sample)| {
+                let attempt = attempt.take_if(|attempt| attempt.status == Status::Unscored)?;
+                Some(((place, Which::Sample(sample)), attempt))
+            });
+            let compared: Vec<_> = waits.collect();
+            group.compared = compared.len();
+            if !compared.is_empty() {
+                self.under_way.score_together(compared);
+            }
+        }
+        if group.compared > 0 {
             return;
         }
-        group.full = true;
-        group.running.drain(..).for_each(|attempt| attempt.abort());
-        self.waiting.retain(|(waiting, which)| *waiting != place || *which == Which::Baseline);
         if self.keys.needs_baseline() && group.baseline.is_none() {
             return;
         }
@@ -311,8 +349,9 @@ impl Flow {
         match self.keys.prefer {
             Prefer::Oldest => {}
             Prefer::FirstDone => others.sort_by_key(|(_, group)| group.completed),
-            Prefer::Freshest => others
-                .sort_by_key(|(place, group)| std::cmp::Reverse((freshness(group, &self.began), **place))),
+            Prefer::Freshest => others.sort_by_key(|(place, group)| {
+                std::cmp::Reverse((freshness(&group.attempts, &self.began), **place))
+            }),
         }
         let rest = size.saturating_sub(chosen.len());
         chosen.extend(others.into_iter().take(rest).map(|(place, _)| *place));
@@ -358,7 +397,9 @@ impl Flow {
             self.open.remove(place);
             let mut attempts = Vec::with_capacity(self.keys.group_size);
             for which in (0..(self.keys.group_size + self.keys.spare) as u32).map(Which::Sample) {
-                attempts.extend(rollouts.store.last_try(&self.placement(*place, which))?);
+                let recorded = rollouts.store.last_try(&self.placement(*place, which))?;
+                // One without a score was given up, since its group was complete without it.
+                attempts.extend(recorded.filter(|attempt| attempt.status != Status::Unscored));
             }
             if attempts.len() < self.keys.group_size {
                 let missing = self.placement(*place, Which::Sample(attempts.len() as u32));
@@ -391,9 +432,9 @@ impl Flow {
         (done.min(total), total)
     }
 
-    /// Attempts under way.
-    pub fn running(&self) -> usize {
-        self.running.len()
+    /// Whether any attempt is under way.
+    pub fn is_running(&self) -> bool {
+        !self.under_way.is_empty()
     }
 }
 
@@ -402,10 +443,11 @@ fn end_of(places: &[u64]) -> u64 {
     places.iter().map(|place| place + 1).max().unwrap_or(0)
 }
 
-/// How many steps of the phase had been done, at least, when a token of the group was sampled: one of a policy that the
-/// phase trains, of which `began` says the version at its beginning. Weights that do not change do not age.
-fn freshness(group: &Group, began: &Versions) -> u64 {
-    let segments = group.attempts.iter().flatten().flat_map(|attempt| attempt.trajectory.segments());
+/// How many steps of the phase had been done, at least, when a token of these attempts was sampled: one of a
+/// policy that the phase trains, of which `began` says the version at its beginning. Weights that do not
+/// change do not age.
+fn freshness(attempts: &[Option<Attempt>], began: &Versions) -> u64 {
+    let segments = attempts.iter().flatten().flat_map(|attempt| attempt.trajectory.segments());
     let steps = segments.filter_map(|segment| Some((segment, *began.get(&segment.policy)?)));
     let steps = steps.flat_map(|(segment, began)| {
         segment.versions.iter().map(move |run| run.version.saturating_sub(began))

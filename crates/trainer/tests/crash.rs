@@ -155,6 +155,29 @@ fn killed_while_attempts_are_made() {
 }
 
 #[test]
+fn killed_between_sampling_and_scoring() {
+    dies_at("scoring:3");
+    dies_at("scoring:40");
+    // What may have to wait for its score is recorded before it has one, and is not sampled again.
+    let park = ["reward.unscored=park"];
+    for place in ["attempt_unscored:3", "attempt_unscored:40", "scoring:40"] {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("run");
+        let run = |crash_at| spawn_with(&folder, Duration::ZERO, crash_at, &park).wait().unwrap();
+        assert_eq!(run(Some(place)).signal(), Some(9), "{place} is never passed, or the run failed before");
+        let store = Store::open_existing(&folder.join("run.db")).unwrap();
+        let all = [Purpose::Train, Purpose::Eval].into_iter().flat_map(|of| store.summaries(of).unwrap());
+        let waits: Vec<_> = all.filter(|found| found.status == dressage_store::Status::Unscored).collect();
+        assert!(!waits.is_empty(), "{place}");
+        assert!(run(None).success(), "{place}: the run does not go on");
+        for attempt in waits {
+            assert_eq!(store.tries(&attempt.placement).unwrap(), attempt.number + 1, "{place}");
+        }
+        Left::of(&folder).must_equal(uninterrupted(), place);
+    }
+}
+
+#[test]
 fn killed_around_the_optimiser() {
     for point in ["ledger_written", "micro_batch", "before_optim_step", "in_optim_step", "after_optim_step"] {
         // In the first phase and, between two of its updates, in the second.

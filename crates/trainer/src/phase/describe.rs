@@ -1,5 +1,7 @@
 //! What the attempts of a step were like, and how they were made.
 
+use std::collections::BTreeSet;
+
 use dressage_policy::Health;
 use dressage_store::{Attempt, HighEntropy};
 use dressage_tree::{Finish, Kind, Masked, Outcome};
@@ -85,6 +87,11 @@ pub(super) fn memory(metrics: &mut Metrics) {
 pub(super) fn attempts(groups: &[&[Attempt]], metrics: &mut Metrics) {
     let attempts: Vec<&Attempt> = groups.iter().copied().flatten().collect();
     metrics.add_spread("critic/score", attempts.iter().filter_map(|attempt| attempt.score));
+    let components = || attempts.iter().flat_map(|attempt| &attempt.outcome.components);
+    for name in components().map(|component| component.name.as_str()).collect::<BTreeSet<_>>() {
+        let values = components().filter(|component| component.name == name).map(|component| component.value);
+        metrics.add_spread(&format!("reward/{name}"), values);
+    }
     metrics.add_spread("critic/rewards", attempts.iter().filter_map(|attempt| attempt.reward));
     let rewards: Vec<Vec<f64>> =
         groups.iter().map(|group| group.iter().filter_map(|attempt| attempt.reward).collect()).collect();

@@ -8,7 +8,7 @@ use dressage_agent::tools::{Calculator, Delayed, Tool, ToolSet};
 use dressage_policy::{Simulator, SimulatorConfig};
 use dressage_text::testing::{VOCABULARY, tiny_chat};
 use dressage_trainer::recipe::{Override, Recipe};
-use dressage_trainer::{AgentParts, Event, Learns, Observer, Parts, Policy};
+use dressage_trainer::{AgentParts, CustomScorers, Event, Learns, Observer, Parts, Policy};
 use dressage_tree::DEFAULT;
 use serde_json::{Map, Value};
 
@@ -109,7 +109,13 @@ pub fn parts(policy: &Arc<Simulator>, latency: Duration) -> Parts {
         tools: ToolSet::new(tools, Duration::from_secs(5)).unwrap(),
         custom: None,
     };
-    Parts { policies: vec![trained(DEFAULT, policy)], agents: vec![agent], begun: 0, model_files: Vec::new() }
+    Parts {
+        policies: vec![trained(DEFAULT, policy)],
+        agents: vec![agent],
+        scorers: CustomScorers::new(),
+        begun: 0,
+        model_files: Vec::new(),
+    }
 }
 
 /// A simulated policy that is trained, with a reference and a critic.
