@@ -249,8 +249,10 @@ impl Flow {
         let ((place, which), attempt) = match self.under_way.next(limit).await? {
             None => return Ok(false),
             Some(Ended::Attempt(key, attempt) | Ended::Compares(key, attempt)) => (key, attempt),
-            Some(Ended::Again(key)) => {
-                self.waiting.push_front(key);
+            Some(Ended::Again((place, which))) => {
+                if self.wants(place, which) {
+                    self.waiting.push_front((place, which));
+                }
                 return Ok(true);
             }
             Some(Ended::Waits(not_scored)) => {
@@ -258,8 +260,10 @@ impl Flow {
                 return Ok(true);
             }
         };
-        let wants = |group: &&mut Group| which == Which::Baseline || !group.full || group.compared > 0;
-        let Some(group) = self.open.get_mut(&place).filter(wants) else { return Ok(true) };
+        if !self.wants(place, which) {
+            return Ok(true);
+        }
+        let Some(group) = self.open.get_mut(&place) else { return Ok(true) };
         let (is_scored, sampled_tokens) =
             (attempt.status != Status::Unscored, attempt.trajectory.sampled_tokens());
         if is_scored {
@@ -279,6 +283,12 @@ impl Flow {
         }
         self.admit(rollouts, tasks)?;
         Ok(true)
+    }
+
+    /// Whether a group still wants an attempt that was begun for it.
+    fn wants(&self, place: u64, which: Which) -> bool {
+        let wants = |group: &Group| which == Which::Baseline || !group.full || group.compared > 0;
+        self.open.get(&place).is_some_and(wants)
     }
 
     /// Notes that a group is complete, if it is, and has another drawn where it teaches nothing.
