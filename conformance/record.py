@@ -33,7 +33,7 @@ class Step:
             sys.exit(f"step {number} has {updates} updates; only the first would be on policy")
         rows = db.execute(
             "SELECT id, name, grp, sample, reward FROM attempts WHERE purpose = 'train' AND phase = ? AND step = ? "
-            "AND status <> 'superseded' ORDER BY grp, sample",
+            "AND status IN ('completed', 'failed') ORDER BY grp, sample",
             (phase, number),
         ).fetchall()
         self.attempts = {}

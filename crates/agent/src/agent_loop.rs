@@ -28,7 +28,7 @@ pub struct AttemptContext {
     pub stream: u64,
     /// How to sample.
     pub params: SamplingParams,
-    /// Whom to ask. The versions that a segment records are those of the policy that it names.
+    /// The policies that can be asked. Versions that a segment records are those of the policy that it names.
     pub samplers: Samplers,
 }
 

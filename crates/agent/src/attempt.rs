@@ -1,8 +1,7 @@
 //! The built-in agent loop: a model and its tools take turns on one task.
 //!
-//! Guarantees: every token the model saw or drew is in the trajectory, exactly as it was, and nothing is
-//! tokenised a second time, except on a branch that the template prints; a reply that is cut by a deadline is
-//! in it as far as it came. Every wait has a deadline that says what was waited for; time in which the
+//! Guarantees: every token the model saw or drew is in the trajectory, exactly as it was (`dressage-conversation`
+//! says how); a reply that is cut by a deadline is in it as far as it came. Every wait has a deadline that says what was waited for; time in which the
 //! sampler's device trained does not count. Tool sessions are closed on every way out. An attempt never fails
 //! the ones beside it: what breaks is in its [`Outcome`]. Nothing that a model writes breaks an attempt:
 //! where its template would print the past otherwise than it was recorded, that is counted, and the
@@ -10,14 +9,16 @@
 //!
 //! Not here: rewards, and who decides which tasks are tried.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use dressage_conversation::{Conversation, ConversationError, Format, Prepared, Reply, Request};
 use dressage_policy::{
-    Completion, FinishReason, PolicyError, SampleRequest, Sampler, SamplingParams, awake, crash_point,
+    CallStreams, Completion, FinishReason, PolicyError, SampleRequest, Sampler, SamplingParams, awake,
+    crash_point,
 };
-use dressage_text::{Chat, History, Message, TextError, ToolSpec};
-use dressage_tree::{Drift, Finish, Outcome, Segment, SegmentId, Trajectory, TreeError};
+use dressage_text::{Message, TextError, ToolSpec};
+use dressage_tree::{Finish, Outcome, Trajectory, TreeError};
 use serde::{Deserialize, Serialize};
 use tracing::{Instrument, debug, debug_span};
 
@@ -26,14 +27,14 @@ use crate::tools::{ObservationKind, OpenTools, ToolError, ToolSet};
 /// What all attempts of a run share: a model, how to talk with it, and its tools.
 #[derive(Clone)]
 pub struct Agent {
-    /// Its name, which its segments bear.
+    /// The name that its segments bear.
     pub name: String,
     /// The name of the policy that is sampled from.
     pub policy: String,
     /// Draws the replies.
     pub sampler: Arc<dyn Sampler>,
-    /// Turns messages into tokens and back.
-    pub chat: Arc<Chat>,
+    /// How conversations with it are written.
+    pub format: Arc<Format>,
     /// The tools.
     pub tools: ToolSet,
     /// Where an attempt ends.
@@ -128,7 +129,7 @@ enum Broken {
     #[error("{0}")]
     Policy(#[from] PolicyError),
     #[error("{0}")]
-    Text(#[from] TextError),
+    Conversation(#[from] ConversationError),
     #[error("{0}")]
     Tool(#[from] ToolError),
     #[error("{0}")]
@@ -144,7 +145,7 @@ impl Broken {
     fn place(&self) -> &'static str {
         match self {
             Broken::Policy(_) => "sampler",
-            Broken::Text(_) => "chat template",
+            Broken::Conversation(_) => "chat template",
             Broken::Tool(_) => "tools",
             Broken::Tree(_) => "record",
             Broken::Prompt { .. } => "prompt",
@@ -158,15 +159,14 @@ impl Agent {
         let mut run = Run {
             agent: self,
             specs: self.tools.specs(),
-            trajectory: Trajectory::new(),
-            path: Vec::new(),
-            leaf: None,
-            drawing: Drawing::default(),
+            conversation: Conversation::new(),
+            drawing: None,
             outcome: Outcome::begun(),
         };
         let span = debug_span!("attempt", id = %request.id);
         let result = run.open_and_loop(request).instrument(span.clone()).await;
-        let Run { trajectory, mut outcome, .. } = run;
+        let Run { conversation, mut outcome, .. } = run;
+        let trajectory = finished(conversation, &mut outcome).await;
         match result {
             Ok(finish) => outcome.finish = finish,
             Err(error) => {
@@ -184,30 +184,36 @@ impl Agent {
 struct Run<'a> {
     agent: &'a Agent,
     specs: Vec<ToolSpec>,
-    trajectory: Trajectory,
-    /// The tokens of the conversation as it goes on: the path to `leaf`.
-    path: Vec<u32>,
-    leaf: Option<SegmentId>,
+    conversation: Conversation,
     /// The reply that is being drawn, as far as it has come.
-    drawing: Drawing,
+    drawing: Option<Drawing>,
     outcome: Outcome,
 }
 
-/// A reply, and how it is drawn.
-#[derive(Default)]
+/// A reply, the prompt that it answers, and how it is drawn.
 struct Drawing {
+    prepared: Prepared,
     completion: Completion,
     params: SamplingParams,
 }
 
-/// Renders away from the async workers: a template may take seconds until one of its bounds stops it.
-async fn rendered<T: Send + 'static>(
-    chat: &Arc<Chat>,
-    render: impl FnOnce(&Chat) -> Result<T, TextError> + Send + 'static,
-) -> Result<T, TextError> {
-    let chat = Arc::clone(chat);
-    let done = tokio::task::spawn_blocking(move || render(&chat)).await;
-    done.unwrap_or_else(|error| Err(TextError::Template(format!("rendering came to no end: {error}"))))
+/// Looks for drift once more, away from the async workers: a template may take seconds until one of its bounds stops
+/// it.
+async fn finished(conversation: Conversation, outcome: &mut Outcome) -> Trajectory {
+    let shared = Arc::new(Mutex::new(conversation));
+    let lent = Arc::clone(&shared);
+    let done =
+        tokio::task::spawn_blocking(move || lent.lock().unwrap_or_else(PoisonError::into_inner).finish());
+    let drift = done.await;
+    let mut conversation = shared.lock().unwrap_or_else(PoisonError::into_inner);
+    outcome.drift = match drift {
+        Ok(drift) => drift,
+        Err(error) => {
+            outcome.trouble("chat template", format!("comparing the conversation came to no end: {error}"));
+            conversation.drift()
+        }
+    };
+    std::mem::take(&mut *conversation).into_trajectory()
 }
 
 impl Run<'_> {
@@ -221,8 +227,8 @@ impl Run<'_> {
             Ok(Finish::Deadline)
         });
         // What was drawn of a reply that did not come to its end was drawn all the same.
-        let cut = std::mem::take(&mut self.drawing);
-        let kept = if cut.completion.tokens.is_empty() { Ok(()) } else { self.keep(cut) };
+        let cut = self.drawing.take().filter(|cut| !cut.completion.tokens.is_empty());
+        let kept = cut.map_or(Ok(()), |cut| self.keep(cut).map(|_| ()));
         self.outcome.calls = tools.counts();
         if let Err(error) = tools.close().await {
             // The attempt itself is as good as it was; what broke it matters more than what broke after.
@@ -234,29 +240,33 @@ impl Run<'_> {
     }
 
     async fn turns(&mut self, request: AttemptRequest, tools: &mut OpenTools) -> Result<Finish, Broken> {
-        let Agent { chat, limits, .. } = self.agent;
-        let AttemptRequest { messages: mut history, seed, mut stream, params: drawing, .. } = request;
-        let (messages, specs) = (history.clone(), self.specs.clone());
-        let whole = rendered(chat, move |chat| chat.prompt(&messages, &specs)).await?;
-        let (found, most) = (whole.len(), limits.prompt);
-        let opening = limits.truncation.cut(whole, most).ok_or(Broken::Prompt { found, most })?;
-        self.outcome.prompt_cut = opening.len() < found;
-        self.push(Segment::given(None, opening, 0))?;
+        let Agent { format, limits, .. } = self.agent;
+        let AttemptRequest { messages: mut history, seed, stream, params: drawing, .. } = request;
+        let mut streams = CallStreams::new(stream);
         loop {
             let turn = self.outcome.turns;
+            let mut prepared = self.prepare(&history).await?;
+            if turn == 0 {
+                let (found, most) = (prepared.prompt.len(), limits.prompt);
+                let opening = limits.truncation.cut(prepared.prompt.clone(), most);
+                prepared.shorten(opening.ok_or(Broken::Prompt { found, most })?);
+                self.outcome.prompt_cut = prepared.prompt.len() < found;
+            }
+            self.conversation.give(&mut prepared)?;
             let params = SamplingParams {
                 max_tokens: limits.tokens - self.outcome.sampled_tokens,
-                stop_ids: chat.stop_ids().to_vec(),
+                stop_ids: format.chat().stop_ids().to_vec(),
                 ..drawing.clone()
             };
-            let prompt = self.path.clone();
-            let drawn = match self.reply(SampleRequest { seed, stream, prompt, params }).await {
+            let prompt = prepared.prompt.clone();
+            let stream = streams.admit(&self.agent.name, &prompt);
+            let drawn = match self.reply(SampleRequest { seed, stream, prompt, params }, prepared).await {
                 // The task fitted, but what the tools said no longer does.
                 Err(PolicyError::PromptTooLong { .. }) if turn > 0 => return Ok(Finish::Context),
                 drawn => drawn?,
             };
-            let (finish, sampled) = (drawn.completion.finish, drawn.completion.tokens.clone());
-            self.keep(drawn)?;
+            let reply = self.keep(drawn)?;
+            let (finish, parsed) = (reply.finish, &reply.parsed);
             match finish {
                 FinishReason::StopId | FinishReason::StopString => {}
                 FinishReason::Length => return Ok(Finish::MaxTokens),
@@ -264,14 +274,9 @@ impl Run<'_> {
                 FinishReason::Aborted => return Err(PolicyError::Stopped("the sampler").into()),
             }
 
-            let said = chat.said(&sampled);
-            let (past, specs) = (history.clone(), self.specs.clone());
-            let in_thought =
-                rendered(chat, move |chat| Ok(chat.opened_thought(&past, &specs)?.is_some())).await?;
-            let parsed = chat.parse(&said, in_thought, &self.specs);
             if parsed.calls.is_empty() {
-                self.outcome.thought = chat.thought(&said, in_thought);
-                self.outcome.final_text = parsed.content;
+                self.outcome.final_text.clone_from(&parsed.content);
+                self.outcome.thought.clone_from(&reply.thought);
                 return Ok(Finish::Answered);
             }
             let last = self.outcome.turns >= limits.turns;
@@ -306,88 +311,44 @@ impl Run<'_> {
             if self.outcome.sampled_tokens >= limits.tokens {
                 return Ok(Finish::MaxTokens);
             }
-            let (past, new, specs) = (history.clone(), observations.clone(), self.specs.clone());
-            let between =
-                rendered(chat, move |chat| chat.continuation(&past, &sampled, &new, &specs)).await?;
-            history.push(Message::assistant(said));
+            history.push(reply.written());
             history.extend(observations);
-            if self.go_on(between, &history).await? {
-                // A branch may have the length of an earlier path, and must not draw the same numbers again.
-                stream = forked(stream);
-            }
         }
     }
 
-    /// Puts what follows a reply before the model, or the whole conversation as the template prints it.
-    /// Returns whether the latter is a new branch.
-    async fn go_on(&mut self, between: Vec<u32>, history: &[Message]) -> Result<bool, Broken> {
-        let (chat, turn) = (&self.agent.chat, self.outcome.turns);
-        let path = [self.path.as_slice(), &between].concat();
-        // A prompt that was cut is nothing that the template prints.
-        let drift = if self.outcome.prompt_cut {
-            None
-        } else {
-            let (history, specs) = (history.to_vec(), self.specs.clone());
-            rendered(chat, move |chat| Ok(chat.drift(&path, &history, &specs))).await?
-        };
-        let Some(dressage_text::Drift { recorded, printed, prompt }) = drift else {
-            self.push(Segment::given(self.leaf, between, turn))?;
-            return Ok(false);
-        };
-        let prompt = prompt.filter(|_| chat.history() == History::Template);
-        self.outcome.drift.push(Drift { turn, recorded, printed, forked: prompt.is_some() });
-        match (prompt, self.leaf) {
-            (Some(prompt), Some(leaf)) => {
-                self.leaf = self.trajectory.branch(leaf, &prompt, turn)?;
-                self.path = prompt;
-                Ok(true)
-            }
-            _ => {
-                self.push(Segment::given(self.leaf, between, turn))?;
-                Ok(false)
-            }
-        }
+    /// Writes a prompt. The template is rendered away from the async workers: it may take seconds until one of its
+    /// bounds stops it.
+    async fn prepare(&self, messages: &[Message]) -> Result<Prepared, Broken> {
+        let Agent { name: agent, policy, format, .. } = self.agent;
+        let request = Request { agent, policy, format, messages, tools: &self.specs };
+        let recognised = self.conversation.recognise(&request);
+        let done = tokio::task::spawn_blocking(move || recognised.render()).await;
+        let broken = |error| TextError::Template(format!("rendering came to no end: {error}"));
+        Ok(done.unwrap_or_else(|error| Err(ConversationError::Text(broken(error))))?)
     }
 
     /// Draws a reply. Where this fails, or is given up, what was drawn is in `self.drawing`.
-    async fn reply(&mut self, request: SampleRequest) -> Result<Drawing, PolicyError> {
+    async fn reply(&mut self, request: SampleRequest, prepared: Prepared) -> Result<Drawing, PolicyError> {
         let (sampler, deadline) = (&*self.agent.sampler, self.agent.limits.reply);
         let late = |what: &str| PolicyError::Deadline(deadline, what.into());
         let params = request.params.clone();
         let accepted = within(sampler, deadline, sampler.sample(request)).await;
         let mut stream = accepted.ok_or_else(|| late("the sampler to accept a request"))??;
         crash_point("sampling");
-        self.drawing = Drawing { params, ..Drawing::default() };
-        let gathered = within(sampler, deadline, stream.gather(&mut self.drawing.completion)).await;
+        let drawing = self.drawing.insert(Drawing { prepared, params, completion: Completion::default() });
+        let gathered = within(sampler, deadline, stream.gather(&mut drawing.completion)).await;
         gathered.ok_or_else(|| late("a reply from the sampler"))??;
-        Ok(std::mem::take(&mut self.drawing))
+        self.drawing.take().ok_or(PolicyError::Stopped("the sampler"))
     }
 
-    /// Appends what was drawn as one turn.
-    fn keep(&mut self, Drawing { completion, params }: Drawing) -> Result<(), TreeError> {
-        let turn = self.outcome.turns;
+    /// Records what was drawn as one turn.
+    fn keep(&mut self, Drawing { prepared, completion, params }: Drawing) -> Result<Reply, TreeError> {
         self.outcome.turns += 1;
         self.outcome.sampled_tokens += completion.tokens.len();
+        let turn = self.outcome.turns - 1;
         debug!(turn, sampled = completion.tokens.len(), finish = ?completion.finish, "turn");
-        self.push(completion.into_segment(self.leaf, &params, turn))
+        self.conversation.record(prepared, completion, &params)
     }
-
-    fn push(&mut self, segment: Segment) -> Result<(), TreeError> {
-        let Agent { name, policy, .. } = self.agent;
-        let segment = Segment { agent: name.clone(), policy: policy.clone(), ..segment };
-        self.path.extend(&segment.tokens);
-        self.leaf = Some(self.trajectory.push(segment)?);
-        Ok(())
-    }
-}
-
-/// The stream of random numbers of a branch, from that of the path which it left: a step of SplitMix64
-/// (Steele et al. 2014).
-fn forked(stream: u64) -> u64 {
-    let mut z = stream.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }
 
 /// Does something for at most `longest`, without the time in which this process stood still or the sampler's

@@ -4,11 +4,12 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
-use dressage_policy::{Health, Learner, SampleEvent, SampleStream, Simulator, SimulatorConfig};
+use dressage_conversation::{History, Options};
+use dressage_policy::{CallStreams, Health, Learner, SampleEvent, SampleStream, Simulator, SimulatorConfig};
 use dressage_rl::Loss;
-use dressage_text::ChatOptions;
 use dressage_text::testing::{ALWAYS_THINKS, IM_END, IM_START, VOCABULARY, tiny_chat, tiny_tokenizer};
-use dressage_tree::{Kind, PathInput, PathTarget, Term, TreeBatch};
+use dressage_text::{Chat, ChatOptions};
+use dressage_tree::{Kind, PathInput, PathTarget, Segment, Term, TreeBatch};
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::{Instant, sleep};
@@ -53,14 +54,18 @@ impl Sampler for Scripted {
         match self.replies[self.next.fetch_add(1, Ordering::SeqCst)].clone() {
             Reply::Tokens(tokens, finish) => {
                 let logprobs = vec![-0.5; tokens.len()];
-                sender.send(Ok(SampleEvent::Tokens { tokens, logprobs, version: 4 })).unwrap();
+                sender
+                    .send(Ok(SampleEvent::Tokens { tokens, logprobs, top: Vec::new(), version: 4 }))
+                    .unwrap();
                 sender.send(Ok(SampleEvent::Finished(finish))).unwrap();
             }
             Reply::Breaks => sender.send(Err(PolicyError::Stopped("the scripted sampler"))).unwrap(),
             Reply::Hangs => std::future::pending().await,
             Reply::Stalls(tokens) => {
                 let logprobs = vec![-0.5; tokens.len()];
-                sender.send(Ok(SampleEvent::Tokens { tokens, logprobs, version: 4 })).unwrap();
+                sender
+                    .send(Ok(SampleEvent::Tokens { tokens, logprobs, top: Vec::new(), version: 4 }))
+                    .unwrap();
                 self.stalled.lock().unwrap().push(sender);
             }
             Reply::TooLong => return Err(PolicyError::PromptTooLong { prompt: 9, context: 8 }),
@@ -122,7 +127,7 @@ fn bench(replies: &[Reply]) -> Bench {
         name: "solver".into(),
         policy: "student".into(),
         sampler: sampler.clone(),
-        chat: Arc::new(tiny_chat().unwrap()),
+        format: Arc::new(Format::new(Arc::new(tiny_chat().unwrap()), Options::default())),
         tools: ToolSet::new(tools, Duration::from_secs(5)).unwrap(),
         limits: Limits {
             turns: 3,
@@ -144,7 +149,7 @@ impl Bench {
     }
 
     fn text(&self, tokens: &[u32]) -> String {
-        self.agent.chat.tokenizer().decode_with_special(tokens)
+        self.agent.format.chat().tokenizer().decode_with_special(tokens)
     }
 }
 
@@ -186,9 +191,12 @@ async fn a_call_is_answered_and_every_token_recorded() {
     // What the sampler saw is what is recorded, and the budget shrinks with what was drawn.
     let requests = bench.sampler.requests.lock().unwrap();
     assert_eq!(whole[..requests[1].prompt.len()], requests[1].prompt);
-    assert_eq!((requests[1].seed, requests[1].stream), (7, 11));
+    let mut streams = CallStreams::new(11);
+    for request in requests.iter() {
+        assert_eq!((request.seed, request.stream), (7, streams.admit("solver", &request.prompt)));
+    }
     assert_eq!(requests[1].params.max_tokens, 1000 - sampled.tokens.len());
-    assert_eq!(requests[0].params.stop_ids, bench.agent.chat.stop_ids());
+    assert_eq!(requests[0].params.stop_ids, bench.agent.format.chat().stop_ids());
 }
 
 #[tokio::test]
@@ -369,7 +377,8 @@ async fn a_demonstration_has_the_tokens_of_the_attempt_it_describes() {
     result.tool_call_id = Some("call_0".into());
     conversation.extend([result, Message::assistant("It is 5.")]);
     let specs = bench.agent.tools.specs();
-    let demonstration = demonstrate(&bench.agent.chat, &specs, &conversation, messages().len()).unwrap();
+    let demonstration =
+        demonstrate(bench.agent.format.chat(), &specs, &conversation, messages().len()).unwrap();
     let parts =
         |t: &Trajectory| t.segments().iter().map(|s| (s.turn, bench.text(&s.tokens))).collect::<Vec<_>>();
     assert_eq!(parts(&demonstration), parts(&attempt.trajectory));
@@ -379,23 +388,24 @@ async fn a_demonstration_has_the_tokens_of_the_attempt_it_describes() {
     // What a task opens with is given, also where the assistant says it.
     let shown =
         [Message::user("1+1?"), Message::assistant("2"), Message::user("2+3?"), Message::assistant("5")];
-    let demonstration = demonstrate(&bench.agent.chat, &specs, &shown, 3).unwrap();
+    let demonstration = demonstrate(bench.agent.format.chat(), &specs, &shown, 3).unwrap();
     let [given, imitated] = demonstration.segments() else { panic!("{demonstration:?}") };
     assert_eq!((given.kind, imitated.kind), (Kind::Given, Kind::Demonstrated));
     assert!(bench.text(&given.tokens).contains("2+3?") && bench.text(&imitated.tokens).starts_with('5'));
 
-    let refused =
-        |conversation: &[Message]| demonstrate(&bench.agent.chat, &specs, conversation, 0).unwrap_err();
+    let refused = |conversation: &[Message]| {
+        demonstrate(bench.agent.format.chat(), &specs, conversation, 0).unwrap_err()
+    };
     assert_eq!(refused(&messages()), DemonstrationError::NoTurn);
     assert_eq!(refused(&[Message::assistant("Hi")]), DemonstrationError::NoTurn);
     conversation.push(Message::user("Thanks"));
     assert_eq!(refused(&conversation), DemonstrationError::Trailing("user"));
 }
 
-fn with_template(template: &str, options: ChatOptions, replies: &[Reply]) -> Bench {
+fn with_template(template: &str, options: ChatOptions, asked: Options, replies: &[Reply]) -> Bench {
     let mut bench = bench(replies);
     let chat = Chat::new(tiny_tokenizer().unwrap(), Some(template), options).unwrap();
-    bench.agent.chat = Arc::new(chat);
+    bench.agent.format = Arc::new(Format::new(Arc::new(chat), asked));
     bench
 }
 
@@ -408,18 +418,21 @@ async fn calls_and_answers_inside_thoughts_do_not_count() {
     assert_eq!((outcome.final_text.as_str(), outcome.calls.ok, outcome.turns), ("", 1, 2));
     // A thought that the prompt begins; after a result it begins none.
     let options = ChatOptions::default;
-    let outcome = with_template(ALWAYS_THINKS, options(), &[says(&format!("{CALL} 5"))]).run().await.outcome;
+    let outcome = with_template(ALWAYS_THINKS, options(), Options::default(), &[says(&format!("{CALL} 5"))])
+        .run()
+        .await
+        .outcome;
     assert_eq!((outcome.final_text.as_str(), outcome.calls.total()), ("", 0));
     let replies = [says(&format!("hm</think>{CALL}")), says("5")];
-    let outcome = with_template(ALWAYS_THINKS, options(), &replies).run().await.outcome;
+    let outcome = with_template(ALWAYS_THINKS, options(), Options::default(), &replies).run().await.outcome;
     assert_eq!((outcome.final_text.as_str(), outcome.calls.ok), ("5", 1));
 }
 
 #[tokio::test]
 async fn a_past_that_the_template_prints_otherwise_is_counted_or_forks() {
     let replies = [says(&format!("hm</think>{CALL}")), says(CALL), says("5")];
-    let options = |history| ChatOptions { history, ..ChatOptions::default() };
-    let bench = with_template(ALWAYS_THINKS, options(History::Append), &replies);
+    let options = |history| Options { history, ..Options::default() };
+    let bench = with_template(ALWAYS_THINKS, ChatOptions::default(), options(History::Append), &replies);
     let Attempt { trajectory, outcome } = bench.run().await;
     assert_eq!((outcome.finish, outcome.calls.ok), (Finish::Answered, 2));
     let turns: Vec<_> = outcome.drift.iter().map(|drift| (drift.turn, drift.forked)).collect();
@@ -429,9 +442,8 @@ async fn a_past_that_the_template_prints_otherwise_is_counted_or_forks() {
     assert_eq!(trajectory.leaves().len(), 1);
     let streams =
         |bench: &Bench| bench.sampler.requests.lock().unwrap().iter().map(|r| r.stream).collect::<Vec<_>>();
-    assert_eq!(streams(&bench), [11, 11, 11]);
 
-    let bench = with_template(ALWAYS_THINKS, options(History::Template), &replies);
+    let bench = with_template(ALWAYS_THINKS, ChatOptions::default(), options(History::Template), &replies);
     let Attempt { trajectory, outcome } = bench.run().await;
     assert_eq!((outcome.finish, outcome.calls.ok), (Finish::Answered, 2));
     // The second reply is kept as it is, so the first branch goes on.
@@ -453,7 +465,7 @@ async fn a_past_that_the_template_prints_otherwise_is_counted_or_forks() {
     );
     assert_eq!(outcome.sampled_tokens, trajectory.sampled_tokens());
     let streams = streams(&bench);
-    assert!(streams[0] == 11 && streams[1] != 11 && streams[2] == streams[1], "{streams:?}");
+    assert!(streams[0] != streams[1] && streams[1] != streams[2] && streams[0] != streams[2], "{streams:?}");
     // What the sampler saw is what is recorded.
     let prompt = bench.sampler.requests.lock().unwrap()[2].prompt.clone();
     assert!(trajectory.path_tokens(leaves[1]).starts_with(&prompt));
@@ -466,7 +478,7 @@ async fn calls_without_tags_are_counted_apart() {
     let outcome = bench(&replies).run().await.outcome;
     assert_eq!((outcome.calls.total(), outcome.turns), (0, 1));
     let options = ChatOptions { bare_calls: true, ..ChatOptions::default() };
-    let outcome = with_template("chatml", options, &replies).run().await.outcome;
+    let outcome = with_template("chatml", options, Options::default(), &replies).run().await.outcome;
     assert_eq!((outcome.calls.ok, outcome.calls.bare, outcome.calls.total()), (1, 1, 1));
     assert_eq!((outcome.calls_by_turn[0].1.bare, outcome.final_text.as_str()), (1, "5"));
 }

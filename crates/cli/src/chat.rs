@@ -3,14 +3,16 @@
 use std::io::{self, BufRead, IsTerminal};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::Context;
 use dressage_agent::tools::OpenTools;
+use dressage_conversation::{Conversation, Format, Prepared, Request};
 use dressage_engine::Engine;
 use dressage_policy::{
     Completion, FinishReason, PolicyError, Precision, SampleEvent, SampleRequest, Sampler, SamplingParams,
 };
-use dressage_text::{Chat, History, Malformed, Message, Piece, TextError, ToolCall, ToolSpec};
+use dressage_text::{Chat, Malformed, Message, Piece, ToolCall, ToolSpec};
 use dressage_trainer::recipe::{AgentKeys, QUESTION};
 use dressage_trainer::{chat_options, tool_set};
 use tokio::sync::mpsc;
@@ -95,7 +97,7 @@ impl Args {
             min_p: self.min_p,
             repetition_penalty: self.repetition_penalty,
             stop_ids: chat.stop_ids().to_vec(),
-            stop_strings: Vec::new(),
+            ..SamplingParams::default()
         }
     }
 }
@@ -143,20 +145,19 @@ async fn talk(
     let style = Style::stderr();
     eprintln!("{} {source}: {}", style.dim("model "), model::describe(files));
 
-    let mut conversation = Conversation {
+    let mut talk = Talk {
         sampler: engine,
-        chat,
+        format: keys.format(Arc::new(chat)),
         specs: tools.specs(),
         tools: tools.open("chat").await?,
         keys,
         params,
         seed: args.seed,
-        history: Vec::new(),
-        path: Vec::new(),
-        reply: None,
+        messages: Vec::new(),
+        conversation: Conversation::new(),
         stream: 0,
     };
-    conversation.reset();
+    talk.reset();
     let is_terminal = std::io::stdin().is_terminal();
     if is_terminal {
         eprintln!("{}", style.dim("/reset begins anew, /quit ends"));
@@ -173,11 +174,11 @@ async fn talk(
         match line.as_deref().map(str::trim) {
             None | Some("/quit") => break ExitCode::SUCCESS,
             Some("") => {}
-            Some("/reset") => conversation.reset(),
-            Some(text) => conversation.ask(text).await?,
+            Some("/reset") => talk.reset(),
+            Some(text) => talk.ask(text).await?,
         }
     };
-    conversation.tools.close().await?;
+    talk.tools.close().await?;
     Ok(code)
 }
 
@@ -209,40 +210,39 @@ fn next_line(input: &mut impl BufRead) -> io::Result<Option<String>> {
     Ok(Some(line))
 }
 
-struct Conversation {
+/// A talk with a model and its tools.
+struct Talk {
     sampler: Engine,
-    chat: Chat,
+    format: Arc<Format>,
     specs: Vec<ToolSpec>,
     tools: OpenTools,
     keys: AgentKeys,
     params: SamplingParams,
     seed: u64,
-    /// The messages before the last reply.
-    history: Vec<Message>,
-    /// The tokens of the conversation, exactly as they were given and drawn.
-    path: Vec<u32>,
-    /// The tokens of the last reply, once there is one.
-    reply: Option<Vec<u32>>,
+    /// All messages since the last reset.
+    messages: Vec<Message>,
+    /// Their tokens, exactly as they were given and drawn.
+    conversation: Conversation,
     /// Every reply draws from a stream of its own.
     stream: u64,
 }
 
-impl Conversation {
+impl Talk {
     fn reset(&mut self) {
         let system = Some(self.keys.system.as_str()).filter(|system| !system.is_empty());
-        self.history = system.into_iter().map(Message::system).collect();
-        self.path.clear();
-        self.reply = None;
+        self.messages = system.into_iter().map(Message::system).collect();
+        self.conversation = Conversation::new();
     }
 
     /// Says something, prints what the model answers, and lets it use its tools until it has an answer.
     async fn ask(&mut self, text: &str) -> anyhow::Result<()> {
-        let mut new = vec![Message::user(self.keys.prompt.replace(QUESTION, text))];
+        self.messages.push(Message::user(self.keys.prompt.replace(QUESTION, text)));
         for turn in 1.. {
-            self.extend(new)?;
-            let in_thought = self.chat.opened_thought(&self.history, &self.specs)?.is_some();
-            let finish = match self.answer(in_thought).await {
-                Ok(finish) => finish,
+            let (format, messages, tools) = (&self.format, &self.messages[..], &self.specs[..]);
+            let request = Request { agent: "", policy: "", format, messages, tools };
+            let prepared = self.conversation.prepare(&request)?;
+            let completion = match self.answer(&prepared).await {
+                Ok(completion) => completion,
                 Err(PolicyError::PromptTooLong { context, .. }) => {
                     note(&format!(
                         "the context of {context} tokens is full; /reset begins a new conversation"
@@ -251,18 +251,19 @@ impl Conversation {
                 }
                 Err(error) => return Err(error.into()),
             };
-            let why = match finish {
+            let why = match completion.finish {
                 FinishReason::StopId | FinishReason::StopString => None,
                 FinishReason::Length => Some("cut at --max-tokens"),
                 FinishReason::Context => Some("the context is full; /reset begins a new conversation"),
                 FinishReason::Aborted => Some("stopped"),
             };
-            let said = self.chat.said(self.reply.as_deref().unwrap_or_default());
-            let calls = self.chat.parse(&said, in_thought, &self.specs).calls;
+            let reply = self.conversation.record(prepared, completion, &self.params)?;
+            self.messages.push(reply.written());
             if let Some(why) = why {
                 note(why);
                 return Ok(());
             }
+            let calls = reply.parsed.calls;
             if calls.is_empty() {
                 return Ok(());
             }
@@ -270,46 +271,27 @@ impl Conversation {
                 note(&format!("no answer after {turn} replies (agent.max_turns)"));
                 return Ok(());
             }
-            new = self.use_tools(&calls).await;
-        }
-        Ok(())
-    }
-
-    /// Puts messages before the model: after what was recorded, or in the whole conversation as the template
-    /// prints it now.
-    fn extend(&mut self, new: Vec<Message>) -> Result<(), TextError> {
-        let Some(reply) = self.reply.take() else {
-            self.history.extend(new);
-            self.path = self.chat.prompt(&self.history, &self.specs)?;
-            return Ok(());
-        };
-        self.path.extend(self.chat.continuation(&self.history, &reply, &new, &self.specs)?);
-        self.history.push(Message::assistant(self.chat.said(&reply)));
-        self.history.extend(new);
-        let drift = self.chat.drift(&self.path, &self.history, &self.specs);
-        if self.chat.history() == History::Template
-            && let Some(prompt) = drift.and_then(|drift| drift.prompt)
-        {
-            self.path = prompt;
+            let observations = self.use_tools(&calls).await;
+            self.messages.extend(observations);
         }
         Ok(())
     }
 
     /// Draws a reply and prints it as it comes. Ctrl-C ends it.
-    async fn answer(&mut self, in_thought: bool) -> Result<FinishReason, PolicyError> {
-        let (seed, stream, prompt) = (self.seed, self.stream, self.path.clone());
+    async fn answer(&mut self, prepared: &Prepared) -> Result<Completion, PolicyError> {
+        let (seed, stream, prompt) = (self.seed, self.stream, prepared.prompt.clone());
         self.stream += 1;
         let request = SampleRequest { seed, stream, prompt, params: self.params.clone() };
         let mut events = self.sampler.sample(request).await?;
         let mut reply = Completion::default();
-        let (mut stream, style) = (self.chat.stream(in_thought), Style::stdout());
-        let finish = loop {
+        let (mut stream, style) = (self.format.chat().stream(prepared.in_thought), Style::stdout());
+        reply.finish = loop {
             let event = tokio::select! {
                 event = events.next() => event.unwrap_or(Err(PolicyError::Stopped("the engine")))?,
                 _ = tokio::signal::ctrl_c() => break FinishReason::Aborted,
             };
             match event {
-                SampleEvent::Tokens { tokens, logprobs, version } => {
+                SampleEvent::Tokens { tokens, logprobs, version, .. } => {
                     for &token in &tokens {
                         screen::print(&painted(stream.push(token), style));
                     }
@@ -319,9 +301,7 @@ impl Conversation {
             }
         };
         screen::say(&painted(stream.finish(), style));
-        self.path.extend(&reply.tokens);
-        self.reply = Some(reply.tokens);
-        Ok(finish)
+        Ok(reply)
     }
 
     /// Answers the calls of a reply, and shows the answers.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use dressage_agent::tasks::QuestionKey;
 use dressage_engine::Engine;
 use dressage_policy::Sampler;
-use dressage_store::{EvalKey, Store};
+use dressage_store::{EvalKey, Memory, Sqlite};
 use dressage_trainer::recipe::{Override, Recipe};
 use dressage_trainer::{
     AgentParts, Agents, CustomScorers, EvalResult, Rollouts, Scorers, StopFlag, Tasks, Troubles,
@@ -90,7 +90,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 
 /// Warns of tasks that a model was trained on, as the record of its run says, and the records of those that
 /// it began from.
-fn warn_of_trained(tasks: &Tasks, model: &str) {
+async fn warn_of_trained(tasks: &Tasks, model: &str) {
     let (mut questions, mut seen): (HashSet<QuestionKey>, Vec<Run>) = Default::default();
     let mut next = Some(model.to_owned());
     let unknown = |why: anyhow::Error| {
@@ -103,10 +103,10 @@ fn warn_of_trained(tasks: &Tasks, model: &str) {
             None
         });
         let Some(run) = run.filter(|run| !seen.contains(run)) else { break };
-        let trained = Store::open_existing(&run.record()).map_err(anyhow::Error::from);
-        match trained.and_then(|record| Ok(trained_on(&record)?)) {
+        let trained = async { Ok(trained_on(&Sqlite::open_existing(&run.record()).await?).await?) };
+        match trained.await {
             Ok(trained) => questions.extend(trained),
-            Err(why) => unknown(why.context(run.record().display().to_string())),
+            Err(why) => unknown(anyhow::Error::context(why, run.record().display().to_string())),
         }
         // Where the model has moved, the trail ends.
         next = run.recipe().ok().map(|recipe| recipe.model.source);
@@ -128,7 +128,7 @@ async fn measure(recipe: &Recipe, trained_by: Option<Run>) -> anyhow::Result<Opt
     let tasks = Tasks::load(recipe)?;
     tasks.notes.iter().for_each(|note| eprintln!("{} {note}", Style::stderr().dim("note:")));
     let begun = trained_by.as_ref().map(Run::begun).transpose()?;
-    warn_of_trained(&tasks, &recipe.model.source);
+    warn_of_trained(&tasks, &recipe.model.source).await;
     let found = model::open(&recipe.model.source, recipe.model.base.as_deref())?;
     let files = &found.files;
     let dim = Style::stderr().dim("model ");
@@ -153,15 +153,14 @@ async fn measure(recipe: &Recipe, trained_by: Option<Run>) -> anyhow::Result<Opt
     let agents = Agents::over(recipe, &agents, &sampler, context)?;
     let scorers = Scorers::new(&recipe.reward, CustomScorers::new());
     check_tasks(&scorers, &tasks, &agents).await?;
-    // Attempts are recorded as in training, but nobody will ask for them.
-    let scratch = tempfile::tempdir()?;
     let rollouts = Rollouts {
         agents,
         samplers: Arc::new([(DEFAULT.to_owned(), sampler)].into()),
         scorers,
         seed: recipe.run.seed,
         concurrency: running,
-        store: Arc::new(Store::open(&scratch.path().join("run.db"), &RunId("eval".into()))?),
+        // Attempts are recorded as in training, but nobody will ask for them.
+        store: Arc::new(Memory::new(RunId("eval".into()))),
     };
     let stop = StopFlag::default();
     let (mut requests, asked) = (Requests::listen()?, stop.clone());
@@ -177,7 +176,7 @@ async fn measure(recipe: &Recipe, trained_by: Option<Run>) -> anyhow::Result<Opt
     bars.clear();
     interrupts.abort();
     let Some((result, attempts)) = result? else { return Ok(None) };
-    let tries = [rollouts.earlier_tries(&attempts)?, attempts].concat();
+    let tries = [rollouts.earlier_tries(&attempts).await?, attempts].concat();
     for trouble in Troubles::default().add(&tries) {
         eprintln!("{} {trouble}", Style::stderr().dim("note:"));
     }

@@ -57,13 +57,7 @@ fn is_users(error: &anyhow::Error) -> bool {
         );
     }
     if let Some(error) = error.downcast_ref::<StoreError>() {
-        return matches!(
-            error,
-            StoreError::Open { .. }
-                | StoreError::Unwritable { .. }
-                | StoreError::Foreign { .. }
-                | StoreError::Version { .. }
-        );
+        return error.is_user_error();
     }
     error.is::<Unusable>() || error.is::<RecipeError>() || error.is::<TextError>()
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use dressage_model::TokenizerSource;
-use dressage_store::{Attempt, AttemptSummary, Earned, Earner, PerToken, PlannedPath, Status, Store};
+use dressage_store::{Attempt, AttemptSummary, Earned, Earner, PerToken, PlannedPath, Sqlite, Status, Store};
 use dressage_text::Tokenizer;
 use dressage_tree::{AttemptId, Component, Drift, Kind, Placement, Purpose, Segment, SegmentId};
 
@@ -75,17 +75,21 @@ impl Args {
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
+    crate::runtime()?.block_on(inspect(args))
+}
+
+async fn inspect(args: Args) -> anyhow::Result<ExitCode> {
     let run = Run::open(&args.run)?;
-    let store = Store::open_existing(&run.record())?;
+    let store = Sqlite::open_existing(&run.record()).await?;
     let found = match &args.attempt {
-        Some(name) => Some(named(&store, name)?.ok_or_else(|| {
+        Some(name) => Some(named(&store, name).await?.ok_or_else(|| {
             let run = args.run.display();
             unusable(format!("the run has no {name}; `dressage inspect {run}` lists what it has"))
         })?),
         None => {
-            let summaries = selected(&args, &store)?;
+            let summaries = selected(&args, &store).await?;
             if args.best || args.worst {
-                store.attempt(&extreme(&summaries, args.best)?)?
+                store.attempt(&extreme(&summaries, args.best)?).await?
             } else {
                 let list = if args.step.is_some() { attempts(&summaries) } else { steps(&summaries) };
                 screen::print(&list);
@@ -94,7 +98,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         }
     };
     if let Some(attempt) = found {
-        let planned = planned(&store, &attempt)?;
+        let planned = planned(&store, &attempt).await?;
         let tokenizer = tokenizer(&run)?;
         screen::print(&shown(&attempt, planned.as_ref(), &tokenizer, args.logprobs, Style::stdout()));
     }
@@ -102,9 +106,9 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 /// The attempt at a place, as in `train/1/3/0/2`, or of an id.
-fn named(store: &Store, name: &str) -> anyhow::Result<Option<Attempt>> {
+async fn named(store: &dyn Store, name: &str) -> anyhow::Result<Option<Attempt>> {
     if let Some(placement) = Placement::parse(name) {
-        return Ok(store.last_try(&placement)?);
+        return Ok(store.last_try(&placement).await?);
     }
     let id: Option<AttemptId> = name.parse().ok();
     let id = id.ok_or_else(|| {
@@ -113,13 +117,13 @@ fn named(store: &Store, name: &str) -> anyhow::Result<Option<Attempt>> {
              digits; the purposes are train, baseline, eval and demonstration"
         ))
     })?;
-    Ok(store.attempt(&id)?)
+    Ok(store.attempt(&id).await?)
 }
 
 /// What the selectors leave, of one phase.
-fn selected(args: &Args, store: &Store) -> anyhow::Result<Vec<AttemptSummary>> {
+async fn selected(args: &Args, store: &dyn Store) -> anyhow::Result<Vec<AttemptSummary>> {
     let purpose = args.purpose();
-    let mut summaries = store.summaries(purpose)?;
+    let mut summaries = store.summaries(purpose).await?;
     let phase = args.phase.or_else(|| summaries.iter().map(|s| s.placement.phase).max());
     summaries.retain(|s| {
         Some(s.placement.phase) == phase && args.step.is_none_or(|step| s.placement.step == step)
@@ -201,13 +205,13 @@ fn attempts(summaries: &[AttemptSummary]) -> String {
 }
 
 /// How the ledger has an attempt: the first path of it that a step trains, and that step, which need not be the one it was made for.
-fn planned(store: &Store, attempt: &Attempt) -> anyhow::Result<Option<(u32, PlannedPath)>> {
+async fn planned(store: &dyn Store, attempt: &Attempt) -> anyhow::Result<Option<(u32, PlannedPath)>> {
     let Placement { purpose, phase, .. } = attempt.placement;
     if purpose != Purpose::Train {
         return Ok(None);
     }
-    for (_, step) in store.planned_steps()?.into_iter().filter(|(of, _)| *of == phase) {
-        let plan = store.step(phase, step)?;
+    for (_, step) in store.planned_steps().await?.into_iter().filter(|(of, _)| *of == phase) {
+        let plan = store.step(phase, step).await?;
         let mut paths = plan.iter().flat_map(|plan| plan.paths());
         if let Some(path) = paths.find(|path| path.attempt == attempt.id) {
             return Ok(Some((step, path.clone())));
@@ -243,7 +247,9 @@ fn shown(
     let number = |value: Option<f64>| value.map_or("none".into(), |v| format!("{v}"));
     let _ = writeln!(text, "{}", style.bold(&attempt.placement.name()));
     let tries = if attempt.number > 0 { format!(", try {}", attempt.number) } else { String::new() };
-    let _ = writeln!(text, "id         {}{tries}", attempt.id);
+    // What does not count can be seen by its id alone.
+    let status = if attempt.status.counts() { String::new() } else { format!(", {}", attempt.status.name()) };
+    let _ = writeln!(text, "id         {}{tries}{status}", attempt.id);
     let _ = writeln!(text, "score      {}{}", number(attempt.score), components(&attempt.outcome.components));
     let parts = attempt.earned.iter().map(|Earned { by, reward }| format!("{reward} by {}", earner(by)));
     let parts = parts.collect::<Vec<_>>().join(", ");
@@ -371,6 +377,7 @@ fn tokens(segment: &Segment, tokenizer: &Tokenizer, style: Style) -> String {
 
 #[cfg(test)]
 mod tests {
+    use dressage_store::Memory;
     use dressage_text::testing::{IM_END, tiny_tokenizer};
     use dressage_tree::{Outcome, RunId, Trajectory, VersionRun};
 
@@ -391,15 +398,14 @@ mod tests {
         }
     }
 
-    #[test]
-    fn attempts_are_named_by_place_or_id() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(&folder.path().join("run.db"), &RunId("r".into())).unwrap();
+    #[tokio::test]
+    async fn attempts_are_named_by_place_or_id() {
+        let store = Memory::new(RunId("r".into()));
         for name in ["train/1/2/3/4", "0123456789abcdef0123456789abcdef"] {
-            assert!(named(&store, name).unwrap().is_none(), "{name}");
+            assert!(named(&store, name).await.unwrap().is_none(), "{name}");
         }
         for name in ["", "train/1/2/3", "0123"] {
-            let error = named(&store, name).unwrap_err().to_string();
+            let error = named(&store, name).await.unwrap_err().to_string();
             assert!(error.contains("PURPOSE/PHASE"), "{error}");
         }
     }
@@ -462,6 +468,9 @@ mod tests {
             trajectory,
         };
         let text = shown(&attempt, None, &tokenizer, true, Style::default());
+        let abandoned = Attempt { status: Status::Abandoned, ..attempt.clone() };
+        let abandoned = shown(&abandoned, None, &tokenizer, true, Style::default());
+        assert!(abandoned.contains("01, try 1, abandoned\n"), "{abandoned}");
         for part in [
             "train/0/0/0/0\nid         01010101010101010101010101010101, try 1\n",
             "score      1\n",

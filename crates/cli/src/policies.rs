@@ -13,13 +13,13 @@ use crate::failure::unusable;
 use crate::model::{self, Found};
 use crate::screen::Style;
 
-/// What a recipe works with, running.
+/// The policies and agents of a recipe, running.
 pub struct Started {
-    /// Its policies.
+    /// The policies.
     pub policies: Vec<Policy>,
-    /// Its agents.
+    /// The agents.
     pub agents: Vec<AgentParts>,
-    /// What the numerics of its engines depend on.
+    /// Dependencies of the numerics of the engines.
     pub fingerprint: Fingerprint,
     /// Files that its models were read from.
     pub model_files: Vec<PathBuf>,

@@ -1,27 +1,36 @@
 //! Choosing a token from a row of logits.
 
-use dressage_policy::SamplingParams;
+use dressage_policy::{SamplingParams, TopLogprobs};
 
 use crate::ops::softmax::{Distribution, argmax, exponentiate, scale};
 use crate::simd::Isa;
 
-/// The next token and its behaviour log-probability, given logits (which are scaled in place), the tokens before it, and a
-/// uniform number `u`; `None` where logits are not finite, so that no token can be drawn.
-///
-/// The log-probability is that of the whole distribution at the request's temperature (at 1 for greedy decoding), whatever
-/// the filters: the very number that training computes.
+/// A token that was drawn.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Chosen {
+    pub token: u32,
+    /// Behaviour log-probability: that of the whole distribution at the request's temperature (at 1 for
+    /// greedy decoding), whatever filters, penalties and biases do: the very number that training computes.
+    pub logprob: f32,
+    /// The most likely tokens of that distribution, as many as were asked for.
+    pub top: TopLogprobs,
+}
+
+/// The next token, given logits (which are scaled in place), the path before it, whose last `reply` tokens
+/// were drawn for this reply, and a uniform number `u`; `None` where logits are not finite, so that no token
+/// can be drawn.
 pub fn choose(
     isa: Isa,
     logits: &mut [f32],
     params: &SamplingParams,
-    before: &[u32],
+    (path, reply): (&[u32], usize),
     u: f64,
-) -> Option<(u32, f32)> {
+) -> Option<Chosen> {
     let greedy = params.temperature == 0.0;
     let temperature = if greedy { 1.0 } else { params.temperature };
     let candidates = params.is_filtered().then(|| {
         let mut candidates = logits.to_vec();
-        penalise(&mut candidates, params.repetition_penalty, before);
+        params.adjust(&mut candidates, path, reply);
         scale(isa, &mut candidates, temperature);
         candidates
     });
@@ -32,31 +41,42 @@ pub fn choose(
     }
     let token = match candidates {
         Some(candidates) if greedy => argmax(&candidates),
-        Some(mut candidates) => draw_filtered(isa, &mut candidates, params, u)?,
+        Some(mut candidates) if params.truncates() => draw_truncated(isa, &mut candidates, params, u)?,
+        Some(candidates) => {
+            let adjusted = Distribution::of(isa, &candidates);
+            // A penalty can make logits infinite.
+            adjusted.normaliser.sum.is_finite().then(|| adjusted.draw(isa, u))?
+        }
         None if greedy => argmax(logits),
         None => distribution.draw(isa, u),
     };
-    Some((token as u32, distribution.normaliser.log_probability(logits[token])))
+    let logprob = |token: usize| distribution.normaliser.log_probability(logits[token]);
+    let top = most_likely(logits, params.top_logprobs);
+    Some(Chosen {
+        token: token as u32,
+        logprob: logprob(token),
+        top: top.into_iter().map(|token| (token as u32, logprob(token))).collect(),
+    })
 }
 
-/// Repetition penalty (Keskar et al. 2019): positive logits of tokens already present are divided, negative ones multiplied.
-fn penalise(logits: &mut [f32], penalty: f32, before: &[u32]) {
-    if penalty == 1.0 {
-        return;
+/// The `count` largest of the logits, largest first, of equals the one with the lower id.
+fn most_likely(logits: &[f32], count: usize) -> Vec<usize> {
+    let mut best: Vec<usize> = Vec::new();
+    if count == 0 {
+        return best;
     }
-    let mut seen = before.to_vec();
-    seen.sort_unstable();
-    seen.dedup();
-    for token in seen {
-        if let Some(z) = logits.get_mut(token as usize) {
-            *z = if *z > 0.0 { *z / penalty } else { *z * penalty };
+    for (token, z) in logits.iter().enumerate() {
+        if best.len() < count || *z > logits[best[count - 1]] {
+            best.truncate(count - 1);
+            best.insert(best.partition_point(|other| logits[*other] >= *z), token);
         }
     }
+    best
 }
 
 /// Draws from what top-k, then top-p, then min-p leave, renormalised. Equal logits are ranked by token. `None` where a
 /// penalty has made logits infinite.
-fn draw_filtered(isa: Isa, z: &mut [f32], params: &SamplingParams, u: f64) -> Option<usize> {
+fn draw_truncated(isa: Isa, z: &mut [f32], params: &SamplingParams, u: f64) -> Option<usize> {
     let (normaliser, _) = exponentiate(isa, z);
     if !normaliser.sum.is_finite() {
         return None;
@@ -99,8 +119,9 @@ mod tests {
     fn counts(params: &SamplingParams, before: &[u32], logits: &[f32]) -> Vec<usize> {
         let mut counts = vec![0; logits.len()];
         for i in 0..3000 {
-            let chosen = choose(Isa::detect(), &mut logits.to_vec(), params, before, uniform(1, 1, i));
-            let (token, logp) = chosen.expect("finite logits");
+            let path = (before, before.len());
+            let chosen = choose(Isa::detect(), &mut logits.to_vec(), params, path, uniform(1, 1, i));
+            let Chosen { token, logprob: logp, .. } = chosen.expect("finite logits");
             counts[token as usize] += 1;
             let t = if params.temperature == 0.0 { 1.0 } else { f64::from(params.temperature) };
             let total: f64 = logits.iter().map(|z| (f64::from(*z) / t).exp()).sum();
@@ -131,6 +152,69 @@ mod tests {
         assert!(hot.iter().all(|c| *c > 600), "{hot:?}");
     }
 
+    /// Tokens, log-probabilities and alternatives against a naive computation in f64, over more than a block.
+    #[test]
+    fn adjusted_draws_are_those_of_a_naive_sampler() {
+        let logits: Vec<f32> = (0..3000).map(|i| (16.0 * uniform(3, 1, i) - 8.0) as f32).collect();
+        let path: Vec<u32> = (0..300).map(|i| (3000.0 * uniform(3, 2, i).powi(3)) as u32).collect();
+        let plain = SamplingParams { temperature: 0.7, top_logprobs: 4, ..SamplingParams::default() };
+        let all = SamplingParams {
+            repetition_penalty: 1.2,
+            presence_penalty: 0.5,
+            frequency_penalty: 1.5,
+            logit_bias: (0..3000).step_by(7).map(|token| (token, 1.5)).collect(),
+            min_tokens: 101,
+            stop_ids: vec![1, 2, 8],
+            ..plain.clone()
+        };
+        let adjusted = |token: usize| {
+            let z = f64::from(logits[token]);
+            let count = |path: &[u32]| path.iter().filter(|other| **other as usize == token).count() as f64;
+            let penalty = if count(&path) == 0.0 { 1.0 } else { f64::from(1.2f32) };
+            let c = count(&path[200..]);
+            let z = if z > 0.0 { z / penalty } else { z * penalty } - 1.5 * c - 0.5 * c.min(1.0);
+            let z = z + if token.is_multiple_of(7) { 1.5 } else { 0.0 };
+            if [1, 2, 8].contains(&token) { 0.0 } else { (z / f64::from(0.7f32)).exp() }
+        };
+        let masses: Vec<f64> = (0..3000).map(adjusted).collect();
+        let total: f64 = masses.iter().sum();
+        let plain_total: f64 = logits.iter().map(|z| (f64::from(*z) / f64::from(0.7f32)).exp()).sum();
+        let exact = |token: u32| f64::from(logits[token as usize]) / f64::from(0.7f32) - plain_total.ln();
+        let mut order: Vec<u32> = (0..3000).collect();
+        order.sort_by(|a, b| exact(*b).total_cmp(&exact(*a)));
+        let (mut checked, mut same) = (0, 0);
+        for i in 0..400 {
+            let u = uniform(1, 2, i);
+            let draw = |params| {
+                choose(Isa::detect(), &mut logits.clone(), params, (&path, 100), u).expect("finite logits")
+            };
+            let chosen = draw(&all);
+            assert!(
+                (f64::from(chosen.logprob) - exact(chosen.token)).abs() < 1e-5,
+                "plain log-probabilities"
+            );
+            assert_eq!(chosen.top.iter().map(|(token, _)| *token).collect::<Vec<_>>(), order[..4]);
+            assert!(chosen.top.iter().all(|(t, p)| (f64::from(*p) - exact(*t)).abs() < 1e-5), "{chosen:?}");
+            let below: f64 = masses[..chosen.token as usize].iter().sum();
+            let above = below + masses[chosen.token as usize];
+            assert!(below / total < u + 1e-6 && above / total > u - 1e-6, "{i}: {chosen:?}");
+            checked += usize::from(above / total > u && below / total <= u);
+            // What changes nothing draws the very tokens of the plain distribution.
+            let idle = SamplingParams { min_tokens: 101, stop_ids: vec![5000], ..plain.clone() };
+            assert!(idle.adjusts());
+            assert_eq!(draw(&idle), draw(&plain));
+            same += usize::from(draw(&plain).token == chosen.token);
+        }
+        assert!(checked > 395 && same < 200, "{checked} {same}");
+    }
+
+    #[test]
+    fn the_most_likely_come_first_and_equals_in_order() {
+        assert_eq!(most_likely(&[1.0, 3.0, 3.0, -1.0, 3.0, 7.0], 4), [5, 1, 2, 4]);
+        assert_eq!(most_likely(&[1.0, 2.0], 4), [1, 0]);
+        assert!(most_likely(&[1.0, 2.0], 0).is_empty());
+    }
+
     #[test]
     fn nothing_is_drawn_from_what_is_not_finite() {
         let plain = SamplingParams::default();
@@ -140,10 +224,14 @@ mod tests {
         for params in [plain, filtered, greedy, penalised.clone()] {
             for bad in [f32::NAN, f32::INFINITY] {
                 for mut logits in [vec![bad; 40], [vec![1.0; 40], vec![bad]].concat()] {
-                    assert_eq!(choose(Isa::detect(), &mut logits, &params, &[3], 0.5), None, "{params:?}");
+                    assert_eq!(
+                        choose(Isa::detect(), &mut logits, &params, (&[3], 1), 0.5),
+                        None,
+                        "{params:?}"
+                    );
                 }
             }
         }
-        assert_eq!(choose(Isa::detect(), &mut [30.0; 40], &penalised, &[3], 0.5), None);
+        assert_eq!(choose(Isa::detect(), &mut [30.0; 40], &penalised, (&[3], 1), 0.5), None);
     }
 }

@@ -19,7 +19,7 @@ use dressage_policy::{
 
 use crate::buffer::{Buffer, Shared};
 use crate::cache::Cache;
-use crate::choose::choose;
+use crate::choose::{Chosen, choose};
 use crate::ops::kv::{BLOCK, Span};
 use crate::radix::Prefix;
 use crate::sequence::{Events, Sequence};
@@ -100,7 +100,7 @@ impl Scheduler {
         request: SampleRequest,
         events: Events,
     ) -> Result<(), PolicyError> {
-        request.params.validate()?;
+        request.validate(model.weights.config.vocabulary)?;
         let (prompt, context) = (request.prompt.len(), model.context);
         if prompt == 0 {
             return Err(PolicyError::Invalid("the prompt is empty; it needs at least one token".into()));
@@ -108,19 +108,13 @@ impl Scheduler {
         if prompt >= context {
             return Err(PolicyError::PromptTooLong { prompt, context });
         }
-        let vocabulary = model.weights.config.vocabulary;
-        if let Some(token) = request.prompt.iter().find(|t| **t as usize >= vocabulary) {
-            return Err(PolicyError::Invalid(format!(
-                "token {token} is outside the model's vocabulary of {vocabulary}; was the prompt made with another tokenizer?"
-            )));
-        }
         if !request.params.stop_strings.is_empty() && self.token_bytes.is_none() {
             return Err(PolicyError::Invalid(
                 "stop_strings need an engine that was started with its tokenizer's bytes; use stop_ids"
                     .into(),
             ));
         }
-        let sequence = Sequence::new(policy, request, context, events);
+        let sequence = Sequence::new(policy, request, context, self.token_bytes.as_deref(), events);
         if sequence.longest > self.cache.capacity() {
             return Err(PolicyError::Invalid(format!(
                 "prompt and reply may take {} tokens, but the memory for keys and values holds {}; lower max_tokens, or start the engine with a larger kv_memory_mb",
@@ -244,7 +238,7 @@ impl Scheduler {
     fn draw(&mut self, model: &Transformer, published: &[Published], wanted: &[(usize, usize)]) {
         let vocabulary = model.weights.config.vocabulary;
         let logits = Shared::new(&mut self.logits[..wanted.len() * vocabulary]);
-        let mut drawn: Vec<Option<(u32, f32)>> = vec![None; wanted.len()];
+        let mut drawn: Vec<Option<Chosen>> = vec![None; wanted.len()];
         let results = Shared::new(&mut drawn);
         let running = &self.running;
         model.compute.pool.run(wanted.len(), |task| {
@@ -253,12 +247,13 @@ impl Scheduler {
             // SAFETY: each row belongs to one task.
             let (row, result) =
                 unsafe { (logits.slice(task * vocabulary, vocabulary), results.slice(task, 1)) };
-            result[0] = choose(model.compute.isa, row, &sequence.params, &sequence.tokens, u);
+            let path = (&sequence.tokens[..], sequence.reply());
+            result[0] = choose(model.compute.isa, row, &sequence.params, path, u);
         });
         let mut done = Vec::new();
-        for (&(index, _), drawn) in wanted.iter().zip(&drawn) {
+        for (&(index, _), drawn) in wanted.iter().zip(drawn) {
             let sequence = &mut self.running[index];
-            let Some((token, logprob)) = *drawn else {
+            let Some(Chosen { token, logprob, top }) = drawn else {
                 let position = sequence.tokens.len();
                 let _ = sequence.events.send(Err(PolicyError::NotFinite { position }));
                 // Nobody is to go on from it.
@@ -269,7 +264,8 @@ impl Scheduler {
             self.drawn += 1;
             sequence.tokens.push(token);
             let version = published[sequence.policy as usize].version;
-            let event = SampleEvent::Tokens { tokens: vec![token], logprobs: vec![logprob], version };
+            let top = if sequence.params.top_logprobs > 0 { vec![top] } else { Vec::new() };
+            let event = SampleEvent::Tokens { tokens: vec![token], logprobs: vec![logprob], top, version };
             // A receiver that is gone is noticed before the next step.
             let _ = sequence.events.send(Ok(event));
             if let Some(reason) = sequence.finished(token, model.context, self.token_bytes.as_deref()) {

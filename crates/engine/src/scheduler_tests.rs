@@ -1,4 +1,4 @@
-use dressage_policy::{SampleStream, SamplingParams, uniform};
+use dressage_policy::{SampleStream, SamplingParams, TopLogprobs, uniform};
 
 use super::*;
 use crate::Compute;
@@ -35,8 +35,17 @@ fn submit(
     prompt: Vec<u32>,
     max_tokens: usize,
 ) -> SampleStream {
+    submit_with(scheduler, model, stream, prompt, SamplingParams { max_tokens, ..SamplingParams::default() })
+}
+
+fn submit_with(
+    scheduler: &mut Scheduler,
+    model: &Transformer,
+    stream: u64,
+    prompt: Vec<u32>,
+    params: SamplingParams,
+) -> SampleStream {
     let (events, reply) = SampleStream::channel();
-    let params = SamplingParams { max_tokens, ..SamplingParams::default() };
     let request = SampleRequest { seed: 7, stream, prompt, params };
     scheduler.submit(model, 0, request, events).expect("it fits");
     reply
@@ -67,6 +76,7 @@ fn run(
 struct Got {
     tokens: Vec<u32>,
     logprobs: Vec<u32>,
+    top: Vec<TopLogprobs>,
     versions: Vec<u64>,
     end: Option<FinishReason>,
 }
@@ -75,7 +85,8 @@ async fn got(mut stream: SampleStream) -> Got {
     let mut got = Got::default();
     while let Some(event) = stream.next().await {
         match event.expect("no errors") {
-            SampleEvent::Tokens { tokens, logprobs, version } => {
+            SampleEvent::Tokens { tokens, logprobs, top, version } => {
+                got.top.extend(top);
                 got.versions.extend(tokens.iter().map(|_| version));
                 got.tokens.extend(tokens);
                 got.logprobs.extend(logprobs.iter().map(|p| p.to_bits()));
@@ -240,4 +251,77 @@ async fn what_is_kept_over_an_update_is_nobody_elses() {
     for stream in [beside, after] {
         assert_eq!(got(stream).await.tokens.len(), 5);
     }
+}
+
+/// Parameters that look at the reply so far: those of a stream.
+fn adjusting(stream: u64) -> SamplingParams {
+    SamplingParams {
+        max_tokens: 30,
+        temperature: [1.0, 0.5, 0.0][stream as usize % 3],
+        repetition_penalty: [1.0, 1.1][stream as usize % 2],
+        presence_penalty: 0.5,
+        frequency_penalty: 1.0,
+        logit_bias: (0..40).map(|token| (token, 0.5)).collect(),
+        top_logprobs: 1 + stream as usize % 3,
+        min_tokens: 12,
+        stop_ids: (0..20).collect(),
+        ..SamplingParams::default()
+    }
+}
+
+/// Penalties, biases, early stops and alternatives: a reply is the same alone, beside others on little
+/// memory, and cut and continued.
+#[tokio::test]
+async fn adjusted_replies_do_not_depend_on_company_or_cuts() {
+    const STREAMS: u64 = 9;
+    let model = model();
+    let prompt = |stream: u64| tokens(stream / 3, 20 + 9 * (stream as usize / 3));
+    let mut alone = Vec::new();
+    for stream in 0..STREAMS {
+        let mut scheduler = scheduler(&model, 200, 1);
+        let reply = submit_with(&mut scheduler, &model, stream, prompt(stream), adjusting(stream));
+        run(&mut scheduler, &model, &FIRST, |_| false);
+        alone.push(got(reply).await);
+    }
+    assert!(alone.iter().any(|reply| reply.end == Some(FinishReason::StopId)));
+    assert!(alone.iter().all(|reply| reply.tokens[..12].iter().all(|token| *token >= 20)));
+    for (stream, reply) in alone.iter().enumerate() {
+        assert!(reply.top.len() == reply.tokens.len() && reply.top.iter().all(|t| t.len() == 1 + stream % 3));
+    }
+
+    // Half of them are stopped by the way, and continue as new requests.
+    let mut scheduler = scheduler(&model, 14, 6);
+    let begun: Vec<SampleStream> = (0..STREAMS)
+        .map(|stream| submit_with(&mut scheduler, &model, stream, prompt(stream), adjusting(stream)))
+        .collect();
+    run(&mut scheduler, &model, &FIRST, |s| s.drawn >= 30);
+    for stream in (0..STREAMS).step_by(2) {
+        scheduler.abort(0, Some(stream));
+    }
+    let mut cut = 0;
+    for (stream, reply) in (0..STREAMS).zip(begun) {
+        let mut rest = None;
+        if stream % 2 == 1 {
+            run(&mut scheduler, &model, &FIRST, |_| false);
+        }
+        let mut reply = got(reply).await;
+        if reply.end == Some(FinishReason::Aborted) {
+            cut += usize::from(!reply.tokens.is_empty());
+            let drawn = reply.tokens.len();
+            let params = SamplingParams { max_tokens: 30 - drawn, drawn_before: drawn, ..adjusting(stream) };
+            let path = [prompt(stream), reply.tokens.clone()].concat();
+            rest = Some(submit_with(&mut scheduler, &model, stream, path, params));
+        }
+        if let Some(rest) = rest {
+            run(&mut scheduler, &model, &FIRST, |_| false);
+            let rest = got(rest).await;
+            reply.tokens.extend(rest.tokens);
+            reply.logprobs.extend(rest.logprobs);
+            reply.top.extend(rest.top);
+            reply.versions.extend(rest.versions);
+            reply.end = rest.end;
+        }
+        assert_eq!(reply, alone[stream as usize], "stream {stream}");
+    }
+    assert!(cut > 1, "{cut}");
 }

@@ -37,9 +37,16 @@ pub struct Sequence {
 
 impl Sequence {
     /// A request to `policy` that has not begun, for a model with room for `context` tokens.
-    pub fn new(policy: u32, request: SampleRequest, context: usize, events: Events) -> Self {
+    pub fn new(
+        policy: u32,
+        request: SampleRequest,
+        context: usize,
+        token_bytes: Option<&dyn TokenBytes>,
+        events: Events,
+    ) -> Self {
         let SampleRequest { seed, stream, prompt, params } = request;
-        Sequence {
+        let drawn = prompt[prompt.len() - params.drawn_before..].to_vec();
+        let mut sequence = Sequence {
             policy,
             longest: prompt.len().saturating_add(params.max_tokens).min(context),
             prompt: prompt.len(),
@@ -52,7 +59,17 @@ impl Sequence {
             stream,
             params,
             events,
+        };
+        // A stop string may have begun in what was drawn before.
+        for token in drawn {
+            sequence.completes_stop(token, token_bytes);
         }
+        sequence
+    }
+
+    /// How many tokens the reply has, those of an earlier request included.
+    pub fn reply(&self) -> usize {
+        self.tokens.len() - self.prompt + self.params.drawn_before
     }
 
     /// Blocks that it takes at its longest.
@@ -101,21 +118,13 @@ impl Sequence {
         context: usize,
         token_bytes: Option<&dyn TokenBytes>,
     ) -> Option<FinishReason> {
-        let params = &self.params;
-        if params.stop_ids.contains(&token) {
+        if self.params.stop_ids.contains(&token) {
             return Some(FinishReason::StopId);
         }
-        let longest_stop = params.stop_strings.iter().map(String::len).max().unwrap_or(0);
-        if longest_stop > 0 {
-            let new = token_bytes.and_then(|bytes| bytes.token_bytes(token)).unwrap_or_default();
-            self.tail.extend_from_slice(new);
-            let stops = |stop: &String| self.tail.windows(stop.len().max(1)).any(|w| w == stop.as_bytes());
-            if params.stop_strings.iter().any(stops) {
-                return Some(FinishReason::StopString);
-            }
-            let surplus = self.tail.len().saturating_sub(longest_stop - 1);
-            self.tail.drain(..surplus);
+        if self.completes_stop(token, token_bytes) && self.reply() > self.params.min_tokens {
+            return Some(FinishReason::StopString);
         }
+        let params = &self.params;
         if self.tokens.len() >= self.prompt + params.max_tokens {
             Some(FinishReason::Length)
         } else if self.tokens.len() >= context {
@@ -123,5 +132,22 @@ impl Sequence {
         } else {
             None
         }
+    }
+
+    /// Whether the reply's next token completes a stop string.
+    fn completes_stop(&mut self, token: u32, token_bytes: Option<&dyn TokenBytes>) -> bool {
+        let longest_stop = self.params.stop_strings.iter().map(String::len).max().unwrap_or(0);
+        if longest_stop == 0 {
+            return false;
+        }
+        let new = token_bytes.and_then(|bytes| bytes.token_bytes(token)).unwrap_or_default();
+        self.tail.extend_from_slice(new);
+        let stops = |stop: &String| self.tail.windows(stop.len().max(1)).any(|w| w == stop.as_bytes());
+        let completes = self.params.stop_strings.iter().any(stops);
+        // One that came too early to end the reply is over.
+        let kept = if completes { 0 } else { longest_stop - 1 };
+        let surplus = self.tail.len().saturating_sub(kept);
+        self.tail.drain(..surplus);
+        completes
     }
 }

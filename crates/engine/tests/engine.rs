@@ -227,7 +227,9 @@ async fn first_tokens(stream: &mut SampleStream, count: usize) -> Completion {
     let mut found = Completion::default();
     while found.tokens.len() < count {
         match stream.next().await.unwrap().unwrap() {
-            SampleEvent::Tokens { tokens, logprobs, version } => found.extend(&tokens, &logprobs, version),
+            SampleEvent::Tokens { tokens, logprobs, version, .. } => {
+                found.extend(&tokens, &logprobs, version)
+            }
             SampleEvent::Finished(reason) => panic!("{reason:?} after {} tokens", found.tokens.len()),
         }
     }

@@ -51,14 +51,16 @@ mod tests {
 
     #[test]
     fn every_call_has_a_stream_of_its_own() {
-        let calls = [("a", &[1, 2][..]), ("a", &[1, 2]), ("b", &[1, 2]), ("a", &[1]), ("a", &[]), ("", &[1, 2])];
+        let calls =
+            [("a", &[1, 2][..]), ("a", &[1, 2]), ("b", &[1, 2]), ("a", &[1]), ("a", &[]), ("", &[1, 2])];
         let mut streams = CallStreams::new(7);
         let all: Vec<u64> = calls.iter().map(|(agent, prompt)| streams.admit(agent, prompt)).collect();
         assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), calls.len());
         assert!(!all.contains(&CallStreams::new(8).admit("a", &[1, 2])));
         // In whatever order they arrive; of equal ones the first is the first.
         let mut again = CallStreams::new(7);
-        let mut reversed: Vec<u64> = calls.iter().rev().map(|(agent, prompt)| again.admit(agent, prompt)).collect();
+        let mut reversed: Vec<u64> =
+            calls.iter().rev().map(|(agent, prompt)| again.admit(agent, prompt)).collect();
         reversed.reverse();
         reversed.swap(0, 1);
         assert_eq!(reversed, all);

@@ -15,6 +15,7 @@
 //!
 //! Not here: prompts as text (`dressage-text`), and any model.
 
+mod adjust;
 pub mod awake;
 mod calls;
 mod caught;
@@ -29,6 +30,7 @@ mod sampler;
 mod simulator;
 mod timely;
 
+pub use calls::CallStreams;
 pub use caught::caught;
 pub use crash::{CRASH_AT, crash_point};
 pub use device::Timing;
@@ -36,11 +38,10 @@ pub use error::PolicyError;
 pub use learner::{ForwardBackward, Learner, OptimParams, OptimReport, Predictions};
 pub use lora::LoraOptions;
 pub use precision::Precision;
-pub use calls::CallStreams;
 pub use random::uniform;
 pub use sampler::{
     Completion, FinishReason, Health, SampleEvent, SampleRequest, SampleStream, Sampler, SamplingParams,
-    TokenBytes,
+    TokenBytes, TopLogprobs,
 };
 pub use simulator::{Simulator, SimulatorConfig};
 pub use timely::Timely;

@@ -1,5 +1,6 @@
 //! Drawing tokens from a policy.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -8,6 +9,13 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 use crate::{PolicyError, awake};
+
+/// Most that a presence or frequency penalty takes or gives, as in OpenAI's API.
+const MOST_PENALTY: f32 = 2.0;
+/// Largest bias of a logit either way, likewise.
+const MOST_BIAS: f32 = 100.0;
+/// Most alternatives that are reported for a token, likewise.
+const MOST_TOP_LOGPROBS: usize = 20;
 
 /// How to draw. The defaults draw from the model's own distribution.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -23,8 +31,23 @@ pub struct SamplingParams {
     pub top_k: usize,
     /// Keep tokens at least this likely relative to the most likely one; 0 keeps all.
     pub min_p: f32,
-    /// Divides positive and multiplies negative logits of tokens already present; 1 leaves them.
+    /// Divides positive and multiplies negative logits of tokens that prompt or reply have; 1 leaves them.
     pub repetition_penalty: f32,
+    /// Taken from the logits of tokens that the reply has, in −2..=2.
+    pub presence_penalty: f32,
+    /// Taken from the logit of a token as often as the reply has it, in −2..=2.
+    pub frequency_penalty: f32,
+    /// Added to the logits of tokens, by their ids; each in −100..=100.
+    pub logit_bias: BTreeMap<u32, f32>,
+    /// None of `stop_ids` is among the first tokens of the reply, this many, and no stop string ends it
+    /// there.
+    pub min_tokens: usize,
+    /// For every token, this many of the most likely ones are reported with their log-probabilities; at most
+    /// 20.
+    pub top_logprobs: usize,
+    /// Tokens at the end of the prompt that were drawn before for this very reply, by a request that was
+    /// aborted: penalties and `min_tokens` go on counting. `max_tokens` are new ones.
+    pub drawn_before: usize,
     /// Tokens that end the reply; the one that did is kept as its last token.
     pub stop_ids: Vec<u32>,
     /// Texts that end the reply; the tokens that complete one are kept. Needs a sampler that knows its vocabulary.
@@ -40,6 +63,12 @@ impl Default for SamplingParams {
             top_k: 0,
             min_p: 0.0,
             repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: BTreeMap::new(),
+            min_tokens: 0,
+            top_logprobs: 0,
+            drawn_before: 0,
             stop_ids: Vec::new(),
             stop_strings: Vec::new(),
         }
@@ -49,7 +78,12 @@ impl Default for SamplingParams {
 impl SamplingParams {
     /// Whether tokens come from another distribution than the one their log-probabilities describe.
     pub fn is_filtered(&self) -> bool {
-        self.top_p < 1.0 || self.top_k > 0 || self.min_p > 0.0 || self.repetition_penalty != 1.0
+        self.truncates() || self.adjusts()
+    }
+
+    /// Whether unlikely tokens are left out (top-p, top-k, min-p).
+    pub fn truncates(&self) -> bool {
+        self.top_p < 1.0 || self.top_k > 0 || self.min_p > 0.0
     }
 
     /// Checks every value.
@@ -70,7 +104,19 @@ impl SamplingParams {
         check((0.0..=1.0).contains(&self.min_p), "min_p", self.min_p, "in 0..=1")?;
         let r = self.repetition_penalty;
         check(r > 0.0 && r.is_finite(), "repetition_penalty", r, "more than 0")?;
-        check(self.max_tokens > 0, "max_tokens", self.max_tokens as f32, "at least 1")
+        let p = MOST_PENALTY;
+        let penalty = |name, value: f32| check((-p..=p).contains(&value), name, value, "in -2..=2");
+        penalty("presence_penalty", self.presence_penalty)?;
+        penalty("frequency_penalty", self.frequency_penalty)?;
+        for (token, bias) in &self.logit_bias {
+            let ok = (-MOST_BIAS..=MOST_BIAS).contains(bias);
+            check(ok, &format!("logit_bias of token {token}"), *bias, "in -100..=100")?;
+        }
+        let top = self.top_logprobs;
+        check(top <= MOST_TOP_LOGPROBS, "top_logprobs", top as f32, "at most 20")?;
+        check(self.max_tokens > 0, "max_tokens", self.max_tokens as f32, "at least 1")?;
+        let most = self.drawn_before.saturating_add(self.max_tokens);
+        check(self.min_tokens <= most, "min_tokens", self.min_tokens as f32, "at most what max_tokens allow")
     }
 }
 
@@ -79,7 +125,7 @@ impl SamplingParams {
 pub struct SampleRequest {
     /// Seed of the run.
     pub seed: u64,
-    /// The stream of random numbers within the run, unique to the attempt. Together with the position of a token it
+    /// The stream of random numbers within the run, unique to the call. Together with the position of a token it
     /// decides the draw, so a reply does not depend on what else is being sampled.
     pub stream: u64,
     /// The whole path so far.
@@ -87,6 +133,36 @@ pub struct SampleRequest {
     /// How to draw.
     pub params: SamplingParams,
 }
+
+impl SampleRequest {
+    /// Checks prompt and parameters against a `vocabulary` of so many tokens.
+    ///
+    /// # Errors
+    /// Names the first value that is wrong, and what it must be.
+    pub fn validate(&self, vocabulary: usize) -> Result<(), PolicyError> {
+        self.params.validate()?;
+        if let Some(token) = self.prompt.iter().find(|token| **token as usize >= vocabulary) {
+            return Err(PolicyError::Invalid(format!(
+                "token {token} is outside the model's vocabulary of {vocabulary}; was the prompt made with another tokenizer?"
+            )));
+        }
+        if let Some(token) = self.params.logit_bias.keys().find(|token| **token as usize >= vocabulary) {
+            return Err(PolicyError::Invalid(format!(
+                "logit_bias names token {token}, which is outside the model's vocabulary of {vocabulary}"
+            )));
+        }
+        let (drawn, prompt) = (self.params.drawn_before, self.prompt.len());
+        if drawn > prompt {
+            return Err(PolicyError::Invalid(format!(
+                "drawn_before = {drawn}, but the prompt has only {prompt} tokens; it ends with what was drawn before"
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// Tokens with their log-probabilities, most likely first, of equals the one with the lower id.
+pub type TopLogprobs = Vec<(u32, f32)>;
 
 /// Why a reply ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,6 +189,9 @@ pub enum SampleEvent {
         tokens: Vec<u32>,
         /// Their behaviour log-probabilities.
         logprobs: Vec<f32>,
+        /// For each of them the most likely tokens in its place, from the distribution that `logprobs` are
+        /// of; empty where none were asked for.
+        top: Vec<TopLogprobs>,
         /// The weights that drew them.
         version: u64,
     },
@@ -148,8 +227,9 @@ impl SampleStream {
     pub async fn gather(&mut self, completion: &mut Completion) -> Result<(), PolicyError> {
         loop {
             match self.next().await {
-                Some(Ok(SampleEvent::Tokens { tokens, logprobs, version })) => {
+                Some(Ok(SampleEvent::Tokens { tokens, logprobs, top, version })) => {
                     completion.extend(&tokens, &logprobs, version);
+                    completion.top.extend(top);
                 }
                 Some(Ok(SampleEvent::Finished(reason))) => {
                     completion.finish = reason;
@@ -181,6 +261,8 @@ pub struct Completion {
     pub tokens: Vec<u32>,
     /// Their behaviour log-probabilities.
     pub logprobs: Vec<f32>,
+    /// The most likely tokens in the place of each, where they were asked for.
+    pub top: Vec<TopLogprobs>,
     /// Which weights drew them.
     pub versions: Vec<VersionRun>,
     /// Why it ended.
@@ -192,6 +274,7 @@ impl Default for Completion {
         Completion {
             tokens: Vec::new(),
             logprobs: Vec::new(),
+            top: Vec::new(),
             versions: Vec::new(),
             finish: FinishReason::Aborted,
         }
@@ -283,4 +366,52 @@ pub trait Sampler: Send + Sync {
 pub trait TokenBytes: Send + Sync {
     /// The bytes `id` stands for in the middle of a text; `None` for special tokens and ids out of range.
     fn token_bytes(&self, id: u32) -> Option<&[u8]>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_out_of_range_are_named() {
+        let plain = SamplingParams::default();
+        let request = |params| SampleRequest { seed: 1, stream: 1, prompt: vec![1, 2], params };
+        for (params, want) in [
+            (
+                SamplingParams { presence_penalty: 2.5, ..plain.clone() },
+                "presence_penalty = 2.5, but it must be in -2..=2",
+            ),
+            (SamplingParams { frequency_penalty: f32::NAN, ..plain.clone() }, "frequency_penalty = NaN, but"),
+            (
+                SamplingParams { logit_bias: [(3, 1.0), (5, -101.0)].into(), ..plain.clone() },
+                "logit_bias of token 5 = -101, but it must be in -100..=100",
+            ),
+            (SamplingParams { logit_bias: [(9, 1.0)].into(), ..plain.clone() }, "logit_bias names token 9"),
+            (
+                SamplingParams { top_logprobs: 21, ..plain.clone() },
+                "top_logprobs = 21, but it must be at most 20",
+            ),
+            (SamplingParams { min_tokens: 5, max_tokens: 4, ..plain.clone() }, "min_tokens = 5, but"),
+            (
+                SamplingParams { drawn_before: 3, ..plain.clone() },
+                "drawn_before = 3, but the prompt has only 2",
+            ),
+        ] {
+            let error = request(params).validate(9).unwrap_err().to_string();
+            assert!(error.contains(want), "{error}");
+        }
+        let good = SamplingParams { min_tokens: 6, max_tokens: 4, drawn_before: 2, ..plain.clone() };
+        request(good).validate(9).unwrap();
+        assert!(request(plain).validate(2).unwrap_err().to_string().contains("token 2 is outside"));
+    }
+
+    /// Parameters are written and read as JSON, biases by id.
+    #[test]
+    fn parameters_survive_json() {
+        let params = SamplingParams { logit_bias: [(7, -1.5)].into(), top_logprobs: 3, ..Default::default() };
+        let text = serde_json::to_string(&params).unwrap();
+        assert!(text.contains(r#""logit_bias":{"7":-1.5}"#), "{text}");
+        assert_eq!(serde_json::from_str::<SamplingParams>(&text).unwrap(), params);
+        assert_eq!(serde_json::from_str::<SamplingParams>("{}").unwrap(), SamplingParams::default());
+    }
 }

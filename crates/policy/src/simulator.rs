@@ -6,7 +6,8 @@
 //!
 //! Guarantees: the contracts of [`Sampler`] and [`Learner`], batch invariance and bitwise equality of sampled and
 //! recomputed log-probabilities included. Time passes as on a device that is asked for, and failures can be injected: which requests
-//! fail depends only on the request, which of the learner's calls on their number. Not here: filters (top-p, …), stop strings, and weights that
+//! fail depends only on the request, which of the learner's calls on their number. Not here: truncation
+//! (top-p, top-k, min-p), stop strings, and weights that
 //! another program could read.
 
 use std::io::Write;
@@ -23,7 +24,7 @@ use crate::crash::crash_point;
 use crate::device::{Device, Timing};
 use crate::{
     FinishReason, ForwardBackward, Health, Learner, OptimParams, OptimReport, PolicyError, Predictions,
-    SampleEvent, SampleRequest, SampleStream, Sampler, uniform,
+    SampleEvent, SampleRequest, SampleStream, Sampler, TopLogprobs, uniform,
 };
 
 /// Stream of the random numbers that initialise the table; attempts use others.
@@ -195,6 +196,16 @@ struct Row {
 }
 
 impl Row {
+    /// The `count` most likely tokens.
+    fn top(&self, count: usize) -> TopLogprobs {
+        if count == 0 {
+            return Vec::new();
+        }
+        let mut order: Vec<usize> = (0..self.logprobs.len()).collect();
+        order.sort_by(|a, b| self.logprobs[*b].total_cmp(&self.logprobs[*a]));
+        order.iter().take(count).map(|&id| (id as u32, self.logprobs[id] as f32)).collect()
+    }
+
     /// In nats.
     fn entropy(&self) -> f64 {
         -self.probabilities.iter().zip(&self.logprobs).map(|(p, l)| p * l).sum::<f64>()
@@ -257,25 +268,32 @@ struct Reply {
 }
 
 impl Reply {
-    /// The token at the end of `path`, and its log-probability.
-    fn draw(&self, weights: &[f32], path: &[u32]) -> (u32, f32) {
-        let temperature = self.request.params.temperature;
-        let greedy = temperature == 0.0;
-        let row = self.config.row(path);
-        let row = self.config.softmax(weights, row, if greedy { 1.0 } else { temperature });
+    /// The token after `path`, its log-probability, and the most likely ones in its place.
+    fn draw(&self, weights: &[f32], path: &[u32]) -> (u32, f32, TopLogprobs) {
+        let SampleRequest { seed, stream, prompt, params } = &self.request;
+        let greedy = params.temperature == 0.0;
+        let temperature = if greedy { 1.0 } else { params.temperature };
+        let at = self.config.row(path);
+        let row = self.config.softmax(weights, at, temperature);
+        let adjusted = params.adjusts().then(|| {
+            let mut logits = weights[at..at + self.config.vocabulary].to_vec();
+            params.adjust(&mut logits, path, path.len() - prompt.len() + params.drawn_before);
+            self.config.softmax(&logits, 0, temperature)
+        });
+        let drawn_from = adjusted.as_ref().unwrap_or(&row);
         let mut token = 0;
         if greedy {
-            for (id, logprob) in row.logprobs.iter().enumerate() {
-                if *logprob > row.logprobs[token] {
+            for (id, logprob) in drawn_from.logprobs.iter().enumerate() {
+                if *logprob > drawn_from.logprobs[token] {
                     token = id;
                 }
             }
         } else {
-            let draw = uniform(self.request.seed, self.request.stream, path.len() as u64);
+            let draw = uniform(*seed, *stream, path.len() as u64);
             let mut cumulative = 0.0;
-            // The last token takes what rounding leaves over.
-            token = row.probabilities.len() - 1;
-            for (id, probability) in row.probabilities.iter().enumerate() {
+            // The last possible token takes what rounding leaves over.
+            token = drawn_from.probabilities.iter().rposition(|p| *p > 0.0).unwrap_or(0);
+            for (id, probability) in drawn_from.probabilities.iter().enumerate() {
                 cumulative += probability;
                 if draw < cumulative {
                     token = id;
@@ -283,7 +301,7 @@ impl Reply {
                 }
             }
         }
-        (token as u32, row.logprobs[token] as f32)
+        (token as u32, row.logprobs[token] as f32, row.top(params.top_logprobs))
     }
 
     /// Draws until the end, or until `send` says that nobody listens.
@@ -314,10 +332,15 @@ impl Reply {
             }
             self.device.draw().await;
             let published = now(&self.published);
-            let (token, logprob) = self.draw(&published.weights, &path);
+            let (token, logprob, top) = self.draw(&published.weights, &path);
             path.push(token);
-            let version = published.version;
-            if !send(Ok(SampleEvent::Tokens { tokens: vec![token], logprobs: vec![logprob], version })) {
+            let event = SampleEvent::Tokens {
+                tokens: vec![token],
+                logprobs: vec![logprob],
+                top: if params.top_logprobs > 0 { vec![top] } else { Vec::new() },
+                version: published.version,
+            };
+            if !send(Ok(event)) {
                 return;
             }
             if params.stop_ids.contains(&token) {
@@ -332,15 +355,12 @@ impl Reply {
 #[async_trait]
 impl Sampler for Simulator {
     async fn sample(&self, request: SampleRequest) -> Result<SampleStream, PolicyError> {
-        request.params.validate()?;
         let SimulatorConfig { vocabulary, context, .. } = self.config;
-        if request.params.is_filtered() || !request.params.stop_strings.is_empty() {
-            return Err(PolicyError::Invalid("the simulator has no filters and no stop strings".into()));
-        }
-        if let Some(token) = request.prompt.iter().find(|&&token| token as usize >= vocabulary) {
-            return Err(PolicyError::Invalid(format!(
-                "token {token} is not in the vocabulary of {vocabulary}"
-            )));
+        request.validate(vocabulary)?;
+        if request.params.truncates() || !request.params.stop_strings.is_empty() {
+            return Err(PolicyError::Invalid(
+                "the simulator has no truncation (top_p, top_k, min_p) and no stop strings".into(),
+            ));
         }
         if request.prompt.len() >= context {
             return Err(PolicyError::PromptTooLong { prompt: request.prompt.len(), context });

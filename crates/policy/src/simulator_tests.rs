@@ -322,3 +322,70 @@ async fn predictions_say_how_spread_out_a_distribution_is() {
     assert!(found.entropies.iter().all(|found| (f64::from(*found) - entropy).abs() < 1e-5));
     assert!(found.concentrations.iter().all(|found| (f64::from(*found) - squares).abs() < 1e-5));
 }
+
+/// Penalties, biases and alternatives against a naive computation in f64; cut anywhere and continued, a reply
+/// is the same.
+#[tokio::test]
+async fn adjusted_replies_are_those_of_a_naive_sampler() {
+    let simulator = Simulator::new(small());
+    let (weights, mut differ) = (simulator.weights(), 0);
+    for stream in 0..40 {
+        let temperature = [1.0, 0.6, 0.0][stream as usize % 3];
+        let mut request = request(stream, temperature);
+        request.params.repetition_penalty = [1.0, 1.3][stream as usize / 3 % 2];
+        request.params.presence_penalty = 0.75;
+        request.params.frequency_penalty = 0.5;
+        request.params.logit_bias = [(2, -1.25), (5, 0.5)].into();
+        (request.params.min_tokens, request.params.top_logprobs) = (4, 3);
+        let reply = complete(&simulator, request.clone()).await;
+        assert_eq!((reply.top.len(), request.params.is_filtered()), (reply.tokens.len(), true));
+
+        let mut path = request.prompt.clone();
+        for (i, token) in reply.tokens.iter().enumerate() {
+            let at = simulator.config.row(&path);
+            let t = if temperature == 0.0 { 1.0 } else { f64::from(temperature) };
+            let plain: Vec<f64> = weights[at..at + 7].iter().map(|z| f64::from(*z)).collect();
+            let adjusted = |id: usize| {
+                let same =
+                    |tokens: &[u32]| tokens.iter().filter(|token| **token as usize == id).count() as f64;
+                let mut z = plain[id];
+                if same(&path) > 0.0 {
+                    let penalty = f64::from(request.params.repetition_penalty);
+                    z = if z > 0.0 { z / penalty } else { z * penalty };
+                }
+                let count = same(&path[3..]);
+                z -= 0.5 * count + if count > 0.0 { 0.75 } else { 0.0 };
+                z += [0.0, 0.0, -1.25, 0.0, 0.0, 0.5, 0.0][id];
+                if id == 6 && i < 4 { 0.0 } else { (z / t).exp() }
+            };
+            let masses: Vec<f64> = (0..7).map(adjusted).collect();
+            let goal = uniform(5, stream, path.len() as u64) * masses.iter().sum::<f64>();
+            let drawn = (0..7).find(|id| masses[..=*id].iter().sum::<f64>() > goal).unwrap();
+            let best = (0..7).rev().max_by(|a, b| masses[*a].total_cmp(&masses[*b])).unwrap();
+            assert_eq!(*token as usize, if temperature == 0.0 { best } else { drawn }, "{stream} {i}");
+            // What is recorded is of the distribution before all that.
+            let total: f64 = plain.iter().map(|z| (z / t).exp()).sum();
+            let mut logprobs: Vec<(u32, f64)> =
+                plain.iter().enumerate().map(|(id, z)| (id as u32, z / t - total.ln())).collect();
+            assert!((f64::from(reply.logprobs[i]) - logprobs[*token as usize].1).abs() < 1e-6);
+            logprobs.sort_by(|a, b| b.1.total_cmp(&a.1));
+            for (found, want) in reply.top[i].iter().zip(&logprobs) {
+                assert!(
+                    found.0 == want.0 && (f64::from(found.1) - want.1).abs() < 1e-6,
+                    "{found:?} {want:?}"
+                );
+            }
+            assert_eq!(reply.top[i].len(), 3);
+            path.push(*token);
+        }
+        let cut = 1 + stream as usize % (reply.tokens.len() - 1);
+        let mut rest = request.clone();
+        rest.prompt.extend(&reply.tokens[..cut]);
+        (rest.params.max_tokens, rest.params.drawn_before) = (12 - cut, cut);
+        let continued = complete(&simulator, rest.clone()).await;
+        assert_eq!((&continued.tokens[..], &continued.top[..]), (&reply.tokens[cut..], &reply.top[cut..]));
+        rest.params.drawn_before = 0;
+        differ += usize::from(complete(&simulator, rest).await.tokens != reply.tokens[cut..]);
+    }
+    assert!(differ > 10, "what was drawn before counts: {differ}");
+}

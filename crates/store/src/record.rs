@@ -9,29 +9,55 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
-    /// It ended by itself or at a limit of the recipe.
+    /// It was begun and has not ended.
+    Running,
+    /// It ended by itself or at a limit of the recipe, and has its score.
     Completed,
-    /// It ended, and waits for its score; recorded again with one, it is completed.
+    /// It ended, and waits for its score, with which it ends once more.
     Unscored,
     /// Something outside the model broke; the outcome says what.
     Failed,
     /// It came to nothing, and another try was made in its place.
     Superseded,
+    /// Its process was gone before it ended. Never trained on.
+    Abandoned,
 }
 
 impl Status {
-    pub(crate) fn name(self) -> &'static str {
+    const ALL: [Status; 6] = [
+        Status::Running,
+        Status::Completed,
+        Status::Unscored,
+        Status::Failed,
+        Status::Superseded,
+        Status::Abandoned,
+    ];
+
+    /// The name it is stored under.
+    pub fn name(self) -> &'static str {
         match self {
+            Status::Running => "running",
             Status::Completed => "completed",
             Status::Unscored => "unscored",
             Status::Failed => "failed",
             Status::Superseded => "superseded",
+            Status::Abandoned => "abandoned",
         }
     }
 
-    pub(crate) fn parse(name: &str) -> Option<Self> {
-        let all = [Status::Completed, Status::Unscored, Status::Failed, Status::Superseded];
-        all.into_iter().find(|s| s.name() == name)
+    /// The status stored under `name`.
+    pub fn parse(name: &str) -> Option<Self> {
+        Status::ALL.into_iter().find(|s| s.name() == name)
+    }
+
+    /// Whether an attempt with this status is the one that counts at its place.
+    pub fn counts(self) -> bool {
+        matches!(self, Status::Completed | Status::Unscored | Status::Failed)
+    }
+
+    /// Whether an attempt can end with this status.
+    pub fn is_end(self) -> bool {
+        self.counts() || self == Status::Superseded
     }
 }
 
@@ -46,11 +72,12 @@ pub struct Attempt {
     pub number: u32,
     /// The task, as the agent knows it.
     pub task: serde_json::Value,
-    /// How it ended.
+    /// How it ended; [`Outcome::begun`] where it has not.
     pub outcome: Outcome,
-    /// The sum of what scorers gave, weighted; `None` where nothing was scored.
+    /// The weighted sum of what scorers gave; `None` where nothing was scored.
     pub score: Option<f64>,
-    /// What training reinforces, all of it: the score, shaped; `None` where the attempt is not to be trained on.
+    /// What training reinforces, all of it: the score, shaped; `None` where the attempt is not to be
+    /// trained on.
     pub reward: Option<f64>,
     /// The parts of the reward that were earned before the end. The rest of it is the outcome's.
     pub earned: Vec<Earned>,
@@ -58,6 +85,71 @@ pub struct Attempt {
     pub status: Status,
     /// Every token.
     pub trajectory: Trajectory,
+}
+
+impl Attempt {
+    /// The attempt as it begins.
+    pub fn begun(begun: &Begun) -> Self {
+        let Begun { id, placement, number, task } = begun.clone();
+        Attempt {
+            id,
+            placement,
+            number,
+            task,
+            outcome: Outcome::begun(),
+            score: None,
+            reward: None,
+            earned: Vec::new(),
+            status: Status::Running,
+            trajectory: Trajectory::new(),
+        }
+    }
+
+    /// How it ended.
+    pub fn end(&self) -> End {
+        let Attempt { outcome, score, reward, earned, status, .. } = self;
+        let (outcome, earned) = (outcome.clone(), earned.clone());
+        End { outcome, score: *score, reward: *reward, earned, status: *status }
+    }
+}
+
+/// The beginning of an attempt: everything that is known of it before its first token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Begun {
+    /// Its name.
+    pub id: AttemptId,
+    /// Where it belongs in the run.
+    pub placement: Placement,
+    /// The try at this place, from 0.
+    pub number: u32,
+    /// The task, as the agent knows it.
+    pub task: serde_json::Value,
+}
+
+/// The end of an attempt: everything but its task and its tokens.
+#[derive(Debug, Clone, PartialEq)]
+pub struct End {
+    /// How it ended.
+    pub outcome: Outcome,
+    /// The weighted sum of what scorers gave.
+    pub score: Option<f64>,
+    /// What training reinforces.
+    pub reward: Option<f64>,
+    /// The parts of the reward that were earned before the end.
+    pub earned: Vec<Earned>,
+    /// How it came to its end: completed, unscored, failed or superseded.
+    pub status: Status,
+}
+
+/// The tries at a place in a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Tries {
+    /// The number of the next one: one more than the last that was begun.
+    pub next: u32,
+    /// How many came to nothing and were superseded. Abandoned tries, whose process was gone, are left out:
+    /// the stream of random numbers of the next try counts by this, so that a run that was killed samples
+    /// what it would have.
+    pub failed: u32,
 }
 
 /// A part of a reward.
@@ -79,7 +171,7 @@ pub struct AttemptSummary {
     pub placement: Placement,
     /// The try at this place, from 0.
     pub number: u32,
-    /// The sum of what scorers gave, weighted.
+    /// The weighted sum of what scorers gave.
     pub score: Option<f64>,
     /// What training reinforces.
     pub reward: Option<f64>,
@@ -91,7 +183,8 @@ pub struct AttemptSummary {
     pub tokens: u64,
 }
 
-/// A number for every trained token of a path, in runs of (number, tokens); a run of 0 tokens goes on to the end.
+/// A number for every trained token of a path, in runs of (number, tokens); a run of 0 tokens goes on to
+/// the end.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PerToken(Vec<(f32, u32)>);
 
@@ -149,8 +242,8 @@ impl PerToken {
     }
 }
 
-/// One path that a step trains: the way from a root to `leaf`. Its sampled and demonstrated segments are the targets,
-/// save those that an earlier leaf of the same attempt already trains.
+/// One path that a step trains: the way from a root to `leaf`. Its sampled and demonstrated segments are
+/// the targets, save those that an earlier leaf of the same attempt already trains.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlannedPath {
     /// The attempt.
@@ -181,7 +274,8 @@ pub struct StepPlan {
     pub phase: u32,
     /// The step within the phase, from 0.
     pub step: u32,
-    /// The places, in the phase's order of tasks, of the groups that it takes, those that teach nothing included; empty for demonstrations.
+    /// The places, in the phase's order of tasks, of the groups that it takes, those that teach nothing
+    /// included; empty for demonstrations.
     pub places: Vec<u64>,
     /// Each policy that it trains, in the order in which they learn.
     pub policies: Vec<PolicyPlan>,

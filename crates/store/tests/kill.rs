@@ -1,17 +1,22 @@
-//! A process that records is killed at a random moment: what it reported as recorded is there, whole; nothing else is
-//! half there.
+//! A process that records is killed at a random moment: what it reported as recorded is there, whole;
+//! nothing else is half there.
 
 #![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 
-use dressage_store::{Attempt, PerToken, PlannedPath, PolicyPlan, Status, StepPlan, Store, Update};
+use dressage_store::{
+    Attempt, Begun, PerToken, PlannedPath, PolicyPlan, Sqlite, Status, StepPlan, Store, Update,
+};
 use dressage_tree::{
     AttemptId, Kind, Outcome, Placement, Purpose, RunId, Segment, SegmentId, Trajectory, VersionRun,
 };
 use serde_json::json;
+use tokio::task::JoinSet;
 
 const FILE: &str = "DRESSAGE_TEST_RECORD";
 
@@ -65,23 +70,48 @@ fn plan(step: u32) -> StepPlan {
     }
 }
 
-/// The child: records until it is killed, saying what it has done. Does nothing when run as a test.
-#[test]
-fn child() {
-    let Ok(file) = std::env::var(FILE) else { return };
-    let store = Store::open(Path::new(&file), &run()).unwrap();
-    for sample in 0.. {
-        store.record_attempt(&attempt(sample)).unwrap();
-        store.record_step(&plan(sample)).unwrap();
-        println!("\nrecorded {sample}");
+/// Writers at once, so that their writes share commits.
+const WRITERS: u32 = 4;
+
+/// Writes an attempt: at once or piece by piece, as its number says.
+async fn write(store: &dyn Store, sample: u32) {
+    let whole = attempt(sample);
+    if sample.is_multiple_of(2) {
+        store.record_attempt(&whole).await.unwrap();
+        return;
     }
+    let Attempt { id, placement, number, task, .. } = whole.clone();
+    store.begin(&Begun { id, placement, number, task }).await.unwrap();
+    for segment in whole.trajectory.segments() {
+        store.append(&id, std::slice::from_ref(segment)).await.unwrap();
+    }
+    store.end(&id, &whole.end()).await.unwrap();
 }
 
-#[test]
-fn what_was_recorded_survives_a_kill() {
+/// The child: records until it is killed, saying what it has done. Does nothing when run as a test.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn child() {
+    let Ok(file) = std::env::var(FILE) else { return };
+    let store: Arc<dyn Store> = Arc::new(Sqlite::open(Path::new(&file), &run()).await.unwrap());
+    let mut writers = JoinSet::new();
+    for writer in 0..WRITERS {
+        let store = store.clone();
+        writers.spawn(async move {
+            for sample in (writer..).step_by(WRITERS as usize) {
+                write(&*store, sample).await;
+                store.record_step(&plan(sample)).await.unwrap();
+                println!("\nrecorded {sample}");
+            }
+        });
+    }
+    writers.join_all().await;
+}
+
+#[tokio::test]
+async fn what_was_recorded_survives_a_kill() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("run.db");
-    let mut recorded = 0;
+    let mut recorded = BTreeSet::new();
     // The same record is killed again and again, each time a little later.
     for round in 0..6 {
         let mut child = Command::new(std::env::current_exe().unwrap())
@@ -95,26 +125,35 @@ fn what_was_recorded_survives_a_kill() {
             .map_while(Result::ok)
             .filter_map(|line| line.strip_prefix("recorded ")?.parse::<u32>().ok());
         for _ in 0..=3 * round {
-            recorded = recorded.max(seen.next().unwrap() + 1);
+            recorded.insert(seen.next().unwrap());
         }
         std::thread::sleep(std::time::Duration::from_micros(700 * round));
         child.kill().unwrap();
         child.wait().unwrap();
         // What it managed to say before it died counts as well.
-        recorded = seen.fold(recorded, |most, sample| most.max(sample + 1));
+        recorded.extend(seen);
 
-        let store = Store::open(&file, &run()).unwrap();
-        for sample in 0..recorded {
+        let store = Sqlite::open(&file, &run()).await.unwrap();
+        for &sample in &recorded {
             let id = attempt(sample).id;
-            assert_eq!(store.attempt(&id).unwrap(), Some(attempt(sample)), "round {round}");
-            assert_eq!(store.step(0, sample).unwrap(), Some(plan(sample)), "round {round}");
+            assert_eq!(store.attempt(&id).await.unwrap(), Some(attempt(sample)), "round {round}");
+            assert_eq!(store.step(0, sample).await.unwrap(), Some(plan(sample)), "round {round}");
         }
-        // At most one more, which it had no time to report.
-        let present = store.summaries(Purpose::Train).unwrap();
-        assert!(present.len() as u32 - recorded <= 1, "{} of {recorded}", present.len());
+        // At most one more of each writer, which it had no time to report.
+        let present = store.summaries(Purpose::Train).await.unwrap();
+        assert!(present.len() - recorded.len() <= WRITERS as usize, "{} of {recorded:?}", present.len());
         for summary in present {
-            assert_eq!(store.attempt(&summary.id).unwrap(), Some(attempt(summary.placement.sample)));
+            let whole = attempt(summary.placement.sample);
+            assert_eq!(store.attempt(&summary.id).await.unwrap(), Some(whole));
         }
+        // An attempt that was under way has what was appended, in whole segments.
+        for sample in 0..recorded.last().unwrap() + WRITERS {
+            let whole = attempt(sample);
+            let Some(found) = store.attempt(&whole.id).await.unwrap() else { continue };
+            let (found, whole) = (found.trajectory.segments(), whole.trajectory.segments());
+            assert_eq!(found, &whole[..found.len()], "round {round}");
+        }
+        // The next child begins again where this one ended: what is there is found.
     }
-    assert!(recorded > 10, "{recorded}");
+    assert!(recorded.len() > 10, "{recorded:?}");
 }

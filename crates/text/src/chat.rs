@@ -20,12 +20,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::hermes::{self, Parsed, ToolPrompt};
-use crate::prepare::{Preparation, Prepared};
+use crate::prepare::{MessageForm, Preparation, Prepared};
 use crate::template::Rendering;
-use crate::thought::{Part, Thoughts};
-use crate::{
-    ChatTemplate, History, Message, ReplyStream, Role, TextError, Tokenizer, ToolCall, ToolSpec, bare,
-};
+use crate::thought::{Part, REASONING, Thoughts};
+use crate::{ChatTemplate, Message, ReplyStream, Role, TextError, Tokenizer, ToolCall, ToolSpec, bare};
 
 /// How a model is told of tools and calls them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,8 +46,6 @@ pub struct ChatOptions {
     pub tool_prompt: ToolPrompt,
     /// Whether a JSON object that names a tool is a call also without tags.
     pub bare_calls: bool,
-    /// How the past is kept once the conversation goes on.
-    pub history: History,
     /// Further variables of the template, such as `enable_thinking = false`.
     pub variables: Map<String, Value>,
     /// The moment that the template calls now, in seconds since 1970; where it is not given, that of the
@@ -65,11 +61,11 @@ pub struct Chat {
     template: ChatTemplate,
     tool_prompt: ToolPrompt,
     bare_calls: bool,
-    history: History,
     variables: Map<String, Value>,
     tool_support: ToolSupport,
     /// Whether the template prints messages of role `tool`.
     tool_role: bool,
+    form: MessageForm,
     /// What the template prints between the generation prompt and an assistant's text: white space, mostly nothing.
     opening: String,
     /// What it prints after the text, up to and with the token that ends the turn.
@@ -97,6 +93,7 @@ pub(crate) enum ToolSupport {
 
 const PROBE_TOOL: &str = "dressage_probe_tool";
 const PROBE_TEXT: &str = "DressageProbeText";
+const PROBE_THOUGHT: &str = "DressageProbeThought";
 
 impl ChatOptions {
     /// These options with the model's special tokens as variables by their names, where none has that name.
@@ -156,10 +153,10 @@ impl Chat {
             template,
             tool_prompt: options.tool_prompt,
             bare_calls: options.bare_calls,
-            history: options.history,
             variables,
             tool_support: ToolSupport::None,
             tool_role: false,
+            form: MessageForm::default(),
             opening: String::new(),
             closing: String::new(),
             thoughts: Thoughts::default(),
@@ -168,6 +165,7 @@ impl Chat {
             end_of_turn: 0,
             stop_ids: Vec::new(),
         };
+        chat.form = chat.probe_messages();
         chat.probe_turn()?;
         chat.tool_role = chat.prints_later(Role::Tool);
         if options.tools == ToolProtocol::Auto {
@@ -176,9 +174,46 @@ impl Chat {
         chat.thoughts = Thoughts::find(&chat.template, &chat.tokenizer, &chat.variables);
         let ends: Vec<String> = chat.stop_ids.iter().map(|&id| chat.tokenizer.token_text(id)).collect();
         chat.thoughts.remove(&ends);
+        chat.form.tags = chat.thoughts.preferred(&chat.template, &chat.tokenizer).cloned();
         chat.said = chat.tags_of_replies();
         chat.unwritable = chat.probe_call().err();
         Ok(chat)
+    }
+
+    /// Finds out how the template takes what messages say. One that prints no texts, but parts, is given
+    /// parts.
+    fn probe_messages(&mut self) -> MessageForm {
+        let parts = json!([{ "type": "text", "text": PROBE_TEXT }]);
+        let (text, listed) = (self.print_of("content", PROBE_TEXT.into()), self.print_of("content", parts));
+        let prints = |text: &Option<String>| text.as_ref().is_some_and(|text| text.contains(PROBE_TEXT));
+        self.template.lists = !prints(&text) && prints(&listed);
+        let knows_developer = self.template.source().contains("developer")
+            && prints(&self.print_of("role", Role::Developer.as_str().into()));
+        let thought: Value = PROBE_THOUGHT.into();
+        let reads = |field: &&str| {
+            self.print_of(field, thought.clone()).is_some_and(|text| text.contains(PROBE_THOUGHT))
+        };
+        MessageForm {
+            parts: self.template.lists || (prints(&text) && text == listed),
+            reasoning: REASONING.into_iter().find(reads),
+            tags: None,
+            developer: knows_developer,
+        }
+    }
+
+    /// The print of a short conversation, with `value` in the field `name` of its user's message, or of its
+    /// assistant's where it has to do with reasoning.
+    fn print_of(&self, name: &str, value: Value) -> Option<String> {
+        let mut user = json!({ "role": "user", "content": PROBE_TEXT });
+        let mut reply = json!({ "role": "assistant", "content": PROBE_TEXT });
+        if REASONING.contains(&name) {
+            reply[name] = value;
+            return self.render(&[user, reply], None, false, None).ok();
+        }
+        user[name] = value;
+        let question = json!({ "role": "user", "content": "Hi" });
+        let messages = if name == "role" { vec![user, question] } else { vec![user] };
+        self.render(&messages, None, true, None).ok()
     }
 
     /// Finds what the template prints around an assistant's text.
@@ -314,11 +349,12 @@ impl Chat {
     pub fn assistant(&self, message: &Message, opened: Option<&str>) -> Result<Vec<u32>, TextError> {
         let [guard] = self.free_characters(std::slice::from_ref(message), &[])?;
         let preparation = self.preparation(guard);
+        let message = &*self.form.written_out(message);
         let close = opened.or_else(|| self.thoughts.closed_in(&self.opening));
         let said = match close.filter(|close| message.content.contains(close)) {
             // It brings a thought of its own, of which the prompt may have written the first tag.
             Some(close) if opened.is_some() => {
-                let content = self.thoughts.without_open(&message.content, close).to_owned();
+                let content = self.thoughts.without_open(&message.content, close).into();
                 preparation.written(&Message { content, ..message.clone() }, true)
             }
             Some(_) => preparation.written(message, false),
@@ -388,11 +424,6 @@ impl Chat {
         }
     }
 
-    /// How the past is kept once the conversation goes on.
-    pub fn history(&self) -> History {
-        self.history
-    }
-
     pub(crate) fn thoughts(&self) -> &Thoughts {
         &self.thoughts
     }
@@ -407,6 +438,7 @@ impl Chat {
             thoughts: &self.thoughts,
             tool_support: self.tool_support,
             tool_role: self.tool_role,
+            form: &self.form,
             tool_prompt: self.tool_prompt,
             guard,
         }

@@ -1,50 +1,27 @@
-//! Tokens between a sampled turn and the next reply, and places where a template would print the past
-//! otherwise.
+//! Tokens between a sampled turn and the next reply.
 //!
-//! Guarantees:
-//! - [`Chat::continuation`] never depends on what the model wrote, in this turn or in an earlier one: the
-//!   template is shown a neutral reply in the place of each. So it fails for no reply, and two replies are
-//!   followed by the same tokens.
-//! - What a template would print otherwise now that the conversation goes on (a thought that it drops, white
-//!   space that it trims) is found by [`Chat::drift`], which never fails either.
+//! Guarantees: [`Chat::continuation`] never depends on what the model wrote, in this turn or in an earlier one: the
+//! template is shown a neutral reply in the place of each. So it fails for no reply, and two replies are followed by
+//! the same tokens.
+//!
+//! Not here: which of the past a template is shown, and where it would print it otherwise than it was recorded.
 
 use crate::chat::excerpt;
 use crate::{Chat, Message, Role, TextError, ToolSpec};
 
-/// How the past is kept once the conversation goes on.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum History {
-    /// Recorded tokens stay, and only what is new is appended.
-    #[default]
-    Append,
-    /// The template's own print of it, which is what an inference server that is sent messages sees: where
-    /// that is not what was recorded, the conversation forks.
-    Template,
-}
-
-/// How the template prints a conversation, where that is not what was recorded.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Drift {
-    /// The recorded text, from where the two differ.
-    pub recorded: String,
-    /// Text that the template prints there, or why it prints nothing.
-    pub printed: String,
-    /// The prompt that the template prints; `None` where it refuses the conversation.
-    pub prompt: Option<Vec<u32>>,
-}
-
 /// The text that stands for a reply while the template is asked what follows it.
 const NEUTRAL: &str = "Done.";
-
-/// Most characters that are shown of what two texts have in common.
-const CONTEXT: usize = 24;
 
 /// The messages, with what the model wrote taken out.
 fn neutral(messages: &[Message]) -> impl Iterator<Item = Message> {
     messages.iter().map(|message| match message.role {
-        Role::Assistant => Message { content: NEUTRAL.into(), tool_calls: Vec::new(), ..message.clone() },
-        Role::System | Role::User | Role::Tool => message.clone(),
+        Role::Assistant => Message {
+            content: NEUTRAL.into(),
+            reasoning_content: None,
+            tool_calls: Vec::new(),
+            ..message.clone()
+        },
+        Role::System | Role::Developer | Role::User | Role::Tool => message.clone(),
     })
 }
 
@@ -71,7 +48,7 @@ impl Chat {
         let text = self.print(&messages, tools, true, guard)?;
         let (_, following) =
             text.rsplit_once(mark).ok_or_else(|| TextError::NoTurn { found: excerpt(&text) })?;
-        if new.iter().any(|message| message.role == Role::System) && !self.prints_later(Role::System) {
+        if new.iter().any(|message| message.role.instructs()) && !self.prints_later(Role::System) {
             return Err(TextError::Template(
                 "it does not print a system message after an assistant's turn; put it at the beginning"
                     .into(),
@@ -118,27 +95,5 @@ impl Chat {
             begun => self.thoughts().left_open(begun),
         };
         Ok(opened.map(|tags| tags.close.as_str()))
-    }
-
-    /// How the template prints a conversation that was recorded as `path`; `None` where that says the same.
-    pub fn drift(&self, path: &[u32], messages: &[Message], tools: &[ToolSpec]) -> Option<Drift> {
-        let prompt = match self.prompt(messages, tools) {
-            Ok(prompt) => prompt,
-            Err(error) => {
-                return Some(Drift { recorded: String::new(), printed: error.to_string(), prompt: None });
-            }
-        };
-        let (recorded, printed) =
-            (self.tokenizer().decode_with_special(path), self.tokenizer().decode_with_special(&prompt));
-        let differs = recorded.char_indices().zip(printed.chars()).find(|((_, a), b)| a != b);
-        let at = differs.map_or(recorded.len().min(printed.len()), |((at, _), _)| at);
-        // Tags begin alike: the whole line says more, up to a length.
-        let line = recorded[..at].rfind('\n').map_or(0, |end| end + 1);
-        let from = if at - line <= CONTEXT { line } else { at };
-        (recorded != printed).then(|| Drift {
-            recorded: excerpt(&recorded[from..]),
-            printed: excerpt(&printed[from..]),
-            prompt: Some(prompt),
-        })
     }
 }

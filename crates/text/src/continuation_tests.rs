@@ -75,76 +75,35 @@ fn continuations_end_the_turn_only_where_the_model_did_not() {
     assert!(text(&chat, &given).starts_with("<|start_header_id|>user<|end_header_id|>\n\n2+2?"));
 }
 
-/// A conversation of one reply, and how the template would print it.
-fn after(chat: &Chat, reply: &str, new: &[Message]) -> (String, Option<(String, String)>) {
+/// The text between a reply and the next one.
+fn after(chat: &Chat, reply: &str, new: &[Message]) -> String {
     let history = [Message::user("1+1?")];
-    let ids = sampled(chat, reply);
-    let prompt = chat.prompt(&history, &[]).unwrap();
-    let given = chat.continuation(&history, &ids, new, &[]).unwrap();
-    let whole: Vec<Message> =
-        history.iter().cloned().chain([Message::assistant(reply)]).chain(new.iter().cloned()).collect();
-    let path = [prompt, ids, given.clone()].concat();
-    let drift = chat.drift(&path, &whole, &[]).map(|drift| {
-        let printed = drift.prompt.map(|ids| assert_ne!(ids, path));
-        assert!(printed.is_some());
-        (drift.recorded, drift.printed)
-    });
-    (text(chat, &given), drift)
+    text(chat, &chat.continuation(&history, &sampled(chat, reply), new, &[]).unwrap())
 }
 
 #[test]
-fn an_empty_thought_in_the_prompt_is_in_the_next_one_too() {
-    let chat = thoughtful(false);
-    let (given, drift) = after(&chat, "<tool_call>…", &[Message::tool("2")]);
+fn templates_that_treat_thoughts_in_their_own_ways_print_the_same_after_every_reply() {
+    let (tool, user) = ([Message::tool("2")], [Message::user("2+2?")]);
     assert_eq!(
-        given,
+        after(&thoughtful(false), "<tool_call>…", &tool),
         "\n<|im_start|>user\n<tool_response>\n2\n</tool_response><|im_end|>\n\
          <|im_start|>assistant\n<think>\n\n</think>\n\n"
     );
-    let (recorded, printed) = drift.unwrap();
-    assert!(recorded.starts_with("<think>\n\n</think>\n\n<tool_call>…"), "{recorded}");
-    assert!(printed.starts_with("<tool_call>…<|im_end|>"), "{printed}");
-}
-
-#[test]
-fn thoughts_that_a_template_drops_or_prints_otherwise_are_drift() {
-    let (tool, user) = ([Message::tool("2")], [Message::user("2+2?")]);
     let chat = thoughtful(true);
-    let drifts = |reply: &str, new: &[Message]| after(&chat, reply, new).1.is_some();
-    assert!(!drifts("two", &tool) && !drifts("two", &user));
-    assert!(!drifts("<think>\nhm\n</think>\n\ntwo", &tool));
-    assert!(drifts("<think>\nhm\n</think>\n\ntwo", &user));
-    assert!(drifts("<think>\n\n</think>\n\ntwo", &tool));
     for malformed in
         ["</think>two", "<think>two", "<think>hm</think></think> two", "<think>a<think>b</think>"]
     {
-        let (given, _) = after(&chat, malformed, &tool);
-        assert_eq!(given, after(&chat, "two", &tool).0, "{malformed}");
+        assert_eq!(after(&chat, malformed, &tool), after(&chat, "two", &tool), "{malformed}");
     }
     let chat = self::chat(ALWAYS_THINKS, ChatOptions::default());
-    let (given, drift) = after(&chat, "hm</think>two", &user);
-    assert_eq!(given, "<|im_start|>user\n2+2?<|im_end|><|im_start|>assistant\n<think>\n");
-    assert_eq!(drift.unwrap().0[..10], *"<think>\nhm");
     assert_eq!(
-        after(&chat, "hm</think>two", &tool).0,
-        "<|im_start|>tool\n2<|im_end|><|im_start|>assistant\n"
+        after(&chat, "hm</think>two", &user),
+        "<|im_start|>user\n2+2?<|im_end|><|im_start|>assistant\n<think>\n"
     );
-    // What was trimmed, and what was counted.
-    assert!(after(&self::chat(NUMBERED, ChatOptions::default()), "two", &user).1.is_some());
-    assert!(
-        after(&header_chat(), " two", &user).1.is_some() && after(&header_chat(), "two", &user).1.is_none()
-    );
-}
-
-#[test]
-fn a_template_that_refuses_the_reply_is_drift_without_a_prompt() {
-    let chat = chat(STRICT, ChatOptions::default());
-    let history = [Message::user("1+1?")];
-    let given = chat.continuation(&history, &sampled(&chat, "<think>"), &history, &[]).unwrap();
-    assert!(text(&chat, &given).ends_with("1+1?<|im_end|>\n<|im_start|>assistant\n"));
-    let whole = [history[0].clone(), Message::assistant("<think>"), history[0].clone()];
-    let drift = chat.drift(&[], &whole, &[]).unwrap();
-    assert!(drift.prompt.is_none() && drift.printed.contains("not liked"), "{drift:?}");
+    assert_eq!(after(&chat, "hm</think>two", &tool), "<|im_start|>tool\n2<|im_end|><|im_start|>assistant\n");
+    // A template that would refuse the reply.
+    let chat = self::chat(STRICT, ChatOptions::default());
+    assert!(after(&chat, "<think>", &user).ends_with("2+2?<|im_end|>\n<|im_start|>assistant\n"));
 }
 
 #[test]
@@ -274,7 +233,6 @@ proptest! {
                 path.extend(chat.continuation(&messages, &reply, new, &tools).unwrap());
                 messages.push(Message::assistant(said));
                 messages.extend(new.iter().cloned());
-                prop_assert_eq!(chat.drift(&path, &messages, &tools), None);
             }
             prop_assert_eq!(path, chat.prompt(&messages, &tools).unwrap());
         }

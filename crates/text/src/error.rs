@@ -24,6 +24,16 @@ pub enum TextError {
         /// What stands there.
         found: String,
     },
+    /// A message holds something else than text.
+    #[error(
+        "a {role} message has a part of type {kind:?}, which this model cannot take; it takes parts of type \"text\""
+    )]
+    Part {
+        /// Who speaks.
+        role: &'static str,
+        /// Type of the part.
+        kind: String,
+    },
     /// The template prints tools, but asks for calls in a format that is not understood here.
     #[error(
         "the chat template describes tools in a format of its own that Dressage does not parse (it knows \

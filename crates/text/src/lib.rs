@@ -24,6 +24,11 @@
 //! # Ok::<(), dressage_text::TextError>(())
 //! ```
 //!
+//! A [`Message`] is read from what clients of OpenAI's API send and written back in that shape. A template is
+//! given what it takes: content as text or as parts ([`Content`]), reasoning in the field that it reads or
+//! else written out between the model's tags, instructions of a developer as the system's where it knows no
+//! developer. All of that is found out when a chat is made.
+//!
 //! Guarantees: text from messages never becomes a special token; sampled tokens are never made again from their text; a
 //! reply of any shape parses. Not here: drawing tokens (`dressage-policy`), running tools (`dressage-agent`), reading
 //! model files (`dressage-model`).
@@ -34,6 +39,7 @@ mod chat;
 #[cfg(test)]
 mod chat_tests;
 mod clock;
+mod content;
 mod continuation;
 #[cfg(test)]
 mod continuation_tests;
@@ -42,6 +48,8 @@ mod gguf;
 mod hermes;
 mod jinja;
 mod message;
+#[cfg(test)]
+mod message_tests;
 mod prepare;
 mod python_json;
 mod stream;
@@ -51,7 +59,7 @@ mod thought;
 mod tokenizer;
 
 pub use chat::{Chat, ChatOptions, ToolProtocol};
-pub use continuation::{Drift, History};
+pub use content::{Content, ContentPart};
 pub use dressage_model::TokenizerSource;
 pub use error::TextError;
 pub use hermes::{Malformed, Parsed, ToolPrompt};

@@ -3,12 +3,16 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use crate::Content;
+
 /// Who speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
     /// The instructions.
     System,
+    /// Instructions, under the name that newer models of OpenAI know them by.
+    Developer,
     /// The person, or the task.
     User,
     /// The model.
@@ -18,10 +22,16 @@ pub enum Role {
 }
 
 impl Role {
+    /// Whether it instructs the model.
+    pub fn instructs(self) -> bool {
+        matches!(self, Role::System | Role::Developer)
+    }
+
     /// Its name in templates.
     pub fn as_str(self) -> &'static str {
         match self {
             Role::System => "system",
+            Role::Developer => "developer",
             Role::User => "user",
             Role::Assistant => "assistant",
             Role::Tool => "tool",
@@ -31,15 +41,21 @@ impl Role {
 
 /// One turn of a conversation.
 ///
-/// What an assistant wrote may be given as it was written, with the calls as text in `content`, or parsed, with the calls
-/// in `tool_calls`; both print the same.
+/// What an assistant wrote may be given as it was written, with thought and calls as text in `content`, or
+/// parsed, with the thought in `reasoning_content` and the calls in `tool_calls`; both print the same.
+///
+/// Read from what clients of OpenAI's API send: null is absent, unknown fields are ignored, and reasoning may
+/// also be called `reasoning`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(from = "WireMessage")]
 pub struct Message {
     /// Who speaks.
     pub role: Role,
     /// What is said. Absent and null read as empty.
-    #[serde(default, deserialize_with = "null_as_empty")]
-    pub content: String,
+    pub content: Content,
+    /// The thought before the content, of an assistant, without tags; never empty.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
     /// Calls that follow the content, of an assistant.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall>,
@@ -51,37 +67,71 @@ pub struct Message {
     pub name: Option<String>,
 }
 
-fn null_as_empty<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
-    Ok(Option::<String>::deserialize(deserializer)?.unwrap_or_default())
+/// A message as it is sent.
+#[derive(Deserialize)]
+struct WireMessage {
+    role: Role,
+    #[serde(default)]
+    content: Content,
+    /// Some servers, and clients after them, write reasoning under both names.
+    reasoning_content: Option<String>,
+    reasoning: Option<Value>,
+    tool_calls: Option<Vec<ToolCall>>,
+    tool_call_id: Option<String>,
+    name: Option<String>,
+}
+
+impl From<WireMessage> for Message {
+    fn from(wire: WireMessage) -> Self {
+        let WireMessage { role, content, reasoning_content, reasoning, tool_calls, tool_call_id, name } =
+            wire;
+        let filled = |text: &String| !text.is_empty();
+        let other = || reasoning.and_then(|value| value.as_str().map(str::to_owned)).filter(filled);
+        Message {
+            role,
+            content,
+            reasoning_content: reasoning_content.filter(filled).or_else(other),
+            tool_calls: tool_calls.unwrap_or_default(),
+            tool_call_id,
+            name,
+        }
+    }
 }
 
 impl Message {
-    fn new(role: Role, content: impl Into<String>) -> Self {
-        Message { role, content: content.into(), tool_calls: Vec::new(), tool_call_id: None, name: None }
+    fn new(role: Role, content: impl Into<Content>) -> Self {
+        Message {
+            role,
+            content: content.into(),
+            reasoning_content: None,
+            tool_calls: Vec::new(),
+            tool_call_id: None,
+            name: None,
+        }
     }
 
     /// Instructions.
-    pub fn system(content: impl Into<String>) -> Self {
+    pub fn system(content: impl Into<Content>) -> Self {
         Self::new(Role::System, content)
     }
 
     /// A turn of the user.
-    pub fn user(content: impl Into<String>) -> Self {
+    pub fn user(content: impl Into<Content>) -> Self {
         Self::new(Role::User, content)
     }
 
     /// A turn of the model, as it was written.
-    pub fn assistant(content: impl Into<String>) -> Self {
+    pub fn assistant(content: impl Into<Content>) -> Self {
         Self::new(Role::Assistant, content)
     }
 
     /// A turn of the model that calls tools.
-    pub fn calls(content: impl Into<String>, tool_calls: Vec<ToolCall>) -> Self {
+    pub fn calls(content: impl Into<Content>, tool_calls: Vec<ToolCall>) -> Self {
         Message { tool_calls, ..Self::assistant(content) }
     }
 
     /// The result of a tool call.
-    pub fn tool(content: impl Into<String>) -> Self {
+    pub fn tool(content: impl Into<Content>) -> Self {
         Self::new(Role::Tool, content)
     }
 }
@@ -132,7 +182,11 @@ impl TryFrom<WireCall> for ToolCall {
 
     fn try_from(wire: WireCall) -> Result<Self, String> {
         let WireFunction { name, arguments } = wire.function;
-        let arguments = arguments_object(arguments).map_err(|why| format!("tool call {name:?}: {why}"))?;
+        let arguments = match arguments {
+            // A call without arguments, from servers that join what their model streamed.
+            Value::String(text) if text.trim().is_empty() => Map::new(),
+            arguments => arguments_object(arguments).map_err(|why| format!("tool call {name:?}: {why}"))?,
+        };
         Ok(ToolCall { id: wire.id, name, arguments })
     }
 }

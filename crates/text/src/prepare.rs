@@ -1,11 +1,13 @@
 //! Messages and tools made ready for a template: calls as text, tools described where the template does not, guards set.
 
+use std::borrow::Cow;
+
 use serde_json::{Map, Value, json};
 
 use crate::chat::ToolSupport;
 use crate::hermes::{self, ToolPrompt};
-use crate::thought::{Part, Thoughts};
-use crate::{Message, Role, TextError, Tokenizer, ToolSpec};
+use crate::thought::{Part, ThoughtTags, Thoughts};
+use crate::{ContentPart, Message, Role, TextError, Tokenizer, ToolSpec};
 
 /// What a template is given.
 pub(crate) struct Prepared {
@@ -20,21 +22,49 @@ pub(crate) struct Preparation<'a> {
     pub tool_support: ToolSupport,
     /// Whether the template prints messages of role `tool`.
     pub tool_role: bool,
+    /// How the template takes what messages say.
+    pub form: &'a MessageForm,
     pub tool_prompt: ToolPrompt,
     /// The character that keeps special tokens from beginning in text from outside.
     pub guard: char,
 }
 
+/// How a template takes what messages say, besides texts.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct MessageForm {
+    /// Whether content may be a list of text parts, printed as the same text is.
+    pub parts: bool,
+    /// The name of the field that reasoning is read from, where one is.
+    pub reasoning: Option<&'static str>,
+    /// Tags that reasoning is written in where it is not.
+    pub tags: Option<ThoughtTags>,
+    /// Whether it knows the role `developer`.
+    pub developer: bool,
+}
+
+impl MessageForm {
+    /// The message with its reasoning as a thought at the beginning of its content, as models write it.
+    pub(crate) fn written_out<'a>(&self, message: &'a Message) -> Cow<'a, Message> {
+        let (Some(thought), Some(ThoughtTags { open, close })) = (&message.reasoning_content, &self.tags)
+        else {
+            return Cow::Borrowed(message);
+        };
+        let content = format!("{open}\n{thought}\n{close}\n\n{}", message.content.as_str());
+        Cow::Owned(Message { content: content.into(), reasoning_content: None, ..message.clone() })
+    }
+}
+
 /// A message whose text is ready.
 struct Turn<'a> {
     role: Role,
-    content: String,
+    content: Value,
     /// Where it came from, unless it is written here.
     source: Option<&'a Message>,
 }
 
 impl Preparation<'_> {
     pub(crate) fn run(&self, messages: &[Message], tools: &[ToolSpec]) -> Result<Prepared, TextError> {
+        takes_all(messages)?;
         let native = match self.tool_support {
             _ if tools.is_empty() => None,
             ToolSupport::Foreign => return Err(TextError::ForeignTools),
@@ -46,12 +76,14 @@ impl Preparation<'_> {
         if !tools.is_empty() && native.is_none() {
             let mut section = hermes::describe_tools(tools, self.tool_prompt, |text| self.quoted(text));
             if let Some((first, others)) = messages.split_first()
-                && first.role == Role::System
+                && first.role.instructs()
             {
                 section = format!("{}\n\n{section}", self.quoted(&first.content));
                 rest = others;
             }
-            turns.push(Turn { role: Role::System, content: section, source: None });
+            let role = messages.first().map_or(Role::System, |first| first.role);
+            let role = if role.instructs() { role } else { Role::System };
+            turns.push(Turn { role, content: section.into(), source: None });
         }
         // Whether the last turn holds tool results under the user's name.
         let mut results_open = false;
@@ -59,17 +91,21 @@ impl Preparation<'_> {
             let is_result = message.role == Role::Tool && !self.tool_role;
             match turns.last_mut() {
                 // Results of one turn share a message, since templates often insist that roles alternate.
-                Some(last) if is_result && results_open => {
-                    last.content = format!("{}\n{}", last.content, self.response(&message.content));
+                Some(Turn { content: Value::String(last), .. }) if is_result && results_open => {
+                    last.push('\n');
+                    last.push_str(&self.response(&message.content));
                 }
                 _ if is_result => {
                     let content = self.response(&message.content);
-                    turns.push(Turn { role: Role::User, content, source: None });
+                    turns.push(Turn { role: Role::User, content: content.into(), source: None });
                 }
                 _ => {
                     let content = match message.role {
-                        Role::Assistant => self.written(message, false),
-                        Role::System | Role::User | Role::Tool => self.quoted(&message.content),
+                        Role::Assistant if self.form.reasoning.is_some() => {
+                            self.written(message, false).into()
+                        }
+                        Role::Assistant => self.written(&self.form.written_out(message), false).into(),
+                        Role::System | Role::Developer | Role::User | Role::Tool => self.content(message),
                     };
                     turns.push(Turn { role: message.role, content, source: Some(message) });
                 }
@@ -80,14 +116,37 @@ impl Preparation<'_> {
     }
 
     fn value(&self, turn: &Turn<'_>) -> Value {
-        let mut value = json!({ "role": turn.role.as_str(), "content": turn.content });
+        let role = match turn.role {
+            Role::Developer if !self.form.developer => Role::System,
+            role => role,
+        };
+        let mut value = json!({ "role": role.as_str(), "content": turn.content });
         let Some(message) = turn.source else { return value };
+        if let (Role::Assistant, Some(field), Some(thought)) =
+            (message.role, self.form.reasoning, &message.reasoning_content)
+        {
+            value[field] = self.quoted(thought).into();
+        }
         for (key, text) in [("name", &message.name), ("tool_call_id", &message.tool_call_id)] {
             if let Some(text) = text {
                 value[key] = self.quoted(text).into();
             }
         }
         value
+    }
+
+    /// Content from outside: a text, or a list of parts where it is one and the template takes such.
+    fn content(&self, message: &Message) -> Value {
+        match message.content.parts() {
+            Some(parts) if self.form.parts => {
+                let text = |part: &ContentPart| match part {
+                    ContentPart::Text(text) => Some(json!({ "type": "text", "text": self.quoted(text) })),
+                    ContentPart::Other(_) => None,
+                };
+                parts.iter().filter_map(text).collect()
+            }
+            _ => self.quoted(&message.content).into(),
+        }
     }
 
     /// Text from outside, in which nothing is a special token.
@@ -126,4 +185,14 @@ impl Preparation<'_> {
             other => other.clone(),
         }
     }
+}
+
+/// Checks that messages hold nothing but text.
+fn takes_all(messages: &[Message]) -> Result<(), TextError> {
+    for Message { role, content, .. } in messages {
+        if let Some(part) = content.others().next() {
+            return Err(TextError::Part { role: role.as_str(), kind: part.kind().to_owned() });
+        }
+    }
+    Ok(())
 }

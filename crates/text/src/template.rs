@@ -29,6 +29,8 @@ pub(crate) const CHATML: &str = "{%- for message in messages -%}\
 pub struct ChatTemplate {
     environment: Environment<'static>,
     source: String,
+    /// Whether it takes lists of parts alone, so that it is given texts as such.
+    pub(crate) lists: bool,
 }
 
 /// The variables of one rendering.
@@ -61,7 +63,7 @@ impl ChatTemplate {
     pub fn at(source: &str, now: u64) -> Result<Self, TextError> {
         let source = if source.trim() == "chatml" { CHATML } else { source };
         let environment = jinja::environment(source, now).map_err(described)?;
-        Ok(ChatTemplate { environment, source: source.to_string() })
+        Ok(ChatTemplate { environment, source: source.to_string(), lists: false })
     }
 
     /// The template as it was given.
@@ -84,7 +86,11 @@ impl ChatTemplate {
         guard: Option<char>,
     ) -> Result<String, TextError> {
         let mut variables = rendering.variables.clone();
-        variables.insert("messages".into(), rendering.messages.into());
+        let messages = match self.lists {
+            true => rendering.messages.iter().map(listed).collect(),
+            false => rendering.messages.into(),
+        };
+        variables.insert("messages".into(), messages);
         variables.insert("tools".into(), rendering.tools.map_or(serde_json::Value::Null, Into::into));
         variables.insert("add_generation_prompt".into(), rendering.add_generation_prompt.into());
         // Defined, as in transformers, also where there are none.
@@ -98,6 +104,15 @@ impl ChatTemplate {
             .map_err(|what| TextError::Template(format!("the engine stops at {what:?}")))?
             .map_err(described)
     }
+}
+
+/// A message whose content is a list.
+fn listed(message: &serde_json::Value) -> serde_json::Value {
+    let mut message = message.clone();
+    if let Some(content) = message.get_mut("content").filter(|content| content.is_string()) {
+        *content = serde_json::json!([{ "type": "text", "text": content.take() }]);
+    }
+    message
 }
 
 fn described(error: Error) -> TextError {

@@ -27,6 +27,9 @@ const COMPOUND: [(&str, &str, &str); 2] = [
     ("<|channel>", "<|channel>thought", "<channel|>"),
 ];
 
+/// Fields of a message that published templates read reasoning from.
+pub(crate) const REASONING: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
+
 const THOUGHT: &str = "DressageProbeThought";
 const SPEECH: &str = "DressageProbeSpeech";
 
@@ -105,6 +108,15 @@ impl Thoughts {
     /// Takes out pairs in which one of these ends a reply, so that nothing could follow the thought.
     pub(crate) fn remove(&mut self, ends: &[String]) {
         self.0.retain(|tags| !ends.contains(&tags.open) && !ends.contains(&tags.close));
+    }
+
+    /// Tags that reasoning is written in where a message brings it apart: a pair that the template has, else
+    /// one of the tokenizer's, else the usual one.
+    pub(crate) fn preferred(&self, template: &ChatTemplate, tokenizer: &Tokenizer) -> Option<&ThoughtTags> {
+        let added = tokenizer.added_tokens();
+        let in_template = || self.0.iter().find(|tags| template.source().contains(&tags.close));
+        let in_tokenizer = || self.0.iter().find(|tags| added.contains(&tags.close));
+        in_template().or_else(in_tokenizer).or(self.0.first())
     }
 
     /// The last tag in `text` that closes a thought.
@@ -283,7 +295,7 @@ impl Probe<'_> {
         let user = json!({ "role": "user", "content": "Hi" });
         let plain = json!({ "role": "assistant", "content": SPEECH });
         let past = self.render(&[user.clone(), plain.clone(), user.clone()])?;
-        ["reasoning_content", "reasoning", "thinking"].iter().find_map(|field| {
+        REASONING.iter().find_map(|field| {
             let mut reply = plain.clone();
             reply[*field] = THOUGHT.into();
             let text = self.render(&[user.clone(), reply])?;

@@ -109,7 +109,7 @@ impl Agents {
                 name: name.to_owned(),
                 policy,
                 sampler,
-                chat: parts.chat.clone(),
+                format: keys.format(parts.chat.clone()),
                 tools: parts.tools.clone(),
                 limits: keys.limits(context),
             };

@@ -127,8 +127,8 @@ impl Census {
     }
 }
 
-/// The paths that train every segment of the targets exactly once. What is masked does not exist here, nor in
-/// [`path_input`]: it only stands before what comes after it.
+/// The paths that train every segment of the targets exactly once. What is masked does not exist here, nor
+/// in [`path_input`]: it only stands before what comes after it.
 pub(crate) fn trained_paths(trajectory: &Trajectory, targets: Targets<'_>) -> Vec<TrainedPath> {
     let owners = trajectory.owners();
     let mut paths: Vec<TrainedPath> = Vec::new();
@@ -342,7 +342,8 @@ mod tests {
     }
 
     proptest! {
-        /// Plans count the very tokens that become targets, in their order, and every target segment is on one path.
+        /// Plans count the very tokens that become targets, in their order, and every target segment is on
+        /// one path.
         #[test]
         fn plans_and_batches_agree_on_targets(
             shape in prop::collection::vec((0u32..9, 0usize..4, 0u8..5, any::<bool>()), 1..14)

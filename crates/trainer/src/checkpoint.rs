@@ -17,7 +17,6 @@ use tracing::info;
 
 use crate::TrainerError;
 use crate::folder::{file_error, sync_folder, write_whole};
-use crate::policies::Versions;
 
 /// Version of `trainer.json` that this build reads and writes. Since 2 it holds checksums.
 const SCHEMA: u32 = 2;
@@ -27,6 +26,9 @@ const TEMPORARY: &str = ".tmp-";
 pub(crate) const CRITIC: &str = "critic";
 /// The folder beside a policy's weights that holds a reference with weights of its own.
 pub(crate) const REFERENCE: &str = "reference";
+
+/// Versions of policies by name: how many steps have trained each.
+pub(crate) type Versions = BTreeMap<String, u64>;
 
 /// How far a run has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]

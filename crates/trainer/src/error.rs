@@ -333,17 +333,7 @@ impl TrainerError {
                 error,
                 PolicyError::Invalid(_) | PolicyError::PromptTooLong { .. } | PolicyError::Storage(_)
             ),
-            E::Store(error) => {
-                let unusable = matches!(
-                    error,
-                    StoreError::Open { .. }
-                        | StoreError::Unwritable { .. }
-                        | StoreError::Foreign { .. }
-                        | StoreError::OtherRun { .. }
-                        | StoreError::Version { .. }
-                );
-                unusable || error.is_disk_full()
-            }
+            E::Store(error) => error.is_user_error(),
             E::File { source, .. } => matches!(
                 source.kind(),
                 io::ErrorKind::StorageFull

@@ -61,7 +61,7 @@ impl Uncalled {
             .find(|(a, (_, task))| a.trajectory.sampled_tokens() > 0 && has_tools(task));
         let Some((attempt, (_, task))) = drawn else { return Ok(None) };
         let agent = rollouts.agents.of(task)?;
-        let (chat, tools) = (&agent.built_in.chat, agent.built_in.tools.specs());
+        let (chat, tools) = (agent.built_in.format.chat(), agent.built_in.tools.specs());
         let first = attempt.trajectory.segments().iter().filter(|s| s.kind == Kind::Sampled && s.turn == 0);
         let tokens: Vec<u32> = first.flat_map(|segment| segment.tokens.iter().copied()).collect();
         let reply = chat.said(&tokens);
@@ -305,8 +305,8 @@ impl Gain {
     ///
     /// # Errors
     /// When their attempts cannot be read.
-    pub(crate) fn between(evals: &[&EvalResult], store: &Store) -> Result<Vec<Gain>, TrainerError> {
-        let attempts = store.summaries(Purpose::Eval)?;
+    pub(crate) async fn between(evals: &[&EvalResult], store: &dyn Store) -> Result<Vec<Gain>, TrainerError> {
+        let attempts = store.summaries(Purpose::Eval).await?;
         // The sum of scores at every task that counts, and how many there are, by its place.
         let scored = |eval: &EvalResult| -> BTreeMap<u32, (f64, f64)> {
             let counted: Vec<bool> =
@@ -401,6 +401,7 @@ pub async fn evaluate(
 
 #[cfg(test)]
 mod tests {
+    use dressage_store::Memory;
     use dressage_tree::{AttemptId, RunId, Trajectory};
     use serde_json::json;
 
@@ -509,10 +510,9 @@ mod tests {
         assert_eq!(milestones(&[]).len(), 0);
     }
 
-    #[test]
-    fn a_gain_counts_the_tasks_that_count() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(&folder.path().join("run.db"), &RunId("r".into())).unwrap();
+    #[tokio::test]
+    async fn a_gain_counts_the_tasks_that_count() {
+        let store = Memory::new(RunId("r".into()));
         let (before, after) = (eval(0, 0, "before"), eval(1, 7, "after"));
         // Scores by task; those of the slice apart would double the gain.
         let scores = [(&before, "100100010"), (&after, "111010011")];
@@ -527,9 +527,9 @@ mod tests {
                     sample: 0,
                 })
             });
-            store.record_attempts(&attempts.collect::<Vec<_>>()).unwrap();
+            store.record_attempts(&attempts.collect::<Vec<_>>()).await.unwrap();
         }
-        let gains = Gain::between(&[&before, &after], &store).unwrap();
+        let gains = Gain::between(&[&before, &after], &store).await.unwrap();
         let [gain] = &gains[..] else { panic!("{gains:?}") };
         assert_eq!((gain.from.as_str(), gain.to.as_str()), ("before", "after"));
         // a: 1001 → 1110, c: 10 → 11.
@@ -537,6 +537,6 @@ mod tests {
         assert!(
             gain.difference.low < gain.difference.estimate && gain.difference.estimate < gain.difference.high
         );
-        assert_eq!(Gain::between(&[&before], &store).unwrap(), []);
+        assert_eq!(Gain::between(&[&before], &store).await.unwrap(), []);
     }
 }

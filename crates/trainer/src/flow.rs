@@ -21,13 +21,13 @@ use dressage_store::{Attempt, Status};
 use dressage_tree::{Placement, Purpose};
 
 use crate::TrainerError;
+use crate::checkpoint::Versions;
 use crate::observe::{Event, Observer};
 use crate::plan;
-use crate::policies::Versions;
 use crate::recipe::{Prefer, RlKeys, UniformGroups};
 use crate::rollout::{Away, Rollouts};
 use crate::tasks::{TaskOrder, Tasks};
-use crate::under_way::{Ended, UnderWay};
+use crate::under_way::{Ended, UnderWay, compared_before};
 
 /// An attempt of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -53,8 +53,8 @@ struct Group {
     completed: Option<u64>,
     /// Whether it teaches nothing, and another was admitted in its place.
     replaced: bool,
-    /// Attempts that are compared with each other now, so that they have no score yet.
-    compared: usize,
+    /// Attempts that are compared with each other now, by number; they have no score yet.
+    compared: Vec<u32>,
 }
 
 /// Groups under way and waiting to be trained on.
@@ -77,6 +77,8 @@ pub(crate) struct Flow {
     /// Attempts that are admitted but not begun.
     waiting: VecDeque<(u64, Which)>,
     under_way: UnderWay<(u64, Which)>,
+    /// An attempt that has ended and is being recorded. Here, because whoever waits for the next one may give up while it is.
+    ended: Option<((u64, Which), Attempt)>,
     /// Scorers that are away.
     away: Away,
     completions: u64,
@@ -103,7 +105,7 @@ impl Flow {
     /// # Errors
     /// When the record cannot be read.
     #[allow(clippy::too_many_arguments)]
-    pub fn new(
+    pub async fn new(
         phase: u32,
         keys: &RlKeys,
         order: TaskOrder,
@@ -125,11 +127,12 @@ impl Flow {
             open: BTreeMap::new(),
             waiting: VecDeque::new(),
             under_way: UnderWay::new(rollouts.scorers.clone(), rollouts.store.clone()),
+            ended: None,
             away: Away::default(),
             completions: 0,
             most_tokens: rollouts.agents.first().keys.max_tokens,
         };
-        flow.admit_until(end_of(taken), taken, rollouts, tasks)?;
+        flow.admit_until(end_of(taken), taken, rollouts, tasks).await?;
         Ok(flow)
     }
 
@@ -144,15 +147,15 @@ impl Flow {
         Placement { purpose, phase: self.phase, step, group, sample }
     }
 
-    /// Opens the group of a place, with what is recorded of it.
-    fn open(&mut self, place: u64, rollouts: &Rollouts, tasks: &Tasks) -> Result<(), TrainerError> {
+    /// Opens the group of a place, with what is recorded of it. Nothing has changed before it is read.
+    async fn open(&mut self, place: u64, rollouts: &Rollouts, tasks: &Tasks) -> Result<(), TrainerError> {
         let Some(task) = tasks.train(self.order.at(place)) else { return Ok(()) };
         let begun = self.keys.group_size + self.keys.spare;
-        let mut attempts = Vec::with_capacity(begun);
+        let (mut attempts, mut waiting) = (Vec::with_capacity(begun), Vec::new());
         for which in (0..begun as u32).map(Which::Sample) {
-            let recorded = rollouts.store.last_try(&self.placement(place, which))?;
+            let recorded = rollouts.store.last_try(&self.placement(place, which)).await?;
             if recorded.is_none() {
-                self.waiting.push_back((place, which));
+                waiting.push((place, which));
             }
             attempts.push(recorded);
         }
@@ -160,16 +163,21 @@ impl Flow {
         let drawn = freshness(&attempts, &self.began);
         let mut baseline = None;
         if self.keys.needs_baseline() {
-            baseline = rollouts.store.last_try(&self.placement(place, Which::Baseline))?;
+            baseline = rollouts.store.last_try(&self.placement(place, Which::Baseline)).await?;
             if baseline.is_none() {
-                self.waiting.push_back((place, Which::Baseline));
+                waiting.push((place, Which::Baseline));
             }
         }
         let keys = (0..begun as u32).map(Which::Sample).chain([Which::Baseline]);
+        let mut unscored = Vec::new();
         for (which, recorded) in keys.zip(attempts.iter_mut().chain([&mut baseline])) {
             if let Some(attempt) = recorded.take_if(|attempt| attempt.status == Status::Unscored) {
-                self.under_way.score((place, which), rollouts.unscored(attempt, &task)?);
+                unscored.push((which, rollouts.unscored(attempt, &task).await?));
             }
+        }
+        self.waiting.extend(waiting);
+        for (which, made) in unscored {
+            self.under_way.score((place, which), made);
         }
         let group = Group {
             task,
@@ -179,7 +187,7 @@ impl Flow {
             baseline,
             completed: None,
             replaced: false,
-            compared: 0,
+            compared: Vec::new(),
         };
         self.open.insert(place, group);
         self.complete(place);
@@ -188,7 +196,7 @@ impl Flow {
 
     /// Admits all places below `end`, those in `taken` left out: groups that an earlier process of the run had begun, when it took others
     /// that came after them.
-    fn admit_until(
+    async fn admit_until(
         &mut self,
         end: u64,
         taken: &[u64],
@@ -197,10 +205,10 @@ impl Flow {
     ) -> Result<(), TrainerError> {
         for place in self.admitted..end {
             if !taken.contains(&place) {
-                self.open(place, rollouts, tasks)?;
+                self.open(place, rollouts, tasks).await?;
             }
+            self.admitted = place + 1;
         }
-        self.admitted = self.admitted.max(end);
         Ok(())
     }
 
@@ -213,10 +221,10 @@ impl Flow {
     }
 
     /// Admits groups and begins attempts, as many as may be under way.
-    pub fn admit(&mut self, rollouts: &Rollouts, tasks: &Tasks) -> Result<(), TrainerError> {
+    pub async fn admit(&mut self, rollouts: &Rollouts, tasks: &Tasks) -> Result<(), TrainerError> {
         // Opening a group can raise the capacity, where it is in the record and teaches nothing.
         while self.admitted < self.capacity() {
-            self.admit_until(self.capacity(), &[], rollouts, tasks)?;
+            self.admit_until(self.capacity(), &[], rollouts, tasks).await?;
         }
         while self.under_way.making() < rollouts.concurrency
             && let Some((place, which)) = self.waiting.pop_front()
@@ -233,7 +241,7 @@ impl Flow {
 
     /// Waits for news of an attempt, and records it if it has ended. `false` where none is under way. Where a
     /// step `needs` the attempts, and nothing is left to wait for but a scorer that is away, that wait has an
-    /// end.
+    /// end. Whoever gives up waiting loses nothing: the next call goes on from there.
     pub async fn next(
         &mut self,
         rollouts: &Rollouts,
@@ -241,37 +249,44 @@ impl Flow {
         needs: bool,
         observer: &mut dyn Observer,
     ) -> Result<bool, TrainerError> {
-        self.admit(rollouts, tasks)?;
+        self.admit(rollouts, tasks).await?;
         if needs {
             self.away.tell(observer);
         }
-        let limit = needs.then(|| rollouts.scorers.outage());
-        let ((place, which), attempt) = match self.under_way.next(limit).await? {
-            None => return Ok(false),
-            Some(Ended::Attempt(key, attempt) | Ended::Compares(key, attempt)) => (key, attempt),
-            Some(Ended::Again((place, which))) => {
-                if self.wants(place, which) {
-                    self.waiting.push_front((place, which));
+        if self.ended.is_none() {
+            let limit = needs.then(|| rollouts.scorers.outage());
+            match self.under_way.next(limit).await? {
+                None => return Ok(false),
+                Some(Ended::Attempt(key, attempt) | Ended::Compares(key, attempt)) => {
+                    self.ended = Some((key, attempt));
                 }
-                return Ok(true);
+                Some(Ended::Again((place, which))) => {
+                    if self.wants(place, which) {
+                        self.waiting.push_front((place, which));
+                    }
+                    return Ok(true);
+                }
+                Some(Ended::Waits(not_scored)) => {
+                    self.away.found(&not_scored);
+                    return Ok(true);
+                }
             }
-            Some(Ended::Waits(not_scored)) => {
-                self.away.found(&not_scored);
-                return Ok(true);
-            }
-        };
+        }
+        if let Some(((place, which), attempt)) = &self.ended
+            && self.wants(*place, *which)
+        {
+            rollouts.record(attempt).await?;
+        }
+        let Some(((place, which), attempt)) = self.ended.take() else { return Ok(true) };
         if !self.wants(place, which) {
             return Ok(true);
         }
         let Some(group) = self.open.get_mut(&place) else { return Ok(true) };
-        let (is_scored, sampled_tokens) =
-            (attempt.status != Status::Unscored, attempt.trajectory.sampled_tokens());
-        if is_scored {
-            rollouts.record(&attempt)?;
-        }
+        let is_scored = attempt.status != Status::Unscored;
+        let sampled_tokens = attempt.trajectory.sampled_tokens();
         match which {
             Which::Sample(sample) => {
-                group.compared = group.compared.saturating_sub(1);
+                group.compared.retain(|other| *other != sample);
                 group.attempts[sample as usize] = Some(attempt);
             }
             Which::Baseline => group.baseline = Some(attempt),
@@ -281,14 +296,16 @@ impl Flow {
             let (done, total) = self.progress();
             observer.event(&Event::Attempt { purpose: Purpose::Train, done, total, sampled_tokens });
         }
-        self.admit(rollouts, tasks)?;
+        self.admit(rollouts, tasks).await?;
         Ok(true)
     }
 
     /// Whether a group still wants an attempt that was begun for it.
     fn wants(&self, place: u64, which: Which) -> bool {
-        let wants = |group: &Group| which == Which::Baseline || !group.full || group.compared > 0;
-        self.open.get(&place).is_some_and(wants)
+        self.open.get(&place).is_some_and(|group| match which {
+            Which::Sample(sample) if group.full => group.compared.contains(&sample),
+            Which::Sample(_) | Which::Baseline => true,
+        })
     }
 
     /// Notes that a group is complete, if it is, and has another drawn where it teaches nothing.
@@ -309,13 +326,13 @@ impl Flow {
                 let attempt = attempt.take_if(|attempt| attempt.status == Status::Unscored)?;
                 Some(((place, Which::Sample(sample)), attempt))
             });
-            let compared: Vec<_> = waits.collect();
-            group.compared = compared.len();
-            if !compared.is_empty() {
-                self.under_way.score_together(compared);
+            let waits: Vec<_> = waits.collect();
+            if !waits.is_empty() {
+                group.compared = waits.iter().map(|(_, attempt)| attempt.placement.sample).collect();
+                self.under_way.score_together(waits, compared_before(group.attempts.iter().flatten()));
             }
         }
-        if group.compared > 0 {
+        if !group.compared.is_empty() {
             return;
         }
         if self.keys.needs_baseline() && group.baseline.is_none() {
@@ -395,19 +412,19 @@ impl Flow {
     }
 
     /// Takes the groups of a step that was planned before, from the record.
-    pub fn recall(
+    pub async fn recall(
         &mut self,
         places: &[u64],
         rollouts: &Rollouts,
         tasks: &Tasks,
     ) -> Result<Taken, TrainerError> {
-        self.admit_until(end_of(places), places, rollouts, tasks)?;
+        self.admit_until(end_of(places), places, rollouts, tasks).await?;
         let (mut groups, mut baselines) = (Vec::with_capacity(places.len()), Vec::new());
         for place in places {
             self.open.remove(place);
             let mut attempts = Vec::with_capacity(self.keys.group_size);
             for which in (0..(self.keys.group_size + self.keys.spare) as u32).map(Which::Sample) {
-                let recorded = rollouts.store.last_try(&self.placement(*place, which))?;
+                let recorded = rollouts.store.last_try(&self.placement(*place, which)).await?;
                 // One without a score was given up, since its group was complete without it.
                 attempts.extend(recorded.filter(|attempt| attempt.status != Status::Unscored));
             }
@@ -417,10 +434,12 @@ impl Flow {
             }
             groups.push(attempts);
             let placement = self.placement(*place, Which::Baseline);
-            let baseline =
-                if self.keys.needs_baseline() { rollouts.store.last_try(&placement)? } else { None };
-            if self.keys.needs_baseline() && baseline.is_none() {
-                return Err(TrainerError::NotMade(placement));
+            let mut baseline = None;
+            if self.keys.needs_baseline() {
+                baseline = rollouts.store.last_try(&placement).await?;
+                if baseline.is_none() {
+                    return Err(TrainerError::NotMade(placement));
+                }
             }
             baselines.push(baseline);
         }
@@ -442,9 +461,9 @@ impl Flow {
         (done.min(total), total)
     }
 
-    /// Whether any attempt is under way.
+    /// Whether any attempt is under way, or being recorded.
     pub fn is_running(&self) -> bool {
-        !self.under_way.is_empty()
+        !self.under_way.is_empty() || self.ended.is_some()
     }
 }
 

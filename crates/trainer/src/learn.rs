@@ -15,6 +15,7 @@ use crate::batch::{Targets, path_input};
 use crate::metrics::Metrics;
 use crate::observe::{Event, Observer};
 use crate::origin::Origin;
+use crate::policies::Models;
 use crate::prepare::{Inputs, Preparer};
 use crate::recipe::{OptimiserKeys, Phase, Recipe, Schedule};
 
@@ -89,17 +90,6 @@ fn share_of_peak(keys: &OptimiserKeys, step: u32, steps: u32) -> f32 {
     };
     let last = if keys.schedule == Schedule::Constant { 0.0 } else { f64::from(keys.final_share) };
     (last + (1.0 - last) * remaining) as f32
-}
-
-/// Models that a plan is run with.
-#[derive(Clone, Copy)]
-pub(crate) struct Models<'a> {
-    /// The policy.
-    pub policy: &'a dyn Learner,
-    /// The frozen reference, where the loss has a penalty.
-    pub reference: Option<&'a dyn Learner>,
-    /// The critic, where the advantage needs one.
-    pub critic: Option<&'a dyn Learner>,
 }
 
 /// What a plan is run by.

@@ -1,8 +1,5 @@
 //! Evaluations in the course of a run: when one is due, its record, and the checkpoint that it chooses.
 
-use std::io;
-use std::path::Path;
-
 use dressage_store::EvalKey;
 use serde_json::json;
 use tracing::info;
@@ -11,16 +8,16 @@ use crate::TrainerError;
 use crate::best::best_of;
 use crate::checkpoint::Position;
 use crate::evaluate::{EvalResult, evaluate};
-use crate::folder::file_error;
 use crate::observe::{Event, Observer, StopFlag};
 use crate::trainer::{Leave, Trainer};
 
 impl Trainer {
     /// Steps of the run that were done before the best evaluation.
-    fn best_step(&self) -> Result<Option<u32>, TrainerError> {
+    async fn best_step(&self) -> Result<Option<u32>, TrainerError> {
         let Some(best) = best_of(&self.evals) else { return Ok(None) };
         // Phases can end before their last step; what is planned of one that is over was done.
-        let before = self.store.planned_steps()?.iter().filter(|(phase, _)| *phase < best.phase).count();
+        let before =
+            self.store.planned_steps().await?.iter().filter(|(phase, _)| *phase < best.phase).count();
         Ok(Some(before as u32 + best.step))
     }
 
@@ -28,7 +25,7 @@ impl Trainer {
     /// ones at hand.
     pub(crate) async fn keep_the_best(&mut self, observer: &mut dyn Observer) -> Result<(), TrainerError> {
         let here = self.position.global_step;
-        if here == 0 || self.best_step()? != Some(here) {
+        if here == 0 || self.best_step().await? != Some(here) {
             return Ok(());
         }
         if self.latest.as_ref().is_none_or(|latest| latest.position.global_step != here) {
@@ -41,12 +38,12 @@ impl Trainer {
     }
 
     /// Evaluations that an earlier process of the run made before the position it goes on from.
-    pub(crate) fn recall_evals(&mut self, observer: &mut dyn Observer) -> Result<(), TrainerError> {
+    pub(crate) async fn recall_evals(&mut self, observer: &mut dyn Observer) -> Result<(), TrainerError> {
         let Position { phase, step, evaluated, .. } = self.position;
         let here = EvalKey { phase, step };
-        for (key, result) in self.store.evals()? {
+        for (key, result) in self.store.evals().await? {
             if key < here || (key == here && evaluated) {
-                let result = parse_eval(self.store.file(), key, result)?;
+                let result = parse_eval(self.store.place(), key, result)?;
                 observer.event(&Event::Evaluated(&result));
                 self.evals.push(result);
             }
@@ -85,10 +82,10 @@ impl Trainer {
     ) -> Result<(), Leave> {
         let Some(label) = self.due() else { return Ok(()) };
         let key = EvalKey { phase: self.position.phase, step: self.position.step };
-        let recorded = self.store.evals()?.into_iter().find(|(recorded, _)| *recorded == key);
+        let recorded = self.store.evals().await?.into_iter().find(|(recorded, _)| *recorded == key);
         let result = match recorded {
             // Where a phase has become longer, it is not the last of it any more.
-            Some((_, result)) => EvalResult { label, ..parse_eval(self.store.file(), key, result)? },
+            Some((_, result)) => EvalResult { label, ..parse_eval(self.store.place(), key, result)? },
             None => {
                 let result = evaluate(
                     &self.rollouts,
@@ -101,8 +98,8 @@ impl Trainer {
                 )
                 .await?;
                 let (result, attempts) = result.ok_or(Leave::Stopped)?;
-                self.note_troubles(&attempts, observer)?;
-                self.store.record_eval(key, &json!(result))?;
+                self.note_troubles(&attempts, observer).await?;
+                self.store.record_eval(key, &json!(result)).await?;
                 result
             }
         };
@@ -116,8 +113,7 @@ impl Trainer {
     }
 }
 
-fn parse_eval(file: &Path, key: EvalKey, result: serde_json::Value) -> Result<EvalResult, TrainerError> {
-    serde_json::from_value(result).map_err(|error| {
-        file_error("read an evaluation from", file, io::Error::other(format!("{key}: {error}")))
-    })
+fn parse_eval(place: &str, key: EvalKey, result: serde_json::Value) -> Result<EvalResult, TrainerError> {
+    serde_json::from_value(result)
+        .map_err(|error| TrainerError::Damaged { path: place.into(), why: format!("{key}: {error}") })
 }

@@ -199,19 +199,20 @@ impl Origin {
     ///
     /// # Errors
     /// When such a phase is over: the next one has begun from where it ended.
-    pub fn lengthen(
+    pub async fn lengthen(
         &mut self,
         earlier: &Recipe,
         recipe: &Recipe,
-        store: &Store,
+        store: &dyn Store,
     ) -> Result<Vec<String>, TrainerError> {
         let changed: Vec<usize> =
             (0..earlier.phase.len()).filter(|&i| earlier.phase[i] != recipe.phase[i]).collect();
         let Some(&first) = changed.first() else { return Ok(Vec::new()) };
-        let planned = store.planned_steps()?;
+        let planned = store.planned_steps().await?;
         let mut begun = planned.iter().map(|(phase, _)| *phase).max();
         for purpose in [Purpose::Train, Purpose::Eval] {
-            begun = begun.max(store.summaries(purpose)?.iter().map(|summary| summary.placement.phase).max());
+            let made = store.summaries(purpose).await?;
+            begun = begun.max(made.iter().map(|summary| summary.placement.phase).max());
         }
         if let Some(later) = begun.filter(|later| *later as usize > first) {
             return Err(TrainerError::PhaseOver { phase: first, later });

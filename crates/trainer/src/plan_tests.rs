@@ -106,15 +106,9 @@ fn a_step_by_hand() {
     let dropped = plan_of(&groups(), &RlKeys { uniform_groups: drop, ..keys() }, 1000).unwrap();
     assert_eq!(rows(&dropped.updates[0])[0][0], (0, 0, 0.5, 1.0 / 6.0));
 
-    let (estimator, adaptive) = (dressage_rl::KlEstimator::K3, None);
-    let kl = KlKeys {
-        estimator,
-        coefficient: 0.1,
-        importance_weighted: false,
-        reference_every: 0,
-        charge: Charge::Loss,
-        adaptive,
-    };
+    let (estimator, charge, adaptive) = (dressage_rl::KlEstimator::K3, Charge::Loss, None);
+    let (coefficient, importance_weighted, reference_every) = (0.1, false, 0);
+    let kl = KlKeys { estimator, coefficient, importance_weighted, reference_every, charge, adaptive };
     let kept = plan_of(&groups(), &RlKeys { kl: Some(kl), ..keys() }, 1000).unwrap();
     assert_eq!(rows(&kept.updates[0])[0].len(), 6);
 
@@ -376,11 +370,10 @@ fn masked_tokens_are_no_targets() {
     assert_eq!(input.targets.iter().map(|target| target.index).collect::<Vec<_>>(), [2, 3, 8, 9]);
 
     let none: Vec<Attempt> = groups.iter().flatten().map(greedy).collect();
-    let why = census(none.iter(), Targets::DEFAULT, &keys()).nothing_left().unwrap();
     // The attempt without a reward would not have been trained on anyway.
+    let why = census(none.iter(), Targets::DEFAULT, &keys()).nothing_left().unwrap();
     assert!(why.starts_with("14 were decoded greedily"), "{why}");
-    let whole: Vec<Attempt> = groups.concat();
-    assert_eq!(census(whole.iter(), Targets::DEFAULT, &keys()).nothing_left(), None);
+    assert_eq!(census(groups.iter().flatten(), Targets::DEFAULT, &keys()).nothing_left(), None);
 }
 
 #[test]

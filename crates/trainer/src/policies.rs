@@ -1,6 +1,5 @@
 //! The policies of a run: whom agents ask, and of those that are trained, what learns.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,7 +7,7 @@ use std::sync::Arc;
 use dressage_agent::Samplers;
 use dressage_policy::{Learner, Sampler};
 
-use crate::learn::Models;
+use crate::TrainerError;
 use crate::recipe::{EngineKeys, Phase, RlKeys};
 
 /// Writes what a model folder needs beside the weights (tokenizer, chat template) into a checkpoint.
@@ -38,6 +37,17 @@ pub struct Learns {
     pub critic: Option<Arc<dyn Learner>>,
     /// Completes a checkpoint to a model folder.
     pub companions: Companions,
+}
+
+/// Models that a plan is run with.
+#[derive(Clone, Copy)]
+pub(crate) struct Models<'a> {
+    /// The policy.
+    pub policy: &'a dyn Learner,
+    /// The frozen reference, where the loss has a penalty.
+    pub reference: Option<&'a dyn Learner>,
+    /// The critic, where the advantage needs one.
+    pub critic: Option<&'a dyn Learner>,
 }
 
 impl Policy {
@@ -92,6 +102,15 @@ impl Policies {
         self.0.iter().find(|policy| policy.name == name)
     }
 
+    /// The models behind a policy that is trained.
+    ///
+    /// # Errors
+    /// When there is no such policy, or nothing of it learns.
+    pub fn learns(&self, name: &str) -> Result<&Learns, TrainerError> {
+        let learns = self.get(name).and_then(|policy| policy.learns.as_ref());
+        learns.ok_or_else(|| TrainerError::NoPart(format!("the learner of the policy {name}")))
+    }
+
     /// Longest sequence of a policy, in tokens.
     pub fn context(&self, name: &str) -> usize {
         self.get(name).map_or(0, |policy| policy.context)
@@ -114,6 +133,3 @@ impl Policies {
 
 /// The folder in a checkpoint that holds further policies.
 pub(crate) const POLICIES: &str = "policies";
-
-/// Versions of policies by name: how many steps have trained each.
-pub(crate) type Versions = BTreeMap<String, u64>;

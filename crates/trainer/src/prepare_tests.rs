@@ -10,7 +10,8 @@ use dressage_tree::{AttemptId, Kind, PathTarget, Segment, SegmentId, Trajectory,
 
 use super::*;
 use crate::batch::Targets;
-use crate::learn::{Models, Progress, Rules, run_plan};
+use crate::learn::{Progress, Rules, run_plan};
+use crate::policies::Models;
 use crate::recipe::Phase;
 
 /// Says −id / 10 of every token, and remembers what it was asked and what it was to learn.

@@ -4,8 +4,8 @@ use dressage_policy::uniform;
 use dressage_tree::Placement;
 use sha2::{Digest, Sha256};
 
-/// The stream of random numbers for something in a run: the first 8 bytes of the SHA-256 of its name and numbers. Two of
-/// a million streams coincide with a probability of 3 in 10⁸.
+/// The stream of random numbers for something in a run: the first 8 bytes of the SHA-256 of its name and
+/// numbers. Two of a million streams coincide with a probability of 3 in 10⁸.
 fn stream(name: &str, numbers: &[u32]) -> u64 {
     let mut hash = Sha256::new();
     hash.update(name.as_bytes());
@@ -15,11 +15,12 @@ fn stream(name: &str, numbers: &[u32]) -> u64 {
     hash.finalize().iter().take(8).fold(0, |value, &byte| value << 8 | u64::from(byte))
 }
 
-/// The stream that the tokens of a try at a place in the run are sampled from.
-pub(crate) fn try_stream(place: &Placement, number: u32) -> u64 {
+/// The stream that the tokens of a try at a place in the run are sampled from, before which `failed` tries
+/// failed.
+pub(crate) fn try_stream(place: &Placement, failed: u32) -> u64 {
     let Placement { purpose, phase, step, group, sample } = *place;
-    let numbers = [phase, step, group, sample, number];
-    stream(purpose.name(), if number == 0 { &numbers[..4] } else { &numbers })
+    let numbers = [phase, step, group, sample, failed];
+    stream(purpose.name(), if failed == 0 { &numbers[..4] } else { &numbers })
 }
 
 /// A random order of `0..n` (Fisher & Yates, as in Knuth 3.4.2 P), for the given use.

@@ -9,17 +9,17 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use dressage_store::Store;
+use dressage_store::{Sqlite, Store};
 use dressage_tree::{AttemptId, Trajectory};
 
 use crate::TrainerError;
 use crate::batch::Targets;
 use crate::checkpoint::{CRITIC, Checkpoints, Found, REFERENCE};
 use crate::folder::file_error;
-use crate::learn::{Models, Progress, Rules, run_plan};
+use crate::learn::{Progress, Rules, run_plan};
 use crate::observe::{Event, Observer};
 use crate::origin::Origin;
-use crate::policies::{Policies, Policy};
+use crate::policies::{Models, Policies, Policy};
 use crate::recipe::{Phase, Recipe};
 use crate::reference::{copy_weights, empty};
 
@@ -50,8 +50,8 @@ pub async fn replay(
     if !record.exists() {
         return Err(file_error("open the record of the run", &record, io::ErrorKind::NotFound.into()));
     }
-    let store = Store::open_existing(&record)?;
-    let (planned, origin) = (store.planned_steps()?, Origin::read(folder)?);
+    let store = Sqlite::open_existing(&record).await?;
+    let (planned, origin) = (store.planned_steps().await?, Origin::read(folder)?);
     let (policies, untrained) = (Policies::new(policies, &recipe.engine), recipe.untrained_agents());
     let Found { whole: checkpoints, damaged } = Checkpoints::look(folder.join("checkpoints")).find()?;
     for note in &damaged {
@@ -71,7 +71,7 @@ pub async fn replay(
         }
         let steps = phase.steps();
         for step in 0..steps {
-            let Some(plan) = store.step(index as u32, step)? else {
+            let Some(plan) = store.step(index as u32, step).await? else {
                 // A phase ends early where it is good enough.
                 if planned.iter().any(|(phase, _)| *phase as usize > index) {
                     break;
@@ -81,7 +81,7 @@ pub async fn replay(
             let mut attempts = HashMap::new();
             for path in plan.paths() {
                 if let std::collections::hash_map::Entry::Vacant(place) = attempts.entry(path.attempt) {
-                    let attempt = store.attempt(&path.attempt)?;
+                    let attempt = store.attempt(&path.attempt).await?;
                     place.insert(attempt.ok_or(TrainerError::Unrecorded(path.attempt))?.trajectory);
                 }
             }
@@ -90,8 +90,7 @@ pub async fn replay(
             let mut progress = Progress::of(&plan);
             for policy in &plan.policies {
                 let name = policy.policy.as_str();
-                let missing = || TrainerError::NoPart(format!("the learner of the policy {name}"));
-                let learns = policies.get(name).and_then(|p| p.learns.as_ref()).ok_or_else(missing)?;
+                let learns = policies.learns(name)?;
                 let models = learns.models(phase);
                 if let (Phase::Rl(keys), Some(reference)) = (phase, models.reference)
                     && keys.reference_moves(step)

@@ -1,8 +1,9 @@
 //! Making attempts: concurrently, scored when they have ended, recorded one by one.
 //!
 //! Guarantees: an attempt that is recorded is never made again. Its tokens depend on the weights, the seed, its place in
-//! the run and the number of its try alone, not on how many run beside it. An attempt that breaks is recorded as broken;
-//! the others go on. Each try is an attempt of its own.
+//! the run and how many tries failed before it alone, not on how many run beside it, nor on tries that were abandoned
+//! because their process was gone. An attempt that breaks is recorded as broken; the others go on. Each try is an attempt of
+//! its own, begun in the record before anything is sampled.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use std::sync::Arc;
 use dressage_agent::tasks::Task;
 use dressage_agent::{AgentLoop, AttemptContext, Samplers};
 use dressage_policy::{SamplingParams, crash_point};
-use dressage_store::{Attempt, Status, Store, StoreError};
+use dressage_store::{Attempt, Begun, Status, Store, StoreError, Tries};
 use dressage_tree::{AttemptId, Finish, Placement, Trouble};
 use serde_json::json;
 
@@ -21,7 +22,7 @@ use crate::observe::{Event, Observer, StopFlag};
 use crate::random::try_stream;
 use crate::scoring::{NotScored, Scorers};
 use crate::tasks::opening;
-use crate::under_way::{Ended, Made, UnderWay};
+use crate::under_way::{Ended, Made, UnderWay, compared_before};
 
 /// Makes attempts and records them.
 #[derive(Clone)]
@@ -37,7 +38,7 @@ pub struct Rollouts {
     /// Attempts under way at once, at least 1.
     pub concurrency: usize,
     /// Where they are recorded.
-    pub store: Arc<Store>,
+    pub store: Arc<dyn Store>,
 }
 
 impl Rollouts {
@@ -56,10 +57,10 @@ impl Rollouts {
         let mut attempts: Vec<Option<Attempt>> = Vec::with_capacity(wanted.len());
         let mut under_way = UnderWay::new(self.scorers.clone(), self.store.clone());
         for (place, (placement, task)) in wanted.iter().enumerate() {
-            let recorded = self.store.last_try(placement)?;
+            let recorded = self.store.last_try(placement).await?;
             attempts.push(match recorded {
                 Some(attempt) if attempt.status == Status::Unscored => {
-                    under_way.score(place, self.unscored(attempt, task)?);
+                    under_way.score(place, self.unscored(attempt, task).await?);
                     None
                 }
                 recorded => recorded,
@@ -96,7 +97,7 @@ impl Rollouts {
                 }
             };
             if attempt.status != Status::Unscored {
-                self.record(&attempt)?;
+                self.record(&attempt).await?;
                 done += 1;
                 let (purpose, sampled_tokens) =
                     (attempt.placement.purpose, attempt.trajectory.sampled_tokens());
@@ -110,13 +111,14 @@ impl Rollouts {
             let group = wanted[place].0.group;
             let of_group = || (0..wanted.len()).filter(move |other| wanted[*other].0.group == group);
             if of_group().all(|other| attempts[other].is_some()) {
-                let waits: Vec<usize> = of_group()
-                    .filter(|other| attempts[*other].as_ref().is_some_and(|a| a.status == Status::Unscored))
-                    .collect();
-                let compared = waits.iter().filter_map(|other| Some((*other, attempts[*other].take()?)));
-                let compared: Vec<_> = compared.collect();
-                if !compared.is_empty() {
-                    under_way.score_together(compared);
+                let mut waits = Vec::new();
+                for other in of_group() {
+                    let waiting = attempts[other].take_if(|attempt| attempt.status == Status::Unscored);
+                    waits.extend(waiting.map(|attempt| (other, attempt)));
+                }
+                if !waits.is_empty() {
+                    let others = of_group().filter_map(|other| attempts[other].as_ref());
+                    under_way.score_together(waits, compared_before(others));
                 }
             }
         }
@@ -124,12 +126,12 @@ impl Rollouts {
             return Ok(None);
         }
         let attempts: Vec<Attempt> = attempts.into_iter().flatten().collect();
-        self.record_broken(&attempts)?;
+        self.record_broken(&attempts).await?;
         Ok(Some(attempts))
     }
 
-    /// Makes one attempt, to train on where `trains`; it is not scored yet. A try that came to nothing is
-    /// recorded, and superseded by another one as long as the recipe allows.
+    /// Makes one attempt, to train on where `trains`; it is not scored yet, and in the record it still runs. A
+    /// try that came to nothing ends there, superseded by another one as long as the recipe allows.
     ///
     /// # Errors
     /// When the task names no agent; the attempt's own, when recording fails.
@@ -146,30 +148,33 @@ impl Rollouts {
         let (samplers, scorers, store, seed) =
             (self.samplers.clone(), self.scorers.clone(), self.store.clone(), self.seed);
         Ok(async move {
-            let mut number = store.tries(&placement)?;
+            let Tries { next: mut number, mut failed } = store.tries(&placement).await?;
             loop {
                 let made_at =
                     Place { id: AttemptId::new(store.run(), &placement, number), placement, number };
+                store.begin(&made_at.begun(&task)).await?;
                 let context = AttemptContext {
                     name: made_at.to_string(),
                     task: task.clone(),
                     messages: messages.clone(),
                     samplers: samplers.clone(),
                     seed,
-                    // Each try has a stream of its own: what the model sampled may be what broke the tool.
-                    stream: try_stream(&placement, number),
+                    // After one that failed, a stream of its own: what the model sampled may be what broke the tool.
+                    stream: try_stream(&placement, failed),
                     params: params.clone(),
                 };
                 let made = guarded(&agent, context).await;
+                store.append(&made_at.id, made.trajectory.segments()).await?;
                 let broke = made.outcome.finish == Finish::Failed;
                 let came_to_nothing = broke || made.outcome.sampled_tokens == 0;
                 let attempt = made_at.attempt(&task, made);
-                if !came_to_nothing || number >= retries {
+                if !came_to_nothing || failed >= retries {
                     let attempt = if broke { scorers.broken(attempt) } else { attempt };
-                    return Ok(Made { attempt, retries });
+                    return Ok(Made { attempt, may_retry: failed < retries });
                 }
-                store.record_attempt(&Attempt { status: Status::Superseded, ..attempt })?;
-                number += 1;
+                let failure = Attempt { status: Status::Superseded, ..attempt };
+                store.end(&failure.id, &failure.end()).await?;
+                (number, failed) = (number + 1, failed + 1);
             }
         })
     }
@@ -177,44 +182,50 @@ impl Rollouts {
     /// An attempt that the record has without a score, and which is to be scored now.
     ///
     /// # Errors
-    /// When the task names no agent.
-    pub(crate) fn unscored(&self, attempt: Attempt, task: &Task) -> Result<Made, TrainerError> {
-        Ok(Made { attempt, retries: self.agents.of(task)?.keys.retries })
+    /// When the task names no agent, or the record cannot be read.
+    pub(crate) async fn unscored(&self, attempt: Attempt, task: &Task) -> Result<Made, TrainerError> {
+        let retries = self.agents.of(task)?.keys.retries;
+        let Tries { failed, .. } = self.store.tries(&attempt.placement).await?;
+        Ok(Made { attempt, may_retry: failed < retries })
     }
 
     /// Tries that came before these attempts and were superseded.
     ///
     /// # Errors
     /// When the record cannot be read.
-    pub fn earlier_tries(&self, attempts: &[Attempt]) -> Result<Vec<Attempt>, StoreError> {
+    pub async fn earlier_tries(&self, attempts: &[Attempt]) -> Result<Vec<Attempt>, StoreError> {
         let mut found = Vec::new();
         for attempt in attempts {
             for number in 0..attempt.number {
                 let id = AttemptId::new(self.store.run(), &attempt.placement, number);
-                found.extend(self.store.attempt(&id)?);
+                let earlier = self.store.attempt(&id).await?;
+                found.extend(earlier.filter(|attempt| attempt.status == Status::Superseded));
             }
         }
         Ok(found)
     }
 
-    /// Records an attempt, unless it broke: see [`Rollouts::record_broken`].
-    pub(crate) fn record(&self, attempt: &Attempt) -> Result<(), TrainerError> {
+    /// Records the end of an attempt, unless it broke: see [`Rollouts::record_broken`].
+    pub(crate) async fn record(&self, attempt: &Attempt) -> Result<(), TrainerError> {
         if attempt.status == Status::Completed {
-            self.store.record_attempt(attempt)?;
+            self.store.end(&attempt.id, &attempt.end()).await?;
             crash_point("attempt_recorded");
         }
         Ok(())
     }
 
-    /// Records the attempts that broke, now that it is known that not all of them did: then the cause lies outside (a sampler that
+    /// Records the ends of attempts that broke, now that it is known that not all of them did: then the cause lies outside (a sampler that
     /// is gone), and a record of it would keep the run from going on when it is mended.
-    pub(crate) fn record_broken(&self, attempts: &[Attempt]) -> Result<(), TrainerError> {
+    pub(crate) async fn record_broken(&self, attempts: &[Attempt]) -> Result<(), TrainerError> {
         let broken = || attempts.iter().filter(|attempt| attempt.status == Status::Failed);
         if let Some(first) = attempts.first().filter(|_| broken().count() == attempts.len()) {
             let first = first.outcome.error.as_deref().unwrap_or("no reason was recorded").to_owned();
             return Err(TrainerError::AllFailed { count: attempts.len(), first });
         }
-        Ok(self.store.record_attempts(&broken().cloned().collect::<Vec<_>>())?)
+        for attempt in broken() {
+            self.store.end(&attempt.id, &attempt.end()).await?;
+        }
+        Ok(())
     }
 }
 
@@ -227,7 +238,13 @@ struct Place {
 }
 
 impl Place {
-    /// What was made there, not scored yet.
+    /// The beginning of an attempt there.
+    fn begun(self, task: &Task) -> Begun {
+        let Place { id, placement, number } = self;
+        Begun { id, placement, number, task: json!(task) }
+    }
+
+    /// The attempt that was made there, not scored yet.
     fn attempt(self, task: &Task, made: dressage_agent::Attempt) -> Attempt {
         let Place { id, placement, number } = self;
         let dressage_agent::Attempt { trajectory, outcome } = made;

@@ -305,14 +305,24 @@ impl Scorers {
         Ok(())
     }
 
-    /// Scores the attempts of a group together. What they have of components stays.
+    /// Scores attempts of a group together with those `beside` them, which have their scores already. What they
+    /// have of components stays.
     ///
     /// # Errors
     /// When a scorer cannot, and the recipe has no number for that.
-    pub(crate) async fn score_together(&self, attempts: &mut [Attempt]) -> Result<(), NotScored> {
+    pub(crate) async fn score_together(
+        &self,
+        attempts: &mut [&mut Attempt],
+        beside: &[Attempt],
+    ) -> Result<(), NotScored> {
         let Some(task) = attempts.first().map(|attempt| attempt.task.clone()) else { return Ok(()) };
-        let group: Arc<Vec<Evidence>> = Arc::new(attempts.iter_mut().map(evidence).collect());
-        let mut given: Vec<Vec<Component>> = vec![Vec::new(); attempts.len()];
+        let mut beside = beside.to_vec();
+        // By number, so that it makes no difference which of them have their scores.
+        let mut members: Vec<&mut Attempt> =
+            attempts.iter_mut().map(|attempt| &mut **attempt).chain(&mut beside).collect();
+        members.sort_by_key(|attempt| attempt.placement.sample);
+        let group: Arc<Vec<Evidence>> = Arc::new(members.iter_mut().map(|of| evidence(of)).collect());
+        let mut given: Vec<Vec<Component>> = vec![Vec::new(); members.len()];
         let (mut troubles, mut failed) = (Vec::new(), None);
         let comparing: Vec<&Named> = self.of(&task).filter(|named| named.scorer.is_by_group()).collect();
         for named in comparing {
@@ -341,13 +351,14 @@ impl Scorers {
                 }
             }
         }
-        for (attempt, evidence) in attempts.iter_mut().zip(Arc::unwrap_or_clone(group)) {
+        for (attempt, evidence) in members.iter_mut().zip(Arc::unwrap_or_clone(group)) {
             give_back(attempt, evidence);
         }
         if let Some(failed) = failed {
             return Err(failed);
         }
-        for (attempt, more) in attempts.iter_mut().zip(given) {
+        // Of those beside only copies are changed.
+        for (attempt, more) in members.into_iter().zip(given) {
             attempt.outcome.components.extend(more);
             for (source, why) in &troubles {
                 attempt.outcome.trouble(source.as_str(), why.as_str());

@@ -168,3 +168,41 @@ async fn an_answer_that_makes_no_sense_is_no_score() {
         }
     }
 }
+
+/// Scores attempts of a group by their places among those that it is given.
+#[derive(Debug)]
+struct Places;
+
+#[async_trait]
+impl Scorer for Places {
+    fn is_by_group(&self) -> bool {
+        true
+    }
+
+    async fn score(&self, _: &Evidence) -> Result<Vec<Component>, ScoreError> {
+        Err(ScoreError::Unusable("it compares".into()))
+    }
+
+    async fn score_group(&self, group: &[Evidence]) -> Result<Vec<Vec<Component>>, ScoreError> {
+        assert!(group.iter().all(|evidence| evidence.trajectory.segments().len() == 1));
+        let share = |place: usize| (place as f64 + 1.0) / group.len() as f64;
+        Ok((0..group.len()).map(|place| vec![Component::score(share(place))]).collect())
+    }
+}
+
+#[tokio::test]
+async fn attempts_are_compared_with_those_that_have_their_scores() {
+    let all = scorers(vec![scorer("places")], vec![("places", Arc::new(Places))]);
+    let member = |sample| {
+        let mut member = attempt(json!({}));
+        member.placement.sample = sample;
+        member
+    };
+    let (mut first, mut third) = (member(0), member(2));
+    let beside = [member(3), member(1)];
+    all.score_together(&mut [&mut third, &mut first], &beside).await.unwrap();
+    for (made, share) in [(first, 0.25), (third, 0.75)] {
+        assert_eq!(made.trajectory.segments().len(), 1);
+        assert_eq!(all.finish(made).score, Some(share));
+    }
+}

@@ -8,8 +8,8 @@ use dressage_tree::{AttemptId, PathInput, PathTarget, SegmentId, Term, Trajector
 
 use crate::TrainerError;
 use crate::batch::{Targets, trained_paths};
-use crate::learn::Models;
 use crate::plan::{every_path, is_cut};
+use crate::policies::Models;
 use crate::recipe::{Charge, Overlong, RlKeys};
 use crate::survey::{PathKey, Question, predictions, survey};
 

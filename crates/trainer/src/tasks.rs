@@ -234,12 +234,12 @@ fn note_left_out(notes: &mut Vec<String>, source: std::fmt::Arguments<'_>, count
 ///
 /// # Errors
 /// When the record cannot be read, or holds something else than tasks.
-pub fn trained_on(record: &Store) -> Result<HashSet<QuestionKey>, TrainerError> {
+pub async fn trained_on(record: &dyn Store) -> Result<HashSet<QuestionKey>, TrainerError> {
     let mut questions = HashSet::new();
     for purpose in [Purpose::Demonstration, Purpose::Train] {
-        for task in record.tasks(purpose)? {
+        for task in record.tasks(purpose).await? {
             let task: Task = serde_json::from_value(task).map_err(|error| TrainerError::Damaged {
-                path: record.file().to_owned(),
+                path: record.place().into(),
                 why: format!("a task of it cannot be read: {error}"),
             })?;
             questions.insert(task.key());
@@ -278,10 +278,10 @@ pub fn opening(agent: &AgentKeys, task: &Task) -> Vec<Message> {
     let mut messages = task.messages.clone();
     match messages.last_mut() {
         None => messages.push(Message::user(asked(&task.question))),
-        Some(last) if last.role == Role::User => last.content = asked(&last.content),
+        Some(last) if last.role == Role::User => last.content = asked(&last.content).into(),
         Some(_) => {}
     }
-    if !agent.system.is_empty() && !messages.iter().any(|message| message.role == Role::System) {
+    if !agent.system.is_empty() && !messages.iter().any(|message| message.role.instructs()) {
         messages.insert(0, Message::system(agent.system.as_str()));
     }
     messages
@@ -317,7 +317,6 @@ pub fn chat_options(agent: &AgentKeys, now: Option<u64>) -> ChatOptions {
         tools: agent.protocol,
         tool_prompt: agent.tool_prompt,
         bare_calls: agent.bare_calls,
-        history: agent.history,
         variables: agent.variables.clone(),
         now,
     }
@@ -333,7 +332,7 @@ pub async fn check_tasks(scorers: &Scorers, tasks: &Tasks, agents: &Agents) -> R
         let NamedAgent { built_in: agent, context, keys, .. } = agents.of(&task)?;
         let limits = agent.limits;
         let cuts = limits.truncation != Truncation::Refuse;
-        let tokens = agent.chat.prompt(&opening(keys, &task), &agent.tools.specs())?.len();
+        let tokens = agent.format.chat().prompt(&opening(keys, &task), &agent.tools.specs())?.len();
         if tokens > limits.prompt && !cuts {
             return Err(TrainerError::PromptOverLimit { task: task.id, tokens, most: limits.prompt });
         }

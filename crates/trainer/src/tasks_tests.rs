@@ -162,7 +162,7 @@ fn a_conversation_is_opened_with_its_own_instructions() {
     let plain = Task { question: "1 + 1?".into(), ..Task::default() };
     assert_eq!(opening(&agent, &plain), [Message::system("Be brief."), Message::user("Q: 1 + 1?")]);
     let chat = |messages: &[Message]| {
-        let question = messages.last().unwrap().content.clone();
+        let question = messages.last().unwrap().content.to_string();
         opening(&agent, &Task { question, messages: messages.to_vec(), ..Task::default() })
     };
     let shown = [Message::user("2 + 2?"), Message::assistant("4"), Message::user("1 + 1?")];

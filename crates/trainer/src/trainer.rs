@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dressage_policy::{Learner, crash_point};
-use dressage_store::{Attempt, Store};
+use dressage_store::{Attempt, Sqlite, Store};
 use serde_json::json;
 use tracing::{Instrument, info, info_span};
 
@@ -13,15 +13,14 @@ use crate::TrainerError;
 use crate::agents::{AgentParts, Agents};
 use crate::batch::Targets;
 use crate::best::Best;
-use crate::checkpoint::{About, CRITIC, Checkpoint, Checkpoints, Content, Position};
+use crate::checkpoint::{About, CRITIC, Checkpoint, Checkpoints, Content, Position, Versions};
 use crate::evaluate::{EvalResult, Gain, milestones};
 use crate::folder::RunFolder;
-use crate::learn::Models;
 use crate::metrics::{Metrics, MetricsFile};
 use crate::observe::{Event, Observer, StopFlag};
 use crate::origin::Origin;
 use crate::phase::PhaseRun;
-use crate::policies::{Learns, Policies, Policy, Versions};
+use crate::policies::{Learns, Models, Policies, Policy};
 use crate::recipe::{EvalKeys, Phase, Recipe, RlKeys};
 use crate::rollout::{Rollouts, Troubles};
 use crate::scoring::{CustomScorers, Scorers};
@@ -97,7 +96,7 @@ pub struct Trainer {
     pub(crate) versions: Versions,
     /// Names of the agents whose replies are no targets.
     pub(crate) untrained: Vec<String>,
-    pub(crate) store: Arc<Store>,
+    pub(crate) store: Arc<dyn Store>,
     pub(crate) checkpoints: Checkpoints,
     pub(crate) metrics: MetricsFile,
     pub(crate) latest: Option<Checkpoint>,
@@ -146,9 +145,7 @@ impl Trainer {
                 return Err(TrainerError::NotCompared { phase: i, scorer: scorer.to_owned() });
             }
             for name in recipe.trained_in(phase) {
-                let learns = policies.get(&name).and_then(|policy| policy.learns.as_ref());
-                let learns = learns
-                    .ok_or_else(|| TrainerError::NoPart(format!("the learner of the policy {name}")))?;
+                let learns = policies.learns(&name)?;
                 let needs = |needs: fn(&RlKeys) -> bool| matches!(phase, Phase::Rl(keys) if needs(keys));
                 if needs(RlKeys::needs_reference) && learns.reference.is_none() {
                     return Err(TrainerError::NoReference(i));
@@ -167,12 +164,12 @@ impl Trainer {
         let (folder, store, origin, mut notes) = match start {
             Start::Fresh => {
                 let folder = RunFolder::create(&recipe, &now)?;
-                let store = Store::open(&folder.record(), &recipe.run.id())?;
+                let store = Sqlite::open(&folder.record(), &recipe.run.id()).await?;
                 (folder, store, now, Vec::new())
             }
-            Start::Resume => go_on(&recipe, now)?,
+            Start::Resume => go_on(&recipe, now).await?,
         };
-        let store = Arc::new(store);
+        let store: Arc<dyn Store> = Arc::new(store);
         let checkpoints = Checkpoints::open(folder.checkpoints())?;
         let (latest, damaged) = checkpoints.newest()?;
         notes.extend(damaged);
@@ -245,6 +242,12 @@ impl Trainer {
         let all: u32 = self.steps().iter().sum();
         info!(folder = %self.folder.root().display(), done = self.position.global_step, steps = all, "run begins");
         let ended = self.train(observer, stop).await;
+        // Nobody waits any more for what is still under way: spare attempts, and what a request to stop has cut short.
+        let abandoned = self.store.abandon_running().await;
+        let ended = match ended {
+            Err(Leave::Failed(error)) => Err(Leave::Failed(error)),
+            ended => abandoned.map_err(Leave::from).and(ended),
+        };
         info!(done = self.position.global_step, seconds = start.elapsed().as_secs_f64(), "run ends");
         for sink in &mut self.sinks {
             if let Err(why) = sink.close(ended.is_ok()) {
@@ -253,7 +256,7 @@ impl Trainer {
         }
         match ended {
             Ok(()) => Ok(Ended::Finished(Summary {
-                gains: Gain::between(&milestones(&self.evals), &self.store)?,
+                gains: Gain::between(&milestones(&self.evals), &*self.store).await?,
                 evals: self.evals.clone(),
                 checkpoint: self.latest.as_ref().map(|checkpoint| checkpoint.path.clone()),
                 best: Best::of(&self.evals, self.checkpoints.best()),
@@ -286,7 +289,7 @@ impl Trainer {
         if self.latest.is_none() {
             self.tasks.notes.iter().for_each(|note| observer.event(&Event::Note(note)));
         }
-        self.recall_evals(observer)?;
+        self.recall_evals(observer).await?;
         self.keep_the_best(observer).await?;
         self.evaluate_if_due(observer, stop).await?;
         for (phase, &of_phase) in steps.iter().enumerate().skip(self.position.phase as usize) {
@@ -299,15 +302,15 @@ impl Trainer {
                 done: self.position.step,
                 steps: of_phase,
             });
-            let mut run = PhaseRun::new(phase, &keys, self)?;
-            while self.position.step < of_phase && !self.is_good_enough(&keys)? {
+            let mut run = PhaseRun::new(phase, &keys, self).await?;
+            while self.position.step < of_phase && !self.is_good_enough(&keys).await? {
                 if stop.is_stopped() {
                     return Err(Leave::Stopped);
                 }
                 let step = self.position.step;
                 let span = info_span!("step", phase, step);
                 let (metrics, attempts) = run.step(self, step, observer, stop).instrument(span).await?;
-                self.note_troubles(&attempts, observer)?;
+                self.note_troubles(&attempts, observer).await?;
                 self.finish_step(&keys, of_phase, metrics, observer).await?;
                 self.evaluate_if_due(observer, stop).await?;
             }
@@ -320,11 +323,11 @@ impl Trainer {
 
     /// Whether the evaluation at hand reached the success at which a phase ends. Where the record has a
     /// further step, it did not end there.
-    fn is_good_enough(&self, keys: &Phase) -> Result<bool, TrainerError> {
+    async fn is_good_enough(&self, keys: &Phase) -> Result<bool, TrainerError> {
         let Position { phase, step, .. } = self.position;
         let here = self.evals.last().filter(|eval| step > 0 && (eval.phase, eval.step) == (phase, step));
         let (Some(eval), Some(until)) = (here, keys.until()) else { return Ok(false) };
-        Ok(eval.chosen_success() >= until && self.store.step(phase, step)?.is_none())
+        Ok(eval.chosen_success() >= until && self.store.step(phase, step).await?.is_none())
     }
 
     /// Ends a phase before its last step: the next one begins from a checkpoint that says so.
@@ -439,12 +442,12 @@ impl Trainer {
     }
 
     /// Keeps what went wrong around the model, and says it the first time.
-    pub(crate) fn note_troubles(
+    pub(crate) async fn note_troubles(
         &mut self,
         attempts: &[Attempt],
         observer: &mut dyn Observer,
     ) -> Result<(), TrainerError> {
-        let earlier = self.rollouts.earlier_tries(attempts)?;
+        let earlier = self.rollouts.earlier_tries(attempts).await?;
         for trouble in [self.troubles.add(&earlier), self.troubles.add(attempts)].concat() {
             observer.event(&Event::Note(&trouble));
         }
@@ -520,7 +523,10 @@ impl Trainer {
 
 /// Opens a run to go on with, and gives its phases the lengths that the recipe says now. Also what its user
 /// should know.
-fn go_on(recipe: &Recipe, now: Origin) -> Result<(RunFolder, Store, Origin, Vec<String>), TrainerError> {
+async fn go_on(
+    recipe: &Recipe,
+    now: Origin,
+) -> Result<(RunFolder, Sqlite, Origin, Vec<String>), TrainerError> {
     let (folder, earlier) = RunFolder::resume(recipe)?;
     let (mut origin, mut notes) = match Origin::read(folder.root())? {
         Some(origin) => {
@@ -530,11 +536,13 @@ fn go_on(recipe: &Recipe, now: Origin) -> Result<(RunFolder, Store, Origin, Vec<
         None => (now, Vec::new()),
     };
     let store = match folder.record() {
-        file if file.exists() => Store::resume(&file)?,
+        file if file.exists() => Sqlite::resume(&file, &recipe.run.id()).await?,
         // Killed before it had one.
-        file => Store::open(&file, &recipe.run.id())?,
+        file => Sqlite::open(&file, &recipe.run.id()).await?,
     };
-    notes.extend(origin.lengthen(&earlier, recipe, &store)?);
+    // The folder is locked: no other process makes attempts.
+    store.abandon_running().await?;
+    notes.extend(origin.lengthen(&earlier, recipe, &store).await?);
     origin.write(folder.root())?;
     if earlier.phase != recipe.phase {
         let eval = EvalKeys { every: recipe.eval.every, ..earlier.eval.clone() };

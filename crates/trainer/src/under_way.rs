@@ -20,7 +20,7 @@ use crate::scoring::{Fate, NotScored, Scorers};
 /// Attempts under way, each known by a key.
 pub(crate) struct UnderWay<K> {
     scorers: Scorers,
-    store: Arc<Store>,
+    store: Arc<dyn Store>,
     making: JoinSet<(K, Result<Made, StoreError>)>,
     scoring: JoinSet<Result<Scored<K>, StoreError>>,
     /// Attempts that wait for scorers that are away.
@@ -37,14 +37,15 @@ pub(crate) struct UnderWay<K> {
 pub(crate) struct Made {
     /// The attempt: [`Status::Failed`] where it broke, else [`Status::Unscored`].
     pub attempt: Attempt,
-    /// How often it may be made again.
-    pub retries: u32,
+    /// Whether it may be made again where it cannot be scored.
+    pub may_retry: bool,
 }
 
 /// Attempts to score: one by itself, or some of a group together.
 struct Job<K> {
     attempts: Vec<(K, Made)>,
-    together: bool,
+    /// Others of the group, where it is scored together, which have their scores already.
+    beside: Option<Vec<Attempt>>,
 }
 
 /// Attempts that were scored, or could not be.
@@ -79,7 +80,7 @@ fn joined<T>(joined: Result<T, JoinError>) -> Option<T> {
 
 impl<K: Copy + Eq + Hash + Send + 'static> UnderWay<K> {
     /// Nothing yet.
-    pub fn new(scorers: Scorers, store: Arc<Store>) -> Self {
+    pub fn new(scorers: Scorers, store: Arc<dyn Store>) -> Self {
         UnderWay {
             scorers,
             store,
@@ -114,7 +115,7 @@ impl<K: Copy + Eq + Hash + Send + 'static> UnderWay<K> {
             let made = async {
                 let made = making.await?;
                 if made.attempt.status == Status::Unscored && scorers.may_wait(&made.attempt.task) {
-                    store.record_attempt(&made.attempt)?;
+                    store.end(&made.attempt.id, &made.attempt.end()).await?;
                     crash_point("attempt_unscored");
                 }
                 Ok(made)
@@ -126,16 +127,16 @@ impl<K: Copy + Eq + Hash + Send + 'static> UnderWay<K> {
 
     /// Scores an attempt that was made.
     pub fn score(&mut self, key: K, made: Made) {
-        let job = Job { attempts: vec![(key, made)], together: false };
+        let job = Job { attempts: vec![(key, made)], beside: None };
         let handle = self.scoring.spawn(score(self.scorers.clone(), self.store.clone(), job));
         self.handles.insert(key, handle);
     }
 
-    /// Scores the attempts of a group against each other.
-    pub fn score_together(&mut self, attempts: Vec<(K, Attempt)>) {
+    /// Scores the attempts of a group against each other, and against others that have their scores already.
+    pub fn score_together(&mut self, attempts: Vec<(K, Attempt)>, beside: Vec<Attempt>) {
         // Where they cannot be compared, another try of each would be no better.
-        let made = |(key, attempt)| (key, Made { attempt, retries: 0 });
-        let job = Job { attempts: attempts.into_iter().map(made).collect(), together: true };
+        let made = |(key, attempt)| (key, Made { attempt, may_retry: false });
+        let job = Job { attempts: attempts.into_iter().map(made).collect(), beside: Some(beside) };
         self.scoring.spawn(score(self.scorers.clone(), self.store.clone(), job));
     }
 
@@ -222,7 +223,7 @@ impl<K: Copy + Eq + Hash + Send + 'static> UnderWay<K> {
                 for (key, Made { attempt, .. }) in job.attempts {
                     // A greedy attempt is in no group.
                     let alone = attempt.placement.purpose == Purpose::Baseline;
-                    let compares = !job.together && !alone && self.scorers.compares(&attempt.task);
+                    let compares = job.beside.is_none() && !alone && self.scorers.compares(&attempt.task);
                     self.ended.push(match compares {
                         true => Ended::Compares(key, attempt),
                         false => Ended::Attempt(key, self.scorers.finish(attempt)),
@@ -241,30 +242,30 @@ impl<K: Copy + Eq + Hash + Send + 'static> UnderWay<K> {
     }
 }
 
+/// Those of some attempts of a group that were compared before, which others are still to be compared with:
+/// the run was killed while their scores were recorded one by one.
+pub(crate) fn compared_before<'a>(attempts: impl Iterator<Item = &'a Attempt>) -> Vec<Attempt> {
+    attempts.filter(|attempt| attempt.status == Status::Completed).cloned().collect()
+}
+
 /// Scores once. An attempt that is to be made again is recorded as superseded.
-async fn score<K>(scorers: Scorers, store: Arc<Store>, mut job: Job<K>) -> Result<Scored<K>, StoreError> {
+async fn score<K>(scorers: Scorers, store: Arc<dyn Store>, mut job: Job<K>) -> Result<Scored<K>, StoreError> {
     crash_point("scoring");
-    let result = if job.together {
-        let (keys, made): (Vec<K>, Vec<Made>) = job.attempts.into_iter().unzip();
-        let mut attempts: Vec<Attempt> = made.into_iter().map(|made| made.attempt).collect();
-        let result = scorers.score_together(&mut attempts).await;
-        let made = attempts.into_iter().map(|attempt| Made { attempt, retries: 0 });
-        job.attempts = keys.into_iter().zip(made).collect();
-        result
-    } else {
-        match job.attempts.first_mut() {
-            Some((_, made)) => scorers.score(&mut made.attempt).await,
-            None => Ok(()),
-        }
+    let mut attempts: Vec<&mut Attempt> =
+        job.attempts.iter_mut().map(|(_, made)| &mut made.attempt).collect();
+    let result = match (&job.beside, &mut attempts[..]) {
+        (Some(beside), group) => scorers.score_together(group, beside).await,
+        (None, [attempt]) => scorers.score(attempt).await,
+        (None, _) => Ok(()),
     };
     if let Err(not_scored) = &result
         && not_scored.fate == (Fate::Broken { again: true })
     {
-        for (_, Made { attempt, retries }) in &mut job.attempts {
-            if attempt.number < *retries {
+        for (_, Made { attempt, may_retry }) in &mut job.attempts {
+            if *may_retry {
                 let broken = not_scored.of(&scorers, attempt.clone());
                 *attempt = Attempt { reward: None, status: Status::Superseded, ..broken };
-                store.record_attempt(attempt)?;
+                store.end(&attempt.id, &attempt.end()).await?;
             }
         }
     }
@@ -272,7 +273,11 @@ async fn score<K>(scorers: Scorers, store: Arc<Store>, mut job: Job<K>) -> Resul
 }
 
 /// Scores once the scorer is back.
-async fn ask_again<K>(scorers: Scorers, store: Arc<Store>, mut job: Job<K>) -> Result<Scored<K>, StoreError> {
+async fn ask_again<K>(
+    scorers: Scorers,
+    store: Arc<dyn Store>,
+    mut job: Job<K>,
+) -> Result<Scored<K>, StoreError> {
     // However short the wait for a scorer may be, it is asked within it.
     let [mut pause, most] = PAUSES.map(|pause| pause.min(scorers.outage() / 4));
     loop {

@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use common::{Notes, metrics, parts, recipe, simulator};
 use dressage_policy::Simulator;
-use dressage_store::Store;
+use dressage_store::testing::wait;
+use dressage_store::{Sqlite, Store};
 use dressage_trainer::{Compared, Ended, Start, StopFlag, Summary, Trainer, TrainerError, replay};
 use dressage_tree::Purpose;
 use serde_json::Value;
@@ -141,16 +142,16 @@ async fn attempts_run_ahead_as_far_as_they_may() {
         assert!(oldest.iter().all(|age| *age <= f64::from(staleness)), "{oldest:?}");
         assert!(staleness == 0 || oldest.iter().any(|age| *age > 0.0), "{oldest:?}");
 
-        let store = Store::open_existing(&folder.join("run.db")).unwrap();
+        let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
         let mut taken = Vec::new();
         for step in 0..12 {
-            taken.extend(store.step(1, step).unwrap().unwrap().places);
+            taken.extend(wait(store.step(1, step)).unwrap().unwrap().places);
         }
         taken.sort_unstable();
         let places = taken.len();
         assert_eq!(taken, (0..places as u64).collect::<Vec<_>>());
         assert!(if uniform == keep { places == 36 } else { places > 36 }, "{places}");
-        assert_eq!(store.summaries(Purpose::Train).unwrap().len(), 2 * places);
+        assert_eq!(wait(store.summaries(Purpose::Train)).unwrap().len(), 2 * places);
 
         let (steps, compared) = replayed(&folder, &overrides).await;
         assert_eq!(steps, 18);

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{metrics, parts, recipe, simulator};
-use dressage_store::{Status, Store};
+use dressage_store::testing::wait;
+use dressage_store::{Sqlite, Status, Store};
 use dressage_text::Chat;
 use dressage_text::testing::{ALWAYS_THINKS, THOUGHTFUL, tiny_tokenizer};
 use dressage_trainer::{Start, StopFlag, Trainer, chat_options};
@@ -33,8 +34,8 @@ async fn run(template: &str, overrides: &[&str]) -> (f64, f64) {
         .await
         .unwrap();
 
-    let store = Store::open_existing(&folder.join("run.db")).unwrap();
-    let attempts = store.summaries(Purpose::Train).unwrap();
+    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let attempts = wait(store.summaries(Purpose::Train)).unwrap();
     assert_eq!(attempts.len(), 2 * 3 * 4);
     assert!(attempts.iter().all(|attempt| attempt.status == Status::Completed && attempt.reward.is_some()));
     let lines = metrics(&folder);

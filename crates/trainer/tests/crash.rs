@@ -11,14 +11,17 @@ mod common;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use common::{last_checkpoint, metrics, parts, recipe, simulator};
+use async_trait::async_trait;
+use common::{last_checkpoint, metrics, parts, ranks, recipe, simulator};
 use dressage_policy::{CRASH_AT, uniform};
-use dressage_store::{Attempt, StepPlan, Store};
-use dressage_trainer::{Compared, Ended, Start, StopFlag, Trainer, replay};
-use dressage_tree::Purpose;
+use dressage_reward::{Evidence, ScoreError, Scorer};
+use dressage_store::testing::{undisturbed, undisturbed_plan, wait};
+use dressage_store::{Attempt, Sqlite, Status, StepPlan, Store};
+use dressage_trainer::{Compared, CustomScorers, Ended, Parts, Start, StopFlag, Trainer, replay};
+use dressage_tree::{Component, Purpose};
 use serde_json::Value;
 
 /// Tells the child where to run.
@@ -43,10 +46,31 @@ fn child() {
         // A sixth of the requests fail: what breaks must break again.
         let policy = simulator(latency / 100, 0.15);
         let recipe = recipe(folder, &overrides);
-        let mut trainer = Trainer::new(recipe, parts(&policy, latency), start).await.unwrap();
+        let scorers: CustomScorers = [("rank".to_owned(), Arc::new(Rank) as Arc<dyn Scorer>)].into();
+        let parts = Parts { scorers, ..parts(&policy, latency) };
+        let mut trainer = Trainer::new(recipe, parts, start).await.unwrap();
         let ended = trainer.run(&mut (), &StopFlag::default()).await.unwrap();
         assert!(matches!(ended, Ended::Finished(_)));
     });
+}
+
+/// Compares the attempts of a group, in recipes that have a scorer `rank`.
+#[derive(Debug)]
+struct Rank;
+
+#[async_trait]
+impl Scorer for Rank {
+    fn is_by_group(&self) -> bool {
+        true
+    }
+
+    async fn score(&self, _: &Evidence) -> Result<Vec<Component>, ScoreError> {
+        Err(ScoreError::Unusable("it compares".into()))
+    }
+
+    async fn score_group(&self, group: &[Evidence]) -> Result<Vec<Vec<Component>>, ScoreError> {
+        Ok(ranks(group))
+    }
 }
 
 fn spawn(folder: &Path, latency: Duration, crash_at: Option<&str>) -> Child {
@@ -68,7 +92,6 @@ fn spawn_with(folder: &Path, latency: Duration, crash_at: Option<&str>, override
 }
 
 /// All that a run leaves behind and that must not depend on interruptions.
-#[derive(PartialEq)]
 struct Left {
     weights: Vec<u8>,
     optimiser: Vec<u8>,
@@ -77,14 +100,25 @@ struct Left {
     evals: Vec<Value>,
     metrics: Vec<Value>,
     checkpoints: Vec<PathBuf>,
+    /// How many attempts came after one that was abandoned.
+    after_abandoned: usize,
 }
 
 impl Left {
     fn of(folder: &Path) -> Self {
         let last = last_checkpoint(folder);
-        let store = Store::open_existing(&folder.join("run.db")).unwrap();
+        let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
         let purposes = [Purpose::Demonstration, Purpose::Train, Purpose::Eval];
-        let keys = purposes.into_iter().flat_map(|purpose| store.summaries(purpose).unwrap());
+        let keys = purposes.into_iter().flat_map(|purpose| wait(store.summaries(purpose)).unwrap());
+        // Attempts that were under way at a kill are abandoned, and what was made in their place has another name.
+        let names = wait(undisturbed(&store)).unwrap();
+        let attempt = |id| {
+            let (name, number) = names[&id];
+            Attempt { id: name, number, ..wait(store.attempt(&id)).unwrap().unwrap() }
+        };
+        let plan = |(phase, step)| {
+            wait(store.step(phase, step)).unwrap().map(|plan| undisturbed_plan(&plan, &names))
+        };
         let mut checkpoints: Vec<PathBuf> = std::fs::read_dir(folder.join("checkpoints"))
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into())
@@ -93,11 +127,12 @@ impl Left {
         Left {
             weights: std::fs::read(last.join("simulator.weights")).unwrap(),
             optimiser: std::fs::read(last.join("simulator.optimiser")).unwrap(),
-            attempts: keys.map(|summary| store.attempt(&summary.id).unwrap().unwrap()).collect(),
-            plans: store.planned_steps().unwrap().iter().map(|&(p, s)| store.step(p, s).unwrap()).collect(),
-            evals: store.evals().unwrap().into_iter().map(|(_, result)| result).collect(),
+            attempts: keys.map(|summary| attempt(summary.id)).collect(),
+            plans: wait(store.planned_steps()).unwrap().into_iter().map(plan).collect(),
+            evals: wait(store.evals()).unwrap().into_iter().map(|(_, result)| result).collect(),
             metrics: metrics(folder),
             checkpoints,
+            after_abandoned: names.iter().filter(|(id, (name, _))| *id != name).count(),
         }
     }
 
@@ -121,8 +156,8 @@ fn uninterrupted() -> &'static Left {
         assert!(spawn(&folder, Duration::ZERO, None).wait().unwrap().success());
         let left = Left::of(&folder);
         // The run is worth interrupting: it trained, on attempts some of which broke.
-        assert_eq!(left.plans.len(), 11);
-        let broken = left.attempts.iter().filter(|a| a.status == dressage_store::Status::Failed).count();
+        assert_eq!((left.plans.len(), left.after_abandoned), (11, 0));
+        let broken = left.attempts.iter().filter(|a| a.status == Status::Failed).count();
         assert!(broken > 5, "{broken}");
         let calls = |a: &&Attempt| a.outcome.calls.ok > 0;
         assert!(left.attempts.iter().filter(calls).count() > 5);
@@ -140,7 +175,11 @@ fn dies_at(place: &str) {
     assert!(status.signal() == Some(9) || status.success(), "{place}: {status}");
     let status = spawn(&folder, Duration::ZERO, None).wait().unwrap();
     assert!(status.success(), "{place}: the run does not go on");
-    Left::of(&folder).must_equal(uninterrupted(), place);
+    let left = Left::of(&folder);
+    left.must_equal(uninterrupted(), place);
+    if place.starts_with("sampling") || place.starts_with("tool_call") {
+        assert!(left.after_abandoned > 0, "{place}: no attempt was under way");
+    }
 }
 
 #[test]
@@ -165,16 +204,46 @@ fn killed_between_sampling_and_scoring() {
         let folder = root.path().join("run");
         let run = |crash_at| spawn_with(&folder, Duration::ZERO, crash_at, &park).wait().unwrap();
         assert_eq!(run(Some(place)).signal(), Some(9), "{place} is never passed, or the run failed before");
-        let store = Store::open_existing(&folder.join("run.db")).unwrap();
-        let all = [Purpose::Train, Purpose::Eval].into_iter().flat_map(|of| store.summaries(of).unwrap());
-        let waits: Vec<_> = all.filter(|found| found.status == dressage_store::Status::Unscored).collect();
+        let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+        let all =
+            [Purpose::Train, Purpose::Eval].into_iter().flat_map(|of| wait(store.summaries(of)).unwrap());
+        let waits: Vec<_> = all.filter(|found| found.status == Status::Unscored).collect();
         assert!(!waits.is_empty(), "{place}");
         assert!(run(None).success(), "{place}: the run does not go on");
         for attempt in waits {
-            assert_eq!(store.tries(&attempt.placement).unwrap(), attempt.number + 1, "{place}");
+            let tries = wait(store.tries(&attempt.placement)).unwrap();
+            assert_eq!(tries.next, attempt.number + 1, "{place}: it was made again");
         }
         Left::of(&folder).must_equal(uninterrupted(), place);
     }
+}
+
+/// Scores of a group are recorded one by one. Those that are left are found in comparison with all.
+#[test]
+fn killed_while_scores_of_a_group_are_recorded() {
+    let scorers = "reward.scorers=[{name='right', kind='numeric', weight=0.5}, {name='rank', kind='numeric', weight=0.5}]";
+    let root = tempfile::tempdir().unwrap();
+    let run = |folder: &Path, place| spawn_with(folder, Duration::ZERO, place, &[scorers]).wait().unwrap();
+    let folder = root.path().join("undisturbed");
+    assert!(run(&folder, None).success());
+    let undisturbed = Left::of(&folder);
+    let mut parted = 0;
+    for place in ["attempt_recorded:41", "attempt_recorded:42", "attempt_recorded:43"] {
+        let folder = root.path().join(place);
+        assert_eq!(run(&folder, Some(place)).signal(), Some(9), "{place} is never passed");
+        let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+        let left = wait(store.summaries(Purpose::Train)).unwrap();
+        parted += left
+            .chunk_by(|a, b| (a.placement.step, a.placement.group) == (b.placement.step, b.placement.group))
+            .filter(|group| {
+                let has = |status| group.iter().any(|attempt| attempt.status == status);
+                has(Status::Completed) && has(Status::Unscored)
+            })
+            .count();
+        assert!(run(&folder, None).success(), "{place}: the run does not go on");
+        Left::of(&folder).must_equal(&undisturbed, place);
+    }
+    assert!(parted > 0, "no group was recorded in part");
 }
 
 #[test]
@@ -256,12 +325,12 @@ fn killed_while_attempts_run_ahead() {
         assert!(kills >= 3, "round {round}: it was hardly interrupted: {kills}");
         assert!(spawn_with(&folder, Duration::ZERO, None, &overrides).wait().unwrap().success());
 
-        let store = Store::open_existing(&folder.join("run.db")).unwrap();
-        let plans: Vec<StepPlan> = (0..8).map(|step| store.step(1, step).unwrap().unwrap()).collect();
+        let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+        let plans: Vec<StepPlan> = (0..8).map(|step| wait(store.step(1, step)).unwrap().unwrap()).collect();
         let mut taken: Vec<u64> = plans.iter().flat_map(|plan| plan.places.iter().copied()).collect();
         taken.sort_unstable();
         assert_eq!(taken, (0..24).collect::<Vec<_>>(), "every task once");
-        let recorded = store.summaries(Purpose::Train).unwrap();
+        let recorded = wait(store.summaries(Purpose::Train)).unwrap();
         assert_eq!(recorded.len(), 48, "every attempt, broken ones included");
         let paths = plans
             .iter()
@@ -269,8 +338,8 @@ fn killed_while_attempts_run_ahead() {
             .flat_map(|of| &of.updates)
             .flat_map(|update| &update.micro_batches);
         for path in paths.flatten() {
-            let attempt = store.attempt(&path.attempt).unwrap().unwrap();
-            assert_eq!(attempt.status, dressage_store::Status::Completed);
+            let attempt = wait(store.attempt(&path.attempt)).unwrap().unwrap();
+            assert_eq!(attempt.status, Status::Completed);
         }
         let steps = metrics(&folder).into_iter().filter(|line| line["phase"] == 1);
         assert_eq!(steps.count(), 8, "every step measured once");

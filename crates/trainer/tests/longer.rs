@@ -10,7 +10,8 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use common::{Notes, metrics, parts, simulator};
-use dressage_store::Store;
+use dressage_store::testing::{undisturbed, undisturbed_plan, wait};
+use dressage_store::{Sqlite, Store};
 use dressage_trainer::recipe::Recipe;
 use dressage_trainer::{
     Ended, Event, Observer, Parts, Start, StopFlag, Trainer, TrainerError, begun, replay, seconds,
@@ -59,9 +60,11 @@ async fn run(
 fn assert_same(folder: &Path, other: &Path) {
     assert_eq!(metrics(folder), metrics(other));
     let plans = |folder: &Path| {
-        let store = Store::open_existing(&folder.join("run.db")).unwrap();
-        let steps = store.planned_steps().unwrap();
-        steps.into_iter().map(|(phase, step)| store.step(phase, step).unwrap().unwrap()).collect::<Vec<_>>()
+        let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+        let steps = wait(store.planned_steps()).unwrap();
+        let names = wait(undisturbed(&store)).unwrap();
+        let plan = |(phase, step)| wait(store.step(phase, step)).unwrap().unwrap();
+        steps.into_iter().map(|at| undisturbed_plan(&plan(at), &names)).collect::<Vec<_>>()
     };
     assert_eq!(plans(folder), plans(other));
 }

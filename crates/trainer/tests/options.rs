@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use common::{metrics, parts, recipe, simulator};
 use dressage_policy::{Learner, Predictions, Simulator};
-use dressage_store::{Attempt, PlannedPath, StepPlan, Store};
+use dressage_store::testing::wait;
+use dressage_store::{Attempt, PlannedPath, Sqlite, StepPlan, Store};
 use dressage_trainer::{Ended, Event, Observer, Start, StopFlag, Trainer, replay};
 use dressage_tree::{AttemptId, Finish, PathInput, PathTarget, Placement, Purpose, Term, TreeBatch};
 use serde_json::Value;
@@ -86,10 +87,10 @@ fn phase(keys: &str) -> [String; 2] {
 
 /// The plan of a step with what it trains on.
 fn planned(folder: &Path, phase: u32, step: u32) -> (StepPlan, HashMap<AttemptId, Attempt>) {
-    let store = Store::open_existing(&folder.join("run.db")).unwrap();
-    let plan = store.step(phase, step).unwrap().unwrap();
+    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let plan = wait(store.step(phase, step)).unwrap().unwrap();
     let keys = plan.paths();
-    let attempts = keys.map(|path| (path.attempt, store.attempt(&path.attempt).unwrap().unwrap()));
+    let attempts = keys.map(|path| (path.attempt, wait(store.attempt(&path.attempt)).unwrap().unwrap()));
     let attempts = attempts.collect();
     (plan, attempts)
 }
@@ -176,8 +177,8 @@ async fn greedy_attempts_are_what_others_are_compared_with() {
     let plain = change.replace("spare=1, ", "");
     same_however_often_it_stops(&folder, &[&no_eval, &plain]).await;
 
-    let store = Store::open_existing(&folder.join("run.db")).unwrap();
-    let baselines = store.summaries(Purpose::Baseline).unwrap();
+    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let baselines = wait(store.summaries(Purpose::Baseline)).unwrap();
     assert_eq!(baselines.len(), 4 * 3);
     let mut compared = 0;
     for step in 0..4 {
@@ -186,7 +187,7 @@ async fn greedy_attempts_are_what_others_are_compared_with() {
             let attempt = &attempts[&path.attempt];
             assert_eq!(attempt.placement.purpose, Purpose::Train);
             let greedy = Placement { purpose: Purpose::Baseline, sample: 0, ..attempt.placement };
-            let baseline = store.last_try(&greedy).unwrap().unwrap();
+            let baseline = wait(store.last_try(&greedy)).unwrap().unwrap();
             assert_eq!(baseline.task, attempt.task);
             let sampled: Vec<f32> = baseline
                 .trajectory
@@ -373,12 +374,14 @@ async fn tasks_set_apart_choose_the_best() {
         assert_eq!(eval.overall.tasks, 6);
     }
     // No task is asked twice, and without the share they are all the same tasks.
-    let store = Store::open_existing(&folder.join("run.db")).unwrap();
+    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
     let at = |group| Placement { purpose: Purpose::Eval, phase: 0, step: 0, group, sample: 0 };
-    let asked: Vec<Value> = (0..8).map(|group| store.last_try(&at(group)).unwrap().unwrap().task).collect();
+    let asked: Vec<Value> =
+        (0..8).map(|group| wait(store.last_try(&at(group))).unwrap().unwrap().task).collect();
     let whole = root.path().join("whole");
     run(&whole, Start::Fresh, &["eval.tasks=8", "phase=[]"], u32::MAX).await;
-    let store = Store::open_existing(&whole.join("run.db")).unwrap();
-    let all: Vec<Value> = (0..8).map(|group| store.last_try(&at(group)).unwrap().unwrap().task).collect();
+    let store = wait(Sqlite::open_existing(&whole.join("run.db"))).unwrap();
+    let all: Vec<Value> =
+        (0..8).map(|group| wait(store.last_try(&at(group))).unwrap().unwrap().task).collect();
     assert_eq!(asked, all);
 }

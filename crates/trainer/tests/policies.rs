@@ -15,7 +15,7 @@ use async_trait::async_trait;
 use common::{last_checkpoint, metrics, parts, simulated, trained};
 use dressage_agent::{AgentLoop, Attempt, AttemptContext};
 use dressage_policy::{CRASH_AT, SampleRequest, SamplingParams, Simulator, SimulatorConfig};
-use dressage_store::{PolicyPlan, StepPlan, Store};
+use dressage_store::{PolicyPlan, Sqlite, StepPlan, Store};
 use dressage_trainer::recipe::{Override, Recipe};
 use dressage_trainer::{Ended, Parts, Policy, Start, StopFlag, Trainer, TrainerError, replay};
 use dressage_tree::{Finish, Outcome, Purpose, Segment, Trajectory};
@@ -126,21 +126,21 @@ async fn each_learns_as_it_would_alone() {
     run(recipe(&folder, ["trained"; 2], &[]), parts_of(&a, &b), Start::Fresh).await;
     assert!(a.weights() != begun[0] && b.weights() != begun[1], "both have learnt");
 
-    let store = Store::open_existing(&folder.join("run.db")).unwrap();
-    let plans: Vec<StepPlan> =
-        store.planned_steps().unwrap().iter().map(|&(p, s)| store.step(p, s).unwrap().unwrap()).collect();
+    let store = Sqlite::open_existing(&folder.join("run.db")).await.unwrap();
+    let mut plans: Vec<StepPlan> = Vec::new();
+    for (phase, step) in store.planned_steps().await.unwrap() {
+        plans.push(store.step(phase, step).await.unwrap().unwrap());
+    }
     // Versions count per policy: the second phase trains one of them.
     let versions = |name: &str| -> Vec<u64> {
         let of = plans.iter().flat_map(|plan| &plan.policies).filter(|of| of.policy == name);
         of.map(|of| of.version).collect()
     };
     assert_eq!((versions("a"), versions("b")), ((0..7).collect(), (0..4).collect()));
-    let attempts: Vec<_> = store
-        .summaries(Purpose::Train)
-        .unwrap()
-        .iter()
-        .map(|summary| store.attempt(&summary.id).unwrap().unwrap())
-        .collect();
+    let mut attempts = Vec::new();
+    for summary in store.summaries(Purpose::Train).await.unwrap() {
+        attempts.push(store.attempt(&summary.id).await.unwrap().unwrap());
+    }
     for attempt in &attempts {
         let step = attempt.placement.phase * 4 + attempt.placement.step;
         for segment in attempt.trajectory.segments().iter().filter(|s| !s.versions.is_empty()) {
@@ -155,14 +155,14 @@ async fn each_learns_as_it_would_alone() {
     for (name, learner, whole) in [("a", fresh(1), &a), ("b", fresh(2), &b)] {
         let alone = root.path().join(name);
         std::fs::create_dir_all(alone.join("checkpoints")).unwrap();
-        let part = Store::open(&alone.join("run.db"), store.run()).unwrap();
-        part.record_attempts(&attempts).unwrap();
+        let part = Sqlite::open(&alone.join("run.db"), store.run()).await.unwrap();
+        part.record_attempts(&attempts).await.unwrap();
         let mut steps = 0;
         for plan in &plans {
             let own: Vec<PolicyPlan> = plan.policies.iter().filter(|of| of.policy == name).cloned().collect();
             let trains = !own.is_empty();
             if trains {
-                part.record_step(&StepPlan { policies: own, ..plan.clone() }).unwrap();
+                part.record_step(&StepPlan { policies: own, ..plan.clone() }).await.unwrap();
                 steps += 1;
             }
         }

@@ -15,10 +15,13 @@ use dressage_policy::{
     ForwardBackward, Learner, OptimParams, OptimReport, PolicyError, Sampler, Simulator, SimulatorConfig,
 };
 use dressage_rl::Loss;
-use dressage_store::{Attempt, EvalKey, Status, Store};
+use dressage_store::testing::wait;
+use dressage_store::{Attempt, EvalKey, Sqlite, Status, Store};
 use dressage_text::testing::VOCABULARY;
 use dressage_trainer::{Ended, Event, Observer, Start, StopFlag, Trainer, TrainerError};
-use dressage_tree::{AttemptId, Placement, Purpose, Segment, SegmentId, Trajectory, TreeBatch, VersionRun};
+use dressage_tree::{
+    AttemptId, Placement, Purpose, RunId, Segment, SegmentId, Trajectory, TreeBatch, VersionRun,
+};
 
 async fn run(
     folder: &Path,
@@ -88,16 +91,16 @@ async fn a_run_from_beginning_to_end() {
     // Off the start of the phase, the penalty is not 0 any more.
     assert!(get(10, "actor/kl_loss") > 0.0);
 
-    let store = Store::open_existing(&folder.join("run.db")).unwrap();
-    assert_eq!(store.summaries(Purpose::Demonstration).unwrap().len(), 10);
-    let trained = store.summaries(Purpose::Train).unwrap();
+    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    assert_eq!(wait(store.summaries(Purpose::Demonstration)).unwrap().len(), 10);
+    let trained = wait(store.summaries(Purpose::Train)).unwrap();
     assert_eq!(trained.len(), 5 * 3 * 4);
-    assert_eq!(store.summaries(Purpose::Eval).unwrap().len(), 5 * 9);
-    assert_eq!(store.planned_steps().unwrap().len(), 11);
-    assert_eq!(store.evals().unwrap().len(), 5);
+    assert_eq!(wait(store.summaries(Purpose::Eval)).unwrap().len(), 5 * 9);
+    assert_eq!(wait(store.planned_steps()).unwrap().len(), 11);
+    assert_eq!(wait(store.evals()).unwrap().len(), 5);
     // Tokens carry the version of the weights that drew them: the number of steps done before.
     for summary in &trained {
-        let attempt = store.attempt(&summary.id).unwrap().unwrap();
+        let attempt = wait(store.attempt(&summary.id)).unwrap().unwrap();
         for segment in attempt.trajectory.segments() {
             assert!(segment.token_versions().all(|v| v == u64::from(6 + summary.placement.step)));
         }
@@ -131,10 +134,11 @@ async fn evaluations_have_settings_of_their_own() {
     run(&root.path().join("own"), &policy, Start::Fresh, &own).await.unwrap();
     run(&root.path().join("plain"), &plain, Start::Fresh, &[]).await.unwrap();
     assert_eq!(policy.weights(), plain.weights());
-    let store = Store::open_existing(&root.path().join("own/run.db")).unwrap();
+    let store = wait(Sqlite::open_existing(&root.path().join("own/run.db"))).unwrap();
     let made = |purpose| {
-        let keys: Vec<_> = store.summaries(purpose).unwrap().into_iter().map(|summary| summary.id).collect();
-        keys.iter().map(|key| store.attempt(key).unwrap().unwrap().trajectory).collect::<Vec<_>>()
+        let keys: Vec<_> =
+            wait(store.summaries(purpose)).unwrap().into_iter().map(|summary| summary.id).collect();
+        keys.iter().map(|key| wait(store.attempt(key)).unwrap().unwrap().trajectory).collect::<Vec<_>>()
     };
     let evaluated = made(Purpose::Eval);
     assert_eq!(evaluated.len(), 5 * 9 * 2);
@@ -268,13 +272,13 @@ async fn attempts_that_break_are_left_out_or_punished() {
     for (name, overrides) in [("out", &[][..]), ("punished", &["reward.broken=-1.0"][..])] {
         let folder = root.path().join(name);
         run(&folder, &simulator(Duration::ZERO, 0.2), Start::Fresh, overrides).await.unwrap();
-        let store = Store::open_existing(&folder.join("run.db")).unwrap();
-        let all = store.summaries(Purpose::Train).unwrap();
+        let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+        let all = wait(store.summaries(Purpose::Train)).unwrap();
         let broken: Vec<_> = all.iter().filter(|s| s.status == Status::Failed).collect();
         assert!(broken.len() > 3 && broken.len() < all.len() / 2, "{} of {}", broken.len(), all.len());
         for attempt in broken {
             assert_eq!(attempt.reward, (name == "punished").then_some(-1.0));
-            let outcome = store.attempt(&attempt.id).unwrap().unwrap().outcome;
+            let outcome = wait(store.attempt(&attempt.id)).unwrap().unwrap().outcome;
             assert!(outcome.error.as_ref().unwrap().contains("told to fail"), "{outcome:?}");
         }
     }
@@ -286,7 +290,8 @@ async fn attempts_that_break_are_left_out_or_punished() {
     run(&folder, &simulator(Duration::ZERO, 0.0), Start::Resume, &[]).await.unwrap();
 }
 
-/// Sampled tokens that cannot be trained on are left out and counted; where nothing else is left the run says so.
+/// Sampled tokens that cannot be trained on are left out and counted; where nothing else is left the run says
+/// so.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_cannot_be_trained_is_masked_and_counted() {
     let root = tempfile::tempdir().unwrap();
@@ -305,13 +310,13 @@ async fn what_cannot_be_trained_is_masked_and_counted() {
     assert!(matches!(trainer.run(&mut observer, &stop).await.unwrap(), Ended::Stopped { .. }));
     drop(trainer);
 
-    // Attempts of the next two steps that somebody else made: of each of these replies of 8 tokens the first 3 were
-    // sampled with a filter, and one reply was decoded greedily; then all of them were.
-    let store = Store::open_existing(&folder.join("run.db")).unwrap();
-    let made = store.summaries(Purpose::Train).unwrap();
+    // Attempts of the next two steps that somebody else made: of each of these replies of 8 tokens the first
+    // 3 were sampled with a filter, and one reply was decoded greedily; then all of them were.
+    let store = Sqlite::resume(&folder.join("run.db"), &RunId(String::new())).await.unwrap();
+    let made = store.summaries(Purpose::Train).await.unwrap();
     assert_eq!(made.len(), 4);
     for (step, summary) in (1..3).flat_map(|step| made.iter().map(move |summary| (step, summary))) {
-        let attempt = store.attempt(&summary.id).unwrap().unwrap();
+        let attempt = store.attempt(&summary.id).await.unwrap().unwrap();
         let [prompt, reply] = attempt.trajectory.segments() else { panic!() };
         let (group, sample) = (summary.placement.group, summary.placement.sample);
         let part = |range: std::ops::Range<usize>, parent| Segment {
@@ -328,7 +333,7 @@ async fn what_cannot_be_trained_is_masked_and_counted() {
         trajectory.push(Segment { temperature, ..part(3..8, 1) }).unwrap();
         let placement = Placement { step, ..summary.placement };
         let (id, reward) = (AttemptId::new(store.run(), &placement, 0), Some(f64::from(sample)));
-        store.record_attempts(&[Attempt { id, placement, reward, trajectory, ..attempt }]).unwrap();
+        store.record_attempts(&[Attempt { id, placement, reward, trajectory, ..attempt }]).await.unwrap();
     }
     drop(store);
     let error = run(&folder, &policy, Start::Resume, &overrides).await.unwrap_err();
@@ -469,8 +474,8 @@ async fn a_damaged_checkpoint_is_passed_over() {
     assert!(notes.0[0].contains("step-000011 is not whole"), "{:?}", notes.0);
     assert_eq!(fresh.weights(), policy.weights());
     assert_eq!(metrics(&folder), lines);
-    let store = Store::open_existing(&folder.join("run.db")).unwrap();
-    assert_eq!(store.evals().unwrap().last().unwrap().0, EvalKey { phase: 1, step: 5 });
+    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    assert_eq!(wait(store.evals()).unwrap().last().unwrap().0, EvalKey { phase: 1, step: 5 });
 }
 
 /// A run can be given to another task.

@@ -11,10 +11,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use common::{Notes, metrics, parts, recipe, simulator};
+use common::{Notes, metrics, parts, ranks, recipe, simulator};
 use dressage_policy::{Sampler, Simulator};
 use dressage_reward::{Evidence, NumericScorer, ScoreError, Scorer};
-use dressage_store::{Attempt, Earner, Status, Store};
+use dressage_store::testing::wait;
+use dressage_store::{Attempt, Earner, Sqlite, Status, Store};
 use dressage_trainer::{Ended, Parts, Start, StopFlag, Summary, Trainer, TrainerError};
 use dressage_tree::{AttemptId, Component, Finish, Purpose};
 use serde_json::Value;
@@ -39,10 +40,10 @@ async fn run(
 }
 
 fn attempts(folder: &Path) -> Vec<Attempt> {
-    let store = Store::open_existing(&folder.join("run.db")).unwrap();
-    let of = |purpose| store.summaries(purpose).unwrap();
+    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let of = |purpose| wait(store.summaries(purpose)).unwrap();
     let all = [Purpose::Train, Purpose::Eval].into_iter().flat_map(of);
-    all.map(|summary| store.attempt(&summary.id).unwrap().unwrap()).collect()
+    all.map(|summary| wait(store.attempt(&summary.id)).unwrap().unwrap()).collect()
 }
 
 /// What an attempt is worth where numbers alone are scored, by the recipe of these tests.
@@ -229,11 +230,12 @@ async fn a_scorer_is_asked_again_and_then_the_attempt_is_made_again() {
         let all = attempts(&folder);
         assert_eq!((all.len(), with(&all, Status::Completed)), (18, 18));
         assert!(all.iter().all(|attempt| attempt.score == Some(by_numbers(attempt).0)));
-        let store = Store::open_existing(&folder.join("run.db")).unwrap();
+        let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
         let again: Vec<&Attempt> = all.iter().filter(|attempt| attempt.number > 0).collect();
         assert_eq!(again.len(), usize::from(broken));
         for attempt in again {
-            let first = store.attempt(&AttemptId::new(store.run(), &attempt.placement, 0)).unwrap().unwrap();
+            let first = AttemptId::new(store.run(), &attempt.placement, 0);
+            let first = wait(store.attempt(&first)).unwrap().unwrap();
             assert_eq!((first.status, first.reward, first.score), (Status::Superseded, None, None));
             assert!(first.outcome.error.unwrap().contains("the judge sleeps"));
         }
@@ -321,12 +323,12 @@ async fn the_run_goes_on_as_far_as_staleness_allows() {
         let policy = simulator(Duration::ZERO, 0.0);
         let error = judged(&folder, &park, &policy, &judge, Start::Fresh).await.unwrap_err();
         assert!(matches!(error, TrainerError::Outage { .. }), "{error}");
-        let store = Store::open_existing(&folder.join("run.db")).unwrap();
-        assert_eq!(store.planned_steps().unwrap().len(), staleness);
+        let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+        assert_eq!(wait(store.planned_steps()).unwrap().len(), staleness);
         judged(&folder, &park, &simulator(Duration::ZERO, 0.0), &Judge::away_for(0), Start::Resume)
             .await
             .unwrap();
-        assert_eq!(store.planned_steps().unwrap().len(), 6);
+        assert_eq!(wait(store.planned_steps()).unwrap().len(), 6);
         let all = attempts(&folder);
         assert_eq!((all.len(), with(&all, Status::Completed)), (36, 36));
     }
@@ -350,10 +352,7 @@ impl Scorer for Rank {
         if self.0.misses() {
             return Err(ScoreError::Unavailable("nobody compares".into()));
         }
-        let length = |evidence: &Evidence| evidence.trajectory.sampled_tokens();
-        let shorter =
-            |one: &Evidence| group.iter().filter(|other| length(other) < length(one)).count() as f64;
-        Ok(group.iter().map(|one| vec![Component::score(shorter(one) / group.len() as f64)]).collect())
+        Ok(ranks(group))
     }
 }
 

@@ -13,7 +13,8 @@ use async_trait::async_trait;
 use common::{metrics, parts, recipe, simulator};
 use dressage_agent::tools::{Calculator, CallError, Tool, ToolError, ToolSession, ToolSet};
 use dressage_policy::{Simulator, SimulatorConfig, Timing};
-use dressage_store::{Status, Store};
+use dressage_store::testing::wait;
+use dressage_store::{Sqlite, Status, Store};
 use dressage_text::ToolSpec;
 use dressage_trainer::{Ended, Parts, Start, StopFlag, Summary, Trainer};
 use dressage_tree::{AttemptId, Outcome, Purpose};
@@ -86,10 +87,11 @@ async fn a_step_survives_tool_scorer_and_agent() {
             "{troubles:?}"
         );
     }
-    let store = Store::open_existing(&folder.join("run.db")).unwrap();
-    let all = store.summaries(Purpose::Train).unwrap();
+    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let all = wait(store.summaries(Purpose::Train)).unwrap();
     assert_eq!(all.len(), 5 * 3 * 4);
-    let outcomes: Vec<Outcome> = all.iter().map(|a| store.attempt(&a.id).unwrap().unwrap().outcome).collect();
+    let outcomes: Vec<Outcome> =
+        all.iter().map(|a| wait(store.attempt(&a.id)).unwrap().unwrap().outcome).collect();
     let have = |want: &str| outcomes.iter().filter(|o| format!("{o:?}").contains(want)).count();
     assert!(
         have("was not done within 2s") > 0 && have("panicked") == 5,
@@ -142,15 +144,15 @@ async fn what_broke_is_made_again() {
         let overrides = [&retries, "engine.concurrency=1", "eval.tasks=0", "eval.unseen_wordings=0"];
         let summary = finish(&folder, &overrides, parts, Start::Fresh).await;
         assert!(summary.troubles.iter().any(|(source, _, why)| source == "tools" && why.contains("not yet")));
-        let store = Store::open_existing(&folder.join("run.db")).unwrap();
-        let all = store.summaries(Purpose::Train).unwrap();
+        let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+        let all = wait(store.summaries(Purpose::Train)).unwrap();
         assert_eq!(all.iter().any(|attempt| attempt.status == Status::Failed), broken);
         // What was made in its place is an attempt of its own, and so is what broke.
         let again: Vec<_> = all.iter().filter(|attempt| attempt.number == 1).collect();
         assert_eq!(again.is_empty(), broken);
         for attempt in again {
             let first = AttemptId::new(store.run(), &attempt.placement, 0);
-            let first = store.attempt(&first).unwrap().unwrap();
+            let first = wait(store.attempt(&first)).unwrap().unwrap();
             assert_eq!((first.status, first.reward), (Status::Superseded, None));
             assert!(first.outcome.error.unwrap().contains("not yet"));
         }
@@ -169,8 +171,8 @@ async fn stragglers_hold_no_step() {
     let start = std::time::Instant::now();
     finish(&folder, &overrides, with(&tools), Start::Fresh).await;
     assert!(start.elapsed() < Duration::from_secs(300), "a straggler was waited for");
-    let store = Store::open_existing(&folder.join("run.db")).unwrap();
-    let all = store.summaries(Purpose::Train).unwrap();
+    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let all = wait(store.summaries(Purpose::Train)).unwrap();
     assert_eq!(all.len(), 5 * 3 * 4);
     assert!(all.iter().all(|attempt| attempt.placement.sample != 2), "the slow one was not given up");
     // From the record alone, with the same weights at the end.
@@ -244,8 +246,8 @@ async fn spare_attempts_stand_in_for_broken_ones() {
     let parts = common::parts_with(&policy, tools);
     let overrides = ["phase.1.spare=2", "engine.concurrency=16", "eval.tasks=0", "eval.unseen_wordings=0"];
     finish(&folder, &overrides, parts, Start::Fresh).await;
-    let store = Store::open_existing(&folder.join("run.db")).unwrap();
-    let all = store.summaries(Purpose::Train).unwrap();
+    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let all = wait(store.summaries(Purpose::Train)).unwrap();
     let rewarded = all.iter().filter(|attempt| attempt.reward.is_some()).count();
     assert_eq!(rewarded, 5 * 3 * 4);
     assert!(all.len() > rewarded, "nothing broke");

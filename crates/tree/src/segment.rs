@@ -23,8 +23,8 @@ pub enum Kind {
     Demonstrated,
 }
 
-/// Reason why sampled tokens are no targets: their log-probabilities are not those of the distribution that they were
-/// drawn from.
+/// Reason why sampled tokens are no targets: their log-probabilities are not those of the distribution that
+/// they were drawn from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Masked {
     /// Decoded greedily, at temperature 0.
@@ -84,8 +84,8 @@ pub struct Segment {
     /// The temperature the tokens were drawn at; 1 unless sampled. 0 marks greedy decoding, whose log-probabilities
     /// are taken at temperature 1.
     pub temperature: f32,
-    /// Whether the draw was restricted (top-p, top-k, min-p) or changed (penalties, biases), so that `logprobs` is not
-    /// the distribution the tokens came from. Such a segment is no target.
+    /// Whether the draw was restricted (top-p, top-k, min-p) or changed (penalties, biases), so that
+    /// `logprobs` is not the distribution the tokens came from. Such a segment is no target.
     pub filtered: bool,
     /// Which weights drew which tokens, in order. Empty unless sampled.
     pub versions: Vec<VersionRun>,
@@ -142,6 +142,39 @@ impl Segment {
         self.kind != Kind::Given && !self.tokens.is_empty() && self.masked().is_none()
     }
 
+    /// Makes it segment `id` of a trajectory in which its parent, if it has one, has `of_parent` tokens.
+    ///
+    /// # Errors
+    /// When the parent does not come before it or has not so many tokens, or the per-token records do not match the
+    /// tokens and the kind.
+    pub fn fit(&mut self, id: u32, of_parent: usize) -> Result<(), TreeError> {
+        if let Some(SegmentId(parent)) = self.parent
+            && parent >= id
+        {
+            return Err(TreeError::NoParent { segment: id, parent, len: id as usize });
+        }
+        let of_parent = self.parent.map_or(0, |_| of_parent);
+        match self.after.map(|after| after as usize) {
+            Some(after) if after == of_parent && after > 0 => self.after = None,
+            Some(after) if after == 0 || after > of_parent => {
+                return Err(TreeError::Fork { segment: id, after, len: of_parent });
+            }
+            _ => {}
+        }
+        let sampled = if self.kind == Kind::Sampled { self.tokens.len() } else { 0 };
+        let check = |found: usize, what| {
+            if found == sampled {
+                Ok(())
+            } else {
+                Err(TreeError::Length { segment: id, tokens: self.tokens.len(), found, what })
+            }
+        };
+        check(self.logprobs.len(), "log-probabilities")?;
+        check(self.versions.iter().map(|run| run.len as usize).sum(), "token versions")?;
+        self.id = SegmentId(id);
+        Ok(())
+    }
+
     /// The version of the weights that drew each token, one per token; empty unless sampled.
     pub fn token_versions(&self) -> impl Iterator<Item = u64> + '_ {
         self.versions.iter().flat_map(|run| std::iter::repeat_n(run.version, run.len as usize))
@@ -194,30 +227,8 @@ impl Trajectory {
     /// the kind.
     pub fn push(&mut self, mut segment: Segment) -> Result<SegmentId, TreeError> {
         let id = self.segments.len() as u32;
-        if let Some(SegmentId(parent)) = segment.parent
-            && parent >= id
-        {
-            return Err(TreeError::NoParent { segment: id, parent, len: self.segments.len() });
-        }
-        let of_parent = segment.parent.map_or(0, |parent| self.segments[parent.0 as usize].tokens.len());
-        match segment.after.map(|after| after as usize) {
-            Some(after) if after == of_parent && after > 0 => segment.after = None,
-            Some(after) if after == 0 || after > of_parent => {
-                return Err(TreeError::Fork { segment: id, after, len: of_parent });
-            }
-            _ => {}
-        }
-        let sampled = if segment.kind == Kind::Sampled { segment.tokens.len() } else { 0 };
-        let check = |found: usize, what| {
-            if found == sampled {
-                Ok(())
-            } else {
-                Err(TreeError::Length { segment: id, tokens: segment.tokens.len(), found, what })
-            }
-        };
-        check(segment.logprobs.len(), "log-probabilities")?;
-        check(segment.versions.iter().map(|run| run.len as usize).sum(), "token versions")?;
-        segment.id = SegmentId(id);
+        let parent = segment.parent.and_then(|parent| self.segments.get(parent.0 as usize));
+        segment.fit(id, parent.map_or(0, |parent| parent.tokens.len()))?;
         self.segments.push(segment);
         Ok(SegmentId(id))
     }

@@ -1,7 +1,7 @@
 //! Whether two tasks ask the same, and which of them are held out: both by what is asked, never by where it
 //! stands.
 
-use dressage_text::{Message, Role};
+use dressage_text::Message;
 use sha2::{Digest, Sha256};
 use unicode_normalization::UnicodeNormalization;
 
@@ -32,7 +32,7 @@ impl QuestionKey {
 impl Task {
     /// The question, for comparison with other tasks.
     pub fn key(&self) -> QuestionKey {
-        let turns: Vec<&Message> = self.messages.iter().filter(|turn| turn.role != Role::System).collect();
+        let turns: Vec<&Message> = self.messages.iter().filter(|turn| !turn.role.instructs()).collect();
         match turns[..] {
             [] => QuestionKey::new(&normalised(&self.question)),
             [only] => QuestionKey::new(&normalised(&only.content)),
@@ -64,7 +64,7 @@ mod tests {
     }
 
     fn opens(messages: &[Message]) -> Task {
-        let question = messages.last().unwrap().content.clone();
+        let question = messages.last().unwrap().content.to_string();
         Task { question, messages: messages.to_vec(), ..Task::default() }
     }
 

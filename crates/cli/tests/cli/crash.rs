@@ -7,7 +7,8 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use dressage_store::{AttemptSummary, StepPlan, Store};
+use dressage_store::testing::{undisturbed, undisturbed_plan, wait};
+use dressage_store::{AttemptSummary, Sqlite, StepPlan, Store};
 use dressage_tree::Purpose;
 
 use crate::support::{Place, stderr};
@@ -26,18 +27,31 @@ struct Trace {
 
 impl Trace {
     fn of(place: &Place) -> Self {
-        let store = Store::open_existing(&place.path("run/run.db")).unwrap();
+        let store = wait(Sqlite::open_existing(&place.path("run/run.db"))).unwrap();
         let purposes = [Purpose::Demonstration, Purpose::Train, Purpose::Eval];
-        let steps = store.planned_steps().unwrap();
+        let steps = wait(store.planned_steps()).unwrap();
         let metrics = std::fs::read_to_string(place.path("run/metrics.jsonl")).unwrap();
         let name = |line: &str| {
             let value: serde_json::Value = serde_json::from_str(line).unwrap();
             format!("{} {} {} {}", value["phase"], value["step"], value["eval"], value["critic/rewards/mean"])
         };
+        // Attempts that were under way at a kill are abandoned, and what was made in their place has another name.
+        let names = wait(undisturbed(&store)).unwrap();
+        let summaries = |purpose| {
+            let all = wait(store.summaries(purpose)).unwrap().into_iter();
+            all.map(|summary| {
+                let (id, number) = names[&summary.id];
+                AttemptSummary { id, number, ..summary }
+            })
+        };
+        let plan = |(phase, step)| {
+            let plan = wait(store.step(phase, step)).unwrap().unwrap();
+            undisturbed_plan(&plan, &names)
+        };
         Trace {
             weights: place.weights("run"),
-            attempts: purposes.into_iter().flat_map(|purpose| store.summaries(purpose).unwrap()).collect(),
-            plans: steps.iter().map(|&(phase, step)| store.step(phase, step).unwrap().unwrap()).collect(),
+            attempts: purposes.into_iter().flat_map(summaries).collect(),
+            plans: steps.into_iter().map(plan).collect(),
             lines: metrics.lines().map(name).collect(),
         }
     }

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use dressage_agent::tasks::{QuestionKey, Task};
-use dressage_store::Store;
+use dressage_store::testing::wait;
+use dressage_store::{Sqlite, Store};
 use dressage_tree::Purpose;
 use serde_json::json;
 
@@ -25,8 +26,8 @@ fn with_sources(sources: &str) -> Place {
 
 /// The questions of attempts of a run.
 fn questions(place: &Place, run: &str, purpose: Purpose) -> BTreeSet<QuestionKey> {
-    let record = Store::open_existing(&place.path(run).join("run.db")).unwrap();
-    let tasks = record.tasks(purpose).unwrap().into_iter();
+    let record = wait(Sqlite::open_existing(&place.path(run).join("run.db"))).unwrap();
+    let tasks = wait(record.tasks(purpose)).unwrap().into_iter();
     tasks.map(|task| serde_json::from_value::<Task>(task).unwrap().key()).collect()
 }
 

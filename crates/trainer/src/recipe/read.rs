@@ -9,7 +9,8 @@ use std::fmt;
 use serde::de::{self, DeserializeSeed, Deserializer, IntoDeserializer, Unexpected, Visitor};
 use toml::{Table, Value};
 
-use super::named::AGENTS;
+/// Where agents by name are once they are apart; in a file they are in `[agent]`.
+pub(super) const AGENTS: &str = "agents";
 
 /// The key that names the variant of an enum.
 pub(super) const KIND: &str = "kind";

@@ -152,7 +152,10 @@ fn bad_recipes_are_refused_by_key() {
             &["tasks.0={kind='file', path=[]}"],
             "`tasks.0.path` is a list, but must be a path, or a list of paths",
         ),
-        (&["phase.1.only.agents=['wolf']"], "`phase.1.only.agents` is [\"wolf\"], but must be left out"),
+        (
+            &["phase.1.only.agents=['wolf']"],
+            "`phase.1.only.agents` is wolf, but must be a list of agents, one of `default`",
+        ),
         (
             &["phase.1.advantage={kind='turns', gamma=0.9}", "phase.1.uniform_groups=drop"],
             "`phase.1.uniform_groups` is set, but must be left out",

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use dressage_agent::tools::{Calculator, Delayed, Tool, ToolSet};
 use dressage_policy::{Simulator, SimulatorConfig};
+use dressage_reward::Evidence;
 use dressage_text::testing::{VOCABULARY, tiny_chat};
 use dressage_trainer::recipe::{Override, Recipe};
 use dressage_trainer::{AgentParts, CustomScorers, Event, Learns, Observer, Parts, Policy};
-use dressage_tree::DEFAULT;
+use dressage_tree::{Component, DEFAULT};
 use serde_json::{Map, Value};
 
 /// SFT on a few demonstrations, then GRPO with several updates a step. Rewards differ by how attempts end.
@@ -97,6 +98,14 @@ pub fn simulated() -> SimulatorConfig {
 
 pub fn simulator(latency: Duration, failures: f64) -> Arc<Simulator> {
     Arc::new(Simulator::new(SimulatorConfig { latency, failures, ..simulated() }))
+}
+
+/// Scores attempts of a group by the share of it that is shorter.
+#[allow(dead_code)] // not every test binary compares
+pub fn ranks(group: &[Evidence]) -> Vec<Vec<Component>> {
+    let length = |evidence: &Evidence| evidence.trajectory.sampled_tokens();
+    let shorter = |one: &Evidence| group.iter().filter(|other| length(other) < length(one)).count() as f64;
+    group.iter().map(|one| vec![Component::score(shorter(one) / group.len() as f64)]).collect()
 }
 
 /// A trainer's parts around a simulated policy.

@@ -42,7 +42,8 @@ fn message(item: &Value) -> Result<Message, String> {
     };
     Ok(Message {
         role: role_of(role)?,
-        content,
+        content: content.into(),
+        reasoning_content: None,
         tool_calls,
         tool_call_id: text("tool_call_id"),
         name: text("name"),

@@ -191,7 +191,7 @@ fn asked(row: &Row<'_>, path: &str) -> Result<(String, Vec<Message>), TaskError>
             let mut messages = messages(items).map_err(|why| {
                 row.wrong(path, found, &format!("a text, or messages that can be replied to: {why}"))
             })?;
-            let question = messages.last().map(|last| last.content.clone()).unwrap_or_default();
+            let question = messages.last().map(|last| last.content.to_string()).unwrap_or_default();
             if messages == [Message::user(question.as_str())] {
                 messages.clear();
             }

@@ -6,7 +6,8 @@ use rusqlite::Connection;
 use serde_json::json;
 
 use super::*;
-use crate::{Earned, Earner, Store};
+use crate::testing::wait;
+use crate::{Earned, Earner, Sqlite, Store};
 
 /// The tables of schema 3.
 const TABLES_3: &str = "
@@ -162,14 +163,14 @@ proptest! {
         drop(raw);
         let before = std::fs::read(&file).unwrap();
 
-        let reader = Store::open_existing(&file).unwrap();
+        let reader = wait(Sqlite::open_existing(&file)).unwrap();
         prop_assert_eq!(&std::fs::read(&file).unwrap(), &before);
         let run = reader.run().clone();
-        let writer = Store::resume(&file).unwrap();
+        let writer = wait(Sqlite::resume(&file, &RunId("another".into()))).unwrap();
         prop_assert_eq!(writer.run(), &run);
         for store in [&reader, &writer] {
             for old in &olds {
-                let found = store.last_try(&old.placement()).unwrap().unwrap();
+                let found = wait(store.last_try(&old.placement())).unwrap().unwrap();
                 prop_assert_eq!(found.id, AttemptId::new(&run, &old.placement(), 0));
                 prop_assert_eq!(found.number, 0);
                 prop_assert_eq!(&found.task["text"], &old.text);
@@ -191,7 +192,7 @@ proptest! {
                 prop_assert_eq!((reply.agent.as_str(), reply.policy.as_str(), reply.turn), ("a", "default", 3));
                 prop_assert_eq!((reply.temperature, reply.filtered), (0.5, true));
             }
-            let plan = store.step(1, 2).unwrap().unwrap();
+            let plan = wait(store.step(1, 2)).unwrap().unwrap();
             prop_assert_eq!(&plan.places, &[7]);
             let [policy] = &plan.policies[..] else { panic!("{plan:?}") };
             prop_assert_eq!((policy.policy.as_str(), policy.version), ("default", 0));
@@ -204,15 +205,15 @@ proptest! {
                 prop_assert_eq!(&path.values, &None);
             }
             prop_assert_eq!(policy.updates[0].micro_batches[1].len(), olds.len());
-            prop_assert_eq!(store.evals().unwrap().len(), 1);
+            prop_assert_eq!(wait(store.evals()).unwrap().len(), 1);
         }
         // Recording again what was recorded is still a no-op.
         for old in &olds {
-            let stored = writer.last_try(&old.placement()).unwrap().unwrap();
-            prop_assert_eq!(writer.record_attempt(&stored).unwrap(), crate::Recorded::Before);
+            let stored = wait(writer.last_try(&old.placement())).unwrap().unwrap();
+            prop_assert_eq!(wait(writer.record_attempt(&stored)).unwrap(), crate::Recorded::Before);
         }
         drop(writer);
-        prop_assert_eq!(Store::open(&file, &run).unwrap().planned_steps().unwrap(), [(1, 2)]);
+        prop_assert_eq!(wait(wait(Sqlite::open(&file, &run)).unwrap().planned_steps()).unwrap(), [(1, 2)]);
     }
 }
 
@@ -225,7 +226,7 @@ fn a_damaged_record_is_left_alone() {
     raw.execute_batch(TABLES_3).unwrap();
     raw.execute("INSERT INTO steps VALUES (0, 0, '{}')", []).unwrap();
     drop(raw);
-    let error = Store::open(&file, &RunId("x".into())).unwrap_err().to_string();
+    let error = wait(Sqlite::open(&file, &RunId("x".into()))).unwrap_err().to_string();
     assert!(error.contains("run.db") && error.contains("a plan cannot be read"), "{error}");
     let raw = Connection::open(&file).unwrap();
     assert_eq!(identity(&raw).unwrap().1, 3);

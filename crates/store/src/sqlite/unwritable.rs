@@ -17,7 +17,7 @@ use tempfile::TempDir;
 const TRIES: u32 = 5;
 
 /// Whether a record could not be opened because it cannot be written to.
-pub(crate) fn is_why(error: &rusqlite::Error) -> bool {
+pub(super) fn is_why(error: &rusqlite::Error) -> bool {
     matches!(
         error.sqlite_error_code(),
         Some(ErrorCode::ReadOnly | ErrorCode::CannotOpen | ErrorCode::PermissionDenied)
@@ -25,7 +25,7 @@ pub(crate) fn is_why(error: &rusqlite::Error) -> bool {
 }
 
 /// Opens a record without writing beside it. The folder holds a copy, where one had to be made.
-pub(crate) fn open(file: &Path) -> io::Result<(Connection, Option<TempDir>)> {
+pub(super) fn open(file: &Path) -> io::Result<(Connection, Option<TempDir>)> {
     let log = beside(file, "-wal");
     if fs::metadata(&log).map_or(0, |log| log.len()) == 0 {
         let flags =
@@ -85,7 +85,8 @@ fn immutable(file: &Path) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{EvalKey, Store};
+    use crate::testing::wait;
+    use crate::{EvalKey, Sqlite, Store};
     use dressage_tree::RunId;
 
     /// Both ways around the index, whatever the name of the folder; the command is tested with a user who may
@@ -96,9 +97,9 @@ mod tests {
         let inside = folder.path().join("100 % of? it#é");
         fs::create_dir(&inside).unwrap();
         let file = inside.join("run.db");
-        let store = Store::open(&file, &RunId("test".into())).unwrap();
+        let store = wait(Sqlite::open(&file, &RunId("test".into()))).unwrap();
         let key = EvalKey { phase: 0, step: 0 };
-        store.record_eval(key, &"kept".into()).unwrap();
+        wait(store.record_eval(key, &"kept".into())).unwrap();
         let count = |connection: &Connection| -> u32 {
             connection.query_row("SELECT count(*) FROM evals", [], |row| row.get(0)).unwrap()
         };

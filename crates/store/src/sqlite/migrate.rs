@@ -13,32 +13,33 @@ use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 use tracing::info;
 
+use super::ledger;
+use super::schema::{SCHEMA_VERSION, TABLES, connect, identity, opening};
 use crate::StoreError;
-use crate::ledger;
+use crate::error::Failure;
 use crate::record::{ChargedKl, HighEntropy, PerToken, PlannedPath, PolicyPlan, StepPlan, Update};
-use crate::schema::{Failure, SCHEMA_VERSION, TABLES, connect, identity, opening};
 
 /// The earliest schema that is read.
 const FIRST: i32 = 3;
 
 /// Whether this build can read records of a schema version.
-pub(crate) fn is_known(version: i32) -> bool {
+pub(super) fn is_known(version: i32) -> bool {
     (FIRST..=SCHEMA_VERSION).contains(&version)
 }
 
 /// A copy of a record, in a folder that is gone with the value.
-pub(crate) fn copy(from: &Connection, file: &Path) -> Result<(Connection, TempDir), StoreError> {
-    let unwritable = |source| StoreError::Unwritable { file: file.to_owned(), source };
+pub(super) fn copy(from: &Connection, file: &Path) -> Result<(Connection, TempDir), StoreError> {
+    let unwritable = |source| StoreError::Unwritable { place: file.display().to_string(), source };
     let folder = TempDir::with_prefix("dressage-record-").map_err(unwritable)?;
     let place = folder.path().join("run.db");
     let copied = from.execute("VACUUM INTO ?1", [place.to_string_lossy()]);
     copied.map_err(|source| opening(file, source))?;
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    Ok((connect(&place, flags)?, folder))
+    Ok((connect(&place, flags).map_err(|source| opening(file, source))?, folder))
 }
 
 /// Brings a record up to date, if it is not.
-pub(crate) fn run(connection: &mut Connection, file: &Path) -> Result<(), StoreError> {
+pub(super) fn run(connection: &mut Connection, file: &Path) -> Result<(), StoreError> {
     let behind = |connection: &Connection| {
         identity(connection).map(|(_, version)| version == FIRST).map_err(|source| opening(file, source))
     };
@@ -66,7 +67,9 @@ pub(crate) fn run(connection: &mut Connection, file: &Path) -> Result<(), StoreE
         connection.pragma_update(None, "legacy_alter_table", false)?;
         Ok(())
     };
-    migrated().map_err(|failure| failure.at(file, "bring up to date", &"the record of an earlier build"))
+    migrated().map_err(|failure| {
+        failure.at(&file.display().to_string(), "bring up to date", "the record of an earlier build".into())
+    })
 }
 
 /// Tables that schema 4 has in another shape.

@@ -1,0 +1,110 @@
+//! What a turn costs early and late in a long conversation, and what is stored of it.
+//!
+//! `cargo run --release -p dressage-conversation --example cost [TURNS] [TOKENS]` talks for so many turns
+//! (100) until the path has so many tokens (128k), over a vocabulary of bytes. Each turn sends the whole
+//! history, as a client does, then a fork beside it, and records both replies. Figures are medians over
+//! turns.
+
+use std::error::Error;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dressage_conversation::{CallIds, Conversation, Format, Options, Request};
+use dressage_policy::{Completion, SamplingParams};
+use dressage_text::testing::tiny_chat;
+use dressage_text::{Message, ToolSpec};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1).map(|argument| argument.parse::<usize>());
+    let turns = arguments.next().transpose()?.unwrap_or(100).max(20);
+    let tokens = arguments.next().transpose()?.unwrap_or(128 * 1024);
+    // Half of a turn is sampled, half is given.
+    let half = (tokens / turns / 2).saturating_sub(40).max(16);
+
+    let options = Options { call_ids: CallIds::Unique, ..Options::default() };
+    let chat = Arc::new(tiny_chat()?);
+    let begun = Instant::now();
+    let format = Arc::new(Format::new(chat, options));
+    let abridges = format.abridges();
+    println!("probe of the template  {:>9.1?}, an abridged past is enough: {abridges}", begun.elapsed());
+
+    let tools = [ToolSpec {
+        name: "look_up".into(),
+        description: "Looks something up.".into(),
+        parameters: serde_json::json!({ "type": "object", "properties": { "q": { "type": "string" } } }),
+    }];
+    let mut conversation = Conversation::new();
+    let mut messages = vec![Message::system("Look things up."), Message::user("What is known?")];
+    let before = resident_kib();
+    let (mut prepare, mut record, mut sent) = (Vec::new(), Vec::new(), 0);
+    let mut fork = 0;
+    for turn in 0..turns {
+        let mut ask = |conversation: &mut Conversation, messages: &[Message], text: String| {
+            let request = Request { agent: "", policy: "", format: &format, messages, tools: &tools };
+            let begun = Instant::now();
+            let prepared = conversation.prepare(&request)?;
+            let prepared_in = begun.elapsed();
+            sent += prepared.prompt.len();
+            let mut ids = format.chat().tokenizer().encode(&text);
+            ids.extend(format.chat().stop_ids().first());
+            let mut completion = Completion::default();
+            completion.extend(&ids, &vec![-0.5; ids.len()], 0);
+            let begun = Instant::now();
+            let reply = conversation.record(prepared, completion, &SamplingParams::default())?;
+            Ok::<_, Box<dyn Error>>((reply, prepared_in, begun.elapsed()))
+        };
+        let call = format!("{turn} {}", "x".repeat(half));
+        let call = format!(
+            "<tool_call>\n{{\"name\": \"look_up\", \"arguments\": {{\"q\": \"{call}\"}}}}\n</tool_call>"
+        );
+        let (reply, prepared_in, recorded_in) = ask(&mut conversation, &messages, call)?;
+        prepare.push(prepared_in);
+        record.push(recorded_in);
+        // Another message in the place of the newest one, and its reply.
+        let mut beside = messages.clone();
+        if let Some(last) = beside.last_mut() {
+            last.content = format!("{} Or so?", last.content.as_str()).into();
+        }
+        ask(&mut conversation, &beside, "No.".into())?;
+        fork += 1;
+        messages.push(reply.message());
+        let id = reply.message().tool_calls.first().map(|call| call.id.clone());
+        messages.push(Message { tool_call_id: id, ..Message::tool(format!("{turn} {}", "y".repeat(half))) });
+    }
+    let after = resident_kib();
+    let trajectory = conversation.trajectory();
+    let stored: usize = trajectory.segments().iter().map(|segment| segment.tokens.len()).sum();
+    let longest =
+        trajectory.leaves().iter().map(|&leaf| trajectory.path_tokens(leaf).len()).max().unwrap_or(0);
+    let text: usize =
+        messages.iter().map(|message| serde_json::to_string(message).map_or(0, |m| m.len())).sum();
+    println!("{turns} turns, {fork} forks  longest path {longest} tokens, {text} bytes of messages");
+    println!("prompts in all         {sent} tokens");
+    println!("stored in all          {stored} tokens, {} segments", trajectory.segments().len());
+    println!(
+        "memory                 {} KiB, {:.0} bytes a stored token",
+        after - before,
+        (after - before) as f64 * 1024.0 / stored as f64
+    );
+    let median = |times: &[Duration]| {
+        let mut times = times.to_vec();
+        times.sort();
+        times[times.len() / 2]
+    };
+    for (name, times) in [("prepare", &prepare), ("record", &record)] {
+        let (early, late) = (median(&times[1..6]), median(&times[turns - 5..]));
+        let ratio = late.as_secs_f64() / early.as_secs_f64();
+        println!("{name:<22} turns 2 to 6 {early:.1?}, last five {late:.1?}, ratio {ratio:.2}");
+    }
+    let begun = Instant::now();
+    let drift = conversation.finish();
+    println!("finish                 {:.1?}, drift at {} turns", begun.elapsed(), drift.len());
+    Ok(())
+}
+
+/// Memory of this process, where the system tells.
+fn resident_kib() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+}

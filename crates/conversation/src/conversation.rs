@@ -1,0 +1,549 @@
+//! Prompts for requests, and a record of what came of them.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use dressage_policy::{Completion, SamplingParams};
+use dressage_text::{Message, TextError, ToolSpec};
+use dressage_tree::{SegmentId, Trajectory, TreeError};
+use serde::{Deserialize, Serialize};
+
+use crate::drift::Drift;
+use crate::format::{CallIds, Format, History, Round};
+use crate::index::{Asked, Index, NodeId, Party, Said};
+use crate::origin::{Fork, Origin, Reason};
+use crate::reply::Reply;
+use crate::said::{Form, Key, thought_key, tools_key};
+use crate::tokens::{Given, Owner};
+
+/// What can keep a request from becoming a prompt.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConversationError {
+    /// The messages cannot be written in the model's format.
+    #[error("{0}")]
+    Text(#[from] TextError),
+    /// The template prints the past otherwise, and that is asked to be an error.
+    #[error(
+        "before turn {turn} the chat template prints {printed:?} where {recorded:?} was recorded; take a template that \
+         keeps the past, set history = \"template\" to follow it, or let drift be counted"
+    )]
+    Drift {
+        /// The turn that would have come next.
+        turn: u32,
+        /// The recorded text, from where the two differ.
+        recorded: String,
+        /// Text that the template prints there.
+        printed: String,
+    },
+}
+
+/// A request for a reply: all messages of a conversation, as every client sends them each time.
+#[derive(Debug, Clone, Copy)]
+pub struct Request<'a> {
+    /// The name of the agent that asks; empty where there is only one.
+    pub agent: &'a str,
+    /// The name of the policy that it asks; empty where there is only one.
+    pub policy: &'a str,
+    /// How conversations with this policy are written.
+    pub format: &'a Arc<Format>,
+    /// Everything said so far.
+    pub messages: &'a [Message],
+    /// Tools that can be called.
+    pub tools: &'a [ToolSpec],
+}
+
+/// How well a request repeats what was recorded.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Repeated {
+    /// Messages that it repeats.
+    pub messages: usize,
+    /// Messages up to the last reply among them, whose tokens are continued.
+    pub to_reply: usize,
+    /// Messages that differ in white space around their content.
+    pub trimmed: u32,
+    /// Replies whose thought, or a part of it, was left out.
+    pub unsaid: u32,
+}
+
+/// A request, and the history that it repeats: all that is needed to write its prompt, away from the
+/// conversation.
+#[derive(Debug, Clone)]
+pub struct Recognised {
+    from: From,
+    format: Arc<Format>,
+    origin: Origin,
+    repeated: Repeated,
+    after: Option<After>,
+    new: Vec<Message>,
+    turn: u32,
+}
+
+/// Who asks, with which tools.
+#[derive(Debug, Clone)]
+struct From {
+    agent: String,
+    policy: String,
+    tools: Arc<[ToolSpec]>,
+    key: Key,
+}
+
+/// The recorded reply that a prompt continues.
+#[derive(Debug, Clone)]
+struct After {
+    node: NodeId,
+    segment: SegmentId,
+    /// The tokens from the root down to the end of the reply, and how many of them are the reply's.
+    path: Vec<u32>,
+    sampled: usize,
+    past: Vec<Arc<Message>>,
+    said: Arc<Message>,
+    /// Whether the beginning of the path was cut.
+    cut: bool,
+    drifted: Option<dressage_tree::Drift>,
+}
+
+/// A prompt, ready for a sampler. Nothing of it is recorded yet: a call that comes to nothing leaves no
+/// trace.
+#[derive(Debug, Clone)]
+pub struct Prepared {
+    /// The ids: those that were recorded, as they were, and what is new.
+    pub prompt: Vec<u32>,
+    /// Whether the prompt begins the reply's thought.
+    pub in_thought: bool,
+    /// How it came about.
+    pub origin: Origin,
+    /// The history that it repeats.
+    pub repeated: Repeated,
+    /// A place where the template prints the past otherwise than it was recorded.
+    pub drift: Option<dressage_tree::Drift>,
+    from: From,
+    format: Arc<Format>,
+    after: Option<(NodeId, SegmentId)>,
+    /// How many tokens of the prompt are recorded, where it was not printed as a whole.
+    recorded: Option<usize>,
+    cut: bool,
+    new: Vec<Message>,
+    given: Option<GivenTurn>,
+}
+
+/// A prompt that was recorded.
+#[derive(Debug, Clone, Copy)]
+struct GivenTurn {
+    node: NodeId,
+    end: Option<SegmentId>,
+    turn: u32,
+}
+
+/// Prompts by how they came about.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Conversations that began.
+    pub began: u32,
+    /// Prompts that continued what was recorded.
+    pub continued: u32,
+    /// Prompts that left it, by reason.
+    pub forked: BTreeMap<Reason, u32>,
+    /// Prompts for which messages were recognised only after white space around them was left out.
+    pub trimmed: u32,
+}
+
+/// The conversations of one attempt: everything that was said, in tokens and in messages.
+#[derive(Debug, Default)]
+pub struct Conversation {
+    trajectory: Trajectory,
+    given: Given,
+    index: Index,
+    parties: HashMap<(String, String), Party>,
+    turns: u32,
+    counts: Counts,
+}
+
+impl Recognised {
+    /// Writes the prompt. It takes as long as the template does, so it belongs away from async workers; the
+    /// conversation is not needed for it.
+    ///
+    /// # Errors
+    /// Errors that the template raises; tools in a format that is not understood; with
+    /// [`Options::strict`], drift.
+    ///
+    /// [`Options::strict`]: crate::Options::strict
+    pub fn render(self) -> Result<Prepared, ConversationError> {
+        let Recognised { from, format, mut origin, repeated, after, new, turn } = self;
+        let chat = format.chat();
+        let Some(after) = after else {
+            let prompt = chat.prompt(&new, &from.tools)?;
+            let in_thought = chat.opened_thought(&new, &from.tools)?.is_some();
+            return Ok(Prepared {
+                prompt,
+                in_thought,
+                origin,
+                repeated,
+                drift: None,
+                from,
+                format,
+                after: None,
+                recorded: Some(0),
+                cut: false,
+                new,
+                given: None,
+            });
+        };
+        let After { node, segment, mut path, sampled, past, said, cut, drifted } = after;
+        let reply = path[path.len() - sampled..].to_vec();
+        let round = Round { past: &past, reply: &reply, said: &said.content, new: &new, tools: &from.tools };
+        let following = format.following(round)?;
+        let recorded = path.len();
+        path.extend(&following.tokens);
+        let options = format.options();
+        let found = if cut {
+            // A prompt that was cut is nothing that the template prints.
+            None
+        } else if options.history == History::Template || !format.abridges() {
+            format.drift_of_all(&path, round)
+        } else if let Some(dressage_tree::Drift { recorded, printed, .. }) = drifted {
+            // A path that is printed otherwise stays so, however it goes on.
+            Some(Drift { recorded, printed, prompt: None })
+        } else {
+            format.drift_near(round, &following.tokens)
+        };
+        let (mut prompt, mut recorded, mut drift) = (path, Some(recorded), None);
+        if let Some(found) = found {
+            let printed = found.prompt.clone().filter(|_| options.history == History::Template);
+            drift = Some(found.at(turn, printed.is_some()));
+            match printed {
+                Some(printed) => {
+                    (prompt, recorded) = (printed, None);
+                    origin = Origin::Forked(Fork { at: 0, reason: Reason::Reprinted });
+                }
+                None if options.strict => {
+                    let Drift { recorded, printed, .. } = found;
+                    return Err(ConversationError::Drift { turn, recorded, printed });
+                }
+                None => {}
+            }
+        }
+        let in_thought = following.in_thought;
+        let after = Some((node, segment));
+        let given = None;
+        Ok(Prepared {
+            prompt,
+            in_thought,
+            origin,
+            repeated,
+            drift,
+            from,
+            format,
+            after,
+            recorded,
+            cut,
+            new,
+            given,
+        })
+    }
+}
+
+impl Prepared {
+    /// Puts a shorter prompt in the place of one that begins a conversation. That is nothing a template
+    /// prints, so no drift is looked for on it. Without effect on a prompt that continues a reply.
+    pub fn shorten(&mut self, prompt: Vec<u32>) {
+        if self.after.is_none() && prompt != self.prompt {
+            (self.prompt, self.cut) = (prompt, true);
+        }
+    }
+}
+
+impl Conversation {
+    /// One in which nothing was said yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The tokens.
+    pub fn trajectory(&self) -> &Trajectory {
+        &self.trajectory
+    }
+
+    /// The tokens, for good.
+    pub fn into_trajectory(self) -> Trajectory {
+        self.trajectory
+    }
+
+    /// Recorded prompts by how they came about.
+    pub fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// Writes the prompt for a request: [`recognise`](Self::recognise) and [`Recognised::render`] in one.
+    ///
+    /// # Errors
+    /// Errors of [`Recognised::render`].
+    pub fn prepare(&self, request: &Request<'_>) -> Result<Prepared, ConversationError> {
+        self.recognise(request).render()
+    }
+
+    /// Finds the longest recorded history that a request repeats. Quick: each message is hashed once.
+    pub fn recognise(&self, request: &Request<'_>) -> Recognised {
+        let Request { agent, policy, format, messages, tools } = *request;
+        let key = tools_key(tools);
+        let party = self.parties.get(&(agent.to_owned(), policy.to_owned())).copied();
+        let asked: Vec<(&Message, Form)> =
+            messages.iter().map(|message| (message, Form::of(message))).collect();
+        let root = party.and_then(|party| self.index.root(party, key));
+        let hit = root.map(|root| self.index.search(root, &asked));
+        let origin = party.map_or(Origin::Began, |party| self.index.origin(party, root, hit, &asked));
+        let after = hit.and_then(|hit| hit.reply).and_then(|reply| self.after(reply));
+        let repeated = hit.map_or_else(Repeated::default, |hit| Repeated {
+            messages: hit.messages,
+            to_reply: hit.to_reply,
+            trimmed: hit.trimmed.0,
+            unsaid: hit.unsaid.0,
+        });
+        let tools = match root {
+            Some(root) => Arc::clone(&self.index.roots[root].tools),
+            None => tools.into(),
+        };
+        Recognised {
+            from: From { agent: agent.to_owned(), policy: policy.to_owned(), tools, key },
+            format: Arc::clone(format),
+            origin,
+            repeated,
+            new: messages[after.as_ref().map_or(0, |_| repeated.to_reply)..].to_vec(),
+            after,
+            turn: self.turns,
+        }
+    }
+
+    fn after(&self, node: NodeId) -> Option<After> {
+        let said = self.index.said(node)?;
+        let entry = self.index.node(node);
+        let above = entry.parent?;
+        let asked = self.index.node(above).asked.as_ref();
+        let mut path = Vec::new();
+        for part in self.trajectory.path(said.segment) {
+            path.extend_from_slice(part.tokens());
+        }
+        Some(After {
+            node,
+            segment: said.segment,
+            path,
+            sampled: self.tokens_of(said.segment),
+            past: self.index.messages(above),
+            said: entry.message.clone()?,
+            cut: asked.is_some_and(|asked| asked.cut),
+            drifted: asked.and_then(Asked::drifted).cloned(),
+        })
+    }
+
+    fn tokens_of(&self, segment: SegmentId) -> usize {
+        self.trajectory.segments()[segment.0 as usize].tokens.len()
+    }
+
+    /// Records a prompt before its reply is there, for who wants it in the record whatever comes of it. Done
+    /// by [`record`](Self::record) otherwise.
+    ///
+    /// # Errors
+    /// When the tokens do not fit the trajectory, which a prompt of this conversation always does.
+    pub fn give(&mut self, prepared: &mut Prepared) -> Result<(), TreeError> {
+        self.give_once(prepared).map(|_| ())
+    }
+
+    fn give_once(&mut self, prepared: &mut Prepared) -> Result<GivenTurn, TreeError> {
+        if let Some(given) = prepared.given {
+            return Ok(given);
+        }
+        let Prepared { prompt, from, format, after, recorded, cut, new, .. } = prepared;
+        let count = self.parties.len() as Party;
+        let party = *self.parties.entry((from.agent.clone(), from.policy.clone())).or_insert(count);
+        let owner = Owner { party, agent: &from.agent, policy: &from.policy };
+        let (turn, trajectory) = (self.turns, &mut self.trajectory);
+        let end = match (*after, *recorded) {
+            (Some((_, segment)), Some(recorded)) => {
+                let place = (segment, trajectory.segments()[segment.0 as usize].tokens.len() as u32);
+                self.given.give(trajectory, owner, Some(place), &prompt[recorded..], turn)?
+            }
+            (Some((_, segment)), None) => self.given.branch(trajectory, owner, segment, prompt, turn)?,
+            (None, _) => self.given.give(trajectory, owner, None, prompt, turn)?,
+        };
+        let root = self.index.root_or_new(party, from.key, &from.tools, format);
+        let start = after.map_or(self.index.roots[root].node, |(node, _)| node);
+        let node = new.iter().fold(start, |node, message| self.index.given(root, node, message));
+        let cut = *cut;
+        let drift = prepared.drift.take().map(|drift| dressage_tree::Drift { turn, ..drift });
+        prepared.drift.clone_from(&drift);
+        self.index.node_mut(node).asked.get_or_insert(Asked { end, turn, cut, drift });
+        match prepared.origin {
+            Origin::Began => self.counts.began += 1,
+            Origin::Continued => self.counts.continued += 1,
+            Origin::Forked(fork) => *self.counts.forked.entry(fork.reason).or_default() += 1,
+        }
+        self.counts.trimmed += u32::from(prepared.repeated.trimmed > 0);
+        self.turns += 1;
+        let given = GivenTurn { node, end, turn };
+        prepared.given = Some(given);
+        Ok(given)
+    }
+
+    /// Records a prompt and the reply that was sampled for it, whole or cut, and reads the reply. Prompts
+    /// that were prepared side by side can be recorded in any order; a second reply to one prompt is a
+    /// sibling of the first.
+    ///
+    /// # Errors
+    /// When the numbers of tokens, log-probabilities and versions of the reply differ.
+    pub fn record(
+        &mut self,
+        mut prepared: Prepared,
+        completion: Completion,
+        params: &SamplingParams,
+    ) -> Result<Reply, TreeError> {
+        self.check(&completion)?;
+        let GivenTurn { node, end, turn } = self.give_once(&mut prepared)?;
+        let Prepared { from, format, in_thought, .. } = prepared;
+        let finish = completion.finish;
+        let mut segment = completion.into_segment(end, params, turn);
+        let chat = format.chat();
+        let said = chat.said(&segment.tokens);
+        (segment.agent, segment.policy) = (from.agent, from.policy);
+        let segment = self.trajectory.push(segment)?;
+
+        let mut parsed = chat.parse(&said, in_thought, &from.tools);
+        let unique = format.options().call_ids == CallIds::Unique;
+        for (place, call) in parsed.calls.iter_mut().enumerate() {
+            if let (Ok(call), true) = (call, unique) {
+                call.id = format!("call_{turn}_{place}");
+            }
+        }
+        let thought = chat.thought(&said, in_thought);
+        let reply = Reply { segment, turn, said, thought, parsed, finish };
+        let said = Said {
+            segment,
+            in_thought,
+            written: Form::of(&reply.written()),
+            shown: Form::of(&reply.message()),
+            thought: (!reply.thought.trim().is_empty()).then(|| thought_key(&reply.thought)),
+        };
+        let root = self.index.node(node).root;
+        self.index.reply(root, node, reply.written(), said, unique);
+        Ok(reply)
+    }
+
+    /// Refuses a reply that the trajectory would refuse, before anything is recorded.
+    fn check(&self, completion: &Completion) -> Result<(), TreeError> {
+        let (segment, tokens) = (self.trajectory.segments().len() as u32, completion.tokens.len());
+        let versions = completion.versions.iter().map(|run| run.len as usize).sum();
+        for (found, what) in [(completion.logprobs.len(), "log-probabilities"), (versions, "token versions")]
+        {
+            if found != tokens {
+                return Err(TreeError::Length { segment, tokens, found, what });
+            }
+        }
+        Ok(())
+    }
+
+    /// Places where the template prints a path otherwise than it was recorded, by turn, as far as they are
+    /// known.
+    pub fn drift(&self) -> Vec<dressage_tree::Drift> {
+        let asked = self.index.nodes().filter_map(|(_, node)| node.asked.as_ref());
+        let mut found: Vec<_> = asked.filter_map(|asked| asked.drift.clone()).collect();
+        found.sort_by_key(|drift| drift.turn);
+        found
+    }
+
+    /// The end of it all: the template prints whole paths once more, for drift that was not seen near the
+    /// newest reply. Turns are then counted exactly: from the first one at which the whole is printed
+    /// otherwise. Takes as long as the template does for a few whole conversations; of forks, as many are
+    /// looked at as take a few times the work of the longest path, the longest first.
+    pub fn finish(&mut self) -> Vec<dressage_tree::Drift> {
+        const SHARE: usize = 4;
+        let mut above: BTreeSet<NodeId> = BTreeSet::new();
+        let mut ends: Vec<NodeId> = Vec::new();
+        for (id, node) in self.index.nodes().rev() {
+            if node.asked.is_some() && !above.contains(&id) {
+                ends.push(id);
+            }
+            // Nodes come after their parents, so all that lies below was seen.
+            if node.asked.is_some() || above.contains(&id) {
+                above.extend(node.parent);
+            }
+        }
+        ends.sort_by_key(|&id| std::cmp::Reverse(self.index.node(id).depth));
+        let deepest = ends.first().map_or(0, |&id| self.index.node(id).depth);
+        let (mut left, mut known) = (SHARE * deepest + self.index.nodes().count(), HashMap::new());
+        for end in ends {
+            let depth = self.index.node(end).depth;
+            if depth > left {
+                break;
+            }
+            left -= depth;
+            self.settle(end, &mut known);
+        }
+        self.drift()
+    }
+
+    /// Counts the turns of one path exactly.
+    fn settle(&mut self, end: NodeId, known: &mut HashMap<NodeId, Option<Drift>>) {
+        // Prompts that continue a reply, in order: the first one is what the template prints.
+        let mut prompts: Vec<NodeId> =
+            self.index.up(end).filter(|&id| self.index.node(id).asked.is_some()).collect();
+        prompts.reverse();
+        let format = &self.index.roots[self.index.node(end).root].format;
+        if prompts.len() < 2 || format.options().history == History::Template || !format.abridges() {
+            // Every turn saw the whole.
+            return;
+        }
+        let asked = |index: &Index, id: NodeId| index.node(id).asked.clone();
+        if prompts.iter().any(|&id| asked(&self.index, id).is_some_and(|asked| asked.cut)) {
+            return;
+        }
+        let seen =
+            prompts.iter().position(|&id| asked(&self.index, id).is_some_and(|asked| asked.drift.is_some()));
+        let mut drifts = |index: &Index, trajectory: &Trajectory, at: usize| -> bool {
+            let drift = known.entry(prompts[at]).or_insert_with(|| whole(index, trajectory, prompts[at]));
+            drift.is_some()
+        };
+        // All before `from` are printed as recorded, `first` is not.
+        let (mut from, mut first) = (0, prompts.len());
+        if let Some(seen) = seen
+            && drifts(&self.index, &self.trajectory, seen)
+        {
+            first = seen;
+        }
+        if let Some(last) = first.checked_sub(1)
+            && (from..first).len() > 1
+            && drifts(&self.index, &self.trajectory, last)
+        {
+            first = last;
+            while from + 1 < first {
+                let middle = (from + first) / 2;
+                if drifts(&self.index, &self.trajectory, middle) { first = middle } else { from = middle }
+            }
+        }
+        let mut last: Option<Drift> = None;
+        for (at, &id) in prompts.iter().enumerate() {
+            let found = known.get(&id).cloned().flatten();
+            last = found.filter(|_| at >= first).or(last);
+            let Some(asked) = self.index.node_mut(id).asked.as_mut() else { continue };
+            if at < first {
+                asked.drift = None;
+            } else if asked.drift.is_none() {
+                asked.drift = last.as_ref().map(|drift| drift.at(asked.turn, false));
+            }
+        }
+    }
+}
+
+/// How the template prints the conversation down to a prompt.
+fn whole(index: &Index, trajectory: &Trajectory, node: NodeId) -> Option<Drift> {
+    let root = &index.roots[index.node(node).root];
+    let end = index.node(node).asked.as_ref()?.end?;
+    let messages = crate::format::whole(&index.messages(node));
+    let drift = Drift::find(root.format.chat(), &trajectory.path_tokens(end), &messages, &root.tools);
+    drift.map(|drift| Drift { prompt: None, ..drift })
+}
+
+#[cfg(test)]
+#[path = "conversation_tests.rs"]
+mod tests;
+
+#[cfg(test)]
+#[path = "history_tests.rs"]
+mod history_tests;

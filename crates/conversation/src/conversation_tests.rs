@@ -1,0 +1,496 @@
+//! What clients do to a history, one by one; and what becomes of prompts and replies.
+
+use std::sync::LazyLock;
+
+use dressage_policy::FinishReason;
+use dressage_text::testing::{ALWAYS_THINKS, IM_END, tiny_chat};
+use dressage_text::{ChatOptions, ToolCall};
+use dressage_tree::{Kind, Segment};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::testing::{Talk, chat, completion, tool};
+use crate::{Options, Reason};
+
+const CALLS: &str = "Let me see.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"b\": 2, \"a\": 1.50}}\n</tool_call>\n\
+     <tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 3, \"b\": 4.0}}\n</tool_call>";
+
+/// Something that a client does to a history.
+type Change = Box<dyn Fn(&mut Vec<Message>)>;
+
+pub(super) fn options() -> Options {
+    Options { call_ids: CallIds::Unique, ..Options::default() }
+}
+
+fn talk() -> Talk {
+    static FORMAT: LazyLock<Arc<Format>> =
+        LazyLock::new(|| Arc::new(Format::new(Arc::new(tiny_chat().unwrap()), options())));
+    let mut talk = Talk::with(Arc::clone(&FORMAT));
+    talk.tools = vec![tool("add")];
+    talk
+}
+
+pub(super) fn forked(at: usize, reason: Reason) -> Origin {
+    Origin::Forked(Fork { at, reason })
+}
+
+fn opening() -> Vec<Message> {
+    vec![Message::system("Use tools."), Message::user("1.5+2, 3+4?")]
+}
+
+fn results(reply: &Reply) -> Vec<Message> {
+    let calls = reply.message().tool_calls;
+    let answered = |call: ToolCall| Message { tool_call_id: Some(call.id), ..Message::tool("3.5") };
+    calls.into_iter().map(answered).collect()
+}
+
+/// A conversation of a thought, two calls and an answer, as its client would send it back.
+fn recorded(talk: &mut Talk) -> (Vec<Message>, Reply, Reply) {
+    let mut messages = opening();
+    let (_, first) = talk.say(&messages, &format!("<think>two sums</think>{CALLS}"));
+    messages.push(first.message());
+    messages.extend(results(&first));
+    let (prepared, second) = talk.say(&messages, "\n The answers are **3.5** and 7. ");
+    assert_eq!((prepared.origin, prepared.repeated.to_reply), (Origin::Continued, 3));
+    messages.push(second.message());
+    messages.push(Message::user("Thanks. 5+6?"));
+    (messages, first, second)
+}
+
+fn read(json: Value) -> Message {
+    serde_json::from_value(json).unwrap()
+}
+
+#[test]
+fn a_reply_is_read_and_continued() {
+    let mut talk = talk();
+    let (messages, first, second) = recorded(&mut talk);
+    assert_eq!((first.thought.as_str(), first.parsed.content.as_str()), ("two sums", "Let me see."));
+    let ids = |reply: &Reply| -> Vec<String> {
+        reply.message().tool_calls.into_iter().map(|call| call.id).collect()
+    };
+    assert_eq!((ids(&first), first.turn, second.turn), (vec!["call_0_0".into(), "call_0_1".into()], 0, 1));
+    let prepared = talk.prepare(&messages);
+    assert_eq!((prepared.origin, prepared.drift.clone()), (Origin::Continued, None));
+    assert_eq!(prepared.repeated, Repeated { messages: 6, to_reply: 6, trimmed: 0, unsaid: 1 });
+    // The tokens are those that were sampled, thought and all, and then what is new.
+    let path = talk.conversation.trajectory().path_tokens(second.segment);
+    let text = talk.text(&prepared.prompt);
+    assert!(prepared.prompt.starts_with(&path));
+    assert!(
+        text.contains(&format!("assistant\n<think>two sums</think>{CALLS}<|im_end|>\n<|im_start|>tool\n3.5"))
+    );
+    assert!(text.ends_with(
+        "assistant\n\n The answers are **3.5** and 7. <|im_end|>\n<|im_start|>user\nThanks. 5+6?<|im_end|>\n\
+         <|im_start|>assistant\n"
+    ));
+    let shape = |s: &Segment| (s.kind, s.turn);
+    let segments: Vec<_> = talk.conversation.trajectory().segments().iter().map(shape).collect();
+    assert_eq!(segments, [(Kind::Given, 0), (Kind::Sampled, 0), (Kind::Given, 1), (Kind::Sampled, 1)]);
+    assert_eq!(*talk.conversation.counts(), Counts { began: 1, continued: 1, ..Counts::default() });
+}
+
+#[test]
+fn histories_that_clients_write_out_again_are_repeated() {
+    let mut talk = talk();
+    let (messages, first, _) = recorded(&mut talk);
+    let want = talk.prepare(&messages).prompt;
+    let calls = |first: &str, second: &str| {
+        json!([{"id": "call_0_0", "type": "function", "index": 0, "function": {"name": "add", "arguments": first}},
+               {"id": "call_0_1", "type": "function", "index": 1, "function": {"name": "add", "arguments": second}}])
+    };
+    let edits: Vec<(&str, u32, Change)> = vec![
+        (
+            "Python's spacing, another order",
+            0,
+            Box::new(move |m| {
+                m[2] = read(
+                    json!({"role": "assistant", "content": "Let me see.", "refusal": null, "name": "calc",
+                "tool_calls": calls("{\"a\": 1.5, \"b\": 2}", "{\"b\": 4, \"a\": 3}")}),
+                );
+            }),
+        ),
+        (
+            "compact, escaped",
+            0,
+            Box::new(move |m| {
+                m[2] = read(json!({"role": "assistant", "content": "Let me see.", "annotations": [],
+                "tool_calls": calls("{\"a\":1.5,\"\\u0062\":2}", "{\"a\":3.0,\"b\":4}")}));
+            }),
+        ),
+        (
+            "other ids",
+            0,
+            Box::new(|m| {
+                for call in &mut m[2].tool_calls {
+                    call.id = format!("other-{}", call.id);
+                }
+                (m[3].tool_call_id, m[4].tool_call_id) = (None, Some("other".into()));
+            }),
+        ),
+        (
+            "trimmed",
+            2,
+            Box::new(|m| {
+                m[1].content = " 1.5+2, 3+4?\n".into();
+                m[5].content = "\nThe answers are **3.5** and 7. ".into();
+            }),
+        ),
+        ("as it was written", 0, Box::new(move |m| m[2] = first.written())),
+        (
+            "with the thought in tags",
+            0,
+            Box::new(|m| {
+                m[2].content = "<think>\ntwo sums\n</think>\n\nLet me see.".into();
+            }),
+        ),
+        (
+            "with a part of the thought in tags",
+            0,
+            Box::new(|m| {
+                m[2].content = "<think>sums</think>Let me see.".into();
+            }),
+        ),
+    ];
+    for (name, trimmed, edit) in edits {
+        let mut messages = messages.clone();
+        edit(&mut messages);
+        let prepared = talk.prepare(&messages);
+        assert_eq!(prepared.origin, Origin::Continued, "{name}");
+        assert_eq!((prepared.repeated.to_reply, prepared.repeated.trimmed), (6, trimmed), "{name}");
+        assert!(prepared.prompt == want, "{name}");
+    }
+    let unsaid = |messages: &[Message]| talk.prepare(messages).repeated.unsaid;
+    let mut whole = messages.clone();
+    whole[2].content = "<think>two sums</think>Let me see.".into();
+    assert_eq!((unsaid(&messages), unsaid(&whole)), (1, 0));
+    whole[2].content = "<think>sums</think>Let me see.".into();
+    assert_eq!(unsaid(&whole), 1);
+}
+
+#[test]
+fn all_else_forks_for_a_reason() {
+    // A conversation that goes on, so that there is something to leave.
+    let whole = || {
+        let mut talk = talk();
+        let (mut messages, ..) = recorded(&mut talk);
+        let (_, third) = talk.say(&messages, "11.");
+        messages.extend([third.message(), Message::user("Bye.")]);
+        (talk, messages)
+    };
+    let edits: Vec<(Reason, usize, usize, Change)> = vec![
+        (Reason::AskedAgain, 7, 6, Box::new(|m| m.truncate(7))),
+        (Reason::AskedAgain, 2, 0, Box::new(|m| m.truncate(2))),
+        (
+            Reason::Branched,
+            6,
+            6,
+            Box::new(|m| {
+                m.truncate(7);
+                m[6].content = "Thanks. 8+9?".into();
+            }),
+        ),
+        (
+            Reason::System,
+            0,
+            0,
+            Box::new(|m| m[0].content = format!("{} Be brief.", m[0].content.as_str()).into()),
+        ),
+        (Reason::Edited, 1, 0, Box::new(|m| m[1].content = "1.5+2, 3+5?".into())),
+        (Reason::Edited, 4, 3, Box::new(|m| m[4].content = "7".into())),
+        (Reason::Shortened, 3, 3, Box::new(|m| drop(m.drain(3..5)))),
+        (Reason::Shortened, 4, 3, Box::new(|m| m.truncate(4))),
+        (Reason::Shortened, 2, 0, Box::new(|m| drop(m.drain(2..5)))),
+        (Reason::Shortened, 5, 3, Box::new(|m| drop(m.remove(5)))),
+        (Reason::ReplyEdited, 5, 3, Box::new(|m| m[5].content = "The answers are 3.5 and 7.".into())),
+        (Reason::ReplyEdited, 2, 0, Box::new(|m| m[2].content = "Let us see.".into())),
+        (
+            Reason::CallsEdited,
+            2,
+            0,
+            Box::new(|m| {
+                m[2].tool_calls[0].arguments.insert("a".into(), json!(1.6));
+            }),
+        ),
+        (
+            Reason::CallsEdited,
+            2,
+            0,
+            Box::new(|m| {
+                for call in &mut m[2].tool_calls {
+                    call.id.clear();
+                }
+                m[2].tool_calls[1].name = "sub".into();
+            }),
+        ),
+        (
+            Reason::ThoughtEdited,
+            2,
+            0,
+            Box::new(|m| {
+                m[2].content = "<think>two summs</think>Let me see.".into();
+                m[2].tool_calls.iter_mut().for_each(|call| call.id.clear());
+            }),
+        ),
+        (Reason::TextLost, 2, 0, Box::new(|m| m[2].content = "".into())),
+        (
+            Reason::TextLost,
+            2,
+            0,
+            Box::new(|m| {
+                m[2].content = "".into();
+                m[2].tool_calls.iter_mut().for_each(|call| call.id.clear());
+            }),
+        ),
+        (
+            Reason::CallsAsText,
+            2,
+            0,
+            Box::new(|m| {
+                m[2].tool_calls.clear();
+                m[2].content = "Let me see. add(1.5, 2), add(3, 4)".into();
+            }),
+        ),
+        (Reason::Unrecorded, 1, 0, Box::new(|m| m.insert(1, Message::assistant("How can I help?")))),
+    ];
+    for (reason, at, to_reply, edit) in edits {
+        let (mut talk, mut messages) = whole();
+        edit(&mut messages);
+        let prepared = talk.prepare(&messages);
+        assert_eq!(prepared.origin, forked(at, reason), "{messages:#?}");
+        assert_eq!(prepared.repeated.to_reply, to_reply, "{reason:?}");
+        // What was not recorded is printed by the template.
+        let format = &talk.format;
+        let printed = format.chat().prompt(&messages, &talk.tools).unwrap();
+        let (printed, text) = (talk.text(&printed), talk.text(&prepared.prompt));
+        let last = format!("<|im_start|>{}", messages.last().unwrap().role.as_str());
+        let last = printed.rfind(&last).unwrap();
+        assert!(text.ends_with(&printed[last..]), "{reason:?}: {text}");
+        if to_reply == 0 {
+            assert_eq!(text, printed, "{reason:?}");
+        }
+        let kept = talk.record(prepared, "ok");
+        assert_eq!(
+            talk.text(&talk.conversation.trajectory().path_tokens(kept.segment)),
+            text + "ok<|im_end|>"
+        );
+        assert_eq!(talk.conversation.counts().forked, BTreeMap::from([(reason, 1)]));
+    }
+    // With its thought edited, a reply is known by the ids of its calls.
+    let (talk, mut messages) = whole();
+    messages[2].content = "<think>two summs</think>Let me see.".into();
+    assert_eq!(talk.prepare(&messages).origin, Origin::Continued);
+}
+
+#[test]
+fn calls_that_come_back_elsewhere_are_merged_or_reordered() {
+    let mut talk = talk();
+    let mut messages = opening();
+    let mut replies = Vec::new();
+    for a in 0..3 {
+        let call = format!("<tool_call>\n{{\"name\": \"add\", \"arguments\": {{\"a\": {a}}}}}\n</tool_call>");
+        let (_, reply) = talk.say(&messages, &call);
+        messages.push(reply.message());
+        messages.extend(results(&reply));
+        replies.push(reply);
+    }
+    let mut merged = messages.clone();
+    let later = merged[4].tool_calls.clone();
+    merged[2].tool_calls.extend(later);
+    assert_eq!(talk.prepare(&merged).origin, forked(2, Reason::Merged));
+    let mut reordered = messages.clone();
+    reordered.swap(2, 4);
+    reordered.swap(3, 5);
+    assert_eq!(talk.prepare(&reordered).origin, forked(2, Reason::Reordered));
+    assert_eq!(talk.prepare(&messages).origin, Origin::Continued);
+}
+
+#[test]
+fn other_tools_and_other_conversations_are_told_apart() {
+    let mut talk = talk();
+    let (messages, ..) = recorded(&mut talk);
+    // A title, asked for beside the conversation.
+    let title = [Message::system("Write a title."), Message::user("1.5+2, 3+4?")];
+    let tools = std::mem::take(&mut talk.tools);
+    assert_eq!(talk.prepare(&title).origin, Origin::Began);
+    assert_eq!(talk.prepare(&messages).origin, forked(0, Reason::Tools));
+    assert_eq!(talk.prepare(&messages).repeated, Repeated::default());
+    talk.tools = [tools.clone(), vec![tool("sub")]].concat();
+    assert_eq!(talk.prepare(&messages).origin, forked(0, Reason::Tools));
+    assert_eq!(talk.prepare(&messages[..2]).origin, forked(0, Reason::Tools));
+    talk.tools = tools;
+    // A second conversation under the same instructions.
+    let second = [messages[0].clone(), Message::user("7+8?")];
+    assert_eq!(talk.prepare(&second).origin, Origin::Began);
+    assert_eq!(talk.prepare(&[Message::user("7+8?")]).origin, Origin::Began);
+    // A line that ended with a prompt goes on; the reply to another one is left out.
+    let more = [second.to_vec(), vec![Message::user("And 9+1?")]].concat();
+    talk.conversation.give(&mut talk.prepare(&second)).unwrap();
+    assert_eq!(talk.prepare(&second).origin, forked(2, Reason::AskedAgain));
+    assert_eq!(talk.prepare(&more).origin, Origin::Began);
+    talk.say(&second, "15");
+    assert_eq!(talk.prepare(&more).origin, forked(2, Reason::Shortened));
+    let (_, answer) = talk.say(&messages, "11");
+    let (next, last) = (Message::user("12+13?"), Message::user("Well?"));
+    let asked = [messages, vec![answer.message(), next]].concat();
+    talk.say(&asked, "25");
+    assert_eq!(talk.prepare(&[asked, vec![last]].concat()).origin, forked(9, Reason::Shortened));
+}
+
+#[test]
+fn agents_and_policies_share_no_history() {
+    let mut talk = talk();
+    (talk.agent, talk.policy) = ("solver", "small");
+    let (messages, ..) = recorded(&mut talk);
+    let segments = talk.conversation.trajectory().segments().len();
+    for (agent, policy) in [("critic", "small"), ("solver", "large")] {
+        (talk.agent, talk.policy) = (agent, policy);
+        let prepared = talk.prepare(&messages);
+        assert_eq!((prepared.origin, prepared.repeated.messages), (Origin::Began, 0));
+        talk.record(prepared, "11");
+    }
+    let of = |s: &Segment| (s.agent.clone(), s.policy.clone());
+    let all = talk.conversation.trajectory().segments();
+    assert!(all[..segments].iter().all(|s| of(s) == ("solver".into(), "small".into())));
+    let rest: Vec<_> = all[segments..].iter().map(of).collect();
+    let pair = |a: &str, p: &str| (a.to_owned(), p.to_owned());
+    let (critic, large) = (pair("critic", "small"), pair("solver", "large"));
+    assert_eq!(rest, [critic.clone(), critic, large.clone(), large]);
+    assert!(all[segments].parent.is_none() && all[segments + 2].parent.is_none());
+}
+
+#[test]
+fn a_prompt_that_is_asked_again_has_replies_side_by_side() {
+    let mut talk = talk();
+    let asked = opening();
+    // Side by side, and recorded in the other order.
+    let (one, two, never) = (talk.prepare(&asked), talk.prepare(&asked), talk.prepare(&asked));
+    assert!(one.prompt == two.prompt && two.prompt == never.prompt);
+    drop(never);
+    assert_eq!(talk.conversation.trajectory().segments(), []);
+    let second = talk.record(two, "3.5 and 7");
+    let first = talk.record(one, "3.5 and 7");
+    let third = talk.say(&asked, "5 and 7").1;
+    let parents: Vec<_> =
+        talk.conversation.trajectory().segments().iter().map(|segment| segment.parent.map(|p| p.0)).collect();
+    assert_eq!(parents, [None, Some(0), Some(0), Some(0)]);
+    let turns = [second.turn, first.turn, third.turn];
+    assert_eq!(turns, [0, 1, 2]);
+    // Of two that say the same the latest goes on, unless it is the other one that was answered.
+    let follow =
+        |reply: &Reply, text: &str| [asked.clone(), vec![reply.message(), Message::user(text)]].concat();
+    let starts = |talk: &Talk, messages: &[Message]| {
+        let prompt = talk.prepare(messages).prompt;
+        let starts =
+            |reply: &Reply| prompt.starts_with(&talk.conversation.trajectory().path_tokens(reply.segment));
+        [&first, &second, &third].map(starts)
+    };
+    assert_eq!(starts(&talk, &follow(&third, "Sure?")), [false, false, true]);
+    let (_, yes) = talk.say(&follow(&second, "Sure?"), "Yes");
+    let parent = |reply: &Reply| talk.conversation.trajectory().segments()[reply.segment.0 as usize].parent;
+    let given = parent(&yes).unwrap();
+    assert_eq!(talk.conversation.trajectory().segments()[given.0 as usize].parent, Some(first.segment));
+}
+
+#[test]
+fn ids_of_calls_tell_apart_replies_that_say_the_same() {
+    let mut talk = talk();
+    let asked = opening();
+    let replies = [CALLS; 3].map(|text| talk.say(&asked, text).1);
+    for reply in &replies {
+        let messages = [asked.clone(), vec![reply.message()], results(reply)].concat();
+        let kept = talk.say(&messages, "ok").1;
+        let trajectory = talk.conversation.trajectory();
+        let path: Vec<SegmentId> = trajectory.path(kept.segment).iter().map(|part| part.segment.id).collect();
+        assert_eq!(path[1], reply.segment);
+    }
+    // Counted within each reply, they tell nothing.
+    let mut talk = Talk::new(tiny_chat().unwrap(), Options::default());
+    let ids = |reply: &Reply| reply.message().tool_calls[1].id.clone();
+    assert_eq!([0, 1].map(|_| ids(&talk.say(&asked, CALLS).1)), ["call_1", "call_1"]);
+}
+
+#[test]
+fn replies_that_were_cut_go_on_or_are_retried() {
+    let mut talk = talk();
+    let asked = opening();
+    let params = SamplingParams { temperature: 0.7, top_k: 5, ..SamplingParams::default() };
+    let cut = talk.format.chat().tokenizer().encode("Let me <tool_call>\n{\"na");
+    let drawn = Completion { finish: FinishReason::Length, ..completion(cut) };
+    let reply = talk.conversation.record(talk.prepare(&asked), drawn, &params).unwrap();
+    assert_eq!((reply.finish, reply.message().tool_calls.len()), (FinishReason::Length, 0));
+    let segment = &talk.conversation.trajectory().segments()[1];
+    assert_eq!((segment.temperature, segment.filtered, segment.versions[0].version), (0.7, true, 3));
+    for message in [reply.written(), reply.message()] {
+        let prepared = talk.prepare(&[asked.clone(), vec![message, Message::user("Go on.")]].concat());
+        assert_eq!(prepared.origin, Origin::Continued);
+        let text = talk.text(&prepared.prompt);
+        assert!(text.contains("{\"na<|im_end|>\n<|im_start|>user\nGo on."), "{text}");
+    }
+    let again = talk.say(&asked, "3.5 and 7").0;
+    assert_eq!(again.origin, forked(2, Reason::AskedAgain));
+
+    // A reply that does not fit leaves nothing behind.
+    let before = talk.conversation.trajectory().clone();
+    let short = Completion { logprobs: vec![], ..completion(vec![65, IM_END]) };
+    let prepared = talk.prepare(&[Message::user("new")]);
+    let error = talk.conversation.record(prepared.clone(), short, &params).unwrap_err();
+    assert!(
+        matches!(error, TreeError::Length { tokens: 2, found: 0, what: "log-probabilities", .. }),
+        "{error}"
+    );
+    let unversioned = Completion { versions: vec![], ..completion(vec![65]) };
+    let error = talk.conversation.record(prepared, unversioned, &params).unwrap_err();
+    assert!(matches!(error, TreeError::Length { found: 0, what: "token versions", .. }), "{error}");
+    assert_eq!(*talk.conversation.trajectory(), before);
+}
+
+#[test]
+fn a_prompt_can_be_recorded_before_its_reply() {
+    let mut talk = talk();
+    let mut prepared = talk.prepare(&opening());
+    talk.conversation.give(&mut prepared).unwrap();
+    talk.conversation.give(&mut prepared).unwrap();
+    assert_eq!(talk.conversation.trajectory().segments().len(), 1);
+    let reply = talk.record(prepared, "ok");
+    let segments = talk.conversation.trajectory().segments();
+    assert_eq!((segments.len(), segments[1].turn, reply.turn), (2, 0, 0));
+    assert_eq!(talk.conversation.counts().began, 1);
+}
+
+#[test]
+fn thoughts_that_the_prompt_begins_are_read_as_such() {
+    let mut talk = Talk::new(chat(ALWAYS_THINKS, ChatOptions::default()), options());
+    let asked = [Message::user("2+3?")];
+    let (prepared, reply) = talk.say(&asked, "add them</think>5");
+    assert!(prepared.in_thought);
+    assert_eq!((reply.thought.as_str(), reply.message()), ("add them", Message::assistant("5")));
+    let next = [asked.to_vec(), vec![reply.message(), Message::tool("x")]].concat();
+    let (prepared, unclosed) = talk.say(&next, "<think>hm");
+    assert!(!prepared.in_thought);
+    assert_eq!((unclosed.thought.as_str(), unclosed.message()), ("hm", Message::assistant("")));
+}
+
+#[test]
+fn reasons_have_words() {
+    let all = [
+        "asked_again",
+        "branched",
+        "system",
+        "tools",
+        "edited",
+        "shortened",
+        "reply_edited",
+        "calls_edited",
+        "thought_edited",
+        "text_lost",
+        "calls_as_text",
+        "merged",
+        "reordered",
+        "unrecorded",
+        "reprinted",
+    ];
+    let words: std::collections::BTreeSet<_> =
+        all.iter().map(|name| serde_json::from_value::<Reason>(json!(name)).unwrap().words()).collect();
+    assert_eq!(words.len(), all.len());
+}

@@ -1,0 +1,66 @@
+//! Places where a template prints the past otherwise than it was recorded.
+
+use dressage_text::{Chat, Message, ToolSpec};
+
+/// How the template prints a conversation, where that is not what was recorded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Drift {
+    /// The recorded text, from where the two differ.
+    pub recorded: String,
+    /// Text that the template prints there, or why it prints nothing.
+    pub printed: String,
+    /// The prompt that the template prints; `None` where it refuses the conversation.
+    pub prompt: Option<Vec<u32>>,
+}
+
+/// Most characters that are shown of what two texts have in common.
+const CONTEXT: usize = 24;
+
+/// Most characters that are shown of each text.
+const SHOWN: usize = 60;
+
+impl Drift {
+    /// How the template prints a conversation that was recorded as `path`; `None` where that says the same.
+    /// Renders all of it, and never fails: a template that refuses the conversation prints it otherwise.
+    pub fn find(chat: &Chat, path: &[u32], messages: &[Message], tools: &[ToolSpec]) -> Option<Self> {
+        let prompt = match chat.prompt(messages, tools) {
+            Ok(prompt) => prompt,
+            Err(error) => {
+                return Some(Drift { recorded: String::new(), printed: error.to_string(), prompt: None });
+            }
+        };
+        let text = |ids: &[u32]| chat.tokenizer().decode_with_special(ids);
+        let (recorded, printed) = (text(path), text(&prompt));
+        if recorded == printed {
+            return None;
+        }
+        let differs = recorded.char_indices().zip(printed.chars()).find(|((_, a), b)| a != b);
+        let at = differs.map_or(recorded.len().min(printed.len()), |((at, _), _)| at);
+        // Tags begin alike: the whole line says more, up to a length.
+        let line = recorded[..at].rfind('\n').map_or(0, |end| end + 1);
+        let from = if at - line <= CONTEXT { line } else { at };
+        Some(Drift {
+            recorded: excerpt(&recorded[from..]),
+            printed: excerpt(&printed[from..]),
+            prompt: Some(prompt),
+        })
+    }
+
+    /// The record of this place, before the reply of `turn`.
+    pub(crate) fn at(&self, turn: u32, forked: bool) -> dressage_tree::Drift {
+        let Drift { recorded, printed, .. } = self.clone();
+        dressage_tree::Drift { turn, recorded, printed, forked }
+    }
+}
+
+/// The first characters of a text, for a message.
+fn excerpt(text: &str) -> String {
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_string(),
+    }
+}
+
+#[cfg(test)]
+#[path = "drift_tests.rs"]
+mod tests;

@@ -1,0 +1,85 @@
+//! Drift over templates that treat the past in every way that published ones do.
+
+use std::sync::Arc;
+
+use dressage_text::ChatOptions;
+use dressage_text::testing::{ALWAYS_THINKS, tiny_chat};
+
+use super::*;
+use crate::format::Round;
+use crate::testing::{NUMBERED, STRICT, chat, header_chat, sampled, thoughtful};
+use crate::{Format, Options};
+
+/// How the template prints a conversation of one reply otherwise. Looked at near the reply, it must be the
+/// same.
+fn after(chat: Chat, reply: &str, new: &[Message]) -> Option<(String, String)> {
+    let history = [Message::user("1+1?")];
+    let ids = sampled(&chat, reply);
+    let prompt = chat.prompt(&history, &[]).unwrap();
+    let given = chat.continuation(&history, &ids, new, &[]).unwrap();
+    let path = [prompt, ids.clone(), given.clone()].concat();
+    let format = Format::new(Arc::new(chat), Options::default());
+    let past = history.map(Arc::new);
+    let round = Round { past: &past, reply: &ids, said: reply, new, tools: &[] };
+    let drift = format.drift_of_all(&path, round);
+    if format.abridges() {
+        let near = format.drift_near(round, &given);
+        let texts = |drift: &Option<Drift>| drift.clone().map(|drift| (drift.recorded, drift.printed));
+        assert_eq!(texts(&near), texts(&drift));
+    }
+    drift.map(|drift| {
+        assert_ne!(drift.prompt.unwrap(), path);
+        (drift.recorded, drift.printed)
+    })
+}
+
+#[test]
+fn an_empty_thought_of_the_prompt_is_dropped_from_the_past() {
+    let (recorded, printed) = after(thoughtful(false), "<tool_call>…", &[Message::tool("2")]).unwrap();
+    assert!(recorded.starts_with("<think>\n\n</think>\n\n<tool_call>…"), "{recorded}");
+    assert!(printed.starts_with("<tool_call>…<|im_end|>"), "{printed}");
+}
+
+#[test]
+fn thoughts_that_a_template_drops_or_prints_otherwise_are_drift() {
+    let (tool, user) = ([Message::tool("2")], [Message::user("2+2?")]);
+    let drifts = |reply: &str, new: &[Message]| after(thoughtful(true), reply, new).is_some();
+    assert!(!drifts("two", &tool) && !drifts("two", &user));
+    assert!(!drifts("<think>\nhm\n</think>\n\ntwo", &tool));
+    assert!(drifts("<think>\nhm\n</think>\n\ntwo", &user));
+    assert!(drifts("<think>\n\n</think>\n\ntwo", &tool));
+    let chat = || chat(ALWAYS_THINKS, ChatOptions::default());
+    assert_eq!(after(chat(), "hm</think>two", &user).unwrap().0[..10], *"<think>\nhm");
+    // What was trimmed, and what was counted.
+    assert!(after(self::chat(NUMBERED, ChatOptions::default()), "two", &user).is_some());
+    assert!(after(header_chat(), " two", &user).is_some() && after(header_chat(), "two", &user).is_none());
+    assert_eq!(after(tiny_chat().unwrap(), " <think>two\n", &tool), None);
+}
+
+#[test]
+fn a_template_that_refuses_the_reply_is_drift_without_a_prompt() {
+    let chat = chat(STRICT, ChatOptions::default());
+    let (question, reply) = (Message::user("1+1?"), Message::assistant("<think>"));
+    let drift = Drift::find(&chat, &[], &[question.clone(), reply, question], &[]).unwrap();
+    assert!(drift.prompt.is_none() && drift.printed.contains("not liked"), "{drift:?}");
+    assert_eq!(drift.at(3, false).turn, 3);
+}
+
+#[test]
+fn a_few_characters_around_the_place_are_shown() {
+    let chat = tiny_chat().unwrap();
+    let shown = |recorded: &str, said: &str| {
+        let messages = [Message::user(said)];
+        let drift = Drift::find(&chat, &chat.tokenizer().encode_template(recorded), &messages, &[]).unwrap();
+        (drift.recorded, drift.printed)
+    };
+    let long = "x".repeat(100);
+    let (recorded, printed) = shown(&format!("<|im_start|>user\n{long}a"), &format!("{long}b"));
+    // The line is too long to be shown from its beginning.
+    assert_eq!((recorded.as_str(), &printed[..2]), ("a", "b<"));
+    let (recorded, printed) = shown(&format!("<|im_start|>user\nab{long}"), "abc");
+    assert_eq!(recorded, format!("ab{}…", "x".repeat(58)));
+    assert!(printed.starts_with("abc<|im_end|>"), "{printed}");
+    // One that is only longer than the other.
+    assert_eq!(shown("<|im_start|>user\n", "a").0, "");
+}

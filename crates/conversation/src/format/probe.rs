@@ -1,0 +1,113 @@
+//! Whether an abridged past is enough for a template to print what follows a reply.
+
+use std::sync::Arc;
+
+use dressage_text::{Message, ToolSpec};
+use serde_json::json;
+
+use super::{Format, Round, abridged, whole};
+
+/// Rounds of questions and calls before the reply.
+const DEPTHS: [usize; 3] = [1, 2, 7];
+
+/// Replies that templates print otherwise.
+const REPLIES: [&str; 3] = [
+    "<think>\nhm\n</think>\n\nDone.",
+    "\n Done. ",
+    "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>",
+];
+
+/// Compares the two over pasts of several depths and shapes, and over what can come after a reply.
+pub(crate) fn abridges(format: &Format) -> bool {
+    let tools = tools();
+    for tools in [&[], &tools[..]] {
+        for with_system in [false, true] {
+            for rounds in DEPTHS {
+                for ends_with_result in [false, true] {
+                    let past = past(with_system, rounds, ends_with_result);
+                    // A past that the template refuses is one that no reply follows.
+                    let Ok(prompt) = format.chat().prompt(&whole(&past), tools) else { continue };
+                    if !agree(format, &past, &prompt, tools) {
+                        return false;
+                    }
+                }
+            }
+        }
+    }
+    true
+}
+
+/// Whether the abridged past stands for this one, which has this prompt.
+fn agree(format: &Format, past: &[Arc<Message>], prompt: &[u32], tools: &[ToolSpec]) -> bool {
+    let chat = format.chat();
+    let (short, stand_in) = abridged(past, tools);
+    let news = [
+        vec![Message::user("And then?")],
+        vec![Message::tool("2")],
+        vec![Message::tool("2"), Message::tool("{\"a\": 1}")],
+        vec![Message::tool("2"), Message::user("And then?")],
+        vec![Message::user("And then?"), Message::assistant("Nothing."), Message::user("No?")],
+        vec![Message::system("Be brief.")],
+    ];
+    for (at, new) in news.iter().enumerate() {
+        let reply = &chat.stop_ids()[..1];
+        let long = format.shown(&whole(past), reply, new, tools);
+        let following = match (long, format.shown(&short, reply, new, stand_in)) {
+            (Ok(long), Ok(short)) if long == short => long,
+            (Err(_), Err(_)) => continue,
+            _ => return false,
+        };
+        // How replies are printed once a question or a result follows.
+        if at > 1 {
+            continue;
+        }
+        for said in REPLIES {
+            let mut reply = chat.tokenizer().encode(said);
+            reply.extend(chat.stop_ids().first());
+            let round = Round { past, reply: &reply, said, new, tools };
+            let path = [prompt, &reply, &following.tokens].concat();
+            let all = format.drift_of_all(&path, round);
+            let near = format.drift_near(round, &following.tokens);
+            // Printed otherwise or not, and printed at all or not.
+            if near.map(|near| near.prompt.is_some()) != all.map(|all| all.prompt.is_some()) {
+                return false;
+            }
+        }
+    }
+    true
+}
+
+/// A conversation before a reply.
+fn past(with_system: bool, rounds: usize, ends_with_result: bool) -> Vec<Arc<Message>> {
+    let mut messages = Vec::new();
+    if with_system {
+        messages.push(Message::system("You are a clerk.\nUse what you have."));
+    }
+    for round in 0..rounds {
+        messages.push(Message::user(format!("Question {round}: what is 2 + {round}?")));
+        let last = round + 1 == rounds;
+        if (last && ends_with_result) || (!last && round % 2 == 0) {
+            messages.extend([Message::assistant("Done."), Message::tool(format!("{}", round + 2))]);
+        }
+        if !last {
+            messages.push(Message::assistant("Done."));
+        }
+    }
+    messages.into_iter().map(Arc::new).collect()
+}
+
+fn tools() -> [ToolSpec; 2] {
+    ["add", "look_up"].map(|name| ToolSpec {
+        name: name.into(),
+        description: format!("Does {name}."),
+        parameters: json!({
+            "type": "object",
+            "properties": { "a": { "type": "number", "description": "A number." } },
+            "required": ["a"],
+        }),
+    })
+}
+
+#[cfg(test)]
+#[path = "probe_tests.rs"]
+mod tests;

@@ -1,0 +1,40 @@
+use std::sync::Arc;
+
+use dressage_text::testing::{ALWAYS_THINKS, tiny_chat};
+use dressage_text::{Chat, ChatOptions};
+
+use crate::testing::{NUMBERED, ROUNDS, STRICT, chat, header_chat, thoughtful};
+use crate::{Format, Options};
+
+fn abridges(chat: Chat) -> bool {
+    Format::new(Arc::new(chat), Options::default()).abridges()
+}
+
+#[test]
+fn templates_that_look_back_are_told_from_those_that_do_not() {
+    let plain = |template: &str| chat(template, ChatOptions::default());
+    for (name, chat) in [
+        ("chatml", tiny_chat().unwrap()),
+        ("headers", header_chat()),
+        ("thinks", thoughtful(true)),
+        ("does not think", thoughtful(false)),
+        ("always thinks", plain(ALWAYS_THINKS)),
+        ("strict", plain(STRICT)),
+    ] {
+        assert!(abridges(chat), "{name}");
+    }
+    assert!(!abridges(plain(NUMBERED)));
+    assert!(!abridges(plain(ROUNDS)));
+    // One that counts calls, and one that names its tools after each result.
+    let loops = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}";
+    let ends = "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+    assert!(abridges(plain(&format!("{loops}{ends}"))));
+    let counts = "{% if m.role == 'tool' %}{{ messages | selectattr('role', 'equalto', 'tool') | list | length }}{% endif %}";
+    assert!(!abridges(plain(&format!("{loops}{counts}{ends}"))));
+    let names = "{% if m.role == 'tool' and tools %}{{ tools[0].function.name }}{% endif %}";
+    let hermes = "{{ tools | tojson if tools }}{{ '<tool_call> \"arguments\"' if tools }}";
+    assert!(!abridges(plain(&format!("{hermes}{loops}{names}{ends}"))));
+    // One that drops what is said before the last two questions.
+    let window = loops.replace("messages %}", "messages[-6:] %}");
+    assert!(!abridges(plain(&format!("{window}{ends}"))));
+}

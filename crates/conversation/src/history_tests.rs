@@ -1,0 +1,138 @@
+//! Histories as templates print them: drift, forks that follow the template, prompts that were cut.
+
+use dressage_text::ChatOptions;
+use dressage_text::testing::{ALWAYS_THINKS, THOUGHTFUL, tiny_chat};
+
+use super::tests::forked;
+use super::*;
+use crate::testing::{NUMBERED, STRICT, Talk, chat, sampled, thoughtful};
+use crate::{Options, Reason};
+
+fn turns(drift: &[dressage_tree::Drift]) -> Vec<(u32, bool)> {
+    drift.iter().map(|drift| (drift.turn, drift.forked)).collect()
+}
+
+/// Says these replies in turn; each is followed by a question, or by a result where it calls.
+fn conversation(chat: dressage_text::Chat, options: Options, replies: &[&str]) -> (Talk, Vec<Message>) {
+    let mut talk = Talk::new(chat, options);
+    let mut messages = vec![Message::user("1+1?")];
+    for reply in replies {
+        talk.say(&messages, reply);
+        messages.push(Message::assistant(*reply));
+        messages.push(if reply.contains("add") { Message::tool("2") } else { Message::user("2+2?") });
+    }
+    (talk, messages)
+}
+
+#[test]
+fn drift_is_counted_at_every_turn_from_the_first_on() {
+    let always = || chat(ALWAYS_THINKS, ChatOptions::default());
+    let (mut talk, messages) =
+        conversation(always(), Options::default(), &["two", "hm</think>four", "so</think>4"]);
+    assert_eq!(turns(&talk.conversation.drift()), [(1, false), (2, false)]);
+    // The first reply never closes its thought, so it is there; the tag that began it is not.
+    let drift = talk.prepare(&messages).drift.unwrap();
+    assert_eq!((drift.turn, drift.recorded.starts_with("<think>")), (3, true));
+    assert_eq!(turns(&talk.conversation.finish()), [(1, false), (2, false)]);
+    assert_eq!(
+        conversation(tiny_chat().unwrap(), Options::default(), &["a ", " b"]).0.conversation.finish(),
+        []
+    );
+
+    let strict = Options { strict: true, ..Options::default() };
+    let (talk, messages) = conversation(always(), strict, &["hm</think>four"]);
+    let request = Request { agent: "", policy: "", format: &talk.format, messages: &messages, tools: &[] };
+    let error = talk.conversation.prepare(&request).unwrap_err();
+    let ConversationError::Drift { turn: 1, recorded, .. } = &error else { panic!("{error}") };
+    assert!(recorded.starts_with("<think>") && error.to_string().contains("history = \"template\""));
+}
+
+#[test]
+fn drift_that_comes_late_is_counted_at_the_end() {
+    // The thought of the first reply stands until the second question.
+    let thinks = "<think>\nhm\n</think>\n\nadd";
+    let replies = [thinks, "add", "add", "four", "add", "five", "six"];
+    let (mut talk, messages) = conversation(thoughtful(true), Options::default(), &replies);
+    assert!(talk.format.abridges());
+    assert_eq!(talk.conversation.drift(), []);
+    let whole: Vec<(u32, bool)> = (4..7).map(|turn| (turn, false)).collect();
+    assert_eq!(turns(&talk.conversation.finish()), whole);
+    assert_eq!(turns(&talk.conversation.finish()), whole);
+    assert!(talk.conversation.drift()[0].recorded.starts_with("<think>\nhm"));
+    // From then on it is known.
+    assert_eq!(turns(&[talk.prepare(&messages).drift.unwrap()]), [(7, false)]);
+
+    // A fork that ends before is as it was; one that drifts near a reply first did so earlier.
+    let (mut talk, messages) = conversation(thoughtful(true), Options::default(), &replies[..3]);
+    let mut fork = messages[..4].to_vec();
+    fork.push(Message::user("No?"));
+    talk.say(&fork, "<think>\nso\n</think>\n\nNo.");
+    fork.extend([Message::assistant("<think>\nso\n</think>\n\nNo."), Message::user("Sure?")]);
+    talk.say(&fork, "Yes");
+    assert_eq!(turns(&talk.conversation.drift()), [(4, false)]);
+    assert_eq!(turns(&talk.conversation.finish()), [(3, false), (4, false)]);
+}
+
+#[test]
+fn templates_that_look_back_are_shown_everything() {
+    let (mut talk, messages) =
+        conversation(chat(NUMBERED, ChatOptions::default()), Options::default(), &["a", "b"]);
+    assert!(!talk.format.abridges());
+    let text = talk.text(&talk.prepare(&messages).prompt);
+    assert!(
+        text.ends_with("<|im_end|><|im_start|>user 5 of 5\n2+2?<|im_end|><|im_start|>assistant 6\n"),
+        "{text}"
+    );
+    assert_eq!(turns(&talk.conversation.finish()), [(1, false)]);
+}
+
+#[test]
+fn a_history_that_follows_the_template_forks_where_it_prints_otherwise() {
+    let options = Options { history: History::Template, ..Options::default() };
+    let always = || chat(ALWAYS_THINKS, ChatOptions::default());
+    let (mut talk, messages) = conversation(always(), options, &["hm</think>four", "so</think>4"]);
+    let prepared = talk.prepare(&messages);
+    assert_eq!(prepared.origin, forked(0, Reason::Reprinted));
+    assert_eq!(prepared.prompt, talk.format.chat().prompt(&messages, &[]).unwrap());
+    assert_eq!(turns(&talk.conversation.finish()), [(1, true)]);
+    // Asked again, it is the same branch.
+    let (first, second) = (talk.record(prepared.clone(), "x"), talk.record(talk.prepare(&messages), "y"));
+    let parent = |reply: &Reply| talk.conversation.trajectory().segments()[reply.segment.0 as usize].parent;
+    assert_eq!(parent(&first), parent(&second));
+    assert_eq!(talk.conversation.trajectory().path_tokens(parent(&first).unwrap()), prepared.prompt);
+    // One that refuses the past is followed by what is new, also in strict mode an error.
+    let strict = || chat(STRICT, ChatOptions::default());
+    let (talk, messages) = conversation(strict(), options, &["<think>two"]);
+    let prepared = talk.prepare(&messages);
+    assert_eq!((prepared.origin, turns(&[prepared.drift.unwrap()])), (Origin::Continued, vec![(1, false)]));
+    let (talk, messages) = conversation(strict(), Options { strict: true, ..options }, &["<think>two"]);
+    let request = Request { agent: "", policy: "", format: &talk.format, messages: &messages, tools: &[] };
+    assert!(talk.conversation.prepare(&request).unwrap_err().to_string().contains("not liked"));
+    // With THOUGHTFUL every turn of the whole is seen at once.
+    let replies = ["<think>\nhm\n</think>\n\nadd", "add", "four"];
+    let (talk, messages) = conversation(chat(THOUGHTFUL, ChatOptions::default()), options, &replies);
+    assert_eq!(talk.conversation.drift(), []);
+    assert_eq!(talk.prepare(&messages).origin, forked(0, Reason::Reprinted));
+}
+
+#[test]
+fn a_prompt_that_was_cut_is_continued_and_not_compared() {
+    let mut talk = Talk::new(chat(ALWAYS_THINKS, ChatOptions::default()), Options::default());
+    let asked = [Message::user("a long question")];
+    let mut prepared = talk.prepare(&asked);
+    let short = prepared.prompt[..9].to_vec();
+    prepared.shorten(short.clone());
+    let reply = talk.record(prepared, "hm</think>two");
+    let messages = [asked.to_vec(), vec![reply.message(), Message::user("And?")]].concat();
+    let (mut prepared, next) = talk.say(&messages, "hm</think>three");
+    assert!(prepared.prompt.starts_with(&short) && prepared.drift.is_none());
+    assert!(talk.text(&prepared.prompt).starts_with("<|im_start|>user\na lhm</think>two<|im_end|>"));
+    let more = [messages, vec![next.message(), Message::user("And?")]].concat();
+    assert_eq!(talk.say(&more, "x").0.drift, None);
+    assert_eq!(talk.conversation.finish(), []);
+    // What continues a reply is not cut.
+    let whole = prepared.prompt.clone();
+    prepared.shorten(short);
+    assert_eq!(prepared.prompt, whole);
+    assert_eq!(sampled(talk.format.chat(), "x").len(), 2);
+}

@@ -1,0 +1,346 @@
+//! All that was said in a conversation, as a tree of messages, and the longest part of it that a request
+//! repeats.
+//!
+//! Guarantees: a message is stored once for each history that it continues; a reply is a node of its own,
+//! also where it says what another one said. A search looks at each message of a request once, by its hash,
+//! and at no node that the request does not repeat.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use dressage_text::{Message, Role, ToolSpec};
+use dressage_tree::{Drift, SegmentId};
+
+use crate::format::Format;
+use crate::said::{Form, Key, thought_key};
+
+/// A place in the index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct NodeId(u32);
+
+/// One agent and one policy: they share no histories with others.
+pub(crate) type Party = u32;
+
+/// The beginning of all histories of one party with the same tools.
+#[derive(Debug)]
+pub(crate) struct Root {
+    pub party: Party,
+    pub tools: Arc<[ToolSpec]>,
+    pub format: Arc<Format>,
+    pub node: NodeId,
+}
+
+/// A message after those of the nodes above.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub parent: Option<NodeId>,
+    /// Its root, by its place among the roots.
+    pub root: usize,
+    /// How many messages there are down to here.
+    pub depth: usize,
+    /// The message; a root has none.
+    pub message: Option<Arc<Message>>,
+    pub kind: NodeKind,
+    /// The prompt that ended here.
+    pub asked: Option<Asked>,
+    pub children: Vec<NodeId>,
+}
+
+#[derive(Debug)]
+pub(crate) enum NodeKind {
+    /// The beginning.
+    Root,
+    /// A message from outside.
+    Given(Form),
+    /// A reply, sampled here.
+    Reply(Box<Said>),
+}
+
+/// A reply.
+#[derive(Debug)]
+pub(crate) struct Said {
+    pub segment: SegmentId,
+    pub in_thought: bool,
+    /// All of it as content.
+    pub written: Form,
+    /// Content and calls.
+    pub shown: Form,
+    /// The thought, if there is one.
+    pub thought: Option<Key>,
+}
+
+/// A prompt that was put before a model.
+#[derive(Debug, Clone)]
+pub(crate) struct Asked {
+    /// The segment that it ends with, if it has tokens.
+    pub end: Option<SegmentId>,
+    pub turn: u32,
+    /// Whether some of it was left out, so that no template prints it.
+    pub cut: bool,
+    pub drift: Option<Drift>,
+}
+
+impl Asked {
+    /// Drift that a reply here is under, and all that follows.
+    pub(crate) fn drifted(&self) -> Option<&Drift> {
+        self.drift.as_ref().filter(|drift| !drift.forked)
+    }
+}
+
+/// How well a request repeats a history.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Hit {
+    /// Messages up to the last reply that is repeated; 0 without one.
+    pub to_reply: usize,
+    /// Replies recognised by the ids of their calls.
+    pub by_id: u32,
+    /// Messages that are repeated.
+    pub messages: usize,
+    /// Messages that differ in white space; fewer are better.
+    pub trimmed: std::cmp::Reverse<u32>,
+    /// Replies whose thoughts, or a part of them, were left out.
+    pub unsaid: std::cmp::Reverse<u32>,
+    pub reply: Option<NodeId>,
+    pub node: NodeId,
+}
+
+/// The tree.
+#[derive(Debug, Default)]
+pub(crate) struct Index {
+    nodes: Vec<Node>,
+    pub roots: Vec<Root>,
+    by_tools: HashMap<(Party, Key), usize>,
+    /// Messages below a node, by what they say without white space around it.
+    below: HashMap<(NodeId, Key), Vec<NodeId>>,
+    /// All messages of a root by the same, and replies by the ids of their calls.
+    anywhere: HashMap<(usize, Key), Vec<NodeId>>,
+    by_call: HashMap<(usize, String), Vec<NodeId>>,
+}
+
+impl Index {
+    pub(crate) fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id.0 as usize]
+    }
+
+    pub(crate) fn node_mut(&mut self, id: NodeId) -> &mut Node {
+        &mut self.nodes[id.0 as usize]
+    }
+
+    pub(crate) fn nodes(&self) -> impl DoubleEndedIterator<Item = (NodeId, &Node)> {
+        self.nodes.iter().enumerate().map(|(id, node)| (NodeId(id as u32), node))
+    }
+
+    pub(crate) fn said(&self, id: NodeId) -> Option<&Said> {
+        match &self.node(id).kind {
+            NodeKind::Reply(said) => Some(said),
+            NodeKind::Root | NodeKind::Given(_) => None,
+        }
+    }
+
+    /// The nodes from `id` up to its root, both included.
+    pub(crate) fn up(&self, id: NodeId) -> impl Iterator<Item = NodeId> + '_ {
+        std::iter::successors(Some(id), |&id| self.node(id).parent)
+    }
+
+    /// The messages down to a node, it included.
+    pub(crate) fn messages(&self, id: NodeId) -> Vec<Arc<Message>> {
+        let mut messages: Vec<_> = self.up(id).filter_map(|id| self.node(id).message.clone()).collect();
+        messages.reverse();
+        messages
+    }
+
+    pub(crate) fn root(&self, party: Party, tools: Key) -> Option<usize> {
+        self.by_tools.get(&(party, tools)).copied()
+    }
+
+    /// The root of a party with these tools, made where it is not there yet.
+    pub(crate) fn root_or_new(
+        &mut self,
+        party: Party,
+        key: Key,
+        tools: &Arc<[ToolSpec]>,
+        format: &Arc<Format>,
+    ) -> usize {
+        if let Some(root) = self.root(party, key) {
+            return root;
+        }
+        let root = self.roots.len();
+        let node = self.push(root, None, None, NodeKind::Root);
+        let (tools, format) = (Arc::clone(tools), Arc::clone(format));
+        self.roots.push(Root { party, tools, format, node });
+        self.by_tools.insert((party, key), root);
+        root
+    }
+
+    fn push(
+        &mut self,
+        root: usize,
+        parent: Option<NodeId>,
+        message: Option<Arc<Message>>,
+        kind: NodeKind,
+    ) -> NodeId {
+        let id = NodeId(self.nodes.len() as u32);
+        let depth = parent.map_or(0, |parent| self.node(parent).depth + 1);
+        self.nodes.push(Node { parent, root, depth, message, kind, asked: None, children: Vec::new() });
+        if let Some(parent) = parent {
+            self.node_mut(parent).children.push(id);
+        }
+        id
+    }
+
+    fn enter(&mut self, root: usize, parent: NodeId, key: Key, id: NodeId) {
+        self.below.entry((parent, key)).or_default().push(id);
+        self.anywhere.entry((root, key)).or_default().push(id);
+    }
+
+    /// The node of a message from outside below `parent`: the one that is there, where it is the very same.
+    pub(crate) fn given(&mut self, root: usize, parent: NodeId, message: &Message) -> NodeId {
+        let form = Form::of(message);
+        let there = self.below.get(&(parent, form.loose)).into_iter().flatten();
+        let there = there.copied().find(|&id| {
+            let node = self.node(id);
+            matches!(node.kind, NodeKind::Given(_)) && node.message.as_deref() == Some(message)
+        });
+        there.unwrap_or_else(|| {
+            let key = form.loose;
+            let id = self.push(root, Some(parent), Some(Arc::new(message.clone())), NodeKind::Given(form));
+            self.enter(root, parent, key, id);
+            id
+        })
+    }
+
+    /// A new node for a reply below `parent`. `unique` says that the ids of its calls are its own.
+    pub(crate) fn reply(
+        &mut self,
+        root: usize,
+        parent: NodeId,
+        message: Message,
+        said: Said,
+        unique: bool,
+    ) -> NodeId {
+        let (written, shown) = (said.written.loose, said.shown.loose);
+        let ids = if unique { said.shown.ids.clone() } else { Vec::new() };
+        let id = self.push(root, Some(parent), Some(Arc::new(message)), NodeKind::Reply(Box::new(said)));
+        self.enter(root, parent, shown, id);
+        if written != shown {
+            self.enter(root, parent, written, id);
+        }
+        for call in ids {
+            self.by_call.entry((root, call)).or_default().push(id);
+        }
+        id
+    }
+
+    /// Messages below `parent` that say this, loosely.
+    pub(crate) fn saying(&self, parent: NodeId, key: Key) -> &[NodeId] {
+        self.below.get(&(parent, key)).map_or(&[], Vec::as_slice)
+    }
+
+    /// Whether this was said somewhere below `above`, loosely; the first few places are looked at.
+    pub(crate) fn said_below(&self, root: usize, above: NodeId, key: Key) -> bool {
+        const PLACES: usize = 16;
+        let depth = self.node(above).depth;
+        let places = self.anywhere.get(&(root, key)).into_iter().flatten().take(PLACES);
+        places.copied().any(|place| {
+            let up = self.up(place).take_while(|&id| self.node(id).depth >= depth);
+            place != above && up.last() == Some(above)
+        })
+    }
+
+    /// The replies that made these calls, each once, in order.
+    pub(crate) fn callers(&self, root: usize, ids: &[String]) -> Vec<NodeId> {
+        let found = ids.iter().filter_map(|id| self.by_call.get(&(root, id.clone())));
+        let mut callers: Vec<NodeId> = found.flatten().copied().collect();
+        callers.sort_unstable();
+        callers.dedup();
+        callers
+    }
+
+    /// The longest history below a root that these messages repeat: the one with most messages up to a reply;
+    /// among equals the one whose replies have the ids of the calls, then the one with most messages, then
+    /// the one that is repeated more exactly, then the latest.
+    pub(crate) fn search(&self, root: usize, asked: &[(&Message, Form)]) -> Hit {
+        let Root { node, format, tools, .. } = &self.roots[root];
+        let none = std::cmp::Reverse(0);
+        let start =
+            Hit { to_reply: 0, messages: 0, by_id: 0, trimmed: none, unsaid: none, reply: None, node: *node };
+        let (mut best, mut front) = (start, vec![start]);
+        for (message, form) in asked {
+            let mut next = Vec::new();
+            for hit in &front {
+                let mut found = self.repeated(hit, form, form.loose);
+                if found.is_empty()
+                    && let Some(apart) = Form::taken_apart(message, format.chat(), tools)
+                {
+                    found = self.repeated(hit, &apart, apart.loose);
+                }
+                next.append(&mut found);
+            }
+            best = next.iter().copied().fold(best, Hit::max);
+            front = next;
+            if front.is_empty() {
+                break;
+            }
+        }
+        best
+    }
+
+    /// The histories that a message makes of one.
+    fn repeated(&self, hit: &Hit, form: &Form, key: Key) -> Vec<Hit> {
+        let below = self.saying(hit.node, key).iter();
+        below.filter_map(|&node| self.with(hit, form, node)).collect()
+    }
+
+    fn with(&self, hit: &Hit, form: &Form, node: NodeId) -> Option<Hit> {
+        let messages = hit.messages + 1;
+        let mut hit = Hit { messages, node, ..*hit };
+        let exact = match &self.node(node).kind {
+            NodeKind::Root => return None,
+            NodeKind::Given(given) => given.exact == form.exact,
+            NodeKind::Reply(said) => {
+                let by_id = !form.ids.is_empty() && form.ids == said.shown.ids;
+                let thought = self.thought(node, said, form);
+                if thought == Thought::Other
+                    && !(by_id && self.callers(self.node(node).root, &form.ids) == [node])
+                {
+                    return None;
+                }
+                hit.by_id += u32::from(by_id);
+                hit.unsaid.0 += u32::from(thought != Thought::Whole);
+                hit.to_reply = messages;
+                hit.reply = Some(node);
+                form.exact == said.shown.exact || form.exact == said.written.exact
+            }
+        };
+        hit.trimmed.0 += u32::from(!exact);
+        Some(hit)
+    }
+
+    /// Which of a reply's thoughts a message brings back.
+    fn thought(&self, node: NodeId, said: &Said, form: &Form) -> Thought {
+        let Some(sent) = &form.thought else {
+            let is_written = form.loose == said.written.loose;
+            return if is_written || said.thought.is_none() { Thought::Whole } else { Thought::Part };
+        };
+        if said.thought.unwrap_or(thought_key("")) == thought_key(sent) {
+            return Thought::Whole;
+        }
+        let Node { message: Some(message), root, .. } = self.node(node) else { return Thought::Other };
+        let whole = self.roots[*root].format.chat().thought(&message.content, said.in_thought);
+        // Clients cut thoughts, and never write into them.
+        if whole.contains(sent.trim()) { Thought::Part } else { Thought::Other }
+    }
+
+    /// Whether a message with this form says otherwise only what a reply below `parent` thought.
+    pub(crate) fn thinks_otherwise(&self, parent: NodeId, form: &Form) -> bool {
+        self.saying(parent, form.loose).iter().any(|&id| self.said(id).is_some())
+            && form.role == Role::Assistant
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Thought {
+    Whole,
+    Part,
+    Other,
+}

@@ -1,0 +1,82 @@
+//! Conversations: from a request in messages to token ids, and back.
+//!
+//! Clients send all messages of a conversation each time, and write them out again in ways of their own. A
+//! [`Conversation`] recognises what was said before: [`prepare`](Conversation::prepare) finds the longest
+//! recorded history that a request repeats, continues its exact tokens, and renders only what is new;
+//! [`record`](Conversation::record) writes down what was sampled and reads it.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use dressage_conversation::{Conversation, Format, Options, Origin, Request};
+//! use dressage_policy::{Completion, SamplingParams};
+//! use dressage_text::{Message, testing};
+//!
+//! let format = Arc::new(Format::new(Arc::new(testing::tiny_chat()?), Options::default()));
+//! let mut conversation = Conversation::new();
+//! let mut messages = vec![Message::user("What is 2 + 3?")];
+//! let request = Request { agent: "", policy: "", format: &format, messages: &messages, tools: &[] };
+//! let prepared = conversation.prepare(&request)?;
+//! assert_eq!(prepared.origin, Origin::Began);
+//!
+//! // A sampler draws a reply to `prepared.prompt`; its tokens stay as they are.
+//! let mut completion = Completion::default();
+//! let drawn = [format.chat().tokenizer().encode(" 5."), format.chat().stop_ids()[..1].to_vec()].concat();
+//! completion.extend(&drawn, &vec![-0.1; drawn.len()], 0);
+//! let reply = conversation.record(prepared, completion, &SamplingParams::default())?;
+//!
+//! // The client sends it back, trimmed, with a further question.
+//! messages.extend([Message::assistant(reply.message().content.trim()), Message::user("And 2 + 4?")]);
+//! let request = Request { agent: "", policy: "", format: &format, messages: &messages, tools: &[] };
+//! let prepared = conversation.prepare(&request)?;
+//! assert_eq!(prepared.origin, Origin::Continued);
+//! assert!(prepared.prompt.starts_with(&conversation.trajectory().path_tokens(reply.segment)));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Guarantees:
+//! - **Recorded tokens stay.** A prompt begins with the ids of the longest history that its request repeats,
+//!   as they were given and sampled; no text is made into tokens a second time, except with
+//!   [`History::Template`], on a branch that the template prints. Ids of segments never change.
+//! - **A history is repeated** when it says the same: content as one text, `null` as `""`; calls by name and
+//!   by arguments as JSON values; thoughts only where the client sent them, whole or in part; ids of calls
+//!   tell apart replies that say the same. White space around content does not matter, which is counted. A
+//!   reply may come back as its model wrote it or taken apart.
+//! - **All else forks**, at the first message that is not as recorded, for a [`Reason`] that has words. An
+//!   assistant's message that was not sampled here is given, as the template prints it. The same prompt asked
+//!   twice has two replies, side by side. Agents and policies share no histories.
+//! - **Nothing is half recorded.** [`prepare`](Conversation::prepare) changes nothing, so calls can be
+//!   prepared side by side and given up; [`record`](Conversation::record) writes prompt and reply at once.
+//!
+//! Cost: work and storage grow with what is new. Messages of a request are hashed, once each; the tokens of
+//! the prompt are copied, once; the template renders an abridged past where a probe finds that it prints the
+//! same after it ([`Format::abridges`]), the whole past elsewhere. Tokens and messages are stored once,
+//! however many forks share them.
+//!
+//! Drift, where the template would print the past otherwise than it was recorded, is looked for around the
+//! newest reply each turn, with an abridged past as well; a path that has drifted counts at every later turn,
+//! unseen. At the [end](Conversation::finish) whole paths are compared once, and where that finds drift that
+//! was not seen near a reply (thoughts that a template drops once a question follows, two turns later), the
+//! turns are counted exactly. With [`History::Template`], and for templates that look at all of the past,
+//! every turn renders and compares everything.
+//!
+//! Not here: sampling (`dressage-policy`), templates and parsing (`dressage-text`), tools and loops
+//! (`dressage-agent`), conversations of models whose tokens nobody sees.
+
+mod conversation;
+mod drift;
+mod format;
+mod index;
+#[cfg(test)]
+mod naive_tests;
+mod origin;
+mod reply;
+mod said;
+#[cfg(test)]
+mod testing;
+mod tokens;
+
+pub use conversation::{Conversation, ConversationError, Counts, Prepared, Recognised, Repeated, Request};
+pub use drift::Drift;
+pub use format::{CallIds, Format, History, Options};
+pub use origin::{Fork, Origin, Reason};
+pub use reply::Reply;

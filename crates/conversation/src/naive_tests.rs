@@ -1,0 +1,424 @@
+//! Random conversations against an implementation that keeps a list of everything, compares message by
+//! message, and renders all of the past.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, LazyLock};
+
+use dressage_policy::SamplingParams;
+use dressage_text::testing::{ALWAYS_THINKS, tiny_chat};
+use dressage_text::{Chat, ChatOptions, Message, Role, ToolSpec};
+use dressage_tree::Trajectory;
+use proptest::prelude::*;
+use proptest::sample::Index;
+use serde_json::Value;
+
+use crate::testing::{NUMBERED, Talk, chat, header_chat, sampled, thoughtful, tool};
+use crate::{CallIds, Conversation, Drift, Format, Options, Origin, Prepared, Request};
+
+/// A conversation down to a reply.
+struct Recorded {
+    /// The messages, replies as they were written.
+    messages: Vec<Message>,
+    /// What each reply says, by the place of its message.
+    replies: Vec<(usize, Said)>,
+    reply: Vec<u32>,
+    /// All tokens.
+    ids: Vec<u32>,
+    prompt: Vec<u32>,
+}
+
+#[derive(Clone)]
+struct Said {
+    thought: String,
+    shown: Message,
+}
+
+/// JSON with its keys in order and its numbers by value.
+fn canonical(value: &Value) -> String {
+    match value {
+        Value::Number(number) => format!("{:e}", number.as_f64().unwrap()),
+        Value::Array(items) => format!("{:?}", items.iter().map(canonical).collect::<Vec<_>>()),
+        Value::Object(map) => {
+            let mut entries: Vec<_> = map.iter().map(|(key, value)| (key, canonical(value))).collect();
+            entries.sort();
+            format!("{entries:?}")
+        }
+        other => format!("{other:?}"),
+    }
+}
+
+/// What a message says, apart from white space around it.
+fn says(message: &Message) -> (Role, String, Vec<(String, String)>) {
+    let call = |call: &dressage_text::ToolCall| {
+        (call.name.clone(), canonical(&Value::Object(call.arguments.clone())))
+    };
+    (message.role, message.content.trim().to_owned(), message.tool_calls.iter().map(call).collect())
+}
+
+/// A message without thoughts and calls in its text, and the thought.
+fn apart(chat: &Chat, tools: &[ToolSpec], message: &Message) -> (Message, String) {
+    let parsed = chat.parse(&message.content, false, tools);
+    let unread = parsed.calls.iter().filter_map(|call| call.as_ref().err().map(|call| call.raw.clone()));
+    let content: Vec<String> = Some(parsed.content.clone())
+        .filter(|content| !content.is_empty())
+        .into_iter()
+        .chain(unread)
+        .collect();
+    let calls =
+        parsed.calls.iter().filter_map(|call| call.clone().ok()).chain(message.tool_calls.iter().cloned());
+    (Message::calls(content.join("\n"), calls.collect()), chat.thought(&message.content, false))
+}
+
+impl Recorded {
+    /// Whether messages begin with this conversation.
+    fn begins(&self, chat: &Chat, tools: &[ToolSpec], messages: &[Message]) -> bool {
+        self.messages.len() <= messages.len()
+            && self.messages.iter().zip(messages).enumerate().all(|(at, (kept, sent))| {
+                let Some((_, said)) = self.replies.iter().find(|(place, _)| *place == at) else {
+                    return says(kept) == says(sent);
+                };
+                if says(kept) == says(sent) || says(&said.shown) == says(sent) {
+                    return true;
+                }
+                let (shown, thought) = apart(chat, tools, sent);
+                says(&shown) == says(&said.shown) && said.thought.contains(thought.trim())
+            })
+    }
+}
+
+/// The ways in which a client can change a history.
+#[derive(Debug, Clone)]
+enum Edit {
+    Keep,
+    Truncate(Index),
+    Change(Index, &'static str),
+    Drop(Index),
+    Insert(Index),
+}
+
+/// The ways in which a client can write a message again.
+#[derive(Debug, Clone, Copy)]
+enum Style {
+    Same,
+    Trimmed,
+    Dumped,
+    NoIds,
+    Tagged,
+}
+
+#[derive(Debug, Clone)]
+struct Step {
+    history: Index,
+    edit: Edit,
+    styles: Vec<Style>,
+    new: Vec<(bool, &'static str)>,
+    reply: &'static str,
+    written: bool,
+    given_up: bool,
+    other_tools: bool,
+}
+
+const TEXTS: [&str; 5] = ["1+1?", "And then?", " 2\n", "<think> is what?", "é"];
+const REPLIES: [&str; 9] = [
+    "two",
+    "two ",
+    "Noted.",
+    "<think>hm</think>two",
+    "<think>\nso\n</think>\n\ntwo",
+    "so</think>two",
+    "See: <tool_call>\n{\"name\": \"add\", \"arguments\": {\"b\": 2, \"a\": 1.50}}\n</tool_call>",
+    "<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 4.0}}</tool_call>",
+    "a <tool_call>{oops</tool_call>",
+];
+
+fn step() -> impl Strategy<Value = Step> {
+    let edit = prop_oneof![
+        5 => Just(Edit::Keep),
+        1 => any::<Index>().prop_map(Edit::Truncate),
+        1 => (any::<Index>(), prop::sample::select(&TEXTS[..])).prop_map(|(at, text)| Edit::Change(at, text)),
+        1 => any::<Index>().prop_map(Edit::Drop),
+        1 => any::<Index>().prop_map(Edit::Insert),
+    ];
+    let style = prop_oneof![
+        4 => Just(Style::Same), 1 => Just(Style::Trimmed), 1 => Just(Style::Dumped), 1 => Just(Style::NoIds),
+        1 => Just(Style::Tagged),
+    ];
+    let new = proptest::collection::vec((any::<bool>(), prop::sample::select(&TEXTS[..])), 1..3);
+    let others = (any::<bool>(), proptest::bool::weighted(0.1), proptest::bool::weighted(0.1));
+    (
+        any::<Index>(),
+        edit,
+        proptest::collection::vec(style, 1..5),
+        new,
+        prop::sample::select(&REPLIES[..]),
+        others,
+    )
+        .prop_map(|(history, edit, styles, new, reply, (written, given_up, other_tools))| Step {
+            history,
+            edit,
+            styles,
+            new,
+            reply,
+            written,
+            given_up,
+            other_tools,
+        })
+}
+
+impl Edit {
+    fn apply(&self, messages: &mut Vec<Message>) {
+        if messages.is_empty() {
+            return;
+        }
+        match self {
+            Edit::Keep => {}
+            Edit::Truncate(at) => messages.truncate(at.index(messages.len()) + 1),
+            Edit::Change(at, text) => {
+                let at = at.index(messages.len());
+                messages[at].content = (*text).into();
+            }
+            Edit::Drop(at) => drop(messages.remove(at.index(messages.len()))),
+            Edit::Insert(at) => messages.insert(at.index(messages.len()), Message::assistant("Noted.")),
+        }
+    }
+}
+
+impl Style {
+    fn apply(self, message: &mut Message, thought: Option<&str>) {
+        match self {
+            Style::Same => {}
+            Style::Trimmed => message.content = message.content.trim().into(),
+            Style::Dumped => {
+                for call in &mut message.tool_calls {
+                    let mut entries: Vec<_> = std::mem::take(&mut call.arguments).into_iter().collect();
+                    entries.reverse();
+                    let shorter = |value: Value| match value.as_f64() {
+                        Some(number) if number.fract() == 0.0 => Value::from(number as i64),
+                        _ => value,
+                    };
+                    call.arguments = entries.into_iter().map(|(key, value)| (key, shorter(value))).collect();
+                }
+            }
+            Style::NoIds => message.tool_calls.iter_mut().for_each(|call| call.id.clear()),
+            Style::Tagged => {
+                if let Some(thought) = thought.filter(|thought| !thought.is_empty()) {
+                    message.content = format!("<think>{thought}</think>{}", message.content.as_str()).into();
+                }
+            }
+        }
+    }
+}
+
+/// The messages of a client, with the thoughts of those that are replies as it was told them.
+type History = Vec<(Message, Option<String>)>;
+
+struct World {
+    talk: Talk,
+    tools: Vec<ToolSpec>,
+    /// Everything recorded, by whether it had the other tools.
+    recorded: Vec<(bool, Recorded)>,
+    histories: Vec<History>,
+}
+
+impl World {
+    fn new(which: usize, with_tools: bool) -> Self {
+        let mut talk = Talk::with(Arc::clone(&FORMATS[which]));
+        talk.tools = if with_tools { vec![tool("add")] } else { vec![] };
+        World { tools: talk.tools.clone(), talk, recorded: Vec::new(), histories: vec![Vec::new()] }
+    }
+
+    /// All prompts that would do.
+    fn naive(&self, other_tools: bool, messages: &[Message], tools: &[ToolSpec]) -> Vec<Vec<u32>> {
+        let chat = self.talk.format.chat();
+        let begins = self
+            .recorded
+            .iter()
+            .filter(|(other, recorded)| *other == other_tools && recorded.begins(chat, tools, messages));
+        let begins: Vec<&Recorded> = begins.map(|(_, recorded)| recorded).collect();
+        let longest = begins.iter().map(|recorded| recorded.messages.len()).max();
+        let Some(longest) = longest else { return vec![chat.prompt(messages, tools).unwrap()] };
+        let longest_ones = begins.into_iter().filter(|recorded| recorded.messages.len() == longest);
+        let prompt = |recorded: &Recorded| {
+            let past = &recorded.messages[..longest - 1];
+            let between = chat.continuation(past, &recorded.reply, &messages[longest..], tools).unwrap();
+            [recorded.ids.clone(), between].concat()
+        };
+        longest_ones.map(prompt).collect()
+    }
+
+    fn step(&mut self, step: &Step) -> Result<(), TestCaseError> {
+        let history = step.history.get(&self.histories).clone();
+        let mut messages: Vec<Message> = Vec::new();
+        for ((message, thought), style) in history.iter().zip(step.styles.iter().cycle()) {
+            let mut message = message.clone();
+            style.apply(&mut message, thought.as_deref());
+            messages.push(message);
+        }
+        step.edit.apply(&mut messages);
+        for (tool, text) in &step.new {
+            messages.push(if *tool { Message::tool(*text) } else { Message::user(*text) });
+        }
+        let tools = if step.other_tools { vec![tool("sub")] } else { self.tools.clone() };
+        self.talk.tools.clone_from(&tools);
+        let prepared = self.talk.prepare(&messages);
+        let naive = self.naive(step.other_tools, &messages, &tools);
+        let texts: Vec<String> = naive.iter().map(|ids| self.talk.text(ids)).collect();
+        prop_assert!(
+            naive.contains(&prepared.prompt),
+            "{} is none of {texts:#?}",
+            self.talk.text(&prepared.prompt)
+        );
+        if step.given_up {
+            return Ok(());
+        }
+        self.record(step, prepared, &messages, tools)?;
+        Ok(())
+    }
+
+    fn record(
+        &mut self,
+        step: &Step,
+        prepared: Prepared,
+        messages: &[Message],
+        tools: Vec<ToolSpec>,
+    ) -> Result<(), TestCaseError> {
+        let chat = self.talk.format.chat().clone();
+        let before = self.talk.conversation.trajectory().clone();
+        let (prompt, repeated) = (prepared.prompt.clone(), prepared.repeated);
+        let reply = sampled(&chat, step.reply);
+        let kept = self.talk.record(prepared, step.reply);
+        let trajectory = self.talk.conversation.trajectory();
+        let ids = [prompt.clone(), reply.clone()].concat();
+        prop_assert_eq!(trajectory.path_tokens(kept.segment), ids.clone());
+        prop_assert_eq!(&trajectory.segments()[..before.segments().len()], before.segments());
+        let stored =
+            |trajectory: &Trajectory| trajectory.segments().iter().map(|s| s.tokens.len()).sum::<usize>();
+        let continued = self.recorded.iter().filter(|(_, recorded)| prompt.starts_with(&recorded.ids));
+        let shared = continued.map(|(_, recorded)| recorded.ids.len()).max().unwrap_or(0);
+        prop_assert!(stored(trajectory) <= stored(&before) + ids.len() - shared + 1);
+
+        // What the conversation repeats is as it was recorded; the rest is as it was sent.
+        let prefix = &prompt[..];
+        let from = self.recorded.iter().find(|(_, recorded)| {
+            recorded.messages.len() == repeated.to_reply && prefix.starts_with(&recorded.ids)
+        });
+        let (mut whole, mut replies) = match from {
+            Some((_, recorded)) => (recorded.messages.clone(), recorded.replies.clone()),
+            None => (Vec::new(), Vec::new()),
+        };
+        whole.extend(messages[repeated.to_reply..].iter().cloned());
+        whole.push(kept.written());
+        let said = Said { thought: kept.thought.clone(), shown: kept.message() };
+        replies.push((whole.len() - 1, said));
+        let other = tools != self.tools;
+        self.recorded.push((other, Recorded { messages: whole, replies, reply, ids, prompt }));
+
+        let mut history: History = messages.iter().map(|message| (message.clone(), None)).collect();
+        let message = if step.written { kept.written() } else { kept.message() };
+        history.push((message, Some(kept.thought).filter(|_| !step.written)));
+        self.histories.push(history);
+        Ok(())
+    }
+
+    /// Turns at which the whole is printed otherwise, by their prompts.
+    fn drifted(&self, other_tools: &[ToolSpec]) -> BTreeSet<Vec<u32>> {
+        let chat = self.talk.format.chat();
+        let drifts = |(other, recorded): &&(bool, Recorded)| {
+            let tools = if *other { other_tools } else { &self.tools };
+            let messages = &recorded.messages[..recorded.messages.len() - 1];
+            Drift::find(chat, &recorded.prompt, messages, tools).is_some()
+        };
+        self.recorded.iter().filter(drifts).map(|(_, recorded)| recorded.prompt.clone()).collect()
+    }
+}
+
+/// Formats of all kinds, each probed once.
+static FORMATS: LazyLock<[Arc<Format>; 6]> = LazyLock::new(|| {
+    let options = Options { call_ids: CallIds::Unique, ..Options::default() };
+    [
+        tiny_chat().unwrap(),
+        thoughtful(true),
+        thoughtful(false),
+        chat(ALWAYS_THINKS, ChatOptions::default()),
+        header_chat(),
+        chat(NUMBERED, ChatOptions::default()),
+    ]
+    .map(|chat| Arc::new(Format::new(Arc::new(chat), options)))
+});
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn prompts_are_those_of_a_list_of_everything(
+        which in 0usize..6, steps in proptest::collection::vec(step(), 1..9), with_tools in any::<bool>(),
+    ) {
+        let mut world = World::new(which, with_tools);
+        for step in &steps {
+            world.step(step)?;
+        }
+        // Few forks are all looked at, at the end.
+        let lengths = || world.recorded.iter().map(|(_, recorded)| recorded.messages.len());
+        if lengths().sum::<usize>() <= 4 * lengths().max().unwrap_or(0) {
+            let found: BTreeSet<Vec<u32>> = world.talk.conversation.finish().iter()
+                .map(|drift| world.recorded[drift.turn as usize].1.prompt.clone()).collect();
+            prop_assert_eq!(found, world.drifted(&[tool("sub")]));
+        }
+    }
+
+    /// Where a template keeps the past, a conversation that is taken up again and again is its print as a
+    /// whole.
+    #[test]
+    fn turns_add_up_to_the_whole(
+        turns in proptest::collection::vec((prop::sample::select(&TEXTS[..]), prop::sample::select(&REPLIES[..])), 1..7),
+        written in any::<bool>(),
+    ) {
+        let mut talk = Talk::with(Arc::clone(&FORMATS[0]));
+        let (mut messages, mut raw) = (Vec::new(), Vec::new());
+        for (question, answer) in turns {
+            messages.push(Message::user(question));
+            raw.push(Message::user(question));
+            let (prepared, reply) = talk.say(&messages, answer);
+            prop_assert_eq!(&prepared.prompt, &talk.format.chat().prompt(&raw, &[]).unwrap());
+            prop_assert!(matches!(prepared.origin, Origin::Began | Origin::Continued));
+            messages.push(if written { reply.written() } else { reply.message() });
+            raw.push(reply.written());
+        }
+        prop_assert_eq!(talk.conversation.finish(), vec![]);
+        prop_assert_eq!(talk.conversation.trajectory().leaves().len(), 1);
+    }
+}
+
+#[test]
+fn calls_prepared_side_by_side_are_recorded_in_any_order() {
+    fn is_shared<T: Send + Sync + 'static>() {}
+    is_shared::<Conversation>();
+    is_shared::<Prepared>();
+    let mut talk = Talk::new(tiny_chat().unwrap(), Options::default());
+    let first = [Message::user("1+1?")];
+    let (_, reply) = talk.say(&first, "two");
+    let asked: Vec<Vec<Message>> = (0..20)
+        .map(|n| [first.to_vec(), vec![reply.message(), Message::user(format!("And {}?", n % 7))]].concat())
+        .collect();
+    let prepared: Vec<Prepared> = asked.iter().map(|messages| talk.prepare(messages)).collect();
+    let recognised = talk.conversation.recognise(&Request {
+        agent: "",
+        policy: "",
+        format: &talk.format,
+        messages: &asked[0],
+        tools: &[],
+    });
+    // A thread of its own can write the prompt.
+    let elsewhere = std::thread::spawn(move || recognised.render()).join().unwrap().unwrap();
+    assert_eq!(elsewhere.prompt, prepared[0].prompt);
+    let params = SamplingParams::default();
+    for prepared in prepared.into_iter().rev() {
+        let prompt = prepared.prompt.clone();
+        let tokens = sampled(talk.format.chat(), "ok");
+        let reply = talk.conversation.record(prepared, crate::testing::completion(tokens), &params).unwrap();
+        assert!(talk.conversation.trajectory().path_tokens(reply.segment).starts_with(&prompt));
+    }
+    // Seven different questions, each stored once below what they begin with.
+    let given = talk.conversation.trajectory().segments().iter().filter(|s| s.logprobs.is_empty()).count();
+    assert_eq!(given, 1 + 7);
+}

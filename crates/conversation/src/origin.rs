@@ -1,0 +1,202 @@
+//! How a prompt came about, in words: it began, it continued what was recorded, or it forked, and for which
+//! reason.
+
+use dressage_text::{Message, Role};
+use serde::{Deserialize, Serialize};
+
+use crate::index::{Hit, Index, NodeId, Party, Root};
+use crate::said::Form;
+
+/// How a prompt came about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    /// It repeats no reply: a conversation begins.
+    Began,
+    /// It repeats all that was recorded of its history, and goes on.
+    Continued,
+    /// It leaves what was recorded.
+    Forked(Fork),
+}
+
+/// A place at which a request leaves what was recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fork {
+    /// The first message of the request that is not as it was recorded, from 0.
+    pub at: usize,
+    /// The reason.
+    pub reason: Reason,
+}
+
+/// The reason for a fork.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// The very prompt was asked before.
+    AskedAgain,
+    /// Another message follows the same history: a branch beside the one that was recorded.
+    Branched,
+    /// Other instructions at the beginning.
+    System,
+    /// Other tools.
+    Tools,
+    /// A message of the past is not what it was.
+    Edited,
+    /// Messages of the past, or its end, were left out.
+    Shortened,
+    /// An assistant's message is not the reply that was recorded.
+    ReplyEdited,
+    /// The calls of a reply are not what they were.
+    CallsEdited,
+    /// The thought of a reply is not what it was.
+    ThoughtEdited,
+    /// The text beside the calls of a reply was left out.
+    TextLost,
+    /// The calls of a reply are no longer calls.
+    CallsAsText,
+    /// Several replies were made one message.
+    Merged,
+    /// A reply stands in another place than it was given.
+    Reordered,
+    /// An assistant's message that was not sampled here.
+    Unrecorded,
+    /// The chat template prints the past otherwise, and `history = "template"` follows it.
+    Reprinted,
+}
+
+impl Reason {
+    /// The reason in words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Reason::AskedAgain => "the same prompt was asked again",
+            Reason::Branched => "another message follows the same history",
+            Reason::System => "another system prompt",
+            Reason::Tools => "other tools",
+            Reason::Edited => "a message of the past was edited",
+            Reason::Shortened => "messages of the past were left out",
+            Reason::ReplyEdited => "a reply was edited",
+            Reason::CallsEdited => "the calls of a reply were edited",
+            Reason::ThoughtEdited => "the thought of a reply was edited",
+            Reason::TextLost => "the text beside the calls of a reply was left out",
+            Reason::CallsAsText => "calls were turned into text",
+            Reason::Merged => "several replies were merged into one message",
+            Reason::Reordered => "replies were put into another order",
+            Reason::Unrecorded => "an assistant's message was not sampled here",
+            Reason::Reprinted => "the chat template prints the past otherwise",
+        }
+    }
+}
+
+impl Index {
+    /// How a request came about that repeats a history as far as `hit`; `None` where its party has no such
+    /// tools yet.
+    pub(crate) fn origin(
+        &self,
+        party: Party,
+        root: Option<usize>,
+        hit: Option<Hit>,
+        asked: &[(&Message, Form)],
+    ) -> Origin {
+        let fork = |at, reason| Origin::Forked(Fork { at, reason });
+        if hit.is_none_or(|hit| hit.messages == 0) && self.knows_with_other_tools(party, root, asked) {
+            return fork(0, Reason::Tools);
+        }
+        let (Some(root), Some(hit)) = (root, hit) else { return Origin::Began };
+        let node = self.node(hit.node);
+        let at = hit.messages;
+        let Some((message, form)) = asked.get(at) else {
+            return if node.asked.is_some() {
+                fork(at, Reason::AskedAgain)
+            } else if node.children.is_empty() || self.said(hit.node).is_some() {
+                Origin::Continued
+            } else {
+                fork(at, Reason::Shortened)
+            };
+        };
+        if node.children.is_empty() {
+            return if hit.reply.is_some() { Origin::Continued } else { Origin::Began };
+        }
+        let answered = asked[at..].iter().any(|(_, form)| form.role == Role::Assistant);
+        if form.role == Role::Assistant {
+            let Root { format, tools, .. } = &self.roots[root];
+            let apart = Form::taken_apart(message, format.chat(), tools);
+            return fork(at, self.why_no_reply(root, hit.node, apart.as_ref().unwrap_or(form)));
+        }
+        if at == 0 && self.other_system(hit.node, form, asked.get(1)) {
+            return fork(at, Reason::System);
+        }
+        if self.said_below(root, hit.node, form.loose) {
+            return fork(at, Reason::Shortened);
+        }
+        if answered {
+            return fork(at, Reason::Edited);
+        }
+        if node.children.iter().all(|&child| self.said(child).is_some()) {
+            return fork(at, Reason::Shortened);
+        }
+        // Conversations often begin with the same instructions.
+        if hit.reply.is_none() { Origin::Began } else { fork(at, Reason::Branched) }
+    }
+
+    /// Whether this party has had the same conversation with other tools: a reply of it, or all of it.
+    fn knows_with_other_tools(&self, party: Party, root: Option<usize>, asked: &[(&Message, Form)]) -> bool {
+        let others =
+            (0..self.roots.len()).filter(|&other| self.roots[other].party == party && Some(other) != root);
+        others
+            .map(|other| self.search(other, asked))
+            .any(|hit| hit.reply.is_some() || hit.messages == asked.len())
+    }
+
+    /// Whether the message after other instructions is one that follows the recorded ones.
+    fn other_system(&self, root: NodeId, form: &Form, second: Option<&(&Message, Form)>) -> bool {
+        let opens = |role| !matches!(role, Role::User | Role::Assistant | Role::Tool);
+        let recorded =
+            self.node(root).children.iter().filter(|&&child| {
+                self.node(child).message.as_ref().is_some_and(|message| opens(message.role))
+            });
+        opens(form.role)
+            && second.is_some_and(|(_, second)| {
+                recorded.into_iter().any(|&child| !self.saying(child, second.loose).is_empty())
+            })
+    }
+
+    /// Why an assistant's message is no reply that was recorded below `above`.
+    fn why_no_reply(&self, root: usize, above: NodeId, form: &Form) -> Reason {
+        let here: Vec<NodeId> =
+            self.node(above).children.iter().copied().filter(|&child| self.said(child).is_some()).collect();
+        let callers = self.callers(root, &form.ids);
+        if callers.len() > 1 {
+            return Reason::Merged;
+        }
+        if let Some(&caller) = callers.first() {
+            let Some(said) = self.said(caller).filter(|_| here.contains(&caller)) else {
+                return Reason::Reordered;
+            };
+            return if said.shown.calls != form.calls {
+                Reason::CallsEdited
+            } else if said.shown.has_content && !form.has_content {
+                Reason::TextLost
+            } else {
+                Reason::ReplyEdited
+            };
+        }
+        let said = || here.iter().filter_map(|&child| self.said(child));
+        if self.said_below(root, above, form.loose) && !self.thinks_otherwise(above, form) {
+            Reason::Shortened
+        } else if here.is_empty() {
+            Reason::Unrecorded
+        } else if self.thinks_otherwise(above, form) {
+            Reason::ThoughtEdited
+        } else if form.calls.is_none() && said().all(|said| said.shown.calls.is_some()) {
+            Reason::CallsAsText
+        } else if form.calls.is_none() {
+            Reason::ReplyEdited
+        } else if !form.has_content && said().any(|said| said.shown.calls == form.calls) {
+            Reason::TextLost
+        } else if said().any(|said| said.shown.calls == form.calls) {
+            Reason::ReplyEdited
+        } else {
+            Reason::CallsEdited
+        }
+    }
+}

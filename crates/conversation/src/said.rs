@@ -1,0 +1,298 @@
+//! The canonical form of a message: equal for two that say the same, however a client has written them out
+//! again.
+//!
+//! Guarantees: content counts as one text, absent or empty alike; calls count by name and arguments,
+//! arguments as JSON values with keys in any order and numbers by value (4.0 is 4); ids of calls and other
+//! fields do not count. A form is computed in one pass over the message, and compared as a hash of 128 bits.
+
+use dressage_text::{Chat, Message, Role, ToolCall, ToolSpec};
+use serde_json::{Number, Value};
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::reply::shown_content;
+
+/// A hash of 128 bits that stands for a text.
+pub(crate) type Key = u128;
+
+/// A message in canonical form.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Form {
+    pub role: Role,
+    /// Of all that it says, without white space around the content.
+    pub loose: Key,
+    /// Of all that it says.
+    pub exact: Key,
+    /// The thought that the client sent along, if it did.
+    pub thought: Option<String>,
+    /// The ids of its calls.
+    pub ids: Vec<String>,
+    /// The calls alone, if there are any.
+    pub calls: Option<Key>,
+    /// Whether there is content besides white space.
+    pub has_content: bool,
+}
+
+impl Form {
+    /// The form of a message as it was sent.
+    pub(crate) fn of(message: &Message) -> Self {
+        let thought = reasoning(message).map(str::to_owned);
+        let mut form = Form::new(message.role, &message.content, &message.tool_calls, thought);
+        // Parts that are no text, such as images.
+        for part in message.content.others() {
+            let part = serde_json::to_string(part).unwrap_or_default();
+            let key = xxhash_rust::xxh3::xxh3_128(part.as_bytes());
+            form.exact = form.exact.rotate_left(1) ^ key;
+            form.loose = form.loose.rotate_left(1) ^ key;
+            form.has_content = true;
+        }
+        form
+    }
+
+    /// The form of an assistant's message that holds thoughts and calls as text, in the tags of the model.
+    /// `None` where it holds none.
+    pub(crate) fn taken_apart(message: &Message, chat: &Chat, tools: &[ToolSpec]) -> Option<Self> {
+        if message.role != Role::Assistant || message.content.is_empty() {
+            return None;
+        }
+        let parsed = chat.parse(&message.content, false, tools);
+        let thought = chat.thought(&message.content, false);
+        let content = shown_content(&parsed);
+        if thought.is_empty() && content == message.content.trim() {
+            return None;
+        }
+        let written = parsed.calls.into_iter().filter_map(Result::ok);
+        let calls: Vec<ToolCall> = written.chain(message.tool_calls.iter().cloned()).collect();
+        let sent = reasoning(message).map(str::to_owned);
+        let thought = sent.or_else(|| Some(thought).filter(|thought| !thought.is_empty()));
+        // Ids that the parser counts are no client's.
+        let ids = message.tool_calls.iter().map(|call| call.id.clone()).collect();
+        Some(Form { ids, ..Form::new(Role::Assistant, &content, &calls, thought) })
+    }
+
+    fn new(role: Role, content: &str, calls: &[ToolCall], thought: Option<String>) -> Self {
+        let mut of_calls = Hash::default();
+        for call in calls {
+            of_calls.text(&call.name);
+            of_calls.number_of(call.arguments.len());
+            of_calls.object(call.arguments.iter());
+        }
+        let calls_key = of_calls.0.digest128();
+        let key = |content: &str| {
+            let mut hash = Hash::default();
+            hash.text(role.as_str());
+            hash.text(content);
+            hash.number_of(calls.len());
+            hash.bytes(&calls_key.to_le_bytes());
+            hash.0.digest128()
+        };
+        let trimmed = content.trim();
+        let loose = key(trimmed);
+        Form {
+            role,
+            loose,
+            exact: if trimmed.len() == content.len() { loose } else { key(content) },
+            thought,
+            ids: calls.iter().map(|call| call.id.clone()).filter(|id| !id.is_empty()).collect(),
+            calls: (!calls.is_empty()).then_some(calls_key),
+            has_content: !trimmed.is_empty(),
+        }
+    }
+}
+
+/// The reasoning that a message carries beside its content.
+fn reasoning(message: &Message) -> Option<&str> {
+    message.reasoning_content.as_deref()
+}
+
+/// A key of a thought; white space around it does not count.
+pub(crate) fn thought_key(thought: &str) -> Key {
+    xxhash_rust::xxh3::xxh3_128(thought.trim().as_bytes())
+}
+
+/// A key of tools, in their order.
+pub(crate) fn tools_key(tools: &[ToolSpec]) -> Key {
+    let mut hash = Hash::default();
+    for tool in tools {
+        hash.text(&tool.name);
+        hash.text(&tool.description);
+        hash.value(&tool.parameters);
+    }
+    hash.0.digest128()
+}
+
+/// Hashes parts so that no two lists of parts run together.
+#[derive(Default)]
+struct Hash(Xxh3);
+
+impl Hash {
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    fn number_of(&mut self, count: usize) {
+        self.bytes(&(count as u64).to_le_bytes());
+    }
+
+    fn text(&mut self, text: &str) {
+        self.number_of(text.len());
+        self.bytes(text.as_bytes());
+    }
+
+    fn object<'a>(&mut self, entries: impl Iterator<Item = (&'a String, &'a Value)>) {
+        let mut entries: Vec<_> = entries.collect();
+        entries.sort_unstable_by_key(|(key, _)| *key);
+        for (key, value) in entries {
+            self.text(key);
+            self.value(value);
+        }
+    }
+
+    fn value(&mut self, value: &Value) {
+        match value {
+            Value::Null => self.bytes(b"n"),
+            Value::Bool(value) => self.bytes(if *value { b"t" } else { b"f" }),
+            Value::Number(number) => self.number(number),
+            Value::String(text) => {
+                self.bytes(b"s");
+                self.text(text);
+            }
+            Value::Array(items) => {
+                self.bytes(b"a");
+                self.number_of(items.len());
+                items.iter().for_each(|item| self.value(item));
+            }
+            Value::Object(map) => {
+                self.bytes(b"o");
+                self.number_of(map.len());
+                self.object(map.iter());
+            }
+        }
+    }
+
+    /// A number by its value: an integer where it is one, however it is written.
+    fn number(&mut self, number: &Number) {
+        let integer = number.as_i64().map(i128::from).or_else(|| number.as_u64().map(i128::from));
+        let float = number.as_f64().unwrap_or_default();
+        // Below 2^126 every float without a fraction is an integer of 128 bits.
+        let integer = integer.or_else(|| {
+            let whole = float.fract() == 0.0 && float.abs() < 2f64.powi(126);
+            whole.then_some(float as i128)
+        });
+        match integer {
+            Some(integer) => {
+                self.bytes(b"i");
+                self.bytes(&integer.to_le_bytes());
+            }
+            None => {
+                self.bytes(b"d");
+                self.bytes(&float.to_bits().to_le_bytes());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dressage_text::testing::tiny_chat;
+    use serde_json::json;
+
+    use super::*;
+
+    fn call(id: &str, arguments: &str) -> ToolCall {
+        let Value::Object(arguments) = serde_json::from_str(arguments).unwrap() else { panic!() };
+        ToolCall { id: id.into(), name: "add".into(), arguments }
+    }
+
+    fn read(json: Value) -> Form {
+        Form::of(&serde_json::from_value(json).unwrap())
+    }
+
+    #[test]
+    fn arguments_count_by_value() {
+        let form = |arguments: &str| Form::of(&Message::calls("", vec![call("a", arguments)]));
+        let first =
+            form(r#"{"b":  2, "a": 1.50, "note":"caf\u00e9 — é\/x", "deep": {"x": [4.0, null], "y": 1}}"#);
+        for same in [
+            r#"{"a": 1.5, "b": 2, "note": "café — é/x", "deep": {"y": 1, "x": [4, null]}}"#,
+            r#"{"a":15e-1,"b":2.0,"deep":{"y":1.0,"x":[4,null]},"note":"caf\u00e9 \u2014 é/x"}"#,
+        ] {
+            assert_eq!(form(same), first, "{same}");
+        }
+        for other in [
+            r#"{"b": 2, "a": 1.51, "note": "café — é/x", "deep": {"x": [4.0, null], "y": 1}}"#,
+            r#"{"b": 2, "a": "1.5", "note": "café — é/x", "deep": {"x": [4.0, null], "y": 1}}"#,
+            r#"{"b": 2, "a": 1.5, "note": "café — é/x", "deep": {"x": [null, 4], "y": 1}}"#,
+            r#"{"b": 2, "a": 1.5, "note": "café — é/x", "deep": {"x": [4]}, "y": 1}"#,
+            r#"{"b": 2, "a": 1.5, "note": " café — é/x", "deep": {"x": [4.0, null], "y": 1}}"#,
+        ] {
+            assert_ne!(form(other).loose, first.loose, "{other}");
+        }
+        // Numbers beyond what a float holds apart, and beyond what an integer does.
+        assert_ne!(form(r#"{"a": 9007199254740993}"#).loose, form(r#"{"a": 9007199254740992}"#).loose);
+        assert_ne!(form(r#"{"a": 18446744073709551615}"#).loose, form(r#"{"a": -1}"#).loose);
+        assert_eq!(form(r#"{"a": 1e20}"#).loose, form(r#"{"a": 100000000000000000000}"#).loose);
+        assert_ne!(form(r#"{"a": 1e300}"#).loose, form(r#"{"a": 2e300}"#).loose);
+        assert_eq!(form(r#"{"a": -0.0}"#).loose, form(r#"{"a": 0}"#).loose);
+        assert_ne!(form(r#"{"a": true}"#).loose, form(r#"{"a": false}"#).loose);
+        assert_ne!(form(r#"{"a": null}"#).loose, form(r#"{"a": ""}"#).loose);
+        assert_ne!(form(r#"{"a": {}}"#).loose, form(r#"{"a": []}"#).loose);
+    }
+
+    #[test]
+    fn parts_do_not_run_together() {
+        let one = |name: &str| ToolCall { name: name.into(), ..call("", "{}") };
+        let calls = |names: &[&str]| Form::of(&Message::calls("", names.iter().map(|n| one(n)).collect()));
+        assert_ne!(calls(&["ab", "c"]).loose, calls(&["a", "bc"]).loose);
+        assert_ne!(calls(&[]).loose, calls(&[""]).loose);
+        assert_ne!(Form::of(&Message::user("a")).loose, Form::of(&Message::assistant("a")).loose);
+        let tool = |name: &str, description: &str| ToolSpec {
+            name: name.into(),
+            description: description.into(),
+            parameters: json!({"b": 1, "a": 2}),
+        };
+        assert_ne!(tools_key(&[tool("a", "bc")]), tools_key(&[tool("ab", "c")]));
+        let reordered = ToolSpec { parameters: json!({"a": 2.0, "b": 1}), ..tool("a", "") };
+        assert_eq!(tools_key(&[tool("a", "")]), tools_key(&[reordered]));
+        assert_ne!(tools_key(&[tool("a", ""), tool("b", "")]), tools_key(&[tool("b", ""), tool("a", "")]));
+    }
+
+    #[test]
+    fn content_counts_as_one_text_and_other_fields_do_not() {
+        let bare = read(json!({"role": "assistant", "content": null}));
+        assert_eq!(read(json!({"role": "assistant", "content": ""})), bare);
+        assert_eq!(read(json!({"role": "assistant"})), bare);
+        let more = json!({"role": "assistant", "refusal": null, "annotations": [], "function_call": null,
+            "name": "calc", "parsed": null});
+        assert_eq!(read(more), bare);
+        // What is blank is empty after trimming only.
+        let blank = read(json!({"role": "assistant", "content": "\n"}));
+        assert!(blank.loose == bare.loose && blank.exact != bare.exact && !blank.has_content);
+        let call = |id: &str| {
+            json!({"role": "assistant", "tool_calls": [
+            {"id": id, "type": "function", "index": 0, "function": {"name": "f", "arguments": "{}"}}]})
+        };
+        let (one, other) = (read(call("x")), read(call("y")));
+        assert_eq!((one.loose, one.exact), (other.loose, other.exact));
+        assert_eq!(one.ids, ["x"]);
+        let [trimmed, outer] = ["a  b", " a  b\n"].map(|text| Form::of(&Message::user(text)));
+        assert!(trimmed.loose == outer.loose && trimmed.exact != outer.exact && trimmed.has_content);
+    }
+
+    #[test]
+    fn thoughts_and_calls_in_a_text_are_taken_out_of_it() {
+        let chat = tiny_chat().unwrap();
+        let apart = |text: &str| Form::taken_apart(&Message::assistant(text), &chat, &[]);
+        assert_eq!(apart("plain"), None);
+        assert_eq!(apart(" plain\n"), None);
+        let form = apart(
+            "<think>hm</think>So <tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1}}</tool_call>",
+        );
+        let form = form.unwrap();
+        let want = Form::of(&Message::calls("So", vec![call("", r#"{"a": 1.0}"#)]));
+        assert_eq!((form.loose, form.exact, form.calls), (want.loose, want.exact, want.calls));
+        assert_eq!((form.thought.as_deref(), form.ids), (Some("hm"), vec![]));
+        assert_eq!(Form::taken_apart(&Message::user("<think>hm</think>"), &chat, &[]), None);
+        let unclosed = apart("<think>hm").unwrap();
+        assert!(unclosed.thought.as_deref() == Some("hm") && !unclosed.has_content);
+    }
+}

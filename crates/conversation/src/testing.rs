@@ -1,0 +1,121 @@
+//! Chats and conversations for tests.
+
+use std::sync::Arc;
+
+use dressage_model::{GgufTokenizer, TokenType};
+use dressage_policy::{Completion, SamplingParams};
+use dressage_text::testing::{THOUGHTFUL, tiny_gguf, tiny_tokenizer};
+use dressage_text::{Chat, ChatOptions, Message, Tokenizer, TokenizerSource, ToolSpec};
+use serde_json::json;
+
+use crate::{Conversation, Format, Options, Prepared, Reply, Request};
+
+/// Numbers turns, says how many there are, trims, tells the last one apart.
+pub(crate) const NUMBERED: &str = "{% for m in messages %}
+    {{- '<|im_start|>' + m.role }} {{ loop.index }} of {{ messages | length }}
+{{ m.content | trim }}
+    {%- if loop.last and m.role == 'assistant' %}{{ '<|endoftext|>' }}{% else %}{{ '<|im_end|>' }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant' }} {{ messages | length + 1 }}
+{% endif %}";
+
+/// Numbers the rounds, and keeps all that was said.
+pub(crate) const ROUNDS: &str = "{% set ns = namespace(round=0) %}{% for m in messages %}
+    {%- if m.role == 'user' %}{% set ns.round = ns.round + 1 %}{{- '<|im_start|>round ' ~ ns.round ~ '\n' }}
+    {%- else %}{{- '<|im_start|>' + m.role + '\n' }}{% endif %}
+    {{- m.content + '<|im_end|>' }}
+{%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+/// Refuses what it does not like in a reply.
+pub(crate) const STRICT: &str = "{% for m in messages %}
+    {%- if m.role == 'assistant' and (not m.content or '<th' in m.content) %}
+        {{- raise_exception('a reply that is not liked') }}
+    {%- endif %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+/// Headers between special tokens, trimmed contents, a token for the beginning of the text, no tool role.
+const HEADERS: &str = r#"{{ bos_token }}
+{%- for message in messages %}
+    {%- if message.role not in ['system', 'user', 'assistant'] %}{{ raise_exception('unknown role ' + message.role) }}{% endif %}
+    {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\n\n' + message.content | trim + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"#;
+
+pub(crate) fn chat(template: &str, options: ChatOptions) -> Chat {
+    Chat::new(tiny_tokenizer().unwrap(), Some(template), options).unwrap()
+}
+
+pub(crate) fn header_chat() -> Chat {
+    let mut source = tiny_gguf();
+    for special in ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"] {
+        source.tokens.push(special.into());
+        source.types.push(TokenType::Control);
+    }
+    let source = TokenizerSource::Gguf(GgufTokenizer { bos: Some(259), ..source });
+    Chat::new(Tokenizer::new(&source).unwrap(), Some(HEADERS), ChatOptions::default()).unwrap()
+}
+
+pub(crate) fn thoughtful(thinks: bool) -> Chat {
+    let variables = json!({ "enable_thinking": thinks }).as_object().cloned().unwrap();
+    chat(THOUGHTFUL, ChatOptions { variables, ..ChatOptions::default() })
+}
+
+pub(crate) fn tool(name: &str) -> ToolSpec {
+    let parameters = json!({ "type": "object", "properties": { "a": { "type": "number" } } });
+    ToolSpec { name: name.into(), description: "Does it.".into(), parameters }
+}
+
+/// A reply as it would be sampled, with the token that ends it.
+pub(crate) fn sampled(chat: &Chat, text: &str) -> Vec<u32> {
+    let mut ids = chat.tokenizer().encode(text);
+    ids.push(chat.stop_ids()[0]);
+    ids
+}
+
+pub(crate) fn completion(tokens: Vec<u32>) -> Completion {
+    let mut completion = Completion::default();
+    completion.extend(&tokens, &vec![-0.5; tokens.len()], 3);
+    completion
+}
+
+/// A conversation with one agent.
+pub(crate) struct Talk {
+    pub conversation: Conversation,
+    pub format: Arc<Format>,
+    pub tools: Vec<ToolSpec>,
+    pub agent: &'static str,
+    pub policy: &'static str,
+}
+
+impl Talk {
+    pub(crate) fn new(chat: Chat, options: Options) -> Self {
+        Talk::with(Arc::new(Format::new(Arc::new(chat), options)))
+    }
+
+    pub(crate) fn with(format: Arc<Format>) -> Self {
+        Talk { conversation: Conversation::new(), format, tools: Vec::new(), agent: "", policy: "" }
+    }
+
+    pub(crate) fn prepare(&self, messages: &[Message]) -> Prepared {
+        let (agent, policy, format, tools) = (self.agent, self.policy, &self.format, &self.tools[..]);
+        self.conversation.prepare(&Request { agent, policy, format, messages, tools }).unwrap()
+    }
+
+    pub(crate) fn record(&mut self, prepared: Prepared, reply: &str) -> Reply {
+        let tokens = sampled(self.format.chat(), reply);
+        self.conversation.record(prepared, completion(tokens), &SamplingParams::default()).unwrap()
+    }
+
+    /// Asks and records; the prompt must be what the trajectory then holds before the reply.
+    pub(crate) fn say(&mut self, messages: &[Message], reply: &str) -> (Prepared, Reply) {
+        let prepared = self.prepare(messages);
+        let kept = self.record(prepared.clone(), reply);
+        let whole = [prepared.prompt.clone(), sampled(self.format.chat(), reply)].concat();
+        assert_eq!(self.conversation.trajectory().path_tokens(kept.segment), whole);
+        (prepared, kept)
+    }
+
+    pub(crate) fn text(&self, ids: &[u32]) -> String {
+        self.format.chat().tokenizer().decode_with_special(ids)
+    }
+}

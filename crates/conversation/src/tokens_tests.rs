@@ -1,0 +1,126 @@
+use dressage_tree::Kind;
+use proptest::prelude::*;
+
+use super::*;
+
+const OWNER: Owner<'static> = Owner { party: 0, agent: "a", policy: "p" };
+
+fn reply(trajectory: &mut Trajectory, parent: Option<SegmentId>, tokens: &[u32]) -> SegmentId {
+    let given = Segment::given(parent, tokens.to_vec(), 9);
+    let versions = vec![dressage_tree::VersionRun { version: 0, len: tokens.len() as u32 }];
+    let segment = Segment { kind: Kind::Sampled, logprobs: vec![0.0; tokens.len()], versions, ..given };
+    trajectory.push(segment).unwrap()
+}
+
+#[test]
+fn prompts_share_what_they_begin_with() {
+    let (mut trajectory, mut given) = (Trajectory::new(), Given::default());
+    let mut give = |tokens: &[u32]| given.give(&mut trajectory, OWNER, None, tokens, 0).unwrap().unwrap();
+    let first = give(&[1, 2, 3, 4]);
+    assert_eq!(give(&[1, 2, 3, 4]), first);
+    let longer = give(&[1, 2, 3, 4, 5]);
+    let other = give(&[1, 2, 9, 9]);
+    assert_eq!(give(&[1, 2, 9, 9]), other);
+    assert_eq!(give(&[1, 2, 3, 4, 5]), longer);
+    // Prompts that end within another one.
+    let (short, shorter, one) = (give(&[1, 2, 3]), give(&[1, 2]), give(&[1]));
+    assert_eq!((give(&[1, 2, 3]), give(&[1, 2]), give(&[1])), (short, shorter, one));
+    let stored: usize = trajectory.segments().iter().map(|segment| segment.tokens.len()).sum();
+    assert_eq!(stored, 4 + 1 + 2 + 3);
+    for (end, tokens) in [
+        (first, &[1, 2, 3, 4][..]),
+        (longer, &[1, 2, 3, 4, 5]),
+        (other, &[1, 2, 9, 9]),
+        (short, &[1, 2, 3]),
+        (shorter, &[1, 2]),
+        (one, &[1]),
+    ] {
+        assert_eq!(trajectory.path_tokens(end), tokens);
+    }
+    assert!(trajectory.segments().iter().all(|segment| segment.agent == "a" && segment.policy == "p"));
+    // Another party has roots of its own.
+    let mut give = |party, tokens: &[u32]| {
+        let owner = Owner { party, ..OWNER };
+        given.give(&mut trajectory, owner, None, tokens, 0).unwrap()
+    };
+    let theirs = give(1, &[1, 2, 3, 4]).unwrap();
+    assert_eq!(give(1, &[]), None);
+    assert_eq!(trajectory.segments()[theirs.0 as usize].parent, None);
+    assert_eq!(trajectory.path_tokens(theirs), [1, 2, 3, 4]);
+}
+
+#[test]
+fn a_branch_shares_what_the_path_begins_with() {
+    let paths =
+        [&[1, 2, 7, 6][..], &[1, 2, 7, 8, 9], &[1, 2, 7, 8, 9, 5, 5], &[1, 3], &[4], &[1, 2, 7], &[1, 2]];
+    let whole = [1, 2, 7, 8, 9, 5];
+    for tokens in paths {
+        let (mut trajectory, mut given) = (Trajectory::new(), Given::default());
+        let root = given.give(&mut trajectory, OWNER, None, &[1, 2], 0).unwrap();
+        let leaf = reply(&mut trajectory, root, &[7, 8, 9]);
+        let leaf = given.give(&mut trajectory, OWNER, Some((leaf, 3)), &[5], 1).unwrap().unwrap();
+        let before = trajectory.segments().to_vec();
+        let new = given.branch(&mut trajectory, OWNER, leaf, tokens, 1).unwrap().unwrap();
+        assert_eq!(trajectory.path_tokens(new), tokens);
+        // What was recorded is still there as it was.
+        assert_eq!(trajectory.segments()[..before.len()], before);
+        assert_eq!(trajectory.path_tokens(leaf), whole);
+        let shared = tokens.iter().zip(whole).take_while(|(a, b)| **a == *b).count();
+        let again = usize::from(tokens == [1, 2, 7]);
+        let stored =
+            |trajectory: &Trajectory| trajectory.segments().iter().map(|s| s.tokens.len()).sum::<usize>();
+        assert_eq!(stored(&trajectory), 6 + tokens.len() - shared + again, "{tokens:?}");
+        // Once more, it is all there.
+        let count = stored(&trajectory);
+        assert_eq!(given.branch(&mut trajectory, OWNER, leaf, tokens, 2).unwrap(), Some(new));
+        assert_eq!(stored(&trajectory), count);
+        // A branch of the branch.
+        let second = given.branch(&mut trajectory, OWNER, new, &[1, 2, 7, 8], 2).unwrap().unwrap();
+        assert_eq!(trajectory.path_tokens(second), [1, 2, 7, 8]);
+    }
+    let (mut trajectory, mut given) = (Trajectory::new(), Given::default());
+    let leaf = given.give(&mut trajectory, OWNER, None, &[1, 2], 0).unwrap().unwrap();
+    assert_eq!(given.branch(&mut trajectory, OWNER, leaf, &[], 0).unwrap(), None);
+}
+
+proptest! {
+    /// Against a list of all paths: each is there, and no two given segments begin alike at one place.
+    #[test]
+    fn paths_are_kept_and_stored_once(steps in proptest::collection::vec(
+        (any::<prop::sample::Index>(), proptest::collection::vec(0u32..3, 0..6), any::<bool>(), any::<bool>()), 1..30,
+    )) {
+        let (mut trajectory, mut given) = (Trajectory::new(), Given::default());
+        let mut paths: Vec<(Option<SegmentId>, Vec<u32>)> = vec![(None, Vec::new())];
+        for (above, tokens, samples, replaces) in steps {
+            let (end, path) = above.get(&paths).clone();
+            let (new, path) = match end {
+                Some(end) if samples => {
+                    (Some(reply(&mut trajectory, Some(end), &tokens)), [path, tokens].concat())
+                }
+                Some(end) if replaces => {
+                    // As much of the path as there are tokens, and these.
+                    let tokens = [&path[..path.len().min(tokens.len())], &tokens].concat();
+                    (given.branch(&mut trajectory, OWNER, end, &tokens, 0).unwrap(), tokens)
+                }
+                _ => {
+                    let place = end.map(|end| {
+                        (end, trajectory.segments()[end.0 as usize].tokens.len() as u32)
+                    });
+                    let new = given.give(&mut trajectory, OWNER, place, &tokens, 0).unwrap();
+                    (new, [path, tokens].concat())
+                }
+            };
+            paths.push((new, path));
+        }
+        for (end, path) in &paths {
+            prop_assert_eq!(&end.map_or(Vec::new(), |end| trajectory.path_tokens(end)), path);
+        }
+        let mut begins = std::collections::HashSet::new();
+        let ends: Vec<SegmentId> = given.ends.values().copied().collect();
+        for segment in trajectory.segments() {
+            if segment.kind == Kind::Given && !ends.contains(&segment.id) {
+                prop_assert!(begins.insert((segment.parent, segment.after, segment.tokens[0])));
+            }
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Adjusting logits before a token is drawn: penalties, biases, stops that must not come yet.
+//!
+//! An adjustment is a function of the raw logits, the path and the parameters alone, so it neither depends on
+//! what else is sampled nor on how a prompt was cut. The order is fixed: repetition penalty, frequency and
+//! presence penalty, biases, stops. vLLM adds biases before the repetition penalty, SGLang after it; all
+//! other orders commute.
+
+use crate::SamplingParams;
+
+impl SamplingParams {
+    /// Whether logits may be adjusted, so that tokens come from another distribution than the model's.
+    pub fn adjusts(&self) -> bool {
+        self.repetition_penalty != 1.0
+            || self.presence_penalty != 0.0
+            || self.frequency_penalty != 0.0
+            || self.logit_bias.values().any(|bias| *bias != 0.0)
+            || (self.min_tokens > self.drawn_before && !self.stop_ids.is_empty())
+    }
+
+    /// Adjusts raw logits, one for each token of the vocabulary. `path` is prompt and reply so far, the reply
+    /// its last `reply` tokens.
+    ///
+    /// Repetition penalty θ (Keskar et al. 2019, over prompt and reply): z / θ where z > 0, else z θ.
+    /// Frequency and presence penalty (OpenAI's definition): z − c α_frequency − \[c > 0\] α_presence, c how
+    /// often the reply has the token; as in vLLM and SGLang the prompt does not count.
+    pub fn adjust(&self, logits: &mut [f32], path: &[u32], reply: usize) {
+        if self.repetition_penalty != 1.0 {
+            for (token, _) in counts(path) {
+                if let Some(z) = logits.get_mut(token as usize) {
+                    let penalty = self.repetition_penalty;
+                    *z = if *z > 0.0 { *z / penalty } else { *z * penalty };
+                }
+            }
+        }
+        if self.presence_penalty != 0.0 || self.frequency_penalty != 0.0 {
+            for (token, count) in counts(&path[path.len().saturating_sub(reply)..]) {
+                if let Some(z) = logits.get_mut(token as usize) {
+                    *z -= self.frequency_penalty * count as f32 + self.presence_penalty;
+                }
+            }
+        }
+        for (token, bias) in &self.logit_bias {
+            if let Some(z) = logits.get_mut(*token as usize) {
+                *z += bias;
+            }
+        }
+        if reply < self.min_tokens {
+            for token in &self.stop_ids {
+                if let Some(z) = logits.get_mut(*token as usize) {
+                    *z = f32::NEG_INFINITY;
+                }
+            }
+        }
+    }
+}
+
+/// Every token once, with how often it is there.
+fn counts(tokens: &[u32]) -> Vec<(u32, usize)> {
+    let mut sorted = tokens.to_vec();
+    sorted.sort_unstable();
+    sorted.chunk_by(|a, b| a == b).map(|same| (same[0], same.len())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers that binary fractions hold exactly.
+    #[test]
+    fn by_hand() {
+        let logits = [1.0, -1.0, 0.5, 2.0, 0.25];
+        let path = [0, 3, 99, 1, 1, 2];
+        let adjusted = |params: SamplingParams| {
+            assert!(params.is_filtered() && params.adjusts(), "{params:?}");
+            let mut adjusted = logits;
+            params.adjust(&mut adjusted, &path, 3);
+            adjusted
+        };
+        let plain = SamplingParams::default();
+        let repetition = SamplingParams { repetition_penalty: 2.0, ..plain.clone() };
+        assert_eq!(adjusted(repetition.clone()), [0.5, -2.0, 0.25, 1.0, 0.25]);
+        // The reply has 1 twice and 2 once; what the prompt has does not count.
+        let frequency = SamplingParams { frequency_penalty: 0.5, ..plain.clone() };
+        assert_eq!(adjusted(frequency), [1.0, -2.0, 0.0, 2.0, 0.25]);
+        let presence = SamplingParams { presence_penalty: -0.25, ..plain.clone() };
+        assert_eq!(adjusted(presence), [1.0, -0.75, 0.75, 2.0, 0.25]);
+        let bias = SamplingParams { logit_bias: [(3, -1.5), (4, 8.0), (7, 1.0)].into(), ..plain.clone() };
+        assert_eq!(adjusted(bias), [1.0, -1.0, 0.5, 0.5, 8.25]);
+        let all = SamplingParams {
+            frequency_penalty: 0.5,
+            presence_penalty: 0.25,
+            logit_bias: [(3, -1.5)].into(),
+            ..repetition
+        };
+        assert_eq!(adjusted(all), [0.5, -3.25, -0.5, -0.5, 0.25]);
+        let early = |min_tokens| SamplingParams { min_tokens, stop_ids: vec![2], ..plain.clone() };
+        assert_eq!(adjusted(early(3)), logits);
+        assert_eq!(adjusted(early(4)), [1.0, -1.0, f32::NEG_INFINITY, 2.0, 0.25]);
+    }
+
+    #[test]
+    fn what_changes_nothing_is_no_adjustment() {
+        let plain = SamplingParams::default();
+        for params in [
+            plain.clone(),
+            SamplingParams { logit_bias: [(3, 0.0)].into(), ..plain.clone() },
+            SamplingParams { min_tokens: 3, ..plain.clone() },
+            SamplingParams { min_tokens: 3, drawn_before: 3, stop_ids: vec![1], ..plain.clone() },
+            SamplingParams { top_logprobs: 5, ..plain.clone() },
+        ] {
+            assert!(!params.is_filtered(), "{params:?}");
+        }
+        assert!(!SamplingParams { top_p: 0.5, ..plain }.adjusts());
+    }
+}

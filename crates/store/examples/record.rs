@@ -1,0 +1,320 @@
+//! Measures the record: how long async workers are blocked while attempts end at once, and what a long
+//! attempt costs.
+//!
+//! ```sh
+//! cargo run --release -p dressage-store --features testing --example record
+//! ```
+//!
+//! Of the two, `-- ends` alone has 64 attempts of 8k tokens end at once, `-- long` makes an attempt of 100
+//! turns and 128k tokens with a fork each.
+//!
+//! Each figure of `long` is of a process of its own, so that its peak of memory is its own.
+#![allow(clippy::unwrap_used, reason = "a measurement ends where something fails")]
+
+use std::path::Path;
+use std::pin::Pin;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use dressage_store::testing::wait;
+use dressage_store::{Attempt, Begun, Memory, Sqlite, Status, Store};
+use dressage_tree::{
+    AttemptId, Kind, Outcome, PathInput, Placement, Purpose, RunId, Segment, SegmentId, Trajectory,
+    TreeBatch, VersionRun,
+};
+use serde_json::json;
+
+/// Attempts that end at once.
+const ATTEMPTS: u32 = 64;
+/// Tokens of each.
+const TOKENS: u32 = 8192;
+/// Rounds of which the worst counts.
+const ROUNDS: u32 = 5;
+
+/// Tokens of the long attempt at its last turn, forks left out.
+const LONG: u32 = 128 << 10;
+/// Its turns.
+const TURNS: u32 = 100;
+/// Sampled tokens of a turn; and of the fork beside it.
+const SAMPLED: u32 = 256;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => {
+            ends();
+            long();
+        }
+        ["ends"] => ends(),
+        ["long"] => long(),
+        ["long", stage, turns, file] => one_of_long(stage, turns.parse().unwrap(), Path::new(file)),
+        _ => eprintln!("usage: record [ends | long]"),
+    }
+}
+
+fn run() -> RunId {
+    RunId("bench".into())
+}
+
+fn sampled(parent: Option<SegmentId>, tokens: u32, turn: u32) -> Segment {
+    Segment {
+        kind: Kind::Sampled,
+        logprobs: (0..tokens).map(|i| -(i as f32).sqrt()).collect(),
+        versions: vec![VersionRun { version: 1, len: tokens }],
+        ..Segment::given(parent, words(tokens, turn), turn)
+    }
+}
+
+/// Token ids that differ from turn to turn.
+fn words(tokens: u32, turn: u32) -> Vec<u32> {
+    (0..tokens).map(|i| (i ^ turn << 16).wrapping_mul(2_654_435_761) % 50_000).collect()
+}
+
+fn attempt(group: u32, sample: u32) -> Attempt {
+    let mut trajectory = Trajectory::new();
+    let mut parent = None;
+    for turn in 0..4 {
+        let given =
+            trajectory.push(Segment::given(parent, words(TOKENS / 8, turn + 16 * group), turn)).unwrap();
+        parent = Some(trajectory.push(sampled(Some(given), TOKENS / 8, turn + 16 * sample)).unwrap());
+    }
+    let placement = Placement { purpose: Purpose::Train, phase: 0, step: 0, group, sample };
+    Attempt {
+        id: AttemptId::new(&run(), &placement, 0),
+        placement,
+        number: 0,
+        task: json!({"question": "?"}),
+        outcome: Outcome::demonstrated("!"),
+        score: Some(1.0),
+        reward: Some(1.0),
+        earned: Vec::new(),
+        status: Status::Completed,
+        trajectory,
+    }
+}
+
+/// A future, and the longest that a worker was in it at a stretch.
+struct Timed<F> {
+    inner: Pin<Box<F>>,
+    longest: Arc<AtomicU64>,
+}
+
+impl<F: Future> Future for Timed<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let start = Instant::now();
+        let poll = self.inner.as_mut().poll(context);
+        self.longest.fetch_max(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        poll
+    }
+}
+
+/// The worst lateness of a task that wants to run once a millisecond, while `work` runs.
+async fn ticking<T>(work: impl Future<Output = T>) -> (T, Duration) {
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = stop.clone();
+    let ticks = tokio::spawn(async move {
+        let (every, mut worst) = (Duration::from_millis(1), Duration::ZERO);
+        while !stopped.load(Ordering::Relaxed) {
+            let start = Instant::now();
+            tokio::time::sleep(every).await;
+            worst = worst.max(start.elapsed().saturating_sub(every));
+        }
+        worst
+    });
+    let done = work.await;
+    stop.store(true, Ordering::Relaxed);
+    (done, ticks.await.unwrap())
+}
+
+/// Ways to record an attempt that has ended.
+#[derive(Clone, Copy, PartialEq)]
+enum Way {
+    /// A call of the trait.
+    Whole,
+    /// Begun before; segments and end as calls of their own.
+    Grown,
+    /// A worker that waits for the disk, one at a time.
+    Blocking,
+}
+
+async fn record(store: Arc<dyn Store>, alone: Arc<Mutex<()>>, made: Arc<Attempt>, way: Way) {
+    match way {
+        Way::Whole => drop(store.record_attempt(&made).await.unwrap()),
+        Way::Grown => {
+            store.append(&made.id, made.trajectory.segments()).await.unwrap();
+            store.end(&made.id, &made.end()).await.unwrap();
+        }
+        Way::Blocking => {
+            let _alone = alone.lock().unwrap();
+            wait(store.record_attempt(&made)).unwrap();
+        }
+    }
+}
+
+fn begun(attempt: &Attempt) -> Begun {
+    let Attempt { id, placement, number, task, .. } = attempt.clone();
+    Begun { id, placement, number, task }
+}
+
+fn ends() {
+    println!("{ATTEMPTS} attempts of {TOKENS} tokens end at once, 2 workers, worst of {ROUNDS} rounds");
+    println!("| backend | way | longest in a worker, ms | a task late by, ms | idle, ms | attempts/s |");
+    println!("|---|---|---|---|---|---|");
+    let ways = [(Way::Whole, "whole"), (Way::Grown, "append, end"), (Way::Blocking, "blocking, as before")];
+    for (way, name) in ways {
+        for backend in ["sqlite", "memory"] {
+            if way == Way::Blocking && backend == "memory" {
+                continue;
+            }
+            let (mut longest, mut late, mut idle, mut rates) =
+                (0u64, Duration::ZERO, Duration::ZERO, Vec::new());
+            for _ in 0..ROUNDS {
+                let folder = tempfile::tempdir().unwrap();
+                let runtime = tokio::runtime::Builder::new_multi_thread()
+                    .worker_threads(2)
+                    .enable_all()
+                    .build()
+                    .unwrap();
+                let of_round = runtime.block_on(async {
+                    let store: Arc<dyn Store> = match backend {
+                        "sqlite" => {
+                            Arc::new(Sqlite::open(&folder.path().join("run.db"), &run()).await.unwrap())
+                        }
+                        _ => Arc::new(Memory::new(run())),
+                    };
+                    let made: Vec<_> = (0..ATTEMPTS).map(|i| Arc::new(attempt(i / 8, i % 8))).collect();
+                    if way == Way::Grown {
+                        for attempt in &made {
+                            store.begin(&begun(attempt)).await.unwrap();
+                        }
+                    }
+                    let ((), idle) = ticking(tokio::time::sleep(Duration::from_millis(100))).await;
+                    let longest = Arc::new(AtomicU64::new(0));
+                    let alone = Arc::new(Mutex::new(()));
+                    let start = Instant::now();
+                    let all = async {
+                        let mut tasks = tokio::task::JoinSet::new();
+                        for attempt in made {
+                            let inner = Box::pin(record(store.clone(), alone.clone(), attempt, way));
+                            tasks.spawn(Timed { inner, longest: longest.clone() });
+                        }
+                        tasks.join_all().await;
+                    };
+                    let ((), late) = ticking(all).await;
+                    let seconds = start.elapsed().as_secs_f64();
+                    (longest.load(Ordering::Relaxed), late, idle, f64::from(ATTEMPTS) / seconds)
+                });
+                longest = longest.max(of_round.0);
+                late = late.max(of_round.1);
+                idle = idle.max(of_round.2);
+                rates.push(of_round.3);
+            }
+            rates.sort_by(f64::total_cmp);
+            println!(
+                "| {backend} | {name} | {:.3} | {:.2} | {:.2} | {:.0} |",
+                longest as f64 / 1e6,
+                late.as_secs_f64() * 1e3,
+                idle.as_secs_f64() * 1e3,
+                rates[rates.len() / 2]
+            );
+        }
+    }
+}
+
+/// What a turn adds: what was observed, a reply, and beside it a fork that leaves the reply half-way.
+fn turn_of_long(trajectory: &mut Trajectory, turn: u32, parent: Option<SegmentId>) -> SegmentId {
+    let given = words(LONG / TURNS - SAMPLED, turn);
+    let given = trajectory.push(Segment::given(parent, given, turn)).unwrap();
+    let reply = trajectory.push(sampled(Some(given), SAMPLED, turn)).unwrap();
+    let fork = Segment { after: Some(SAMPLED / 2), ..sampled(Some(reply), SAMPLED, turn + 1000) };
+    trajectory.push(fork).unwrap();
+    reply
+}
+
+fn long() {
+    println!(
+        "\nan attempt of up to {TURNS} turns and {LONG} tokens, with a fork of {SAMPLED} tokens each turn"
+    );
+    println!(
+        "| turns | new tokens | file, bytes a token | stage | peak memory, MiB | bytes a token | seconds |"
+    );
+    println!("|---|---|---|---|---|---|---|");
+    for turns in [10, 50, 100] {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("run.db");
+        for stage in ["record", "load", "plan", "paths"] {
+            let program = std::env::current_exe().unwrap();
+            let arguments = ["long", stage, &turns.to_string()];
+            let done = Command::new(program).args(arguments).arg(&file).status().unwrap();
+            assert!(done.success());
+        }
+    }
+}
+
+/// Peak resident memory so far, in bytes.
+fn peak() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    kib.unwrap_or(0) << 10
+}
+
+fn one_of_long(stage: &str, turns: u32, file: &Path) {
+    let placement = Placement { purpose: Purpose::Train, phase: 0, step: 0, group: 0, sample: 0 };
+    let id = AttemptId::new(&run(), &placement, 0);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let (before, start) = (peak(), Instant::now());
+    let new = runtime.block_on(async {
+        if stage == "record" {
+            let store = Sqlite::open(file, &run()).await.unwrap();
+            store.begin(&Begun { id, placement, number: 0, task: json!("?") }).await.unwrap();
+            let (mut trajectory, mut parent) = (Trajectory::new(), None);
+            for turn in 0..turns {
+                let there = trajectory.segments().len();
+                parent = Some(turn_of_long(&mut trajectory, turn, parent));
+                store.append(&id, &trajectory.segments()[there..]).await.unwrap();
+            }
+            let end = Attempt { status: Status::Completed, ..attempt(0, 0) }.end();
+            store.end(&id, &end).await.unwrap();
+            return tokens(&trajectory);
+        }
+        let store = Sqlite::open_existing(file).await.unwrap();
+        let attempt = store.attempt(&id).await.unwrap().unwrap();
+        let trajectory = &attempt.trajectory;
+        if stage != "load" {
+            let paths = trajectory.leaves().into_iter().map(|leaf| trajectory.path(leaf));
+            let owners = trajectory.owners();
+            assert_eq!(owners.len(), trajectory.segments().len());
+            if stage == "paths" {
+                // As a learner is given them: every path with all its tokens.
+                let paths: Vec<PathInput> = paths
+                    .map(|path| PathInput {
+                        tokens: path.iter().flat_map(|part| part.tokens().iter().copied()).collect(),
+                        targets: Vec::new(),
+                    })
+                    .collect();
+                assert_eq!(TreeBatch::merge(&paths).unwrap().tokens.len() as u64, tokens(trajectory));
+            } else {
+                assert_eq!(paths.map(|path| path.len()).max(), Some(2 * turns as usize + 1));
+            }
+        }
+        tokens(trajectory)
+    });
+    let (peak, seconds) = (peak() - before, start.elapsed().as_secs_f64());
+    let bytes = std::fs::metadata(file).unwrap().len();
+    println!(
+        "| {turns} | {new} | {:.2} | {stage} | {:.1} | {:.1} | {seconds:.3} |",
+        bytes as f64 / new as f64,
+        peak as f64 / (1 << 20) as f64,
+        peak as f64 / new as f64
+    );
+}
+
+fn tokens(trajectory: &Trajectory) -> u64 {
+    trajectory.segments().iter().map(|segment| segment.tokens.len() as u64).sum()
+}

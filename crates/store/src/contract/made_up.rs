@@ -1,0 +1,116 @@
+//! Attempts and plans for the contract.
+
+use dressage_policy::uniform;
+use dressage_tree::{
+    AttemptId, Kind, Outcome, Placement, Purpose, RunId, Segment, SegmentId, Trajectory, VersionRun,
+};
+use serde_json::json;
+
+use crate::{Attempt, Begun, Earned, Earner, PerToken, PlannedPath, PolicyPlan, Status, StepPlan, Update};
+
+/// A place in the run.
+pub(super) fn place(group: u32, sample: u32) -> Placement {
+    Placement { purpose: Purpose::Train, phase: 1, step: 3, group, sample }
+}
+
+/// A root with these tokens; sampled ones have a log-probability each.
+pub(super) fn segment(kind: Kind, tokens: &[u32]) -> Segment {
+    let sampled = if kind == Kind::Sampled { tokens.len() } else { 0 };
+    let run = VersionRun { version: u64::MAX - 1, len: sampled as u32 };
+    Segment {
+        kind,
+        logprobs: (0..sampled).map(|i| -0.1 * i as f32).collect(),
+        versions: if sampled > 0 { vec![run] } else { Vec::new() },
+        ..Segment::given(None, tokens.to_vec(), 0)
+    }
+}
+
+/// A completed attempt of two segments.
+pub(super) fn attempt(run: &RunId, group: u32, sample: u32) -> Attempt {
+    again(run, group, sample, 0)
+}
+
+/// A completed attempt, as try `number`.
+pub(super) fn again(run: &RunId, group: u32, sample: u32, number: u32) -> Attempt {
+    let mut trajectory = Trajectory::new();
+    let root = trajectory.push(segment(Kind::Given, &[1, 2, u32::MAX])).expect("a root");
+    let reply = Segment { parent: Some(root), temperature: 0.7, ..segment(Kind::Sampled, &[5, 6]) };
+    trajectory.push(reply).expect("a reply");
+    let placement = place(group, sample);
+    Attempt {
+        id: AttemptId::new(run, &placement, number),
+        placement,
+        number,
+        task: json!({"question": "2+2", "answer": 4}),
+        outcome: Outcome { turns: 1, ..Outcome::demonstrated("4") },
+        score: Some(1.0),
+        reward: Some(0.95),
+        earned: vec![Earned { by: Earner::Turn(0), reward: -0.05 }],
+        status: Status::Completed,
+        trajectory,
+    }
+}
+
+/// The beginning of an attempt.
+pub(super) fn beginning(attempt: &Attempt) -> Begun {
+    let Attempt { id, placement, number, task, .. } = attempt.clone();
+    Begun { id, placement, number, task }
+}
+
+/// A random forest: segments continue any earlier one, at its end or within it.
+pub(super) fn forest(seed: u64) -> Trajectory {
+    let mut drawn = 0;
+    let mut below = |bound: usize| {
+        drawn += 1;
+        (uniform(seed, 0, drawn) * bound as f64) as usize
+    };
+    let mut trajectory = Trajectory::new();
+    for turn in 0..below(12) as u32 {
+        let there = trajectory.segments().len();
+        let parent = (there > 0 && below(5) > 0).then(|| SegmentId(below(there) as u32));
+        let len = parent.map_or(0, |parent| trajectory.segments()[parent.0 as usize].tokens.len());
+        let after = (len > 0 && below(2) == 0).then(|| 1 + below(len) as u32);
+        let kind = [Kind::Given, Kind::Sampled, Kind::Demonstrated][below(3)];
+        let tokens: Vec<u32> =
+            (0..below(9)).map(|_| (below(1 << 16) << 16 | below(1 << 16)) as u32).collect();
+        let sampled = if kind == Kind::Sampled { tokens.len() } else { 0 };
+        let grown = Segment {
+            parent,
+            after,
+            kind,
+            // Any bits at all: NaN and −0 among them.
+            logprobs: (0..sampled).map(|_| f32::from_bits((below(1 << 16) << 16) as u32)).collect(),
+            versions: (0..sampled)
+                .map(|_| VersionRun { version: u64::MAX - below(9) as u64, len: 1 })
+                .collect(),
+            temperature: below(3) as f32 * 0.7,
+            filtered: below(2) == 0,
+            agent: ["", "a", "ü b"][below(3)].into(),
+            policy: ["", "p"][below(2)].into(),
+            ..Segment::given(None, tokens, turn)
+        };
+        trajectory.push(grown).expect("a segment that fits");
+    }
+    trajectory
+}
+
+/// A plan of two policies, with one path of each advantage and weight.
+pub(super) fn plan(run: &RunId, numbers: &[(f32, f32)]) -> StepPlan {
+    let path = |(group, &(advantage, weight)): (usize, &(f32, f32))| PlannedPath {
+        attempt: AttemptId::new(run, &place(group as u32, 0), 0),
+        leaf: SegmentId(4),
+        advantage: PerToken::same(advantage),
+        weight: PerToken::new([weight, weight, 0.5]),
+        returns: (group > 0).then(|| PerToken::new([0.0, -0.0, advantage])),
+        values: None,
+    };
+    let paths: Vec<PlannedPath> = numbers.iter().enumerate().map(path).collect();
+    let of_policy = |(version, policy): (u64, &str)| PolicyPlan {
+        policy: policy.into(),
+        version,
+        updates: vec![Update::default(), Update { micro_batches: vec![Vec::new(), paths.clone()] }],
+        ..PolicyPlan::default()
+    };
+    let policies = [(9, "a"), (3, "b")].map(of_policy).into();
+    StepPlan { phase: 1, step: 2, places: vec![7, 9], policies }
+}

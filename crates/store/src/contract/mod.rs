@@ -1,0 +1,595 @@
+//! The contract of [`Store`], as tests that run over every backend.
+//!
+//! [`store_contract!`](crate::store_contract) makes one test of each for a backend. The record that it is
+//! given is empty.
+
+#![allow(missing_docs, reason = "the names of tests say what they test")]
+#![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
+
+mod made_up;
+
+use std::sync::Arc;
+
+use dressage_policy::uniform;
+use dressage_tree::{AttemptId, Component, Kind, Outcome, Placement, Purpose, Segment, SegmentId};
+use serde_json::json;
+
+use crate::{
+    Attempt, ChargedKl, Code, Earned, Earner, End, EvalKey, HighEntropy, PolicyPlan, Recorded, Status,
+    StepPlan, Store, StoreError, Tries,
+};
+use made_up::{again, attempt, beginning, forest, place, plan, segment};
+
+/// Tests that a backend keeps to the contract, in a module `$backend`. `$open` is an async closure that
+/// returns something to keep while the test runs (a folder) and an `Arc` of an empty record.
+#[macro_export]
+macro_rules! store_contract {
+    ($backend:ident, $open:expr) => {
+        $crate::store_contract!(
+            @each $backend, $open,
+            recording_again_is_a_no_op_and_something_else_a_conflict
+            many_are_recorded_all_or_none
+            an_attempt_grows_to_what_is_recorded_at_once
+            every_part_can_be_written_again
+            other_segments_are_refused
+            an_attempt_that_is_over_takes_nothing_more
+            the_abandoned_never_count
+            the_last_of_several_tries_counts
+            names_are_those_of_their_tries
+            numbers_that_are_not_finite_are_refused
+            scores_and_their_parts_come_back_to_the_bit
+            an_attempt_that_waited_for_its_score_ends_with_one
+            random_forests_come_back_to_the_bit
+            summaries_are_in_order
+            tasks_are_listed_once
+            plans_are_written_once
+            advantages_come_back_to_the_bit
+            evaluations_are_kept_in_order_and_never_replaced
+            many_writers_agree
+            unknown_names_have_nothing
+        );
+    };
+    (@each $backend:ident, $open:expr, $($test:ident)*) => {
+        mod $backend {
+            #[allow(unused_imports)]
+            use super::*;
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $test() {
+                    let (_keep, store) = ($open)().await;
+                    $crate::contract::$test(store).await;
+                }
+            )*
+        }
+    };
+}
+
+/// A record under test.
+type Tested = Arc<dyn Store>;
+
+/// The error of a write that must be refused.
+async fn refused(write: impl Future<Output = Result<Recorded, StoreError>>, code: Code) -> String {
+    match write.await {
+        Ok(recorded) => panic!("not refused: {recorded:?}"),
+        Err(error) => {
+            assert_eq!(error.code(), code, "{error}");
+            assert!(!error.try_again(), "{error}");
+            error.to_string()
+        }
+    }
+}
+
+/// Writes an attempt piece by piece.
+async fn grow(store: &Tested, attempt: &Attempt) -> Result<(), StoreError> {
+    store.begin(&beginning(attempt)).await?;
+    store.append(&attempt.id, attempt.trajectory.segments()).await?;
+    store.end(&attempt.id, &attempt.end()).await.map(|_| ())
+}
+
+pub async fn recording_again_is_a_no_op_and_something_else_a_conflict(store: Tested) {
+    let first = attempt(store.run(), 0, 0);
+    assert_eq!(store.record_attempt(&first).await.unwrap(), Recorded::Now);
+    assert_eq!(store.record_attempt(&first).await.unwrap(), Recorded::Before);
+    let mut longer = first.clone();
+    longer.trajectory.push(segment(Kind::Given, &[1])).unwrap();
+    let of_segment = Earned { by: Earner::Segment(SegmentId(0)), reward: -0.05 };
+    let others = [
+        ("task", Attempt { task: json!("another"), ..first.clone() }),
+        ("outcome", Attempt { outcome: Outcome::begun(), ..first.clone() }),
+        ("outcome", Attempt { status: Status::Failed, ..first.clone() }),
+        ("score", Attempt { score: None, ..first.clone() }),
+        ("reward", Attempt { reward: Some(0.0), ..first.clone() }),
+        ("reward", Attempt { earned: vec![of_segment], ..first.clone() }),
+        ("trajectory", longer),
+    ];
+    for (field, other) in others {
+        let text = refused(store.record_attempt(&other), Code::Conflict).await;
+        assert!(text.contains("attempt train/phase 1/step 3/group 0/sample 0"), "{text}");
+        assert!(text.contains(&format!("with another {field}")), "{text}");
+        assert!(text.contains(store.place()), "{text}");
+    }
+    assert_eq!(store.attempt(&first.id).await.unwrap(), Some(first));
+}
+
+pub async fn many_are_recorded_all_or_none(store: Tested) {
+    let run = store.run().clone();
+    let made = |group, sample| attempt(&run, group, sample);
+    store.record_attempt(&made(1, 0)).await.unwrap();
+    let clash = Attempt { score: None, ..made(1, 0) };
+    let text = refused(store.record_attempts(&[made(0, 0), clash]), Code::Conflict).await;
+    assert!(text.contains("group 1/sample 0"), "{text}");
+    assert_eq!(store.last_try(&place(0, 0)).await.unwrap(), None);
+    let twins = [made(2, 0), Attempt { reward: None, ..made(2, 0) }];
+    refused(store.record_attempts(&twins), Code::Conflict).await;
+    assert_eq!(store.attempt(&twins[0].id).await.unwrap(), None);
+    let all = [made(0, 0), made(1, 0), made(0, 1)];
+    assert_eq!(store.record_attempts(&all).await.unwrap(), Recorded::Now);
+    assert_eq!(store.record_attempts(&all).await.unwrap(), Recorded::Before);
+    assert_eq!(store.record_attempts(&[]).await.unwrap(), Recorded::Before);
+    for attempt in &all {
+        assert_eq!(store.attempt(&attempt.id).await.unwrap().as_ref(), Some(attempt));
+    }
+}
+
+pub async fn an_attempt_grows_to_what_is_recorded_at_once(store: Tested) {
+    let whole = attempt(store.run(), 0, 0);
+    let [root, reply] = whole.trajectory.segments() else { panic!("it has two segments") };
+    assert_eq!(store.begin(&beginning(&whole)).await.unwrap(), Recorded::Now);
+    let begun = store.attempt(&whole.id).await.unwrap().unwrap();
+    assert_eq!(begun, Attempt::begun(&beginning(&whole)));
+    assert_eq!(begun.status, Status::Running);
+    assert_eq!(store.append(&whole.id, std::slice::from_ref(root)).await.unwrap(), Recorded::Now);
+    assert_eq!(store.append(&whole.id, std::slice::from_ref(reply)).await.unwrap(), Recorded::Now);
+    let grown = store.attempt(&whole.id).await.unwrap().unwrap();
+    assert_eq!((grown.status, &grown.trajectory), (Status::Running, &whole.trajectory));
+    // It does not count before it has ended.
+    assert_eq!(store.last_try(&whole.placement).await.unwrap(), None);
+    assert_eq!(store.summaries(Purpose::Train).await.unwrap(), []);
+    assert_eq!(store.tries(&whole.placement).await.unwrap(), Tries { next: 1, failed: 0 });
+    assert_eq!(store.end(&whole.id, &whole.end()).await.unwrap(), Recorded::Now);
+    assert_eq!(store.last_try(&whole.placement).await.unwrap().as_ref(), Some(&whole));
+    assert_eq!(store.record_attempt(&whole).await.unwrap(), Recorded::Before);
+    let [summary] = &store.summaries(Purpose::Train).await.unwrap()[..] else { panic!("there is one") };
+    assert_eq!((summary.id, summary.sampled_tokens, summary.tokens), (whole.id, 2, 5));
+    assert_eq!((summary.score, summary.reward), (whole.score, whole.reward));
+}
+
+pub async fn every_part_can_be_written_again(store: Tested) {
+    let whole = attempt(store.run(), 0, 0);
+    let (begun, segments) = (beginning(&whole), whole.trajectory.segments());
+    for expected in [Recorded::Now, Recorded::Before] {
+        assert_eq!(store.begin(&begun).await.unwrap(), expected);
+    }
+    assert_eq!(store.append(&whole.id, &[]).await.unwrap(), Recorded::Before);
+    assert_eq!(store.append(&whole.id, &segments[..1]).await.unwrap(), Recorded::Now);
+    // Some of it is there.
+    for expected in [Recorded::Now, Recorded::Before] {
+        assert_eq!(store.append(&whole.id, segments).await.unwrap(), expected);
+    }
+    for expected in [Recorded::Now, Recorded::Before] {
+        assert_eq!(store.end(&whole.id, &whole.end()).await.unwrap(), expected);
+    }
+    // An answer that was lost, and a call that was made again after all.
+    assert_eq!(store.begin(&begun).await.unwrap(), Recorded::Before);
+    assert_eq!(store.append(&whole.id, segments).await.unwrap(), Recorded::Before);
+    assert_eq!(store.attempt(&whole.id).await.unwrap(), Some(whole));
+}
+
+pub async fn other_segments_are_refused(store: Tested) {
+    let whole = attempt(store.run(), 0, 0);
+    let segments = whole.trajectory.segments();
+    refused(store.append(&whole.id, segments), Code::NotFound).await;
+    store.begin(&beginning(&whole)).await.unwrap();
+    let other = crate::Begun { task: json!("another"), ..beginning(&whole) };
+    let text = refused(store.begin(&other), Code::Conflict).await;
+    assert!(text.contains("another task"), "{text}");
+    store.append(&whole.id, segments).await.unwrap();
+    let third = Segment { id: SegmentId(2), parent: Some(SegmentId(1)), ..segment(Kind::Given, &[9]) };
+    let changed = Segment { tokens: vec![1, 2, 3], ..segments[0].clone() };
+    let text = refused(store.append(&whole.id, &[third.clone(), changed]), Code::Conflict).await;
+    assert!(text.contains("sample 0") && text.contains("another segment"), "{text}");
+    let bad = [
+        (
+            Segment { id: SegmentId(3), ..third.clone() },
+            "segment 3 would leave a gap after the 2 that are there",
+        ),
+        (Segment { parent: Some(SegmentId(2)), ..third.clone() }, "segment 2 names parent 2"),
+        (Segment { after: Some(3), ..third.clone() }, "after 3 tokens"),
+        (Segment { logprobs: vec![-1.0], ..third.clone() }, "1 tokens but 1 log-probabilities"),
+        (Segment { temperature: f32::NAN, ..third.clone() }, "temperature NaN"),
+    ];
+    for (bad, why) in bad {
+        let text = refused(store.append(&whole.id, &[bad]), Code::Invalid).await;
+        assert!(text.contains(why), "{text}");
+    }
+    // None of these has left anything behind, and a fork at the end of its parent is none.
+    let at_end = Segment { after: Some(2), ..third.clone() };
+    for expected in [Recorded::Now, Recorded::Before] {
+        assert_eq!(store.append(&whole.id, std::slice::from_ref(&at_end)).await.unwrap(), expected);
+    }
+    let stored = store.attempt(&whole.id).await.unwrap().unwrap();
+    assert_eq!(stored.trajectory.segments()[2], third);
+    assert_eq!(stored.trajectory.segments().len(), 3);
+}
+
+pub async fn an_attempt_that_is_over_takes_nothing_more(store: Tested) {
+    let whole = attempt(store.run(), 0, 0);
+    refused(store.end(&whole.id, &whole.end()), Code::NotFound).await;
+    store.begin(&beginning(&whole)).await.unwrap();
+    for status in [Status::Running, Status::Abandoned] {
+        let text = refused(store.end(&whole.id, &End { status, ..whole.end() }), Code::Invalid).await;
+        assert!(text.contains(&format!("no attempt ends as {}", status.name())), "{text}");
+    }
+    grow(&store, &whole).await.unwrap();
+    let more = Segment { id: SegmentId(2), ..segment(Kind::Given, &[9]) };
+    let text = refused(store.append(&whole.id, &[more]), Code::Conflict).await;
+    assert!(text.contains("is completed and takes nothing more"), "{text}");
+    let others = [
+        ("outcome", End { outcome: Outcome::begun(), ..whole.end() }),
+        ("outcome", End { status: Status::Superseded, ..whole.end() }),
+        ("score", End { score: Some(0.5), ..whole.end() }),
+        ("reward", End { reward: None, ..whole.end() }),
+        ("reward", End { earned: Vec::new(), ..whole.end() }),
+    ];
+    for (field, other) in others {
+        let text = refused(store.end(&whole.id, &other), Code::Conflict).await;
+        assert!(text.contains(&format!("another {field}")), "{text}");
+    }
+    assert_eq!(store.attempt(&whole.id).await.unwrap(), Some(whole));
+}
+
+pub async fn the_abandoned_never_count(store: Tested) {
+    let run = store.run().clone();
+    let [lost, ended] = [attempt(&run, 0, 0), attempt(&run, 0, 1)];
+    store.begin(&beginning(&lost)).await.unwrap();
+    store.append(&lost.id, &lost.trajectory.segments()[..1]).await.unwrap();
+    store.record_attempt(&ended).await.unwrap();
+    assert_eq!(store.abandon_running().await.unwrap(), 1);
+    assert_eq!(store.abandon_running().await.unwrap(), 0);
+    let stored = store.attempt(&lost.id).await.unwrap().unwrap();
+    assert_eq!((stored.status, stored.trajectory.segments().len()), (Status::Abandoned, 1));
+    assert_eq!(store.last_try(&lost.placement).await.unwrap(), None);
+    let summaries = store.summaries(Purpose::Train).await.unwrap();
+    assert_eq!(summaries.iter().map(|summary| summary.id).collect::<Vec<_>>(), [ended.id]);
+    // The process was not gone after all: it is told.
+    for write in [
+        refused(store.begin(&beginning(&lost)), Code::Conflict).await,
+        refused(store.append(&lost.id, lost.trajectory.segments()), Code::Conflict).await,
+        refused(store.end(&lost.id, &lost.end()), Code::Conflict).await,
+    ] {
+        assert!(write.contains("is abandoned and takes nothing more; make another try"), "{write}");
+    }
+    // The next try is another attempt, and none has failed before it.
+    assert_eq!(store.tries(&lost.placement).await.unwrap(), Tries { next: 1, failed: 0 });
+    let next = again(&run, 0, 0, 1);
+    grow(&store, &next).await.unwrap();
+    assert_eq!(store.last_try(&lost.placement).await.unwrap(), Some(next));
+}
+
+pub async fn the_last_of_several_tries_counts(store: Tested) {
+    let run = store.run().clone();
+    let failed = Attempt { status: Status::Superseded, score: None, reward: None, ..attempt(&run, 0, 0) };
+    store.record_attempt(&failed).await.unwrap();
+    assert_eq!(store.last_try(&place(0, 0)).await.unwrap(), None);
+    assert_eq!(store.summaries(Purpose::Train).await.unwrap(), []);
+    assert_eq!(store.tries(&place(0, 0)).await.unwrap(), Tries { next: 1, failed: 1 });
+    assert_eq!(store.tries(&place(0, 1)).await.unwrap(), Tries::default());
+    let broken = Attempt { status: Status::Failed, ..again(&run, 0, 0, 2) };
+    let tries = [broken.clone(), again(&run, 0, 0, 1), attempt(&run, 0, 1)];
+    store.record_attempts(&tries).await.unwrap();
+    assert_eq!(store.last_try(&place(0, 0)).await.unwrap(), Some(broken.clone()));
+    assert_eq!(store.attempt(&failed.id).await.unwrap(), Some(failed));
+    assert_eq!(store.tries(&place(0, 0)).await.unwrap(), Tries { next: 3, failed: 1 });
+    let summaries = store.summaries(Purpose::Train).await.unwrap();
+    let found: Vec<_> = summaries.iter().map(|s| (s.placement.sample, s.number, s.id)).collect();
+    assert_eq!(found, [(0, 2, broken.id), (1, 0, tries[2].id)]);
+    // A later try that has come to nothing takes nothing from one that counts.
+    let later = Attempt { status: Status::Superseded, ..again(&run, 0, 0, 3) };
+    store.record_attempt(&later).await.unwrap();
+    assert_eq!(store.last_try(&place(0, 0)).await.unwrap(), Some(broken));
+    assert_eq!(store.tries(&place(0, 0)).await.unwrap(), Tries { next: 4, failed: 2 });
+}
+
+pub async fn names_are_those_of_their_tries(store: Tested) {
+    let made = attempt(store.run(), 0, 0);
+    let misnamed = Attempt { number: 3, ..made.clone() };
+    let run = store.run().clone();
+    for write in [
+        refused(store.record_attempt(&misnamed), Code::Invalid).await,
+        refused(store.begin(&beginning(&misnamed)), Code::Invalid).await,
+    ] {
+        assert!(write.contains(&format!("is not the name of its try 3 in run {run}")), "{write}");
+    }
+    assert_eq!(store.attempt(&made.id).await.unwrap(), None);
+}
+
+pub async fn numbers_that_are_not_finite_are_refused(store: Tested) {
+    let made = attempt(store.run(), 0, 0);
+    let part = |reward| vec![Earned { by: Earner::Turn(0), reward }];
+    let bad = [
+        ("its score is inf", Attempt { score: Some(f64::INFINITY), ..made.clone() }),
+        ("its reward is NaN", Attempt { reward: Some(f64::NAN), ..made.clone() }),
+        ("its part of a reward is -inf", Attempt { earned: part(f64::NEG_INFINITY), ..made.clone() }),
+    ];
+    for (why, bad) in &bad {
+        let text = refused(store.record_attempt(bad), Code::Invalid).await;
+        assert!(text.contains(why), "{text}");
+    }
+    assert_eq!(store.attempt(&made.id).await.unwrap(), None);
+    store.begin(&beginning(&made)).await.unwrap();
+    for (why, bad) in &bad {
+        let text = refused(store.end(&made.id, &bad.end()), Code::Invalid).await;
+        assert!(text.contains(why), "{text}");
+    }
+    assert_eq!(store.attempt(&made.id).await.unwrap().unwrap().status, Status::Running);
+    // −0 is 0 where it is read.
+    let zero = End { reward: Some(-0.0), ..made.end() };
+    store.end(&made.id, &zero).await.unwrap();
+    let reward = store.attempt(&made.id).await.unwrap().unwrap().reward;
+    assert_eq!(reward.map(f64::to_bits), Some(0));
+}
+
+pub async fn scores_and_their_parts_come_back_to_the_bit(store: Tested) {
+    let run = store.run().clone();
+    for sample in 0..64 {
+        let draw = |n| (uniform(7, u64::from(sample), n) - 0.5) * 3.0;
+        let mut made = attempt(&run, 0, sample);
+        (made.score, made.reward) = (Some(draw(0)), Some(draw(1)));
+        made.earned = vec![Earned { by: Earner::Turn(0), reward: draw(2) }];
+        let part =
+            Component { weight: Some(draw(3)), on: Some(Earner::Turn(1)), ..Component::score(draw(4)) };
+        made.outcome.components = vec![part, Component::new("length", draw(5))];
+        grow(&store, &made).await.unwrap();
+        // Numbers are no NaN here, so equal ones have equal bits.
+        assert_eq!(store.attempt(&made.id).await.unwrap().as_ref(), Some(&made));
+        assert_eq!(store.end(&made.id, &made.end()).await.unwrap(), Recorded::Before);
+    }
+}
+
+pub async fn an_attempt_that_waited_for_its_score_ends_with_one(store: Tested) {
+    let run = store.run().clone();
+    for (sample, status) in [Status::Completed, Status::Failed, Status::Superseded].into_iter().enumerate() {
+        let scored = Attempt { status, ..attempt(&run, 0, sample as u32) };
+        let waits = Attempt {
+            status: Status::Unscored,
+            outcome: Outcome { extracted: Some("4".into()), ..scored.outcome.clone() },
+            score: None,
+            reward: None,
+            earned: Vec::new(),
+            ..scored.clone()
+        };
+        grow(&store, &waits).await.unwrap();
+        assert_eq!(store.last_try(&waits.placement).await.unwrap().as_ref(), Some(&waits));
+        let summaries = store.summaries(Purpose::Train).await.unwrap();
+        let summary = summaries.iter().find(|summary| summary.id == waits.id).unwrap();
+        assert_eq!((summary.status, summary.score, summary.tokens), (Status::Unscored, None, 5));
+        // Its process may go, and it takes no more tokens.
+        assert_eq!(store.abandon_running().await.unwrap(), 0);
+        let next = Segment { id: SegmentId(2), ..segment(Kind::Given, &[9]) };
+        refused(store.append(&waits.id, &[next]), Code::Conflict).await;
+        assert_eq!(store.end(&waits.id, &waits.end()).await.unwrap(), Recorded::Before);
+        refused(store.end(&waits.id, &End { outcome: Outcome::begun(), ..waits.end() }), Code::Conflict)
+            .await;
+        for expected in [Recorded::Now, Recorded::Before] {
+            assert_eq!(store.end(&scored.id, &scored.end()).await.unwrap(), expected);
+        }
+        assert_eq!(store.attempt(&scored.id).await.unwrap().as_ref(), Some(&scored));
+        assert_eq!(store.tries(&scored.placement).await.unwrap().failed, u32::from(!status.counts()));
+        // It does not wait again, and has no other score.
+        refused(store.end(&waits.id, &waits.end()), Code::Conflict).await;
+        refused(store.end(&waits.id, &End { score: Some(0.5), ..scored.end() }), Code::Conflict).await;
+    }
+}
+
+pub async fn random_forests_come_back_to_the_bit(store: Tested) {
+    let run = store.run().clone();
+    for seed in 0..48 {
+        let [whole, grown] = [0, 1].map(|sample| {
+            let trajectory = forest(seed);
+            Attempt { trajectory, ..attempt(&run, seed as u32, sample) }
+        });
+        store.record_attempt(&whole).await.unwrap();
+        store.begin(&beginning(&grown)).await.unwrap();
+        let segments = grown.trajectory.segments();
+        let mut from = 0;
+        while from < segments.len() {
+            // A few at a time, some of them twice.
+            let to = (from + 1 + (uniform(seed, 1, from as u64) * 3.0) as usize).min(segments.len());
+            let again = (uniform(seed, 2, from as u64) * (from + 1) as f64) as usize;
+            store.append(&grown.id, &segments[again..to]).await.unwrap();
+            from = to;
+        }
+        store.end(&grown.id, &grown.end()).await.unwrap();
+        for written in [whole, grown] {
+            let read = store.attempt(&written.id).await.unwrap().unwrap();
+            let bits = |attempt: &Attempt| -> Vec<u32> {
+                let segments = attempt.trajectory.segments();
+                segments.iter().flat_map(|s| s.logprobs.iter().map(|p| p.to_bits())).collect()
+            };
+            assert_eq!(bits(&read), bits(&written), "seed {seed}");
+            // With the log-probabilities, of which a NaN is no other's equal, everything is the same.
+            let plain = |attempt: &Attempt| format!("{attempt:?}");
+            assert_eq!(plain(&read), plain(&written), "seed {seed}");
+            assert_eq!(store.record_attempt(&written).await.unwrap(), Recorded::Before);
+        }
+    }
+    let sizes = |summary: &crate::AttemptSummary| (summary.sampled_tokens, summary.tokens);
+    for pair in store.summaries(Purpose::Train).await.unwrap().chunks(2) {
+        assert_eq!(sizes(&pair[0]), sizes(&pair[1]));
+    }
+}
+
+pub async fn summaries_are_in_order(store: Tested) {
+    let run = store.run().clone();
+    let of = |placement: Placement| Attempt {
+        id: AttemptId::new(&run, &placement, 0),
+        placement,
+        ..attempt(&run, 0, 0)
+    };
+    let at = |phase, step, group| Placement { phase, step, group, ..place(0, 0) };
+    let mut places = vec![at(1, 3, 10), at(0, 5, 0), at(1, 3, 2), at(1, 2, 9), at(0, 4, 1)];
+    for placement in &places {
+        store.record_attempt(&of(*placement)).await.unwrap();
+    }
+    let eval = Placement { purpose: Purpose::Eval, ..at(0, 0, 0) };
+    store.record_attempt(&of(eval)).await.unwrap();
+    places.sort();
+    let listed = |purpose| {
+        let store = store.clone();
+        async move {
+            let all = store.summaries(purpose).await.unwrap();
+            all.into_iter().map(|summary| summary.placement).collect::<Vec<_>>()
+        }
+    };
+    assert_eq!(listed(Purpose::Train).await, places);
+    assert_eq!(listed(Purpose::Eval).await, [eval]);
+    assert_eq!(listed(Purpose::Baseline).await, []);
+}
+
+pub async fn tasks_are_listed_once(store: Tested) {
+    let run = store.run().clone();
+    for (sample, task) in [json!({"q": 1}), json!({"q": 2}), json!({"q": 1})].into_iter().enumerate() {
+        let asked = Attempt { task, ..attempt(&run, 0, sample as u32) };
+        store.record_attempt(&asked).await.unwrap();
+    }
+    let begun = Attempt { task: json!({"q": 3}), ..attempt(&run, 1, 0) };
+    store.begin(&beginning(&begun)).await.unwrap();
+    let tasks = store.tasks(Purpose::Train).await.unwrap();
+    assert_eq!(tasks, [json!({"q": 1}), json!({"q": 2}), json!({"q": 3})]);
+    assert_eq!(store.tasks(Purpose::Eval).await.unwrap(), Vec::<serde_json::Value>::new());
+}
+
+pub async fn plans_are_written_once(store: Tested) {
+    let run = store.run().clone();
+    assert_eq!(store.step(1, 2).await.unwrap(), None);
+    let kl = ChargedKl { coefficient: 0.1, found: 0.25, rollouts: 3 };
+    let high_entropy = HighEntropy { tokens: 9, kept: 2, thresholds: vec![0.1, 0.7] };
+    let changed = |mut plan: StepPlan, change: &dyn Fn(&mut PolicyPlan)| {
+        change(&mut plan.policies[1]);
+        plan
+    };
+    let first = changed(plan(&run, &[(0.5, 0.25), (-1.0, 2.0)]), &|of| {
+        (of.kl, of.high_entropy) = (Some(kl), Some(high_entropy.clone()));
+    });
+    assert_eq!(store.record_step(&first).await.unwrap(), Recorded::Now);
+    assert_eq!(store.record_step(&first).await.unwrap(), Recorded::Before);
+    let others = [
+        changed(first.clone(), &|of| of.kl = None),
+        changed(first.clone(), &|of| of.policy = "c".into()),
+        changed(first.clone(), &|of| of.version = 4),
+        changed(first.clone(), &|of| of.updates.truncate(1)),
+        StepPlan { places: vec![7, 8], ..first.clone() },
+        plan(&run, &[(0.5, 0.25)]),
+        plan(&run, &[(0.5, 0.25), (-1.0, 2.5)]),
+    ];
+    for other in &others {
+        let text = refused(store.record_step(other), Code::Conflict).await;
+        assert!(text.contains("plan of phase 1/step 2 is already recorded"), "{text}");
+    }
+    let later = StepPlan { phase: 2, step: 0, ..first.clone() };
+    let earlier = StepPlan { step: 1, policies: Vec::new(), ..first.clone() };
+    for plan in [&later, &earlier] {
+        store.record_step(plan).await.unwrap();
+    }
+    for plan in [first, later, earlier] {
+        assert_eq!(store.step(plan.phase, plan.step).await.unwrap(), Some(plan));
+    }
+    assert_eq!(store.planned_steps().await.unwrap(), [(1, 1), (1, 2), (2, 0)]);
+    let endless = [
+        plan(&run, &[(f32::NAN, 1.0)]),
+        plan(&run, &[(1.0, f32::INFINITY)]),
+        plan(&run, &[(1.0, 1.0), (f32::NEG_INFINITY, 1.0)]),
+        changed(plan(&run, &[]), &|of| of.kl = Some(ChargedKl { found: f64::NAN, ..kl })),
+    ];
+    for bad in endless {
+        refused(store.record_step(&StepPlan { step: 9, ..bad }), Code::Invalid).await;
+    }
+    assert_eq!(store.step(1, 9).await.unwrap(), None);
+}
+
+pub async fn advantages_come_back_to_the_bit(store: Tested) {
+    let run = store.run().clone();
+    let mut numbers = vec![(-0.0, f32::MIN_POSITIVE), (f32::MAX, 1e-45), (0.0, -0.0)];
+    numbers.extend((0..40u32).filter_map(|i| {
+        let draw = |n| f32::from_bits((uniform(u64::from(i), 3, n) * f64::from(u32::MAX)) as u32);
+        Some((draw(0), draw(1))).filter(|(a, b)| a.is_finite() && b.is_finite())
+    }));
+    let written = plan(&run, &numbers);
+    store.record_step(&written).await.unwrap();
+    let read = store.step(1, 2).await.unwrap().unwrap();
+    let bits = |plan: &StepPlan| -> Vec<u32> {
+        let lists =
+            plan.paths().flat_map(|p| [Some(&p.advantage), Some(&p.weight), p.returns.as_ref()]).flatten();
+        lists.flat_map(|numbers| numbers.iter().take(3)).map(f32::to_bits).collect()
+    };
+    assert_eq!(bits(&read), bits(&written));
+    assert_eq!(read, written);
+    // The sign of a zero is part of a plan.
+    numbers[0].0 = 0.0;
+    refused(store.record_step(&plan(&run, &numbers)), Code::Conflict).await;
+}
+
+pub async fn evaluations_are_kept_in_order_and_never_replaced(store: Tested) {
+    let (before, after) = (EvalKey { phase: 0, step: 0 }, EvalKey { phase: 1, step: 40 });
+    assert_eq!(store.record_eval(after, &json!({"mean": 0.925})).await.unwrap(), Recorded::Now);
+    store.record_eval(before, &json!({"mean": 0.1})).await.unwrap();
+    assert_eq!(store.record_eval(before, &json!({"mean": 0.1})).await.unwrap(), Recorded::Before);
+    let text = refused(store.record_eval(before, &json!({"mean": 0.2})), Code::Conflict).await;
+    assert!(text.contains("evaluation phase 0/step 0"), "{text}");
+    let all = [(before, json!({"mean": 0.1})), (after, json!({"mean": 0.925}))];
+    assert_eq!(store.evals().await.unwrap(), all);
+}
+
+/// Many writers at once: of writes that differ one is committed and the others are refused, of equal ones
+/// one is new, and a refused write takes no other with it.
+pub async fn many_writers_agree(store: Tested) {
+    const WRITERS: u32 = 12;
+    const GROUPS: u32 = 16;
+    let mut writers = tokio::task::JoinSet::new();
+    for writer in 0..WRITERS {
+        let store = store.clone();
+        writers.spawn(async move {
+            let run = store.run().clone();
+            let mut won = Vec::new();
+            for group in 0..GROUPS {
+                // One place where all write something of their own, one where all write the same, one for
+                // each.
+                let contested = Attempt { reward: Some(f64::from(writer)), ..attempt(&run, group, 0) };
+                match store.record_attempt(&contested).await {
+                    Ok(recorded) => {
+                        assert_eq!(recorded, Recorded::Now);
+                        won.push(contested);
+                    }
+                    Err(error) => assert_eq!(error.code(), Code::Conflict, "{error}"),
+                }
+                grow(&store, &attempt(&run, group, 1)).await.unwrap();
+                grow(&store, &attempt(&run, group, 2 + writer)).await.unwrap();
+            }
+            won
+        });
+    }
+    let mut won: Vec<Attempt> = Vec::new();
+    while let Some(of_writer) = writers.join_next().await {
+        won.extend(of_writer.unwrap());
+    }
+    assert_eq!(won.len(), GROUPS as usize, "each place has one winner");
+    for attempt in won {
+        assert_eq!(store.last_try(&attempt.placement).await.unwrap(), Some(attempt));
+    }
+    let all = store.summaries(Purpose::Train).await.unwrap();
+    assert_eq!(all.len() as u32, GROUPS * (2 + WRITERS));
+    assert!(all.iter().all(|summary| (summary.sampled_tokens, summary.tokens) == (2, 5)));
+}
+
+pub async fn unknown_names_have_nothing(store: Tested) {
+    let made = attempt(store.run(), 7, 7);
+    assert_eq!(store.attempt(&made.id).await.unwrap(), None);
+    assert_eq!(store.last_try(&made.placement).await.unwrap(), None);
+    assert_eq!(store.tries(&made.placement).await.unwrap(), Tries::default());
+    assert_eq!(store.step(0, 0).await.unwrap(), None);
+    assert_eq!(store.planned_steps().await.unwrap(), []);
+    assert_eq!(store.evals().await.unwrap(), []);
+    assert_eq!(store.abandon_running().await.unwrap(), 0);
+    let text = refused(store.append(&made.id, made.trajectory.segments()), Code::NotFound).await;
+    assert!(text.contains(&made.id.to_string()) && text.contains("begin it first"), "{text}");
+}

@@ -1,0 +1,277 @@
+//! The record in memory: gone with its process. For tests, and where nobody will ask for what was recorded.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use async_trait::async_trait;
+use dressage_tree::{AttemptId, Placement, Purpose, RunId, Segment, SegmentId};
+
+use crate::checks;
+use crate::error::{Code, Failure};
+use crate::{
+    Attempt, AttemptSummary, Begun, End, EvalKey, Recorded, Status, StepPlan, Store, StoreError, Tries,
+};
+
+/// The place that messages name.
+const PLACE: &str = "memory";
+
+/// A record that is lost with its process.
+#[derive(Debug)]
+pub struct Memory {
+    run: RunId,
+    held: Mutex<Held>,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    attempts: BTreeMap<AttemptId, Attempt>,
+    /// By place and number.
+    tries: BTreeMap<(Placement, u32), AttemptId>,
+    steps: BTreeMap<(u32, u32), StepPlan>,
+    evals: BTreeMap<EvalKey, serde_json::Value>,
+}
+
+impl Memory {
+    /// An empty record of a run.
+    pub fn new(run: RunId) -> Self {
+        Memory { run, held: Mutex::default() }
+    }
+
+    /// Reads or writes, under the lock, which nobody holds for longer than a copy takes.
+    fn with<T>(
+        &self,
+        action: &'static str,
+        key: impl ToString,
+        work: impl FnOnce(&mut Held) -> Result<T, Failure>,
+    ) -> Result<T, StoreError> {
+        // Every write checks before it changes anything, so a panic has left all as it was.
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        work(&mut held).map_err(|failure| failure.at(PLACE, action, key.to_string()))
+    }
+}
+
+impl Held {
+    fn insert(&mut self, attempt: Attempt) {
+        self.tries.insert((attempt.placement, attempt.number), attempt.id);
+        self.attempts.insert(attempt.id, attempt);
+    }
+
+    fn known(&mut self, id: &AttemptId) -> Result<&mut Attempt, Failure> {
+        self.attempts.get_mut(id).ok_or(Failure::Unknown)
+    }
+
+    /// Attempts at a place, by number.
+    fn at(&self, place: &Placement) -> impl DoubleEndedIterator<Item = &Attempt> {
+        self.tries.range((*place, 0)..=(*place, u32::MAX)).filter_map(|(_, id)| self.attempts.get(id))
+    }
+}
+
+/// An evaluation as it would be written down.
+fn serialised(result: &serde_json::Value) -> String {
+    result.to_string()
+}
+
+/// −0 as a database keeps it.
+fn plain(number: Option<f64>) -> Option<f64> {
+    number.map(|number| number + 0.0)
+}
+
+#[async_trait]
+impl Store for Memory {
+    fn run(&self) -> &RunId {
+        &self.run
+    }
+
+    fn place(&self) -> &str {
+        PLACE
+    }
+
+    async fn begin(&self, begun: &Begun) -> Result<Recorded, StoreError> {
+        self.with("record", begun.placement, |held| {
+            checks::name(&self.run, &begun.id, &begun.placement, begun.number)?;
+            match held.attempts.get(&begun.id) {
+                Some(stored) => checks::begun_again(stored, begun),
+                None => {
+                    held.insert(Attempt::begun(begun));
+                    Ok(Recorded::Now)
+                }
+            }
+        })
+    }
+
+    async fn append(&self, id: &AttemptId, segments: &[Segment]) -> Result<Recorded, StoreError> {
+        self.with("record", format_args!("attempt {id}"), |held| {
+            let attempt = held.known(id)?;
+            let stored = attempt.trajectory.segments();
+            let at = |id: SegmentId| stored.get(id.0 as usize);
+            let new = checks::appended(
+                attempt,
+                stored.len() as u32,
+                segments,
+                |id| Ok(at(id).cloned()),
+                |id| Ok(at(id).map_or(0, |segment| segment.tokens.len())),
+            )?;
+            let recorded = if new.is_empty() { Recorded::Before } else { Recorded::Now };
+            for segment in new {
+                let pushed = attempt.trajectory.push(segment);
+                pushed.map_err(|error| Failure::Backend(Code::Internal, error.into()))?;
+            }
+            Ok(recorded)
+        })
+    }
+
+    async fn end(&self, id: &AttemptId, end: &End) -> Result<Recorded, StoreError> {
+        self.with("record", format_args!("attempt {id}"), |held| {
+            checks::end(end)?;
+            let attempt = held.known(id)?;
+            if checks::ended(attempt, end)? == Recorded::Before {
+                return Ok(Recorded::Before);
+            }
+            let End { outcome, score, reward, earned, status } = end.clone();
+            (attempt.outcome, attempt.earned, attempt.status) = (outcome, earned, status);
+            (attempt.score, attempt.reward) = (plain(score), plain(reward));
+            Ok(Recorded::Now)
+        })
+    }
+
+    async fn abandon_running(&self) -> Result<u64, StoreError> {
+        self.with("record", "attempts that run", |held| {
+            let mut abandoned = 0;
+            for attempt in held.attempts.values_mut().filter(|attempt| attempt.status == Status::Running) {
+                attempt.status = Status::Abandoned;
+                abandoned += 1;
+            }
+            Ok(abandoned)
+        })
+    }
+
+    async fn record_attempts(&self, attempts: &[Attempt]) -> Result<Recorded, StoreError> {
+        let key = match attempts {
+            [one] => one.placement.to_string(),
+            all => format!("{} attempts", all.len()),
+        };
+        self.with("record", key, |held| {
+            let mut new: BTreeMap<AttemptId, &Attempt> = BTreeMap::new();
+            for attempt in attempts {
+                checks::attempt(&self.run, attempt)?;
+                let stored = held.attempts.get(&attempt.id).or_else(|| new.get(&attempt.id).copied());
+                match stored.map(|stored| checks::difference(stored, attempt)) {
+                    None => drop(new.insert(attempt.id, attempt)),
+                    Some(None) => {}
+                    Some(Some(field)) => {
+                        return Err(Failure::Conflict(attempt.placement.to_string(), field));
+                    }
+                }
+            }
+            let recorded = if new.is_empty() { Recorded::Before } else { Recorded::Now };
+            for attempt in new.into_values() {
+                let (score, reward) = (plain(attempt.score), plain(attempt.reward));
+                held.insert(Attempt { score, reward, ..attempt.clone() });
+            }
+            Ok(recorded)
+        })
+    }
+
+    async fn attempt(&self, id: &AttemptId) -> Result<Option<Attempt>, StoreError> {
+        self.with("read", format_args!("attempt {id}"), |held| Ok(held.attempts.get(id).cloned()))
+    }
+
+    async fn last_try(&self, placement: &Placement) -> Result<Option<Attempt>, StoreError> {
+        self.with("read", placement, |held| {
+            Ok(held.at(placement).rfind(|attempt| attempt.status.counts()).cloned())
+        })
+    }
+
+    async fn tries(&self, placement: &Placement) -> Result<Tries, StoreError> {
+        self.with("read", placement, |held| {
+            let next = held.at(placement).next_back().map_or(0, |last| last.number + 1);
+            let failed = held.at(placement).filter(|attempt| attempt.status == Status::Superseded).count();
+            Ok(Tries { next, failed: failed as u32 })
+        })
+    }
+
+    async fn tasks(&self, purpose: Purpose) -> Result<Vec<serde_json::Value>, StoreError> {
+        self.with("read", format_args!("tasks for {}", purpose.name()), |held| {
+            let of = held.attempts.values().filter(|attempt| attempt.placement.purpose == purpose);
+            let each: BTreeMap<String, serde_json::Value> =
+                of.map(|attempt| (attempt.task.to_string(), attempt.task.clone())).collect();
+            Ok(each.into_values().collect())
+        })
+    }
+
+    async fn summaries(&self, purpose: Purpose) -> Result<Vec<AttemptSummary>, StoreError> {
+        self.with("read", format_args!("attempts for {}", purpose.name()), |held| {
+            let mut found: BTreeMap<Placement, AttemptSummary> = BTreeMap::new();
+            for ((placement, number), id) in &held.tries {
+                let Some(attempt) = held.attempts.get(id) else { continue };
+                if placement.purpose == purpose && attempt.status.counts() {
+                    let segments = attempt.trajectory.segments();
+                    let summary = AttemptSummary {
+                        id: *id,
+                        placement: *placement,
+                        number: *number,
+                        score: attempt.score,
+                        reward: attempt.reward,
+                        status: attempt.status,
+                        sampled_tokens: attempt.trajectory.sampled_tokens() as u64,
+                        tokens: segments.iter().map(|segment| segment.tokens.len() as u64).sum(),
+                    };
+                    // Later tries come later.
+                    found.insert(*placement, summary);
+                }
+            }
+            Ok(found.into_values().collect())
+        })
+    }
+
+    async fn record_step(&self, plan: &StepPlan) -> Result<Recorded, StoreError> {
+        let key = format!("plan of phase {}/step {}", plan.phase, plan.step);
+        self.with("record", key.clone(), |held| {
+            checks::plan(plan)?;
+            match held.steps.get(&(plan.phase, plan.step)) {
+                Some(stored) if checks::same_plan(stored, plan) => Ok(Recorded::Before),
+                Some(_) => Err(Failure::Conflict(key, "plan")),
+                None => {
+                    held.steps.insert((plan.phase, plan.step), plan.clone());
+                    Ok(Recorded::Now)
+                }
+            }
+        })
+    }
+
+    async fn step(&self, phase: u32, step: u32) -> Result<Option<StepPlan>, StoreError> {
+        let key = format_args!("plan of phase {phase}/step {step}");
+        self.with("read", key, |held| Ok(held.steps.get(&(phase, step)).cloned()))
+    }
+
+    async fn planned_steps(&self) -> Result<Vec<(u32, u32)>, StoreError> {
+        self.with("read", "the ledger", |held| Ok(held.steps.keys().copied().collect()))
+    }
+
+    async fn record_eval(&self, key: EvalKey, result: &serde_json::Value) -> Result<Recorded, StoreError> {
+        self.with("record", key, |held| match held.evals.get(&key) {
+            // As text, so that numbers are the same where they are written alike.
+            Some(stored) if serialised(stored) == serialised(result) => Ok(Recorded::Before),
+            Some(_) => Err(Failure::Conflict(key.to_string(), "result")),
+            None => {
+                held.evals.insert(key, result.clone());
+                Ok(Recorded::Now)
+            }
+        })
+    }
+
+    async fn evals(&self) -> Result<Vec<(EvalKey, serde_json::Value)>, StoreError> {
+        self.with("read", "evaluations", |held| {
+            Ok(held.evals.iter().map(|(key, result)| (*key, result.clone())).collect())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    crate::store_contract!(memory, async || ((), Arc::new(Memory::new(RunId("test".into())))));
+}

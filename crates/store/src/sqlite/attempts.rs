@@ -1,0 +1,239 @@
+//! Attempts: begun, ended, recorded at once, and listed.
+
+use std::str::FromStr;
+
+use dressage_tree::{AttemptId, Kind, Placement, Purpose, RunId, Segment};
+use rusqlite::{Connection, OptionalExtension, Row, named_params, params};
+
+use super::segments;
+use crate::checks;
+use crate::error::Failure;
+use crate::{Attempt, AttemptSummary, Begun, End, Recorded, Status, Tries};
+
+/// An attempt, as errors name it.
+pub(super) fn key(id: &AttemptId) -> String {
+    format!("attempt {id}")
+}
+
+/// Begins an attempt.
+pub(super) fn begin(to: &Connection, run: &RunId, begun: &Begun) -> Result<Recorded, Failure> {
+    checks::name(run, &begun.id, &begun.placement, begun.number)?;
+    match head(to, &begun.id)? {
+        Some((_, stored)) => checks::begun_again(&stored, begun),
+        None => insert(to, &Attempt::begun(begun)).map(|_| Recorded::Now),
+    }
+}
+
+/// Appends segments to an attempt that runs.
+pub(super) fn append(to: &Connection, id: &AttemptId, given: &[Segment]) -> Result<Recorded, Failure> {
+    let (row, head) = head(to, id)?.ok_or(Failure::Unknown)?;
+    let len = segments::count(to, row)?;
+    let stored = |id| segments::one(to, row, id);
+    let new = checks::appended(&head, len, given, stored, |id| segments::tokens(to, row, id))?;
+    if new.is_empty() {
+        return Ok(Recorded::Before);
+    }
+    segments::insert(to, row, &new)?;
+    to.prepare_cached(
+        "UPDATE attempts SET sampled_tokens = sampled_tokens + ?2, tokens = tokens + ?3 WHERE id = ?1",
+    )?
+    .execute(params![row, sampled(&new), tokens(&new)])?;
+    Ok(Recorded::Now)
+}
+
+/// Ends an attempt that runs.
+pub(super) fn end(to: &Connection, id: &AttemptId, end: &End) -> Result<Recorded, Failure> {
+    checks::end(end)?;
+    let (row, head) = head(to, id)?.ok_or(Failure::Unknown)?;
+    if checks::ended(&head, end)? == Recorded::Before {
+        return Ok(Recorded::Before);
+    }
+    to.prepare_cached(
+        "UPDATE attempts SET outcome = :outcome, score = :score, reward = :reward, earned = :earned, status = :status
+         WHERE id = :row",
+    )?
+    .execute(named_params! {
+        ":outcome": json(&end.outcome)?,
+        ":score": end.score,
+        ":reward": end.reward,
+        ":earned": json(&end.earned)?,
+        ":status": end.status.name(),
+        ":row": row,
+    })?;
+    Ok(Recorded::Now)
+}
+
+/// Abandons all attempts that run; returns how many.
+pub(super) fn abandon_running(to: &Connection) -> Result<u64, Failure> {
+    let abandon = "UPDATE attempts SET status = 'abandoned' WHERE status = 'running'";
+    Ok(to.prepare_cached(abandon)?.execute([])? as u64)
+}
+
+/// Records whole attempts.
+pub(super) fn record(to: &Connection, run: &RunId, attempts: &[Attempt]) -> Result<Recorded, Failure> {
+    let mut recorded = Recorded::Before;
+    for attempt in attempts {
+        checks::attempt(run, attempt)?;
+        match read(to, &attempt.id)? {
+            None => {
+                let row = insert(to, attempt)?;
+                segments::insert(to, row, attempt.trajectory.segments())?;
+                recorded = Recorded::Now;
+            }
+            Some(stored) => {
+                if let Some(field) = checks::difference(&stored, attempt) {
+                    return Err(Failure::Conflict(attempt.placement.to_string(), field));
+                }
+            }
+        }
+    }
+    Ok(recorded)
+}
+
+/// Writes everything of an attempt but its segments; returns its row.
+fn insert(to: &Connection, attempt: &Attempt) -> Result<i64, Failure> {
+    let Placement { purpose, phase, step, group, sample } = &attempt.placement;
+    let segments = attempt.trajectory.segments();
+    to.prepare_cached(
+        "INSERT INTO attempts (name, purpose, phase, step, grp, sample, number, task, outcome, score, reward, earned,
+             status, sampled_tokens, tokens)
+         VALUES (:name, :purpose, :phase, :step, :group, :sample, :number, :task, :outcome, :score, :reward, :earned,
+             :status, :sampled_tokens, :tokens)",
+    )?
+    .execute(named_params! {
+        ":name": attempt.id.bytes(),
+        ":purpose": purpose.name(),
+        ":phase": phase,
+        ":step": step,
+        ":group": group,
+        ":sample": sample,
+        ":number": attempt.number,
+        ":task": attempt.task.to_string(),
+        ":outcome": json(&attempt.outcome)?,
+        ":score": attempt.score,
+        ":reward": attempt.reward,
+        ":earned": json(&attempt.earned)?,
+        ":status": attempt.status.name(),
+        ":sampled_tokens": sampled(segments),
+        ":tokens": tokens(segments),
+    })?;
+    Ok(to.last_insert_rowid())
+}
+
+fn json(value: &impl serde::Serialize) -> Result<String, Failure> {
+    serde_json::to_string(value).map_err(|error| Failure::Unstorable(error.to_string()))
+}
+
+fn sampled(segments: &[Segment]) -> i64 {
+    tokens(segments.iter().filter(|segment| segment.kind == Kind::Sampled))
+}
+
+fn tokens<'a>(segments: impl IntoIterator<Item = &'a Segment>) -> i64 {
+    segments.into_iter().map(|segment| segment.tokens.len() as i64).sum()
+}
+
+/// The attempt of a name.
+pub(super) fn read(from: &Connection, name: &AttemptId) -> Result<Option<Attempt>, Failure> {
+    let Some((row, head)) = head(from, name)? else { return Ok(None) };
+    Ok(Some(Attempt { trajectory: segments::trajectory(from, row)?, ..head }))
+}
+
+/// An attempt without its segments, and its row.
+fn head(from: &Connection, name: &AttemptId) -> Result<Option<(i64, Attempt)>, Failure> {
+    let mut statement = from.prepare_cached(
+        "SELECT id, task, outcome, score, reward, status, earned, purpose, phase, step, grp, sample, number
+         FROM attempts WHERE name = ?1",
+    )?;
+    let mut rows = statement.query([name.bytes()])?;
+    let Some(row) = rows.next()? else { return Ok(None) };
+    let damaged = |what: &str, why: String| Failure::Damaged(format!("its {what} {why}"));
+    let [task, outcome, earned, purpose]: [String; 4] = [row.get(1)?, row.get(2)?, row.get(6)?, row.get(7)?];
+    let purpose = Purpose::parse(&purpose).ok_or_else(|| damaged("purpose", format!("is `{purpose}`")))?;
+    let (phase, step, group, sample) = (row.get(8)?, row.get(9)?, row.get(10)?, row.get(11)?);
+    let begun = Begun {
+        id: *name,
+        placement: Placement { purpose, phase, step, group, sample },
+        number: row.get(12)?,
+        task: serde_json::Value::from_str(&task).map_err(|e| damaged("task", format!("is not JSON: {e}")))?,
+    };
+    let head = Attempt {
+        outcome: serde_json::from_str(&outcome)
+            .map_err(|e| damaged("outcome", format!("cannot be read: {e}")))?,
+        score: row.get(3)?,
+        reward: row.get(4)?,
+        earned: serde_json::from_str(&earned).map_err(|e| {
+            Failure::Damaged(format!("the parts of its reward are not what they should be: {e}"))
+        })?,
+        status: status(row, 5)?,
+        ..Attempt::begun(&begun)
+    };
+    Ok(Some((row.get(0)?, head)))
+}
+
+/// The try that counts at a place.
+pub(super) fn last_try(from: &Connection, placement: &Placement) -> Result<Option<Attempt>, Failure> {
+    let Placement { purpose, phase, step, group, sample } = placement;
+    let name = from
+        .prepare_cached(
+            "SELECT name FROM attempts WHERE purpose = ?1 AND phase = ?2 AND step = ?3 AND grp = ?4 AND sample = ?5
+                 AND status IN ('completed', 'unscored', 'failed') ORDER BY number DESC LIMIT 1",
+        )?
+        .query_row(params![purpose.name(), phase, step, group, sample], |row| row.get(0))
+        .optional()?;
+    name.map_or(Ok(None), |name| read(from, &AttemptId::from_bytes(name)))
+}
+
+/// The tries at a place.
+pub(super) fn tries(from: &Connection, placement: &Placement) -> Result<Tries, Failure> {
+    let Placement { purpose, phase, step, group, sample } = placement;
+    let count =
+        "SELECT coalesce(max(number) + 1, 0), count(*) FILTER (WHERE status = 'superseded') FROM attempts
+         WHERE purpose = ?1 AND phase = ?2 AND step = ?3 AND grp = ?4 AND sample = ?5";
+    let key = params![purpose.name(), phase, step, group, sample];
+    let tries = |row: &Row<'_>| Ok(Tries { next: row.get(0)?, failed: row.get(1)? });
+    Ok(from.prepare_cached(count)?.query_row(key, tries)?)
+}
+
+/// The tasks of all attempts for a purpose, each once.
+pub(super) fn tasks(from: &Connection, purpose: Purpose) -> Result<Vec<serde_json::Value>, Failure> {
+    let mut statement =
+        from.prepare_cached("SELECT DISTINCT task FROM attempts WHERE purpose = ?1 ORDER BY 1")?;
+    let mut rows = statement.query([purpose.name()])?;
+    let mut tasks = Vec::new();
+    while let Some(row) = rows.next()? {
+        let text: String = row.get(0)?;
+        let task = serde_json::from_str(&text);
+        tasks.push(task.map_err(|e| Failure::Damaged(format!("a task is not JSON: {e}")))?);
+    }
+    Ok(tasks)
+}
+
+/// Summaries of the tries that count for a purpose.
+pub(super) fn summaries(from: &Connection, purpose: Purpose) -> Result<Vec<AttemptSummary>, Failure> {
+    let mut statement = from.prepare_cached(
+        "SELECT phase, step, grp, sample, score, reward, status, sampled_tokens, tokens, name, max(number)
+         FROM attempts WHERE purpose = ?1 AND status IN ('completed', 'unscored', 'failed')
+         GROUP BY phase, step, grp, sample ORDER BY phase, step, grp, sample",
+    )?;
+    let mut rows = statement.query([purpose.name()])?;
+    let mut summaries = Vec::new();
+    while let Some(row) = rows.next()? {
+        let (phase, step, group, sample) = (row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?);
+        summaries.push(AttemptSummary {
+            id: AttemptId::from_bytes(row.get(9)?),
+            placement: Placement { purpose, phase, step, group, sample },
+            number: row.get(10)?,
+            score: row.get(4)?,
+            reward: row.get(5)?,
+            status: status(row, 6)?,
+            sampled_tokens: row.get::<_, i64>(7)? as u64,
+            tokens: row.get::<_, i64>(8)? as u64,
+        });
+    }
+    Ok(summaries)
+}
+
+fn status(row: &Row<'_>, column: usize) -> Result<Status, Failure> {
+    let name: String = row.get(column)?;
+    Status::parse(&name).ok_or_else(|| Failure::Damaged(format!("a status is `{name}`")))
+}

@@ -1,0 +1,38 @@
+//! Results of evaluations.
+
+use rusqlite::{Connection, OptionalExtension, params};
+
+use crate::error::Failure;
+use crate::{EvalKey, Recorded};
+
+/// Records the result of an evaluation, as JSON.
+pub(super) fn record(to: &Connection, key: EvalKey, text: &str) -> Result<Recorded, Failure> {
+    let stored: Option<String> = to
+        .prepare_cached("SELECT result FROM evals WHERE phase = ?1 AND step = ?2")?
+        .query_row([key.phase, key.step], |row| row.get(0))
+        .optional()?;
+    match stored {
+        Some(stored) if stored == text => Ok(Recorded::Before),
+        Some(_) => Err(Failure::Conflict(key.to_string(), "result")),
+        None => {
+            to.prepare_cached("INSERT INTO evals (phase, step, result) VALUES (?1, ?2, ?3)")?
+                .execute(params![key.phase, key.step, text])?;
+            Ok(Recorded::Now)
+        }
+    }
+}
+
+/// All results, by phase and step.
+pub(super) fn all(from: &Connection) -> Result<Vec<(EvalKey, serde_json::Value)>, Failure> {
+    let mut statement = from.prepare_cached("SELECT phase, step, result FROM evals ORDER BY phase, step")?;
+    let mut rows = statement.query([])?;
+    let mut results = Vec::new();
+    while let Some(row) = rows.next()? {
+        let key = EvalKey { phase: row.get(0)?, step: row.get(1)? };
+        let text: String = row.get(2)?;
+        let result = serde_json::from_str(&text)
+            .map_err(|e| Failure::Damaged(format!("the result of {key} is not JSON: {e}")))?;
+        results.push((key, result));
+    }
+    Ok(results)
+}

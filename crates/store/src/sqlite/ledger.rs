@@ -1,0 +1,152 @@
+//! The write-ahead ledger: what each step trains on, written before it runs.
+
+use dressage_tree::{AttemptId, SegmentId};
+use rusqlite::{Connection, OptionalExtension, params};
+use serde::{Deserialize, Serialize};
+
+use crate::checks;
+use crate::error::Failure;
+use crate::record::{ChargedKl, HighEntropy, PolicyPlan, Update};
+use crate::{PerToken, PlannedPath, Recorded, StepPlan};
+
+/// The part of a plan that is stored as JSON: all but its paths.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Head {
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    places: Vec<u64>,
+    policies: Vec<HeadOfPolicy>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HeadOfPolicy {
+    policy: String,
+    version: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    kl: Option<ChargedKl>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    high_entropy: Option<HighEntropy>,
+    /// How many micro-batches each of its updates has.
+    updates: Vec<usize>,
+}
+
+/// Records a plan, unless it is there.
+pub(super) fn record(to: &Connection, plan: &StepPlan) -> Result<Recorded, Failure> {
+    checks::plan(plan)?;
+    match read(to, plan.phase, plan.step)? {
+        Some(stored) if checks::same_plan(&stored, plan) => Ok(Recorded::Before),
+        Some(_) => Err(Failure::Conflict(key(plan.phase, plan.step), "plan")),
+        None => write(to, plan).map(|()| Recorded::Now),
+    }
+}
+
+/// (phase, step) of all plans, in order.
+pub(super) fn planned(from: &Connection) -> Result<Vec<(u32, u32)>, Failure> {
+    let mut statement = from.prepare_cached("SELECT phase, step FROM steps ORDER BY phase, step")?;
+    let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// Writes a plan that is not there yet.
+pub(super) fn write(transaction: &Connection, plan: &StepPlan) -> Result<(), Failure> {
+    let StepPlan { phase, step, places, policies } = plan;
+    let of_policy = |plan: &PolicyPlan| HeadOfPolicy {
+        policy: plan.policy.clone(),
+        version: plan.version,
+        kl: plan.kl,
+        high_entropy: plan.high_entropy.clone(),
+        updates: plan.updates.iter().map(|update| update.micro_batches.len()).collect(),
+    };
+    let head = Head { places: places.clone(), policies: policies.iter().map(of_policy).collect() };
+    let head = serde_json::to_string(&head).map_err(|error| Failure::Unstorable(error.to_string()))?;
+    transaction
+        .prepare_cached("INSERT INTO steps (phase, step, plan) VALUES (?1, ?2, ?3)")?
+        .execute(params![phase, step, head])?;
+    let mut insert = transaction.prepare_cached(
+        "INSERT INTO planned_paths (phase, step, place, policy, upd, micro_batch, attempt, leaf, advantage, weight, returns,
+             vals)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
+    )?;
+    let mut place = 0u32;
+    let updates = policies.iter().enumerate().flat_map(|(policy, plan)| {
+        plan.updates.iter().enumerate().map(move |(i, update)| (policy, i, update))
+    });
+    for (policy, update, of_update) in updates {
+        for (micro_batch, paths) in of_update.micro_batches.iter().enumerate() {
+            for path in paths {
+                insert.execute(params![
+                    phase,
+                    step,
+                    place,
+                    policy as i64,
+                    update as i64,
+                    micro_batch as i64,
+                    path.attempt.bytes(),
+                    path.leaf.0,
+                    path.advantage.to_bytes(),
+                    path.weight.to_bytes(),
+                    path.returns.as_ref().map(PerToken::to_bytes),
+                    path.values.as_ref().map(PerToken::to_bytes),
+                ])?;
+                place += 1;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The plan of a step, if it is there.
+pub(super) fn read(transaction: &Connection, phase: u32, step: u32) -> Result<Option<StepPlan>, Failure> {
+    let text: Option<String> = transaction
+        .prepare_cached("SELECT plan FROM steps WHERE phase = ?1 AND step = ?2")?
+        .query_row([phase, step], |row| row.get(0))
+        .optional()?;
+    let Some(text) = text else { return Ok(None) };
+    let head: Head = serde_json::from_str(&text).map_err(|error| Failure::Damaged(error.to_string()))?;
+    let Head { places, policies } = head;
+    let empty = |micro_batches: usize| Update { micro_batches: vec![Vec::new(); micro_batches] };
+    let of_policy = |head: HeadOfPolicy| PolicyPlan {
+        policy: head.policy,
+        version: head.version,
+        kl: head.kl,
+        high_entropy: head.high_entropy,
+        updates: head.updates.into_iter().map(empty).collect(),
+    };
+    let mut policies: Vec<PolicyPlan> = policies.into_iter().map(of_policy).collect();
+    let mut statement = transaction.prepare_cached(
+        "SELECT policy, upd, micro_batch, attempt, leaf, advantage, weight, returns, vals FROM planned_paths
+         WHERE phase = ?1 AND step = ?2 ORDER BY place",
+    )?;
+    let mut rows = statement.query([phase, step])?;
+    while let Some(row) = rows.next()? {
+        let numbers = |bytes: Vec<u8>| {
+            PerToken::from_bytes(&bytes)
+                .ok_or_else(|| Failure::Damaged("a list of numbers is cut off".into()))
+        };
+        let optional = |bytes: Option<Vec<u8>>| bytes.map(numbers).transpose();
+        let [policy, update, micro_batch]: [u32; 3] = [row.get(0)?, row.get(1)?, row.get(2)?];
+        let paths = policies
+            .get_mut(policy as usize)
+            .and_then(|plan| plan.updates.get_mut(update as usize))
+            .and_then(|update| update.micro_batches.get_mut(micro_batch as usize))
+            .ok_or_else(|| {
+                let place = format!("micro-batch {micro_batch} of update {update} of policy {policy}");
+                Failure::Damaged(format!("it has no {place}"))
+            })?;
+        paths.push(PlannedPath {
+            attempt: AttemptId::from_bytes(row.get(3)?),
+            leaf: SegmentId(row.get(4)?),
+            advantage: numbers(row.get(5)?)?,
+            weight: numbers(row.get(6)?)?,
+            returns: optional(row.get(7)?)?,
+            values: optional(row.get(8)?)?,
+        });
+    }
+    Ok(Some(StepPlan { phase, step, places, policies }))
+}
+
+/// A plan, as errors name it.
+pub(super) fn key(phase: u32, step: u32) -> String {
+    format!("plan of phase {phase}/step {step}")
+}

@@ -1,0 +1,103 @@
+//! Opening a record: making a new one, bringing an old one up to date, refusing what is none.
+
+use std::path::Path;
+
+use dressage_tree::RunId;
+use rusqlite::{Connection, OpenFlags, TransactionBehavior};
+
+use super::schema::{APPLICATION_ID, EXISTING, SCHEMA_VERSION, TABLES, connect, identity, is_empty, opening};
+use super::{Opened, migrate, unwritable};
+use crate::StoreError;
+
+/// Opens the record of a run, creating it where there is none, to write it.
+pub(super) fn open(file: &Path, run: &RunId) -> Result<Opened, StoreError> {
+    let connection = connect(file, EXISTING | OpenFlags::SQLITE_OPEN_CREATE);
+    let mut connection = connection.map_err(|source| opening(file, source))?;
+    prepare(&mut connection, file, run)?;
+    check(&connection, file)?;
+    Ok((connection, None))
+}
+
+/// Opens a record that exists, to write it.
+pub(super) fn resume(file: &Path, new: &RunId) -> Result<Opened, StoreError> {
+    let mut connection = connect(file, EXISTING).map_err(|source| opening(file, source))?;
+    prepare(&mut connection, file, new)?;
+    check(&connection, file)?;
+    Ok((connection, None))
+}
+
+/// Opens the record that a writer of this process has open, to read it.
+pub(super) fn beside_the_writer(file: &Path) -> Result<Opened, StoreError> {
+    let connect = || {
+        let connection = connect(file, EXISTING)?;
+        connection.pragma_update(None, "query_only", true)?;
+        Ok(connection)
+    };
+    Ok((connect().map_err(|source| opening(file, source))?, None))
+}
+
+/// Opens a record that exists, to read it, as it is or as a copy of it.
+pub(super) fn open_existing(file: &Path) -> Result<Opened, StoreError> {
+    // Read-write, because a reader of a WAL file may have to create its shared-memory index.
+    let readable = connect(file, EXISTING).and_then(|connection| identity(&connection).map(|_| connection));
+    let (connection, copy) = match readable {
+        Err(error) if unwritable::is_why(&error) && file.is_file() => {
+            let place = || file.display().to_string();
+            unwritable::open(file).map_err(|source| StoreError::Unwritable { place: place(), source })?
+        }
+        opened => (opened.map_err(|source| opening(file, source))?, None),
+    };
+    let (application, version) = identity(&connection).map_err(|source| opening(file, source))?;
+    if application == APPLICATION_ID && migrate::is_known(version) && version < SCHEMA_VERSION {
+        let (mut migrated, copy) = migrate::copy(&connection, file)?;
+        migrate::run(&mut migrated, file)?;
+        check(&migrated, file)?;
+        return Ok((migrated, Some(copy)));
+    }
+    check(&connection, file)?;
+    Ok((connection, copy))
+}
+
+/// Gives a new file the tables of `run`, and an earlier build's file the present ones.
+fn prepare(connection: &mut Connection, file: &Path, run: &RunId) -> Result<(), StoreError> {
+    let opening = |source| opening(file, source);
+    // Named before anything else, so that a file of another program is not changed.
+    let (application, version) = identity(connection).map_err(opening)?;
+    let is_new = is_empty(connection).map_err(opening)?;
+    if application != APPLICATION_ID && !is_new {
+        return Err(StoreError::Foreign { place: file.display().to_string(), found: application });
+    }
+    if !is_new && !migrate::is_known(version) {
+        return check(connection, file);
+    }
+    connection.pragma_update(None, "journal_mode", "wal").map_err(opening)?;
+    connection.pragma_update(None, "synchronous", "full").map_err(opening)?;
+    // Immediate: of two handles that open a new file at once, the second waits and finds the tables.
+    let transaction =
+        connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(opening)?;
+    if is_empty(&transaction).map_err(opening)? {
+        transaction.execute_batch(TABLES).map_err(opening)?;
+        transaction.execute("INSERT INTO run (id) VALUES (?1)", [&run.0]).map_err(opening)?;
+        transaction.pragma_update(None, "application_id", APPLICATION_ID).map_err(opening)?;
+        transaction.pragma_update(None, "user_version", SCHEMA_VERSION).map_err(opening)?;
+    }
+    transaction.commit().map_err(opening)?;
+    migrate::run(connection, file)?;
+    connection.pragma_update(None, "foreign_keys", true).map_err(opening)
+}
+
+fn check(connection: &Connection, file: &Path) -> Result<(), StoreError> {
+    let (application, version) = identity(connection).map_err(|source| opening(file, source))?;
+    if application != APPLICATION_ID {
+        let place = file.display().to_string();
+        return Err(match is_empty(connection).map_err(|source| opening(file, source))? {
+            true => StoreError::Empty { place },
+            false => StoreError::Foreign { place, found: application },
+        });
+    }
+    if version != SCHEMA_VERSION {
+        let place = file.display().to_string();
+        return Err(StoreError::Version { place, found: version, expected: SCHEMA_VERSION });
+    }
+    Ok(())
+}

@@ -1,0 +1,135 @@
+//! The tables of the file, and connections to it.
+
+use std::path::Path;
+use std::time::Duration;
+
+use dressage_tree::RunId;
+use rusqlite::{Connection, OpenFlags};
+
+use super::code_of;
+use crate::StoreError;
+use crate::error::Code;
+
+/// Version of the tables that this build reads and writes.
+pub const SCHEMA_VERSION: i32 = 4;
+
+/// "DRSG": marks the file as ours.
+pub(super) const APPLICATION_ID: i32 = 0x4452_5347;
+
+/// How long a handle waits for another one's transaction.
+const BUSY: Duration = Duration::from_secs(30);
+
+/// Flags of a connection to a file that exists. Each connection is used by one thread.
+pub(super) const EXISTING: OpenFlags =
+    OpenFlags::SQLITE_OPEN_READ_WRITE.union(OpenFlags::SQLITE_OPEN_NO_MUTEX);
+
+/// The tables. Numbers of tokens are little-endian blobs; whatever else has a shape of its own is JSON.
+pub(super) const TABLES: &str = "
+CREATE TABLE run (
+    id TEXT NOT NULL                        -- the run whose record this is: one row
+) STRICT;
+CREATE TABLE attempts (
+    id      INTEGER PRIMARY KEY,
+    name    BLOB    NOT NULL UNIQUE,        -- AttemptId
+    purpose TEXT    NOT NULL,
+    phase   INTEGER NOT NULL,
+    step    INTEGER NOT NULL,
+    grp     INTEGER NOT NULL,
+    sample  INTEGER NOT NULL,
+    number  INTEGER NOT NULL,               -- which try
+    task    TEXT    NOT NULL,               -- JSON
+    outcome TEXT    NOT NULL,               -- JSON
+    score   REAL,
+    reward  REAL,
+    earned  TEXT    NOT NULL,               -- JSON
+    status  TEXT    NOT NULL,
+    sampled_tokens INTEGER NOT NULL,
+    tokens  INTEGER NOT NULL,
+    UNIQUE (purpose, phase, step, grp, sample, number)
+) STRICT;
+CREATE INDEX running ON attempts (status) WHERE status = 'running';
+CREATE TABLE prompts (
+    id     INTEGER PRIMARY KEY,
+    digest BLOB    NOT NULL UNIQUE,         -- SHA-256 of the tokens
+    tokens BLOB    NOT NULL                 -- u32
+) STRICT;
+CREATE TABLE segments (
+    attempt     INTEGER NOT NULL REFERENCES attempts (id),
+    id          INTEGER NOT NULL,
+    parent      INTEGER,
+    after       INTEGER,                    -- tokens of the parent that come before; NULL for all
+    kind        TEXT    NOT NULL,
+    agent       TEXT    NOT NULL,
+    policy      TEXT    NOT NULL,
+    turn        INTEGER NOT NULL,
+    temperature REAL    NOT NULL,
+    filtered    INTEGER NOT NULL,
+    prompt      INTEGER REFERENCES prompts (id),    -- where its tokens are, if it begins a conversation
+    tokens      BLOB,                       -- u32; NULL where there is a prompt
+    logprobs    BLOB    NOT NULL,           -- f32
+    versions    BLOB    NOT NULL,           -- runs of (version u64, length u32)
+    PRIMARY KEY (attempt, id),
+    CHECK ((prompt IS NULL) <> (tokens IS NULL))
+) STRICT, WITHOUT ROWID;
+CREATE TABLE steps (
+    phase INTEGER NOT NULL,
+    step  INTEGER NOT NULL,
+    plan  TEXT    NOT NULL,                 -- JSON: everything but the paths
+    PRIMARY KEY (phase, step)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE planned_paths (
+    phase       INTEGER NOT NULL,
+    step        INTEGER NOT NULL,
+    place       INTEGER NOT NULL,           -- in the step, over all its updates
+    policy      INTEGER NOT NULL,           -- which policy of the step
+    upd         INTEGER NOT NULL,           -- which update of that
+    micro_batch INTEGER NOT NULL,           -- of that
+    attempt     BLOB    NOT NULL,           -- AttemptId
+    leaf        INTEGER NOT NULL,
+    advantage   BLOB    NOT NULL,           -- runs of (f32, length u32), as the next three
+    weight      BLOB    NOT NULL,
+    returns     BLOB,
+    vals        BLOB,
+    PRIMARY KEY (phase, step, place),
+    FOREIGN KEY (phase, step) REFERENCES steps (phase, step)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE evals (
+    phase  INTEGER NOT NULL,
+    step   INTEGER NOT NULL,
+    result TEXT    NOT NULL,                -- JSON
+    PRIMARY KEY (phase, step)
+) STRICT, WITHOUT ROWID;
+";
+
+/// The run whose record it is.
+pub(super) fn run_of(connection: &Connection, file: &Path) -> Result<RunId, StoreError> {
+    let run = connection.query_row("SELECT id FROM run", [], |row| row.get(0));
+    run.map(RunId).map_err(|source| opening(file, source))
+}
+
+/// The error of a file that cannot be opened.
+pub(super) fn opening(file: &Path, source: rusqlite::Error) -> StoreError {
+    let code = match code_of(&source) {
+        Code::Forbidden if !file.exists() => Code::NotFound,
+        code => code,
+    };
+    StoreError::Open { place: file.display().to_string(), code, source: source.into() }
+}
+
+/// A connection to a file.
+pub(super) fn connect(file: &Path, flags: OpenFlags) -> rusqlite::Result<Connection> {
+    let connection = Connection::open_with_flags(file, flags)?;
+    connection.busy_timeout(BUSY)?;
+    Ok(connection)
+}
+
+/// The application id and the schema version of a file.
+pub(super) fn identity(connection: &Connection) -> rusqlite::Result<(i32, i32)> {
+    let pragma = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i32>(0));
+    Ok((pragma("application_id")?, pragma("user_version")?))
+}
+
+/// Whether a file has no tables.
+pub(super) fn is_empty(connection: &Connection) -> rusqlite::Result<bool> {
+    connection.query_row("SELECT count(*) = 0 FROM sqlite_schema", [], |row| row.get(0))
+}

@@ -1,0 +1,170 @@
+//! Segments of attempts. What an attempt begins with is kept once, however many begin with it.
+
+use dressage_tree::{Kind, Segment, SegmentId, Trajectory, VersionRun};
+use rusqlite::{Connection, OptionalExtension, Row, params};
+use sha2::{Digest, Sha256};
+
+use crate::error::Failure;
+
+/// Columns of a segment, as [`parsed`] reads them.
+macro_rules! select {
+    ($rest:literal) => {
+        concat!(
+            "SELECT s.id, parent, kind, agent, turn, temperature, filtered, coalesce(s.tokens, p.tokens), logprobs, versions,
+                 after, policy
+             FROM segments s LEFT JOIN prompts p ON p.id = s.prompt WHERE attempt = ?1 ",
+            $rest
+        )
+    };
+}
+
+/// Writes segments of the attempt in row `attempt`.
+pub(super) fn insert<'a>(
+    to: &Connection,
+    attempt: i64,
+    segments: impl IntoIterator<Item = &'a Segment>,
+) -> Result<(), Failure> {
+    let mut statement = to.prepare_cached(
+        "INSERT INTO segments (attempt, id, parent, after, kind, agent, policy, turn, temperature, filtered, prompt,
+             tokens, logprobs, versions)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)",
+    )?;
+    for segment in segments {
+        let versions: Vec<u8> = segment
+            .versions
+            .iter()
+            .flat_map(|run| run.version.to_le_bytes().into_iter().chain(run.len.to_le_bytes()))
+            .collect();
+        let tokens: Vec<u8> = segment.tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+        // All attempts at a task begin alike.
+        let (prompt, tokens) = match (segment.kind, segment.parent) {
+            (Kind::Given, None) => (Some(prompt(to, &tokens)?), None),
+            _ => (None, Some(tokens)),
+        };
+        statement.execute(params![
+            attempt,
+            segment.id.0,
+            segment.parent.map(|parent| parent.0),
+            segment.after,
+            kind_name(segment.kind),
+            segment.agent,
+            segment.policy,
+            segment.turn,
+            f64::from(segment.temperature),
+            segment.filtered,
+            prompt,
+            tokens,
+            segment.logprobs.iter().flat_map(|logprob| logprob.to_le_bytes()).collect::<Vec<u8>>(),
+            versions,
+        ])?;
+    }
+    Ok(())
+}
+
+/// The row of a prompt, which is written once however many attempts begin with it.
+fn prompt(to: &Connection, tokens: &[u8]) -> Result<i64, Failure> {
+    let digest = Sha256::digest(tokens);
+    let find = "SELECT id FROM prompts WHERE digest = ?1";
+    let found = to.prepare_cached(find)?.query_row([&digest[..]], |row| row.get(0)).optional()?;
+    match found {
+        Some(id) => Ok(id),
+        None => {
+            let insert = "INSERT INTO prompts (digest, tokens) VALUES (?1, ?2)";
+            Ok(to.prepare_cached(insert)?.insert(params![&digest[..], tokens])?)
+        }
+    }
+}
+
+/// How many segments an attempt has.
+pub(super) fn count(from: &Connection, attempt: i64) -> Result<u32, Failure> {
+    let count = "SELECT coalesce(max(id) + 1, 0) FROM segments WHERE attempt = ?1";
+    Ok(from.prepare_cached(count)?.query_row([attempt], |row| row.get(0))?)
+}
+
+/// How many tokens a segment has; 0 where it is not there.
+pub(super) fn tokens(from: &Connection, attempt: i64, id: SegmentId) -> Result<usize, Failure> {
+    // The length of a blob is known without its bytes.
+    let bytes: Option<i64> = from
+        .prepare_cached(
+            "SELECT length(coalesce(s.tokens, p.tokens)) FROM segments s LEFT JOIN prompts p ON p.id = s.prompt
+             WHERE attempt = ?1 AND s.id = ?2",
+        )?
+        .query_row(params![attempt, id.0], |row| row.get(0))
+        .optional()?
+        .flatten();
+    Ok(bytes.unwrap_or(0) as usize / 4)
+}
+
+/// One segment of an attempt.
+pub(super) fn one(from: &Connection, attempt: i64, id: SegmentId) -> Result<Option<Segment>, Failure> {
+    let mut statement = from.prepare_cached(select!("AND s.id = ?2"))?;
+    let mut rows = statement.query(params![attempt, id.0])?;
+    rows.next()?.map(parsed).transpose()
+}
+
+/// All segments of an attempt.
+pub(super) fn trajectory(from: &Connection, attempt: i64) -> Result<Trajectory, Failure> {
+    let mut statement = from.prepare_cached(select!("ORDER BY s.id"))?;
+    let mut rows = statement.query([attempt])?;
+    let mut trajectory = Trajectory::new();
+    while let Some(row) = rows.next()? {
+        let segment = parsed(row)?;
+        let id = segment.id.0;
+        let damaged = |what: &str| Failure::Damaged(format!("segment {id}: {what}"));
+        let place = trajectory.push(segment).map_err(|e| damaged(&e.to_string()))?;
+        if place.0 != id {
+            return Err(damaged(&format!("segment {} is missing", place.0)));
+        }
+    }
+    Ok(trajectory)
+}
+
+fn parsed(row: &Row<'_>) -> Result<Segment, Failure> {
+    let id: u32 = row.get(0)?;
+    let kind: String = row.get(2)?;
+    let damaged = |what: &str| Failure::Damaged(format!("segment {id}: {what}"));
+    let bytes = |column: usize| -> Result<&[u8], Failure> {
+        row.get_ref(column)?.as_blob().map_err(|_| damaged("a list of numbers is none"))
+    };
+    if row.get_ref(7)? == rusqlite::types::ValueRef::Null {
+        return Err(damaged("its prompt is missing"));
+    }
+    let (tokens, logprobs, versions) = (bytes(7)?, bytes(8)?, bytes(9)?);
+    let (words, versions) = ([tokens, logprobs].map(<[u8]>::as_chunks::<4>), versions.as_chunks::<12>());
+    let [(tokens, []), (logprobs, [])] = words else { return Err(damaged("a list of numbers is cut off")) };
+    let (versions, []) = versions else { return Err(damaged("a list of numbers is cut off")) };
+    Ok(Segment {
+        id: SegmentId(id),
+        parent: row.get::<_, Option<u32>>(1)?.map(SegmentId),
+        after: row.get(10)?,
+        kind: parse_kind(&kind).ok_or_else(|| damaged(&format!("its kind is `{kind}`")))?,
+        tokens: tokens.iter().map(|word| u32::from_le_bytes(*word)).collect(),
+        logprobs: logprobs.iter().map(|word| f32::from_le_bytes(*word)).collect(),
+        temperature: row.get::<_, f64>(5)? as f32,
+        filtered: row.get(6)?,
+        versions: versions
+            .iter()
+            .map(|run| VersionRun { version: long(&run[..8]), len: long(&run[8..]) as u32 })
+            .collect(),
+        agent: row.get(3)?,
+        policy: row.get(11)?,
+        turn: row.get(4)?,
+    })
+}
+
+/// A little-endian integer of up to 8 bytes.
+fn long(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))
+}
+
+fn kind_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Given => "given",
+        Kind::Sampled => "sampled",
+        Kind::Demonstrated => "demonstrated",
+    }
+}
+
+fn parse_kind(name: &str) -> Option<Kind> {
+    [Kind::Given, Kind::Sampled, Kind::Demonstrated].into_iter().find(|&kind| kind_name(kind) == name)
+}

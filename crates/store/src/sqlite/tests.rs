@@ -1,0 +1,427 @@
+//! Tests of the file and of its threads. The contract runs over it, too.
+
+use std::sync::Arc;
+use std::sync::mpsc;
+
+use dressage_tree::{Kind, Outcome, SegmentId, Trajectory, VersionRun};
+use serde_json::json;
+
+use super::*;
+use crate::testing::wait;
+use crate::{Earned, Earner, Status};
+
+crate::store_contract!(sqlite, async || {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Sqlite::open(&folder.path().join("run.db"), &run()).await.unwrap();
+    (folder, Arc::new(store))
+});
+
+fn run() -> RunId {
+    RunId("test".into())
+}
+
+fn open() -> (tempfile::TempDir, Sqlite) {
+    let folder = tempfile::tempdir().unwrap();
+    let store = wait(Sqlite::open(&folder.path().join("run.db"), &run())).unwrap();
+    (folder, store)
+}
+
+fn place(group: u32, sample: u32) -> Placement {
+    Placement { purpose: Purpose::Train, phase: 1, step: 3, group, sample }
+}
+
+fn attempt(group: u32, sample: u32) -> Attempt {
+    let mut trajectory = Trajectory::new();
+    let root = trajectory.push(Segment::given(None, vec![1, 2, u32::MAX], 0)).unwrap();
+    let reply = Segment {
+        kind: Kind::Sampled,
+        logprobs: vec![-0.0, -0.1],
+        versions: vec![VersionRun { version: 3, len: 2 }],
+        ..Segment::given(Some(root), vec![5, 6], 0)
+    };
+    trajectory.push(reply).unwrap();
+    Attempt {
+        id: AttemptId::new(&run(), &place(group, sample), 0),
+        placement: place(group, sample),
+        number: 0,
+        task: json!({"question": "2+2"}),
+        outcome: Outcome::demonstrated("4"),
+        score: Some(1.0),
+        reward: Some(0.95),
+        earned: vec![Earned { by: Earner::Turn(0), reward: -0.05 }],
+        status: Status::Completed,
+        trajectory,
+    }
+}
+
+const FIRST: EvalKey = EvalKey { phase: 0, step: 0 };
+
+#[test]
+fn the_record_of_another_run_is_refused() {
+    let (folder, store) = open();
+    drop(store);
+    let file = folder.path().join("run.db");
+    let error = wait(Sqlite::open(&file, &RunId("other".into()))).unwrap_err();
+    assert_eq!(error.code(), Code::Foreign);
+    assert!(error.to_string().contains("run test, not of other"), "{error}");
+    assert_eq!(wait(Sqlite::open_existing(&file)).unwrap().run(), &run());
+}
+
+#[test]
+fn a_file_of_another_program_is_refused_and_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("other.db");
+    Connection::open(&file).unwrap().execute_batch("CREATE TABLE t (x)").unwrap();
+    let before = std::fs::read(&file).unwrap();
+    let tries = [
+        wait(Sqlite::open(&file, &run())),
+        wait(Sqlite::resume(&file, &run())),
+        wait(Sqlite::open_existing(&file)),
+    ];
+    for opened in tries {
+        assert!(matches!(opened, Err(StoreError::Foreign { found: 0, .. })));
+    }
+    assert_eq!(std::fs::read(&file).unwrap(), before);
+}
+
+#[test]
+fn another_schema_version_is_named() {
+    let (folder, store) = open();
+    drop(store);
+    let file = folder.path().join("run.db");
+    Connection::open(&file).unwrap().pragma_update(None, "user_version", 7).unwrap();
+    let error = wait(Sqlite::open(&file, &run())).unwrap_err();
+    assert_eq!(error.code(), Code::Version);
+    let error = error.to_string();
+    assert!(error.contains("schema version 7, but this build reads version 4"), "{error}");
+    assert!(error.contains("run.db"), "{error}");
+}
+
+#[test]
+fn what_is_not_a_database_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("run.db");
+    std::fs::write(&file, "not a database, but long enough to look like a header of one\n".repeat(20))
+        .unwrap();
+    let code = |opened: Result<Sqlite, StoreError>| {
+        let error = opened.unwrap_err();
+        assert!(matches!(error, StoreError::Open { .. }) && error.is_user_error(), "{error}");
+        error.code()
+    };
+    assert_eq!(code(wait(Sqlite::open(&file, &run()))), Code::Foreign);
+    let missing = folder.path().join("missing.db");
+    assert_eq!(code(wait(Sqlite::open_existing(&missing))), Code::NotFound);
+    assert_eq!(code(wait(Sqlite::resume(&missing, &run()))), Code::NotFound);
+    assert!(!missing.exists());
+}
+
+/// A process that is killed while it creates a record leaves a file without tables: nothing that could be read, and the
+/// next goes on from there.
+#[test]
+fn a_record_that_was_never_made_is_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let [nothing, no_tables] = ["nothing.db", "no-tables.db"].map(|name| folder.path().join(name));
+    std::fs::write(&nothing, "").unwrap();
+    let raw = Connection::open(&no_tables).unwrap();
+    raw.pragma_update(None, "journal_mode", "wal").unwrap();
+    drop(raw);
+    for file in [nothing, no_tables] {
+        let error = wait(Sqlite::open_existing(&file)).unwrap_err();
+        assert_eq!(error.code(), Code::NotFound, "{error}");
+        assert!(error.to_string().contains("holds no record"), "{error}");
+        let store = wait(Sqlite::resume(&file, &run())).unwrap();
+        assert_eq!(store.run(), &run());
+        wait(store.record_attempt(&attempt(0, 0))).unwrap();
+        drop(store);
+        let again = wait(Sqlite::resume(&file, &RunId("another".into()))).unwrap();
+        assert_eq!((again.run(), wait(again.summaries(Purpose::Train)).unwrap().len()), (&run(), 1));
+    }
+}
+
+#[test]
+fn who_reads_cannot_write() {
+    let (folder, store) = open();
+    let reader = wait(Sqlite::open_existing(&folder.path().join("run.db"))).unwrap();
+    let error = wait(reader.record_attempt(&attempt(0, 0))).unwrap_err();
+    assert_eq!(error.code(), Code::Forbidden);
+    assert!(error.to_string().contains("cannot record attempt train/phase 1"), "{error}");
+    assert_eq!(wait(store.summaries(Purpose::Train)).unwrap(), []);
+}
+
+#[test]
+fn what_attempts_begin_with_is_kept_once() {
+    let (folder, store) = open();
+    let mut other = attempt(1, 0);
+    other.trajectory = Trajectory::new();
+    let tree = &mut other.trajectory;
+    tree.push(Segment::given(None, vec![1, 2], 0)).unwrap();
+    // Not a prompt: demonstrated tokens like it, and the same tokens further down.
+    let reply = tree.push(Segment::demonstrated(None, vec![1, 2], 0)).unwrap();
+    tree.push(Segment::given(Some(reply), vec![1, 2, u32::MAX], 0)).unwrap();
+    let all = [attempt(0, 0), attempt(0, 1), other];
+    wait(store.record_attempts(&all)).unwrap();
+    for attempt in &all {
+        assert_eq!(wait(store.attempt(&attempt.id)).unwrap().as_ref(), Some(attempt));
+    }
+    let raw = Connection::open(folder.path().join("run.db")).unwrap();
+    let count = |query: &str| raw.query_row(query, [], |row| row.get::<_, i64>(0)).unwrap();
+    assert_eq!(count("SELECT count(*) FROM prompts"), 2);
+    assert_eq!(count("SELECT count(DISTINCT prompt) FROM segments WHERE attempt < 3"), 1);
+    assert_eq!(count("SELECT count(*) FROM segments WHERE tokens IS NOT NULL"), 4);
+    raw.execute_batch("PRAGMA foreign_keys = off; DELETE FROM prompts").unwrap();
+    let error = wait(store.last_try(&place(0, 0))).unwrap_err().to_string();
+    assert!(error.contains("segment 0: its prompt is missing"), "{error}");
+}
+
+#[test]
+fn damage_is_named() {
+    let (folder, store) = open();
+    wait(store.record_attempt(&attempt(0, 0))).unwrap();
+    let raw = Connection::open(folder.path().join("run.db")).unwrap();
+    let damaged = |sql: &str, part: &str| {
+        raw.execute(sql, []).unwrap();
+        let error = wait(store.last_try(&place(0, 0))).unwrap_err();
+        assert_eq!(error.code(), Code::Damaged, "{error}");
+        assert!(error.to_string().contains("sample 0") && error.to_string().contains(part), "{error}");
+    };
+    damaged("UPDATE segments SET tokens = x'010203' WHERE id = 1", "segment 1: a list of numbers is cut off");
+    damaged("DELETE FROM segments WHERE id = 0", "segment 1");
+    damaged("UPDATE attempts SET outcome = '{}'", "its outcome cannot be read");
+    damaged("UPDATE attempts SET status = 'failed', task = '{'", "its task is not JSON");
+    raw.execute("UPDATE attempts SET status = 'gone'", []).unwrap();
+    let error = wait(store.attempt(&attempt(0, 0).id)).unwrap_err().to_string();
+    assert!(error.contains("is damaged"), "{error}");
+}
+
+#[test]
+fn two_handles_see_each_other() {
+    let (folder, first) = open();
+    let file = folder.path().join("run.db");
+    let second = wait(Sqlite::open(&file, &run())).unwrap();
+    let reader = wait(Sqlite::open_existing(&file)).unwrap();
+    std::thread::scope(|scope| {
+        for (handle, group) in [(&first, 0), (&second, 1)] {
+            scope.spawn(move || {
+                for sample in 0..20 {
+                    wait(handle.record_attempt(&attempt(group, sample))).unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(wait(reader.summaries(Purpose::Train)).unwrap().len(), 40);
+    // Both may record the same attempt: one does, the other finds it.
+    wait(first.record_attempt(&attempt(2, 0))).unwrap();
+    assert_eq!(wait(second.record_attempt(&attempt(2, 0))).unwrap(), Recorded::Before);
+}
+
+/// A job, alone in its transaction, that keeps the writer until the sender is dropped.
+fn hold(store: &Sqlite) -> mpsc::Sender<()> {
+    let ((release, held), (begins, begun)) = (mpsc::channel::<()>(), mpsc::channel());
+    let held = std::sync::Mutex::new(held);
+    let (job, _) = Asked::new(move |_: &Connection| {
+        let _ = begins.send(());
+        let _ = held.lock().unwrap().recv();
+        Ok(())
+    });
+    assert!(store.writer.as_ref().unwrap().send(Box::new(job)));
+    // Until then, what comes next could become part of its transaction.
+    begun.recv().unwrap();
+    release
+}
+
+/// How many commits the log holds: frames that say how large the database is then (the file format of
+/// SQLite, section 4.1).
+fn commits(store: &Sqlite) -> usize {
+    let log = std::fs::read(store.file().with_file_name("run.db-wal")).unwrap();
+    let word = |at: usize| u32::from_be_bytes(log[at..at + 4].try_into().unwrap());
+    let frame = 24 + word(8) as usize;
+    let salts = &log[16..24];
+    (32..log.len())
+        .step_by(frame)
+        .take_while(|at| log.get(at + 8..at + 16) == Some(salts))
+        .filter(|at| word(at + 4) != 0)
+        .count()
+}
+
+/// Writes that wait together share a commit, and one that is refused takes none of the others with it.
+#[test]
+fn writes_that_wait_are_written_together() {
+    let (_folder, store) = open();
+    wait(store.record_attempt(&attempt(0, 0))).unwrap();
+    let before = commits(&store);
+    let release = hold(&store);
+    let clash = Attempt { score: None, ..attempt(0, 0) };
+    let panicking = |_: &Connection| -> Result<(), Failure> { panic!("on purpose") };
+    let endless = Attempt { reward: Some(f64::NAN), ..attempt(2, 0) };
+    let ([one, two], result) = ([attempt(1, 0), attempt(3, 0)], json!(1));
+    let results = wait(async {
+        let all = async {
+            tokio::join!(
+                store.record_attempt(&one),
+                store.record_attempt(&clash),
+                store.write("something", panicking),
+                store.record_attempt(&endless),
+                store.record_eval(FIRST, &result),
+                store.record_attempt(&two),
+            )
+        };
+        // They are in the queue before the writer goes on.
+        let released = async {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            drop(release);
+        };
+        tokio::join!(all, released).0
+    });
+    assert_eq!(results.0.unwrap(), Recorded::Now);
+    assert_eq!(results.1.unwrap_err().code(), Code::Conflict);
+    let panic = results.2.unwrap_err();
+    assert_eq!(panic.code(), Code::Internal);
+    assert!(
+        panic.to_string().contains("cannot record something in") && panic.to_string().contains("on purpose")
+    );
+    assert_eq!(results.3.unwrap_err().code(), Code::Invalid);
+    assert_eq!(results.4.unwrap(), Recorded::Now);
+    assert_eq!(results.5.unwrap(), Recorded::Now);
+    let written: Vec<u32> =
+        wait(store.summaries(Purpose::Train)).unwrap().iter().map(|s| s.placement.group).collect();
+    assert_eq!(written, [0, 1, 3]);
+    assert_eq!(commits(&store) - before, 1);
+}
+
+/// SQLite reports a limit on its pages as it reports a full disk.
+#[test]
+fn a_full_disk_is_known_as_one_and_breaks_nothing() {
+    let (_folder, store) = open();
+    wait(store.record_eval(FIRST, &"kept".into())).unwrap();
+    let pages = |most: i64| {
+        let limit = move |on: &Connection| {
+            Ok(on.pragma_update_and_check(None, "max_page_count", most, |row| row.get::<_, i64>(0))?)
+        };
+        wait(store.write("a limit", limit)).unwrap();
+    };
+    pages(20);
+    let release = hold(&store);
+    let at = |step| EvalKey { phase: 0, step };
+    let (small, large) = (json!("small"), json!("x".repeat(1 << 20)));
+    let (first, full, last) = wait(async {
+        let all = async {
+            tokio::join!(
+                store.record_eval(at(1), &small),
+                store.record_eval(at(2), &large),
+                store.record_eval(at(3), &small)
+            )
+        };
+        let released = async {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            drop(release);
+        };
+        tokio::join!(all, released).0
+    });
+    let error = full.unwrap_err();
+    assert_eq!(error.code(), Code::Full, "{error}");
+    assert!(error.is_user_error());
+    // Those that waited with it are recorded.
+    assert_eq!((first.unwrap(), last.unwrap()), (Recorded::Now, Recorded::Now));
+    let found: Vec<u32> = wait(store.evals()).unwrap().iter().map(|(key, _)| key.step).collect();
+    assert_eq!(found, [0, 1, 3]);
+    pages(1 << 20);
+    wait(store.record_eval(at(2), &"room".into())).unwrap();
+}
+
+#[test]
+fn a_read_delays_no_write() {
+    let (_folder, store) = open();
+    let (release, held) = mpsc::channel::<()>();
+    let held = std::sync::Mutex::new(held);
+    let (job, answer) = Asked::new(move |from: &Connection| {
+        let count = || from.query_row("SELECT count(*) FROM attempts", [], |row| row.get::<_, i64>(0));
+        let before = count()?;
+        let _ = held.lock().unwrap().recv();
+        Ok::<_, Failure>((before, count()?))
+    });
+    assert!(store.reader.send(Box::new(job)));
+    wait(store.record_attempt(&attempt(0, 0))).unwrap();
+    drop(release);
+    // The read saw one snapshot.
+    let (before, after) = wait(answer).unwrap().ok().unwrap();
+    assert_eq!(before, after);
+    assert_eq!(wait(store.summaries(Purpose::Train)).unwrap().len(), 1);
+}
+
+#[test]
+fn a_writer_that_hangs_is_named() {
+    let (_folder, mut store) = open();
+    store.limit = Duration::from_millis(30);
+    let release = hold(&store);
+    let error = wait(store.record_attempt(&attempt(0, 0))).unwrap_err();
+    assert!(error.try_again());
+    let text = error.to_string();
+    assert!(
+        text.contains("waited 30ms to record attempt train/phase 1/step 3/group 0/sample 0 in"),
+        "{text}"
+    );
+    assert!(text.contains("run.db"), "{text}");
+    drop(release);
+    // It was written nevertheless, and asking again finds it.
+    store.limit = Duration::from_secs(60);
+    assert_eq!(wait(store.record_attempt(&attempt(0, 0))).unwrap(), Recorded::Before);
+}
+
+#[test]
+fn the_last_handle_waits_for_what_is_queued() {
+    let (folder, store) = open();
+    let release = hold(&store);
+    let given_up = wait(async {
+        let made = attempt(0, 0);
+        tokio::time::timeout(Duration::from_millis(20), store.record_attempt(&made)).await
+    });
+    assert!(given_up.is_err());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(50));
+            drop(release);
+        });
+        drop(store);
+    });
+    let file = folder.path().join("run.db");
+    // The file is closed: nothing lies beside it.
+    assert!(!file.with_file_name("run.db-wal").exists());
+    let store = wait(Sqlite::open_existing(&file)).unwrap();
+    assert_eq!(wait(store.attempt(&attempt(0, 0).id)).unwrap(), Some(attempt(0, 0)));
+}
+
+/// The thread of a record never ends before its handles; if it did, they would say so.
+#[test]
+fn a_thread_that_is_gone_is_an_error() {
+    let (_folder, mut store) = open();
+    store.writer = Some(Worker::start("test", Duration::from_secs(9), |_| ()).unwrap());
+    let error = wait(store.record_eval(FIRST, &json!(1))).unwrap_err();
+    assert_eq!(error.code(), Code::Internal);
+    assert!(error.to_string().contains("the thread of the record has died"), "{error}");
+}
+
+/// Attempts and segments of an attempt that grows are as small as those of one that is recorded at once.
+#[test]
+fn what_is_appended_is_counted() {
+    let (folder, store) = open();
+    let whole = attempt(0, 0);
+    let (id, number, task) = (whole.id, whole.number, whole.task.clone());
+    wait(store.begin(&Begun { id, placement: whole.placement, number, task })).unwrap();
+    let raw = Connection::open(folder.path().join("run.db")).unwrap();
+    let sizes = || -> (i64, i64, String) {
+        let query = "SELECT sampled_tokens, tokens, status FROM attempts";
+        raw.query_row(query, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).unwrap()
+    };
+    assert_eq!(sizes(), (0, 0, "running".into()));
+    for (segment, expected) in whole.trajectory.segments().iter().zip([(0, 3), (2, 5)]) {
+        for _ in 0..2 {
+            wait(store.append(&id, std::slice::from_ref(segment))).unwrap();
+            assert_eq!(sizes(), (expected.0, expected.1, "running".into()));
+        }
+    }
+    let fork = Segment { id: SegmentId(2), after: Some(1), ..Segment::given(Some(SegmentId(1)), vec![9], 1) };
+    wait(store.append(&id, &[fork])).unwrap();
+    assert_eq!(sizes(), (2, 6, "running".into()));
+    wait(store.abandon_running()).unwrap();
+    assert_eq!(sizes(), (2, 6, "abandoned".into()));
+}

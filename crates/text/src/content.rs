@@ -1,0 +1,196 @@
+//! Content of a message: a text, or a list of parts, as OpenAI's API has both.
+
+use std::fmt;
+use std::ops::Deref;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Map, Value, json};
+
+/// One part of a message's content.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ContentPart {
+    /// A stretch of text.
+    Text(String),
+    /// A part of another kind (an image, audio, a file), as it came. It has a `type`.
+    Other(Map<String, Value>),
+}
+
+impl ContentPart {
+    /// Its `type`.
+    pub fn kind(&self) -> &str {
+        match self {
+            ContentPart::Text(_) => "text",
+            ContentPart::Other(fields) => fields.get("type").and_then(Value::as_str).unwrap_or_default(),
+        }
+    }
+}
+
+impl Serialize for ContentPart {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            ContentPart::Text(text) => json!({ "type": "text", "text": text }).serialize(serializer),
+            ContentPart::Other(fields) => fields.serialize(serializer),
+        }
+    }
+}
+
+impl TryFrom<Value> for ContentPart {
+    type Error = String;
+
+    /// Reads a part in OpenAI's shape. Further fields of a text are ignored, and a bare string is one.
+    fn try_from(value: Value) -> Result<Self, String> {
+        let mut fields = match value {
+            Value::String(text) => return Ok(ContentPart::Text(text)),
+            Value::Object(fields) => fields,
+            other => return Err(format!("a part of the content is {other}, not an object")),
+        };
+        let found = fields.get("type").and_then(Value::as_str).map(|kind| kind == "text");
+        match (found, fields.remove("text")) {
+            (Some(true), Some(Value::String(text))) => Ok(ContentPart::Text(text)),
+            (Some(true), _) => Err("a part of type \"text\" has no \"text\"".into()),
+            (Some(false), text) => {
+                fields.extend(text.map(|text| ("text".to_owned(), text)));
+                Ok(ContentPart::Other(fields))
+            }
+            (None, _) => Err("a part of the content has no \"type\"".into()),
+        }
+    }
+}
+
+/// What is said: a text, or parts. It reads as its text, which is that of all text parts put together,
+/// nothing between them: so a text is the same however it is cut into parts.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Content {
+    text: String,
+    /// The parts, where it came as such.
+    parts: Option<Vec<ContentPart>>,
+}
+
+impl Content {
+    /// The text, without parts of other kinds.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// The parts, where it came as a list of such.
+    pub fn parts(&self) -> Option<&[ContentPart]> {
+        self.parts.as_deref()
+    }
+
+    /// Parts that are no text.
+    pub fn others(&self) -> impl Iterator<Item = &ContentPart> {
+        self.parts.iter().flatten().filter(|part| matches!(part, ContentPart::Other(_)))
+    }
+
+    /// Whether nothing is said: neither text nor another part.
+    pub fn is_empty(&self) -> bool {
+        self.text.is_empty() && self.others().next().is_none()
+    }
+}
+
+impl Deref for Content {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.text
+    }
+}
+
+impl fmt::Display for Content {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl<T: Into<String>> From<T> for Content {
+    fn from(text: T) -> Self {
+        Content { text: text.into(), parts: None }
+    }
+}
+
+impl FromIterator<ContentPart> for Content {
+    fn from_iter<I: IntoIterator<Item = ContentPart>>(parts: I) -> Self {
+        let parts: Vec<ContentPart> = parts.into_iter().collect();
+        let texts = parts.iter().filter_map(|part| match part {
+            ContentPart::Text(text) => Some(text.as_str()),
+            ContentPart::Other(_) => None,
+        });
+        Content { text: texts.collect(), parts: Some(parts) }
+    }
+}
+
+impl PartialEq<str> for Content {
+    fn eq(&self, text: &str) -> bool {
+        self.parts.is_none() && self.text == text
+    }
+}
+
+impl PartialEq<&str> for Content {
+    fn eq(&self, text: &&str) -> bool {
+        *self == **text
+    }
+}
+
+impl Serialize for Content {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match &self.parts {
+            Some(parts) => parts.serialize(serializer),
+            None => self.text.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let error = serde::de::Error::custom;
+        match Value::deserialize(deserializer)? {
+            Value::Null => Ok(Content::default()),
+            Value::String(text) => Ok(text.into()),
+            Value::Array(parts) => {
+                parts.into_iter().map(|part| ContentPart::try_from(part).map_err(error)).collect()
+            }
+            other => Err(error(format!("the content is {other}, neither a text nor a list of parts"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_clients_send_is_read_and_written_back() {
+        let image = r#"{"type":"image_url","image_url":{"url":"data:,"},"text":"alt"}"#;
+        for (sent, text, written) in [
+            (r#""Hi""#, "Hi", r#""Hi""#),
+            ("null", "", r#""""#),
+            ("[]", "", "[]"),
+            (
+                r#"[{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}, "b"]"#,
+                "ab",
+                r#"[{"type":"text","text":"a"},{"type":"text","text":"b"}]"#,
+            ),
+        ] {
+            let content: Content = serde_json::from_str(sent).unwrap();
+            assert_eq!((content.as_str(), &serde_json::to_string(&content).unwrap()[..]), (text, written));
+            assert_eq!(content.is_empty(), text.is_empty());
+        }
+        let mixed: Content = serde_json::from_str(&format!(r#"["a",{image}]"#)).unwrap();
+        assert_eq!(mixed.others().map(ContentPart::kind).collect::<Vec<_>>(), ["image_url"]);
+        assert_eq!((mixed.as_str(), mixed.is_empty()), ("a", false));
+        let again: Content = serde_json::from_str(&serde_json::to_string(&mixed).unwrap()).unwrap();
+        assert_eq!(again, mixed);
+        assert_eq!(Content::from("a"), "a");
+        assert_ne!(mixed, "a");
+        for (sent, why) in [
+            ("7", "is 7, neither"),
+            (r#"{"type": "text", "text": "a"}"#, "neither a text nor a list"),
+            ("[7]", "is 7, not an object"),
+            (r#"[{"text": "a"}]"#, "has no \"type\""),
+            (r#"[{"type": "text", "text": null}]"#, "has no \"text\""),
+        ] {
+            let error = serde_json::from_str::<Content>(sent).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+}

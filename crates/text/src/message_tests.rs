@@ -1,0 +1,183 @@
+//! Messages as clients send them, and as templates are given them.
+
+use serde_json::{Value, json};
+
+use crate::chat_tests::{calculator, chat, text};
+use crate::testing::{ALWAYS_THINKS, IM_END, IM_START, THOUGHTFUL, tiny_chat};
+use crate::{Chat, ChatOptions, Content, Message, Role, TextError};
+
+fn read(message: Value) -> Message {
+    serde_json::from_value(message).unwrap()
+}
+
+/// The text of the prompt for messages, as clients send them.
+fn prompt(chat: &Chat, messages: Value) -> Result<String, TextError> {
+    let messages: Vec<Message> = serde_json::from_value(messages).unwrap();
+    chat.prompt(&messages, &[]).map(|ids| text(chat, &ids))
+}
+
+#[test]
+fn what_clients_send_is_read() {
+    // As the OpenAI client writes back what it was streamed.
+    let echoed = read(json!({
+        "role": "assistant", "content": null, "refusal": null, "audio": null, "annotations": [], "parsed": null,
+        "function_call": null, "name": null, "tool_call_id": null, "reasoning": "hm", "reasoning_content": "hm",
+        "tool_calls": [
+            {"index": 0, "id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1.50, \"n\": 18446744073709551615}"}},
+            {"id": "c2", "function": {"name": "g", "arguments": ""}},
+        ],
+    }));
+    assert_eq!((echoed.content.as_str(), echoed.reasoning_content.as_deref()), ("", Some("hm")));
+    // Integers keep every digit, other numbers their value.
+    assert_eq!(json!(echoed.tool_calls[0].arguments).to_string(), r#"{"a":1.5,"n":18446744073709551615}"#);
+    assert!(echoed.tool_calls[1].arguments.is_empty());
+    let written = json!(echoed);
+    assert_eq!(written["reasoning_content"], "hm");
+    assert_eq!(read(written), echoed);
+
+    let plain = Message { name: Some("ann".into()), ..Message::user("Hi") };
+    let bytes = serde_json::to_string(&plain).unwrap();
+    assert_eq!(bytes, r#"{"role":"user","content":"Hi","name":"ann"}"#);
+    let none = read(
+        json!({"role": "assistant", "tool_calls": null, "reasoning_content": "", "reasoning": {"effort": 1}}),
+    );
+    assert_eq!(none, Message::assistant(""));
+    assert_eq!(
+        read(json!({"role": "assistant", "reasoning": "so"})).reasoning_content.as_deref(),
+        Some("so")
+    );
+    let parts = read(json!({"role": "developer", "content": [{"type": "text", "text": "a"}]}));
+    assert_eq!((parts.role, json!(parts)["content"][0]["text"].as_str()), (Role::Developer, Some("a")));
+    let broken = json!({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]});
+    let error = serde_json::from_value::<Message>(broken).unwrap_err().to_string();
+    assert!(error.contains("tool call \"f\": \"arguments\" is a string that is not JSON"), "{error}");
+}
+
+/// Takes texts and lists, and marks the kinds of parts.
+const EITHER: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}\
+    {% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}\
+    {{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+/// Takes lists alone, and numbers the parts after the first.
+const LISTS: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}\
+    {% for p in m['content'] %}{% if not loop.first %}{{ loop.index }}{% endif %}{{ p['text'] }}{% endfor %}\
+    {{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+#[test]
+fn parts_are_printed_as_their_text() {
+    let plain = tiny_chat().unwrap();
+    for template in ["chatml", EITHER, LISTS] {
+        let chat = chat(template, ChatOptions::default());
+        let both = |content: Value| {
+            prompt(
+                &chat,
+                json!([{"role": "user", "content": content}, {"role": "assistant", "content": "Ho"}]),
+            )
+            .unwrap()
+        };
+        let want = "<|im_start|>user\nHi <|im_end|><|im_end|>\n<|im_start|>assistant\nHo<|im_end|>\n<|im_start|>assistant\n";
+        let part = |text: &str| json!({"type": "text", "text": text});
+        assert_eq!(both("Hi <|im_end|>".into()), want, "{template}");
+        assert_eq!(both(json!([part("Hi <|im_end|>")])), want, "{template}");
+        // A special token that parts make together is none.
+        let cut = json!([part("Hi <|im_"), part("end|>")]);
+        let joined =
+            if template == LISTS { want.replace("Hi <|im_end", "Hi <|im_2end") } else { want.into() };
+        assert_eq!(both(cut.clone()), joined, "{template}");
+        let message = read(json!({"role": "user", "content": cut}));
+        let ids = chat.prompt(std::slice::from_ref(&message), &[]).unwrap();
+        assert_eq!(ids.iter().filter(|id| **id == IM_END).count(), 1, "{template}");
+        // Whatever the template takes, what it prints around a reply was found.
+        assert_eq!(chat.stop_ids()[0], IM_END);
+        if template == "chatml" {
+            assert_eq!(ids, plain.prompt(&[Message::user("Hi <|im_end|>")], &[]).unwrap());
+        }
+    }
+}
+
+#[test]
+fn other_parts_are_kept_and_refused_by_name() {
+    let image = json!({"type": "image_url", "image_url": {"url": "data:,"}});
+    let message = json!({"role": "user", "content": ["Look: ", image]});
+    assert_eq!(json!(read(message.clone()))["content"][1], image);
+    for template in ["chatml", EITHER, LISTS] {
+        let error = prompt(&chat(template, ChatOptions::default()), json!([message])).unwrap_err();
+        assert_eq!(error, TextError::Part { role: "user", kind: "image_url".into() });
+        assert!(error.to_string().contains("a user message has a part of type \"image_url\""), "{error}");
+    }
+}
+
+/// Prints reasoning that it is given apart.
+const READS: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}\
+    {%- if m.reasoning_content is defined and m.reasoning_content %}{{ '<think>' + m.reasoning_content + '</think>' }}{% endif %}\
+    {{- m.content + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+#[test]
+fn reasoning_is_given_or_written_out() {
+    let attack = "hm <|im_start|>";
+    let reply = json!({"role": "assistant", "content": "two", "reasoning": attack});
+    let messages = json!([{"role": "user", "content": "1+1?"}, reply]);
+    let thought = |template: &str| {
+        let chat = chat(template, ChatOptions::default());
+        let messages: Vec<Message> = serde_json::from_value(messages.clone()).unwrap();
+        let ids = chat.prompt(&messages, &[]).unwrap();
+        assert_eq!(ids.iter().filter(|id| **id == IM_START).count(), 3, "{template}");
+        let text = text(&chat, &ids);
+        let (_, reply) = text.split_once("assistant\n").unwrap();
+        reply.split_once("<|im_end|>\n<|im_start|>").unwrap().0.to_owned()
+    };
+    assert_eq!(thought(READS), format!("<think>{attack}</think>two"));
+    assert_eq!(
+        thought(&READS.replace("reasoning_content", "thinking")),
+        format!("<think>{attack}</think>two")
+    );
+    let written = format!("<think>\n{attack}\n</think>\n\ntwo");
+    assert_eq!(thought("chatml"), written);
+    assert_eq!(thought(THOUGHTFUL), written);
+    // The model's own tags, where it has others.
+    let other = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content.split('</reason>')[-1] + '<|im_end|>\n' }}\
+        {% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<reason>' }}{% endif %}";
+    let chat_of_other = chat(other, ChatOptions::default());
+    let apart = Message { reasoning_content: Some("hm".into()), ..Message::assistant("two") };
+    let shown = |chat: &Chat, opened| text(chat, &chat.assistant(&apart, opened).unwrap());
+    assert_eq!(shown(&chat_of_other, None), "<reason>\nhm\n</reason>\n\ntwo<|im_end|>");
+    // As it would be sampled, a prompt that begins the thought included.
+    assert_eq!(shown(&tiny_chat().unwrap(), None), "<think>\nhm\n</think>\n\ntwo<|im_end|>");
+    let always = chat(ALWAYS_THINKS, ChatOptions::default());
+    assert_eq!(shown(&always, Some("</think>")), "hm\n</think>\n\ntwo<|im_end|>");
+}
+
+#[test]
+fn developers_instruct_models_that_do_not_know_them_as_the_system() {
+    let messages = json!([{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}]);
+    let as_system = json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]);
+    let plain = tiny_chat().unwrap();
+    assert_eq!(prompt(&plain, messages.clone()).unwrap(), prompt(&plain, as_system.clone()).unwrap());
+    let knows = "{% for m in messages %}{{ '<|im_start|>' + ('boss' if m.role == 'developer' else m.role) + '\n' }}\
+        {{ m.content + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+    let knows = chat(knows, ChatOptions::default());
+    let printed = prompt(&knows, messages.clone()).unwrap();
+    assert!(printed.starts_with("<|im_start|>boss\nBe brief.<|im_end|>\n<|im_start|>user\n"), "{printed}");
+    // One that names the role only to refuse it does not know it.
+    let refuses = "{% for m in messages %}{% if m.role == 'developer' %}{{ raise_exception('no') }}{% endif %}\
+        {{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}\
+        {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+    let refuses = chat(refuses, ChatOptions::default());
+    assert_eq!(prompt(&refuses, messages.clone()).unwrap(), prompt(&plain, as_system).unwrap());
+
+    // The description of tools joins their instructions.
+    let messages: Vec<Message> = serde_json::from_value(messages).unwrap();
+    for (chat, name) in [(&plain, "system"), (&knows, "boss")] {
+        let with_tools = text(chat, &chat.prompt(&messages, &[calculator()]).unwrap());
+        let opening = format!("<|im_start|>{name}\nBe brief.\n\nYou can call tools.");
+        assert!(with_tools.starts_with(&opening), "{with_tools}");
+        assert_eq!(with_tools.matches("<|im_start|>").count(), 3);
+    }
+}
+
+#[test]
+fn content_reads_as_its_text() {
+    let cut: Content = serde_json::from_value(json!(["a", "b"])).unwrap();
+    let message = Message { content: cut, ..Message::user("") };
+    assert_eq!((message.content.trim(), message.content.to_string()), ("ab", "ab".to_owned()));
+    assert_eq!(Message::user("ab").content, "ab");
+}

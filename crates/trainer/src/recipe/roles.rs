@@ -1,0 +1,57 @@
+//! Policies and agents of a recipe: which there are, and who does what.
+
+use std::collections::BTreeSet;
+
+use dressage_tree::DEFAULT;
+
+use super::agent::AgentKeys;
+use super::keys::{Phase, Recipe};
+use super::policy::{PolicyKeys, PolicyModel};
+
+impl Recipe {
+    /// Every policy by name, in the order of their names: those of the recipe, or the only one.
+    pub fn policies(&self) -> Vec<(String, PolicyKeys)> {
+        if self.policy.is_empty() {
+            return vec![(DEFAULT.to_owned(), PolicyKeys::Trained(PolicyModel::default()))];
+        }
+        self.policy.iter().map(|(name, keys)| (name.clone(), keys.clone())).collect()
+    }
+
+    /// Every agent by name: that of `[agent]` first, which does what no other is asked to.
+    pub fn agents(&self) -> Vec<(&str, &AgentKeys)> {
+        let named = self.agents.iter().map(|(name, keys)| (name.as_str(), keys));
+        let first = (!self.agents.contains_key(DEFAULT)).then_some((DEFAULT, &self.agent));
+        first.into_iter().chain(named).collect()
+    }
+
+    /// The keys of an agent.
+    pub fn agent_named(&self, name: &str) -> Option<&AgentKeys> {
+        self.agents.get(name).or((name == DEFAULT).then_some(&self.agent))
+    }
+
+    /// The name of the policy that writes an agent's replies; `None` where it says none and there are several.
+    pub fn policy_of(&self, agent: &AgentKeys) -> Option<String> {
+        let policies = self.policies();
+        if !agent.policy.is_empty() {
+            return policies.into_iter().map(|(name, _)| name).find(|name| *name == agent.policy);
+        }
+        match &policies[..] {
+            [(only, _)] => Some(only.clone()),
+            _ => policies.into_iter().map(|(name, _)| name).find(|name| name == DEFAULT),
+        }
+    }
+
+    /// Names of the policies that a phase trains, in order: those that it names, or all that are trained.
+    pub fn trained_in(&self, phase: &Phase) -> Vec<String> {
+        let named: BTreeSet<&String> = phase.policies().iter().collect();
+        let policies =
+            self.policies().into_iter().filter(|(_, keys)| keys.is_trained()).map(|(name, _)| name);
+        policies.filter(|name| named.is_empty() || named.contains(name)).collect()
+    }
+
+    /// Names of the agents whose replies are no targets.
+    pub(crate) fn untrained_agents(&self) -> Vec<String> {
+        let untrained = self.agents().into_iter().filter(|(_, keys)| !keys.train);
+        untrained.map(|(name, _)| name.to_owned()).collect()
+    }
+}
