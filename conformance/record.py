@@ -28,7 +28,10 @@ class Step:
         found = db.execute("SELECT plan FROM steps WHERE phase = ? AND step = ?", (phase, number)).fetchone()
         if found is None:
             sys.exit(f"{run} has no step {number} in phase {phase}")
-        updates = len(json.loads(found[0])["updates"])
+        policies = json.loads(found[0])["policies"]
+        if len(policies) != 1:
+            sys.exit(f"step {number} trains {len(policies)} policies; one is compared")
+        updates = len(policies[0]["updates"])
         if updates != 1:
             sys.exit(f"step {number} has {updates} updates; only the first would be on policy")
         rows = db.execute(

@@ -35,7 +35,7 @@ pub struct Args {
     /// A TOML file, or a folder that holds recipe.toml
     recipe: PathBuf,
 
-    /// What to measure: a model, a checkpoint, or a run for its newest checkpoint [default: the recipe's model, or
+    /// Model to measure: a source, a checkpoint, or a run for its newest checkpoint [default: the recipe's model, or
     /// that of the run, where the recipe is a run folder]
     #[arg(long, value_name = "SOURCE")]
     model: Option<String>,

@@ -62,7 +62,7 @@ fn is_users(error: &anyhow::Error) -> bool {
     error.is::<Unusable>() || error.is::<RecipeError>() || error.is::<TextError>()
 }
 
-/// What is printed. Where a room below cannot know what a recipe calls something, it is said here.
+/// Text that is printed. Where a room below cannot know what a recipe calls something, it is said here.
 pub fn message(error: &anyhow::Error) -> String {
     if let Some(EngineError::Memory { plan, available }) = error.downcast_ref() {
         let ways: Vec<&str> = plan.largest().into_iter().map(less_for).collect();
@@ -80,7 +80,7 @@ pub fn message(error: &anyhow::Error) -> String {
     error.to_string()
 }
 
-/// What takes less memory for this, in the words of recipes.
+/// Way to take less memory for this, in the words of recipes.
 fn less_for(purpose: Purpose) -> &'static str {
     match purpose {
         Purpose::Weights => "take a smaller model",

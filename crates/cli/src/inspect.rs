@@ -120,7 +120,7 @@ async fn named(store: &dyn Store, name: &str) -> anyhow::Result<Option<Attempt>>
     Ok(store.attempt(&id).await?)
 }
 
-/// What the selectors leave, of one phase.
+/// Attempts of one phase that the selectors leave.
 async fn selected(args: &Args, store: &dyn Store) -> anyhow::Result<Vec<AttemptSummary>> {
     let purpose = args.purpose();
     let mut summaries = store.summaries(purpose).await?;
@@ -324,7 +324,7 @@ fn range(numbers: &PerToken) -> String {
     if low == high { shown(low) } else { format!("{} to {}", shown(low), shown(high)) }
 }
 
-/// What JSON holds at its first level, without its quotes.
+/// First level of a JSON value, without its quotes.
 fn fields(value: &serde_json::Value) -> String {
     let Some(object) = value.as_object() else { return value.to_string() };
     let shown =

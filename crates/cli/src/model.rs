@@ -26,7 +26,7 @@ const KV_MEMORY_MB: u64 = 1024;
 pub struct Found {
     /// The model, or the base of the adapter.
     pub files: ModelFiles,
-    /// What the adapter is, and what its base is called; it lies at `path`.
+    /// Form of the adapter, and the name of its base; it lies at `path`.
     pub adapter: Option<(LoraOptions, String)>,
     /// Where it all lies.
     pub path: PathBuf,
@@ -243,7 +243,7 @@ pub fn start(files: &ModelFiles, options: &EngineOptions, also: &str) -> anyhow:
     Ok(engine)
 }
 
-/// What completes a checkpoint to a model folder that others can open: the tokenizer and the chat template.
+/// Files that complete a checkpoint to a model folder that others can open: the tokenizer and the chat template.
 ///
 /// # Errors
 /// When the tokenizer cannot be written as `tokenizer.json`.

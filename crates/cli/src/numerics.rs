@@ -1,4 +1,4 @@
-//! What the bits of a run depend on besides its recipe, written down beside it.
+//! Facts that the bits of a run depend on besides its recipe, written down beside it.
 
 use std::path::Path;
 

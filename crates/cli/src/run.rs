@@ -8,7 +8,7 @@ use dressage_trainer::{begun, merged_from, seconds};
 
 use crate::failure::unusable;
 
-/// What a run writes first, and nobody else would: the resolved recipe beside the record.
+/// File that a run writes first, and nobody else would: the resolved recipe beside the record.
 const RECIPE: &str = "recipe.toml";
 const RECORD: &str = "run.db";
 const CHECKPOINTS: &str = "checkpoints";
@@ -108,7 +108,7 @@ pub fn is_best(text: &str) -> bool {
     best(Path::new(text)).is_some()
 }
 
-/// What a user names as a model: a source, a run for its newest checkpoint, or `checkpoints/best` of a run. Also the run it belongs to, if any.
+/// Source that a user names as a model: a source proper, a run for its newest checkpoint, or `checkpoints/best` of a run. Also the run it belongs to, if any.
 ///
 /// # Errors
 /// When a run has no checkpoint yet.

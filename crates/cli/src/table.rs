@@ -74,7 +74,7 @@ pub fn table(evals: &[&EvalResult], style: Style) -> String {
     text
 }
 
-/// What phases brought, a line each.
+/// Gains of phases, a line each.
 pub fn gains(gains: &[Gain]) -> String {
     let mut text = String::new();
     for Gain { from, to, difference } in gains {

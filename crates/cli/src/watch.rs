@@ -1,4 +1,4 @@
-//! What a run looks like while it goes on: bars on standard error, a line for every step on standard output.
+//! Display of a run while it goes on: bars on standard error, a line for every step on standard output.
 
 use std::time::Duration;
 

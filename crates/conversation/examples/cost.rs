@@ -1,4 +1,4 @@
-//! What a turn costs early and late in a long conversation, and what is stored of it.
+//! Cost of a turn early and late in a long conversation, and what is stored of it.
 //!
 //! `cargo run --release -p dressage-conversation --example cost [TURNS] [TOKENS]` talks for so many turns
 //! (100) until the path has so many tokens (128k), over a vocabulary of bytes. Each turn sends the whole

@@ -16,7 +16,7 @@ use crate::reply::Reply;
 use crate::said::{Form, Key, thought_key, tools_key};
 use crate::tokens::{Given, Owner};
 
-/// What can keep a request from becoming a prompt.
+/// Reasons why a request does not become a prompt.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConversationError {
     /// The messages cannot be written in the model's format.
@@ -78,7 +78,7 @@ pub struct Recognised {
     turn: u32,
 }
 
-/// Who asks, with which tools.
+/// Agent that asks, and its tools.
 #[derive(Debug, Clone)]
 struct From {
     agent: String,

@@ -1,4 +1,4 @@
-//! What clients do to a history, one by one; and what becomes of prompts and replies.
+//! Changes that clients make to a history, one by one; and what becomes of prompts and replies.
 
 use std::sync::LazyLock;
 

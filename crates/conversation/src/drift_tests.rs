@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use dressage_text::ChatOptions;
-use dressage_text::testing::{ALWAYS_THINKS, tiny_chat};
+use dressage_text::testing::{ALWAYS_THINKS, NUMBERED, STRICT, header_chat, sampled, thoughtful, tiny_chat};
 
 use super::*;
 use crate::format::Round;
-use crate::testing::{NUMBERED, STRICT, chat, header_chat, sampled, thoughtful};
+use crate::testing::chat;
 use crate::{Format, Options};
 
 /// How the template prints a conversation of one reply otherwise. Looked at near the reply, it must be the
@@ -35,7 +35,8 @@ fn after(chat: Chat, reply: &str, new: &[Message]) -> Option<(String, String)> {
 
 #[test]
 fn an_empty_thought_of_the_prompt_is_dropped_from_the_past() {
-    let (recorded, printed) = after(thoughtful(false), "<tool_call>…", &[Message::tool("2")]).unwrap();
+    let (recorded, printed) =
+        after(thoughtful(false).unwrap(), "<tool_call>…", &[Message::tool("2")]).unwrap();
     assert!(recorded.starts_with("<think>\n\n</think>\n\n<tool_call>…"), "{recorded}");
     assert!(printed.starts_with("<tool_call>…<|im_end|>"), "{printed}");
 }
@@ -43,7 +44,7 @@ fn an_empty_thought_of_the_prompt_is_dropped_from_the_past() {
 #[test]
 fn thoughts_that_a_template_drops_or_prints_otherwise_are_drift() {
     let (tool, user) = ([Message::tool("2")], [Message::user("2+2?")]);
-    let drifts = |reply: &str, new: &[Message]| after(thoughtful(true), reply, new).is_some();
+    let drifts = |reply: &str, new: &[Message]| after(thoughtful(true).unwrap(), reply, new).is_some();
     assert!(!drifts("two", &tool) && !drifts("two", &user));
     assert!(!drifts("<think>\nhm\n</think>\n\ntwo", &tool));
     assert!(drifts("<think>\nhm\n</think>\n\ntwo", &user));
@@ -52,7 +53,10 @@ fn thoughts_that_a_template_drops_or_prints_otherwise_are_drift() {
     assert_eq!(after(chat(), "hm</think>two", &user).unwrap().0[..10], *"<think>\nhm");
     // What was trimmed, and what was counted.
     assert!(after(self::chat(NUMBERED, ChatOptions::default()), "two", &user).is_some());
-    assert!(after(header_chat(), " two", &user).is_some() && after(header_chat(), "two", &user).is_none());
+    assert!(
+        after(header_chat().unwrap(), " two", &user).is_some()
+            && after(header_chat().unwrap(), "two", &user).is_none()
+    );
     assert_eq!(after(tiny_chat().unwrap(), " <think>two\n", &tool), None);
 }
 

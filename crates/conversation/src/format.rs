@@ -75,7 +75,7 @@ pub(crate) struct Round<'a> {
     pub past: &'a [Arc<Message>],
     /// The reply, as it was sampled.
     pub reply: &'a [u32],
-    /// Its text.
+    /// Text of the reply.
     pub said: &'a str,
     /// The messages after it.
     pub new: &'a [Message],
@@ -83,8 +83,8 @@ pub(crate) struct Round<'a> {
 }
 
 impl Format {
-    /// The format of a model that talks as `chat` has it. Probes the template, which renders about a thousand short
-    /// conversations.
+    /// The format of a model that talks as `chat` has it. Probes the template, which renders about a thousand
+    /// short conversations.
     pub fn new(chat: Arc<Chat>, options: Options) -> Self {
         let mut format = Format { chat, options, abridges: false };
         format.abridges = probe::abridges(&format);

@@ -1,11 +1,11 @@
 //! Histories as templates print them: drift, forks that follow the template, prompts that were cut.
 
 use dressage_text::ChatOptions;
-use dressage_text::testing::{ALWAYS_THINKS, THOUGHTFUL, tiny_chat};
+use dressage_text::testing::{ALWAYS_THINKS, NUMBERED, STRICT, THOUGHTFUL, sampled, thoughtful, tiny_chat};
 
 use super::tests::forked;
 use super::*;
-use crate::testing::{NUMBERED, STRICT, Talk, chat, sampled, thoughtful};
+use crate::testing::{Talk, chat};
 use crate::{Options, Reason};
 
 fn turns(drift: &[dressage_tree::Drift]) -> Vec<(u32, bool)> {
@@ -52,7 +52,7 @@ fn drift_that_comes_late_is_counted_at_the_end() {
     // The thought of the first reply stands until the second question.
     let thinks = "<think>\nhm\n</think>\n\nadd";
     let replies = [thinks, "add", "add", "four", "add", "five", "six"];
-    let (mut talk, messages) = conversation(thoughtful(true), Options::default(), &replies);
+    let (mut talk, messages) = conversation(thoughtful(true).unwrap(), Options::default(), &replies);
     assert!(talk.format.abridges());
     assert_eq!(talk.conversation.drift(), []);
     let whole: Vec<(u32, bool)> = (4..7).map(|turn| (turn, false)).collect();
@@ -63,7 +63,7 @@ fn drift_that_comes_late_is_counted_at_the_end() {
     assert_eq!(turns(&[talk.prepare(&messages).drift.unwrap()]), [(7, false)]);
 
     // A fork that ends before is as it was; one that drifts near a reply first did so earlier.
-    let (mut talk, messages) = conversation(thoughtful(true), Options::default(), &replies[..3]);
+    let (mut talk, messages) = conversation(thoughtful(true).unwrap(), Options::default(), &replies[..3]);
     let mut fork = messages[..4].to_vec();
     fork.push(Message::user("No?"));
     talk.say(&fork, "<think>\nso\n</think>\n\nNo.");

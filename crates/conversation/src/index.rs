@@ -34,7 +34,7 @@ pub(crate) struct Root {
 #[derive(Debug)]
 pub(crate) struct Node {
     pub parent: Option<NodeId>,
-    /// Its root, by its place among the roots.
+    /// Root of the path, by its place among the roots.
     pub root: usize,
     /// How many messages there are down to here.
     pub depth: usize,

@@ -5,21 +5,21 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
 
 use dressage_policy::SamplingParams;
-use dressage_text::testing::{ALWAYS_THINKS, tiny_chat};
+use dressage_text::testing::{ALWAYS_THINKS, NUMBERED, header_chat, sampled, thoughtful, tiny_chat};
 use dressage_text::{Chat, ChatOptions, Message, Role, ToolSpec};
 use dressage_tree::Trajectory;
 use proptest::prelude::*;
 use proptest::sample::Index;
 use serde_json::Value;
 
-use crate::testing::{NUMBERED, Talk, chat, header_chat, sampled, thoughtful, tool};
+use crate::testing::{Talk, chat, tool};
 use crate::{CallIds, Conversation, Drift, Format, Options, Origin, Prepared, Request};
 
 /// A conversation down to a reply.
 struct Recorded {
     /// The messages, replies as they were written.
     messages: Vec<Message>,
-    /// What each reply says, by the place of its message.
+    /// Replies, by the place of their messages.
     replies: Vec<(usize, Said)>,
     reply: Vec<u32>,
     /// All tokens.
@@ -47,7 +47,7 @@ fn canonical(value: &Value) -> String {
     }
 }
 
-/// What a message says, apart from white space around it.
+/// Content of a message, apart from white space around it.
 fn says(message: &Message) -> (Role, String, Vec<(String, String)>) {
     let call = |call: &dressage_text::ToolCall| {
         (call.name.clone(), canonical(&Value::Object(call.arguments.clone())))
@@ -337,10 +337,10 @@ static FORMATS: LazyLock<[Arc<Format>; 6]> = LazyLock::new(|| {
     let options = Options { call_ids: CallIds::Unique, ..Options::default() };
     [
         tiny_chat().unwrap(),
-        thoughtful(true),
-        thoughtful(false),
+        thoughtful(true).unwrap(),
+        thoughtful(false).unwrap(),
         chat(ALWAYS_THINKS, ChatOptions::default()),
-        header_chat(),
+        header_chat().unwrap(),
         chat(NUMBERED, ChatOptions::default()),
     ]
     .map(|chat| Arc::new(Format::new(Arc::new(chat), options)))

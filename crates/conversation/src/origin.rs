@@ -11,11 +11,11 @@ use crate::said::Form;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
-    /// It repeats no reply: a conversation begins.
+    /// Repeats no reply: a conversation begins.
     Began,
-    /// It repeats all that was recorded of its history, and goes on.
+    /// Repeats all that was recorded of its history, and goes on.
     Continued,
-    /// It leaves what was recorded.
+    /// Leaves what was recorded.
     Forked(Fork),
 }
 

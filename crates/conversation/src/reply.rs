@@ -7,15 +7,15 @@ use dressage_tree::SegmentId;
 /// A reply that was recorded.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Reply {
-    /// Its tokens in the trajectory.
+    /// Tokens in the trajectory.
     pub segment: SegmentId,
     /// The model call that it came from, counted from 0 within the conversation.
     pub turn: u32,
-    /// Its text as it was written, tags of thoughts and calls included.
+    /// Text as it was written, tags of thoughts and calls included.
     pub said: String,
-    /// Its thoughts, without their tags.
+    /// Thoughts, without their tags.
     pub thought: String,
-    /// Its content and calls. A reply that was cut is read as far as it came.
+    /// Content and calls. A reply that was cut is read as far as it came.
     pub parsed: Parsed,
     /// Why it ended.
     pub finish: FinishReason,

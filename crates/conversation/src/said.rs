@@ -18,9 +18,9 @@ pub(crate) type Key = u128;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Form {
     pub role: Role,
-    /// Of all that it says, without white space around the content.
+    /// Key of all that the message says, without white space around the content.
     pub loose: Key,
-    /// Of all that it says.
+    /// Key of all that the message says.
     pub exact: Key,
     /// The thought that the client sent along, if it did.
     pub thought: Option<String>,

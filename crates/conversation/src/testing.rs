@@ -2,22 +2,12 @@
 
 use std::sync::Arc;
 
-use dressage_model::{GgufTokenizer, TokenType};
 use dressage_policy::{Completion, SamplingParams};
-use dressage_text::testing::{THOUGHTFUL, tiny_gguf, tiny_tokenizer};
-use dressage_text::{Chat, ChatOptions, Message, Tokenizer, TokenizerSource, ToolSpec};
+use dressage_text::testing::{sampled, tiny_tokenizer};
+use dressage_text::{Chat, ChatOptions, Message, ToolSpec};
 use serde_json::json;
 
 use crate::{Conversation, Format, Options, Prepared, Reply, Request};
-
-/// Numbers turns, says how many there are, trims, tells the last one apart.
-pub(crate) const NUMBERED: &str = "{% for m in messages %}
-    {{- '<|im_start|>' + m.role }} {{ loop.index }} of {{ messages | length }}
-{{ m.content | trim }}
-    {%- if loop.last and m.role == 'assistant' %}{{ '<|endoftext|>' }}{% else %}{{ '<|im_end|>' }}{% endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant' }} {{ messages | length + 1 }}
-{% endif %}";
 
 /// Numbers the rounds, and keeps all that was said.
 pub(crate) const ROUNDS: &str = "{% set ns = namespace(round=0) %}{% for m in messages %}
@@ -26,50 +16,13 @@ pub(crate) const ROUNDS: &str = "{% set ns = namespace(round=0) %}{% for m in me
     {{- m.content + '<|im_end|>' }}
 {%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
-/// Refuses what it does not like in a reply.
-pub(crate) const STRICT: &str = "{% for m in messages %}
-    {%- if m.role == 'assistant' and (not m.content or '<th' in m.content) %}
-        {{- raise_exception('a reply that is not liked') }}
-    {%- endif %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
-
-/// Headers between special tokens, trimmed contents, a token for the beginning of the text, no tool role.
-const HEADERS: &str = r#"{{ bos_token }}
-{%- for message in messages %}
-    {%- if message.role not in ['system', 'user', 'assistant'] %}{{ raise_exception('unknown role ' + message.role) }}{% endif %}
-    {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\n\n' + message.content | trim + '<|eot_id|>' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"#;
-
 pub(crate) fn chat(template: &str, options: ChatOptions) -> Chat {
     Chat::new(tiny_tokenizer().unwrap(), Some(template), options).unwrap()
-}
-
-pub(crate) fn header_chat() -> Chat {
-    let mut source = tiny_gguf();
-    for special in ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"] {
-        source.tokens.push(special.into());
-        source.types.push(TokenType::Control);
-    }
-    let source = TokenizerSource::Gguf(GgufTokenizer { bos: Some(259), ..source });
-    Chat::new(Tokenizer::new(&source).unwrap(), Some(HEADERS), ChatOptions::default()).unwrap()
-}
-
-pub(crate) fn thoughtful(thinks: bool) -> Chat {
-    let variables = json!({ "enable_thinking": thinks }).as_object().cloned().unwrap();
-    chat(THOUGHTFUL, ChatOptions { variables, ..ChatOptions::default() })
 }
 
 pub(crate) fn tool(name: &str) -> ToolSpec {
     let parameters = json!({ "type": "object", "properties": { "a": { "type": "number" } } });
     ToolSpec { name: name.into(), description: "Does it.".into(), parameters }
-}
-
-/// A reply as it would be sampled, with the token that ends it.
-pub(crate) fn sampled(chat: &Chat, text: &str) -> Vec<u32> {
-    let mut ids = chat.tokenizer().encode(text);
-    ids.push(chat.stop_ids()[0]);
-    ids
 }
 
 pub(crate) fn completion(tokens: Vec<u32>) -> Completion {

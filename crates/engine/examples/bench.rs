@@ -1,5 +1,6 @@
-//! The engine's side of the comparisons in `bench/`: reads one request a line, does it, and prints one line of JSON with the
-//! seconds it took. `bench/README.md` has the requests. Stays resident, so that peers can take turns in the same run.
+//! The engine's side of the comparisons in `bench/`: reads one request a line, does it, and prints one line
+//! of JSON with the seconds it took. `bench/README.md` has the requests. Stays resident, so that peers can
+//! take turns in the same run.
 
 use std::io::{BufRead, Write};
 use std::path::PathBuf;
@@ -80,7 +81,8 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// One step: forward, mean cross-entropy of every token but the first, backward, AdamW, and the new weights ready for use.
+/// One step: forward, mean cross-entropy of every token but the first, backward, AdamW, and the new weights
+/// ready for use.
 async fn train(engine: &Engine, tokens: Vec<u32>, version: u64) -> Result<Value> {
     let weight = 1.0 / (tokens.len() - 1) as f32;
     let targets = (1..tokens.len() as u32)
@@ -99,8 +101,8 @@ async fn train(engine: &Engine, tokens: Vec<u32>, version: u64) -> Result<Value>
     Ok(json!({ "seconds": seconds, "loss": sums.loss, "parts": parts }))
 }
 
-/// A group of rollouts of several turns, `new` tokens drawn and `given` ones answered each, and one update by the clipped loss with made-up
-/// advantages.
+/// A group of rollouts of several turns, `new` tokens drawn and `given` ones answered each, and one update by
+/// the clipped loss with made-up advantages.
 async fn group(
     engine: &Engine,
     prompt: &[u32],

@@ -1,7 +1,8 @@
 //! Runs one job of the checks in `conformance/` on the engine: `conformance JOB.json`.
 //!
-//! The job's format is described in `conformance/README.md`. Results go to `result.json` and `result.safetensors` in the job's
-//! folder. Not part of the product: it shows what the engine computes, logits and gradients included, to other programs.
+//! The job's format is described in `conformance/README.md`. Results go to `result.json` and
+//! `result.safetensors` in the job's folder. Not part of the product: it shows what the engine computes,
+//! logits and gradients included, to other programs.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -180,7 +181,8 @@ fn packed_rows(batch: &TreeBatch, tokens: &[u32]) -> Vec<usize> {
     rows
 }
 
-/// Gradients of the loss over the merged batch, by name: of the weights or of the adapter, and of the value head.
+/// Gradients of the loss over the merged batch, by name: of the weights or of the adapter, and of the value
+/// head.
 fn gradients(model: &Transformer, batch: &[PathInput], loss: &Loss, out: &Path) -> Result<Value> {
     let mut learning = Learning::new(model, Limits::NONE);
     let policy = (!model.adapters.is_empty()).then_some(0);
@@ -215,7 +217,8 @@ async fn train(engine: &Engine, steps: &[Step]) -> Result<Value> {
     Ok(json!({ "steps": reports }))
 }
 
-/// Weights, configuration and, where the model has one, tokenizer, in the folder `checkpoint`; with an adapter, also `merged`.
+/// Weights, configuration and, where the model has one, tokenizer, in the folder `checkpoint`; with an
+/// adapter, also `merged`.
 async fn save(engine: &Engine, files: &ModelFiles, out: &Path) -> Result<()> {
     let folder = out.join("checkpoint");
     std::fs::create_dir_all(&folder)?;

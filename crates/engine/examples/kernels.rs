@@ -1,9 +1,10 @@
-//! How fast the kernels are, beside what the machine could do: `kernels [PRECISION] [ISA]`, in SmolLM2-135M's shapes with 2 threads.
+//! How fast the kernels are, beside what the machine could do: `kernels [PRECISION] [ISA]`, in SmolLM2-135M's
+//! shapes with 2 threads.
 //!
-//! First the machine's own limits: multiply-adds a second with all operands in registers, and bytes a second read from
-//! memory. Then products: packed weights (forward), weights packed on the way (gradients of activations), and long sums
-//! (gradients of weights). Medians; the share in brackets is of what registers reach just before, since a machine that is shared
-//! changes from second to second.
+//! First the machine's own limits: multiply-adds a second with all operands in registers, and bytes a second
+//! read from memory. Then products: packed weights (forward), weights packed on the way (gradients of
+//! activations), and long sums (gradients of weights). Medians; the share in brackets is of what registers
+//! reach just before, since a machine that is shared changes from second to second.
 
 use std::sync::Barrier;
 use std::time::Instant;
@@ -74,12 +75,12 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What all threads together do in a second, given what one call does. The best of three.
+/// Work of all threads together in a second, given the work of one call. The best of three.
 fn on_all_threads(work: impl Fn() -> f64 + Sync) -> f64 {
     (0..3).map(|_| at_once(&work)).fold(0.0, f64::max)
 }
 
-/// What all threads together do in a second, each in a second call.
+/// Work of all threads together in a second, each in a second call.
 fn at_once(work: impl Fn() -> f64 + Sync) -> f64 {
     let barrier = Barrier::new(THREADS);
     std::thread::scope(|scope| {
@@ -121,7 +122,8 @@ mod limits {
         BYTES as f64
     }
 
-    /// How to run a loop of multiply-adds whose operands stay in registers; it returns how many operations those were.
+    /// How to run a loop of multiply-adds whose operands stay in registers; it returns how many operations
+    /// those were.
     pub fn multiply_adds(isa: Isa, precision: Precision) -> Option<fn(usize) -> f64> {
         #[cfg(target_arch = "x86_64")]
         match (isa, precision) {
@@ -218,7 +220,7 @@ fn noise(len: usize) -> Buffer {
 struct Speed {
     /// Operations a second.
     rate: f64,
-    /// The same as a share of what registers alone reach, if that is known.
+    /// Share of the rate that registers alone reach, if that is known.
     share: Option<f64>,
 }
 

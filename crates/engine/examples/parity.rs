@@ -1,5 +1,5 @@
-//! Random cases of the claim that sampling and training agree to the bit: `parity CASES [SEED]`. A smaller number runs with the
-//! tests.
+//! Random cases of the claim that sampling and training agree to the bit: `parity CASES [SEED]`. A smaller
+//! number runs with the tests.
 
 use std::collections::BTreeMap;
 

@@ -1,14 +1,14 @@
 //! The forward pass of training: what is remembered of it, and what is computed again.
 //!
 //! Of every block its input is remembered. Of the first few blocks everything is that the backward pass
-//! needs; the others compute it again from their input when their turn comes, which gives the same bits and costs
-//! another forward pass of the block.
+//! needs; the others compute it again from their input when their turn comes, which gives the same bits and
+//! costs another forward pass of the block.
 
 use crate::buffer::Buffer;
 use crate::ops::kv::{KeyValues, Places};
 use crate::transformer::{LayerState, Rows, Temporary, Transformer};
 
-/// What a forward pass left.
+/// Record of a forward pass, for the backward pass to come.
 pub struct Activations {
     /// The blocks of which everything is remembered.
     states: Vec<LayerState>,
@@ -63,8 +63,8 @@ impl Activations {
         &self.stream[self.stream.len() - 1][..size]
     }
 
-    /// Input and state of a block, for its backward pass; what is not remembered is computed again. Its keys and values are in
-    /// their blocks afterwards.
+    /// Input and state of a block, for its backward pass; what is not remembered is computed again. Its keys
+    /// and values are in their blocks afterwards.
     pub fn recall(
         &mut self,
         model: &Transformer,

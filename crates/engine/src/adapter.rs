@@ -1,7 +1,7 @@
 //! Low-rank adapters (Hu et al. 2021): a linear map W x becomes W x + (alpha / rank) B A x, with W frozen.
 //!
-//! Several adapters live over one base. Each has its own weights, optimiser, versions and prefixes in the cache; the base's
-//! weights are in memory once. Files are in PEFT's layout.
+//! Several adapters live over one base. Each has its own weights, optimiser, versions and prefixes in the
+//! cache; the base's weights are in memory once. Files are in PEFT's layout.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -29,7 +29,7 @@ const WEIGHTS: &str = "adapter_model.safetensors";
 pub struct Part {
     /// Where its matrix lies among the weights of the base.
     base: Range<usize>,
-    /// Its columns among the outputs of the linear map.
+    /// Columns of the adapter among the outputs of the linear map.
     outputs: Range<usize>,
     /// Outputs of the linear map.
     width: usize,
@@ -62,7 +62,7 @@ impl AdapterLayout {
 }
 
 impl Part {
-    /// Its columns of rows of the linear map's outputs.
+    /// Columns of the adapter in rows of the linear map's outputs.
     fn columns<'a>(&self, rows: &'a [f32]) -> Matrix<'a> {
         Matrix::strided(&rows[self.outputs.start..], rows.len() / self.width, self.outputs.len(), self.width)
     }
@@ -164,9 +164,9 @@ impl AdapterLayout {
 
 /// An adapter's weights.
 pub struct Adapter {
-    /// What it is.
+    /// Rank, scale and maps of the adapter.
     pub options: LoraOptions,
-    /// What the model below is called.
+    /// Name of the model below.
     base: String,
     /// Where its parameters lie.
     pub layout: AdapterLayout,
@@ -230,7 +230,8 @@ impl Adapter {
         }
     }
 
-    /// Adds the gradients of A and B to `gradient`, or overwrites them, given a linear map's input and its output's gradient.
+    /// Adds the gradients of A and B to `gradient`, or overwrites them, given a linear map's input and its
+    /// output's gradient.
     #[allow(clippy::too_many_arguments)]
     pub fn add_gradient(
         &self,
@@ -283,8 +284,8 @@ impl Adapter {
         self.layout.maps.iter().flatten().any(|part| part.base == *place)
     }
 
-    /// Adds what an adapter of this layout does, whose parameters are `array`, to a copy of the matrix that lies at `place` among the
-    /// base's weights.
+    /// Adds what an adapter of this layout does, whose parameters are `array`, to a copy of the matrix that
+    /// lies at `place` among the base's weights.
     pub fn merge_into(&self, array: &[f64], place: &Range<usize>, matrix: &mut [f64]) {
         for part in self.layout.maps.iter().flatten().filter(|part| part.base == *place) {
             let scale = f64::from(part.scale);

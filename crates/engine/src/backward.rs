@@ -1,7 +1,8 @@
 //! The backward pass of the blocks and of the embedding.
 //!
-//! The gradient of every parameter is summed in the order of rows, and every row's own gradient in the order of operations of
-//! the forward pass reversed; threads split outputs, never sums. So a gradient is the same bits on any number of threads.
+//! The gradient of every parameter is summed in the order of rows, and every row's own gradient in the order
+//! of operations of the forward pass reversed; threads split outputs, never sums. So a gradient is the same
+//! bits on any number of threads.
 
 use std::ops::Range;
 
@@ -30,11 +31,13 @@ pub struct Backward {
     inverses: Buffer,
 }
 
-/// What the gradients of one block's keys and values have to do with the path above.
+/// Place of one block's keys and values on the path above, which takes their gradients.
 pub struct Above<'a> {
-    /// Gradient of the keys and values of the positions above, to be added to: for each its keys, then its values.
+    /// Gradient of the keys and values of the positions above, to be added to: for each its keys, then its
+    /// values.
     pub positions: &'a mut [f32],
-    /// What units below have left for the rows themselves, in the same form; empty if there are none.
+    /// Gradients that units below have left for the rows themselves, in the same form; empty if there are
+    /// none.
     pub own: &'a [f32],
 }
 
@@ -96,7 +99,8 @@ impl Gradients<'_> {
 }
 
 impl Backward {
-    /// Turns the gradient of a block's output, in `dx`, into that of its input, adding to those of parameters on the way.
+    /// Turns the gradient of a block's output, in `dx`, into that of its input, adding to those of parameters
+    /// on the way.
     #[allow(clippy::too_many_arguments)]
     pub fn layer(
         &mut self,

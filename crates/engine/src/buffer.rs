@@ -1,8 +1,8 @@
 //! Aligned, zeroed memory for tensors, kept for as long as its owner lives.
 //!
-//! Large buffers are mappings of their own and ask the kernel for huge pages: streaming half a gigabyte of weights per token through
-//! 4 KiB pages spends a noticeable share of the time on address translation, and taking them one by one at first touch
-//! takes longer than a training step.
+//! Large buffers are mappings of their own and ask the kernel for huge pages: streaming half a gigabyte of
+//! weights per token through 4 KiB pages spends a noticeable share of the time on address translation, and
+//! taking them one by one at first touch takes longer than a training step.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
@@ -46,8 +46,8 @@ impl Buffer {
         Buffer { start, len, mapping: None }
     }
 
-    /// Buffers of `lens` zeros in one mapping, as if they were one: what is read together has huge pages where each alone would be too
-    /// small for them. The memory is given back with the last of them.
+    /// Buffers of `lens` zeros in one mapping, as if they were one: what is read together has huge pages
+    /// where each alone would be too small for them. The memory is given back with the last of them.
     pub fn together(lens: &[usize]) -> Vec<Self> {
         let room = |len: usize| len.next_multiple_of(CACHE_LINE / size_of::<f32>());
         let layout = Self::layout(lens.iter().map(|len| room(*len)).sum());
@@ -140,7 +140,8 @@ impl<T> Clone for Shared<'_, T> {
 
 impl<T> Copy for Shared<'_, T> {}
 
-// SAFETY: access goes through `slice`, whose caller promises that parts in use at the same time do not overlap.
+// SAFETY: access goes through `slice`, whose caller promises that parts in use at the same time do not
+// overlap.
 unsafe impl<T: Send> Send for Shared<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Shared<'_, T> {}

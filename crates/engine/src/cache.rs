@@ -1,9 +1,10 @@
 //! The cache of keys and values: blocks shared by the sequences that need the same prefix.
 //!
-//! A sequence holds the blocks of its path. A new one takes over, by reference, the whole blocks of the longest prefix that is in
-//! the tree (`radix`), and copies at most one block, the one the paths part in. Prompts enter the tree when they are computed,
-//! replies when they are done; what is in it stays until its blocks are needed: the next turn of the same attempt, and the other
-//! attempts at the same task, start from there.
+//! A sequence holds the blocks of its path. A new one takes over, by reference, the whole blocks of the
+//! longest prefix that is in the tree (`radix`), and copies at most one block, the one the paths part in.
+//! Prompts enter the tree when they are computed, replies when they are done; what is in it stays until its
+//! blocks are needed: the next turn of the same attempt, and the other attempts at the same task, start from
+//! there.
 
 use crate::ops::kv::{BLOCK, Blocks, Shape};
 use crate::precision::Precision;
@@ -42,7 +43,8 @@ impl Cache {
         self.limit * BLOCK
     }
 
-    /// Blocks that running sequences do not use. All of them can be had: whatever the tree holds can be dropped.
+    /// Blocks that running sequences do not use. All of them can be had: whatever the tree holds can be
+    /// dropped.
     pub fn available(&self) -> usize {
         self.limit.saturating_sub(self.in_use)
     }
@@ -63,8 +65,8 @@ impl Cache {
         self.tree.longest(policy, tokens, most)
     }
 
-    /// Makes a running sequence that starts from `prefix`: its blocks, of which the last is a copy where the prefix ends
-    /// inside it. The caller has made sure that enough blocks are available.
+    /// Makes a running sequence that starts from `prefix`: its blocks, of which the last is a copy where the
+    /// prefix ends inside it. The caller has made sure that enough blocks are available.
     pub fn fork(&mut self, prefix: &Prefix) -> Vec<u32> {
         let whole = prefix.len / BLOCK;
         let mut blocks = prefix.blocks[..whole].to_vec();
@@ -211,7 +213,8 @@ mod tests {
         assert_eq!((cache.available(), cache.free.len()), (4, 4));
     }
 
-    /// The parting of two paths leaves a block that nobody uses above blocks that are all in use: it is to be had, too.
+    /// The parting of two paths leaves a block that nobody uses above blocks that are all in use: it is to be
+    /// had, too.
     #[test]
     fn every_block_that_no_sequence_uses_can_be_had() {
         let mut cache = cache(4);

@@ -74,8 +74,8 @@ fn most_likely(logits: &[f32], count: usize) -> Vec<usize> {
     best
 }
 
-/// Draws from what top-k, then top-p, then min-p leave, renormalised. Equal logits are ranked by token. `None` where a
-/// penalty has made logits infinite.
+/// Draws from what top-k, then top-p, then min-p leave, renormalised. Equal logits are ranked by token.
+/// `None` where a penalty has made logits infinite.
 fn draw_truncated(isa: Isa, z: &mut [f32], params: &SamplingParams, u: f64) -> Option<usize> {
     let (normaliser, _) = exponentiate(isa, z);
     if !normaliser.sum.is_finite() {

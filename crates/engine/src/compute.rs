@@ -10,7 +10,7 @@ pub struct Compute {
     pub(crate) pool: Pool,
     /// The vector instructions in use, which the processor has.
     pub(crate) isa: Isa,
-    /// What operands of products are rounded to.
+    /// Rounding of operands of products.
     pub(crate) precision: Precision,
 }
 
@@ -30,12 +30,12 @@ impl Compute {
         Compute { pool: Pool::new(threads), isa, precision }
     }
 
-    /// What operands of products are rounded to.
+    /// Rounding of operands of products.
     pub fn precision(&self) -> Precision {
         self.precision
     }
 
-    /// What inner loops of products are chosen by.
+    /// Choice of inner loops of products.
     pub fn kernel(&self) -> Kernel {
         Kernel { isa: self.isa, precision: self.precision }
     }

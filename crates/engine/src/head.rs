@@ -1,7 +1,8 @@
-//! Head, log-softmax, entropy and loss in one chunked operation: logits exist for a few hundred rows at a time.
+//! Head, log-softmax, entropy and loss in one chunked operation: logits exist for a few hundred rows at a
+//! time.
 //!
-//! A row of the head is a predictor (a token whose hidden state predicts others) at one temperature; where the tree
-//! branches, one row has several targets. Rows that predict no target are never computed.
+//! A row of the head is a predictor (a token whose hidden state predicts others) at one temperature; where
+//! the tree branches, one row has several targets. Rows that predict no target are never computed.
 
 use dressage_policy::ForwardBackward;
 use dressage_rl::Loss;
@@ -61,7 +62,7 @@ pub struct Found<'a> {
     pub spread: Option<(&'a mut [f32], &'a mut [f32])>,
 }
 
-/// What the backward pass adds to.
+/// Sums that the backward pass adds to.
 pub struct HeadGradient<'a> {
     /// The loss to differentiate.
     pub loss: &'a Loss,
@@ -169,12 +170,12 @@ impl Head {
     }
 }
 
-/// What the terms of a target weigh together.
+/// Weight of the terms of a target together.
 fn weight_of(batch: &TreeBatch, target: usize) -> f64 {
     batch.terms_of(&batch.targets[target]).iter().map(|term| f64::from(term.weight)).sum()
 }
 
-/// What one row of the head gives.
+/// Result of one row of the head.
 #[derive(Debug, Clone, Default)]
 struct RowResult {
     /// Log-probabilities of its targets.
@@ -184,14 +185,15 @@ struct RowResult {
     /// Σ p², where it was asked for.
     concentration: f64,
     sums: ForwardBackward,
-    /// What the row of logits has yet to be multiplied by to be its gradient.
+    /// Factor that the row of logits has yet to be multiplied by to be its gradient.
     factor: f32,
 }
 
-/// One row: log-probabilities of its targets and, with a loss, its sums; turns the logits into their gradient, but for a factor.
+/// One row: log-probabilities of its targets and, with a loss, its sums; turns the logits into their
+/// gradient, but for a factor.
 ///
-/// d loss / d z_v = Σ_targets g_t (1[v = t] − p_v) / temperature, with g_t = Σ_terms weight · d loss / d log p, and with a bonus c for the
-/// entropy H Σ_terms weight · c p_v (ln p_v + H) / temperature more.
+/// d loss / d z_v = Σ_targets g_t (1[v = t] − p_v) / temperature, with g_t = Σ_terms weight · d loss / d log
+/// p, and with a bonus c for the entropy H Σ_terms weight · c p_v (ln p_v + H) / temperature more.
 fn evaluate_row(
     model: &Transformer,
     batch: &TreeBatch,
@@ -238,8 +240,8 @@ fn evaluate_row(
         }
         return result;
     }
-    // Multiplying the whole vocabulary is left to the rows of the products, which are far narrower. Not so where slopes
-    // all but cancel and the factor says nothing of their size.
+    // Multiplying the whole vocabulary is left to the rows of the products, which are far narrower. Not so
+    // where slopes all but cancel and the factor says nothing of their size.
     if total.abs() <= 1e-3 * slopes.iter().map(|s| s.abs()).sum::<f64>() {
         softmax::multiply(isa, z, factor as f32);
         factor = 1.0;

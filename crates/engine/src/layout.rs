@@ -1,7 +1,7 @@
 //! Where every parameter lies in one flat array.
 //!
-//! Projections that read the same
-//! input lie next to each other, so that query, key and value (and gate and up) are one matrix for the kernels.
+//! Projections that read the same input lie next to each other, so that query, key and value (and gate and
+//! up) are one matrix for the kernels.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -47,9 +47,9 @@ impl Site {
 /// One linear map of the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Map {
-    /// Its block.
+    /// Block of the map.
     pub layer: usize,
-    /// Its place in the block.
+    /// Place in the block.
     pub site: Site,
 }
 
@@ -59,7 +59,7 @@ impl Map {
         (0..layers).flat_map(|layer| Site::ALL.map(|site| Map { layer, site }))
     }
 
-    /// Its number among them.
+    /// Number among all maps.
     pub fn index(self) -> usize {
         self.layer * Site::ALL.len() + self.site as usize
     }

@@ -21,8 +21,8 @@ use crate::turned::Turned;
 use crate::value::Values;
 use crate::value_head::ValueHead;
 
-/// How much of a batch is worked on and remembered at a time. Log-probabilities do not depend on it at all, gradients do
-/// not depend on `kept`, and on `rows` by rounding alone.
+/// How much of a batch is worked on and remembered at a time. Log-probabilities do not depend on it at all,
+/// gradients do not depend on `kept`, and on `rows` by rounding alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Packed tokens that go through the model at once.
@@ -41,9 +41,9 @@ impl Limits {
 pub struct Learning {
     /// Gradient and optimiser state of the weights.
     pub optimiser: Optimiser,
-    /// Those of the adapters.
+    /// State of the adapters' optimisers.
     pub adapters: Vec<Optimiser>,
-    /// Those of value heads.
+    /// State of the value heads' optimisers.
     pub value_heads: BTreeMap<Option<usize>, Optimiser>,
     limits: Limits,
     activations: Activations,
@@ -59,7 +59,7 @@ pub struct Learning {
 
 /// The path above the unit at work, for batches that do not go through the model at once.
 struct Stack {
-    /// Its keys and values, of all blocks of the model.
+    /// Keys and values of the path, of all blocks of the model.
     blocks: Blocks,
     /// Their gradients, for each block of the model: for each position its keys, then its values.
     gradients: Vec<Buffer>,
@@ -200,7 +200,8 @@ impl Learning {
         Ok(())
     }
 
-    /// Adds the gradient of `loss` over `batch` to the accumulated one: that of the weights, or of an adapter over them.
+    /// Adds the gradient of `loss` over `batch` to the accumulated one: that of the weights, or of an adapter
+    /// over them.
     ///
     /// # Errors
     /// When the batch does not fit the model or the loss; nothing has been added then.
@@ -244,7 +245,8 @@ impl Learning {
         Ok(sums)
     }
 
-    /// One optimiser step over what has accumulated. A gradient that is not finite is dropped and changes nothing.
+    /// One optimiser step over what has accumulated. A gradient that is not finite is dropped and changes
+    /// nothing.
     pub fn optim_step(
         &mut self,
         model: &mut Transformer,
@@ -392,7 +394,8 @@ impl Learning {
     }
 }
 
-/// Clears the parts of a gradient that no product overwrites: norms, biases, and the embedding unless it is the head, too.
+/// Clears the parts of a gradient that no product overwrites: norms, biases, and the embedding unless it is
+/// the head, too.
 fn clear_what_products_leave(layout: &Layout, gradient: &mut [f32]) {
     let norms_and_biases =
         layout.tensors.places.iter().filter(|place| !place.is_matrix()).map(|place| place.range.clone());

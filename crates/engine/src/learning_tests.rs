@@ -173,8 +173,8 @@ fn trees_and_threads_do_not_change_the_gradient() {
     }
 }
 
-/// A batch that goes through the model in units gives the same log-probabilities, to the bit, and the same gradient up to
-/// rounding; blocks that are computed again change no bit at all.
+/// A batch that goes through the model in units gives the same log-probabilities, to the bit, and the same
+/// gradient up to rounding; blocks that are computed again change no bit at all.
 #[test]
 fn units_and_recomputation_change_nothing() {
     for config in family_configs() {
@@ -208,7 +208,8 @@ fn units_and_recomputation_change_nothing() {
                         error += f64::from(a - b).powi(2);
                         size += f64::from(*b).powi(2);
                     }
-                    // In bf16 sums over rows are rounded once more where keys and values hand their gradient on.
+                    // In bf16 sums over rows are rounded once more where keys and values hand their gradient
+                    // on.
                     let tolerance = if precision == Precision::F32 { 1e-5 } else { 1e-2 };
                     let name = &place.parameter.name;
                     assert!(error.sqrt() <= tolerance * size.sqrt(), "{rows} {name}: {error} of {size}");
@@ -218,7 +219,8 @@ fn units_and_recomputation_change_nothing() {
     }
 }
 
-/// In bf16 the gradient is that of f32 up to the rounding of operands; trees and threads change it no more than in f32.
+/// In bf16 the gradient is that of f32 up to the rounding of operands; trees and threads change it no more
+/// than in f32.
 #[test]
 fn the_gradient_in_bf16_is_near_that_in_f32() {
     for config in family_configs() {
@@ -247,7 +249,8 @@ fn the_gradient_in_bf16_is_near_that_in_f32() {
     }
 }
 
-/// The loss's slope along random directions of A and of B, with the adapter worked into the weights in f64; in units, too.
+/// The loss's slope along random directions of A and of B, with the adapter worked into the weights in f64;
+/// in units, too.
 #[test]
 fn gradients_of_adapters_match_f64() {
     for config in family_configs() {
@@ -310,7 +313,8 @@ fn gradients_of_adapters_match_f64() {
     }
 }
 
-/// Values, and the slope of their loss along random directions of every parameter and of the value head, in f64.
+/// Values, and the slope of their loss along random directions of every parameter and of the value head, in
+/// f64.
 #[test]
 fn values_and_their_gradients_match_f64() {
     for config in family_configs() {

@@ -1,21 +1,25 @@
 //! The embedded engine: kernels, transformer, sampling and training on this machine.
 //!
 //! [`Engine::start`] loads a model and runs it on a thread of its own; the handle is both a
-//! [`Sampler`](dressage_policy::Sampler) and a [`Learner`](dressage_policy::Learner) over the same weights in the same memory.
+//! [`Sampler`](dressage_policy::Sampler) and a [`Learner`](dressage_policy::Learner) over the same weights in
+//! the same memory.
 //!
 //! Guarantees:
-//! - **Batch invariance.** An element of an output is computed by the same operations in the same order whatever else is
-//!   in the batch, however prompts are chunked, paths packed or prefixes shared, on any number of threads and, under one
-//!   [`Order`] of sums, with any instruction set. So the log-probability recorded at sampling equals, to the bit, what the training forward computes for
-//!   that token under the same weights.
-//! - **Trees.** A token that several paths share goes through the model once; loss and gradient are those of training every
-//!   path separately, up to rounding.
-//! - **Determinism.** A draw is a function of seed, stream and position; a gradient is the same bits on any number of threads.
+//! - **Batch invariance.** An element of an output is computed by the same operations in the same order
+//!   whatever else is in the batch, however prompts are chunked, paths packed or prefixes shared, on any
+//!   number of threads and, under one [`Order`] of sums, with any instruction set. So the log-probability
+//!   recorded at sampling equals, to the bit, what the training forward computes for that token under the
+//!   same weights.
+//! - **Trees.** A token that several paths share goes through the model once; loss and gradient are those of
+//!   training every path separately, up to rounding.
+//! - **Determinism.** A draw is a function of seed, stream and position; a gradient is the same bits on any
+//!   number of threads.
 //!
 //! From the bottom up: `simd` (instruction sets), `product` (matrix products), `ops` (everything else that a
-//! transformer computes), `transformer` (forward), `head` and `learning` (loss, backward, optimiser), `cache` and
-//! `scheduler` (sampling), `engine` and `service` (the handle and its thread). None of these can be seen from outside, but for what
-//! the feature `testing` shows to tests and examples. Not here: text, files (`dressage-model`) and what a loss is (`dressage-rl`).
+//! transformer computes), `transformer` (forward), `head` and `learning` (loss, backward, optimiser), `cache`
+//! and `scheduler` (sampling), `engine` and `service` (the handle and its thread). None of these can be seen
+//! from outside, but for what the feature `testing` shows to tests and examples. Not here: text, files
+//! (`dressage-model`) and what a loss is (`dressage-rl`).
 
 mod activations;
 mod adapter;
@@ -84,7 +88,7 @@ pub enum EngineError {
         plan.ways_out()
     )]
     Memory {
-        /// What would be needed.
+        /// Memory that would be needed.
         plan: MemoryPlan,
         /// Bytes that are free.
         available: u64,

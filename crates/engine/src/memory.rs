@@ -1,4 +1,4 @@
-//! What an engine will need, computed before it starts.
+//! Memory that an engine will need, computed before it starts.
 
 use dressage_model::ModelConfig;
 
@@ -16,7 +16,8 @@ use crate::{EngineError, head, turned};
 pub struct MemoryPlan {
     /// Master and packed copies of the weights, and the tables of their rotary embedding.
     pub weights: u64,
-    /// Gradient and both moments of the optimiser, and an adapter's weights; 0 for an engine that never trains.
+    /// Gradient and both moments of the optimiser, and an adapter's weights; 0 for an engine that never
+    /// trains.
     pub optimiser: u64,
     /// Activations of one training batch and its logits; 0 for an engine that never sees one.
     pub training: u64,
@@ -32,7 +33,7 @@ pub struct MemoryPlan {
     pub layers: usize,
 }
 
-/// What memory is for: the fields of a [`MemoryPlan`].
+/// Purposes of memory: the fields of a [`MemoryPlan`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "they are explained there")]
 pub enum Purpose {
@@ -45,7 +46,7 @@ pub enum Purpose {
 }
 
 impl Purpose {
-    /// What takes less memory for it, in the words of [`EngineOptions`].
+    /// Way to take less memory for it, in the words of [`EngineOptions`].
     fn way_out(self) -> &'static str {
         match self {
             Purpose::Weights => "use a smaller model",
@@ -58,7 +59,8 @@ impl Purpose {
     }
 }
 
-/// Values in memory, f32 or words. Saturating throughout: an absurd option must end in "too much", not wrap around to little.
+/// Values in memory, f32 or words. Saturating throughout: an absurd option must end in "too much", not wrap
+/// around to little.
 #[derive(Clone, Copy)]
 struct Values(u64);
 
@@ -81,8 +83,8 @@ impl Values {
 }
 
 impl MemoryPlan {
-    /// The plan of an engine for `config` with `threads` threads, on a machine that gives it `budget` bytes: blocks are
-    /// computed again as far as the budget asks for it.
+    /// The plan of an engine for `config` with `threads` threads, on a machine that gives it `budget` bytes:
+    /// blocks are computed again as far as the budget asks for it.
     pub fn new(config: &ModelConfig, options: &EngineOptions, threads: usize, budget: u64) -> Self {
         let layout = Layout::new(config);
         let plan = |kept| Self::keeping(config, &layout, options, threads, kept);
@@ -123,11 +125,13 @@ impl MemoryPlan {
             }
         }
 
-        // A row of one block: queries, keys and values (twice with per-head norms), statistics, attention, middle, gate and up.
+        // A row of one block: queries, keys and values (twice with per-head norms), statistics, attention,
+        // middle, gate and up.
         let qkv = shape.qkv() * if config.qk_norm { 2 } else { 1 };
         let state = qkv + 2 * shape.heads + shape.query() + hidden + 2 * wide;
         let temporary = hidden + wide;
-        // A path of `n` positions as one thread of attention sees it: scores and their weights, keys and values turned.
+        // A path of `n` positions as one thread of attention sees it: scores and their weights, keys and
+        // values turned.
         let attention = |n: usize, rows: usize| Values::new(n).times(2 * rows + 2 * shape.padded());
         let mut training = Values(0);
         if rows > 0 && options.trains {
@@ -205,7 +209,7 @@ impl MemoryPlan {
         self.parts().into_iter().fold(0, |total, (_, bytes)| total.saturating_add(bytes))
     }
 
-    /// What most of the memory is for, the largest first: where it is short, this is what has to give.
+    /// Purposes of most of the memory, the largest first: where it is short, these have to give.
     pub fn largest(&self) -> Vec<Purpose> {
         let mut parts = self.parts();
         parts.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
@@ -213,7 +217,7 @@ impl MemoryPlan {
         parts.into_iter().take_while(|(_, bytes)| *bytes > most / 3).map(|(purpose, _)| purpose).collect()
     }
 
-    /// What to do where it does not fit.
+    /// Ways out where it does not fit.
     pub(crate) fn ways_out(&self) -> String {
         let ways: Vec<&str> = self.largest().into_iter().map(Purpose::way_out).collect();
         ways.join(", or ")
@@ -262,7 +266,8 @@ impl std::fmt::Display for MemoryPlan {
 /// Room for packed operands of the largest product.
 fn scratch(config: &ModelConfig, rows: usize, trains: bool) -> Values {
     let widest = config.intermediate.max(config.hidden).max(attention_shape(config).query());
-    // Operands go by slabs; the right one of dX is a matrix of weights, that of dW as many rows of activations.
+    // Operands go by slabs; the right one of dX is a matrix of weights, that of dW as many rows of
+    // activations.
     let right = match trains {
         true => Values::new(rows.max(2 * config.intermediate).min(SLAB)).times(widest),
         false => Values(0),
@@ -293,7 +298,7 @@ mod tests {
         assert!(!text.contains("batch_tokens"), "that would not help: {text}");
     }
 
-    /// What is said to be lowered is what is large, and to lower it helps.
+    /// Advice names large parts, and to lower them helps.
     #[test]
     fn the_way_out_is_one() {
         let config = ModelConfig { context: 1 << 24, ..tiny_config() };

@@ -1,9 +1,10 @@
-//! The operations of a transformer besides matrix products: each with its forward and backward pass, and in its tests a
-//! naive f64 reference that the forward is compared with and that the backward is differentiated against.
+//! The operations of a transformer besides matrix products: each with its forward and backward pass, and in
+//! its tests a naive f64 reference that the forward is compared with and that the backward is differentiated
+//! against.
 //!
-//! All of them work on rows (tokens) independently of each other, except attention, which reads the keys and values of
-//! the row's own path. Reductions run in fixed lanes or in the order of rows. So they keep the batch invariance of the
-//! matrix products.
+//! All of them work on rows (tokens) independently of each other, except attention, which reads the keys and
+//! values of the row's own path. Reductions run in fixed lanes or in the order of rows. So they keep the
+//! batch invariance of the matrix products.
 
 pub mod adamw;
 pub mod attention;
@@ -59,7 +60,8 @@ pub fn fill_rows(compute: &Compute, rows: usize, values: &[f32], out: &mut [f32]
     for_rows(compute, rows, values.len(), out, |_, row| row.copy_from_slice(values));
 }
 
-/// Calls `body(first, sums)` for ranges of columns of `sums`, in parallel: for sums over rows, each in the order of rows.
+/// Calls `body(first, sums)` for ranges of columns of `sums`, in parallel: for sums over rows, each in the
+/// order of rows.
 pub(crate) fn for_columns(compute: &Compute, sums: &mut [f32], body: impl Fn(usize, &mut [f32]) + Sync) {
     const COLUMNS: usize = 64;
     let width = sums.len();

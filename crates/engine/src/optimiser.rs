@@ -11,7 +11,7 @@ use crate::product::Mode;
 /// Gradient and moments of one array of parameters, in its layout; allocated by the first backward pass.
 #[derive(Default)]
 pub struct Optimiser {
-    /// What has accumulated since the last step; only where `accumulated` says so.
+    /// Gradient accumulated since the last step; only where `accumulated` says so.
     pub gradient: Buffer,
     /// First moment.
     pub first: Buffer,
@@ -19,7 +19,8 @@ pub struct Optimiser {
     pub second: Buffer,
     /// Steps taken.
     pub steps: u64,
-    /// Whether anything has accumulated. If not, products overwrite what lies in `gradient`, which saves clearing and reading it.
+    /// Whether anything has accumulated. If not, products overwrite what lies in `gradient`, which saves
+    /// clearing and reading it.
     accumulated: bool,
 }
 
@@ -33,8 +34,8 @@ impl Optimiser {
         }
     }
 
-    /// Says how products of a backward pass begin. Where nothing has accumulated yet, the caller clears what they do not
-    /// write to.
+    /// Says how products of a backward pass begin. Where nothing has accumulated yet, the caller clears what
+    /// they do not write to.
     pub fn begin(&mut self) -> Mode {
         if std::mem::replace(&mut self.accumulated, true) { Mode::Add } else { Mode::Set }
     }
@@ -55,8 +56,8 @@ impl Optimiser {
     }
 }
 
-/// One step of parameters that are trained together over what has accumulated for them, clipped by the norm of all of it. A gradient that is
-/// not finite is dropped and changes nothing.
+/// One step of parameters that are trained together over what has accumulated for them, clipped by the norm
+/// of all of it. A gradient that is not finite is dropped and changes nothing.
 pub fn step(
     compute: &Compute,
     params: &OptimParams,

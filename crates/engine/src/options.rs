@@ -12,7 +12,7 @@ use crate::{Compute, EngineError};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlannedAdapter {
-    /// Its form.
+    /// Form of the adapter.
     pub lora: LoraOptions,
     /// Whether it will be trained.
     pub learns: bool,
@@ -26,16 +26,18 @@ pub struct EngineOptions {
     pub threads: usize,
     /// Longest path in tokens; 0 takes the model's own context.
     pub context: usize,
-    /// Packed tokens of a batch that go through the model at once; larger batches take several passes. 0 for an engine that
-    /// is only sampled from.
+    /// Packed tokens of a batch that go through the model at once; larger batches take several passes. 0 for
+    /// an engine that is only sampled from.
     pub batch_tokens: usize,
     /// Whether it will be trained; if not, batches are only evaluated, and gradients refused.
     pub trains: bool,
-    /// The adapters that there will be, for the memory plan; where there are any, the weights themselves are not trained.
+    /// The adapters that there will be, for the memory plan; where there are any, the weights themselves are
+    /// not trained.
     pub adapters: Vec<PlannedAdapter>,
     /// Whether there will be a value head, for the memory plan.
     pub critic: bool,
-    /// Most memory to use, in MiB; 0 for what is free. Where it is short, training computes activations again.
+    /// Most memory to use, in MiB; 0 for what is free. Where it is short, training computes activations
+    /// again.
     pub memory_mb: usize,
     /// Memory for keys and values of sampling, in MiB.
     pub kv_memory_mb: usize,
@@ -43,10 +45,11 @@ pub struct EngineOptions {
     pub running: usize,
     /// Rows of one sampling step: running sequences and chunks of prompts.
     pub step_rows: usize,
-    /// Whether sequences that are being drawn keep their keys and values when the weights change. They then go on at once instead of
-    /// being computed again, but what they draw from then on is not what training will find for it. Others start afresh in any case.
+    /// Whether sequences that are being drawn keep their keys and values when the weights change. They then
+    /// go on at once instead of being computed again, but what they draw from then on is not what training
+    /// will find for it. Others start afresh in any case.
     pub keep_cache: bool,
-    /// What the operands of products are rounded to, keys and values included.
+    /// Rounding of the operands of products, keys and values included.
     pub precision: Precision,
     /// Vector instructions; the best there are by default.
     pub isa: Option<Isa>,

@@ -1,10 +1,10 @@
 //! From a tree batch to what goes through the model at once.
 //!
-//! A batch that fits goes through as a whole. A larger one is taken depth-first, a [`Unit`] at a time, with the keys and values
-//! of the one path above the unit on a stack: down the path forward only, then, from the leaves up, forward again and
-//! backward, each unit handing the gradient of its ancestors' keys and values to the stack. So memory is bounded by the
-//! unit and the path, whatever the size of the tree, and every token goes through the model forward at most twice and
-//! backward once.
+//! A batch that fits goes through as a whole. A larger one is taken depth-first, a [`Unit`] at a time, with
+//! the keys and values of the one path above the unit on a stack: down the path forward only, then, from the
+//! leaves up, forward again and backward, each unit handing the gradient of its ancestors' keys and values to
+//! the stack. So memory is bounded by the unit and the path, whatever the size of the tree, and every token
+//! goes through the model forward at most twice and backward once.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ use crate::ops::kv::{BLOCK, Span};
 /// A contiguous part of a batch whose tokens lie on, or below, one path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unit {
-    /// Its tokens in the batch.
+    /// Tokens of the unit in the batch.
     pub tokens: Range<usize>,
     /// Positions on the path above it.
     pub above: usize,
@@ -31,14 +31,15 @@ impl Unit {
     }
 }
 
-/// What to do with a unit.
+/// Step of the work on a unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
     /// Run it forward and put its keys and values on the stack. It is a piece of one node.
     Push(Unit),
     /// Run it forward and backward. Nothing lies below it.
     Train(Unit),
-    /// Run the unit on top of the stack forward again, then backward with what those below left for it, and take it off.
+    /// Run the unit on top of the stack forward again, then backward with what those below left for it, and
+    /// take it off.
     Pop(Unit),
 }
 
@@ -52,7 +53,8 @@ pub fn schedule(batch: &TreeBatch, most: usize) -> Vec<Step> {
             None => roots.push(index),
         }
     }
-    // Depth-first order: a subtree is a run of tokens, which ends where the next node that is no descendant starts.
+    // Depth-first order: a subtree is a run of tokens, which ends where the next node that is no descendant
+    // starts.
     let mut ends: Vec<usize> = batch.nodes.iter().map(|n| (n.start + n.len) as usize).collect();
     for index in (0..batch.nodes.len()).rev() {
         if let Some(parent) = batch.nodes[index].parent {
@@ -122,8 +124,9 @@ pub struct Packing {
 }
 
 impl Packing {
-    /// Lays out a unit. Blocks below `stack` are those of the path above, block i holding positions `i * BLOCK ..`; a unit
-    /// `on_stack` writes into them, others begin with a copy of the last one if they start inside it.
+    /// Lays out a unit. Blocks below `stack` are those of the path above, block i holding positions `i *
+    /// BLOCK ..`; a unit `on_stack` writes into them, others begin with a copy of the last one if they start
+    /// inside it.
     pub fn new(batch: &TreeBatch, unit: &Unit, stack: usize, on_stack: bool) -> Self {
         let mut packing = Packing::default();
         let first = batch.nodes.partition_point(|n| ((n.start + n.len) as usize) <= unit.tokens.start);
@@ -140,7 +143,8 @@ impl Packing {
             let parent =
                 node.parent.and_then(|p| (p as usize).checked_sub(first)).filter(|_| tokens.start == start);
             let whole = position / BLOCK;
-            // Whole blocks of the ancestors are read where they are; a block that the node starts inside is copied.
+            // Whole blocks of the ancestors are read where they are; a block that the node starts inside is
+            // copied.
             let (mut blocks, inherits) = match parent {
                 Some(parent) => {
                     let above = &packing.spans[parent].blocks;
@@ -171,8 +175,8 @@ impl Packing {
 /// Checks a batch against a model with `context` positions and `vocabulary` tokens.
 ///
 /// # Errors
-/// When it is malformed, a path is longer than the context, a token lies outside the vocabulary, or a target has no temperature
-/// above 0.
+/// When it is malformed, a path is longer than the context, a token lies outside the vocabulary, or a target
+/// has no temperature above 0.
 pub fn check(batch: &TreeBatch, context: usize, vocabulary: usize) -> Result<(), PolicyError> {
     let refuse = |message: String| Err(PolicyError::Invalid(message));
     if let Err(error) = batch.check() {
@@ -209,7 +213,8 @@ mod tests {
         TreeBatch::merge(&paths).unwrap_or_default()
     }
 
-    /// Every token is trained once, units are no larger than allowed, and the path above a unit is on the stack.
+    /// Every token is trained once, units are no larger than allowed, and the path above a unit is on the
+    /// stack.
     #[test]
     fn every_token_is_trained_once_below_its_own_path() {
         let long: Vec<u32> = (0..50).collect();

@@ -20,7 +20,8 @@ pub struct Parameters<'a> {
     pub packed: Vec<(Range<usize>, &'a mut Packed)>,
 }
 
-/// Neighbouring values of an array, for one task: what a panel is packed from, or a block of a tensor that is not packed.
+/// Neighbouring values of an array, for one task: what a panel is packed from, or a block of a tensor that is
+/// not packed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
     /// Where they lie.
@@ -39,7 +40,8 @@ impl Parameters<'_> {
         }
     }
 
-    /// Calls `change` with every piece and its values, on all threads, and packs what it leaves while that is in the cache.
+    /// Calls `change` with every piece and its values, on all threads, and packs what it leaves while that is
+    /// in the cache.
     pub fn change(self, compute: &Compute, change: impl Fn(&Piece, &mut [f32]) + Sync) {
         let Parameters { tensors, master, packed } = self;
         let panels: Vec<_> =

@@ -1,8 +1,8 @@
 //! The engine's threads: one static pool, fork and join, tasks handed out one by one.
 //!
-//! A decoded token takes a few hundred parallel regions of some tens of microseconds, so joining must cost about a
-//! microsecond: workers spin for a while before they sleep ([`LINGER`]). Which thread runs a task never changes a result, because every
-//! output element is computed by one task, in one order.
+//! A decoded token takes a few hundred parallel regions of some tens of microseconds, so joining must cost
+//! about a microsecond: workers spin for a while before they sleep ([`LINGER`]). Which thread runs a task
+//! never changes a result, because every output element is computed by one task, in one order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -11,19 +11,21 @@ use std::time::{Duration, Instant};
 
 /// Spins before a waiting thread lets others have its processor for once.
 const SPINS_BEFORE_YIELD: u32 = 2_000;
-/// How long a worker looks for a region before it sleeps. Within a batch the engine's thread works alone for a millisecond or two now and then, for
-/// instance where the cache takes fresh pages. A worker that sleeps meanwhile gives its processor back, in a virtual machine to another one, and both
-/// were seen to be slower afterwards, for seconds. Between batches that wait for tools, or in a process that is idle, it does sleep.
+/// How long a worker looks for a region before it sleeps. Within a batch the engine's thread works alone for
+/// a millisecond or two now and then, for instance where the cache takes fresh pages. A worker that sleeps
+/// meanwhile gives its processor back, in a virtual machine to another one, and both were seen to be slower
+/// afterwards, for seconds. Between batches that wait for tools, or in a process that is idle, it does sleep.
 const LINGER: Duration = Duration::from_millis(20);
 
-/// What a ticket's lower half says while a region is being set up.
+/// Lower half of a ticket while a region is being set up.
 const CLOSED: u64 = u32::MAX as u64;
 
 /// A parallel region is `body(task)` for every task below `tasks`.
 ///
-/// `ticket` is (epoch, next task). A thread reads the ticket, then the region, and claims the task by swapping the ticket for the
-/// next one: that fails if the epoch has changed since, so a thread that slept through a region never touches its closure.
-/// The owner waits for tasks, not for threads: one that the system does not run delays nobody.
+/// `ticket` is (epoch, next task). A thread reads the ticket, then the region, and claims the task by
+/// swapping the ticket for the next one: that fails if the epoch has changed since, so a thread that slept
+/// through a region never touches its closure. The owner waits for tasks, not for threads: one that the
+/// system does not run delays nobody.
 struct State {
     ticket: AtomicU64,
     body: [AtomicUsize; 2],
@@ -74,8 +76,8 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Runs `body(task)` for every `task` below `tasks`, in any order, on all threads; returns when all are done. Only one thread may
-    /// call this at a time, and not from within a task.
+    /// Runs `body(task)` for every `task` below `tasks`, in any order, on all threads; returns when all are
+    /// done. Only one thread may call this at a time, and not from within a task.
     ///
     /// # Panics
     /// When a task panicked, or another call is under way.
@@ -86,14 +88,15 @@ impl Pool {
         }
         assert!((tasks as u64) < CLOSED, "{tasks} tasks");
         let state = &*self.state;
-        // Two regions at once would run each other's tasks, after the end of the closures that these belong to.
+        // Two regions at once would run each other's tasks, after the end of the closures that these belong
+        // to.
         assert!(
             !state.busy.swap(true, Ordering::Acquire),
             "the engine's pool is in use: by another thread, or by a task's own caller"
         );
         let body: &(dyn Fn(usize) + Sync) = &body;
-        // SAFETY: a reference to a trait object is two words. It is followed only by threads that claimed a task of this
-        // region, all of which are completed before this call returns.
+        // SAFETY: a reference to a trait object is two words. It is followed only by threads that claimed a
+        // task of this region, all of which are completed before this call returns.
         let words = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), [usize; 2]>(body) };
         let epoch = (state.ticket.load(Ordering::Relaxed) >> 32).wrapping_add(1) << 32;
         state.ticket.store(epoch | CLOSED, Ordering::SeqCst);
@@ -133,7 +136,8 @@ impl State {
             // The clock is read no more often than the processor is given up.
             if idle_since.get_or_insert_with(Instant::now).elapsed() >= LINGER {
                 self.sleeping[index].store(true, Ordering::SeqCst);
-                // The owner either sees `sleeping` and wakes us, or had opened the region before we looked again.
+                // The owner either sees `sleeping` and wakes us, or had opened the region before we looked
+                // again.
                 if !self.has_task() && !self.stop.load(Ordering::SeqCst) {
                     std::thread::park();
                 }
@@ -160,8 +164,8 @@ impl State {
             // Another thread was faster, or the region is over: look again.
             return true;
         }
-        // SAFETY: the ticket did not change between reading the region and claiming the task, so the words are this region's
-        // closure, and the owner keeps it alive until the task is completed.
+        // SAFETY: the ticket did not change between reading the region and claiming the task, so the words
+        // are this region's closure, and the owner keeps it alive until the task is completed.
         let body = unsafe { std::mem::transmute::<[usize; 2], &(dyn Fn(usize) + Sync)>(words) };
         if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(task as usize))).is_err() {
             self.panicked.store(true, Ordering::Relaxed);

@@ -1,11 +1,12 @@
 //! The precision of products.
 //!
-//! In either precision weights and everything between two products is f32, and sums are f32. In bf16 the *operands* of every
-//! product are rounded as they are packed: weights, activations, keys, values, and gradients on their way back. Nothing
-//! else is rounded, so the rounding points are the same wherever a product is computed.
+//! In either precision weights and everything between two products is f32, and sums are f32. In bf16 the
+//! *operands* of every product are rounded as they are packed: weights, activations, keys, values, and
+//! gradients on their way back. Nothing else is rounded, so the rounding points are the same wherever a
+//! product is computed.
 //!
-//! Operands lie in memory as *words* of 32 bits: one f32, or two bf16 that follow each other along k, the earlier one in the low
-//! half. Words are kept in arrays of f32 and only moved.
+//! Operands lie in memory as *words* of 32 bits: one f32, or two bf16 that follow each other along k, the
+//! earlier one in the low half. Words are kept in arrays of f32 and only moved.
 
 pub use dressage_policy::Precision;
 
@@ -25,7 +26,7 @@ pub const fn words(precision: Precision, k: usize) -> usize {
     k.div_ceil(per_word(precision))
 }
 
-/// What the inner loops of a product are chosen by.
+/// Choice of the inner loops of a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kernel {
     /// Vector instructions.
@@ -77,8 +78,8 @@ impl Kernel {
 /// The later half of a word, and an f32's share of bf16.
 pub(crate) const HIGH: u32 = 0xffff_0000;
 
-/// `x` rounded to bf16 (to nearest, ties to even), in the high half of a word. Subnormal numbers become 0, as the
-/// instructions for bf16 treat them; a NaN stays one.
+/// `x` rounded to bf16 (to nearest, ties to even), in the high half of a word. Subnormal numbers become 0, as
+/// the instructions for bf16 treat them; a NaN stays one.
 #[inline(always)]
 fn round(x: f32) -> u32 {
     let bits = x.to_bits();

@@ -1,20 +1,27 @@
-//! Matrix products: C = A B or C += A B, with operands in f32 or bf16 ([`Precision`](crate::precision::Precision)) and sums in f32.
+//! Matrix products: C = A B or C += A B, with operands in f32 or bf16
+//! ([`Precision`](crate::precision::Precision)) and sums in f32.
 //!
-//! **Order of operations.** k is cut into blocks of 192 words (`block`). For every element of C, each block is one chain of fused
-//! multiply-adds from 0 in the order of k (in bf16 the later of every two steps goes first), and the blocks' sums are added, in order, to what C held (or the first is taken as
-//! it is). With AMX ([`Order::Tiled`](crate::precision::Order)) a block in bf16 adds up 32 steps at a time, see `amx`. Tiles and threads split only rows and columns, and a sum parked in C between two blocks is the same f32 it would be
-//! in a register. So the bits of an element depend on its row of A, its column of B and its own old value alone: not on
-//! the other rows, the packing, the number of threads, or, AMX in bf16 apart, the instruction set. Batch invariance (ARCHITECTURE.md) rests on this.
+//! **Order of operations.** k is cut into blocks of 192 words (`block`). For every element of C, each block
+//! is one chain of fused multiply-adds from 0 in the order of k (in bf16 the later of every two steps goes
+//! first), and the blocks' sums are added, in order, to what C held (or the first is taken as it is). With
+//! AMX ([`Order::Tiled`](crate::precision::Order)) a block in bf16 adds up 32 steps at a time, see `amx`.
+//! Tiles and threads split only rows and columns, and a sum parked in C between two blocks is the same f32 it
+//! would be in a register. So the bits of an element depend on its row of A, its column of B and its own old
+//! value alone: not on the other rows, the packing, the number of threads, or, AMX in bf16 apart, the
+//! instruction set. Batch invariance (ARCHITECTURE.md) rests on this.
 //!
-//! Blocks keep chains short and start them at 0 for accuracy: one chain over all of k that began at the residual stream would
-//! round every link at the size of the whole. (With blocks of 768 words gradients were off by 2.5 times as much, which was more than
-//! PyTorch's; that of 96 words is better still and costs a few hundredths of the speed.)
+//! Blocks keep chains short and start them at 0 for accuracy: one chain over all of k that began at the
+//! residual stream would round every link at the size of the whole. (With blocks of 768 words gradients were
+//! off by 2.5 times as much, which was more than PyTorch's; that of 96 words is better still and costs a few
+//! hundredths of the speed.)
 //!
-//! **Layout.** The right operand is read in *panels* of [`NR`] columns, `[k][NR]`, so that a tile streams through memory. Weights
-//! are packed once per update ([`Packed`]); other right operands are packed into scratch on the way. The left operand is
-//! packed into tiles ([`Kernel::tile_rows`](crate::precision::Kernel::tile_rows)), `[k][rows]`, as links of chains where no
-//! instruction multiplies bf16 ([`Kernel::links`](crate::precision::Kernel::links)) or as `amx` wants it, unless tiles had better read its rows
-//! where they lie ([`Kernel::reads_rows`](crate::precision::Kernel::reads_rows)).
+//! **Layout.** The right operand is read in *panels* of [`NR`] columns, `[k][NR]`, so that a tile streams
+//! through memory. Weights are packed once per update ([`Packed`]); other right operands are packed into
+//! scratch on the way. The left operand is packed into tiles
+//! ([`Kernel::tile_rows`](crate::precision::Kernel::tile_rows)), `[k][rows]`, as links of chains where no
+//! instruction multiplies bf16 ([`Kernel::links`](crate::precision::Kernel::links)) or as `amx` wants it,
+//! unless tiles had better read its rows where they lie
+//! ([`Kernel::reads_rows`](crate::precision::Kernel::reads_rows)).
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
@@ -41,8 +48,8 @@ use left::Left;
 use pack::{PACK_K, pack_panels, pack_tile};
 use strip::{SHARES, Strip};
 
-/// Words of a block of k, part of the definition of a product: short ones for accuracy, as said above. Tiled sums round seldom enough
-/// as they are.
+/// Words of a block of k, part of the definition of a product: short ones for accuracy, as said above. Tiled
+/// sums round seldom enough as they are.
 const fn block(order: Order) -> usize {
     match order {
         Order::Chained => 192,
@@ -50,13 +57,14 @@ const fn block(order: Order) -> usize {
     }
 }
 
-/// Words of k that a product goes over before it comes back to C: whole blocks. Few, so that a task holds several panels of B for each tile of A.
+/// Words of k that a product goes over before it comes back to C: whole blocks. Few, so that a task holds
+/// several panels of B for each tile of A.
 pub const SLAB: usize = 768;
 
 /// Values of A packed at a time (8 MiB).
 pub const SLAB_A: usize = 2 << 20;
-/// Words of B that a task goes over for each tile of A, to stay in the second-level cache: half a mebibyte, or a whole one where that cache
-/// has two, as it does beside every AMX.
+/// Words of B that a task goes over for each tile of A, to stay in the second-level cache: half a mebibyte,
+/// or a whole one where that cache has two, as it does beside every AMX.
 const fn held(order: Order) -> usize {
     match order {
         Order::Chained => 128 << 10,
@@ -67,14 +75,16 @@ const fn held(order: Order) -> usize {
 fn holds_more(kernel: Kernel) -> bool {
     kernel.isa == Isa::Amx && kernel.order() == Order::Chained
 }
-/// Values of C that the caches hold until they are read again (4 MiB); a larger one that is overwritten goes past them, which saves reading it.
+/// Values of C that the caches hold until they are read again (4 MiB); a larger one that is overwritten goes
+/// past them, which saves reading it.
 const CACHED_C: usize = 1 << 20;
 /// Tiles of A that are worth fetching those panels for.
 const LEAST_TILES: usize = 8;
-/// Up to so many tiles go over weights one panel after the other: tiles that found a whole group in the second-level cache would leave the
-/// memory, which such a product waits for, idle meanwhile.
+/// Up to so many tiles go over weights one panel after the other: tiles that found a whole group in the
+/// second-level cache would leave the memory, which such a product waits for, idle meanwhile.
 const FEW_TILES: usize = 6;
-/// Tasks that a product is cut into for each thread, where it is large enough, so that the last to finish is not waited for long.
+/// Tasks that a product is cut into for each thread, where it is large enough, so that the last to finish is
+/// not waited for long.
 const TASKS_PER_THREAD: usize = 4;
 /// Up to this many rows the caller packs A alone: waking the pool would take longer.
 const SERIAL_ROWS: usize = 16;
@@ -88,12 +98,12 @@ pub enum Right<'a> {
     Plain(Matrix<'a>),
 }
 
-/// What happens to the old contents of C.
+/// Fate of the old contents of C.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// They are overwritten.
+    /// Overwrites them.
     Set,
-    /// They are added to.
+    /// Adds to them.
     Add,
 }
 
@@ -170,9 +180,11 @@ pub fn product(
             let slab = Slab { rows: m0..m0 + mb, steps: k0..k0 + kb };
             pack_slab(compute, &slab, (!in_place).then_some((a, &left)), plain.map(|b| (b, &right)));
 
-            // A task goes over a group of panels for each tile of a chunk: rows of C are written in long pieces. Few tiles are one chunk.
+            // A task goes over a group of panels for each tile of a chunk: rows of C are written in long
+            // pieces. Few tiles are one chunk.
             let threads = compute.pool.threads();
-            // The stream of weights breaks off at the end of each task, so few rows have one for every thread.
+            // The stream of weights breaks off at the end of each task, so few rows have one for every
+            // thread.
             let wanted = threads * if few { 1 } else { TASKS_PER_THREAD };
             let most_chunks = tiles.div_ceil(LEAST_TILES);
             let group = (panels * most_chunks / wanted).min(held(kernel.order()) / (NR * wb)).max(1);
@@ -182,8 +194,8 @@ pub fn product(
             let chunks = tiles.div_ceil(chunk);
             let add = mode == Mode::Add || w0 > 0;
             compute.pool.run(chunks * groups, |task| {
-                // Neighbouring tasks share a group of panels. Where there is nothing to share, threads go from neighbour to neighbour: what a strip
-                // fetches ahead is what comes after it.
+                // Neighbouring tasks share a group of panels. Where there is nothing to share, threads go
+                // from neighbour to neighbour: what a strip fetches ahead is what comes after it.
                 let (group_at, chunk_at) = match chunks {
                     1 => (apart(task, groups, threads), 0),
                     _ => (task / chunks, task % chunks),
@@ -213,7 +225,8 @@ pub fn product(
                         columns: n.min(these.end * NR) - these.start * NR,
                         shared,
                         past,
-                        // What comes from afar next is fetched meanwhile: another panel during the first tile, then another tile.
+                        // What comes from afar next is fetched meanwhile: another panel during the first
+                        // tile, then another tile.
                         next: (!begins).then_some((mr, wl)),
                         share: (holds_more && !begins && to_come <= SHARES).then(|| SHARES - to_come),
                     };
@@ -239,20 +252,23 @@ pub fn product(
     }
 }
 
-/// The place of a task among `tasks`, such that `threads` that take turns each go from neighbour to neighbour.
+/// The place of a task among `tasks`, such that `threads` that take turns each go from neighbour to
+/// neighbour.
 fn apart(task: usize, tasks: usize, threads: usize) -> usize {
     // The first threads have one more where the number is not the same.
     let (thread, each, more) = (task % threads, tasks / threads, tasks % threads);
     thread * each + thread.min(more) + task / threads
 }
 
-/// A part of a product whose operands are packed together: some rows of A, and all columns of B, for some steps of k.
+/// A part of a product whose operands are packed together: some rows of A, and all columns of B, for some
+/// steps of k.
 struct Slab {
     rows: Range<usize>,
     steps: Range<usize>,
 }
 
-/// Packs a slab of A into tiles and of B into panels, one after the other, where either is given with a place for it.
+/// Packs a slab of A into tiles and of B into panels, one after the other, where either is given with a place
+/// for it.
 fn pack_slab(
     compute: &Compute,
     slab: &Slab,
@@ -347,7 +363,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(60))]
-        /// Every path gives the bits of the definition, whatever the shape, the transposition and the number of threads.
+        /// Every path gives the bits of the definition, whatever the shape, the transposition and the number
+        /// of threads.
         #[test]
         fn bits_of_the_definition(
             m in 1usize..40, n in 1usize..80, k in 1usize..1100,

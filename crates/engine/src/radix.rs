@@ -1,8 +1,9 @@
 //! Which prefixes are in the cache, and in which blocks: a radix tree over tokens.
 //!
-//! An edge holds a run of tokens and the blocks in which their positions lie. Where paths part inside a block, each child has a
-//! block of its own from there on, which also holds the positions of its ancestors that lie in it: so the blocks of a path are,
-//! for every index, those of the deepest node that has one. Not here: the blocks' memory, and who else uses them.
+//! An edge holds a run of tokens and the blocks in which their positions lie. Where paths part inside a
+//! block, each child has a block of its own from there on, which also holds the positions of its ancestors
+//! that lie in it: so the blocks of a path are, for every index, those of the deepest node that has one. Not
+//! here: the blocks' memory, and who else uses them.
 
 use std::collections::HashMap;
 
@@ -23,7 +24,7 @@ struct Node {
     last_use: u64,
 }
 
-/// What a new sequence can take over.
+/// Prefix that a new sequence can take over.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Prefix {
     /// Positions that need not be computed.
@@ -42,7 +43,8 @@ pub struct Radix {
 }
 
 impl Radix {
-    /// The longest prefix of `tokens`, of at most `most` tokens, that is there under `root`. It counts as used.
+    /// The longest prefix of `tokens`, of at most `most` tokens, that is there under `root`. It counts as
+    /// used.
     pub fn longest(&mut self, root: u32, tokens: &[u32], most: usize) -> Prefix {
         self.clock += 1;
         let mut prefix = Prefix::default();
@@ -64,7 +66,8 @@ impl Radix {
         prefix
     }
 
-    /// Adds a path and its blocks under `root`. `kept` is called for every block that the tree now holds once more.
+    /// Adds a path and its blocks under `root`. `kept` is called for every block that the tree now holds once
+    /// more.
     pub fn insert(&mut self, root: u32, tokens: &[u32], blocks: &[u32], mut kept: impl FnMut(u32)) {
         self.clock += 1;
         let (mut parent, mut done) = (None, 0);
@@ -123,8 +126,8 @@ impl Radix {
         self.nodes.insert(lower, Node { parent: Some(id), children, start, tokens: rest, blocks, last_use });
     }
 
-    /// Drops the leaf that was used longest ago among those for which `worth` says that their blocks would be had; returns its
-    /// blocks.
+    /// Drops the leaf that was used longest ago among those for which `worth` says that their blocks would be
+    /// had; returns its blocks.
     pub fn evict(&mut self, worth: impl Fn(&[u32]) -> bool) -> Option<Vec<u32>> {
         let leaves = self.nodes.iter().filter(|(_, node)| node.children.is_empty() && worth(&node.blocks));
         let (&id, _) = leaves.min_by_key(|(id, node)| (node.last_use, **id))?;
@@ -192,8 +195,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(200))]
-        /// What is found is the longest prefix of anything inserted and not evicted, in blocks that hold it; counts of blocks
-        /// return to zero.
+        /// Finds the longest prefix of anything inserted and not evicted, in blocks that hold it; counts of
+        /// blocks return to zero.
         #[test]
         fn finds_the_longest_prefix_in_blocks_that_hold_it(
             paths in prop::collection::vec(

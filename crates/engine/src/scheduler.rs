@@ -1,12 +1,13 @@
 //! Continuous batching: which rows go through the model next.
 //!
-//! Every step runs one batch: the newest token of each running sequence, and chunks of the prompts still to be computed, up
-//! to a number of rows. A request joins as soon as there is room for its longest possible reply, and leaves when it is
-//! done. A request whose prompt another running sequence is just computing waits for it: a prompt is computed once.
+//! Every step runs one batch: the newest token of each running sequence, and chunks of the prompts still to
+//! be computed, up to a number of rows. A request joins as soon as there is room for its longest possible
+//! reply, and leaves when it is done. A request whose prompt another running sequence is just computing waits
+//! for it: a prompt is computed once.
 //!
-//! Where the weights change under running sequences, these lose their blocks and queue again, in front, with what was drawn for
-//! them: so what they share is again computed once, and they never hold more than they were let in with. Or they keep what they have
-//! computed, which nobody else then starts from.
+//! Where the weights change under running sequences, these lose their blocks and queue again, in front, with
+//! what was drawn for them: so what they share is again computed once, and they never hold more than they
+//! were let in with. Or they keep what they have computed, which nobody else then starts from.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -149,9 +150,9 @@ impl Scheduler {
         }
     }
 
-    /// The weights of `policy` have changed: no sequence to come starts from what it computed before. Its running ones go on from that where
-    /// they `keep` it. Else they queue again, in their order and ahead of those that have not run, keep what was drawn for
-    /// them, and compute it again.
+    /// The weights of `policy` have changed: no sequence to come starts from what it computed before. Its
+    /// running ones go on from that where they `keep` it. Else they queue again, in their order and ahead of
+    /// those that have not run, keep what was drawn for them, and compute it again.
     pub fn weights_changed(&mut self, policy: u32, keep: bool) {
         self.cache.forget(policy);
         if keep {
@@ -169,8 +170,9 @@ impl Scheduler {
         }
     }
 
-    /// Ends the requests to `policy` of one stream, or all of them. What they have drawn has been handed on, and stays in the
-    /// cache: asked for again with it as a part of their prompts, they go on as if nothing had happened.
+    /// Ends the requests to `policy` of one stream, or all of them. What they have drawn has been handed on,
+    /// and stays in the cache: asked for again with it as a part of their prompts, they go on as if nothing
+    /// had happened.
     pub fn abort(&mut self, policy: u32, stream: Option<u64>) -> usize {
         let meant = |s: &Sequence| s.policy == policy && stream.is_none_or(|stream| stream == s.stream);
         self.end_where(meant, |sequence| {
@@ -302,7 +304,8 @@ impl Scheduler {
         before - self.waiting.len() - self.running.len()
     }
 
-    /// Lets waiting sequences in, in order, as long as there is room; those of policies that may not draw take none.
+    /// Lets waiting sequences in, in order, as long as there is room; those of policies that may not draw
+    /// take none.
     fn admit(&mut self, published: &[Published]) {
         let mut held = VecDeque::new();
         // Whether one that has run before has to wait. None that has not begun may take its place meanwhile.
@@ -349,7 +352,8 @@ impl Scheduler {
         sequence.blocks_at_most() - shared_blocks + transient + promised <= self.cache.available()
     }
 
-    /// Which sequences go into the next batch, with how many rows: decoding ones first, then prompts as far as they fit.
+    /// Which sequences go into the next batch, with how many rows: decoding ones first, then prompts as far
+    /// as they fit.
     fn next_batch(&self, published: &[Published]) -> Vec<(usize, usize)> {
         let mut left = self.limits.rows;
         let mut batch = Vec::new();

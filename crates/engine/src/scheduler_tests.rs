@@ -71,7 +71,7 @@ fn run(
     panic!("{} still run and {} wait", scheduler.running.len(), scheduler.waiting.len());
 }
 
-/// What a stream has been given: tokens, the bits of their log-probabilities, versions, and why it ended.
+/// Output of a stream: tokens, the bits of their log-probabilities, versions, and why it ended.
 #[derive(Debug, Default, PartialEq)]
 struct Got {
     tokens: Vec<u32>,
@@ -97,8 +97,8 @@ async fn got(mut stream: SampleStream) -> Got {
     got
 }
 
-/// An update under many attempts at one task: with memory for a few they draw what they would with memory for all, stay within
-/// it, and their prompt is computed once for each version.
+/// An update under many attempts at one task: with memory for a few they draw what they would with memory for
+/// all, stay within it, and their prompt is computed once for each version.
 #[tokio::test]
 async fn an_update_neither_breaks_the_budget_nor_computes_a_prompt_twice() {
     const PROMPT: usize = 170;
@@ -140,8 +140,8 @@ async fn an_update_neither_breaks_the_budget_nor_computes_a_prompt_twice() {
     assert!(found[0] == found[1], "what is drawn does not depend on memory");
 }
 
-/// A reply that needs all memory goes on after an update, and so do those around it; one that queues again can be aborted, and one
-/// whose stream is dropped goes.
+/// A reply that needs all memory goes on after an update, and so do those around it; one that queues again
+/// can be aborted, and one whose stream is dropped goes.
 #[tokio::test]
 async fn sequences_that_queue_again_end_one_way_or_the_other() {
     let model = model();
@@ -174,8 +174,8 @@ async fn sequences_that_queue_again_end_one_way_or_the_other() {
     assert_eq!(scheduler.cache.available(), 8);
 }
 
-/// A token whose embedding is not a number ends the sequences that have it, with an error that says why. Others draw what they would
-/// alone, in blocks that were used for it before, too.
+/// A token whose embedding is not a number ends the sequences that have it, with an error that says why.
+/// Others draw what they would alone, in blocks that were used for it before, too.
 #[tokio::test]
 async fn a_sequence_that_is_not_finite_ends_alone() {
     const BAD: u32 = 299;
@@ -219,7 +219,7 @@ fn what_may_not_draw_is_not_let_in() {
     assert_eq!((scheduler.running.len(), scheduler.waiting.len()), (1, 0));
 }
 
-/// What is kept over an update serves the sequences that have it, and nobody else.
+/// A cache kept over an update serves the sequences that have it, and nobody else.
 #[tokio::test]
 async fn what_is_kept_over_an_update_is_nobody_elses() {
     const PROMPT: usize = 100;

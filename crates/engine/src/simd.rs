@@ -1,8 +1,8 @@
 //! Which vector instructions to use, chosen at run time, and the elementary functions built on them.
 //!
 //! Every path computes the same values: a fused multiply-add rounds once on all of them, reductions run over
-//! [`LANES`] fixed lanes whatever the width of the registers, and `exp` is our own polynomial. So a result does not depend
-//! on the processor, only on the order of operations written here.
+//! [`LANES`] fixed lanes whatever the width of the registers, and `exp` is our own polynomial. So a result
+//! does not depend on the processor, only on the order of operations written here.
 
 use serde::{Deserialize, Serialize};
 
@@ -65,7 +65,8 @@ impl Isa {
     }
 }
 
-/// Whether the processor has tiles of bf16 and the system lets this process use them. Asks for that permission.
+/// Whether the processor has tiles of bf16 and the system lets this process use them. Asks for that
+/// permission.
 #[cfg(target_arch = "x86_64")]
 fn amx_available() -> bool {
     use std::arch::x86_64::{__cpuid, __cpuid_count};
@@ -81,7 +82,8 @@ fn amx_available() -> bool {
     })
 }
 
-/// Linux gives the registers to processes that ask (its documentation, x86/xstate), and refuses where it does not know them.
+/// Linux gives the registers to processes that ask (its documentation, x86/xstate), and refuses where it does
+/// not know them.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn permitted() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
@@ -95,8 +97,8 @@ fn permitted() -> bool {
     false
 }
 
-/// Compiles a function once for every [`Isa`], which becomes its first argument. The body is plain Rust that the compiler
-/// vectorises; it must contain no reduction outside fixed lanes.
+/// Compiles a function once for every [`Isa`], which becomes its first argument. The body is plain Rust that
+/// the compiler vectorises; it must contain no reduction outside fixed lanes.
 macro_rules! simd {
     ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
         $(#[$meta])*
@@ -118,7 +120,8 @@ macro_rules! simd {
             }
 
             match isa {
-                // SAFETY: `Isa::detect` and `Isa::available` name an instruction set only where the processor has it.
+                // SAFETY: `Isa::detect` and `Isa::available` name an instruction set only where the processor
+                // has it.
                 #[cfg(target_arch = "x86_64")]
                 $crate::simd::Isa::Amx | $crate::simd::Isa::Avx512Bf16 | $crate::simd::Isa::Avx512 => unsafe { avx512($($arg),*) },
                 // SAFETY: as above.
@@ -133,7 +136,8 @@ pub(crate) use simd;
 
 /// eˣ in f32, to about 1 unit in the last place; 0 below −87.3.
 ///
-/// x = n ln 2 + r with |r| ≤ ln 2 / 2; e^r by its Taylor polynomial of degree 7, whose remainder is below 2⁻²⁵.
+/// x = n ln 2 + r with |r| ≤ ln 2 / 2; e^r by its Taylor polynomial of degree 7, whose remainder is below
+/// 2⁻²⁵.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     const ROUND: f32 = 12_582_912.0; // 1.5 · 2²³: adding it rounds to an integer
@@ -151,7 +155,8 @@ pub fn exp(x: f32) -> f32 {
     p = r.mul_add(p, 0.5);
     p = r.mul_add(p, 1.0);
     p = r.mul_add(p, 1.0);
-    // The low bits of the shifted number are n: made the exponent without a conversion, which would have to mind its range.
+    // The low bits of the shifted number are n: made the exponent without a conversion, which would have to
+    // mind its range.
     let scale = f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23));
     let y = p * scale;
     if x < -87.3 { 0.0 } else { y }

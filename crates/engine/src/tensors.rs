@@ -1,4 +1,5 @@
-//! Named tensors in one flat array: weights, their gradient and both moments of their optimiser are four arrays of one layout.
+//! Named tensors in one flat array: weights, their gradient and both moments of their optimiser are four
+//! arrays of one layout.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -9,7 +10,7 @@ use dressage_model::{ModelError, Parameter, SafetensorsFile, write_safetensors_w
 /// A tensor's place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// Its name and shape in files.
+    /// Name and shape in files.
     pub parameter: Parameter,
     /// Where it lies.
     pub range: Range<usize>,
@@ -77,8 +78,8 @@ impl Tensors {
         write_safetensors_with(path, &tensors, |index| values(&self.places[index]))
     }
 
-    /// Opens a file that [`Tensors::write`] wrote, or another program under the same names, to be read from: then nothing is
-    /// missing that could be found missing while an array is being filled.
+    /// Opens a file that [`Tensors::write`] wrote, or another program under the same names, to be read from:
+    /// then nothing is missing that could be found missing while an array is being filled.
     ///
     /// # Errors
     /// When the file or a tensor is missing, damaged or of another shape, or when there are others.

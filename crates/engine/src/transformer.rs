@@ -1,7 +1,8 @@
 //! The decoder: embedding, blocks, final norm, head; forward.
 //!
-//! A batch is rows of tokens, cut into `Span`s: runs of rows on one path. Sampling and training differ only in where keys
-//! and values are kept and in what is remembered for the backward pass; every number is computed by the same code.
+//! A batch is rows of tokens, cut into `Span`s: runs of rows on one path. Sampling and training differ only
+//! in where keys and values are kept and in what is remembered for the backward pass; every number is
+//! computed by the same code.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -32,7 +33,7 @@ pub struct Rows<'a> {
     pub adapters: &'a [(Range<usize>, usize)],
 }
 
-/// What one block computes from its input and its backward pass needs, a row per token.
+/// State that one block computes from its input and its backward pass needs, a row per token.
 #[derive(Default)]
 pub struct LayerState {
     /// Queries, keys and values before their norms; used only by models that have these.
@@ -151,7 +152,8 @@ impl Transformer {
         }
     }
 
-    /// Runs all blocks, remembering nothing: the residual stream after the last is in `stream` then. `state` and `next` are room.
+    /// Runs all blocks, remembering nothing: the residual stream after the last is in `stream` then. `state`
+    /// and `next` are room.
     pub fn forward(
         &self,
         rows: Rows<'_>,
@@ -281,8 +283,8 @@ pub struct Inference {
 }
 
 impl Inference {
-    /// Runs `rows` through `model`, keeping keys and values in `blocks`, and leaves in `logits` a row of the vocabulary for
-    /// each of the `wanted` rows.
+    /// Runs `rows` through `model`, keeping keys and values in `blocks`, and leaves in `logits` a row of the
+    /// vocabulary for each of the `wanted` rows.
     pub fn run(
         &mut self,
         model: &Transformer,

@@ -1,8 +1,9 @@
 //! The model's matrices as its backward pass reads them: packed for `dy · W`.
 //!
-//! A batch needs each of them once for every unit that goes through the model, that of the head once for every chunk of rows. In bf16 products are so
-//! quick that packing them on the way takes a noticeable share of the time, so they are packed once after every change. In f32 that share is
-//! small and the copies would be twice as large: there they are packed on the way.
+//! A batch needs each of them once for every unit that goes through the model, that of the head once for
+//! every chunk of rows. In bf16 products are so quick that packing them on the way takes a noticeable share
+//! of the time, so they are packed once after every change. In f32 that share is small and the copies would
+//! be twice as large: there they are packed on the way.
 
 use std::ops::Range;
 
@@ -15,7 +16,8 @@ use crate::weights::Weights;
 /// Copies of a model's matrices, without memory until they are needed.
 #[derive(Default)]
 pub struct Turned {
-    /// Those of all linear maps, in the order of [`Map::all`], then the head; each with the state of the weights that it was packed from.
+    /// Matrices of all linear maps, in the order of [`Map::all`], then the head; each with the state of the
+    /// weights that it was packed from.
     matrices: Vec<(Option<u64>, Packed)>,
 }
 

@@ -37,8 +37,9 @@ pub struct Values {
 }
 
 impl Values {
-    /// Fills in the value of every target that a token of `unit` predicts, given the residual stream `x` of the unit after the
-    /// last block. Where gradients are given, that of the model and that of the head itself (added to), also evaluates the loss.
+    /// Fills in the value of every target that a token of `unit` predicts, given the residual stream `x` of
+    /// the unit after the last block. Where gradients are given, that of the model and that of the head
+    /// itself (added to), also evaluates the loss.
     #[allow(clippy::too_many_arguments)]
     pub fn run(
         &mut self,

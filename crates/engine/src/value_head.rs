@@ -1,7 +1,8 @@
-//! The weights of a critic's value head: one number for every token, from the hidden state that the head of the language model
-//! reads.
+//! The weights of a critic's value head: one number for every token, from the hidden state that the head of
+//! the language model reads.
 //!
-//! V(s) = w · norm(x) + b. A target's value is that of its predictor: the state before the token. Weights start at zero.
+//! V(s) = w · norm(x) + b. A target's value is that of its predictor: the state before the token. Weights
+//! start at zero.
 
 use dressage_model::Parameter;
 

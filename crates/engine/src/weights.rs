@@ -1,4 +1,5 @@
-//! A model's weights: the f32 master copy, and the packed copy that the kernels read, refreshed after every update.
+//! A model's weights: the f32 master copy, and the packed copy that the kernels read, refreshed after every
+//! update.
 
 use std::ops::Range;
 
@@ -14,7 +15,7 @@ use crate::tensors::Place;
 
 /// All weights of a model.
 pub struct Weights {
-    /// What the model is.
+    /// Configuration of the model.
     pub config: ModelConfig,
     /// Where its parameters lie.
     pub layout: Layout,

@@ -1,5 +1,5 @@
-//! The engine as its users see it: what is sampled is what is trained on, to the bit; nothing changes with batching, caching,
-//! threads or instructions; checkpoints bring everything back.
+//! The engine as its users see it: what is sampled is what is trained on, to the bit; nothing changes with
+//! batching, caching, threads or instructions; checkpoints bring everything back.
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test should stop it")]
 
@@ -110,8 +110,8 @@ fn batch_of(rollouts: &[Rollout]) -> TreeBatch {
     TreeBatch::merge(&paths).unwrap()
 }
 
-/// Stored behaviour log-probabilities equal the training forward's, to the bit, for every family, precision, instruction set and
-/// number of threads, with chunked prompts, a cache that must evict, and merged trees.
+/// Stored behaviour log-probabilities equal the training forward's, to the bit, for every family, precision,
+/// instruction set and number of threads, with chunked prompts, a cache that must evict, and merged trees.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sampled_and_trained_log_probabilities_are_the_same_bits() {
     for (index, config) in family_configs().iter().enumerate() {
@@ -125,7 +125,8 @@ async fn sampled_and_trained_log_probabilities_are_the_same_bits() {
                 (Isa::Avx2, 2, 5, 33, 1),
                 (Isa::Portable, 1, 8, 64, 8),
             ] {
-                // Portable code emulates the fused multiply-add where the compiler's baseline lacks it: once is enough.
+                // Portable code emulates the fused multiply-add where the compiler's baseline lacks it: once
+                // is enough.
                 if !Isa::available().contains(&isa) || (isa == Isa::Portable && index > 0) {
                     continue;
                 }
@@ -133,7 +134,8 @@ async fn sampled_and_trained_log_probabilities_are_the_same_bits() {
                 let engine = start(config, threads, isa, &options);
                 let rollouts = rollouts(&engine, 12).await;
                 assert_nothing_differs(&engine, &rollouts, &format!("{precision}, {isa:?}")).await;
-                // The same tokens, whatever the batching, caching, threads and, under one order of sums, instructions.
+                // The same tokens, whatever the batching, caching, threads and, under one order of sums,
+                // instructions.
                 let first =
                     firsts.entry(Kernel { isa, precision }.order()).or_insert_with(|| rollouts.clone());
                 assert_eq!(first, &rollouts, "{precision}, {isa:?}");
@@ -142,7 +144,8 @@ async fn sampled_and_trained_log_probabilities_are_the_same_bits() {
     }
 }
 
-/// What was recorded at sampling is what training computes: in one tree, alone, and as the metric that every step prints.
+/// Log-probabilities recorded at sampling are those that training computes: in one tree, alone, and in the
+/// metric that every step prints.
 async fn assert_nothing_differs(engine: &Engine, rollouts: &[Rollout], case: &str) {
     let batch = Arc::new(batch_of(rollouts));
     let merged = engine.logprobs(batch.clone()).await.unwrap();
@@ -222,7 +225,7 @@ async fn dropping_a_stream_frees_its_place() {
     assert_eq!(next.tokens.len(), 2);
 }
 
-/// What a stream gives until `count` tokens are there.
+/// Output of a stream until `count` tokens are there.
 async fn first_tokens(stream: &mut SampleStream, count: usize) -> Completion {
     let mut found = Completion::default();
     while found.tokens.len() < count {
@@ -236,7 +239,8 @@ async fn first_tokens(stream: &mut SampleStream, count: usize) -> Completion {
     found
 }
 
-/// What an aborted request has drawn is kept, and asked for again it goes on with the very tokens that would have followed.
+/// An aborted request keeps what it has drawn, and asked for again goes on with the very tokens that would
+/// have followed.
 #[tokio::test]
 async fn an_aborted_request_goes_on_where_it_stopped() {
     // So long that nobody is done before the abort arrives.
@@ -282,7 +286,8 @@ async fn an_aborted_request_goes_on_where_it_stopped() {
     assert_eq!(engine.abort(None).await.unwrap(), 0);
 }
 
-/// While the engine learns, it says how it is: who waits for a reply meanwhile wants to know what takes so long.
+/// While the engine learns, it says how it is: who waits for a reply meanwhile wants to know what takes so
+/// long.
 #[tokio::test]
 async fn an_engine_that_learns_says_so() {
     let config = ModelConfig { context: 4096, ..tiny_config() };
@@ -304,8 +309,8 @@ async fn an_engine_that_learns_says_so() {
     assert!(engine.health().await.unwrap().learning_seconds >= told[told.len() - 1]);
 }
 
-/// Weights change in the middle of a reply: it goes on, each token says which weights drew it, and each is what training
-/// computes under those weights, unless the cache was kept.
+/// Weights change in the middle of a reply: it goes on, each token says which weights drew it, and each is
+/// what training computes under those weights, unless the cache was kept.
 #[tokio::test]
 async fn replies_outlive_an_update() {
     // A learner lets replies go first for a while, so this one has to be long.
@@ -373,7 +378,8 @@ async fn train(engine: &Engine, steps: u64, first: u64) -> f64 {
     loss
 }
 
-/// Training learns; a checkpoint with the optimiser's state continues to the same bits; versions follow publishing.
+/// Training learns; a checkpoint with the optimiser's state continues to the same bits; versions follow
+/// publishing.
 #[tokio::test]
 async fn a_checkpoint_brings_everything_back() {
     let config = tiny_config();
@@ -407,8 +413,8 @@ async fn a_checkpoint_brings_everything_back() {
     assert!(other.load(b.path(), true).await.is_err());
 }
 
-/// Adapters over one base are policies of their own: sampled from at the same time, trained and versioned apart, saved, loaded,
-/// and merged into a model that does the same.
+/// Adapters over one base are policies of their own: sampled from at the same time, trained and versioned
+/// apart, saved, loaded, and merged into a model that does the same.
 #[tokio::test]
 async fn adapters_share_a_base() {
     let config = &family_configs()[2];
@@ -534,7 +540,8 @@ fn options_that_cannot_work_are_refused() {
     assert!(start(bf16).contains("engine.precision = bf16"));
 }
 
-/// An engine without memory for training evaluates, and refuses the rest; a batch that does not fit together is refused, too.
+/// An engine without memory for training evaluates, and refuses the rest; a batch that does not fit together
+/// is refused, too.
 #[tokio::test]
 async fn what_cannot_be_trained_is_refused() {
     let rollout = (tokens(1, 9), vec![(4, 0.0), (8, 0.0)], 1.0);

@@ -1,5 +1,5 @@
-//! What is loaded is what was meant: files of another model, or of an adapter that does more than this engine, are refused, and a
-//! policy that could not be replaced goes on as it was.
+//! Files are loaded as they were meant: those of another model, or of an adapter that does more than this
+//! engine, are refused, and a policy that could not be replaced goes on as it was.
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test should stop it")]
 

@@ -1,8 +1,9 @@
 //! The vectors of losses in `dressage-rl`, once more through the engine in f32: to 1e-5.
 //!
-//! A model is made for each case whose heads give the log-probabilities (or values) of the case: blocks that add nothing, a state for each
-//! token that no other token has, and a head that knows of each state only the token that follows. The slope by a log-probability is read
-//! off the gradient of the one weight that makes it.
+//! A model is made for each case whose heads give the log-probabilities (or values) of the case: blocks that
+//! add nothing, a state for each token that no other token has, and a head that knows of each state only the
+//! token that follows. The slope by a log-probability is read off the gradient of the one weight that makes
+//! it.
 
 #![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
 

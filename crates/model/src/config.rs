@@ -1,4 +1,4 @@
-//! What a model is: the numbers of a decoder-only transformer, whatever file they came from.
+//! Numbers of a decoder-only transformer, whatever file they came from.
 
 use serde::{Deserialize, Serialize};
 
@@ -23,11 +23,12 @@ pub struct Rope {
     pub scaling: RopeScaling,
 }
 
-/// Ways to stretch rotary frequencies, with the parameters of the `rope_scaling` entry of a Hugging Face `config.json`.
+/// Ways to stretch rotary frequencies, with the parameters of the `rope_scaling` entry of a Hugging Face
+/// `config.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RopeScaling {
-    /// As trained.
+    /// Positions left as trained.
     None,
     /// All frequencies divided by `factor`.
     Linear {
@@ -106,15 +107,15 @@ pub struct ModelConfig {
 /// A weight that a model has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parameter {
-    /// Its Hugging Face name.
+    /// Hugging Face name.
     pub name: String,
-    /// Its shape, row-major: a projection is `[outputs, inputs]`.
+    /// Shape, row-major: a projection is `[outputs, inputs]`.
     pub shape: Vec<usize>,
 }
 
 impl ModelConfig {
-    /// Every weight of the model under its Hugging Face name, in a fixed order: embedding, blocks from first to last,
-    /// final norm, head (where it is not tied to the embedding).
+    /// Every weight of the model under its Hugging Face name, in a fixed order: embedding, blocks from first
+    /// to last, final norm, head (where it is not tied to the embedding).
     pub fn parameters(&self) -> Vec<Parameter> {
         let (hidden, intermediate, head_dim) = (self.hidden, self.intermediate, self.head_dim);
         let (queries, keys) = (self.heads * head_dim, self.kv_heads * head_dim);
@@ -158,8 +159,8 @@ impl ModelConfig {
         all
     }
 
-    /// What makes the configuration impossible, if anything. The upper bounds are far beyond any model; they keep the
-    /// arithmetic on a damaged file's numbers from overflowing.
+    /// First contradiction that makes the configuration impossible, if any. The upper bounds are far beyond
+    /// any model; they keep the arithmetic on a damaged file's numbers from overflowing.
     pub(crate) fn contradiction(&self) -> Option<String> {
         for (name, value, limit) in [
             ("hidden size", self.hidden, 1 << 20),

@@ -1,4 +1,4 @@
-//! What can be wrong with a model's files, or with getting them. Every message names the file, the tensor or key, what was
+//! Errors in a model's files, or in getting them. Every message names the file, the tensor or key, what was
 //! found, and the way out, and fits on one screen.
 
 use std::io;
@@ -10,7 +10,7 @@ pub enum ModelError {
     /// The operating system refused.
     #[error("cannot {action} {}: {cause}", path.display())]
     Io {
-        /// What was tried: `read`, `write`, ….
+        /// Action that was tried: `read`, `write`, ….
         action: &'static str,
         /// On which file.
         path: PathBuf,
@@ -25,7 +25,7 @@ pub enum ModelError {
     DiskFull {
         /// The file being written; what was written of it is removed.
         path: PathBuf,
-        /// Its size when complete.
+        /// Size when complete.
         needed: u64,
     },
     /// A file that a model needs is not there.
@@ -33,9 +33,9 @@ pub enum ModelError {
     Missing {
         /// Where it was looked for.
         path: PathBuf,
-        /// What is missing, as the rest of a sentence that begins with the path.
+        /// Missing thing, as the rest of a sentence that begins with the path.
         what: String,
-        /// What to do.
+        /// Way out.
         way_out: String,
     },
     /// A file's bytes contradict its format.
@@ -53,7 +53,7 @@ pub enum ModelError {
         path: PathBuf,
         /// Which key or tensor, and its value.
         what: String,
-        /// What to do.
+        /// Way out.
         way_out: String,
     },
     /// A configuration has an entry that is missing, of the wrong type, or impossible.
@@ -76,7 +76,7 @@ pub enum ModelError {
         tensor: String,
         /// The shape asked for.
         expected: Vec<usize>,
-        /// What to do.
+        /// Way out.
         way_out: String,
     },
     /// The weights have a tensor that the configuration leaves no room for.
@@ -90,7 +90,7 @@ pub enum ModelError {
         path: PathBuf,
         /// The tensor, by the name the file gives it.
         tensor: String,
-        /// Its shape.
+        /// Shape in the file.
         found: Vec<usize>,
     },
     /// A tensor's shape is not the expected one.
@@ -129,11 +129,11 @@ pub enum ModelError {
     /// A model could not be fetched.
     #[error("cannot fetch {what}: {why}\n{way_out}")]
     Fetch {
-        /// What was being fetched.
+        /// Thing that was being fetched.
         what: String,
-        /// What went wrong.
+        /// Reason why it was not.
         why: String,
-        /// What to do.
+        /// Way out.
         way_out: String,
     },
 }

@@ -16,20 +16,20 @@ use crate::{
 /// A weight, row-major.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tensor {
-    /// Its shape; a projection is `[outputs, inputs]`.
+    /// Shape; a projection is `[outputs, inputs]`.
     pub shape: Vec<usize>,
-    /// As many values as the product of `shape`.
+    /// Values, as many as the product of `shape`.
     pub data: Vec<f32>,
 }
 
 /// An open model: what it is, its tokenizer, and its weights, which stay on disk until they are asked for.
 ///
-/// Opening checks that every parameter of the configuration is there with its shape and can be read, and that the files have no
-/// others.
+/// Opening checks that every parameter of the configuration is there with its shape and can be read, and that
+/// the files have no others.
 pub struct ModelFiles {
-    /// What the model is.
+    /// Configuration of the model.
     pub config: ModelConfig,
-    /// Its tokenizer; `None` where a folder has no `tokenizer.json`.
+    /// Tokenizer; `None` where a folder has no `tokenizer.json`.
     pub tokenizer: Option<TokenizerSource>,
     /// The Jinja template that turns a conversation into text, where the model has one.
     pub chat_template: Option<String>,
@@ -47,11 +47,12 @@ enum Weights {
 }
 
 impl ModelFiles {
-    /// Opens a Hugging Face folder (`config.json`, `model.safetensors` or its shards, `tokenizer.json`, …) or a `.gguf` file.
+    /// Opens a Hugging Face folder (`config.json`, `model.safetensors` or its shards, `tokenizer.json`, …) or
+    /// a `.gguf` file.
     ///
     /// # Errors
-    /// When a file is missing, damaged or of a kind that Dressage does not run, or when the configuration contradicts
-    /// the weights; the message names the file and the tensor or key.
+    /// When a file is missing, damaged or of a kind that Dressage does not run, or when the configuration
+    /// contradicts the weights; the message names the file and the tensor or key.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
         let model = if path.is_dir() {
             Self::open_folder(path)?
@@ -185,7 +186,8 @@ impl ModelFiles {
     /// Decodes a parameter into `out`, row-major, without a copy between.
     ///
     /// # Errors
-    /// As [`Self::tensor`], and when the tensor's shape is not `expected` or `out` does not hold that many values.
+    /// As [`Self::tensor`], and when the tensor's shape is not `expected` or `out` does not hold that many
+    /// values.
     pub fn tensor_into(&self, name: &str, expected: &[usize], out: &mut [f32]) -> Result<(), ModelError> {
         self.check_shape(name, expected)?;
         let wanted = expected.iter().product::<usize>();

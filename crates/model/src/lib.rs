@@ -6,8 +6,8 @@
 //! [`write_tokenizer_config`] write a folder that `transformers` loads. [`AdapterConfig`] reads what an
 //! adapter in PEFT's layout is. [`Source`] and [`fetch`] get a model onto this machine.
 //!
-//! Files are not trusted: whatever their bytes, opening and reading them ends in a model or in a [`ModelError`], never in a
-//! panic or an allocation beyond the size of the file times a small constant.
+//! Files are not trusted: whatever their bytes, opening and reading them ends in a model or in a
+//! [`ModelError`], never in a panic or an allocation beyond the size of the file times a small constant.
 
 mod adapter;
 mod config;

@@ -1,9 +1,9 @@
 //! Safetensors files, in and out.
 //!
-//! Reading maps the file into memory and converts one tensor at a time to f32. Everything that the header says is checked
-//! against the file when it is opened: afterwards every tensor's bytes are where the header puts them, and no two tensors
-//! share any. Writing streams f32 tensors to the disk and flushes them. It is not atomic: the caller writes into a temporary
-//! folder and renames.
+//! Reading maps the file into memory and converts one tensor at a time to f32. Everything that the header
+//! says is checked against the file when it is opened: afterwards every tensor's bytes are where the header
+//! puts them, and no two tensors share any. Writing streams f32 tensors to the disk and flushes them. It is
+//! not atomic: the caller writes into a temporary folder and renames.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -31,15 +31,15 @@ pub(crate) fn map(path: &Path) -> Result<Mmap, ModelError> {
     if facts.len() == 0 {
         return Err(ModelError::damaged(path, "it is empty"));
     }
-    // SAFETY: the map is private and read-only. Nothing in Dressage writes to a weight file in place (files are
-    // written under another name and renamed); another program that shrinks the file meanwhile would end the
-    // process with a bus error, as it would for every program that maps its weights.
+    // SAFETY: the map is private and read-only. Nothing in Dressage writes to a weight file in place (files
+    // are written under another name and renamed); another program that shrinks the file meanwhile would end
+    // the process with a bus error, as it would for every program that maps its weights.
     let bytes = unsafe { Mmap::map(&file) }.map_err(ModelError::io("map", path))?;
     crate::placeholder::refuse(path, &bytes)?;
     Ok(bytes)
 }
 
-/// What the header says of a tensor.
+/// Entry of a tensor in the header.
 #[derive(Deserialize)]
 struct Entry {
     dtype: String,
@@ -127,7 +127,8 @@ impl SafetensorsFile {
     /// Checks that a tensor is there with `shape` and can be read; reads nothing.
     ///
     /// # Errors
-    /// When there is no such tensor, its shape is another, or its type is not a floating-point one that can be read.
+    /// When there is no such tensor, its shape is another, or its type is not a floating-point one that can
+    /// be read.
     pub fn check_shaped(&self, name: &str, shape: &[usize]) -> Result<(), ModelError> {
         if self.shape(name) != Some(shape) {
             return Err(ModelError::damaged(&self.path, format!("it has no {name} of shape {shape:?}")));
@@ -212,11 +213,13 @@ fn convert<const N: usize>(data: &[u8], out: &mut [f32], decode: impl Fn([u8; N]
     }
 }
 
-/// Writes f32 tensors (name, shape, row-major values) as a safetensors file in the order given, streaming: no copy of the
-/// weights is made. The file is flushed to the disk. A file that could not be completed is removed.
+/// Writes f32 tensors (name, shape, row-major values) as a safetensors file in the order given, streaming: no
+/// copy of the weights is made. The file is flushed to the disk. A file that could not be completed is
+/// removed.
 ///
 /// # Errors
-/// When the disk is full or the file cannot be written (which one, why), or a tensor's values do not fill its shape.
+/// When the disk is full or the file cannot be written (which one, why), or a tensor's values do not fill its
+/// shape.
 pub fn write_safetensors<'a>(
     path: &Path,
     tensors: impl IntoIterator<Item = (String, Vec<usize>, &'a [f32])>,
@@ -226,7 +229,8 @@ pub fn write_safetensors<'a>(
     write_safetensors_with(path, &shapes, |index| Cow::Borrowed(values[index]))
 }
 
-/// As [`write_safetensors`], of values that are made as they are written: `values` is asked for those of each tensor once, in order.
+/// Writes like [`write_safetensors`], of values that are made as they are written: `values` is asked for
+/// those of each tensor once, in order.
 ///
 /// # Errors
 /// As [`write_safetensors`].

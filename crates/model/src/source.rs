@@ -35,8 +35,8 @@ const FORMS: &str = "a model's source is one of\n  \
     owner/name or owner/name@revision, a model on the Hugging Face hub";
 
 impl Source {
-    /// Reads a source. What exists on the disk is a folder or file; what looks like a path must exist; the rest is an id on the
-    /// hub. Relative paths are relative to the current folder.
+    /// Reads a source. What exists on the disk is a folder or file; what looks like a path must exist; the
+    /// rest is an id on the hub. Relative paths are relative to the current folder.
     ///
     /// # Errors
     /// When the text is none of these; the message lists the forms.
@@ -83,7 +83,8 @@ impl Source {
     }
 }
 
-/// Letters, digits, dots, dashes and underscores, beginning with a letter or digit: also safe as a file name and as an argument.
+/// Letters, digits, dots, dashes and underscores, beginning with a letter or digit: also safe as a file name
+/// and as an argument.
 fn is_name(text: &str) -> bool {
     text.starts_with(|first: char| first.is_ascii_alphanumeric())
         && text.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))

@@ -253,8 +253,8 @@ pub(crate) fn check_prefix_space(
     ))
 }
 
-/// Writes the `tokenizer_config.json` that goes with a `tokenizer.json`, so that `transformers` finds the special tokens and the
-/// chat template. The file is flushed to the disk.
+/// Writes the `tokenizer_config.json` that goes with a `tokenizer.json`, so that `transformers` finds the
+/// special tokens and the chat template. The file is flushed to the disk.
 ///
 /// # Errors
 /// When it cannot be written: which file, why.
@@ -274,7 +274,8 @@ pub fn write_tokenizer_config(
     write_json(path, &Value::Object(settings))
 }
 
-/// Writes a JSON file, indented, flushed to the disk. Not atomic; a file that could not be completed is removed.
+/// Writes a JSON file, indented, flushed to the disk. Not atomic; a file that could not be completed is
+/// removed.
 ///
 /// # Errors
 /// When it cannot be written: which file, why.

@@ -1,5 +1,5 @@
-//! Files that are damaged, cut short, or belong to another model: every one ends in an error that names what is wrong, and none
-//! in a panic or a large allocation.
+//! Files that are damaged, cut short, or belong to another model: every one ends in an error that names what
+//! is wrong, and none in a panic or a large allocation.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
 

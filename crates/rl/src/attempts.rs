@@ -1,7 +1,8 @@
 //! Several attempts at each task: what the best, the worst or the majority of k of them is worth.
 //!
-//! Each is an expectation over which k of a task's n attempts are drawn, without replacement: exact for best and worst, from draws for
-//! the majority. For scores of 0 and 1 the best of k is pass@k (Chen et al. 2021, equation 1).
+//! Each is an expectation over which k of a task's n attempts are drawn, without replacement: exact for best
+//! and worst, from draws for the majority. For scores of 0 and 1 the best of k is pass@k (Chen et al. 2021,
+//! equation 1).
 
 use std::collections::BTreeMap;
 
@@ -21,7 +22,8 @@ pub fn worst_of(scores: &[f64], k: usize) -> f64 {
     of_sorted(&sorted, k)
 }
 
-/// Σ s_i C(i, k − 1) / C(n, k), i from 0: the i-th is the last of k in as many draws as there are ways to choose the others before it.
+/// Σ s_i C(i, k − 1) / C(n, k), i from 0: the i-th is the last of k in as many draws as there are ways to
+/// choose the others before it.
 fn of_sorted(sorted: &[f64], k: usize) -> f64 {
     let n = sorted.len();
     // The chance that the last of k is the i-th, from the end: k / n for the very last.

@@ -21,7 +21,7 @@ pub enum Level {
     Token,
     /// The product over the path.
     Path,
-    /// Its geometric mean.
+    /// The geometric mean over the path.
     GeometricMean,
 }
 
@@ -55,7 +55,7 @@ pub struct Correction {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Bound {
-    /// They are brought into the interval (truncated importance sampling, with `low` = 0).
+    /// Brings ratios into the interval (truncated importance sampling, with `low` = 0).
     Clamp {
         /// Smallest weight.
         #[serde(default)]
@@ -63,7 +63,7 @@ pub enum Bound {
         /// Largest weight.
         high: f64,
     },
-    /// They count nothing (IcePop).
+    /// Lets ratios outside count nothing (IcePop).
     Mask {
         /// Smallest ratio that counts.
         low: f64,
@@ -251,9 +251,9 @@ pub struct Mismatch {
     pub chi2_seq: f64,
     /// Largest |p_proximal − p_behaviour| of a token.
     pub probs_diff_max: f64,
-    /// Its mean.
+    /// Mean of the differences of probabilities.
     pub probs_diff_mean: f64,
-    /// Its standard deviation.
+    /// Standard deviation of these differences.
     pub probs_diff_std: f64,
     /// Correlation of the two probabilities.
     pub probs_correlation: f64,
@@ -262,7 +262,7 @@ pub struct Mismatch {
 }
 
 impl Mismatch {
-    /// Of paths of (log p_proximal, log p_behaviour) of their action tokens.
+    /// Measures paths of (log p_proximal, log p_behaviour) of their action tokens.
     pub fn new(paths: &[Vec<Pair>], counting: Counting) -> Self {
         let paths: Vec<&Vec<Pair>> = paths.iter().filter(|path| !path.is_empty()).collect();
         let tokens = || paths.iter().flat_map(|path| path.iter().copied());

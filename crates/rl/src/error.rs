@@ -26,7 +26,7 @@ pub enum RlError {
     Parameter {
         /// Which parameter.
         name: &'static str,
-        /// Its value.
+        /// Value of the option.
         value: f64,
         /// Range that the value must lie in.
         range: &'static str,
@@ -39,7 +39,7 @@ pub enum RlError {
     NoBehaviour {
         /// The term, by its place in the batch.
         term: usize,
-        /// Its path.
+        /// Path at fault.
         path: u32,
     },
     /// A divergence is asked for, but the reference was not evaluated.
@@ -50,7 +50,7 @@ pub enum RlError {
     NoReference {
         /// The term, by its place in the batch.
         term: usize,
-        /// Its path.
+        /// Path at fault.
         path: u32,
     },
     /// A change of value is bounded, but nobody recorded the value.
@@ -61,7 +61,7 @@ pub enum RlError {
     NoValue {
         /// The term, by its place in the batch.
         term: usize,
-        /// Its path.
+        /// Path at fault.
         path: u32,
     },
     /// A loss over whole paths is asked for, but the paths' ratios were not worked out.
@@ -69,7 +69,7 @@ pub enum RlError {
     NoPathRatio {
         /// The term, by its place in the batch.
         term: usize,
-        /// Its path.
+        /// Path at fault.
         path: u32,
     },
     /// A rollout lacks what the estimator needs.
@@ -103,11 +103,11 @@ pub enum RlError {
     NotFinite {
         /// The term, by its place in the batch.
         term: usize,
-        /// Its path.
+        /// Path at fault.
         path: u32,
         /// Which number.
         what: &'static str,
-        /// Its value.
+        /// Value that is no number.
         value: f32,
     },
     /// A score is infinite or not a number.
@@ -115,7 +115,7 @@ pub enum RlError {
     Score {
         /// The score, by its place in the input.
         index: usize,
-        /// Its value.
+        /// Value that is no number.
         value: f64,
     },
     /// More successes than trials.

@@ -1,4 +1,5 @@
-//! Divergence from a frozen reference: estimators, penalties in the loss and in the reward, and a controller of their size.
+//! Divergence from a frozen reference: estimators, penalties in the loss and in the reward, and a controller
+//! of their size.
 
 use serde::{Deserialize, Serialize};
 
@@ -30,8 +31,8 @@ pub enum KlEstimator {
 impl KlEstimator {
     /// The estimate and its derivative with respect to log p, at x = log p − log p_ref.
     ///
-    /// The exponent of K3 is clamped like every log-ratio, its derivative not taken through the bound: that would take
-    /// the pull away from exactly the tokens that have left the reference farthest.
+    /// The exponent of K3 is clamped like every log-ratio, its derivative not taken through the bound: that
+    /// would take the pull away from exactly the tokens that have left the reference farthest.
     pub fn estimate(self, x: f64) -> (f64, f64) {
         match self {
             KlEstimator::K1 => (x, 1.0),
@@ -53,7 +54,7 @@ impl KlEstimator {
 pub struct KlPenalty {
     /// How the divergence is estimated from one sample.
     pub estimator: KlEstimator,
-    /// Its coefficient β.
+    /// Coefficient β.
     pub coefficient: f64,
     /// Whether an estimate is multiplied by the token's ratio ρ to the behaviour policy, in the loss:
     /// unbiased for tokens that other weights drew (DeepSeek-AI 2025, DeepSeek-V3.2, section 3.1).
@@ -80,8 +81,8 @@ impl KlPenalty {
         }
     }
 
-    /// Takes the penalty off the reward of every action token of a path instead: r − β KL. `logps` are those of the policy at the
-    /// beginning of the step. Returns the mean divergence over the path's tokens.
+    /// Takes the penalty off the reward of every action token of a path instead: r − β KL. `logps` are those
+    /// of the policy at the beginning of the step. Returns the mean divergence over the path's tokens.
     pub fn charge(&self, rewards: &mut [f64], logps: &[f64], references: &[f64], counting: Counting) -> f64 {
         let found =
             logps.iter().zip(references).map(|(logp, reference)| self.estimator.estimate(logp - reference).0);
@@ -102,7 +103,8 @@ pub struct AdaptiveKl {
 }
 
 impl AdaptiveKl {
-    /// β after a step of `rollouts` that found a divergence of `found`. The error counts up to a fifth of the target; β never falls below 0.
+    /// β after a step of `rollouts` that found a divergence of `found`. The error counts up to a fifth of the
+    /// target; β never falls below 0.
     pub fn next(&self, coefficient: f64, found: f64, rollouts: usize) -> f64 {
         let error = (found / self.target - 1.0).clamp(-0.2, 0.2);
         (coefficient * (1.0 + error * rollouts as f64 / self.horizon)).max(0.0)

@@ -1,13 +1,14 @@
 //! Advantages, losses and group statistics of reinforcement learning: pure functions, no I/O.
 //!
-//! A loss is a plain sum over [`Term`](dressage_tree::Term)s: every normaliser (per token, per sequence, per rollout,
-//! global) is folded into the terms' explicit weights before a learner sees them, so gradients do not depend on packing,
-//! micro-batch size or the number of workers. [`Loss::evaluate`] gives one term's value and its derivative with respect
-//! to the token's log-probability; that is all a learner needs to know about an algorithm. What must be known of a whole path or a
-//! whole update first is worked out by [`prepare`] and [`correction`].
+//! A loss is a plain sum over [`Term`](dressage_tree::Term)s: every normaliser (per token, per sequence, per
+//! rollout, global) is folded into the terms' explicit weights before a learner sees them, so gradients do
+//! not depend on packing, micro-batch size or the number of workers. [`Loss::evaluate`] gives one term's
+//! value and its derivative with respect to the token's log-probability; that is all a learner needs to know
+//! about an algorithm. What must be known of a whole path or a whole update first is worked out by
+//! [`prepare`] and [`correction`].
 //!
-//! Formulas name their source, and pass the vectors in `tests/` where there are any. Where a reference is wrong the default is right, and a
-//! named option reproduces what it does.
+//! Formulas name their source, and pass the vectors in `tests/` where there are any. Where a reference is
+//! wrong the default is right, and a named option reproduces what it does.
 //!
 //! ```
 //! use dressage_rl::{Estimator, GroupBaseline, Normaliser, Path, Rollout, RolloutTokens};

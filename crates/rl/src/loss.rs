@@ -1,9 +1,9 @@
 //! Losses and their derivatives with respect to a token's log-probability.
 //!
-//! All arithmetic is in f64. [`Loss::check`] says once per batch whether every term has what the loss needs; after that
-//! [`Loss::evaluate`] cannot fail. What a loss must know about a whole path or a whole update first (the ratio of a path, tokens to
-//! be marked or dropped) is worked out by [`prepare`](crate::prepare) and stands in the terms: a learner only ever sees sums over
-//! tokens.
+//! All arithmetic is in f64. [`Loss::check`] says once per batch whether every term has what the loss needs;
+//! after that [`Loss::evaluate`] cannot fail. What a loss must know about a whole path or a whole update
+//! first (the ratio of a path, tokens to be marked or dropped) is worked out by [`prepare`](crate::prepare)
+//! and stands in the terms: a learner only ever sees sums over tokens.
 
 use dressage_tree::{Term, TreeBatch};
 use serde::{Deserialize, Serialize};
@@ -22,8 +22,8 @@ pub struct Loss {
     /// A penalty for leaving the frozen reference, if any. Terms then carry `reference`.
     #[serde(default)]
     pub kl: Option<KlPenalty>,
-    /// Coefficient of a bonus for entropy: the loss of a term is less by this times the entropy, in nats, of the distribution that its
-    /// token was drawn from.
+    /// Coefficient of a bonus for entropy: the loss of a term is less by this times the entropy, in nats, of
+    /// the distribution that its token was drawn from.
     #[serde(default)]
     pub entropy: f64,
     /// The proximal policy as a guess, in place of what terms carry as `proximal`.
@@ -41,8 +41,8 @@ pub enum PolicyLoss {
     Reinforce,
     /// −A ρ: REINFORCE, corrected for the policy that drew the token.
     ImportanceSampling,
-    /// PPO's clipped surrogate (Schulman et al. 2017), which GRPO shares, with separate bounds below and above 1 and,
-    /// for negative advantages, the dual clip of Ye et al. 2020.
+    /// PPO's clipped surrogate (Schulman et al. 2017), which GRPO shares, with separate bounds below and
+    /// above 1 and, for negative advantages, the dual clip of Ye et al. 2020.
     Clip {
         /// The ratio is clipped below at 1 − `low`.
         low: f64,
@@ -74,14 +74,16 @@ pub enum PolicyLoss {
         /// The weight is clipped above at 1 + `high`.
         high: f64,
     },
-    /// PPO's clip on the ratio of the whole path. Needs [`prepare::path_ratios`](crate::prepare::path_ratios).
+    /// PPO's clip on the ratio of the whole path. Needs
+    /// [`prepare::path_ratios`](crate::prepare::path_ratios).
     Gspo {
         /// Lower bound as of [`PolicyLoss::Clip`].
         low: f64,
         /// Upper bound as of [`PolicyLoss::Clip`].
         high: f64,
     },
-    /// The geometric mean of a path's ratios, clipped one by one. Needs [`prepare::geometric_means`](crate::prepare::geometric_means).
+    /// The geometric mean of a path's ratios, clipped one by one. Needs
+    /// [`prepare::geometric_means`](crate::prepare::geometric_means).
     GeometricMean {
         /// Log-ratios of tokens with a negative advantage are clipped below at −`low`.
         low: f64,
@@ -111,14 +113,16 @@ pub enum PolicyLoss {
         /// Upper bound of the weight.
         cap: f64,
     },
-    /// −A ρ, and for marked tokens + `coefficient` |x|. Needs [`prepare::mark_covarying`](crate::prepare::mark_covarying).
+    /// −A ρ, and for marked tokens + `coefficient` |x|. Needs
+    /// [`prepare::mark_covarying`](crate::prepare::mark_covarying).
     KlCov {
         /// The coefficient.
         coefficient: f64,
         /// The share of an update's tokens that is marked, at least one token.
         share: f64,
     },
-    /// PPO's clip, with marked tokens left out (Cui et al. 2025). Needs [`prepare::choose_covarying`](crate::prepare::choose_covarying).
+    /// PPO's clip, with marked tokens left out (Cui et al. 2025). Needs
+    /// [`prepare::choose_covarying`](crate::prepare::choose_covarying).
     ClipCov {
         /// Lower bound as of [`PolicyLoss::Clip`].
         low: f64,
@@ -131,16 +135,18 @@ pub enum PolicyLoss {
         /// Covariances below this are eligible.
         upper: f64,
     },
-    /// ½ (V − R)², R the return: regression of a value head. The value stands where other losses have a log-probability.
+    /// ½ (V − R)², R the return: regression of a value head. The value stands where other losses have a
+    /// log-probability.
     Value {
-        /// PPO's clipping (Schulman et al. 2017, as in the authors' code): the loss is at least that of a value no further
-        /// than this from the one that terms carry as `value`.
+        /// PPO's clipping (Schulman et al. 2017, as in the authors' code): the loss is at least that of a
+        /// value no further than this from the one that terms carry as `value`.
         #[serde(default)]
         clip: Option<f64>,
     },
 }
 
-/// Tokens whose ratio has left [1 − low·cap·decay, 1 + high·cap·decay] in the direction of their advantage have no loss (AgentRL).
+/// Tokens whose ratio has left [1 − low·cap·decay, 1 + high·cap·decay] in the direction of their advantage
+/// have no loss (AgentRL).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrustRegion {
@@ -150,7 +156,8 @@ pub struct TrustRegion {
     /// Takes the bounds of the loss as they are: cap × decay = 1.
     #[serde(default)]
     pub strict: bool,
-    /// decay = exp(−`age_decay` × age), age the versions between the weights that drew the token and those being trained.
+    /// decay = exp(−`age_decay` × age), age the versions between the weights that drew the token and those
+    /// being trained.
     #[serde(default)]
     pub age_decay: f64,
 }
@@ -198,7 +205,7 @@ pub struct KeepGradient {
 pub enum Divergence {
     /// Total variation of the event "this token".
     TotalVariation,
-    /// Its KL divergence.
+    /// KL divergence of the token.
     Kl,
 }
 
@@ -207,8 +214,8 @@ pub enum Divergence {
 pub struct Point {
     /// Log-probability of the token, or the value for a loss of values.
     pub logp: f64,
-    /// Log-probability under the policy that ratios are taken to: the proximal one where there is one, else the one that drew
-    /// the token. `None` counts as the present policy.
+    /// Log-probability under the policy that ratios are taken to: the proximal one where there is one, else
+    /// the one that drew the token. `None` counts as the present policy.
     pub old: Option<f64>,
     /// Log-probability under the policy that drew the token. `None` counts as `old`.
     pub behaviour: Option<f64>,
@@ -262,7 +269,7 @@ impl Point {
 pub struct Evaluated {
     /// The loss, but for a bonus for entropy.
     pub loss: f64,
-    /// Its derivative with respect to the token's log-probability, or to the value.
+    /// Derivative with respect to the token's log-probability, or to the value.
     pub slope: f64,
     /// The ratio exp(log p − log p_old); 1 where there is no old policy.
     pub ratio: f64,
@@ -305,8 +312,8 @@ impl Loss {
         !matches!(self.policy, PolicyLoss::CrossEntropy | PolicyLoss::Reinforce | PolicyLoss::Value { .. })
     }
 
-    /// Checks that the loss is well-formed and that every term of the batch carries what it needs. Learners call this
-    /// once per batch, before any work.
+    /// Checks that the loss is well-formed and that every term of the batch carries what it needs. Learners
+    /// call this once per batch, before any work.
     ///
     /// # Errors
     /// Names the parameter out of range, or the first offending term with its path and what it lacks.
@@ -427,11 +434,11 @@ impl Loss {
         self.kl.map_or(Ok(()), |kl| at_least_0("KL coefficient", kl.coefficient))
     }
 
-    /// One term's loss and its derivative, at log-probability `logp` of the token, or at the value for a loss of values. The
-    /// weight is not applied.
+    /// One term's loss and its derivative, at log-probability `logp` of the token, or at the value for a loss
+    /// of values. The weight is not applied.
     ///
-    /// [`Loss::check`] must have accepted the batch. A term that lacks its old log-probability is otherwise taken
-    /// to be on policy (ratio 1), one that lacks its reference to have no penalty.
+    /// [`Loss::check`] must have accepted the batch. A term that lacks its old log-probability is otherwise
+    /// taken to be on policy (ratio 1), one that lacks its reference to have no penalty.
     pub fn evaluate(&self, logp: f32, term: &Term) -> Evaluated {
         self.at(&self.point(logp, term))
     }

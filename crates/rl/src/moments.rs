@@ -73,7 +73,8 @@ pub fn whiten<'a>(values: impl Iterator<Item = &'a mut f64>, counting: Counting)
     values.into_iter().for_each(|value| *value = whitening.apply(*value));
 }
 
-/// How much of the variance of the returns a critic's values explain: 1 − var(R − V) / (var R + 1e-5), as verl reports it.
+/// How much of the variance of the returns a critic's values explain: 1 − var(R − V) / (var R + 1e-5), as
+/// verl reports it.
 pub fn explained_variance(returns: &[f64], values: &[f64]) -> f64 {
     let variance = |values: &[f64]| {
         let mean = Counting::Exact.mean(values.iter().copied());

@@ -1,9 +1,9 @@
 //! Statistics of whole paths and whole updates that some losses need before they are sums over tokens.
 //!
-//! Each function looks at points whose present log-probabilities are known (from a forward pass before the one that learns, or
-//! from the record where the weights that drew the tokens are those being trained) and writes what it found into them. Gradients
-//! do not flow through it: it is the same at every point of an evaluation, and the learner's own forward gives the same
-//! log-probabilities again.
+//! Each function looks at points whose present log-probabilities are known (from a forward pass before the
+//! one that learns, or from the record where the weights that drew the tokens are those being trained) and
+//! writes what it found into them. Gradients do not flow through it: it is the same at every point of an
+//! evaluation, and the learner's own forward gives the same log-probabilities again.
 
 use crate::loss::Point;
 use crate::moments::Counting;

@@ -1,14 +1,16 @@
 //! Rewards for form: length and effort.
 
-/// DAPO's penalty for replies that come too close to the limit (Yu et al. 2025, equation 13): from 0 at `limit` − `buffer` sampled tokens
-/// down to −`factor` at `limit`, and further beyond. Lengths in sampled tokens: what tools return is not the model's doing.
+/// DAPO's penalty for replies that come too close to the limit (Yu et al. 2025, equation 13): from 0 at
+/// `limit` − `buffer` sampled tokens down to −`factor` at `limit`, and further beyond. Lengths in sampled
+/// tokens: what tools return is not the model's doing.
 pub fn overlong(tokens: u64, limit: u64, buffer: u64, factor: f64) -> f64 {
     let over = tokens as f64 - (limit as f64 - buffer as f64);
     (-over / buffer as f64 * factor).min(0.0)
 }
 
-/// A bonus by rank that sums to 0: `spread` / 2 for the least effort, −`spread` / 2 for the most, equal efforts alike; the other way round
-/// where `more_is_better`. As AgentRL does for turns: fewer are better among the right answers, more among the wrong ones.
+/// A bonus by rank that sums to 0: `spread` / 2 for the least effort, −`spread` / 2 for the most, equal
+/// efforts alike; the other way round where `more_is_better`. As AgentRL does for turns: fewer are better
+/// among the right answers, more among the wrong ones.
 pub fn rank_bonus(efforts: &[f64], spread: f64, more_is_better: bool) -> Vec<f64> {
     let n = efforts.len();
     if n < 2 {

@@ -29,8 +29,8 @@ impl Interval {
     }
 }
 
-/// Wilson's 95 % score interval for a proportion (Wilson 1927). Unlike the normal approximation it is sensible at 0 and
-/// at 1 and for few trials. It takes the trials to be independent.
+/// Wilson's 95 % score interval for a proportion (Wilson 1927). Unlike the normal approximation it is
+/// sensible at 0 and at 1 and for few trials. It takes the trials to be independent.
 ///
 /// # Errors
 /// Without trials, or with more successes than trials.
@@ -73,8 +73,8 @@ pub struct Paired {
 /// (n + z²), Wilson's bound at 0 of n, at either end of the range. That is less than the bootstrap's own
 /// reach but for few clusters or next to no variation.
 ///
-/// A pure function of its input: the same pairs in any order, `resamples` and `seed` give the same interval (up to the
-/// rounding of sums).
+/// A pure function of its input: the same pairs in any order, `resamples` and `seed` give the same interval
+/// (up to the rounding of sums).
 ///
 /// # Errors
 /// Without pairs or resamples, or when a score is not finite.
@@ -143,8 +143,8 @@ fn quantile(sorted: &[f64], q: f64) -> f64 {
     sorted[below] + (sorted[above] - sorted[below]) * (at - at.floor())
 }
 
-/// SplitMix64 (Steele, Lea & Flood, OOPSLA 2014): small, and good enough to draw indices. The counter-based generator
-/// of sampling lives a room above.
+/// SplitMix64 (Steele, Lea & Flood, OOPSLA 2014): small, and good enough to draw indices. The counter-based
+/// generator of sampling lives a room above.
 pub(crate) struct SplitMix(pub u64);
 
 impl SplitMix {
@@ -165,7 +165,8 @@ mod tests {
 
     use super::*;
 
-    /// 10 of 100 and 0 of 10: values computed from Wilson's formula by hand, and the closed form n→z²/(n+z²) at 0.
+    /// 10 of 100 and 0 of 10: values computed from Wilson's formula by hand, and the closed form n→z²/(n+z²)
+    /// at 0.
     #[test]
     fn wilson_known_values() {
         let i = wilson(10, 100).unwrap();

@@ -1,10 +1,11 @@
-//! The formulas of policy losses at one token, in f64: value, derivative with respect to log p, and whether a bound took the
-//! derivative away.
+//! The formulas of policy losses at one token, in f64: value, derivative with respect to log p, and whether a
+//! bound took the derivative away.
 //!
-//! Names: x = log p − log p_old, ρ = exp(x), A the advantage. "sg" (stop gradient) marks a factor that counts as a constant.
+//! Names: x = log p − log p_old, ρ = exp(x), A the advantage. "sg" (stop gradient) marks a factor that counts
+//! as a constant.
 
-/// Log-ratios are clamped to ± this before the exponential, so that a ratio stays finite and one token cannot drown
-/// a batch. Beyond it the exponential is constant and has no gradient.
+/// Log-ratios are clamped to ± this before the exponential, so that a ratio stays finite and one token cannot
+/// drown a batch. Beyond it the exponential is constant and has no gradient.
 pub const LOG_RATIO_BOUND: f64 = 20.0;
 
 /// Value, derivative with respect to log p, and whether a bound removed the derivative.
@@ -18,7 +19,7 @@ pub struct Surrogate {
 }
 
 impl Surrogate {
-    /// Of a token that is left out.
+    /// Surrogate of a token that is left out.
     pub const NOTHING: Surrogate = Surrogate { loss: 0.0, slope: 0.0, clipped: true, dual: false };
 
     fn new(loss: f64, slope: f64, clipped: bool) -> Self {
@@ -64,8 +65,8 @@ pub fn importance_sampling(x: f64, advantage: f64) -> Surrogate {
 
 /// max(−Aρ, −A·clip(ρ, 1 − low, 1 + high)), for A < 0 at most −A·dual.
 ///
-/// Schulman et al. 2017 (equation 7), with the upper bound apart from the lower (DAPO, Yu et al. 2025) and the dual clip
-/// of Ye et al. 2020 (equation 5).
+/// Schulman et al. 2017 (equation 7), with the upper bound apart from the lower (DAPO, Yu et al. 2025) and
+/// the dual clip of Ye et al. 2020 (equation 5).
 pub fn clipped(x: f64, advantage: f64, low: f64, high: f64, dual: Option<f64>) -> Surrogate {
     let mut surrogate = importance_sampling(x, advantage);
     let bounded = -advantage * clip(bounded_exp(x).0, low, high);
@@ -80,9 +81,9 @@ pub fn clipped(x: f64, advantage: f64, low: f64, high: f64, dual: Option<f64>) -
     }
 }
 
-/// Where PPO's clip takes the gradient away, some of it is kept: `beyond` (1 − low) A or `beyond` (1 + high) A (CE-GPPO, Su et
-/// al. 2025). `beyond` = (below, above). With `in_value_only` the part kept is a constant divided by sg(ρ), which has no gradient
-/// at all: AgentRL's code.
+/// Where PPO's clip takes the gradient away, some of it is kept: `beyond` (1 − low) A or `beyond` (1 + high)
+/// A (CE-GPPO, Su et al. 2025). `beyond` = (below, above). With `in_value_only` the part kept is a constant
+/// divided by sg(ρ), which has no gradient at all: AgentRL's code.
 pub fn clipped_keeping(
     x: f64,
     advantage: f64,
@@ -138,8 +139,9 @@ pub fn direct(logp: f64, x: f64, advantage: f64, beta: f64) -> Surrogate {
     Surrogate::free(-(advantage * logp - 0.5 * beta * x * x), -(advantage - beta * x))
 }
 
-/// −A sg(min(ρ, cap)) log p, unless the token's own probability has left the old one by more than allowed in the direction of A
-/// (DPPO as in verl). `left` is how far, and in which direction: positive where p has grown.
+/// −A sg(min(ρ, cap)) log p, unless the token's own probability has left the old one by more than allowed in
+/// the direction of A (DPPO as in verl). `left` is how far, and in which direction: positive where p has
+/// grown.
 pub fn diverging(
     logp: f64,
     x: f64,
@@ -177,8 +179,9 @@ pub fn penalised(x: f64, advantage: f64, coefficient: f64) -> Surrogate {
     Surrogate { loss: free.loss + coefficient * x.abs(), slope: free.slope + coefficient * sign, ..free }
 }
 
-/// −A r, r a geometric mean of a whole path's clipped ratios, of whose derivatives with respect to log p this token's is r where its
-/// own ratio is not clipped (GMPO, Zhao et al. 2025). Weights must divide by the path's length.
+/// −A r, r a geometric mean of a whole path's clipped ratios, of whose derivatives with respect to log p this
+/// token's is r where its own ratio is not clipped (GMPO, Zhao et al. 2025). Weights must divide by the
+/// path's length.
 pub fn geometric_mean(path_log_ratio: f64, advantage: f64, moves: bool) -> Surrogate {
     let (ratio, slope) = bounded_exp(path_log_ratio);
     if moves {
@@ -188,8 +191,8 @@ pub fn geometric_mean(path_log_ratio: f64, advantage: f64, moves: bool) -> Surro
     }
 }
 
-/// PPO's clip on the ratio of a whole path (GSPO, Zheng et al. 2025): every token carries the path's ratio and an equal
-/// share of its gradient. `path_log_ratio` is the mean over the path's tokens of x, at most 10.
+/// PPO's clip on the ratio of a whole path (GSPO, Zheng et al. 2025): every token carries the path's ratio
+/// and an equal share of its gradient. `path_log_ratio` is the mean over the path's tokens of x, at most 10.
 pub fn sequence_clipped(path_log_ratio: f64, advantage: f64, low: f64, high: f64) -> Surrogate {
     let bounded = path_log_ratio.min(10.0);
     let mut surrogate = clipped(bounded, advantage, low, high, None);

@@ -1,8 +1,9 @@
 //! Normalisers as explicit per-token weights, so that a loss is a plain sum whatever the packing.
 //!
-//! A step's rollouts are described by how many tokens each trains and which group it belongs to; the result is one
-//! weight per rollout, for each of its tokens. Denominators count rollouts, never the fragments (paths, micro-batches)
-//! that a rollout is cut into. Rollouts without trained tokens have no loss and are not counted.
+//! A step's rollouts are described by how many tokens each trains and which group it belongs to; the result
+//! is one weight per rollout, for each of its tokens. Denominators count rollouts, never the fragments
+//! (paths, micro-batches) that a rollout is cut into. Rollouts without trained tokens have no loss and are
+//! not counted.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +15,7 @@ use crate::moments::Counting;
 /// Size and group of a rollout of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RolloutTokens {
-    /// Its group, by any number that the rollouts of a group share.
+    /// Group, by any number that the rollouts of a group share.
     pub group: u64,
     /// How many of its tokens are trained, over all of its paths.
     pub tokens: u64,
@@ -31,17 +32,17 @@ pub enum Normaliser {
     TokenSum,
     /// Mean over rollouts of the sum over their tokens: the unbiased policy gradient of an episode.
     RolloutSum,
-    /// Mean over rollouts of the mean over their tokens (GRPO, Shao et al. 2024, equation 3): every rollout weighs the
-    /// same, so each token of a long one weighs less.
+    /// Mean over rollouts of the mean over their tokens (GRPO, Shao et al. 2024, equation 3): every rollout
+    /// weighs the same, so each token of a long one weighs less.
     RolloutMean,
-    /// Mean over rollouts of the sum over their tokens, divided by a constant (Dr.GRPO, Liu et al. 2025): no length
-    /// bias, at the scale of a mean.
+    /// Mean over rollouts of the sum over their tokens, divided by a constant (Dr.GRPO, Liu et al. 2025): no
+    /// length bias, at the scale of a mean.
     RolloutSumOver {
         /// The constant, usually the longest reply allowed; more than 0.
         length: f64,
     },
-    /// Mean over groups of the mean over the tokens of the group: every task weighs the same, whatever the number and
-    /// the length of its rollouts.
+    /// Mean over groups of the mean over the tokens of the group: every task weighs the same, whatever the
+    /// number and the length of its rollouts.
     GroupTokenMean,
     /// Mean over groups of the mean over rollouts of the mean over tokens.
     GroupRolloutMean,
@@ -59,7 +60,8 @@ impl Normaliser {
         }
     }
 
-    /// The weight of each trained token of each rollout, in the order of the input; 0 for a rollout without tokens.
+    /// The weight of each trained token of each rollout, in the order of the input; 0 for a rollout without
+    /// tokens.
     pub fn weights(&self, rollouts: &[RolloutTokens]) -> Vec<f64> {
         self.weights_counted(rollouts, Counting::Exact)
     }

@@ -1,7 +1,7 @@
 //! The alphabet of byte-level BPE: every byte has a printable character of its own.
 //!
-//! Bytes that print as themselves in Latin-1 keep their character; the other 68 take U+0100 onwards, in order (Radford et
-//! al. 2019, GPT-2).
+//! Bytes that print as themselves in Latin-1 keep their character; the other 68 take U+0100 onwards, in order
+//! (Radford et al. 2019, GPT-2).
 
 /// The character that stands for a byte.
 pub(crate) fn to_char(byte: u8) -> char {
@@ -28,7 +28,8 @@ fn to_byte(c: char) -> Option<u8> {
     }
 }
 
-/// The bytes that a token of the vocabulary stands for; its own UTF-8 where it is not written in the alphabet.
+/// The bytes that a token of the vocabulary stands for; its own UTF-8 where it is not written in the
+/// alphabet.
 pub(crate) fn token_to_bytes(token: &str) -> Vec<u8> {
     token.chars().map(to_byte).collect::<Option<Vec<u8>>>().unwrap_or_else(|| token.as_bytes().to_vec())
 }

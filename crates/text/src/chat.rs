@@ -4,14 +4,15 @@
 //! Guarantees:
 //! - Text from messages and tools never becomes a special token. Only the template's own text does, and the
 //!   tags around an assistant's thoughts and calls, for models that write them as special tokens.
-//! - [`Chat::assistant`] gives a demonstrated turn as it would be sampled: the text alone, encoded by itself, then the
-//!   token that ends a turn.
+//! - [`Chat::assistant`] gives a demonstrated turn as it would be sampled: the text alone, encoded by itself,
+//!   then the token that ends a turn.
 //! - Calls and answers are looked for after the last thought that was closed; a thought that is never closed
 //!   holds neither.
 //!
-//! How text is kept apart: strings from outside are printed with a *guard*, a private-use character that occurs nowhere
-//! else, wherever a special token could begin in them. The tokenizer finds special tokens around the guards and drops
-//! them before it encodes, so the text itself is encoded as if they had never been there.
+//! How text is kept apart: strings from outside are printed with a *guard*, a private-use character that
+//! occurs nowhere else, wherever a special token could begin in them. The tokenizer finds special tokens
+//! around the guards and drops them before it encodes, so the text itself is encoded as if they had never
+//! been there.
 
 use std::collections::BTreeSet;
 
@@ -29,10 +30,11 @@ use crate::{ChatTemplate, Message, ReplyStream, Role, TextError, Tokenizer, Tool
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolProtocol {
-    /// As the chat template has it; where the template knows no tools, [`Hermes`](Self::Hermes).
+    /// Decides by the chat template; where the template knows no tools, [`Hermes`](Self::Hermes).
     #[default]
     Auto,
-    /// A section of the system prompt, whatever the template knows, and calls as JSON between `<tool_call>` tags.
+    /// A section of the system prompt, whatever the template knows, and calls as JSON between `<tool_call>`
+    /// tags.
     Hermes,
 }
 
@@ -66,9 +68,10 @@ pub struct Chat {
     /// Whether the template prints messages of role `tool`.
     tool_role: bool,
     form: MessageForm,
-    /// What the template prints between the generation prompt and an assistant's text: white space, mostly nothing.
+    /// Text that the template prints between the generation prompt and an assistant's text: white space,
+    /// mostly nothing.
     opening: String,
-    /// What it prints after the text, up to and with the token that ends the turn.
+    /// Text that it prints after the reply, up to and with the token that ends the turn.
     closing: String,
     /// The tags of the model's thoughts.
     thoughts: Thoughts,
@@ -80,14 +83,14 @@ pub struct Chat {
     stop_ids: Vec<u32>,
 }
 
-/// What the template does with tools.
+/// Ways of a template with tools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ToolSupport {
-    /// It prints them and asks for Hermes calls.
+    /// Prints them and asks for Hermes calls.
     Hermes,
-    /// It prints them and asks for calls in another format.
+    /// Prints them and asks for calls in another format.
     Foreign,
-    /// It ignores them, or is to be kept from printing them.
+    /// Ignores them, or is to be kept from printing them.
     None,
 }
 
@@ -96,7 +99,7 @@ const PROBE_TEXT: &str = "DressageProbeText";
 const PROBE_THOUGHT: &str = "DressageProbeThought";
 
 impl ChatOptions {
-    /// These options with the model's special tokens as variables by their names, where none has that name.
+    /// Adds the model's special tokens as variables by their names, where none has that name.
     pub(crate) fn with_names(mut self, special: &SpecialTokens) -> Self {
         for (name, text) in special.by_name().filter(|(name, _)| !ENDS.contains(name)) {
             self.variables.entry(name).or_insert_with(|| text.into());
@@ -129,8 +132,8 @@ impl Chat {
     /// Joins a tokenizer with the template of its model; `"chatml"` stands for plain ChatML.
     ///
     /// # Errors
-    /// When there is no template, when it does not parse or fails on an ordinary conversation, or when no special token
-    /// of the tokenizer ends an assistant turn in it.
+    /// When there is no template, when it does not parse or fails on an ordinary conversation, or when no
+    /// special token of the tokenizer ends an assistant turn in it.
     pub fn new(
         tokenizer: Tokenizer,
         template: Option<&str>,
@@ -224,7 +227,8 @@ impl Chat {
         let after = self.render(&[question.clone(), reply, question], None, true, None)?;
         let no_turn = || TextError::NoTurn { found: excerpt(&after) };
         let (until, rest) = after.rsplit_once(PROBE_TEXT).ok_or_else(no_turn)?;
-        // Where the prompt prints more than the history keeps (an empty thought, say), a reply starts right after it.
+        // Where the prompt prints more than the history keeps (an empty thought, say), a reply starts right
+        // after it.
         let opening = until.strip_prefix(&before).unwrap_or_default();
         let blank = rest.len() - rest.trim_start().len();
         let Some((id, len)) = self.tokenizer.leading_special(&rest[blank..]) else {

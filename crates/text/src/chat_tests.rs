@@ -1,6 +1,6 @@
 //! Conversations in tokens, over templates shaped like those of the model families that Dressage trains.
 
-use crate::testing::{IM_END, IM_START, tiny_chat, tiny_gguf, tiny_tokenizer};
+use crate::testing::{HEADERS, IM_END, IM_START, header_chat, sampled, tiny_chat, tiny_tokenizer};
 use crate::{
     Chat, ChatOptions, Message, TextError, Tokenizer, TokenizerSource, ToolCall, ToolPrompt, ToolProtocol,
     ToolSpec,
@@ -34,27 +34,8 @@ pub(crate) const WITH_TOOLS: &str = r#"
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}"#;
 
-/// Headers between special tokens, trimmed contents, a token for the beginning of the text, no tool role.
-const HEADERS: &str = r#"{{ bos_token }}
-{%- for message in messages %}
-    {%- if message.role not in ['system', 'user', 'assistant'] %}{{ raise_exception('unknown role ' + message.role) }}{% endif %}
-    {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\n\n' + message.content | trim + '<|eot_id|>' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"#;
-
 pub(crate) fn chat(template: &str, options: ChatOptions) -> Chat {
     Chat::new(tiny_tokenizer().unwrap(), Some(template), options).unwrap()
-}
-
-pub(crate) fn header_chat() -> Chat {
-    let mut source = tiny_gguf();
-    for special in ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"] {
-        source.tokens.push(special.into());
-        source.types.push(TokenType::Control);
-    }
-    let tokenizer =
-        Tokenizer::new(&TokenizerSource::Gguf(GgufTokenizer { bos: Some(259), ..source })).unwrap();
-    Chat::new(tokenizer, Some(HEADERS), ChatOptions::default()).unwrap()
 }
 
 pub(crate) fn text(chat: &Chat, ids: &[u32]) -> String {
@@ -67,13 +48,6 @@ pub(crate) fn calculator() -> ToolSpec {
         description: "Computes.".into(),
         parameters: json!({"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]}),
     }
-}
-
-/// A reply as it would be sampled.
-pub(crate) fn sampled(chat: &Chat, text: &str) -> Vec<u32> {
-    let mut ids = chat.tokenizer().encode(text);
-    ids.push(chat.stop_ids()[0]);
-    ids
 }
 
 #[test]
@@ -91,7 +65,7 @@ fn prompts() {
     let prompt = chat.prompt(&[Message::user("Hi")], &[]).unwrap();
     assert!(text(&chat, &prompt).starts_with("<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi"));
 
-    let chat = header_chat();
+    let chat = header_chat().unwrap();
     let prompt = chat.prompt(&[Message::user(" Hi\n")], &[]).unwrap();
     assert_eq!(prompt[..2], [259, 260]);
     assert!(text(&chat, &prompt).ends_with("Hi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"));
@@ -144,7 +118,7 @@ fn other_templates_get_a_section_of_the_system_prompt() {
     assert_eq!(text(&chat, &given), "\n<|im_start|>tool\n2<|im_end|>\n<|im_start|>assistant\n");
 
     // Without a tool role, results are the user's, all of one turn in one message.
-    let chat = header_chat();
+    let chat = header_chat().unwrap();
     let results = [Message::tool("2"), Message::tool("3"), Message::user("Thanks")];
     let given = chat.continuation(&[Message::user("1+1?")], &sampled(&chat, "…"), &results, &[]).unwrap();
     assert_eq!(

@@ -16,7 +16,7 @@ pub enum ContentPart {
 }
 
 impl ContentPart {
-    /// Its `type`.
+    /// Name of the part's `type`.
     pub fn kind(&self) -> &str {
         match self {
             ContentPart::Text(_) => "text",
@@ -57,8 +57,8 @@ impl TryFrom<Value> for ContentPart {
     }
 }
 
-/// What is said: a text, or parts. It reads as its text, which is that of all text parts put together,
-/// nothing between them: so a text is the same however it is cut into parts.
+/// Content of a message: a text, or parts. It reads as its text, which is that of all text parts put
+/// together, nothing between them: so a text is the same however it is cut into parts.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Content {
     text: String,

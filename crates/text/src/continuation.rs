@@ -1,10 +1,11 @@
 //! Tokens between a sampled turn and the next reply.
 //!
-//! Guarantees: [`Chat::continuation`] never depends on what the model wrote, in this turn or in an earlier one: the
-//! template is shown a neutral reply in the place of each. So it fails for no reply, and two replies are followed by
-//! the same tokens.
+//! Guarantees: [`Chat::continuation`] never depends on what the model wrote, in this turn or in an earlier
+//! one: the template is shown a neutral reply in the place of each. So it fails for no reply, and two replies
+//! are followed by the same tokens.
 //!
-//! Not here: which of the past a template is shown, and where it would print it otherwise than it was recorded.
+//! Not here: which of the past a template is shown, and where it would print it otherwise than it was
+//! recorded.
 
 use crate::chat::excerpt;
 use crate::{Chat, Message, Role, TextError, ToolSpec};

@@ -3,25 +3,9 @@
 use proptest::prelude::*;
 use serde_json::json;
 
-use crate::chat_tests::{DEFAULT_SYSTEM, WITH_TOOLS, calculator, chat, header_chat, sampled, text};
-use crate::testing::{ALWAYS_THINKS, IM_END, THOUGHTFUL, tiny_chat};
+use crate::chat_tests::{DEFAULT_SYSTEM, WITH_TOOLS, calculator, chat, text};
+use crate::testing::{ALWAYS_THINKS, IM_END, NUMBERED, STRICT, header_chat, sampled, thoughtful, tiny_chat};
 use crate::{Chat, ChatOptions, Message};
-
-/// Numbers turns, says how many there are, trims, tells the last one apart.
-const NUMBERED: &str = "{% for m in messages %}
-    {{- '<|im_start|>' + m.role }} {{ loop.index }} of {{ messages | length }}
-{{ m.content | trim }}
-    {%- if loop.last and m.role == 'assistant' %}{{ '<|endoftext|>' }}{% else %}{{ '<|im_end|>' }}{% endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant' }} {{ messages | length + 1 }}
-{% endif %}";
-
-/// Refuses what it does not like in a reply.
-const STRICT: &str = "{% for m in messages %}
-    {%- if m.role == 'assistant' and (not m.content or '<th' in m.content or '<tool' in m.content) %}
-        {{- raise_exception('a reply that is not liked') }}
-    {%- endif %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
 /// Prints system messages before everything else, wherever they stand.
 const HOISTS: &str = "{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}
@@ -30,16 +14,13 @@ const HOISTS: &str = "{% for m in messages if m.role == 'system' %}{{ m.content 
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
-fn thoughtful(thinks: bool) -> Chat {
-    let variables = json!({ "enable_thinking": thinks });
-    let variables = variables.as_object().cloned().unwrap();
-    chat(THOUGHTFUL, ChatOptions { variables, ..ChatOptions::default() })
-}
-
 fn all() -> Vec<Chat> {
     let plain = ["chatml", DEFAULT_SYSTEM, WITH_TOOLS, ALWAYS_THINKS, NUMBERED, STRICT];
     let plain = plain.map(|template| chat(template, ChatOptions::default()));
-    plain.into_iter().chain([thoughtful(true), thoughtful(false), header_chat()]).collect()
+    plain
+        .into_iter()
+        .chain([thoughtful(true).unwrap(), thoughtful(false).unwrap(), header_chat().unwrap()])
+        .collect()
 }
 
 #[test]
@@ -69,7 +50,7 @@ fn continuations_end_the_turn_only_where_the_model_did_not() {
     // Bytes that are no text do not matter either.
     assert_eq!(text(&chat, &chat.continuation(&history, &[0xFF, 0xC3, IM_END], &new, &[]).unwrap()), next);
 
-    let chat = header_chat();
+    let chat = header_chat().unwrap();
     let reply = sampled(&chat, "  two ");
     let given = chat.continuation(&history, &reply, &new, &[]).unwrap();
     assert!(text(&chat, &given).starts_with("<|start_header_id|>user<|end_header_id|>\n\n2+2?"));
@@ -85,11 +66,11 @@ fn after(chat: &Chat, reply: &str, new: &[Message]) -> String {
 fn templates_that_treat_thoughts_in_their_own_ways_print_the_same_after_every_reply() {
     let (tool, user) = ([Message::tool("2")], [Message::user("2+2?")]);
     assert_eq!(
-        after(&thoughtful(false), "<tool_call>…", &tool),
+        after(&thoughtful(false).unwrap(), "<tool_call>…", &tool),
         "\n<|im_start|>user\n<tool_response>\n2\n</tool_response><|im_end|>\n\
          <|im_start|>assistant\n<think>\n\n</think>\n\n"
     );
-    let chat = thoughtful(true);
+    let chat = thoughtful(true).unwrap();
     for malformed in
         ["</think>two", "<think>two", "<think>hm</think></think> two", "<think>a<think>b</think>"]
     {
@@ -116,7 +97,7 @@ fn a_thought_that_the_prompt_begins_is_found_whatever_was_said_before() {
     assert_eq!(opened(&always, std::slice::from_ref(&question)), close);
     assert_eq!(opened(&always, &[question.clone(), reply.clone(), question.clone()]), close);
     assert_eq!(opened(&always, &[question.clone(), reply.clone(), Message::tool("<think>")]), None);
-    for chat in [thoughtful(true), thoughtful(false), tiny_chat().unwrap()] {
+    for chat in [thoughtful(true).unwrap(), thoughtful(false).unwrap(), tiny_chat().unwrap()] {
         assert_eq!(opened(&chat, &[question.clone(), reply.clone(), question.clone()]), None);
     }
     // The beginning of the reply is printed whether it is asked for or not.

@@ -1,4 +1,4 @@
-//! What can go wrong between text and tokens.
+//! Errors between text and tokens.
 
 /// Errors of tokenizers, chat templates and tool protocols.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -21,7 +21,7 @@ pub enum TextError {
          it; does the template belong to this model?"
     )]
     NoEndOfTurn {
-        /// What stands there.
+        /// Text that stands there.
         found: String,
     },
     /// A message holds something else than text.
@@ -29,7 +29,7 @@ pub enum TextError {
         "a {role} message has a part of type {kind:?}, which this model cannot take; it takes parts of type \"text\""
     )]
     Part {
-        /// Who speaks.
+        /// Role that speaks.
         role: &'static str,
         /// Type of the part.
         kind: String,

@@ -195,7 +195,8 @@ fn vocabulary(source: &GgufTokenizer) -> Result<Map<String, Value>, TextError> {
     Ok(vocab)
 }
 
-/// Tokens that are matched before the algorithm runs. They stay in the vocabulary of the model, which fixes their ids.
+/// Tokens that are matched before the algorithm runs. They stay in the vocabulary of the model, which fixes
+/// their ids.
 fn added_tokens(source: &GgufTokenizer) -> Result<Vec<Value>, TextError> {
     let mut kinds: HashMap<usize, bool> = HashMap::new();
     for (id, kind) in source.types.iter().enumerate() {
@@ -268,7 +269,8 @@ fn merges(
         .collect()
 }
 
-/// What puts the beginning-of-text token before every text, for programs that read the file later.
+/// Post-processor that puts the beginning-of-text token before every text, for programs that read the file
+/// later.
 fn post_processor(source: &GgufTokenizer) -> Result<Value, TextError> {
     let Some(bos) = source.bos.filter(|_| source.add_bos) else { return Ok(Value::Null) };
     let text = token_text(source, "bos", bos)?;

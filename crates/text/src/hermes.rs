@@ -1,8 +1,8 @@
 //! Tool calls in the Hermes format: JSON between `<tool_call>` and `</tool_call>` in the reply's text.
 //!
-//! Guarantees: [`parse`] accepts any text and loses none of it: every character is in the content, in a call or in the
-//! `raw` of a malformed call, up to white space around them. What [`render_call`] prints, [`parse`] reads back.
-//! Not here: thoughts, in which no call is looked for (`thought.rs`).
+//! Guarantees: [`parse`] accepts any text and loses none of it: every character is in the content, in a call
+//! or in the `raw` of a malformed call, up to white space around them. What [`render_call`] prints, [`parse`]
+//! reads back. Not here: thoughts, in which no call is looked for (`thought.rs`).
 
 use std::fmt;
 use std::ops::Range;
@@ -18,7 +18,7 @@ pub(crate) const CLOSE: &str = "</tool_call>";
 /// Tags around the result of a call, where the template has none of its own.
 pub(crate) const RESPONSE: [&str; 2] = ["<tool_response>", "</tool_response>"];
 
-/// What a reply says and which tools it calls.
+/// Content of a reply and the tools that it calls.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Parsed {
     /// The text outside of calls: each stretch trimmed, joined by line breaks.
@@ -32,9 +32,9 @@ pub struct Parsed {
 /// A call that cannot be understood.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Malformed {
-    /// What is wrong, in words that help the one who wrote it.
+    /// Fault, in words that help the one who wrote it.
     pub why: String,
-    /// What was written, with its tags.
+    /// Text as it was written, with its tags.
     pub raw: String,
 }
 
@@ -46,11 +46,12 @@ impl fmt::Display for Malformed {
 
 /// Reads what a reply says outside of thoughts.
 ///
-/// - A call is a JSON object with the string `name` and the object `arguments`. The arguments may be a string that holds
-///   the object as JSON, and may be missing if the call has only a name. Other keys are ignored.
+/// - A call is a JSON object with the string `name` and the object `arguments`. The arguments may be a string
+///   that holds the object as JSON, and may be missing if the call has only a name. Other keys are ignored.
 /// - White space around the JSON does not matter. Tags inside of JSON strings are text.
-/// - A call that is not JSON reaches to the next closing tag, or up to the next opening tag if that comes first, or to
-///   the end. A call without its closing tag is malformed even where its JSON is whole: the reply was cut.
+/// - A call that is not JSON reaches to the next closing tag, or up to the next opening tag if that comes
+///   first, or to the end. A call without its closing tag is malformed even where its JSON is whole: the
+///   reply was cut.
 /// - A closing tag on its own is content.
 pub(crate) fn parse(text: &str) -> Parsed {
     let mut stretches: Vec<&str> = Vec::new();
@@ -148,7 +149,7 @@ pub(crate) fn render_call(call: &ToolCall) -> String {
     format!("{OPEN}\n{{\"name\": {name}, \"arguments\": {arguments}}}\n{CLOSE}")
 }
 
-/// What an assistant writes: its content, then its calls, each on a line of its own.
+/// Text of an assistant's turn: its content, then its calls, each on a line of its own.
 pub(crate) fn render_turn(content: &str, calls: &[ToolCall]) -> String {
     let content = (!content.is_empty()).then(|| content.to_string());
     content.into_iter().chain(calls.iter().map(render_call)).collect::<Vec<_>>().join("\n")
@@ -161,8 +162,8 @@ pub enum ToolPrompt {
     /// The whole JSON schema of every tool.
     #[default]
     Full,
-    /// One line for each tool: its name, the names and types of its parameters, its description. Descriptions of
-    /// parameters are left out.
+    /// One line for each tool: its name, the names and types of its parameters, its description. Descriptions
+    /// of parameters are left out.
     Compact,
 }
 

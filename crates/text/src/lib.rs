@@ -1,7 +1,7 @@
 //! Tokenizers, chat templates and tool-call formats.
 //!
-//! A [`Tokenizer`] turns text into ids and back; a [`ChatTemplate`] prints messages as a model was trained to see them; a
-//! [`Chat`] joins the two with a tool protocol and speaks of conversations in tokens.
+//! A [`Tokenizer`] turns text into ids and back; a [`ChatTemplate`] prints messages as a model was trained to
+//! see them; a [`Chat`] joins the two with a tool protocol and speaks of conversations in tokens.
 //!
 //! ```
 //! use dressage_text::{Message, ToolSpec, testing};
@@ -29,9 +29,9 @@
 //! else written out between the model's tags, instructions of a developer as the system's where it knows no
 //! developer. All of that is found out when a chat is made.
 //!
-//! Guarantees: text from messages never becomes a special token; sampled tokens are never made again from their text; a
-//! reply of any shape parses. Not here: drawing tokens (`dressage-policy`), running tools (`dressage-agent`), reading
-//! model files (`dressage-model`).
+//! Guarantees: text from messages never becomes a special token; sampled tokens are never made again from
+//! their text; a reply of any shape parses. Not here: drawing tokens (`dressage-policy`), running tools
+//! (`dressage-agent`), reading model files (`dressage-model`).
 
 mod alphabet;
 mod bare;

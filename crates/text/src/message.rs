@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use crate::Content;
 
-/// Who speaks.
+/// Role of a speaker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
@@ -27,7 +27,7 @@ impl Role {
         matches!(self, Role::System | Role::Developer)
     }
 
-    /// Its name in templates.
+    /// Name in templates.
     pub fn as_str(self) -> &'static str {
         match self {
             Role::System => "system",
@@ -49,9 +49,9 @@ impl Role {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(from = "WireMessage")]
 pub struct Message {
-    /// Who speaks.
+    /// Role of the speaker.
     pub role: Role,
-    /// What is said. Absent and null read as empty.
+    /// Content of the message. Absent and null read as empty.
     pub content: Content,
     /// The thought before the content, of an assistant, without tags; never empty.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -138,8 +138,8 @@ impl Message {
 
 /// A call of a tool.
 ///
-/// Serialised in OpenAI's shape: `{"id", "type": "function", "function": {"name", "arguments"}}` with the arguments as a
-/// string of JSON. Read from the same, or with the arguments as an object.
+/// Serialised in OpenAI's shape: `{"id", "type": "function", "function": {"name", "arguments"}}` with the
+/// arguments as a string of JSON. Read from the same, or with the arguments as an object.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "WireCall", into = "WireCall")]
 pub struct ToolCall {
@@ -147,7 +147,7 @@ pub struct ToolCall {
     pub id: String,
     /// The tool.
     pub name: String,
-    /// Its arguments by name.
+    /// Arguments by name.
     pub arguments: Map<String, Value>,
 }
 
@@ -207,9 +207,9 @@ pub(crate) fn arguments_object(arguments: Value) -> Result<Map<String, Value>, S
 /// A tool as the model is told of it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ToolSpec {
-    /// What calls name.
+    /// Name that calls use.
     pub name: String,
-    /// What it does, in a sentence.
+    /// Purpose of the tool, in a sentence.
     #[serde(default)]
     pub description: String,
     /// A JSON schema of the arguments, of type `object`.

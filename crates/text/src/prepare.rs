@@ -1,4 +1,5 @@
-//! Messages and tools made ready for a template: calls as text, tools described where the template does not, guards set.
+//! Messages and tools made ready for a template: calls as text, tools described where the template does not,
+//! guards set.
 
 use std::borrow::Cow;
 
@@ -9,7 +10,7 @@ use crate::hermes::{self, ToolPrompt};
 use crate::thought::{Part, ThoughtTags, Thoughts};
 use crate::{ContentPart, Message, Role, TextError, Tokenizer, ToolSpec};
 
-/// What a template is given.
+/// Messages and tools in the form that a template is given.
 pub(crate) struct Prepared {
     pub messages: Vec<Value>,
     pub tools: Option<Vec<Value>>,
@@ -171,8 +172,9 @@ impl Preparation<'_> {
         format!("{open}\n{}\n{close}", self.quoted(content))
     }
 
-    /// Guards every string, keys included. Templates compare strings of a schema (`type == "array"`), so these are only
-    /// touched where they hold a whole special token; the quotes around them keep them from being part of a longer one.
+    /// Guards every string, keys included. Templates compare strings of a schema (`type == "array"`), so
+    /// these are only touched where they hold a whole special token; the quotes around them keep them from
+    /// being part of a longer one.
     fn guarded(&self, value: &Value) -> Value {
         match value {
             Value::String(text) => self.tokenizer.guard(text, self.guard, false).into(),

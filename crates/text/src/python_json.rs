@@ -1,8 +1,10 @@
-//! JSON as Python's `json.dumps` prints it, which is what chat templates and the models behind them have seen.
+//! JSON as Python's `json.dumps` prints it, which is what chat templates and the models behind them have
+//! seen.
 
 use serde_json::Value;
 
-/// How to print; the default is that of `apply_chat_template`: one line, ", " and ": ", no escapes beyond ASCII.
+/// How to print; the default is that of `apply_chat_template`: one line, ", " and ": ", no escapes beyond
+/// ASCII.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Style {
     /// Escapes everything beyond ASCII, except this character when it is also a `guard`.
@@ -116,8 +118,8 @@ impl Style {
     }
 }
 
-/// The shortest digits that read back as the same number, with an exponent where Python's `repr` has one: below 1e-4 and
-/// from 1e16 on.
+/// The shortest digits that read back as the same number, with an exponent where Python's `repr` has one:
+/// below 1e-4 and from 1e16 on.
 pub(crate) fn float(value: f64) -> String {
     let scientific = format!("{value:e}");
     let Some((digits, exponent)) = scientific.split_once('e') else { return scientific };

@@ -44,7 +44,7 @@ impl StreamDecoder {
         text
     }
 
-    /// What is left at the end: U+FFFD for a character that was never completed.
+    /// Rest at the end: U+FFFD for a character that was never completed.
     pub fn finish(self) -> String {
         String::from_utf8_lossy(&self.pending).into_owned()
     }

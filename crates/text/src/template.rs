@@ -6,7 +6,8 @@
 //! hangs or fills the memory: a rendering has at most 5 million steps, 10 s, 16 MiB for one text and 512 MiB
 //! for all that it makes.
 //!
-//! Not here: which messages and tools to print, and what the printed text means in tokens; see [`Chat`](crate::Chat).
+//! Not here: which messages and tools to print, and what the printed text means in tokens; see
+//! [`Chat`](crate::Chat).
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -38,7 +39,8 @@ pub struct ChatTemplate {
 pub struct Rendering<'a> {
     /// Messages as objects: `role`, `content` and what else the template reads.
     pub messages: &'a [serde_json::Value],
-    /// Tools in OpenAI's shape; `None` where there are none, as the library that templates are written for does it.
+    /// Tools in OpenAI's shape; `None` where there are none, as the library that templates are written for
+    /// does it.
     pub tools: Option<&'a [serde_json::Value]>,
     /// Whether the text should end where a reply begins.
     pub add_generation_prompt: bool,

@@ -59,6 +59,30 @@ pub const ALWAYS_THINKS: &str = r#"
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}
     {%- if messages[-1].role != 'tool' %}{{- '<think>\n' }}{% endif %}{% endif %}"#;
 
+/// Numbers turns, says how many there are, trims, tells the last one apart.
+pub const NUMBERED: &str = "{% for m in messages %}
+    {{- '<|im_start|>' + m.role }} {{ loop.index }} of {{ messages | length }}
+{{ m.content | trim }}
+    {%- if loop.last and m.role == 'assistant' %}{{ '<|endoftext|>' }}{% else %}{{ '<|im_end|>' }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant' }} {{ messages | length + 1 }}
+{% endif %}";
+
+/// Refuses what it does not like in a reply.
+pub const STRICT: &str = "{% for m in messages %}
+    {%- if m.role == 'assistant' and (not m.content or '<th' in m.content or '<tool' in m.content) %}
+        {{- raise_exception('a reply that is not liked') }}
+    {%- endif %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+/// Headers between special tokens, trimmed contents, a token for the beginning of the text, no tool role.
+pub const HEADERS: &str = r#"{{ bos_token }}
+{%- for message in messages %}
+    {%- if message.role not in ['system', 'user', 'assistant'] %}{{ raise_exception('unknown role ' + message.role) }}{% endif %}
+    {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\n\n' + message.content | trim + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"#;
+
 /// The metadata of the tiny tokenizer, as a GGUF file would carry it.
 pub fn tiny_gguf() -> GgufTokenizer {
     let bytes = (0..=255).map(|byte| alphabet::to_char(byte).to_string());
@@ -87,4 +111,34 @@ pub fn tiny_tokenizer() -> Result<Tokenizer, TextError> {
 /// Never in practice; what [`Chat::new`] says.
 pub fn tiny_chat() -> Result<Chat, TextError> {
     Chat::new(tiny_tokenizer()?, Some("chatml"), ChatOptions::default())
+}
+
+/// The tiny tokenizer with tokens for headers, and a template that has no tool role.
+///
+/// # Errors
+/// Never in practice; what [`Chat::new`] says.
+pub fn header_chat() -> Result<Chat, TextError> {
+    let mut source = tiny_gguf();
+    for special in ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"] {
+        source.tokens.push(special.into());
+        source.types.push(TokenType::Control);
+    }
+    let source = TokenizerSource::Gguf(GgufTokenizer { bos: Some(259), ..source });
+    Chat::new(Tokenizer::new(&source)?, Some(HEADERS), ChatOptions::default())
+}
+
+/// The tiny tokenizer with [`THOUGHTFUL`], thinking or not.
+///
+/// # Errors
+/// Never in practice; what [`Chat::new`] says.
+pub fn thoughtful(thinks: bool) -> Result<Chat, TextError> {
+    let variables = [("enable_thinking".to_owned(), thinks.into())].into_iter().collect();
+    Chat::new(tiny_tokenizer()?, Some(THOUGHTFUL), ChatOptions { variables, ..ChatOptions::default() })
+}
+
+/// A reply as it would be sampled, with the token that ends it.
+pub fn sampled(chat: &Chat, text: &str) -> Vec<u32> {
+    let mut ids = chat.tokenizer().encode(text);
+    ids.extend(chat.stop_ids().first());
+    ids
 }

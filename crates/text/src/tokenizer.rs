@@ -1,11 +1,13 @@
 //! Text to token ids and back.
 //!
-//! Guarantees: [`Tokenizer::encode`] never yields a special token, whatever the text, and adds nothing; special tokens
-//! come only from [`Tokenizer::encode_template`]. For a vocabulary that covers all bytes, decoding the ids of a text gives
-//! the text back (after the tokenizer's own normalisation, such as NFC for Qwen2).
+//! Guarantees: [`Tokenizer::encode`] never yields a special token, whatever the text, and adds nothing;
+//! special tokens come only from [`Tokenizer::encode_template`]. For a vocabulary that covers all bytes,
+//! decoding the ids of a text gives the text back (after the tokenizer's own normalisation, such as NFC for
+//! Qwen2).
 //!
-//! A *special* token is one that the tokenizer marks so: control tokens of a GGUF file, `"special": true` in a
-//! `tokenizer.json`. Tokens that are merely matched first (`<tool_call>` of Qwen2.5) are text like any other.
+//! A *special* token is one that the tokenizer marks so: control tokens of a GGUF file, `"special": true` in
+//! a `tokenizer.json`. Tokens that are merely matched first (`<tool_call>` of Qwen2.5) are text like any
+//! other.
 //!
 //! Only byte-level BPE: SentencePiece and WordPiece vocabularies are refused.
 
@@ -37,7 +39,7 @@ struct Special {
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
-    /// What each id stands for; `None` for special tokens and holes.
+    /// Bytes that each id stands for; `None` for special tokens and holes.
     bytes: Vec<Option<Vec<u8>>>,
     /// Special tokens by their first character, longest first.
     specials: HashMap<char, Vec<Special>>,
@@ -160,9 +162,9 @@ impl Tokenizer {
         self
     }
 
-    /// Sets the tokens that begin and end a text from the names that templates use and the ids of the configuration. They
-    /// need not agree: Qwen2.5 has a beginning of text in its configuration that its templates know nothing of. The names
-    /// decide what templates print; every end counts.
+    /// Sets the tokens that begin and end a text from the names that templates use and the ids of the
+    /// configuration. They need not agree: Qwen2.5 has a beginning of text in its configuration that its
+    /// templates know nothing of. The names decide what templates print; every end counts.
     pub(crate) fn with_named_ends(self, names: &SpecialTokens, bos: Option<u32>, eos: &[u32]) -> Self {
         let named = |name: &Option<String>| name.as_ref().and_then(|text| self.special(text));
         let bos = if *names == SpecialTokens::default() { bos } else { named(&names.bos) };
@@ -208,8 +210,8 @@ impl Tokenizer {
         self.inner.get_added_tokens_decoder().into_values().map(|token| token.content).collect()
     }
 
-    /// The text of a token: of special tokens their name, of others what they stand for, with U+FFFD for the bytes of
-    /// unfinished characters. Empty for ids out of range.
+    /// The text of a token: of special tokens their name, of others what they stand for, with U+FFFD for the
+    /// bytes of unfinished characters. Empty for ids out of range.
     pub fn token_text(&self, id: u32) -> String {
         match self.special_texts.get(&id) {
             Some(text) => text.clone(),
@@ -217,8 +219,8 @@ impl Tokenizer {
         }
     }
 
-    /// The ids of a text. Special tokens in it are encoded as the characters they are written with, and nothing is added
-    /// at either end.
+    /// The ids of a text. Special tokens in it are encoded as the characters they are written with, and
+    /// nothing is added at either end.
     pub fn encode(&self, text: &str) -> Vec<u32> {
         if text.is_empty() {
             return Vec::new();
@@ -236,8 +238,8 @@ impl Tokenizer {
         self.encode_guarded(text, None)
     }
 
-    /// Like [`encode_template`](Self::encode_template), but no special token starts at a `guard` character or spans one.
-    /// The guards themselves leave no trace: text around one is encoded as if it were not there.
+    /// Like [`encode_template`](Self::encode_template), but no special token starts at a `guard` character or
+    /// spans one. The guards themselves leave no trace: text around one is encoded as if it were not there.
     pub(crate) fn encode_guarded(&self, text: &str, guard: Option<char>) -> Vec<u32> {
         let mut ids = Vec::new();
         let mut plain = String::new();
@@ -284,8 +286,9 @@ impl Tokenizer {
         self.special_at(text, None).map(|special| (special.id, special.text.len()))
     }
 
-    /// Puts `guard` into a text from outside wherever a special token could otherwise begin: before every occurrence of
-    /// one, and, with `edges`, where the text could make one together with what a template prints before or after it.
+    /// Puts `guard` into a text from outside wherever a special token could otherwise begin: before every
+    /// occurrence of one, and, with `edges`, where the text could make one together with what a template
+    /// prints before or after it.
     pub(crate) fn guard(&self, text: &str, guard: char, edges: bool) -> String {
         let mut out = String::with_capacity(text.len());
         // The middle or the end of a special token whose beginning the template would have to print.
@@ -338,8 +341,8 @@ impl Tokenizer {
         special.or_else(|| self.token_bytes(id)).unwrap_or_default()
     }
 
-    /// A `tokenizer.json` that other programs load to get the same ids; `dressage_model::write_tokenizer_config` writes what
-    /// goes with it.
+    /// A `tokenizer.json` that other programs load to get the same ids;
+    /// `dressage_model::write_tokenizer_config` writes what goes with it.
     ///
     /// # Errors
     /// When it cannot be written as JSON.
@@ -384,7 +387,8 @@ fn check_supported(inner: &tokenizers::Tokenizer) -> Result<(), TextError> {
     Ok(())
 }
 
-/// Ids of added tokens follow from their order, and the library renumbers them in silence where the file disagrees.
+/// Ids of added tokens follow from their order, and the library renumbers them in silence where the file
+/// disagrees.
 fn check_ids(inner: &tokenizers::Tokenizer, bytes: &[u8]) -> Result<(), TextError> {
     let added = added_tokens(bytes)
         .map_err(|error| TextError::Tokenizer(format!("tokenizer.json does not parse: {error}")))?;

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::TreeError;
 
-/// One path's reason to train one token. All normalisers (per token, per sequence, per group) are already folded into
-/// `weight`, so the loss of a batch is the plain sum of weight × loss over its terms.
+/// One path's reason to train one token. All normalisers (per token, per sequence, per group) are already
+/// folded into `weight`, so the loss of a batch is the plain sum of weight × loss over its terms.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Term {
     /// The path that trains the token, by its place in the input of [`TreeBatch::merge`].
@@ -14,10 +14,10 @@ pub struct Term {
     pub weight: f32,
     /// Advantage of the token; unused by cross-entropy.
     pub advantage: f32,
-    /// What a critic's value of the state before the token should be.
+    /// Value that a critic should give the state before the token.
     #[serde(default)]
     pub returns: f32,
-    /// What it was when the batch was made, where a loss bounds its change.
+    /// Value that it gave when the batch was made, where a loss bounds its change.
     #[serde(default)]
     pub value: Option<f32>,
     /// Log-probability under the policy that sampled the token; `None` for demonstrations.
@@ -26,7 +26,8 @@ pub struct Term {
     pub proximal: Option<f32>,
     /// Log-probability under the frozen reference, where a loss has a KL term.
     pub reference: Option<f32>,
-    /// Log-ratio of the whole path between the policy being trained and the old one, where a loss works with that.
+    /// Log-ratio of the whole path between the policy being trained and the old one, where a loss works with
+    /// that.
     #[serde(default)]
     pub path_log_ratio: Option<f32>,
     /// Whether the token was singled out among those of its update, where a loss treats some in another way.
@@ -115,8 +116,8 @@ struct Building {
 }
 
 impl TreeBatch {
-    /// Merges paths wherever their token ids agree from the root on. Roots and children keep the order in which the
-    /// paths first need them, so the result depends on nothing but the input.
+    /// Merges paths wherever their token ids agree from the root on. Roots and children keep the order in
+    /// which the paths first need them, so the result depends on nothing but the input.
     ///
     /// # Errors
     /// When a path is empty or a target lies outside `1..len` of its path.
@@ -182,7 +183,8 @@ impl TreeBatch {
         Ok(batch)
     }
 
-    /// Checks that nodes, targets and terms fit together as [`TreeBatch::merge`] makes them: for batches that come from elsewhere.
+    /// Checks that nodes, targets and terms fit together as [`TreeBatch::merge`] makes them: for batches that
+    /// come from elsewhere.
     ///
     /// # Errors
     /// When they do not, with the first that does not.
@@ -313,7 +315,7 @@ mod tests {
         }
     }
 
-    /// What was merged is sound; with anything in it moved it is not, and no check of it panics.
+    /// Merged batches are sound; with anything in one moved it is not, and no check of it panics.
     #[test]
     fn what_does_not_fit_together_is_found() {
         type Change = Box<dyn Fn(&mut TreeBatch)>;

@@ -1,7 +1,8 @@
 //! Which attempt: a name that is derived, and the place in a run that it is derived from.
 //!
-//! Guarantees: an [`AttemptId`] is a function of run, placement and try, so that whoever makes an attempt again, on
-//! whatever machine, knows its name; it is never drawn at random. Two attempts of one run differ in it.
+//! Guarantees: an [`AttemptId`] is a function of run, placement and try, so that whoever makes an attempt
+//! again, on whatever machine, knows its name; it is never drawn at random. Two attempts of one run differ in
+//! it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -41,8 +42,8 @@ impl Purpose {
     }
 }
 
-/// A place for attempts in a run: what for, when, at which task of the step, which sample. Several tries may have
-/// been made at one place, of which the last counts.
+/// A place for attempts in a run: what for, when, at which task of the step, which sample. Several tries may
+/// have been made at one place, of which the last counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Placement {
@@ -59,7 +60,7 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Its short name, as in `train/1/3/0/2`.
+    /// Short name, as in `train/1/3/0/2`.
     pub fn name(&self) -> String {
         let Placement { purpose, phase, step, group, sample } = self;
         format!("{}/{phase}/{step}/{group}/{sample}", purpose.name())
@@ -125,7 +126,7 @@ impl AttemptId {
         AttemptId(id)
     }
 
-    /// Its bytes.
+    /// Bytes of the id.
     pub fn bytes(&self) -> &[u8; 16] {
         &self.0
     }

@@ -1,14 +1,15 @@
 //! Segments of tokens, the trajectories they form, and the batches a learner eats.
 //!
-//! The unit of record is a [`Segment`]: a run of token ids that were either *given* to the model (a prompt, a tool
-//! result, a template boundary), *sampled* by it (with the behaviour log-probability and the weight version of every
-//! token) or *demonstrated* to it (an assistant turn that somebody else wrote). Segments form a [`Trajectory`]: a chat
-//! turn appends, an edited history forks. A *path* runs from a root to one segment: it is what the model saw in one call.
+//! The unit of record is a [`Segment`]: a run of token ids that were either *given* to the model (a prompt, a
+//! tool result, a template boundary), *sampled* by it (with the behaviour log-probability and the weight
+//! version of every token) or *demonstrated* to it (an assistant turn that somebody else wrote). Segments
+//! form a [`Trajectory`]: a chat turn appends, an edited history forks. A *path* runs from a root to one
+//! segment: it is what the model saw in one call.
 //!
 //! Attempts have names ([`AttemptId`]) that are derived from where they stand in a run ([`Placement`]).
 //!
-//! A [`TreeBatch`] is what a learner eats. Paths are merged **on token ids alone**, so every shared token goes through
-//! the model once; each token that some path trains carries one [`Term`] per such path.
+//! A [`TreeBatch`] is what a learner eats. Paths are merged **on token ids alone**, so every shared token
+//! goes through the model once; each token that some path trains carries one [`Term`] per such path.
 //!
 //! ```
 //! use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};
@@ -25,8 +26,8 @@
 //! # Ok::<(), dressage_tree::TreeError>(())
 //! ```
 //!
-//! Guarantees: plain data, no I/O; a batch built twice from the same paths is the same batch; given tokens are never
-//! targets. Not here: rewards and advantages (`dressage-rl`), and anything that knows text.
+//! Guarantees: plain data, no I/O; a batch built twice from the same paths is the same batch; given tokens
+//! are never targets. Not here: rewards and advantages (`dressage-rl`), and anything that knows text.
 
 mod batch;
 mod component;
@@ -40,7 +41,7 @@ pub use identity::{AttemptId, DEFAULT, NotAnAttempt, Placement, Purpose, RunId};
 pub use outcome::{CallCounts, Drift, Finish, Outcome, Trouble};
 pub use segment::{Kind, Masked, Part, Segment, SegmentId, Trajectory, VersionRun};
 
-/// What can be wrong with a trajectory or a batch.
+/// Errors in a trajectory or a batch.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum TreeError {
     /// A segment names a parent that is not in the trajectory yet.
@@ -70,11 +71,11 @@ pub enum TreeError {
     Length {
         /// The segment being added.
         segment: u32,
-        /// Its number of tokens.
+        /// Number of its tokens.
         tokens: usize,
         /// The number of records.
         found: usize,
-        /// What was counted.
+        /// Things that were counted.
         what: &'static str,
     },
     /// A target that no token precedes, or that lies past the end of its path.

@@ -19,7 +19,8 @@ pub enum Kind {
     Given,
     /// Drawn from the model by a sampler, with a log-probability and a weight version for every token.
     Sampled,
-    /// Written for the model by somebody else, to be imitated: a target of cross-entropy, never of a policy loss.
+    /// Written for the model by somebody else, to be imitated: a target of cross-entropy, never of a policy
+    /// loss.
     Demonstrated,
 }
 
@@ -67,22 +68,23 @@ pub struct VersionRun {
 /// A run of tokens with one origin.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Segment {
-    /// Its place in the trajectory.
+    /// Place in the trajectory.
     pub id: SegmentId,
     /// The segment it continues; `None` at a root.
     pub parent: Option<SegmentId>,
-    /// After how many tokens of the parent it does so, where that is not the parent's end: a fork within a segment.
+    /// After how many tokens of the parent it does so, where that is not the parent's end: a fork within a
+    /// segment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<u32>,
     /// Where the tokens came from.
     pub kind: Kind,
     /// The token ids.
     pub tokens: Vec<u32>,
-    /// Behaviour log-probabilities, natural log, one per token: log-softmax(logits / temperature) over the full
-    /// vocabulary. Empty unless sampled.
+    /// Behaviour log-probabilities, natural log, one per token: log-softmax(logits / temperature) over the
+    /// full vocabulary. Empty unless sampled.
     pub logprobs: Vec<f32>,
-    /// The temperature the tokens were drawn at; 1 unless sampled. 0 marks greedy decoding, whose log-probabilities
-    /// are taken at temperature 1.
+    /// The temperature the tokens were drawn at; 1 unless sampled. 0 marks greedy decoding, whose
+    /// log-probabilities are taken at temperature 1.
     pub temperature: f32,
     /// Whether the draw was restricted (top-p, top-k, min-p) or changed (penalties, biases), so that
     /// `logprobs` is not the distribution the tokens came from. Such a segment is no target.
@@ -91,7 +93,8 @@ pub struct Segment {
     pub versions: Vec<VersionRun>,
     /// The name of the agent whose conversation it is part of.
     pub agent: String,
-    /// The name of the policy that was asked, whose weights the versions count and whose vocabulary the ids are of.
+    /// The name of the policy that was asked, whose weights the versions count and whose vocabulary the ids
+    /// are of.
     pub policy: String,
     /// The model call this segment belongs to, counted from 0 within the attempt.
     pub turn: u32,
@@ -145,8 +148,8 @@ impl Segment {
     /// Makes it segment `id` of a trajectory in which its parent, if it has one, has `of_parent` tokens.
     ///
     /// # Errors
-    /// When the parent does not come before it or has not so many tokens, or the per-token records do not match the
-    /// tokens and the kind.
+    /// When the parent does not come before it or has not so many tokens, or the per-token records do not
+    /// match the tokens and the kind.
     pub fn fit(&mut self, id: u32, of_parent: usize) -> Result<(), TreeError> {
         if let Some(SegmentId(parent)) = self.parent
             && parent >= id
@@ -181,7 +184,7 @@ impl Segment {
     }
 }
 
-/// What a path takes of a segment: its first tokens, all of them save where a branch leaves it before its end.
+/// Part of a segment on a path: its first tokens, all of them save where a branch leaves it before its end.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Part<'a> {
     /// The segment.
@@ -223,8 +226,8 @@ impl Trajectory {
     /// Appends a segment, setting its id. Segments that are there stay as they are, and keep their ids.
     ///
     /// # Errors
-    /// When the parent is not there yet or has not so many tokens, or the per-token records do not match the tokens and
-    /// the kind.
+    /// When the parent is not there yet or has not so many tokens, or the per-token records do not match the
+    /// tokens and the kind.
     pub fn push(&mut self, mut segment: Segment) -> Result<SegmentId, TreeError> {
         let id = self.segments.len() as u32;
         let parent = segment.parent.and_then(|parent| self.segments.get(parent.0 as usize));
@@ -233,51 +236,7 @@ impl Trajectory {
         Ok(SegmentId(id))
     }
 
-    /// Puts `tokens` in the place of the path to `leaf`: what the two begin with is shared, the rest is given as a new
-    /// branch of the leaf's agent and policy. Returns the segment that the new path ends with; `None` without tokens.
-    ///
-    /// # Errors
-    /// Errors are those of [`push`](Self::push).
-    pub fn branch(
-        &mut self,
-        leaf: SegmentId,
-        tokens: &[u32],
-        turn: u32,
-    ) -> Result<Option<SegmentId>, TreeError> {
-        // Where the new branch begins: below so many tokens of this segment, with this token.
-        let (mut below, mut at) = (None, 0);
-        for Part { segment, len } in self.path(leaf) {
-            let rest = &tokens[at..];
-            let own = &segment.tokens[..len];
-            let same = own.iter().zip(rest).take_while(|(a, b)| a == b).count();
-            if same == segment.tokens.len() && same == rest.len() {
-                return Ok(Some(segment.id));
-            }
-            // A path ends with a segment, so the last token of one that ends within another is given once more.
-            let shared = if same == rest.len() { same.saturating_sub(1) } else { same };
-            if shared > 0 {
-                below = Some((segment.id, shared as u32));
-                at += shared;
-            }
-            if shared < len {
-                break;
-            }
-        }
-        if at == tokens.len() {
-            return Ok(None);
-        }
-        let names = self.segments.get(leaf.0 as usize).map(|leaf| (leaf.agent.clone(), leaf.policy.clone()));
-        let (agent, policy) = names.unwrap_or_else(|| (DEFAULT.into(), DEFAULT.into()));
-        let given = Segment {
-            agent,
-            policy,
-            after: below.map(|(_, shared)| shared),
-            ..Segment::given(below.map(|(segment, _)| segment), tokens[at..].to_vec(), turn)
-        };
-        self.push(given).map(Some)
-    }
-
-    /// The same segments, all of one agent and one policy.
+    /// Sets agent and policy of all segments.
     #[must_use]
     pub fn by(mut self, agent: &str, policy: &str) -> Self {
         for segment in &mut self.segments {
@@ -286,7 +245,8 @@ impl Trajectory {
         self
     }
 
-    /// The way from a root down to the end of `leaf`, in that order. Empty when `leaf` is not in the trajectory.
+    /// The way from a root down to the end of `leaf`, in that order. Empty when `leaf` is not in the
+    /// trajectory.
     pub fn path(&self, leaf: SegmentId) -> Vec<Part<'_>> {
         let mut path = Vec::new();
         let mut next = Some((leaf, None));
@@ -311,8 +271,8 @@ impl Trajectory {
         (0..self.segments.len() as u32).filter(|&id| !continued[id as usize]).map(SegmentId).collect()
     }
 
-    /// The first leaf to whose path each segment belongs as a whole: every segment has one. Work grows with the number
-    /// of segments, however deep they lie.
+    /// The first leaf to whose path each segment belongs as a whole: every segment has one. Work grows with
+    /// the number of segments, however deep they lie.
     pub fn owners(&self) -> Vec<SegmentId> {
         let mut owners: Vec<Option<SegmentId>> = vec![None; self.segments.len()];
         for leaf in self.leaves() {
@@ -365,52 +325,6 @@ mod tests {
         assert_eq!(trajectory.leaves(), [first, second]);
         assert_eq!(trajectory.sampled_tokens(), 2);
         assert_eq!(trajectory.segments()[1].token_versions().collect::<Vec<_>>(), [3]);
-    }
-
-    #[test]
-    fn a_branch_shares_what_it_begins_with() {
-        let run = |version, len| VersionRun { version, len };
-        let conversation = || {
-            let mut trajectory = Trajectory::new();
-            let root = trajectory.push(Segment::given(None, vec![1, 2], 0)).unwrap();
-            let reply = Segment {
-                kind: Kind::Sampled,
-                logprobs: vec![-0.5, -1.5, -2.5],
-                versions: vec![run(3, 2), run(4, 1)],
-                ..Segment::given(Some(root), vec![7, 8, 9], 0)
-            };
-            let reply = trajectory.push(reply).unwrap();
-            let leaf = trajectory.push(Segment::given(Some(reply), vec![5], 1)).unwrap();
-            (trajectory, leaf)
-        };
-        for tokens in [&[1, 2, 7, 6][..], &[1, 2, 7, 8, 9], &[1, 2, 7, 8, 9, 5, 5], &[1, 3], &[4], &[1, 2, 7]]
-        {
-            let (mut trajectory, leaf) = conversation();
-            let before = trajectory.segments().to_vec();
-            let new = trajectory.branch(leaf, tokens, 1).unwrap().unwrap();
-            assert_eq!(trajectory.path_tokens(new), tokens);
-            // What was recorded is still there as it was.
-            assert_eq!(trajectory.segments()[..before.len()], before);
-            assert_eq!(trajectory.path_tokens(leaf), [1, 2, 7, 8, 9, 5]);
-            // The tokens of the longest common beginning are there once, save the last of a path that ends within
-            // another.
-            let shared = tokens.iter().zip([1, 2, 7, 8, 9, 5]).take_while(|(a, b)| **a == *b).count();
-            let again = usize::from(tokens == [1, 2, 7]);
-            let all: usize = trajectory.segments().iter().map(|s| s.tokens.len()).sum();
-            assert_eq!(all, 6 + tokens.len() - shared + again, "{tokens:?}");
-        }
-        let (mut trajectory, leaf) = conversation();
-        assert_eq!(trajectory.branch(leaf, &[], 1), Ok(None));
-        // A branch of a branch, which leaves the first one within what that shares.
-        let first = trajectory.branch(leaf, &[1, 2, 7, 6, 6], 1).unwrap().unwrap();
-        let second = trajectory.branch(first, &[1, 2, 7, 8], 2).unwrap().unwrap();
-        assert_eq!(trajectory.path_tokens(second), [1, 2, 7, 8]);
-        assert_eq!(trajectory.segments()[second.0 as usize].parent, Some(SegmentId(1)));
-        let third = trajectory.branch(second, &[1, 2, 7], 3).unwrap().unwrap();
-        assert_eq!(trajectory.path_tokens(third), [1, 2, 7]);
-        assert_eq!(trajectory.leaves(), [leaf, first, second, third]);
-        let places: Vec<Option<u32>> = trajectory.segments().iter().map(|s| s.after).collect();
-        assert_eq!(places, [None, None, None, Some(1), Some(1), None]);
     }
 
     #[test]

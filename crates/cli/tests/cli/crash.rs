@@ -15,13 +15,13 @@ use crate::support::{Place, stderr};
 
 const SIGKILL: i32 = 9;
 
-/// What two runs must have in common.
+/// Trace that two runs must have in common.
 #[derive(PartialEq)]
 struct Trace {
     weights: Vec<u8>,
     attempts: Vec<AttemptSummary>,
     plans: Vec<StepPlan>,
-    /// What the metrics file has of each line: evaluation or step, and what it is called.
+    /// Lines of the metrics file: evaluation or step, and what it is called.
     lines: Vec<String>,
 }
 

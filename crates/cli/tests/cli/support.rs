@@ -27,12 +27,12 @@ pub fn dressage() -> Command {
     command
 }
 
-/// What a program wrote to standard output.
+/// Standard output of a program.
 pub fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-/// What a program wrote to standard error.
+/// Standard error of a program.
 pub fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }

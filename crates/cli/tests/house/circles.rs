@@ -32,7 +32,7 @@ enum Target {
 pub(crate) struct Circle {
     /// The names of their modules, sorted; the root is `lib`.
     pub files: Vec<String>,
-    /// What leads from one to another: `a uses b (crate::b::Item)`.
+    /// Uses that lead from one to another: `a uses b (crate::b::Item)`.
     pub uses: Vec<String>,
 }
 

@@ -1,9 +1,9 @@
 use std::sync::Arc;
 
-use dressage_text::testing::{ALWAYS_THINKS, tiny_chat};
+use dressage_text::testing::{ALWAYS_THINKS, NUMBERED, STRICT, header_chat, thoughtful, tiny_chat};
 use dressage_text::{Chat, ChatOptions};
 
-use crate::testing::{NUMBERED, ROUNDS, STRICT, chat, header_chat, thoughtful};
+use crate::testing::{ROUNDS, chat};
 use crate::{Format, Options};
 
 fn abridges(chat: Chat) -> bool {
@@ -15,9 +15,9 @@ fn templates_that_look_back_are_told_from_those_that_do_not() {
     let plain = |template: &str| chat(template, ChatOptions::default());
     for (name, chat) in [
         ("chatml", tiny_chat().unwrap()),
-        ("headers", header_chat()),
-        ("thinks", thoughtful(true)),
-        ("does not think", thoughtful(false)),
+        ("headers", header_chat().unwrap()),
+        ("thinks", thoughtful(true).unwrap()),
+        ("does not think", thoughtful(false).unwrap()),
         ("always thinks", plain(ALWAYS_THINKS)),
         ("strict", plain(STRICT)),
     ] {

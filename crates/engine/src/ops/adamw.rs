@@ -7,7 +7,8 @@ use crate::buffer::Shared;
 use crate::parameters::{Parameters, Piece};
 use crate::simd::{dot, simd};
 
-/// Values per task. The norm is summed per block and then in the order of blocks, so threads do not change it.
+/// Values per task. The norm is summed per block and then in the order of blocks, so threads do not change
+/// it.
 const BLOCK: usize = 1 << 16;
 
 /// Square root of the sum of squares of `gradient`, f64 across blocks.
@@ -55,8 +56,8 @@ simd! {
     }
 }
 
-/// Step number `step` (from 1), with the gradient scaled by `gradient_scale`; `moments` are the first and the second. Weight decay applies
-/// to matrices only.
+/// Step number `step` (from 1), with the gradient scaled by `gradient_scale`; `moments` are the first and the
+/// second. Weight decay applies to matrices only.
 pub fn step(
     compute: &Compute,
     params: &OptimParams,

@@ -1,13 +1,16 @@
 //! Causal grouped-query attention over a path of segments, forward.
 //!
-//! Sampling and training use the same blocks of keys and values ([`super::kv`]) and the same code. For one query at position t:
+//! Sampling and training use the same blocks of keys and values ([`super::kv`]) and the same code. For one
+//! query at position t:
 //!
 //! 1. scores s_j = Σ_d (q_d · scale) k_jd, one chain over d for each j ≤ t;
 //! 2. m = max s, e_j = exp(s_j − m), Σ e in lanes j mod 16;
-//! 3. out_d = (Σ_j e_j v_jd) / Σ e, a chain over j for each [`STRETCH`] of the path, and these added up in order.
+//! 3. out_d = (Σ_j e_j v_jd) / Σ e, a chain over j for each [`STRETCH`] of the path, and these added up in
+//!    order.
 //!
-//! None of this depends on how the path was cut into prompts, chunks or nodes, or on what other queries are computed: not on those
-//! of other paths either, with which a query goes over what they share (`attention_tiles`).
+//! None of this depends on how the path was cut into prompts, chunks or nodes, or on what other queries are
+//! computed: not on those of other paths either, with which a query goes over what they share
+//! (`attention_tiles`).
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -25,8 +28,8 @@ use crate::product::tile::tile as multiply;
 use crate::product::{MAX_ROWS, Matrix, NR};
 use crate::simd::{LANES, exp, fold, max, simd};
 
-/// Rows up to which a tile is done with a block before the next one has come. Taller ones go over a prompt, or train: the tile before has been
-/// over most of their blocks.
+/// Rows up to which a tile is done with a block before the next one has come. Taller ones go over a prompt,
+/// or train: the tile before has been over most of their blocks.
 const FEW: usize = 16;
 
 /// Scratch of one tile.
@@ -37,13 +40,13 @@ struct Scratch {
     packed: Buffer,
     /// Scores, then weights, `[rows][positions]`.
     scores: Buffer,
-    /// What normalises each row.
+    /// Normaliser of each row.
     stats: [RowStats; MAX_ROWS],
     /// In bf16, weights packed as left operands, one for each part.
     weights: Buffer,
     /// Weighted sums of values, `[rows][padded]`.
     sums: Buffer,
-    /// Those of a stretch that ends in another part.
+    /// Sums of a stretch that ends in another part.
     open: Buffer,
     /// Where the blocks of values of a stretch start.
     starts: Vec<*const f32>,
@@ -53,13 +56,13 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::default());
 }
 
-/// What normalises one query's weights: (max, Σ e).
+/// Normaliser of one query's weights: (max, Σ e).
 pub type RowStats = [f32; 2];
 
 /// Writes keys and values of all rows into their blocks, then computes every row's attention over its path.
 ///
-/// `qkv` has rows of `shape.qkv()`, rotary embedding applied; `out` has rows of `shape.query()`. Where given, `stats`
-/// receives (max, Σ e) for every row and head, as the backward pass needs them.
+/// `qkv` has rows of `shape.qkv()`, rotary embedding applied; `out` has rows of `shape.query()`. Where given,
+/// `stats` receives (max, Σ e) for every row and head, as the backward pass needs them.
 pub fn forward(
     compute: &Compute,
     keys_values: &KeyValues<'_>,
@@ -98,7 +101,7 @@ pub fn forward(
     });
 }
 
-/// What a row of a tile is: a query, and which of the heads that share a key head.
+/// Row of a tile: a query, and which of the heads that share a key head.
 struct Place {
     /// Row in the batch.
     row: usize,
@@ -130,12 +133,12 @@ struct Part<'a> {
 }
 
 impl Part<'_> {
-    /// Its blocks, by their place on the path.
+    /// Blocks of the tile, by their place on the path.
     fn blocks(&self) -> Range<usize> {
         self.positions.start / BLOCK..self.positions.end.div_ceil(BLOCK)
     }
 
-    /// Its stretches, or what it has of them: where each starts and ends.
+    /// Stretches of the tile, or the parts of them that it has: where each starts and ends.
     fn stretches(&self) -> impl Iterator<Item = (usize, usize)> {
         let Range { start, end } = self.positions;
         let first = start / STRETCH * STRETCH;
@@ -179,7 +182,8 @@ fn attend(
     let scale = 1.0 / (dim as f32).sqrt();
     let rows: usize = tile.runs.iter().map(|run| run.rows).sum();
     let longest = parts(spans, tile, group).map(|part| part.positions.end).max().unwrap_or(0);
-    // An odd number of cache lines, so that one position of many rows does not fall into one set of the cache.
+    // An odd number of cache lines, so that one position of many rows does not fall into one set of the
+    // cache.
     let stride = longest.next_multiple_of(BLOCK) + LANES;
     let Scratch { queries, packed, scores, stats, weights, sums, open, starts } = scratch;
     let queries = queries.reserve(rows * dim);
@@ -196,7 +200,8 @@ fn attend(
         let (first, rows) = (part.rows.start, part.rows.len());
         let queries = Matrix::new(queries, first + rows, dim);
         let a = Left::of(kernel, queries, part.rows.clone(), 0..dim, packed);
-        // A whole matrix register is stored quicker than most of its rows. What is below is overwritten later, or not looked at.
+        // A whole matrix register is stored quicker than most of its rows. What is below is overwritten
+        // later, or not looked at.
         let high = kernel.left_rows(rows);
         let stored = if 4 * rows >= 3 * high { high } else { rows };
         for i in part.blocks() {
@@ -245,8 +250,9 @@ fn attend(
                 let block = kernel.words(BLOCK);
                 let b = Rows::at_hand(starts, block, depth, padded);
                 let to = out[first * padded + column..].as_mut_ptr();
-                // SAFETY: weights, the blocks' values and the sums have these extents. Positions past a row's own have
-                // weight 0 and were written (or lie in the cleared half of a word), so they add exactly nothing.
+                // SAFETY: weights, the blocks' values and the sums have these extents. Positions past a row's
+                // own have weight 0 and were written (or lie in the cleared half of a word), so they add
+                // exactly nothing.
                 unsafe { multiply(kernel, rows, a, b, to, padded, NR, chain) };
             }
             if !begins && ends {
@@ -259,8 +265,8 @@ fn attend(
     }
 }
 
-/// Makes weights of the scores of all rows of a tile, `stride` apart, and what normalises them: where the scores were, or, where that is returned,
-/// as left operands for AMX, one for each part.
+/// Makes weights of the scores of all rows of a tile, `stride` apart, and what normalises them: where the
+/// scores were, or, where that is returned, as left operands for AMX, one for each part.
 fn weigh_all(
     kernel: Kernel,
     spans: &[Span],
@@ -311,7 +317,8 @@ fn weigh_packed(
             let scores = &scores[r * stride + start..][..positions.next_multiple_of(BLOCK)];
             let seen = seen[r].saturating_sub(start);
             let to = to[at * STEP..].as_mut_ptr();
-            // SAFETY: the order is that of AMX, which is available; a left operand has a step for every block of positions.
+            // SAFETY: the order is that of AMX, which is available; a left operand has a step for every block
+            // of positions.
             unsafe { attention_amx::weigh(scores, seen, stats[r][0], &mut sums[r], to, step) };
         }
         before += words;
@@ -439,7 +446,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// Weights made as operands of AMX are those that would have been packed, to the bit, and are normalised alike.
+    /// Weights made as operands of AMX are those that would have been packed, to the bit, and are normalised
+    /// alike.
     #[test]
     #[cfg(target_arch = "x86_64")]
     fn weights_for_amx_are_those_that_would_be_packed() {

@@ -1,7 +1,7 @@
 //! Weights of attention, made in registers as the operands that AMX reads.
 //!
-//! Elsewhere weights are computed in f32 where the scores were and packed from there, if they need packing at all. Here the products are so
-//! fast that this would take longer than they do. The numbers are the same.
+//! Elsewhere weights are computed in f32 where the scores were and packed from there, if they need packing at
+//! all. Here the products are so fast that this would take longer than they do. The numbers are the same.
 
 use std::arch::x86_64::*;
 
@@ -45,8 +45,8 @@ unsafe fn put([low, high]: [__m512; 2], to: *mut f32) {
     unsafe { _mm512_storeu_si512(to.cast(), std::mem::transmute::<__m512bh, __m512i>(both)) }
 }
 
-/// One row's weights e = exp(s − max) over some positions, of which it sees the first `seen`: adds them to `sums`, in lanes by position, and
-/// writes them, 0 past `seen`, as 16 words every `step` words from `to` on.
+/// One row's weights e = exp(s − max) over some positions, of which it sees the first `seen`: adds them to
+/// `sums`, in lanes by position, and writes them, 0 past `seen`, as 16 words every `step` words from `to` on.
 ///
 /// # Safety
 /// AMX must be available; `scores` must hold whole steps of 32 positions, and `to` as many.
@@ -79,10 +79,12 @@ pub unsafe fn weigh(
     }
 }
 
-/// As [`Scores::make`]: weights and slopes as words in `scores.pairs`, and slopes as a left operand of `high` rows in `left`.
+/// Makes what [`Scores::make`] does: weights and slopes as words in `scores.pairs`, and slopes as a left
+/// operand of `high` rows in `left`.
 ///
 /// # Safety
-/// AMX must be available. All rows of `scores` must be there up to `end`, a multiple of 32, and `left` have as many steps, with an even `high`.
+/// AMX must be available. All rows of `scores` must be there up to `end`, a multiple of 32, and `left` have
+/// as many steps, with an even `high`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
 pub unsafe fn slopes(scores: &mut Scores<'_>, end: usize, left: *mut f32, high: usize) {
     let Scores { rows, stride, .. } = *scores;

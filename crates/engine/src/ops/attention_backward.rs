@@ -1,12 +1,12 @@
 //! Causal grouped-query attention, backward.
 //!
-//! With P the normalised weights, D = rowsum(dO ∘ O) and dS = P ∘ (dO Vᵀ − D): dQ = scale · dS K, dK = dSᵀ (scale · Q),
-//! dV = Pᵀ dO (Dao et al. 2022, appendix B). P is computed again from the saved (max, Σ e).
+//! With P the normalised weights, D = rowsum(dO ∘ O) and dS = P ∘ (dO Vᵀ − D): dQ = scale · dS K, dK = dSᵀ
+//! (scale · Q), dV = Pᵀ dO (Dao et al. 2022, appendix B). P is computed again from the saved (max, Σ e).
 //!
-//! Keys and values are read from their blocks, where the forward pass left them or [`KeyValues::store`] put them again. One task is
-//! a piece of a span and one key head with all query heads that share it; it goes over the path as far as the piece
-//! sees it and leaves its share of dK and dV in a buffer of its own. Shares are then added up per token in the order of spans
-//! and pieces, so threads do not change the sum.
+//! Keys and values are read from their blocks, where the forward pass left them or [`KeyValues::store`] put
+//! them again. One task is a piece of a span and one key head with all query heads that share it; it goes
+//! over the path as far as the piece sees it and leaves its share of dK and dV in a buffer of its own. Shares
+//! are then added up per token in the order of spans and pieces, so threads do not change the sum.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -23,19 +23,20 @@ use crate::product::tile::tile;
 use crate::product::{MAX_ROWS, Matrix, NR};
 use crate::simd::{LANES, dot, simd};
 
-/// Query rows whose weights exist at a time: enough to make up for reading dK and dV, few enough to stay in the cache.
+/// Query rows whose weights exist at a time: enough to make up for reading dK and dV, few enough to stay in
+/// the cache.
 pub const QUERIES: usize = 3 * MAX_ROWS;
-/// Pieces that spans are cut into, part of the definition of the sum: enough for the threads, few because each costs a share. A span alone
-/// makes up to the first number of them, several together about the second.
+/// Pieces that spans are cut into, part of the definition of the sum: enough for the threads, few because
+/// each costs a share. A span alone makes up to the first number of them, several together about the second.
 const PIECES: [usize; 2] = [8, 16];
 /// Values of shares that exist at a time (64 MiB), unless one piece needs more.
 const SHARES: usize = 16 << 20;
 
-/// The rows of a span's path, first to last, as (first row, number of rows). Positions before them lie in no row of the
-/// batch.
+/// The rows of a span's path, first to last, as (first row, number of rows). Positions before them lie in no
+/// row of the batch.
 pub type PathRows = Vec<(usize, usize)>;
 
-/// What the forward pass saved.
+/// Record that the forward pass saved.
 #[derive(Clone, Copy)]
 pub struct Saved<'a> {
     /// Queries, keys and values after the rotary embedding, rows of `shape.qkv()`; only queries are read.
@@ -46,8 +47,8 @@ pub struct Saved<'a> {
     pub stats: &'a [f32],
 }
 
-/// Distance between rows of `positions` positions: as far as the last panel of them goes, and an odd number of cache lines, so that one
-/// position of many rows does not fall into one set of the cache.
+/// Distance between rows of `positions` positions: as far as the last panel of them goes, and an odd number
+/// of cache lines, so that one position of many rows does not fall into one set of the cache.
 fn stride(positions: usize) -> usize {
     positions.next_multiple_of(BLOCK) + LANES
 }
@@ -116,8 +117,8 @@ thread_local! {
 /// Scratch of one task.
 #[derive(Default)]
 struct Task {
-    /// Values of the path, `[blocks][words of head_dim][BLOCK]`, and its keys, `[words of positions][padded]`: each the other
-    /// way round than it lies in its blocks.
+    /// Values of the path, `[blocks][words of head_dim][BLOCK]`, and its keys, `[words of
+    /// positions][padded]`: each the other way round than it lies in its blocks.
     values_t: Buffer,
     keys: Buffer,
     /// One block in f32.
@@ -126,7 +127,8 @@ struct Task {
     queries: Buffer,
     grads: Buffer,
     packed: Buffer,
-    /// Scores and dO Vᵀ, then P and dS, `[row][positions]`; in bf16 these as words, `[words of rows][positions]`.
+    /// Scores and dO Vᵀ, then P and dS, `[row][positions]`; in bf16 these as words, `[words of
+    /// rows][positions]`.
     weights: Buffer,
     slopes: Buffer,
     weight_words: Buffer,
@@ -137,9 +139,9 @@ struct Task {
     turned: Vec<Buffer>,
 }
 
-/// Fills `dqkv` (rows of `shape.qkv()`) with the gradient, given that of the output, `dout`. `paths[i]` are the rows on the
-/// path of `spans[i]`, its own included. What belongs to the positions before them, the same for all spans, is added to
-/// `above`: for each position its keys, then its values. `shares` is scratch.
+/// Fills `dqkv` (rows of `shape.qkv()`) with the gradient, given that of the output, `dout`. `paths[i]` are
+/// the rows on the path of `spans[i]`, its own included. What belongs to the positions before them, the same
+/// for all spans, is added to `above`: for each position its keys, then its values. `shares` is scratch.
 #[allow(clippy::too_many_arguments)]
 pub fn backward(
     compute: &Compute,
@@ -327,8 +329,8 @@ impl Task {
                     }
                 }
             }
-            // dKᵀ += Qᵀ dS and dVᵀ += dOᵀ P: positions are the columns of these products, queries their depth, from the first tile of
-            // queries that sees any of a panel's positions.
+            // dKᵀ += Qᵀ dS and dVᵀ += dOᵀ P: positions are the columns of these products, queries their
+            // depth, from the first tile of queries that sees any of a panel's positions.
             let seen = before + rows;
             let is_first = first == piece.queries.start && head == kv_head * shape.group();
             let (of_weights, of_slopes) = match kernel.precision {
@@ -465,7 +467,8 @@ mod tests {
         close(&dqkv, &differences(&wide(&qkv), objective), 1e-5);
     }
 
-    /// Long paths go through several blocks, tiles and pieces; a sum over everything is checked against a directional difference.
+    /// Long paths go through several blocks, tiles and pieces; a sum over everything is checked against a
+    /// directional difference.
     #[test]
     fn long_paths_match_a_directional_difference() {
         let nodes = [(None, 70), (Some(0), 211), (Some(0), 20)];

@@ -1,17 +1,20 @@
 //! Which queries go through attention together.
 //!
-//! A tile is a few rows, each a query and one of the heads that share a key head. Most hold neighbouring queries of one path. While
-//! attempts at one task are sampled, every path has but one query, and paths agree in most of their blocks: a tile then holds the queries of
-//! several paths, so that what they share is gone over once for all of them. None of this changes a bit (see `attention`).
+//! A tile is a few rows, each a query and one of the heads that share a key head. Most hold neighbouring
+//! queries of one path. While attempts at one task are sampled, every path has but one query, and paths agree
+//! in most of their blocks: a tile then holds the queries of several paths, so that what they share is gone
+//! over once for all of them. None of this changes a bit (see `attention`).
 
 use super::kv::{BLOCK, Span};
 
 /// Positions of a stretch: what the sums over values are cut into.
 pub const STRETCH: usize = 256;
-/// Rows of several paths that a tile holds at most: half of a large one, so that a group makes tasks for several threads.
+/// Rows of several paths that a tile holds at most: half of a large one, so that a group makes tasks for
+/// several threads.
 const TOGETHER: usize = 16;
 
-/// Paths share a tile that share one of so many blocks at least. Tiles of several paths are fewer tasks, which threads share out less evenly.
+/// Paths share a tile that share one of so many blocks at least. Tiles of several paths are fewer tasks,
+/// which threads share out less evenly.
 const WORTH: usize = 8;
 
 /// Queries of one span in a tile.
@@ -70,7 +73,8 @@ pub fn tiles(spans: &[Span], group: usize, most: usize) -> Vec<Tile> {
     tiles
 }
 
-/// Blocks that both paths begin with, before the queries of either; 0 where they are too few to be worth a common tile.
+/// Blocks that both paths begin with, before the queries of either; 0 where they are too few to be worth a
+/// common tile.
 fn common(a: &Span, b: &Span) -> usize {
     let seen = a.position.min(b.position) / BLOCK;
     let same = a.blocks.iter().zip(&b.blocks).take(seen).take_while(|(a, b)| a == b).count();
@@ -100,7 +104,8 @@ mod tests {
     }
 
     proptest! {
-        /// Every row is in one tile, no tile is too tall, and what a tile shares is in all of its paths, before all of its queries.
+        /// Every row is in one tile, no tile is too tall, and what a tile shares is in all of its paths,
+        /// before all of its queries.
         #[test]
         fn tiles_cover_all_rows_once(
             spans in prop::collection::vec((0usize..1500, 1usize..40, 0u32..4, 0usize..50), 1..20),

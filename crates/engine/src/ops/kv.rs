@@ -1,7 +1,8 @@
-//! Keys and values, in blocks of [`BLOCK`] positions aligned to absolute positions on the path; a path is a list of blocks.
+//! Keys and values, in blocks of [`BLOCK`] positions aligned to absolute positions on the path; a path is a
+//! list of blocks.
 //!
-//! Sampling keeps them for as long as somebody may go on from there, training for as long as a layer needs them; both in the
-//! layout of the products, so that attention reads them where they lie.
+//! Sampling keeps them for as long as somebody may go on from there, training for as long as a layer needs
+//! them; both in the layout of the products, so that attention reads them where they lie.
 
 use crate::Compute;
 use crate::buffer::{Buffer, Shared};
@@ -58,8 +59,8 @@ impl Shape {
         self.key_block(precision) + words(precision, BLOCK) * self.padded()
     }
 
-    /// Bytes that the keys and values of a path of `positions` take in a model of `layers` layers, with the block more in which such a path
-    /// parts from another.
+    /// Bytes that the keys and values of a path of `positions` take in a model of `layers` layers, with the
+    /// block more in which such a path parts from another.
     pub fn path_bytes(&self, layers: usize, precision: Precision, positions: usize) -> usize {
         let blocks = positions.div_ceil(BLOCK).saturating_add(1);
         blocks.saturating_mul(layers * self.block(precision) * size_of::<f32>())
@@ -141,14 +142,14 @@ pub struct KeyValues<'a> {
 }
 
 impl<'a> KeyValues<'a> {
-    /// These blocks, and after them those of `more`.
+    /// Appends the blocks of `more` to these.
     pub fn and(mut self, more: KeyValues<'a>) -> Self {
         self.blocks.extend(more.blocks);
         self
     }
 
-    /// Writes the keys and values of all rows (`qkv`: rows of `shape.qkv()`, rotary embedding applied) into the blocks of their
-    /// spans.
+    /// Writes the keys and values of all rows (`qkv`: rows of `shape.qkv()`, rotary embedding applied) into
+    /// the blocks of their spans.
     pub fn store(&self, compute: &Compute, spans: &[Span], qkv: &[f32]) {
         let pieces = if are_apart(spans) { spans.len().min(PIECES) } else { 1 };
         let heads = self.shape.kv_heads;
@@ -171,7 +172,8 @@ impl<'a> KeyValues<'a> {
         self.blocks[block as usize].pointer(head * shape.head_block(precision) + shape.key_block(precision))
     }
 
-    /// Has a key head's part of a block fetched to the second-level cache. Blocks lie anywhere, so the processor sees none of them coming.
+    /// Has a key head's part of a block fetched to the second-level cache. Blocks lie anywhere, so the
+    /// processor sees none of them coming.
     pub(super) fn fetch(&self, block: u32, head: usize) {
         #[cfg(target_arch = "x86_64")]
         for word in (0..self.shape.head_block(self.precision)).step_by(16) {
@@ -190,8 +192,8 @@ impl<'a> KeyValues<'a> {
         let shape = self.shape;
         let (width, dim, padded) = (shape.qkv(), shape.head_dim, shape.padded());
         if let (Some(from), Some(&to)) = (span.inherits, span.blocks.get(span.position / BLOCK)) {
-            // SAFETY: blocks of a layer are of one size; this thread alone touches this head of them, and a node's first block
-            // is never its parent's.
+            // SAFETY: blocks of a layer are of one size; this thread alone touches this head of them, and a
+            // node's first block is never its parent's.
             unsafe {
                 let size = shape.head_block(self.precision);
                 std::ptr::copy_nonoverlapping(self.keys(from, head), self.keys(to, head), size);
@@ -228,7 +230,8 @@ impl<'a> KeyValues<'a> {
     }
 }
 
-/// Whether no span writes to a block that another one writes to, or copies from: then their order is of no matter.
+/// Whether no span writes to a block that another one writes to, or copies from: then their order is of no
+/// matter.
 fn are_apart(spans: &[Span]) -> bool {
     if spans.iter().any(|span| span.inherits.is_some()) {
         return false;
@@ -239,8 +242,8 @@ fn are_apart(spans: &[Span]) -> bool {
     written.windows(2).all(|two| two[0] != two[1])
 }
 
-/// Where the keys and values of a forward pass lie: blocks that hold all layers of the model, and after them, in training,
-/// blocks that hold one at a time.
+/// Where the keys and values of a forward pass lie: blocks that hold all layers of the model, and after them,
+/// in training, blocks that hold one at a time.
 pub struct Places<'a> {
     /// All layers.
     pub stack: &'a mut Blocks,
@@ -249,7 +252,7 @@ pub struct Places<'a> {
 }
 
 impl Places<'_> {
-    /// What one layer of the model writes to and reads from.
+    /// Part that one layer of the model writes to and reads from.
     pub fn layer(&mut self, layer: usize) -> KeyValues<'_> {
         let stack = self.stack.layer(layer);
         match &mut self.passing {
@@ -266,12 +269,13 @@ pub struct Span {
     pub row: usize,
     /// Number of its rows.
     pub len: usize,
-    /// Position of the first on the path; all earlier positions are in `blocks` already, or in an earlier span of the batch.
+    /// Position of the first on the path; all earlier positions are in `blocks` already, or in an earlier
+    /// span of the batch.
     pub position: usize,
     /// The path's blocks, as far as the last row of the span needs them.
     pub blocks: Vec<u32>,
-    /// A block whose first positions must be copied into the span's first block before its own rows are written: the
-    /// parent's, where a node starts in the middle of a block.
+    /// A block whose first positions must be copied into the span's first block before its own rows are
+    /// written: the parent's, where a node starts in the middle of a block.
     pub inherits: Option<u32>,
 }
 

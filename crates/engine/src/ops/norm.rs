@@ -1,5 +1,5 @@
-//! RMS normalisation (Zhang & Sennrich 2019): y = w · x / sqrt(mean(x²) + ε), over the rows of a matrix or over the heads
-//! within a row.
+//! RMS normalisation (Zhang & Sennrich 2019): y = w · x / sqrt(mean(x²) + ε), over the rows of a matrix or
+//! over the heads within a row.
 
 use super::{for_columns, for_rows};
 use crate::Compute;
@@ -62,8 +62,8 @@ pub fn forward(compute: &Compute, rows: usize, x: &[f32], weight: &[f32], epsilo
     });
 }
 
-/// Adds the gradient with respect to `x` to `dx`, and that with respect to `weight`, summed in the order of rows, to
-/// `dweight`. `inverses` is scratch for one value per row.
+/// Adds the gradient with respect to `x` to `dx`, and that with respect to `weight`, summed in the order of
+/// rows, to `dweight`. `inverses` is scratch for one value per row.
 #[allow(clippy::too_many_arguments)]
 pub fn backward(
     compute: &Compute,
@@ -114,7 +114,8 @@ simd! {
     }
 }
 
-/// Where heads lie in the rows of a matrix: `heads` runs of `head_dim` values from `offset` on, rows `stride` apart.
+/// Where heads lie in the rows of a matrix: `heads` runs of `head_dim` values from `offset` on, rows `stride`
+/// apart.
 #[derive(Debug, Clone, Copy)]
 pub struct Heads {
     /// Distance between rows.
@@ -139,8 +140,8 @@ pub fn forward_heads(compute: &Compute, rows: usize, at: Heads, weight: &[f32], 
     });
 }
 
-/// Gradient of [`forward_heads`]: turns `d`, the gradient with respect to its output, into that with respect to its input
-/// `x`, and adds the weight's gradient to `dweight`, in the order of rows and heads.
+/// Gradient of [`forward_heads`]: turns `d`, the gradient with respect to its output, into that with respect
+/// to its input `x`, and adds the weight's gradient to `dweight`, in the order of rows and heads.
 #[allow(clippy::too_many_arguments)]
 pub fn backward_heads(
     compute: &Compute,
@@ -152,8 +153,8 @@ pub fn backward_heads(
     d: &mut [f32],
     dweight: &mut [f32],
 ) {
-    // The weight is one head wide: too little to share out, so its gradient is summed by the caller's thread first,
-    // while `d` still holds the gradient of the output.
+    // The weight is one head wide: too little to share out, so its gradient is summed by the caller's thread
+    // first, while `d` still holds the gradient of the output.
     for row in 0..rows {
         for head in 0..at.heads {
             let first = row * at.stride + at.offset + head * at.head_dim;

@@ -1,8 +1,9 @@
-//! Rotary position embedding (Su et al. 2021), the half-split kind: values i and i + d/2 of a head form a pair that is turned
-//! by position × frequency i.
+//! Rotary position embedding (Su et al. 2021), the half-split kind: values i and i + d/2 of a head form a
+//! pair that is turned by position × frequency i.
 //!
-//! Frequencies and angles are computed in f32 exactly as `transformers` does, because an angle of thousands of radians
-//! rounded differently is a different model; cosine and sine of that f32 angle are then exact to rounding.
+//! Frequencies and angles are computed in f32 exactly as `transformers` does, because an angle of thousands
+//! of radians rounded differently is a different model; cosine and sine of that f32 angle are then exact to
+//! rounding.
 
 use dressage_model::{Rope, RopeScaling};
 
@@ -39,7 +40,8 @@ impl RopeTable {
         table
     }
 
-    /// Turns the heads of every row of `x` by `positions[row]`; backwards where `inverse`, which is the gradient.
+    /// Turns the heads of every row of `x` by `positions[row]`; backwards where `inverse`, which is the
+    /// gradient.
     pub fn apply(&self, compute: &Compute, positions: &[u32], at: Heads, inverse: bool, x: &mut [f32]) {
         for_rows(compute, positions.len(), at.stride, x, |row, x| {
             let first = positions[row] as usize * self.half;
@@ -102,7 +104,7 @@ fn frequency(rope: &Rope, i: usize, head_dim: usize) -> f32 {
     }
 }
 
-/// What multiplies cosines and sines (1 but for YaRN).
+/// Factor of cosines and sines (1 but for YaRN).
 fn attention_scale(scaling: &RopeScaling) -> f32 {
     match *scaling {
         RopeScaling::Yarn { attention_factor: Some(scale), .. } => scale,

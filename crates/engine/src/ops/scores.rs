@@ -1,9 +1,9 @@
 //! Scores of a tile of attention's backward pass, and what its weights and slopes are made of.
 
-/// What makes one query's weights and slopes of its scores.
+/// Numbers that make one query's weights and slopes of its scores.
 #[derive(Debug, Clone, Copy)]
 pub struct Row {
-    /// Its largest score.
+    /// Largest score.
     pub max: f32,
     /// 1 / Σ exp(s − max).
     pub inverse: f32,
@@ -15,7 +15,7 @@ pub struct Row {
 
 /// The rows of a tile, `stride` values apart: scores in `p` and dO Vᵀ in `s`.
 pub struct Scores<'a> {
-    /// Its rows.
+    /// Rows of the tile.
     pub rows: &'a [Row],
     /// Positions that its last row sees.
     pub seen: usize,

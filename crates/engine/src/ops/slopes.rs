@@ -12,9 +12,9 @@ use crate::product::pack::pack_rows;
 use crate::simd::{LANES, exp, simd};
 
 impl Scores<'_> {
-    /// Makes weights P = exp(s − max) / Σ and slopes dS = P ∘ (dO Vᵀ − D), 0 from what a row does not see to the end of the block of positions that
-    /// the last row's last is in: rows of right operands, where the fields say. Slopes are returned as a left operand as well, in `left` if
-    /// they need packing.
+    /// Makes weights P = exp(s − max) / Σ and slopes dS = P ∘ (dO Vᵀ − D), 0 from what a row does not see to
+    /// the end of the block of positions that the last row's last is in: rows of right operands, where the
+    /// fields say. Slopes are returned as a left operand as well, in `left` if they need packing.
     pub fn make(mut self, kernel: Kernel, left: &mut Buffer) -> Left {
         let end = self.seen.next_multiple_of(BLOCK);
         #[cfg(target_arch = "x86_64")]
@@ -24,7 +24,8 @@ impl Scores<'_> {
             let needed = |rows: usize| (rows - 1) * self.stride + end;
             assert!(needed(rows) <= self.p.len().min(self.s.len()));
             assert!(self.pairs.iter().all(|words| needed(rows.div_ceil(2)) <= words.len()));
-            // SAFETY: all rows and words lie within the lengths asserted above; the order is that of AMX, which is available.
+            // SAFETY: all rows and words lie within the lengths asserted above; the order is that of AMX,
+            // which is available.
             unsafe { attention_amx::slopes(&mut self, end, to, kernel.left_rows(rows)) };
             return Left::packed(kernel, to, rows);
         }
@@ -76,7 +77,7 @@ mod tests {
     use crate::product::pack::pack_tile;
     use crate::simd::Isa;
 
-    /// What is made in registers for AMX is what would have been packed, to the bit.
+    /// Operands made in registers for AMX equal packed ones, to the bit.
     #[test]
     fn operands_of_amx_are_those_that_would_be_packed() {
         if !Isa::available().contains(&Isa::Amx) {

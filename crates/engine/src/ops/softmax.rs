@@ -1,5 +1,5 @@
-//! The distribution over the vocabulary that a row of logits stands for. Sampling and training share these functions, so
-//! a log-probability is the same number in both.
+//! The distribution over the vocabulary that a row of logits stands for. Sampling and training share these
+//! functions, so a log-probability is the same number in both.
 //!
 //! log p(t) = (z_t − max) − ln Σ exp(z − max), with z = logits / temperature.
 
@@ -8,7 +8,7 @@ use crate::simd::{Isa, LANES, dot, exp, fold, max, simd};
 /// Values between which the sum moves from f32 lanes to f64.
 const BLOCK: usize = 1024;
 
-/// What normalises a row.
+/// Normaliser of a row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Normaliser {
     /// Largest scaled logit.
@@ -98,8 +98,9 @@ simd! {
 }
 
 simd! {
-    /// Multiplies every exponential by `factor` + `entropy` · (z − `shift`), z the scaled logits that it was made from. With `shift` = ln Σ exp z −
-    /// H, `entropy` = c / Σ exp this adds the slope of −c H, H the entropy, with respect to the scaled logits: c p (ln p + H).
+    /// Multiplies every exponential by `factor` + `entropy` · (z − `shift`), z the scaled logits that it was
+    /// made from. With `shift` = ln Σ exp z − H, `entropy` = c / Σ exp this adds the slope of −c H, H the
+    /// entropy, with respect to the scaled logits: c p (ln p + H).
     pub fn add_entropy(exponentials: &mut [f32], scaled: &[f32], factor: f32, entropy: f32, shift: f32) {
         for (e, z) in exponentials.iter_mut().zip(scaled) {
             *e *= factor + entropy * (z - shift);
@@ -107,10 +108,11 @@ simd! {
     }
 }
 
-/// A row of scaled logits, ready to be drawn from. It is not written to: what is drawn needs its logit besides.
+/// A row of scaled logits, ready to be drawn from. It is not written to: what is drawn needs its logit
+/// besides.
 pub struct Distribution<'a> {
     z: &'a [f32],
-    /// What normalises it: the very numbers of [`exponentiate`].
+    /// Normaliser, the very numbers of [`exponentiate`].
     pub normaliser: Normaliser,
     /// Σ exp(z − max) of every block.
     blocks: Vec<f64>,
@@ -127,7 +129,8 @@ impl<'a> Distribution<'a> {
         Distribution { z, normaliser: Normaliser { max, sum, log_sum: libm::log(sum) as f32 }, blocks }
     }
 
-    /// The token at the point `u` in [0, 1) of the cumulative distribution. Tokens of probability 0 are never drawn.
+    /// The token at the point `u` in [0, 1) of the cumulative distribution. Tokens of probability 0 are never
+    /// drawn.
     pub fn draw(&self, isa: Isa, u: f64) -> usize {
         let Normaliser { max, sum, .. } = self.normaliser;
         let goal = u * sum;

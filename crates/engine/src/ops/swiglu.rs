@@ -40,7 +40,8 @@ pub fn forward(compute: &Compute, rows: usize, width: usize, gate_up: &[f32], h:
     });
 }
 
-/// Overwrites `gate_up` with its gradient and `dh` with `h` itself, which the gradient of the next projection needs.
+/// Overwrites `gate_up` with its gradient and `dh` with `h` itself, which the gradient of the next projection
+/// needs.
 pub fn backward(compute: &Compute, rows: usize, width: usize, gate_up: &mut [f32], dh: &mut [f32]) {
     let dh = Shared::new(dh);
     for_rows(compute, rows, 2 * width, gate_up, |row, gate_up| {

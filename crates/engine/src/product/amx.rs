@@ -1,12 +1,13 @@
-//! Tiles of a product in AMX: matrix registers of 16 rows by 16 words, and an instruction that multiplies two and adds to a third.
+//! Tiles of a product in AMX: matrix registers of 16 rows by 16 words, and an instruction that multiplies two
+//! and adds to a third.
 //!
-//! **Order of operations** ([`Order::Tiled`](crate::precision::Order)). k is cut into steps of [`STEP`] words, 32 bf16. Of every step
-//! the even and the odd values of k are one chain of fused multiply-adds each, from 0; the two are added, and their sum is added to
-//! that of the steps before (Intel's manual for TDPBF16PS; the test below holds the processor to it). Zeros past the end of k change
-//! nothing.
+//! **Order of operations** ([`Order::Tiled`](crate::precision::Order)). k is cut into steps of [`STEP`]
+//! words, 32 bf16. Of every step the even and the odd values of k are one chain of fused multiply-adds each,
+//! from 0; the two are added, and their sum is added to that of the steps before (Intel's manual for
+//! TDPBF16PS; the test below holds the processor to it). Zeros past the end of k change nothing.
 //!
-//! The right operand lies in the panels that all kernels read. The left one is packed in rows: `[words / 16][rows][16]`, rows
-//! filled up to 16 or 32 with whatever is there, because what comes of them is not used.
+//! The right operand lies in the panels that all kernels read. The left one is packed in rows: `[words /
+//! 16][rows][16]`, rows filled up to 16 or 32 with whatever is there, because what comes of them is not used.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -19,14 +20,15 @@ use crate::precision::words_of;
 
 /// Words of k for which a tile of A is held in the first-level cache of 48 KiB, which panels pass by: 36 KiB.
 const HELD_A: usize = 288;
-/// The same where panels come from memory and are fetched to that cache first: 18 KiB, beside as much of a panel.
+/// Words held where panels come from memory and are fetched to that cache first: 18 KiB, beside as much of a
+/// panel.
 const HELD_BESIDE: usize = 144;
 /// Panels from which on that is worth putting sums by.
 const LEAST_PANELS: usize = 4;
 
 const _: () = assert!(MAX_ROWS == 2 * HALF && NR == 2 * STEP, "a tile is two matrix registers high and wide");
 
-/// What LDTILECFG reads: for each register, bytes of a row and rows.
+/// Operand of LDTILECFG: for each register, bytes of a row and rows.
 #[repr(C, align(64))]
 struct Configuration {
     palette: u8,
@@ -36,7 +38,8 @@ struct Configuration {
     rows: [u8; 16],
 }
 
-/// Eight whole registers, once for each thread: it takes as long as a small tile, and nothing else in this program uses them.
+/// Eight whole registers, once for each thread: it takes as long as a small tile, and nothing else in this
+/// program uses them.
 #[inline(always)]
 fn configure() {
     thread_local! {
@@ -47,7 +50,8 @@ fn configure() {
         row_bytes[..8].fill(4 * STEP as u16);
         rows[..8].fill(HALF as u8);
         let whole = Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows };
-        // SAFETY: `available` was true, or this instruction set would not be named; the configuration is a valid one.
+        // SAFETY: `available` was true, or this instruction set would not be named; the configuration is a
+        // valid one.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const whole, options(nostack, readonly)) };
         DONE.set(true);
     }
@@ -69,7 +73,8 @@ enum Source {
     Memory,
     /// Blocks that were read before, which are found where they are.
     Blocks,
-    /// The second-level cache. So there is time to fetch rows of C, `c_stride` values apart: those that come after this tile, if it is done.
+    /// The second-level cache. So there is time to fetch rows of C, `c_stride` values apart: those that come
+    /// after this tile, if it is done.
     Fetched { c: Option<*mut f32>, c_stride: usize },
 }
 
@@ -91,7 +96,8 @@ thread_local! {
     };
 }
 
-/// As [`tile`](super::tile::tile), with `a` packed as [`pack_left`] does. All blocks of `b` but the last hold whole steps.
+/// Multiplies a tile like [`tile`](super::tile::tile), with `a` packed by [`pack_left`]. All blocks of `b`
+/// but the last hold whole steps.
 ///
 /// # Safety
 /// As there; AMX must be available.
@@ -132,15 +138,16 @@ pub unsafe fn tile(
     });
 }
 
-/// As [`Strip::multiply`] with its left operand at `a`, all words one block.
+/// Multiplies like [`Strip::multiply`] with its left operand at `a`, all words one block.
 ///
 /// # Safety
 /// As there; AMX must be available.
 #[target_feature(enable = "avx512f")]
 pub unsafe fn strip(strip: Strip, a: *const f32, c: *mut f32, c_stride: usize, add: bool) {
     configure();
-    // A part of k for all panels, then the next: so that of A stays in the first-level cache. That pays from a few panels on, and where several
-    // tiles go over them; the first of these finds them in memory, the others in the second-level cache.
+    // A part of k for all panels, then the next: so that of A stays in the first-level cache. That pays from
+    // a few panels on, and where several tiles go over them; the first of these finds them in memory, the
+    // others in the second-level cache.
     let fetched = strip.next.is_some();
     let parts = match strip.shared && strip.count() >= LEAST_PANELS {
         true => strip.words.div_ceil(if fetched { HELD_A } else { HELD_BESIDE }),
@@ -222,8 +229,8 @@ unsafe fn list(b: Rows<'_>, runs: &mut Vec<Run>, last: &mut Lines<STEP>) {
     }
 }
 
-/// `sums[i][j] = Σ_k A[i][k] B[k][j]` for all 16 or 32 rows and NR columns, rows `stride` values apart; with `resume` the chain goes on from what
-/// `sums` held. `ahead` is fetched to the second-level cache meanwhile.
+/// `sums[i][j] = Σ_k A[i][k] B[k][j]` for all 16 or 32 rows and NR columns, rows `stride` values apart; with
+/// `resume` the chain goes on from what `sums` held. `ahead` is fetched to the second-level cache meanwhile.
 ///
 /// # Safety
 /// `a` must cover as many steps as the runs have, `sums` all rows.
@@ -241,8 +248,8 @@ unsafe fn multiply(
         Source::Fetched { c: Some(c), c_stride } => (c, c_stride),
         _ => (sums, 0),
     };
-    /// Sums in registers 0 to 3, the left operand in 4 and 5, the right one in 6 and 7. Then how many bytes a step brings the left operand, and
-    /// what a step fetches.
+    /// Sums in registers 0 to 3, the left operand in 4 and 5, the right one in 6 and 7. Then how many bytes a
+    /// step brings the left operand, and what a step fetches.
     macro_rules! multiply {
         (
             [$($zero:expr),*] [$($load:expr),*] [$($step:expr),*] [$($store:expr),*] $advance:literal [$($fetch:expr),*]
@@ -348,7 +355,8 @@ unsafe fn multiply(
             )
         };
     }
-    /// The step of a panel after this one, to the second-level cache. Further ahead is worse: another page is more than the processor follows.
+    /// The step of a panel after this one, to the second-level cache. Further ahead is worse: another page is
+    /// more than the processor follows.
     macro_rules! coming {
         () => {
             concat!(
@@ -377,8 +385,8 @@ unsafe fn multiply(
             _ if rows <= HALF => low!([]),
             Source::Blocks => tall!("tileloadd"[afar!()]),
             Source::Memory => tall!("tileloadd"[coming!()]),
-            // Loads that leave the first-level cache to A. Two rows of C a step: they are seldom at hand, and a product waits for them even to
-            // overwrite them.
+            // Loads that leave the first-level cache to A. Two rows of C a step: they are seldom at hand, and
+            // a product waits for them even to overwrite them.
             Source::Fetched { .. } => tall!("tileloaddt1" [
                 "prefetcht1 [{c}]",
                 "prefetcht1 [{c} + 64]",
@@ -392,7 +400,8 @@ unsafe fn multiply(
     }
 }
 
-/// Writes or adds the sums that are wanted to C; with `past` past the caches, where whole lines of them are overwritten.
+/// Writes or adds the sums that are wanted to C; with `past` past the caches, where whole lines of them are
+/// overwritten.
 ///
 /// # Safety
 /// C must have these rows and columns.
@@ -435,8 +444,8 @@ pub fn settle() {
     unsafe { _mm_sfence() };
 }
 
-/// Packs rows `row .. row + rows` and columns `k0 .. k0 + depth` of `a` into `out`, `[steps][rows, filled up][16]`, with zeros past the
-/// last column. `k0` begins a step.
+/// Packs rows `row .. row + rows` and columns `k0 .. k0 + depth` of `a` into `out`, `[steps][rows, filled
+/// up][16]`, with zeros past the last column. `k0` begins a step.
 ///
 /// # Panics
 /// When `a` has not these rows and columns, or `out` is too short.
@@ -474,8 +483,8 @@ pub fn pack_left(a: Matrix<'_>, row: usize, rows: usize, k0: usize, depth: usize
     }
 }
 
-/// One register of a left operand whose columns are contiguous: value k of row i is `from[k * stride + i]`, for i below `rows`
-/// and k below `depth`.
+/// One register of a left operand whose columns are contiguous: value k of row i is `from[k * stride + i]`,
+/// for i below `rows` and k below `depth`.
 ///
 /// # Safety
 /// `from` must cover them, `to` a register.

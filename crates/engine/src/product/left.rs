@@ -38,8 +38,9 @@ impl Kernel {
         }
     }
 
-    /// Into how many words a word of a left operand is taken apart as it is packed, one for each link of the chain it stands for and the first
-    /// link first: two in bf16 where no instruction multiplies bf16, since a tile would do it again for every panel.
+    /// Into how many words a word of a left operand is taken apart as it is packed, one for each link of the
+    /// chain it stands for and the first link first: two in bf16 where no instruction multiplies bf16, since
+    /// a tile would do it again for every panel.
     pub const fn links(self) -> usize {
         match (self.precision, self.isa) {
             (Precision::F32, _) | (_, Isa::Amx | Isa::Avx512Bf16) => 1,
@@ -47,8 +48,9 @@ impl Kernel {
         }
     }
 
-    /// Whether a tile reads the rows of `a` where they lie: in f32 they need no rounding, and to read twelve of them side by side costs
-    /// less than to pack them. Processors with AMX are faster with one run than with twelve, which makes up for packing where rows are many.
+    /// Whether a tile reads the rows of `a` where they lie: in f32 they need no rounding, and to read twelve
+    /// of them side by side costs less than to pack them. Processors with AMX are faster with one run than
+    /// with twelve, which makes up for packing where rows are many.
     pub fn reads_rows(self, a: Matrix<'_>) -> bool {
         let packs = self.isa == Isa::Amx && a.rows >= MANY_ROWS;
         self.precision == Precision::F32 && a.has_rows() && !packs
@@ -58,8 +60,9 @@ impl Kernel {
 /// Where a tile finds its left operand. The extents are its user's to keep.
 #[derive(Debug, Clone, Copy)]
 pub enum Left {
-    /// Word after word: word k of row i at `start[k * stride + i]`. Where words are [taken apart](Kernel::links), the second link `stride / 2`
-    /// after the first. With AMX, as `amx::pack_left` leaves it.
+    /// Word after word: word k of row i at `start[k * stride + i]`. Where words are [taken
+    /// apart](Kernel::links), the second link `stride / 2` after the first. With AMX, as `amx::pack_left`
+    /// leaves it.
     Steps {
         /// The first word.
         start: *const f32,
@@ -81,12 +84,12 @@ impl Left {
         Left::Rows { start: data.as_ptr(), stride }
     }
 
-    /// What `pack_tile` left at `start` for `rows` rows.
+    /// Left operand that `pack_tile` left at `start` for `rows` rows.
     pub fn packed(kernel: Kernel, start: *const f32, rows: usize) -> Self {
         Left::Steps { start, stride: kernel.left_rows(rows) * kernel.links() }
     }
 
-    /// The same from word `word` on; with AMX `word` begins an instruction's.
+    /// Rest of it from word `word` on; with AMX `word` begins an instruction's.
     pub fn after(self, word: usize) -> Self {
         match self {
             Left::Steps { start, stride } => Left::Steps { start: start.wrapping_add(word * stride), stride },
@@ -94,7 +97,7 @@ impl Left {
         }
     }
 
-    /// The same from row `row` on.
+    /// Rest of it from row `row` on.
     pub fn below(self, row: usize) -> Self {
         match self {
             Left::Steps { start, stride } => Left::Steps { start: start.wrapping_add(row), stride },
@@ -102,8 +105,8 @@ impl Left {
         }
     }
 
-    /// Where share `i` of `shares` begins of the `words` words that the tile after this one has where these are; tiles are `rows` high, packed
-    /// ones `depth` words deep.
+    /// Where share `i` of `shares` begins of the `words` words that the tile after this one has where these
+    /// are; tiles are `rows` high, packed ones `depth` words deep.
     pub fn share_of_next(
         self,
         rows: usize,
@@ -119,7 +122,8 @@ impl Left {
     }
 }
 
-/// Goes over a left operand step by step, four rows to a pointer: so few registers hold where twelve rows are.
+/// Goes over a left operand step by step, four rows to a pointer: so few registers hold where twelve rows
+/// are.
 #[derive(Clone, Copy)]
 pub(super) struct Walk<const IN_ROWS: bool> {
     starts: [*const f32; VECTOR_ROWS / 4],

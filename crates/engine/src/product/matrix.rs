@@ -47,8 +47,8 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// How many pieces of `width` columns are best read together: several where rows are contiguous, and each piece would take but a part
-    /// of what the memory has open.
+    /// How many pieces of `width` columns are best read together: several where rows are contiguous, and each
+    /// piece would take but a part of what the memory has open.
     pub fn columns_together(&self, width: usize) -> usize {
         if self.col_stride == 1 && self.cols > width { (TOGETHER / width).max(1) } else { 1 }
     }
@@ -58,7 +58,8 @@ impl<'a> Matrix<'a> {
         self.col_stride == 1
     }
 
-    /// The values from the first of `rows` and `columns` on, and the distances between rows and between columns.
+    /// The values from the first of `rows` and `columns` on, and the distances between rows and between
+    /// columns.
     ///
     /// # Panics
     /// When the matrix ends before these do.

@@ -11,12 +11,12 @@ use crate::buffer::{Buffer, Shared};
 use crate::precision::{Kernel, Precision, halves, pair, rounded, with_later};
 use crate::simd::simd;
 
-/// Steps of k for which neighbouring tiles or panels are packed one after the other, where they lie next to each other in memory: a
-/// multiple of the steps that any left operand is padded to.
+/// Steps of k for which neighbouring tiles or panels are packed one after the other, where they lie next to
+/// each other in memory: a multiple of the steps that any left operand is padded to.
 pub const PACK_K: usize = 32;
 
-/// Packs columns `column ..` of rows `k0 .. k0 + depth` of `b` into `out`, `[words of depth][NR]`, with zeros past the last
-/// column. `k0` begins a word.
+/// Packs columns `column ..` of rows `k0 .. k0 + depth` of `b` into `out`, `[words of depth][NR]`, with zeros
+/// past the last column. `k0` begins a word.
 pub fn pack_panel(kernel: Kernel, b: Matrix<'_>, k0: usize, depth: usize, column: usize, out: &mut [f32]) {
     let columns = NR.min(b.cols - column);
     if columns < NR {
@@ -30,7 +30,8 @@ pub fn pack_panel(kernel: Kernel, b: Matrix<'_>, k0: usize, depth: usize, column
     }
 }
 
-/// Packs neighbouring panels of the rows `steps` of `b` side by side: panel i to place i of `to`, places of `[words of steps][NR]`.
+/// Packs neighbouring panels of the rows `steps` of `b` side by side: panel i to place i of `to`, places of
+/// `[words of steps][NR]`.
 ///
 /// # Safety
 /// Nobody else may use these places meanwhile.
@@ -54,8 +55,8 @@ pub unsafe fn pack_panels(
 }
 
 impl Left {
-    /// `rows`, at most a tile's, and the columns `steps` of `a`: where they lie if a tile can read them there, else packed into `scratch`.
-    /// `steps` begin a word.
+    /// `rows`, at most a tile's, and the columns `steps` of `a`: where they lie if a tile can read them
+    /// there, else packed into `scratch`. `steps` begin a word.
     ///
     /// # Panics
     /// When `a` has not these rows and columns.
@@ -83,8 +84,9 @@ impl Left {
     }
 }
 
-/// Packs rows `row .. row + rows` and columns `k0 .. k0 + depth` of `a` into `out`, `[words of depth][rows]`, with each word
-/// [taken apart](Kernel::links) or, with AMX, as [`amx::pack_left`] says; [`Kernel::left_words`] in all. `k0` begins a word.
+/// Packs rows `row .. row + rows` and columns `k0 .. k0 + depth` of `a` into `out`, `[words of depth][rows]`,
+/// with each word [taken apart](Kernel::links) or, with AMX, as [`amx::pack_left`] says;
+/// [`Kernel::left_words`] in all. `k0` begins a word.
 pub fn pack_tile(
     kernel: Kernel,
     a: Matrix<'_>,
@@ -114,7 +116,8 @@ pub fn pack_tile(
 }
 
 simd! {
-    /// Makes links of a chain of the steps of `rows` rows: rounds them, and puts the later step of a word first.
+    /// Makes links of a chain of the steps of `rows` rows: rounds them, and puts the later step of a word
+    /// first.
     fn into_links(rows: usize, steps: &mut [f32]) {
         let turn = |earlier: &mut [f32], later: &mut [f32]| {
             for (earlier, later) in earlier.iter_mut().zip(later) {
@@ -132,8 +135,8 @@ simd! {
     }
 }
 
-/// Words from a matrix whose rows run along k: `out[w * out_stride + i]` holds step k of `data[k * stride + i]`, for i below `width` and k
-/// below `depth`.
+/// Words from a matrix whose rows run along k: `out[w * out_stride + i]` holds step k of `data[k * stride +
+/// i]`, for i below `width` and k below `depth`.
 pub fn pack_rows(
     kernel: Kernel,
     data: &[f32],
@@ -154,8 +157,8 @@ pub fn pack_rows(
     }
 }
 
-/// Words from a matrix whose columns run along k: `out[w * out_stride + i]` holds step k of `data[i * stride + k]`, for i below `width` and
-/// k below `depth`.
+/// Words from a matrix whose columns run along k: `out[w * out_stride + i]` holds step k of `data[i *
+/// stride + k]`, for i below `width` and k below `depth`.
 pub fn pack_columns(
     kernel: Kernel,
     data: &[f32],
@@ -176,7 +179,8 @@ pub fn pack_columns(
     }
 }
 
-/// What [`pack_rows`] packed, in f32 again: rows of `stride` values, in `scratch` unless they lie so already.
+/// Unpacks to f32 what [`pack_rows`] packed: rows of `stride` values, in `scratch` unless they lie so
+/// already.
 pub fn unpack_rows<'a>(
     kernel: Kernel,
     words: &'a [f32],
@@ -204,8 +208,9 @@ simd! {
     }
 }
 
-/// Writes step `k` of a right operand that lies in words, `[words][stride]`. Steps are written one after the other: an earlier one
-/// clears the later half of its word, so that what is not written yet is zero and not what another operand left.
+/// Writes step `k` of a right operand that lies in words, `[words][stride]`. Steps are written one after the
+/// other: an earlier one clears the later half of its word, so that what is not written yet is zero and not
+/// what another operand left.
 pub fn put_step(kernel: Kernel, k: usize, from: &[f32], stride: usize, out: &mut [f32]) {
     let word = k / kernel.per_word();
     let to = &mut out[word * stride..][..from.len()];
@@ -334,7 +339,7 @@ fn pair_columns_with(
     }
 }
 
-/// The same with the instruction that rounds 32 values at a time.
+/// Packing with the instruction that rounds 32 values at a time.
 #[cfg(target_arch = "x86_64")]
 mod bf16 {
     use std::arch::x86_64::*;
@@ -342,7 +347,7 @@ mod bf16 {
     use super::{AHEAD, RUN, pair_columns_with};
     use crate::precision::words_of;
 
-    /// As [`pair_rows`](super::pair_rows).
+    /// Packs like [`pair_rows`](super::pair_rows).
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     pub fn pair_rows(
         data: &[f32],
@@ -357,7 +362,8 @@ mod bf16 {
         }
         assert!((depth - 1) * stride + width <= data.len());
         assert!((depth.div_ceil(2) - 1) * out_stride + width <= out.len());
-        // SAFETY: all rows lie within the lengths asserted above; masked-off lanes are not accessed, and a prefetch accesses nothing.
+        // SAFETY: all rows lie within the lengths asserted above; masked-off lanes are not accessed, and a
+        // prefetch accesses nothing.
         unsafe {
             for w in 0..depth.div_ceil(2) {
                 for column in (0..width).step_by(16) {
@@ -378,7 +384,7 @@ mod bf16 {
         }
     }
 
-    /// As [`pair_columns`](super::pair_columns).
+    /// Packs like [`pair_columns`](super::pair_columns).
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     pub fn pair_columns(
         data: &[f32],
@@ -432,8 +438,8 @@ fn run<const N: usize>(data: &[f32]) -> &[f32; N] {
     }
 }
 
-/// `out[w * out_stride + i] = row(i, w)` for i below `width` and whole runs of w below `depth`, in blocks of 4 runs; returns the first w that
-/// is left.
+/// `out[w * out_stride + i] = row(i, w)` for i below `width` and whole runs of w below `depth`, in blocks of
+/// 4 runs; returns the first w that is left.
 #[inline(always)]
 fn transpose_runs<R: std::borrow::Borrow<[f32; RUN]>>(
     width: usize,

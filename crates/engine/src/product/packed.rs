@@ -12,7 +12,7 @@ use crate::precision::{Kernel, Precision, words};
 /// How a K × N operand lies in panels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Shape {
-    /// What the words hold.
+    /// Precision of the words.
     precision: Precision,
     depth: usize,
     columns: usize,
@@ -112,7 +112,7 @@ impl Packed {
         Panels { data: Shared::new(&mut self.data), shape: self.shape }
     }
 
-    /// What its words hold.
+    /// Precision of the words.
     pub fn precision(&self) -> Precision {
         self.shape.precision
     }
@@ -187,7 +187,8 @@ mod tests {
     use crate::Isa;
     use crate::product::{Mode, Right, Scratch, product};
 
-    /// An operand in bf16 is half as long as one in f32: to take one for the other would be to read past its end.
+    /// An operand in bf16 is half as long as one in f32: to take one for the other would be to read past its
+    /// end.
     #[test]
     fn an_operand_of_another_precision_is_refused() {
         let both = [Precision::F32, Precision::Bf16];

@@ -14,8 +14,8 @@ pub(crate) const STEP: usize = 16;
 /// Values of a cache line.
 pub(super) const LINE: usize = 16;
 
-/// The right operand of a tile: `depth` rows of [`NR`] words, `stride` apart, in one piece or in blocks of `block` rows
-/// that lie anywhere.
+/// The right operand of a tile: `depth` rows of [`NR`] words, `stride` apart, in one piece or in blocks of
+/// `block` rows that lie anywhere.
 #[derive(Clone, Copy)]
 pub struct Rows<'a> {
     /// Where each block starts.
@@ -26,18 +26,19 @@ pub struct Rows<'a> {
     pub depth: usize,
     /// Distance between rows of a block.
     pub stride: usize,
-    /// What comes after this.
+    /// Memory that is read after this.
     pub ahead: Ahead,
 }
 
-/// What will be read later, to be fetched meanwhile by tiles that have time for it; any address will do.
+/// Memory that will be read later, to be fetched meanwhile by tiles that have time for it; any address will
+/// do.
 #[derive(Clone, Copy)]
 pub struct Ahead {
-    /// What comes next, to the first-level cache.
+    /// Next address, to the first-level cache.
     pub near: *const f32,
     /// Values of it for every step.
     pub pace: usize,
-    /// What comes long after, to the second-level cache.
+    /// Address of long after, to the second-level cache.
     pub far: *const f32,
 }
 
@@ -58,11 +59,12 @@ impl<'a> Rows<'a> {
 /// Where the chain of a tile begins and what becomes of its sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Chain {
-    /// It begins at 0, and C is overwritten.
+    /// The sum begins at 0, and C is overwritten.
     Set,
-    /// It begins at 0 and is added to what C held: C can be large, and every link would round at its size.
+    /// The sum begins at 0 and is added to what C held: C can be large, and every link would round at its
+    /// size.
     Add,
-    /// It goes on from where another tile left it in C.
+    /// The sum goes on from where another tile left it in C.
     Resume,
 }
 

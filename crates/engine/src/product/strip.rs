@@ -3,8 +3,8 @@
 use super::left::Left;
 use super::shape::{Ahead, LINE, NR};
 
-/// Shares of a group of panels that is fetched ahead, each but the first by one of the last tiles that go over the group before. Shares overlap, since what was
-/// fetched first is pushed out again by then.
+/// Shares of a group of panels that is fetched ahead, each but the first by one of the last tiles that go
+/// over the group before. Shares overlap, since what was fetched first is pushed out again by then.
 pub const SHARES: usize = 16;
 
 /// The operands of a strip.
@@ -24,9 +24,11 @@ pub struct Strip {
     pub columns: usize,
     /// Whether other tiles go over the same panels.
     pub shared: bool,
-    /// Whether C had better be written past the caches, as far as this kernel can; [`Strip::settle`] comes after.
+    /// Whether C had better be written past the caches, as far as this kernel can; [`Strip::settle`] comes
+    /// after.
     pub past: bool,
-    /// The tile after this one, where that is what will be read next and not another panel: rows of a tile and words of a packed row.
+    /// The tile after this one, where that is what will be read next and not another panel: rows of a tile
+    /// and words of a packed row.
     pub next: Option<(usize, usize)>,
     /// Which share of the panels after these is fetched to the second-level cache, if any.
     pub share: Option<usize>,
@@ -56,8 +58,8 @@ impl Strip {
         }
     }
 
-    /// What comes from afar after `words` words from `word` on of a panel: that of the next panel, or a share of the next tile; then a
-    /// share of the panels after these.
+    /// Memory to fetch after `words` words from `word` on of a panel: that of the next panel, or a share of
+    /// the next tile; then a share of the panels after these.
     pub fn ahead(&self, panel: usize, word: usize, words: usize) -> Ahead {
         let (near, pace) = match self.next {
             None => (self.panel(panel + 1, word), LINE),

@@ -1,4 +1,5 @@
-//! The innermost loop of a product: one tile of C, up to [`Kernel::tile_rows`] rows by [`NR`] columns, over a block of k.
+//! The innermost loop of a product: one tile of C, up to [`Kernel::tile_rows`] rows by [`NR`] columns, over a
+//! block of k.
 
 #[cfg(target_arch = "x86_64")]
 use super::amx;
@@ -10,12 +11,13 @@ use crate::precision::Order;
 use crate::precision::{HIGH, Kernel, Precision, halves};
 use crate::simd::Isa;
 
-/// Steps of a round of the innermost loop, which looks ahead once. (Four are no faster, one and eight are slower.)
+/// Steps of a round of the innermost loop, which looks ahead once. (Four are no faster, one and eight are
+/// slower.)
 const ROUND: usize = 2;
 
 impl Strip {
-    /// `C[i][j] = Σ_k A[i][k] B[k][j]`: the sums of blocks of `block` words of k, added up in their order, to what C held with `add`. Row i of C
-    /// starts `c_stride` values after the one before.
+    /// `C[i][j] = Σ_k A[i][k] B[k][j]`: the sums of blocks of `block` words of k, added up in their order, to
+    /// what C held with `add`. Row i of C starts `c_stride` values after the one before.
     ///
     /// # Safety
     /// As [`tile`].
@@ -51,11 +53,13 @@ impl Strip {
 /// `C[i][j] = Σ_k A[k][i] B[k][j]`, one chain in the order of k, for i below `rows` and j below `columns`.
 /// Operands are words. Row i of C starts `c_stride` values after the one before.
 ///
-/// A word of two bf16 is two links of the chain, the *later* step first: that is how AVX-512's instruction adds them up. Other instructions
-/// take the words of B apart as they go, and find those of A [apart](Kernel::links).
+/// A word of two bf16 is two links of the chain, the *later* step first: that is how AVX-512's instruction
+/// adds them up. Other instructions take the words of B apart as they go, and find those of A
+/// [apart](Kernel::links).
 ///
 /// # Safety
-/// All pointers must cover these extents; C must not be accessed by others meanwhile. The instruction set must be available.
+/// All pointers must cover these extents; C must not be accessed by others meanwhile. The instruction set
+/// must be available.
 #[allow(clippy::too_many_arguments)]
 pub unsafe fn tile(
     kernel: Kernel,
@@ -125,7 +129,8 @@ pub unsafe fn tile(
     }
 }
 
-/// A tile in AVX-512: links of the chain in a word, how to load 16 words of B for a link, to spread a word of A, and to multiply and add them.
+/// A tile in AVX-512: links of the chain in a word, how to load 16 words of B for a link, to spread a word of
+/// A, and to multiply and add them.
 #[cfg(target_arch = "x86_64")]
 macro_rules! avx512_tile {
     (
@@ -148,10 +153,12 @@ macro_rules! avx512_tile {
             let masks = [mask(columns), mask(columns.saturating_sub(16))];
             let mut sums = [[_mm512_setzero_ps(); 2]; R];
             let mut a = Walk::<IN_ROWS>::new(start, stride / $links);
-            // Neither the tile of C nor what comes next is where the processor expects it. Flatter tiles wait for memory as it is.
+            // Neither the tile of C nor what comes next is where the processor expects it. Flatter tiles wait
+            // for memory as it is.
             let fetches = R == VECTOR_ROWS;
             let Ahead { mut near, pace, mut far } = b.ahead;
-            // SAFETY: the caller vouches for the extents; masked-off lanes are not accessed, and a prefetch accesses nothing.
+            // SAFETY: the caller vouches for the extents; masked-off lanes are not accessed, and a prefetch
+            // accesses nothing.
             unsafe {
                 if fetches {
                     for i in 0..R {
@@ -349,8 +356,9 @@ fn mask_256(lanes: usize) -> std::arch::x86_64::__m256i {
 unsafe fn half_256(mut from: *const f32, link: usize) -> std::arch::x86_64::__m256 {
     use std::arch::x86_64::*;
     if link > 0 {
-        // Read again for this link: registers are too few to hold the words meanwhile, and the compiler would store sums instead.
-        // SAFETY: no instruction; it hides from the compiler that the address is the same.
+        // Read again for this link: registers are too few to hold the words meanwhile, and the compiler would
+        // store sums instead. SAFETY: no instruction; it hides from the compiler that the address is the
+        // same.
         unsafe {
             std::arch::asm!("/* {0} */", inout(reg) from, options(pure, readonly, nostack, preserves_flags))
         };
@@ -363,7 +371,8 @@ unsafe fn half_256(mut from: *const f32, link: usize) -> std::arch::x86_64::__m2
     })
 }
 
-/// The definition, in plain code; on processors with a fused multiply-add in their baseline the compiler vectorises it.
+/// The definition, in plain code; on processors with a fused multiply-add in their baseline the compiler
+/// vectorises it.
 macro_rules! portable_tile {
     ($name:ident, $links:literal, |$word:ident, $link:ident| $half:expr) => {
         #[allow(clippy::too_many_arguments)]

@@ -1,5 +1,5 @@
-//! Small random models for tests, here and in the crates above, and the insides of the engine that tests and examples look at.
-//! All of it behind the feature `testing`, and without any promise.
+//! Small random models for tests, here and in the crates above, and the insides of the engine that tests and
+//! examples look at. All of it behind the feature `testing`, and without any promise.
 
 pub mod parity;
 
@@ -54,7 +54,8 @@ pub fn family_configs() -> Vec<ModelConfig> {
     ]
 }
 
-/// Random weights: projections uniform with standard deviation 0.7 / √inputs, norms around 1, biases around 0.
+/// Random weights: projections uniform with standard deviation 0.7 / √inputs, norms around 1, biases
+/// around 0.
 pub fn random_weights(compute: &Compute, config: &ModelConfig, seed: u64) -> Weights {
     let mut weights = Weights::zeroed(config, compute.precision);
     for (stream, place) in weights.layout.tensors.places.iter().enumerate() {

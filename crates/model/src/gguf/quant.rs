@@ -1,8 +1,9 @@
 //! How GGUF stores numbers, and back to f32.
 //!
-//! Rows are cut into blocks. A block of the plain kinds (`Q4_0` … `Q8_0`) has 32 values with one f16 scale, and one f16
-//! offset in the `_1` kinds. A block of the K kinds has 256 values in sub-blocks, whose scales are quantised themselves.
-//! Within a block the order of values is not the order of bits: low halves of bytes come first, then high halves.
+//! Rows are cut into blocks. A block of the plain kinds (`Q4_0` … `Q8_0`) has 32 values with one f16 scale,
+//! and one f16 offset in the `_1` kinds. A block of the K kinds has 256 values in sub-blocks, whose scales
+//! are quantised themselves. Within a block the order of values is not the order of bits: low halves of bytes
+//! come first, then high halves.
 
 use half::{bf16, f16};
 
@@ -43,7 +44,7 @@ impl Encoding {
         })
     }
 
-    /// What to call an encoding that is not read.
+    /// Name for an encoding that is not read.
     pub(super) fn foreign_name(kind: u32) -> String {
         let name = match kind {
             9 => "Q8_1",
@@ -183,9 +184,9 @@ fn q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
     }
 }
 
-/// The six-bit scale and minimum of sub-block `j` (0..8), packed in twelve bytes: bytes 0..4 have the scales and 4..8 the minima
-/// of the first four in their lower six bits; the other four have their lower nibbles in bytes 8..12 and their upper two
-/// bits on top of the first eight bytes.
+/// The six-bit scale and minimum of sub-block `j` (0..8), packed in twelve bytes: bytes 0..4 have the scales
+/// and 4..8 the minima of the first four in their lower six bits; the other four have their lower nibbles in
+/// bytes 8..12 and their upper two bits on top of the first eight bytes.
 fn scale_and_minimum(packed: &[u8], j: usize) -> (f32, f32) {
     let (scale, minimum) = if j < 4 {
         (packed[j] & 63, packed[j + 4] & 63)
@@ -196,8 +197,8 @@ fn scale_and_minimum(packed: &[u8], j: usize) -> (f32, f32) {
     (f32::from(scale), f32::from(minimum))
 }
 
-/// Scale of scales, scale of minima; eight six-bit scales and minima; 128 bytes of nibbles. Each run of 32 bytes has one
-/// sub-block in its low nibbles and the next in its high ones.
+/// Scale of scales, scale of minima; eight six-bit scales and minima; 128 bytes of nibbles. Each run of 32
+/// bytes has one sub-block in its low nibbles and the next in its high ones.
 fn q4_k(block: &[u8; 144], out: &mut [f32; 256]) {
     k_nibbles(block, &block[4..16], &block[16..], |_, _| 0, out);
 }
@@ -226,9 +227,9 @@ fn k_nibbles(
     }
 }
 
-/// 128 bytes of nibbles, 64 bytes of upper bit pairs, sixteen signed scales, their scale; the values count from −32. Each half
-/// of 128 values is four runs of 32: the low nibbles of its 64 bytes, then the high nibbles, with the bit pairs of its 32
-/// bytes from the lowest up. A scale covers 16 values.
+/// 128 bytes of nibbles, 64 bytes of upper bit pairs, sixteen signed scales, their scale; the values count
+/// from −32. Each half of 128 values is four runs of 32: the low nibbles of its 64 bytes, then the high
+/// nibbles, with the bit pairs of its 32 bytes from the lowest up. A scale covers 16 values.
 fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
     let scale = half_at(block, 208);
     for (run, values) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
@@ -350,8 +351,9 @@ mod tests {
         }
     }
 
-    /// What the Python package `gguf` 0.19 makes of a block whose byte i is 73 i + 29 (mod 256), with the scale 0x2E66 and
-    /// the minimum 0x3266: the values at 0, 1, 15, 16, n/2 + 3, n − 2 and n − 1, and Σ (i + 1) · value.
+    /// Reads what the Python package `gguf` 0.19 does of a block whose byte i is 73 i + 29 (mod 256), with
+    /// the scale 0x2E66 and the minimum 0x3266: the values at 0, 1, 15, 16, n/2 + 3, n − 2 and n − 1, and Σ
+    /// (i + 1) · value.
     #[test]
     fn decoding_agrees_with_the_python_package() {
         #[rustfmt::skip]

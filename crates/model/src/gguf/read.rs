@@ -1,9 +1,9 @@
 //! The container: metadata and the directory of tensors of a GGUF file, versions 2 and 3, little-endian.
 //!
-//! The layout is: magic, version, number of tensors, number of metadata entries; the entries (key, type, value); the directory
-//! (name, dimensions with the fastest first, type, offset); padding to the alignment; the data. Every length is checked
-//! against what is left of the file before anything is allocated, so a damaged file cannot ask for more memory than it
-//! takes itself.
+//! The layout is: magic, version, number of tensors, number of metadata entries; the entries (key, type,
+//! value); the directory (name, dimensions with the fastest first, type, offset); padding to the alignment;
+//! the data. Every length is checked against what is left of the file before anything is allocated, so a
+//! damaged file cannot ask for more memory than it takes itself.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
@@ -180,7 +180,7 @@ fn place(
     Ok(tensors)
 }
 
-/// What is left of the file.
+/// Rest of the file.
 struct Input<'a> {
     path: &'a Path,
     bytes: &'a [u8],
@@ -261,7 +261,8 @@ impl<'a> Input<'a> {
             }
         };
         let count = self.count(count, smallest, &format!("elements in {key}"))?;
-        // The numbers of vocabularies take 4 bytes here and 8 in memory; lists of no use are skipped, not built.
+        // The numbers of vocabularies take 4 bytes here and 8 in memory; lists of no use are skipped, not
+        // built.
         match element {
             8 => (0..count).map(|_| self.text(key)).collect::<Result<_, _>>().map(Value::Texts),
             0..=5 | 11 => {

@@ -208,7 +208,8 @@ impl Gguf {
     }
 }
 
-/// The rows of each head as converters to the `llama` architecture write them: the halves of a head interleaved.
+/// The rows of each head as converters to the `llama` architecture write them: the halves of a head
+/// interleaved.
 fn interleave(values: &[f32], heads: usize, head_dim: usize) -> Vec<f32> {
     let columns = values.len() / (heads * head_dim);
     let mut out = Vec::new();

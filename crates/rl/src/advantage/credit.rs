@@ -51,8 +51,9 @@ pub fn less_rival(rollout: &Rollout) -> Result<Vec<PathAdvantages>, RlError> {
     Ok(rollout.paths.iter().map(path).collect())
 }
 
-/// Every token of a turn gets the return from that turn on, compared with those of the group's other rollouts from the same turn
-/// on, as many as have got there. Normalising rewards turn by turn instead would compare turns that answer to different pasts.
+/// Every token of a turn gets the return from that turn on, compared with those of the group's other rollouts
+/// from the same turn on, as many as have got there. Normalising rewards turn by turn instead would compare
+/// turns that answer to different pasts.
 ///
 /// A rollout that is the last to go on is compared with nobody from there. What came before a turn may stand
 /// in its baseline, so it keeps the advantage of the last turn that others got to. A rollout without any turn
@@ -74,7 +75,8 @@ pub fn by_turns(rollouts: &[Rollout], gamma: f64, scale_by_std: bool) -> Vec<Vec
         // For each member, its advantage where it was last compared.
         let mut latest = vec![0.0; members.len()];
         for turn in 0..longest.unwrap_or(0) {
-            // Counted from the beginning of the path, whichever of the rollout's paths its first turns belong to.
+            // Counted from the beginning of the path, whichever of the rollout's paths its first turns belong
+            // to.
             let at = |path: &Path, returns: &[f64]| {
                 turn.checked_sub(path.turns_before).and_then(|own| Some((own, *returns.get(own)?)))
             };

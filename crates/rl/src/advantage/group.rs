@@ -1,15 +1,15 @@
 //! Outcomes against those of the same group, and statistics of groups.
 //!
-//! A *group* is the rollouts of one task, or whatever else should be compared: one role of a game, one seat at its table. Its scores
-//! are compared with each other, so a task needs no learned value.
+//! A *group* is the rollouts of one task, or whatever else should be compared: one role of a game, one seat
+//! at its table. Its scores are compared with each other, so a task needs no learned value.
 
 use serde::{Deserialize, Serialize};
 
 use super::Rollout;
 use crate::RlError;
 
-/// Added to the standard deviation before dividing by it, as in the GRPO implementations in use, so that published
-/// hyper-parameters carry over. It is far below any spread that distinct scores in 0..=1 have.
+/// Added to the standard deviation before dividing by it, as in the GRPO implementations in use, so that
+/// published hyper-parameters carry over. It is far below any spread that distinct scores in 0..=1 have.
 pub const STD_EPSILON: f64 = 1e-6;
 
 /// How the scores of a group become advantages.
@@ -18,14 +18,15 @@ pub const STD_EPSILON: f64 = 1e-6;
 pub struct GroupBaseline {
     /// Baseline of a score.
     pub compare: Compare,
-    /// Whether to divide by the group's standard deviation: GRPO (Shao et al. 2024, section 4.1.2) divides, Dr.GRPO
-    /// (Liu et al. 2025) does not.
+    /// Whether to divide by the group's standard deviation: GRPO (Shao et al. 2024, section 4.1.2) divides,
+    /// Dr.GRPO (Liu et al. 2025) does not.
     pub scale_by_std: bool,
     /// Advantage of a rollout that is alone in its group.
     pub singleton: Singleton,
     /// Advantages are multiplied by this.
     pub scale: f64,
-    /// Where given, a score above it is never punished and one up to it never reinforced, whatever the group did.
+    /// Where given, a score above it is never punished and one up to it never reinforced, whatever the group
+    /// did.
     pub success: Option<f64>,
 }
 
@@ -50,8 +51,8 @@ pub enum Compare {
     Mean,
     /// The mean of the others: RLOO (Ahmadian et al. 2024), unbiased.
     Others,
-    /// The mean weighted by length, which has the least variance where a token's gradient has the same size everywhere: OPO
-    /// (Hao et al. 2025).
+    /// The mean weighted by length, which has the least variance where a token's gradient has the same size
+    /// everywhere: OPO (Hao et al. 2025).
     LengthWeightedMean,
     /// The mean, times B / (B − M): M of a step's B rollouts are in groups without an advantage, whose zeros
     /// would shrink the gradient of the others: GPG (Chu et al. 2025, accurate gradient estimation).
@@ -78,8 +79,8 @@ pub enum Singleton {
     /// 0: there is nothing to compare with.
     #[default]
     Zero,
-    /// Its score, as if mean 0 and deviation 1 were known. This is what verl does; it reinforces whatever a lone
-    /// rollout did, so it is here for comparisons only.
+    /// Score itself, as if mean 0 and deviation 1 were known. This is what verl does; it reinforces whatever
+    /// a lone rollout did, so it is here for comparisons only.
     Score,
 }
 
@@ -325,7 +326,8 @@ mod tests {
             }
         }
 
-        /// Advantages sum to zero, keep the order of the scores, and have unit deviation where they are scaled.
+        /// Advantages sum to zero, keep the order of the scores, and have unit deviation where they are
+        /// scaled.
         #[test]
         fn advantages_are_centred(scores in prop::collection::vec(-5.0f64..5.0, 2..12)) {
             prop_assume!(mean_and_deviation(&scores).1 > 1e-2);

@@ -1,11 +1,12 @@
 //! Advantages: how much better than expected each sampled token turned out.
 //!
-//! An estimator sees *action tokens* alone: what the model sampled. Prompts, tool results and template boundaries between them do
-//! not exist here, so they cost no discount and no reward can get lost on one: whoever describes a path attaches a reward that
-//! an observation earned to the action token before it.
+//! An estimator sees *action tokens* alone: what the model sampled. Prompts, tool results and template
+//! boundaries between them do not exist here, so they cost no discount and no reward can get lost on one:
+//! whoever describes a path attaches a reward that an observation earned to the action token before it.
 //!
-//! The unit of all statistics is the rollout: one attempt at one task. A rollout that was cut into several paths (an edited
-//! history, a sub-agent) is one sample for every estimator, and its outcome belongs to the end of each of its paths.
+//! The unit of all statistics is the rollout: one attempt at one task. A rollout that was cut into several
+//! paths (an edited history, a sub-agent) is one sample for every estimator, and its outcome belongs to the
+//! end of each of its paths.
 
 mod credit;
 mod group;
@@ -130,7 +131,8 @@ pub enum Estimator {
         /// Denominator of means.
         #[serde(default)]
         counting: Counting,
-        /// Forgets the rewards of later turns, as verl did until 2026: only the last turn learns from the outcome.
+        /// Forgets the rewards of later turns, as verl did until 2026: only the last turn learns from the
+        /// outcome.
         #[serde(default)]
         one_turn: bool,
     },

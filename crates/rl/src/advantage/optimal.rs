@@ -1,7 +1,8 @@
 //! The group's baseline of least variance for every token.
 //!
-//! B_t = Σᵢ Gᵢₜ Wᵢₜ / Σᵢ Wᵢₜ over the paths of the group's rollouts, with G the rewards from t on and W the squared norms of the scores of all tokens up
-//! to t, for which 1 − 2π + Σπ² stands: the squared norm of the gradient of log π in the logits. As in verl.
+//! B_t = Σᵢ Gᵢₜ Wᵢₜ / Σᵢ Wᵢₜ over the paths of the group's rollouts, with G the rewards from t on and W the
+//! squared norms of the scores of all tokens up to t, for which 1 − 2π + Σπ² stands: the squared norm of the
+//! gradient of log π in the logits. As in verl.
 
 use serde::{Deserialize, Serialize};
 

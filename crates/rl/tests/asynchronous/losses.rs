@@ -10,7 +10,8 @@ fn vectors() -> Vectors {
     Vectors::new(include_str!("../asynchronous.json"))
 }
 
-/// A loss of AgentRL's, summed over its two rows: the mean over rows of the sum, or of the mean over what is left of a row.
+/// A loss of AgentRL's, summed over its two rows: the mean over rows of the sum, or of the mean over what is
+/// left of a row.
 struct Agentrl {
     v: Vectors,
 }
@@ -102,7 +103,8 @@ fn sequence_ratios_push_the_right_way() {
     }
 }
 
-/// Decoupled PPO over one path of six tokens: ratios to the proximal policy, weights from it to the one that drew the tokens.
+/// Decoupled PPO over one path of six tokens: ratios to the proximal policy, weights from it to the one that
+/// drew the tokens.
 #[test]
 fn areal() {
     let v = vectors();

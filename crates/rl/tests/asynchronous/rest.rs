@@ -84,7 +84,8 @@ fn slime() {
     expect(weighted(Bound::Mask { low: 0.5, high: 2.0 }), "icepop_05_2");
     expect(losses(PolicyLoss::Cispo { low: 1.0, high: 0.28 }), "cispo");
 
-    // All fragments of a rollout share its denominator, and rollouts are summed: 0.15 + 0.2 of the first, 0.6 of the second.
+    // All fragments of a rollout share its denominator, and rollouts are summed: 0.15 + 0.2 of the first, 0.6
+    // of the second.
     let weights = Normaliser::RolloutMean.weights(&[4, 2].map(|tokens| RolloutTokens { group: 0, tokens }));
     let sum = weights[0] * (0.1 + 0.2 + 0.3 + 0.8) + weights[1] * (0.5 + 0.7);
     close(2.0 * sum, 0.95, "mean over rollouts");

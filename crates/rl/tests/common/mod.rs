@@ -10,7 +10,7 @@ impl Vectors {
         Vectors(serde_json::from_str(text).unwrap())
     }
 
-    /// What stands under a path of keys, joined by `/`.
+    /// Value under a path of keys, joined by `/`.
     pub fn at(&self, keys: &str) -> &Value {
         let found = keys.split('/').try_fold(&self.0, |value, key| value.get(key));
         found.unwrap_or_else(|| panic!("the vectors have nothing under {keys}"))

@@ -41,8 +41,8 @@ fn generalised_advantages() {
         .for_each(|(got, want)| close(*got, *want, "process reward"));
 }
 
-/// TRAP: verl loses a reward that stands on an observation. Whoever describes a path puts it on the action token before; without
-/// that the result is verl's.
+/// TRAP: verl loses a reward that stands on an observation. Whoever describes a path puts it on the action
+/// token before; without that the result is verl's.
 #[test]
 fn a_reward_on_an_observation() {
     let v = vectors();

@@ -130,7 +130,7 @@ impl Fixture {
         self.expect_sum(loss, points, normaliser, &format!("{keys}/grad_log_prob"), &format!("{keys}/loss"));
     }
 
-    /// The same, with the keys of both.
+    /// Expects a loss and its slopes, with the keys of both.
     #[track_caller]
     pub fn expect_sum(
         &self,

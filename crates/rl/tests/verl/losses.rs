@@ -31,7 +31,8 @@ fn aggregation() {
         v.number("anchor/agg_loss/seq-mean-token-sum-norm(scale=10)"),
         "sum over a constant",
     );
-    // Several workers: each has a part of the rollouts, denominators count all, and averaging gradients is undone.
+    // Several workers: each has a part of the rollouts, denominators count all, and averaging gradients is
+    // undone.
     let tokens = |n| RolloutTokens { group: 0, tokens: n };
     let all = [tokens(3), tokens(1), tokens(4)];
     let share = |normaliser: Normaliser, all: &[RolloutTokens]| {

@@ -1,4 +1,5 @@
-//! verl's formulas, from vectors that its own functions computed in f64: to 1e-9, its additions of 1e-8 included where it has them.
+//! verl's formulas, from vectors that its own functions computed in f64: to 1e-9, its additions of 1e-8
+//! included where it has them.
 
 #![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
 
