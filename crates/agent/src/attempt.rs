@@ -288,6 +288,7 @@ impl Run<'_> {
 
             if parsed.calls.is_empty() {
                 self.outcome.final_text.clone_from(&parsed.content);
+                self.outcome.thought.clone_from(&reply.thought);
                 return Ok(Finish::Answered);
             }
             let last = self.outcome.turns >= limits.turns;

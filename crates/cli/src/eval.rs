@@ -11,8 +11,8 @@ use dressage_policy::Sampler;
 use dressage_store::{EvalKey, Memory, Sqlite};
 use dressage_trainer::recipe::{Override, Recipe};
 use dressage_trainer::{
-    AgentParts, Agents, EvalResult, Rollouts, StopFlag, Tasks, Troubles, chat_options, check_tasks, evaluate,
-    tool_set, trained_on,
+    AgentParts, Agents, CustomScorers, EvalResult, Rollouts, Scorers, StopFlag, Tasks, Troubles,
+    chat_options, check_tasks, evaluate, tool_set, trained_on,
 };
 use dressage_tree::{DEFAULT, RunId};
 
@@ -156,11 +156,12 @@ async fn measure(recipe: &Recipe, trained_by: Option<Run>) -> anyhow::Result<Opt
     let sampler: Arc<dyn Sampler> = Arc::new(engine);
     // One model is measured, whoever asks it.
     let agents = Agents::over(recipe, &agents, &sampler, context)?;
-    check_tasks(recipe, &tasks, &agents).await?;
+    let scorers = Scorers::new(&recipe.reward, CustomScorers::new());
+    check_tasks(&recipe, &scorers, &tasks, &agents).await?;
     let rollouts = Rollouts {
         agents,
         samplers: Arc::new([(DEFAULT.to_owned(), sampler)].into()),
-        reward: recipe.reward.clone(),
+        scorers,
         seed: recipe.run.seed,
         concurrency: running,
         // Attempts are recorded as in training, but nobody will ask for them.

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use dressage_model::TokenizerSource;
 use dressage_store::{Attempt, AttemptSummary, Earned, Earner, PerToken, PlannedPath, Sqlite, Status, Store};
 use dressage_text::Tokenizer;
-use dressage_tree::{AttemptId, Drift, Kind, Placement, Purpose, Segment, SegmentId};
+use dressage_tree::{AttemptId, Component, Drift, Kind, Placement, Purpose, Segment, SegmentId};
 
 use crate::failure::unusable;
 use crate::model;
@@ -160,7 +160,8 @@ fn steps(summaries: &[AttemptSummary]) -> String {
             let n = values.len() as f64;
             if n > 0.0 { format!("{:.3}", values.iter().sum::<f64>() / n) } else { "–".into() }
         };
-        let failed = step.iter().filter(|s| s.status == Status::Failed).count();
+        let with = |status| step.iter().filter(|s| s.status == status).count();
+        let (failed, unscored) = (with(Status::Failed), with(Status::Unscored));
         let _ = writeln!(
             text,
             "{} phase {} step {:>4}: {:>4} attempts · score {} · reward {} · {:.1} tokens drawn{}",
@@ -171,7 +172,11 @@ fn steps(summaries: &[AttemptSummary]) -> String {
             mean(step.iter().filter_map(|s| s.score).collect()),
             mean(step.iter().filter_map(|s| s.reward).collect()),
             step.iter().map(|s| s.sampled_tokens as f64).sum::<f64>() / step.len() as f64,
-            if failed > 0 { format!(" · {failed} broken") } else { String::new() }
+            [(failed, "broken"), (unscored, "without a score")]
+                .iter()
+                .filter(|(count, _)| *count > 0)
+                .map(|(count, what)| format!(" · {count} {what}"))
+                .collect::<String>()
         );
     }
     text
@@ -183,10 +188,14 @@ fn attempts(summaries: &[AttemptSummary]) -> String {
     for summary in summaries {
         let AttemptSummary { placement, score, reward, status, sampled_tokens, tokens, .. } = summary;
         let number = |value: &Option<f64>| value.map_or("–".into(), |v| format!("{v:.3}"));
-        let broken = if *status == Status::Failed { " · broken" } else { "" };
+        let fate = match status {
+            Status::Failed => " · broken",
+            Status::Unscored => " · without a score",
+            _ => "",
+        };
         let _ = writeln!(
             text,
-            "{:24} score {:>6} · reward {:>6} · {sampled_tokens:>4} of {tokens:>5} tokens drawn{broken}",
+            "{:24} score {:>6} · reward {:>6} · {sampled_tokens:>4} of {tokens:>5} tokens drawn{fate}",
             placement.name(),
             number(score),
             number(reward)
@@ -241,12 +250,8 @@ fn shown(
     // What does not count can be seen by its id alone.
     let status = if attempt.status.counts() { String::new() } else { format!(", {}", attempt.status.name()) };
     let _ = writeln!(text, "id         {}{tries}{status}", attempt.id);
-    let _ = writeln!(text, "score      {}", number(attempt.score));
-    let parts = attempt.earned.iter().map(|Earned { by, reward }| match by {
-        Earner::Segment(SegmentId(segment)) => format!("{reward} by segment {segment}"),
-        Earner::Turn(turn) => format!("{reward} by turn {turn}"),
-        Earner::Agent(agent) => format!("{reward} by {agent}"),
-    });
+    let _ = writeln!(text, "score      {}{}", number(attempt.score), components(&attempt.outcome.components));
+    let parts = attempt.earned.iter().map(|Earned { by, reward }| format!("{reward} by {}", earner(by)));
     let parts = parts.collect::<Vec<_>>().join(", ");
     let parts = if parts.is_empty() { parts } else { format!(", of it {parts}") };
     let _ = writeln!(text, "reward     {}{parts}", number(attempt.reward));
@@ -287,6 +292,30 @@ fn shown(
     text
 }
 
+/// Fields of a task or an outcome that are left out, or have lines of their own.
+const SHOWN_APART: [&str; 3] = ["demonstration", "drift", "components"];
+
+/// What scorers gave, where it is more than the score: each with its weight, if it counts.
+fn components(components: &[Component]) -> String {
+    if matches!(components, [] | [Component { weight: Some(1.0), on: None, .. }]) {
+        return String::new();
+    }
+    let one = |Component { name, value, weight, on, .. }: &Component| {
+        let weight = weight.map_or(String::new(), |weight| format!(" × {weight}"));
+        let on = on.as_ref().map_or(String::new(), |on| format!(" for {}", earner(on)));
+        format!("{name} {value}{weight}{on}")
+    };
+    format!(", of {}", components.iter().map(one).collect::<Vec<_>>().join(", "))
+}
+
+fn earner(by: &Earner) -> String {
+    match by {
+        Earner::Segment(SegmentId(segment)) => format!("segment {segment}"),
+        Earner::Turn(turn) => format!("turn {turn}"),
+        Earner::Agent(agent) => agent.clone(),
+    }
+}
+
 /// The number that all tokens have, or the smallest and the largest.
 fn range(numbers: &PerToken) -> String {
     let low = numbers.distinct().fold(f32::INFINITY, f32::min);
@@ -298,9 +327,8 @@ fn range(numbers: &PerToken) -> String {
 /// First level of a JSON value, without its quotes.
 fn fields(value: &serde_json::Value) -> String {
     let Some(object) = value.as_object() else { return value.to_string() };
-    let shown = object
-        .iter()
-        .filter(|(name, value)| !value.is_null() && !["demonstration", "drift"].contains(&name.as_str()));
+    let shown =
+        object.iter().filter(|(name, value)| !value.is_null() && !SHOWN_APART.contains(&name.as_str()));
     shown.map(|(name, value)| format!("{name}: {value}")).collect::<Vec<_>>().join(" · ")
 }
 
@@ -394,6 +422,20 @@ mod tests {
         assert!(
             steps(&all).contains("step    2:    4 attempts · score 0.467 · reward 0.467 · 4.0 tokens drawn")
         );
+    }
+
+    #[test]
+    fn parts_of_a_score_are_shown_with_their_weights() {
+        let right = Component { weight: Some(0.75), ..Component::new("right", 1.0) };
+        let step =
+            Component { weight: Some(0.5), on: Some(Earner::Turn(0)), ..Component::new("judge.step", -0.5) };
+        let all = [right.clone(), step, Component::new("judge.length", 9.0)];
+        assert_eq!(components(&all), ", of right 1 × 0.75, judge.step -0.5 × 0.5 for turn 0, judge.length 9");
+        // One that is the score says nothing more.
+        assert_eq!(components(&[Component { weight: Some(1.0), ..right }]), "");
+        let waits = AttemptSummary { status: Status::Unscored, score: None, ..summary(0, None) };
+        assert!(attempts(std::slice::from_ref(&waits)).ends_with("tokens drawn · without a score\n"));
+        assert!(steps(&[waits]).ends_with("tokens drawn · 1 without a score\n"));
     }
 
     #[test]

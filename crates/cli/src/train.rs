@@ -5,7 +5,9 @@ use std::process::ExitCode;
 
 use dressage_policy::awake::Clock;
 use dressage_trainer::recipe::{Override, Recipe};
-use dressage_trainer::{Ended, Parts, Start, StopFlag, Summary, Trainer, TrainerError, milestones};
+use dressage_trainer::{
+    CustomScorers, Ended, Parts, Start, StopFlag, Summary, Trainer, TrainerError, milestones,
+};
 
 use crate::failure::INTERRUPTED;
 use crate::policies::{self, Started};
@@ -71,7 +73,7 @@ async fn train(args: Args, recipe: Recipe) -> anyhow::Result<ExitCode> {
     eprintln!("{} {}", dim("run   "), screen::path(&folder));
     let begun = run::begun_or_now(&folder)?;
     let Started { policies, agents, fingerprint, model_files } = policies::start(&recipe, begun).await?;
-    let parts = Parts { policies, agents, begun, model_files };
+    let parts = Parts { policies, agents, scorers: CustomScorers::new(), begun, model_files };
     let start = if args.resume { Start::Resume } else { Start::Fresh };
     let mut trainer = Trainer::new(recipe, parts, start).await?;
     numerics::compare(&folder, &fingerprint);

@@ -2,10 +2,12 @@
 //!
 //! Normalisation and exact match are SQuAD's (Rajpurkar et al. 2016, evaluation script), and what Search-R1, verl and Agent-R1 use.
 
+use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{RewardError, Score};
+use crate::scorer::{expected, of_answer};
+use crate::{Component, Evidence, Score, ScoreError, Scorer};
 
 /// Scores a short answer in words against one or several that are right.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -95,16 +97,27 @@ pub fn f1(found: &str, expected: &str) -> f64 {
     if common == 0.0 { 0.0 } else { 2.0 * common / (given + wanted) }
 }
 
+#[async_trait]
+impl Scorer for AnswerScorer {
+    fn check_task(&self, task: &Value) -> Result<(), ScoreError> {
+        self.grade("", expected(task)).map(drop)
+    }
+
+    async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
+        of_answer(evidence, self.grade(evidence.text(), evidence.expected()))
+    }
+}
+
 impl AnswerScorer {
-    pub(crate) fn check(&self) -> Result<(), RewardError> {
+    pub(crate) fn check(&self) -> Result<(), ScoreError> {
         if (0.0..=1.0).contains(&self.wrong) {
             Ok(())
         } else {
-            Err(RewardError::Range { name: "wrong", value: self.wrong })
+            Err(ScoreError::Range { name: "wrong", value: self.wrong })
         }
     }
 
-    pub(crate) fn score(&self, text: &str, expected: &Value) -> Result<Score, RewardError> {
+    pub(crate) fn grade(&self, text: &str, expected: &Value) -> Result<Score, ScoreError> {
         self.check()?;
         let expected = answers(expected)?;
         let Some(found) = self.place.find(text) else { return Ok(Score { value: 0.0, extracted: None }) };
@@ -141,7 +154,7 @@ impl Place {
 }
 
 /// One text or several, normalised.
-fn answers(expected: &Value) -> Result<Vec<String>, RewardError> {
+fn answers(expected: &Value) -> Result<Vec<String>, ScoreError> {
     let text = |value: &Value| match value {
         Value::String(text) => Some(normalise(text)),
         Value::Number(number) => Some(normalise(&number.to_string())),
@@ -153,7 +166,7 @@ fn answers(expected: &Value) -> Result<Vec<String>, RewardError> {
     };
     found
         .filter(|found| !found.is_empty())
-        .ok_or_else(|| RewardError::ExpectedText { expected: expected.to_string() })
+        .ok_or_else(|| ScoreError::ExpectedText { expected: expected.to_string() })
 }
 
 /// What Search-R1 gives for form besides the answer.
@@ -214,7 +227,7 @@ mod tests {
             (&many, 0.25, 0.25, 1.0),
         ] {
             let expected = json!(["Beijing", "Peking"]);
-            let of = |scorer: AnswerScorer| scorer.score(text, &expected).unwrap().value;
+            let of = |scorer: AnswerScorer| scorer.grade(text, &expected).unwrap().value;
             assert_eq!(of(AnswerScorer::default()), exact, "{text}");
             assert_eq!(of(AnswerScorer { wrong: 0.1, ..AnswerScorer::default() }), with_form, "{text}");
             // There the number of tags has no effect.
@@ -234,7 +247,7 @@ mod tests {
         assert_eq!(f1("york york", "york"), 2.0 / 3.0);
         assert_eq!((f1("", "x"), f1("x", "y")), (0.0, 0.0));
         let scorer = AnswerScorer { compare: Comparison::F1, place: Place::Text, ..AnswerScorer::default() };
-        assert_eq!(scorer.score("The New York City.", &"New York".into()).unwrap().value, 0.8);
+        assert_eq!(scorer.grade("The New York City.", &"New York".into()).unwrap().value, 0.8);
     }
 
     /// Search-R1's `qa_em_format` with 0.2, 0.1, 0.1, executed.
@@ -252,8 +265,8 @@ mod tests {
     #[test]
     fn bad_expectations_are_named() {
         for expected in [json!(null), json!([]), json!([["x"]])] {
-            let error = AnswerScorer::default().score("x", &expected).unwrap_err();
-            assert!(matches!(error, RewardError::ExpectedText { .. }), "{error}");
+            let error = AnswerScorer::default().grade("x", &expected).unwrap_err();
+            assert!(matches!(error, ScoreError::ExpectedText { .. }), "{error}");
         }
         let scorer = AnswerScorer { wrong: 2.0, ..AnswerScorer::default() };
         assert!(scorer.check().unwrap_err().to_string().contains("wrong = 2"));

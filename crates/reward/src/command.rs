@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use dressage_policy::awake::within;
 #[cfg(unix)]
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -15,7 +16,8 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
-use crate::{RewardError, Score};
+use crate::scorer::{expected, of_answer};
+use crate::{Component, Evidence, Score, ScoreError, Scorer};
 
 /// Starts a program for each answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -43,8 +45,23 @@ enum Printed {
     Whole(Score),
 }
 
+#[async_trait]
+impl Scorer for CommandScorer {
+    async fn check_ready(&self, task: &Value) -> Result<(), ScoreError> {
+        self.grade("", expected(task)).await.map(drop)
+    }
+
+    async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
+        if !evidence.is_answered() {
+            // There is nothing to ask about.
+            return Ok(vec![Component::score(0.0)]);
+        }
+        of_answer(evidence, self.grade(evidence.text(), evidence.expected()).await)
+    }
+}
+
 impl CommandScorer {
-    pub(crate) fn check(&self) -> Result<(), RewardError> {
+    pub(crate) fn check(&self) -> Result<(), ScoreError> {
         if self.command.first().is_none_or(String::is_empty) {
             return Err(self.broken("is not named: give a program and its arguments"));
         }
@@ -60,7 +77,7 @@ impl CommandScorer {
     ///
     /// # Errors
     /// When it cannot be started, fails, is late, or prints something else.
-    pub async fn score(&self, text: &str, expected: &Value) -> Result<Score, RewardError> {
+    pub async fn grade(&self, text: &str, expected: &Value) -> Result<Score, ScoreError> {
         self.check()?;
         let limit = Duration::from_secs_f64(self.seconds);
         match within(limit, self.ask(text, expected)).await {
@@ -69,7 +86,7 @@ impl CommandScorer {
         }
     }
 
-    async fn ask(&self, text: &str, expected: &Value) -> Result<Score, RewardError> {
+    async fn ask(&self, text: &str, expected: &Value) -> Result<Score, ScoreError> {
         let mut command = Command::new(&self.command[0]);
         command.args(&self.command[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         if !self.folder.as_os_str().is_empty() {
@@ -112,8 +129,8 @@ impl CommandScorer {
         Ok(score)
     }
 
-    fn broken(&self, what: impl Into<String>) -> RewardError {
-        RewardError::Command { command: self.command.join(" "), what: what.into() }
+    fn broken(&self, what: impl Into<String>) -> ScoreError {
+        ScoreError::Command { command: self.command.join(" "), what: what.into() }
     }
 }
 
@@ -143,13 +160,13 @@ mod tests {
     #[tokio::test]
     async fn a_program_scores() {
         let scorer = shell(r#"read line; case "$line" in *'"expected":"72"'*) echo 0.5;; *) echo 0;; esac"#);
-        let score = scorer.score("it is 72", &"72".into()).await.unwrap();
+        let score = scorer.grade("it is 72", &"72".into()).await.unwrap();
         assert_eq!(score, Score { value: 0.5, extracted: None });
-        assert_eq!(scorer.score("it is 72", &"73".into()).await.unwrap().value, 0.0);
-        let whole = shell(r#"echo '{"value": 1, "extracted": "72"}'"#).score("", &Value::Null).await.unwrap();
+        assert_eq!(scorer.grade("it is 72", &"73".into()).await.unwrap().value, 0.0);
+        let whole = shell(r#"echo '{"value": 1, "extracted": "72"}'"#).grade("", &Value::Null).await.unwrap();
         assert_eq!(whole, Score { value: 1.0, extracted: Some("72".into()) });
         // One that never reads what it is told, however long that is.
-        let deaf = shell("echo 1").score(&"x".repeat(1 << 20), &Value::Null).await.unwrap();
+        let deaf = shell("echo 1").grade(&"x".repeat(1 << 20), &Value::Null).await.unwrap();
         assert_eq!(deaf.value, 1.0);
     }
 
@@ -159,7 +176,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let script = "(sleep 0.4; touch late) & wait";
         let scorer = CommandScorer { seconds: 0.1, folder: folder.path().into(), ..shell(script) };
-        scorer.score("", &Value::Null).await.unwrap_err();
+        scorer.grade("", &Value::Null).await.unwrap_err();
         tokio::time::sleep(Duration::from_millis(600)).await;
         assert!(!folder.path().join("late").exists());
     }
@@ -175,7 +192,7 @@ mod tests {
             (CommandScorer { folder: "/no/such".into(), ..shell("") }, "cannot be started"),
             (CommandScorer { command: vec![], ..shell("") }, "is not named"),
         ] {
-            let error = scorer.score("", &Value::Null).await.unwrap_err().to_string();
+            let error = scorer.grade("", &Value::Null).await.unwrap_err().to_string();
             assert!(error.contains(want), "{error}\n  want: {want}");
         }
     }

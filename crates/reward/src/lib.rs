@@ -1,16 +1,20 @@
-//! Scorers: from an answer to a number.
+//! Scorers: from what an attempt left behind to what it is worth.
 //!
-//! A [`Scorer`] looks at the final assistant text of an attempt and at the answer that was expected, and gives a
-//! [`Score`]. Nothing that a model writes is an error; an expected answer that makes no sense is one. The scorers built in are pure
-//! functions: the same text always scores the same. A [`CommandScorer`] asks a program of the user's.
+//! A [`Scorer`] looks at the [`Evidence`] of an attempt (its task, how it ended, its final text, every token,
+//! what its tools handed over) and gives [`Component`]s; or it looks at the attempts of a group, each against
+//! the others. What components add up to is not said here. Nothing that a model writes is an error; an
+//! expected answer that makes no sense is one, and so is whoever should score and cannot, which never counts
+//! as a score of 0. The scorers built in look at the final answer alone. Those that compare it with what was
+//! expected are pure functions: the same text always scores the same. A
+//! [`CommandScorer`] asks a program of the user's.
 //!
 //! ```
 //! use dressage_reward::NumericScorer;
 //!
 //! let scorer = NumericScorer::default();
-//! let score = scorer.score("She sold 48 + 24 = 72 clips.", &"72".into())?;
+//! let score = scorer.grade("She sold 48 + 24 = 72 clips.", &"72".into())?;
 //! assert_eq!((score.value, score.extracted.as_deref()), (1.0, Some("72")));
-//! # Ok::<(), dressage_reward::RewardError>(())
+//! # Ok::<(), dressage_reward::ScoreError>(())
 //! ```
 //!
 //! Also here is [`Rational`], the exact arithmetic that comparing answers and computing them share.
@@ -21,19 +25,23 @@ mod command;
 mod numbers;
 mod numeric;
 mod rational;
+mod scorer;
+
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 pub use answer::{AnswerScorer, Comparison, FormScore, Place, f1, normalise};
 pub use command::CommandScorer;
+pub use dressage_tree::Component;
 pub use numeric::{Extract, NumericScorer, Tolerance};
 pub use rational::Rational;
+pub use scorer::{Evidence, Scorer};
 
-/// How answers are scored, as a recipe says it.
+/// A scorer as a recipe says it: its kind with its options.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Scorer {
+pub enum ScorerKind {
     /// The final number, right or wrong.
     Numeric(NumericScorer),
     /// A short answer in words.
@@ -42,9 +50,9 @@ pub enum Scorer {
     Command(CommandScorer),
 }
 
-impl Default for Scorer {
+impl Default for ScorerKind {
     fn default() -> Self {
-        Scorer::Numeric(NumericScorer::default())
+        ScorerKind::Numeric(NumericScorer::default())
     }
 }
 
@@ -57,9 +65,15 @@ pub struct Score {
     pub extracted: Option<String>,
 }
 
-/// What can be wrong with a scorer or an expected answer.
+/// Why something cannot be scored.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum RewardError {
+pub enum ScoreError {
+    /// Whoever scores cannot be asked now, or does not answer.
+    #[error("{0}")]
+    Unavailable(String),
+    /// What there is to score makes no sense to a scorer, or its score makes none.
+    #[error("{0}")]
+    Unusable(String),
     /// The expected answer is not a number.
     #[error(
         "the expected answer {expected} is not one number of at most 38 digits: give a JSON number, a text \
@@ -101,40 +115,41 @@ pub enum RewardError {
     },
 }
 
-impl Scorer {
+impl ScoreError {
+    /// Whether it may be gone when the scorer is asked again.
+    pub fn may_pass(&self) -> bool {
+        matches!(self, ScoreError::Unavailable(_) | ScoreError::Command { .. })
+    }
+}
+
+impl ScorerKind {
+    /// Its name in a recipe.
+    pub fn name(&self) -> &'static str {
+        match self {
+            ScorerKind::Numeric(_) => "numeric",
+            ScorerKind::Answer(_) => "answer",
+            ScorerKind::Command(_) => "command",
+        }
+    }
+
     /// Checks the scorer's own settings, so that a recipe fails before anything is sampled.
     ///
     /// # Errors
     /// Names the setting that is out of range.
-    pub fn check(&self) -> Result<(), RewardError> {
+    pub fn check(&self) -> Result<(), ScoreError> {
         match self {
-            Scorer::Numeric(scorer) => scorer.check(),
-            Scorer::Answer(scorer) => scorer.check(),
-            Scorer::Command(scorer) => scorer.check(),
+            ScorerKind::Numeric(scorer) => scorer.check(),
+            ScorerKind::Answer(scorer) => scorer.check(),
+            ScorerKind::Command(scorer) => scorer.check(),
         }
     }
 
-    /// Checks an expected answer.
-    ///
-    /// # Errors
-    /// When it makes no sense.
-    pub fn check_expected(&self, expected: &Value) -> Result<(), RewardError> {
+    /// The scorer itself.
+    pub fn scorer(&self) -> Arc<dyn Scorer> {
         match self {
-            Scorer::Numeric(scorer) => scorer.score("", expected).map(drop),
-            Scorer::Answer(scorer) => scorer.score("", expected).map(drop),
-            Scorer::Command(_) => Ok(()),
-        }
-    }
-
-    /// Scores the text of the final assistant message.
-    ///
-    /// # Errors
-    /// When the expected answer or the scorer's own settings make no sense, or a program breaks; never for what the model wrote.
-    pub async fn score(&self, text: &str, expected: &Value) -> Result<Score, RewardError> {
-        match self {
-            Scorer::Numeric(scorer) => scorer.score(text, expected),
-            Scorer::Answer(scorer) => scorer.score(text, expected),
-            Scorer::Command(scorer) => scorer.score(text, expected).await,
+            ScorerKind::Numeric(scorer) => Arc::new(*scorer),
+            ScorerKind::Answer(scorer) => Arc::new(*scorer),
+            ScorerKind::Command(scorer) => Arc::new(scorer.clone()),
         }
     }
 }

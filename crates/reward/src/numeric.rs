@@ -1,11 +1,13 @@
 //! Scoring a numeric answer against the expected number.
 
+use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::boxed::{last_box, only_number};
 use crate::numbers::{self, Found};
-use crate::{Rational, RewardError, Score};
+use crate::scorer::{expected, of_answer};
+use crate::{Component, Evidence, Rational, Score, ScoreError, Scorer};
 
 /// Where in the text the answer stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -54,14 +56,25 @@ pub struct NumericScorer {
     pub tolerance: Tolerance,
 }
 
+#[async_trait]
+impl Scorer for NumericScorer {
+    fn check_task(&self, task: &Value) -> Result<(), ScoreError> {
+        self.grade("", expected(task)).map(drop)
+    }
+
+    async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
+        of_answer(evidence, self.grade(evidence.text(), evidence.expected()))
+    }
+}
+
 impl NumericScorer {
-    /// Scores a final text against the expected answer: a JSON number, a text that holds one number
+    /// Grades a final text against the expected answer: a JSON number, a text that holds one number
     /// (`"1,234"`), or a list of these, each of which is right.
     ///
     /// # Errors
     /// When an expected answer is not one number that can be compared exactly, or a tolerance is negative or
     /// not finite. Nothing in `text` is an error: what cannot be read scores 0.
-    pub fn score(&self, text: &str, expected: &Value) -> Result<Score, RewardError> {
+    pub fn grade(&self, text: &str, expected: &Value) -> Result<Score, ScoreError> {
         self.check()?;
         let targets = expected_numbers(expected)?;
         let Some(found) = self.extract(text) else {
@@ -76,11 +89,11 @@ impl NumericScorer {
     ///
     /// # Errors
     /// Names the one that is negative or not finite.
-    pub fn check(&self) -> Result<(), RewardError> {
+    pub fn check(&self) -> Result<(), ScoreError> {
         if let Tolerance::Within { absolute, relative } = self.tolerance {
             for (name, value) in [("absolute", absolute), ("relative", relative)] {
                 if !(value.is_finite() && value >= 0.0) {
-                    return Err(RewardError::Tolerance { name, value });
+                    return Err(ScoreError::Tolerance { name, value });
                 }
             }
         }
@@ -127,7 +140,7 @@ impl NumericScorer {
 }
 
 /// The expected values and the decimals that each is written with.
-fn expected_numbers(expected: &Value) -> Result<Vec<(Rational, u32)>, RewardError> {
+fn expected_numbers(expected: &Value) -> Result<Vec<(Rational, u32)>, ScoreError> {
     match expected {
         Value::Array(several) if !several.is_empty() => several.iter().map(expected_number).collect(),
         one => expected_number(one).map(|one| vec![one]),
@@ -135,8 +148,8 @@ fn expected_numbers(expected: &Value) -> Result<Vec<(Rational, u32)>, RewardErro
 }
 
 /// One expected value and the decimals it is written with.
-fn expected_number(expected: &Value) -> Result<(Rational, u32), RewardError> {
-    let refused = || RewardError::Expected { expected: expected.to_string() };
+fn expected_number(expected: &Value) -> Result<(Rational, u32), ScoreError> {
+    let refused = || ScoreError::Expected { expected: expected.to_string() };
     let text = match expected {
         Value::String(text) => text.clone(),
         Value::Number(number) => number.to_string(),
@@ -167,7 +180,7 @@ mod tests {
         value: f64,
         extracted: Option<&str>,
     ) {
-        let score = NumericScorer { extract, tolerance }.score(text, &expected).unwrap();
+        let score = NumericScorer { extract, tolerance }.grade(text, &expected).unwrap();
         assert_eq!((score.value, score.extracted.as_deref()), (value, extracted), "{text:?} for {expected}");
     }
 
@@ -254,7 +267,7 @@ mod tests {
             ("\\$18.50", "37/2"),
             ("-\\dfrac{3}{4}", "-0.75"),
         ] {
-            let score = NumericScorer::default().score(answer, &json!(expected)).unwrap();
+            let score = NumericScorer::default().grade(answer, &json!(expected)).unwrap();
             assert_eq!(score.value, 1.0, "{expected}");
         }
     }
@@ -264,9 +277,9 @@ mod tests {
         let scorer = NumericScorer { tolerance: Tolerance::AsWritten, ..NumericScorer::default() };
         let expected = json!(["1{,}234", 5, "0.33"]);
         for (answer, value) in [("1234", 1.0), ("5.0", 1.0), ("1/3", 1.0), ("6", 0.0), ("5.001", 0.0)] {
-            assert_eq!(scorer.score(answer, &expected).unwrap().value, value, "{answer}");
+            assert_eq!(scorer.grade(answer, &expected).unwrap().value, value, "{answer}");
         }
-        let error = scorer.score("5", &json!([5, "five"])).unwrap_err().to_string();
+        let error = scorer.grade("5", &json!([5, "five"])).unwrap_err().to_string();
         assert!(error.starts_with("the expected answer \"five\" is not one number"), "{error}");
     }
 
@@ -283,11 +296,11 @@ mod tests {
             json!("1e99"),
             json!("\\sqrt{3}"),
         ] {
-            let refused = scorer.score("3", &expected);
-            assert!(matches!(refused, Err(RewardError::Expected { .. })), "{expected}");
+            let refused = scorer.grade("3", &expected);
+            assert!(matches!(refused, Err(ScoreError::Expected { .. })), "{expected}");
         }
         let tolerance = Tolerance::Within { absolute: -1.0, relative: 0.0 };
-        let refused = NumericScorer { tolerance, ..scorer }.score("3", &json!(3));
-        assert_eq!(refused, Err(RewardError::Tolerance { name: "absolute", value: -1.0 }));
+        let refused = NumericScorer { tolerance, ..scorer }.grade("3", &json!(3));
+        assert_eq!(refused, Err(ScoreError::Tolerance { name: "absolute", value: -1.0 }));
     }
 }

@@ -65,6 +65,8 @@ pub(crate) fn begun_again(stored: &Attempt, begun: &Begun) -> Result<Recorded, F
 pub(crate) fn ended(stored: &Attempt, end: &End) -> Result<Recorded, Failure> {
     match stored.status {
         Status::Running => Ok(Recorded::Now),
+        // It has waited for its score.
+        Status::Unscored if end.status != Status::Unscored => Ok(Recorded::Now),
         Status::Abandoned => Err(Failure::Over(stored.status)),
         _ => match other_end(&stored.end(), end) {
             None => Ok(Recorded::Before),

@@ -5,14 +5,16 @@
 //! names, in order, the attempts that a step trains on and how strongly; the attempts hold every token, its
 //! log-probability and the version of the weights that drew it.
 //!
-//! An attempt is begun, its segments are appended as they come, and it ends once. One whose process is gone
-//! is [`Abandoned`](Status::Abandoned): it is never trained on, and the next try is another attempt. Where
-//! nothing is to be seen before the end, a whole attempt is recorded at once.
+//! An attempt is begun, its segments are appended as they come, and it ends once. One that has to wait for
+//! its score ends as [`Unscored`](Status::Unscored) first, and once more with its score; its tokens stay.
+//! One whose process is gone is [`Abandoned`](Status::Abandoned): it is never trained on, and the next try
+//! is another attempt. Where nothing is to be seen before the end, a whole attempt is recorded at once.
 //!
 //! Guarantees of every backend (one suite of tests runs over all of them):
 //! - *Nothing is half written.* A call writes everything or nothing.
 //! - *Writes are idempotent.* Recording again what is recorded is a no-op; recording something else under
-//!   the same key is [`StoreError::Conflict`]. Nothing is ever overwritten.
+//!   the same key is [`StoreError::Conflict`]. Nothing is ever overwritten but the end of an attempt that
+//!   was unscored.
 //! - *Token ids, log-probabilities and versions are kept to the bit.* Rewards and scores too, save that −0
 //!   reads back as 0.
 //! - *No caller is blocked*: a call waits as a future, with a deadline that says what for.
@@ -58,8 +60,10 @@ pub mod testing;
 pub use error::{Code, StoreError};
 pub use memory::Memory;
 pub use record::{
-    Attempt, AttemptSummary, Begun, ChargedKl, Earned, Earner, End, EvalKey, HighEntropy, PerToken,
-    PlannedPath, PolicyPlan, Recorded, Status, StepPlan, Tries, Update,
+    Attempt, AttemptSummary, Begun, ChargedKl, Earned, End, EvalKey, HighEntropy, PerToken, PlannedPath,
+    PolicyPlan, Recorded, Status, StepPlan, Tries, Update,
 };
 pub use sqlite::{SCHEMA_VERSION, Sqlite};
 pub use store::Store;
+
+pub use dressage_tree::Earner;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use dressage_tree::{AttemptId, Outcome, Placement, SegmentId, Trajectory};
+use dressage_tree::{AttemptId, Earner, Outcome, Placement, SegmentId, Trajectory};
 use serde::{Deserialize, Serialize};
 
 /// Whether an attempt came to its end.
@@ -11,8 +11,10 @@ use serde::{Deserialize, Serialize};
 pub enum Status {
     /// It was begun and has not ended.
     Running,
-    /// It ended by itself or at a limit of the recipe.
+    /// It ended by itself or at a limit of the recipe, and has its score.
     Completed,
+    /// It ended, and waits for its score, with which it ends once more.
+    Unscored,
     /// Something outside the model broke; the outcome says what.
     Failed,
     /// It came to nothing, and another try was made in its place.
@@ -22,14 +24,21 @@ pub enum Status {
 }
 
 impl Status {
-    const ALL: [Status; 5] =
-        [Status::Running, Status::Completed, Status::Failed, Status::Superseded, Status::Abandoned];
+    const ALL: [Status; 6] = [
+        Status::Running,
+        Status::Completed,
+        Status::Unscored,
+        Status::Failed,
+        Status::Superseded,
+        Status::Abandoned,
+    ];
 
     /// The name it is stored under.
     pub fn name(self) -> &'static str {
         match self {
             Status::Running => "running",
             Status::Completed => "completed",
+            Status::Unscored => "unscored",
             Status::Failed => "failed",
             Status::Superseded => "superseded",
             Status::Abandoned => "abandoned",
@@ -43,7 +52,7 @@ impl Status {
 
     /// Whether an attempt with this status is the one that counts at its place.
     pub fn counts(self) -> bool {
-        matches!(self, Status::Completed | Status::Failed)
+        matches!(self, Status::Completed | Status::Unscored | Status::Failed)
     }
 
     /// Whether an attempt can end with this status.
@@ -65,7 +74,7 @@ pub struct Attempt {
     pub task: serde_json::Value,
     /// How it ended; [`Outcome::begun`] where it has not.
     pub outcome: Outcome,
-    /// The score of the final answer alone; `None` where nothing was scored.
+    /// The weighted sum of what scorers gave; `None` where nothing was scored.
     pub score: Option<f64>,
     /// What training reinforces, all of it: the score, shaped; `None` where the attempt is not to be
     /// trained on.
@@ -122,13 +131,13 @@ pub struct Begun {
 pub struct End {
     /// How it ended.
     pub outcome: Outcome,
-    /// The score of the final answer alone.
+    /// The weighted sum of what scorers gave.
     pub score: Option<f64>,
     /// What training reinforces.
     pub reward: Option<f64>,
     /// The parts of the reward that were earned before the end.
     pub earned: Vec<Earned>,
-    /// How it came to its end: completed, failed or superseded.
+    /// How it came to its end: completed, unscored, failed or superseded.
     pub status: Status,
 }
 
@@ -153,19 +162,6 @@ pub struct Earned {
     pub reward: f64,
 }
 
-/// What earned a part of a reward. Whatever it is, the part reaches the sampled token that was the last
-/// before it was earned.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Earner {
-    /// A segment: an action itself, or what was observed after one.
-    Segment(SegmentId),
-    /// A model call.
-    Turn(u32),
-    /// An agent, at the end of its part of every path.
-    Agent(String),
-}
-
 /// An attempt without its segments, for listings.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttemptSummary {
@@ -175,7 +171,7 @@ pub struct AttemptSummary {
     pub placement: Placement,
     /// The try at this place, from 0.
     pub number: u32,
-    /// The score of the final answer alone.
+    /// The weighted sum of what scorers gave.
     pub score: Option<f64>,
     /// What training reinforces.
     pub reward: Option<f64>,

@@ -11,8 +11,8 @@ use crate::{Attempt, AttemptSummary, Begun, End, EvalKey, Recorded, StepPlan, St
 ///
 /// When a write returns, it is durable as far as the backend is. Every write can be made again: what is
 /// recorded already and equal is [`Recorded::Before`], what differs is [`StoreError::Conflict`], and
-/// nothing is ever overwritten. A write whose future is dropped may be done nevertheless. Every call ends
-/// by a deadline of the backend.
+/// nothing is ever overwritten but the end of an unscored attempt. A write whose future is dropped may be
+/// done nevertheless. Every call ends by a deadline of the backend.
 ///
 /// Errors common to all: the backend fails or does not answer
 /// ([`Code::Unavailable`](crate::Code::Unavailable)), and, of reads, stored bytes are damaged.
@@ -41,7 +41,7 @@ pub trait Store: Debug + Send + Sync {
     /// the attempt is over.
     async fn append(&self, id: &AttemptId, segments: &[Segment]) -> Result<Recorded, StoreError>;
 
-    /// Ends an attempt that runs.
+    /// Ends an attempt that runs, or one that ended as [`Unscored`](crate::Status::Unscored).
     ///
     /// # Errors
     /// When there is no such attempt, it has another end or was abandoned, the status is none that an
@@ -77,7 +77,7 @@ pub trait Store: Debug + Send + Sync {
     /// When reading fails.
     async fn attempt(&self, id: &AttemptId) -> Result<Option<Attempt>, StoreError>;
 
-    /// The try that counts at a place in the run: the last that was completed or failed.
+    /// The try that counts at a place in the run: the last that was completed, failed or is unscored.
     ///
     /// # Errors
     /// When reading fails.

@@ -7,7 +7,7 @@ use dressage_agent::DemonstrationError;
 use dressage_agent::tasks::TaskError;
 use dressage_agent::tools::ToolError;
 use dressage_policy::PolicyError;
-use dressage_reward::RewardError;
+use dressage_reward::ScoreError;
 use dressage_rl::RlError;
 use dressage_store::StoreError;
 use dressage_text::TextError;
@@ -148,7 +148,54 @@ pub enum TrainerError {
         /// The task.
         task: String,
         /// Why not.
-        source: RewardError,
+        source: ScoreError,
+    },
+    /// A task names a scorer that there is not.
+    #[error(
+        "task {task} is for the scorer {name:?}, but the recipe has {known}; describe it in [[reward.scorers]], or leave \
+         the field `scorer` out"
+    )]
+    UnknownScorer {
+        /// The task.
+        task: String,
+        /// The scorer.
+        name: String,
+        /// Scorers of the recipe.
+        known: String,
+    },
+    /// No scorer is for a task.
+    #[error("task {task} has no scorer: none of {known} is for it; see `when` of [[reward.scorers]]")]
+    NoScorer {
+        /// The task.
+        task: String,
+        /// Scorers of the recipe.
+        known: String,
+    },
+    /// A phase compares with greedy attempts, which are in no group, and a scorer compares those of a group.
+    #[error(
+        "phase {phase} compares with a greedy attempt, which the scorer {scorer} cannot score: it compares attempts at one \
+         task with each other. Choose another advantage or scorer"
+    )]
+    NotCompared {
+        /// The phase.
+        phase: usize,
+        /// The scorer.
+        scorer: String,
+    },
+    /// A scorer was away for too long.
+    #[error(
+        "the scorer {scorer} was away for the {seconds} s of `reward.outage_seconds`, and nothing can be done without it: {why}. \
+         Attempts that wait for it ({waiting}) are in the record; --resume scores them and samples none of them again"
+    )]
+    Outage {
+        /// The scorer.
+        scorer: String,
+        /// For how long it was waited for.
+        seconds: f64,
+        /// How many attempts, or groups of them, wait for it.
+        waiting: usize,
+        /// Why it could not score.
+        why: String,
     },
     /// A phase has a KL penalty, but there is no reference to measure from.
     #[error("phase {0} has a KL penalty, but no reference model was loaded")]
@@ -267,6 +314,9 @@ impl TrainerError {
             | E::PromptOverLimit { .. }
             | E::Answer { .. }
             | E::UnknownAgent { .. }
+            | E::UnknownScorer { .. }
+            | E::NoScorer { .. }
+            | E::NotCompared { .. }
             | E::Damaged { .. } => true,
             E::NoReference(_)
             | E::NoCritic(_)
@@ -276,6 +326,7 @@ impl TrainerError {
             | E::Unrecorded(_)
             | E::NotMade(_)
             | E::AllFailed { .. }
+            | E::Outage { .. }
             | E::Rl(_)
             | E::Tree(_) => false,
             E::Policy(error) => matches!(

@@ -1,4 +1,5 @@
-//! Evaluations on held-out tasks, scored on the final answer alone: greedy, or several attempts at each task.
+//! Evaluations on held-out tasks, by the score alone, without shaping: greedy, or several attempts at each
+//! task.
 
 use std::collections::BTreeMap;
 
@@ -148,6 +149,11 @@ fn scores(attempts: &[&Attempt]) -> Vec<f64> {
     attempts.iter().map(|attempt| attempt.score.unwrap_or(0.0)).collect()
 }
 
+/// Whether an answer is right: a score of 1. Weights whose sum is 1 may add up to a little less.
+fn is_right(attempt: &Attempt) -> bool {
+    attempt.score.is_some_and(|score| score >= 1.0 - 1e-9)
+}
+
 /// What an attempt answered: what the scorer took for it, or all that was said.
 fn answer(attempt: &Attempt) -> Option<String> {
     let outcome = Some(&attempt.outcome).filter(|outcome| outcome.finish.is_whole())?;
@@ -157,7 +163,7 @@ fn answer(attempt: &Attempt) -> Option<String> {
 impl AtK {
     fn new(k: usize, tasks: &[&[&Attempt]]) -> Result<Self, TrainerError> {
         let right = |attempts: &[&Attempt]| -> Vec<f64> {
-            attempts.iter().map(|a| f64::from(u8::from(a.score == Some(1.0)))).collect()
+            attempts.iter().map(|a| f64::from(u8::from(is_right(a)))).collect()
         };
         let majority = |(seed, attempts): (u64, &[&Attempt])| {
             let said: Vec<Option<String>> = attempts.iter().map(|attempt| answer(attempt)).collect();
@@ -177,8 +183,7 @@ impl SliceResult {
     /// Of the attempts at some tasks, `samples` at each, one task after the other.
     fn new(name: &str, apart: bool, attempts: &[&Attempt], samples: usize) -> Result<Self, TrainerError> {
         let by_task: Vec<&[&Attempt]> = attempts.chunks(samples).collect();
-        let right =
-            |attempts: &[&Attempt]| attempts.iter().filter(|attempt| attempt.score == Some(1.0)).count();
+        let right = |attempts: &[&Attempt]| attempts.iter().filter(|attempt| is_right(attempt)).count();
         let correct = right(attempts) as u64;
         let outcomes: Vec<&Outcome> = attempts.iter().map(|attempt| &attempt.outcome).collect();
         let share = |count: usize| count as f64 / attempts.len() as f64;

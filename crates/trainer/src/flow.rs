@@ -17,20 +17,20 @@ use std::collections::{BTreeMap, VecDeque};
 
 use dressage_agent::tasks::Task;
 use dressage_policy::SamplingParams;
-use dressage_store::{Attempt, StoreError};
+use dressage_store::{Attempt, Status};
 use dressage_tree::{Placement, Purpose};
-use tokio::task::{AbortHandle, JoinSet};
 
 use crate::TrainerError;
 use crate::checkpoint::Versions;
 use crate::observe::{Event, Observer};
 use crate::plan;
 use crate::recipe::{Prefer, RlKeys, UniformGroups};
-use crate::rollout::Rollouts;
+use crate::rollout::{Away, Rollouts};
 use crate::tasks::{TaskOrder, Tasks};
+use crate::under_way::{Ended, UnderWay, compared_before};
 
 /// An attempt of a group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Which {
     /// One that may be trained on, by its number.
     Sample(u32),
@@ -53,12 +53,9 @@ struct Group {
     completed: Option<u64>,
     /// Whether it teaches nothing, and another was admitted in its place.
     replaced: bool,
-    /// Attempts that are under way, the greedy one left out.
-    running: Vec<AbortHandle>,
+    /// Attempts that are compared with each other now, by number; they have no score yet.
+    compared: Vec<u32>,
 }
-
-/// An attempt that has ended, or could not be made, and where it belongs.
-type Ended = (u64, Which, Result<Attempt, StoreError>);
 
 /// Groups under way and waiting to be trained on.
 pub(crate) struct Flow {
@@ -79,9 +76,11 @@ pub(crate) struct Flow {
     open: BTreeMap<u64, Group>,
     /// Attempts that are admitted but not begun.
     waiting: VecDeque<(u64, Which)>,
-    running: JoinSet<Ended>,
+    under_way: UnderWay<(u64, Which)>,
     /// An attempt that has ended and is being recorded. Here, because whoever waits for the next one may give up while it is.
-    ended: Option<Ended>,
+    ended: Option<((u64, Which), Attempt)>,
+    /// Scorers that are away.
+    away: Away,
     completions: u64,
     /// Most sampled tokens of an attempt.
     most_tokens: usize,
@@ -127,8 +126,9 @@ impl Flow {
             admitted: 0,
             open: BTreeMap::new(),
             waiting: VecDeque::new(),
-            running: JoinSet::new(),
+            under_way: UnderWay::new(rollouts.scorers.clone(), rollouts.store.clone()),
             ended: None,
+            away: Away::default(),
             completions: 0,
             most_tokens: rollouts.agents.first().keys.max_tokens,
         };
@@ -159,6 +159,8 @@ impl Flow {
             }
             attempts.push(recorded);
         }
+        // What an earlier process of the run sampled is as old as it is, scored or not.
+        let drawn = freshness(&attempts, &self.began);
         let mut baseline = None;
         if self.keys.needs_baseline() {
             baseline = rollouts.store.last_try(&self.placement(place, Which::Baseline)).await?;
@@ -166,20 +168,27 @@ impl Flow {
                 waiting.push((place, Which::Baseline));
             }
         }
+        let keys = (0..begun as u32).map(Which::Sample).chain([Which::Baseline]);
+        let mut unscored = Vec::new();
+        for (which, recorded) in keys.zip(attempts.iter_mut().chain([&mut baseline])) {
+            if let Some(attempt) = recorded.take_if(|attempt| attempt.status == Status::Unscored) {
+                unscored.push((which, rollouts.unscored(attempt, &task).await?));
+            }
+        }
         self.waiting.extend(waiting);
-        let mut group = Group {
+        for (which, made) in unscored {
+            self.under_way.score((place, which), made);
+        }
+        let group = Group {
             task,
-            admitted: self.step,
+            admitted: u32::try_from(drawn).map_or(self.step, |drawn| drawn.min(self.step)),
             attempts,
             full: false,
             baseline,
             completed: None,
             replaced: false,
-            running: Vec::new(),
+            compared: Vec::new(),
         };
-        // What an earlier process of the run sampled is as old as it is.
-        let drawn = freshness(&group, &self.began);
-        group.admitted = u32::try_from(drawn).map_or(self.step, |drawn| drawn.min(self.step));
         self.open.insert(place, group);
         self.complete(place);
         Ok(())
@@ -217,81 +226,115 @@ impl Flow {
         while self.admitted < self.capacity() {
             self.admit_until(self.capacity(), &[], rollouts, tasks).await?;
         }
-        while self.running.len() < rollouts.concurrency
+        while self.under_way.making() < rollouts.concurrency
             && let Some((place, which)) = self.waiting.pop_front()
         {
             let placement = self.placement(place, which);
-            let Some(group) = self.open.get_mut(&place) else { continue };
+            let Some(group) = self.open.get(&place) else { continue };
             let temperature = if which == Which::Baseline { 0.0 } else { self.keys.temperature };
             let params = SamplingParams { temperature, ..SamplingParams::default() };
             let attempt = rollouts.attempt(&placement, &group.task, params, true)?;
-            let running = self.running.spawn(async move { (place, which, attempt.await) });
-            if which != Which::Baseline {
-                group.running.push(running);
-            }
+            self.under_way.make((place, which), attempt);
         }
         Ok(())
     }
 
-    /// Waits for the next attempt to end, and records it. `false` where none is under way. Whoever gives up waiting loses nothing:
-    /// the next call goes on from there.
+    /// Waits for news of an attempt, and records it if it has ended. `false` where none is under way. Where a
+    /// step `needs` the attempts, and nothing is left to wait for but a scorer that is away, that wait has an
+    /// end. Whoever gives up waiting loses nothing: the next call goes on from there.
     pub async fn next(
         &mut self,
         rollouts: &Rollouts,
         tasks: &Tasks,
+        needs: bool,
         observer: &mut dyn Observer,
     ) -> Result<bool, TrainerError> {
         self.admit(rollouts, tasks).await?;
+        if needs {
+            self.away.tell(observer);
+        }
         if self.ended.is_none() {
-            match self.running.join_next().await {
+            let limit = needs.then(|| rollouts.scorers.outage());
+            match self.under_way.next(limit).await? {
                 None => return Ok(false),
-                Some(Ok(joined)) => self.ended = Some(joined),
-                // Given up, since its group was complete without it.
-                Some(Err(error)) if error.is_cancelled() => return Ok(true),
-                // A bug; the panic has already said where.
-                Some(Err(panic)) => std::panic::resume_unwind(panic.into_panic()),
+                Some(Ended::Attempt(key, attempt) | Ended::Compares(key, attempt)) => {
+                    self.ended = Some((key, attempt));
+                }
+                Some(Ended::Again((place, which))) => {
+                    if self.wants(place, which) {
+                        self.waiting.push_front((place, which));
+                    }
+                    return Ok(true);
+                }
+                Some(Ended::Waits(not_scored)) => {
+                    self.away.found(&not_scored);
+                    return Ok(true);
+                }
             }
         }
-        if let Some((place, which, Ok(attempt))) = &self.ended
+        if let Some(((place, which), attempt)) = &self.ended
             && self.wants(*place, *which)
         {
             rollouts.record(attempt).await?;
         }
-        let Some((place, which, attempt)) = self.ended.take() else { return Ok(true) };
+        let Some(((place, which), attempt)) = self.ended.take() else { return Ok(true) };
         if !self.wants(place, which) {
             return Ok(true);
         }
         let Some(group) = self.open.get_mut(&place) else { return Ok(true) };
-        let attempt = attempt?;
+        let is_scored = attempt.status != Status::Unscored;
         let sampled_tokens = attempt.trajectory.sampled_tokens();
         match which {
-            Which::Sample(sample) => group.attempts[sample as usize] = Some(attempt),
+            Which::Sample(sample) => {
+                group.compared.retain(|other| *other != sample);
+                group.attempts[sample as usize] = Some(attempt);
+            }
             Which::Baseline => group.baseline = Some(attempt),
         }
         self.complete(place);
-        let (done, total) = self.progress();
-        observer.event(&Event::Attempt { purpose: Purpose::Train, done, total, sampled_tokens });
+        if is_scored {
+            let (done, total) = self.progress();
+            observer.event(&Event::Attempt { purpose: Purpose::Train, done, total, sampled_tokens });
+        }
         self.admit(rollouts, tasks).await?;
         Ok(true)
     }
 
     /// Whether a group still wants an attempt that was begun for it.
     fn wants(&self, place: u64, which: Which) -> bool {
-        self.open.get(&place).is_some_and(|group| which == Which::Baseline || !group.full)
+        self.open.get(&place).is_some_and(|group| match which {
+            Which::Sample(sample) if group.full => group.compared.contains(&sample),
+            Which::Sample(_) | Which::Baseline => true,
+        })
     }
 
     /// Notes that a group is complete, if it is, and has another drawn where it teaches nothing.
     fn complete(&mut self, place: u64) {
         let Some(group) = self.open.get_mut(&place).filter(|group| group.completed.is_none()) else { return };
-        let (ended, begun) = (group.attempts.iter().flatten().count(), group.attempts.len());
-        // What broke is no use: as long as others may come, they are waited for.
-        let rewarded = group.attempts.iter().flatten().filter(|attempt| attempt.reward.is_some()).count();
-        if ended < begun && rewarded < self.keys.group_size {
+        if !group.full {
+            let (ended, begun) = (group.attempts.iter().flatten().count(), group.attempts.len());
+            // What broke is no use: as long as others may come, they are waited for.
+            let counts = |a: &&Attempt| a.reward.is_some() || a.status == Status::Unscored;
+            let rewarded = group.attempts.iter().flatten().filter(counts).count();
+            if ended < begun && rewarded < self.keys.group_size {
+                return;
+            }
+            group.full = true;
+            self.under_way.give_up(|(of, which)| *of == place && *which != Which::Baseline);
+            self.waiting.retain(|(waiting, which)| *waiting != place || *which == Which::Baseline);
+            let waits = group.attempts.iter_mut().zip(0..).filter_map(|(attempt, sample)| {
+                let attempt = attempt.take_if(|attempt| attempt.status == Status::Unscored)?;
+                Some(((place, Which::Sample(sample)), attempt))
+            });
+            let waits: Vec<_> = waits.collect();
+            if !waits.is_empty() {
+                group.compared = waits.iter().map(|(_, attempt)| attempt.placement.sample).collect();
+                self.under_way.score_together(waits, compared_before(group.attempts.iter().flatten()));
+            }
+        }
+        if !group.compared.is_empty() {
             return;
         }
-        group.full = true;
-        group.running.drain(..).for_each(|attempt| attempt.abort());
-        self.waiting.retain(|(waiting, which)| *waiting != place || *which == Which::Baseline);
         if self.keys.needs_baseline() && group.baseline.is_none() {
             return;
         }
@@ -333,8 +376,9 @@ impl Flow {
         match self.keys.prefer {
             Prefer::Oldest => {}
             Prefer::FirstDone => others.sort_by_key(|(_, group)| group.completed),
-            Prefer::Freshest => others
-                .sort_by_key(|(place, group)| std::cmp::Reverse((freshness(group, &self.began), **place))),
+            Prefer::Freshest => others.sort_by_key(|(place, group)| {
+                std::cmp::Reverse((freshness(&group.attempts, &self.began), **place))
+            }),
         }
         let rest = size.saturating_sub(chosen.len());
         chosen.extend(others.into_iter().take(rest).map(|(place, _)| *place));
@@ -380,7 +424,9 @@ impl Flow {
             self.open.remove(place);
             let mut attempts = Vec::with_capacity(self.keys.group_size);
             for which in (0..(self.keys.group_size + self.keys.spare) as u32).map(Which::Sample) {
-                attempts.extend(rollouts.store.last_try(&self.placement(*place, which)).await?);
+                let recorded = rollouts.store.last_try(&self.placement(*place, which)).await?;
+                // One without a score was given up, since its group was complete without it.
+                attempts.extend(recorded.filter(|attempt| attempt.status != Status::Unscored));
             }
             if attempts.len() < self.keys.group_size {
                 let missing = self.placement(*place, Which::Sample(attempts.len() as u32));
@@ -415,9 +461,9 @@ impl Flow {
         (done.min(total), total)
     }
 
-    /// Attempts under way, or being recorded.
-    pub fn running(&self) -> usize {
-        self.running.len() + usize::from(self.ended.is_some())
+    /// Whether any attempt is under way, or being recorded.
+    pub fn is_running(&self) -> bool {
+        !self.under_way.is_empty() || self.ended.is_some()
     }
 }
 
@@ -426,10 +472,11 @@ fn end_of(places: &[u64]) -> u64 {
     places.iter().map(|place| place + 1).max().unwrap_or(0)
 }
 
-/// How many steps of the phase had been done, at least, when a token of the group was sampled: one of a policy that the
-/// phase trains, of which `began` says the version at its beginning. Weights that do not change do not age.
-fn freshness(group: &Group, began: &Versions) -> u64 {
-    let segments = group.attempts.iter().flatten().flat_map(|attempt| attempt.trajectory.segments());
+/// How many steps of the phase had been done, at least, when a token of these attempts was sampled: one of a
+/// policy that the phase trains, of which `began` says the version at its beginning. Weights that do not
+/// change do not age.
+fn freshness(attempts: &[Option<Attempt>], began: &Versions) -> u64 {
+    let segments = attempts.iter().flatten().flat_map(|attempt| attempt.trajectory.segments());
     let steps = segments.filter_map(|segment| Some((segment, *began.get(&segment.policy)?)));
     let steps = steps.flat_map(|(segment, began)| {
         segment.versions.iter().map(move |run| run.version.saturating_sub(began))

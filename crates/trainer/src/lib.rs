@@ -12,16 +12,17 @@
 //!   runs; a checkpoint is whole or not there. After a kill at any moment the run goes on from the newest checkpoint, and
 //!   what came after it is done again from the record.
 //! - *Explicit weights.* Every normaliser is in the plan, so micro-batching changes nothing but the order of sums.
-//! - *Honest numbers.* Evaluations are greedy, on held-out tasks, scored on the final answer alone.
+//! - *Honest numbers.* Evaluations are greedy, on held-out tasks, and count the score alone, without shaping.
 //!
 //! Places where a test can make the process die (see [`crash_point`](dressage_policy::crash_point)): `sampling`,
-//! `tool_call`, `attempt_recorded`, `ledger_written`, `micro_batch`, `before_optim_step`, `in_optim_step`,
-//! `after_optim_step`, `metrics_written`, `checkpoint_file`, `weights_saved`, `companions_saved`, `before_rename`,
-//! `after_rename`.
+//! `tool_call`, `attempt_unscored`, `scoring`, `attempt_recorded`, `ledger_written`, `micro_batch`,
+//! `before_optim_step`, `in_optim_step`, `after_optim_step`, `metrics_written`, `checkpoint_file`,
+//! `weights_saved`, `companions_saved`, `before_rename`, `after_rename`.
 //!
 //! Not here: loading models (who makes the [`Parts`] does), progress bars (an [`Observer`] draws them).
 
 mod agents;
+mod alone;
 mod batch;
 mod best;
 mod checkpoint;
@@ -44,11 +45,13 @@ pub mod recipe;
 mod reference;
 mod replay;
 mod rollout;
+mod scoring;
 mod signals;
 mod sink;
 mod survey;
 mod tasks;
 mod trainer;
+mod under_way;
 
 pub use agents::{AgentParts, Agents, NamedAgent};
 pub use best::Best;
@@ -63,5 +66,6 @@ pub use origin::{begun, merged_from, seconds, write_merged_from};
 pub use policies::{Companions, Learns, Policy};
 pub use replay::{Compared, replay};
 pub use rollout::{Rollouts, Troubles};
+pub use scoring::{CustomScorers, Scorers};
 pub use tasks::{EvalSlice, Tasks, chat_options, check_tasks, opening, tool_set, trained_on};
 pub use trainer::{Ended, Parts, Start, Summary, Trainer};

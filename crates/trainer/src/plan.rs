@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use dressage_rl::{Counting, Normaliser, PathAdvantages, RolloutTokens, prepare, shaping};
 use dressage_store::{Attempt, ChargedKl, HighEntropy, PerToken, PlannedPath, PolicyPlan, Update};
 use dressage_tree::{
-    AttemptId, Finish, Kind, PathInput, Placement, Segment, SegmentId, Trajectory, TreeBatch,
+    AttemptId, Component, Finish, Kind, PathInput, Placement, Segment, SegmentId, Trajectory, TreeBatch,
 };
 
 use crate::TrainerError;
@@ -279,8 +279,11 @@ impl<'a> Gathered<'a> {
         rollout.trained = trained;
         let (charged, divergence) = rollout.charged(keys, setting.kl_coefficient);
         let paths: Vec<TrainedPath> = rollout.paths.iter().map(|way| way.path.clone()).collect();
-        let earnings =
-            Earnings::new(&attempt.trajectory, &paths, reward, attempt.score.unwrap_or(0.0), &attempt.earned);
+        // Of the score, the shares that turns, agents or segments earned before the end are among those.
+        let early: f64 =
+            attempt.outcome.components.iter().filter(|c| c.on.is_some()).map(Component::share).sum();
+        let answer = attempt.score.unwrap_or(0.0) - early;
+        let earnings = Earnings::new(&attempt.trajectory, &paths, reward, answer, &attempt.earned);
         let signals: Vec<Signals> = rollout.paths.iter().map(|way| way.signals.clone()).collect();
         let masked = |agent: &str| !trained || !keys.only.agent(agent);
         let samples = earnings.samples(&paths, keys.group_by, agents);

@@ -1,28 +1,28 @@
-//! Making attempts: concurrently, recorded one by one, scored on the way.
+//! Making attempts: concurrently, scored when they have ended, recorded one by one.
 //!
 //! Guarantees: an attempt that is recorded is never made again. Its tokens depend on the weights, the seed, its place in
 //! the run and how many tries failed before it alone, not on how many run beside it, nor on tries that were abandoned
 //! because their process was gone. An attempt that breaks is recorded as broken; the others go on. Each try is an attempt of
 //! its own, begun in the record before anything is sampled.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use dressage_agent::tasks::Task;
 use dressage_agent::{AgentLoop, AttemptContext, Samplers};
 use dressage_policy::{SamplingParams, crash_point};
-use dressage_reward::Score;
-use dressage_store::{Attempt, Begun, Earned, Earner, Status, Store, StoreError, Tries};
-use dressage_tree::{AttemptId, CallCounts, Finish, Outcome, Placement, Trouble};
+use dressage_store::{Attempt, Begun, Status, Store, StoreError, Tries};
+use dressage_tree::{AttemptId, Finish, Placement, Trouble};
 use serde_json::json;
-use tokio::task::JoinSet;
 
 use crate::TrainerError;
 use crate::agents::Agents;
+use crate::alone::alone;
 use crate::observe::{Event, Observer, StopFlag};
 use crate::random::try_stream;
-use crate::recipe::RewardKeys;
+use crate::scoring::{NotScored, Scorers};
 use crate::tasks::opening;
+use crate::under_way::{Ended, Made, UnderWay, compared_before};
 
 /// Makes attempts and records them.
 #[derive(Clone)]
@@ -32,7 +32,7 @@ pub struct Rollouts {
     /// Whom they can ask.
     pub samplers: Samplers,
     /// What attempts are worth.
-    pub reward: RewardKeys,
+    pub scorers: Scorers,
     /// Seed of the run.
     pub seed: u64,
     /// Attempts under way at once, at least 1.
@@ -55,43 +55,72 @@ impl Rollouts {
         stop: &StopFlag,
     ) -> Result<Option<Vec<Attempt>>, TrainerError> {
         let mut attempts: Vec<Option<Attempt>> = Vec::with_capacity(wanted.len());
-        for (placement, _) in wanted {
-            attempts.push(self.store.last_try(placement).await?);
+        let mut under_way = UnderWay::new(self.scorers.clone(), self.store.clone());
+        for (place, (placement, task)) in wanted.iter().enumerate() {
+            let recorded = self.store.last_try(placement).await?;
+            attempts.push(match recorded {
+                Some(attempt) if attempt.status == Status::Unscored => {
+                    under_way.score(place, self.unscored(attempt, task).await?);
+                    None
+                }
+                recorded => recorded,
+            });
         }
         let mut done = attempts.iter().flatten().count();
-        let mut waiting: VecDeque<usize> = (0..wanted.len()).filter(|&i| attempts[i].is_none()).collect();
-        let mut running = JoinSet::new();
+        let mut waiting: VecDeque<usize> =
+            (0..wanted.len()).filter(|place| attempts[*place].is_none() && !under_way.has(place)).collect();
+        let (mut away, compares) = (Away::default(), self.scorers.by_group().next().is_some());
         loop {
-            while running.len() < self.concurrency
+            while under_way.making() < self.concurrency
                 && !stop.is_stopped()
                 && let Some(place) = waiting.pop_front()
             {
                 let (placement, task) = &wanted[place];
-                let attempt = self.attempt(placement, task, params.clone(), false)?;
-                running.spawn(async move { (place, attempt.await) });
+                under_way.make(place, self.attempt(placement, task, params.clone(), false)?);
             }
-            let joined = tokio::select! {
-                joined = running.join_next() => joined,
+            let ended = tokio::select! {
+                ended = under_way.next(Some(self.scorers.outage())) => ended?,
                 // What is under way is abandoned: it is made again, from the same stream, when the run goes on.
                 () = stop.stopped() => return Ok(None),
             };
-            let (place, attempt) = match joined {
+            let (place, attempt) = match ended {
                 None => break,
-                Some(Ok(joined)) => joined,
-                // A bug; the panic has already said where.
-                Some(Err(panic)) => std::panic::resume_unwind(panic.into_panic()),
+                Some(Ended::Attempt(place, attempt) | Ended::Compares(place, attempt)) => (place, attempt),
+                Some(Ended::Again(place)) => {
+                    waiting.push_front(place);
+                    continue;
+                }
+                Some(Ended::Waits(not_scored)) => {
+                    away.found(&not_scored);
+                    away.tell(observer);
+                    continue;
+                }
             };
-            let attempt = attempt?;
-            self.record(&attempt).await?;
-            done += 1;
-            let sampled_tokens = attempt.trajectory.sampled_tokens();
-            observer.event(&Event::Attempt {
-                purpose: attempt.placement.purpose,
-                done,
-                total: wanted.len(),
-                sampled_tokens,
-            });
+            if attempt.status != Status::Unscored {
+                self.record(&attempt).await?;
+                done += 1;
+                let (purpose, sampled_tokens) =
+                    (attempt.placement.purpose, attempt.trajectory.sampled_tokens());
+                observer.event(&Event::Attempt { purpose, done, total: wanted.len(), sampled_tokens });
+            }
             attempts[place] = Some(attempt);
+            if !compares {
+                continue;
+            }
+            // Once all at a task have ended, they are compared with each other.
+            let group = wanted[place].0.group;
+            let of_group = || (0..wanted.len()).filter(move |other| wanted[*other].0.group == group);
+            if of_group().all(|other| attempts[other].is_some()) {
+                let mut waits = Vec::new();
+                for other in of_group() {
+                    let waiting = attempts[other].take_if(|attempt| attempt.status == Status::Unscored);
+                    waits.extend(waiting.map(|attempt| (other, attempt)));
+                }
+                if !waits.is_empty() {
+                    let others = of_group().filter_map(|other| attempts[other].as_ref());
+                    under_way.score_together(waits, compared_before(others));
+                }
+            }
         }
         if stop.is_stopped() {
             return Ok(None);
@@ -101,8 +130,8 @@ impl Rollouts {
         Ok(Some(attempts))
     }
 
-    /// Makes one attempt, to train on where `trains`, and scores it; in the record it still runs. A try that came to nothing
-    /// ends there, superseded by another one as long as the recipe allows.
+    /// Makes one attempt, to train on where `trains`; it is not scored yet, and in the record it still runs. A
+    /// try that came to nothing ends there, superseded by another one as long as the recipe allows.
     ///
     /// # Errors
     /// When the task names no agent; the attempt's own, when recording fails.
@@ -112,12 +141,12 @@ impl Rollouts {
         task: &Task,
         params: SamplingParams,
         trains: bool,
-    ) -> Result<impl Future<Output = Result<Attempt, StoreError>> + Send + 'static, TrainerError> {
+    ) -> Result<impl Future<Output = Result<Made, StoreError>> + Send + 'static, TrainerError> {
         let (placement, task, agent) = (*placement, task.clone(), self.agents.of(task)?);
         let (messages, retries) = (opening(&agent.keys, &task), agent.keys.retries);
         let (agent, params) = (agent.runs(), agent.params(params, trains));
-        let (samplers, reward, store, seed) =
-            (self.samplers.clone(), self.reward.clone(), self.store.clone(), self.seed);
+        let (samplers, scorers, store, seed) =
+            (self.samplers.clone(), self.scorers.clone(), self.store.clone(), self.seed);
         Ok(async move {
             let Tries { next: mut number, mut failed } = store.tries(&placement).await?;
             loop {
@@ -136,16 +165,28 @@ impl Rollouts {
                 };
                 let made = guarded(&agent, context).await;
                 store.append(&made_at.id, made.trajectory.segments()).await?;
-                let came_to_nothing =
-                    made.outcome.finish == Finish::Failed || made.outcome.sampled_tokens == 0;
+                let broke = made.outcome.finish == Finish::Failed;
+                let came_to_nothing = broke || made.outcome.sampled_tokens == 0;
+                let attempt = made_at.attempt(&task, made);
                 if !came_to_nothing || failed >= retries {
-                    return Ok(scored(&reward, made_at, &task, made).await);
+                    let attempt = if broke { scorers.broken(attempt) } else { attempt };
+                    return Ok(Made { attempt, may_retry: failed < retries });
                 }
-                let failure = Attempt { status: Status::Superseded, ..made_at.attempt(&task, made) };
-                store.end(&made_at.id, &failure.end()).await?;
+                let failure = Attempt { status: Status::Superseded, ..attempt };
+                store.end(&failure.id, &failure.end()).await?;
                 (number, failed) = (number + 1, failed + 1);
             }
         })
+    }
+
+    /// An attempt that the record has without a score, and which is to be scored now.
+    ///
+    /// # Errors
+    /// When the task names no agent, or the record cannot be read.
+    pub(crate) async fn unscored(&self, attempt: Attempt, task: &Task) -> Result<Made, TrainerError> {
+        let retries = self.agents.of(task)?.keys.retries;
+        let Tries { failed, .. } = self.store.tries(&attempt.placement).await?;
+        Ok(Made { attempt, may_retry: failed < retries })
     }
 
     /// Tries that came before these attempts and were superseded.
@@ -197,13 +238,13 @@ struct Place {
 }
 
 impl Place {
-    /// How an attempt begins there.
+    /// The beginning of an attempt there.
     fn begun(self, task: &Task) -> Begun {
         let Place { id, placement, number } = self;
         Begun { id, placement, number, task: json!(task) }
     }
 
-    /// What was made there, not scored.
+    /// The attempt that was made there, not scored yet.
     fn attempt(self, task: &Task, made: dressage_agent::Attempt) -> Attempt {
         let Place { id, placement, number } = self;
         let dressage_agent::Attempt { trajectory, outcome } = made;
@@ -216,7 +257,7 @@ impl Place {
             score: None,
             reward: None,
             earned: Vec::new(),
-            status: Status::Failed,
+            status: Status::Unscored,
             trajectory,
         }
     }
@@ -231,20 +272,6 @@ impl std::fmt::Display for Place {
     }
 }
 
-/// Does something that may panic, which is then not the end of the run.
-///
-/// # Errors
-/// With what it panicked.
-async fn alone<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> Result<T, String> {
-    // A set ends its task when it is dropped, as an attempt that is given up is.
-    let mut set = JoinSet::new();
-    set.spawn(work);
-    match set.join_next().await {
-        Some(done) => done.map_err(|error| error.to_string()),
-        None => Err("it was never begun".into()),
-    }
-}
-
 /// Makes an attempt; one that panics is a broken one.
 async fn guarded(agent: &Arc<dyn AgentLoop>, context: AttemptContext) -> dressage_agent::Attempt {
     let agent = agent.clone();
@@ -252,58 +279,25 @@ async fn guarded(agent: &Arc<dyn AgentLoop>, context: AttemptContext) -> dressag
     made.unwrap_or_else(|panic| dressage_agent::Attempt::broken("attempt", panic))
 }
 
-/// Scores the final answer, shapes the reward. Where the answer cannot be scored, the attempt counts as broken.
-async fn scored(keys: &RewardKeys, place: Place, task: &Task, made: dressage_agent::Attempt) -> Attempt {
-    let mut attempt = place.attempt(task, made);
-    let outcome = &mut attempt.outcome;
-    let answered = outcome.finish.is_whole();
-    let (scorer, text, answer) = (keys.scorer.clone(), outcome.final_text.clone(), task.answer.clone());
-    let score = alone(async move {
-        if answered {
-            scorer.score(&text, &answer).await
-        } else {
-            // Also without an answer, so that a task that cannot be scored is found whatever the model says.
-            scorer.check_expected(&answer).map(|()| Score { value: 0.0, extracted: None })
-        }
-    });
-    let score = score.await.and_then(|score| score.map_err(|error| error.to_string()));
-    if let Err(error) = &score {
-        outcome.trouble("scorer", error.as_str());
-        outcome.error.get_or_insert_with(|| format!("the answer cannot be scored: {error}"));
-        outcome.finish = Finish::Failed;
-    }
-    let failed = outcome.finish == Finish::Failed;
-    let score = score.map_or(0.0, |score| {
-        outcome.extracted = score.extracted;
-        score.value
-    });
-    let earned = if failed { Vec::new() } else { earned(keys, outcome) };
-    let cut = if answered { 0.0 } else { keys.unfinished };
-    let whole = score + cut + earned.iter().map(|earned| earned.reward).sum::<f64>();
-    let reward = if failed { keys.broken } else { Some(whole) };
-    Attempt {
-        score: (!failed).then_some(score),
-        // Adding 0 turns −0, which the store does not tell from 0, into 0.
-        reward: reward.map(|reward| reward + 0.0),
-        earned,
-        status: if failed { Status::Failed } else { Status::Completed },
-        ..attempt
-    }
+/// Scorers that are away, each told of once.
+#[derive(Debug, Default)]
+pub(crate) struct Away {
+    known: BTreeSet<String>,
+    untold: Vec<String>,
 }
 
-/// Rewards of turns: for how their calls went, and those that tools gave.
-fn earned(keys: &RewardKeys, outcome: &Outcome) -> Vec<Earned> {
-    let of_calls = |(turn, calls): &(u32, CallCounts)| {
-        let malformed = f64::from(calls.malformed);
-        let failed = f64::from(calls.errors()) - malformed;
-        (*turn, keys.malformed_call * malformed + keys.failed_call * failed)
-    };
-    let mut by_turn: BTreeMap<u32, f64> = outcome.calls_by_turn.iter().map(of_calls).collect();
-    for (turn, reward) in &outcome.earned_by_turn {
-        *by_turn.entry(*turn).or_default() += reward;
+impl Away {
+    /// Notes that a scorer is away.
+    pub fn found(&mut self, NotScored { scorer, why, .. }: &NotScored) {
+        if self.known.insert(scorer.clone()) {
+            self.untold.push(format!("attempts wait for the scorer {scorer}, and are kept: {why}"));
+        }
     }
-    let of_turn = |(turn, reward)| (reward != 0.0).then_some(Earned { by: Earner::Turn(turn), reward });
-    by_turn.into_iter().filter_map(of_turn).collect()
+
+    /// Tells of those that nobody was told of.
+    pub fn tell(&mut self, observer: &mut dyn Observer) {
+        self.untold.drain(..).for_each(|note| observer.event(&Event::Note(&note)));
+    }
 }
 
 /// What went wrong around the model, by where: how often, and the first of each.

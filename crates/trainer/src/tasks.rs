@@ -7,15 +7,16 @@ use std::time::Duration;
 use dressage_agent::Truncation;
 use dressage_agent::tasks::{Arithmetic, FileOptions, FileTasks, QuestionKey, Split, Task};
 use dressage_agent::tools::{Delayed, ToolContext, ToolSet, Toolbox};
-use dressage_reward::Scorer;
 use dressage_store::Store;
 use dressage_text::{ChatOptions, Message, Role};
 use dressage_tree::Purpose;
+use serde_json::json;
 
 use crate::TrainerError;
 use crate::agents::{Agents, NamedAgent};
 use crate::random::order;
 use crate::recipe::{AgentKeys, QUESTION, Recipe, TaskSource, ToolKeys};
+use crate::scoring::Scorers;
 
 /// How many tasks of a generator are looked at before the start. The others differ from them in their numbers only.
 const GENERATED_CHECKED: usize = 64;
@@ -321,7 +322,13 @@ pub fn chat_options(agent: &AgentKeys, now: Option<u64>) -> ChatOptions {
 ///
 /// # Errors
 /// Names the first such tool or task.
-pub async fn check_tasks(recipe: &Recipe, tasks: &Tasks, agents: &Agents) -> Result<(), TrainerError> {
+pub async fn check_tasks(
+    recipe: &Recipe,
+    scorers: &Scorers,
+    tasks: &Tasks,
+    agents: &Agents,
+) -> Result<(), TrainerError> {
+    let mut asked = Vec::new();
     for task in tasks.to_check() {
         let NamedAgent { built_in: agent, context, keys, .. } = agents.of(&task)?;
         let limits = agent.limits;
@@ -336,14 +343,10 @@ pub async fn check_tasks(recipe: &Recipe, tasks: &Tasks, agents: &Agents) -> Res
         if tokens.min(limits.prompt) >= *context {
             return Err(TrainerError::PromptTooLong { task: task.id, tokens, context: *context });
         }
-        if let Err(source) = recipe.reward.scorer.check_expected(&task.answer) {
-            return Err(TrainerError::Answer { task: task.id, source });
-        }
-    }
-    // A program that cannot score is found before anything is sampled.
-    if let (Scorer::Command(scorer), Some(task)) = (&recipe.reward.scorer, tasks.to_check().next()) {
-        let asked = scorer.score("", &task.answer).await;
-        asked.map_err(|source| TrainerError::Answer { task: task.id, source })?;
+        let recorded = json!(task);
+        scorers.check_task(&task.id, &recorded)?;
+        // A program that cannot score is found before anything is sampled.
+        scorers.check_ready(&task.id, &recorded, &mut asked).await?;
     }
     Ok(())
 }

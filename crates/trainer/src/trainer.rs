@@ -23,6 +23,7 @@ use crate::phase::PhaseRun;
 use crate::policies::{Learns, Models, Policies, Policy};
 use crate::recipe::{EvalKeys, Phase, Recipe, RlKeys};
 use crate::rollout::{Rollouts, Troubles};
+use crate::scoring::{CustomScorers, Scorers};
 use crate::sink::{self, Sink};
 use crate::tasks::{Tasks, check_tasks};
 
@@ -32,6 +33,8 @@ pub struct Parts {
     pub policies: Vec<Policy>,
     /// Its agents.
     pub agents: Vec<AgentParts>,
+    /// Scorers in place of those that the recipe has of these names.
+    pub scorers: CustomScorers,
     /// The moment that chats take for now, in seconds since 1970: that at which the run
     /// [began](crate::begun), or this one for a run that begins.
     pub begun: u64,
@@ -126,15 +129,21 @@ impl Trainer {
     /// # Errors
     /// When the recipe, the tasks or the folder do not allow it. Nothing is written before everything else is checked.
     pub async fn new(recipe: Recipe, parts: Parts, start: Start) -> Result<Self, TrainerError> {
-        let Parts { policies, agents, begun, model_files } = parts;
+        let Parts { policies, agents, scorers, begun, model_files } = parts;
         let policies = Policies::new(policies, &recipe.engine);
         let agents = Agents::new(&recipe, &agents, &policies)?;
         let tasks = Tasks::load(&recipe)?;
         if tasks.train_len() == 0 && !recipe.phase.is_empty() {
             return Err(TrainerError::NothingToTrainOn);
         }
-        check_tasks(&recipe, &tasks, &agents).await?;
+        let scorers = Scorers::new(&recipe.reward, scorers);
+        check_tasks(&recipe, &scorers, &tasks, &agents).await?;
         for (i, phase) in recipe.phase.iter().enumerate() {
+            if let (Phase::Rl(keys), Some(scorer)) = (phase, scorers.by_group().next())
+                && keys.needs_baseline()
+            {
+                return Err(TrainerError::NotCompared { phase: i, scorer: scorer.to_owned() });
+            }
             for name in recipe.trained_in(phase) {
                 let learns = policies.learns(&name)?;
                 let needs = |needs: fn(&RlKeys) -> bool| matches!(phase, Phase::Rl(keys) if needs(keys));
@@ -187,7 +196,7 @@ impl Trainer {
         let rollouts = Rollouts {
             agents,
             samplers: policies.samplers(),
-            reward: recipe.reward.clone(),
+            scorers,
             seed: recipe.run.seed,
             concurrency: recipe.concurrency(),
             store: store.clone(),

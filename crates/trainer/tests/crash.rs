@@ -11,15 +11,17 @@ mod common;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use common::{last_checkpoint, metrics, parts, recipe, simulator};
+use async_trait::async_trait;
+use common::{last_checkpoint, metrics, parts, ranks, recipe, simulator};
 use dressage_policy::{CRASH_AT, uniform};
+use dressage_reward::{Evidence, ScoreError, Scorer};
 use dressage_store::testing::{undisturbed, undisturbed_plan, wait};
-use dressage_store::{Attempt, Sqlite, StepPlan, Store};
-use dressage_trainer::{Compared, Ended, Start, StopFlag, Trainer, replay};
-use dressage_tree::Purpose;
+use dressage_store::{Attempt, Sqlite, Status, StepPlan, Store};
+use dressage_trainer::{Compared, CustomScorers, Ended, Parts, Start, StopFlag, Trainer, replay};
+use dressage_tree::{Component, Purpose};
 use serde_json::Value;
 
 /// Tells the child where to run.
@@ -44,10 +46,31 @@ fn child() {
         // A sixth of the requests fail: what breaks must break again.
         let policy = simulator(latency / 100, 0.15);
         let recipe = recipe(folder, &overrides);
-        let mut trainer = Trainer::new(recipe, parts(&policy, latency), start).await.unwrap();
+        let scorers: CustomScorers = [("rank".to_owned(), Arc::new(Rank) as Arc<dyn Scorer>)].into();
+        let parts = Parts { scorers, ..parts(&policy, latency) };
+        let mut trainer = Trainer::new(recipe, parts, start).await.unwrap();
         let ended = trainer.run(&mut (), &StopFlag::default()).await.unwrap();
         assert!(matches!(ended, Ended::Finished(_)));
     });
+}
+
+/// Compares the attempts of a group, in recipes that have a scorer `rank`.
+#[derive(Debug)]
+struct Rank;
+
+#[async_trait]
+impl Scorer for Rank {
+    fn is_by_group(&self) -> bool {
+        true
+    }
+
+    async fn score(&self, _: &Evidence) -> Result<Vec<Component>, ScoreError> {
+        Err(ScoreError::Unusable("it compares".into()))
+    }
+
+    async fn score_group(&self, group: &[Evidence]) -> Result<Vec<Vec<Component>>, ScoreError> {
+        Ok(ranks(group))
+    }
 }
 
 fn spawn(folder: &Path, latency: Duration, crash_at: Option<&str>) -> Child {
@@ -134,7 +157,7 @@ fn uninterrupted() -> &'static Left {
         let left = Left::of(&folder);
         // The run is worth interrupting: it trained, on attempts some of which broke.
         assert_eq!((left.plans.len(), left.after_abandoned), (11, 0));
-        let broken = left.attempts.iter().filter(|a| a.status == dressage_store::Status::Failed).count();
+        let broken = left.attempts.iter().filter(|a| a.status == Status::Failed).count();
         assert!(broken > 5, "{broken}");
         let calls = |a: &&Attempt| a.outcome.calls.ok > 0;
         assert!(left.attempts.iter().filter(calls).count() > 5);
@@ -168,6 +191,59 @@ fn killed_while_attempts_are_made() {
         dies_at(place);
     }
     dies_at("attempt_recorded:40");
+}
+
+#[test]
+fn killed_between_sampling_and_scoring() {
+    dies_at("scoring:3");
+    dies_at("scoring:40");
+    // What may have to wait for its score is recorded before it has one, and is not sampled again.
+    let park = ["reward.unscored=park"];
+    for place in ["attempt_unscored:3", "attempt_unscored:40", "scoring:40"] {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("run");
+        let run = |crash_at| spawn_with(&folder, Duration::ZERO, crash_at, &park).wait().unwrap();
+        assert_eq!(run(Some(place)).signal(), Some(9), "{place} is never passed, or the run failed before");
+        let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+        let all =
+            [Purpose::Train, Purpose::Eval].into_iter().flat_map(|of| wait(store.summaries(of)).unwrap());
+        let waits: Vec<_> = all.filter(|found| found.status == Status::Unscored).collect();
+        assert!(!waits.is_empty(), "{place}");
+        assert!(run(None).success(), "{place}: the run does not go on");
+        for attempt in waits {
+            let tries = wait(store.tries(&attempt.placement)).unwrap();
+            assert_eq!(tries.next, attempt.number + 1, "{place}: it was made again");
+        }
+        Left::of(&folder).must_equal(uninterrupted(), place);
+    }
+}
+
+/// Scores of a group are recorded one by one. Those that are left are found in comparison with all.
+#[test]
+fn killed_while_scores_of_a_group_are_recorded() {
+    let scorers = "reward.scorers=[{name='right', kind='numeric', weight=0.5}, {name='rank', kind='numeric', weight=0.5}]";
+    let root = tempfile::tempdir().unwrap();
+    let run = |folder: &Path, place| spawn_with(folder, Duration::ZERO, place, &[scorers]).wait().unwrap();
+    let folder = root.path().join("undisturbed");
+    assert!(run(&folder, None).success());
+    let undisturbed = Left::of(&folder);
+    let mut parted = 0;
+    for place in ["attempt_recorded:41", "attempt_recorded:42", "attempt_recorded:43"] {
+        let folder = root.path().join(place);
+        assert_eq!(run(&folder, Some(place)).signal(), Some(9), "{place} is never passed");
+        let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+        let left = wait(store.summaries(Purpose::Train)).unwrap();
+        parted += left
+            .chunk_by(|a, b| (a.placement.step, a.placement.group) == (b.placement.step, b.placement.group))
+            .filter(|group| {
+                let has = |status| group.iter().any(|attempt| attempt.status == status);
+                has(Status::Completed) && has(Status::Unscored)
+            })
+            .count();
+        assert!(run(&folder, None).success(), "{place}: the run does not go on");
+        Left::of(&folder).must_equal(&undisturbed, place);
+    }
+    assert!(parted > 0, "no group was recorded in part");
 }
 
 #[test]
@@ -263,7 +339,7 @@ fn killed_while_attempts_run_ahead() {
             .flat_map(|update| &update.micro_batches);
         for path in paths.flatten() {
             let attempt = wait(store.attempt(&path.attempt)).unwrap().unwrap();
-            assert_eq!(attempt.status, dressage_store::Status::Completed);
+            assert_eq!(attempt.status, Status::Completed);
         }
         let steps = metrics(&folder).into_iter().filter(|line| line["phase"] == 1);
         assert_eq!(steps.count(), 8, "every step measured once");

@@ -30,11 +30,13 @@
 //! are never targets. Not here: rewards and advantages (`dressage-rl`), and anything that knows text.
 
 mod batch;
+mod component;
 mod identity;
 mod outcome;
 mod segment;
 
 pub use batch::{Node, PathInput, PathTarget, Target, Term, TreeBatch};
+pub use component::{Component, Earner};
 pub use identity::{AttemptId, DEFAULT, NotAnAttempt, Placement, Purpose, RunId};
 pub use outcome::{CallCounts, Drift, Finish, Outcome, Trouble};
 pub use segment::{Kind, Masked, Part, Segment, SegmentId, Trajectory, VersionRun};

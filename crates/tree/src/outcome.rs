@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::Component;
+
 /// The reason for which an attempt ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -38,7 +40,13 @@ pub struct Outcome {
     /// The text of the final answer, or what the tool that ended the attempt took for it. Empty unless the attempt ended
     /// with one: text that was cut, or that came with a call, is not an answer.
     pub final_text: String,
-    /// The part of that text that the scorer took for the answer, where it said so.
+    /// The thoughts of the final reply, which are no part of that text.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub thought: String,
+    /// What scorers gave, in their order; those with a weight add up to the score.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub components: Vec<Component>,
+    /// The part of the final text that the first scorer that says so took for the answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub extracted: Option<String>,
     /// Why it ended.
@@ -81,6 +89,8 @@ impl Outcome {
     pub fn begun() -> Self {
         Outcome {
             final_text: String::new(),
+            thought: String::new(),
+            components: Vec::new(),
             extracted: None,
             finish: Finish::Failed,
             turns: 0,

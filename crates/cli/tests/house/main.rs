@@ -18,7 +18,7 @@ const ROOMS: [(&str, &[&str]); 12] = [
     ("cli", &["trainer", "agent", "store", "engine", "conversation", "text", "model", "policy", "tree"]),
     ("trainer", &["agent", "reward", "store", "conversation", "text", "policy", "rl", "tree"]),
     ("agent", &["reward", "conversation", "text", "policy", "tree"]),
-    ("reward", &["policy"]),
+    ("reward", &["policy", "tree"]),
     ("store", &["policy", "tree"]),
     ("engine", &["model", "policy", "rl", "tree"]),
     ("conversation", &["text", "policy", "tree"]),

@@ -11,7 +11,7 @@ mod made_up;
 use std::sync::Arc;
 
 use dressage_policy::uniform;
-use dressage_tree::{AttemptId, Kind, Outcome, Placement, Purpose, Segment, SegmentId};
+use dressage_tree::{AttemptId, Component, Kind, Outcome, Placement, Purpose, Segment, SegmentId};
 use serde_json::json;
 
 use crate::{
@@ -37,6 +37,8 @@ macro_rules! store_contract {
             the_last_of_several_tries_counts
             names_are_those_of_their_tries
             numbers_that_are_not_finite_are_refused
+            scores_and_their_parts_come_back_to_the_bit
+            an_attempt_that_waited_for_its_score_ends_with_one
             random_forests_come_back_to_the_bit
             summaries_are_in_order
             tasks_are_listed_once
@@ -325,6 +327,58 @@ pub async fn numbers_that_are_not_finite_are_refused(store: Tested) {
     store.end(&made.id, &zero).await.unwrap();
     let reward = store.attempt(&made.id).await.unwrap().unwrap().reward;
     assert_eq!(reward.map(f64::to_bits), Some(0));
+}
+
+pub async fn scores_and_their_parts_come_back_to_the_bit(store: Tested) {
+    let run = store.run().clone();
+    for sample in 0..64 {
+        let draw = |n| (uniform(7, u64::from(sample), n) - 0.5) * 3.0;
+        let mut made = attempt(&run, 0, sample);
+        (made.score, made.reward) = (Some(draw(0)), Some(draw(1)));
+        made.earned = vec![Earned { by: Earner::Turn(0), reward: draw(2) }];
+        let part =
+            Component { weight: Some(draw(3)), on: Some(Earner::Turn(1)), ..Component::score(draw(4)) };
+        made.outcome.components = vec![part, Component::new("length", draw(5))];
+        grow(&store, &made).await.unwrap();
+        // Numbers are no NaN here, so equal ones have equal bits.
+        assert_eq!(store.attempt(&made.id).await.unwrap().as_ref(), Some(&made));
+        assert_eq!(store.end(&made.id, &made.end()).await.unwrap(), Recorded::Before);
+    }
+}
+
+pub async fn an_attempt_that_waited_for_its_score_ends_with_one(store: Tested) {
+    let run = store.run().clone();
+    for (sample, status) in [Status::Completed, Status::Failed, Status::Superseded].into_iter().enumerate() {
+        let scored = Attempt { status, ..attempt(&run, 0, sample as u32) };
+        let waits = Attempt {
+            status: Status::Unscored,
+            outcome: Outcome { extracted: Some("4".into()), ..scored.outcome.clone() },
+            score: None,
+            reward: None,
+            earned: Vec::new(),
+            ..scored.clone()
+        };
+        grow(&store, &waits).await.unwrap();
+        assert_eq!(store.last_try(&waits.placement).await.unwrap().as_ref(), Some(&waits));
+        let summaries = store.summaries(Purpose::Train).await.unwrap();
+        let summary = summaries.iter().find(|summary| summary.id == waits.id).unwrap();
+        assert_eq!((summary.status, summary.score, summary.tokens), (Status::Unscored, None, 5));
+        // Its process may go, and it takes no more tokens.
+        assert_eq!(store.abandon_running().await.unwrap(), 0);
+        let next = Segment { id: SegmentId(2), ..segment(Kind::Given, &[9]) };
+        refused(store.append(&waits.id, &[next]), Code::Conflict).await;
+        assert_eq!(store.end(&waits.id, &waits.end()).await.unwrap(), Recorded::Before);
+        refused(store.end(&waits.id, &End { outcome: Outcome::begun(), ..waits.end() }), Code::Conflict)
+            .await;
+        for expected in [Recorded::Now, Recorded::Before] {
+            assert_eq!(store.end(&scored.id, &scored.end()).await.unwrap(), expected);
+        }
+        assert_eq!(store.attempt(&scored.id).await.unwrap().as_ref(), Some(&scored));
+        assert_eq!(store.tries(&scored.placement).await.unwrap().failed, u32::from(!status.counts()));
+        // It does not wait again, and has no other score.
+        refused(store.end(&waits.id, &waits.end()), Code::Conflict).await;
+        refused(store.end(&waits.id, &End { score: Some(0.5), ..scored.end() }), Code::Conflict).await;
+    }
 }
 
 pub async fn random_forests_come_back_to_the_bit(store: Tested) {

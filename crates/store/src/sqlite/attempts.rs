@@ -176,7 +176,7 @@ pub(super) fn last_try(from: &Connection, placement: &Placement) -> Result<Optio
     let name = from
         .prepare_cached(
             "SELECT name FROM attempts WHERE purpose = ?1 AND phase = ?2 AND step = ?3 AND grp = ?4 AND sample = ?5
-                 AND status IN ('completed', 'failed') ORDER BY number DESC LIMIT 1",
+                 AND status IN ('completed', 'unscored', 'failed') ORDER BY number DESC LIMIT 1",
         )?
         .query_row(params![purpose.name(), phase, step, group, sample], |row| row.get(0))
         .optional()?;
@@ -212,7 +212,7 @@ pub(super) fn tasks(from: &Connection, purpose: Purpose) -> Result<Vec<serde_jso
 pub(super) fn summaries(from: &Connection, purpose: Purpose) -> Result<Vec<AttemptSummary>, Failure> {
     let mut statement = from.prepare_cached(
         "SELECT phase, step, grp, sample, score, reward, status, sampled_tokens, tokens, name, max(number)
-         FROM attempts WHERE purpose = ?1 AND status IN ('completed', 'failed')
+         FROM attempts WHERE purpose = ?1 AND status IN ('completed', 'unscored', 'failed')
          GROUP BY phase, step, grp, sample ORDER BY phase, step, grp, sample",
     )?;
     let mut rows = statement.query([purpose.name()])?;

@@ -98,6 +98,11 @@ pub(super) fn memory(metrics: &mut Metrics) {
 pub(super) fn attempts(groups: &[&[Attempt]], metrics: &mut Metrics) {
     let attempts: Vec<&Attempt> = groups.iter().copied().flatten().collect();
     metrics.add_spread("critic/score", attempts.iter().filter_map(|attempt| attempt.score));
+    let components = || attempts.iter().flat_map(|attempt| &attempt.outcome.components);
+    for name in components().map(|component| component.name.as_str()).collect::<BTreeSet<_>>() {
+        let values = components().filter(|component| component.name == name).map(|component| component.value);
+        metrics.add_spread(&format!("reward/{name}"), values);
+    }
     metrics.add_spread("critic/rewards", attempts.iter().filter_map(|attempt| attempt.reward));
     let rewards: Vec<Vec<f64>> =
         groups.iter().map(|group| group.iter().filter_map(|attempt| attempt.reward).collect()).collect();

@@ -165,7 +165,7 @@ async fn collect(
             return Ok(taken);
         }
         tokio::select! {
-            more = flow.next(rollouts, tasks, observer) => if !more? {
+            more = flow.next(rollouts, tasks, true, observer) => if !more? {
                 return Err(TrainerError::Starved.into());
             },
             // What is under way is abandoned: it is made again, from the same stream, when the run goes on.
@@ -187,7 +187,7 @@ async fn alongside<T>(
     loop {
         tokio::select! {
             done = &mut work => return done,
-            more = flow.next(rollouts, tasks, &mut unseen), if flow.running() > 0 => { more?; }
+            more = flow.next(rollouts, tasks, false, &mut unseen), if flow.is_running() => { more?; }
         }
     }
 }

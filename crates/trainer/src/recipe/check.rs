@@ -378,23 +378,7 @@ impl Recipe {
             "0, for the most likely token, or in 0.01..=100; not 0 where eval.samples is more than 1: greedy attempts are all the same",
         )?;
         checker.drawing(eval)?;
-        let shaping = [
-            ("malformed_call", reward.malformed_call),
-            ("failed_call", reward.failed_call),
-            ("unfinished", reward.unfinished),
-            ("broken", reward.broken.unwrap_or(0.0)),
-        ];
-        for (name, value) in shaping {
-            checker.check(value.is_finite(), format!("reward.{name}"), value, "finite")?;
-        }
-        if let Err(error) = reward.scorer.check() {
-            checker.check(
-                false,
-                "reward.scorer",
-                format!("not usable ({error})"),
-                "a scorer with sound settings",
-            )?;
-        }
+        checker.reward(reward)?;
 
         for (i, phase) in phase.iter().enumerate() {
             checker.positive(format!("phase.{i}.learning_rate"), phase.learning_rate())?;

@@ -7,7 +7,7 @@ use toml::{Table, Value};
 use super::read::KIND;
 
 /// Keys that a run may go on with another value of: they change how it goes, and what comes out only where a deadline passes.
-const FREE: [&str; 14] = [
+const FREE: [&str; 16] = [
     "run.name",
     "run.folder",
     "run.checkpoint_every",
@@ -21,17 +21,20 @@ const FREE: [&str; 14] = [
     "metrics.wandb",
     "agent.reply_seconds",
     "agent.attempt_seconds",
+    "reward.outage_seconds",
+    "reward.unscored",
     // What is sampled for evaluations changes nothing of what is trained.
     "eval.every",
 ];
 
-/// Whether a key is among those, of whatever agent.
+/// Whether a key is among those, of whatever agent or scorer.
 fn is_free(key: &str) -> bool {
-    let of_agent = match key.split('.').collect::<Vec<_>>()[..] {
+    let of_one_of_several = match key.split('.').collect::<Vec<_>>()[..] {
+        ["reward", "scorers", _, "unscored"] => true,
         ["agent", _, of_agent] => FREE.contains(&format!("agent.{of_agent}").as_str()),
         _ => false,
     };
-    of_agent || FREE.contains(&key)
+    of_one_of_several || FREE.contains(&key)
 }
 
 /// Whether a run may go on with a difference that changes how long it trains: more steps of a phase, another

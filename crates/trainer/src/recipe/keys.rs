@@ -8,13 +8,13 @@ use std::time::Duration;
 use dressage_agent::Limits;
 use dressage_agent::tasks::{ArithmeticOptions, FileOptions};
 use dressage_policy::{Learner, Precision, Sampler, SamplingParams, Timely};
-use dressage_reward::Scorer;
 use dressage_rl::Normaliser;
 use dressage_tree::RunId;
 use serde::{Deserialize, Serialize};
 
 use super::agent::AgentKeys;
 use super::policy::{ModelKeys, PolicyKeys};
+use super::reward::RewardKeys;
 use super::rl::RlKeys;
 use super::tools::ToolKeys;
 
@@ -219,22 +219,6 @@ pub struct MetricsKeys {
     pub mlflow: String,
     /// A project of Weights & Biases; none where empty. What is measured goes into the folder `wandb` of the run, which `wandb sync` uploads.
     pub wandb: String,
-}
-
-/// `[reward]`: reward = score of the final answer + shaping. Evaluations count the score alone.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct RewardKeys {
-    /// How the final answer is scored.
-    pub scorer: Scorer,
-    /// Added for each call that could not be read, mostly a small negative number.
-    pub malformed_call: f64,
-    /// Added for each call that could be read but not answered (unknown tool, wrong arguments, failure, time-out).
-    pub failed_call: f64,
-    /// Added where the attempt was cut by a limit before its answer.
-    pub unfinished: f64,
-    /// The reward where something outside the model broke; such an attempt is left out of training where not given.
-    pub broken: Option<f64>,
 }
 
 /// `[eval]`: held-out tasks, before the first phase and after each; greedily, unless told otherwise.

@@ -7,11 +7,13 @@
 mod agent;
 mod check;
 mod check_agents;
+mod check_reward;
 mod compare;
 mod keys;
 mod named;
 mod policy;
 mod read;
+mod reward;
 mod rl;
 mod roles;
 mod set;
@@ -25,11 +27,12 @@ use toml::{Table, Value};
 pub use agent::{AgentKeys, QUESTION, SamplingKeys};
 pub use compare::Difference;
 pub use keys::{
-    ArithmeticKeys, EngineKeys, EvalKeys, MetricsKeys, OptimiserKeys, Phase, Recipe, RewardKeys, RunKeys,
-    Schedule, SftKeys, TaskSource,
+    ArithmeticKeys, EngineKeys, EvalKeys, MetricsKeys, OptimiserKeys, Phase, Recipe, RunKeys, Schedule,
+    SftKeys, TaskSource,
 };
 pub use policy::{ExternalKeys, ModelKeys, PolicyKeys, PolicyModel};
 pub use read::ReadError;
+pub use reward::{RewardKeys, ScorerKeys, Unscored, Values, WhenKeys};
 pub use rl::{
     Algorithm, Charge, CriticKeys, Empty, GroupBy, KlKeys, OnlyKeys, Overlong, Prefer, Proximal, RlKeys,
     UniformGroups,
@@ -125,10 +128,11 @@ impl Recipe {
             }
             change.apply(&mut table)?;
         }
-        // One of the file has its folder by now.
-        resolve_scorer(&mut table, &here);
+        // Those of the file have their folders by now.
+        resolve_scorers(&mut table, &here);
         let wrong = |source| RecipeError::Key { file: file.to_owned(), source };
         named::split(&mut table).map_err(wrong)?;
+        reward::split(&mut table).map_err(wrong)?;
         let mut recipe: Recipe = read::read(table).map_err(wrong)?;
         if recipe.run.folder.as_os_str().is_empty() {
             recipe.run.folder = here.join("runs").join(&recipe.run.name);
@@ -158,6 +162,7 @@ impl Recipe {
     fn written(&self) -> Result<Table, WriteError> {
         let mut table = write::write(self)?;
         named::join(&mut table);
+        reward::join(&mut table);
         Ok(table)
     }
 }
@@ -175,7 +180,7 @@ fn resolve(table: &mut Table, folder: &Path) {
     if let Some(Value::Array(sources)) = table.get("tasks") {
         keys.extend((0..sources.len()).map(|i| vec!["tasks".to_owned(), i.to_string(), "path".to_owned()]));
     }
-    resolve_scorer(table, folder);
+    resolve_scorers(table, folder);
     for path in keys {
         if let Some(value) = find(table, &path).and_then(|value| base_of(&path, value, folder)) {
             // The path leads somewhere: it was just followed.
@@ -184,18 +189,22 @@ fn resolve(table: &mut Table, folder: &Path) {
     }
 }
 
-/// Makes the folder absolute that a program that scores runs in: that of the recipe, or one that is told from
+/// Makes the folders absolute that programs that score run in: that of the recipe, or one that is told from
 /// there.
-fn resolve_scorer(table: &mut Table, folder: &Path) {
-    let scorer = ["reward", "scorer"].map(str::to_owned);
-    if let Some(Value::Table(found)) = find(table, &scorer)
-        && found.get("kind").and_then(Value::as_str) == Some("command")
-    {
-        let given = found.get("folder").and_then(Value::as_str).unwrap_or_default();
-        let value = Value::String(folder.join(given).display().to_string());
-        let path = scorer.into_iter().chain(["folder".to_owned()]).collect();
-        // The table is there: it was just found.
-        let _ = Override { path, value }.apply(table);
+fn resolve_scorers(table: &mut Table, folder: &Path) {
+    let Some(Value::Table(reward)) = table.get_mut("reward") else { return };
+    let resolve = |scorer: &mut Value| {
+        if let Value::Table(keys) = scorer
+            && keys.get("kind").and_then(Value::as_str) == Some("command")
+        {
+            let given = keys.get("folder").and_then(Value::as_str).unwrap_or_default();
+            let whole = Value::String(folder.join(given).display().to_string());
+            keys.insert("folder".into(), whole);
+        }
+    };
+    reward.get_mut("scorer").into_iter().for_each(resolve);
+    if let Some(Value::Array(scorers)) = reward.get_mut("scorers") {
+        scorers.iter_mut().for_each(resolve);
     }
 }
 

@@ -15,6 +15,19 @@ pub(super) const AGENTS: &str = "agents";
 /// The key that names the variant of an enum.
 pub(super) const KIND: &str = "kind";
 
+/// Where several scorers are.
+pub(super) const SCORERS: &str = "scorers";
+/// Where the typed form has the options of one of several scorers, which in a file are among its own keys.
+pub(super) const SCORER: &str = "scorer";
+
+/// The keys of one of several scorers, besides the options of its kind.
+pub(super) const OWN: [&str; 5] = ["name", "weight", "weights", "when", "unscored"];
+
+/// Whether keys lead to the options of one of several scorers.
+fn is_options(path: &[&str]) -> bool {
+    matches!(path, ["reward", SCORERS, _, SCORER])
+}
+
 /// What is wrong, and where.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReadError {
@@ -46,8 +59,15 @@ impl ReadError {
     fn key(&self, last: Option<&str>) -> String {
         // Agents by name are apart only once they have been read.
         let written = |key| if key == AGENTS { "agent" } else { key };
-        let outer = self.path.iter().rev().map(String::as_str).map(written);
-        outer.chain(last).collect::<Vec<_>>().join(".")
+        let outer = self.outer();
+        // The options of one of several scorers are among its keys in a file.
+        let in_file = (0..outer.len()).filter(|&i| !is_options(&outer[..=i]));
+        in_file.map(|i| written(outer[i])).chain(last).collect::<Vec<_>>().join(".")
+    }
+
+    /// Keys from the outermost inwards.
+    fn outer(&self) -> Vec<&str> {
+        self.path.iter().rev().map(String::as_str).collect()
     }
 }
 
@@ -56,6 +76,8 @@ impl fmt::Display for ReadError {
         let list = |known: &[&str]| known.iter().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", ");
         match &self.problem {
             Problem::UnknownKey { key, known } => {
+                let more = if is_options(&self.outer()) { &OWN[..] } else { &[] };
+                let known = &[more, *known].concat();
                 write!(f, "unknown key `{}`; ", self.key(Some(key)))?;
                 match nearest(key, known) {
                     Some(near) => write!(f, "did you mean `{near}`?"),

@@ -69,8 +69,31 @@ fn what_is_written_reads_back_the_same() {
 }
 
 #[test]
+fn several_scorers_read_back_the_same() {
+    let several = "reward={unscored=0.5, scorers=[\
+         {name='right', kind='numeric', extract='boxed', when={source='a', data_source=['b', 'c']}}, \
+         {name='form', kind='command', command=['true'], weight=0.25, weights={length=-0.5}, unscored='park'}]}";
+    let recipe = load(SMALL, &[several]).unwrap();
+    let [right, form] = &recipe.reward.scorers[..] else { panic!() };
+    assert_eq!((right.name.as_str(), right.weight, right.unscored), ("right", 1.0, None));
+    let fields: Vec<(&str, Vec<String>)> =
+        right.when.fields().map(|(name, values)| (name, values.to_vec())).collect();
+    assert_eq!(fields, [("source", vec!["a".into()]), ("data_source", vec!["b".into(), "c".into()])]);
+    assert_eq!((form.weight, form.weights["length"], form.unscored), (0.25, -0.5, Some(Unscored::Park)));
+    assert_eq!((form.scorer.name(), recipe.reward.unscored), ("command", Unscored::Value(0.5)));
+    let text = recipe.to_toml().unwrap();
+    assert!(text.contains("[[reward.scorers]]") && !text.contains("[reward.scorer]"), "{text}");
+    assert_eq!(load(&text, &[]).unwrap(), recipe);
+    // A run may go on when a scorer is gone for good.
+    let dropped = load(&text, &["reward.scorers.1.unscored=drop", "reward.outage_seconds=9"]).unwrap();
+    assert_eq!(dropped.difference(&recipe).unwrap(), None);
+    let heavier = load(&text, &["reward.scorers.1.weight=0.5"]).unwrap();
+    assert_eq!(heavier.difference(&recipe).unwrap().unwrap().key, "reward.scorers.1.weight");
+}
+
+#[test]
 fn bad_recipes_are_refused_by_key() {
-    let cases: [(&[&str], &str); 44] = [
+    let cases: [(&[&str], &str); 53] = [
         (&["phase.0.lerning_rate=1"], "unknown key `phase.0.lerning_rate`; did you mean `learning_rate`?"),
         (&["phase.1.kind=gppo"], "`phase.1.kind` is \"gppo\", but must be one of `sft`, `rl`"),
         (&["phase.1.group_size=1"], "`phase.1.group_size` is 1, but must be at least 2"),
@@ -106,6 +129,39 @@ fn bad_recipes_are_refused_by_key() {
         ),
         (&["tool=[{kind='calculator', seconds=0}]"], "`tool.0.seconds` is 0, but must be in 0..=1e9, not 0"),
         (&["reward.scorer.tolerance.relative=-1"], "`reward.scorer`"),
+        (
+            &["reward.unscored=prak"],
+            "`reward.unscored` is \"prak\", but must be one of `retry`, `drop`, `park`",
+        ),
+        (
+            &["reward.unscored=true"],
+            "`reward.unscored` is true, but must be \"retry\", \"drop\", \"park\" or a number",
+        ),
+        (&["reward.outage_seconds=0"], "`reward.outage_seconds` is 0"),
+        (
+            &["reward.scorers=[{name='a', kind='numeric'}]"],
+            "`reward.scorer` is the only scorer where it is given",
+        ),
+        (
+            &["reward={scorers=[{name='a', kind='numbers'}]}"],
+            "`reward.scorers.0.kind` is \"numbers\", but must be",
+        ),
+        (
+            &["reward={scorers=[{name='a', kind='numeric', wieght=1}]}"],
+            "unknown key `reward.scorers.0.wieght`; did you mean `weight`?",
+        ),
+        (
+            &["reward={scorers=[{name='a', kind='numeric', extarct='boxed'}]}"],
+            "unknown key `reward.scorers.0.extarct`; did you mean `extract`?",
+        ),
+        (
+            &["reward={scorers=[{name='a', kind='numeric'}, {name='a', kind='answer'}]}"],
+            "`reward.scorers.1.name` is \"a\", but must be a name that no other",
+        ),
+        (
+            &["reward={scorers=[{name='a', kind='numeric', when={source=[]}}]}"],
+            "`reward.scorers.0.when.source` is a list, but must be a text",
+        ),
         (&["tasks.0={kind='file', path='rows', limit=0}"], "`tasks.0.limit` is 0, but must be at least 1"),
         (
             &["tasks.0={kind='jsonl', path='rows', held_out='most'}"],
@@ -251,7 +307,7 @@ fn paths_are_relative_to_the_recipe_or_to_the_command_line() {
     let command = |overrides: &[&str]| {
         let overrides: Vec<Override> = overrides.iter().map(|text| text.parse().unwrap()).collect();
         match Recipe::load(&file, &overrides).unwrap().reward.scorer {
-            dressage_reward::Scorer::Command(scorer) => scorer.folder,
+            dressage_reward::ScorerKind::Command(scorer) => scorer.folder,
             other => panic!("{other:?}"),
         }
     };

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use dressage_agent::tools::{Calculator, Delayed, ToolSet, Toolbox};
 use dressage_policy::{Simulator, SimulatorConfig};
+use dressage_reward::Evidence;
 use dressage_text::testing::{VOCABULARY, tiny_chat};
 use dressage_trainer::recipe::{Override, Recipe};
-use dressage_trainer::{AgentParts, Event, Learns, Observer, Parts, Policy};
-use dressage_tree::DEFAULT;
+use dressage_trainer::{AgentParts, CustomScorers, Event, Learns, Observer, Parts, Policy};
+use dressage_tree::{Component, DEFAULT};
 use serde_json::{Map, Value};
 
 /// SFT on a few demonstrations, then GRPO with several updates a step. Rewards differ by how attempts end.
@@ -99,6 +100,14 @@ pub fn simulator(latency: Duration, failures: f64) -> Arc<Simulator> {
     Arc::new(Simulator::new(SimulatorConfig { latency, failures, ..simulated() }))
 }
 
+/// Scores attempts of a group by the share of it that is shorter.
+#[allow(dead_code)] // not every test binary compares
+pub fn ranks(group: &[Evidence]) -> Vec<Vec<Component>> {
+    let length = |evidence: &Evidence| evidence.trajectory.sampled_tokens();
+    let shorter = |one: &Evidence| group.iter().filter(|other| length(other) < length(one)).count() as f64;
+    group.iter().map(|one| vec![Component::score(shorter(one) / group.len() as f64)]).collect()
+}
+
 /// A trainer's parts around a simulated policy.
 pub fn parts(policy: &Arc<Simulator>, latency: Duration) -> Parts {
     let tools: Vec<Arc<dyn Toolbox>> =
@@ -109,7 +118,13 @@ pub fn parts(policy: &Arc<Simulator>, latency: Duration) -> Parts {
         tools: ToolSet::new(tools, Duration::from_secs(5)).unwrap(),
         custom: None,
     };
-    Parts { policies: vec![trained(DEFAULT, policy)], agents: vec![agent], begun: 0, model_files: Vec::new() }
+    Parts {
+        policies: vec![trained(DEFAULT, policy)],
+        agents: vec![agent],
+        scorers: CustomScorers::new(),
+        begun: 0,
+        model_files: Vec::new(),
+    }
 }
 
 /// A simulated policy that is trained, with a reference and a critic.

@@ -1,0 +1,116 @@
+//! The contract of scorers: whatever says what an attempt is worth.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use dressage_tree::{AttemptId, Component, Outcome, Trajectory};
+use serde_json::{Map, Value};
+
+use crate::{Score, ScoreError};
+
+/// All that an attempt is judged by. It is taken before the attempt's sessions close, and is in the record,
+/// so that what was made can be scored at any later time.
+#[derive(Debug, Clone)]
+pub struct Evidence {
+    /// The attempt.
+    pub attempt: AttemptId,
+    /// The task, with all that is known of it, as it is recorded.
+    pub task: Value,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Every token.
+    pub trajectory: Arc<Trajectory>,
+}
+
+impl Evidence {
+    /// The text of the final answer, without thoughts and calls. Empty unless the attempt ended with one.
+    pub fn text(&self) -> &str {
+        &self.outcome.final_text
+    }
+
+    /// The thoughts of the final reply.
+    pub fn thought(&self) -> &str {
+        &self.outcome.thought
+    }
+
+    /// Knowledge that toolboxes handed over before they were closed, by the toolbox's name.
+    pub fn handed(&self) -> &Map<String, Value> {
+        &self.outcome.evidence
+    }
+
+    /// Whether the attempt came to its own end, rather than to a limit.
+    pub fn is_answered(&self) -> bool {
+        self.outcome.finish.is_whole()
+    }
+
+    /// The expected answer; null where the task has none.
+    pub fn expected(&self) -> &Value {
+        expected(&self.task)
+    }
+}
+
+/// The expected answer of a task.
+pub(crate) fn expected(task: &Value) -> &Value {
+    task.get("answer").unwrap_or(&Value::Null)
+}
+
+/// Says what attempts are worth: one by one, or those of a group together.
+///
+/// Nothing that a model wrote is an error. A scorer that cannot score now, because whoever it asks is away,
+/// gives an error that [may pass](ScoreError::may_pass); it never gives 0 for that. It may be asked about the
+/// same evidence again, and about many attempts at once.
+#[async_trait]
+pub trait Scorer: Debug + Send + Sync {
+    /// Whether it scores the attempts of a group together ([`score_group`](Self::score_group)), and none by
+    /// itself.
+    fn is_by_group(&self) -> bool {
+        false
+    }
+
+    /// Checks a task before anything is sampled.
+    ///
+    /// # Errors
+    /// When the task, such as its expected answer, makes no sense to the scorer.
+    fn check_task(&self, _task: &Value) -> Result<(), ScoreError> {
+        Ok(())
+    }
+
+    /// Finds before anything is sampled whether it could score attempts at this task.
+    ///
+    /// # Errors
+    /// When it could not, so that a run does not begin.
+    async fn check_ready(&self, _task: &Value) -> Result<(), ScoreError> {
+        Ok(())
+    }
+
+    /// Scores an attempt. One component is called [`Component::SCORE`]; others tell more.
+    ///
+    /// # Errors
+    /// When the scorer cannot, for whatever reason but what the model wrote.
+    async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError>;
+
+    /// Scores the attempts of a group, each against the others: the components of each, in their order.
+    ///
+    /// # Errors
+    /// When the scorer cannot score all of them.
+    async fn score_group(&self, _group: &[Evidence]) -> Result<Vec<Vec<Component>>, ScoreError> {
+        Ok(Vec::new())
+    }
+}
+
+/// The score of a scorer that looks at the final answer alone, where `graded` is that of the answer. Without
+/// one it is 0.
+pub(crate) fn of_answer(
+    evidence: &Evidence,
+    graded: Result<Score, ScoreError>,
+) -> Result<Vec<Component>, ScoreError> {
+    // Graded also without an answer, so that a task that cannot be scored is found whatever the model says.
+    let Score { value, extracted } = graded?;
+    let score = if evidence.is_answered() {
+        Component { extracted, ..Component::score(value) }
+    } else {
+        Component::score(0.0)
+    };
+    Ok(vec![score])
+}

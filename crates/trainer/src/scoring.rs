@@ -1,0 +1,435 @@
+//! The scorers of a run: which of them score a task, what their components add up to, and what a reward is
+//! besides.
+//!
+//! Guarantees: a scorer that cannot score never counts as a score of 0: what becomes of the attempt is what
+//! the recipe says. Scoring changes nothing of what was sampled, and can be done again.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dressage_policy::awake;
+use dressage_reward::{Evidence, ScoreError, Scorer};
+use dressage_store::{Attempt, Earned, Earner, Status};
+use dressage_tree::{CallCounts, Component, Finish, Outcome};
+use serde_json::Value;
+
+use crate::TrainerError;
+use crate::alone::alone;
+use crate::recipe::{RewardKeys, ScorerKeys, Unscored, WhenKeys};
+
+/// Scorers that a program brings, in place of those that the recipe has of these names.
+pub type CustomScorers = BTreeMap<String, Arc<dyn Scorer>>;
+
+/// The scorers of a run. Clones share them.
+#[derive(Debug, Clone)]
+pub struct Scorers(Arc<All>);
+
+#[derive(Debug)]
+struct All {
+    scorers: Vec<Named>,
+    keys: RewardKeys,
+}
+
+/// A scorer of a run.
+#[derive(Debug)]
+struct Named {
+    name: String,
+    /// Where trouble with it comes from.
+    source: String,
+    weight: f64,
+    weights: BTreeMap<String, f64>,
+    when: WhenKeys,
+    unscored: Unscored,
+    scorer: Arc<dyn Scorer>,
+}
+
+/// How often a scorer is asked about an attempt under `unscored = "retry"`.
+const ASKED: u32 = 3;
+
+/// The pause before it is asked again, at first.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// An attempt that could not be scored, and why.
+#[derive(Debug, Clone)]
+pub(crate) struct NotScored {
+    /// The scorer.
+    pub scorer: String,
+    /// Where trouble with it comes from.
+    pub source: String,
+    /// Why it could not.
+    pub why: String,
+    /// The fate of the attempt.
+    pub fate: Fate,
+}
+
+/// The fate of an attempt that could not be scored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// The attempt is broken; `again` says whether another try may be better.
+    Broken { again: bool },
+    /// The attempt is left out of training.
+    Dropped,
+    /// The attempt waits for the scorer.
+    Parked,
+}
+
+impl Named {
+    fn is_for(&self, task: &Value) -> bool {
+        let holds = |(name, values): (&str, &[String])| {
+            field(task, name)
+                .and_then(Value::as_str)
+                .is_some_and(|found| values.iter().any(|value| value == found))
+        };
+        self.when.fields().all(holds)
+    }
+
+    /// Components as they are recorded: under the name of the scorer, with weights.
+    fn named(&self, components: Vec<Component>) -> Result<Vec<Component>, ScoreError> {
+        let unusable = |what: String| ScoreError::Unusable(format!("the scorer {}: {what}", self.name));
+        let mut scores = 0;
+        let mut named = Vec::with_capacity(components.len());
+        for component in components {
+            let Component { name, value, .. } = &component;
+            if !value.is_finite() {
+                return Err(unusable(format!("its component {name} is {value}, which is no number")));
+            }
+            let is_score = name == Component::SCORE;
+            let (name, weight) = if is_score {
+                scores += 1;
+                (self.name.clone(), Some(self.weight).filter(|weight| *weight != 0.0))
+            } else {
+                (format!("{}.{name}", self.name), self.weights.get(name).copied())
+            };
+            named.push(Component { name, weight, ..component });
+        }
+        // Without one the attempt would count as worthless.
+        if scores == 0 && self.weight != 0.0 {
+            return Err(unusable(format!("it gave no component called `{}`", Component::SCORE)));
+        }
+        Ok(named)
+    }
+
+    /// Asks the scorer, as often as is wanted of it.
+    async fn ask<T: Send + 'static, W: Future<Output = Result<T, ScoreError>> + Send + 'static>(
+        &self,
+        longest: Duration,
+        ask: impl Fn(Arc<dyn Scorer>) -> W,
+    ) -> Result<T, ScoreError> {
+        let mut left = if self.unscored == Unscored::Retry { ASKED } else { 1 };
+        let mut pause = PAUSE;
+        loop {
+            left -= 1;
+            let asked = awake::within(longest, alone(ask(self.scorer.clone()))).await;
+            let answer = match asked {
+                Some(answer) => answer.unwrap_or_else(|panic| Err(ScoreError::Unusable(panic))),
+                None => {
+                    let late = format!("the scorer {} did not answer within {longest:?}", self.name);
+                    Err(ScoreError::Unavailable(late))
+                }
+            };
+            match answer {
+                Err(error) if left > 0 && error.may_pass() => {
+                    awake::sleep(pause).await;
+                    pause *= 2;
+                }
+                answer => return answer,
+            }
+        }
+    }
+
+    fn not_scored(&self, error: &ScoreError) -> NotScored {
+        let again = error.may_pass();
+        let fate = match self.unscored {
+            Unscored::Drop => Fate::Dropped,
+            // Waiting helps only against what may pass.
+            Unscored::Park if again => Fate::Parked,
+            _ => Fate::Broken { again },
+        };
+        let (scorer, source) = (self.name.clone(), self.source.clone());
+        NotScored { scorer, source, why: error.to_string(), fate }
+    }
+}
+
+/// A field of a task, or of the row that it was read from.
+fn field<'t>(task: &'t Value, name: &str) -> Option<&'t Value> {
+    let of_row = || task.get("row")?.get(name);
+    task.get(name).filter(|value| !value.is_null()).or_else(of_row)
+}
+
+/// Names of the scorers that a task asks for itself, in the field `scorer` of its row.
+fn chosen(task: &Value) -> Option<Vec<&str>> {
+    match field(task, "scorer")? {
+        Value::String(name) => Some(vec![name.as_str()]),
+        Value::Array(names) => Some(names.iter().filter_map(Value::as_str).collect()),
+        _ => None,
+    }
+}
+
+/// Takes the evidence of an attempt, whose trajectory goes with it.
+fn evidence(attempt: &mut Attempt) -> Evidence {
+    let trajectory = Arc::new(std::mem::take(&mut attempt.trajectory));
+    Evidence { attempt: attempt.id, task: attempt.task.clone(), outcome: attempt.outcome.clone(), trajectory }
+}
+
+/// Gives an attempt its trajectory back.
+fn give_back(attempt: &mut Attempt, evidence: Evidence) {
+    attempt.trajectory = Arc::unwrap_or_clone(evidence.trajectory);
+}
+
+impl Scorers {
+    /// The scorers of a recipe.
+    pub fn new(keys: &RewardKeys, mut custom: CustomScorers) -> Self {
+        let mut of = |scorer: &ScorerKeys, source: String| Named {
+            name: scorer.name.clone(),
+            source,
+            weight: scorer.weight,
+            weights: scorer.weights.clone(),
+            when: scorer.when.clone(),
+            unscored: scorer.unscored.unwrap_or(keys.unscored),
+            scorer: custom.remove(&scorer.name).unwrap_or_else(|| scorer.scorer.scorer()),
+        };
+        let scorers = match &keys.scorers[..] {
+            [] => vec![of(&keys.only(), "scorer".into())],
+            several => several.iter().map(|keys| of(keys, format!("scorer {}", keys.name))).collect(),
+        };
+        Scorers(Arc::new(All { scorers, keys: keys.clone() }))
+    }
+
+    /// Longest wait for a scorer.
+    pub(crate) fn outage(&self) -> Duration {
+        Duration::from_secs_f64(self.0.keys.outage_seconds)
+    }
+
+    /// Scorers of a task: those that it names, or else those that are for it.
+    fn of<'a>(&'a self, task: &'a Value) -> impl Iterator<Item = &'a Named> {
+        let chosen = chosen(task);
+        self.0.scorers.iter().filter(move |named| match &chosen {
+            Some(names) => names.contains(&named.name.as_str()),
+            None => named.is_for(task),
+        })
+    }
+
+    /// Names of the scorers that compare the attempts of a group.
+    pub(crate) fn by_group(&self) -> impl Iterator<Item = &str> {
+        self.0.scorers.iter().filter(|named| named.scorer.is_by_group()).map(|named| named.name.as_str())
+    }
+
+    /// Whether the attempts at a task are scored together, once each is scored by itself.
+    pub(crate) fn compares(&self, task: &Value) -> bool {
+        self.of(task).any(|named| named.scorer.is_by_group())
+    }
+
+    /// Whether an attempt at a task may have to wait for its score, so that it is recorded before it has one.
+    pub(crate) fn may_wait(&self, task: &Value) -> bool {
+        self.of(task).any(|named| named.unscored == Unscored::Park || named.scorer.is_by_group())
+    }
+
+    /// Checks that a task can be scored.
+    ///
+    /// # Errors
+    /// When it names a scorer that there is not, no scorer is for it, or makes no sense to one.
+    pub(crate) fn check_task(&self, id: &str, task: &Value) -> Result<(), TrainerError> {
+        let known = || self.0.scorers.iter().map(|named| named.name.clone()).collect::<Vec<_>>().join(", ");
+        for name in chosen(task).unwrap_or_default() {
+            if !self.0.scorers.iter().any(|named| named.name == name) {
+                let (task, name, known) = (id.to_owned(), name.to_owned(), known());
+                return Err(TrainerError::UnknownScorer { task, name, known });
+            }
+        }
+        let mut some = false;
+        for named in self.of(task) {
+            some = true;
+            let answer = |source| TrainerError::Answer { task: id.to_owned(), source };
+            named.scorer.check_task(task).map_err(answer)?;
+        }
+        if some { Ok(()) } else { Err(TrainerError::NoScorer { task: id.to_owned(), known: known() }) }
+    }
+
+    /// Finds whether the scorers of a task could score it now; those in `asked` were asked before.
+    ///
+    /// # Errors
+    /// When one could not.
+    pub(crate) async fn check_ready(
+        &self,
+        id: &str,
+        task: &Value,
+        asked: &mut Vec<String>,
+    ) -> Result<(), TrainerError> {
+        for named in self.of(task) {
+            if !asked.contains(&named.name) {
+                asked.push(named.name.clone());
+                let answer = |source| TrainerError::Answer { task: id.to_owned(), source };
+                named.scorer.check_ready(task).await.map_err(answer)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Scores an attempt by itself. What it had of components is replaced.
+    ///
+    /// # Errors
+    /// When a scorer cannot, and the recipe has no number for that.
+    pub(crate) async fn score(&self, attempt: &mut Attempt) -> Result<(), NotScored> {
+        let task = attempt.task.clone();
+        let evidence = Arc::new(evidence(attempt));
+        let (mut components, mut troubles, mut failed) = (Vec::new(), Vec::new(), None);
+        let alone: Vec<&Named> = self.of(&task).filter(|named| !named.scorer.is_by_group()).collect();
+        for named in alone {
+            let of = evidence.clone();
+            let ask = |scorer: Arc<dyn Scorer>| {
+                let of = of.clone();
+                async move { scorer.score(&of).await }
+            };
+            let answer = named.ask(self.outage(), ask).await;
+            match (answer.and_then(|answer| named.named(answer)), named.unscored) {
+                (Ok(answer), _) => components.extend(answer),
+                (Err(error), Unscored::Value(value)) => {
+                    troubles.push((named.source.clone(), error.to_string()));
+                    components.extend(named.named(vec![Component::score(value)]).unwrap_or_default());
+                }
+                (Err(error), _) => {
+                    failed = Some(named.not_scored(&error));
+                    break;
+                }
+            }
+        }
+        give_back(attempt, Arc::unwrap_or_clone(evidence));
+        if let Some(failed) = failed {
+            return Err(failed);
+        }
+        for (source, why) in troubles {
+            attempt.outcome.trouble(source, why);
+        }
+        attempt.outcome.components = components;
+        Ok(())
+    }
+
+    /// Scores attempts of a group together with those `beside` them, which have their scores already. What they
+    /// have of components stays.
+    ///
+    /// # Errors
+    /// When a scorer cannot, and the recipe has no number for that.
+    pub(crate) async fn score_together(
+        &self,
+        attempts: &mut [&mut Attempt],
+        beside: &[Attempt],
+    ) -> Result<(), NotScored> {
+        let Some(task) = attempts.first().map(|attempt| attempt.task.clone()) else { return Ok(()) };
+        let mut beside = beside.to_vec();
+        // By number, so that it makes no difference which of them have their scores.
+        let mut members: Vec<&mut Attempt> =
+            attempts.iter_mut().map(|attempt| &mut **attempt).chain(&mut beside).collect();
+        members.sort_by_key(|attempt| attempt.placement.sample);
+        let group: Arc<Vec<Evidence>> = Arc::new(members.iter_mut().map(|of| evidence(of)).collect());
+        let mut given: Vec<Vec<Component>> = vec![Vec::new(); members.len()];
+        let (mut troubles, mut failed) = (Vec::new(), None);
+        let comparing: Vec<&Named> = self.of(&task).filter(|named| named.scorer.is_by_group()).collect();
+        for named in comparing {
+            let ask = |scorer: Arc<dyn Scorer>| {
+                let group = group.clone();
+                async move { scorer.score_group(&group).await }
+            };
+            let answer = named.ask(self.outage(), ask).await.and_then(|answer| {
+                if answer.len() == given.len() {
+                    return answer.into_iter().map(|of| named.named(of)).collect::<Result<Vec<_>, _>>();
+                }
+                let what = format!("the scorer {} scored {} of {}", named.name, answer.len(), given.len());
+                Err(ScoreError::Unusable(what))
+            });
+            match (answer, named.unscored) {
+                (Ok(answer), _) => given.iter_mut().zip(answer).for_each(|(of, more)| of.extend(more)),
+                (Err(error), Unscored::Value(value)) => {
+                    troubles.push((named.source.clone(), error.to_string()));
+                    for of in &mut given {
+                        of.extend(named.named(vec![Component::score(value)]).unwrap_or_default());
+                    }
+                }
+                (Err(error), _) => {
+                    failed = Some(named.not_scored(&error));
+                    break;
+                }
+            }
+        }
+        for (attempt, evidence) in members.iter_mut().zip(Arc::unwrap_or_clone(group)) {
+            give_back(attempt, evidence);
+        }
+        if let Some(failed) = failed {
+            return Err(failed);
+        }
+        // Of those beside only copies are changed.
+        for (attempt, more) in members.into_iter().zip(given) {
+            attempt.outcome.components.extend(more);
+            for (source, why) in &troubles {
+                attempt.outcome.trouble(source.as_str(), why.as_str());
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds up what an attempt is worth, once all its components are there.
+    pub(crate) fn finish(&self, attempt: Attempt) -> Attempt {
+        let keys = &self.0.keys;
+        let mut outcome = attempt.outcome;
+        let score = outcome.components.iter().map(Component::share).fold(0.0, |sum, share| sum + share);
+        // Kept once: with the outcome, that of the first scorer that says it.
+        let extracted: Vec<String> =
+            outcome.components.iter_mut().filter_map(|c| c.extracted.take()).collect();
+        outcome.extracted = extracted.into_iter().next();
+        let mut earned = calls(keys, &outcome);
+        let cut = if outcome.finish.is_whole() { 0.0 } else { keys.unfinished };
+        let reward = score + cut + earned.iter().map(|earned| earned.reward).sum::<f64>();
+        earned.extend(outcome.components.iter().filter_map(of_part));
+        Attempt {
+            score: Some(score),
+            // Adding 0 turns −0, which the store does not tell from 0, into 0.
+            reward: Some(reward + 0.0),
+            earned,
+            status: Status::Completed,
+            outcome,
+            ..attempt
+        }
+    }
+
+    /// An attempt in which something outside the model broke.
+    pub(crate) fn broken(&self, attempt: Attempt) -> Attempt {
+        Attempt { reward: self.0.keys.broken, status: Status::Failed, ..attempt }
+    }
+}
+
+/// The reward that a component on a part of an attempt earned that part.
+fn of_part(component: &Component) -> Option<Earned> {
+    let (by, reward) = (component.on.clone()?, component.share());
+    (reward != 0.0).then_some(Earned { by, reward })
+}
+
+/// Rewards of turns: for how their calls went, and those that tools gave.
+fn calls(keys: &RewardKeys, outcome: &Outcome) -> Vec<Earned> {
+    let of_calls = |(turn, calls): &(u32, CallCounts)| {
+        let malformed = f64::from(calls.malformed);
+        let failed = f64::from(calls.errors()) - malformed;
+        (*turn, keys.malformed_call * malformed + keys.failed_call * failed)
+    };
+    let mut by_turn: BTreeMap<u32, f64> = outcome.calls_by_turn.iter().map(of_calls).collect();
+    for (turn, reward) in &outcome.earned_by_turn {
+        *by_turn.entry(*turn).or_default() += reward;
+    }
+    let of_turn = |(turn, reward)| (reward != 0.0).then_some(Earned { by: Earner::Turn(turn), reward });
+    by_turn.into_iter().filter_map(of_turn).collect()
+}
+
+impl NotScored {
+    /// The attempt that it is about, broken or left out.
+    pub(crate) fn of(&self, scorers: &Scorers, mut attempt: Attempt) -> Attempt {
+        let outcome = &mut attempt.outcome;
+        outcome.trouble(self.source.as_str(), self.why.as_str());
+        outcome.error.get_or_insert_with(|| format!("the answer cannot be scored: {}", self.why));
+        outcome.finish = Finish::Failed;
+        let broken = scorers.broken(attempt);
+        if self.fate == Fate::Dropped { Attempt { reward: None, ..broken } } else { broken }
+    }
+}
+
+#[cfg(test)]
+#[path = "scoring_tests.rs"]
+mod tests;

@@ -1,0 +1,208 @@
+use async_trait::async_trait;
+use dressage_tree::{AttemptId, Placement, Purpose, RunId, Segment, Trajectory};
+use serde_json::json;
+
+use super::*;
+use crate::recipe::ScorerKeys;
+
+/// Gives these components for every attempt.
+#[derive(Debug)]
+struct Gives(Vec<Component>);
+
+#[async_trait]
+impl Scorer for Gives {
+    async fn score(&self, _: &Evidence) -> Result<Vec<Component>, ScoreError> {
+        Ok(self.0.clone())
+    }
+}
+
+#[derive(Debug)]
+struct Panics;
+
+#[async_trait]
+impl Scorer for Panics {
+    async fn score(&self, _: &Evidence) -> Result<Vec<Component>, ScoreError> {
+        panic!("a bug in the scorer")
+    }
+}
+
+/// Never answers.
+#[derive(Debug)]
+struct Hangs;
+
+#[async_trait]
+impl Scorer for Hangs {
+    async fn score(&self, _: &Evidence) -> Result<Vec<Component>, ScoreError> {
+        std::future::pending().await
+    }
+}
+
+fn attempt(task: Value) -> Attempt {
+    let placement = Placement { purpose: Purpose::Train, phase: 0, step: 0, group: 0, sample: 0 };
+    let mut trajectory = Trajectory::new();
+    trajectory.push(Segment::given(None, vec![1, 2, 3], 0)).unwrap();
+    Attempt {
+        id: AttemptId::new(&RunId("r".into()), &placement, 0),
+        placement,
+        number: 0,
+        task,
+        outcome: Outcome::demonstrated("it is 72"),
+        score: None,
+        reward: None,
+        earned: Vec::new(),
+        status: Status::Unscored,
+        trajectory,
+    }
+}
+
+fn scorer(name: &str) -> ScorerKeys {
+    ScorerKeys { name: name.into(), ..RewardKeys::default().only() }
+}
+
+fn when(source: &str, data_source: &str) -> WhenKeys {
+    let mut table = toml::Table::new();
+    for (key, value) in [("source", source), ("data_source", data_source)] {
+        if !value.is_empty() {
+            table.insert(key.into(), value.into());
+        }
+    }
+    table.try_into().unwrap()
+}
+
+fn scorers(several: Vec<ScorerKeys>, custom: Vec<(&str, Arc<dyn Scorer>)>) -> Scorers {
+    let keys = RewardKeys { scorers: several, outage_seconds: 0.2, ..RewardKeys::default() };
+    Scorers::new(&keys, custom.into_iter().map(|(name, scorer)| (name.to_owned(), scorer)).collect())
+}
+
+#[test]
+fn a_task_is_scored_by_those_that_are_for_it() {
+    let maths = ScorerKeys { when: when("", "maths"), ..scorer("maths") };
+    let words = ScorerKeys { when: when("file", "words"), ..scorer("words") };
+    let all = scorers(vec![maths, words, scorer("form")], Vec::new());
+    let of = |task: Value| -> Vec<String> { all.of(&task).map(|named| named.name.clone()).collect() };
+    assert_eq!(of(json!({"source": "file", "row": {"data_source": "maths"}})), ["maths", "form"]);
+    assert_eq!(of(json!({"source": "file", "row": {"data_source": "words"}})), ["words", "form"]);
+    assert_eq!(of(json!({"source": "other", "row": {"data_source": "words"}})), ["form"]);
+    assert_eq!(of(json!({"source": "file", "kind": null})), ["form"]);
+    // A task that names its scorer has that one and no other.
+    assert_eq!(of(json!({"source": "file", "row": {"data_source": "maths", "scorer": "words"}})), ["words"]);
+    assert_eq!(of(json!({"row": {"scorer": ["form", "maths"]}})), ["maths", "form"]);
+    let error = all.check_task("t", &json!({"answer": 1, "row": {"scorer": "wrods"}})).unwrap_err();
+    assert!(
+        error.to_string().contains("for the scorer \"wrods\", but the recipe has maths, words, form"),
+        "{error}"
+    );
+    let error = all.check_task("t", &json!({"answer": "many"})).unwrap_err();
+    assert!(matches!(error, TrainerError::Answer { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn components_add_up_by_their_weights() {
+    let parts = vec![
+        Component { extracted: Some("72".into()), ..Component::score(0.5) },
+        Component { on: Some(Earner::Turn(0)), ..Component::new("step", -1.0) },
+        Component::new("length", 9.0),
+    ];
+    let judged = ScorerKeys { weight: 0.5, weights: [("step".into(), 0.25)].into(), ..scorer("judge") };
+    let beside = ScorerKeys { weight: 0.0, ..scorer("beside") };
+    let all = scorers(vec![scorer("right"), judged, beside], vec![("judge", Arc::new(Gives(parts)))]);
+    let mut made = attempt(json!({"answer": 72}));
+    let before = made.trajectory.clone();
+    all.score(&mut made).await.unwrap();
+    assert_eq!(made.trajectory, before);
+    let done = all.finish(made);
+    let components: Vec<(&str, f64, Option<f64>)> =
+        done.outcome.components.iter().map(|c| (c.name.as_str(), c.value, c.weight)).collect();
+    let want = [
+        ("right", 1.0, Some(1.0)),
+        ("judge", 0.5, Some(0.5)),
+        ("judge.step", -1.0, Some(0.25)),
+        ("judge.length", 9.0, None),
+        ("beside", 1.0, None),
+    ];
+    assert_eq!(components, want);
+    // Beside the score of each there is the share that a turn earned.
+    assert_eq!((done.score, done.reward), (Some(1.0), Some(1.0)));
+    assert_eq!(done.earned, [Earned { by: Earner::Turn(0), reward: -0.25 }]);
+    assert_eq!(done.outcome.extracted.as_deref(), Some("72"));
+    assert_eq!(done.status, Status::Completed);
+}
+
+#[tokio::test]
+async fn an_answer_that_makes_no_sense_is_no_score() {
+    let gives = |components| -> Arc<dyn Scorer> { Arc::new(Gives(components)) };
+    let (panics, hangs): (Arc<dyn Scorer>, Arc<dyn Scorer>) = (Arc::new(Panics), Arc::new(Hangs));
+    for (scorer_of, again, want) in [
+        (gives(vec![]), false, "it gave no component called `score`"),
+        (gives(vec![Component::new("scroe", 1.0)]), false, "it gave no component called `score`"),
+        (gives(vec![Component::score(f64::NAN)]), false, "its component score is NaN"),
+        (panics, false, "panicked"),
+        (hangs, true, "did not answer within 200ms"),
+    ] {
+        // A number stands in for whatever it is; otherwise the attempt is broken, or waits if that may help.
+        for unscored in [Unscored::Retry, Unscored::Drop, Unscored::Park, Unscored::Value(0.5)] {
+            let keys = ScorerKeys { unscored: Some(unscored), ..scorer("judge") };
+            let all = scorers(vec![keys], vec![("judge", scorer_of.clone())]);
+            let mut made = attempt(json!({}));
+            let result = all.score(&mut made).await;
+            assert_eq!(made.trajectory.segments().len(), 1, "{want}");
+            match unscored {
+                Unscored::Value(value) => {
+                    result.unwrap();
+                    assert!(made.outcome.troubles[0].why.contains(want), "{:?}", made.outcome.troubles);
+                    assert_eq!(all.finish(made).score, Some(value));
+                }
+                _ => {
+                    let not_scored = result.unwrap_err();
+                    assert!(not_scored.why.contains(want), "{not_scored:?}");
+                    let fate = match unscored {
+                        Unscored::Drop => Fate::Dropped,
+                        Unscored::Park if again => Fate::Parked,
+                        _ => Fate::Broken { again },
+                    };
+                    assert_eq!(not_scored.fate, fate, "{want}");
+                    let broken = not_scored.of(&all, made);
+                    assert_eq!((broken.score, broken.reward, broken.status), (None, None, Status::Failed));
+                }
+            }
+        }
+    }
+}
+
+/// Scores attempts of a group by their places among those that it is given.
+#[derive(Debug)]
+struct Places;
+
+#[async_trait]
+impl Scorer for Places {
+    fn is_by_group(&self) -> bool {
+        true
+    }
+
+    async fn score(&self, _: &Evidence) -> Result<Vec<Component>, ScoreError> {
+        Err(ScoreError::Unusable("it compares".into()))
+    }
+
+    async fn score_group(&self, group: &[Evidence]) -> Result<Vec<Vec<Component>>, ScoreError> {
+        assert!(group.iter().all(|evidence| evidence.trajectory.segments().len() == 1));
+        let share = |place: usize| (place as f64 + 1.0) / group.len() as f64;
+        Ok((0..group.len()).map(|place| vec![Component::score(share(place))]).collect())
+    }
+}
+
+#[tokio::test]
+async fn attempts_are_compared_with_those_that_have_their_scores() {
+    let all = scorers(vec![scorer("places")], vec![("places", Arc::new(Places))]);
+    let member = |sample| {
+        let mut member = attempt(json!({}));
+        member.placement.sample = sample;
+        member
+    };
+    let (mut first, mut third) = (member(0), member(2));
+    let beside = [member(3), member(1)];
+    all.score_together(&mut [&mut third, &mut first], &beside).await.unwrap();
+    for (made, share) in [(first, 0.25), (third, 0.75)] {
+        assert_eq!(made.trajectory.segments().len(), 1);
+        assert_eq!(all.finish(made).score, Some(share));
+    }
+}

@@ -1,0 +1,292 @@
+//! Attempts under way: being made, being scored, or waiting for a scorer that is away.
+//!
+//! Guarantees: an attempt that is scored takes no place among those that are sampled. One that may have to
+//! wait for its score is in the record before it is scored. Whoever gives up waiting for the next one loses
+//! nothing.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dressage_policy::{awake, crash_point};
+use dressage_store::{Attempt, Status, Store, StoreError};
+use dressage_tree::Purpose;
+use tokio::task::{AbortHandle, JoinError, JoinSet};
+
+use crate::TrainerError;
+use crate::scoring::{Fate, NotScored, Scorers};
+
+/// Attempts under way, each known by a key.
+pub(crate) struct UnderWay<K> {
+    scorers: Scorers,
+    store: Arc<dyn Store>,
+    making: JoinSet<(K, Result<Made, StoreError>)>,
+    scoring: JoinSet<Result<Scored<K>, StoreError>>,
+    /// Attempts that wait for scorers that are away.
+    waiting: JoinSet<Result<Scored<K>, StoreError>>,
+    /// Ends what is under way for a key.
+    handles: HashMap<K, AbortHandle>,
+    /// Whom attempts wait for, as it was found last.
+    away: Option<NotScored>,
+    /// News that nobody has been told of.
+    ended: Vec<Ended<K>>,
+}
+
+/// An attempt that was made and not scored yet.
+pub(crate) struct Made {
+    /// The attempt: [`Status::Failed`] where it broke, else [`Status::Unscored`].
+    pub attempt: Attempt,
+    /// Whether it may be made again where it cannot be scored.
+    pub may_retry: bool,
+}
+
+/// Attempts to score: one by itself, or some of a group together.
+struct Job<K> {
+    attempts: Vec<(K, Made)>,
+    /// Others of the group, where it is scored together, which have their scores already.
+    beside: Option<Vec<Attempt>>,
+}
+
+/// Attempts that were scored, or could not be.
+struct Scored<K> {
+    job: Job<K>,
+    result: Result<(), NotScored>,
+}
+
+/// News of an attempt.
+pub(crate) enum Ended<K> {
+    /// An attempt came to its end: completed or broken.
+    Attempt(K, Attempt),
+    /// An attempt is scored by itself, and waits for its group.
+    Compares(K, Attempt),
+    /// An attempt came to nothing, is recorded as such, and is to be made again.
+    Again(K),
+    /// An attempt cannot be scored now, since a scorer is away.
+    Waits(NotScored),
+}
+
+/// Pauses before a scorer that is away is asked again: at first, and at most.
+const PAUSES: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(30)];
+
+/// A task that has joined; `None` for what was given up. A panic is a bug, which has already said where.
+fn joined<T>(joined: Result<T, JoinError>) -> Option<T> {
+    match joined {
+        Ok(done) => Some(done),
+        Err(error) if error.is_cancelled() => None,
+        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+    }
+}
+
+impl<K: Copy + Eq + Hash + Send + 'static> UnderWay<K> {
+    /// Nothing yet.
+    pub fn new(scorers: Scorers, store: Arc<dyn Store>) -> Self {
+        UnderWay {
+            scorers,
+            store,
+            making: JoinSet::new(),
+            scoring: JoinSet::new(),
+            waiting: JoinSet::new(),
+            handles: HashMap::new(),
+            away: None,
+            ended: Vec::new(),
+        }
+    }
+
+    /// Attempts that are being made.
+    pub fn making(&self) -> usize {
+        self.making.len()
+    }
+
+    /// Whether anything is under way.
+    pub fn is_empty(&self) -> bool {
+        self.making.is_empty() && self.scoring.is_empty() && self.waiting.is_empty() && self.ended.is_empty()
+    }
+
+    /// Whether an attempt of this key is under way.
+    pub fn has(&self, key: &K) -> bool {
+        self.handles.contains_key(key)
+    }
+
+    /// Begins an attempt.
+    pub fn make(&mut self, key: K, making: impl Future<Output = Result<Made, StoreError>> + Send + 'static) {
+        let (scorers, store) = (self.scorers.clone(), self.store.clone());
+        let handle = self.making.spawn(async move {
+            let made = async {
+                let made = making.await?;
+                if made.attempt.status == Status::Unscored && scorers.may_wait(&made.attempt.task) {
+                    store.end(&made.attempt.id, &made.attempt.end()).await?;
+                    crash_point("attempt_unscored");
+                }
+                Ok(made)
+            };
+            (key, made.await)
+        });
+        self.handles.insert(key, handle);
+    }
+
+    /// Scores an attempt that was made.
+    pub fn score(&mut self, key: K, made: Made) {
+        let job = Job { attempts: vec![(key, made)], beside: None };
+        let handle = self.scoring.spawn(score(self.scorers.clone(), self.store.clone(), job));
+        self.handles.insert(key, handle);
+    }
+
+    /// Scores the attempts of a group against each other, and against others that have their scores already.
+    pub fn score_together(&mut self, attempts: Vec<(K, Attempt)>, beside: Vec<Attempt>) {
+        // Where they cannot be compared, another try of each would be no better.
+        let made = |(key, attempt)| (key, Made { attempt, may_retry: false });
+        let job = Job { attempts: attempts.into_iter().map(made).collect(), beside: Some(beside) };
+        self.scoring.spawn(score(self.scorers.clone(), self.store.clone(), job));
+    }
+
+    /// Gives attempts up.
+    pub fn give_up(&mut self, which: impl Fn(&K) -> bool) {
+        self.handles.retain(|key, handle| {
+            let given_up = which(key);
+            if given_up {
+                handle.abort();
+            }
+            !given_up
+        });
+    }
+
+    /// Waits for news; `None` where nothing is under way. With a `limit`, all waits for scorers that are away
+    /// end after it.
+    ///
+    /// # Errors
+    /// When recording fails, or nothing is left to wait for but a scorer that is away for longer than
+    /// `limit`.
+    pub async fn next(&mut self, limit: Option<Duration>) -> Result<Option<Ended<K>>, TrainerError> {
+        loop {
+            if let Some(ended) = self.ended.pop() {
+                return Ok(Some(ended));
+            }
+            let only_waiting = self.making.is_empty() && self.scoring.is_empty() && !self.waiting.is_empty();
+            let scored = if let Some(limit) = limit.filter(|_| only_waiting) {
+                match awake::within(limit, self.waiting.join_next()).await {
+                    Some(scored) => scored,
+                    None => return Err(self.outage(limit)),
+                }
+            } else {
+                tokio::select! {
+                    Some(made) = self.making.join_next() => {
+                        if let Some((key, made)) = joined(made) {
+                            self.handles.remove(&key);
+                            self.made(key, made?);
+                        }
+                        continue;
+                    }
+                    Some(scored) = self.scoring.join_next() => Some(scored),
+                    Some(scored) = self.waiting.join_next() => Some(scored),
+                    else => return Ok(None),
+                }
+            };
+            if let Some(scored) = scored.and_then(joined) {
+                self.scored(scored?);
+            }
+        }
+    }
+
+    fn made(&mut self, key: K, made: Made) {
+        match made.attempt.status {
+            Status::Unscored => self.score(key, made),
+            _ => self.ended.push(Ended::Attempt(key, made.attempt)),
+        }
+    }
+
+    fn scored(&mut self, Scored { job, result }: Scored<K>) {
+        for (key, _) in &job.attempts {
+            self.handles.remove(key);
+        }
+        match result {
+            Err(not_scored) if not_scored.fate == Fate::Parked => {
+                let keys: Vec<K> = job.attempts.iter().map(|(key, _)| *key).collect();
+                let asking = ask_again(self.scorers.clone(), self.store.clone(), job);
+                let handle = self.waiting.spawn(asking);
+                // Those of a group are given up together or not at all.
+                if let [key] = keys[..] {
+                    self.handles.insert(key, handle);
+                }
+                self.ended.push(Ended::Waits(not_scored.clone()));
+                self.away = Some(not_scored);
+            }
+            Err(not_scored) => {
+                for (key, Made { attempt, .. }) in job.attempts {
+                    self.ended.push(match attempt.status {
+                        Status::Superseded => Ended::Again(key),
+                        _ => Ended::Attempt(key, not_scored.of(&self.scorers, attempt)),
+                    });
+                }
+            }
+            Ok(()) => {
+                for (key, Made { attempt, .. }) in job.attempts {
+                    // A greedy attempt is in no group.
+                    let alone = attempt.placement.purpose == Purpose::Baseline;
+                    let compares = job.beside.is_none() && !alone && self.scorers.compares(&attempt.task);
+                    self.ended.push(match compares {
+                        true => Ended::Compares(key, attempt),
+                        false => Ended::Attempt(key, self.scorers.finish(attempt)),
+                    });
+                }
+            }
+        }
+    }
+
+    fn outage(&self, limit: Duration) -> TrainerError {
+        let (scorer, why) = match &self.away {
+            Some(NotScored { scorer, why, .. }) => (scorer.clone(), why.clone()),
+            None => Default::default(),
+        };
+        TrainerError::Outage { scorer, seconds: limit.as_secs_f64(), waiting: self.waiting.len(), why }
+    }
+}
+
+/// Those of some attempts of a group that were compared before, which others are still to be compared with:
+/// the run was killed while their scores were recorded one by one.
+pub(crate) fn compared_before<'a>(attempts: impl Iterator<Item = &'a Attempt>) -> Vec<Attempt> {
+    attempts.filter(|attempt| attempt.status == Status::Completed).cloned().collect()
+}
+
+/// Scores once. An attempt that is to be made again is recorded as superseded.
+async fn score<K>(scorers: Scorers, store: Arc<dyn Store>, mut job: Job<K>) -> Result<Scored<K>, StoreError> {
+    crash_point("scoring");
+    let mut attempts: Vec<&mut Attempt> =
+        job.attempts.iter_mut().map(|(_, made)| &mut made.attempt).collect();
+    let result = match (&job.beside, &mut attempts[..]) {
+        (Some(beside), group) => scorers.score_together(group, beside).await,
+        (None, [attempt]) => scorers.score(attempt).await,
+        (None, _) => Ok(()),
+    };
+    if let Err(not_scored) = &result
+        && not_scored.fate == (Fate::Broken { again: true })
+    {
+        for (_, Made { attempt, may_retry }) in &mut job.attempts {
+            if *may_retry {
+                let broken = not_scored.of(&scorers, attempt.clone());
+                *attempt = Attempt { reward: None, status: Status::Superseded, ..broken };
+                store.end(&attempt.id, &attempt.end()).await?;
+            }
+        }
+    }
+    Ok(Scored { job, result })
+}
+
+/// Scores once the scorer is back.
+async fn ask_again<K>(
+    scorers: Scorers,
+    store: Arc<dyn Store>,
+    mut job: Job<K>,
+) -> Result<Scored<K>, StoreError> {
+    // However short the wait for a scorer may be, it is asked within it.
+    let [mut pause, most] = PAUSES.map(|pause| pause.min(scorers.outage() / 4));
+    loop {
+        awake::sleep(pause).await;
+        let scored = score(scorers.clone(), store.clone(), job).await?;
+        match &scored.result {
+            Err(not_scored) if not_scored.fate == Fate::Parked => job = scored.job,
+            _ => return Ok(scored),
+        }
+        pause = (2 * pause).min(most);
+    }
+}

@@ -1,0 +1,397 @@
+//! Scorers in whole runs: one as it always was, several with weights, of groups, and such as are away.
+
+#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use common::{Notes, metrics, parts, ranks, recipe, simulator};
+use dressage_policy::{Sampler, Simulator};
+use dressage_reward::{Evidence, NumericScorer, ScoreError, Scorer};
+use dressage_store::testing::wait;
+use dressage_store::{Attempt, Earner, Sqlite, Status, Store};
+use dressage_trainer::{Ended, Parts, Start, StopFlag, Summary, Trainer, TrainerError};
+use dressage_tree::{AttemptId, Component, Finish, Purpose};
+use serde_json::Value;
+
+/// Runs a recipe to its end, with these scorers in place of those that it has of their names.
+async fn run(
+    folder: &Path,
+    overrides: &[&str],
+    policy: &Arc<Simulator>,
+    scorers: &[(&str, Arc<dyn Scorer>)],
+    start: Start,
+    notes: &mut Notes,
+) -> Result<Summary, TrainerError> {
+    let scorers: BTreeMap<String, Arc<dyn Scorer>> =
+        scorers.iter().map(|(name, scorer)| ((*name).to_owned(), scorer.clone())).collect();
+    let parts = Parts { scorers, ..parts(policy, Duration::ZERO) };
+    let mut trainer = Trainer::new(recipe(folder, overrides), parts, start).await?;
+    match trainer.run(notes, &StopFlag::default()).await? {
+        Ended::Finished(summary) => Ok(summary),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn attempts(folder: &Path) -> Vec<Attempt> {
+    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let of = |purpose| wait(store.summaries(purpose)).unwrap();
+    let all = [Purpose::Train, Purpose::Eval].into_iter().flat_map(of);
+    all.map(|summary| wait(store.attempt(&summary.id)).unwrap().unwrap()).collect()
+}
+
+/// What an attempt is worth where numbers alone are scored, by the recipe of these tests.
+fn by_numbers(attempt: &Attempt) -> (f64, f64) {
+    let outcome = &attempt.outcome;
+    let answered = outcome.finish == Finish::Answered;
+    let score = match answered {
+        true => NumericScorer::default().grade(&outcome.final_text, &attempt.task["answer"]).unwrap().value,
+        false => 0.0,
+    };
+    let cut = if answered { 0.0 } else { -0.5 };
+    let calls = outcome.calls_by_turn.iter().map(|(_, calls)| {
+        let malformed = f64::from(calls.malformed);
+        -0.1 * malformed + -0.05 * (f64::from(calls.errors()) - malformed)
+    });
+    (score, score + cut + calls.filter(|reward| *reward != 0.0).sum::<f64>())
+}
+
+/// Without what says how a score came about.
+fn bare(mut attempt: Attempt) -> Attempt {
+    attempt.outcome.components.clear();
+    attempt
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_scorer_alone_gives_its_score() {
+    let root = tempfile::tempdir().unwrap();
+    let mut left = Vec::new();
+    for (name, scorers) in
+        [("numeric", &[][..]), ("right", &["reward.scorers=[{name='right', kind='numeric'}]"][..])]
+    {
+        let (folder, policy) = (root.path().join(name), simulator(Duration::ZERO, 0.1));
+        run(&folder, scorers, &policy, &[], Start::Fresh, &mut Notes::default()).await.unwrap();
+        let all = attempts(&folder);
+        for attempt in all.iter().filter(|attempt| attempt.status == Status::Completed) {
+            let (score, reward) = by_numbers(attempt);
+            assert_eq!(attempt.score.map(f64::to_bits), Some(score.to_bits()));
+            assert_eq!(attempt.reward.map(f64::to_bits), Some((reward + 0.0).to_bits()));
+            let component = Component { weight: Some(1.0), ..Component::new(name, score) };
+            assert_eq!(attempt.outcome.components, [component]);
+        }
+        let rewards: Vec<f64> = all.iter().filter_map(|attempt| attempt.reward).collect();
+        assert!(rewards.iter().any(|reward| *reward != rewards[0]), "there is nothing to tell apart");
+        let of_step = |line: &Value| line.get("critic/score/mean").is_some();
+        let mut lines: Vec<Value> = metrics(&folder);
+        for line in lines.iter_mut().filter(|line| of_step(line)) {
+            let line = line.as_object_mut().unwrap();
+            let found = ["mean", "max", "min"].map(|what| line.remove(&format!("reward/{name}/{what}")));
+            assert_eq!(found[0], Some(line["critic/score/mean"].clone()));
+        }
+        left.push((policy.weights(), all.into_iter().map(bare).collect::<Vec<_>>(), lines));
+    }
+    let [one, listed] = &left[..] else { panic!() };
+    assert!(one == listed, "a list of one scorer is another one");
+}
+
+/// Short runs of reinforcement alone.
+const SHORT: [&str; 4] = [
+    "phase=[{kind='rl', steps=3, groups=2, group_size=3, learning_rate=0.05}]",
+    "eval.tasks=0",
+    "eval.unseen_wordings=0",
+    "agent.max_tokens=40",
+];
+
+fn short<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    [&SHORT[..], more].concat()
+}
+
+/// Tells how long an answer is, and rewards the first turn.
+#[derive(Debug)]
+struct Form;
+
+#[async_trait]
+impl Scorer for Form {
+    async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
+        let tokens = evidence.trajectory.sampled_tokens() as f64;
+        let first = Component { on: Some(Earner::Turn(0)), ..Component::new("first", 0.5) };
+        Ok(vec![Component::score(1.0), Component::new("tokens", tokens), first])
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn scores_are_weighed_and_chosen_by_task() {
+    let root = tempfile::tempdir().unwrap();
+    let (folder, policy) = (root.path().join("run"), simulator(Duration::ZERO, 0.0));
+    let scorers = "reward.scorers=[{name='right', kind='numeric', weight=0.75, when={source=['x', 'arithmetic']}}, \
+         {name='form', kind='numeric', weight=0.25, weights={first=0.5}}, \
+         {name='other', kind='numeric', when={source='arithmetic', kind='none'}}]";
+    let form: Arc<dyn Scorer> = Arc::new(Form);
+    run(&folder, &short(&[scorers]), &policy, &[("form", form)], Start::Fresh, &mut Notes::default())
+        .await
+        .unwrap();
+    for attempt in attempts(&folder) {
+        let (right, reward) = by_numbers(&attempt);
+        let components: Vec<(&str, Option<f64>)> =
+            attempt.outcome.components.iter().map(|c| (c.name.as_str(), c.weight)).collect();
+        let want =
+            [("right", Some(0.75)), ("form", Some(0.25)), ("form.tokens", None), ("form.first", Some(0.5))];
+        assert_eq!(components, want);
+        assert_eq!(attempt.score, Some(0.75 * right + 0.25 + 0.25));
+        assert!((attempt.reward.unwrap() - (reward - right + attempt.score.unwrap())).abs() < 1e-12);
+        // What the first turn earned reaches its last token.
+        let first = attempt.earned.last().unwrap();
+        assert_eq!((&first.by, first.reward), (&Earner::Turn(0), 0.25));
+    }
+    let lines = metrics(&folder);
+    for name in ["right", "form", "form.tokens", "form.first"] {
+        assert!(lines.iter().all(|line| line.get(format!("reward/{name}/mean")).is_some()), "{lines:?}");
+    }
+    assert!(lines.iter().all(|line| line.get("reward/other/mean").is_none()));
+
+    let nobody = "reward.scorers=[{name='other', kind='numeric', when={source='elsewhere'}}]";
+    let folder = root.path().join("nobody");
+    let error =
+        run(&folder, &short(&[nobody]), &policy, &[], Start::Fresh, &mut Notes::default()).await.unwrap_err();
+    assert!(error.is_user_error() && error.to_string().contains("none of other is for it"), "{error}");
+}
+
+/// Scores numbers, unless it is away: for its first calls, or for a task.
+#[derive(Debug, Default)]
+struct Judge {
+    /// How many calls it will still miss.
+    missing: AtomicU32,
+    /// Calls that it answered.
+    answered: AtomicU32,
+    /// Whether these are calls about the first attempt that it is asked about.
+    of_first: bool,
+    first: OnceLock<AttemptId>,
+    /// Whether it never scores the first task that it is asked about.
+    shuns: bool,
+    shunned: OnceLock<Value>,
+}
+
+impl Judge {
+    fn away_for(calls: u32) -> Arc<Self> {
+        Arc::new(Judge { missing: calls.into(), ..Judge::default() })
+    }
+
+    fn misses(&self) -> bool {
+        self.missing.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok()
+    }
+}
+
+#[async_trait]
+impl Scorer for Judge {
+    async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
+        let is_first = *self.first.get_or_init(|| evidence.attempt) == evidence.attempt;
+        let misses = (is_first || !self.of_first) && self.misses();
+        let shuns =
+            self.shuns && *self.shunned.get_or_init(|| evidence.task["id"].clone()) == evidence.task["id"];
+        if misses || shuns {
+            return Err(ScoreError::Unavailable("the judge sleeps".into()));
+        }
+        self.answered.fetch_add(1, Ordering::SeqCst);
+        Scorer::score(&NumericScorer::default(), evidence).await
+    }
+}
+
+/// A run whose scorer `numeric` is this judge.
+async fn judged(
+    folder: &Path,
+    more: &[&str],
+    policy: &Arc<Simulator>,
+    judge: &Arc<Judge>,
+    start: Start,
+) -> Result<Vec<String>, TrainerError> {
+    let (mut notes, scorer): (Notes, Arc<dyn Scorer>) = (Notes::default(), judge.clone());
+    run(folder, &short(more), policy, &[("numeric", scorer)], start, &mut notes).await?;
+    Ok(notes.0)
+}
+
+fn with(attempts: &[Attempt], status: Status) -> usize {
+    attempts.iter().filter(|attempt| attempt.status == status).count()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_scorer_is_asked_again_and_then_the_attempt_is_made_again() {
+    let root = tempfile::tempdir().unwrap();
+    for (missing, broken) in [(2u32, false), (3, true)] {
+        let folder = root.path().join(missing.to_string());
+        let policy = simulator(Duration::ZERO, 0.0);
+        let judge = Arc::new(Judge { missing: missing.into(), of_first: true, ..Judge::default() });
+        judged(&folder, &["agent.retries=1"], &policy, &judge, Start::Fresh).await.unwrap();
+        let all = attempts(&folder);
+        assert_eq!((all.len(), with(&all, Status::Completed)), (18, 18));
+        assert!(all.iter().all(|attempt| attempt.score == Some(by_numbers(attempt).0)));
+        let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+        let again: Vec<&Attempt> = all.iter().filter(|attempt| attempt.number > 0).collect();
+        assert_eq!(again.len(), usize::from(broken));
+        for attempt in again {
+            let first = AttemptId::new(store.run(), &attempt.placement, 0);
+            let first = wait(store.attempt(&first)).unwrap().unwrap();
+            assert_eq!((first.status, first.reward, first.score), (Status::Superseded, None, None));
+            assert!(first.outcome.error.unwrap().contains("the judge sleeps"));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn attempts_without_a_score_are_left_out_or_get_a_number() {
+    let root = tempfile::tempdir().unwrap();
+    let policy = || simulator(Duration::ZERO, 0.0);
+    let folder = root.path().join("drop");
+    let drop = ["reward.unscored=drop", "reward.broken=-1.0"];
+    judged(&folder, &drop, &policy(), &Judge::away_for(2), Start::Fresh).await.unwrap();
+    let all = attempts(&folder);
+    assert_eq!(with(&all, Status::Failed), 2);
+    assert!(all.iter().all(|attempt| attempt.reward.is_some() == (attempt.status == Status::Completed)));
+    // Where it scores nothing at all the run ends, and nothing counts as worthless.
+    let dead =
+        judged(&root.path().join("dead"), &drop, &policy(), &Judge::away_for(9999), Start::Fresh).await;
+    let error = dead.unwrap_err().to_string();
+    assert!(error.contains("all 6 attempts failed") && error.contains("the judge sleeps"), "{error}");
+
+    let folder = root.path().join("number");
+    let notes = judged(&folder, &["reward.unscored=0.25"], &policy(), &Judge::away_for(4), Start::Fresh)
+        .await
+        .unwrap();
+    assert!(notes.iter().any(|note| note.contains("scorer: the judge sleeps")), "{notes:?}");
+    let all = attempts(&folder);
+    let given = all.iter().filter(|attempt| attempt.score == Some(0.25));
+    assert_eq!((given.count(), with(&all, Status::Completed)), (4, all.len()));
+}
+
+/// While a scorer is away nothing is lost, and nothing is sampled twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn attempts_wait_for_a_scorer_that_is_away() {
+    let root = tempfile::tempdir().unwrap();
+    let drawn = async |policy: &Arc<Simulator>| policy.health().await.unwrap().drawn;
+    let (folder, undisturbed) = (root.path().join("undisturbed"), simulator(Duration::ZERO, 0.0));
+    judged(&folder, &[], &undisturbed, &Judge::away_for(0), Start::Fresh).await.unwrap();
+    let want: Vec<Attempt> = attempts(&folder);
+
+    // Back before long.
+    let (folder, policy) = (root.path().join("back"), simulator(Duration::ZERO, 0.0));
+    let notes =
+        judged(&folder, &["reward.unscored=park"], &policy, &Judge::away_for(5), Start::Fresh).await.unwrap();
+    let told = notes
+        .iter()
+        .filter(|note| note.contains("wait for the scorer numeric, and are kept: the judge sleeps"));
+    assert_eq!(told.count(), 1, "{notes:?}");
+    assert!(policy.weights() == undisturbed.weights() && attempts(&folder) == want);
+
+    // Away for as long as the run waits.
+    let (folder, policy) = (root.path().join("away"), simulator(Duration::ZERO, 0.0));
+    let park = ["reward.unscored=park", "reward.outage_seconds=0.5"];
+    let error = judged(&folder, &park, &policy, &Judge::away_for(9999), Start::Fresh).await.unwrap_err();
+    let text = error.to_string();
+    assert!(!error.is_user_error() && matches!(error, TrainerError::Outage { .. }), "{text}");
+    assert!(
+        text.contains("the scorer numeric was away for the 0.5 s") && text.contains("--resume"),
+        "{text}"
+    );
+    let parked = attempts(&folder);
+    assert_eq!((parked.len(), with(&parked, Status::Unscored)), (6, 6));
+    assert!(parked.iter().all(|attempt| attempt.score.is_none() && attempt.trajectory.sampled_tokens() > 0));
+    // Once it is back, it is asked about what was made, and the run goes on.
+    let (later, judge) = (simulator(Duration::ZERO, 0.0), Judge::away_for(0));
+    judged(&folder, &park, &later, &judge, Start::Resume).await.unwrap();
+    assert!(later.weights() == undisturbed.weights() && attempts(&folder) == want);
+    assert_eq!(drawn(&policy).await + drawn(&later).await, drawn(&undisturbed).await);
+    assert_eq!(judge.answered.load(Ordering::SeqCst) as usize, want.len());
+}
+
+/// Steps go on without the score as long as tokens may grow older.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_run_goes_on_as_far_as_staleness_allows() {
+    let root = tempfile::tempdir().unwrap();
+    for staleness in [0, 1, 2] {
+        let folder = root.path().join(staleness.to_string());
+        let phase = format!(
+            "phase=[{{kind='rl', steps=6, groups=2, group_size=3, learning_rate=0.05, prefer='first_done', \
+             staleness={staleness}}}]"
+        );
+        let judge = Arc::new(Judge { shuns: true, ..Judge::default() });
+        let park = [phase.as_str(), "reward.unscored=park", "reward.outage_seconds=0.5"];
+        let policy = simulator(Duration::ZERO, 0.0);
+        let error = judged(&folder, &park, &policy, &judge, Start::Fresh).await.unwrap_err();
+        assert!(matches!(error, TrainerError::Outage { .. }), "{error}");
+        let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+        assert_eq!(wait(store.planned_steps()).unwrap().len(), staleness);
+        judged(&folder, &park, &simulator(Duration::ZERO, 0.0), &Judge::away_for(0), Start::Resume)
+            .await
+            .unwrap();
+        assert_eq!(wait(store.planned_steps()).unwrap().len(), 6);
+        let all = attempts(&folder);
+        assert_eq!((all.len(), with(&all, Status::Completed)), (36, 36));
+    }
+}
+
+/// Ranks the attempts at a task by their length, after a few calls that it misses.
+#[derive(Debug)]
+struct Rank(Judge);
+
+#[async_trait]
+impl Scorer for Rank {
+    fn is_by_group(&self) -> bool {
+        true
+    }
+
+    async fn score(&self, _: &Evidence) -> Result<Vec<Component>, ScoreError> {
+        Err(ScoreError::Unusable("it compares".into()))
+    }
+
+    async fn score_group(&self, group: &[Evidence]) -> Result<Vec<Vec<Component>>, ScoreError> {
+        if self.0.misses() {
+            return Err(ScoreError::Unavailable("nobody compares".into()));
+        }
+        Ok(ranks(group))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn attempts_of_a_group_are_compared() {
+    let root = tempfile::tempdir().unwrap();
+    let scorers = "reward.scorers=[{name='right', kind='numeric', weight=0.5}, {name='rank', kind='numeric', weight=0.5}]";
+    let more = [scorers, "eval.tasks=4", "eval.samples=2", "eval.temperature=1.0"];
+    let ranks = |missing| -> Arc<dyn Scorer> { Arc::new(Rank(Judge { missing, ..Judge::default() })) };
+    let mut notes = Notes::default();
+    let (folder, policy) = (root.path().join("run"), simulator(Duration::ZERO, 0.1));
+    let rank = [("rank", ranks(AtomicU32::new(0)))];
+    run(&folder, &short(&more), &policy, &rank, Start::Fresh, &mut notes).await.unwrap();
+    let all = attempts(&folder);
+    assert!(with(&all, Status::Failed) > 0 && with(&all, Status::Unscored) == 0);
+    let key = |a: &Attempt| (a.placement.purpose, a.placement.phase, a.placement.step, a.placement.group);
+    for group in all.chunk_by(|a, b| key(a) == key(b)) {
+        // Those that broke are not among those that are compared.
+        let group: Vec<&Attempt> = group.iter().filter(|a| a.status == Status::Completed).collect();
+        for attempt in &group {
+            let length = |a: &Attempt| a.trajectory.sampled_tokens();
+            let shorter = group.iter().filter(|other| length(other) < length(attempt)).count() as f64;
+            let want = 0.5 * by_numbers(attempt).0 + 0.5 * (shorter / group.len() as f64);
+            assert_eq!(attempt.score, Some(want));
+        }
+    }
+    // A scorer of groups that is away keeps whole groups waiting, and they are compared when the run goes on.
+    let park = [&more[..2], &["reward.unscored=park", "reward.outage_seconds=1.5"]].concat();
+    let (folder, policy) = (root.path().join("away"), simulator(Duration::ZERO, 0.1));
+    let rank = [("rank", ranks(AtomicU32::new(9999)))];
+    let error = run(&folder, &short(&park), &policy, &rank, Start::Fresh, &mut notes).await.unwrap_err();
+    assert!(error.to_string().contains("the scorer rank was away"), "{error}");
+    assert!(with(&attempts(&folder), Status::Unscored) > 0);
+    let rank = [("rank", ranks(AtomicU32::new(1)))];
+    run(&folder, &short(&park), &policy, &rank, Start::Resume, &mut notes).await.unwrap();
+    assert_eq!(with(&attempts(&folder), Status::Unscored), 0);
+    // A greedy attempt has nobody to be compared with.
+    let remax = "phase=[{kind='rl', algorithm='remax', steps=1, groups=2, group_size=3, learning_rate=0.05}]";
+    let folder = root.path().join("greedy");
+    let refused = run(&folder, &short(&[scorers, remax]), &policy, &rank, Start::Fresh, &mut notes).await;
+    assert!(matches!(refused.unwrap_err(), TrainerError::NotCompared { phase: 0, .. }));
+}
