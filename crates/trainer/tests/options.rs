@@ -251,7 +251,8 @@ async fn every_token_has_a_baseline_of_its_own() {
             });
             energies.push((attempt.id, attempt.reward.unwrap(), of_tokens.collect::<Vec<f64>>()));
         }
-        assert_eq!(energies.len(), 4);
+        // A group whose attempts all earned the same is not in the plan.
+        assert!([0, 4].contains(&energies.len()), "{group}: {}", energies.len());
         for path in paths_of(&plan).filter(|path| attempts[&path.attempt].placement.group == group) {
             let (_, reward, mine) = energies.iter().find(|(key, ..)| *key == path.attempt).unwrap();
             for (t, advantage) in path.advantage.iter().take(mine.len()).enumerate() {
