@@ -27,6 +27,9 @@ pub enum PolicyError {
         /// Tokens on the path so far.
         position: usize,
     },
+    /// A learner cannot train an update as it was to be cut.
+    #[error("the recorded cut of the update cannot be followed: {0}")]
+    Cut(String),
     /// A wait passed its deadline.
     #[error("waited {0:?} for {1}")]
     Deadline(Duration, String),

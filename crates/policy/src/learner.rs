@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use dressage_rl::{Evaluated, Loss};
-use dressage_tree::{Term, TreeBatch};
+use dressage_tree::{PathInput, Term, TreeBatch};
 use serde::{Deserialize, Serialize};
 
-use crate::PolicyError;
+use crate::{Cut, PolicyError, Uncut};
 
 /// What one forward and backward pass over a batch found. All fields are sums or extrema, so those of several
 /// micro-batches combine.
@@ -139,9 +139,77 @@ pub struct OptimReport {
     pub applied: bool,
 }
 
-/// Something that learns. Gradients accumulate until [`Learner::optim_step`].
+/// One update: the sum of a loss over paths, and a step of the optimiser along it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TrainRequest {
+    /// The paths, with all that the loss needs to know in their terms.
+    pub paths: Vec<PathInput>,
+    /// The loss.
+    pub loss: Loss,
+    /// The optimiser's numbers.
+    pub params: OptimParams,
+}
+
+/// What an update found and did.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Trained {
+    /// Sums of each micro-batch, in the order of the cut.
+    pub sums: Vec<ForwardBackward>,
+    /// The optimiser's step.
+    pub step: OptimReport,
+}
+
+/// Something that learns.
+///
+/// A learner elsewhere gets an update in two calls: [`plan`](Learner::plan) with its token ids, and, once the
+/// answer is recorded, [`train`](Learner::train) with all paths and their terms. It makes no difference to it
+/// which algorithm that is: what needs a forward pass first (log-probabilities of the policy before the
+/// update and of a reference, a critic's values) is asked for before, with calls of their own that change
+/// nothing, and stands in the terms. A critic is another learner, with a cut of its own.
+///
+/// Beneath are [`forward_backward`](Learner::forward_backward), which accumulates a gradient until
+/// [`optim_step`](Learner::optim_step) applies it: a learner on one rank trains by these, one after another.
 #[async_trait]
 pub trait Learner: Send + Sync {
+    /// How it would cut an update. Changes nothing, and depends on nothing but the update and the learner's
+    /// ranks.
+    ///
+    /// # Errors
+    /// When a path is empty, or the learner has stopped.
+    async fn plan(&self, update: &Uncut) -> Result<Cut, PolicyError> {
+        Cut::filled(update)
+    }
+
+    /// Does one update exactly as it is cut. An accumulated gradient is part of it. `done` is called after
+    /// each micro-batch, in order of their ends.
+    ///
+    /// # Errors
+    /// [`PolicyError::Cut`], before anything has changed, when the cut does not fit the paths or the
+    /// learner's ranks; when a batch does not fit the model or the loss, or the learner has stopped: what has
+    /// accumulated is then of no use.
+    async fn train(
+        &self,
+        update: TrainRequest,
+        cut: &Cut,
+        done: &mut (dyn FnMut() + Send),
+    ) -> Result<Trained, PolicyError> {
+        let TrainRequest { mut paths, loss, params } = update;
+        cut.check(paths.len(), 1)?;
+        let mut sums = Vec::with_capacity(cut.micro_batches.len());
+        for batch in &cut.micro_batches {
+            if batch.paths.is_empty() {
+                sums.push(ForwardBackward::default());
+            } else {
+                let inputs: Vec<PathInput> =
+                    batch.paths.iter().map(|path| std::mem::take(&mut paths[*path as usize])).collect();
+                let merged = TreeBatch::merge(&inputs).map_err(|e| PolicyError::Invalid(e.to_string()))?;
+                sums.push(self.forward_backward(Arc::new(merged), loss).await?);
+            }
+            done();
+        }
+        Ok(Trained { sums, step: self.optim_step(params).await? })
+    }
+
     /// Log-probability of every target of the batch, in the order of `batch.targets`. Changes nothing.
     ///
     /// # Errors

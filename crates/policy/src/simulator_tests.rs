@@ -4,7 +4,7 @@ use dressage_rl::PolicyLoss;
 use dressage_tree::{PathInput, PathTarget, Term};
 
 use super::*;
-use crate::{Completion, SamplingParams};
+use crate::{Completion, Cut, SamplingParams, Timely, TrainRequest, Uncut};
 
 fn small() -> SimulatorConfig {
     SimulatorConfig {
@@ -388,4 +388,50 @@ async fn adjusted_replies_are_those_of_a_naive_sampler() {
         differ += usize::from(complete(&simulator, rest).await.tokens != reply.tokens[cut..]);
     }
     assert!(differ > 10, "what was drawn before counts: {differ}");
+}
+
+/// An update is the micro-batches of its cut, in order, and a step. A cut of another update is refused before
+/// anything changes.
+#[tokio::test]
+async fn an_update_follows_its_cut() {
+    let (whole, by_hand) = (Simulator::new(small()), Simulator::new(small()));
+    let mut paths = Vec::new();
+    for stream in 0..5 {
+        paths.push(path(&[1, 2, 3], &complete(&whole, request(stream, 1.0)).await, 1.0, 1.0));
+    }
+    let tokens =
+        |range: std::ops::Range<usize>| paths[range].iter().map(|path| path.tokens.clone()).collect();
+    let uncut = Uncut { groups: vec![tokens(0..3), tokens(3..5)], micro_batch_tokens: 1 };
+    let cut = whole.plan(&uncut).await.unwrap();
+    assert_eq!(cut, Cut::of_sizes([1; 5]));
+    let request = TrainRequest { paths: paths.clone(), loss: CLIP, params: ADAM };
+    let before = whole.weights();
+    for tampered in [Cut::of_sizes([1; 4]), Cut { world_size: 4, ..cut.clone() }] {
+        let refused = whole.train(request.clone(), &tampered, &mut || panic!("nothing is learnt from")).await;
+        assert!(matches!(refused, Err(PolicyError::Cut(_))), "{refused:?}");
+    }
+    assert_eq!(whole.weights(), before);
+    let mut done = 0;
+    let trained = whole.train(request, &cut, &mut || done += 1).await.unwrap();
+    let mut sums = Vec::new();
+    for path in paths {
+        let batch = Arc::new(TreeBatch::merge(&[path]).unwrap());
+        sums.push(by_hand.forward_backward(batch, CLIP).await.unwrap());
+    }
+    assert_eq!((done, trained.sums, trained.step), (5, sums, by_hand.optim_step(ADAM).await.unwrap()));
+    assert_eq!(whole.weights(), by_hand.weights());
+}
+
+/// An update may take as long for each micro-batch as a call may, and names the one that takes longer.
+#[tokio::test(start_paused = true)]
+async fn a_late_micro_batch_is_named() {
+    let timing = Timing { learn: Duration::from_secs(10), ..Timing::default() };
+    let simulator = Arc::new(Simulator::new(SimulatorConfig { timing, ..small() }));
+    let of_len = |len| PathInput { tokens: vec![1; len], targets: Vec::new() };
+    let request = TrainRequest { paths: [2, 2, 2, 3].map(of_len).into(), loss: CLIP, params: ADAM };
+    let cut = Cut::of_sizes([1; 4]);
+    let longest = |seconds| Timely::new(simulator.clone(), Duration::from_secs(seconds));
+    let late = longest(25).train(request.clone(), &cut, &mut || ()).await.unwrap_err();
+    assert_eq!(late.to_string(), "waited 25s for micro-batch 4 of 4 to be learnt from");
+    longest(35).train(request, &cut, &mut || ()).await.unwrap();
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use dressage_policy::{ForwardBackward, OptimParams, OptimReport, PolicyError};
+use dressage_policy::{Cut, ForwardBackward, OptimParams, OptimReport, PolicyError};
 use dressage_rl::Loss;
 use dressage_store::{PerToken, PlannedPath, PolicyPlan, StepPlan, Update};
 use dressage_tree::{AttemptId, Kind, PathTarget, Segment, SegmentId, Trajectory, TreeBatch, VersionRun};
@@ -382,7 +382,8 @@ async fn the_critic_learns_from_all_tokens_alike() {
         returns: Some(PerToken::new([1.0, 2.0, 3.0])),
         values: Some(PerToken::new([0.5, 0.5, 0.5])),
     };
-    let updates = vec![Update { micro_batches: vec![vec![planned]] }; 2];
+    let cut = Cut::of_sizes([1]);
+    let updates = vec![Update { paths: vec![planned], cut: cut.clone(), critic: Some(cut) }; 2];
     let policy = PolicyPlan { updates, ..PolicyPlan::default() };
     let plan = StepPlan { phase: 0, step: 0, places: Vec::new(), policies: vec![policy] };
     let text = "algorithm = 'ppo'\nproximal = 'recompute'\nrejection = [{ statistic = 'ratio', high = 4.0 }]";

@@ -291,7 +291,7 @@ async fn tokens_of_high_entropy_keep_their_advantages() {
     assert_eq!((found.tokens, found.thresholds.len()), (entropies.len() as u64, 1));
     assert_eq!(found.thresholds[0] as f32, threshold);
     let (mut kept, mut taken) = (0, 0);
-    for path in plan.policies[0].updates[0].micro_batches.iter().flatten() {
+    for path in &plan.policies[0].updates[0].paths {
         let of_path = predictions(&policy, &attempts[&path.attempt]).await.entropies;
         let all: Vec<f32> = path.advantage.iter().take(of_path.len()).collect();
         let whole = all.iter().copied().find(|advantage| *advantage != 0.0);

@@ -285,13 +285,12 @@ impl OfPhase<'_> {
                 version: trainer.version(name),
                 keys: self.keys,
                 seed: recipe.run.seed,
-                budget,
                 most_tokens: recipe.agent.max_tokens,
                 kl_coefficient: self.kl_coefficient(trainer, name, step).await?,
                 rivals,
                 signals: &signals,
             };
-            plans.push(plan::rl(&setting, groups)?);
+            plans.push(plan::rl(&setting, groups)?.cut(models, budget).await?);
         }
         match sampled.nothing_left() {
             Some(masked) => Err(TrainerError::NoTargets { phase: self.index, step, masked }),
