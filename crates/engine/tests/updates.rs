@@ -1,13 +1,18 @@
 //! Updates that are planned, and trained as planned.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use dressage_engine::testing::{Compute, random_weights, tiny_config};
 use dressage_engine::{Engine, EngineOptions};
-use dressage_policy::{Cut, Learner, OptimParams, PolicyError, TrainRequest, Uncut, uniform};
+use dressage_policy::{
+    Completion, Content, Cut, Learner, LoraOptions, OptimParams, Place, PolicyError, SampleRequest, Sampler,
+    SamplingParams, SavedFile, TrainRequest, Uncut, uniform,
+};
 use dressage_rl::{Loss, PolicyLoss};
 use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};
 
+const DEADLINE: Duration = Duration::from_secs(60);
 const LOSS: Loss = Loss::of(PolicyLoss::CrossEntropy);
 const ADAM: OptimParams = OptimParams {
     learning_rate: 0.01,
@@ -101,4 +106,49 @@ async fn a_tampered_cut_is_refused() {
     }
     engine.publish(1).await.unwrap();
     assert_eq!(seen(&engine).await, before);
+}
+
+/// A request is answered with no older weights than it asks for, and others do not wait for it.
+#[tokio::test]
+async fn a_request_waits_for_its_weights() {
+    let engine = start();
+    let params = SamplingParams { max_tokens: 4, ..SamplingParams::default() };
+    let request = |least_version| SampleRequest {
+        least_version,
+        prompt: vec![3, 4, 5],
+        params: params.clone(),
+        ..SampleRequest::default()
+    };
+    let mut waits = engine.sample(request(1)).await.unwrap();
+    let others = engine.sample(request(0)).await.unwrap().collect(DEADLINE).await.unwrap();
+    assert_eq!((others.tokens.len(), others.versions[0].version), (4, 0));
+    assert_eq!(engine.workload().await.unwrap().waiting, 1);
+    engine.publish(1).await.unwrap();
+    let mut reply = Completion::default();
+    waits.gather(&mut reply).await.unwrap();
+    assert_eq!((reply.tokens, reply.versions[0].version), (others.tokens, 1));
+}
+
+/// A manifest names every file that was saved, and nothing else in the folder.
+#[tokio::test]
+async fn a_manifest_says_what_was_saved() {
+    let engine = start();
+    let adapter = engine.lora(LoraOptions::default(), 1, "a-model").await.unwrap();
+    adapter.train(request(), &Cut::of_sizes([5]), &mut || ()).await.unwrap();
+    for (learner, content, most) in
+        [(&engine, Content::Whole, 2), (&adapter, Content::Adapter { base: "a-model".into() }, 5)]
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let manifest = learner.save(folder.path(), true).await.unwrap();
+        assert_eq!((&manifest.content, manifest.files.len()), (&content, most));
+        assert_eq!(manifest.place, Place::Local(folder.path().to_owned()));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), most);
+        for file in &manifest.files {
+            assert_eq!(&SavedFile::read(folder.path(), &file.name).unwrap(), file);
+        }
+    }
+    let published = adapter.publish(1).await.unwrap();
+    adapter.adopt(&published).await.unwrap();
+    let error = engine.adopt(&published).await.unwrap_err();
+    assert!(matches!(error, PolicyError::NotAdopted(_)), "{error}");
 }

@@ -8,7 +8,7 @@ use dressage_rl::{Evaluated, Loss};
 use dressage_tree::{PathInput, Term, TreeBatch};
 use serde::{Deserialize, Serialize};
 
-use crate::{Cut, PolicyError, Uncut};
+use crate::{Cut, Manifest, PolicyError, Uncut, WeightsRef};
 
 /// What one forward and backward pass over a batch found. All fields are sums or extrema, so those of several
 /// micro-batches combine.
@@ -251,13 +251,14 @@ pub trait Learner: Send + Sync {
     /// When the learner has stopped.
     async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError>;
 
-    /// Writes the weights in Hugging Face layout (`config.json`, `model.safetensors`) and, where asked, the optimiser
-    /// state beside them, into an existing folder. Every file is flushed to the disk. Atomicity is the caller's: write
-    /// into a temporary folder, then rename.
+    /// Writes the weights in Hugging Face layout (`config.json`, `model.safetensors`) and, where asked, the
+    /// optimiser state beside them, into an existing folder. Every file is flushed to the disk. Atomicity is
+    /// the caller's: write into a temporary folder, then rename. Returns what was written, and where: a
+    /// learner elsewhere may keep the files on its own machine, under the same path.
     ///
     /// # Errors
     /// When a file cannot be written (which one, why), or the learner has stopped.
-    async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError>;
+    async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<Manifest, PolicyError>;
 
     /// Replaces weights and, where `folder` has it and `with_optimiser` asks for it, the optimiser state; otherwise the
     /// optimiser starts afresh. An accumulated gradient is dropped.
@@ -266,9 +267,10 @@ pub trait Learner: Send + Sync {
     /// When a file is missing or does not fit the model, or the learner has stopped.
     async fn load(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError>;
 
-    /// Makes the current weights the ones that samplers draw from, as `version`.
+    /// Makes the current weights those of `version`, and says where samplers get them: each that draws from
+    /// this policy is then to [adopt](crate::Sampler::adopt) them.
     ///
     /// # Errors
-    /// When the learner or a sampler has stopped.
-    async fn publish(&self, version: u64) -> Result<(), PolicyError>;
+    /// When the learner has stopped.
+    async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError>;
 }

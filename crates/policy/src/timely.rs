@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use crate::awake::within;
 use crate::{
-    Cut, ForwardBackward, Health, Learner, OptimParams, OptimReport, PolicyError, Predictions, SampleRequest,
-    SampleStream, Sampler, TrainRequest, Trained, Uncut,
+    Cut, DeviceStats, ForwardBackward, Learner, Load, Manifest, OptimParams, OptimReport, PolicyError,
+    Predictions, SampleRequest, SampleStream, Sampler, TrainRequest, Trained, Uncut, WeightsRef,
 };
 use async_trait::async_trait;
 use dressage_rl::Loss;
@@ -105,7 +105,7 @@ impl<P: Learner + ?Sized> Learner for Timely<P> {
         self.wait(self.policy.optim_step(params), || "a step of the optimiser".into()).await
     }
 
-    async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError> {
+    async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<Manifest, PolicyError> {
         let what = || format!("the weights to be written to {}", folder.display());
         self.wait(self.policy.save(folder, with_optimiser), what).await
     }
@@ -115,7 +115,7 @@ impl<P: Learner + ?Sized> Learner for Timely<P> {
         self.wait(self.policy.load(folder, with_optimiser), what).await
     }
 
-    async fn publish(&self, version: u64) -> Result<(), PolicyError> {
+    async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {
         let what = || format!("the weights to be published as version {version}");
         self.wait(self.policy.publish(version), what).await
     }
@@ -131,8 +131,21 @@ impl<P: Sampler + ?Sized> Sampler for Timely<P> {
         self.wait(self.policy.abort(stream), || "the sampler to end requests".into()).await
     }
 
-    async fn health(&self) -> Result<Health, PolicyError> {
-        self.wait(self.policy.health(), || "the sampler to say how it is".into()).await
+    async fn workload(&self) -> Result<Load, PolicyError> {
+        self.wait(self.policy.workload(), || "the sampler to say what it has to do".into()).await
+    }
+
+    async fn device_stats(&self) -> Result<Option<DeviceStats>, PolicyError> {
+        self.wait(self.policy.device_stats(), || "the sampler to say what its device did".into()).await
+    }
+
+    async fn paused(&self) -> Result<Duration, PolicyError> {
+        self.wait(self.policy.paused(), || "the sampler to say how long it stood still".into()).await
+    }
+
+    async fn adopt(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
+        let what = || format!("the sampler to adopt version {}", weights.version);
+        self.wait(self.policy.adopt(weights), what).await
     }
 
     async fn version(&self) -> Result<u64, PolicyError> {

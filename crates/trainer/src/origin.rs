@@ -6,13 +6,13 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use dressage_policy::checksum;
 use dressage_store::Store;
 use dressage_tree::Purpose;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::TrainerError;
-use crate::checkpoint::checksum;
 use crate::folder::{RECIPE, file_error, write_whole};
 use crate::recipe::{Phase, Recipe, Schedule, TaskSource};
 
