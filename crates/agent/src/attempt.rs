@@ -253,7 +253,9 @@ impl Run<'_> {
 
     async fn turns(&mut self, request: AttemptRequest, tools: &mut OpenTools) -> Result<Finish, Broken> {
         let Agent { format, limits, .. } = self.agent;
-        let AttemptRequest { messages: mut history, seed, stream, params: drawing, .. } = request;
+        let AttemptRequest { id, messages: mut history, seed, stream, params: drawing, .. } = request;
+        // No turn is drawn with older weights than the one before, whichever sampler draws it.
+        let mut least_version = 0;
         let mut streams = CallStreams::new(stream);
         loop {
             let turn = self.outcome.turns;
@@ -272,18 +274,21 @@ impl Run<'_> {
             };
             let prompt = prepared.prompt.clone();
             let stream = streams.admit(&self.agent.name, &prompt);
-            let drawn = match self.reply(SampleRequest { seed, stream, prompt, params }, prepared).await {
+            let (id, policy) = (format!("{id}/{turn}"), self.agent.policy.clone());
+            let request = SampleRequest { id, policy, least_version, seed, stream, prompt, params };
+            let drawn = match self.reply(request, prepared).await {
                 // The task fitted, but what the tools said no longer does.
                 Err(PolicyError::PromptTooLong { .. }) if turn > 0 => return Ok(Finish::Context),
                 drawn => drawn?,
             };
+            least_version = drawn.completion.versions.last().map_or(least_version, |run| run.version);
             let reply = self.keep(drawn)?;
             let (finish, parsed) = (reply.finish, &reply.parsed);
             match finish {
                 FinishReason::StopId | FinishReason::StopString => {}
                 FinishReason::Length => return Ok(Finish::MaxTokens),
                 FinishReason::Context => return Ok(Finish::Context),
-                FinishReason::Aborted => return Err(PolicyError::Stopped("the sampler").into()),
+                FinishReason::Aborted => return Err(PolicyError::Stopped("the sampler".into()).into()),
             }
 
             if parsed.calls.is_empty() {
@@ -356,7 +361,7 @@ impl Run<'_> {
         let drawing = self.drawing.insert(Drawing { prepared, params, completion: Completion::default() });
         let gathered = within(sampler, deadline, stream.gather(&mut drawing.completion)).await;
         gathered.ok_or_else(|| late("a reply from the sampler"))??;
-        self.drawing.take().ok_or(PolicyError::Stopped("the sampler"))
+        self.drawing.take().ok_or(PolicyError::Stopped("the sampler".into()))
     }
 
     /// Records what was drawn as one turn.
@@ -374,21 +379,20 @@ fn finite(sum: f64) -> f64 {
     sum.clamp(f64::MIN, f64::MAX)
 }
 
-/// Does something for at most `longest`, without the time in which this process stood still or the sampler's
-/// device trained: nothing is drawn meanwhile, and that is nobody's fault. `None` where it takes longer.
+/// Does something for at most `longest`, without the time in which this process or the sampler stood still:
+/// nothing is drawn meanwhile, and that is nobody's fault. `None` where it takes longer.
 async fn within<T>(sampler: &dyn Sampler, longest: Duration, work: impl Future<Output = T>) -> Option<T> {
-    // A sampler that does not say is one that does not train.
-    let trained = || async {
-        let health = awake::within(longest, sampler.health()).await;
-        health.and_then(Result::ok).map_or(0.0, |health| health.learning_seconds)
+    // A sampler that does not say has not paused.
+    let paused = || async {
+        let paused = awake::within(longest, sampler.paused()).await;
+        paused.and_then(Result::ok).unwrap_or_default()
     };
     let too_long = async {
-        let before = trained().await;
+        let before = paused().await;
         let (mut ran, mut left) = (Duration::ZERO, longest);
         loop {
             ran += awake::sleep(left).await;
-            let busy = Duration::try_from_secs_f64(trained().await - before).unwrap_or_default();
-            left = (longest + busy).saturating_sub(ran);
+            left = (longest + paused().await.saturating_sub(before)).saturating_sub(ran);
             if left.is_zero() {
                 return;
             }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use dressage_conversation::{History, Options};
-use dressage_policy::{CallStreams, Health, Learner, SampleEvent, SampleStream, Simulator, SimulatorConfig};
+use dressage_policy::{CallStreams, Learner, Load, SampleEvent, SampleStream, Simulator, SimulatorConfig};
 use dressage_rl::Loss;
 use dressage_text::testing::{ALWAYS_THINKS, IM_END, IM_START, VOCABULARY, tiny_chat, tiny_tokenizer};
 use dressage_text::{Chat, ChatOptions};
@@ -63,7 +63,7 @@ impl Sampler for Scripted {
                     .unwrap();
                 sender.send(Ok(SampleEvent::Finished(finish))).unwrap();
             }
-            Reply::Breaks => sender.send(Err(PolicyError::Stopped("the scripted sampler"))).unwrap(),
+            Reply::Breaks => sender.send(Err(PolicyError::Stopped("the scripted sampler".into()))).unwrap(),
             Reply::Hangs => std::future::pending().await,
             Reply::Stalls(tokens) => {
                 let logprobs = vec![-0.5; tokens.len()];
@@ -81,8 +81,12 @@ impl Sampler for Scripted {
         Ok(0)
     }
 
-    async fn health(&self) -> Result<Health, PolicyError> {
-        Err(PolicyError::Stopped("the scripted sampler"))
+    async fn workload(&self) -> Result<Load, PolicyError> {
+        Err(PolicyError::Stopped("the scripted sampler".into()))
+    }
+
+    async fn paused(&self) -> Result<Duration, PolicyError> {
+        Err(PolicyError::Stopped("the scripted sampler".into()))
     }
 
     async fn version(&self) -> Result<u64, PolicyError> {
@@ -354,16 +358,19 @@ struct Training(Instant);
 #[async_trait]
 impl Sampler for Training {
     async fn sample(&self, _: SampleRequest) -> Result<SampleStream, PolicyError> {
-        Err(PolicyError::Stopped("a sampler that only trains"))
+        Err(PolicyError::Stopped("a sampler that only trains".into()))
     }
 
     async fn abort(&self, _: Option<u64>) -> Result<usize, PolicyError> {
         Ok(0)
     }
 
-    async fn health(&self) -> Result<Health, PolicyError> {
-        let learning_seconds = self.0.elapsed().as_secs_f64().min(1.0);
-        Ok(Health { learning_seconds, ..Simulator::new(SimulatorConfig::default()).health().await? })
+    async fn workload(&self) -> Result<Load, PolicyError> {
+        Ok(Load::default())
+    }
+
+    async fn paused(&self) -> Result<Duration, PolicyError> {
+        Ok(self.0.elapsed().min(Duration::from_secs(1)))
     }
 
     async fn version(&self) -> Result<u64, PolicyError> {

@@ -291,13 +291,14 @@ impl Talk {
     async fn answer(&mut self, prepared: &Prepared) -> Result<Completion, PolicyError> {
         let (seed, stream, prompt) = (self.seed, self.stream, prepared.prompt.clone());
         self.stream += 1;
-        let request = SampleRequest { seed, stream, prompt, params: self.params.clone() };
+        let request =
+            SampleRequest { seed, stream, prompt, params: self.params.clone(), ..SampleRequest::default() };
         let mut events = self.sampler.sample(request).await?;
         let mut reply = Completion::default();
         let (mut stream, style) = (self.format.chat().stream(prepared.in_thought), Style::stdout());
         reply.finish = loop {
             let event = tokio::select! {
-                event = events.next() => event.unwrap_or(Err(PolicyError::Stopped("the engine")))?,
+                event = events.next() => event.unwrap_or(Err(PolicyError::Stopped("the engine".into())))?,
                 _ = tokio::signal::ctrl_c() => break FinishReason::Aborted,
             };
             match event {

@@ -157,7 +157,7 @@ async fn measure(recipe: &Recipe, trained_by: Option<Run>) -> anyhow::Result<Opt
     // One model is measured, whoever asks it.
     let agents = Agents::over(recipe, &agents, &sampler, context)?;
     let scorers = Scorers::new(&recipe.reward, CustomScorers::new());
-    check_tasks(&recipe, &scorers, &tasks, &agents).await?;
+    check_tasks(recipe, &scorers, &tasks, &agents).await?;
     let rollouts = Rollouts {
         agents,
         samplers: Arc::new([(DEFAULT.to_owned(), sampler)].into()),

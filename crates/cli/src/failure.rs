@@ -103,7 +103,7 @@ mod tests {
         assert!(is(TextError::NoTemplate.into()));
         assert!(is(TrainerError::NothingHeldOut.into()));
         assert!(is(PolicyError::Invalid("temperature = -1".into()).into()));
-        assert!(!is(PolicyError::Stopped("the engine").into()));
+        assert!(!is(PolicyError::Stopped("the engine".into()).into()));
         assert!(!is(TrainerError::AllFailed { count: 3, first: "gone".into() }.into()));
         let fetch = |why: &str| ModelError::Fetch { what: "x".into(), why: why.into(), way_out: "y".into() };
         assert!(!is(fetch("no network").into()));

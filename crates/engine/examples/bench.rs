@@ -120,7 +120,13 @@ async fn group(
                 let advantage = if stream % 2 == 0 { 1.0 } else { -1.0 };
                 for turn in 0..turns {
                     let params = SamplingParams { max_tokens: new, ..SamplingParams::default() };
-                    let request = SampleRequest { seed: version, stream, prompt: path.clone(), params };
+                    let request = SampleRequest {
+                        seed: version,
+                        stream,
+                        prompt: path.clone(),
+                        params,
+                        ..SampleRequest::default()
+                    };
                     let reply = engine.sample(request).await?.collect(DEADLINE).await?;
                     targets.extend(reply.logprobs.iter().enumerate().map(|(i, logprob)| {
                         let term = Term { advantage, behaviour: Some(*logprob), ..Term::default() };
@@ -190,7 +196,13 @@ async fn generate(engine: &Engine, prompts: Vec<Vec<u32>>, new_tokens: usize) ->
     let start = Instant::now();
     let mut streams = Vec::new();
     for (stream, prompt) in prompts.into_iter().enumerate() {
-        let request = SampleRequest { seed: 0, stream: stream as u64, prompt, params: params.clone() };
+        let request = SampleRequest {
+            seed: 0,
+            stream: stream as u64,
+            prompt,
+            params: params.clone(),
+            ..SampleRequest::default()
+        };
         streams.push(engine.sample(request).await?);
     }
     let mut replies = Vec::new();

@@ -304,7 +304,7 @@ impl Adapter {
     ///
     /// # Errors
     /// When a file cannot be written.
-    pub fn save(&self, folder: &Path) -> Result<(), ModelError> {
+    pub fn save(&self, folder: &Path) -> Result<[&'static str; 2], ModelError> {
         let LoraOptions { rank, alpha, targets, rank_stabilised, ranks, alphas } = &self.options;
         let config = json!({
             "peft_type": "LORA",
@@ -322,7 +322,13 @@ impl Adapter {
             "inference_mode": true,
         });
         write_json(&folder.join(AdapterConfig::FILE), &config)?;
-        self.layout.tensors.write(&folder.join(WEIGHTS), &self.master)
+        self.layout.tensors.write(&folder.join(WEIGHTS), &self.master)?;
+        Ok([AdapterConfig::FILE, WEIGHTS])
+    }
+
+    /// The name of the model that it is over.
+    pub fn base(&self) -> &str {
+        &self.base
     }
 
     /// The options of a policy that can load an adapter over this base.

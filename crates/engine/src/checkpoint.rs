@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::path::Path;
 
 use dressage_model::{ModelConfig, ModelError, ModelFiles, SafetensorsFile, write_json};
-use dressage_policy::crash_point;
+use dressage_policy::{Content, crash_point};
 
 use crate::learning::Learning;
 use crate::optimiser::Optimiser;
@@ -18,7 +18,8 @@ const MOMENTS: [&str; 2] = ["optimiser.first.safetensors", "optimiser.second.saf
 const STEPS: &str = "optimiser.json";
 const VALUE_MOMENTS: [&str; 2] = ["value_head.first.safetensors", "value_head.second.safetensors"];
 
-/// Writes the weights, or an adapter over them in PEFT's layout.
+/// Writes the weights, or an adapter over them in PEFT's layout. Returns what they are, and the names of all
+/// files.
 ///
 /// # Errors
 /// When a file cannot be written.
@@ -28,17 +29,19 @@ pub fn save(
     adapter: Option<usize>,
     folder: &Path,
     with_optimiser: bool,
-) -> Result<(), ModelError> {
+) -> Result<(Content, Vec<String>), ModelError> {
     let weights = &model.weights;
-    let (optimiser, tensors) = match adapter {
+    let (optimiser, tensors, content, mut names) = match adapter {
         None => {
             write_json(&folder.join(CONFIG), &weights.config.to_hf_json())?;
             weights.layout.tensors.write(&folder.join(WEIGHTS), &weights.master)?;
-            (Some(&learning.optimiser), &weights.layout.tensors)
+            (Some(&learning.optimiser), &weights.layout.tensors, Content::Whole, vec![CONFIG, WEIGHTS])
         }
         Some(index) => {
-            model.adapters[index].save(folder)?;
-            (learning.adapters.get(index), &model.adapters[index].layout.tensors)
+            let adapter = &model.adapters[index];
+            let names = adapter.save(folder)?.to_vec();
+            let content = Content::Adapter { base: adapter.base().to_owned() };
+            (learning.adapters.get(index), &adapter.layout.tensors, content, names)
         }
     };
     let write_moments = |tensors: &Tensors, names: [&str; 2], optimiser: &Optimiser| {
@@ -47,16 +50,21 @@ pub fn save(
     };
     if let Some(head) = model.values.get(&adapter) {
         head.tensors.write(&folder.join(value_head::FILE), &head.master)?;
+        names.push(value_head::FILE);
         let moments = learning.value_heads.get(&adapter).filter(|o| with_optimiser && !o.first.is_empty());
         if let Some(optimiser) = moments {
             write_moments(&head.tensors, VALUE_MOMENTS, optimiser)?;
+            names.extend(VALUE_MOMENTS);
         }
     }
     crash_point("checkpoint_file");
-    let Some(optimiser) = optimiser.filter(|o| with_optimiser && !o.first.is_empty()) else { return Ok(()) };
-    write_moments(tensors, MOMENTS, optimiser)?;
-    let steps = serde_json::json!({ "schema": 1, "steps": optimiser.steps });
-    write_json(&folder.join(STEPS), &steps)
+    if let Some(optimiser) = optimiser.filter(|o| with_optimiser && !o.first.is_empty()) {
+        write_moments(tensors, MOMENTS, optimiser)?;
+        let steps = serde_json::json!({ "schema": 1, "steps": optimiser.steps });
+        write_json(&folder.join(STEPS), &steps)?;
+        names.extend(MOMENTS.into_iter().chain([STEPS]));
+    }
+    Ok((content, names.into_iter().map(str::to_owned).collect()))
 }
 
 /// Writes the weights with an adapter worked into them, in Hugging Face layout, a matrix at a time.

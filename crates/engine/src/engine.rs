@@ -6,12 +6,13 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use dressage_model::{ModelConfig, ModelFiles};
 use dressage_policy::{
-    ForwardBackward, Health, Learner, LoraOptions, OptimParams, OptimReport, PolicyError, Predictions,
-    SampleRequest, SampleStream, Sampler, TokenBytes,
+    DeviceStats, ForwardBackward, Learner, Load, LoraOptions, Manifest, OptimParams, OptimReport,
+    PolicyError, Predictions, SampleRequest, SampleStream, Sampler, TokenBytes, WeightsAt, WeightsRef,
 };
 use dressage_rl::Loss;
 use dressage_tree::TreeBatch;
@@ -26,7 +27,7 @@ use crate::memory::MemoryPlan;
 use crate::options::{EngineOptions, PlannedAdapter};
 use crate::precision::{Order, Precision};
 use crate::scheduler::{Limits, Scheduler};
-use crate::service::{Answer, BASE, Command, LearnerCommand, Learns, Service};
+use crate::service::{Answer, BASE, Command, Condition, LearnerCommand, Learns, Service};
 use crate::simd::Isa;
 use crate::transformer::Transformer;
 use crate::weights::Weights;
@@ -183,8 +184,22 @@ impl Engine {
 
     async fn ask<T>(&self, command: impl FnOnce(Answer<T>) -> Command) -> Result<T, PolicyError> {
         let (answer, wait) = oneshot::channel();
-        self.commands.send(command(answer)).map_err(|_| PolicyError::Stopped("the engine"))?;
-        wait.await.map_err(|_| PolicyError::Stopped("the engine"))?
+        self.commands.send(command(answer)).map_err(|_| PolicyError::Stopped("the engine".into()))?;
+        wait.await.map_err(|_| PolicyError::Stopped("the engine".into()))?
+    }
+
+    /// How it is doing, which it tells while it learns, too: its thread then answers nothing, for as long as
+    /// a micro-batch takes.
+    async fn condition(&self) -> Result<Condition, PolicyError> {
+        let mut learns = self.learns.clone();
+        tokio::select! {
+            biased;
+            condition = self.ask(Command::Condition) => condition,
+            learns = learns.wait_for(Option::is_some) => {
+                let learns = learns.ok().and_then(|learns| learns.as_ref().map(Learns::condition));
+                learns.ok_or(PolicyError::Stopped("the engine".into()))
+            }
+        }
     }
 
     async fn learn<T>(&self, command: impl FnOnce(Answer<T>) -> LearnerCommand) -> Result<T, PolicyError> {
@@ -236,16 +251,16 @@ impl Sampler for Engine {
         self.ask(|answer| Command::Abort(self.policy, stream, answer)).await
     }
 
-    async fn health(&self) -> Result<Health, PolicyError> {
-        // While it learns its thread answers nothing, for as long as a micro-batch takes.
-        let mut learns = self.learns.clone();
-        tokio::select! {
-            biased;
-            health = self.ask(Command::Health) => health,
-            learns = learns.wait_for(Option::is_some) => {
-                learns.ok().and_then(|learns| learns.as_ref().map(Learns::health)).ok_or(PolicyError::Stopped("the engine"))
-            }
-        }
+    async fn workload(&self) -> Result<Load, PolicyError> {
+        Ok(self.condition().await?.load)
+    }
+
+    async fn device_stats(&self) -> Result<Option<DeviceStats>, PolicyError> {
+        Ok(Some(self.condition().await?.device))
+    }
+
+    async fn paused(&self) -> Result<Duration, PolicyError> {
+        Ok(self.condition().await?.learnt)
     }
 
     async fn version(&self) -> Result<u64, PolicyError> {
@@ -279,7 +294,7 @@ impl Learner for Engine {
         self.learn(|answer| LearnerCommand::OptimStep(params, answer)).await
     }
 
-    async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError> {
+    async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<Manifest, PolicyError> {
         self.learn(|answer| LearnerCommand::Save(folder.to_path_buf(), with_optimiser, answer)).await
     }
 
@@ -287,7 +302,8 @@ impl Learner for Engine {
         self.learn(|answer| LearnerCommand::Load(folder.to_path_buf(), with_optimiser, answer)).await
     }
 
-    async fn publish(&self, version: u64) -> Result<(), PolicyError> {
-        self.learn(|answer| LearnerCommand::Publish(version, answer)).await
+    async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {
+        self.learn(|answer| LearnerCommand::Publish(version, answer)).await?;
+        Ok(WeightsRef { version, at: WeightsAt::Memory })
     }
 }

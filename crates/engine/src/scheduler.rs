@@ -15,7 +15,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dressage_policy::{
-    FinishReason, Health, PolicyError, SampleEvent, SampleRequest, TokenBytes, crash_point, uniform,
+    DeviceStats, FinishReason, Load, PolicyError, SampleEvent, SampleRequest, TokenBytes, crash_point,
+    uniform,
 };
 
 use crate::buffer::{Buffer, Shared};
@@ -33,6 +34,13 @@ pub struct Published {
     pub version: u64,
     /// Whether they are the ones that the policy has now. If not, it draws nothing.
     pub current: bool,
+}
+
+impl Published {
+    /// Whether they may draw for a sequence.
+    fn serve(&self, sequence: &Sequence) -> bool {
+        self.current && self.version >= sequence.least_version
+    }
 }
 
 impl Default for Published {
@@ -129,23 +137,28 @@ impl Scheduler {
 
     /// Sequences that run or wait and whose policies may draw.
     pub fn drawing(&self, published: &[Published]) -> usize {
-        let current = |sequence: &&Sequence| published[sequence.policy as usize].current;
+        let current = |sequence: &&Sequence| published[sequence.policy as usize].serve(sequence);
         self.running.iter().chain(&self.waiting).filter(current).count()
     }
 
-    /// Counters.
-    pub fn health(&self) -> Health {
-        Health {
+    /// Requests, and the memory that they use.
+    pub fn load(&self) -> Load {
+        Load {
             running: self.running.len(),
             waiting: self.waiting.len(),
+            cache_in_use: self.cache.occupancy()[0],
+        }
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> DeviceStats {
+        DeviceStats {
             prefix_hits: self.prefix_hits,
             prefilled: self.prefilled,
             drawn: self.drawn,
             busy_seconds: self.busy.as_secs_f64(),
-            learning_seconds: 0.0,
             running_seconds: self.running_seconds,
             cache_in_use_seconds: self.cache_in_use_seconds,
-            cache_in_use: self.cache.occupancy()[0],
             cache_filled: self.cache.occupancy()[1],
         }
     }
@@ -315,7 +328,7 @@ impl Scheduler {
                 held.push_back(sequence);
                 break;
             }
-            if !published[sequence.policy as usize].current || (is_owed && !sequence.has_begun()) {
+            if !published[sequence.policy as usize].serve(&sequence) || (is_owed && !sequence.has_begun()) {
                 held.push_back(sequence);
                 continue;
             }

@@ -46,7 +46,7 @@ fn submit_with(
     params: SamplingParams,
 ) -> SampleStream {
     let (events, reply) = SampleStream::channel();
-    let request = SampleRequest { seed: 7, stream, prompt, params };
+    let request = SampleRequest { seed: 7, stream, prompt, params, ..SampleRequest::default() };
     scheduler.submit(model, 0, request, events).expect("it fits");
     reply
 }

@@ -29,6 +29,8 @@ pub struct Sequence {
     pub prompt: usize,
     /// Bytes of the reply's end, where stop strings are looked for.
     tail: Vec<u8>,
+    /// The oldest version of the weights that may draw.
+    pub least_version: u64,
     pub seed: u64,
     pub stream: u64,
     pub params: SamplingParams,
@@ -44,7 +46,7 @@ impl Sequence {
         token_bytes: Option<&dyn TokenBytes>,
         events: Events,
     ) -> Self {
-        let SampleRequest { seed, stream, prompt, params } = request;
+        let SampleRequest { least_version, seed, stream, prompt, params, .. } = request;
         let drawn = prompt[prompt.len() - params.drawn_before..].to_vec();
         let mut sequence = Sequence {
             policy,
@@ -55,6 +57,7 @@ impl Sequence {
             blocks: Vec::new(),
             is_stale: false,
             tail: Vec::new(),
+            least_version,
             seed,
             stream,
             params,

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use dressage_model::ModelError;
 use dressage_policy::{
-    ForwardBackward, Health, LoraOptions, OptimParams, OptimReport, PolicyError, Predictions, SampleRequest,
+    DeviceStats, ForwardBackward, Load, LoraOptions, Manifest, OptimParams, OptimReport, PolicyError,
+    Predictions, SampleRequest,
 };
 use dressage_rl::Loss;
 use dressage_tree::TreeBatch;
@@ -46,7 +47,7 @@ pub enum Command {
     /// To end requests.
     Abort(u32, Option<u64>, Answer<usize>),
     /// How the engine is doing.
-    Health(Answer<Health>),
+    Condition(Answer<Condition>),
     /// What is published.
     Version(u32, Answer<u64>),
     /// A new adapter, its seed, and what its base is called.
@@ -70,7 +71,7 @@ pub enum LearnerCommand {
     /// Apply it.
     OptimStep(OptimParams, Answer<OptimReport>),
     /// Into a folder, with the optimiser's state or without it.
-    Save(PathBuf, bool, Answer<()>),
+    Save(PathBuf, bool, Answer<Manifest>),
     /// From a folder.
     Load(PathBuf, bool, Answer<()>),
     /// Base and adapter as one model.
@@ -102,15 +103,26 @@ impl LearnerCommand {
 pub struct Learns {
     since: Instant,
     /// How it was before.
-    health: Health,
+    condition: Condition,
+}
+
+/// How an engine is doing.
+#[derive(Debug, Clone)]
+pub struct Condition {
+    /// Its requests.
+    pub load: Load,
+    /// Counters since the start.
+    pub device: DeviceStats,
+    /// Time spent on what uses or changes weights, since the start.
+    pub learnt: Duration,
 }
 
 impl Learns {
     /// How the engine is now.
-    pub fn health(&self) -> Health {
-        let mut health = self.health.clone();
-        health.learning_seconds += self.since.elapsed().as_secs_f64();
-        health
+    pub fn condition(&self) -> Condition {
+        let mut condition = self.condition.clone();
+        condition.learnt += self.since.elapsed();
+        condition
     }
 }
 
@@ -182,7 +194,7 @@ impl Service {
             if waited >= patience || drawing == 0 {
                 if let Some((policy, command)) = self.pending.pop_front() {
                     let (since, name) = (Instant::now(), command.name());
-                    self.learns.send_replace(Some(Learns { since, health: self.health() }));
+                    self.learns.send_replace(Some(Learns { since, condition: self.condition() }));
                     debug!(policy, command = name, "learner begins");
                     self.learn(policy, command);
                     let took = since.elapsed();
@@ -198,19 +210,21 @@ impl Service {
         }
     }
 
-    fn health(&self) -> Health {
-        Health { learning_seconds: self.learning_time.as_secs_f64(), ..self.scheduler.health() }
+    fn condition(&self) -> Condition {
+        let (load, device) = (self.scheduler.load(), self.scheduler.stats());
+        Condition { load, device, learnt: self.learning_time }
     }
 
     fn take(&mut self, command: Command) {
         // An answer nobody waits for any more is dropped.
         match command {
             Command::Sample(policy, request, events, answer) => {
+                let (id, name) = (request.id.clone(), request.policy.clone());
                 let (stream, prompt) = (request.stream, request.prompt.len());
                 let submitted = self.scheduler.submit(&self.model, policy, request, events);
                 match &submitted {
-                    Ok(()) => debug!(policy, stream, prompt, "request accepted"),
-                    Err(error) => debug!(policy, stream, prompt, %error, "request refused"),
+                    Ok(()) => debug!(id, name, policy, stream, prompt, "request accepted"),
+                    Err(error) => debug!(id, name, policy, stream, prompt, %error, "request refused"),
                 }
                 let _ = answer.send(submitted);
             }
@@ -219,7 +233,7 @@ impl Service {
                 debug!(policy, stream, ended, "requests aborted");
                 let _ = answer.send(Ok(ended));
             }
-            Command::Health(answer) => drop(answer.send(Ok(self.health()))),
+            Command::Condition(answer) => drop(answer.send(Ok(self.condition()))),
             Command::Version(policy, answer) => {
                 drop(answer.send(Ok(self.published[policy as usize].version)));
             }
@@ -290,7 +304,10 @@ impl Service {
             }
             LearnerCommand::Save(folder, with_optimiser, answer) => {
                 let saved = checkpoint::save(model, learning, adapter, &folder, with_optimiser);
-                drop(answer.send(saved.map_err(storage)));
+                let saved = saved
+                    .map_err(storage)
+                    .and_then(|(content, names)| Manifest::of(&folder, content, &names));
+                drop(answer.send(saved));
             }
             LearnerCommand::Load(folder, with_optimiser, answer) => {
                 let saved = frozen().and_then(|()| {

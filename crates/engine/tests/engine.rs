@@ -11,8 +11,8 @@ use dressage_engine::testing::{Compute, Kernel, family_configs, random_weights, 
 use dressage_engine::{Engine, EngineOptions, Isa, Order, Precision};
 use dressage_model::ModelConfig;
 use dressage_policy::{
-    Completion, FinishReason, Learner, LoraOptions, OptimParams, PolicyError, SampleEvent, SampleRequest,
-    SampleStream, Sampler, SamplingParams, TokenBytes, uniform,
+    Completion, DeviceStats, FinishReason, Learner, LoraOptions, OptimParams, PolicyError, SampleEvent,
+    SampleRequest, SampleStream, Sampler, SamplingParams, TokenBytes, uniform,
 };
 use dressage_rl::{Loss, PolicyLoss};
 use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};
@@ -52,8 +52,13 @@ fn tokens(stream: u64, len: usize) -> Vec<u32> {
     (0..len as u64).map(|i| 2 + (uniform(99, stream, i) * 250.0) as u32).collect()
 }
 
+/// Counters of the device.
+async fn stats(engine: &Engine) -> DeviceStats {
+    engine.device_stats().await.unwrap().unwrap()
+}
+
 fn request(stream: u64, prompt: Vec<u32>, params: SamplingParams) -> SampleRequest {
-    SampleRequest { seed: 7, stream, prompt, params }
+    SampleRequest { seed: 7, stream, prompt, params, ..SampleRequest::default() }
 }
 
 async fn sample(engine: &Engine, request: SampleRequest) -> Completion {
@@ -176,9 +181,10 @@ async fn one_prompt_is_computed_once() {
     for stream in streams {
         stream.collect(DEADLINE).await.unwrap();
     }
-    let health = engine.health().await.unwrap();
-    assert_eq!((health.prefix_hits, health.prefilled, health.drawn), (7 * 89, 90 + 7, 24));
-    assert_eq!((health.running, health.waiting), (0, 0));
+    let stats = stats(&engine).await;
+    assert_eq!((stats.prefix_hits, stats.prefilled, stats.drawn), (7 * 89, 90 + 7, 24));
+    let load = engine.workload().await.unwrap();
+    assert_eq!((load.running, load.waiting), (0, 0));
 }
 
 #[tokio::test]
@@ -261,14 +267,14 @@ async fn an_aborted_request_goes_on_where_it_stopped() {
     part.extend(&rest.tokens, &rest.logprobs, 0);
     assert!(part.tokens.len() < NEW && part.tokens == whole.tokens[..part.tokens.len()]);
 
-    let before = engine.health().await.unwrap();
+    let before = stats(&engine).await;
     let prompt = [tokens(1, 30), part.tokens.clone()].concat();
     let left = SamplingParams { max_tokens: NEW - part.tokens.len(), ..params.clone() };
     let resumed = sample(&engine, request(5, prompt.clone(), left)).await;
     assert_eq!([part.tokens, resumed.tokens].concat(), whole.tokens);
     assert_eq!([part.logprobs, resumed.logprobs].concat(), whole.logprobs);
     assert_eq!(resumed.finish, FinishReason::Length);
-    let after = engine.health().await.unwrap();
+    let after = stats(&engine).await;
     assert_eq!(after.prefix_hits - before.prefix_hits, prompt.len() as u64 - 1, "nothing is computed again");
     assert!(after.cache_filled > 0.0 && after.busy_seconds > before.busy_seconds);
 
@@ -295,18 +301,18 @@ async fn an_engine_that_learns_says_so() {
     let target = PathTarget { index: 3999, temperature: 1.0, term: Term::default() };
     let path = PathInput { tokens: tokens(3, 4000), targets: vec![target] };
     let mut learns = engine.logprobs(Arc::new(TreeBatch::merge(&[path]).unwrap()));
-    let mut told = vec![0.0];
+    let mut told = vec![Duration::ZERO];
     loop {
         tokio::select! {
             biased;
             learnt = &mut learns => break drop(learnt.unwrap()),
-            health = engine.health() => told.push(health.unwrap().learning_seconds),
+            paused = engine.paused() => told.push(paused.unwrap()),
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     told.dedup();
     assert!(told.len() > 2 && told.is_sorted(), "{told:?}");
-    assert!(engine.health().await.unwrap().learning_seconds >= told[told.len() - 1]);
+    assert!(engine.paused().await.unwrap() >= told[told.len() - 1]);
 }
 
 /// Weights change in the middle of a reply: it goes on, each token says which weights drew it, and each is

@@ -22,7 +22,8 @@ fn start(config: &ModelConfig, seed: u64) -> Engine {
 /// Log-probabilities of a greedy reply: what the weights are, in bits.
 async fn reply(engine: &Engine) -> Vec<u32> {
     let params = SamplingParams { temperature: 0.0, max_tokens: 8, ..SamplingParams::default() };
-    let request = SampleRequest { seed: 1, stream: 1, prompt: vec![5, 6, 7], params };
+    let request =
+        SampleRequest { seed: 1, stream: 1, prompt: vec![5, 6, 7], params, ..SampleRequest::default() };
     let reply = engine.sample(request).await.unwrap().collect(Duration::from_secs(20)).await.unwrap();
     reply.logprobs.iter().map(|p| p.to_bits()).collect()
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::{RwLock, Semaphore, SemaphorePermit};
 use tokio::time::{Instant, sleep};
 
-use crate::Health;
+use crate::{DeviceStats, Load};
 
 /// How long things take; all zero by default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -169,24 +169,36 @@ impl Device {
         self.learns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn health(&self) -> Health {
-        let seconds =
-            |counter: &AtomicU64| Duration::from_nanos(counter.load(Ordering::Relaxed)).as_secs_f64();
-        // What is under way counts as far as it has come: who waits for a reply meanwhile wants to know what it is that takes so long.
-        let learns = self.learns();
-        let under_way = learns.map_or(Duration::ZERO, |(since, time)| since.elapsed().min(time));
-        Health {
+    /// How many sequences run and wait.
+    pub fn load(&self) -> Load {
+        Load {
             running: self.running.load(Ordering::Relaxed),
             waiting: self.waiting.load(Ordering::Relaxed),
+            cache_in_use: 0.0,
+        }
+    }
+
+    /// Counters since the start.
+    pub fn stats(&self) -> DeviceStats {
+        let seconds =
+            |counter: &AtomicU64| Duration::from_nanos(counter.load(Ordering::Relaxed)).as_secs_f64();
+        DeviceStats {
             prefix_hits: self.prefix_hits.load(Ordering::Relaxed),
             prefilled: self.prefilled.load(Ordering::Relaxed),
             drawn: self.drawn.load(Ordering::Relaxed),
             busy_seconds: seconds(&self.busy),
-            learning_seconds: seconds(&self.learning) + under_way.as_secs_f64(),
             running_seconds: seconds(&self.occupied),
             cache_in_use_seconds: 0.0,
-            cache_in_use: 0.0,
             cache_filled: 0.0,
         }
+    }
+
+    /// For how long it has learnt since the start.
+    pub fn learning(&self) -> Duration {
+        // What is under way counts as far as it has come: who waits for a reply meanwhile wants to know what
+        // it is that takes so long.
+        let learns = self.learns();
+        let under_way = learns.map_or(Duration::ZERO, |(since, time)| since.elapsed().min(time));
+        Duration::from_nanos(self.learning.load(Ordering::Relaxed)) + under_way
     }
 }

@@ -1,9 +1,14 @@
 //! What can go wrong between a caller and a policy.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
-/// Errors of samplers and learners.
-#[derive(Debug, Clone, thiserror::Error)]
+use serde::{Deserialize, Serialize};
+
+/// Errors of samplers and learners. As JSON they carry their [code](PolicyError::code), and what it is about
+/// as `about`.
+#[derive(Debug, Clone, PartialEq, thiserror::Error, Serialize, Deserialize)]
+#[serde(tag = "code", content = "about", rename_all = "snake_case")]
 pub enum PolicyError {
     /// The request cannot be served as it stands; the message names the value and the way out.
     #[error("{0}")]
@@ -27,12 +32,30 @@ pub enum PolicyError {
         /// Tokens on the path so far.
         position: usize,
     },
+    /// A learner cannot train an update as it was to be cut.
+    #[error("the recorded cut of the update cannot be followed: {0}")]
+    Cut(String),
+    /// A sampler cannot draw from weights that were published.
+    #[error("cannot adopt the published weights: {0}")]
+    NotAdopted(String),
+    /// A sampler has older weights than a request may be answered with, and does not wait for newer ones.
+    #[error(
+        "the request asks for version {least} of {policy} or later, but the sampler has version {version}"
+    )]
+    Behind {
+        /// The policy.
+        policy: String,
+        /// The least version that was asked for.
+        least: u64,
+        /// The version that there is.
+        version: u64,
+    },
     /// A wait passed its deadline.
     #[error("waited {0:?} for {1}")]
     Deadline(Duration, String),
     /// The other side is gone.
     #[error("{0} stopped; see its log for the reason")]
-    Stopped(&'static str),
+    Stopped(Cow<'static, str>),
     /// Reading or writing weights failed.
     #[error("{0}")]
     Storage(String),
@@ -45,4 +68,67 @@ pub enum PolicyError {
          probabilities); train with one that does, or without what needs them"
     )]
     NoPredictions,
+}
+
+impl PolicyError {
+    /// The kind of the error, as programs tell it.
+    pub fn code(&self) -> &'static str {
+        match self {
+            PolicyError::Invalid(_) => "invalid",
+            PolicyError::PromptTooLong { .. } => "prompt_too_long",
+            PolicyError::NotFinite { .. } => "not_finite",
+            PolicyError::Cut(_) => "cut",
+            PolicyError::NotAdopted(_) => "not_adopted",
+            PolicyError::Behind { .. } => "behind",
+            PolicyError::Deadline(..) => "deadline",
+            PolicyError::Stopped(_) => "stopped",
+            PolicyError::Storage(_) => "storage",
+            PolicyError::NoValueHead => "no_value_head",
+            PolicyError::NoPredictions => "no_predictions",
+        }
+    }
+
+    /// Whether the same call may succeed later, or elsewhere, with nothing changed by its caller.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            PolicyError::Deadline(..) | PolicyError::Stopped(_) | PolicyError::Behind { .. } => true,
+            PolicyError::Invalid(_)
+            | PolicyError::PromptTooLong { .. }
+            | PolicyError::NotFinite { .. }
+            | PolicyError::Cut(_)
+            | PolicyError::NotAdopted(_)
+            | PolicyError::Storage(_)
+            | PolicyError::NoValueHead
+            | PolicyError::NoPredictions => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_survive_json_with_their_codes() {
+        let errors = [
+            (PolicyError::Invalid("x".into()), false),
+            (PolicyError::PromptTooLong { prompt: 9, context: 8 }, false),
+            (PolicyError::NotFinite { position: 3 }, false),
+            (PolicyError::Cut("path 1 is in no micro-batch".into()), false),
+            (PolicyError::NotAdopted("a: no".into()), false),
+            (PolicyError::Behind { policy: "p".into(), least: 4, version: 3 }, true),
+            (PolicyError::Deadline(Duration::from_millis(1500), "a reply".into()), true),
+            (PolicyError::Stopped("the engine".into()), true),
+            (PolicyError::Storage("full".into()), false),
+            (PolicyError::NoValueHead, false),
+            (PolicyError::NoPredictions, false),
+        ];
+        for (error, may_pass) in errors {
+            let json = serde_json::to_value(&error).unwrap();
+            assert_eq!(json["code"], error.code());
+            let back: PolicyError = serde_json::from_value(json).unwrap();
+            assert_eq!((&back, back.to_string()), (&error, error.to_string()));
+            assert_eq!(error.may_pass(), may_pass, "{error}");
+        }
+    }
 }

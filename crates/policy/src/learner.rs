@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use dressage_rl::{Evaluated, Loss};
-use dressage_tree::{Term, TreeBatch};
+use dressage_tree::{PathInput, Term, TreeBatch};
 use serde::{Deserialize, Serialize};
 
-use crate::PolicyError;
+use crate::{Cut, Manifest, PolicyError, Uncut, WeightsRef};
 
 /// What one forward and backward pass over a batch found. All fields are sums or extrema, so those of several
 /// micro-batches combine.
@@ -139,9 +139,77 @@ pub struct OptimReport {
     pub applied: bool,
 }
 
-/// Something that learns. Gradients accumulate until [`Learner::optim_step`].
+/// One update: the sum of a loss over paths, and a step of the optimiser along it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TrainRequest {
+    /// The paths, with all that the loss needs to know in their terms.
+    pub paths: Vec<PathInput>,
+    /// The loss.
+    pub loss: Loss,
+    /// The optimiser's numbers.
+    pub params: OptimParams,
+}
+
+/// What an update found and did.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Trained {
+    /// Sums of each micro-batch, in the order of the cut.
+    pub sums: Vec<ForwardBackward>,
+    /// The optimiser's step.
+    pub step: OptimReport,
+}
+
+/// Something that learns.
+///
+/// A learner elsewhere gets an update in two calls: [`plan`](Learner::plan) with its token ids, and, once the
+/// answer is recorded, [`train`](Learner::train) with all paths and their terms. It makes no difference to it
+/// which algorithm that is: what needs a forward pass first (log-probabilities of the policy before the
+/// update and of a reference, a critic's values) is asked for before, with calls of their own that change
+/// nothing, and stands in the terms. A critic is another learner, with a cut of its own.
+///
+/// Beneath are [`forward_backward`](Learner::forward_backward), which accumulates a gradient until
+/// [`optim_step`](Learner::optim_step) applies it: a learner on one rank trains by these, one after another.
 #[async_trait]
 pub trait Learner: Send + Sync {
+    /// How it would cut an update. Changes nothing, and depends on nothing but the update and the learner's
+    /// ranks.
+    ///
+    /// # Errors
+    /// When a path is empty, or the learner has stopped.
+    async fn plan(&self, update: &Uncut) -> Result<Cut, PolicyError> {
+        Cut::filled(update)
+    }
+
+    /// Does one update exactly as it is cut. An accumulated gradient is part of it. `done` is called after
+    /// each micro-batch, in order of their ends.
+    ///
+    /// # Errors
+    /// [`PolicyError::Cut`], before anything has changed, when the cut does not fit the paths or the
+    /// learner's ranks; when a batch does not fit the model or the loss, or the learner has stopped: what has
+    /// accumulated is then of no use.
+    async fn train(
+        &self,
+        update: TrainRequest,
+        cut: &Cut,
+        done: &mut (dyn FnMut() + Send),
+    ) -> Result<Trained, PolicyError> {
+        let TrainRequest { mut paths, loss, params } = update;
+        cut.check(paths.len(), 1)?;
+        let mut sums = Vec::with_capacity(cut.micro_batches.len());
+        for batch in &cut.micro_batches {
+            if batch.paths.is_empty() {
+                sums.push(ForwardBackward::default());
+            } else {
+                let inputs: Vec<PathInput> =
+                    batch.paths.iter().map(|path| std::mem::take(&mut paths[*path as usize])).collect();
+                let merged = TreeBatch::merge(&inputs).map_err(|e| PolicyError::Invalid(e.to_string()))?;
+                sums.push(self.forward_backward(Arc::new(merged), loss).await?);
+            }
+            done();
+        }
+        Ok(Trained { sums, step: self.optim_step(params).await? })
+    }
+
     /// Log-probability of every target of the batch, in the order of `batch.targets`. Changes nothing.
     ///
     /// # Errors
@@ -183,13 +251,14 @@ pub trait Learner: Send + Sync {
     /// When the learner has stopped.
     async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError>;
 
-    /// Writes the weights in Hugging Face layout (`config.json`, `model.safetensors`) and, where asked, the optimiser
-    /// state beside them, into an existing folder. Every file is flushed to the disk. Atomicity is the caller's: write
-    /// into a temporary folder, then rename.
+    /// Writes the weights in Hugging Face layout (`config.json`, `model.safetensors`) and, where asked, the
+    /// optimiser state beside them, into an existing folder. Every file is flushed to the disk. Atomicity is
+    /// the caller's: write into a temporary folder, then rename. Returns what was written, and where: a
+    /// learner elsewhere may keep the files on its own machine, under the same path.
     ///
     /// # Errors
     /// When a file cannot be written (which one, why), or the learner has stopped.
-    async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError>;
+    async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<Manifest, PolicyError>;
 
     /// Replaces weights and, where `folder` has it and `with_optimiser` asks for it, the optimiser state; otherwise the
     /// optimiser starts afresh. An accumulated gradient is dropped.
@@ -198,9 +267,10 @@ pub trait Learner: Send + Sync {
     /// When a file is missing or does not fit the model, or the learner has stopped.
     async fn load(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError>;
 
-    /// Makes the current weights the ones that samplers draw from, as `version`.
+    /// Makes the current weights those of `version`, and says where samplers get them: each that draws from
+    /// this policy is then to [adopt](crate::Sampler::adopt) them.
     ///
     /// # Errors
-    /// When the learner or a sampler has stopped.
-    async fn publish(&self, version: u64) -> Result<(), PolicyError>;
+    /// When the learner has stopped.
+    async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError>;
 }

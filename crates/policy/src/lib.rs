@@ -16,32 +16,39 @@
 //! Not here: prompts as text (`dressage-text`), and any model.
 
 mod adjust;
+mod adopt;
 pub mod awake;
 mod calls;
 mod caught;
 mod crash;
+mod cut;
 mod device;
 mod error;
 mod learner;
 mod lora;
+mod numbers;
 mod precision;
 mod random;
 mod sampler;
 mod simulator;
 mod timely;
+mod weights;
 
+pub use adopt::adopt_all;
 pub use calls::CallStreams;
 pub use caught::caught;
 pub use crash::{CRASH_AT, crash_point};
+pub use cut::{Cut, MicroBatch, Uncut};
 pub use device::Timing;
 pub use error::PolicyError;
-pub use learner::{ForwardBackward, Learner, OptimParams, OptimReport, Predictions};
+pub use learner::{ForwardBackward, Learner, OptimParams, OptimReport, Predictions, TrainRequest, Trained};
 pub use lora::LoraOptions;
 pub use precision::Precision;
 pub use random::uniform;
 pub use sampler::{
-    Completion, FinishReason, Health, SampleEvent, SampleRequest, SampleStream, Sampler, SamplingParams,
-    TokenBytes, TopLogprobs,
+    Completion, DeviceStats, FinishReason, Load, SampleEvent, SampleRequest, SampleStream, Sampler,
+    SamplingParams, TokenBytes, TopLogprobs,
 };
 pub use simulator::{Simulator, SimulatorConfig};
 pub use timely::Timely;
+pub use weights::{Content, Manifest, Place, SavedFile, WeightsAt, WeightsRef, checksum};

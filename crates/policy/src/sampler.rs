@@ -8,7 +8,7 @@ use dressage_tree::{Kind, Segment, SegmentId, VersionRun};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use crate::{PolicyError, awake};
+use crate::{PolicyError, WeightsRef, awake};
 
 /// Most that a presence or frequency penalty takes or gives, as in OpenAI's API.
 const MOST_PENALTY: f32 = 2.0;
@@ -121,8 +121,15 @@ impl SamplingParams {
 }
 
 /// A prompt to continue.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct SampleRequest {
+    /// A name for logs, and for whoever passes the request on.
+    pub id: String,
+    /// The name of the policy that is asked: there may be several behind one address.
+    pub policy: String,
+    /// The oldest version of the weights that may draw the reply. A sampler that has older ones waits until
+    /// it has these, or refuses with [`PolicyError::Behind`].
+    pub least_version: u64,
     /// Seed of the run.
     pub seed: u64,
     /// The stream of random numbers within the run, unique to the call. Together with the position of a token it
@@ -236,7 +243,7 @@ impl SampleStream {
                     return Ok(());
                 }
                 Some(Err(error)) => return Err(error),
-                None => return Err(PolicyError::Stopped("the sampler")),
+                None => return Err(PolicyError::Stopped("the sampler".into())),
             }
         }
     }
@@ -305,30 +312,33 @@ impl Completion {
     }
 }
 
-/// Whether a sampler can serve.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Health {
+/// How much a sampler has to do.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Load {
     /// Requests being decoded.
     pub running: usize,
     /// Requests waiting for room.
     pub waiting: usize,
-    /// Tokens of prompts that did not need to be computed again, since the start.
+    /// The share of the memory for keys and values that requests being decoded use.
+    pub cache_in_use: f64,
+}
+
+/// Counters of the device of a sampler. All but the last are sums since its start.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct DeviceStats {
+    /// Tokens of prompts that did not need to be computed again.
     pub prefix_hits: u64,
-    /// Tokens of prompts that were computed, since the start.
+    /// Tokens of prompts that were computed.
     pub prefilled: u64,
-    /// Tokens drawn since the start.
+    /// Tokens drawn.
     pub drawn: u64,
-    /// Seconds spent on prefilling and drawing since the start.
+    /// Seconds spent on prefilling and drawing.
     pub busy_seconds: f64,
-    /// Seconds spent on training since the start, where the same device does both.
-    pub learning_seconds: f64,
     /// Requests being decoded, summed over the busy seconds: divided by them, the mean.
     pub running_seconds: f64,
     /// The share of the memory for keys and values in use, summed over the busy seconds: divided by them, the mean.
     pub cache_in_use_seconds: f64,
-    /// The share of the memory for keys and values that requests being decoded use.
-    pub cache_in_use: f64,
-    /// The share that holds anything, for requests to come included.
+    /// The share of the memory for keys and values that holds anything, for requests to come included.
     pub cache_filled: f64,
 }
 
@@ -349,11 +359,38 @@ pub trait Sampler: Send + Sync {
     /// When the sampler has stopped.
     async fn abort(&self, stream: Option<u64>) -> Result<usize, PolicyError>;
 
-    /// How it is doing.
+    /// How much it has to do.
     ///
     /// # Errors
     /// When the sampler has stopped.
-    async fn health(&self) -> Result<Health, PolicyError>;
+    async fn workload(&self) -> Result<Load, PolicyError>;
+
+    /// Counters of the device that it runs on, where it has them.
+    ///
+    /// # Errors
+    /// When the sampler has stopped.
+    async fn device_stats(&self) -> Result<Option<DeviceStats>, PolicyError> {
+        Ok(None)
+    }
+
+    /// For how long it has stood still since its start, up to now, while its device trained or its weights
+    /// were replaced. Requests are not drawn for meanwhile, which is nobody's fault: deadlines do not count
+    /// it. It answers while it stands still, too.
+    ///
+    /// # Errors
+    /// When the sampler has stopped.
+    async fn paused(&self) -> Result<Duration, PolicyError> {
+        Ok(Duration::ZERO)
+    }
+
+    /// Draws from weights that a learner has published, from the next token on. By default for a sampler that
+    /// shares its memory with the learner, and so has them already: only that it does is checked.
+    ///
+    /// # Errors
+    /// [`PolicyError::NotAdopted`] when it cannot draw from these weights; when it has stopped.
+    async fn adopt(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
+        weights.check_shared(self.version().await?)
+    }
 
     /// The version of the weights that a token drawn now would carry.
     ///
@@ -375,7 +412,13 @@ mod tests {
     #[test]
     fn values_out_of_range_are_named() {
         let plain = SamplingParams::default();
-        let request = |params| SampleRequest { seed: 1, stream: 1, prompt: vec![1, 2], params };
+        let request = |params| SampleRequest {
+            seed: 1,
+            stream: 1,
+            prompt: vec![1, 2],
+            params,
+            ..SampleRequest::default()
+        };
         for (params, want) in [
             (
                 SamplingParams { presence_penalty: 2.5, ..plain.clone() },

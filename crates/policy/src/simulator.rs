@@ -10,7 +10,6 @@
 //! (top-p, top-k, min-p), stop strings, and weights that
 //! another program could read.
 
-use std::io::Write;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -19,12 +18,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 use dressage_rl::Loss;
 use dressage_tree::TreeBatch;
+use tokio::sync::Notify;
 
 use crate::crash::crash_point;
 use crate::device::{Device, Timing};
+use crate::numbers::{read, write};
 use crate::{
-    FinishReason, ForwardBackward, Health, Learner, OptimParams, OptimReport, PolicyError, Predictions,
-    SampleEvent, SampleRequest, SampleStream, Sampler, TopLogprobs, uniform,
+    Content, DeviceStats, FinishReason, ForwardBackward, Learner, Load, Manifest, OptimParams, OptimReport,
+    PolicyError, Predictions, SampleEvent, SampleRequest, SampleStream, Sampler, TopLogprobs, WeightsAt,
+    WeightsRef, uniform,
 };
 
 /// Stream of the random numbers that initialise the table; attempts use others.
@@ -99,6 +101,7 @@ pub struct Simulator {
     config: SimulatorConfig,
     state: Mutex<State>,
     published: Arc<Mutex<Arc<Published>>>,
+    news: Arc<Notify>,
     device: Arc<Device>,
     /// Batches that the learner was given.
     batches: AtomicU64,
@@ -129,6 +132,7 @@ impl Simulator {
                 second: vec![0.0; size],
                 steps: 0,
             }),
+            news: Arc::default(),
             device: Arc::new(Device::new(config.timing, config.running)),
             batches: AtomicU64::new(0),
             replies: Mutex::default(),
@@ -263,6 +267,8 @@ struct Reply {
     config: SimulatorConfig,
     published: Arc<Mutex<Arc<Published>>>,
     request: SampleRequest,
+    /// Told when weights are published.
+    news: Arc<Notify>,
     device: Arc<Device>,
     flag: Arc<Flag>,
 }
@@ -270,7 +276,7 @@ struct Reply {
 impl Reply {
     /// The token after `path`, its log-probability, and the most likely ones in its place.
     fn draw(&self, weights: &[f32], path: &[u32]) -> (u32, f32, TopLogprobs) {
-        let SampleRequest { seed, stream, prompt, params } = &self.request;
+        let SampleRequest { seed, stream, prompt, params, .. } = &self.request;
         let greedy = params.temperature == 0.0;
         let temperature = if greedy { 1.0 } else { params.temperature };
         let at = self.config.row(path);
@@ -304,12 +310,24 @@ impl Reply {
         (token as u32, row.logprobs[token] as f32, row.top(params.top_logprobs))
     }
 
+    /// Waits until the weights are as new as the request asks for.
+    async fn await_version(&self) {
+        loop {
+            let news = self.news.notified();
+            if now(&self.published).version >= self.request.least_version {
+                return;
+            }
+            news.await;
+        }
+    }
+
     /// Draws until the end, or until `send` says that nobody listens.
     async fn run(&self, send: impl Fn(Result<SampleEvent, PolicyError>) -> bool) {
-        let SampleRequest { seed, stream, prompt, params } = &self.request;
+        let SampleRequest { seed, stream, prompt, params, .. } = &self.request;
         // Counters far from every position, so that neither latency nor failures touch the draws.
         let chance = |counter: u64| uniform(*seed, *stream, u64::MAX - counter);
         let fails = chance(prompt.len() as u64) < self.config.failures;
+        self.await_version().await;
         let _running = self.device.enter().await;
         self.device.prefill(prompt).await;
         let mut path = prompt.clone();
@@ -371,6 +389,7 @@ impl Sampler for Simulator {
             flag,
             config: self.config.clone(),
             published: self.published.clone(),
+            news: self.news.clone(),
             request,
             device: self.device.clone(),
         };
@@ -396,8 +415,16 @@ impl Sampler for Simulator {
         Ok(running - replies.len())
     }
 
-    async fn health(&self) -> Result<Health, PolicyError> {
-        Ok(self.device.health())
+    async fn workload(&self) -> Result<Load, PolicyError> {
+        Ok(self.device.load())
+    }
+
+    async fn device_stats(&self) -> Result<Option<DeviceStats>, PolicyError> {
+        Ok(Some(self.device.stats()))
+    }
+
+    async fn paused(&self) -> Result<Duration, PolicyError> {
+        Ok(self.device.learning())
     }
 
     async fn version(&self) -> Result<u64, PolicyError> {
@@ -514,15 +541,17 @@ impl Learner for Simulator {
         Ok(OptimReport { grad_norm, applied })
     }
 
-    async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError> {
+    async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<Manifest, PolicyError> {
         let state = self.state();
+        let mut names = vec![WEIGHTS.to_owned()];
         write(&folder.join(WEIGHTS), &state.weights, None)?;
         crash_point("checkpoint_file");
         if with_optimiser {
             let moments: Vec<f32> = state.first.iter().chain(&state.second).copied().collect();
             write(&folder.join(OPTIMISER), &moments, Some(state.steps))?;
+            names.push(OPTIMISER.to_owned());
         }
-        Ok(())
+        Manifest::of(folder, Content::Whole, &names)
     }
 
     async fn load(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError> {
@@ -544,37 +573,14 @@ impl Learner for Simulator {
         Ok(())
     }
 
-    async fn publish(&self, version: u64) -> Result<(), PolicyError> {
+    async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {
         let weights = self.state().weights.clone();
         self.device.forget();
         *self.published.lock().unwrap_or_else(PoisonError::into_inner) =
             Arc::new(Published { weights, version });
-        Ok(())
+        self.news.notify_waiters();
+        Ok(WeightsRef { version, at: WeightsAt::Memory })
     }
-}
-
-/// Numbers as little-endian f32, after the step count where there is one.
-fn write(file: &Path, numbers: &[f32], steps: Option<u64>) -> Result<(), PolicyError> {
-    let mut bytes: Vec<u8> = steps.iter().flat_map(|steps| steps.to_le_bytes()).collect();
-    bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
-    let save = || {
-        let mut out = std::fs::File::create(file)?;
-        out.write_all(&bytes)?;
-        out.sync_all()
-    };
-    save().map_err(|e| PolicyError::Storage(format!("cannot write {}: {e}", file.display())))
-}
-
-fn read(file: &Path, numbers: usize, with_steps: bool) -> Result<(Vec<f32>, u64), PolicyError> {
-    let bytes = std::fs::read(file)
-        .map_err(|e| PolicyError::Storage(format!("cannot read {}: {e}", file.display())))?;
-    let header = if with_steps { 8 } else { 0 };
-    if bytes.len() != header + 4 * numbers {
-        let (found, want) = (bytes.len(), header + 4 * numbers);
-        return Err(PolicyError::Storage(format!("{} has {found} bytes instead of {want}", file.display())));
-    }
-    let steps = bytes[..header].iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte));
-    Ok((bytes[header..].as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)).collect(), steps))
 }
 
 #[cfg(test)]

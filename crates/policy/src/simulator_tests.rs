@@ -4,7 +4,7 @@ use dressage_rl::PolicyLoss;
 use dressage_tree::{PathInput, PathTarget, Term};
 
 use super::*;
-use crate::{Completion, SamplingParams};
+use crate::{Completion, Cut, SamplingParams, Timely, TrainRequest, Uncut};
 
 fn small() -> SimulatorConfig {
     SimulatorConfig {
@@ -20,7 +20,7 @@ fn small() -> SimulatorConfig {
 fn request(stream: u64, temperature: f32) -> SampleRequest {
     let params =
         SamplingParams { max_tokens: 12, temperature, stop_ids: vec![6], ..SamplingParams::default() };
-    SampleRequest { seed: 5, stream, prompt: vec![1, 2, 3], params }
+    SampleRequest { seed: 5, stream, prompt: vec![1, 2, 3], params, ..SampleRequest::default() }
 }
 
 async fn complete(simulator: &Simulator, request: SampleRequest) -> Completion {
@@ -259,8 +259,8 @@ async fn time_passes_as_on_a_device() {
         streams.push(simulator.sample(endless(stream)).await.unwrap());
     }
     tokio::time::sleep(millis(1)).await;
-    let health = simulator.health().await.unwrap();
-    assert_eq!((health.running, health.waiting), (2, 1));
+    let load = simulator.workload().await.unwrap();
+    assert_eq!((load.running, load.waiting), (2, 1));
     let start = tokio::time::Instant::now();
     for stream in streams {
         stream.collect(Duration::from_secs(10)).await.unwrap();
@@ -268,8 +268,9 @@ async fn time_passes_as_on_a_device() {
     // Two at once, then the third; of each prompt one token, since the rest was known.
     let expected = millis(4 + 12 * 12) + millis(4 + 12 * 11);
     assert!(start.elapsed().abs_diff(expected) <= millis(2), "{:?}", start.elapsed());
-    let health = simulator.health().await.unwrap();
-    assert_eq!((health.prefilled, health.prefix_hits, health.drawn), (6, 6, 48));
+    let stats = async || simulator.device_stats().await.unwrap().unwrap();
+    let found = stats().await;
+    assert_eq!((found.prefilled, found.prefix_hits, found.drawn), (6, 6, 48));
 
     let batch = Arc::new(TreeBatch::merge(&[path(&[1, 2, 3], &first, 1.0, 0.5)]).unwrap());
     let stream = simulator.sample(endless(9)).await.unwrap();
@@ -280,13 +281,13 @@ async fn time_passes_as_on_a_device() {
     stream.collect(Duration::from_secs(10)).await.unwrap();
     let learning = millis(15 * 2 + 50);
     assert!(start.elapsed() >= learning + millis(12 * 11), "{:?}", start.elapsed());
-    let health = simulator.health().await.unwrap();
-    assert_eq!(health.learning_seconds, learning.as_secs_f64());
+    assert_eq!(simulator.paused().await.unwrap(), learning);
+    let prefilled = stats().await.prefilled;
 
     // New weights: nothing that was computed holds.
     simulator.publish(1).await.unwrap();
     complete(&simulator, endless(10)).await;
-    assert_eq!(simulator.health().await.unwrap().prefilled, health.prefilled + 3);
+    assert_eq!(stats().await.prefilled, prefilled + 3);
 
     let fails = async |share| {
         let simulator = Simulator::new(SimulatorConfig { learner_failures: share, ..config.clone() });
@@ -388,4 +389,73 @@ async fn adjusted_replies_are_those_of_a_naive_sampler() {
         differ += usize::from(complete(&simulator, rest).await.tokens != reply.tokens[cut..]);
     }
     assert!(differ > 10, "what was drawn before counts: {differ}");
+}
+
+/// An update is the micro-batches of its cut, in order, and a step. A cut of another update is refused before
+/// anything changes.
+#[tokio::test]
+async fn an_update_follows_its_cut() {
+    let (whole, by_hand) = (Simulator::new(small()), Simulator::new(small()));
+    let mut paths = Vec::new();
+    for stream in 0..5 {
+        paths.push(path(&[1, 2, 3], &complete(&whole, request(stream, 1.0)).await, 1.0, 1.0));
+    }
+    let tokens =
+        |range: std::ops::Range<usize>| paths[range].iter().map(|path| path.tokens.clone()).collect();
+    let uncut = Uncut { groups: vec![tokens(0..3), tokens(3..5)], micro_batch_tokens: 1 };
+    let cut = whole.plan(&uncut).await.unwrap();
+    assert_eq!(cut, Cut::of_sizes([1; 5]));
+    let request = TrainRequest { paths: paths.clone(), loss: CLIP, params: ADAM };
+    let before = whole.weights();
+    for tampered in [Cut::of_sizes([1; 4]), Cut { world_size: 4, ..cut.clone() }] {
+        let refused = whole.train(request.clone(), &tampered, &mut || panic!("nothing is learnt from")).await;
+        assert!(matches!(refused, Err(PolicyError::Cut(_))), "{refused:?}");
+    }
+    assert_eq!(whole.weights(), before);
+    let mut done = 0;
+    let trained = whole.train(request, &cut, &mut || done += 1).await.unwrap();
+    let mut sums = Vec::new();
+    for path in paths {
+        let batch = Arc::new(TreeBatch::merge(&[path]).unwrap());
+        sums.push(by_hand.forward_backward(batch, CLIP).await.unwrap());
+    }
+    assert_eq!((done, trained.sums, trained.step), (5, sums, by_hand.optim_step(ADAM).await.unwrap()));
+    assert_eq!(whole.weights(), by_hand.weights());
+}
+
+/// An update may take as long for each micro-batch as a call may, and names the one that takes longer.
+#[tokio::test(start_paused = true)]
+async fn a_late_micro_batch_is_named() {
+    let timing = Timing { learn: Duration::from_secs(10), ..Timing::default() };
+    let simulator = Arc::new(Simulator::new(SimulatorConfig { timing, ..small() }));
+    let of_len = |len| PathInput { tokens: vec![1; len], targets: Vec::new() };
+    let request = TrainRequest { paths: [2, 2, 2, 3].map(of_len).into(), loss: CLIP, params: ADAM };
+    let cut = Cut::of_sizes([1; 4]);
+    let longest = |seconds| Timely::new(simulator.clone(), Duration::from_secs(seconds));
+    let late = longest(25).train(request.clone(), &cut, &mut || ()).await.unwrap_err();
+    assert_eq!(late.to_string(), "waited 25s for micro-batch 4 of 4 to be learnt from");
+    longest(35).train(request, &cut, &mut || ()).await.unwrap();
+}
+
+/// A request is answered with no older weights than it asks for, whenever these come.
+#[tokio::test(start_paused = true)]
+async fn a_request_waits_for_its_weights() {
+    let simulator = Arc::new(Simulator::new(small()));
+    let asks = SampleRequest { least_version: 2, ..request(1, 1.0) };
+    let stream = simulator.sample(asks).await.unwrap();
+    let other = complete(&simulator, request(2, 1.0)).await;
+    assert_eq!(other.versions[0].version, 0, "others do not wait");
+    let publishing = simulator.clone();
+    tokio::spawn(async move {
+        for version in [1, 2] {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            publishing.publish(version).await.unwrap();
+        }
+    });
+    let start = tokio::time::Instant::now();
+    let reply = stream.collect(Duration::from_secs(10)).await.unwrap();
+    assert_eq!((start.elapsed().as_secs(), reply.versions[0].version), (2, 2));
+    let never = SampleRequest { least_version: 3, ..request(1, 1.0) };
+    let late = simulator.sample(never).await.unwrap().collect(Duration::from_secs(10)).await.unwrap_err();
+    assert_eq!(late.to_string(), "waited 10s for a reply from the sampler");
 }

@@ -3,20 +3,23 @@
 use std::future::Future;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::awake::within;
 use crate::{
-    ForwardBackward, Health, Learner, OptimParams, OptimReport, PolicyError, Predictions, SampleRequest,
-    SampleStream, Sampler,
+    Cut, DeviceStats, ForwardBackward, Learner, Load, Manifest, OptimParams, OptimReport, PolicyError,
+    Predictions, SampleRequest, SampleStream, Sampler, TrainRequest, Trained, Uncut, WeightsRef,
 };
 use async_trait::async_trait;
 use dressage_rl::Loss;
 use dressage_tree::TreeBatch;
+use tokio::sync::Notify;
 
-/// A policy whose calls all end within `longest`, or fail with [`PolicyError::Deadline`] and what was waited for: a device that hangs ends a
-/// run, which can go on from its last checkpoint, and does not keep it waiting. The tokens of a reply come on its stream, and their
-/// deadline is the reader's.
+/// A policy whose calls all end within `longest`, or fail with [`PolicyError::Deadline`] and what was waited
+/// for: a device that hangs ends a run, which can go on from its last checkpoint, and does not keep it
+/// waiting. An update has as long for each of its micro-batches, and for the step of the optimiser. The
+/// tokens of a reply come on its stream, and their deadline is the reader's.
 pub struct Timely<P: ?Sized> {
     policy: Arc<P>,
     longest: Duration,
@@ -44,6 +47,40 @@ fn of(what: &str, batch: &TreeBatch) -> String {
 
 #[async_trait]
 impl<P: Learner + ?Sized> Learner for Timely<P> {
+    async fn plan(&self, update: &Uncut) -> Result<Cut, PolicyError> {
+        self.wait(self.policy.plan(update), || "an update to be cut".into()).await
+    }
+
+    async fn train(
+        &self,
+        update: TrainRequest,
+        cut: &Cut,
+        done: &mut (dyn FnMut() + Send),
+    ) -> Result<Trained, PolicyError> {
+        let (heard, known, batches) = (Notify::new(), AtomicUsize::new(0), cut.micro_batches.len());
+        let mut noted = || {
+            done();
+            known.fetch_add(1, Ordering::Relaxed);
+            heard.notify_one();
+        };
+        let mut call = std::pin::pin!(self.policy.train(update, cut, &mut noted));
+        loop {
+            tokio::select! {
+                biased;
+                trained = &mut call => return trained,
+                more = within(self.longest, heard.notified()) => if more.is_none() {
+                    let what = match known.load(Ordering::Relaxed) {
+                        known if known < batches => {
+                            format!("micro-batch {} of {batches} to be learnt from", known + 1)
+                        }
+                        _ => "a step of the optimiser".into(),
+                    };
+                    return Err(PolicyError::Deadline(self.longest, what));
+                },
+            }
+        }
+    }
+
     async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
         self.wait(self.policy.logprobs(batch.clone()), || of("the log-probabilities", &batch)).await
     }
@@ -68,7 +105,7 @@ impl<P: Learner + ?Sized> Learner for Timely<P> {
         self.wait(self.policy.optim_step(params), || "a step of the optimiser".into()).await
     }
 
-    async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError> {
+    async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<Manifest, PolicyError> {
         let what = || format!("the weights to be written to {}", folder.display());
         self.wait(self.policy.save(folder, with_optimiser), what).await
     }
@@ -78,7 +115,7 @@ impl<P: Learner + ?Sized> Learner for Timely<P> {
         self.wait(self.policy.load(folder, with_optimiser), what).await
     }
 
-    async fn publish(&self, version: u64) -> Result<(), PolicyError> {
+    async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {
         let what = || format!("the weights to be published as version {version}");
         self.wait(self.policy.publish(version), what).await
     }
@@ -94,8 +131,21 @@ impl<P: Sampler + ?Sized> Sampler for Timely<P> {
         self.wait(self.policy.abort(stream), || "the sampler to end requests".into()).await
     }
 
-    async fn health(&self) -> Result<Health, PolicyError> {
-        self.wait(self.policy.health(), || "the sampler to say how it is".into()).await
+    async fn workload(&self) -> Result<Load, PolicyError> {
+        self.wait(self.policy.workload(), || "the sampler to say what it has to do".into()).await
+    }
+
+    async fn device_stats(&self) -> Result<Option<DeviceStats>, PolicyError> {
+        self.wait(self.policy.device_stats(), || "the sampler to say what its device did".into()).await
+    }
+
+    async fn paused(&self) -> Result<Duration, PolicyError> {
+        self.wait(self.policy.paused(), || "the sampler to say how long it stood still".into()).await
+    }
+
+    async fn adopt(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
+        let what = || format!("the sampler to adopt version {}", weights.version);
+        self.wait(self.policy.adopt(weights), what).await
     }
 
     async fn version(&self) -> Result<u64, PolicyError> {

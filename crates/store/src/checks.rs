@@ -154,7 +154,7 @@ fn same(x: &Segment, y: &Segment) -> bool {
         && x.turn == y.turn
 }
 
-/// Finds numbers of a plan that cannot be stored.
+/// Finds numbers of a plan that cannot be stored, and cuts that are not of their updates.
 pub(crate) fn plan(plan: &StepPlan) -> Result<(), Failure> {
     let finite = |value: f64, what: &str| {
         if value.is_finite() {
@@ -174,6 +174,12 @@ pub(crate) fn plan(plan: &StepPlan) -> Result<(), Failure> {
             for number in numbers.into_iter().flat_map(PerToken::distinct) {
                 finite(f64::from(number), &format!("attempt {} has {what}", path.attempt))?;
             }
+        }
+    }
+    for update in plan.policies.iter().flat_map(|policy| &policy.updates) {
+        for cut in [Some(&update.cut), update.critic.as_ref()].into_iter().flatten() {
+            let whole = cut.check(update.paths.len(), cut.world_size);
+            whole.map_err(|error| Failure::Unstorable(error.to_string()))?;
         }
     }
     for policy in &plan.policies {

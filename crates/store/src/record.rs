@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use dressage_policy::Cut;
 use dressage_tree::{AttemptId, Earner, Outcome, Placement, SegmentId, Trajectory};
 use serde::{Deserialize, Serialize};
 
@@ -260,11 +261,22 @@ pub struct PlannedPath {
     pub values: Option<PerToken>,
 }
 
-/// One optimiser step: its micro-batches in order, each a list of paths in order.
+/// One optimiser step.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Update {
-    /// The micro-batches.
-    pub micro_batches: Vec<Vec<PlannedPath>>,
+    /// The paths, in order.
+    pub paths: Vec<PlannedPath>,
+    /// How their learner cuts them.
+    pub cut: Cut,
+    /// How a critic's does, where there is one.
+    pub critic: Option<Cut>,
+}
+
+impl Update {
+    /// The paths of each micro-batch, in order.
+    pub fn micro_batches(&self) -> Vec<Vec<&PlannedPath>> {
+        self.cut.apply(&self.paths).collect()
+    }
 }
 
 /// What a step of the run trains on, written before it runs.
@@ -306,7 +318,7 @@ pub struct PolicyPlan {
 impl PolicyPlan {
     /// Its paths, in order.
     pub fn paths(&self) -> impl Iterator<Item = &PlannedPath> {
-        self.updates.iter().flat_map(|update| update.micro_batches.iter().flatten())
+        self.updates.iter().flat_map(|update| &update.paths)
     }
 }
 

@@ -57,7 +57,7 @@ pub async fn undisturbed(store: &dyn Store) -> Result<HashMap<AttemptId, (Attemp
 pub fn undisturbed_plan(plan: &StepPlan, names: &HashMap<AttemptId, (AttemptId, u32)>) -> StepPlan {
     let mut plan = plan.clone();
     let updates = plan.policies.iter_mut().flat_map(|of| &mut of.updates);
-    for path in updates.flat_map(|update| update.micro_batches.iter_mut().flatten()) {
+    for path in updates.flat_map(|update| &mut update.paths) {
         path.attempt = names[&path.attempt].0;
     }
     plan

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
+use dressage_policy::Cut;
 use dressage_store::{
     Attempt, Begun, PerToken, PlannedPath, PolicyPlan, Sqlite, Status, StepPlan, Store, Update,
 };
@@ -64,7 +65,7 @@ fn plan(step: u32) -> StepPlan {
         step,
         places: vec![],
         policies: vec![PolicyPlan {
-            updates: vec![Update { micro_batches: vec![vec![path; 50]] }],
+            updates: vec![Update { paths: vec![path; 50], cut: Cut::of_sizes([50]), critic: None }],
             ..PolicyPlan::default()
         }],
     }

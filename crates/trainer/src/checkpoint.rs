@@ -7,11 +7,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use dressage_policy::{Learner, crash_point};
+use dressage_policy::{Learner, Manifest, Place, SavedFile, checksum, crash_point};
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
@@ -57,16 +57,7 @@ struct State {
     /// Bytes of the metrics file that were written until then.
     metrics_bytes: u64,
     /// All other files.
-    files: Vec<FileState>,
-}
-
-/// A file of a checkpoint.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct FileState {
-    name: String,
-    bytes: u64,
-    crc32c: u32,
+    files: Vec<SavedFile>,
 }
 
 /// A whole checkpoint.
@@ -100,7 +91,7 @@ impl Checkpoint {
     /// # Errors
     /// Names the file that was changed since it was written.
     pub(crate) fn verify(&self) -> Result<(), String> {
-        for FileState { name, crc32c, .. } in state_of(&self.path)?.files {
+        for SavedFile { name, crc32c, .. } in state_of(&self.path)?.files {
             let file = File::open(self.path.join(&name)).map_err(|error| format!("{name}: {error}"))?;
             let (_, found) = checksum(file).map_err(|error| format!("{name}: {error}"))?;
             if found != crc32c {
@@ -229,6 +220,8 @@ impl Checkpoints {
     }
 
     async fn fill(&self, folder: &Path, contents: &[Content<'_>], about: &About) -> Result<(), TrainerError> {
+        // What those who learn say of the files that they wrote here, and when these were last changed.
+        let mut written = BTreeMap::new();
         for Content { place, learner, critic, reference, .. } in contents {
             let place = folder.join(place);
             let models =
@@ -237,7 +230,16 @@ impl Checkpoints {
                 let Some(model) = model else { continue };
                 let place = if name.is_empty() { place.clone() } else { place.join(name) };
                 fs::create_dir_all(&place).map_err(|source| file_error("create", &place, source))?;
-                model.save(&place, learns).await?;
+                let Manifest { place: Place::Local(place), files, .. } = model.save(&place, learns).await?
+                else {
+                    continue;
+                };
+                for file in files {
+                    let path = place.join(&file.name);
+                    if let Ok(changed) = fs::metadata(&path).and_then(|found| found.modified()) {
+                        written.insert(path, (file, changed));
+                    }
+                }
             }
         }
         crash_point("weights_saved");
@@ -259,10 +261,18 @@ impl Checkpoints {
             let flush = || {
                 let file = File::open(&path)?;
                 file.sync_all()?;
-                checksum(file)
+                let found = file.metadata()?;
+                match written.get(&path) {
+                    Some((SavedFile { bytes, crc32c, .. }, changed))
+                        if (*bytes, *changed) == (found.len(), found.modified()?) =>
+                    {
+                        Ok((*bytes, *crc32c))
+                    }
+                    _ => checksum(file),
+                }
             };
             let (bytes, crc32c) = flush().map_err(|source| file_error("flush", &path, source))?;
-            files.push(FileState { name, bytes, crc32c });
+            files.push(SavedFile { name, bytes, crc32c });
         }
         let About { position, phase_end, metrics_bytes, .. } = *about;
         let versions = about.versions.clone();
@@ -339,20 +349,6 @@ fn files_of(folder: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     Ok(files)
 }
 
-/// Bytes and CRC-32C of a file.
-pub(crate) fn checksum(mut file: File) -> io::Result<(u64, u32)> {
-    let (mut bytes, mut sum) = (0, 0);
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        let n = file.read(&mut buffer)?;
-        if n == 0 {
-            return Ok((bytes, sum));
-        }
-        bytes += n as u64;
-        sum = crc32c::crc32c_append(sum, &buffer[..n]);
-    }
-}
-
 fn state_of(path: &Path) -> Result<State, String> {
     let text = fs::read_to_string(path.join(STATE)).map_err(|error| format!("{STATE}: {error}"))?;
     let state: State = serde_json::from_str(&text).map_err(|error| format!("{STATE}: {error}"))?;
@@ -368,7 +364,7 @@ fn state_of(path: &Path) -> Result<State, String> {
 /// Reads what a checkpoint says of itself, and whether all of it is there, by sizes.
 fn read(path: &Path) -> Result<Checkpoint, String> {
     let state = state_of(path)?;
-    for FileState { name, bytes, .. } in &state.files {
+    for SavedFile { name, bytes, .. } in &state.files {
         let found = fs::metadata(path.join(name)).map_err(|error| format!("{name}: {error}"))?.len();
         if found != *bytes {
             return Err(format!("{name} has {found} bytes instead of {bytes}"));
@@ -409,6 +405,23 @@ mod tests {
     async fn write(checkpoints: &Checkpoints, step: u32, phase_end: bool) -> Checkpoint {
         let simulator = Simulator::new(SimulatorConfig { rows: 8, ..SimulatorConfig::default() });
         checkpoints.write(&[content(&simulator, &companions)], about(step, phase_end)).await.unwrap()
+    }
+
+    /// A checksum is that of the manifest, unless the file was changed after its learner wrote it.
+    #[tokio::test]
+    async fn checksums_are_of_what_is_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::open(folder.path().to_owned()).unwrap();
+        let simulator = Simulator::new(SimulatorConfig { rows: 8, ..SimulatorConfig::default() });
+        write(&checkpoints, 1, false).await.verify().unwrap();
+        let zeroed = |folder: &Path| {
+            let file = folder.join("simulator.weights");
+            let len = fs::metadata(&file)?.len() as usize;
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            fs::write(file, vec![0; len])
+        };
+        let content = content(&simulator, &zeroed);
+        checkpoints.write(&[content], about(2, false)).await.unwrap().verify().unwrap();
     }
 
     #[tokio::test]

@@ -1,10 +1,9 @@
 //! Running the plan of a step: batches, gradients, optimiser steps.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::Instant;
 
-use dressage_policy::{ForwardBackward, Learner, OptimParams, crash_point};
+use dressage_policy::{Cut, ForwardBackward, Learner, OptimParams, TrainRequest, Trained, crash_point};
 use dressage_rl::correction::Mismatch;
 use dressage_rl::{Loss, PolicyLoss, explained_variance};
 use dressage_store::{PlannedPath, PolicyPlan, StepPlan, Update};
@@ -18,6 +17,7 @@ use crate::origin::Origin;
 use crate::policies::Models;
 use crate::prepare::{Inputs, Preparer};
 use crate::recipe::{OptimiserKeys, Phase, Recipe, Schedule};
+use crate::survey::{Question, ask};
 
 /// What the optimiser steps of a step found.
 #[derive(Debug, Clone, Default)]
@@ -165,7 +165,7 @@ impl Progress {
     /// At the beginning of a step.
     pub fn of(plan: &StepPlan) -> Self {
         let updates = plan.policies.iter().flat_map(|policy| &policy.updates);
-        Progress { done: 0, total: updates.map(|update| update.micro_batches.len()).sum() }
+        Progress { done: 0, total: updates.map(|update| update.cut.micro_batches.len()).sum() }
     }
 }
 
@@ -195,69 +195,83 @@ pub(crate) async fn run_plan(
         learned.prepare_seconds += start.elapsed().as_secs_f64();
     }
     for (i, update) in plan.updates.iter().enumerate() {
-        if update.micro_batches.is_empty() {
+        if update.paths.is_empty() {
             // Nothing to learn: an optimiser step would only let its momentum and decay move the weights.
             continue;
         }
         let mut inputs = inputs_of(update, trajectories, rules)?;
-        // As planned: what corrects for the policy that drew a token has nothing to do with what the critic
-        // should say of it.
-        let mut planned = models.critic.map(|_| inputs.clone()).unwrap_or_default().into_iter();
-        if let Some(preparer) = preparer.as_mut().filter(|_| rules.policy.is_some()) {
-            let start = Instant::now();
-            preparer.update(&mut inputs, i == 0, i).await?;
-            learned.prepare_seconds += start.elapsed().as_secs_f64();
-        }
-        for inputs in inputs {
-            let paths: Vec<PathInput> = inputs.into_iter().map(|(_, input)| input).collect();
-            let mut batch = TreeBatch::merge(&paths)?;
-            learned.merged_away += batch.path_tokens - batch.tokens.len() as u64;
-            if rules.policy.is_some()
-                && let (Some(reference), true) = (models.reference, loss.kl.is_some())
-            {
-                let start = Instant::now();
-                add_reference(&mut batch, reference).await?;
-                learned.reference_seconds += start.elapsed().as_secs_f64();
+        let batches = update.cut.micro_batches.len();
+        let mut after = |done: &mut usize| {
+            *done += 1;
+            progress.done += 1;
+            observer.event(&Event::MicroBatch { done: progress.done, total: progress.total });
+            crash_point("micro_batch");
+            if *done == batches {
+                crash_point("before_optim_step");
             }
-            if let (Some(critic), Phase::Rl(keys), Some(planned)) =
-                (models.critic, rules.phase, planned.next())
-            {
-                let start = Instant::now();
-                let paths: Vec<PathInput> = planned.into_iter().map(|(_, input)| input).collect();
-                let batch = Arc::new(TreeBatch::merge(&paths)?);
-                let sums = critic.forward_backward(batch.clone(), keys.value_loss()).await?;
-                learned.values.merge(&sums);
+        };
+        let mut done = 0;
+        if let (Some(critic), Some(params), Some(cut), Phase::Rl(keys)) =
+            (models.critic, rules.critic, &update.critic, rules.phase)
+        {
+            let start = Instant::now();
+            // As planned: what corrects for the policy that drew a token has nothing to do with what the
+            // critic should say of it.
+            let paths: Vec<PathInput> = in_order(&update.cut, inputs.clone());
+            for paths in cut.apply(&paths) {
+                let paths: Vec<PathInput> = paths.into_iter().cloned().collect();
+                let batch = TreeBatch::merge(&paths)?;
                 let trained = batch.terms.iter().filter(|term| term.weight != 0.0);
                 for (value, term) in trained.filter_map(|term| Some((term.value?, term))) {
                     learned.said.push(value.into());
                     learned.returns.push(term.returns.into());
                 }
-                learned.critic_seconds += start.elapsed().as_secs_f64();
             }
-            if rules.policy.is_some() {
-                let sums = models.policy.forward_backward(Arc::new(batch), loss).await?;
-                learned.all.merge(&sums);
-                if i == 0 {
-                    learned.first.merge(&sums);
+            let alone = rules.policy.is_none();
+            let tokens = path_tokens(&paths);
+            let request = TrainRequest { paths, loss: keys.value_loss(), params };
+            let mut count = || {
+                if alone {
+                    after(&mut done)
                 }
+            };
+            let Trained { sums, step } = critic.train(request, cut, &mut count).await?;
+            sums.iter().for_each(|sums| learned.values.merge(sums));
+            if alone {
+                learned.merged_away += tokens.saturating_sub(sums.iter().map(|sums| sums.tokens).sum());
             }
-            progress.done += 1;
-            observer.event(&Event::MicroBatch { done: progress.done, total: progress.total });
-            crash_point("micro_batch");
-        }
-        crash_point("before_optim_step");
-        if let (Some(critic), Some(params)) = (models.critic, rules.critic) {
-            let start = Instant::now();
-            let report = critic.optim_step(params).await?;
-            learned.critic_grad_norms += if report.applied { report.grad_norm } else { 0.0 };
-            learned.critic_updates += u32::from(report.applied);
+            learned.critic_grad_norms += if step.applied { step.grad_norm } else { 0.0 };
+            learned.critic_updates += u32::from(step.applied);
             learned.critic_seconds += start.elapsed().as_secs_f64();
         }
         if let Some(params) = rules.policy {
-            let report = models.policy.optim_step(params).await?;
-            if report.applied {
+            if let Some(preparer) = &mut preparer {
+                let start = Instant::now();
+                preparer.update(&mut inputs, i == 0, i).await?;
+                learned.prepare_seconds += start.elapsed().as_secs_f64();
+            }
+            if let (Some(reference), true) = (models.reference, loss.kl.is_some()) {
+                let start = Instant::now();
+                for inputs in &mut inputs {
+                    add_reference(inputs, reference).await?;
+                }
+                learned.reference_seconds += start.elapsed().as_secs_f64();
+            }
+            let paths = in_order(&update.cut, inputs);
+            let tokens = path_tokens(&paths);
+            let request = TrainRequest { paths, loss, params };
+            let Trained { sums, step } =
+                models.policy.train(request, &update.cut, &mut || after(&mut done)).await?;
+            for sums in &sums {
+                learned.all.merge(sums);
+                if i == 0 {
+                    learned.first.merge(sums);
+                }
+            }
+            learned.merged_away += tokens.saturating_sub(sums.iter().map(|sums| sums.tokens).sum());
+            if step.applied {
                 learned.applied += 1;
-                learned.grad_norms += report.grad_norm;
+                learned.grad_norms += step.grad_norm;
             } else {
                 learned.skipped += 1;
             }
@@ -281,17 +295,28 @@ fn inputs_of(
         let trajectory = trajectories.get(&path.attempt).ok_or(TrainerError::Unrecorded(path.attempt))?;
         Ok(((path.attempt, path.leaf), path_input(trajectory, path, rules.targets, rules.version)))
     };
-    update.micro_batches.iter().map(|paths| paths.iter().map(input).collect()).collect()
+    update.micro_batches().into_iter().map(|paths| paths.into_iter().map(input).collect()).collect()
 }
 
-async fn add_reference(batch: &mut TreeBatch, reference: &dyn Learner) -> Result<(), TrainerError> {
-    let shared = Arc::new(std::mem::take(batch));
-    let logprobs = reference.logprobs(shared.clone()).await?;
-    *batch = Arc::unwrap_or_clone(shared);
-    for (target, logprob) in batch.targets.iter().zip(logprobs) {
-        let first = target.first_term as usize;
-        for term in &mut batch.terms[first..first + target.terms as usize] {
-            term.reference = Some(logprob);
+/// Paths that were laid out in micro-batches, in the order of the update again.
+fn in_order(cut: &Cut, batches: Vec<Inputs>) -> Vec<PathInput> {
+    let places = cut.micro_batches.iter().flat_map(|batch| &batch.paths);
+    let inputs = batches.into_iter().flatten().map(|(_, input)| input);
+    let mut placed: Vec<(u32, PathInput)> = places.copied().zip(inputs).collect();
+    placed.sort_by_key(|(place, _)| *place);
+    placed.into_iter().map(|(_, input)| input).collect()
+}
+
+fn path_tokens(paths: &[PathInput]) -> u64 {
+    paths.iter().map(|path| path.tokens.len() as u64).sum()
+}
+
+async fn add_reference(inputs: &mut Inputs, reference: &dyn Learner) -> Result<(), TrainerError> {
+    let paths: Vec<PathInput> = inputs.iter().map(|(_, input)| input.clone()).collect();
+    let found = ask(reference, Question::Logprobs, &paths).await?;
+    for ((_, input), logprobs) in inputs.iter_mut().zip(found) {
+        for (target, logprob) in input.targets.iter_mut().zip(logprobs) {
+            target.term.reference = Some(logprob);
         }
     }
     Ok(())

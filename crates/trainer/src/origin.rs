@@ -6,6 +6,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use dressage_policy::checksum;
 use dressage_store::Store;
 use dressage_tree::Purpose;
 use serde::de::DeserializeOwned;
@@ -14,7 +15,6 @@ use serde_json::json;
 
 use crate::TrainerError;
 use crate::agents::Agents;
-use crate::checkpoint::checksum;
 use crate::folder::{RECIPE, file_error, write_whole};
 use crate::recipe::{Phase, Recipe, Schedule, TaskSource};
 use crate::tasks::Tasks;

@@ -1,20 +1,22 @@
-//! From attempts and their rewards to the plan of a step: advantages, weights, updates, micro-batches.
+//! From attempts and their rewards to the plan of a step: advantages, weights, updates.
 //!
-//! Guarantees: a plan is a pure function of the attempts, what critic and reference say of them, and the recipe. All normalisers are in
-//! the weights, so how an update is cut into micro-batches changes nothing but the order of sums. Denominators count rollouts,
-//! not paths.
+//! Guarantees: a plan is a pure function of the attempts, what critic and reference say of them, the recipe,
+//! and how those who learn cut updates. All normalisers are in the weights, so how an update is cut into
+//! micro-batches changes nothing but the order of sums. Denominators count rollouts, not paths.
 
 use std::collections::HashMap;
 
+use dressage_policy::Uncut;
 use dressage_rl::{Counting, Normaliser, PathAdvantages, RolloutTokens, prepare, shaping};
 use dressage_store::{Attempt, ChargedKl, HighEntropy, PerToken, PlannedPath, PolicyPlan, Update};
 use dressage_tree::{
-    AttemptId, Component, Finish, Kind, PathInput, Placement, Segment, SegmentId, Trajectory, TreeBatch,
+    AttemptId, Component, Finish, Kind, PathInput, Placement, Segment, SegmentId, Trajectory,
 };
 
 use crate::TrainerError;
 use crate::batch::{Action, Census, Targets, TrainedPath, path_input, trained_paths};
 use crate::credit::{Earnings, Sample};
+use crate::policies::Models;
 use crate::random::order;
 use crate::recipe::{Charge, Empty, GroupBy, OnlyKeys, Overlong, RlKeys, UniformGroups};
 use crate::signals::Signals;
@@ -178,8 +180,6 @@ pub(crate) struct Setting<'a> {
     pub keys: &'a RlKeys,
     /// Seed of the run.
     pub seed: u64,
-    /// Most tokens of a micro-batch.
-    pub budget: usize,
     /// Most sampled tokens of an attempt.
     pub most_tokens: usize,
     /// Coefficient of a divergence charged to the reward.
@@ -354,12 +354,58 @@ fn agents_of<'a>(attempts: impl Iterator<Item = &'a Trajectory>, targets: Target
     agents
 }
 
+/// A plan whose updates nobody has cut yet.
+pub(crate) struct Draft {
+    /// The plan, without updates.
+    plan: PolicyPlan,
+    /// The optimiser steps of one epoch, by groups.
+    updates: Vec<Vec<Piece>>,
+    epochs: u32,
+}
+
+/// Paths of a group.
+type Piece = Vec<(PlannedPath, PathInput)>;
+
+impl Draft {
+    /// The plan, its updates cut as those who learn from them say.
+    ///
+    /// # Errors
+    /// When a learner fails, or its cut is not one of the update.
+    pub async fn cut(self, models: Models<'_>, budget: usize) -> Result<PolicyPlan, TrainerError> {
+        let mut once = Vec::with_capacity(self.updates.len());
+        for groups in self.updates {
+            let mut paths = Vec::new();
+            let mut tokens = |group: Piece| -> Vec<Vec<u32>> {
+                let tokens = group.into_iter().map(|(planned, input)| {
+                    paths.push(planned);
+                    input.tokens
+                });
+                tokens.collect()
+            };
+            let groups = groups.into_iter().map(&mut tokens).collect();
+            let uncut = Uncut { groups, micro_batch_tokens: budget };
+            let cut = models.policy.plan(&uncut).await?;
+            cut.check(paths.len(), cut.world_size)?;
+            let critic = match models.critic {
+                Some(critic) => Some(critic.plan(&uncut).await?),
+                None => None,
+            };
+            if let Some(cut) = &critic {
+                cut.check(paths.len(), cut.world_size)?;
+            }
+            once.push(Update { paths, cut, critic });
+        }
+        let updates = (0..self.epochs).flat_map(|_| once.iter().cloned()).collect();
+        Ok(PolicyPlan { updates, ..self.plan })
+    }
+}
+
 /// The plan of a step for one policy, over groups of attempts, each in order.
 ///
 /// # Errors
 /// When a reward is not finite.
-pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<PolicyPlan, TrainerError> {
-    let Setting { keys, budget, kl_coefficient, targets, version, .. } = *setting;
+pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<Draft, TrainerError> {
+    let Setting { keys, kl_coefficient, targets, version, .. } = *setting;
     let mut gathered = Gathered::default();
     for (group, attempts) in groups.iter().copied().enumerate() {
         gathered.add_group(setting, group, attempts);
@@ -385,28 +431,26 @@ pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<PolicyP
         if let Some(found) = &mut high_entropy {
             keep_high_entropy(of_update, keys.high_entropy_share, found);
         }
-        once.push(update(of_update, targets, normaliser, &keys.only, all_learn, budget)?);
+        once.push(update(of_update, targets, normaliser, &keys.only, all_learn));
     }
-    let updates = (0..keys.epochs).flat_map(|_| once.iter().cloned()).collect();
-    Ok(PolicyPlan { policy: targets.policy.to_owned(), version, kl, high_entropy, updates })
+    let policy = targets.policy.to_owned();
+    let plan = PolicyPlan { policy, version, kl, high_entropy, updates: Vec::new() };
+    Ok(Draft { plan, updates: once, epochs: keys.epochs })
 }
 
 /// The plan of a step that imitates demonstrations, for one policy.
-///
-/// # Errors
-/// When paths cannot be merged.
 pub(crate) fn sft(
     targets: Targets<'_>,
     version: u64,
     demonstrations: &[&Attempt],
     normaliser: Normaliser,
-    budget: usize,
-) -> Result<PolicyPlan, TrainerError> {
+) -> Draft {
     let groups: Vec<Vec<Rollout>> =
         demonstrations.iter().map(|attempt| vec![Rollout::new(attempt, targets, None)]).collect();
     // Cross-entropy has a gradient whatever the advantage.
-    let updates = vec![update(&groups, targets, normaliser, &OnlyKeys::default(), true, budget)?];
-    Ok(PolicyPlan { policy: targets.policy.to_owned(), version, updates, ..PolicyPlan::default() })
+    let updates = vec![update(&groups, targets, normaliser, &OnlyKeys::default(), true)];
+    let plan = PolicyPlan { policy: targets.policy.to_owned(), version, ..PolicyPlan::default() };
+    Draft { plan, updates, epochs: 1 }
 }
 
 /// Takes the advantages of all but the `share` of an update's trained tokens whose entropies are highest. The
@@ -441,8 +485,7 @@ fn update(
     normaliser: Normaliser,
     only: &OnlyKeys,
     all_learn: bool,
-    budget: usize,
-) -> Result<Update, TrainerError> {
+) -> Vec<Piece> {
     let tokens = |rollout: &Rollout| {
         rollout.paths.iter().filter(|_| rollout.trained).map(|way| way.tokens(only)).sum()
     };
@@ -478,46 +521,7 @@ fn update(
         }
         pieces.push(group);
     }
-    Ok(Update { micro_batches: micro_batches(pieces, budget)? })
-}
-
-type Piece = Vec<(PlannedPath, PathInput)>;
-
-/// Fills micro-batches in order up to `budget` merged tokens. A group stays together where it fits into one: its paths
-/// share their prompt. Where it does not, it is cut between paths; a path that is longer goes alone.
-fn micro_batches(groups: Vec<Piece>, budget: usize) -> Result<Vec<Vec<PlannedPath>>, TrainerError> {
-    let mut pieces: Vec<Piece> = Vec::new();
-    for group in groups {
-        if merged(&[&group])? <= budget {
-            pieces.push(group);
-        } else {
-            pieces.extend(group.into_iter().map(|path| vec![path]));
-        }
-    }
-    let mut filled: Vec<Vec<Piece>> = Vec::new();
-    for piece in pieces.into_iter().filter(|piece| !piece.is_empty()) {
-        if let Some(last) = filled.last_mut() {
-            let together: Vec<&Piece> = last.iter().chain([&piece]).collect();
-            if merged(&together)? <= budget {
-                last.push(piece);
-                continue;
-            }
-        }
-        filled.push(vec![piece]);
-    }
-    let planned = |pieces: Vec<Piece>| pieces.into_iter().flatten().map(|(planned, _)| planned).collect();
-    Ok(filled.into_iter().map(planned).collect())
-}
-
-/// How many tokens the paths have once merged.
-fn merged(pieces: &[&Piece]) -> Result<usize, TrainerError> {
-    let paths: Vec<PathInput> = pieces
-        .iter()
-        .flat_map(|piece| {
-            piece.iter().map(|(_, input)| PathInput { tokens: input.tokens.clone(), targets: Vec::new() })
-        })
-        .collect();
-    Ok(TreeBatch::merge(&paths)?.tokens.len())
+    pieces
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! Tests of plans.
 
+use dressage_policy::{Simulator, SimulatorConfig};
 use dressage_rl::{Estimator, GroupBaseline};
-use dressage_store::{Earned, Earner, Status};
-use dressage_tree::{Kind, Outcome, Purpose, Segment, SegmentId, VersionRun};
+use dressage_store::{Earned, Earner, Status, testing::wait};
+use dressage_tree::{Kind, Outcome, Purpose, Segment, SegmentId, TreeBatch, VersionRun};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -72,12 +73,16 @@ fn plan_with(
 ) -> Result<PolicyPlan, TrainerError> {
     let (rivals, kl_coefficient) = (&[Some(0.25), None, Some(1.0)], 0.5);
     let (targets, version, seed, most_tokens) = (Targets::DEFAULT, 9, 7, 4);
-    let setting =
-        Setting { targets, version, keys, seed, budget, most_tokens, kl_coefficient, rivals, signals };
-    rl(&setting, &groups.iter().map(Vec::as_slice).collect::<Vec<_>>())
+    let setting = Setting { targets, version, keys, seed, most_tokens, kl_coefficient, rivals, signals };
+    cut_up(rl(&setting, &groups.iter().map(Vec::as_slice).collect::<Vec<_>>())?, budget)
 }
 
-/// The number that all tokens have.
+/// The plan, cut as learners do by default.
+fn cut_up(draft: Draft, budget: usize) -> Result<PolicyPlan, TrainerError> {
+    let policy = &Simulator::new(SimulatorConfig { rows: 1, ..SimulatorConfig::default() });
+    wait(draft.cut(Models { policy, reference: None, critic: None }, budget))
+}
+
 fn same(numbers: &PerToken) -> f32 {
     let found: Vec<f32> = numbers.distinct().collect();
     let [number] = found[..] else { panic!("{numbers:?} are not all the same") };
@@ -89,7 +94,7 @@ fn rows(update: &Update) -> Vec<Vec<(u32, u32, f32, f32)>> {
         let (group, sample) = place(p.attempt);
         (group, sample, same(&p.advantage), same(&p.weight))
     };
-    update.micro_batches.iter().map(|batch| batch.iter().map(row).collect()).collect()
+    update.micro_batches().into_iter().map(|batch| batch.into_iter().map(row).collect()).collect()
 }
 
 #[test]
@@ -135,7 +140,7 @@ fn nothing_to_learn_is_an_update_without_batches() {
 fn demonstrations_all_learn() {
     let attempts = [attempt(0, 0, &[1], &[2, 3], None), attempt(1, 0, &[1], &[4], None)];
     let demonstrations: Vec<&Attempt> = attempts.iter().collect();
-    let plan = sft(Targets::DEFAULT, 4, &demonstrations, Normaliser::RolloutMean, 100).unwrap();
+    let plan = cut_up(sft(Targets::DEFAULT, 4, &demonstrations, Normaliser::RolloutMean), 100).unwrap();
     assert_eq!(rows(&plan.updates[0]), [[(0, 0, 0.0, 0.25), (1, 0, 0.0, 0.5)]]);
 }
 
@@ -172,15 +177,15 @@ proptest! {
         let size = |paths: &[&PlannedPath]| {
             TreeBatch::merge(&paths.iter().map(|p| input(p)).collect::<Vec<_>>()).unwrap().tokens.len()
         };
-        let batches = &cut.updates[0].micro_batches;
-        for batch in batches {
+        let batches = cut.updates[0].micro_batches();
+        for batch in &batches {
             prop_assert!(!batch.is_empty());
-            prop_assert!(batch.len() == 1 || size(&batch.iter().collect::<Vec<_>>()) <= budget);
+            prop_assert!(batch.len() == 1 || size(batch) <= budget);
         }
         for g in 0..groups.len() as u32 {
-            let of_group = |batch: &Vec<PlannedPath>| batch.iter().filter(|p| place(p.attempt).0 == g).count();
+            let of_group = |batch: &Vec<&PlannedPath>| batch.iter().filter(|p| place(p.attempt).0 == g).count();
             let spread = batches.iter().filter(|b| of_group(b) > 0).count();
-            let paths: Vec<&PlannedPath> = batches.iter().flatten().filter(|p| place(p.attempt).0 == g).collect();
+            let paths: Vec<&PlannedPath> = cut.updates[0].paths.iter().filter(|p| place(p.attempt).0 == g).collect();
             prop_assert!(spread <= 1 || size(&paths) > budget);
         }
     }
@@ -189,7 +194,7 @@ proptest! {
 #[test]
 fn leaves_keep_their_attempt() {
     let plan = plan_of(&groups(), &keys(), 1000).unwrap();
-    let path = &plan.updates[0].micro_batches[0][0];
+    let path = &plan.updates[0].paths[0];
     assert_eq!((path.leaf, path.attempt), (SegmentId(1), groups()[0][0].id));
 }
 
@@ -240,7 +245,7 @@ fn turns(sample: u32, turns: u32, reward: f64) -> Attempt {
 fn turns_that_are_left_out_give_their_weight_to_the_others() {
     let groups = [vec![turns(0, 5, 1.0), turns(1, 2, 0.0)]];
     let plan = plan_of(&groups, &RlKeys { most_turns: 2, ..keys() }, 1000).unwrap();
-    let [long, short] = &plan.updates[0].micro_batches[0][..] else { panic!() };
+    let [long, short] = &plan.updates[0].paths[..] else { panic!() };
     let weights: Vec<f32> = long.weight.iter().collect();
     assert_eq!(weights.len(), 10);
     assert!(weights.chunks(2).all(|turn| turn[0] == turn[1]));
@@ -250,7 +255,7 @@ fn turns_that_are_left_out_give_their_weight_to_the_others() {
     assert!((same(&short.weight) - 1.0 / 14.0).abs() < 1e-9);
     assert_eq!(plan, plan_of(&groups, &RlKeys { most_turns: 2, ..keys() }, 1000).unwrap());
     let plan = plan_of(&groups, &RlKeys { most_turns: 1, ..keys() }, 1000).unwrap();
-    for (path, turns) in plan.updates[0].micro_batches[0].iter().zip([5.0, 2.0]) {
+    for (path, turns) in plan.updates[0].paths.iter().zip([5.0, 2.0]) {
         let weights: Vec<f32> = path.weight.iter().filter(|weight| *weight != 0.0).collect();
         assert!(weights.len() == 2 && weights.iter().all(|w| (w - turns / 14.0).abs() < 1e-6), "{weights:?}");
     }
@@ -315,14 +320,14 @@ fn agents_are_compared_with_their_like() {
     let groups = [vec![together(0, 2, 3.0, vec![earned("b", 2.0)]), together(1, 4, 1.0, vec![])]];
     let by = |group_by| plan_of(&groups, &RlKeys { group_by, ..keys() }, 1000).unwrap();
     let of = |plan: &PolicyPlan| -> Vec<Vec<f32>> {
-        plan.updates[0].micro_batches[0].iter().map(|path| path.advantage.iter().take(4).collect()).collect()
+        plan.updates[0].paths.iter().map(|path| path.advantage.iter().take(4).collect()).collect()
     };
     assert_eq!(of(&by(GroupBy::Task)), [[1.0; 4], [-1.0; 4]]);
     assert_eq!(of(&by(GroupBy::Agent)), [[0.0, 0.0, 1.0, 1.0], [0.0, 0.0, -1.0, -1.0]]);
     // Over the whole step, the mean is that of all: the first has it.
     let two = [groups[0].clone(), vec![attempt(1, 0, &[1, 7], &[3], Some(5.0))]];
     let plan = plan_of(&two, &RlKeys { group_by: GroupBy::Step, ..keys() }, 1000).unwrap();
-    let advantages: Vec<f32> = plan.updates[0].micro_batches[0].iter().map(|p| same(&p.advantage)).collect();
+    let advantages: Vec<f32> = plan.updates[0].paths.iter().map(|p| same(&p.advantage)).collect();
     assert_eq!(advantages, [-2.0, 2.0]);
 }
 
@@ -331,7 +336,7 @@ fn only_what_is_asked_for_is_trained() {
     let groups = [vec![together(0, 2, 1.0, vec![]), together(1, 4, 0.0, vec![])]];
     let agents = OnlyKeys { agents: vec!["b".into()], ..OnlyKeys::default() };
     let plan = plan_of(&groups, &RlKeys { only: agents, ..keys() }, 1000).unwrap();
-    let [short, long] = &plan.updates[0].micro_batches[0][..] else { panic!() };
+    let [short, long] = &plan.updates[0].paths[..] else { panic!() };
     // Two tokens of "b" in the first, four in the second.
     let sixth = 1.0 / 6.0;
     assert_eq!(short.weight.iter().collect::<Vec<_>>(), [0.0, 0.0, sixth, sixth]);
@@ -365,8 +370,7 @@ fn masked_tokens_are_no_targets() {
     // 1 + 1 + 2 + 2 + 4 tokens.
     let w = 1.0 / 10.0;
     assert_eq!(rows(&plan.updates[0]), [[(0, 1, -0.5, w), (2, 0, -1.5, w), (2, 1, 1.5, w)]]);
-    let input =
-        path_input(&groups[2][1].trajectory, &plan.updates[0].micro_batches[0][2], Targets::DEFAULT, 0);
+    let input = path_input(&groups[2][1].trajectory, &plan.updates[0].paths[2], Targets::DEFAULT, 0);
     assert_eq!(input.targets.iter().map(|target| target.index).collect::<Vec<_>>(), [2, 3, 8, 9]);
 
     let none: Vec<Attempt> = groups.iter().flatten().map(greedy).collect();
@@ -396,7 +400,7 @@ fn a_critic_gives_every_token_its_own_advantage() {
     let advantage = Some(Estimator::Gae { gamma: 1.0, lambda: 1.0, whiten: None });
     let signals = |_, _| Signals { values: vec![0.5, 0.25, 0.75, 1.0], ..Signals::default() };
     let plan = plan_with(&groups, &RlKeys { advantage, ..keys() }, 1000, &signals).unwrap();
-    let path = &plan.updates[0].micro_batches[0][0];
+    let path = &plan.updates[0].paths[0];
     assert_eq!(path.advantage, PerToken::new([0.5, 0.75, 0.25, 0.0]));
     assert_eq!(path.returns, Some(PerToken::same(1.0)));
     assert_eq!(path.values, Some(PerToken::new([0.5, 0.25, 0.75, 1.0])));
@@ -425,7 +429,7 @@ fn a_divergence_charged_to_the_reward() {
     };
     // At the coefficient of the moment, 0.5: 1 − 0.25 after the last token, and 0.5 less before.
     let plan = plan_with(&groups, &RlKeys { advantage, kl, ..keys() }, 1000, &signals).unwrap();
-    assert_eq!(plan.updates[0].micro_batches[0][0].advantage, PerToken::new([0.25, 0.75]));
+    assert_eq!(plan.updates[0].paths[0].advantage, PerToken::new([0.25, 0.75]));
     assert_eq!(plan.kl, Some(ChargedKl { coefficient: 0.5, found: 0.75, rollouts: 1 }));
 
     // Compared by groups, attempts of equal rewards differ by how far they have left the reference: by 1.5 and 0.5 nats.
@@ -471,7 +475,7 @@ fn a_cut_attempt_is_worth_what_may_come() {
         ..Signals::default()
     };
     let plan = plan_with(&groups, &RlKeys { advantage, ..keys() }, 1000, &signals).unwrap();
-    let [cut, ended] = &plan.updates[0].micro_batches[0][..] else { panic!("{plan:?}") };
+    let [cut, ended] = &plan.updates[0].paths[..] else { panic!("{plan:?}") };
     // δ₁ = 1 + γ · 2 − 0.25, δ₀ = γ · 0.25 − 0.5, and λ γ δ₁ more for the first.
     assert_eq!(cut.advantage, PerToken::new([-0.375 + 0.25 * 1.75, 1.75]));
     assert_eq!(ended.advantage, PerToken::new([-0.375 + 0.25 * 0.75, 0.75]));
@@ -513,7 +517,7 @@ fn only_the_least_certain_tokens_learn() {
         plan.high_entropy,
         Some(HighEntropy { tokens: 9, kept: 3, thresholds: vec![f64::from(0.7f32)] })
     );
-    let [path] = &plan.updates[0].micro_batches[0][..] else { panic!("{plan:?}") };
+    let [path] = &plan.updates[0].paths[..] else { panic!("{plan:?}") };
     assert_eq!(place(path.attempt), (0, 0));
     assert_eq!(path.advantage, PerToken::new([0.5, 0.0]));
     // The loss is still a mean over all tokens.
@@ -538,7 +542,7 @@ fn agents_are_compared_with_attempts_without_a_token() {
     ]];
     let with = |empty| {
         let plan = plan_of(&group, &RlKeys { group_by: GroupBy::Agent, empty, ..keys() }, 1000).unwrap();
-        let paths = plan.updates[0].micro_batches.concat();
+        let paths = plan.updates[0].paths.clone();
         paths.iter().map(|path| path.advantage.iter().take(4).collect::<Vec<_>>()).collect::<Vec<_>>()
     };
     // "a" was worth 1, 0 and −2, a mean of −1/3; "b" 2 and −2.
@@ -558,7 +562,7 @@ fn masked_attempts_are_not_whitened_with() {
     let keys = || RlKeys { advantage: Some(plain.clone()), overlong: Overlong::Mask, ..keys() };
     let advantages = |groups: &[Vec<Attempt>], keys: &RlKeys| -> Vec<f32> {
         let plan = plan_of(groups, keys, 1000).unwrap();
-        plan.updates[0].micro_batches.concat().iter().map(|path| same(&path.advantage)).collect()
+        plan.updates[0].paths.iter().map(|path| same(&path.advantage)).collect()
     };
     let mut group = vec![attempt(0, 0, &[1], &[3], Some(1.0)), attempt(0, 1, &[1], &[4], Some(0.0))];
     let root = 0.5f32.sqrt();
@@ -578,7 +582,7 @@ fn masked_attempts_are_not_whitened_with() {
         let plan = plan_of(&groups, &RlKeys { only: agents.clone(), ..keys() }, 1000).unwrap();
         // Two tokens of each: one value in the first attempt, 0 in the second, a deviation of √(1/3) of their
         // distance.
-        let first: Vec<f32> = plan.updates[0].micro_batches[0][0].advantage.iter().take(2).collect();
+        let first: Vec<f32> = plan.updates[0].paths[0].advantage.iter().take(2).collect();
         assert!(first.iter().all(|a| (a - want).abs() < 1e-4), "{first:?} {want}");
     }
 }

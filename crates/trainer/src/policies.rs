@@ -3,9 +3,10 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use dressage_agent::Samplers;
-use dressage_policy::{Learner, Sampler};
+use dressage_policy::{Learner, Sampler, adopt_all};
 
 use crate::TrainerError;
 use crate::recipe::{EngineKeys, Phase, RlKeys};
@@ -75,21 +76,26 @@ impl Learns {
     }
 }
 
-/// All policies of a run, those that are trained first.
+/// All policies of a run.
 #[derive(Clone)]
-pub(crate) struct Policies(Vec<Policy>);
+pub(crate) struct Policies {
+    /// Those that are trained first.
+    all: Vec<Policy>,
+    /// Longest wait for samplers to adopt weights.
+    longest: Duration,
+}
 
 impl Policies {
     /// The policies, no call of which takes longer than the recipe allows.
     pub fn new(policies: Vec<Policy>, engine: &EngineKeys) -> Self {
         let mut policies: Vec<Policy> = policies.into_iter().map(|policy| policy.timely(engine)).collect();
         policies.sort_by_key(|policy| policy.learns.is_none());
-        Policies(policies)
+        Policies { all: policies, longest: engine.longest_call() }
     }
 
     /// Those that are trained, by name, in order.
     pub fn trained(&self) -> impl Iterator<Item = (&str, &Learns)> {
-        self.0.iter().filter_map(|policy| Some((policy.name.as_str(), policy.learns.as_ref()?)))
+        self.all.iter().filter_map(|policy| Some((policy.name.as_str(), policy.learns.as_ref()?)))
     }
 
     /// Those of these names that are trained, in order.
@@ -99,7 +105,7 @@ impl Policies {
 
     /// The policy of this name.
     pub fn get(&self, name: &str) -> Option<&Policy> {
-        self.0.iter().find(|policy| policy.name == name)
+        self.all.iter().find(|policy| policy.name == name)
     }
 
     /// The models behind a policy that is trained.
@@ -111,6 +117,17 @@ impl Policies {
         learns.ok_or_else(|| TrainerError::NoPart(format!("the learner of the policy {name}")))
     }
 
+    /// Publishes the weights of a policy as `version`, and has its samplers adopt them.
+    ///
+    /// # Errors
+    /// When the learner fails, or a sampler does not adopt them in time: which.
+    pub async fn publish(&self, name: &str, version: u64) -> Result<(), TrainerError> {
+        let weights = self.learns(name)?.learner.publish(version).await?;
+        let samplers =
+            self.get(name).map(|policy| (format!("the sampler of {name}"), policy.sampler.clone()));
+        Ok(adopt_all(samplers.into_iter().collect(), &weights, self.longest).await?)
+    }
+
     /// Longest sequence of a policy, in tokens.
     pub fn context(&self, name: &str) -> usize {
         self.get(name).map_or(0, |policy| policy.context)
@@ -118,7 +135,7 @@ impl Policies {
 
     /// Whom agents can ask.
     pub fn samplers(&self) -> Samplers {
-        Arc::new(self.0.iter().map(|policy| (policy.name.clone(), policy.sampler.clone())).collect())
+        Arc::new(self.all.iter().map(|policy| (policy.name.clone(), policy.sampler.clone())).collect())
     }
 
     /// Where the weights of a policy are in a checkpoint: those of the first that is trained are the folder itself, so that

@@ -3,7 +3,9 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use dressage_policy::{ForwardBackward, OptimParams, OptimReport, PolicyError};
+use dressage_policy::{
+    Content, Cut, ForwardBackward, Manifest, OptimParams, OptimReport, PolicyError, WeightsAt, WeightsRef,
+};
 use dressage_rl::Loss;
 use dressage_store::{PerToken, PlannedPath, PolicyPlan, StepPlan, Update};
 use dressage_tree::{AttemptId, Kind, PathTarget, Segment, SegmentId, Trajectory, TreeBatch, VersionRun};
@@ -46,16 +48,16 @@ impl Learner for Known {
         Ok(OptimReport { grad_norm: 1.0, applied: true })
     }
 
-    async fn save(&self, _: &Path, _: bool) -> Result<(), PolicyError> {
-        Ok(())
+    async fn save(&self, folder: &Path, _: bool) -> Result<Manifest, PolicyError> {
+        Manifest::of(folder, Content::Whole, &[])
     }
 
     async fn load(&self, _: &Path, _: bool) -> Result<(), PolicyError> {
         Ok(())
     }
 
-    async fn publish(&self, _: u64) -> Result<(), PolicyError> {
-        Ok(())
+    async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {
+        Ok(WeightsRef { version, at: WeightsAt::Memory })
     }
 }
 
@@ -382,7 +384,8 @@ async fn the_critic_learns_from_all_tokens_alike() {
         returns: Some(PerToken::new([1.0, 2.0, 3.0])),
         values: Some(PerToken::new([0.5, 0.5, 0.5])),
     };
-    let updates = vec![Update { micro_batches: vec![vec![planned]] }; 2];
+    let cut = Cut::of_sizes([1]);
+    let updates = vec![Update { paths: vec![planned], cut: cut.clone(), critic: Some(cut) }; 2];
     let policy = PolicyPlan { updates, ..PolicyPlan::default() };
     let plan = StepPlan { phase: 0, step: 0, places: Vec::new(), policies: vec![policy] };
     let text = "algorithm = 'ppo'\nproximal = 'recompute'\nrejection = [{ statistic = 'ratio', high = 4.0 }]";

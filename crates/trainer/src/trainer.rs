@@ -186,7 +186,7 @@ impl Trainer {
                     critic.load(&place.join(CRITIC), true).await?;
                 }
             }
-            learner.publish(versions[name]).await?;
+            policies.publish(name, versions[name]).await?;
         }
         let metrics = MetricsFile::open(
             &folder.metrics(),
@@ -380,7 +380,7 @@ impl Trainer {
             let place = self.policies.place(&before.path, name);
             if begins {
                 learns.learner.load(&place, false).await?;
-                learns.learner.publish(self.versions[name]).await?;
+                self.policies.publish(name, self.versions[name]).await?;
             }
             let Models { reference, critic, .. } = learns.models(phase);
             if let Some(reference) = reference {
@@ -414,10 +414,10 @@ impl Trainer {
         self.position.evaluated = false;
         let Position { phase, step, global_step, .. } = self.position;
         let trained = self.recipe.trained_in(keys);
-        for (name, learns) in self.policies.among(&trained) {
+        for (name, _) in self.policies.among(&trained) {
             let version = self.versions.entry(name.to_owned()).or_default();
             *version += 1;
-            learns.learner.publish(*version).await?;
+            self.policies.publish(name, *version).await?;
         }
         let head = json!({"phase": phase, "kind": keys.name(), "step": step});
         metrics.add("training/global_step", f64::from(global_step));

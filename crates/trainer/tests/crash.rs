@@ -332,12 +332,7 @@ fn killed_while_attempts_run_ahead() {
         assert_eq!(taken, (0..24).collect::<Vec<_>>(), "every task once");
         let recorded = wait(store.summaries(Purpose::Train)).unwrap();
         assert_eq!(recorded.len(), 48, "every attempt, broken ones included");
-        let paths = plans
-            .iter()
-            .flat_map(|plan| &plan.policies)
-            .flat_map(|of| &of.updates)
-            .flat_map(|update| &update.micro_batches);
-        for path in paths.flatten() {
+        for path in plans.iter().flat_map(StepPlan::paths) {
             let attempt = wait(store.attempt(&path.attempt)).unwrap().unwrap();
             assert_eq!(attempt.status, Status::Completed);
         }

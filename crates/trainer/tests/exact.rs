@@ -168,7 +168,8 @@ fn input(attempt: Attempt, advantages: &[f64; 2]) -> PathInput {
 
 async fn draw(simulator: &Simulator, stream: u64) -> Attempt {
     let params = SamplingParams { max_tokens: 2, ..SamplingParams::default() };
-    let request = SampleRequest { seed: 11, stream, prompt: vec![PROMPT], params };
+    let request =
+        SampleRequest { seed: 11, stream, prompt: vec![PROMPT], params, ..SampleRequest::default() };
     let reply = simulator.sample(request).await.unwrap();
     let reply = reply.collect(std::time::Duration::from_secs(5)).await.unwrap();
     [reply.tokens[0] as usize, reply.tokens[1] as usize]

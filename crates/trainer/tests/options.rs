@@ -292,7 +292,7 @@ async fn tokens_of_high_entropy_keep_their_advantages() {
     assert_eq!((found.tokens, found.thresholds.len()), (entropies.len() as u64, 1));
     assert_eq!(found.thresholds[0] as f32, threshold);
     let (mut kept, mut taken) = (0, 0);
-    for path in plan.policies[0].updates[0].micro_batches.iter().flatten() {
+    for path in &plan.policies[0].updates[0].paths {
         let of_path = predictions(&policy, &attempts[&path.attempt]).await.entropies;
         let all: Vec<f32> = path.advantage.iter().take(of_path.len()).collect();
         let whole = all.iter().copied().find(|advantage| *advantage != 0.0);
@@ -311,7 +311,8 @@ async fn tokens_of_high_entropy_keep_their_advantages() {
     let steps: Vec<&Value> = lines.iter().filter(|line| line["kind"] == "grpo").collect();
     for step in &steps {
         let share = step["actor/high_entropy_share"].as_f64().unwrap();
-        assert!((0.2..0.25).contains(&share), "{step}");
+        // A whole number of tokens.
+        assert!((0.199..0.25).contains(&share), "{step}");
     }
     assert!(steps[3]["actor/kl_loss"].as_f64().unwrap() > 0.0);
 }

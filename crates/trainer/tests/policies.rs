@@ -37,8 +37,13 @@ impl AgentLoop for Dialogue {
         let mut leaf = trajectory.push(Segment::given(None, vec![1, 2, (stream % 7) as u32], 0)).unwrap();
         for (turn, (agent, policy)) in SPEAKERS.into_iter().enumerate() {
             let prompt = trajectory.path_tokens(leaf);
-            let request =
-                SampleRequest { seed, stream: stream ^ (turn as u64) << 60, prompt, params: params.clone() };
+            let request = SampleRequest {
+                seed,
+                stream: stream ^ (turn as u64) << 60,
+                prompt,
+                params: params.clone(),
+                ..SampleRequest::default()
+            };
             let reply = samplers[policy].sample(request).await.unwrap();
             let reply = reply.collect(Duration::from_secs(60)).await.unwrap();
             let names = (agent.to_owned(), policy.to_owned());

@@ -12,7 +12,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use common::{Notes, metrics, parts, recipe, simulator};
 use dressage_policy::{
-    ForwardBackward, Learner, OptimParams, OptimReport, PolicyError, Sampler, Simulator, SimulatorConfig,
+    ForwardBackward, Learner, Manifest, OptimParams, OptimReport, PolicyError, Sampler, Simulator,
+    SimulatorConfig, WeightsRef,
 };
 use dressage_rl::Loss;
 use dressage_store::testing::wait;
@@ -262,7 +263,7 @@ async fn a_run_is_replayed_from_its_record() {
     let mute = simulator(Duration::ZERO, 1.0);
     run(&folder, &mute, Start::Resume, &[]).await.unwrap();
     assert_eq!(mute.weights(), policy.weights());
-    assert_eq!(mute.health().await.unwrap().drawn, 0);
+    assert_eq!(mute.device_stats().await.unwrap().unwrap().drawn, 0);
     assert_eq!(metrics(&folder), lines);
 }
 
@@ -409,7 +410,7 @@ impl Learner for FullDisk {
         self.0.optim_step(params).await
     }
 
-    async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError> {
+    async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<Manifest, PolicyError> {
         if self.1.fetch_sub(1, Ordering::SeqCst) == 1 {
             std::fs::write(folder.join("simulator.weights"), "half").unwrap();
             return Err(PolicyError::Storage(
@@ -423,7 +424,7 @@ impl Learner for FullDisk {
         self.0.load(folder, with_optimiser).await
     }
 
-    async fn publish(&self, version: u64) -> Result<(), PolicyError> {
+    async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {
         self.0.publish(version).await
     }
 }

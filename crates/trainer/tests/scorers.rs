@@ -272,7 +272,7 @@ async fn attempts_without_a_score_are_left_out_or_get_a_number() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn attempts_wait_for_a_scorer_that_is_away() {
     let root = tempfile::tempdir().unwrap();
-    let drawn = async |policy: &Arc<Simulator>| policy.health().await.unwrap().drawn;
+    let drawn = async |policy: &Arc<Simulator>| policy.device_stats().await.unwrap().unwrap().drawn;
     let (folder, undisturbed) = (root.path().join("undisturbed"), simulator(Duration::ZERO, 0.0));
     judged(&folder, &[], &undisturbed, &Judge::away_for(0), Start::Fresh).await.unwrap();
     let want: Vec<Attempt> = attempts(&folder);

@@ -164,7 +164,13 @@ impl Script {
         tokens: usize,
     ) -> Result<bool, PolicyError> {
         let prompt = attempt.path.clone();
-        let request = SampleRequest { seed: 1, stream: self.stream, prompt, params: self.params(tokens) };
+        let request = SampleRequest {
+            seed: 1,
+            stream: self.stream,
+            prompt,
+            params: self.params(tokens),
+            ..SampleRequest::default()
+        };
         let reply = engine.sample(request).await?;
         if attempt.drawn.is_empty() {
             self.begun.add_permits(1);
@@ -185,7 +191,7 @@ impl Script {
                 let (aborting, stream) = (engine.clone(), self.stream);
                 let abort = tokio::spawn(async move { aborting.abort(Some(stream)).await });
                 attempt.resumed += u64::from(self.reply(&engine, &mut attempt, *tokens).await?);
-                abort.await.map_err(|_| PolicyError::Stopped("the task that aborts"))??;
+                abort.await.map_err(|_| PolicyError::Stopped("the task that aborts".into()))??;
             }
             let left = (before + tokens).saturating_sub(attempt.path.len());
             if left > 0 {
@@ -318,8 +324,8 @@ pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
     if updates {
         // What the engine is told after the first requests finds replies under way.
         let all = timeout(DEADLINE, begun.acquire_many(attempts)).await;
-        all.map_err(|_| PolicyError::Stopped("the first requests of all attempts"))?
-            .map_err(|_| PolicyError::Stopped("the count of requests"))?
+        all.map_err(|_| PolicyError::Stopped("the first requests of all attempts".into()))?
+            .map_err(|_| PolicyError::Stopped("the count of requests".into()))?
             .forget();
         engine.optim_step(OPTIM).await?;
         last += 1;
@@ -328,7 +334,7 @@ pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
     let mut outcome = Outcome { what, compared: 0, different: 0, resumed: 0, updated: 0, prefix_hits: 0 };
     let mut paths = Vec::new();
     for (temperature, task) in tasks {
-        for attempt in task.await.map_err(|_| PolicyError::Stopped("an attempt"))?? {
+        for attempt in task.await.map_err(|_| PolicyError::Stopped("an attempt".into()))?? {
             outcome.resumed += attempt.resumed;
             let versions: BTreeSet<u64> = attempt.drawn.iter().map(|(_, _, version)| *version).collect();
             outcome.updated += u64::from(versions.len() > 1);
@@ -348,7 +354,7 @@ pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
             paths.push(PathInput { targets: targets.collect(), tokens: attempt.path });
         }
     }
-    outcome.prefix_hits = engine.health().await?.prefix_hits;
+    outcome.prefix_hits = engine.device_stats().await?.map_or(0, |stats| stats.prefix_hits);
     for part in paths.chunks(draws.size(1, paths.len())) {
         outcome.different += engine.forward_backward(merged(part)?, CROSS_ENTROPY).await?.mismatched;
     }

@@ -1,6 +1,6 @@
 //! Attempts and plans for the contract.
 
-use dressage_policy::uniform;
+use dressage_policy::{Cut, uniform};
 use dressage_tree::{
     AttemptId, Kind, Outcome, Placement, Purpose, RunId, Segment, SegmentId, Trajectory, VersionRun,
 };
@@ -108,7 +108,14 @@ pub(super) fn plan(run: &RunId, numbers: &[(f32, f32)]) -> StepPlan {
     let of_policy = |(version, policy): (u64, &str)| PolicyPlan {
         policy: policy.into(),
         version,
-        updates: vec![Update::default(), Update { micro_batches: vec![Vec::new(), paths.clone()] }],
+        updates: vec![
+            Update::default(),
+            Update {
+                paths: paths.clone(),
+                cut: Cut::of_sizes([0, paths.len()]),
+                critic: Some(Cut::of_sizes([paths.len()])),
+            },
+        ],
         ..PolicyPlan::default()
     };
     let policies = [(9, "a"), (3, "b")].map(of_policy).into();

@@ -10,7 +10,7 @@ mod made_up;
 
 use std::sync::Arc;
 
-use dressage_policy::uniform;
+use dressage_policy::{Cut, uniform};
 use dressage_tree::{AttemptId, Component, Kind, Outcome, Placement, Purpose, Segment, SegmentId};
 use serde_json::json;
 
@@ -478,6 +478,8 @@ pub async fn plans_are_written_once(store: Tested) {
         changed(first.clone(), &|of| of.policy = "c".into()),
         changed(first.clone(), &|of| of.version = 4),
         changed(first.clone(), &|of| of.updates.truncate(1)),
+        changed(first.clone(), &|of| of.updates[1].cut = Cut::of_sizes([1, 1])),
+        changed(first.clone(), &|of| of.updates[1].critic = None),
         StepPlan { places: vec![7, 8], ..first.clone() },
         plan(&run, &[(0.5, 0.25)]),
         plan(&run, &[(0.5, 0.25), (-1.0, 2.5)]),
@@ -500,6 +502,7 @@ pub async fn plans_are_written_once(store: Tested) {
         plan(&run, &[(1.0, f32::INFINITY)]),
         plan(&run, &[(1.0, 1.0), (f32::NEG_INFINITY, 1.0)]),
         changed(plan(&run, &[]), &|of| of.kl = Some(ChargedKl { found: f64::NAN, ..kl })),
+        changed(plan(&run, &[(0.5, 0.25), (1.0, 2.0)]), &|of| of.updates[1].cut = Cut::of_sizes([1])),
     ];
     for bad in endless {
         refused(store.record_step(&StepPlan { step: 9, ..bad }), Code::Invalid).await;

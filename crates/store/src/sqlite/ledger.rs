@@ -1,5 +1,6 @@
 //! The write-ahead ledger: what each step trains on, written before it runs.
 
+use dressage_policy::Cut;
 use dressage_tree::{AttemptId, SegmentId};
 use rusqlite::{Connection, OptionalExtension, params};
 use serde::{Deserialize, Serialize};
@@ -27,8 +28,15 @@ struct HeadOfPolicy {
     kl: Option<ChargedKl>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     high_entropy: Option<HighEntropy>,
-    /// How many micro-batches each of its updates has.
-    updates: Vec<usize>,
+    updates: Vec<HeadOfUpdate>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HeadOfUpdate {
+    cut: Cut,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    critic: Option<Cut>,
 }
 
 /// Records a plan, unless it is there.
@@ -51,12 +59,14 @@ pub(super) fn planned(from: &Connection) -> Result<Vec<(u32, u32)>, Failure> {
 /// Writes a plan that is not there yet.
 pub(super) fn write(transaction: &Connection, plan: &StepPlan) -> Result<(), Failure> {
     let StepPlan { phase, step, places, policies } = plan;
+    let of_update =
+        |Update { cut, critic, .. }: &Update| HeadOfUpdate { cut: cut.clone(), critic: critic.clone() };
     let of_policy = |plan: &PolicyPlan| HeadOfPolicy {
         policy: plan.policy.clone(),
         version: plan.version,
         kl: plan.kl,
         high_entropy: plan.high_entropy.clone(),
-        updates: plan.updates.iter().map(|update| update.micro_batches.len()).collect(),
+        updates: plan.updates.iter().map(of_update).collect(),
     };
     let head = Head { places: places.clone(), policies: policies.iter().map(of_policy).collect() };
     let head = serde_json::to_string(&head).map_err(|error| Failure::Unstorable(error.to_string()))?;
@@ -64,33 +74,29 @@ pub(super) fn write(transaction: &Connection, plan: &StepPlan) -> Result<(), Fai
         .prepare_cached("INSERT INTO steps (phase, step, plan) VALUES (?1, ?2, ?3)")?
         .execute(params![phase, step, head])?;
     let mut insert = transaction.prepare_cached(
-        "INSERT INTO planned_paths (phase, step, place, policy, upd, micro_batch, attempt, leaf, advantage, weight, returns,
-             vals)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
+        "INSERT INTO planned_paths (phase, step, place, policy, upd, attempt, leaf, advantage, weight, returns, vals)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
     )?;
     let mut place = 0u32;
     let updates = policies.iter().enumerate().flat_map(|(policy, plan)| {
         plan.updates.iter().enumerate().map(move |(i, update)| (policy, i, update))
     });
     for (policy, update, of_update) in updates {
-        for (micro_batch, paths) in of_update.micro_batches.iter().enumerate() {
-            for path in paths {
-                insert.execute(params![
-                    phase,
-                    step,
-                    place,
-                    policy as i64,
-                    update as i64,
-                    micro_batch as i64,
-                    path.attempt.bytes(),
-                    path.leaf.0,
-                    path.advantage.to_bytes(),
-                    path.weight.to_bytes(),
-                    path.returns.as_ref().map(PerToken::to_bytes),
-                    path.values.as_ref().map(PerToken::to_bytes),
-                ])?;
-                place += 1;
-            }
+        for path in &of_update.paths {
+            insert.execute(params![
+                phase,
+                step,
+                place,
+                policy as i64,
+                update as i64,
+                path.attempt.bytes(),
+                path.leaf.0,
+                path.advantage.to_bytes(),
+                path.weight.to_bytes(),
+                path.returns.as_ref().map(PerToken::to_bytes),
+                path.values.as_ref().map(PerToken::to_bytes),
+            ])?;
+            place += 1;
         }
     }
     Ok(())
@@ -105,7 +111,7 @@ pub(super) fn read(transaction: &Connection, phase: u32, step: u32) -> Result<Op
     let Some(text) = text else { return Ok(None) };
     let head: Head = serde_json::from_str(&text).map_err(|error| Failure::Damaged(error.to_string()))?;
     let Head { places, policies } = head;
-    let empty = |micro_batches: usize| Update { micro_batches: vec![Vec::new(); micro_batches] };
+    let empty = |HeadOfUpdate { cut, critic }| Update { paths: Vec::new(), cut, critic };
     let of_policy = |head: HeadOfPolicy| PolicyPlan {
         policy: head.policy,
         version: head.version,
@@ -115,7 +121,7 @@ pub(super) fn read(transaction: &Connection, phase: u32, step: u32) -> Result<Op
     };
     let mut policies: Vec<PolicyPlan> = policies.into_iter().map(of_policy).collect();
     let mut statement = transaction.prepare_cached(
-        "SELECT policy, upd, micro_batch, attempt, leaf, advantage, weight, returns, vals FROM planned_paths
+        "SELECT policy, upd, attempt, leaf, advantage, weight, returns, vals FROM planned_paths
          WHERE phase = ?1 AND step = ?2 ORDER BY place",
     )?;
     let mut rows = statement.query([phase, step])?;
@@ -125,22 +131,18 @@ pub(super) fn read(transaction: &Connection, phase: u32, step: u32) -> Result<Op
                 .ok_or_else(|| Failure::Damaged("a list of numbers is cut off".into()))
         };
         let optional = |bytes: Option<Vec<u8>>| bytes.map(numbers).transpose();
-        let [policy, update, micro_batch]: [u32; 3] = [row.get(0)?, row.get(1)?, row.get(2)?];
-        let paths = policies
+        let [policy, update]: [u32; 2] = [row.get(0)?, row.get(1)?];
+        let of_update = policies
             .get_mut(policy as usize)
             .and_then(|plan| plan.updates.get_mut(update as usize))
-            .and_then(|update| update.micro_batches.get_mut(micro_batch as usize))
-            .ok_or_else(|| {
-                let place = format!("micro-batch {micro_batch} of update {update} of policy {policy}");
-                Failure::Damaged(format!("it has no {place}"))
-            })?;
-        paths.push(PlannedPath {
-            attempt: AttemptId::from_bytes(row.get(3)?),
-            leaf: SegmentId(row.get(4)?),
-            advantage: numbers(row.get(5)?)?,
-            weight: numbers(row.get(6)?)?,
-            returns: optional(row.get(7)?)?,
-            values: optional(row.get(8)?)?,
+            .ok_or_else(|| Failure::Damaged(format!("it has no update {update} of policy {policy}")))?;
+        of_update.paths.push(PlannedPath {
+            attempt: AttemptId::from_bytes(row.get(2)?),
+            leaf: SegmentId(row.get(3)?),
+            advantage: numbers(row.get(4)?)?,
+            weight: numbers(row.get(5)?)?,
+            returns: optional(row.get(6)?)?,
+            values: optional(row.get(7)?)?,
         });
     }
     Ok(Some(StepPlan { phase, step, places, policies }))

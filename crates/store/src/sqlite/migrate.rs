@@ -5,6 +5,7 @@
 
 use std::path::Path;
 
+use dressage_policy::Cut;
 use dressage_tree::{AttemptId, DEFAULT, Outcome, Placement, Purpose, RunId, SegmentId};
 use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior, params};
 use serde::Deserialize;
@@ -197,9 +198,12 @@ fn plans(transaction: &Transaction<'_>, run: &RunId) -> Result<(), Failure> {
             returns: path.returns.map(PerToken::from_runs),
             values: path.values.map(PerToken::from_runs),
         };
+        // One device trained them, in these micro-batches, and so did a critic.
         let update = |Update3 { micro_batches }| {
-            let paths = |paths: Vec<Path3>| paths.into_iter().map(&path).collect();
-            Update { micro_batches: micro_batches.into_iter().map(paths).collect() }
+            let cut = Cut::of_sizes(micro_batches.iter().map(Vec::len));
+            let paths: Vec<PlannedPath> = micro_batches.into_iter().flatten().map(&path).collect();
+            let critic = paths.iter().any(|path| path.returns.is_some()).then(|| cut.clone());
+            Update { paths, cut, critic }
         };
         let Plan3 { phase, step, places, kl, high_entropy, updates } = plan;
         let updates = updates.into_iter().map(update).collect();

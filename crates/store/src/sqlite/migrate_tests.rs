@@ -196,15 +196,18 @@ proptest! {
             prop_assert_eq!(&plan.places, &[7]);
             let [policy] = &plan.policies[..] else { panic!("{plan:?}") };
             prop_assert_eq!((policy.policy.as_str(), policy.version), ("default", 0));
-            prop_assert_eq!(policy.updates[0].micro_batches[0].len(), 0);
-            for (path, old) in policy.updates[0].micro_batches[1].iter().zip(&olds) {
+            let update = &policy.updates[0];
+            let batches = update.micro_batches();
+            prop_assert_eq!((batches.len(), batches[0].len(), batches[1].len()), (2, 0, olds.len()));
+            prop_assert!(update.cut.check(update.paths.len(), 1).is_ok());
+            prop_assert_eq!(update.critic.as_ref(), (!olds.is_empty()).then_some(&update.cut));
+            for (path, old) in batches[1].iter().zip(&olds) {
                 prop_assert_eq!(path.attempt, AttemptId::new(&run, &old.placement(), 0));
                 let want = bits(&PerToken::from_runs(old.numbers.clone()));
                 let returns = path.returns.as_ref().map(bits);
                 prop_assert_eq!((bits(&path.advantage), bits(&path.weight), returns), (want.clone(), want.clone(), Some(want)));
                 prop_assert_eq!(&path.values, &None);
             }
-            prop_assert_eq!(policy.updates[0].micro_batches[1].len(), olds.len());
             prop_assert_eq!(wait(store.evals()).unwrap().len(), 1);
         }
         // Recording again what was recorded is still a no-op.

@@ -74,22 +74,21 @@ CREATE TABLE segments (
 CREATE TABLE steps (
     phase INTEGER NOT NULL,
     step  INTEGER NOT NULL,
-    plan  TEXT    NOT NULL,                 -- JSON: everything but the paths
+    plan  TEXT    NOT NULL,                 -- JSON: all but the paths; how updates are cut is in it
     PRIMARY KEY (phase, step)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE planned_paths (
-    phase       INTEGER NOT NULL,
-    step        INTEGER NOT NULL,
-    place       INTEGER NOT NULL,           -- in the step, over all its updates
-    policy      INTEGER NOT NULL,           -- which policy of the step
-    upd         INTEGER NOT NULL,           -- which update of that
-    micro_batch INTEGER NOT NULL,           -- of that
-    attempt     BLOB    NOT NULL,           -- AttemptId
-    leaf        INTEGER NOT NULL,
-    advantage   BLOB    NOT NULL,           -- runs of (f32, length u32), as the next three
-    weight      BLOB    NOT NULL,
-    returns     BLOB,
-    vals        BLOB,
+    phase     INTEGER NOT NULL,
+    step      INTEGER NOT NULL,
+    place     INTEGER NOT NULL,             -- in the step, over all its updates
+    policy    INTEGER NOT NULL,             -- which policy of the step
+    upd       INTEGER NOT NULL,             -- which update of that
+    attempt   BLOB    NOT NULL,             -- AttemptId
+    leaf      INTEGER NOT NULL,
+    advantage BLOB    NOT NULL,             -- runs of (f32, length u32), as the next three
+    weight    BLOB    NOT NULL,
+    returns   BLOB,
+    vals      BLOB,
     PRIMARY KEY (phase, step, place),
     FOREIGN KEY (phase, step) REFERENCES steps (phase, step)
 ) STRICT, WITHOUT ROWID;

@@ -1,9 +1,10 @@
 //! What the attempts of a step were like, and how they were made.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use dressage_agent::tools::Used;
-use dressage_policy::Health;
+use dressage_policy::{DeviceStats, PolicyError, Sampler};
 use dressage_store::{Attempt, HighEntropy};
 use dressage_tree::{Finish, Kind, Masked, Outcome};
 
@@ -51,15 +52,29 @@ pub(super) fn baselines(baselines: &[Attempt], missing: usize, metrics: &mut Met
     metrics.add("training/baseline_tokens", tokens as f64);
 }
 
-/// How the sampler worked between two looks at it, `seconds` apart.
-pub(super) fn sampling(before: &Health, after: &Health, seconds: f64, metrics: &mut Metrics) {
+/// A look at a sampler.
+pub(super) struct Look {
+    device: Option<DeviceStats>,
+    paused: Duration,
+}
+
+impl Look {
+    /// How it is now.
+    pub async fn at(sampler: &dyn Sampler) -> Result<Self, PolicyError> {
+        Ok(Look { device: sampler.device_stats().await?, paused: sampler.paused().await? })
+    }
+}
+
+/// How the sampler worked between two looks at it, `seconds` apart, where it says.
+pub(super) fn sampling(before: &Look, now: &Look, seconds: f64, metrics: &mut Metrics) {
+    let learning = now.paused.saturating_sub(before.paused).as_secs_f64();
+    let (Some(before), Some(after)) = (&before.device, &now.device) else { return };
     let hits = after.prefix_hits.saturating_sub(before.prefix_hits) as f64;
     let asked = hits + after.prefilled.saturating_sub(before.prefilled) as f64;
     if asked > 0.0 {
         metrics.add("sampler/prefix_hit_ratio", hits / asked);
     }
     let busy = after.busy_seconds - before.busy_seconds;
-    let learning = after.learning_seconds - before.learning_seconds;
     metrics.add("perf/idle_share", (1.0 - (busy + learning) / seconds).max(0.0));
     if busy > 0.0 {
         let drawn = after.drawn.saturating_sub(before.drawn) as f64;

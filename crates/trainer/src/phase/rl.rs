@@ -5,6 +5,7 @@ use std::time::Instant;
 use dressage_policy::crash_point;
 use dressage_store::{Attempt, PolicyPlan, StepPlan};
 
+use super::describe::Look;
 use super::{by_id, describe};
 use crate::TrainerError;
 use crate::batch::Census;
@@ -59,7 +60,7 @@ impl Rl {
         let start = Instant::now();
         let Trainer { rollouts, tasks, store, .. } = trainer;
         let sampler = &rollouts.agents.first().built_in.sampler;
-        let (before, used) = (sampler.health().await?, rollouts.agents.used());
+        let (before, used) = (Look::at(&**sampler).await?, rollouts.agents.used());
         self.flow.advance(step);
         trainer.move_references(&self.phase, step).await?;
         let planned = store.step(self.index, step).await?;
@@ -126,7 +127,7 @@ impl Rl {
             metrics.add("actor/reference_age", f64::from(step - keys.reference_taken(step)));
         }
         let whole = start.elapsed().as_secs_f64();
-        describe::sampling(&before, &sampler.health().await?, whole, &mut metrics);
+        describe::sampling(&before, &Look::at(&**sampler).await?, whole, &mut metrics);
         describe::tools(&used, &rollouts.agents.used(), &mut metrics);
         of_phase.timing(&attempts, &learned, waited, updated, whole, &mut metrics);
         describe::memory(&mut metrics);
@@ -280,19 +281,22 @@ impl OfPhase<'_> {
             let (models, targets) = (learns.models(self.phase), trainer.targets(name));
             sampled.add(&plan::census(groups.iter().copied().flatten(), targets, self.keys));
             let heard = Heard::of(self.keys, models, targets, groups, policies.context(name), budget).await?;
-            let signals = |attempt, leaf| heard.get(attempt, leaf);
-            let setting = plan::Setting {
-                targets,
-                version: trainer.version(name),
-                keys: self.keys,
-                seed: recipe.run.seed,
-                budget,
-                most_tokens: recipe.agent.max_tokens,
-                kl_coefficient: self.kl_coefficient(trainer, name, step).await?,
-                rivals,
-                signals: &signals,
+            let kl_coefficient = self.kl_coefficient(trainer, name, step).await?;
+            let draft = {
+                let signals = |attempt, leaf| heard.get(attempt, leaf);
+                let setting = plan::Setting {
+                    targets,
+                    version: trainer.version(name),
+                    keys: self.keys,
+                    seed: recipe.run.seed,
+                    most_tokens: recipe.agent.max_tokens,
+                    kl_coefficient,
+                    rivals,
+                    signals: &signals,
+                };
+                plan::rl(&setting, groups)?
             };
-            plans.push(plan::rl(&setting, groups)?);
+            plans.push(draft.cut(models, budget).await?);
         }
         match sampled.nothing_left() {
             Some(masked) => Err(TrainerError::NoTargets { phase: self.index, step, masked }),

@@ -133,12 +133,13 @@ impl Sft {
             Some(plan) => plan,
             None => {
                 let budget = recipe.engine.micro_batch_tokens;
-                let of_policy = |(name, _)| {
+                let mut plans = Vec::new();
+                for (name, learns) in policies.among(&trained) {
                     let (targets, version) = (trainer.targets(name), trainer.version(name));
-                    plan::sft(targets, version, &picked, self.keys.normaliser, budget)
-                };
-                let policies = policies.among(&trained).map(of_policy).collect::<Result<_, _>>()?;
-                StepPlan { phase: self.index, step, places: Vec::new(), policies }
+                    let draft = plan::sft(targets, version, &picked, self.keys.normaliser);
+                    plans.push(draft.cut(learns.models(&self.phase), budget).await?);
+                }
+                StepPlan { phase: self.index, step, places: Vec::new(), policies: plans }
             }
         };
         store.record_step(&plan).await?;

@@ -136,12 +136,17 @@ impl EngineKeys {
 
     /// `sampler`, no call of which takes longer than `call_seconds`.
     pub fn sampler(&self, sampler: Arc<dyn Sampler>) -> Arc<dyn Sampler> {
-        Arc::new(Timely::new(sampler, Duration::from_secs_f64(self.call_seconds)))
+        Arc::new(Timely::new(sampler, self.longest_call()))
     }
 
     /// `learner`, no call of which takes longer than `call_seconds`.
     pub fn learner(&self, learner: Arc<dyn Learner>) -> Arc<dyn Learner> {
-        Arc::new(Timely::new(learner, Duration::from_secs_f64(self.call_seconds)))
+        Arc::new(Timely::new(learner, self.longest_call()))
+    }
+
+    /// Longest time that a call of a policy may take.
+    pub fn longest_call(&self) -> Duration {
+        Duration::from_secs_f64(self.call_seconds)
     }
 
     /// Attempts under way at once, where `needed` would be best.

@@ -1,0 +1,155 @@
+//! Updates that are planned, and trained as planned.
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dressage_engine::testing::{Compute, random_weights, tiny_config};
+use dressage_engine::{Engine, EngineOptions};
+use dressage_policy::{
+    Completion, Content, Cut, Learner, LoraOptions, OptimParams, Place, PolicyError, SampleRequest, Sampler,
+    SamplingParams, SavedFile, TrainRequest, Uncut, uniform,
+};
+use dressage_rl::{Loss, PolicyLoss};
+use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+const LOSS: Loss = Loss::of(PolicyLoss::CrossEntropy);
+const ADAM: OptimParams = OptimParams {
+    learning_rate: 0.01,
+    beta1: 0.9,
+    beta2: 0.99,
+    epsilon: 1e-8,
+    weight_decay: 0.01,
+    max_grad_norm: 1.0,
+};
+
+fn start() -> Engine {
+    let options = EngineOptions { kv_memory_mb: 8, batch_tokens: 512, ..EngineOptions::default() };
+    let compute = Compute::with(1, dressage_engine::Isa::Portable, options.precision);
+    let weights = random_weights(&compute, &tiny_config(), 3);
+    Engine::start_with(compute, weights, &options, None).unwrap()
+}
+
+/// Three paths with a common beginning, and two others.
+fn paths() -> Vec<PathInput> {
+    let path = |number: u64| {
+        let first = if number < 3 { 0 } else { number };
+        let token = |i: u64| 2 + (uniform(9, if i < 6 { first } else { number }, i) * 250.0) as u32;
+        let term = Term { weight: 0.125, ..Term::default() };
+        PathInput {
+            tokens: (0..12).map(token).collect(),
+            targets: (6..12).map(|index| PathTarget { index, temperature: 1.0, term }).collect(),
+        }
+    };
+    (0..5).map(path).collect()
+}
+
+fn request() -> TrainRequest {
+    TrainRequest { paths: paths(), loss: LOSS, params: ADAM }
+}
+
+/// The weights' bits, as log-probabilities show them.
+async fn seen(engine: &Engine) -> Vec<u32> {
+    let batch = TreeBatch::merge(&paths()).unwrap();
+    engine.logprobs(Arc::new(batch)).await.unwrap().into_iter().map(f32::to_bits).collect()
+}
+
+/// An update is the micro-batches of its cut, in order, and a step: any cut is followed, also one that the
+/// engine would not make itself.
+#[tokio::test]
+async fn an_update_follows_its_cut() {
+    let of_groups = |groups: [usize; 3]| {
+        let mut paths = paths().into_iter().map(|path| path.tokens);
+        groups.map(|size| paths.by_ref().take(size).collect()).to_vec()
+    };
+    let uncut = Uncut { groups: of_groups([3, 1, 1]), micro_batch_tokens: 40 };
+    let engine = start();
+    let planned = engine.plan(&uncut).await.unwrap();
+    // Merged, the group has 6 + 3 · 6 tokens.
+    assert_eq!(planned, Cut::of_sizes([4, 1]));
+    let mut turned = planned.clone();
+    turned.micro_batches.reverse();
+    for cut in [planned, turned, Cut::of_sizes([1; 5])] {
+        let (engine, by_hand) = (start(), start());
+        let mut done = 0;
+        let trained = engine.train(request(), &cut, &mut || done += 1).await.unwrap();
+        assert_eq!(done, cut.micro_batches.len());
+        let mut sums = Vec::new();
+        for batch in cut.apply(&paths()) {
+            let batch: Vec<PathInput> = batch.into_iter().cloned().collect();
+            let batch = Arc::new(TreeBatch::merge(&batch).unwrap());
+            sums.push(by_hand.forward_backward(batch, LOSS).await.unwrap());
+        }
+        assert_eq!(trained.sums, sums);
+        assert_eq!(trained.step, by_hand.optim_step(ADAM).await.unwrap());
+        assert_eq!(seen(&engine).await, seen(&by_hand).await);
+    }
+}
+
+/// A cut that is not one of the update is refused, with the difference, before anything changes.
+#[tokio::test]
+async fn a_tampered_cut_is_refused() {
+    let engine = start();
+    let before = seen(&engine).await;
+    let mut twice = Cut::of_sizes([4, 1]);
+    twice.micro_batches[1].paths[0] = 2;
+    let tampered = [
+        (Cut::of_sizes([4]), "path 4 is in no micro-batch"),
+        (Cut::of_sizes([4, 2]), "micro-batch 1 has path 5, but there are 5"),
+        (twice, "micro-batch 1 has path 2, which came before"),
+        (Cut { world_size: 2, ..Cut::of_sizes([5]) }, "made for 2 ranks, and there are 1"),
+    ];
+    for (cut, difference) in tampered {
+        let refused = engine.train(request(), &cut, &mut || panic!("nothing is learnt from")).await;
+        let Err(PolicyError::Cut(why)) = refused else { panic!("{refused:?}") };
+        assert!(why.contains(difference), "{why}");
+    }
+    engine.publish(1).await.unwrap();
+    assert_eq!(seen(&engine).await, before);
+}
+
+/// A request is answered with no older weights than it asks for, and others do not wait for it.
+#[tokio::test]
+async fn a_request_waits_for_its_weights() {
+    let engine = start();
+    let params = SamplingParams { max_tokens: 4, ..SamplingParams::default() };
+    let request = |least_version| SampleRequest {
+        least_version,
+        prompt: vec![3, 4, 5],
+        params: params.clone(),
+        ..SampleRequest::default()
+    };
+    let mut waits = engine.sample(request(1)).await.unwrap();
+    let others = engine.sample(request(0)).await.unwrap().collect(DEADLINE).await.unwrap();
+    assert_eq!((others.tokens.len(), others.versions[0].version), (4, 0));
+    assert_eq!(engine.workload().await.unwrap().waiting, 1);
+    engine.publish(1).await.unwrap();
+    let mut reply = Completion::default();
+    waits.gather(&mut reply).await.unwrap();
+    assert_eq!((reply.tokens, reply.versions[0].version), (others.tokens, 1));
+}
+
+/// A manifest names every file that was saved, and nothing else in the folder.
+#[tokio::test]
+async fn a_manifest_says_what_was_saved() {
+    let engine = start();
+    let adapter = engine.lora(LoraOptions::default(), 1, "a-model").await.unwrap();
+    adapter.train(request(), &Cut::of_sizes([5]), &mut || ()).await.unwrap();
+    for (learner, content, most) in
+        [(&engine, Content::Whole, 2), (&adapter, Content::Adapter { base: "a-model".into() }, 5)]
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let manifest = learner.save(folder.path(), true).await.unwrap();
+        assert_eq!((&manifest.content, manifest.files.len()), (&content, most));
+        assert_eq!(manifest.place, Place::Local(folder.path().to_owned()));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), most);
+        for file in &manifest.files {
+            assert_eq!(&SavedFile::read(folder.path(), &file.name).unwrap(), file);
+        }
+    }
+    let published = adapter.publish(1).await.unwrap();
+    adapter.adopt(&published).await.unwrap();
+    let error = engine.adopt(&published).await.unwrap_err();
+    assert!(matches!(error, PolicyError::NotAdopted(_)), "{error}");
+}

@@ -1,0 +1,97 @@
+//! Published weights, and all samplers that are to draw from them.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+
+use crate::awake::within;
+use crate::{PolicyError, Sampler, WeightsRef};
+
+/// Has every sampler adopt weights, all at once. Each has a name that errors use.
+///
+/// # Errors
+/// [`PolicyError::Deadline`] names all that have not adopted them when `longest` is over, [`PolicyError::NotAdopted`] the first
+/// that refuses. The others may have adopted them.
+pub async fn adopt_all(
+    samplers: Vec<(String, Arc<dyn Sampler>)>,
+    weights: &WeightsRef,
+    longest: Duration,
+) -> Result<(), PolicyError> {
+    let missing: Vec<String> = samplers.iter().map(|(name, _)| name.clone()).collect();
+    let missing = Arc::new(Mutex::new(missing));
+    let mut calls = JoinSet::new();
+    for (name, sampler) in samplers {
+        let (weights, missing) = (weights.clone(), missing.clone());
+        calls.spawn(async move {
+            let adopted = sampler.adopt(&weights).await;
+            adopted.map_err(|error| PolicyError::NotAdopted(format!("{name}: {error}")))?;
+            missing.lock().unwrap_or_else(PoisonError::into_inner).retain(|other| *other != name);
+            Ok(())
+        });
+    }
+    let all = async {
+        while let Some(done) = calls.join_next().await {
+            done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
+        }
+        Ok(())
+    };
+    within(longest, all).await.unwrap_or_else(|| {
+        let missing = missing.lock().unwrap_or_else(PoisonError::into_inner).join(", ");
+        Err(PolicyError::Deadline(longest, format!("{missing} to adopt version {}", weights.version)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+
+    use super::*;
+    use crate::{Load, SampleRequest, SampleStream, WeightsAt};
+
+    /// Adopts after a while.
+    struct Slow(Duration);
+
+    #[async_trait]
+    impl Sampler for Slow {
+        async fn sample(&self, _: SampleRequest) -> Result<SampleStream, PolicyError> {
+            Err(PolicyError::Stopped("a sampler that only adopts".into()))
+        }
+
+        async fn abort(&self, _: Option<u64>) -> Result<usize, PolicyError> {
+            Ok(0)
+        }
+
+        async fn workload(&self) -> Result<Load, PolicyError> {
+            Ok(Load::default())
+        }
+
+        async fn version(&self) -> Result<u64, PolicyError> {
+            tokio::time::sleep(self.0).await;
+            Ok(3)
+        }
+    }
+
+    fn sampler(name: &str, seconds: u64) -> (String, Arc<dyn Sampler>) {
+        (name.into(), Arc::new(Slow(Duration::from_secs(seconds))))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_has_not_adopted_weights_is_named() {
+        let weights = WeightsRef { version: 3, at: WeightsAt::Memory };
+        let adopt = async |samplers, weights: &WeightsRef| {
+            adopt_all(samplers, weights, Duration::from_secs(60)).await.map_err(|error| error.to_string())
+        };
+        let start = tokio::time::Instant::now();
+        adopt(vec![sampler("a", 40), sampler("b", 50)], &weights).await.unwrap();
+        assert_eq!(start.elapsed(), Duration::from_secs(50), "both at once");
+        let hangs = adopt(vec![sampler("a", 1), sampler("b", 1 << 40)], &weights).await.unwrap_err();
+        assert_eq!(hangs, "waited 60s for b to adopt version 3");
+        let other = WeightsRef { version: 4, ..weights.clone() };
+        let refused = adopt(vec![sampler("a", 1), sampler("b", 1 << 40)], &other).await.unwrap_err();
+        assert!(refused.contains("a: ") && refused.contains("draws from version 3"), "{refused}");
+        let sent = WeightsRef { at: WeightsAt::Collective { group: "g".into() }, ..weights };
+        let refused = adopt(vec![sampler("a", 1)], &sent).await.unwrap_err();
+        assert!(refused.contains("takes no weights from elsewhere"), "{refused}");
+    }
+}
