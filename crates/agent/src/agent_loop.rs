@@ -34,12 +34,12 @@ pub struct AttemptContext {
 
 /// Makes attempts.
 ///
-/// Every token that a model saw or drew is in the trajectory of the attempt, exactly as it was; each segment names the
-/// agent that acted and the policy that was asked.
+/// Every token that a model saw or drew is in the trajectory of the attempt, exactly as it was; each segment
+/// names the agent that acted and the policy that was asked.
 #[async_trait]
 pub trait AgentLoop: Send + Sync {
-    /// Makes one attempt. What breaks is in its outcome, with everything recorded up to there: an attempt never fails
-    /// the ones beside it.
+    /// Makes one attempt. What breaks is in its outcome, with everything recorded up to there: an attempt
+    /// never fails the ones beside it.
     async fn run(&self, context: AttemptContext) -> Attempt;
 }
 

@@ -1,11 +1,12 @@
 //! The built-in agent loop: a model and its tools take turns on one task.
 //!
-//! Guarantees: every token the model saw or drew is in the trajectory, exactly as it was (`dressage-conversation`
-//! says how); a reply that is cut by a deadline is in it as far as it came. Every wait has a deadline that says what was waited for; time in which the
-//! sampler's device trained does not count. Tool sessions are closed on every way out. An attempt never fails
-//! the ones beside it: what breaks is in its [`Outcome`]. Nothing that a model writes breaks an attempt:
-//! where its template would print the past otherwise than it was recorded, that is counted, and the
-//! conversation forks where the chat asks for it.
+//! Guarantees: every token the model saw or drew is in the trajectory, exactly as it was
+//! (`dressage-conversation` says how); a reply that is cut by a deadline is in it as far as it came. Every
+//! wait has a deadline that says what was waited for; time in which the sampler's device trained does not
+//! count. Tool sessions are closed on every way out. An attempt never fails the ones beside it: what breaks
+//! is in its [`Outcome`]. Nothing that a model writes breaks an attempt: where its template would print the
+//! past otherwise than it was recorded, that is counted, and the conversation forks where the chat asks for
+//! it.
 //!
 //! Not here: rewards, and who decides which tasks are tried.
 
@@ -25,7 +26,7 @@ use tracing::{Instrument, debug, debug_span};
 use crate::tasks::Task;
 use crate::tools::{COUNTED, Observation, ObservationKind, OpenTools, ToolContext, ToolError, ToolSet};
 
-/// What all attempts of a run share: a model, how to talk with it, and its tools.
+/// Model, format and tools that all attempts of a run share.
 #[derive(Clone)]
 pub struct Agent {
     /// The name that its segments bear.
@@ -55,22 +56,22 @@ pub struct Limits {
     pub attempt: Duration,
     /// Most tokens of instructions and task.
     pub prompt: usize,
-    /// What becomes of longer ones.
+    /// Way to shorten longer ones.
     pub truncation: Truncation,
 }
 
-/// What becomes of a prompt that is too long.
+/// Way to shorten a prompt that is too long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Truncation {
     /// The attempt breaks.
     #[default]
     Refuse,
-    /// Its beginning is left out, instructions first.
+    /// Leaves out the beginning, instructions first.
     Left,
-    /// Its end is left out, with the header of the reply.
+    /// Leaves out the end, with the header of the reply.
     Right,
-    /// Its middle is left out.
+    /// Leaves out the middle.
     Middle,
 }
 
@@ -126,7 +127,7 @@ impl Attempt {
     }
 }
 
-/// What breaks an attempt.
+/// Reasons for an attempt to break.
 #[derive(Debug, thiserror::Error)]
 enum Broken {
     #[error("{0}")]
@@ -157,7 +158,8 @@ impl Broken {
 }
 
 impl Agent {
-    /// Makes one attempt. It never fails: what breaks is in the outcome, with everything recorded up to there.
+    /// Makes one attempt. It never fails: what breaks is in the outcome, with everything recorded up to
+    /// there.
     pub async fn run(&self, request: AttemptRequest) -> Attempt {
         let mut run = Run {
             agent: self,
@@ -200,8 +202,8 @@ struct Drawing {
     params: SamplingParams,
 }
 
-/// Looks for drift once more, away from the async workers: a template may take seconds until one of its bounds stops
-/// it.
+/// Looks for drift once more, away from the async workers: a template may take seconds until one of its
+/// bounds stops it.
 async fn finished(conversation: Conversation, outcome: &mut Outcome) -> Trajectory {
     let shared = Arc::new(Mutex::new(conversation));
     let lent = Arc::clone(&shared);
@@ -317,7 +319,8 @@ impl Run<'_> {
         }
     }
 
-    /// Notes what calls brought besides their observations. Returns the final answer of the first that ended the attempt.
+    /// Notes what calls brought besides their observations. Returns the final answer of the first that ended
+    /// the attempt.
     fn learn_from(&mut self, turn: u32, answers: &[Observation]) -> Option<String> {
         for Observation { call, toolbox, kind, trouble, metrics, .. } in answers {
             if let (Some(call), Some(trouble)) = (call, trouble) {
@@ -339,8 +342,8 @@ impl Run<'_> {
         answers.iter().find_map(|answer| answer.ends.clone())
     }
 
-    /// Writes a prompt. The template is rendered away from the async workers: it may take seconds until one of its
-    /// bounds stops it.
+    /// Writes a prompt. The template is rendered away from the async workers: it may take seconds until one
+    /// of its bounds stops it.
     async fn prepare(&self, messages: &[Message]) -> Result<Prepared, Broken> {
         let Agent { name: agent, policy, format, .. } = self.agent;
         let request = Request { agent, policy, format, messages, tools: &self.specs };

@@ -22,10 +22,10 @@ use crate::tools::{Calculator, Session, ToolOutput, ToolSet, Toolbox};
 #[path = "attempt_tools_tests.rs"]
 mod tools;
 
-/// What a scripted reply is.
+/// Scripted reply.
 #[derive(Clone)]
 enum Reply {
-    /// These tokens, whatever the limit.
+    /// Exact tokens, whatever the limit.
     Tokens(Vec<u32>, FinishReason),
     /// A sampler that breaks.
     Breaks,
@@ -94,8 +94,8 @@ impl Sampler for Scripted {
     }
 }
 
-/// A tool that counts how often it is open, whose calls say what else they bring, and that writes in its evidence what
-/// they were for.
+/// A tool that counts how often it is open, whose calls say what else they bring, and that writes in its
+/// evidence what they were for.
 struct Counted(Arc<AtomicUsize>);
 
 struct CountedSession {
@@ -520,8 +520,8 @@ async fn calls_without_tags_are_counted_apart() {
     assert_eq!((outcome.calls_by_turn[0].1.bare, outcome.final_text.as_str()), (1, "5"));
 }
 
-/// Over several turns, the log-probabilities of a real policy equal those of a training forward to the bit, and an attempt
-/// does not depend on what runs beside it.
+/// Over several turns, the log-probabilities of a real policy equal those of a training forward to the bit,
+/// and an attempt does not depend on what runs beside it.
 #[tokio::test]
 async fn attempts_of_a_real_policy_are_exact_and_independent() {
     let simulator =

@@ -3,19 +3,19 @@
 use dressage_text::{Chat, Message, Role, TextError, ToolSpec};
 use dressage_tree::{Segment, Trajectory, TreeError};
 
-/// What can be wrong with a demonstration.
+/// Faults of a demonstration.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum DemonstrationError {
-    /// It starts with the model's turn, or has none.
+    /// Starts with the model's turn, or has none.
     #[error("a demonstration needs an assistant's turn, with another turn before it")]
     NoTurn,
-    /// It goes on after the last thing there is to imitate.
+    /// Goes on after the last thing there is to imitate.
     #[error("a demonstration must end with an assistant's turn, but this one ends with a turn of the {0}")]
     Trailing(&'static str),
-    /// It cannot be written in the model's format.
+    /// Cannot be written in the model's format.
     #[error("{0}")]
     Text(#[from] TextError),
-    /// Its segments do not fit together.
+    /// Has segments that do not fit together.
     #[error("{0}")]
     Tree(#[from] TreeError),
 }

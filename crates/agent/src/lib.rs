@@ -1,8 +1,9 @@
 //! Agent loops, tools and tasks.
 //!
-//! [`tasks`] says what is asked and where it comes from; [`tools`] says what an agent can do besides write, and turns
-//! every call, good or bad, into an observation. [`Agent::run`] is the loop between the two: it makes an attempt at a task
-//! and records every token; [`demonstrate`] writes down a worked solution in the same form.
+//! [`tasks`] says what is asked and where it comes from; [`tools`] says what an agent can do besides write,
+//! and turns every call, good or bad, into an observation. [`Agent::run`] is the loop between the two: it
+//! makes an attempt at a task and records every token; [`demonstrate`] writes down a worked solution in the
+//! same form.
 
 mod agent_loop;
 mod attempt;

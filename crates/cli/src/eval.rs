@@ -25,7 +25,8 @@ use crate::{model, recipe, run, table};
 
 /// Measure a model on the held-out tasks of a recipe
 ///
-/// Greedy decoding, tools live, scored on the final answer alone: the numbers that training reports before and after.
+/// Greedy decoding, tools live, scored on the final answer alone: the numbers that training reports before
+/// and after.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   dressage eval runs/calculator
@@ -35,8 +36,8 @@ pub struct Args {
     /// A TOML file, or a folder that holds recipe.toml
     recipe: PathBuf,
 
-    /// Model to measure: a source, a checkpoint, or a run for its newest checkpoint [default: the recipe's model, or
-    /// that of the run, where the recipe is a run folder]
+    /// Model to measure: a source, a checkpoint, or a run for its newest checkpoint [default: the recipe's
+    /// model, or that of the run, where the recipe is a run folder]
     #[arg(long, value_name = "SOURCE")]
     model: Option<String>,
 

@@ -16,8 +16,8 @@ use crate::screen::{self, Style};
 
 /// Show what a run recorded: its steps, the attempts of a step, every token of an attempt
 ///
-/// Without a selector it lists the steps. Tokens that the model drew are green and cyan in turn, those it was given are
-/// dim; where the output is no terminal, each drawn token stands in brackets.
+/// Without a selector it lists the steps. Tokens that the model drew are green and cyan in turn, those it was
+/// given are dim; where the output is no terminal, each drawn token stands in brackets.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   dressage inspect runs/calculator                        the steps
@@ -35,7 +35,8 @@ pub struct Args {
     #[arg(long)]
     phase: Option<u32>,
 
-    /// Only attempts begun for this step of the phase, from 0; for evaluations the number of steps done before
+    /// Only attempts begun for this step of the phase, from 0; for evaluations the number of steps done
+    /// before
     #[arg(long)]
     step: Option<u32>,
 
@@ -204,7 +205,8 @@ fn attempts(summaries: &[AttemptSummary]) -> String {
     text
 }
 
-/// How the ledger has an attempt: the first path of it that a step trains, and that step, which need not be the one it was made for.
+/// How the ledger has an attempt: the first path of it that a step trains, and that step, which need not be
+/// the one it was made for.
 async fn planned(store: &dyn Store, attempt: &Attempt) -> anyhow::Result<Option<(u32, PlannedPath)>> {
     let Placement { purpose, phase, .. } = attempt.placement;
     if purpose != Purpose::Train {
@@ -295,7 +297,7 @@ fn shown(
 /// Fields of a task or an outcome that are left out, or have lines of their own.
 const SHOWN_APART: [&str; 3] = ["demonstration", "drift", "components"];
 
-/// What scorers gave, where it is more than the score: each with its weight, if it counts.
+/// Components that scorers gave, where they are more than the score: each with its weight, if it counts.
 fn components(components: &[Component]) -> String {
     if matches!(components, [] | [Component { weight: Some(1.0), on: None, .. }]) {
         return String::new();

@@ -37,7 +37,8 @@ const ROOMS: [&str; 12] = [
 /// Options of all subcommands.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Log up to a level (off, error, warn, info, debug, trace), or by room: `info,store=debug`; also DRESSAGE_LOG
+    /// Log up to a level (off, error, warn, info, debug, trace), or by room: `info,store=debug`; also
+    /// DRESSAGE_LOG
     #[arg(long, value_name = "LEVEL|FILTER", global = true, help_heading = "Logging")]
     log: Option<String>,
 

@@ -1,7 +1,7 @@
 //! The `dressage` binary: translates arguments, wires the rooms, and does nothing else.
 //!
-//! One file a subcommand. Exit codes: 0 done, 1 failed at run time, 2 the user's input, 130 interrupted. An error is one
-//! screen on standard error: what, which value, the way out.
+//! One file a subcommand. Exit codes: 0 done, 1 failed at run time, 2 the user's input, 130 interrupted. An
+//! error is one screen on standard error: what, which value, the way out.
 
 use std::process::ExitCode;
 

@@ -12,7 +12,8 @@ use crate::{model, run, screen};
 
 /// Work an adapter into its base, as a model of its own
 ///
-/// The result is a folder in Hugging Face layout that any program opens as a plain model: train it further, or serve it.
+/// The result is a folder in Hugging Face layout that any program opens as a plain model: train it further,
+/// or serve it.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   dressage merge runs/calculator merged

@@ -18,8 +18,8 @@ use dressage_trainer::recipe::Recipe;
 use crate::failure::unusable;
 use crate::screen::{self, Style};
 
-/// Keys and values of sampling get this much memory, or a quarter of what may be used where that is less, but at least what one whole
-/// context takes.
+/// Keys and values of sampling get this much memory, or a quarter of what may be used where that is less, but
+/// at least what one whole context takes.
 const KV_MEMORY_MB: u64 = 1024;
 
 /// A model that was found: its files, and an adapter over it where the source was one.
@@ -243,7 +243,8 @@ pub fn start(files: &ModelFiles, options: &EngineOptions, also: &str) -> anyhow:
     Ok(engine)
 }
 
-/// Files that complete a checkpoint to a model folder that others can open: the tokenizer and the chat template.
+/// Files that complete a checkpoint to a model folder that others can open: the tokenizer and the chat
+/// template.
 ///
 /// # Errors
 /// When the tokenizer cannot be written as `tokenizer.json`.
@@ -272,7 +273,8 @@ mod tests {
 
     use super::*;
 
-    /// Heads of a width that is no multiple of a block's are padded: what is reckoned with is what the engine takes.
+    /// Heads of a width that is no multiple of a block's are padded: what is reckoned with is what the engine
+    /// takes.
     #[test]
     fn one_reply_as_long_as_the_context_fits() {
         let config = ModelConfig { kv_heads: 32, heads: 32, layers: 64, head_dim: 40, ..tiny_config() };

@@ -42,9 +42,9 @@ struct Wanted {
     critic: bool,
 }
 
-/// Starts what a recipe samples from and trains, and a frozen copy where a penalty is measured from one: adapters over one
-/// engine, or engines of their own. Says what memory they will take, after making sure that it is there. Of a run, `now` is the
-/// moment at which it began, in seconds since 1970.
+/// Starts what a recipe samples from and trains, and a frozen copy where a penalty is measured from one:
+/// adapters over one engine, or engines of their own. Says what memory they will take, after making sure that
+/// it is there. Of a run, `now` is the moment at which it began, in seconds since 1970.
 ///
 /// # Errors
 /// When a model cannot be had, the options do not fit it, or memory would not suffice.
@@ -176,7 +176,8 @@ impl Model {
         Ok(Engines { policy, reference, critic })
     }
 
-    /// Starts the policies that share the model's own weights: adapters over them, and the weights themselves, frozen.
+    /// Starts the policies that share the model's own weights: adapters over them, and the weights
+    /// themselves, frozen.
     async fn over_base<'a>(
         &self,
         recipe: &Recipe,

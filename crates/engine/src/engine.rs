@@ -1,7 +1,8 @@
 //! The handles of an engine.
 //!
-//! A handle speaks for one policy: the base weights, or an adapter over them. Handles of all policies talk to the same
-//! thread (the `service`), which owns the model. Async code never computes: it sends a command and waits for the answer.
+//! A handle speaks for one policy: the base weights, or an adapter over them. Handles of all policies talk to
+//! the same thread (the `service`), which owns the model. Async code never computes: it sends a command and
+//! waits for the answer.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -36,15 +37,15 @@ use crate::{Compute, EngineError};
 /// [`Fingerprint::kernels`] of this build.
 const KERNELS: u32 = 5;
 
-/// What the bits of a log-probability depend on besides weights and tokens. The instruction set is recorded, too, though all that
-/// add up in the same order compute the same values.
+/// Settings that the bits of a log-probability depend on besides weights and tokens. The instruction set is
+/// recorded, too, though all that add up in the same order compute the same values.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fingerprint {
     /// Raised whenever the order of operations of any kernel changes.
     pub kernels: u32,
     /// Vector instructions in use.
     pub isa: Isa,
-    /// What the operands of products are rounded to.
+    /// Rounding of the operands of products.
     pub precision: Precision,
     /// In which order products add up.
     #[serde(default)]
@@ -64,10 +65,12 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Loads the weights of `files` and starts the engine's thread. `token_bytes` lets it recognise stop strings.
+    /// Loads the weights of `files` and starts the engine's thread. `token_bytes` lets it recognise stop
+    /// strings.
     ///
     /// # Errors
-    /// When the options contradict the model or the machine, memory would not suffice, or a tensor cannot be read.
+    /// When the options contradict the model or the machine, memory would not suffice, or a tensor cannot be
+    /// read.
     pub fn start(
         files: &ModelFiles,
         options: &EngineOptions,
@@ -133,7 +136,7 @@ impl Engine {
         Ok(Engine { commands, learns, policy: BASE, config, plan, fingerprint, context })
     }
 
-    /// What an engine with these options will need.
+    /// Memory that an engine with these options will need.
     ///
     /// # Errors
     /// When the options contradict the model.
@@ -162,7 +165,7 @@ impl Engine {
         Ok(MemoryPlan::new(config, options, options.threads(), options.budget()))
     }
 
-    /// What the model is.
+    /// Configuration of the model.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
@@ -172,12 +175,12 @@ impl Engine {
         self.context
     }
 
-    /// What the engine was planned to need.
+    /// Memory that the engine was planned to need.
     pub fn memory_plan(&self) -> MemoryPlan {
         self.plan
     }
 
-    /// What its numerics depend on.
+    /// Settings that its numerics depend on.
     pub fn fingerprint(&self) -> &Fingerprint {
         &self.fingerprint
     }
@@ -206,8 +209,9 @@ impl Engine {
         self.ask(|answer| Command::Learn(self.policy, command(answer))).await
     }
 
-    /// A new adapter over the base weights, which are frozen from now on: a policy of its own, with its own optimiser and
-    /// versions, that at first does what the base does. `seed` decides how it begins, `base` names the model in its files.
+    /// A new adapter over the base weights, which are frozen from now on: a policy of its own, with its own
+    /// optimiser and versions, that at first does what the base does. `seed` decides how it begins, `base`
+    /// names the model in its files.
     ///
     /// # Errors
     /// When the options contradict the model, the base weights have been trained, or the engine has stopped.
@@ -230,7 +234,8 @@ impl Engine {
         Engine { policy: BASE, ..self.clone() }
     }
 
-    /// Writes the base weights with this policy's adapter worked into them, in Hugging Face layout, into an existing folder.
+    /// Writes the base weights with this policy's adapter worked into them, in Hugging Face layout, into an
+    /// existing folder.
     ///
     /// # Errors
     /// When a file cannot be written, or the engine has stopped.

@@ -1,7 +1,8 @@
 //! The engine's thread: it owns the model and does what handles ask for.
 //!
-//! Between two commands it runs the scheduler's batches; a learner's command waits while more than a few sequences are running, but not
-//! for ever. Weights that have changed draw nothing until they are published: requests wait for that.
+//! Between two commands it runs the scheduler's batches; a learner's command waits while more than a few
+//! sequences are running, but not for ever. Weights that have changed draw nothing until they are published:
+//! requests wait for that.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -33,14 +34,14 @@ pub const BASE: u32 = 0;
 /// Batches that running sequences may still take before a waiting learner's command goes first.
 const PATIENCE: usize = 256;
 
-/// Fewer sequences may take one: to read the weights takes longer than to compute so few rows, and after the command others will have joined them,
-/// whose tools have answered meanwhile.
+/// Fewer sequences may take one: to read the weights takes longer than to compute so few rows, and after the
+/// command others will have joined them, whose tools have answered meanwhile.
 const FEW: usize = 12;
 
 /// A question to the engine's thread, with the way back.
 pub type Answer<T> = oneshot::Sender<Result<T, PolicyError>>;
 
-/// What a handle asks for; numbers are policies.
+/// Request of a handle; numbers are policies.
 pub enum Command {
     /// To draw a reply.
     Sample(u32, SampleRequest, Events, Answer<()>),
@@ -48,17 +49,17 @@ pub enum Command {
     Abort(u32, Option<u64>, Answer<usize>),
     /// How the engine is doing.
     Condition(Answer<Condition>),
-    /// What is published.
+    /// Asks for the version that is published.
     Version(u32, Answer<u64>),
     /// A new adapter, its seed, and what its base is called.
     Lora(LoraOptions, u64, String, Answer<u32>),
-    /// What uses or changes weights.
+    /// Uses or changes weights.
     Learn(u32, LearnerCommand),
 }
 
 /// Commands that use or change the weights of a policy.
 pub enum LearnerCommand {
-    /// Of all targets.
+    /// Asks for the log-probabilities of all targets.
     Logprobs(Arc<TreeBatch>, Answer<Vec<f32>>),
     /// Also how spread out the distributions are that predict them.
     Predictions(Arc<TreeBatch>, Answer<Predictions>),
@@ -81,7 +82,7 @@ pub enum LearnerCommand {
 }
 
 impl LearnerCommand {
-    /// Its name in a log.
+    /// Name in a log.
     fn name(&self) -> &'static str {
         match self {
             LearnerCommand::Logprobs(..) => "logprobs",
@@ -98,7 +99,7 @@ impl LearnerCommand {
     }
 }
 
-/// What the engine's thread does while it answers nothing.
+/// Work of the engine's thread while it answers nothing.
 #[derive(Debug, Clone)]
 pub struct Learns {
     since: Instant,
@@ -109,7 +110,7 @@ pub struct Learns {
 /// How an engine is doing.
 #[derive(Debug, Clone)]
 pub struct Condition {
-    /// Its requests.
+    /// Requests under way.
     pub load: Load,
     /// Counters since the start.
     pub device: DeviceStats,
@@ -146,7 +147,8 @@ pub struct Service {
 }
 
 impl Service {
-    /// A service for `model`, its weights published as version 0. `learns` tells what it does while it answers nothing.
+    /// A service for `model`, its weights published as version 0. `learns` tells what it does while it
+    /// answers nothing.
     pub fn new(
         model: Transformer,
         scheduler: Scheduler,

@@ -11,8 +11,8 @@ use crate::{PolicyError, Sampler, WeightsRef};
 /// Has every sampler adopt weights, all at once. Each has a name that errors use.
 ///
 /// # Errors
-/// [`PolicyError::Deadline`] names all that have not adopted them when `longest` is over, [`PolicyError::NotAdopted`] the first
-/// that refuses. The others may have adopted them.
+/// [`PolicyError::Deadline`] names all that have not adopted them when `longest` is over,
+/// [`PolicyError::NotAdopted`] the first that refuses. The others may have adopted them.
 pub async fn adopt_all(
     samplers: Vec<(String, Arc<dyn Sampler>)>,
     weights: &WeightsRef,

@@ -1,8 +1,9 @@
 //! Streams of random numbers for the calls of an attempt.
 //!
-//! Guarantees: a call's stream is fixed when it is admitted, and is kept when the call is continued. It depends on the
-//! attempt, the agent, the prompt and how often that agent has asked the same, and on nothing else: two agents, or two
-//! calls at equal positions, never share draws, and the order in which parallel calls arrive does not matter.
+//! Guarantees: a call's stream is fixed when it is admitted, and is kept when the call is continued. It
+//! depends on the attempt, the agent, the prompt and how often that agent has asked the same, and on nothing
+//! else: two agents, or two calls at equal positions, never share draws, and the order in which parallel
+//! calls arrive does not matter.
 
 use std::collections::HashMap;
 
@@ -18,14 +19,15 @@ pub struct CallStreams {
 }
 
 impl CallStreams {
-    /// Streams for the calls of the attempt whose own stream, which no other attempt of the run has, is `attempt`.
+    /// Streams for the calls of the attempt whose own stream, which no other attempt of the run has, is
+    /// `attempt`.
     pub fn new(attempt: u64) -> Self {
         CallStreams { attempt, asked: HashMap::new() }
     }
 
-    /// The stream of the next call in which `agent` asks for a continuation of `prompt`: the first 8 bytes of the SHA-256 of
-    /// attempt, agent, prompt and the number of equal calls before. Two of a million streams coincide with a probability of
-    /// 3 in 10⁸.
+    /// The stream of the next call in which `agent` asks for a continuation of `prompt`: the first 8 bytes of
+    /// the SHA-256 of attempt, agent, prompt and the number of equal calls before. Two of a million streams
+    /// coincide with a probability of 3 in 10⁸.
     pub fn admit(&mut self, agent: &str, prompt: &[u32]) -> u64 {
         let mut hash = Sha256::new();
         hash.update(self.attempt.to_le_bytes());

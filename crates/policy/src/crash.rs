@@ -1,7 +1,7 @@
 //! Named places at which a process can be told to die, so that tests can show that dying there loses nothing.
 //!
-//! `DRESSAGE_CRASH_AT=name:count` kills the process with SIGKILL when it passes the place `name` for the `count`-th time
-//! (`:count` may be left out and is then 1). Without the variable a place costs one load.
+//! `DRESSAGE_CRASH_AT=name:count` kills the process with SIGKILL when it passes the place `name` for the
+//! `count`-th time (`:count` may be left out and is then 1). Without the variable a place costs one load.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

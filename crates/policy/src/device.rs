@@ -1,7 +1,8 @@
 //! The device of the simulated policy: what it takes how long, and what it does at the same time.
 //!
-//! As on one machine, sampling and training take turns, every sequence that runs draws a token in each batch, prompts are computed as far as
-//! nobody has computed their beginning, and only so many sequences run at once. Where no time is asked for, none passes.
+//! As on one machine, sampling and training take turns, every sequence that runs draws a token in each batch,
+//! prompts are computed as far as nobody has computed their beginning, and only so many sequences run at
+//! once. Where no time is asked for, none passes.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -148,7 +149,7 @@ impl Device {
         self.work(self.timing.learn * tokens as u32).await;
     }
 
-    /// And that of an optimiser step.
+    /// Waits for as long as an optimiser step takes.
     pub async fn update(&self) {
         self.work(self.timing.update).await;
     }

@@ -1,4 +1,4 @@
-//! What can go wrong between a caller and a policy.
+//! Errors between a caller and a policy.
 
 use std::borrow::Cow;
 use std::time::Duration;

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Cut, Manifest, PolicyError, Uncut, WeightsRef};
 
-/// What one forward and backward pass over a batch found. All fields are sums or extrema, so those of several
-/// micro-batches combine.
+/// Findings of one forward and backward pass over a batch. All fields are sums or extrema, so those of
+/// several micro-batches combine.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct ForwardBackward {
     /// Sum of weight × loss over the terms.
@@ -33,14 +33,16 @@ pub struct ForwardBackward {
     pub dual_clipped: u64,
     /// Sum over terms of the estimated KL divergence from the reference.
     pub kl: f64,
-    /// Sum over terms with a behaviour log-probability of the ratio that the loss works with: to the proximal policy where a term has
-    /// one, else to the behaviour policy.
+    /// Sum over terms with a behaviour log-probability of the ratio that the loss works with: to the proximal
+    /// policy where a term has one, else to the behaviour policy.
     pub ratio: f64,
-    /// Sum over the same terms of −log ratio: how far the weights have moved, as an estimate of the divergence from that policy.
+    /// Sum over the same terms of −log ratio: how far the weights have moved, as an estimate of the
+    /// divergence from that policy.
     pub drift: f64,
     /// Terms that carry a behaviour log-probability.
     pub behaviour_terms: u64,
-    /// Terms of the very weights that are trained whose log-probability differs in any bit from the behaviour log-probability they carry.
+    /// Terms of the very weights that are trained whose log-probability differs in any bit from the behaviour
+    /// log-probability they carry.
     pub mismatched: u64,
     /// Largest absolute difference between the two.
     pub max_mismatch: f32,
@@ -112,7 +114,8 @@ pub struct Predictions {
     pub concentrations: Vec<f32>,
 }
 
-/// One optimiser step: AdamW with decoupled weight decay (Loshchilov & Hutter 2019) after clipping the global norm.
+/// One optimiser step: AdamW with decoupled weight decay (Loshchilov & Hutter 2019) after clipping the global
+/// norm.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OptimParams {
@@ -130,7 +133,7 @@ pub struct OptimParams {
     pub max_grad_norm: f32,
 }
 
-/// What an optimiser step did.
+/// Report of an optimiser step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct OptimReport {
     /// Global gradient norm before clipping.
@@ -150,7 +153,7 @@ pub struct TrainRequest {
     pub params: OptimParams,
 }
 
-/// What an update found and did.
+/// Sums and step of an update.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Trained {
     /// Sums of each micro-batch, in the order of the cut.
@@ -226,7 +229,8 @@ pub trait Learner: Send + Sync {
         Err(PolicyError::NoPredictions)
     }
 
-    /// A critic's value of the state before every target of the batch, in the order of `batch.targets`. Changes nothing.
+    /// A critic's value of the state before every target of the batch, in the order of `batch.targets`.
+    /// Changes nothing.
     ///
     /// # Errors
     /// When there is no value head, the batch does not fit the model, or the learner has stopped.
@@ -260,8 +264,8 @@ pub trait Learner: Send + Sync {
     /// When a file cannot be written (which one, why), or the learner has stopped.
     async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<Manifest, PolicyError>;
 
-    /// Replaces weights and, where `folder` has it and `with_optimiser` asks for it, the optimiser state; otherwise the
-    /// optimiser starts afresh. An accumulated gradient is dropped.
+    /// Replaces weights and, where `folder` has it and `with_optimiser` asks for it, the optimiser state;
+    /// otherwise the optimiser starts afresh. An accumulated gradient is dropped.
     ///
     /// # Errors
     /// When a file is missing or does not fit the model, or the learner has stopped.

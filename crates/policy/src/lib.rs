@@ -1,14 +1,14 @@
 //! The two traits through which everything above talks to a policy, and their types.
 //!
-//! A [`Sampler`] draws tokens; a [`Learner`] turns batches into weight updates. They are shaped like verbs of a service
-//! so that the embedded engine, a vLLM server and a group of FSDP workers all fit behind them. A [`SampleStream`] yields
-//! tokens with their behaviour log-probability and weight version as they are drawn.
+//! A [`Sampler`] draws tokens; a [`Learner`] turns batches into weight updates. They are shaped like verbs of
+//! a service so that the embedded engine, a vLLM server and a group of FSDP workers all fit behind them. A
+//! [`SampleStream`] yields tokens with their behaviour log-probability and weight version as they are drawn.
 //!
-//! *Behaviour log-probability*: log-softmax(logits / temperature) over the full vocabulary; at temperature 0 (greedy,
-//! for evaluation) it is taken at temperature 1.
+//! *Behaviour log-probability*: log-softmax(logits / temperature) over the full vocabulary; at temperature 0
+//! (greedy, for evaluation) it is taken at temperature 1.
 //!
-//! [`Timely`] gives every call of either a deadline. [`Simulator`] implements both over one small table, for tests of everything above;
-//! [`crash_point`] marks the places at which such tests kill the process.
+//! [`Timely`] gives every call of either a deadline. [`Simulator`] implements both over one small table, for
+//! tests of everything above; [`crash_point`] marks the places at which such tests kill the process.
 //!
 //! Deadlines go by the time in which the process [runs](awake), here and in every room above. Libraries that
 //! panic over damaged files are called through [`caught()`].

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// A low-rank adapter (Hu et al. 2021): a linear map W x becomes W x + (alpha / rank) B A x, and only A and B are trained.
+/// A low-rank adapter (Hu et al. 2021): a linear map W x becomes W x + (alpha / rank) B A x, and only A and B
+/// are trained.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LoraOptions {

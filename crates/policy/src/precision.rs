@@ -6,10 +6,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Precision {
-    /// As f32.
+    /// Computes in f32.
     #[default]
     F32,
-    /// Rounded to bfloat16: 8 bits of mantissa, half the memory, twice the speed where the processor multiplies pairs.
+    /// Rounded to bfloat16: 8 bits of mantissa, half the memory, twice the speed where the processor
+    /// multiplies pairs.
     Bf16,
 }
 

@@ -2,8 +2,8 @@
 
 /// A uniform number in [0, 1) with 53 random bits, a pure function of (`seed`, `stream`, `counter`).
 ///
-/// Philox4x32 with 10 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): the key is the
-/// seed, the counter block is (stream, counter).
+/// Philox4x32 with 10 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): the key
+/// is the seed, the counter block is (stream, counter).
 pub fn uniform(seed: u64, stream: u64, counter: u64) -> f64 {
     let [a, b, _, _] = philox(
         [seed as u32, (seed >> 32) as u32],

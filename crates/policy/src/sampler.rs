@@ -50,7 +50,8 @@ pub struct SamplingParams {
     pub drawn_before: usize,
     /// Tokens that end the reply; the one that did is kept as its last token.
     pub stop_ids: Vec<u32>,
-    /// Texts that end the reply; the tokens that complete one are kept. Needs a sampler that knows its vocabulary.
+    /// Texts that end the reply; the tokens that complete one are kept. Needs a sampler that knows its
+    /// vocabulary.
     pub stop_strings: Vec<String>,
 }
 
@@ -132,8 +133,8 @@ pub struct SampleRequest {
     pub least_version: u64,
     /// Seed of the run.
     pub seed: u64,
-    /// The stream of random numbers within the run, unique to the call. Together with the position of a token it
-    /// decides the draw, so a reply does not depend on what else is being sampled.
+    /// The stream of random numbers within the run, unique to the call. Together with the position of a token
+    /// it decides the draw, so a reply does not depend on what else is being sampled.
     pub stream: u64,
     /// The whole path so far.
     pub prompt: Vec<u32>,
@@ -187,7 +188,7 @@ pub enum FinishReason {
     Aborted,
 }
 
-/// What a stream yields.
+/// Event of a stream.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SampleEvent {
     /// Tokens in the order they were drawn, all under one version of the weights.
@@ -227,7 +228,8 @@ impl SampleStream {
         self.events.recv().await
     }
 
-    /// Waits for the whole reply, and adds it to `completion` as it comes: what is there when the caller waits no longer was drawn.
+    /// Waits for the whole reply, and adds it to `completion` as it comes: what is there when the caller
+    /// waits no longer was drawn.
     ///
     /// # Errors
     /// What the sampler reports, or a sampler that stops in the middle.
@@ -251,7 +253,8 @@ impl SampleStream {
     /// Waits for the whole reply.
     ///
     /// # Errors
-    /// What the sampler reports, a sampler that stops in the middle, or `deadline` passing (which aborts the request).
+    /// What the sampler reports, a sampler that stops in the middle, or `deadline` passing (which aborts the
+    /// request).
     pub async fn collect(mut self, deadline: Duration) -> Result<Completion, PolicyError> {
         let mut completion = Completion::default();
         match awake::within(deadline, self.gather(&mut completion)).await {
@@ -336,7 +339,8 @@ pub struct DeviceStats {
     pub busy_seconds: f64,
     /// Requests being decoded, summed over the busy seconds: divided by them, the mean.
     pub running_seconds: f64,
-    /// The share of the memory for keys and values in use, summed over the busy seconds: divided by them, the mean.
+    /// The share of the memory for keys and values in use, summed over the busy seconds: divided by them, the
+    /// mean.
     pub cache_in_use_seconds: f64,
     /// The share of the memory for keys and values that holds anything, for requests to come included.
     pub cache_filled: f64,
@@ -351,9 +355,9 @@ pub trait Sampler: Send + Sync {
     /// When the request is invalid or the sampler has stopped. Later errors arrive on the stream.
     async fn sample(&self, request: SampleRequest) -> Result<SampleStream, PolicyError>;
 
-    /// Ends the requests of one stream, or all of them: each finishes with [`FinishReason::Aborted`] after the tokens it has
-    /// drawn. A request whose prompt is the old one and those tokens goes on with the very tokens that would have followed,
-    /// as long as the weights are the same. Returns how many were ended.
+    /// Ends the requests of one stream, or all of them: each finishes with [`FinishReason::Aborted`] after
+    /// the tokens it has drawn. A request whose prompt is the old one and those tokens goes on with the very
+    /// tokens that would have followed, as long as the weights are the same. Returns how many were ended.
     ///
     /// # Errors
     /// When the sampler has stopped.
@@ -399,7 +403,8 @@ pub trait Sampler: Send + Sync {
     async fn version(&self) -> Result<u64, PolicyError>;
 }
 
-/// The bytes of every token of a vocabulary, so that a sampler can recognise stop strings without knowing text.
+/// The bytes of every token of a vocabulary, so that a sampler can recognise stop strings without knowing
+/// text.
 pub trait TokenBytes: Send + Sync {
     /// The bytes `id` stands for in the middle of a text; `None` for special tokens and ids out of range.
     fn token_bytes(&self, id: u32) -> Option<&[u8]>;

@@ -1,14 +1,15 @@
 //! A whole policy in one table: both traits, real sampling and real learning, no model.
 //!
-//! The distribution of the next token is a softmax over one row of a table, chosen by the last few tokens. So sampling,
-//! exact log-probabilities, gradients and AdamW fit in a few hundred lines and run in microseconds, and everything above
-//! the traits (agent loops, batches, checkpoints, resume after a kill) can be tested to the bit without an engine.
+//! The distribution of the next token is a softmax over one row of a table, chosen by the last few tokens. So
+//! sampling, exact log-probabilities, gradients and AdamW fit in a few hundred lines and run in microseconds,
+//! and everything above the traits (agent loops, batches, checkpoints, resume after a kill) can be tested to
+//! the bit without an engine.
 //!
-//! Guarantees: the contracts of [`Sampler`] and [`Learner`], batch invariance and bitwise equality of sampled and
-//! recomputed log-probabilities included. Time passes as on a device that is asked for, and failures can be injected: which requests
-//! fail depends only on the request, which of the learner's calls on their number. Not here: truncation
-//! (top-p, top-k, min-p), stop strings, and weights that
-//! another program could read.
+//! Guarantees: the contracts of [`Sampler`] and [`Learner`], batch invariance and bitwise equality of sampled
+//! and recomputed log-probabilities included. Time passes as on a device that is asked for, and failures can
+//! be injected: which requests fail depends only on the request, which of the learner's calls on their
+//! number. Not here: truncation (top-p, top-k, min-p), stop strings, and weights that another program could
+//! read.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -31,12 +32,12 @@ use crate::{
 
 /// Stream of the random numbers that initialise the table; attempts use others.
 const INITIAL_STREAM: u64 = u64::MAX;
-/// And of those that decide which of the learner's calls fail.
+/// Stream of the draws that decide which of the learner's calls fail.
 const LEARNER_STREAM: u64 = u64::MAX - 1;
 const WEIGHTS: &str = "simulator.weights";
 const OPTIMISER: &str = "simulator.optimiser";
 
-/// What to simulate.
+/// Settings of a simulation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SimulatorConfig {
     /// Number of token ids.
@@ -96,7 +97,8 @@ struct Published {
     version: u64,
 }
 
-/// A tabular policy that samples and learns. As a critic its value of a state is the first number of the state's row.
+/// A tabular policy that samples and learns. As a critic its value of a state is the first number of the
+/// state's row.
 pub struct Simulator {
     config: SimulatorConfig,
     state: Mutex<State>,
@@ -108,10 +110,10 @@ pub struct Simulator {
     replies: Mutex<Vec<Weak<Flag>>>,
 }
 
-/// What a reply under way is known by.
+/// State that a reply under way is known by.
 struct Flag {
     stream: u64,
-    /// It ends before its next token.
+    /// Ends the reply before its next token.
     aborted: AtomicBool,
 }
 
@@ -217,7 +219,8 @@ impl Row {
 }
 
 impl SimulatorConfig {
-    /// First weight of the row that the end of `history` selects (FNV-1a over the last tokens and their number).
+    /// First weight of the row that the end of `history` selects (FNV-1a over the last tokens and their
+    /// number).
     fn row(&self, history: &[u32]) -> usize {
         let recent = &history[history.len().saturating_sub(self.order)..];
         let mut hash = 0xcbf2_9ce4_8422_2325u64;
@@ -500,7 +503,8 @@ impl Learner for Simulator {
                 sums.add_term(term, logprob, entropy, &evaluated);
             }
             sums.loss -= bonus * entropy;
-            // d log p(token) / d logit = [is the token] − p, d entropy / d logit = −p (log p + entropy), over the temperature.
+            // d log p(token) / d logit = [is the token] − p, d entropy / d logit = −p (log p + entropy), over
+            // the temperature.
             for (id, (p, logp)) in row.probabilities.iter().zip(&row.logprobs).enumerate() {
                 let indicator = if id == token { 1.0 } else { 0.0 };
                 let here = slope * (indicator - p) + bonus * p * (logp + entropy);

@@ -232,7 +232,8 @@ async fn latency_and_deadlines() {
     assert_eq!(complete(&slow, request(0, 1.0)).await, quick);
 }
 
-/// As on one machine: batches take time by their size, a prompt is computed once, some wait, and nothing is drawn while it trains.
+/// Time passes like on one machine: batches take time by their size, a prompt is computed once, some wait,
+/// and nothing is drawn while it trains.
 #[tokio::test(start_paused = true)]
 async fn time_passes_as_on_a_device() {
     let millis = Duration::from_millis;

@@ -1,4 +1,5 @@
-//! Weights on their way from a learner to samplers and into checkpoints: what was saved, and what was published.
+//! Weights on their way from a learner to samplers and into checkpoints: what was saved, and what was
+//! published.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -14,7 +15,7 @@ use crate::PolicyError;
 pub struct Manifest {
     /// The folder they are in.
     pub place: Place,
-    /// What they hold.
+    /// Content of the weights.
     pub content: Content,
     /// The files, by name.
     pub files: Vec<SavedFile>,
@@ -52,11 +53,11 @@ pub enum Content {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SavedFile {
-    /// Its path from the folder.
+    /// Path from the folder.
     pub name: String,
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Its checksum.
+    /// Checksum of the contents.
     pub crc32c: u32,
 }
 
@@ -131,8 +132,8 @@ pub enum WeightsAt {
 }
 
 impl WeightsRef {
-    /// Checks that a sampler which shares its memory with the learner draws from these weights, where it draws from
-    /// `version`.
+    /// Checks that a sampler which shares its memory with the learner draws from these weights, where it
+    /// draws from `version`.
     ///
     /// # Errors
     /// When it draws from others, or these are not in memory.

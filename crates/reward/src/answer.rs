@@ -1,6 +1,7 @@
 //! Short answers in words, as question-answering sets score them.
 //!
-//! Normalisation and exact match are SQuAD's (Rajpurkar et al. 2016, evaluation script), and what Search-R1, verl and Agent-R1 use.
+//! Normalisation and exact match are SQuAD's (Rajpurkar et al. 2016, evaluation script), and what Search-R1,
+//! verl and Agent-R1 use.
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
@@ -17,9 +18,10 @@ pub struct AnswerScorer {
     pub compare: Comparison,
     /// Where it stands.
     pub place: Place,
-    /// What an answer is worth that stands in its place but is wrong.
+    /// Worth of an answer that stands in its place but is wrong.
     pub wrong: f64,
-    /// More opening or closing tags than this in one text leave a quarter of the score: whoever writes tags at random is right by chance.
+    /// More opening or closing tags than this in one text leave a quarter of the score: whoever writes tags
+    /// at random is right by chance.
     pub most_tags: usize,
 }
 
@@ -38,7 +40,7 @@ pub enum Comparison {
     Exact,
     /// The expected answer occurs in it.
     Contains,
-    /// As far as their words agree: F1 over words.
+    /// Compares by how far words agree: F1 over words.
     F1,
 }
 
@@ -77,8 +79,8 @@ pub fn normalise(text: &str) -> String {
     kept.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// 2 · precision · recall / (precision + recall) over the words of two normalised texts. Answers that are yes, no or noanswer must be equal:
-/// sharing words with them means nothing (as in HotpotQA's script).
+/// 2 · precision · recall / (precision + recall) over the words of two normalised texts. Answers that are
+/// yes, no or noanswer must be equal: sharing words with them means nothing (as in HotpotQA's script).
 pub fn f1(found: &str, expected: &str) -> f64 {
     let closed = |text: &str| matches!(text, "yes" | "no" | "noanswer");
     if closed(found) || closed(expected) {
@@ -169,7 +171,7 @@ fn answers(expected: &Value) -> Result<Vec<String>, ScoreError> {
         .ok_or_else(|| ScoreError::ExpectedText { expected: expected.to_string() })
 }
 
-/// What Search-R1 gives for form besides the answer.
+/// Worth of form besides the answer, after Search-R1.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FormScore {
     /// For a text of the right form whose answer is wrong.
@@ -181,7 +183,8 @@ pub struct FormScore {
 }
 
 impl FormScore {
-    /// The score of a text that gives an answer, `right` or not, in the right `form` or not, after the answer was `retrieved` or not.
+    /// The score of a text that gives an answer, `right` or not, in the right `form` or not, after the answer
+    /// was `retrieved` or not.
     pub fn score(&self, right: bool, form: bool, retrieved: bool) -> f64 {
         match (right, form) {
             (true, true) => 1.0,

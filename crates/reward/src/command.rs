@@ -1,7 +1,8 @@
 //! A scorer of the user's own: a program that reads an answer and prints what it is worth.
 //!
-//! It is started for each answer, gets one line of JSON, `{"text": …, "expected": …}`, on its standard input, and prints a number in 0..=1, or
-//! `{"value": …, "extracted": …}`. It ends with 0; what it writes to standard error is shown where it does not.
+//! It is started for each answer, gets one line of JSON, `{"text": …, "expected": …}`, on its standard input,
+//! and prints a number in 0..=1, or `{"value": …, "extracted": …}`. It ends with 0; what it writes to
+//! standard error is shown where it does not.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -37,7 +38,7 @@ fn minute() -> f64 {
     60.0
 }
 
-/// What it prints.
+/// Line that the program prints.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Printed {
@@ -170,7 +171,7 @@ mod tests {
         assert_eq!(deaf.value, 1.0);
     }
 
-    /// What a program has started does not outlive its deadline.
+    /// A program's children do not outlive its deadline.
     #[tokio::test]
     async fn nothing_is_left_running() {
         let folder = tempfile::tempdir().unwrap();

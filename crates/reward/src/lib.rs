@@ -46,7 +46,7 @@ pub enum ScorerKind {
     Numeric(NumericScorer),
     /// A short answer in words.
     Answer(AnswerScorer),
-    /// What a program says.
+    /// Asks a program.
     Command(CommandScorer),
 }
 
@@ -56,12 +56,12 @@ impl Default for ScorerKind {
     }
 }
 
-/// What an answer is worth.
+/// Worth of an answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Score {
     /// 1 for right, 0 for wrong; between them for a scorer that gives parts.
     pub value: f64,
-    /// What was taken to be the answer; `None` if the text has none.
+    /// Text that was taken to be the answer; `None` if the text has none.
     pub extracted: Option<String>,
 }
 
@@ -71,7 +71,7 @@ pub enum ScoreError {
     /// Whoever scores cannot be asked now, or does not answer.
     #[error("{0}")]
     Unavailable(String),
-    /// What there is to score makes no sense to a scorer, or its score makes none.
+    /// The evidence makes no sense to a scorer, or its score makes none.
     #[error("{0}")]
     Unusable(String),
     /// The expected answer is not a number.
@@ -94,7 +94,7 @@ pub enum ScoreError {
     Command {
         /// The program and its arguments.
         command: String,
-        /// What is wrong with it.
+        /// Fault in it.
         what: String,
     },
     /// A score is out of range.
@@ -102,7 +102,7 @@ pub enum ScoreError {
     Range {
         /// Which one.
         name: &'static str,
-        /// Its value.
+        /// Value of the key.
         value: f64,
     },
     /// A tolerance is out of range.
@@ -110,7 +110,7 @@ pub enum ScoreError {
     Tolerance {
         /// Which one.
         name: &'static str,
-        /// Its value.
+        /// Value of the key.
         value: f64,
     },
 }
@@ -123,7 +123,7 @@ impl ScoreError {
 }
 
 impl ScorerKind {
-    /// Its name in a recipe.
+    /// Name in a recipe.
     pub fn name(&self) -> &'static str {
         match self {
             ScorerKind::Numeric(_) => "numeric",

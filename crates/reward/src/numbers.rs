@@ -15,9 +15,9 @@ use crate::Rational;
 /// A number as it stands in a text.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Found {
-    /// Its characters, with sign and currency.
+    /// Characters, with sign and currency.
     pub text: String,
-    /// Its value; `None` if it is too large or too fine for exact comparison, or divides by zero.
+    /// Value; `None` if it is too large or too fine for exact comparison, or divides by zero.
     pub value: Option<Rational>,
     /// How many decimals it is written with; 0 for integers, fractions, powers and numbers with an exponent.
     pub decimals: u32,

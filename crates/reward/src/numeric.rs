@@ -45,8 +45,8 @@ pub enum Tolerance {
 
 /// Scores 1 if the text's final number is the expected one, else 0.
 ///
-/// The caller passes the text of the final assistant message only, so numbers in tool calls and tool results never
-/// count.
+/// The caller passes the text of the final assistant message only, so numbers in tool calls and tool results
+/// never count.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NumericScorer {

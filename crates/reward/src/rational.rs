@@ -1,7 +1,7 @@
 //! Exact fractions of 128-bit integers.
 //!
-//! Decimals, their sums, products and quotients are exact, so 0.1 + 0.2 is 0.3. Nothing overflows silently: an operation
-//! whose result does not fit gives `None`, and the caller decides what to do instead.
+//! Decimals, their sums, products and quotients are exact, so 0.1 + 0.2 is 0.3. Nothing overflows silently:
+//! an operation whose result does not fit gives `None`, and the caller decides what to do instead.
 
 use std::cmp::Ordering;
 
@@ -31,8 +31,8 @@ impl Rational {
         Some(Rational { numerator: if negative { -top } else { top }, denominator: bottom })
     }
 
-    /// Reads digits with an optional sign, decimal point and exponent (`-12`, `.5`, `3.`, `1.5e-3`); `None` for anything
-    /// else, and for numbers that do not fit.
+    /// Reads digits with an optional sign, decimal point and exponent (`-12`, `.5`, `3.`, `1.5e-3`); `None`
+    /// for anything else, and for numbers that do not fit.
     pub fn parse(text: &str) -> Option<Self> {
         let (negative, text) = match text.as_bytes().first()? {
             b'-' => (true, &text[1..]),

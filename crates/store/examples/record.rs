@@ -36,7 +36,7 @@ const ROUNDS: u32 = 5;
 
 /// Tokens of the long attempt at its last turn, forks left out.
 const LONG: u32 = 128 << 10;
-/// Its turns.
+/// Turns of the long attempt.
 const TURNS: u32 = 100;
 /// Sampled tokens of a turn; and of the fork beside it.
 const SAMPLED: u32 = 256;
@@ -226,7 +226,7 @@ fn ends() {
     }
 }
 
-/// What a turn adds: what was observed, a reply, and beside it a fork that leaves the reply half-way.
+/// Segments that a turn adds: an observation, a reply, and beside it a fork that leaves the reply half-way.
 fn turn_of_long(trajectory: &mut Trajectory, turn: u32, parent: Option<SegmentId>) -> SegmentId {
     let given = words(LONG / TURNS - SAMPLED, turn);
     let given = trajectory.push(Segment::given(parent, given, turn)).unwrap();

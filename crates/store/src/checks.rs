@@ -50,7 +50,7 @@ fn segment(segment: &Segment) -> Result<(), Failure> {
     Err(Failure::Unstorable(format!("segment {} has temperature {}", segment.id.0, segment.temperature)))
 }
 
-/// What beginning an attempt again comes to.
+/// Outcome of beginning an attempt again.
 pub(crate) fn begun_again(stored: &Attempt, begun: &Begun) -> Result<Recorded, Failure> {
     if stored.task != begun.task {
         return Err(Failure::Conflict(begun.placement.to_string(), "task"));
@@ -61,7 +61,7 @@ pub(crate) fn begun_again(stored: &Attempt, begun: &Begun) -> Result<Recorded, F
     }
 }
 
-/// What ending an attempt comes to: nothing more to do where it has that end.
+/// Outcome of ending an attempt: nothing more to do where it has that end.
 pub(crate) fn ended(stored: &Attempt, end: &End) -> Result<Recorded, Failure> {
     match stored.status {
         Status::Running => Ok(Recorded::Now),

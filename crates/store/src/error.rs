@@ -71,7 +71,7 @@ pub enum StoreError {
     ReadOnly {
         /// The place of the record.
         place: String,
-        /// What was to be written.
+        /// Key that was to be written.
         key: String,
     },
     /// The file is an SQLite database of another program.
@@ -90,7 +90,7 @@ pub enum StoreError {
     Version {
         /// The place of the record.
         place: String,
-        /// Its version.
+        /// Version of the file.
         found: i32,
         /// The version of this build.
         expected: i32,
@@ -112,9 +112,9 @@ pub enum StoreError {
     Failed {
         /// The place of the record.
         place: String,
-        /// What was being done: `read` or `record`.
+        /// Action at the time: `read` or `record`.
         action: &'static str,
-        /// What was being read or written.
+        /// Key that was being read or written.
         key: String,
         /// The kind of failure.
         code: Code,
@@ -126,9 +126,9 @@ pub enum StoreError {
     Deadline {
         /// The place of the record.
         place: String,
-        /// What was being done: `read`, `record` or `open`.
+        /// Action at the time: `read`, `record` or `open`.
         action: &'static str,
-        /// What was being read or written.
+        /// Key that was being read or written.
         key: String,
         /// For how long.
         waited: Duration,
@@ -141,9 +141,9 @@ pub enum StoreError {
     Stopped {
         /// The place of the record.
         place: String,
-        /// What was being done.
+        /// Action at the time.
         action: &'static str,
-        /// What was being read or written.
+        /// Key that was being read or written.
         key: String,
     },
     /// Nothing is recorded under the key.
@@ -181,7 +181,7 @@ pub enum StoreError {
         place: String,
         /// The key.
         key: String,
-        /// What is wrong.
+        /// Fault in it.
         what: String,
     },
     /// A value that cannot be stored.
@@ -191,7 +191,7 @@ pub enum StoreError {
         place: String,
         /// The key.
         key: String,
-        /// What is wrong with it.
+        /// Fault in it.
         what: String,
     },
 }

@@ -10,17 +10,17 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
-    /// It was begun and has not ended.
+    /// Was begun and has not ended.
     Running,
-    /// It ended by itself or at a limit of the recipe, and has its score.
+    /// Ended by itself or at a limit of the recipe, and has its score.
     Completed,
-    /// It ended, and waits for its score, with which it ends once more.
+    /// Ended, and waits for its score, with which it ends once more.
     Unscored,
     /// Something outside the model broke; the outcome says what.
     Failed,
-    /// It came to nothing, and another try was made in its place.
+    /// Came to nothing, and another try was made in its place.
     Superseded,
-    /// Its process was gone before it ended. Never trained on.
+    /// Lost its process before it ended. Never trained on.
     Abandoned,
 }
 
@@ -65,7 +65,7 @@ impl Status {
 /// An attempt as it is recorded.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Attempt {
-    /// Its name.
+    /// Name of the attempt.
     pub id: AttemptId,
     /// Where it belongs in the run.
     pub placement: Placement,
@@ -77,7 +77,7 @@ pub struct Attempt {
     pub outcome: Outcome,
     /// The weighted sum of what scorers gave; `None` where nothing was scored.
     pub score: Option<f64>,
-    /// What training reinforces, all of it: the score, shaped; `None` where the attempt is not to be
+    /// Reward that training reinforces, all of it: the score, shaped; `None` where the attempt is not to be
     /// trained on.
     pub reward: Option<f64>,
     /// The parts of the reward that were earned before the end. The rest of it is the outcome's.
@@ -117,7 +117,7 @@ impl Attempt {
 /// The beginning of an attempt: everything that is known of it before its first token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Begun {
-    /// Its name.
+    /// Name of the attempt.
     pub id: AttemptId,
     /// Where it belongs in the run.
     pub placement: Placement,
@@ -134,7 +134,7 @@ pub struct End {
     pub outcome: Outcome,
     /// The weighted sum of what scorers gave.
     pub score: Option<f64>,
-    /// What training reinforces.
+    /// Reward that training reinforces.
     pub reward: Option<f64>,
     /// The parts of the reward that were earned before the end.
     pub earned: Vec<Earned>,
@@ -157,7 +157,7 @@ pub struct Tries {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Earned {
-    /// What earned it.
+    /// Action or agent that earned it.
     pub by: Earner,
     /// How much.
     pub reward: f64,
@@ -166,7 +166,7 @@ pub struct Earned {
 /// An attempt without its segments, for listings.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttemptSummary {
-    /// Its name.
+    /// Name of the attempt.
     pub id: AttemptId,
     /// Where it belongs in the run.
     pub placement: Placement,
@@ -174,7 +174,7 @@ pub struct AttemptSummary {
     pub number: u32,
     /// The weighted sum of what scorers gave.
     pub score: Option<f64>,
-    /// What training reinforces.
+    /// Reward that training reinforces.
     pub reward: Option<f64>,
     /// Whether it came to its end.
     pub status: Status,
@@ -190,7 +190,7 @@ pub struct AttemptSummary {
 pub struct PerToken(Vec<(f32, u32)>);
 
 impl PerToken {
-    /// The same for all.
+    /// One value for all tokens.
     pub fn same(value: f32) -> Self {
         PerToken(vec![(value, 0)])
     }
@@ -218,7 +218,7 @@ impl PerToken {
         })
     }
 
-    /// Its runs as bytes: a little-endian f32 and u32 each.
+    /// Runs as bytes: a little-endian f32 and u32 each.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         self.0.iter().flat_map(|(value, len)| [value.to_le_bytes(), len.to_le_bytes()]).flatten().collect()
     }
@@ -279,7 +279,7 @@ impl Update {
     }
 }
 
-/// What a step of the run trains on, written before it runs.
+/// Plan of a step of the run, written before it runs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepPlan {
     /// The phase of the recipe, from 0.
@@ -307,7 +307,7 @@ pub struct PolicyPlan {
     pub policy: String,
     /// The version of its weights before the step.
     pub version: u64,
-    /// What was charged to the rewards for leaving the reference, where it was.
+    /// Charge on the rewards for leaving the reference, where there was one.
     pub kl: Option<ChargedKl>,
     /// Which tokens kept their advantages for their entropy, where only some did.
     pub high_entropy: Option<HighEntropy>,
@@ -316,7 +316,7 @@ pub struct PolicyPlan {
 }
 
 impl PolicyPlan {
-    /// Its paths, in order.
+    /// Paths of all updates, in order.
     pub fn paths(&self) -> impl Iterator<Item = &PlannedPath> {
         self.updates.iter().flat_map(|update| &update.paths)
     }
@@ -326,7 +326,7 @@ impl PolicyPlan {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChargedKl {
-    /// Its coefficient.
+    /// Coefficient of the charge.
     pub coefficient: f64,
     /// The divergence that was found, a mean over rollouts.
     pub found: f64,
@@ -365,8 +365,8 @@ impl fmt::Display for EvalKey {
 /// Whether a write did something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Recorded {
-    /// It is new.
+    /// Written now.
     Now,
-    /// It was there already, equal.
+    /// Was there already, equal.
     Before,
 }

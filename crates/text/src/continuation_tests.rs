@@ -1,7 +1,6 @@
 //! Tokens after a reply, over templates that treat the past in every way that published ones do.
 
 use proptest::prelude::*;
-use serde_json::json;
 
 use crate::chat_tests::{DEFAULT_SYSTEM, WITH_TOOLS, calculator, chat, text};
 use crate::testing::{ALWAYS_THINKS, IM_END, NUMBERED, STRICT, header_chat, sampled, thoughtful, tiny_chat};

@@ -14,14 +14,14 @@ use crate::TrainerError;
 use crate::policies::Policies;
 use crate::recipe::{AgentKeys, EvalKeys, Recipe};
 
-/// What an agent of a recipe works with.
+/// Parts that an agent of a recipe works with.
 #[derive(Clone)]
 pub struct AgentParts {
-    /// Its name in the recipe.
+    /// Name in the recipe.
     pub name: String,
     /// Turns messages into tokens of its policy and back.
     pub chat: Arc<Chat>,
-    /// Its tools.
+    /// Tools of the agent.
     pub tools: ToolSet,
     /// A loop in place of the built-in one.
     pub custom: Option<Arc<dyn AgentLoop>>,
@@ -61,7 +61,8 @@ impl NamedAgent {
 #[derive(Clone)]
 pub struct Agents(Vec<NamedAgent>);
 
-/// Names that rows in verl's layout have for its own loops, of one turn and with tools: the built-in loop does both.
+/// Names that rows in verl's layout have for its own loops, of one turn and with tools: the built-in loop
+/// does both.
 const OF_VERL: [&str; 3] = ["single_turn_agent", "tool_agent", "tool_agent_loop"];
 
 impl Agents {
@@ -154,7 +155,7 @@ impl Agents {
         all
     }
 
-    /// The same agents under the limits of an evaluation.
+    /// Puts these agents under the limits of an evaluation.
     pub(crate) fn evaluated(&self, keys: &EvalKeys) -> Self {
         Agents(self.0.iter().map(|agent| agent.limited(|limits| keys.limits(limits))).collect())
     }

@@ -14,7 +14,7 @@ pub(crate) struct TrainedPath {
     pub leaf: SegmentId,
     /// How many turns came before on the path, which an earlier leaf trains.
     pub turns_before: usize,
-    /// Its actions, in order.
+    /// Actions, in order.
     pub turns: Vec<Action>,
 }
 
@@ -23,9 +23,9 @@ pub(crate) struct TrainedPath {
 pub(crate) struct Action {
     /// The model call.
     pub turn: u32,
-    /// Who acted.
+    /// Agent that acted.
     pub agent: String,
-    /// Its segments with their tokens.
+    /// Segments with their tokens.
     pub segments: Vec<(SegmentId, usize)>,
 }
 
@@ -159,8 +159,8 @@ pub(crate) fn trained_paths(trajectory: &Trajectory, targets: Targets<'_>) -> Ve
     paths
 }
 
-/// A planned path with its tokens, up to the last of the targets: what comes after has no effect. `version` is that of the weights
-/// which are trained.
+/// A planned path with its tokens, up to the last of the targets: what comes after has no effect. `version`
+/// is that of the weights which are trained.
 pub(crate) fn path_input(
     trajectory: &Trajectory,
     planned: &PlannedPath,
@@ -308,7 +308,8 @@ mod tests {
         assert_eq!(input.targets.len(), 2);
     }
 
-    /// What cannot be trained on stands between targets and is none; a step that has nothing else says why.
+    /// Segments that cannot be trained on stand between targets and are none; a step that has nothing else
+    /// says why.
     #[test]
     fn what_its_logprobs_do_not_describe_is_masked_and_counted() {
         let mut t = Trajectory::new();

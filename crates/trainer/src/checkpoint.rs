@@ -1,9 +1,10 @@
 //! Checkpoints: folders that are whole or not there.
 //!
-//! A checkpoint is written into a temporary folder beside its place, every file flushed, `trainer.json` last; then the
-//! folder is renamed and the rename flushed. So at any moment, also after a power cut or with a full disk, each folder
-//! named `step-…` holds a checkpoint that can be loaded, and the ones before are untouched. A checkpoint is a model folder:
-//! weights, configuration, tokenizer; what only the trainer needs lies beside them.
+//! A checkpoint is written into a temporary folder beside its place, every file flushed, `trainer.json` last;
+//! then the folder is renamed and the rename flushed. So at any moment, also after a power cut or with a full
+//! disk, each folder named `step-…` holds a checkpoint that can be loaded, and the ones before are untouched.
+//! A checkpoint is a model folder: weights, configuration, tokenizer; what only the trainer needs lies beside
+//! them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -43,7 +44,7 @@ pub struct Position {
     pub evaluated: bool,
 }
 
-/// What `trainer.json` holds.
+/// Contents of `trainer.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct State {
@@ -63,7 +64,7 @@ struct State {
 /// A whole checkpoint.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Checkpoint {
-    /// Its folder.
+    /// Folder of the checkpoint.
     pub path: PathBuf,
     /// How far the run had come.
     pub position: Position,
@@ -121,7 +122,7 @@ pub(crate) struct Content<'a> {
     pub companions: &'a (dyn Fn(&Path) -> io::Result<()> + Send + Sync),
 }
 
-/// What a checkpoint says of itself.
+/// Facts that a checkpoint states of itself.
 pub(crate) struct About {
     pub position: Position,
     pub versions: Versions,
@@ -132,11 +133,11 @@ pub(crate) struct About {
 /// The file in the folder that names the best checkpoint.
 const BEST: &str = "best";
 
-/// What a look at the folder found.
+/// Findings of a look at the folder.
 pub(crate) struct Found {
     /// The whole ones, oldest first.
     pub whole: Vec<Checkpoint>,
-    /// What is wrong with the others.
+    /// Faults of the others.
     pub damaged: Vec<String>,
 }
 
@@ -439,7 +440,8 @@ mod tests {
         assert_eq!(steps(&checkpoints.find().unwrap()), [4, 8, 10]);
         assert!(written[4].path.join("tokenizer.json").exists());
 
-        // A file that is cut off, one that is missing, a folder without state: none is taken for a checkpoint.
+        // A file that is cut off, one that is missing, a folder without state: none is taken for a
+        // checkpoint.
         fs::write(written[4].path.join("tokenizer.json"), "{").unwrap();
         fs::remove_file(written[3].path.join("simulator.weights")).unwrap();
         fs::create_dir(root.join("step-000099")).unwrap();

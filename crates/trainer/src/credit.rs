@@ -1,8 +1,8 @@
-//! Who is compared with whom, and which token each part of a reward reaches.
+//! Comparisons between attempts, and the token that each part of a reward reaches.
 //!
-//! A part of a reward that was earned before the end reaches the last sampled token before it was earned: that of the action itself, of
-//! the action that an observation answers, or of an agent's part of a path. What no action came before stays with the outcome, which
-//! belongs to the end of every path.
+//! A part of a reward that was earned before the end reaches the last sampled token before it was earned:
+//! that of the action itself, of the action that an observation answers, or of an agent's part of a path.
+//! What no action came before stays with the outcome, which belongs to the end of every path.
 
 use dressage_rl::Rollout;
 use dressage_store::{Earned, Earner};
@@ -15,11 +15,11 @@ use crate::signals::Signals;
 /// A trained token: the path among those of its attempt, and its place among the trained ones of that.
 type Place = (usize, usize);
 
-/// What an attempt earned, and where.
+/// Earnings of an attempt, and where they came.
 pub(crate) struct Earnings {
-    /// What is not earned before the end.
+    /// Part that is not earned before the end.
     outcome: f64,
-    /// Of that, the score of the answer.
+    /// Score of the answer in that.
     answer: f64,
     /// The parts that are, with the tokens that each reaches.
     parts: Vec<(f64, Vec<Place>)>,
@@ -29,9 +29,9 @@ pub(crate) struct Earnings {
 pub(crate) struct Sample {
     /// Whose it is, where agents are compared each with its like.
     pub agent: Option<String>,
-    /// What it was worth.
+    /// Worth of the rollout.
     score: f64,
-    /// Its tokens, path by path.
+    /// Tokens of the rollout, path by path.
     pub tokens: Vec<(usize, Vec<usize>)>,
 }
 
@@ -72,7 +72,7 @@ fn reached(trajectory: &Trajectory, paths: &[TrainedPath], by: &Earner) -> Vec<P
 }
 
 impl Earnings {
-    /// Of an attempt that was worth `reward` in all, `answer` of it for its answer.
+    /// Earnings of an attempt that was worth `reward` in all, `answer` of it for its answer.
     pub fn new(
         trajectory: &Trajectory,
         paths: &[TrainedPath],
@@ -213,7 +213,8 @@ mod tests {
         }
     }
 
-    /// 0 given, 1 of "a" (2 tokens), 2 given, 3 of "b" (3), 4 given, 5 of "a" (1); and below 2 another way: 6 of "b" (2).
+    /// 0 given, 1 of "a" (2 tokens), 2 given, 3 of "b" (3), 4 given, 5 of "a" (1); and below 2 another way: 6
+    /// of "b" (2).
     fn game() -> Trajectory {
         let mut t = Trajectory::new();
         let given = |parent| Segment::given(Some(SegmentId(parent)), vec![9], 0);

@@ -1,4 +1,4 @@
-//! What can go wrong in a run.
+//! Errors of a run.
 
 use std::io;
 use std::path::PathBuf;
@@ -200,7 +200,7 @@ pub enum TrainerError {
     /// A phase has a KL penalty, but there is no reference to measure from.
     #[error("phase {0} has a KL penalty, but no reference model was loaded")]
     NoReference(usize),
-    /// What runs the recipe has not brought all that it names.
+    /// The recipe names parts that its runner has not brought.
     #[error("the recipe needs {0}, which was not brought; this is a defect of the program")]
     NoPart(String),
     /// A task names an agent that there is not.
@@ -246,7 +246,7 @@ pub enum TrainerError {
     AllFailed {
         /// How many there were.
         count: usize,
-        /// What broke the first.
+        /// Reason that broke the first.
         first: String,
     },
     /// A sampler or a learner failed.
@@ -264,7 +264,7 @@ pub enum TrainerError {
     /// A file of the run failed.
     #[error("cannot {action} {}: {source}{}", path.display(), way_out(source))]
     File {
-        /// What was being done.
+        /// Action at the time.
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
@@ -276,7 +276,7 @@ pub enum TrainerError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Fault in it.
         why: String,
     },
 }

@@ -76,7 +76,7 @@ impl Uncalled {
 /// How some tasks went.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SliceResult {
-    /// What they are called.
+    /// Name of the tasks.
     pub name: String,
     /// Whether they are reported apart from the overall result.
     pub apart: bool,
@@ -87,8 +87,8 @@ pub struct SliceResult {
     pub tasks: u64,
     /// How many attempts were answered rightly (a score of 1).
     pub correct: u64,
-    /// Share of right answers with its 95 % interval: Wilson's, or by the bootstrap over tasks where there are several attempts
-    /// at each.
+    /// Share of right answers with its 95 % interval: Wilson's, or by the bootstrap over tasks where there
+    /// are several attempts at each.
     pub success: Interval,
     /// Mean score with its 95 % interval by the bootstrap over tasks, where there are scores between 0 and 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -102,7 +102,7 @@ pub struct SliceResult {
     /// Attempts that broke outside the model. They count as wrong.
     #[serde(default, skip_serializing_if = "is_0")]
     pub broken: u64,
-    /// What k attempts at a task are worth, where there are several.
+    /// Worth of k attempts at a task, where there are several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub at: Vec<AtK>,
 }
@@ -115,7 +115,7 @@ fn is_0(count: &u64) -> bool {
     *count == 0
 }
 
-/// What k attempts at a task are worth, over which k of them are drawn; intervals by the bootstrap over tasks.
+/// Worth of k attempts at a task, over which k of them are drawn; intervals by the bootstrap over tasks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AtK {
     /// How many attempts.
@@ -154,7 +154,7 @@ fn is_right(attempt: &Attempt) -> bool {
     attempt.score.is_some_and(|score| score >= 1.0 - 1e-9)
 }
 
-/// What an attempt answered: what the scorer took for it, or all that was said.
+/// Answer of an attempt: the text that the scorer took for it, or all that was said.
 fn answer(attempt: &Attempt) -> Option<String> {
     let outcome = Some(&attempt.outcome).filter(|outcome| outcome.finish.is_whole())?;
     Some(outcome.extracted.clone().unwrap_or_else(|| outcome.final_text.trim().to_owned()))
@@ -180,7 +180,7 @@ impl AtK {
 }
 
 impl SliceResult {
-    /// Of the attempts at some tasks, `samples` at each, one task after the other.
+    /// Measures the attempts at some tasks, `samples` at each, one task after the other.
     fn new(name: &str, apart: bool, attempts: &[&Attempt], samples: usize) -> Result<Self, TrainerError> {
         let by_task: Vec<&[&Attempt]> = attempts.chunks(samples).collect();
         let right = |attempts: &[&Attempt]| attempts.iter().filter(|attempt| is_right(attempt)).count();
@@ -291,8 +291,8 @@ pub struct Gain {
     pub from: String,
     /// The later one.
     pub to: String,
-    /// Difference of the mean scores (the shares of right answers, where an answer is right or wrong), with its 95 % interval by the
-    /// bootstrap over tasks; slices that are reported apart do not count.
+    /// Difference of the mean scores (the shares of right answers, where an answer is right or wrong), with
+    /// its 95 % interval by the bootstrap over tasks; slices that are reported apart do not count.
     pub difference: Interval,
 }
 
@@ -352,7 +352,8 @@ pub fn milestones(evals: &[EvalResult]) -> Vec<&EvalResult> {
     picked
 }
 
-/// Evaluates the policy as it is published. Also returns the attempts, in the order of tasks; `None` when stopped.
+/// Evaluates the policy as it is published. Also returns the attempts, in the order of tasks; `None` when
+/// stopped.
 ///
 /// # Errors
 /// When there are no tasks, recording fails, or not one attempt came to its end.

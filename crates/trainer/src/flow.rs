@@ -1,17 +1,20 @@
 //! Groups of attempts, made as far ahead of training as the recipe allows.
 //!
-//! One number η, `staleness`, bounds how many versions old a token may be when it is trained. Groups are admitted by capacity: while the
-//! weights have version v (steps of the phase done), groups are begun as long as fewer than (v + 1 + η) · G have been, G the groups of a
-//! step. So η = 0 is synchronous, 1 is one step off, and more lets attempts go on for longer.
+//! One number η, `staleness`, bounds how many versions old a token may be when it is trained. Groups are
+//! admitted by capacity: while the weights have version v (steps of the phase done), groups are begun as long
+//! as fewer than (v + 1 + η) · G have been, G the groups of a step. So η = 0 is synchronous, 1 is one step
+//! off, and more lets attempts go on for longer.
 //!
-//! A step takes G whole groups, in the order in which the recipe prefers them, except that groups admitted η versions ago
-//! are taken in any case, and waited for. There are never more than G of these: all groups admitted until version v − η were
-//! at most (v − η + 1 + η) · G, and the steps before have taken v · G. So the bound holds for every token, and nothing that was
-//! sampled is ever thrown away for it.
+//! A step takes G whole groups, in the order in which the recipe prefers them, except that groups admitted η
+//! versions ago are taken in any case, and waited for. There are never more than G of these: all groups
+//! admitted until version v − η were at most (v − η + 1 + η) · G, and the steps before have taken v · G. So
+//! the bound holds for every token, and nothing that was sampled is ever thrown away for it.
 //!
-//! Where a recipe asks for spare attempts, a group is complete as soon as it has as many with a reward as it needs; the others are given up.
+//! Where a recipe asks for spare attempts, a group is complete as soon as it has as many with a reward as it
+//! needs; the others are given up.
 //!
-//! Attempts that are under way when the weights change go on, and stamp each token with the version that drew it.
+//! Attempts that are under way when the weights change go on, and stamp each token with the version that drew
+//! it.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -43,7 +46,7 @@ struct Group {
     task: Task,
     /// Steps of the phase that were done when it was admitted.
     admitted: u32,
-    /// Its attempts, spare ones included, as far as they have ended.
+    /// Attempts of the group, spare ones included, as far as they have ended.
     attempts: Vec<Option<Attempt>>,
     /// Whether these are as many as it needs, so that no other is wanted.
     full: bool,
@@ -77,7 +80,8 @@ pub(crate) struct Flow {
     /// Attempts that are admitted but not begun.
     waiting: VecDeque<(u64, Which)>,
     under_way: UnderWay<(u64, Which)>,
-    /// An attempt that has ended and is being recorded. Here, because whoever waits for the next one may give up while it is.
+    /// An attempt that has ended and is being recorded. Here, because whoever waits for the next one may give
+    /// up while it is.
     ended: Option<((u64, Which), Attempt)>,
     /// Scorers that are away.
     away: Away,
@@ -86,7 +90,7 @@ pub(crate) struct Flow {
     most_tokens: usize,
 }
 
-/// What a step takes.
+/// Groups that a step takes.
 pub(crate) struct Taken {
     /// The places of its groups.
     pub places: Vec<u64>,
@@ -94,13 +98,14 @@ pub(crate) struct Taken {
     pub groups: Vec<Vec<Attempt>>,
     /// The greedy attempt of each, where the advantage compares with one.
     pub baselines: Vec<Option<Attempt>>,
-    /// How many of them teach nothing and should have been replaced, had not as many again been drawn already.
+    /// How many of them teach nothing and should have been replaced, had not as many again been drawn
+    /// already.
     pub idle: usize,
 }
 
 impl Flow {
-    /// A flow for a phase that began with the versions `began` of its policies and of which `step` steps are done, which have taken the
-    /// places `taken`.
+    /// A flow for a phase that began with the versions `began` of its policies and of which `step` steps are
+    /// done, which have taken the places `taken`.
     ///
     /// # Errors
     /// When the record cannot be read.
@@ -136,7 +141,8 @@ impl Flow {
         Ok(flow)
     }
 
-    /// Where an attempt belongs: its step and group say its place, which need not be the step that trains on it.
+    /// Where an attempt belongs: its step and group say its place, which need not be the step that trains on
+    /// it.
     fn placement(&self, place: u64, which: Which) -> Placement {
         let groups = self.keys.groups as u64;
         let (step, group) = ((place / groups) as u32, (place % groups) as u32);
@@ -194,8 +200,8 @@ impl Flow {
         Ok(())
     }
 
-    /// Admits all places below `end`, those in `taken` left out: groups that an earlier process of the run had begun, when it took others
-    /// that came after them.
+    /// Admits all places below `end`, those in `taken` left out: groups that an earlier process of the run
+    /// had begun, when it took others that came after them.
     async fn admit_until(
         &mut self,
         end: u64,
@@ -212,7 +218,8 @@ impl Flow {
         Ok(())
     }
 
-    /// How many groups may have been admitted by now: one more for each that teaches nothing and was replaced.
+    /// How many groups may have been admitted by now: one more for each that teaches nothing and was
+    /// replaced.
     fn capacity(&self) -> u64 {
         let (groups, steps) = (self.keys.groups as u64, u64::from(self.keys.steps));
         let ahead = u64::from(self.step) + 1 + u64::from(self.keys.staleness);
@@ -340,7 +347,8 @@ impl Flow {
         }
         group.completed = Some(self.completions);
         self.completions += 1;
-        // Refilling has an end: as many again as a step has. By place, so that who ends first makes no difference.
+        // Refilling has an end: as many again as a step has. By place, so that who ends first makes no
+        // difference.
         let ahead = (2 + u64::from(self.keys.staleness)) * self.keys.groups as u64;
         let is_idle = self.is_idle(place);
         if let Some(group) = self.open.get_mut(&place) {
@@ -357,7 +365,8 @@ impl Flow {
         })
     }
 
-    /// The groups that the next step takes, once they are all complete; `None` before. Groups that were replaced go with them.
+    /// The groups that the next step takes, once they are all complete; `None` before. Groups that were
+    /// replaced go with them.
     fn ready(&self) -> Option<Vec<u64>> {
         let size = self.keys.groups;
         let due = |group: &Group| group.admitted.saturating_add(self.keys.staleness) <= self.step;

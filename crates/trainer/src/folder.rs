@@ -13,7 +13,7 @@ pub(crate) const RECIPE: &str = "recipe.toml";
 /// The folder of a run, held by this process alone while this value lives.
 pub struct RunFolder {
     root: PathBuf,
-    /// Its lock is freed when the process ends, however it ends.
+    /// Lock on the folder, freed when the process ends, however it ends.
     _lock: File,
 }
 

@@ -19,7 +19,7 @@ use crate::prepare::{Inputs, Preparer};
 use crate::recipe::{OptimiserKeys, Phase, Recipe, Schedule};
 use crate::survey::{Question, ask};
 
-/// What the optimiser steps of a step found.
+/// Findings of the optimiser steps of a step.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Learned {
     /// Sums over all updates.
@@ -40,7 +40,7 @@ pub(crate) struct Learned {
     pub prepare_seconds: f64,
     /// Sums of the critic's loss.
     values: ForwardBackward,
-    /// What the critic said of every trained token, and what it should have said.
+    /// Values that the critic gave every trained token, and those it should have given.
     said: Vec<f64>,
     returns: Vec<f64>,
     /// Optimiser steps that changed the critic.
@@ -49,7 +49,8 @@ pub(crate) struct Learned {
     critic_grad_norms: f64,
     /// Seconds that the critic took.
     pub critic_seconds: f64,
-    /// How far the policies that drew the tokens are from the weights that are trained, where that was worked out.
+    /// How far the policies that drew the tokens are from the weights that are trained, where that was worked
+    /// out.
     mismatch: Option<Mismatch>,
     /// Tokens that a correction or a rejection left out.
     rejected: u64,
@@ -75,8 +76,8 @@ fn optim_params(keys: &OptimiserKeys, peak: f32, step: u32, steps: u32) -> Optim
     }
 }
 
-/// The share of the peak learning rate at `step`, from 0, of `steps`: a linear rise over the warm-up, whose last step has
-/// the peak, then the schedule, which would reach its end one step after the last.
+/// The share of the peak learning rate at `step`, from 0, of `steps`: a linear rise over the warm-up, whose
+/// last step has the peak, then the schedule, which would reach its end one step after the last.
 fn share_of_peak(keys: &OptimiserKeys, step: u32, steps: u32) -> f32 {
     if step < keys.warmup {
         return (f64::from(step + 1) / f64::from(keys.warmup)) as f32;
@@ -92,7 +93,7 @@ fn share_of_peak(keys: &OptimiserKeys, step: u32, steps: u32) -> f32 {
     (last + (1.0 - last) * remaining) as f32
 }
 
-/// What a plan is run by.
+/// Rules that a plan is run by.
 pub(crate) struct Rules<'a> {
     pub phase: &'a Phase,
     /// Tokens that are trained.
@@ -101,7 +102,7 @@ pub(crate) struct Rules<'a> {
     pub stream: u64,
     /// The optimiser's numbers for the policy; `None` while only the critic learns.
     pub policy: Option<OptimParams>,
-    /// And for the critic.
+    /// Options of the critic's optimiser.
     pub critic: Option<OptimParams>,
     /// Version of the weights that are trained.
     pub version: u64,
@@ -367,7 +368,8 @@ impl Learned {
                     report_mismatch(mismatch, metrics);
                     metrics.add("rollout_corr/rejected_tokens", self.rejected as f64);
                 }
-                // On policy both must be 0: the training forward gives the sampled log-probabilities, bit for bit.
+                // On policy both must be 0: the training forward gives the sampled log-probabilities, bit for
+                // bit.
                 metrics.add("training/logprob_mismatch", self.first.mismatched as f64);
                 metrics.add("training/logprob_mismatch_max", f64::from(self.first.max_mismatch));
             }
@@ -378,7 +380,8 @@ impl Learned {
     }
 }
 
-/// The divergence of the policies that drew the tokens from the one at the beginning of the step, under verl's names.
+/// The divergence of the policies that drew the tokens from the one at the beginning of the step, under
+/// verl's names.
 fn report_mismatch(found: &Mismatch, metrics: &mut Metrics) {
     for (name, value) in [
         ("rollout_corr/kl", found.kl),

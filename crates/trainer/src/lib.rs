@@ -1,23 +1,25 @@
 //! The training loop: sample, score, plan, update, publish, checkpoint.
 //!
-//! A [`Recipe`](recipe::Recipe) says what is done; [`Parts`] bring the model and the tools; a [`Trainer`] does it. It
-//! knows samplers and learners by their traits alone, so the same loop drives the embedded engine, a simulator and
-//! whatever else implements them.
+//! A [`Recipe`](recipe::Recipe) says what is done; [`Parts`] bring the model and the tools; a [`Trainer`]
+//! does it. It knows samplers and learners by their traits alone, so the same loop drives the embedded
+//! engine, a simulator and whatever else implements them.
 //!
 //! Guarantees:
-//! - *Deterministic.* The final weights are a function of the recipe and its seed (given a learner and a sampler that
-//!   are). Which attempts run beside each other, how many threads there are and how often the run was interrupted change
-//!   nothing, to the bit. What depends on wall time (a tool that times out) is recorded and not repeated.
-//! - *Nothing is lost, nothing is trained twice.* Every attempt is recorded as it ends, every step's plan before the step
-//!   runs; a checkpoint is whole or not there. After a kill at any moment the run goes on from the newest checkpoint, and
-//!   what came after it is done again from the record.
-//! - *Explicit weights.* Every normaliser is in the plan, so micro-batching changes nothing but the order of sums.
+//! - *Deterministic.* The final weights are a function of the recipe and its seed (given a learner and a
+//!   sampler that are). Which attempts run beside each other, how many threads there are and how often the
+//!   run was interrupted change nothing, to the bit. What depends on wall time (a tool that times out) is
+//!   recorded and not repeated.
+//! - *Nothing is lost, nothing is trained twice.* Every attempt is recorded as it ends, every step's plan
+//!   before the step runs; a checkpoint is whole or not there. After a kill at any moment the run goes on
+//!   from the newest checkpoint, and what came after it is done again from the record.
+//! - *Explicit weights.* Every normaliser is in the plan, so micro-batching changes nothing but the order of
+//!   sums.
 //! - *Honest numbers.* Evaluations are greedy, on held-out tasks, and count the score alone, without shaping.
 //!
-//! Places where a test can make the process die (see [`crash_point`](dressage_policy::crash_point)): `sampling`,
-//! `tool_call`, `attempt_unscored`, `scoring`, `attempt_recorded`, `ledger_written`, `micro_batch`,
-//! `before_optim_step`, `in_optim_step`, `after_optim_step`, `metrics_written`, `checkpoint_file`,
-//! `weights_saved`, `companions_saved`, `before_rename`, `after_rename`.
+//! Places where a test can make the process die (see [`crash_point`](dressage_policy::crash_point)):
+//! `sampling`, `tool_call`, `attempt_unscored`, `scoring`, `attempt_recorded`, `ledger_written`,
+//! `micro_batch`, `before_optim_step`, `in_optim_step`, `after_optim_step`, `metrics_written`,
+//! `checkpoint_file`, `weights_saved`, `companions_saved`, `before_rename`, `after_rename`.
 //!
 //! Not here: loading models (who makes the [`Parts`] does), progress bars (an [`Observer`] draws them).
 

@@ -1,7 +1,7 @@
-//! What a step measures, and the file it goes to.
+//! Measures of a step, and the file they go to.
 //!
-//! Names follow verl where they mean the same. Deviations, all because verl's count what the model did not do: lengths and
-//! token counts of responses are sampled tokens only, never tool results.
+//! Names follow verl where they mean the same. Deviations, all because verl's count what the model did not
+//! do: lengths and token counts of responses are sampled tokens only, never tool results.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
@@ -63,7 +63,8 @@ pub(crate) struct MetricsFile {
 }
 
 impl MetricsFile {
-    /// Opens the file and cuts off what was written after its first `keep` bytes, so that no step appears twice.
+    /// Opens the file and cuts off what was written after its first `keep` bytes, so that no step appears
+    /// twice.
     pub fn open(path: &Path, keep: u64) -> Result<Self, TrainerError> {
         let failed = |source| TrainerError::File { action: "open", path: path.to_owned(), source };
         let mut file = OpenOptions::new().create(true).append(true).open(path).map_err(failed)?;

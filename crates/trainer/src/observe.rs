@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use crate::evaluate::EvalResult;
 use crate::metrics::Metrics;
 
-/// What happens in a run.
+/// Events of a run.
 #[derive(Debug)]
 pub enum Event<'a> {
     /// The run begins, or goes on from a checkpoint.
@@ -26,7 +26,7 @@ pub enum Event<'a> {
     PhaseStarted {
         /// Which, from 0.
         phase: usize,
-        /// Its kind.
+        /// Kind of the event.
         kind: &'static str,
         /// Steps of the phase done before.
         done: u32,
@@ -35,7 +35,7 @@ pub enum Event<'a> {
     },
     /// An attempt is recorded.
     Attempt {
-        /// What it was made for.
+        /// Purpose of the attempt.
         purpose: Purpose,
         /// How many of this batch of attempts are recorded.
         done: usize,
@@ -55,13 +55,13 @@ pub enum Event<'a> {
     Step {
         /// Which phase, from 0.
         phase: usize,
-        /// Its kind.
+        /// Kind of the event.
         kind: &'static str,
         /// Steps of the phase done, with this one.
         step: u32,
         /// Steps of the phase.
         steps: u32,
-        /// What was measured.
+        /// Measures of the step.
         metrics: &'a Metrics,
     },
     /// An evaluation is done, or was done before the run was resumed.

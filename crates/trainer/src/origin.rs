@@ -1,5 +1,5 @@
-//! Things that a run depends on besides its recipe, written down where it begins: the moment, the files, the tools,
-//! and the steps that its schedules were made for. A model that is merged from it says so.
+//! Things that a run depends on besides its recipe, written down where it begins: the moment, the files, the
+//! tools, and the steps that its schedules were made for. A model that is merged from it says so.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -36,7 +36,8 @@ pub(crate) struct Origin {
     version: String,
     /// Files of tasks and of the model.
     files: Vec<Input>,
-    /// The tools that attempts are told of; none where an older build began it, which did not write them down.
+    /// The tools that attempts are told of; none where an older build began it, which did not write them
+    /// down.
     #[serde(default)]
     tools: Option<Vec<Offered>>,
     /// Earlier lengths of phases that were given another one.
@@ -64,8 +65,8 @@ pub(crate) struct Offered {
 }
 
 impl Offered {
-    /// The tools that attempts at the tasks of a run are told of, in the order in which they come up, each description
-    /// once. They must have been found.
+    /// The tools that attempts at the tasks of a run are told of, in the order in which they come up, each
+    /// description once. They must have been found.
     ///
     /// # Errors
     /// When a task names no agent.

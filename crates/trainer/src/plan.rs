@@ -80,7 +80,7 @@ impl<'a> Rollout<'a> {
         }
     }
 
-    /// What was charged to the tokens of every path for leaving the reference, and how much that was, a mean over paths.
+    /// Charge on the tokens of every path for leaving the reference, and its size, a mean over paths.
     fn charged(&self, keys: &RlKeys, coefficient: f64) -> (Vec<Vec<f64>>, f64) {
         let Some(kl) = keys.kl.filter(|kl| kl.charge == Charge::Reward) else {
             return (vec![Vec::new(); self.paths.len()], 0.0);
@@ -97,7 +97,8 @@ impl<'a> Rollout<'a> {
         (rewards, Counting::Exact.mean(found.into_iter()))
     }
 
-    /// Leaves out what is not trained, and of the rest all but `most` turns, drawn by the seed, giving their weight to the others.
+    /// Leaves out what is not trained, and of the rest all but `most` turns, drawn by the seed, giving their
+    /// weight to the others.
     fn select(&mut self, only: &OnlyKeys, most: usize, seed: u64) {
         let mut shares: Vec<&mut f32> = Vec::new();
         for way in &mut self.paths {
@@ -171,7 +172,7 @@ pub(crate) fn is_idle(keys: &RlKeys, rewarded: &[(&Attempt, f64, bool)]) -> bool
     keys.uniform_is_idle() && rewarded.iter().all(alike)
 }
 
-/// What a step of reinforcement is planned from, besides the attempts.
+/// Settings that a step of reinforcement is planned from, besides the attempts.
 pub(crate) struct Setting<'a> {
     /// Tokens that are trained.
     pub targets: Targets<'a>,
@@ -187,7 +188,7 @@ pub(crate) struct Setting<'a> {
     /// The reward of the greedy attempt at the task of each group, where the advantage compares with one and
     /// it did not break.
     pub rivals: &'a [Option<f64>],
-    /// What critic, policy and reference say of a path.
+    /// Numbers that critic, policy and reference give a path.
     pub signals: SignalsOf<'a>,
 }
 
@@ -225,11 +226,11 @@ pub(crate) fn every_path(groups: &[&[Attempt]], targets: Targets<'_>) -> Vec<(Pa
 #[derive(Default)]
 struct Gathered<'a> {
     groups: Vec<Vec<Rollout<'a>>>,
-    /// What each rollout is to the estimator, in order: one sample or several.
+    /// Samples that each rollout is to the estimator, in order: one or several.
     samples: Vec<Vec<Sample>>,
     /// All samples.
     described: Vec<dressage_rl::Rollout>,
-    /// What each rollout was charged for leaving the reference.
+    /// Charge on each rollout for leaving the reference.
     divergences: Vec<f64>,
     /// Numbers of the groups of agents.
     agents: HashMap<(usize, String), u64>,
@@ -333,8 +334,8 @@ impl<'a> Gathered<'a> {
     }
 }
 
-/// Whether other policies acted in a group of attempts, and none of the targets is in it: then it teaches others, and does
-/// not count for the policy at all.
+/// Whether other policies acted in a group of attempts, and none of the targets is in it: then it teaches
+/// others, and does not count for the policy at all.
 fn belongs_to_others(attempts: &[Attempt], targets: Targets<'_>) -> bool {
     let segments = || attempts.iter().flat_map(|attempt| attempt.trajectory.segments());
     let is_acted = |kind| kind != Kind::Given;

@@ -145,8 +145,8 @@ fn demonstrations_all_learn() {
 }
 
 proptest! {
-    /// Whatever the budget: the same paths in the same order with the same weights, every micro-batch within the budget
-    /// unless it is a single path, and groups whole where they fit.
+    /// Whatever the budget: the same paths in the same order with the same weights, every micro-batch within
+    /// the budget unless it is a single path, and groups whole where they fit.
     #[test]
     fn micro_batching_changes_nothing(
         shapes in prop::collection::vec(prop::collection::vec((1usize..9, 0.0f64..1.0), 1..5), 1..6),
@@ -432,7 +432,8 @@ fn a_divergence_charged_to_the_reward() {
     assert_eq!(plan.updates[0].paths[0].advantage, PerToken::new([0.25, 0.75]));
     assert_eq!(plan.kl, Some(ChargedKl { coefficient: 0.5, found: 0.75, rollouts: 1 }));
 
-    // Compared by groups, attempts of equal rewards differ by how far they have left the reference: by 1.5 and 0.5 nats.
+    // Compared by groups, attempts of equal rewards differ by how far they have left the reference: by 1.5
+    // and 0.5 nats.
     let groups = [vec![turns(0, 1, 1.0), turns(1, 1, 1.0)]];
     let far = |id: AttemptId, _| Signals {
         logprobs: vec![-1.0, -2.0],

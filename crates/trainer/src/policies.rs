@@ -17,13 +17,13 @@ pub type Companions = Arc<dyn Fn(&Path) -> io::Result<()> + Send + Sync>;
 /// A policy of a run.
 #[derive(Clone)]
 pub struct Policy {
-    /// Its name in the recipe.
+    /// Name in the recipe.
     pub name: String,
     /// Samples replies; of a policy that is trained, from the weights that its learner publishes.
     pub sampler: Arc<dyn Sampler>,
     /// Longest sequence of the model, in tokens.
     pub context: usize,
-    /// What learns; `None` for a policy that is not trained.
+    /// Learner and critic; `None` for a policy that is not trained.
     pub learns: Option<Learns>,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Models<'a> {
 }
 
 impl Policy {
-    /// The same, no call of which takes longer than the recipe allows.
+    /// Bounds every call by the time that the recipe allows.
     fn timely(self, engine: &EngineKeys) -> Self {
         let learns = self.learns.map(|learns| Learns {
             learner: engine.learner(learns.learner),
@@ -79,7 +79,7 @@ impl Learns {
 /// All policies of a run.
 #[derive(Clone)]
 pub(crate) struct Policies {
-    /// Those that are trained first.
+    /// Policies, those that are trained first.
     all: Vec<Policy>,
     /// Longest wait for samplers to adopt weights.
     longest: Duration,
@@ -93,12 +93,12 @@ impl Policies {
         Policies { all: policies, longest: engine.longest_call() }
     }
 
-    /// Those that are trained, by name, in order.
+    /// Policies that are trained, by name, in order.
     pub fn trained(&self) -> impl Iterator<Item = (&str, &Learns)> {
         self.all.iter().filter_map(|policy| Some((policy.name.as_str(), policy.learns.as_ref()?)))
     }
 
-    /// Those of these names that are trained, in order.
+    /// Policies of these names that are trained, in order.
     pub fn among<'a>(&'a self, names: &'a [String]) -> impl Iterator<Item = (&'a str, &'a Learns)> {
         self.trained().filter(|(name, _)| names.iter().any(|among| among == name))
     }
@@ -138,8 +138,8 @@ impl Policies {
         Arc::new(self.all.iter().map(|policy| (policy.name.clone(), policy.sampler.clone())).collect())
     }
 
-    /// Where the weights of a policy are in a checkpoint: those of the first that is trained are the folder itself, so that
-    /// it is a model folder.
+    /// Where the weights of a policy are in a checkpoint: those of the first that is trained are the folder
+    /// itself, so that it is a model folder.
     pub fn place(&self, checkpoint: &Path, name: &str) -> PathBuf {
         match self.trained().next() {
             Some((first, _)) if first == name => checkpoint.to_owned(),

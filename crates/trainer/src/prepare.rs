@@ -1,5 +1,5 @@
-//! What the terms of an update must know before they are a sum over tokens: the proximal policy, weights for what older policies drew,
-//! ratios of whole paths, marks.
+//! Numbers that the terms of an update must know before they are a sum over tokens: the proximal policy,
+//! weights for what older policies drew, ratios of whole paths, marks.
 
 use std::collections::HashMap;
 
@@ -45,8 +45,8 @@ impl<'a> Preparer<'a> {
         self.exact && terms().all(|term| term.age == 0 && term.behaviour.is_some())
     }
 
-    /// Before the first update: what the weights at the beginning of the step say. Nothing is computed for tokens that these
-    /// very weights drew: the record has it, to the bit.
+    /// Before the first update: what the weights at the beginning of the step say. Nothing is computed for
+    /// tokens that these very weights drew: the record has it, to the bit.
     pub async fn begin(&mut self, batches: &[Inputs]) -> Result<(), TrainerError> {
         if self.keys.proximal != Proximal::Recompute {
             return Ok(());

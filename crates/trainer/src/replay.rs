@@ -1,7 +1,8 @@
 //! A run done again from its record: the same batches, the same weights, bit for bit.
 //!
-//! Nothing is sampled. Every step's plan is in the ledger, with the attempts that it trains on; what was decided by the clock (which
-//! group was done first, which tool was too slow) is in them. So this also redoes runs whose sampling ran ahead of training.
+//! Nothing is sampled. Every step's plan is in the ledger, with the attempts that it trains on; what was
+//! decided by the clock (which group was done first, which tool was too slow) is in them. So this also redoes
+//! runs whose sampling ran ahead of training.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -34,8 +35,9 @@ pub struct Compared {
     pub differs: Option<String>,
 }
 
-/// Does the steps of the run in `folder` again and compares the weights with every checkpoint that is still there, calling `compared`
-/// for each. `policies` have the weights that the run began with. Returns how many steps were done.
+/// Does the steps of the run in `folder` again and compares the weights with every checkpoint that is still
+/// there, calling `compared` for each. `policies` have the weights that the run began with. Returns how many
+/// steps were done.
 ///
 /// # Errors
 /// When the record is damaged or does not hold what a step trained on, or a learner fails.
@@ -121,8 +123,8 @@ pub async fn replay(
     Ok(done)
 }
 
-/// Begins a phase with the models of a policy, as the run did: optimisers start afresh, the reference is what the phase begins
-/// with, and so is a critic unless an earlier phase has trained it (`trained`).
+/// Begins a phase with the models of a policy, as the run did: optimisers start afresh, the reference is what
+/// the phase begins with, and so is a critic unless an earlier phase has trained it (`trained`).
 async fn enter(models: Models<'_>, trained: bool, scratch: &Path) -> Result<(), TrainerError> {
     let Models { policy, reference, critic } = models;
     empty(scratch)?;
@@ -141,8 +143,8 @@ async fn enter(models: Models<'_>, trained: bool, scratch: &Path) -> Result<(), 
     Ok(())
 }
 
-/// The first file of a policy's weights and moments that differs from those at `place` in a checkpoint. Moments are those of
-/// the phase: there are none to compare of a policy that it does not train.
+/// The first file of a policy's weights and moments that differs from those at `place` in a checkpoint.
+/// Moments are those of the phase: there are none to compare of a policy that it does not train.
 async fn compare(
     models: Models<'_>,
     trains: bool,

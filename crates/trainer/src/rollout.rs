@@ -1,9 +1,9 @@
 //! Making attempts: concurrently, scored when they have ended, recorded one by one.
 //!
-//! Guarantees: an attempt that is recorded is never made again. Its tokens depend on the weights, the seed, its place in
-//! the run and how many tries failed before it alone, not on how many run beside it, nor on tries that were abandoned
-//! because their process was gone. An attempt that breaks is recorded as broken; the others go on. Each try is an attempt of
-//! its own, begun in the record before anything is sampled.
+//! Guarantees: an attempt that is recorded is never made again. Its tokens depend on the weights, the seed,
+//! its place in the run and how many tries failed before it alone, not on how many run beside it, nor on
+//! tries that were abandoned because their process was gone. An attempt that breaks is recorded as broken;
+//! the others go on. Each try is an attempt of its own, begun in the record before anything is sampled.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub struct Rollouts {
     pub agents: Agents,
     /// Whom they can ask.
     pub samplers: Samplers,
-    /// What attempts are worth.
+    /// Scorers of the attempts.
     pub scorers: Scorers,
     /// Seed of the run.
     pub seed: u64,
@@ -42,8 +42,8 @@ pub struct Rollouts {
 }
 
 impl Rollouts {
-    /// The attempts of these places at these tasks, in the same order, none of them to train on; those that are recorded
-    /// are not made again. `None` when stopped: what was recorded until then stays.
+    /// The attempts of these places at these tasks, in the same order, none of them to train on; those that
+    /// are recorded are not made again. `None` when stopped: what was recorded until then stays.
     ///
     /// # Errors
     /// When recording fails, a task names no agent, or not one attempt came to its end.
@@ -80,7 +80,8 @@ impl Rollouts {
             }
             let ended = tokio::select! {
                 ended = under_way.next(Some(self.scorers.outage())) => ended?,
-                // What is under way is abandoned: it is made again, from the same stream, when the run goes on.
+                // What is under way is abandoned: it is made again, from the same stream, when the run goes
+                // on.
                 () = stop.stopped() => return Ok(None),
             };
             let (place, attempt) = match ended {
@@ -130,8 +131,8 @@ impl Rollouts {
         Ok(Some(attempts))
     }
 
-    /// Makes one attempt, to train on where `trains`; it is not scored yet, and in the record it still runs. A
-    /// try that came to nothing ends there, superseded by another one as long as the recipe allows.
+    /// Makes one attempt, to train on where `trains`; it is not scored yet, and in the record it still runs.
+    /// A try that came to nothing ends there, superseded by another one as long as the recipe allows.
     ///
     /// # Errors
     /// When the task names no agent; the attempt's own, when recording fails.
@@ -159,7 +160,8 @@ impl Rollouts {
                     messages: messages.clone(),
                     samplers: samplers.clone(),
                     seed,
-                    // After one that failed, a stream of its own: what the model sampled may be what broke the tool.
+                    // After one that failed, a stream of its own: what the model sampled may be what broke
+                    // the tool.
                     stream: try_stream(&placement, failed),
                     params: params.clone(),
                 };
@@ -214,8 +216,9 @@ impl Rollouts {
         Ok(())
     }
 
-    /// Records the ends of attempts that broke, now that it is known that not all of them did: then the cause lies outside (a sampler that
-    /// is gone), and a record of it would keep the run from going on when it is mended.
+    /// Records the ends of attempts that broke, now that it is known that not all of them did: then the cause
+    /// lies outside (a sampler that is gone), and a record of it would keep the run from going on when it is
+    /// mended.
     pub(crate) async fn record_broken(&self, attempts: &[Attempt]) -> Result<(), TrainerError> {
         let broken = || attempts.iter().filter(|attempt| attempt.status == Status::Failed);
         if let Some(first) = attempts.first().filter(|_| broken().count() == attempts.len()) {
@@ -300,7 +303,7 @@ impl Away {
     }
 }
 
-/// What went wrong around the model, by where: how often, and the first of each.
+/// Troubles around the model, by where: how often, and the first of each.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Troubles(BTreeMap<String, (u64, String)>);
 

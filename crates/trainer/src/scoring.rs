@@ -305,8 +305,8 @@ impl Scorers {
         Ok(())
     }
 
-    /// Scores attempts of a group together with those `beside` them, which have their scores already. What they
-    /// have of components stays.
+    /// Scores attempts of a group together with those `beside` them, which have their scores already. What
+    /// they have of components stays.
     ///
     /// # Errors
     /// When a scorer cannot, and the recipe has no number for that.

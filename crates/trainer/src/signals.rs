@@ -118,8 +118,8 @@ impl Heard {
     }
 }
 
-/// The path on which the targets of an attempt were when it ended, and one token more on it as a target: a critic's
-/// value for it is that of the state in which the attempt ended. `None` where nothing was sampled.
+/// The path on which the targets of an attempt were when it ended, and one token more on it as a target: a
+/// critic's value for it is that of the state in which the attempt ended. `None` where nothing was sampled.
 fn end_of(trajectory: &Trajectory, targets: Targets<'_>) -> Option<(SegmentId, PathInput)> {
     let last = |path: &crate::batch::TrainedPath| {
         path.turns.iter().flat_map(|action| &action.segments).map(|(segment, _)| *segment).max()

@@ -1,4 +1,5 @@
-//! What models say of paths before anything is learnt from them: log-probabilities and values, token by token.
+//! Answers of models about paths before anything is learnt from them: log-probabilities and values, token by
+//! token.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use crate::TrainerError;
 /// A path of an attempt.
 pub(crate) type PathKey = (AttemptId, SegmentId);
 
-/// What is asked.
+/// Question to a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Question {
     /// Log-probabilities of the trained tokens.
@@ -20,7 +21,8 @@ pub(crate) enum Question {
     Values,
 }
 
-/// The answer for every trained token of every path, in micro-batches of at most `budget` tokens where paths allow.
+/// The answer for every trained token of every path, in micro-batches of at most `budget` tokens where paths
+/// allow.
 pub(crate) async fn survey(
     learner: &dyn Learner,
     question: Question,

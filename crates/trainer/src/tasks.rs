@@ -18,7 +18,8 @@ use crate::random::order;
 use crate::recipe::{AgentKeys, QUESTION, Recipe, TaskSource, ToolKeys};
 use crate::scoring::Scorers;
 
-/// How many tasks of a generator are looked at before the start. The others differ from them in their numbers only.
+/// How many tasks of a generator are looked at before the start. The others differ from them in their numbers
+/// only.
 const GENERATED_CHECKED: usize = 64;
 
 /// All tasks of a run. What is held out of one source is trained on from none.
@@ -26,7 +27,7 @@ pub struct Tasks {
     train: Vec<Train>,
     /// Held-out tasks by where they come from. They depend on `eval.split_seed`, never on the run's seed.
     pub eval: Vec<EvalSlice>,
-    /// What a user should know of the sources.
+    /// Notes that a user should know of the sources.
     pub notes: Vec<String>,
 }
 
@@ -44,7 +45,7 @@ enum Places {
 /// Held-out tasks of one kind.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EvalSlice {
-    /// What they are called in metrics.
+    /// Name in metrics.
     pub name: String,
     /// Whether they are reported apart from the overall result.
     pub apart: bool,
@@ -248,7 +249,8 @@ pub async fn trained_on(record: &dyn Store) -> Result<HashSet<QuestionKey>, Trai
     Ok(questions)
 }
 
-/// The training tasks of a phase in the order they are taken: every task once, then all again in another order.
+/// The training tasks of a phase in the order they are taken: every task once, then all again in another
+/// order.
 pub(crate) struct TaskOrder {
     seed: u64,
     phase: u32,
@@ -318,7 +320,8 @@ pub fn chat_options(agent: &AgentKeys, now: Option<u64>) -> ChatOptions {
     }
 }
 
-/// Finds what would fail later: tools that are not there, prompts that do not fit, answers that cannot be scored.
+/// Finds what would fail later: tools that are not there, prompts that do not fit, answers that cannot be
+/// scored.
 ///
 /// # Errors
 /// Names the first such tool or task.

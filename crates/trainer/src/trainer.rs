@@ -27,11 +27,11 @@ use crate::scoring::{CustomScorers, Scorers};
 use crate::sink::{self, Sink};
 use crate::tasks::{Tasks, check_tasks};
 
-/// What a trainer works with.
+/// Parts that a trainer works with.
 pub struct Parts {
     /// The policies of the recipe.
     pub policies: Vec<Policy>,
-    /// Its agents.
+    /// Agents of the recipe.
     pub agents: Vec<AgentParts>,
     /// Scorers in place of those that the recipe has of these names.
     pub scorers: CustomScorers,
@@ -56,7 +56,7 @@ pub enum Start {
 pub enum Ended {
     /// All phases are done.
     Finished(Summary),
-    /// It was asked to stop, and did, at a step boundary.
+    /// Was asked to stop, and did, at a step boundary.
     Stopped {
         /// Where it goes on from; `None` where no step was done yet.
         checkpoint: Option<PathBuf>,
@@ -72,7 +72,7 @@ pub enum Ended {
 pub struct Summary {
     /// All evaluations, in order: the first is before training, the last after it.
     pub evals: Vec<EvalResult>,
-    /// What each phase brought.
+    /// Gains of each phase.
     pub gains: Vec<Gain>,
     /// The last checkpoint; `None` for a recipe without phases.
     pub checkpoint: Option<PathBuf>,
@@ -82,7 +82,7 @@ pub struct Summary {
     pub steps: u32,
     /// How long it took, without what earlier processes of the run did.
     pub elapsed: Duration,
-    /// What went wrong around the model meanwhile.
+    /// Troubles around the model meanwhile.
     pub troubles: Troubles,
 }
 
@@ -123,11 +123,12 @@ impl<E: Into<TrainerError>> From<E> for Leave {
 }
 
 impl Trainer {
-    /// Prepares a run: checks what can be checked before anything is sampled, takes the folder, and where it goes on,
-    /// loads the newest whole checkpoint.
+    /// Prepares a run: checks what can be checked before anything is sampled, takes the folder, and where it
+    /// goes on, loads the newest whole checkpoint.
     ///
     /// # Errors
-    /// When the recipe, the tasks or the folder do not allow it. Nothing is written before everything else is checked.
+    /// When the recipe, the tasks or the folder do not allow it. Nothing is written before everything else is
+    /// checked.
     pub async fn new(recipe: Recipe, parts: Parts, start: Start) -> Result<Self, TrainerError> {
         let Parts { policies, agents, scorers, begun, model_files } = parts;
         let policies = Policies::new(policies, &recipe.engine);
@@ -235,14 +236,15 @@ impl Trainer {
     /// Trains until all phases are done or `stop` asks to stop.
     ///
     /// # Errors
-    /// When something breaks that is not one attempt's own. What was done up to the newest checkpoint, and every attempt,
-    /// is kept: the run can be resumed.
+    /// When something breaks that is not one attempt's own. What was done up to the newest checkpoint, and
+    /// every attempt, is kept: the run can be resumed.
     pub async fn run(&mut self, observer: &mut dyn Observer, stop: &StopFlag) -> Result<Ended, TrainerError> {
         let start = Instant::now();
         let all: u32 = self.steps().iter().sum();
         info!(folder = %self.folder.root().display(), done = self.position.global_step, steps = all, "run begins");
         let ended = self.train(observer, stop).await;
-        // Nobody waits any more for what is still under way: spare attempts, and what a request to stop has cut short.
+        // Nobody waits any more for what is still under way: spare attempts, and what a request to stop has
+        // cut short.
         let abandoned = self.store.abandon_running().await;
         let ended = match ended {
             Err(Leave::Failed(error)) => Err(Leave::Failed(error)),
@@ -265,7 +267,8 @@ impl Trainer {
                 troubles: self.troubles.clone(),
             })),
             Err(Leave::Stopped) => {
-                // The weights are those of the last step boundary: attempts change nothing, and steps are finished.
+                // The weights are those of the last step boundary: attempts change nothing, and steps are
+                // finished.
                 if self.latest.as_ref().map_or(0, |c| c.position.global_step) < self.position.global_step {
                     self.checkpoint(false, observer).await?;
                 }
@@ -350,14 +353,15 @@ impl Trainer {
         Ok(())
     }
 
-    /// Begins a phase, unless the run is in the middle of it: the optimiser starts afresh, and a penalty is measured from
-    /// the weights that the phase begins with.
+    /// Begins a phase, unless the run is in the middle of it: the optimiser starts afresh, and a penalty is
+    /// measured from the weights that the phase begins with.
     async fn enter(&mut self, phase: usize) -> Result<(), TrainerError> {
         let begins = phase as u32 > self.position.phase;
         if begins {
             self.position = Position { phase: phase as u32, step: 0, ..self.position };
         }
-        // The checkpoint at the end of the phase before; there is none before the first, which begins from the model.
+        // The checkpoint at the end of the phase before; there is none before the first, which begins from
+        // the model.
         let found = self.checkpoints.find()?.whole;
         let before = found
             .iter()
@@ -384,7 +388,8 @@ impl Trainer {
             }
             let Models { reference, critic, .. } = learns.models(phase);
             if let Some(reference) = reference {
-                // Where the phase begins, these are the weights at hand, which were written or checked just before.
+                // Where the phase begins, these are the weights at hand, which were written or checked just
+                // before.
                 if !begins {
                     before
                         .verify()
@@ -392,7 +397,8 @@ impl Trainer {
                 }
                 reference.load(&place, false).await?;
             }
-            // A critic that an earlier phase has trained goes on from there; one that is new begins as the policy does.
+            // A critic that an earlier phase has trained goes on from there; one that is new begins as the
+            // policy does.
             if let Some(critic) = critic.filter(|_| begins) {
                 let from = place.join(CRITIC);
                 critic.load(if from.is_dir() { &from } else { &place }, false).await?;
@@ -401,7 +407,8 @@ impl Trainer {
         Ok(())
     }
 
-    /// Everything that follows the optimiser: the new weights are published, the step is written down, a checkpoint made.
+    /// Everything that follows the optimiser: the new weights are published, the step is written down, a
+    /// checkpoint made.
     async fn finish_step(
         &mut self,
         keys: &Phase,

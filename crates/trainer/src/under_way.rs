@@ -242,7 +242,7 @@ impl<K: Copy + Eq + Hash + Send + 'static> UnderWay<K> {
     }
 }
 
-/// Those of some attempts of a group that were compared before, which others are still to be compared with:
+/// Attempts of a group that were compared before, which others are still to be compared with:
 /// the run was killed while their scores were recorded one by one.
 pub(crate) fn compared_before<'a>(attempts: impl Iterator<Item = &'a Attempt>) -> Vec<Attempt> {
     attempts.filter(|attempt| attempt.status == Status::Completed).cloned().collect()

@@ -42,7 +42,7 @@ async fn replayed(folder: &Path, overrides: &[&str]) -> (u32, Vec<Compared>) {
     (steps, compared)
 }
 
-/// The same, and what there was to say.
+/// Comparisons of a replay, and what there was to say.
 async fn replayed_with_notes(folder: &Path, overrides: &[&str]) -> (u32, Vec<Compared>, Vec<String>) {
     let mut notes = Notes::default();
     let fresh = || simulator(Duration::ZERO, 0.0);
@@ -60,8 +60,8 @@ fn phase(algorithm: &str, keys: &str) -> String {
     )
 }
 
-/// Every algorithm, and every option that changes what a step computes, runs, is on policy to the bit where it should be, and is done
-/// again to the same weights.
+/// Every algorithm, and every option that changes what a step computes, runs, is on policy to the bit where
+/// it should be, and is done again to the same weights.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn algorithms_run_and_are_done_again() {
     let root = tempfile::tempdir().unwrap();
@@ -113,8 +113,8 @@ async fn algorithms_run_and_are_done_again() {
     }
 }
 
-/// However far ahead: no token is older than allowed, every task of the order is tried once and taken once, and the run can be done
-/// again although its attempts ended in an order of their own.
+/// However far ahead: no token is older than allowed, every task of the order is tried once and taken once,
+/// and the run can be done again although its attempts ended in an order of their own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn attempts_run_ahead_as_far_as_they_may() {
     let root = tempfile::tempdir().unwrap();

@@ -1,5 +1,6 @@
-//! A run is killed with SIGKILL at every named place and at random times; resumed and finished, it ends with the weights
-//! of the run that was never interrupted, bit for bit, with every attempt recorded once and every step measured once.
+//! A run is killed with SIGKILL at every named place and at random times; resumed and finished, it ends with
+//! the weights of the run that was never interrupted, bit for bit, with every attempt recorded once and every
+//! step measured once.
 //!
 //! The test runs itself as the child that is killed.
 
@@ -110,7 +111,8 @@ impl Left {
         let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
         let purposes = [Purpose::Demonstration, Purpose::Train, Purpose::Eval];
         let keys = purposes.into_iter().flat_map(|purpose| wait(store.summaries(purpose)).unwrap());
-        // Attempts that were under way at a kill are abandoned, and what was made in their place has another name.
+        // Attempts that were under way at a kill are abandoned, and what was made in their place has another
+        // name.
         let names = wait(undisturbed(&store)).unwrap();
         let attempt = |id| {
             let (name, number) = names[&id];
@@ -298,8 +300,9 @@ fn killed_at_random_times() {
     }
 }
 
-/// Where attempts run ahead, what a step takes depends on who ends first, and a run that was killed is not the same as one that was not. But its
-/// ledger is kept: every task is taken by one step, and by one alone, from attempts that are recorded; and doing it again gives its weights.
+/// Where attempts run ahead, what a step takes depends on who ends first, and a run that was killed is not
+/// the same as one that was not. But its ledger is kept: every task is taken by one step, and by one alone,
+/// from attempts that are recorded; and doing it again gives its weights.
 #[test]
 fn killed_while_attempts_run_ahead() {
     let phase = "phase.1={kind='rl', steps=8, groups=3, group_size=2, learning_rate=0.05, staleness=2, \

@@ -1,5 +1,5 @@
-//! A policy so small that everything it can do is enumerated: what an estimator gives on average is compared with its exact
-//! expectation, and where it is unbiased with the true gradient.
+//! A policy so small that everything it can do is enumerated: what an estimator gives on average is compared
+//! with its exact expectation, and where it is unbiased with the true gradient.
 
 #![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
 
@@ -22,12 +22,12 @@ const PROMPT: u32 = 0;
 /// An attempt: its two tokens.
 type Attempt = [usize; 2];
 
-/// What an attempt is worth.
+/// Worth of an attempt.
 fn score(attempt: Attempt) -> f64 {
     [[1.0, 0.0, 0.3], [0.2, 0.9, 0.0], [0.0, 0.5, 0.1]][attempt[0]][attempt[1]]
 }
 
-/// What is earned at once by the first token; it is a part of the score.
+/// Part of the score that the first token earns at once.
 fn early(attempt: Attempt) -> f64 {
     [0.1, 0.0, 0.05][attempt[0]]
 }
@@ -85,7 +85,7 @@ impl Policy {
         slopes
     }
 
-    /// What the estimator gives on average, over all groups there can be.
+    /// Mean of the estimator, over all groups there can be.
     fn expectation(&self, estimator: &Estimator) -> Slopes {
         let mut slopes = Slopes::default();
         let all = every_attempt();

@@ -183,7 +183,8 @@ async fn each_learns_as_it_would_alone() {
     }
 }
 
-/// A step in which the other policy is frozen trains a policy as one in which both are trained, which plans it alike.
+/// A step in which the other policy is frozen trains a policy as one in which both are trained, which plans
+/// it alike.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn beside_a_frozen_one_it_is_planned_alike() {
     let root = tempfile::tempdir().unwrap();

@@ -152,7 +152,8 @@ async fn evaluations_have_settings_of_their_own() {
     assert!(made(Purpose::Train).iter().any(|trajectory| trajectory.sampled_tokens() > 9));
 }
 
-/// How many attempts run beside each other, and how far a step is cut into micro-batches' loss, change nothing.
+/// How many attempts run beside each other, and how far a step is cut into micro-batches' loss, change
+/// nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn runs_are_functions_of_recipe_and_seed() {
     let root = tempfile::tempdir().unwrap();

@@ -46,7 +46,7 @@ fn attempts(folder: &Path) -> Vec<Attempt> {
     all.map(|summary| wait(store.attempt(&summary.id)).unwrap().unwrap()).collect()
 }
 
-/// What an attempt is worth where numbers alone are scored, by the recipe of these tests.
+/// Worth of an attempt where numbers alone are scored, by the recipe of these tests.
 fn by_numbers(attempt: &Attempt) -> (f64, f64) {
     let outcome = &attempt.outcome;
     let answered = outcome.finish == Finish::Answered;

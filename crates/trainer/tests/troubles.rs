@@ -30,8 +30,8 @@ async fn finish(folder: &Path, overrides: &[&str], parts: Parts, start: Start) -
     }
 }
 
-/// A calculator that is broken for some attempts of the second phase: those at the first task get no answer, those at the second wait for
-/// ever, and one at the third finds a bug.
+/// A calculator that is broken for some attempts of the second phase: those at the first task get no answer,
+/// those at the second wait for ever, and one at the third finds a bug.
 struct Fragile;
 
 struct FragileSession {
@@ -328,8 +328,8 @@ impl Session for Paying {
     }
 }
 
-/// Rewards of tools are rewards of their turns, what they measure is reported by toolbox, and a run goes on with the tools
-/// that it began with or not at all.
+/// Rewards of tools are rewards of their turns, what they measure is reported by toolbox, and a run goes on
+/// with the tools that it began with or not at all.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tools_pay_measure_and_stay_the_same() {
     let root = tempfile::tempdir().unwrap();

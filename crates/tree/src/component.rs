@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::SegmentId;
 
-/// The earner of a part of a reward. Whatever it is, the part reaches the sampled token that was the last before
-/// it was earned.
+/// The earner of a part of a reward. Whatever it is, the part reaches the sampled token that was the last
+/// before it was earned.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Earner {
@@ -21,12 +21,12 @@ pub enum Earner {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Component {
-    /// Its name. A scorer calls its own score [`Component::SCORE`], and what it tells besides as it likes;
+    /// Name. A scorer calls its own score [`Component::SCORE`], and what it tells besides as it likes;
     /// recorded are the name of the scorer and, after a dot, that of anything but its own score.
     pub name: String,
-    /// Its value, finite.
+    /// Value, finite.
     pub value: f64,
-    /// Its weight in the score of the attempt, which the recipe says and no scorer; `None` where it does not
+    /// Weight in the score of the attempt, which the recipe says and no scorer; `None` where it does not
     /// count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<f64>,
@@ -52,7 +52,7 @@ impl Component {
         Component::new(Component::SCORE, value)
     }
 
-    /// Its share in the score of the attempt.
+    /// Share in the score of the attempt.
     pub fn share(&self) -> f64 {
         self.weight.map_or(0.0, |weight| weight * self.value)
     }

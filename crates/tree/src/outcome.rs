@@ -15,13 +15,13 @@ pub enum Finish {
     Answered,
     /// A tool ended it: a game that is over, an answer that was handed in.
     Ended,
-    /// It called a tool in the last reply it had.
+    /// Called a tool in the last reply it had.
     MaxTurns,
-    /// It was cut at the limit of sampled tokens.
+    /// Was cut at the limit of sampled tokens.
     MaxTokens,
     /// The context was full.
     Context,
-    /// It took too long.
+    /// Took too long.
     Deadline,
     /// Something outside the model broke; see [`Outcome::error`].
     Failed,
@@ -37,13 +37,13 @@ impl Finish {
 /// The end of an attempt.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// The text of the final answer, or what the tool that ended the attempt took for it. Empty unless the attempt ended
-    /// with one: text that was cut, or that came with a call, is not an answer.
+    /// The text of the final answer, or what the tool that ended the attempt took for it. Empty unless the
+    /// attempt ended with one: text that was cut, or that came with a call, is not an answer.
     pub final_text: String,
     /// The thoughts of the final reply, which are no part of that text.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub thought: String,
-    /// What scorers gave, in their order; those with a weight add up to the score.
+    /// Components that scorers gave, in their order; those with a weight add up to the score.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub components: Vec<Component>,
     /// The part of the final text that the first scorer that says so took for the answer.
@@ -57,14 +57,14 @@ pub struct Outcome {
     pub sampled_tokens: usize,
     /// How the tool calls went.
     pub calls: CallCounts,
-    /// The same, of each reply that was followed by calls or their like.
+    /// Counts of each reply that was followed by calls or their like.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub calls_by_turn: Vec<(u32, CallCounts)>,
     /// Rewards that tools gave for the calls of a turn, added up, where they gave any.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub earned_by_turn: Vec<(u32, f64)>,
-    /// Numbers of the calls of each toolbox, as `TOOLBOX/NAME`, added up: how many there were (`calls`), how many of these
-    /// were not answered (`errors`), and what tools measured.
+    /// Numbers of the calls of each toolbox, as `TOOLBOX/NAME`, added up: how many there were (`calls`), how
+    /// many of these were not answered (`errors`), and what tools measured.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tool_metrics: BTreeMap<String, f64>,
     /// Knowledge that toolboxes handed over for the scoring before they were closed, by the toolbox's name.
@@ -85,7 +85,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Of an attempt that has not come anywhere yet.
+    /// Outcome of an attempt that has not come anywhere yet.
     pub fn begun() -> Self {
         Outcome {
             final_text: String::new(),
@@ -107,7 +107,7 @@ impl Outcome {
         }
     }
 
-    /// Of a conversation that somebody else wrote, and that ends with this answer.
+    /// Outcome of a conversation that somebody else wrote, and that ends with this answer.
     pub fn demonstrated(answer: impl Into<String>) -> Self {
         Outcome { final_text: answer.into(), finish: Finish::Answered, ..Outcome::begun() }
     }
@@ -146,7 +146,7 @@ const TROUBLES: usize = 8;
 pub struct Trouble {
     /// Where: a tool by its name, the scorer, the attempt itself.
     pub source: String,
-    /// What.
+    /// Reason of the break.
     pub why: String,
 }
 
@@ -175,7 +175,7 @@ fn is_0(count: &u32) -> bool {
 }
 
 impl CallCounts {
-    /// Those that were added to `before`.
+    /// Counts that were added to `before`.
     pub fn since(&self, before: &Self) -> Self {
         CallCounts {
             ok: self.ok - before.ok,

@@ -1,8 +1,9 @@
 //! Demonstrations from solutions with calculator annotations, as GSM8K has them.
 //!
-//! `She sold 48/2 = <<48/2=24>>24 clips.` becomes a turn that writes `She sold 48/2 =` and calls the calculator with
-//! `48/2`, whose result is 24, and a turn that goes on with `24 clips.` The last turn ends with `#### 24`. The result is
-//! always what our calculator prints, so a demonstration never shows something that the tool would not say.
+//! `She sold 48/2 = <<48/2=24>>24 clips.` becomes a turn that writes `She sold 48/2 =` and calls the
+//! calculator with `48/2`, whose result is 24, and a turn that goes on with `24 clips.` The last turn ends
+//! with `#### 24`. The result is always what our calculator prints, so a demonstration never shows something
+//! that the tool would not say.
 
 use dressage_reward::Rational;
 
@@ -12,15 +13,16 @@ use crate::tools::{Calculator, Number, evaluate};
 /// Why a solution does not become a demonstration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Skipped {
-    /// It has no annotation.
+    /// Has no annotation.
     NoCalls,
-    /// It has more annotations than allowed.
+    /// Has more annotations than allowed.
     TooManyCalls,
-    /// An annotation is not of the form `<<expression=number>>`, or the calculator cannot read the expression.
+    /// An annotation is not of the form `<<expression=number>>`, or the calculator cannot read the
+    /// expression.
     Unreadable,
     /// The calculator gets another number than an annotation says.
     Disagrees,
-    /// It has no `#### number` after the last annotation.
+    /// Has no `#### number` after the last annotation.
     NoAnswer,
 }
 

@@ -12,7 +12,7 @@ use crate::tools::Calculator;
 /// One in this many sets of operands is held out.
 const HELD_OUT_SHARE: u64 = 8;
 
-/// What the tasks look like.
+/// Sizes and wordings of the tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ArithmeticOptions {
@@ -48,8 +48,8 @@ pub enum Split {
 
 /// The generator. Task i of a split is a pure function of options, seed, split and i.
 ///
-/// Held-out tasks share no set of operands with training tasks, **whatever the seeds of the two**: a set belongs to the
-/// one or the other side by its own hash. So an evaluation is honest for any run.
+/// Held-out tasks share no set of operands with training tasks, **whatever the seeds of the two**: a set
+/// belongs to the one or the other side by its own hash. So an evaluation is honest for any run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Arithmetic {
     options: ArithmeticOptions,
@@ -78,7 +78,8 @@ impl Arithmetic {
         Ok(Arithmetic { options, seed })
     }
 
-    /// Task `index` (below 2⁵⁶) of a split, with its demonstration: one call of the calculator, then the answer.
+    /// Task `index` (below 2⁵⁶) of a split, with its demonstration: one call of the calculator, then the
+    /// answer.
     pub fn task(&self, split: Split, index: u64) -> Task {
         let (purpose, name) = match split {
             Split::Train => (Purpose::Training, "train"),
@@ -131,8 +132,8 @@ impl Arithmetic {
     }
 }
 
-/// Whether a set of operands is held out: by a hash (FNV-1a, finished by a multiplication) of the numbers in rising
-/// order, so that neither their order nor the operators matter.
+/// Whether a set of operands is held out: by a hash (FNV-1a, finished by a multiplication) of the numbers in
+/// rising order, so that neither their order nor the operators matter.
 fn is_held_out(numbers: &[i128]) -> bool {
     let mut sorted = numbers.to_vec();
     sorted.sort_unstable();

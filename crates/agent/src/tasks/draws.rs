@@ -2,7 +2,7 @@
 
 use dressage_policy::uniform;
 
-/// What a stream of draws is for; keeps streams of one seed apart.
+/// Purpose of a stream of draws; keeps streams of one seed apart.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Purpose {
     /// The order of the rows of a file.

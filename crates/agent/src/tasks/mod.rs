@@ -47,7 +47,7 @@ pub struct Task {
     /// The agent that is to do it, where the task says so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<String>,
-    /// What kind of task it is, where that is known. Demonstrations are drawn from all kinds alike.
+    /// Kind of task, where that is known. Demonstrations are drawn from all kinds alike.
     pub kind: Option<String>,
     /// How it can be done, where that is known.
     pub demonstration: Option<Demonstration>,
@@ -59,7 +59,7 @@ pub struct Task {
 /// A worked solution: calls with their results, then the answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Demonstration {
-    /// What is called, in order.
+    /// Calls, in order.
     pub calls: Vec<DemonstratedCall>,
     /// The text of the last assistant turn.
     pub answer: String,
@@ -68,11 +68,11 @@ pub struct Demonstration {
 /// One assistant turn that calls a tool, and the result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DemonstratedCall {
-    /// What the assistant writes before the call; may be empty.
+    /// Text that the assistant writes before the call; may be empty.
     pub content: String,
     /// The call.
     pub call: ToolCall,
-    /// What the tool answers.
+    /// Answer of the tool.
     pub result: String,
 }
 

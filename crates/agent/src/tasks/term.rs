@@ -2,7 +2,7 @@
 
 use super::draws::Draws;
 
-/// What joins two terms.
+/// Operator that joins two terms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Operator {
     Plus,
@@ -18,8 +18,8 @@ pub(super) enum Term {
 }
 
 impl Term {
-    /// A random tree over the numbers, which stay in order; every way to split the numbers in two is equally likely.
-    /// `numbers` has at least one.
+    /// A random tree over the numbers, which stay in order; every way to split the numbers in two is equally
+    /// likely. `numbers` has at least one.
     pub fn draw(numbers: &[i128], draws: &mut Draws) -> Term {
         if let [number] = numbers {
             return Term::Number(*number);
@@ -53,7 +53,7 @@ impl Term {
         self.write("*", &mut |_| letters.next().unwrap_or('?').to_string())
     }
 
-    /// The same term, with a number that multiplies a longer one before it: `3 * (12 + 7)` for `(12 + 7) * 3`.
+    /// Puts a number that multiplies a longer term before it: `3 * (12 + 7)` for `(12 + 7) * 3`.
     pub fn factor_first(self) -> Term {
         match self {
             Term::Binary(Operator::Times, left, right)
@@ -103,8 +103,8 @@ impl Term {
         }
     }
 
-    /// The first number and then, one by one, what is done with which number to the result so far; `None` if the term
-    /// is not of that kind.
+    /// The first number and then, one by one, what is done with which number to the result so far; `None` if
+    /// the term is not of that kind.
     pub fn steps(&self) -> Option<(i128, Vec<(Operator, i128)>)> {
         match self {
             Term::Number(number) => Some((*number, Vec::new())),

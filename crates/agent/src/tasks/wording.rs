@@ -5,7 +5,7 @@
 use super::draws::Draws;
 use super::term::{Operator, Term};
 
-/// What stands for `{}` in a wording.
+/// Form of the text that stands for `{}` in a wording.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
     /// `(12 + 7) * 3`.
@@ -17,14 +17,15 @@ enum Form {
     Spoken,
     /// `Multiply the result by 7. Add 3.` with the first number as `{first}`; as above.
     Steps,
-    /// The numbers themselves as `{a}`, `{b}`, `{c}`, for a term of exactly this shape and no negative result.
+    /// The numbers themselves as `{a}`, `{b}`, `{c}`, for a term of exactly this shape and no negative
+    /// result.
     Story(&'static str),
 }
 
 /// One way to put a task.
 #[derive(Debug)]
 pub(super) struct Wording {
-    /// Its name in [`Task::template`](super::Task::template).
+    /// Name in [`Task::template`](super::Task::template).
     pub id: &'static str,
     /// Whether training never uses it.
     pub reserved: bool,
@@ -138,8 +139,8 @@ const WORDINGS: &[Wording] = &[
 ];
 
 impl Wording {
-    /// Draws a wording that fits the term: among the reserved ones or the others, in words (with `stories` or without) or in
-    /// symbols.
+    /// Draws a wording that fits the term: among the reserved ones or the others, in words (with `stories` or
+    /// without) or in symbols.
     pub fn draw(
         term: &Term,
         reserved: bool,
@@ -162,7 +163,7 @@ impl Wording {
         if self.form == Form::Nested { term.factor_first() } else { term }
     }
 
-    /// What its form is called.
+    /// Name of its form.
     pub fn form_name(&self) -> &'static str {
         match self.form {
             Form::Symbols => "symbols",
@@ -203,8 +204,8 @@ impl Wording {
     }
 }
 
-/// As [`nested`], but what is added last to a phrase, or taken away, comes last: `the product of 12 and 7, minus 3`. Lists within
-/// lists are hard to read, for people too.
+/// Words a term like [`nested`], but what is added last to a phrase, or taken away, comes last: `the product
+/// of 12 and 7, minus 3`. Lists within lists are hard to read, for people too.
 fn phrase(term: &Term) -> String {
     let Term::Binary(operator, left, right) = term else { return nested(term) };
     match (operator, &**left, &**right) {

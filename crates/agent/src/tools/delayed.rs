@@ -12,8 +12,8 @@ use serde_json::{Map, Value};
 
 use super::{Session, ToolContext, ToolError, ToolOutput, Toolbox};
 
-/// Another toolbox, each of whose answers is held back for a random time: to see what slow tools cost, and that what they
-/// answer does not depend on when.
+/// Another toolbox, each of whose answers is held back for a random time: to see what slow tools cost, and
+/// that what they answer does not depend on when.
 pub struct Delayed {
     toolbox: Arc<dyn Toolbox>,
     delay: RangeInclusive<Duration>,

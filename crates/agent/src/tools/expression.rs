@@ -8,12 +8,12 @@
 //! atom    = number | ( sum )
 //! ```
 //!
-//! Also read: `×`, `·`, `x` for `*`; `÷` for `/`; `−` and `–` for `-`; decimals (`.5`, `3.`), exponents (`1.5e3`) and
-//! thousands separators where every group has three digits (`1,234,567`). A product needs its operator: `2(3)` is refused
-//! with the place where the operator is missing.
+//! Also read: `×`, `·`, `x` for `*`; `÷` for `/`; `−` and `–` for `-`; decimals (`.5`, `3.`), exponents
+//! (`1.5e3`) and thousands separators where every group has three digits (`1,234,567`). A product needs its
+//! operator: `2(3)` is refused with the place where the operator is missing.
 //!
-//! Values are exact fractions as long as they fit 128-bit integers, so 0.1 + 0.2 is 0.3; beyond that, and for powers that
-//! are not whole, they are f64.
+//! Values are exact fractions as long as they fit 128-bit integers, so 0.1 + 0.2 is 0.3; beyond that, and for
+//! powers that are not whole, they are f64.
 
 use std::fmt;
 
@@ -28,7 +28,7 @@ pub const MAX_DEPTH: usize = 100;
 /// Results are printed with this many significant decimals at most.
 const DECIMALS: u32 = 10;
 
-/// What is wrong with an expression. Places count characters from 1.
+/// Faults of an expression. Places count characters from 1.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExpressionError {
     /// Nothing but spaces.
@@ -53,7 +53,7 @@ pub enum ExpressionError {
         found: char,
         /// Where it is.
         at: usize,
-        /// What could stand there.
+        /// Characters that could stand there.
         expected: &'static str,
     },
     /// The text ends too early.
@@ -383,8 +383,9 @@ fn exact_power(base: Rational, exponent: Rational) -> Option<Rational> {
 }
 
 impl fmt::Display for Number {
-    /// Integers in full; decimals without trailing zeros, rounded to ten decimals (for values below 1, to ten digits
-    /// after the leading zeros). What is only approximate and very large or very small gets an exponent.
+    /// Integers in full; decimals without trailing zeros, rounded to ten decimals (for values below 1, to ten
+    /// digits after the leading zeros). What is only approximate and very large or very small gets an
+    /// exponent.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Number::Exact(value) if value.is_integer() => write!(f, "{}", value.numerator()),

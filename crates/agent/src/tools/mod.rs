@@ -1,16 +1,17 @@
 //! Tools: what an agent can do besides write.
 //!
-//! A [`Toolbox`] is opened once an attempt; the [`Session`] that gives has one tool or many, is called many times, says what it
-//! has to say for the scoring, and is always closed, also when the attempt is cancelled. A [`ToolSet`] is the toolboxes of
-//! an agent; [`ToolSet::open`] opens them all as one [`OpenTools`].
+//! A [`Toolbox`] is opened once an attempt; the [`Session`] that gives has one tool or many, is called many
+//! times, says what it has to say for the scoring, and is always closed, also when the attempt is cancelled.
+//! A [`ToolSet`] is the toolboxes of an agent; [`ToolSet::open`] opens them all as one [`OpenTools`].
 //!
-//! Guarantees: names of tools are unique in a set. All attempts at one task are told of the same tools, whatever a
-//! toolbox offers later; a tool that is gone answers with an observation. Calls of one turn run at once where their
-//! toolboxes allow it, and are answered in the order in which they were written. Every opening, call, handing over and
-//! closing has a deadline.
+//! Guarantees: names of tools are unique in a set. All attempts at one task are told of the same tools,
+//! whatever a toolbox offers later; a tool that is gone answers with an observation. Calls of one turn run at
+//! once where their toolboxes allow it, and are answered in the order in which they were written. Every
+//! opening, call, handing over and closing has a deadline.
 //!
-//! Nothing that a model writes is an error of the program: a call that cannot be read, names no tool, has wrong arguments,
-//! fails or takes too long becomes an [`Observation`] that the model sees, and a counter in [`CallCounts`](dressage_tree::CallCounts).
+//! Nothing that a model writes is an error of the program: a call that cannot be read, names no tool, has
+//! wrong arguments, fails or takes too long becomes an [`Observation`] that the model sees, and a counter in
+//! [`CallCounts`](dressage_tree::CallCounts).
 //!
 //! Not here: reading calls from text (`dressage-text`), and the loop that alternates sampling and calling.
 
@@ -51,16 +52,18 @@ pub struct ToolContext {
     pub task: Task,
     /// Seed of the run.
     pub seed: u64,
-    /// The attempt's own stream of random numbers, unique in the run: whatever a toolbox draws, it draws from both.
+    /// The attempt's own stream of random numbers, unique in the run: whatever a toolbox draws, it draws from
+    /// both.
     pub stream: u64,
-    /// Longest time from the opening to the closing. What is held elsewhere for a session need not be held for longer.
+    /// Longest time from the opening to the closing. What is held elsewhere for a session need not be held
+    /// for longer.
     pub deadline: Duration,
 }
 
 /// A source of tools: one tool, or a server with many.
 #[async_trait]
 pub trait Toolbox: Send + Sync {
-    /// Its name, unique among the toolboxes of an agent.
+    /// Name, unique among the toolboxes of an agent.
     fn name(&self) -> &str;
 
     /// The tools of every session, where they are known before one is opened.
@@ -78,23 +81,24 @@ pub trait Toolbox: Send + Sync {
 /// A toolbox in use by one attempt.
 #[async_trait]
 pub trait Session: Send + Sync {
-    /// The tools that it has now: name, what it does, and a JSON schema of the arguments of each. Names are unique.
+    /// The tools that it has now: name, what it does, and a JSON schema of the arguments of each. Names are
+    /// unique.
     fn specs(&self) -> Vec<ToolSpec>;
 
-    /// Whether calls of this tool may run beside other calls. If not, it is called after all earlier calls of the turn were
-    /// answered, and alone.
+    /// Whether calls of this tool may run beside other calls. If not, it is called after all earlier calls of
+    /// the turn were answered, and alone.
     fn parallel(&self, _tool: &str) -> bool {
         false
     }
 
-    /// Whether a call of this tool counts though nobody reads the answer, as a move in a game does. Others are not
-    /// made in the last turn that an attempt has.
+    /// Whether a call of this tool counts though nobody reads the answer, as a move in a game does. Others
+    /// are not made in the last turn that an attempt has.
     fn acts(&self, _tool: &str) -> bool {
         false
     }
 
-    /// Answers one call of a tool that it has. A call past its deadline is dropped at an await point; the session must then
-    /// answer the next one or say why it cannot.
+    /// Answers one call of a tool that it has. A call past its deadline is dropped at an await point; the
+    /// session must then answer the next one or say why it cannot.
     async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput;
 
     /// Hands over what it knows of the attempt and scorers may use. Called once, after the last call.

@@ -7,7 +7,8 @@ use dressage_tree::CallCounts;
 
 use super::{CallError, ToolOutput};
 
-/// Names of the metrics that every toolbox has: how many calls it had, and how many of these it did not answer.
+/// Names of the metrics that every toolbox has: how many calls it had, and how many of these it did not
+/// answer.
 pub(crate) const COUNTED: [&str; 2] = ["calls", "errors"];
 
 /// A text that the model reads after a call, and whatever the call brought besides.

@@ -20,7 +20,8 @@ pub(super) struct Offer {
 }
 
 impl Offer {
-    /// The tools of toolboxes, each with its name. A name that tools of several have is prefixed with the toolbox's.
+    /// The tools of toolboxes, each with its name. A name that tools of several have is prefixed with the
+    /// toolbox's.
     ///
     /// # Errors
     /// When two tools have one name all the same.

@@ -13,8 +13,8 @@ pub struct ToolOutput {
     pub error: Option<CallError>,
     /// A reward for the turn that made the call. It must be finite.
     pub reward: Option<f64>,
-    /// Numbers to report, by name, which are added up over all calls of the toolbox. They must be finite, and their names
-    /// neither `calls` nor `errors`: these are counted of every toolbox.
+    /// Numbers to report, by name, which are added up over all calls of the toolbox. They must be finite, and
+    /// their names neither `calls` nor `errors`: these are counted of every toolbox.
     pub metrics: BTreeMap<String, f64>,
     /// Ends the attempt after this turn, with this as its final answer (which may be empty).
     pub ends: Option<String>,
@@ -47,8 +47,8 @@ impl ToolOutput {
         self.error.is_some()
     }
 
-    /// The text of all parts, one after the other. In place of a part that is no text stands a line that says so: a model
-    /// that reads text alone must not take silence for an answer.
+    /// The text of all parts, one after the other. In place of a part that is no text stands a line that says
+    /// so: a model that reads text alone must not take silence for an answer.
     pub(super) fn read(&self) -> String {
         let mut text = String::new();
         for part in &self.parts {

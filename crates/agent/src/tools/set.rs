@@ -58,7 +58,8 @@ impl ToolSet {
         Self::timed(boxes.into_iter().map(|toolbox| (toolbox, deadline)).collect())
     }
 
-    /// A set of toolboxes, each with the deadline of its sessions for each opening, call, handing over and closing.
+    /// A set of toolboxes, each with the deadline of its sessions for each opening, call, handing over and
+    /// closing.
     ///
     /// # Errors
     /// When two toolboxes have the same name, or two tools that cannot be told apart.
@@ -82,13 +83,14 @@ impl ToolSet {
         self.boxes.is_empty()
     }
 
-    /// The tools that attempts at this task are told of, in the order of the toolboxes. Where a toolbox says so only once it
-    /// is open, the set must have been [found](Self::find) or opened.
+    /// The tools that attempts at this task are told of, in the order of the toolboxes. Where a toolbox says
+    /// so only once it is open, the set must have been [found](Self::find) or opened.
     pub fn specs(&self, task: &str) -> Vec<ToolSpec> {
         self.offers.known(task).map(|offer| offer.specs.clone()).unwrap_or_default()
     }
 
-    /// How much each toolbox was used in this process so far, by its name, whichever clone of the set opened it.
+    /// How much each toolbox was used in this process so far, by its name, whichever clone of the set opened
+    /// it.
     pub fn used(&self) -> impl Iterator<Item = (&str, Used)> {
         self.boxes.iter().map(|entry| (entry.toolbox.name(), entry.meter.read()))
     }
@@ -107,8 +109,8 @@ impl ToolSet {
     /// Opens a session of every toolbox for an attempt.
     ///
     /// # Errors
-    /// When one cannot be opened, or not within its deadline; when tools of several cannot be told apart. What was opened
-    /// before is closed again.
+    /// When one cannot be opened, or not within its deadline; when tools of several cannot be told apart.
+    /// What was opened before is closed again.
     pub async fn open(&self, attempt: &ToolContext) -> Result<OpenTools, ToolError> {
         let mut open = OpenTools::default();
         let opened = self.open_into(&mut open, attempt).await;
@@ -138,8 +140,8 @@ impl ToolSet {
     }
 }
 
-/// The sessions of one attempt. Close them with [`OpenTools::close`]; what is dropped without (a cancelled attempt) is
-/// closed in the background of the tokio runtime it is dropped on.
+/// The sessions of one attempt. Close them with [`OpenTools::close`]; what is dropped without (a cancelled
+/// attempt) is closed in the background of the tokio runtime it is dropped on.
 #[derive(Default)]
 pub struct OpenTools {
     sessions: Vec<OpenBox>,
@@ -167,9 +169,9 @@ impl OpenTools {
         &self.offer.specs
     }
 
-    /// Answers the calls of a reply, in the order in which they were written. It never fails: what goes wrong is in the
-    /// observations. Where nobody will read these, calls are made that count all the same ([`Session::acts`]), and others have
-    /// no observation.
+    /// Answers the calls of a reply, in the order in which they were written. It never fails: what goes wrong
+    /// is in the observations. Where nobody will read these, calls are made that count all the same
+    /// ([`Session::acts`]), and others have no observation.
     pub async fn answer(&mut self, reply: &Parsed, is_read: bool) -> Vec<Observation> {
         let mut observations = Vec::with_capacity(reply.calls.len());
         let mut together: Vec<BoxFuture<'_, Observation>> = Vec::new();
@@ -205,8 +207,8 @@ impl OpenTools {
         self.counts
     }
 
-    /// Knowledge of the attempt that toolboxes hand over, by their names, where they have any; and the errors of those that
-    /// failed to.
+    /// Knowledge of the attempt that toolboxes hand over, by their names, where they have any; and the errors
+    /// of those that failed to.
     pub async fn evidence(&mut self) -> (Map<String, Value>, Vec<ToolError>) {
         let (mut found, mut missing) = (Map::new(), Vec::new());
         for OpenBox { name, session, deadline, .. } in &mut self.sessions {

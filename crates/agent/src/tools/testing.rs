@@ -49,7 +49,8 @@ pub struct Logged {
     pub name: &'static str,
     /// The verb that never comes to its end.
     pub hangs: &'static str,
-    /// Names of its tools, which its sessions have while they are open. Others can be put in their place meanwhile.
+    /// Names of its tools, which its sessions have while they are open. Others can be put in their place
+    /// meanwhile.
     pub tools: Arc<Mutex<Vec<&'static str>>>,
     pub parallel: bool,
     pub acts: bool,

@@ -1,4 +1,5 @@
-//! Whatever cannot be used ends in one screen that names it and the way out, exit code 2, and nothing half written.
+//! Whatever cannot be used ends in one screen that names it and the way out, exit code 2, and nothing half
+//! written.
 
 use std::fs;
 use std::process::Output;
@@ -258,8 +259,8 @@ fn full_disk(place: &Place) -> std::path::PathBuf {
     library
 }
 
-/// The disk fills up in the middle of the third checkpoint: those before are whole, nothing of it is left, and with room
-/// again the run goes on to the same end.
+/// The disk fills up in the middle of the third checkpoint: those before are whole, nothing of it is left,
+/// and with room again the run goes on to the same end.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_disk_that_is_full() {

@@ -35,7 +35,8 @@ impl Trace {
             let value: serde_json::Value = serde_json::from_str(line).unwrap();
             format!("{} {} {} {}", value["phase"], value["step"], value["eval"], value["critic/rewards/mean"])
         };
-        // Attempts that were under way at a kill are abandoned, and what was made in their place has another name.
+        // Attempts that were under way at a kill are abandoned, and what was made in their place has another
+        // name.
         let names = wait(undisturbed(&store)).unwrap();
         let summaries = |purpose| {
             let all = wait(store.summaries(purpose)).unwrap().into_iter();

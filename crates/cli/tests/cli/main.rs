@@ -8,5 +8,6 @@ mod data;
 mod elsewhere;
 mod life;
 mod logging;
+mod policies;
 mod supervise;
 mod support;

@@ -1,4 +1,5 @@
-//! A run with `--restarts` has a process of its own, which is started again when it dies, and ends with its parent.
+//! A run with `--restarts` has a process of its own, which is started again when it dies, and ends with its
+//! parent.
 #![cfg(unix)]
 
 use crate::support::{Place, stderr, stdout};

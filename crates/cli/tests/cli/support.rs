@@ -113,7 +113,8 @@ impl Place {
         command
     }
 
-    /// A training run that is sent a signal once it has done two of twelve steps; what it leaves on standard error.
+    /// A training run that is sent a signal once it has done two of twelve steps; what it leaves on standard
+    /// error.
     #[cfg(unix)]
     pub fn train_until_signal(&self, signal: &str, arguments: &[&str]) -> Output {
         let mut run = std::process::Command::new(env!("CARGO_BIN_EXE_dressage"))
@@ -138,7 +139,8 @@ impl Place {
         fs::read(self.checkpoints(run).last().unwrap().join("model.safetensors")).unwrap()
     }
 
-    /// The checkpoints of a run, oldest first. All must be whole, and nothing may lie beside them but the name of the best one.
+    /// The checkpoints of a run, oldest first. All must be whole, and nothing may lie beside them but the
+    /// name of the best one.
     pub fn checkpoints(&self, run: &str) -> Vec<PathBuf> {
         let Ok(entries) = fs::read_dir(self.path(run).join("checkpoints")) else { return Vec::new() };
         let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();

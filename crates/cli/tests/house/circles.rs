@@ -1,7 +1,8 @@
 //! Circles among the files of a room: `a.rs` uses what `b.rs` defines, which uses what `a.rs` defines.
 //!
-//! Read are `use` and the paths in the code, without comments, literals and tests. A name that is re-exported counts as its own
-//! file's, and a child may use what its parents define. Methods are not followed, so not every dependence is seen.
+//! Read are `use` and the paths in the code, without comments, literals and tests. A name that is re-exported
+//! counts as its own file's, and a child may use what its parents define. Methods are not followed, so not
+//! every dependence is seen.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

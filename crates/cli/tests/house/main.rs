@@ -1,8 +1,9 @@
-//! The rules of the house that a compiler does not know: files stay short and lead in no circles, and a room
-//! knows only the rooms that it may.
+//! The rules of the house that a compiler does not know: files stay short and lead in no circles, comments
+//! fit on a line and name their things, and a room knows only the rooms that it may.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
 
 mod circles;
+mod words;
 
 use std::collections::BTreeSet;
 use std::fs;

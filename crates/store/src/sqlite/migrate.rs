@@ -1,7 +1,7 @@
 //! Records of earlier builds, brought up to date.
 //!
-//! Guarantees: one transaction, so that a record is of one schema or of the other; nothing that was recorded is lost, and
-//! token ids, log-probabilities, versions, advantages and weights keep their bits.
+//! Guarantees: one transaction, so that a record is of one schema or of the other; nothing that was recorded
+//! is lost, and token ids, log-probabilities, versions, advantages and weights keep their bits.
 
 use std::path::Path;
 
@@ -76,7 +76,8 @@ pub(super) fn run(connection: &mut Connection, file: &Path) -> Result<(), StoreE
 /// Tables that schema 4 has in another shape.
 const CHANGED: [&str; 3] = ["attempts", "segments", "steps"];
 
-/// From schema 3: attempts had no names and no tries, segments and plans no policy, and the numbers of a plan were JSON.
+/// From schema 3: attempts had no names and no tries, segments and plans no policy, and the numbers of a plan
+/// were JSON.
 fn from_3(transaction: &Transaction<'_>) -> Result<(), Failure> {
     for table in CHANGED {
         transaction.execute_batch(&format!("ALTER TABLE {table} RENAME TO old_{table}"))?;

@@ -78,9 +78,9 @@ impl Sqlite {
         Ok(store)
     }
 
-    /// Opens a record that exists, to go on with whatever run it is of; an empty file, which a process left that
-    /// was killed before it had written anything, becomes the record of `new`. One of an earlier build is brought
-    /// up to date first, as by [`open`](Self::open).
+    /// Opens a record that exists, to go on with whatever run it is of; an empty file, which a process left
+    /// that was killed before it had written anything, becomes the record of `new`. One of an earlier build
+    /// is brought up to date first, as by [`open`](Self::open).
     ///
     /// # Errors
     /// When the file is missing, and those of [`open`](Self::open).
@@ -332,7 +332,7 @@ pub(crate) fn code_of(error: &rusqlite::Error) -> Code {
     }
 }
 
-/// The same error once more, for another one who waits.
+/// Copies an error for another one who waits.
 fn again(error: &rusqlite::Error) -> rusqlite::Error {
     match error {
         rusqlite::Error::SqliteFailure(code, text) => rusqlite::Error::SqliteFailure(*code, text.clone()),

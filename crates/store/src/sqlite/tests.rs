@@ -115,8 +115,8 @@ fn what_is_not_a_database_is_refused() {
     assert!(!missing.exists());
 }
 
-/// A process that is killed while it creates a record leaves a file without tables: nothing that could be read, and the
-/// next goes on from there.
+/// A process that is killed while it creates a record leaves a file without tables: nothing that could be
+/// read, and the next goes on from there.
 #[test]
 fn a_record_that_was_never_made_is_none() {
     let folder = tempfile::tempdir().unwrap();

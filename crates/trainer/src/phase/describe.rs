@@ -1,4 +1,4 @@
-//! What the attempts of a step were like, and how they were made.
+//! Descriptions of the attempts of a step, and of how they were made.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -95,7 +95,8 @@ pub(super) fn tools(before: &BTreeMap<String, Used>, after: &BTreeMap<String, Us
     }
 }
 
-/// Memory of this process, in GiB: what is resident now, and the most that ever was. Nothing where the system does not say (`/proc`).
+/// Memory of this process, in GiB: what is resident now, and the most that ever was. Nothing where the system
+/// does not say (`/proc`).
 pub(super) fn memory(metrics: &mut Metrics) {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let kib = |key: &str| {
@@ -109,7 +110,7 @@ pub(super) fn memory(metrics: &mut Metrics) {
     }
 }
 
-/// What the attempts of a step were like.
+/// Describes the attempts of a step.
 pub(super) fn attempts(groups: &[&[Attempt]], metrics: &mut Metrics) {
     let attempts: Vec<&Attempt> = groups.iter().copied().flatten().collect();
     metrics.add_spread("critic/score", attempts.iter().filter_map(|attempt| attempt.score));

@@ -193,7 +193,7 @@ async fn alongside<T>(
     }
 }
 
-/// What a step of reinforcement goes by.
+/// Rules that a step of reinforcement goes by.
 struct OfPhase<'a> {
     phase: &'a Phase,
     index: u32,
@@ -253,7 +253,8 @@ impl OfPhase<'_> {
         metrics
     }
 
-    /// The coefficient of a divergence charged to the reward: the recipe's, or as what the step before found has changed it.
+    /// The coefficient of a divergence charged to the reward: the recipe's, or as what the step before found
+    /// has changed it.
     async fn kl_coefficient(&self, trainer: &Trainer, policy: &str, step: u32) -> Result<f64, TrainerError> {
         let Some(kl) = self.keys.kl else { return Ok(0.0) };
         let (Some(adaptive), Some(before)) = (kl.adaptive, step.checked_sub(1)) else {
@@ -334,7 +335,8 @@ impl OfPhase<'_> {
         if updated > 0.0 {
             metrics.add("perf/trained_tokens_per_s", sum(|of| of.all.tokens as f64) / updated);
         }
-        // Where attempts run ahead, or are in the record, waiting for them says nothing of how fast they were.
+        // Where attempts run ahead, or are in the record, waiting for them says nothing of how fast they
+        // were.
         if self.keys.staleness == 0 && generated > 0.1 * whole {
             metrics.add("perf/sampled_tokens_per_s", sampled as f64 / generated);
         }

@@ -31,7 +31,8 @@ pub(crate) struct Sft {
 /// How many tasks are looked at for each demonstration, so that rare kinds are among them.
 const POOL: usize = 32;
 
-/// The items, one of each kind by turns: kinds in the order in which they first come, items of a kind in theirs.
+/// The items, one of each kind by turns: kinds in the order in which they first come, items of a kind in
+/// theirs.
 fn by_turns<T, K: PartialEq>(items: impl Iterator<Item = T>, kind: impl Fn(&T) -> K) -> Vec<T> {
     let mut kinds: Vec<(K, VecDeque<T>)> = Vec::new();
     for item in items {

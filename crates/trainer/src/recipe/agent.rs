@@ -15,13 +15,14 @@ use serde::{Deserialize, Serialize};
 pub struct AgentKeys {
     /// The policy that writes its replies, by name; may be left out where there is one only.
     pub policy: String,
-    /// Whether its policy learns from what it does. If not, or if the policy is not trained, it acts and is no target.
+    /// Whether its policy learns from what it does. If not, or if the policy is not trained, it acts and is
+    /// no target.
     pub train: bool,
     /// How its replies are sampled in training.
     pub sampling: SamplingKeys,
     /// The instructions; none where empty.
     pub system: String,
-    /// What the user says; `{question}` stands for the question.
+    /// Words of the user; `{question}` stands for the question.
     pub prompt: String,
     /// Names of its toolboxes, or kinds of such that need no options: `calculator`.
     pub tools: Vec<String>,
@@ -43,17 +44,19 @@ pub struct AgentKeys {
     pub max_tokens: usize,
     /// Longest wait for a toolbox to open, answer or close, in seconds, where it has none of its own.
     pub tool_seconds: f64,
-    /// Each answer of a tool is held back for a random time of up to so many seconds: to see what slow tools cost.
+    /// Each answer of a tool is held back for a random time of up to so many seconds: to see what slow tools
+    /// cost.
     pub tool_delay: f64,
-    /// And for at least so many.
+    /// Seconds that it takes at least.
     pub tool_delay_least: f64,
     /// Longest wait for a reply, in seconds.
     pub reply_seconds: f64,
-    /// Longest time for the replies and tool calls of an attempt, in seconds. One that takes longer ends there, and is unfinished.
+    /// Longest time for the replies and tool calls of an attempt, in seconds. One that takes longer ends
+    /// there, and is unfinished.
     pub attempt_seconds: f64,
     /// Most tokens of instructions and task; 0 for as many as leave room for `max_tokens` in the context.
     pub prompt_tokens: usize,
-    /// What becomes of longer ones.
+    /// Way to shorten longer ones.
     pub truncation: Truncation,
     /// How often an attempt that broke, or in which not one token was drawn, is made again.
     pub retries: u32,
@@ -132,7 +135,8 @@ impl Default for SamplingKeys {
 }
 
 impl SamplingKeys {
-    /// How replies are sampled in a phase that says `params`. Greedy attempts that others are compared with stay greedy.
+    /// How replies are sampled in a phase that says `params`. Greedy attempts that others are compared with
+    /// stay greedy.
     pub fn params(&self, params: SamplingParams) -> SamplingParams {
         if params.temperature == 0.0 {
             return params;
@@ -153,5 +157,5 @@ impl SamplingKeys {
     }
 }
 
-/// What stands for the question in `agent.prompt`.
+/// Placeholder of the question in `agent.prompt`.
 pub const QUESTION: &str = "{question}";

@@ -56,7 +56,7 @@ impl Checker<'_> {
         self.check(value >= 1, key, value, "at least 1")
     }
 
-    /// What narrows the choice of tokens: in range, and nothing where there is no choice.
+    /// Checks what narrows the choice of tokens: in range, and nothing where there is no choice.
     fn drawing(&self, eval: &EvalKeys) -> Result<(), RecipeError> {
         let EvalKeys { temperature, top_p, top_k, min_p, .. } = *eval;
         let greedy = temperature == 0.0;

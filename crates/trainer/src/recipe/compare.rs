@@ -6,7 +6,8 @@ use toml::{Table, Value};
 
 use super::read::KIND;
 
-/// Keys that a run may go on with another value of: they change how it goes, and what comes out only where a deadline passes.
+/// Keys that a run may go on with another value of: they change how it goes, and what comes out only where a
+/// deadline passes.
 const FREE: [&str; 16] = [
     "run.name",
     "run.folder",
@@ -56,9 +57,9 @@ fn lengthens(Difference { key, before, now }: &Difference, is_sft: impl Fn(usize
 pub struct Difference {
     /// The key.
     pub key: String,
-    /// Its value in the earlier one.
+    /// Value in the earlier one.
     pub before: Option<Value>,
-    /// Its value in the later one.
+    /// Value in the later one.
     pub now: Option<Value>,
 }
 

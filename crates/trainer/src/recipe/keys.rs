@@ -46,13 +46,13 @@ pub struct Recipe {
     /// Further agents by name, `[agent.NAME]` in a file.
     #[serde(default)]
     pub agents: BTreeMap<String, AgentKeys>,
-    /// What an attempt is worth.
+    /// Worth of an attempt.
     #[serde(default)]
     pub reward: RewardKeys,
     /// How success is measured.
     #[serde(default)]
     pub eval: EvalKeys,
-    /// What is done, in order.
+    /// Phases, in order.
     #[serde(default)]
     pub phase: Vec<Phase>,
 }
@@ -61,10 +61,10 @@ pub struct Recipe {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunKeys {
-    /// What it is called.
+    /// Name of the run.
     pub name: String,
-    /// Decides every random choice. Two runs with the same recipe and seed end with the same weights, unless who ends first decides what is
-    /// trained on (`staleness`, `spare`).
+    /// Decides every random choice. Two runs with the same recipe and seed end with the same weights, unless
+    /// who ends first decides what is trained on (`staleness`, `spare`).
     #[serde(default = "one")]
     pub seed: u64,
     /// Where everything is written; `runs/<name>` under the working directory where not given.
@@ -79,8 +79,8 @@ pub struct RunKeys {
 }
 
 impl RunKeys {
-    /// The name of the run in its record: the same whenever the recipe is run again with this seed, so that its attempts
-    /// have the same names, too.
+    /// The name of the run in its record: the same whenever the recipe is run again with this seed, so that
+    /// its attempts have the same names, too.
     pub fn id(&self) -> RunId {
         RunId(format!("{}-{}", self.name, self.seed))
     }
@@ -98,8 +98,8 @@ fn ten() -> u32 {
     10
 }
 
-/// Sequences that are computed together where the recipe does not say how many attempts are under way: more share the cost of reading the
-/// weights, but each needs memory for its keys and values.
+/// Sequences that are computed together where the recipe does not say how many attempts are under way: more
+/// share the cost of reading the weights, but each needs memory for its keys and values.
 const SEQUENCES: usize = 64;
 
 /// `[engine]`
@@ -108,28 +108,31 @@ const SEQUENCES: usize = 64;
 pub struct EngineKeys {
     /// Threads that compute; 0 for one on each core. Results do not depend on it.
     pub threads: usize,
-    /// Attempts under way at once, those that wait for a tool included; 0 for all of a step and of what may run ahead of it.
-    /// Results do not depend on it.
+    /// Attempts under way at once, those that wait for a tool included; 0 for all of a step and of what may
+    /// run ahead of it. Results do not depend on it.
     pub concurrency: usize,
-    /// Tokens of a micro-batch after merging, at which the next one begins. It bounds memory; a single path that is
-    /// longer is a micro-batch of its own, and goes through the model piece by piece.
+    /// Tokens of a micro-batch after merging, at which the next one begins. It bounds memory; a single path
+    /// that is longer is a micro-batch of its own, and goes through the model piece by piece.
     pub micro_batch_tokens: usize,
-    /// What the model is sampled and trained in: weights as they are learnt are f32 in any case.
+    /// Precision that the model is sampled and trained in: weights as they are learnt are f32 in any case.
     pub precision: Precision,
-    /// Whether replies that are under way when the weights change go on from what they have computed under the older ones, instead of
-    /// computing it again. That is faster where attempts run ahead, and what they draw from then on is not quite what training finds for it;
-    /// the log-probability that is recorded is the one that it was drawn with.
+    /// Whether replies that are under way when the weights change go on from what they have computed under
+    /// the older ones, instead of computing it again. That is faster where attempts run ahead, and what they
+    /// draw from then on is not quite what training finds for it; the log-probability that is recorded is the
+    /// one that it was drawn with.
     pub keep_cache: bool,
-    /// Most memory to use, in MiB; 0 for what is free. Where it is short, training computes activations again, which takes
-    /// longer. Results do not depend on it.
+    /// Most memory to use, in MiB; 0 for what is free. Where it is short, training computes activations
+    /// again, which takes longer. Results do not depend on it.
     pub memory_mb: usize,
-    /// Longest wait for the model to do one thing other than to reply, in seconds: to take a micro-batch, to change its weights, to write
-    /// or read them. Where it hangs for longer the run ends with an error, and can go on from its last checkpoint.
+    /// Longest wait for the model to do one thing other than to reply, in seconds: to take a micro-batch, to
+    /// change its weights, to write or read them. Where it hangs for longer the run ends with an error, and
+    /// can go on from its last checkpoint.
     pub call_seconds: f64,
 }
 
 impl EngineKeys {
-    /// Sequences that the engine computes together at most: as many as there are attempts, where the recipe says how many.
+    /// Sequences that the engine computes together at most: as many as there are attempts, where the recipe
+    /// says how many.
     pub fn sequences(&self) -> usize {
         self.attempts(SEQUENCES)
     }
@@ -220,9 +223,11 @@ impl ArithmeticKeys {
 pub struct MetricsKeys {
     /// Whether event files for TensorBoard are written, into the folder `tensorboard` of the run.
     pub tensorboard: bool,
-    /// Address of an MLflow server, such as `http://127.0.0.1:5000`; none where empty. The experiment has the run's name.
+    /// Address of an MLflow server, such as `http://127.0.0.1:5000`; none where empty. The experiment has the
+    /// run's name.
     pub mlflow: String,
-    /// A project of Weights & Biases; none where empty. What is measured goes into the folder `wandb` of the run, which `wandb sync` uploads.
+    /// A project of Weights & Biases; none where empty. What is measured goes into the folder `wandb` of the
+    /// run, which `wandb sync` uploads.
     pub wandb: String,
 }
 
@@ -310,7 +315,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// Its name in messages and metrics.
+    /// Name in messages and metrics.
     pub fn name(&self) -> &'static str {
         match self {
             Phase::Sft(_) => "sft",
@@ -326,7 +331,7 @@ impl Phase {
         }
     }
 
-    /// Its optimiser.
+    /// Optimiser of the phase.
     pub fn optimiser(&self) -> &OptimiserKeys {
         match self {
             Phase::Sft(keys) => &keys.optimiser,
@@ -350,7 +355,7 @@ impl Phase {
         }
     }
 
-    /// Its peak learning rate.
+    /// Peak learning rate.
     pub fn learning_rate(&self) -> f32 {
         match self {
             Phase::Sft(keys) => keys.learning_rate,
@@ -432,7 +437,7 @@ impl Default for OptimiserKeys {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Schedule {
-    /// It stays at the peak.
+    /// Stays at the peak.
     #[default]
     Constant,
     /// A straight line down to the final share.

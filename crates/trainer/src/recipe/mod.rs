@@ -1,8 +1,8 @@
 //! Recipes: what to train, on what, and how. One TOML file, typed, every key declared once in [`keys`](self).
 //!
-//! Guarantees: a key that is not known, has the wrong type or a value out of range is an error that names the key by its
-//! path. Paths in a recipe are relative to the recipe's folder, those given with `--set` to the working directory. What
-//! [`Recipe::to_toml`] writes, [`Recipe::load`] reads back as the same recipe.
+//! Guarantees: a key that is not known, has the wrong type or a value out of range is an error that names the
+//! key by its path. Paths in a recipe are relative to the recipe's folder, those given with `--set` to the
+//! working directory. What [`Recipe::to_toml`] writes, [`Recipe::load`] reads back as the same recipe.
 
 mod agent;
 mod check;
@@ -41,7 +41,7 @@ pub use set::{Override, SetError};
 pub use tools::{CalculatorKeys, ToolKeys};
 pub use write::WriteError;
 
-/// What can be wrong with a recipe. All of it is the user's to put right.
+/// Faults of a recipe. All of them are the user's to put right.
 #[derive(Debug, thiserror::Error)]
 pub enum RecipeError {
     /// The file cannot be read.
@@ -52,12 +52,12 @@ pub enum RecipeError {
         /// Why.
         source: std::io::Error,
     },
-    /// It is not TOML.
+    /// The file is not TOML.
     #[error("the recipe {} is not valid TOML: {message}", file.display())]
     Syntax {
         /// The file.
         file: PathBuf,
-        /// What the parser says, with the line.
+        /// Words of the parser, with the line.
         message: String,
     },
     /// A key is not what it should be.
@@ -75,9 +75,9 @@ pub enum RecipeError {
         file: PathBuf,
         /// The key.
         key: String,
-        /// Its value.
+        /// Value of the key.
         value: String,
-        /// What it may be.
+        /// Values that it may have.
         range: String,
     },
     /// An override is not one.
@@ -89,7 +89,8 @@ pub enum RecipeError {
 }
 
 impl Recipe {
-    /// Attempts under way at once: as many as `engine.concurrency` says, or all of the largest step and of what may run ahead of it.
+    /// Attempts under way at once: as many as `engine.concurrency` says, or all of the largest step and of
+    /// what may run ahead of it.
     pub fn concurrency(&self) -> usize {
         let attempts = |phase: &Phase| match phase {
             Phase::Sft(_) => 0,
@@ -121,7 +122,8 @@ impl Recipe {
         }
         resolve(&mut table, &folder);
         for change in overrides {
-            // Through a table of its own, so that only what it sets is taken relative to the working directory.
+            // Through a table of its own, so that only what it sets is taken relative to the working
+            // directory.
             let mut change = change.clone();
             if let Some(base) = base_of(&change.path, &change.value, &here) {
                 change.value = base;
@@ -217,7 +219,8 @@ fn find<'a>(table: &'a Table, path: &[String]) -> Option<&'a Value> {
     })
 }
 
-/// The value of a key that holds a path, made absolute; `None` for other keys, and for what is no relative path.
+/// The value of a key that holds a path, made absolute; `None` for other keys, and for what is no relative
+/// path.
 fn base_of(path: &[String], value: &Value, folder: &Path) -> Option<Value> {
     if let (["tasks", _, "path"], Value::Array(items)) =
         (&path.iter().map(String::as_str).collect::<Vec<_>>()[..], value)

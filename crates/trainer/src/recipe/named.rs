@@ -1,7 +1,7 @@
 //! Agents by name: `[agent.NAME]`, which says what differs from `[agent]`.
 //!
-//! In a file both are one table, whose own keys are those of every agent. Typed, they are apart: what `[agent]` says, and
-//! each named agent whole.
+//! In a file both are one table, whose own keys are those of every agent. Typed, they are apart: what
+//! `[agent]` says, and each named agent whole.
 
 use serde::de::Error as _;
 use toml::{Table, Value};

@@ -15,7 +15,8 @@ pub struct ModelKeys {
     /// Longest sequence in tokens; the model's own limit where not given.
     #[serde(default)]
     pub context: Option<usize>,
-    /// Trains a low-rank adapter over the model, whose own weights stay as they are; all of them where not given.
+    /// Trains a low-rank adapter over the model, whose own weights stay as they are; all of them where not
+    /// given.
     #[serde(default)]
     pub lora: Option<LoraOptions>,
 }
@@ -24,9 +25,9 @@ pub struct ModelKeys {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PolicyKeys {
-    /// Its weights learn.
+    /// Learns.
     Trained(PolicyModel),
-    /// Its weights stay as they are.
+    /// Keeps its weights.
     Frozen(PolicyModel),
     /// A model behind an API, which is never trained.
     External(ExternalKeys),
@@ -36,13 +37,13 @@ pub enum PolicyKeys {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PolicyModel {
-    /// As `model.source`; that of `[model]` where not given.
+    /// Source, see `model.source`; that of `[model]` where not given.
     pub source: Option<String>,
-    /// As `model.base`.
+    /// Base, see `model.base`.
     pub base: Option<String>,
-    /// As `model.context`; that of `[model]` where not given.
+    /// Context, see `model.context`; that of `[model]` where not given.
     pub context: Option<usize>,
-    /// As `model.lora`; that of `[model]` where not given. For a policy that is trained.
+    /// Adapter, see `model.lora`; that of `[model]` where not given. For a policy that is trained.
     pub lora: Option<LoraOptions>,
 }
 

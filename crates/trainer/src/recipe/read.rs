@@ -1,8 +1,9 @@
 //! From TOML values to typed configuration, with errors that name the key by its whole path.
 //!
-//! serde's own way (`toml::from_str` with `deny_unknown_fields`) knows neither the path of a key nor which key was meant.
-//! This reader hands serde the values one by one, so it knows both. It also gives enums with contents one shape
-//! everywhere: a table whose `kind` names the variant (or just the name, where the contents are all defaults).
+//! serde's own way (`toml::from_str` with `deny_unknown_fields`) knows neither the path of a key nor which
+//! key was meant. This reader hands serde the values one by one, so it knows both. It also gives enums with
+//! contents one shape everywhere: a table whose `kind` names the variant (or just the name, where the
+//! contents are all defaults).
 
 use std::fmt;
 
@@ -28,7 +29,7 @@ fn is_options(path: &[&str]) -> bool {
     matches!(path, ["reward", SCORERS, _, SCORER])
 }
 
-/// What is wrong, and where.
+/// Fault in a value, and where it stands.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReadError {
     /// Keys from the innermost outwards.
@@ -114,7 +115,7 @@ pub(super) fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
         .map(|(_, candidate)| candidate)
 }
 
-/// What serde calls a type, in the words of a person who writes a recipe.
+/// Name of a type that serde expects, in the words of a person who writes a recipe.
 fn plainly(expected: &dyn de::Expected) -> String {
     let text = expected.to_string();
     match text.as_str() {

@@ -72,7 +72,7 @@ impl RewardKeys {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScorerKeys {
-    /// Its name in the record and in metrics, where a task chooses it, and in messages.
+    /// Name in the record and in metrics, where a task chooses it, and in messages.
     pub name: String,
     /// The weight of its score; 0 where it is only recorded.
     #[serde(default = "one")]

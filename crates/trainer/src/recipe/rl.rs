@@ -32,7 +32,8 @@ pub struct RlKeys {
     /// How warm attempts are sampled, more than 0.
     #[serde(default = "unit")]
     pub temperature: f32,
-    /// How many versions old a token may be when it is trained: 0 samples and trains by turns, more lets attempts run ahead.
+    /// How many versions old a token may be when it is trained: 0 samples and trains by turns, more lets
+    /// attempts run ahead.
     #[serde(default)]
     pub staleness: u32,
     /// Which of the groups that are complete a step takes, where it may choose.
@@ -40,8 +41,8 @@ pub struct RlKeys {
     pub prefer: Prefer,
     /// Peak learning rate.
     pub learning_rate: f32,
-    /// How rewards become advantages, in place of the algorithm's way. The components that GDPO weighs are the score of the answer, the rest
-    /// of the outcome, and what turns earned.
+    /// How rewards become advantages, in place of the algorithm's way. The components that GDPO weighs are
+    /// the score of the answer, the rest of the outcome, and what turns earned.
     #[serde(default)]
     pub advantage: Option<Estimator>,
     /// For `pass_k`: how many of a group's attempts the best is chosen among, at least 2; all of them where
@@ -69,7 +70,7 @@ pub struct RlKeys {
     /// Coefficient of a bonus for entropy.
     #[serde(default)]
     pub entropy: f64,
-    /// What ratios are taken to.
+    /// Policy that ratios are taken to.
     #[serde(default)]
     pub proximal: Proximal,
     /// Weights for tokens that other weights drew than those at the beginning of the step. Needs `proximal`,
@@ -81,30 +82,32 @@ pub struct RlKeys {
     /// content. Needs `proximal = "recompute"`.
     #[serde(default)]
     pub rejection: Vec<Rejection>,
-    /// What becomes of groups whose rewards are all equal, in place of the algorithm's way.
+    /// Treatment of groups whose rewards are all equal, in place of the algorithm's way.
     #[serde(default)]
     pub uniform_groups: Option<UniformGroups>,
-    /// What becomes of attempts that were cut for their length.
+    /// Treatment of attempts that were cut for their length.
     #[serde(default)]
     pub overlong: Overlong,
-    /// What becomes of attempts in which not one token was drawn.
+    /// Treatment of attempts in which not one token was drawn.
     #[serde(default)]
     pub empty: Empty,
-    /// Who is compared with whom.
+    /// Attempts that are compared with each other.
     #[serde(default)]
     pub group_by: GroupBy,
-    /// Attempts at each task that are begun beyond `group_size`; the first to end with a reward make the group, and the others are given up. Who ends first
-    /// is short or lucky with its tools: where that goes with success, the group is not a fair sample.
+    /// Attempts at each task that are begun beyond `group_size`; the first to end with a reward make the
+    /// group, and the others are given up. Who ends first is short or lucky with its tools: where that goes
+    /// with success, the group is not a fair sample.
     #[serde(default)]
     pub spare: usize,
-    /// What is trained of the attempts; others are compared with the rest all the same.
+    /// Part of the attempts that is trained; others are compared with the rest all the same.
     #[serde(default)]
     pub only: OnlyKeys,
-    /// The most turns of an attempt that are trained, drawn at random; the others' weight goes to them. 0 for all.
+    /// The most turns of an attempt that are trained, drawn at random; the others' weight goes to them. 0 for
+    /// all.
     #[serde(default)]
     pub most_turns: usize,
-    /// Optimiser steps over the attempts of a step, each on its share of the groups. With more than one, all but the
-    /// first are off policy.
+    /// Optimiser steps over the attempts of a step, each on its share of the groups. With more than one, all
+    /// but the first are off policy.
     #[serde(default = "one")]
     pub mini_batches: usize,
     /// How often the attempts of a step are gone through.
@@ -155,7 +158,7 @@ pub enum Algorithm {
     Rloo,
     /// REINFORCE with whitened returns and PPO's clip (Hu 2025).
     ReinforcePlusPlus,
-    /// The same, less the group's mean.
+    /// REINFORCE++ less the group's mean.
     ReinforcePlusPlusBaseline,
     /// The baseline weighted by length (Hao et al. 2025).
     Opo,
@@ -181,7 +184,7 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// Its name in messages and metrics.
+    /// Name in messages and metrics.
     pub fn name(self) -> &'static str {
         match self {
             Algorithm::Grpo => "grpo",
@@ -288,7 +291,7 @@ impl Algorithm {
 pub struct KlKeys {
     /// How the divergence is estimated from one sample.
     pub estimator: KlEstimator,
-    /// Its coefficient β.
+    /// Coefficient β.
     pub coefficient: f64,
     /// Multiplies each token's estimate by its ratio, so that it is unbiased for tokens that older weights
     /// drew (DeepSeek-V3.2). Only where it is charged in the loss. The ratio is that of the loss: with
@@ -327,36 +330,37 @@ pub enum Prefer {
     Oldest,
     /// In the order in which they were complete.
     FirstDone,
-    /// Those that the newest weights drew.
+    /// Tries that the newest weights drew.
     Freshest,
 }
 
-/// What ratios are taken to.
+/// Policy that ratios are taken to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Proximal {
     /// The policy that drew the token.
     #[default]
     Behaviour,
-    /// The weights at the beginning of the step: a forward pass more where they did not draw everything (decoupled PPO).
+    /// The weights at the beginning of the step: a forward pass more where they did not draw everything
+    /// (decoupled PPO).
     Recompute,
     /// A guess between the policy that drew the token and the present one, by age, made as the loss is
     /// evaluated, without that pass.
     Interpolate,
 }
 
-/// What becomes of attempts in which not one token was drawn: hung before the first, say.
+/// Treatment of attempts in which not one token was drawn: hung before the first, say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Empty {
     /// Others are compared with their reward.
     #[default]
     Keep,
-    /// They are left out of everything.
+    /// Leaves them out of everything.
     Drop,
 }
 
-/// Who is compared with whom, where an advantage compares.
+/// Attempts that are compared with each other, where an advantage compares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GroupBy {
@@ -393,11 +397,11 @@ impl OnlyKeys {
     }
 }
 
-/// What becomes of groups whose rewards are all equal, which have no gradient under advantages by group.
+/// Treatment of groups whose rewards are all equal, which have no gradient under advantages by group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UniformGroups {
-    /// They count in the averages, as they are drawn.
+    /// Counts them in the averages, as they are drawn.
     #[default]
     Keep,
     /// Left out of the averages.
@@ -407,16 +411,16 @@ pub enum UniformGroups {
     Refill,
 }
 
-/// What becomes of attempts that were cut for their length, in tokens, turns, context or time.
+/// Treatment of attempts that were cut for their length, in tokens, turns, context or time.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Overlong {
-    /// They are like all others.
+    /// Treats them like all others.
     #[default]
     Keep,
     /// Others are compared with them, but they are not trained on.
     Mask,
-    /// They are left out of everything.
+    /// Leaves them out of everything.
     Drop,
     /// Treated as if they might have gone on: advantages count what the critic says of the state in which
     /// they were cut as still to come. Needs a critic.
@@ -461,7 +465,7 @@ impl RlKeys {
         self.advantage.clone().unwrap_or_else(|| self.algorithm.estimator(self.k))
     }
 
-    /// What the policy minimises.
+    /// Loss that the policy minimises.
     pub fn loss(&self) -> Loss {
         let policy =
             self.loss.unwrap_or_else(|| self.algorithm.loss(self.clip_low, self.clip_high, self.clip_dual));
@@ -478,7 +482,7 @@ impl RlKeys {
         (self.proximal != Proximal::Behaviour).then(|| self.correction.unwrap_or(Correction::DECOUPLED))
     }
 
-    /// What the critic minimises.
+    /// Loss that the critic minimises.
     pub fn value_loss(&self) -> Loss {
         Loss::of(PolicyLoss::Value { clip: (self.critic.clip > 0.0).then_some(self.critic.clip) })
     }
@@ -488,7 +492,7 @@ impl RlKeys {
         self.normaliser.unwrap_or_else(|| self.algorithm.normaliser(most_tokens))
     }
 
-    /// What becomes of groups that teach nothing.
+    /// Treatment of groups that teach nothing.
     pub fn uniform_groups(&self) -> UniformGroups {
         self.uniform_groups.unwrap_or(match self.algorithm {
             Algorithm::Dapo => UniformGroups::Refill,
@@ -550,7 +554,7 @@ impl RlKeys {
 }
 
 impl KlKeys {
-    /// As `rl` knows it.
+    /// Penalty in the form that `rl` knows.
     pub fn penalty(&self) -> KlPenalty {
         let KlKeys { estimator, coefficient, importance_weighted, .. } = *self;
         KlPenalty { estimator, coefficient, importance_weighted }

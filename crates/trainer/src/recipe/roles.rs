@@ -29,7 +29,8 @@ impl Recipe {
         self.agents.get(name).or((name == DEFAULT).then_some(&self.agent))
     }
 
-    /// The name of the policy that writes an agent's replies; `None` where it says none and there are several.
+    /// The name of the policy that writes an agent's replies; `None` where it says none and there are
+    /// several.
     pub fn policy_of(&self, agent: &AgentKeys) -> Option<String> {
         let policies = self.policies();
         if !agent.policy.is_empty() {

@@ -2,7 +2,7 @@
 
 use toml::{Table, Value};
 
-/// What is wrong with an override.
+/// Faults of an override.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SetError {
     /// No `=`, or nothing before it.
@@ -15,7 +15,7 @@ pub enum SetError {
         key: String,
         /// The part of it that leads there.
         inner: String,
-        /// What stands there.
+        /// Value that stands there.
         found: String,
     },
     /// A list is addressed by something that is not the number of an item.
@@ -42,7 +42,8 @@ pub struct Override {
 impl std::str::FromStr for Override {
     type Err = SetError;
 
-    /// `key=value`. The value is read as TOML; what is not TOML is taken as a text, so that quotes may be left out.
+    /// `key=value`. The value is read as TOML; what is not TOML is taken as a text, so that quotes may be
+    /// left out.
     fn from_str(text: &str) -> Result<Self, SetError> {
         let (key, value) = text.split_once('=').ok_or_else(|| SetError::Form(text.into()))?;
         let path: Vec<String> = key.trim().split('.').map(str::to_owned).collect();

@@ -1,7 +1,7 @@
 //! An MLflow server, over its HTTP API (version 2.0), from a thread of its own.
 //!
-//! A server that cannot be reached when a run begins is an error of the recipe, and is said at once. One that has taken the run may be away
-//! for any time: what it misses is kept and passed on when it is back.
+//! A server that cannot be reached when a run begins is an error of the recipe, and is said at once. One that
+//! has taken the run may be away for any time: what it misses is kept and passed on when it is back.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ const BATCH: usize = 1000;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// What the thread is told.
+/// Messages to the thread.
 enum Message {
     Metrics(Vec<Value>),
     Close { finished: bool },
@@ -69,13 +69,13 @@ impl Mlflow {
         Mlflow { server, messages, thread: thread.ok(), ended: Mutex::new(ended) }
     }
 
-    /// What the thread ended with, if it has.
+    /// Error that the thread ended with, if it has.
     fn complaint(&mut self) -> Result<(), String> {
         self.thread.take_if(|thread| thread.is_finished()).map_or(Ok(()), joined)
     }
 }
 
-/// What asks. A refusal is an answer, whose words are wanted.
+/// Client that asks. A refusal is an answer, whose words are wanted.
 fn agent() -> ureq::Agent {
     let config = ureq::Agent::config_builder().timeout_global(Some(ANSWER)).http_status_as_error(false);
     config.build().new_agent()
@@ -123,19 +123,20 @@ struct Client {
     file: PathBuf,
     /// Key and value.
     parameters: Vec<(String, String)>,
-    /// Pause before a server that is away is asked again; each is twice the one before, up to [`LONGEST_PAUSE`].
+    /// Pause before a server that is away is asked again; each is twice the one before, up to
+    /// [`LONGEST_PAUSE`].
     pause: Duration,
 }
 
 /// Why a server did not do what it was asked.
 enum Failure {
-    /// It cannot be reached, or says itself that this is not the request's fault.
+    /// Cannot be reached, or says itself that this is not the request's fault.
     Away(String),
-    /// It would say the same again.
+    /// Would say the same again.
     Refused(Refused),
 }
 
-/// What a server says to a request that it does not take.
+/// Words of a server about a request that it does not take.
 struct Refused {
     status: u16,
     why: String,
@@ -190,7 +191,8 @@ impl Client {
         }
     }
 
-    /// The run on the server: the one that an earlier process of the run began, if it is still there, or a new one.
+    /// The run on the server: the one that an earlier process of the run began, if it is still there, or a
+    /// new one.
     fn run(&self) -> Result<Run, String> {
         if let Some(id) = self.begun() {
             // Where it is refused, somebody has deleted it.
@@ -270,7 +272,7 @@ impl Client {
     }
 }
 
-/// What a server said to a request.
+/// Answer of a server to a request.
 fn answer(verb: &str, said: Result<Response<Body>, ureq::Error>) -> Result<Value, Failure> {
     let away = |error: &dyn std::fmt::Display| Failure::Away(format!("{verb}: {error}"));
     let mut said = said.map_err(|error| away(&error))?;

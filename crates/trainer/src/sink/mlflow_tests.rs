@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 
-/// What a server keeps, as far as the sink can tell.
+/// State that a server keeps, as far as the sink can tell.
 #[derive(Default)]
 struct Kept {
     experiments: Vec<String>,

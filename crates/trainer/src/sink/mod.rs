@@ -1,6 +1,7 @@
 //! Where metrics go besides `metrics.jsonl`.
 //!
-//! Guarantees: a sink never holds training up and never ends it. One that fails says so once, and is left alone.
+//! Guarantees: a sink never holds training up and never ends it. One that fails says so once, and is left
+//! alone.
 
 mod mlflow;
 mod tensorboard;
@@ -33,7 +34,7 @@ pub(crate) trait Sink: Send + Sync {
     /// What could not be passed on.
     fn close(&mut self, finished: bool) -> Result<(), String>;
 
-    /// Its name in messages.
+    /// Name in messages.
     fn name(&self) -> String;
 }
 

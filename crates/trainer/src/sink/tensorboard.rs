@@ -1,4 +1,5 @@
-//! TensorBoard's event files: length-prefixed, checksummed records of protocol buffers, of which a few fields suffice.
+//! TensorBoard's event files: length-prefixed, checksummed records of protocol buffers, of which a few fields
+//! suffice.
 //!
 //! Formats: tensorflow/core/util/event.proto and tensorflow/core/lib/io/record_writer.
 
@@ -17,7 +18,7 @@ const STEP: u32 = 2;
 const FILE_VERSION: u32 = 3;
 const SUMMARY: u32 = 5;
 const SESSION_LOG: u32 = 7;
-/// Of `Summary`, of `Summary.Value`, and of `SessionLog`.
+/// Fields of `Summary`, of `Summary.Value`, and of `SessionLog`.
 const VALUE: u32 = 1;
 const TAG: u32 = 1;
 const SIMPLE_VALUE: u8 = 2 << 3 | 5;

@@ -1,7 +1,7 @@
 //! The folder of an offline run of Weights & Biases, to be uploaded with `wandb sync`.
 //!
-//! Its one file is a log in blocks of 32 KiB, as LevelDB's are, of protocol buffers, of which a few fields suffice. Formats:
-//! wandb/proto/wandb_internal.proto and wandb/sdk/internal/datastore.py.
+//! Its one file is a log in blocks of 32 KiB, as LevelDB's are, of protocol buffers, of which a few fields
+//! suffice. Formats: wandb/proto/wandb_internal.proto and wandb/sdk/internal/datastore.py.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -15,7 +15,7 @@ use crate::folder::file_error;
 use crate::metrics::Metrics;
 use crate::recipe::Recipe;
 
-/// What a file begins with: name, magic number, version.
+/// Beginning of a file: name, magic number, version.
 const IDENT: [u8; 7] = [b':', b'W', b'&', b'B', 0xe1, 0xbe, 0];
 const BLOCK: usize = 32 * 1024;
 /// Checksum, length and type of a piece of a record.
@@ -30,7 +30,7 @@ const NUMBER: u32 = 1;
 const HISTORY: u32 = 2;
 const RUN: u32 = 17;
 const EXIT: u32 = 18;
-/// Of `RunRecord`.
+/// Fields of `RunRecord`.
 const RUN_ID: u32 = 1;
 const PROJECT: u32 = 3;
 const CONFIG: u32 = 4;
@@ -38,14 +38,14 @@ const DISPLAY_NAME: u32 = 8;
 const STARTING_STEP: u32 = 14;
 const START_TIME: u32 = 17;
 const RESUMED: u32 = 18;
-/// Of `ConfigRecord`, and of items of it and of `HistoryRecord`.
+/// Fields of `ConfigRecord`, and of items of it and of `HistoryRecord`.
 const UPDATE: u32 = 1;
 const KEY: u32 = 1;
 const VALUE_JSON: u32 = 16;
-/// Of `HistoryRecord`.
+/// Field of `HistoryRecord`.
 const ITEM: u32 = 1;
 const STEP: u32 = 2;
-/// Of `HistoryStep`, `Timestamp` and `RunExitRecord`: a number, seconds, the exit code.
+/// Field of `HistoryStep`, `Timestamp` and `RunExitRecord`: a number, seconds, the exit code.
 const FIRST_FIELD: u32 = 1;
 
 /// The log of a run.
@@ -198,7 +198,8 @@ fn item(key: &str, value: &str) -> Vec<u8> {
     item
 }
 
-/// Seconds since 1970 as `YYYYMMDD_hhmmss`, UTC. Days to dates as in the algorithm `civil_from_days` (Howard Hinnant).
+/// Seconds since 1970 as `YYYYMMDD_hhmmss`, UTC. Days to dates as in the algorithm `civil_from_days` (Howard
+/// Hinnant).
 fn clock(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
     let shifted = days + 719_468;

@@ -1,4 +1,4 @@
-//! What the formats of sinks share: fields of protocol buffers, the time.
+//! Common parts of the formats of sinks: fields of protocol buffers, the time.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

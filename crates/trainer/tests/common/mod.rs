@@ -85,7 +85,7 @@ pub fn recipe(folder: &Path, overrides: &[&str]) -> Recipe {
     Recipe::load(&file, &all).unwrap()
 }
 
-/// What is simulated.
+/// Settings of the simulation.
 pub fn simulated() -> SimulatorConfig {
     SimulatorConfig {
         vocabulary: VOCABULARY,

@@ -64,7 +64,8 @@ impl Layout {
         Layout { question: question.to_owned(), answer: answer.to_owned() }
     }
 
-    /// Whether a column can hold one of the fields of any layout. A file must be read as to these; others may be left out.
+    /// Whether a column can hold one of the fields of any layout. A file must be read as to these; others may
+    /// be left out.
     pub fn may_use(column: &str, question: &str, answer: &str) -> bool {
         let leads = |path: &str| {
             path.strip_prefix(column).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))

@@ -2,7 +2,8 @@
 //!
 //! The content of a file decides how it is read, not its name; only tables (CSV, TSV) are told by their
 //! names. Numbers stay as they are written. A row that lacks what it must have is an error that names file,
-//! row and field. A task keeps its whole row; a column of a table that cannot be read is left out, with a note.
+//! row and field. A task keeps its whole row; a column of a table that cannot be read is left out, with a
+//! note.
 
 mod content;
 mod fields;

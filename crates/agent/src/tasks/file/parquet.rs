@@ -95,7 +95,8 @@ fn whole(
     Ok((rows, binary))
 }
 
-/// Gives the rows of some columns one by one; at the end, columns that are no text and not needed, which rows may lack.
+/// Gives the rows of some columns one by one; at the end, columns that are no text and not needed, which rows
+/// may lack.
 fn read_columns(
     bytes: &Bytes,
     wanted: &dyn Fn(&str) -> bool,
@@ -137,7 +138,8 @@ fn fields(row: Row, as_numbers: bool) -> Result<Map<String, Value>, NoText> {
     row.into_columns().into_iter().map(|(name, field)| Ok((name, value(field, as_numbers)?))).collect()
 }
 
-/// A field as JSON; bytes that are no text only `as_numbers`, of which each takes far more memory than a byte.
+/// A field as JSON; bytes that are no text only `as_numbers`, of which each takes far more memory than a
+/// byte.
 fn value(field: Field, as_numbers: bool) -> Result<Value, NoText> {
     Ok(match field {
         Field::Null => Value::Null,

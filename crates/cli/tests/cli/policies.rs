@@ -1,0 +1,145 @@
+//! Two adapters over one engine, trained in one run by agents of their own.
+#![cfg(unix)]
+
+use std::fmt::Write as _;
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+
+use crate::support::{Place, stderr, stdout};
+
+const SIGKILL: i32 = 9;
+
+/// Rows that two agents do by turns, and an adapter for each of them.
+fn place() -> Place {
+    let place = Place::with_trained_model();
+    let mut rows = String::new();
+    for i in 0..60u32 {
+        let (a, b) = (i + 3, 7 * i % 40 + 2);
+        let agent = if i % 2 == 0 { r#", "agent_name": "checker""# } else { "" };
+        writeln!(rows, r#"{{"question": "{a} + {b}", "answer": {}{agent}}}"#, a + b).unwrap();
+    }
+    place.write("rows.jsonl", rows);
+    place.write("recipe.toml", RECIPE);
+    place
+}
+
+const RECIPE: &str = r#"
+[run]
+name = "two"
+folder = "run"
+checkpoint_every = 1
+keep = 10
+
+[model]
+source = "./model"
+lora = { rank = 4 }
+
+[policy.checker]
+kind = "trained"
+
+[policy.solver]
+kind = "trained"
+
+[engine]
+micro_batch_tokens = 600
+
+[[tasks]]
+kind = "file"
+path = "rows.jsonl"
+held_out = 0
+
+[agent]
+policy = "solver"
+tools = ["calculator"]
+tool_prompt = "compact"
+max_turns = 2
+max_tokens = 60
+
+[agent.checker]
+policy = "checker"
+system = "Check."
+
+[reward]
+malformed_call = -0.1
+unfinished = -0.2
+
+[eval]
+tasks = 0
+
+[[phase]]
+kind = "rl"
+steps = 3
+groups = 4
+group_size = 4
+learning_rate = 1e-2
+kl = { estimator = "k3", coefficient = 0.01 }
+"#;
+
+/// A run begins, or goes on where there is one.
+fn command(place: &Place) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dressage"));
+    command.current_dir(place.path("")).args(["train", "recipe.toml"]).env_remove("DRESSAGE_CRASH_AT");
+    if place.path("run/recipe.toml").exists() {
+        command.arg("--resume");
+    }
+    command
+}
+
+/// The adapter of a policy after a step, counted from 1. That of the first policy that is trained is the
+/// checkpoint itself.
+fn adapter(place: &Place, step: usize, policy: Option<&str>) -> Vec<u8> {
+    let checkpoint = place.checkpoints("run").remove(step - 1);
+    let folder = policy.map_or(checkpoint.clone(), |name| checkpoint.join("policies").join(name));
+    fs::read(folder.join("adapter_model.safetensors")).unwrap()
+}
+
+/// Both adapters after the last step, in the order of names.
+fn adapters(place: &Place) -> [Vec<u8>; 2] {
+    [adapter(place, 3, None), adapter(place, 3, Some("solver"))]
+}
+
+fn whole() -> Place {
+    let place = place();
+    let output = command(&place).output().unwrap();
+    let text = stdout(&output);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(text.matches(" · mismatch 0 · ").count(), 3, "{text}");
+    place
+}
+
+/// Each adapter ends, to the bit, as it does in a run in which the other one's weights stay as they are;
+/// killed and resumed or replayed, the run ends with the same two.
+#[test]
+fn two_adapters_learn_in_one_run_as_each_would_alone() {
+    let place = whole();
+    let both = adapters(&place);
+    assert!(
+        both[0] != adapter(&place, 1, None) && both[1] != adapter(&place, 1, Some("solver")),
+        "both learn"
+    );
+    assert_ne!(both[0], both[1]);
+
+    let replay = place.dressage().args(["replay", "run"]).output().unwrap();
+    assert!(replay.status.success(), "{}", stderr(&replay));
+    assert!(stdout(&replay).contains("the same, bit for bit"), "{}", stdout(&replay));
+
+    for (alone, other) in ["solver", "checker"].into_iter().enumerate() {
+        let place = self::place();
+        let frozen = format!("policy.{other}.kind=frozen");
+        let output = command(&place).args(["--set", &frozen]).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert!(adapter(&place, 3, None) == both[alone], "with {other} frozen");
+    }
+
+    for point in
+        ["attempt_recorded:9", "ledger_written:2", "micro_batch:3", "after_optim_step:3", "weights_saved:3"]
+    {
+        let place = self::place();
+        let killed = command(&place).env("DRESSAGE_CRASH_AT", point).output().unwrap();
+        assert_eq!(killed.status.signal(), Some(SIGKILL), "{point} was not reached: {}", stderr(&killed));
+        let output = command(&place).output().unwrap();
+        assert!(output.status.success(), "{point}: {}", stderr(&output));
+        assert!(adapters(&place) == both, "{point}");
+    }
+}
