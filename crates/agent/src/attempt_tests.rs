@@ -552,7 +552,7 @@ async fn attempts_of_a_real_policy_are_exact_and_independent() {
                 let index = path.tokens.len() as u32;
                 path.targets.push(PathTarget { index, temperature: segment.temperature, term });
             }
-            path.tokens.push(*token);
+            path.tokens.extend([*token]);
         }
     }
     let batch = Arc::new(TreeBatch::merge(&[path]).unwrap());

@@ -42,8 +42,8 @@ impl Sampler for Then {
         self.1.abort(stream).await
     }
 
-    async fn health(&self) -> Result<Health, PolicyError> {
-        self.1.health().await
+    async fn workload(&self) -> Result<Load, PolicyError> {
+        self.1.workload().await
     }
 
     async fn version(&self) -> Result<u64, PolicyError> {

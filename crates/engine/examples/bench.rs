@@ -89,7 +89,7 @@ async fn train(engine: &Engine, tokens: Vec<u32>, version: u64) -> Result<Value>
         .map(|index| PathTarget { index, temperature: 1.0, term: Term { weight, ..Term::default() } })
         .collect();
     let start = Instant::now();
-    let batch = Arc::new(TreeBatch::merge(&[PathInput { tokens, targets }])?);
+    let batch = Arc::new(TreeBatch::merge(&[PathInput { tokens: tokens.into(), targets }])?);
     let loss = Loss::of(PolicyLoss::CrossEntropy);
     let sums = engine.forward_backward(batch, loss).await?;
     let backward = start.elapsed();
@@ -140,7 +140,7 @@ async fn group(
                         }));
                     }
                 }
-                anyhow::Ok(PathInput { tokens: path, targets })
+                anyhow::Ok(PathInput { tokens: path.into(), targets })
             })
         })
         .collect();
@@ -179,7 +179,10 @@ async fn forest(engine: &Engine, paths: Vec<Vec<u32>>, first: u32) -> Result<Val
     let target = |index| PathTarget { index, temperature: 1.0, term: Term { weight, ..Term::default() } };
     let paths: Vec<PathInput> = paths
         .into_iter()
-        .map(|tokens| PathInput { targets: (first..tokens.len() as u32).map(target).collect(), tokens })
+        .map(|tokens| PathInput {
+            targets: (first..tokens.len() as u32).map(target).collect(),
+            tokens: tokens.into(),
+        })
         .collect();
     let start = Instant::now();
     let batch = Arc::new(TreeBatch::merge(&paths)?);

@@ -130,8 +130,10 @@ async fn engine(files: &ModelFiles, request: &Request) -> Result<Engine> {
 /// Logits after every token of every sequence, the sequences merged into one tree.
 fn logits(model: &Transformer, sequences: &[Vec<u32>], out: &Path) -> Result<Value> {
     let config = &model.weights.config;
-    let paths: Vec<_> =
-        sequences.iter().map(|tokens| PathInput { tokens: tokens.clone(), targets: Vec::new() }).collect();
+    let paths: Vec<_> = sequences
+        .iter()
+        .map(|tokens| PathInput { tokens: tokens.clone().into(), targets: Vec::new() })
+        .collect();
     let batch = TreeBatch::merge(&paths)?;
     check(&batch, model.context, config.vocabulary)?;
     let packing = Packing::new(&batch, &Unit::whole(&batch), 0, false);

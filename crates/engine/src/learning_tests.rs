@@ -37,7 +37,7 @@ fn paths(vocabulary: usize) -> Vec<PathInput> {
                     PathTarget { index, temperature: if warm { 1.0 } else { 0.7 }, term }
                 })
                 .collect();
-            PathInput { tokens, targets }
+            PathInput { tokens: tokens.into(), targets }
         })
         .collect()
 }
@@ -66,10 +66,10 @@ fn losses() -> [Loss; 3] {
 fn exact_counts(reference: &Reference, paths: &[PathInput]) -> (f64, f64) {
     let (mut nll, mut entropy) = (0.0, 0.0);
     for path in paths {
-        let logits = reference.logits(&path.tokens);
+        let logits = reference.logits(&path.tokens.to_vec());
         for t in path.targets.iter().filter(|t| t.term.weight != 0.0) {
             let (index, temperature) = (t.index as usize, f64::from(t.temperature));
-            nll -= Reference::logprob(&logits, &path.tokens, index, temperature);
+            nll -= Reference::logprob(&logits, &path.tokens.to_vec(), index, temperature);
             entropy += Reference::entropy(&logits, index, temperature);
         }
     }
@@ -80,9 +80,14 @@ fn exact_counts(reference: &Reference, paths: &[PathInput]) -> (f64, f64) {
 fn exact_loss(reference: &Reference, paths: &[PathInput], loss: &Loss) -> f64 {
     let mut sum = 0.0;
     for path in paths {
-        let logits = reference.logits(&path.tokens);
+        let logits = reference.logits(&path.tokens.to_vec());
         for t in &path.targets {
-            let logp = Reference::logprob(&logits, &path.tokens, t.index as usize, f64::from(t.temperature));
+            let logp = Reference::logprob(
+                &logits,
+                &path.tokens.to_vec(),
+                t.index as usize,
+                f64::from(t.temperature),
+            );
             // The loss takes an f32; its own slope carries the rest of the f64.
             let at = loss.evaluate(logp as f32, &t.term);
             let value = at.loss + at.slope * (logp - f64::from(logp as f32));
@@ -344,7 +349,7 @@ fn values_and_their_gradients_match_f64() {
         let exact = |reference: &Reference, head: &[f64]| {
             let mut sum = 0.0;
             for path in &paths {
-                let states = reference.states(&path.tokens);
+                let states = reference.states(&path.tokens.to_vec());
                 for target in &path.targets {
                     let x = &states[target.index as usize - 1];
                     let value: f64 = x.iter().zip(head).map(|(x, w)| x * w).sum();
@@ -456,11 +461,11 @@ fn what_cannot_be_trained_is_refused() {
         learning.forward_backward(&model, None, &batch, &loss).unwrap_err().to_string()
     };
     let target = |temperature| PathTarget { index: 1, temperature, term: Term::default() };
-    let alien = PathInput { tokens: vec![1, 300], targets: vec![] };
+    let alien = PathInput { tokens: vec![1, 300].into(), targets: vec![] };
     assert!(message(alien, &mut learning).contains("token 300"));
-    let long = PathInput { tokens: vec![1; 257], targets: vec![] };
+    let long = PathInput { tokens: vec![1; 257].into(), targets: vec![] };
     assert!(message(long, &mut learning).contains("257 tokens"));
-    let greedy = PathInput { tokens: vec![1, 2], targets: vec![target(0.0)] };
+    let greedy = PathInput { tokens: vec![1, 2].into(), targets: vec![target(0.0)] };
     assert!(message(greedy, &mut learning).contains("temperature 0"));
 }
 
@@ -474,7 +479,7 @@ fn predictions_match_f64() {
         for path in &paths {
             let alone = TreeBatch::merge(std::slice::from_ref(path)).unwrap();
             let found = learning.predictions(&model, None, &alone).unwrap();
-            let logits = reference.logits(&path.tokens);
+            let logits = reference.logits(&path.tokens.to_vec());
             for (i, target) in path.targets.iter().enumerate() {
                 let (index, temperature) = (target.index as usize, f64::from(target.temperature));
                 let entropy = Reference::entropy(&logits, index, temperature);

@@ -208,8 +208,10 @@ mod tests {
     use super::*;
 
     fn batch(paths: &[&[u32]]) -> TreeBatch {
-        let paths: Vec<PathInput> =
-            paths.iter().map(|tokens| PathInput { tokens: tokens.to_vec(), targets: vec![] }).collect();
+        let paths: Vec<PathInput> = paths
+            .iter()
+            .map(|tokens| PathInput { tokens: tokens.to_vec().into(), targets: vec![] })
+            .collect();
         TreeBatch::merge(&paths).unwrap_or_default()
     }
 

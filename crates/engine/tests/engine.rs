@@ -101,7 +101,7 @@ fn batch_of(rollouts: &[Rollout]) -> TreeBatch {
     let paths: Vec<PathInput> = rollouts
         .iter()
         .map(|(path, drawn, temperature)| PathInput {
-            tokens: path.clone(),
+            tokens: path.clone().into(),
             targets: drawn
                 .iter()
                 .map(|(index, logprob)| PathTarget {
@@ -299,7 +299,7 @@ async fn an_engine_that_learns_says_so() {
     let config = ModelConfig { context: 4096, ..tiny_config() };
     let engine = start(&config, 1, Isa::Portable, &options());
     let target = PathTarget { index: 3999, temperature: 1.0, term: Term::default() };
-    let path = PathInput { tokens: tokens(3, 4000), targets: vec![target] };
+    let path = PathInput { tokens: tokens(3, 4000).into(), targets: vec![target] };
     let mut learns = engine.logprobs(Arc::new(TreeBatch::merge(&[path]).unwrap()));
     let mut told = vec![Duration::ZERO];
     loop {
@@ -331,7 +331,7 @@ async fn replies_outlive_an_update() {
         let mut reply = first_tokens(&mut stream, 10).await;
         let optim = OptimParams { learning_rate: 1e-3, ..optim() };
         let target = PathTarget { index: 3, temperature: 1.0, term: Term { weight: 1.0, ..Term::default() } };
-        let path = PathInput { tokens: tokens(3, 5), targets: vec![target] };
+        let path = PathInput { tokens: tokens(3, 5).into(), targets: vec![target] };
         let batch = Arc::new(TreeBatch::merge(&[path]).unwrap());
         engine.forward_backward(batch, CROSS_ENTROPY).await.unwrap();
         engine.optim_step(optim).await.unwrap();
@@ -375,7 +375,7 @@ async fn train(engine: &Engine, steps: u64, first: u64) -> f64 {
             temperature: 1.0,
             term: Term { weight: 1.0 / 39.0, ..Term::default() },
         });
-        let path = PathInput { tokens: tokens(step % 2, 40), targets: targets.collect() };
+        let path = PathInput { tokens: tokens(step % 2, 40).into(), targets: targets.collect() };
         let batch = Arc::new(TreeBatch::merge(&[path]).unwrap());
         loss = engine.forward_backward(batch, CROSS_ENTROPY).await.unwrap().loss;
         assert!(engine.optim_step(optim()).await.unwrap().applied);
@@ -507,7 +507,7 @@ async fn a_critic_learns_and_comes_back() {
         temperature: 1.0,
         term: Term { weight: 1.0 / 29.0, returns: (index % 5) as f32 * 0.2, ..Term::default() },
     });
-    let path = PathInput { tokens: tokens(1, 30), targets: targets.collect() };
+    let path = PathInput { tokens: tokens(1, 30).into(), targets: targets.collect() };
     let batch = Arc::new(TreeBatch::merge(&[path]).unwrap());
     let none = adapter.values(batch.clone()).await.unwrap_err();
     assert!(matches!(none, PolicyError::NoValueHead), "{none}");

@@ -3,7 +3,7 @@
 //! A learner says how it would cut an update, that is recorded, and then it trains so or refuses: the same
 //! update in the same cut has the same bits, also when it is done again after a kill.
 
-use dressage_tree::{PathInput, TreeBatch};
+use dressage_tree::{PathInput, Tokens, TreeBatch};
 use serde::{Deserialize, Serialize};
 
 use crate::PolicyError;
@@ -12,7 +12,7 @@ use crate::PolicyError;
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Uncut {
     /// Token ids of the paths, in groups whose paths begin alike: it is best to keep these together.
-    pub groups: Vec<Vec<Vec<u32>>>,
+    pub groups: Vec<Vec<Tokens>>,
     /// Most merged tokens of a micro-batch, unless a single path is longer.
     pub micro_batch_tokens: usize,
 }
@@ -62,7 +62,7 @@ impl Cut {
     /// When a path is empty.
     pub fn filled(update: &Uncut) -> Result<Self, PolicyError> {
         let most = update.micro_batch_tokens;
-        let mut pieces: Vec<&[Vec<u32>]> = Vec::new();
+        let mut pieces: Vec<&[Tokens]> = Vec::new();
         for group in &update.groups {
             if merged(group)? <= most {
                 pieces.push(group);
@@ -70,7 +70,7 @@ impl Cut {
                 pieces.extend(group.chunks(1));
             }
         }
-        let mut filled: Vec<Vec<&Vec<u32>>> = Vec::new();
+        let mut filled: Vec<Vec<&Tokens>> = Vec::new();
         for piece in pieces.into_iter().filter(|piece| !piece.is_empty()) {
             if let Some(last) = filled.last_mut()
                 && merged(last.iter().copied().chain(piece))? <= most
@@ -126,8 +126,8 @@ impl Cut {
 }
 
 /// How many tokens paths have once merged.
-fn merged<'a>(paths: impl IntoIterator<Item = &'a Vec<u32>>) -> Result<usize, PolicyError> {
-    let input = |tokens: &Vec<u32>| PathInput { tokens: tokens.clone(), targets: Vec::new() };
+fn merged<'a>(paths: impl IntoIterator<Item = &'a Tokens>) -> Result<usize, PolicyError> {
+    let input = |tokens: &Tokens| PathInput { tokens: tokens.clone(), targets: Vec::new() };
     let paths: Vec<PathInput> = paths.into_iter().map(input).collect();
     let batch = TreeBatch::merge(&paths).map_err(|error| PolicyError::Invalid(error.to_string()))?;
     Ok(batch.tokens.len())
@@ -144,7 +144,8 @@ mod tests {
 
     #[test]
     fn groups_stay_together_where_they_fit() {
-        let group = |first: u32| vec![vec![first, 1, 2], vec![first, 1, 3], vec![first, 4]];
+        let group =
+            |first: u32| [vec![first, 1, 2], vec![first, 1, 3], vec![first, 4]].map(Tokens::from).to_vec();
         let filled = |micro_batch_tokens| {
             Cut::filled(&Uncut { groups: vec![group(10), Vec::new(), group(20)], micro_batch_tokens })
         };
@@ -153,7 +154,7 @@ mod tests {
         assert_eq!(filled(9).unwrap(), cut(&[&[0, 1, 2], &[3, 4, 5]]));
         assert_eq!(filled(4).unwrap(), cut(&[&[0, 1], &[2], &[3, 4], &[5]]));
         assert_eq!(filled(1).unwrap(), cut(&[&[0], &[1], &[2], &[3], &[4], &[5]]));
-        let empty = Cut::filled(&Uncut { groups: vec![vec![Vec::new()]], micro_batch_tokens: 9 });
+        let empty = Cut::filled(&Uncut { groups: vec![vec![Tokens::default()]], micro_batch_tokens: 9 });
         assert!(empty.is_err());
         assert_eq!(Cut::filled(&Uncut::default()).unwrap(), Cut::default());
     }

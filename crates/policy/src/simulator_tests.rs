@@ -310,7 +310,7 @@ async fn predictions_say_how_spread_out_a_distribution_is() {
         SimulatorConfig { vocabulary: 5, spread: 2.0, rows: 64, context: 8, ..SimulatorConfig::default() };
     let simulator = Simulator::new(config);
     let path = |token| PathInput {
-        tokens: vec![1, 2, token],
+        tokens: vec![1, 2, token].into(),
         targets: vec![PathTarget { index: 2, temperature: 0.7, term: Term::default() }],
     };
     let all: Vec<PathInput> = (0..5).map(path).collect();
@@ -429,7 +429,7 @@ async fn an_update_follows_its_cut() {
 async fn a_late_micro_batch_is_named() {
     let timing = Timing { learn: Duration::from_secs(10), ..Timing::default() };
     let simulator = Arc::new(Simulator::new(SimulatorConfig { timing, ..small() }));
-    let of_len = |len| PathInput { tokens: vec![1; len], targets: Vec::new() };
+    let of_len = |len| PathInput { tokens: vec![1; len].into(), targets: Vec::new() };
     let request = TrainRequest { paths: [2, 2, 2, 3].map(of_len).into(), loss: CLIP, params: ADAM };
     let cut = Cut::of_sizes([1; 4]);
     let longest = |seconds| Timely::new(simulator.clone(), Duration::from_secs(seconds));

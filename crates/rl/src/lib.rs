@@ -13,7 +13,7 @@
 //! ```
 //! use dressage_rl::{Estimator, GroupBaseline, Normaliser, Path, Rollout, RolloutTokens};
 //!
-//! // Three rollouts of one task, the first of which succeeded; each token of theirs gets advantage and weight.
+//! // Three rollouts of one task, the first of which succeeded; each token gets advantage and weight.
 //! let rollout = |score, tokens: usize| Rollout {
 //!     score,
 //!     paths: vec![Path { turns: vec![tokens], rewards: vec![0.0; tokens], ..Path::default() }],
@@ -21,7 +21,8 @@
 //! };
 //! let rollouts = [rollout(1.0, 10), rollout(0.0, 20), rollout(0.0, 20)];
 //! let advantages = Estimator::Group(GroupBaseline::default()).advantages(&rollouts)?;
-//! let weights = Normaliser::TokenMean.weights(&[10, 20, 20].map(|tokens| RolloutTokens { group: 0, tokens }));
+//! let rollouts = [10, 20, 20].map(|tokens| RolloutTokens { group: 0, tokens });
+//! let weights = Normaliser::TokenMean.weights(&rollouts);
 //! assert!((advantages[0][0].advantages[3] - 2.0 / 3.0).abs() < 1e-15);
 //! assert_eq!(weights, [0.02, 0.02, 0.02]);
 //! # Ok::<(), dressage_rl::RlError>(())

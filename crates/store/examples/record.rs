@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use dressage_store::testing::wait;
 use dressage_store::{Attempt, Begun, Memory, Sqlite, Status, Store};
 use dressage_tree::{
-    AttemptId, Kind, Outcome, PathInput, Placement, Purpose, RunId, Segment, SegmentId, Trajectory,
+    AttemptId, Kind, Outcome, Part, PathInput, Placement, Purpose, RunId, Segment, SegmentId, Trajectory,
     TreeBatch, VersionRun,
 };
 use serde_json::json;
@@ -291,13 +291,17 @@ fn one_of_long(stage: &str, turns: u32, file: &Path) {
             let owners = trajectory.owners();
             assert_eq!(owners.len(), trajectory.segments().len());
             if stage == "paths" {
-                // As a learner is given them: every path with all its tokens.
-                let paths: Vec<PathInput> = paths
-                    .map(|path| PathInput {
-                        tokens: path.iter().flat_map(|part| part.tokens().iter().copied()).collect(),
-                        targets: Vec::new(),
-                    })
-                    .collect();
+                // As a learner is given them: every path with all its tokens, which they share.
+                let tokens_of = |segment: &Segment| Arc::from(segment.tokens.as_slice());
+                let shared: Vec<Arc<[u32]>> = trajectory.segments().iter().map(tokens_of).collect();
+                let input = |path: Vec<Part<'_>>| {
+                    let mut input = PathInput::default();
+                    for part in path {
+                        input.tokens.push(shared[part.segment.id.0 as usize].clone(), part.len);
+                    }
+                    input
+                };
+                let paths: Vec<PathInput> = paths.map(input).collect();
                 assert_eq!(TreeBatch::merge(&paths).unwrap().tokens.len() as u64, tokens(trajectory));
             } else {
                 assert_eq!(paths.map(|path| path.len()).max(), Some(2 * turns as usize + 1));

@@ -12,7 +12,8 @@
 //! assert!(chat.tokenizer().decode_with_special(&prompt).ends_with("<|im_start|>assistant\n"));
 //!
 //! // The model replies with tokens of its own; they are kept as they are.
-//! let mut sampled = chat.tokenizer().encode("<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 2, \"b\": 3}}</tool_call>");
+//! let call = r#"<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>"#;
+//! let mut sampled = chat.tokenizer().encode(call);
 //! sampled.push(chat.stop_ids()[0]);
 //! let parsed = chat.parse(&chat.said(&sampled), false, &[]);
 //! assert_eq!(parsed.calls[0].as_ref().map(|call| call.name.as_str()), Ok("add"));

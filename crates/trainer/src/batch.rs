@@ -1,6 +1,7 @@
 //! From recorded trajectories to the paths that a learner eats.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use dressage_store::{PerToken, PlannedPath};
 
@@ -128,7 +129,7 @@ impl Census {
 }
 
 /// The paths that train every segment of the targets exactly once. What is masked does not exist here, nor
-/// in [`path_input`]: it only stands before what comes after it.
+/// in [`Paths::input`]: it only stands before what comes after it.
 pub(crate) fn trained_paths(trajectory: &Trajectory, targets: Targets<'_>) -> Vec<TrainedPath> {
     let owners = trajectory.owners();
     let mut paths: Vec<TrainedPath> = Vec::new();
@@ -159,46 +160,57 @@ pub(crate) fn trained_paths(trajectory: &Trajectory, targets: Targets<'_>) -> Ve
     paths
 }
 
-/// A planned path with its tokens, up to the last of the targets: what comes after has no effect. `version`
-/// is that of the weights which are trained.
-pub(crate) fn path_input(
-    trajectory: &Trajectory,
-    planned: &PlannedPath,
-    targets: Targets<'_>,
-    version: u64,
-) -> PathInput {
-    let owners = trajectory.owners();
-    let mut input = PathInput::default();
-    let mut end = 0;
-    let mut weights = planned.weight.iter();
-    let mut advantages = planned.advantage.iter();
-    let mut returns = planned.returns.iter().flat_map(PerToken::iter);
-    let mut values = planned.values.iter().flat_map(PerToken::iter);
-    for part in trajectory.path(planned.leaf) {
-        let segment = part.segment;
-        let owned = part.is_whole() && owners[segment.id.0 as usize] == planned.leaf;
-        if targets.contain(segment) && owned {
-            let versions = segment.token_versions().map(Some).chain(std::iter::repeat(None));
-            for (i, drawn_by) in (0..segment.tokens.len()).zip(versions) {
-                let term = Term {
-                    weight: weights.next().unwrap_or(0.0),
-                    advantage: advantages.next().unwrap_or(0.0),
-                    returns: returns.next().unwrap_or(0.0),
-                    value: values.next(),
-                    behaviour: segment.logprobs.get(i).copied(),
-                    age: drawn_by.map_or(0, |drawn_by| version.saturating_sub(drawn_by) as u32),
-                    version: drawn_by.unwrap_or(0),
-                    ..Term::default()
-                };
-                let index = (input.tokens.len() + i) as u32;
-                input.targets.push(PathTarget { index, temperature: segment.temperature, term });
-            }
-            end = input.tokens.len() + segment.tokens.len();
-        }
-        input.tokens.extend(part.tokens());
+/// Paths of one trajectory, which share its tokens in memory.
+pub(crate) struct Paths<'a> {
+    trajectory: &'a Trajectory,
+    /// The leaf that trains each segment.
+    owners: Vec<SegmentId>,
+    /// Tokens of each segment.
+    tokens: Vec<Arc<[u32]>>,
+}
+
+impl<'a> Paths<'a> {
+    pub fn of(trajectory: &'a Trajectory) -> Self {
+        let tokens = trajectory.segments().iter().map(|segment| segment.tokens.as_slice().into());
+        Paths { trajectory, owners: trajectory.owners(), tokens: tokens.collect() }
     }
-    input.tokens.truncate(end);
-    input
+
+    /// A planned path with its tokens, up to the last of the targets: what comes after has no effect. `version` is
+    /// that of the weights which are trained.
+    pub fn input(&self, planned: &PlannedPath, targets: Targets<'_>, version: u64) -> PathInput {
+        let Paths { trajectory, owners, tokens } = self;
+        let mut input = PathInput::default();
+        let mut end = 0;
+        let mut weights = planned.weight.iter();
+        let mut advantages = planned.advantage.iter();
+        let mut returns = planned.returns.iter().flat_map(PerToken::iter);
+        let mut values = planned.values.iter().flat_map(PerToken::iter);
+        for part in trajectory.path(planned.leaf) {
+            let segment = part.segment;
+            let owned = part.is_whole() && owners[segment.id.0 as usize] == planned.leaf;
+            if targets.contain(segment) && owned {
+                let versions = segment.token_versions().map(Some).chain(std::iter::repeat(None));
+                for (i, drawn_by) in (0..segment.tokens.len()).zip(versions) {
+                    let term = Term {
+                        weight: weights.next().unwrap_or(0.0),
+                        advantage: advantages.next().unwrap_or(0.0),
+                        returns: returns.next().unwrap_or(0.0),
+                        value: values.next(),
+                        behaviour: segment.logprobs.get(i).copied(),
+                        age: drawn_by.map_or(0, |drawn_by| version.saturating_sub(drawn_by) as u32),
+                        version: drawn_by.unwrap_or(0),
+                        ..Term::default()
+                    };
+                    let index = (input.tokens.len() + i) as u32;
+                    input.targets.push(PathTarget { index, temperature: segment.temperature, term });
+                }
+                end = input.tokens.len() + segment.tokens.len();
+            }
+            input.tokens.push(tokens[segment.id.0 as usize].clone(), part.len);
+        }
+        input.tokens.truncate(end);
+        input
+    }
 }
 
 #[cfg(test)]
@@ -256,7 +268,7 @@ mod tests {
                 TrainedPath { leaf: SegmentId(5), turns_before: 1, turns: vec![action(&[(5, 1)])] },
             ]
         );
-        let first = path_input(&trajectory, &planned(4), Targets::DEFAULT, 9);
+        let first = Paths::of(&trajectory).input(&planned(4), Targets::DEFAULT, 9);
         // What was given after the last reply is left out.
         assert_eq!(first.tokens, [1, 2, 3, 4, 5, 6]);
         assert_eq!(first.targets.iter().map(|t| t.index).collect::<Vec<_>>(), [2, 3, 5]);
@@ -264,7 +276,7 @@ mod tests {
         assert_eq!((term.behaviour, term.version, term.age), (Some(-6.0), 7, 2));
         assert_eq!((term.weight, term.advantage), (0.25, 0.5));
         assert_eq!(first.targets[2].temperature, 0.8);
-        let second = path_input(&trajectory, &planned(5), Targets::DEFAULT, 9);
+        let second = Paths::of(&trajectory).input(&planned(5), Targets::DEFAULT, 9);
         assert_eq!(second.tokens, [1, 2, 3, 4, 9]);
         assert_eq!(second.targets.iter().map(|t| t.index).collect::<Vec<_>>(), [4]);
     }
@@ -286,9 +298,9 @@ mod tests {
         }
         let indices = |targets: Targets<'_>| {
             let [path] = &trained_paths(&trajectory, targets)[..] else { panic!() };
-            let input = path_input(&trajectory, &planned(path.leaf.0), targets, 9);
+            let input = Paths::of(&trajectory).input(&planned(path.leaf.0), targets, 9);
             assert_eq!(path.tokens(), input.targets.len());
-            (input.targets.iter().map(|t| t.index).collect::<Vec<_>>(), input.tokens)
+            (input.targets.iter().map(|t| t.index).collect::<Vec<_>>(), input.tokens.to_vec())
         };
         let untrained = ["z".to_owned()];
         let of = |policy, untrained| indices(Targets { policy, untrained });
@@ -303,7 +315,7 @@ mod tests {
         let mut t = Trajectory::new();
         let root = t.push(Segment::given(None, vec![1], 0)).unwrap();
         t.push(Segment::demonstrated(Some(root), vec![2, 3], 0)).unwrap();
-        let input = path_input(&t, &planned(1), Targets::DEFAULT, 9);
+        let input = Paths::of(&t).input(&planned(1), Targets::DEFAULT, 9);
         assert!(input.targets.iter().all(|t| t.term.behaviour.is_none() && t.temperature == 1.0));
         assert_eq!(input.targets.len(), 2);
     }
@@ -327,7 +339,7 @@ mod tests {
         t.push(sampled(2, &[5, 6])).unwrap();
         let paths = trained_paths(&t, Targets::DEFAULT);
         assert_eq!((paths.len(), paths[0].turns_before, paths[0].tokens()), (1, 0, 2));
-        let input = path_input(&t, &planned(3), Targets::DEFAULT, 9);
+        let input = Paths::of(&t).input(&planned(3), Targets::DEFAULT, 9);
         assert_eq!(input.tokens, [1, 2, 3, 4, 5, 6]);
         assert_eq!(input.targets.iter().map(|t| t.index).collect::<Vec<_>>(), [4, 5]);
         let Census { trainable, masked } = all(&t);
@@ -366,11 +378,12 @@ mod tests {
             }
             let mut seen = Vec::new();
             for path in trained_paths(&t, Targets::DEFAULT) {
-                let input = path_input(&t, &planned(path.leaf.0), Targets::DEFAULT, 9);
+                let input = Paths::of(&t).input(&planned(path.leaf.0), Targets::DEFAULT, 9);
                 let segments = path.turns.iter().flat_map(|action| &action.segments);
                 let wanted: Vec<u32> =
                     segments.clone().flat_map(|(id, _)| t.segments()[id.0 as usize].tokens.clone()).collect();
-                let found: Vec<u32> = input.targets.iter().map(|t| input.tokens[t.index as usize]).collect();
+                let tokens = input.tokens.to_vec();
+                let found: Vec<u32> = input.targets.iter().map(|t| tokens[t.index as usize]).collect();
                 prop_assert_eq!(found.len(), path.tokens());
                 prop_assert_eq!(found, wanted);
                 seen.extend(segments.map(|(id, _)| *id));

@@ -10,7 +10,7 @@ use dressage_store::{PlannedPath, PolicyPlan, StepPlan, Update};
 use dressage_tree::{AttemptId, PathInput, Trajectory, TreeBatch};
 
 use crate::TrainerError;
-use crate::batch::{Targets, path_input};
+use crate::batch::{Paths, Targets};
 use crate::metrics::Metrics;
 use crate::observe::{Event, Observer};
 use crate::origin::Origin;
@@ -292,11 +292,13 @@ fn inputs_of(
     trajectories: &HashMap<AttemptId, &Trajectory>,
     rules: &Rules<'_>,
 ) -> Result<Vec<Inputs>, TrainerError> {
-    let input = |path: &PlannedPath| {
+    let mut shared: HashMap<AttemptId, Paths> = HashMap::new();
+    let mut input = |path: &PlannedPath| {
         let trajectory = trajectories.get(&path.attempt).ok_or(TrainerError::Unrecorded(path.attempt))?;
-        Ok(((path.attempt, path.leaf), path_input(trajectory, path, rules.targets, rules.version)))
+        let paths = shared.entry(path.attempt).or_insert_with(|| Paths::of(trajectory));
+        Ok(((path.attempt, path.leaf), paths.input(path, rules.targets, rules.version)))
     };
-    update.micro_batches().into_iter().map(|paths| paths.into_iter().map(input).collect()).collect()
+    update.micro_batches().into_iter().map(|paths| paths.into_iter().map(&mut input).collect()).collect()
 }
 
 /// Paths that were laid out in micro-batches, in the order of the update again.

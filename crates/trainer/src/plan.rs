@@ -10,11 +10,11 @@ use dressage_policy::Uncut;
 use dressage_rl::{Counting, Normaliser, PathAdvantages, RolloutTokens, prepare, shaping};
 use dressage_store::{Attempt, ChargedKl, HighEntropy, PerToken, PlannedPath, PolicyPlan, Update};
 use dressage_tree::{
-    AttemptId, Component, Finish, Kind, PathInput, Placement, Segment, SegmentId, Trajectory,
+    AttemptId, Component, Finish, Kind, PathInput, Placement, Segment, SegmentId, Tokens, Trajectory,
 };
 
 use crate::TrainerError;
-use crate::batch::{Action, Census, Targets, TrainedPath, path_input, trained_paths};
+use crate::batch::{Action, Census, Paths, Targets, TrainedPath, trained_paths};
 use crate::credit::{Earnings, Sample};
 use crate::policies::Models;
 use crate::random::order;
@@ -207,6 +207,7 @@ pub(crate) fn census<'a>(
 pub(crate) fn every_path(groups: &[&[Attempt]], targets: Targets<'_>) -> Vec<(PathKey, PathInput)> {
     let mut found = Vec::new();
     for attempt in groups.iter().copied().flatten().filter(|attempt| attempt.reward.is_some()) {
+        let paths = Paths::of(&attempt.trajectory);
         for path in trained_paths(&attempt.trajectory, targets) {
             let planned = PlannedPath {
                 attempt: attempt.id,
@@ -216,7 +217,7 @@ pub(crate) fn every_path(groups: &[&[Attempt]], targets: Targets<'_>) -> Vec<(Pa
                 returns: None,
                 values: None,
             };
-            found.push(((attempt.id, path.leaf), path_input(&attempt.trajectory, &planned, targets, 0)));
+            found.push(((attempt.id, path.leaf), paths.input(&planned, targets, 0)));
         }
     }
     found
@@ -376,7 +377,7 @@ impl Draft {
         let mut once = Vec::with_capacity(self.updates.len());
         for groups in self.updates {
             let mut paths = Vec::new();
-            let mut tokens = |group: Piece| -> Vec<Vec<u32>> {
+            let mut tokens = |group: Piece| -> Vec<Tokens> {
                 let tokens = group.into_iter().map(|(planned, input)| {
                     paths.push(planned);
                     input.tokens
@@ -502,6 +503,7 @@ fn update(
     for rollouts in groups {
         let mut group = Vec::new();
         for (rollout, weight) in rollouts.iter().zip(&mut weights) {
+            let mut paths = None;
             for way in rollout.paths.iter().filter(|_| rollout.trained) {
                 let idle = !all_learn && way.advantages.distinct().all(|advantage| advantage == 0.0);
                 if idle || way.shares.iter().all(|share| *share == 0.0) {
@@ -516,7 +518,8 @@ fn update(
                     returns: way.returns.clone(),
                     values: way.returns.is_some().then(|| PerToken::new(way.signals.values.iter().copied())),
                 };
-                let input = path_input(rollout.trajectory, &planned, targets, 0);
+                let paths = paths.get_or_insert_with(|| Paths::of(rollout.trajectory));
+                let input = paths.input(&planned, targets, 0);
                 group.push((planned, input));
             }
         }

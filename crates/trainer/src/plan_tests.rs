@@ -172,7 +172,7 @@ proptest! {
         let input = |p: &PlannedPath| {
             let (group, sample) = place(p.attempt);
             let a = &groups[group as usize][sample as usize];
-            path_input(&a.trajectory, p, Targets::DEFAULT, 0)
+            Paths::of(&a.trajectory).input(p, Targets::DEFAULT, 0)
         };
         let size = |paths: &[&PlannedPath]| {
             TreeBatch::merge(&paths.iter().map(|p| input(p)).collect::<Vec<_>>()).unwrap().tokens.len()
@@ -288,7 +288,7 @@ fn paths_that_models_are_asked_about() {
     let groups = groups();
     let paths = every_path(&groups.iter().map(Vec::as_slice).collect::<Vec<_>>(), Targets::DEFAULT);
     let found: Vec<_> =
-        paths.iter().map(|((id, leaf), input)| (place(*id), leaf.0, &input.tokens[..])).collect();
+        paths.iter().map(|((id, leaf), input)| (place(*id), leaf.0, input.tokens.to_vec())).collect();
     let want: [((u32, u32), u32, &[u32]); 6] = [
         ((0, 0), 1, &[1, 2, 3, 4]),
         ((0, 1), 1, &[1, 2, 5]),
@@ -297,7 +297,7 @@ fn paths_that_models_are_asked_about() {
         ((2, 0), 1, &[1, 8, 3, 3]),
         ((2, 1), 1, &[1, 8, 6]),
     ];
-    assert_eq!(found, want);
+    assert_eq!(found, want.map(|(place, leaf, tokens)| (place, leaf, tokens.to_vec())));
     assert!(paths.iter().all(|(_, input)| input.targets.len() == input.tokens.len() - 2));
 }
 
@@ -370,7 +370,7 @@ fn masked_tokens_are_no_targets() {
     // 1 + 1 + 2 + 2 + 4 tokens.
     let w = 1.0 / 10.0;
     assert_eq!(rows(&plan.updates[0]), [[(0, 1, -0.5, w), (2, 0, -1.5, w), (2, 1, 1.5, w)]]);
-    let input = path_input(&groups[2][1].trajectory, &plan.updates[0].paths[2], Targets::DEFAULT, 0);
+    let input = Paths::of(&groups[2][1].trajectory).input(&plan.updates[0].paths[2], Targets::DEFAULT, 0);
     assert_eq!(input.targets.iter().map(|target| target.index).collect::<Vec<_>>(), [2, 3, 8, 9]);
 
     let none: Vec<Attempt> = groups.iter().flatten().map(greedy).collect();
@@ -404,7 +404,7 @@ fn a_critic_gives_every_token_its_own_advantage() {
     assert_eq!(path.advantage, PerToken::new([0.5, 0.75, 0.25, 0.0]));
     assert_eq!(path.returns, Some(PerToken::same(1.0)));
     assert_eq!(path.values, Some(PerToken::new([0.5, 0.25, 0.75, 1.0])));
-    let input = path_input(&groups[0][0].trajectory, path, Targets::DEFAULT, 3);
+    let input = Paths::of(&groups[0][0].trajectory).input(path, Targets::DEFAULT, 3);
     let of = |i: usize| input.targets[i].term;
     assert_eq!((of(2).advantage, of(2).returns, of(2).value, of(2).age), (0.25, 1.0, Some(0.75), 3));
 }

@@ -130,7 +130,7 @@ fn end_of(trajectory: &Trajectory, targets: Targets<'_>) -> Option<(SegmentId, P
     // Any token will do: its predictor is what is asked about.
     tokens.push(*tokens.last()?);
     let target = PathTarget { index, temperature: 1.0, term: Term::default() };
-    Some((path.leaf, PathInput { tokens, targets: vec![target] }))
+    Some((path.leaf, PathInput { tokens: tokens.into(), targets: vec![target] }))
 }
 
 #[cfg(test)]
@@ -156,7 +156,7 @@ mod tests {
         // What it observed after its last action is part of the state that it ended in.
         t.push(Segment::given(Some(SegmentId(2)), vec![5, 6], 1)).unwrap();
         let (leaf, input) = end_of(&t, Targets::DEFAULT).unwrap();
-        assert_eq!((leaf, input.tokens), (SegmentId(3), vec![1, 2, 4, 5, 6, 6]));
+        assert_eq!((leaf, input.tokens), (SegmentId(3), vec![1, 2, 4, 5, 6, 6].into()));
         let [target] = &input.targets[..] else { panic!() };
         assert_eq!(target.index, 5);
     }

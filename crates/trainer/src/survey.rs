@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn numbers_go_back_to_their_paths() {
         let path = |tokens: &[u32], targets: &[u32]| PathInput {
-            tokens: tokens.to_vec(),
+            tokens: tokens.to_vec().into(),
             targets: targets
                 .iter()
                 .map(|&index| PathTarget { index, temperature: 1.0, term: Term::default() })

@@ -115,7 +115,7 @@ fn whole(attempt: &Attempt) -> PathInput {
         let target =
             |i| PathTarget { index: start + i, temperature: segment.temperature, term: Term::default() };
         input.targets.extend(sampled.map(target));
-        input.tokens.extend(&segment.tokens);
+        input.tokens.extend(segment.tokens.iter().copied());
     }
     input
 }
@@ -147,7 +147,7 @@ async fn what_was_cut_goes_on_with_the_critic() {
         let tokens = input.targets.len();
         let last = path.returns.as_ref().unwrap().iter().nth(tokens - 1).unwrap();
         let mut beyond = PathInput { targets: Vec::new(), ..input };
-        beyond.tokens.push(0);
+        beyond.tokens.extend([0]);
         let index = beyond.tokens.len() as u32 - 1;
         beyond.targets.push(PathTarget { index, temperature: 1.0, term: Term::default() });
         let values = critic.values(Arc::new(TreeBatch::merge(&[beyond]).unwrap())).await.unwrap();

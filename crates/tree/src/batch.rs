@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::TreeError;
+use crate::tokens::Rest;
+use crate::{Tokens, TreeError};
 
 /// One path's reason to train one token. All normalisers (per token, per sequence, per group) are already
 /// folded into `weight`, so the loss of a batch is the plain sum of weight × loss over its terms.
@@ -59,7 +60,7 @@ pub struct PathTarget {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct PathInput {
     /// All tokens from the root to the leaf.
-    pub tokens: Vec<u32>,
+    pub tokens: Tokens,
     /// The tokens to train, by rising index.
     pub targets: Vec<PathTarget>,
 }
@@ -133,7 +134,7 @@ impl TreeBatch {
             {
                 return Err(TreeError::Target { path, index: target.index, len: input.tokens.len() });
             }
-            insert(&mut arena, &mut roots, &input.tokens);
+            insert(&mut arena, &mut roots, input.tokens.rest());
         }
 
         let mut batch = TreeBatch {
@@ -257,14 +258,14 @@ impl TreeBatch {
     }
 
     /// Packed indices of a path's tokens: its way down the trie, which has a node end wherever a path ends.
-    fn packed_path(&self, arena: &[Building], roots: &[usize], place: &[u32], tokens: &[u32]) -> Vec<u32> {
+    fn packed_path(&self, arena: &[Building], roots: &[usize], place: &[u32], tokens: &Tokens) -> Vec<u32> {
         let mut packed = Vec::with_capacity(tokens.len());
         let mut candidates = roots;
-        while packed.len() < tokens.len() {
-            let next = tokens[packed.len()];
+        let mut rest = tokens.rest();
+        while let Some(next) = rest.first() {
             let Some(&at) = candidates.iter().find(|&&c| arena[c].tokens[0] == next) else { break };
             let start = self.nodes[place[at] as usize].start;
-            packed.extend((start..).take(arena[at].tokens.len()));
+            packed.extend((start..).take(rest.step_along(&arena[at].tokens)));
             candidates = &arena[at].children;
         }
         packed
@@ -272,12 +273,11 @@ impl TreeBatch {
 }
 
 /// Walks `tokens` down the trie, splitting the node where they part from it.
-fn insert(arena: &mut Vec<Building>, roots: &mut Vec<usize>, tokens: &[u32]) {
+fn insert(arena: &mut Vec<Building>, roots: &mut Vec<usize>, mut rest: Rest<'_>) {
     let mut parent: Option<usize> = None;
-    let mut rest = tokens;
-    while !rest.is_empty() {
+    while let Some(next) = rest.first() {
         let siblings = parent.map_or(&*roots, |p| &arena[p].children);
-        let Some(&at) = siblings.iter().find(|&&s| arena[s].tokens[0] == rest[0]) else {
+        let Some(&at) = siblings.iter().find(|&&s| arena[s].tokens[0] == next) else {
             let leaf = arena.len();
             arena.push(Building { tokens: rest.to_vec(), children: Vec::new() });
             match parent {
@@ -286,7 +286,7 @@ fn insert(arena: &mut Vec<Building>, roots: &mut Vec<usize>, tokens: &[u32]) {
             }
             return;
         };
-        let shared = arena[at].tokens.iter().zip(rest).take_while(|(a, b)| a == b).count();
+        let shared = rest.step_along(&arena[at].tokens);
         if shared < arena[at].tokens.len() {
             let tail = arena[at].tokens.split_off(shared);
             let children = std::mem::take(&mut arena[at].children);
@@ -294,7 +294,6 @@ fn insert(arena: &mut Vec<Building>, roots: &mut Vec<usize>, tokens: &[u32]) {
             arena.push(Building { tokens: tail, children });
             arena[at].children.push(lower);
         }
-        rest = &rest[shared..];
         parent = Some(at);
     }
 }
@@ -307,7 +306,7 @@ mod tests {
 
     fn path(tokens: &[u32], targets: &[u32]) -> PathInput {
         PathInput {
-            tokens: tokens.to_vec(),
+            tokens: tokens.to_vec().into(),
             targets: targets
                 .iter()
                 .map(|&index| PathTarget { index, temperature: 1.0, term: Term::default() })

@@ -17,7 +17,7 @@
 //! // Two paths share the tokens 1 2 3; each trains its own last token.
 //! let term = |path| Term { path, weight: 1.0, ..Term::default() };
 //! let path = |path, tokens: &[u32]| PathInput {
-//!     tokens: tokens.to_vec(),
+//!     tokens: tokens.to_vec().into(),
 //!     targets: vec![PathTarget { index: tokens.len() as u32 - 1, temperature: 1.0, term: term(path) }],
 //! };
 //! let batch = TreeBatch::merge(&[path(0, &[1, 2, 3, 4]), path(1, &[1, 2, 3, 5])])?;
@@ -34,12 +34,14 @@ mod component;
 mod identity;
 mod outcome;
 mod segment;
+mod tokens;
 
 pub use batch::{Node, PathInput, PathTarget, Target, Term, TreeBatch};
 pub use component::{Component, Earner};
 pub use identity::{AttemptId, DEFAULT, NotAnAttempt, Placement, Purpose, RunId};
 pub use outcome::{CallCounts, Drift, Finish, Outcome, Trouble};
 pub use segment::{Kind, Masked, Part, Segment, SegmentId, Trajectory, VersionRun};
+pub use tokens::Tokens;
 
 /// Errors in a trajectory or a batch.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

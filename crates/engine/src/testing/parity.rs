@@ -296,7 +296,7 @@ pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
     let tokens = draws.tokens(20, config.vocabulary);
     let target =
         |index| PathTarget { index, temperature: 1.0, term: Term { weight: 1.0, ..Term::default() } };
-    let lesson = merged(&[PathInput { tokens, targets: (1..20).map(target).collect() }])?;
+    let lesson = merged(&[PathInput { tokens: tokens.into(), targets: (1..20).map(target).collect() }])?;
     let engine = if draws.chance(0.2) {
         let engine = base.lora(LoraOptions { rank: 3, ..LoraOptions::default() }, case, "").await?;
         // One step, so that it does something.
@@ -351,7 +351,7 @@ pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
                     ..Term::default()
                 },
             });
-            paths.push(PathInput { targets: targets.collect(), tokens: attempt.path });
+            paths.push(PathInput { targets: targets.collect(), tokens: attempt.path.into() });
         }
     }
     outcome.prefix_hits = engine.device_stats().await?.map_or(0, |stats| stats.prefix_hits);

@@ -1,0 +1,241 @@
+//! Token ids of a path, in pieces that paths share.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Token ids of a path from its root on, in pieces. Paths of one trajectory share the pieces of its segments, so that
+/// a hundred paths through a long conversation hold its tokens once. Compares and serialises like the plain list.
+#[derive(Clone, Default)]
+pub struct Tokens {
+    /// Pieces, none of them empty.
+    pieces: Vec<Piece>,
+    len: usize,
+}
+
+/// The first `len` tokens of something that others hold, too.
+#[derive(Clone)]
+struct Piece {
+    tokens: Arc<[u32]>,
+    len: usize,
+}
+
+impl Piece {
+    fn tokens(&self) -> &[u32] {
+        &self.tokens[..self.len]
+    }
+}
+
+impl Tokens {
+    /// Number of tokens.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is no token.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Appends the first `len` tokens of a piece, or all where it has fewer. Copies nothing.
+    pub fn push(&mut self, tokens: Arc<[u32]>, len: usize) {
+        let len = len.min(tokens.len());
+        if len > 0 {
+            self.len += len;
+            self.pieces.push(Piece { tokens, len });
+        }
+    }
+
+    /// Keeps the first `len` tokens.
+    pub fn truncate(&mut self, len: usize) {
+        while self.len > len
+            && let Some(last) = self.pieces.last_mut()
+        {
+            let beyond = self.len - len;
+            if beyond < last.len {
+                last.len -= beyond;
+                self.len = len;
+            } else {
+                self.len -= last.len;
+                self.pieces.pop();
+            }
+        }
+    }
+
+    /// The token ids in order.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = u32> + '_ {
+        self.pieces.iter().flat_map(|piece| piece.tokens().iter().copied())
+    }
+
+    /// The token ids as one list.
+    pub fn to_vec(&self) -> Vec<u32> {
+        self.iter().collect()
+    }
+
+    /// The tokens from the first on, to be taken piece by piece.
+    pub(crate) fn rest(&self) -> Rest<'_> {
+        Rest { pieces: &self.pieces, at: 0 }
+    }
+}
+
+/// Tokens that are still to come on a walk along a path.
+#[derive(Clone, Copy)]
+pub(crate) struct Rest<'a> {
+    /// Pieces from that of the next token on.
+    pieces: &'a [Piece],
+    /// Place of the next token in the first of them.
+    at: usize,
+}
+
+impl<'a> Rest<'a> {
+    /// The next token; `None` at the end.
+    pub fn first(&self) -> Option<u32> {
+        self.pieces.first().map(|piece| piece.tokens[self.at])
+    }
+
+    /// Steps over the tokens in which the path goes on like `others`; returns how many they are.
+    pub fn step_along(&mut self, others: &[u32]) -> usize {
+        let mut shared = 0;
+        while let Some(piece) = self.pieces.first() {
+            let (own, others) = (&piece.tokens()[self.at..], &others[shared..]);
+            let same = own.iter().zip(others).take_while(|(a, b)| a == b).count();
+            shared += same;
+            self.at += same;
+            if self.at < piece.len {
+                break;
+            }
+            (self.pieces, self.at) = (&self.pieces[1..], 0);
+        }
+        shared
+    }
+
+    /// All tokens that are left.
+    pub fn to_vec(self) -> Vec<u32> {
+        let mut skip = self.at;
+        let mut tokens = Vec::new();
+        for piece in self.pieces {
+            tokens.extend_from_slice(&piece.tokens()[std::mem::take(&mut skip)..]);
+        }
+        tokens
+    }
+}
+
+impl From<Vec<u32>> for Tokens {
+    fn from(tokens: Vec<u32>) -> Self {
+        let mut all = Tokens::default();
+        all.extend(tokens);
+        all
+    }
+}
+
+impl FromIterator<u32> for Tokens {
+    fn from_iter<I: IntoIterator<Item = u32>>(tokens: I) -> Self {
+        let mut all = Tokens::default();
+        all.extend(tokens);
+        all
+    }
+}
+
+/// Appends what there is as one piece.
+impl Extend<u32> for Tokens {
+    fn extend<I: IntoIterator<Item = u32>>(&mut self, tokens: I) {
+        let tokens: Arc<[u32]> = tokens.into_iter().collect();
+        let len = tokens.len();
+        self.push(tokens, len);
+    }
+}
+
+impl PartialEq for Tokens {
+    fn eq(&self, other: &Self) -> bool {
+        self.len == other.len && self.iter().eq(other.iter())
+    }
+}
+
+impl Eq for Tokens {}
+
+impl<const N: usize> PartialEq<[u32; N]> for Tokens {
+    fn eq(&self, other: &[u32; N]) -> bool {
+        self.iter().eq(other.iter().copied())
+    }
+}
+
+impl fmt::Debug for Tokens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+impl Serialize for Tokens {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.iter())
+    }
+}
+
+impl<'de> Deserialize<'de> for Tokens {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Vec::deserialize(deserializer).map(Self::from)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A list of tokens, cut into pieces of which some have more tokens than the path takes.
+    fn cut(pieces: &[(Vec<u32>, usize)]) -> (Tokens, Vec<u32>) {
+        let mut tokens = Tokens::default();
+        let mut plain = Vec::new();
+        for (piece, len) in pieces {
+            tokens.push(piece.as_slice().into(), *len);
+            plain.extend(piece.iter().take(*len));
+        }
+        (tokens, plain)
+    }
+
+    fn pieces() -> impl Strategy<Value = Vec<(Vec<u32>, usize)>> {
+        prop::collection::vec((prop::collection::vec(0..3u32, 0..5), 0..6usize), 0..6)
+    }
+
+    proptest! {
+        /// Pieces are read, cut, compared and written like the list that they make up.
+        #[test]
+        fn pieces_read_like_a_list(ours in pieces(), theirs in pieces(), keep in 0..20usize) {
+            let (mut tokens, mut plain) = cut(&ours);
+            let (other, other_plain) = cut(&theirs);
+            prop_assert_eq!(tokens == other, plain == other_plain);
+            tokens.truncate(keep);
+            plain.truncate(keep);
+            prop_assert_eq!(tokens.to_vec(), plain.clone());
+            prop_assert_eq!((tokens.len(), tokens.is_empty()), (plain.len(), plain.is_empty()));
+            prop_assert_eq!(tokens.iter().next_back(), plain.last().copied());
+            prop_assert_eq!(format!("{tokens:?}"), format!("{plain:?}"));
+            prop_assert_eq!(serde_json::to_string(&tokens).unwrap(), serde_json::to_string(&plain).unwrap());
+            prop_assert_eq!(serde_json::from_str::<Tokens>(&serde_json::to_string(&plain).unwrap()).unwrap(), tokens);
+        }
+
+        /// A walk steps over what two paths share and leaves the rest.
+        #[test]
+        fn a_walk_leaves_what_is_not_shared(ours in pieces(), others in prop::collection::vec(0..3u32, 0..12)) {
+            let (tokens, plain) = cut(&ours);
+            let mut rest = tokens.rest();
+            let shared = plain.iter().zip(&others).take_while(|(a, b)| a == b).count();
+            prop_assert_eq!(rest.step_along(&others), shared);
+            prop_assert_eq!(rest.first(), plain.get(shared).copied());
+            prop_assert_eq!(rest.to_vec(), &plain[shared..]);
+        }
+    }
+
+    /// Paths through the same pieces hold them once.
+    #[test]
+    fn pieces_are_shared() {
+        let piece: Arc<[u32]> = vec![1, 2, 3].into();
+        let (mut one, mut two) = (Tokens::default(), Tokens::default());
+        one.push(piece.clone(), 3);
+        two.push(piece.clone(), 2);
+        assert_eq!(Arc::strong_count(&piece), 3);
+        assert_eq!((one.to_vec(), two.clone().to_vec()), (vec![1, 2, 3], vec![1, 2]));
+    }
+}
