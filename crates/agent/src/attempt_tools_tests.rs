@@ -59,10 +59,13 @@ async fn calls_that_run_at_once_give_the_attempt_of_calls_that_wait() {
         let mut bench = bench(&[]);
         let replies = vec![says(&calls("calculator", &sums)), says(&calls("calculator", &sums[..2]))];
         let scripted = Scripted { replies, ..Scripted::default() };
-        let config = SimulatorConfig { vocabulary: VOCABULARY, ..SimulatorConfig::default() };
-        bench.agent.sampler = Arc::new(Then(scripted, Simulator::new(config)));
+        let config = SimulatorConfig { vocabulary: VOCABULARY, context: 4096, ..SimulatorConfig::default() };
+        let simulator = Simulator::new(config);
+        // No turn is drawn with older weights than the one before.
+        simulator.publish(4).await.unwrap();
+        bench.agent.sampler = Arc::new(Then(scripted, simulator));
         bench.agent.limits.tokens = 600;
-        bench.agent.limits.reply = Duration::from_secs(60);
+        bench.agent.limits.reply = Duration::from_secs(10);
         let calculator = Arc::new(Calculator { parallel, ..Calculator::default() });
         let delayed = Delayed::new(calculator, Duration::ZERO..=Duration::from_millis(most));
         bench.agent.tools = ToolSet::new(vec![Arc::new(delayed)], Duration::from_secs(5)).unwrap();

@@ -177,25 +177,36 @@ impl Observer for Watch {
     }
 }
 
+/// The sum of a number over the policies of a step, whose names are in front where there are several.
+fn of_all(metrics: &Metrics, name: &str) -> Option<f64> {
+    let is_of_one = |full: &str| full.strip_suffix(name).is_some_and(|of| of.is_empty() || of.ends_with('/'));
+    metrics
+        .iter()
+        .filter(|(full, _)| is_of_one(full))
+        .map(|(_, value)| value)
+        .reduce(|sum, value| sum + value)
+}
+
 /// A step on one line; what was not measured is left out.
 fn step_line(kind: &str, step: u32, steps: u32, metrics: &Metrics) -> String {
     let width = steps.to_string().len();
     let mut line = format!("{kind} {step:>width$}/{steps}");
-    let mut add = |names: &[&str], format: &dyn Fn(f64) -> String| {
-        if let Some(value) = names.iter().find_map(|name| metrics.get(name)) {
+    let mut say = |value: Option<f64>, format: &dyn Fn(f64) -> String| {
+        if let Some(value) = value {
             line.push_str(" · ");
             line.push_str(&format(value));
         }
     };
-    add(&["critic/rewards/mean"], &|v| format!("reward {v:>6.3}"));
-    add(&["critic/score/mean"], &|v| format!("success {:>5.1} %", 100.0 * v));
-    add(&["actor/loss", "actor/pg_loss", "train/loss"], &|v| format!("loss {v:>8.4}"));
-    add(&["actor/kl_loss"], &|v| format!("KL {v:.4}"));
-    add(&["actor/grad_norm"], &|v| format!("grad {v:>6.3}"));
-    add(&["training/logprob_mismatch"], &|v| format!("mismatch {v:.0}"));
-    add(&["perf/throughput"], &|v| format!("{v:>5.0} tok/s"));
-    add(&["timing_s/step"], &|v| format!("{v:.1} s"));
-    if metrics.get("actor/skipped_updates").is_some_and(|skipped| skipped > 0.0) {
+    let first = |names: &[&str]| names.iter().find_map(|name| metrics.get(name));
+    say(first(&["critic/rewards/mean"]), &|v| format!("reward {v:>6.3}"));
+    say(first(&["critic/score/mean"]), &|v| format!("success {:>5.1} %", 100.0 * v));
+    say(first(&["actor/loss", "actor/pg_loss", "train/loss"]), &|v| format!("loss {v:>8.4}"));
+    say(first(&["actor/kl_loss"]), &|v| format!("KL {v:.4}"));
+    say(first(&["actor/grad_norm"]), &|v| format!("grad {v:>6.3}"));
+    say(of_all(metrics, "training/logprob_mismatch"), &|v| format!("mismatch {v:.0}"));
+    say(first(&["perf/throughput"]), &|v| format!("{v:>5.0} tok/s"));
+    say(first(&["timing_s/step"]), &|v| format!("{v:.1} s"));
+    if of_all(metrics, "actor/skipped_updates").is_some_and(|skipped| skipped > 0.0) {
         line.push_str(" · the gradient was not finite, the step was skipped");
     }
     line
@@ -227,5 +238,13 @@ mod tests {
         metrics.add("train/loss", 1.5);
         metrics.add("actor/skipped_updates", 1.0);
         assert!(step_line("sft", 1, 4, &metrics).ends_with("the step was skipped"));
+        // Of several policies, those that must not be overlooked are added up.
+        let mut metrics = Metrics::default();
+        for (name, value) in [("a/training/logprob_mismatch", 2.0), ("b/training/logprob_mismatch", 1.0)] {
+            metrics.add(name, value);
+        }
+        assert_eq!(step_line("grpo", 1, 4, &metrics), "grpo 1/4 · mismatch 3");
+        metrics.add("b/actor/skipped_updates", 1.0);
+        assert!(step_line("grpo", 1, 4, &metrics).ends_with("the step was skipped"));
     }
 }

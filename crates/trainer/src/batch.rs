@@ -175,8 +175,8 @@ impl<'a> Paths<'a> {
         Paths { trajectory, owners: trajectory.owners(), tokens: tokens.collect() }
     }
 
-    /// A planned path with its tokens, up to the last of the targets: what comes after has no effect. `version` is
-    /// that of the weights which are trained.
+    /// A planned path with its tokens, up to the last of the targets: what comes after has no effect.
+    /// `version` is that of the weights which are trained.
     pub fn input(&self, planned: &PlannedPath, targets: Targets<'_>, version: u64) -> PathInput {
         let Paths { trajectory, owners, tokens } = self;
         let mut input = PathInput::default();

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Token ids of a path from its root on, in pieces. Paths of one trajectory share the pieces of its segments, so that
-/// a hundred paths through a long conversation hold its tokens once. Compares and serialises like the plain list.
+/// Token ids of a path from its root on, in pieces. Paths of one trajectory share the pieces of its segments,
+/// so that a hundred paths through a long conversation hold its tokens once. Compares and serialises like the
+/// plain list.
 #[derive(Clone, Default)]
 pub struct Tokens {
     /// Pieces, none of them empty.

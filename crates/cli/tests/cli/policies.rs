@@ -17,7 +17,7 @@ fn place() -> Place {
     for i in 0..60u32 {
         let (a, b) = (i + 3, 7 * i % 40 + 2);
         let agent = if i % 2 == 0 { r#", "agent_name": "checker""# } else { "" };
-        writeln!(rows, r#"{{"question": "{a} + {b}", "answer": {}{agent}}}"#, a + b).unwrap();
+        writeln!(rows, r#"{{"question": "What is {a} + {b}?", "answer": {}{agent}}}"#, a + b).unwrap();
     }
     place.write("rows.jsonl", rows);
     place.write("recipe.toml", RECIPE);
@@ -54,11 +54,10 @@ policy = "solver"
 tools = ["calculator"]
 tool_prompt = "compact"
 max_turns = 2
-max_tokens = 60
+max_tokens = 110
 
 [agent.checker]
 policy = "checker"
-system = "Check."
 
 [reward]
 malformed_call = -0.1
