@@ -169,6 +169,23 @@ fn histories_that_clients_write_out_again_are_repeated() {
 }
 
 #[test]
+fn prompts_are_counted_by_how_they_came_about() {
+    let mut talk = talk();
+    let (mut messages, ..) = recorded(&mut talk);
+    talk.say(&messages, "As it was.");
+    messages[5].content = "\nThe answers are **3.5** and 7. ".into();
+    talk.say(&messages, "With white space.");
+    messages[5].content = "No answers.".into();
+    talk.say(&messages, "Another past.");
+    let counts = talk.conversation.counts().clone();
+    let forked = [(Reason::AskedAgain, 1), (Reason::ReplyEdited, 1)].into();
+    assert_eq!(counts, Counts { began: 1, continued: 2, forked, trimmed: 1 });
+    let whole = talk.conversation.trajectory().clone();
+    assert_eq!(whole.segments().len(), 9);
+    assert!(talk.conversation.into_trajectory() == whole);
+}
+
+#[test]
 fn all_else_forks_for_a_reason() {
     // A conversation that goes on, so that there is something to leave.
     let whole = || {

@@ -48,6 +48,18 @@ fn drift_is_counted_at_every_turn_from_the_first_on() {
 }
 
 #[test]
+fn drift_counts_for_the_turn_at_which_it_is_recorded() {
+    let always = chat(ALWAYS_THINKS, ChatOptions::default());
+    let (mut talk, messages) = conversation(always, Options::default(), &["hm</think>four"]);
+    let beside = [&messages[..2], &[Message::user("3+3?")]].concat();
+    // Both are prepared as what would be turn 1.
+    let (first, second) = (talk.prepare(&messages), talk.prepare(&beside));
+    talk.record(first, "so</think>4");
+    talk.record(second, "so</think>6");
+    assert_eq!(turns(&talk.conversation.drift()), [(1, false), (2, false)]);
+}
+
+#[test]
 fn drift_that_comes_late_is_counted_at_the_end() {
     // The thought of the first reply stands until the second question.
     let thinks = "<think>\nhm\n</think>\n\nadd";

@@ -24,7 +24,7 @@ pub struct Observation {
     pub kind: ObservationKind,
     /// A reward for the turn.
     pub reward: Option<f64>,
-    /// Numbers to report, by name, without those that are [counted](COUNTED) of every toolbox.
+    /// Numbers to report, by name, without those that are counted of every toolbox.
     pub metrics: BTreeMap<String, f64>,
     /// The final answer of the attempt, which the call ended.
     pub ends: Option<String>,
