@@ -232,7 +232,7 @@ struct Talk {
     seed: u64,
     /// All messages since the last reset.
     messages: Vec<Message>,
-    /// Their tokens, exactly as they were given and drawn.
+    /// Tokens of the messages, exactly as they were given and drawn.
     conversation: Conversation,
     /// Every reply draws from a stream of its own.
     stream: u64,

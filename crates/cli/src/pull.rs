@@ -6,7 +6,7 @@ use crate::{model, screen};
 
 /// Fetch a model and say where it is and what it is
 ///
-/// What is already on this machine is not fetched again. The path is the only line on standard output, so
+/// Files already on this machine are not fetched again. The path is the only line on standard output, so
 /// that scripts can use it.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:

@@ -186,8 +186,8 @@ impl ModelFiles {
     /// Decodes a parameter into `out`, row-major, without a copy between.
     ///
     /// # Errors
-    /// As [`Self::tensor`], and when the tensor's shape is not `expected` or `out` does not hold that many
-    /// values.
+    /// Errors are those of [`Self::tensor`]; also when the tensor's shape is not `expected` or `out` does not
+    /// hold that many values.
     pub fn tensor_into(&self, name: &str, expected: &[usize], out: &mut [f32]) -> Result<(), ModelError> {
         self.check_shape(name, expected)?;
         let wanted = expected.iter().product::<usize>();

@@ -124,9 +124,7 @@ impl<'a> Rest<'a> {
 
 impl From<Vec<u32>> for Tokens {
     fn from(tokens: Vec<u32>) -> Self {
-        let mut all = Tokens::default();
-        all.extend(tokens);
-        all
+        tokens.into_iter().collect()
     }
 }
 

@@ -110,7 +110,7 @@ impl ToolSet {
     ///
     /// # Errors
     /// When one cannot be opened, or not within its deadline; when tools of several cannot be told apart.
-    /// What was opened before is closed again.
+    /// Sessions that were opened before are closed again.
     pub async fn open(&self, attempt: &ToolContext) -> Result<OpenTools, ToolError> {
         let mut open = OpenTools::default();
         let opened = self.open_into(&mut open, attempt).await;

