@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use dressage_conversation::{Conversation, ConversationError, Format, Prepared, Reply, Request};
 use dressage_policy::{
-    CallStreams, Completion, FinishReason, PolicyError, SampleRequest, Sampler, SamplingParams, awake,
-    crash_point,
+    CallStreams, Completion, FinishReason, PolicyError, SampleRequest, Sampler, SamplingParams, crash_point,
+    within,
 };
 use dressage_text::{Message, TextError, ToolSpec};
 use dressage_tree::{Finish, Outcome, Trajectory, TreeError};
@@ -380,32 +380,6 @@ impl Run<'_> {
 /// A sum that the record can hold: of large numbers it may be infinite.
 fn finite(sum: f64) -> f64 {
     sum.clamp(f64::MIN, f64::MAX)
-}
-
-/// Does something for at most `longest`, without the time in which this process or the sampler stood still:
-/// nothing is drawn meanwhile, and that is nobody's fault. `None` where it takes longer.
-async fn within<T>(sampler: &dyn Sampler, longest: Duration, work: impl Future<Output = T>) -> Option<T> {
-    // A sampler that does not say has not paused.
-    let paused = || async {
-        let paused = awake::within(longest, sampler.paused()).await;
-        paused.and_then(Result::ok).unwrap_or_default()
-    };
-    let too_long = async {
-        let before = paused().await;
-        let (mut ran, mut left) = (Duration::ZERO, longest);
-        loop {
-            ran += awake::sleep(left).await;
-            left = (longest + paused().await.saturating_sub(before)).saturating_sub(ran);
-            if left.is_zero() {
-                return;
-            }
-        }
-    };
-    tokio::select! {
-        biased;
-        done = work => Some(done),
-        () = too_long => None,
-    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! Prompts for requests, and a record of what came of them.
 
+mod raw;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -124,6 +126,8 @@ pub struct Prepared {
     cut: bool,
     new: Vec<Message>,
     given: Option<GivenTurn>,
+    /// Beginning of the ids of the reply's calls, where they were named.
+    calls: Option<String>,
 }
 
 /// A prompt that was recorded.
@@ -186,6 +190,7 @@ impl Recognised {
                 cut: false,
                 new,
                 given: None,
+                calls: None,
             });
         };
         let After { node, segment, mut path, sampled, past, said, cut, drifted } = after;
@@ -238,6 +243,7 @@ impl Recognised {
             cut,
             new,
             given,
+            calls: None,
         })
     }
 }
@@ -249,6 +255,12 @@ impl Prepared {
         if self.after.is_none() && prompt != self.prompt {
             (self.prompt, self.cut) = (prompt, true);
         }
+    }
+
+    /// Names the calls of the reply to come before it is drawn, for who tells of them as they arrive:
+    /// `PREFIX0`, `PREFIX1`. They must be unique in the conversation, and a client is recognised by them.
+    pub fn name_calls(&mut self, prefix: impl Into<String>) {
+        self.calls = Some(prefix.into());
     }
 }
 
@@ -397,7 +409,7 @@ impl Conversation {
     ) -> Result<Reply, TreeError> {
         self.check(&completion)?;
         let GivenTurn { node, end, turn } = self.give_once(&mut prepared)?;
-        let Prepared { from, format, in_thought, .. } = prepared;
+        let Prepared { from, format, in_thought, calls, .. } = prepared;
         let finish = completion.finish;
         let mut segment = completion.into_segment(end, params, turn);
         let chat = format.chat();
@@ -406,10 +418,11 @@ impl Conversation {
         let segment = self.trajectory.push(segment)?;
 
         let mut parsed = chat.parse(&said, in_thought, &from.tools);
-        let unique = format.options().call_ids == CallIds::Unique;
+        let counted = format.options().call_ids == CallIds::Unique;
+        let prefix = calls.or_else(|| counted.then(|| format!("call_{turn}_")));
         for (place, call) in parsed.calls.iter_mut().enumerate() {
-            if let (Ok(call), true) = (call, unique) {
-                call.id = format!("call_{turn}_{place}");
+            if let (Ok(call), Some(prefix)) = (call, &prefix) {
+                call.id = format!("{prefix}{place}");
             }
         }
         let thought = chat.thought(&said, in_thought);
@@ -422,7 +435,7 @@ impl Conversation {
             thought: (!reply.thought.trim().is_empty()).then(|| thought_key(&reply.thought)),
         };
         let root = self.index.node(node).root;
-        self.index.reply(root, node, reply.written(), said, unique);
+        self.index.reply(root, node, reply.written(), said, prefix.is_some());
         Ok(reply)
     }
 

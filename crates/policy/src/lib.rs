@@ -33,6 +33,7 @@ mod sampler;
 mod simulator;
 mod timely;
 mod weights;
+mod within;
 
 pub use adopt::adopt_all;
 pub use calls::CallStreams;
@@ -52,3 +53,4 @@ pub use sampler::{
 pub use simulator::{Simulator, SimulatorConfig};
 pub use timely::Timely;
 pub use weights::{Content, Manifest, Place, SavedFile, WeightsAt, WeightsRef, checksum};
+pub use within::within;

@@ -238,6 +238,22 @@ impl Tokenizer {
         self.encode_guarded(text, None)
     }
 
+    /// The ids of a whole text, as models were trained to read one: special tokens count as themselves, and the
+    /// tokenizer's own beginning of a text comes first, where it adds one. For completions, not for messages.
+    pub fn encode_document(&self, text: &str) -> Vec<u32> {
+        // An empty text is what is added alone.
+        let mut ids =
+            self.inner.encode_fast("", true).map(|added| added.get_ids().to_vec()).unwrap_or_default();
+        ids.retain(|id| Some(*id) == self.bos || !self.eos.contains(id));
+        let rest = self.encode_template(text);
+        if ids.first() == rest.first() && ids.len() == 1 {
+            // Whoever wrote the beginning out does not want it twice.
+            ids.clear();
+        }
+        ids.extend(rest);
+        ids
+    }
+
     /// Like [`encode_template`](Self::encode_template), but no special token starts at a `guard` character or
     /// spans one. The guards themselves leave no trace: text around one is encoded as if it were not there.
     pub(crate) fn encode_guarded(&self, text: &str, guard: Option<char>) -> Vec<u32> {
@@ -336,7 +352,8 @@ impl Tokenizer {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    pub(crate) fn bytes_with_special(&self, id: u32) -> &[u8] {
+    /// The bytes of a token, of special tokens those of their names; none of ids out of range.
+    pub fn bytes_with_special(&self, id: u32) -> &[u8] {
         let special = self.special_texts.get(&id).map(String::as_bytes);
         special.or_else(|| self.token_bytes(id)).unwrap_or_default()
     }

@@ -1,0 +1,528 @@
+//! One call from its admission to its record.
+//!
+//! A call is drawn by a task of its own, which writes a [`Transcript`]; whoever answers the client reads that.
+//! So a connection that breaks ends nothing at once, and what was drawn is recorded in any case.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use dressage_conversation::{Conversation, Origin, Prepared, Recognised, Request};
+use dressage_policy::{
+    CallStreams, Completion, FinishReason, SampleEvent, SampleRequest, SampleStream, SamplingParams, within,
+};
+use dressage_text::{Chat, Message, Piece, ToolSpec};
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::call::{Call, Input, ToolChoice};
+use crate::fault::{Fault, Kind};
+use crate::gateway::{Gateway, now};
+use crate::metrics::add;
+use crate::model::Model;
+use crate::reading::Reading;
+use crate::route::{Route, choose};
+use crate::session::{Called, Running, Session};
+use crate::transcript::{End, Event, Head, Reader, Token, Transcript};
+
+/// Most replies to one call.
+const MOST_REPLIES: usize = 128;
+
+/// Who calls.
+#[derive(Clone, Default)]
+pub struct Caller {
+    /// The attempt, for calls that bear the key of one.
+    pub session: Option<Arc<Session>>,
+    /// The agent that the call names.
+    pub agent: Option<String>,
+    /// A key of the whole body.
+    pub body: Option<u128>,
+    /// Whether the client says that it asks again.
+    pub retries: bool,
+}
+
+/// Prompt of a call.
+#[derive(Clone)]
+enum Prompt {
+    /// Of messages.
+    Chat(Box<Prepared>),
+    /// In ids.
+    Ids(Arc<[u32]>),
+}
+
+/// All that the replies of a call have in common.
+struct Exchange {
+    gateway: Gateway,
+    session: Option<Arc<Session>>,
+    model: Arc<Model>,
+    agent: String,
+    transcript: Arc<Transcript>,
+    tools: Arc<[ToolSpec]>,
+    tool_choice: ToolChoice,
+    parallel_calls: bool,
+    reply: Duration,
+    begun: Instant,
+    /// Held until the call has ended.
+    _held: (OwnedSemaphorePermit, Option<Running>),
+}
+
+/// One reply to be drawn.
+struct Choice {
+    index: usize,
+    prompt: Prompt,
+    params: SamplingParams,
+    stream: SampleStream,
+    calls: String,
+}
+
+impl Gateway {
+    /// Begins a call. What comes of it is read from its transcript; a call that is not read any more is ended,
+    /// after some grace where it belongs to an attempt.
+    ///
+    /// # Errors
+    /// When the request cannot be served: then nothing of it is recorded.
+    pub async fn call(&self, caller: &Caller, call: Call) -> Result<Reader, Fault> {
+        let begun = self.begin(caller, call).await;
+        if let Err(fault) = &begun {
+            add(&self.0.metrics.failed, 1);
+            if let Some(session) = &caller.session {
+                session.refused(fault);
+            }
+        }
+        begun
+    }
+
+    async fn begin(&self, caller: &Caller, call: Call) -> Result<Reader, Fault> {
+        let begun = Instant::now();
+        if let (Some(session), Some(body)) = (&caller.session, caller.body)
+            && let Some(earlier) = session.repeated(body, caller.retries)
+        {
+            add(&self.0.metrics.rejoined, 1);
+            return Ok(earlier.read());
+        }
+        if !(1..=MOST_REPLIES).contains(&call.n) {
+            let message = format!("n = {}, but it must be in 1..={MOST_REPLIES}", call.n);
+            return Err(Fault::field("n", message));
+        }
+        let (agent, model, fixed) = self.answering(caller, &call)?;
+        check_form(&call)?;
+        let mut params = parameters(&call, &model, fixed.as_ref());
+        params.validate()?;
+
+        let held = (self.place().await?, caller.session.as_ref().map(Session::admit).transpose()?);
+        let Call { input, tools, tool_choice, parallel_calls, n, sampling, .. } = call;
+        let tools: Arc<[ToolSpec]> = tools.into();
+        let prompt = self.prompt(caller, (&agent, &model), input, &tools).await?;
+        let ids: Arc<[u32]> = match &prompt {
+            Prompt::Chat(prepared) => prepared.prompt.as_slice().into(),
+            Prompt::Ids(ids) => Arc::clone(ids),
+        };
+        let context = model.context;
+        if ids.len() >= context {
+            return Err(dressage_policy::PolicyError::PromptTooLong { prompt: ids.len(), context }.into());
+        }
+        params.max_tokens = params.max_tokens.min(context - ids.len());
+        let (seed, streams, least_version) = match &caller.session {
+            Some(session) => {
+                let mut state = session.state();
+                params.max_tokens = params.max_tokens.min(state.left_tokens).max(1);
+                let streams: Vec<u64> = (0..n).map(|_| state.streams.admit(&agent, &ids)).collect();
+                if let Some(fixed) = &fixed {
+                    for name in sampling.overridden_by(fixed) {
+                        *state.recorded.overridden.entry(name.to_owned()).or_default() += 1;
+                    }
+                }
+                let least = state.versions.get(&model.policy).copied().unwrap_or(0);
+                (session.options.seed, streams, least)
+            }
+            None => {
+                let mut streams = CallStreams::new(0);
+                let streams = (0..n).map(|_| streams.admit(&agent, &ids)).collect();
+                (sampling.seed.unwrap_or_else(|| self.random_seed()), streams, 0)
+            }
+        };
+        // Fewest tokens are checked against most, which only now are known.
+        params.min_tokens = params.min_tokens.min(params.max_tokens);
+        let reply = caller.session.as_ref().map_or(self.0.options.reply, |session| session.options.limits.reply);
+
+        let id = self.call_id();
+        let mut choices = Vec::with_capacity(n);
+        for (index, stream) in streams.into_iter().enumerate() {
+            let request = SampleRequest {
+                id: format!("{id}/{index}"),
+                policy: model.policy.clone(),
+                least_version,
+                seed,
+                stream,
+                prompt: ids.to_vec(),
+                params: params.clone(),
+            };
+            let begun = within(&*model.sampler, reply, model.sampler.sample(request)).await;
+            let late = || Fault::new(Kind::Deadline, format!("waited {reply:?} for the sampler to take the call"));
+            let calls = format!("{:08x}", stream as u32);
+            let mut prompt = prompt.clone();
+            if let Prompt::Chat(prepared) = &mut prompt {
+                prepared.name_calls(&calls);
+            }
+            let stream = begun.ok_or_else(late)??;
+            choices.push(Choice { index, prompt, params: params.clone(), stream, calls });
+        }
+        let origin = match &prompt {
+            Prompt::Chat(prepared) => Some(prepared.origin),
+            Prompt::Ids(_) => None,
+        };
+        let metrics = &self.0.metrics;
+        add(&metrics.calls, 1);
+        add(&metrics.prompt_tokens, ids.len() as u64);
+        add(&metrics.forked, u64::from(matches!(origin, Some(Origin::Forked(_)))));
+        let head = Head { id, model: model.name.clone(), created: now(), prompt: ids.to_vec(), origin, n };
+        let transcript = Transcript::new(head);
+        let reader = transcript.read();
+        if let (Some(session), Some(body)) = (&caller.session, caller.body) {
+            session.keep(body, &transcript);
+        }
+        let exchange = Exchange {
+            gateway: self.clone(),
+            session: caller.session.clone(),
+            model,
+            agent,
+            transcript,
+            tools,
+            tool_choice,
+            parallel_calls,
+            reply,
+            begun,
+            _held: held,
+        };
+        tokio::spawn(exchange.run(choices));
+        Ok(reader)
+    }
+
+    /// Agent and model of a call, and the parameters that a recipe fixes for it.
+    fn answering(
+        &self,
+        caller: &Caller,
+        call: &Call,
+    ) -> Result<(String, Arc<Model>, Option<SamplingParams>), Fault> {
+        let Some(session) = &caller.session else {
+            return Ok((String::new(), self.model(&call.model)?, None));
+        };
+        let routes = &session.options.routes;
+        let Some(Route { agent, model, fixed, .. }) = choose(routes, caller.agent.as_deref(), call) else {
+            let names: Vec<&str> = routes.iter().map(|route| route.agent.as_str()).collect();
+            let asked = caller.agent.as_deref().unwrap_or_default();
+            let message = format!("this attempt has no agent {asked:?}; it has: {}", names.join(", "));
+            return Err(Fault::new(Kind::NotFound, message));
+        };
+        Ok((agent.clone(), Arc::clone(model), fixed.clone()))
+    }
+
+    /// The model that would answer a caller who asks for `name`.
+    pub(crate) fn model_of(&self, caller: &Caller, name: &str) -> Result<Arc<Model>, Fault> {
+        let call = Call::new(name, Input::Tokens(Vec::new()));
+        self.answering(caller, &call).map(|(_, model, _)| model)
+    }
+
+    /// The chat of the model that would answer a call.
+    pub(crate) fn chat_of(&self, caller: &Caller, call: &Call) -> Result<Arc<Chat>, Fault> {
+        let (_, model, _) = self.answering(caller, call)?;
+        Ok(Arc::clone(model.format.chat()))
+    }
+
+    /// Waits for a place among the calls that are answered.
+    async fn place(&self) -> Result<OwnedSemaphorePermit, Fault> {
+        let slots = Arc::clone(&self.0.slots);
+        if let Ok(permit) = Arc::clone(&slots).try_acquire_owned() {
+            return Ok(permit);
+        }
+        let (options, waiting) = (&self.0.options, &self.0.waiting);
+        if waiting.fetch_add(1, Ordering::Relaxed) >= options.waiting as u64 {
+            waiting.fetch_sub(1, Ordering::Relaxed);
+            let message = format!("{} calls are waiting already; come back later", options.waiting);
+            return Err(Fault::new(Kind::Busy(Duration::from_secs(1)), message));
+        }
+        let _counted = Counted(self);
+        match tokio::time::timeout(options.reply, slots.acquire_owned()).await {
+            Ok(Ok(permit)) => Ok(permit),
+            Ok(Err(_)) => Err(Fault::new(Kind::Unavailable, "the gateway is closing")),
+            Err(_) => {
+                let message = format!("waited {:?} for one of {} calls to end", options.reply, options.running);
+                Err(Fault::new(Kind::Deadline, message))
+            }
+        }
+    }
+
+    /// Writes the prompt, away from the async workers: a template may take long.
+    async fn prompt(
+        &self,
+        caller: &Caller,
+        (agent, model): (&str, &Arc<Model>),
+        input: Input,
+        tools: &Arc<[ToolSpec]>,
+    ) -> Result<Prompt, Fault> {
+        let messages = match input {
+            Input::Messages(messages) => messages,
+            Input::Tokens(ids) => return given(ids.into()),
+            Input::Text(text) => {
+                let format = Arc::clone(&model.format);
+                let encode = move || format.chat().tokenizer().encode_document(&text);
+                return given(blocking(encode).await?.into());
+            }
+        };
+        check_messages(&messages)?;
+        let request =
+            Request { agent, policy: &model.policy, format: &model.format, messages: &messages, tools };
+        let recognised = match &caller.session {
+            Some(session) => session.state().conversation.recognise(&request),
+            None => Conversation::new().recognise(&request),
+        };
+        let prepared = blocking(move || Recognised::render(recognised)).await??;
+        add(&self.0.metrics.drifted, u64::from(prepared.drift.is_some()));
+        Ok(Prompt::Chat(Box::new(prepared)))
+    }
+
+    /// A seed that no other call has.
+    fn random_seed(&self) -> u64 {
+        xxhash_rust::xxh3::xxh3_64(self.call_id().as_bytes())
+    }
+}
+
+/// Counts as waiting until it is dropped.
+struct Counted<'a>(&'a Gateway);
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.0.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Fault> {
+    let failed = |error| Fault::new(Kind::Internal, format!("writing the prompt came to no end: {error}"));
+    tokio::task::spawn_blocking(work).await.map_err(failed)
+}
+
+fn given(ids: Arc<[u32]>) -> Result<Prompt, Fault> {
+    match ids.is_empty() {
+        true => Err(Fault::field("prompt", "the prompt is empty; give at least one token")),
+        false => Ok(Prompt::Ids(ids)),
+    }
+}
+
+fn check_messages(messages: &[Message]) -> Result<(), Fault> {
+    if messages.is_empty() {
+        return Err(Fault::field("messages", "there are no messages; give at least one"));
+    }
+    for (place, message) in messages.iter().enumerate() {
+        if let Some(part) = message.content.others().next() {
+            let param = format!("messages[{place}].content");
+            let what = part.kind();
+            let message = format!("a part of type {what:?} cannot be shown to this model, which reads text alone");
+            return Err(Fault::field(&param, message));
+        }
+    }
+    Ok(())
+}
+
+fn check_form(call: &Call) -> Result<(), Fault> {
+    let unsupported = |param: &str, what: &str| {
+        Err(Fault::field(param, format!("{what} needs grammars, which this sampler does not have")))
+    };
+    match (&call.constraint, &call.tool_choice) {
+        (Some(_), _) => unsupported("response_format", "a form of the reply"),
+        (None, ToolChoice::Required | ToolChoice::Named(_)) => unsupported("tool_choice", "a call that must be"),
+        _ => Ok(()),
+    }
+}
+
+/// The parameters of a call: a recipe's where it fixes them, else those that the client asks for.
+fn parameters(call: &Call, model: &Model, fixed: Option<&SamplingParams>) -> SamplingParams {
+    let asked = &call.sampling;
+    let mut params = match fixed {
+        Some(fixed) => {
+            let most = asked.max_tokens.unwrap_or(usize::MAX).min(fixed.max_tokens);
+            let top_logprobs = asked.logprobs.unwrap_or(0);
+            SamplingParams { max_tokens: most, top_logprobs, stop_strings: asked.stop.clone(), ..fixed.clone() }
+        }
+        None => asked.over(&model.sampling),
+    };
+    if fixed.is_some() || !asked.ignore_eos {
+        params.stop_ids = model.format.chat().stop_ids().to_vec();
+    }
+    params.stop_ids.extend(&asked.stop_ids);
+    params
+}
+
+impl Exchange {
+    /// Draws all replies.
+    async fn run(self, choices: Vec<Choice>) {
+        add(&self.gateway.0.metrics.running, 1);
+        let drawn = futures_util::future::join_all(choices.into_iter().map(|choice| self.draw(choice))).await;
+        let metrics = &self.gateway.0.metrics;
+        metrics.running.fetch_sub(1, Ordering::Relaxed);
+        metrics.whole.add(self.begun.elapsed());
+        match drawn.into_iter().find_map(Result::err) {
+            None => self.transcript.push(Event::Done),
+            Some(fault) => {
+                add(&metrics.failed, 1);
+                self.transcript.push(Event::Failed(fault));
+            }
+        }
+    }
+
+    /// Draws one reply, and records it as far as it came.
+    async fn draw(&self, choice: Choice) -> Result<(), Fault> {
+        let Choice { index, prompt, params, mut stream, calls } = choice;
+        let in_thought = matches!(&prompt, Prompt::Chat(prepared) if prepared.in_thought);
+        let is_chat = matches!(prompt, Prompt::Chat(_));
+        let chat = self.model.format.chat();
+        let whole = self.tool_choice == ToolChoice::None;
+        let mut reading = match is_chat {
+            true => Reading::chat(chat, in_thought, &self.tools, &params.stop_strings, &calls),
+            false => Reading::text(chat, &params.stop_strings),
+        };
+        if !self.parallel_calls {
+            reading.most_calls(1);
+        }
+        let mut completion = Completion::default();
+        let follow = async {
+            loop {
+                let event = tokio::select! {
+                    event = stream.next() => event,
+                    () = self.given_up() => return Ok(FinishReason::Aborted),
+                };
+                match event {
+                    Some(Ok(SampleEvent::Tokens { tokens, logprobs, top, version })) => {
+                        self.arrived(index, &mut reading, (&tokens, &logprobs, &top), whole);
+                        completion.extend(&tokens, &logprobs, version);
+                        completion.top.extend(top);
+                    }
+                    Some(Ok(SampleEvent::Finished(reason))) => return Ok(reason),
+                    Some(Err(error)) => return Err(Fault::from(error)),
+                    None => return Err(Fault::new(Kind::Unavailable, "the sampler stopped in the middle")),
+                }
+            }
+        };
+        let ended = within(&*self.model.sampler, self.reply, follow).await;
+        drop(stream);
+        let ended = ended.unwrap_or_else(|| {
+            Err(Fault::new(Kind::Deadline, format!("the reply was not done within {:?}", self.reply)))
+        });
+        completion.finish = *ended.as_ref().unwrap_or(&FinishReason::Aborted);
+        add(&self.gateway.0.metrics.drawn_tokens, completion.tokens.len() as u64);
+        let fault = ended.as_ref().err().cloned();
+        let end = self.record(prompt, completion, &params, reading, fault.as_ref())?;
+        if let Some(fault) = fault {
+            return Err(fault);
+        }
+        let (rest, end) = end;
+        if whole {
+            let text = end.message.content.as_str().to_owned();
+            let pieces = if text.is_empty() { Vec::new() } else { vec![Piece::Speech(text)] };
+            self.transcript.push(Event::Delta { choice: index, pieces, tokens: Vec::new() });
+        } else if !rest.is_empty() {
+            self.transcript.push(Event::Delta { choice: index, pieces: rest, tokens: Vec::new() });
+        }
+        self.transcript.push(Event::Ended { choice: index, end: Box::new(end) });
+        Ok(())
+    }
+
+    /// Tells of tokens that have come.
+    fn arrived(
+        &self,
+        choice: usize,
+        reading: &mut Reading,
+        (ids, logprobs, top): (&[u32], &[f32], &[dressage_policy::TopLogprobs]),
+        whole: bool,
+    ) {
+        if reading.tokens() == 0 {
+            self.gateway.0.metrics.first_token.add(self.begun.elapsed());
+        }
+        let mut pieces = Vec::new();
+        let mut tokens = Vec::with_capacity(ids.len());
+        for (at, (&id, &logprob)) in ids.iter().zip(logprobs).enumerate() {
+            pieces.extend(reading.push(id));
+            tokens.push(Token { id, logprob, top: top.get(at).cloned().unwrap_or_default() });
+        }
+        if whole {
+            pieces.clear();
+        }
+        self.transcript.push(Event::Delta { choice, pieces, tokens });
+    }
+
+    /// Waits until nobody wants the reply any more.
+    async fn given_up(&self) {
+        let Some(session) = &self.session else {
+            self.transcript.abandoned().await;
+            return add(&self.gateway.0.metrics.aborted, 1);
+        };
+        let left = async {
+            loop {
+                self.transcript.abandoned().await;
+                let joined = tokio::time::timeout(self.gateway.0.options.grace, self.transcript.joined());
+                if joined.await.is_err() {
+                    return add(&self.gateway.0.metrics.aborted, 1);
+                }
+            }
+        };
+        tokio::select! {
+            () = left => {}
+            () = session.closed() => {}
+        }
+    }
+
+    /// Records a reply, and reads it as a whole.
+    fn record(
+        &self,
+        prompt: Prompt,
+        completion: Completion,
+        params: &SamplingParams,
+        reading: Reading,
+        fault: Option<&Fault>,
+    ) -> Result<(Vec<Piece>, End), Fault> {
+        let (finish, tokens) = (completion.finish, completion.tokens.len());
+        let version = completion.versions.last().map(|run| run.version);
+        let failed = |error: dressage_tree::TreeError| Fault::new(Kind::Internal, error.to_string());
+        let origin = match &prompt {
+            Prompt::Chat(prepared) => Some(prepared.origin),
+            Prompt::Ids(_) => None,
+        };
+        let prompt_tokens = self.transcript.head.prompt.len();
+        let (mut turn, mut reply) = (None, None);
+        let mut alone = Conversation::new();
+        let mut state = self.session.as_ref().map(|session| session.state());
+        // A reply of which nothing was drawn leaves no trace.
+        if tokens > 0 || fault.is_none() {
+            let conversation = state.as_mut().map_or(&mut alone, |state| &mut state.conversation);
+            match prompt {
+                Prompt::Chat(prepared) => {
+                    let read = conversation.record(*prepared, completion, params).map_err(failed)?;
+                    turn = Some(read.turn);
+                    reply = Some(read);
+                }
+                Prompt::Ids(ids) => {
+                    let party = (self.agent.as_str(), self.model.policy.as_str());
+                    conversation.record_ids(party, &ids, completion, params).map_err(failed)?;
+                }
+            }
+        }
+        let (rest, end) = reading.end(reply, finish, self.tool_choice == ToolChoice::None);
+        if let Some(state) = &mut state {
+            state.left_tokens = state.left_tokens.saturating_sub(tokens);
+            if let Some(version) = version {
+                let least = state.versions.entry(self.model.policy.clone()).or_default();
+                *least = version.max(*least);
+            }
+            state.recorded.calls.push(Called {
+                agent: self.agent.clone(),
+                model: self.model.name.clone(),
+                origin,
+                prompt: prompt_tokens,
+                tokens,
+                finish,
+                fault: fault.map(ToString::to_string),
+                turn,
+                content: end.message.content.as_str().to_owned(),
+            });
+        }
+        Ok((rest, end))
+    }
+}

@@ -1,0 +1,122 @@
+//! Reasons for a call to fail, in no API's shape.
+
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use dressage_conversation::ConversationError;
+use dressage_policy::PolicyError;
+use dressage_text::TextError;
+
+/// Kinds of faults. Each API has a status and names of its own for them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// The request is not understood, or asks for something that there is not.
+    Invalid,
+    /// The prompt does not fit the context.
+    TooLong,
+    /// The body is larger than bodies may be.
+    TooLarge,
+    /// No key, or a wrong one.
+    Unauthorised,
+    /// A right key that is not for this.
+    Forbidden,
+    /// No such path, model or earlier response.
+    NotFound,
+    /// The attempt is over.
+    Gone,
+    /// More waits than may wait; worth another try after this time.
+    Busy(Duration),
+    /// The sampler is away; worth another try.
+    Unavailable,
+    /// A deadline passed.
+    Deadline,
+    /// A fault of ours.
+    Internal,
+}
+
+impl Kind {
+    /// Status of HTTP, alike in all APIs.
+    pub fn status(self) -> StatusCode {
+        match self {
+            Kind::Invalid | Kind::TooLong => StatusCode::BAD_REQUEST,
+            Kind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Kind::Unauthorised => StatusCode::UNAUTHORIZED,
+            Kind::Forbidden => StatusCode::FORBIDDEN,
+            Kind::NotFound => StatusCode::NOT_FOUND,
+            Kind::Gone => StatusCode::GONE,
+            Kind::Busy(_) => StatusCode::TOO_MANY_REQUESTS,
+            Kind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Kind::Deadline => StatusCode::GATEWAY_TIMEOUT,
+            Kind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    /// A word for logs and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Invalid => "invalid",
+            Kind::TooLong => "too_long",
+            Kind::TooLarge => "too_large",
+            Kind::Unauthorised => "unauthorised",
+            Kind::Forbidden => "forbidden",
+            Kind::NotFound => "not_found",
+            Kind::Gone => "gone",
+            Kind::Busy(_) => "busy",
+            Kind::Unavailable => "unavailable",
+            Kind::Deadline => "deadline",
+            Kind::Internal => "internal",
+        }
+    }
+}
+
+/// A call that failed: the thing, its value, the way out.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct Fault {
+    /// Kind of the fault.
+    pub kind: Kind,
+    /// Explanation in a sentence.
+    pub message: String,
+    /// The field of the request that it is about.
+    pub param: Option<String>,
+}
+
+impl Fault {
+    /// A fault of a kind.
+    pub fn new(kind: Kind, message: impl Into<String>) -> Self {
+        Fault { kind, message: message.into(), param: None }
+    }
+
+    /// A field that cannot be used.
+    pub fn field(param: &str, message: impl Into<String>) -> Self {
+        Fault { kind: Kind::Invalid, message: message.into(), param: Some(param.to_owned()) }
+    }
+}
+
+impl From<PolicyError> for Fault {
+    fn from(error: PolicyError) -> Self {
+        let kind = match &error {
+            PolicyError::Invalid(_) => Kind::Invalid,
+            PolicyError::PromptTooLong { .. } => Kind::TooLong,
+            PolicyError::Deadline(..) => Kind::Deadline,
+            error if error.may_pass() => Kind::Unavailable,
+            _ => Kind::Internal,
+        };
+        Fault::new(kind, error.to_string())
+    }
+}
+
+impl From<ConversationError> for Fault {
+    fn from(error: ConversationError) -> Self {
+        match error {
+            ConversationError::Text(error) => error.into(),
+            drift => Fault::field("messages", drift.to_string()),
+        }
+    }
+}
+
+impl From<TextError> for Fault {
+    fn from(error: TextError) -> Self {
+        Fault::field("messages", error.to_string())
+    }
+}

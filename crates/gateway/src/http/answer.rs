@@ -1,0 +1,226 @@
+//! Answers: as one JSON document or as a stream of events, with signs of life while the client waits.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::Response;
+use bytes::Bytes;
+use futures_util::stream;
+use serde_json::Value;
+
+use crate::fault::{Fault, Kind};
+use crate::transcript::{End, Event, Head, Reader, Token};
+
+/// A reply, put together.
+#[derive(Debug)]
+pub(crate) struct Gathered {
+    /// Its tokens.
+    pub tokens: Vec<Token>,
+    /// The rest of it.
+    pub end: End,
+}
+
+/// How an API writes what comes of a call.
+pub(crate) trait Dialect: Send + 'static {
+    /// Body of an error.
+    fn fault(&self, fault: &Fault) -> Value;
+
+    /// Body of an answer.
+    fn whole(&mut self, head: &Head, replies: &[Gathered]) -> Value;
+
+    /// Frames that a stream begins with.
+    fn begin(&mut self, head: &Head) -> String;
+
+    /// Frames that tell of an event.
+    fn event(&mut self, head: &Head, event: &Event) -> String;
+
+    /// Frame that keeps a client waiting.
+    fn ping(&self) -> String {
+        ": ping\n\n".into()
+    }
+}
+
+/// A frame of a stream: some data, under a name where the API has such.
+pub(crate) fn frame(name: Option<&str>, data: &Value) -> String {
+    match name {
+        Some(name) => format!("event: {name}\ndata: {data}\n\n"),
+        None => format!("data: {data}\n\n"),
+    }
+}
+
+/// A JSON document as an answer.
+pub(crate) fn json(status: StatusCode, value: &Value) -> Response {
+    let mut response = Response::new(Body::from(value.to_string()));
+    *response.status_mut() = status;
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, json);
+    response
+}
+
+/// An error as an answer.
+pub(crate) fn failed(fault: &Fault, body: &Value) -> Response {
+    let mut response = json(fault.kind.status(), body);
+    if let Kind::Busy(after) = fault.kind {
+        let seconds = HeaderValue::from(after.as_secs().max(1));
+        response.headers_mut().insert(header::RETRY_AFTER, seconds);
+    }
+    response
+}
+
+/// Answers a call in a dialect, as a stream or as a whole. Where nothing has come after `ping`, a client gets
+/// a sign of life each time it has passed.
+pub(crate) async fn answer<D: Dialect>(
+    begun: Result<Reader, Fault>,
+    mut dialect: D,
+    streams: bool,
+    ping: Duration,
+) -> Response {
+    let reader = match begun {
+        Ok(reader) => reader,
+        Err(fault) => return failed(&fault, &dialect.fault(&fault)),
+    };
+    if streams {
+        let first = dialect.begin(reader.head());
+        return streamed(Streaming { reader, dialect, first: Some(first), ended: false, ping });
+    }
+    let mut gathering = Gathering::new(reader);
+    match tokio::time::timeout(ping, gathering.all()).await {
+        Ok(Ok(())) => {
+            let bytes = dialect.whole(gathering.reader.head(), &gathering.replies()).to_string();
+            plain(StatusCode::OK, bytes, gathering.reader)
+        }
+        Ok(Err(fault)) => failed(&fault, &dialect.fault(&fault)),
+        Err(_) => slow(gathering, dialect, ping),
+    }
+}
+
+/// Events of a call, put together.
+struct Gathering {
+    reader: Reader,
+    replies: Vec<(Vec<Token>, Option<End>)>,
+}
+
+impl Gathering {
+    fn new(reader: Reader) -> Self {
+        let replies = (0..reader.head().n).map(|_| Default::default()).collect();
+        Gathering { reader, replies }
+    }
+
+    /// Reads all events. Can be given up, and gone on with.
+    async fn all(&mut self) -> Result<(), Fault> {
+        while let Some(event) = self.reader.next().await {
+            match &*event {
+                Event::Delta { choice, tokens, .. } => self.replies[*choice].0.extend(tokens.iter().cloned()),
+                Event::Ended { choice, end } => self.replies[*choice].1 = Some((**end).clone()),
+                Event::Failed(fault) => return Err(fault.clone()),
+                Event::Done => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn replies(&mut self) -> Vec<Gathered> {
+        let replies = std::mem::take(&mut self.replies).into_iter();
+        replies.filter_map(|(tokens, end)| Some(Gathered { tokens, end: end? })).collect()
+    }
+}
+
+/// A whole body; once it has been taken, the call counts as read.
+fn plain(status: StatusCode, text: String, reader: Reader) -> Response {
+    let bytes = Bytes::from(text);
+    let length = HeaderValue::from(bytes.len());
+    let state = (Some(bytes), reader);
+    let body = stream::unfold(state, |(bytes, mut reader)| async move {
+        match bytes {
+            Some(bytes) => Some((Ok::<_, std::convert::Infallible>(bytes), (None, reader))),
+            None => {
+                reader.satisfied();
+                None
+            }
+        }
+    });
+    let mut response = Response::new(Body::from_stream(body));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(header::CONTENT_LENGTH, length);
+    response
+}
+
+/// A body that begins with white space, which JSON does not mind, until there is something to say. Its status
+/// was sent before anybody knew: an error stands in the body alone.
+fn slow<D: Dialect>(gathering: Gathering, dialect: D, ping: Duration) -> Response {
+    let state = Some((gathering, dialect, false));
+    let body = stream::unfold(state, move |state| async move {
+        let (mut gathering, mut dialect, ended) = state?;
+        if ended {
+            gathering.reader.satisfied();
+            return None;
+        }
+        let (text, ended) = match tokio::time::timeout(ping, gathering.all()).await {
+            Err(_) => (" ".to_owned(), false),
+            Ok(Err(fault)) => (dialect.fault(&fault).to_string(), true),
+            Ok(Ok(())) => {
+                let replies = gathering.replies();
+                (dialect.whole(gathering.reader.head(), &replies).to_string(), true)
+            }
+        };
+        Some((Ok::<_, std::convert::Infallible>(Bytes::from(text)), Some((gathering, dialect, ended))))
+    });
+    let mut response = Response::new(Body::from_stream(body));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// A stream of events on its way to a client.
+struct Streaming<D> {
+    reader: Reader,
+    dialect: D,
+    first: Option<String>,
+    ended: bool,
+    ping: Duration,
+}
+
+fn streamed<D: Dialect>(streaming: Streaming<D>) -> Response {
+    let body = stream::unfold(streaming, |mut streaming| async move {
+        let text = streaming.next().await?;
+        Some((Ok::<_, std::convert::Infallible>(Bytes::from(text)), streaming))
+    });
+    let mut response = Response::new(Body::from_stream(body));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+impl<D: Dialect> Streaming<D> {
+    /// Frames to send next: all that is there, or what comes first, or a sign of life.
+    async fn next(&mut self) -> Option<String> {
+        if let Some(first) = self.first.take().filter(|first| !first.is_empty()) {
+            return Some(first);
+        }
+        loop {
+            if self.ended {
+                self.reader.satisfied();
+                return None;
+            }
+            let Ok(event) = tokio::time::timeout(self.ping, self.reader.next()).await else {
+                return Some(self.dialect.ping());
+            };
+            let mut text = String::new();
+            let mut event: Option<Arc<Event>> = event;
+            while let Some(found) = event {
+                text += &self.dialect.event(self.reader.head(), &found);
+                self.ended |= found.is_last();
+                event = self.reader.ready();
+            }
+            self.ended |= text.is_empty() && self.reader.is_at_end();
+            if !text.is_empty() {
+                return Some(text);
+            }
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Requests as they come: who calls, and the body.
+
+use std::sync::Arc;
+
+use axum::extract::{FromRequest, RawPathParams, Request};
+use axum::http::HeaderMap;
+use bytes::Bytes;
+use serde::de::DeserializeOwned;
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::exchange::Caller;
+use crate::fault::{Fault, Kind};
+use crate::gateway::Gateway;
+
+/// Header that names the agent.
+const AGENT: &str = "x-dressage-agent";
+/// Headers that say how often a client has asked before.
+const RETRIES: [&str; 2] = ["x-stainless-retry-count", "x-retry-count"];
+
+/// A request, its body read. Whatever is wrong with it is said in the shape of the API that was called.
+pub(crate) struct Incoming {
+    /// Who calls.
+    pub caller: Result<Caller, Fault>,
+    /// The key that it bears.
+    pub key: Option<String>,
+    /// All of the body.
+    pub body: Result<Bytes, Fault>,
+    /// Its headers.
+    pub headers: HeaderMap,
+}
+
+impl FromRequest<Gateway> for Incoming {
+    type Rejection = std::convert::Infallible;
+
+    async fn from_request(request: Request, gateway: &Gateway) -> Result<Self, Self::Rejection> {
+        let (mut parts, body) = request.into_parts();
+        let params = <RawPathParams as axum::extract::FromRequestParts<Gateway>>::from_request_parts(&mut parts, gateway).await;
+        let params: Vec<(String, String)> = params
+            .map(|params| params.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
+            .unwrap_or_default();
+        let key = key_of(&parts.headers);
+        let most = gateway.0.options.body_bytes;
+        let caller = caller(gateway, &parts.headers, key.as_deref(), &params);
+        // Nothing of a stranger's body is read.
+        let body = match &caller {
+            Err(fault) => Err(fault.clone()),
+            Ok(_) => axum::body::to_bytes(body, most).await.map_err(|error| {
+                let error = error.to_string();
+                match error.contains("length limit") {
+                    true => Fault::new(Kind::TooLarge, format!("the body has more than {most} bytes, the most that is read")),
+                    false => Fault::new(Kind::Invalid, format!("the body broke off: {error}")),
+                }
+            }),
+        };
+        let mut caller = caller;
+        if let (Ok(caller), Ok(body)) = (&mut caller, &body) {
+            let mut hash = Xxh3::new();
+            hash.update(parts.uri.path().as_bytes());
+            hash.update(&[0xFF]);
+            hash.update(body);
+            caller.body = Some(hash.digest128());
+        }
+        Ok(Incoming { caller, key, body, headers: parts.headers })
+    }
+}
+
+/// The key of a request: `Authorization: Bearer`, as OpenAI's clients send it, or `x-api-key`, as Anthropic's.
+fn key_of(headers: &HeaderMap) -> Option<String> {
+    let text = |name: &str| headers.get(name)?.to_str().ok();
+    let bearer = text("authorization").and_then(|value| {
+        let (scheme, key) = value.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
+    });
+    bearer.or_else(|| text("x-api-key")).or_else(|| text("api-key")).map(str::to_owned)
+}
+
+/// Who calls, by key; what the path says must fit it.
+fn caller(
+    gateway: &Gateway,
+    headers: &HeaderMap,
+    key: Option<&str>,
+    params: &[(String, String)],
+) -> Result<Caller, Fault> {
+    let param = |name: &str| params.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str());
+    let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    let session = key.map(|key| gateway.session_of(key)).transpose()?.flatten();
+    if let Some(attempt) = param("attempt") {
+        let Some(session) = &session else {
+            return Err(Fault::new(Kind::Unauthorised, "calls of an attempt bear its key, as Authorization: Bearer or x-api-key"));
+        };
+        let options = &session.options;
+        if options.attempt != attempt || param("rollout").is_some_and(|rollout| options.rollout != rollout) {
+            return Err(Fault::new(Kind::Forbidden, format!("this key is of another attempt than {attempt}")));
+        }
+    }
+    if let Some(session) = &session {
+        if session.is_closed() {
+            return Err(session.gone());
+        }
+    } else {
+        let keys = &gateway.0.options.keys;
+        if !gateway.0.options.open {
+            return Err(Fault::new(Kind::Unauthorised, "only calls that bear the key of an attempt are answered here"));
+        }
+        if !keys.is_empty() && !key.is_some_and(|key| keys.iter().any(|known| same(known, key))) {
+            return Err(Fault::new(Kind::Unauthorised, "the key is missing or wrong; send it as Authorization: Bearer or x-api-key"));
+        }
+    }
+    let agent = param("agent").or_else(|| header(AGENT)).map(str::to_owned);
+    let retries = RETRIES.iter().any(|name| header(name).is_some_and(|count| count.trim() != "0"));
+    Ok(Caller { session, agent, body: None, retries })
+}
+
+/// Whether two keys are the same, in a time that does not depend on where they differ.
+fn same(known: &str, key: &str) -> bool {
+    known.len() == key.len() && known.bytes().zip(key.bytes()).fold(0, |sum, (a, b)| sum | (a ^ b)) == 0
+}
+
+/// Reads a body as JSON; an error names the place.
+pub(crate) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Fault> {
+    let mut deserializer = serde_json::Deserializer::from_slice(body);
+    let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
+        let path = error.path().to_string();
+        let place = if path == "." { "the body".to_owned() } else { path.clone() };
+        let fault = Fault::new(Kind::Invalid, format!("{place}: {}", error.inner()));
+        Fault { param: Some(path).filter(|path| path != "."), ..fault }
+    })?;
+    deserializer.end().map_err(|error| Fault::new(Kind::Invalid, format!("the body goes on after its JSON: {error}")))?;
+    Ok(value)
+}
+
+impl Incoming {
+    /// Caller and body, of a request that is in order so far.
+    pub(crate) fn in_order(self) -> Result<(Caller, Bytes), Fault> {
+        let caller = self.caller?;
+        // The key for rewards opens nothing else.
+        if let (Some(session), Some(key)) = (&caller.session, &self.key)
+            && !session.key.is(key)
+        {
+            return Err(Fault::new(Kind::Forbidden, "this key is for rewards alone"));
+        }
+        Ok((caller, self.body?))
+    }
+
+    /// Session and body of a request that bears the key for rewards.
+    pub(crate) fn of_reward(self) -> Result<(Arc<crate::session::Session>, Bytes), Fault> {
+        let session = self.caller?.session;
+        let session = session.ok_or_else(|| Fault::new(Kind::Unauthorised, "rewards bear the key of their attempt for rewards"))?;
+        if !session.options.rewards {
+            return Err(Fault::new(Kind::Forbidden, "this recipe takes no rewards from programs (agent.rewards)"));
+        }
+        if !self.key.is_some_and(|key| session.reward_key.is(&key)) {
+            return Err(Fault::new(Kind::Forbidden, "this key is for calls alone; rewards have one of their own"));
+        }
+        Ok((session, self.body?))
+    }
+}

@@ -1,0 +1,75 @@
+//! The server: which path is answered by whom.
+
+use std::future::Future;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use tokio::net::TcpListener;
+
+use crate::fault::{Fault, Kind};
+use crate::gateway::Gateway;
+use crate::{openai, rewards, tokens};
+
+/// Paths of an API, below a prefix that says who calls or below none.
+fn api() -> Router<Gateway> {
+    let v1 = Router::new()
+        .route("/chat/completions", post(openai::chat))
+        .route("/completions", post(openai::completions))
+        .route("/models", get(openai::models))
+        .route("/models/{*model}", get(openai::model));
+    Router::new()
+        // Clients differ in whether a base URL ends in /v1.
+        .merge(v1.clone())
+        .nest("/v1", v1)
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/detokenize", post(tokens::detokenize))
+        .route("/reward", post(rewards::reward))
+        .route("/health", get(health))
+}
+
+async fn health() -> Response {
+    StatusCode::OK.into_response()
+}
+
+async fn metrics(State(gateway): State<Gateway>) -> Response {
+    let waiting = gateway.0.waiting.load(std::sync::atomic::Ordering::Relaxed);
+    let text = gateway.0.metrics.text(waiting);
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
+}
+
+async fn nowhere(request: Request) -> Response {
+    let message = format!("nothing is at {} {}", request.method(), request.uri().path());
+    let fault = Fault::new(Kind::NotFound, message);
+    crate::http::failed(&fault, &openai::fault(&fault))
+}
+
+impl Gateway {
+    /// All paths of the gateway.
+    pub fn router(&self) -> Router {
+        let attempt = "/rollout/{rollout}/attempt/{attempt}";
+        Router::new()
+            .merge(api())
+            .nest(attempt, api())
+            .nest(&format!("{attempt}/agent/{{agent}}"), api())
+            .route("/metrics", get(metrics))
+            .route("/", get(health))
+            .fallback(nowhere)
+            .method_not_allowed_fallback(nowhere)
+            .with_state(self.clone())
+    }
+}
+
+/// Serves a gateway until `stop` ends, and the answers under way with it.
+///
+/// # Errors
+/// When the listener fails.
+pub async fn serve(
+    gateway: &Gateway,
+    listener: TcpListener,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> std::io::Result<()> {
+    axum::serve(listener, gateway.router()).with_graceful_shutdown(stop).await
+}

@@ -1,0 +1,67 @@
+//! Keys of attempts: random, and never compared byte by byte.
+
+use sha2::{Digest, Sha256};
+
+/// Beginning of every key of an attempt.
+const PREFIX: &str = "dressage-";
+
+/// A key of an attempt: its name and 128 random bits.
+pub(crate) struct Key {
+    text: String,
+    hash: [u8; 32],
+}
+
+impl Key {
+    /// A new key.
+    pub(crate) fn new(attempt: &str) -> Self {
+        let mut random = [0u8; 16];
+        let mut filled = 0;
+        while filled < random.len() {
+            match rustix::rand::getrandom(&mut random[filled..], rustix::rand::GetRandomFlags::empty()) {
+                Ok(count) => filled += count,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => panic!("the system has no random numbers: {error}"),
+            }
+        }
+        let secret: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+        let text = format!("{PREFIX}{attempt}-{secret}");
+        let hash = hash(&text);
+        Key { text, hash }
+    }
+
+    /// The key as clients send it.
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Whether this is it. Hashes are compared, so the time it takes tells nothing.
+    pub(crate) fn is(&self, text: &str) -> bool {
+        hash(text) == self.hash
+    }
+}
+
+fn hash(text: &str) -> [u8; 32] {
+    Sha256::digest(text.as_bytes()).into()
+}
+
+/// The attempt that a key names, true or not; `None` for keys of another form.
+pub(crate) fn attempt_of(key: &str) -> Option<&str> {
+    let (attempt, secret) = key.strip_prefix(PREFIX)?.rsplit_once('-')?;
+    let is_secret = secret.len() == 32 && secret.bytes().all(|byte| byte.is_ascii_hexdigit());
+    (is_secret && !attempt.is_empty()).then_some(attempt)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_unique_and_name_their_attempt() {
+        let (one, other) = (Key::new("a-1"), Key::new("a-1"));
+        assert!(one.is(one.text()) && !one.is(other.text()) && one.text() != other.text());
+        assert_eq!(attempt_of(one.text()), Some("a-1"));
+        for foreign in ["sk-test", "", "dressage-", "dressage-a", "dressage-a-xyz", "dressage--"] {
+            assert_eq!(attempt_of(foreign), None, "{foreign}");
+        }
+    }
+}

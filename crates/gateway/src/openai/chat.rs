@@ -1,0 +1,326 @@
+//! `/v1/chat/completions`.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use dressage_text::{Chat, Message, Piece, ToolCall, ToolSpec};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::write::{Tokens, fault, finish, stop_reason, usage, usage_of};
+use super::{Asked, notice};
+use crate::call::{Call, Constraint, Input, ToolChoice};
+use crate::fault::Fault;
+use crate::gateway::Gateway;
+use crate::http::{Dialect, Gathered, Incoming, answer, frame, read};
+use crate::transcript::{Event, Head, Token};
+
+/// A request.
+#[derive(Deserialize)]
+struct Request {
+    #[serde(default)]
+    model: String,
+    messages: Vec<Message>,
+    tools: Option<Vec<Value>>,
+    tool_choice: Option<Value>,
+    parallel_tool_calls: Option<bool>,
+    response_format: Option<Value>,
+    chat_template_kwargs: Option<Map<String, Value>>,
+    logprobs: Option<bool>,
+    top_logprobs: Option<usize>,
+    #[serde(default)]
+    stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
+    return_token_ids: Option<bool>,
+    return_tokens_as_token_ids: Option<bool>,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
+}
+
+#[derive(Deserialize)]
+struct StreamOptions {
+    include_usage: Option<bool>,
+}
+
+/// Answers `POST /v1/chat/completions`.
+pub(crate) async fn chat(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
+    let ping = gateway.0.options.ping;
+    match prepare(&gateway, incoming) {
+        Err(found) => crate::http::failed(&found, &fault(&found)),
+        Ok((caller, call, writer, streams)) => {
+            let begun = gateway.call(&caller, call).await;
+            answer(begun, writer, streams, ping).await
+        }
+    }
+}
+
+fn prepare(
+    gateway: &Gateway,
+    incoming: Incoming,
+) -> Result<(crate::exchange::Caller, Call, Writer, bool), Fault> {
+    let (caller, body) = incoming.in_order()?;
+    let mut request: Request = read(&body)?;
+    let asked: Asked = split(&mut request.rest)?;
+    notice(gateway, "chat", &request.rest)?;
+    if request.chat_template_kwargs.is_some_and(|variables| !variables.is_empty()) {
+        let message = "variables of the chat template are fixed when the model is served; leave them out";
+        return Err(Fault::field("chat_template_kwargs", message));
+    }
+    let mut sampling = asked.sampling()?;
+    let logprobs = request.logprobs.unwrap_or(false);
+    sampling.logprobs = logprobs.then(|| request.top_logprobs.unwrap_or(0));
+    let call = Call {
+        tools: request.tools.iter().flatten().map(tool).collect::<Result<_, _>>()?,
+        tool_choice: tool_choice(request.tool_choice.as_ref())?,
+        parallel_calls: request.parallel_tool_calls.unwrap_or(true),
+        constraint: request.response_format.as_ref().map(form).transpose()?.flatten(),
+        n: asked.replies()?,
+        sampling,
+        ..Call::new(request.model, Input::Messages(request.messages))
+    };
+    let tokens = Tokens {
+        logprobs,
+        ids: request.return_token_ids.unwrap_or(false),
+        as_ids: request.return_tokens_as_token_ids.unwrap_or(false),
+    };
+    let include_usage = request.stream_options.and_then(|options| options.include_usage).unwrap_or(false);
+    let chat = gateway.chat_of(&caller, &call)?;
+    let writer = Writer { chat, tokens, include_usage, calls: vec![0; call.n], ended: Vec::new() };
+    Ok((caller, call, writer, request.stream.unwrap_or(false)))
+}
+
+/// Takes the fields about sampling out of the rest.
+pub(super) fn split(rest: &mut Map<String, Value>) -> Result<Asked, Fault> {
+    const FIELDS: [&str; 16] = [
+        "max_tokens",
+        "max_completion_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "logit_bias",
+        "min_tokens",
+        "stop",
+        "stop_token_ids",
+        "ignore_eos",
+        "seed",
+        "n",
+    ];
+    let found: Map<String, Value> =
+        FIELDS.iter().filter_map(|name| Some(((*name).to_owned(), rest.remove(*name)?))).collect();
+    serde_path_to_error::deserialize(Value::Object(found)).map_err(|error| {
+        let path = error.path().to_string();
+        Fault::field(&path.clone(), format!("{path}: {}", error.into_inner()))
+    })
+}
+
+/// A tool in OpenAI's shape.
+pub(crate) fn tool(value: &Value) -> Result<ToolSpec, Fault> {
+    let wrong = |why: String| Fault::field("tools", why);
+    let kind = value["type"].as_str().unwrap_or("function");
+    if kind != "function" {
+        return Err(wrong(format!("a tool is of type {kind:?}, but only functions can be called here")));
+    }
+    let function = &value["function"];
+    let name = function["name"].as_str().filter(|name| !name.is_empty());
+    let name = name.ok_or_else(|| wrong(format!("a tool has no function.name: {value}")))?;
+    let parameters = match &function["parameters"] {
+        Value::Null => json!({ "type": "object", "properties": {} }),
+        parameters @ Value::Object(_) => parameters.clone(),
+        other => return Err(wrong(format!("the parameters of {name:?} are {other}, not a JSON schema"))),
+    };
+    let description = function["description"].as_str().unwrap_or_default().to_owned();
+    Ok(ToolSpec { name: name.to_owned(), description, parameters })
+}
+
+fn tool_choice(value: Option<&Value>) -> Result<ToolChoice, Fault> {
+    match value {
+        None | Some(Value::Null) => Ok(ToolChoice::Auto),
+        Some(Value::String(word)) => match word.as_str() {
+            "auto" => Ok(ToolChoice::Auto),
+            "none" => Ok(ToolChoice::None),
+            "required" => Ok(ToolChoice::Required),
+            other => Err(Fault::field(
+                "tool_choice",
+                format!("tool_choice is {other:?}; it is auto, none, required, or an object that names a function"),
+            )),
+        },
+        Some(value) => match value["function"]["name"].as_str() {
+            Some(name) => Ok(ToolChoice::Named(name.to_owned())),
+            None => Err(Fault::field("tool_choice", format!("tool_choice is {value}, which names no function"))),
+        },
+    }
+}
+
+/// The form that `response_format` asks for.
+fn form(value: &Value) -> Result<Option<Constraint>, Fault> {
+    match value["type"].as_str() {
+        Some("text") => Ok(None),
+        Some("json_object") => Ok(Some(Constraint::JsonObject)),
+        Some("json_schema") => match &value["json_schema"]["schema"] {
+            schema @ (Value::Object(_) | Value::Bool(_)) => Ok(Some(Constraint::JsonSchema(schema.clone()))),
+            other => Err(Fault::field("response_format", format!("json_schema.schema is {other}, not a schema"))),
+        },
+        _ => Err(Fault::field(
+            "response_format",
+            format!("response_format is {value}; its type is text, json_object or json_schema"),
+        )),
+    }
+}
+
+/// Writes what comes of a call.
+struct Writer {
+    chat: Arc<Chat>,
+    tokens: Tokens,
+    include_usage: bool,
+    /// Calls of each reply so far.
+    calls: Vec<usize>,
+    /// Tokens of replies that have ended, and those within thoughts.
+    ended: Vec<(usize, usize)>,
+}
+
+impl Writer {
+    fn chunk(&self, head: &Head, choice: usize, delta: Value) -> Value {
+        json!({
+            "id": format!("chatcmpl-{}", head.id),
+            "object": "chat.completion.chunk",
+            "created": head.created,
+            "model": head.model,
+            "choices": [{ "index": choice, "delta": delta, "logprobs": null, "finish_reason": null }],
+        })
+    }
+
+    fn add_tokens(&self, choice: &mut Value, tokens: &[Token]) {
+        if self.tokens.logprobs {
+            choice["logprobs"] = self.tokens.content(&self.chat, tokens);
+        }
+        if self.tokens.ids {
+            choice["token_ids"] = tokens.iter().map(|token| token.id).collect::<Vec<_>>().into();
+        }
+    }
+}
+
+/// A call in OpenAI's shape.
+fn call(call: &ToolCall) -> Value {
+    serde_json::to_value(call).unwrap_or_default()
+}
+
+impl Dialect for Writer {
+    fn fault(&self, found: &Fault) -> Value {
+        fault(found)
+    }
+
+    fn whole(&mut self, head: &Head, replies: &[Gathered]) -> Value {
+        let choices: Vec<Value> = replies
+            .iter()
+            .enumerate()
+            .map(|(index, Gathered { tokens, end })| {
+                let said = end.message.content.as_str();
+                let content = if said.is_empty() && end.calls { Value::Null } else { said.into() };
+                let mut message = json!({ "role": "assistant", "content": content, "refusal": null });
+                if let Some(thought) = &end.message.reasoning_content {
+                    message["reasoning_content"] = thought.as_str().into();
+                    message["reasoning"] = thought.as_str().into();
+                }
+                if end.calls {
+                    message["tool_calls"] = end.message.tool_calls.iter().map(call).collect::<Vec<_>>().into();
+                }
+                let mut choice = json!({
+                    "index": index,
+                    "message": message,
+                    "logprobs": null,
+                    "finish_reason": finish(end),
+                    "stop_reason": stop_reason(end),
+                });
+                self.add_tokens(&mut choice, tokens);
+                choice
+            })
+            .collect();
+        let mut body = json!({
+            "id": format!("chatcmpl-{}", head.id),
+            "object": "chat.completion",
+            "created": head.created,
+            "model": head.model,
+            "choices": choices,
+            "usage": usage_of(head.prompt.len(), replies),
+        });
+        if self.tokens.ids {
+            body["prompt_token_ids"] = head.prompt.as_slice().into();
+        }
+        body
+    }
+
+    fn begin(&mut self, head: &Head) -> String {
+        let frames = (0..head.n).map(|choice| {
+            let mut chunk = self.chunk(head, choice, json!({ "role": "assistant", "content": "" }));
+            if self.tokens.ids && choice == 0 {
+                chunk["prompt_token_ids"] = head.prompt.as_slice().into();
+            }
+            frame(None, &chunk)
+        });
+        frames.collect()
+    }
+
+    fn event(&mut self, head: &Head, event: &Event) -> String {
+        match event {
+            Event::Delta { choice, pieces, tokens } => {
+                let (mut content, mut thought, mut calls) = (String::new(), String::new(), Vec::new());
+                for piece in pieces {
+                    match piece {
+                        Piece::Speech(text) => content += text,
+                        Piece::Thought(text) => thought += text,
+                        Piece::Call(Ok(found)) => {
+                            let mut value = call(found);
+                            value["index"] = self.calls[*choice].into();
+                            self.calls[*choice] += 1;
+                            calls.push(value);
+                        }
+                        Piece::Call(Err(_)) | Piece::Aside(_) => {}
+                    }
+                }
+                let tells_tokens = (self.tokens.logprobs || self.tokens.ids) && !tokens.is_empty();
+                let mut delta = Map::new();
+                if !thought.is_empty() {
+                    delta.insert("reasoning_content".into(), thought.as_str().into());
+                    delta.insert("reasoning".into(), thought.into());
+                }
+                if !content.is_empty() {
+                    delta.insert("content".into(), content.into());
+                }
+                if !calls.is_empty() {
+                    delta.insert("tool_calls".into(), calls.into());
+                }
+                if delta.is_empty() && !tells_tokens {
+                    return String::new();
+                }
+                let mut chunk = self.chunk(head, *choice, delta.into());
+                if tells_tokens {
+                    self.add_tokens(&mut chunk["choices"][0], tokens);
+                }
+                frame(None, &chunk)
+            }
+            Event::Ended { choice, end } => {
+                self.ended.push((end.tokens, end.thought_tokens));
+                let mut chunk = self.chunk(head, *choice, json!({}));
+                chunk["choices"][0]["finish_reason"] = finish(end).into();
+                chunk["choices"][0]["stop_reason"] = stop_reason(end);
+                frame(None, &chunk)
+            }
+            Event::Failed(found) => frame(None, &fault(found)),
+            Event::Done => {
+                let mut text = String::new();
+                if self.include_usage {
+                    let mut chunk = self.chunk(head, 0, json!({}));
+                    chunk["choices"] = json!([]);
+                    chunk["usage"] = usage(head.prompt.len(), &self.ended);
+                    text += &frame(None, &chunk);
+                }
+                text + "data: [DONE]\n\n"
+            }
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! OpenAI's API: chat completions, completions, models.
+
+mod chat;
+mod completions;
+mod models;
+mod sampling;
+mod write;
+
+pub(crate) use chat::{chat, tool};
+pub(crate) use completions::completions;
+pub(crate) use models::{model, models};
+pub(crate) use sampling::{Asked, notice};
+pub(crate) use write::fault;

@@ -1,0 +1,156 @@
+//! Fields about sampling that requests of OpenAI's and vLLM's kind share.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::call::Sampling;
+use crate::fault::Fault;
+use crate::gateway::Gateway;
+
+/// One text, or several.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(untagged)]
+enum Texts {
+    One(String),
+    Many(Vec<String>),
+}
+
+/// Fields about sampling. Null is absent.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub(crate) struct Asked {
+    pub max_tokens: Option<i64>,
+    pub max_completion_tokens: Option<i64>,
+    pub temperature: Option<f32>,
+    pub top_p: Option<f32>,
+    pub top_k: Option<i64>,
+    pub min_p: Option<f32>,
+    pub repetition_penalty: Option<f32>,
+    pub presence_penalty: Option<f32>,
+    pub frequency_penalty: Option<f32>,
+    pub logit_bias: Option<BTreeMap<String, f32>>,
+    pub min_tokens: Option<i64>,
+    stop: Option<Texts>,
+    pub stop_token_ids: Option<Vec<u32>>,
+    pub ignore_eos: Option<bool>,
+    pub seed: Option<i64>,
+    pub n: Option<i64>,
+}
+
+/// A count that must be positive.
+fn count(name: &str, value: Option<i64>, least: i64) -> Result<Option<usize>, Fault> {
+    let check = |value: i64| match usize::try_from(value) {
+        Ok(count) if value >= least => Ok(count),
+        _ => Err(Fault::field(name, format!("{name} = {value}, but it must be at least {least}"))),
+    };
+    value.map(check).transpose()
+}
+
+impl Asked {
+    /// The wishes, in no API's shape.
+    pub(crate) fn sampling(&self) -> Result<Sampling, Fault> {
+        let most = count("max_completion_tokens", self.max_completion_tokens, 1)?;
+        let max_tokens = most.or(count("max_tokens", self.max_tokens, 1)?);
+        let biases = self.logit_bias.iter().flatten().map(|(token, bias)| {
+            let id = token.trim().parse::<u32>().map_err(|_| {
+                Fault::field("logit_bias", format!("logit_bias names {token:?}, which is no token id"))
+            })?;
+            Ok((id, *bias))
+        });
+        let biases = biases.collect::<Result<BTreeMap<u32, f32>, Fault>>()?;
+        Ok(Sampling {
+            max_tokens,
+            temperature: self.temperature,
+            top_p: self.top_p,
+            // −1 keeps all in vLLM, 0 here and elsewhere.
+            top_k: self.top_k.map(|top_k| usize::try_from(top_k).unwrap_or(0)),
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            logit_bias: self.logit_bias.is_some().then_some(biases),
+            min_tokens: count("min_tokens", self.min_tokens, 0)?,
+            stop: match &self.stop {
+                None => Vec::new(),
+                Some(Texts::One(text)) => vec![text.clone()],
+                Some(Texts::Many(texts)) => texts.clone(),
+            },
+            stop_ids: self.stop_token_ids.clone().unwrap_or_default(),
+            ignore_eos: self.ignore_eos.unwrap_or(false),
+            seed: self.seed.map(|seed| seed as u64),
+            logprobs: None,
+        })
+    }
+
+    /// The number of replies.
+    pub(crate) fn replies(&self) -> Result<usize, Fault> {
+        Ok(count("n", self.n, 1)?.unwrap_or(1))
+    }
+}
+
+/// Fields that change nothing here: bookkeeping of providers, and hints.
+const IGNORED: [&str; 23] = [
+    "audio",
+    "cache_salt",
+    "include_stop_str_in_output",
+    "kv_transfer_params",
+    "metadata",
+    "modalities",
+    "prediction",
+    "priority",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "reasoning",
+    "reasoning_effort",
+    "request_id",
+    "safety_identifier",
+    "service_tier",
+    "session_id",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "store",
+    "user",
+    "verbosity",
+    "web_search_options",
+];
+
+/// Fields that would change what is sampled or rendered, and that are not supported; with the value that
+/// changes nothing.
+const REFUSED: [(&str, Value); 17] = [
+    ("add_generation_prompt", Value::Bool(true)),
+    ("add_special_tokens", Value::Bool(false)),
+    ("allowed_token_ids", Value::Null),
+    ("bad_words", Value::Null),
+    ("chat_template", Value::Null),
+    ("continue_final_message", Value::Bool(false)),
+    ("documents", Value::Null),
+    ("function_call", Value::Null),
+    ("functions", Value::Null),
+    ("guided_choice", Value::Null),
+    ("length_penalty", Value::Null),
+    ("logits_processors", Value::Null),
+    ("mm_processor_kwargs", Value::Null),
+    ("prompt_logprobs", Value::Null),
+    ("suffix", Value::Null),
+    ("truncate_prompt_tokens", Value::Null),
+    ("use_beam_search", Value::Bool(false)),
+];
+
+/// Looks through the fields of a request that nobody has read: refuses those that ask for something there is
+/// not, counts those that are unknown.
+pub(crate) fn notice(gateway: &Gateway, api: &str, rest: &Map<String, Value>) -> Result<(), Fault> {
+    for (field, value) in rest {
+        if let Some((_, neutral)) = REFUSED.iter().find(|(name, _)| name == field) {
+            let is_empty = value.as_array().is_some_and(Vec::is_empty);
+            if !value.is_null() && value != neutral && !is_empty {
+                let message = format!("{field} is not supported; leave it out");
+                return Err(Fault::field(field, message));
+            }
+        } else if !IGNORED.contains(&field.as_str()) {
+            gateway.unknown_field(api, field);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,107 @@
+//! Parts of answers that several of OpenAI's endpoints share.
+
+use dressage_policy::FinishReason;
+use dressage_text::Chat;
+use serde_json::{Value, json};
+
+use crate::fault::{Fault, Kind};
+use crate::http::Gathered;
+use crate::transcript::{End, Token};
+
+/// An error in OpenAI's shape.
+pub(crate) fn fault(fault: &Fault) -> Value {
+    let (kind, code) = match fault.kind {
+        Kind::TooLong => ("invalid_request_error", Some("context_length_exceeded")),
+        Kind::Invalid | Kind::TooLarge => ("invalid_request_error", None),
+        Kind::Unauthorised => ("authentication_error", Some("invalid_api_key")),
+        Kind::Forbidden => ("permission_error", None),
+        Kind::NotFound if fault.param.as_deref() == Some("model") => {
+            ("invalid_request_error", Some("model_not_found"))
+        }
+        Kind::NotFound => ("invalid_request_error", None),
+        Kind::Gone => ("invalid_request_error", Some("attempt_over")),
+        Kind::Busy(_) => ("rate_limit_error", Some("rate_limit_exceeded")),
+        Kind::Unavailable => ("server_error", Some("unavailable")),
+        Kind::Deadline => ("server_error", Some("deadline")),
+        Kind::Internal => ("server_error", None),
+    };
+    json!({ "error": { "message": fault.message, "type": kind, "param": fault.param, "code": code } })
+}
+
+/// The reason for an end, in OpenAI's words.
+pub(crate) fn finish(end: &End) -> &'static str {
+    match end.finish {
+        FinishReason::StopId | FinishReason::StopString if end.calls => "tool_calls",
+        FinishReason::StopId | FinishReason::StopString => "stop",
+        FinishReason::Length | FinishReason::Context => "length",
+        FinishReason::Aborted => "abort",
+    }
+}
+
+/// What ended a reply, as vLLM says it.
+pub(crate) fn stop_reason(end: &End) -> Value {
+    end.stopped_by.as_deref().map_or(Value::Null, Value::from)
+}
+
+/// Numbers of tokens.
+pub(crate) fn usage(prompt: usize, replies: &[(usize, usize)]) -> Value {
+    let completion: usize = replies.iter().map(|(tokens, _)| tokens).sum();
+    let reasoning: usize = replies.iter().map(|(_, thought)| thought).sum();
+    json!({
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "completion_tokens_details": { "reasoning_tokens": reasoning },
+    })
+}
+
+/// Numbers of tokens of whole replies.
+pub(crate) fn usage_of(prompt: usize, replies: &[Gathered]) -> Value {
+    let tokens: Vec<(usize, usize)> = replies.iter().map(|r| (r.end.tokens, r.end.thought_tokens)).collect();
+    usage(prompt, &tokens)
+}
+
+/// How tokens are told of.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Tokens {
+    /// Whether log-probabilities are told.
+    pub logprobs: bool,
+    /// Whether tokens stand as `token_id:ID` in place of their text.
+    pub as_ids: bool,
+    /// Whether ids are told beside the text.
+    pub ids: bool,
+}
+
+impl Tokens {
+    /// Text of a token in a list of log-probabilities.
+    pub(crate) fn text(self, chat: &Chat, id: u32) -> String {
+        match self.as_ids {
+            true => format!("token_id:{id}"),
+            false => String::from_utf8_lossy(chat.tokenizer().bytes_with_special(id)).into_owned(),
+        }
+    }
+
+    /// Log-probabilities as chats have them.
+    pub(crate) fn content(self, chat: &Chat, tokens: &[Token]) -> Value {
+        let one = |id: u32, logprob: f32| {
+            json!({
+                "token": self.text(chat, id),
+                "token_id": id,
+                "logprob": finite(logprob),
+                "bytes": chat.tokenizer().bytes_with_special(id),
+            })
+        };
+        let content = tokens.iter().map(|token| {
+            let mut value = one(token.id, token.logprob);
+            let top: Vec<Value> = token.top.iter().map(|(id, logprob)| one(*id, *logprob)).collect();
+            value["top_logprobs"] = top.into();
+            value
+        });
+        json!({ "content": content.collect::<Vec<Value>>(), "refusal": null })
+    }
+}
+
+/// A log-probability that JSON can hold.
+pub(crate) fn finite(logprob: f32) -> f32 {
+    logprob.max(-9999.0)
+}

@@ -1,0 +1,86 @@
+//! `/tokenize` and `/detokenize`, in vLLM's shape.
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use dressage_text::{Message, ToolSpec};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::fault::Fault;
+use crate::gateway::Gateway;
+use crate::http::{Incoming, failed, json as document, read};
+use crate::openai;
+
+/// A text or a conversation to be written in ids.
+#[derive(Deserialize)]
+struct Tokenize {
+    #[serde(default)]
+    model: String,
+    prompt: Option<String>,
+    messages: Option<Vec<Message>>,
+    tools: Option<Vec<Value>>,
+    add_special_tokens: Option<bool>,
+    return_token_strs: Option<bool>,
+}
+
+/// Ids to be written as text.
+#[derive(Deserialize)]
+struct Detokenize {
+    #[serde(default)]
+    model: String,
+    tokens: Vec<u32>,
+}
+
+fn respond(found: Result<Value, Fault>) -> Response {
+    match found {
+        Ok(value) => document(StatusCode::OK, &value),
+        Err(fault) => failed(&fault, &openai::fault(&fault)),
+    }
+}
+
+/// Answers `POST /tokenize`.
+pub(crate) async fn tokenize(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
+    let work = tokio::task::spawn_blocking(move || tokens_of(&gateway, incoming)).await;
+    let failed = |error| Fault::new(crate::fault::Kind::Internal, format!("tokenizing came to no end: {error}"));
+    respond(work.map_err(failed).and_then(|found| found))
+}
+
+fn tokens_of(gateway: &Gateway, incoming: Incoming) -> Result<Value, Fault> {
+    let (caller, body) = incoming.in_order()?;
+    let request: Tokenize = read(&body)?;
+    let model = gateway.model_of(&caller, &request.model)?;
+    let chat = model.format.chat();
+    let ids = match (request.prompt, request.messages) {
+        (Some(text), None) if request.add_special_tokens == Some(false) => chat.tokenizer().encode(&text),
+        (Some(text), None) => chat.tokenizer().encode_document(&text),
+        (None, Some(messages)) => {
+            let tools = request.tools.iter().flatten().map(openai::tool).collect::<Result<Vec<ToolSpec>, _>>()?;
+            chat.prompt(&messages, &tools)?
+        }
+        _ => return Err(Fault::field("prompt", "give either a prompt or messages")),
+    };
+    let mut answer = json!({ "count": ids.len(), "max_model_len": model.context, "tokens": ids });
+    if request.return_token_strs == Some(true) {
+        let texts: Vec<String> = ids.iter().map(|id| chat.tokenizer().token_text(*id)).collect();
+        answer["token_strs"] = texts.into();
+    }
+    Ok(answer)
+}
+
+/// Answers `POST /detokenize`.
+pub(crate) async fn detokenize(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
+    respond(text_of(&gateway, incoming))
+}
+
+fn text_of(gateway: &Gateway, incoming: Incoming) -> Result<Value, Fault> {
+    let (caller, body) = incoming.in_order()?;
+    let request: Detokenize = read(&body)?;
+    let model = gateway.model_of(&caller, &request.model)?;
+    let tokenizer = model.format.chat().tokenizer();
+    let size = tokenizer.vocabulary();
+    if let Some(id) = request.tokens.iter().find(|id| **id as usize >= size) {
+        return Err(Fault::field("tokens", format!("{id} is outside of the vocabulary of {size} tokens")));
+    }
+    Ok(json!({ "prompt": tokenizer.decode_with_special(&request.tokens) }))
+}

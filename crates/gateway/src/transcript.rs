@@ -1,0 +1,273 @@
+//! Events of a call, kept until nobody can ask for them again.
+//!
+//! Whoever answers a client reads the transcript from its beginning, so a client that repeats a call whose
+//! connection broke is told all of it, however far the first answer had come.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use dressage_conversation::Origin;
+use dressage_policy::{FinishReason, TopLogprobs};
+use dressage_text::{Message, Piece};
+use tokio::sync::watch;
+
+use crate::fault::Fault;
+
+/// A token of a reply.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Token {
+    /// Id in the vocabulary.
+    pub id: u32,
+    /// Behaviour log-probability.
+    pub logprob: f32,
+    /// The likeliest tokens in its place, where they were asked for.
+    pub top: TopLogprobs,
+}
+
+/// End of a reply.
+#[derive(Debug, Clone, PartialEq)]
+pub struct End {
+    /// The reply as a client is told it, with its thought.
+    pub message: Message,
+    /// Text of the reply as it stands, without the stop string that ended it.
+    pub text: String,
+    /// Why it ended.
+    pub finish: FinishReason,
+    /// Whether it calls tools.
+    pub calls: bool,
+    /// The stop string that ended it, where one did.
+    pub stopped_by: Option<String>,
+    /// Number of its tokens.
+    pub tokens: usize,
+    /// Number of its tokens within thoughts.
+    pub thought_tokens: usize,
+}
+
+/// Event of a call, in the order of its happening.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// Part of a reply.
+    Delta {
+        /// The reply, from 0.
+        choice: usize,
+        /// Text, thoughts and calls that it completes.
+        pieces: Vec<Piece>,
+        /// Tokens that were drawn.
+        tokens: Vec<Token>,
+    },
+    /// A reply has ended.
+    Ended {
+        /// The reply, from 0.
+        choice: usize,
+        /// All of it.
+        end: Box<End>,
+    },
+    /// The call has failed; the last event.
+    Failed(Fault),
+    /// All replies have ended; the last event.
+    Done,
+}
+
+impl Event {
+    /// Whether nothing comes after it.
+    pub fn is_last(&self) -> bool {
+        matches!(self, Event::Failed(_) | Event::Done)
+    }
+}
+
+/// Things known about a call from its start.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Head {
+    /// An id for the response.
+    pub id: String,
+    /// Name of the model that answers.
+    pub model: String,
+    /// Seconds since 1970.
+    pub created: u64,
+    /// Ids of the prompt.
+    pub prompt: Vec<u32>,
+    /// How the prompt came about; `None` for prompts in ids or text.
+    pub origin: Option<Origin>,
+    /// Number of replies.
+    pub n: usize,
+}
+
+/// Events of a call so far, for any number of readers.
+#[derive(Debug)]
+pub struct Transcript {
+    /// Things known from the start.
+    pub head: Head,
+    events: Mutex<Vec<Arc<Event>>>,
+    count: watch::Sender<usize>,
+    readers: watch::Sender<Readers>,
+}
+
+/// Who reads a transcript.
+#[derive(Debug, Clone, Copy, Default)]
+struct Readers {
+    now: usize,
+    /// Whether one has read the last event.
+    satisfied: bool,
+}
+
+impl Transcript {
+    pub(crate) fn new(head: Head) -> Arc<Self> {
+        let (count, readers) = (watch::Sender::new(0), watch::Sender::new(Readers::default()));
+        Arc::new(Transcript { head, events: Mutex::default(), count, readers })
+    }
+
+    pub(crate) fn push(&self, event: Event) {
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        events.push(Arc::new(event));
+        self.count.send_replace(events.len());
+    }
+
+    fn event(&self, at: usize) -> Option<Arc<Event>> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).get(at).cloned()
+    }
+
+    /// A reader of all events, from the first.
+    pub fn read(self: &Arc<Self>) -> Reader {
+        self.readers.send_modify(|readers| readers.now += 1);
+        Reader { transcript: Arc::clone(self), count: self.count.subscribe(), at: 0 }
+    }
+
+    /// Whether its last event was read by somebody. A call of which nobody was told the end may be asked for
+    /// again.
+    pub fn was_read(&self) -> bool {
+        self.readers.borrow().satisfied
+    }
+
+    /// Whether somebody reads it now.
+    pub fn is_being_read(&self) -> bool {
+        self.readers.borrow().now > 0
+    }
+
+    /// Waits until nobody reads any more.
+    pub(crate) async fn abandoned(&self) {
+        // The sender lives as long as `self`, so this does not fail.
+        let _ = self.readers.subscribe().wait_for(|readers| readers.now == 0).await;
+    }
+
+    /// Waits until somebody reads again.
+    pub(crate) async fn joined(&self) {
+        let _ = self.readers.subscribe().wait_for(|readers| readers.now > 0).await;
+    }
+}
+
+/// A reader of a transcript. Dropping it before the last event counts as a connection that broke.
+#[derive(Debug)]
+pub struct Reader {
+    transcript: Arc<Transcript>,
+    count: watch::Receiver<usize>,
+    at: usize,
+}
+
+impl Reader {
+    /// Things known from the start of the call.
+    pub fn head(&self) -> &Head {
+        &self.transcript.head
+    }
+
+    /// The next event, where it is there.
+    pub fn ready(&mut self) -> Option<Arc<Event>> {
+        let event = self.transcript.event(self.at)?;
+        self.at += 1;
+        Some(event)
+    }
+
+    /// Whether the last event was handed out.
+    pub fn is_at_end(&self) -> bool {
+        self.at.checked_sub(1).and_then(|last| self.transcript.event(last)).is_some_and(|event| event.is_last())
+    }
+
+    /// The next event; `None` after the last.
+    pub async fn next(&mut self) -> Option<Arc<Event>> {
+        loop {
+            if let Some(event) = self.ready() {
+                return Some(event);
+            }
+            if self.is_at_end() {
+                return None;
+            }
+            let at = self.at;
+            self.count.wait_for(|count| *count > at).await.ok()?;
+        }
+    }
+
+    /// Notes that the client has been sent everything.
+    pub fn satisfied(&mut self) {
+        self.transcript.readers.send_modify(|readers| readers.satisfied = true);
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.transcript.readers.send_modify(|readers| readers.now -= 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn transcript() -> Arc<Transcript> {
+        Transcript::new(Head {
+            id: "x".into(),
+            model: "m".into(),
+            created: 0,
+            prompt: vec![1],
+            origin: None,
+            n: 1,
+        })
+    }
+
+    fn delta(id: u32) -> Event {
+        let tokens = vec![Token { id, logprob: -1.0, top: Vec::new() }];
+        Event::Delta { choice: 0, pieces: Vec::new(), tokens }
+    }
+
+    #[tokio::test]
+    async fn every_reader_is_told_everything() {
+        let transcript = transcript();
+        let mut early = transcript.read();
+        transcript.push(delta(1));
+        assert_eq!(*early.next().await.unwrap(), delta(1));
+        let writer = Arc::clone(&transcript);
+        let written = tokio::spawn(async move {
+            for id in 2..50 {
+                writer.push(delta(id));
+                tokio::task::yield_now().await;
+            }
+            writer.push(Event::Done);
+        });
+        let mut seen = 1;
+        while let Some(event) = early.next().await {
+            seen += usize::from(!event.is_last());
+        }
+        written.await.unwrap();
+        let mut late = transcript.read();
+        let mut again = 0;
+        while let Some(event) = late.next().await {
+            again += usize::from(!event.is_last());
+        }
+        assert_eq!((seen, again), (49, 49));
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_leaves_early_has_not_read_it() {
+        let transcript = transcript();
+        transcript.push(delta(1));
+        let mut reader = transcript.read();
+        reader.next().await.unwrap();
+        assert!(transcript.is_being_read());
+        drop(reader);
+        transcript.abandoned().await;
+        assert!(!transcript.is_being_read() && !transcript.was_read());
+        transcript.push(Event::Done);
+        let mut reader = transcript.read();
+        transcript.joined().await;
+        while reader.next().await.is_some() {}
+        reader.satisfied();
+        assert!(transcript.was_read());
+    }
+}
