@@ -159,7 +159,7 @@ async fn talk(
     let mut talk = Talk {
         sampler: engine,
         format: keys.format(Arc::new(chat)),
-        specs: tools.specs().to_vec(),
+        specs: tools.specs().into(),
         tools,
         keys,
         params,
@@ -225,7 +225,7 @@ fn next_line(input: &mut impl BufRead) -> io::Result<Option<String>> {
 struct Talk {
     sampler: Engine,
     format: Arc<Format>,
-    specs: Vec<ToolSpec>,
+    specs: Arc<[ToolSpec]>,
     tools: OpenTools,
     keys: AgentKeys,
     params: SamplingParams,
@@ -295,7 +295,8 @@ impl Talk {
             SampleRequest { seed, stream, prompt, params: self.params.clone(), ..SampleRequest::default() };
         let mut events = self.sampler.sample(request).await?;
         let mut reply = Completion::default();
-        let (mut stream, style) = (self.format.chat().stream(prepared.in_thought), Style::stdout());
+        let style = Style::stdout();
+        let mut stream = self.format.chat().stream(prepared.in_thought, self.specs.clone());
         reply.finish = loop {
             let event = tokio::select! {
                 event = events.next() => event.unwrap_or(Err(PolicyError::Stopped("the engine".into())))?,
@@ -335,7 +336,8 @@ fn note(text: &str) {
 fn painted(pieces: Vec<Piece>, style: Style) -> String {
     let paint = |piece| match piece {
         Piece::Speech(text) => text,
-        Piece::Aside(text) => style.dim(&text),
+        Piece::Thought(text) | Piece::Aside(text) => style.dim(&text),
+        Piece::Call(_) => String::new(),
     };
     pieces.into_iter().map(paint).collect()
 }
@@ -360,11 +362,11 @@ mod tests {
     fn thoughts_and_calls_are_dimmed() {
         let text =
             "<think>2 < 3</think>Let me see.\n<tool_call>{\"a\": 1 < 2}</tool_call> So <b> it <tool_call>is";
-        let want = "~<think>2 < 3</think>~Let me see.\n\
-             ~<tool_call>{\"a\": 1 < 2}</tool_call>~ So <b> it ~<tool_call>is~";
-        let chat = tiny_chat().unwrap();
+        let want = "~<think>2 < 3</think>~Let me see.~\n\
+             <tool_call>{\"a\": 1 < 2}</tool_call> ~\nSo <b> it~ <tool_call>is~";
+        let chat = Arc::new(tiny_chat().unwrap());
         let drawn = |style: Style| {
-            let mut stream = chat.stream(false);
+            let mut stream = chat.stream(false, Arc::new([]));
             let ids = chat.tokenizer().encode(text);
             let mut out: String = ids.into_iter().map(|id| painted(stream.push(id), style)).collect();
             out.push_str(&painted(stream.finish(), style));
@@ -373,6 +375,6 @@ mod tests {
         // However many pieces it came in, an aside is dim from end to end.
         let dim = drawn(Style::always()).replace("\x1b[0m\x1b[2m", "");
         assert_eq!(dim.replace("\x1b[2m", "~").replace("\x1b[0m", "~"), want);
-        assert_eq!(drawn(Style::default()), text);
+        assert_eq!(drawn(Style::default()), text.replace(" So", " \nSo"));
     }
 }

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use serde_json::{Map, Value};
 
-use crate::ToolSpec;
-use crate::hermes::{self, Malformed, Parsed};
+use crate::calls::call_from;
+use crate::{Malformed, Parsed, ToolCall, ToolSpec};
 
 /// The calls without tags in a text, where there are any.
 ///
@@ -20,20 +20,19 @@ pub(crate) fn find(text: &str, tools: &[ToolSpec]) -> Option<Parsed> {
         let start = at + brace;
         at = start + 1;
         let mut values = serde_json::Deserializer::from_str(&text[start..]).into_iter::<Map<String, Value>>();
-        let Some(Ok(mut object)) = values.next() else { continue };
+        let Some(Ok(object)) = values.next() else { continue };
         let name = object.get("name").and_then(Value::as_str);
         if !tools.iter().any(|tool| Some(tool.name.as_str()) == name) || object.contains_key("description") {
             continue;
         }
-        if !object.contains_key("arguments")
-            && let Some(arguments) = object.remove("parameters")
-        {
-            object.insert("arguments".into(), arguments);
-        }
         let range = with_fence(text, start..start + values.byte_offset());
         let raw = text[range.clone()].to_string();
-        let call = hermes::call_from(Value::Object(object), calls.len());
-        calls.push(call.map_err(|why| Malformed { why, raw }));
+        let id = format!("call_{}", calls.len());
+        let call = call_from(Value::Object(object), &["arguments", "parameters"]);
+        calls.push(
+            call.map(|(name, arguments)| ToolCall { id, name, arguments })
+                .map_err(|why| Malformed { why, raw }),
+        );
         stretches.push(text[rest..range.start.max(rest)].trim());
         (at, rest) = (range.end, range.end);
     }

@@ -6,8 +6,8 @@
 //!   tags around an assistant's thoughts and calls, for models that write them as special tokens.
 //! - [`Chat::assistant`] gives a demonstrated turn as it would be sampled: the text alone, encoded by itself,
 //!   then the token that ends a turn.
-//! - Calls and answers are looked for after the last thought that was closed; a thought that is never closed
-//!   holds neither.
+//! - Calls and answers are looked for outside of thoughts: a thought that is never closed reaches to the end,
+//!   and one that is closed without having been opened began with the reply.
 //!
 //! How text is kept apart: strings from outside are printed with a *guard*, a private-use character that
 //! occurs nowhere else, wherever a special token could begin in them. The tokenizer finds special tokens
@@ -15,15 +15,18 @@
 //! been there.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use dressage_model::{ModelFiles, SpecialTokens};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use crate::hermes::{self, Parsed, ToolPrompt};
+use crate::calls::{CallFormat, Parsed, RESPONSE};
+use crate::describe::ToolPrompt;
 use crate::prepare::{MessageForm, Preparation, Prepared};
+use crate::reader::{Found, Part, Reader, Tags, thought_of};
 use crate::template::Rendering;
-use crate::thought::{Part, REASONING, Thoughts};
+use crate::thought::{REASONING, Thoughts};
 use crate::{ChatTemplate, Message, ReplyStream, Role, TextError, Tokenizer, ToolCall, ToolSpec, bare};
 
 /// How a model is told of tools and calls them.
@@ -65,6 +68,7 @@ pub struct Chat {
     bare_calls: bool,
     variables: Map<String, Value>,
     tool_support: ToolSupport,
+    format: CallFormat,
     /// Whether the template prints messages of role `tool`.
     tool_role: bool,
     form: MessageForm,
@@ -75,6 +79,8 @@ pub struct Chat {
     closing: String,
     /// The tags of the model's thoughts.
     thoughts: Thoughts,
+    /// These tags, and those of its calls.
+    tags: Tags,
     /// Special tokens that are part of what a reply says: tags of thoughts and calls.
     said: Vec<u32>,
     /// Why calls cannot be written in these tokens, where they cannot.
@@ -86,8 +92,8 @@ pub struct Chat {
 /// Ways of a template with tools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ToolSupport {
-    /// Prints them and asks for Hermes calls.
-    Hermes,
+    /// Prints them and asks for calls in a format that is understood.
+    Native,
     /// Prints them and asks for calls in another format.
     Foreign,
     /// Ignores them, or is to be kept from printing them.
@@ -158,11 +164,13 @@ impl Chat {
             bare_calls: options.bare_calls,
             variables,
             tool_support: ToolSupport::None,
+            format: CallFormat::default(),
             tool_role: false,
             form: MessageForm::default(),
             opening: String::new(),
             closing: String::new(),
             thoughts: Thoughts::default(),
+            tags: Tags::new(&Thoughts::default(), CallFormat::default().syntax()),
             said: Vec::new(),
             unwritable: None,
             end_of_turn: 0,
@@ -178,6 +186,7 @@ impl Chat {
         let ends: Vec<String> = chat.stop_ids.iter().map(|&id| chat.tokenizer.token_text(id)).collect();
         chat.thoughts.remove(&ends);
         chat.form.tags = chat.thoughts.preferred(&chat.template, &chat.tokenizer).cloned();
+        chat.tags = Tags::new(&chat.thoughts, chat.format.syntax());
         chat.said = chat.tags_of_replies();
         chat.unwritable = chat.probe_call().err();
         Ok(chat)
@@ -258,7 +267,8 @@ impl Chat {
     /// says nothing.
     fn tags_of_replies(&self) -> Vec<u32> {
         let thoughts = self.thoughts.pairs().iter().flat_map(|tags| [tags.open.as_str(), &tags.close]);
-        let tags: Vec<&str> = thoughts.chain([hermes::OPEN, hermes::CLOSE]).chain(hermes::RESPONSE).collect();
+        let calls = self.format.syntax().tags().iter().copied();
+        let tags: Vec<&str> = thoughts.chain(calls).chain(RESPONSE).collect();
         let is_tag = |text: &str| tags.iter().any(|tag| tag.contains(text) || text.contains(tag));
         let specials = self.tokenizer.specials().filter(|(id, text)| is_tag(text) && *id != self.end_of_turn);
         specials.map(|(id, _)| id).collect()
@@ -279,12 +289,9 @@ impl Chat {
             return Ok(());
         }
         let foreign = ids.iter().find(|&id| self.tokenizer.is_special(*id) && !self.said.contains(id));
-        let token = foreign.or(ids.first()).map_or_else(|| hermes::OPEN.into(), name);
-        let why = format!(
-            "is part of how {}…{} is written, and leaves no text behind",
-            hermes::OPEN,
-            hermes::CLOSE
-        );
+        let sign = self.tags.syntax.sign();
+        let token = foreign.or(ids.first()).map_or_else(|| sign.into(), name);
+        let why = format!("is part of how a call ({sign}…) is written, and leaves no text behind");
         Err(TextError::CallToken { token, why })
     }
 
@@ -300,7 +307,7 @@ impl Chat {
             // Others use the same tags around a syntax of their own, so the JSON key must be asked for, too.
             Ok(text) if text.contains(PROBE_TOOL) => {
                 let is_hermes = text.contains("<tool_call>") && text.contains("\"arguments\"");
-                if is_hermes { ToolSupport::Hermes } else { ToolSupport::Foreign }
+                if is_hermes { ToolSupport::Native } else { ToolSupport::Foreign }
             }
             _ => ToolSupport::None,
         }
@@ -379,52 +386,62 @@ impl Chat {
     }
 
     /// A reply as it arrives, taken apart. `in_thought` says that the prompt has begun a thought.
-    pub fn stream(&self, in_thought: bool) -> ReplyStream<'_> {
-        ReplyStream::new(&self.tokenizer, &self.said, &self.thoughts, in_thought)
+    pub fn stream(self: &Arc<Self>, in_thought: bool, tools: Arc<[ToolSpec]>) -> ReplyStream {
+        ReplyStream::new(self.clone(), tools, in_thought)
+    }
+
+    /// The text of one token of a reply, as bytes.
+    pub(crate) fn bytes_said(&self, id: u32) -> &[u8] {
+        self.tokenizer.bytes_keeping(id, &self.said)
+    }
+
+    pub(crate) fn tags(&self) -> &Tags {
+        &self.tags
+    }
+
+    fn read(&self, said: &str, in_thought: bool, tools: &[ToolSpec]) -> (Vec<Found>, bool) {
+        Reader::read(&self.tags, said, in_thought, tools)
     }
 
     /// The content of a reply and the tools that it calls, without its thoughts. `in_thought` says that the
     /// prompt has begun one.
     pub fn parse(&self, said: &str, in_thought: bool, tools: &[ToolSpec]) -> Parsed {
-        let (speech, _) = self.thoughts.speech(said, in_thought);
-        let parsed = hermes::parse(speech);
+        let parsed = Parsed::of(self.read(said, in_thought, tools).0);
         let is_bare = self.bare_calls && parsed.calls.is_empty();
-        is_bare.then(|| bare::find(speech, tools)).flatten().unwrap_or(parsed)
+        is_bare.then(|| bare::find(&parsed.content, tools)).flatten().unwrap_or(parsed)
     }
 
-    /// The thoughts of a reply without their tags, in order. `in_thought` says that the prompt has begun one.
+    /// The thoughts of a reply without their tags: each trimmed, joined by line breaks. `in_thought` says that
+    /// the prompt has begun one.
     pub fn thought(&self, said: &str, in_thought: bool) -> String {
-        let spans = self.thoughts.spans(said, in_thought);
-        spans.into_iter().filter(|(part, _)| *part == Part::Thought).map(|(_, span)| span).collect()
+        thought_of(self.read(said, in_thought, &[]).0)
     }
 
     /// Why no tool answered a call in a reply, in words for whoever looks at it.
     pub fn why_no_call(&self, said: &str, in_thought: bool, tools: &[ToolSpec]) -> String {
-        let (speech, unclosed) = self.thoughts.speech(said, in_thought);
-        let call = self.parse(said, in_thought, tools).calls.into_iter().next();
-        let (open, close) = (hermes::OPEN, hermes::CLOSE);
-        match call {
+        let (found, unclosed) = self.read(said, in_thought, tools);
+        let sign = self.tags.syntax.sign();
+        let is_hidden =
+            |found: &Found| matches!(found, Found::Text(Part::Thought, text) if text.contains(sign));
+        let hidden = found.iter().any(is_hidden) || found.contains(&Found::Late);
+        let parsed = self.parse(said, in_thought, tools);
+        match parsed.calls.first() {
             Some(Err(malformed)) => return malformed.to_string(),
             Some(Ok(call)) if tools.iter().all(|tool| tool.name != call.name) => {
                 return format!("it calls {:?}, which is no tool", call.name);
             }
             Some(Ok(call)) => return format!("it calls {:?}, which gave no answer", call.name),
             None if unclosed => {
-                return "its thought is never closed, and calls are looked for after it".into();
+                return "its thought is never closed, and calls are looked for outside of thoughts".into();
             }
             None => {}
         }
-        if self
-            .thoughts
-            .spans(said, in_thought)
-            .iter()
-            .any(|(part, text)| *part == Part::Thought && text.contains(open))
-        {
-            "its call stands inside a thought, and calls are looked for after the last one".into()
-        } else if bare::find(speech, tools).is_some() {
-            format!("it holds a call without {open}…{close}; agent.bare_calls = true reads such calls")
+        if hidden && thought_of(found).contains(sign) {
+            "its call stands inside a thought, and calls are looked for outside of thoughts".into()
+        } else if bare::find(&parsed.content, tools).is_some() {
+            format!("it holds a call without {sign}; agent.bare_calls = true reads such calls")
         } else {
-            format!("it has no {open} in it")
+            format!("it has no {sign} in it")
         }
     }
 
@@ -439,7 +456,7 @@ impl Chat {
     fn preparation(&self, guard: char) -> Preparation<'_> {
         Preparation {
             tokenizer: &self.tokenizer,
-            thoughts: &self.thoughts,
+            tags: &self.tags,
             tool_support: self.tool_support,
             tool_role: self.tool_role,
             form: &self.form,

@@ -5,9 +5,11 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value, json};
 
+use crate::calls::RESPONSE;
 use crate::chat::ToolSupport;
-use crate::hermes::{self, ToolPrompt};
-use crate::thought::{Part, ThoughtTags, Thoughts};
+use crate::describe::{ToolPrompt, describe_tools};
+use crate::reader::{Part, Tags, spans};
+use crate::thought::ThoughtTags;
 use crate::{ContentPart, Message, Role, TextError, Tokenizer, ToolSpec};
 
 /// Messages and tools in the form that a template is given.
@@ -19,7 +21,7 @@ pub(crate) struct Prepared {
 /// How to make it ready.
 pub(crate) struct Preparation<'a> {
     pub tokenizer: &'a Tokenizer,
-    pub thoughts: &'a Thoughts,
+    pub tags: &'a Tags,
     pub tool_support: ToolSupport,
     /// Whether the template prints messages of role `tool`.
     pub tool_role: bool,
@@ -69,13 +71,14 @@ impl Preparation<'_> {
         let native = match self.tool_support {
             _ if tools.is_empty() => None,
             ToolSupport::Foreign => return Err(TextError::ForeignTools),
-            ToolSupport::Hermes => Some(tools.iter().map(|tool| self.guarded(&tool.to_openai())).collect()),
+            ToolSupport::Native => Some(tools.iter().map(|tool| self.guarded(&tool.to_openai())).collect()),
             ToolSupport::None => None,
         };
         let mut turns: Vec<Turn> = Vec::with_capacity(messages.len() + 1);
         let mut rest = messages;
         if !tools.is_empty() && native.is_none() {
-            let mut section = hermes::describe_tools(tools, self.tool_prompt, |text| self.quoted(text));
+            let mut section =
+                describe_tools(tools, self.tool_prompt, self.tags.syntax, |text| self.quoted(text));
             if let Some((first, others)) = messages.split_first()
                 && first.role.instructs()
             {
@@ -158,17 +161,17 @@ impl Preparation<'_> {
     /// Text that an assistant wrote, in which the tags of thoughts and calls are the tokens that the model
     /// writes them with.
     pub(crate) fn written(&self, message: &Message, in_thought: bool) -> String {
-        let text = hermes::render_turn(&message.content, &message.tool_calls);
-        let spans = self.thoughts.spans(&text, in_thought);
+        let text = self.tags.syntax.render(&message.content, &message.tool_calls);
+        let spans = spans(self.tags, &text, in_thought);
         let shown = spans.into_iter().map(|(part, span)| match part {
-            Part::ThoughtTag | Part::CallTag => span.to_owned(),
-            Part::Speech | Part::Thought | Part::Call => self.quoted(span),
+            Part::ThoughtTag | Part::CallTag => span,
+            Part::Speech | Part::Thought | Part::Call => self.quoted(&span),
         });
         shown.collect()
     }
 
     fn response(&self, content: &str) -> String {
-        let [open, close] = hermes::RESPONSE;
+        let [open, close] = RESPONSE;
         format!("{open}\n{}\n{close}", self.quoted(content))
     }
 

@@ -1,9 +1,11 @@
 //! Text out of tokens as they arrive.
 
+use std::sync::Arc;
+
 use dressage_policy::TokenBytes;
 
-use crate::thought::{Part, Thoughts};
-use crate::{Tokenizer, hermes};
+use crate::reader::{Found, Part, Reader};
+use crate::{Chat, Malformed, Tokenizer, ToolCall, ToolSpec};
 
 /// Decodes a reply as it is drawn; never yields half a character.
 #[derive(Debug, Clone, Default)]
@@ -51,117 +53,156 @@ impl StreamDecoder {
 }
 
 /// A piece of a reply as it arrives.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Piece {
     /// Said to whoever asked.
     Speech(String),
-    /// Part of a thought or of a call, tags included.
+    /// Thought, without tags.
+    Thought(String),
+    /// Text of tags and of calls, and white space around stretches of speech and thought.
     Aside(String),
+    /// A call whose text is complete; it has arrived as asides.
+    Call(Result<ToolCall, Malformed>),
 }
 
 /// Takes a reply apart as it is drawn.
 ///
-/// A tag that closes a thought which nobody opened comes as an aside; what was said before has arrived as
-/// speech by then, although [`Chat::parse`](crate::Chat::parse) counts it to the thought.
+/// All speech put together is [`Parsed::content`](crate::Parsed::content), all thought is
+/// [`Chat::thought`], and the calls are [`Parsed::calls`](crate::Parsed::calls), to the character and in
+/// order, white space trimmed: what may be white space at the end of a stretch is held back until more of it
+/// comes, and where speech or thought goes on after something else, it begins with a line break. Without these
+/// line breaks, all text put together is the text of the reply. The exceptions:
+///
+/// - A tag that closes a thought which nobody opened comes as an aside. What arrived before as speech or as a
+///   call cannot be taken back by then, although [`Chat::parse`] counts it to the thought.
+/// - Calls without tags, which `bare_calls` allows, arrive as speech.
+///
+/// The cost grows with the length of the reply alone, however many tokens it comes in.
 #[derive(Debug, Clone)]
-pub struct ReplyStream<'a> {
-    tokenizer: &'a Tokenizer,
-    /// Special tokens that are printed by their names.
-    kept: &'a [u32],
-    thoughts: &'a Thoughts,
+pub struct ReplyStream {
+    chat: Arc<Chat>,
+    tools: Arc<[ToolSpec]>,
     decoder: StreamDecoder,
-    state: Part,
-    /// Text that may be the beginning of a tag.
-    held: String,
-    /// The call that is under way, with its first tag.
-    call: String,
+    reader: Reader,
+    speech: Stretch,
+    thought: Stretch,
 }
 
-impl<'a> ReplyStream<'a> {
-    pub(crate) fn new(
-        tokenizer: &'a Tokenizer,
-        kept: &'a [u32],
-        thoughts: &'a Thoughts,
-        in_thought: bool,
-    ) -> Self {
-        let state = if in_thought { Part::Thought } else { Part::Speech };
-        let (decoder, held, call) = (StreamDecoder::new(), String::new(), String::new());
-        ReplyStream { tokenizer, kept, thoughts, decoder, state, held, call }
+/// A stretch of text of which the end is trimmed as it arrives.
+#[derive(Debug, Clone, Default)]
+struct Stretch {
+    /// Whether an earlier stretch said anything.
+    continues: bool,
+    /// Whether this one has said anything.
+    open: bool,
+    /// White space that is part of it if more comes.
+    held: String,
+}
+
+impl Stretch {
+    /// Goes on with `text`: white space before its first word, and what is said by now.
+    fn push(&mut self, text: &str) -> (String, String) {
+        let (mut before, mut said) = (String::new(), String::new());
+        let words = if self.open { text } else { text.trim_start() };
+        before.push_str(&text[..text.len() - words.len()]);
+        let until = words.trim_end();
+        if !until.is_empty() {
+            if !self.open && self.continues {
+                said.push('\n');
+            }
+            (self.open, self.continues) = (true, true);
+            said.push_str(&self.held);
+            said.push_str(until);
+            self.held.clear();
+        }
+        self.held.push_str(&words[until.len()..]);
+        (before, said)
     }
 
-    /// Text that `id` completes; often none.
+    /// Ends here: white space that is not part of it.
+    fn end(&mut self) -> String {
+        self.open = false;
+        std::mem::take(&mut self.held)
+    }
+}
+
+impl ReplyStream {
+    pub(crate) fn new(chat: Arc<Chat>, tools: Arc<[ToolSpec]>, in_thought: bool) -> Self {
+        ReplyStream {
+            chat,
+            tools,
+            decoder: StreamDecoder::new(),
+            reader: Reader::new(in_thought),
+            speech: Stretch::default(),
+            thought: Stretch::default(),
+        }
+    }
+
+    /// Pieces that `id` completes; often none.
     pub fn push(&mut self, id: u32) -> Vec<Piece> {
-        let text = self.decoder.push_bytes(self.tokenizer.bytes_keeping(id, self.kept));
+        let text = self.decoder.push_bytes(self.chat.bytes_said(id));
         self.read(&text)
     }
 
-    /// Text left at the end.
+    /// Pieces left at the end.
     pub fn finish(mut self) -> Vec<Piece> {
         let text = std::mem::take(&mut self.decoder).finish();
         let mut pieces = self.read(&text);
-        let rest = std::mem::take(&mut self.held);
-        pieces.extend(self.piece(rest));
+        let mut found = Vec::new();
+        self.reader.finish(self.chat.tags(), &self.tools, &mut found);
+        pieces.extend(self.pieces(found));
+        let rest = [self.speech.end(), self.thought.end()];
+        pieces.extend(rest.into_iter().filter(|text| !text.is_empty()).map(Piece::Aside));
         pieces
     }
 
     fn read(&mut self, text: &str) -> Vec<Piece> {
-        self.held.push_str(text);
-        let mut pieces = Vec::new();
-        loop {
-            let tags: Vec<&str> = match self.state {
-                Part::Thought => self.thoughts.pairs().iter().map(|tags| tags.close.as_str()).collect(),
-                Part::Call => vec![hermes::CLOSE],
-                _ => {
-                    let pairs = self.thoughts.pairs().iter();
-                    pairs.flat_map(|tags| [tags.open.as_str(), &tags.close]).chain([hermes::OPEN]).collect()
-                }
-            };
-            let found = tags.iter().filter_map(|tag| Some((self.held.find(tag)?, *tag)));
-            let first = found.min_by_key(|(at, tag)| (*at, std::cmp::Reverse(tag.len())));
-            // A longer tag, or an earlier one, may be under way.
-            let begun = (0..self.held.len()).filter(|&at| self.held.is_char_boundary(at)).find(|&at| {
-                let rest = &self.held[at..];
-                tags.iter().any(|tag| tag.len() > rest.len() && tag.starts_with(rest))
-            });
-            let Some((at, tag)) = first.filter(|(at, _)| begun.is_none_or(|begun| *at < begun)) else {
-                let ready = self.held.drain(..begun.unwrap_or(self.held.len())).collect();
-                pieces.extend(self.piece(ready));
-                return pieces;
-            };
-            let end = at + tag.len();
-            let next = match self.state {
-                Part::Thought => Part::Speech,
-                Part::Call => {
-                    let written = format!("{}{}", self.call, &self.held[..end]);
-                    if hermes::ends_in_text(&written) { Part::Call } else { Part::Speech }
-                }
-                _ if tag == hermes::OPEN => Part::Call,
-                _ if self.thoughts.pairs().iter().any(|tags| tags.open == tag) => Part::Thought,
-                _ => Part::Speech,
-            };
-            // Tags belong to what they begin or end.
-            let before: String = self.held.drain(..at).collect();
-            let tag: String = self.held.drain(..end - at).collect();
-            pieces.extend(self.piece(before));
-            if self.state == Part::Call || next == Part::Call {
-                self.call.push_str(&tag);
-            }
-            pieces.push(Piece::Aside(tag));
-            if next == Part::Speech {
-                self.call.clear();
-            }
-            self.state = next;
+        if text.is_empty() {
+            return Vec::new();
         }
+        let mut found = Vec::new();
+        self.reader.push(self.chat.tags(), &self.tools, text, &mut found);
+        self.pieces(found)
     }
 
-    fn piece(&mut self, text: String) -> Option<Piece> {
-        if text.is_empty() {
-            return None;
+    fn pieces(&mut self, found: Vec<Found>) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        for found in found {
+            let (part, text) = match found {
+                Found::Text(part, text) => (part, text),
+                Found::Call(call) => {
+                    pieces.push(Piece::Call(call));
+                    continue;
+                }
+                Found::Late => continue,
+            };
+            let (stretch, other) = match part {
+                Part::Thought => (&mut self.thought, &mut self.speech),
+                _ => (&mut self.speech, &mut self.thought),
+            };
+            let mut texts = vec![Piece::Aside(other.end())];
+            match part {
+                Part::Speech | Part::Thought => {
+                    let (before, said) = stretch.push(&text);
+                    let said = if part == Part::Speech { Piece::Speech(said) } else { Piece::Thought(said) };
+                    texts.extend([Piece::Aside(before), said]);
+                }
+                Part::ThoughtTag | Part::Call | Part::CallTag => {
+                    texts.extend([Piece::Aside(stretch.end()), Piece::Aside(text)]);
+                }
+            }
+            pieces.extend(texts.into_iter().filter(|piece| !piece.is_empty()));
         }
-        if self.state == Part::Call {
-            self.call.push_str(&text);
+        pieces
+    }
+}
+
+impl Piece {
+    fn is_empty(&self) -> bool {
+        match self {
+            Piece::Speech(text) | Piece::Thought(text) | Piece::Aside(text) => text.is_empty(),
+            Piece::Call(_) => false,
         }
-        Some(if self.state == Part::Speech { Piece::Speech(text) } else { Piece::Aside(text) })
     }
 }
 

@@ -1,15 +1,10 @@
-//! Thoughts in a reply: the tags around them, and where speech begins.
-//!
-//! Guarantees: any text has a reading, and its spans put together are the text. Nothing inside a thought is
-//! speech, and neither is anything before the end of the last thought that was closed. A thought that is
-//! never closed reaches to the end.
+//! Tags of a model's thoughts. How a reply is taken apart by them: `reader.rs`.
 
 use std::collections::BTreeSet;
-use std::ops::Range;
 
 use serde_json::{Map, Value, json};
 
-use crate::{ChatTemplate, Rendering, Tokenizer, hermes};
+use crate::{ChatTemplate, Rendering, Tokenizer};
 
 /// A pair of tags around a thought.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,26 +22,14 @@ const COMPOUND: [(&str, &str, &str); 2] = [
     ("<|channel>", "<|channel>thought", "<channel|>"),
 ];
 
+/// Tags that close calls, which templates may drop as they drop thoughts.
+const CALLS: [&str; 2] = ["</tool_call>", "</minimax:tool_call>"];
+
 /// Fields of a message that published templates read reasoning from.
 pub(crate) const REASONING: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
 
 const THOUGHT: &str = "DressageProbeThought";
 const SPEECH: &str = "DressageProbeSpeech";
-
-/// A stretch of a reply.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Part {
-    /// Said: content, and calls that cannot be read.
-    Speech,
-    /// Between the tags of a thought.
-    Thought,
-    /// A tag that begins or ends a thought.
-    ThoughtTag,
-    /// Between the tags of a call.
-    Call,
-    /// A tag that begins or ends a call.
-    CallTag,
-}
 
 /// The tags of a model's thoughts.
 #[derive(Debug, Clone, Default)]
@@ -76,7 +59,7 @@ impl Thoughts {
             }
         }
         for close in written.iter().chain(&tokens) {
-            if close == hermes::CLOSE {
+            if CALLS.contains(&close.as_str()) {
                 continue;
             }
             let slashed = without_slash(close);
@@ -145,103 +128,6 @@ impl Thoughts {
         let (at, tags) = last_open.max_by_key(|(at, tags)| (*at, tags.open.len()))?;
         last_close.is_none_or(|close| close < at).then_some(tags)
     }
-
-    /// The first tag in `text` at or after `from`, whether it opens a thought, and where it ends; the longest
-    /// of those that begin there.
-    fn next_tag(&self, text: &str, from: usize) -> Option<(Range<usize>, bool)> {
-        let both = self.0.iter().flat_map(|tags| [(&tags.open, true), (&tags.close, false)]);
-        let found = both.filter_map(|(tag, opens)| Some((place(text, from, tag)?, opens)));
-        found.min_by_key(|(range, _)| (range.start, std::cmp::Reverse(range.end)))
-    }
-
-    fn next_close(&self, text: &str, from: usize) -> Option<Range<usize>> {
-        self.0
-            .iter()
-            .filter_map(|tags| place(text, from, &tags.close))
-            .min_by_key(|r| (r.start, std::cmp::Reverse(r.end)))
-    }
-
-    /// Takes a reply apart; `in_thought` says that the prompt has begun a thought.
-    ///
-    /// Tags inside the JSON of a call that can be read are text, and so are the tags of calls inside a
-    /// thought.
-    pub(crate) fn spans<'a>(&self, text: &'a str, in_thought: bool) -> Vec<(Part, &'a str)> {
-        let mut spans: Vec<(Part, &str)> = Vec::new();
-        let mut push = |part, range: Range<usize>| {
-            if !range.is_empty() {
-                spans.push((part, &text[range]));
-            }
-        };
-        let (mut at, mut thinking) = (0, in_thought);
-        loop {
-            if thinking {
-                let Some(tag) = self.next_close(text, at) else {
-                    push(Part::Thought, at..text.len());
-                    return spans;
-                };
-                push(Part::Thought, at..tag.start);
-                at = tag.end;
-                push(Part::ThoughtTag, tag);
-                thinking = false;
-                continue;
-            }
-            let call = hermes::next_tag(text, at);
-            let thought = self.next_tag(text, at);
-            match (call, thought) {
-                (Some(tag), thought) if thought.as_ref().is_none_or(|(t, _)| tag.start < t.start) => {
-                    push(Part::Speech, at..tag.start);
-                    at = tag.end;
-                    if let Some(body) = hermes::readable(&text[tag.start..]) {
-                        let body = tag.start + body.start..tag.start + body.end;
-                        at = body.end + hermes::CLOSE.len();
-                        push(Part::CallTag, tag);
-                        push(Part::Call, body.clone());
-                        push(Part::CallTag, body.end..at);
-                    } else {
-                        push(Part::CallTag, tag);
-                    }
-                }
-                (_, Some((tag, opens))) => {
-                    push(Part::Speech, at..tag.start);
-                    at = tag.end;
-                    push(Part::ThoughtTag, tag);
-                    thinking = opens;
-                }
-                (_, None) => {
-                    push(Part::Speech, at..text.len());
-                    return spans;
-                }
-            }
-        }
-    }
-
-    /// The part of a reply in which calls and answers are looked for, and whether a thought that is never
-    /// closed follows it.
-    pub(crate) fn speech<'a>(&self, text: &'a str, in_thought: bool) -> (&'a str, bool) {
-        let spans = self.spans(text, in_thought);
-        let unclosed = match spans.last() {
-            Some((Part::Thought, _)) => true,
-            Some((Part::ThoughtTag, tag)) => self.0.iter().any(|tags| tags.open == *tag),
-            Some(_) => false,
-            None => in_thought,
-        };
-        let closes = |tag: &str| self.0.iter().any(|tags| tags.close == tag);
-        let (mut at, mut start, mut end) = (0, 0, 0);
-        for (part, span) in spans {
-            at += span.len();
-            match part {
-                Part::ThoughtTag if closes(span) => (start, end) = (at, at),
-                Part::ThoughtTag | Part::Thought => {}
-                Part::Speech | Part::Call | Part::CallTag => end = at,
-            }
-        }
-        (&text[start..end], unclosed)
-    }
-}
-
-/// Range of the first `tag` in `text` at or after `from`.
-fn place(text: &str, from: usize, tag: &str) -> Option<Range<usize>> {
-    text[from..].find(tag).map(|at| from + at..from + at + tag.len())
 }
 
 /// `</x>` and its like without the slash.

@@ -1,11 +1,14 @@
 //! Tags of thoughts, and replies with thoughts in them.
 
+use std::sync::Arc;
+
 use dressage_model::TokenType;
 use proptest::prelude::*;
 
 use super::*;
+use crate::reader::{Found, Reader, spans};
 use crate::testing::{IM_END, tiny_chat, tiny_gguf, tiny_tokenizer};
-use crate::{Chat, ChatOptions, Message, Piece, TextError, TokenizerSource, ToolSpec};
+use crate::{Chat, ChatOptions, Malformed, Message, Piece, TextError, TokenizerSource, ToolCall, ToolSpec};
 
 const CALL: &str =
     "<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"1+1\"}}\n</tool_call>";
@@ -31,14 +34,14 @@ fn read(chat: &Chat, said: &str, in_thought: bool) -> (String, usize) {
 }
 
 #[test]
-fn calls_and_answers_are_looked_for_after_the_last_thought() {
+fn calls_and_answers_are_looked_for_outside_of_thoughts() {
     let chat = tiny_chat().unwrap();
     let of = |said: &str, in_thought| read(&chat, said, in_thought);
     let say = |text: &str, calls| (text.to_owned(), calls);
     assert_eq!(of("<think>\n42\n</think>\n\nI do not know.", false), say("I do not know.", 0));
     assert_eq!(of(&format!("<think>{CALL}</think>42"), false), say("42", 0));
     assert_eq!(of(&format!("<think>{CALL}</think>{CALL}"), false), say("", 1));
-    assert_eq!(of(&format!("1 <think>a</think> {CALL} 2 <think>b</think> 3"), false), say("3", 0));
+    assert_eq!(of(&format!("1 <think>a</think> {CALL} 2 <think>b</think> 3"), false), say("1\n2\n3", 1));
     // Never closed: by the reply, by what the prompt began.
     assert_eq!(of(&format!("<think>{CALL} 42"), false), say("", 0));
     assert_eq!(of(&format!("{CALL} 42"), true), say("", 0));
@@ -117,16 +120,10 @@ fn tags_that_are_special_tokens_are_read_and_written_as_them() {
         reply.extend([260, IM_END]);
         let parsed = chat.parse(&chat.said(&reply), false, &[calculator()]);
         assert_eq!(parsed.calls[0].as_ref().unwrap().name, "calculator");
-        let mut stream = chat.stream(false);
-        let pieces: Vec<Piece> = reply.iter().flat_map(|&id| stream.push(id)).collect();
-        let said: String = pieces
-            .iter()
-            .map(|piece| match piece {
-                Piece::Aside(text) => text.as_str(),
-                Piece::Speech(text) => panic!("{text} is speech"),
-            })
-            .collect();
-        assert_eq!(said, chat.said(&reply));
+        let chat = Arc::new(chat);
+        let streamed = Streamed::of(&chat, &reply, false);
+        assert_eq!((streamed.raw, streamed.thought.as_str()), (chat.said(&reply), "hm"));
+        assert_eq!((streamed.speech.as_str(), &streamed.calls), ("", &parsed.calls));
 
         // As it is written for the model: in demonstrations, in the past, in what tools are described with.
         let count = |ids: &[u32], id: u32| ids.iter().filter(|&&found| found == id).count();
@@ -231,51 +228,79 @@ fn well_formed() -> impl Strategy<Value = String> {
     proptest::collection::vec(piece, 0..6).prop_map(|pieces| pieces.concat())
 }
 
+/// Everything that a stream says.
+#[derive(Debug, Default)]
+pub(crate) struct Streamed {
+    pub speech: String,
+    pub thought: String,
+    pub calls: Vec<Result<ToolCall, Malformed>>,
+    /// All text, without the line breaks that begin further stretches.
+    pub raw: String,
+}
+
+impl Streamed {
+    pub(crate) fn of(chat: &Arc<Chat>, reply: &[u32], in_thought: bool) -> Self {
+        let mut stream = chat.stream(in_thought, Arc::new([calculator()]));
+        let mut pieces: Vec<Piece> = reply.iter().flat_map(|&id| stream.push(id)).collect();
+        pieces.extend(stream.finish());
+        let mut all = Streamed::default();
+        let mut spoken = [false; 2];
+        let mut last = 2;
+        for piece in pieces {
+            let place = usize::from(matches!(piece, Piece::Thought(_)));
+            match piece {
+                Piece::Speech(text) | Piece::Thought(text) => {
+                    let begins = spoken[place] && last != place;
+                    all.raw.push_str(if begins { text.strip_prefix('\n').unwrap() } else { &text });
+                    if place == 0 {
+                        all.speech.push_str(&text)
+                    } else {
+                        all.thought.push_str(&text)
+                    }
+                    (spoken[place], last) = (true, place);
+                }
+                Piece::Aside(text) => {
+                    all.raw.push_str(&text);
+                    last = 2;
+                }
+                Piece::Call(call) => all.calls.push(call),
+            }
+        }
+        all
+    }
+}
+
 proptest! {
     #[test]
     fn spans_are_the_text(
         text in "(</?think>|</?tool_call>|\\{\"name\": \"a\"\\}|[a-z\"{}<>/ ]{0,5}){0,10}",
         in_thought: bool,
     ) {
-        let thoughts = tiny_chat().unwrap().thoughts().clone();
-        let spans = thoughts.spans(&text, in_thought);
-        prop_assert_eq!(spans.iter().map(|(_, span)| *span).collect::<String>(), text.as_str());
-        let (speech, _) = thoughts.speech(&text, in_thought);
-        prop_assert!(text.contains(speech));
-        // No tag of a thought is left, but in the JSON of a call.
-        let mut left = thoughts.spans(speech, false).into_iter();
-        prop_assert!(left.all(|(part, _)| part != Part::ThoughtTag));
+        let chat = tiny_chat().unwrap();
+        let spans = spans(chat.tags(), &text, in_thought);
+        prop_assert_eq!(spans.into_iter().map(|(_, span)| span).collect::<String>(), text.as_str());
     }
 
     #[test]
     fn a_stream_says_what_the_whole_says(
-        reply in well_formed(),
+        reply in prop_oneof![
+            well_formed(),
+            "(</?think>|</?tool_call>|\\{\"name\": \"a\"\\}|[a-z\"{}<>/ \n]{0,5}){0,10}",
+        ],
         unclosed in "(<think>[a-z <]{0,8})?",
         in_thought: bool,
     ) {
-        let chat = tiny_chat().unwrap();
+        let chat = Arc::new(tiny_chat().unwrap());
         let begun = if in_thought { "hm</think>" } else { "" };
         let reply = format!("{begun}{reply}{unclosed}");
-        let mut stream = chat.stream(in_thought);
-        let ids = chat.tokenizer().encode(&reply);
-        let mut pieces: Vec<Piece> = ids.into_iter().flat_map(|id| stream.push(id)).collect();
-        pieces.extend(stream.finish());
-        let (mut whole, mut speech) = (String::new(), String::new());
-        for piece in pieces {
-            match piece {
-                Piece::Aside(text) => {
-                    // As the whole is read, the end of a thought begins anew.
-                    if text == "</think>" { speech.clear(); }
-                    whole.push_str(&text);
-                }
-                Piece::Speech(text) => {
-                    whole.push_str(&text);
-                    speech.push_str(&text);
-                }
-            }
+        let streamed = Streamed::of(&chat, &chat.tokenizer().encode(&reply), in_thought);
+        prop_assert_eq!(&streamed.raw, &reply);
+        let (found, _) = Reader::read(chat.tags(), &reply, in_thought, &[]);
+        if !found.contains(&Found::Late) {
+            let parsed = chat.parse(&reply, in_thought, &[]);
+            prop_assert_eq!(streamed.speech, parsed.content);
+            prop_assert_eq!(streamed.calls, parsed.calls);
+            prop_assert_eq!(streamed.thought, chat.thought(&reply, in_thought));
         }
-        prop_assert_eq!(&whole, &reply);
-        let blank = |text: &str| text.split_whitespace().collect::<String>();
-        prop_assert_eq!(blank(&speech), blank(&chat.parse(&reply, in_thought, &[]).content));
     }
 }

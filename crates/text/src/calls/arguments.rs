@@ -1,0 +1,43 @@
+//! Calls whose name and arguments stand in JSON.
+
+use serde_json::{Map, Value};
+
+use super::Written;
+use crate::message::arguments_object;
+
+/// Reads an object with a name and arguments, which may stand under any of `keys`. They may be a string that
+/// holds the object as JSON, and may be missing if the call has only a name. Other keys are ignored.
+pub(crate) fn call_from(value: Value, keys: &[&str]) -> Result<Written, String> {
+    let key = keys.first().copied().unwrap_or("arguments");
+    let Value::Object(mut map) = value else {
+        return Err(format!("not a JSON object with \"name\" and {key:?}"));
+    };
+    let name = match map.remove("name") {
+        Some(Value::String(name)) if !name.is_empty() => name,
+        Some(Value::String(_)) => return Err("\"name\" is empty".into()),
+        Some(other) => return Err(format!("\"name\" is {other}, not a string")),
+        None => return Err("\"name\" is missing".into()),
+    };
+    let arguments = match keys.iter().find_map(|key| map.remove(*key)) {
+        Some(arguments) => arguments_object(arguments)?,
+        None if map.is_empty() => Map::new(),
+        None => {
+            let found: Vec<&str> = map.keys().map(String::as_str).collect();
+            return Err(format!("{key:?} is missing (found {:?} instead)", found.join(", ")));
+        }
+    };
+    Ok((name, arguments))
+}
+
+/// Says why a text that should be a call in JSON, between tags, is none.
+pub(crate) fn not_json(body: &str) -> String {
+    let body = body.trim();
+    if body.is_empty() {
+        return "there is nothing between the tags; a call is a JSON object".into();
+    }
+    match serde_json::from_str::<Value>(body) {
+        Err(error) => format!("not valid JSON: {error}"),
+        Ok(Value::Object(_)) => "the JSON ends before the closing tag".into(),
+        Ok(_) => "not a JSON object".into(),
+    }
+}

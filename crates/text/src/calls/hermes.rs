@@ -1,0 +1,213 @@
+//! Tool calls in the Hermes format, which Qwen 2.5 and 3 use: JSON between `<tool_call>` and `</tool_call>`.
+//!
+//! - A call is a JSON object with the string `name` and the object `arguments`. The arguments may be a string
+//!   that holds the object as JSON, and may be missing if the call has only a name. Other keys are ignored.
+//! - White space around the JSON does not matter. Tags inside of JSON strings are text.
+//! - A call that is not JSON reaches to the next closing tag, or up to the next tag that opens a call or has
+//!   to do with a thought if that comes first, or to the end. A call without its closing tag is malformed
+//!   even where its JSON is whole: the reply was cut.
+//! - A closing tag on its own is content.
+
+use std::ops::Range;
+
+use serde_json::Value;
+
+use super::{Body, Fault, Mark, Syntax, Trailer, Written, call_from, closed_by, not_json};
+use crate::{ToolCall, ToolSpec, python_json};
+
+const OPEN: &str = "<tool_call>";
+const CLOSE: &str = "</tool_call>";
+
+/// The format.
+pub(crate) struct Hermes;
+
+impl Syntax for Hermes {
+    fn marks(&self) -> &'static [(&'static str, Mark)] {
+        &[(OPEN, Mark::Call)]
+    }
+
+    fn closes(&self) -> &'static [&'static str] {
+        &[CLOSE]
+    }
+
+    fn tags(&self) -> &'static [&'static str] {
+        &[OPEN, CLOSE]
+    }
+
+    fn body(&self, _: &str, _: bool) -> Body {
+        Body::Json(OPEN.len())
+    }
+
+    fn trailer(&self, rest: &str, ended: bool) -> Trailer {
+        closed_by(rest, CLOSE, ended)
+    }
+
+    fn read(
+        &self,
+        text: &str,
+        json: Option<Range<usize>>,
+        _: &[ToolSpec],
+    ) -> Option<Vec<Result<Written, Fault>>> {
+        let json = text.get(json?)?;
+        let value = serde_json::from_str(json).map_err(|error| format!("not valid JSON: {error}"));
+        let call = value.and_then(|value| call_from(value, &["arguments"]));
+        Some(vec![call.map_err(Fault::from)])
+    }
+
+    fn fault(&self, text: &str, closed: bool) -> Option<String> {
+        let body = text.strip_prefix(OPEN).unwrap_or(text);
+        Some(match body.strip_suffix(CLOSE).filter(|_| closed) {
+            Some(body) => not_json(body),
+            None => format!("{CLOSE} is missing"),
+        })
+    }
+
+    fn render(&self, content: &str, calls: &[ToolCall]) -> String {
+        let content = (!content.is_empty()).then(|| content.to_string());
+        content.into_iter().chain(calls.iter().map(render_call)).collect::<Vec<_>>().join("\n")
+    }
+
+    fn example(&self) -> &'static str {
+        "<tool_call>\n{\"name\": \"<tool>\", \"arguments\": {\"<parameter>\": <value>}}\n</tool_call>"
+    }
+
+    fn how(&self) -> &'static str {
+        "its name and its arguments as JSON between tags"
+    }
+
+    fn sign(&self) -> &'static str {
+        OPEN
+    }
+}
+
+fn render_call(call: &ToolCall) -> String {
+    let name = python_json::dumps(&Value::String(call.name.clone()));
+    let arguments = python_json::dumps(&Value::Object(call.arguments.clone()));
+    format!("{OPEN}\n{{\"name\": {name}, \"arguments\": {arguments}}}\n{CLOSE}")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+    use crate::calls::CallFormat;
+    use crate::calls::tests::{json_value, read};
+    use crate::{Malformed, Parsed};
+
+    fn parse(text: &str) -> Parsed {
+        read(CallFormat::Hermes, text, &[])
+    }
+
+    fn why(text: &str) -> String {
+        let parsed = parse(text);
+        assert_eq!(parsed.calls.len(), 1, "{text}");
+        parsed.calls[0].clone().unwrap_err().why
+    }
+
+    fn calls(text: &str) -> Vec<(String, Value)> {
+        parse(text)
+            .calls
+            .into_iter()
+            .map(|call| call.unwrap())
+            .map(|call| (call.name, call.arguments.into()))
+            .collect()
+    }
+
+    #[test]
+    fn calls_and_the_text_around_them() {
+        let parsed = parse(
+            "Let me see. <tool_call>\n{\"name\": \"a\", \"arguments\": {\"x\": 1}}\n</tool_call>\n\
+             <tool_call>{\"arguments\": {}, \"name\": \"b\"}</tool_call> Done. ",
+        );
+        assert_eq!(parsed.content, "Let me see.\nDone.");
+        let calls: Vec<ToolCall> = parsed.calls.into_iter().map(Result::unwrap).collect();
+        assert_eq!((calls[0].name.as_str(), calls[0].id.as_str()), ("a", "call_0"));
+        assert_eq!(Value::Object(calls[0].arguments.clone()), json!({"x": 1}));
+        assert_eq!((calls[1].name.as_str(), calls[1].id.as_str()), ("b", "call_1"));
+        assert_eq!(
+            parse("No call </tool_call> here. "),
+            Parsed { content: "No call </tool_call> here.".into(), ..Parsed::default() }
+        );
+        assert_eq!(parse(""), Parsed::default());
+    }
+
+    #[test]
+    fn shapes_of_arguments() {
+        let wrap = |json: &str| format!("<tool_call>{json}</tool_call>");
+        assert_eq!(calls(&wrap(r#"{"name": "a"}"#)), [("a".into(), json!({}))]);
+        assert_eq!(
+            calls(&wrap(r#"{"name": "a", "arguments": "{\"x\": [1]}"}"#)),
+            [("a".into(), json!({"x": [1]}))]
+        );
+        assert_eq!(calls(&wrap(r#"{"id": 3, "name": "a", "arguments": {}}"#)), [("a".into(), json!({}))]);
+        let tags = r#"{"name": "a", "arguments": {"t": "</tool_call><tool_call>"}}"#;
+        assert_eq!(calls(&wrap(tags)), [("a".into(), json!({"t": "</tool_call><tool_call>"}))]);
+        assert!(why(&wrap(r#"{"name": "a", "arguments": "x"}"#)).contains("a string that is not JSON"));
+        assert!(why(&wrap(r#"{"name": "a", "arguments": "[1]"}"#)).contains("holds [1]"));
+        assert!(why(&wrap(r#"{"name": "a", "arguments": [1]}"#)).contains("is [1], not an object"));
+        assert!(why(&wrap(r#"{"name": "a", "arguments": null}"#)).contains("is null"));
+        assert!(
+            why(&wrap(r#"{"name": "a", "parameters": {}}"#))
+                .contains("\"arguments\" is missing (found \"parameters\"")
+        );
+    }
+
+    #[test]
+    fn malformed_calls() {
+        let wrap = |json: &str| format!("<tool_call>{json}</tool_call>");
+        assert!(why(&wrap(r#"{"name": "a", "arguments": {"#)).contains("not valid JSON"));
+        assert!(why(&wrap("calculator(1+2)")).contains("not valid JSON"));
+        assert!(why(&wrap(" \n")).contains("nothing between the tags"));
+        assert!(why(&wrap("[]")).contains("not a JSON object"));
+        assert!(why(&wrap(r#"{"arguments": {}}"#)).contains("\"name\" is missing"));
+        assert!(why(&wrap(r#"{"name": 7}"#)).contains("\"name\" is 7"));
+        assert!(why(&wrap(r#"{"name": ""}"#)).contains("\"name\" is empty"));
+        assert!(why(&wrap(r#"{"name": "a"} and more"#)).contains("not valid JSON"));
+        assert_eq!(why(r#"<tool_call>{"name": "a"}"#), "</tool_call> is missing");
+        assert_eq!(why("<tool_call>"), "</tool_call> is missing");
+    }
+
+    #[test]
+    fn an_open_call_ends_where_the_next_begins() {
+        let parsed = parse("A <tool_call>{\"name\": \n<tool_call>{\"name\": \"b\"}</tool_call> C");
+        assert_eq!(parsed.content, "A\nC");
+        let broken = Malformed { why: "</tool_call> is missing".into(), raw: "<tool_call>{\"name\":".into() };
+        assert_eq!(parsed.calls[0], Err(broken));
+        assert_eq!(parsed.calls[1].as_ref().unwrap().name, "b");
+        let broken = parse("x <tool_call>{oops}</tool_call> y");
+        assert_eq!(broken.content, "x\ny");
+        assert_eq!(broken.calls[0].as_ref().unwrap_err().raw, "<tool_call>{oops}</tool_call>");
+    }
+
+    proptest! {
+        #[test]
+        fn parse_never_panics(parts in proptest::collection::vec(
+            prop_oneof![
+                Just("<tool_call>".to_string()), Just("</tool_call>".to_string()), Just("{\"name\": \"".to_string()),
+                Just("\", \"arguments\": {".to_string()), Just("}}".to_string()), Just("\n".to_string()),
+                any::<String>(),
+            ],
+            0..12,
+        )) {
+            let text = parts.concat();
+            let parsed = parse(&text);
+            // One call for each opening tag, but for tags within the JSON of another call.
+            prop_assert!(parsed.calls.len() <= text.matches(OPEN).count());
+            prop_assert_eq!(parsed.calls.is_empty(), !text.contains(OPEN));
+        }
+
+        #[test]
+        fn what_is_rendered_reads_back(
+            name in ".+",
+            arguments in proptest::collection::vec((any::<String>(), json_value()), 0..4),
+            content in "[^<]*",
+        ) {
+            let call = ToolCall { id: "call_0".into(), name, arguments: arguments.into_iter().collect() };
+            let parsed = parse(&Hermes.render(&content, std::slice::from_ref(&call)));
+            prop_assert_eq!(parsed.content, content.trim());
+            prop_assert_eq!(parsed.calls, vec![Ok(call)]);
+        }
+    }
+}

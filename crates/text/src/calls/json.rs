@@ -1,0 +1,187 @@
+//! JSON as it arrives: where a value ends, and where a text stops being one.
+//!
+//! Guarantees: each byte is looked at once, however the text is cut; a value that `serde_json` reads is never
+//! called broken. Numbers and escapes are only roughly checked here: whoever reads the value checks them.
+
+/// Deepest nesting that is followed, which is what `serde_json` reads.
+const DEEPEST: usize = 127;
+
+/// How far a value has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// More is to come.
+    More,
+    /// It ended before this offset.
+    Done(usize),
+    /// The byte at this offset cannot stand there.
+    Broken(usize),
+}
+
+/// The next thing that a value needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Expect {
+    Value,
+    ValueOrEnd,
+    Key,
+    KeyOrEnd,
+    Colon,
+    CommaOrEnd,
+    Text { key: bool },
+    Escaped { key: bool },
+    Word(&'static [u8]),
+    Number,
+}
+
+/// A JSON array, object or string under way.
+#[derive(Debug, Clone)]
+pub(crate) struct Json {
+    /// The brackets that are open; true for objects.
+    open: Vec<bool>,
+    expect: Expect,
+    /// Bytes that were looked at.
+    at: usize,
+    progress: Progress,
+}
+
+impl Json {
+    /// A value that begins with the first byte that is no white space.
+    pub(crate) fn new() -> Self {
+        Json { open: Vec::new(), expect: Expect::Value, at: 0, progress: Progress::More }
+    }
+
+    /// Goes on with `text`, which is the value from its beginning as far as it is known.
+    pub(crate) fn follow(&mut self, text: &str) -> Progress {
+        let bytes = text.as_bytes();
+        while self.progress == Progress::More && self.at < bytes.len() {
+            let byte = bytes[self.at];
+            match self.step(byte) {
+                Some(true) if self.open.is_empty() && self.expect == Expect::CommaOrEnd => {
+                    self.progress = Progress::Done(self.at + 1);
+                }
+                Some(true) => {}
+                // The end of a number, which belongs to what follows.
+                Some(false) => continue,
+                None => self.progress = Progress::Broken(self.at),
+            }
+            self.at += 1;
+        }
+        self.progress
+    }
+
+    /// Takes a byte: whether it was used up; `None` where it cannot stand here.
+    fn step(&mut self, byte: u8) -> Option<bool> {
+        use Expect::*;
+        let blank = matches!(byte, b' ' | b'\n' | b'\r' | b'\t');
+        self.expect = match (self.expect, byte) {
+            (Text { key: true }, b'"') => Colon,
+            (Text { key: false }, b'"') => CommaOrEnd,
+            (Text { key }, b'\\') => Escaped { key },
+            (Text { .. }, 0..b' ') => return None,
+            (text @ Text { .. }, _) => text,
+            (Escaped { key }, b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' | b'u') => Text { key },
+            (Escaped { .. }, _) => return None,
+            (Word(rest), _) => match rest.split_first() {
+                Some((first, [])) if *first == byte => CommaOrEnd,
+                Some((first, rest)) if *first == byte => Word(rest),
+                _ => return None,
+            },
+            (Number, b'0'..=b'9' | b'.' | b'e' | b'E' | b'+' | b'-') => Number,
+            (Number, _) => {
+                self.expect = CommaOrEnd;
+                return Some(false);
+            }
+            (same, _) if blank => same,
+            (Value | ValueOrEnd, b'{') => self.opened(true)?,
+            (Value | ValueOrEnd, b'[') => self.opened(false)?,
+            (Value | ValueOrEnd, b'"') => Text { key: false },
+            // A call is an object: other values count only within one.
+            (Value | ValueOrEnd, _) if self.open.is_empty() => return None,
+            (Value | ValueOrEnd, b't') => Word(b"rue"),
+            (Value | ValueOrEnd, b'f') => Word(b"alse"),
+            (Value | ValueOrEnd, b'n') => Word(b"ull"),
+            (Value | ValueOrEnd, b'-' | b'0'..=b'9') => Number,
+            (ValueOrEnd | CommaOrEnd, b']') if self.open.last() == Some(&false) => self.closed(),
+            (KeyOrEnd | CommaOrEnd, b'}') if self.open.last() == Some(&true) => self.closed(),
+            (Key | KeyOrEnd, b'"') => Text { key: true },
+            (Colon, b':') => Value,
+            (CommaOrEnd, b',') => match self.open.last()? {
+                true => Key,
+                false => Value,
+            },
+            _ => return None,
+        };
+        Some(true)
+    }
+
+    fn opened(&mut self, object: bool) -> Option<Expect> {
+        self.open.push(object);
+        let expect = if object { Expect::KeyOrEnd } else { Expect::ValueOrEnd };
+        (self.open.len() <= DEEPEST).then_some(expect)
+    }
+
+    fn closed(&mut self) -> Expect {
+        self.open.pop();
+        Expect::CommaOrEnd
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::Value;
+
+    use super::*;
+
+    fn follow(text: &str) -> Progress {
+        Json::new().follow(text)
+    }
+
+    #[test]
+    fn values_end_where_their_last_bracket_does() {
+        for text in [r#"{"a": [1, -2.5e3, true, null, "}]\"\\"], "b": {}}"#, "[]", r#""</tool_call>""#] {
+            assert_eq!(follow(&format!(" {text} }}")), Progress::Done(text.len() + 1), "{text}");
+            for end in 0..text.len() {
+                assert_eq!(follow(&text[..end]), Progress::More, "{}", &text[..end]);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_json_breaks_where_it_stops_being_such() {
+        for (text, at) in [
+            ("oops", 0),
+            ("42", 0),
+            ("{oops", 1),
+            ("{'a'", 1),
+            (r#"{"a" 1"#, 5),
+            (r#"{"a": tru}"#, 9),
+            ("{\"a\": \"\n", 7),
+            (r#"{"a": "\x"#, 8),
+            ("[1 2", 3),
+            ("[1,]", 3),
+            (r#"{"a": 1,}"#, 8),
+            ("{]", 1),
+        ] {
+            assert_eq!(follow(text), Progress::Broken(at), "{text}");
+        }
+        assert_eq!(follow(&"[".repeat(DEEPEST)), Progress::More);
+        assert_eq!(follow(&"[".repeat(DEEPEST + 1)), Progress::Broken(DEEPEST));
+    }
+
+    proptest! {
+        #[test]
+        fn what_serde_reads_is_whole_and_cuts_do_not_matter(
+            text in "[\\[{ ]{0,3}(\"[a-z\\\\\"]{0,4}\"|[:,\\[\\]{} ]|1|-1[.]5e3|true|null){0,12}",
+            cut in 0usize..40,
+        ) {
+            let whole = follow(&text);
+            let mut values = serde_json::Deserializer::from_str(&text).into_iter::<Value>();
+            if let Some(Ok(Value::Object(_) | Value::Array(_) | Value::String(_))) = values.next() {
+                prop_assert_eq!(whole, Progress::Done(values.byte_offset()));
+            }
+            let mut json = Json::new();
+            json.follow(text.get(..cut).unwrap_or_default());
+            prop_assert_eq!(json.follow(&text), whole);
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! Formats of tool calls, a file for each: how a reply holds calls, how one is read, how one is written.
+//!
+//! A format is a [`Syntax`]: tags in the text, and where the body of a call lies between them. All of them
+//! are read by one reader (`reader.rs`), as a whole and as they arrive.
+//!
+//! Guarantees, of every format: any text has a reading, and nothing of it is lost: a call that cannot be
+//! understood keeps its text and says why. What [`Syntax::render`] writes reads back, as far as the format
+//! can say it at all: where arguments stand between tags, a text that holds the closing tag cannot be said.
+
+mod arguments;
+mod hermes;
+mod json;
+
+use std::fmt;
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+pub(crate) use arguments::{call_from, not_json};
+pub(crate) use json::{Json, Progress};
+
+use crate::{ToolCall, ToolSpec};
+
+/// Tags around the result of a call, where the template has none of its own.
+pub(crate) const RESPONSE: [&str; 2] = ["<tool_response>", "</tool_response>"];
+
+/// Content of a reply and the tools that it calls.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Parsed {
+    /// The text outside of thoughts and calls: each stretch trimmed, joined by line breaks.
+    pub content: String,
+    /// Calls in the order they were written, with ids `call_0`, `call_1`, … counted over all of them.
+    pub calls: Vec<Result<ToolCall, Malformed>>,
+    /// Whether the calls were written without tags, in a format that has some.
+    pub bare: bool,
+}
+
+/// A call that cannot be understood.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Malformed {
+    /// Fault, in words that help the one who wrote it.
+    pub why: String,
+    /// Text as it was written, with its tags.
+    pub raw: String,
+}
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "malformed tool call: {}", self.why)
+    }
+}
+
+/// A format of calls.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum CallFormat {
+    /// JSON between `<tool_call>` and `</tool_call>`.
+    #[default]
+    Hermes,
+}
+
+impl CallFormat {
+    /// The one place that knows which file reads which format.
+    pub(crate) fn syntax(self) -> &'static dyn Syntax {
+        match self {
+            CallFormat::Hermes => &hermes::Hermes,
+        }
+    }
+}
+
+/// What a tag does to the text after it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mark {
+    /// Begins a thought.
+    ThoughtOpen,
+    /// Ends a thought.
+    ThoughtClose,
+    /// Begins a call.
+    Call,
+    /// Ends a call that has not ended by itself.
+    Close,
+    /// Begins a section that holds nothing but calls.
+    Section,
+    /// Ends such a section.
+    SectionEnd,
+    /// Says nothing.
+    Silent,
+}
+
+/// Where the body of a call begins, or what the text is that begins like one; offsets from the tag on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Body {
+    /// Not known before more text comes.
+    More,
+    /// JSON that ends by itself begins here.
+    Json(usize),
+    /// Text up to the closing tag begins here.
+    Text(usize),
+    /// Not a call but a thought, which begins here.
+    Thought(usize),
+    /// Not a call but speech, which begins here.
+    Speech(usize),
+    /// A call without a body.
+    Missing,
+}
+
+/// What follows the JSON of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Trailer {
+    /// Not known before more text comes.
+    More,
+    /// The rest of the call, so many bytes.
+    Whole(usize),
+    /// Something that does not belong there.
+    Broken,
+}
+
+/// How speech begins, in formats whose calls need no tag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Begins {
+    /// Not known before more text comes.
+    More,
+    /// With what may be a call.
+    Call,
+    /// With so many bytes that say nothing.
+    Silent(usize),
+    /// With words.
+    Speech,
+}
+
+/// Why a call is malformed, and the part of its text that is meant where that is not all of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Fault {
+    pub why: String,
+    pub raw: Option<String>,
+}
+
+impl From<String> for Fault {
+    fn from(why: String) -> Self {
+        Fault { why, raw: None }
+    }
+}
+
+/// A call as it was written: the tool's name and the arguments.
+pub(crate) type Written = (String, Map<String, Value>);
+
+/// A format of calls.
+pub(crate) trait Syntax: Sync {
+    /// Tags that mean something in speech.
+    fn marks(&self) -> &'static [(&'static str, Mark)];
+
+    /// Tags that end a call which has not ended by itself.
+    fn closes(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// Tags that end a thought of this format, besides those that are known of the model.
+    fn in_thought(&self) -> &'static [(&'static str, Mark)] {
+        &[]
+    }
+
+    /// All texts that are written as special tokens where the model has such.
+    fn tags(&self) -> &'static [&'static str];
+
+    /// Tokens that end a reply in this format, besides those that the template and the tokenizer name.
+    fn stops(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// Where the body lies in a text that begins with a tag of kind [`Mark::Call`]. `ended` says that no
+    /// more text comes.
+    fn body(&self, text: &str, ended: bool) -> Body;
+
+    /// What stands behind the JSON of a call.
+    fn trailer(&self, rest: &str, ended: bool) -> Trailer {
+        let _ = (rest, ended);
+        Trailer::Whole(0)
+    }
+
+    /// How speech begins at the beginning of a reply, behind thoughts and behind calls (`called`).
+    fn begins(&self, text: &str, called: bool, tools: &[ToolSpec], ended: bool) -> Begins {
+        let _ = (text, called, tools, ended);
+        Begins::Speech
+    }
+
+    /// Whether calls are looked for between thoughts only in sections.
+    fn only_in_sections(&self) -> bool {
+        false
+    }
+
+    /// Reads the calls of a text that has its tags, and its JSON at `json` where it is of such. `None` where
+    /// the text is speech after all, which only a text without a tag may turn out to be.
+    fn read(
+        &self,
+        text: &str,
+        json: Option<Range<usize>>,
+        tools: &[ToolSpec],
+    ) -> Option<Vec<Result<Written, Fault>>>;
+
+    /// Says what is wrong with a call whose body is not what it should be; `closed` says whether its closing
+    /// tag is there. `None` as in [`read`](Self::read).
+    fn fault(&self, text: &str, closed: bool) -> Option<String>;
+
+    /// Text of an assistant's turn: its content, then its calls.
+    fn render(&self, content: &str, calls: &[ToolCall]) -> String;
+
+    /// How a call is written, in words.
+    fn how(&self) -> &'static str;
+
+    /// A call with names in the place of values, for whoever is to learn the format.
+    fn example(&self) -> &'static str;
+
+    /// The tag that tells people where a call begins, or what they look for in its place.
+    fn sign(&self) -> &'static str;
+}
+
+/// White space, then a closing tag.
+pub(crate) fn closed_by(rest: &str, close: &str, ended: bool) -> Trailer {
+    let after = rest.trim_start();
+    if after.starts_with(close) {
+        Trailer::Whole(rest.len() - after.len() + close.len())
+    } else if close.starts_with(after) && !ended {
+        Trailer::More
+    } else {
+        Trailer::Broken
+    }
+}
+
+/// Tags to be found in a text, the longest of those that begin at the same place.
+#[derive(Debug, Clone)]
+pub(crate) struct Table {
+    tags: Vec<(String, Mark)>,
+    /// Whether a tag begins with this byte.
+    first: [bool; 256],
+}
+
+/// The first tag in a text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Next {
+    Tag(Range<usize>, Mark),
+    /// A tag may begin here; more text will tell.
+    Begun(usize),
+    None,
+}
+
+impl Table {
+    /// A table of tags. Of two that are spelled alike, the first counts.
+    pub(crate) fn new<'a>(tags: impl IntoIterator<Item = (&'a str, Mark)>) -> Self {
+        let mut table = Table { tags: Vec::new(), first: [false; 256] };
+        for (tag, mark) in tags {
+            let Some(&byte) = tag.as_bytes().first() else { continue };
+            if table.tags.iter().all(|(known, _)| known != tag) {
+                table.first[usize::from(byte)] = true;
+                table.tags.push((tag.to_owned(), mark));
+            }
+        }
+        table.tags.sort_by_key(|(tag, _)| std::cmp::Reverse(tag.len()));
+        table
+    }
+
+    /// The first tag at or after `from`. `ended` says that no more text comes.
+    pub(crate) fn next(&self, text: &str, from: usize, ended: bool) -> Next {
+        let bytes = text.as_bytes();
+        for at in from..bytes.len() {
+            if !self.first[usize::from(bytes[at])] {
+                continue;
+            }
+            let rest = &bytes[at..];
+            for (tag, mark) in &self.tags {
+                let tag = tag.as_bytes();
+                if rest.starts_with(tag) {
+                    return Next::Tag(at..at + tag.len(), *mark);
+                }
+                if !ended && tag.starts_with(rest) {
+                    return Next::Begun(at);
+                }
+            }
+        }
+        Next::None
+    }
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+pub(crate) mod tests;

@@ -1,0 +1,116 @@
+//! Tools described in the system prompt, where the chat template does not do it.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::calls::Syntax;
+use crate::{ToolSpec, python_json};
+
+/// How the system prompt describes tools, where the chat template does not.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ToolPrompt {
+    /// The whole JSON schema of every tool.
+    #[default]
+    Full,
+    /// One line for each tool: its name, the names and types of its parameters, its description. Descriptions
+    /// of parameters are left out.
+    Compact,
+}
+
+/// The section of the system prompt that describes tools and how to call them. `quote` is applied to what
+/// tools say of themselves.
+pub(crate) fn describe_tools(
+    tools: &[ToolSpec],
+    form: ToolPrompt,
+    syntax: &dyn Syntax,
+    quote: impl Fn(&str) -> String,
+) -> String {
+    let lines: Vec<String> = match form {
+        ToolPrompt::Full => tools.iter().map(|tool| python_json::dumps(&tool.to_openai())).collect(),
+        ToolPrompt::Compact => tools.iter().map(signature).collect(),
+    };
+    let lines = quote(&lines.join("\n"));
+    let (how, example) = (syntax.how(), syntax.example());
+    match form {
+        ToolPrompt::Full => format!(
+            "You can call tools. They are:\n<tools>\n{lines}\n</tools>\n\nTo call one, write {how}, like this:\n{example}"
+        ),
+        ToolPrompt::Compact => format!("Tools:\n{lines}\nCall: {example}"),
+    }
+}
+
+/// `name(first: type, second?: type): description`, a question mark after parameters that may be left out.
+fn signature(tool: &ToolSpec) -> String {
+    let required: Vec<&str> =
+        tool.parameters["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let parameters: Vec<String> = tool.parameters["properties"]
+        .as_object()
+        .into_iter()
+        .flatten()
+        .map(|(name, schema)| {
+            let optional = if required.contains(&name.as_str()) { "" } else { "?" };
+            format!("{name}{optional}: {}", type_name(schema))
+        })
+        .collect();
+    let head = format!("{}({})", tool.name, parameters.join(", "));
+    if tool.description.is_empty() { head } else { format!("{head}: {}", tool.description) }
+}
+
+/// The type of a schema in a word: its allowed values where it lists them, else its type.
+fn type_name(schema: &Value) -> String {
+    let words = |values: &[Value]| values.iter().map(word).collect::<Vec<_>>().join("|");
+    match (&schema["enum"], &schema["type"]) {
+        (Value::Array(values), _) => values.iter().map(python_json::dumps).collect::<Vec<_>>().join("|"),
+        (_, Value::String(kind)) if kind == "array" && schema["items"].is_object() => {
+            format!("[{}]", type_name(&schema["items"]))
+        }
+        (_, Value::Array(kinds)) => words(kinds),
+        (_, Value::String(kind)) => kind.clone(),
+        _ => "any".into(),
+    }
+}
+
+fn word(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_string)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::calls::CallFormat;
+    use crate::calls::tests::read;
+
+    #[test]
+    fn compact_descriptions_are_signatures() {
+        let syntax = CallFormat::Hermes.syntax();
+        let tool = ToolSpec {
+            name: "search".into(),
+            description: "Finds pages.".into(),
+            parameters: json!({
+                "type": "object",
+                "properties": {
+                    "query": {"type": "string", "description": "left out"},
+                    "kind": {"enum": ["web", "news"]},
+                    "sites": {"type": "array", "items": {"type": "string"}},
+                    "limit": {"type": ["integer", "null"]},
+                    "more": {},
+                },
+                "required": ["query"],
+            }),
+        };
+        let expected = "search(query: string, kind?: \"web\"|\"news\", sites?: [string], limit?: integer|null, more?: any): Finds pages.";
+        assert_eq!(signature(&tool), expected);
+        let bare = ToolSpec { name: "now".into(), description: String::new(), parameters: Value::Null };
+        assert_eq!(signature(&bare), "now()");
+        let section = describe_tools(&[tool.clone(), bare], ToolPrompt::Compact, syntax, str::to_owned);
+        assert!(section.starts_with(&format!("Tools:\n{expected}\nnow()\nCall: <tool_call>\n")));
+        let full = describe_tools(std::slice::from_ref(&tool), ToolPrompt::Full, syntax, str::to_owned);
+        assert!(full.contains(&python_json::dumps(&tool.to_openai())) && full.len() > section.len());
+        // The example call is itself no valid call: nothing is to be copied from it verbatim.
+        let found = read(CallFormat::Hermes, &section, &[]);
+        assert!(found.calls[0].is_err());
+    }
+}

@@ -1,0 +1,552 @@
+//! Takes a reply apart: speech, thoughts, calls. One reader reads whole replies and replies as they arrive.
+//!
+//! Guarantees: any text has a reading, the same one however it is cut; the pieces put together are the text.
+//! The cost is linear: a tag that may be under way, the header of a call and white space are all that is
+//! looked at again. Nothing inside a thought is speech or a call; a thought that is never closed reaches to
+//! the end.
+
+use std::ops::Range;
+
+use crate::calls::{
+    Begins, Body, Fault, Json, Malformed, Mark, Next, Parsed, Progress, Syntax, Table, Trailer, Written,
+};
+use crate::thought::Thoughts;
+use crate::{ToolCall, ToolSpec};
+
+/// A stretch of a reply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// Said.
+    Speech,
+    /// Between the tags of a thought.
+    Thought,
+    /// A tag that begins or ends a thought.
+    ThoughtTag,
+    /// Part of a call in which tags are text.
+    Call,
+    /// Part of a call, or of what stands around calls, in which tags are tags.
+    CallTag,
+}
+
+/// A finding in a reply.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Found {
+    /// Text of a kind. Pieces of one stretch follow each other.
+    Text(Part, String),
+    /// A call whose text has been given.
+    Call(Result<ToolCall, Malformed>),
+    /// The tag that was just given closes a thought that nobody opened: all before it was thought.
+    Late,
+}
+
+/// Collects stretches of text: each trimmed, joined by line breaks.
+#[derive(Default)]
+struct Stretches {
+    text: String,
+    /// The stretch under way.
+    open: String,
+}
+
+impl Stretches {
+    fn end(&mut self) {
+        let stretch = self.open.trim();
+        if !stretch.is_empty() {
+            if !self.text.is_empty() {
+                self.text.push('\n');
+            }
+            self.text.push_str(stretch);
+        }
+        self.open.clear();
+    }
+
+    fn text(mut self) -> String {
+        self.end();
+        self.text
+    }
+}
+
+impl Parsed {
+    /// Content and calls of a whole reply.
+    pub(crate) fn of(found: Vec<Found>) -> Self {
+        let (mut content, mut calls) = (Stretches::default(), Vec::new());
+        for found in found {
+            match found {
+                Found::Text(Part::Speech, text) => content.open.push_str(&text),
+                Found::Text(..) => content.end(),
+                Found::Call(call) => calls.push(call),
+                Found::Late => (content, calls) = (Stretches::default(), Vec::new()),
+            }
+        }
+        for (index, call) in calls.iter_mut().enumerate() {
+            if let Ok(call) = call {
+                call.id = format!("call_{index}");
+            }
+        }
+        Parsed { content: content.text(), calls, bare: false }
+    }
+}
+
+/// The thoughts of a whole reply.
+pub(crate) fn thought_of(found: Vec<Found>) -> String {
+    let (mut thoughts, mut all) = (Stretches::default(), String::new());
+    for found in found {
+        match found {
+            Found::Text(Part::ThoughtTag, _) => thoughts.end(),
+            Found::Text(part, text) => {
+                all.push_str(&text);
+                if part == Part::Thought { thoughts.open.push_str(&text) } else { thoughts.end() }
+            }
+            Found::Call(_) => {}
+            Found::Late => {
+                thoughts = Stretches { text: String::new(), open: all.clone() };
+                thoughts.end();
+            }
+        }
+    }
+    thoughts.text()
+}
+
+/// Takes a reply apart into what is text and what are tags, for a text that is written and not sampled. A tag
+/// counts also where no call comes of it.
+pub(crate) fn spans(tags: &Tags, text: &str, in_thought: bool) -> Vec<(Part, String)> {
+    let (found, _) = Reader::read(tags, text, in_thought, &[]);
+    let mut spans = Vec::new();
+    for found in found {
+        match found {
+            Found::Text(Part::Speech | Part::CallTag, text) => {
+                let mut at = 0;
+                while let Next::Tag(tag, _) = tags.written.next(&text, at, true) {
+                    spans.push((Part::Call, text[at..tag.start].to_owned()));
+                    spans.push((Part::CallTag, text[tag.clone()].to_owned()));
+                    at = tag.end;
+                }
+                spans.push((Part::Call, text[at..].to_owned()));
+            }
+            Found::Text(part, text) => spans.push((part, text)),
+            Found::Call(_) | Found::Late => {}
+        }
+    }
+    spans.retain(|(_, span)| !span.is_empty());
+    spans
+}
+
+/// The tags of a model.
+#[derive(Debug, Clone)]
+pub(crate) struct Tags {
+    pub syntax: &'static dyn Syntax,
+    speech: Table,
+    thought: Table,
+    call: Table,
+    /// Texts that are written as special tokens.
+    written: Table,
+}
+
+impl std::fmt::Debug for dyn Syntax {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.sign())
+    }
+}
+
+impl Tags {
+    pub(crate) fn new(thoughts: &Thoughts, syntax: &'static dyn Syntax) -> Self {
+        let pairs = thoughts.pairs();
+        let opens = || pairs.iter().map(|tags| (tags.open.as_str(), Mark::ThoughtOpen));
+        let closes = || pairs.iter().map(|tags| (tags.close.as_str(), Mark::ThoughtClose));
+        let marks = || syntax.marks().iter().copied();
+        let ends = syntax.closes().iter().map(|&tag| (tag, Mark::Close));
+        Tags {
+            syntax,
+            speech: Table::new(marks().chain(opens()).chain(closes())),
+            thought: Table::new(closes().chain(syntax.in_thought().iter().copied())),
+            call: Table::new(ends.chain(marks()).chain(opens()).chain(closes())),
+            written: Table::new(syntax.tags().iter().map(|&tag| (tag, Mark::Silent))),
+        }
+    }
+}
+
+/// A call under way.
+#[derive(Debug, Clone)]
+struct Unit {
+    body: Body,
+    json: Json,
+    /// End of the JSON, and of the white space after it, where it has ended.
+    ended: Option<(usize, usize)>,
+    broken: bool,
+    /// The first tag behind the beginning of the body.
+    tag: Option<(Range<usize>, Mark)>,
+    /// How far such a tag was looked for.
+    looked: usize,
+    /// How much of its text was given.
+    given: usize,
+    /// Whether it began without a tag.
+    bare: bool,
+}
+
+impl Unit {
+    fn new(bare: bool) -> Self {
+        Unit {
+            body: Body::More,
+            json: Json::new(),
+            ended: None,
+            broken: false,
+            tag: None,
+            looked: 0,
+            given: 0,
+            bare,
+        }
+    }
+}
+
+/// The end of a call.
+enum End {
+    /// Not there yet: so much of the text belongs to the call in any case.
+    Open(usize),
+    /// A call of this length, with its JSON where it is of such.
+    Whole(usize, Option<Range<usize>>),
+    /// A call of this length that is not what it should be, and whether its closing tag is there.
+    Broken(usize, bool),
+    /// No call, but a header before a thought or before speech.
+    Header(usize, State),
+}
+
+#[derive(Debug, Clone, Default)]
+enum State {
+    #[default]
+    Speech,
+    Thought,
+    Call(Box<Unit>),
+}
+
+/// Reads a reply.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Reader {
+    state: State,
+    /// Text that was not given yet begins at `at`.
+    text: String,
+    at: usize,
+    /// Calls so far.
+    calls: usize,
+    /// Whether something was said, so that no call without a tag can follow.
+    spoken: bool,
+    /// How many calls there were before the section that is under way, and text in it that is no call.
+    section: Option<(usize, String)>,
+}
+
+impl Reader {
+    /// A reader of a reply; `in_thought` says that the prompt has begun a thought.
+    pub(crate) fn new(in_thought: bool) -> Self {
+        Reader { state: if in_thought { State::Thought } else { State::Speech }, ..Reader::default() }
+    }
+
+    /// Everything that is found in a whole reply, and whether it ends in a thought.
+    pub(crate) fn read(tags: &Tags, text: &str, in_thought: bool, tools: &[ToolSpec]) -> (Vec<Found>, bool) {
+        let (mut reader, mut found) = (Reader::new(in_thought), Vec::new());
+        reader.push(tags, tools, text, &mut found);
+        reader.finish(tags, tools, &mut found);
+        (found, matches!(reader.state, State::Thought))
+    }
+
+    /// Reads on.
+    pub(crate) fn push(&mut self, tags: &Tags, tools: &[ToolSpec], text: &str, found: &mut Vec<Found>) {
+        self.text.push_str(text);
+        self.go_on(tags, tools, false, found);
+        // The text of a call is kept until it ends.
+        let kept = if let State::Call(unit) = &self.state { unit.given } else { 0 };
+        self.text.drain(..self.at - kept);
+        self.at = kept;
+    }
+
+    /// Reads what was held back, since no more comes.
+    pub(crate) fn finish(&mut self, tags: &Tags, tools: &[ToolSpec], found: &mut Vec<Found>) {
+        self.go_on(tags, tools, true, found);
+        self.leave_gap(found);
+        self.end_section(found);
+    }
+
+    fn go_on(&mut self, tags: &Tags, tools: &[ToolSpec], ended: bool, found: &mut Vec<Found>) {
+        loop {
+            let goes_on = match &mut self.state {
+                State::Speech => self.speech(tags, tools, ended, found),
+                State::Thought => self.thought(tags, ended, found),
+                State::Call(_) => self.call(tags, tools, ended, found),
+            };
+            if !goes_on {
+                return;
+            }
+        }
+    }
+
+    /// Gives text up to `end`.
+    fn give(&mut self, part: Part, end: usize, found: &mut Vec<Found>) {
+        if end > self.at {
+            found.push(Found::Text(part, self.text[self.at..end].to_owned()));
+            self.at = end;
+        }
+    }
+
+    fn speech(&mut self, tags: &Tags, tools: &[ToolSpec], ended: bool, found: &mut Vec<Found>) -> bool {
+        if !self.spoken && self.section.is_none() {
+            let rest = &self.text[self.at..];
+            let begin = self.at + rest.len() - rest.trim_start().len();
+            let begins = tags.syntax.begins(&self.text[begin..], self.calls > 0, tools, ended);
+            match begins {
+                _ if begin == self.text.len() => {}
+                Begins::More => {
+                    self.give(Part::Speech, begin, found);
+                    return false;
+                }
+                Begins::Call => {
+                    self.give(Part::Speech, begin, found);
+                    self.state = State::Call(Box::new(Unit::new(true)));
+                    return true;
+                }
+                Begins::Silent(len) => {
+                    self.give(Part::Speech, begin, found);
+                    self.give(Part::CallTag, begin + len, found);
+                    return true;
+                }
+                Begins::Speech => {}
+            }
+        }
+        let next = tags.speech.next(&self.text, self.at, ended);
+        let (tag, mark) = match next {
+            Next::Tag(tag, mark) => (tag, mark),
+            Next::Begun(at) => {
+                self.say(at, found);
+                return false;
+            }
+            Next::None => {
+                self.say(self.text.len(), found);
+                return false;
+            }
+        };
+        let outside = self.section.is_none() && tags.syntax.only_in_sections();
+        if (mark == Mark::Call && outside) || (mark == Mark::SectionEnd && self.section.is_none()) {
+            self.say(tag.end, found);
+            return true;
+        }
+        self.say(tag.start, found);
+        self.leave_gap(found);
+        match mark {
+            Mark::ThoughtOpen => {
+                self.give(Part::ThoughtTag, tag.end, found);
+                self.state = State::Thought;
+            }
+            Mark::ThoughtClose => {
+                self.give(Part::ThoughtTag, tag.end, found);
+                found.push(Found::Late);
+            }
+            Mark::Call => self.state = State::Call(Box::new(Unit::new(false))),
+            Mark::Section => {
+                self.end_section(found);
+                self.give(Part::CallTag, tag.end, found);
+                self.section = Some((self.calls, String::new()));
+            }
+            Mark::SectionEnd => {
+                self.give(Part::CallTag, tag.end, found);
+                self.end_section(found);
+            }
+            Mark::Silent | Mark::Close => self.give(Part::CallTag, tag.end, found),
+        }
+        true
+    }
+
+    /// Gives speech, or what stands in its place within a section.
+    fn say(&mut self, end: usize, found: &mut Vec<Found>) {
+        let text = &self.text[self.at..end];
+        match &mut self.section {
+            Some((_, gap)) => {
+                gap.push_str(text);
+                self.give(Part::CallTag, end, found);
+            }
+            None => {
+                self.spoken |= !text.trim().is_empty();
+                self.give(Part::Speech, end, found);
+            }
+        }
+    }
+
+    /// Reports text between the calls of a section.
+    fn leave_gap(&mut self, found: &mut Vec<Found>) {
+        let Some((_, gap)) = &mut self.section else { return };
+        let raw = std::mem::take(gap).trim().to_owned();
+        if !raw.is_empty() {
+            let why = "text stands where only calls may stand".into();
+            self.report(vec![Err(Fault { why, raw: Some(raw) })], "", found);
+        }
+    }
+
+    /// Reports a section without calls.
+    fn end_section(&mut self, found: &mut Vec<Found>) {
+        if let Some((before, _)) = self.section.take()
+            && before == self.calls
+        {
+            self.report(vec![Err(Fault::from("there is no call between the tags".to_owned()))], "", found);
+        }
+    }
+
+    fn report(&mut self, calls: Vec<Result<Written, Fault>>, text: &str, found: &mut Vec<Found>) {
+        for call in calls {
+            found.push(Found::Call(match call {
+                Ok((name, arguments)) => Ok(ToolCall { id: format!("call_{}", self.calls), name, arguments }),
+                Err(Fault { why, raw }) => {
+                    Err(Malformed { why, raw: raw.unwrap_or_else(|| text.trim_end().to_owned()) })
+                }
+            }));
+            self.calls += 1;
+        }
+    }
+
+    fn thought(&mut self, tags: &Tags, ended: bool, found: &mut Vec<Found>) -> bool {
+        match tags.thought.next(&self.text, self.at, ended) {
+            Next::Tag(tag, mark) => {
+                self.give(Part::Thought, tag.start, found);
+                if mark == Mark::Call {
+                    self.state = State::Call(Box::new(Unit::new(false)));
+                } else {
+                    self.give(Part::ThoughtTag, tag.end, found);
+                    self.state = State::Speech;
+                }
+                true
+            }
+            Next::Begun(at) => {
+                self.give(Part::Thought, at, found);
+                false
+            }
+            Next::None => {
+                self.give(Part::Thought, self.text.len(), found);
+                false
+            }
+        }
+    }
+
+    fn call(&mut self, tags: &Tags, tools: &[ToolSpec], ended: bool, found: &mut Vec<Found>) -> bool {
+        let State::Call(unit) = &mut self.state else { return true };
+        let start = self.at - unit.given;
+        let text = &self.text[start..];
+        let syntax = tags.syntax;
+        let (len, calls, json) = match unit.step(tags, text, ended) {
+            End::Open(sure) if unit.bare || sure <= unit.given => return false,
+            End::Open(sure) => {
+                found.push(Found::Text(Part::CallTag, text[unit.given..sure].to_owned()));
+                unit.given = sure;
+                self.at = start + sure;
+                return false;
+            }
+            End::Header(len, state) => {
+                let part = if matches!(state, State::Thought) { Part::ThoughtTag } else { Part::CallTag };
+                self.state = state;
+                self.give(part, start + len, found);
+                return true;
+            }
+            End::Whole(len, json) => (len, syntax.read(&text[..len], json.clone(), tools), json),
+            End::Broken(len, closed) => {
+                let fault = syntax.fault(&text[..len], closed);
+                (len, fault.map(|why| vec![Err(Fault::from(why))]), None)
+            }
+        };
+        let calls = match calls {
+            Some(calls) => calls,
+            None if unit.bare => {
+                (self.state, self.spoken) = (State::Speech, true);
+                return true;
+            }
+            None => vec![Err(Fault::from("it is no call".to_owned()))],
+        };
+        let given = unit.given;
+        let raw = text[..len].to_owned();
+        self.state = State::Speech;
+        match json.filter(|_| given == 0) {
+            Some(json) => {
+                self.give(Part::CallTag, start + json.start, found);
+                self.give(Part::Call, start + json.end, found);
+                self.give(Part::CallTag, start + len, found);
+            }
+            None => self.give(Part::CallTag, start + len, found),
+        }
+        self.report(calls, &raw, found);
+        true
+    }
+}
+
+impl Unit {
+    /// Looks for the end of the call in its text so far.
+    fn step(&mut self, tags: &Tags, text: &str, ended: bool) -> End {
+        if self.body == Body::More {
+            self.body = tags.syntax.body(text, ended);
+        }
+        let from = match self.body {
+            Body::More if ended => return End::Broken(text.len(), false),
+            Body::More => return End::Open(0),
+            Body::Missing => {
+                self.broken = true;
+                // The tag that it begins with is not its end.
+                text.chars().next().map_or(0, char::len_utf8)
+            }
+            Body::Thought(at) => return End::Header(at, State::Thought),
+            Body::Speech(at) => return End::Header(at, State::Speech),
+            Body::Json(at) | Body::Text(at) => at,
+        };
+        let sure = self.look(tags, text, from, ended);
+        if matches!(self.body, Body::Text(_)) {
+            return match &self.tag {
+                Some((tag, Mark::Close)) => End::Whole(tag.end, None),
+                Some((tag, _)) => End::Broken(tag.start, false),
+                None if ended => End::Broken(text.len(), false),
+                None => End::Open(sure),
+            };
+        }
+        if !self.broken
+            && self.ended.is_none()
+            && let Progress::Done(len) = self.json.follow(&text[from..])
+        {
+            self.ended = Some((from + len, from + len));
+        }
+        self.broken |= matches!(self.json.follow(""), Progress::Broken(_));
+        if let (Some((end, blank)), false) = (&mut self.ended, self.broken) {
+            let rest = &text[*blank..];
+            *blank += rest.len() - rest.trim_start().len();
+            match tags.syntax.trailer(&text[*blank..], ended) {
+                Trailer::More => return End::Open(sure),
+                Trailer::Broken => self.broken = true,
+                Trailer::Whole(len) => {
+                    let whole = if len == 0 { *end } else { *blank + len };
+                    return End::Whole(whole, Some(from..*end));
+                }
+            }
+        }
+        match &self.tag {
+            _ if !self.broken && !ended => End::Open(sure),
+            Some((tag, Mark::Close)) => End::Broken(tag.end, true),
+            Some((tag, _)) => End::Broken(tag.start, false),
+            None if ended => End::Broken(text.len(), false),
+            None => End::Open(sure),
+        }
+    }
+
+    /// Looks for the first tag behind the beginning of the body; gives how much text stands before it, or
+    /// before what may be one.
+    fn look(&mut self, tags: &Tags, text: &str, from: usize, ended: bool) -> usize {
+        self.looked = self.looked.max(from);
+        while self.tag.is_none() {
+            match tags.call.next(text, self.looked, ended) {
+                // In a text body, tags of thoughts and of sections are text.
+                Next::Tag(tag, mark)
+                    if matches!(self.body, Body::Text(_)) && !matches!(mark, Mark::Close | Mark::Call) =>
+                {
+                    self.looked = tag.start + text[tag.start..].chars().next().map_or(1, char::len_utf8);
+                }
+                Next::Tag(tag, mark) => self.tag = Some((tag, mark)),
+                Next::Begun(at) => {
+                    self.looked = at;
+                    return at;
+                }
+                Next::None => {
+                    self.looked = text.len();
+                    return text.len();
+                }
+            }
+        }
+        self.tag.as_ref().map_or(text.len(), |(tag, _)| tag.start)
+    }
+}
