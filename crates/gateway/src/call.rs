@@ -74,6 +74,8 @@ pub struct Sampling {
     pub seed: Option<u64>,
     /// Whether the client asks for log-probabilities, and of how many alternatives.
     pub logprobs: Option<usize>,
+    /// The same for the tokens of the prompt.
+    pub prompt_logprobs: Option<usize>,
 }
 
 impl Sampling {

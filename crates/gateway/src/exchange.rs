@@ -142,7 +142,8 @@ impl Gateway {
         };
         // Fewest tokens are checked against most, which only now are known.
         params.min_tokens = params.min_tokens.min(params.max_tokens);
-        let reply = caller.session.as_ref().map_or(self.0.options.reply, |session| session.options.limits.reply);
+        let reply =
+            caller.session.as_ref().map_or(self.0.options.reply, |session| session.options.limits.reply);
 
         let id = self.call_id();
         let mut choices = Vec::with_capacity(n);
@@ -157,7 +158,8 @@ impl Gateway {
                 params: params.clone(),
             };
             let begun = within(&*model.sampler, reply, model.sampler.sample(request)).await;
-            let late = || Fault::new(Kind::Deadline, format!("waited {reply:?} for the sampler to take the call"));
+            let late =
+                || Fault::new(Kind::Deadline, format!("waited {reply:?} for the sampler to take the call"));
             let calls = format!("{:08x}", stream as u32);
             let mut prompt = prompt.clone();
             if let Prompt::Chat(prepared) = &mut prompt {
@@ -245,7 +247,8 @@ impl Gateway {
             Ok(Ok(permit)) => Ok(permit),
             Ok(Err(_)) => Err(Fault::new(Kind::Unavailable, "the gateway is closing")),
             Err(_) => {
-                let message = format!("waited {:?} for one of {} calls to end", options.reply, options.running);
+                let message =
+                    format!("waited {:?} for one of {} calls to end", options.reply, options.running);
                 Err(Fault::new(Kind::Deadline, message))
             }
         }
@@ -315,7 +318,8 @@ fn check_messages(messages: &[Message]) -> Result<(), Fault> {
         if let Some(part) = message.content.others().next() {
             let param = format!("messages[{place}].content");
             let what = part.kind();
-            let message = format!("a part of type {what:?} cannot be shown to this model, which reads text alone");
+            let message =
+                format!("a part of type {what:?} cannot be shown to this model, which reads text alone");
             return Err(Fault::field(&param, message));
         }
     }
@@ -328,7 +332,9 @@ fn check_form(call: &Call) -> Result<(), Fault> {
     };
     match (&call.constraint, &call.tool_choice) {
         (Some(_), _) => unsupported("response_format", "a form of the reply"),
-        (None, ToolChoice::Required | ToolChoice::Named(_)) => unsupported("tool_choice", "a call that must be"),
+        (None, ToolChoice::Required | ToolChoice::Named(_)) => {
+            unsupported("tool_choice", "a call that must be")
+        }
         _ => Ok(()),
     }
 }
@@ -340,7 +346,12 @@ fn parameters(call: &Call, model: &Model, fixed: Option<&SamplingParams>) -> Sam
         Some(fixed) => {
             let most = asked.max_tokens.unwrap_or(usize::MAX).min(fixed.max_tokens);
             let top_logprobs = asked.logprobs.unwrap_or(0);
-            SamplingParams { max_tokens: most, top_logprobs, stop_strings: asked.stop.clone(), ..fixed.clone() }
+            SamplingParams {
+                max_tokens: most,
+                top_logprobs,
+                stop_strings: asked.stop.clone(),
+                ..fixed.clone()
+            }
         }
         None => asked.over(&model.sampling),
     };

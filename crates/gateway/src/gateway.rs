@@ -126,7 +126,8 @@ impl Gateway {
         let Some(attempt) = key::attempt_of(text) else { return Ok(None) };
         let sessions = self.0.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(session) = sessions.get(attempt) else {
-            let message = format!("the attempt {attempt} is over, or was another process'; its key is no longer good");
+            let message =
+                format!("the attempt {attempt} is over, or was another process'; its key is no longer good");
             return Err(Fault::new(Kind::Gone, message));
         };
         if !session.key.is(text) && !session.reward_key.is(text) {

@@ -51,7 +51,8 @@ impl Histogram {
         }
         let count = self.count.load(Ordering::Relaxed);
         let seconds = self.microseconds.load(Ordering::Relaxed) as f64 / 1e6;
-        let _ = writeln!(out, "{name}_bucket{{le=\"+Inf\"}} {count}\n{name}_sum {seconds}\n{name}_count {count}");
+        let _ =
+            writeln!(out, "{name}_bucket{{le=\"+Inf\"}} {count}\n{name}_sum {seconds}\n{name}_count {count}");
     }
 }
 

@@ -13,6 +13,12 @@ use crate::transcript::End;
 /// Reads a reply token by token.
 pub(crate) struct Reading {
     source: Source,
+    told: Told,
+}
+
+/// What a client is told, and has been told.
+struct Told {
+    is_text: bool,
     speech: Held,
     stops: Vec<String>,
     /// Beginning of the ids of its calls.
@@ -49,8 +55,8 @@ impl Reading {
 
     fn new(source: Source, stops: &[String], prefix: &str) -> Self {
         let stops: Vec<String> = stops.iter().filter(|stop| !stop.is_empty()).cloned().collect();
-        Reading {
-            source,
+        let told = Told {
+            is_text: matches!(source, Source::Text(..)),
             speech: Held::default(),
             stops,
             prefix: prefix.to_owned(),
@@ -59,37 +65,77 @@ impl Reading {
             tokens: 0,
             thought_tokens: 0,
             text: String::new(),
-        }
+        };
+        Reading { source, told }
     }
 
     /// Tells of so many calls only.
     pub(crate) fn most_calls(&mut self, most: usize) {
-        self.most_calls = most;
+        self.told.most_calls = most;
     }
 
     /// Number of tokens so far.
     pub(crate) fn tokens(&self) -> usize {
-        self.tokens
+        self.told.tokens
     }
 
     /// Reads a token; gives what a client may be told.
     pub(crate) fn push(&mut self, id: u32) -> Vec<Piece> {
-        self.tokens += 1;
+        self.told.tokens += 1;
         let pieces = match &mut self.source {
             Source::Chat(stream) => stream.push(id),
             Source::Text(chat, decoder) => vec![Piece::Speech(decoder.push(chat.tokenizer(), id))],
         };
-        self.thought_tokens += usize::from(pieces.iter().any(|piece| matches!(piece, Piece::Thought(_))));
-        self.tell(pieces)
+        let thinks = pieces.iter().any(|piece| matches!(piece, Piece::Thought(_)));
+        self.told.thought_tokens += usize::from(thinks);
+        self.told.tell(pieces)
     }
 
+    /// Ends the reading: what a client has not been told yet, and the reply as a whole. `reply` is the
+    /// recorded turn of a chat; with `as_text` calls are not told of as such.
+    pub(crate) fn end(self, reply: Option<Reply>, finish: FinishReason, as_text: bool) -> (Vec<Piece>, End) {
+        let last = match self.source {
+            Source::Chat(stream) => stream.finish(),
+            Source::Text(_, decoder) => vec![Piece::Speech(decoder.finish())],
+        };
+        let mut told = self.told;
+        let mut rest = told.tell(last);
+        let stopped = finish == FinishReason::StopString;
+        let (held, stopped_by) = told.speech.end(&told.stops, stopped);
+        if !held.is_empty() {
+            rest.push(Piece::Speech(held));
+        }
+        let cut = |text: &str| match &stopped_by {
+            Some(stop) => text.rfind(stop.as_str()).map_or(text, |at| &text[..at]).to_owned(),
+            None => text.to_owned(),
+        };
+        let (mut message, text) = match &reply {
+            Some(reply) if as_text => (Message::assistant(cut(&reply.said)), cut(&reply.said)),
+            Some(reply) => {
+                let told = reply.message();
+                (Message { content: cut(&told.content).into(), ..told }, cut(&reply.said))
+            }
+            None => {
+                let text = cut(&told.text);
+                (Message::assistant(text.as_str()), text)
+            }
+        };
+        message.tool_calls.truncate(told.most_calls);
+        let thought = reply.as_ref().map(|reply| reply.thought.trim()).unwrap_or_default();
+        message.reasoning_content = (!thought.is_empty() && !as_text).then(|| thought.to_owned());
+        let calls = !message.tool_calls.is_empty();
+        let (tokens, thought_tokens) = (told.tokens, told.thought_tokens);
+        (rest, End { message, text, finish, calls, stopped_by, tokens, thought_tokens })
+    }
+}
+
+impl Told {
     fn tell(&mut self, pieces: Vec<Piece>) -> Vec<Piece> {
-        let is_text = matches!(self.source, Source::Text(..));
         let mut told = Vec::with_capacity(pieces.len());
         for piece in pieces {
             match piece {
                 Piece::Speech(text) => {
-                    if is_text {
+                    if self.is_text {
                         self.text.push_str(&text);
                     }
                     let text = self.speech.push(&text, &self.stops);
@@ -114,42 +160,6 @@ impl Reading {
             }
         }
         told
-    }
-
-    /// Ends the reading: what a client has not been told yet, and the reply as a whole. `reply` is the
-    /// recorded turn of a chat; with `as_text` calls are not told of as such.
-    pub(crate) fn end(mut self, reply: Option<Reply>, finish: FinishReason, as_text: bool) -> (Vec<Piece>, End) {
-        let last = match &mut self.source {
-            Source::Chat(stream) => stream.finish(),
-            Source::Text(_, decoder) => vec![Piece::Speech(std::mem::take(decoder).finish())],
-        };
-        let mut rest = self.tell(last);
-        let stopped = finish == FinishReason::StopString;
-        let (held, stopped_by) = self.speech.end(&self.stops, stopped);
-        if !held.is_empty() {
-            rest.push(Piece::Speech(held));
-        }
-        let cut = |text: &str| match &stopped_by {
-            Some(stop) => text.rfind(stop.as_str()).map_or(text, |at| &text[..at]).to_owned(),
-            None => text.to_owned(),
-        };
-        let (mut message, text) = match &reply {
-            Some(reply) if as_text => (Message::assistant(cut(&reply.said)), cut(&reply.said)),
-            Some(reply) => {
-                let told = reply.message();
-                (Message { content: cut(&told.content).into(), ..told }, cut(&reply.said))
-            }
-            None => {
-                let text = cut(&self.text);
-                (Message::assistant(text.as_str()), text)
-            }
-        };
-        message.tool_calls.truncate(self.most_calls);
-        let thought = reply.as_ref().map(|reply| reply.thought.trim()).unwrap_or_default();
-        message.reasoning_content = (!thought.is_empty() && !as_text).then(|| thought.to_owned());
-        let calls = !message.tool_calls.is_empty();
-        let (tokens, thought_tokens) = (self.tokens, self.thought_tokens);
-        (rest, End { message, text, finish, calls, stopped_by, tokens, thought_tokens })
     }
 }
 
@@ -198,7 +208,8 @@ mod tests {
     fn no_part_of_a_stop_string_is_told() {
         let stops = ["STOP".to_owned(), "\n\n".to_owned()];
         let mut held = Held::default();
-        let told: Vec<String> = ["ab S", "T", "x\n", "c ST", "OP"].iter().map(|t| held.push(t, &stops)).collect();
+        let told: Vec<String> =
+            ["ab S", "T", "x\n", "c ST", "OP"].iter().map(|t| held.push(t, &stops)).collect();
         assert_eq!(told, ["ab ", "", "STx", "\nc ", ""]);
         assert_eq!(held.end(&stops, true), (String::new(), Some("STOP".into())));
         let mut held = Held::default();

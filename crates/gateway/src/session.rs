@@ -190,7 +190,10 @@ impl Session {
         }
         if state.left_calls == 0 {
             let most = self.options.limits.calls;
-            return Err(Fault::new(Kind::Forbidden, format!("this attempt has made its {most} calls (agent.max_turns)")));
+            return Err(Fault::new(
+                Kind::Forbidden,
+                format!("this attempt has made its {most} calls (agent.max_turns)"),
+            ));
         }
         if state.left_tokens == 0 {
             let most = self.options.limits.tokens;
@@ -203,7 +206,10 @@ impl Session {
     }
 
     pub(crate) fn gone(&self) -> Fault {
-        Fault::new(Kind::Gone, format!("the attempt {} is over; its key is no longer good", self.options.attempt))
+        Fault::new(
+            Kind::Gone,
+            format!("the attempt {} is over; its key is no longer good", self.options.attempt),
+        )
     }
 
     /// Whether it takes no more calls.

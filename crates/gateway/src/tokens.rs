@@ -42,7 +42,8 @@ fn respond(found: Result<Value, Fault>) -> Response {
 /// Answers `POST /tokenize`.
 pub(crate) async fn tokenize(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
     let work = tokio::task::spawn_blocking(move || tokens_of(&gateway, incoming)).await;
-    let failed = |error| Fault::new(crate::fault::Kind::Internal, format!("tokenizing came to no end: {error}"));
+    let failed =
+        |error| Fault::new(crate::fault::Kind::Internal, format!("tokenizing came to no end: {error}"));
     respond(work.map_err(failed).and_then(|found| found))
 }
 
@@ -55,7 +56,8 @@ fn tokens_of(gateway: &Gateway, incoming: Incoming) -> Result<Value, Fault> {
         (Some(text), None) if request.add_special_tokens == Some(false) => chat.tokenizer().encode(&text),
         (Some(text), None) => chat.tokenizer().encode_document(&text),
         (None, Some(messages)) => {
-            let tools = request.tools.iter().flatten().map(openai::tool).collect::<Result<Vec<ToolSpec>, _>>()?;
+            let tools =
+                request.tools.iter().flatten().map(openai::tool).collect::<Result<Vec<ToolSpec>, _>>()?;
             chat.prompt(&messages, &tools)?
         }
         _ => return Err(Fault::field("prompt", "give either a prompt or messages")),

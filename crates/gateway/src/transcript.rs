@@ -45,6 +45,14 @@ pub struct End {
 /// Event of a call, in the order of its happening.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
+    /// Tokens of the prompt with their log-probabilities, where these were asked for; that of the first is no
+    /// number.
+    Prompt {
+        /// The reply before which they stand, from 0.
+        choice: usize,
+        /// The tokens.
+        tokens: Vec<Token>,
+    },
     /// Part of a reply.
     Delta {
         /// The reply, from 0.
@@ -177,7 +185,10 @@ impl Reader {
 
     /// Whether the last event was handed out.
     pub fn is_at_end(&self) -> bool {
-        self.at.checked_sub(1).and_then(|last| self.transcript.event(last)).is_some_and(|event| event.is_last())
+        self.at
+            .checked_sub(1)
+            .and_then(|last| self.transcript.event(last))
+            .is_some_and(|event| event.is_last())
     }
 
     /// The next event; `None` after the last.

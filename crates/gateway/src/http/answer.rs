@@ -16,6 +16,9 @@ use crate::transcript::{End, Event, Head, Reader, Token};
 /// A reply, put together.
 #[derive(Debug)]
 pub(crate) struct Gathered {
+    /// Tokens of the prompt with their log-probabilities, where these were asked for; that of the first is no
+    /// number.
+    pub prompt: Vec<Token>,
     /// Its tokens.
     pub tokens: Vec<Token>,
     /// The rest of it.
@@ -28,7 +31,7 @@ pub(crate) trait Dialect: Send + 'static {
     fn fault(&self, fault: &Fault) -> Value;
 
     /// Body of an answer.
-    fn whole(&mut self, head: &Head, replies: &[Gathered]) -> Value;
+    fn whole(&mut self, head: &Head, replies: Vec<Gathered>) -> Value;
 
     /// Frames that a stream begins with.
     fn begin(&mut self, head: &Head) -> String;
@@ -88,7 +91,8 @@ pub(crate) async fn answer<D: Dialect>(
     let mut gathering = Gathering::new(reader);
     match tokio::time::timeout(ping, gathering.all()).await {
         Ok(Ok(())) => {
-            let bytes = dialect.whole(gathering.reader.head(), &gathering.replies()).to_string();
+            let replies = gathering.replies();
+            let bytes = dialect.whole(gathering.reader.head(), replies).to_string();
             plain(StatusCode::OK, bytes, gathering.reader)
         }
         Ok(Err(fault)) => failed(&fault, &dialect.fault(&fault)),
@@ -96,10 +100,18 @@ pub(crate) async fn answer<D: Dialect>(
     }
 }
 
+/// A reply so far.
+#[derive(Default)]
+struct Partial {
+    prompt: Vec<Token>,
+    tokens: Vec<Token>,
+    end: Option<End>,
+}
+
 /// Events of a call, put together.
 struct Gathering {
     reader: Reader,
-    replies: Vec<(Vec<Token>, Option<End>)>,
+    replies: Vec<Partial>,
 }
 
 impl Gathering {
@@ -112,8 +124,13 @@ impl Gathering {
     async fn all(&mut self) -> Result<(), Fault> {
         while let Some(event) = self.reader.next().await {
             match &*event {
-                Event::Delta { choice, tokens, .. } => self.replies[*choice].0.extend(tokens.iter().cloned()),
-                Event::Ended { choice, end } => self.replies[*choice].1 = Some((**end).clone()),
+                Event::Prompt { choice, tokens } => {
+                    self.replies[*choice].prompt.extend(tokens.iter().cloned());
+                }
+                Event::Delta { choice, tokens, .. } => {
+                    self.replies[*choice].tokens.extend(tokens.iter().cloned());
+                }
+                Event::Ended { choice, end } => self.replies[*choice].end = Some((**end).clone()),
                 Event::Failed(fault) => return Err(fault.clone()),
                 Event::Done => {}
             }
@@ -123,8 +140,21 @@ impl Gathering {
 
     fn replies(&mut self) -> Vec<Gathered> {
         let replies = std::mem::take(&mut self.replies).into_iter();
-        replies.filter_map(|(tokens, end)| Some(Gathered { tokens, end: end? })).collect()
+        replies
+            .filter_map(|Partial { prompt, tokens, end }| Some(Gathered { prompt, tokens, end: end? }))
+            .collect()
     }
+}
+
+/// Waits for all of a call.
+///
+/// # Errors
+/// What the call failed with.
+pub(crate) async fn gather(reader: Reader) -> Result<(Head, Vec<Gathered>), Fault> {
+    let mut gathering = Gathering::new(reader);
+    gathering.all().await?;
+    gathering.reader.satisfied();
+    Ok((gathering.reader.head().clone(), gathering.replies()))
 }
 
 /// A whole body; once it has been taken, the call counts as read.
@@ -164,7 +194,7 @@ fn slow<D: Dialect>(gathering: Gathering, dialect: D, ping: Duration) -> Respons
             Ok(Err(fault)) => (dialect.fault(&fault).to_string(), true),
             Ok(Ok(())) => {
                 let replies = gathering.replies();
-                (dialect.whole(gathering.reader.head(), &replies).to_string(), true)
+                (dialect.whole(gathering.reader.head(), replies).to_string(), true)
             }
         };
         Some((Ok::<_, std::convert::Infallible>(Bytes::from(text)), Some((gathering, dialect, ended))))

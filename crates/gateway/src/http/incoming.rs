@@ -34,7 +34,10 @@ impl FromRequest<Gateway> for Incoming {
 
     async fn from_request(request: Request, gateway: &Gateway) -> Result<Self, Self::Rejection> {
         let (mut parts, body) = request.into_parts();
-        let params = <RawPathParams as axum::extract::FromRequestParts<Gateway>>::from_request_parts(&mut parts, gateway).await;
+        let params = <RawPathParams as axum::extract::FromRequestParts<Gateway>>::from_request_parts(
+            &mut parts, gateway,
+        )
+        .await;
         let params: Vec<(String, String)> = params
             .map(|params| params.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
             .unwrap_or_default();
@@ -47,7 +50,10 @@ impl FromRequest<Gateway> for Incoming {
             Ok(_) => axum::body::to_bytes(body, most).await.map_err(|error| {
                 let error = error.to_string();
                 match error.contains("length limit") {
-                    true => Fault::new(Kind::TooLarge, format!("the body has more than {most} bytes, the most that is read")),
+                    true => Fault::new(
+                        Kind::TooLarge,
+                        format!("the body has more than {most} bytes, the most that is read"),
+                    ),
                     false => Fault::new(Kind::Invalid, format!("the body broke off: {error}")),
                 }
             }),
@@ -86,11 +92,17 @@ fn caller(
     let session = key.map(|key| gateway.session_of(key)).transpose()?.flatten();
     if let Some(attempt) = param("attempt") {
         let Some(session) = &session else {
-            return Err(Fault::new(Kind::Unauthorised, "calls of an attempt bear its key, as Authorization: Bearer or x-api-key"));
+            return Err(Fault::new(
+                Kind::Unauthorised,
+                "calls of an attempt bear its key, as Authorization: Bearer or x-api-key",
+            ));
         };
         let options = &session.options;
         if options.attempt != attempt || param("rollout").is_some_and(|rollout| options.rollout != rollout) {
-            return Err(Fault::new(Kind::Forbidden, format!("this key is of another attempt than {attempt}")));
+            return Err(Fault::new(
+                Kind::Forbidden,
+                format!("this key is of another attempt than {attempt}"),
+            ));
         }
     }
     if let Some(session) = &session {
@@ -100,10 +112,16 @@ fn caller(
     } else {
         let keys = &gateway.0.options.keys;
         if !gateway.0.options.open {
-            return Err(Fault::new(Kind::Unauthorised, "only calls that bear the key of an attempt are answered here"));
+            return Err(Fault::new(
+                Kind::Unauthorised,
+                "only calls that bear the key of an attempt are answered here",
+            ));
         }
         if !keys.is_empty() && !key.is_some_and(|key| keys.iter().any(|known| same(known, key))) {
-            return Err(Fault::new(Kind::Unauthorised, "the key is missing or wrong; send it as Authorization: Bearer or x-api-key"));
+            return Err(Fault::new(
+                Kind::Unauthorised,
+                "the key is missing or wrong; send it as Authorization: Bearer or x-api-key",
+            ));
         }
     }
     let agent = param("agent").or_else(|| header(AGENT)).map(str::to_owned);
@@ -125,7 +143,9 @@ pub(crate) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Fault> {
         let fault = Fault::new(Kind::Invalid, format!("{place}: {}", error.inner()));
         Fault { param: Some(path).filter(|path| path != "."), ..fault }
     })?;
-    deserializer.end().map_err(|error| Fault::new(Kind::Invalid, format!("the body goes on after its JSON: {error}")))?;
+    deserializer
+        .end()
+        .map_err(|error| Fault::new(Kind::Invalid, format!("the body goes on after its JSON: {error}")))?;
     Ok(value)
 }
 
@@ -145,12 +165,20 @@ impl Incoming {
     /// Session and body of a request that bears the key for rewards.
     pub(crate) fn of_reward(self) -> Result<(Arc<crate::session::Session>, Bytes), Fault> {
         let session = self.caller?.session;
-        let session = session.ok_or_else(|| Fault::new(Kind::Unauthorised, "rewards bear the key of their attempt for rewards"))?;
+        let session = session.ok_or_else(|| {
+            Fault::new(Kind::Unauthorised, "rewards bear the key of their attempt for rewards")
+        })?;
         if !session.options.rewards {
-            return Err(Fault::new(Kind::Forbidden, "this recipe takes no rewards from programs (agent.rewards)"));
+            return Err(Fault::new(
+                Kind::Forbidden,
+                "this recipe takes no rewards from programs (agent.rewards)",
+            ));
         }
         if !self.key.is_some_and(|key| session.reward_key.is(&key)) {
-            return Err(Fault::new(Kind::Forbidden, "this key is for calls alone; rewards have one of their own"));
+            return Err(Fault::new(
+                Kind::Forbidden,
+                "this key is for calls alone; rewards have one of their own",
+            ));
         }
         Ok((session, self.body?))
     }

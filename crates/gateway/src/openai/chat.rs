@@ -146,12 +146,16 @@ fn tool_choice(value: Option<&Value>) -> Result<ToolChoice, Fault> {
             "required" => Ok(ToolChoice::Required),
             other => Err(Fault::field(
                 "tool_choice",
-                format!("tool_choice is {other:?}; it is auto, none, required, or an object that names a function"),
+                format!(
+                    "tool_choice is {other:?}; it is auto, none, required, or an object that names a function"
+                ),
             )),
         },
         Some(value) => match value["function"]["name"].as_str() {
             Some(name) => Ok(ToolChoice::Named(name.to_owned())),
-            None => Err(Fault::field("tool_choice", format!("tool_choice is {value}, which names no function"))),
+            None => {
+                Err(Fault::field("tool_choice", format!("tool_choice is {value}, which names no function")))
+            }
         },
     }
 }
@@ -163,7 +167,9 @@ fn form(value: &Value) -> Result<Option<Constraint>, Fault> {
         Some("json_object") => Ok(Some(Constraint::JsonObject)),
         Some("json_schema") => match &value["json_schema"]["schema"] {
             schema @ (Value::Object(_) | Value::Bool(_)) => Ok(Some(Constraint::JsonSchema(schema.clone()))),
-            other => Err(Fault::field("response_format", format!("json_schema.schema is {other}, not a schema"))),
+            other => {
+                Err(Fault::field("response_format", format!("json_schema.schema is {other}, not a schema")))
+            }
         },
         _ => Err(Fault::field(
             "response_format",
@@ -214,11 +220,11 @@ impl Dialect for Writer {
         fault(found)
     }
 
-    fn whole(&mut self, head: &Head, replies: &[Gathered]) -> Value {
+    fn whole(&mut self, head: &Head, replies: Vec<Gathered>) -> Value {
         let choices: Vec<Value> = replies
             .iter()
             .enumerate()
-            .map(|(index, Gathered { tokens, end })| {
+            .map(|(index, Gathered { tokens, end, .. })| {
                 let said = end.message.content.as_str();
                 let content = if said.is_empty() && end.calls { Value::Null } else { said.into() };
                 let mut message = json!({ "role": "assistant", "content": content, "refusal": null });
@@ -227,7 +233,8 @@ impl Dialect for Writer {
                     message["reasoning"] = thought.as_str().into();
                 }
                 if end.calls {
-                    message["tool_calls"] = end.message.tool_calls.iter().map(call).collect::<Vec<_>>().into();
+                    message["tool_calls"] =
+                        end.message.tool_calls.iter().map(call).collect::<Vec<_>>().into();
                 }
                 let mut choice = json!({
                     "index": index,
@@ -246,7 +253,7 @@ impl Dialect for Writer {
             "created": head.created,
             "model": head.model,
             "choices": choices,
-            "usage": usage_of(head.prompt.len(), replies),
+            "usage": usage_of(head.prompt.len(), &replies),
         });
         if self.tokens.ids {
             body["prompt_token_ids"] = head.prompt.as_slice().into();
@@ -303,6 +310,7 @@ impl Dialect for Writer {
                 }
                 frame(None, &chunk)
             }
+            Event::Prompt { .. } => String::new(),
             Event::Ended { choice, end } => {
                 self.ended.push((end.tokens, end.thought_tokens));
                 let mut chunk = self.chunk(head, *choice, json!({}));

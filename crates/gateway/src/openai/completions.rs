@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::State;
+use axum::http::StatusCode;
 use axum::response::Response;
 use dressage_text::{Chat, Piece};
 use serde::Deserialize;
@@ -15,7 +16,7 @@ use crate::call::{Call, Input};
 use crate::exchange::Caller;
 use crate::fault::Fault;
 use crate::gateway::Gateway;
-use crate::http::{Dialect, Gathered, Incoming, answer, frame, read};
+use crate::http::{Dialect, Gathered, Incoming, answer, failed, frame, gather, json as document, read};
 use crate::transcript::{Event, Head, Token};
 
 /// A request.
@@ -58,7 +59,260 @@ impl Prompts {
 
 /// Answers `POST /v1/completions`.
 pub(crate) async fn completions(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
-    let _ = (gateway, incoming);
-    let found = Fault::new(crate::fault::Kind::NotFound, "not yet");
-    crate::http::failed(&found, &fault(&found))
+    let ping = gateway.0.options.ping;
+    let Prepared { caller, mut calls, writer, streams } = match prepare(&gateway, incoming) {
+        Ok(prepared) => prepared,
+        Err(found) => return failed(&found, &fault(&found)),
+    };
+    if let Some(call) = calls.pop_if(|_| writer.prompts == 1) {
+        let begun = gateway.call(&caller, call).await;
+        return answer(begun, writer, streams, ping).await;
+    }
+    match several(&gateway, &caller, calls).await {
+        Ok(found) => document(StatusCode::OK, &writer.document(&found)),
+        Err(found) => failed(&found, &fault(&found)),
+    }
+}
+
+/// Makes several calls at once.
+async fn several(
+    gateway: &Gateway,
+    caller: &Caller,
+    calls: Vec<Call>,
+) -> Result<Vec<(Head, Vec<Gathered>)>, Fault> {
+    let one = async |(place, call)| {
+        // Equal prompts of one body are calls of their own.
+        let body = caller.body.map(|body| body.wrapping_add(place as u128 + 1));
+        gather(gateway.call(&Caller { body, ..caller.clone() }, call).await?).await
+    };
+    futures_util::future::join_all(calls.into_iter().enumerate().map(one)).await.into_iter().collect()
+}
+
+/// A request that was read.
+struct Prepared {
+    caller: Caller,
+    calls: Vec<Call>,
+    writer: Writer,
+    streams: bool,
+}
+
+fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<Prepared, Fault> {
+    let (caller, body) = incoming.in_order()?;
+    let mut request: Request = read(&body)?;
+    let asked: Asked = split(&mut request.rest)?;
+    notice(gateway, "completions", &request.rest)?;
+    let n = asked.replies()?;
+    if request.best_of.is_some_and(|best| best != n as i64) {
+        return Err(Fault::field("best_of", "best_of is not supported; ask for n replies, and choose"));
+    }
+    let echo = request.echo.unwrap_or(false);
+    let mut sampling = asked.sampling()?;
+    sampling.logprobs = request.logprobs;
+    sampling.prompt_logprobs = request.logprobs.filter(|_| echo);
+    // A request without a number of tokens gets 16, as it always has.
+    sampling.max_tokens = sampling.max_tokens.or(Some(16));
+    let inputs = request.prompt.inputs();
+    if inputs.is_empty() {
+        return Err(Fault::field("prompt", "prompt is an empty list; give at least one"));
+    }
+    let streams = request.stream.unwrap_or(false);
+    if streams && inputs.len() > 1 {
+        return Err(Fault::field("stream", "several prompts are answered as a whole only; leave stream out"));
+    }
+    let call = |input| Call { n, sampling: sampling.clone(), ..Call::new(request.model.clone(), input) };
+    let calls: Vec<Call> = inputs.into_iter().map(call).collect();
+    let chat = gateway.chat_of(&caller, &calls[0])?;
+    let tokens = Tokens {
+        logprobs: request.logprobs.is_some(),
+        ids: request.return_token_ids.unwrap_or(false),
+        as_ids: request.return_tokens_as_token_ids.unwrap_or(false),
+    };
+    let include_usage = request.stream_options.is_some_and(|options| options["include_usage"] == true);
+    let (prompts, top) = (calls.len(), request.logprobs.unwrap_or(0));
+    let offsets = vec![0; n];
+    let writer = Writer { chat, tokens, top, echo, prompts, include_usage, offsets, ended: Vec::new() };
+    Ok(Prepared { caller, calls, writer, streams })
+}
+
+/// Writes what comes of a call.
+struct Writer {
+    chat: Arc<Chat>,
+    tokens: Tokens,
+    /// Number of alternatives that were asked for.
+    top: usize,
+    echo: bool,
+    prompts: usize,
+    include_usage: bool,
+    /// Length of the text of each reply so far, in characters.
+    offsets: Vec<usize>,
+    /// Tokens of replies that have ended, and those within thoughts.
+    ended: Vec<(usize, usize)>,
+}
+
+/// Log-probabilities as completions have them: four lists side by side.
+#[derive(Default)]
+struct Lists {
+    tokens: Vec<Value>,
+    logprobs: Vec<Value>,
+    top: Vec<Value>,
+    offsets: Vec<Value>,
+}
+
+impl Writer {
+    /// Adds tokens, the text of the first of which begins at `offset`; returns where that of the last ends.
+    fn list(&self, lists: &mut Lists, tokens: &[Token], mut offset: usize) -> usize {
+        for token in tokens {
+            let text = self.tokens.text(&self.chat, token.id);
+            lists.offsets.push(offset.into());
+            offset += self.chat.tokenizer().token_text(token.id).chars().count();
+            lists.tokens.push(text.clone().into());
+            if token.logprob.is_nan() {
+                // The first token of a prompt, which nothing predicts.
+                lists.logprobs.push(Value::Null);
+                lists.top.push(Value::Null);
+                continue;
+            }
+            lists.logprobs.push(finite(token.logprob).into());
+            let mut top: Map<String, Value> = Map::new();
+            for (id, logprob) in token.top.iter().take(self.top) {
+                top.insert(self.tokens.text(&self.chat, *id), finite(*logprob).into());
+            }
+            // The token itself is always among them.
+            top.entry(text).or_insert_with(|| finite(token.logprob).into());
+            lists.top.push(top.into());
+        }
+        offset
+    }
+
+    fn choice(&self, index: usize, text: &str, lists: Option<Lists>) -> Value {
+        let logprobs = lists.map_or(Value::Null, |lists| {
+            json!({
+                "tokens": lists.tokens,
+                "token_logprobs": lists.logprobs,
+                "top_logprobs": lists.top,
+                "text_offset": lists.offsets,
+            })
+        });
+        json!({ "index": index, "text": text, "logprobs": logprobs, "finish_reason": null })
+    }
+
+    fn document(&self, calls: &[(Head, Vec<Gathered>)]) -> Value {
+        let (mut choices, mut prompt_tokens, mut ended) = (Vec::new(), 0, Vec::new());
+        for (head, replies) in calls {
+            prompt_tokens += head.prompt.len();
+            for Gathered { prompt, tokens, end } in replies {
+                let mut text = if self.echo {
+                    self.chat.tokenizer().decode_with_special(&head.prompt)
+                } else {
+                    String::new()
+                };
+                let mut lists = Lists::default();
+                let offset = if self.echo { self.list(&mut lists, prompt, 0) } else { 0 };
+                self.list(&mut lists, tokens, offset);
+                text += &end.text;
+                let mut choice = self.choice(choices.len(), &text, self.tokens.logprobs.then_some(lists));
+                choice["finish_reason"] = finish(end).into();
+                choice["stop_reason"] = stop_reason(end);
+                if self.tokens.ids {
+                    choice["prompt_token_ids"] = head.prompt.as_slice().into();
+                    choice["token_ids"] = tokens.iter().map(|token| token.id).collect::<Vec<_>>().into();
+                }
+                choices.push(choice);
+                ended.push((end.tokens, end.thought_tokens));
+            }
+        }
+        let Some((head, _)) = calls.first() else { return Value::Null };
+        json!({
+            "id": format!("cmpl-{}", head.id),
+            "object": "text_completion",
+            "created": head.created,
+            "model": head.model,
+            "choices": choices,
+            "usage": usage(prompt_tokens, &ended),
+        })
+    }
+
+    fn chunk(&self, head: &Head, choice: Option<Value>) -> Value {
+        json!({
+            "id": format!("cmpl-{}", head.id),
+            "object": "text_completion",
+            "created": head.created,
+            "model": head.model,
+            "choices": choice.into_iter().collect::<Vec<_>>(),
+        })
+    }
+}
+
+impl Dialect for Writer {
+    fn fault(&self, found: &Fault) -> Value {
+        fault(found)
+    }
+
+    fn whole(&mut self, head: &Head, replies: Vec<Gathered>) -> Value {
+        self.document(&[(head.clone(), replies)])
+    }
+
+    fn begin(&mut self, head: &Head) -> String {
+        if !self.echo {
+            return String::new();
+        }
+        let text = self.chat.tokenizer().decode_with_special(&head.prompt);
+        let length = text.chars().count();
+        let frames = (0..head.n).map(|index| {
+            self.offsets[index] = length;
+            frame(None, &self.chunk(head, Some(self.choice(index, &text, None))))
+        });
+        frames.collect::<Vec<_>>().concat()
+    }
+
+    fn event(&mut self, head: &Head, event: &Event) -> String {
+        match event {
+            Event::Prompt { choice, tokens } => {
+                if !self.echo {
+                    return String::new();
+                }
+                let mut lists = Lists::default();
+                self.list(&mut lists, tokens, 0);
+                frame(None, &self.chunk(head, Some(self.choice(*choice, "", Some(lists)))))
+            }
+            Event::Delta { choice, pieces, tokens } => {
+                let texts = pieces.iter().map(|piece| match piece {
+                    Piece::Speech(text) => text.as_str(),
+                    _ => "",
+                });
+                let text: String = texts.collect();
+                let tells_tokens = (self.tokens.logprobs || self.tokens.ids) && !tokens.is_empty();
+                if text.is_empty() && !tells_tokens {
+                    return String::new();
+                }
+                let lists = self.tokens.logprobs.then(|| {
+                    let mut lists = Lists::default();
+                    self.offsets[*choice] = self.list(&mut lists, tokens, self.offsets[*choice]);
+                    lists
+                });
+                let mut value = self.choice(*choice, &text, lists);
+                if self.tokens.ids {
+                    value["token_ids"] = tokens.iter().map(|token| token.id).collect::<Vec<_>>().into();
+                }
+                frame(None, &self.chunk(head, Some(value)))
+            }
+            Event::Ended { choice, end } => {
+                self.ended.push((end.tokens, end.thought_tokens));
+                let mut value = self.choice(*choice, "", None);
+                value["finish_reason"] = finish(end).into();
+                value["stop_reason"] = stop_reason(end);
+                frame(None, &self.chunk(head, Some(value)))
+            }
+            Event::Failed(found) => frame(None, &fault(found)),
+            Event::Done => {
+                let mut text = String::new();
+                if self.include_usage {
+                    let mut chunk = self.chunk(head, None);
+                    chunk["usage"] = usage(head.prompt.len(), &self.ended);
+                    text += &frame(None, &chunk);
+                }
+                text + "data: [DONE]\n\n"
+            }
+        }
+    }
 }

@@ -50,8 +50,8 @@ fn count(name: &str, value: Option<i64>, least: i64) -> Result<Option<usize>, Fa
 impl Asked {
     /// The wishes, in no API's shape.
     pub(crate) fn sampling(&self) -> Result<Sampling, Fault> {
-        let most = count("max_completion_tokens", self.max_completion_tokens, 1)?;
-        let max_tokens = most.or(count("max_tokens", self.max_tokens, 1)?);
+        let most = count("max_completion_tokens", self.max_completion_tokens, 0)?;
+        let max_tokens = most.or(count("max_tokens", self.max_tokens, 0)?);
         let biases = self.logit_bias.iter().flatten().map(|(token, bias)| {
             let id = token.trim().parse::<u32>().map_err(|_| {
                 Fault::field("logit_bias", format!("logit_bias names {token:?}, which is no token id"))
@@ -80,6 +80,7 @@ impl Asked {
             ignore_eos: self.ignore_eos.unwrap_or(false),
             seed: self.seed.map(|seed| seed as u64),
             logprobs: None,
+            prompt_logprobs: None,
         })
     }
 
