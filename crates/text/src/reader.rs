@@ -226,7 +226,7 @@ pub(crate) struct Reader {
     at: usize,
     /// Calls so far.
     calls: usize,
-    /// Whether something was said, so that no call without a tag can follow.
+    /// Whether something was said since the last call, so that no call without a tag can follow.
     spoken: bool,
     /// How many calls there were before the section that is under way, and text in it that is no call.
     section: Option<(usize, String)>,
@@ -394,6 +394,7 @@ impl Reader {
                 }
             }));
             self.calls += 1;
+            self.spoken = false;
         }
     }
 
@@ -441,7 +442,7 @@ impl Reader {
             }
             End::Whole(len, json) => (len, syntax.read(&text[..len], json.clone(), tools), json),
             End::Broken(len, closed) => {
-                let fault = syntax.fault(&text[..len], closed);
+                let fault = syntax.fault(&text[..len], closed, tools);
                 (len, fault.map(|why| vec![Err(Fault::from(why))]), None)
             }
         };
@@ -489,10 +490,11 @@ impl Unit {
         };
         let sure = self.look(tags, text, from, ended);
         if matches!(self.body, Body::Text(_)) {
+            // Whoever reads it sees whether its closing tag is there.
             return match &self.tag {
                 Some((tag, Mark::Close)) => End::Whole(tag.end, None),
-                Some((tag, _)) => End::Broken(tag.start, false),
-                None if ended => End::Broken(text.len(), false),
+                Some((tag, _)) => End::Whole(tag.start, None),
+                None if ended => End::Whole(text.len(), None),
                 None => End::Open(sure),
             };
         }
@@ -527,13 +529,12 @@ impl Unit {
     /// Looks for the first tag behind the beginning of the body; gives how much text stands before it, or
     /// before what may be one.
     fn look(&mut self, tags: &Tags, text: &str, from: usize, ended: bool) -> usize {
+        let ends = [Mark::Close, Mark::Call, Mark::SectionEnd];
         self.looked = self.looked.max(from);
         while self.tag.is_none() {
             match tags.call.next(text, self.looked, ended) {
-                // In a text body, tags of thoughts and of sections are text.
-                Next::Tag(tag, mark)
-                    if matches!(self.body, Body::Text(_)) && !matches!(mark, Mark::Close | Mark::Call) =>
-                {
+                // In a text body, tags of thoughts are text.
+                Next::Tag(tag, mark) if matches!(self.body, Body::Text(_)) && !ends.contains(&mark) => {
                     self.looked = tag.start + text[tag.start..].chars().next().map_or(1, char::len_utf8);
                 }
                 Next::Tag(tag, mark) => self.tag = Some((tag, mark)),
