@@ -87,14 +87,14 @@ impl Parsed {
 }
 
 /// The thoughts of a whole reply.
-pub(crate) fn thought_of(found: Vec<Found>) -> String {
+pub(crate) fn thought_of(found: &[Found]) -> String {
     let (mut thoughts, mut all) = (Stretches::default(), String::new());
     for found in found {
         match found {
             Found::Text(Part::ThoughtTag, _) => thoughts.end(),
             Found::Text(part, text) => {
-                all.push_str(&text);
-                if part == Part::Thought { thoughts.open.push_str(&text) } else { thoughts.end() }
+                all.push_str(text);
+                if *part == Part::Thought { thoughts.open.push_str(text) } else { thoughts.end() }
             }
             Found::Call(_) => {}
             Found::Late => {
@@ -149,7 +149,8 @@ impl std::fmt::Debug for dyn Syntax {
 
 impl Tags {
     pub(crate) fn new(thoughts: &Thoughts, syntax: &'static dyn Syntax) -> Self {
-        let pairs = thoughts.pairs();
+        // A format that says how thoughts are written knows their tags itself.
+        let pairs = if syntax.thought_tags().is_some() { &[] } else { thoughts.pairs() };
         let opens = || pairs.iter().map(|tags| (tags.open.as_str(), Mark::ThoughtOpen));
         let closes = || pairs.iter().map(|tags| (tags.close.as_str(), Mark::ThoughtClose));
         let marks = || syntax.marks().iter().copied();

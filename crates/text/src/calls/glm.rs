@@ -3,6 +3,7 @@
 //!
 //! - Values are typed by the tool's schema (`values.rs`) and are taken as they are, white space included.
 //! - A call ends with `</tool_call>`, or where the next one begins. Without its closing tag it is malformed.
+//! - No token ends a turn: `<|observation|>` begins the results of its calls, `<|user|>` the next question.
 //! - A value cannot hold the tags that end or begin a call, nor `</arg_value>`.
 
 use std::ops::Range;
@@ -16,6 +17,8 @@ const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
 const KEY: [&str; 2] = ["<arg_key>", "</arg_key>"];
 const VALUE: [&str; 2] = ["<arg_value>", "</arg_value>"];
+/// Ends a turn that calls tools, and begins their results.
+const RESULTS: &str = "<|observation|>";
 
 /// The format.
 pub(crate) struct Glm;
@@ -31,6 +34,14 @@ impl Syntax for Glm {
 
     fn tags(&self) -> &'static [&'static str] {
         &[OPEN, CLOSE, KEY[0], KEY[1], VALUE[0], VALUE[1]]
+    }
+
+    fn stops(&self) -> &'static [&'static str] {
+        &[RESULTS, "<|user|>"]
+    }
+
+    fn end(&self, calls: bool) -> Option<&'static str> {
+        calls.then_some(RESULTS)
     }
 
     fn body(&self, _: &str, _: bool) -> Body {

@@ -73,13 +73,13 @@ impl Syntax for Kimi {
             return content.to_owned();
         }
         let calls = calls.iter().enumerate().map(|(index, call)| {
-            format!("{OPEN}{}{ARGUMENTS}{}{CLOSE}", self.id(&call.name, index), arguments(call))
+            format!("{OPEN}{}{ARGUMENTS}{}{CLOSE}", id(&call.name, index), arguments(call))
         });
         format!("{content}{}{}{}", SECTION[0], calls.collect::<String>(), SECTION[1])
     }
 
-    fn id(&self, name: &str, index: usize) -> String {
-        format!("functions.{name}:{index}")
+    fn id(&self, name: &str, index: usize) -> Option<String> {
+        Some(id(name, index))
     }
 
     fn how(&self) -> &'static str {
@@ -94,4 +94,8 @@ impl Syntax for Kimi {
     fn sign(&self) -> &'static str {
         OPEN
     }
+}
+
+fn id(name: &str, index: usize) -> String {
+    format!("functions.{name}:{index}")
 }

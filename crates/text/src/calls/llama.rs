@@ -16,13 +16,15 @@ use super::{Begins, Body, Fault, Mark, Syntax, Written, call_from, not_json};
 use crate::{ToolCall, ToolSpec, python_json};
 
 const OPEN: &str = "<|python_tag|>";
+/// Ends a reply that waits for a result.
+const END: &str = "<|eom_id|>";
 
 /// The format.
 pub(crate) struct Llama;
 
 impl Syntax for Llama {
     fn marks(&self) -> &'static [(&'static str, Mark)] {
-        &[(OPEN, Mark::Call)]
+        &[(OPEN, Mark::Call), (END, Mark::Silent)]
     }
 
     fn tags(&self) -> &'static [&'static str] {
@@ -30,7 +32,7 @@ impl Syntax for Llama {
     }
 
     fn stops(&self) -> &'static [&'static str] {
-        &["<|eom_id|>"]
+        &[END]
     }
 
     fn body(&self, text: &str, _: bool) -> Body {

@@ -103,7 +103,7 @@ impl Syntax for Mistral {
             calls => {
                 let call = |(index, call): (usize, &ToolCall)| {
                     let name = python_json::dumps(&Value::String(call.name.clone()));
-                    let id = self.id(&call.name, index);
+                    let id = id(index);
                     format!("{{\"name\": {name}, \"arguments\": {}, \"id\": \"{id}\"}}", arguments(call))
                 };
                 let calls: Vec<String> = calls.iter().enumerate().map(call).collect();
@@ -113,9 +113,8 @@ impl Syntax for Mistral {
         text
     }
 
-    /// Nine letters and digits, which is what Mistral's templates accept.
-    fn id(&self, _: &str, index: usize) -> String {
-        format!("call{index:05}")
+    fn id(&self, _: &str, index: usize) -> Option<String> {
+        Some(id(index))
     }
 
     fn how(&self) -> &'static str {
@@ -132,4 +131,9 @@ impl Syntax for Mistral {
     fn sign(&self) -> &'static str {
         OPEN
     }
+}
+
+/// Nine letters and digits, which is what Mistral's templates accept.
+fn id(index: usize) -> String {
+    format!("call{:05}", index % 100_000)
 }

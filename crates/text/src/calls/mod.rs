@@ -29,7 +29,7 @@ use serde_json::{Map, Value};
 pub(crate) use arguments::{arguments_of, call_from, not_json};
 pub(crate) use json::{Json, Progress};
 
-use crate::{ToolCall, ToolSpec};
+use crate::{ToolCall, ToolProtocol, ToolSpec};
 
 /// Tags around the result of a call, where the template has none of its own.
 pub(crate) const RESPONSE: [&str; 2] = ["<tool_response>", "</tool_response>"];
@@ -99,6 +99,21 @@ impl CallFormat {
         CallFormat::Hermes,
         CallFormat::Llama,
     ];
+
+    /// The name that people call it by.
+    pub(crate) fn protocol(self) -> ToolProtocol {
+        match self {
+            CallFormat::Hermes => ToolProtocol::Hermes,
+            CallFormat::QwenXml => ToolProtocol::QwenXml,
+            CallFormat::Llama => ToolProtocol::Llama,
+            CallFormat::Mistral { .. } => ToolProtocol::Mistral,
+            CallFormat::Deepseek { .. } => ToolProtocol::Deepseek,
+            CallFormat::Glm => ToolProtocol::Glm,
+            CallFormat::Kimi => ToolProtocol::Kimi,
+            CallFormat::Minimax => ToolProtocol::Minimax,
+            CallFormat::Harmony => ToolProtocol::Harmony,
+        }
+    }
 
     /// The one place that knows which file reads which format.
     pub(crate) fn syntax(self) -> &'static dyn Syntax {
@@ -234,10 +249,11 @@ pub(crate) trait Syntax: Sync {
         None
     }
 
-    /// An id that templates of this format accept, of the call of a tool at this place in a turn.
-    fn id(&self, name: &str, index: usize) -> String {
-        let _ = name;
-        format!("call_{index}")
+    /// The id of the call of a tool at this place in a conversation, where templates of this format accept no
+    /// other.
+    fn id(&self, name: &str, index: usize) -> Option<String> {
+        let _ = (name, index);
+        None
     }
 
     /// Where the body lies in a text that begins with a tag of kind [`Mark::Call`]. `ended` says that no
@@ -308,10 +324,14 @@ pub(crate) fn opening(text: &str, tag: &str, ended: bool) -> Option<Option<usize
 /// `Some(None)` where there is none or the header is too long.
 pub(crate) fn header<'a>(text: &str, tags: &[&'a str], ended: bool) -> Option<Option<(usize, &'a str)>> {
     let longest = tags.iter().map(|tag| tag.len()).max().unwrap_or_default();
+    let is_long = text.len() > LONGEST_HEADER + longest;
+    // No more is looked at again as the text grows.
+    let end = (LONGEST_HEADER + longest..=text.len()).find(|&end| text.is_char_boundary(end));
+    let text = &text[..end.unwrap_or(text.len())];
     let found = tags.iter().filter_map(|tag| Some((text.find(tag)?, *tag))).min();
     match found {
         Some((at, tag)) => Some(Some((at, tag)).filter(|_| at <= LONGEST_HEADER)),
-        None if ended || text.len() > LONGEST_HEADER + longest => Some(None),
+        None if ended || is_long => Some(None),
         None => None,
     }
 }

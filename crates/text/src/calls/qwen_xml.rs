@@ -5,12 +5,13 @@
 //! - A call ends with `</tool_call>`, or where the next one begins. The tags around it may be missing, which
 //!   these models often forget; `</function>` may not.
 //! - A parameter that is not closed ends where the next one begins, or with the call.
-//! - A value cannot hold the tags that end or begin a call.
+//! - A value cannot hold any of these tags.
 
 use std::ops::Range;
 
 use super::values::{between, call_of, plain};
 use super::{Body, Fault, Mark, Syntax, Written, opening};
+use crate::chat::excerpt;
 use crate::{ToolCall, ToolSpec};
 
 const OPEN: &str = "<tool_call>";
@@ -100,7 +101,7 @@ fn read(text: &str, tools: &[ToolSpec]) -> Result<Written, String> {
         let (key, value) = between(rest, PARAMETER, ">")
             .ok_or_else(|| format!("{:?} stands where {PARAMETER}NAME> should", excerpt(rest.trim())))?;
         let next = value.find(PARAMETER).unwrap_or(value.len());
-        let (value, after) = match value.find(PARAMETER_END) {
+        let (value, after) = match value.find(PARAMETER_END).filter(|&end| end < next) {
             Some(end) => (&value[..end], &value[end + PARAMETER_END.len()..]),
             None => value.split_at(next),
         };
@@ -109,9 +110,4 @@ fn read(text: &str, tools: &[ToolSpec]) -> Result<Written, String> {
         rest = after;
     }
     Ok(call_of(name.trim(), arguments, tools))
-}
-
-/// The beginning of a text, for a message.
-pub(crate) fn excerpt(text: &str) -> String {
-    crate::chat::excerpt(text)
 }
