@@ -12,11 +12,13 @@ mod chat;
 mod eval;
 mod failure;
 mod inspect;
+mod keep;
 mod log;
 mod merge;
 mod model;
 mod numerics;
 mod policies;
+mod programs;
 mod pull;
 mod recipe;
 mod replay;
@@ -64,6 +66,8 @@ enum Command {
     Pull(pull::Args),
     Replay(replay::Args),
     Serve(serve::Args),
+    #[command(hide = true)]
+    Keep,
 }
 
 fn main() -> ExitCode {
@@ -77,6 +81,7 @@ fn main() -> ExitCode {
         Command::Pull(args) => pull::main(args),
         Command::Replay(args) => replay::main(args),
         Command::Serve(args) => serve::main(args),
+        Command::Keep => Ok(keep::main()),
     });
     match done {
         Ok(code) => code,

@@ -17,9 +17,9 @@ use tokio::sync::Notify;
 
 use crate::failure::{INTERRUPTED, unusable};
 use crate::model::{self, Found};
+use crate::run;
 use crate::screen::Style;
 use crate::stop::Requests;
-use crate::run;
 
 /// Serve models over HTTP, to clients of OpenAI's and Anthropic's APIs
 ///
@@ -154,7 +154,10 @@ async fn run_server(args: &Args, keys: Vec<String>) -> anyhow::Result<ExitCode> 
     let told = Arc::clone(&stop);
     let server = serve(&gateway, listener, async move { told.notified().await });
     let first = || {
-        eprintln!("{} no new calls; those under way end first (again to stop at once)", Style::stderr().dim("note  "));
+        eprintln!(
+            "{} no new calls; those under way end first (again to stop at once)",
+            Style::stderr().dim("note  ")
+        );
         stop.notify_one();
     };
     tokio::select! {
@@ -177,7 +180,8 @@ async fn started(args: &Args, name: String, argument: &str) -> anyhow::Result<Mo
     let found = model::open(&source, args.base.as_deref().or(base.as_deref()))?;
     let chat = Arc::new(model::chat(&found.files, chat_options)?);
     let config = &found.files.config;
-    let mut options = model::sampling_options(config, args.threads, args.context, args.running, args.precision);
+    let mut options =
+        model::sampling_options(config, args.threads, args.context, args.running, args.precision);
     options.kv_memory_mb = args.kv_memory_mb.unwrap_or_else(|| {
         // Replies as long as the context for all that run at once, but no more than half of the memory.
         let one = attention_shape(config).path_bytes(config.layers, options.precision, options.context);
@@ -205,11 +209,7 @@ async fn started(args: &Args, name: String, argument: &str) -> anyhow::Result<Mo
     })
 }
 
-async fn start(
-    found: &Found,
-    options: &EngineOptions,
-    bytes: Arc<dyn TokenBytes>,
-) -> anyhow::Result<Engine> {
+async fn start(found: &Found, options: &EngineOptions, bytes: Arc<dyn TokenBytes>) -> anyhow::Result<Engine> {
     let engine = Engine::start(&found.files, options, Some(bytes))?;
     eprintln!("{} {}", Style::stderr().dim("memory"), engine.memory_plan());
     let Some((lora, base)) = &found.adapter else { return Ok(engine) };

@@ -16,7 +16,21 @@ const MOST_LINES: usize = 600;
 
 /// Which rooms a room may know, from the top down. An entry may come before its room does.
 const ROOMS: [(&str, &[&str]); 13] = [
-    ("cli", &["trainer", "agent", "gateway", "store", "engine", "conversation", "text", "model", "policy", "tree"]),
+    (
+        "cli",
+        &[
+            "trainer",
+            "agent",
+            "gateway",
+            "store",
+            "engine",
+            "conversation",
+            "text",
+            "model",
+            "policy",
+            "tree",
+        ],
+    ),
     ("trainer", &["agent", "gateway", "reward", "store", "conversation", "text", "policy", "rl", "tree"]),
     ("agent", &["gateway", "reward", "conversation", "text", "policy", "tree"]),
     ("gateway", &["conversation", "text", "policy", "tree"]),
