@@ -1,9 +1,9 @@
 //! Samplers that are elsewhere, or many.
 //!
-//! A [`Router`] is one [`Sampler`](dressage_policy::Sampler) over several of one policy: replicas of an engine,
-//! servers on other machines. It decides which of them draws a reply, goes on at another one when one fails,
-//! sends new weights to all, and tells callers to come back when there is too much to do. So whatever asks a
-//! sampler asks a router in the same way.
+//! A [`Router`] is one [`Sampler`](dressage_policy::Sampler) over several of one policy: replicas of an
+//! engine, servers on other machines. It decides which of them draws a reply, goes on at another one when one
+//! fails, sends new weights to all, and tells callers to come back when there is too much to do. So whatever
+//! asks a sampler asks a router in the same way.
 //!
 //! ```
 //! use std::{sync::Arc, time::Duration};
@@ -27,14 +27,23 @@
 //! # Ok(()) }
 //! ```
 //!
+//! An [`External`] policy is one that others serve through an OpenAI-compatible chat API: an opponent, a
+//! judge or a demonstrator. It is asked in messages, and answers with a [`ChatReply`] or a [`ChatStream`].
+//!
 //! A [`Mixture`] says which policy plays a role of an attempt, as a function of seed, stream and role.
 //!
-//! Guarantees: a token is handed out once, in order, and drawn with weights that are no older than the request
-//! and the tokens before it ask for; every wait has an end that says what was waited for, and does not count
-//! time in which the process or a member stood still. Not here: serving over HTTP, and what policies are asked.
+//! Guarantees: a token is handed out once, in order, and drawn with weights that are no older than the
+//! request and the tokens before it ask for. A request that an API may have served is not sent to it again.
+//! Errors say what was waited for, and from whom; deadlines do not count time in which the process or a
+//! member stood still. Keys are shown nowhere. Not here: serving over HTTP, and what policies are asked.
 
+mod external;
 mod mixture;
 mod router;
 
+pub use external::{
+    CalledTool, ChatEvent, ChatParams, ChatReply, ChatRequest, ChatStream, Endpoint, External, ExternalError,
+    ExternalOptions, Finish, Usage,
+};
 pub use mixture::Mixture;
 pub use router::{Choice, Health, MemberStatus, PrefixOptions, Router, RouterOptions};

@@ -15,13 +15,9 @@ mod call;
 mod calls;
 mod choice;
 mod gate;
-mod least_loaded;
 mod member;
 mod options;
 mod pool;
-mod prefix;
-mod prefix_index;
-mod round_robin;
 #[cfg(test)]
 mod testing;
 mod totals;
@@ -37,12 +33,11 @@ use tokio::task::JoinSet;
 
 use call::Call;
 use calls::Calls;
-pub use choice::Choice;
+pub use choice::{Choice, PrefixOptions};
 use gate::Gate;
 pub use member::{Health, MemberStatus};
 pub use options::RouterOptions;
 use pool::Pool;
-pub use prefix::PrefixOptions;
 use totals::Totals;
 
 /// A sampler over samplers of one policy, its members. Dropping it ends its probes; calls under way go on.

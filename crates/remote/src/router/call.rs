@@ -97,8 +97,7 @@ impl Call {
             match &error {
                 PolicyError::PromptTooLong { .. } if self.drawn > 0 => return Ok(FinishReason::Context),
                 PolicyError::Behind { version, .. } => pool.drew_with(member, *version),
-                _ if fault == Fault::Member => pool.blames(member, &error),
-                _ => {}
+                error => pool.blames(member, error),
             }
             if let Some(reason) = self.is_whole() {
                 return Ok(reason);

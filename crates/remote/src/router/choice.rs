@@ -1,8 +1,14 @@
 //! Choosing a member for a call.
 
-use super::least_loaded::LeastLoaded;
-use super::prefix::{Prefix, PrefixOptions};
-use super::round_robin::RoundRobin;
+mod least_loaded;
+mod prefix;
+mod prefix_index;
+mod round_robin;
+
+use least_loaded::LeastLoaded;
+use prefix::Prefix;
+pub use prefix::PrefixOptions;
+use round_robin::RoundRobin;
 
 /// How a router chooses among members that may take a call.
 #[derive(Debug, Clone, PartialEq)]

@@ -162,7 +162,8 @@ impl Member {
     }
 
     /// Takes note of a probe that was answered. Returns whether it serves again. Failures are forgotten only
-    /// when a call ends well: one that answers probes alone is back in quarantine with the next call, for longer.
+    /// when a call ends well: one that answers probes alone is back in quarantine with the next call, for
+    /// longer.
     pub fn passes(&self, options: &RouterOptions) -> bool {
         let mut state = self.state();
         let again = state.status.health != Health::Serving;
@@ -224,8 +225,8 @@ impl Member {
             paused.and_then(Result::ok).unwrap_or_default()
         };
         loop {
-            // Asked late, and not at every wait: it may be far away. Whether it stands still now, or did until
-            // a moment ago, is seen in the rest of the time.
+            // Asked late, and not at every wait: it may be far away. Whether it stands still now, or did
+            // until a moment ago, is seen in the rest of the time.
             sleep(limit.mul_f64(0.75)).await;
             let before = paused().await;
             sleep(limit.mul_f64(0.25)).await;

@@ -63,7 +63,8 @@ impl Fault {
             | PolicyError::Stopped(_)
             | PolicyError::Storage(_)
             | PolicyError::NotAdopted(_)
-            // Damaged weights are one member's; those that have diverged are so everywhere, and the next says so.
+            // Damaged weights are one member's; those that have diverged are so everywhere, and the next says
+            // so.
             | PolicyError::NotFinite { .. } => Fault::Member,
             PolicyError::Invalid(_)
             | PolicyError::PromptTooLong { .. }
@@ -158,8 +159,15 @@ impl Pool {
         member.finishes(&self.options);
     }
 
-    /// Takes note of an error of a member.
+    /// Takes note of an error of a member, where that speaks against it.
     pub fn blames(&self, member: &Member, error: &PolicyError) {
+        if Fault::of(error) == Fault::Member {
+            self.fails(member, error);
+        }
+    }
+
+    /// Takes note of a failure, whatever the reason.
+    fn fails(&self, member: &Member, error: &PolicyError) {
         if let (health, true) = member.fails(error, &self.options) {
             warn!(member = member.name, ?health, %error, "a sampler failed");
             if health == Health::Quarantined {
@@ -190,8 +198,8 @@ impl Pool {
     /// back.
     ///
     /// # Errors
-    /// When none has adopted them: all with their reasons. Nobody is quarantined then, since the weights may be
-    /// at fault.
+    /// When none has adopted them: all with their reasons. Nobody is quarantined then, since the weights may
+    /// be at fault.
     pub async fn adopt(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
         let (asked, before) = {
             let mut known = lock(&self.weights);
@@ -230,7 +238,10 @@ impl Pool {
             self.quarantines(member, error);
         }
         let mut known = lock(&self.weights);
-        known.adopted = known.adopted.max(weights.version);
+        // Not the greatest: a run that goes on from an earlier checkpoint publishes lower versions again.
+        if known.newest.as_ref() == Some(weights) {
+            known.adopted = weights.version;
+        }
         Ok(())
     }
 
@@ -249,7 +260,7 @@ impl Pool {
             }
             match self.checks(&member).await {
                 Ok(()) => {}
-                Err(error) => self.blames(&member, &error),
+                Err(error) => self.fails(&member, &error),
             }
         }
     }

@@ -272,6 +272,16 @@ async fn weights_reach_all_members_and_whoever_misses_them_is_quarantined() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_run_that_goes_on_from_an_earlier_checkpoint_publishes_lower_versions_again() {
+    let (router, members) = router(2, in_turn());
+    router.adopt(&weights(7)).await.unwrap();
+    router.adopt(&weights(4)).await.unwrap();
+    sleep(100 * SECOND).await;
+    assert_eq!((health(&router), router.version().await.unwrap()), (vec![Health::Serving; 2], 4));
+    assert_eq!((router.members()[0].failed, members[0].probed()), (0, 3));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_reply_goes_on_with_weights_that_are_no_older() {
     let (router, members) = router(3, in_turn());
     members[0].version.store(2, Ordering::Relaxed);

@@ -1,19 +1,22 @@
 //! Members added up: how much they have to do, what their devices did, for how long they stood still.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use dressage_policy::{DeviceStats, Load, PolicyError};
+use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
 use super::member::{Health, Member};
 use super::pool::Pool;
 
-/// Counters of members, kept while these are away or begin anew.
+/// Counters of members, kept while these are away or begin anew. Whoever asks for them holds them until all
+/// have answered: of two answers the later one is the newer.
 #[derive(Debug)]
 pub(crate) struct Totals {
     members: Mutex<Vec<Known>>,
-    paused: Mutex<Duration>,
+    /// For how long each stood still, and all together.
+    paused: Mutex<(Vec<Duration>, Duration)>,
 }
 
 /// Counters that are known of a member.
@@ -23,7 +26,6 @@ struct Known {
     before: DeviceStats,
     /// Counters of this one; nothing where it has none.
     now: Option<DeviceStats>,
-    paused: Duration,
 }
 
 /// Sums of two sets of counters; shares come from the second.
@@ -78,7 +80,10 @@ where
 
 impl Totals {
     pub fn new(members: usize) -> Self {
-        Totals { members: Mutex::new(vec![Known::default(); members]), paused: Mutex::default() }
+        Totals {
+            members: Mutex::new(vec![Known::default(); members]),
+            paused: Mutex::new((vec![Duration::ZERO; members], Duration::ZERO)),
+        }
     }
 
     /// The oldest version of those that serve, or are merely suspected where none does.
@@ -107,6 +112,7 @@ impl Totals {
 
     /// Counters of all devices added up; the share of their caches that is filled is the mean.
     pub async fn stats(&self, pool: &Pool) -> Option<DeviceStats> {
+        let mut members = self.members.lock().await;
         let found =
             ask_all(
                 pool,
@@ -114,7 +120,6 @@ impl Totals {
                 |member| async move { member.sampler.device_stats().await },
             );
         let found: Vec<(usize, Option<DeviceStats>)> = found.await;
-        let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
         for (index, stats) in found {
             if let Some(stats) = stats {
                 members[index].counts(stats);
@@ -130,6 +135,8 @@ impl Totals {
     /// For how long members stood still: of those that did at once, which is what devices that train together
     /// do, the longest counts.
     pub async fn paused(&self, pool: &Pool) -> Duration {
+        let mut known = self.paused.lock().await;
+        let (members, total) = &mut *known;
         let found =
             ask_all(
                 pool,
@@ -137,15 +144,12 @@ impl Totals {
                 |member| async move { member.sampler.paused().await },
             );
         let found: Vec<(usize, Duration)> = found.await;
-        let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
         let grew = found.into_iter().map(|(index, paused)| {
-            let before = std::mem::replace(&mut members[index].paused, paused);
+            let before = std::mem::replace(&mut members[index], paused);
             // One that has begun anew counts from 0.
             if paused < before { paused } else { paused - before }
         });
-        let grew = grew.max().unwrap_or_default();
-        let mut paused = self.paused.lock().unwrap_or_else(PoisonError::into_inner);
-        *paused += grew;
-        *paused
+        *total += grew.max().unwrap_or_default();
+        *total
     }
 }

@@ -7,8 +7,8 @@
 //! go where their beginning lies in memory; a burst of them spreads when it would cost more to wait than to
 //! compute the beginning once more; and prompts that are new to all go to who has least to do.
 
-use super::choice::{Candidate, Choose};
 use super::prefix_index::PrefixIndex;
+use super::{Candidate, Choose};
 
 /// Constants of the choice by prefixes.
 #[derive(Debug, Clone, PartialEq)]
@@ -17,13 +17,14 @@ pub struct PrefixOptions {
     pub ratio: f64,
     /// plus this many.
     pub slack: usize,
-    /// Most blocks of 16 tokens that are remembered, each for each member that has it: about 100 bytes each.
+    /// Most blocks of 16 tokens that are remembered, each for each member that has it: at most
+    /// 200 bytes each.
     pub most_blocks: usize,
 }
 
 impl Default for PrefixOptions {
     fn default() -> Self {
-        PrefixOptions { ratio: 1.5, slack: 8, most_blocks: 1 << 19 }
+        PrefixOptions { ratio: 1.5, slack: 8, most_blocks: 1 << 18 }
     }
 }
 

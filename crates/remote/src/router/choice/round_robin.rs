@@ -1,6 +1,6 @@
 //! Each member in turn.
 
-use super::choice::{Candidate, Choose};
+use super::{Candidate, Choose};
 
 /// A turn that goes round: the next candidate after the one that was chosen last.
 #[derive(Debug, Default)]

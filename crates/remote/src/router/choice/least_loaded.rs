@@ -1,7 +1,7 @@
 //! The member with the fewest calls.
 
-use super::choice::{Candidate, Choose};
 use super::round_robin::RoundRobin;
+use super::{Candidate, Choose};
 
 /// The fewest calls win: members that are slow keep their calls for longer, and so get fewer.
 #[derive(Debug, Default)]
