@@ -21,6 +21,7 @@
 //! Not here: sampling (`dressage-policy` and what implements it), starting programs (`dressage-agent`), and what
 //! a reward is worth (`dressage-trainer`).
 
+mod anthropic;
 mod call;
 mod exchange;
 mod fault;
@@ -33,7 +34,11 @@ mod openai;
 mod reading;
 mod rewards;
 mod route;
+#[cfg(test)]
+mod scripted;
 mod session;
+#[cfg(test)]
+mod testing;
 mod tokens;
 mod transcript;
 
