@@ -32,6 +32,7 @@ mod metrics;
 mod model;
 mod openai;
 mod reading;
+mod responses;
 mod rewards;
 mod route;
 #[cfg(test)]

@@ -69,6 +69,13 @@ impl Served {
         Self::new(Arc::new(Simulator::new(config)), tokens)
     }
 
+    /// A model that fails after its first token.
+    pub(crate) fn failing() -> Self {
+        let config =
+            SimulatorConfig { vocabulary: VOCABULARY, context: CONTEXT, failures: 1.0, ..Default::default() };
+        Self::new(Arc::new(Simulator::new(config)), 60)
+    }
+
     fn new(sampler: Arc<dyn Sampler>, max_tokens: usize) -> Self {
         let format = Arc::new(Format::new(Arc::new(tiny_chat().unwrap()), History::default()));
         let model = Model {

@@ -279,3 +279,16 @@ async fn clients_that_ask_whether_anybody_is_there_are_answered() {
         }
     }
 }
+
+#[tokio::test]
+async fn a_fault_in_the_middle_ends_a_stream_as_an_error() {
+    let served = Served::failing();
+    let messages = json!([{"role": "user", "content": "Hi"}]);
+    let events = served.post("/v1/messages", &streamed(&messages)).await.events();
+    let (first, last) = (&events[0], &events[events.len() - 1]);
+    assert_eq!((&first["type"], &last["type"]), (&json!("message_start"), &json!("error")));
+    assert!(last["error"]["message"].is_string() && last["request_id"].is_string(), "{last}");
+    let whole = served.post("/v1/messages", &request(&messages)).await;
+    assert_eq!(whole.json()["error"], last["error"]);
+    assert_eq!(whole.status, StatusCode::BAD_REQUEST);
+}

@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 
 use crate::fault::{Fault, Kind};
 use crate::gateway::Gateway;
-use crate::{anthropic, openai, rewards, tokens};
+use crate::{anthropic, openai, responses, rewards, tokens};
 
 /// Paths of an API, below a prefix that says who calls or below none.
 fn api() -> Router<Gateway> {
@@ -20,6 +20,8 @@ fn api() -> Router<Gateway> {
         .route("/completions", post(openai::completions))
         .route("/models", get(openai::models))
         .route("/models/{*model}", get(openai::model))
+        .route("/responses", post(responses::responses))
+        .route("/responses/{response}", get(responses::get).delete(responses::delete))
         .route("/messages", post(anthropic::messages))
         .route("/messages/count_tokens", post(anthropic::count_tokens))
         // Some clients ask whether anybody is there before their first call.
