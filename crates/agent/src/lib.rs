@@ -8,9 +8,11 @@
 mod agent_loop;
 mod attempt;
 mod demonstrate;
+pub mod program;
 pub mod tasks;
 pub mod tools;
 
 pub use agent_loop::{AgentLoop, AttemptContext, Samplers};
 pub use attempt::{Agent, Attempt, AttemptRequest, Limits, Truncation};
 pub use demonstrate::{DemonstrationError, demonstrate};
+pub use program::{Program, ProgramAgent};

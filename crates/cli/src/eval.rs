@@ -21,7 +21,7 @@ use crate::run::Run;
 use crate::screen::{self, Style};
 use crate::stop::Requests;
 use crate::watch::Bars;
-use crate::{model, recipe, run, table};
+use crate::{model, programs, recipe, run, table};
 
 /// Measure a model on the held-out tasks of a recipe
 ///
@@ -156,6 +156,11 @@ async fn measure(recipe: &Recipe, trained_by: Option<Run>) -> anyhow::Result<Opt
     let context = Engine::context(&engine);
     let sampler: Arc<dyn Sampler> = Arc::new(engine);
     // One model is measured, whoever asks it.
+    let callers = recipe.agents().into_iter().zip(&agents);
+    let callers = callers
+        .map(|(agent, parts)| programs::caller(recipe, agent, DEFAULT.to_owned(), &parts.chat, context))
+        .collect::<Result<Vec<_>, _>>()?;
+    programs::put_in(recipe, &mut agents, &callers).await?;
     let agents = Agents::over(recipe, &agents, &sampler, context)?;
     let scorers = Scorers::new(&recipe.reward, CustomScorers::new());
     check_tasks(recipe, &scorers, &tasks, &agents).await?;

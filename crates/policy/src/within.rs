@@ -7,11 +7,7 @@ use crate::{Sampler, awake};
 
 /// Does something for at most `longest`, without the time in which this process or the sampler stood still:
 /// nothing is drawn meanwhile, and that is nobody's fault. `None` where it takes longer.
-pub async fn within<T>(
-    sampler: &dyn Sampler,
-    longest: Duration,
-    work: impl Future<Output = T>,
-) -> Option<T> {
+pub async fn within<T>(sampler: &dyn Sampler, longest: Duration, work: impl Future<Output = T>) -> Option<T> {
     // A sampler that does not say has not paused.
     let paused = || async {
         let paused = awake::within(longest, sampler.paused()).await;

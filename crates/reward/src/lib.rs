@@ -24,6 +24,7 @@ mod boxed;
 mod command;
 mod numbers;
 mod numeric;
+mod program;
 mod rational;
 mod scorer;
 
@@ -35,6 +36,7 @@ pub use answer::{AnswerScorer, Comparison, FormScore, Place, f1, normalise};
 pub use command::CommandScorer;
 pub use dressage_tree::Component;
 pub use numeric::{Extract, NumericScorer, Tolerance};
+pub use program::{ProgramScorer, Said};
 pub use rational::Rational;
 pub use scorer::{Evidence, Scorer};
 
@@ -48,6 +50,8 @@ pub enum ScorerKind {
     Answer(AnswerScorer),
     /// Asks a program.
     Command(CommandScorer),
+    /// Takes what the agent's own program says.
+    Program(ProgramScorer),
 }
 
 impl Default for ScorerKind {
@@ -129,6 +133,7 @@ impl ScorerKind {
             ScorerKind::Numeric(_) => "numeric",
             ScorerKind::Answer(_) => "answer",
             ScorerKind::Command(_) => "command",
+            ScorerKind::Program(_) => "program",
         }
     }
 
@@ -141,6 +146,7 @@ impl ScorerKind {
             ScorerKind::Numeric(scorer) => scorer.check(),
             ScorerKind::Answer(scorer) => scorer.check(),
             ScorerKind::Command(scorer) => scorer.check(),
+            ScorerKind::Program(_) => Ok(()),
         }
     }
 
@@ -150,6 +156,7 @@ impl ScorerKind {
             ScorerKind::Numeric(scorer) => Arc::new(*scorer),
             ScorerKind::Answer(scorer) => Arc::new(*scorer),
             ScorerKind::Command(scorer) => Arc::new(scorer.clone()),
+            ScorerKind::Program(scorer) => Arc::new(*scorer),
         }
     }
 }

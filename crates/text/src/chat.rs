@@ -19,26 +19,43 @@ use std::sync::Arc;
 
 use dressage_model::{ModelFiles, SpecialTokens};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
-use crate::calls::{CallFormat, Parsed, RESPONSE};
+use crate::calls::{CallFormat, Parsed, RESPONSE, Syntax};
 use crate::describe::ToolPrompt;
-use crate::prepare::{MessageForm, Preparation, Prepared};
+use crate::prepare::{CallForm, MessageForm, Preparation, Prepared};
 use crate::reader::{Found, Part, Reader, Tags, thought_of};
 use crate::template::Rendering;
-use crate::thought::{REASONING, Thoughts};
-use crate::{ChatTemplate, Message, ReplyStream, Role, TextError, Tokenizer, ToolCall, ToolSpec, bare};
+use crate::thought::Thoughts;
+use crate::{ChatTemplate, Message, ReplyStream, Role, TextError, Tokenizer, ToolSpec, bare};
 
 /// How a model is told of tools and calls them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolProtocol {
-    /// Decides by the chat template; where the template knows no tools, [`Hermes`](Self::Hermes).
+    /// Decides by what the chat template prints for calls and tools; where it knows neither,
+    /// [`Hermes`](Self::Hermes). With any of the others, the template still describes the tools where it can.
     #[default]
     Auto,
     /// A section of the system prompt, whatever the template knows, and calls as JSON between `<tool_call>`
     /// tags.
     Hermes,
+    /// The tags of Qwen3-Coder: `<tool_call><function=…><parameter=…>`.
+    QwenXml,
+    /// A reply in JSON, as of Llama 3.
+    Llama,
+    /// `[TOOL_CALLS]` and JSON.
+    Mistral,
+    /// The special tokens of DeepSeek V3, R1 and V3.1.
+    Deepseek,
+    /// `<tool_call>` with `<arg_key>` and `<arg_value>`, as of GLM 4.5.
+    Glm,
+    /// The special tokens of Kimi K2.
+    Kimi,
+    /// `<minimax:tool_call>` with `<invoke>`, as of MiniMax M2.
+    Minimax,
+    /// Messages on channels, as of gpt-oss.
+    Harmony,
 }
 
 /// Choices that the model leaves open.
@@ -62,31 +79,31 @@ pub struct ChatOptions {
 /// A tokenizer, a chat template and a tool protocol that belong together.
 #[derive(Debug, Clone)]
 pub struct Chat {
-    tokenizer: Tokenizer,
-    template: ChatTemplate,
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) template: ChatTemplate,
     tool_prompt: ToolPrompt,
     bare_calls: bool,
     variables: Map<String, Value>,
-    tool_support: ToolSupport,
-    format: CallFormat,
+    pub(crate) tool_support: ToolSupport,
+    pub(crate) format: CallFormat,
     /// Whether the template prints messages of role `tool`.
     tool_role: bool,
-    form: MessageForm,
+    pub(crate) form: MessageForm,
     /// Text that the template prints between the generation prompt and an assistant's text: white space,
     /// mostly nothing.
-    opening: String,
+    pub(crate) opening: String,
     /// Text that it prints after the reply, up to and with the token that ends the turn.
-    closing: String,
+    pub(crate) closing: String,
     /// The tags of the model's thoughts.
     thoughts: Thoughts,
     /// These tags, and those of its calls.
     tags: Tags,
     /// Special tokens that are part of what a reply says: tags of thoughts and calls.
-    said: Vec<u32>,
+    pub(crate) said: Vec<u32>,
     /// Why calls cannot be written in these tokens, where they cannot.
     unwritable: Option<TextError>,
-    end_of_turn: u32,
-    stop_ids: Vec<u32>,
+    pub(crate) end_of_turn: u32,
+    pub(crate) stop_ids: Vec<u32>,
 }
 
 /// Ways of a template with tools.
@@ -99,10 +116,6 @@ pub(crate) enum ToolSupport {
     /// Ignores them, or is to be kept from printing them.
     None,
 }
-
-const PROBE_TOOL: &str = "dressage_probe_tool";
-const PROBE_TEXT: &str = "DressageProbeText";
-const PROBE_THOUGHT: &str = "DressageProbeThought";
 
 impl ChatOptions {
     /// Adds the model's special tokens as variables by their names, where none has that name.
@@ -178,89 +191,42 @@ impl Chat {
         };
         chat.form = chat.probe_messages();
         chat.probe_turn()?;
+        chat.probe_format(options.tools);
+        let syntax = chat.format.syntax();
+        chat.stop_ids = chat.stops(syntax);
         chat.tool_role = chat.prints_later(Role::Tool);
-        if options.tools == ToolProtocol::Auto {
-            chat.tool_support = chat.probe_tools();
-        }
-        chat.thoughts = Thoughts::find(&chat.template, &chat.tokenizer, &chat.variables);
+        chat.thoughts = match syntax.thought_tags() {
+            // Then the header of what is said is part of what is written.
+            Some(tags) => {
+                chat.opening.clear();
+                Thoughts::only(tags)
+            }
+            None => Thoughts::find(&chat.template, &chat.tokenizer, &chat.variables),
+        };
         let ends: Vec<String> = chat.stop_ids.iter().map(|&id| chat.tokenizer.token_text(id)).collect();
         chat.thoughts.remove(&ends);
         chat.form.tags = chat.thoughts.preferred(&chat.template, &chat.tokenizer).cloned();
-        chat.tags = Tags::new(&chat.thoughts, chat.format.syntax());
+        chat.tags = Tags::new(&chat.thoughts, syntax);
         chat.said = chat.tags_of_replies();
         chat.unwritable = chat.probe_call().err();
         Ok(chat)
     }
 
-    /// Finds out how the template takes what messages say. One that prints no texts, but parts, is given
-    /// parts.
-    fn probe_messages(&mut self) -> MessageForm {
-        let parts = json!([{ "type": "text", "text": PROBE_TEXT }]);
-        let (text, listed) = (self.print_of("content", PROBE_TEXT.into()), self.print_of("content", parts));
-        let prints = |text: &Option<String>| text.as_ref().is_some_and(|text| text.contains(PROBE_TEXT));
-        self.template.lists = !prints(&text) && prints(&listed);
-        let knows_developer = self.template.source().contains("developer")
-            && prints(&self.print_of("role", Role::Developer.as_str().into()));
-        let thought: Value = PROBE_THOUGHT.into();
-        let reads = |field: &&str| {
-            self.print_of(field, thought.clone()).is_some_and(|text| text.contains(PROBE_THOUGHT))
+    /// Tokens that end a reply: the template's first, then those that end a text or a call.
+    fn stops(&self, syntax: &dyn Syntax) -> Vec<u32> {
+        let special = |texts: &[&str]| -> Vec<u32> {
+            texts.iter().filter_map(|text| self.tokenizer.special(text)).collect()
         };
-        MessageForm {
-            parts: self.template.lists || (prints(&text) && text == listed),
-            reasoning: REASONING.into_iter().find(reads),
-            tags: None,
-            developer: knows_developer,
+        let goes_on = special(syntax.goes_on());
+        let mut stops: Vec<u32> = Vec::new();
+        let all = [self.end_of_turn].into_iter().chain(self.tokenizer.eos().iter().copied());
+        for id in all.chain(special(syntax.stops())) {
+            if !goes_on.contains(&id) && !stops.contains(&id) {
+                stops.push(id);
+            }
         }
-    }
-
-    /// The print of a short conversation, with `value` in the field `name` of its user's message, or of its
-    /// assistant's where it has to do with reasoning.
-    fn print_of(&self, name: &str, value: Value) -> Option<String> {
-        let mut user = json!({ "role": "user", "content": PROBE_TEXT });
-        let mut reply = json!({ "role": "assistant", "content": PROBE_TEXT });
-        if REASONING.contains(&name) {
-            reply[name] = value;
-            return self.render(&[user, reply], None, false, None).ok();
-        }
-        user[name] = value;
-        let question = json!({ "role": "user", "content": "Hi" });
-        let messages = if name == "role" { vec![user, question] } else { vec![user] };
-        self.render(&messages, None, true, None).ok()
-    }
-
-    /// Finds what the template prints around an assistant's text.
-    fn probe_turn(&mut self) -> Result<(), TextError> {
-        let question = json!({ "role": "user", "content": "Hi" });
-        let reply = json!({ "role": "assistant", "content": PROBE_TEXT });
-        let before = self.render(std::slice::from_ref(&question), None, true, None)?;
-        let after = self.render(&[question.clone(), reply, question], None, true, None)?;
-        let no_turn = || TextError::NoTurn { found: excerpt(&after) };
-        let (until, rest) = after.rsplit_once(PROBE_TEXT).ok_or_else(no_turn)?;
-        // Where the prompt prints more than the history keeps (an empty thought, say), a reply starts right
-        // after it.
-        let opening = until.strip_prefix(&before).unwrap_or_default();
-        let blank = rest.len() - rest.trim_start().len();
-        let Some((id, len)) = self.tokenizer.leading_special(&rest[blank..]) else {
-            return Err(TextError::NoEndOfTurn { found: excerpt(rest) });
-        };
-        self.opening = opening.to_string();
-        self.closing = rest[..blank + len].to_string();
-        self.end_of_turn = id;
-        self.stop_ids = vec![id];
-        self.stop_ids.extend(self.tokenizer.eos().iter().filter(|&&eos| eos != id));
-        Ok(())
-    }
-
-    /// Whether the template prints what this role says after a reply, and behind it.
-    pub(crate) fn prints_later(&self, role: Role) -> bool {
-        const REPLY: &str = "DressageProbeReply";
-        let messages = [
-            json!({ "role": "user", "content": "Hi" }),
-            json!({ "role": "assistant", "content": REPLY }),
-            json!({ "role": role.as_str(), "content": PROBE_TEXT }),
-        ];
-        let text = self.render(&messages, None, true, None);
-        text.is_ok_and(|text| text.rsplit_once(REPLY).is_some_and(|(_, after)| after.contains(PROBE_TEXT)))
+        // A tokenizer without the tokens of its format: its turns end as they are printed.
+        if stops.is_empty() { vec![self.end_of_turn] } else { stops }
     }
 
     /// Special tokens that are part of the tags of thoughts and calls, or hold one. The one that ends a turn
@@ -270,47 +236,10 @@ impl Chat {
         let calls = self.format.syntax().tags().iter().copied();
         let tags: Vec<&str> = thoughts.chain(calls).chain(RESPONSE).collect();
         let is_tag = |text: &str| tags.iter().any(|tag| tag.contains(text) || text.contains(tag));
-        let specials = self.tokenizer.specials().filter(|(id, text)| is_tag(text) && *id != self.end_of_turn);
+        let ends =
+            |id: u32, text: &str| id == self.end_of_turn && !self.format.syntax().goes_on().contains(&text);
+        let specials = self.tokenizer.specials().filter(|(id, text)| is_tag(text) && !ends(*id, text));
         specials.map(|(id, _)| id).collect()
-    }
-
-    /// Finds what keeps a call from being written and read back.
-    fn probe_call(&self) -> Result<(), TextError> {
-        let call = ToolCall { id: "call_0".into(), name: PROBE_TOOL.into(), arguments: Map::new() };
-        let mut ids = self.assistant(&Message::calls("", vec![call.clone()]), None)?;
-        ids.pop();
-        let name = |id: &u32| self.tokenizer.token_text(*id);
-        let last = ids.len().saturating_sub(1);
-        if let Some(id) = ids[..last].iter().find(|&id| self.stop_ids.contains(id)) {
-            let why = "ends a reply, so a call would be cut there".into();
-            return Err(TextError::CallToken { token: name(id), why });
-        }
-        if self.parse(&self.said(&ids), false, &[]).calls == [Ok(call)] {
-            return Ok(());
-        }
-        let foreign = ids.iter().find(|&id| self.tokenizer.is_special(*id) && !self.said.contains(id));
-        let sign = self.tags.syntax.sign();
-        let token = foreign.or(ids.first()).map_or_else(|| sign.into(), name);
-        let why = format!("is part of how a call ({sign}…) is written, and leaves no text behind");
-        Err(TextError::CallToken { token, why })
-    }
-
-    fn probe_tools(&self) -> ToolSupport {
-        let messages =
-            [json!({ "role": "system", "content": "Help." }), json!({ "role": "user", "content": "Hi" })];
-        let tool = ToolSpec {
-            name: PROBE_TOOL.into(),
-            description: "Probes.".into(),
-            parameters: json!({ "type": "object", "properties": {}, "required": [] }),
-        };
-        match self.render(&messages, Some(&[tool.to_openai()]), true, None) {
-            // Others use the same tags around a syntax of their own, so the JSON key must be asked for, too.
-            Ok(text) if text.contains(PROBE_TOOL) => {
-                let is_hermes = text.contains("<tool_call>") && text.contains("\"arguments\"");
-                if is_hermes { ToolSupport::Native } else { ToolSupport::Foreign }
-            }
-            _ => ToolSupport::None,
-        }
     }
 
     /// The tokenizer.
@@ -359,6 +288,9 @@ impl Chat {
     /// When every private-use character occurs in the text.
     pub fn assistant(&self, message: &Message, opened: Option<&str>) -> Result<Vec<u32>, TextError> {
         let [guard] = self.free_characters(std::slice::from_ref(message), &[])?;
+        if let Some(ids) = self.printed_turn(message, guard) {
+            return Ok(ids);
+        }
         let preparation = self.preparation(guard);
         let message = &*self.form.written_out(message);
         let close = opened.or_else(|| self.thoughts.closed_in(&self.opening));
@@ -377,7 +309,29 @@ impl Chat {
                 format!("{opening}{}", preparation.written(message, false))
             }
         };
-        Ok(self.tokenizer.encode_guarded(&format!("{said}{}", self.closing), Some(guard)))
+        let end = self.tags.syntax.end(!message.tool_calls.is_empty());
+        let closing = end.filter(|end| self.tokenizer.special(end).is_some()).unwrap_or(&self.closing);
+        Ok(self.tokenizer.encode_guarded(&format!("{said}{closing}"), Some(guard)))
+    }
+
+    /// The tokens of a turn that calls tools as the template prints it, where it prints it as it would be
+    /// sampled after the beginning of a reply.
+    fn printed_turn(&self, message: &Message, guard: char) -> Option<Vec<u32>> {
+        self.form.calls.filter(|_| !message.tool_calls.is_empty())?;
+        let question = Message::user("Hi");
+        let before = self.print(std::slice::from_ref(&question), &[], true, guard).ok()?;
+        let text = self.print(&[question, message.clone()], &[], false, guard).ok()?;
+        let mut ids = self.tokenizer.encode_guarded(text.strip_prefix(&before)?, Some(guard));
+        let end = ids.iter().position(|id| self.stop_ids.contains(id))?;
+        ids.truncate(end + 1);
+        let said = self.said(&ids);
+        let parsed = self.parse(&said, false, &[]);
+        let names = parsed.calls.iter().map(|call| call.as_ref().ok().map(|call| call.name.as_str()));
+        let same_calls = names.eq(message.tool_calls.iter().map(|call| Some(call.name.as_str())));
+        let thought = message.reasoning_content.as_deref().unwrap_or_default();
+        let same_text =
+            parsed.content == message.content.trim() && self.thought(&said, false) == thought.trim();
+        (same_calls && same_text).then_some(ids)
     }
 
     /// The text of a reply, the tags of its thoughts and calls by their names where they are special tokens.
@@ -414,7 +368,7 @@ impl Chat {
     /// The thoughts of a reply without their tags: each trimmed, joined by line breaks. `in_thought` says that
     /// the prompt has begun one.
     pub fn thought(&self, said: &str, in_thought: bool) -> String {
-        thought_of(self.read(said, in_thought, &[]).0)
+        thought_of(&self.read(said, in_thought, &[]).0)
     }
 
     /// Why no tool answered a call in a reply, in words for whoever looks at it.
@@ -436,7 +390,7 @@ impl Chat {
             }
             None => {}
         }
-        if hidden && thought_of(found).contains(sign) {
+        if hidden && thought_of(&found).contains(sign) {
             "its call stands inside a thought, and calls are looked for outside of thoughts".into()
         } else if bare::find(&parsed.content, tools).is_some() {
             format!("it holds a call without {sign}; agent.bare_calls = true reads such calls")
@@ -451,6 +405,11 @@ impl Chat {
 
     pub(crate) fn end_of_turn(&self) -> u32 {
         self.end_of_turn
+    }
+
+    /// The form in which the template takes calls, where it prints them itself.
+    pub(crate) fn takes_calls(&self) -> Option<CallForm> {
+        self.form.calls
     }
 
     fn preparation(&self, guard: char) -> Preparation<'_> {
@@ -489,7 +448,7 @@ impl Chat {
         })
     }
 
-    fn render(
+    pub(crate) fn render(
         &self,
         messages: &[Value],
         tools: Option<&[Value]>,

@@ -92,11 +92,14 @@ fn templates_that_know_tools_describe_them() {
     assert!(prompt.contains("Be brief.\n\nYou can call tools.") && !prompt.contains("Use <tool_call>"));
 
     let hermes_call = r#"<tool_call>{"name": …, "arguments": …}</tool_call>"#;
-    for call in ["[name(arguments)]", "<tool_call><function=name></function></tool_call>"] {
-        let foreign = chat(&WITH_TOOLS.replace(hermes_call, call), ChatOptions::default());
-        assert_eq!(foreign.prompt(&history, &[calculator()]), Err(TextError::ForeignTools));
-        assert!(foreign.prompt(&history, &[]).is_ok());
-    }
+    let foreign = WITH_TOOLS.replace(hermes_call, "[name(arguments)]");
+    let of = |tools| chat(&foreign, ChatOptions { tools, ..ChatOptions::default() });
+    let refused = of(ToolProtocol::Auto);
+    assert_eq!(refused.prompt(&history, &[calculator()]), Err(TextError::ForeignTools));
+    assert!(TextError::ForeignTools.to_string().contains("qwen_xml"));
+    assert!(refused.prompt(&history, &[]).is_ok());
+    // Who knows better may name the format.
+    assert!(of(ToolProtocol::Glm).prompt(&history, &[calculator()]).is_ok());
 }
 
 #[test]

@@ -1,32 +1,61 @@
 //! Tokens between a sampled turn and the next reply.
 //!
 //! Guarantees: [`Chat::continuation`] never depends on what the model wrote, in this turn or in an earlier
-//! one: the template is shown a neutral reply in the place of each. So it fails for no reply, and two replies
-//! are followed by the same tokens.
+//! one: the template is shown a neutral reply in the place of each, which at most calls the tools that
+//! answered. So it fails for no reply, and two replies are followed by the same tokens.
 //!
 //! Not here: which of the past a template is shown, and where it would print it otherwise than it was
 //! recorded.
 
+use serde_json::Map;
+
 use crate::chat::excerpt;
-use crate::{Chat, Message, Role, TextError, ToolSpec};
+use crate::{Chat, Message, Role, TextError, ToolCall, ToolSpec};
 
 /// The text that stands for a reply while the template is asked what follows it.
 const NEUTRAL: &str = "Done.";
 
-/// The messages, with what the model wrote taken out.
-fn neutral(messages: &[Message]) -> impl Iterator<Item = Message> {
-    messages.iter().map(|message| match message.role {
-        Role::Assistant => Message {
-            content: NEUTRAL.into(),
-            reasoning_content: None,
-            tool_calls: Vec::new(),
-            ..message.clone()
-        },
-        Role::System | Role::Developer | Role::User | Role::Tool => message.clone(),
-    })
-}
+/// Name of the argument that holds the mark.
+const MARKED: &str = "text";
+
+/// Name of a tool that answered without saying its name.
+const SOME_TOOL: &str = "tool";
 
 impl Chat {
+    /// The messages, with what the model wrote taken out. Where the template prints calls itself, a reply that
+    /// results follow calls the tools that answered: many templates print no result otherwise.
+    fn neutral(&self, messages: &[Message]) -> Vec<Message> {
+        let mut shown: Vec<Message> = messages.to_vec();
+        for at in 0..shown.len() {
+            if shown[at].role == Role::Assistant {
+                let tool_calls = self.neutral_calls(&messages[at + 1..], &messages[at].tool_calls);
+                shown[at] = Message {
+                    content: if tool_calls.is_empty() { NEUTRAL.into() } else { "".into() },
+                    reasoning_content: None,
+                    tool_calls,
+                    ..shown[at].clone()
+                };
+            }
+        }
+        shown
+    }
+
+    /// Calls for the results that messages begin with. A result without a name is that of the call whose id it
+    /// has.
+    fn neutral_calls(&self, messages: &[Message], made: &[ToolCall]) -> Vec<ToolCall> {
+        if self.takes_calls().is_none() {
+            return Vec::new();
+        }
+        let results = messages.iter().take_while(|message| message.role == Role::Tool);
+        let call = |(index, result): (usize, &Message)| {
+            let id = result.tool_call_id.clone().unwrap_or_else(|| format!("call_{index}"));
+            let of_id = || made.iter().find(|call| call.id == id).map(|call| call.name.clone());
+            let name = result.name.clone().or_else(of_id).unwrap_or_else(|| SOME_TOOL.into());
+            ToolCall { id, name, arguments: Map::new() }
+        };
+        results.enumerate().map(call).collect()
+    }
+
     /// The tokens between a sampled turn and the next reply: the rest of the turn's end, `new`, and the
     /// beginning of the assistant's turn. `history` holds the messages before the sampled turn, and `sampled`
     /// the ids of the turn, with or without (when it was cut) the token that ends it.
@@ -42,20 +71,28 @@ impl Chat {
         tools: &[ToolSpec],
     ) -> Result<Vec<u32>, TextError> {
         let [guard, mark] = self.free_characters(&[history, new].concat(), tools)?;
-        // The mark ends the reply, so it shows exactly where what follows begins, white space included.
-        let reply = Message::assistant(format!("{NEUTRAL}{mark}"));
-        let messages: Vec<Message> =
-            neutral(history).chain(std::iter::once(reply)).chain(new.iter().cloned()).collect();
+        let mut reply = Message::calls("", self.neutral_calls(new, &[]));
+        match reply.tool_calls.last_mut() {
+            Some(call) => drop(call.arguments.insert(MARKED.into(), mark.to_string().into())),
+            // The mark ends the reply, so it shows exactly where what follows begins, white space included.
+            None => reply = Message::assistant(format!("{NEUTRAL}{mark}")),
+        }
+        let calls = !reply.tool_calls.is_empty();
+        let mut messages = self.neutral(history);
+        messages.push(reply);
+        messages.extend(new.iter().cloned());
         let text = self.print(&messages, tools, true, guard)?;
-        let (_, following) =
-            text.rsplit_once(mark).ok_or_else(|| TextError::NoTurn { found: excerpt(&text) })?;
+        let no_turn = || TextError::NoTurn { found: excerpt(&text) };
+        let (_, following) = text.rsplit_once(mark).ok_or_else(no_turn)?;
+        // A call is closed in between.
+        let following = if calls { self.since_end(following).ok_or_else(no_turn)? } else { following };
         if new.iter().any(|message| message.role.instructs()) && !self.prints_later(Role::System) {
             return Err(TextError::Template(
                 "it does not print a system message after an assistant's turn; put it at the beginning"
                     .into(),
             ));
         }
-        let ended = sampled.last().is_some_and(|&last| last == self.end_of_turn());
+        let ended = sampled.last().is_some_and(|&last| self.ends_turn(last));
         let given = if ended { self.without_end(following) } else { following };
         Ok(self.tokenizer().encode_guarded(given, Some(guard)))
     }
@@ -64,9 +101,24 @@ impl Chat {
     fn without_end<'a>(&self, following: &'a str) -> &'a str {
         let rest = following.trim_start();
         match self.tokenizer().leading_special(rest) {
-            Some((id, len)) if id == self.end_of_turn() => &rest[len..],
+            Some((id, len)) if self.ends_turn(id) => &rest[len..],
             _ => following,
         }
+    }
+
+    /// Whether a token ends a turn as the template or the format of calls has it.
+    fn ends_turn(&self, id: u32) -> bool {
+        let is_stop = |stop: &&str| self.tokenizer().special(stop) == Some(id);
+        id == self.end_of_turn() || self.tags().syntax.stops().iter().any(is_stop)
+    }
+
+    /// A text from the first token on that ends a turn.
+    fn since_end<'a>(&self, text: &'a str) -> Option<&'a str> {
+        let ends = |at: &usize| {
+            let special = self.tokenizer().leading_special(&text[*at..]);
+            special.is_some_and(|(id, _)| self.stop_ids().contains(&id) || self.ends_turn(id))
+        };
+        text.char_indices().map(|(at, _)| at).find(ends).map(|at| &text[at..])
     }
 
     /// The tag that closes the thought which the prompt for these messages leaves open, as templates of
@@ -79,7 +131,7 @@ impl Chat {
         messages: &[Message],
         tools: &[ToolSpec],
     ) -> Result<Option<&str>, TextError> {
-        let messages: Vec<Message> = neutral(messages).collect();
+        let messages: Vec<Message> = self.neutral(messages);
         let [guard] = self.free_characters(&messages, tools)?;
         let with = self.print(&messages, tools, true, guard)?;
         // Most templates end here: there is no such tag in what they print.

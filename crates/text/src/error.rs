@@ -36,8 +36,9 @@ pub enum TextError {
     },
     /// The template prints tools, but asks for calls in a format that is not understood here.
     #[error(
-        "the chat template describes tools in a format of its own that Dressage does not parse (it knows \
-         <tool_call>{{…}}</tool_call>); set the tool protocol to \"hermes\" to describe them in the system prompt instead"
+        "the chat template asks for calls in a format of its own that is none of those that Dressage reads; set the \
+         tool protocol to \"hermes\" to describe tools in the system prompt instead, or, where one of the others \
+         fits, to \"qwen_xml\", \"llama\", \"mistral\", \"deepseek\", \"glm\", \"kimi\", \"minimax\" or \"harmony\""
     )]
     ForeignTools,
     /// The template prints nothing of what an assistant says.

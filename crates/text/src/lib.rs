@@ -36,7 +36,6 @@
 
 mod alphabet;
 mod bare;
-#[allow(dead_code, reason = "formats to come need all of it")]
 mod calls;
 mod chat;
 #[cfg(test)]
@@ -48,12 +47,15 @@ mod continuation;
 mod continuation_tests;
 mod describe;
 mod error;
+#[cfg(test)]
+mod families_tests;
 mod gguf;
 mod jinja;
 mod message;
 #[cfg(test)]
 mod message_tests;
 mod prepare;
+mod probe;
 mod python_json;
 mod reader;
 mod stream;

@@ -5,12 +5,12 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value, json};
 
-use crate::calls::RESPONSE;
+use crate::calls::{RESPONSE, Syntax};
 use crate::chat::ToolSupport;
 use crate::describe::{ToolPrompt, describe_tools};
-use crate::reader::{Part, Tags, spans};
+use crate::reader::{Found, Part, Reader, Tags, spans, thought_of};
 use crate::thought::ThoughtTags;
-use crate::{ContentPart, Message, Role, TextError, Tokenizer, ToolSpec};
+use crate::{ContentPart, Message, Parsed, Role, TextError, Tokenizer, ToolCall, ToolSpec, python_json};
 
 /// Messages and tools in the form that a template is given.
 pub(crate) struct Prepared {
@@ -43,6 +43,74 @@ pub(crate) struct MessageForm {
     pub tags: Option<ThoughtTags>,
     /// Whether it knows the role `developer`.
     pub developer: bool,
+    /// How it takes calls, where it prints them itself; else they are text.
+    pub calls: Option<CallForm>,
+}
+
+/// How a template takes calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CallForm {
+    /// Whether arguments are to be JSON in a string.
+    text: bool,
+    /// Whether content must be null where there is none.
+    null: bool,
+}
+
+impl CallForm {
+    /// All forms, the most usual one first.
+    pub(crate) const ALL: [CallForm; 4] = [
+        CallForm { text: false, null: false },
+        CallForm { text: true, null: false },
+        CallForm { text: false, null: true },
+        CallForm { text: true, null: true },
+    ];
+
+    /// A call as a template is given it.
+    pub(crate) fn call(self, id: &str, name: &str, arguments: Map<String, Value>) -> Value {
+        let arguments = Value::Object(arguments);
+        let arguments = if self.text { python_json::dumps(&arguments).into() } else { arguments };
+        json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } })
+    }
+
+    /// An assistant's message with calls.
+    pub(crate) fn message(self, content: Value, calls: Vec<Value>) -> Value {
+        let is_empty = content.as_str().is_some_and(str::is_empty);
+        let content = if self.null && is_empty { Value::Null } else { content };
+        json!({ "role": "assistant", "content": content, "tool_calls": calls })
+    }
+}
+
+/// The ids that calls have for a template which takes only ids of its own format.
+#[derive(Default)]
+struct Ids {
+    count: usize,
+    /// Ids of the calls of the last turn: as they came, and as the template is given them.
+    last: Vec<(String, String)>,
+    answered: usize,
+}
+
+impl Ids {
+    fn of_turn(&mut self, calls: &[ToolCall], syntax: &dyn Syntax) -> Vec<String> {
+        let given = calls.iter().map(|call| {
+            let id = syntax.id(&call.name, self.count);
+            self.count += 1;
+            id.unwrap_or_else(|| {
+                if call.id.is_empty() { format!("call_{}", self.count) } else { call.id.clone() }
+            })
+        });
+        let given: Vec<String> = given.collect();
+        self.last = calls.iter().map(|call| call.id.clone()).zip(given.iter().cloned()).collect();
+        self.answered = 0;
+        given
+    }
+
+    /// The id of the call that a result answers: the one that it names, else the next of the turn.
+    fn answered(&mut self, id: Option<&str>) -> Option<String> {
+        let named = self.last.iter().find(|(known, _)| Some(known.as_str()) == id);
+        let found = named.or(self.last.get(self.answered)).map(|(_, given)| given.clone());
+        self.answered += 1;
+        found
+    }
 }
 
 impl MessageForm {
@@ -62,7 +130,7 @@ struct Turn<'a> {
     role: Role,
     content: Value,
     /// Where it came from, unless it is written here.
-    source: Option<&'a Message>,
+    source: Option<Cow<'a, Message>>,
 }
 
 impl Preparation<'_> {
@@ -104,34 +172,98 @@ impl Preparation<'_> {
                     turns.push(Turn { role: Role::User, content: content.into(), source: None });
                 }
                 _ => {
+                    let source = self.apart(message, tools);
                     let content = match message.role {
-                        Role::Assistant if self.form.reasoning.is_some() => {
-                            self.written(message, false).into()
-                        }
-                        Role::Assistant => self.written(&self.form.written_out(message), false).into(),
+                        Role::Assistant if self.form.reasoning.is_some() => self.print(&source).into(),
+                        Role::Assistant => self.print(&self.form.written_out(&source)).into(),
                         Role::System | Role::Developer | Role::User | Role::Tool => self.content(message),
                     };
-                    turns.push(Turn { role: message.role, content, source: Some(message) });
+                    turns.push(Turn { role: message.role, content, source: Some(source) });
                 }
             }
             results_open = is_result;
         }
-        Ok(Prepared { messages: turns.iter().map(|turn| self.value(turn)).collect(), tools: native })
+        let mut ids = Ids::default();
+        let messages = turns.iter().map(|turn| self.value(turn, &mut ids)).collect();
+        Ok(Prepared { messages, tools: native })
     }
 
-    fn value(&self, turn: &Turn<'_>) -> Value {
+    /// An assistant's message with its thoughts and calls apart, where the template prints calls itself and
+    /// they can all be read.
+    fn apart<'a>(&self, message: &'a Message, tools: &[ToolSpec]) -> Cow<'a, Message> {
+        if self.form.calls.is_none() || message.role != Role::Assistant {
+            return Cow::Borrowed(message);
+        }
+        let (found, _) = Reader::read(self.tags, &message.content, false, tools);
+        let is_speech = |found: &Found| matches!(found, Found::Text(Part::Speech, _));
+        let (parsed, thought) = (Parsed::of(found.clone()), thought_of(&found));
+        let written: Option<Vec<ToolCall>> = parsed.calls.into_iter().map(Result::ok).collect();
+        let Some(mut calls) = written.filter(|_| !found.iter().all(is_speech)) else {
+            return Cow::Borrowed(message);
+        };
+        calls.extend(message.tool_calls.iter().cloned());
+        // Without calls, thoughts are left to the template, unless content may not hold their tags.
+        if calls.is_empty() && self.tags.syntax.thought_tags().is_none() {
+            return Cow::Borrowed(message);
+        }
+        let thought = Some(thought).filter(|thought| !thought.is_empty());
+        let (mut content, mut reasoning) = (parsed.content, message.reasoning_content.clone().or(thought));
+        // Templates with thoughts in messages of their own take but one of both before a call.
+        if let (Some(thought), true, true) = (
+            &mut reasoning,
+            !calls.is_empty() && !content.is_empty(),
+            self.tags.syntax.thought_tags().is_some(),
+        ) {
+            thought.push_str(&format!("\n{content}"));
+            content.clear();
+        }
+        Cow::Owned(Message {
+            content: content.into(),
+            reasoning_content: reasoning,
+            tool_calls: calls,
+            ..message.clone()
+        })
+    }
+
+    /// Content of an assistant's message: all of it where calls are text, else without them.
+    fn print(&self, message: &Message) -> String {
+        match self.form.calls {
+            Some(_) if self.tags.syntax.thought_tags().is_some() => self.quoted(&message.content),
+            Some(_) => self.marked(&message.content, false),
+            None => self.written(message, false),
+        }
+    }
+
+    fn value(&self, turn: &Turn<'_>, ids: &mut Ids) -> Value {
         let role = match turn.role {
             Role::Developer if !self.form.developer => Role::System,
             role => role,
         };
         let mut value = json!({ "role": role.as_str(), "content": turn.content });
-        let Some(message) = turn.source else { return value };
+        let Some(message) = turn.source.as_deref() else { return value };
+        if let Some(form) = self.form.calls.filter(|_| !message.tool_calls.is_empty()) {
+            let given = ids.of_turn(&message.tool_calls, self.tags.syntax);
+            let calls = message.tool_calls.iter().zip(&given).map(|(call, id)| {
+                let arguments = call.arguments.iter().map(|(key, value)| {
+                    let value = match value {
+                        Value::String(text) => self.quoted(text).into(),
+                        other => self.guarded(other),
+                    };
+                    (self.tokenizer.guard(key, self.guard, false), value)
+                });
+                form.call(&self.quoted(id), &self.quoted(&call.name), arguments.collect())
+            });
+            value = form.message(turn.content.clone(), calls.collect());
+        }
         if let (Role::Assistant, Some(field), Some(thought)) =
             (message.role, self.form.reasoning, &message.reasoning_content)
         {
             value[field] = self.quoted(thought).into();
         }
-        for (key, text) in [("name", &message.name), ("tool_call_id", &message.tool_call_id)] {
+        let answered = self.form.calls.filter(|_| message.role == Role::Tool);
+        let answered = answered.and_then(|_| ids.answered(message.tool_call_id.as_deref()));
+        let id = answered.or_else(|| message.tool_call_id.clone());
+        for (key, text) in [("name", &message.name), ("tool_call_id", &id)] {
             if let Some(text) = text {
                 value[key] = self.quoted(text).into();
             }
@@ -161,8 +293,12 @@ impl Preparation<'_> {
     /// Text that an assistant wrote, in which the tags of thoughts and calls are the tokens that the model
     /// writes them with.
     pub(crate) fn written(&self, message: &Message, in_thought: bool) -> String {
-        let text = self.tags.syntax.render(&message.content, &message.tool_calls);
-        let spans = spans(self.tags, &text, in_thought);
+        self.marked(&self.tags.syntax.render(&message.content, &message.tool_calls), in_thought)
+    }
+
+    /// Text in which tags are the tokens that the model writes them with.
+    fn marked(&self, text: &str, in_thought: bool) -> String {
+        let spans = spans(self.tags, text, in_thought);
         let shown = spans.into_iter().map(|(part, span)| match part {
             Part::ThoughtTag | Part::CallTag => span,
             Part::Speech | Part::Thought | Part::Call => self.quoted(&span),

@@ -87,14 +87,14 @@ impl Parsed {
 }
 
 /// The thoughts of a whole reply.
-pub(crate) fn thought_of(found: Vec<Found>) -> String {
+pub(crate) fn thought_of(found: &[Found]) -> String {
     let (mut thoughts, mut all) = (Stretches::default(), String::new());
     for found in found {
         match found {
             Found::Text(Part::ThoughtTag, _) => thoughts.end(),
             Found::Text(part, text) => {
-                all.push_str(&text);
-                if part == Part::Thought { thoughts.open.push_str(&text) } else { thoughts.end() }
+                all.push_str(text);
+                if *part == Part::Thought { thoughts.open.push_str(text) } else { thoughts.end() }
             }
             Found::Call(_) => {}
             Found::Late => {
@@ -149,7 +149,8 @@ impl std::fmt::Debug for dyn Syntax {
 
 impl Tags {
     pub(crate) fn new(thoughts: &Thoughts, syntax: &'static dyn Syntax) -> Self {
-        let pairs = thoughts.pairs();
+        // A format that says how thoughts are written knows their tags itself.
+        let pairs = if syntax.thought_tags().is_some() { &[] } else { thoughts.pairs() };
         let opens = || pairs.iter().map(|tags| (tags.open.as_str(), Mark::ThoughtOpen));
         let closes = || pairs.iter().map(|tags| (tags.close.as_str(), Mark::ThoughtClose));
         let marks = || syntax.marks().iter().copied();
@@ -226,7 +227,7 @@ pub(crate) struct Reader {
     at: usize,
     /// Calls so far.
     calls: usize,
-    /// Whether something was said, so that no call without a tag can follow.
+    /// Whether something was said since the last call, so that no call without a tag can follow.
     spoken: bool,
     /// How many calls there were before the section that is under way, and text in it that is no call.
     section: Option<(usize, String)>,
@@ -394,6 +395,7 @@ impl Reader {
                 }
             }));
             self.calls += 1;
+            self.spoken = false;
         }
     }
 
@@ -441,7 +443,7 @@ impl Reader {
             }
             End::Whole(len, json) => (len, syntax.read(&text[..len], json.clone(), tools), json),
             End::Broken(len, closed) => {
-                let fault = syntax.fault(&text[..len], closed);
+                let fault = syntax.fault(&text[..len], closed, tools);
                 (len, fault.map(|why| vec![Err(Fault::from(why))]), None)
             }
         };
@@ -489,10 +491,11 @@ impl Unit {
         };
         let sure = self.look(tags, text, from, ended);
         if matches!(self.body, Body::Text(_)) {
+            // Whoever reads it sees whether its closing tag is there.
             return match &self.tag {
                 Some((tag, Mark::Close)) => End::Whole(tag.end, None),
-                Some((tag, _)) => End::Broken(tag.start, false),
-                None if ended => End::Broken(text.len(), false),
+                Some((tag, _)) => End::Whole(tag.start, None),
+                None if ended => End::Whole(text.len(), None),
                 None => End::Open(sure),
             };
         }
@@ -527,13 +530,12 @@ impl Unit {
     /// Looks for the first tag behind the beginning of the body; gives how much text stands before it, or
     /// before what may be one.
     fn look(&mut self, tags: &Tags, text: &str, from: usize, ended: bool) -> usize {
+        let ends = [Mark::Close, Mark::Call, Mark::SectionEnd];
         self.looked = self.looked.max(from);
         while self.tag.is_none() {
             match tags.call.next(text, self.looked, ended) {
-                // In a text body, tags of thoughts and of sections are text.
-                Next::Tag(tag, mark)
-                    if matches!(self.body, Body::Text(_)) && !matches!(mark, Mark::Close | Mark::Call) =>
-                {
+                // In a text body, tags of thoughts are text.
+                Next::Tag(tag, mark) if matches!(self.body, Body::Text(_)) && !ends.contains(&mark) => {
                     self.looked = tag.start + text[tag.start..].chars().next().map_or(1, char::len_utf8);
                 }
                 Next::Tag(tag, mark) => self.tag = Some((tag, mark)),

@@ -3,7 +3,10 @@
 //! One token for each byte (the id is the byte) and three special tokens. Slow in tokens, but exact: any text
 //! encodes to its UTF-8 bytes, and back.
 
+mod families;
+
 use dressage_model::{GgufTokenizer, TokenType};
+pub use families::family_chat;
 
 use crate::{Chat, ChatOptions, TextError, Tokenizer, TokenizerSource, alphabet};
 

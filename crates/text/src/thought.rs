@@ -81,6 +81,11 @@ impl Thoughts {
         found
     }
 
+    /// The one pair of a format that says how thoughts are written.
+    pub(crate) fn only([open, close]: [&str; 2]) -> Self {
+        Thoughts(vec![ThoughtTags { open: open.into(), close: close.into() }])
+    }
+
     fn add(&mut self, open: &str, close: &str) {
         let tags = ThoughtTags { open: open.into(), close: close.into() };
         if !self.0.contains(&tags) {
@@ -197,4 +202,4 @@ impl Probe<'_> {
 
 #[cfg(test)]
 #[path = "thought_tests.rs"]
-mod tests;
+pub(crate) mod tests;

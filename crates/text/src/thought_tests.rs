@@ -240,7 +240,11 @@ pub(crate) struct Streamed {
 
 impl Streamed {
     pub(crate) fn of(chat: &Arc<Chat>, reply: &[u32], in_thought: bool) -> Self {
-        let mut stream = chat.stream(in_thought, Arc::new([calculator()]));
+        Self::of_tools(chat, reply, in_thought, &[calculator()])
+    }
+
+    pub(crate) fn of_tools(chat: &Arc<Chat>, reply: &[u32], in_thought: bool, tools: &[ToolSpec]) -> Self {
+        let mut stream = chat.stream(in_thought, tools.into());
         let mut pieces: Vec<Piece> = reply.iter().flat_map(|&id| stream.push(id)).collect();
         pieces.extend(stream.finish());
         let mut all = Streamed::default();

@@ -15,10 +15,25 @@ use circles::Circle;
 const MOST_LINES: usize = 600;
 
 /// Which rooms a room may know, from the top down. An entry may come before its room does.
-const ROOMS: [(&str, &[&str]); 12] = [
-    ("cli", &["trainer", "agent", "store", "engine", "conversation", "text", "model", "policy", "tree"]),
-    ("trainer", &["agent", "reward", "store", "conversation", "text", "policy", "rl", "tree"]),
-    ("agent", &["reward", "conversation", "text", "policy", "tree"]),
+const ROOMS: [(&str, &[&str]); 13] = [
+    (
+        "cli",
+        &[
+            "trainer",
+            "agent",
+            "gateway",
+            "store",
+            "engine",
+            "conversation",
+            "text",
+            "model",
+            "policy",
+            "tree",
+        ],
+    ),
+    ("trainer", &["agent", "gateway", "reward", "store", "conversation", "text", "policy", "rl", "tree"]),
+    ("agent", &["gateway", "reward", "conversation", "text", "policy", "tree"]),
+    ("gateway", &["conversation", "text", "policy", "tree"]),
     ("reward", &["policy", "tree"]),
     ("store", &["policy", "tree"]),
     ("engine", &["model", "policy", "rl", "tree"]),

@@ -29,6 +29,15 @@ pub(crate) fn call_from(value: Value, keys: &[&str]) -> Result<Written, String> 
     Ok((name, arguments))
 }
 
+/// Reads the arguments of a call of `name`.
+pub(crate) fn arguments_of(name: &str, json: &str) -> Result<Written, String> {
+    if name.is_empty() {
+        return Err("the tool's name is missing".into());
+    }
+    let value = serde_json::from_str(json).map_err(|error| format!("not valid JSON: {error}"))?;
+    Ok((name.to_owned(), arguments_object(value)?))
+}
+
 /// Says why a text that should be a call in JSON, between tags, is none.
 pub(crate) fn not_json(body: &str) -> String {
     let body = body.trim();

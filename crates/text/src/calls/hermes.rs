@@ -54,7 +54,7 @@ impl Syntax for Hermes {
         Some(vec![call.map_err(Fault::from)])
     }
 
-    fn fault(&self, text: &str, closed: bool) -> Option<String> {
+    fn fault(&self, text: &str, closed: bool, _: &[ToolSpec]) -> Option<String> {
         let body = text.strip_prefix(OPEN).unwrap_or(text);
         Some(match body.strip_suffix(CLOSE).filter(|_| closed) {
             Some(body) => not_json(body),

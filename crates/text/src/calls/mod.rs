@@ -8,8 +8,17 @@
 //! can say it at all: where arguments stand between tags, a text that holds the closing tag cannot be said.
 
 mod arguments;
+mod deepseek;
+mod glm;
+mod harmony;
 mod hermes;
 mod json;
+mod kimi;
+mod llama;
+mod minimax;
+mod mistral;
+mod qwen_xml;
+mod values;
 
 use std::fmt;
 use std::ops::Range;
@@ -17,10 +26,10 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-pub(crate) use arguments::{call_from, not_json};
+pub(crate) use arguments::{arguments_of, call_from, not_json};
 pub(crate) use json::{Json, Progress};
 
-use crate::{ToolCall, ToolSpec};
+use crate::{ToolCall, ToolProtocol, ToolSpec};
 
 /// Tags around the result of a call, where the template has none of its own.
 pub(crate) const RESPONSE: [&str; 2] = ["<tool_response>", "</tool_response>"];
@@ -51,19 +60,75 @@ impl fmt::Display for Malformed {
     }
 }
 
+/// The most bytes of a call before its arguments; a longer header is none.
+pub(crate) const LONGEST_HEADER: usize = 1024;
+
 /// A format of calls.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum CallFormat {
-    /// JSON between `<tool_call>` and `</tool_call>`.
     #[default]
     Hermes,
+    QwenXml,
+    Llama,
+    /// Whether a call is written with `[ARGS]`.
+    Mistral {
+        named: bool,
+    },
+    /// Whether arguments are written in a fence.
+    Deepseek {
+        fenced: bool,
+    },
+    Glm,
+    Kimi,
+    Minimax,
+    Harmony,
 }
 
 impl CallFormat {
+    /// All formats, those with the most telling tags first.
+    pub(crate) const ALL: [CallFormat; 11] = [
+        CallFormat::Harmony,
+        CallFormat::Minimax,
+        CallFormat::Kimi,
+        CallFormat::Deepseek { fenced: true },
+        CallFormat::Deepseek { fenced: false },
+        CallFormat::Mistral { named: true },
+        CallFormat::Mistral { named: false },
+        CallFormat::QwenXml,
+        CallFormat::Glm,
+        CallFormat::Hermes,
+        CallFormat::Llama,
+    ];
+
+    /// The name that people call it by.
+    pub(crate) fn protocol(self) -> ToolProtocol {
+        match self {
+            CallFormat::Hermes => ToolProtocol::Hermes,
+            CallFormat::QwenXml => ToolProtocol::QwenXml,
+            CallFormat::Llama => ToolProtocol::Llama,
+            CallFormat::Mistral { .. } => ToolProtocol::Mistral,
+            CallFormat::Deepseek { .. } => ToolProtocol::Deepseek,
+            CallFormat::Glm => ToolProtocol::Glm,
+            CallFormat::Kimi => ToolProtocol::Kimi,
+            CallFormat::Minimax => ToolProtocol::Minimax,
+            CallFormat::Harmony => ToolProtocol::Harmony,
+        }
+    }
+
     /// The one place that knows which file reads which format.
     pub(crate) fn syntax(self) -> &'static dyn Syntax {
         match self {
             CallFormat::Hermes => &hermes::Hermes,
+            CallFormat::QwenXml => &qwen_xml::QwenXml,
+            CallFormat::Llama => &llama::Llama,
+            CallFormat::Mistral { named: true } => &mistral::Mistral { named: true },
+            CallFormat::Mistral { named: false } => &mistral::Mistral { named: false },
+            CallFormat::Deepseek { fenced: true } => &deepseek::Deepseek { fenced: true },
+            CallFormat::Deepseek { fenced: false } => &deepseek::Deepseek { fenced: false },
+            CallFormat::Glm => &glm::Glm,
+            CallFormat::Kimi => &kimi::Kimi,
+            CallFormat::Minimax => &minimax::Minimax,
+            CallFormat::Harmony => &harmony::Harmony,
         }
     }
 }
@@ -167,6 +232,30 @@ pub(crate) trait Syntax: Sync {
         &[]
     }
 
+    /// Tokens that end a message but not the reply.
+    fn goes_on(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// The token that ends a turn with or without calls, where it is another than the template prints in the
+    /// past.
+    fn end(&self, calls: bool) -> Option<&'static str> {
+        let _ = calls;
+        None
+    }
+
+    /// Tags around a thought, where the format says how thoughts are written.
+    fn thought_tags(&self) -> Option<[&'static str; 2]> {
+        None
+    }
+
+    /// The id of the call of a tool at this place in a conversation, where templates of this format accept no
+    /// other.
+    fn id(&self, name: &str, index: usize) -> Option<String> {
+        let _ = (name, index);
+        None
+    }
+
     /// Where the body lies in a text that begins with a tag of kind [`Mark::Call`]. `ended` says that no
     /// more text comes.
     fn body(&self, text: &str, ended: bool) -> Body;
@@ -197,9 +286,12 @@ pub(crate) trait Syntax: Sync {
         tools: &[ToolSpec],
     ) -> Option<Vec<Result<Written, Fault>>>;
 
-    /// Says what is wrong with a call whose body is not what it should be; `closed` says whether its closing
-    /// tag is there. `None` as in [`read`](Self::read).
-    fn fault(&self, text: &str, closed: bool) -> Option<String>;
+    /// Says what is wrong with a call whose body is not the JSON that it should be; `closed` says whether its
+    /// closing tag is there. `None` as in [`read`](Self::read).
+    fn fault(&self, text: &str, closed: bool, tools: &[ToolSpec]) -> Option<String> {
+        let _ = (text, closed, tools);
+        None
+    }
 
     /// Text of an assistant's turn: its content, then its calls.
     fn render(&self, content: &str, calls: &[ToolCall]) -> String;
@@ -212,6 +304,36 @@ pub(crate) trait Syntax: Sync {
 
     /// The tag that tells people where a call begins, or what they look for in its place.
     fn sign(&self) -> &'static str;
+}
+
+/// How long white space and `tag` behind it are at the beginning of a text: `None` where more text will tell,
+/// `Some(None)` where there is something else.
+pub(crate) fn opening(text: &str, tag: &str, ended: bool) -> Option<Option<usize>> {
+    let after = text.trim_start();
+    let blank = text.len() - after.len();
+    if after.starts_with(tag) {
+        Some(Some(blank + tag.len()))
+    } else if tag.starts_with(after) && !ended {
+        None
+    } else {
+        Some(None)
+    }
+}
+
+/// Where the first of some tags begins in a header, and which it is: `None` where more text will tell,
+/// `Some(None)` where there is none or the header is too long.
+pub(crate) fn header<'a>(text: &str, tags: &[&'a str], ended: bool) -> Option<Option<(usize, &'a str)>> {
+    let longest = tags.iter().map(|tag| tag.len()).max().unwrap_or_default();
+    let is_long = text.len() > LONGEST_HEADER + longest;
+    // No more is looked at again as the text grows.
+    let end = (LONGEST_HEADER + longest..=text.len()).find(|&end| text.is_char_boundary(end));
+    let text = &text[..end.unwrap_or(text.len())];
+    let found = tags.iter().filter_map(|tag| Some((text.find(tag)?, *tag))).min();
+    match found {
+        Some((at, tag)) => Some(Some((at, tag)).filter(|_| at <= LONGEST_HEADER)),
+        None if ended || is_long => Some(None),
+        None => None,
+    }
 }
 
 /// White space, then a closing tag.

@@ -30,3 +30,139 @@ pub(crate) fn json_value() -> impl Strategy<Value = Value> {
         ]
     })
 }
+
+/// A tool with parameters of every type.
+pub(crate) fn tool() -> ToolSpec {
+    let kinds = ["string", "integer", "number", "boolean", "array", "object", "null"];
+    let properties: Map<String, Value> =
+        kinds.iter().map(|kind| ((*kind).to_owned(), serde_json::json!({ "type": kind }))).collect();
+    ToolSpec {
+        name: "probe".into(),
+        description: "Probes.".into(),
+        parameters: serde_json::json!({ "type": "object", "properties": properties }),
+    }
+}
+
+/// What a reply turns out to be that arrives in these pieces.
+fn read_in_pieces(format: CallFormat, pieces: &[&str], tools: &[ToolSpec]) -> (Parsed, String) {
+    let tags = Tags::new(&Thoughts::default(), format.syntax());
+    let (mut reader, mut found) = (Reader::new(false), Vec::new());
+    for piece in pieces {
+        reader.push(&tags, tools, piece, &mut found);
+    }
+    reader.finish(&tags, tools, &mut found);
+    let text = found.iter().map(|found| match found {
+        crate::reader::Found::Text(_, text) => text.as_str(),
+        _ => "",
+    });
+    let text = text.collect();
+    (Parsed::of(found), text)
+}
+
+/// Cuts a text at characters.
+fn cut<'a>(text: &'a str, cuts: &[prop::sample::Index]) -> Vec<&'a str> {
+    let mut at: Vec<usize> = cuts.iter().map(|cut| cut.index(text.len() + 1)).collect();
+    at.retain(|&at| text.is_char_boundary(at));
+    at.extend([0, text.len()]);
+    at.sort_unstable();
+    at.windows(2).map(|pair| &text[pair[0]..pair[1]]).collect()
+}
+
+/// Texts in which tags of a format, and what stands between them, follow each other in any order.
+fn jumble() -> impl Strategy<Value = (CallFormat, String)> {
+    (0..CallFormat::ALL.len()).prop_flat_map(|index| {
+        let format = CallFormat::ALL[index];
+        let syntax = format.syntax();
+        let mut parts: Vec<String> = syntax.marks().iter().map(|(tag, _)| (*tag).to_owned()).collect();
+        parts.extend(syntax.tags().iter().chain(syntax.closes()).map(|tag| (*tag).to_owned()));
+        let call = ToolCall { id: String::new(), name: "probe".into(), arguments: Map::new() };
+        parts.push(syntax.render("", std::slice::from_ref(&call)));
+        parts.push(syntax.render("Say", &[call.clone(), call]));
+        for part in [
+            "probe",
+            "{\"a\": \"",
+            "\"}",
+            "{}",
+            "{\"name\": \"probe\"}",
+            "; ",
+            "\n",
+            " ",
+            ">",
+            "```json\n",
+            "```",
+            "[",
+            "]",
+            " to=functions.probe ",
+            "final",
+            "analysis",
+            "\"",
+            "\\",
+            "Hm.",
+        ] {
+            parts.push(part.into());
+        }
+        let part = prop_oneof![4 => prop::sample::select(parts), 1 => any::<String>()];
+        (Just(format), prop::collection::vec(part, 0..12).prop_map(|parts| parts.concat()))
+    })
+}
+
+/// Arguments of `probe`, each of its type, without the tags of formats that cannot say them.
+fn arguments() -> impl Strategy<Value = Map<String, Value>> {
+    let text = "[^<]{0,12}".prop_map(Value::from);
+    let items = prop::collection::vec(json_value(), 0..3).prop_map(Value::from);
+    let fields = prop::collection::vec((any::<String>(), json_value()), 0..3)
+        .prop_map(|fields| Value::Object(fields.into_iter().collect()));
+    let all = (text, any::<i64>(), any::<f64>(), any::<bool>(), items, fields, any::<u8>());
+    all.prop_map(|(text, integer, number, boolean, items, fields, some)| {
+        let values = [
+            ("string", text),
+            ("integer", integer.into()),
+            ("number", number.into()),
+            ("boolean", boolean.into()),
+            ("array", items),
+            ("object", fields),
+            ("null", Value::Null),
+        ];
+        let some = values.into_iter().enumerate().filter(|(index, _)| some & (1 << index) != 0);
+        some.map(|(_, (key, value))| (key.to_owned(), value)).collect()
+    })
+}
+
+/// Whether a value holds a tag of this format in one of its texts, which a format with values between tags
+/// cannot say.
+fn says(value: &Value, syntax: &dyn Syntax) -> bool {
+    let text = value.to_string();
+    syntax.tags().iter().all(|tag| !text.contains(tag))
+}
+
+proptest! {
+    #[test]
+    fn any_text_has_one_reading((format, text) in jumble(), cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..8)) {
+        let tools = [tool()];
+        let (whole, read) = read_in_pieces(format, &[&text], &tools);
+        prop_assert_eq!(&read, &text);
+        let (in_pieces, read) = read_in_pieces(format, &cut(&text, &cuts), &tools);
+        prop_assert_eq!(&read, &text);
+        prop_assert_eq!(&in_pieces, &whole);
+        let each: Vec<&str> = text.split("").collect();
+        let (by_character, read) = read_in_pieces(format, &each, &tools);
+        prop_assert_eq!(&read, &text);
+        prop_assert_eq!(&by_character, &whole);
+    }
+
+    #[test]
+    fn what_is_written_reads_back(
+        index in 0..CallFormat::ALL.len(),
+        content in "[^<\\[{;]{0,12}",
+        arguments in prop::collection::vec(arguments(), 1..3),
+    ) {
+        let syntax = CallFormat::ALL[index].syntax();
+        prop_assume!(arguments.iter().all(|arguments| says(&Value::Object(arguments.clone()), syntax)));
+        let call = |(index, arguments)| ToolCall { id: format!("call_{index}"), name: "probe".into(), arguments };
+        let calls: Vec<ToolCall> = arguments.into_iter().enumerate().map(call).collect();
+        let text = syntax.render(&content, &calls);
+        let parsed = read(CallFormat::ALL[index], &text, &[tool()]);
+        prop_assert_eq!(&parsed.content, content.trim(), "{}", text);
+        prop_assert_eq!(&parsed.calls, &calls.into_iter().map(Ok).collect::<Vec<_>>(), "{}", text);
+    }
+}

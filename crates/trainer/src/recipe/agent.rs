@@ -1,5 +1,6 @@
 //! Keys of agents.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,10 +10,47 @@ use dressage_policy::SamplingParams;
 use dressage_text::{Chat, ToolPrompt, ToolProtocol};
 use serde::{Deserialize, Serialize};
 
+/// Makers of attempts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AgentKind {
+    /// The built-in loop: a model and its tools take turns.
+    #[default]
+    Tools,
+    /// A program of the user's, which asks the model over HTTP.
+    Program,
+}
+
+/// `match`: traits of the calls of a program that are this agent's although they do not name it. All that are
+/// given must hold.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MatchKeys {
+    /// Names of models that only this agent asks for.
+    pub model: Vec<String>,
+    /// A regular expression that its instructions match, somewhere.
+    pub system: String,
+    /// Names of tools that it is told of, all of them.
+    pub tools: Vec<String>,
+    /// Whether it is told of any tool.
+    pub has_tools: Option<bool>,
+}
+
 /// `[agent]` and `[agent.NAME]`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AgentKeys {
+    /// Who makes the attempts.
+    pub kind: AgentKind,
+    /// Of a program: the program and its arguments.
+    pub command: Vec<String>,
+    /// Of a program: the folder that it runs in, that of the recipe where not given.
+    pub folder: PathBuf,
+    /// Of a program: names of environment variables that it gets, besides the usual ones.
+    pub environment: Vec<String>,
+    /// The calls of a program that are this agent's although they do not name it.
+    #[serde(rename = "match")]
+    pub matches: MatchKeys,
     /// The policy that writes its replies, by name; may be left out where there is one only.
     pub policy: String,
     /// Whether its policy learns from what it does. If not, or if the policy is not trained, it acts and is
@@ -65,6 +103,11 @@ pub struct AgentKeys {
 impl Default for AgentKeys {
     fn default() -> Self {
         AgentKeys {
+            kind: AgentKind::Tools,
+            command: Vec::new(),
+            folder: PathBuf::new(),
+            environment: Vec::new(),
+            matches: MatchKeys::default(),
             policy: String::new(),
             train: true,
             sampling: SamplingKeys::default(),

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 
 use super::RecipeError;
-use super::agent::{AgentKeys, QUESTION};
+use super::agent::{AgentKeys, AgentKind, QUESTION};
 use super::check::{Checker, MOST_SECONDS};
 use super::keys::{Phase, Recipe};
 use super::policy::{PolicyKeys, PolicyModel};
@@ -95,6 +95,34 @@ impl Checker<'_> {
         Ok(())
     }
 
+    /// What only a program has, and what it cannot have.
+    fn program(&self, key: &dyn Fn(&str) -> String, agent: &AgentKeys) -> Result<(), RecipeError> {
+        let is_program = agent.kind == AgentKind::Program;
+        let named = agent.command.first().is_some_and(|program| !program.is_empty());
+        self.check(
+            named || !is_program,
+            key("command"),
+            format!("{:?}", agent.command),
+            "the program and its arguments, for an agent of kind \"program\"",
+        )?;
+        self.check(
+            is_program || agent.command.is_empty(),
+            key("kind"),
+            "\"tools\"",
+            "\"program\" where a command is given",
+        )?;
+        self.check(
+            agent.tools.is_empty() || !is_program,
+            key("tools"),
+            format!("{:?}", agent.tools),
+            "left out: a program brings tools of its own",
+        )?;
+        let pattern = &agent.matches.system;
+        let wrong = regex::Regex::new(pattern).err().map(|error| error.to_string());
+        let range = format!("a regular expression; {}", wrong.as_deref().unwrap_or_default());
+        self.check(wrong.is_none(), key("match.system"), format!("\"{pattern}\""), range)
+    }
+
     /// One agent, whose keys are in `table`.
     pub(super) fn agent(&self, recipe: &Recipe, table: &str, agent: &AgentKeys) -> Result<(), RecipeError> {
         let key = |name: &str| format!("{table}.{name}");
@@ -133,6 +161,7 @@ impl Checker<'_> {
             format!("\"{}\"", agent.prompt),
             format!("a text that contains {QUESTION}"),
         )?;
+        self.program(&key, agent)?;
         for name in &agent.tools {
             let ok = ToolKeys::find(&recipe.tool, name).is_some();
             let range = format!("a list of tools; {}", ToolKeys::known(&recipe.tool, name));

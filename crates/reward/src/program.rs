@@ -1,0 +1,105 @@
+//! Rewards that an agent's own program gives: those that it posts, or the one in its last line.
+
+use async_trait::async_trait;
+use dressage_tree::{Component, Earner};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::{Evidence, ScoreError, Scorer};
+
+/// Where a program says what its attempt is worth.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Said {
+    /// Posted to the attempt's reward endpoint.
+    #[default]
+    Posted,
+    /// In the last line that it prints: a number, or `{"reward": …}`.
+    LastLine,
+}
+
+/// Takes the reward that the program of an attempt gives. A program that gives none leaves the attempt
+/// unscored.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ProgramScorer {
+    /// Where it says so.
+    pub from: Said,
+}
+
+/// A reward as the gateway takes it.
+#[derive(Deserialize)]
+struct Posted {
+    value: f64,
+    name: String,
+    agent: Option<String>,
+    turn: Option<u32>,
+}
+
+/// The name under which a program's only dimension goes.
+const REWARD: &str = "reward";
+
+#[async_trait]
+impl Scorer for ProgramScorer {
+    async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
+        let program = evidence.handed().get("program").unwrap_or(&Value::Null);
+        match self.from {
+            Said::LastLine => last_line(evidence, &program["last_line"]),
+            Said::Posted => posted(evidence, &program["rewards"]),
+        }
+    }
+}
+
+/// Whether an attempt may go without a reward: one that was cut or broke has not come to the point.
+fn none(evidence: &Evidence, why: &str) -> Result<Vec<Component>, ScoreError> {
+    match evidence.is_answered() {
+        true => Err(ScoreError::Unusable(why.to_owned())),
+        false => Ok(vec![Component::score(0.0)]),
+    }
+}
+
+fn last_line(evidence: &Evidence, line: &Value) -> Result<Vec<Component>, ScoreError> {
+    let text = line.as_str().unwrap_or_default();
+    let value = match serde_json::from_str::<Value>(text) {
+        Ok(Value::Number(number)) => number.as_f64(),
+        Ok(Value::Object(map)) => map.get(REWARD).and_then(Value::as_f64),
+        _ => None,
+    };
+    match value.filter(|value| value.is_finite()) {
+        Some(value) => Ok(vec![Component::score(value)]),
+        None => {
+            let start: String = text.chars().take(80).collect();
+            none(
+                evidence,
+                &format!(
+                    "the program's last line is {start:?}, which is neither a number nor {{\"reward\": …}}"
+                ),
+            )
+        }
+    }
+}
+
+fn posted(evidence: &Evidence, rewards: &Value) -> Result<Vec<Component>, ScoreError> {
+    let rewards: Vec<Posted> = serde_json::from_value(rewards.clone()).unwrap_or_default();
+    if rewards.is_empty() {
+        return none(evidence, "the program has posted no reward to DRESSAGE_REWARD_URL");
+    }
+    // Those of one dimension and one earner add up.
+    let mut components: Vec<Component> = Vec::new();
+    for Posted { value, name, agent, turn } in rewards {
+        let name = if name == REWARD { Component::SCORE.to_owned() } else { name };
+        let on = match (turn, agent) {
+            (Some(turn), _) => Some(Earner::Turn(turn)),
+            (None, Some(agent)) => Some(Earner::Agent(agent)),
+            (None, None) => None,
+        };
+        match components.iter_mut().find(|component| component.name == name && component.on == on) {
+            Some(component) => component.value += value,
+            None => components.push(Component { on, ..Component::new(name, value) }),
+        }
+    }
+    if components.iter().all(|component| component.name != Component::SCORE) {
+        components.push(Component::score(0.0));
+    }
+    Ok(components)
+}

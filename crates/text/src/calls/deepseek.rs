@@ -1,0 +1,136 @@
+//! Tool calls of DeepSeek V3, R1 and V3.1: special tokens around each call and around all calls of a turn.
+//!
+//! - V3 and R1 write `function<｜tool▁sep｜>NAME` and the arguments in a fence of JSON below it; V3.1 writes
+//!   `NAME<｜tool▁sep｜>` and the arguments. Both are read; the one that the model's template prints is written.
+//! - Tags inside of JSON strings are text. A call that is not JSON ends at the next tag.
+
+use std::ops::Range;
+
+use super::values::arguments;
+use super::{Body, Fault, Mark, Syntax, Trailer, Written, arguments_of, header, opening};
+use crate::{ToolCall, ToolSpec};
+
+const SECTION: [&str; 2] = ["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"];
+const OPEN: &str = "<｜tool▁call▁begin｜>";
+const CLOSE: &str = "<｜tool▁call▁end｜>";
+const SEPARATOR: &str = "<｜tool▁sep｜>";
+const FENCE: [&str; 2] = ["```json", "```"];
+
+/// The format; whether arguments are written in a fence.
+pub(crate) struct Deepseek {
+    pub fenced: bool,
+}
+
+impl Syntax for Deepseek {
+    fn marks(&self) -> &'static [(&'static str, Mark)] {
+        &[(SECTION[0], Mark::Section), (SECTION[1], Mark::SectionEnd), (OPEN, Mark::Call)]
+    }
+
+    fn closes(&self) -> &'static [&'static str] {
+        &[CLOSE]
+    }
+
+    fn tags(&self) -> &'static [&'static str] {
+        &[SECTION[0], SECTION[1], OPEN, CLOSE, SEPARATOR]
+    }
+
+    fn body(&self, text: &str, ended: bool) -> Body {
+        let from = match header(text, &[SEPARATOR], ended) {
+            Some(Some((at, tag))) => at + tag.len(),
+            Some(None) => return Body::Missing,
+            None => return Body::More,
+        };
+        let rest = &text[from..];
+        match rest.trim_start().chars().next() {
+            Some('{') => return Body::Json(from + rest.len() - rest.trim_start().len()),
+            None if !ended => return Body::More,
+            _ => {}
+        }
+        let blank = rest.len() - rest.trim_start().len();
+        let line = match header(&rest[blank..], &["\n"], ended) {
+            Some(Some((at, _))) => blank + at,
+            Some(None) => return Body::Missing,
+            None => return Body::More,
+        };
+        match opening(&rest[line..], FENCE[0], ended) {
+            Some(len) => Body::Json(from + line + len.unwrap_or(0)),
+            None => Body::More,
+        }
+    }
+
+    fn trailer(&self, rest: &str, ended: bool) -> Trailer {
+        let after = rest.strip_prefix(FENCE[1]).unwrap_or(rest);
+        let before = rest.len() - after.len();
+        let is_begun = |tag: &str, text: &str| text.len() < tag.len() && tag.starts_with(text);
+        match opening(after, CLOSE, ended) {
+            Some(Some(len)) => Trailer::Whole(before + len),
+            Some(None) if !ended && before == 0 && is_begun(FENCE[1], rest) => Trailer::More,
+            Some(None) => Trailer::Broken,
+            None => Trailer::More,
+        }
+    }
+
+    fn read(
+        &self,
+        text: &str,
+        json: Option<Range<usize>>,
+        _: &[ToolSpec],
+    ) -> Option<Vec<Result<Written, Fault>>> {
+        let json = json?;
+        let (kind, name) = text[OPEN.len()..json.start].split_once(SEPARATOR)?;
+        let name = name.trim().trim_end_matches(FENCE[0]).trim();
+        let name = if name.is_empty() { kind.trim() } else { name };
+        Some(vec![arguments_of(name, &text[json]).map_err(Fault::from)])
+    }
+
+    fn fault(&self, text: &str, closed: bool, _: &[ToolSpec]) -> Option<String> {
+        let Some((_, rest)) = text.split_once(SEPARATOR) else {
+            return Some(format!("{SEPARATOR} is missing"));
+        };
+        if !closed {
+            return Some(format!("{CLOSE} is missing"));
+        }
+        let rest = rest.strip_suffix(CLOSE).unwrap_or(rest);
+        Some(super::not_json(
+            rest.find('{').map_or("", |at| &rest[at..]).trim_end().trim_end_matches(FENCE[1]),
+        ))
+    }
+
+    fn render(&self, content: &str, calls: &[ToolCall]) -> String {
+        if calls.is_empty() {
+            return content.to_owned();
+        }
+        let calls = calls.iter().map(|call| {
+            let (name, arguments) = (&call.name, arguments(call));
+            match self.fenced {
+                true => {
+                    format!("{OPEN}function{SEPARATOR}{name}\n{}\n{arguments}\n{}{CLOSE}", FENCE[0], FENCE[1])
+                }
+                false => format!("{OPEN}{name}{SEPARATOR}{arguments}{CLOSE}"),
+            }
+        });
+        let between = if self.fenced { "\n" } else { "" };
+        format!("{content}{}{}{}", SECTION[0], calls.collect::<Vec<_>>().join(between), SECTION[1])
+    }
+
+    fn how(&self) -> &'static str {
+        "its name and its arguments as JSON between tags"
+    }
+
+    fn example(&self) -> &'static str {
+        match self.fenced {
+            true => {
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>TOOL\n```json\n\
+                 {\"PARAMETER\": VALUE}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+            }
+            false => {
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>TOOL<｜tool▁sep｜>{\"PARAMETER\": VALUE}\
+                 <｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+            }
+        }
+    }
+
+    fn sign(&self) -> &'static str {
+        OPEN
+    }
+}

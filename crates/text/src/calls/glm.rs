@@ -1,0 +1,106 @@
+//! Tool calls of GLM 4.5 and later: the tool's name, then a tag for each name and value of an argument,
+//! between `<tool_call>` and `</tool_call>`.
+//!
+//! - Values are typed by the tool's schema (`values.rs`) and are taken as they are, white space included.
+//! - A call ends with `</tool_call>`, or where the next one begins. Without its closing tag it is malformed.
+//! - No token ends a turn: `<|observation|>` begins the results of its calls, `<|user|>` the next question.
+//! - A value cannot hold the tags that end or begin a call, nor `</arg_value>`.
+
+use std::ops::Range;
+
+use super::values::{between, call_of, plain};
+use super::{Body, Fault, Mark, Syntax, Written};
+use crate::chat::excerpt;
+use crate::{ToolCall, ToolSpec};
+
+const OPEN: &str = "<tool_call>";
+const CLOSE: &str = "</tool_call>";
+const KEY: [&str; 2] = ["<arg_key>", "</arg_key>"];
+const VALUE: [&str; 2] = ["<arg_value>", "</arg_value>"];
+/// Ends a turn that calls tools, and begins their results.
+const RESULTS: &str = "<|observation|>";
+
+/// The format.
+pub(crate) struct Glm;
+
+impl Syntax for Glm {
+    fn marks(&self) -> &'static [(&'static str, Mark)] {
+        &[(OPEN, Mark::Call)]
+    }
+
+    fn closes(&self) -> &'static [&'static str] {
+        &[CLOSE]
+    }
+
+    fn tags(&self) -> &'static [&'static str] {
+        &[OPEN, CLOSE, KEY[0], KEY[1], VALUE[0], VALUE[1]]
+    }
+
+    fn stops(&self) -> &'static [&'static str] {
+        &[RESULTS, "<|user|>"]
+    }
+
+    fn end(&self, calls: bool) -> Option<&'static str> {
+        calls.then_some(RESULTS)
+    }
+
+    fn body(&self, _: &str, _: bool) -> Body {
+        Body::Text(OPEN.len())
+    }
+
+    fn read(
+        &self,
+        text: &str,
+        _: Option<Range<usize>>,
+        tools: &[ToolSpec],
+    ) -> Option<Vec<Result<Written, Fault>>> {
+        Some(vec![read(text, tools).map_err(Fault::from)])
+    }
+
+    fn render(&self, content: &str, calls: &[ToolCall]) -> String {
+        let mut parts: Vec<String> =
+            Some(content.to_owned()).filter(|text| !text.is_empty()).into_iter().collect();
+        for call in calls {
+            let mut text = format!("{OPEN}{}\n", call.name);
+            for (key, value) in &call.arguments {
+                let value = plain(value);
+                text.push_str(&format!("{}{key}{}\n{}{value}{}\n", KEY[0], KEY[1], VALUE[0], VALUE[1]));
+            }
+            parts.push(text + CLOSE);
+        }
+        parts.join("\n")
+    }
+
+    fn how(&self) -> &'static str {
+        "its name, and the name and value of each argument between tags"
+    }
+
+    fn example(&self) -> &'static str {
+        "<tool_call>TOOL\n<arg_key>PARAMETER</arg_key>\n<arg_value>VALUE</arg_value>\n</tool_call>"
+    }
+
+    fn sign(&self) -> &'static str {
+        OPEN
+    }
+}
+
+fn read(text: &str, tools: &[ToolSpec]) -> Result<Written, String> {
+    let inner = text.strip_prefix(OPEN).unwrap_or(text);
+    let inner = inner.strip_suffix(CLOSE).ok_or(format!("{CLOSE} is missing"))?;
+    let end = inner.find(KEY[0]).unwrap_or(inner.len());
+    let (name, mut rest) = inner.split_at(end);
+    let name = name.trim();
+    if name.is_empty() || name.contains(['\n', '<']) {
+        return Err(format!("a tool's name should stand behind {OPEN}, not {:?}", excerpt(name)));
+    }
+    let mut arguments = Vec::new();
+    while !rest.trim().is_empty() {
+        let misplaced =
+            |rest: &str, tag: &str| format!("{:?} stands where {tag} should", excerpt(rest.trim()));
+        let (key, after) = between(rest, KEY[0], KEY[1]).ok_or_else(|| misplaced(rest, KEY[0]))?;
+        let (value, after) = between(after, VALUE[0], VALUE[1]).ok_or_else(|| misplaced(after, VALUE[0]))?;
+        arguments.push((key.trim(), value));
+        rest = after;
+    }
+    Ok(call_of(name, arguments, tools))
+}

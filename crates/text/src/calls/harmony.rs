@@ -1,0 +1,173 @@
+//! Replies of gpt-oss, which come in messages: a header with a channel, and a recipient where a tool is
+//! called, up to `<|message|>`; then thought (channel `analysis`), speech, or the arguments of a call in JSON.
+//!
+//! - The prompt has written `<|start|>assistant`, so a reply begins with a channel or with ` to=`.
+//! - A message with a recipient is a call, whatever its channel. Its tool loses the prefix `functions.`.
+//! - `<|call|>` ends a call and the reply, `<|return|>` the reply, `<|end|>` a message that another follows.
+//! - Arguments that are no JSON end at the next tag. Tags inside of JSON strings are text.
+
+use std::ops::Range;
+
+use super::values::arguments;
+use super::{Begins, Body, Fault, Mark, Syntax, Written, arguments_of, header, not_json};
+use crate::{ToolCall, ToolSpec};
+
+const START: &str = "<|start|>";
+const CHANNEL: &str = "<|channel|>";
+const MESSAGE: &str = "<|message|>";
+const CONSTRAIN: &str = "<|constrain|>";
+const END: &str = "<|end|>";
+const RETURN: &str = "<|return|>";
+const CALL: &str = "<|call|>";
+const RECIPIENT: &str = "to=";
+/// Tags around a thought, as written by hand.
+pub(crate) const THOUGHT: [&str; 2] = ["<|channel|>analysis<|message|>", "<|end|><|start|>assistant"];
+
+/// The format.
+pub(crate) struct Harmony;
+
+impl Syntax for Harmony {
+    fn marks(&self) -> &'static [(&'static str, Mark)] {
+        &[
+            (START, Mark::Call),
+            (CHANNEL, Mark::Call),
+            (MESSAGE, Mark::Silent),
+            (CONSTRAIN, Mark::Silent),
+            (END, Mark::Silent),
+            (RETURN, Mark::Silent),
+            (CALL, Mark::Silent),
+        ]
+    }
+
+    fn closes(&self) -> &'static [&'static str] {
+        &[CALL, END, RETURN]
+    }
+
+    fn in_thought(&self) -> &'static [(&'static str, Mark)] {
+        &[
+            (START, Mark::Call),
+            (CHANNEL, Mark::Call),
+            (END, Mark::ThoughtClose),
+            (RETURN, Mark::ThoughtClose),
+            (CALL, Mark::ThoughtClose),
+        ]
+    }
+
+    fn tags(&self) -> &'static [&'static str] {
+        &[START, CHANNEL, MESSAGE, CONSTRAIN, END, RETURN, CALL]
+    }
+
+    fn stops(&self) -> &'static [&'static str] {
+        &[RETURN, CALL]
+    }
+
+    fn goes_on(&self) -> &'static [&'static str] {
+        &[END]
+    }
+
+    fn thought_tags(&self) -> Option<[&'static str; 2]> {
+        Some(THOUGHT)
+    }
+
+    fn end(&self, calls: bool) -> Option<&'static str> {
+        Some(if calls { CALL } else { RETURN })
+    }
+
+    fn body(&self, text: &str, ended: bool) -> Body {
+        let at = match header(text, &[MESSAGE], ended) {
+            Some(Some((at, _))) => at,
+            Some(None) => return Body::Missing,
+            None => return Body::More,
+        };
+        let (header, from) = (&text[..at], at + MESSAGE.len());
+        if recipient(header).is_some() {
+            return Body::Json(from);
+        }
+        match header.split_once(CHANNEL).map(|(_, channel)| channel.trim_start().starts_with("analysis")) {
+            Some(true) => Body::Thought(from),
+            _ => Body::Speech(from),
+        }
+    }
+
+    fn begins(&self, text: &str, called: bool, _: &[ToolSpec], ended: bool) -> Begins {
+        if text.starts_with(RECIPIENT) && !called {
+            Begins::Call
+        } else if RECIPIENT.starts_with(text) && !ended && !called {
+            Begins::More
+        } else {
+            Begins::Speech
+        }
+    }
+
+    fn read(
+        &self,
+        text: &str,
+        json: Option<Range<usize>>,
+        _: &[ToolSpec],
+    ) -> Option<Vec<Result<Written, Fault>>> {
+        let json = json?;
+        let name = recipient(&text[..json.start])?;
+        Some(vec![arguments_of(name, &text[json]).map_err(Fault::from)])
+    }
+
+    fn fault(&self, text: &str, _: bool, _: &[ToolSpec]) -> Option<String> {
+        let Some((header, body)) = text.split_once(MESSAGE) else {
+            let tagged = text.starts_with("<|");
+            return tagged.then(|| format!("{MESSAGE} is missing behind {:?}", crate::chat::excerpt(text)));
+        };
+        recipient(header)?;
+        let body = self.closes().iter().find_map(|close| body.strip_suffix(close)).unwrap_or(body);
+        Some(not_json(body))
+    }
+
+    fn render(&self, content: &str, calls: &[ToolCall]) -> String {
+        // A thought, or a whole reply as it was sampled, brings its tags along.
+        let (thoughts, said) = match content.rfind(THOUGHT[1]) {
+            Some(at) => content.split_at(at + THOUGHT[1].len()),
+            None => ("", content),
+        };
+        let is_written = said.trim_start().starts_with(CHANNEL) || said.trim_start().starts_with(RECIPIENT);
+        let mut text = match (said, calls) {
+            _ if is_written => content.to_owned(),
+            (said, []) => format!("{thoughts}{CHANNEL}final{MESSAGE}{}", said.trim_start_matches('\n')),
+            (said, _) if said.trim().is_empty() => thoughts.to_owned(),
+            (said, _) => {
+                let said = said.trim_start_matches('\n');
+                format!("{thoughts}{CHANNEL}commentary{MESSAGE}{said}{END}{START}assistant")
+            }
+        };
+        for (index, call) in calls.iter().enumerate() {
+            if index > 0 {
+                text.push_str(&format!("{CALL}{START}assistant"));
+            }
+            let (name, arguments) = (&call.name, arguments(call));
+            text.push_str(&format!(
+                "{CHANNEL}commentary to=functions.{name} {CONSTRAIN}json{MESSAGE}{arguments}"
+            ));
+        }
+        text
+    }
+
+    fn how(&self) -> &'static str {
+        "a message to it on the commentary channel"
+    }
+
+    fn example(&self) -> &'static str {
+        "<|channel|>commentary to=functions.TOOL <|constrain|>json<|message|>{\"PARAMETER\": VALUE}<|call|>"
+    }
+
+    fn sign(&self) -> &'static str {
+        "to=functions."
+    }
+}
+
+/// The tool that a message goes to.
+fn recipient(header: &str) -> Option<&str> {
+    let (before, to) = header.split_once(RECIPIENT)?;
+    if !before.is_empty() && !before.ends_with([' ', '>', '\n']) {
+        return None;
+    }
+    let end = to.find(|c: char| c.is_whitespace() || c == '<').unwrap_or(to.len());
+    let name = to[..end].strip_prefix("functions.").unwrap_or(&to[..end]);
+    (!["", "assistant", "user", "all"].contains(&name)).then_some(name)
+}

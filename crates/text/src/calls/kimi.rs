@@ -1,0 +1,101 @@
+//! Tool calls of Kimi K2: special tokens around each call and around all calls of a turn. A call names itself
+//! by an id, `functions.NAME:INDEX`, before its arguments in JSON.
+//!
+//! Tags inside of JSON strings are text. A call that is not JSON ends at the next tag.
+
+use std::ops::Range;
+
+use super::values::arguments;
+use super::{Body, Fault, Mark, Syntax, Trailer, Written, arguments_of, closed_by, header};
+use crate::{ToolCall, ToolSpec};
+
+const SECTION: [&str; 2] = ["<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"];
+const OPEN: &str = "<|tool_call_begin|>";
+const ARGUMENTS: &str = "<|tool_call_argument_begin|>";
+const CLOSE: &str = "<|tool_call_end|>";
+
+/// The format.
+pub(crate) struct Kimi;
+
+impl Syntax for Kimi {
+    fn marks(&self) -> &'static [(&'static str, Mark)] {
+        &[(SECTION[0], Mark::Section), (SECTION[1], Mark::SectionEnd), (OPEN, Mark::Call)]
+    }
+
+    fn closes(&self) -> &'static [&'static str] {
+        &[CLOSE]
+    }
+
+    fn tags(&self) -> &'static [&'static str] {
+        &[SECTION[0], SECTION[1], OPEN, ARGUMENTS, CLOSE]
+    }
+
+    fn body(&self, text: &str, ended: bool) -> Body {
+        match header(text, &[ARGUMENTS], ended) {
+            Some(Some((at, tag))) => Body::Json(at + tag.len()),
+            Some(None) => Body::Missing,
+            None => Body::More,
+        }
+    }
+
+    fn trailer(&self, rest: &str, ended: bool) -> Trailer {
+        closed_by(rest, CLOSE, ended)
+    }
+
+    fn read(
+        &self,
+        text: &str,
+        json: Option<Range<usize>>,
+        _: &[ToolSpec],
+    ) -> Option<Vec<Result<Written, Fault>>> {
+        let json = json?;
+        let id = text[OPEN.len()..json.start].trim().trim_end_matches(ARGUMENTS).trim();
+        let name = id.strip_prefix("functions.").unwrap_or(id);
+        let name = match name.rsplit_once(':') {
+            Some((name, index)) if index.bytes().all(|byte| byte.is_ascii_digit()) => name,
+            _ => name,
+        };
+        Some(vec![arguments_of(name, &text[json]).map_err(Fault::from)])
+    }
+
+    fn fault(&self, text: &str, closed: bool, _: &[ToolSpec]) -> Option<String> {
+        let Some((_, rest)) = text.split_once(ARGUMENTS) else {
+            return Some(format!("{ARGUMENTS} is missing"));
+        };
+        Some(match rest.strip_suffix(CLOSE).filter(|_| closed) {
+            Some(body) => super::not_json(body),
+            None => format!("{CLOSE} is missing"),
+        })
+    }
+
+    fn render(&self, content: &str, calls: &[ToolCall]) -> String {
+        if calls.is_empty() {
+            return content.to_owned();
+        }
+        let calls = calls.iter().enumerate().map(|(index, call)| {
+            format!("{OPEN}{}{ARGUMENTS}{}{CLOSE}", id(&call.name, index), arguments(call))
+        });
+        format!("{content}{}{}{}", SECTION[0], calls.collect::<String>(), SECTION[1])
+    }
+
+    fn id(&self, name: &str, index: usize) -> Option<String> {
+        Some(id(name, index))
+    }
+
+    fn how(&self) -> &'static str {
+        "its name with a number and its arguments as JSON between tags"
+    }
+
+    fn example(&self) -> &'static str {
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.TOOL:0<|tool_call_argument_begin|>\
+         {\"PARAMETER\": VALUE}<|tool_call_end|><|tool_calls_section_end|>"
+    }
+
+    fn sign(&self) -> &'static str {
+        OPEN
+    }
+}
+
+fn id(name: &str, index: usize) -> String {
+    format!("functions.{name}:{index}")
+}

@@ -1,0 +1,108 @@
+//! Tool calls of Llama 3: a reply that is a JSON object with `name` and `parameters`, or several of them with
+//! `;` between, perhaps behind `<|python_tag|>`.
+//!
+//! - Without the tag, a reply is a call where tools were given, it begins with an object, and that object has
+//!   a name and parameters, or the name of a tool alone. Any other is speech, which arrives once that is
+//!   known.
+//! - Arguments may also be called `arguments`, and stand in a `function`, as OpenAI's API has it.
+//! - An object that breaks off is a call only if it begins with the name of a tool.
+
+use std::ops::Range;
+
+use serde_json::Value;
+
+use super::values::arguments;
+use super::{Begins, Body, Fault, Mark, Syntax, Written, call_from, not_json};
+use crate::{ToolCall, ToolSpec, python_json};
+
+const OPEN: &str = "<|python_tag|>";
+/// Ends a reply that waits for a result.
+const END: &str = "<|eom_id|>";
+
+/// The format.
+pub(crate) struct Llama;
+
+impl Syntax for Llama {
+    fn marks(&self) -> &'static [(&'static str, Mark)] {
+        &[(OPEN, Mark::Call), (END, Mark::Silent)]
+    }
+
+    fn tags(&self) -> &'static [&'static str] {
+        &[OPEN]
+    }
+
+    fn stops(&self) -> &'static [&'static str] {
+        &[END]
+    }
+
+    fn body(&self, text: &str, _: bool) -> Body {
+        Body::Json(if text.starts_with(OPEN) { OPEN.len() } else { 0 })
+    }
+
+    fn begins(&self, text: &str, called: bool, tools: &[ToolSpec], _: bool) -> Begins {
+        match text.chars().next() {
+            Some('{') if called || !tools.is_empty() => Begins::Call,
+            Some(';') if called => Begins::Silent(1),
+            _ => Begins::Speech,
+        }
+    }
+
+    fn read(
+        &self,
+        text: &str,
+        json: Option<Range<usize>>,
+        tools: &[ToolSpec],
+    ) -> Option<Vec<Result<Written, Fault>>> {
+        let value = serde_json::from_str(&text[json?]);
+        let value = value.map(|value| match value {
+            Value::Object(mut fields) if fields.get("function").is_some_and(Value::is_object) => {
+                fields.remove("function").unwrap_or_default()
+            }
+            value => value,
+        });
+        if !text.starts_with(OPEN) {
+            let value = value.as_ref().ok()?;
+            let name = value["name"].as_str()?;
+            let has_arguments = ["parameters", "arguments"].iter().any(|key| value.get(key).is_some());
+            if !has_arguments && tools.iter().all(|tool| tool.name != name) {
+                return None;
+            }
+        }
+        let call = value.map_err(|error| format!("not valid JSON: {error}"));
+        let call = call.and_then(|value| call_from(value, &["parameters", "arguments"]));
+        Some(vec![call.map_err(Fault::from)])
+    }
+
+    fn fault(&self, text: &str, _: bool, tools: &[ToolSpec]) -> Option<String> {
+        if let Some(rest) = text.strip_prefix(OPEN) {
+            return Some(not_json(rest));
+        }
+        let begins = |tool: &ToolSpec| {
+            let rest = text.strip_prefix('{')?.trim_start().strip_prefix("\"name\"")?;
+            let rest = rest.trim_start().strip_prefix(':')?.trim_start();
+            rest.starts_with(&python_json::dumps(&Value::String(tool.name.clone()))).then_some(())
+        };
+        tools.iter().find_map(begins).map(|()| not_json(text))
+    }
+
+    fn render(&self, content: &str, calls: &[ToolCall]) -> String {
+        let call = |call: &ToolCall| {
+            let name = python_json::dumps(&Value::String(call.name.clone()));
+            format!("{{\"name\": {name}, \"parameters\": {}}}", arguments(call))
+        };
+        let tag = if content.is_empty() || calls.is_empty() { "" } else { OPEN };
+        format!("{content}{tag}{}", calls.iter().map(call).collect::<Vec<_>>().join("; "))
+    }
+
+    fn how(&self) -> &'static str {
+        "nothing but its name and its parameters as JSON"
+    }
+
+    fn example(&self) -> &'static str {
+        "{\"name\": \"TOOL\", \"parameters\": {\"PARAMETER\": VALUE}}"
+    }
+
+    fn sign(&self) -> &'static str {
+        "{\"name\": …, \"parameters\": …}"
+    }
+}

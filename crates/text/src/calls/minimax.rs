@@ -1,0 +1,111 @@
+//! Tool calls of MiniMax M2: `<invoke name="…">` with a tag for each parameter, all calls of a turn between
+//! `<minimax:tool_call>` and `</minimax:tool_call>`.
+//!
+//! - Values are typed by the tool's schema (`values.rs`) and are taken as they are, white space included.
+//! - Calls are looked for only between the tags of a section. Other text there is a malformed call.
+//! - A call ends with `</invoke>`; without it, where the next one begins or the section ends, and it is
+//!   malformed.
+//! - A value cannot hold these tags, nor `</parameter>`.
+
+use std::ops::Range;
+
+use super::values::{between, call_of, plain};
+use super::{Body, Fault, Mark, Syntax, Written};
+use crate::chat::excerpt;
+use crate::{ToolCall, ToolSpec};
+
+const SECTION: [&str; 2] = ["<minimax:tool_call>", "</minimax:tool_call>"];
+const INVOKE: &str = "<invoke name=";
+const INVOKE_END: &str = "</invoke>";
+const PARAMETER: &str = "<parameter name=";
+const PARAMETER_END: &str = "</parameter>";
+
+/// The format.
+pub(crate) struct Minimax;
+
+impl Syntax for Minimax {
+    fn marks(&self) -> &'static [(&'static str, Mark)] {
+        &[(SECTION[0], Mark::Section), (SECTION[1], Mark::SectionEnd), (INVOKE, Mark::Call)]
+    }
+
+    fn closes(&self) -> &'static [&'static str] {
+        &[INVOKE_END]
+    }
+
+    fn tags(&self) -> &'static [&'static str] {
+        &[SECTION[0], SECTION[1], INVOKE, INVOKE_END, PARAMETER, PARAMETER_END]
+    }
+
+    fn only_in_sections(&self) -> bool {
+        true
+    }
+
+    fn body(&self, _: &str, _: bool) -> Body {
+        Body::Text(INVOKE.len())
+    }
+
+    fn read(
+        &self,
+        text: &str,
+        _: Option<Range<usize>>,
+        tools: &[ToolSpec],
+    ) -> Option<Vec<Result<Written, Fault>>> {
+        Some(vec![read(text, tools).map_err(Fault::from)])
+    }
+
+    fn render(&self, content: &str, calls: &[ToolCall]) -> String {
+        if calls.is_empty() {
+            return content.to_owned();
+        }
+        let mut text = format!("{content}\n{}\n", SECTION[0]);
+        if content.is_empty() {
+            text.remove(0);
+        }
+        for call in calls {
+            text.push_str(&format!("{INVOKE}\"{}\">\n", call.name));
+            for (key, value) in &call.arguments {
+                text.push_str(&format!("{PARAMETER}\"{key}\">{}{PARAMETER_END}\n", plain(value)));
+            }
+            text.push_str(&format!("{INVOKE_END}\n"));
+        }
+        text + SECTION[1]
+    }
+
+    fn how(&self) -> &'static str {
+        "its name and its arguments between tags"
+    }
+
+    fn example(&self) -> &'static str {
+        "<minimax:tool_call>\n<invoke name=\"TOOL\">\n<parameter name=\"PARAMETER\">VALUE</parameter>\n</invoke>\n\
+         </minimax:tool_call>"
+    }
+
+    fn sign(&self) -> &'static str {
+        SECTION[0]
+    }
+}
+
+/// A name, with or without quotation marks.
+fn name_of(text: &str) -> Result<&str, String> {
+    let text = text.trim();
+    let inner = text.strip_prefix(['"', '\'']).and_then(|text| text.strip_suffix(['"', '\'']));
+    let name = inner.unwrap_or(text);
+    if name.is_empty() { Err("a name is empty".into()) } else { Ok(name) }
+}
+
+fn read(text: &str, tools: &[ToolSpec]) -> Result<Written, String> {
+    let inner = text.trim_end().strip_suffix(INVOKE_END).ok_or(format!("{INVOKE_END} is missing"))?;
+    let (name, mut rest) = between(inner, INVOKE, ">").ok_or(format!("{INVOKE}…> is not ended"))?;
+    let name = name_of(name)?;
+    let mut arguments = Vec::new();
+    while !rest.trim().is_empty() {
+        let misplaced = || format!("{:?} stands where {PARAMETER}\"…\"> should", excerpt(rest.trim()));
+        let (key, value) = between(rest, PARAMETER, ">").ok_or_else(misplaced)?;
+        let (value, after) = value
+            .split_once(PARAMETER_END)
+            .ok_or_else(|| format!("{PARAMETER_END} is missing behind {key}"))?;
+        arguments.push((name_of(key)?, value));
+        rest = after;
+    }
+    Ok(call_of(name, arguments, tools))
+}

@@ -1,0 +1,139 @@
+//! Tool calls of Mistral's models: `[TOOL_CALLS]`, then an array of calls in JSON, or, of newer models, a
+//! tool's name, `[ARGS]` and its arguments, each call with a tag of its own. Between name and arguments there
+//! may be `[CALL_ID]` and an id.
+//!
+//! There is no closing tag: calls end with their JSON. What is no JSON ends at the next tag, or with the
+//! reply. Tags inside of JSON strings are text.
+
+use std::ops::Range;
+
+use serde_json::Value;
+
+use super::values::arguments;
+use super::{Body, Fault, Mark, Syntax, Written, arguments_of, call_from, header, not_json};
+use crate::{ToolCall, ToolSpec, python_json};
+
+const OPEN: &str = "[TOOL_CALLS]";
+const ID: &str = "[CALL_ID]";
+const ARGUMENTS: &str = "[ARGS]";
+
+/// The format; whether a call is written with `[ARGS]`.
+pub(crate) struct Mistral {
+    pub named: bool,
+}
+
+impl Syntax for Mistral {
+    fn marks(&self) -> &'static [(&'static str, Mark)] {
+        &[(OPEN, Mark::Call)]
+    }
+
+    fn tags(&self) -> &'static [&'static str] {
+        &[OPEN, ID, ARGUMENTS]
+    }
+
+    fn body(&self, text: &str, ended: bool) -> Body {
+        let rest = &text[OPEN.len()..];
+        let after = rest.trim_start();
+        let begin = text.len() - after.len();
+        let tagged = |tag: &str| after.starts_with(tag) || (tag.starts_with(after) && !ended);
+        match after.chars().next() {
+            Some('{') => return Body::Json(begin),
+            Some('[') if !tagged(ID) && !tagged(ARGUMENTS) => return Body::Json(begin),
+            _ => {}
+        }
+        match header(rest, &[ARGUMENTS, "{"], ended) {
+            Some(Some((at, "{"))) => Body::Json(OPEN.len() + at),
+            Some(Some((at, tag))) => Body::Json(OPEN.len() + at + tag.len()),
+            Some(None) => Body::Missing,
+            None => Body::More,
+        }
+    }
+
+    fn read(
+        &self,
+        text: &str,
+        json: Option<Range<usize>>,
+        _: &[ToolSpec],
+    ) -> Option<Vec<Result<Written, Fault>>> {
+        let json = json?;
+        let head = text[OPEN.len()..json.start].trim();
+        let head = head.strip_suffix(ARGUMENTS).unwrap_or(head);
+        let name = head.split(ID).next().unwrap_or_default().trim();
+        if !name.is_empty() {
+            return Some(vec![arguments_of(name, &text[json]).map_err(Fault::from)]);
+        }
+        let calls = match serde_json::from_str(&text[json]) {
+            Ok(Value::Array(calls)) => calls,
+            Ok(call) => vec![call],
+            Err(error) => return Some(vec![Err(format!("not valid JSON: {error}").into())]),
+        };
+        if calls.is_empty() {
+            return Some(vec![Err(format!("there is no call behind {OPEN}").into())]);
+        }
+        let read = |call: Value| {
+            let raw = Some(python_json::dumps(&call));
+            call_from(call, &["arguments", "parameters"]).map_err(|why| Fault { why, raw })
+        };
+        Some(calls.into_iter().map(read).collect())
+    }
+
+    fn fault(&self, text: &str, _: bool, _: &[ToolSpec]) -> Option<String> {
+        let rest = &text[OPEN.len().min(text.len())..];
+        Some(match rest.find(['[', '{']) {
+            None if rest.trim().is_empty() => format!("there is no call behind {OPEN}"),
+            None => {
+                format!("{ARGUMENTS} and the arguments are missing behind {:?}", crate::chat::excerpt(rest))
+            }
+            Some(_) => {
+                let json = rest.split_once(ARGUMENTS).map_or(rest, |(_, json)| json);
+                not_json(&json[json.find(['[', '{']).unwrap_or(0)..])
+            }
+        })
+    }
+
+    fn render(&self, content: &str, calls: &[ToolCall]) -> String {
+        let mut text = content.to_owned();
+        match calls {
+            [] => {}
+            calls if self.named => {
+                for call in calls {
+                    text.push_str(&format!("{OPEN}{}{ARGUMENTS}{}", call.name, arguments(call)));
+                }
+            }
+            calls => {
+                let call = |(index, call): (usize, &ToolCall)| {
+                    let name = python_json::dumps(&Value::String(call.name.clone()));
+                    let id = id(index);
+                    format!("{{\"name\": {name}, \"arguments\": {}, \"id\": \"{id}\"}}", arguments(call))
+                };
+                let calls: Vec<String> = calls.iter().enumerate().map(call).collect();
+                text.push_str(&format!("{OPEN}[{}]", calls.join(", ")));
+            }
+        }
+        text
+    }
+
+    fn id(&self, _: &str, index: usize) -> Option<String> {
+        Some(id(index))
+    }
+
+    fn how(&self) -> &'static str {
+        "a tag, its name and its arguments as JSON"
+    }
+
+    fn example(&self) -> &'static str {
+        match self.named {
+            true => "[TOOL_CALLS]TOOL[ARGS]{\"PARAMETER\": VALUE}",
+            false => "[TOOL_CALLS][{\"name\": \"TOOL\", \"arguments\": {\"PARAMETER\": VALUE}}]",
+        }
+    }
+
+    fn sign(&self) -> &'static str {
+        OPEN
+    }
+}
+
+/// Nine letters and digits, which is what Mistral's templates accept.
+fn id(index: usize) -> String {
+    format!("call{:05}", index % 100_000)
+}

@@ -1,0 +1,113 @@
+//! Tool calls of Qwen3-Coder and Qwen 3.5: tags for the tool and for each parameter, between `<tool_call>` and
+//! `</tool_call>`.
+//!
+//! - Values are typed by the tool's schema (`values.rs`), without the line breaks that stand around them.
+//! - A call ends with `</tool_call>`, or where the next one begins. The tags around it may be missing, which
+//!   these models often forget; `</function>` may not.
+//! - A parameter that is not closed ends where the next one begins, or with the call.
+//! - A value cannot hold any of these tags.
+
+use std::ops::Range;
+
+use super::values::{between, call_of, plain};
+use super::{Body, Fault, Mark, Syntax, Written, opening};
+use crate::chat::excerpt;
+use crate::{ToolCall, ToolSpec};
+
+const OPEN: &str = "<tool_call>";
+const CLOSE: &str = "</tool_call>";
+const FUNCTION: &str = "<function=";
+const FUNCTION_END: &str = "</function>";
+const PARAMETER: &str = "<parameter=";
+const PARAMETER_END: &str = "</parameter>";
+
+/// The format.
+pub(crate) struct QwenXml;
+
+impl Syntax for QwenXml {
+    fn marks(&self) -> &'static [(&'static str, Mark)] {
+        &[(OPEN, Mark::Call), (FUNCTION, Mark::Call)]
+    }
+
+    fn closes(&self) -> &'static [&'static str] {
+        &[CLOSE]
+    }
+
+    fn tags(&self) -> &'static [&'static str] {
+        &[OPEN, CLOSE, FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END]
+    }
+
+    fn body(&self, text: &str, ended: bool) -> Body {
+        match text.strip_prefix(OPEN) {
+            None => Body::Text(FUNCTION.len()),
+            Some(rest) => opening(rest, FUNCTION, ended)
+                .map_or(Body::More, |len| Body::Text(OPEN.len() + len.unwrap_or(0))),
+        }
+    }
+
+    fn read(
+        &self,
+        text: &str,
+        _: Option<Range<usize>>,
+        tools: &[ToolSpec],
+    ) -> Option<Vec<Result<Written, Fault>>> {
+        Some(vec![read(text, tools).map_err(Fault::from)])
+    }
+
+    fn render(&self, content: &str, calls: &[ToolCall]) -> String {
+        let mut text = content.to_owned();
+        for (index, call) in calls.iter().enumerate() {
+            text.push_str(match (index, content.is_empty()) {
+                (0, true) => "",
+                (0, false) => "\n\n",
+                _ => "\n",
+            });
+            text.push_str(&format!("{OPEN}\n{FUNCTION}{}>\n", call.name));
+            for (key, value) in &call.arguments {
+                text.push_str(&format!("{PARAMETER}{key}>\n{}\n{PARAMETER_END}\n", plain(value)));
+            }
+            text.push_str(&format!("{FUNCTION_END}\n{CLOSE}"));
+        }
+        text
+    }
+
+    fn how(&self) -> &'static str {
+        "its name and its arguments between tags"
+    }
+
+    fn example(&self) -> &'static str {
+        "<tool_call>\n<function=TOOL>\n<parameter=PARAMETER>\nVALUE\n</parameter>\n</function>\n</tool_call>"
+    }
+
+    fn sign(&self) -> &'static str {
+        OPEN
+    }
+}
+
+fn read(text: &str, tools: &[ToolSpec]) -> Result<Written, String> {
+    let inner = text.strip_prefix(OPEN).unwrap_or(text).trim();
+    let inner = inner.strip_suffix(CLOSE).unwrap_or(inner);
+    let (name, rest) =
+        between(inner, FUNCTION, ">").ok_or_else(|| format!("{FUNCTION}NAME> is missing behind {OPEN}"))?;
+    if name.trim().is_empty() {
+        return Err("the tool's name is empty".into());
+    }
+    let (mut rest, after) = rest.rsplit_once(FUNCTION_END).ok_or(format!("{FUNCTION_END} is missing"))?;
+    if !after.trim().is_empty() {
+        return Err(format!("{:?} stands behind {FUNCTION_END}", after.trim()));
+    }
+    let mut arguments = Vec::new();
+    while !rest.trim().is_empty() {
+        let (key, value) = between(rest, PARAMETER, ">")
+            .ok_or_else(|| format!("{:?} stands where {PARAMETER}NAME> should", excerpt(rest.trim())))?;
+        let next = value.find(PARAMETER).unwrap_or(value.len());
+        let (value, after) = match value.find(PARAMETER_END).filter(|&end| end < next) {
+            Some(end) => (&value[..end], &value[end + PARAMETER_END.len()..]),
+            None => value.split_at(next),
+        };
+        let value = value.strip_prefix('\n').unwrap_or(value);
+        arguments.push((key.trim(), value.strip_suffix('\n').unwrap_or(value)));
+        rest = after;
+    }
+    Ok(call_of(name.trim(), arguments, tools))
+}

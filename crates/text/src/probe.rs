@@ -1,0 +1,207 @@
+//! Questions to a chat template: how it takes messages, how it ends a turn, which calls it asks for.
+
+use serde_json::{Map, Value, json};
+
+use crate::calls::CallFormat;
+use crate::chat::{ToolSupport, excerpt};
+use crate::prepare::{CallForm, MessageForm};
+use crate::reader::{Reader, Tags};
+use crate::thought::{REASONING, Thoughts};
+use crate::{Chat, Message, Parsed, Role, TextError, ToolCall, ToolProtocol, ToolSpec};
+
+const PROBE_TOOL: &str = "dressage_probe_tool";
+const PROBE_TEXT: &str = "DressageProbeText";
+const PROBE_THOUGHT: &str = "DressageProbeThought";
+
+/// A tool with a text and a number.
+fn probe_tool() -> ToolSpec {
+    let properties = json!({ "text": { "type": "string" }, "count": { "type": "integer" } });
+    ToolSpec {
+        name: PROBE_TOOL.into(),
+        description: "Probes.".into(),
+        parameters: json!({ "type": "object", "properties": properties, "required": [] }),
+    }
+}
+
+impl Chat {
+    /// Finds out how the template takes what messages say. One that prints no texts, but parts, is given
+    /// parts.
+    pub(crate) fn probe_messages(&mut self) -> MessageForm {
+        let parts = json!([{ "type": "text", "text": PROBE_TEXT }]);
+        let (text, listed) = (self.print_of("content", PROBE_TEXT.into()), self.print_of("content", parts));
+        let prints = |text: &Option<String>| text.as_ref().is_some_and(|text| text.contains(PROBE_TEXT));
+        self.template.lists = !prints(&text) && prints(&listed);
+        let knows_developer = self.template.source().contains("developer")
+            && prints(&self.print_of("role", Role::Developer.as_str().into()));
+        let thought: Value = PROBE_THOUGHT.into();
+        let reads = |field: &&str| {
+            self.print_of(field, thought.clone()).is_some_and(|text| text.contains(PROBE_THOUGHT))
+        };
+        MessageForm {
+            parts: self.template.lists || (prints(&text) && text == listed),
+            reasoning: REASONING.into_iter().find(reads),
+            tags: None,
+            calls: None,
+            developer: knows_developer,
+        }
+    }
+
+    /// The print of a short conversation, with `value` in the field `name` of its user's message, or of its
+    /// assistant's where it has to do with reasoning.
+    fn print_of(&self, name: &str, value: Value) -> Option<String> {
+        let mut user = json!({ "role": "user", "content": PROBE_TEXT });
+        let mut reply = json!({ "role": "assistant", "content": PROBE_TEXT });
+        if REASONING.contains(&name) {
+            reply[name] = value;
+            return self.render(&[user, reply], None, false, None).ok();
+        }
+        user[name] = value;
+        let question = json!({ "role": "user", "content": "Hi" });
+        let messages = if name == "role" { vec![user, question] } else { vec![user] };
+        self.render(&messages, None, true, None).ok()
+    }
+
+    /// Finds what the template prints around an assistant's text.
+    pub(crate) fn probe_turn(&mut self) -> Result<(), TextError> {
+        let question = json!({ "role": "user", "content": "Hi" });
+        let reply = json!({ "role": "assistant", "content": PROBE_TEXT });
+        let before = self.render(std::slice::from_ref(&question), None, true, None)?;
+        let after = self.render(&[question.clone(), reply, question], None, true, None)?;
+        let no_turn = || TextError::NoTurn { found: excerpt(&after) };
+        let (until, rest) = after.rsplit_once(PROBE_TEXT).ok_or_else(no_turn)?;
+        // Where the prompt prints more than the history keeps (an empty thought, say), a reply starts right
+        // after it.
+        let opening = until.strip_prefix(&before).unwrap_or_default();
+        let blank = rest.len() - rest.trim_start().len();
+        let Some((id, len)) = self.tokenizer.leading_special(&rest[blank..]) else {
+            return Err(TextError::NoEndOfTurn { found: excerpt(rest) });
+        };
+        self.opening = opening.to_string();
+        self.closing = rest[..blank + len].to_string();
+        self.end_of_turn = id;
+        Ok(())
+    }
+
+    /// Whether the template prints what this role says after a reply, and behind it.
+    pub(crate) fn prints_later(&self, role: Role) -> bool {
+        const REPLY: &str = "DressageProbeReply";
+        let question = json!({ "role": "user", "content": "Hi" });
+        let mut said = json!({ "role": role.as_str(), "content": PROBE_TEXT });
+        let reply = match self.takes_calls().filter(|_| role == Role::Tool) {
+            None => json!({ "role": "assistant", "content": REPLY }),
+            Some(form) => {
+                let id = self.format.syntax().id(PROBE_TOOL, 0).unwrap_or_else(|| "call_0".into());
+                (said["tool_call_id"], said["name"]) = (id.as_str().into(), PROBE_TOOL.into());
+                let arguments = json!({ "text": REPLY }).as_object().cloned().unwrap_or_default();
+                form.message("".into(), vec![form.call(&id, PROBE_TOOL, arguments)])
+            }
+        };
+        let text = self.render(&[question, reply, said], None, true, None);
+        text.is_ok_and(|text| text.rsplit_once(REPLY).is_some_and(|(_, after)| after.contains(PROBE_TEXT)))
+    }
+
+    /// Finds what keeps a call from being written and read back.
+    pub(crate) fn probe_call(&self) -> Result<(), TextError> {
+        let call = ToolCall { id: "call_0".into(), name: PROBE_TOOL.into(), arguments: Map::new() };
+        let mut ids = self.assistant(&Message::calls("", vec![call.clone()]), None)?;
+        ids.pop();
+        let name = |id: &u32| self.tokenizer.token_text(*id);
+        let last = ids.len().saturating_sub(1);
+        if let Some(id) = ids[..last].iter().find(|&id| self.stop_ids.contains(id)) {
+            let why = "ends a reply, so a call would be cut there".into();
+            return Err(TextError::CallToken { token: name(id), why });
+        }
+        if self.parse(&self.said(&ids), false, &[probe_tool()]).calls == [Ok(call)] {
+            return Ok(());
+        }
+        let foreign = ids.iter().find(|&id| self.tokenizer.is_special(*id) && !self.said.contains(id));
+        let sign = self.tags().syntax.sign();
+        let token = foreign.or(ids.first()).map_or_else(|| sign.into(), name);
+        let why = format!("is part of how a call ({sign}…) is written, and leaves no text behind");
+        Err(TextError::CallToken { token, why })
+    }
+
+    /// Finds the format of calls: the one that is asked for, else the one in which a call reads back that the
+    /// template prints, else the one that it speaks of where it describes tools.
+    pub(crate) fn probe_format(&mut self, protocol: ToolProtocol) {
+        if protocol == ToolProtocol::Hermes {
+            return;
+        }
+        let described = self.described_tools();
+        let marked = described.as_deref().and_then(|text| self.marked_format(text));
+        let is_of = |format: CallFormat| protocol == ToolProtocol::Auto || format.protocol() == protocol;
+        let printed = CallFormat::ALL.into_iter().filter(|format| is_of(*format)).find_map(|format| {
+            let form = CallForm::ALL.into_iter().find(|form| self.prints_call(format, *form))?;
+            Some((format, form))
+        });
+        let asked = || CallFormat::ALL.into_iter().find(|format| format.protocol() == protocol);
+        let format =
+            printed.map(|(format, _)| format).or(marked.filter(|format| is_of(*format))).or_else(asked);
+        self.tool_support = match (&described, format) {
+            (None, _) => ToolSupport::None,
+            (Some(_), None) => ToolSupport::Foreign,
+            (Some(_), Some(_)) => ToolSupport::Native,
+        };
+        self.format = format.unwrap_or_default();
+        // Calls in this format have always been written as text, which every template prints.
+        let is_text = self.format == CallFormat::Hermes;
+        self.form.calls = printed.map(|(_, form)| form).filter(|_| !is_text);
+    }
+
+    /// The beginning of a conversation with a tool, where the template prints it.
+    fn described_tools(&self) -> Option<String> {
+        let messages =
+            [json!({ "role": "system", "content": "Help." }), json!({ "role": "user", "content": "Hi" })];
+        let tools = [probe_tool().to_openai()];
+        // Some take no system message.
+        let print = |messages: &[Value]| self.render(messages, Some(&tools), true, None).ok();
+        let text = print(&messages).or_else(|| print(&messages[1..]));
+        text.filter(|text| text.contains(PROBE_TOOL))
+    }
+
+    /// Whether the template prints a call so that it reads back in a format.
+    fn prints_call(&self, format: CallFormat, form: CallForm) -> bool {
+        let syntax = format.syntax();
+        let id = syntax.id(PROBE_TOOL, 0).unwrap_or_else(|| "call_0".into());
+        let arguments = json!({ "text": PROBE_THOUGHT, "count": 7 }).as_object().cloned().unwrap_or_default();
+        let question = json!({ "role": "user", "content": PROBE_TEXT });
+        let reply = form.message("".into(), vec![form.call(&id, PROBE_TOOL, arguments.clone())]);
+        let Ok(text) = self.render(&[question, reply], None, false, None) else { return false };
+        let Some((_, text)) = text.rsplit_once(PROBE_TEXT) else { return false };
+        // A call without tags begins its reply.
+        let begin = if format == CallFormat::Llama { text.find('{').unwrap_or(0) } else { 0 };
+        let tags = Tags::new(&Thoughts::default(), syntax);
+        let parsed = Parsed::of(Reader::read(&tags, &text[begin..], false, &[probe_tool()]).0);
+        let same = |call: &ToolCall| call.name == PROBE_TOOL && call.arguments == arguments;
+        matches!(&parsed.calls[..], [Ok(call)] if same(call))
+    }
+
+    /// The format that a template speaks of, by the tags in its description of a tool, in its source and among
+    /// the special tokens.
+    fn marked_format(&self, described: &str) -> Option<CallFormat> {
+        let source = self.template.source();
+        let known = |tag: &str| source.contains(tag) || self.tokenizer.special(tag).is_some();
+        let of_llama = || source.contains("ipython") || described.contains("\"parameters\": dictionary");
+        Some(if described.contains("<minimax:tool_call>") {
+            CallFormat::Minimax
+        } else if described.contains("<arg_key>") {
+            CallFormat::Glm
+        } else if described.contains("<function=") {
+            CallFormat::QwenXml
+        } else if described.contains("<tool_call>") && described.contains("\"arguments\"") {
+            CallFormat::Hermes
+        } else if known("<|tool_calls_section_begin|>") {
+            CallFormat::Kimi
+        } else if known("<｜tool▁calls▁begin｜>") {
+            CallFormat::Deepseek { fenced: source.contains("```json") }
+        } else if known("[TOOL_CALLS]") {
+            CallFormat::Mistral { named: known("[ARGS]") }
+        } else if source.contains("<|channel|>") && described.contains("functions") {
+            CallFormat::Harmony
+        } else if of_llama() {
+            CallFormat::Llama
+        } else {
+            return None;
+        })
+    }
+}
