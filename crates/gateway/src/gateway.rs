@@ -11,6 +11,7 @@ use crate::fault::{Fault, Kind};
 use crate::key;
 use crate::metrics::Metrics;
 use crate::model::Model;
+use crate::responses::Memory;
 use crate::session::{Session, SessionOptions};
 
 /// Settings of a gateway.
@@ -62,6 +63,8 @@ pub(crate) struct Inner {
     pub metrics: Metrics,
     /// Unknown fields of requests, with how often they came; each is named in the log once.
     unknown: Mutex<BTreeMap<String, u64>>,
+    /// Responses outside of sessions, for clients that continue one by its id.
+    pub responses: Mutex<Memory>,
     /// Counts calls, for their ids.
     calls: AtomicU64,
     /// Tells this process' ids from others'.
@@ -80,6 +83,7 @@ impl Gateway {
             waiting: AtomicU64::new(0),
             metrics: Metrics::default(),
             unknown: Mutex::default(),
+            responses: Mutex::default(),
             calls: AtomicU64::new(0),
             born,
         }))

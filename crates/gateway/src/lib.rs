@@ -21,6 +21,7 @@
 //! Not here: sampling (`dressage-policy` and what implements it), starting programs (`dressage-agent`), and what
 //! a reward is worth (`dressage-trainer`).
 
+mod anthropic;
 mod call;
 mod exchange;
 mod fault;
@@ -31,9 +32,14 @@ mod metrics;
 mod model;
 mod openai;
 mod reading;
+mod responses;
 mod rewards;
 mod route;
+#[cfg(test)]
+mod scripted;
 mod session;
+#[cfg(test)]
+mod testing;
 mod tokens;
 mod transcript;
 

@@ -13,6 +13,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::fault::{Fault, Kind};
 use crate::key::Key;
+use crate::responses::Memory;
 use crate::route::Route;
 use crate::transcript::Transcript;
 
@@ -134,7 +135,7 @@ pub(crate) struct State {
     /// Calls by their bodies, for clients that ask again.
     repeats: HashMap<u128, Vec<(Instant, Arc<Transcript>)>>,
     /// Replies by id, for clients that continue one by its name.
-    pub responses: HashMap<String, Vec<dressage_text::Message>>,
+    pub responses: Memory,
 }
 
 /// How long a finished call can be asked for again.
@@ -150,7 +151,7 @@ impl Session {
             versions: HashMap::new(),
             recorded: Recorded::default(),
             repeats: HashMap::new(),
-            responses: HashMap::new(),
+            responses: Memory::default(),
         };
         Session {
             key: Key::new(&options.attempt),

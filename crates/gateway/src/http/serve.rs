@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 
 use crate::fault::{Fault, Kind};
 use crate::gateway::Gateway;
-use crate::{openai, rewards, tokens};
+use crate::{anthropic, openai, responses, rewards, tokens};
 
 /// Paths of an API, below a prefix that says who calls or below none.
 fn api() -> Router<Gateway> {
@@ -19,7 +19,13 @@ fn api() -> Router<Gateway> {
         .route("/chat/completions", post(openai::chat))
         .route("/completions", post(openai::completions))
         .route("/models", get(openai::models))
-        .route("/models/{*model}", get(openai::model));
+        .route("/models/{*model}", get(openai::model))
+        .route("/responses", post(responses::responses))
+        .route("/responses/{response}", get(responses::get).delete(responses::delete))
+        .route("/messages", post(anthropic::messages))
+        .route("/messages/count_tokens", post(anthropic::count_tokens))
+        // Some clients ask whether anybody is there before their first call.
+        .route("/", get(health));
     Router::new()
         // Clients differ in whether a base URL ends in /v1.
         .merge(v1.clone())
@@ -55,7 +61,8 @@ impl Gateway {
             .nest(attempt, api())
             .nest(&format!("{attempt}/agent/{{agent}}"), api())
             .route("/metrics", get(metrics))
-            .route("/", get(health))
+            .route(&format!("{attempt}/"), get(health))
+            .route(&format!("{attempt}/agent/{{agent}}/"), get(health))
             .fallback(nowhere)
             .method_not_allowed_fallback(nowhere)
             .with_state(self.clone())

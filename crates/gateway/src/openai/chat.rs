@@ -91,7 +91,7 @@ fn prepare(
 }
 
 /// Takes the fields about sampling out of the rest.
-pub(super) fn split(rest: &mut Map<String, Value>) -> Result<Asked, Fault> {
+pub(crate) fn split(rest: &mut Map<String, Value>) -> Result<Asked, Fault> {
     const FIELDS: [&str; 16] = [
         "max_tokens",
         "max_completion_tokens",

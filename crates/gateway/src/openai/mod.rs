@@ -6,7 +6,7 @@ mod models;
 mod sampling;
 mod write;
 
-pub(crate) use chat::{chat, tool};
+pub(crate) use chat::{chat, split, tool};
 pub(crate) use completions::completions;
 pub(crate) use models::{model, models};
 pub(crate) use sampling::{Asked, notice};

@@ -1,0 +1,294 @@
+//! Anthropic's endpoints as their clients see them.
+
+use axum::http::StatusCode;
+use dressage_conversation::Origin;
+use serde_json::{Value, json};
+
+use crate::testing::{STRANGER, Served};
+
+const THINKS_AND_CALLS: &str = "<think>\nHm — ✓\n</think>\n\nLet me call.\n\
+    <tool_call>\n{\"name\": \"add\", \"arguments\": {\"b\": 2, \"a\": 1.50}}\n</tool_call>\n\
+    <tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 3, \"b\": 4.0}}\n</tool_call>";
+const ANSWERS: &str = "The answer is **12.50**.";
+
+fn request(messages: &Value) -> Value {
+    json!({
+        "model": "tiny", "max_tokens": 500, "messages": messages, "system": "Be brief.",
+        "thinking": {"type": "adaptive"}, "metadata": {"user_id": "u"},
+        "tools": [{"name": "add", "description": "Adds.", "input_schema": {"type": "object"}, "cache_control": {"type": "ephemeral"}}],
+    })
+}
+
+fn streamed(messages: &Value) -> Value {
+    let mut request = request(messages);
+    request["stream"] = true.into();
+    request
+}
+
+/// The message that a stream tells of, put together as Anthropic's SDK does; checks the order of its events.
+fn message(events: &[Value]) -> Value {
+    let (first, last) = (&events[0], &events[events.len() - 1]);
+    assert_eq!((&first["type"], &last["type"]), (&json!("message_start"), &json!("message_stop")));
+    let mut message = first["message"].clone();
+    let mut input = None::<String>;
+    let mut open = false;
+    for event in &events[1..events.len() - 1] {
+        let blocks = message["content"].as_array_mut().unwrap();
+        match event["type"].as_str().unwrap() {
+            "content_block_start" => {
+                assert!(!open && event["index"] == blocks.len());
+                open = true;
+                blocks.push(event["content_block"].clone());
+            }
+            "content_block_delta" => {
+                assert!(open && event["index"] == blocks.len() - 1);
+                let (block, delta) = (blocks.last_mut().unwrap(), &event["delta"]);
+                let field = match delta["type"].as_str().unwrap() {
+                    "text_delta" => "text",
+                    "thinking_delta" => "thinking",
+                    "signature_delta" => "signature",
+                    "input_json_delta" => {
+                        *input.get_or_insert_default() += delta["partial_json"].as_str().unwrap();
+                        continue;
+                    }
+                    other => panic!("{other}"),
+                };
+                let text = format!("{}{}", block[field].as_str().unwrap(), delta[field].as_str().unwrap());
+                block[field] = text.into();
+            }
+            "content_block_stop" => {
+                assert!(open && event["index"] == blocks.len() - 1);
+                open = false;
+                if let Some(input) = input.take() {
+                    blocks.last_mut().unwrap()["input"] = serde_json::from_str(&input).unwrap();
+                }
+            }
+            "message_delta" => {
+                assert!(!open);
+                for field in ["stop_reason", "stop_sequence"] {
+                    message[field] = event["delta"][field].clone();
+                }
+                message["usage"] = event["usage"].clone();
+            }
+            other => panic!("{other}"),
+        }
+    }
+    message
+}
+
+fn kinds(message: &Value) -> Vec<&str> {
+    message["content"].as_array().unwrap().iter().map(|block| block["type"].as_str().unwrap()).collect()
+}
+
+async fn ask(served: &Served, messages: &Value, streams: bool) -> Value {
+    if streams {
+        return message(&served.post("/v1/messages?beta=true", &streamed(messages)).await.events());
+    }
+    let answer = served.post("/v1/messages", &request(messages)).await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+    answer.json()
+}
+
+/// A talk of three calls, its replies sent back as they came. Gives what was answered.
+async fn talk(streams: bool) -> Vec<Value> {
+    let served = Served::scripted(&[THINKS_AND_CALLS, ANSWERS]);
+    let mut messages = vec![json!({"role": "user", "content": "add 2 and 1.5"})];
+    let first = ask(&served, &json!(messages), streams).await;
+    assert_eq!(kinds(&first), ["thinking", "text", "tool_use", "tool_use"]);
+    let blocks = &first["content"];
+    assert!(!blocks[0]["signature"].as_str().unwrap().is_empty());
+    assert_eq!((&blocks[0]["thinking"], &blocks[1]["text"]), (&json!("Hm — ✓"), &json!("Let me call.")));
+    assert_eq!((&blocks[2]["name"], &blocks[2]["input"]), (&json!("add"), &json!({"b": 2, "a": 1.5})));
+    assert_ne!(blocks[2]["id"], blocks[3]["id"]);
+    assert_eq!(
+        (&first["stop_reason"], &first["model"], &first["role"]),
+        (&json!("tool_use"), &json!("tiny"), &json!("assistant"))
+    );
+    let usage = &first["usage"];
+    assert_eq!(usage["output_tokens"], THINKS_AND_CALLS.len() + 1);
+    messages.push(json!({"role": "assistant", "content": blocks}));
+    let result =
+        |at: usize| json!({"type": "tool_result", "tool_use_id": blocks[at]["id"], "content": "3.5"});
+    let reminder = json!({"type": "text", "text": "Mind the time."});
+    messages.push(json!({"role": "user", "content": [result(2), result(3), reminder]}));
+    let second = ask(&served, &json!(messages), streams).await;
+    assert_eq!((kinds(&second), &second["stop_reason"]), (vec!["text"], &json!("end_turn")));
+    assert_eq!(second["content"][0]["text"], ANSWERS);
+    // Once more as a text, as some clients have it.
+    messages.push(json!({"role": "assistant", "content": ANSWERS}));
+    messages.push(json!({"role": "user", "content": "again please"}));
+    let third = ask(&served, &json!(messages), streams).await;
+    assert_eq!(served.origins(), [Origin::Began, Origin::Continued, Origin::Continued]);
+    let paths = served.paths().await;
+    assert_eq!(paths.len(), 1, "{paths:?}");
+    assert!(paths[0].contains(THINKS_AND_CALLS), "{}", paths[0]);
+    let results = "<|im_start|>tool\n3.5<|im_end|>\n<|im_start|>tool\n3.5<|im_end|>";
+    assert!(
+        paths[0].contains(results) && paths[0].contains("user\nMind the time.<|im_end|>"),
+        "{}",
+        paths[0]
+    );
+    vec![first, second, third]
+}
+
+#[tokio::test]
+async fn a_history_sent_back_goes_on_with_its_ids_whole_and_streamed() {
+    let (whole, streamed) = (talk(false).await, talk(true).await);
+    for (mut whole, mut streamed) in whole.into_iter().zip(streamed) {
+        for message in [&mut whole, &mut streamed] {
+            assert!(message["id"].take().as_str().unwrap().starts_with("msg_"));
+        }
+        assert_eq!(whole, streamed);
+    }
+}
+
+#[tokio::test]
+async fn whatever_is_drawn_is_told_alike_whole_and_streamed() {
+    for content in ["a", "b", "c", "d"] {
+        let messages = json!([{"role": "user", "content": content}]);
+        let (one, other) = (Served::simulated(60), Served::simulated(60));
+        let whole = ask(&one, &messages, false).await;
+        let streamed = ask(&other, &messages, true).await;
+        assert_eq!(whole["content"], streamed["content"]);
+        assert_eq!((&whole["usage"], &whole["stop_reason"]), (&streamed["usage"], &streamed["stop_reason"]));
+        let next = json!([messages[0], {"role": "assistant", "content": whole["content"]}, {"role": "user", "content": "So?"}]);
+        ask(&one, &next, false).await;
+        assert_eq!(one.origins(), [Origin::Began, Origin::Continued]);
+    }
+}
+
+#[tokio::test]
+async fn reasons_for_an_end_are_anthropics() {
+    let served = Served::scripted(&["One two three."]);
+    let messages = json!([{"role": "user", "content": "Count."}]);
+    let mut cut = request(&messages);
+    cut["max_tokens"] = 5.into();
+    let mut stopped = streamed(&messages);
+    stopped["stop_sequences"] = json!(["thr", "zz"]);
+    let cut = served.post("/messages", &cut).await.json();
+    assert_eq!((&cut["stop_reason"], &cut["content"][0]["text"]), (&json!("max_tokens"), &json!("One t")));
+    let stopped = message(&served.post("/messages", &stopped).await.events());
+    assert_eq!(
+        (&stopped["stop_reason"], &stopped["stop_sequence"]),
+        (&json!("stop_sequence"), &json!("thr"))
+    );
+    assert_eq!(stopped["content"][0]["text"], "One two ");
+}
+
+#[tokio::test]
+async fn one_call_alone_is_told_where_parallel_use_is_disabled() {
+    let served = Served::scripted(&[THINKS_AND_CALLS]);
+    let mut asked = request(&json!([{"role": "user", "content": "add"}]));
+    asked["tool_choice"] = json!({"type": "auto", "disable_parallel_tool_use": true});
+    let answer = served.post("/v1/messages", &asked).await.json();
+    assert_eq!(kinds(&answer), ["thinking", "text", "tool_use"]);
+    asked["tool_choice"] = json!({"type": "none"});
+    let answer = served.post("/v1/messages", &asked).await.json();
+    assert_eq!((kinds(&answer), &answer["stop_reason"]), (vec!["text"], &json!("end_turn")));
+}
+
+#[tokio::test]
+async fn tokens_are_counted_as_the_prompt_has_them() {
+    let served = Served::scripted(&["Yes."]);
+    let mut asked = request(&json!([{"role": "user", "content": "Count."}]));
+    let counted = served.post("/v1/messages/count_tokens?beta=true", &asked).await.json();
+    asked["max_tokens"] = 10.into();
+    let answer = served.post("/v1/messages", &asked).await.json();
+    assert_eq!(counted, json!({"input_tokens": answer["usage"]["input_tokens"]}));
+}
+
+#[tokio::test]
+async fn faults_are_told_in_anthropics_shape() {
+    let served = Served::scripted(&["Yes."]);
+    let with = |field: &str, value: Value| {
+        let mut request = request(&json!([{"role": "user", "content": "Hi"}]));
+        request[field] = value;
+        request
+    };
+    let search = json!([{"type": "web_search_20250305", "name": "web_search"}]);
+    let long = "x".repeat(5000);
+    for (request, status, kind, words) in [
+        (with("tools", search), 400, "invalid_request_error", "tools.0 (\"web_search\") is of type"),
+        (with("tools", json!([{"name": "f"}])), 400, "invalid_request_error", "the input_schema of tools.0"),
+        (with("tools", json!([{}])), 400, "invalid_request_error", "has no name"),
+        (with("tool_choice", json!("any")), 400, "invalid_request_error", "it is an object of type auto"),
+        (with("max_tokens", json!(0)), 400, "invalid_request_error", "max_tokens = 0"),
+        (with("temperature", json!("hot")), 400, "invalid_request_error", "temperature"),
+        (
+            with("mcp_servers", json!([{"url": "x"}])),
+            400,
+            "invalid_request_error",
+            "mcp_servers is not supported",
+        ),
+        (with("system", json!([{"type": "image"}])), 400, "invalid_request_error", "system.0 is of type"),
+        (
+            with("messages", json!([{"role": "user", "content": long}])),
+            400,
+            "invalid_request_error",
+            "prompt is too long: ",
+        ),
+        (
+            with("output_config", json!({"format": {"type": "xml"}})),
+            400,
+            "invalid_request_error",
+            "output_config.format is",
+        ),
+    ] {
+        let answer = served.post("/v1/messages", &request).await;
+        let body = answer.json();
+        assert_eq!((answer.status.as_u16(), &body["type"]), (status, &json!("error")), "{body}");
+        assert_eq!(body["error"]["type"], kind, "{body}");
+        assert!(body["error"]["message"].as_str().unwrap().contains(words), "{body}");
+        let id = body["request_id"].as_str().unwrap();
+        assert!(id.starts_with("req_") && answer.headers["request-id"] == id);
+    }
+    let foreign = served.send("POST", "/rollout/r/attempt/a/v1/messages", STRANGER, "{}").await;
+    assert_eq!(
+        (foreign.status.as_u16(), &foreign.json()["error"]["type"]),
+        (401, &json!("authentication_error"))
+    );
+    let unknown = json!({"model": "other", "messages": []});
+    let answer = served.send("POST", "/v1/messages", STRANGER, &unknown.to_string()).await;
+    assert_eq!((answer.status.as_u16(), &answer.json()["error"]["type"]), (404, &json!("not_found_error")));
+}
+
+#[tokio::test]
+async fn fields_without_effect_are_counted() {
+    let served = Served::scripted(&["Yes."]);
+    let mut asked = request(&json!([{"role": "user", "content": "Hi"}]));
+    asked["context_management"] = json!({"edits": []});
+    asked["output_config"] = json!({"effort": "high"});
+    asked["newest"] = 1.into();
+    assert_eq!(served.post("/v1/messages", &asked).await.status, StatusCode::OK);
+    let unknown: Vec<String> = served.gateway.unknown_fields().into_keys().collect();
+    let want = ["context_management", "newest", "output_config.effort", "thinking"];
+    assert_eq!(unknown, want.map(|name| format!("messages.{name}")));
+}
+
+#[tokio::test]
+async fn clients_that_ask_whether_anybody_is_there_are_answered() {
+    let served = Served::scripted(&["Yes."]);
+    for path in ["/", "/v1", "/rollout/r/attempt/a", "/rollout/r/attempt/a/", "/rollout/r/attempt/a/agent/x/"]
+    {
+        for method in ["HEAD", "GET"] {
+            assert_eq!(
+                served.send(method, path, STRANGER, "").await.status,
+                StatusCode::OK,
+                "{method} {path}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_fault_in_the_middle_ends_a_stream_as_an_error() {
+    let served = Served::failing();
+    let messages = json!([{"role": "user", "content": "Hi"}]);
+    let events = served.post("/v1/messages", &streamed(&messages)).await.events();
+    let (first, last) = (&events[0], &events[events.len() - 1]);
+    assert_eq!((&first["type"], &last["type"]), (&json!("message_start"), &json!("error")));
+    assert!(last["error"]["message"].is_string() && last["request_id"].is_string(), "{last}");
+    let whole = served.post("/v1/messages", &request(&messages)).await;
+    assert_eq!(whole.json()["error"], last["error"]);
+    assert_eq!(whole.status, StatusCode::BAD_REQUEST);
+}

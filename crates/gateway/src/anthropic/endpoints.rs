@@ -1,0 +1,63 @@
+//! `/v1/messages` and `/v1/messages/count_tokens`.
+
+use axum::extract::State;
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::Response;
+use serde_json::json;
+
+use super::request::{self, Asked};
+use super::write::{Writer, fault};
+use crate::call::{Call, Input};
+use crate::exchange::Caller;
+use crate::fault::{Fault, Kind};
+use crate::gateway::Gateway;
+use crate::http::{Incoming, answer, failed, json as document};
+
+/// Answers `POST /v1/messages`.
+pub(crate) async fn messages(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
+    let ping = gateway.0.options.ping;
+    let id = format!("req_{}", gateway.call_id());
+    let response = match prepare(&gateway, incoming) {
+        Err(found) => failed(&found, &fault(&found, &id)),
+        Ok((caller, Asked { call, streams })) => {
+            let begun = gateway.call(&caller, call).await;
+            answer(begun, Writer::new(id.clone()), streams, ping).await
+        }
+    };
+    named(response, &id)
+}
+
+/// Answers `POST /v1/messages/count_tokens`.
+pub(crate) async fn count_tokens(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
+    let id = format!("req_{}", gateway.call_id());
+    let counting = tokio::task::spawn_blocking(move || {
+        let (caller, Asked { call, .. }) = prepare(&gateway, incoming)?;
+        count(&gateway, &caller, &call)
+    });
+    let broken = |error| Fault::new(Kind::Internal, format!("counting came to no end: {error}"));
+    let response = match counting.await.map_err(broken).and_then(|counted| counted) {
+        Ok(tokens) => document(StatusCode::OK, &json!({ "input_tokens": tokens })),
+        Err(found) => failed(&found, &fault(&found, &id)),
+    };
+    named(response, &id)
+}
+
+fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<(Caller, Asked), Fault> {
+    let (caller, body) = incoming.in_order()?;
+    Ok((caller, request::read(gateway, &body)?))
+}
+
+/// Number of tokens of the prompt, as the template prints it.
+fn count(gateway: &Gateway, caller: &Caller, call: &Call) -> Result<usize, Fault> {
+    let Input::Messages(messages) = &call.input else { return Ok(0) };
+    let chat = gateway.chat_of(caller, call)?;
+    Ok(chat.prompt(messages, &call.tools)?.len())
+}
+
+/// A response with the id that Anthropic's clients report with errors.
+fn named(mut response: Response, id: &str) -> Response {
+    if let Ok(id) = HeaderValue::from_str(id) {
+        response.headers_mut().insert("request-id", id);
+    }
+    response
+}

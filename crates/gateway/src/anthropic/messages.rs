@@ -1,0 +1,279 @@
+//! Messages of content blocks, read into messages of text and calls.
+
+use dressage_text::{Message, Role, ToolCall};
+use serde_json::Value;
+
+use crate::fault::Fault;
+
+/// Beginning of a line that Claude Code puts before its instructions. It is for Anthropic's books, and other
+/// in every request, so no prompt would begin like the one before.
+const BOOKKEEPING: &str = "x-anthropic-billing-header:";
+
+/// Text of a result that says nothing but that the tool failed.
+const FAILED: &str = "The tool failed.";
+
+/// Reads instructions and messages.
+///
+/// # Errors
+/// Names the first message or block that cannot be read, or shown to a model that reads text alone.
+pub(super) fn read(system: Option<&Value>, messages: &[Value]) -> Result<Vec<Message>, Fault> {
+    let mut read = Vec::with_capacity(messages.len() + 1);
+    if let Some(system) = system.filter(|system| !system.is_null()) {
+        read.extend(instructions(system, "system")?);
+    }
+    for (at, message) in messages.iter().enumerate() {
+        let place = format!("messages.{at}");
+        let content = &message["content"];
+        match message["role"].as_str() {
+            Some("user") => user(content, &place, &mut read)?,
+            Some("assistant") => read.push(assistant(content, &place)?),
+            Some("system") => read.extend(instructions(content, &format!("{place}.content"))?),
+            _ => {
+                let param = format!("{place}.role");
+                let message = format!("{param} is {}; it is user, assistant or system", message["role"]);
+                return Err(Fault::field(&param, message));
+            }
+        }
+    }
+    if read.last().is_some_and(|last| last.role == Role::Assistant) {
+        let message = "the last message is the assistant's: to go on with a text that it began (prefill) is not \
+                       supported; end with a user's message";
+        return Err(Fault::field("messages", message));
+    }
+    Ok(read)
+}
+
+/// A text, or blocks of which every one is such as `each` reads.
+fn blocks(
+    content: &Value,
+    place: &str,
+    mut each: impl FnMut(&str, &Value, &str) -> Result<(), Fault>,
+) -> Result<Option<String>, Fault> {
+    match content {
+        Value::String(text) => Ok(Some(text.clone())),
+        Value::Array(found) => {
+            for (at, block) in found.iter().enumerate() {
+                each(block["type"].as_str().unwrap_or_default(), block, &format!("{place}.{at}"))?;
+            }
+            Ok(None)
+        }
+        other => Err(Fault::field(place, format!("{place} is {other}; it is a text or a list of blocks"))),
+    }
+}
+
+/// A field of a block that must be a text.
+fn text<'a>(block: &'a Value, field: &str, place: &str) -> Result<&'a str, Fault> {
+    block[field].as_str().ok_or_else(|| {
+        let param = format!("{place}.{field}");
+        let message = format!("{param} is {}, not a text", block[field]);
+        Fault::field(&param, message)
+    })
+}
+
+fn refused(kind: &str, place: &str, known: &str) -> Fault {
+    let message = match kind {
+        "" => format!("{place} has no type; it is {known}"),
+        "image" | "document" | "search_result" => {
+            format!(
+                "{place} is of type {kind:?}, which cannot be shown to this model, which reads text alone"
+            )
+        }
+        _ => format!("{place} is of type {kind:?}, which is not supported here; it is {known}"),
+    };
+    Fault::field(place, message)
+}
+
+/// Text of a content that has no other blocks; `kept` says what counts of each.
+fn texts(content: &Value, place: &str, kept: fn(&str) -> &str) -> Result<String, Fault> {
+    let mut all = String::new();
+    let whole = blocks(content, place, |kind, block, place| match kind {
+        "text" => {
+            all += kept(text(block, "text", place)?);
+            Ok(())
+        }
+        _ => Err(refused(kind, place, "text")),
+    })?;
+    Ok(whole.map_or(all, |text| kept(&text).to_owned()))
+}
+
+/// Instructions, without lines that are none.
+fn instructions(content: &Value, place: &str) -> Result<Option<Message>, Fault> {
+    let text = texts(content, place, |text| match text.strip_prefix(BOOKKEEPING) {
+        Some(line) => line.split_once('\n').map_or("", |(_, rest)| rest),
+        None => text,
+    })?;
+    Ok((!text.is_empty()).then(|| Message::system(text)))
+}
+
+/// A user's message: results of tools in their order, then what the user says.
+fn user(content: &Value, place: &str, read: &mut Vec<Message>) -> Result<(), Fault> {
+    let mut said = None::<String>;
+    let place = format!("{place}.content");
+    let whole = blocks(content, &place, |kind, block, place| {
+        match kind {
+            "text" => *said.get_or_insert_default() += text(block, "text", place)?,
+            "tool_result" => read.push(result(block, place)?),
+            _ => return Err(refused(kind, place, "text or tool_result")),
+        }
+        Ok(())
+    })?;
+    read.extend(whole.or(said).map(Message::user));
+    Ok(())
+}
+
+fn result(block: &Value, place: &str) -> Result<Message, Fault> {
+    let id = text(block, "tool_use_id", place)?.to_owned();
+    let content = match &block["content"] {
+        Value::Null => String::new(),
+        content => texts(content, &format!("{place}.content"), |text| text)?,
+    };
+    let failed = content.is_empty() && block["is_error"] == true;
+    let content = if failed { FAILED.to_owned() } else { content };
+    Ok(Message { tool_call_id: Some(id), ..Message::tool(content) })
+}
+
+/// An assistant's message: thought, text and calls, however they follow each other.
+fn assistant(content: &Value, place: &str) -> Result<Message, Fault> {
+    let (mut thought, mut said, mut calls) = (String::new(), String::new(), Vec::new());
+    let place = format!("{place}.content");
+    let whole = blocks(content, &place, |kind, block, place| {
+        match kind {
+            "text" => said += text(block, "text", place)?,
+            "thinking" => thought += text(block, "thinking", place)?,
+            // Nobody but who wrote it can read it.
+            "redacted_thinking" => {}
+            "tool_use" => calls.push(call(block, place)?),
+            _ => return Err(refused(kind, place, "text, thinking, redacted_thinking or tool_use")),
+        }
+        Ok(())
+    })?;
+    let reasoning_content = (!thought.is_empty()).then_some(thought);
+    Ok(Message { reasoning_content, ..Message::calls(whole.unwrap_or(said), calls) })
+}
+
+fn call(block: &Value, place: &str) -> Result<ToolCall, Fault> {
+    let arguments = match &block["input"] {
+        Value::Object(arguments) => arguments.clone(),
+        other => {
+            let param = format!("{place}.input");
+            let message = format!("{param} is {other}, not an object of arguments");
+            return Err(Fault::field(&param, message));
+        }
+    };
+    let [id, name] = ["id", "name"].map(|field| text(block, field, place).map(str::to_owned));
+    Ok(ToolCall { id: id?, name: name?, arguments })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn of(messages: Value) -> Result<Vec<Message>, Fault> {
+        read(None, messages.as_array().unwrap())
+    }
+
+    #[test]
+    fn a_history_of_blocks_is_a_history_of_messages() {
+        let read = read(
+            Some(
+                &json!([{"type": "text", "text": "Be ", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "brief."}]),
+            ),
+            json!([
+                {"role": "user", "content": "add"},
+                {"role": "system", "content": "Mind the time."},
+                {"role": "assistant", "content": [
+                    {"type": "thinking", "thinking": " hm ", "signature": "any"},
+                    {"type": "redacted_thinking", "data": "opaque"},
+                    {"type": "text", "text": " Let me…\n"},
+                    {"type": "tool_use", "id": "a0", "name": "add", "input": {"a": 1.5, "b": 2}},
+                    {"type": "tool_use", "id": "a1", "name": "add", "input": {}},
+                ]},
+                {"role": "user", "content": [
+                    {"type": "text", "text": "Well? "},
+                    {"type": "tool_result", "tool_use_id": "a0", "content": "3.5"},
+                    {"type": "tool_result", "tool_use_id": "a1", "is_error": true, "content": [{"type": "text", "text": "no"}, {"type": "text", "text": "pe"}]},
+                    {"type": "tool_result", "tool_use_id": "a2", "is_error": true},
+                    {"type": "tool_result", "tool_use_id": "a3"},
+                    {"type": "text", "text": "Go on.", "cache_control": {"type": "ephemeral"}},
+                ]},
+            ])
+            .as_array()
+            .unwrap(),
+        )
+        .unwrap();
+        let call = |id: &str, arguments: Value| ToolCall {
+            id: id.into(),
+            name: "add".into(),
+            arguments: arguments.as_object().unwrap().clone(),
+        };
+        let calls = vec![call("a0", json!({"a": 1.5, "b": 2})), call("a1", json!({}))];
+        let result = |id: &str, text: &str| Message { tool_call_id: Some(id.into()), ..Message::tool(text) };
+        let want = [
+            Message::system("Be brief."),
+            Message::user("add"),
+            Message::system("Mind the time."),
+            Message { reasoning_content: Some(" hm ".into()), ..Message::calls(" Let me…\n", calls) },
+            result("a0", "3.5"),
+            result("a1", "nope"),
+            result("a2", FAILED),
+            result("a3", ""),
+            Message::user("Well? Go on."),
+        ];
+        assert_eq!(read, want);
+    }
+
+    #[test]
+    fn a_text_says_the_same_in_blocks() {
+        let whole = of(json!([{"role": "user", "content": "Hi there"}])).unwrap();
+        let parts = json!([{"type": "text", "text": "Hi "}, {"type": "text", "text": "there"}]);
+        assert_eq!(of(json!([{"role": "user", "content": parts}])).unwrap(), whole);
+        // An answer of nothing is an answer.
+        let nothing =
+            of(json!([{"role": "assistant", "content": []}, {"role": "user", "content": ""}])).unwrap();
+        assert_eq!(nothing, [Message::assistant(""), Message::user("")]);
+    }
+
+    #[test]
+    fn lines_for_the_provider_alone_are_no_instructions() {
+        let line = "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=0a1b2;";
+        let block = |text: &str| json!({"type": "text", "text": text});
+        for (system, kept) in [
+            (json!([block(line), block("You are."), block("\nIndeed.")]), "You are.\nIndeed."),
+            (json!([block(&format!("{line}\n")), block("You are.")]), "You are."),
+            (json!(format!("{line}\nYou are.")), "You are."),
+            (json!(line), ""),
+            (json!([block(line)]), ""),
+            (json!([block(line), block(&format!("Say {line}"))]), &format!("Say {line}")),
+        ] {
+            let read = read(Some(&system), &[json!({"role": "user", "content": "Hi"})]).unwrap();
+            let want = (!kept.is_empty()).then(|| Message::system(kept));
+            assert_eq!(read, want.into_iter().chain([Message::user("Hi")]).collect::<Vec<_>>(), "{system}");
+        }
+    }
+
+    #[test]
+    fn other_blocks_are_refused_by_place_and_type() {
+        let image =
+            json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}});
+        let user = |block: &Value| json!([{"role": "user", "content": [block]}]);
+        let result = json!({"type": "tool_result", "tool_use_id": "a", "content": [image]});
+        let last = |content: &str| json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": content}]);
+        for (messages, param, why) in [
+            (user(&image), "messages.0.content.0", "\"image\", which cannot be shown"),
+            (user(&json!({"type": "document", "source": {}})), "messages.0.content.0", "reads text alone"),
+            (user(&result), "messages.0.content.0.content.0", "\"image\""),
+            (user(&json!({"text": "x"})), "messages.0.content.0", "has no type"),
+            (user(&json!({"type": "text"})), "messages.0.content.0.text", "is null, not a text"),
+            (user(&json!({"type": "server_tool_use"})), "messages.0.content.0", "it is text or tool_result"),
+            (json!([{"role": "tool", "content": ""}]), "messages.0.role", "\"tool\"; it is user"),
+            (json!([{"role": "user"}]), "messages.0.content", "is null; it is a text or a list"),
+            (last("It is"), "messages", "prefill"),
+        ] {
+            let fault = of(messages).unwrap_err();
+            assert_eq!(fault.param.as_deref(), Some(param), "{fault}");
+            assert!(fault.message.contains(why), "{fault}");
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Requests for messages, read into calls.
+
+use dressage_text::ToolSpec;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::messages;
+use crate::call::{Call, Constraint, Input, Sampling, ToolChoice};
+use crate::fault::Fault;
+use crate::gateway::Gateway;
+
+/// Name of the API where unknown fields are counted.
+const API: &str = "messages";
+
+/// A request.
+#[derive(Deserialize)]
+struct Request {
+    #[serde(default)]
+    model: String,
+    messages: Vec<Value>,
+    system: Option<Value>,
+    tools: Option<Vec<Value>>,
+    tool_choice: Option<Value>,
+    max_tokens: Option<i64>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<i64>,
+    stop_sequences: Option<Vec<String>>,
+    stream: Option<bool>,
+    output_config: Option<Map<String, Value>>,
+    output_format: Option<Value>,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
+}
+
+/// A request that was understood.
+pub(super) struct Asked {
+    pub call: Call,
+    /// Whether the answer is a stream.
+    pub streams: bool,
+}
+
+/// Reads a request.
+///
+/// # Errors
+/// Names the first field that cannot be used, its value and the way out.
+pub(super) fn read(gateway: &Gateway, body: &[u8]) -> Result<Asked, Fault> {
+    let request: Request = crate::http::read(body)?;
+    notice(gateway, &request.rest)?;
+    let constraint = form(gateway, request.output_config, request.output_format)?;
+    let (tool_choice, parallel_calls) = tool_choice(request.tool_choice.as_ref())?;
+    let messages = messages::read(request.system.as_ref(), &request.messages)?;
+    let sampling = Sampling {
+        max_tokens: request.max_tokens.map(|most| count("max_tokens", most)).transpose()?,
+        temperature: request.temperature,
+        top_p: request.top_p,
+        top_k: request.top_k.map(|top_k| usize::try_from(top_k).unwrap_or(0)),
+        stop: request.stop_sequences.unwrap_or_default(),
+        ..Sampling::default()
+    };
+    let call = Call {
+        tools: request.tools.iter().flatten().enumerate().map(tool).collect::<Result<_, _>>()?,
+        tool_choice,
+        parallel_calls,
+        sampling,
+        constraint,
+        ..Call::new(request.model, Input::Messages(messages))
+    };
+    Ok(Asked { call, streams: request.stream.unwrap_or(false) })
+}
+
+fn count(name: &str, value: i64) -> Result<usize, Fault> {
+    match usize::try_from(value) {
+        Ok(value) if value > 0 => Ok(value),
+        _ => Err(Fault::field(name, format!("{name} = {value}, but it must be at least 1"))),
+    }
+}
+
+/// Fields that change nothing here: bookkeeping of the provider, and hints.
+const IGNORED: [&str; 9] = [
+    "anthropic_beta",
+    "betas",
+    "cache_control",
+    "diagnostics",
+    "inference_geo",
+    "metadata",
+    "service_tier",
+    "speed",
+    "user_profile_id",
+];
+
+/// Fields that ask for what there is not.
+const REFUSED: [&str; 3] = ["container", "fallbacks", "mcp_servers"];
+
+/// Looks through the fields that nobody has read. How much a model is to think, and which parts of the past it
+/// is to forget, its template and its training decide here: such fields are counted with the unknown ones.
+fn notice(gateway: &Gateway, rest: &Map<String, Value>) -> Result<(), Fault> {
+    for (field, value) in rest {
+        let is_empty = value.is_null() || value.as_array().is_some_and(Vec::is_empty);
+        if REFUSED.contains(&field.as_str()) {
+            if !is_empty {
+                return Err(Fault::field(field, format!("{field} is not supported; leave it out")));
+            }
+        } else if !IGNORED.contains(&field.as_str()) && !is_empty {
+            gateway.unknown_field(API, field);
+        }
+    }
+    Ok(())
+}
+
+/// The form that `output_config.format`, or `output_format` before it, asks for.
+fn form(
+    gateway: &Gateway,
+    config: Option<Map<String, Value>>,
+    format: Option<Value>,
+) -> Result<Option<Constraint>, Fault> {
+    let mut config = config.unwrap_or_default();
+    let format = config.remove("format").or(format).filter(|format| !format.is_null());
+    for field in config.keys() {
+        gateway.unknown_field(API, &format!("output_config.{field}"));
+    }
+    let Some(format) = format else { return Ok(None) };
+    match (format["type"].as_str(), &format["schema"]) {
+        (Some("json_schema"), schema @ Value::Object(_)) => Ok(Some(Constraint::JsonSchema(schema.clone()))),
+        _ => Err(Fault::field(
+            "output_config.format",
+            format!("output_config.format is {format}; it is an object of type json_schema with a schema"),
+        )),
+    }
+}
+
+/// A tool in Anthropic's shape.
+fn tool((at, value): (usize, &Value)) -> Result<ToolSpec, Fault> {
+    let param = format!("tools.{at}");
+    let name = value["name"].as_str().filter(|name| !name.is_empty());
+    let name = name.ok_or_else(|| Fault::field(&param, format!("{param} has no name: {value}")))?;
+    if let Some(kind) = value["type"].as_str().filter(|kind| *kind != "custom") {
+        let message = format!(
+            "{param} ({name:?}) is of type {kind:?}, which Anthropic runs or describes itself; only custom tools \
+             with an input_schema can be called here, so leave it out"
+        );
+        return Err(Fault::field(&param, message));
+    }
+    let Value::Object(_) = &value["input_schema"] else {
+        let message = format!(
+            "the input_schema of {param} ({name:?}) is {}, not a JSON schema of type object",
+            value["input_schema"]
+        );
+        return Err(Fault::field(&param, message));
+    };
+    Ok(ToolSpec {
+        name: name.to_owned(),
+        description: value["description"].as_str().unwrap_or_default().to_owned(),
+        parameters: value["input_schema"].clone(),
+    })
+}
+
+/// Which tools may be called, and whether several at once.
+fn tool_choice(value: Option<&Value>) -> Result<(ToolChoice, bool), Fault> {
+    let Some(value) = value.filter(|value| !value.is_null()) else { return Ok((ToolChoice::Auto, true)) };
+    let parallel = value["disable_parallel_tool_use"] != true;
+    let choice = match (value["type"].as_str(), value["name"].as_str()) {
+        (Some("auto"), _) => ToolChoice::Auto,
+        (Some("any"), _) => ToolChoice::Required,
+        (Some("none"), _) => ToolChoice::None,
+        (Some("tool"), Some(name)) => ToolChoice::Named(name.to_owned()),
+        _ => {
+            let message = format!(
+                "tool_choice is {value}; it is an object of type auto, any, none, or tool with the name of one"
+            );
+            return Err(Fault::field("tool_choice", message));
+        }
+    };
+    Ok((choice, parallel))
+}

@@ -1,0 +1,213 @@
+//! Answers in Anthropic's shape.
+
+use dressage_policy::FinishReason;
+use dressage_text::{Piece, ToolCall};
+use serde_json::{Value, json};
+
+use crate::fault::{Fault, Kind};
+use crate::http::{Dialect, Gathered, frame};
+use crate::transcript::{End, Event, Head};
+
+/// Signature of every thought. Clients send it back, and whatever comes is taken.
+const SIGNATURE: &str = "ZHJlc3NhZ2U=";
+
+/// An error.
+pub(super) fn fault(fault: &Fault, request: &str) -> Value {
+    let kind = match fault.kind {
+        Kind::Invalid | Kind::TooLong => "invalid_request_error",
+        Kind::TooLarge => "request_too_large",
+        Kind::Unauthorised => "authentication_error",
+        Kind::Forbidden | Kind::Gone => "permission_error",
+        Kind::NotFound => "not_found_error",
+        Kind::Busy(_) => "rate_limit_error",
+        Kind::Unavailable => "overloaded_error",
+        Kind::Deadline => "timeout_error",
+        Kind::Internal => "api_error",
+    };
+    // Clients know a context that is full by these words, and then shorten it.
+    let message = match fault.kind {
+        Kind::TooLong => format!("prompt is too long: {}", fault.message),
+        _ => fault.message.clone(),
+    };
+    json!({ "type": "error", "error": { "type": kind, "message": message }, "request_id": request })
+}
+
+/// Reason for an end, and the stop string that it was.
+fn stop(end: &End) -> (&'static str, Value) {
+    match end.finish {
+        FinishReason::StopId | FinishReason::StopString if end.calls => ("tool_use", Value::Null),
+        FinishReason::StopString => ("stop_sequence", end.stopped_by.as_deref().into()),
+        FinishReason::StopId => ("end_turn", Value::Null),
+        FinishReason::Length | FinishReason::Context | FinishReason::Aborted => ("max_tokens", Value::Null),
+    }
+}
+
+fn usage(prompt: usize, tokens: usize) -> Value {
+    json!({
+        "input_tokens": prompt,
+        "output_tokens": tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+    })
+}
+
+fn message(head: &Head) -> Value {
+    json!({
+        "id": format!("msg_{}", head.id),
+        "type": "message",
+        "role": "assistant",
+        "model": head.model,
+        "content": [],
+        "stop_reason": null,
+        "stop_sequence": null,
+        "usage": usage(head.prompt.len(), 0),
+    })
+}
+
+fn thinking(text: &str) -> Value {
+    json!({ "type": "thinking", "thinking": text, "signature": SIGNATURE })
+}
+
+fn tool_use(call: &ToolCall, input: Value) -> Value {
+    json!({ "type": "tool_use", "id": call.id, "name": call.name, "input": input })
+}
+
+/// A block that a stream is in the middle of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Open {
+    Text,
+    Thinking,
+}
+
+/// Writes what comes of a call.
+pub(super) struct Writer {
+    /// Id of the request.
+    request: String,
+    /// Blocks that were begun.
+    blocks: usize,
+    open: Option<Open>,
+}
+
+impl Writer {
+    pub(super) fn new(request: String) -> Self {
+        Writer { request, blocks: 0, open: None }
+    }
+
+    fn start(&mut self, block: &Value) -> String {
+        self.blocks += 1;
+        let index = self.blocks - 1;
+        let kind = "content_block_start";
+        frame(Some(kind), &json!({ "type": kind, "index": index, "content_block": block }))
+    }
+
+    fn delta(&self, delta: &Value) -> String {
+        let index = self.blocks - 1;
+        let kind = "content_block_delta";
+        frame(Some(kind), &json!({ "type": kind, "index": index, "delta": delta }))
+    }
+
+    fn stop(&self) -> String {
+        let index = self.blocks - 1;
+        let kind = "content_block_stop";
+        frame(Some(kind), &json!({ "type": kind, "index": index }))
+    }
+
+    /// Ends the block that is open, if one is.
+    fn close(&mut self) -> String {
+        match self.open.take() {
+            None => String::new(),
+            Some(Open::Text) => self.stop(),
+            Some(Open::Thinking) => {
+                let signed = json!({ "type": "signature_delta", "signature": SIGNATURE });
+                self.delta(&signed) + &self.stop()
+            }
+        }
+    }
+
+    /// Begins a block, where it is not open.
+    fn open(&mut self, kind: Open) -> String {
+        if self.open == Some(kind) {
+            return String::new();
+        }
+        let closed = self.close();
+        self.open = Some(kind);
+        let empty = match kind {
+            Open::Text => json!({ "type": "text", "text": "" }),
+            Open::Thinking => json!({ "type": "thinking", "thinking": "", "signature": "" }),
+        };
+        closed + &self.start(&empty)
+    }
+
+    fn piece(&mut self, piece: &Piece) -> String {
+        match piece {
+            Piece::Speech(text) => {
+                self.open(Open::Text) + &self.delta(&json!({ "type": "text_delta", "text": text }))
+            }
+            Piece::Thought(text) => {
+                let delta = json!({ "type": "thinking_delta", "thinking": text });
+                self.open(Open::Thinking) + &self.delta(&delta)
+            }
+            Piece::Call(Ok(call)) => {
+                let input = Value::Object(call.arguments.clone()).to_string();
+                let delta = json!({ "type": "input_json_delta", "partial_json": input });
+                let frames =
+                    [self.close(), self.start(&tool_use(call, json!({}))), self.delta(&delta), self.stop()];
+                frames.concat()
+            }
+            Piece::Call(Err(_)) | Piece::Aside(_) => String::new(),
+        }
+    }
+}
+
+impl Dialect for Writer {
+    fn fault(&self, found: &Fault) -> Value {
+        fault(found, &self.request)
+    }
+
+    fn whole(&mut self, head: &Head, replies: Vec<Gathered>) -> Value {
+        let mut body = message(head);
+        for Gathered { end, .. } in &replies {
+            let mut content: Vec<Value> = end.message.reasoning_content.iter().map(|t| thinking(t)).collect();
+            let said = end.message.content.as_str();
+            if !said.is_empty() {
+                content.push(json!({ "type": "text", "text": said }));
+            }
+            let calls = &end.message.tool_calls;
+            content.extend(calls.iter().map(|call| tool_use(call, Value::Object(call.arguments.clone()))));
+            let (reason, sequence) = stop(end);
+            body["content"] = content.into();
+            body["stop_reason"] = reason.into();
+            body["stop_sequence"] = sequence;
+            body["usage"] = usage(head.prompt.len(), end.tokens);
+        }
+        body
+    }
+
+    fn begin(&mut self, head: &Head) -> String {
+        let kind = "message_start";
+        frame(Some(kind), &json!({ "type": kind, "message": message(head) }))
+    }
+
+    fn event(&mut self, head: &Head, event: &Event) -> String {
+        match event {
+            Event::Prompt { .. } => String::new(),
+            Event::Delta { pieces, .. } => pieces.iter().map(|piece| self.piece(piece)).collect(),
+            Event::Ended { end, .. } => {
+                let (reason, sequence) = stop(end);
+                let kind = "message_delta";
+                let data = json!({
+                    "type": kind,
+                    "delta": { "stop_reason": reason, "stop_sequence": sequence },
+                    "usage": usage(head.prompt.len(), end.tokens),
+                });
+                self.close() + &frame(Some(kind), &data)
+            }
+            Event::Failed(found) => frame(Some("error"), &fault(found, &self.request)),
+            Event::Done => frame(Some("message_stop"), &json!({ "type": "message_stop" })),
+        }
+    }
+
+    fn ping(&self) -> String {
+        frame(Some("ping"), &json!({ "type": "ping" }))
+    }
+}

@@ -1,0 +1,421 @@
+//! The Responses API as its clients see it.
+
+use axum::http::StatusCode;
+use dressage_conversation::Origin;
+use serde_json::{Value, json};
+
+use crate::testing::{STRANGER, Served};
+
+const THINKS_AND_CALLS: &str = "<think>\nHm — ✓\n</think>\n\nLet me call.\n\
+    <tool_call>\n{\"name\": \"add\", \"arguments\": {\"b\": 2, \"a\": 1.50}}\n</tool_call>\n\
+    <tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 3, \"b\": 4.0}}\n</tool_call>";
+const ANSWERS: &str = "The answer is **12.50**.";
+const CONTINUED: [Origin; 3] = [Origin::Began, Origin::Continued, Origin::Continued];
+
+fn request(input: &Value) -> Value {
+    json!({
+        "model": "tiny", "input": input, "instructions": "Be brief.", "metadata": {"k": "v"},
+        "reasoning": {"summary": "auto"}, "include": ["reasoning.encrypted_content"], "prompt_cache_key": "k",
+        "tools": [{"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}, "strict": false}],
+    })
+}
+
+fn with(mut request: Value, field: &str, value: impl Into<Value>) -> Value {
+    request[field] = value.into();
+    request
+}
+
+/// The response that a stream tells of; checks the order of its events, and that deltas add up to what is done.
+fn response(events: &[Value]) -> Value {
+    for (at, event) in events.iter().enumerate() {
+        assert_eq!(event["sequence_number"], at, "{event}");
+    }
+    let kinds: Vec<&str> = events.iter().take(2).map(|event| event["type"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["response.created", "response.in_progress"]);
+    let last = &events[events.len() - 1];
+    let (mut items, mut texts, mut open) = (Vec::new(), std::collections::BTreeMap::new(), None::<Value>);
+    for event in &events[2..events.len() - 1] {
+        let kind = event["type"].as_str().unwrap();
+        assert_eq!(event["output_index"], items.len(), "{event}");
+        match kind.strip_prefix("response.").unwrap() {
+            "output_item.added" => {
+                assert!(open.is_none());
+                assert_eq!(event["item"]["status"], "in_progress");
+                open = Some(event["item"].clone());
+            }
+            "output_item.done" => {
+                let (begun, item) = (open.take().unwrap(), event["item"].clone());
+                assert_eq!((&begun["id"], &begun["type"]), (&item["id"], &item["type"]));
+                items.push(item);
+            }
+            other => {
+                assert_eq!(event["item_id"], open.as_ref().unwrap()["id"]);
+                let (what, step) = other.rsplit_once('.').unwrap();
+                match step {
+                    "delta" => {
+                        *texts.entry(what.to_owned()).or_insert_with(String::new) +=
+                            event["delta"].as_str().unwrap()
+                    }
+                    "done" if !what.ends_with("part") => {
+                        let told = ["text", "arguments", "input"]
+                            .into_iter()
+                            .find_map(|field| event[field].as_str());
+                        assert_eq!(texts.remove(what).unwrap_or_default(), told.unwrap(), "{event}");
+                    }
+                    "added" | "done" => assert!(event["part"]["text"].is_string()),
+                    other => panic!("{other}"),
+                }
+            }
+        }
+    }
+    assert!(open.is_none() && texts.is_empty());
+    assert_eq!(last["response"]["output"], json!(items));
+    assert_eq!(last["type"], format!("response.{}", last["response"]["status"].as_str().unwrap()));
+    last["response"].clone()
+}
+
+async fn ask(served: &Served, request: Value, streams: bool) -> Value {
+    if streams {
+        return response(&served.post("/v1/responses", &with(request, "stream", true)).await.events());
+    }
+    let answer = served.post("/v1/responses", &request).await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+    answer.json()
+}
+
+fn kinds(response: &Value) -> Vec<&str> {
+    response["output"].as_array().unwrap().iter().map(|item| item["type"].as_str().unwrap()).collect()
+}
+
+fn results(response: &Value) -> Vec<Value> {
+    let calls = response["output"].as_array().unwrap().iter().filter(|item| !item["call_id"].is_null());
+    calls
+        .map(|call| json!({"type": "function_call_output", "call_id": call["call_id"], "output": "3.5"}))
+        .collect()
+}
+
+/// How a client gives back what was said.
+#[derive(Clone, Copy)]
+enum Client {
+    /// Names the response that it continues.
+    Previous,
+    /// Repeats every item.
+    Items,
+    /// Repeats calls, without their ids and written anew, and refers to all else.
+    References,
+    /// Repeats items without ids and contents of thoughts, as one that stores nothing here.
+    Stateless,
+}
+
+impl Client {
+    fn item(self, item: &Value) -> Value {
+        let mut item = item.clone();
+        let is_call = item["type"] == "function_call";
+        match self {
+            Client::References if !is_call => return json!({"type": "item_reference", "id": item["id"]}),
+            Client::Stateless | Client::References => {
+                if is_call {
+                    let arguments: Value = serde_json::from_str(item["arguments"].as_str().unwrap()).unwrap();
+                    item["arguments"] = serde_json::to_string_pretty(&arguments).unwrap().into();
+                }
+                let fields = item.as_object_mut().unwrap();
+                fields.retain(|name, _| !["id", "status"].contains(&name.as_str()));
+                if fields["type"] == "reasoning" {
+                    fields.remove("content");
+                }
+            }
+            Client::Items | Client::Previous => {}
+        }
+        item
+    }
+
+    async fn talk(self, streams: bool) -> Vec<Value> {
+        let served = Served::scripted(&[THINKS_AND_CALLS, ANSWERS]);
+        let mut input = vec![json!({"role": "user", "content": "add 2 and 1.5"})];
+        let mut responses: Vec<Value> = Vec::new();
+        let again = json!({"role": "user", "content": [{"type": "input_text", "text": "again please"}]});
+        for new in [vec![], vec![again]] {
+            input.extend(new);
+            loop {
+                let mut request = request(&json!(input));
+                if let (Client::Previous, Some(before)) = (self, responses.last()) {
+                    request["previous_response_id"] = before["id"].clone();
+                }
+                let response = ask(&served, request, streams).await;
+                match self {
+                    Client::Previous => input.clear(),
+                    _ => input
+                        .extend(response["output"].as_array().unwrap().iter().map(|item| self.item(item))),
+                }
+                input.extend(results(&response));
+                let is_done = results(&response).is_empty();
+                responses.push(response);
+                if is_done || responses.len() == 3 {
+                    break;
+                }
+            }
+        }
+        assert_eq!(served.origins(), CONTINUED);
+        let paths = served.paths().await;
+        assert_eq!(paths.len(), 1, "{paths:?}");
+        assert_eq!(paths[0].matches(THINKS_AND_CALLS).count(), 2, "{}", paths[0]);
+        assert!(
+            paths[0].contains("<|im_start|>tool\n3.5<|im_end|>\n<|im_start|>tool\n3.5<|im_end|>"),
+            "{}",
+            paths[0]
+        );
+        responses
+    }
+}
+
+#[tokio::test]
+async fn a_history_goes_on_with_its_ids_however_it_is_given_back() {
+    let mut all = Vec::new();
+    for client in [Client::Previous, Client::Items, Client::References, Client::Stateless] {
+        for streams in [false, true] {
+            all.push(client.talk(streams).await);
+        }
+    }
+    for talk in &all {
+        let first = &talk[0];
+        assert_eq!(kinds(first), ["reasoning", "message", "function_call", "function_call"]);
+        assert_eq!(kinds(&talk[1]), ["message"]);
+        let output = &first["output"];
+        assert_eq!(output[0]["summary"], json!([{"type": "summary_text", "text": "Hm — ✓"}]));
+        assert_eq!(output[0]["content"], json!([{"type": "reasoning_text", "text": "Hm — ✓"}]));
+        assert_eq!(output[1]["content"][0]["text"], "Let me call.");
+        assert_eq!(
+            (&output[2]["name"], &output[2]["arguments"]),
+            (&json!("add"), &json!(r#"{"b":2,"a":1.5}"#))
+        );
+        assert_ne!(output[2]["call_id"], output[3]["call_id"]);
+        let told = ["object", "status", "model"].map(|field| first[field].as_str().unwrap());
+        assert_eq!(told, ["response", "completed", "tiny"]);
+        assert_eq!((&first["metadata"], &first["instructions"]), (&json!({"k": "v"}), &json!("Be brief.")));
+        let usage = &first["usage"];
+        let [input, output, total] =
+            ["input", "output", "total"].map(|n| usage[format!("{n}_tokens")].as_u64().unwrap());
+        assert_eq!((output, total), (THINKS_AND_CALLS.len() as u64 + 1, input + output));
+        assert!(usage["output_tokens_details"]["reasoning_tokens"].as_u64().unwrap() > 0);
+        // But for ids and times all talks are alike.
+        let bare = |talk: &[Value]| -> Vec<Value> {
+            let bare = |response: &Value| {
+                let mut response = response.clone();
+                for field in ["id", "created_at", "previous_response_id"] {
+                    response[field].take();
+                }
+                for item in response["output"].as_array_mut().unwrap() {
+                    item["id"].take();
+                }
+                response
+            };
+            talk.iter().map(bare).collect()
+        };
+        assert_eq!(bare(talk), bare(&all[0]));
+    }
+}
+
+#[tokio::test]
+async fn whatever_is_drawn_is_told_alike_whole_and_streamed() {
+    for content in ["a", "b", "c", "d"] {
+        let input = json!([{"role": "user", "content": content}]);
+        let (one, other) = (Served::simulated(60), Served::simulated(60));
+        let whole = ask(&one, request(&input), false).await;
+        let streamed = ask(&other, request(&input), true).await;
+        let text = |response: &Value| response["output"][0]["content"][0]["text"].clone();
+        assert_eq!((kinds(&whole), text(&whole)), (kinds(&streamed), text(&streamed)));
+        assert_eq!((&whole["usage"], &whole["status"]), (&streamed["usage"], &streamed["status"]));
+        let next = json!([input[0], whole["output"][0], {"role": "user", "content": "So?"}]);
+        ask(&one, request(&next), false).await;
+        assert_eq!(one.origins(), [Origin::Began, Origin::Continued]);
+    }
+}
+
+#[tokio::test]
+async fn a_reply_that_was_cut_is_incomplete() {
+    let served = Served::scripted(&["One two three."]);
+    for streams in [false, true] {
+        let asked = with(request(&json!("Count.")), "max_output_tokens", 5);
+        let response = ask(&served, asked, streams).await;
+        assert_eq!(response["status"], "incomplete");
+        assert_eq!(response["incomplete_details"], json!({"reason": "max_output_tokens"}));
+        let item = &response["output"][0];
+        assert_eq!((&item["status"], &item["content"][0]["text"]), (&json!("incomplete"), &json!("One t")));
+    }
+}
+
+#[tokio::test]
+async fn a_reply_of_nothing_is_a_message_that_can_be_continued() {
+    for streams in [false, true] {
+        let served = Served::scripted(&[""]);
+        let first = ask(&served, request(&json!("Hi")), streams).await;
+        assert_eq!((kinds(&first), &first["output"][0]["content"][0]["text"]), (vec!["message"], &json!("")));
+        let next = json!([{"role": "user", "content": "Hi"}, first["output"][0], {"role": "user", "content": "So?"}]);
+        ask(&served, request(&next), streams).await;
+        assert_eq!(served.origins(), [Origin::Began, Origin::Continued]);
+    }
+}
+
+#[tokio::test]
+async fn tools_are_called_in_their_own_shapes() {
+    let say = |name: &str, arguments: &str| {
+        format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>")
+    };
+    let reply = [
+        say("apply_patch", "{\"input\": \"*** Begin\\n+é\"}"),
+        say("apply_patch", "{\"text\": 1}"),
+        say("agents__spawn", "{\"task\": \"x\"}"),
+    ]
+    .join("\n");
+    let function = |name: &str| json!({"type": "function", "name": name, "parameters": {"type": "object"}});
+    let tools = json!([
+        {"type": "custom", "name": "apply_patch", "description": "Patches.", "format": {"type": "grammar", "syntax": "lark", "definition": "start: LINE"}},
+        {"type": "namespace", "name": "agents", "description": "Agents.", "tools": [function("spawn"), function("apply_patch")]},
+        {"type": "web_search", "external_web_access": false},
+    ]);
+    for streams in [false, true] {
+        let served = Served::scripted(&[&reply, "Done."]);
+        let mut input = vec![json!({"role": "user", "content": "go"})];
+        let response = ask(&served, with(request(&json!(input)), "tools", tools.clone()), streams).await;
+        let output = response["output"].as_array().unwrap();
+        assert_eq!(kinds(&response), ["custom_tool_call", "function_call", "function_call"]);
+        let field = |at: usize, name: &str| output[at][name].as_str().unwrap_or_default();
+        assert_eq!((field(0, "name"), field(0, "input")), ("apply_patch", "*** Begin\n+é"));
+        assert_eq!((field(1, "name"), field(1, "arguments")), ("apply_patch", r#"{"text":1}"#));
+        assert_eq!((field(2, "namespace"), field(2, "name")), ("agents", "spawn"));
+        input.extend(output.iter().cloned());
+        for (call, kind) in
+            output.iter().zip(["custom_tool_call_output", "function_call_output", "function_call_output"])
+        {
+            input.push(json!({"type": kind, "call_id": call["call_id"], "output": "ok"}));
+        }
+        ask(&served, with(request(&json!(input)), "tools", tools.clone()), streams).await;
+        assert_eq!(served.origins(), [Origin::Began, Origin::Continued]);
+        assert_eq!(served.gateway.unknown_fields()["responses.tools[type=web_search]"], 2);
+        let path = &served.paths().await[0];
+        assert!(path.contains("agents__apply_patch") && path.contains("start: LINE"), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn responses_are_kept_for_their_owner_alone_and_where_they_may_be() {
+    let served = Served::scripted(&["Yes."]);
+    let text = request(&json!("Hi")).to_string();
+    let first = served.send("POST", "/v1/responses", STRANGER, &text).await.json();
+    let path = format!("/v1/responses/{}", first["id"].as_str().unwrap());
+    assert_eq!(served.send("GET", &path, STRANGER, "").await.json(), first);
+    let follow = with(request(&json!("So?")), "previous_response_id", first["id"].clone()).to_string();
+    for other in ["sk-other", served.session.key()] {
+        let hidden = served.send("GET", &path, other, "").await;
+        assert_eq!(hidden.status, StatusCode::NOT_FOUND);
+        assert!(hidden.json()["error"]["message"].as_str().unwrap().ends_with("not found."));
+        assert_eq!(served.send("DELETE", &path, other, "").await.status, StatusCode::NOT_FOUND);
+        let lost = served.send("POST", "/v1/responses", other, &follow).await;
+        let error = &lost.json()["error"];
+        assert_eq!((lost.status.as_u16(), &error["code"]), (400, &json!("previous_response_not_found")));
+        assert_eq!(error["param"], "previous_response_id");
+    }
+    let next = served.send("POST", "/v1/responses", STRANGER, &follow).await.json();
+    assert_eq!(next["previous_response_id"], first["id"]);
+    assert!(next["usage"]["input_tokens"].as_u64() > first["usage"]["input_tokens"].as_u64());
+    let gone = served.send("DELETE", &path, STRANGER, "").await.json();
+    assert_eq!(gone, json!({"id": first["id"], "object": "response", "deleted": true}));
+    assert_eq!(served.send("GET", &path, STRANGER, "").await.status, StatusCode::NOT_FOUND);
+    // The one after it has lost its past, and says so.
+    let late = with(request(&json!("So?")), "previous_response_id", next["id"].clone()).to_string();
+    let late = served.send("POST", "/v1/responses", STRANGER, &late).await;
+    assert!(late.json()["error"]["message"].as_str().unwrap().contains("which is no longer there"));
+
+    let unkept = with(request(&json!("Hi")), "store", false).to_string();
+    let unkept = served.send("POST", "/v1/responses", STRANGER, &unkept).await.json();
+    let path = format!("/v1/responses/{}", unkept["id"].as_str().unwrap());
+    assert_eq!(served.send("GET", &path, STRANGER, "").await.status, StatusCode::NOT_FOUND);
+    let reference = json!([{"type": "item_reference", "id": unkept["output"][0]["id"]}]);
+    let lost = served.send("POST", "/v1/responses", STRANGER, &request(&reference).to_string()).await;
+    assert_eq!((lost.status, &lost.json()["error"]["param"]), (StatusCode::NOT_FOUND, &json!("input")));
+}
+
+#[tokio::test]
+async fn instructions_are_not_carried_over() {
+    let served = Served::scripted(&["Yes."]);
+    let first = ask(&served, request(&json!("Hi")), false).await;
+    let mut next = with(request(&json!("So?")), "previous_response_id", first["id"].clone());
+    next["instructions"] = "Be long.".into();
+    ask(&served, next, false).await;
+    let paths = served.paths().await;
+    let path = paths.iter().find(|path| path.contains("Be long.")).unwrap();
+    assert!(!path.contains("Be brief.") && path.contains("user\nHi<|im_end|>"), "{path}");
+}
+
+#[tokio::test]
+async fn thoughts_are_told_as_they_were_asked_for() {
+    let served = Served::scripted(&["<think>\nHm\n</think>\n\nSo."]);
+    let mut plain = request(&json!("Hi"));
+    plain["include"] = json!([]);
+    plain["reasoning"] = json!({"effort": "low"});
+    for streams in [false, true] {
+        let item = &ask(&served, plain.clone(), streams).await["output"][0];
+        assert_eq!((&item["summary"], &item["content"][0]["text"]), (&json!([]), &json!("Hm")));
+        assert!(item.get("encrypted_content").is_none());
+        let item = &ask(&served, request(&json!("Hi")), streams).await["output"][0];
+        assert_eq!(item["summary"][0]["text"], "Hm");
+        assert!(item["encrypted_content"].as_str().unwrap().ends_with("Hm"));
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_served_is_refused_by_name() {
+    let served = Served::scripted(&["Yes."]);
+    let image = json!([{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]);
+    let schema = json!({"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}});
+    let long = "x".repeat(5000);
+    for (field, value, param) in [
+        ("input", image, "input[0].content[0]"),
+        ("input", json!(null), "input"),
+        ("input", json!(7), "input"),
+        ("input", json!(long), ""),
+        ("background", json!(true), "background"),
+        ("conversation", json!("conv_1"), "conversation"),
+        ("prompt", json!({"id": "pmpt_1"}), "prompt"),
+        ("top_logprobs", json!(3), "top_logprobs"),
+        ("n", json!(2), "n"),
+        ("include", json!(["message.output_text.logprobs"]), "include"),
+        ("max_output_tokens", json!(-1), "max_completion_tokens"),
+        ("temperature", json!("hot"), "temperature"),
+        ("allowed_token_ids", json!([1]), "allowed_token_ids"),
+        ("text", json!({"format": {"type": "xml"}}), "text.format"),
+        ("text", schema, "response_format"),
+        ("tools", json!([{"type": "function", "parameters": {}}]), "tools[0]"),
+        ("tools", json!([{"name": "f"}]), "tools[0]"),
+        ("tools", json!([{"type": "custom", "name": "f"}, {"type": "function", "name": "f"}]), "tools[1]"),
+        ("tool_choice", json!({"type": "web_search"}), "tool_choice"),
+        ("tool_choice", json!({"type": "function", "name": "g"}), "tool_choice"),
+        ("previous_response_id", json!("resp_x"), "previous_response_id"),
+    ] {
+        let mut asked = with(request(&json!("Hi")), field, value.clone());
+        if field == "input" && value.is_null() {
+            asked.as_object_mut().unwrap().remove("instructions");
+        }
+        let answer = served.post("/v1/responses", &asked).await;
+        let error = &answer.json()["error"];
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{field} {value}: {error}");
+        assert_eq!(error["param"].as_str().unwrap_or_default(), param, "{error}");
+    }
+    assert!(served.gateway.unknown_fields().is_empty());
+    let odd = with(with(request(&json!("Hi")), "newest", 1), "max_tokens", 1);
+    assert_eq!(served.post("/responses", &odd).await.json()["status"], "completed");
+    let unknown: Vec<String> = served.gateway.unknown_fields().into_keys().collect();
+    assert_eq!(unknown, ["responses.max_tokens", "responses.newest"]);
+}
+
+#[tokio::test]
+async fn a_fault_in_the_middle_fails_the_response() {
+    let served = Served::failing();
+    let events = served.post("/v1/responses", &with(request(&json!("Hi")), "stream", true)).await.events();
+    let last = &events[events.len() - 1];
+    assert_eq!((&last["type"], &last["response"]["status"]), (&json!("response.failed"), &json!("failed")));
+    assert!(last["response"]["error"]["message"].is_string() && last["response"]["usage"].is_null());
+    assert_eq!(last["sequence_number"], events.len() - 1);
+    let path = format!("/v1/responses/{}", last["response"]["id"].as_str().unwrap());
+    assert_eq!(served.send("GET", &path, served.session.key(), "").await.status, StatusCode::NOT_FOUND);
+}

@@ -1,0 +1,381 @@
+//! Items of a conversation, read into messages.
+//!
+//! A turn of the assistant comes in several items (a thought, texts, calls), and is one message. Where items of
+//! two turns follow each other, the ids that they were given tell them apart, or else the order that the items
+//! of a turn have.
+
+use dressage_text::{Message, ToolCall};
+use serde_json::{Map, Value};
+
+use super::memory::response_of;
+use super::tools::{custom_arguments, shown_name};
+use crate::fault::{Fault, Kind};
+
+/// Beginning of the "encrypted" content of a thought, which is the thought.
+const THOUGHT: &str = "dressage:";
+
+/// A thought as clients keep it that store nothing here.
+pub(super) fn encrypted(thought: &str) -> String {
+    format!("{THOUGHT}{thought}")
+}
+
+/// Reads an input: a text, or items. `find` gives items by their ids.
+///
+/// # Errors
+/// Names the first item that cannot be read, or shown to a model that reads text alone.
+pub(super) fn read(input: &Value, find: impl Fn(&str) -> Option<Value>) -> Result<Vec<Message>, Fault> {
+    let items = match input {
+        Value::String(text) => return Ok(vec![Message::user(text.as_str())]),
+        Value::Array(items) => items,
+        other => {
+            return Err(Fault::field("input", format!("input is {other}; it is a text or a list of items")));
+        }
+    };
+    let mut reading = Reading::default();
+    for (at, item) in items.iter().enumerate() {
+        let place = format!("input[{at}]");
+        let kind = item["type"].as_str().unwrap_or(if item["role"].is_null() { "" } else { "message" });
+        match (kind, item["id"].as_str()) {
+            ("item_reference", Some(id)) | ("", Some(id)) => {
+                let found = find(id).ok_or_else(|| missing(id))?;
+                reading.item(found["type"].as_str().unwrap_or_default(), &found, &place)?;
+            }
+            _ => reading.item(kind, item, &place)?,
+        }
+    }
+    reading.end_turn();
+    Ok(reading.messages)
+}
+
+fn missing(id: &str) -> Fault {
+    let message = format!(
+        "Item with id '{id}' not found. Items are kept for a while, and only where `store` is not false; send \
+         the item itself instead."
+    );
+    Fault { kind: Kind::NotFound, message, param: Some("input".into()) }
+}
+
+/// What an item of an assistant's turn is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Thought,
+    Text,
+    Call,
+}
+
+/// A turn of the assistant so far.
+#[derive(Debug)]
+struct Turn {
+    thought: String,
+    said: String,
+    calls: Vec<ToolCall>,
+    last: Part,
+    /// The call whose reply it is, by the ids of its items.
+    of: Option<String>,
+}
+
+#[derive(Debug, Default)]
+struct Reading {
+    messages: Vec<Message>,
+    turn: Option<Turn>,
+}
+
+impl Reading {
+    fn end_turn(&mut self) {
+        let Some(Turn { thought, said, calls, .. }) = self.turn.take() else { return };
+        let reasoning_content = (!thought.is_empty()).then_some(thought);
+        self.messages.push(Message { reasoning_content, ..Message::calls(said, calls) });
+    }
+
+    fn push(&mut self, message: Message) {
+        self.end_turn();
+        self.messages.push(message);
+    }
+
+    /// The turn that an item belongs to.
+    fn turn(&mut self, part: Part, item: &Value) -> &mut Turn {
+        let of = item["id"].as_str().and_then(response_of).map(str::to_owned);
+        let joins = self.turn.as_ref().is_some_and(|turn| match (&turn.of, &of) {
+            (Some(turn), Some(item)) => turn == item,
+            _ => match part {
+                Part::Call => true,
+                Part::Text => turn.last != Part::Text,
+                Part::Thought => turn.last == Part::Thought,
+            },
+        });
+        if !joins {
+            self.end_turn();
+        }
+        let (thought, said, calls) = Default::default();
+        let turn = self.turn.get_or_insert(Turn { thought, said, calls, last: part, of: None });
+        turn.last = part;
+        turn.of = of.or(turn.of.take());
+        turn
+    }
+
+    fn item(&mut self, kind: &str, item: &Value, place: &str) -> Result<(), Fault> {
+        match kind {
+            "message" => {
+                let text = content(&item["content"], &format!("{place}.content"))?;
+                match item["role"].as_str() {
+                    Some("user") => self.push(Message::user(text)),
+                    Some("system") => self.push(Message::system(text)),
+                    Some("developer") => self.push(developer(text)),
+                    Some("assistant") => self.turn(Part::Text, item).said += &text,
+                    _ => {
+                        let param = format!("{place}.role");
+                        let message = format!(
+                            "{param} is {}; it is user, assistant, system or developer",
+                            item["role"]
+                        );
+                        return Err(Fault::field(&param, message));
+                    }
+                }
+            }
+            "reasoning" => {
+                let thought = thought(item);
+                self.turn(Part::Thought, item).thought += &thought;
+            }
+            "function_call" => {
+                let call = call(item, place, arguments(item, place)?)?;
+                self.turn(Part::Call, item).calls.push(call);
+            }
+            "custom_tool_call" => {
+                let call = call(item, place, custom_arguments(text(item, "input", place)?))?;
+                self.turn(Part::Call, item).calls.push(call);
+            }
+            "function_call_output" | "custom_tool_call_output" => {
+                let id = text(item, "call_id", place)?.to_owned();
+                let output = content(&item["output"], &format!("{place}.output"))?;
+                self.push(Message { tool_call_id: Some(id), ..Message::tool(output) });
+            }
+            _ => {
+                let kind = if kind.is_empty() { "no type".into() } else { format!("the type {kind:?}") };
+                let message = format!(
+                    "{place} has {kind}; it is message, reasoning, function_call, function_call_output, \
+                     custom_tool_call, custom_tool_call_output or item_reference"
+                );
+                return Err(Fault::field(place, message));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn developer(text: String) -> Message {
+    Message { role: dressage_text::Role::Developer, ..Message::system(text) }
+}
+
+/// A field of an item that must be a text.
+fn text<'a>(item: &'a Value, field: &str, place: &str) -> Result<&'a str, Fault> {
+    item[field].as_str().ok_or_else(|| {
+        let param = format!("{place}.{field}");
+        let message = format!("{param} is {}, not a text", item[field]);
+        Fault::field(&param, message)
+    })
+}
+
+/// The text of a content: as such, or in parts.
+fn content(content: &Value, place: &str) -> Result<String, Fault> {
+    let parts = match content {
+        Value::String(text) => return Ok(text.clone()),
+        Value::Array(parts) => parts,
+        other => {
+            return Err(Fault::field(place, format!("{place} is {other}; it is a text or a list of parts")));
+        }
+    };
+    let mut all = String::new();
+    for (at, part) in parts.iter().enumerate() {
+        let place = format!("{place}[{at}]");
+        all += match part["type"].as_str() {
+            Some("input_text" | "output_text" | "text" | "summary_text") => text(part, "text", &place)?,
+            Some("refusal") => text(part, "refusal", &place)?,
+            Some(kind) => {
+                let message = format!(
+                    "{place} is of type {kind:?}, which cannot be shown to this model, which reads text alone"
+                );
+                return Err(Fault::field(&place, message));
+            }
+            None => return Err(Fault::field(&place, format!("{place} has no type: {part}"))),
+        };
+    }
+    Ok(all)
+}
+
+/// The thought that an item of reasoning holds, in the first of three places that clients keep.
+fn thought(item: &Value) -> String {
+    let texts = |field: &str| -> Vec<&str> {
+        item[field].as_array().into_iter().flatten().filter_map(|part| part["text"].as_str()).collect()
+    };
+    let kept = item["encrypted_content"].as_str().and_then(|text| text.strip_prefix(THOUGHT));
+    let content = || Some(texts("content").concat()).filter(|text| !text.is_empty());
+    kept.map(str::to_owned).or_else(content).unwrap_or_else(|| texts("summary").join("\n\n"))
+}
+
+fn arguments(item: &Value, place: &str) -> Result<Map<String, Value>, Fault> {
+    let text = text(item, "arguments", place)?;
+    if text.trim().is_empty() {
+        return Ok(Map::new());
+    }
+    serde_json::from_str(text).map_err(|error| {
+        let param = format!("{place}.arguments");
+        let message = format!("{param} is no JSON object: {error}");
+        Fault::field(&param, message)
+    })
+}
+
+fn call(item: &Value, place: &str, arguments: Map<String, Value>) -> Result<ToolCall, Fault> {
+    let name = shown_name(item["namespace"].as_str(), text(item, "name", place)?);
+    Ok(ToolCall { id: text(item, "call_id", place)?.to_owned(), name, arguments })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn of(items: Value) -> Result<Vec<Message>, Fault> {
+        read(&items, |_| None)
+    }
+
+    fn called(id: &str, name: &str, arguments: Value) -> ToolCall {
+        ToolCall { id: id.into(), name: name.into(), arguments: arguments.as_object().unwrap().clone() }
+    }
+
+    fn think(thought: &str, message: Message) -> Message {
+        Message { reasoning_content: Some(thought.into()), ..message }
+    }
+
+    fn answered(id: &str, text: &str) -> Message {
+        Message { tool_call_id: Some(id.into()), ..Message::tool(text) }
+    }
+
+    #[test]
+    fn items_of_a_turn_are_one_message() {
+        let read = of(json!([
+            {"type": "message", "id": "msg_01a2-7f", "role": "developer", "content": [{"type": "input_text", "text": "Be "}, {"type": "input_text", "text": "brief."}]},
+            {"role": "system", "content": "Really."},
+            {"role": "user", "content": "add"},
+            {"type": "reasoning", "id": "rs_Fake0237", "summary": [{"type": "summary_text", "text": "sum"}], "content": [{"type": "reasoning_text", "text": " hm"}, {"type": "reasoning_text", "text": " so "}], "encrypted_content": "ENC=="},
+            {"type": "message", "role": "assistant", "status": "completed", "content": [{"type": "output_text", "text": " Let me…\n", "annotations": [], "logprobs": []}]},
+            {"type": "function_call", "call_id": "a0", "name": "add", "arguments": "{\"b\":  2, \"a\": 1.50}"},
+            {"type": "function_call", "call_id": "a1", "namespace": "math", "name": "add", "arguments": ""},
+            {"type": "custom_tool_call", "call_id": "a2", "name": "patch", "input": "*** Begin"},
+            {"type": "function_call_output", "call_id": "a0", "output": "3.5"},
+            {"type": "function_call_output", "call_id": "a1", "output": [{"type": "input_text", "text": "no"}, {"type": "input_text", "text": "pe"}]},
+            {"type": "custom_tool_call_output", "call_id": "a2", "output": "done"},
+            {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+        ]))
+        .unwrap();
+        let calls = vec![
+            called("a0", "add", json!({"b": 2, "a": 1.5})),
+            called("a1", "math__add", json!({})),
+            called("a2", "patch", json!({"input": "*** Begin"})),
+        ];
+        let want = [
+            developer("Be brief.".into()),
+            Message::system("Really."),
+            Message::user("add"),
+            think(" hm so ", Message::calls(" Let me…\n", calls)),
+            answered("a0", "3.5"),
+            answered("a1", "nope"),
+            answered("a2", "done"),
+            Message::assistant("No."),
+        ];
+        assert_eq!(read, want);
+        assert_eq!(of(json!("Hi")).unwrap(), [Message::user("Hi")]);
+    }
+
+    #[test]
+    fn thoughts_come_from_where_clients_keep_them() {
+        let mut item = json!({"type": "reasoning", "summary": [{"text": "a"}, {"text": "b"}]});
+        assert_eq!(thought(&item), "a\n\nb");
+        item["content"] = json!([{"type": "reasoning_text", "text": "all of it"}]);
+        assert_eq!(thought(&item), "all of it");
+        item["encrypted_content"] = encrypted(" exactly ").into();
+        assert_eq!(thought(&item), " exactly ");
+        item["encrypted_content"] = "gAAAA".into();
+        assert_eq!(thought(&item), "all of it");
+        // One that holds nothing readable is a turn without a thought.
+        let bare = json!([{"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"}, {"role": "assistant", "content": "So."}]);
+        assert_eq!(of(bare).unwrap(), [Message::assistant("So.")]);
+    }
+
+    #[test]
+    fn turns_that_follow_each_other_are_kept_apart() {
+        let said =
+            |id: &str, text: &str| json!({"type": "message", "role": "assistant", "id": id, "content": text});
+        let thought =
+            |id: &str, text: &str| json!({"type": "reasoning", "id": id, "content": [{"text": text}]});
+        let call = |id: &str| json!({"type": "function_call", "id": id, "call_id": "c", "name": "f", "arguments": "{}"});
+        let f = || vec![called("c", "f", json!({}))];
+        // By their ids.
+        assert_eq!(
+            of(json!([said("msg_a_0", "one"), call("fc_a_1"), said("msg_a_2", "\ntwo")])).unwrap(),
+            [Message::calls("one\ntwo", f())]
+        );
+        assert_eq!(
+            of(json!([thought("rs_a_0", "x"), thought("rs_b_0", "y"), said("msg_b_1", "two")])).unwrap(),
+            [think("x", Message::assistant("")), think("y", Message::assistant("two"))]
+        );
+        assert_eq!(of(json!([said("msg_a_0", "one"), call("fc_b_0")])).unwrap().len(), 2);
+        // Without them, by the order that a turn has.
+        assert_eq!(of(json!([said("", "one"), said("", "two")])).unwrap().len(), 2);
+        assert_eq!(of(json!([said("", "one"), thought("", "x"), said("", "two")])).unwrap().len(), 2);
+        assert_eq!(
+            of(json!([thought("", "x"), thought("", "y"), said("", "one"), call("")])).unwrap().len(),
+            1
+        );
+    }
+
+    #[test]
+    fn references_stand_for_their_items() {
+        let find = |id: &str| {
+            let content = json!([{"type": "output_text", "text": id}]);
+            id.starts_with("msg")
+                .then(|| json!({"type": "message", "role": "assistant", "id": id, "content": content}))
+        };
+        let items = json!([{"type": "item_reference", "id": "msg_a_0"}, {"role": "user", "content": "?"}, {"id": "msg_b_0"}]);
+        let want = [Message::assistant("msg_a_0"), Message::user("?"), Message::assistant("msg_b_0")];
+        assert_eq!(read(&items, find).unwrap(), want);
+        let fault = read(&json!([{"type": "item_reference", "id": "rs_a_0"}]), find).unwrap_err();
+        assert_eq!((fault.kind, fault.param.as_deref()), (Kind::NotFound, Some("input")));
+        assert!(fault.message.starts_with("Item with id 'rs_a_0' not found."), "{fault}");
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named() {
+        for (input, param, why) in [
+            (json!(1), "input", "a text or a list of items"),
+            (json!([{}]), "input[0]", "has no type"),
+            (
+                json!([{"type": "web_search_call", "id": "ws_1"}]),
+                "input[0]",
+                "has the type \"web_search_call\"",
+            ),
+            (json!([{"role": "tool", "content": ""}]), "input[0].role", "\"tool\"; it is user"),
+            (json!([{"role": "user"}]), "input[0].content", "is null; it is a text"),
+            (
+                json!([{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]),
+                "input[0].content[0]",
+                "\"input_image\", which cannot be shown",
+            ),
+            (
+                json!([{"type": "function_call", "call_id": "c", "name": "f", "arguments": "[]"}]),
+                "input[0].arguments",
+                "is no JSON object",
+            ),
+            (
+                json!([{"type": "function_call", "name": "f", "arguments": "{}"}]),
+                "input[0].call_id",
+                "is null",
+            ),
+            (json!([{"type": "function_call_output", "output": ""}]), "input[0].call_id", "is null"),
+        ] {
+            let fault = of(input).unwrap_err();
+            assert_eq!(fault.param.as_deref(), Some(param), "{fault}");
+            assert!(fault.message.contains(why), "{fault}");
+        }
+    }
+}

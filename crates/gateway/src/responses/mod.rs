@@ -1,0 +1,14 @@
+//! OpenAI's Responses API: calls in items, and responses that are continued by their ids.
+
+mod endpoints;
+mod items;
+mod memory;
+mod request;
+mod tools;
+mod write;
+
+#[cfg(test)]
+mod endpoint_tests;
+
+pub(crate) use endpoints::{delete, get, responses};
+pub(crate) use memory::Memory;

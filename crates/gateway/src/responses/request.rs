@@ -1,0 +1,227 @@
+//! Requests for responses, read into calls.
+
+use dressage_text::Message;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::items;
+use super::memory::Recall;
+use super::tools::Tools;
+use crate::call::{Call, Constraint, Input};
+use crate::fault::Fault;
+use crate::gateway::Gateway;
+use crate::openai;
+
+/// Name of the API where unknown fields are counted.
+const API: &str = "responses";
+
+/// A request.
+#[derive(Deserialize)]
+struct Request {
+    #[serde(default)]
+    model: String,
+    input: Option<Value>,
+    instructions: Option<Value>,
+    previous_response_id: Option<String>,
+    store: Option<bool>,
+    include: Option<Vec<String>>,
+    tools: Option<Vec<Value>>,
+    tool_choice: Option<Value>,
+    parallel_tool_calls: Option<bool>,
+    text: Option<Value>,
+    reasoning: Option<Value>,
+    max_output_tokens: Option<i64>,
+    metadata: Option<Value>,
+    truncation: Option<String>,
+    stream: Option<bool>,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
+}
+
+/// A request that was understood.
+pub(super) struct Asked {
+    pub call: Call,
+    /// Whether the answer is a stream.
+    pub streams: bool,
+    pub told: Told,
+}
+
+/// Things that an answer repeats from its request, or depends on.
+pub(super) struct Told {
+    pub tools: Tools,
+    /// Messages that are new in this call, instructions left out.
+    pub input: Vec<Message>,
+    /// The response that is continued.
+    pub previous: Option<String>,
+    /// Whether the response is remembered.
+    pub store: bool,
+    /// Whether thoughts are told as summaries too.
+    pub summary: bool,
+    /// Whether thoughts are told so that a client can keep them.
+    pub encrypted: bool,
+    /// Fields of the request that the response repeats.
+    pub echo: Map<String, Value>,
+}
+
+/// Reads a request.
+///
+/// # Errors
+/// Names the first field that cannot be used, its value and the way out.
+pub(super) fn read(gateway: &Gateway, recall: &Recall, body: &[u8]) -> Result<Asked, Fault> {
+    let mut request: Request = crate::http::read(body)?;
+    notice(gateway, &mut request.rest)?;
+    if let Some(most) = request.max_output_tokens {
+        request.rest.insert("max_completion_tokens".into(), most.into());
+    }
+    let asked = openai::split(&mut request.rest)?;
+    if asked.replies()? != 1 {
+        return Err(Fault::field("n", "n is not supported; a response has one reply"));
+    }
+    openai::notice(gateway, API, &request.rest)?;
+    let include = request.include.clone().unwrap_or_default();
+    included(gateway, &include)?;
+
+    let tools = Tools::read(gateway, request.tools.as_deref().unwrap_or_default())?;
+    let input = match request.input.as_ref().filter(|input| !input.is_null()) {
+        Some(input) => items::read(input, |id| recall.item(id))?,
+        None => Vec::new(),
+    };
+    let mut messages: Vec<Message> = match request.instructions.as_ref().filter(|given| !given.is_null()) {
+        Some(Value::String(text)) => vec![Message::system(text.as_str())],
+        Some(items) => items::read(items, |id| recall.item(id))?,
+        None => Vec::new(),
+    };
+    if let Some(previous) = &request.previous_response_id {
+        messages.extend(recall.history(previous).map_err(|missing| not_found(previous, &missing))?);
+    }
+    messages.extend(input.iter().cloned());
+    if messages.is_empty() {
+        return Err(Fault::field("input", "there is no input; give a text or a list of items"));
+    }
+    let sampling = asked.sampling()?;
+    let call = Call {
+        tools: tools.specs.clone(),
+        tool_choice: tools.choice(request.tool_choice.as_ref())?,
+        parallel_calls: request.parallel_tool_calls.unwrap_or(true),
+        constraint: request.text.as_ref().map(form).transpose()?.flatten(),
+        sampling,
+        ..Call::new(request.model.clone(), Input::Messages(messages))
+    };
+    let summary = request.reasoning.as_ref().is_some_and(|asked| {
+        let wanted = |field: &str| asked[field].as_str().is_some_and(|how| how != "none");
+        wanted("summary") || wanted("generate_summary")
+    });
+    let told = Told {
+        echo: echo(&request, &call),
+        tools,
+        input,
+        store: request.store.unwrap_or(true),
+        summary,
+        encrypted: include.iter().any(|what| what == "reasoning.encrypted_content"),
+        previous: request.previous_response_id,
+    };
+    Ok(Asked { call, streams: request.stream.unwrap_or(false), told })
+}
+
+fn not_found(asked: &str, missing: &str) -> Fault {
+    let why = match asked == missing {
+        true => String::new(),
+        false => format!(" It continues '{missing}', which is no longer there."),
+    };
+    let message = format!(
+        "Previous response with id '{asked}' not found.{why} Responses are kept for a while, and only where \
+         `store` is not false; send the whole history as input instead."
+    );
+    Fault::field("previous_response_id", message)
+}
+
+/// Fields that change nothing here.
+const IGNORED: [&str; 3] = ["client_metadata", "max_tool_calls", "stream_options"];
+
+/// Fields that ask for what there is not, with the values that change nothing.
+const REFUSED: [(&str, &[Value]); 4] = [
+    ("background", &[Value::Bool(false)]),
+    ("conversation", &[]),
+    ("prompt", &[]),
+    ("top_logprobs", &[Value::Null]),
+];
+
+/// Takes the fields of this API that nobody has read out of the rest; refuses those that ask for what there is
+/// not.
+fn notice(gateway: &Gateway, rest: &mut Map<String, Value>) -> Result<(), Fault> {
+    for field in IGNORED {
+        rest.remove(field);
+    }
+    for (field, neutral) in REFUSED {
+        let Some(value) = rest.remove(field) else { continue };
+        if !value.is_null() && value != 0 && !neutral.contains(&value) {
+            let message = format!("{field} is {value}, which is not supported; leave it out");
+            return Err(Fault::field(field, message));
+        }
+    }
+    // Two names of the same field would otherwise both be taken.
+    for field in ["max_tokens", "max_completion_tokens"] {
+        if rest.remove(field).is_some() {
+            gateway.unknown_field(API, field);
+        }
+    }
+    Ok(())
+}
+
+/// Looks at what the answer is to include: all that tells of hosted tools never has anything to tell.
+fn included(gateway: &Gateway, include: &[String]) -> Result<(), Fault> {
+    for what in include {
+        match what.as_str() {
+            "reasoning.encrypted_content" => {}
+            "message.output_text.logprobs" => {
+                let message = "log-probabilities are not told in this API; ask chat completions for them";
+                return Err(Fault::field("include", message));
+            }
+            other => gateway.unknown_field(API, &format!("include[{other}]")),
+        }
+    }
+    Ok(())
+}
+
+/// The form that `text.format` asks for.
+fn form(text: &Value) -> Result<Option<Constraint>, Fault> {
+    let format = &text["format"];
+    match (format["type"].as_str(), &format["schema"]) {
+        (Some("text"), _) => Ok(None),
+        (None, _) if format.is_null() => Ok(None),
+        (Some("json_object"), _) => Ok(Some(Constraint::JsonObject)),
+        (Some("json_schema"), schema @ (Value::Object(_) | Value::Bool(_))) => {
+            Ok(Some(Constraint::JsonSchema(schema.clone())))
+        }
+        _ => Err(Fault::field(
+            "text.format",
+            format!("text.format is {format}; its type is text, json_object, or json_schema with a schema"),
+        )),
+    }
+}
+
+/// Fields of a response that say how it was asked for.
+fn echo(request: &Request, call: &Call) -> Map<String, Value> {
+    let or = |value: &Option<Value>, default: Value| value.clone().unwrap_or(default);
+    let sampling = &call.sampling;
+    let echo = json!({
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "metadata": or(&request.metadata, json!({})),
+        "parallel_tool_calls": call.parallel_calls,
+        "previous_response_id": request.previous_response_id,
+        "reasoning": or(&request.reasoning, json!({ "effort": null, "summary": null })),
+        "service_tier": "default",
+        "store": request.store.unwrap_or(true),
+        "temperature": sampling.temperature.unwrap_or(1.0),
+        "text": or(&request.text, json!({ "format": { "type": "text" } })),
+        "tool_choice": or(&request.tool_choice, "auto".into()),
+        "tools": request.tools.clone().unwrap_or_default(),
+        "top_p": sampling.top_p.unwrap_or(1.0),
+        "truncation": request.truncation.as_deref().unwrap_or("disabled"),
+    });
+    match echo {
+        Value::Object(fields) => fields,
+        _ => Map::new(),
+    }
+}

@@ -1,0 +1,378 @@
+//! Answers in the shape of the Responses API.
+
+use dressage_policy::FinishReason;
+use dressage_text::Piece;
+use serde_json::{Map, Value, json};
+
+use super::items::encrypted;
+use super::memory::{Recall, Remembered, item_id};
+use super::request::Told;
+use super::tools::CallItem;
+use crate::fault::Fault;
+use crate::http::{Dialect, Gathered, frame};
+use crate::openai;
+use crate::transcript::{End, Event, Head};
+
+/// An error.
+pub(super) fn fault(fault: &Fault) -> Value {
+    let mut body = openai::fault(fault);
+    if fault.param.as_deref() == Some("previous_response_id") {
+        body["error"]["code"] = "previous_response_not_found".into();
+    }
+    body
+}
+
+/// Kind of an item that text is added to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Open {
+    Message,
+    Thought,
+}
+
+/// Writes what comes of a call.
+pub(super) struct Writer {
+    told: Told,
+    recall: Recall,
+    /// Number of the next event.
+    sequence: u64,
+    /// Items that are complete.
+    output: Vec<Value>,
+    /// Item that text is added to, and its text so far.
+    open: Option<(Open, String)>,
+    end: Option<End>,
+}
+
+impl Writer {
+    pub(super) fn new(told: Told, recall: Recall) -> Self {
+        Writer { told, recall, sequence: 0, output: Vec::new(), open: None, end: None }
+    }
+
+    /// An event, numbered.
+    fn tell(&mut self, kind: &str, fields: Value) -> String {
+        let mut data = Map::new();
+        data.insert("type".into(), kind.into());
+        data.insert("sequence_number".into(), self.sequence.into());
+        if let Value::Object(fields) = fields {
+            data.extend(fields);
+        }
+        self.sequence += 1;
+        frame(Some(kind), &data.into())
+    }
+
+    /// An event about the item that is not complete.
+    fn about(
+        &mut self,
+        head: &Head,
+        kind: &str,
+        open: Open,
+        (list, field): (&str, &str),
+        value: Value,
+    ) -> String {
+        let mut fields = json!({ "item_id": self.id(head, open), "output_index": self.output.len() });
+        fields[list] = 0.into();
+        fields[field] = value;
+        self.tell(kind, fields)
+    }
+
+    fn id(&self, head: &Head, open: Open) -> String {
+        let kind = match open {
+            Open::Message => "msg",
+            Open::Thought => "rs",
+        };
+        item_id(kind, &head.id, self.output.len())
+    }
+
+    /// The open item with this text.
+    fn item(&self, head: &Head, open: Open, text: &str, status: &str) -> Value {
+        let id = self.id(head, open);
+        let is_new = status == "in_progress";
+        let part = |part: Value| if is_new { json!([]) } else { json!([part]) };
+        match open {
+            Open::Message => json!({
+                "id": id,
+                "type": "message",
+                "status": status,
+                "role": "assistant",
+                "content": part(output_text(text)),
+            }),
+            Open::Thought => {
+                let summary = if self.told.summary { part(summary_text(text)) } else { json!([]) };
+                let mut item = json!({
+                    "id": id,
+                    "type": "reasoning",
+                    "summary": summary,
+                    "content": part(reasoning_text(text)),
+                    "status": status,
+                });
+                if self.told.encrypted {
+                    item["encrypted_content"] = if is_new { "".into() } else { encrypted(text).into() };
+                }
+                item
+            }
+        }
+    }
+
+    /// Begins an item, where one of this kind is not open.
+    fn begin_item(&mut self, head: &Head, open: Open) -> String {
+        if self.open.as_ref().is_some_and(|(now, _)| *now == open) {
+            return String::new();
+        }
+        let mut frames = self.end_item(head, "completed");
+        let item = self.item(head, open, "", "in_progress");
+        frames += &self
+            .tell("response.output_item.added", json!({ "output_index": self.output.len(), "item": item }));
+        if open == Open::Thought && self.told.summary {
+            let at = ("summary_index", "part");
+            let kind = "response.reasoning_summary_part.added";
+            frames += &self.about(head, kind, open, at, summary_text(""));
+        }
+        let part = match open {
+            Open::Message => output_text(""),
+            Open::Thought => reasoning_text(""),
+        };
+        frames += &self.about(head, "response.content_part.added", open, ("content_index", "part"), part);
+        self.open = Some((open, String::new()));
+        frames
+    }
+
+    /// Adds to the item that is open, or to a new one.
+    fn add(&mut self, head: &Head, open: Open, text: &str) -> String {
+        let mut frames = self.begin_item(head, open);
+        if let Some((_, so_far)) = &mut self.open {
+            *so_far += text;
+        }
+        let at = ("content_index", "delta");
+        match open {
+            Open::Message => {
+                let kind = "response.output_text.delta";
+                let mut fields = json!({
+                    "item_id": self.id(head, open),
+                    "output_index": self.output.len(),
+                    "content_index": 0,
+                    "delta": text,
+                });
+                fields["logprobs"] = json!([]);
+                frames += &self.tell(kind, fields);
+            }
+            Open::Thought => {
+                if self.told.summary {
+                    let kind = "response.reasoning_summary_text.delta";
+                    frames += &self.about(head, kind, open, ("summary_index", "delta"), text.into());
+                }
+                frames += &self.about(head, "response.reasoning_text.delta", open, at, text.into());
+            }
+        }
+        frames
+    }
+
+    /// Completes the item that is open, if one is.
+    fn end_item(&mut self, head: &Head, status: &str) -> String {
+        let Some((open, text)) = self.open.take() else { return String::new() };
+        let mut frames = String::new();
+        let (said, part) = (text.as_str(), ("content_index", "part"));
+        match open {
+            Open::Message => {
+                let fields = json!({
+                    "item_id": self.id(head, open),
+                    "output_index": self.output.len(),
+                    "content_index": 0,
+                    "text": said,
+                    "logprobs": [],
+                });
+                frames += &self.tell("response.output_text.done", fields);
+                frames += &self.about(head, "response.content_part.done", open, part, output_text(said));
+            }
+            Open::Thought => {
+                if self.told.summary {
+                    let kind = "response.reasoning_summary_text.done";
+                    frames += &self.about(head, kind, open, ("summary_index", "text"), said.into());
+                    let kind = "response.reasoning_summary_part.done";
+                    frames += &self.about(head, kind, open, ("summary_index", "part"), summary_text(said));
+                }
+                let kind = "response.reasoning_text.done";
+                frames += &self.about(head, kind, open, ("content_index", "text"), said.into());
+                frames += &self.about(head, "response.content_part.done", open, part, reasoning_text(said));
+            }
+        }
+        let item = self.item(head, open, said, status);
+        frames + &self.done(item)
+    }
+
+    /// Adds a complete item to the output.
+    fn done(&mut self, item: Value) -> String {
+        let place = self.output.len();
+        self.output.push(item);
+        let item = &self.output[place];
+        let fields = json!({ "output_index": place, "item": item });
+        self.tell("response.output_item.done", fields)
+    }
+
+    fn call(&mut self, head: &Head, call: &dressage_text::ToolCall) -> String {
+        let mut frames = self.end_item(head, "completed");
+        let place = self.output.len();
+        let CallItem { item, field, text } =
+            self.told.tools.item(call, |kind| item_id(kind, &head.id, place));
+        let (id, name) = (item["id"].clone(), item["name"].clone());
+        let mut begun = item.clone();
+        begun["status"] = "in_progress".into();
+        begun[field] = "".into();
+        let kind = match field {
+            "arguments" => "response.function_call_arguments",
+            _ => "response.custom_tool_call_input",
+        };
+        frames += &self.tell("response.output_item.added", json!({ "output_index": place, "item": begun }));
+        let delta = json!({ "item_id": id, "output_index": place, "delta": text });
+        frames += &self.tell(&format!("{kind}.delta"), delta);
+        let mut whole = json!({ "item_id": id, "output_index": place });
+        whole[field] = text.into();
+        if field == "arguments" {
+            whole["name"] = name;
+        }
+        frames += &self.tell(&format!("{kind}.done"), whole);
+        frames + &self.done(item)
+    }
+
+    fn piece(&mut self, head: &Head, piece: &Piece) -> String {
+        match piece {
+            Piece::Speech(text) => self.add(head, Open::Message, text),
+            Piece::Thought(text) => self.add(head, Open::Thought, text),
+            Piece::Call(Ok(call)) => self.call(head, call),
+            Piece::Call(Err(_)) | Piece::Aside(_) => String::new(),
+        }
+    }
+
+    /// Completes the output: a reply of nothing is a message of no text.
+    fn ended(&mut self, head: &Head, end: &End) -> String {
+        let mut frames = String::new();
+        if self.output.is_empty() && self.open.is_none() {
+            frames += &self.begin_item(head, Open::Message);
+        }
+        let status = if cut(end) { "incomplete" } else { "completed" };
+        frames += &self.end_item(head, status);
+        self.end = Some(end.clone());
+        frames
+    }
+
+    /// The response as far as it has come; `error` is what it failed with.
+    fn response(&self, head: &Head, error: Option<Value>) -> Value {
+        let end = self.end.as_ref().filter(|_| error.is_none());
+        let status = match (end, &error) {
+            (_, Some(_)) => "failed",
+            (None, None) => "in_progress",
+            (Some(end), None) if cut(end) => "incomplete",
+            (Some(_), None) => "completed",
+        };
+        let details = (status == "incomplete").then(|| json!({ "reason": "max_output_tokens" }));
+        let mut body = json!({
+            "id": response_id(head),
+            "object": "response",
+            "created_at": head.created,
+            "status": status,
+            "background": false,
+            "error": error,
+            "incomplete_details": details,
+            "model": head.model,
+            "output": self.output,
+            "usage": end.map(|end| usage(head.prompt.len(), end)),
+        });
+        if let Value::Object(body) = &mut body {
+            body.extend(self.told.echo.clone());
+        }
+        body
+    }
+
+    /// The whole response, which is remembered where it may be.
+    fn finished(&mut self, head: &Head) -> Value {
+        let body = self.response(head, None);
+        if let Some(end) = self.end.as_ref().filter(|_| self.told.store) {
+            let remembered = Remembered {
+                previous: self.told.previous.clone(),
+                input: self.told.input.clone(),
+                reply: end.message.clone(),
+                body: body.clone(),
+            };
+            self.recall.put(&response_id(head), remembered);
+        }
+        body
+    }
+}
+
+fn response_id(head: &Head) -> String {
+    format!("resp_{}", head.id)
+}
+
+fn output_text(text: &str) -> Value {
+    json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": [] })
+}
+
+fn reasoning_text(text: &str) -> Value {
+    json!({ "type": "reasoning_text", "text": text })
+}
+
+fn summary_text(text: &str) -> Value {
+    json!({ "type": "summary_text", "text": text })
+}
+
+/// Whether a reply was cut off.
+fn cut(end: &End) -> bool {
+    !matches!(end.finish, FinishReason::StopId | FinishReason::StopString)
+}
+
+fn usage(prompt: usize, end: &End) -> Value {
+    json!({
+        "input_tokens": prompt,
+        "input_tokens_details": { "cached_tokens": 0 },
+        "output_tokens": end.tokens,
+        "output_tokens_details": { "reasoning_tokens": end.thought_tokens },
+        "total_tokens": prompt + end.tokens,
+    })
+}
+
+impl Dialect for Writer {
+    fn fault(&self, found: &Fault) -> Value {
+        fault(found)
+    }
+
+    fn whole(&mut self, head: &Head, replies: Vec<Gathered>) -> Value {
+        for Gathered { end, .. } in &replies {
+            let thought = end.message.reasoning_content.iter().cloned().map(Piece::Thought);
+            let said = Some(end.message.content.as_str()).filter(|said| !said.is_empty());
+            let said = said.map(|said| Piece::Speech(said.to_owned()));
+            let calls = end.message.tool_calls.iter().cloned().map(|call| Piece::Call(Ok(call)));
+            for piece in thought.chain(said).chain(calls) {
+                self.piece(head, &piece);
+            }
+            self.ended(head, end);
+        }
+        self.finished(head)
+    }
+
+    fn begin(&mut self, head: &Head) -> String {
+        let response = self.response(head, None);
+        let kinds = ["response.created", "response.in_progress"];
+        kinds.map(|kind| self.tell(kind, json!({ "response": response }))).concat()
+    }
+
+    fn event(&mut self, head: &Head, event: &Event) -> String {
+        match event {
+            Event::Prompt { .. } => String::new(),
+            Event::Delta { pieces, .. } => pieces.iter().map(|piece| self.piece(head, piece)).collect(),
+            Event::Ended { end, .. } => self.ended(head, end),
+            Event::Failed(found) => {
+                let told = fault(found);
+                let code = told["error"]["code"].as_str().unwrap_or("server_error");
+                let error = json!({ "code": code, "message": found.message });
+                let response = self.response(head, Some(error));
+                self.tell("response.failed", json!({ "response": response }))
+            }
+            Event::Done => {
+                let response = self.finished(head);
+                let kind = match response["status"].as_str() {
+                    Some("incomplete") => "response.incomplete",
+                    _ => "response.completed",
+                };
+                self.tell(kind, json!({ "response": response }))
+            }
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! A sampler that says given texts, for tests and examples.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
+
+use async_trait::async_trait;
+use dressage_policy::{FinishReason, Load, PolicyError, SampleEvent, SampleRequest, SampleStream, Sampler};
+
+/// Says texts in their order, one to a call, over a vocabulary of bytes; the first again after the last.
+#[derive(Debug)]
+pub struct Scripted {
+    texts: Mutex<VecDeque<String>>,
+    /// Ends a reply.
+    end: u32,
+}
+
+impl Scripted {
+    /// A sampler of these texts, which ends its replies with the token `end`.
+    pub fn new(texts: &[&str], end: u32) -> Self {
+        Scripted { texts: Mutex::new(texts.iter().map(|text| (*text).to_owned()).collect()), end }
+    }
+
+    fn next(&self) -> Option<String> {
+        let mut texts = self.texts.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = texts.pop_front()?;
+        texts.push_back(text.clone());
+        Some(text)
+    }
+}
+
+#[async_trait]
+impl Sampler for Scripted {
+    async fn sample(&self, request: SampleRequest) -> Result<SampleStream, PolicyError> {
+        let text = self.next().ok_or_else(|| PolicyError::Stopped("a script without texts".into()))?;
+        let (sender, stream) = SampleStream::channel();
+        let (end, params) = (self.end, request.params);
+        tokio::spawn(async move {
+            let ids = text.bytes().map(u32::from).chain([end]);
+            let (mut said, mut finish) = (Vec::new(), FinishReason::StopId);
+            for (at, id) in ids.enumerate() {
+                if at == params.max_tokens {
+                    finish = FinishReason::Length;
+                    break;
+                }
+                let (tokens, logprobs, top) = (vec![id], vec![-0.5], Vec::new());
+                if sender.send(Ok(SampleEvent::Tokens { tokens, logprobs, top, version: 0 })).is_err() {
+                    return;
+                }
+                said.extend(u8::try_from(id));
+                if params.stop_strings.iter().any(|stop| said.ends_with(stop.as_bytes())) {
+                    finish = FinishReason::StopString;
+                    break;
+                }
+                tokio::task::yield_now().await;
+            }
+            let _ = sender.send(Ok(SampleEvent::Finished(finish)));
+        });
+        Ok(stream)
+    }
+
+    async fn abort(&self, _stream: Option<u64>) -> Result<usize, PolicyError> {
+        Ok(0)
+    }
+
+    async fn workload(&self) -> Result<Load, PolicyError> {
+        Ok(Load::default())
+    }
+
+    async fn version(&self) -> Result<u64, PolicyError> {
+        Ok(0)
+    }
+}

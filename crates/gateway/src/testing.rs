@@ -1,0 +1,144 @@
+//! Gateways over scripted and simulated samplers, asked without a network.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{HeaderMap, Request, StatusCode};
+use dressage_conversation::{Format, Options as History, Origin};
+use dressage_policy::{Sampler, SamplingParams, Simulator, SimulatorConfig};
+use dressage_text::testing::{IM_END, VOCABULARY, tiny_chat};
+use serde_json::Value;
+use tower::ServiceExt;
+
+use crate::scripted::Scripted;
+use crate::session::Session;
+use crate::{Gateway, Model, Options, Route, SessionLimits, SessionOptions, When};
+
+/// The key of strangers.
+pub(crate) const STRANGER: &str = "sk-test";
+
+/// Tokens that a prompt and its reply can have together.
+const CONTEXT: usize = 4096;
+
+/// Answer of a gateway.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub text: String,
+}
+
+impl Answer {
+    /// The document that it is.
+    pub(crate) fn json(&self) -> Value {
+        assert_eq!(self.headers["content-type"], "application/json", "{}", self.text);
+        serde_json::from_str(&self.text).unwrap()
+    }
+
+    /// Events of the stream that it is, each under the name of its type.
+    pub(crate) fn events(&self) -> Vec<Value> {
+        assert_eq!(self.headers["content-type"], "text/event-stream; charset=utf-8", "{}", self.text);
+        let frames = self.text.split("\n\n").filter(|frame| !frame.is_empty());
+        let event = |frame: &str| {
+            let (name, data) = frame.split_once("\ndata: ").unwrap();
+            let data: Value = serde_json::from_str(data).unwrap();
+            assert_eq!(name, format!("event: {}", data["type"].as_str().unwrap()));
+            data
+        };
+        frames.map(event).collect()
+    }
+}
+
+/// A gateway to one model, with an attempt whose calls it answers.
+pub(crate) struct Served {
+    pub gateway: Gateway,
+    pub session: Arc<Session>,
+    pub format: Arc<Format>,
+}
+
+impl Served {
+    /// A model that says these texts, one to a call.
+    pub(crate) fn scripted(texts: &[&str]) -> Self {
+        Self::new(Arc::new(Scripted::new(texts, IM_END)), 1000)
+    }
+
+    /// A model that says anything, in so many tokens.
+    pub(crate) fn simulated(tokens: usize) -> Self {
+        let config = SimulatorConfig { vocabulary: VOCABULARY, context: CONTEXT, ..Default::default() };
+        Self::new(Arc::new(Simulator::new(config)), tokens)
+    }
+
+    /// A model that fails after its first token.
+    pub(crate) fn failing() -> Self {
+        let config =
+            SimulatorConfig { vocabulary: VOCABULARY, context: CONTEXT, failures: 1.0, ..Default::default() };
+        Self::new(Arc::new(Simulator::new(config)), 60)
+    }
+
+    fn new(sampler: Arc<dyn Sampler>, max_tokens: usize) -> Self {
+        let format = Arc::new(Format::new(Arc::new(tiny_chat().unwrap()), History::default()));
+        let model = Model {
+            name: "tiny".into(),
+            policy: "tiny".into(),
+            sampler,
+            reader: None,
+            format: Arc::clone(&format),
+            context: CONTEXT,
+            sampling: SamplingParams { max_tokens, ..Default::default() },
+            created: 1,
+        };
+        let route = Route {
+            agent: "default".into(),
+            model: Arc::new(model.clone()),
+            when: When::default(),
+            fixed: None,
+        };
+        let gateway = Gateway::new(vec![model], Options::default());
+        let limits = SessionLimits { calls: 100, tokens: 10_000, reply: Duration::from_secs(30) };
+        let session = gateway.open(SessionOptions {
+            rollout: "r".into(),
+            attempt: "a".into(),
+            seed: 1,
+            stream: 2,
+            routes: vec![route],
+            limits,
+            rewards: false,
+        });
+        Served { gateway, session, format }
+    }
+
+    /// Sends a request with a key.
+    pub(crate) async fn send(&self, method: &str, path: &str, key: &str, body: &str) -> Answer {
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("content-type", "application/json")
+            .header("authorization", format!("Bearer {key}"))
+            .body(Body::from(body.to_owned()))
+            .unwrap();
+        let response = self.gateway.router().oneshot(request).await.unwrap();
+        let (parts, body) = response.into_parts();
+        let bytes = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+        let text = String::from_utf8(bytes.to_vec()).unwrap();
+        Answer { status: parts.status, headers: parts.headers, text }
+    }
+
+    /// Posts a document as the attempt.
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> Answer {
+        self.send("POST", path, self.session.key(), &body.to_string()).await
+    }
+
+    /// How the prompts of the attempt's calls came about, in their order.
+    pub(crate) fn origins(&self) -> Vec<Origin> {
+        self.session.state().recorded.calls.iter().map(|call| call.origin.unwrap()).collect()
+    }
+
+    /// Closes the attempt; the text of every path of its trajectory.
+    pub(crate) async fn paths(&self) -> Vec<String> {
+        let recorded = self.session.close(Duration::from_secs(10)).await;
+        let trajectory = recorded.trajectory;
+        let ids = trajectory.leaves().into_iter().map(|leaf| trajectory.path_tokens(leaf));
+        ids.map(|ids| self.format.chat().tokenizer().decode_with_special(&ids)).collect()
+    }
+}
