@@ -21,6 +21,9 @@ pub(crate) const STRANGER: &str = "sk-test";
 /// Tokens that a prompt and its reply can have together.
 const CONTEXT: usize = 4096;
 
+/// Limits of an attempt that come to no effect.
+const LIMITS: SessionLimits = SessionLimits { calls: 100, tokens: 10_000, reply: Duration::from_secs(30) };
+
 /// Answer of a gateway.
 #[derive(Debug)]
 pub(crate) struct Answer {
@@ -76,13 +79,31 @@ impl Served {
         Self::new(Arc::new(Simulator::new(config)), 60)
     }
 
+    /// A model that takes so long for each token.
+    pub(crate) fn slow(texts: &[&str], pace: Duration) -> Self {
+        Self::slow_with(texts, pace, Options::default())
+    }
+
+    /// The same behind a gateway with other settings.
+    pub(crate) fn slow_with(texts: &[&str], pace: Duration, options: Options) -> Self {
+        Self::with(Arc::new(Scripted::new(texts, IM_END).paced(pace)), 4000, options, LIMITS)
+    }
+
+    /// A model for an attempt with other limits.
+    pub(crate) fn limited(texts: &[&str], limits: SessionLimits) -> Self {
+        Self::with(Arc::new(Scripted::new(texts, IM_END)), 1000, Options::default(), limits)
+    }
+
     fn new(sampler: Arc<dyn Sampler>, max_tokens: usize) -> Self {
+        Self::with(sampler, max_tokens, Options::default(), LIMITS)
+    }
+
+    fn with(sampler: Arc<dyn Sampler>, max_tokens: usize, options: Options, limits: SessionLimits) -> Self {
         let format = Arc::new(Format::new(Arc::new(tiny_chat().unwrap()), History::default()));
         let model = Model {
             name: "tiny".into(),
             policy: "tiny".into(),
             sampler,
-            reader: None,
             format: Arc::clone(&format),
             context: CONTEXT,
             sampling: SamplingParams { max_tokens, ..Default::default() },
@@ -94,8 +115,7 @@ impl Served {
             when: When::default(),
             fixed: None,
         };
-        let gateway = Gateway::new(vec![model], Options::default());
-        let limits = SessionLimits { calls: 100, tokens: 10_000, reply: Duration::from_secs(30) };
+        let gateway = Gateway::new(vec![model], options);
         let session = gateway.open(SessionOptions {
             rollout: "r".into(),
             attempt: "a".into(),
