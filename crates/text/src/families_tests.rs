@@ -332,3 +332,27 @@ fn variants_of_a_family_are_read_alike() {
         assert!(found.contains(why), "{said}: {found}");
     }
 }
+
+#[test]
+fn thoughts_before_calls_are_told_apart_in_every_family() {
+    for protocol in ALL.into_iter().filter(|protocol| *protocol != ToolProtocol::Harmony) {
+        let chat = chat(protocol);
+        let shown = Message::calls("", vec![call(json!({ "text": "one" }))]);
+        let ids = chat.assistant(&shown, None).unwrap();
+        let said = chat.said(&ids);
+        for (begun, in_thought) in [("<think>\n", false), ("", true)] {
+            // A call inside of a thought is none.
+            let thought = format!("{begun}Hm. {said}\n</think>\n\n");
+            let mut reply = chat.tokenizer().encode(&thought);
+            reply.extend(&ids);
+            let whole = chat.said(&reply);
+            let parsed = chat.parse(&whole, in_thought, &tools());
+            assert_eq!((parsed.content.as_str(), parsed.calls.len()), ("", 1), "{protocol:?}: {whole}");
+            assert!(parsed.calls[0].is_ok());
+            let streamed = Streamed::of_tools(&chat, &reply, in_thought, &tools());
+            assert_eq!((streamed.speech, streamed.calls), (parsed.content, parsed.calls), "{protocol:?}");
+            assert_eq!(streamed.thought, format!("Hm. {said}"), "{protocol:?}");
+            assert_eq!((streamed.raw, streamed.thought), (whole.clone(), chat.thought(&whole, in_thought)));
+        }
+    }
+}
