@@ -192,7 +192,9 @@ fn channels_of_gpt_oss_are_thought_speech_and_calls() {
     let said = shown(Message::assistant("Two."));
     assert_eq!(chat.parse(&said, false, &[]).content, "Two.");
     assert_eq!(chat.thought(&said, false), "Hm.");
-    assert!(said.starts_with("<|channel|>analysis<|message|>") && said.ends_with("Two.<|return|>"), "{said}");
+    let written =
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Two.<|return|>";
+    assert_eq!(said, written);
     let said = shown(Message::calls("", vec![call(json!({}))]));
     assert!(
         said.contains("Hm.<|end|><|start|>assistant to=functions.search") && said.ends_with("<|call|>"),

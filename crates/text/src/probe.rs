@@ -23,7 +23,7 @@ fn probe_tool() -> ToolSpec {
     }
 }
 
-/// Its arguments in a call.
+/// Arguments of a call of that tool.
 fn probe_arguments() -> Map<String, Value> {
     [("text".to_owned(), PROBE_THOUGHT.into()), ("count".to_owned(), 7.into())].into_iter().collect()
 }
@@ -58,6 +58,7 @@ impl Chat {
             parts: self.template.lists || (prints(&text) && text == listed),
             reasoning: REASONING.into_iter().find(reads),
             tags: None,
+            tight: false,
             calls: None,
             developer: knows_developer,
         }
@@ -177,7 +178,7 @@ impl Chat {
         text.filter(|text| text.contains(PROBE_TOOL))
     }
 
-    /// What the template prints of a call, in each form and with each kind of id, where it prints any.
+    /// Prints of a call by the template, in each form and with each kind of id, where it prints any.
     fn printed_calls(&self) -> Vec<PrintedCall> {
         let mut ids: Vec<String> = CallFormat::ALL.into_iter().map(probe_id).collect();
         ids.sort();
