@@ -47,7 +47,7 @@ fn submit_with(
 ) -> SampleStream {
     let (events, reply) = SampleStream::channel();
     let request = SampleRequest { seed: 7, stream, prompt, params, ..SampleRequest::default() };
-    scheduler.submit(model, 0, request, events).expect("it fits");
+    scheduler.submit(model, 0, request, None, events).expect("it fits");
     reply
 }
 
@@ -344,8 +344,8 @@ fn scoring(stream: u64) -> SamplingParams {
     }
 }
 
-/// Prompts that are longer and shorter than a step, alone and beside others that share them, on little memory:
-/// the same bits, computed whole, and left for others.
+/// Prompts that are longer and shorter than a step, alone and beside others that share them, on little
+/// memory: the same bits, computed whole, and left for others.
 #[tokio::test]
 async fn scores_of_prompts_do_not_depend_on_company() {
     const STREAMS: u64 = 6;
@@ -439,6 +439,6 @@ async fn a_prompt_as_long_as_the_context_is_scored() {
     }
     let (events, _reply) = SampleStream::channel();
     let request = SampleRequest { prompt: tokens(1, 256), params: scoring(1), ..SampleRequest::default() };
-    let refused = scheduler.submit(&model, 0, request, events);
+    let refused = scheduler.submit(&model, 0, request, None, events);
     assert_eq!(refused, Err(PolicyError::PromptTooLong { prompt: 256, context: 256 }));
 }

@@ -245,8 +245,8 @@ async fn first_tokens(stream: &mut SampleStream, count: usize) -> Completion {
     found
 }
 
-/// The log-probabilities of a prompt are those that training finds for it, for the base weights and through an
-/// adapter, in both precisions, at every temperature.
+/// The log-probabilities of a prompt are those that training finds for it, for the base weights and through
+/// an adapter, in both precisions, at every temperature.
 #[tokio::test]
 async fn what_a_prompt_is_scored_with_is_what_training_finds() {
     for precision in [Precision::F32, Precision::Bf16] {

@@ -30,6 +30,9 @@
 //! else written out between the model's tags, instructions of a developer as the system's where it knows no
 //! developer. All of that is found out when a chat is made.
 //!
+//! A [`Vocabulary`] is a tokenizer's tokens for a sampler: their bytes, for stop strings, and grammars that
+//! hold a reply to a form.
+//!
 //! Guarantees: text from messages never becomes a special token; sampled tokens are never made again from
 //! their text; a reply of any shape parses. Not here: drawing tokens (`dressage-policy`), running tools
 //! (`dressage-agent`), reading model files (`dressage-model`).
@@ -58,6 +61,7 @@ mod template;
 pub mod testing;
 mod thought;
 mod tokenizer;
+mod vocabulary;
 
 pub use chat::{Chat, ChatOptions, ToolProtocol};
 pub use content::{Content, ContentPart};
@@ -68,3 +72,4 @@ pub use message::{Message, Role, ToolCall, ToolSpec};
 pub use stream::{Piece, ReplyStream, StreamDecoder};
 pub use template::{ChatTemplate, Rendering};
 pub use tokenizer::Tokenizer;
+pub use vocabulary::Vocabulary;
