@@ -24,6 +24,8 @@ const MOST_NEGATIONS: usize = 100;
 const STACK: usize = 512 << 20;
 /// Longest token that a grammar can allow, in bytes: longer ones are never text that a model writes.
 const LONGEST_TOKEN: usize = 1000;
+/// Most states of the lexer of one reply, each of 1 or 2 KB. Schemas of everyday need hundreds.
+const MOST_STATES: usize = 50_000;
 /// The name of a token beyond all others that stands for the end. No grammar can write it: names of special
 /// tokens have no spaces there.
 const END: &str = "<|end of the grammar|>";
@@ -80,7 +82,8 @@ impl Vocabulary {
         let slices = SlicedBiasComputer::general_slices();
         let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)
             .map_err(|error| one_line(&error.to_string()))?;
-        factory.quiet().limits_mut().verbose_errors = false;
+        let limits = factory.quiet().limits_mut();
+        (limits.verbose_errors, limits.max_lexer_states) = (false, MOST_STATES);
         Ok(factory)
     }
 }
