@@ -82,7 +82,6 @@ impl Served {
             name: "tiny".into(),
             policy: "tiny".into(),
             sampler,
-            reader: None,
             format: Arc::clone(&format),
             context: CONTEXT,
             sampling: SamplingParams { max_tokens, ..Default::default() },
