@@ -1,6 +1,6 @@
 //! Gateways over scripted and simulated samplers, asked without a network.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -17,6 +17,19 @@ use crate::{Gateway, Model, Options, Route, SessionLimits, SessionOptions, When}
 
 /// The key of strangers.
 pub(crate) const STRANGER: &str = "sk-test";
+
+/// Replies that are no thought, text and calls in this order.
+pub(crate) const ODD: [&str; 5] = [
+    "One.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>\nTwo.",
+    "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>",
+    "<think>\nAll of it.\n</think>",
+    "<think>\nWithout an end",
+    " \n",
+];
+
+/// A reply with a call that cannot be read. As a whole its text stands after all else, in a stream where it
+/// was said.
+pub(crate) const UNREADABLE: &str = "So: <tool_call>\n{oops}\n</tool_call> and on.";
 
 /// Tokens that a prompt and its reply can have together.
 const CONTEXT: usize = 4096;
@@ -50,6 +63,15 @@ impl Answer {
     }
 }
 
+/// How the model writes conversations, which is found out once.
+static FORMAT: LazyLock<Arc<Format>> =
+    LazyLock::new(|| Arc::new(Format::new(Arc::new(tiny_chat().unwrap()), History::default())));
+
+/// A small simulator of the tiny chat's vocabulary.
+fn simulator() -> SimulatorConfig {
+    SimulatorConfig { vocabulary: VOCABULARY, context: CONTEXT, rows: 64, ..Default::default() }
+}
+
 /// A gateway to one model, with an attempt whose calls it answers.
 pub(crate) struct Served {
     pub gateway: Gateway,
@@ -65,19 +87,17 @@ impl Served {
 
     /// A model that says anything, in so many tokens.
     pub(crate) fn simulated(tokens: usize) -> Self {
-        let config = SimulatorConfig { vocabulary: VOCABULARY, context: CONTEXT, ..Default::default() };
-        Self::new(Arc::new(Simulator::new(config)), tokens)
+        Self::new(Arc::new(Simulator::new(simulator())), tokens)
     }
 
     /// A model that fails after its first token.
     pub(crate) fn failing() -> Self {
-        let config =
-            SimulatorConfig { vocabulary: VOCABULARY, context: CONTEXT, failures: 1.0, ..Default::default() };
+        let config = SimulatorConfig { failures: 1.0, ..simulator() };
         Self::new(Arc::new(Simulator::new(config)), 60)
     }
 
     fn new(sampler: Arc<dyn Sampler>, max_tokens: usize) -> Self {
-        let format = Arc::new(Format::new(Arc::new(tiny_chat().unwrap()), History::default()));
+        let format = Arc::clone(&FORMAT);
         let model = Model {
             name: "tiny".into(),
             policy: "tiny".into(),
