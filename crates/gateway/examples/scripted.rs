@@ -5,8 +5,8 @@
 //! ```
 //!
 //! Each call is answered with the next text, and the first again after the last. Tools are called in the tags
-//! of Hermes: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`. Calls with the key that is printed belong
-//! to one attempt; once the server is interrupted, it prints how each of their prompts came about.
+//! of Hermes: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`. Calls with the key that is printed
+//! belong to one attempt; once the server is interrupted, it prints how each of their prompts came about.
 
 #[path = "../src/scripted.rs"]
 mod scripted;

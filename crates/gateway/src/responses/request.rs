@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::items;
-use super::memory::Recall;
+use super::recall::Recall;
 use super::tools::Tools;
 use crate::call::{Call, Constraint, Input, Sampling};
 use crate::fault::Fault;
