@@ -82,21 +82,28 @@ pub(crate) struct Served {
 impl Served {
     /// A model that says these texts, one to a call.
     pub(crate) fn scripted(texts: &[&str]) -> Self {
-        Self::new(Arc::new(Scripted::new(texts, IM_END)), 1000)
+        Self::new(Arc::new(Scripted::new(texts, IM_END)), 1000, Options::default())
     }
 
     /// A model that says anything, in so many tokens.
     pub(crate) fn simulated(tokens: usize) -> Self {
-        Self::new(Arc::new(Simulator::new(simulator())), tokens)
+        Self::new(Arc::new(Simulator::new(simulator())), tokens, Options::default())
     }
 
     /// A model that fails after its first token.
     pub(crate) fn failing() -> Self {
         let config = SimulatorConfig { failures: 1.0, ..simulator() };
-        Self::new(Arc::new(Simulator::new(config)), 60)
+        Self::new(Arc::new(Simulator::new(config)), 60, Options::default())
     }
 
-    fn new(sampler: Arc<dyn Sampler>, max_tokens: usize) -> Self {
+    /// A model that takes its time, while clients are sent signs of life.
+    pub(crate) fn slow() -> Self {
+        let config = SimulatorConfig { latency: Duration::from_millis(20), ..simulator() };
+        let options = Options { ping: Duration::from_millis(2), ..Options::default() };
+        Self::new(Arc::new(Simulator::new(config)), 20, options)
+    }
+
+    fn new(sampler: Arc<dyn Sampler>, max_tokens: usize, options: Options) -> Self {
         let format = Arc::clone(&FORMAT);
         let model = Model {
             name: "tiny".into(),
@@ -113,7 +120,7 @@ impl Served {
             when: When::default(),
             fixed: None,
         };
-        let gateway = Gateway::new(vec![model], Options::default());
+        let gateway = Gateway::new(vec![model], options);
         let limits = SessionLimits { calls: 100, tokens: 10_000, reply: Duration::from_secs(30) };
         let session = gateway.open(SessionOptions {
             rollout: "r".into(),

@@ -326,3 +326,18 @@ async fn a_fault_in_the_middle_ends_a_stream_as_an_error() {
     assert_eq!(whole.json()["error"], last["error"]);
     assert_eq!(whole.status, StatusCode::BAD_REQUEST);
 }
+
+#[tokio::test]
+async fn clients_that_wait_are_sent_signs_of_life() {
+    let served = Served::slow();
+    let mut asked = request(&json!([{"role": "user", "content": "Hi"}]));
+    asked["max_tokens"] = 10.into();
+    let whole = served.post("/v1/messages", &asked).await;
+    assert!(whole.text.starts_with("  ") && whole.json()["stop_reason"].is_string(), "{}", whole.text);
+    asked["stream"] = true.into();
+    let mut events = served.post("/v1/messages", &asked).await.events();
+    let all = events.len();
+    events.retain(|event| event["type"] != "ping");
+    assert!(events.len() < all);
+    assert!(message(&events)["stop_reason"].is_string());
+}
