@@ -309,6 +309,8 @@ impl Talk {
                     }
                     reply.extend(&tokens, &logprobs, version);
                 }
+                // Nobody has asked for it.
+                SampleEvent::Prompt { .. } => {}
                 SampleEvent::Finished(reason) => break reason,
             }
         };

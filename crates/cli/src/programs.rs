@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use dressage_agent::program::Workers;
 use dressage_agent::{Program, ProgramAgent};
 use dressage_gateway::{Gateway, Options, When, serve};
 use dressage_text::Chat;
@@ -96,6 +97,7 @@ pub async fn put_in(
             agents: called,
             limits: keys.limits(context),
             rewards: takes_rewards(&recipe.reward),
+            workers: (keys.workers > 0).then(|| Arc::new(Workers::new(keys.workers, keys.worker_attempts))),
         };
         if let Some(parts) = parts.iter_mut().find(|parts| parts.name == name) {
             parts.custom = Some(Arc::new(program));

@@ -146,9 +146,9 @@ fn logits(model: &Transformer, sequences: &[Vec<u32>], out: &Path) -> Result<Val
         spans: &packing.spans,
         adapters: &adapters,
     };
-    let wanted: Vec<usize> = (0..batch.tokens.len()).collect();
-    let mut all = Buffer::default();
-    Inference::default().run(model, rows, &mut blocks, &wanted, &mut all);
+    let (mut inference, mut all) = (Inference::default(), Buffer::default());
+    inference.run(model, rows, &mut blocks);
+    inference.logits(model, 0..batch.tokens.len(), &mut all);
 
     let width = config.vocabulary;
     let gathered: Vec<Vec<f32>> = sequences

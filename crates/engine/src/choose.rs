@@ -2,10 +2,10 @@
 
 use dressage_policy::{SamplingParams, TopLogprobs};
 
-use crate::ops::softmax::{Distribution, argmax, exponentiate, scale};
+use crate::ops::softmax::{Distribution, Normaliser, argmax, exponentiate, scale};
 use crate::simd::Isa;
 
-/// A token that was drawn.
+/// A token that was drawn, or that stands in a prompt that is scored.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Chosen {
     pub token: u32,
@@ -26,8 +26,7 @@ pub fn choose(
     (path, reply): (&[u32], usize),
     u: f64,
 ) -> Option<Chosen> {
-    let greedy = params.temperature == 0.0;
-    let temperature = if greedy { 1.0 } else { params.temperature };
+    let (greedy, temperature) = (params.temperature == 0.0, params.behaviour_temperature());
     let candidates = params.is_filtered().then(|| {
         let mut candidates = logits.to_vec();
         params.adjust(&mut candidates, path, reply);
@@ -50,13 +49,22 @@ pub fn choose(
         None if greedy => argmax(logits),
         None => distribution.draw(isa, u),
     };
-    let logprob = |token: usize| distribution.normaliser.log_probability(logits[token]);
-    let top = most_likely(logits, params.top_logprobs);
-    Some(Chosen {
-        token: token as u32,
-        logprob: logprob(token),
-        top: top.into_iter().map(|token| (token as u32, logprob(token))).collect(),
-    })
+    Some(chosen(&distribution.normaliser, logits, token, params.top_logprobs))
+}
+
+/// A token that is known, with its log-probability and the `top` most likely ones in its place, given logits
+/// (which are scaled in place); `None` where these are not finite.
+pub fn score(isa: Isa, logits: &mut [f32], temperature: f32, token: u32, top: usize) -> Option<Chosen> {
+    scale(isa, logits, temperature);
+    let normaliser = Distribution::of(isa, logits).normaliser;
+    normaliser.sum.is_finite().then(|| chosen(&normaliser, logits, token as usize, top))
+}
+
+/// A token of a row of scaled logits, with the `top` most likely ones.
+fn chosen(normaliser: &Normaliser, logits: &[f32], token: usize, top: usize) -> Chosen {
+    let logprob = |token: usize| (token as u32, normaliser.log_probability(logits[token]));
+    let top = most_likely(logits, top).into_iter().map(logprob).collect();
+    Chosen { token: token as u32, logprob: logprob(token).1, top }
 }
 
 /// The `count` largest of the logits, largest first, of equals the one with the lower id.

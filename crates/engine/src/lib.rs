@@ -29,6 +29,7 @@ mod cache;
 mod checkpoint;
 mod choose;
 mod compute;
+mod draw;
 mod engine;
 mod head;
 mod layout;

@@ -9,7 +9,7 @@ use crate::ops::kv::BLOCK;
 use crate::options::{EngineOptions, PlannedAdapter};
 use crate::precision::words;
 use crate::product::{MAX_ROWS, NR, SLAB, SLAB_A};
-use crate::{EngineError, head, turned};
+use crate::{EngineError, draw, head, turned};
 
 /// Bytes by purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -163,9 +163,10 @@ impl MemoryPlan {
         } else {
             Values(0)
         };
+        let logits = draw::logits_at_most(options.running, options.step_rows);
         let sampling = Values::new(options.step_rows)
             .times(state + temporary + 2 * hidden)
-            .plus(Values::new(options.running.min(options.step_rows)).times(config.vocabulary + 2 * hidden))
+            .plus(Values::new(logits).times(config.vocabulary + 2 * hidden))
             .plus(attention(context, MAX_ROWS).times(threads));
         MemoryPlan {
             weights: weights.bytes(),

@@ -16,12 +16,12 @@ use std::time::{Duration, Instant};
 
 use dressage_policy::{
     DeviceStats, FinishReason, Load, PolicyError, SampleEvent, SampleRequest, TokenBytes, crash_point,
-    uniform,
 };
 
-use crate::buffer::{Buffer, Shared};
+use crate::buffer::Buffer;
 use crate::cache::Cache;
-use crate::choose::{Chosen, choose};
+use crate::choose::Chosen;
+use crate::draw::{Wanted, logits_at_most, read};
 use crate::ops::kv::{BLOCK, Span};
 use crate::radix::Prefix;
 use crate::sequence::{Events, Sequence};
@@ -110,20 +110,17 @@ impl Scheduler {
         events: Events,
     ) -> Result<(), PolicyError> {
         request.validate(model.weights.config.vocabulary)?;
-        let (prompt, context) = (request.prompt.len(), model.context);
-        if prompt == 0 {
+        if request.prompt.is_empty() {
             return Err(PolicyError::Invalid("the prompt is empty; it needs at least one token".into()));
         }
-        if prompt >= context {
-            return Err(PolicyError::PromptTooLong { prompt, context });
-        }
+        request.check_room(model.context)?;
         if !request.params.stop_strings.is_empty() && self.token_bytes.is_none() {
             return Err(PolicyError::Invalid(
                 "stop_strings need an engine that was started with its tokenizer's bytes; use stop_ids"
                     .into(),
             ));
         }
-        let sequence = Sequence::new(policy, request, context, self.token_bytes.as_deref(), events);
+        let sequence = Sequence::new(policy, request, model.context, self.token_bytes.as_deref(), events);
         if sequence.longest > self.cache.capacity() {
             return Err(PolicyError::Invalid(format!(
                 "prompt and reply may take {} tokens, but the memory for keys and values holds {}; lower max_tokens, or start the engine with a larger kv_memory_mb",
@@ -165,20 +162,19 @@ impl Scheduler {
 
     /// The weights of `policy` have changed: no sequence to come starts from what it computed before. Its
     /// running ones go on from that where they `keep` it. Else they queue again, in their order and ahead of
-    /// those that have not run, keep what was drawn for them, and compute it again.
+    /// those that have not run, keep what was drawn for them, and compute it again; and so does in any case
+    /// one that scores its prompt, all of which is to be of one version.
     pub fn weights_changed(&mut self, policy: u32, keep: bool) {
         self.cache.forget(policy);
-        if keep {
-            let of_policy = self.running.iter_mut().filter(|sequence| sequence.policy == policy);
-            of_policy.for_each(|sequence| sequence.is_stale = true);
-            return;
-        }
-        let (stopped, going): (Vec<_>, _) =
-            self.running.drain(..).partition(|sequence| sequence.policy == policy);
-        self.running = going;
+        let starts_over = |sequence: &mut Sequence| {
+            let of_policy = sequence.policy == policy;
+            let goes_on = keep && !sequence.is_scored();
+            sequence.is_stale |= of_policy && goes_on;
+            of_policy && !goes_on
+        };
+        let stopped: Vec<Sequence> = self.running.extract_if(.., starts_over).collect();
         for mut sequence in stopped.into_iter().rev() {
-            self.cache.release(&std::mem::take(&mut sequence.blocks));
-            sequence.computed = 0;
+            self.cache.release(&sequence.start_over());
             self.waiting.push_front(sequence);
         }
     }
@@ -213,9 +209,12 @@ impl Scheduler {
             while sequence.blocks.len() * BLOCK < to {
                 sequence.blocks.push(self.cache.take());
             }
-            if to == sequence.tokens.len() {
-                wanted.push((index, tokens.len() + len - 1));
-            }
+            let first = tokens.len();
+            wanted.extend((from..to).filter(|position| sequence.wants(*position)).map(|position| Wanted {
+                sequence: index,
+                row: first + position - from,
+                position,
+            }));
             if let Some(adapter) = (sequence.policy as usize).checked_sub(1) {
                 let rows = tokens.len()..tokens.len() + len;
                 match adapters.last_mut() {
@@ -231,8 +230,7 @@ impl Scheduler {
             sequence.computed = to;
         }
         let rows = Rows { tokens: &tokens, positions: &positions, spans: &spans, adapters: &adapters };
-        let last_rows: Vec<usize> = wanted.iter().map(|(_, row)| *row).collect();
-        self.inference.run(model, rows, &mut self.cache.blocks, &last_rows, &mut self.logits);
+        self.inference.run(model, rows, &mut self.cache.blocks);
         for &(index, len) in &batch {
             let sequence = &self.running[index];
             let at = sequence.computed - len..sequence.computed;
@@ -242,56 +240,62 @@ impl Scheduler {
             }
         }
         let (running, cache_in_use) = (batch.len() as f64, self.cache.occupancy()[0]);
-        self.draw(model, published, &wanted);
+        let mut done = self.draw(model, published, &wanted);
+        let is_empty = |index: &usize| self.running[*index].is_empty_reply();
+        let empty: Vec<usize> =
+            batch.iter().map(|(index, _)| *index).filter(is_empty).filter(|i| !done.contains(i)).collect();
+        for index in empty {
+            self.running[index].tell_scores();
+            let _ = self.running[index].events.send(Ok(SampleEvent::Finished(FinishReason::Length)));
+            done.push(index);
+        }
+        done.sort_unstable();
+        for index in done.into_iter().rev() {
+            retire(&mut self.cache, self.running.remove(index));
+        }
         let took = start.elapsed();
         self.busy += took;
         self.running_seconds += running * took.as_secs_f64();
         self.cache_in_use_seconds += cache_in_use * took.as_secs_f64();
     }
 
-    /// Draws a token for every wanted row, hands it on, and ends what is finished.
-    fn draw(&mut self, model: &Transformer, published: &[Published], wanted: &[(usize, usize)]) {
-        let vocabulary = model.weights.config.vocabulary;
-        let logits = Shared::new(&mut self.logits[..wanted.len() * vocabulary]);
-        let mut drawn: Vec<Option<Chosen>> = vec![None; wanted.len()];
-        let results = Shared::new(&mut drawn);
-        let running = &self.running;
-        model.compute.pool.run(wanted.len(), |task| {
-            let sequence = &running[wanted[task].0];
-            let u = uniform(sequence.seed, sequence.stream, sequence.tokens.len() as u64);
-            // SAFETY: each row belongs to one task.
-            let (row, result) =
-                unsafe { (logits.slice(task * vocabulary, vocabulary), results.slice(task, 1)) };
-            let path = (&sequence.tokens[..], sequence.reply());
-            result[0] = choose(model.compute.isa, row, &sequence.params, path, u);
-        });
+    /// Draws or scores a token for every wanted row and hands it on; the sequences that end by that.
+    fn draw(&mut self, model: &Transformer, published: &[Published], wanted: &[Wanted]) -> Vec<usize> {
         let mut done = Vec::new();
-        for (&(index, _), drawn) in wanted.iter().zip(drawn) {
-            let sequence = &mut self.running[index];
-            let Some(Chosen { token, logprob, top }) = drawn else {
-                let position = sequence.tokens.len();
-                let _ = sequence.events.send(Err(PolicyError::NotFinite { position }));
-                // Nobody is to go on from it.
-                sequence.computed = 0;
-                done.push(index);
-                continue;
-            };
-            self.drawn += 1;
-            sequence.tokens.push(token);
-            let version = published[sequence.policy as usize].version;
-            let top = if sequence.params.top_logprobs > 0 { vec![top] } else { Vec::new() };
-            let event = SampleEvent::Tokens { tokens: vec![token], logprobs: vec![logprob], top, version };
-            // A receiver that is gone is noticed before the next step.
-            let _ = sequence.events.send(Ok(event));
-            if let Some(reason) = sequence.finished(token, model.context, self.token_bytes.as_deref()) {
-                let _ = sequence.events.send(Ok(SampleEvent::Finished(reason)));
-                done.push(index);
+        for chunk in wanted.chunks(logits_at_most(self.limits.running, self.limits.rows)) {
+            self.inference.logits(model, chunk.iter().map(|wanted| wanted.row), &mut self.logits);
+            let found = read(model, &self.running, chunk, &mut self.logits);
+            for (&Wanted { sequence: index, position, .. }, found) in chunk.iter().zip(found) {
+                let sequence = &mut self.running[index];
+                match found {
+                    _ if done.contains(&index) => {}
+                    Ok(scored) if position + 1 < sequence.tokens.len() => sequence.add_score(scored),
+                    Ok(Chosen { token, logprob, top }) => {
+                        self.drawn += 1;
+                        sequence.tell_scores();
+                        sequence.tokens.push(token);
+                        let version = published[sequence.policy as usize].version;
+                        let top = if sequence.params.top_logprobs > 0 { vec![top] } else { Vec::new() };
+                        let (tokens, logprobs) = (vec![token], vec![logprob]);
+                        // A receiver that is gone is noticed before the next step.
+                        let _ =
+                            sequence.events.send(Ok(SampleEvent::Tokens { tokens, logprobs, top, version }));
+                        let bytes = self.token_bytes.as_deref();
+                        if let Some(reason) = sequence.finished(token, model.context, bytes) {
+                            let _ = sequence.events.send(Ok(SampleEvent::Finished(reason)));
+                            done.push(index);
+                        }
+                    }
+                    Err(error) => {
+                        let _ = sequence.events.send(Err(error));
+                        // Nobody is to go on from it.
+                        sequence.computed = 0;
+                        done.push(index);
+                    }
+                }
             }
         }
-        done.sort_unstable();
-        for index in done.into_iter().rev() {
-            retire(&mut self.cache, self.running.remove(index));
-        }
+        done
     }
 
     /// Ends requests whose stream was dropped.

@@ -71,12 +71,15 @@ fn run(
     panic!("{} still run and {} wait", scheduler.running.len(), scheduler.waiting.len());
 }
 
-/// Output of a stream: tokens, the bits of their log-probabilities, versions, and why it ended.
+/// Output of a stream: tokens, the bits of their log-probabilities and of those of the prompt, versions, and
+/// why it ended.
 #[derive(Debug, Default, PartialEq)]
 struct Got {
     tokens: Vec<u32>,
     logprobs: Vec<u32>,
     top: Vec<TopLogprobs>,
+    prompt: Vec<u32>,
+    prompt_top: Vec<TopLogprobs>,
     versions: Vec<u64>,
     end: Option<FinishReason>,
 }
@@ -90,6 +93,11 @@ async fn got(mut stream: SampleStream) -> Got {
                 got.versions.extend(tokens.iter().map(|_| version));
                 got.tokens.extend(tokens);
                 got.logprobs.extend(logprobs.iter().map(|p| p.to_bits()));
+            }
+            SampleEvent::Prompt { logprobs, top } => {
+                assert!(got.tokens.is_empty(), "the prompt comes first");
+                got.prompt.extend(logprobs.iter().map(|p| p.to_bits()));
+                got.prompt_top.extend(top);
             }
             SampleEvent::Finished(reason) => got.end = Some(reason),
         }
@@ -324,4 +332,113 @@ async fn adjusted_replies_do_not_depend_on_company_or_cuts() {
         assert_eq!(reply, alone[stream as usize], "stream {stream}");
     }
     assert!(cut > 1, "{cut}");
+}
+
+/// Parameters that ask for the log-probabilities of the prompt: those of a stream.
+fn scoring(stream: u64) -> SamplingParams {
+    SamplingParams {
+        max_tokens: [0, 1, 12][stream as usize % 3],
+        temperature: [1.0, 0.5, 0.0][stream as usize % 3],
+        prompt_logprobs: Some([0, 3][stream as usize % 2]),
+        ..SamplingParams::default()
+    }
+}
+
+/// Prompts that are longer and shorter than a step, alone and beside others that share them, on little memory:
+/// the same bits, computed whole, and left for others.
+#[tokio::test]
+async fn scores_of_prompts_do_not_depend_on_company() {
+    const STREAMS: u64 = 6;
+    let model = model();
+    let prompt = |stream: u64| tokens(stream / 3, [150, 40][stream as usize / 3]);
+    let mut alone = Vec::new();
+    for stream in 0..STREAMS {
+        let mut scheduler = scheduler(&model, 200, 1);
+        let reply = submit_with(&mut scheduler, &model, stream, prompt(stream), scoring(stream));
+        run(&mut scheduler, &model, &FIRST, |_| false);
+        let reply = got(reply).await;
+        assert_eq!(reply.prompt.len(), prompt(stream).len() - 1);
+        let top = if stream % 2 == 1 { reply.prompt.len() } else { 0 };
+        assert!(reply.prompt_top.len() == top && reply.prompt_top.iter().all(|top| top.len() == 3));
+        assert_eq!(reply.end, Some(FinishReason::Length));
+        alone.push(reply);
+    }
+    let mut scheduler = scheduler(&model, 14, 6);
+    // Their prompt is known: they are computed whole all the same.
+    let known = submit(&mut scheduler, &model, 0, prompt(0), 12);
+    run(&mut scheduler, &model, &FIRST, |_| false);
+    let drawn: Vec<SampleStream> =
+        (10..14).map(|stream| submit(&mut scheduler, &model, stream, prompt(1), 50)).collect();
+    let scored: Vec<SampleStream> = (0..STREAMS)
+        .map(|stream| submit_with(&mut scheduler, &model, stream, prompt(stream), scoring(stream)))
+        .collect();
+    let before = scheduler.prefilled;
+    run(&mut scheduler, &model, &FIRST, |_| false);
+    let prefilled = (scheduler.prefilled - before) as usize;
+    assert!(prefilled >= (0..STREAMS).map(|stream| prompt(stream).len()).sum(), "{prefilled}");
+    for (reply, alone) in scored.into_iter().zip(alone) {
+        assert_eq!(got(reply).await, alone);
+    }
+    for reply in drawn.into_iter().chain([known]) {
+        let reply = got(reply).await;
+        assert!(reply.end == Some(FinishReason::Length) && reply.prompt.is_empty());
+    }
+    let before = scheduler.prefilled;
+    let after = submit(&mut scheduler, &model, 20, prompt(5), 1);
+    run(&mut scheduler, &model, &FIRST, |_| false);
+    assert_eq!((got(after).await.tokens.len(), scheduler.prefilled), (1, before + 1), "its prompt is known");
+    assert!(scheduler.logits.len() <= 64 * model.weights.config.vocabulary, "{}", scheduler.logits.len());
+    assert_eq!(scheduler.cache.available(), 14);
+}
+
+/// An update in the middle of a prompt that is scored starts it over, whether caches are kept or not: all of
+/// its scores are of the new weights. One that has been handed on is not scored again.
+#[tokio::test]
+async fn a_prompt_is_scored_under_one_version() {
+    let mut models = [3, 4].map(|seed| {
+        let compute = Compute::new(1);
+        let weights = random_weights(&compute, &tiny_config(), seed);
+        Transformer::new(compute, weights, 256)
+    });
+    let params = SamplingParams { max_tokens: 9, ..scoring(1) };
+    for keep in [false, true] {
+        let [old, new] = &mut models;
+        let mut alone = scheduler(new, 200, 1);
+        let expected = submit_with(&mut alone, new, 0, tokens(1, 150), params.clone());
+        run(&mut alone, new, &FIRST, |_| false);
+        let expected = got(expected).await;
+
+        let mut scheduler = scheduler(old, 200, 16);
+        let early = submit_with(&mut scheduler, old, 1, tokens(2, 20), params.clone());
+        run(&mut scheduler, old, &FIRST, |s| s.drawn > 1);
+        let late = submit_with(&mut scheduler, old, 0, tokens(1, 150), params.clone());
+        run(&mut scheduler, old, &FIRST, |s| s.running.last().is_some_and(|last| last.computed > 60));
+        scheduler.weights_changed(0, keep);
+        assert_eq!(scheduler.running.len(), usize::from(keep));
+        run(&mut scheduler, new, &SECOND, |_| false);
+        let late = got(late).await;
+        assert!(late.prompt == expected.prompt && late.prompt_top == expected.prompt_top);
+        assert_eq!((late.tokens, late.logprobs), (expected.tokens, expected.logprobs));
+        let early = got(early).await;
+        assert_eq!((early.prompt.len(), early.tokens.len()), (19, 9));
+        assert!(early.versions.contains(&0) && early.versions.contains(&1));
+    }
+}
+
+/// A prompt that fills the context can be scored, and nothing more.
+#[tokio::test]
+async fn a_prompt_as_long_as_the_context_is_scored() {
+    let model = model();
+    let mut scheduler = scheduler(&model, 200, 1);
+    let whole = submit_with(&mut scheduler, &model, 0, tokens(1, 256), scoring(0));
+    let single = submit_with(&mut scheduler, &model, 0, tokens(1, 1), scoring(0));
+    run(&mut scheduler, &model, &FIRST, |_| false);
+    for (stream, scores) in [(whole, 255), (single, 0)] {
+        let got = got(stream).await;
+        assert_eq!((got.prompt.len(), got.tokens.len(), got.end), (scores, 0, Some(FinishReason::Length)));
+    }
+    let (events, _reply) = SampleStream::channel();
+    let request = SampleRequest { prompt: tokens(1, 256), params: scoring(1), ..SampleRequest::default() };
+    let refused = scheduler.submit(&model, 0, request, events);
+    assert_eq!(refused, Err(PolicyError::PromptTooLong { prompt: 256, context: 256 }));
 }

@@ -1,9 +1,12 @@
 //! A sequence: a request with what has been drawn for it, from the queue to its end.
 
-use dressage_policy::{FinishReason, PolicyError, SampleEvent, SampleRequest, SamplingParams, TokenBytes};
+use dressage_policy::{
+    FinishReason, PolicyError, SampleEvent, SampleRequest, SamplingParams, TokenBytes, TopLogprobs,
+};
 use tokio::sync::mpsc::UnboundedSender;
 use tracing::debug;
 
+use crate::choose::Chosen;
 use crate::ops::kv::BLOCK;
 use crate::radix::{Prefix, shared_prefix};
 
@@ -34,7 +37,17 @@ pub struct Sequence {
     pub seed: u64,
     pub stream: u64,
     pub params: SamplingParams,
+    /// Log-probabilities of the prompt, until they are handed on; where they were asked for.
+    scores: Option<Scores>,
     pub events: Events,
+}
+
+/// Log-probabilities of the first tokens of a prompt but the very first, and the most likely ones in their
+/// places.
+#[derive(Default)]
+struct Scores {
+    logprobs: Vec<f32>,
+    top: Vec<TopLogprobs>,
 }
 
 impl Sequence {
@@ -60,6 +73,7 @@ impl Sequence {
             least_version,
             seed,
             stream,
+            scores: params.prompt_logprobs.map(|_| Scores::default()),
             params,
             events,
         };
@@ -85,9 +99,50 @@ impl Sequence {
         self.tokens.len() > self.prompt
     }
 
-    /// Tokens that can be taken over from others: all but the last, whose row gives the next logits.
+    /// Tokens that can be taken over from others: all but the last, whose row gives the next logits, or none
+    /// where every row of the prompt gives some.
     pub fn most_shared(&self) -> usize {
-        self.tokens.len() - 1
+        if self.is_scored() { 0 } else { self.tokens.len() - 1 }
+    }
+
+    /// Whether log-probabilities of its prompt are yet to be handed on.
+    pub fn is_scored(&self) -> bool {
+        self.scores.is_some()
+    }
+
+    /// Whether the logits after `position` are wanted: to draw from, or to score the next token of the
+    /// prompt.
+    pub fn wants(&self, position: usize) -> bool {
+        let next = position + 1;
+        let draws = next == self.tokens.len() && self.params.max_tokens > 0;
+        draws || (self.is_scored() && next < self.prompt)
+    }
+
+    /// Remembers a token of its prompt with its log-probability.
+    pub fn add_score(&mut self, scored: Chosen) {
+        if let Some(scores) = &mut self.scores {
+            scores.logprobs.push(scored.logprob);
+            scores.top.extend(self.params.prompt_logprobs.filter(|top| *top > 0).map(|_| scored.top));
+        }
+    }
+
+    /// Hands the log-probabilities of its prompt on, all of which has been computed.
+    pub fn tell_scores(&mut self) {
+        if let Some(Scores { logprobs, top }) = self.scores.take()
+            && !logprobs.is_empty()
+        {
+            // A receiver that is gone is noticed before the next step.
+            let _ = self.events.send(Ok(SampleEvent::Prompt { logprobs, top }));
+        }
+    }
+
+    /// Forgets what was computed for it, not what was drawn; the blocks that it lies in.
+    pub fn start_over(&mut self) -> Vec<u32> {
+        self.computed = 0;
+        if let Some(scores) = &mut self.scores {
+            *scores = Scores::default();
+        }
+        std::mem::take(&mut self.blocks)
     }
 
     /// Whether `other` is computing a prompt that this one, which has `prefix`, had better wait for.
@@ -95,6 +150,11 @@ impl Sequence {
         let shared = shared_prefix(&other.tokens[..other.prompt], &self.tokens).min(self.most_shared());
         let is_computing = other.policy == self.policy && other.computed < other.prompt && !other.is_stale;
         is_computing && shared >= prefix.len + WORTH_WAITING
+    }
+
+    /// Whether it is done without any token: its prompt alone was asked about.
+    pub fn is_empty_reply(&self) -> bool {
+        self.params.max_tokens == 0 && self.computed == self.prompt
     }
 
     /// Why it ends with `token`, which was drawn last, if it does.

@@ -283,21 +283,22 @@ pub struct Inference {
 }
 
 impl Inference {
-    /// Runs `rows` through `model`, keeping keys and values in `blocks`, and leaves in `logits` a row of the
-    /// vocabulary for each of the `wanted` rows.
-    pub fn run(
-        &mut self,
-        model: &Transformer,
-        rows: Rows<'_>,
-        blocks: &mut Blocks,
-        wanted: &[usize],
-        logits: &mut Buffer,
-    ) {
-        let width = model.weights.config.hidden;
+    /// Runs `rows` through `model`, keeping keys and values in `blocks`.
+    pub fn run(&mut self, model: &Transformer, rows: Rows<'_>, blocks: &mut Blocks) {
         let mut places = Places { stack: blocks, passing: None };
         let Inference { state, temporary, stream, next, .. } = self;
         model.forward(rows, &mut places, state, temporary, stream, next);
-        gather_rows(&self.stream, width, wanted.iter().copied(), &mut self.selected);
+    }
+
+    /// Leaves in `logits` a row of the vocabulary for each of the `wanted` rows of those that were run last.
+    pub fn logits(
+        &mut self,
+        model: &Transformer,
+        wanted: impl ExactSizeIterator<Item = usize> + Clone,
+        logits: &mut Buffer,
+    ) {
+        let width = model.weights.config.hidden;
+        gather_rows(&self.stream, width, wanted.clone(), &mut self.selected);
         let selected = &self.selected[..wanted.len() * width];
         model.head(selected, &mut self.normed, &mut self.temporary.scratch.product, logits);
     }

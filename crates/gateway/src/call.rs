@@ -93,6 +93,7 @@ impl Sampling {
             logit_bias: self.logit_bias.clone().unwrap_or_else(|| defaults.logit_bias.clone()),
             min_tokens: self.min_tokens.unwrap_or(defaults.min_tokens),
             top_logprobs: self.logprobs.unwrap_or(0),
+            prompt_logprobs: self.prompt_logprobs,
             drawn_before: 0,
             stop_ids: Vec::new(),
             stop_strings: self.stop.clone(),

@@ -393,7 +393,7 @@ impl Exchange {
         if !self.parallel_calls {
             reading.most_calls(1);
         }
-        let mut completion = Completion::default();
+        let (mut completion, mut read) = (Completion::default(), 0);
         let follow = async {
             loop {
                 let event = tokio::select! {
@@ -405,6 +405,9 @@ impl Exchange {
                         self.arrived(index, &mut reading, (&tokens, &logprobs, &top), whole);
                         completion.extend(&tokens, &logprobs, version);
                         completion.top.extend(top);
+                    }
+                    Some(Ok(SampleEvent::Prompt { logprobs, top })) => {
+                        read += self.prompt_read(index, read, &logprobs, &top);
                     }
                     Some(Ok(SampleEvent::Finished(reason))) => return Ok(reason),
                     Some(Err(error)) => return Err(Fault::from(error)),
@@ -434,6 +437,29 @@ impl Exchange {
         }
         self.transcript.push(Event::Ended { choice: index, end: Box::new(end) });
         Ok(())
+    }
+
+    /// Tells of the log-probabilities of the prompt's next tokens, after `read` of them; returns of how many.
+    fn prompt_read(
+        &self,
+        choice: usize,
+        read: usize,
+        logprobs: &[f32],
+        top: &[dressage_policy::TopLogprobs],
+    ) -> usize {
+        // Nothing predicts the first token.
+        let first = if read == 0 { 1 } else { 0 };
+        let known = logprobs.iter().enumerate().map(|(at, logprob)| {
+            let top = top.get(at).cloned().unwrap_or_default();
+            (*logprob, top)
+        });
+        let all = std::iter::repeat_n((f32::NAN, Vec::new()), first).chain(known);
+        let ids = self.transcript.head.prompt.iter().skip(read);
+        let tokens: Vec<Token> =
+            ids.zip(all).map(|(&id, (logprob, top))| Token { id, logprob, top }).collect();
+        let count = tokens.len();
+        self.transcript.push(Event::Prompt { choice, tokens });
+        count
     }
 
     /// Tells of tokens that have come.

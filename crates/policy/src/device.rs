@@ -98,13 +98,15 @@ impl Device {
         Running { device: self, _permit: permit }
     }
 
-    /// Computes a prompt, all but what others have computed of it.
-    pub async fn prefill(&self, prompt: &[u32]) {
-        let shared = {
+    /// Computes a prompt: all of it, or where it `shares`, all but what others have computed.
+    pub async fn prefill(&self, prompt: &[u32], shares: bool) {
+        let shared = if shares {
             let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
             let shared = |path: &Vec<u32>| path.iter().zip(prompt).take_while(|(a, b)| a == b).count();
             // The last token is computed in any case: it is what the first is drawn from.
             known.iter().map(shared).max().unwrap_or(0).min(prompt.len().saturating_sub(1))
+        } else {
+            0
         };
         let new = prompt.len() - shared;
         self.prefix_hits.fetch_add(shared as u64, Ordering::Relaxed);

@@ -50,6 +50,14 @@ pub enum PolicyError {
         /// The version that there is.
         version: u64,
     },
+    /// There is more to do than may wait.
+    #[error("{what}; try again in {retry_after} s")]
+    Busy {
+        /// Who is busy, and with how much.
+        what: String,
+        /// Seconds after which to come back: a guess, at least 1.
+        retry_after: u64,
+    },
     /// A wait passed its deadline.
     #[error("waited {0:?} for {1}")]
     Deadline(Duration, String),
@@ -80,6 +88,7 @@ impl PolicyError {
             PolicyError::Cut(_) => "cut",
             PolicyError::NotAdopted(_) => "not_adopted",
             PolicyError::Behind { .. } => "behind",
+            PolicyError::Busy { .. } => "busy",
             PolicyError::Deadline(..) => "deadline",
             PolicyError::Stopped(_) => "stopped",
             PolicyError::Storage(_) => "storage",
@@ -91,7 +100,10 @@ impl PolicyError {
     /// Whether the same call may succeed later, or elsewhere, with nothing changed by its caller.
     pub fn may_pass(&self) -> bool {
         match self {
-            PolicyError::Deadline(..) | PolicyError::Stopped(_) | PolicyError::Behind { .. } => true,
+            PolicyError::Busy { .. }
+            | PolicyError::Deadline(..)
+            | PolicyError::Stopped(_)
+            | PolicyError::Behind { .. } => true,
             PolicyError::Invalid(_)
             | PolicyError::PromptTooLong { .. }
             | PolicyError::NotFinite { .. }
@@ -117,6 +129,7 @@ mod tests {
             (PolicyError::Cut("path 1 is in no micro-batch".into()), false),
             (PolicyError::NotAdopted("a: no".into()), false),
             (PolicyError::Behind { policy: "p".into(), least: 4, version: 3 }, true),
+            (PolicyError::Busy { what: "8 requests run".into(), retry_after: 2 }, true),
             (PolicyError::Deadline(Duration::from_millis(1500), "a reply".into()), true),
             (PolicyError::Stopped("the engine".into()), true),
             (PolicyError::Storage("full".into()), false),

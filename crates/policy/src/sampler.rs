@@ -21,7 +21,7 @@ const MOST_TOP_LOGPROBS: usize = 20;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SamplingParams {
-    /// At most this many new tokens.
+    /// At most this many new tokens. With `prompt_logprobs` it may be 0: the reply is empty then.
     pub max_tokens: usize,
     /// Divides the logits; 0 takes the most likely token.
     pub temperature: f32,
@@ -45,6 +45,10 @@ pub struct SamplingParams {
     /// For every token, this many of the most likely ones are reported with their log-probabilities; at most
     /// 20.
     pub top_logprobs: usize,
+    /// Whether the log-probabilities of the prompt's own tokens are reported, and this many of the most
+    /// likely tokens in the place of each; at most 20. Such a prompt is computed whole, whatever of it is
+    /// known.
+    pub prompt_logprobs: Option<usize>,
     /// Tokens at the end of the prompt that were drawn before for this very reply, by a request that was
     /// aborted: penalties and `min_tokens` go on counting. `max_tokens` are new ones.
     pub drawn_before: usize,
@@ -69,6 +73,7 @@ impl Default for SamplingParams {
             logit_bias: BTreeMap::new(),
             min_tokens: 0,
             top_logprobs: 0,
+            prompt_logprobs: None,
             drawn_before: 0,
             stop_ids: Vec::new(),
             stop_strings: Vec::new(),
@@ -80,6 +85,11 @@ impl SamplingParams {
     /// Whether tokens come from another distribution than the one their log-probabilities describe.
     pub fn is_filtered(&self) -> bool {
         self.truncates() || self.adjusts()
+    }
+
+    /// The temperature of the distributions that log-probabilities are of: 1 for greedy decoding.
+    pub fn behaviour_temperature(&self) -> f32 {
+        if self.temperature == 0.0 { 1.0 } else { self.temperature }
     }
 
     /// Whether unlikely tokens are left out (top-p, top-k, min-p).
@@ -115,7 +125,15 @@ impl SamplingParams {
         }
         let top = self.top_logprobs;
         check(top <= MOST_TOP_LOGPROBS, "top_logprobs", top as f32, "at most 20")?;
-        check(self.max_tokens > 0, "max_tokens", self.max_tokens as f32, "at least 1")?;
+        let top = self.prompt_logprobs.unwrap_or(0);
+        check(top <= MOST_TOP_LOGPROBS, "prompt_logprobs", top as f32, "at most 20")?;
+        let is_empty = self.max_tokens == 0 && self.prompt_logprobs.is_none();
+        check(
+            !is_empty,
+            "max_tokens",
+            self.max_tokens as f32,
+            "at least 1, or have prompt_logprobs beside it",
+        )?;
         let most = self.drawn_before.saturating_add(self.max_tokens);
         check(self.min_tokens <= most, "min_tokens", self.min_tokens as f32, "at most what max_tokens allow")
     }
@@ -167,6 +185,19 @@ impl SampleRequest {
         }
         Ok(())
     }
+
+    /// Checks that the prompt leaves room in a `context` of so many tokens, for one token of the reply at
+    /// least where one may be drawn.
+    ///
+    /// # Errors
+    /// [`PolicyError::PromptTooLong`].
+    pub fn check_room(&self, context: usize) -> Result<(), PolicyError> {
+        let prompt = self.prompt.len();
+        if prompt + self.params.max_tokens.min(1) > context {
+            return Err(PolicyError::PromptTooLong { prompt, context });
+        }
+        Ok(())
+    }
 }
 
 /// Tokens with their log-probabilities, most likely first, of equals the one with the lower id.
@@ -191,6 +222,15 @@ pub enum FinishReason {
 /// Event of a stream.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SampleEvent {
+    /// Log-probabilities of the prompt's next tokens but its first, which nothing predicts. All of them come
+    /// before the first drawn token, in one event or several, where they were asked for.
+    Prompt {
+        /// log-softmax(logits / temperature) of each token, at temperature 1 for greedy decoding: the number
+        /// that a learner computes for it.
+        logprobs: Vec<f32>,
+        /// For each of them the most likely tokens in its place; empty where none were asked for.
+        top: Vec<TopLogprobs>,
+    },
     /// Tokens in the order they were drawn, all under one version of the weights.
     Tokens {
         /// The ids.
@@ -236,6 +276,10 @@ impl SampleStream {
     pub async fn gather(&mut self, completion: &mut Completion) -> Result<(), PolicyError> {
         loop {
             match self.next().await {
+                Some(Ok(SampleEvent::Prompt { logprobs, top })) => {
+                    completion.prompt_logprobs.extend(logprobs);
+                    completion.prompt_top.extend(top);
+                }
                 Some(Ok(SampleEvent::Tokens { tokens, logprobs, top, version })) => {
                     completion.extend(&tokens, &logprobs, version);
                     completion.top.extend(top);
@@ -273,7 +317,11 @@ pub struct Completion {
     pub logprobs: Vec<f32>,
     /// The most likely tokens in the place of each, where they were asked for.
     pub top: Vec<TopLogprobs>,
-    /// Which weights drew them.
+    /// Log-probabilities of the prompt's tokens but the first, where they were asked for.
+    pub prompt_logprobs: Vec<f32>,
+    /// The most likely tokens in the place of each of these, likewise.
+    pub prompt_top: Vec<TopLogprobs>,
+    /// Which weights drew the reply.
     pub versions: Vec<VersionRun>,
     /// Why it ended.
     pub finish: FinishReason,
@@ -285,6 +333,8 @@ impl Default for Completion {
             tokens: Vec::new(),
             logprobs: Vec::new(),
             top: Vec::new(),
+            prompt_logprobs: Vec::new(),
+            prompt_top: Vec::new(),
             versions: Vec::new(),
             finish: FinishReason::Aborted,
         }
@@ -439,6 +489,14 @@ mod tests {
                 SamplingParams { top_logprobs: 21, ..plain.clone() },
                 "top_logprobs = 21, but it must be at most 20",
             ),
+            (
+                SamplingParams { prompt_logprobs: Some(21), ..plain.clone() },
+                "prompt_logprobs = 21, but it must be at most 20",
+            ),
+            (
+                SamplingParams { max_tokens: 0, ..plain.clone() },
+                "max_tokens = 0, but it must be at least 1, or",
+            ),
             (SamplingParams { min_tokens: 5, max_tokens: 4, ..plain.clone() }, "min_tokens = 5, but"),
             (
                 SamplingParams { drawn_before: 3, ..plain.clone() },
@@ -450,6 +508,8 @@ mod tests {
         }
         let good = SamplingParams { min_tokens: 6, max_tokens: 4, drawn_before: 2, ..plain.clone() };
         request(good).validate(9).unwrap();
+        let scored = SamplingParams { max_tokens: 0, prompt_logprobs: Some(0), ..plain.clone() };
+        request(scored).validate(9).unwrap();
         assert!(request(plain).validate(2).unwrap_err().to_string().contains("token 2 is outside"));
     }
 

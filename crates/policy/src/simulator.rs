@@ -277,11 +277,24 @@ struct Reply {
 }
 
 impl Reply {
+    /// Log-probabilities of the prompt's tokens but the first.
+    fn score(&self, weights: &[f32]) -> SampleEvent {
+        let SampleRequest { prompt, params, .. } = &self.request;
+        let count = params.prompt_logprobs.unwrap_or(0);
+        let (mut logprobs, mut top) = (Vec::new(), Vec::new());
+        for at in 1..prompt.len() {
+            let row = self.config.row(&prompt[..at]);
+            let row = self.config.softmax(weights, row, params.behaviour_temperature());
+            logprobs.push(row.logprobs[prompt[at] as usize] as f32);
+            top.extend((count > 0).then(|| row.top(count)));
+        }
+        SampleEvent::Prompt { logprobs, top }
+    }
+
     /// The token after `path`, its log-probability, and the most likely ones in its place.
     fn draw(&self, weights: &[f32], path: &[u32]) -> (u32, f32, TopLogprobs) {
         let SampleRequest { seed, stream, prompt, params, .. } = &self.request;
-        let greedy = params.temperature == 0.0;
-        let temperature = if greedy { 1.0 } else { params.temperature };
+        let (greedy, temperature) = (params.temperature == 0.0, params.behaviour_temperature());
         let at = self.config.row(path);
         let row = self.config.softmax(weights, at, temperature);
         let adjusted = params.adjusts().then(|| {
@@ -332,7 +345,11 @@ impl Reply {
         let fails = chance(prompt.len() as u64) < self.config.failures;
         self.await_version().await;
         let _running = self.device.enter().await;
-        self.device.prefill(prompt).await;
+        // Of a prompt that is scored every row is needed.
+        self.device.prefill(prompt, params.prompt_logprobs.is_none()).await;
+        if params.prompt_logprobs.is_some() && !send(Ok(self.score(&now(&self.published).weights))) {
+            return;
+        }
         let mut path = prompt.clone();
         let finish = loop {
             if self.flag.aborted.load(Ordering::Relaxed) {
@@ -383,9 +400,7 @@ impl Sampler for Simulator {
                 "the simulator has no truncation (top_p, top_k, min_p) and no stop strings".into(),
             ));
         }
-        if request.prompt.len() >= context {
-            return Err(PolicyError::PromptTooLong { prompt: request.prompt.len(), context });
-        }
+        request.check_room(context)?;
         let flag = Arc::new(Flag { stream: request.stream, aborted: AtomicBool::new(false) });
         self.replies.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&flag));
         let reply = Reply {

@@ -72,6 +72,31 @@ async fn what_is_sampled_is_what_the_learner_computes() {
     }
 }
 
+/// The log-probabilities of a prompt are those that the learner computes, with and without a reply.
+#[tokio::test]
+async fn what_a_prompt_is_scored_with_is_what_the_learner_computes() {
+    let simulator = Simulator::new(small());
+    let prompt = [1, 2, 3, 3, 0, 5, 2, 1];
+    for (temperature, max_tokens) in [(1.0, 4), (0.6, 0), (0.0, 4)] {
+        let mut request = request(1, temperature);
+        request.prompt = prompt.to_vec();
+        request.params.max_tokens = max_tokens;
+        request.params.prompt_logprobs = Some(2);
+        let behaviour = request.params.behaviour_temperature();
+        let before = simulator.device_stats().await.unwrap().unwrap().prefilled;
+        let reply = complete(&simulator, request).await;
+        let after = simulator.device_stats().await.unwrap().unwrap().prefilled;
+        assert_eq!(after - before, 8, "computed whole");
+        assert!(reply.tokens.len() <= max_tokens && (max_tokens == 0) == reply.tokens.is_empty());
+        assert!(reply.prompt_top.len() == 7 && reply.prompt_top.iter().all(|top| top.len() == 2));
+        let (tokens, logprobs) = (prompt[1..].to_vec(), reply.prompt_logprobs);
+        let whole = Completion { tokens, logprobs, ..Completion::default() };
+        let batch = Arc::new(TreeBatch::merge(&[path(&prompt[..1], &whole, behaviour, 0.5)]).unwrap());
+        let found = simulator.logprobs(batch).await.unwrap();
+        assert_eq!(found, whole.logprobs);
+    }
+}
+
 #[tokio::test]
 async fn replies_do_not_depend_on_each_other_and_follow_the_distribution() {
     let simulator = Simulator::new(small());

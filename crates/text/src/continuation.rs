@@ -71,21 +71,12 @@ impl Chat {
         tools: &[ToolSpec],
     ) -> Result<Vec<u32>, TextError> {
         let [guard, mark] = self.free_characters(&[history, new].concat(), tools)?;
-        let mut reply = Message::calls("", self.neutral_calls(new, &[]));
-        match reply.tool_calls.last_mut() {
-            Some(call) => drop(call.arguments.insert(MARKED.into(), mark.to_string().into())),
-            // The mark ends the reply, so it shows exactly where what follows begins, white space included.
-            None => reply = Message::assistant(format!("{NEUTRAL}{mark}")),
-        }
-        let calls = !reply.tool_calls.is_empty();
-        let mut messages = self.neutral(history);
-        messages.push(reply);
-        messages.extend(new.iter().cloned());
-        let text = self.print(&messages, tools, true, guard)?;
-        let no_turn = || TextError::NoTurn { found: excerpt(&text) };
-        let (_, following) = text.rsplit_once(mark).ok_or_else(no_turn)?;
-        // A call is closed in between.
-        let following = if calls { self.since_end(following).ok_or_else(no_turn)? } else { following };
+        let calls = self.neutral_calls(new, &[]);
+        let following = match self.following(history, calls, new, tools, [guard, mark])? {
+            Some(following) => following,
+            // A template that does not end a turn with calls: a turn without them shows what follows.
+            None => self.following(history, Vec::new(), new, tools, [guard, mark])?.unwrap_or_default(),
+        };
         if new.iter().any(|message| message.role.instructs()) && !self.prints_later(Role::System) {
             return Err(TextError::Template(
                 "it does not print a system message after an assistant's turn; put it at the beginning"
@@ -93,8 +84,40 @@ impl Chat {
             ));
         }
         let ended = sampled.last().is_some_and(|&last| self.ends_turn(last));
-        let given = if ended { self.without_end(following) } else { following };
+        let given = if ended { self.without_end(&following) } else { &following };
         Ok(self.tokenizer().encode_guarded(given, Some(guard)))
+    }
+
+    /// The text after a neutral reply with these calls; `None` where calls keep the template from ending it.
+    fn following(
+        &self,
+        history: &[Message],
+        calls: Vec<ToolCall>,
+        new: &[Message],
+        tools: &[ToolSpec],
+        [guard, mark]: [char; 2],
+    ) -> Result<Option<String>, TextError> {
+        let mut reply = Message::calls("", calls);
+        let is_call = match reply.tool_calls.last_mut() {
+            Some(call) => {
+                call.arguments.insert(MARKED.into(), mark.to_string().into());
+                true
+            }
+            // The mark ends the reply, so it shows exactly where what follows begins, white space included.
+            None => {
+                reply = Message::assistant(format!("{NEUTRAL}{mark}"));
+                false
+            }
+        };
+        let mut messages = self.neutral(history);
+        messages.push(reply);
+        messages.extend(new.iter().cloned());
+        let text = self.print(&messages, tools, true, guard)?;
+        let (_, following) =
+            text.rsplit_once(mark).ok_or_else(|| TextError::NoTurn { found: excerpt(&text) })?;
+        // A call is closed in between.
+        let following = if is_call { self.since_end(following) } else { Some(following) };
+        Ok(following.map(str::to_owned))
     }
 
     /// The text after a reply without the token that ends its turn, which was sampled.

@@ -30,6 +30,10 @@
 //! else written out between the model's tags, instructions of a developer as the system's where it knows no
 //! developer. All of that is found out when a chat is made.
 //!
+//! Calls are read and written in the format of the model's family: that in which a call reads back that the
+//! template prints, or one that is asked for by name ([`ToolProtocol`]). A reply is taken apart by one reader,
+//! as a whole ([`Chat::parse`], [`Chat::thought`]) and as it arrives ([`Chat::stream`]).
+//!
 //! Guarantees: text from messages never becomes a special token; sampled tokens are never made again from
 //! their text; a reply of any shape parses. Not here: drawing tokens (`dressage-policy`), running tools
 //! (`dressage-agent`), reading model files (`dressage-model`).

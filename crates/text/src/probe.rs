@@ -166,14 +166,22 @@ impl Chat {
         let arguments = json!({ "text": PROBE_THOUGHT, "count": 7 }).as_object().cloned().unwrap_or_default();
         let question = json!({ "role": "user", "content": PROBE_TEXT });
         let reply = form.message("".into(), vec![form.call(&id, PROBE_TOOL, arguments.clone())]);
-        let Ok(text) = self.render(&[question, reply], None, false, None) else { return false };
+        let Ok(text) = self.render(&[question.clone(), reply], None, false, None) else { return false };
         let Some((_, text)) = text.rsplit_once(PROBE_TEXT) else { return false };
         // A call without tags begins its reply.
-        let begin = if format == CallFormat::Llama { text.find('{').unwrap_or(0) } else { 0 };
+        let mut begin = 0;
+        if format == CallFormat::Llama {
+            let prompt = self.render(&[question], None, true, None).unwrap_or_default();
+            let header = prompt.rsplit_once(PROBE_TEXT).map(|(_, header)| header.trim_end());
+            begin = text.find('{').unwrap_or(0);
+            if header != Some(text[..begin].trim_end()) {
+                return false;
+            }
+        }
         let tags = Tags::new(&Thoughts::default(), syntax);
         let parsed = Parsed::of(Reader::read(&tags, &text[begin..], false, &[probe_tool()]).0);
         let same = |call: &ToolCall| call.name == PROBE_TOOL && call.arguments == arguments;
-        matches!(&parsed.calls[..], [Ok(call)] if same(call))
+        syntax.writes(text) && matches!(&parsed.calls[..], [Ok(call)] if same(call))
     }
 
     /// The format that a template speaks of, by the tags in its description of a tool, in its source and among
@@ -181,12 +189,11 @@ impl Chat {
     fn marked_format(&self, described: &str) -> Option<CallFormat> {
         let source = self.template.source();
         let known = |tag: &str| source.contains(tag) || self.tokenizer.special(tag).is_some();
-        let of_llama = || source.contains("ipython") || described.contains("\"parameters\": dictionary");
         Some(if described.contains("<minimax:tool_call>") {
             CallFormat::Minimax
         } else if described.contains("<arg_key>") {
-            CallFormat::Glm
-        } else if described.contains("<function=") {
+            CallFormat::Glm { lines: described.contains("\n<arg_key>") }
+        } else if described.contains("<function=") && described.contains("<parameter=") {
             CallFormat::QwenXml
         } else if described.contains("<tool_call>") && described.contains("\"arguments\"") {
             CallFormat::Hermes
@@ -198,7 +205,7 @@ impl Chat {
             CallFormat::Mistral { named: known("[ARGS]") }
         } else if source.contains("<|channel|>") && described.contains("functions") {
             CallFormat::Harmony
-        } else if of_llama() {
+        } else if described.contains("\"parameters\": dictionary") {
             CallFormat::Llama
         } else {
             return None;

@@ -13,6 +13,15 @@ pub const PASSED: [&str; 9] = ["HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHE
 const LONGEST: usize = 100_000;
 
 impl Program {
+    /// Variables that are the same in every attempt.
+    pub(super) fn shared_environment(&self) -> Vec<(String, String)> {
+        let names = PASSED.into_iter().map(str::to_owned).chain(self.passes.iter().cloned());
+        let set = names.filter_map(|name| std::env::var(&name).ok().map(|value| (name, value)));
+        // Clients go to the endpoint itself, whatever proxies this machine has.
+        let direct = ["NO_PROXY", "no_proxy"].map(|name| (name.into(), "127.0.0.1,localhost,::1".into()));
+        set.chain(direct).collect()
+    }
+
     /// All variables of the program in an attempt.
     pub(super) fn environment(
         &self,
@@ -22,12 +31,7 @@ impl Program {
     ) -> Vec<(String, String)> {
         let base = format!("{}{}", self.address, session.path());
         let (v1, key) = (format!("{base}/v1"), session.key());
-        let mut variables: Vec<(String, String)> = PASSED
-            .into_iter()
-            .map(str::to_owned)
-            .chain(self.passes.iter().cloned())
-            .filter_map(|name| std::env::var(&name).ok().map(|value| (name, value)))
-            .collect();
+        let mut variables = self.shared_environment();
         let task = task_of(context).to_string();
         let ours = [
             // Every client reads its own; those of Anthropic add /v1 themselves.
@@ -44,9 +48,6 @@ impl Program {
             ("DRESSAGE_MODEL", model),
             ("DRESSAGE_ATTEMPT", &context.name),
             ("DRESSAGE_TASK", if task.len() <= LONGEST { &task } else { "" }),
-            // Clients go to the endpoint itself, whatever proxies this machine has.
-            ("NO_PROXY", "127.0.0.1,localhost,::1"),
-            ("no_proxy", "127.0.0.1,localhost,::1"),
         ];
         variables.extend(ours.map(|(name, value)| (name.to_owned(), value.to_owned())));
         if self.rewards {

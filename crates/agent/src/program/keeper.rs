@@ -8,7 +8,7 @@
 
 use std::io::{BufRead, Read, Write};
 use std::path::PathBuf;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{ChildStdin, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, waitpid};
@@ -25,7 +25,8 @@ const NOT_STARTED: u8 = 127;
 struct Order {
     command: Vec<String>,
     folder: PathBuf,
-    input: String,
+    /// All that the program is to read; where it is absent, what comes after the order.
+    input: Option<String>,
 }
 
 /// Keeps a program, to the end of this process. Gives the program's exit code, or 128 and the signal that
@@ -55,14 +56,15 @@ pub fn keep() -> ExitCode {
         Ok(child) => child,
         Err(error) => return failed(&format!("cannot start {program}: {error}")),
     };
-    if let Some(mut stdin) = child.stdin.take() {
+    let mut stdin = child.stdin.take();
+    if let Some(input) = order.input {
+        let mut stdin = stdin.take();
         // A program may never read it.
-        std::thread::spawn(move || drop(stdin.write_all(order.input.as_bytes())));
+        std::thread::spawn(move || stdin.as_mut().map(|stdin| stdin.write_all(input.as_bytes())));
     }
     let Some(leader) = Pid::from_raw(child.id() as i32) else { return failed("the program has no process") };
     std::thread::spawn(move || {
-        // Nothing comes any more but the end.
-        let _ = std::io::stdin().lock().read_to_end(&mut Vec::new());
+        pass_on(stdin);
         end(leader, Signal::TERM);
         let since = Instant::now();
         while since.elapsed() < GRACE {
@@ -81,6 +83,24 @@ pub fn keep() -> ExitCode {
         std::thread::sleep(Duration::from_millis(2));
     }
     ExitCode::from(code)
+}
+
+/// Passes on what comes, to a program that reads it, until the line ends.
+fn pass_on(mut to: Option<ChildStdin>) {
+    let (mut line, mut buffer) = (std::io::stdin().lock(), vec![0; 16 << 10]);
+    loop {
+        match line.read(&mut buffer) {
+            Ok(0) => return,
+            // A program that reads no more may live on.
+            Ok(count) => {
+                if to.as_mut().is_some_and(|to| to.write_all(&buffer[..count]).is_err()) {
+                    to = None;
+                }
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(_) => return,
+        }
+    }
 }
 
 fn failed(why: &str) -> ExitCode {

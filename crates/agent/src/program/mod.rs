@@ -14,6 +14,7 @@ mod environment;
 pub mod keeper;
 mod outcome;
 mod process;
+mod workers;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,6 +27,8 @@ use dressage_policy::{SamplingParams, within};
 use tracing::{Instrument, debug_span};
 
 pub use environment::PASSED;
+use process::Ended;
+pub use workers::Workers;
 
 use crate::{AgentLoop, Attempt, AttemptContext, Limits};
 
@@ -53,6 +56,8 @@ pub struct Program {
     pub limits: Limits,
     /// Whether it may give its own rewards.
     pub rewards: bool,
+    /// Where it stays alive and takes attempts by the line.
+    pub workers: Option<Arc<Workers>>,
 }
 
 /// An agent as which a program may call.
@@ -109,11 +114,28 @@ impl Program {
         let environment = self.environment(&session, &context, &first.policy);
         let longest = self.limits.attempt;
         let task = environment::task_of(&context);
-        let ended = match process::start(self, environment, &task) {
-            Err(error) => Err(error),
-            Ok(mut process) => match within(&*sampler, longest, process.wait()).await {
-                Some(ended) => ended,
-                None => Ok(process.stop().await),
+        let ended = match &self.workers {
+            Some(workers) => {
+                let order = workers::order_of(&environment, &context.name, &task);
+                // What is of one attempt is not in the environment of a process that makes many.
+                let shared = self.shared_environment();
+                match workers.take(self, &shared, &context.name, order).await {
+                    Err(why) => Err(why),
+                    Ok(mut taken) => match within(&*sampler, longest, taken.wait()).await {
+                        Some(said) => said.map(Ended::of_worker),
+                        None => {
+                            taken.stop().await;
+                            Ok(Ended::stopped())
+                        }
+                    },
+                }
+            }
+            None => match process::start(self, environment, &task) {
+                Err(why) => Err(why),
+                Ok(mut process) => match within(&*sampler, longest, process.wait()).await {
+                    Some(ended) => ended,
+                    None => Ok(process.stop().await),
+                },
             },
         };
         let recorded = session.close(PATIENCE).await;

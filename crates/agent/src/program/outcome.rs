@@ -91,7 +91,9 @@ fn cut(program: &Program, calls: &[Called]) -> Finish {
 fn answer(line: Option<&str>) -> Option<String> {
     let line = line?;
     match serde_json::from_str::<Value>(line) {
-        Ok(Value::Object(map)) if map.contains_key("answer") || map.contains_key("reward") => {
+        Ok(Value::Object(map))
+            if ["answer", "attempt", "reward"].iter().any(|key| map.contains_key(*key)) =>
+        {
             match map.get("answer")? {
                 Value::String(text) => Some(text.clone()),
                 other => Some(other.to_string()),

@@ -13,6 +13,9 @@ use super::Program;
 /// Most of what a program prints that is kept: the end of each stream.
 const KEPT: usize = 64 << 10;
 
+/// Placeholder of the question among the arguments of a program.
+const QUESTION: &str = "{question}";
+
 /// How long the keeper may take to end the program; then it is ended itself.
 const STOPPING: Duration = Duration::from_secs(10);
 
@@ -56,15 +59,27 @@ pub(super) struct Ended {
     pub stderr: Tail,
 }
 
-/// Starts the program of an attempt.
+impl Ended {
+    /// One whose worker has said how it went.
+    pub(super) fn of_worker(said: serde_json::Value) -> Self {
+        let tail = |text: String| Tail { bytes: text.len() as u64, kept: text.into_bytes() };
+        match said["error"].as_str() {
+            Some(error) => Ended { code: Some(1), stdout: Tail::default(), stderr: tail(error.to_owned()) },
+            None => Ended { code: Some(0), stdout: tail(said.to_string()), stderr: Tail::default() },
+        }
+    }
+
+    /// One that was stopped.
+    pub(super) fn stopped() -> Self {
+        Ended { code: None, stdout: Tail::default(), stderr: Tail::default() }
+    }
+}
+
+/// Starts the keeper of a program, which waits for its order.
 ///
 /// # Errors
-/// When its keeper cannot be started, in words.
-pub(super) fn start(
-    program: &Program,
-    environment: Vec<(String, String)>,
-    input: &serde_json::Value,
-) -> Result<Process, String> {
+/// When it cannot be started, in words.
+pub(super) fn spawned(program: &Program, environment: Vec<(String, String)>) -> Result<Child, String> {
     let Some((keeper, arguments)) = program.keeper.split_first() else {
         return Err("no keeper is named for programs".into());
     };
@@ -79,15 +94,36 @@ pub(super) fn start(
     // Ctrl-C is for this process, which then ends its programs in good order.
     #[cfg(unix)]
     command.process_group(0);
-    let mut child =
-        command.spawn().map_err(|error| format!("cannot start {keeper}, which keeps programs: {error}"))?;
-    let order =
-        json!({ "command": program.command, "folder": program.folder, "input": format!("{input}\n") });
-    let order = format!("{order}\n");
-    let line = child.stdin.take();
-    let stdout = tokio::spawn(read(child.stdout.take()));
-    let stderr = tokio::spawn(read(child.stderr.take()));
-    Ok(Process { keeper: child, line, order: Some(order), stdout, stderr })
+    command.spawn().map_err(|error| format!("cannot start {keeper}, which keeps programs: {error}"))
+}
+
+/// The order to a keeper: the program, and its whole input, or `None` where that comes line by line.
+pub(super) fn order(program: &Program, input: Option<&serde_json::Value>) -> String {
+    let question = input.map(|task| task["question"].as_str().unwrap_or_default());
+    let put_in = |argument: &String| match question {
+        Some(question) => argument.replace(QUESTION, question),
+        None => argument.clone(),
+    };
+    let command: Vec<String> = program.command.iter().map(put_in).collect();
+    let input = input.map(|input| format!("{input}\n"));
+    let order = json!({ "command": command, "folder": program.folder, "input": input });
+    format!("{order}\n")
+}
+
+/// Starts the program of an attempt.
+///
+/// # Errors
+/// When its keeper cannot be started, in words.
+pub(super) fn start(
+    program: &Program,
+    environment: Vec<(String, String)>,
+    input: &serde_json::Value,
+) -> Result<Process, String> {
+    let mut keeper = spawned(program, environment)?;
+    let line = keeper.stdin.take();
+    let stdout = tokio::spawn(read(keeper.stdout.take()));
+    let stderr = tokio::spawn(read(keeper.stderr.take()));
+    Ok(Process { keeper, line, order: Some(order(program, Some(input))), stdout, stderr })
 }
 
 impl Process {
@@ -141,7 +177,8 @@ enum Stream {
     Err,
 }
 
-async fn read(stream: Option<impl AsyncRead + Unpin>) -> Tail {
+/// Reads a stream to its end.
+pub(super) async fn read(stream: Option<impl AsyncRead + Unpin>) -> Tail {
     let mut tail = Tail::default();
     let Some(mut stream) = stream else { return tail };
     let mut buffer = vec![0; 16 << 10];

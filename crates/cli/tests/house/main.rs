@@ -15,7 +15,7 @@ use circles::Circle;
 const MOST_LINES: usize = 600;
 
 /// Which rooms a room may know, from the top down. An entry may come before its room does.
-const ROOMS: [(&str, &[&str]); 13] = [
+const ROOMS: [(&str, &[&str]); 14] = [
     (
         "cli",
         &[
@@ -24,6 +24,7 @@ const ROOMS: [(&str, &[&str]); 13] = [
             "gateway",
             "store",
             "engine",
+            "remote",
             "conversation",
             "text",
             "model",
@@ -31,12 +32,13 @@ const ROOMS: [(&str, &[&str]); 13] = [
             "tree",
         ],
     ),
-    ("trainer", &["agent", "gateway", "reward", "store", "conversation", "text", "policy", "rl", "tree"]),
+    ("trainer", &["agent", "reward", "store", "conversation", "text", "policy", "rl", "tree"]),
     ("agent", &["gateway", "reward", "conversation", "text", "policy", "tree"]),
     ("gateway", &["conversation", "text", "policy", "tree"]),
     ("reward", &["policy", "tree"]),
     ("store", &["policy", "tree"]),
     ("engine", &["model", "policy", "rl", "tree"]),
+    ("remote", &["text", "policy", "tree"]),
     ("conversation", &["text", "policy", "tree"]),
     ("text", &["model", "policy"]),
     ("model", &["policy"]),

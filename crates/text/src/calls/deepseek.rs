@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use super::values::arguments;
-use super::{Body, Fault, Mark, Syntax, Trailer, Written, arguments_of, header, opening};
+use super::{Body, Fault, Mark, Syntax, Trailer, Written, arguments_of, blank, header, opening};
 use crate::{ToolCall, ToolSpec};
 
 const SECTION: [&str; 2] = ["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"];
@@ -41,12 +41,12 @@ impl Syntax for Deepseek {
             None => return Body::More,
         };
         let rest = &text[from..];
-        match rest.trim_start().chars().next() {
-            Some('{') => return Body::Json(from + rest.len() - rest.trim_start().len()),
+        let Some(blank) = blank(rest) else { return Body::Missing };
+        match rest[blank..].chars().next() {
+            Some('{') => return Body::Json(from + blank),
             None if !ended => return Body::More,
             _ => {}
         }
-        let blank = rest.len() - rest.trim_start().len();
         let line = match header(&rest[blank..], &["\n"], ended) {
             Some(Some((at, _))) => blank + at,
             Some(None) => return Body::Missing,
@@ -111,6 +111,10 @@ impl Syntax for Deepseek {
         });
         let between = if self.fenced { "\n" } else { "" };
         format!("{content}{}{}{}", SECTION[0], calls.collect::<Vec<_>>().join(between), SECTION[1])
+    }
+
+    fn writes(&self, printed: &str) -> bool {
+        self.fenced == printed.contains(FENCE[0])
     }
 
     fn how(&self) -> &'static str {

@@ -20,8 +20,10 @@ const VALUE: [&str; 2] = ["<arg_value>", "</arg_value>"];
 /// Ends a turn that calls tools, and begins their results.
 const RESULTS: &str = "<|observation|>";
 
-/// The format.
-pub(crate) struct Glm;
+/// The format; whether each part of a call stands on a line of its own, as of GLM 4.5, or not, as of 4.7.
+pub(crate) struct Glm {
+    pub lines: bool,
+}
 
 impl Syntax for Glm {
     fn marks(&self) -> &'static [(&'static str, Mark)] {
@@ -61,14 +63,20 @@ impl Syntax for Glm {
         let mut parts: Vec<String> =
             Some(content.to_owned()).filter(|text| !text.is_empty()).into_iter().collect();
         for call in calls {
-            let mut text = format!("{OPEN}{}\n", call.name);
+            let line = if self.lines { "\n" } else { "" };
+            let mut text = format!("{OPEN}{}{line}", call.name);
             for (key, value) in &call.arguments {
                 let value = plain(value);
-                text.push_str(&format!("{}{key}{}\n{}{value}{}\n", KEY[0], KEY[1], VALUE[0], VALUE[1]));
+                text.push_str(&format!("{}{key}{}{line}", KEY[0], KEY[1]));
+                text.push_str(&format!("{}{value}{}{line}", VALUE[0], VALUE[1]));
             }
             parts.push(text + CLOSE);
         }
-        parts.join("\n")
+        parts.join(if self.lines { "\n" } else { "" })
+    }
+
+    fn writes(&self, printed: &str) -> bool {
+        self.lines == printed.contains("\n<arg_key>")
     }
 
     fn how(&self) -> &'static str {

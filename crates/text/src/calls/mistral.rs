@@ -10,7 +10,7 @@ use std::ops::Range;
 use serde_json::Value;
 
 use super::values::arguments;
-use super::{Body, Fault, Mark, Syntax, Written, arguments_of, call_from, header, not_json};
+use super::{Body, Fault, Mark, Syntax, Written, arguments_of, blank, call_from, header, not_json};
 use crate::{ToolCall, ToolSpec, python_json};
 
 const OPEN: &str = "[TOOL_CALLS]";
@@ -33,8 +33,9 @@ impl Syntax for Mistral {
 
     fn body(&self, text: &str, ended: bool) -> Body {
         let rest = &text[OPEN.len()..];
-        let after = rest.trim_start();
-        let begin = text.len() - after.len();
+        let Some(blank) = blank(rest) else { return Body::Missing };
+        let after = &rest[blank..];
+        let begin = OPEN.len() + blank;
         let tagged = |tag: &str| after.starts_with(tag) || (tag.starts_with(after) && !ended);
         match after.chars().next() {
             Some('{') => return Body::Json(begin),
@@ -115,6 +116,11 @@ impl Syntax for Mistral {
 
     fn id(&self, _: &str, index: usize) -> Option<String> {
         Some(id(index))
+    }
+
+    fn writes(&self, printed: &str) -> bool {
+        let array = printed.split_once(OPEN).is_some_and(|(_, call)| call.trim_start().starts_with('['));
+        self.named != array
     }
 
     fn how(&self) -> &'static str {

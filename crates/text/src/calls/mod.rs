@@ -78,7 +78,10 @@ pub(crate) enum CallFormat {
     Deepseek {
         fenced: bool,
     },
-    Glm,
+    /// Whether each part of a call stands on a line of its own.
+    Glm {
+        lines: bool,
+    },
     Kimi,
     Minimax,
     Harmony,
@@ -86,7 +89,7 @@ pub(crate) enum CallFormat {
 
 impl CallFormat {
     /// All formats, those with the most telling tags first.
-    pub(crate) const ALL: [CallFormat; 11] = [
+    pub(crate) const ALL: [CallFormat; 12] = [
         CallFormat::Harmony,
         CallFormat::Minimax,
         CallFormat::Kimi,
@@ -95,7 +98,8 @@ impl CallFormat {
         CallFormat::Mistral { named: true },
         CallFormat::Mistral { named: false },
         CallFormat::QwenXml,
-        CallFormat::Glm,
+        CallFormat::Glm { lines: true },
+        CallFormat::Glm { lines: false },
         CallFormat::Hermes,
         CallFormat::Llama,
     ];
@@ -108,7 +112,7 @@ impl CallFormat {
             CallFormat::Llama => ToolProtocol::Llama,
             CallFormat::Mistral { .. } => ToolProtocol::Mistral,
             CallFormat::Deepseek { .. } => ToolProtocol::Deepseek,
-            CallFormat::Glm => ToolProtocol::Glm,
+            CallFormat::Glm { .. } => ToolProtocol::Glm,
             CallFormat::Kimi => ToolProtocol::Kimi,
             CallFormat::Minimax => ToolProtocol::Minimax,
             CallFormat::Harmony => ToolProtocol::Harmony,
@@ -125,7 +129,8 @@ impl CallFormat {
             CallFormat::Mistral { named: false } => &mistral::Mistral { named: false },
             CallFormat::Deepseek { fenced: true } => &deepseek::Deepseek { fenced: true },
             CallFormat::Deepseek { fenced: false } => &deepseek::Deepseek { fenced: false },
-            CallFormat::Glm => &glm::Glm,
+            CallFormat::Glm { lines: true } => &glm::Glm { lines: true },
+            CallFormat::Glm { lines: false } => &glm::Glm { lines: false },
             CallFormat::Kimi => &kimi::Kimi,
             CallFormat::Minimax => &minimax::Minimax,
             CallFormat::Harmony => &harmony::Harmony,
@@ -296,6 +301,12 @@ pub(crate) trait Syntax: Sync {
     /// Text of an assistant's turn: its content, then its calls.
     fn render(&self, content: &str, calls: &[ToolCall]) -> String;
 
+    /// Whether a call that a template printed is written in this variant of the format.
+    fn writes(&self, printed: &str) -> bool {
+        let _ = printed;
+        true
+    }
+
     /// How a call is written, in words.
     fn how(&self) -> &'static str;
 
@@ -306,11 +317,18 @@ pub(crate) trait Syntax: Sync {
     fn sign(&self) -> &'static str;
 }
 
+/// White space at the beginning of a text, unless there is more than a header may have.
+pub(crate) fn blank(text: &str) -> Option<usize> {
+    let window = text.char_indices().take(LONGEST_HEADER + 1);
+    let end = window.clone().find(|(_, c)| !c.is_whitespace()).map(|(at, _)| at);
+    end.or_else(|| (window.count() <= LONGEST_HEADER).then_some(text.len()))
+}
+
 /// How long white space and `tag` behind it are at the beginning of a text: `None` where more text will tell,
 /// `Some(None)` where there is something else.
 pub(crate) fn opening(text: &str, tag: &str, ended: bool) -> Option<Option<usize>> {
-    let after = text.trim_start();
-    let blank = text.len() - after.len();
+    let Some(blank) = blank(text) else { return Some(None) };
+    let after = &text[blank..];
     if after.starts_with(tag) {
         Some(Some(blank + tag.len()))
     } else if tag.starts_with(after) && !ended {

@@ -101,6 +101,7 @@ fn jumble() -> impl Strategy<Value = (CallFormat, String)> {
         ] {
             parts.push(part.into());
         }
+        parts.extend([" ".repeat(LONGEST_HEADER + 1), "x".repeat(LONGEST_HEADER + 1)]);
         let part = prop_oneof![4 => prop::sample::select(parts), 1 => any::<String>()];
         (Just(format), prop::collection::vec(part, 0..12).prop_map(|parts| parts.concat()))
     })
@@ -133,6 +134,44 @@ fn arguments() -> impl Strategy<Value = Map<String, Value>> {
 fn says(value: &Value, syntax: &dyn Syntax) -> bool {
     let text = value.to_string();
     syntax.tags().iter().all(|tag| !text.contains(tag))
+}
+
+#[test]
+fn a_long_reply_costs_no_more_for_each_character() {
+    const LENGTH: usize = 1 << 20;
+    let begun = std::time::Instant::now();
+    let tools = [tool()];
+    for format in CallFormat::ALL {
+        let syntax = format.syntax();
+        let call = ToolCall { id: String::new(), name: "probe".into(), arguments: Map::new() };
+        let call = syntax.render("", std::slice::from_ref(&call));
+        let (head, tail) = call.split_at(call.find("{}").map_or(call.len() / 2, |at| at + 1));
+        let open = syntax.marks()[0].0;
+        for (head, unit, tail) in [
+            ("", open, ""),
+            (head, "\"a\": \"", tail),
+            (head, " ", tail),
+            (open, " ", ""),
+            (open, "x", ""),
+            (head, "\"</tool_call>\": 1,", tail),
+            (&format!("{head}\"a\": \""), "</tool_call><tool_call>", "\""),
+            ("{", "\"a\": {", ""),
+            ("", " \n", "{}"),
+            ("", &call, ""),
+        ] {
+            let text = format!("{head}{}{tail}", unit.repeat(LENGTH / 8 / unit.len()));
+            let tags = Tags::new(&Thoughts::default(), syntax);
+            let (mut reader, mut found) = (Reader::new(false), Vec::new());
+            let mut buffer = [0; 4];
+            for c in text.chars() {
+                reader.push(&tags, &tools, c.encode_utf8(&mut buffer), &mut found);
+                found.clear();
+            }
+            reader.finish(&tags, &tools, &mut found);
+        }
+    }
+    // 16 million characters: a cost that grew with what came before would take hours.
+    assert!(begun.elapsed().as_secs() < 60, "{:?}", begun.elapsed());
 }
 
 proptest! {

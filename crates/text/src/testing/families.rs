@@ -90,7 +90,7 @@ const FAMILIES: [Family; 8] = [
     Family {
         protocol: ToolProtocol::QwenXml,
         tokens: &["<tool_call>", "</tool_call>"],
-        describe: "Write <tool_call><function=NAME>…",
+        describe: "Write <tool_call><function=NAME><parameter=NAME>…",
         calls: r"
             {%- for c in m.tool_calls %}
                 {{- ('\n\n' if m.content else '') if loop.first else '\n' }}

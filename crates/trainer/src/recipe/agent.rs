@@ -48,6 +48,11 @@ pub struct AgentKeys {
     pub folder: PathBuf,
     /// Of a program: names of environment variables that it gets, besides the usual ones.
     pub environment: Vec<String>,
+    /// Of a program: processes that stay alive and take attempts by the line; 0 where each attempt has a
+    /// process of its own.
+    pub workers: usize,
+    /// Most attempts that a worker has at once.
+    pub worker_attempts: usize,
     /// The calls of a program that are this agent's although they do not name it.
     #[serde(rename = "match")]
     pub matches: MatchKeys,
@@ -107,6 +112,8 @@ impl Default for AgentKeys {
             command: Vec::new(),
             folder: PathBuf::new(),
             environment: Vec::new(),
+            workers: 0,
+            worker_attempts: 1,
             matches: MatchKeys::default(),
             policy: String::new(),
             train: true,

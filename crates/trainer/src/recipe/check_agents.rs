@@ -111,12 +111,7 @@ impl Checker<'_> {
             "\"tools\"",
             "\"program\" where a command is given",
         )?;
-        self.check(
-            agent.tools.is_empty() || !is_program,
-            key("tools"),
-            format!("{:?}", agent.tools),
-            "left out: a program brings tools of its own",
-        )?;
+        self.at_least_one(key("worker_attempts"), agent.worker_attempts)?;
         let pattern = &agent.matches.system;
         let wrong = regex::Regex::new(pattern).err().map(|error| error.to_string());
         let range = format!("a regular expression; {}", wrong.as_deref().unwrap_or_default());

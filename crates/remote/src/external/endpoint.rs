@@ -1,0 +1,266 @@
+//! Servers of a chat API: where they are, with which key they are asked, and when.
+
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use hyper::Uri;
+use hyper::header::HeaderValue;
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+
+use super::error::ExternalError;
+use super::limits::jittered;
+
+/// First wait after a server has turned a call away, doubled each time.
+const FIRST_WAIT: Duration = Duration::from_millis(500);
+/// Longest wait, unless the server asks for a longer one.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
+/// A server of an OpenAI-compatible chat API.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Endpoint {
+    /// Its address, with or without `/v1`.
+    pub base_url: String,
+    /// Name of the model there.
+    pub model: String,
+    /// Environment variable that holds the key; without it none is sent.
+    #[serde(default)]
+    pub key_env: Option<String>,
+}
+
+/// A key, which is never printed.
+#[derive(Clone)]
+struct Key(HeaderValue, String);
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("[key]")
+    }
+}
+
+/// An endpoint as it is asked.
+#[derive(Debug)]
+pub(crate) struct Server {
+    /// Address as it was given, for messages.
+    pub name: String,
+    pub model: String,
+    pub uri: Uri,
+    key_env: Option<String>,
+    key: Option<Key>,
+    rest: Mutex<Rest>,
+}
+
+/// A server that has turned calls away is left alone for a while.
+#[derive(Debug, Default)]
+struct Rest {
+    in_a_row: u32,
+    until: Option<Instant>,
+}
+
+/// Address of the chat completions of a server.
+fn chat_uri(base: &str) -> Result<Uri, String> {
+    let schemes = ["https://", "http://"];
+    if !schemes.iter().any(|scheme| base.len() > scheme.len() && base.starts_with(scheme)) {
+        return Err("must begin with https:// or http:// and name a host".into());
+    }
+    let (address, query) =
+        base.split_once('?').map_or((base, None), |(address, query)| (address, Some(query)));
+    let address = address.trim_end_matches('/');
+    let path = address.split_once("://").map_or(address, |(_, rest)| rest);
+    let is_version =
+        |part: &str| part.starts_with('v') && part[1..].starts_with(|c: char| c.is_ascii_digit());
+    let has_version = path.split('/').skip(1).any(is_version);
+    let rest = match (address.ends_with("/chat/completions"), has_version) {
+        (true, _) => "",
+        (_, true) => "/chat/completions",
+        (_, false) => "/v1/chat/completions",
+    };
+    let query = query.map(|query| format!("?{query}")).unwrap_or_default();
+    let uri: Uri =
+        format!("{address}{rest}{query}").parse().map_err(|error| format!("is no address ({error})"))?;
+    match uri.authority() {
+        Some(authority) if authority.as_str().contains('@') => Err(
+            "holds a user or a password; put the key into an environment variable, and name it in key_env"
+                .into(),
+        ),
+        _ => Ok(uri),
+    }
+}
+
+impl Server {
+    /// A server with its key, which is read now, by `variable` from the environment.
+    ///
+    /// # Errors
+    /// When the address cannot be used, or the key is missing.
+    pub fn new(
+        endpoint: &Endpoint,
+        variable: impl Fn(&str) -> Result<String, std::env::VarError>,
+    ) -> Result<Self, ExternalError> {
+        // An address that cannot be used may hold a password: only its place is named.
+        let invalid =
+            |why| ExternalError::Invalid(format!("the base_url of model {:?} {why}", endpoint.model));
+        let uri = chat_uri(endpoint.base_url.trim()).map_err(invalid)?;
+        let authority = uri.authority().map(ToString::to_string).unwrap_or_default();
+        let name = format!("{}://{authority}{}", uri.scheme_str().unwrap_or_default(), uri.path());
+        if endpoint.model.is_empty() {
+            return Err(ExternalError::Invalid(format!("{name} is given no model; name one of its models")));
+        }
+        let key = |name: &String| -> Result<Key, String> {
+            let key = variable(name).map_err(|error| match error {
+                std::env::VarError::NotPresent => "not set".to_owned(),
+                std::env::VarError::NotUnicode(_) => "no text".to_owned(),
+            })?;
+            let key = key.trim().to_owned();
+            let header = HeaderValue::from_str(&format!("Bearer {key}"));
+            let mut header = header.map_err(|_| "no text that a header can carry".to_owned())?;
+            header.set_sensitive(true);
+            if key.is_empty() { Err("empty".into()) } else { Ok(Key(header, key)) }
+        };
+        let key = endpoint.key_env.as_ref().map(|variable| {
+            key(variable).map_err(|found| ExternalError::NoKey {
+                variable: variable.clone(),
+                endpoint: name.clone(),
+                found,
+            })
+        });
+        Ok(Server {
+            name,
+            uri,
+            model: endpoint.model.clone(),
+            key_env: endpoint.key_env.clone(),
+            key: key.transpose()?,
+            rest: Mutex::default(),
+        })
+    }
+
+    /// The header that shows the key.
+    pub fn authorisation(&self) -> Option<HeaderValue> {
+        self.key.as_ref().map(|Key(header, _)| header.clone())
+    }
+
+    /// Place of the key, for messages.
+    pub fn key_place(&self) -> String {
+        match &self.key_env {
+            Some(variable) => format!("check the environment variable {variable}"),
+            None => "name the environment variable that holds it in key_env".into(),
+        }
+    }
+
+    /// A text without the key.
+    pub fn without_key(&self, text: &str) -> String {
+        match &self.key {
+            Some(Key(_, key)) => text.replace(key.as_str(), "[key]"),
+            None => text.to_owned(),
+        }
+    }
+
+    fn rest(&self) -> MutexGuard<'_, Rest> {
+        self.rest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How long it is to be left alone from now on.
+    pub fn rests_for(&self) -> Duration {
+        self.rest().until.map(|until| until.saturating_duration_since(Instant::now())).unwrap_or_default()
+    }
+
+    /// Takes note that it has turned a call away, and of how long it asked to be left alone. Returns how long
+    /// it will be.
+    pub fn turned_away(&self, asked: Option<Duration>) -> Duration {
+        let mut rest = self.rest();
+        let wait = FIRST_WAIT.saturating_mul(1 << rest.in_a_row.min(16)).min(LONGEST_WAIT);
+        let wait = asked.unwrap_or_default().max(jittered(wait));
+        rest.in_a_row += 1;
+        rest.until = Some(rest.until.unwrap_or_else(Instant::now).max(Instant::now() + wait));
+        wait
+    }
+
+    /// Takes note that it has answered.
+    pub fn answered(&self) {
+        *self.rest() = Rest::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::env::VarError;
+
+    use super::*;
+
+    #[test]
+    fn addresses_come_with_and_without_their_version() {
+        for (base, uri) in [
+            ("https://api.x.com", "https://api.x.com/v1/chat/completions"),
+            ("https://api.x.com/", "https://api.x.com/v1/chat/completions"),
+            ("https://api.x.com/v1/", "https://api.x.com/v1/chat/completions"),
+            ("http://h:8000/v1", "http://h:8000/v1/chat/completions"),
+            ("https://x.com/v1beta/openai/", "https://x.com/v1beta/openai/chat/completions"),
+            ("https://x.com/api/v3", "https://x.com/api/v3/chat/completions"),
+            ("https://x.com/api", "https://x.com/api/v1/chat/completions"),
+            ("https://v2.x.com/vision", "https://v2.x.com/vision/v1/chat/completions"),
+            ("https://x.com/v1/chat/completions", "https://x.com/v1/chat/completions"),
+            ("https://x.com/v1?api-version=7", "https://x.com/v1/chat/completions?api-version=7"),
+        ] {
+            assert_eq!(chat_uri(base).unwrap().to_string(), uri);
+        }
+        for (base, why) in [
+            ("api.x.com/v1", "must begin with https://"),
+            ("ftp://x.com", "must begin with https://"),
+            ("https://", "must begin with https://"),
+            ("https:///v1", "is no address"),
+            ("https://a b/v1", "is no address"),
+            ("https://me:secret@x.com/v1", "holds a user or a password"),
+        ] {
+            let error = chat_uri(base).unwrap_err();
+            assert!(error.contains(why) && !error.contains("secret"), "{base}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_key_comes_from_the_environment_and_is_shown_nowhere() {
+        let endpoint =
+            Endpoint { base_url: "https://x.com".into(), model: "m".into(), key_env: Some("X_KEY".into()) };
+        let server = |value: Result<&str, VarError>| {
+            Server::new(&endpoint, |name| {
+                assert_eq!(name, "X_KEY");
+                value.clone().map(str::to_owned)
+            })
+        };
+        let found = server(Ok(" sk-secret\n")).unwrap();
+        assert_eq!(found.authorisation().unwrap().to_str().unwrap(), "Bearer sk-secret");
+        assert_eq!(found.without_key("wrong key sk-secret!"), "wrong key [key]!");
+        assert!(!format!("{found:?}{:?}", found.authorisation()).contains("secret"));
+        for (value, why) in [
+            (
+                Err(VarError::NotPresent),
+                "X_KEY is to hold the key of https://x.com/v1/chat/completions, but it is not set",
+            ),
+            (Ok(" "), "is empty"),
+            (Ok("a\nsecret"), "no text that a header can carry"),
+        ] {
+            let error = server(value).unwrap_err().to_string();
+            assert!(error.contains(why) && !error.contains("secret"), "{error}");
+        }
+        assert!(
+            Server::new(&Endpoint { model: String::new(), ..endpoint.clone() }, |_| Ok("k".into())).is_err()
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_turns_calls_away_is_left_alone_for_ever_longer() {
+        let endpoint = Endpoint { base_url: "https://x.com".into(), model: "m".into(), key_env: None };
+        let server = Server::new(&endpoint, |_| Err(VarError::NotPresent)).unwrap();
+        assert_eq!(server.rests_for(), Duration::ZERO);
+        for doubled in 0..10 {
+            let most = (0.5 * f64::from(1 << doubled)).min(60.0);
+            let wait = server.turned_away(None).as_secs_f64();
+            assert!((most / 2.0..=most).contains(&wait), "{wait}");
+        }
+        server.answered();
+        assert_eq!(server.rests_for(), Duration::ZERO);
+        assert_eq!(server.turned_away(Some(Duration::from_secs(90))), Duration::from_secs(90));
+        server.turned_away(None);
+        assert_eq!(server.rests_for(), Duration::from_secs(90), "the longer wait counts");
+    }
+}

@@ -1,0 +1,379 @@
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use dressage_text::{Message, ToolSpec};
+
+use super::testing::*;
+use super::*;
+
+const SECRET: &str = "sk-very-secret";
+
+fn options(servers: &[&TestServer]) -> ExternalOptions {
+    let endpoint = |server: &&TestServer| Endpoint {
+        base_url: server.url.clone(),
+        model: "m".into(),
+        key_env: Some("TEST_KEY".into()),
+    };
+    ExternalOptions {
+        endpoints: servers.iter().map(endpoint).collect(),
+        deadline: Duration::from_secs(20),
+        ..ExternalOptions::default()
+    }
+}
+
+fn external(options: ExternalOptions) -> External {
+    External::with_environment(options, |_| Ok(SECRET.into())).unwrap()
+}
+
+fn over(servers: &[&TestServer]) -> External {
+    external(options(servers))
+}
+
+fn question() -> ChatRequest {
+    ChatRequest { messages: vec![Message::user("2 + 3?")], ..ChatRequest::default() }
+}
+
+async fn error_of(answer: Vec<Step>) -> ExternalError {
+    let server = TestServer::new(vec![answer]).await;
+    let error = over(&[&server]).chat(&question()).await.unwrap_err();
+    assert_eq!(server.asked(), 1, "{error}");
+    assert!(!format!("{error}{error:?}").contains(SECRET), "{error:?}");
+    error
+}
+
+#[tokio::test]
+async fn a_whole_reply_is_read_and_the_request_is_as_servers_expect_it() {
+    let server = TestServer::new(vec![json_answer("200 OK", "", &completion("5"))]).await;
+    let tool =
+        ToolSpec { name: "add".into(), description: String::new(), parameters: json!({"type": "object"}) };
+    let request = ChatRequest { tools: vec![tool], ..question() };
+    let reply = over(&[&server]).chat(&request).await.unwrap();
+    assert_eq!((&*reply.content, reply.finish, &*reply.model), ("5", Some(Finish::Stop), "m-1"));
+    assert_eq!(reply.usage.unwrap().prompt_tokens, 7);
+    let seen = server.seen.lock().unwrap()[0].clone();
+    assert!(seen.head.starts_with("post /v1/chat/completions http/1.1"), "{}", seen.head);
+    assert!(seen.head.contains(&format!("authorization: bearer {SECRET}")));
+    assert_eq!((&seen.body["messages"][0]["content"], &seen.body["model"]), (&json!("2 + 3?"), &json!("m")));
+    assert_eq!(seen.body["tools"][0]["function"]["name"], "add");
+}
+
+#[tokio::test]
+async fn a_streamed_reply_comes_in_pieces_however_the_bytes_are_cut() {
+    let mut stream = b": hello\n\n".to_vec();
+    stream.extend(piece(&json!({"role": "assistant", "content": ""}), None));
+    stream.extend(piece(&json!({"reasoning_content": "süß"}), None));
+    stream.extend(piece(&json!({"content": "Fü"}), None));
+    stream.extend(piece(&json!({"content": "nf"}), None));
+    for part in [
+        json!({"index": 0, "id": "c", "function": {"name": "add", "arguments": "{\"a\""}}),
+        json!({"index": 0, "function": {"arguments": ": 2}"}}),
+    ] {
+        stream.extend(piece(&json!({ "tool_calls": [part] }), None));
+    }
+    stream.extend(piece(&json!({}), Some("tool_calls")));
+    stream.extend(
+        b"data: {\"choices\": [], \"usage\": {\"prompt_tokens\": 7, \"completion_tokens\": 9}}\r\n\r\n",
+    );
+    stream.extend(b"data: [DONE]\n\n");
+    for size in [1, 7, 50, 10_000] {
+        let mut steps = vec![events_head()];
+        for chunk in stream.chunks(size) {
+            steps.push(Step::Send(chunk.to_vec()));
+            if size == 50 {
+                steps.push(Step::Wait(Duration::from_millis(3)));
+            }
+        }
+        let server = TestServer::new(vec![steps]).await;
+        let mut reply = over(&[&server]).stream(&question()).await.unwrap();
+        let mut events = Vec::new();
+        while let Some(event) = reply.next().await {
+            events.push(event.unwrap());
+        }
+        assert!(server.seen.lock().unwrap()[0].body["stream"] == true);
+        let Some(ChatEvent::Finished(whole)) = events.pop() else { panic!("{events:?}") };
+        assert_eq!((&*whole.content, &*whole.reasoning), ("Fünf", "süß"));
+        assert_eq!(whole.finish, Some(Finish::ToolCalls));
+        assert_eq!(whole.message().unwrap().tool_calls[0].arguments["a"], 2);
+        assert_eq!(whole.usage.unwrap().completion_tokens, 9);
+        let call = |name: Option<&str>, arguments: &str| ChatEvent::Call {
+            index: 0,
+            name: name.map(str::to_owned),
+            arguments: arguments.into(),
+        };
+        let text = |text: &str| ChatEvent::Content(text.into());
+        let thought = ChatEvent::Reasoning("süß".into());
+        let calls = [call(Some("add"), "{\"a\""), call(None, ": 2}")];
+        assert_eq!(events, [&[thought, text("Fü"), text("nf")][..], &calls[..]].concat());
+    }
+}
+
+#[tokio::test]
+async fn servers_that_leave_the_end_out_or_do_not_stream_are_understood() {
+    let mut no_end = piece(&json!({"content": "5"}), Some("stop"));
+    no_end.truncate(no_end.len() - 1);
+    for answer in [vec![events_head(), Step::Send(no_end)], json_answer("200 OK", "", &completion("5"))] {
+        let server = TestServer::new(vec![answer]).await;
+        let reply = over(&[&server]).stream(&question()).await.unwrap().whole().await.unwrap();
+        assert_eq!(reply.content, "5");
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_was_turned_away_is_made_again_when_the_server_asks() {
+    let busy = json!({"error": {"message": "slow down"}});
+    let server = TestServer::new(vec![
+        json_answer("429 Too Many Requests", "retry-after: 1\r\n", &busy),
+        json_answer("503 Service Unavailable", "", &busy),
+        // The connection ends without an answer, or with its head alone.
+        vec![],
+        vec![events_head()],
+        json_answer("200 OK", "", &completion("5")),
+    ])
+    .await;
+    let start = Instant::now();
+    assert_eq!(over(&[&server]).chat(&question()).await.unwrap().content, "5");
+    assert_eq!(server.asked(), 5);
+    assert!(start.elapsed() >= Duration::from_millis(1000 + 500 + 1000 + 1000), "{:?}", start.elapsed());
+    // A wait that would end after the deadline is not begun.
+    let server =
+        TestServer::new(vec![json_answer("429 Too Many Requests", "retry-after: 90\r\n", &busy)]).await;
+    let start = Instant::now();
+    let error = over(&[&server]).chat(&question()).await.unwrap_err();
+    let message = "slow down".into();
+    let endpoint = format!("{}/v1/chat/completions", server.url);
+    assert_eq!(error, ExternalError::Busy { endpoint, status: 429, message, retry_after: 90 });
+    assert!(start.elapsed() < Duration::from_secs(5));
+    // As an HTTP date, too.
+    let at = std::time::SystemTime::now() + Duration::from_secs(100);
+    let headers = format!("retry-after: {}\r\n", httpdate::fmt_http_date(at));
+    let server = TestServer::new(vec![json_answer("429 Too Many Requests", &headers, &busy)]).await;
+    let error = over(&[&server]).chat(&question()).await.unwrap_err();
+    assert!(matches!(error, ExternalError::Busy { retry_after: 98..=100, .. }), "{error}");
+}
+
+#[tokio::test]
+async fn tries_have_an_end() {
+    let server =
+        TestServer::new(vec![json_answer("503 Service Unavailable", "", &json!({"detail": "loading"}))])
+            .await;
+    let error =
+        external(ExternalOptions { tries: 2, ..options(&[&server]) }).chat(&question()).await.unwrap_err();
+    assert_eq!((error.code(), server.asked()), ("busy", 2));
+    assert!(error.to_string().contains("loading"), "{error}");
+}
+
+#[tokio::test]
+async fn another_endpoint_is_asked_while_one_is_away_or_busy() {
+    let busy =
+        TestServer::new(vec![json_answer("429 Too Many Requests", "retry-after: 60\r\n", &json!({}))]).await;
+    let good = TestServer::new(vec![json_answer("200 OK", "", &completion("5"))]).await;
+    let mut options = options(&[&busy, &busy, &good]);
+    // Nobody listens there.
+    let free = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
+    options.endpoints[1].base_url = format!("http://127.0.0.1:{free}");
+    let policy = external(options);
+    let start = Instant::now();
+    for _ in 0..3 {
+        assert_eq!(policy.chat(&question()).await.unwrap().content, "5");
+    }
+    assert!(start.elapsed() < Duration::from_secs(5));
+    assert_eq!((busy.asked(), good.asked()), (1, 3), "the busy one is left alone");
+}
+
+#[tokio::test]
+async fn a_server_that_cannot_be_reached_is_named() {
+    let free = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
+    let endpoint =
+        Endpoint { base_url: format!("http://127.0.0.1:{free}"), model: "m".into(), key_env: None };
+    let options = ExternalOptions { endpoints: vec![endpoint], tries: 1, ..ExternalOptions::default() };
+    let error = external(options).chat(&question()).await.unwrap_err();
+    assert_eq!(error.code(), "connect");
+    assert!(
+        error.to_string().contains(&format!("127.0.0.1:{free}")) && error.to_string().contains("refused"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn what_cannot_be_done_again_is_not() {
+    let json = |status: &str, body: Value| json_answer(status, "", &body);
+    let failed = error_of(json("500 Internal Server Error", json!({"error": {"message": "oh"}}))).await;
+    assert!(failed.may_pass() && failed.to_string().contains("failed with status 500: oh"), "{failed}");
+    let refused = error_of(json("400 Bad Request", json!({"error": "no such model"}))).await;
+    assert!(!refused.may_pass() && refused.to_string().contains("status 400: no such model"), "{refused}");
+    let wrong = json("401 Unauthorized", json!({"error": {"message": format!("wrong key {SECRET}")}}));
+    let wrong = error_of(wrong).await.to_string();
+    assert!(wrong.contains("wrong key [key]; check the environment variable TEST_KEY"), "{wrong}");
+    let moved = vec![head("302 Found", "location: http://169.254.169.254/x\r\ncontent-length: 0\r\n")];
+    let moved = error_of(moved).await.to_string();
+    assert!(moved.contains("redirects to \"http://169.254.169.254/x\", which is not followed"), "{moved}");
+    let page =
+        vec![head("200 OK", "content-type: text/html\r\n"), Step::Send(b"<html>Log in</html>".to_vec())];
+    let page = error_of(page).await.to_string();
+    assert!(page.contains("content type \"text/html\"") && page.contains("Log in"), "{page}");
+    let nameless = error_of(vec![head("200 OK", ""), Step::Send(b"{}".to_vec())]).await.to_string();
+    assert!(nameless.contains("no content type"), "{nameless}");
+}
+
+#[tokio::test]
+async fn answers_that_are_no_completion_say_why() {
+    let events = |bytes: &[u8]| vec![events_head(), Step::Send(bytes.to_vec())];
+    for (answer, code, why) in [
+        (events(b"data: {\"choices\": oops}\n\n"), "protocol", "begins \"{\\\"choices\\\": oops}\""),
+        (events(b"data: {\"choices\": [{\"delta\": {\"content\": \"\xff\"}}]}\n\n"), "protocol", "no UTF-8"),
+        (events(b"data: [DONE]\n\n"), "protocol", "no choice"),
+        (events(b"data: [1]\n\n"), "protocol", "invalid"),
+        (events(&piece(&json!({"content": "so fa"}), None)), "broken", "ended before the reply"),
+        (events(b"data: {\"error\": {\"message\": \"out of memory\"}}\n\n"), "failed", "out of memory"),
+        (events(b"<garbage>\0\0\n\n\n"), "broken", "ended before"),
+        (json_answer("200 OK", "", &json!({"choices": []})), "protocol", "no choice"),
+        (json_answer("200 OK", "", &json!({"choices": 7})), "protocol", "invalid type"),
+        (json_answer("200 OK", "", &json!("x")), "protocol", "invalid type"),
+        (
+            // A connection that is cut in the middle.
+            vec![
+                head("200 OK", "content-type: application/json\r\ncontent-length: 99\r\n"),
+                Step::Send(b"{\"ch".to_vec()),
+            ],
+            "broken",
+            "after 4 bytes",
+        ),
+    ] {
+        let error = error_of(answer).await;
+        assert!(error.code() == code && error.to_string().contains(why), "{error:?}");
+    }
+}
+
+#[tokio::test]
+async fn sizes_are_bounded() {
+    let server = |steps| async { TestServer::new(vec![steps]).await };
+    let huge = vec![
+        head("200 OK", "content-type: application/json\r\n"),
+        Step::Send(vec![b' '; 2 << 20]),
+        Step::Hang,
+    ];
+    let huge = server(huge).await;
+    let small = ExternalOptions { most_bytes: 1 << 20, ..options(&[&huge]) };
+    let error = external(small).chat(&question()).await.unwrap_err();
+    assert!(
+        error.to_string().contains("the answer of") && error.to_string().contains("`most_bytes`"),
+        "{error}"
+    );
+    let endless = server(vec![events_head(), Step::Send(vec![b'x'; 3000]), Step::Hang]).await;
+    let small = ExternalOptions { most_event_bytes: 2000, ..options(&[&endless]) };
+    let error = external(small).chat(&question()).await.unwrap_err();
+    assert!(error.to_string().contains("an event of") && error.to_string().contains("2000 bytes"), "{error}");
+    // The text of an error, too, and what is read is shown in part.
+    let error = error_of(vec![head("400 Bad Request", ""), Step::Send(vec![b'y'; 3000])]).await.to_string();
+    assert!(error.len() < 700 && error.ends_with("yyy…"), "{error}");
+}
+
+#[tokio::test]
+async fn every_wait_has_a_deadline_that_names_it() {
+    let ms = Duration::from_millis;
+    let hangs = TestServer::new(vec![vec![Step::Hang]]).await;
+    let short = ExternalOptions { deadline: ms(300), ..options(&[&hangs]) };
+    let error = external(short.clone()).chat(&question()).await.unwrap_err().to_string();
+    assert!(error.starts_with("waited 300ms for the server to answer (http://localhost:"), "{error}");
+    let stops = TestServer::new(vec![vec![
+        events_head(),
+        Step::Send(piece(&json!({"content": "a"}), None)),
+        Step::Hang,
+    ]])
+    .await;
+    let silent = ExternalOptions { silence: ms(200), ..options(&[&stops]) };
+    let mut stream = external(silent).stream(&question()).await.unwrap();
+    assert_eq!(stream.next().await.unwrap().unwrap(), ChatEvent::Content("a".into()));
+    let error = stream.next().await.unwrap().unwrap_err().to_string();
+    assert!(error.starts_with("waited 200ms for more of an answer after "), "{error}");
+    assert!(stream.next().await.is_none());
+    // One that keeps talking, and never ends.
+    let talk = [Step::Send(b": still here\n\n".to_vec()), Step::Wait(ms(50))];
+    let talks = TestServer::new(vec![
+        [vec![events_head()], talk.iter().cycle().take(80).cloned().collect()].concat(),
+    ])
+    .await;
+    let error = external(ExternalOptions { deadline: ms(400), ..options(&[&talks]) }).chat(&question()).await;
+    assert!(error.unwrap_err().to_string().starts_with("waited 400ms for more of an answer"));
+    let policy = external(ExternalOptions { most_running: 1, ..short });
+    let question = question();
+    let (first, second) = tokio::join!(policy.chat(&question), async {
+        tokio::time::sleep(ms(20)).await;
+        policy.chat(&question).await
+    });
+    assert!(first.is_err());
+    // It has the place for its last 20 ms.
+    assert!(second.unwrap_err().to_string().starts_with("waited 300ms for "));
+}
+
+#[tokio::test]
+async fn rates_and_calls_at_once_are_bounded() {
+    let slow =
+        [vec![Step::Wait(Duration::from_millis(150))], json_answer("200 OK", "", &completion("5"))].concat();
+    let server = TestServer::new(vec![slow]).await;
+    let policy = external(ExternalOptions { most_running: 2, ..options(&[&server]) });
+    let start = Instant::now();
+    let question = question();
+    let replies = futures_util::future::join_all((0..6).map(|_| policy.chat(&question))).await;
+    assert!(replies.iter().all(Result::is_ok) && start.elapsed() >= Duration::from_millis(450));
+    let limited = ExternalOptions {
+        requests_per_minute: 2,
+        deadline: Duration::from_millis(600),
+        ..options(&[&server])
+    };
+    let policy = external(limited);
+    for _ in 0..2 {
+        policy.chat(&question).await.unwrap();
+    }
+    let error = policy.chat(&question).await.unwrap_err().to_string();
+    assert!(error.starts_with("waited 600ms for the limit requests_per_minute = 2"), "{error}");
+    // The server counts 9 tokens, so three calls of a guessed 1000 fit into 2500.
+    let limited =
+        ExternalOptions { tokens_per_minute: 2500, deadline: Duration::from_secs(2), ..options(&[&server]) };
+    let policy = external(limited);
+    let mut long = question.clone();
+    long.params.max_tokens = Some(1000);
+    for _ in 0..3 {
+        policy.chat(&long).await.unwrap();
+    }
+    long.params.max_tokens = Some(5000);
+    let error = policy.chat(&long).await.unwrap_err().to_string();
+    assert!(error.contains("the limit tokens_per_minute = 2500"), "{error}");
+}
+
+#[tokio::test]
+async fn tls_is_checked_against_known_authorities() {
+    let server = TestServer::with_tls(vec![json_answer("200 OK", "", &completion("5"))]).await;
+    let stranger = external(ExternalOptions { tries: 1, ..options(&[&server]) });
+    let error = stranger.chat(&question()).await.unwrap_err();
+    assert_eq!((error.code(), server.asked()), ("connect", 0));
+    assert!(error.to_string().contains("certificate"), "{error}");
+    let roots = concat!(env!("CARGO_MANIFEST_DIR"), "/src/external/testing/authority.pem");
+    let known = external(ExternalOptions { roots: Some(roots.into()), ..options(&[&server]) });
+    assert_eq!(known.chat(&question()).await.unwrap().content, "5");
+    for file in ["/nowhere.pem", concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")] {
+        let options = ExternalOptions { roots: Some(file.into()), ..options(&[&server]) };
+        let error = External::with_environment(options, |_| Ok("k".into())).unwrap_err().to_string();
+        assert!(error.contains(file), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn dropping_a_reply_gives_its_place_back_and_nothing_shows_the_key() {
+    let server =
+        TestServer::new(vec![vec![events_head(), Step::Send(b": hi\n\n".to_vec()), Step::Hang]]).await;
+    let policy = external(ExternalOptions {
+        most_running: 1,
+        deadline: Duration::from_secs(5),
+        ..options(&[&server])
+    });
+    for _ in 0..3 {
+        let stream = policy.stream(&question()).await.unwrap();
+        assert!(!format!("{stream:?}{policy:?}").contains(SECRET));
+    }
+    assert_eq!(server.asked(), 3);
+    let missing = External::with_environment(options(&[&server]), |_| Err(std::env::VarError::NotPresent));
+    assert_eq!(missing.unwrap_err().code(), "no_key");
+    let none = External::new(ExternalOptions::default()).unwrap_err();
+    assert!(none.to_string().contains("no endpoint"), "{none}");
+}

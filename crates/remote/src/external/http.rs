@@ -1,0 +1,264 @@
+//! HTTP: one request, and its answer byte by byte, within bounds.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION, RETRY_AFTER};
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client as Pool;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ClientConfig, RootCertStore};
+use serde_json::Value;
+
+use super::endpoint::Server;
+use super::error::ExternalError;
+use super::waits::Waits;
+
+/// Bytes of an answer that tells of an error that are read,
+const MOST_ERROR_BYTES: usize = 64 * 1024;
+/// and characters that are shown.
+const MOST_SHOWN: usize = 400;
+/// How long a connection without calls is kept.
+const KEPT: Duration = Duration::from_secs(30);
+
+/// Connections to servers, kept between calls.
+#[derive(Clone, Debug)]
+pub(crate) struct Http(Pool<HttpsConnector<HttpConnector>, Full<Bytes>>);
+
+/// An answer with a good status.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    body: Incoming,
+    endpoint: String,
+    /// Bytes that have come.
+    bytes: usize,
+    most: usize,
+    /// Whether it is a stream of events, and not one JSON value.
+    pub is_stream: bool,
+}
+
+impl Http {
+    /// A client that trusts the roots of Mozilla's list, and certificates of a file.
+    ///
+    /// # Errors
+    /// When the file cannot be read or has no certificate, or TLS cannot be set up.
+    pub fn new(more_roots: Option<&Path>) -> Result<Self, ExternalError> {
+        let invalid = |why: String| ExternalError::Invalid(format!("TLS cannot be set up: {why}"));
+        let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
+        if let Some(file) = more_roots {
+            let failed =
+                |error: &dyn std::fmt::Display| invalid(format!("roots {}: {error}", file.display()));
+            let found = CertificateDer::pem_file_iter(file).map_err(|error| failed(&error))?;
+            let found = found.collect::<Result<Vec<_>, _>>().map_err(|error| failed(&error))?;
+            if roots.add_parsable_certificates(found).0 == 0 {
+                return Err(failed(&"it holds no certificate"));
+            }
+        }
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+        let config = config.map_err(|error| invalid(error.to_string()))?;
+        let config = config.with_root_certificates(roots).with_no_client_auth();
+        let connector = HttpsConnectorBuilder::new().with_tls_config(config);
+        let connector = connector.https_or_http().enable_http1().build();
+        let mut pool = Pool::builder(TokioExecutor::new());
+        pool.pool_idle_timeout(KEPT).pool_timer(TokioTimer::new());
+        Ok(Http(pool.build(connector)))
+    }
+
+    /// Posts JSON. Returns the answer where its status is good, after its head.
+    ///
+    /// # Errors
+    /// By the status: which, and what the server says of it; a server that cannot be reached, does not answer
+    /// within the deadline, or answers with something that is neither events nor JSON.
+    pub async fn post(
+        &self,
+        server: &Server,
+        body: Bytes,
+        most: usize,
+        waits: &mut Waits,
+    ) -> Result<Answer, ExternalError> {
+        let request = Request::builder()
+            .method(Method::POST)
+            .uri(server.uri.clone())
+            .header(CONTENT_TYPE, "application/json")
+            .header(ACCEPT, "text/event-stream, application/json");
+        let request = server.authorisation().into_iter().fold(request, |r, key| r.header(AUTHORIZATION, key));
+        let request = request
+            .body(Full::new(body))
+            .map_err(|error| ExternalError::Invalid(format!("cannot ask {}: {error}", server.name)))?;
+        let response = waits.wait("the server to answer", self.0.request(request)).await?;
+        let endpoint = server.name.clone();
+        let response = response.map_err(|error| {
+            let why = server.without_key(&causes(&error));
+            match error.is_connect() {
+                true => ExternalError::Connect { endpoint: endpoint.clone(), why },
+                false => ExternalError::Broken { endpoint: endpoint.clone(), bytes: 0, why },
+            }
+        })?;
+        if response.status() != StatusCode::OK {
+            return Err(refusal(server, response, waits).await);
+        }
+        let kind =
+            response.headers().get(CONTENT_TYPE).map(|kind| kind.to_str().unwrap_or("no text").to_owned());
+        let is = |wanted: &str| {
+            let kind = kind.as_deref().unwrap_or_default().split(';').next().unwrap_or_default();
+            kind.trim().eq_ignore_ascii_case(wanted)
+        };
+        let is_stream = is("text/event-stream");
+        let mut answer = Answer { body: response.into_body(), endpoint, bytes: 0, most, is_stream };
+        if is_stream || is("application/json") {
+            return Ok(answer);
+        }
+        let kind = kind.map_or("no content type".to_owned(), |kind| format!("the content type {kind:?}"));
+        answer.most = MOST_ERROR_BYTES;
+        let shown = answer.whole(waits).await.map(|bytes| shown(server, &bytes)).unwrap_or_default();
+        Err(ExternalError::Protocol {
+            endpoint: answer.endpoint,
+            why: format!("it has {kind}, not text/event-stream or application/json, and begins {shown:?}"),
+        })
+    }
+}
+
+impl Answer {
+    /// The next bytes, never none; `None` at the end.
+    ///
+    /// # Errors
+    /// When it breaks off, is larger than it may be, or does not come within the deadline.
+    pub async fn next(
+        &mut self,
+        silence: Duration,
+        waits: &mut Waits,
+    ) -> Result<Option<Bytes>, ExternalError> {
+        loop {
+            let what = format!("more of an answer after {} bytes", self.bytes);
+            let frame = match waits.wait_at_most(silence, what, self.body.frame()).await? {
+                None => return Ok(None),
+                Some(Ok(frame)) => frame,
+                Some(Err(error)) => {
+                    let (endpoint, bytes) = (self.endpoint.clone(), self.bytes);
+                    return Err(ExternalError::Broken { endpoint, bytes, why: causes(&error) });
+                }
+            };
+            // Trailers say nothing.
+            let Ok(data) = frame.into_data() else { continue };
+            self.bytes += data.len();
+            if self.bytes > self.most {
+                return Err(ExternalError::TooLarge {
+                    endpoint: self.endpoint.clone(),
+                    what: "the answer".into(),
+                    most: self.most,
+                    option: "most_bytes".into(),
+                });
+            }
+            if !data.is_empty() {
+                return Ok(Some(data));
+            }
+        }
+    }
+
+    /// Bytes that have come.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// All bytes that are left.
+    ///
+    /// # Errors
+    /// As for the next ones.
+    pub async fn whole(&mut self, waits: &mut Waits) -> Result<Vec<u8>, ExternalError> {
+        let mut all = Vec::new();
+        while let Some(data) = self.next(Duration::MAX, waits).await? {
+            all.extend_from_slice(&data);
+        }
+        Ok(all)
+    }
+}
+
+/// The reasons of an error, from the outside in.
+fn causes(error: &dyn std::error::Error) -> String {
+    let mut all = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        // Some print their cause themselves.
+        let text = error.to_string();
+        if !all.contains(&text) {
+            all += &format!(": {text}");
+        }
+        cause = error.source();
+    }
+    all
+}
+
+/// The beginning of a text that a server sent, without the key.
+fn shown(server: &Server, bytes: &[u8]) -> String {
+    let text = server.without_key(String::from_utf8_lossy(bytes).trim());
+    match text.char_indices().nth(MOST_SHOWN) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+/// The message of an error, as servers write it into JSON: `{"error": {"message"}}` and variants.
+pub(crate) fn message_of(value: &Value) -> Option<String> {
+    let error = value.get("error").unwrap_or(value);
+    let found = error.get("message").or_else(|| value.get("detail")).unwrap_or(error);
+    match found {
+        Value::String(text) => Some(text.clone()),
+        Value::Null => None,
+        other => Some(other.to_string()),
+    }
+}
+
+/// For how long the server asks to be left alone.
+fn retry_after(headers: &HeaderMap<HeaderValue>) -> Option<Duration> {
+    let value = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    if let Ok(seconds) = value.parse::<f64>() {
+        return Duration::try_from_secs_f64(seconds).ok();
+    }
+    let until = httpdate::parse_http_date(value).ok()?;
+    Some(until.duration_since(SystemTime::now()).unwrap_or_default())
+}
+
+/// The error that an answer with another status than 200 is.
+async fn refusal(server: &Server, response: Response<Incoming>, waits: &mut Waits) -> ExternalError {
+    let (status, headers) = (response.status(), response.headers().clone());
+    let endpoint = server.name.clone();
+    let body = response.into_body();
+    let mut answer =
+        Answer { body, endpoint: endpoint.clone(), bytes: 0, most: MOST_ERROR_BYTES, is_stream: false };
+    // The status is told even if the rest does not come.
+    let text = answer.whole(waits).await.unwrap_or_default();
+    let said = serde_json::from_slice::<Value>(&text).ok().and_then(|value| message_of(&value));
+    let mut message = shown(server, said.as_deref().map_or(&text[..], str::as_bytes));
+    if message.is_empty() {
+        message = status.canonical_reason().unwrap_or("no reason is given").into();
+    }
+    let code = status.as_u16();
+    match code {
+        401 | 403 => {
+            let way_out = server.key_place();
+            ExternalError::Unauthorised { endpoint, status: code, message, way_out }
+        }
+        429 | 503 => {
+            let wait = server.turned_away(retry_after(&headers));
+            let retry_after = wait.as_secs_f64().ceil().max(1.0) as u64;
+            ExternalError::Busy { endpoint, status: code, message, retry_after }
+        }
+        300..=399 => {
+            let to = headers.get(LOCATION).map(|to| shown(server, to.as_bytes())).unwrap_or_default();
+            message =
+                format!("it redirects to {to:?}, which is not followed; give that address if you trust it");
+            ExternalError::Refused { endpoint, status: code, message }
+        }
+        500.. => ExternalError::Failed { endpoint, status: code, message },
+        _ => ExternalError::Refused { endpoint, status: code, message },
+    }
+}

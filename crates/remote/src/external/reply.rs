@@ -1,0 +1,385 @@
+//! Replies of a chat API, from what servers send whole or in pieces.
+
+use dressage_text::{Content, Message, ToolCall};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// A whole reply.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct ChatReply {
+    /// Text of the reply.
+    pub content: String,
+    /// The thought before it, where the server gives it.
+    pub reasoning: String,
+    /// Calls of tools, in their order.
+    pub tool_calls: Vec<CalledTool>,
+    /// Why it ended; nothing where the server does not say.
+    pub finish: Option<Finish>,
+    /// Tokens, where the server counts them.
+    pub usage: Option<Usage>,
+    /// Name of the model, as the server gives it.
+    pub model: String,
+}
+
+/// A call of a tool as it was written: its arguments may be no JSON.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct CalledTool {
+    /// Ties a result to its call; empty where the server gave none.
+    pub id: String,
+    /// The tool.
+    pub name: String,
+    /// Arguments, which should be a JSON object.
+    pub arguments: String,
+}
+
+/// Why a reply ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Finish {
+    /// The model was done, or a stop string came.
+    Stop,
+    /// The most tokens were drawn.
+    Length,
+    /// Tools are to be called.
+    ToolCalls,
+    /// The server withheld content.
+    ContentFilter,
+    /// Another reason, in the server's words.
+    #[serde(untagged)]
+    Other(String),
+}
+
+impl From<&str> for Finish {
+    fn from(reason: &str) -> Self {
+        match reason {
+            "stop" => Finish::Stop,
+            "length" => Finish::Length,
+            // The latter from older servers.
+            "tool_calls" | "function_call" => Finish::ToolCalls,
+            "content_filter" => Finish::ContentFilter,
+            other => Finish::Other(other.into()),
+        }
+    }
+}
+
+/// Tokens of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: u64,
+    /// Tokens of the prompt that were not computed again.
+    pub cached_tokens: u64,
+    /// Tokens of the reply, its thought included.
+    pub completion_tokens: u64,
+    /// Tokens of the thought.
+    pub reasoning_tokens: u64,
+}
+
+/// A piece of a reply.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ChatEvent {
+    /// More of the content.
+    Content(String),
+    /// More of the thought.
+    Reasoning(String),
+    /// More of the arguments of a call.
+    Call {
+        /// Place of the call in [`ChatReply::tool_calls`].
+        index: usize,
+        /// Name of the tool, with the first piece.
+        name: Option<String>,
+        /// The piece.
+        arguments: String,
+    },
+    /// The last event: the whole reply.
+    Finished(ChatReply),
+}
+
+impl ChatReply {
+    /// The reply as the next message of its conversation.
+    ///
+    /// # Errors
+    /// When a call's arguments are no JSON object: which call, and why.
+    pub fn message(&self) -> Result<Message, String> {
+        let call = |(i, call): (usize, &CalledTool)| {
+            let text = call.arguments.trim();
+            let arguments = match text {
+                "" => Ok(Map::new()),
+                text => serde_json::from_str::<Map<String, Value>>(text),
+            };
+            let id = if call.id.is_empty() { format!("call_{i}") } else { call.id.clone() };
+            match arguments {
+                Ok(arguments) => Ok(ToolCall { id, name: call.name.clone(), arguments }),
+                Err(error) => {
+                    Err(format!("the arguments of tool call {:?} are no JSON object: {error}", call.name))
+                }
+            }
+        };
+        let calls = self.tool_calls.iter().enumerate().map(call).collect::<Result<Vec<_>, String>>()?;
+        let reasoning = Some(self.reasoning.clone()).filter(|reasoning| !reasoning.is_empty());
+        Ok(Message { reasoning_content: reasoning, ..Message::calls(self.content.clone(), calls) })
+    }
+}
+
+/// A whole completion, or a piece of one.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Wire {
+    #[serde(default)]
+    choices: Vec<WireChoice>,
+    usage: Option<WireUsage>,
+    model: Option<String>,
+    pub error: Option<Value>,
+}
+
+#[derive(Debug, Deserialize)]
+struct WireChoice {
+    #[serde(default)]
+    index: u64,
+    #[serde(alias = "message")]
+    delta: Option<WireDelta>,
+    finish_reason: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct WireDelta {
+    #[serde(default)]
+    content: Content,
+    reasoning_content: Option<String>,
+    reasoning: Option<Value>,
+    tool_calls: Option<Vec<WireCall>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct WireCall {
+    index: Option<u64>,
+    id: Option<String>,
+    function: Option<WireFunction>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct WireFunction {
+    name: Option<String>,
+    arguments: Option<Value>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct WireUsage {
+    prompt_tokens: Option<u64>,
+    completion_tokens: Option<u64>,
+    prompt_tokens_details: Option<WireDetails>,
+    completion_tokens_details: Option<WireDetails>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct WireDetails {
+    cached_tokens: Option<u64>,
+    reasoning_tokens: Option<u64>,
+}
+
+impl From<WireUsage> for Usage {
+    fn from(wire: WireUsage) -> Self {
+        let (prompt, reply) = (wire.prompt_tokens_details, wire.completion_tokens_details);
+        Usage {
+            prompt_tokens: wire.prompt_tokens.unwrap_or_default(),
+            cached_tokens: prompt.and_then(|details| details.cached_tokens).unwrap_or_default(),
+            completion_tokens: wire.completion_tokens.unwrap_or_default(),
+            reasoning_tokens: reply.and_then(|details| details.reasoning_tokens).unwrap_or_default(),
+        }
+    }
+}
+
+/// A reply that is put together from its pieces.
+#[derive(Debug, Default)]
+pub(crate) struct Assembly {
+    pub reply: ChatReply,
+    /// Index that the server gave to each call.
+    indices: Vec<Option<u64>>,
+    /// Whether anything of the reply came.
+    pub has_choice: bool,
+}
+
+impl Assembly {
+    /// Takes a piece, and adds what is new as events. Further choices than the first are left out.
+    pub fn take(&mut self, wire: Wire, events: &mut Vec<ChatEvent>) {
+        if let Some(usage) = wire.usage {
+            self.reply.usage = Some(usage.into());
+        }
+        if let Some(model) = wire.model {
+            self.reply.model = model;
+        }
+        for choice in wire.choices.into_iter().filter(|choice| choice.index == 0) {
+            self.has_choice = true;
+            if let Some(reason) = choice.finish_reason {
+                self.reply.finish = Some(reason.as_str().into());
+            }
+            let delta = choice.delta.unwrap_or_default();
+            // Some servers write it under both names.
+            let filled = |text: &String| !text.is_empty();
+            let other = || delta.reasoning.as_ref().and_then(Value::as_str).map(str::to_owned).filter(filled);
+            if let Some(reasoning) = delta.reasoning_content.filter(filled).or_else(other) {
+                self.reply.reasoning += &reasoning;
+                events.push(ChatEvent::Reasoning(reasoning));
+            }
+            if !delta.content.is_empty() {
+                self.reply.content += &delta.content;
+                events.push(ChatEvent::Content(delta.content.to_string()));
+            }
+            events.extend(delta.tool_calls.into_iter().flatten().map(|call| self.take_call(call)));
+        }
+    }
+
+    /// Takes a piece of a call: of one that has begun if it has its index, or none, and no other id.
+    fn take_call(&mut self, wire: WireCall) -> ChatEvent {
+        let WireFunction { name, arguments } = wire.function.unwrap_or_default();
+        let id = wire.id.unwrap_or_default();
+        let begun = match wire.index {
+            Some(_) => self.indices.iter().rposition(|known| *known == wire.index),
+            None => self.indices.len().checked_sub(1),
+        };
+        let known = |at: &usize| {
+            let call = &self.reply.tool_calls[*at];
+            id.is_empty() || call.id.is_empty() || call.id == id
+        };
+        // Without index and id it goes on with the last one, unless it is whole: it names its tool.
+        let is_whole =
+            wire.index.is_none() && id.is_empty() && name.as_ref().is_some_and(|name| !name.is_empty());
+        let at = begun.filter(known).filter(|_| !is_whole).unwrap_or_else(|| {
+            self.indices.push(wire.index);
+            self.reply.tool_calls.push(CalledTool::default());
+            self.reply.tool_calls.len() - 1
+        });
+        let call = &mut self.reply.tool_calls[at];
+        if call.id.is_empty() {
+            call.id = id;
+        }
+        let new = name.filter(|name| call.name.is_empty() && !name.is_empty());
+        if let Some(name) = &new {
+            call.name.clone_from(name);
+        }
+        let arguments = match arguments {
+            None | Some(Value::Null) => String::new(),
+            Some(Value::String(text)) => text,
+            Some(object) => object.to_string(),
+        };
+        call.arguments += &arguments;
+        ChatEvent::Call { index: at, name: new, arguments }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn assembled(pieces: &[Value]) -> (ChatReply, Vec<ChatEvent>) {
+        let (mut assembly, mut events) = (Assembly::default(), Vec::new());
+        for piece in pieces {
+            assembly.take(serde_json::from_value(piece.clone()).unwrap(), &mut events);
+        }
+        (assembly.reply, events)
+    }
+
+    fn delta(delta: Value) -> Value {
+        json!({"choices": [{"index": 0, "delta": delta}]})
+    }
+
+    fn calls(deltas: &[Value]) -> Vec<(String, String, String)> {
+        let pieces: Vec<Value> = deltas.iter().map(|call| delta(json!({ "tool_calls": [call] }))).collect();
+        let (reply, events) = assembled(&pieces);
+        // The events say the same.
+        let mut told: Vec<(String, String)> = Vec::new();
+        for event in events {
+            let ChatEvent::Call { index, name, arguments } = event else { panic!("{event:?}") };
+            if index == told.len() {
+                told.push(Default::default());
+            }
+            told[index].0 += &name.unwrap_or_default();
+            told[index].1 += &arguments;
+        }
+        let calls: Vec<_> =
+            reply.tool_calls.into_iter().map(|call| (call.id, call.name, call.arguments)).collect();
+        assert_eq!(
+            told,
+            calls.iter().map(|(_, name, arguments)| (name.clone(), arguments.clone())).collect::<Vec<_>>()
+        );
+        calls
+    }
+
+    fn call(id: &str, name: &str, arguments: &str) -> (String, String, String) {
+        (id.into(), name.into(), arguments.into())
+    }
+
+    #[test]
+    fn calls_are_put_together_from_pieces_as_servers_cut_them() {
+        // By index, as OpenAI does, two of them interleaved.
+        let found = calls(&[
+            json!({"index": 0, "id": "x", "type": "function", "function": {"name": "add", "arguments": ""}}),
+            json!({"index": 1, "id": "y", "type": "function", "function": {"name": "mul", "arguments": "{\"b\""}}),
+            json!({"index": 0, "function": {"arguments": "{\"a\":"}}),
+            json!({"index": 1, "function": {"arguments": ": 2}"}}),
+            json!({"index": 0, "id": "x", "function": {"name": "add", "arguments": "1}"}}),
+        ]);
+        assert_eq!(found, [call("x", "add", "{\"a\":1}"), call("y", "mul", "{\"b\": 2}")]);
+        // All under index 0 with ids of their own, or without any index; arguments as an object.
+        let found = calls(&[
+            json!({"index": 0, "id": "x", "function": {"name": "add", "arguments": {"a": 1}}}),
+            json!({"index": 0, "id": "y", "function": {"name": "mul", "arguments": "{}"}}),
+        ]);
+        assert_eq!(found, [call("x", "add", "{\"a\":1}"), call("y", "mul", "{}")]);
+        let found = calls(&[
+            json!({"function": {"name": "add", "arguments": "{"}}),
+            json!({"function": {"arguments": "}"}}),
+            json!({"function": {"name": "mul"}}),
+        ]);
+        assert_eq!(found, [call("", "add", "{}"), call("", "mul", "")]);
+    }
+
+    #[test]
+    fn text_thought_and_counts_are_found_under_all_their_names() {
+        let (reply, events) = assembled(&[
+            json!({"model": "m-1", "choices": [{"index": 0, "delta": {"role": "assistant", "content": null}}]}),
+            delta(json!({"reasoning_content": "so", "reasoning": "so"})),
+            delta(json!({"reasoning": ", well"})),
+            delta(json!({"reasoning": {"effort": "low"}, "content": "An"})),
+            json!({"choices": [{"index": 1, "delta": {"content": "of another choice"}}]}),
+            delta(json!({"content": "swer"})),
+            json!({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}),
+            json!({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13,
+                "prompt_tokens_details": {"cached_tokens": 8}, "completion_tokens_details": null}}),
+        ]);
+        assert_eq!((&*reply.content, &*reply.reasoning, &*reply.model), ("Answer", "so, well", "m-1"));
+        assert_eq!(reply.finish, Some(Finish::Stop));
+        let usage = Usage { prompt_tokens: 9, cached_tokens: 8, completion_tokens: 4, reasoning_tokens: 0 };
+        assert_eq!(reply.usage, Some(usage));
+        assert_eq!(events.len(), 4);
+        let whole = json!({"choices": [{"message": {"role": "assistant", "content": [{"type": "text", "text": "a"}]},
+            "finish_reason": "end_turn"}]});
+        let (reply, _) = assembled(&[whole]);
+        assert_eq!((&*reply.content, reply.finish), ("a", Some(Finish::Other("end_turn".into()))));
+    }
+
+    #[test]
+    fn a_reply_becomes_the_next_message() {
+        let called = |arguments: &str| ChatReply {
+            reasoning: "hm".into(),
+            tool_calls: vec![CalledTool {
+                name: "add".into(),
+                arguments: arguments.into(),
+                id: String::new(),
+            }],
+            ..ChatReply::default()
+        };
+        let message = called("{\"a\": 1}").message().unwrap();
+        assert_eq!(
+            (&*message.tool_calls[0].id, &message.tool_calls[0].arguments["a"]),
+            ("call_0", &json!(1))
+        );
+        assert_eq!(message.reasoning_content.as_deref(), Some("hm"));
+        assert!(called(" ").message().unwrap().tool_calls[0].arguments.is_empty());
+        assert!(called("{\"a\": ").message().unwrap_err().contains("tool call \"add\" are no JSON object"));
+        assert!(called("[1]").message().is_err());
+        let finishes = [Finish::Stop, Finish::ToolCalls, Finish::Other("x".into())];
+        assert_eq!(serde_json::to_string(&finishes).unwrap(), r#"["stop","tool_calls","x"]"#);
+    }
+}

@@ -1,0 +1,121 @@
+//! Requests to a chat API.
+
+use dressage_text::{Message, ToolSpec};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+/// A conversation to be continued by one message.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ChatRequest {
+    /// The conversation so far.
+    pub messages: Vec<Message>,
+    /// Tools that may be called.
+    pub tools: Vec<ToolSpec>,
+    /// How to draw.
+    pub params: ChatParams,
+}
+
+/// How the reply is drawn. What is not given is left to the server.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ChatParams {
+    /// At most this many new tokens.
+    pub max_tokens: Option<usize>,
+    /// Divides the logits.
+    pub temperature: Option<f32>,
+    /// Keep the smallest set of tokens whose probability reaches this.
+    pub top_p: Option<f32>,
+    /// Texts that end the reply.
+    pub stop: Vec<String>,
+    /// Seed, for servers that take one.
+    pub seed: Option<u64>,
+    /// Further fields of the request, as they are: `tool_choice`, `response_format`, `reasoning_effort`. They
+    /// stand in place of the fields above; a null takes one away.
+    pub extra: Map<String, Value>,
+}
+
+/// Tokens that a text of so many bytes may have: four bytes each, as English has.
+const BYTES_OF_A_TOKEN: u64 = 4;
+
+impl ChatRequest {
+    /// The request as JSON, to a model, for a reply that is streamed or not.
+    pub(crate) fn body(&self, model: &str, stream: bool) -> Value {
+        let params = &self.params;
+        let mut body = Map::new();
+        let mut set = |name: &str, value: Value| {
+            if !value.is_null() {
+                body.insert(name.into(), value);
+            }
+        };
+        set("model", json!(model));
+        set("messages", json!(self.messages));
+        if !self.tools.is_empty() {
+            set("tools", self.tools.iter().map(ToolSpec::to_openai).collect());
+        }
+        set("max_tokens", json!(params.max_tokens));
+        // As it is written: 0.7, and not the nearest f32 with all its digits.
+        let decimal = |value: f32| value.to_string().parse::<f64>().unwrap_or(f64::from(value));
+        set("temperature", json!(params.temperature.map(decimal)));
+        set("top_p", json!(params.top_p.map(decimal)));
+        if !params.stop.is_empty() {
+            set("stop", json!(params.stop));
+        }
+        set("seed", json!(params.seed));
+        set("stream", json!(stream));
+        if stream {
+            set("stream_options", json!({ "include_usage": true }));
+        }
+        for (name, value) in &params.extra {
+            match value {
+                Value::Null => drop(body.shift_remove(name)),
+                value => drop(body.insert(name.clone(), value.clone())),
+            }
+        }
+        Value::Object(body)
+    }
+
+    /// Tokens that the request and its reply may cost, for limits: a guess until the server says.
+    pub(crate) fn tokens(&self, body: &[u8]) -> u64 {
+        body.len() as u64 / BYTES_OF_A_TOKEN + self.params.max_tokens.unwrap_or_default() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_has_the_fields_that_were_given_and_no_others() {
+        let plain = ChatRequest { messages: vec![Message::user("hi")], ..ChatRequest::default() };
+        let body = plain.body("m", false);
+        assert_eq!(
+            body,
+            json!({"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": false})
+        );
+        let mut full = plain.clone();
+        full.tools =
+            vec![ToolSpec { name: "add".into(), description: "Adds.".into(), parameters: json!({}) }];
+        full.params = ChatParams {
+            max_tokens: Some(9),
+            temperature: Some(0.7),
+            stop: vec!["END".into()],
+            seed: Some(3),
+            extra: json!({"max_tokens": null, "max_completion_tokens": 9, "seed": 4})
+                .as_object()
+                .unwrap()
+                .clone(),
+            ..ChatParams::default()
+        };
+        let body = full.body("m", true);
+        assert_eq!(body["tools"][0]["function"]["name"], "add");
+        assert_eq!(body["temperature"].to_string(), "0.7");
+        assert_eq!(
+            (&body["stop"], &body["seed"], &body["stream"]),
+            (&json!(["END"]), &json!(4), &json!(true))
+        );
+        assert!(body.get("max_tokens").is_none() && body["max_completion_tokens"] == 9);
+        assert_eq!(body["stream_options"]["include_usage"], true);
+        assert_eq!(full.tokens(&[0; 400]), 109);
+    }
+}

@@ -1,0 +1,181 @@
+//! Server-sent events: from bytes as they arrive to the data of whole events.
+//!
+//! As the HTML standard has it: lines end with LF, CR or CRLF, a byte order mark at the beginning is skipped,
+//! lines that begin with a colon are comments, data lines of an event are joined by LF, an empty line ends an
+//! event. Names, ids and retry times are left out, since chat APIs give them no meaning. Otherwise than there
+//! bytes stay bytes, so that text that is no UTF-8 is an error for whoever reads it and not silently changed;
+//! and an event that the end of the stream cuts can be had (`finish`), since some servers leave the last
+//! empty line out.
+
+/// A decoder of one stream.
+#[derive(Debug, Default)]
+pub(crate) struct Decoder {
+    /// The line that has begun.
+    line: Vec<u8>,
+    /// Data of the event that has begun.
+    data: Option<Vec<u8>>,
+    /// Whether the last byte was CR, so that an LF belongs to it.
+    after_cr: bool,
+    /// Whether a line has ended, so that no byte order mark may come.
+    has_begun: bool,
+}
+
+impl Decoder {
+    /// Takes bytes, and adds the data of all events that they complete.
+    pub fn feed(&mut self, bytes: &[u8], events: &mut Vec<Vec<u8>>) {
+        for &byte in bytes {
+            let after_cr = std::mem::replace(&mut self.after_cr, byte == b'\r');
+            match byte {
+                b'\n' if after_cr => {}
+                b'\r' | b'\n' => events.extend(self.end_line()),
+                byte => self.line.push(byte),
+            }
+        }
+    }
+
+    /// Bytes of the event that has begun.
+    pub fn pending(&self) -> usize {
+        self.line.len() + self.data.as_ref().map_or(0, Vec::len)
+    }
+
+    /// Data of the event that had begun when the stream ended.
+    pub fn finish(mut self) -> Option<Vec<u8>> {
+        self.end_line().or(self.data)
+    }
+
+    /// Takes the line in. Returns data where it ends an event.
+    fn end_line(&mut self) -> Option<Vec<u8>> {
+        let line = std::mem::take(&mut self.line);
+        let mut line = &line[..];
+        if !std::mem::replace(&mut self.has_begun, true) {
+            line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line);
+        }
+        if line.is_empty() {
+            return self.data.take();
+        }
+        let (name, value) = match line.iter().position(|byte| *byte == b':') {
+            Some(colon) => (&line[..colon], &line[colon + 1..]),
+            None => (line, &b""[..]),
+        };
+        if name == b"data" {
+            let value = value.strip_prefix(b" ").unwrap_or(value);
+            match &mut self.data {
+                Some(data) => data.extend([b"\n", value].concat()),
+                None => self.data = Some(value.to_vec()),
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn decode<'a>(chunks: impl IntoIterator<Item = &'a [u8]>) -> (Vec<Vec<u8>>, Option<Vec<u8>>) {
+        let (mut decoder, mut events) = (Decoder::default(), Vec::new());
+        chunks.into_iter().for_each(|chunk| decoder.feed(chunk, &mut events));
+        (events, decoder.finish())
+    }
+
+    fn texts(stream: &str) -> (Vec<String>, Option<String>) {
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        let (events, rest) = decode([stream.as_bytes()]);
+        (events.into_iter().map(text).collect(), rest.map(text))
+    }
+
+    #[test]
+    fn events_are_read_as_the_standard_has_it() {
+        for (stream, events, rest) in [
+            ("data: a\n\ndata:b\r\n\r\ndata:  c\r\r", &["a", "b", " c"][..], None),
+            ("\u{feff}data: a\n\n\u{feff}data: b\n\n", &["a"], None),
+            (": comment\n\n:\n\ndata: a\nevent: x\nid: 7\nretry: 9\ndata: b\ndata\n\n", &["a\nb\n"], None),
+            ("data\n\n", &[""], None),
+            ("datas: a\n\n data: b\n\n", &[], None),
+            ("data: a\n\ndata: b\n", &["a"], Some("b")),
+            ("data: a\n\ndata: b", &["a"], Some("b")),
+            ("", &[], None),
+            ("data: a\n\n: x", &["a"], None),
+        ] {
+            let (found, left) = texts(stream);
+            assert_eq!(
+                (&found[..], left.as_deref()),
+                (&events.iter().map(|e| e.to_string()).collect::<Vec<_>>()[..], rest),
+                "{stream:?}"
+            );
+        }
+    }
+
+    /// The grammar over the whole stream at once, by lines.
+    fn naive(stream: &[u8]) -> (Vec<Vec<u8>>, Option<Vec<u8>>) {
+        let stream = stream.strip_prefix(b"\xef\xbb\xbf").unwrap_or(stream);
+        let mut lines: Vec<Vec<u8>> = vec![Vec::new()];
+        let mut i = 0;
+        while i < stream.len() {
+            match stream[i] {
+                b'\r' if stream.get(i + 1) == Some(&b'\n') => {
+                    i += 1;
+                    lines.push(Vec::new());
+                }
+                b'\r' | b'\n' => lines.push(Vec::new()),
+                byte => lines.last_mut().unwrap().push(byte),
+            }
+            i += 1;
+        }
+        let (mut events, mut data) = (Vec::new(), Vec::<Vec<u8>>::new());
+        let last = lines.pop().unwrap();
+        let take = |data: &mut Vec<Vec<u8>>, line: &[u8]| {
+            if line == b"data" {
+                data.push(Vec::new());
+            } else if let Some(value) = line.strip_prefix(b"data:") {
+                data.push(value.strip_prefix(b" ").unwrap_or(value).to_vec());
+            }
+        };
+        for line in &lines {
+            if line.is_empty() {
+                if !data.is_empty() {
+                    events.push(data.join(&b'\n'));
+                    data.clear();
+                }
+            } else {
+                take(&mut data, line);
+            }
+        }
+        take(&mut data, &last);
+        (events, (!data.is_empty()).then(|| data.join(&b'\n')))
+    }
+
+    fn streams() -> impl Strategy<Value = Vec<u8>> {
+        let piece = prop_oneof![
+            Just(b"data: ".to_vec()),
+            Just(b"data:".to_vec()),
+            Just(b"data".to_vec()),
+            Just(b"\n".to_vec()),
+            Just(b"\r".to_vec()),
+            Just(b"\r\n".to_vec()),
+            Just(b"\n\n".to_vec()),
+            Just(b": c".to_vec()),
+            Just(b"\xef\xbb\xbf".to_vec()),
+            Just("{\"ö\": 1}".as_bytes().to_vec()),
+            prop::collection::vec(any::<u8>(), 0..8),
+        ];
+        prop::collection::vec(piece, 0..40).prop_map(|pieces| pieces.concat())
+    }
+
+    proptest! {
+        #[test]
+        fn events_do_not_depend_on_how_the_stream_is_cut(stream in streams(), cuts in prop::collection::vec(0usize..200, 0..12)) {
+            let whole = decode([&stream[..]]);
+            prop_assert_eq!(&whole, &naive(&stream));
+            let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(stream.len())).collect();
+            cuts.sort_unstable();
+            let from = [0].into_iter().chain(cuts.iter().copied());
+            let to = cuts.iter().copied().chain([stream.len()]);
+            let chunks = from.zip(to).map(|(from, to)| &stream[from..to]);
+            prop_assert_eq!(&decode(chunks), &whole);
+            prop_assert_eq!(&decode(stream.chunks(1)), &whole);
+        }
+    }
+}

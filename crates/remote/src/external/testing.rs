@@ -1,0 +1,160 @@
+//! A server that sends what it is told to, byte by byte.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_rustls::TlsAcceptor;
+
+/// A step of an answer.
+#[derive(Debug, Clone)]
+pub enum Step {
+    Send(Vec<u8>),
+    Wait(Duration),
+    /// Never goes on.
+    Hang,
+}
+
+/// A request as it came.
+#[derive(Debug, Clone)]
+pub struct Seen {
+    pub head: String,
+    pub body: Value,
+}
+
+/// A server that answers one request after the other as it was told, the last answer for ever.
+pub struct TestServer {
+    pub url: String,
+    pub seen: Arc<Mutex<Vec<Seen>>>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for TestServer {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn read_request(from: &mut (impl AsyncRead + Unpin)) -> Option<Seen> {
+    let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
+    loop {
+        if let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
+            let head = String::from_utf8(bytes[..end].to_vec()).unwrap().to_lowercase();
+            let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+            let length: usize = length.unwrap_or("0").parse().unwrap();
+            if bytes.len() >= end + 4 + length {
+                let body = serde_json::from_slice(&bytes[end + 4..]).unwrap_or_default();
+                return Some(Seen { head, body });
+            }
+        }
+        match from.read(&mut buffer).await {
+            Ok(0) | Err(_) => return None,
+            Ok(count) => bytes.extend_from_slice(&buffer[..count]),
+        }
+    }
+}
+
+async fn answer(
+    mut socket: impl AsyncRead + AsyncWrite + Unpin,
+    steps: Vec<Step>,
+    seen: Arc<Mutex<Vec<Seen>>>,
+) {
+    let Some(request) = read_request(&mut socket).await else { return };
+    seen.lock().unwrap().push(request);
+    for step in steps {
+        match step {
+            Step::Send(bytes) => {
+                if socket.write_all(&bytes).await.and(socket.flush().await).is_err() {
+                    return;
+                }
+            }
+            Step::Wait(time) => tokio::time::sleep(time).await,
+            Step::Hang => std::future::pending().await,
+        }
+    }
+    socket.shutdown().await.ok();
+}
+
+impl TestServer {
+    pub async fn new(answers: Vec<Vec<Step>>) -> Self {
+        Self::start(answers, None).await
+    }
+
+    /// One with TLS, whose authority is that of `authority.pem`.
+    pub async fn with_tls(answers: Vec<Vec<Step>>) -> Self {
+        let chain = CertificateDer::from_pem_slice(include_bytes!("testing/server.pem")).unwrap();
+        let key = PrivateKeyDer::from_pem_slice(include_bytes!("testing/server.key.pem")).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config =
+            rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+        let config = config.unwrap().with_no_client_auth().with_single_cert(vec![chain], key).unwrap();
+        Self::start(answers, Some(TlsAcceptor::from(Arc::new(config)))).await
+    }
+
+    async fn start(answers: Vec<Vec<Step>>, tls: Option<TlsAcceptor>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let url = format!("{scheme}://localhost:{}", listener.local_addr().unwrap().port());
+        let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
+        let known = seen.clone();
+        let task = tokio::spawn(async move {
+            let mut answers = answers.into_iter().peekable();
+            loop {
+                let (socket, _) = listener.accept().await.unwrap();
+                let next = answers.next().unwrap();
+                if answers.peek().is_none() {
+                    answers = vec![next.clone()].into_iter().peekable();
+                }
+                let (seen, tls) = (known.clone(), tls.clone());
+                tokio::spawn(async move {
+                    match tls {
+                        None => answer(socket, next, seen).await,
+                        Some(tls) => {
+                            if let Ok(socket) = tls.accept(socket).await {
+                                answer(socket, next, seen).await;
+                            }
+                        }
+                    }
+                });
+            }
+        });
+        TestServer { url, seen, task }
+    }
+
+    pub fn asked(&self) -> usize {
+        self.seen.lock().unwrap().len()
+    }
+}
+
+/// The head of an answer whose body ends with the connection.
+pub fn head(status: &str, headers: &str) -> Step {
+    Step::Send(format!("HTTP/1.1 {status}\r\n{headers}connection: close\r\n\r\n").into_bytes())
+}
+
+/// An answer with a body of JSON.
+pub fn json_answer(status: &str, headers: &str, body: &Value) -> Vec<Step> {
+    let body = body.to_string();
+    let headers = format!("content-type: application/json\r\ncontent-length: {}\r\n{headers}", body.len());
+    vec![head(status, &headers), Step::Send(body.into_bytes())]
+}
+
+/// A whole completion.
+pub fn completion(text: &str) -> Value {
+    json!({"model": "m-1", "choices": [{"index": 0, "message": {"role": "assistant", "content": text},
+        "finish_reason": "stop"}], "usage": {"prompt_tokens": 7, "completion_tokens": 2}})
+}
+
+pub fn events_head() -> Step {
+    head("200 OK", "content-type: text/event-stream; charset=utf-8\r\n")
+}
+
+/// A piece of a reply, as an event.
+pub fn piece(delta: &Value, finish: Option<&str>) -> Vec<u8> {
+    let json = json!({"model": "m-1", "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]});
+    format!("data: {json}\n\n").into_bytes()
+}

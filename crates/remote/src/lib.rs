@@ -1,0 +1,49 @@
+//! Samplers that are elsewhere, or many.
+//!
+//! A [`Router`] is one [`Sampler`](dressage_policy::Sampler) over several of one policy: replicas of an
+//! engine, servers on other machines. It decides which of them draws a reply, goes on at another one when one
+//! fails, sends new weights to all, and tells callers to come back when there is too much to do. So whatever
+//! asks a sampler asks a router in the same way.
+//!
+//! ```
+//! use std::{sync::Arc, time::Duration};
+//! use dressage_policy::{SampleRequest, Sampler, SamplingParams, Simulator, SimulatorConfig};
+//! use dressage_remote::{Health, Router, RouterOptions};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), dressage_policy::PolicyError> {
+//! let replica = || Arc::new(Simulator::new(SimulatorConfig::default())) as Arc<dyn Sampler>;
+//! let members = vec![("east".into(), replica()), ("west".into(), replica())];
+//! let router = Router::new(members, RouterOptions { most_running: 64, ..RouterOptions::default() })?;
+//!
+//! let params = SamplingParams { max_tokens: 8, ..SamplingParams::default() };
+//! let request = SampleRequest { seed: 1, stream: 7, prompt: vec![1, 2, 3], params, ..Default::default() };
+//! let reply = router.sample(request.clone()).await?.collect(Duration::from_secs(10)).await?;
+//!
+//! // Draws are functions of seed, stream and position: whoever draws them, it is the same reply.
+//! let alone = replica().sample(request).await?.collect(Duration::from_secs(10)).await?;
+//! assert_eq!(reply, alone);
+//! assert!(router.members().iter().all(|member| member.health == Health::Serving));
+//! # Ok(()) }
+//! ```
+//!
+//! An [`External`] policy is one that others serve through an OpenAI-compatible chat API: an opponent, a
+//! judge or a demonstrator. It is asked in messages, and answers with a [`ChatReply`] or a [`ChatStream`].
+//!
+//! A [`Mixture`] says which policy plays a role of an attempt, as a function of seed, stream and role.
+//!
+//! Guarantees: a token is handed out once, in order, and drawn with weights that are no older than the
+//! request and the tokens before it ask for. A request that an API may have served is not sent to it again.
+//! Errors say what was waited for, and from whom; deadlines do not count time in which the process or a
+//! member stood still. Keys are shown nowhere. Not here: serving over HTTP, and what policies are asked.
+
+mod external;
+mod mixture;
+mod router;
+
+pub use external::{
+    CalledTool, ChatEvent, ChatParams, ChatReply, ChatRequest, ChatStream, Endpoint, External, ExternalError,
+    ExternalOptions, Finish, Usage,
+};
+pub use mixture::Mixture;
+pub use router::{Choice, Health, MemberStatus, PrefixOptions, Router, RouterOptions};

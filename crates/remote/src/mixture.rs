@@ -1,0 +1,109 @@
+//! Opponents and judges drawn from several policies.
+
+use dressage_policy::{PolicyError, uniform};
+
+/// Several policies, each with a weight. Which one plays a role of an attempt depends on the run's seed, the
+/// attempt's stream and the role, and on nothing else: it is the same when the attempt is made again, and two
+/// roles of an attempt are drawn independently.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Mixture {
+    /// Names, each with the sum of the weights up to it.
+    policies: Vec<(String, f64)>,
+}
+
+impl Mixture {
+    /// A mixture of policies by name, as often as their weights, which need not add up to 1.
+    ///
+    /// # Errors
+    /// When there are none, a name comes twice, or a weight is negative, not finite or all are 0.
+    pub fn new<N: Into<String>>(policies: impl IntoIterator<Item = (N, f64)>) -> Result<Self, PolicyError> {
+        let invalid = |why: String| Err(PolicyError::Invalid(format!("a mixture of policies {why}")));
+        let (mut sum, mut known) = (0.0, Vec::<(String, f64)>::new());
+        for (name, weight) in policies {
+            let name = name.into();
+            if !(weight >= 0.0 && weight.is_finite()) {
+                return invalid(format!("gives {name:?} the weight {weight}; weights are 0 or more"));
+            }
+            if known.iter().any(|(other, _)| *other == name) {
+                return invalid(format!("has {name:?} twice; add up its weights"));
+            }
+            sum += weight;
+            known.push((name, sum));
+        }
+        match sum > 0.0 && sum.is_finite() {
+            true => Ok(Mixture { policies: known }),
+            false => invalid("has no policy of a weight above 0".into()),
+        }
+    }
+
+    /// Name of the policy that plays `role` in the attempt that has `stream`.
+    pub fn pick(&self, seed: u64, stream: u64, role: &str) -> &str {
+        let sum = self.policies.last().map_or(0.0, |(_, sum)| *sum);
+        let drawn = uniform(seed, stream, counter(role)) * sum;
+        let place = self.policies.partition_point(|(_, upto)| *upto <= drawn);
+        // Rounding may reach the sum; then the last with a weight is meant.
+        let last = self.policies.partition_point(|(_, upto)| *upto < sum);
+        self.policies.get(place.min(last)).map_or("", |(name, _)| name)
+    }
+}
+
+/// A counter of a role (FNV-1a of its name), in the half above all positions of tokens.
+fn counter(role: &str) -> u64 {
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    role.bytes().fold(0xcbf2_9ce4_8422_2325, step) | 1 << 63
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn policies_are_picked_as_often_as_they_weigh_and_roles_independently() {
+        let mixture =
+            Mixture::new([("never", 0.0), ("policy", 4.0), ("external", 1.0), ("nor", 0.0)]).unwrap();
+        let picks = |role: &str| -> Vec<bool> {
+            (0..10_000).map(|stream| mixture.pick(7, stream, role) == "policy").collect()
+        };
+        let (one, other) = (picks("opponent"), picks("judge"));
+        let share = one.iter().filter(|policy| **policy).count() as f64 / 1e4;
+        assert!((share - 0.8).abs() < 0.02, "{share}");
+        let both = one.iter().zip(&other).filter(|(a, b)| **a && **b).count() as f64 / 1e4;
+        assert!((both - 0.64).abs() < 0.02, "{both}");
+    }
+
+    /// Recorded runs depend on these picks.
+    #[test]
+    fn picks_are_for_ever() {
+        let mixture = Mixture::new([("a", 1.0), ("b", 1.0)]).unwrap();
+        let picks: String = (0..16).map(|stream| mixture.pick(1, stream, "opponent")).collect();
+        assert_eq!(picks, "babbaaabbaaaaaab");
+    }
+
+    #[test]
+    fn what_is_no_mixture_is_named() {
+        let error = |policies: &[(&str, f64)]| {
+            Mixture::new(policies.iter().map(|(name, weight)| (*name, *weight))).unwrap_err().to_string()
+        };
+        assert!(error(&[]).contains("no policy of a weight above 0"));
+        assert!(error(&[("a", 0.0)]).contains("no policy of a weight above 0"));
+        assert!(error(&[("a", -1.0)]).contains("\"a\" the weight -1;"));
+        assert!(error(&[("a", f64::NAN)]).contains("NaN"));
+        assert!(error(&[("a", 1.0), ("a", 1.0)]).contains("\"a\" twice"));
+    }
+
+    proptest! {
+        #[test]
+        fn somebody_with_a_weight_is_always_picked(
+            weights in prop::collection::vec(prop_oneof![Just(0.0), 1e-9f64..1e9], 1..6),
+            seed: u64, stream: u64, role in ".{0,8}",
+        ) {
+            let named = weights.iter().enumerate().map(|(i, weight)| (i.to_string(), *weight));
+            if let Ok(mixture) = Mixture::new(named) {
+                let picked: usize = mixture.pick(seed, stream, &role).parse().unwrap();
+                prop_assert!(weights[picked] > 0.0);
+            }
+        }
+    }
+}

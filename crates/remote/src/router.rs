@@ -1,0 +1,165 @@
+//! One sampler over many: who takes which call, what happens when one fails, and how it comes back.
+//!
+//! **Health.** A member *serves*, is *suspected* after a failure (calls go to others while there are any), or
+//! is *quarantined* after several in a row, or when it missed weights. A probe is one token drawn from a tiny
+//! prompt, since a server that answers pings may still draw nothing. Members that have nothing to do are
+//! probed now and then, suspected ones at once, quarantined ones after waits that double. Before it serves
+//! again, a member says which version it has, is sent the newest weights if that is an older one, and draws.
+//!
+//! **Failover.** A call whose member fails goes on at another one with the tokens that were handed out as the
+//! end of its prompt, and weights no older than theirs. Draws are functions of seed, stream and position, so
+//! with the same weights it is the same reply. Tokens are handed out once. Failures of the request itself are
+//! nobody's but its caller's, and are tried nowhere else.
+
+mod call;
+mod calls;
+mod choice;
+mod gate;
+mod member;
+mod options;
+mod pool;
+#[cfg(test)]
+mod testing;
+mod totals;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use dressage_policy::{DeviceStats, Load, PolicyError, SampleRequest, SampleStream, Sampler, WeightsRef};
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+
+use call::Call;
+use calls::Calls;
+pub use choice::{Choice, PrefixOptions};
+use gate::Gate;
+pub use member::{Health, MemberStatus};
+pub use options::RouterOptions;
+use pool::Pool;
+use totals::Totals;
+
+/// A sampler over samplers of one policy, its members. Dropping it ends its probes; calls under way go on.
+pub struct Router {
+    pool: Arc<Pool>,
+    gate: Arc<Gate>,
+    calls: Calls,
+    totals: Totals,
+    _watches: JoinSet<()>,
+}
+
+impl Router {
+    /// A router over members, each with a name that errors and logs use. Call it within a Tokio runtime.
+    ///
+    /// # Errors
+    /// When there are no members, two bear one name, or an option leaves nothing that could be done.
+    pub fn new(
+        members: Vec<(String, Arc<dyn Sampler>)>,
+        options: RouterOptions,
+    ) -> Result<Self, PolicyError> {
+        let invalid = |why: String| Err(PolicyError::Invalid(format!("a router {why}")));
+        if members.is_empty() {
+            return invalid("has no members; give it at least one sampler".into());
+        }
+        let mut names = BTreeSet::new();
+        if let Some((name, _)) = members.iter().find(|(name, _)| !names.insert(name)) {
+            return invalid(format!("has two members of the name {name:?}; name each otherwise"));
+        }
+        let positive = [("tries", options.tries), ("failures", options.failures as usize)];
+        if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
+            return invalid(format!("with {name} = 0 never serves; it must be at least 1"));
+        }
+        if options.probe.is_empty() {
+            return invalid("needs a prompt for its probes; give it one token".into());
+        }
+        let gate = Gate::new(options.most_running, options.most_waiting);
+        let totals = Totals::new(members.len());
+        let pool = Arc::new(Pool::new(members, options));
+        let mut watches = JoinSet::new();
+        for member in &pool.members {
+            watches.spawn(pool.clone().watch(member.clone()));
+        }
+        Ok(Router { pool, gate, calls: Calls::default(), totals, _watches: watches })
+    }
+
+    /// State of every member.
+    pub fn members(&self) -> Vec<MemberStatus> {
+        self.pool.members.iter().map(|member| member.status()).collect()
+    }
+
+    /// Lets no more calls begin: they wait, as many as may. Those that run go on.
+    pub fn pause(&self) {
+        self.gate.pause();
+    }
+
+    /// Lets calls begin again, after a pause or when the router was drained.
+    pub fn resume(&self) {
+        self.gate.resume();
+    }
+
+    /// Admits no more calls, and waits until those that were admitted have ended.
+    ///
+    /// # Errors
+    /// [`PolicyError::Deadline`] with how many are left after `longest`; no calls are admitted all the same,
+    /// until the router is resumed.
+    pub async fn drain(&self, longest: Duration) -> Result<(), PolicyError> {
+        self.gate.drain(longest).await
+    }
+}
+
+#[async_trait]
+impl Sampler for Router {
+    async fn sample(&self, request: SampleRequest) -> Result<SampleStream, PolicyError> {
+        let policy = &self.pool.options.policy;
+        if !policy.is_empty() && !request.policy.is_empty() && request.policy != *policy {
+            return Err(PolicyError::Invalid(format!(
+                "the request asks for policy {:?}, but the router has {policy:?}",
+                request.policy
+            )));
+        }
+        request.params.validate()?;
+        let ticket = self.gate.enter()?;
+        let (events, stream) = SampleStream::channel();
+        let (accepted, answer) = oneshot::channel();
+        let (registered, aborted) = self.calls.register(request.stream);
+        let call = Call { request, events, aborted, accepted: Some(accepted), drawn: 0, held: None };
+        let pool = self.pool.clone();
+        tokio::spawn(async move {
+            call.run(pool, ticket).await;
+            drop(registered);
+        });
+        match answer.await {
+            Ok(accepted) => accepted.map(|()| stream),
+            Err(_) => Err(PolicyError::Stopped("the router".into())),
+        }
+    }
+
+    async fn abort(&self, stream: Option<u64>) -> Result<usize, PolicyError> {
+        Ok(self.calls.abort(stream))
+    }
+
+    async fn workload(&self) -> Result<Load, PolicyError> {
+        Ok(self.totals.load(&self.pool, self.gate.counts().1).await)
+    }
+
+    async fn device_stats(&self) -> Result<Option<DeviceStats>, PolicyError> {
+        Ok(self.totals.stats(&self.pool).await)
+    }
+
+    async fn paused(&self) -> Result<Duration, PolicyError> {
+        Ok(self.totals.paused(&self.pool).await)
+    }
+
+    async fn adopt(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
+        self.pool.adopt(weights).await
+    }
+
+    async fn version(&self) -> Result<u64, PolicyError> {
+        self.totals.version(&self.pool).await
+    }
+}
+
+#[cfg(test)]
+#[path = "router/router_tests.rs"]
+mod tests;

@@ -1,0 +1,214 @@
+//! One call, on one member or, where that fails, on others.
+
+use std::sync::Arc;
+
+use dressage_policy::awake::within;
+use dressage_policy::{FinishReason, PolicyError, SampleEvent, SampleRequest};
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::gate::Ticket;
+use super::member::Member;
+use super::pool::{Fault, Pool};
+
+/// A call under way.
+pub(crate) struct Call {
+    /// What is left to do: tokens that were handed out are a part of the prompt.
+    pub request: SampleRequest,
+    /// Where tokens are handed out.
+    pub events: mpsc::UnboundedSender<Result<SampleEvent, PolicyError>>,
+    /// Whether it is to end.
+    pub aborted: watch::Receiver<bool>,
+    /// Told once whether the call is accepted.
+    pub accepted: Option<oneshot::Sender<Result<(), PolicyError>>>,
+    /// Tokens that were handed out.
+    pub drawn: usize,
+    /// The last token, while it may turn out to be the last.
+    pub held: Option<SampleEvent>,
+}
+
+/// Ends when a call is to be aborted.
+async fn ended(aborted: &mut watch::Receiver<bool>) {
+    if aborted.wait_for(|aborted| *aborted).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+impl Call {
+    /// Runs to the end, or until nobody listens.
+    pub async fn run(mut self, pool: Arc<Pool>, ticket: Ticket) {
+        let events = self.events.clone();
+        let end = tokio::select! {
+            biased;
+            () = events.closed() => return,
+            end = self.serve(&pool, ticket) => end,
+        };
+        // Nobody may listen any more.
+        match (end, self.accepted.take()) {
+            (Err(error), Some(accepted)) => drop(accepted.send(Err(error))),
+            (Err(error), None) => drop(events.send(Err(error))),
+            (Ok(reason), accepted) => {
+                accepted.map(|accepted| accepted.send(Ok(())));
+                drop(events.send(Ok(SampleEvent::Finished(reason))));
+            }
+        }
+    }
+
+    fn accepts(&mut self) {
+        self.accepted.take().map(|accepted| accepted.send(Ok(())));
+    }
+
+    async fn serve(&mut self, pool: &Pool, mut ticket: Ticket) -> Result<FinishReason, PolicyError> {
+        let turn = match ticket.now() {
+            Some(turn) => turn,
+            None => {
+                self.accepts();
+                tokio::select! {
+                    biased;
+                    () = ended(&mut self.aborted) => return Ok(FinishReason::Aborted),
+                    turn = ticket.turn() => turn?,
+                }
+            }
+        };
+        let end = self.try_members(pool).await;
+        drop(turn);
+        end
+    }
+
+    async fn try_members(&mut self, pool: &Pool) -> Result<FinishReason, PolicyError> {
+        let mut tried = Vec::new();
+        loop {
+            let least = self.request.least_version;
+            let chosen = tokio::select! {
+                biased;
+                () = ended(&mut self.aborted) => return Ok(FinishReason::Aborted),
+                chosen = pool.await_member(&self.request.prompt, least, &tried) => chosen?,
+            };
+            let member = &chosen.0;
+            let error = match self.on(pool, member).await {
+                Ok(reason) => {
+                    pool.finishes(member, &self.request.prompt);
+                    return Ok(reason);
+                }
+                // The next member draws the token that was not handed out again.
+                Err(_) if *self.aborted.borrow() => return Ok(FinishReason::Aborted),
+                Err(error) => error,
+            };
+            let fault = Fault::of(&error);
+            match &error {
+                PolicyError::PromptTooLong { .. } if self.drawn > 0 => return Ok(FinishReason::Context),
+                PolicyError::Behind { version, .. } => pool.drew_with(member, *version),
+                error => pool.blames(member, error),
+            }
+            if let Some(reason) = self.is_whole() {
+                return Ok(reason);
+            }
+            tried.push(member.index);
+            match fault {
+                Fault::Request => return Err(error),
+                Fault::Nobody if !pool.has_other(&tried) => return Err(error),
+                _ if tried.len() >= pool.options.tries => return Err(error),
+                Fault::Nobody | Fault::Member => {}
+            }
+        }
+    }
+
+    /// The end of a reply whose member failed after the last token.
+    fn is_whole(&self) -> Option<FinishReason> {
+        let stops = |token| self.request.params.stop_ids.contains(token);
+        if self.drawn > 0 && self.request.prompt.last().is_some_and(stops) {
+            return Some(FinishReason::StopId);
+        }
+        (self.request.params.max_tokens == 0).then_some(FinishReason::Length)
+    }
+
+    /// Draws what is left on one member.
+    async fn on(&mut self, pool: &Pool, member: &Member) -> Result<FinishReason, PolicyError> {
+        let options = &pool.options;
+        self.held = None;
+        let mut stream = tokio::select! {
+            biased;
+            () = ended(&mut self.aborted) => return Ok(FinishReason::Aborted),
+            stream = member.sampler.sample(self.request.clone()) => stream?,
+            () = member.over(options.accept, options) => {
+                let what = format!("{} to accept a request", member.name);
+                return Err(PolicyError::Deadline(options.accept, what));
+            }
+        };
+        self.accepts();
+        let mut is_ending = false;
+        loop {
+            let event = tokio::select! {
+                biased;
+                event = stream.next() => event,
+                () = ended(&mut self.aborted), if !is_ending => {
+                    is_ending = true;
+                    let abort = member.sampler.abort(Some(self.request.stream));
+                    within(options.answer, abort).await;
+                    continue;
+                }
+                () = member.over(options.answer, options), if is_ending => return Ok(FinishReason::Aborted),
+                () = member.falls_silent(self.request.least_version, options) => {
+                    return Err(PolicyError::Deadline(options.silence, format!("a token from {}", member.name)));
+                }
+            };
+            match event {
+                Some(Ok(SampleEvent::Finished(reason))) => {
+                    self.hand_out_held();
+                    return Ok(reason);
+                }
+                Some(Ok(SampleEvent::Tokens { version, tokens, logprobs, top })) => {
+                    member.progresses();
+                    let least = self.request.least_version;
+                    if version < least {
+                        let policy = options.policy.clone();
+                        return Err(PolicyError::Behind { policy, least, version });
+                    }
+                    pool.drew_with(member, version);
+                    self.takes(SampleEvent::Tokens { tokens, logprobs, top, version });
+                }
+                Some(Err(error)) => return Err(error),
+                None => return Err(PolicyError::Stopped(member.name.clone().into())),
+            }
+        }
+    }
+
+    /// Takes tokens that a member drew.
+    fn takes(&mut self, tokens: SampleEvent) {
+        self.hand_out_held();
+        let SampleEvent::Tokens { mut tokens, mut logprobs, mut top, version } = tokens else { return };
+        // With stop strings nobody but the member knows whether a token is the last; without that, a reply
+        // whose member fails right after it would go on past its end.
+        if !self.request.params.stop_strings.is_empty() {
+            let last = |len: usize| len.saturating_sub(1);
+            self.held = Some(SampleEvent::Tokens {
+                tokens: tokens.split_off(last(tokens.len())),
+                logprobs: logprobs.split_off(last(logprobs.len())),
+                top: top.split_off(last(top.len())),
+                version,
+            });
+        }
+        self.hand_out(SampleEvent::Tokens { tokens, logprobs, top, version });
+    }
+
+    fn hand_out_held(&mut self) {
+        if let Some(held) = self.held.take() {
+            self.hand_out(held);
+        }
+    }
+
+    /// Hands out tokens; what is left to do goes on after them, with weights that are no older.
+    fn hand_out(&mut self, event: SampleEvent) {
+        let SampleEvent::Tokens { tokens, version, .. } = &event else { return };
+        let (request, count) = (&mut self.request, tokens.len());
+        if count == 0 {
+            return;
+        }
+        request.prompt.extend(tokens);
+        request.params.drawn_before += count;
+        request.params.max_tokens = request.params.max_tokens.saturating_sub(count);
+        request.least_version = request.least_version.max(*version);
+        self.drawn += count;
+        // Whether somebody listens is looked after elsewhere.
+        self.events.send(Ok(event)).ok();
+    }
+}

@@ -1,0 +1,33 @@
+//! The member with the fewest calls.
+
+use super::round_robin::RoundRobin;
+use super::{Candidate, Choose};
+
+/// The fewest calls win: members that are slow keep their calls for longer, and so get fewer.
+#[derive(Debug, Default)]
+pub(crate) struct LeastLoaded {
+    turns: RoundRobin,
+}
+
+impl Choose for LeastLoaded {
+    fn choose(&mut self, _prompt: &[u32], candidates: &[Candidate]) -> usize {
+        let least = candidates.iter().map(|candidate| candidate.running).min();
+        self.turns.turn(candidates.iter().filter(|c| Some(c.running) == least).map(|c| c.member))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fewest_calls_win_and_equals_take_turns() {
+        let mut choice = LeastLoaded::default();
+        let mut among = |running: [usize; 3]| {
+            let candidates: Vec<Candidate> =
+                (0..3).map(|member| Candidate { member, running: running[member] }).collect();
+            choice.choose(&[], &candidates)
+        };
+        assert_eq!([among([2, 1, 3]), among([1, 1, 1]), among([1, 1, 1]), among([0, 1, 0])], [1, 2, 0, 2]);
+    }
+}

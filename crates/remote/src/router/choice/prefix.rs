@@ -1,0 +1,100 @@
+//! The member that has computed most of a prompt.
+//!
+//! The rule: of the members that are not much more loaded than the least loaded one, take the one whose
+//! recorded paths share the longest beginning with the prompt; of equal ones the one with the fewest calls,
+//! and of those the one that has the fewest blocks in the index. *Much more loaded* is more than `ratio`
+//! (1.5) × the calls of the least loaded + `slack` (8). So attempts at one task and turns of one conversation
+//! go where their beginning lies in memory; a burst of them spreads when it would cost more to wait than to
+//! compute the beginning once more; and prompts that are new to all go to who has least to do.
+
+use super::prefix_index::PrefixIndex;
+use super::{Candidate, Choose};
+
+/// Constants of the choice by prefixes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PrefixOptions {
+    /// A member is much more loaded than the least loaded one with more calls than this many times its calls,
+    pub ratio: f64,
+    /// plus this many.
+    pub slack: usize,
+    /// Most blocks of 16 tokens that are remembered, each for each member that has it: at most
+    /// 200 bytes each.
+    pub most_blocks: usize,
+}
+
+impl Default for PrefixOptions {
+    fn default() -> Self {
+        PrefixOptions { ratio: 1.5, slack: 8, most_blocks: 1 << 18 }
+    }
+}
+
+/// The choice by prefixes.
+#[derive(Debug)]
+pub(crate) struct Prefix {
+    options: PrefixOptions,
+    index: PrefixIndex,
+}
+
+impl Prefix {
+    pub fn new(options: PrefixOptions) -> Self {
+        Prefix { index: PrefixIndex::new(options.most_blocks), options }
+    }
+}
+
+impl Choose for Prefix {
+    fn choose(&mut self, prompt: &[u32], candidates: &[Candidate]) -> usize {
+        let least = candidates.iter().map(|candidate| candidate.running).min().unwrap_or_default();
+        let most = least as f64 * self.options.ratio + self.options.slack as f64;
+        let shared = self.index.shared(prompt);
+        let blocks = |member| shared.get(&member).copied().unwrap_or_default();
+        let worth = |candidate: &&Candidate| {
+            let Candidate { member, running } = **candidate;
+            let fewest = std::cmp::Reverse((running, self.index.blocks_of(member), member));
+            (blocks(member), fewest)
+        };
+        let near = candidates.iter().filter(|candidate| candidate.running as f64 <= most);
+        near.max_by_key(worth).map(|candidate| candidate.member).unwrap_or_default()
+    }
+
+    fn computes(&mut self, member: usize, path: &[u32]) {
+        self.index.insert(member, path);
+    }
+
+    fn forgets(&mut self, member: usize) {
+        self.index.forget(member);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn among(choice: &mut Prefix, prompt: &[u32], running: [usize; 3]) -> usize {
+        let candidates: Vec<Candidate> =
+            (0..3).map(|member| Candidate { member, running: running[member] }).collect();
+        choice.choose(prompt, &candidates)
+    }
+
+    #[test]
+    fn the_longest_prefix_wins_until_its_member_is_much_more_loaded() {
+        let mut choice = Prefix::new(PrefixOptions::default());
+        let prompt: Vec<u32> = (0..100).collect();
+        choice.computes(1, &prompt[..40]);
+        choice.computes(2, &prompt[..80]);
+        assert_eq!(among(&mut choice, &prompt, [0, 0, 8]), 2);
+        assert_eq!(among(&mut choice, &prompt, [0, 0, 9]), 1, "the next longest one");
+        assert_eq!(among(&mut choice, &prompt, [0, 9, 9]), 0);
+        assert_eq!(among(&mut choice, &prompt, [10, 24, 23]), 2, "10 x 1.5 + 8 = 23");
+        assert_eq!(among(&mut choice, &prompt, [10, 23, 24]), 1);
+        choice.forgets(2);
+        assert_eq!(among(&mut choice, &prompt, [0, 0, 0]), 1);
+    }
+
+    #[test]
+    fn what_is_new_to_all_goes_to_who_has_least_to_do() {
+        let mut choice = Prefix::new(PrefixOptions::default());
+        choice.computes(0, &[7; 64]);
+        assert_eq!(among(&mut choice, &[1; 64], [2, 1, 3]), 1);
+        assert_eq!(among(&mut choice, &[1; 64], [1, 1, 1]), 1, "fewer blocks than the first");
+    }
+}

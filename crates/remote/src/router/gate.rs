@@ -1,0 +1,226 @@
+//! Admission: how many calls run, how many wait, and the rest is told to come back.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use dressage_policy::PolicyError;
+use dressage_policy::awake::within;
+use tokio::sync::{Notify, oneshot};
+use tokio::time::Instant;
+
+/// Longest time after which a caller is told to come back, in seconds.
+const LONGEST_HINT: f64 = 60.0;
+/// Weight of the newest call in the mean duration of calls.
+const NEWEST: f64 = 0.1;
+
+/// A gate in front of calls, first come, first served.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    most_running: usize,
+    most_waiting: usize,
+    state: Mutex<State>,
+    /// Told when a call ends.
+    ended: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    running: usize,
+    waiting: VecDeque<oneshot::Sender<Turn>>,
+    is_paused: bool,
+    is_closed: bool,
+    /// Mean duration of calls, in seconds.
+    mean: f64,
+}
+
+/// A place in the queue: either its turn has come, or it will.
+#[derive(Debug)]
+pub(crate) struct Ticket(oneshot::Receiver<Turn>);
+
+impl Ticket {
+    /// The turn, where it has come already.
+    pub fn now(&mut self) -> Option<Turn> {
+        self.0.try_recv().ok()
+    }
+
+    /// Waits for the turn.
+    ///
+    /// # Errors
+    /// When the gate is gone.
+    pub async fn turn(self) -> Result<Turn, PolicyError> {
+        self.0.await.map_err(|_| PolicyError::Stopped("the router".into()))
+    }
+}
+
+/// A call that runs, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    gate: Arc<Gate>,
+    /// Since when it runs; nothing where nobody took the turn.
+    since: Option<Instant>,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut state = self.gate.state();
+        state.running -= 1;
+        if let Some(took) = self.since.map(|since| since.elapsed().as_secs_f64()) {
+            state.mean = if state.mean == 0.0 { took } else { state.mean + NEWEST * (took - state.mean) };
+        }
+        self.gate.admit(state);
+        self.gate.ended.notify_waiters();
+    }
+}
+
+impl Gate {
+    /// At most `most_running` calls run (0 for any number) and `most_waiting` wait.
+    pub fn new(most_running: usize, most_waiting: usize) -> Arc<Self> {
+        let most_running = if most_running == 0 { usize::MAX } else { most_running };
+        Arc::new(Gate { most_running, most_waiting, state: Mutex::default(), ended: Notify::new() })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a place in the queue.
+    ///
+    /// # Errors
+    /// [`PolicyError::Busy`] where too many wait already, or no calls are admitted any more.
+    pub fn enter(self: &Arc<Self>) -> Result<Ticket, PolicyError> {
+        let mut state = self.state();
+        // Who has gone away does not wait.
+        state.waiting.retain(|waits| !waits.is_closed());
+        let (running, waiting) = (state.running, state.waiting.len());
+        let must_wait = state.is_paused || running >= self.most_running;
+        if state.is_closed || must_wait && waiting >= self.most_waiting {
+            let why = if state.is_closed { "the router is being drained: " } else { "" };
+            let ahead = (waiting + 1) as f64 / self.most_running.min(running.max(1)) as f64;
+            return Err(PolicyError::Busy {
+                what: format!("{why}{running} requests run and {waiting} wait"),
+                retry_after: (ahead * state.mean).ceil().clamp(1.0, LONGEST_HINT) as u64,
+            });
+        }
+        let (turn, ticket) = oneshot::channel();
+        state.waiting.push_back(turn);
+        self.admit(state);
+        Ok(Ticket(ticket))
+    }
+
+    /// Lets as many run as may.
+    fn admit(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
+        // Whoever has gone away does not wait.
+        state.waiting.retain(|waits| !waits.is_closed());
+        let mut refused = Vec::new();
+        while !state.is_paused && state.running < self.most_running {
+            let Some(waits) = state.waiting.pop_front() else { break };
+            state.running += 1;
+            let turn = Turn { gate: self.clone(), since: Some(Instant::now()) };
+            refused.extend(waits.send(turn).err());
+        }
+        drop(state);
+        // Without the lock, which their drop takes.
+        refused.iter_mut().for_each(|turn| turn.since = None);
+    }
+
+    /// Calls that run and that wait.
+    pub fn counts(&self) -> (usize, usize) {
+        let state = self.state();
+        (state.running, state.waiting.iter().filter(|waits| !waits.is_closed()).count())
+    }
+
+    /// Lets no more calls begin; they wait.
+    pub fn pause(&self) {
+        self.state().is_paused = true;
+    }
+
+    /// Admits calls again, and lets them begin.
+    pub fn resume(self: &Arc<Self>) {
+        let mut state = self.state();
+        (state.is_paused, state.is_closed) = (false, false);
+        self.admit(state);
+    }
+
+    /// Admits no more calls, and waits for those that were admitted to end.
+    ///
+    /// # Errors
+    /// [`PolicyError::Deadline`] with how many are left.
+    pub async fn drain(self: &Arc<Self>, longest: Duration) -> Result<(), PolicyError> {
+        self.resume();
+        self.state().is_closed = true;
+        let empty = async {
+            loop {
+                let ended = self.ended.notified();
+                let mut ended = std::pin::pin!(ended);
+                ended.as_mut().enable();
+                if self.counts() == (0, 0) {
+                    return;
+                }
+                ended.await;
+            }
+        };
+        within(longest, empty).await.ok_or_else(|| {
+            let (running, waiting) = self.counts();
+            PolicyError::Deadline(longest, format!("{running} calls that run and {waiting} that wait to end"))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn as_many_run_as_may_the_rest_waits_in_order_and_more_are_told_to_come_back() {
+        let gate = Gate::new(1, 2);
+        let first = gate.enter().unwrap().now().unwrap();
+        let (mut second, mut third) = (gate.enter().unwrap(), gate.enter().unwrap());
+        assert!(second.now().is_none());
+        tokio::time::advance(Duration::from_secs(4)).await;
+        let busy = gate.enter().unwrap_err();
+        assert_eq!(busy.to_string(), "1 requests run and 2 wait; try again in 1 s", "no call has ended yet");
+        drop(first);
+        assert!(third.now().is_none());
+        let second = second.now().unwrap();
+        let _fourth = gate.enter().unwrap();
+        let busy = gate.enter().unwrap_err();
+        assert_eq!(busy, PolicyError::Busy { what: "1 requests run and 2 wait".into(), retry_after: 12 });
+        drop(second);
+        third.now().unwrap();
+    }
+
+    #[tokio::test]
+    async fn whoever_goes_away_frees_the_place() {
+        let gate = Gate::new(1, 1);
+        let mut first = gate.enter().unwrap();
+        drop(gate.enter().unwrap());
+        let second = gate.enter().unwrap();
+        let turn = first.now().unwrap();
+        drop(turn);
+        assert_eq!(gate.counts(), (1, 0), "the turn waits to be taken");
+        drop(second);
+        assert_eq!(gate.counts(), (0, 0), "a turn that nobody took is free again");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_paused_gate_lets_nobody_in_and_a_drained_one_waits_for_all_to_end() {
+        let gate = Gate::new(0, 8);
+        let first = gate.enter().unwrap().now().unwrap();
+        gate.pause();
+        let mut second = gate.enter().unwrap();
+        assert!(second.now().is_none());
+        let error = gate.drain(Duration::from_secs(5)).await.unwrap_err().to_string();
+        assert_eq!(error, "waited 5s for 2 calls that run and 0 that wait to end");
+        assert!(gate.enter().unwrap_err().to_string().starts_with("the router is being drained: 2 requests"));
+        let draining = tokio::spawn({
+            let gate = gate.clone();
+            async move { gate.drain(Duration::from_secs(5)).await }
+        });
+        tokio::task::yield_now().await;
+        drop((first, second.now().unwrap()));
+        draining.await.unwrap().unwrap();
+        gate.resume();
+        gate.enter().unwrap().now().unwrap();
+    }
+}

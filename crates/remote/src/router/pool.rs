@@ -1,0 +1,350 @@
+//! The members of a router together: who takes a call, who is to blame, and how one comes back.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dressage_policy::awake::within;
+use dressage_policy::{Completion, PolicyError, SampleRequest, Sampler, SamplingParams, WeightsRef};
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+use tracing::{info, warn};
+
+use super::choice::{Candidate, Choose};
+use super::member::{Health, Member};
+use super::options::RouterOptions;
+
+/// Stream of probes, which no call has.
+const PROBES: u64 = u64::MAX - 2;
+
+/// The members of a router.
+pub(crate) struct Pool {
+    pub members: Vec<Arc<Member>>,
+    pub options: RouterOptions,
+    choice: Mutex<Box<dyn Choose>>,
+    weights: Mutex<Weights>,
+    /// Told when a member serves again.
+    returned: Notify,
+}
+
+/// Weights that members are to have.
+#[derive(Default)]
+struct Weights {
+    /// The newest that were published.
+    newest: Option<WeightsRef>,
+    /// The version that all that serve have, as far as they said: those who have an older one lost it.
+    adopted: u64,
+}
+
+/// A member that has been given a call, until this is dropped.
+pub(crate) struct Chosen(pub Arc<Member>);
+
+impl Drop for Chosen {
+    fn drop(&mut self) {
+        self.0.counts(false);
+    }
+}
+
+/// The side that an error of a member speaks against.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// The request: nobody can serve it.
+    Request,
+    /// Nobody: another member may serve it.
+    Nobody,
+    /// The member.
+    Member,
+}
+
+impl Fault {
+    /// The side that `error` speaks against.
+    pub fn of(error: &PolicyError) -> Self {
+        match error {
+            PolicyError::Busy { .. } | PolicyError::Behind { .. } => Fault::Nobody,
+            PolicyError::Deadline(..)
+            | PolicyError::Stopped(_)
+            | PolicyError::Storage(_)
+            | PolicyError::NotAdopted(_)
+            // Damaged weights are one member's; those that have diverged are so everywhere, and the next says
+            // so.
+            | PolicyError::NotFinite { .. } => Fault::Member,
+            PolicyError::Invalid(_)
+            | PolicyError::PromptTooLong { .. }
+            | PolicyError::Cut(_)
+            | PolicyError::NoValueHead
+            | PolicyError::NoPredictions => Fault::Request,
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Pool {
+    pub fn new(members: Vec<(String, Arc<dyn Sampler>)>, options: RouterOptions) -> Self {
+        let members = members.into_iter().enumerate();
+        let members = members.map(|(i, (name, sampler))| Arc::new(Member::new(i, name, sampler, &options)));
+        Pool {
+            members: members.collect(),
+            choice: Mutex::new(options.choice.make()),
+            options,
+            weights: Mutex::default(),
+            returned: Notify::new(),
+        }
+    }
+
+    /// Members that have a given health, or a better one.
+    pub fn up_to(&self, worst: Health) -> Vec<Arc<Member>> {
+        self.members.iter().filter(|member| member.health() <= worst).cloned().collect()
+    }
+
+    /// Gives a call with this prompt to a member. Of all that are not quarantined preferred are those that
+    /// were not `tried`, then those that serve, then those that have version `least`.
+    pub fn choose(&self, prompt: &[u32], least: u64, tried: &[usize]) -> Option<Chosen> {
+        // One lock around all of it, so that calls that come at once see each other.
+        let mut choice = lock(&self.choice);
+        let known = self.members.iter().map(|member| (member, member.status()));
+        let may: Vec<_> = known
+            .filter(|(_, status)| status.health != Health::Quarantined)
+            .map(|(member, status)| {
+                let is_suspected = status.health == Health::Suspected;
+                let rank = (tried.contains(&member.index), is_suspected, status.version < least);
+                (rank, Candidate { member: member.index, running: status.running })
+            })
+            .collect();
+        let best = may.iter().map(|(rank, _)| *rank).min()?;
+        let candidates: Vec<Candidate> =
+            may.into_iter().filter(|(rank, _)| *rank == best).map(|(_, candidate)| candidate).collect();
+        let member = self.members.get(choice.choose(prompt, &candidates))?.clone();
+        choice.computes(member.index, prompt);
+        member.counts(true);
+        Some(Chosen(member))
+    }
+
+    /// Gives a call to a member, or waits until there is one.
+    ///
+    /// # Errors
+    /// When none serves within `options.patience`: all of them, with their reasons.
+    pub async fn await_member(
+        &self,
+        prompt: &[u32],
+        least: u64,
+        tried: &[usize],
+    ) -> Result<Chosen, PolicyError> {
+        let chosen = async {
+            loop {
+                let mut returned = std::pin::pin!(self.returned.notified());
+                returned.as_mut().enable();
+                if let Some(chosen) = self.choose(prompt, least, tried) {
+                    return chosen;
+                }
+                returned.await;
+            }
+        };
+        within(self.options.patience, chosen).await.ok_or_else(|| self.nobody())
+    }
+
+    /// The error where nobody serves.
+    pub fn nobody(&self) -> PolicyError {
+        let reason = |member: &Arc<Member>| {
+            let status = member.status();
+            format!("{}: {}", status.name, status.reason.unwrap_or_else(|| "it serves".into()))
+        };
+        let reasons: Vec<String> = self.members.iter().map(reason).collect();
+        PolicyError::Stopped(format!("every member of the router ({})", reasons.join("; ")).into())
+    }
+
+    /// Takes note of a call that ended as it should, after this path.
+    pub fn finishes(&self, member: &Member, path: &[u32]) {
+        lock(&self.choice).computes(member.index, path);
+        member.finishes(&self.options);
+    }
+
+    /// Takes note of an error of a member, where that speaks against it.
+    pub fn blames(&self, member: &Member, error: &PolicyError) {
+        if Fault::of(error) == Fault::Member {
+            self.fails(member, error);
+        }
+    }
+
+    /// Takes note of a failure, whatever the reason.
+    fn fails(&self, member: &Member, error: &PolicyError) {
+        if let (health, true) = member.fails(error, &self.options) {
+            warn!(member = member.name, ?health, %error, "a sampler failed");
+            if health == Health::Quarantined {
+                lock(&self.choice).forgets(member.index);
+            }
+        }
+    }
+
+    /// Gives a member no more calls until it has come back.
+    pub fn quarantines(&self, member: &Member, reason: &PolicyError) {
+        if member.quarantines(reason, &self.options) {
+            warn!(member = member.name, %reason, "a sampler is quarantined");
+            lock(&self.choice).forgets(member.index);
+        }
+    }
+
+    /// Takes note of the version of a token, or of a refusal.
+    pub fn drew_with(&self, member: &Member, version: u64) {
+        member.drew_with(version, lock(&self.weights).adopted);
+    }
+
+    /// Whether there is a member that may be given a call and was not tried.
+    pub fn has_other(&self, tried: &[usize]) -> bool {
+        self.up_to(Health::Suspected).iter().any(|member| !tried.contains(&member.index))
+    }
+
+    /// Has all members adopt weights at once, but those in quarantine, which are to adopt them when they come
+    /// back.
+    ///
+    /// # Errors
+    /// When none has adopted them: all with their reasons. Nobody is quarantined then, since the weights may
+    /// be at fault.
+    pub async fn adopt(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
+        let (asked, before) = {
+            let mut known = lock(&self.weights);
+            let before = known.newest.replace(weights.clone());
+            let served = self.up_to(Health::Suspected);
+            (if served.is_empty() { self.members.clone() } else { served }, before)
+        };
+        let mut calls = JoinSet::new();
+        for member in asked {
+            let (weights, longest) = (weights.clone(), self.options.adopt);
+            calls.spawn(async move {
+                let what = format!("adopt version {}", weights.version);
+                let adopted = member.ask(longest, &what, member.sampler.adopt(&weights)).await;
+                (member, adopted)
+            });
+        }
+        let (mut adopted, mut missed) = (false, Vec::new());
+        while let Some(done) = calls.join_next().await {
+            match done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())) {
+                (member, Ok(())) => {
+                    member.has_version(weights.version);
+                    adopted = true;
+                }
+                (member, Err(error)) => missed.push((member, error)),
+            }
+        }
+        if !adopted {
+            let mut known = lock(&self.weights);
+            if known.newest.as_ref() == Some(weights) {
+                known.newest = before;
+            }
+            let reasons = missed.iter().map(|(member, error)| format!("{}: {error}", member.name));
+            return Err(PolicyError::NotAdopted(reasons.collect::<Vec<_>>().join("; ")));
+        }
+        for (member, error) in &missed {
+            self.quarantines(member, error);
+        }
+        let mut known = lock(&self.weights);
+        // Not the greatest: a run that goes on from an earlier checkpoint publishes lower versions again.
+        if known.newest.as_ref() == Some(weights) {
+            known.adopted = weights.version;
+        }
+        Ok(())
+    }
+
+    /// Looks after a member for ever: probes it when that is due.
+    pub async fn watch(self: Arc<Self>, member: Arc<Member>) {
+        let mut progress = 0;
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep_until(member.due()) => {}
+                () = member.nudged.notified() => continue,
+            }
+            // One that is drawing needs no probe.
+            let before = std::mem::replace(&mut progress, member.progress());
+            if member.may_wait(before != progress, &self.options) {
+                continue;
+            }
+            match self.checks(&member).await {
+                Ok(()) => {}
+                Err(error) => self.fails(&member, &error),
+            }
+        }
+    }
+
+    /// Checks that a member has the weights that it should have, and draws a token.
+    async fn checks(&self, member: &Member) -> Result<(), PolicyError> {
+        loop {
+            let newest = self.resync(member).await?;
+            self.probe(member).await?;
+            let known = lock(&self.weights);
+            // Weights that were published meanwhile were sent to those alone who were not in quarantine.
+            if member.health() == Health::Quarantined && known.newest != newest {
+                continue;
+            }
+            if member.passes(&self.options) {
+                info!(member = member.name, "a sampler serves again");
+                self.returned.notify_waiters();
+            }
+            return Ok(());
+        }
+    }
+
+    /// Quarantines a member that has lost weights which it had, as after a restart, and sends one that is
+    /// quarantined the newest weights, where it has older ones. Returns these.
+    async fn resync(&self, member: &Member) -> Result<Option<WeightsRef>, PolicyError> {
+        let (answer, adopt) = (self.options.answer, self.options.adopt);
+        let version = || member.ask(answer, "say which weights it has", member.sampler.version());
+        let behind = |least, version| {
+            let policy = self.options.policy.clone();
+            PolicyError::Behind { policy, least, version }
+        };
+        // Before the member is asked: it may adopt weights at this moment.
+        let adopted = lock(&self.weights).adopted;
+        let has = version().await?;
+        member.has_version(has);
+        if has < adopted && member.health() != Health::Quarantined {
+            self.quarantines(member, &behind(adopted, has));
+        }
+        let newest = lock(&self.weights).newest.clone();
+        let Some(weights) = newest.as_ref().filter(|_| member.health() == Health::Quarantined) else {
+            return Ok(newest);
+        };
+        let least = weights.version;
+        if has < least {
+            let what = format!("adopt version {least}");
+            member.ask(adopt, &what, member.sampler.adopt(weights)).await?;
+            let has = version().await?;
+            member.has_version(has);
+            if has < least {
+                return Err(behind(least, has));
+            }
+        }
+        Ok(newest)
+    }
+
+    /// Has a member draw one token.
+    async fn probe(&self, member: &Member) -> Result<(), PolicyError> {
+        let before = member.progress();
+        let request = SampleRequest {
+            id: "probe".into(),
+            policy: self.options.policy.clone(),
+            stream: PROBES,
+            prompt: self.options.probe.clone(),
+            params: SamplingParams { max_tokens: 1, temperature: 0.0, ..SamplingParams::default() },
+            ..SampleRequest::default()
+        };
+        let draws = async {
+            let mut reply = Completion::default();
+            member.sampler.sample(request).await?.gather(&mut reply).await?;
+            Ok(reply)
+        };
+        let limit = self.options.probe_within;
+        tokio::select! {
+            biased;
+            reply = draws => match reply?.logprobs[..] {
+                [logprob] if logprob.is_finite() => Ok(()),
+                [_] => Err(PolicyError::NotFinite { position: self.options.probe.len() }),
+                _ => Err(PolicyError::Stopped(format!("{}, which drew no token,", member.name).into())),
+            },
+            // One that draws for others meanwhile is busy, not gone.
+            () = member.over(limit, &self.options) => match member.progress() == before {
+                true => Err(PolicyError::Deadline(limit, format!("{} to draw a token", member.name))),
+                false => Ok(()),
+            },
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! Members that fail on cue, over simulators that all draw the same.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use dressage_policy::{
+    Completion, DeviceStats, FinishReason, Load, PolicyError, SampleEvent, SampleRequest, SampleStream,
+    Sampler, SamplingParams, Simulator, SimulatorConfig, Timing, WeightsAt, WeightsRef,
+};
+
+use super::{Router, RouterOptions};
+
+/// How a member fails.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Fails {
+    Never,
+    /// Refuses each request.
+    Refuses(PolicyError),
+    /// Never answers a request.
+    Hangs,
+    /// Draws so many tokens, then fails,
+    After(usize, PolicyError),
+    /// draws no more,
+    HangsAfter(usize),
+    /// or is gone.
+    GoneAfter(usize),
+}
+
+/// A simulator that fails on cue, with versions of its own.
+pub struct Scripted {
+    pub simulator: Simulator,
+    pub fails: Mutex<Fails>,
+    pub version: AtomicU64,
+    /// Why it refuses weights.
+    pub refuses_weights: Mutex<Option<PolicyError>>,
+    pub adopted: Mutex<Vec<u64>>,
+    /// Whether it says that it stands still all the time.
+    pub stands_still: Mutex<bool>,
+    pub asked: Mutex<Vec<SampleRequest>>,
+    pub aborted: Mutex<Vec<Option<u64>>>,
+    pub stats: Mutex<Option<DeviceStats>>,
+    started: tokio::time::Instant,
+}
+
+pub fn gone() -> PolicyError {
+    PolicyError::Stopped("it".into())
+}
+
+/// All members draw a token in 10 ms, unless they are told to take longer.
+pub fn config(token: Duration) -> SimulatorConfig {
+    let timing = Timing { batch: token, ..Timing::default() };
+    SimulatorConfig { timing, spread: 2.0, ..SimulatorConfig::default() }
+}
+
+impl Scripted {
+    pub fn new(token: Duration) -> Arc<Self> {
+        Arc::new(Scripted {
+            simulator: Simulator::new(config(token)),
+            fails: Mutex::new(Fails::Never),
+            version: AtomicU64::new(0),
+            refuses_weights: Mutex::default(),
+            adopted: Mutex::default(),
+            stands_still: Mutex::new(false),
+            asked: Mutex::default(),
+            aborted: Mutex::default(),
+            stats: Mutex::default(),
+            started: tokio::time::Instant::now(),
+        })
+    }
+
+    pub fn fails(&self, how: Fails) {
+        *self.fails.lock().unwrap() = how;
+    }
+
+    /// Requests that it was given, but probes.
+    pub fn asked(&self) -> Vec<SampleRequest> {
+        let asked = self.asked.lock().unwrap();
+        asked.iter().filter(|request| request.id != "probe").cloned().collect()
+    }
+
+    pub fn probed(&self) -> usize {
+        self.asked.lock().unwrap().iter().filter(|request| request.id == "probe").count()
+    }
+}
+
+#[async_trait]
+impl Sampler for Scripted {
+    async fn sample(&self, mut request: SampleRequest) -> Result<SampleStream, PolicyError> {
+        self.asked.lock().unwrap().push(request.clone());
+        let fails = self.fails.lock().unwrap().clone();
+        let version = self.version.load(Ordering::Relaxed);
+        match &fails {
+            Fails::Refuses(error) => return Err(error.clone()),
+            Fails::Hangs => std::future::pending().await,
+            _ if version < request.least_version => {
+                return Err(PolicyError::Behind {
+                    policy: "p".into(),
+                    least: request.least_version,
+                    version,
+                });
+            }
+            _ => {}
+        }
+        request.least_version = 0;
+        // A simulator knows no text: its stop strings are numbers of tokens.
+        let strings = std::mem::take(&mut request.params.stop_strings);
+        request.params.stop_ids.extend(strings.iter().map(|id| id.parse::<u32>().unwrap()));
+        let mut from = self.simulator.sample(request).await?;
+        let (events, stream) = SampleStream::channel();
+        tokio::spawn(async move {
+            let mut drawn = 0;
+            loop {
+                match &fails {
+                    Fails::After(most, error) if drawn == *most => {
+                        return drop(events.send(Err(error.clone())));
+                    }
+                    Fails::GoneAfter(most) if drawn == *most => return,
+                    Fails::HangsAfter(most) if drawn == *most => return events.closed().await,
+                    _ => {}
+                }
+                let event = tokio::select! {
+                    () = events.closed() => return,
+                    event = from.next() => event,
+                };
+                let event = match event {
+                    Some(Ok(SampleEvent::Tokens { tokens, logprobs, top, .. })) => {
+                        drawn += tokens.len();
+                        Ok(SampleEvent::Tokens { tokens, logprobs, top, version })
+                    }
+                    Some(Ok(SampleEvent::Finished(FinishReason::StopId))) if !strings.is_empty() => {
+                        Ok(SampleEvent::Finished(FinishReason::StopString))
+                    }
+                    Some(event) => event,
+                    None => return,
+                };
+                if events.send(event).is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(stream)
+    }
+
+    async fn abort(&self, stream: Option<u64>) -> Result<usize, PolicyError> {
+        self.aborted.lock().unwrap().push(stream);
+        self.simulator.abort(stream).await
+    }
+
+    async fn workload(&self) -> Result<Load, PolicyError> {
+        self.simulator.workload().await
+    }
+
+    async fn device_stats(&self) -> Result<Option<DeviceStats>, PolicyError> {
+        Ok(self.stats.lock().unwrap().clone())
+    }
+
+    async fn paused(&self) -> Result<Duration, PolicyError> {
+        let still = *self.stands_still.lock().unwrap();
+        Ok(if still { self.started.elapsed() } else { Duration::ZERO })
+    }
+
+    async fn adopt(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
+        if let Some(error) = self.refuses_weights.lock().unwrap().clone() {
+            return Err(error);
+        }
+        self.adopted.lock().unwrap().push(weights.version);
+        self.version.store(weights.version, Ordering::Relaxed);
+        Ok(())
+    }
+
+    async fn version(&self) -> Result<u64, PolicyError> {
+        match &*self.fails.lock().unwrap() {
+            Fails::Refuses(error) => Err(error.clone()),
+            _ => Ok(self.version.load(Ordering::Relaxed)),
+        }
+    }
+}
+
+/// A router over so many members a, b, c, …
+pub fn router(count: usize, options: RouterOptions) -> (Router, Vec<Arc<Scripted>>) {
+    router_over(vec![Duration::from_millis(10); count], options)
+}
+
+/// A router over members that take so long for a token each.
+pub fn router_over(tokens: Vec<Duration>, options: RouterOptions) -> (Router, Vec<Arc<Scripted>>) {
+    let members: Vec<Arc<Scripted>> = tokens.into_iter().map(Scripted::new).collect();
+    let named = members.iter().zip('a'..).map(|(member, name)| {
+        let sampler: Arc<dyn Sampler> = member.clone();
+        (name.to_string(), sampler)
+    });
+    let router = Router::new(named.collect(), options).unwrap();
+    (router, members)
+}
+
+pub fn weights(version: u64) -> WeightsRef {
+    WeightsRef { version, at: WeightsAt::Memory }
+}
+
+pub fn request(stream: u64, max_tokens: usize) -> SampleRequest {
+    // Penalties show whether what was drawn before counts as reply.
+    let params = SamplingParams { max_tokens, frequency_penalty: 0.7, ..SamplingParams::default() };
+    SampleRequest { seed: 5, stream, prompt: vec![1, 2, 3], params, ..SampleRequest::default() }
+}
+
+/// The reply of a member that does not fail.
+pub async fn undisturbed(mut request: SampleRequest) -> Completion {
+    let strings = std::mem::take(&mut request.params.stop_strings);
+    request.params.stop_ids.extend(strings.iter().map(|id| id.parse::<u32>().unwrap()));
+    let stream = Simulator::new(config(Duration::ZERO)).sample(request).await.unwrap();
+    let mut reply = stream.collect(Duration::from_secs(60)).await.unwrap();
+    if !strings.is_empty() && reply.finish == FinishReason::StopId {
+        reply.finish = FinishReason::StopString;
+    }
+    reply
+}
+
+pub async fn ask(router: &Router, request: SampleRequest) -> Result<Completion, PolicyError> {
+    router.sample(request).await?.collect(Duration::from_secs(3600)).await
+}

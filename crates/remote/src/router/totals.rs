@@ -1,0 +1,155 @@
+//! Members added up: how much they have to do, what their devices did, for how long they stood still.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dressage_policy::{DeviceStats, Load, PolicyError};
+use tokio::sync::Mutex;
+use tokio::task::JoinSet;
+
+use super::member::{Health, Member};
+use super::pool::Pool;
+
+/// Counters of members, kept while these are away or begin anew. Whoever asks for them holds them until all
+/// have answered: of two answers the later one is the newer.
+#[derive(Debug)]
+pub(crate) struct Totals {
+    members: Mutex<Vec<Known>>,
+    /// For how long each stood still, and all together.
+    paused: Mutex<(Vec<Duration>, Duration)>,
+}
+
+/// Counters that are known of a member.
+#[derive(Debug, Clone, Default)]
+struct Known {
+    /// Sums of earlier lives of the member.
+    before: DeviceStats,
+    /// Counters of this one; nothing where it has none.
+    now: Option<DeviceStats>,
+}
+
+/// Sums of two sets of counters; shares come from the second.
+fn sum(a: &DeviceStats, b: &DeviceStats) -> DeviceStats {
+    DeviceStats {
+        prefix_hits: a.prefix_hits + b.prefix_hits,
+        prefilled: a.prefilled + b.prefilled,
+        drawn: a.drawn + b.drawn,
+        busy_seconds: a.busy_seconds + b.busy_seconds,
+        running_seconds: a.running_seconds + b.running_seconds,
+        cache_in_use_seconds: a.cache_in_use_seconds + b.cache_in_use_seconds,
+        cache_filled: b.cache_filled,
+    }
+}
+
+impl Known {
+    fn counts(&mut self, stats: DeviceStats) {
+        // Counters only rise while a member lives.
+        if let Some(past) =
+            self.now.take().filter(|past| stats.drawn < past.drawn || stats.prefilled < past.prefilled)
+        {
+            self.before = sum(&self.before, &past);
+        }
+        self.now = Some(stats);
+    }
+}
+
+/// Asks all members that may be given calls at once; of those that fail there is no answer.
+async fn ask_all<T: Send + 'static, F>(
+    pool: &Pool,
+    what: &'static str,
+    question: impl Fn(Arc<Member>) -> F,
+) -> Vec<(usize, T)>
+where
+    F: Future<Output = Result<T, PolicyError>> + Send + 'static,
+{
+    let mut calls = JoinSet::new();
+    for member in pool.up_to(Health::Suspected) {
+        let (asked, longest) = (question(member.clone()), pool.options.answer);
+        calls.spawn(async move { (member.index, member.ask(longest, what, asked).await) });
+    }
+    let mut answers = Vec::new();
+    for (index, answer) in calls.join_all().await {
+        match answer {
+            Ok(answer) => answers.push((index, answer)),
+            Err(error) => pool.blames(&pool.members[index], &error),
+        }
+    }
+    answers.sort_by_key(|(index, _)| *index);
+    answers
+}
+
+impl Totals {
+    pub fn new(members: usize) -> Self {
+        Totals {
+            members: Mutex::new(vec![Known::default(); members]),
+            paused: Mutex::new((vec![Duration::ZERO; members], Duration::ZERO)),
+        }
+    }
+
+    /// The oldest version of those that serve, or are merely suspected where none does.
+    pub async fn version(&self, pool: &Pool) -> Result<u64, PolicyError> {
+        let versions =
+            ask_all(pool, "say which weights it has", |member| async move { member.sampler.version().await });
+        let versions: Vec<(usize, u64)> = versions.await;
+        let serves = |(index, _): &&(usize, u64)| pool.members[*index].health() == Health::Serving;
+        let least = versions.iter().filter(serves).map(|(_, version)| *version).min();
+        least.or_else(|| versions.iter().map(|(_, v)| *v).min()).ok_or_else(|| pool.nobody())
+    }
+
+    /// Requests of all members, those that wait in the router included, and the mean share of their caches.
+    pub async fn load(&self, pool: &Pool, waiting: usize) -> Load {
+        let loads =
+            ask_all(pool, "say what it has to do", |member| async move { member.sampler.workload().await });
+        let mut total = Load { waiting, ..Load::default() };
+        let loads: Vec<(usize, Load)> = loads.await;
+        for (_, load) in &loads {
+            total.running += load.running;
+            total.waiting += load.waiting;
+            total.cache_in_use += load.cache_in_use / loads.len() as f64;
+        }
+        total
+    }
+
+    /// Counters of all devices added up; the share of their caches that is filled is the mean.
+    pub async fn stats(&self, pool: &Pool) -> Option<DeviceStats> {
+        let mut members = self.members.lock().await;
+        let found =
+            ask_all(
+                pool,
+                "say what its device did",
+                |member| async move { member.sampler.device_stats().await },
+            );
+        let found: Vec<(usize, Option<DeviceStats>)> = found.await;
+        for (index, stats) in found {
+            if let Some(stats) = stats {
+                members[index].counts(stats);
+            }
+        }
+        let known: Vec<DeviceStats> =
+            members.iter().filter_map(|known| Some(sum(&known.before, known.now.as_ref()?))).collect();
+        let mut total = known.iter().fold(DeviceStats::default(), |total, stats| sum(&total, stats));
+        total.cache_filled = known.iter().map(|stats| stats.cache_filled).sum::<f64>() / known.len() as f64;
+        (!known.is_empty()).then_some(total)
+    }
+
+    /// For how long members stood still: of those that did at once, which is what devices that train together
+    /// do, the longest counts.
+    pub async fn paused(&self, pool: &Pool) -> Duration {
+        let mut known = self.paused.lock().await;
+        let (members, total) = &mut *known;
+        let found =
+            ask_all(
+                pool,
+                "say how long it stood still",
+                |member| async move { member.sampler.paused().await },
+            );
+        let found: Vec<(usize, Duration)> = found.await;
+        let grew = found.into_iter().map(|(index, paused)| {
+            let before = std::mem::replace(&mut members[index], paused);
+            // One that has begun anew counts from 0.
+            if paused < before { paused } else { paused - before }
+        });
+        *total += grew.max().unwrap_or_default();
+        *total
+    }
+}
