@@ -1,6 +1,6 @@
 //! Gateways over scripted and simulated samplers, asked without a network.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -17,6 +17,19 @@ use crate::{Gateway, Model, Options, Route, SessionLimits, SessionOptions, When}
 
 /// The key of strangers.
 pub(crate) const STRANGER: &str = "sk-test";
+
+/// Replies that are no thought, text and calls in this order.
+pub(crate) const ODD: [&str; 5] = [
+    "One.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>\nTwo.",
+    "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>",
+    "<think>\nAll of it.\n</think>",
+    "<think>\nWithout an end",
+    " \n",
+];
+
+/// A reply with a call that cannot be read. As a whole its text stands after all else, in a stream where it
+/// was said.
+pub(crate) const UNREADABLE: &str = "So: <tool_call>\n{oops}\n</tool_call> and on.";
 
 /// Tokens that a prompt and its reply can have together.
 const CONTEXT: usize = 4096;
@@ -53,6 +66,15 @@ impl Answer {
     }
 }
 
+/// How the model writes conversations, which is found out once.
+static FORMAT: LazyLock<Arc<Format>> =
+    LazyLock::new(|| Arc::new(Format::new(Arc::new(tiny_chat().unwrap()), History::default())));
+
+/// A small simulator of the tiny chat's vocabulary.
+fn simulator() -> SimulatorConfig {
+    SimulatorConfig { vocabulary: VOCABULARY, context: CONTEXT, rows: 64, ..Default::default() }
+}
+
 /// A gateway to one model, with an attempt whose calls it answers.
 pub(crate) struct Served {
     pub gateway: Gateway,
@@ -63,29 +85,34 @@ pub(crate) struct Served {
 impl Served {
     /// A model that says these texts, one to a call.
     pub(crate) fn scripted(texts: &[&str]) -> Self {
-        Self::new(Arc::new(Scripted::new(texts, IM_END)), 1000)
+        Self::new(Arc::new(Scripted::new(texts, IM_END)), 1000, Options::default())
     }
 
     /// A model that says anything, in so many tokens.
     pub(crate) fn simulated(tokens: usize) -> Self {
-        let config = SimulatorConfig { vocabulary: VOCABULARY, context: CONTEXT, ..Default::default() };
-        Self::new(Arc::new(Simulator::new(config)), tokens)
+        Self::new(Arc::new(Simulator::new(simulator())), tokens, Options::default())
     }
 
     /// A model that fails after its first token.
     pub(crate) fn failing() -> Self {
-        let config =
-            SimulatorConfig { vocabulary: VOCABULARY, context: CONTEXT, failures: 1.0, ..Default::default() };
-        Self::new(Arc::new(Simulator::new(config)), 60)
+        let config = SimulatorConfig { failures: 1.0, ..simulator() };
+        Self::new(Arc::new(Simulator::new(config)), 60, Options::default())
+    }
+
+    /// A model that takes its time, while clients are sent signs of life.
+    pub(crate) fn slow() -> Self {
+        let config = SimulatorConfig { latency: Duration::from_millis(20), ..simulator() };
+        let options = Options { ping: Duration::from_millis(2), ..Options::default() };
+        Self::new(Arc::new(Simulator::new(config)), 20, options)
     }
 
     /// A model that takes so long for each token.
-    pub(crate) fn slow(texts: &[&str], pace: Duration) -> Self {
-        Self::slow_with(texts, pace, Options::default())
+    pub(crate) fn paced(texts: &[&str], pace: Duration) -> Self {
+        Self::paced_with(texts, pace, Options::default())
     }
 
     /// The same behind a gateway with other settings.
-    pub(crate) fn slow_with(texts: &[&str], pace: Duration, options: Options) -> Self {
+    pub(crate) fn paced_with(texts: &[&str], pace: Duration, options: Options) -> Self {
         Self::with(Arc::new(Scripted::new(texts, IM_END).paced(pace)), 4000, options, LIMITS)
     }
 
@@ -94,12 +121,12 @@ impl Served {
         Self::with(Arc::new(Scripted::new(texts, IM_END)), 1000, Options::default(), limits)
     }
 
-    fn new(sampler: Arc<dyn Sampler>, max_tokens: usize) -> Self {
-        Self::with(sampler, max_tokens, Options::default(), LIMITS)
+    fn new(sampler: Arc<dyn Sampler>, max_tokens: usize, options: Options) -> Self {
+        Self::with(sampler, max_tokens, options, LIMITS)
     }
 
     fn with(sampler: Arc<dyn Sampler>, max_tokens: usize, options: Options, limits: SessionLimits) -> Self {
-        let format = Arc::new(Format::new(Arc::new(tiny_chat().unwrap()), History::default()));
+        let format = Arc::clone(&FORMAT);
         let model = Model {
             name: "tiny".into(),
             policy: "tiny".into(),

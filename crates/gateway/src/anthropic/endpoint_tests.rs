@@ -4,7 +4,7 @@ use axum::http::StatusCode;
 use dressage_conversation::Origin;
 use serde_json::{Value, json};
 
-use crate::testing::{STRANGER, Served};
+use crate::testing::{ODD, STRANGER, Served, UNREADABLE};
 
 const THINKS_AND_CALLS: &str = "<think>\nHm — ✓\n</think>\n\nLet me call.\n\
     <tool_call>\n{\"name\": \"add\", \"arguments\": {\"b\": 2, \"a\": 1.50}}\n</tool_call>\n\
@@ -15,7 +15,10 @@ fn request(messages: &Value) -> Value {
     json!({
         "model": "tiny", "max_tokens": 500, "messages": messages, "system": "Be brief.",
         "thinking": {"type": "adaptive"}, "metadata": {"user_id": "u"},
-        "tools": [{"name": "add", "description": "Adds.", "input_schema": {"type": "object"}, "cache_control": {"type": "ephemeral"}}],
+        "tools": [{
+            "name": "add", "description": "Adds.", "input_schema": {"type": "object"},
+            "cache_control": {"type": "ephemeral"},
+        }],
     })
 }
 
@@ -151,9 +154,39 @@ async fn whatever_is_drawn_is_told_alike_whole_and_streamed() {
         let streamed = ask(&other, &messages, true).await;
         assert_eq!(whole["content"], streamed["content"]);
         assert_eq!((&whole["usage"], &whole["stop_reason"]), (&streamed["usage"], &streamed["stop_reason"]));
-        let next = json!([messages[0], {"role": "assistant", "content": whole["content"]}, {"role": "user", "content": "So?"}]);
+        let reply = json!({"role": "assistant", "content": whole["content"]});
+        let next = json!([messages[0], reply, {"role": "user", "content": "So?"}]);
         ask(&one, &next, false).await;
         assert_eq!(one.origins(), [Origin::Began, Origin::Continued]);
+    }
+}
+
+#[tokio::test]
+async fn odd_replies_are_told_alike_and_recognised() {
+    /// All that blocks say, each kind put together.
+    fn said(message: &Value) -> [String; 3] {
+        let blocks = message["content"].as_array().unwrap();
+        ["thinking", "text", "input"].map(|field| {
+            let found = blocks.iter().map(|block| &block[field]).filter(|value| !value.is_null());
+            found.map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_owned)).collect()
+        })
+    }
+    for reply in ODD.into_iter().chain([UNREADABLE]) {
+        let mut told = Vec::new();
+        for streams in [false, true] {
+            let served = Served::scripted(&[reply]);
+            let mut messages = vec![json!({"role": "user", "content": "Hi"})];
+            let first = ask(&served, &json!(messages), streams).await;
+            told.push(said(&first));
+            messages.push(json!({"role": "assistant", "content": first["content"]}));
+            let calls = first["content"].as_array().unwrap().iter().filter(|block| !block["id"].is_null());
+            let results = calls.map(|call| json!({"type": "tool_result", "tool_use_id": call["id"]}));
+            let text = json!({"type": "text", "text": "So?"});
+            messages.push(json!({"role": "user", "content": results.chain([text]).collect::<Vec<_>>()}));
+            ask(&served, &json!(messages), streams).await;
+            assert_eq!(served.origins(), [Origin::Began, Origin::Continued], "{reply:?} {streams}");
+        }
+        assert!(told[0] == told[1] || reply == UNREADABLE, "{told:?}");
     }
 }
 
@@ -220,6 +253,7 @@ async fn faults_are_told_in_anthropics_shape() {
             "invalid_request_error",
             "mcp_servers is not supported",
         ),
+        (with("seed", json!(1)), 400, "invalid_request_error", "seed is not supported"),
         (with("system", json!([{"type": "image"}])), 400, "invalid_request_error", "system.0 is of type"),
         (
             with("messages", json!([{"role": "user", "content": long}])),
@@ -291,4 +325,19 @@ async fn a_fault_in_the_middle_ends_a_stream_as_an_error() {
     let whole = served.post("/v1/messages", &request(&messages)).await;
     assert_eq!(whole.json()["error"], last["error"]);
     assert_eq!(whole.status, StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test]
+async fn clients_that_wait_are_sent_signs_of_life() {
+    let served = Served::slow();
+    let mut asked = request(&json!([{"role": "user", "content": "Hi"}]));
+    asked["max_tokens"] = 10.into();
+    let whole = served.post("/v1/messages", &asked).await;
+    assert!(whole.text.starts_with("  ") && whole.json()["stop_reason"].is_string(), "{}", whole.text);
+    asked["stream"] = true.into();
+    let mut events = served.post("/v1/messages", &asked).await.events();
+    let all = events.len();
+    events.retain(|event| event["type"] != "ping");
+    assert!(events.len() < all);
+    assert!(message(&events)["stop_reason"].is_string());
 }

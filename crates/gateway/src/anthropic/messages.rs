@@ -36,8 +36,8 @@ pub(super) fn read(system: Option<&Value>, messages: &[Value]) -> Result<Vec<Mes
         }
     }
     if read.last().is_some_and(|last| last.role == Role::Assistant) {
-        let message = "the last message is the assistant's: to go on with a text that it began (prefill) is not \
-                       supported; end with a user's message";
+        let message = "the last message is the assistant's: to go on with a text that it began (prefill) is \
+                       not supported; end with a user's message";
         return Err(Fault::field("messages", message));
     }
     Ok(read)
@@ -177,9 +177,10 @@ mod tests {
     #[test]
     fn a_history_of_blocks_is_a_history_of_messages() {
         let read = read(
-            Some(
-                &json!([{"type": "text", "text": "Be ", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "brief."}]),
-            ),
+            Some(&json!([
+                {"type": "text", "text": "Be ", "cache_control": {"type": "ephemeral"}},
+                {"type": "text", "text": "brief."},
+            ])),
             json!([
                 {"role": "user", "content": "add"},
                 {"role": "system", "content": "Mind the time."},
@@ -193,7 +194,9 @@ mod tests {
                 {"role": "user", "content": [
                     {"type": "text", "text": "Well? "},
                     {"type": "tool_result", "tool_use_id": "a0", "content": "3.5"},
-                    {"type": "tool_result", "tool_use_id": "a1", "is_error": true, "content": [{"type": "text", "text": "no"}, {"type": "text", "text": "pe"}]},
+                    {"type": "tool_result", "tool_use_id": "a1", "is_error": true, "content": [
+                        {"type": "text", "text": "no"}, {"type": "text", "text": "pe"},
+                    ]},
                     {"type": "tool_result", "tool_use_id": "a2", "is_error": true},
                     {"type": "tool_result", "tool_use_id": "a3"},
                     {"type": "text", "text": "Go on.", "cache_control": {"type": "ephemeral"}},

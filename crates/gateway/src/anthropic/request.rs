@@ -89,11 +89,26 @@ const IGNORED: [&str; 9] = [
     "user_profile_id",
 ];
 
-/// Fields that ask for what there is not.
-const REFUSED: [&str; 3] = ["container", "fallbacks", "mcp_servers"];
+/// Fields that ask for what there is not, or that other APIs have and that would change what is sampled.
+const REFUSED: [&str; 14] = [
+    "container",
+    "fallbacks",
+    "frequency_penalty",
+    "ignore_eos",
+    "logit_bias",
+    "mcp_servers",
+    "min_p",
+    "min_tokens",
+    "n",
+    "presence_penalty",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "stop_token_ids",
+];
 
-/// Looks through the fields that nobody has read. How much a model is to think, and which parts of the past it
-/// is to forget, its template and its training decide here: such fields are counted with the unknown ones.
+/// Looks through the fields that nobody has read. How much a model is to think, and which parts of the past
+/// it is to forget, its template and its training decide here: such fields are counted with the unknown ones.
 fn notice(gateway: &Gateway, rest: &Map<String, Value>) -> Result<(), Fault> {
     for (field, value) in rest {
         let is_empty = value.is_null() || value.as_array().is_some_and(Vec::is_empty);
@@ -136,8 +151,8 @@ fn tool((at, value): (usize, &Value)) -> Result<ToolSpec, Fault> {
     let name = name.ok_or_else(|| Fault::field(&param, format!("{param} has no name: {value}")))?;
     if let Some(kind) = value["type"].as_str().filter(|kind| *kind != "custom") {
         let message = format!(
-            "{param} ({name:?}) is of type {kind:?}, which Anthropic runs or describes itself; only custom tools \
-             with an input_schema can be called here, so leave it out"
+            "{param} ({name:?}) is of type {kind:?}, which Anthropic runs or describes itself; only custom \
+             tools with an input_schema can be called here, so leave it out"
         );
         return Err(Fault::field(&param, message));
     }
@@ -166,7 +181,7 @@ fn tool_choice(value: Option<&Value>) -> Result<(ToolChoice, bool), Fault> {
         (Some("tool"), Some(name)) => ToolChoice::Named(name.to_owned()),
         _ => {
             let message = format!(
-                "tool_choice is {value}; it is an object of type auto, any, none, or tool with the name of one"
+                "tool_choice is {value}; it is an object of type auto, any, none, or tool with a name"
             );
             return Err(Fault::field("tool_choice", message));
         }

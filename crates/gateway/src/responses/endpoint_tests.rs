@@ -4,7 +4,7 @@ use axum::http::StatusCode;
 use dressage_conversation::Origin;
 use serde_json::{Value, json};
 
-use crate::testing::{STRANGER, Served};
+use crate::testing::{ODD, STRANGER, Served, UNREADABLE};
 
 const THINKS_AND_CALLS: &str = "<think>\nHm — ✓\n</think>\n\nLet me call.\n\
     <tool_call>\n{\"name\": \"add\", \"arguments\": {\"b\": 2, \"a\": 1.50}}\n</tool_call>\n\
@@ -16,7 +16,10 @@ fn request(input: &Value) -> Value {
     json!({
         "model": "tiny", "input": input, "instructions": "Be brief.", "metadata": {"k": "v"},
         "reasoning": {"summary": "auto"}, "include": ["reasoning.encrypted_content"], "prompt_cache_key": "k",
-        "tools": [{"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}, "strict": false}],
+        "tools": [{
+            "type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"},
+            "strict": false,
+        }],
     })
 }
 
@@ -25,7 +28,8 @@ fn with(mut request: Value, field: &str, value: impl Into<Value>) -> Value {
     request
 }
 
-/// The response that a stream tells of; checks the order of its events, and that deltas add up to what is done.
+/// The response that a stream tells of; checks the order of its events, and that deltas add up to what is
+/// done.
 fn response(events: &[Value]) -> Value {
     for (at, event) in events.iter().enumerate() {
         assert_eq!(event["sequence_number"], at, "{event}");
@@ -129,6 +133,15 @@ impl Client {
         item
     }
 
+    /// Makes an input go on after a response, with the results of its calls.
+    fn give_back(self, input: &mut Vec<Value>, response: &Value) {
+        match self {
+            Client::Previous => input.clear(),
+            _ => input.extend(response["output"].as_array().unwrap().iter().map(|item| self.item(item))),
+        }
+        input.extend(results(response));
+    }
+
     async fn talk(self, streams: bool) -> Vec<Value> {
         let served = Served::scripted(&[THINKS_AND_CALLS, ANSWERS]);
         let mut input = vec![json!({"role": "user", "content": "add 2 and 1.5"})];
@@ -142,12 +155,7 @@ impl Client {
                     request["previous_response_id"] = before["id"].clone();
                 }
                 let response = ask(&served, request, streams).await;
-                match self {
-                    Client::Previous => input.clear(),
-                    _ => input
-                        .extend(response["output"].as_array().unwrap().iter().map(|item| self.item(item))),
-                }
-                input.extend(results(&response));
+                self.give_back(&mut input, &response);
                 let is_done = results(&response).is_empty();
                 responses.push(response);
                 if is_done || responses.len() == 3 {
@@ -232,6 +240,41 @@ async fn whatever_is_drawn_is_told_alike_whole_and_streamed() {
 }
 
 #[tokio::test]
+async fn odd_replies_are_told_alike_and_recognised() {
+    /// All that items say, each kind put together.
+    fn said(response: &Value) -> [String; 3] {
+        let items = response["output"].as_array().unwrap();
+        ["reasoning", "message", "function_call"].map(|kind| {
+            let found = items.iter().filter(|item| item["type"] == kind);
+            let text = |item: &Value| {
+                item["content"][0]["text"].as_str().or(item["arguments"].as_str()).map(str::to_owned)
+            };
+            found.map(|item| text(item).unwrap()).collect()
+        })
+    }
+    for reply in ODD.into_iter().chain([UNREADABLE]) {
+        let mut told = Vec::new();
+        for client in [Client::Previous, Client::Items, Client::References, Client::Stateless] {
+            for streams in [false, true] {
+                let served = Served::scripted(&[reply]);
+                let mut input = vec![json!({"role": "user", "content": "Hi"})];
+                let first = ask(&served, request(&json!(input)), streams).await;
+                told.push(said(&first));
+                client.give_back(&mut input, &first);
+                input.push(json!({"role": "user", "content": "So?"}));
+                let mut next = request(&json!(input));
+                if matches!(client, Client::Previous) {
+                    next["previous_response_id"] = first["id"].clone();
+                }
+                ask(&served, next, streams).await;
+                assert_eq!(served.origins(), [Origin::Began, Origin::Continued], "{reply:?} {streams}");
+            }
+        }
+        assert!(reply == UNREADABLE || told.iter().all(|other| *other == told[0]), "{told:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_reply_that_was_cut_is_incomplete() {
     let served = Served::scripted(&["One two three."]);
     for streams in [false, true] {
@@ -250,7 +293,8 @@ async fn a_reply_of_nothing_is_a_message_that_can_be_continued() {
         let served = Served::scripted(&[""]);
         let first = ask(&served, request(&json!("Hi")), streams).await;
         assert_eq!((kinds(&first), &first["output"][0]["content"][0]["text"]), (vec!["message"], &json!("")));
-        let next = json!([{"role": "user", "content": "Hi"}, first["output"][0], {"role": "user", "content": "So?"}]);
+        let said = |text: &str| json!({"role": "user", "content": text});
+        let next = json!([said("Hi"), first["output"][0], said("So?")]);
         ask(&served, request(&next), streams).await;
         assert_eq!(served.origins(), [Origin::Began, Origin::Continued]);
     }
@@ -269,8 +313,14 @@ async fn tools_are_called_in_their_own_shapes() {
     .join("\n");
     let function = |name: &str| json!({"type": "function", "name": name, "parameters": {"type": "object"}});
     let tools = json!([
-        {"type": "custom", "name": "apply_patch", "description": "Patches.", "format": {"type": "grammar", "syntax": "lark", "definition": "start: LINE"}},
-        {"type": "namespace", "name": "agents", "description": "Agents.", "tools": [function("spawn"), function("apply_patch")]},
+        {
+            "type": "custom", "name": "apply_patch", "description": "Patches.",
+            "format": {"type": "grammar", "syntax": "lark", "definition": "start: LINE"},
+        },
+        {
+            "type": "namespace", "name": "agents", "description": "Agents.",
+            "tools": [function("spawn"), function("apply_patch")],
+        },
         {"type": "web_search", "external_web_access": false},
     ]);
     for streams in [false, true] {
@@ -380,7 +430,7 @@ async fn what_cannot_be_served_is_refused_by_name() {
         ("top_logprobs", json!(3), "top_logprobs"),
         ("n", json!(2), "n"),
         ("include", json!(["message.output_text.logprobs"]), "include"),
-        ("max_output_tokens", json!(-1), "max_completion_tokens"),
+        ("max_output_tokens", json!(0), "max_output_tokens"),
         ("temperature", json!("hot"), "temperature"),
         ("allowed_token_ids", json!([1]), "allowed_token_ids"),
         ("text", json!({"format": {"type": "xml"}}), "text.format"),

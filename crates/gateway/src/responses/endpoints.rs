@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Value, json};
 
-use super::memory::Recall;
+use super::recall::Recall;
 use super::request::{self, Asked};
 use super::write::{Writer, fault};
 use crate::call::Call;

@@ -1,8 +1,8 @@
 //! Items of a conversation, read into messages.
 //!
-//! A turn of the assistant comes in several items (a thought, texts, calls), and is one message. Where items of
-//! two turns follow each other, the ids that they were given tell them apart, or else the order that the items
-//! of a turn have.
+//! A turn of the assistant comes in several items (a thought, texts, calls), and is one message. Where items
+//! of two turns follow each other, the ids that they were given tell them apart, or else the order that the
+//! items of a turn have.
 
 use dressage_text::{Message, ToolCall};
 use serde_json::{Map, Value};
@@ -49,8 +49,8 @@ pub(super) fn read(input: &Value, find: impl Fn(&str) -> Option<Value>) -> Resul
 
 fn missing(id: &str) -> Fault {
     let message = format!(
-        "Item with id '{id}' not found. Items are kept for a while, and only where `store` is not false; send \
-         the item itself instead."
+        "Item with id '{id}' not found. Items are kept for a while, and only where `store` is not false; \
+         send the item itself instead."
     );
     Fault { kind: Kind::NotFound, message, param: Some("input".into()) }
 }
@@ -254,16 +254,26 @@ mod tests {
     #[test]
     fn items_of_a_turn_are_one_message() {
         let read = of(json!([
-            {"type": "message", "id": "msg_01a2-7f", "role": "developer", "content": [{"type": "input_text", "text": "Be "}, {"type": "input_text", "text": "brief."}]},
+            {"type": "message", "id": "msg_01a2-7f", "role": "developer", "content": [
+                {"type": "input_text", "text": "Be "}, {"type": "input_text", "text": "brief."},
+            ]},
             {"role": "system", "content": "Really."},
             {"role": "user", "content": "add"},
-            {"type": "reasoning", "id": "rs_Fake0237", "summary": [{"type": "summary_text", "text": "sum"}], "content": [{"type": "reasoning_text", "text": " hm"}, {"type": "reasoning_text", "text": " so "}], "encrypted_content": "ENC=="},
-            {"type": "message", "role": "assistant", "status": "completed", "content": [{"type": "output_text", "text": " Let me…\n", "annotations": [], "logprobs": []}]},
+            {
+                "type": "reasoning", "id": "rs_Fake0237", "encrypted_content": "ENC==",
+                "summary": [{"type": "summary_text", "text": "sum"}],
+                "content": [{"type": "reasoning_text", "text": " hm"}, {"type": "reasoning_text", "text": " so "}],
+            },
+            {"type": "message", "role": "assistant", "status": "completed", "content": [
+                {"type": "output_text", "text": " Let me…\n", "annotations": [], "logprobs": []},
+            ]},
             {"type": "function_call", "call_id": "a0", "name": "add", "arguments": "{\"b\":  2, \"a\": 1.50}"},
             {"type": "function_call", "call_id": "a1", "namespace": "math", "name": "add", "arguments": ""},
             {"type": "custom_tool_call", "call_id": "a2", "name": "patch", "input": "*** Begin"},
             {"type": "function_call_output", "call_id": "a0", "output": "3.5"},
-            {"type": "function_call_output", "call_id": "a1", "output": [{"type": "input_text", "text": "no"}, {"type": "input_text", "text": "pe"}]},
+            {"type": "function_call_output", "call_id": "a1", "output": [
+                {"type": "input_text", "text": "no"}, {"type": "input_text", "text": "pe"},
+            ]},
             {"type": "custom_tool_call_output", "call_id": "a2", "output": "done"},
             {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
         ]))
@@ -298,7 +308,10 @@ mod tests {
         item["encrypted_content"] = "gAAAA".into();
         assert_eq!(thought(&item), "all of it");
         // One that holds nothing readable is a turn without a thought.
-        let bare = json!([{"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"}, {"role": "assistant", "content": "So."}]);
+        let bare = json!([
+            {"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"},
+            {"role": "assistant", "content": "So."},
+        ]);
         assert_eq!(of(bare).unwrap(), [Message::assistant("So.")]);
     }
 
@@ -336,7 +349,8 @@ mod tests {
             id.starts_with("msg")
                 .then(|| json!({"type": "message", "role": "assistant", "id": id, "content": content}))
         };
-        let items = json!([{"type": "item_reference", "id": "msg_a_0"}, {"role": "user", "content": "?"}, {"id": "msg_b_0"}]);
+        let reference = json!({"type": "item_reference", "id": "msg_a_0"});
+        let items = json!([reference, {"role": "user", "content": "?"}, {"id": "msg_b_0"}]);
         let want = [Message::assistant("msg_a_0"), Message::user("?"), Message::assistant("msg_b_0")];
         assert_eq!(read(&items, find).unwrap(), want);
         let fault = read(&json!([{"type": "item_reference", "id": "rs_a_0"}]), find).unwrap_err();

@@ -4,14 +4,10 @@
 //! no more room than its text. Room is bounded: those that nobody has used for longest are forgotten first.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use dressage_text::Message;
 use serde_json::Value;
-use sha2::{Digest, Sha256};
-
-use crate::gateway::Gateway;
-use crate::session::Session;
 
 /// Most responses that are remembered.
 const MOST: usize = 4096;
@@ -19,7 +15,7 @@ const MOST: usize = 4096;
 const MOST_BYTES: usize = 64 << 20;
 
 /// Who was given a response: a hash of the key that the call bore.
-type Owner = [u8; 32];
+pub(super) type Owner = [u8; 32];
 
 /// A response that was given.
 #[derive(Debug)]
@@ -72,7 +68,8 @@ impl Memory {
         Memory { kept, uses, clock: 0, bytes: 0, most, most_bytes }
     }
 
-    fn put(&mut self, owner: Owner, id: String, response: Remembered) {
+    /// Remembers a response, in place of one with the same id.
+    pub(super) fn put(&mut self, owner: Owner, id: String, response: Remembered) {
         let key = (owner, id);
         self.remove(&key);
         let bytes = response.bytes();
@@ -87,7 +84,8 @@ impl Memory {
         }
     }
 
-    fn get(&mut self, key: &(Owner, String)) -> Option<Arc<Remembered>> {
+    /// A response, which then counts as used.
+    pub(super) fn get(&mut self, key: &(Owner, String)) -> Option<Arc<Remembered>> {
         let kept = self.kept.get_mut(key)?;
         self.uses.remove(&kept.used);
         self.clock += 1;
@@ -96,7 +94,8 @@ impl Memory {
         Some(Arc::clone(&kept.response))
     }
 
-    fn remove(&mut self, key: &(Owner, String)) -> bool {
+    /// Forgets a response; whether there was one.
+    pub(super) fn remove(&mut self, key: &(Owner, String)) -> bool {
         let Some(kept) = self.kept.remove(key) else { return false };
         self.uses.remove(&kept.used);
         self.bytes -= kept.bytes;
@@ -107,7 +106,7 @@ impl Memory {
     ///
     /// # Errors
     /// The id of the response that is not known any more: this one, or one that it continues.
-    fn history(&mut self, owner: Owner, id: &str) -> Result<Vec<Message>, String> {
+    pub(super) fn history(&mut self, owner: Owner, id: &str) -> Result<Vec<Message>, String> {
         let mut newest_first = Vec::new();
         let mut next = Some(id.to_owned());
         while let Some(id) = next {
@@ -117,57 +116,6 @@ impl Memory {
         }
         let said = newest_first.iter().rev();
         Ok(said.flat_map(|response| response.input.iter().chain([&response.reply]).cloned()).collect())
-    }
-}
-
-/// The memory that a caller has: of its attempt, or of the gateway under its key.
-#[derive(Clone)]
-pub(super) struct Recall {
-    gateway: Gateway,
-    session: Option<Arc<Session>>,
-    owner: Owner,
-}
-
-impl Recall {
-    /// The memory of whoever bears this key.
-    pub(super) fn new(gateway: &Gateway, session: Option<Arc<Session>>, key: Option<&str>) -> Self {
-        let owner = Sha256::digest(key.unwrap_or_default().as_bytes()).into();
-        Recall { gateway: gateway.clone(), session, owner }
-    }
-
-    fn with<T>(&self, work: impl FnOnce(&mut Memory) -> T) -> T {
-        match &self.session {
-            Some(session) => work(&mut session.state().responses),
-            None => work(&mut self.gateway.0.responses.lock().unwrap_or_else(PoisonError::into_inner)),
-        }
-    }
-
-    pub(super) fn put(&self, id: &str, response: Remembered) {
-        self.with(|memory| memory.put(self.owner, id.to_owned(), response));
-    }
-
-    pub(super) fn get(&self, id: &str) -> Option<Arc<Remembered>> {
-        self.with(|memory| memory.get(&(self.owner, id.to_owned())))
-    }
-
-    /// Forgets a response; whether there was one.
-    pub(super) fn remove(&self, id: &str) -> bool {
-        self.with(|memory| memory.remove(&(self.owner, id.to_owned())))
-    }
-
-    /// All that was said up to the end of a response.
-    ///
-    /// # Errors
-    /// The id of the response that is not known any more: this one, or one that it continues.
-    pub(super) fn history(&self, id: &str) -> Result<Vec<Message>, String> {
-        self.with(|memory| memory.history(self.owner, id))
-    }
-
-    /// An item that was put out.
-    pub(super) fn item(&self, id: &str) -> Option<Value> {
-        let response = self.get(&format!("resp_{}", response_of(id)?))?;
-        let items = response.body["output"].as_array()?;
-        items.iter().find(|item| item["id"] == id).cloned()
     }
 }
 

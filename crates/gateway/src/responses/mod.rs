@@ -3,6 +3,7 @@
 mod endpoints;
 mod items;
 mod memory;
+mod recall;
 mod request;
 mod tools;
 mod write;

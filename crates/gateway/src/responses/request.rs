@@ -5,9 +5,9 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::items;
-use super::memory::Recall;
+use super::recall::Recall;
 use super::tools::Tools;
-use crate::call::{Call, Constraint, Input};
+use crate::call::{Call, Constraint, Input, Sampling};
 use crate::fault::Fault;
 use crate::gateway::Gateway;
 use crate::openai;
@@ -70,9 +70,6 @@ pub(super) struct Told {
 pub(super) fn read(gateway: &Gateway, recall: &Recall, body: &[u8]) -> Result<Asked, Fault> {
     let mut request: Request = crate::http::read(body)?;
     notice(gateway, &mut request.rest)?;
-    if let Some(most) = request.max_output_tokens {
-        request.rest.insert("max_completion_tokens".into(), most.into());
-    }
     let asked = openai::split(&mut request.rest)?;
     if asked.replies()? != 1 {
         return Err(Fault::field("n", "n is not supported; a response has one reply"));
@@ -98,7 +95,14 @@ pub(super) fn read(gateway: &Gateway, recall: &Recall, body: &[u8]) -> Result<As
     if messages.is_empty() {
         return Err(Fault::field("input", "there is no input; give a text or a list of items"));
     }
-    let sampling = asked.sampling()?;
+    let most = request.max_output_tokens.map(|most| match usize::try_from(most) {
+        Ok(most) if most > 0 => Ok(most),
+        _ => {
+            let message = format!("max_output_tokens = {most}, but it must be at least 1");
+            Err(Fault::field("max_output_tokens", message))
+        }
+    });
+    let sampling = Sampling { max_tokens: most.transpose()?, ..asked.sampling()? };
     let call = Call {
         tools: tools.specs.clone(),
         tool_choice: tools.choice(request.tool_choice.as_ref())?,
@@ -146,8 +150,8 @@ const REFUSED: [(&str, &[Value]); 4] = [
     ("top_logprobs", &[Value::Null]),
 ];
 
-/// Takes the fields of this API that nobody has read out of the rest; refuses those that ask for what there is
-/// not.
+/// Takes the fields of this API that nobody has read out of the rest; refuses those that ask for what there
+/// is not.
 fn notice(gateway: &Gateway, rest: &mut Map<String, Value>) -> Result<(), Fault> {
     for field in IGNORED {
         rest.remove(field);

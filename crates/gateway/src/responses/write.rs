@@ -5,7 +5,8 @@ use dressage_text::Piece;
 use serde_json::{Map, Value, json};
 
 use super::items::encrypted;
-use super::memory::{Recall, Remembered, item_id};
+use super::memory::{Remembered, item_id};
+use super::recall::Recall;
 use super::request::Told;
 use super::tools::CallItem;
 use crate::fault::Fault;
