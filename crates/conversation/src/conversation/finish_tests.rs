@@ -1,11 +1,13 @@
 //! The paths that the end looks at, and the turns that it counts.
 
+use std::sync::{Arc, LazyLock};
+
 use dressage_text::testing::thoughtful;
 use dressage_text::{ChatOptions, Message};
 
 use super::*;
-use crate::Options;
 use crate::testing::{Talk, chat};
+use crate::{Format, Options};
 
 const THINKS: &str = "<think>\nhm\n</think>\n\nadd";
 
@@ -15,7 +17,9 @@ fn turns(drift: &[dressage_tree::Drift]) -> Vec<u32> {
 
 /// A question, and calls with results; the thought of the first call is dropped once a question follows.
 fn calls(rounds: usize) -> (Talk, Vec<Message>) {
-    let mut talk = Talk::new(thoughtful(true).unwrap(), Options::default());
+    static FORMAT: LazyLock<Arc<Format>> =
+        LazyLock::new(|| Arc::new(Format::new(Arc::new(thoughtful(true).unwrap()), Options::default())));
+    let mut talk = Talk::with(Arc::clone(&FORMAT));
     let mut messages = vec![Message::user("1+1?")];
     for round in 0..rounds {
         let reply = if round == 0 { THINKS } else { "add" };
