@@ -12,7 +12,8 @@ use tower::ServiceExt;
 use crate::testing::{STRANGER, Served};
 use crate::{Options, SessionLimits};
 
-const CALL: &str = "So.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1.50, \"b\": 2}}\n</tool_call>";
+const CALL: &str =
+    "So.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1.50, \"b\": 2}}\n</tool_call>";
 
 fn question(text: &str) -> Value {
     json!({ "model": "tiny", "messages": [{ "role": "user", "content": text }] })
@@ -105,7 +106,10 @@ async fn keys_say_who_calls_and_paths_do_not() {
     let wrong = format!("{}0", &key[..key.len() - 1]);
     let wrong = if wrong == key { format!("{}1", &key[..key.len() - 1]) } else { wrong };
     assert_eq!(status(CHAT, &wrong).await, StatusCode::UNAUTHORIZED);
-    assert_eq!(status("/rollout/r/attempt/a/agent/nobody/v1/chat/completions", &key).await, StatusCode::NOT_FOUND);
+    assert_eq!(
+        status("/rollout/r/attempt/a/agent/nobody/v1/chat/completions", &key).await,
+        StatusCode::NOT_FOUND
+    );
     // The key for rewards opens nothing else, and that for calls no rewards.
     let reward = served.session.reward_key().to_owned();
     assert_eq!(status(CHAT, &reward).await, StatusCode::FORBIDDEN);
@@ -126,7 +130,8 @@ async fn what_cannot_be_used_is_named_and_leaves_no_trace() {
         body[key] = value;
         body.to_string()
     };
-    let image = json!([{ "role": "user", "content": [{ "type": "image_url", "image_url": { "url": "x" } }] }]);
+    let image =
+        json!([{ "role": "user", "content": [{ "type": "image_url", "image_url": { "url": "x" } }] }]);
     for (body, param) in [
         ("{".to_owned(), ""),
         ("\u{FEFF}{}".to_owned(), ""),
@@ -160,7 +165,10 @@ async fn what_cannot_be_used_is_named_and_leaves_no_trace() {
     assert_eq!(answer.json()["error"]["code"], "context_length_exceeded");
     let unknown = json!({ "model": "other", "messages": [{ "role": "user", "content": "?" }] }).to_string();
     let answer = served.send("POST", CHAT, STRANGER, &unknown).await;
-    assert_eq!((answer.status, &answer.json()["error"]["code"]), (StatusCode::NOT_FOUND, &json!("model_not_found")));
+    assert_eq!(
+        (answer.status, &answer.json()["error"]["code"]),
+        (StatusCode::NOT_FOUND, &json!("model_not_found"))
+    );
     let recorded = served.session.close(Duration::from_secs(5)).await;
     assert!(recorded.trajectory.segments().is_empty() && recorded.calls.is_empty());
 }
@@ -182,7 +190,8 @@ async fn a_call_whose_connection_broke_is_joined_and_drawn_once() {
     let served = Served::paced(&["One, two, three.", "Other."], Duration::from_millis(5));
     let body = question("Count.").to_string();
     let key = served.session.key().to_owned();
-    let hung_up = tokio::time::timeout(Duration::from_millis(40), served.send("POST", CHAT, &key, &body)).await;
+    let hung_up =
+        tokio::time::timeout(Duration::from_millis(40), served.send("POST", CHAT, &key, &body)).await;
     assert!(hung_up.is_err());
     let answer = served.send("POST", CHAT, &key, &body).await.json();
     assert_eq!(answer["choices"][0]["message"]["content"], "One, two, three.");
@@ -223,7 +232,8 @@ async fn a_client_that_never_comes_back_ends_its_call_and_leaves_what_was_drawn(
     let options = Options { grace: Duration::from_millis(20), ..Options::default() };
     let served = Served::paced_with(&["x".repeat(3000).as_str()], Duration::from_millis(2), options);
     let (key, body) = (served.session.key().to_owned(), question("?").to_string());
-    let hung_up = tokio::time::timeout(Duration::from_millis(60), served.send("POST", CHAT, &key, &body)).await;
+    let hung_up =
+        tokio::time::timeout(Duration::from_millis(60), served.send("POST", CHAT, &key, &body)).await;
     assert!(hung_up.is_err());
     let metrics = &served.gateway.0.metrics;
     tokio::time::timeout(Duration::from_secs(5), async {
@@ -267,7 +277,10 @@ async fn more_than_may_wait_are_told_to_come_back() {
     };
     let (first, second, third) = tokio::join!(call(), call(), late);
     assert_eq!((first.status, second.status), (StatusCode::OK, StatusCode::OK));
-    assert_eq!((third.status, &third.headers["retry-after"]), (StatusCode::TOO_MANY_REQUESTS, &"1".parse().unwrap()));
+    assert_eq!(
+        (third.status, &third.headers["retry-after"]),
+        (StatusCode::TOO_MANY_REQUESTS, &"1".parse().unwrap())
+    );
     assert_eq!(served.gateway.0.waiting.load(Ordering::Relaxed), 0);
 }
 
@@ -300,7 +313,12 @@ async fn a_client_that_waits_gets_signs_of_life() {
     body["stream"] = true.into();
     let stream = served.send("POST", CHAT, STRANGER, &body.to_string()).await;
     assert!(stream.text.contains(": ping\n\n"));
-    let deltas: String = stream.text.split("\n\n").filter(|frame| !frame.starts_with(':')).map(|f| format!("{f}\n\n")).collect();
+    let deltas: String = stream
+        .text
+        .split("\n\n")
+        .filter(|frame| !frame.starts_with(':'))
+        .map(|f| format!("{f}\n\n"))
+        .collect();
     assert_eq!(gathered(deltas.trim_end()).0, "Yes.");
 }
 
@@ -318,16 +336,18 @@ async fn completions_take_text_and_ids_and_several_of_them() {
         many["choices"].as_array().unwrap().iter().map(|choice| choice["text"].as_str().unwrap()).collect();
     assert_eq!(texts, ["ab"; 4]);
     let stopped = ask(json!({ "prompt": "Say", "stop": ["c", "zz"] })).await;
-    assert_eq!((&stopped["choices"][0]["text"], &stopped["choices"][0]["stop_reason"]), (&json!("ab"), &json!("c")));
+    assert_eq!(
+        (&stopped["choices"][0]["text"], &stopped["choices"][0]["stop_reason"]),
+        (&json!("ab"), &json!("c"))
+    );
 }
 
 /// Prompts in ids belong to the attempt as well: those that repeat what was sampled go on from it.
 #[tokio::test]
 async fn ids_that_come_back_go_on_from_what_was_sampled() {
     let served = Served::scripted(&["abc"]);
-    let ask = async |prompt: Vec<u32>| {
-        served.post("/v1/completions", &json!({ "prompt": prompt })).await.json()
-    };
+    let ask =
+        async |prompt: Vec<u32>| served.post("/v1/completions", &json!({ "prompt": prompt })).await.json();
     ask(vec![1, 2]).await;
     ask(vec![1, 2, 97, 98, 99, IM_END, 3]).await;
     let recorded = served.session.close(Duration::from_secs(5)).await;

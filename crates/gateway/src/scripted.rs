@@ -20,7 +20,11 @@ pub struct Scripted {
 impl Scripted {
     /// A sampler of these texts, which ends its replies with the token `end`.
     pub fn new(texts: &[&str], end: u32) -> Self {
-        Scripted { texts: Mutex::new(texts.iter().map(|text| (*text).to_owned()).collect()), end, pace: Duration::ZERO }
+        Scripted {
+            texts: Mutex::new(texts.iter().map(|text| (*text).to_owned()).collect()),
+            end,
+            pace: Duration::ZERO,
+        }
     }
 
     /// Takes so long for each token.
