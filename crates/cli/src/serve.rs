@@ -209,7 +209,11 @@ async fn started(args: &Args, name: String, argument: &str) -> anyhow::Result<Mo
     })
 }
 
-async fn start(found: &Found, options: &EngineOptions, bytes: Arc<dyn TokenBytes>) -> anyhow::Result<Engine> {
+async fn start(
+    found: &Found,
+    options: &EngineOptions,
+    vocabulary: Arc<Vocabulary>,
+) -> anyhow::Result<Engine> {
     let engine = Engine::start(&found.files, options, Some(vocabulary.clone()))?.with_grammars(vocabulary);
     eprintln!("{} {}", Style::stderr().dim("memory"), engine.memory_plan());
     let Some((lora, base)) = &found.adapter else { return Ok(engine) };

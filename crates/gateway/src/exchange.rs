@@ -392,10 +392,12 @@ impl Exchange {
         }
         let (mut completion, mut read) = (Completion::default(), 0);
         let follow = async {
+            // One wait for all tokens: what time it allows does not begin anew with each.
+            let mut given_up = std::pin::pin!(self.given_up());
             loop {
                 let event = tokio::select! {
                     event = stream.next() => event,
-                    () = self.given_up() => return Ok(FinishReason::Aborted),
+                    () = &mut given_up => return Ok(FinishReason::Aborted),
                 };
                 match event {
                     Some(Ok(SampleEvent::Tokens { tokens, logprobs, top, version })) => {

@@ -44,6 +44,9 @@ impl Scripted {
 #[async_trait]
 impl Sampler for Scripted {
     async fn sample(&self, request: SampleRequest) -> Result<SampleStream, PolicyError> {
+        if request.params.grammar.is_some() {
+            return Err(PolicyError::Invalid("a script keeps to no grammar".into()));
+        }
         let text = self.next().ok_or_else(|| PolicyError::Stopped("a script without texts".into()))?;
         let (sender, stream) = SampleStream::channel();
         let (end, pace, params) = (self.end, self.pace, request.params);

@@ -137,9 +137,10 @@ pub(crate) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Fault> {
     let mut deserializer = serde_json::Deserializer::from_slice(body);
     let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
         let path = error.path().to_string();
-        let place = if path == "." { "the body".to_owned() } else { path.clone() };
+        let is_whole = path == "." || path == "?";
+        let place = if is_whole { "the body".to_owned() } else { path.clone() };
         let fault = Fault::new(Kind::Invalid, format!("{place}: {}", error.inner()));
-        Fault { param: Some(path).filter(|path| path != "."), ..fault }
+        Fault { param: Some(path).filter(|_| !is_whole), ..fault }
     })?;
     deserializer
         .end()
