@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use dressage_policy::{FinishReason, Load, PolicyError, SampleEvent, SampleRequest, SampleStream, Sampler};
@@ -12,12 +13,24 @@ pub struct Scripted {
     texts: Mutex<VecDeque<String>>,
     /// Ends a reply.
     end: u32,
+    /// Time before each token.
+    pace: Duration,
 }
 
 impl Scripted {
     /// A sampler of these texts, which ends its replies with the token `end`.
     pub fn new(texts: &[&str], end: u32) -> Self {
-        Scripted { texts: Mutex::new(texts.iter().map(|text| (*text).to_owned()).collect()), end }
+        Scripted {
+            texts: Mutex::new(texts.iter().map(|text| (*text).to_owned()).collect()),
+            end,
+            pace: Duration::ZERO,
+        }
+    }
+
+    /// Takes so long for each token.
+    #[must_use]
+    pub fn paced(self, pace: Duration) -> Self {
+        Scripted { pace, ..self }
     }
 
     fn next(&self) -> Option<String> {
@@ -33,7 +46,7 @@ impl Sampler for Scripted {
     async fn sample(&self, request: SampleRequest) -> Result<SampleStream, PolicyError> {
         let text = self.next().ok_or_else(|| PolicyError::Stopped("a script without texts".into()))?;
         let (sender, stream) = SampleStream::channel();
-        let (end, params) = (self.end, request.params);
+        let (end, pace, params) = (self.end, self.pace, request.params);
         tokio::spawn(async move {
             let ids = text.bytes().map(u32::from).chain([end]);
             let (mut said, mut finish) = (Vec::new(), FinishReason::StopId);
@@ -41,6 +54,9 @@ impl Sampler for Scripted {
                 if at == params.max_tokens {
                     finish = FinishReason::Length;
                     break;
+                }
+                if !pace.is_zero() {
+                    tokio::time::sleep(pace).await;
                 }
                 let (tokens, logprobs, top) = (vec![id], vec![-0.5], Vec::new());
                 if sender.send(Ok(SampleEvent::Tokens { tokens, logprobs, top, version: 0 })).is_err() {

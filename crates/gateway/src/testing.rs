@@ -34,6 +34,9 @@ pub(crate) const UNREADABLE: &str = "So: <tool_call>\n{oops}\n</tool_call> and o
 /// Tokens that a prompt and its reply can have together.
 const CONTEXT: usize = 4096;
 
+/// Limits of an attempt that come to no effect.
+const LIMITS: SessionLimits = SessionLimits { calls: 100, tokens: 10_000, reply: Duration::from_secs(30) };
+
 /// Answer of a gateway.
 #[derive(Debug)]
 pub(crate) struct Answer {
@@ -82,28 +85,40 @@ pub(crate) struct Served {
 impl Served {
     /// A model that says these texts, one to a call.
     pub(crate) fn scripted(texts: &[&str]) -> Self {
-        Self::new(Arc::new(Scripted::new(texts, IM_END)), 1000, Options::default())
+        Self::new(Arc::new(Scripted::new(texts, IM_END)), 1000)
     }
 
     /// A model that says anything, in so many tokens.
     pub(crate) fn simulated(tokens: usize) -> Self {
-        Self::new(Arc::new(Simulator::new(simulator())), tokens, Options::default())
+        Self::new(Arc::new(Simulator::new(simulator())), tokens)
     }
 
     /// A model that fails after its first token.
     pub(crate) fn failing() -> Self {
         let config = SimulatorConfig { failures: 1.0, ..simulator() };
-        Self::new(Arc::new(Simulator::new(config)), 60, Options::default())
+        Self::new(Arc::new(Simulator::new(config)), 60)
     }
 
-    /// A model that takes its time, while clients are sent signs of life.
-    pub(crate) fn slow() -> Self {
-        let config = SimulatorConfig { latency: Duration::from_millis(20), ..simulator() };
-        let options = Options { ping: Duration::from_millis(2), ..Options::default() };
-        Self::new(Arc::new(Simulator::new(config)), 20, options)
+    /// A model that takes so long for each token.
+    pub(crate) fn slow(texts: &[&str], pace: Duration) -> Self {
+        Self::slow_with(texts, pace, Options::default())
     }
 
-    fn new(sampler: Arc<dyn Sampler>, max_tokens: usize, options: Options) -> Self {
+    /// Such a model behind a gateway with other settings.
+    pub(crate) fn slow_with(texts: &[&str], pace: Duration, options: Options) -> Self {
+        Self::with(Arc::new(Scripted::new(texts, IM_END).paced(pace)), 4000, options, LIMITS)
+    }
+
+    /// A model for an attempt with other limits.
+    pub(crate) fn limited(texts: &[&str], limits: SessionLimits) -> Self {
+        Self::with(Arc::new(Scripted::new(texts, IM_END)), 1000, Options::default(), limits)
+    }
+
+    fn new(sampler: Arc<dyn Sampler>, max_tokens: usize) -> Self {
+        Self::with(sampler, max_tokens, Options::default(), LIMITS)
+    }
+
+    fn with(sampler: Arc<dyn Sampler>, max_tokens: usize, options: Options, limits: SessionLimits) -> Self {
         let format = Arc::clone(&FORMAT);
         let model = Model {
             name: "tiny".into(),
@@ -121,7 +136,6 @@ impl Served {
             fixed: None,
         };
         let gateway = Gateway::new(vec![model], options);
-        let limits = SessionLimits { calls: 100, tokens: 10_000, reply: Duration::from_secs(30) };
         let session = gateway.open(SessionOptions {
             rollout: "r".into(),
             attempt: "a".into(),
