@@ -64,6 +64,8 @@
 
 mod conversation;
 mod drift;
+#[cfg(test)]
+mod families_tests;
 mod format;
 mod index;
 #[cfg(test)]

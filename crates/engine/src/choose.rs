@@ -1,6 +1,6 @@
 //! Choosing a token from a row of logits.
 
-use dressage_policy::{SamplingParams, TopLogprobs};
+use dressage_policy::{SamplingParams, TokenSet, TopLogprobs};
 
 use crate::ops::softmax::{Distribution, Normaliser, argmax, exponentiate, scale};
 use crate::simd::Isa;
@@ -17,19 +17,23 @@ pub struct Chosen {
 }
 
 /// The next token, given logits (which are scaled in place), the path before it, whose last `reply` tokens
-/// were drawn for this reply, and a uniform number `u`; `None` where logits are not finite, so that no token
-/// can be drawn.
+/// were drawn for this reply, the tokens that a grammar allows, where there is one, and a uniform number `u`;
+/// `None` where logits are not finite, so that no token can be drawn.
 pub fn choose(
     isa: Isa,
     logits: &mut [f32],
     params: &SamplingParams,
     (path, reply): (&[u32], usize),
+    allowed: Option<&TokenSet>,
     u: f64,
 ) -> Option<Chosen> {
     let (greedy, temperature) = (params.temperature == 0.0, params.behaviour_temperature());
     let candidates = params.is_filtered().then(|| {
         let mut candidates = logits.to_vec();
         params.adjust(&mut candidates, path, reply);
+        if let Some(allowed) = allowed {
+            allowed.restrict(&mut candidates, logits);
+        }
         scale(isa, &mut candidates, temperature);
         candidates
     });
@@ -128,7 +132,7 @@ mod tests {
         let mut counts = vec![0; logits.len()];
         for i in 0..3000 {
             let path = (before, before.len());
-            let chosen = choose(Isa::detect(), &mut logits.to_vec(), params, path, uniform(1, 1, i));
+            let chosen = choose(Isa::detect(), &mut logits.to_vec(), params, path, None, uniform(1, 1, i));
             let Chosen { token, logprob: logp, .. } = chosen.expect("finite logits");
             counts[token as usize] += 1;
             let t = if params.temperature == 0.0 { 1.0 } else { f64::from(params.temperature) };
@@ -194,7 +198,8 @@ mod tests {
         for i in 0..400 {
             let u = uniform(1, 2, i);
             let draw = |params| {
-                choose(Isa::detect(), &mut logits.clone(), params, (&path, 100), u).expect("finite logits")
+                choose(Isa::detect(), &mut logits.clone(), params, (&path, 100), None, u)
+                    .expect("finite logits")
             };
             let chosen = draw(&all);
             assert!(
@@ -216,6 +221,48 @@ mod tests {
         assert!(checked > 395 && same < 200, "{checked} {same}");
     }
 
+    /// A grammar keeps what it allows, renormalised, under every filter; probabilities stay the model's.
+    #[test]
+    fn a_grammar_leaves_what_it_allows() {
+        let logits: Vec<f32> = (0..70).map(|i| (6.0 * uniform(3, 1, i) - 3.0) as f32).collect();
+        let allowed: TokenSet = [3, 40, 69].into_iter().collect();
+        let plain = SamplingParams {
+            grammar: Some(dressage_policy::Grammar::JsonObject),
+            stop_ids: vec![69],
+            ..SamplingParams::default()
+        };
+        let total: f64 = logits.iter().map(|z| f64::from(*z).exp()).sum();
+        let mass: f64 = [3, 40, 69].iter().map(|t: &usize| f64::from(logits[*t]).exp()).sum();
+        for (params, least) in [
+            (plain.clone(), 3),
+            (SamplingParams { top_k: 2, ..plain.clone() }, 2),
+            (SamplingParams { temperature: 0.0, ..plain.clone() }, 1),
+            // The end must not come yet, but may where nothing else is left.
+            (SamplingParams { min_tokens: 9, ..plain.clone() }, 2),
+        ] {
+            let mut counts = [0; 70];
+            for i in 0..2000 {
+                let u = uniform(1, 1, i);
+                let draw = |set: &TokenSet| {
+                    let path = (&[5][..], 1);
+                    choose(Isa::detect(), &mut logits.clone(), &params, path, Some(set), u).expect("finite")
+                };
+                let chosen = draw(&allowed);
+                counts[chosen.token as usize] += 1;
+                let exact = f64::from(logits[chosen.token as usize]) - total.ln();
+                assert!((f64::from(chosen.logprob) - exact).abs() < 1e-5, "the model's own");
+                assert_eq!(draw(&[69].into_iter().collect()).token, 69);
+            }
+            assert_eq!(counts.iter().filter(|count| **count > 0).count(), least, "{counts:?}");
+            if least == 3 {
+                for token in [3, 40, 69] {
+                    let expected = 2000.0 * f64::from(logits[token]).exp() / mass;
+                    assert!((f64::from(counts[token]) - expected).abs() < 120.0, "{counts:?}");
+                }
+            }
+        }
+    }
+
     #[test]
     fn the_most_likely_come_first_and_equals_in_order() {
         assert_eq!(most_likely(&[1.0, 3.0, 3.0, -1.0, 3.0, 7.0], 4), [5, 1, 2, 4]);
@@ -233,13 +280,13 @@ mod tests {
             for bad in [f32::NAN, f32::INFINITY] {
                 for mut logits in [vec![bad; 40], [vec![1.0; 40], vec![bad]].concat()] {
                     assert_eq!(
-                        choose(Isa::detect(), &mut logits, &params, (&[3], 1), 0.5),
+                        choose(Isa::detect(), &mut logits, &params, (&[3], 1), None, 0.5),
                         None,
                         "{params:?}"
                     );
                 }
             }
         }
-        assert_eq!(choose(Isa::detect(), &mut [30.0; 40], &penalised, (&[3], 1), 0.5), None);
+        assert_eq!(choose(Isa::detect(), &mut [30.0; 40], &penalised, (&[3], 1), None, 0.5), None);
     }
 }

@@ -1,6 +1,8 @@
 //! From rows of logits to tokens: one is drawn after the end of a path; one of a prompt that is scored gets
 //! its log-probability.
 
+use std::sync::PoisonError;
+
 use dressage_policy::{PolicyError, uniform};
 
 use crate::buffer::Shared;
@@ -29,7 +31,8 @@ pub struct Wanted {
 }
 
 /// What becomes of `logits`, a row of the vocabulary for each of the `wanted`; they are changed in place.
-/// Tokens of a prompt keep their place and get a log-probability, the others are drawn.
+/// Tokens of a prompt keep their place and get a log-probability, the others are drawn. What grammars allow
+/// is found out in the same tasks, so that a slow one holds up as little as it can.
 pub fn read(
     model: &Transformer,
     running: &[Sequence],
@@ -56,14 +59,22 @@ fn read_row(
     row: &mut [f32],
 ) -> Result<Chosen, PolicyError> {
     let (isa, params) = (model.compute.isa, &sequence.params);
-    let found = match sequence.tokens.get(position + 1) {
-        Some(&known) => {
-            score(isa, row, params.behaviour_temperature(), known, params.prompt_logprobs.unwrap_or(0))
-        }
-        None => {
-            let u = uniform(sequence.seed, sequence.stream, sequence.tokens.len() as u64);
-            choose(isa, row, params, (&sequence.tokens, sequence.reply()), u)
-        }
+    let not_finite = || PolicyError::NotFinite { position: position + 1 };
+    if let Some(&known) = sequence.tokens.get(position + 1) {
+        let top = params.prompt_logprobs.unwrap_or(0);
+        return score(isa, row, params.behaviour_temperature(), known, top).ok_or_else(not_finite);
+    }
+    let u = uniform(sequence.seed, sequence.stream, sequence.tokens.len() as u64);
+    let path = (&sequence.tokens[..], sequence.reply());
+    let Some(constraint) = &sequence.constraint else {
+        return choose(isa, row, params, path, None, u).ok_or_else(not_finite);
     };
-    found.ok_or(PolicyError::NotFinite { position: position + 1 })
+    // No other task has this sequence's row: nobody waits here.
+    let mut constraint = constraint.lock().unwrap_or_else(PoisonError::into_inner);
+    let allowed = params.allowed(&mut **constraint, row.len())?;
+    let chosen = choose(isa, row, params, path, Some(&allowed), u).ok_or_else(not_finite)?;
+    if !params.stop_ids.contains(&chosen.token) {
+        constraint.push(chosen.token)?;
+    }
+    Ok(chosen)
 }

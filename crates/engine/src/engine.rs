@@ -12,8 +12,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use dressage_model::{ModelConfig, ModelFiles};
 use dressage_policy::{
-    DeviceStats, ForwardBackward, Learner, Load, LoraOptions, Manifest, OptimParams, OptimReport,
+    DeviceStats, ForwardBackward, Grammars, Learner, Load, LoraOptions, Manifest, OptimParams, OptimReport,
     PolicyError, Predictions, SampleRequest, SampleStream, Sampler, TokenBytes, WeightsAt, WeightsRef,
+    constrain,
 };
 use dressage_rl::Loss;
 use dressage_tree::TreeBatch;
@@ -62,6 +63,7 @@ pub struct Engine {
     plan: MemoryPlan,
     fingerprint: Fingerprint,
     context: usize,
+    grammars: Option<Arc<dyn Grammars>>,
 }
 
 impl Engine {
@@ -133,7 +135,7 @@ impl Engine {
         std::thread::Builder::new().name("engine-0".into()).spawn(move || service.run()).map_err(
             |error| EngineError::Options(format!("the engine's thread could not be started: {error}")),
         )?;
-        Ok(Engine { commands, learns, policy: BASE, config, plan, fingerprint, context })
+        Ok(Engine { commands, learns, policy: BASE, config, plan, fingerprint, context, grammars: None })
     }
 
     /// Memory that an engine with these options will need.
@@ -163,6 +165,13 @@ impl Engine {
             AdapterLayout::new(&Layout::new(config), lora)?;
         }
         Ok(MemoryPlan::new(config, options, options.threads(), options.budget()))
+    }
+
+    /// Lets requests through this handle, and through those that are made of it, hold their replies to
+    /// grammars over the model's vocabulary.
+    #[must_use]
+    pub fn with_grammars(self, grammars: Arc<dyn Grammars>) -> Self {
+        Engine { grammars: Some(grammars), ..self }
     }
 
     /// Configuration of the model.
@@ -247,8 +256,10 @@ impl Engine {
 #[async_trait]
 impl Sampler for Engine {
     async fn sample(&self, request: SampleRequest) -> Result<SampleStream, PolicyError> {
+        request.validate(self.config.vocabulary)?;
+        let constraint = constrain(self.grammars.as_ref(), &request).await?;
         let (events, stream) = SampleStream::channel();
-        self.ask(|answer| Command::Sample(self.policy, request, events, answer)).await?;
+        self.ask(|answer| Command::Sample(self.policy, request, constraint, events, answer)).await?;
         Ok(stream)
     }
 

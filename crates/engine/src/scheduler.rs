@@ -15,7 +15,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dressage_policy::{
-    DeviceStats, FinishReason, Load, PolicyError, SampleEvent, SampleRequest, TokenBytes, crash_point,
+    Constraint, DeviceStats, FinishReason, Load, PolicyError, SampleEvent, SampleRequest, TokenBytes,
+    crash_point,
 };
 
 use crate::buffer::Buffer;
@@ -98,7 +99,8 @@ impl Scheduler {
         }
     }
 
-    /// Takes a request to `policy` in, after checking it against the model.
+    /// Takes a request to `policy` in, after checking it against the model. One that has a grammar comes with
+    /// its `constraint`.
     ///
     /// # Errors
     /// When it can never be served.
@@ -107,6 +109,7 @@ impl Scheduler {
         model: &Transformer,
         policy: u32,
         request: SampleRequest,
+        constraint: Option<Box<dyn Constraint>>,
         events: Events,
     ) -> Result<(), PolicyError> {
         request.validate(model.weights.config.vocabulary)?;
@@ -120,7 +123,8 @@ impl Scheduler {
                     .into(),
             ));
         }
-        let sequence = Sequence::new(policy, request, model.context, self.token_bytes.as_deref(), events);
+        let sequence =
+            Sequence::new(policy, request, constraint, model.context, self.token_bytes.as_deref(), events);
         if sequence.longest > self.cache.capacity() {
             return Err(PolicyError::Invalid(format!(
                 "prompt and reply may take {} tokens, but the memory for keys and values holds {}; lower max_tokens, or start the engine with a larger kv_memory_mb",

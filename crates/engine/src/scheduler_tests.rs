@@ -1,4 +1,4 @@
-use dressage_policy::{SampleStream, SamplingParams, TopLogprobs, uniform};
+use dressage_policy::{Allowed, Grammar, SampleStream, SamplingParams, TopLogprobs, uniform};
 
 use super::*;
 use crate::Compute;
@@ -47,7 +47,7 @@ fn submit_with(
 ) -> SampleStream {
     let (events, reply) = SampleStream::channel();
     let request = SampleRequest { seed: 7, stream, prompt, params, ..SampleRequest::default() };
-    scheduler.submit(model, 0, request, events).expect("it fits");
+    scheduler.submit(model, 0, request, None, events).expect("it fits");
     reply
 }
 
@@ -201,11 +201,17 @@ async fn a_sequence_that_is_not_finite_ends_alone() {
 
         let mut scheduler = scheduler(&model, 8, 16);
         let mut bad = [0, 8].map(|stream| submit(&mut scheduler, &model, stream, vec![5, 6, BAD, 7], 90));
+        let mut scored = submit_with(&mut scheduler, &model, 9, vec![5, 6, BAD, 7, 8, 9], scoring(0));
         let good = submit(&mut scheduler, &model, 1, tokens(1, 40), 20);
         run(&mut scheduler, &model, &FIRST, |_| false);
-        for stream in &mut bad {
+        for (stream, problem) in bad
+            .iter_mut()
+            .map(|stream| (stream, "after 4 tokens are not finite"))
+            .chain([(&mut scored, "tokens are not finite")])
+        {
             let error = stream.next().await.expect("an event").expect_err("it cannot be drawn from");
-            assert!(error.to_string().contains("after 4 tokens are not finite"), "{error}");
+            assert!(error.to_string().contains(problem), "{error}");
+            assert!(stream.next().await.is_none(), "it says so once");
         }
         assert_eq!(got(good).await, expected);
         let again = submit(&mut scheduler, &model, 1, tokens(1, 40), 20);
@@ -344,8 +350,8 @@ fn scoring(stream: u64) -> SamplingParams {
     }
 }
 
-/// Prompts that are longer and shorter than a step, alone and beside others that share them, on little memory:
-/// the same bits, computed whole, and left for others.
+/// Prompts that are longer and shorter than a step, alone and beside others that share them, on little
+/// memory: the same bits, computed whole, and left for others.
 #[tokio::test]
 async fn scores_of_prompts_do_not_depend_on_company() {
     const STREAMS: u64 = 6;
@@ -439,6 +445,58 @@ async fn a_prompt_as_long_as_the_context_is_scored() {
     }
     let (events, _reply) = SampleStream::channel();
     let request = SampleRequest { prompt: tokens(1, 256), params: scoring(1), ..SampleRequest::default() };
-    let refused = scheduler.submit(&model, 0, request, events);
+    let refused = scheduler.submit(&model, 0, request, None, events);
     assert_eq!(refused, Err(PolicyError::PromptTooLong { prompt: 256, context: 256 }));
+}
+
+/// Counts up from 20, by one or two, to 40 and ends there.
+struct Climb(u32);
+
+impl Constraint for Climb {
+    fn allowed(&mut self) -> Result<Allowed, PolicyError> {
+        let tokens = (self.0 + 1..=(self.0 + 2).min(40)).collect();
+        Ok(Allowed { tokens, may_end: self.0 == 40 })
+    }
+
+    fn push(&mut self, token: u32) -> Result<(), PolicyError> {
+        assert!(token > self.0 && token <= self.0 + 2);
+        self.0 = token;
+        Ok(())
+    }
+}
+
+/// An update in the middle of replies that a grammar holds: they go on in their form, from where they were.
+#[tokio::test]
+async fn forms_outlive_an_update() {
+    let model = model();
+    for keep in [false, true] {
+        let mut scheduler = scheduler(&model, 40, 4);
+        let replies: Vec<SampleStream> = (0..6)
+            .map(|stream| {
+                let (events, reply) = SampleStream::channel();
+                let params = SamplingParams {
+                    grammar: Some(Grammar::JsonObject),
+                    stop_ids: vec![7],
+                    ..SamplingParams::default()
+                };
+                let prompt = tokens(stream % 2, 40);
+                let request = SampleRequest { seed: 7, stream, prompt, params, ..SampleRequest::default() };
+                let constraint: Box<dyn Constraint> = Box::new(Climb(20));
+                scheduler.submit(&model, 0, request, Some(constraint), events).expect("it fits");
+                reply
+            })
+            .collect();
+        run(&mut scheduler, &model, &FIRST, |s| s.drawn >= 20);
+        scheduler.weights_changed(0, keep);
+        run(&mut scheduler, &model, &SECOND, |_| false);
+        let mut over = 0;
+        for reply in replies {
+            let got = got(reply).await;
+            let (last, climb) = got.tokens.split_last().expect("a reply");
+            assert_eq!((*last, climb.last(), got.end), (7, Some(&40), Some(FinishReason::StopId)));
+            assert!([&[20], climb].concat().windows(2).all(|w| w[0] < w[1] && w[1] <= w[0] + 2), "{climb:?}");
+            over += usize::from(got.versions.first() != got.versions.last());
+        }
+        assert!(over > 1, "{over} were in the middle");
+    }
 }

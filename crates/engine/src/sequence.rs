@@ -1,7 +1,10 @@
 //! A sequence: a request with what has been drawn for it, from the queue to its end.
 
+use std::sync::Mutex;
+
 use dressage_policy::{
-    FinishReason, PolicyError, SampleEvent, SampleRequest, SamplingParams, TokenBytes, TopLogprobs,
+    Constraint, FinishReason, PolicyError, SampleEvent, SampleRequest, SamplingParams, TokenBytes,
+    TopLogprobs,
 };
 use tokio::sync::mpsc::UnboundedSender;
 use tracing::debug;
@@ -37,6 +40,8 @@ pub struct Sequence {
     pub seed: u64,
     pub stream: u64,
     pub params: SamplingParams,
+    /// Holds the reply to its grammar, in the state after what has been drawn of it.
+    pub constraint: Option<Mutex<Box<dyn Constraint>>>,
     /// Log-probabilities of the prompt, until they are handed on; where they were asked for.
     scores: Option<Scores>,
     pub events: Events,
@@ -55,6 +60,7 @@ impl Sequence {
     pub fn new(
         policy: u32,
         request: SampleRequest,
+        constraint: Option<Box<dyn Constraint>>,
         context: usize,
         token_bytes: Option<&dyn TokenBytes>,
         events: Events,
@@ -75,6 +81,7 @@ impl Sequence {
             stream,
             scores: params.prompt_logprobs.map(|_| Scores::default()),
             params,
+            constraint: constraint.map(Mutex::new),
             events,
         };
         // A stop string may have begun in what was drawn before.

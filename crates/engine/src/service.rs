@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use dressage_model::ModelError;
 use dressage_policy::{
-    DeviceStats, ForwardBackward, Load, LoraOptions, Manifest, OptimParams, OptimReport, PolicyError,
-    Predictions, SampleRequest,
+    Constraint, DeviceStats, ForwardBackward, Load, LoraOptions, Manifest, OptimParams, OptimReport,
+    PolicyError, Predictions, SampleRequest,
 };
 use dressage_rl::Loss;
 use dressage_tree::TreeBatch;
@@ -44,7 +44,7 @@ pub type Answer<T> = oneshot::Sender<Result<T, PolicyError>>;
 /// Request of a handle; numbers are policies.
 pub enum Command {
     /// To draw a reply.
-    Sample(u32, SampleRequest, Events, Answer<()>),
+    Sample(u32, SampleRequest, Option<Box<dyn Constraint>>, Events, Answer<()>),
     /// To end requests.
     Abort(u32, Option<u64>, Answer<usize>),
     /// How the engine is doing.
@@ -220,10 +220,10 @@ impl Service {
     fn take(&mut self, command: Command) {
         // An answer nobody waits for any more is dropped.
         match command {
-            Command::Sample(policy, request, events, answer) => {
+            Command::Sample(policy, request, constraint, events, answer) => {
                 let (id, name) = (request.id.clone(), request.policy.clone());
                 let (stream, prompt) = (request.stream, request.prompt.len());
-                let submitted = self.scheduler.submit(&self.model, policy, request, events);
+                let submitted = self.scheduler.submit(&self.model, policy, request, constraint, events);
                 match &submitted {
                     Ok(()) => debug!(id, name, policy, stream, prompt, "request accepted"),
                     Err(error) => debug!(id, name, policy, stream, prompt, %error, "request refused"),

@@ -245,49 +245,6 @@ async fn first_tokens(stream: &mut SampleStream, count: usize) -> Completion {
     found
 }
 
-/// The log-probabilities of a prompt are those that training finds for it, for the base weights and through an
-/// adapter, in both precisions, at every temperature.
-#[tokio::test]
-async fn what_a_prompt_is_scored_with_is_what_training_finds() {
-    for precision in [Precision::F32, Precision::Bf16] {
-        let options = EngineOptions { precision, ..options() };
-        let base = start(&tiny_config(), 2, Isa::detect(), &options);
-        let adapter = base.lora(LoraOptions::default(), 5, "tiny").await.unwrap();
-        for (engine, temperature) in [(&base, 1.0), (&base, 0.6), (&adapter, 1.7), (&adapter, 0.0)] {
-            let path = tokens(5, 200);
-            let params = SamplingParams {
-                temperature,
-                max_tokens: 20,
-                prompt_logprobs: Some(2),
-                top_logprobs: 2,
-                ..SamplingParams::default()
-            };
-            // Company, which is drawn for at the same time.
-            let beside = SamplingParams { max_tokens: 20, ..SamplingParams::default() };
-            let (scored, _) = tokio::join!(
-                sample(engine, request(1, path.clone(), params.clone())),
-                sample(&base, request(2, path.clone(), beside)),
-            );
-            let behaviour = if temperature == 0.0 { 1.0 } else { temperature };
-            let expected: Vec<(usize, f32)> =
-                scored.prompt_logprobs.iter().enumerate().map(|(i, p)| (i + 1, *p)).collect();
-            let batch = Arc::new(batch_of(&[(path.clone(), expected, behaviour)]));
-            let found = engine.logprobs(batch).await.unwrap();
-            let bits = |logprobs: &[f32]| logprobs.iter().map(|p| p.to_bits()).collect::<Vec<_>>();
-            assert_eq!(found.len(), 199);
-            assert_eq!(bits(&found), bits(&scored.prompt_logprobs), "{precision} at {temperature}");
-            // Scored as a prompt or reported as it is drawn: the same numbers.
-            let whole = [&path[..], &scored.tokens].concat();
-            let again = SamplingParams { max_tokens: 0, ..params };
-            let again = sample(engine, request(3, whole, again)).await;
-            assert_eq!((again.finish, again.tokens.len()), (FinishReason::Length, 0));
-            assert_eq!(bits(&again.prompt_logprobs[..199]), bits(&scored.prompt_logprobs));
-            assert_eq!(bits(&again.prompt_logprobs[199..]), bits(&scored.logprobs));
-            assert_eq!(again.prompt_top, [scored.prompt_top, scored.top].concat());
-        }
-    }
-}
-
 /// An aborted request keeps what it has drawn, and asked for again goes on with the very tokens that would
 /// have followed.
 #[tokio::test]

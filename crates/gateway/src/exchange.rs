@@ -563,3 +563,7 @@ impl Exchange {
         Ok((rest, end))
     }
 }
+
+#[cfg(test)]
+#[path = "exchange_tests.rs"]
+mod tests;

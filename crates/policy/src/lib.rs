@@ -10,6 +10,9 @@
 //! [`Timely`] gives every call of either a deadline. [`Simulator`] implements both over one small table, for
 //! tests of everything above; [`crash_point`] marks the places at which such tests kill the process.
 //!
+//! A [`Grammar`] holds a reply to a form. Samplers know no text, so they are given [`Grammars`] over their
+//! vocabulary, and ask the [`Constraint`] of each reply which tokens may come next.
+//!
 //! Deadlines go by the time in which the process [runs](awake), here and in every room above. Libraries that
 //! panic over damaged files are called through [`caught()`].
 //!
@@ -20,10 +23,12 @@ mod adopt;
 pub mod awake;
 mod calls;
 mod caught;
+mod constrain;
 mod crash;
 mod cut;
 mod device;
 mod error;
+mod grammar;
 mod learner;
 mod lora;
 mod numbers;
@@ -38,10 +43,12 @@ mod within;
 pub use adopt::adopt_all;
 pub use calls::CallStreams;
 pub use caught::caught;
+pub use constrain::constrain;
 pub use crash::{CRASH_AT, crash_point};
 pub use cut::{Cut, MicroBatch, Uncut};
 pub use device::Timing;
 pub use error::PolicyError;
+pub use grammar::{Allowed, Constraint, Grammar, Grammars, TokenSet};
 pub use learner::{ForwardBackward, Learner, OptimParams, OptimReport, Predictions, TrainRequest, Trained};
 pub use lora::LoraOptions;
 pub use precision::Precision;

@@ -8,7 +8,7 @@ use dressage_tree::{Kind, Segment, SegmentId, VersionRun};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use crate::{PolicyError, WeightsRef, awake};
+use crate::{Grammar, PolicyError, WeightsRef, awake};
 
 /// Most that a presence or frequency penalty takes or gives, as in OpenAI's API.
 const MOST_PENALTY: f32 = 2.0;
@@ -57,6 +57,10 @@ pub struct SamplingParams {
     /// Texts that end the reply; the tokens that complete one are kept. Needs a sampler that knows its
     /// vocabulary.
     pub stop_strings: Vec<String>,
+    /// A form that the reply is to have. One of `stop_ids` ends it where the form is complete, or has that
+    /// very token; where nothing but the end is left, `min_tokens` do not count. Needs a sampler that knows
+    /// its vocabulary, too.
+    pub grammar: Option<Grammar>,
 }
 
 impl Default for SamplingParams {
@@ -77,6 +81,7 @@ impl Default for SamplingParams {
             drawn_before: 0,
             stop_ids: Vec::new(),
             stop_strings: Vec::new(),
+            grammar: None,
         }
     }
 }
@@ -84,7 +89,7 @@ impl Default for SamplingParams {
 impl SamplingParams {
     /// Whether tokens come from another distribution than the one their log-probabilities describe.
     pub fn is_filtered(&self) -> bool {
-        self.truncates() || self.adjusts()
+        self.truncates() || self.adjusts() || self.grammar.is_some()
     }
 
     /// The temperature of the distributions that log-probabilities are of: 1 for greedy decoding.
@@ -134,6 +139,10 @@ impl SamplingParams {
             self.max_tokens as f32,
             "at least 1, or have prompt_logprobs beside it",
         )?;
+        if self.grammar.is_some() && self.stop_ids.is_empty() {
+            let problem = "a grammar needs stop_ids: one of them ends the reply when its form is complete";
+            return Err(PolicyError::Invalid(problem.into()));
+        }
         let most = self.drawn_before.saturating_add(self.max_tokens);
         check(self.min_tokens <= most, "min_tokens", self.min_tokens as f32, "at most what max_tokens allow")
     }
@@ -506,6 +515,8 @@ mod tests {
             let error = request(params).validate(9).unwrap_err().to_string();
             assert!(error.contains(want), "{error}");
         }
+        let endless = SamplingParams { grammar: Some(Grammar::JsonObject), ..plain.clone() };
+        assert!(request(endless).validate(9).unwrap_err().to_string().contains("a grammar needs stop_ids"));
         let good = SamplingParams { min_tokens: 6, max_tokens: 4, drawn_before: 2, ..plain.clone() };
         request(good).validate(9).unwrap();
         let scored = SamplingParams { max_tokens: 0, prompt_logprobs: Some(0), ..plain.clone() };

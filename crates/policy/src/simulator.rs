@@ -25,10 +25,14 @@ use crate::crash::crash_point;
 use crate::device::{Device, Timing};
 use crate::numbers::{read, write};
 use crate::{
-    Content, DeviceStats, FinishReason, ForwardBackward, Learner, Load, Manifest, OptimParams, OptimReport,
-    PolicyError, Predictions, SampleEvent, SampleRequest, SampleStream, Sampler, TopLogprobs, WeightsAt,
-    WeightsRef, uniform,
+    Content, DeviceStats, ForwardBackward, Grammars, Learner, Load, Manifest, OptimParams, OptimReport,
+    PolicyError, Predictions, SampleRequest, SampleStream, Sampler, TopLogprobs, WeightsAt, WeightsRef,
+    constrain, uniform,
 };
+
+mod reply;
+
+use reply::Reply;
 
 /// Stream of the random numbers that initialise the table; attempts use others.
 const INITIAL_STREAM: u64 = u64::MAX;
@@ -108,6 +112,7 @@ pub struct Simulator {
     /// Batches that the learner was given.
     batches: AtomicU64,
     replies: Mutex<Vec<Weak<Flag>>>,
+    grammars: Option<Arc<dyn Grammars>>,
 }
 
 /// State that a reply under way is known by.
@@ -138,8 +143,15 @@ impl Simulator {
             device: Arc::new(Device::new(config.timing, config.running)),
             batches: AtomicU64::new(0),
             replies: Mutex::default(),
+            grammars: None,
             config,
         }
+    }
+
+    /// Lets requests hold their replies to grammars over its vocabulary.
+    #[must_use]
+    pub fn with_grammars(self, grammars: Arc<dyn Grammars>) -> Self {
+        Simulator { grammars: Some(grammars), ..self }
     }
 
     /// The weights as they are now.
@@ -265,131 +277,6 @@ fn history(batch: &TreeBatch, predictor: u32, order: usize) -> Vec<u32> {
     reversed
 }
 
-/// Everything one reply needs, so that it can be drawn on a task of its own.
-struct Reply {
-    config: SimulatorConfig,
-    published: Arc<Mutex<Arc<Published>>>,
-    request: SampleRequest,
-    /// Told when weights are published.
-    news: Arc<Notify>,
-    device: Arc<Device>,
-    flag: Arc<Flag>,
-}
-
-impl Reply {
-    /// Log-probabilities of the prompt's tokens but the first.
-    fn score(&self, weights: &[f32]) -> SampleEvent {
-        let SampleRequest { prompt, params, .. } = &self.request;
-        let count = params.prompt_logprobs.unwrap_or(0);
-        let (mut logprobs, mut top) = (Vec::new(), Vec::new());
-        for at in 1..prompt.len() {
-            let row = self.config.row(&prompt[..at]);
-            let row = self.config.softmax(weights, row, params.behaviour_temperature());
-            logprobs.push(row.logprobs[prompt[at] as usize] as f32);
-            top.extend((count > 0).then(|| row.top(count)));
-        }
-        SampleEvent::Prompt { logprobs, top }
-    }
-
-    /// The token after `path`, its log-probability, and the most likely ones in its place.
-    fn draw(&self, weights: &[f32], path: &[u32]) -> (u32, f32, TopLogprobs) {
-        let SampleRequest { seed, stream, prompt, params, .. } = &self.request;
-        let (greedy, temperature) = (params.temperature == 0.0, params.behaviour_temperature());
-        let at = self.config.row(path);
-        let row = self.config.softmax(weights, at, temperature);
-        let adjusted = params.adjusts().then(|| {
-            let mut logits = weights[at..at + self.config.vocabulary].to_vec();
-            params.adjust(&mut logits, path, path.len() - prompt.len() + params.drawn_before);
-            self.config.softmax(&logits, 0, temperature)
-        });
-        let drawn_from = adjusted.as_ref().unwrap_or(&row);
-        let mut token = 0;
-        if greedy {
-            for (id, logprob) in drawn_from.logprobs.iter().enumerate() {
-                if *logprob > drawn_from.logprobs[token] {
-                    token = id;
-                }
-            }
-        } else {
-            let draw = uniform(*seed, *stream, path.len() as u64);
-            let mut cumulative = 0.0;
-            // The last possible token takes what rounding leaves over.
-            token = drawn_from.probabilities.iter().rposition(|p| *p > 0.0).unwrap_or(0);
-            for (id, probability) in drawn_from.probabilities.iter().enumerate() {
-                cumulative += probability;
-                if draw < cumulative {
-                    token = id;
-                    break;
-                }
-            }
-        }
-        (token as u32, row.logprobs[token] as f32, row.top(params.top_logprobs))
-    }
-
-    /// Waits until the weights are as new as the request asks for.
-    async fn await_version(&self) {
-        loop {
-            let news = self.news.notified();
-            if now(&self.published).version >= self.request.least_version {
-                return;
-            }
-            news.await;
-        }
-    }
-
-    /// Draws until the end, or until `send` says that nobody listens.
-    async fn run(&self, send: impl Fn(Result<SampleEvent, PolicyError>) -> bool) {
-        let SampleRequest { seed, stream, prompt, params, .. } = &self.request;
-        // Counters far from every position, so that neither latency nor failures touch the draws.
-        let chance = |counter: u64| uniform(*seed, *stream, u64::MAX - counter);
-        let fails = chance(prompt.len() as u64) < self.config.failures;
-        self.await_version().await;
-        let _running = self.device.enter().await;
-        // Of a prompt that is scored every row is needed.
-        self.device.prefill(prompt, params.prompt_logprobs.is_none()).await;
-        if params.prompt_logprobs.is_some() && !send(Ok(self.score(&now(&self.published).weights))) {
-            return;
-        }
-        let mut path = prompt.clone();
-        let finish = loop {
-            if self.flag.aborted.load(Ordering::Relaxed) {
-                break FinishReason::Aborted;
-            }
-            if path.len() - prompt.len() == params.max_tokens {
-                break FinishReason::Length;
-            }
-            if path.len() == self.config.context {
-                break FinishReason::Context;
-            }
-            if fails && path.len() > prompt.len() {
-                send(Err(PolicyError::Invalid("the simulator was told to fail this request".into())));
-                return;
-            }
-            if !self.config.latency.is_zero() {
-                tokio::time::sleep(self.config.latency.mul_f64(chance((1 << 32) + path.len() as u64))).await;
-            }
-            self.device.draw().await;
-            let published = now(&self.published);
-            let (token, logprob, top) = self.draw(&published.weights, &path);
-            path.push(token);
-            let event = SampleEvent::Tokens {
-                tokens: vec![token],
-                logprobs: vec![logprob],
-                top: if params.top_logprobs > 0 { vec![top] } else { Vec::new() },
-                version: published.version,
-            };
-            if !send(Ok(event)) {
-                return;
-            }
-            if params.stop_ids.contains(&token) {
-                break FinishReason::StopId;
-            }
-        };
-        self.device.keep(&path);
-        send(Ok(SampleEvent::Finished(finish)));
-    }
-}
-
 #[async_trait]
 impl Sampler for Simulator {
     async fn sample(&self, request: SampleRequest) -> Result<SampleStream, PolicyError> {
@@ -401,6 +288,7 @@ impl Sampler for Simulator {
             ));
         }
         request.check_room(context)?;
+        let constraint = constrain(self.grammars.as_ref(), &request).await?;
         let flag = Arc::new(Flag { stream: request.stream, aborted: AtomicBool::new(false) });
         self.replies.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&flag));
         let reply = Reply {
@@ -409,6 +297,7 @@ impl Sampler for Simulator {
             published: self.published.clone(),
             news: self.news.clone(),
             request,
+            constraint,
             device: self.device.clone(),
         };
         let (sender, stream) = SampleStream::channel();

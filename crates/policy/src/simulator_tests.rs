@@ -4,7 +4,9 @@ use dressage_rl::PolicyLoss;
 use dressage_tree::{PathInput, PathTarget, Term};
 
 use super::*;
-use crate::{Completion, Cut, SamplingParams, Timely, TrainRequest, Uncut};
+use crate::{
+    Allowed, Completion, Constraint, Cut, FinishReason, Grammar, SamplingParams, Timely, TrainRequest, Uncut,
+};
 
 fn small() -> SimulatorConfig {
     SimulatorConfig {
@@ -95,6 +97,63 @@ async fn what_a_prompt_is_scored_with_is_what_the_learner_computes() {
         let found = simulator.logprobs(batch).await.unwrap();
         assert_eq!(found, whole.logprobs);
     }
+}
+
+/// Steps up from 1 to 4, one at a time or two, and ends there.
+struct Stairs(u32);
+
+impl Grammars for Stairs {
+    fn start(&self, _: &Grammar) -> Result<Box<dyn Constraint>, PolicyError> {
+        Ok(Box::new(Stairs(self.0)))
+    }
+}
+
+impl Constraint for Stairs {
+    fn allowed(&mut self) -> Result<Allowed, PolicyError> {
+        let tokens = (self.0 + 1..=(self.0 + 2).min(4)).collect();
+        Ok(Allowed { tokens, may_end: self.0 == 4 })
+    }
+
+    fn push(&mut self, token: u32) -> Result<(), PolicyError> {
+        if token <= self.0 || token > self.0 + 2 {
+            return Err(PolicyError::Invalid(format!("no step from {} to {token}", self.0)));
+        }
+        self.0 = token;
+        Ok(())
+    }
+}
+
+/// Replies keep to a grammar, from where an earlier part of them left off, too, and are recorded as filtered;
+/// without grammars, requests that have one are refused.
+#[tokio::test]
+async fn replies_keep_to_a_grammar() {
+    let plain = Simulator::new(small());
+    let held = |stream, temperature| {
+        let mut request = request(stream, temperature);
+        request.params.grammar = Some(Grammar::JsonObject);
+        request
+    };
+    let refused = plain.sample(held(1, 1.0)).await.err().unwrap();
+    assert!(refused.to_string().contains("without its tokenizer's grammars"), "{refused}");
+    let simulator = plain.with_grammars(Arc::new(Stairs(0)));
+    let mut drawn = std::collections::BTreeSet::new();
+    for stream in 0..40 {
+        let mut request = held(stream, [1.0, 0.6, 0.0][stream as usize % 3]);
+        let params = request.params.clone();
+        let reply = complete(&simulator, request.clone()).await;
+        let (last, stairs) = reply.tokens.split_last().unwrap();
+        assert_eq!((*last, stairs.last(), reply.finish), (6, Some(&4), FinishReason::StopId));
+        assert!([&[0], stairs].concat().windows(2).all(|w| w[0] < w[1] && w[1] <= w[0] + 2), "{stairs:?}");
+        drawn.insert(stairs.to_vec());
+        request.prompt.push(stairs[0]);
+        request.params.drawn_before = 1;
+        let rest = complete(&simulator, request.clone()).await;
+        assert_eq!(rest.tokens, reply.tokens[1..]);
+        request.params.drawn_before = 2;
+        assert!(simulator.sample(request).await.is_err(), "the prompt's own token is no part of the form");
+        assert!(!reply.into_segment(None, &params, 0).is_target());
+    }
+    assert!(drawn.len() > 3, "{drawn:?}");
 }
 
 #[tokio::test]

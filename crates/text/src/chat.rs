@@ -199,6 +199,7 @@ impl Chat {
             // Then the header of what is said is part of what is written.
             Some(tags) => {
                 chat.opening.clear();
+                chat.form.tight = true;
                 Thoughts::only(tags)
             }
             None => Thoughts::find(&chat.template, &chat.tokenizer, &chat.variables),

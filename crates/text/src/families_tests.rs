@@ -192,7 +192,9 @@ fn channels_of_gpt_oss_are_thought_speech_and_calls() {
     let said = shown(Message::assistant("Two."));
     assert_eq!(chat.parse(&said, false, &[]).content, "Two.");
     assert_eq!(chat.thought(&said, false), "Hm.");
-    assert!(said.starts_with("<|channel|>analysis<|message|>") && said.ends_with("Two.<|return|>"), "{said}");
+    let written =
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Two.<|return|>";
+    assert_eq!(said, written);
     let said = shown(Message::calls("", vec![call(json!({}))]));
     assert!(
         said.contains("Hm.<|end|><|start|>assistant to=functions.search") && said.ends_with("<|call|>"),
@@ -330,5 +332,29 @@ fn variants_of_a_family_are_read_alike() {
     ] {
         let found = one(protocol, said).unwrap_err();
         assert!(found.contains(why), "{said}: {found}");
+    }
+}
+
+#[test]
+fn thoughts_before_calls_are_told_apart_in_every_family() {
+    for protocol in ALL.into_iter().filter(|protocol| *protocol != ToolProtocol::Harmony) {
+        let chat = chat(protocol);
+        let shown = Message::calls("", vec![call(json!({ "text": "one" }))]);
+        let ids = chat.assistant(&shown, None).unwrap();
+        let said = chat.said(&ids);
+        for (begun, in_thought) in [("<think>\n", false), ("", true)] {
+            // A call inside of a thought is none.
+            let thought = format!("{begun}Hm. {said}\n</think>\n\n");
+            let mut reply = chat.tokenizer().encode(&thought);
+            reply.extend(&ids);
+            let whole = chat.said(&reply);
+            let parsed = chat.parse(&whole, in_thought, &tools());
+            assert_eq!((parsed.content.as_str(), parsed.calls.len()), ("", 1), "{protocol:?}: {whole}");
+            assert!(parsed.calls[0].is_ok());
+            let streamed = Streamed::of_tools(&chat, &reply, in_thought, &tools());
+            assert_eq!((streamed.speech, streamed.calls), (parsed.content, parsed.calls), "{protocol:?}");
+            assert_eq!(streamed.thought, format!("Hm. {said}"), "{protocol:?}");
+            assert_eq!((streamed.raw, streamed.thought), (whole.clone(), chat.thought(&whole, in_thought)));
+        }
     }
 }

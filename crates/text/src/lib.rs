@@ -34,6 +34,9 @@
 //! template prints, or one that is asked for by name ([`ToolProtocol`]). A reply is taken apart by one reader,
 //! as a whole ([`Chat::parse`], [`Chat::thought`]) and as it arrives ([`Chat::stream`]).
 //!
+//! A [`Vocabulary`] is a tokenizer's tokens for a sampler: their bytes, for stop strings, and grammars that
+//! hold a reply to a form.
+//!
 //! Guarantees: text from messages never becomes a special token; sampled tokens are never made again from
 //! their text; a reply of any shape parses. Not here: drawing tokens (`dressage-policy`), running tools
 //! (`dressage-agent`), reading model files (`dressage-model`).
@@ -67,6 +70,7 @@ mod template;
 pub mod testing;
 mod thought;
 mod tokenizer;
+mod vocabulary;
 
 pub use calls::{Malformed, Parsed};
 pub use chat::{Chat, ChatOptions, ToolProtocol};
@@ -78,3 +82,4 @@ pub use message::{Message, Role, ToolCall, ToolSpec};
 pub use stream::{Piece, ReplyStream, StreamDecoder};
 pub use template::{ChatTemplate, Rendering};
 pub use tokenizer::Tokenizer;
+pub use vocabulary::Vocabulary;

@@ -41,6 +41,8 @@ pub(crate) struct MessageForm {
     pub reasoning: Option<&'static str>,
     /// Tags that reasoning is written in where it is not.
     pub tags: Option<ThoughtTags>,
+    /// Whether nothing stands between these tags and what they are around.
+    pub tight: bool,
     /// Whether it knows the role `developer`.
     pub developer: bool,
     /// How it takes calls, where it prints them itself; else they are text.
@@ -120,7 +122,8 @@ impl MessageForm {
         else {
             return Cow::Borrowed(message);
         };
-        let content = format!("{open}\n{thought}\n{close}\n\n{}", message.content.as_str());
+        let (line, lines) = if self.tight { ("", "") } else { ("\n", "\n\n") };
+        let content = format!("{open}{line}{thought}{line}{close}{lines}{}", message.content.as_str());
         Cow::Owned(Message { content: content.into(), reasoning_content: None, ..message.clone() })
     }
 }

@@ -23,6 +23,23 @@ fn probe_tool() -> ToolSpec {
     }
 }
 
+/// Arguments of a call of that tool.
+fn probe_arguments() -> Map<String, Value> {
+    [("text".to_owned(), PROBE_THOUGHT.into()), ("count".to_owned(), 7.into())].into_iter().collect()
+}
+
+/// The id of that call, as templates of a format take it.
+fn probe_id(format: CallFormat) -> String {
+    format.syntax().id(PROBE_TOOL, 0).unwrap_or_else(|| "call_0".into())
+}
+
+/// A call of the probe as a template prints it, behind the question.
+struct PrintedCall {
+    form: CallForm,
+    id: String,
+    text: String,
+}
+
 impl Chat {
     /// Finds out how the template takes what messages say. One that prints no texts, but parts, is given
     /// parts.
@@ -41,6 +58,7 @@ impl Chat {
             parts: self.template.lists || (prints(&text) && text == listed),
             reasoning: REASONING.into_iter().find(reads),
             tags: None,
+            tight: false,
             calls: None,
             developer: knows_developer,
         }
@@ -90,7 +108,7 @@ impl Chat {
         let reply = match self.takes_calls().filter(|_| role == Role::Tool) {
             None => json!({ "role": "assistant", "content": REPLY }),
             Some(form) => {
-                let id = self.format.syntax().id(PROBE_TOOL, 0).unwrap_or_else(|| "call_0".into());
+                let id = probe_id(self.format);
                 (said["tool_call_id"], said["name"]) = (id.as_str().into(), PROBE_TOOL.into());
                 let arguments = json!({ "text": REPLY }).as_object().cloned().unwrap_or_default();
                 form.message("".into(), vec![form.call(&id, PROBE_TOOL, arguments)])
@@ -130,9 +148,10 @@ impl Chat {
         let described = self.described_tools();
         let marked = described.as_deref().and_then(|text| self.marked_format(text));
         let is_of = |format: CallFormat| protocol == ToolProtocol::Auto || format.protocol() == protocol;
+        let prints = self.printed_calls();
         let printed = CallFormat::ALL.into_iter().filter(|format| is_of(*format)).find_map(|format| {
-            let form = CallForm::ALL.into_iter().find(|form| self.prints_call(format, *form))?;
-            Some((format, form))
+            let reads = |print: &&PrintedCall| self.reads_call(format, print);
+            Some((format, prints.iter().find(reads)?.form))
         });
         let asked = || CallFormat::ALL.into_iter().find(|format| format.protocol() == protocol);
         let format =
@@ -159,19 +178,34 @@ impl Chat {
         text.filter(|text| text.contains(PROBE_TOOL))
     }
 
-    /// Whether the template prints a call so that it reads back in a format.
-    fn prints_call(&self, format: CallFormat, form: CallForm) -> bool {
-        let syntax = format.syntax();
-        let id = syntax.id(PROBE_TOOL, 0).unwrap_or_else(|| "call_0".into());
-        let arguments = json!({ "text": PROBE_THOUGHT, "count": 7 }).as_object().cloned().unwrap_or_default();
+    /// Prints of a call by the template, in each form and with each kind of id, where it prints any.
+    fn printed_calls(&self) -> Vec<PrintedCall> {
+        let mut ids: Vec<String> = CallFormat::ALL.into_iter().map(probe_id).collect();
+        ids.sort();
+        ids.dedup();
         let question = json!({ "role": "user", "content": PROBE_TEXT });
-        let reply = form.message("".into(), vec![form.call(&id, PROBE_TOOL, arguments.clone())]);
-        let Ok(text) = self.render(&[question.clone(), reply], None, false, None) else { return false };
-        let Some((_, text)) = text.rsplit_once(PROBE_TEXT) else { return false };
+        let print = |(form, id): (CallForm, &String)| {
+            let call = form.call(id, PROBE_TOOL, probe_arguments());
+            let reply = form.message("".into(), vec![call]);
+            let text = self.render(&[question.clone(), reply], None, false, None).ok()?;
+            let (_, text) = text.rsplit_once(PROBE_TEXT)?;
+            text.contains(PROBE_TOOL).then(|| PrintedCall { form, id: id.clone(), text: text.into() })
+        };
+        let forms = CallForm::ALL.into_iter().flat_map(|form| ids.iter().map(move |id| (form, id)));
+        forms.filter_map(print).collect()
+    }
+
+    /// Whether a call that the template printed reads back in a format.
+    fn reads_call(&self, format: CallFormat, print: &PrintedCall) -> bool {
+        let (syntax, text) = (format.syntax(), print.text.as_str());
+        if print.id != probe_id(format) {
+            return false;
+        }
         // A call without tags begins its reply.
         let mut begin = 0;
         if format == CallFormat::Llama {
-            let prompt = self.render(&[question], None, true, None).unwrap_or_default();
+            let question = [json!({ "role": "user", "content": PROBE_TEXT })];
+            let prompt = self.render(&question, None, true, None).unwrap_or_default();
             let header = prompt.rsplit_once(PROBE_TEXT).map(|(_, header)| header.trim_end());
             begin = text.find('{').unwrap_or(0);
             if header != Some(text[..begin].trim_end()) {
@@ -180,7 +214,7 @@ impl Chat {
         }
         let tags = Tags::new(&Thoughts::default(), syntax);
         let parsed = Parsed::of(Reader::read(&tags, &text[begin..], false, &[probe_tool()]).0);
-        let same = |call: &ToolCall| call.name == PROBE_TOOL && call.arguments == arguments;
+        let same = |call: &ToolCall| call.name == PROBE_TOOL && call.arguments == probe_arguments();
         syntax.writes(text) && matches!(&parsed.calls[..], [Ok(call)] if same(call))
     }
 

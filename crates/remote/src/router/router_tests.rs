@@ -272,6 +272,37 @@ async fn weights_reach_all_members_and_whoever_misses_them_is_quarantined() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_member_that_comes_back_while_newer_weights_are_published_gets_these() {
+    let (router, members) = router(2, RouterOptions { failures: 1, ..in_turn() });
+    members[0].fails(Fails::Refuses(gone()));
+    ask(&router, request(1, 4)).await.unwrap();
+    members[0].fails(Fails::Never);
+    *members[0].adopts_in.lock().unwrap() = 20 * SECOND;
+    router.adopt(&weights(1)).await.unwrap();
+    sleep(10 * SECOND).await;
+    assert_eq!(health(&router), [Health::Quarantined, Health::Serving], "it adopts the first ones");
+    router.adopt(&weights(2)).await.unwrap();
+    sleep(15 * SECOND).await;
+    assert_eq!((health(&router)[0], router.version().await.unwrap()), (Health::Quarantined, 2));
+    sleep(20 * SECOND).await;
+    assert_eq!((health(&router)[0], router.members()[0].version), (Health::Serving, 2));
+    assert_eq!(*members[0].adopted.lock().unwrap(), [1, 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_member_that_waits_for_weights_is_not_blamed() {
+    use dressage_policy::{Learner, Simulator};
+    let simulator = Arc::new(Simulator::new(config(Duration::from_millis(10))));
+    let router = Router::new(vec![("a".into(), simulator.clone() as Arc<dyn Sampler>)], in_turn()).unwrap();
+    let stream = router.sample(SampleRequest { least_version: 1, ..request(1, 4) }).await.unwrap();
+    sleep(500 * SECOND).await;
+    let weights = simulator.publish(1).await.unwrap();
+    router.adopt(&weights).await.unwrap();
+    assert_eq!(stream.collect(SECOND).await.unwrap().versions[0].version, 1);
+    assert_eq!((health(&router)[0], router.members()[0].failed), (Health::Serving, 0));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_run_that_goes_on_from_an_earlier_checkpoint_publishes_lower_versions_again() {
     let (router, members) = router(2, in_turn());
     router.adopt(&weights(7)).await.unwrap();

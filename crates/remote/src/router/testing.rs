@@ -36,6 +36,8 @@ pub struct Scripted {
     /// Why it refuses weights.
     pub refuses_weights: Mutex<Option<PolicyError>>,
     pub adopted: Mutex<Vec<u64>>,
+    /// How long it takes to adopt weights.
+    pub adopts_in: Mutex<Duration>,
     /// Whether it says that it stands still all the time.
     pub stands_still: Mutex<bool>,
     pub asked: Mutex<Vec<SampleRequest>>,
@@ -62,6 +64,7 @@ impl Scripted {
             version: AtomicU64::new(0),
             refuses_weights: Mutex::default(),
             adopted: Mutex::default(),
+            adopts_in: Mutex::default(),
             stands_still: Mutex::new(false),
             asked: Mutex::default(),
             aborted: Mutex::default(),
@@ -165,6 +168,8 @@ impl Sampler for Scripted {
         if let Some(error) = self.refuses_weights.lock().unwrap().clone() {
             return Err(error);
         }
+        let takes = *self.adopts_in.lock().unwrap();
+        tokio::time::sleep(takes).await;
         self.adopted.lock().unwrap().push(weights.version);
         self.version.store(weights.version, Ordering::Relaxed);
         Ok(())

@@ -6,8 +6,9 @@
 
 use std::ops::Range;
 
+use super::tags::{blank, header, opening};
 use super::values::arguments;
-use super::{Body, Fault, Mark, Syntax, Trailer, Written, arguments_of, blank, header, opening};
+use super::{Body, Fault, Mark, Syntax, Trailer, Written, arguments_of};
 use crate::{ToolCall, ToolSpec};
 
 const SECTION: [&str; 2] = ["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"];

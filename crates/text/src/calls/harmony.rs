@@ -8,8 +8,9 @@
 
 use std::ops::Range;
 
+use super::tags::header;
 use super::values::arguments;
-use super::{Begins, Body, Fault, Mark, Syntax, Written, arguments_of, header, not_json};
+use super::{Begins, Body, Fault, Mark, Syntax, Written, arguments_of, not_json};
 use crate::{ToolCall, ToolSpec};
 
 const START: &str = "<|start|>";
@@ -129,10 +130,9 @@ impl Syntax for Harmony {
         let is_written = said.trim_start().starts_with(CHANNEL) || said.trim_start().starts_with(RECIPIENT);
         let mut text = match (said, calls) {
             _ if is_written => content.to_owned(),
-            (said, []) => format!("{thoughts}{CHANNEL}final{MESSAGE}{}", said.trim_start_matches('\n')),
+            (said, []) => format!("{thoughts}{CHANNEL}final{MESSAGE}{said}"),
             (said, _) if said.trim().is_empty() => thoughts.to_owned(),
             (said, _) => {
-                let said = said.trim_start_matches('\n');
                 format!("{thoughts}{CHANNEL}commentary{MESSAGE}{said}{END}{START}assistant")
             }
         };

@@ -12,7 +12,8 @@ use std::ops::Range;
 
 use serde_json::Value;
 
-use super::{Body, Fault, Mark, Syntax, Trailer, Written, call_from, closed_by, not_json};
+use super::tags::closed_by;
+use super::{Body, Fault, Mark, Syntax, Trailer, Written, call_from, not_json};
 use crate::{ToolCall, ToolSpec, python_json};
 
 const OPEN: &str = "<tool_call>";

@@ -11,7 +11,7 @@ const DEEPEST: usize = 127;
 pub(crate) enum Progress {
     /// More is to come.
     More,
-    /// It ended before this offset.
+    /// Ended before this offset.
     Done(usize),
     /// The byte at this offset cannot stand there.
     Broken(usize),

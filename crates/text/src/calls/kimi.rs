@@ -5,8 +5,9 @@
 
 use std::ops::Range;
 
+use super::tags::{closed_by, header};
 use super::values::arguments;
-use super::{Body, Fault, Mark, Syntax, Trailer, Written, arguments_of, closed_by, header};
+use super::{Body, Fault, Mark, Syntax, Trailer, Written, arguments_of};
 use crate::{ToolCall, ToolSpec};
 
 const SECTION: [&str; 2] = ["<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"];

@@ -9,8 +9,9 @@ use std::ops::Range;
 
 use serde_json::Value;
 
+use super::tags::{blank, header};
 use super::values::arguments;
-use super::{Body, Fault, Mark, Syntax, Written, arguments_of, blank, call_from, header, not_json};
+use super::{Body, Fault, Mark, Syntax, Written, arguments_of, call_from, not_json};
 use crate::{ToolCall, ToolSpec, python_json};
 
 const OPEN: &str = "[TOOL_CALLS]";

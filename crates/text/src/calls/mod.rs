@@ -18,6 +18,7 @@ mod llama;
 mod minimax;
 mod mistral;
 mod qwen_xml;
+mod tags;
 mod values;
 
 use std::fmt;
@@ -28,6 +29,7 @@ use serde_json::{Map, Value};
 
 pub(crate) use arguments::{arguments_of, call_from, not_json};
 pub(crate) use json::{Json, Progress};
+pub(crate) use tags::{Next, Table};
 
 use crate::{ToolCall, ToolProtocol, ToolSpec};
 
@@ -138,7 +140,7 @@ impl CallFormat {
     }
 }
 
-/// What a tag does to the text after it.
+/// Effect of a tag on the text after it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mark {
     /// Begins a thought.
@@ -174,7 +176,7 @@ pub(crate) enum Body {
     Missing,
 }
 
-/// What follows the JSON of a call.
+/// Text behind the JSON of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Trailer {
     /// Not known before more text comes.
@@ -265,7 +267,7 @@ pub(crate) trait Syntax: Sync {
     /// more text comes.
     fn body(&self, text: &str, ended: bool) -> Body;
 
-    /// What stands behind the JSON of a call.
+    /// Reads what stands behind the JSON of a call, and behind white space.
     fn trailer(&self, rest: &str, ended: bool) -> Trailer {
         let _ = (rest, ended);
         Trailer::Whole(0)
@@ -315,109 +317,6 @@ pub(crate) trait Syntax: Sync {
 
     /// The tag that tells people where a call begins, or what they look for in its place.
     fn sign(&self) -> &'static str;
-}
-
-/// White space at the beginning of a text, unless there is more than a header may have.
-pub(crate) fn blank(text: &str) -> Option<usize> {
-    let window = text.char_indices().take(LONGEST_HEADER + 1);
-    let end = window.clone().find(|(_, c)| !c.is_whitespace()).map(|(at, _)| at);
-    end.or_else(|| (window.count() <= LONGEST_HEADER).then_some(text.len()))
-}
-
-/// How long white space and `tag` behind it are at the beginning of a text: `None` where more text will tell,
-/// `Some(None)` where there is something else.
-pub(crate) fn opening(text: &str, tag: &str, ended: bool) -> Option<Option<usize>> {
-    let Some(blank) = blank(text) else { return Some(None) };
-    let after = &text[blank..];
-    if after.starts_with(tag) {
-        Some(Some(blank + tag.len()))
-    } else if tag.starts_with(after) && !ended {
-        None
-    } else {
-        Some(None)
-    }
-}
-
-/// Where the first of some tags begins in a header, and which it is: `None` where more text will tell,
-/// `Some(None)` where there is none or the header is too long.
-pub(crate) fn header<'a>(text: &str, tags: &[&'a str], ended: bool) -> Option<Option<(usize, &'a str)>> {
-    let longest = tags.iter().map(|tag| tag.len()).max().unwrap_or_default();
-    let is_long = text.len() > LONGEST_HEADER + longest;
-    // No more is looked at again as the text grows.
-    let end = (LONGEST_HEADER + longest..=text.len()).find(|&end| text.is_char_boundary(end));
-    let text = &text[..end.unwrap_or(text.len())];
-    let found = tags.iter().filter_map(|tag| Some((text.find(tag)?, *tag))).min();
-    match found {
-        Some((at, tag)) => Some(Some((at, tag)).filter(|_| at <= LONGEST_HEADER)),
-        None if ended || is_long => Some(None),
-        None => None,
-    }
-}
-
-/// White space, then a closing tag.
-pub(crate) fn closed_by(rest: &str, close: &str, ended: bool) -> Trailer {
-    let after = rest.trim_start();
-    if after.starts_with(close) {
-        Trailer::Whole(rest.len() - after.len() + close.len())
-    } else if close.starts_with(after) && !ended {
-        Trailer::More
-    } else {
-        Trailer::Broken
-    }
-}
-
-/// Tags to be found in a text, the longest of those that begin at the same place.
-#[derive(Debug, Clone)]
-pub(crate) struct Table {
-    tags: Vec<(String, Mark)>,
-    /// Whether a tag begins with this byte.
-    first: [bool; 256],
-}
-
-/// The first tag in a text.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Next {
-    Tag(Range<usize>, Mark),
-    /// A tag may begin here; more text will tell.
-    Begun(usize),
-    None,
-}
-
-impl Table {
-    /// A table of tags. Of two that are spelled alike, the first counts.
-    pub(crate) fn new<'a>(tags: impl IntoIterator<Item = (&'a str, Mark)>) -> Self {
-        let mut table = Table { tags: Vec::new(), first: [false; 256] };
-        for (tag, mark) in tags {
-            let Some(&byte) = tag.as_bytes().first() else { continue };
-            if table.tags.iter().all(|(known, _)| known != tag) {
-                table.first[usize::from(byte)] = true;
-                table.tags.push((tag.to_owned(), mark));
-            }
-        }
-        table.tags.sort_by_key(|(tag, _)| std::cmp::Reverse(tag.len()));
-        table
-    }
-
-    /// The first tag at or after `from`. `ended` says that no more text comes.
-    pub(crate) fn next(&self, text: &str, from: usize, ended: bool) -> Next {
-        let bytes = text.as_bytes();
-        for at in from..bytes.len() {
-            if !self.first[usize::from(bytes[at])] {
-                continue;
-            }
-            let rest = &bytes[at..];
-            for (tag, mark) in &self.tags {
-                let tag = tag.as_bytes();
-                if rest.starts_with(tag) {
-                    return Next::Tag(at..at + tag.len(), *mark);
-                }
-                if !ended && tag.starts_with(rest) {
-                    return Next::Begun(at);
-                }
-            }
-        }
-        Next::None
-    }
 }
 
 #[cfg(test)]

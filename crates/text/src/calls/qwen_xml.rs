@@ -9,8 +9,9 @@
 
 use std::ops::Range;
 
+use super::tags::opening;
 use super::values::{between, call_of, plain};
-use super::{Body, Fault, Mark, Syntax, Written, opening};
+use super::{Body, Fault, Mark, Syntax, Written};
 use crate::chat::excerpt;
 use crate::{ToolCall, ToolSpec};
 

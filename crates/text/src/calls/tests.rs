@@ -43,7 +43,7 @@ pub(crate) fn tool() -> ToolSpec {
     }
 }
 
-/// What a reply turns out to be that arrives in these pieces.
+/// Reads a reply that arrives in these pieces; also gives its text.
 fn read_in_pieces(format: CallFormat, pieces: &[&str], tools: &[ToolSpec]) -> (Parsed, String) {
     let tags = Tags::new(&Thoughts::default(), format.syntax());
     let (mut reader, mut found) = (Reader::new(false), Vec::new());

@@ -1,0 +1,64 @@
+//! Conversations with the formats of calls that people use, over templates that print calls themselves.
+
+use std::sync::Arc;
+
+use dressage_policy::SamplingParams;
+use dressage_text::testing::family_chat;
+use dressage_text::{ChatOptions, Message, ToolCall, ToolProtocol};
+use serde_json::json;
+
+use crate::testing::{Talk, completion, tool};
+use crate::{CallIds, Format, History, Options, Origin};
+
+#[test]
+fn every_format_of_calls_goes_on_after_a_result_as_its_template_prints_it() {
+    for protocol in [
+        ToolProtocol::Hermes,
+        ToolProtocol::QwenXml,
+        ToolProtocol::Llama,
+        ToolProtocol::Mistral,
+        ToolProtocol::Deepseek,
+        ToolProtocol::Glm,
+        ToolProtocol::Kimi,
+        ToolProtocol::Minimax,
+        ToolProtocol::Harmony,
+    ] {
+        let chat = Arc::new(family_chat(protocol, ChatOptions::default()).unwrap());
+        for (history, call_ids) in [
+            (History::Append, CallIds::PerReply),
+            (History::Append, CallIds::Unique),
+            (History::Template, CallIds::Unique),
+        ] {
+            let options = Options { history, call_ids, ..Options::default() };
+            let mut talk = Talk::with(Arc::new(Format::new(chat.clone(), options)));
+            talk.tools = vec![tool("add")];
+            let mut messages = vec![Message::user("1+1?")];
+            for round in 0..2 {
+                let prepared = talk.prepare(&messages);
+                if round > 0 {
+                    assert_eq!(prepared.origin, Origin::Continued, "{protocol:?}");
+                }
+                let arguments = json!({ "a": round }).as_object().cloned().unwrap();
+                let call = ToolCall { id: "x".into(), name: "add".into(), arguments };
+                let shown = chat.assistant(&Message::calls("", vec![call]), None).unwrap();
+                // Ids that the model writes count the calls of the conversation.
+                let written = chat.tokenizer().decode_with_special(&shown);
+                let written = written.replace("functions.add:0", &format!("functions.add:{round}"));
+                let written = written.replace("call00000", &format!("call0000{round}"));
+                let drawn = chat.tokenizer().encode_template(&written);
+                let params = SamplingParams::default();
+                let reply = talk.conversation.record(prepared, completion(drawn), &params).unwrap();
+                assert_eq!(reply.message().tool_calls.len(), 1, "{protocol:?}");
+                let id = reply.message().tool_calls[0].id.clone();
+                let result =
+                    Message { tool_call_id: Some(id), name: Some("add".into()), ..Message::tool("2") };
+                messages.extend([reply.message(), result]);
+            }
+            let prepared = talk.prepare(&messages);
+            assert_eq!(prepared.origin, Origin::Continued, "{protocol:?}");
+            let printed = chat.prompt(&messages, &talk.tools).unwrap();
+            let text = |ids: &[u32]| talk.text(ids);
+            assert_eq!(text(&prepared.prompt), text(&printed), "{protocol:?}");
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! Replies that are held to a form, with the tiny tokenizer and a random model: they have it, whatever is
+//! drawn beside them and however they are cut, and they are no targets.
+
+#![allow(clippy::unwrap_used, reason = "a failed step of a test should stop it")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dressage_engine::testing::{Compute, random_weights, tiny_config};
+use dressage_engine::{Engine, EngineOptions};
+use dressage_policy::{
+    Allowed, Completion, Constraint, FinishReason, Grammar, Grammars, PolicyError, SampleEvent,
+    SampleRequest, Sampler, SamplingParams, uniform,
+};
+use dressage_text::testing::{END_OF_TEXT, IM_END, tiny_tokenizer};
+use dressage_text::{Tokenizer, Vocabulary};
+use serde_json::{Value, json};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+fn tokenizer() -> Tokenizer {
+    tiny_tokenizer().unwrap()
+}
+
+/// An engine with the tiny model, whose vocabulary is larger than the tokenizer's.
+fn bare() -> Engine {
+    let options =
+        EngineOptions { kv_memory_mb: 8, batch_tokens: 0, trains: false, ..EngineOptions::default() };
+    let compute = Compute::new(2);
+    let weights = random_weights(&compute, &tiny_config(), 3);
+    Engine::start_with(compute, weights, &options, None).unwrap()
+}
+
+fn engine() -> Engine {
+    bare().with_grammars(Arc::new(Vocabulary::new(&tokenizer())))
+}
+
+/// An object without white space, so that it ends soon.
+fn schema() -> Grammar {
+    let schema = json!({
+        "x-guidance": {"whitespace_flexible": false},
+        "type": "object",
+        "properties": {
+            "unit": {"enum": ["metre", "mile"]},
+            "place": {
+                "type": "object",
+                "properties": {"name": {"type": "string", "maxLength": 5}, "is_near": {"type": "boolean"}},
+                "required": ["name", "is_near"],
+                "additionalProperties": false
+            },
+            "how_far": {"type": "integer", "minimum": 0, "maximum": 99}
+        },
+        "required": ["unit", "place", "how_far"],
+        "additionalProperties": false
+    });
+    Grammar::JsonSchema(schema.to_string())
+}
+
+fn keeps_to_the_schema(text: &str) -> bool {
+    let value: Value = serde_json::from_str(text).unwrap();
+    let name = value["place"]["name"].as_str().unwrap();
+    ["metre", "mile"].map(|unit| json!(unit)).contains(&value["unit"])
+        && name.chars().count() <= 5
+        && value["place"]["is_near"].is_boolean()
+        && value["how_far"].as_u64().is_some_and(|far| far <= 99)
+}
+
+fn request(stream: u64, grammar: Option<Grammar>) -> SampleRequest {
+    let params = SamplingParams {
+        max_tokens: 160,
+        temperature: [1.0, 0.7, 0.0, 1.5][stream as usize % 4],
+        top_logprobs: 2,
+        stop_ids: vec![IM_END, END_OF_TEXT],
+        grammar,
+        ..SamplingParams::default()
+    };
+    let prompt = (0..30 + stream % 3).map(|i| 2 + (uniform(9, stream / 3, i) * 250.0) as u32).collect();
+    SampleRequest { seed: 7, stream, prompt, params, ..SampleRequest::default() }
+}
+
+async fn sample(engine: &Engine, request: SampleRequest) -> Completion {
+    engine.sample(request).await.unwrap().collect(DEADLINE).await.unwrap()
+}
+
+/// Text of a reply that one of its stop ids has ended.
+fn text(reply: &Completion) -> String {
+    assert_eq!(reply.finish, FinishReason::StopId, "{}", tokenizer().decode_with_special(&reply.tokens));
+    let (last, said) = reply.tokens.split_last().unwrap();
+    assert!([IM_END, END_OF_TEXT].contains(last));
+    tokenizer().decode_with_special(said)
+}
+
+/// Of each, alone and all at once: the same bits, and the form that was asked for.
+#[tokio::test]
+async fn replies_have_their_form_alone_and_beside_others() {
+    let lark = "start: \"<call>\" NAME \"(\" arguments \")</call>\"\nNAME: /[a-z]{1,4}/\n\
+                arguments: %json {\"x-guidance\": {\"whitespace_flexible\": false}, \"enum\": [[1, 2], {\"a\": null}]}";
+    let forms = [
+        None,
+        Some(schema()),
+        Some(Grammar::Regex("-?[0-9]{1,9}( km)?".into())),
+        Some(Grammar::Lark(lark.into())),
+    ];
+    let of = |stream: u64| request(stream, forms[stream as usize / 4 % 4].clone());
+    let engine = engine();
+    let mut alone = Vec::new();
+    for stream in 0..16 {
+        alone.push(sample(&engine, of(stream)).await);
+    }
+    let company: Vec<_> = (0..16)
+        .map(|stream| {
+            let (engine, request) = (engine.clone(), of(stream));
+            tokio::spawn(async move { sample(&engine, request).await })
+        })
+        .collect();
+    for (task, alone) in company.into_iter().zip(&alone) {
+        assert_eq!(task.await.unwrap(), *alone);
+    }
+    for reply in &alone[4..8] {
+        assert!(keeps_to_the_schema(&text(reply)), "{}", text(reply));
+    }
+    for reply in &alone[8..12] {
+        let text = text(reply);
+        let digits = text.strip_suffix(" km").unwrap_or(&text);
+        let digits = digits.strip_prefix('-').unwrap_or(digits);
+        assert!(matches!(digits.len(), 1..=9) && digits.bytes().all(|b| b.is_ascii_digit()), "{text}");
+    }
+    for reply in &alone[12..] {
+        let text = text(reply);
+        let inner = text.strip_prefix("<call>").and_then(|text| text.strip_suffix(")</call>")).unwrap();
+        let (name, arguments) = inner.split_once('(').unwrap();
+        assert!(matches!(name.len(), 1..=4) && name.bytes().all(|b| b.is_ascii_lowercase()), "{text}");
+        let arguments: Value = serde_json::from_str(arguments).unwrap();
+        assert!([json!([1, 2]), json!({"a": null})].contains(&arguments), "{text}");
+    }
+}
+
+/// What is drawn under a grammar is recorded, with the model's own probabilities, and trains nothing.
+#[tokio::test]
+async fn what_a_grammar_shaped_is_no_target() {
+    let engine = engine();
+    for (grammar, is_target) in [(Some(schema()), false), (None, true)] {
+        let request = request(0, grammar);
+        let (prompt, params) = (request.prompt.clone(), request.params.clone());
+        let reply = sample(&engine, request.clone()).await;
+        // Those that a prompt of the same tokens is scored with.
+        let scored = SamplingParams { max_tokens: 0, prompt_logprobs: Some(0), ..SamplingParams::default() };
+        let whole =
+            SampleRequest { prompt: [&prompt[..], &reply.tokens].concat(), params: scored, ..request };
+        let scored = sample(&engine, whole).await;
+        assert_eq!(scored.prompt_logprobs[prompt.len() - 1..], reply.logprobs);
+        let segment = reply.into_segment(None, &params, 0);
+        assert_eq!((segment.filtered, segment.is_target()), (!is_target, is_target));
+    }
+}
+
+/// A reply that is aborted and asked for again goes on within its form, to the very tokens that would have
+/// followed.
+#[tokio::test]
+async fn a_reply_that_is_cut_keeps_its_form() {
+    let engine = engine();
+    for stream in [4, 5, 6] {
+        let request = request(stream, Some(schema()));
+        let whole = sample(&engine, request.clone()).await;
+        let mut begun = engine.sample(request.clone()).await.unwrap();
+        let mut reply = Completion::default();
+        while reply.tokens.len() < 7 {
+            match begun.next().await.unwrap().unwrap() {
+                SampleEvent::Tokens { tokens, logprobs, version, .. } => {
+                    reply.extend(&tokens, &logprobs, version);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        engine.abort(Some(stream)).await.unwrap();
+        begun.gather(&mut reply).await.unwrap();
+        let mut rest = request;
+        rest.prompt.extend(&reply.tokens);
+        rest.params.drawn_before = reply.tokens.len();
+        rest.params.max_tokens -= reply.tokens.len();
+        if reply.finish == FinishReason::Aborted {
+            let rest = sample(&engine, rest.clone()).await;
+            reply.extend(&rest.tokens, &rest.logprobs, 0);
+        }
+        assert_eq!((&reply.tokens, &reply.logprobs), (&whole.tokens, &whole.logprobs));
+        // What does not keep to the grammar cannot be gone on with.
+        *rest.prompt.last_mut().unwrap() = 0;
+        let refused = engine.sample(rest).await.err().unwrap();
+        assert!(refused.to_string().contains("cannot be followed any further"), "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_followed_is_refused_at_once() {
+    let wrong = Grammar::JsonSchema(json!({"type": "number", "minimum": 2, "maximum": 1}).to_string());
+    for (engine, grammar, reason) in [
+        (engine(), wrong, "the JSON schema cannot be followed"),
+        (bare(), schema(), "started without its tokenizer's grammars"),
+    ] {
+        let refused = engine.sample(request(1, Some(grammar))).await.err().unwrap();
+        assert!(matches!(refused, PolicyError::Invalid(_)), "{refused}");
+        assert!(refused.to_string().contains(reason), "{refused}");
+        assert!(!sample(&engine, request(1, None)).await.tokens.is_empty(), "it goes on");
+    }
+}
+
+/// A constraint that stops by the way ends its own request, and nobody else's; what allows nothing that the
+/// model has says so; where only the end is left it comes, however early.
+#[tokio::test]
+async fn a_constraint_that_fails_ends_its_own_request() {
+    struct Odd;
+    struct Counts(usize, Grammar);
+    impl Grammars for Odd {
+        fn start(&self, grammar: &Grammar) -> Result<Box<dyn Constraint>, PolicyError> {
+            Ok(Box::new(Counts(0, grammar.clone())))
+        }
+    }
+    impl Constraint for Counts {
+        fn allowed(&mut self) -> Result<Allowed, PolicyError> {
+            let tokens =
+                if self.0 < 3 { [65, 66].into_iter().collect() } else { [1000].into_iter().collect() };
+            Ok(Allowed { tokens, may_end: self.0 >= 3 && self.1 == Grammar::JsonObject })
+        }
+
+        fn push(&mut self, _: u32) -> Result<(), PolicyError> {
+            self.0 += 1;
+            match self.0 == 3 && self.1 == Grammar::Regex("lost".into()) {
+                true => Err(PolicyError::Invalid("lost".into())),
+                false => Ok(()),
+            }
+        }
+    }
+    let engine = bare().with_grammars(Arc::new(Odd));
+    let alone = sample(&engine, request(8, None)).await;
+    let mut early = request(1, Some(Grammar::JsonObject));
+    early.params.min_tokens = 20;
+    let (beside, early, lost, nothing) = tokio::join!(
+        sample(&engine, request(8, None)),
+        sample(&engine, early),
+        async {
+            engine
+                .sample(request(2, Some(Grammar::Regex("lost".into()))))
+                .await
+                .unwrap()
+                .collect(DEADLINE)
+                .await
+        },
+        async {
+            engine.sample(request(3, Some(Grammar::Regex("".into())))).await.unwrap().collect(DEADLINE).await
+        },
+    );
+    assert_eq!(beside, alone);
+    assert!(early.tokens.len() == 4 && early.finish == FinishReason::StopId, "{early:?}");
+    assert_eq!(lost.unwrap_err(), PolicyError::Invalid("lost".into()));
+    assert!(nothing.unwrap_err().to_string().contains("allows nothing that the model has a token for"));
+}

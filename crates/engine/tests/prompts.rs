@@ -1,0 +1,84 @@
+//! Log-probabilities of prompts: the very numbers that training computes for their tokens.
+
+#![allow(clippy::unwrap_used, reason = "a failed step of a test should stop it")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dressage_engine::testing::{Compute, random_weights, tiny_config};
+use dressage_engine::{Engine, EngineOptions, Isa, Precision};
+use dressage_policy::{
+    Completion, FinishReason, Learner, LoraOptions, SampleRequest, Sampler, SamplingParams, uniform,
+};
+use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+fn options() -> EngineOptions {
+    EngineOptions { kv_memory_mb: 8, batch_tokens: 512, ..EngineOptions::default() }
+}
+
+fn start(options: &EngineOptions) -> Engine {
+    let compute = Compute::with(2, Isa::detect(), options.precision);
+    let weights = random_weights(&compute, &tiny_config(), 3);
+    Engine::start_with(compute, weights, options, None).unwrap()
+}
+
+fn tokens(stream: u64, len: usize) -> Vec<u32> {
+    (0..len as u64).map(|i| 2 + (uniform(99, stream, i) * 250.0) as u32).collect()
+}
+
+fn request(stream: u64, prompt: Vec<u32>, params: SamplingParams) -> SampleRequest {
+    SampleRequest { seed: 7, stream, prompt, params, ..SampleRequest::default() }
+}
+
+async fn sample(engine: &Engine, request: SampleRequest) -> Completion {
+    engine.sample(request).await.unwrap().collect(DEADLINE).await.unwrap()
+}
+
+/// A path all of whose tokens but the first are targets.
+fn batch_of(path: &[u32], temperature: f32) -> Arc<TreeBatch> {
+    let target = |index: usize| PathTarget { index: index as u32, temperature, term: Term::default() };
+    let targets = (1..path.len()).map(target).collect();
+    Arc::new(TreeBatch::merge(&[PathInput { tokens: path.to_vec().into(), targets }]).unwrap())
+}
+
+/// The log-probabilities of a prompt are those that training finds for it, for the base weights and through
+/// an adapter, in both precisions, at every temperature.
+#[tokio::test]
+async fn what_a_prompt_is_scored_with_is_what_training_finds() {
+    for precision in [Precision::F32, Precision::Bf16] {
+        let options = EngineOptions { precision, ..options() };
+        let base = start(&options);
+        let adapter = base.lora(LoraOptions::default(), 5, "tiny").await.unwrap();
+        for (engine, temperature) in [(&base, 1.0), (&base, 0.6), (&adapter, 1.7), (&adapter, 0.0)] {
+            let path = tokens(5, 200);
+            let params = SamplingParams {
+                temperature,
+                max_tokens: 20,
+                prompt_logprobs: Some(2),
+                top_logprobs: 2,
+                ..SamplingParams::default()
+            };
+            // Company, which is drawn for at the same time.
+            let beside = SamplingParams { max_tokens: 20, ..SamplingParams::default() };
+            let (scored, _) = tokio::join!(
+                sample(engine, request(1, path.clone(), params.clone())),
+                sample(&base, request(2, path.clone(), beside)),
+            );
+            let behaviour = if temperature == 0.0 { 1.0 } else { temperature };
+            let found = engine.logprobs(batch_of(&path, behaviour)).await.unwrap();
+            let bits = |logprobs: &[f32]| logprobs.iter().map(|p| p.to_bits()).collect::<Vec<_>>();
+            assert_eq!(found.len(), 199);
+            assert_eq!(bits(&found), bits(&scored.prompt_logprobs), "{precision} at {temperature}");
+            // Scored as a prompt or reported as it is drawn: the same numbers.
+            let whole = [&path[..], &scored.tokens].concat();
+            let again = SamplingParams { max_tokens: 0, ..params };
+            let again = sample(engine, request(3, whole, again)).await;
+            assert_eq!((again.finish, again.tokens.len()), (FinishReason::Length, 0));
+            assert_eq!(bits(&again.prompt_logprobs[..199]), bits(&scored.prompt_logprobs));
+            assert_eq!(bits(&again.prompt_logprobs[199..]), bits(&scored.logprobs));
+            assert_eq!(again.prompt_top, [scored.prompt_top, scored.top].concat());
+        }
+    }
+}

@@ -1,0 +1,357 @@
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{Request, StatusCode};
+use dressage_conversation::{Fork, Origin, Reason};
+use dressage_text::testing::IM_END;
+use dressage_tree::Kind;
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+use crate::testing::{STRANGER, Served};
+use crate::{Options, SessionLimits};
+
+const CALL: &str =
+    "So.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1.50, \"b\": 2}}\n</tool_call>";
+
+fn question(text: &str) -> Value {
+    json!({ "model": "tiny", "messages": [{ "role": "user", "content": text }] })
+}
+
+fn tools() -> Value {
+    let parameters = json!({ "type": "object", "properties": { "a": { "type": "number" } } });
+    json!([{ "type": "function", "function": { "name": "add", "description": null, "parameters": parameters } }])
+}
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// Deltas of a stream, put together: content, thought, calls, reason of the end.
+fn gathered(text: &str) -> (String, String, Vec<Value>, String) {
+    let (mut content, mut thought, mut calls, mut finish) =
+        (String::new(), String::new(), Vec::new(), String::new());
+    for frame in text.split("\n\n").filter(|frame| !frame.is_empty() && *frame != "data: [DONE]") {
+        let chunk: Value = serde_json::from_str(frame.strip_prefix("data: ").unwrap()).unwrap();
+        let Some(choice) = chunk["choices"].get(0) else { continue };
+        content += choice["delta"]["content"].as_str().unwrap_or_default();
+        thought += choice["delta"]["reasoning_content"].as_str().unwrap_or_default();
+        calls.extend(choice["delta"]["tool_calls"].as_array().cloned().unwrap_or_default());
+        finish += choice["finish_reason"].as_str().unwrap_or_default();
+    }
+    (content, thought, calls, finish)
+}
+
+#[tokio::test]
+async fn a_stream_says_what_the_whole_says() {
+    let script = ["<think>Hm.</think>", CALL].concat();
+    let served = Served::scripted(&[&script]);
+    let mut body = question("1.5 + 2?");
+    body["tools"] = tools();
+    let whole = served.send("POST", CHAT, STRANGER, &body.to_string()).await.json();
+    let message = &whole["choices"][0]["message"];
+    assert_eq!((&message["content"], &message["reasoning_content"]), (&json!("So."), &json!("Hm.")));
+    assert_eq!(whole["choices"][0]["finish_reason"], "tool_calls");
+    let call = &message["tool_calls"][0];
+    assert_eq!(call["function"]["name"], "add");
+    let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
+    assert_eq!(arguments, json!({ "a": 1.5, "b": 2 }));
+
+    body["stream"] = true.into();
+    body["stream_options"] = json!({ "include_usage": true });
+    let answer = served.send("POST", CHAT, STRANGER, &body.to_string()).await;
+    assert!(answer.text.ends_with("data: [DONE]\n\n"), "{}", answer.text);
+    let (content, thought, calls, finish) = gathered(&answer.text);
+    assert_eq!((content.as_str(), thought.as_str(), finish.as_str()), ("So.", "Hm.", "tool_calls"));
+    assert_eq!(calls[0]["function"], call["function"]);
+    assert_eq!((&calls[0]["index"], calls.len()), (&json!(0), 1));
+    let usage = format!("\"completion_tokens\":{}", script.len() + 1);
+    assert!(answer.text.contains(&usage), "{usage}: {}", answer.text);
+}
+
+#[tokio::test]
+async fn a_history_that_comes_back_goes_on_with_its_ids() {
+    let served = Served::scripted(&[CALL, "It is 3.5."]);
+    let mut body = question("1.5 + 2?");
+    body["tools"] = tools();
+    let first = served.post(CHAT, &body).await.json();
+    let mut said = first["choices"][0]["message"].clone();
+    let id = said["tool_calls"][0]["id"].as_str().unwrap().to_owned();
+    assert_eq!(id.len(), 9, "templates of Mistral take no other: {id}");
+    // Written out again by some framework.
+    said["tool_calls"][0]["function"]["arguments"] = "{\"b\":2.0,\"a\":1.5}".into();
+    said["content"] = json!([{ "type": "text", "text": "So." }]);
+    let result = json!({ "role": "tool", "tool_call_id": id, "content": "3.5" });
+    body["messages"].as_array_mut().unwrap().extend([said, result]);
+    let second = served.post(CHAT, &body).await.json();
+    assert_eq!(second["choices"][0]["message"]["content"], "It is 3.5.");
+    assert_eq!(served.origins(), [Origin::Began, Origin::Continued]);
+    let recorded = served.session.close(Duration::from_secs(5)).await;
+    assert_eq!(recorded.trajectory.leaves().len(), 1);
+    let sampled = recorded.trajectory.segments().iter().filter(|s| s.kind == Kind::Sampled);
+    let lengths: Vec<usize> = sampled.map(|segment| segment.tokens.len()).collect();
+    assert_eq!(lengths, [CALL.len() + 1, "It is 3.5.".len() + 1]);
+    assert_eq!(recorded.counts.continued, 1);
+}
+
+#[tokio::test]
+async fn keys_say_who_calls_and_paths_do_not() {
+    let served = Served::scripted(&["Yes."]);
+    let body = question("?").to_string();
+    let path = |attempt: &str| format!("/rollout/r/attempt/{attempt}/v1/chat/completions");
+    let status = async |path: &str, key: &str| served.send("POST", path, key, &body).await.status;
+    let key = served.session.key().to_owned();
+    assert_eq!(status(&path("a"), &key).await, StatusCode::OK);
+    assert_eq!(status(&path("a"), STRANGER).await, StatusCode::UNAUTHORIZED);
+    assert_eq!(status(&path("b"), &key).await, StatusCode::FORBIDDEN);
+    let wrong = format!("{}0", &key[..key.len() - 1]);
+    let wrong = if wrong == key { format!("{}1", &key[..key.len() - 1]) } else { wrong };
+    assert_eq!(status(CHAT, &wrong).await, StatusCode::UNAUTHORIZED);
+    assert_eq!(
+        status("/rollout/r/attempt/a/agent/nobody/v1/chat/completions", &key).await,
+        StatusCode::NOT_FOUND
+    );
+    // The key for rewards opens nothing else, and that for calls no rewards.
+    let reward = served.session.reward_key().to_owned();
+    assert_eq!(status(CHAT, &reward).await, StatusCode::FORBIDDEN);
+    let posted = served.send("POST", "/rollout/r/attempt/a/reward", &key, "{\"value\": 1}").await;
+    assert_eq!(posted.status, StatusCode::FORBIDDEN);
+    let recorded = served.session.close(Duration::from_secs(5)).await;
+    assert_eq!(recorded.calls.len(), 1);
+    assert_eq!(status(CHAT, &key).await, StatusCode::GONE);
+    served.gateway.forget(&served.session);
+    assert_eq!(status(CHAT, &key).await, StatusCode::GONE, "and by whoever does not know it any more");
+}
+
+#[tokio::test]
+async fn what_cannot_be_used_is_named_and_leaves_no_trace() {
+    let served = Served::scripted(&["Yes."]);
+    let with = |key: &str, value: Value| {
+        let mut body = question("?");
+        body[key] = value;
+        body.to_string()
+    };
+    let image =
+        json!([{ "role": "user", "content": [{ "type": "image_url", "image_url": { "url": "x" } }] }]);
+    for (body, param) in [
+        ("{".to_owned(), ""),
+        ("\u{FEFF}{}".to_owned(), ""),
+        ("[]".to_owned(), ""),
+        (with("messages", json!([])), "messages"),
+        (with("messages", json!([{ "role": "wizard", "content": "?" }])), "messages[0].role"),
+        (with("messages", image), "messages[0].content"),
+        (with("temperature", json!("hot")), "temperature"),
+        (with("temperature", json!(-1)), ""),
+        (with("max_tokens", json!(-1)), "max_tokens"),
+        (with("n", json!(0)), "n"),
+        (with("n", json!(1000)), "n"),
+        (with("chat_template", json!("{{ messages }}")), "chat_template"),
+        (with("tool_choice", json!("perhaps")), "tool_choice"),
+        (with("logit_bias", json!({ "x": 1 })), "logit_bias"),
+        (with("logit_bias", json!({ "1": 1000 })), ""),
+        (with("tools", json!([{ "type": "web_search" }])), "tools"),
+    ] {
+        let answer = served.post(CHAT, &Value::Null).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+        let answer = served.send("POST", CHAT, served.session.key(), &body).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{body}: {}", answer.text);
+        let error = &answer.json()["error"];
+        assert_eq!(error["param"].as_str().unwrap_or_default(), param, "{body}: {error}");
+        assert_eq!(error["type"], "invalid_request_error");
+    }
+    let invalid = Request::post(CHAT).body(Body::from(vec![0xFF, 0xFE])).unwrap();
+    assert_eq!(served.gateway.router().oneshot(invalid).await.unwrap().status(), StatusCode::BAD_REQUEST);
+    let long = question(&"x".repeat(5000)).to_string();
+    let answer = served.send("POST", CHAT, served.session.key(), &long).await;
+    assert_eq!(answer.json()["error"]["code"], "context_length_exceeded");
+    let unknown = json!({ "model": "other", "messages": [{ "role": "user", "content": "?" }] }).to_string();
+    let answer = served.send("POST", CHAT, STRANGER, &unknown).await;
+    assert_eq!(
+        (answer.status, &answer.json()["error"]["code"]),
+        (StatusCode::NOT_FOUND, &json!("model_not_found"))
+    );
+    let recorded = served.session.close(Duration::from_secs(5)).await;
+    assert!(recorded.trajectory.segments().is_empty() && recorded.calls.is_empty());
+}
+
+#[tokio::test]
+async fn unknown_fields_are_counted_and_do_no_harm() {
+    let served = Served::scripted(&["Yes."]);
+    let mut body = question("?");
+    body["shiny"] = json!({ "new": true });
+    body["user"] = json!("somebody");
+    for _ in 0..2 {
+        assert_eq!(served.post(CHAT, &body).await.status, StatusCode::OK);
+    }
+    assert_eq!(served.gateway.unknown_fields(), [("chat.shiny".to_owned(), 2)].into());
+}
+
+#[tokio::test]
+async fn a_call_whose_connection_broke_is_joined_and_drawn_once() {
+    let served = Served::slow(&["One, two, three.", "Other."], Duration::from_millis(5));
+    let body = question("Count.").to_string();
+    let key = served.session.key().to_owned();
+    let hung_up =
+        tokio::time::timeout(Duration::from_millis(40), served.send("POST", CHAT, &key, &body)).await;
+    assert!(hung_up.is_err());
+    let answer = served.send("POST", CHAT, &key, &body).await.json();
+    assert_eq!(answer["choices"][0]["message"]["content"], "One, two, three.");
+    // Asked again in good order, it is another call, unless the client says that it repeats itself.
+    let other = served.send("POST", CHAT, &key, &body).await.json();
+    assert_eq!(other["choices"][0]["message"]["content"], "Other.");
+    let repeated = Request::post(CHAT)
+        .header("authorization", format!("Bearer {key}"))
+        .header("x-stainless-retry-count", "1")
+        .body(Body::from(body))
+        .unwrap();
+    let response = served.gateway.router().oneshot(repeated).await.unwrap();
+    let bytes = axum::body::to_bytes(response.into_body(), usize::MAX).await.unwrap();
+    let repeated: Value = serde_json::from_slice(&bytes).unwrap();
+    assert_eq!(repeated, other);
+    let recorded = served.session.close(Duration::from_secs(5)).await;
+    assert_eq!(recorded.calls.len(), 2);
+    let again = Origin::Forked(Fork { at: 1, reason: Reason::AskedAgain });
+    assert_eq!(recorded.calls[1].origin, Some(again));
+}
+
+#[tokio::test]
+async fn equal_calls_at_once_are_calls_of_their_own() {
+    let served = Served::slow(&["A.", "B."], Duration::from_millis(2));
+    let body = question("Say something.").to_string();
+    let key = served.session.key().to_owned();
+    let call = || async { served.send("POST", CHAT, &key, &body).await.json() };
+    let (one, other) = tokio::join!(call(), call());
+    let content = |answer: &Value| answer["choices"][0]["message"]["content"].clone();
+    let mut both = [content(&one), content(&other)];
+    both.sort_by_key(Value::to_string);
+    assert_eq!(both, [json!("A."), json!("B.")]);
+    assert_eq!(served.session.close(Duration::from_secs(5)).await.trajectory.leaves().len(), 2);
+}
+
+#[tokio::test]
+async fn a_client_that_never_comes_back_ends_its_call_and_leaves_what_was_drawn() {
+    let options = Options { grace: Duration::from_millis(20), ..Options::default() };
+    let served = Served::slow_with(&["x".repeat(3000).as_str()], Duration::from_millis(2), options);
+    let (key, body) = (served.session.key().to_owned(), question("?").to_string());
+    let hung_up =
+        tokio::time::timeout(Duration::from_millis(60), served.send("POST", CHAT, &key, &body)).await;
+    assert!(hung_up.is_err());
+    let metrics = &served.gateway.0.metrics;
+    tokio::time::timeout(Duration::from_secs(5), async {
+        while metrics.running.load(Ordering::Relaxed) > 0 {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    })
+    .await
+    .expect("the call ends");
+    assert_eq!(metrics.aborted.load(Ordering::Relaxed), 1);
+    let recorded = served.session.close(Duration::from_secs(5)).await;
+    let drawn = recorded.calls[0].tokens;
+    assert!((1..3000).contains(&drawn), "{drawn}");
+    let sampled = recorded.trajectory.segments().iter().find(|s| s.kind == Kind::Sampled).unwrap();
+    assert_eq!(sampled.tokens.len(), drawn);
+}
+
+#[tokio::test]
+async fn closing_ends_calls_under_way() {
+    let served = Served::slow(&["x".repeat(3000).as_str()], Duration::from_millis(2));
+    let (key, body) = (served.session.key().to_owned(), question("?").to_string());
+    let call = served.send("POST", CHAT, &key, &body);
+    let close = async {
+        tokio::time::sleep(Duration::from_millis(40)).await;
+        served.session.close(Duration::from_secs(5)).await
+    };
+    let (answer, recorded) = tokio::join!(call, close);
+    assert_eq!(answer.json()["choices"][0]["finish_reason"], "abort");
+    assert_eq!(recorded.calls.len(), 1);
+}
+
+#[tokio::test]
+async fn more_than_may_wait_are_told_to_come_back() {
+    let options = Options { running: 1, waiting: 1, ..Options::default() };
+    let served = Served::slow_with(&["x".repeat(50).as_str()], Duration::from_millis(2), options);
+    let body = question("?").to_string();
+    let call = || served.send("POST", CHAT, STRANGER, &body);
+    let late = async {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        call().await
+    };
+    let (first, second, third) = tokio::join!(call(), call(), late);
+    assert_eq!((first.status, second.status), (StatusCode::OK, StatusCode::OK));
+    assert_eq!(
+        (third.status, &third.headers["retry-after"]),
+        (StatusCode::TOO_MANY_REQUESTS, &"1".parse().unwrap())
+    );
+    assert_eq!(served.gateway.0.waiting.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test]
+async fn limits_of_an_attempt_refuse_further_calls() {
+    let limits = SessionLimits { calls: 2, tokens: 10, reply: Duration::from_secs(5) };
+    let served = Served::limited(&["Four"], limits);
+    let ask = async |text: &str| served.post(CHAT, &question(text)).await;
+    assert_eq!(ask("a").await.status, StatusCode::OK);
+    assert_eq!(ask("b").await.status, StatusCode::OK);
+    let refused = ask("c").await;
+    assert_eq!(refused.status, StatusCode::FORBIDDEN);
+    assert!(refused.text.contains("its 2 calls"), "{}", refused.text);
+    let limits = SessionLimits { calls: 9, tokens: 7, reply: Duration::from_secs(5) };
+    let served = Served::limited(&["Four"], limits);
+    let ask = async |text: &str| served.post(CHAT, &question(text)).await;
+    assert_eq!(ask("a").await.json()["choices"][0]["finish_reason"], "stop");
+    assert_eq!(ask("b").await.json()["choices"][0]["finish_reason"], "length");
+    assert!(ask("c").await.text.contains("its 7 tokens"));
+}
+
+#[tokio::test]
+async fn a_client_that_waits_gets_signs_of_life() {
+    let options = Options { ping: Duration::from_millis(10), ..Options::default() };
+    let served = Served::slow_with(&["Yes."], Duration::from_millis(30), options);
+    let mut body = question("?");
+    let whole = served.send("POST", CHAT, STRANGER, &body.to_string()).await;
+    assert!(whole.text.starts_with("  "), "{:?}", whole.text);
+    assert_eq!(whole.json()["choices"][0]["message"]["content"], "Yes.");
+    body["stream"] = true.into();
+    let stream = served.send("POST", CHAT, STRANGER, &body.to_string()).await;
+    assert!(stream.text.contains(": ping\n\n"));
+    let deltas: String = stream
+        .text
+        .split("\n\n")
+        .filter(|frame| !frame.starts_with(':'))
+        .map(|f| format!("{f}\n\n"))
+        .collect();
+    assert_eq!(gathered(deltas.trim_end()).0, "Yes.");
+}
+
+#[tokio::test]
+async fn completions_take_text_and_ids_and_several_of_them() {
+    let served = Served::scripted(&["abc"]);
+    let ask = async |body: Value| served.post("/v1/completions", &body).await.json();
+    let one = ask(json!({ "prompt": "Say", "logprobs": 0, "return_token_ids": true })).await;
+    let choice = &one["choices"][0];
+    assert_eq!((&choice["text"], &choice["finish_reason"]), (&json!("abc"), &json!("stop")));
+    assert_eq!(choice["token_ids"], json!([97, 98, 99, IM_END]));
+    assert_eq!(choice["logprobs"]["text_offset"].as_array().unwrap().len(), 4);
+    let many = ask(json!({ "prompt": [[83, 97], [83, 98]], "max_tokens": 2, "n": 2 })).await;
+    let texts: Vec<&str> =
+        many["choices"].as_array().unwrap().iter().map(|choice| choice["text"].as_str().unwrap()).collect();
+    assert_eq!(texts, ["ab"; 4]);
+    let stopped = ask(json!({ "prompt": "Say", "stop": ["c", "zz"] })).await;
+    assert_eq!(
+        (&stopped["choices"][0]["text"], &stopped["choices"][0]["stop_reason"]),
+        (&json!("ab"), &json!("c"))
+    );
+}
+
+/// Prompts in ids belong to the attempt as well: those that repeat what was sampled go on from it.
+#[tokio::test]
+async fn ids_that_come_back_go_on_from_what_was_sampled() {
+    let served = Served::scripted(&["abc"]);
+    let ask =
+        async |prompt: Vec<u32>| served.post("/v1/completions", &json!({ "prompt": prompt })).await.json();
+    ask(vec![1, 2]).await;
+    ask(vec![1, 2, 97, 98, 99, IM_END, 3]).await;
+    let recorded = served.session.close(Duration::from_secs(5)).await;
+    let [leaf] = recorded.trajectory.leaves()[..] else { panic!("{:?}", recorded.trajectory) };
+    let path = recorded.trajectory.path_tokens(leaf);
+    assert_eq!(path, [1, 2, 97, 98, 99, IM_END, 3, 97, 98, 99, IM_END]);
+}

@@ -1,0 +1,189 @@
+//! The tokens of a tokenizer as a sampler needs them: their bytes, for stop strings, and grammars over them.
+//!
+//! Grammars are llguidance's. A reply may be cut into tokens in any way, as the model likes it: nothing is
+//! forced but the text. Special tokens are no text; a Lark grammar alone can ask for them, by their names.
+
+use std::sync::{Arc, OnceLock};
+use std::thread;
+
+use dressage_policy::{Allowed, Constraint, Grammar, Grammars, PolicyError, TokenBytes, TokenSet, caught};
+use llguidance::api::TopLevelGrammar;
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{Matcher, ParserFactory};
+use serde_json::json;
+
+use crate::Tokenizer;
+
+/// Longest text of a grammar, in bytes.
+const LONGEST: usize = 256 << 10;
+/// Most negations of one term in a row.
+const MOST_NEGATIONS: usize = 100;
+/// Room for the recursion over a grammar: more than one of the longest text needs. Only what is used of it
+/// takes memory.
+const STACK: usize = 512 << 20;
+/// Longest token that a grammar can allow, in bytes: longer ones are never text that a model writes.
+const LONGEST_TOKEN: usize = 1000;
+/// Most states of the lexer of one reply, each of 1 or 2 KB. Schemas of everyday need hundreds.
+const MOST_STATES: usize = 50_000;
+/// The name of a token beyond all others that stands for the end. No grammar can write it: names of special
+/// tokens have no spaces there.
+const END: &str = "<|end of the grammar|>";
+
+/// The tokens of a tokenizer, ready to be drawn.
+pub struct Vocabulary {
+    /// Bytes by id; `None` for special tokens and holes.
+    bytes: Vec<Option<Vec<u8>>>,
+    specials: Vec<(u32, String)>,
+    /// Made when the first grammar comes, which takes about as long as drawing a token.
+    factory: OnceLock<Result<ParserFactory, String>>,
+}
+
+impl Vocabulary {
+    /// That of a tokenizer.
+    pub fn new(tokenizer: &Tokenizer) -> Self {
+        let ids = 0..tokenizer.vocabulary() as u32;
+        Vocabulary {
+            bytes: ids.map(|id| tokenizer.token_bytes(id).map(<[u8]>::to_vec)).collect(),
+            specials: tokenizer.specials().map(|(id, name)| (id, name.to_owned())).collect(),
+            factory: OnceLock::new(),
+        }
+    }
+
+    /// One more than the largest id, which is the end's for llguidance.
+    fn end(&self) -> u32 {
+        self.bytes.len() as u32
+    }
+
+    fn factory(&self) -> Result<&ParserFactory, PolicyError> {
+        let factory = self.factory.get_or_init(|| {
+            caught(|| self.make_factory())
+                .unwrap_or_else(|panic| Err(format!("llguidance stops at {panic:?}")))
+        });
+        factory.as_ref().map_err(|reason| {
+            PolicyError::Invalid(format!("grammars do not work with this model's tokenizer: {reason}"))
+        })
+    }
+
+    fn make_factory(&self) -> Result<ParserFactory, String> {
+        // A text never has the byte that marks special tokens.
+        let is_text =
+            |bytes: &&[u8]| !bytes.contains(&TokTrie::SPECIAL_TOKEN_MARKER) && bytes.len() <= LONGEST_TOKEN;
+        let text = |bytes: &Option<Vec<u8>>| bytes.as_deref().filter(is_text).unwrap_or_default().to_vec();
+        let special = |name: &str| [&[TokTrie::SPECIAL_TOKEN_MARKER], name.as_bytes()].concat();
+        let mut words: Vec<Vec<u8>> = self.bytes.iter().map(text).collect();
+        for (id, name) in &self.specials {
+            words[*id as usize] = special(name);
+        }
+        words.push(special(END));
+        let trie = TokTrie::from(&TokRxInfo::new(words.len() as u32, self.end()), &words);
+        // Not canonical, so that it never asks for one way of cutting a text into tokens.
+        let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+        let slices = SlicedBiasComputer::general_slices();
+        let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)
+            .map_err(|error| one_line(&error.to_string()))?;
+        let limits = factory.quiet().limits_mut();
+        (limits.verbose_errors, limits.max_lexer_states) = (false, MOST_STATES);
+        Ok(factory)
+    }
+}
+
+impl TokenBytes for Vocabulary {
+    fn token_bytes(&self, id: u32) -> Option<&[u8]> {
+        self.bytes.get(id as usize)?.as_deref()
+    }
+}
+
+impl Grammars for Vocabulary {
+    fn start(&self, grammar: &Grammar) -> Result<Box<dyn Constraint>, PolicyError> {
+        let kind = grammar.kind();
+        let wrong = |reason: &str| {
+            PolicyError::Invalid(format!("the {kind} cannot be followed: {}", one_line(reason)))
+        };
+        let parsed = parsed(grammar).map_err(|reason| wrong(&reason))?;
+        let factory = self.factory()?;
+        // Recursion goes as deep as a grammar has rules.
+        let compiled = thread::scope(|scope| {
+            let compile = || factory.create_parser(parsed).map_err(|error| format!("{error:#}"));
+            let thread = thread::Builder::new().name("grammar".into()).stack_size(STACK);
+            let thread = thread.spawn_scoped(scope, compile).map_err(|error| error.to_string())?;
+            thread.join().unwrap_or_else(|_| Err("llguidance stops at it".into()))
+        });
+        let matcher = Matcher::new(Ok(compiled.map_err(|reason| wrong(&reason))?));
+        Ok(Box::new(Following { matcher, kind, end: self.end() }))
+    }
+}
+
+/// A grammar as llguidance reads it.
+fn parsed(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
+    if let Grammar::JsonSchema(text) | Grammar::Regex(text) | Grammar::Lark(text) = grammar
+        && text.len() > LONGEST
+    {
+        return Err(format!("it has {} bytes; the most is {LONGEST}", text.len()));
+    }
+    Ok(match grammar {
+        Grammar::JsonObject => TopLevelGrammar::from_json_schema(json!({"type": "object"})),
+        Grammar::JsonSchema(text) => TopLevelGrammar::from_json_schema(
+            serde_json::from_str(text).map_err(|error| format!("it is not JSON: {error}"))?,
+        ),
+        Grammar::Regex(text) => TopLevelGrammar::from_regex(text),
+        Grammar::Lark(text) => {
+            if most_negations(text) > MOST_NEGATIONS {
+                return Err(format!("it negates a term more than {MOST_NEGATIONS} times"));
+            }
+            TopLevelGrammar::from_lark(text.clone())
+        }
+    })
+}
+
+/// Most negations in a row, which llguidance nests without a limit.
+fn most_negations(lark: &str) -> usize {
+    let marks = lark.chars().filter(|c| !c.is_whitespace());
+    let (_, most) = marks.fold((0, 0), |(row, most): (usize, usize), c| {
+        let row = if c == '~' { row + 1 } else { 0 };
+        (row, most.max(row))
+    });
+    most
+}
+
+/// What llguidance says, without its state.
+fn one_line(text: &str) -> String {
+    let text = text.split("<backtrace>").next().unwrap_or_default().replace("<non-verbose/>", "");
+    text.split_whitespace().collect::<Vec<&str>>().join(" ")
+}
+
+/// A reply that follows a grammar.
+struct Following {
+    matcher: Matcher,
+    kind: &'static str,
+    end: u32,
+}
+
+impl Following {
+    fn lost(&self, error: &impl ToString) -> PolicyError {
+        PolicyError::Invalid(format!(
+            "the {} cannot be followed any further: {}",
+            self.kind,
+            one_line(&error.to_string())
+        ))
+    }
+}
+
+impl Constraint for Following {
+    fn allowed(&mut self) -> Result<Allowed, PolicyError> {
+        let mask = self.matcher.compute_mask_or_eos();
+        let mut tokens = TokenSet::of_words(mask.map_err(|error| self.lost(&error))?.into());
+        let may_end = tokens.remove(self.end);
+        // llguidance's place for nodes without a token.
+        tokens.remove(self.end + 1);
+        Ok(Allowed { tokens, may_end })
+    }
+
+    fn push(&mut self, token: u32) -> Result<(), PolicyError> {
+        self.matcher.consume_token(token).map_err(|error| self.lost(&error))
+    }
+}
+
+#[cfg(test)]
+#[path = "vocabulary_tests.rs"]
+mod tests;

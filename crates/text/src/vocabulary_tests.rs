@@ -1,0 +1,204 @@
+//! Tests of grammars over the tiny tokenizer: replies are drawn at random from what is allowed.
+
+use dressage_policy::uniform;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::testing::{END_OF_TEXT, IM_END, IM_START, tiny_tokenizer};
+
+fn vocabulary() -> Vocabulary {
+    Vocabulary::new(&tiny_tokenizer().expect("the tiny tokenizer"))
+}
+
+/// A reply drawn from what is allowed, letters first; `None` where it does not end within a thousand tokens.
+fn drawn(vocabulary: &Vocabulary, grammar: &Grammar, stream: u64) -> Option<Vec<u32>> {
+    let mut constraint = vocabulary.start(grammar).expect("a good grammar");
+    let mut reply = Vec::new();
+    while reply.len() < 1000 {
+        let allowed = constraint.allowed().expect("a state");
+        let tokens: Vec<u32> = (0..400).filter(|token| allowed.tokens.contains(*token)).collect();
+        assert!(tokens.iter().all(|token| *token < 259), "none that the tokenizer has not: {tokens:?}");
+        let draw = |part: u64| uniform(stream, part, reply.len() as u64);
+        if allowed.may_end && (tokens.is_empty() || draw(0) < 0.3) {
+            return Some(reply);
+        }
+        let token = tokens[(draw(1) * tokens.len() as f64) as usize];
+        constraint.push(token).expect("it was allowed");
+        reply.push(token);
+    }
+    None
+}
+
+fn texts(grammar: &Grammar) -> Vec<String> {
+    let (vocabulary, tokenizer) = (vocabulary(), tiny_tokenizer().expect("the tiny tokenizer"));
+    let replies: Vec<String> = (0..40)
+        .filter_map(|stream| drawn(&vocabulary, grammar, stream))
+        .map(|reply| tokenizer.decode_with_special(&reply))
+        .collect();
+    assert!(replies.len() > 20, "{} of 40 end", replies.len());
+    replies
+}
+
+fn schema(schema: &Value) -> Grammar {
+    Grammar::JsonSchema(schema.to_string())
+}
+
+fn error(grammar: &Grammar) -> String {
+    let error = vocabulary().start(grammar).err().expect("it cannot be followed");
+    assert_eq!(error.code(), "invalid");
+    let text = error.to_string();
+    assert!(!text.contains('\n') && text.len() < 500, "one line: {text}");
+    text
+}
+
+#[test]
+fn replies_keep_to_a_schema() {
+    let grammar = schema(&json!({
+        "type": "object",
+        "properties": {
+            "colour": {"enum": ["red", "green", null, 7]},
+            "where": {
+                "type": "object",
+                "properties": {"x": {"type": "integer", "minimum": -5, "maximum": 120}, "is": {"type": "boolean"}},
+                "required": ["x"],
+                "additionalProperties": false
+            },
+            "names": {"type": "array", "items": {"type": "string", "maxLength": 3}, "maxItems": 2}
+        },
+        "required": ["colour", "where", "names"],
+        "additionalProperties": false
+    }));
+    for text in texts(&grammar) {
+        let value: Value = serde_json::from_str(&text).expect("JSON");
+        assert!([json!("red"), json!("green"), json!(null), json!(7)].contains(&value["colour"]), "{text}");
+        let x = value["where"]["x"].as_i64().expect("an integer");
+        assert!((-5..=120).contains(&x), "{text}");
+        let names = value["names"].as_array().expect("an array");
+        assert!(names.len() <= 2, "{text}");
+        assert!(names.iter().all(|n| n.as_str().is_some_and(|n| n.chars().count() <= 3)), "{text}");
+    }
+}
+
+#[test]
+fn replies_are_objects() {
+    for text in texts(&Grammar::JsonObject) {
+        // A number may be larger than any that serde_json holds.
+        assert!(serde_json::from_str::<serde::de::IgnoredAny>(&text).is_ok(), "{text}");
+        assert!(text.starts_with('{') && text.ends_with('}'), "{text}");
+    }
+}
+
+#[test]
+fn replies_match_a_regular_expression() {
+    for text in texts(&Grammar::Regex("(ab|ö){2,3}[0-9]".into())) {
+        let (rest, digit) = text.split_at(text.len() - 1);
+        let rest = rest.replace("ab", "ö");
+        assert!(digit.chars().all(|c| c.is_ascii_digit()) && ["öö", "ööö"].contains(&&*rest), "{text}");
+    }
+}
+
+/// Special tokens come where a grammar names them, and nowhere else.
+#[test]
+fn special_tokens_are_asked_for_by_name() {
+    let lark = "start: <|im_start|> WORD (\" \" WORD)*\nWORD: /[a-c]{1,2}/";
+    for text in texts(&Grammar::Lark(lark.into())) {
+        let words = text.strip_prefix("<|im_start|>").expect("the special token");
+        let is_word =
+            |word: &str| matches!(word.len(), 1 | 2) && word.bytes().all(|b| (b'a'..=b'c').contains(&b));
+        assert!(words.split(' ').all(is_word), "{text}");
+    }
+    let vocabulary = vocabulary();
+    let mut open = vocabulary.start(&Grammar::Regex("(.|\\n)*".into())).expect("a good grammar");
+    let allowed = open.allowed().expect("a state");
+    assert!(allowed.may_end && allowed.tokens.contains(u32::from(b'<')));
+    assert!(
+        [IM_START, IM_END, END_OF_TEXT, 255, 259, 260].iter().all(|token| !allowed.tokens.contains(*token))
+    );
+}
+
+/// A JSON schema inside of a grammar, as calls of tools have it.
+#[test]
+fn grammars_hold_schemas() {
+    let lark = r#"start: "<call>" arguments "</call>"
+        arguments: %json {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": false}"#;
+    for text in texts(&Grammar::Lark(lark.into())) {
+        let inner = text.strip_prefix("<call>").and_then(|text| text.strip_suffix("</call>"));
+        let value: Value = serde_json::from_str(inner.expect("between the tags")).expect("JSON");
+        assert!([1, 2].map(|a| json!({"a": a})).contains(&value), "{text}");
+    }
+}
+
+#[test]
+fn what_cannot_be_followed_is_told_with_the_reason() {
+    for (grammar, reason) in [
+        (schema(&json!({"type": "text"})), "the JSON schema cannot be followed: "),
+        (
+            schema(&json!({"type": "integer", "minimum": 3, "maximum": 2})),
+            "the JSON schema cannot be followed: ",
+        ),
+        (schema(&json!({"$ref": "https://example.com/schema"})), "ref"),
+        (Grammar::JsonSchema("{".into()), "the JSON schema cannot be followed: it is not JSON: EOF"),
+        (Grammar::Regex("(".into()), "the regular expression cannot be followed: "),
+        (Grammar::Lark("start: other".into()), "the Lark grammar cannot be followed: "),
+        (Grammar::Lark("start: <|no_such_token|>".into()), "no_such_token"),
+        (Grammar::Lark(format!("start: {}\"a\"", "~ ".repeat(200))), "negates"),
+        (Grammar::Regex("a".repeat(LONGEST + 1)), "bytes; the most is 262144"),
+    ] {
+        let text = error(&grammar);
+        assert!(text.contains(reason), "{text}");
+    }
+}
+
+/// Neither depth nor size ends the process: a hostile grammar is refused, or compiles.
+#[test]
+fn hostile_grammars_are_refused_or_compile() {
+    let chain = |separator: &str| {
+        let rule = |i: usize| format!("{separator}{i}:{separator}{}\n", i + 1);
+        let rules: String = (0..15_000).map(rule).collect();
+        format!("start:{separator}0\n{rules}{separator}15000:\"a\"\n")
+    };
+    let deep_schema =
+        (0..120).fold(json!({"type": "string"}), |inner, _| json!({"type": "array", "items": inner}));
+    let references: serde_json::Map<String, Value> =
+        (0..5000).map(|i| (format!("a{i}"), json!({"$ref": format!("#/$defs/a{}", i + 1)}))).collect();
+    let alternative =
+        |i: usize| json!({"type": "object", "properties": {format!("p{i}"): {"type": "integer"}}});
+    let alternatives: Vec<Value> = (0..50).map(alternative).collect();
+    for grammar in [
+        Grammar::Lark(chain("r")),
+        Grammar::Lark(chain("R")),
+        Grammar::Lark(format!("start: {}\"a\"{}", "(".repeat(60_000), ")".repeat(60_000))),
+        Grammar::Regex(format!("{}a{}", "(".repeat(60_000), ")".repeat(60_000))),
+        Grammar::Regex("(a{1,1000}){1,1000}{1,1000}".into()),
+        Grammar::Regex("(.*a){30}.*".into()),
+        Grammar::Lark("start: a{1000000000}\na: \"x\" | a a".into()),
+        Grammar::Lark("start: A{1000000000}\nA: \"x\"".into()),
+        schema(&json!({"type": "array", "items": {"type": "integer"}, "minItems": 1_000_000_000})),
+        schema(&json!({"type": "array", "items": {"enum": [1, 2]}, "maxItems": 1_000_000_000})),
+        schema(&json!({"type": "string", "minLength": 1_000_000_000})),
+        schema(&json!({"type": "string", "pattern": "(a{1,1000}b){1000,100000}"})),
+        schema(&json!({"allOf": vec![json!({"anyOf": alternatives}); 6]})),
+        schema(&deep_schema),
+        schema(&json!({"$ref": "#/$defs/a0", "$defs": references})),
+    ] {
+        let began = std::time::Instant::now();
+        if let Ok(mut constraint) = vocabulary().start(&grammar) {
+            let _ = constraint.allowed();
+        }
+        assert!(began.elapsed().as_secs() < 30, "{} took {:?}", grammar.kind(), began.elapsed());
+    }
+}
+
+/// What goes wrong by the way is an error, and stays one.
+#[test]
+fn a_token_that_was_not_allowed_is_refused() {
+    let vocabulary = vocabulary();
+    let mut constraint = vocabulary.start(&Grammar::Regex("ab".into())).expect("a good grammar");
+    let error = constraint.push(u32::from(b'x')).expect_err("not allowed");
+    assert!(
+        error.to_string().starts_with("the regular expression cannot be followed any further: "),
+        "{error}"
+    );
+    assert!(constraint.allowed().is_err());
+    assert!(vocabulary.start(&Grammar::Regex("ab".into())).is_ok(), "others go on");
+}
