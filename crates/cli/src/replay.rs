@@ -6,10 +6,11 @@ use std::process::ExitCode;
 use dressage_policy::awake::Clock;
 use dressage_trainer::{Compared, replay};
 
+use crate::numerics;
 use crate::policies::{self, Started};
+use crate::run::Run;
 use crate::screen::{self, Style};
 use crate::watch::Watch;
-use crate::{numerics, recipe, run};
 
 /// Do a run again from its record, and compare the weights with its checkpoints
 ///
@@ -30,8 +31,8 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 async fn again(args: Args) -> anyhow::Result<ExitCode> {
-    let recipe = recipe::load(&args.run, &[])?;
-    let begun = run::begun_or_now(&args.run)?;
+    let run = Run::open(&args.run)?;
+    let (recipe, begun) = (run.recipe()?, run.begun()?);
     let Started { policies, fingerprint, .. } = policies::start(&recipe, begun).await?;
     numerics::compare(&args.run, &fingerprint);
     let (mut same, mut differ) = (0u32, 0u32);

@@ -12,6 +12,8 @@ use crate::failure::unusable;
 /// File that a run writes first, and nobody else would: the resolved recipe beside the record.
 const RECIPE: &str = "recipe.toml";
 const RECORD: &str = "run.db";
+/// Where runs are, in the working directory, unless their recipes say otherwise.
+const RUNS: &str = "runs";
 const CHECKPOINTS: &str = "checkpoints";
 /// The file that names the best checkpoint, beside them.
 const BEST: &str = "best";
@@ -114,7 +116,7 @@ pub fn is_best(text: &str) -> bool {
 /// `checkpoints/best` of a run. Also the run it belongs to, if any.
 ///
 /// # Errors
-/// When a run has no checkpoint yet.
+/// When a run is not there, or has no checkpoint yet.
 pub fn model_source(text: &str) -> anyhow::Result<(String, Option<Run>)> {
     let path = Path::new(text);
     if let Some(best) = best(path) {
@@ -128,6 +130,10 @@ pub fn model_source(text: &str) -> anyhow::Result<(String, Option<Run>)> {
                 "the run in {text} has no checkpoint yet; go on with it (dressage train {text} --resume), or give a model"
             ))),
         },
+        // A slip in the name of a run is no name of a model on the hub.
+        None if path.starts_with(RUNS) && !path.exists() => Err(unusable(format!(
+            "{text} does not exist; give the folder of a run, as `dressage train` printed it, or a model"
+        ))),
         None => Ok((text.to_owned(), Run::of_checkpoint(path))),
     }
 }

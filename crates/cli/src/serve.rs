@@ -10,8 +10,8 @@ use anyhow::Context as _;
 use dressage_conversation::{Format, Options as FormatOptions};
 use dressage_engine::{Engine, EngineOptions, attention_shape};
 use dressage_gateway::{Gateway, Model, Options, serve};
-use dressage_policy::{Learner, Precision, SamplingParams, TokenBytes};
-use dressage_text::ChatOptions;
+use dressage_policy::{Learner, Precision, SamplingParams};
+use dressage_text::{ChatOptions, Vocabulary};
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 
@@ -188,7 +188,7 @@ async fn started(args: &Args, name: String, argument: &str) -> anyhow::Result<Mo
         let all = (one as u64).saturating_mul(args.running as u64).min(options.budget() / 2) >> 20;
         options.kv_memory_mb.max(all as usize)
     });
-    let engine = start(&found, &options, Arc::new(chat.tokenizer().clone())).await?;
+    let engine = start(&found, &options, Arc::new(Vocabulary::new(chat.tokenizer()))).await?;
     eprintln!("{} {name} = {source}: {}", Style::stderr().dim("model "), model::describe(&found.files));
     let context = engine.context();
     let sampling = SamplingParams {
@@ -210,7 +210,7 @@ async fn started(args: &Args, name: String, argument: &str) -> anyhow::Result<Mo
 }
 
 async fn start(found: &Found, options: &EngineOptions, bytes: Arc<dyn TokenBytes>) -> anyhow::Result<Engine> {
-    let engine = Engine::start(&found.files, options, Some(bytes))?;
+    let engine = Engine::start(&found.files, options, Some(vocabulary.clone()))?.with_grammars(vocabulary);
     eprintln!("{} {}", Style::stderr().dim("memory"), engine.memory_plan());
     let Some((lora, base)) = &found.adapter else { return Ok(engine) };
     let policy = engine.lora(lora.clone(), 0, base).await?;

@@ -1,8 +1,9 @@
 //! Prompts for requests, and a record of what came of them.
 
+mod finish;
 mod raw;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use dressage_policy::{Completion, SamplingParams};
@@ -460,97 +461,6 @@ impl Conversation {
         found.sort_by_key(|drift| drift.turn);
         found
     }
-
-    /// The end of it all: the template prints whole paths once more, for drift that was not seen near the
-    /// newest reply. Turns are then counted exactly: from the first one at which the whole is printed
-    /// otherwise. Takes as long as the template does for a few whole conversations; of forks, as many are
-    /// looked at as take a few times the work of the longest path, the longest first.
-    pub fn finish(&mut self) -> Vec<dressage_tree::Drift> {
-        const SHARE: usize = 4;
-        let mut above: BTreeSet<NodeId> = BTreeSet::new();
-        let mut ends: Vec<NodeId> = Vec::new();
-        for (id, node) in self.index.nodes().rev() {
-            if node.asked.is_some() && !above.contains(&id) {
-                ends.push(id);
-            }
-            // Nodes come after their parents, so all that lies below was seen.
-            if node.asked.is_some() || above.contains(&id) {
-                above.extend(node.parent);
-            }
-        }
-        ends.sort_by_key(|&id| std::cmp::Reverse(self.index.node(id).depth));
-        let deepest = ends.first().map_or(0, |&id| self.index.node(id).depth);
-        let (mut left, mut known) = (SHARE * deepest + self.index.nodes().count(), HashMap::new());
-        for end in ends {
-            let depth = self.index.node(end).depth;
-            if depth > left {
-                break;
-            }
-            left -= depth;
-            self.settle(end, &mut known);
-        }
-        self.drift()
-    }
-
-    /// Counts the turns of one path exactly.
-    fn settle(&mut self, end: NodeId, known: &mut HashMap<NodeId, Option<Drift>>) {
-        // Prompts that continue a reply, in order: the first one is what the template prints.
-        let mut prompts: Vec<NodeId> =
-            self.index.up(end).filter(|&id| self.index.node(id).asked.is_some()).collect();
-        prompts.reverse();
-        let format = &self.index.roots[self.index.node(end).root].format;
-        if prompts.len() < 2 || format.options().history == History::Template || !format.abridges() {
-            // Every turn saw the whole.
-            return;
-        }
-        let asked = |index: &Index, id: NodeId| index.node(id).asked.clone();
-        if prompts.iter().any(|&id| asked(&self.index, id).is_some_and(|asked| asked.cut)) {
-            return;
-        }
-        let seen =
-            prompts.iter().position(|&id| asked(&self.index, id).is_some_and(|asked| asked.drift.is_some()));
-        let mut drifts = |index: &Index, trajectory: &Trajectory, at: usize| -> bool {
-            let drift = known.entry(prompts[at]).or_insert_with(|| whole(index, trajectory, prompts[at]));
-            drift.is_some()
-        };
-        // All before `from` are printed as recorded, `first` is not.
-        let (mut from, mut first) = (0, prompts.len());
-        if let Some(seen) = seen
-            && drifts(&self.index, &self.trajectory, seen)
-        {
-            first = seen;
-        }
-        if let Some(last) = first.checked_sub(1)
-            && (from..first).len() > 1
-            && drifts(&self.index, &self.trajectory, last)
-        {
-            first = last;
-            while from + 1 < first {
-                let middle = (from + first) / 2;
-                if drifts(&self.index, &self.trajectory, middle) { first = middle } else { from = middle }
-            }
-        }
-        let mut last: Option<Drift> = None;
-        for (at, &id) in prompts.iter().enumerate() {
-            let found = known.get(&id).cloned().flatten();
-            last = found.filter(|_| at >= first).or(last);
-            let Some(asked) = self.index.node_mut(id).asked.as_mut() else { continue };
-            if at < first {
-                asked.drift = None;
-            } else if asked.drift.is_none() {
-                asked.drift = last.as_ref().map(|drift| drift.at(asked.turn, false));
-            }
-        }
-    }
-}
-
-/// How the template prints the conversation down to a prompt.
-fn whole(index: &Index, trajectory: &Trajectory, node: NodeId) -> Option<Drift> {
-    let root = &index.roots[index.node(node).root];
-    let end = index.node(node).asked.as_ref()?.end?;
-    let messages = crate::format::whole(&index.messages(node));
-    let drift = Drift::find(root.format.chat(), &trajectory.path_tokens(end), &messages, &root.tools);
-    drift.map(|drift| Drift { prompt: None, ..drift })
 }
 
 #[cfg(test)]

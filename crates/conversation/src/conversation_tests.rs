@@ -166,6 +166,28 @@ fn histories_that_clients_write_out_again_are_repeated() {
     assert_eq!((unsaid(&messages), unsaid(&whole)), (1, 0));
     whole[2].content = "<think>sums</think>Let me see.".into();
     assert_eq!(unsaid(&whole), 1);
+    // Beside the content, as inference servers give it.
+    let mut beside = messages.clone();
+    for (thought, left_out) in [("\ntwo sums ", 0), ("sums", 1)] {
+        beside[2].reasoning_content = Some(thought.into());
+        assert_eq!((talk.prepare(&beside).origin, unsaid(&beside)), (Origin::Continued, left_out));
+    }
+}
+
+#[test]
+fn thoughts_are_left_out_only_where_there_were_some() {
+    for (thought, unsaid) in [("", 0), ("<think>two sums</think>", 1)] {
+        let mut talk = talk();
+        let (_, reply) = talk.say(&opening(), &format!("{thought}{CALLS}"));
+        let repeated = |message: Message| {
+            let messages = [opening(), vec![message], results(&reply)].concat();
+            talk.prepare(&messages).repeated
+        };
+        let to_reply = 3;
+        let want = Repeated { messages: to_reply, to_reply, trimmed: 0, unsaid };
+        assert_eq!(repeated(reply.message()), want);
+        assert_eq!(repeated(reply.written()), Repeated { unsaid: 0, ..want });
+    }
 }
 
 #[test]
@@ -249,6 +271,15 @@ fn all_else_forks_for_a_reason() {
                 m[2].tool_calls.iter_mut().for_each(|call| call.id.clear());
             }),
         ),
+        (
+            Reason::ThoughtEdited,
+            2,
+            0,
+            Box::new(|m| {
+                m[2].reasoning_content = Some("two summs".into());
+                m[2].tool_calls.iter_mut().for_each(|call| call.id.clear());
+            }),
+        ),
         (Reason::TextLost, 2, 0, Box::new(|m| m[2].content = "".into())),
         (
             Reason::TextLost,
@@ -257,6 +288,25 @@ fn all_else_forks_for_a_reason() {
             Box::new(|m| {
                 m[2].content = "".into();
                 m[2].tool_calls.iter_mut().for_each(|call| call.id.clear());
+            }),
+        ),
+        (
+            Reason::ReplyEdited,
+            2,
+            0,
+            Box::new(|m| {
+                m[2].content = "Let us see.".into();
+                m[2].tool_calls.iter_mut().for_each(|call| call.id.clear());
+            }),
+        ),
+        (
+            Reason::CallsEdited,
+            2,
+            0,
+            Box::new(|m| {
+                m[2].content = "".into();
+                m[2].tool_calls.truncate(1);
+                m[2].tool_calls[0].id.clear();
             }),
         ),
         (
@@ -293,10 +343,24 @@ fn all_else_forks_for_a_reason() {
         );
         assert_eq!(talk.conversation.counts().forked, BTreeMap::from([(reason, 1)]));
     }
+    // A request that ends with a reply continues it, whatever came after it.
+    assert_eq!(whole().0.prepare(&whole().1[..6]).origin, Origin::Continued);
     // With its thought edited, a reply is known by the ids of its calls.
     let (talk, mut messages) = whole();
     messages[2].content = "<think>two summs</think>Let me see.".into();
     assert_eq!(talk.prepare(&messages).origin, Origin::Continued);
+}
+
+#[test]
+fn messages_are_kept_as_they_were_sent() {
+    let mut talk = talk();
+    for question in ["1+1?", " 1+1?\n", "1+1?"] {
+        talk.say(&[Message::user(question)], "two");
+    }
+    // Two questions that differ in white space, and three replies, below the beginning.
+    let kept = talk.conversation.index.nodes().filter_map(|(_, node)| node.message.as_deref());
+    let kept: Vec<&str> = kept.map(|message| message.content.as_str()).collect();
+    assert_eq!(kept, ["1+1?", "two", " 1+1?\n", "two", "two"]);
 }
 
 #[test]
@@ -335,11 +399,19 @@ fn other_tools_and_other_conversations_are_told_apart() {
     talk.tools = [tools.clone(), vec![tool("sub")]].concat();
     assert_eq!(talk.prepare(&messages).origin, forked(0, Reason::Tools));
     assert_eq!(talk.prepare(&messages[..2]).origin, forked(0, Reason::Tools));
+    // Once there is something with these tools, and once it is the same.
+    talk.say(&[Message::user("7+8?")], "15");
+    assert_eq!(talk.prepare(&messages).origin, forked(0, Reason::Tools));
+    talk.say(&messages[..2], "3.5 and 7");
+    assert_eq!(talk.prepare(&messages[..2]).origin, forked(2, Reason::AskedAgain));
     talk.tools = tools;
     // A second conversation under the same instructions.
     let second = [messages[0].clone(), Message::user("7+8?")];
     assert_eq!(talk.prepare(&second).origin, Origin::Began);
-    assert_eq!(talk.prepare(&[Message::user("7+8?")]).origin, Origin::Began);
+    assert_eq!(talk.prepare(&[Message::user("9+8?")]).origin, Origin::Began);
+    // Other instructions, too, where no question that followed the recorded ones follows them.
+    assert_eq!(talk.prepare(&[title[0].clone(), Message::user("9+8?")]).origin, Origin::Began);
+    assert_eq!(talk.prepare(&[title[0].clone(), title[1].clone()]).origin, forked(0, Reason::System));
     // A line that ended with a prompt goes on; the reply to another one is left out.
     let more = [second.to_vec(), vec![Message::user("And 9+1?")]].concat();
     talk.conversation.give(&mut talk.prepare(&second)).unwrap();
@@ -352,6 +424,25 @@ fn other_tools_and_other_conversations_are_told_apart() {
     let asked = [messages, vec![answer.message(), next]].concat();
     talk.say(&asked, "25");
     assert_eq!(talk.prepare(&[asked, vec![last]].concat()).origin, forked(9, Reason::Shortened));
+}
+
+#[test]
+fn only_what_was_said_below_was_left_out() {
+    let mut talk = talk();
+    let system = Message::system("Use tools.");
+    let (first, second) = (Message::user("1+2?"), Message::user("3+4?"));
+    talk.say(&[system.clone(), first.clone()], "3");
+    let (_, reply) = talk.say(&[system.clone(), second.clone()], "7");
+    let mut messages = vec![system, second.clone(), reply.message()];
+    talk.say(&[&messages[..], &[Message::user("And then?")]].concat(), "Nothing.");
+    // Said in the other conversation, or by the question itself.
+    for question in [first, second] {
+        messages.truncate(3);
+        messages.push(question);
+        assert_eq!(talk.prepare(&messages).origin, forked(3, Reason::Branched));
+    }
+    messages.remove(2);
+    assert_eq!(talk.prepare(&messages[..3]).origin, forked(2, Reason::Shortened));
 }
 
 #[test]
@@ -374,6 +465,10 @@ fn agents_and_policies_share_no_history() {
     let (critic, large) = (pair("critic", "small"), pair("solver", "large"));
     assert_eq!(rest, [critic.clone(), critic, large.clone(), large]);
     assert!(all[segments].parent.is_none() && all[segments + 2].parent.is_none());
+    // Nor does one that has said something else, before.
+    (talk.agent, talk.policy) = ("judge", "small");
+    talk.say(&[Message::user("Fair?")], "Yes.");
+    assert_eq!(talk.prepare(&messages[..2]).origin, Origin::Began);
 }
 
 #[test]
@@ -425,6 +520,10 @@ fn ids_of_calls_tell_apart_replies_that_say_the_same() {
     let mut talk = Talk::new(tiny_chat().unwrap(), Options::default());
     let ids = |reply: &Reply| reply.message().tool_calls[1].id.clone();
     assert_eq!([0, 1].map(|_| ids(&talk.say(&asked, CALLS).1)), ["call_1", "call_1"]);
+    let (_, thinks) = talk.say(&asked, &format!("<think>two sums</think>{CALLS}"));
+    let edited = Message { content: "<think>two summs</think>Let me see.".into(), ..thinks.message() };
+    let prepared = talk.prepare(&[asked, vec![edited], results(&thinks)].concat());
+    assert_eq!(prepared.origin, forked(2, Reason::ThoughtEdited));
 }
 
 #[test]

@@ -189,3 +189,39 @@ pub(crate) fn abridged(past: &[Arc<Message>], tools: &[ToolSpec]) -> (Vec<Messag
     };
     (messages, if tools.is_empty() { &[] } else { TOOL.get_or_init(tool) })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_past_stands_for_another_of_its_instructions_and_its_end() {
+        let short = |past: &[Message]| {
+            let past: Vec<_> = past.iter().cloned().map(Arc::new).collect();
+            abridged(&past, &[]).0
+        };
+        let (asked, answered) = (Message::user("1+1?"), Message::assistant("two"));
+        let (hi, done) = (Message::user("Hi"), Message::assistant("Done."));
+        assert_eq!(short(&[]), [hi.clone()]);
+        assert_eq!(short(std::slice::from_ref(&asked)), [hi.clone()]);
+        assert_eq!(short(&[asked.clone(), answered.clone(), asked.clone()]), [hi.clone()]);
+        assert_eq!(short(&[asked.clone(), answered.clone()]), [hi.clone(), done.clone()]);
+        let result = [asked.clone(), answered, Message::tool("2"), Message::tool("3")];
+        assert_eq!(short(&result), [hi.clone(), done, Message::tool("1")]);
+        // Instructions stay instructions, of the role that they have.
+        for opening in
+            [Message::system("Use tools."), Message { role: Role::Developer, ..Message::user("x") }]
+        {
+            let help = Message { role: opening.role, ..Message::user("Help.") };
+            assert_eq!(short(&[opening, asked.clone()]), [help, hi.clone()]);
+        }
+    }
+
+    #[test]
+    fn one_tool_stands_for_all() {
+        let tools = ["add", "sub"].map(crate::testing::tool);
+        assert_eq!(abridged(&[], &[]).1, []);
+        let names: Vec<&str> = abridged(&[], &tools).1.iter().map(|tool| tool.name.as_str()).collect();
+        assert_eq!(names, ["tool"]);
+    }
+}

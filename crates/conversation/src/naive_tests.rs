@@ -55,6 +55,11 @@ fn says(message: &Message) -> (Role, String, Vec<(String, String)>) {
     (message.role, message.content.trim().to_owned(), message.tool_calls.iter().map(call).collect())
 }
 
+/// The ids of a message's calls, each of which one reply has.
+fn ids(message: &Message) -> Vec<&str> {
+    message.tool_calls.iter().map(|call| call.id.as_str()).filter(|id| !id.is_empty()).collect()
+}
+
 /// A message without thoughts and calls in its text, and the thought.
 fn apart(chat: &Chat, tools: &[ToolSpec], message: &Message) -> (Message, String) {
     let parsed = chat.parse(&message.content, false, tools);
@@ -80,8 +85,11 @@ impl Recorded {
                 if says(kept) == says(sent) || says(&said.shown) == says(sent) {
                     return true;
                 }
+                // A part of the thought, or any thought where the ids of calls say which reply it is.
                 let (shown, thought) = apart(chat, tools, sent);
-                says(&shown) == says(&said.shown) && said.thought.contains(thought.trim())
+                says(&shown) == says(&said.shown)
+                    && (said.thought.contains(thought.trim())
+                        || !ids(sent).is_empty() && ids(sent) == ids(&said.shown))
             })
     }
 }

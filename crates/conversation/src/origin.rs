@@ -107,7 +107,7 @@ impl Index {
         let Some((message, form)) = asked.get(at) else {
             return if node.asked.is_some() {
                 fork(at, Reason::AskedAgain)
-            } else if node.children.is_empty() || self.said(hit.node).is_some() {
+            } else if self.said(hit.node).is_some() {
                 Origin::Continued
             } else {
                 fork(at, Reason::Shortened)

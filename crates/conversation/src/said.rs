@@ -279,6 +279,23 @@ mod tests {
     }
 
     #[test]
+    fn parts_that_are_no_text_count_in_their_order() {
+        let with = |text: &str, urls: &[&str]| {
+            let image = |url: &&str| json!({"type": "image_url", "image_url": {"url": url}});
+            let text = json!({"type": "text", "text": text});
+            let parts: Vec<Value> = std::iter::once(text).chain(urls.iter().map(image)).collect();
+            read(json!({"role": "user", "content": parts}))
+        };
+        let both = with("a", &["x", "y"]);
+        assert_eq!((both.exact, with("a", &["x", "y"])), (both.loose, both.clone()));
+        let others = [with("a", &["y", "x"]), with("a", &["x"]), with("a", &[]), with("b", &["x", "y"])];
+        assert!(others.iter().all(|other| other.loose != both.loose && other.exact != both.exact));
+        let spaced = with(" a", &["x", "y"]);
+        assert!(spaced.loose == both.loose && spaced.exact != both.exact);
+        assert!(with("", &["x"]).has_content && !with("", &[]).has_content);
+    }
+
+    #[test]
     fn thoughts_and_calls_in_a_text_are_taken_out_of_it() {
         let chat = tiny_chat().unwrap();
         let apart = |text: &str| Form::taken_apart(&Message::assistant(text), &chat, &[]);
@@ -291,6 +308,9 @@ mod tests {
         let want = Form::of(&Message::calls("So", vec![call("", r#"{"a": 1.0}"#)]));
         assert_eq!((form.loose, form.exact, form.calls), (want.loose, want.exact, want.calls));
         assert_eq!((form.thought.as_deref(), form.ids), (Some("hm"), vec![]));
+        let calls =
+            apart("So <tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1}}</tool_call>").unwrap();
+        assert_eq!((calls.loose, calls.thought), (want.loose, None));
         assert_eq!(Form::taken_apart(&Message::user("<think>hm</think>"), &chat, &[]), None);
         let unclosed = apart("<think>hm").unwrap();
         assert!(unclosed.thought.as_deref() == Some("hm") && !unclosed.has_content);

@@ -124,7 +124,7 @@ impl Given {
     fn again(trajectory: &Trajectory, place: Option<Place>) -> Option<u32> {
         let (segment, after) = place?;
         let tokens = &trajectory.segments()[segment.0 as usize].tokens;
-        (0 < after && (after as usize) < tokens.len()).then(|| tokens[after as usize - 1])
+        ((after as usize) < tokens.len()).then(|| tokens[after as usize - 1])
     }
 
     fn push(

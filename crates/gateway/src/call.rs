@@ -94,6 +94,7 @@ impl Sampling {
             min_tokens: self.min_tokens.unwrap_or(defaults.min_tokens),
             top_logprobs: self.logprobs.unwrap_or(0),
             prompt_logprobs: self.prompt_logprobs,
+            grammar: None,
             drawn_before: 0,
             stop_ids: Vec::new(),
             stop_strings: self.stop.clone(),

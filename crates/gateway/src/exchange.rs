@@ -16,6 +16,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::call::{Call, Input, ToolChoice};
 use crate::fault::{Fault, Kind};
+use crate::forms;
 use crate::gateway::{Gateway, now};
 use crate::metrics::add;
 use crate::model::Model;
@@ -104,14 +105,23 @@ impl Gateway {
             return Err(Fault::field("n", message));
         }
         let (agent, model, fixed) = self.answering(caller, &call)?;
-        check_form(&call)?;
         let mut params = parameters(&call, &model, fixed.as_ref());
+        params.grammar = if fixed.is_none() { forms::grammar(&call, &model)? } else { None };
         params.validate()?;
 
         let held = (self.place().await?, caller.session.as_ref().map(Session::admit).transpose()?);
+        let form = forms::asked(&call);
         let Call { input, tools, tool_choice, parallel_calls, n, sampling, .. } = call;
         let tools: Arc<[ToolSpec]> = tools.into();
         let prompt = self.prompt(caller, (&agent, &model), input, &tools).await?;
+        if let Prompt::Chat(prepared) = &prompt
+            && prepared.in_thought
+            && params.grammar.is_some()
+        {
+            let message =
+                "this model's replies begin with a thought, which no form can be held to; leave it out";
+            return Err(Fault::field(form.unwrap_or("response_format"), message));
+        }
         let ids: Arc<[u32]> = match &prompt {
             Prompt::Chat(prepared) => prepared.prompt.as_slice().into(),
             Prompt::Ids(ids) => Arc::clone(ids),
@@ -127,7 +137,7 @@ impl Gateway {
                 params.max_tokens = params.max_tokens.min(state.left_tokens).max(1);
                 let streams: Vec<u64> = (0..n).map(|_| state.streams.admit(&agent, &ids)).collect();
                 if let Some(fixed) = &fixed {
-                    for name in sampling.overridden_by(fixed) {
+                    for name in sampling.overridden_by(fixed).into_iter().chain(form) {
                         *state.recorded.overridden.entry(name.to_owned()).or_default() += 1;
                     }
                 }
@@ -324,19 +334,6 @@ fn check_messages(messages: &[Message]) -> Result<(), Fault> {
         }
     }
     Ok(())
-}
-
-fn check_form(call: &Call) -> Result<(), Fault> {
-    let unsupported = |param: &str, what: &str| {
-        Err(Fault::field(param, format!("{what} needs grammars, which this sampler does not have")))
-    };
-    match (&call.constraint, &call.tool_choice) {
-        (Some(_), _) => unsupported("response_format", "a form of the reply"),
-        (None, ToolChoice::Required | ToolChoice::Named(_)) => {
-            unsupported("tool_choice", "a call that must be")
-        }
-        _ => Ok(()),
-    }
 }
 
 /// The parameters of a call: a recipe's where it fixes them, else those that the client asks for.

@@ -187,7 +187,7 @@ async fn unknown_fields_are_counted_and_do_no_harm() {
 
 #[tokio::test]
 async fn a_call_whose_connection_broke_is_joined_and_drawn_once() {
-    let served = Served::slow(&["One, two, three.", "Other."], Duration::from_millis(5));
+    let served = Served::paced(&["One, two, three.", "Other."], Duration::from_millis(5));
     let body = question("Count.").to_string();
     let key = served.session.key().to_owned();
     let hung_up =
@@ -215,7 +215,7 @@ async fn a_call_whose_connection_broke_is_joined_and_drawn_once() {
 
 #[tokio::test]
 async fn equal_calls_at_once_are_calls_of_their_own() {
-    let served = Served::slow(&["A.", "B."], Duration::from_millis(2));
+    let served = Served::paced(&["A.", "B."], Duration::from_millis(2));
     let body = question("Say something.").to_string();
     let key = served.session.key().to_owned();
     let call = || async { served.send("POST", CHAT, &key, &body).await.json() };
@@ -230,7 +230,7 @@ async fn equal_calls_at_once_are_calls_of_their_own() {
 #[tokio::test]
 async fn a_client_that_never_comes_back_ends_its_call_and_leaves_what_was_drawn() {
     let options = Options { grace: Duration::from_millis(20), ..Options::default() };
-    let served = Served::slow_with(&["x".repeat(3000).as_str()], Duration::from_millis(2), options);
+    let served = Served::paced_with(&["x".repeat(3000).as_str()], Duration::from_millis(2), options);
     let (key, body) = (served.session.key().to_owned(), question("?").to_string());
     let hung_up =
         tokio::time::timeout(Duration::from_millis(60), served.send("POST", CHAT, &key, &body)).await;
@@ -253,7 +253,7 @@ async fn a_client_that_never_comes_back_ends_its_call_and_leaves_what_was_drawn(
 
 #[tokio::test]
 async fn closing_ends_calls_under_way() {
-    let served = Served::slow(&["x".repeat(3000).as_str()], Duration::from_millis(2));
+    let served = Served::paced(&["x".repeat(3000).as_str()], Duration::from_millis(2));
     let (key, body) = (served.session.key().to_owned(), question("?").to_string());
     let call = served.send("POST", CHAT, &key, &body);
     let close = async {
@@ -268,7 +268,7 @@ async fn closing_ends_calls_under_way() {
 #[tokio::test]
 async fn more_than_may_wait_are_told_to_come_back() {
     let options = Options { running: 1, waiting: 1, ..Options::default() };
-    let served = Served::slow_with(&["x".repeat(50).as_str()], Duration::from_millis(2), options);
+    let served = Served::paced_with(&["x".repeat(50).as_str()], Duration::from_millis(2), options);
     let body = question("?").to_string();
     let call = || served.send("POST", CHAT, STRANGER, &body);
     let late = async {
@@ -305,7 +305,7 @@ async fn limits_of_an_attempt_refuse_further_calls() {
 #[tokio::test]
 async fn a_client_that_waits_gets_signs_of_life() {
     let options = Options { ping: Duration::from_millis(10), ..Options::default() };
-    let served = Served::slow_with(&["Yes."], Duration::from_millis(30), options);
+    let served = Served::paced_with(&["Yes."], Duration::from_millis(30), options);
     let mut body = question("?");
     let whole = served.send("POST", CHAT, STRANGER, &body.to_string()).await;
     assert!(whole.text.starts_with("  "), "{:?}", whole.text);

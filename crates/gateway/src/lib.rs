@@ -25,6 +25,7 @@ mod anthropic;
 mod call;
 mod exchange;
 mod fault;
+mod forms;
 mod gateway;
 mod http;
 mod key;

@@ -61,6 +61,7 @@ mod jinja;
 mod message;
 #[cfg(test)]
 mod message_tests;
+mod must_call;
 mod prepare;
 mod probe;
 mod python_json;

@@ -205,6 +205,9 @@ fn questions_about_what_is_not_there() {
         assert_says(&error(&output), parts);
     };
     ask(&["inspect", "model"], &["model holds no run", "dressage train"]);
+    ask(&["replay", "model"], &["model holds no run", "dressage train"]);
+    ask(&["chat", "runs/nowhere"], &["runs/nowhere does not exist", "dressage train"]);
+    ask(&["merge", "runs/nowhere", "merged"], &["runs/nowhere does not exist", "dressage train"]);
     ask(&["chat", "model", "--top-p", "2"], &["top_p = 2", "(0, 1]"]);
     ask(&["chat", "model", "--tool", "abacus"], &["\"abacus\"", "there is calculator"]);
     ask(&["eval", "recipe.toml", "--tasks", "0", "--set", "eval.unseen_wordings=0"], &["give --tasks N"]);

@@ -25,8 +25,6 @@ pub(crate) struct Incoming {
     pub key: Option<String>,
     /// All of the body.
     pub body: Result<Bytes, Fault>,
-    /// Its headers.
-    pub headers: HeaderMap,
 }
 
 impl FromRequest<Gateway> for Incoming {
@@ -66,7 +64,7 @@ impl FromRequest<Gateway> for Incoming {
             hash.update(body);
             caller.body = Some(hash.digest128());
         }
-        Ok(Incoming { caller, key, body, headers: parts.headers })
+        Ok(Incoming { caller, key, body })
     }
 }
 

@@ -373,3 +373,35 @@ fn only_what_matters_is_a_difference() {
         "phase.0.kind"
     );
 }
+
+#[test]
+fn recipes_of_this_repository_and_of_its_pages_are_read() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let files = |folder: &str| {
+        let entries = std::fs::read_dir(root.join(folder)).unwrap();
+        entries.map(|entry| entry.unwrap().path()).collect::<Vec<_>>()
+    };
+    let recipes: Vec<PathBuf> = files("recipes").into_iter().filter(|path| path.is_dir()).collect();
+    assert!(recipes.len() >= 2);
+    for folder in recipes {
+        Recipe::load(&folder.join("recipe.toml"), &[]).unwrap_or_else(|error| panic!("{error}"));
+    }
+    // A page shows parts of a recipe: the rest is as in a small one.
+    let mut shown = 0;
+    let pages = files("docs").into_iter().filter(|file| file.extension().is_some_and(|end| end == "md"));
+    for page in pages.chain([root.join("README.md")]) {
+        let text = std::fs::read_to_string(&page).unwrap();
+        for block in text.split("```toml\n").skip(1) {
+            let block = block.split("```").next().unwrap();
+            let mut table: Table =
+                block.parse().unwrap_or_else(|error| panic!("{}: {error}", page.display()));
+            for (key, value) in SMALL.parse::<Table>().unwrap() {
+                table.entry(key).or_insert(value);
+            }
+            load(&table.to_string(), &[])
+                .unwrap_or_else(|error| panic!("{}: {error}\n{block}", page.display()));
+            shown += 1;
+        }
+    }
+    assert!(shown >= 10, "{shown} blocks");
+}

@@ -1,0 +1,113 @@
+//! The end of a conversation: drift that shows only where the template prints whole paths.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, HashMap};
+
+use dressage_tree::Trajectory;
+
+use super::Conversation;
+use crate::drift::Drift;
+use crate::format::History;
+use crate::index::{Index, NodeId};
+
+/// How the template prints the whole of a prompt, for prompts that were looked at.
+type Known = HashMap<NodeId, Option<Drift>>;
+
+impl Conversation {
+    /// The end of it all: the template prints whole paths once more, for drift that was not seen near the
+    /// newest reply. Turns are then counted exactly: from the first one at which the whole is printed
+    /// otherwise. Takes as long as the template does for a few whole conversations; of forks, as many are
+    /// looked at as take a few times the work of the longest path, the longest first.
+    pub fn finish(&mut self) -> Vec<dressage_tree::Drift> {
+        let ends = ends(&self.index);
+        let depths = ends.iter().map(|&id| self.index.node(id).depth);
+        let count = affordable(depths, self.index.nodes().count());
+        let mut known = Known::new();
+        for &end in &ends[..count] {
+            self.settle(end, &mut known);
+        }
+        self.drift()
+    }
+
+    /// Counts the turns of one path exactly.
+    fn settle(&mut self, end: NodeId, known: &mut Known) {
+        let (index, trajectory) = (&self.index, &self.trajectory);
+        let format = &index.roots[index.node(end).root].format;
+        if format.options().history == History::Template || !format.abridges() {
+            // Every turn saw the whole.
+            return;
+        }
+        // The first prompt of a path continues no reply, so it is what the template prints.
+        let asked = |id: NodeId| index.node(id).asked.as_ref();
+        let mut prompts: Vec<NodeId> = index.up(end).filter(|&id| asked(id).is_some()).collect();
+        prompts.reverse();
+        if prompts.iter().any(|&id| asked(id).is_some_and(|asked| asked.cut)) {
+            return;
+        }
+        let seen = prompts.iter().position(|&id| asked(id).is_some_and(|asked| asked.drift.is_some()));
+        let mut drifts =
+            |id: NodeId| known.entry(id).or_insert_with(|| whole(index, trajectory, id)).is_some();
+        // All from `first` on are printed otherwise: what drifted stays so, which one look at the last shows.
+        let mut first = seen.filter(|&seen| drifts(prompts[seen])).unwrap_or(prompts.len());
+        if first > 1 && drifts(prompts[first - 1]) {
+            first = 1 + prompts[1..first - 1].partition_point(|&id| !drifts(id));
+        }
+        let mut last: Option<Drift> = None;
+        for (at, &id) in prompts.iter().enumerate() {
+            let Some(asked) = self.index.node_mut(id).asked.as_mut() else { continue };
+            if at < first {
+                asked.drift = None;
+                continue;
+            }
+            last = known.get(&id).cloned().flatten().or(last);
+            if asked.drift.is_none() {
+                asked.drift = last.as_ref().map(|drift| drift.at(asked.turn, false));
+            }
+        }
+    }
+}
+
+/// The last prompts of all paths: the longest paths first, and the latest among equals.
+fn ends(index: &Index) -> Vec<NodeId> {
+    let mut above: BTreeSet<NodeId> = BTreeSet::new();
+    let mut ends = Vec::new();
+    // Nodes come after their parents, so all that lies below a node is seen before it.
+    for (id, node) in index.nodes().rev() {
+        let is_above = above.contains(&id);
+        if node.asked.is_some() && !is_above {
+            ends.push(id);
+        }
+        if node.asked.is_some() || is_above {
+            above.extend(node.parent);
+        }
+    }
+    ends.sort_by_key(|&id| Reverse(index.node(id).depth));
+    ends
+}
+
+/// How many of these paths are looked at, given how many messages each has, the longest first, and how many
+/// messages there are in all. Looking at one takes work by its length. All together may take four times that of
+/// the longest, and once that of all messages, so that forks which share little are all seen.
+fn affordable(depths: impl Iterator<Item = usize>, messages: usize) -> usize {
+    const SHARE: usize = 4;
+    let mut depths = depths.peekable();
+    let budget = SHARE * depths.peek().copied().unwrap_or(0) + messages;
+    let spent = depths.scan(0, |spent, depth| {
+        *spent += depth;
+        Some(*spent)
+    });
+    spent.take_while(|&spent| spent <= budget).count()
+}
+
+/// How the template prints the conversation down to a prompt.
+fn whole(index: &Index, trajectory: &Trajectory, node: NodeId) -> Option<Drift> {
+    let root = &index.roots[index.node(node).root];
+    let end = index.node(node).asked.as_ref()?.end?;
+    let messages = crate::format::whole(&index.messages(node));
+    let drift = Drift::find(root.format.chat(), &trajectory.path_tokens(end), &messages, &root.tools);
+    drift.map(|drift| Drift { prompt: None, ..drift })
+}
+
+#[cfg(test)]
+#[path = "finish_tests.rs"]
+mod tests;
