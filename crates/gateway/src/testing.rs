@@ -85,27 +85,34 @@ pub(crate) struct Served {
 impl Served {
     /// A model that says these texts, one to a call.
     pub(crate) fn scripted(texts: &[&str]) -> Self {
-        Self::new(Arc::new(Scripted::new(texts, IM_END)), 1000)
+        Self::new(Arc::new(Scripted::new(texts, IM_END)), 1000, Options::default())
     }
 
     /// A model that says anything, in so many tokens.
     pub(crate) fn simulated(tokens: usize) -> Self {
-        Self::new(Arc::new(Simulator::new(simulator())), tokens)
+        Self::new(Arc::new(Simulator::new(simulator())), tokens, Options::default())
     }
 
     /// A model that fails after its first token.
     pub(crate) fn failing() -> Self {
         let config = SimulatorConfig { failures: 1.0, ..simulator() };
-        Self::new(Arc::new(Simulator::new(config)), 60)
+        Self::new(Arc::new(Simulator::new(config)), 60, Options::default())
+    }
+
+    /// A model that takes its time, while clients are sent signs of life.
+    pub(crate) fn slow() -> Self {
+        let config = SimulatorConfig { latency: Duration::from_millis(20), ..simulator() };
+        let options = Options { ping: Duration::from_millis(2), ..Options::default() };
+        Self::new(Arc::new(Simulator::new(config)), 20, options)
     }
 
     /// A model that takes so long for each token.
-    pub(crate) fn slow(texts: &[&str], pace: Duration) -> Self {
-        Self::slow_with(texts, pace, Options::default())
+    pub(crate) fn paced(texts: &[&str], pace: Duration) -> Self {
+        Self::paced_with(texts, pace, Options::default())
     }
 
     /// Such a model behind a gateway with other settings.
-    pub(crate) fn slow_with(texts: &[&str], pace: Duration, options: Options) -> Self {
+    pub(crate) fn paced_with(texts: &[&str], pace: Duration, options: Options) -> Self {
         Self::with(Arc::new(Scripted::new(texts, IM_END).paced(pace)), 4000, options, LIMITS)
     }
 
@@ -114,8 +121,8 @@ impl Served {
         Self::with(Arc::new(Scripted::new(texts, IM_END)), 1000, Options::default(), limits)
     }
 
-    fn new(sampler: Arc<dyn Sampler>, max_tokens: usize) -> Self {
-        Self::with(sampler, max_tokens, Options::default(), LIMITS)
+    fn new(sampler: Arc<dyn Sampler>, max_tokens: usize, options: Options) -> Self {
+        Self::with(sampler, max_tokens, options, LIMITS)
     }
 
     fn with(sampler: Arc<dyn Sampler>, max_tokens: usize, options: Options, limits: SessionLimits) -> Self {

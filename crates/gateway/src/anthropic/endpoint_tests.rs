@@ -1,12 +1,9 @@
 //! Anthropic's endpoints as their clients see them.
 
-use std::time::Duration;
-
 use axum::http::StatusCode;
 use dressage_conversation::Origin;
 use serde_json::{Value, json};
 
-use crate::Options;
 use crate::testing::{ODD, STRANGER, Served, UNREADABLE};
 
 const THINKS_AND_CALLS: &str = "<think>\nHm — ✓\n</think>\n\nLet me call.\n\
@@ -332,8 +329,7 @@ async fn a_fault_in_the_middle_ends_a_stream_as_an_error() {
 
 #[tokio::test]
 async fn clients_that_wait_are_sent_signs_of_life() {
-    let options = Options { ping: Duration::from_millis(2), ..Options::default() };
-    let served = Served::slow_with(&["One two three."], Duration::from_millis(10), options);
+    let served = Served::slow();
     let mut asked = request(&json!([{"role": "user", "content": "Hi"}]));
     asked["max_tokens"] = 10.into();
     let whole = served.post("/v1/messages", &asked).await;
