@@ -28,7 +28,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = Model {
         name: "scripted".into(),
         policy: "scripted".into(),
-        sampler: Arc::new(scripted::Scripted::new(&texts, IM_END)),
+        sampler: Arc::new(scripted::Scripted::new(&texts, IM_END).paced(Duration::from_millis(1))),
         format: Arc::new(Format::new(Arc::new(tiny_chat()?), History::default())),
         context: 1 << 20,
         sampling: SamplingParams { max_tokens: 4096, ..SamplingParams::default() },
