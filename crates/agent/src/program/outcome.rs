@@ -18,6 +18,9 @@ pub(super) fn attempt(program: &Program, ended: Result<Ended, String>, recorded:
     outcome.turns = recorded.calls.iter().filter(|call| call.turn.is_some()).count() as u32;
     outcome.sampled_tokens = recorded.calls.iter().map(|call| call.tokens).sum();
     outcome.drift.clone_from(&recorded.drift);
+    // A program answers the calls of a reply before it asks for the next.
+    let asked = recorded.calls.split_last().map_or(&[][..], |(_, earlier)| earlier);
+    outcome.calls.ok = asked.iter().map(|call| call.calls as u32).sum();
     let name = program.command.first().map_or("", String::as_str);
     let mut printed = None;
     match ended {
