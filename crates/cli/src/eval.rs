@@ -152,13 +152,14 @@ async fn measure(recipe: &Recipe, trained_by: Option<Run>) -> anyhow::Result<Opt
         running,
         recipe.engine.precision,
     );
-    let engine = model::start_sampling(&found, &options).await?;
+    let first = agents.first().ok_or_else(|| unusable("the recipe has no agent"))?;
+    let engine = model::start_sampling(&found, &options, Some(&first.chat)).await?;
     let context = Engine::context(&engine);
     let sampler: Arc<dyn Sampler> = Arc::new(engine);
     // One model is measured, whoever asks it.
     let callers = recipe.agents().into_iter().zip(&agents);
     let callers = callers
-        .map(|(agent, parts)| programs::caller(recipe, agent, DEFAULT.to_owned(), &parts.chat, context))
+        .map(|((name, keys), parts)| programs::caller(name, keys, DEFAULT, &parts.chat, context, true))
         .collect::<Result<Vec<_>, _>>()?;
     programs::put_in(recipe, &mut agents, &callers).await?;
     let agents = Agents::over(recipe, &agents, &sampler, context)?;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use dressage_engine::{Engine, EngineOptions, Fingerprint, PlannedAdapter};
 use dressage_policy::LoraOptions;
+use dressage_text::Chat;
 use dressage_trainer::recipe::{ModelKeys, Phase, PolicyKeys, Recipe, RlKeys};
 use dressage_trainer::{AgentParts, Learns, Policy, chat_options, tool_set};
 
@@ -55,9 +56,9 @@ pub async fn start(recipe: &Recipe, now: u64) -> anyhow::Result<Started> {
     let (mut fingerprint, mut model_files) = (None, Vec::new());
     // Memory of the models before counts for those after.
     for model in &models {
-        let started = model.start(recipe).await?;
-        model_files.extend(model.found.files_read()?);
         let chat = model::chat(&model.found.files, chat_options(&recipe.agent, Some(now)))?;
+        let started = model.start(recipe, &chat).await?;
+        model_files.extend(model.found.files_read()?);
         let companions = model::companions(&model.found.files, &chat)?;
         for (wanted, engines) in model.policies.iter().zip(started) {
             let Engines { policy, reference, critic } = engines;
@@ -84,7 +85,9 @@ pub async fn start(recipe: &Recipe, now: u64) -> anyhow::Result<Started> {
             of.ok_or_else(|| unusable(format!("the policy {policy:?} of the agent {name:?} runs nowhere")))?;
         let chat = Arc::new(model::chat(&of.found.files, chat_options(keys, Some(now)))?);
         let context = policies.iter().find(|found| found.name == policy).map_or(0, |found| found.context);
-        callers.push(programs::caller(recipe, (name, keys), policy, &chat, context)?);
+        let learns = |(found, keys): &(String, PolicyKeys)| *found == policy && keys.is_trained();
+        let trained = keys.train && recipe.policies().iter().any(learns);
+        callers.push(programs::caller(name, keys, &policy, &chat, context, trained)?);
         agents.push(AgentParts {
             name: name.to_owned(),
             chat,
@@ -135,7 +138,7 @@ struct Engines {
 
 impl Model {
     /// Starts the policies over this model, in their order.
-    async fn start(&self, recipe: &Recipe) -> anyhow::Result<Vec<Engines>> {
+    async fn start(&self, recipe: &Recipe, chat: &Chat) -> anyhow::Result<Vec<Engines>> {
         if self.found.adapter.is_some() && self.policies.iter().any(|wanted| wanted.trained) {
             return Err(unusable(format!(
                 "{} holds an adapter; work it into its base with `dressage merge`, and train the result",
@@ -145,18 +148,18 @@ impl Model {
         let mut started: BTreeMap<&str, Engines> = BTreeMap::new();
         // Weights of their own come first: what they take is not there for the adapters.
         for wanted in self.policies.iter().filter(|wanted| wanted.trained && wanted.lora.is_none()) {
-            started.insert(&wanted.name, self.whole(recipe, wanted)?.with_value_head().await?);
+            started.insert(&wanted.name, self.whole(recipe, wanted, chat)?.with_value_head().await?);
         }
         let over_base = |wanted: &&Wanted| !wanted.trained || wanted.lora.is_some();
         let over_base: Vec<&Wanted> = self.policies.iter().filter(over_base).collect();
         if !over_base.is_empty() {
-            self.over_base(recipe, &over_base, &mut started).await?;
+            self.over_base(recipe, &over_base, chat, &mut started).await?;
         }
         Ok(self.policies.iter().filter_map(|wanted| started.remove(wanted.name.as_str())).collect())
     }
 
     /// Starts a policy whose weights are all its own.
-    fn whole(&self, recipe: &Recipe, wanted: &Wanted) -> anyhow::Result<Engines> {
+    fn whole(&self, recipe: &Recipe, wanted: &Wanted, chat: &Chat) -> anyhow::Result<Engines> {
         let files = &self.found.files;
         let mut options = model::options(recipe, self.keys.context, Vec::new(), &files.config);
         // Neither of the others samples.
@@ -174,7 +177,7 @@ impl Model {
                 also += &format!(", and {} MiB for {name}", taken.div_ceil(1 << 20));
             }
         }
-        let policy = model::start(files, &options, &also)?;
+        let policy = model::start(files, &options, Some(chat), &also)?;
         let reference = wanted.reference.then(|| Engine::start(files, &frozen, None)).transpose()?;
         let critic = wanted.critic.then(|| Engine::start(files, &silent, None)).transpose()?;
         Ok(Engines { policy, reference, critic })
@@ -186,6 +189,7 @@ impl Model {
         &self,
         recipe: &Recipe,
         policies: &[&'a Wanted],
+        chat: &Chat,
         started: &mut BTreeMap<&'a str, Engines>,
     ) -> anyhow::Result<()> {
         let mut adapters = Vec::new();
@@ -201,9 +205,9 @@ impl Model {
         let batch_tokens = if trains { options.batch_tokens } else { 0 };
         let options = EngineOptions { trains, critic, batch_tokens, ..options };
         let engine = if trains {
-            model::start(&self.found.files, &options, "")?
+            model::start(&self.found.files, &options, Some(chat), "")?
         } else {
-            model::start_sampling(&self.found, &options).await?
+            model::start_sampling(&self.found, &options, Some(chat)).await?
         };
         let (seed, source) = (recipe.run.seed, &self.keys.source);
         for Wanted { name, lora, reference, critic, .. } in policies {

@@ -8,15 +8,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
 use dressage_conversation::{Format, Options as FormatOptions};
-use dressage_engine::{Engine, EngineOptions, attention_shape};
+use dressage_engine::attention_shape;
 use dressage_gateway::{Gateway, Model, Options, serve};
-use dressage_policy::{Learner, Precision, SamplingParams};
-use dressage_text::{ChatOptions, Vocabulary};
+use dressage_policy::{Precision, SamplingParams};
+use dressage_text::ChatOptions;
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 
 use crate::failure::{INTERRUPTED, unusable};
-use crate::model::{self, Found};
+use crate::model;
 use crate::run;
 use crate::screen::Style;
 use crate::stop::Requests;
@@ -188,7 +188,7 @@ async fn started(args: &Args, name: String, argument: &str) -> anyhow::Result<Mo
         let all = (one as u64).saturating_mul(args.running as u64).min(options.budget() / 2) >> 20;
         options.kv_memory_mb.max(all as usize)
     });
-    let engine = start(&found, &options, Arc::new(Vocabulary::new(chat.tokenizer()))).await?;
+    let engine = model::start_sampling(&found, &options, Some(&chat)).await?;
     eprintln!("{} {name} = {source}: {}", Style::stderr().dim("model "), model::describe(&found.files));
     let context = engine.context();
     let sampling = SamplingParams {
@@ -207,20 +207,6 @@ async fn started(args: &Args, name: String, argument: &str) -> anyhow::Result<Mo
         sampling,
         created,
     })
-}
-
-async fn start(
-    found: &Found,
-    options: &EngineOptions,
-    vocabulary: Arc<Vocabulary>,
-) -> anyhow::Result<Engine> {
-    let engine = Engine::start(&found.files, options, Some(vocabulary.clone()))?.with_grammars(vocabulary);
-    eprintln!("{} {}", Style::stderr().dim("memory"), engine.memory_plan());
-    let Some((lora, base)) = &found.adapter else { return Ok(engine) };
-    let policy = engine.lora(lora.clone(), 0, base).await?;
-    policy.load(&found.path, false).await?;
-    policy.publish(0).await?;
-    Ok(policy)
 }
 
 #[cfg(test)]
