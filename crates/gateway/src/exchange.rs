@@ -401,7 +401,7 @@ impl Exchange {
                 };
                 match event {
                     Some(Ok(SampleEvent::Tokens { tokens, logprobs, top, version })) => {
-                        self.arrived(index, &mut reading, (&tokens, &logprobs, &top), whole);
+                        self.arrived(index, &mut reading, (&tokens, &logprobs, &top, version), whole);
                         completion.extend(&tokens, &logprobs, version);
                         completion.top.extend(top);
                     }
@@ -455,7 +455,7 @@ impl Exchange {
         let all = std::iter::repeat_n((f32::NAN, Vec::new()), first).chain(known);
         let ids = self.transcript.head.prompt.iter().skip(read);
         let tokens: Vec<Token> =
-            ids.zip(all).map(|(&id, (logprob, top))| Token { id, logprob, top }).collect();
+            ids.zip(all).map(|(&id, (logprob, top))| Token { id, logprob, top, version: 0 }).collect();
         let count = tokens.len();
         self.transcript.push(Event::Prompt { choice, tokens });
         count
@@ -466,7 +466,7 @@ impl Exchange {
         &self,
         choice: usize,
         reading: &mut Reading,
-        (ids, logprobs, top): (&[u32], &[f32], &[dressage_policy::TopLogprobs]),
+        (ids, logprobs, top, version): (&[u32], &[f32], &[dressage_policy::TopLogprobs], u64),
         whole: bool,
     ) {
         if reading.tokens() == 0 {
@@ -476,7 +476,7 @@ impl Exchange {
         let mut tokens = Vec::with_capacity(ids.len());
         for (at, (&id, &logprob)) in ids.iter().zip(logprobs).enumerate() {
             pieces.extend(reading.push(id));
-            tokens.push(Token { id, logprob, top: top.get(at).cloned().unwrap_or_default() });
+            tokens.push(Token { id, logprob, top: top.get(at).cloned().unwrap_or_default(), version });
         }
         if whole {
             pieces.clear();

@@ -355,3 +355,31 @@ async fn ids_that_come_back_go_on_from_what_was_sampled() {
     let path = recorded.trajectory.path_tokens(leaf);
     assert_eq!(path, [1, 2, 97, 98, 99, IM_END, 3, 97, 98, 99, IM_END]);
 }
+
+#[tokio::test]
+async fn variables_of_the_template_may_be_those_that_are_served() {
+    let served = Served::scripted(&["Yes."]);
+    for (variables, status) in [
+        (json!({}), StatusCode::OK),
+        // The template does not name it, so it changes nothing.
+        (json!({ "no_such_variable": true }), StatusCode::OK),
+        (json!({ "add_generation_prompt": 7 }), StatusCode::BAD_REQUEST),
+    ] {
+        let mut body = question("1?");
+        body["chat_template_kwargs"] = variables.clone();
+        let answer = served.send("POST", CHAT, STRANGER, &body.to_string()).await;
+        assert_eq!(answer.status, status, "{variables}: {}", answer.text);
+    }
+}
+
+#[tokio::test]
+async fn forms_of_vllm_come_to_the_sampler() {
+    let served = Served::scripted(&["Yes."]);
+    for (path, field) in [(CHAT, "guided_choice"), ("/v1/completions", "guided_choice")] {
+        let mut body = question("1?");
+        body["prompt"] = "1?".into();
+        body[field] = json!(["Yes", "No"]);
+        let answer = served.send("POST", path, STRANGER, &body.to_string()).await;
+        assert!(answer.text.contains("a script keeps to no grammar"), "{path}: {}", answer.text);
+    }
+}

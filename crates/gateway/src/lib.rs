@@ -28,6 +28,7 @@ mod fault;
 mod forms;
 mod gateway;
 mod http;
+mod info;
 mod key;
 mod metrics;
 mod model;
@@ -39,10 +40,12 @@ mod route;
 #[cfg(test)]
 mod scripted;
 mod session;
+mod sglang;
 #[cfg(test)]
 mod testing;
 mod tokens;
 mod transcript;
+mod vllm;
 
 pub use call::{Call, Constraint, Input, Sampling, ToolChoice};
 pub use exchange::Caller;

@@ -21,6 +21,8 @@ pub struct Token {
     pub logprob: f32,
     /// The likeliest tokens in its place, where they were asked for.
     pub top: TopLogprobs,
+    /// Version of the weights that drew it; 0 for tokens of a prompt.
+    pub version: u64,
 }
 
 /// End of a reply.
@@ -233,7 +235,7 @@ mod tests {
     }
 
     fn delta(id: u32) -> Event {
-        let tokens = vec![Token { id, logprob: -1.0, top: Vec::new() }];
+        let tokens = vec![Token { id, logprob: -1.0, top: Vec::new(), version: 0 }];
         Event::Delta { choice: 0, pieces: Vec::new(), tokens }
     }
 

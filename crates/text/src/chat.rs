@@ -253,6 +253,11 @@ impl Chat {
         &self.template
     }
 
+    /// Variables that the template has besides messages and tools.
+    pub fn variables(&self) -> &Map<String, Value> {
+        &self.variables
+    }
+
     /// Tokens that end a turn: the template's first, then those that end a text.
     pub fn stop_ids(&self) -> &[u32] {
         &self.stop_ids

@@ -10,7 +10,10 @@ use bytes::Bytes;
 use futures_util::stream;
 use serde_json::Value;
 
+use crate::call::Call;
+use crate::exchange::Caller;
 use crate::fault::{Fault, Kind};
+use crate::gateway::Gateway;
 use crate::transcript::{End, Event, Head, Reader, Token};
 
 /// A reply, put together.
@@ -150,11 +153,28 @@ impl Gathering {
 ///
 /// # Errors
 /// What the call failed with.
-pub(crate) async fn gather(reader: Reader) -> Result<(Head, Vec<Gathered>), Fault> {
+async fn gather(reader: Reader) -> Result<(Head, Vec<Gathered>), Fault> {
     let mut gathering = Gathering::new(reader);
     gathering.all().await?;
     gathering.reader.satisfied();
     Ok((gathering.reader.head().clone(), gathering.replies()))
+}
+
+/// Makes several calls of one body at once, and waits for all of them.
+///
+/// # Errors
+/// What the first of them in their order failed with, or was refused for.
+pub(crate) async fn gather_all(
+    gateway: &Gateway,
+    caller: &Caller,
+    calls: Vec<Call>,
+) -> Result<Vec<(Head, Vec<Gathered>)>, Fault> {
+    let one = async |(place, call)| {
+        // Equal prompts of one body are calls of their own.
+        let body = caller.body.map(|body| body.wrapping_add(place as u128 + 1));
+        gather(gateway.call(&Caller { body, ..caller.clone() }, call).await?).await
+    };
+    futures_util::future::join_all(calls.into_iter().enumerate().map(one)).await.into_iter().collect()
 }
 
 /// A whole body; once it has been taken, the call counts as read.

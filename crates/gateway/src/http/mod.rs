@@ -4,6 +4,6 @@ mod answer;
 mod incoming;
 mod serve;
 
-pub(crate) use answer::{Dialect, Gathered, answer, failed, frame, gather, json};
+pub(crate) use answer::{Dialect, Gathered, answer, failed, frame, gather_all, json};
 pub(crate) use incoming::{Incoming, read};
 pub use serve::serve;

@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 
 use crate::fault::{Fault, Kind};
 use crate::gateway::Gateway;
-use crate::{anthropic, openai, responses, rewards, tokens};
+use crate::{anthropic, info, openai, responses, rewards, sglang, tokens, vllm};
 
 /// Paths of an API, below a prefix that says who calls or below none.
 fn api() -> Router<Gateway> {
@@ -32,8 +32,19 @@ fn api() -> Router<Gateway> {
         .nest("/v1", v1)
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
+        .route("/inference/v1/generate", post(vllm::generate))
+        .route("/generate", post(sglang::generate))
+        .route("/tokenizer_info", get(info::tokenizer_info))
+        .route("/version", get(info::version))
+        .route("/weight_info", get(info::weight_info))
+        .route("/model_info", get(info::model_info))
+        .route("/get_model_info", get(info::model_info))
+        .route("/server_info", get(info::server_info))
+        .route("/get_server_info", get(info::server_info))
+        .route("/health_generate", get(info::health_generate))
         .route("/reward", post(rewards::reward))
         .route("/health", get(health))
+        .route("/ping", get(health).post(health))
 }
 
 async fn health() -> Response {

@@ -8,9 +8,9 @@ use dressage_text::{Chat, Message, Piece, ToolCall, ToolSpec};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::write::{Tokens, fault, finish, stop_reason, usage, usage_of};
-use super::{Asked, notice};
-use crate::call::{Call, Constraint, Input, ToolChoice};
+use super::write::{Tokens, fault, finish, stop_reason, usage, usage_of, weight_versions};
+use super::{Asked, notice, structured};
+use crate::call::{Call, Input, ToolChoice};
 use crate::fault::Fault;
 use crate::gateway::Gateway;
 use crate::http::{Dialect, Gathered, Incoming, answer, frame, read};
@@ -34,6 +34,7 @@ struct Request {
     stream_options: Option<StreamOptions>,
     return_token_ids: Option<bool>,
     return_tokens_as_token_ids: Option<bool>,
+    return_weight_versions: Option<bool>,
     #[serde(flatten)]
     rest: Map<String, Value>,
 }
@@ -62,11 +63,9 @@ fn prepare(
     let (caller, body) = incoming.in_order()?;
     let mut request: Request = read(&body)?;
     let asked: Asked = split(&mut request.rest)?;
+    let form = structured::of_response_format(request.response_format.as_ref())?;
+    let constraint = structured::either(form, structured::of_vllm(gateway, &mut request.rest)?)?;
     notice(gateway, "chat", &request.rest)?;
-    if request.chat_template_kwargs.is_some_and(|variables| !variables.is_empty()) {
-        let message = "variables of the chat template are fixed when the model is served; leave them out";
-        return Err(Fault::field("chat_template_kwargs", message));
-    }
     let mut sampling = asked.sampling()?;
     let logprobs = request.logprobs.unwrap_or(false);
     sampling.logprobs = logprobs.then(|| request.top_logprobs.unwrap_or(0));
@@ -74,7 +73,7 @@ fn prepare(
         tools: request.tools.iter().flatten().map(tool).collect::<Result<_, _>>()?,
         tool_choice: tool_choice(request.tool_choice.as_ref())?,
         parallel_calls: request.parallel_tool_calls.unwrap_or(true),
-        constraint: request.response_format.as_ref().map(form).transpose()?.flatten(),
+        constraint,
         n: asked.replies()?,
         sampling,
         ..Call::new(request.model, Input::Messages(request.messages))
@@ -83,10 +82,19 @@ fn prepare(
         logprobs,
         ids: request.return_token_ids.unwrap_or(false),
         as_ids: request.return_tokens_as_token_ids.unwrap_or(false),
+        versions: request.return_weight_versions.unwrap_or(false),
     };
     let include_usage = request.stream_options.and_then(|options| options.include_usage).unwrap_or(false);
     let chat = gateway.chat_of(&caller, &call)?;
-    let writer = Writer { chat, tokens, include_usage, calls: vec![0; call.n], ended: Vec::new() };
+    check_variables(&chat, &request.chat_template_kwargs.unwrap_or_default())?;
+    let writer = Writer {
+        chat,
+        tokens,
+        include_usage,
+        calls: vec![0; call.n],
+        told: vec![0; call.n],
+        ended: Vec::new(),
+    };
     Ok((caller, call, writer, request.stream.unwrap_or(false)))
 }
 
@@ -160,22 +168,21 @@ fn tool_choice(value: Option<&Value>) -> Result<ToolChoice, Fault> {
     }
 }
 
-/// The form that `response_format` asks for.
-fn form(value: &Value) -> Result<Option<Constraint>, Fault> {
-    match value["type"].as_str() {
-        Some("text") => Ok(None),
-        Some("json_object") => Ok(Some(Constraint::JsonObject)),
-        Some("json_schema") => match &value["json_schema"]["schema"] {
-            schema @ (Value::Object(_) | Value::Bool(_)) => Ok(Some(Constraint::JsonSchema(schema.clone()))),
-            other => {
-                Err(Fault::field("response_format", format!("json_schema.schema is {other}, not a schema")))
-            }
-        },
-        _ => Err(Fault::field(
-            "response_format",
-            format!("response_format is {value}; its type is text, json_object or json_schema"),
-        )),
+/// Checks variables of the template, which are fixed when a model is served.
+fn check_variables(chat: &Chat, variables: &Map<String, Value>) -> Result<(), Fault> {
+    for (name, value) in variables {
+        let served = chat.variables().get(name);
+        let is_fixed = served.is_some() || chat.template().source().contains(name.as_str());
+        if served != Some(value) && is_fixed {
+            let served = served.map_or("its template's own".to_owned(), |served| format!("{served}"));
+            let message = format!(
+                "chat_template_kwargs has {name} = {value}, but this model is served with {served}; leave it \
+                 out, or set it where the model is served"
+            );
+            return Err(Fault::field("chat_template_kwargs", message));
+        }
     }
+    Ok(())
 }
 
 /// Writes what comes of a call.
@@ -185,6 +192,8 @@ struct Writer {
     include_usage: bool,
     /// Calls of each reply so far.
     calls: Vec<usize>,
+    /// Tokens of each reply that were told.
+    told: Vec<usize>,
     /// Tokens of replies that have ended, and those within thoughts.
     ended: Vec<(usize, usize)>,
 }
@@ -200,13 +209,18 @@ impl Writer {
         })
     }
 
-    fn add_tokens(&self, choice: &mut Value, tokens: &[Token]) {
+    /// Adds tokens to reply `index`, after those that it was told to have.
+    fn add_tokens(&mut self, index: usize, choice: &mut Value, tokens: &[Token]) {
         if self.tokens.logprobs {
             choice["logprobs"] = self.tokens.content(&self.chat, tokens);
         }
         if self.tokens.ids {
             choice["token_ids"] = tokens.iter().map(|token| token.id).collect::<Vec<_>>().into();
         }
+        if self.tokens.versions {
+            choice["weight_versions"] = weight_versions(tokens, self.told[index]);
+        }
+        self.told[index] += tokens.len();
     }
 }
 
@@ -243,7 +257,7 @@ impl Dialect for Writer {
                     "finish_reason": finish(end),
                     "stop_reason": stop_reason(end),
                 });
-                self.add_tokens(&mut choice, tokens);
+                self.add_tokens(index, &mut choice, tokens);
                 choice
             })
             .collect();
@@ -289,7 +303,7 @@ impl Dialect for Writer {
                         Piece::Call(Err(_)) | Piece::Aside(_) => {}
                     }
                 }
-                let tells_tokens = (self.tokens.logprobs || self.tokens.ids) && !tokens.is_empty();
+                let tells_tokens = self.tokens.any() && !tokens.is_empty();
                 let mut delta = Map::new();
                 if !thought.is_empty() {
                     delta.insert("reasoning_content".into(), thought.as_str().into());
@@ -306,7 +320,7 @@ impl Dialect for Writer {
                 }
                 let mut chunk = self.chunk(head, *choice, delta.into());
                 if tells_tokens {
-                    self.add_tokens(&mut chunk["choices"][0], tokens);
+                    self.add_tokens(*choice, &mut chunk["choices"][0], tokens);
                 }
                 frame(None, &chunk)
             }

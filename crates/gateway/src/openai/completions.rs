@@ -10,13 +10,13 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::chat::split;
-use super::write::{Tokens, fault, finish, finite, stop_reason, usage};
-use super::{Asked, notice};
+use super::write::{Tokens, fault, finish, finite, stop_reason, usage, weight_versions};
+use super::{Asked, notice, structured};
 use crate::call::{Call, Input};
 use crate::exchange::Caller;
 use crate::fault::Fault;
 use crate::gateway::Gateway;
-use crate::http::{Dialect, Gathered, Incoming, answer, failed, frame, gather, json as document, read};
+use crate::http::{Dialect, Gathered, Incoming, answer, failed, frame, gather_all, json as document, read};
 use crate::transcript::{Event, Head, Token};
 
 /// A request.
@@ -32,6 +32,7 @@ struct Request {
     stream_options: Option<Value>,
     return_token_ids: Option<bool>,
     return_tokens_as_token_ids: Option<bool>,
+    return_weight_versions: Option<bool>,
     #[serde(flatten)]
     rest: Map<String, Value>,
 }
@@ -68,24 +69,10 @@ pub(crate) async fn completions(State(gateway): State<Gateway>, incoming: Incomi
         let begun = gateway.call(&caller, call).await;
         return answer(begun, writer, streams, ping).await;
     }
-    match several(&gateway, &caller, calls).await {
+    match gather_all(&gateway, &caller, calls).await {
         Ok(found) => document(StatusCode::OK, &writer.document(&found)),
         Err(found) => failed(&found, &fault(&found)),
     }
-}
-
-/// Makes several calls at once.
-async fn several(
-    gateway: &Gateway,
-    caller: &Caller,
-    calls: Vec<Call>,
-) -> Result<Vec<(Head, Vec<Gathered>)>, Fault> {
-    let one = async |(place, call)| {
-        // Equal prompts of one body are calls of their own.
-        let body = caller.body.map(|body| body.wrapping_add(place as u128 + 1));
-        gather(gateway.call(&Caller { body, ..caller.clone() }, call).await?).await
-    };
-    futures_util::future::join_all(calls.into_iter().enumerate().map(one)).await.into_iter().collect()
 }
 
 /// A request that was read.
@@ -100,6 +87,8 @@ fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<Prepared, Fault> {
     let (caller, body) = incoming.in_order()?;
     let mut request: Request = read(&body)?;
     let asked: Asked = split(&mut request.rest)?;
+    let form = structured::of_response_format(request.rest.remove("response_format").as_ref())?;
+    let constraint = structured::either(form, structured::of_vllm(gateway, &mut request.rest)?)?;
     notice(gateway, "completions", &request.rest)?;
     let n = asked.replies()?;
     if request.best_of.is_some_and(|best| best != n as i64) {
@@ -119,18 +108,24 @@ fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<Prepared, Fault> {
     if streams && inputs.len() > 1 {
         return Err(Fault::field("stream", "several prompts are answered as a whole only; leave stream out"));
     }
-    let call = |input| Call { n, sampling: sampling.clone(), ..Call::new(request.model.clone(), input) };
+    let call = |input| Call {
+        n,
+        sampling: sampling.clone(),
+        constraint: constraint.clone(),
+        ..Call::new(request.model.clone(), input)
+    };
     let calls: Vec<Call> = inputs.into_iter().map(call).collect();
     let chat = gateway.chat_of(&caller, &calls[0])?;
     let tokens = Tokens {
         logprobs: request.logprobs.is_some(),
         ids: request.return_token_ids.unwrap_or(false),
         as_ids: request.return_tokens_as_token_ids.unwrap_or(false),
+        versions: request.return_weight_versions.unwrap_or(false),
     };
     let include_usage = request.stream_options.is_some_and(|options| options["include_usage"] == true);
     let (prompts, top) = (calls.len(), request.logprobs.unwrap_or(0));
-    let offsets = vec![0; n];
-    let writer = Writer { chat, tokens, top, echo, prompts, include_usage, offsets, ended: Vec::new() };
+    let (offsets, told) = (vec![0; n], vec![0; n]);
+    let writer = Writer { chat, tokens, top, echo, prompts, include_usage, offsets, told, ended: Vec::new() };
     Ok(Prepared { caller, calls, writer, streams })
 }
 
@@ -145,6 +140,8 @@ struct Writer {
     include_usage: bool,
     /// Length of the text of each reply so far, in characters.
     offsets: Vec<usize>,
+    /// Tokens of each reply that were told.
+    told: Vec<usize>,
     /// Tokens of replies that have ended, and those within thoughts.
     ended: Vec<(usize, usize)>,
 }
@@ -217,6 +214,9 @@ impl Writer {
                     choice["prompt_token_ids"] = head.prompt.as_slice().into();
                     choice["token_ids"] = tokens.iter().map(|token| token.id).collect::<Vec<_>>().into();
                 }
+                if self.tokens.versions {
+                    choice["weight_versions"] = weight_versions(tokens, 0);
+                }
                 choices.push(choice);
                 ended.push((end.tokens, end.thought_tokens));
             }
@@ -281,7 +281,7 @@ impl Dialect for Writer {
                     _ => "",
                 });
                 let text: String = texts.collect();
-                let tells_tokens = (self.tokens.logprobs || self.tokens.ids) && !tokens.is_empty();
+                let tells_tokens = self.tokens.any() && !tokens.is_empty();
                 if text.is_empty() && !tells_tokens {
                     return String::new();
                 }
@@ -294,6 +294,10 @@ impl Dialect for Writer {
                 if self.tokens.ids {
                     value["token_ids"] = tokens.iter().map(|token| token.id).collect::<Vec<_>>().into();
                 }
+                if self.tokens.versions {
+                    value["weight_versions"] = weight_versions(tokens, self.told[*choice]);
+                }
+                self.told[*choice] += tokens.len();
                 frame(None, &self.chunk(head, Some(value)))
             }
             Event::Ended { choice, end } => {

@@ -4,10 +4,11 @@ mod chat;
 mod completions;
 mod models;
 mod sampling;
+pub(crate) mod structured;
 mod write;
 
 pub(crate) use chat::{chat, split, tool};
 pub(crate) use completions::completions;
 pub(crate) use models::{model, models};
 pub(crate) use sampling::{Asked, notice};
-pub(crate) use write::fault;
+pub(crate) use write::{Tokens, fault, finish, finite, stop_reason, usage, usage_of, weight_versions};

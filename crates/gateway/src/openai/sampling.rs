@@ -91,13 +91,18 @@ impl Asked {
 }
 
 /// Fields that change nothing here: bookkeeping of providers, and hints.
-const IGNORED: [&str; 23] = [
+const IGNORED: [&str; 32] = [
     "audio",
     "cache_salt",
+    "detokenize",
+    "extra_key",
+    "flat_logprobs",
+    "guided_decoding_backend",
     "include_stop_str_in_output",
     "kv_transfer_params",
     "metadata",
     "modalities",
+    "output_kind",
     "prediction",
     "priority",
     "prompt_cache_key",
@@ -106,37 +111,57 @@ const IGNORED: [&str; 23] = [
     "reasoning",
     "reasoning_effort",
     "request_id",
+    "return_token_ids",
+    "routing_key",
     "safety_identifier",
     "service_tier",
     "session_id",
+    "skip_reading_prefix_cache",
     "skip_special_tokens",
     "spaces_between_special_tokens",
     "store",
+    "stream_interval",
     "user",
     "verbosity",
     "web_search_options",
 ];
 
-/// Fields that would change what is sampled or rendered, and that are not supported; with the value that
+/// Fields that would change what is sampled, rendered or told, and that are not supported; with the value that
 /// changes nothing.
-const REFUSED: [(&str, Value); 17] = [
+const REFUSED: [(&str, Value); 33] = [
     ("add_generation_prompt", Value::Bool(true)),
     ("add_special_tokens", Value::Bool(false)),
     ("allowed_token_ids", Value::Null),
+    ("audio_data", Value::Null),
     ("bad_words", Value::Null),
     ("chat_template", Value::Null),
+    ("content_parts", Value::Null),
     ("continue_final_message", Value::Bool(false)),
+    ("custom_logit_processor", Value::Null),
     ("documents", Value::Null),
+    ("features", Value::Null),
     ("function_call", Value::Null),
     ("functions", Value::Null),
-    ("guided_choice", Value::Null),
+    ("image_data", Value::Null),
+    ("input_embeds", Value::Null),
     ("length_penalty", Value::Null),
     ("logits_processors", Value::Null),
     ("mm_processor_kwargs", Value::Null),
+    ("parse_context", Value::Null),
     ("prompt_logprobs", Value::Null),
+    ("repetition_detection", Value::Null),
+    ("return_entropy", Value::Bool(false)),
+    ("return_hidden_states", Value::Bool(false)),
+    ("return_routed_experts", Value::Bool(false)),
+    ("return_sampling_mask", Value::Bool(false)),
+    ("stop_regex", Value::Null),
+    ("structural_tag", Value::Null),
     ("suffix", Value::Null),
+    ("thinking_token_budget", Value::Null),
+    ("token_ids_logprob", Value::Null),
     ("truncate_prompt_tokens", Value::Null),
     ("use_beam_search", Value::Bool(false)),
+    ("video_data", Value::Null),
 ];
 
 /// Looks through the fields of a request that nobody has read: refuses those that ask for something there is

@@ -70,9 +70,29 @@ pub(crate) struct Tokens {
     pub as_ids: bool,
     /// Whether ids are told beside the text.
     pub ids: bool,
+    /// Whether it is told which weights drew them.
+    pub versions: bool,
+}
+
+/// Versions of the weights that drew `tokens`, the first of which is number `start` of its reply: runs, as vLLM
+/// tells of them.
+pub(crate) fn weight_versions(tokens: &[Token], start: usize) -> Value {
+    let mut start = start;
+    let runs = tokens.chunk_by(|a, b| a.version == b.version).map(|run| {
+        let end = start + run.len();
+        let value = json!({ "version": run[0].version.to_string(), "start": start, "end": end });
+        start = end;
+        value
+    });
+    runs.collect::<Vec<Value>>().into()
 }
 
 impl Tokens {
+    /// Whether anything is told of tokens.
+    pub(crate) fn any(self) -> bool {
+        self.logprobs || self.ids || self.versions
+    }
+
     /// Text of a token in a list of log-probabilities.
     pub(crate) fn text(self, chat: &Chat, id: u32) -> String {
         match self.as_ids {

@@ -1,0 +1,177 @@
+//! Small pages by which clients of vLLM and SGLang find out whom they speak to, and whether all is well.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{Query, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use dressage_policy::{SampleRequest, SamplingParams, within};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::exchange::Caller;
+use crate::fault::{Fault, Kind};
+use crate::gateway::Gateway;
+use crate::http::{Incoming, failed, json as document};
+use crate::model::Model;
+use crate::openai;
+
+/// Longest wait for a probe's token, and for the version of a sampler's weights.
+const PROBE: Duration = Duration::from_secs(20);
+
+/// Which model is asked about, where there are several.
+#[derive(Deserialize)]
+pub(crate) struct Asked {
+    #[serde(default)]
+    model: String,
+}
+
+fn respond(found: Result<Value, Fault>) -> Response {
+    match found {
+        Ok(value) => document(StatusCode::OK, &value),
+        Err(fault) => failed(&fault, &openai::fault(&fault)),
+    }
+}
+
+/// Answers `GET /version`.
+pub(crate) async fn version() -> Response {
+    document(StatusCode::OK, &json!({ "version": env!("CARGO_PKG_VERSION") }))
+}
+
+/// Answers `GET /health_generate`: every model that the caller can ask draws one token.
+pub(crate) async fn health_generate(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
+    let probed = async {
+        let (caller, _) = incoming.in_order()?;
+        for model in models(&gateway, &caller) {
+            probe(&model).await?;
+        }
+        Ok(json!({}))
+    };
+    respond(probed.await)
+}
+
+/// Answers `GET /model_info`, and `/get_model_info` as it was called.
+pub(crate) async fn model_info(
+    State(gateway): State<Gateway>,
+    Query(asked): Query<Asked>,
+    incoming: Incoming,
+) -> Response {
+    let told = async {
+        let model = model(&gateway, incoming, &asked)?;
+        Ok(json!({
+            "model_path": model.name,
+            "tokenizer_path": model.name,
+            "is_generation": true,
+            "preferred_sampling_params": null,
+            "weight_version": weights(&model).await?,
+            "has_image_understanding": false,
+            "has_audio_understanding": false,
+        }))
+    };
+    respond(told.await)
+}
+
+/// Answers `GET /server_info`, and `/get_server_info` as it was called.
+pub(crate) async fn server_info(
+    State(gateway): State<Gateway>,
+    Query(asked): Query<Asked>,
+    incoming: Incoming,
+) -> Response {
+    let told = async {
+        let model = model(&gateway, incoming, &asked)?;
+        Ok(json!({
+            "model_path": model.name,
+            "served_model_name": model.name,
+            "version": env!("CARGO_PKG_VERSION"),
+            "context_length": model.context,
+            "max_running_requests": gateway.0.options.running,
+            "weight_version": weights(&model).await?,
+        }))
+    };
+    respond(told.await)
+}
+
+/// Answers `GET /weight_info`.
+pub(crate) async fn weight_info(
+    State(gateway): State<Gateway>,
+    Query(asked): Query<Asked>,
+    incoming: Incoming,
+) -> Response {
+    let told = async {
+        let model = model(&gateway, incoming, &asked)?;
+        Ok(json!({ "weight_version": weights(&model).await? }))
+    };
+    respond(told.await)
+}
+
+/// Answers `GET /tokenizer_info`: the special tokens and the template, under the names that a tokenizer's
+/// configuration has for them.
+pub(crate) async fn tokenizer_info(
+    State(gateway): State<Gateway>,
+    Query(asked): Query<Asked>,
+    incoming: Incoming,
+) -> Response {
+    respond(model(&gateway, incoming, &asked).map(|model| {
+        let chat = model.format.chat();
+        let tokenizer = chat.tokenizer();
+        let text = |id: Option<u32>| id.map(|id| tokenizer.token_text(id));
+        let named = |name: &str| chat.variables().get(name).cloned().unwrap_or(Value::Null);
+        json!({
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": text(tokenizer.bos()),
+            "eos_token": text(tokenizer.eos().first().copied()),
+            "pad_token": named("pad_token"),
+            "unk_token": named("unk_token"),
+            "chat_template": chat.template().source(),
+            "model_max_length": model.context,
+        })
+    }))
+}
+
+/// Models that a caller can ask: those of its attempt, or all.
+fn models(gateway: &Gateway, caller: &Caller) -> Vec<Arc<Model>> {
+    let Some(session) = &caller.session else { return gateway.models() };
+    let mut found: Vec<Arc<Model>> = Vec::new();
+    for route in &session.options.routes {
+        if found.iter().all(|model| model.name != route.model.name) {
+            found.push(Arc::clone(&route.model));
+        }
+    }
+    found
+}
+
+/// The model of that name, or the first that the caller can ask.
+fn model(gateway: &Gateway, incoming: Incoming, asked: &Asked) -> Result<Arc<Model>, Fault> {
+    let (caller, _) = incoming.in_order()?;
+    let mut models = models(gateway, &caller);
+    let place = models.iter().position(|model| asked.model.is_empty() || model.name == asked.model);
+    match place {
+        Some(place) => Ok(models.swap_remove(place)),
+        None => gateway.model(&asked.model),
+    }
+}
+
+/// Version of the weights that a model's replies are drawn with.
+async fn weights(model: &Model) -> Result<String, Fault> {
+    let found = within(&*model.sampler, PROBE, model.sampler.version()).await;
+    let late = || {
+        let message = format!("waited {PROBE:?} for the version of the weights of {:?}", model.name);
+        Fault::new(Kind::Deadline, message)
+    };
+    Ok(found.ok_or_else(late)??.to_string())
+}
+
+/// Draws one token with a model.
+async fn probe(model: &Model) -> Result<(), Fault> {
+    let tokenizer = model.format.chat().tokenizer();
+    let first = tokenizer.bos().or(tokenizer.eos().first().copied()).unwrap_or(0);
+    let params = SamplingParams { max_tokens: 1, temperature: 0.0, ..SamplingParams::default() };
+    let policy = model.policy.clone();
+    let request =
+        SampleRequest { id: "probe".into(), policy, prompt: vec![first], params, ..SampleRequest::default() };
+    let drawn = async { model.sampler.sample(request).await?.collect(PROBE).await };
+    let late = || Fault::new(Kind::Deadline, format!("{:?} drew no token within {PROBE:?}", model.name));
+    within(&*model.sampler, PROBE, drawn).await.ok_or_else(late)??;
+    Ok(())
+}

@@ -1,0 +1,181 @@
+//! Forms that replies must have, as OpenAI's and vLLM's fields ask for them.
+
+use serde_json::{Map, Value};
+
+use crate::call::Constraint;
+use crate::fault::Fault;
+use crate::gateway::Gateway;
+
+/// The form that `response_format` asks for.
+pub(crate) fn of_response_format(value: Option<&Value>) -> Result<Option<Constraint>, Fault> {
+    let Some(value) = value.filter(|value| !value.is_null()) else { return Ok(None) };
+    match value["type"].as_str() {
+        Some("text") => Ok(None),
+        Some("json_object") => Ok(Some(Constraint::JsonObject)),
+        Some("json_schema") => match &value["json_schema"]["schema"] {
+            schema @ (Value::Object(_) | Value::Bool(_)) => Ok(Some(Constraint::JsonSchema(schema.clone()))),
+            other => {
+                Err(Fault::field("response_format", format!("json_schema.schema is {other}, not a schema")))
+            }
+        },
+        _ => Err(Fault::field(
+            "response_format",
+            format!("response_format is {value}; its type is text, json_object or json_schema"),
+        )),
+    }
+}
+
+/// Fields by which vLLM's clients ask for a form, with the kind within `structured_outputs` that each is.
+const GUIDED: [(&str, &str); 5] = [
+    ("guided_json", "json"),
+    ("guided_regex", "regex"),
+    ("guided_choice", "choice"),
+    ("guided_grammar", "grammar"),
+    ("guided_json_object", "json_object"),
+];
+
+/// The form that `structured_outputs`, or one of the `guided_…` before it, asks for; these are taken out of the
+/// rest.
+///
+/// # Errors
+/// When a value is no form, or several are asked for.
+pub(crate) fn of_vllm(gateway: &Gateway, rest: &mut Map<String, Value>) -> Result<Option<Constraint>, Fault> {
+    let mut found = None;
+    if let Some(outputs) = rest.remove("structured_outputs").filter(|outputs| !outputs.is_null()) {
+        let Value::Object(outputs) = outputs else {
+            let message = format!("structured_outputs is {outputs}, which is no object");
+            return Err(Fault::field("structured_outputs", message));
+        };
+        for (kind, value) in &outputs {
+            let field = format!("structured_outputs.{kind}");
+            match kind.as_str() {
+                "json" | "regex" | "choice" | "grammar" | "json_object" => {
+                    found = either(found, form(&field, kind, value)?)?;
+                }
+                "structural_tag" if !value.is_null() => {
+                    let message = format!("{field} is not supported; use json, regex, choice or grammar");
+                    return Err(Fault::field(&field, message));
+                }
+                // How a form is printed and by which library, which is decided here.
+                _ if value.is_null() => {}
+                _ => gateway.unknown_field("structured_outputs", kind),
+            }
+        }
+    }
+    for (field, kind) in GUIDED {
+        if let Some(value) = rest.remove(field) {
+            found = either(found, form(field, kind, &value)?)?;
+        }
+    }
+    Ok(found)
+}
+
+/// One of two forms.
+///
+/// # Errors
+/// When both are asked for.
+pub(crate) fn either(
+    one: Option<Constraint>,
+    other: Option<Constraint>,
+) -> Result<Option<Constraint>, Fault> {
+    if one.is_some() && other.is_some() {
+        let message = "a reply has one form; ask for it in one field alone";
+        return Err(Fault::field("structured_outputs", message));
+    }
+    Ok(one.or(other))
+}
+
+/// The form of a kind in vLLM's words.
+fn form(field: &str, kind: &str, value: &Value) -> Result<Option<Constraint>, Fault> {
+    let wrong = |must: &str| Fault::field(field, format!("{field} is {value}; it is {must}"));
+    let text = || value.as_str().map(str::to_owned).ok_or_else(|| wrong("a text"));
+    if value.is_null() {
+        return Ok(None);
+    }
+    Ok(Some(match kind {
+        "json" => json_schema(field, value)?,
+        "regex" => Constraint::Regex(text()?),
+        "grammar" => Constraint::Grammar(text()?),
+        "choice" => {
+            let texts: Option<Vec<&str>> =
+                value.as_array().map(|list| list.iter().map(Value::as_str).collect()).unwrap_or_default();
+            let texts = texts.filter(|texts| !texts.is_empty()).ok_or_else(|| wrong("a list of texts"))?;
+            let escaped: Vec<String> = texts.into_iter().map(regex::escape).collect();
+            Constraint::Regex(format!("(?:{})", escaped.join("|")))
+        }
+        _ => match value.as_bool() {
+            Some(true) => Constraint::JsonObject,
+            Some(false) => return Ok(None),
+            None => return Err(wrong("true or false")),
+        },
+    }))
+}
+
+/// The form of a JSON schema, which is given as such or as text.
+///
+/// # Errors
+/// When it is neither.
+pub(crate) fn json_schema(field: &str, value: &Value) -> Result<Constraint, Fault> {
+    let schema = match value {
+        Value::String(text) => serde_json::from_str(text)
+            .map_err(|error| Fault::field(field, format!("{field} is no JSON: {error}")))?,
+        other => other.clone(),
+    };
+    match schema {
+        Value::Object(_) | Value::Bool(_) => Ok(Constraint::JsonSchema(schema)),
+        other => Err(Fault::field(field, format!("{field} is {other}, which is no JSON schema"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::Options;
+
+    fn read(rest: Value) -> Result<Option<Constraint>, Fault> {
+        let gateway = Gateway::new(Vec::new(), Options::default());
+        let Value::Object(mut rest) = rest else { unreachable!("tests give objects") };
+        of_vllm(&gateway, &mut rest)
+    }
+
+    #[test]
+    fn forms_of_both_spellings_are_the_same() {
+        let schema = json!({ "type": "integer" });
+        let choice = Constraint::Regex("(?:a\\.b|c)".into());
+        for (kind, value, form) in [
+            ("json", schema.clone(), Constraint::JsonSchema(schema.clone())),
+            ("json", schema.to_string().into(), Constraint::JsonSchema(schema.clone())),
+            ("regex", json!("a+"), Constraint::Regex("a+".into())),
+            ("choice", json!(["a.b", "c"]), choice),
+            ("grammar", json!("start: \"a\""), Constraint::Grammar("start: \"a\"".into())),
+            ("json_object", json!(true), Constraint::JsonObject),
+        ] {
+            let mut outputs = Map::new();
+            outputs.insert(kind.into(), value.clone());
+            assert_eq!(read(json!({ "structured_outputs": outputs })).unwrap(), Some(form.clone()), "{kind}");
+            let mut guided = Map::new();
+            guided.insert(format!("guided_{kind}"), value);
+            assert_eq!(read(guided.into()).unwrap(), Some(form), "{kind}");
+        }
+        assert_eq!(read(json!({ "structured_outputs": null, "guided_json_object": false })).unwrap(), None);
+    }
+
+    #[test]
+    fn forms_that_cannot_be_had_are_refused_by_name() {
+        for (rest, param) in [
+            (json!({ "structured_outputs": { "regex": 1 } }), "structured_outputs.regex"),
+            (json!({ "structured_outputs": [] }), "structured_outputs"),
+            (json!({ "structured_outputs": { "structural_tag": "x" } }), "structured_outputs.structural_tag"),
+            (json!({ "guided_choice": [] }), "guided_choice"),
+            (json!({ "guided_choice": ["a", 1] }), "guided_choice"),
+            (json!({ "guided_json": "{" }), "guided_json"),
+            (json!({ "guided_json": 1 }), "guided_json"),
+            (json!({ "guided_regex": "a", "guided_json": {} }), "structured_outputs"),
+        ] {
+            let fault = read(rest.clone()).unwrap_err();
+            assert_eq!(fault.param.as_deref(), Some(param), "{rest}: {fault}");
+        }
+    }
+}

@@ -1,0 +1,403 @@
+//! `/generate`: token ids or text in, token ids and text out, in SGLang's shape.
+//!
+//! A stream tells each time of all that there is so far, as SGLang's does.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use dressage_policy::FinishReason;
+use dressage_text::{Chat, Piece};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::call::{Call, Constraint, Input};
+use crate::exchange::Caller;
+use crate::fault::Fault;
+use crate::gateway::Gateway;
+use crate::http::{Dialect, Gathered, Incoming, answer, failed, frame, gather_all, json as document, read};
+use crate::openai::{self, finite, structured, weight_versions};
+use crate::transcript::{End, Event, Head, Token};
+
+/// Name of the API where unknown fields are counted.
+const API: &str = "sglang";
+
+/// Tokens of a reply where a client names no number.
+const MAX_NEW_TOKENS: usize = 128;
+
+/// One of something, or one for each prompt of a batch.
+#[derive(Clone, Deserialize)]
+#[serde(untagged)]
+enum Each<T> {
+    One(T),
+    Many(Vec<T>),
+}
+
+impl<T: Clone> Each<T> {
+    /// The one for prompt `at` of `count`.
+    fn of(&self, field: &str, at: usize, count: usize) -> Result<T, Fault> {
+        match self {
+            Each::One(one) => Ok(one.clone()),
+            Each::Many(many) if many.len() == count => Ok(many[at].clone()),
+            Each::Many(many) => {
+                let message =
+                    format!("{field} has {} entries for {count} prompts; give one for each", many.len());
+                Err(Fault::field(field, message))
+            }
+        }
+    }
+}
+
+/// A request.
+#[derive(Deserialize)]
+struct Request {
+    model: Option<String>,
+    lora_path: Option<String>,
+    rid: Option<Each<String>>,
+    text: Option<Each<String>>,
+    input_ids: Option<Ids>,
+    sampling_params: Option<Each<Map<String, Value>>>,
+    return_logprob: Option<Each<bool>>,
+    logprob_start_len: Option<Each<i64>>,
+    top_logprobs_num: Option<Each<usize>>,
+    return_text_in_logprobs: Option<bool>,
+    stream: Option<bool>,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
+}
+
+/// Prompts in ids.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Ids {
+    One(Vec<u32>),
+    Many(Vec<Vec<u32>>),
+}
+
+/// Answers `POST /generate`.
+pub(crate) async fn generate(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
+    let ping = gateway.0.options.ping;
+    let Prepared { caller, mut calls, mut writers, is_batch, streams } = match prepare(&gateway, incoming) {
+        Ok(prepared) => prepared,
+        Err(found) => return failed(&found, &openai::fault(&found)),
+    };
+    if !is_batch && let (Some(call), Some(writer)) = (calls.pop(), writers.pop()) {
+        let begun = gateway.call(&caller, call).await;
+        return answer(begun, writer, streams, ping).await;
+    }
+    match gather_all(&gateway, &caller, calls).await {
+        Ok(found) => {
+            let answers = writers.iter().zip(found);
+            let all: Vec<Value> =
+                answers.flat_map(|(writer, (head, replies))| writer.replies(&head, replies)).collect();
+            document(StatusCode::OK, &all.into())
+        }
+        Err(found) => failed(&found, &openai::fault(&found)),
+    }
+}
+
+/// A request that was read.
+struct Prepared {
+    caller: Caller,
+    calls: Vec<Call>,
+    /// For each call, how it is answered.
+    writers: Vec<Writer>,
+    is_batch: bool,
+    streams: bool,
+}
+
+fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<Prepared, Fault> {
+    let (caller, body) = incoming.in_order()?;
+    let mut request: Request = read(&body)?;
+    openai::notice(gateway, API, &request.rest)?;
+    let (inputs, is_batch) = match (request.text.take(), request.input_ids.take()) {
+        (Some(Each::One(text)), None) => (vec![Input::Text(text)], false),
+        (Some(Each::Many(texts)), None) => (texts.into_iter().map(Input::Text).collect(), true),
+        (None, Some(Ids::One(ids))) => (vec![Input::Tokens(ids)], false),
+        (None, Some(Ids::Many(lists))) => (lists.into_iter().map(Input::Tokens).collect(), true),
+        _ => return Err(Fault::field("input_ids", "give either input_ids or text")),
+    };
+    if inputs.is_empty() {
+        return Err(Fault::field("input_ids", "the batch is empty; give at least one prompt"));
+    }
+    let streams = request.stream.unwrap_or(false);
+    if streams && is_batch {
+        return Err(Fault::field("stream", "a batch is answered as a whole only; leave stream out"));
+    }
+    let count = inputs.len();
+    let (mut calls, mut writers) = (Vec::with_capacity(count), Vec::with_capacity(count));
+    for (at, input) in inputs.into_iter().enumerate() {
+        let (call, writer) = one(gateway, &caller, &request, input, (at, count))?;
+        calls.push(call);
+        writers.push(writer);
+    }
+    Ok(Prepared { caller, calls, writers, is_batch, streams })
+}
+
+/// Call number `at` of `count`, and how it is answered.
+fn one(
+    gateway: &Gateway,
+    caller: &Caller,
+    request: &Request,
+    input: Input,
+    (at, count): (usize, usize),
+) -> Result<(Call, Writer), Fault> {
+    fn of<T: Clone>(
+        each: Option<&Each<T>>,
+        field: &str,
+        (at, count): (usize, usize),
+    ) -> Result<Option<T>, Fault> {
+        each.map(|each| each.of(field, at, count)).transpose()
+    }
+    let place = (at, count);
+    let mut params = of(request.sampling_params.as_ref(), "sampling_params", place)?.unwrap_or_default();
+    let flag = |params: &mut Map<String, Value>, name: &str, default| {
+        params.remove(name).and_then(|value| value.as_bool()).unwrap_or(default)
+    };
+    let skip_special = flag(&mut params, "skip_special_tokens", true);
+    let trims = !flag(&mut params, "no_stop_trim", false);
+    let constraint = form(&mut params)?;
+    for (theirs, ours) in
+        [("max_new_tokens", "max_tokens"), ("min_new_tokens", "min_tokens"), ("sampling_seed", "seed")]
+    {
+        if let Some(value) = params.remove(theirs) {
+            params.insert(ours.into(), value);
+        }
+    }
+    let asked = openai::split(&mut params)?;
+    openai::notice(gateway, "sglang.sampling_params", &params)?;
+    let mut sampling = asked.sampling()?;
+    sampling.max_tokens = sampling.max_tokens.or(Some(MAX_NEW_TOKENS));
+    let logprobs = of(request.return_logprob.as_ref(), "return_logprob", place)?.unwrap_or(false);
+    let top = of(request.top_logprobs_num.as_ref(), "top_logprobs_num", place)?.unwrap_or(0);
+    let start = of(request.logprob_start_len.as_ref(), "logprob_start_len", place)?.unwrap_or(-1);
+    let start = usize::try_from(start).ok().filter(|_| logprobs);
+    sampling.logprobs = logprobs.then_some(top);
+    sampling.prompt_logprobs = start.map(|_| top);
+    let model = request.model.as_ref().or(request.lora_path.as_ref()).cloned().unwrap_or_default();
+    let call = Call { n: asked.replies()?, sampling, constraint, ..Call::new(model, input) };
+    let writer = Writer {
+        chat: gateway.chat_of(caller, &call)?,
+        rid: of(request.rid.as_ref(), "rid", place)?,
+        logprobs,
+        start,
+        top,
+        texts: request.return_text_in_logprobs.unwrap_or(false),
+        skip_special,
+        trims,
+        told: (0..call.n).map(|_| Partial::default()).collect(),
+    };
+    Ok((call, writer))
+}
+
+/// The form that sampling parameters ask for; these are taken out.
+fn form(params: &mut Map<String, Value>) -> Result<Option<Constraint>, Fault> {
+    let mut take = |name: &str| params.remove(name).filter(|value| !value.is_null());
+    let (schema, pattern) = (take("json_schema"), take("regex"));
+    if take("ebnf").is_some() {
+        let message = "EBNF grammars are not supported; use regex or json_schema";
+        return Err(Fault::field("sampling_params.ebnf", message));
+    }
+    let field = "sampling_params.json_schema";
+    let schema = schema.map(|schema| structured::json_schema(field, &schema)).transpose()?;
+    let pattern = match pattern {
+        None => None,
+        Some(Value::String(pattern)) => Some(Constraint::Regex(pattern)),
+        Some(other) => {
+            let message = format!("sampling_params.regex is {other}; it is a text");
+            return Err(Fault::field("sampling_params.regex", message));
+        }
+    };
+    structured::either(schema, pattern)
+}
+
+/// Writes what comes of a call.
+struct Writer {
+    chat: Arc<Chat>,
+    /// Name that the client has for the call.
+    rid: Option<String>,
+    logprobs: bool,
+    /// The first token of the prompt that is told of with its log-probability.
+    start: Option<usize>,
+    /// Number of alternatives.
+    top: usize,
+    /// Whether log-probabilities name their tokens' texts.
+    texts: bool,
+    /// Whether the text leaves out special tokens,
+    skip_special: bool,
+    /// and what ended it.
+    trims: bool,
+    /// Each reply so far.
+    told: Vec<Partial>,
+}
+
+/// A reply so far.
+#[derive(Default)]
+struct Partial {
+    text: String,
+    prompt: Vec<Token>,
+    tokens: Vec<Token>,
+}
+
+impl Writer {
+    /// Text of a reply, which has ended where there is an `end`.
+    fn text(&self, tokens: &[Token], end: Option<&End>) -> String {
+        if let Some(end) = end.filter(|_| self.skip_special && self.trims) {
+            return end.text.clone();
+        }
+        let mut ids: Vec<u32> = tokens.iter().map(|token| token.id).collect();
+        let trimming = end.filter(|_| self.trims);
+        if trimming.is_some_and(|end| end.finish == FinishReason::StopId) {
+            ids.pop();
+        }
+        let tokenizer = self.chat.tokenizer();
+        let mut text = match self.skip_special {
+            true => tokenizer.decode(&ids),
+            false => tokenizer.decode_with_special(&ids),
+        };
+        let stop = trimming.and_then(|end| end.stopped_by.as_deref());
+        if let Some(at) = stop.and_then(|stop| text.rfind(stop)) {
+            text.truncate(at);
+        }
+        text
+    }
+
+    /// A token with its log-probability: null where nothing predicts it, or nothing that is told of.
+    fn triplet(&self, id: u32, logprob: Option<f32>) -> Value {
+        let text = self.texts.then(|| self.chat.tokenizer().token_text(id));
+        json!([logprob.map(finite), id, text])
+    }
+
+    fn triplets(&self, tokens: &[Token]) -> Value {
+        tokens.iter().map(|token| self.triplet(token.id, Some(token.logprob))).collect::<Vec<_>>().into()
+    }
+
+    fn tops(&self, tokens: &[Token]) -> Vec<Value> {
+        let one = |token: &Token| {
+            token.top.iter().map(|(id, logprob)| self.triplet(*id, Some(*logprob))).collect::<Vec<_>>().into()
+        };
+        tokens.iter().map(one).collect()
+    }
+
+    /// Adds the log-probabilities of the prompt from its token `start`, the first of which is null: SGLang does
+    /// not tell of it wherever it stands.
+    fn add_prompt(&self, meta: &mut Value, prompt: &[Token]) {
+        let known = self.start.and_then(|start| prompt.get(start..)).unwrap_or_default();
+        let (mut list, mut tops) = (Vec::new(), Vec::new());
+        if let Some((first, rest)) = known.split_first() {
+            list.push(self.triplet(first.id, None));
+            list.extend(rest.iter().map(|token| self.triplet(token.id, Some(token.logprob))));
+            tops.push(Value::Null);
+            tops.extend(self.tops(rest));
+        }
+        meta["input_token_logprobs"] = list.into();
+        if self.top > 0 {
+            meta["input_top_logprobs"] = tops.into();
+        }
+    }
+
+    /// A reply, or one so far.
+    fn reply(&self, head: &Head, index: usize, reply: &Partial, end: Option<&End>) -> Value {
+        let Partial { text, prompt, tokens } = reply;
+        let id = self.rid.as_deref().unwrap_or(&head.id);
+        let mut meta = json!({
+            "id": if head.n == 1 { id.to_owned() } else { format!("{id}_{index}") },
+            "finish_reason": end.map(|end| finish(end, tokens)),
+            "prompt_tokens": head.prompt.len(),
+            "completion_tokens": tokens.len(),
+            "cached_tokens": 0,
+            "weight_version": tokens.last().map(|token| token.version.to_string()),
+            "weight_versions": weight_versions(tokens, 0),
+        });
+        if self.logprobs {
+            meta["output_token_logprobs"] = self.triplets(tokens);
+            if self.top > 0 {
+                meta["output_top_logprobs"] = self.tops(tokens).into();
+            }
+            self.add_prompt(&mut meta, prompt);
+        }
+        let ids: Vec<u32> = tokens.iter().map(|token| token.id).collect();
+        json!({ "text": text, "output_ids": ids, "meta_info": meta })
+    }
+
+    /// The replies to one prompt.
+    fn replies(&self, head: &Head, replies: Vec<Gathered>) -> Vec<Value> {
+        let one = |(index, Gathered { prompt, tokens, end })| {
+            let text = self.text(&tokens, Some(&end));
+            self.reply(head, index, &Partial { text, prompt, tokens }, Some(&end))
+        };
+        replies.into_iter().enumerate().map(one).collect()
+    }
+
+    /// A frame that tells of a reply so far.
+    fn told(&self, head: &Head, index: usize, end: Option<&End>) -> String {
+        let mut value = self.reply(head, index, &self.told[index], end);
+        if head.n > 1 {
+            value["index"] = index.into();
+        }
+        frame(None, &value)
+    }
+}
+
+fn speech(piece: &Piece) -> Option<&str> {
+    match piece {
+        Piece::Speech(text) => Some(text),
+        _ => None,
+    }
+}
+
+/// Why a reply ended.
+fn finish(end: &End, tokens: &[Token]) -> Value {
+    match end.finish {
+        FinishReason::StopId => json!({ "type": "stop", "matched": tokens.last().map(|token| token.id) }),
+        FinishReason::StopString => json!({ "type": "stop", "matched": end.stopped_by }),
+        FinishReason::Length | FinishReason::Context => json!({ "type": "length", "length": tokens.len() }),
+        FinishReason::Aborted => json!({ "type": "abort", "message": "the call was given up" }),
+    }
+}
+
+impl Dialect for Writer {
+    fn fault(&self, found: &Fault) -> Value {
+        openai::fault(found)
+    }
+
+    fn whole(&mut self, head: &Head, replies: Vec<Gathered>) -> Value {
+        let mut replies = self.replies(head, replies);
+        match replies.pop_if(|_| head.n == 1) {
+            Some(only) => only,
+            None => replies.into(),
+        }
+    }
+
+    fn begin(&mut self, _head: &Head) -> String {
+        String::new()
+    }
+
+    fn event(&mut self, head: &Head, event: &Event) -> String {
+        match event {
+            Event::Prompt { choice, tokens } => {
+                self.told[*choice].prompt.extend(tokens.iter().cloned());
+                String::new()
+            }
+            Event::Delta { choice, pieces, tokens } => {
+                self.told[*choice].tokens.extend(tokens.iter().cloned());
+                match self.skip_special {
+                    true => self.told[*choice].text.extend(pieces.iter().filter_map(speech)),
+                    false => self.told[*choice].text = self.text(&self.told[*choice].tokens, None),
+                }
+                if tokens.is_empty() { String::new() } else { self.told(head, *choice, None) }
+            }
+            Event::Ended { choice, end } => {
+                self.told[*choice].text = self.text(&self.told[*choice].tokens, Some(end));
+                self.told(head, *choice, Some(end))
+            }
+            Event::Failed(found) => frame(None, &openai::fault(found)),
+            Event::Done => "data: [DONE]\n\n".into(),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "sglang_tests.rs"]
+mod tests;

@@ -1,0 +1,179 @@
+use axum::http::StatusCode;
+use dressage_text::testing::IM_END;
+use serde_json::{Value, json};
+
+use crate::testing::{STRANGER, Served};
+
+const PATH: &str = "/generate";
+
+async fn ask(served: &Served, body: &Value) -> Value {
+    let answer = served.send("POST", PATH, STRANGER, &body.to_string()).await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+    answer.json()
+}
+
+#[tokio::test]
+async fn ids_come_back_with_triplets() {
+    let served = Served::scripted(&["ab"]);
+    let body = json!({
+        "rid": "r1", "input_ids": [72, 105], "return_logprob": true, "logprob_start_len": -1,
+        "sampling_params": { "max_new_tokens": 9, "temperature": 1.0, "skip_special_tokens": true },
+    });
+    let found = ask(&served, &body).await;
+    assert_eq!((&found["text"], &found["output_ids"]), (&json!("ab"), &json!([97, 98, IM_END])));
+    let meta = &found["meta_info"];
+    assert_eq!(meta["id"], "r1");
+    assert_eq!(meta["finish_reason"], json!({ "type": "stop", "matched": IM_END }));
+    assert_eq!((&meta["prompt_tokens"], &meta["completion_tokens"]), (&json!(2), &json!(3)));
+    let triplets = json!([[-0.5, 97, null], [-0.5, 98, null], [-0.5, IM_END, null]]);
+    assert_eq!(meta["output_token_logprobs"], triplets);
+    assert_eq!((&meta["input_token_logprobs"], &meta["weight_version"]), (&json!([]), &json!("0")));
+    assert_eq!(meta["weight_versions"], json!([{ "version": "0", "start": 0, "end": 3 }]));
+    assert!(served.gateway.unknown_fields().is_empty(), "{:?}", served.gateway.unknown_fields());
+}
+
+#[tokio::test]
+async fn texts_are_cut_as_the_client_likes() {
+    for (params, text) in [
+        (json!({ "stop": ["c"] }), "ab"),
+        (json!({ "stop": ["c"], "no_stop_trim": true }), "abc"),
+        (json!({ "stop": ["c"], "skip_special_tokens": false }), "ab"),
+        (json!({ "skip_special_tokens": false }), "abcd"),
+        (json!({ "skip_special_tokens": false, "no_stop_trim": true }), "abcd<|im_end|>"),
+        (json!({ "no_stop_trim": true }), "abcd"),
+        (json!({ "max_new_tokens": 2 }), "ab"),
+    ] {
+        let served = Served::scripted(&["abcd"]);
+        let mut body = json!({ "text": "Hi", "sampling_params": params });
+        let found = ask(&served, &body).await;
+        assert_eq!(found["text"], text, "{params}");
+        // The last chunk of a stream is the whole.
+        body["stream"] = true.into();
+        let answer = served.send("POST", PATH, STRANGER, &body.to_string()).await;
+        let frames = answer.text.strip_suffix("\n\ndata: [DONE]\n\n").unwrap().split("\n\n");
+        let chunks: Vec<Value> = frames
+            .map(|frame| serde_json::from_str(frame.strip_prefix("data: ").unwrap()).unwrap())
+            .collect();
+        for pair in chunks.windows(2) {
+            let ids = |chunk: &Value| chunk["output_ids"].as_array().unwrap().clone();
+            assert!(ids(&pair[1]).starts_with(&ids(&pair[0])), "streams tell of all so far");
+        }
+        let last = chunks.last().unwrap();
+        assert_eq!((&last["text"], &last["output_ids"]), (&found["text"], &found["output_ids"]));
+        assert_eq!(last["meta_info"]["finish_reason"], found["meta_info"]["finish_reason"]);
+    }
+}
+
+#[tokio::test]
+async fn prompts_are_told_of_from_where_the_client_says() {
+    let served = Served::simulated(4);
+    let mut body = json!({
+        "input_ids": [72, 105, 33], "return_logprob": true, "logprob_start_len": 0, "top_logprobs_num": 2,
+        "sampling_params": { "max_new_tokens": 4 }, "return_text_in_logprobs": true,
+    });
+    let all = ask(&served, &body).await;
+    let all = &all["meta_info"];
+    let known = all["input_token_logprobs"].as_array().unwrap();
+    assert_eq!((known.len(), &known[0]), (3, &json!([null, 72, "H"])));
+    assert!(known[1][0].as_f64().unwrap() < 0.0 && known[1][1] == 105);
+    let tops = all["input_top_logprobs"].as_array().unwrap();
+    assert_eq!((tops[0].is_null(), tops[1].as_array().unwrap().len()), (true, 2));
+    assert_eq!(all["output_top_logprobs"].as_array().unwrap().len(), 4);
+    body["logprob_start_len"] = 1.into();
+    let later = ask(&served, &body).await;
+    let later = later["meta_info"]["input_token_logprobs"].as_array().unwrap().clone();
+    assert_eq!((later.len(), &later[0], &later[1]), (2, &json!([null, 105, "i"]), &known[2]));
+}
+
+#[tokio::test]
+async fn a_batch_is_answered_in_its_order() {
+    let served = Served::simulated(3);
+    let body = json!({
+        "input_ids": [[72], [105, 33]], "rid": ["a", "b"],
+        "sampling_params": [{ "max_new_tokens": 2, "n": 2, "ignore_eos": true }, { "max_new_tokens": 3, "ignore_eos": true }],
+    });
+    let found = ask(&served, &body).await;
+    let facts: Vec<(&str, u64, u64)> = found
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| {
+            let meta = &one["meta_info"];
+            let count = |name: &str| meta[name].as_u64().unwrap();
+            (meta["id"].as_str().unwrap(), count("prompt_tokens"), count("completion_tokens"))
+        })
+        .collect();
+    assert_eq!(facts, [("a_0", 1, 2), ("a_1", 1, 2), ("b", 2, 3)]);
+    for (field, value) in [("rid", json!(["a"])), ("sampling_params", json!([{}])), ("stream", json!(true))] {
+        let mut wrong = body.clone();
+        wrong[field] = value;
+        let answer = served.send("POST", PATH, STRANGER, &wrong.to_string()).await;
+        assert_eq!(
+            (answer.status, &answer.json()["error"]["param"]),
+            (StatusCode::BAD_REQUEST, &json!(field))
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_stream_of_several_replies_says_whose_a_part_is() {
+    let served = Served::simulated(3);
+    let body = json!({ "input_ids": [72], "stream": true, "sampling_params": { "n": 2 } });
+    let answer = served.send("POST", PATH, STRANGER, &body.to_string()).await;
+    for index in 0..2 {
+        assert!(answer.text.contains(&format!("\"index\":{index}")), "{}", answer.text);
+    }
+}
+
+#[tokio::test]
+async fn requests_that_cannot_be_kept_are_refused_by_name() {
+    let served = Served::scripted(&["ab"]);
+    for (body, param) in [
+        (json!({ "sampling_params": {} }), "input_ids"),
+        (json!({ "input_ids": [1], "text": "a" }), "input_ids"),
+        (json!({ "input_ids": [] }), "prompt"),
+        (json!({ "input_ids": [1], "sampling_params": { "ebnf": "root ::= x" } }), "sampling_params.ebnf"),
+        (json!({ "input_ids": [1], "sampling_params": { "regex": 1 } }), "sampling_params.regex"),
+        (json!({ "input_ids": [1], "sampling_params": { "stop_regex": "a" } }), "stop_regex"),
+        (json!({ "input_ids": [1], "token_ids_logprob": [3] }), "token_ids_logprob"),
+        (json!({ "input_ids": [1], "return_hidden_states": true }), "return_hidden_states"),
+    ] {
+        let answer = served.send("POST", PATH, STRANGER, &body.to_string()).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{body}: {}", answer.text);
+        assert_eq!(answer.json()["error"]["param"], param, "{}", answer.text);
+    }
+}
+
+#[tokio::test]
+async fn pages_tell_whom_one_speaks_to() {
+    let served = Served::simulated(3);
+    for (path, field, value) in [
+        ("/version", "version", json!(env!("CARGO_PKG_VERSION"))),
+        ("/get_model_info", "model_path", json!("tiny")),
+        ("/model_info?model=tiny", "is_generation", json!(true)),
+        ("/server_info", "context_length", json!(4096)),
+        ("/weight_info", "weight_version", json!("0")),
+        ("/health_generate", "absent", Value::Null),
+        ("/tokenizer_info", "eos_token", json!("<|endoftext|>")),
+        ("/v1/models", "object", json!("list")),
+    ] {
+        let (theirs, ours) =
+            (served.send("GET", path, STRANGER, "").await, format!("{}{path}", served.session.path()));
+        assert_eq!((theirs.status, &theirs.json()[field]), (StatusCode::OK, &value), "{path}");
+        let theirs = served.send("GET", &ours, served.session.key(), "").await;
+        assert_eq!((theirs.status, &theirs.json()[field]), (StatusCode::OK, &value), "{ours}");
+        if path != "/version" {
+            assert_eq!(
+                served.send("GET", &ours, STRANGER, "").await.status,
+                StatusCode::UNAUTHORIZED,
+                "{ours}"
+            );
+        }
+    }
+    assert_eq!(served.send("GET", "/ping", STRANGER, "").await.status, StatusCode::OK);
+    assert_eq!(served.send("GET", "/model_info?model=x", STRANGER, "").await.status, StatusCode::NOT_FOUND);
+    // A model that draws nothing is not well.
+    let silent = Served::scripted(&[]);
+    let answer = silent.send("GET", "/health_generate", STRANGER, "").await;
+    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{}", answer.text);
+}

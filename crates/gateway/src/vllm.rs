@@ -1,0 +1,234 @@
+//! `/inference/v1/generate`: token ids in, token ids out, in vLLM's shape.
+//!
+//! Log-probabilities name their tokens in both ways that versions of vLLM have: `token` as `"token_id:ID"`, and
+//! `token_id`.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use dressage_text::Chat;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::call::{Call, Input};
+use crate::exchange::Caller;
+use crate::fault::Fault;
+use crate::gateway::Gateway;
+use crate::http::{Dialect, Gathered, Incoming, answer, failed, frame, read};
+use crate::openai::{self, Tokens, finite, structured, usage, usage_of, weight_versions};
+use crate::transcript::{End, Event, Head, Token};
+
+/// Name of the API where unknown fields are counted.
+const API: &str = "generate";
+
+/// A request.
+#[derive(Deserialize)]
+struct Request {
+    model: Option<String>,
+    request_id: Option<String>,
+    token_ids: Vec<u32>,
+    #[serde(default)]
+    sampling_params: Map<String, Value>,
+    stream: Option<bool>,
+    stream_options: Option<Map<String, Value>>,
+    output_mode: Option<String>,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
+}
+
+/// Answers `POST /inference/v1/generate`.
+pub(crate) async fn generate(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
+    let ping = gateway.0.options.ping;
+    match prepare(&gateway, incoming) {
+        Err(found) => failed(&found, &openai::fault(&found)),
+        Ok((caller, call, writer, streams)) => {
+            let begun = gateway.call(&caller, call).await;
+            answer(begun, writer, streams, ping).await
+        }
+    }
+}
+
+/// Takes a count of log-probabilities out of the parameters: `None` where none are asked for.
+fn count(params: &mut Map<String, Value>, name: &str) -> Result<Option<usize>, Fault> {
+    let Some(value) = params.remove(name).filter(|value| !value.is_null()) else { return Ok(None) };
+    let wrong = || {
+        let field = format!("sampling_params.{name}");
+        Fault::field(&field, format!("{field} is {value}; it is a number from 0, or null"))
+    };
+    value.as_u64().and_then(|count| usize::try_from(count).ok()).ok_or_else(wrong).map(Some)
+}
+
+fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<(Caller, Call, Writer, bool), Fault> {
+    let (caller, body) = incoming.in_order()?;
+    let request: Request = read(&body)?;
+    if let Some(mode) = request.output_mode.filter(|mode| mode != "tokens") {
+        let message = format!("output_mode is {mode:?}, but only \"tokens\" are written here");
+        return Err(Fault::field("output_mode", message));
+    }
+    openai::notice(gateway, API, &request.rest)?;
+    let mut params = request.sampling_params;
+    let (logprobs, prompt_logprobs) =
+        (count(&mut params, "logprobs")?, count(&mut params, "prompt_logprobs")?);
+    let constraint = structured::of_vllm(gateway, &mut params)?;
+    let asked = openai::split(&mut params)?;
+    openai::notice(gateway, "generate.sampling_params", &params)?;
+    let mut sampling = asked.sampling()?;
+    (sampling.logprobs, sampling.prompt_logprobs) = (logprobs, prompt_logprobs);
+    let stop_ids = sampling.stop_ids.clone();
+    let input = Input::Tokens(request.token_ids);
+    let call = Call {
+        n: asked.replies()?,
+        sampling,
+        constraint,
+        ..Call::new(request.model.unwrap_or_default(), input)
+    };
+    let writer = Writer {
+        chat: gateway.chat_of(&caller, &call)?,
+        tokens: Tokens { logprobs: logprobs.is_some(), as_ids: true, ..Tokens::default() },
+        request_id: request.request_id,
+        stop_ids,
+        include_usage: request
+            .stream_options
+            .is_some_and(|options| options.get("include_usage") == Some(&true.into())),
+        told: vec![(0, None); call.n],
+        ended: Vec::new(),
+    };
+    Ok((caller, call, writer, request.stream.unwrap_or(false)))
+}
+
+/// Writes what comes of a call.
+struct Writer {
+    chat: Arc<Chat>,
+    tokens: Tokens,
+    /// Name that the client has for the call.
+    request_id: Option<String>,
+    /// Tokens that the client asked to stop at: these are named as the reason.
+    stop_ids: Vec<u32>,
+    include_usage: bool,
+    /// Tokens of each reply that were told, and the last of them.
+    told: Vec<(usize, Option<u32>)>,
+    /// Tokens of replies that have ended, and those within thoughts.
+    ended: Vec<(usize, usize)>,
+}
+
+impl Writer {
+    /// A reply, or a part of one, from its token number `start`.
+    fn choice(&self, index: usize, tokens: &[Token], start: usize) -> Value {
+        let logprobs = match self.tokens.logprobs {
+            true => self.tokens.content(&self.chat, tokens),
+            false => Value::Null,
+        };
+        json!({
+            "index": index,
+            "token_ids": tokens.iter().map(|token| token.id).collect::<Vec<_>>(),
+            "logprobs": logprobs,
+            "finish_reason": null,
+            "stop_reason": null,
+            "weight_versions": weight_versions(tokens, start),
+        })
+    }
+
+    /// Adds to a reply why it ended, with the token `last`.
+    fn end(&self, choice: &mut Value, end: &End, last: Option<u32>) {
+        choice["finish_reason"] = openai::finish(end).into();
+        choice["stop_reason"] = match last.filter(|last| self.stop_ids.contains(last)) {
+            Some(id) if end.finish == dressage_policy::FinishReason::StopId => id.into(),
+            _ => openai::stop_reason(end),
+        };
+    }
+
+    fn document(&self, head: &Head, choices: Vec<Value>) -> Value {
+        json!({
+            "request_id": self.request_id.as_deref().unwrap_or(&head.id),
+            "model": head.model,
+            "created": head.created,
+            "output_mode": "tokens",
+            "choices": choices,
+            "prompt_logprobs": null,
+        })
+    }
+}
+
+/// Log-probabilities of a prompt: for each token those in its place by id, null for the first.
+fn prompt_logprobs(chat: &Chat, tokens: &[Token]) -> Value {
+    let one = |id: u32, logprob: f32, rank: Option<usize>| {
+        let text = chat.tokenizer().token_text(id);
+        json!({ "logprob": finite(logprob), "rank": rank, "decoded_token": text })
+    };
+    let place = |token: &Token| {
+        if token.logprob.is_nan() {
+            return Value::Null;
+        }
+        let top = token.top.iter().zip(1..);
+        let mut found: Map<String, Value> =
+            top.map(|((id, logprob), rank)| (id.to_string(), one(*id, *logprob, Some(rank)))).collect();
+        found.entry(token.id.to_string()).or_insert_with(|| one(token.id, token.logprob, None));
+        found.into()
+    };
+    tokens.iter().map(place).collect::<Vec<_>>().into()
+}
+
+impl Dialect for Writer {
+    fn fault(&self, found: &Fault) -> Value {
+        openai::fault(found)
+    }
+
+    fn whole(&mut self, head: &Head, replies: Vec<Gathered>) -> Value {
+        let choices = replies.iter().enumerate().map(|(index, Gathered { tokens, end, .. })| {
+            let mut choice = self.choice(index, tokens, 0);
+            self.end(&mut choice, end, tokens.last().map(|token| token.id));
+            choice
+        });
+        let mut body = self.document(head, choices.collect());
+        if let Some(first) = replies.first().filter(|first| !first.prompt.is_empty()) {
+            body["prompt_logprobs"] = prompt_logprobs(&self.chat, &first.prompt);
+        }
+        body["usage"] = usage_of(head.prompt.len(), &replies);
+        body
+    }
+
+    fn begin(&mut self, _head: &Head) -> String {
+        String::new()
+    }
+
+    fn event(&mut self, head: &Head, event: &Event) -> String {
+        match event {
+            Event::Prompt { choice: 0, tokens } => {
+                let mut body = self.document(head, Vec::new());
+                body["prompt_logprobs"] = prompt_logprobs(&self.chat, tokens);
+                frame(None, &body)
+            }
+            // The prompt of all replies is the same.
+            Event::Prompt { .. } => String::new(),
+            Event::Delta { tokens, .. } if tokens.is_empty() => String::new(),
+            Event::Delta { choice, tokens, .. } => {
+                let value = self.choice(*choice, tokens, self.told[*choice].0);
+                self.told[*choice].0 += tokens.len();
+                self.told[*choice].1 = tokens.last().map(|token| token.id);
+                frame(None, &self.document(head, vec![value]))
+            }
+            Event::Ended { choice, end } => {
+                self.ended.push((end.tokens, end.thought_tokens));
+                let (told, last) = self.told[*choice];
+                let mut value = self.choice(*choice, &[], told);
+                self.end(&mut value, end, last);
+                frame(None, &self.document(head, vec![value]))
+            }
+            Event::Failed(found) => frame(None, &openai::fault(found)),
+            Event::Done => {
+                let mut text = String::new();
+                if self.include_usage {
+                    let mut body = self.document(head, Vec::new());
+                    body["usage"] = usage(head.prompt.len(), &self.ended);
+                    text += &frame(None, &body);
+                }
+                text + "data: [DONE]\n\n"
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "vllm_tests.rs"]
+mod tests;

@@ -1,0 +1,119 @@
+use axum::http::StatusCode;
+use dressage_text::testing::IM_END;
+use serde_json::{Value, json};
+
+use crate::testing::{STRANGER, Served};
+
+const PATH: &str = "/inference/v1/generate";
+
+fn request(params: &Value) -> Value {
+    json!({
+        "model": "tiny", "request_id": "r1", "token_ids": [72, 105], "sampling_params": params,
+        "cache_salt": "v3", "priority": 0, "return_token_ids": true, "output_mode": "tokens",
+    })
+}
+
+/// Chunks of a stream.
+fn chunks(text: &str) -> Vec<Value> {
+    let frames = text.strip_suffix("data: [DONE]\n\n").unwrap().split("\n\n");
+    let frames = frames.filter(|frame| !frame.is_empty());
+    frames.map(|frame| serde_json::from_str(frame.strip_prefix("data: ").unwrap()).unwrap()).collect()
+}
+
+#[tokio::test]
+async fn ids_come_with_log_probabilities_under_both_names() {
+    let served = Served::scripted(&["ab"]);
+    let body = request(&json!({ "logprobs": 0, "stop_token_ids": [98], "skip_special_tokens": false }));
+    let whole = served.send("POST", PATH, STRANGER, &body.to_string()).await.json();
+    assert_eq!((&whole["request_id"], &whole["model"]), (&json!("r1"), &json!("tiny")));
+    let choice = &whole["choices"][0];
+    assert_eq!(choice["token_ids"], json!([97, 98, IM_END]));
+    let content = choice["logprobs"]["content"].as_array().unwrap();
+    for (token, id) in content.iter().zip([97, 98, IM_END]) {
+        assert_eq!(token["token"], format!("token_id:{id}"));
+        assert_eq!((&token["token_id"], &token["logprob"]), (&json!(id), &json!(-0.5)));
+    }
+    assert_eq!((content.len(), &choice["finish_reason"]), (3, &json!("stop")));
+    // The end of a turn is no reason that the client gave.
+    assert_eq!(choice["stop_reason"], Value::Null);
+    assert_eq!(choice["weight_versions"], json!([{ "version": "0", "start": 0, "end": 3 }]));
+    assert_eq!((&whole["usage"]["prompt_tokens"], &whole["prompt_logprobs"]), (&json!(2), &Value::Null));
+    assert!(served.gateway.unknown_fields().is_empty(), "{:?}", served.gateway.unknown_fields());
+}
+
+#[tokio::test]
+async fn a_token_that_the_client_stops_at_is_the_reason() {
+    let served = Served::scripted(&["ab"]);
+    let body = request(&json!({ "stop_token_ids": [IM_END] }));
+    let whole = served.send("POST", PATH, STRANGER, &body.to_string()).await.json();
+    assert_eq!(whole["choices"][0]["stop_reason"], IM_END);
+    assert_eq!(whole["choices"][0]["logprobs"], Value::Null);
+}
+
+#[tokio::test]
+async fn a_stream_has_the_same_tokens_and_runs_of_versions_that_follow_each_other() {
+    let served = Served::simulated(12);
+    let mut body = request(&json!({ "n": 2, "logprobs": 1, "prompt_logprobs": 1, "seed": 7 }));
+    let whole = served.send("POST", PATH, STRANGER, &body.to_string()).await.json();
+    body["stream"] = true.into();
+    body["stream_options"] = json!({ "include_usage": true });
+    let chunks = chunks(&served.send("POST", PATH, STRANGER, &body.to_string()).await.text);
+    let prompt: Vec<&Value> = chunks.iter().filter(|chunk| !chunk["prompt_logprobs"].is_null()).collect();
+    assert_eq!(prompt.len(), 1);
+    assert_eq!(prompt[0]["prompt_logprobs"], whole["prompt_logprobs"]);
+    let known = whole["prompt_logprobs"].as_array().unwrap();
+    assert_eq!((known.len(), &known[0]), (2, &Value::Null));
+    assert!(known[1]["105"]["logprob"].as_f64().unwrap() < 0.0);
+    for index in 0..2 {
+        let parts = chunks.iter().flat_map(|chunk| chunk["choices"].as_array().unwrap());
+        let parts: Vec<&Value> = parts.filter(|part| part["index"] == index).collect();
+        let of = |name: &str| -> Vec<Value> {
+            parts.iter().flat_map(|part| part[name].as_array().unwrap().clone()).collect()
+        };
+        let ids = of("token_ids");
+        assert_eq!(Value::from(ids.clone()), whole["choices"][index]["token_ids"]);
+        let content = parts.iter().flat_map(|part| part["logprobs"]["content"].as_array().unwrap().clone());
+        let content: Vec<Value> = content.collect();
+        assert_eq!(Value::from(content), whole["choices"][index]["logprobs"]["content"]);
+        let mut next = 0;
+        for run in of("weight_versions") {
+            assert_eq!(run["start"], next);
+            next = run["end"].as_u64().unwrap();
+        }
+        assert_eq!(next as usize, ids.len());
+    }
+    assert_eq!(chunks.last().unwrap()["usage"], whole["usage"]);
+}
+
+#[tokio::test]
+async fn calls_of_an_attempt_are_recorded_as_ids() {
+    let served = Served::scripted(&["ab"]);
+    let path = format!("{}{PATH}", served.session.path());
+    let answer = served.post(&path, &request(&json!({}))).await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+    assert_eq!(served.paths().await, ["Hiab<|im_end|>"]);
+}
+
+#[tokio::test]
+async fn parameters_that_cannot_be_kept_are_refused_by_name() {
+    let served = Served::scripted(&["ab"]);
+    for (params, param) in [
+        (json!({ "logprobs": -1 }), "sampling_params.logprobs"),
+        (json!({ "prompt_logprobs": "all" }), "sampling_params.prompt_logprobs"),
+        (json!({ "bad_words": ["x"] }), "bad_words"),
+        (json!({ "allowed_token_ids": [1] }), "allowed_token_ids"),
+        (json!({ "n": 0 }), "n"),
+    ] {
+        let answer = served.send("POST", PATH, STRANGER, &request(&params).to_string()).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{params}: {}", answer.text);
+        assert_eq!(answer.json()["error"]["param"], param, "{}", answer.text);
+    }
+    let mut body = request(&json!({}));
+    body["output_mode"] = "text".into();
+    let answer = served.send("POST", PATH, STRANGER, &body.to_string()).await;
+    assert_eq!(answer.json()["error"]["param"], "output_mode");
+    // Names that nobody knows are counted.
+    let body = request(&json!({ "no_such_thing": 1 }));
+    assert_eq!(served.send("POST", PATH, STRANGER, &body.to_string()).await.status, StatusCode::OK);
+    assert_eq!(served.gateway.unknown_fields()["generate.sampling_params.no_such_thing"], 1);
+}
