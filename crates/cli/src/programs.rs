@@ -84,8 +84,8 @@ impl Started {
         Ok(Started { gateway, address, keeper })
     }
 
-    /// The program of an agent, which calls as all of these; the first is its own. It may give `rewards` where
-    /// a scorer takes them.
+    /// The program of an agent, which calls as all of these; the first is its own. It may give `rewards`
+    /// where a scorer takes them.
     pub fn program(
         &self,
         keys: &AgentKeys,

@@ -9,7 +9,6 @@
 //! belong to one attempt; once the server is interrupted, it prints how each of their prompts came about.
 
 #[path = "../src/scripted.rs"]
-#[expect(dead_code, reason = "texts are said without a pace here")]
 mod scripted;
 
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! One call from its admission to its record.
 //!
-//! A call is drawn by a task of its own, which writes a [`Transcript`]; whoever answers the client reads that.
-//! So a connection that breaks ends nothing at once, and what was drawn is recorded in any case.
+//! A call is drawn by a task of its own, which writes a [`Transcript`]; whoever answers the client reads
+//! that. So a connection that breaks ends nothing at once, and what was drawn is recorded in any case.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -76,8 +76,8 @@ struct Choice {
 }
 
 impl Gateway {
-    /// Begins a call. What comes of it is read from its transcript; a call that is not read any more is ended,
-    /// after some grace where it belongs to an attempt.
+    /// Begins a call. What comes of it is read from its transcript; a call that is not read any more is
+    /// ended, after some grace where it belongs to an attempt.
     ///
     /// # Errors
     /// When the request cannot be served: then nothing of it is recorded.

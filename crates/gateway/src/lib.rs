@@ -1,25 +1,25 @@
 //! The gateway: endpoints that agents and people already speak to, behind which every token is recorded.
 //!
 //! [`Gateway::router`] answers in the shapes of OpenAI's and Anthropic's APIs, and in those in which vLLM and
-//! SGLang take token ids. A call comes in one dialect and is read into a [`Call`]; what comes of it is written
-//! into a transcript of events, from which the dialect writes its answer, as a whole or as a stream.
+//! SGLang take token ids. A call comes in one dialect and is read into a [`Call`]; what comes of it is
+//! written into a transcript of events, from which the dialect writes its answer, as a whole or as a stream.
 //!
-//! A call that bears the key of a [`Session`] belongs to an attempt: its conversation is recognised and goes on
-//! with its exact ids (`dressage-conversation`), its stream of random numbers is that of its prompt, and when
-//! the session is closed all of its tokens are in a trajectory. Any other call stands for itself.
+//! A call that bears the key of a [`Session`] belongs to an attempt: its conversation is recognised and goes
+//! on with its exact ids (`dressage-conversation`), its stream of random numbers is that of its prompt, and
+//! when the session is closed all of its tokens are in a trajectory. Any other call stands for itself.
 //!
 //! Guarantees:
-//! - **Nothing is recorded for the wrong attempt.** Keys authenticate, ids in paths do not; a closed session's
-//!   key is told that it is over.
+//! - **Nothing is recorded for the wrong attempt.** Keys authenticate, ids in paths do not; a closed
+//!   session's key is told that it is over.
 //! - **What was drawn is recorded**, also of a call whose client went away or whose deadline passed.
-//! - **A call is drawn once.** A client that repeats a call whose connection broke before its end, or that says
-//!   it repeats one, joins the first; equal calls at once are calls of their own.
-//! - **Every wait has a deadline**, which does not count the time in which the sampler's device trains; a client
-//!   that waits gets a sign of life meanwhile.
+//! - **A call is drawn once.** A client that repeats a call whose connection broke before its end, or that
+//!   says it repeats one, joins the first; equal calls at once are calls of their own.
+//! - **Every wait has a deadline**, which does not count the time in which the sampler's device trains; a
+//!   client that waits gets a sign of life meanwhile.
 //! - **Errors** are in the shape of the API that was called, and name the field, its value and the way out.
 //!
-//! Not here: sampling (`dressage-policy` and what implements it), starting programs (`dressage-agent`), and what
-//! a reward is worth (`dressage-trainer`).
+//! Not here: sampling (`dressage-policy` and what implements it), starting programs (`dressage-agent`), and
+//! what a reward is worth (`dressage-trainer`).
 
 mod anthropic;
 mod call;

@@ -280,8 +280,8 @@ impl Writer {
         tokens.iter().map(one).collect()
     }
 
-    /// Adds the log-probabilities of the prompt from its token `start`, the first of which is null: SGLang does
-    /// not tell of it wherever it stands.
+    /// Adds the log-probabilities of the prompt from its token `start`, the first of which is null: SGLang
+    /// does not tell of it wherever it stands.
     fn add_prompt(&self, meta: &mut Value, prompt: &[Token]) {
         let known = self.start.and_then(|start| prompt.get(start..)).unwrap_or_default();
         let (mut list, mut tops) = (Vec::new(), Vec::new());

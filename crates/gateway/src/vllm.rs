@@ -1,7 +1,7 @@
 //! `/inference/v1/generate`: token ids in, token ids out, in vLLM's shape.
 //!
-//! Log-probabilities name their tokens in both ways that versions of vLLM have: `token` as `"token_id:ID"`, and
-//! `token_id`.
+//! Log-probabilities name their tokens in both ways that versions of vLLM have: `token` as `"token_id:ID"`,
+//! and `token_id`.
 
 use std::sync::Arc;
 

@@ -15,7 +15,6 @@
 //! been there.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use dressage_model::{ModelFiles, SpecialTokens};
 use serde::{Deserialize, Serialize};
@@ -24,39 +23,11 @@ use serde_json::{Map, Value};
 use crate::calls::{CallFormat, Parsed, RESPONSE, Syntax};
 use crate::describe::ToolPrompt;
 use crate::prepare::{CallForm, MessageForm, Preparation, Prepared};
+use crate::protocol::ToolSupport;
 use crate::reader::{Found, Part, Reader, Tags, thought_of};
 use crate::template::Rendering;
 use crate::thought::Thoughts;
-use crate::{ChatTemplate, Message, ReplyStream, Role, TextError, Tokenizer, ToolSpec, bare};
-
-/// How a model is told of tools and calls them.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ToolProtocol {
-    /// Decides by what the chat template prints for calls and tools; where it knows neither,
-    /// [`Hermes`](Self::Hermes). With any of the others, the template still describes the tools where it can.
-    #[default]
-    Auto,
-    /// A section of the system prompt, whatever the template knows, and calls as JSON between `<tool_call>`
-    /// tags.
-    Hermes,
-    /// The tags of Qwen3-Coder: `<tool_call><function=…><parameter=…>`.
-    QwenXml,
-    /// A reply in JSON, as of Llama 3.
-    Llama,
-    /// `[TOOL_CALLS]` and JSON.
-    Mistral,
-    /// The special tokens of DeepSeek V3, R1 and V3.1.
-    Deepseek,
-    /// `<tool_call>` with `<arg_key>` and `<arg_value>`, as of GLM 4.5.
-    Glm,
-    /// The special tokens of Kimi K2.
-    Kimi,
-    /// `<minimax:tool_call>` with `<invoke>`, as of MiniMax M2.
-    Minimax,
-    /// Messages on channels, as of gpt-oss.
-    Harmony,
-}
+use crate::{ChatTemplate, Message, Role, TextError, Tokenizer, ToolProtocol, ToolSpec, bare};
 
 /// Choices that the model leaves open.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -104,17 +75,6 @@ pub struct Chat {
     unwritable: Option<TextError>,
     pub(crate) end_of_turn: u32,
     pub(crate) stop_ids: Vec<u32>,
-}
-
-/// Ways of a template with tools.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ToolSupport {
-    /// Prints them and asks for calls in a format that is understood.
-    Native,
-    /// Prints them and asks for calls in another format.
-    Foreign,
-    /// Ignores them, or is to be kept from printing them.
-    None,
 }
 
 impl ChatOptions {
@@ -345,11 +305,6 @@ impl Chat {
         self.tokenizer.decode_keeping(reply, &self.said)
     }
 
-    /// A reply as it arrives, taken apart. `in_thought` says that the prompt has begun a thought.
-    pub fn stream(self: &Arc<Self>, in_thought: bool, tools: Arc<[ToolSpec]>) -> ReplyStream {
-        ReplyStream::new(self.clone(), tools, in_thought)
-    }
-
     /// The text of one token of a reply, as bytes.
     pub(crate) fn bytes_said(&self, id: u32) -> &[u8] {
         self.tokenizer.bytes_keeping(id, &self.said)
@@ -371,8 +326,8 @@ impl Chat {
         is_bare.then(|| bare::find(&parsed.content, tools)).flatten().unwrap_or(parsed)
     }
 
-    /// The thoughts of a reply without their tags: each trimmed, joined by line breaks. `in_thought` says that
-    /// the prompt has begun one.
+    /// The thoughts of a reply without their tags: each trimmed, joined by line breaks. `in_thought` says
+    /// that the prompt has begun one.
     pub fn thought(&self, said: &str, in_thought: bool) -> String {
         thought_of(&self.read(said, in_thought, &[]).0)
     }
@@ -463,14 +418,5 @@ impl Chat {
     ) -> Result<String, TextError> {
         let variables = &self.variables;
         self.template.render_guarded(Rendering { messages, tools, add_generation_prompt, variables }, guard)
-    }
-}
-
-/// The first characters of a text, for a message.
-pub(crate) fn excerpt(text: &str) -> String {
-    const LENGTH: usize = 60;
-    match text.char_indices().nth(LENGTH) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_string(),
     }
 }

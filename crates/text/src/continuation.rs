@@ -9,7 +9,7 @@
 
 use serde_json::Map;
 
-use crate::chat::excerpt;
+use crate::excerpt::excerpt;
 use crate::{Chat, Message, Role, TextError, ToolCall, ToolSpec};
 
 /// The text that stands for a reply while the template is asked what follows it.
@@ -22,8 +22,8 @@ const MARKED: &str = "text";
 const SOME_TOOL: &str = "tool";
 
 impl Chat {
-    /// The messages, with what the model wrote taken out. Where the template prints calls itself, a reply that
-    /// results follow calls the tools that answered: many templates print no result otherwise.
+    /// The messages, with what the model wrote taken out. Where the template prints calls itself, a reply
+    /// that results follow calls the tools that answered: many templates print no result otherwise.
     fn neutral(&self, messages: &[Message]) -> Vec<Message> {
         let mut shown: Vec<Message> = messages.to_vec();
         for at in 0..shown.len() {
@@ -40,8 +40,8 @@ impl Chat {
         shown
     }
 
-    /// Calls for the results that messages begin with. A result without a name is that of the call whose id it
-    /// has.
+    /// Calls for the results that messages begin with. A result without a name is that of the call whose id
+    /// it has.
     fn neutral_calls(&self, messages: &[Message], made: &[ToolCall]) -> Vec<ToolCall> {
         if self.takes_calls().is_none() {
             return Vec::new();

@@ -31,8 +31,8 @@
 //! developer. All of that is found out when a chat is made.
 //!
 //! Calls are read and written in the format of the model's family: that in which a call reads back that the
-//! template prints, or one that is asked for by name ([`ToolProtocol`]). A reply is taken apart by one reader,
-//! as a whole ([`Chat::parse`], [`Chat::thought`]) and as it arrives ([`Chat::stream`]).
+//! template prints, or one that is asked for by name ([`ToolProtocol`]). A reply is taken apart by one
+//! reader, as a whole ([`Chat::parse`], [`Chat::thought`]) and as it arrives ([`Chat::stream`]).
 //!
 //! A [`Vocabulary`] is a tokenizer's tokens for a sampler: their bytes, for stop strings, and grammars that
 //! hold a reply to a form.
@@ -54,6 +54,7 @@ mod continuation;
 mod continuation_tests;
 mod describe;
 mod error;
+mod excerpt;
 #[cfg(test)]
 mod families_tests;
 mod gguf;
@@ -64,6 +65,7 @@ mod message_tests;
 mod must_call;
 mod prepare;
 mod probe;
+mod protocol;
 mod python_json;
 mod reader;
 mod stream;
@@ -74,12 +76,13 @@ mod tokenizer;
 mod vocabulary;
 
 pub use calls::{Malformed, Parsed};
-pub use chat::{Chat, ChatOptions, ToolProtocol};
+pub use chat::{Chat, ChatOptions};
 pub use content::{Content, ContentPart};
 pub use describe::ToolPrompt;
 pub use dressage_model::TokenizerSource;
 pub use error::TextError;
 pub use message::{Message, Role, ToolCall, ToolSpec};
+pub use protocol::ToolProtocol;
 pub use stream::{Piece, ReplyStream, StreamDecoder};
 pub use template::{ChatTemplate, Rendering};
 pub use tokenizer::Tokenizer;

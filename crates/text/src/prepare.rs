@@ -6,8 +6,8 @@ use std::borrow::Cow;
 use serde_json::{Map, Value, json};
 
 use crate::calls::{RESPONSE, Syntax};
-use crate::chat::ToolSupport;
 use crate::describe::{ToolPrompt, describe_tools};
+use crate::protocol::ToolSupport;
 use crate::reader::{Found, Part, Reader, Tags, spans, thought_of};
 use crate::thought::ThoughtTags;
 use crate::{ContentPart, Message, Parsed, Role, TextError, Tokenizer, ToolCall, ToolSpec, python_json};

@@ -3,8 +3,9 @@
 use serde_json::{Map, Value, json};
 
 use crate::calls::CallFormat;
-use crate::chat::{ToolSupport, excerpt};
+use crate::excerpt::excerpt;
 use crate::prepare::{CallForm, MessageForm};
+use crate::protocol::ToolSupport;
 use crate::reader::{Reader, Tags};
 use crate::thought::{REASONING, Thoughts};
 use crate::{Chat, Message, Parsed, Role, TextError, ToolCall, ToolProtocol, ToolSpec};
@@ -218,8 +219,8 @@ impl Chat {
         syntax.writes(text) && matches!(&parsed.calls[..], [Ok(call)] if same(call))
     }
 
-    /// The format that a template speaks of, by the tags in its description of a tool, in its source and among
-    /// the special tokens.
+    /// The format that a template speaks of, by the tags in its description of a tool, in its source and
+    /// among the special tokens.
     fn marked_format(&self, described: &str) -> Option<CallFormat> {
         let source = self.template.source();
         let known = |tag: &str| source.contains(tag) || self.tokenizer.special(tag).is_some();

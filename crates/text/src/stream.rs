@@ -67,11 +67,11 @@ pub enum Piece {
 
 /// Takes a reply apart as it is drawn.
 ///
-/// All speech put together is [`Parsed::content`](crate::Parsed::content), all thought is
-/// [`Chat::thought`], and the calls are [`Parsed::calls`](crate::Parsed::calls), to the character and in
-/// order, white space trimmed: what may be white space at the end of a stretch is held back until more of it
-/// comes, and where speech or thought goes on after something else, it begins with a line break. Without these
-/// line breaks, all text put together is the text of the reply. The exceptions:
+/// All speech put together is [`Parsed::content`](crate::Parsed::content), all thought is [`Chat::thought`],
+/// and the calls are [`Parsed::calls`](crate::Parsed::calls), to the character and in order, white space
+/// trimmed: what may be white space at the end of a stretch is held back until more of it comes, and where
+/// speech or thought goes on after something else, it begins with a line break. Without these line breaks,
+/// all text put together is the text of the reply. The exceptions:
 ///
 /// - A tag that closes a thought which nobody opened comes as an aside. What arrived before as speech or as a
 ///   call cannot be taken back by then, although [`Chat::parse`] counts it to the thought.
@@ -126,8 +126,15 @@ impl Stretch {
     }
 }
 
+impl Chat {
+    /// A reply as it arrives, taken apart. `in_thought` says that the prompt has begun a thought.
+    pub fn stream(self: &Arc<Self>, in_thought: bool, tools: Arc<[ToolSpec]>) -> ReplyStream {
+        ReplyStream::new(self.clone(), tools, in_thought)
+    }
+}
+
 impl ReplyStream {
-    pub(crate) fn new(chat: Arc<Chat>, tools: Arc<[ToolSpec]>, in_thought: bool) -> Self {
+    fn new(chat: Arc<Chat>, tools: Arc<[ToolSpec]>, in_thought: bool) -> Self {
         ReplyStream {
             chat,
             tools,

@@ -238,8 +238,9 @@ impl Tokenizer {
         self.encode_guarded(text, None)
     }
 
-    /// The ids of a whole text, as models were trained to read one: special tokens count as themselves, and the
-    /// tokenizer's own beginning of a text comes first, where it adds one. For completions, not for messages.
+    /// The ids of a whole text, as models were trained to read one: special tokens count as themselves, and
+    /// the tokenizer's own beginning of a text comes first, where it adds one. For completions, not for
+    /// messages.
     pub fn encode_document(&self, text: &str) -> Vec<u32> {
         // An empty text is what is added alone.
         let mut ids =

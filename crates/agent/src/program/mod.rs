@@ -4,9 +4,9 @@
 //! behind which the gateway records every token. Whatever else it does is its own affair.
 //!
 //! Guarantees: the program gets the environment variables that are named for it, and no others. A deadline
-//! ends the program with everything that it has started, and so does the end of this process, however it comes
-//! (see [`keeper`]). What it prints is read to the end and kept in part, so no output blocks it or fills the
-//! memory. An attempt never fails the ones beside it: what breaks is in its [`Outcome`].
+//! ends the program with everything that it has started, and so does the end of this process, however it
+//! comes (see [`keeper`]). What it prints is read to the end and kept in part, so no output blocks it or
+//! fills the memory. An attempt never fails the ones beside it: what breaks is in its outcome.
 //!
 //! Not here: HTTP (`dressage-gateway`), and what a reward is worth.
 

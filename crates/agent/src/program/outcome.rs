@@ -111,8 +111,8 @@ fn cut(program: &Program, calls: &[Called]) -> Finish {
     }
 }
 
-/// The answer that a program's last line gives: that of `{"answer": …}`, or the line itself. A line that gives
-/// a reward alone is no answer.
+/// The answer that a program's last line gives: that of `{"answer": …}`, or the line itself. A line that
+/// gives a reward alone is no answer.
 fn answer(line: Option<&str>) -> Option<String> {
     let line = line?;
     match serde_json::from_str::<Value>(line) {

@@ -197,8 +197,8 @@ impl Taken {
         (&mut self.done).await.unwrap_or_else(|_| gone())
     }
 
-    /// Tells the worker that the attempt is over. One that does not let go of it is ended, with all that it has
-    /// under way.
+    /// Tells the worker that the attempt is over. One that does not let go of it is ended, with all that it
+    /// has under way.
     pub(super) async fn stop(&mut self) {
         let line = format!("{}\n", json!({ "attempt": self.attempt, "stop": true }));
         let tell = async { self.worker.line.lock().await.write(&line).await };

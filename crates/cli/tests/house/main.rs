@@ -48,8 +48,7 @@ const ROOMS: [(&str, &[&str]); 14] = [
 ];
 
 /// Files that may lead to each other, and why is said in ARCHITECTURE.md.
-const CIRCLES: [(&str, &[&str]); 6] = [
-    ("text", &["chat", "continuation", "prepare"]),
+const CIRCLES: [(&str, &[&str]); 5] = [
     ("trainer", &["phase", "phase::rl", "phase::sft", "trainer"]),
     ("trainer", &["checkpoint", "folder", "origin"]),
     ("trainer", &["credit", "plan", "signals"]),

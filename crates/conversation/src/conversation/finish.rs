@@ -86,8 +86,8 @@ fn ends(index: &Index) -> Vec<NodeId> {
 }
 
 /// How many of these paths are looked at, given how many messages each has, the longest first, and how many
-/// messages there are in all. Looking at one takes work by its length. All together may take four times that of
-/// the longest, and once that of all messages, so that forks which share little are all seen.
+/// messages there are in all. Looking at one takes work by its length. All together may take four times that
+/// of the longest, and once that of all messages, so that forks which share little are all seen.
 fn affordable(depths: impl Iterator<Item = usize>, messages: usize) -> usize {
     const SHARE: usize = 4;
     let mut depths = depths.peekable();

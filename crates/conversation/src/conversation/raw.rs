@@ -9,9 +9,9 @@ use crate::tokens::{Owner, Place};
 
 impl Conversation {
     /// Records a prompt of ids, and the reply that was sampled for it. As much of the prompt as is recorded
-    /// already, sampled tokens included, is not recorded again: the longest path of this agent and policy that
-    /// it begins with goes on, or forks where the two part. Work grows with the length of the prompt and the
-    /// number of segments.
+    /// already, sampled tokens included, is not recorded again: the longest path of this agent and policy
+    /// that it begins with goes on, or forks where the two part. Work grows with the length of the prompt and
+    /// the number of segments.
     ///
     /// # Errors
     /// When the numbers of tokens, log-probabilities and versions of the reply differ.

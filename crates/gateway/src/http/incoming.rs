@@ -68,7 +68,8 @@ impl FromRequest<Gateway> for Incoming {
     }
 }
 
-/// The key of a request: `Authorization: Bearer`, as OpenAI's clients send it, or `x-api-key`, as Anthropic's.
+/// The key of a request: `Authorization: Bearer`, as OpenAI's clients send it, or `x-api-key`, as
+/// Anthropic's.
 fn key_of(headers: &HeaderMap) -> Option<String> {
     let text = |name: &str| headers.get(name)?.to_str().ok();
     let bearer = text("authorization").and_then(|value| {

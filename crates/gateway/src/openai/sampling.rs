@@ -126,8 +126,8 @@ const IGNORED: [&str; 32] = [
     "web_search_options",
 ];
 
-/// Fields that would change what is sampled, rendered or told, and that are not supported; with the value that
-/// changes nothing.
+/// Fields that would change what is sampled, rendered or told, and that are not supported; with the value
+/// that changes nothing.
 const REFUSED: [(&str, Value); 33] = [
     ("add_generation_prompt", Value::Bool(true)),
     ("add_special_tokens", Value::Bool(false)),

@@ -34,8 +34,8 @@ const GUIDED: [(&str, &str); 5] = [
     ("guided_json_object", "json_object"),
 ];
 
-/// The form that `structured_outputs`, or one of the `guided_…` before it, asks for; these are taken out of the
-/// rest.
+/// The form that `structured_outputs`, or one of the `guided_…` before it, asks for; these are taken out of
+/// the rest.
 ///
 /// # Errors
 /// When a value is no form, or several are asked for.

@@ -74,8 +74,8 @@ pub(crate) struct Tokens {
     pub versions: bool,
 }
 
-/// Versions of the weights that drew `tokens`, the first of which is number `start` of its reply: runs, as vLLM
-/// tells of them.
+/// Versions of the weights that drew `tokens`, the first of which is number `start` of its reply: runs, as
+/// vLLM tells of them.
 pub(crate) fn weight_versions(tokens: &[Token], start: usize) -> Value {
     let mut start = start;
     let runs = tokens.chunk_by(|a, b| a.version == b.version).map(|run| {

@@ -182,8 +182,8 @@ impl Call {
         }
     }
 
-    /// Takes log-probabilities of the prompt, of which the member has told `read` before; hands out those that
-    /// no other member has told.
+    /// Takes log-probabilities of the prompt, of which the member has told `read` before; hands out those
+    /// that no other member has told.
     fn scores(&mut self, read: usize, mut logprobs: Vec<f32>, mut top: Vec<TopLogprobs>) {
         let known = self.scored.saturating_sub(read).min(logprobs.len());
         logprobs.drain(..known);

@@ -1,7 +1,8 @@
 //! Tool calls of DeepSeek V3, R1 and V3.1: special tokens around each call and around all calls of a turn.
 //!
 //! - V3 and R1 write `function<｜tool▁sep｜>NAME` and the arguments in a fence of JSON below it; V3.1 writes
-//!   `NAME<｜tool▁sep｜>` and the arguments. Both are read; the one that the model's template prints is written.
+//!   `NAME<｜tool▁sep｜>` and the arguments. Both are read; the one that the model's template prints is
+//!   written.
 //! - Tags inside of JSON strings are text. A call that is not JSON ends at the next tag.
 
 use std::ops::Range;

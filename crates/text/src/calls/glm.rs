@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use super::values::{between, call_of, plain};
 use super::{Body, Fault, Mark, Syntax, Written};
-use crate::chat::excerpt;
+use crate::excerpt::excerpt;
 use crate::{ToolCall, ToolSpec};
 
 const OPEN: &str = "<tool_call>";

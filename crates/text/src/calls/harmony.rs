@@ -1,5 +1,6 @@
 //! Replies of gpt-oss, which come in messages: a header with a channel, and a recipient where a tool is
-//! called, up to `<|message|>`; then thought (channel `analysis`), speech, or the arguments of a call in JSON.
+//! called, up to `<|message|>`; then thought (channel `analysis`), speech, or the arguments of a call in
+//! JSON.
 //!
 //! - The prompt has written `<|start|>assistant`, so a reply begins with a channel or with ` to=`.
 //! - A message with a recipient is a call, whatever its channel. Its tool loses the prefix `functions.`.
@@ -114,7 +115,8 @@ impl Syntax for Harmony {
     fn fault(&self, text: &str, _: bool, _: &[ToolSpec]) -> Option<String> {
         let Some((header, body)) = text.split_once(MESSAGE) else {
             let tagged = text.starts_with("<|");
-            return tagged.then(|| format!("{MESSAGE} is missing behind {:?}", crate::chat::excerpt(text)));
+            return tagged
+                .then(|| format!("{MESSAGE} is missing behind {:?}", crate::excerpt::excerpt(text)));
         };
         recipient(header)?;
         let body = self.closes().iter().find_map(|close| body.strip_suffix(close)).unwrap_or(body);

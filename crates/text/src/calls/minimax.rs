@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use super::values::{between, call_of, plain};
 use super::{Body, Fault, Mark, Syntax, Written};
-use crate::chat::excerpt;
+use crate::excerpt::excerpt;
 use crate::{ToolCall, ToolSpec};
 
 const SECTION: [&str; 2] = ["<minimax:tool_call>", "</minimax:tool_call>"];

@@ -84,7 +84,10 @@ impl Syntax for Mistral {
         Some(match rest.find(['[', '{']) {
             None if rest.trim().is_empty() => format!("there is no call behind {OPEN}"),
             None => {
-                format!("{ARGUMENTS} and the arguments are missing behind {:?}", crate::chat::excerpt(rest))
+                format!(
+                    "{ARGUMENTS} and the arguments are missing behind {:?}",
+                    crate::excerpt::excerpt(rest)
+                )
             }
             Some(_) => {
                 let json = rest.split_once(ARGUMENTS).map_or(rest, |(_, json)| json);

@@ -1,5 +1,5 @@
-//! Tool calls of Qwen3-Coder and Qwen 3.5: tags for the tool and for each parameter, between `<tool_call>` and
-//! `</tool_call>`.
+//! Tool calls of Qwen3-Coder and Qwen 3.5: tags for the tool and for each parameter, between `<tool_call>`
+//! and `</tool_call>`.
 //!
 //! - Values are typed by the tool's schema (`values.rs`), without the line breaks that stand around them.
 //! - A call ends with `</tool_call>`, or where the next one begins. The tags around it may be missing, which
@@ -12,7 +12,7 @@ use std::ops::Range;
 use super::tags::opening;
 use super::values::{between, call_of, plain};
 use super::{Body, Fault, Mark, Syntax, Written};
-use crate::chat::excerpt;
+use crate::excerpt::excerpt;
 use crate::{ToolCall, ToolSpec};
 
 const OPEN: &str = "<tool_call>";

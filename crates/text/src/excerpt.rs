@@ -1,0 +1,10 @@
+//! Beginnings of texts, for messages.
+
+/// The first characters of a text, for a message.
+pub(crate) fn excerpt(text: &str) -> String {
+    const LENGTH: usize = 60;
+    match text.char_indices().nth(LENGTH) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_string(),
+    }
+}
