@@ -175,6 +175,27 @@ fn histories_that_clients_write_out_again_are_repeated() {
 }
 
 #[test]
+fn a_reply_that_comes_back_in_pieces_is_repeated() {
+    let mut talk = talk();
+    let (messages, ..) = recorded(&mut talk);
+    let want = talk.prepare(&messages).prompt;
+    let calls = messages[2].tool_calls.iter().map(|call| Message::calls("", vec![call.clone()]));
+    let text = Message::assistant(messages[2].content.clone());
+    let by_call = [vec![text.clone()], calls.collect()].concat();
+    let by_kind = vec![text, Message::calls("", messages[2].tool_calls.clone())];
+    for pieces in [by_kind, by_call] {
+        let sent = [&messages[..2], &pieces, &messages[3..]].concat();
+        let prepared = talk.prepare(&sent);
+        assert_eq!((prepared.origin, prepared.repeated.to_reply), (Origin::Continued, 5 + pieces.len()));
+        assert!(prepared.prompt == want);
+        // One of them with another text is no piece of it.
+        let mut other = sent;
+        other[2].content = "Let us see.".into();
+        assert_eq!(talk.prepare(&other).origin, forked(2, Reason::CallsAsText));
+    }
+}
+
+#[test]
 fn thoughts_are_left_out_only_where_there_were_some() {
     for (thought, unsaid) in [("", 0), ("<think>two sums</think>", 1)] {
         let mut talk = talk();
@@ -384,6 +405,16 @@ fn calls_that_come_back_elsewhere_are_merged_or_reordered() {
     reordered.swap(3, 5);
     assert_eq!(talk.prepare(&reordered).origin, forked(2, Reason::Reordered));
     assert_eq!(talk.prepare(&messages).origin, Origin::Continued);
+    // An answer before the call that led to it; and in place of that call.
+    let (_, answer) = talk.say(&messages, "Three sums.");
+    messages.push(answer.message());
+    messages.push(Message::user("And then?"));
+    let mut early = messages.clone();
+    let answer = early.remove(8);
+    early.insert(6, answer);
+    assert_eq!(talk.prepare(&early).origin, forked(6, Reason::Reordered));
+    early.drain(7..9);
+    assert_eq!(talk.prepare(&early).origin, forked(6, Reason::Shortened));
 }
 
 #[test]

@@ -264,35 +264,39 @@ impl Index {
         let none = std::cmp::Reverse(0);
         let start =
             Hit { to_reply: 0, messages: 0, by_id: 0, trimmed: none, unsaid: none, reply: None, node: *node };
-        let (mut best, mut front) = (start, vec![start]);
-        for (message, form) in asked {
-            let mut next = Vec::new();
-            for hit in &front {
-                let mut found = self.repeated(hit, form, form.loose);
+        let mut best = start;
+        // Histories by how many of the messages they repeat.
+        let mut fronts = vec![Vec::new(); asked.len() + 1];
+        fronts[0].push(start);
+        for (at, (message, form)) in asked.iter().enumerate() {
+            for hit in std::mem::take(&mut fronts[at]) {
+                let (mut found, mut length) = (self.repeated(&hit, form, 1), 1);
                 if found.is_empty()
                     && let Some(apart) = Form::taken_apart(message, format.chat(), tools)
                 {
-                    found = self.repeated(hit, &apart, apart.loose);
+                    found = self.repeated(&hit, &apart, 1);
                 }
-                next.append(&mut found);
-            }
-            best = next.iter().copied().fold(best, Hit::max);
-            front = next;
-            if front.is_empty() {
-                break;
+                if found.is_empty()
+                    && let Some((joined, pieces)) =
+                        Form::joined(asked[at..].iter().map(|(message, _)| *message))
+                {
+                    (found, length) = (self.repeated(&hit, &joined, pieces), pieces);
+                }
+                best = found.iter().copied().fold(best, Hit::max);
+                fronts[at + length].append(&mut found);
             }
         }
         best
     }
 
-    /// The histories that a message makes of one.
-    fn repeated(&self, hit: &Hit, form: &Form, key: Key) -> Vec<Hit> {
-        let below = self.saying(hit.node, key).iter();
-        below.filter_map(|&node| self.with(hit, form, node)).collect()
+    /// The histories that a form of so many messages makes of one.
+    fn repeated(&self, hit: &Hit, form: &Form, length: usize) -> Vec<Hit> {
+        let below = self.saying(hit.node, form.loose).iter();
+        below.filter_map(|&node| self.with(hit, form, length, node)).collect()
     }
 
-    fn with(&self, hit: &Hit, form: &Form, node: NodeId) -> Option<Hit> {
-        let messages = hit.messages + 1;
+    fn with(&self, hit: &Hit, form: &Form, length: usize, node: NodeId) -> Option<Hit> {
+        let messages = hit.messages + length;
         let mut hit = Hit { messages, node, ..*hit };
         let exact = match &self.node(node).kind {
             NodeKind::Root => return None,

@@ -4,7 +4,7 @@
 use dressage_text::{Message, Role};
 use serde::{Deserialize, Serialize};
 
-use crate::index::{Hit, Index, NodeId, Party, Root};
+use crate::index::{Hit, Index, NodeId, Party, Root, Said};
 use crate::said::Form;
 
 /// How a prompt came about.
@@ -120,7 +120,8 @@ impl Index {
         if form.role == Role::Assistant {
             let Root { format, tools, .. } = &self.roots[root];
             let apart = Form::taken_apart(message, format.chat(), tools);
-            return fork(at, self.why_no_reply(root, hit.node, apart.as_ref().unwrap_or(form)));
+            let form = apart.as_ref().unwrap_or(form);
+            return fork(at, self.why_no_reply(root, hit.node, form, &asked[at + 1..]));
         }
         if at == 0 && self.other_system(hit.node, form, asked.get(1)) {
             return fork(at, Reason::System);
@@ -160,8 +161,8 @@ impl Index {
             })
     }
 
-    /// Why an assistant's message is no reply that was recorded below `above`.
-    fn why_no_reply(&self, root: usize, above: NodeId, form: &Form) -> Reason {
+    /// Why an assistant's message is no reply that was recorded below `above`; `rest` follows it.
+    fn why_no_reply(&self, root: usize, above: NodeId, form: &Form, rest: &[(&Message, Form)]) -> Reason {
         let here: Vec<NodeId> =
             self.node(above).children.iter().copied().filter(|&child| self.said(child).is_some()).collect();
         let callers = self.callers(root, &form.ids);
@@ -181,8 +182,9 @@ impl Index {
             };
         }
         let said = || here.iter().filter_map(|&child| self.said(child));
+        let comes_later = |said: &Said| rest.iter().any(|(_, form)| form.loose == said.shown.loose);
         if self.said_below(root, above, form.loose) && !self.thinks_otherwise(above, form) {
-            Reason::Shortened
+            if said().any(comes_later) { Reason::Reordered } else { Reason::Shortened }
         } else if here.is_empty() {
             Reason::Unrecorded
         } else if self.thinks_otherwise(above, form) {

@@ -2,8 +2,8 @@
 //! again.
 //!
 //! Guarantees: content counts as one text, absent or empty alike; calls count by name and arguments,
-//! arguments as JSON values with keys in any order and numbers by value (4.0 is 4); ids of calls and other
-//! fields do not count. A form is computed in one pass over the message, and compared as a hash of 128 bits.
+//! arguments as JSON values with keys in any order and numbers by value (4.0 is 4); instructions count alike as
+//! the system's and as a developer's; ids of calls and other fields do not count. A form is computed in one pass over the message, and compared as a hash of 128 bits.
 
 use dressage_text::{Chat, Message, Role, ToolCall, ToolSpec};
 use serde_json::{Number, Value};
@@ -69,6 +69,22 @@ impl Form {
         Some(Form { ids, ..Form::new(Role::Assistant, &content, &calls, thought) })
     }
 
+    /// The form of a reply that begins these messages in pieces, and the number of its messages: some clients
+    /// send text and calls apart, or each call in a message of its own. `None` where it is whole.
+    pub(crate) fn joined<'a>(messages: impl IntoIterator<Item = &'a Message>) -> Option<(Self, usize)> {
+        let mut messages = messages.into_iter().take_while(|message| message.role == Role::Assistant);
+        let mut whole = messages.next()?.clone();
+        let mut length = 1;
+        for piece in messages.take_while(|piece| piece.content.is_empty() && !piece.tool_calls.is_empty()) {
+            whole.tool_calls.extend(piece.tool_calls.iter().cloned());
+            if whole.reasoning_content.is_none() {
+                whole.reasoning_content.clone_from(&piece.reasoning_content);
+            }
+            length += 1;
+        }
+        (length > 1).then(|| (Form::of(&whole), length))
+    }
+
     fn new(role: Role, content: &str, calls: &[ToolCall], thought: Option<String>) -> Self {
         let mut of_calls = Hash::default();
         for call in calls {
@@ -79,7 +95,7 @@ impl Form {
         let calls_key = of_calls.0.digest128();
         let key = |content: &str| {
             let mut hash = Hash::default();
-            hash.text(role.as_str());
+            hash.text(if role.instructs() { Role::System } else { role }.as_str());
             hash.text(content);
             hash.number_of(calls.len());
             hash.bytes(&calls_key.to_le_bytes());
@@ -276,6 +292,35 @@ mod tests {
         assert_eq!(one.ids, ["x"]);
         let [trimmed, outer] = ["a  b", " a  b\n"].map(|text| Form::of(&Message::user(text)));
         assert!(trimmed.loose == outer.loose && trimmed.exact != outer.exact && trimmed.has_content);
+    }
+
+    #[test]
+    fn instructions_count_alike_under_both_roles() {
+        let [system, developer, user] =
+            ["system", "developer", "user"].map(|role| read(json!({"role": role, "content": " Be brief."})));
+        assert_eq!((system.loose, system.exact), (developer.loose, developer.exact));
+        assert_ne!(system.loose, user.loose);
+    }
+
+    #[test]
+    fn a_reply_in_pieces_is_put_together() {
+        let thinks = |message| Message { reasoning_content: Some("hm".into()), ..message };
+        let (one, two) = (call("a", r#"{"a": 1}"#), call("b", r#"{"a": 2}"#));
+        let whole = Form::of(&thinks(Message::calls(" So", vec![one.clone(), two.clone()])));
+        let (text, first) = (Message::assistant(" So"), Message::calls("", vec![one.clone()]));
+        let second = Message::calls("", vec![two]);
+        for pieces in [
+            vec![thinks(text.clone()), first.clone(), second.clone(), Message::tool("1")],
+            vec![text.clone(), thinks(first.clone()), second.clone(), text.clone()],
+            vec![thinks(Message::calls(" So", vec![one])), second, Message::user("?")],
+        ] {
+            let length = pieces.len() - 1;
+            assert_eq!(Form::joined(&pieces), Some((whole.clone(), length)), "{pieces:?}");
+        }
+        assert_eq!(Form::joined(&[text.clone(), text.clone()]), None);
+        assert_eq!(Form::joined(&[Message::user(" So"), first.clone()]), None);
+        assert_eq!(Form::joined(&[text, Message::tool("1"), first]), None);
+        assert_eq!(Form::joined(&[]), None);
     }
 
     #[test]

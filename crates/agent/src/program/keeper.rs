@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::process::{ChildStdin, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, wait as any};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, wait};
 use serde::Deserialize;
 
 /// How long a program may take to end in good order after SIGTERM.
@@ -76,11 +76,11 @@ pub fn keep() -> ExitCode {
             std::thread::sleep(Duration::from_millis(20));
         }
     });
-    let code = wait(leader);
+    let code = outlive(leader);
     // Whatever it has left behind.
     while !descendants().is_empty() {
         end(leader, Signal::KILL);
-        while matches!(any(WaitOptions::NOHANG), Ok(Some(_))) {}
+        while matches!(wait(WaitOptions::NOHANG), Ok(Some(_))) {}
         std::thread::sleep(Duration::from_millis(2));
     }
     ExitCode::from(code)
@@ -110,9 +110,10 @@ fn failed(why: &str) -> ExitCode {
 }
 
 /// Waits for the program, and takes leave of others that end meanwhile.
-fn wait(leader: Pid) -> u8 {
+fn outlive(leader: Pid) -> u8 {
     loop {
-        match any(WaitOptions::empty()) {
+        // For any child: `waitpid(None)` is for those of this process' own group, of which there are none.
+        match wait(WaitOptions::empty()) {
             Ok(Some((pid, status))) if pid == leader => {
                 let signal = status.terminating_signal().map(|signal| 128 + signal);
                 return status.exit_status().or(signal).unwrap_or(1) as u8;

@@ -9,5 +9,6 @@ mod elsewhere;
 mod life;
 mod logging;
 mod policies;
+mod programs;
 mod supervise;
 mod support;

@@ -1,0 +1,275 @@
+"""Real clients as agents: every token that they were told is in the record once, and training gives its log-probability to the bit.
+
+Each set-up is a program under `clients/` with a published package: a tool agent with a calculator in its own process and two questions of a
+user, started for each attempt by `[agent] kind = "program"`. One step of GRPO is trained over its attempts, which it earns differently, so that
+each is learnt from. Checked, from `run.db` and `metrics.jsonl`:
+
+- the attempts are whole: no program broke, no call was refused;
+- the sampled tokens in the tree are those of the answered calls, each segment once;
+- the step trains all of them (`training/targets`), and recomputes the log-probability of every one to the bit (`training/logprob_mismatch` 0);
+- a prompt that forked has a reason, which is printed.
+
+The model must call tools at times: SmolLM2 does after a little imitation (`--model`, a checkpoint of a run whose agent has the calculator of
+recipes/bring-your-own-agent). Packages are installed into `--environments` where they are not there yet: several GB for all.
+"""
+
+import argparse
+import collections
+import json
+import os
+import shutil
+import sqlite3
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PYTHON = {
+    "openai": ["openai==3.57.0"],
+    "anthropic": ["anthropic==2.14.0"],
+    "litellm": ["litellm==1.110.2"],
+    "langgraph": ["langgraph==1.2.24", "langchain==1.5.2", "langchain-openai==1.7.4", "langchain-anthropic==1.7.10"],
+    "openai-agents": ["openai-agents==0.24.0"],
+    "agentscope": ["agentscope==2.0.11"],
+    "autogen": ["autogen-agentchat==0.7.5", "autogen-ext[openai]==0.7.5"],
+    "mini-swe-agent": ["mini-swe-agent==2.4.6"],
+}
+NODE = [
+    "openai@6.49.0",
+    "@anthropic-ai/sdk@1.14.0",
+    "ai@6.0.326",
+    "@ai-sdk/openai@3.0.141",
+    "@ai-sdk/openai-compatible@2.0.92",
+    "@ai-sdk/anthropic@3.0.140",
+    "zod@4.6.7",
+]
+# The environment, the program, its modes.
+SETUPS = [
+    ("", "plain.py", [""]),
+    ("openai", "openai_chat.py", ["whole", "stream"]),
+    ("openai", "openai_responses.py", ["whole", "stream", "previous"]),
+    ("node", "openai_chat.mjs", ["whole", "stream"]),
+    ("anthropic", "anthropic_messages.py", ["whole", "stream"]),
+    ("node", "anthropic_messages.mjs", ["whole", "stream"]),
+    ("litellm", "litellm_chat.py", ["whole", "stream", "messages"]),
+    ("langgraph", "langgraph_agent.py", ["chat", "stream", "messages"]),
+    ("openai-agents", "openai_agents.py", ["chat", "chat-stream", "responses", "responses-stream"]),
+    ("agentscope", "agentscope_agent.py", ["whole", "stream"]),
+    ("autogen", "autogen_agent.py", ["whole", "stream"]),
+    ("node", "ai_sdk.mjs", ["chat", "compatible", "compatible-stream", "responses", "messages"]),
+    ("mini-swe-agent", "mini_swe_agent.py", ["chat"]),
+]
+RECIPE = """
+[run]
+name = "client"
+folder = "run"
+checkpoint_every = 0
+
+[model]
+source = "{model}"
+context = {context}
+lora = {{ rank = 1 }}
+
+[engine]
+micro_batch_tokens = {context}
+
+[[tasks]]
+kind = "arithmetic"
+operands = 2
+min_digits = 1
+max_digits = 3
+words = 0.0
+stories = false
+train = 50
+
+[agent]
+kind = "program"
+command = {command}
+tools = ["calculator"]
+protocol = "hermes"
+tool_prompt = "compact"
+max_turns = {turns}
+max_tokens = 800
+attempt_seconds = 300
+
+[reward]
+scorer = {{ kind = "program", from = "last_line" }}
+
+[eval]
+tasks = 0
+
+[[phase]]
+kind = "rl"
+steps = 1
+groups = 1
+group_size = {attempts}
+temperature = 1.3
+learning_rate = 1e-6
+"""
+
+
+def interpreter(environments, name):
+    """The program that runs a set-up's, installed with its packages where it is not."""
+    if not name:
+        return sys.executable
+    if name == "node":
+        folder = environments / "node"
+        if not (folder / "node_modules").is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
+            install = ["npm", "install", "--prefix", folder, "--no-audit", "--no-fund", *NODE]
+            subprocess.run(install, check=True, stdout=subprocess.DEVNULL)
+        return shutil.which("node")
+    python = environments / name / "bin/python"
+    if not python.is_file():
+        subprocess.run([sys.executable, "-m", "venv", environments / name], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *PYTHON[name]], check=True)
+    return str(python)
+
+
+def run(arguments, environment, program, mode, folder):
+    """Trains a step with a client; the reason why that failed, if it did."""
+    folder.mkdir(parents=True)
+    shutil.copytree(ROOT / "conformance/clients", folder, dirs_exist_ok=True)
+    command = [interpreter(arguments.environments, environment), program, *mode.split()]
+    if environment == "node":
+        # A module finds its packages beside itself.
+        (folder / "node_modules").symlink_to(arguments.environments / "node/node_modules")
+    coding = environment == "mini-swe-agent"
+    recipe = RECIPE.format(
+        model=arguments.model,
+        command=json.dumps(command),
+        attempts=arguments.attempts,
+        context=4096 if coding else 1536,
+        turns=12,
+    )
+    (folder / "recipe.toml").write_text(recipe)
+    train = [arguments.dressage, "train", "recipe.toml", "--log", "info", "--log-file", "log.txt"]
+    done = subprocess.run(train, cwd=folder, capture_output=True, text=True, timeout=1800, env=os.environ)
+    return None if done.returncode == 0 else (done.stderr.strip() or done.stdout).splitlines()[-1]
+
+
+def said(line):
+    """The last line of a program, where it came so far."""
+    try:
+        return json.loads(line)
+    except (TypeError, ValueError):
+        return {}
+
+
+def sampled_of(db, attempt):
+    """The replies of an attempt: turn, ids before it, its ids, number of its log-probabilities."""
+    rows = db.execute(
+        "SELECT s.id, parent, after, kind, turn, coalesce(s.tokens, p.tokens), length(logprobs) / 4 FROM segments s "
+        "LEFT JOIN prompts p ON p.id = s.prompt WHERE attempt = ? ORDER BY s.id",
+        (attempt,),
+    )
+    paths, lengths, sampled = {None: ()}, {}, []
+    for segment, parent, after, kind, turn, blob, logprobs in rows:
+        tokens, before = struct.unpack(f"<{len(blob) // 4}I", blob), paths[parent]
+        if after is not None:
+            # So many of the parent's own tokens come before.
+            above = len(before) - lengths[parent]
+            before = before[: above + after]
+        paths[segment], lengths[segment] = before + tokens, len(tokens)
+        if kind == "sampled":
+            sampled.append((turn, before, tokens, logprobs))
+    return sampled
+
+
+def checked(folder):
+    """What a run has recorded, and what of it is wrong."""
+    db = sqlite3.connect(f"file:{folder / 'run/run.db'}?mode=ro", uri=True)
+    rows = db.execute("SELECT id, outcome, status FROM attempts WHERE purpose = 'train'").fetchall()
+    counts, forked, wrong, targets, distinct = collections.Counter(), collections.Counter(), [], 0, set()
+    for attempt, outcome, status in rows:
+        outcome = json.loads(outcome)
+        program = outcome["evidence"].get("program", {})
+        segments = sampled_of(db, attempt)
+        sampled, turns = sum(len(tokens) for _, _, tokens, _ in segments), {turn for turn, *_ in segments}
+        if outcome.get("error"):
+            wrong.append(outcome["error"])
+        if program.get("refused"):
+            wrong.append(f"refused: {program['refused']}")
+        if status != "completed" and not outcome.get("error"):
+            wrong.append(f"an attempt is {status}: {outcome['finish']}")
+        if sampled != outcome["sampled_tokens"] or any(len(tokens) != logprobs for *_, tokens, logprobs in segments):
+            wrong.append(f"{sampled} sampled tokens in the tree, {outcome['sampled_tokens']} were drawn")
+        if not len(segments) == len(turns) == outcome["turns"]:
+            wrong.append(f"{len(segments)} replies in the tree, {outcome['turns']} calls were answered")
+        forks = program.get("forks", {})
+        counts["attempts"] += 1
+        counts["calls"] += outcome["turns"]
+        counts["began"] += forks.get("began", 0)
+        counts["continued"] += forks.get("continued", 0)
+        counts["trimmed"] += forks.get("trimmed", 0)
+        counts["tokens"] += sampled
+        counts["tool calls"] += said(program.get("last_line")).get("tools", 0)
+        forked.update(forks.get("forked", {}))
+        if status == "completed":
+            targets += sampled
+            distinct.update(before + tokens[: at + 1] for _, before, tokens, _ in segments for at in range(len(tokens)))
+        if (
+            forks.get("began", 0) + forks.get("continued", 0) + sum(forks.get("forked", {}).values())
+            != outcome["turns"]
+        ):
+            wrong.append(f"{outcome['turns']} calls, but {forks}")
+    metrics = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+    last = [line for line in metrics if "training/logprob_mismatch" in line]
+    if not last:
+        return counts, forked, [*wrong, "nothing was trained"]
+    mismatch, trained = last[-1]["training/logprob_mismatch"], last[-1]["training/targets"]
+    if mismatch != 0:
+        wrong.append(f"{mismatch:.0f} log-probabilities differ, by up to {last[-1]['training/logprob_mismatch_max']}")
+    # What attempts have in common is computed once.
+    if not len(distinct) <= trained <= targets:
+        wrong.append(f"{trained:.0f} of {len(distinct)} tokens were trained")
+    return counts, forked, wrong
+
+
+def report(name, counts, forked, wrong):
+    """Prints what became of a set-up; whether something is wrong."""
+    told = ", ".join(f"{count} {what}" for what, count in counts.items())
+    reasons = "".join(f", forked {count} {reason}" for reason, count in forked.items())
+    print(f"{'FAIL' if wrong else 'ok  '} {name:36} {told}{reasons}", *wrong, sep="\n       ", flush=True)
+    return bool(wrong)
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--model", type=Path, help="a checkpoint that calls the calculator")
+    p.add_argument("--environments", type=Path, help="a folder for the clients' packages")
+    p.add_argument("--folder", type=Path, help="a folder for the runs; those that are right are removed")
+    p.add_argument("--attempts", type=int, default=4, help="of each client")
+    p.add_argument("--only", default="", help="set-ups whose names contain this")
+    p.add_argument("--dressage", type=Path, default=ROOT / "target/release/dressage")
+    p.add_argument("--check", type=Path, metavar="FOLDER", help="check the run in FOLDER/run, and start nothing")
+    arguments = p.parse_args()
+    if arguments.check:
+        sys.exit(int(report(arguments.check.name, *checked(arguments.check))))
+    for name in ("model", "environments", "folder", "dressage"):
+        if getattr(arguments, name) is None:
+            p.error(f"--{name} is needed")
+        setattr(arguments, name, getattr(arguments, name).resolve())
+    failures = 0
+    for environment, program, modes in SETUPS:
+        for mode in modes:
+            name = f"{program} {mode}".strip()
+            if arguments.only not in name:
+                continue
+            folder = arguments.folder / name.replace(" ", "-")
+            shutil.rmtree(folder, ignore_errors=True)
+            try:
+                why = run(arguments, environment, program, mode, folder)
+            except subprocess.SubprocessError as error:
+                why = str(error)
+            found = checked(folder) if (folder / "run/metrics.jsonl").is_file() else ({}, {}, [])
+            wrong = report(name, *found[:2], [why, *found[2]] if why else found[2])
+            failures += wrong
+            if not wrong:
+                shutil.rmtree(folder)
+    sys.exit(min(failures, 1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""`mini-swe-agent`, a coding agent, with its own instructions and its shell, in an empty folder."""
+
+import os
+import tempfile
+from pathlib import Path
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # fetches nothing
+os.environ["MSWEA_SILENT_STARTUP"] = "1"
+
+import minisweagent
+import yaml
+from calculator import MODEL, done, questions
+from minisweagent.agents.default import DefaultAgent
+from minisweagent.environments.local import LocalEnvironment
+from minisweagent.models.litellm_model import LitellmModel
+
+settings = yaml.safe_load((Path(minisweagent.__file__).parent / "config/mini.yaml").read_text())
+model = LitellmModel(model_name=f"openai/{MODEL}", cost_tracking="ignore_errors")
+answer = ""
+for question in questions():
+    with tempfile.TemporaryDirectory() as folder:
+        agent = DefaultAgent(
+            model,
+            LocalEnvironment(cwd=folder, timeout=10),
+            system_template=settings["agent"]["system_template"],
+            instance_template=settings["agent"]["instance_template"],
+            step_limit=4,
+        )
+        answer = str(agent.run(f"Print the result of this with the shell: {question}"))
+done(answer[:200])
