@@ -10,6 +10,7 @@ use clap::{Parser, Subcommand};
 mod allocator;
 mod chat;
 mod eval;
+mod external;
 mod failure;
 mod inspect;
 mod keep;

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use dressage_agent::program::Workers;
+use dressage_agent::program::{Replies, Workers};
 use dressage_agent::{Program, ProgramAgent};
 use dressage_gateway::{Gateway, Options, When, serve};
-use dressage_text::Chat;
 use dressage_trainer::AgentParts;
 use dressage_trainer::recipe::{AgentKeys, AgentKind, PolicyKeys, Recipe, RewardKeys};
 use regex::Regex;
@@ -22,8 +21,7 @@ pub fn caller(
     recipe: &Recipe,
     (name, keys): (&str, &AgentKeys),
     policy: String,
-    chat: &Arc<Chat>,
-    context: usize,
+    replies: Replies,
 ) -> anyhow::Result<ProgramAgent> {
     let matches = &keys.matches;
     let system = match matches.system.as_str() {
@@ -36,8 +34,7 @@ pub fn caller(
     Ok(ProgramAgent {
         name: name.to_owned(),
         policy,
-        format: keys.format(Arc::clone(chat)),
-        context,
+        replies,
         when: When {
             models: matches.model.clone(),
             system,
@@ -86,7 +83,8 @@ pub async fn put_in(
         // The one that the attempt is of comes first.
         let mut called = callers.to_vec();
         called.swap(0, place);
-        let context = callers[place].context;
+        // No attempt is of an agent whose policy others serve.
+        let Replies::Tokens { context, .. } = callers[place].replies else { continue };
         let program = Program {
             command: keys.command.clone(),
             folder: keys.folder.clone(),

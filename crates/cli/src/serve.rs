@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::Context as _;
 use dressage_conversation::{Format, Options as FormatOptions};
 use dressage_engine::{Engine, EngineOptions, attention_shape};
-use dressage_gateway::{Gateway, Model, Options, serve};
+use dressage_gateway::{Backend, Gateway, Model, Options, TokenModel, serve};
 use dressage_policy::{Learner, Precision, SamplingParams};
 use dressage_text::{ChatOptions, Vocabulary};
 use tokio::net::TcpListener;
@@ -201,10 +201,12 @@ async fn started(args: &Args, name: String, argument: &str) -> anyhow::Result<Mo
     Ok(Model {
         policy: name.clone(),
         name,
-        sampler: Arc::new(engine),
-        format: Arc::new(Format::new(chat, FormatOptions::default())),
-        context,
-        sampling,
+        backend: Backend::Tokens(TokenModel {
+            sampler: Arc::new(engine),
+            format: Arc::new(Format::new(chat, FormatOptions::default())),
+            context,
+            sampling,
+        }),
         created,
     })
 }

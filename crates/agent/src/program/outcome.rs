@@ -16,7 +16,8 @@ const EVIDENCE: &str = "program";
 pub(super) fn attempt(program: &Program, ended: Result<Ended, String>, recorded: Recorded) -> Attempt {
     let mut outcome = Outcome::begun();
     outcome.turns = recorded.calls.iter().filter(|call| call.turn.is_some()).count() as u32;
-    outcome.sampled_tokens = recorded.calls.iter().map(|call| call.tokens).sum();
+    let own = recorded.calls.iter().filter(|call| !call.external);
+    outcome.sampled_tokens = own.map(|call| call.tokens).sum();
     outcome.drift.clone_from(&recorded.drift);
     let name = program.command.first().map_or("", String::as_str);
     let mut printed = None;
@@ -59,13 +60,17 @@ pub(super) fn attempt(program: &Program, ended: Result<Ended, String>, recorded:
     }
     let rewards: Vec<Value> =
         recorded.rewards.iter().filter_map(|reward| serde_json::to_value(reward).ok()).collect();
-    let evidence = json!({
+    let mut evidence = json!({
         "rewards": rewards,
         "last_line": printed,
         "overridden": recorded.overridden,
         "refused": recorded.refused,
         "forks": recorded.counts,
     });
+    // In messages, since others have no ids that mean anything here.
+    if let (false, Ok(external)) = (recorded.external.is_empty(), serde_json::to_value(&recorded.external)) {
+        evidence["external"] = external;
+    }
     outcome.evidence.insert(EVIDENCE.into(), evidence);
     Attempt { trajectory: recorded.trajectory, outcome }
 }
