@@ -143,7 +143,7 @@ async fn talk(
     // A recipe for a longer context than this model's was made for another one.
     let context = context.map(|context| context.min(files.config.context));
     let options = model::sampling_options(&files.config, args.threads, context, 1, precision);
-    let engine = model::start_sampling(&found, &options).await?;
+    let engine = model::start_sampling(&found, &options, Some(&chat)).await?;
     let style = Style::stderr();
     eprintln!("{} {source}: {}", style.dim("model "), model::describe(files));
 

@@ -154,7 +154,8 @@ async fn measure(recipe: &Recipe, trained_by: Option<Run>) -> anyhow::Result<Opt
         running,
         recipe.engine.precision,
     );
-    let engine = model::start_sampling(&found, &options).await?;
+    let first = agents.first().ok_or_else(|| unusable("the recipe has no agent"))?;
+    let engine = model::start_sampling(&found, &options, Some(&first.chat)).await?;
     let context = Engine::context(&engine);
     let sampler: Arc<dyn Sampler> = Arc::new(engine);
     // One model is measured, whoever asks it; others' stay what they are.
@@ -162,14 +163,12 @@ async fn measure(recipe: &Recipe, trained_by: Option<Run>) -> anyhow::Result<Opt
     let mut callers = Vec::new();
     for ((name, keys), parts) in recipe.agents().into_iter().zip(&agents) {
         let asked = recipe.policy_of(keys).unwrap_or_default();
+        let format = keys.format(Arc::clone(&parts.chat));
         let (policy, replies) = match others.get(&asked) {
-            Some(other) => (asked, Replies::Messages(Arc::clone(other))),
-            None => {
-                let format = keys.format(Arc::clone(&parts.chat));
-                (DEFAULT.to_owned(), Replies::Tokens { format, context })
-            }
+            Some(other) => (asked.as_str(), Replies::Messages(Arc::clone(other))),
+            None => (DEFAULT, Replies::Tokens { format, context }),
         };
-        callers.push(programs::caller(recipe, (name, keys), policy, replies)?);
+        callers.push(programs::caller(name, keys, policy, replies, true)?);
     }
     programs::put_in(recipe, &mut agents, &callers).await?;
     let agents = Agents::over(recipe, &agents, &sampler, context)?;

@@ -29,22 +29,27 @@ pub fn others(recipe: &Recipe) -> anyhow::Result<Others> {
         if let Some(PolicyKeys::External(keys)) = recipe.policy.get(&name)
             && !others.contains_key(&name)
         {
-            let api = api(keys).map_err(|error| unusable(format!("policy.{name}: {error}")))?;
-            others.insert(name, Arc::new(Api(api)));
+            let api = responder(keys).map_err(|error| unusable(format!("policy.{name}: {error}")))?;
+            others.insert(name, api);
         }
     }
     Ok(others)
 }
 
-fn api(keys: &ExternalKeys) -> Result<External, ExternalError> {
+/// The API that these keys describe. Its own key is read from the environment.
+///
+/// # Errors
+/// When an address cannot be used, or a key is missing.
+pub fn responder(keys: &ExternalKeys) -> Result<Arc<dyn Responder>, ExternalError> {
     let ExternalKeys { url, model, key_env, concurrency, requests_per_minute, seconds } = keys.clone();
-    External::new(ExternalOptions {
+    let options = ExternalOptions {
         endpoints: vec![Endpoint { base_url: url, model, key_env }],
         most_running: concurrency,
         requests_per_minute,
         deadline: Duration::from_secs_f64(seconds),
         ..ExternalOptions::default()
-    })
+    };
+    Ok(Arc::new(Api(External::new(options)?)))
 }
 
 /// An API of chat completions.
@@ -220,19 +225,8 @@ mod tests {
         (url, served)
     }
 
-    fn keys(url: String) -> ExternalKeys {
-        ExternalKeys {
-            url,
-            model: "m".into(),
-            key_env: None,
-            concurrency: 2,
-            requests_per_minute: 0,
-            seconds: 5.0,
-        }
-    }
-
     async fn said(url: String) -> Vec<Result<Said, Fault>> {
-        let mut parts = Api(api(&keys(url)).unwrap()).respond(query());
+        let mut parts = responder(&ExternalKeys::new(url, "m")).unwrap().respond(query());
         let mut all = Vec::new();
         while let Some(part) = parts.recv().await {
             all.push(part);

@@ -281,6 +281,7 @@ fn shown(
             "{name:10} before turn {turn} the template prints {printed:?} where the record has {recorded:?}"
         );
     }
+    text += &calls(&attempt.outcome.evidence["program"]["calls"]);
     for segment in attempt.trajectory.segments() {
         let trains = attempt.placement.purpose == Purpose::Train;
         let _ = writeln!(text, "\n{}", style.bold(&heading(segment, trains)));
@@ -290,6 +291,28 @@ fn shown(
                 let _ = writeln!(text, "  {logprob:>10.5}  {:>7}  {:?}", token, tokenizer.token_text(*token));
             }
         }
+    }
+    text
+}
+
+/// Calls that a program made, a line each.
+pub fn calls(calls: &serde_json::Value) -> String {
+    let mut text = String::new();
+    for call in calls.as_array().into_iter().flatten() {
+        let word = |name: &str| call[name].as_str().unwrap_or_default().to_owned();
+        let number = |name: &str| call[name].as_u64().unwrap_or_default();
+        let turn = call["turn"].as_u64().map_or("–".to_owned(), |turn| turn.to_string());
+        let fault = call["fault"].as_str().map_or(String::new(), |fault| format!(" · {fault}"));
+        let _ = writeln!(
+            text,
+            "call {turn:5} {} of {} · {} · {} + {} tokens · {}{fault}",
+            word("agent"),
+            word("model"),
+            word("history"),
+            number("prompt_tokens"),
+            number("tokens"),
+            word("finish"),
+        );
     }
     text
 }

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod allocator;
+mod by_hand;
 mod chat;
 mod eval;
 mod external;
@@ -66,6 +67,7 @@ enum Command {
     Merge(merge::Args),
     Pull(pull::Args),
     Replay(replay::Args),
+    Run(by_hand::Args),
     Serve(serve::Args),
     #[command(hide = true)]
     Keep,
@@ -81,6 +83,7 @@ fn main() -> ExitCode {
         Command::Merge(args) => merge::main(args),
         Command::Pull(args) => pull::main(args),
         Command::Replay(args) => replay::main(args),
+        Command::Run(args) => by_hand::main(args),
         Command::Serve(args) => serve::main(args),
         Command::Keep => Ok(keep::main()),
     });

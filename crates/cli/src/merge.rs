@@ -55,7 +55,7 @@ async fn merge(args: &Args) -> anyhow::Result<()> {
         step_rows: 1,
         ..EngineOptions::default()
     };
-    let policy = model::start_sampling(&found, &options).await?;
+    let policy = model::start_sampling(&found, &options, None).await?;
     // Written beside the place and renamed, so that half a model never bears the name.
     let parent = std::path::absolute(&args.folder)?;
     let parent = parent.parent().ok_or_else(|| unusable("the folder has no parent"))?;

@@ -10,8 +10,8 @@ use dressage_model::{
     AdapterConfig, ModelConfig, ModelError, ModelFiles, Progress, Source, SpecialTokens, TokenizerSource,
     default_cache, fetch, write_tokenizer_config,
 };
-use dressage_policy::{Learner, LoraOptions, Precision};
-use dressage_text::{Chat, ChatOptions, TextError};
+use dressage_policy::{Learner, LoraOptions, Precision, TokenBytes};
+use dressage_text::{Chat, ChatOptions, TextError, Vocabulary};
 use dressage_trainer::Companions;
 use dressage_trainer::recipe::Recipe;
 
@@ -224,8 +224,12 @@ fn kv_memory_mb(config: &ModelConfig, options: &EngineOptions) -> usize {
 ///
 /// # Errors
 /// When the options do not fit the model, memory would not suffice, or the adapter does not fit its base.
-pub async fn start_sampling(found: &Found, options: &EngineOptions) -> anyhow::Result<Engine> {
-    let engine = start(&found.files, options, "")?;
+pub async fn start_sampling(
+    found: &Found,
+    options: &EngineOptions,
+    chat: Option<&Chat>,
+) -> anyhow::Result<Engine> {
+    let engine = start(&found.files, options, chat, "")?;
     let Some((lora, base)) = &found.adapter else { return Ok(engine) };
     let policy = engine.lora(lora.clone(), 0, base).await?;
     policy.load(&found.path, false).await?;
@@ -233,12 +237,24 @@ pub async fn start_sampling(found: &Found, options: &EngineOptions) -> anyhow::R
     Ok(policy)
 }
 
-/// Starts an engine and says what memory it will take, `also` what others will.
+/// Starts an engine that knows the tokens of `chat`, so that texts can end replies and grammars shape them;
+/// says what memory it will take, `also` what others will.
 ///
 /// # Errors
 /// When the options do not fit the model, or memory would not suffice.
-pub fn start(files: &ModelFiles, options: &EngineOptions, also: &str) -> anyhow::Result<Engine> {
-    let engine = Engine::start(files, options, None)?;
+pub fn start(
+    files: &ModelFiles,
+    options: &EngineOptions,
+    chat: Option<&Chat>,
+    also: &str,
+) -> anyhow::Result<Engine> {
+    let vocabulary = chat.map(|chat| Arc::new(Vocabulary::new(chat.tokenizer())));
+    let bytes = vocabulary.clone().map(|vocabulary| vocabulary as Arc<dyn TokenBytes>);
+    let engine = Engine::start(files, options, bytes)?;
+    let engine = match vocabulary {
+        Some(vocabulary) => engine.with_grammars(vocabulary),
+        None => engine,
+    };
     eprintln!("{} {}{also}", Style::stderr().dim("memory"), engine.memory_plan());
     Ok(engine)
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use dressage_agent::program::Replies;
 use dressage_engine::{Engine, EngineOptions, Fingerprint, PlannedAdapter};
 use dressage_policy::LoraOptions;
+use dressage_text::Chat;
 use dressage_trainer::recipe::{ModelKeys, Phase, PolicyKeys, Recipe, RlKeys};
 use dressage_trainer::{AgentParts, Learns, Policy, chat_options, tool_set};
 
@@ -57,9 +58,9 @@ pub async fn start(recipe: &Recipe, now: u64) -> anyhow::Result<Started> {
     let (mut fingerprint, mut model_files) = (None, Vec::new());
     // Memory of the models before counts for those after.
     for model in &models {
-        let started = model.start(recipe).await?;
-        model_files.extend(model.found.files_read()?);
         let chat = model::chat(&model.found.files, chat_options(&recipe.agent, Some(now)))?;
+        let started = model.start(recipe, &chat).await?;
+        model_files.extend(model.found.files_read()?);
         let companions = model::companions(&model.found.files, &chat)?;
         for (wanted, engines) in model.policies.iter().zip(started) {
             let Engines { policy, reference, critic } = engines;
@@ -84,7 +85,7 @@ pub async fn start(recipe: &Recipe, now: u64) -> anyhow::Result<Started> {
         let policy = recipe.policy_of(keys).unwrap_or_default();
         if let Some(other) = others.get(&policy) {
             let replies = Replies::Messages(Arc::clone(other));
-            callers.push(programs::caller(recipe, (name, keys), policy, replies)?);
+            callers.push(programs::caller(name, keys, &policy, replies, false)?);
             continue;
         }
         let of = models.iter().find(|model| model.policies.iter().any(|wanted| wanted.name == policy));
@@ -92,8 +93,10 @@ pub async fn start(recipe: &Recipe, now: u64) -> anyhow::Result<Started> {
             of.ok_or_else(|| unusable(format!("the policy {policy:?} of the agent {name:?} runs nowhere")))?;
         let chat = Arc::new(model::chat(&of.found.files, chat_options(keys, Some(now)))?);
         let context = policies.iter().find(|found| found.name == policy).map_or(0, |found| found.context);
+        let learns = |(found, keys): &(String, PolicyKeys)| *found == policy && keys.is_trained();
+        let trained = keys.train && recipe.policies().iter().any(learns);
         let replies = Replies::Tokens { format: keys.format(Arc::clone(&chat)), context };
-        callers.push(programs::caller(recipe, (name, keys), policy, replies)?);
+        callers.push(programs::caller(name, keys, &policy, replies, trained)?);
         agents.push(AgentParts {
             name: name.to_owned(),
             chat,
@@ -144,7 +147,7 @@ struct Engines {
 
 impl Model {
     /// Starts the policies over this model, in their order.
-    async fn start(&self, recipe: &Recipe) -> anyhow::Result<Vec<Engines>> {
+    async fn start(&self, recipe: &Recipe, chat: &Chat) -> anyhow::Result<Vec<Engines>> {
         if self.found.adapter.is_some() && self.policies.iter().any(|wanted| wanted.trained) {
             return Err(unusable(format!(
                 "{} holds an adapter; work it into its base with `dressage merge`, and train the result",
@@ -154,18 +157,18 @@ impl Model {
         let mut started: BTreeMap<&str, Engines> = BTreeMap::new();
         // Weights of their own come first: what they take is not there for the adapters.
         for wanted in self.policies.iter().filter(|wanted| wanted.trained && wanted.lora.is_none()) {
-            started.insert(&wanted.name, self.whole(recipe, wanted)?.with_value_head().await?);
+            started.insert(&wanted.name, self.whole(recipe, wanted, chat)?.with_value_head().await?);
         }
         let over_base = |wanted: &&Wanted| !wanted.trained || wanted.lora.is_some();
         let over_base: Vec<&Wanted> = self.policies.iter().filter(over_base).collect();
         if !over_base.is_empty() {
-            self.over_base(recipe, &over_base, &mut started).await?;
+            self.over_base(recipe, &over_base, chat, &mut started).await?;
         }
         Ok(self.policies.iter().filter_map(|wanted| started.remove(wanted.name.as_str())).collect())
     }
 
     /// Starts a policy whose weights are all its own.
-    fn whole(&self, recipe: &Recipe, wanted: &Wanted) -> anyhow::Result<Engines> {
+    fn whole(&self, recipe: &Recipe, wanted: &Wanted, chat: &Chat) -> anyhow::Result<Engines> {
         let files = &self.found.files;
         let mut options = model::options(recipe, self.keys.context, Vec::new(), &files.config);
         // Neither of the others samples.
@@ -183,7 +186,7 @@ impl Model {
                 also += &format!(", and {} MiB for {name}", taken.div_ceil(1 << 20));
             }
         }
-        let policy = model::start(files, &options, &also)?;
+        let policy = model::start(files, &options, Some(chat), &also)?;
         let reference = wanted.reference.then(|| Engine::start(files, &frozen, None)).transpose()?;
         let critic = wanted.critic.then(|| Engine::start(files, &silent, None)).transpose()?;
         Ok(Engines { policy, reference, critic })
@@ -195,6 +198,7 @@ impl Model {
         &self,
         recipe: &Recipe,
         policies: &[&'a Wanted],
+        chat: &Chat,
         started: &mut BTreeMap<&'a str, Engines>,
     ) -> anyhow::Result<()> {
         let mut adapters = Vec::new();
@@ -210,9 +214,9 @@ impl Model {
         let batch_tokens = if trains { options.batch_tokens } else { 0 };
         let options = EngineOptions { trains, critic, batch_tokens, ..options };
         let engine = if trains {
-            model::start(&self.found.files, &options, "")?
+            model::start(&self.found.files, &options, Some(chat), "")?
         } else {
-            model::start_sampling(&self.found, &options).await?
+            model::start_sampling(&self.found, &options, Some(chat)).await?
         };
         let (seed, source) = (recipe.run.seed, &self.keys.source);
         for Wanted { name, lora, reference, critic, .. } in policies {

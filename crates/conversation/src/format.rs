@@ -201,19 +201,19 @@ mod tests {
             abridged(&past, &[]).0
         };
         let (asked, answered) = (Message::user("1+1?"), Message::assistant("two"));
-        let (hi, done) = (Message::user("Hi"), Message::assistant("Done."));
-        assert_eq!(short(&[]), [hi.clone()]);
-        assert_eq!(short(std::slice::from_ref(&asked)), [hi.clone()]);
-        assert_eq!(short(&[asked.clone(), answered.clone(), asked.clone()]), [hi.clone()]);
-        assert_eq!(short(&[asked.clone(), answered.clone()]), [hi.clone(), done.clone()]);
+        let (hi, done) = (|| Message::user("Hi"), || Message::assistant("Done."));
+        assert_eq!(short(&[]), [hi()]);
+        assert_eq!(short(std::slice::from_ref(&asked)), [hi()]);
+        assert_eq!(short(&[asked.clone(), answered.clone(), asked.clone()]), [hi()]);
+        assert_eq!(short(&[asked.clone(), answered.clone()]), [hi(), done()]);
         let result = [asked.clone(), answered, Message::tool("2"), Message::tool("3")];
-        assert_eq!(short(&result), [hi.clone(), done, Message::tool("1")]);
+        assert_eq!(short(&result), [hi(), done(), Message::tool("1")]);
         // Instructions stay instructions, of the role that they have.
         for opening in
             [Message::system("Use tools."), Message { role: Role::Developer, ..Message::user("x") }]
         {
             let help = Message { role: opening.role, ..Message::user("Help.") };
-            assert_eq!(short(&[opening, asked.clone()]), [help, hi.clone()]);
+            assert_eq!(short(&[opening, asked.clone()]), [help, hi()]);
         }
     }
 

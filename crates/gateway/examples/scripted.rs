@@ -9,7 +9,6 @@
 //! belong to one attempt; once the server is interrupted, it prints how each of their prompts came about.
 
 #[path = "../src/scripted.rs"]
-#[expect(dead_code, reason = "texts are said without a pace here")]
 mod scripted;
 
 use std::sync::Arc;
@@ -32,7 +31,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         name: "scripted".into(),
         policy: "scripted".into(),
         backend: Backend::Tokens(TokenModel {
-            sampler: Arc::new(scripted::Scripted::new(&texts, IM_END)),
+            sampler: Arc::new(scripted::Scripted::new(&texts, IM_END).paced(Duration::from_millis(1))),
             format: Arc::new(Format::new(Arc::new(tiny_chat()?), History::default())),
             context: 1 << 20,
             sampling: SamplingParams { max_tokens: 4096, ..SamplingParams::default() },

@@ -578,6 +578,7 @@ impl Exchange {
                 fault: fault.map(ToString::to_string),
                 turn,
                 content: end.message.content.as_str().to_owned(),
+                calls: end.message.tool_calls.len(),
             });
         }
         Ok((rest, end))

@@ -199,6 +199,7 @@ impl Relay {
             fault: fault.clone(),
             turn: None,
             content: answer.message.content.as_str().to_owned(),
+            calls: answer.message.tool_calls.len(),
         });
         state.recorded.external.push(ExternalCall {
             agent,

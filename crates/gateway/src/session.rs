@@ -92,6 +92,8 @@ pub struct Called {
     pub turn: Option<u32>,
     /// Content of the reply, as the client was told it.
     pub content: String,
+    /// Number of calls in the reply.
+    pub calls: usize,
 }
 
 /// All that is left of a session.

@@ -111,7 +111,7 @@ impl Served {
         Self::paced_with(texts, pace, Options::default())
     }
 
-    /// The same behind a gateway with other settings.
+    /// Such a model behind a gateway with other settings.
     pub(crate) fn paced_with(texts: &[&str], pace: Duration, options: Options) -> Self {
         Self::with(Arc::new(Scripted::new(texts, IM_END).paced(pace)), 4000, options, LIMITS)
     }

@@ -123,7 +123,8 @@ impl Sampler for Router {
         let (events, stream) = SampleStream::channel();
         let (accepted, answer) = oneshot::channel();
         let (registered, aborted) = self.calls.register(request.stream);
-        let call = Call { request, events, aborted, accepted: Some(accepted), drawn: 0, held: None };
+        let call =
+            Call { request, events, aborted, accepted: Some(accepted), drawn: 0, scored: 0, held: None };
         let pool = self.pool.clone();
         tokio::spawn(async move {
             call.run(pool, ticket).await;

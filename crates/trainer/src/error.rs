@@ -49,8 +49,8 @@ pub enum TrainerError {
     Locked(PathBuf),
     /// The recipe does not continue the run.
     #[error(
-        "the recipe differs from that of the run in {}: {difference}. Put it back, or start another run in a \
-         folder named with --run",
+        "the recipe differs from that of the run in {0}: {difference}. Put it back, go on by the run's own recipe \
+         (dressage train {0} --resume), or start another run in a folder named with --run",
         folder.display()
     )]
     Differs {

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::process::{ChildStdin, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, waitpid};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, wait as any};
 use serde::Deserialize;
 
 /// How long a program may take to end in good order after SIGTERM.
@@ -79,7 +79,7 @@ pub fn keep() -> ExitCode {
     // Whatever it has left behind.
     while !descendants().is_empty() {
         end(leader, Signal::KILL);
-        while matches!(waitpid(None, WaitOptions::NOHANG), Ok(Some(_))) {}
+        while matches!(any(WaitOptions::NOHANG), Ok(Some(_))) {}
         std::thread::sleep(Duration::from_millis(2));
     }
     ExitCode::from(code)
@@ -111,7 +111,7 @@ fn failed(why: &str) -> ExitCode {
 /// Waits for the program, and takes leave of others that end meanwhile.
 fn wait(leader: Pid) -> u8 {
     loop {
-        match waitpid(None, WaitOptions::empty()) {
+        match any(WaitOptions::empty()) {
             Ok(Some((pid, status))) if pid == leader => {
                 let signal = status.terminating_signal().map(|signal| 128 + signal);
                 return status.exit_status().or(signal).unwrap_or(1) as u8;

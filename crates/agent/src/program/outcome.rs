@@ -1,5 +1,6 @@
 //! From the end of a program and what was recorded of it to an attempt.
 
+use dressage_conversation::{Fork, Origin};
 use dressage_gateway::{Called, Recorded};
 use dressage_policy::FinishReason;
 use dressage_tree::{Finish, Outcome};
@@ -19,6 +20,9 @@ pub(super) fn attempt(program: &Program, ended: Result<Ended, String>, recorded:
     let own = recorded.calls.iter().filter(|call| !call.external);
     outcome.sampled_tokens = own.map(|call| call.tokens).sum();
     outcome.drift.clone_from(&recorded.drift);
+    // A program answers the calls of a reply before it asks for the next.
+    let asked = recorded.calls.split_last().map_or(&[][..], |(_, earlier)| earlier);
+    outcome.calls.ok = asked.iter().map(|call| call.calls as u32).sum();
     let name = program.command.first().map_or("", String::as_str);
     let mut printed = None;
     match ended {
@@ -61,6 +65,7 @@ pub(super) fn attempt(program: &Program, ended: Result<Ended, String>, recorded:
     let rewards: Vec<Value> =
         recorded.rewards.iter().filter_map(|reward| serde_json::to_value(reward).ok()).collect();
     let mut evidence = json!({
+        "calls": recorded.calls.iter().map(called).collect::<Vec<_>>(),
         "rewards": rewards,
         "last_line": printed,
         "overridden": recorded.overridden,
@@ -73,6 +78,27 @@ pub(super) fn attempt(program: &Program, ended: Result<Ended, String>, recorded:
     }
     outcome.evidence.insert(EVIDENCE.into(), evidence);
     Attempt { trajectory: recorded.trajectory, outcome }
+}
+
+/// A call as it is told of: who asked whom, how the prompt came about, and how it ended.
+fn called(call: &Called) -> Value {
+    let origin = match call.origin {
+        None if call.external => "in messages".to_owned(),
+        None => "in ids".to_owned(),
+        Some(Origin::Began) => "began".to_owned(),
+        Some(Origin::Continued) => "continued".to_owned(),
+        Some(Origin::Forked(Fork { at, reason })) => format!("forked at message {at}: {}", reason.words()),
+    };
+    json!({
+        "agent": call.agent,
+        "model": call.model,
+        "turn": call.turn,
+        "history": origin,
+        "prompt_tokens": call.prompt,
+        "tokens": call.tokens,
+        "finish": call.finish,
+        "fault": call.fault,
+    })
 }
 
 fn broken(outcome: &mut Outcome, source: &str, why: String) {

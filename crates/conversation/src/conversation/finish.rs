@@ -50,7 +50,7 @@ impl Conversation {
         // All from `first` on are printed otherwise: what drifted stays so, which one look at the last shows.
         let mut first = seen.filter(|&seen| drifts(prompts[seen])).unwrap_or(prompts.len());
         if first > 1 && drifts(prompts[first - 1]) {
-            first = 1 + prompts[1..first - 1].partition_point(|&id| !drifts(id));
+            first = prompts[..first].partition_point(|&id| !drifts(id));
         }
         let mut last: Option<Drift> = None;
         for (at, &id) in prompts.iter().enumerate() {

@@ -29,6 +29,9 @@ fn templates_that_look_back_are_told_from_those_that_do_not() {
     let loops = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}";
     let ends = "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
     assert!(abridges(plain(&format!("{loops}{ends}"))));
+    // One that refuses instructions elsewhere than at the beginning, whatever came before.
+    let refuses = "{% if m.role == 'system' and not loop.first %}{{ raise_exception('late') }}{% endif %}";
+    assert!(abridges(plain(&format!("{loops}{refuses}{ends}"))));
     let counts = "{% if m.role == 'tool' %}{{ messages | selectattr('role', 'equalto', 'tool') | list | length }}{% endif %}";
     assert!(!abridges(plain(&format!("{loops}{counts}{ends}"))));
     let names = "{% if m.role == 'tool' and tools %}{{ tools[0].function.name }}{% endif %}";

@@ -188,3 +188,49 @@ fn tool_choice(value: Option<&Value>) -> Result<(ToolChoice, bool), Fault> {
     };
     Ok((choice, parallel))
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::testing::Served;
+
+    #[test]
+    fn choices_of_tools_are_read() {
+        let read = |value: Value| tool_choice(Some(&value)).unwrap();
+        assert_eq!(tool_choice(None).unwrap(), (ToolChoice::Auto, true));
+        assert_eq!(read(Value::Null), (ToolChoice::Auto, true));
+        assert_eq!(read(json!({ "type": "none" })), (ToolChoice::None, true));
+        let one = json!({ "type": "any", "disable_parallel_tool_use": true });
+        assert_eq!(read(one), (ToolChoice::Required, false));
+        let named = json!({ "type": "tool", "name": "add", "disable_parallel_tool_use": false });
+        assert_eq!(read(named), (ToolChoice::Named("add".into()), true));
+        for wrong in [json!("auto"), json!({ "type": "tool" }), json!({ "type": "required" })] {
+            assert_eq!(tool_choice(Some(&wrong)).unwrap_err().param.as_deref(), Some("tool_choice"));
+        }
+    }
+
+    #[test]
+    fn wishes_are_read() {
+        let gateway = Served::scripted(&[]).gateway;
+        let schema = json!({ "type": "object" });
+        let body = json!({
+            "model": "m", "messages": [{ "role": "user", "content": "Hi" }], "max_tokens": 7, "temperature": 0.5,
+            "top_p": 0.9, "top_k": 3, "stop_sequences": ["x"], "stream": true,
+            "output_config": { "format": { "type": "json_schema", "schema": schema } },
+        });
+        let Asked { call, streams } = read(&gateway, body.to_string().as_bytes()).unwrap();
+        let sampling = Sampling {
+            max_tokens: Some(7),
+            temperature: Some(0.5),
+            top_p: Some(0.9),
+            top_k: Some(3),
+            stop: vec!["x".into()],
+            ..Sampling::default()
+        };
+        assert_eq!((call.model.as_str(), call.sampling, streams), ("m", sampling, true));
+        assert_eq!(call.constraint, Some(Constraint::JsonSchema(schema)));
+        assert!(gateway.unknown_fields().is_empty());
+    }
+}

@@ -417,7 +417,7 @@ async fn thoughts_are_told_as_they_were_asked_for() {
 async fn what_cannot_be_served_is_refused_by_name() {
     let served = Served::scripted(&["Yes."]);
     let image = json!([{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]);
-    let schema = json!({"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}});
+    let schema = json!({"format": {"type": "json_schema", "name": "x"}});
     let long = "x".repeat(5000);
     for (field, value, param) in [
         ("input", image, "input[0].content[0]"),

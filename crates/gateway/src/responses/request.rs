@@ -229,3 +229,21 @@ fn echo(request: &Request, call: &Call) -> Map<String, Value> {
         _ => Map::new(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forms_are_read() {
+        let form_of = |format: Value| form(&json!({ "format": format }));
+        let schema = json!({ "type": "object", "required": ["a"] });
+        let asked = json!({ "type": "json_schema", "name": "x", "schema": schema, "strict": true });
+        assert_eq!(form_of(asked).unwrap(), Some(Constraint::JsonSchema(schema)));
+        assert_eq!(form_of(json!({ "type": "json_object" })).unwrap(), Some(Constraint::JsonObject));
+        assert_eq!(form_of(json!({ "type": "text" })).unwrap(), None);
+        assert_eq!(form(&json!({ "verbosity": "low" })).unwrap(), None);
+        let fault = form_of(json!({ "type": "json_schema", "schema": "x" })).unwrap_err();
+        assert_eq!(fault.param.as_deref(), Some("text.format"));
+    }
+}

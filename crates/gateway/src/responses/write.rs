@@ -17,8 +17,13 @@ use crate::transcript::{End, Event, Head};
 /// An error.
 pub(super) fn fault(fault: &Fault) -> Value {
     let mut body = openai::fault(fault);
-    if fault.param.as_deref() == Some("previous_response_id") {
-        body["error"]["code"] = "previous_response_not_found".into();
+    let error = &mut body["error"];
+    match fault.param.as_deref() {
+        Some("previous_response_id") => error["code"] = "previous_response_not_found".into(),
+        // Names that the fields have in other APIs.
+        Some("response_format") => error["param"] = "text.format".into(),
+        Some("messages") => error["param"] = "input".into(),
+        _ => {}
     }
     body
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dressage_policy::awake::within;
-use dressage_policy::{FinishReason, PolicyError, SampleEvent, SampleRequest};
+use dressage_policy::{FinishReason, PolicyError, SampleEvent, SampleRequest, TopLogprobs};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::gate::Ticket;
@@ -22,6 +22,8 @@ pub(crate) struct Call {
     pub accepted: Option<oneshot::Sender<Result<(), PolicyError>>>,
     /// Tokens that were handed out.
     pub drawn: usize,
+    /// Log-probabilities of the prompt that were.
+    pub scored: usize,
     /// The last token, while it may turn out to be the last.
     pub held: Option<SampleEvent>,
 }
@@ -118,7 +120,9 @@ impl Call {
         if self.drawn > 0 && self.request.prompt.last().is_some_and(stops) {
             return Some(FinishReason::StopId);
         }
-        (self.request.params.max_tokens == 0).then_some(FinishReason::Length)
+        let is_scored =
+            self.request.params.prompt_logprobs.is_none() || self.scored + 1 >= self.request.prompt.len();
+        (self.request.params.max_tokens == 0 && is_scored).then_some(FinishReason::Length)
     }
 
     /// Draws what is left on one member.
@@ -135,7 +139,7 @@ impl Call {
             }
         };
         self.accepts();
-        let mut is_ending = false;
+        let (mut is_ending, mut read) = (false, 0);
         loop {
             let event = tokio::select! {
                 biased;
@@ -156,6 +160,12 @@ impl Call {
                     self.hand_out_held();
                     return Ok(reason);
                 }
+                Some(Ok(SampleEvent::Prompt { logprobs, top })) => {
+                    member.progresses();
+                    let count = logprobs.len();
+                    self.scores(read, logprobs, top);
+                    read += count;
+                }
                 Some(Ok(SampleEvent::Tokens { version, tokens, logprobs, top })) => {
                     member.progresses();
                     let least = self.request.least_version;
@@ -169,6 +179,18 @@ impl Call {
                 Some(Err(error)) => return Err(error),
                 None => return Err(PolicyError::Stopped(member.name.clone().into())),
             }
+        }
+    }
+
+    /// Takes log-probabilities of the prompt, of which the member has told `read` before; hands out those that
+    /// no other member has told.
+    fn scores(&mut self, read: usize, mut logprobs: Vec<f32>, mut top: Vec<TopLogprobs>) {
+        let known = self.scored.saturating_sub(read).min(logprobs.len());
+        logprobs.drain(..known);
+        top.drain(..known.min(top.len()));
+        if !logprobs.is_empty() {
+            self.scored += logprobs.len();
+            self.events.send(Ok(SampleEvent::Prompt { logprobs, top })).ok();
         }
     }
 
@@ -205,6 +227,8 @@ impl Call {
         }
         request.prompt.extend(tokens);
         request.params.drawn_before += count;
+        // The prompt's own were told before the first token.
+        request.params.prompt_logprobs = None;
         request.params.max_tokens = request.params.max_tokens.saturating_sub(count);
         request.least_version = request.least_version.max(*version);
         self.drawn += count;

