@@ -14,6 +14,7 @@ use dressage_tree::{DEFAULT, Kind};
 
 use crate::screen::{self, Style};
 use crate::{inspect, model, programs, run};
+use dressage_agent::program::Replies;
 
 /// Run a program once against a model, and show what was recorded of it
 ///
@@ -89,7 +90,8 @@ async fn attempt(args: Args) -> anyhow::Result<ExitCode> {
     let options = model::sampling_options(&found.files.config, 0, context, 8, precision);
     let engine = model::start_sampling(&found, &options, Some(&chat)).await?;
     let context = dressage_engine::Engine::context(&engine);
-    let caller = programs::caller(DEFAULT, &keys, DEFAULT, &chat, context, true)?;
+    let replies = Replies::Tokens { format: keys.format(Arc::clone(&chat)), context };
+    let caller = programs::caller(DEFAULT, &keys, DEFAULT, replies, true)?;
     let limits = Limits {
         turns: args.calls,
         tokens: args.max_tokens,

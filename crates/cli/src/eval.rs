@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use dressage_agent::program::Replies;
 use dressage_agent::tasks::QuestionKey;
 use dressage_engine::Engine;
 use dressage_policy::Sampler;
@@ -16,6 +17,7 @@ use dressage_trainer::{
 };
 use dressage_tree::{DEFAULT, RunId};
 
+use crate::external;
 use crate::failure::{INTERRUPTED, unusable};
 use crate::run::Run;
 use crate::screen::{self, Style};
@@ -156,11 +158,18 @@ async fn measure(recipe: &Recipe, trained_by: Option<Run>) -> anyhow::Result<Opt
     let engine = model::start_sampling(&found, &options, Some(&first.chat)).await?;
     let context = Engine::context(&engine);
     let sampler: Arc<dyn Sampler> = Arc::new(engine);
-    // One model is measured, whoever asks it.
-    let callers = recipe.agents().into_iter().zip(&agents);
-    let callers = callers
-        .map(|((name, keys), parts)| programs::caller(name, keys, DEFAULT, &parts.chat, context, true))
-        .collect::<Result<Vec<_>, _>>()?;
+    // One model is measured, whoever asks it; others' stay what they are.
+    let others = external::others(recipe)?;
+    let mut callers = Vec::new();
+    for ((name, keys), parts) in recipe.agents().into_iter().zip(&agents) {
+        let asked = recipe.policy_of(keys).unwrap_or_default();
+        let format = keys.format(Arc::clone(&parts.chat));
+        let (policy, replies) = match others.get(&asked) {
+            Some(other) => (asked.as_str(), Replies::Messages(Arc::clone(other))),
+            None => (DEFAULT, Replies::Tokens { format, context }),
+        };
+        callers.push(programs::caller(name, keys, policy, replies, true)?);
+    }
     programs::put_in(recipe, &mut agents, &callers).await?;
     let agents = Agents::over(recipe, &agents, &sampler, context)?;
     let scorers = Scorers::new(&recipe.reward, CustomScorers::new());

@@ -11,6 +11,7 @@ mod allocator;
 mod by_hand;
 mod chat;
 mod eval;
+mod external;
 mod failure;
 mod inspect;
 mod keep;

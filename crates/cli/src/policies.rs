@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use dressage_agent::program::Replies;
 use dressage_engine::{Engine, EngineOptions, Fingerprint, PlannedAdapter};
 use dressage_policy::LoraOptions;
 use dressage_text::Chat;
 use dressage_trainer::recipe::{ModelKeys, Phase, PolicyKeys, Recipe, RlKeys};
 use dressage_trainer::{AgentParts, Learns, Policy, chat_options, tool_set};
 
+use crate::external;
 use crate::failure::unusable;
 use crate::model::{self, Found};
 use crate::programs;
@@ -78,8 +80,14 @@ pub async fn start(recipe: &Recipe, now: u64) -> anyhow::Result<Started> {
         }
     }
     let (mut agents, mut callers) = (Vec::new(), Vec::new());
+    let others = external::others(recipe)?;
     for (name, keys) in recipe.agents() {
         let policy = recipe.policy_of(keys).unwrap_or_default();
+        if let Some(other) = others.get(&policy) {
+            let replies = Replies::Messages(Arc::clone(other));
+            callers.push(programs::caller(name, keys, &policy, replies, false)?);
+            continue;
+        }
         let of = models.iter().find(|model| model.policies.iter().any(|wanted| wanted.name == policy));
         let of =
             of.ok_or_else(|| unusable(format!("the policy {policy:?} of the agent {name:?} runs nowhere")))?;
@@ -87,7 +95,8 @@ pub async fn start(recipe: &Recipe, now: u64) -> anyhow::Result<Started> {
         let context = policies.iter().find(|found| found.name == policy).map_or(0, |found| found.context);
         let learns = |(found, keys): &(String, PolicyKeys)| *found == policy && keys.is_trained();
         let trained = keys.train && recipe.policies().iter().any(learns);
-        callers.push(programs::caller(name, keys, &policy, &chat, context, trained)?);
+        let replies = Replies::Tokens { format: keys.format(Arc::clone(&chat)), context };
+        callers.push(programs::caller(name, keys, &policy, replies, trained)?);
         agents.push(AgentParts {
             name: name.to_owned(),
             chat,

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use dressage_agent::program::Workers;
+use dressage_agent::program::{Replies, Workers};
 use dressage_agent::{Limits, Program, ProgramAgent};
 use dressage_gateway::{Gateway, Options, When, serve};
-use dressage_text::Chat;
 use dressage_trainer::AgentParts;
 use dressage_trainer::recipe::{AgentKeys, AgentKind, Recipe, RewardKeys};
 use regex::Regex;
@@ -23,8 +22,7 @@ pub fn caller(
     name: &str,
     keys: &AgentKeys,
     policy: &str,
-    chat: &Arc<Chat>,
-    context: usize,
+    replies: Replies,
     trained: bool,
 ) -> anyhow::Result<ProgramAgent> {
     let matches = &keys.matches;
@@ -35,8 +33,7 @@ pub fn caller(
     Ok(ProgramAgent {
         name: name.to_owned(),
         policy: policy.to_owned(),
-        format: keys.format(Arc::clone(chat)),
-        context,
+        replies,
         when: When {
             models: matches.model.clone(),
             system,
@@ -126,8 +123,9 @@ pub async fn put_in(
         let Some(place) = callers.iter().position(|caller| caller.name == name) else { continue };
         let mut called = callers.to_vec();
         called.swap(0, place);
-        let limits = keys.limits(callers[place].context);
-        let program = started.program(keys, called, limits, takes_rewards(&recipe.reward));
+        // No attempt is of an agent whose policy others serve.
+        let Replies::Tokens { context, .. } = callers[place].replies else { continue };
+        let program = started.program(keys, called, keys.limits(context), takes_rewards(&recipe.reward));
         if let Some(parts) = parts.iter_mut().find(|parts| parts.name == name) {
             parts.custom = Some(Arc::new(program));
         }

@@ -9,12 +9,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::Context as _;
 use dressage_conversation::{Format, Options as FormatOptions};
 use dressage_engine::attention_shape;
-use dressage_gateway::{Gateway, Model, Options, serve};
+use dressage_gateway::{Backend, Gateway, Model, Options, TokenModel, serve};
 use dressage_policy::{Precision, SamplingParams};
 use dressage_text::ChatOptions;
+use dressage_trainer::recipe::ExternalKeys;
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 
+use crate::external;
 use crate::failure::{INTERRUPTED, unusable};
 use crate::model;
 use crate::run;
@@ -36,8 +38,16 @@ use crate::stop::Requests;
   OPENAI_BASE_URL=http://127.0.0.1:8000/v1 OPENAI_API_KEY=any python agent.py")]
 pub struct Args {
     /// Models, checkpoints or runs, each as SOURCE or NAME=SOURCE
-    #[arg(required = true, value_name = "SOURCE")]
+    #[arg(required_unless_present = "external", value_name = "SOURCE")]
     sources: Vec<String>,
+
+    /// Model of others to pass calls on to, by its name at their OpenAI-compatible API
+    #[arg(long, value_name = "NAME=URL")]
+    external: Vec<String>,
+
+    /// Environment variable with the key of these APIs [default: none is sent]
+    #[arg(long, value_name = "NAME")]
+    external_key_env: Option<String>,
 
     /// Base of an adapter, in place of the one that its file names
     #[arg(long, value_name = "SOURCE")]
@@ -139,6 +149,13 @@ async fn run_server(args: &Args, keys: Vec<String>) -> anyhow::Result<ExitCode> 
         }
         models.push(started(args, name, source).await?);
     }
+    for argument in &args.external {
+        let model = passed_on(args, argument)?;
+        if models.iter().any(|other| other.name == model.name) {
+            return Err(unusable(format!("two models are called {:?}; name them apart", model.name)));
+        }
+        models.push(model);
+    }
     let options = Options {
         keys,
         running: args.running.saturating_mul(models.len()),
@@ -165,6 +182,24 @@ async fn run_server(args: &Args, keys: Vec<String>) -> anyhow::Result<ExitCode> 
         () = signals.two(first) => return Ok(ExitCode::from(INTERRUPTED)),
     }
     Ok(ExitCode::from(INTERRUPTED))
+}
+
+/// A model of others.
+fn passed_on(args: &Args, argument: &str) -> anyhow::Result<Model> {
+    let Some((name, url)) = argument.split_once('=').filter(|(name, _)| !name.is_empty()) else {
+        return Err(unusable(format!("--external is {argument:?}, but must be NAME=URL")));
+    };
+    let keys = ExternalKeys {
+        concurrency: args.running,
+        key_env: args.external_key_env.clone(),
+        ..ExternalKeys::new(url, name)
+    };
+    let api = external::responder(&keys).map_err(|error| unusable(format!("--external {name}: {error}")))?;
+    Ok(Model { name: name.into(), policy: name.into(), backend: Backend::Messages(api), created: now() })
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 /// Starts a model.
@@ -197,15 +232,16 @@ async fn started(args: &Args, name: String, argument: &str) -> anyhow::Result<Mo
         ..SamplingParams::default()
     };
     sampling.validate()?;
-    let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     Ok(Model {
         policy: name.clone(),
         name,
-        sampler: Arc::new(engine),
-        format: Arc::new(Format::new(chat, FormatOptions::default())),
-        context,
-        sampling,
-        created,
+        backend: Backend::Tokens(TokenModel {
+            sampler: Arc::new(engine),
+            format: Arc::new(Format::new(chat, FormatOptions::default())),
+            context,
+            sampling,
+        }),
+        created: now(),
     })
 }
 

@@ -15,7 +15,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dressage_conversation::{Format, Options as History};
-use dressage_gateway::{Gateway, Model, Options, Route, SessionLimits, SessionOptions, When, serve};
+use dressage_gateway::{
+    Backend, Gateway, Model, Options, Route, SessionLimits, SessionOptions, TokenModel, When, serve,
+};
 use dressage_policy::SamplingParams;
 use dressage_text::testing::{IM_END, tiny_chat};
 
@@ -28,10 +30,12 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = Model {
         name: "scripted".into(),
         policy: "scripted".into(),
-        sampler: Arc::new(scripted::Scripted::new(&texts, IM_END).paced(Duration::from_millis(1))),
-        format: Arc::new(Format::new(Arc::new(tiny_chat()?), History::default())),
-        context: 1 << 20,
-        sampling: SamplingParams { max_tokens: 4096, ..SamplingParams::default() },
+        backend: Backend::Tokens(TokenModel {
+            sampler: Arc::new(scripted::Scripted::new(&texts, IM_END).paced(Duration::from_millis(1))),
+            format: Arc::new(Format::new(Arc::new(tiny_chat()?), History::default())),
+            context: 1 << 20,
+            sampling: SamplingParams { max_tokens: 4096, ..SamplingParams::default() },
+        }),
         created: 0,
     };
     let gateway = Gateway::new(vec![model.clone()], Options::default());

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use dressage_conversation::{Conversation, Origin, Prepared, Recognised, Request};
+use dressage_conversation::{Conversation, Format, Origin, Prepared, Recognised, Request};
 use dressage_policy::{
     CallStreams, Completion, FinishReason, SampleEvent, SampleRequest, SampleStream, SamplingParams, within,
 };
@@ -19,7 +19,7 @@ use crate::fault::{Fault, Kind};
 use crate::forms;
 use crate::gateway::{Gateway, now};
 use crate::metrics::add;
-use crate::model::Model;
+use crate::model::{Backend, Model, TokenModel};
 use crate::reading::Reading;
 use crate::route::{Route, choose};
 use crate::session::{Called, Running, Session};
@@ -55,6 +55,7 @@ struct Exchange {
     gateway: Gateway,
     session: Option<Arc<Session>>,
     model: Arc<Model>,
+    drawn: TokenModel,
     agent: String,
     transcript: Arc<Transcript>,
     tools: Arc<[ToolSpec]>,
@@ -105,15 +106,23 @@ impl Gateway {
             return Err(Fault::field("n", message));
         }
         let (agent, model, fixed) = self.answering(caller, &call)?;
-        let mut params = parameters(&call, &model, fixed.as_ref());
-        params.grammar = if fixed.is_none() { forms::grammar(&call, &model)? } else { None };
+        let drawn = match &model.backend {
+            Backend::Tokens(drawn) => drawn.clone(),
+            Backend::Messages(responder) => {
+                let responder = Arc::clone(responder);
+                return self.relay(caller, call, (agent, model), &*responder, begun).await;
+            }
+        };
+        let mut params = parameters(&call, &drawn, fixed.as_ref());
+        params.grammar = if fixed.is_none() { forms::grammar(&call, &drawn)? } else { None };
         params.validate()?;
 
         let held = (self.place().await?, caller.session.as_ref().map(Session::admit).transpose()?);
         let form = forms::asked(&call);
         let Call { input, tools, tool_choice, parallel_calls, n, sampling, .. } = call;
         let tools: Arc<[ToolSpec]> = tools.into();
-        let prompt = self.prompt(caller, (&agent, &model), input, &tools).await?;
+        let party = (agent.as_str(), model.policy.as_str());
+        let prompt = self.prompt(caller, party, &drawn.format, input, &tools).await?;
         if let Prompt::Chat(prepared) = &prompt
             && prepared.in_thought
             && params.grammar.is_some()
@@ -126,7 +135,7 @@ impl Gateway {
             Prompt::Chat(prepared) => prepared.prompt.as_slice().into(),
             Prompt::Ids(ids) => Arc::clone(ids),
         };
-        let context = model.context;
+        let context = drawn.context;
         if ids.len() >= context {
             return Err(dressage_policy::PolicyError::PromptTooLong { prompt: ids.len(), context }.into());
         }
@@ -167,7 +176,7 @@ impl Gateway {
                 prompt: ids.to_vec(),
                 params: params.clone(),
             };
-            let begun = within(&*model.sampler, reply, model.sampler.sample(request)).await;
+            let begun = within(&*drawn.sampler, reply, drawn.sampler.sample(request)).await;
             let late =
                 || Fault::new(Kind::Deadline, format!("waited {reply:?} for the sampler to take the call"));
             let calls = format!("{:08x}", stream as u32);
@@ -196,6 +205,7 @@ impl Gateway {
             gateway: self.clone(),
             session: caller.session.clone(),
             model,
+            drawn,
             agent,
             transcript,
             tools,
@@ -234,14 +244,22 @@ impl Gateway {
         self.answering(caller, &call).map(|(_, model, _)| model)
     }
 
+    /// The model that would answer a call.
+    pub(crate) fn answering_model(&self, caller: &Caller, call: &Call) -> Result<Arc<Model>, Fault> {
+        self.answering(caller, call).map(|(_, model, _)| model)
+    }
+
     /// The chat of the model that would answer a call.
+    ///
+    /// # Errors
+    /// When no model would, or it is an API of others.
     pub(crate) fn chat_of(&self, caller: &Caller, call: &Call) -> Result<Arc<Chat>, Fault> {
         let (_, model, _) = self.answering(caller, call)?;
-        Ok(Arc::clone(model.format.chat()))
+        Ok(Arc::clone(model.tokens()?.format.chat()))
     }
 
     /// Waits for a place among the calls that are answered.
-    async fn place(&self) -> Result<OwnedSemaphorePermit, Fault> {
+    pub(crate) async fn place(&self) -> Result<OwnedSemaphorePermit, Fault> {
         let slots = Arc::clone(&self.0.slots);
         if let Ok(permit) = Arc::clone(&slots).try_acquire_owned() {
             return Ok(permit);
@@ -268,7 +286,8 @@ impl Gateway {
     async fn prompt(
         &self,
         caller: &Caller,
-        (agent, model): (&str, &Arc<Model>),
+        (agent, policy): (&str, &str),
+        format: &Arc<Format>,
         input: Input,
         tools: &Arc<[ToolSpec]>,
     ) -> Result<Prompt, Fault> {
@@ -276,14 +295,13 @@ impl Gateway {
             Input::Messages(messages) => messages,
             Input::Tokens(ids) => return given(ids.into()),
             Input::Text(text) => {
-                let format = Arc::clone(&model.format);
+                let format = Arc::clone(format);
                 let encode = move || format.chat().tokenizer().encode_document(&text);
                 return given(blocking(encode).await?.into());
             }
         };
         check_messages(&messages)?;
-        let request =
-            Request { agent, policy: &model.policy, format: &model.format, messages: &messages, tools };
+        let request = Request { agent, policy, format, messages: &messages, tools };
         let recognised = match &caller.session {
             Some(session) => session.state().conversation.recognise(&request),
             None => Conversation::new().recognise(&request),
@@ -337,7 +355,7 @@ fn check_messages(messages: &[Message]) -> Result<(), Fault> {
 }
 
 /// The parameters of a call: a recipe's where it fixes them, else those that the client asks for.
-fn parameters(call: &Call, model: &Model, fixed: Option<&SamplingParams>) -> SamplingParams {
+fn parameters(call: &Call, model: &TokenModel, fixed: Option<&SamplingParams>) -> SamplingParams {
     let asked = &call.sampling;
     let mut params = match fixed {
         Some(fixed) => {
@@ -357,6 +375,27 @@ fn parameters(call: &Call, model: &Model, fixed: Option<&SamplingParams>) -> Sam
     }
     params.stop_ids.extend(&asked.stop_ids);
     params
+}
+
+/// Waits until nobody wants a reply any more.
+pub(crate) async fn given_up(gateway: &Gateway, session: Option<&Arc<Session>>, transcript: &Transcript) {
+    let Some(session) = session else {
+        transcript.abandoned().await;
+        return add(&gateway.0.metrics.aborted, 1);
+    };
+    let left = async {
+        loop {
+            transcript.abandoned().await;
+            let joined = tokio::time::timeout(gateway.0.options.grace, transcript.joined());
+            if joined.await.is_err() {
+                return add(&gateway.0.metrics.aborted, 1);
+            }
+        }
+    };
+    tokio::select! {
+        () = left => {}
+        () = session.closed() => {}
+    }
 }
 
 impl Exchange {
@@ -381,7 +420,7 @@ impl Exchange {
         let Choice { index, prompt, params, mut stream, calls } = choice;
         let in_thought = matches!(&prompt, Prompt::Chat(prepared) if prepared.in_thought);
         let is_chat = matches!(prompt, Prompt::Chat(_));
-        let chat = self.model.format.chat();
+        let chat = self.drawn.format.chat();
         let whole = self.tool_choice == ToolChoice::None;
         let mut reading = match is_chat {
             true => Reading::chat(chat, in_thought, &self.tools, &params.stop_strings, &calls),
@@ -393,7 +432,8 @@ impl Exchange {
         let (mut completion, mut read) = (Completion::default(), 0);
         let follow = async {
             // One wait for all tokens: what time it allows does not begin anew with each.
-            let mut given_up = std::pin::pin!(self.given_up());
+            let mut given_up =
+                std::pin::pin!(given_up(&self.gateway, self.session.as_ref(), &self.transcript));
             loop {
                 let event = tokio::select! {
                     event = stream.next() => event,
@@ -414,7 +454,7 @@ impl Exchange {
                 }
             }
         };
-        let ended = within(&*self.model.sampler, self.reply, follow).await;
+        let ended = within(&*self.drawn.sampler, self.reply, follow).await;
         drop(stream);
         let ended = ended.unwrap_or_else(|| {
             Err(Fault::new(Kind::Deadline, format!("the reply was not done within {:?}", self.reply)))
@@ -484,27 +524,6 @@ impl Exchange {
         self.transcript.push(Event::Delta { choice, pieces, tokens });
     }
 
-    /// Waits until nobody wants the reply any more.
-    async fn given_up(&self) {
-        let Some(session) = &self.session else {
-            self.transcript.abandoned().await;
-            return add(&self.gateway.0.metrics.aborted, 1);
-        };
-        let left = async {
-            loop {
-                self.transcript.abandoned().await;
-                let joined = tokio::time::timeout(self.gateway.0.options.grace, self.transcript.joined());
-                if joined.await.is_err() {
-                    return add(&self.gateway.0.metrics.aborted, 1);
-                }
-            }
-        };
-        tokio::select! {
-            () = left => {}
-            () = session.closed() => {}
-        }
-    }
-
     /// Records a reply, and reads it as a whole.
     fn record(
         &self,
@@ -540,7 +559,8 @@ impl Exchange {
                 }
             }
         }
-        let (rest, end) = reading.end(reply, finish, self.tool_choice == ToolChoice::None);
+        let (rest, mut end) = reading.end(reply, finish, self.tool_choice == ToolChoice::None);
+        end.prompt_tokens = prompt_tokens;
         if let Some(state) = &mut state {
             state.left_tokens = state.left_tokens.saturating_sub(tokens);
             if let Some(version) = version {
@@ -550,6 +570,7 @@ impl Exchange {
             state.recorded.calls.push(Called {
                 agent: self.agent.clone(),
                 model: self.model.name.clone(),
+                external: false,
                 origin,
                 prompt: prompt_tokens,
                 tokens,

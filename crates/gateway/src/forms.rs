@@ -5,7 +5,7 @@ use dressage_text::ToolSpec;
 
 use crate::call::{Call, Constraint, ToolChoice};
 use crate::fault::Fault;
-use crate::model::Model;
+use crate::model::TokenModel;
 
 /// The field of a call that asks for a form; `None` where none does.
 pub(crate) fn asked(call: &Call) -> Option<&'static str> {
@@ -20,7 +20,7 @@ pub(crate) fn asked(call: &Call) -> Option<&'static str> {
 ///
 /// # Errors
 /// When there is no such tool, or no grammar of such a form.
-pub(crate) fn grammar(call: &Call, model: &Model) -> Result<Option<Grammar>, Fault> {
+pub(crate) fn grammar(call: &Call, model: &TokenModel) -> Result<Option<Grammar>, Fault> {
     let must_call = matches!(call.tool_choice, ToolChoice::Required | ToolChoice::Named(_));
     match &call.constraint {
         Some(_) if must_call => Err(Fault::field(
@@ -37,7 +37,7 @@ pub(crate) fn grammar(call: &Call, model: &Model) -> Result<Option<Grammar>, Fau
 }
 
 /// The grammar of calls of the tools that may be called.
-fn calls(call: &Call, model: &Model) -> Result<Grammar, Fault> {
+fn calls(call: &Call, model: &TokenModel) -> Result<Grammar, Fault> {
     let tools: Vec<ToolSpec> = match &call.tool_choice {
         ToolChoice::Named(name) => call.tools.iter().filter(|tool| tool.name == *name).cloned().collect(),
         _ => call.tools.clone(),

@@ -14,7 +14,7 @@ use crate::exchange::Caller;
 use crate::fault::{Fault, Kind};
 use crate::gateway::Gateway;
 use crate::http::{Incoming, failed, json as document};
-use crate::model::Model;
+use crate::model::{Model, TokenModel};
 use crate::openai;
 
 /// Longest wait for a probe's token, and for the version of a sampler's weights.
@@ -43,8 +43,9 @@ pub(crate) async fn version() -> Response {
 pub(crate) async fn health_generate(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
     let probed = async {
         let (caller, _) = incoming.in_order()?;
-        for model in models(&gateway, &caller) {
-            probe(&model).await?;
+        // Replies of others may cost money.
+        for model in models(&gateway, &caller).iter().filter(|model| model.tokens().is_ok()) {
+            probe(model).await?;
         }
         Ok(json!({}))
     };
@@ -84,7 +85,7 @@ pub(crate) async fn server_info(
             "model_path": model.name,
             "served_model_name": model.name,
             "version": env!("CARGO_PKG_VERSION"),
-            "context_length": model.context,
+            "context_length": model.tokens()?.context,
             "max_running_requests": gateway.0.options.running,
             "weight_version": weights(&model).await?,
         }))
@@ -112,12 +113,13 @@ pub(crate) async fn tokenizer_info(
     Query(asked): Query<Asked>,
     incoming: Incoming,
 ) -> Response {
-    respond(model(&gateway, incoming, &asked).map(|model| {
+    respond(model(&gateway, incoming, &asked).and_then(|model| {
+        let model = model.tokens()?;
         let chat = model.format.chat();
         let tokenizer = chat.tokenizer();
         let text = |id: Option<u32>| id.map(|id| tokenizer.token_text(id));
         let named = |name: &str| chat.variables().get(name).cloned().unwrap_or(Value::Null);
-        json!({
+        Ok(json!({
             "tokenizer_class": "PreTrainedTokenizerFast",
             "bos_token": text(tokenizer.bos()),
             "eos_token": text(tokenizer.eos().first().copied()),
@@ -125,7 +127,7 @@ pub(crate) async fn tokenizer_info(
             "unk_token": named("unk_token"),
             "chat_template": chat.template().source(),
             "model_max_length": model.context,
-        })
+        }))
     }))
 }
 
@@ -154,7 +156,8 @@ fn model(gateway: &Gateway, incoming: Incoming, asked: &Asked) -> Result<Arc<Mod
 
 /// Version of the weights that a model's replies are drawn with.
 async fn weights(model: &Model) -> Result<String, Fault> {
-    let found = within(&*model.sampler, PROBE, model.sampler.version()).await;
+    let sampler = &*model.tokens()?.sampler;
+    let found = within(sampler, PROBE, sampler.version()).await;
     let late = || {
         let message = format!("waited {PROBE:?} for the version of the weights of {:?}", model.name);
         Fault::new(Kind::Deadline, message)
@@ -164,14 +167,15 @@ async fn weights(model: &Model) -> Result<String, Fault> {
 
 /// Draws one token with a model.
 async fn probe(model: &Model) -> Result<(), Fault> {
-    let tokenizer = model.format.chat().tokenizer();
+    let TokenModel { sampler, format, .. } = model.tokens()?;
+    let tokenizer = format.chat().tokenizer();
     let first = tokenizer.bos().or(tokenizer.eos().first().copied()).unwrap_or(0);
     let params = SamplingParams { max_tokens: 1, temperature: 0.0, ..SamplingParams::default() };
     let policy = model.policy.clone();
     let request =
         SampleRequest { id: "probe".into(), policy, prompt: vec![first], params, ..SampleRequest::default() };
-    let drawn = async { model.sampler.sample(request).await?.collect(PROBE).await };
+    let drawn = async { sampler.sample(request).await?.collect(PROBE).await };
     let late = || Fault::new(Kind::Deadline, format!("{:?} drew no token within {PROBE:?}", model.name));
-    within(&*model.sampler, PROBE, drawn).await.ok_or_else(late)??;
+    within(&**sampler, PROBE, drawn).await.ok_or_else(late)??;
     Ok(())
 }

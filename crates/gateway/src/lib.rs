@@ -24,6 +24,7 @@
 mod anthropic;
 mod call;
 mod exchange;
+mod external;
 mod fault;
 mod forms;
 mod gateway;
@@ -34,6 +35,7 @@ mod metrics;
 mod model;
 mod openai;
 mod reading;
+mod relay;
 mod responses;
 mod rewards;
 mod route;
@@ -49,10 +51,11 @@ mod vllm;
 
 pub use call::{Call, Constraint, Input, Sampling, ToolChoice};
 pub use exchange::Caller;
+pub use external::{Answer, ExternalCall, Query, Responder, Said};
 pub use fault::{Fault, Kind};
 pub use gateway::{Gateway, Options};
 pub use http::serve;
-pub use model::Model;
+pub use model::{Backend, Model, TokenModel};
 pub use route::{Route, When};
 pub use session::{Called, Recorded, Reward, Session, SessionLimits, SessionOptions};
 pub use transcript::{End, Event, Head, Reader, Token, Transcript};

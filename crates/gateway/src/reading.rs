@@ -125,7 +125,7 @@ impl Reading {
         message.reasoning_content = (!thought.is_empty() && !as_text).then(|| thought.to_owned());
         let calls = !message.tool_calls.is_empty();
         let (tokens, thought_tokens) = (told.tokens, told.thought_tokens);
-        (rest, End { message, text, finish, calls, stopped_by, tokens, thought_tokens })
+        (rest, End { message, text, finish, calls, stopped_by, prompt_tokens: 0, tokens, thought_tokens })
     }
 }
 

@@ -11,6 +11,7 @@ use dressage_tree::Trajectory;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, watch};
 
+use crate::external::{ExternalCall, Histories};
 use crate::fault::{Fault, Kind};
 use crate::key::Key;
 use crate::responses::Memory;
@@ -75,7 +76,9 @@ pub struct Called {
     pub agent: String,
     /// Model that answered.
     pub model: String,
-    /// How the prompt came about; `None` for prompts in ids.
+    /// Whether the model is behind an API of others.
+    pub external: bool,
+    /// How the prompt came about; `None` for prompts in ids, and for models of others.
     pub origin: Option<Origin>,
     /// Tokens of the prompt.
     pub prompt: usize,
@@ -104,6 +107,8 @@ pub struct Recorded {
     pub counts: Counts,
     /// The calls, in the order of their ends.
     pub calls: Vec<Called>,
+    /// Calls that policies of others answered, in messages.
+    pub external: Vec<ExternalCall>,
     /// Rewards that the program posted.
     pub rewards: Vec<Reward>,
     /// How often the recipe decided a parameter that a client had asked otherwise for.
@@ -136,6 +141,8 @@ pub(crate) struct State {
     pub recorded: Recorded,
     /// Calls by their bodies, for clients that ask again.
     repeats: HashMap<u128, Vec<(Instant, Arc<Transcript>)>>,
+    /// Histories of calls that policies of others answered.
+    pub histories: Histories,
     /// Replies by id, for clients that continue one by its name.
     pub responses: Memory,
 }
@@ -153,6 +160,7 @@ impl Session {
             versions: HashMap::new(),
             recorded: Recorded::default(),
             repeats: HashMap::new(),
+            histories: Histories::default(),
             responses: Memory::default(),
         };
         Session {

@@ -13,7 +13,7 @@ use tower::ServiceExt;
 
 use crate::scripted::Scripted;
 use crate::session::Session;
-use crate::{Gateway, Model, Options, Route, SessionLimits, SessionOptions, When};
+use crate::{Backend, Gateway, Model, Options, Route, SessionLimits, SessionOptions, TokenModel, When};
 
 /// The key of strangers.
 pub(crate) const STRANGER: &str = "sk-test";
@@ -130,10 +130,12 @@ impl Served {
         let model = Model {
             name: "tiny".into(),
             policy: "tiny".into(),
-            sampler,
-            format: Arc::clone(&format),
-            context: CONTEXT,
-            sampling: SamplingParams { max_tokens, ..Default::default() },
+            backend: Backend::Tokens(TokenModel {
+                sampler,
+                format: Arc::clone(&format),
+                context: CONTEXT,
+                sampling: SamplingParams { max_tokens, ..Default::default() },
+            }),
             created: 1,
         };
         let route = Route {

@@ -51,6 +51,7 @@ fn tokens_of(gateway: &Gateway, incoming: Incoming) -> Result<Value, Fault> {
     let (caller, body) = incoming.in_order()?;
     let request: Tokenize = read(&body)?;
     let model = gateway.model_of(&caller, &request.model)?;
+    let model = model.tokens()?;
     let chat = model.format.chat();
     let ids = match (request.prompt, request.messages) {
         (Some(text), None) if request.add_special_tokens == Some(false) => chat.tokenizer().encode(&text),
@@ -79,7 +80,7 @@ fn text_of(gateway: &Gateway, incoming: Incoming) -> Result<Value, Fault> {
     let (caller, body) = incoming.in_order()?;
     let request: Detokenize = read(&body)?;
     let model = gateway.model_of(&caller, &request.model)?;
-    let tokenizer = model.format.chat().tokenizer();
+    let tokenizer = model.tokens()?.format.chat().tokenizer();
     let size = tokenizer.vocabulary();
     if let Some(id) = request.tokens.iter().find(|id| **id as usize >= size) {
         return Err(Fault::field("tokens", format!("{id} is outside of the vocabulary of {size} tokens")));

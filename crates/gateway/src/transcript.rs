@@ -38,6 +38,8 @@ pub struct End {
     pub calls: bool,
     /// The stop string that ended it, where one did.
     pub stopped_by: Option<String>,
+    /// Number of the tokens of its prompt.
+    pub prompt_tokens: usize,
     /// Number of its tokens.
     pub tokens: usize,
     /// Number of its tokens within thoughts.

@@ -184,7 +184,7 @@ impl Dialect for Writer {
         if let Some(first) = replies.first().filter(|first| !first.prompt.is_empty()) {
             body["prompt_logprobs"] = prompt_logprobs(&self.chat, &first.prompt);
         }
-        body["usage"] = usage_of(head.prompt.len(), &replies);
+        body["usage"] = usage_of(&replies);
         body
     }
 

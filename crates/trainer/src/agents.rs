@@ -117,7 +117,9 @@ impl Agents {
             };
             Ok(NamedAgent { built_in, context, keys: keys.clone(), custom: parts.custom.clone() })
         };
-        recipe.agents().into_iter().map(agent).collect::<Result<Vec<_>, TrainerError>>().map(Agents)
+        // No attempt is of an agent whose policy others serve.
+        let own = recipe.agents().into_iter().filter(|(_, keys)| recipe.external_of(keys).is_none());
+        own.map(agent).collect::<Result<Vec<_>, TrainerError>>().map(Agents)
     }
 
     /// The agent that does a task: the one that it names, or else the first.

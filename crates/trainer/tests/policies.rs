@@ -302,7 +302,28 @@ async fn names_lead_somewhere() {
             &["policy.x={kind='trained'}", "policy.y={kind='trained'}"],
             "`agent.policy` is \"\", but must be one of `x`, `y`",
         ),
-        (&["policy.x={kind='external', url='u', model='m'}"], "`policy.x.kind`"),
+        (&["policy.x={kind='external', url='u', model='m'}"], "`policy.x.url` is \"u\""),
+        (&["policy.x={kind='external', url='http://u', model=''}"], "`policy.x.model`"),
+        (&["policy.x={kind='external', url='http://u', model='m', concurrency=0}"], "`policy.x.concurrency`"),
+        (
+            &[
+                "policy.x={kind='external', url='http://u', model='m'}",
+                "policy.y={kind='trained'}",
+                "agent.policy='y'",
+                "agent.judge={policy='x'}",
+            ],
+            "only programs (kind = \"program\")",
+        ),
+        (
+            &[
+                "policy.x={kind='external', url='http://u', model='m'}",
+                "policy.y={kind='trained'}",
+                "agent.policy='x'",
+                "agent.kind='program'",
+                "agent.command=['true']",
+            ],
+            "attempts are of this agent",
+        ),
         (&["policy.x={kind='trainde'}"], "did you mean `trained`?"),
         (&["policy.x={kind='trained', surce='y'}"], "unknown key `policy.x.surce`; did you mean `source`?"),
         (&["agent.x={max_tunrs=3}"], "unknown key `agent.x.max_tunrs`; did you mean `max_turns`?"),
@@ -320,6 +341,18 @@ async fn names_lead_somewhere() {
         let error = load(overrides).unwrap_err();
         assert!(error.contains(want), "{overrides:?}\n  gave: {error}\n  want: {want}");
     }
+    let recipe = load(&[
+        "policy.x={kind='external', url='http://u', model='m', key_env='K', requests_per_minute=3}",
+        "policy.y={kind='trained'}",
+        "agent.policy='y'",
+        "agent.kind='program'",
+        "agent.command=['true']",
+        "agent.judge={policy='x'}",
+    ])
+    .unwrap();
+    let external = recipe.external_of(&recipe.agents["judge"]).unwrap();
+    assert_eq!((external.requests_per_minute, external.concurrency), (3, 16));
+    assert!(recipe.external_of(&recipe.agent).is_none());
     let recipe = load(&["agent.x={system='x', train=false}"]).unwrap();
     assert_eq!(recipe.agents["x"].max_turns, recipe.agent.max_turns, "it has the keys of all");
     // What is written down reads back.

@@ -22,7 +22,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use dressage_conversation::Format;
-use dressage_gateway::{Gateway, Model, Route, SessionLimits, SessionOptions, When};
+use dressage_gateway::{
+    Backend, Gateway, Model, Responder, Route, SessionLimits, SessionOptions, TokenModel, When,
+};
 use dressage_policy::{SamplingParams, within};
 use tracing::{Instrument, debug_span};
 
@@ -50,7 +52,7 @@ pub struct Program {
     pub gateway: Gateway,
     /// Where the gateway listens, as `http://HOST:PORT`.
     pub address: String,
-    /// Agents as which it may call; the first is the one that the attempt is of.
+    /// Agents as which it may call; the first is the one that the attempt is of, whose policy is the run's own.
     pub agents: Vec<ProgramAgent>,
     /// Where an attempt ends.
     pub limits: Limits,
@@ -67,15 +69,27 @@ pub struct ProgramAgent {
     pub name: String,
     /// Name of its policy, and of the model that the program asks for.
     pub policy: String,
-    /// How conversations with it are written.
-    pub format: Arc<Format>,
-    /// Tokens that prompt and reply can have together.
-    pub context: usize,
+    /// Whoever writes its replies.
+    pub replies: Replies,
     /// Calls that are its own although they do not name it.
     pub when: When,
     /// Whether its policy learns: then the recipe decides how its replies are sampled, whatever the program
     /// asks for.
     pub trained: bool,
+}
+
+/// Whoever writes an agent's replies.
+#[derive(Clone)]
+pub enum Replies {
+    /// A policy of the run, by tokens.
+    Tokens {
+        /// How conversations with it are written.
+        format: Arc<Format>,
+        /// Tokens that prompt and reply can have together.
+        context: usize,
+    },
+    /// An API of others, by messages.
+    Messages(Arc<dyn Responder>),
 }
 
 #[async_trait]
@@ -146,17 +160,21 @@ impl Program {
     /// The agents of an attempt, with the samplers of their policies.
     fn routes(&self, context: &AttemptContext) -> Result<Vec<Route>, String> {
         let route = |agent: &ProgramAgent| {
-            let sampler = context.samplers.get(&agent.policy);
-            let sampler = sampler.ok_or_else(|| format!("there is no policy {:?}", agent.policy))?;
-            let model = Model {
-                name: agent.policy.clone(),
-                policy: agent.policy.clone(),
-                sampler: Arc::clone(sampler),
-                format: Arc::clone(&agent.format),
-                context: agent.context,
-                sampling: SamplingParams { max_tokens: agent.context, ..SamplingParams::default() },
-                created: 0,
+            let backend = match &agent.replies {
+                Replies::Messages(responder) => Backend::Messages(Arc::clone(responder)),
+                Replies::Tokens { format, context: most } => {
+                    let sampler = context.samplers.get(&agent.policy);
+                    let sampler = sampler.ok_or_else(|| format!("there is no policy {:?}", agent.policy))?;
+                    Backend::Tokens(TokenModel {
+                        sampler: Arc::clone(sampler),
+                        format: Arc::clone(format),
+                        context: *most,
+                        sampling: SamplingParams { max_tokens: *most, ..SamplingParams::default() },
+                    })
+                }
             };
+            let (name, policy) = (agent.policy.clone(), agent.policy.clone());
+            let model = Model { name, policy, backend, created: 0 };
             let fixed = SamplingParams { max_tokens: self.limits.tokens, ..context.params.clone() };
             Ok(Route {
                 agent: agent.name.clone(),

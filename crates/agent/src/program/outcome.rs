@@ -17,7 +17,8 @@ const EVIDENCE: &str = "program";
 pub(super) fn attempt(program: &Program, ended: Result<Ended, String>, recorded: Recorded) -> Attempt {
     let mut outcome = Outcome::begun();
     outcome.turns = recorded.calls.iter().filter(|call| call.turn.is_some()).count() as u32;
-    outcome.sampled_tokens = recorded.calls.iter().map(|call| call.tokens).sum();
+    let own = recorded.calls.iter().filter(|call| !call.external);
+    outcome.sampled_tokens = own.map(|call| call.tokens).sum();
     outcome.drift.clone_from(&recorded.drift);
     // A program answers the calls of a reply before it asks for the next.
     let asked = recorded.calls.split_last().map_or(&[][..], |(_, earlier)| earlier);
@@ -63,7 +64,7 @@ pub(super) fn attempt(program: &Program, ended: Result<Ended, String>, recorded:
     }
     let rewards: Vec<Value> =
         recorded.rewards.iter().filter_map(|reward| serde_json::to_value(reward).ok()).collect();
-    let evidence = json!({
+    let mut evidence = json!({
         "calls": recorded.calls.iter().map(called).collect::<Vec<_>>(),
         "rewards": rewards,
         "last_line": printed,
@@ -71,6 +72,10 @@ pub(super) fn attempt(program: &Program, ended: Result<Ended, String>, recorded:
         "refused": recorded.refused,
         "forks": recorded.counts,
     });
+    // In messages, since others have no ids that mean anything here.
+    if let (false, Ok(external)) = (recorded.external.is_empty(), serde_json::to_value(&recorded.external)) {
+        evidence["external"] = external;
+    }
     outcome.evidence.insert(EVIDENCE.into(), evidence);
     Attempt { trajectory: recorded.trajectory, outcome }
 }
@@ -78,6 +83,7 @@ pub(super) fn attempt(program: &Program, ended: Result<Ended, String>, recorded:
 /// A call as it is told of: who asked whom, how the prompt came about, and how it ended.
 fn called(call: &Called) -> Value {
     let origin = match call.origin {
+        None if call.external => "in messages".to_owned(),
         None => "in ids".to_owned(),
         Some(Origin::Began) => "began".to_owned(),
         Some(Origin::Continued) => "continued".to_owned(),

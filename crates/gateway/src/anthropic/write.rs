@@ -178,7 +178,7 @@ impl Dialect for Writer {
             body["content"] = content.into();
             body["stop_reason"] = reason.into();
             body["stop_sequence"] = sequence;
-            body["usage"] = usage(head.prompt.len(), end.tokens);
+            body["usage"] = usage(end.prompt_tokens, end.tokens);
         }
         body
     }
@@ -188,7 +188,7 @@ impl Dialect for Writer {
         frame(Some(kind), &json!({ "type": kind, "message": message(head) }))
     }
 
-    fn event(&mut self, head: &Head, event: &Event) -> String {
+    fn event(&mut self, _head: &Head, event: &Event) -> String {
         match event {
             Event::Prompt { .. } => String::new(),
             Event::Delta { pieces, .. } => pieces.iter().map(|piece| self.piece(piece)).collect(),
@@ -198,7 +198,7 @@ impl Dialect for Writer {
                 let data = json!({
                     "type": kind,
                     "delta": { "stop_reason": reason, "stop_sequence": sequence },
-                    "usage": usage(head.prompt.len(), end.tokens),
+                    "usage": usage(end.prompt_tokens, end.tokens),
                 });
                 self.close() + &frame(Some(kind), &data)
             }

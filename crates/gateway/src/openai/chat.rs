@@ -14,6 +14,7 @@ use crate::call::{Call, Input, ToolChoice};
 use crate::fault::Fault;
 use crate::gateway::Gateway;
 use crate::http::{Dialect, Gathered, Incoming, answer, frame, read};
+use crate::model::Backend;
 use crate::transcript::{Event, Head, Token};
 
 /// A request.
@@ -85,16 +86,18 @@ fn prepare(
         versions: request.return_weight_versions.unwrap_or(false),
     };
     let include_usage = request.stream_options.and_then(|options| options.include_usage).unwrap_or(false);
-    let chat = gateway.chat_of(&caller, &call)?;
-    check_variables(&chat, &request.chat_template_kwargs.unwrap_or_default())?;
-    let writer = Writer {
-        chat,
-        tokens,
-        include_usage,
-        calls: vec![0; call.n],
-        told: vec![0; call.n],
-        ended: Vec::new(),
+    let variables = request.chat_template_kwargs.unwrap_or_default();
+    let model = gateway.answering_model(&caller, &call)?;
+    // A model of others knows neither.
+    let chat = match &model.backend {
+        Backend::Messages(_) if variables.is_empty() && !tokens.any() => None,
+        _ => Some(Arc::clone(model.tokens()?.format.chat())),
     };
+    if let Some(chat) = &chat {
+        check_variables(chat, &variables)?;
+    }
+    let (calls, told) = (vec![0; call.n], vec![0; call.n]);
+    let writer = Writer { chat, tokens, include_usage, prompt_tokens: 0, calls, told, ended: Vec::new() };
     Ok((caller, call, writer, request.stream.unwrap_or(false)))
 }
 
@@ -187,9 +190,11 @@ fn check_variables(chat: &Chat, variables: &Map<String, Value>) -> Result<(), Fa
 
 /// Writes what comes of a call.
 struct Writer {
-    chat: Arc<Chat>,
+    /// That of the model, where it has one.
+    chat: Option<Arc<Chat>>,
     tokens: Tokens,
     include_usage: bool,
+    prompt_tokens: usize,
     /// Calls of each reply so far.
     calls: Vec<usize>,
     /// Tokens of each reply that were told.
@@ -211,8 +216,8 @@ impl Writer {
 
     /// Adds tokens to reply `index`, after those that it was told to have.
     fn add_tokens(&mut self, index: usize, choice: &mut Value, tokens: &[Token]) {
-        if self.tokens.logprobs {
-            choice["logprobs"] = self.tokens.content(&self.chat, tokens);
+        if let Some(chat) = self.chat.as_ref().filter(|_| self.tokens.logprobs) {
+            choice["logprobs"] = self.tokens.content(chat, tokens);
         }
         if self.tokens.ids {
             choice["token_ids"] = tokens.iter().map(|token| token.id).collect::<Vec<_>>().into();
@@ -267,7 +272,7 @@ impl Dialect for Writer {
             "created": head.created,
             "model": head.model,
             "choices": choices,
-            "usage": usage_of(head.prompt.len(), &replies),
+            "usage": usage_of(&replies),
         });
         if self.tokens.ids {
             body["prompt_token_ids"] = head.prompt.as_slice().into();
@@ -326,6 +331,7 @@ impl Dialect for Writer {
             }
             Event::Prompt { .. } => String::new(),
             Event::Ended { choice, end } => {
+                self.prompt_tokens = end.prompt_tokens;
                 self.ended.push((end.tokens, end.thought_tokens));
                 let mut chunk = self.chunk(head, *choice, json!({}));
                 chunk["choices"][0]["finish_reason"] = finish(end).into();
@@ -338,7 +344,7 @@ impl Dialect for Writer {
                 if self.include_usage {
                     let mut chunk = self.chunk(head, 0, json!({}));
                     chunk["choices"] = json!([]);
-                    chunk["usage"] = usage(head.prompt.len(), &self.ended);
+                    chunk["usage"] = usage(self.prompt_tokens, &self.ended);
                     text += &frame(None, &chunk);
                 }
                 text + "data: [DONE]\n\n"

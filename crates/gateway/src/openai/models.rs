@@ -18,7 +18,7 @@ fn describe(model: &Model) -> Value {
         "created": model.created,
         "owned_by": "dressage",
         "root": model.name,
-        "max_model_len": model.context,
+        "max_model_len": model.tokens().ok().map(|model| model.context),
     })
 }
 

@@ -56,7 +56,8 @@ pub(crate) fn usage(prompt: usize, replies: &[(usize, usize)]) -> Value {
 }
 
 /// Numbers of tokens of whole replies.
-pub(crate) fn usage_of(prompt: usize, replies: &[Gathered]) -> Value {
+pub(crate) fn usage_of(replies: &[Gathered]) -> Value {
+    let prompt = replies.first().map_or(0, |reply| reply.end.prompt_tokens);
     let tokens: Vec<(usize, usize)> = replies.iter().map(|r| (r.end.tokens, r.end.thought_tokens)).collect();
     usage(prompt, &tokens)
 }

@@ -279,7 +279,7 @@ impl Writer {
             "incomplete_details": details,
             "model": head.model,
             "output": self.output,
-            "usage": end.map(|end| usage(head.prompt.len(), end)),
+            "usage": end.map(|end| usage(end)),
         });
         if let Value::Object(body) = &mut body {
             body.extend(self.told.echo.clone());
@@ -324,7 +324,8 @@ fn cut(end: &End) -> bool {
     !matches!(end.finish, FinishReason::StopId | FinishReason::StopString)
 }
 
-fn usage(prompt: usize, end: &End) -> Value {
+fn usage(end: &End) -> Value {
+    let prompt = end.prompt_tokens;
     json!({
         "input_tokens": prompt,
         "input_tokens_details": { "cached_tokens": 0 },

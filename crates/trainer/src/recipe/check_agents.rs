@@ -6,7 +6,7 @@ use super::RecipeError;
 use super::agent::{AgentKeys, AgentKind, QUESTION};
 use super::check::{Checker, MOST_SECONDS};
 use super::keys::{Phase, Recipe};
-use super::policy::{PolicyKeys, PolicyModel};
+use super::policy::{ExternalKeys, PolicyKeys, PolicyModel};
 use super::tools::ToolKeys;
 
 /// Names, as a sentence ends with them.
@@ -29,23 +29,56 @@ impl Checker<'_> {
             self.name("policy", name)?;
             let key = |key: &str| format!("policy.{name}.{key}");
             match keys {
-                PolicyKeys::External(_) => self.check(
-                    false,
-                    key("kind"),
-                    "\"external\"",
-                    "\"trained\" or \"frozen\": models behind an API come with the gateway, which this build does not have",
-                )?,
+                PolicyKeys::External(keys) => self.external(&key, keys)?,
                 PolicyKeys::Frozen(PolicyModel { lora: Some(_), .. }) => {
                     self.check(false, key("lora"), "set", "left out: a frozen policy has nothing to learn")?;
                 }
                 PolicyKeys::Trained(PolicyModel { context, .. })
                 | PolicyKeys::Frozen(PolicyModel { context, .. }) => {
-                    self.check(context.is_none_or(|c| c >= 2), key("context"), context.unwrap_or(0), "at least 2")?;
+                    self.check(
+                        context.is_none_or(|c| c >= 2),
+                        key("context"),
+                        context.unwrap_or(0),
+                        "at least 2",
+                    )?;
                 }
             }
         }
         let learns = recipe.policies().iter().any(|(_, keys)| keys.is_trained());
         self.check(learns || recipe.phase.is_empty(), "policy", "all frozen", "trained, at least one of them")
+    }
+
+    /// A policy of others.
+    fn external(&self, key: &dyn Fn(&str) -> String, keys: &ExternalKeys) -> Result<(), RecipeError> {
+        let is_url = keys.url.starts_with("http://") || keys.url.starts_with("https://");
+        self.check(is_url, key("url"), format!("\"{}\"", keys.url), "an address with http:// or https://")?;
+        self.check(!keys.model.is_empty(), key("model"), "\"\"", "the name that the model has there")?;
+        self.at_least_one(key("concurrency"), keys.concurrency)?;
+        self.seconds(&key("seconds"), keys.seconds)
+    }
+
+    /// An agent whose policy others serve: a program alone can call it, beside an agent of the run's own.
+    fn of_others(
+        &self,
+        key: &dyn Fn(&str) -> String,
+        table: &str,
+        agent: &AgentKeys,
+    ) -> Result<(), RecipeError> {
+        let policy = || format!("\"{}\", which is external", agent.policy);
+        self.check(
+            agent.kind == AgentKind::Program,
+            key("policy"),
+            policy(),
+            "a policy that runs here: the built-in loop asks in tokens, and only programs (kind = \"program\") can \
+             call others' APIs",
+        )?;
+        self.check(
+            table.starts_with("agent.") && table != "agent.default",
+            key("policy"),
+            policy(),
+            "a policy that runs here: attempts are of this agent; programs call external ones as another agent, \
+             [agent.NAME]",
+        )
     }
 
     /// Toolboxes, each with a name of its own.
@@ -128,6 +161,9 @@ impl Checker<'_> {
         let range = one_of(policies.iter().map(|(name, _)| name));
         let policy = recipe.policy_of(agent);
         self.check(policy.is_some(), key("policy"), format!("\"{}\"", agent.policy), range)?;
+        if recipe.external_of(agent).is_some() {
+            self.of_others(&key, table, agent)?;
+        }
         let learns = policies.iter().any(|(name, keys)| Some(name) == policy.as_ref() && keys.is_trained());
         let sampling = &agent.sampling;
         if let Some(t) = sampling.temperature {

@@ -58,6 +58,37 @@ pub struct ExternalKeys {
     /// The environment variable with the key; none where not given.
     #[serde(default)]
     pub key_env: Option<String>,
+    /// Most calls under way at once.
+    #[serde(default = "concurrency")]
+    pub concurrency: usize,
+    /// Most requests in a minute, 0 for any number.
+    #[serde(default)]
+    pub requests_per_minute: u64,
+    /// Longest wait for a reply, from its place among the calls to its end, in seconds.
+    #[serde(default = "seconds")]
+    pub seconds: f64,
+}
+
+impl ExternalKeys {
+    /// A model at an address, without a key, under the usual limits.
+    pub fn new(url: impl Into<String>, model: impl Into<String>) -> Self {
+        ExternalKeys {
+            url: url.into(),
+            model: model.into(),
+            key_env: None,
+            concurrency: concurrency(),
+            requests_per_minute: 0,
+            seconds: seconds(),
+        }
+    }
+}
+
+fn concurrency() -> usize {
+    16
+}
+
+fn seconds() -> f64 {
+    600.0
 }
 
 impl PolicyKeys {

@@ -6,7 +6,7 @@ use dressage_tree::DEFAULT;
 
 use super::agent::AgentKeys;
 use super::keys::{Phase, Recipe};
-use super::policy::{PolicyKeys, PolicyModel};
+use super::policy::{ExternalKeys, PolicyKeys, PolicyModel};
 
 impl Recipe {
     /// Every policy by name, in the order of their names: those of the recipe, or the only one.
@@ -39,6 +39,14 @@ impl Recipe {
         match &policies[..] {
             [(only, _)] => Some(only.clone()),
             _ => policies.into_iter().map(|(name, _)| name).find(|name| name == DEFAULT),
+        }
+    }
+
+    /// The API that writes an agent's replies, where its policy is one of others.
+    pub fn external_of(&self, agent: &AgentKeys) -> Option<&ExternalKeys> {
+        match self.policy.get(&self.policy_of(agent)?)? {
+            PolicyKeys::External(keys) => Some(keys),
+            _ => None,
         }
     }
 

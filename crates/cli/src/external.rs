@@ -1,0 +1,283 @@
+//! Policies that others serve: from a recipe to an API that the gateway asks.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dressage_gateway::{Answer, Constraint, Fault, Kind, Query, Responder, Said, Sampling, ToolChoice};
+use dressage_policy::FinishReason;
+use dressage_remote::{
+    ChatEvent, ChatParams, ChatReply, ChatRequest, Endpoint, External, ExternalError, ExternalOptions, Finish,
+};
+use dressage_trainer::recipe::{ExternalKeys, PolicyKeys, Recipe};
+use serde_json::{Map, Value, json};
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+
+use crate::failure::unusable;
+
+/// Policies of others by name, each asked under one limit by all of its agents.
+pub type Others = BTreeMap<String, Arc<dyn Responder>>;
+
+/// The policies of a recipe that others serve and that an agent asks. Keys are read from the environment.
+///
+/// # Errors
+/// When an address cannot be used, or a key is missing.
+pub fn others(recipe: &Recipe) -> anyhow::Result<Others> {
+    let mut others = Others::new();
+    for (_, agent) in recipe.agents() {
+        let name = recipe.policy_of(agent).unwrap_or_default();
+        if let Some(PolicyKeys::External(keys)) = recipe.policy.get(&name)
+            && !others.contains_key(&name)
+        {
+            let api = responder(keys).map_err(|error| unusable(format!("policy.{name}: {error}")))?;
+            others.insert(name, api);
+        }
+    }
+    Ok(others)
+}
+
+/// The API that these keys describe. Its own key is read from the environment.
+///
+/// # Errors
+/// When an address cannot be used, or a key is missing.
+pub fn responder(keys: &ExternalKeys) -> Result<Arc<dyn Responder>, ExternalError> {
+    let ExternalKeys { url, model, key_env, concurrency, requests_per_minute, seconds } = keys.clone();
+    let options = ExternalOptions {
+        endpoints: vec![Endpoint { base_url: url, model, key_env }],
+        most_running: concurrency,
+        requests_per_minute,
+        deadline: Duration::from_secs_f64(seconds),
+        ..ExternalOptions::default()
+    };
+    Ok(Arc::new(Api(External::new(options)?)))
+}
+
+/// An API of chat completions.
+struct Api(External);
+
+impl Responder for Api {
+    fn respond(&self, query: Query) -> UnboundedReceiver<Result<Said, Fault>> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let api = self.0.clone();
+        tokio::spawn(async move {
+            tokio::select! {
+                () = sender.closed() => {}
+                asked = ask(&api, query, &sender) => if let Err(fault) = asked {
+                    // Nobody may be there to hear it.
+                    let _ = sender.send(Err(fault));
+                },
+            }
+        });
+        receiver
+    }
+}
+
+/// Asks for a reply and tells of its parts.
+async fn ask(
+    api: &External,
+    query: Query,
+    sender: &UnboundedSender<Result<Said, Fault>>,
+) -> Result<(), Fault> {
+    let request = request(query)?;
+    let mut stream = api.stream(&request).await.map_err(fault)?;
+    while let Some(event) = stream.next().await {
+        let said = match event.map_err(fault)? {
+            ChatEvent::Content(text) => Said::Speech(text),
+            ChatEvent::Reasoning(text) => Said::Thought(text),
+            // Calls are told of as a whole.
+            ChatEvent::Call { .. } => continue,
+            ChatEvent::Finished(reply) => Said::Ended(Box::new(answer(&reply)?)),
+        };
+        if sender.send(Ok(said)).is_err() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// The request that a query becomes.
+///
+/// # Errors
+/// When it asks for a form that such an API does not know.
+fn request(query: Query) -> Result<ChatRequest, Fault> {
+    let Query { messages, tools, tool_choice, parallel_calls, constraint, sampling, .. } = query;
+    let mut extra = Map::new();
+    let choice = match tool_choice {
+        ToolChoice::Auto => None,
+        ToolChoice::None => Some(json!("none")),
+        ToolChoice::Required => Some(json!("required")),
+        ToolChoice::Named(name) => Some(json!({ "type": "function", "function": { "name": name } })),
+    };
+    // Servers refuse both where there are no tools.
+    if !tools.is_empty() {
+        extra.extend(choice.map(|choice| ("tool_choice".to_owned(), choice)));
+        if !parallel_calls {
+            extra.insert("parallel_tool_calls".into(), false.into());
+        }
+    }
+    if let Some(form) = constraint.map(form).transpose()? {
+        extra.insert("response_format".into(), form);
+    }
+    let Sampling { max_tokens, temperature, top_p, stop, seed, .. } = sampling.clone();
+    extra.extend(others_of(&sampling));
+    let params = ChatParams { max_tokens, temperature, top_p, stop, seed, extra };
+    Ok(ChatRequest { messages, tools, params })
+}
+
+/// Wishes about sampling for which requests have no field of their own.
+fn others_of(sampling: &Sampling) -> Map<String, Value> {
+    let Sampling { top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty, .. } = sampling;
+    // As it is written: 0.7, and not the nearest f32 with all its digits.
+    let decimal = |value: &f32| value.to_string().parse::<f64>().unwrap_or(f64::from(*value));
+    let bias = sampling.logit_bias.as_ref().map(|bias| {
+        bias.iter().map(|(id, bias)| (id.to_string(), json!(decimal(bias)))).collect::<Map<_, _>>()
+    });
+    let all = [
+        ("top_k", json!(top_k)),
+        ("min_p", json!(min_p.as_ref().map(decimal))),
+        ("repetition_penalty", json!(repetition_penalty.as_ref().map(decimal))),
+        ("presence_penalty", json!(presence_penalty.as_ref().map(decimal))),
+        ("frequency_penalty", json!(frequency_penalty.as_ref().map(decimal))),
+        ("logit_bias", json!(bias)),
+        ("min_tokens", json!(sampling.min_tokens)),
+        ("stop_token_ids", json!(Some(&sampling.stop_ids).filter(|ids| !ids.is_empty()))),
+        ("ignore_eos", json!(Some(true).filter(|_| sampling.ignore_eos))),
+    ];
+    all.into_iter()
+        .filter(|(_, value)| !value.is_null())
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect()
+}
+
+fn form(constraint: Constraint) -> Result<Value, Fault> {
+    match constraint {
+        Constraint::JsonObject => Ok(json!({ "type": "json_object" })),
+        Constraint::JsonSchema(schema) => {
+            Ok(json!({ "type": "json_schema", "json_schema": { "name": "reply", "schema": schema } }))
+        }
+        Constraint::Regex(_) | Constraint::Grammar(_) => {
+            let message = "a policy of others keeps to JSON alone, not to expressions and grammars";
+            Err(Fault::field("structured_outputs", message))
+        }
+    }
+}
+
+fn answer(reply: &ChatReply) -> Result<Answer, Fault> {
+    let message = reply.message().map_err(|why| Fault::new(Kind::Unavailable, why))?;
+    let finish = match &reply.finish {
+        // A reply that was withheld is one that was cut off.
+        Some(Finish::Length | Finish::ContentFilter) => FinishReason::Length,
+        _ => FinishReason::StopId,
+    };
+    let usage = reply.usage.unwrap_or_default();
+    Ok(Answer {
+        message,
+        finish,
+        prompt_tokens: usage.prompt_tokens as usize,
+        tokens: usage.completion_tokens as usize,
+        thought_tokens: usage.reasoning_tokens as usize,
+    })
+}
+
+/// The fault that an error of an API is to the one who calls.
+fn fault(error: ExternalError) -> Fault {
+    let kind = match &error {
+        ExternalError::Invalid(_) | ExternalError::Refused { .. } => Kind::Invalid,
+        ExternalError::Busy { retry_after, .. } => Kind::Busy(Duration::from_secs(*retry_after)),
+        ExternalError::Deadline { .. } => Kind::Deadline,
+        error if error.may_pass() => Kind::Unavailable,
+        _ => Kind::Internal,
+    };
+    Fault::new(kind, error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use dressage_text::Message;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    fn query() -> Query {
+        Query {
+            messages: vec![Message::user("1?")],
+            tools: Vec::new(),
+            tool_choice: ToolChoice::Required,
+            parallel_calls: true,
+            constraint: None,
+            sampling: Sampling { temperature: Some(0.7), min_p: Some(0.1), ..Sampling::default() },
+            deadline: Duration::from_secs(5),
+        }
+    }
+
+    /// Serves one connection with this answer; gives the request that came.
+    async fn server(answer: String) -> (String, tokio::task::JoinHandle<String>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/v1", listener.local_addr().unwrap());
+        let served = tokio::spawn(async move {
+            let (mut socket, _) = listener.accept().await.unwrap();
+            let mut read = vec![0; 1 << 16];
+            let count = socket.read(&mut read).await.unwrap();
+            socket.write_all(answer.as_bytes()).await.unwrap();
+            String::from_utf8_lossy(&read[..count]).into_owned()
+        });
+        (url, served)
+    }
+
+    async fn said(url: String) -> Vec<Result<Said, Fault>> {
+        let mut parts = responder(&ExternalKeys::new(url, "m")).unwrap().respond(query());
+        let mut all = Vec::new();
+        while let Some(part) = parts.recv().await {
+            all.push(part);
+        }
+        all
+    }
+
+    #[tokio::test]
+    async fn a_reply_is_told_as_it_streams() {
+        let chunks = [
+            json!({ "choices": [{ "index": 0, "delta": { "content": "So " } }] }),
+            json!({ "choices": [{ "index": 0, "delta": { "content": "be it." }, "finish_reason": "length" }] }),
+            json!({ "choices": [], "usage": { "prompt_tokens": 7, "completion_tokens": 2 } }),
+        ];
+        let body: String = chunks.iter().map(|chunk| format!("data: {chunk}\n\n")).collect();
+        let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n";
+        let (url, served) = server(format!("{head}{body}data: [DONE]\n\n")).await;
+        let parts = said(url).await;
+        let texts: Vec<&str> = parts
+            .iter()
+            .filter_map(|part| match part {
+                Ok(Said::Speech(text)) => Some(text.as_str()),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(texts, ["So ", "be it."]);
+        let Some(Ok(Said::Ended(answer))) = parts.last() else { panic!("{parts:?}") };
+        assert_eq!((answer.finish, answer.prompt_tokens, answer.tokens), (FinishReason::Length, 7, 2));
+        assert_eq!(answer.message.content.as_str(), "So be it.");
+        let asked = served.await.unwrap();
+        assert!(asked.contains("\"temperature\":0.7") && asked.contains("\"min_p\":0.1"), "{asked}");
+        assert!(!asked.contains("tool_choice"), "there are no tools: {asked}");
+    }
+
+    #[tokio::test]
+    async fn a_refusal_is_the_callers_fault() {
+        let body = json!({ "error": { "message": "too many words" } }).to_string();
+        let head = format!("HTTP/1.1 400 Bad Request\r\ncontent-length: {}\r\n\r\n", body.len());
+        let (url, _served) = server(format!("{head}{body}")).await;
+        let parts = said(url).await;
+        let [Err(fault)] = &parts[..] else { panic!("{parts:?}") };
+        assert_eq!(fault.kind, Kind::Invalid);
+        assert!(fault.message.contains("too many words"), "{fault}");
+    }
+
+    #[test]
+    fn forms_are_json_or_refused() {
+        let with = |constraint| request(Query { constraint: Some(constraint), ..query() });
+        let schema = json!({ "type": "object" });
+        let asked = with(Constraint::JsonSchema(schema.clone())).unwrap();
+        assert_eq!(asked.params.extra["response_format"]["json_schema"]["schema"], schema);
+        assert!(with(Constraint::Regex("a".into())).is_err());
+    }
+}

@@ -1,0 +1,228 @@
+use std::sync::{Arc, Mutex};
+
+use axum::http::StatusCode;
+use dressage_text::ToolCall;
+use serde_json::{Map, Value, json};
+use tokio::sync::mpsc;
+
+use super::*;
+use crate::testing::{Answer as Reply, Served};
+use crate::{Backend, Route, SessionLimits, SessionOptions, ToolChoice, When};
+
+/// Says the parts that it was given, and notes what it was asked.
+#[derive(Default)]
+struct Parrot {
+    parts: Mutex<Vec<Result<Said, Fault>>>,
+    asked: Mutex<Vec<Query>>,
+    /// Whether it goes silent after its parts, instead of ending.
+    hangs: bool,
+}
+
+impl Responder for Parrot {
+    fn respond(&self, query: Query) -> UnboundedReceiver<Result<Said, Fault>> {
+        self.asked.lock().unwrap().push(query);
+        let (sender, receiver) = mpsc::unbounded_channel();
+        for part in self.parts.lock().unwrap().iter() {
+            sender.send(part.clone()).unwrap();
+        }
+        if self.hangs {
+            tokio::spawn(async move { sender.closed().await });
+        }
+        receiver
+    }
+}
+
+/// A whole reply with a thought and a call.
+fn parts() -> Vec<Result<Said, Fault>> {
+    let arguments = json!({ "a": 1 }).as_object().cloned().unwrap_or_else(Map::new);
+    let call = ToolCall { id: "c1".into(), name: "add".into(), arguments };
+    let mut message = Message::calls("So be it.", vec![call]);
+    message.reasoning_content = Some("Hm.".into());
+    let finish = FinishReason::StopId;
+    let answer = Answer { message, finish, prompt_tokens: 21, tokens: 9, thought_tokens: 2 };
+    let said = ["So ", "be it."].map(|text| Said::Speech(text.into()));
+    let all = [Said::Thought("Hm.".into())].into_iter().chain(said).chain([Said::Ended(Box::new(answer))]);
+    all.map(Ok).collect()
+}
+
+/// A gateway with an attempt whose agents are `default`, of tokens, and `judge`, of others.
+fn served(parrot: Parrot) -> (Served, Arc<Session>, Arc<Parrot>) {
+    let served = Served::scripted(&["Yes."]);
+    let parrot = Arc::new(parrot);
+    let judge = Model {
+        name: "api".into(),
+        policy: "api".into(),
+        backend: Backend::Messages(Arc::<Parrot>::clone(&parrot)),
+        created: 0,
+    };
+    let mut routes = served.session.options.routes.clone();
+    let when = When { models: vec!["api".into()], ..When::default() };
+    routes.push(Route { agent: "judge".into(), model: Arc::new(judge), when, fixed: None });
+    let session = served.gateway.open(SessionOptions {
+        rollout: "r".into(),
+        attempt: "mixed".into(),
+        seed: 1,
+        stream: 3,
+        routes,
+        limits: SessionLimits { calls: 100, tokens: 10_000, reply: Duration::from_secs(30) },
+        rewards: false,
+    });
+    (served, session, parrot)
+}
+
+async fn post(served: &Served, session: &Session, path: &str, body: &Value) -> Reply {
+    served.send("POST", path, session.key(), &body.to_string()).await
+}
+
+fn question(text: &str) -> Value {
+    json!({ "model": "api", "messages": [{ "role": "user", "content": text }] })
+}
+
+#[tokio::test]
+async fn every_dialect_tells_a_reply_of_others() {
+    let (served, session, _) = served(Parrot { parts: Mutex::new(parts()), ..Parrot::default() });
+    let mut body = question("1?");
+    let whole = post(&served, &session, "/v1/chat/completions", &body).await.json();
+    let message = &whole["choices"][0]["message"];
+    assert_eq!((&message["content"], &message["reasoning_content"]), (&json!("So be it."), &json!("Hm.")));
+    assert_eq!(message["tool_calls"][0]["function"]["name"], "add");
+    assert_eq!(whole["choices"][0]["finish_reason"], "tool_calls");
+    assert_eq!(
+        (&whole["usage"]["prompt_tokens"], &whole["usage"]["completion_tokens"]),
+        (&json!(21), &json!(9))
+    );
+
+    body["stream"] = true.into();
+    body["stream_options"] = json!({ "include_usage": true });
+    let streamed = post(&served, &session, "/v1/chat/completions", &body).await.text;
+    for part in
+        ["\"content\":\"So \"", "\"reasoning\":\"Hm.\"", "\"id\":\"c1\"", "\"prompt_tokens\":21", "[DONE]"]
+    {
+        assert!(streamed.contains(part), "{part}: {streamed}");
+    }
+    let body = json!({ "model": "api", "input": "1?" });
+    let response = post(&served, &session, "/v1/responses", &body).await.json();
+    let kinds: Vec<&str> =
+        response["output"].as_array().unwrap().iter().map(|item| item["type"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["reasoning", "message", "function_call"]);
+    assert_eq!(response["usage"]["input_tokens"], 21);
+
+    let mut body = question("1?");
+    body["max_tokens"] = 9.into();
+    let message = post(&served, &session, "/v1/messages", &body).await.json();
+    assert_eq!(
+        (&message["stop_reason"], &message["usage"]["input_tokens"]),
+        (&json!("tool_use"), &json!(21))
+    );
+    assert_eq!(message["content"].as_array().unwrap().len(), 3);
+}
+
+#[tokio::test]
+async fn what_the_caller_wishes_is_passed_on() {
+    let (served, session, parrot) = served(Parrot { parts: Mutex::new(parts()), ..Parrot::default() });
+    let mut body = question("1?");
+    body["temperature"] = 0.5.into();
+    body["tool_choice"] = "required".into();
+    body["tools"] = json!([{ "type": "function", "function": { "name": "add" } }]);
+    body["response_format"] = json!({ "type": "json_object" });
+    assert_eq!(post(&served, &session, "/v1/chat/completions", &body).await.status, StatusCode::OK);
+    let asked = parrot.asked.lock().unwrap();
+    assert_eq!((asked[0].sampling.temperature, &asked[0].tool_choice), (Some(0.5), &ToolChoice::Required));
+    assert_eq!((asked[0].tools.len(), asked[0].messages.len()), (1, 1));
+    assert_eq!(asked[0].constraint, Some(crate::Constraint::JsonObject));
+}
+
+#[tokio::test]
+async fn histories_are_recorded_once_as_messages_and_never_as_tokens() {
+    let (served, session, _) = served(Parrot { parts: Mutex::new(parts()), ..Parrot::default() });
+    let mut body = question("1?");
+    let first = post(&served, &session, "/v1/chat/completions", &body).await.json();
+    let messages = body["messages"].as_array_mut().unwrap();
+    messages.push(first["choices"][0]["message"].clone());
+    messages.push(json!({ "role": "tool", "tool_call_id": "c1", "content": "2" }));
+    post(&served, &session, "/v1/chat/completions", &body).await.json();
+    // One that has nothing to do with it, and one of the other agent.
+    post(&served, &session, "/v1/chat/completions", &question("2?")).await.json();
+    let mut own = question("3?");
+    own["model"] = "tiny".into();
+    post(&served, &session, "/v1/chat/completions", &own).await.json();
+    let recorded = session.close(Duration::from_secs(5)).await;
+    let external = &recorded.external;
+    let places: Vec<(Option<usize>, usize, usize)> =
+        external.iter().map(|call| (call.after, call.shared, call.messages.len())).collect();
+    assert_eq!(places, [(None, 0, 1), (Some(0), 2, 1), (None, 0, 1)]);
+    let history = ExternalCall::history(external, 1);
+    let texts: Vec<&str> = history.iter().map(|message| message.content.as_str()).collect();
+    assert_eq!(texts, ["1?", "So be it.", "2", "So be it."]);
+    assert!(external.iter().all(|call| (call.agent.as_str(), call.policy.as_str()) == ("judge", "api")));
+    let of_others: Vec<bool> = recorded.calls.iter().map(|call| call.external).collect();
+    assert_eq!(of_others, [true, true, true, false]);
+    let leaves = recorded.trajectory.leaves();
+    assert_eq!(leaves.len(), 1, "only the agent of tokens has a path");
+    let record = serde_json::to_string(external).unwrap();
+    assert_eq!(serde_json::from_str::<Vec<ExternalCall>>(&record).unwrap(), *external);
+}
+
+#[tokio::test]
+async fn faults_of_others_have_their_status_and_are_recorded() {
+    let busy = Fault::new(Kind::Busy(Duration::from_secs(3)), "come back");
+    let (served, session, _) =
+        self::served(Parrot { parts: Mutex::new(vec![Err(busy)]), ..Parrot::default() });
+    let answer = post(&served, &session, "/v1/chat/completions", &question("1?")).await;
+    assert_eq!(
+        (answer.status, &answer.headers["retry-after"]),
+        (StatusCode::TOO_MANY_REQUESTS, &"3".parse().unwrap())
+    );
+    assert!(session.close(Duration::from_secs(5)).await.external.is_empty(), "nothing was said");
+
+    // It breaks off in the middle.
+    let begun = parts().into_iter().take(2).collect();
+    let (served, session, _) = self::served(Parrot { parts: Mutex::new(begun), ..Parrot::default() });
+    let answer = post(&served, &session, "/v1/chat/completions", &question("1?")).await;
+    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{}", answer.text);
+    let external = session.close(Duration::from_secs(5)).await.external;
+    assert_eq!(external[0].reply.content.as_str(), "So ");
+    assert!(external[0].fault.as_ref().unwrap().contains("stopped in the middle"), "{external:?}");
+}
+
+#[tokio::test]
+async fn a_call_that_is_silent_ends_with_its_attempt_and_its_text_is_kept() {
+    let begun = parts().into_iter().take(2).collect();
+    let (served, session, _) = served(Parrot { parts: Mutex::new(begun), hangs: true, ..Parrot::default() });
+    let mut body = question("1?");
+    body["stream"] = true.into();
+    let (asked, closed) = (post(&served, &session, "/v1/chat/completions", &body), async {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        session.close(Duration::from_secs(5)).await
+    });
+    let (answer, recorded) = tokio::join!(asked, closed);
+    assert!(answer.text.contains("So "), "{}", answer.text);
+    assert_eq!(recorded.external[0].reply.content.as_str(), "So ");
+    assert_eq!(recorded.external[0].finish, FinishReason::Aborted);
+}
+
+#[tokio::test]
+async fn questions_about_tokens_are_refused() {
+    let (served, session, _) = served(Parrot { parts: Mutex::new(parts()), ..Parrot::default() });
+    let chat = |field: &str, value: Value| {
+        let mut body = question("1?");
+        body[field] = value;
+        body
+    };
+    for (path, body) in [
+        ("/v1/completions", json!({ "model": "api", "prompt": "a" })),
+        ("/generate", json!({ "model": "api", "input_ids": [1] })),
+        ("/inference/v1/generate", json!({ "model": "api", "token_ids": [1] })),
+        ("/tokenize", json!({ "model": "api", "prompt": "a" })),
+        ("/v1/messages/count_tokens", chat("max_tokens", json!(1))),
+        ("/v1/chat/completions", chat("logprobs", json!(true))),
+        ("/v1/chat/completions", chat("return_token_ids", json!(true))),
+        ("/v1/chat/completions", chat("chat_template_kwargs", json!({ "a": 1 }))),
+        ("/v1/chat/completions", chat("n", json!(2))),
+        ("/v1/chat/completions", chat("messages", json!([]))),
+    ] {
+        let answer = post(&served, &session, path, &body).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{path} {body}: {}", answer.text);
+    }
+    assert!(session.close(Duration::from_secs(5)).await.external.is_empty());
+}
