@@ -40,8 +40,8 @@
 //! - **A history is repeated** when it says the same: content as one text, `null` as `""`; calls by name and
 //!   by arguments as JSON values; thoughts only where the client sent them, whole or in part; ids of calls
 //!   tell apart replies that say the same. White space around content does not matter, which is counted. A
-//!   reply may come back as its model wrote it or taken apart, its calls in messages of their own; instructions
-//!   as the system's or a developer's.
+//!   reply may come back as its model wrote it or taken apart, its calls in messages of their own;
+//!   instructions as the system's or a developer's.
 //! - **All else forks**, at the first message that is not as recorded, for a [`Reason`] that has words. An
 //!   assistant's message that was not sampled here is given, as the template prints it. The same prompt asked
 //!   twice has two replies, side by side. Agents and policies share no histories.

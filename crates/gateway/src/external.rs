@@ -14,8 +14,8 @@ use crate::fault::Fault;
 
 /// An API of others that continues conversations.
 pub trait Responder: Send + Sync {
-    /// Begins a reply: its parts as they come, the last of which is its end or a fault. Whoever does not want it
-    /// any more drops the receiver. Called within a Tokio runtime.
+    /// Begins a reply: its parts as they come, the last of which is its end or a fault. Whoever does not want
+    /// it any more drops the receiver. Called within a Tokio runtime.
     fn respond(&self, query: Query) -> UnboundedReceiver<Result<Said, Fault>>;
 }
 

@@ -1,4 +1,5 @@
-//! Calls of models that others serve: passed on in messages, told in the caller's dialect, recorded as messages.
+//! Calls of models that others serve: passed on in messages, told in the caller's dialect, recorded as
+//! messages.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

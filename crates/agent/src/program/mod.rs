@@ -52,7 +52,8 @@ pub struct Program {
     pub gateway: Gateway,
     /// Where the gateway listens, as `http://HOST:PORT`.
     pub address: String,
-    /// Agents as which it may call; the first is the one that the attempt is of, whose policy is the run's own.
+    /// Agents as which it may call; the first is the one that the attempt is of, whose policy is the run's
+    /// own.
     pub agents: Vec<ProgramAgent>,
     /// Where an attempt ends.
     pub limits: Limits,

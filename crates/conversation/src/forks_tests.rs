@@ -1,0 +1,249 @@
+use super::*;
+
+#[test]
+fn all_else_forks_for_a_reason() {
+    // A conversation that goes on, so that there is something to leave.
+    let whole = || {
+        let mut talk = talk();
+        let (mut messages, ..) = recorded(&mut talk);
+        let (_, third) = talk.say(&messages, "11.");
+        messages.extend([third.message(), Message::user("Bye.")]);
+        (talk, messages)
+    };
+    let edits: Vec<(Reason, usize, usize, Change)> = vec![
+        (Reason::AskedAgain, 7, 6, Box::new(|m| m.truncate(7))),
+        (Reason::AskedAgain, 2, 0, Box::new(|m| m.truncate(2))),
+        (
+            Reason::Branched,
+            6,
+            6,
+            Box::new(|m| {
+                m.truncate(7);
+                m[6].content = "Thanks. 8+9?".into();
+            }),
+        ),
+        (
+            Reason::System,
+            0,
+            0,
+            Box::new(|m| m[0].content = format!("{} Be brief.", m[0].content.as_str()).into()),
+        ),
+        (Reason::Edited, 1, 0, Box::new(|m| m[1].content = "1.5+2, 3+5?".into())),
+        (Reason::Edited, 4, 3, Box::new(|m| m[4].content = "7".into())),
+        (Reason::Shortened, 3, 3, Box::new(|m| drop(m.drain(3..5)))),
+        (Reason::Shortened, 4, 3, Box::new(|m| m.truncate(4))),
+        (Reason::Shortened, 2, 0, Box::new(|m| drop(m.drain(2..5)))),
+        (Reason::Shortened, 5, 3, Box::new(|m| drop(m.remove(5)))),
+        (Reason::ReplyEdited, 5, 3, Box::new(|m| m[5].content = "The answers are 3.5 and 7.".into())),
+        (Reason::ReplyEdited, 2, 0, Box::new(|m| m[2].content = "Let us see.".into())),
+        (
+            Reason::CallsEdited,
+            2,
+            0,
+            Box::new(|m| {
+                m[2].tool_calls[0].arguments.insert("a".into(), json!(1.6));
+            }),
+        ),
+        (
+            Reason::CallsEdited,
+            2,
+            0,
+            Box::new(|m| {
+                for call in &mut m[2].tool_calls {
+                    call.id.clear();
+                }
+                m[2].tool_calls[1].name = "sub".into();
+            }),
+        ),
+        (
+            Reason::ThoughtEdited,
+            2,
+            0,
+            Box::new(|m| {
+                m[2].content = "<think>two summs</think>Let me see.".into();
+                m[2].tool_calls.iter_mut().for_each(|call| call.id.clear());
+            }),
+        ),
+        (
+            Reason::ThoughtEdited,
+            2,
+            0,
+            Box::new(|m| {
+                m[2].reasoning_content = Some("two summs".into());
+                m[2].tool_calls.iter_mut().for_each(|call| call.id.clear());
+            }),
+        ),
+        (Reason::TextLost, 2, 0, Box::new(|m| m[2].content = "".into())),
+        (
+            Reason::TextLost,
+            2,
+            0,
+            Box::new(|m| {
+                m[2].content = "".into();
+                m[2].tool_calls.iter_mut().for_each(|call| call.id.clear());
+            }),
+        ),
+        (
+            Reason::ReplyEdited,
+            2,
+            0,
+            Box::new(|m| {
+                m[2].content = "Let us see.".into();
+                m[2].tool_calls.iter_mut().for_each(|call| call.id.clear());
+            }),
+        ),
+        (
+            Reason::CallsEdited,
+            2,
+            0,
+            Box::new(|m| {
+                m[2].content = "".into();
+                m[2].tool_calls.truncate(1);
+                m[2].tool_calls[0].id.clear();
+            }),
+        ),
+        (
+            Reason::CallsAsText,
+            2,
+            0,
+            Box::new(|m| {
+                m[2].tool_calls.clear();
+                m[2].content = "Let me see. add(1.5, 2), add(3, 4)".into();
+            }),
+        ),
+        (Reason::Unrecorded, 1, 0, Box::new(|m| m.insert(1, Message::assistant("How can I help?")))),
+    ];
+    for (reason, at, to_reply, edit) in edits {
+        let (mut talk, mut messages) = whole();
+        edit(&mut messages);
+        let prepared = talk.prepare(&messages);
+        assert_eq!(prepared.origin, forked(at, reason), "{messages:#?}");
+        assert_eq!(prepared.repeated.to_reply, to_reply, "{reason:?}");
+        // What was not recorded is printed by the template.
+        let format = &talk.format;
+        let printed = format.chat().prompt(&messages, &talk.tools).unwrap();
+        let (printed, text) = (talk.text(&printed), talk.text(&prepared.prompt));
+        let last = format!("<|im_start|>{}", messages.last().unwrap().role.as_str());
+        let last = printed.rfind(&last).unwrap();
+        assert!(text.ends_with(&printed[last..]), "{reason:?}: {text}");
+        if to_reply == 0 {
+            assert_eq!(text, printed, "{reason:?}");
+        }
+        let kept = talk.record(prepared, "ok");
+        assert_eq!(
+            talk.text(&talk.conversation.trajectory().path_tokens(kept.segment)),
+            text + "ok<|im_end|>"
+        );
+        assert_eq!(talk.conversation.counts().forked, BTreeMap::from([(reason, 1)]));
+    }
+    // A request that ends with a reply continues it, whatever came after it.
+    assert_eq!(whole().0.prepare(&whole().1[..6]).origin, Origin::Continued);
+    // With its thought edited, a reply is known by the ids of its calls.
+    let (talk, mut messages) = whole();
+    messages[2].content = "<think>two summs</think>Let me see.".into();
+    assert_eq!(talk.prepare(&messages).origin, Origin::Continued);
+}
+
+#[test]
+fn messages_are_kept_as_they_were_sent() {
+    let mut talk = talk();
+    for question in ["1+1?", " 1+1?\n", "1+1?"] {
+        talk.say(&[Message::user(question)], "two");
+    }
+    // Two questions that differ in white space, and three replies, below the beginning.
+    let kept = talk.conversation.index.nodes().filter_map(|(_, node)| node.message.as_deref());
+    let kept: Vec<&str> = kept.map(|message| message.content.as_str()).collect();
+    assert_eq!(kept, ["1+1?", "two", " 1+1?\n", "two", "two"]);
+}
+
+#[test]
+fn calls_that_come_back_elsewhere_are_merged_or_reordered() {
+    let mut talk = talk();
+    let mut messages = opening();
+    let mut replies = Vec::new();
+    for a in 0..3 {
+        let call = format!("<tool_call>\n{{\"name\": \"add\", \"arguments\": {{\"a\": {a}}}}}\n</tool_call>");
+        let (_, reply) = talk.say(&messages, &call);
+        messages.push(reply.message());
+        messages.extend(results(&reply));
+        replies.push(reply);
+    }
+    let mut merged = messages.clone();
+    let later = merged[4].tool_calls.clone();
+    merged[2].tool_calls.extend(later);
+    assert_eq!(talk.prepare(&merged).origin, forked(2, Reason::Merged));
+    let mut reordered = messages.clone();
+    reordered.swap(2, 4);
+    reordered.swap(3, 5);
+    assert_eq!(talk.prepare(&reordered).origin, forked(2, Reason::Reordered));
+    assert_eq!(talk.prepare(&messages).origin, Origin::Continued);
+    // An answer before the call that led to it; and in place of that call.
+    let (_, answer) = talk.say(&messages, "Three sums.");
+    messages.push(answer.message());
+    messages.push(Message::user("And then?"));
+    let mut early = messages.clone();
+    let answer = early.remove(8);
+    early.insert(6, answer);
+    assert_eq!(talk.prepare(&early).origin, forked(6, Reason::Reordered));
+    early.drain(7..9);
+    assert_eq!(talk.prepare(&early).origin, forked(6, Reason::Shortened));
+}
+
+#[test]
+fn other_tools_and_other_conversations_are_told_apart() {
+    let mut talk = talk();
+    let (messages, ..) = recorded(&mut talk);
+    // A title, asked for beside the conversation.
+    let title = [Message::system("Write a title."), Message::user("1.5+2, 3+4?")];
+    let tools = std::mem::take(&mut talk.tools);
+    assert_eq!(talk.prepare(&title).origin, Origin::Began);
+    assert_eq!(talk.prepare(&messages).origin, forked(0, Reason::Tools));
+    assert_eq!(talk.prepare(&messages).repeated, Repeated::default());
+    talk.tools = [tools.clone(), vec![tool("sub")]].concat();
+    assert_eq!(talk.prepare(&messages).origin, forked(0, Reason::Tools));
+    assert_eq!(talk.prepare(&messages[..2]).origin, forked(0, Reason::Tools));
+    // Once there is something with these tools, and once it is the same.
+    talk.say(&[Message::user("7+8?")], "15");
+    assert_eq!(talk.prepare(&messages).origin, forked(0, Reason::Tools));
+    talk.say(&messages[..2], "3.5 and 7");
+    assert_eq!(talk.prepare(&messages[..2]).origin, forked(2, Reason::AskedAgain));
+    talk.tools = tools;
+    // A second conversation under the same instructions.
+    let second = [messages[0].clone(), Message::user("7+8?")];
+    assert_eq!(talk.prepare(&second).origin, Origin::Began);
+    assert_eq!(talk.prepare(&[Message::user("9+8?")]).origin, Origin::Began);
+    // Other instructions, too, where no question that followed the recorded ones follows them.
+    assert_eq!(talk.prepare(&[title[0].clone(), Message::user("9+8?")]).origin, Origin::Began);
+    assert_eq!(talk.prepare(&[title[0].clone(), title[1].clone()]).origin, forked(0, Reason::System));
+    // A line that ended with a prompt goes on; the reply to another one is left out.
+    let more = [second.to_vec(), vec![Message::user("And 9+1?")]].concat();
+    talk.conversation.give(&mut talk.prepare(&second)).unwrap();
+    assert_eq!(talk.prepare(&second).origin, forked(2, Reason::AskedAgain));
+    assert_eq!(talk.prepare(&more).origin, Origin::Began);
+    talk.say(&second, "15");
+    assert_eq!(talk.prepare(&more).origin, forked(2, Reason::Shortened));
+    let (_, answer) = talk.say(&messages, "11");
+    let (next, last) = (Message::user("12+13?"), Message::user("Well?"));
+    let asked = [messages, vec![answer.message(), next]].concat();
+    talk.say(&asked, "25");
+    assert_eq!(talk.prepare(&[asked, vec![last]].concat()).origin, forked(9, Reason::Shortened));
+}
+
+#[test]
+fn only_what_was_said_below_was_left_out() {
+    let mut talk = talk();
+    let system = Message::system("Use tools.");
+    let (first, second) = (Message::user("1+2?"), Message::user("3+4?"));
+    talk.say(&[system.clone(), first.clone()], "3");
+    let (_, reply) = talk.say(&[system.clone(), second.clone()], "7");
+    let mut messages = vec![system, second.clone(), reply.message()];
+    talk.say(&[&messages[..], &[Message::user("And then?")]].concat(), "Nothing.");
+    // Said in the other conversation, or by the question itself.
+    for question in [first, second] {
+        messages.truncate(3);
+        messages.push(question);
+        assert_eq!(talk.prepare(&messages).origin, forked(3, Reason::Branched));
+    }
+    messages.remove(2);
+    assert_eq!(talk.prepare(&messages[..3]).origin, forked(2, Reason::Shortened));
+}
