@@ -67,7 +67,9 @@ fn a_program_without_packages_is_recorded_and_trained() {
 #[test]
 fn the_openai_package_is_recorded_and_trained() {
     let Some(folder) = std::env::var_os("DRESSAGE_CLIENTS") else {
-        eprintln!("skipped: DRESSAGE_CLIENTS names no environment with the openai package; .ci/run makes one");
+        eprintln!(
+            "skipped: DRESSAGE_CLIENTS names no environment with the openai package; .ci/run makes one"
+        );
         return;
     };
     let python = Path::new(&folder).join("bin/python");
