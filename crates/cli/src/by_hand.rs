@@ -119,7 +119,9 @@ async fn attempt(args: Args) -> anyhow::Result<ExitCode> {
     let outcome = &made.outcome;
     let segments = made.trajectory.segments();
     let sampled = segments.iter().filter(|segment| segment.kind == Kind::Sampled).count();
-    screen::print(&inspect::calls(&outcome.evidence["program"]["calls"]));
+    if let Some(program) = outcome.evidence.get("program") {
+        screen::print(&inspect::calls(&program["calls"]));
+    }
     screen::say(&format!(
         "recorded   {sampled} replies of {} tokens on {} paths · drift before {} turns · {:?}",
         outcome.sampled_tokens,

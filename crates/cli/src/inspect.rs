@@ -282,8 +282,10 @@ fn shown(
             "{name:10} before turn {turn} the template prints {printed:?} where the record has {recorded:?}"
         );
     }
-    text += &calls(&attempt.outcome.evidence["program"]["calls"]);
-    text += &external(&attempt.outcome.evidence["program"]["external"]);
+    if let Some(program) = attempt.outcome.evidence.get("program") {
+        text += &calls(&program["calls"]);
+        text += &external(&program["external"]);
+    }
     for segment in attempt.trajectory.segments() {
         let trains = attempt.placement.purpose == Purpose::Train;
         let _ = writeln!(text, "\n{}", style.bold(&heading(segment, trains)));

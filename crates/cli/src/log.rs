@@ -19,7 +19,9 @@ use crate::screen::{self, Style};
 const VARIABLE: &str = "DRESSAGE_LOG";
 
 /// Rooms whose events can be asked for by name.
-const ROOMS: [&str; 12] = [
+const ROOMS: [&str; 14] = [
+    "gateway",
+    "remote",
     "agent",
     "cli",
     "conversation",

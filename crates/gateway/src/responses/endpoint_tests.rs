@@ -434,8 +434,7 @@ async fn what_cannot_be_served_is_refused_by_name() {
         ("temperature", json!("hot"), "temperature"),
         ("allowed_token_ids", json!([1]), "allowed_token_ids"),
         ("text", json!({"format": {"type": "xml"}}), "text.format"),
-        // The script has no grammars.
-        ("text", schema, ""),
+        ("text", schema, "text.format"),
         ("tools", json!([{"type": "function", "parameters": {}}]), "tools[0]"),
         ("tools", json!([{"name": "f"}]), "tools[0]"),
         ("tools", json!([{"type": "custom", "name": "f"}, {"type": "function", "name": "f"}]), "tools[1]"),

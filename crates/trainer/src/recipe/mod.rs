@@ -223,7 +223,8 @@ fn resolve_programs(table: &mut Table, folder: &Path) {
 }
 
 fn resolve_program(keys: &mut Table, folder: &Path) {
-    if keys.contains_key("command") {
+    let is_named = keys.get("command").and_then(Value::as_array).is_some_and(|command| !command.is_empty());
+    if is_named {
         let given = keys.get("folder").and_then(Value::as_str).unwrap_or_default();
         keys.insert("folder".into(), Value::String(folder.join(given).display().to_string()));
     }
