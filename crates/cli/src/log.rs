@@ -20,14 +20,14 @@ const VARIABLE: &str = "DRESSAGE_LOG";
 
 /// Rooms whose events can be asked for by name.
 const ROOMS: [&str; 14] = [
-    "gateway",
-    "remote",
     "agent",
     "cli",
     "conversation",
     "engine",
+    "gateway",
     "model",
     "policy",
+    "remote",
     "reward",
     "rl",
     "store",
