@@ -202,9 +202,9 @@ mod tests {
         };
         let (asked, answered) = (Message::user("1+1?"), Message::assistant("two"));
         let (hi, done) = (Message::user("Hi"), Message::assistant("Done."));
-        assert_eq!(short(&[]), [hi.clone()]);
-        assert_eq!(short(std::slice::from_ref(&asked)), [hi.clone()]);
-        assert_eq!(short(&[asked.clone(), answered.clone(), asked.clone()]), [hi.clone()]);
+        assert_eq!(short(&[]), std::slice::from_ref(&hi));
+        assert_eq!(short(std::slice::from_ref(&asked)), std::slice::from_ref(&hi));
+        assert_eq!(short(&[asked.clone(), answered.clone(), asked.clone()]), std::slice::from_ref(&hi));
         assert_eq!(short(&[asked.clone(), answered.clone()]), [hi.clone(), done.clone()]);
         let result = [asked.clone(), answered, Message::tool("2"), Message::tool("3")];
         assert_eq!(short(&result), [hi.clone(), done, Message::tool("1")]);
