@@ -140,7 +140,7 @@ def run(arguments, environment, program, mode, folder):
         model=arguments.model,
         command=json.dumps(command),
         attempts=arguments.attempts,
-        context=4096 if coding else 1536,
+        context=2560 if coding else 1536,
         turns=12,
     )
     (folder / "recipe.toml").write_text(recipe)

@@ -15,7 +15,8 @@ from minisweagent.environments.local import LocalEnvironment
 from minisweagent.models.litellm_model import LitellmModel
 
 settings = yaml.safe_load((Path(minisweagent.__file__).parent / "config/mini.yaml").read_text())
-model = LitellmModel(model_name=f"openai/{MODEL}", cost_tracking="ignore_errors")
+limits = {"max_tokens": 96}
+model = LitellmModel(model_name=f"openai/{MODEL}", model_kwargs=limits, cost_tracking="ignore_errors")
 answer = ""
 for question in questions():
     with tempfile.TemporaryDirectory() as folder:

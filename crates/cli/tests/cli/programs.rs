@@ -56,7 +56,7 @@ fn trains_with(python: &str, program: &str, mode: &[&str]) {
     assert!(checked.status.success(), "{program} {mode:?}: {told}{}", stderr(&checked));
     // Two questions in each of six attempts: the second continues the first, and nothing forks.
     assert!(told.contains(", 6 began, ") && !told.contains("forked"), "{told}");
-    assert!(!told.contains(" 0 continued"), "{told}");
+    assert!(!told.contains(" 0 continued") && !told.contains(" 0 tool calls"), "{told}");
 }
 
 #[test]
