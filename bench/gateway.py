@@ -13,7 +13,6 @@ on the clock, the processor time that each server takes for a call is read, whic
 import argparse
 import json
 import os
-import re
 import statistics
 import subprocess
 import tempfile
@@ -32,12 +31,19 @@ model_list:
       api_key: sk-none
 """
 #: Without telemetry, tables fetched from elsewhere, or logs.
-ENVIRONMENT = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_TELEMETRY": "False", "LITELLM_LOG": "ERROR", "LITELLM_MODE": "PRODUCTION"}
+ENVIRONMENT = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_TELEMETRY": "False",
+    "LITELLM_LOG": "ERROR",
+    "LITELLM_MODE": "PRODUCTION",
+}
 
 
 def arguments() -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--load", type=Path, default=ROOT / "target/release/examples/load", help="the binary that serves and asks")
+    p.add_argument(
+        "--load", type=Path, default=ROOT / "target/release/examples/load", help="the binary that serves and asks"
+    )
     p.add_argument("--litellm", type=Path, help="the program of LiteLLM's proxy")
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--seconds", type=float, default=4, help="of each measurement")
@@ -80,7 +86,7 @@ def litellm(program: Path, address: str, folder: str, port: int = 18991) -> tupl
     server = Server(1, command, **ENVIRONMENT)
     # It prints a lot, which nobody reads.
     subprocess.Popen(["cat"], stdin=server.process.stdout, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + 400
     while True:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/liveliness", timeout=5):
@@ -93,7 +99,9 @@ def litellm(program: Path, address: str, folder: str, port: int = 18991) -> tupl
 
 
 def asked(load: Path, *command) -> dict:
-    done = subprocess.run(["taskset", "-c", "1", load, *map(str, command)], stdout=subprocess.PIPE, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        ["taskset", "-c", "1", load, *map(str, command)], stdout=subprocess.PIPE, text=True, timeout=600, check=False
+    )
     if done.returncode:
         raise SystemExit(f"load {' '.join(map(str, command))} failed with {done.returncode}")
     return json.loads(done.stdout)
@@ -139,12 +147,18 @@ def beside(a: argparse.Namespace, folder: str) -> None:
     for stream in (False, True):
         kind = "streams" if stream else "whole"
         direct = found["dressage", 1, stream]
-        print(f"added p50, {kind}: Dressage {spread([d['p50_ms'] - s for d, s in zip(direct, sampler, strict=True)])} ms over the sampler")
+        print(
+            f"added p50, {kind}: Dressage {spread([d['p50_ms'] - s for d, s in zip(direct, sampler, strict=True)])} ms over the sampler"
+        )
         if not a.litellm:
             continue
         pairs = list(zip(direct, found["litellm", 1, stream], strict=True))
-        print(f"added p50, {kind}: LiteLLM {spread([peer['p50_ms'] - own['p50_ms'] for own, peer in pairs])} ms over Dressage")
-        pairs = list(zip(found["dressage", a.connections, stream], found["litellm", a.connections, stream], strict=True))
+        print(
+            f"added p50, {kind}: LiteLLM {spread([peer['p50_ms'] - own['p50_ms'] for own, peer in pairs])} ms over Dressage"
+        )
+        pairs = list(
+            zip(found["dressage", a.connections, stream], found["litellm", a.connections, stream], strict=True)
+        )
         clock = spread([own["calls_a_second"] / peer["calls_a_second"] for own, peer in pairs], 1)
         cpu = spread([peer["cpu_ms"] / own["cpu_ms"] for own, peer in pairs], 1)
         print(f"throughput, {kind}: {clock} times LiteLLM's by the clock, {cpu} by processor time")
@@ -153,9 +167,8 @@ def beside(a: argparse.Namespace, folder: str) -> None:
 def main() -> None:
     a = arguments()
     if a.litellm:
-        version = subprocess.run([a.litellm, "--version"], capture_output=True, text=True, env=os.environ | ENVIRONMENT, check=False)
-        found = re.search(r"\d+\.\d+\.\d+\S*", version.stdout)
-        print(f"LiteLLM {found[0] if found else '?'}")
+        asks = [a.litellm.with_name("python"), "-c", "import importlib.metadata as m; print(m.version('litellm'))"]
+        print(f"LiteLLM {subprocess.run(asks, capture_output=True, text=True, check=True).stdout.strip()}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         beside(a, folder)
     turns = [asked(a.load, "turns", 100, 10) for _ in range(a.rounds)]
