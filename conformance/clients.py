@@ -104,7 +104,7 @@ kind = "rl"
 steps = 1
 groups = 1
 group_size = {attempts}
-temperature = 1.3
+temperature = 1.1
 learning_rate = 1e-6
 """
 

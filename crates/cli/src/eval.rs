@@ -132,6 +132,7 @@ async fn measure(recipe: &Recipe, trained_by: Option<Run>) -> anyhow::Result<Opt
     tasks.notes.iter().for_each(|note| eprintln!("{} {note}", Style::stderr().dim("note:")));
     let begun = trained_by.as_ref().map(Run::begun).transpose()?;
     warn_of_trained(&tasks, &recipe.model.source).await;
+    let others = external::others(recipe)?;
     let found = model::open(&recipe.model.source, recipe.model.base.as_deref())?;
     let files = &found.files;
     let dim = Style::stderr().dim("model ");
@@ -159,7 +160,6 @@ async fn measure(recipe: &Recipe, trained_by: Option<Run>) -> anyhow::Result<Opt
     let context = Engine::context(&engine);
     let sampler: Arc<dyn Sampler> = Arc::new(engine);
     // One model is measured, whoever asks it; others' stay what they are.
-    let others = external::others(recipe)?;
     let mut callers = Vec::new();
     for ((name, keys), parts) in recipe.agents().into_iter().zip(&agents) {
         let asked = recipe.policy_of(keys).unwrap_or_default();

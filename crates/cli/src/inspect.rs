@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use dressage_gateway::ExternalCall;
 use dressage_model::TokenizerSource;
 use dressage_store::{Attempt, AttemptSummary, Earned, Earner, PerToken, PlannedPath, Sqlite, Status, Store};
 use dressage_text::Tokenizer;
@@ -282,6 +283,7 @@ fn shown(
         );
     }
     text += &calls(&attempt.outcome.evidence["program"]["calls"]);
+    text += &external(&attempt.outcome.evidence["program"]["external"]);
     for segment in attempt.trajectory.segments() {
         let trains = attempt.placement.purpose == Purpose::Train;
         let _ = writeln!(text, "\n{}", style.bold(&heading(segment, trains)));
@@ -313,6 +315,30 @@ pub fn calls(calls: &serde_json::Value) -> String {
             number("tokens"),
             word("finish"),
         );
+    }
+    text
+}
+
+/// Calls that policies of others answered: the messages that are new in each, and the reply.
+fn external(recorded: &serde_json::Value) -> String {
+    let Ok(calls) = serde_json::from_value::<Vec<ExternalCall>>(recorded.clone()) else {
+        return String::new();
+    };
+    let mut text = String::new();
+    for (at, call) in calls.iter().enumerate() {
+        let after = match call.after {
+            Some(after) => format!(", after {} messages of call {after}", call.shared),
+            None => String::new(),
+        };
+        let _ = writeln!(text, "\nexternal {at} {} of {}{after}", call.agent, call.policy);
+        for message in call.messages.iter().chain([&call.reply]) {
+            let calls: Vec<String> = message.tool_calls.iter().map(|call| call.name.clone()).collect();
+            let calls = if calls.is_empty() { String::new() } else { format!(" → {}", calls.join(", ")) };
+            let _ = writeln!(text, "  {}: {}{calls}", message.role.as_str(), message.content.as_str());
+        }
+        if let Some(fault) = &call.fault {
+            let _ = writeln!(text, "  {fault}");
+        }
     }
     text
 }

@@ -53,6 +53,8 @@ struct Wanted {
 /// # Errors
 /// When a model cannot be had, the options do not fit it, or memory would not suffice.
 pub async fn start(recipe: &Recipe, now: u64) -> anyhow::Result<Started> {
+    // A key that is missing is not found out after minutes.
+    let others = external::others(recipe)?;
     let models = models(recipe)?;
     let mut policies = Vec::new();
     let (mut fingerprint, mut model_files) = (None, Vec::new());
@@ -80,7 +82,6 @@ pub async fn start(recipe: &Recipe, now: u64) -> anyhow::Result<Started> {
         }
     }
     let (mut agents, mut callers) = (Vec::new(), Vec::new());
-    let others = external::others(recipe)?;
     for (name, keys) in recipe.agents() {
         let policy = recipe.policy_of(keys).unwrap_or_default();
         if let Some(other) = others.get(&policy) {

@@ -77,14 +77,7 @@ impl Given {
                 break;
             }
         }
-        if at < tokens.len() {
-            return self.give(trajectory, owner, place, &tokens[at..], turn);
-        }
-        let rest = Self::again(trajectory, place);
-        match rest {
-            None => Ok(place.map(|(segment, _)| segment)),
-            Some(_) => self.rest(trajectory, owner, place, &[], turn),
-        }
+        self.give(trajectory, owner, place, &tokens[at..], turn)
     }
 
     /// Gives what is not there yet.

@@ -66,14 +66,11 @@ pub fn keep() -> ExitCode {
     let Some(leader) = Pid::from_raw(child.id() as i32) else { return failed("the program has no process") };
     std::thread::spawn(move || {
         pass_on(stdin);
-        end(leader, Signal::TERM);
-        let since = Instant::now();
-        while since.elapsed() < GRACE {
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        loop {
-            end(leader, Signal::KILL);
-            std::thread::sleep(Duration::from_millis(20));
+        end_for_good(leader)
+    });
+    std::thread::spawn(move || {
+        if told_to_end().is_ok() {
+            end_for_good(leader);
         }
     });
     let code = outlive(leader);
@@ -84,6 +81,38 @@ pub fn keep() -> ExitCode {
         std::thread::sleep(Duration::from_millis(2));
     }
     ExitCode::from(code)
+}
+
+/// Ends the program, in good order if it takes no longer than that may, and whatever it starts meanwhile.
+fn end_for_good(leader: Pid) {
+    end(leader, Signal::TERM);
+    let since = Instant::now();
+    while since.elapsed() < GRACE {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    loop {
+        end(leader, Signal::KILL);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Waits for a signal that is to end this process: whoever sends it means the program, too.
+fn told_to_end() -> std::io::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let [mut terminate, mut interrupt, mut hang_up] = [
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::interrupt())?,
+            signal(SignalKind::hangup())?,
+        ];
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            _ = hang_up.recv() => {}
+        }
+        Ok(())
+    })
 }
 
 /// Passes on what comes, to a program that reads it, until the line ends.

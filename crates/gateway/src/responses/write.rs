@@ -279,7 +279,7 @@ impl Writer {
             "incomplete_details": details,
             "model": head.model,
             "output": self.output,
-            "usage": end.map(|end| usage(end)),
+            "usage": end.map(usage),
         });
         if let Value::Object(body) = &mut body {
             body.extend(self.told.echo.clone());
