@@ -103,7 +103,7 @@ async fn served(address: &str, sampler: Arc<dyn Sampler>) -> Result<()> {
 /// Messages of a prompt of 200 tokens, of which [`tiny_chat`] has one a byte. Prompts of other numbers differ.
 pub fn messages(number: usize) -> [Message; 2] {
     const TASK: &str = "A train leaves at noon and takes three hours for the way; another leaves at one, by \
-                        the same way, and takes two. When do they meet?";
+                        the same way, and takes two. When and where do they meet?";
     [Message::system("Think, then answer."), Message::user(format!("{number:06}. {TASK}"))]
 }
 
