@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 
 use dressage_conversation::{Conversation, Format, Origin, Prepared, Recognised, Request};
 use dressage_policy::{
-    CallStreams, Completion, FinishReason, SampleEvent, SampleRequest, SampleStream, SamplingParams, within,
+    CallStreams, Completion, FinishReason, SampleEvent, SampleRequest, SampleStream, SamplingParams,
+    TopLogprobs, within,
 };
 use dressage_text::{Chat, Message, Piece, ToolSpec};
+use futures_util::FutureExt;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::call::{Call, Input, ToolChoice};
@@ -65,6 +67,30 @@ struct Exchange {
     begun: Instant,
     /// Held until the call has ended.
     _held: (OwnedSemaphorePermit, Option<Running>),
+}
+
+/// Tokens that have come, and what they say.
+#[derive(Default)]
+struct Told {
+    pieces: Vec<Piece>,
+    tokens: Vec<Token>,
+}
+
+impl Told {
+    /// Reads tokens, and adds them to a reply.
+    fn add(
+        &mut self,
+        reading: &mut Reading,
+        completion: &mut Completion,
+        (ids, logprobs, top, version): (Vec<u32>, Vec<f32>, Vec<TopLogprobs>, u64),
+    ) {
+        for (at, (&id, &logprob)) in ids.iter().zip(&logprobs).enumerate() {
+            self.pieces.extend(reading.push(id));
+            self.tokens.push(Token { id, logprob, top: top.get(at).cloned().unwrap_or_default(), version });
+        }
+        completion.extend(&ids, &logprobs, version);
+        completion.top.extend(top);
+    }
 }
 
 /// One reply to be drawn.
@@ -434,16 +460,35 @@ impl Exchange {
             // One wait for all tokens: what time it allows does not begin anew with each.
             let mut given_up =
                 std::pin::pin!(given_up(&self.gateway, self.session.as_ref(), &self.transcript));
+            // An event that came right after tokens, and is none of them.
+            let mut after = None;
             loop {
-                let event = tokio::select! {
-                    event = stream.next() => event,
-                    () = &mut given_up => return Ok(FinishReason::Aborted),
+                let event = match after.take() {
+                    Some(event) => event,
+                    None => tokio::select! {
+                        event = stream.next() => event,
+                        () = &mut given_up => return Ok(FinishReason::Aborted),
+                    },
                 };
                 match event {
                     Some(Ok(SampleEvent::Tokens { tokens, logprobs, top, version })) => {
-                        self.arrived(index, &mut reading, (&tokens, &logprobs, &top, version), whole);
-                        completion.extend(&tokens, &logprobs, version);
-                        completion.top.extend(top);
+                        if reading.tokens() == 0 {
+                            self.gateway.0.metrics.first_token.add(self.begun.elapsed());
+                        }
+                        let mut told = Told::default();
+                        told.add(&mut reading, &mut completion, (tokens, logprobs, top, version));
+                        // Tokens that are there by now are told of together: each event wakes all readers.
+                        while let Some(event) = stream.next().now_or_never() {
+                            let Some(Ok(SampleEvent::Tokens { tokens, logprobs, top, version })) = event
+                            else {
+                                after = Some(event);
+                                break;
+                            };
+                            told.add(&mut reading, &mut completion, (tokens, logprobs, top, version));
+                        }
+                        let Told { pieces, tokens } = told;
+                        let pieces = if whole { Vec::new() } else { pieces };
+                        self.transcript.push(Event::Delta { choice: index, pieces, tokens });
                     }
                     Some(Ok(SampleEvent::Prompt { logprobs, top })) => {
                         read += self.prompt_read(index, read, &logprobs, &top);
@@ -479,13 +524,7 @@ impl Exchange {
     }
 
     /// Tells of the log-probabilities of the prompt's next tokens, after `read` of them; returns of how many.
-    fn prompt_read(
-        &self,
-        choice: usize,
-        read: usize,
-        logprobs: &[f32],
-        top: &[dressage_policy::TopLogprobs],
-    ) -> usize {
+    fn prompt_read(&self, choice: usize, read: usize, logprobs: &[f32], top: &[TopLogprobs]) -> usize {
         // Nothing predicts the first token.
         let first = if read == 0 { 1 } else { 0 };
         let known = logprobs.iter().enumerate().map(|(at, logprob)| {
@@ -499,29 +538,6 @@ impl Exchange {
         let count = tokens.len();
         self.transcript.push(Event::Prompt { choice, tokens });
         count
-    }
-
-    /// Tells of tokens that have come.
-    fn arrived(
-        &self,
-        choice: usize,
-        reading: &mut Reading,
-        (ids, logprobs, top, version): (&[u32], &[f32], &[dressage_policy::TopLogprobs], u64),
-        whole: bool,
-    ) {
-        if reading.tokens() == 0 {
-            self.gateway.0.metrics.first_token.add(self.begun.elapsed());
-        }
-        let mut pieces = Vec::new();
-        let mut tokens = Vec::with_capacity(ids.len());
-        for (at, (&id, &logprob)) in ids.iter().zip(logprobs).enumerate() {
-            pieces.extend(reading.push(id));
-            tokens.push(Token { id, logprob, top: top.get(at).cloned().unwrap_or_default(), version });
-        }
-        if whole {
-            pieces.clear();
-        }
-        self.transcript.push(Event::Delta { choice, pieces, tokens });
     }
 
     /// Records a reply, and reads it as a whole.

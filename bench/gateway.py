@@ -1,0 +1,188 @@
+"""The cost of the gateway, alone and beside LiteLLM's proxy in front of it.
+
+Serves the gateway over a sampler that costs next to nothing, and asks it for chat completions of 200-token prompts and 16-token
+replies; in turns with that, the same load goes through LiteLLM's proxy, whose backend is that server. So what LiteLLM adds is
+measured on top of Dressage, and favours it where throughput is compared: it is spared no work but sampling's. The servers have a
+processor each (Dressage the first, LiteLLM the second beside the load, which takes little of it), one worker each. Besides times
+on the clock, the processor time that each server takes for a call is read, which a busy machine disturbs less.
+
+    cargo build --release -p dressage-gateway --example load
+    python3 bench/gateway.py --litellm VENV/bin/litellm     # of pip install 'litellm[proxy]'; without it, Dressage alone
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TICK = os.sysconf("SC_CLK_TCK")
+CONFIG = """\
+model_list:
+  - model_name: tiny
+    litellm_params:
+      model: openai/tiny
+      api_base: http://{address}/v1
+      api_key: sk-none
+"""
+#: Without telemetry, tables fetched from elsewhere, or logs.
+ENVIRONMENT = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_TELEMETRY": "False",
+    "LITELLM_LOG": "ERROR",
+    "LITELLM_MODE": "PRODUCTION",
+}
+
+
+def arguments() -> argparse.Namespace:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument(
+        "--load", type=Path, default=ROOT / "target/release/examples/load", help="the binary that serves and asks"
+    )
+    p.add_argument("--litellm", type=Path, help="the program of LiteLLM's proxy")
+    p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--seconds", type=float, default=4, help="of each measurement")
+    p.add_argument("--connections", type=int, default=32, help="where throughput is measured")
+    p.add_argument("--streams", type=int, default=5000, help="that are open at once")
+    p.add_argument("--pace", type=int, default=4000, help="milliseconds of a token of these")
+    return p.parse_args()
+
+
+class Server:
+    """A program on one processor, until `stop`."""
+
+    def __init__(self, cpu: int, command: list, **environment: str):
+        pinned = ["taskset", "-c", str(cpu), *map(str, command)]
+        self.process = subprocess.Popen(pinned, stdout=subprocess.PIPE, env=os.environ | environment, text=True)
+
+    def seconds(self) -> float:
+        """Processor time so far."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / TICK
+
+    def stop(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def dressage(load: Path, *pace: int) -> tuple[Server, str]:
+    server = Server(0, [load, "serve", "127.0.0.1:0", *pace])
+    return server, json.loads(server.process.stdout.readline())["address"]
+
+
+def litellm(program: Path, address: str, folder: str, port: int = 18991) -> tuple[Server, str]:
+    config = Path(folder) / "litellm.yaml"
+    config.write_text(CONFIG.format(address=address))
+    command = [program, "--config", config, "--host", "127.0.0.1", "--port", port, "--num_workers", 1]
+    server = Server(1, command, **ENVIRONMENT)
+    # It prints a lot, which nobody reads.
+    subprocess.Popen(["cat"], stdin=server.process.stdout, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 400
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/liveliness", timeout=5):
+                return server, f"127.0.0.1:{port}"
+        except OSError as error:
+            if time.monotonic() > deadline or server.process.poll() is not None:
+                server.stop()
+                raise SystemExit(f"waited for LiteLLM's proxy to answer: {error}") from error
+            time.sleep(0.5)
+
+
+def asked(load: Path, *command) -> dict:
+    done = subprocess.run(
+        ["taskset", "-c", "1", load, *map(str, command)], stdout=subprocess.PIPE, text=True, timeout=600, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"load {' '.join(map(str, command))} failed with {done.returncode}")
+    return json.loads(done.stdout)
+
+
+def spread(values: list[float], digits: int = 2) -> str:
+    """Median (least–most)."""
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
+
+
+def beside(a: argparse.Namespace, folder: str) -> None:
+    """Latency at one connection and throughput at many, in turns with LiteLLM where there is one."""
+    server, address = dressage(a.load)
+    sides = {"dressage": (server, address)}
+    try:
+        if a.litellm:
+            sides["litellm"] = litellm(a.litellm, address, folder)
+        found: dict[tuple, list[dict]] = {}
+        alone = []
+        for number in range(a.rounds):
+            alone.append(asked(a.load, "sampler", 2000))
+            for connections in (1, a.connections):
+                for stream in ([], ["stream"]):
+                    for name, (program, at) in sides.items():
+                        before = program.seconds()
+                        one = asked(a.load, "calls", at, connections, a.seconds, *stream)
+                        one["cpu_ms"] = (program.seconds() - before) / one["calls"] * 1e3
+                        found.setdefault((name, connections, bool(stream)), []).append(one)
+            print(f"round {number + 1} of {a.rounds}, load average {os.getloadavg()[0]:.1f}", flush=True)
+    finally:
+        for program, _ in sides.values():
+            program.stop()
+    sampler = [one["p50_ms"] for one in alone]
+    print(f"{alone[0]['prompt_tokens']:.0f} tokens of prompt, {alone[0]['reply_tokens']:.1f} of reply; n = {a.rounds}")
+    print(f"sampler alone: p50 {spread(sampler, 3)} ms")
+    for (name, connections, stream), ones in sorted(found.items(), key=lambda item: item[0][1:]):
+        kind = "streams" if stream else "whole"
+        print(
+            f"{name}, {connections} connections, {kind}: {spread([one['calls_a_second'] for one in ones], 0)} calls/s, "
+            f"p50 {spread([one['p50_ms'] for one in ones])} ms, p99 {spread([one['p99_ms'] for one in ones])} ms, "
+            f"first byte p50 {spread([one['first_p50_ms'] for one in ones])} ms, processor {spread([one['cpu_ms'] for one in ones], 3)} ms a call"
+        )
+    for stream in (False, True):
+        kind = "streams" if stream else "whole"
+        direct = found["dressage", 1, stream]
+        print(
+            f"added p50, {kind}: Dressage {spread([d['p50_ms'] - s for d, s in zip(direct, sampler, strict=True)])} ms over the sampler"
+        )
+        if not a.litellm:
+            continue
+        pairs = list(zip(direct, found["litellm", 1, stream], strict=True))
+        print(
+            f"added p50, {kind}: LiteLLM {spread([peer['p50_ms'] - own['p50_ms'] for own, peer in pairs])} ms over Dressage"
+        )
+        pairs = list(
+            zip(found["dressage", a.connections, stream], found["litellm", a.connections, stream], strict=True)
+        )
+        clock = spread([own["calls_a_second"] / peer["calls_a_second"] for own, peer in pairs], 1)
+        cpu = spread([peer["cpu_ms"] / own["cpu_ms"] for own, peer in pairs], 1)
+        print(f"throughput, {kind}: {clock} times LiteLLM's by the clock, {cpu} by processor time")
+
+
+def main() -> None:
+    a = arguments()
+    if a.litellm:
+        asks = [a.litellm.with_name("python"), "-c", "import importlib.metadata as m; print(m.version('litellm'))"]
+        print(f"LiteLLM {subprocess.run(asks, capture_output=True, text=True, check=True).stdout.strip()}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        beside(a, folder)
+    turns = [asked(a.load, "turns", 100, 10) for _ in range(a.rounds)]
+    last = turns[-1]
+    print(
+        f"turn 100 ({last['prompt_tokens']} tokens) {spread([t['last_ms'] for t in turns], 3)} ms, turn 2 {spread([t['second_ms'] for t in turns], 3)} ms, "
+        f"ratio {spread([t['ratio'] for t in turns])}"
+    )
+    server, address = dressage(a.load, a.pace)
+    try:
+        print(f"streams: {json.dumps(asked(a.load, 'streams', address, a.streams, server.process.pid))}")
+    finally:
+        server.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+//! Clients of a gateway over HTTP/1.1, each on a connection that it keeps.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+use tokio::sync::Barrier;
+use tokio::task::LocalSet;
+
+use crate::{LONGEST, MODEL, REPLY, Result, messages, quantile};
+
+/// A connection to a gateway.
+struct Client {
+    address: String,
+    sender: SendRequest<Full<Bytes>>,
+}
+
+/// A reply, as far as it is measured.
+struct Replied {
+    /// From the request to the first and to the last byte of the body.
+    first: Duration,
+    whole: Duration,
+    body: Vec<u8>,
+}
+
+impl Client {
+    async fn new(address: &str) -> Result<Self> {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        let (sender, connection) = handshake(TokioIo::new(stream)).await?;
+        tokio::task::spawn_local(connection);
+        Ok(Client { address: address.to_owned(), sender })
+    }
+
+    /// Asks for prompt `number`.
+    async fn ask(&mut self, number: usize, stream: bool) -> Result<Response<Incoming>> {
+        let mut body = json!({ "model": MODEL, "messages": messages(number), "max_tokens": REPLY });
+        if stream {
+            body["stream"] = true.into();
+        }
+        let request = Request::post("/v1/chat/completions")
+            .header("host", &self.address)
+            .header("content-type", "application/json")
+            .header("authorization", "Bearer sk-none")
+            .body(Full::new(Bytes::from(body.to_string())))?;
+        self.sender.ready().await?;
+        let response = self.sender.send_request(request).await?;
+        if !response.status().is_success() {
+            let status = response.status();
+            let body = response.into_body().collect().await?.to_bytes();
+            return Err(format!("{status}: {}", String::from_utf8_lossy(&body)).into());
+        }
+        Ok(response)
+    }
+
+    /// Asks, and reads the whole reply.
+    async fn reply(&mut self, number: usize, stream: bool) -> Result<Replied> {
+        let begun = Instant::now();
+        let mut body = self.ask(number, stream).await?.into_body();
+        let (mut first, mut read) = (None, Vec::new());
+        while let Some(frame) = body.frame().await {
+            first.get_or_insert_with(|| begun.elapsed());
+            read.extend_from_slice(&frame?.into_data().unwrap_or_default());
+        }
+        let whole = begun.elapsed();
+        let replied = Replied { first: first.unwrap_or(whole), whole, body: read };
+        match stream && !is_done(&replied.body) {
+            true => Err("a stream broke off before its end".into()),
+            false => Ok(replied),
+        }
+    }
+}
+
+/// Whether a stream has ended as it should.
+fn is_done(body: &[u8]) -> bool {
+    body.trim_ascii_end().ends_with(b"data: [DONE]")
+}
+
+async fn in_time<T>(what: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
+    let done = tokio::time::timeout(LONGEST, work).await;
+    done.map_err(|_| format!("waited {LONGEST:?} for {what}"))?
+}
+
+/// Chat completions for so long, after one on each connection that does not count.
+pub async fn calls(address: &str, connections: usize, time: Duration, stream: bool) -> Result<Value> {
+    let ready = Arc::new(Barrier::new(connections));
+    let next = Rc::new(Cell::new(0));
+    let one = |at: usize| {
+        let (address, ready, next) = (address.to_owned(), Arc::clone(&ready), Rc::clone(&next));
+        async move {
+            let mut client = Client::new(&address).await?;
+            in_time("a first reply", client.reply(at, stream)).await?;
+            ready.wait().await;
+            let (begun, mut times, mut last) = (Instant::now(), Vec::new(), None);
+            while begun.elapsed() < time {
+                let number = next.replace(next.get() + 1);
+                let replied = in_time("a reply", client.reply(number, stream)).await?;
+                times.push((replied.first, replied.whole));
+                last = Some(replied.body);
+            }
+            Ok((times, begun.elapsed(), last))
+        }
+    };
+    let local = LocalSet::new();
+    let tasks: Vec<_> = (0..connections).map(|at| local.spawn_local(one(at))).collect();
+    let ended: Vec<Result<_>> = local
+        .run_until(async {
+            let mut ended = Vec::new();
+            for task in tasks {
+                ended.push(task.await.unwrap_or_else(|error| Err(error.into())));
+            }
+            ended
+        })
+        .await;
+    let (mut firsts, mut wholes, mut longest, mut usage) =
+        (Vec::new(), Vec::new(), Duration::ZERO, Value::Null);
+    for ended in ended {
+        let (times, took, last) = ended?;
+        firsts.extend(times.iter().map(|(first, _)| *first));
+        wholes.extend(times.iter().map(|(_, whole)| *whole));
+        longest = longest.max(took);
+        if let Some(body) = last.filter(|_| !stream) {
+            usage = serde_json::from_slice::<Value>(&body)?["usage"].take();
+        }
+    }
+    Ok(json!({
+        "connections": connections, "stream": stream, "calls": wholes.len(), "usage": usage,
+        "calls_a_second": wholes.len() as f64 / longest.as_secs_f64(),
+        "first_p50_ms": quantile(&mut firsts, 0.5),
+        "p50_ms": quantile(&mut wholes, 0.5), "p99_ms": quantile(&mut wholes, 0.99),
+    }))
+}
+
+/// Opens so many streams at once, and waits until all have ended; how much memory the server, process `pid`,
+/// takes before, with all of them open, and after.
+pub async fn streams(address: &str, number: usize, pid: u32) -> Result<Value> {
+    let before = memory(pid)?;
+    let (opened, ended) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
+    let all = Arc::new(Barrier::new(number + 1));
+    let begun = Instant::now();
+    let one = |at: usize| {
+        let (address, all) = (address.to_owned(), Arc::clone(&all));
+        let (opened, ended) = (Rc::clone(&opened), Rc::clone(&ended));
+        async move {
+            let mut client = Client::new(&address).await?;
+            let mut body = client.ask(at, true).await?.into_body();
+            let first = body.frame().await.ok_or("a stream ended before its beginning")??;
+            let mut read = first.into_data().unwrap_or_default().to_vec();
+            opened.set(opened.get() + 1);
+            all.wait().await;
+            while let Some(frame) = body.frame().await {
+                read.extend_from_slice(&frame?.into_data().unwrap_or_default());
+            }
+            ended.set(ended.get() + usize::from(is_done(&read)));
+            Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
+        }
+    };
+    let local = LocalSet::new();
+    let tasks: Vec<_> = (0..number).map(|at| local.spawn_local(in_time("a stream", one(at)))).collect();
+    let measured = async {
+        let waited = tokio::time::timeout(LONGEST, all.wait()).await;
+        waited.map_err(|_| format!("only {} of {number} streams opened within {LONGEST:?}", opened.get()))?;
+        let (open, opening) = (memory(pid)?, begun.elapsed());
+        let running = running(address).await?;
+        for task in tasks {
+            task.await??;
+        }
+        Ok(json!({
+            "streams": number, "running_at_once": running, "ended": ended.get(),
+            "opening_s": opening.as_secs_f64(), "all_s": begun.elapsed().as_secs_f64(),
+            "before_mib": before, "open_mib": open, "after_mib": memory(pid)?,
+            "kib_a_stream": (open - before) * 1024.0 / number as f64,
+        }))
+    };
+    local.run_until(measured).await
+}
+
+/// Number of calls that a gateway answers at this moment.
+async fn running(address: &str) -> Result<usize> {
+    let mut client = Client::new(address).await?;
+    let request = Request::get("/metrics").header("host", address).body(Full::default())?;
+    let body = client.sender.send_request(request).await?.into_body().collect().await?.to_bytes();
+    let text = String::from_utf8_lossy(&body);
+    let line = text.lines().find_map(|line| line.strip_prefix("dressage_calls_running "));
+    Ok(line.ok_or("no dressage_calls_running among the metrics")?.parse()?)
+}
+
+/// Resident memory of a process, in MiB.
+fn memory(pid: u32) -> Result<f64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line =
+        status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("a process without VmRSS")?;
+    let kib: f64 = line.trim().trim_end_matches("kB").trim().parse()?;
+    Ok(kib / 1024.0)
+}

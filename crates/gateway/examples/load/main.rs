@@ -1,0 +1,194 @@
+//! Measures what the gateway costs, over samplers that cost next to nothing. Each command prints one line of JSON:
+//!
+//! ```sh
+//! load serve ADDRESS [PACE]                  # a gateway on one thread, each token after PACE ms where given
+//! load calls ADDRESS CONNECTIONS SECONDS [stream]   # chat completions, one after another on each connection
+//! load streams ADDRESS NUMBER PID            # streams open at once, and the memory of the server meanwhile
+//! load sampler NUMBER                        # the sampler alone, without a gateway
+//! load turns TURNS ROUNDS                    # a turn early and late in a session, without HTTP
+//! ```
+//!
+//! `bench/gateway.py` runs them, and another gateway beside this one.
+
+mod client;
+#[path = "../../src/scripted.rs"]
+mod scripted;
+
+use std::error::Error;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dressage_conversation::{Format, Options as History};
+use dressage_gateway::{
+    Backend, Call, Caller, Event, Gateway, Input, Model, Options, Route, SessionLimits, SessionOptions,
+    TokenModel, When, serve,
+};
+use dressage_policy::{SampleRequest, Sampler, SamplingParams, Simulator, SimulatorConfig};
+use dressage_text::Message;
+use dressage_text::testing::{IM_END, VOCABULARY, tiny_chat};
+use serde_json::{Value, json};
+
+/// Most tokens of a reply.
+const REPLY: usize = 16;
+/// Tokens of a prompt and its reply.
+const CONTEXT: usize = 1 << 20;
+/// Name of the model.
+const MODEL: &str = "tiny";
+/// Longest wait for one reply.
+const LONGEST: Duration = Duration::from_secs(120);
+
+/// Results of commands.
+pub type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let found = match arguments[..] {
+        ["serve", address] => return served(address, Arc::new(simulator())).await,
+        ["serve", address, pace] => {
+            let pace = Duration::from_millis(pace.parse()?);
+            return served(address, Arc::new(script().paced(pace))).await;
+        }
+        ["calls", address, connections, seconds] => {
+            client::calls(address, connections.parse()?, Duration::from_secs_f64(seconds.parse()?), false)
+                .await?
+        }
+        ["calls", address, connections, seconds, "stream"] => {
+            client::calls(address, connections.parse()?, Duration::from_secs_f64(seconds.parse()?), true)
+                .await?
+        }
+        ["streams", address, number, pid] => client::streams(address, number.parse()?, pid.parse()?).await?,
+        ["sampler", number] => alone(number.parse()?).await?,
+        ["turns", turns, rounds] => session(turns.parse()?, rounds.parse()?).await?,
+        _ => return Err(format!("{arguments:?} is no command; the head of main.rs has them all").into()),
+    };
+    println!("{found}");
+    Ok(())
+}
+
+/// A policy whose replies are random bytes, drawn in microseconds.
+fn simulator() -> Simulator {
+    let config = SimulatorConfig { vocabulary: VOCABULARY, context: CONTEXT, rows: 64, ..Default::default() };
+    Simulator::new(config)
+}
+
+/// A policy that says the same [`REPLY`] tokens, whatever it is asked.
+fn script() -> scripted::Scripted {
+    scripted::Scripted::new(&["Fifteen letters"], IM_END)
+}
+
+/// A model of [`MODEL`]'s name.
+fn model(sampler: Arc<dyn Sampler>) -> Result<Model> {
+    let drawn = TokenModel {
+        sampler,
+        format: Arc::new(Format::new(Arc::new(tiny_chat()?), History::default())),
+        context: CONTEXT,
+        sampling: SamplingParams { max_tokens: REPLY, ..SamplingParams::default() },
+    };
+    Ok(Model { name: MODEL.into(), policy: MODEL.into(), backend: Backend::Tokens(drawn), created: 0 })
+}
+
+async fn served(address: &str, sampler: Arc<dyn Sampler>) -> Result<()> {
+    let options = Options { running: 1 << 14, reply: LONGEST, ..Options::default() };
+    let gateway = Gateway::new(vec![model(sampler)?], options);
+    let listener = tokio::net::TcpListener::bind(address).await?;
+    println!("{}", json!({ "address": listener.local_addr()?.to_string() }));
+    let stop = async {
+        let _ = tokio::signal::ctrl_c().await;
+    };
+    Ok(serve(&gateway, listener, stop).await?)
+}
+
+/// Messages of a prompt of 200 tokens, of which [`tiny_chat`] has one a byte. Prompts of other numbers differ.
+pub fn messages(number: usize) -> [Message; 2] {
+    const TASK: &str = "A train leaves at noon and takes three hours for the way; another leaves at one, by \
+                        the same way, and takes two. When and where do they meet?";
+    [Message::system("Think, then answer."), Message::user(format!("{number:06}. {TASK}"))]
+}
+
+/// The sampler alone, with the prompts of [`client::calls`].
+async fn alone(number: usize) -> Result<Value> {
+    let (sampler, chat) = (simulator(), tiny_chat()?);
+    let (mut times, mut tokens, mut prompts) = (Vec::new(), 0, 0);
+    for at in 0..number {
+        let prompt = chat.prompt(&messages(at), &[])?;
+        prompts += prompt.len();
+        let params = SamplingParams {
+            max_tokens: REPLY,
+            stop_ids: chat.stop_ids().to_vec(),
+            ..SamplingParams::default()
+        };
+        let request = SampleRequest { seed: at as u64, prompt, params, ..SampleRequest::default() };
+        let begun = Instant::now();
+        tokens += sampler.sample(request).await?.collect(LONGEST).await?.tokens.len();
+        times.push(begun.elapsed());
+    }
+    let (prompt, reply) = (prompts as f64 / number as f64, tokens as f64 / number as f64);
+    Ok(json!({ "p50_ms": quantile(&mut times, 0.5), "prompt_tokens": prompt, "reply_tokens": reply }))
+}
+
+/// Sessions of so many turns, each of which adds 200 tokens: what a turn costs from its call to its record.
+async fn session(turns: usize, rounds: usize) -> Result<Value> {
+    let model = model(Arc::new(script()))?;
+    let gateway = Gateway::new(vec![model.clone()], Options::default());
+    let mut times = vec![Vec::with_capacity(rounds); turns];
+    let (mut prompt, mut paths) = (0, 0);
+    for round in 0..rounds {
+        let route = Route {
+            agent: "default".into(),
+            model: Arc::new(model.clone()),
+            when: When::default(),
+            fixed: None,
+        };
+        let session = gateway.open(SessionOptions {
+            rollout: "r".into(),
+            attempt: format!("a{round}"),
+            seed: 1,
+            stream: round as u64,
+            routes: vec![route],
+            limits: SessionLimits { calls: u32::MAX, tokens: usize::MAX, reply: LONGEST },
+            rewards: false,
+        });
+        let caller = Caller { session: Some(Arc::clone(&session)), ..Caller::default() };
+        let mut said: Vec<Message> = messages(0).into();
+        for (turn, times) in times.iter_mut().enumerate() {
+            let call = Call::new(MODEL, Input::Messages(said.clone()));
+            let begun = Instant::now();
+            let mut reader = gateway.call(&caller, call).await.map_err(|fault| fault.to_string())?;
+            let mut reply = None;
+            while let Some(event) = reader.next().await {
+                match &*event {
+                    Event::Ended { end, .. } => reply = Some(end.message.clone()),
+                    Event::Failed(fault) => return Err(fault.to_string().into()),
+                    _ => {}
+                }
+            }
+            times.push(begun.elapsed());
+            prompt = reader.head().prompt.len();
+            reader.satisfied();
+            said.push(reply.ok_or("a call ended without a reply")?);
+            said.extend(messages(turn + 1).into_iter().skip(1));
+        }
+        let recorded = session.close(LONGEST).await;
+        gateway.forget(&session);
+        let continued = recorded.counts.continued as usize;
+        if continued + 1 != turns {
+            return Err(format!("only {continued} of {turns} turns continued the one before").into());
+        }
+        paths += recorded.trajectory.leaves().len();
+    }
+    let mut of = |turn: usize| quantile(&mut times[turn - 1], 0.5);
+    let (second, middle, last) = (of(2), of(turns.div_ceil(2)), of(turns));
+    Ok(json!({
+        "turns": turns, "rounds": rounds, "prompt_tokens": prompt, "paths": paths,
+        "second_ms": second, "middle_ms": middle, "last_ms": last, "ratio": last / second,
+    }))
+}
+
+/// A quantile in milliseconds.
+pub fn quantile(times: &mut [Duration], share: f64) -> f64 {
+    times.sort_unstable();
+    let at = (times.len() as f64 * share) as usize;
+    times.get(at.min(times.len().saturating_sub(1))).map_or(f64::NAN, |time| time.as_secs_f64() * 1e3)
+}
