@@ -284,30 +284,6 @@ impl Gateway {
         Ok(Arc::clone(model.tokens()?.format.chat()))
     }
 
-    /// Waits for a place among the calls that are answered.
-    pub(crate) async fn place(&self) -> Result<OwnedSemaphorePermit, Fault> {
-        let slots = Arc::clone(&self.0.slots);
-        if let Ok(permit) = Arc::clone(&slots).try_acquire_owned() {
-            return Ok(permit);
-        }
-        let (options, waiting) = (&self.0.options, &self.0.waiting);
-        if waiting.fetch_add(1, Ordering::Relaxed) >= options.waiting as u64 {
-            waiting.fetch_sub(1, Ordering::Relaxed);
-            let message = format!("{} calls are waiting already; come back later", options.waiting);
-            return Err(Fault::new(Kind::Busy(Duration::from_secs(1)), message));
-        }
-        let _counted = Counted(self);
-        match tokio::time::timeout(options.reply, slots.acquire_owned()).await {
-            Ok(Ok(permit)) => Ok(permit),
-            Ok(Err(_)) => Err(Fault::new(Kind::Unavailable, "the gateway is closing")),
-            Err(_) => {
-                let message =
-                    format!("waited {:?} for one of {} calls to end", options.reply, options.running);
-                Err(Fault::new(Kind::Deadline, message))
-            }
-        }
-    }
-
     /// Writes the prompt, away from the async workers: a template may take long.
     async fn prompt(
         &self,
@@ -340,15 +316,6 @@ impl Gateway {
     /// A seed that no other call has.
     fn random_seed(&self) -> u64 {
         xxhash_rust::xxh3::xxh3_64(self.call_id().as_bytes())
-    }
-}
-
-/// Counts as waiting until it is dropped.
-struct Counted<'a>(&'a Gateway);
-
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        self.0.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

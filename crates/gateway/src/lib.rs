@@ -34,6 +34,7 @@ mod key;
 mod metrics;
 mod model;
 mod openai;
+mod places;
 mod reading;
 mod relay;
 mod responses;

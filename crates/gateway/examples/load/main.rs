@@ -1,4 +1,5 @@
-//! Measures what the gateway costs, over samplers that cost next to nothing. Each command prints one line of JSON:
+//! Measures what the gateway costs, over samplers that cost next to nothing. Each command prints one line of
+//! JSON:
 //!
 //! ```sh
 //! load serve ADDRESS [PACE]                  # a gateway on one thread, each token after PACE ms where given
@@ -100,7 +101,8 @@ async fn served(address: &str, sampler: Arc<dyn Sampler>) -> Result<()> {
     Ok(serve(&gateway, listener, stop).await?)
 }
 
-/// Messages of a prompt of 200 tokens, of which [`tiny_chat`] has one a byte. Prompts of other numbers differ.
+/// Messages of a prompt of 200 tokens, of which [`tiny_chat`] has one a byte. Prompts of other numbers
+/// differ.
 pub fn messages(number: usize) -> [Message; 2] {
     const TASK: &str = "A train leaves at noon and takes three hours for the way; another leaves at one, by \
                         the same way, and takes two. When and where do they meet?";

@@ -90,7 +90,8 @@ pub async fn serve(
     listener: TcpListener,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> std::io::Result<()> {
-    // Frames of a stream are small: held back until the client confirms the one before, each would take 40 ms.
+    // Frames of a stream are small: held back until the client confirms the one before, each would take 40
+    // ms.
     let listener = listener.tap_io(|connection| {
         if let Err(error) = connection.set_nodelay(true) {
             tracing::debug!(%error, "a connection keeps its small packets back");
