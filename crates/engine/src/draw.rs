@@ -26,11 +26,11 @@ pub struct Wanted {
     pub sequence: usize,
     /// Row of the batch.
     pub row: usize,
-    /// Its position on the path.
+    /// Position on the path.
     pub position: usize,
 }
 
-/// What becomes of `logits`, a row of the vocabulary for each of the `wanted`; they are changed in place.
+/// Reads or draws from `logits`, a row of the vocabulary for each of the `wanted`; they are changed in place.
 /// Tokens of a prompt keep their place and get a log-probability, the others are drawn. What grammars allow
 /// is found out in the same tasks, so that a slow one holds up as little as it can.
 pub fn read(

@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 use crate::exchange::Caller;
 use crate::fault::{Fault, Kind};
 use crate::gateway::Gateway;
-use crate::http::{Incoming, failed, json as document};
+use crate::http::{Incoming, json as document};
 use crate::model::{Model, TokenModel};
-use crate::openai;
+use crate::openai::respond;
 
 /// Longest wait for a probe's token, and for the version of a sampler's weights.
 const PROBE: Duration = Duration::from_secs(20);
@@ -25,13 +25,6 @@ const PROBE: Duration = Duration::from_secs(20);
 pub(crate) struct Asked {
     #[serde(default)]
     model: String,
-}
-
-fn respond(found: Result<Value, Fault>) -> Response {
-    match found {
-        Ok(value) => document(StatusCode::OK, &value),
-        Err(fault) => failed(&fault, &openai::fault(&fault)),
-    }
 }
 
 /// Answers `GET /version`.

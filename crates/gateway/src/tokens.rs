@@ -1,7 +1,6 @@
 //! `/tokenize` and `/detokenize`, in vLLM's shape.
 
 use axum::extract::State;
-use axum::http::StatusCode;
 use axum::response::Response;
 use dressage_text::{Message, ToolSpec};
 use serde::Deserialize;
@@ -9,8 +8,8 @@ use serde_json::{Value, json};
 
 use crate::fault::Fault;
 use crate::gateway::Gateway;
-use crate::http::{Incoming, failed, json as document, read};
-use crate::openai;
+use crate::http::{Incoming, read};
+use crate::openai::{self, respond};
 
 /// A text or a conversation to be written in ids.
 #[derive(Deserialize)]
@@ -30,13 +29,6 @@ struct Detokenize {
     #[serde(default)]
     model: String,
     tokens: Vec<u32>,
-}
-
-fn respond(found: Result<Value, Fault>) -> Response {
-    match found {
-        Ok(value) => document(StatusCode::OK, &value),
-        Err(fault) => failed(&fault, &openai::fault(&fault)),
-    }
 }
 
 /// Answers `POST /tokenize`.

@@ -1,7 +1,7 @@
 //! The keeper of a program: a small process between this one and the program that outlives neither.
 //!
-//! It is this binary, started once more. Its standard input is a line to whoever started it: first comes an
-//! order, one line of JSON; then nothing, for as long as the program may live. When the line ends, because
+//! The binary is this one, started once more. Its standard input is a line to whoever started it: first comes
+//! an order, one line of JSON; then nothing, for as long as the program may live. When the line ends, because
 //! the program is to be stopped or because whoever held it was killed, the keeper ends the program and all
 //! that it has started. It does so, too, once the program ends by itself. Processes that a program has
 //! detached from itself become the keeper's children (on Linux, which calls that a subreaper), so none gets

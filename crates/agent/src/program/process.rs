@@ -24,7 +24,7 @@ pub(super) struct Process {
     keeper: Child,
     /// Open for as long as the program may live.
     line: Option<ChildStdin>,
-    /// What the keeper has yet to be told.
+    /// Order that the keeper has yet to be told.
     order: Option<String>,
     stdout: JoinHandle<Tail>,
     stderr: JoinHandle<Tail>,

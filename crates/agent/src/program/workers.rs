@@ -38,7 +38,7 @@ struct Worker {
 /// The line to a worker's keeper.
 struct Line {
     pipe: Option<ChildStdin>,
-    /// What the keeper must be told before anything else.
+    /// Order that the keeper must be told before anything else.
     order: Option<String>,
 }
 

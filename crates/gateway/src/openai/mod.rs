@@ -11,4 +11,6 @@ pub(crate) use chat::{chat, split, tool};
 pub(crate) use completions::completions;
 pub(crate) use models::{model, models};
 pub(crate) use sampling::{Asked, notice};
-pub(crate) use write::{Tokens, fault, finish, finite, stop_reason, usage, usage_of, weight_versions};
+pub(crate) use write::{
+    Tokens, fault, finish, finite, respond, stop_reason, usage, usage_of, weight_versions,
+};

@@ -1,14 +1,13 @@
 //! `/v1/models`.
 
 use axum::extract::{Path, State};
-use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Value, json};
 
-use super::write::fault;
+use super::write::respond;
 use crate::fault::Fault;
 use crate::gateway::Gateway;
-use crate::http::{Incoming, failed, json as document};
+use crate::http::Incoming;
 use crate::model::Model;
 
 fn describe(model: &Model) -> Value {
@@ -42,10 +41,7 @@ fn known(gateway: &Gateway, incoming: Incoming) -> Result<Vec<Value>, Fault> {
 
 /// Answers `GET /v1/models`.
 pub(crate) async fn models(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
-    match known(&gateway, incoming) {
-        Ok(found) => document(StatusCode::OK, &json!({ "object": "list", "data": found })),
-        Err(found) => failed(&found, &fault(&found)),
-    }
+    respond(known(&gateway, incoming).map(|found| json!({ "object": "list", "data": found })))
 }
 
 /// Answers `GET /v1/models/NAME`; names may have slashes.
@@ -59,8 +55,5 @@ pub(crate) async fn model(
         let found = models.into_iter().find(|model| model["id"] == name.as_str());
         found.map_or_else(|| gateway.model(&name).map(|model| describe(&model)), Ok)
     });
-    match found {
-        Ok(found) => document(StatusCode::OK, &found),
-        Err(found) => failed(&found, &fault(&found)),
-    }
+    respond(found)
 }

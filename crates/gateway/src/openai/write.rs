@@ -1,11 +1,13 @@
 //! Parts of answers that several of OpenAI's endpoints share.
 
+use axum::http::StatusCode;
+use axum::response::Response;
 use dressage_policy::FinishReason;
 use dressage_text::Chat;
 use serde_json::{Value, json};
 
 use crate::fault::{Fault, Kind};
-use crate::http::Gathered;
+use crate::http::{Gathered, failed, json as json_document};
 use crate::transcript::{End, Token};
 
 /// An error in OpenAI's shape.
@@ -26,6 +28,14 @@ pub(crate) fn fault(fault: &Fault) -> Value {
         Kind::Internal => ("server_error", None),
     };
     json!({ "error": { "message": fault.message, "type": kind, "param": fault.param, "code": code } })
+}
+
+/// An answer that is there at once: a document, or an error in OpenAI's shape.
+pub(crate) fn respond(found: Result<Value, Fault>) -> Response {
+    match found {
+        Ok(value) => json_document(StatusCode::OK, &value),
+        Err(found) => failed(&found, &fault(&found)),
+    }
 }
 
 /// The reason for an end, in OpenAI's words.
