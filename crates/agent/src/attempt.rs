@@ -139,7 +139,7 @@ enum Broken {
     #[error("{0}")]
     Tree(#[from] TreeError),
     #[error(
-        "the prompt has {found} tokens, more than the {most} of agent.prompt_tokens; allow more, or set agent.truncation"
+        "the prompt has {found} tokens, more than the {most} of agent.max_prompt_tokens; allow more, or set agent.truncation"
     )]
     Prompt { found: usize, most: usize },
 }

@@ -118,7 +118,7 @@ pub enum TrainerError {
     },
     /// A task does not fit into what the recipe allows.
     #[error(
-        "the prompt of task {task} has {tokens} tokens, more than `agent.prompt_tokens` = {most}: raise it, say with \
+        "the prompt of task {task} has {tokens} tokens, more than `agent.max_prompt_tokens` = {most}: raise it, say with \
          `agent.truncation` what to leave out, or leave the task out"
     )]
     PromptOverLimit {

@@ -98,7 +98,8 @@ pub struct AgentKeys {
     /// there, and is unfinished.
     pub attempt_seconds: f64,
     /// Most tokens of instructions and task; 0 for as many as leave room for `max_tokens` in the context.
-    pub prompt_tokens: usize,
+    #[serde(alias = "prompt_tokens")]
+    pub max_prompt_tokens: usize,
     /// Way to shorten longer ones.
     pub truncation: Truncation,
     /// How often an attempt that broke, or in which not one token was drawn, is made again.
@@ -133,7 +134,7 @@ impl Default for AgentKeys {
             tool_delay_least: 0.0,
             reply_seconds: 600.0,
             attempt_seconds: 3600.0,
-            prompt_tokens: 0,
+            max_prompt_tokens: 0,
             truncation: Truncation::Refuse,
             retries: 0,
         }
@@ -148,7 +149,7 @@ impl AgentKeys {
 
     /// Where an attempt ends, with a context of so many tokens.
     pub fn limits(&self, context: usize) -> Limits {
-        let prompt = match (self.prompt_tokens, self.truncation) {
+        let prompt = match (self.max_prompt_tokens, self.truncation) {
             (0, Truncation::Refuse) => usize::MAX,
             (0, _) => context.saturating_sub(self.max_tokens).max(1),
             (most, _) => most,

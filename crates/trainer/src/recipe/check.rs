@@ -70,9 +70,9 @@ impl Checker<'_> {
     }
 
     fn optimiser(&self, table: &str, keys: &OptimiserKeys) -> Result<(), RecipeError> {
-        let OptimiserKeys { final_share, beta1, beta2, epsilon, weight_decay, max_grad_norm, .. } = *keys;
+        let OptimiserKeys { min_lr_ratio, beta1, beta2, epsilon, weight_decay, max_grad_norm, .. } = *keys;
         let key = |name| format!("{table}.{name}");
-        self.check((0.0..=1.0).contains(&final_share), key("final_share"), final_share, "in 0..=1")?;
+        self.check((0.0..=1.0).contains(&min_lr_ratio), key("min_lr_ratio"), min_lr_ratio, "in 0..=1")?;
         self.check((0.0..1.0).contains(&beta1), key("beta1"), beta1, "at least 0 and less than 1")?;
         self.check((0.0..1.0).contains(&beta2), key("beta2"), beta2, "at least 0 and less than 1")?;
         self.positive(key("epsilon"), epsilon)?;
@@ -200,23 +200,23 @@ impl Checker<'_> {
                 "finite and more than 0",
             )?;
             self.check(
-                kl.adaptive.is_none() || kl.charge == Charge::Reward,
+                kl.adaptive.is_none() || kl.apply_to == Charge::Reward,
                 key("kl.adaptive"),
                 "set",
-                "left out unless kl.charge = \"reward\"",
+                "left out unless kl.apply_to = \"reward\"",
             )?;
             self.check(
-                !kl.importance_weighted || kl.charge == Charge::Loss,
+                !kl.importance_weighted || kl.apply_to == Charge::Loss,
                 key("kl.importance_weighted"),
                 true,
-                "left out where kl.charge = \"reward\": a reward is weighted by the loss, like all others",
+                "left out where kl.apply_to = \"reward\": a reward is weighted by the loss, like all others",
             )?;
             self.check(
-                kl.charge != Charge::Loss || kl.estimator != KlEstimator::K1 || kl.importance_weighted,
+                kl.apply_to != Charge::Loss || kl.estimator != KlEstimator::K1 || kl.importance_weighted,
                 key("kl.estimator"),
                 "\"k1\"",
                 "another in the loss, where the gradient of k1 is 0 in expectation: \"k2\", \
-                 \"k1_with_k2_gradient\" or \"k3\"; or \"k1\" with kl.importance_weighted or kl.charge = \"reward\"",
+                 \"k1_with_k2_gradient\" or \"k3\"; or \"k1\" with kl.importance_weighted or kl.apply_to = \"reward\"",
             )?;
             if let Some(adaptive) = kl.adaptive {
                 self.positive(key("kl.adaptive.target"), adaptive.target as f32)?;

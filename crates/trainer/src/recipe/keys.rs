@@ -405,7 +405,8 @@ pub struct OptimiserKeys {
     /// Steps over which it first rises to the peak.
     pub warmup: u32,
     /// The share of the peak it falls to.
-    pub final_share: f32,
+    #[serde(alias = "final_share")]
+    pub min_lr_ratio: f32,
     /// Decay of the first moment.
     pub beta1: f32,
     /// Decay of the second moment.
@@ -423,7 +424,7 @@ impl Default for OptimiserKeys {
         OptimiserKeys {
             schedule: Schedule::default(),
             warmup: 0,
-            final_share: 0.0,
+            min_lr_ratio: 0.0,
             beta1: 0.9,
             beta2: 0.999,
             epsilon: 1e-8,

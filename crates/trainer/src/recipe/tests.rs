@@ -186,8 +186,8 @@ fn bad_recipes_are_refused_by_key() {
             "`phase.1.advantage.compare.k` is 5, but must be at least 2, and at most the number of attempts",
         ),
         (
-            &["phase.1.kl.importance_weighted=true", "phase.1.kl.charge=reward"],
-            "`phase.1.kl.importance_weighted` is true, but must be left out where kl.charge",
+            &["phase.1.kl.importance_weighted=true", "phase.1.kl.apply_to=reward"],
+            "`phase.1.kl.importance_weighted` is true, but must be left out where kl.apply_to",
         ),
         (&["phase.1.overlong=bootstrap"], "`phase.1.overlong` is \"bootstrap\", but must be another"),
         (
@@ -283,7 +283,25 @@ fn defaults_are_those_of_the_papers() {
         assert_eq!(without.correction().unwrap().bound, Bound::Clamp { low: 1.0, high: 1.0 });
     }
     // k1 is a fine estimate where no gradient is taken of it.
-    keys(&["phase.1.kl={estimator='k1', coefficient=0.1, charge='reward'}"]);
+    keys(&["phase.1.kl={estimator='k1', coefficient=0.1, apply_to='reward'}"]);
+}
+
+#[test]
+fn keys_that_have_a_new_name_are_read_by_their_old_one() {
+    let text = |kl: &str, turns: &str, prompt: &str, ratio: &str| {
+        format!(
+            "[run]\nname = 'x'\n[model]\nsource = 'm'\n[[tasks]]\nkind = 'arithmetic'\n[agent]\n{prompt} = 7\n\
+             [[phase]]\nkind = 'rl'\nsteps = 1\ngroups = 1\ngroup_size = 2\n{turns} = 3\nlearning_rate = 1e-5\n\
+             kl = {{ estimator = 'k1', coefficient = 0.1, {kl} = 'reward' }}\n\
+             optimiser = {{ schedule = 'linear', {ratio} = 0.25 }}"
+        )
+    };
+    let old = load(&text("charge", "most_turns", "prompt_tokens", "final_share"), &[]).unwrap();
+    let new = text("apply_to", "max_trained_turns", "max_prompt_tokens", "min_lr_ratio");
+    assert_eq!(old, load(&new, &[]).unwrap());
+    assert_eq!(old.agent.max_prompt_tokens, 7);
+    let both = new.replace("max_trained_turns = 3", "max_trained_turns = 3\nmost_turns = 3");
+    assert!(load(&both, &[]).unwrap_err().contains("max_trained_turns"));
 }
 
 #[test]
