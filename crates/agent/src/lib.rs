@@ -8,6 +8,7 @@
 mod agent_loop;
 mod attempt;
 mod demonstrate;
+mod kept;
 pub mod program;
 pub mod tasks;
 pub mod tools;
@@ -15,4 +16,5 @@ pub mod tools;
 pub use agent_loop::{AgentLoop, AttemptContext, Samplers};
 pub use attempt::{Agent, Attempt, AttemptRequest, Limits, Truncation};
 pub use demonstrate::{DemonstrationError, demonstrate};
+pub use kept::{Keeper, PASSED};
 pub use program::{Program, ProgramAgent};

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use dressage_agent::Keeper;
 use dressage_agent::tasks::Task;
 use dressage_agent::tools::{Observation, OpenTools, ToolContext};
 use dressage_conversation::{Conversation, Format, Prepared, Request};
@@ -134,7 +135,7 @@ async fn talk(
     (tools, keys): (&[ToolKeys], AgentKeys),
     begun: Option<u64>,
 ) -> anyhow::Result<ExitCode> {
-    let tools = tool_set(tools, &keys)?;
+    let tools = tool_set(tools, &keys, &Keeper::this()?)?;
     let found = model::open(source, args.base.as_deref().or(base.as_deref()))?;
     let files = &found.files;
     let chat = model::chat(files, chat_options(&keys, begun))?;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use dressage_agent::Keeper;
 use dressage_agent::program::Replies;
 use dressage_agent::tasks::QuestionKey;
 use dressage_engine::Engine;
@@ -143,7 +144,7 @@ async fn measure(recipe: &Recipe, trained_by: Option<Run>) -> anyhow::Result<Opt
         agents.push(AgentParts {
             name: name.to_owned(),
             chat,
-            tools: tool_set(&recipe.tool, keys)?,
+            tools: tool_set(&recipe.tool, keys, &Keeper::this()?)?,
             custom: None,
         });
     }

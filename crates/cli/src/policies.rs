@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use dressage_agent::Keeper;
 use dressage_agent::program::Replies;
 use dressage_engine::{Engine, EngineOptions, Fingerprint, PlannedAdapter};
 use dressage_policy::LoraOptions;
@@ -101,7 +102,7 @@ pub async fn start(recipe: &Recipe, now: u64) -> anyhow::Result<Started> {
         agents.push(AgentParts {
             name: name.to_owned(),
             chat,
-            tools: tool_set(&recipe.tool, keys)?,
+            tools: tool_set(&recipe.tool, keys, &Keeper::this()?)?,
             custom: None,
         });
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use dressage_agent::program::{Replies, Workers};
-use dressage_agent::{Limits, Program, ProgramAgent};
+use dressage_agent::{Keeper, Limits, Program, ProgramAgent};
 use dressage_gateway::{Gateway, Options, When, serve};
 use dressage_trainer::AgentParts;
 use dressage_trainer::recipe::{AgentKeys, AgentKind, Recipe, RewardKeys};
@@ -55,7 +55,7 @@ pub struct Started {
     gateway: Gateway,
     address: String,
     /// This binary, which keeps programs.
-    keeper: Vec<String>,
+    keeper: Keeper,
 }
 
 impl Started {
@@ -76,8 +76,7 @@ impl Started {
                 tracing::error!(%error, "the gateway has ended");
             }
         });
-        let keeper = std::env::current_exe().context("this program's own file is not found")?;
-        let keeper = vec![keeper.to_string_lossy().into_owned(), "keep".into()];
+        let keeper = Keeper::this().context("this program's own file is not found")?;
         Ok(Started { gateway, address, keeper })
     }
 

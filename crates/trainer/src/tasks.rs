@@ -4,9 +4,9 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dressage_agent::Truncation;
 use dressage_agent::tasks::{Arithmetic, FileOptions, FileTasks, QuestionKey, Split, Task};
 use dressage_agent::tools::{Delayed, ToolContext, ToolSet, Toolbox};
+use dressage_agent::{Keeper, Truncation};
 use dressage_store::Store;
 use dressage_text::{ChatOptions, Message, Role};
 use dressage_tree::Purpose;
@@ -289,17 +289,17 @@ pub fn opening(agent: &AgentKeys, task: &Task) -> Vec<Message> {
     messages
 }
 
-/// The tools that an agent has, of those of its recipe.
+/// The tools that an agent has, of those of its recipe. Processes that they start are under `keeper`.
 ///
 /// # Errors
 /// When there is no such tool, or one is named twice.
-pub fn tool_set(tools: &[ToolKeys], agent: &AgentKeys) -> Result<ToolSet, TrainerError> {
+pub fn tool_set(tools: &[ToolKeys], agent: &AgentKeys, keeper: &Keeper) -> Result<ToolSet, TrainerError> {
     let [least, most] = [agent.tool_delay_least, agent.tool_delay].map(Duration::from_secs_f64);
     let named = |name: &String| {
         let unknown =
             || TrainerError::UnknownTool { name: name.clone(), known: ToolKeys::known(tools, name) };
         let keys = ToolKeys::find(tools, name).ok_or_else(unknown)?;
-        let mut toolbox: Arc<dyn Toolbox> = keys.toolbox();
+        let mut toolbox: Arc<dyn Toolbox> = keys.toolbox(keeper);
         if !most.is_zero() {
             toolbox = Arc::new(Delayed::new(toolbox, least..=most));
         }

@@ -28,11 +28,10 @@ use dressage_gateway::{
 use dressage_policy::{SamplingParams, within};
 use tracing::{Instrument, debug_span};
 
-pub use environment::PASSED;
 use process::Ended;
 pub use workers::Workers;
 
-use crate::{AgentLoop, Attempt, AttemptContext, Limits};
+use crate::{AgentLoop, Attempt, AttemptContext, Keeper, Limits};
 
 /// How long calls under way may take to end once the program has ended.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -44,10 +43,10 @@ pub struct Program {
     pub command: Vec<String>,
     /// The folder that it runs in; this process' where empty.
     pub folder: PathBuf,
-    /// Names of environment variables that it gets besides the [usual ones](PASSED).
+    /// Names of environment variables that it gets besides the [usual ones](crate::PASSED).
     pub passes: Vec<String>,
-    /// The binary that is started as [`keeper`], with its arguments.
-    pub keeper: Vec<String>,
+    /// Keeps it.
+    pub keeper: Keeper,
     /// Answers its calls.
     pub gateway: Gateway,
     /// Where the gateway listens, as `http://HOST:PORT`.

@@ -1,14 +1,13 @@
 //! The process of a program: started through its keeper, read to the end, stopped with all that it started.
 
-use std::process::Stdio;
 use std::time::Duration;
 
-use serde_json::json;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
-use tokio::process::{Child, ChildStdin, Command};
+use tokio::process::{Child, ChildStdin};
 use tokio::task::JoinHandle;
 
 use super::Program;
+use crate::kept;
 
 /// Most of what a program prints that is kept: the end of each stream.
 const KEPT: usize = 64 << 10;
@@ -75,28 +74,6 @@ impl Ended {
     }
 }
 
-/// Starts the keeper of a program, which waits for its order.
-///
-/// # Errors
-/// When it cannot be started, in words.
-pub(super) fn spawned(program: &Program, environment: Vec<(String, String)>) -> Result<Child, String> {
-    let Some((keeper, arguments)) = program.keeper.split_first() else {
-        return Err("no keeper is named for programs".into());
-    };
-    let mut command = Command::new(keeper);
-    command
-        .args(arguments)
-        .env_clear()
-        .envs(environment)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    // Ctrl-C is for this process, which then ends its programs in good order.
-    #[cfg(unix)]
-    command.process_group(0);
-    command.spawn().map_err(|error| format!("cannot start {keeper}, which keeps programs: {error}"))
-}
-
 /// The order to a keeper: the program, and its whole input, or `None` where that comes line by line.
 pub(super) fn order(program: &Program, input: Option<&serde_json::Value>) -> String {
     let question = input.map(|task| task["question"].as_str().unwrap_or_default());
@@ -105,9 +82,7 @@ pub(super) fn order(program: &Program, input: Option<&serde_json::Value>) -> Str
         None => argument.clone(),
     };
     let command: Vec<String> = program.command.iter().map(put_in).collect();
-    let input = input.map(|input| format!("{input}\n"));
-    let order = json!({ "command": command, "folder": program.folder, "input": input });
-    format!("{order}\n")
+    kept::order(&command, &program.folder, input.map(|input| format!("{input}\n")))
 }
 
 /// Starts the program of an attempt.
@@ -119,7 +94,7 @@ pub(super) fn start(
     environment: Vec<(String, String)>,
     input: &serde_json::Value,
 ) -> Result<Process, String> {
-    let mut keeper = spawned(program, environment)?;
+    let mut keeper = program.keeper.start(environment)?;
     let line = keeper.stdin.take();
     let stdout = tokio::spawn(read(keeper.stdout.take()));
     let stderr = tokio::spawn(read(keeper.stderr.take()));

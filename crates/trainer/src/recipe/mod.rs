@@ -185,6 +185,7 @@ fn resolve(table: &mut Table, folder: &Path) {
     }
     resolve_scorers(table, folder);
     resolve_programs(table, folder);
+    resolve_tools(table, folder);
     for path in keys {
         if let Some(value) = find(table, &path).and_then(|value| base_of(&path, value, folder)) {
             // The path leads somewhere: it was just followed.
@@ -220,6 +221,19 @@ fn resolve_programs(table: &mut Table, folder: &Path) {
         .iter_mut()
         .filter_map(|(_, value)| value.as_table_mut())
         .for_each(|named| resolve_program(named, folder));
+}
+
+/// Makes the folders absolute that the processes of tools run in, in the same way, and files that tools are
+/// read from.
+fn resolve_tools(table: &mut Table, folder: &Path) {
+    let Some(Value::Array(tools)) = table.get_mut("tool") else { return };
+    for tool in tools.iter_mut().filter_map(Value::as_table_mut) {
+        resolve_program(tool, folder);
+        let file = tool.get("file").and_then(Value::as_str).filter(|file| !file.is_empty());
+        if let Some(file) = file.map(|file| folder.join(file).display().to_string()) {
+            tool.insert("file".into(), Value::String(file));
+        }
+    }
 }
 
 fn resolve_program(keys: &mut Table, folder: &Path) {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use dressage_agent::Keeper;
 use dressage_agent::tools::{Calculator, Toolbox};
 use serde::{Deserialize, Serialize};
 
@@ -70,8 +71,8 @@ impl ToolKeys {
         }
     }
 
-    /// The toolbox itself.
-    pub fn toolbox(&self) -> Arc<dyn Toolbox> {
+    /// The toolbox itself. A process that it starts is under `keeper`.
+    pub fn toolbox(&self, _keeper: &Keeper) -> Arc<dyn Toolbox> {
         let name = self.name().to_owned();
         match self {
             ToolKeys::Calculator(keys) => Arc::new(Calculator { name, parallel: keys.parallel }),
