@@ -19,12 +19,13 @@ use crate::screen::{self, Style};
 const VARIABLE: &str = "DRESSAGE_LOG";
 
 /// Rooms whose events can be asked for by name.
-const ROOMS: [&str; 14] = [
+const ROOMS: [&str; 15] = [
     "agent",
     "cli",
     "conversation",
     "engine",
     "gateway",
+    "http",
     "model",
     "policy",
     "remote",

@@ -15,7 +15,7 @@ use circles::Circle;
 const MOST_LINES: usize = 600;
 
 /// Which rooms a room may know, from the top down. An entry may come before its room does.
-const ROOMS: [(&str, &[&str]); 14] = [
+const ROOMS: [(&str, &[&str]); 15] = [
     (
         "cli",
         &[
@@ -33,15 +33,16 @@ const ROOMS: [(&str, &[&str]); 14] = [
         ],
     ),
     ("trainer", &["agent", "reward", "store", "conversation", "text", "policy", "rl", "tree"]),
-    ("agent", &["gateway", "reward", "conversation", "text", "policy", "tree"]),
+    ("agent", &["gateway", "reward", "conversation", "text", "http", "policy", "tree"]),
     ("gateway", &["conversation", "text", "policy", "tree"]),
     ("reward", &["policy", "tree"]),
     ("store", &["policy", "tree"]),
     ("engine", &["model", "policy", "rl", "tree"]),
-    ("remote", &["text", "policy", "tree"]),
+    ("remote", &["text", "http", "policy", "tree"]),
     ("conversation", &["text", "policy", "tree"]),
     ("text", &["model", "policy"]),
     ("model", &["policy"]),
+    ("http", &[]),
     ("policy", &["rl", "tree"]),
     ("rl", &["tree"]),
     ("tree", &[]),
