@@ -60,8 +60,8 @@ impl Client {
     /// Asks, follows redirects as browsers do, and reads the answer to its end.
     ///
     /// # Errors
-    /// When a host is not allowed, cannot be reached, breaks off, is late, says too much, or redirects too often. An
-    /// answer with a status of an error is an answer.
+    /// When a host is not allowed, cannot be reached, breaks off, is late, says too much, or redirects too
+    /// often. An answer with a status of an error is an answer.
     pub async fn ask(&self, ask: Ask, bounds: Bounds) -> Result<Reply, HttpError> {
         let host = authority(&target(&ask.url)?);
         let late = || HttpError::Late { host, after: bounds.deadline };

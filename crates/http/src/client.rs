@@ -31,7 +31,11 @@ type Connector = HttpsConnector<HttpConnector<Resolver>>;
 
 /// Connections to servers, kept between questions. Clones share them.
 #[derive(Clone, Debug)]
-pub struct Client {
+pub struct Client(Arc<Pools>);
+
+/// Connections by how far hosts may be trusted.
+#[derive(Debug)]
+struct Pools {
     /// For hosts that may be anywhere,
     any: Pool<Connector, Full<Bytes>>,
     /// and for those that must be in the public internet.
@@ -69,18 +73,20 @@ impl Client {
             pool.pool_idle_timeout(KEPT).pool_timer(TokioTimer::new());
             pool.build(connector)
         };
-        Ok(Client { any: pool(Reach::Any), public: pool(Reach::Public), hosts })
+        Ok(Client(Arc::new(Pools { any: pool(Reach::Any), public: pool(Reach::Public), hosts })))
     }
 
-    /// Sends a request, without a deadline and without following redirects. Returns the answer after its head.
+    /// Sends a request, without a deadline and without following redirects. Returns the answer after its
+    /// head.
     ///
     /// # Errors
     /// When its host is not allowed; when it cannot be connected to, or breaks off.
     pub async fn request(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, HttpError> {
         let host = authority(request.uri());
-        let pool = match self.hosts.reach(request.uri())? {
-            Reach::Any => &self.any,
-            Reach::Public => &self.public,
+        let Pools { any, public, hosts } = &*self.0;
+        let pool = match hosts.reach(request.uri())? {
+            Reach::Any => any,
+            Reach::Public => public,
         };
         pool.request(request).await.map_err(|error| told(host, &error))
     }
@@ -109,8 +115,8 @@ pub(crate) fn authority(uri: &Uri) -> String {
     uri.authority().map(ToString::to_string).unwrap_or_default()
 }
 
-/// Finds the addresses of a name, and refuses those that may not be asked. Whoever answers for a name may tell another
-/// address every time, so this is where it is checked: at each connection.
+/// Finds the addresses of a name, and refuses those that may not be asked. Whoever answers for a name may
+/// tell another address every time, so this is where it is checked: at each connection.
 #[derive(Clone, Copy, Debug)]
 struct Resolver(Reach);
 

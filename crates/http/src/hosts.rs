@@ -9,8 +9,8 @@ use hyper::Uri;
 use crate::HttpError;
 
 /// Hosts that may be asked: all, or those of a list. A name of a list may stand for addresses of the public
-/// internet only; hosts of this machine or network, which are addressed by loopback, private, link-local and similar
-/// addresses, must be listed as such ([`Hosts::and_private`]).
+/// internet only; hosts of this machine or network, which are addressed by loopback, private, link-local and
+/// similar addresses, must be listed as such ([`Hosts::and_private`]).
 #[derive(Debug, Clone, Default)]
 pub struct Hosts(Option<Arc<Lists>>);
 
@@ -96,8 +96,8 @@ impl Hosts {
         Hosts(None)
     }
 
-    /// These hosts, where they are in the public internet: names or addresses, with `*.` before a domain for all
-    /// names below it, and a port where only that one is meant.
+    /// These hosts, where they are in the public internet: names or addresses, with `*.` before a domain for
+    /// all names below it, and a port where only that one is meant.
     ///
     /// # Errors
     /// Names what is no host.

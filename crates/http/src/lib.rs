@@ -1,9 +1,10 @@
 //! Asking others over HTTP.
 //!
-//! A [`Client`] keeps connections and speaks TLS. It asks either whomever it is told to, or only [`Hosts`] that are
-//! allowed, which is checked by name, again for every address that a name stands for, and again after every redirect:
-//! so a page cannot lead a model to a service of this machine. [`Client::ask`] asks one whole question with a
-//! deadline and a most for the answer; [`Client::request`] hands over an answer as it comes.
+//! A [`Client`] keeps connections and speaks TLS. It asks either whomever it is told to, or only [`Hosts`]
+//! that are allowed, which is checked by name, again for every address that a name stands for, and again
+//! after every redirect: so a page cannot lead a model to a service of this machine. [`Client::ask`] asks one
+//! whole question with a deadline and a most for the answer; [`Client::request`] hands over an answer as it
+//! comes.
 //!
 //! Not here: who is asked, in which format, and when to ask again.
 //!

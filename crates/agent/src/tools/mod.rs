@@ -18,6 +18,7 @@
 mod calculator;
 mod delayed;
 mod expression;
+mod mcp;
 mod observation;
 mod offer;
 mod output;
@@ -37,6 +38,7 @@ use crate::tasks::Task;
 pub use calculator::Calculator;
 pub use delayed::Delayed;
 pub use expression::{ExpressionError, MAX_DEPTH, MAX_LENGTH, Number, evaluate};
+pub use mcp::{Mcp, McpServer};
 pub(crate) use observation::COUNTED;
 pub use observation::{Observation, ObservationKind};
 pub use output::{CallError, ToolOutput};
