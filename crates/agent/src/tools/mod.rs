@@ -26,6 +26,7 @@ mod set;
 #[cfg(test)]
 pub(crate) mod testing;
 mod used;
+mod web;
 
 use std::time::Duration;
 
@@ -44,6 +45,7 @@ pub use observation::{Observation, ObservationKind};
 pub use output::{CallError, ToolOutput};
 pub use set::{OpenTools, ToolSet};
 pub use used::Used;
+pub use web::{Endpoint, EndpointOptions, Node};
 
 /// An attempt, as toolboxes know it.
 #[derive(Debug, Clone, PartialEq)]
