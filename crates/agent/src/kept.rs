@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 use serde_json::json;
+use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::{Child, Command};
 
 /// The binary that is started as [keeper](crate::program::keeper), with its arguments.
@@ -41,6 +42,63 @@ impl Keeper {
         #[cfg(unix)]
         command.process_group(0);
         command.spawn().map_err(|error| format!("cannot start {keeper}, which keeps programs: {error}"))
+    }
+}
+
+/// Most of what a program prints that is kept: the end of each stream, in bytes.
+const KEPT: usize = 64 << 10;
+
+/// End of a stream that was read.
+#[derive(Debug, Default)]
+pub(crate) struct Tail {
+    kept: Vec<u8>,
+    /// Bytes that came.
+    pub bytes: u64,
+}
+
+impl Tail {
+    /// A stream with this text.
+    pub fn of(text: String) -> Self {
+        Tail { bytes: text.len() as u64, kept: text.into_bytes() }
+    }
+
+    /// Adds what has come.
+    pub fn push(&mut self, more: &[u8]) {
+        self.bytes += more.len() as u64;
+        self.kept.extend_from_slice(more);
+        if self.kept.len() > 2 * KEPT {
+            self.kept.drain(..self.kept.len() - KEPT);
+        }
+    }
+
+    /// The text that was kept.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.kept).into_owned()
+    }
+
+    /// The last line that is not blank.
+    pub fn last_line(&self) -> Option<String> {
+        self.text().lines().rfind(|line| !line.trim().is_empty()).map(|line| line.trim().to_owned())
+    }
+}
+
+/// Reads a stream to its end.
+pub(crate) async fn read(stream: Option<impl AsyncRead + Unpin>) -> Tail {
+    let mut tail = Tail::default();
+    let Some(mut stream) = stream else { return tail };
+    let mut buffer = vec![0; 16 << 10];
+    while let Ok(count @ 1..) = stream.read(&mut buffer).await {
+        tail.push(&buffer[..count]);
+    }
+    tail
+}
+
+/// How a program ended, from the exit code of its keeper: that of the program, or 128 and a signal.
+pub(crate) fn ending(code: Option<i32>) -> String {
+    match code {
+        Some(code @ 129..=192) => format!("killed by signal {}", code - 128),
+        Some(code) => format!("exit code {code}"),
+        None => "its keeper was killed".into(),
     }
 }
 

@@ -14,7 +14,7 @@ use dressage_store::{EvalKey, Memory, Sqlite};
 use dressage_trainer::recipe::{Override, Recipe};
 use dressage_trainer::{
     AgentParts, Agents, CustomScorers, EvalResult, Rollouts, Scorers, StopFlag, Tasks, Troubles,
-    chat_options, check_tasks, evaluate, tool_set, trained_on,
+    chat_options, check_tasks, evaluate, trained_on,
 };
 use dressage_tree::{DEFAULT, RunId};
 
@@ -138,13 +138,14 @@ async fn measure(recipe: &Recipe, trained_by: Option<Run>) -> anyhow::Result<Opt
     let files = &found.files;
     let dim = Style::stderr().dim("model ");
     eprintln!("{dim} {}: {}", recipe.model.source, model::describe(files));
+    let toolboxes = Toolboxes::new(&recipe.tool, Keeper::this()?);
     let mut agents = Vec::new();
     for (name, keys) in recipe.agents() {
         let chat = Arc::new(model::chat(files, chat_options(keys, begun))?);
         agents.push(AgentParts {
             name: name.to_owned(),
+            tools: toolboxes.of(keys, &chat)?,
             chat,
-            tools: tool_set(&recipe.tool, keys, &Keeper::this()?)?,
             custom: None,
         });
     }

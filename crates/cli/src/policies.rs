@@ -10,7 +10,7 @@ use dressage_engine::{Engine, EngineOptions, Fingerprint, PlannedAdapter};
 use dressage_policy::LoraOptions;
 use dressage_text::Chat;
 use dressage_trainer::recipe::{ModelKeys, Phase, PolicyKeys, Recipe, RlKeys};
-use dressage_trainer::{AgentParts, Learns, Policy, chat_options, tool_set};
+use dressage_trainer::{AgentParts, Learns, Policy, Toolboxes, chat_options};
 
 use crate::external;
 use crate::failure::unusable;
@@ -82,6 +82,7 @@ pub async fn start(recipe: &Recipe, now: u64) -> anyhow::Result<Started> {
             });
         }
     }
+    let toolboxes = Toolboxes::new(&recipe.tool, Keeper::this()?);
     let (mut agents, mut callers) = (Vec::new(), Vec::new());
     for (name, keys) in recipe.agents() {
         let policy = recipe.policy_of(keys).unwrap_or_default();
@@ -101,8 +102,8 @@ pub async fn start(recipe: &Recipe, now: u64) -> anyhow::Result<Started> {
         callers.push(programs::caller(name, keys, &policy, replies, trained)?);
         agents.push(AgentParts {
             name: name.to_owned(),
+            tools: toolboxes.of(keys, &chat)?,
             chat,
-            tools: tool_set(&recipe.tool, keys, &Keeper::this()?)?,
             custom: None,
         });
     }

@@ -52,6 +52,7 @@ mod signals;
 mod sink;
 mod survey;
 mod tasks;
+mod toolboxes;
 mod trainer;
 mod under_way;
 
@@ -69,5 +70,6 @@ pub use policies::{Companions, Learns, Policy};
 pub use replay::{Compared, replay};
 pub use rollout::{Rollouts, Troubles};
 pub use scoring::{CustomScorers, Scorers};
-pub use tasks::{EvalSlice, Tasks, chat_options, check_tasks, opening, tool_set, trained_on};
+pub use tasks::{EvalSlice, Tasks, chat_options, check_tasks, opening, trained_on};
+pub use toolboxes::Toolboxes;
 pub use trainer::{Ended, Parts, Start, Summary, Trainer};

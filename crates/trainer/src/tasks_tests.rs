@@ -5,7 +5,6 @@ use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
-use dressage_agent::Keeper;
 use dressage_agent::tasks::ArithmeticOptions;
 use tempfile::TempDir;
 
@@ -20,31 +19,6 @@ fn load(folder: &TempDir, sources: &str, seed: u64) -> Result<Tasks, TrainerErro
     );
     fs::write(&file, recipe).unwrap();
     Tasks::load(&Recipe::load(&file, &[]).unwrap())
-}
-
-#[test]
-fn agents_have_the_tools_that_they_name() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("recipe.toml");
-    let text = "run = { name = 'x' }\nmodel = { source = './model' }\n[[tasks]]\nkind = 'arithmetic'\n\
-        [agent]\ntools = ['sums', 'calculator']\n[[tool]]\nkind = 'calculator'\nname = 'sums'\nseconds = 2";
-    fs::write(&file, text).unwrap();
-    let mut recipe = Recipe::load(&file, &[]).unwrap();
-    let names = |recipe: &Recipe| {
-        let specs = tool_set(&recipe.tool, &recipe.agent, &Keeper::default()).unwrap().specs("");
-        specs.into_iter().map(|spec| spec.name).collect::<Vec<_>>()
-    };
-    assert_eq!(names(&recipe), ["sums__calculator", "calculator__calculator"]);
-    let set = tool_set(&recipe.tool, &recipe.agent, &Keeper::default()).unwrap();
-    assert_eq!(format!("{set:?}"), "{\"sums\": 2s, \"calculator\": 10s}");
-    recipe.agent.tools = vec!["calculator".into()];
-    assert_eq!(names(&recipe), ["calculator"]);
-    recipe.agent.tools = vec!["calculator".into(), "calculator".into()];
-    let error = tool_set(&recipe.tool, &recipe.agent, &Keeper::default()).unwrap_err().to_string();
-    assert!(error.starts_with("two tools are named \"calculator\""), "{error}");
-    recipe.agent.tools = vec!["summs".into()];
-    let error = tool_set(&recipe.tool, &recipe.agent, &Keeper::default()).unwrap_err().to_string();
-    assert!(error.ends_with("no such tool; there is sums, calculator; did you mean `sums`?"), "{error}");
 }
 
 fn write_rows(path: &Path, questions: impl Iterator<Item = String>) {

@@ -2,15 +2,12 @@
 
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, ChildStdin};
 use tokio::task::JoinHandle;
 
 use super::Program;
-use crate::kept;
-
-/// Most of what a program prints that is kept: the end of each stream.
-const KEPT: usize = 64 << 10;
+use crate::kept::{self, Tail, read};
 
 /// Placeholder of the question among the arguments of a program.
 const QUESTION: &str = "{question}";
@@ -29,26 +26,6 @@ pub(super) struct Process {
     stderr: JoinHandle<Tail>,
 }
 
-/// End of a stream that was read.
-#[derive(Debug, Default)]
-pub(super) struct Tail {
-    kept: Vec<u8>,
-    /// Bytes that came.
-    pub bytes: u64,
-}
-
-impl Tail {
-    /// The text that was kept.
-    pub(super) fn text(&self) -> String {
-        String::from_utf8_lossy(&self.kept).into_owned()
-    }
-
-    /// The last line that is not blank.
-    pub(super) fn last_line(&self) -> Option<String> {
-        self.text().lines().rfind(|line| !line.trim().is_empty()).map(|line| line.trim().to_owned())
-    }
-}
-
 /// How a program ended.
 #[derive(Debug)]
 pub(super) struct Ended {
@@ -61,10 +38,11 @@ pub(super) struct Ended {
 impl Ended {
     /// One whose worker has said how it went.
     pub(super) fn of_worker(said: serde_json::Value) -> Self {
-        let tail = |text: String| Tail { bytes: text.len() as u64, kept: text.into_bytes() };
         match said["error"].as_str() {
-            Some(error) => Ended { code: Some(1), stdout: Tail::default(), stderr: tail(error.to_owned()) },
-            None => Ended { code: Some(0), stdout: tail(said.to_string()), stderr: Tail::default() },
+            Some(error) => {
+                Ended { code: Some(1), stdout: Tail::default(), stderr: Tail::of(error.to_owned()) }
+            }
+            None => Ended { code: Some(0), stdout: Tail::of(said.to_string()), stderr: Tail::default() },
         }
     }
 
@@ -150,19 +128,4 @@ impl Process {
 enum Stream {
     Out,
     Err,
-}
-
-/// Reads a stream to its end.
-pub(super) async fn read(stream: Option<impl AsyncRead + Unpin>) -> Tail {
-    let mut tail = Tail::default();
-    let Some(mut stream) = stream else { return tail };
-    let mut buffer = vec![0; 16 << 10];
-    while let Ok(count @ 1..) = stream.read(&mut buffer).await {
-        tail.bytes += count as u64;
-        tail.kept.extend_from_slice(&buffer[..count]);
-        if tail.kept.len() > 2 * KEPT {
-            tail.kept.drain(..tail.kept.len() - KEPT);
-        }
-    }
-    tail
 }

@@ -14,7 +14,8 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-use super::process::{Tail, order, read};
+use super::process::order;
+use crate::kept::{Tail, read};
 
 /// Longest line that a worker may print.
 const LONGEST_LINE: usize = 16 << 20;

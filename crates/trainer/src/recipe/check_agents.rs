@@ -9,6 +9,10 @@ use super::keys::{Phase, Recipe};
 use super::policy::{ExternalKeys, PolicyKeys, PolicyModel};
 use super::tools::ToolKeys;
 
+/// The lowest and the highest rate of calls, per second: one call in a day or so; beyond what is called.
+const LEAST_RATE: f64 = 0.00001;
+const MOST_RATE: f64 = 1e6;
+
 /// Names, as a sentence ends with them.
 fn one_of<T: Display>(names: impl IntoIterator<Item = T>) -> String {
     let names: Vec<String> = names.into_iter().map(|name| format!("`{name}`")).collect();
@@ -89,8 +93,21 @@ impl Checker<'_> {
             let first = tools.iter().position(|other| other.name() == name).unwrap_or(i);
             let range = format!("another name than that of tool.{first}: agents could not tell them apart");
             self.check(first == i, format!("{table}.name"), format!("\"{name}\""), range)?;
-            if let Some(seconds) = keys.seconds() {
-                self.seconds(&format!("{table}.seconds"), seconds)?;
+            let key = |key: &str| format!("{table}.{key}");
+            if let Some(seconds) = keys.seconds {
+                self.seconds(&key("seconds"), seconds)?;
+            }
+            let counts = [
+                ("max_tokens", keys.max_tokens),
+                ("max_characters", keys.max_characters),
+                ("at_once", keys.at_once),
+            ];
+            for (name, count) in counts {
+                self.at_least_one(key(name), count.unwrap_or(1))?;
+            }
+            if let Some(rate) = keys.calls_per_second {
+                let ok = (LEAST_RATE..=MOST_RATE).contains(&rate);
+                self.check(ok, key("calls_per_second"), rate, format!("in {LEAST_RATE}..={MOST_RATE:e}"))?;
             }
         }
         Ok(())

@@ -5,6 +5,7 @@
 //! working directory. What [`Recipe::to_toml`] writes, [`Recipe::load`] reads back as the same recipe.
 
 mod agent;
+mod apart;
 mod check;
 mod check_agents;
 mod check_reward;
@@ -38,7 +39,7 @@ pub use rl::{
     UniformGroups,
 };
 pub use set::{Override, SetError};
-pub use tools::{CalculatorKeys, ToolKeys};
+pub use tools::{CalculatorKeys, ToolKeys, ToolOptions};
 pub use write::WriteError;
 
 /// Faults of a recipe. All of them are the user's to put right.
@@ -133,9 +134,11 @@ impl Recipe {
         // Those of the file have their folders by now.
         resolve_scorers(&mut table, &here);
         resolve_programs(&mut table, &here);
+        resolve_tools(&mut table, &here);
         let wrong = |source| RecipeError::Key { file: file.to_owned(), source };
         named::split(&mut table).map_err(wrong)?;
         reward::split(&mut table).map_err(wrong)?;
+        tools::split(&mut table);
         let mut recipe: Recipe = read::read(table).map_err(wrong)?;
         if recipe.run.folder.as_os_str().is_empty() {
             recipe.run.folder = here.join("runs").join(&recipe.run.name);
@@ -166,6 +169,7 @@ impl Recipe {
         let mut table = write::write(self)?;
         named::join(&mut table);
         reward::join(&mut table);
+        tools::join(&mut table);
         Ok(table)
     }
 }

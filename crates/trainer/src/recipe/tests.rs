@@ -92,8 +92,25 @@ fn several_scorers_read_back_the_same() {
 }
 
 #[test]
+fn tools_read_back_the_same() {
+    let tools =
+        "tool=['calculator', {kind='calculator', name='sums', at_once=3, max_tokens=9, truncate='left'}]";
+    let recipe = load(SMALL, &[tools]).unwrap();
+    let [plain, sums] = &recipe.tool[..] else { panic!() };
+    assert_eq!((plain.name(), plain.parallel, plain.seconds), ("calculator", true, None));
+    assert_eq!((sums.name(), sums.at_once, sums.max_tokens), ("sums", Some(3), Some(9)));
+    let text = recipe.to_toml().unwrap();
+    assert!(text.contains("[[tool]]") && !text.contains("options"), "{text}");
+    assert_eq!(load(&text, &[]).unwrap(), recipe);
+    let slower = load(&text, &["tool.1.at_once=1", "tool.1.seconds=3"]).unwrap();
+    assert_eq!(slower.difference(&recipe).unwrap(), None);
+    let longer = load(&text, &["tool.1.max_tokens=10"]).unwrap();
+    assert_eq!(longer.difference(&recipe).unwrap().unwrap().key, "tool.1.max_tokens");
+}
+
+#[test]
 fn bad_recipes_are_refused_by_key() {
-    let cases: [(&[&str], &str); 53] = [
+    let cases: [(&[&str], &str); 59] = [
         (&["phase.0.lerning_rate=1"], "unknown key `phase.0.lerning_rate`; did you mean `learning_rate`?"),
         (&["phase.1.kind=gppo"], "`phase.1.kind` is \"gppo\", but must be one of `sft`, `rl`"),
         (&["phase.1.group_size=1"], "`phase.1.group_size` is 1, but must be at least 2"),
@@ -128,6 +145,27 @@ fn bad_recipes_are_refused_by_key() {
             "`tool.1.name` is \"calculator\", but must be another name than that of tool.0",
         ),
         (&["tool=[{kind='calculator', seconds=0}]"], "`tool.0.seconds` is 0, but must be in 0..=1e9, not 0"),
+        (
+            &["tool=[{kind='calculator', max_token=9}]"],
+            "unknown key `tool.0.max_token`; did you mean `max_tokens`?",
+        ),
+        (
+            &["tool=[{kind='calculator', options={}}]"],
+            "unknown key `tool.0.options`; the keys there are `name`,",
+        ),
+        (
+            &["tool=[{kind='calculator', truncate='centre'}]"],
+            "`tool.0.truncate` is \"centre\", but must be one of `left`, `right`, `middle`",
+        ),
+        (
+            &["tool=[{kind='calculator', max_characters=0}]"],
+            "`tool.0.max_characters` is 0, but must be at least 1",
+        ),
+        (
+            &["tool=[{kind='calculator', calls_per_second=0}]"],
+            "`tool.0.calls_per_second` is 0, but must be in",
+        ),
+        (&["tool=[{name='x'}]"], "`tool.0.kind` (which may be \"calculator\")"),
         (&["reward.scorer.tolerance.relative=-1"], "`reward.scorer`"),
         (
             &["reward.unscored=prak"],

@@ -1,36 +1,97 @@
 //! Toolboxes: `[[tool]]`, and the names by which agents have them.
+//!
+//! In a file the keys that every toolbox has and the options of its kind are one table. Typed, they are
+//! apart.
 
 use std::sync::Arc;
 
 use dressage_agent::Keeper;
-use dressage_agent::tools::{Calculator, Toolbox};
+use dressage_agent::tools::{Calculator, CallLimits, Side, Toolbox};
 use serde::{Deserialize, Serialize};
+use toml::{Table, Value};
 
-use super::read::nearest;
+use super::apart;
+use super::read::{OF_TOOLS, nearest};
+
+/// `[[tool]]`: what every toolbox has, and the options of its kind.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ToolKeys {
+    /// The name by which agents have it; that of its kind where empty.
+    #[serde(default)]
+    pub name: String,
+    /// Longest wait for it to open, answer or close, in seconds; that of the agent where not given.
+    #[serde(default)]
+    pub seconds: Option<f64>,
+    /// Whether calls of one turn run at once, where its kind allows it.
+    #[serde(default = "yes")]
+    pub parallel: bool,
+    /// Most tokens of an answer that the model reads; all where not given.
+    #[serde(default)]
+    pub max_tokens: Option<usize>,
+    /// Most characters of an answer that the model reads; all where not given.
+    #[serde(default)]
+    pub max_characters: Option<usize>,
+    /// The side of a longer answer that is left out.
+    #[serde(default)]
+    pub truncate: Side,
+    /// Most calls that begin in a second; any number where not given.
+    #[serde(default)]
+    pub calls_per_second: Option<f64>,
+    /// Most calls that run at once, of all attempts together; any number where not given.
+    #[serde(default)]
+    pub at_once: Option<usize>,
+    /// The options of its kind.
+    pub options: ToolOptions,
+}
 
 /// `[[tool]]`, by `kind`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum ToolKeys {
+pub enum ToolOptions {
     /// Evaluates arithmetic expressions.
     Calculator(CalculatorKeys),
 }
 
 /// `[[tool]] kind = "calculator"`
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct CalculatorKeys {
-    /// The name by which agents have it; that of its kind where empty.
-    pub name: String,
-    /// Longest wait for it to open, answer or close, in seconds; that of the agent where not given.
-    pub seconds: Option<f64>,
-    /// Whether calls of one turn run at once.
-    pub parallel: bool,
+pub struct CalculatorKeys {}
+
+fn yes() -> bool {
+    true
 }
 
-impl Default for CalculatorKeys {
-    fn default() -> Self {
-        CalculatorKeys { name: String::new(), seconds: None, parallel: true }
+impl ToolOptions {
+    /// The name of its kind.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            ToolOptions::Calculator(_) => Calculator::NAME,
+        }
+    }
+
+    /// The toolbox itself, by this name. A process that it starts is under `keeper`.
+    fn toolbox(&self, name: String, _keeper: &Keeper) -> Arc<dyn Toolbox> {
+        match self {
+            ToolOptions::Calculator(CalculatorKeys {}) => Arc::new(Calculator { name, parallel: true }),
+        }
+    }
+}
+
+impl From<ToolOptions> for ToolKeys {
+    /// One of this kind, by the name of that, with nothing else given.
+    fn from(options: ToolOptions) -> Self {
+        ToolKeys {
+            name: String::new(),
+            seconds: None,
+            parallel: yes(),
+            max_tokens: None,
+            max_characters: None,
+            truncate: Side::default(),
+            calls_per_second: None,
+            at_once: None,
+            options,
+        }
     }
 }
 
@@ -41,7 +102,7 @@ impl ToolKeys {
     /// The tool of this name, or else the kind of this name.
     pub fn find(tools: &[ToolKeys], name: &str) -> Option<Self> {
         let plain = || match name {
-            Calculator::NAME => Some(ToolKeys::Calculator(CalculatorKeys::default())),
+            Calculator::NAME => Some(ToolOptions::Calculator(CalculatorKeys::default()).into()),
             _ => None,
         };
         tools.iter().find(|keys| keys.name() == name).cloned().or_else(plain)
@@ -58,24 +119,33 @@ impl ToolKeys {
 
     /// The name by which agents have it.
     pub fn name(&self) -> &str {
-        match self {
-            ToolKeys::Calculator(keys) if keys.name.is_empty() => Calculator::NAME,
-            ToolKeys::Calculator(keys) => &keys.name,
-        }
+        if self.name.is_empty() { self.options.kind() } else { &self.name }
     }
 
-    /// The longest wait for it, in seconds, where it has one of its own.
-    pub fn seconds(&self) -> Option<f64> {
-        match self {
-            ToolKeys::Calculator(keys) => keys.seconds,
-        }
+    /// How often it may be called.
+    pub fn limits(&self) -> CallLimits {
+        CallLimits { at_once: self.at_once, per_second: self.calls_per_second, in_turn: !self.parallel }
     }
 
-    /// The toolbox itself. A process that it starts is under `keeper`.
-    pub fn toolbox(&self, _keeper: &Keeper) -> Arc<dyn Toolbox> {
-        let name = self.name().to_owned();
-        match self {
-            ToolKeys::Calculator(keys) => Arc::new(Calculator { name, parallel: keys.parallel }),
-        }
+    /// The toolbox, without what all have: limits, and how much is read of its answers. A process that it
+    /// starts is under `keeper`.
+    pub fn toolbox(&self, keeper: &Keeper) -> Arc<dyn Toolbox> {
+        self.options.toolbox(self.name().to_owned(), keeper)
+    }
+}
+
+const TOOL: &str = "tool";
+
+/// Puts the options of each toolbox into a table of their own.
+pub(super) fn split(table: &mut Table) {
+    if let Some(Value::Array(tools)) = table.get_mut(TOOL) {
+        apart::take(tools, &OF_TOOLS);
+    }
+}
+
+/// The mirror image of [`split`].
+pub(super) fn join(table: &mut Table) {
+    if let Some(Value::Array(tools)) = table.get_mut(TOOL) {
+        apart::put(tools, &OF_TOOLS);
     }
 }
