@@ -30,6 +30,7 @@ mod serve;
 mod stop;
 mod supervise;
 mod table;
+mod tools;
 mod train;
 mod watch;
 
@@ -69,6 +70,7 @@ enum Command {
     Replay(replay::Args),
     Run(by_hand::Args),
     Serve(serve::Args),
+    Tools(tools::Args),
     #[command(hide = true)]
     Keep,
 }
@@ -85,6 +87,7 @@ fn main() -> ExitCode {
         Command::Replay(args) => replay::main(args),
         Command::Run(args) => by_hand::main(args),
         Command::Serve(args) => serve::main(args),
+        Command::Tools(args) => tools::main(&args),
         Command::Keep => Ok(keep::main()),
     });
     match done {

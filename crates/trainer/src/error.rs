@@ -35,6 +35,14 @@ pub enum TrainerError {
         /// The tools there are.
         known: String,
     },
+    /// A toolbox cannot be as the recipe has it.
+    #[error("[[tool]] {name:?}: {why}")]
+    Toolbox {
+        /// The toolbox.
+        name: String,
+        /// Cause.
+        why: String,
+    },
     /// The model cannot be talked to.
     #[error(transparent)]
     Text(#[from] TextError),
@@ -299,6 +307,7 @@ impl TrainerError {
             | E::Tasks(_)
             | E::Tools(_)
             | E::UnknownTool { .. }
+            | E::Toolbox { .. }
             | E::Text(_)
             | E::FolderTaken(_)
             | E::NothingToResume(_)

@@ -38,7 +38,7 @@ impl Toolboxes {
                 known: ToolKeys::known(&self.tools, name),
             };
             let keys = ToolKeys::find(&self.tools, name).ok_or_else(unknown)?;
-            let mut toolbox = self.shared(&keys);
+            let mut toolbox = self.shared(&keys)?;
             if keys.max_tokens.is_some() || keys.max_characters.is_some() {
                 let tokens = keys.max_tokens.map(|most| (most, Arc::clone(chat)));
                 let cut = Cut { characters: keys.max_characters, tokens, side: keys.truncate };
@@ -47,19 +47,29 @@ impl Toolboxes {
             if !most.is_zero() {
                 toolbox = Arc::new(Delayed::new(toolbox, least..=most));
             }
-            Ok((toolbox, Duration::from_secs_f64(keys.seconds.unwrap_or(agent.tool_seconds))))
+            Ok((
+                toolbox,
+                Duration::from_secs_f64(
+                    keys.seconds.or(keys.options.seconds()).unwrap_or(agent.tool_seconds),
+                ),
+            ))
         };
         Ok(ToolSet::timed(agent.tools.iter().map(named).collect::<Result<_, TrainerError>>()?)?)
     }
 
     /// The toolbox that all agents share.
-    fn shared(&self, keys: &ToolKeys) -> Arc<dyn Toolbox> {
+    fn shared(&self, keys: &ToolKeys) -> Result<Arc<dyn Toolbox>, TrainerError> {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        let make = || {
-            let (toolbox, limits) = (keys.toolbox(&self.keeper), keys.limits());
-            if limits == CallLimits::default() { toolbox } else { Arc::new(Limited::new(toolbox, limits)) }
-        };
-        Arc::clone(made.entry(keys.name().to_owned()).or_insert_with(make))
+        if let Some(toolbox) = made.get(keys.name()) {
+            return Ok(Arc::clone(toolbox));
+        }
+        let wrong = |why| TrainerError::Toolbox { name: keys.name().to_owned(), why };
+        let (mut toolbox, limits) = (keys.toolbox(&self.keeper).map_err(wrong)?, keys.limits());
+        if limits != CallLimits::default() {
+            toolbox = Arc::new(Limited::new(toolbox, limits));
+        }
+        made.insert(keys.name().to_owned(), Arc::clone(&toolbox));
+        Ok(toolbox)
     }
 }
 

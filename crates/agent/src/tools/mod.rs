@@ -54,7 +54,7 @@ pub use permit::Permit;
 pub use python::{PythonOptions, PythonTools};
 pub use set::{OpenTools, ToolSet};
 pub use used::Used;
-pub use web::{Endpoint, EndpointOptions, Node};
+pub use web::{Endpoint, EndpointOptions, Node, Services};
 
 /// An attempt, as toolboxes know it.
 #[derive(Debug, Clone, PartialEq)]

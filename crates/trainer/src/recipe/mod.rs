@@ -17,6 +17,7 @@ mod read;
 mod reward;
 mod rl;
 mod roles;
+mod services;
 mod set;
 mod tools;
 mod write;
@@ -38,6 +39,7 @@ pub use rl::{
     Algorithm, Charge, CriticKeys, Empty, GroupBy, KlKeys, OnlyKeys, Overlong, Prefer, Proximal, RlKeys,
     UniformGroups,
 };
+pub use services::{HttpKeys, McpKeys, McpapiKeys};
 pub use set::{Override, SetError};
 pub use tools::{CalculatorKeys, ToolKeys, ToolOptions};
 pub use write::WriteError;

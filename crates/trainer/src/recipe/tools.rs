@@ -12,6 +12,7 @@ use toml::{Table, Value};
 
 use super::apart;
 use super::read::{OF_TOOLS, nearest};
+use super::services::{HttpKeys, McpKeys, McpapiKeys};
 
 /// `[[tool]]`: what every toolbox has, and the options of its kind.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -51,6 +52,12 @@ pub struct ToolKeys {
 pub enum ToolOptions {
     /// Evaluates arithmetic expressions.
     Calculator(CalculatorKeys),
+    /// A server of the Model Context Protocol.
+    Mcp(McpKeys),
+    /// An endpoint of a service.
+    Http(HttpKeys),
+    /// A node of AgentDock.
+    Mcpapi(McpapiKeys),
 }
 
 /// `[[tool]] kind = "calculator"`
@@ -67,14 +74,31 @@ impl ToolOptions {
     pub fn kind(&self) -> &'static str {
         match self {
             ToolOptions::Calculator(_) => Calculator::NAME,
+            ToolOptions::Mcp(_) => "mcp",
+            ToolOptions::Http(_) => "http",
+            ToolOptions::Mcpapi(_) => "mcpapi",
+        }
+    }
+
+    /// Longest wait for it, in seconds, where that of agents is too short for its kind: a server has to start.
+    pub fn seconds(&self) -> Option<f64> {
+        match self {
+            ToolOptions::Mcp(_) => Some(60.0),
+            _ => None,
         }
     }
 
     /// The toolbox itself, by this name. A process that it starts is under `keeper`.
-    fn toolbox(&self, name: String, _keeper: &Keeper) -> Arc<dyn Toolbox> {
-        match self {
+    ///
+    /// # Errors
+    /// Names a key that cannot be, in words.
+    fn toolbox(&self, name: String, keeper: &Keeper) -> Result<Arc<dyn Toolbox>, String> {
+        Ok(match self {
             ToolOptions::Calculator(CalculatorKeys {}) => Arc::new(Calculator { name, parallel: true }),
-        }
+            ToolOptions::Mcp(keys) => Arc::new(keys.toolbox(name, keeper)?),
+            ToolOptions::Http(keys) => Arc::new(keys.toolbox(name)?),
+            ToolOptions::Mcpapi(keys) => Arc::new(keys.toolbox(name)?),
+        })
     }
 }
 
@@ -129,7 +153,10 @@ impl ToolKeys {
 
     /// The toolbox, without what all have: limits, and how much is read of its answers. A process that it
     /// starts is under `keeper`.
-    pub fn toolbox(&self, keeper: &Keeper) -> Arc<dyn Toolbox> {
+    ///
+    /// # Errors
+    /// Names a key that cannot be, in words.
+    pub fn toolbox(&self, keeper: &Keeper) -> Result<Arc<dyn Toolbox>, String> {
         self.options.toolbox(self.name().to_owned(), keeper)
     }
 }

@@ -2,6 +2,7 @@
 
 mod endpoint;
 mod node;
+mod services;
 
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use hyper::{Method, StatusCode};
 
 pub use endpoint::{Endpoint, EndpointOptions};
 pub use node::Node;
+pub use services::Services;
 
 use super::{CallError, ToolOutput};
 
