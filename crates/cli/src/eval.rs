@@ -13,7 +13,7 @@ use dressage_policy::Sampler;
 use dressage_store::{EvalKey, Memory, Sqlite};
 use dressage_trainer::recipe::{Override, Recipe};
 use dressage_trainer::{
-    AgentParts, Agents, CustomScorers, EvalResult, Rollouts, Scorers, StopFlag, Tasks, Troubles,
+    AgentParts, Agents, CustomScorers, EvalResult, Rollouts, Scorers, StopFlag, Tasks, Toolboxes, Troubles,
     chat_options, check_tasks, evaluate, trained_on,
 };
 use dressage_tree::{DEFAULT, RunId};

@@ -38,7 +38,8 @@ impl Toolboxes {
                 known: ToolKeys::known(&self.tools, name),
             };
             let keys = ToolKeys::find(&self.tools, name).ok_or_else(unknown)?;
-            let mut toolbox = self.shared(&keys);
+            let wrong = |why| TrainerError::Tool { name: name.clone(), why };
+            let mut toolbox = self.shared(&keys).map_err(wrong)?;
             if keys.max_tokens.is_some() || keys.max_characters.is_some() {
                 let tokens = keys.max_tokens.map(|most| (most, Arc::clone(chat)));
                 let cut = Cut { characters: keys.max_characters, tokens, side: keys.truncate };
@@ -53,13 +54,17 @@ impl Toolboxes {
     }
 
     /// The toolbox that all agents share.
-    fn shared(&self, keys: &ToolKeys) -> Arc<dyn Toolbox> {
+    fn shared(&self, keys: &ToolKeys) -> Result<Arc<dyn Toolbox>, String> {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        let make = || {
-            let (toolbox, limits) = (keys.toolbox(&self.keeper), keys.limits());
-            if limits == CallLimits::default() { toolbox } else { Arc::new(Limited::new(toolbox, limits)) }
-        };
-        Arc::clone(made.entry(keys.name().to_owned()).or_insert_with(make))
+        if let Some(toolbox) = made.get(keys.name()) {
+            return Ok(Arc::clone(toolbox));
+        }
+        let mut toolbox = keys.toolbox(&self.keeper)?;
+        if keys.limits() != CallLimits::default() {
+            toolbox = Arc::new(Limited::new(toolbox, keys.limits()));
+        }
+        made.insert(keys.name().to_owned(), Arc::clone(&toolbox));
+        Ok(toolbox)
     }
 }
 
