@@ -42,13 +42,13 @@ async fn what_a_function_raises_or_returns_is_an_answer() {
 #[tokio::test]
 async fn a_loop_past_its_deadline_is_interrupted_and_the_process_lives_on() {
     let folder = tempfile::tempdir().unwrap();
-    let set = python(folder.path(), HAZARDS, Duration::from_secs(2));
+    let set = python(folder.path(), HAZARDS, Duration::from_secs(4));
     let mut open = open(&set, "a").await;
     let first = text(&mut open, "process", json!({})).await;
     let late = answer(&mut open, "does", json!({ "mode": "loop" })).await;
     assert_eq!(
         (late.text.as_str(), late.kind),
-        ("Error: does did not answer within 2s", ObservationKind::Timeout)
+        ("Error: does did not answer within 4s", ObservationKind::Timeout)
     );
     let late = answer(&mut open, "waits", json!({})).await;
     assert_eq!(late.kind, ObservationKind::Timeout);
@@ -60,17 +60,17 @@ async fn a_loop_past_its_deadline_is_interrupted_and_the_process_lives_on() {
 #[tokio::test]
 async fn a_call_that_blocks_ends_its_process_and_only_the_calls_on_it() {
     let folder = tempfile::tempdir().unwrap();
-    let set = python(folder.path(), HAZARDS, Duration::from_secs(3));
+    let set = python(folder.path(), HAZARDS, Duration::from_secs(6));
     let (mut x, mut y) = (open(&set, "x").await, open(&set, "y").await);
     let first = text(&mut x, "process", json!({})).await;
     let blocks = answer(&mut x, "does", json!({ "mode": "block" }));
     let beside = async {
-        tokio::time::sleep(Duration::from_millis(2500)).await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
         // This one has its own deadline still before it when the other's process is ended.
         answer(&mut y, "does", json!({ "mode": "block" })).await
     };
     let (blocked, beside) = tokio::join!(blocks, beside);
-    assert_eq!(blocked.text, "Error: does did not answer within 3s");
+    assert_eq!(blocked.text, "Error: does did not answer within 6s");
     assert!(beside.text.contains("went on for 2s after it had been given up"), "{}", beside.text);
     assert!(beside.trouble.is_some());
     let again = text(&mut x, "process", json!({})).await;
