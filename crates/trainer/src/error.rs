@@ -27,6 +27,14 @@ pub enum TrainerError {
     /// The tools do not go together.
     #[error(transparent)]
     Tools(#[from] ToolError),
+    /// A tool's options do not go together.
+    #[error("the tool {name:?} cannot be used: {why}")]
+    Tool {
+        /// The tool.
+        name: String,
+        /// Why.
+        why: String,
+    },
     /// The recipe names a tool that does not exist.
     #[error("`agent.tools` names \"{name}\", but there is no such tool; {known}")]
     UnknownTool {
@@ -34,14 +42,6 @@ pub enum TrainerError {
         name: String,
         /// The tools there are.
         known: String,
-    },
-    /// A toolbox cannot be as the recipe has it.
-    #[error("[[tool]] {name:?}: {why}")]
-    Toolbox {
-        /// The toolbox.
-        name: String,
-        /// Cause.
-        why: String,
     },
     /// The model cannot be talked to.
     #[error(transparent)]
@@ -307,7 +307,7 @@ impl TrainerError {
             | E::Tasks(_)
             | E::Tools(_)
             | E::UnknownTool { .. }
-            | E::Toolbox { .. }
+            | E::Tool { .. }
             | E::Text(_)
             | E::FolderTaken(_)
             | E::NothingToResume(_)

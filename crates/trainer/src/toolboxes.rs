@@ -38,7 +38,8 @@ impl Toolboxes {
                 known: ToolKeys::known(&self.tools, name),
             };
             let keys = ToolKeys::find(&self.tools, name).ok_or_else(unknown)?;
-            let mut toolbox = self.shared(&keys)?;
+            let wrong = |why| TrainerError::Tool { name: name.clone(), why };
+            let mut toolbox = self.shared(&keys).map_err(wrong)?;
             if keys.max_tokens.is_some() || keys.max_characters.is_some() {
                 let tokens = keys.max_tokens.map(|most| (most, Arc::clone(chat)));
                 let cut = Cut { characters: keys.max_characters, tokens, side: keys.truncate };
@@ -47,26 +48,20 @@ impl Toolboxes {
             if !most.is_zero() {
                 toolbox = Arc::new(Delayed::new(toolbox, least..=most));
             }
-            Ok((
-                toolbox,
-                Duration::from_secs_f64(
-                    keys.seconds.or(keys.options.seconds()).unwrap_or(agent.tool_seconds),
-                ),
-            ))
+            Ok((toolbox, Duration::from_secs_f64(keys.seconds.or(keys.options.seconds()).unwrap_or(agent.tool_seconds))))
         };
         Ok(ToolSet::timed(agent.tools.iter().map(named).collect::<Result<_, TrainerError>>()?)?)
     }
 
     /// The toolbox that all agents share.
-    fn shared(&self, keys: &ToolKeys) -> Result<Arc<dyn Toolbox>, TrainerError> {
+    fn shared(&self, keys: &ToolKeys) -> Result<Arc<dyn Toolbox>, String> {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(toolbox) = made.get(keys.name()) {
             return Ok(Arc::clone(toolbox));
         }
-        let wrong = |why| TrainerError::Toolbox { name: keys.name().to_owned(), why };
-        let (mut toolbox, limits) = (keys.toolbox(&self.keeper).map_err(wrong)?, keys.limits());
-        if limits != CallLimits::default() {
-            toolbox = Arc::new(Limited::new(toolbox, limits));
+        let mut toolbox = keys.toolbox(&self.keeper)?;
+        if keys.limits() != CallLimits::default() {
+            toolbox = Arc::new(Limited::new(toolbox, keys.limits()));
         }
         made.insert(keys.name().to_owned(), Arc::clone(&toolbox));
         Ok(toolbox)

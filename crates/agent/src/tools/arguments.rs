@@ -29,6 +29,11 @@ impl Arguments {
         Ok(Arguments { validator, names })
     }
 
+    /// Names of the arguments, in the order of the schema.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
     /// Checks the arguments of a call.
     ///
     /// # Errors

@@ -17,6 +17,7 @@
 
 mod arguments;
 mod calculator;
+mod command;
 mod cut;
 mod delayed;
 mod expression;
@@ -42,6 +43,7 @@ use serde_json::{Map, Value};
 use crate::tasks::Task;
 
 pub use calculator::Calculator;
+pub use command::{CommandOptions, CommandTool};
 pub use cut::{Cut, Shortened, Side};
 pub use delayed::Delayed;
 pub use expression::{ExpressionError, MAX_DEPTH, MAX_LENGTH, Number, evaluate};

@@ -21,6 +21,11 @@ pub(super) struct Checker<'a> {
 }
 
 impl Checker<'_> {
+    /// The file that is checked.
+    pub(super) fn file(&self) -> &Path {
+        self.file
+    }
+
     pub(super) fn check(
         &self,
         ok: bool,

@@ -2,11 +2,15 @@
 
 use std::fmt::Display;
 
+use dressage_agent::Keeper;
+use serde::de::Error as _;
+
 use super::RecipeError;
 use super::agent::{AgentKeys, AgentKind, QUESTION};
 use super::check::{Checker, MOST_SECONDS};
 use super::keys::{Phase, Recipe};
 use super::policy::{ExternalKeys, PolicyKeys, PolicyModel};
+use super::read::ReadError;
 use super::tools::ToolKeys;
 
 /// The lowest and the highest rate of calls, per second: one call in a day or so; beyond what is called.
@@ -104,6 +108,10 @@ impl Checker<'_> {
             ];
             for (name, count) in counts {
                 self.at_least_one(key(name), count.unwrap_or(1))?;
+            }
+            if let Err(why) = keys.toolbox(&Keeper::default()) {
+                let source = ReadError::custom(why).within(i).within("tool");
+                return Err(RecipeError::Key { file: self.file().to_owned(), source });
             }
             if let Some(rate) = keys.calls_per_second {
                 let ok = (LEAST_RATE..=MOST_RATE).contains(&rate);

@@ -29,7 +29,8 @@ const FREE: [&str; 16] = [
 ];
 
 /// Such keys of a toolbox.
-const FREE_OF_TOOLS: [&str; 3] = ["seconds", "calls_per_second", "at_once"];
+const FREE_OF_TOOLS: [&str; 6] =
+    ["seconds", "calls_per_second", "at_once", "workers", "worker_calls", "start_seconds"];
 
 /// Whether a key is among those, of whatever agent or scorer.
 fn is_free(key: &str) -> bool {

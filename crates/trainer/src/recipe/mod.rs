@@ -12,6 +12,7 @@ mod check_reward;
 mod compare;
 mod keys;
 mod named;
+mod own_tools;
 mod policy;
 mod read;
 mod reward;
@@ -32,6 +33,7 @@ pub use keys::{
     ArithmeticKeys, EngineKeys, EvalKeys, MetricsKeys, OptimiserKeys, Phase, Recipe, RunKeys, Schedule,
     SftKeys, TaskSource,
 };
+pub use own_tools::{CommandKeys, PythonKeys};
 pub use policy::{ExternalKeys, ModelKeys, PolicyKeys, PolicyModel};
 pub use read::ReadError;
 pub use reward::{RewardKeys, ScorerKeys, Unscored, Values, WhenKeys};
@@ -235,9 +237,13 @@ fn resolve_tools(table: &mut Table, folder: &Path) {
     let Some(Value::Array(tools)) = table.get_mut("tool") else { return };
     for tool in tools.iter_mut().filter_map(Value::as_table_mut) {
         resolve_program(tool, folder);
-        let file = tool.get("file").and_then(Value::as_str).filter(|file| !file.is_empty());
-        if let Some(file) = file.map(|file| folder.join(file).display().to_string()) {
-            tool.insert("file".into(), Value::String(file));
+        for key in ["file", "config", "python"] {
+            let path = tool.get(key).and_then(Value::as_str).filter(|path| !path.is_empty());
+            // An interpreter without a folder is looked for where programs are.
+            let path = path.filter(|path| key != "python" || path.contains('/'));
+            if let Some(path) = path.map(|path| folder.join(path).display().to_string()) {
+                tool.insert(key.into(), Value::String(path));
+            }
         }
     }
 }

@@ -87,7 +87,8 @@ impl ReadError {
         ReadError { path: Vec::new(), problem }
     }
 
-    fn within(mut self, key: impl ToString) -> Self {
+    /// The same fault in a value that stands under this key.
+    pub(super) fn within(mut self, key: impl ToString) -> Self {
         self.path.push(key.to_string());
         self
     }

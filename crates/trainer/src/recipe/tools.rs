@@ -6,11 +6,12 @@
 use std::sync::Arc;
 
 use dressage_agent::Keeper;
-use dressage_agent::tools::{Calculator, CallLimits, Side, Toolbox};
+use dressage_agent::tools::{Calculator, CallLimits, CommandTool, PythonTools, Side, Toolbox};
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use super::apart;
+use super::own_tools::{CommandKeys, PythonKeys};
 use super::read::{OF_TOOLS, nearest};
 use super::services::{HttpKeys, McpKeys, McpapiKeys};
 
@@ -52,6 +53,10 @@ pub struct ToolKeys {
 pub enum ToolOptions {
     /// Evaluates arithmetic expressions.
     Calculator(CalculatorKeys),
+    /// Functions and classes of a Python file.
+    Python(PythonKeys),
+    /// A program.
+    Command(CommandKeys),
     /// A server of the Model Context Protocol.
     Mcp(McpKeys),
     /// An endpoint of a service.
@@ -74,6 +79,8 @@ impl ToolOptions {
     pub fn kind(&self) -> &'static str {
         match self {
             ToolOptions::Calculator(_) => Calculator::NAME,
+            ToolOptions::Python(_) => "python",
+            ToolOptions::Command(_) => "command",
             ToolOptions::Mcp(_) => "mcp",
             ToolOptions::Http(_) => "http",
             ToolOptions::Mcpapi(_) => "mcpapi",
@@ -91,10 +98,12 @@ impl ToolOptions {
     /// The toolbox itself, by this name. A process that it starts is under `keeper`.
     ///
     /// # Errors
-    /// Names a key that cannot be, in words.
+    /// Says which options do not go together.
     fn toolbox(&self, name: String, keeper: &Keeper) -> Result<Arc<dyn Toolbox>, String> {
         Ok(match self {
             ToolOptions::Calculator(CalculatorKeys {}) => Arc::new(Calculator { name, parallel: true }),
+            ToolOptions::Python(keys) => Arc::new(PythonTools::new(name, keys.options()?, keeper.clone())),
+            ToolOptions::Command(keys) => Arc::new(CommandTool::new(name, keys.options()?, keeper.clone())?),
             ToolOptions::Mcp(keys) => Arc::new(keys.toolbox(name, keeper)?),
             ToolOptions::Http(keys) => Arc::new(keys.toolbox(name)?),
             ToolOptions::Mcpapi(keys) => Arc::new(keys.toolbox(name)?),
@@ -152,11 +161,14 @@ impl ToolKeys {
     }
 
     /// The toolbox, without what all have: limits, and how much is read of its answers. A process that it
-    /// starts is under `keeper`.
+    /// starts is under `keeper`. Nothing is started yet.
     ///
     /// # Errors
-    /// Names a key that cannot be, in words.
+    /// Says which options do not go together.
     pub fn toolbox(&self, keeper: &Keeper) -> Result<Arc<dyn Toolbox>, String> {
+        if self.name.is_empty() && matches!(self.options, ToolOptions::Command(_) | ToolOptions::Http(_)) {
+            return Err("it needs a `name`: that by which the model calls it".into());
+        }
         self.options.toolbox(self.name().to_owned(), keeper)
     }
 }

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::debug;
 
@@ -181,7 +182,7 @@ impl Process {
         let (said, mut lines) = mpsc::channel(64);
         let reader = tokio::spawn(read(child.stdout.take(), said));
         let tail = Arc::<Mutex<Tail>>::default();
-        let log = tokio::spawn(log(self.name.clone(), child.stderr.take(), Arc::clone(&tail)));
+        let mut log = tokio::spawn(log(self.name.clone(), child.stderr.take(), Arc::clone(&tail)));
         let _ = to_write.send(first);
         let mut open: HashMap<u64, Open> = HashMap::new();
         let mut start = Some(Instant::now() + self.limit);
@@ -199,7 +200,7 @@ impl Process {
                         of.map(|open| open.answer.send(Ok(value)));
                     }
                     Some(Err(why)) => break why,
-                    None => break how_it_ended(&mut child, &tail).await,
+                    None => break how_it_ended(&mut child, &tail, &mut log).await,
                 },
                 order = orders.recv() => match order {
                     Some(Order::Do { id, order, answer }) => {
@@ -312,13 +313,13 @@ async fn log(name: String, stream: Option<impl tokio::io::AsyncRead + Unpin>, ta
 }
 
 /// How a worker ended that has closed its line.
-async fn how_it_ended(child: &mut Child, tail: &Mutex<Tail>) -> String {
+async fn how_it_ended(child: &mut Child, tail: &Mutex<Tail>, log: &mut JoinHandle<()>) -> String {
     let Ok(status) = timeout(ENDING, child.wait()).await else {
         return "the Python process has closed its line".into();
     };
     let code = status.map_or(None, |status| status.code());
     // Whoever reads what it has printed may be a moment behind.
-    tokio::time::sleep(Duration::from_millis(20)).await;
+    let _ = timeout(ENDING, log).await;
     let last = tail.lock().unwrap_or_else(PoisonError::into_inner).last_line();
     let last = last.unwrap_or_else(|| "it printed nothing".into());
     format!("the Python process ended ({}): {last}", kept::ending(code))

@@ -36,7 +36,6 @@ class Job:
                 done.set_exception(error) if error is not None else done.set_result(value)
 
         def body():
-            self.thread = threading.get_ident()
             error = value = None
             try:
                 value = self.function()
@@ -55,12 +54,17 @@ class Job:
                 except Stopped:
                     continue
 
-        threading.Thread(target=body, daemon=True).start()
+        thread = threading.Thread(target=body, daemon=True)
+        thread.start()
+        self.thread = thread.ident
         try:
-            return await finished(await asyncio.shield(done))
+            value = await asyncio.shield(done)
         except asyncio.CancelledError:
             self.stop()
+            # It is over when the thread is, and no earlier.
+            await asyncio.wait([done])
             raise
+        return await finished(value)
 
     def stop(self):
         """Interrupts the function where it runs Python code; whatever blocks elsewhere goes on."""
@@ -171,7 +175,7 @@ class Server:
             try:
                 await session.open(self.stateful)
             except BaseException:
-                del self.sessions[order["session"]]
+                self.sessions.pop(order["session"], None)
                 # Nobody else knows of those that were created before.
                 await asyncio.shield(session.close(self.stateful))
                 raise
