@@ -8,6 +8,7 @@ import json
 import os
 import resource
 import select
+import shutil
 import signal
 import socket
 import struct

@@ -56,6 +56,7 @@ class Keeper:
         else:
             call("prctl", libc.prctl(SUBREAPER, 1, 0, 0, 0))
             self.home = self.order["folder"]
+            os.mkdir(self.home, 0o700)
             os.mkdir(self.home + "/tmp")
         try:
             self.put_in()
@@ -202,25 +203,18 @@ def give_away(folder, user):
         for name in [""] + files:
             try:
                 os.chown(os.path.join(above, name), user, user, follow_symlinks=False)
-            except PermissionError:
+            except OSError:
                 return  # Then the runner cannot become that user either, and that is said.
 
 
 def remove(folder):
-    """Removes what a run left in its folder, whatever rights it took away there."""
+    """Removes the folder of a run, whatever rights the run took away there."""
     for above, folders, _ in os.walk(folder):
         for name in folders:
             path = os.path.join(above, name)
             if not os.path.islink(path):
                 os.chmod(path, 0o700)
-    for name in os.listdir(folder):
-        path = os.path.join(folder, name)
-        if os.path.isdir(path) and not os.path.islink(path):
-            import shutil
-
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            os.unlink(path)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def take_out(home, name, most):

@@ -7,7 +7,7 @@ use super::agent::{AgentKeys, AgentKind, QUESTION};
 use super::check::{Checker, MOST_SECONDS};
 use super::keys::{Phase, Recipe};
 use super::policy::{ExternalKeys, PolicyKeys, PolicyModel};
-use super::tools::ToolKeys;
+use super::tools::{SandboxKeys, ToolKeys};
 
 /// Names, as a sentence ends with them.
 fn one_of<T: Display>(names: impl IntoIterator<Item = T>) -> String {
@@ -92,6 +92,45 @@ impl Checker<'_> {
             if let Some(seconds) = keys.seconds() {
                 self.seconds(&format!("{table}.seconds"), seconds)?;
             }
+            if let ToolKeys::Sandbox(keys) = keys {
+                self.sandbox(&table, keys)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A sandbox, as far as it can be judged without being started.
+    fn sandbox(&self, table: &str, keys: &SandboxKeys) -> Result<(), RecipeError> {
+        let options = keys.options();
+        if let Err(why) = options.limits.check() {
+            let name = why.split('`').nth(1).unwrap_or("seconds");
+            let value = match name {
+                "memory_mb" => keys.memory_mb.to_string(),
+                "output_bytes" => keys.output_bytes.to_string(),
+                _ => keys.seconds.to_string(),
+            };
+            let range = why.split_once("must be ").map_or(why.as_str(), |(_, range)| range);
+            self.check(false, format!("{table}.{name}"), value, range)?;
+        }
+        if let Some(url) = &keys.url {
+            let ok = url.starts_with("http://") || url.starts_with("https://");
+            self.check(
+                ok,
+                format!("{table}.url"),
+                format!("\"{url}\""),
+                "an address that begins with http:// or https://",
+            )?;
+            let range = "false where there is a `url`: each call there is for itself";
+            self.check(!keys.persistent, format!("{table}.persistent"), "true", range)?;
+        }
+        if let Some(name) = &keys.key_env {
+            let ok = options.key.is_some();
+            self.check(
+                ok,
+                format!("{table}.key_env"),
+                format!("\"{name}\""),
+                "the name of an environment variable that is set",
+            )?;
         }
         Ok(())
     }

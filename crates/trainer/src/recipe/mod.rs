@@ -38,7 +38,7 @@ pub use rl::{
     UniformGroups,
 };
 pub use set::{Override, SetError};
-pub use tools::{CalculatorKeys, ToolKeys};
+pub use tools::{CalculatorKeys, SandboxKeys, ToolKeys};
 pub use write::WriteError;
 
 /// Faults of a recipe. All of them are the user's to put right.
