@@ -19,7 +19,7 @@ use crate::screen::{self, Style};
 const VARIABLE: &str = "DRESSAGE_LOG";
 
 /// Rooms whose events can be asked for by name.
-const ROOMS: [&str; 15] = [
+const ROOMS: [&str; 16] = [
     "agent",
     "cli",
     "conversation",
@@ -31,6 +31,7 @@ const ROOMS: [&str; 15] = [
     "remote",
     "reward",
     "rl",
+    "sandbox",
     "store",
     "text",
     "trainer",

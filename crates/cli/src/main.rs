@@ -25,6 +25,7 @@ mod pull;
 mod recipe;
 mod replay;
 mod run;
+mod sandbox;
 mod screen;
 mod serve;
 mod stop;
@@ -69,6 +70,7 @@ enum Command {
     Pull(pull::Args),
     Replay(replay::Args),
     Run(by_hand::Args),
+    Sandbox(sandbox::Args),
     Serve(serve::Args),
     Tools(tools::Args),
     #[command(hide = true)]
@@ -86,6 +88,7 @@ fn main() -> ExitCode {
         Command::Pull(args) => pull::main(args),
         Command::Replay(args) => replay::main(args),
         Command::Run(args) => by_hand::main(args),
+        Command::Sandbox(args) => sandbox::main(args),
         Command::Serve(args) => serve::main(args),
         Command::Tools(args) => tools::main(&args),
         Command::Keep => Ok(keep::main()),

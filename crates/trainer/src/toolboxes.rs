@@ -48,7 +48,7 @@ impl Toolboxes {
             if !most.is_zero() {
                 toolbox = Arc::new(Delayed::new(toolbox, least..=most));
             }
-            Ok((toolbox, Duration::from_secs_f64(keys.seconds.or(keys.options.seconds()).unwrap_or(agent.tool_seconds))))
+            Ok((toolbox, Duration::from_secs_f64(keys.wait().unwrap_or(agent.tool_seconds))))
         };
         Ok(ToolSet::timed(agent.tools.iter().map(named).collect::<Result<_, TrainerError>>()?)?)
     }

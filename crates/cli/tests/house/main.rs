@@ -15,13 +15,14 @@ use circles::Circle;
 const MOST_LINES: usize = 600;
 
 /// Which rooms a room may know, from the top down. An entry may come before its room does.
-const ROOMS: [(&str, &[&str]); 15] = [
+const ROOMS: [(&str, &[&str]); 16] = [
     (
         "cli",
         &[
             "trainer",
             "agent",
             "gateway",
+            "sandbox",
             "store",
             "engine",
             "remote",
@@ -33,8 +34,9 @@ const ROOMS: [(&str, &[&str]); 15] = [
         ],
     ),
     ("trainer", &["agent", "reward", "store", "conversation", "text", "policy", "rl", "tree"]),
-    ("agent", &["gateway", "reward", "conversation", "text", "http", "policy", "tree"]),
+    ("agent", &["gateway", "sandbox", "reward", "conversation", "text", "http", "policy", "tree"]),
     ("gateway", &["conversation", "text", "policy", "tree"]),
+    ("sandbox", &["policy"]),
     ("reward", &["policy", "tree"]),
     ("store", &["policy", "tree"]),
     ("engine", &["model", "policy", "rl", "tree"]),

@@ -2,16 +2,16 @@
 
 use std::fmt::Display;
 
-use dressage_agent::Keeper;
 use serde::de::Error as _;
 
 use super::RecipeError;
 use super::agent::{AgentKeys, AgentKind, QUESTION};
 use super::check::{Checker, MOST_SECONDS};
+use super::code::SandboxKeys;
 use super::keys::{Phase, Recipe};
 use super::policy::{ExternalKeys, PolicyKeys, PolicyModel};
 use super::read::ReadError;
-use super::tools::ToolKeys;
+use super::tools::{ToolKeys, ToolOptions};
 
 /// The lowest and the highest rate of calls, per second: one call in a day or so; beyond what is called.
 const LEAST_RATE: f64 = 0.00001;
@@ -109,7 +109,7 @@ impl Checker<'_> {
             for (name, count) in counts {
                 self.at_least_one(key(name), count.unwrap_or(1))?;
             }
-            if let Err(why) = keys.toolbox(&Keeper::default()) {
+            if let Err(why) = keys.check() {
                 let source = ReadError::custom(why).within(i).within("tool");
                 return Err(RecipeError::Key { file: self.file().to_owned(), source });
             }
@@ -117,6 +117,36 @@ impl Checker<'_> {
                 let ok = (LEAST_RATE..=MOST_RATE).contains(&rate);
                 self.check(ok, key("calls_per_second"), rate, format!("in {LEAST_RATE}..={MOST_RATE:e}"))?;
             }
+            if let ToolOptions::Sandbox(options) = &keys.options {
+                self.sandbox(&table, options, keys.seconds)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A sandbox, as far as it can be judged without being started.
+    fn sandbox(&self, table: &str, keys: &SandboxKeys, seconds: Option<f64>) -> Result<(), RecipeError> {
+        let options = keys.options(seconds);
+        if let Err(why) = options.limits.check() {
+            let name = why.split('`').nth(1).unwrap_or("seconds");
+            let value = match name {
+                "memory_mb" => keys.memory_mb.to_string(),
+                "output_bytes" => keys.output_bytes.to_string(),
+                _ => options.limits.seconds.to_string(),
+            };
+            let range = why.split_once("must be ").map_or(why.as_str(), |(_, range)| range);
+            self.check(false, format!("{table}.{name}"), value, range)?;
+        }
+        if let Some(url) = &keys.url {
+            let ok = url.starts_with("http://") || url.starts_with("https://");
+            self.check(
+                ok,
+                format!("{table}.url"),
+                format!("\"{url}\""),
+                "an address that begins with http:// or https://",
+            )?;
+            let range = "false where there is a `url`: each call there is for itself";
+            self.check(!keys.persistent, format!("{table}.persistent"), "true", range)?;
         }
         Ok(())
     }

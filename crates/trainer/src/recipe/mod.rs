@@ -9,6 +9,7 @@ mod apart;
 mod check;
 mod check_agents;
 mod check_reward;
+mod code;
 mod compare;
 mod keys;
 mod named;
@@ -28,6 +29,7 @@ use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 pub use agent::{AgentKeys, AgentKind, MatchKeys, QUESTION, SamplingKeys};
+pub use code::SandboxKeys;
 pub use compare::Difference;
 pub use keys::{
     ArithmeticKeys, EngineKeys, EvalKeys, MetricsKeys, OptimiserKeys, Phase, Recipe, RunKeys, Schedule,

@@ -107,25 +107,32 @@ impl Default for McpapiKeys {
 }
 
 impl McpKeys {
+    /// Checks what needs no key.
+    pub(super) fn check(&self) -> Result<(), String> {
+        match (self.command.is_empty(), self.url.is_empty()) {
+            (false, true) if self.key_env.is_empty() && self.headers_env.is_empty() => Ok(()),
+            (false, true) => {
+                Err("key_env and headers_env are for a url; a command gets keys by environment".into())
+            }
+            (true, false) => Services::any()?.mcp(&self.url, "", &BTreeMap::new()).map(drop),
+            _ => Err("give either command (a program) or url (streamable HTTP)".into()),
+        }
+    }
+
     /// The toolbox.
     ///
     /// # Errors
     /// Names a key that cannot be.
     pub(super) fn toolbox(&self, name: String, keeper: &Keeper) -> Result<Mcp, String> {
-        let server = match (self.command.is_empty(), self.url.is_empty()) {
-            (false, true) if self.key_env.is_empty() && self.headers_env.is_empty() => McpServer::Program {
+        self.check()?;
+        let server = match self.url.as_str() {
+            "" => McpServer::Program {
                 command: self.command.clone(),
                 folder: self.folder.clone(),
                 passes: self.environment.clone(),
                 keeper: keeper.clone(),
             },
-            (false, true) => {
-                return Err(
-                    "key_env and headers_env are for a url; a command gets keys by environment".into()
-                );
-            }
-            (true, false) => Services::any()?.mcp(&self.url, &self.key_env, &self.headers_env)?,
-            _ => return Err("give either command (a program) or url (streamable HTTP)".into()),
+            url => Services::any()?.mcp(url, &self.key_env, &self.headers_env)?,
         };
         let mut toolbox = Mcp::new(name, server).denying(self.deny.clone());
         if !self.allow.is_empty() {
@@ -136,14 +143,21 @@ impl McpKeys {
 }
 
 impl HttpKeys {
+    /// Checks what needs no key.
+    pub(super) fn check(&self) -> Result<(), String> {
+        if self.url.is_empty() {
+            return Err("give url, the address that is asked".into());
+        }
+        let services = Services::only(&self.url, &self.hosts, &self.private_hosts)?;
+        services.method(&self.method).map(drop)
+    }
+
     /// The toolbox.
     ///
     /// # Errors
     /// Names a key that cannot be.
     pub(super) fn toolbox(&self, name: String) -> Result<Endpoint, String> {
-        if self.url.is_empty() {
-            return Err("give url, the address that is asked".into());
-        }
+        self.check()?;
         let parameters = match self.parameters.is_empty() {
             true => json!({ "type": "object", "properties": {} }),
             false => Value::Object(self.parameters.clone()),
@@ -166,14 +180,20 @@ impl HttpKeys {
 }
 
 impl McpapiKeys {
+    /// Checks what needs no key.
+    pub(super) fn check(&self) -> Result<(), String> {
+        if self.url.is_empty() {
+            return Err("give url, the address of the node's routes, which ends with /mcpapi".into());
+        }
+        Services::any()?.mcp(&self.url, "", &BTreeMap::new()).map(drop)
+    }
+
     /// The toolbox.
     ///
     /// # Errors
     /// Names a key that cannot be.
     pub(super) fn toolbox(&self, name: String) -> Result<Node, String> {
-        if self.url.is_empty() {
-            return Err("give url, the address of the node's routes, which ends with /mcpapi".into());
-        }
+        self.check()?;
         let services = Services::any()?;
         let headers = services.headers(&self.key_env, &self.headers_env)?;
         Ok(Node::new(name, &self.url, (headers, services.client()), self.retries, self.deny.clone()))

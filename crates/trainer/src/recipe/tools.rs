@@ -6,11 +6,12 @@
 use std::sync::Arc;
 
 use dressage_agent::Keeper;
-use dressage_agent::tools::{Calculator, CallLimits, CommandTool, PythonTools, Side, Toolbox};
+use dressage_agent::tools::{Calculator, CallLimits, CodeTool, CommandTool, PythonTools, Side, Toolbox};
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use super::apart;
+use super::code::SandboxKeys;
 use super::own_tools::{CommandKeys, PythonKeys};
 use super::read::{OF_TOOLS, nearest};
 use super::services::{HttpKeys, McpKeys, McpapiKeys};
@@ -57,6 +58,8 @@ pub enum ToolOptions {
     Python(PythonKeys),
     /// A program.
     Command(CommandKeys),
+    /// Runs Python code that the model writes.
+    Sandbox(SandboxKeys),
     /// A server of the Model Context Protocol.
     Mcp(McpKeys),
     /// An endpoint of a service.
@@ -70,6 +73,9 @@ pub enum ToolOptions {
 #[serde(deny_unknown_fields, default)]
 pub struct CalculatorKeys {}
 
+/// Longest wait for a server that has to start, in seconds.
+const SERVER_SECONDS: f64 = 60.0;
+
 fn yes() -> bool {
     true
 }
@@ -81,29 +87,42 @@ impl ToolOptions {
             ToolOptions::Calculator(_) => Calculator::NAME,
             ToolOptions::Python(_) => "python",
             ToolOptions::Command(_) => "command",
+            ToolOptions::Sandbox(_) => CodeTool::NAME,
             ToolOptions::Mcp(_) => "mcp",
             ToolOptions::Http(_) => "http",
             ToolOptions::Mcpapi(_) => "mcpapi",
         }
     }
 
-    /// Longest wait for it, in seconds, where that of agents is too short for its kind: a server has to start.
-    pub fn seconds(&self) -> Option<f64> {
+    /// Checks what can be known before anything is started, keys in the environment left out: whoever only
+    /// looks at a run needs none.
+    fn check(&self) -> Result<(), String> {
         match self {
-            ToolOptions::Mcp(_) => Some(60.0),
-            _ => None,
+            ToolOptions::Calculator(_) | ToolOptions::Sandbox(_) => Ok(()),
+            ToolOptions::Python(keys) => keys.options().map(drop),
+            ToolOptions::Command(keys) => CommandTool::new("", keys.options()?, Keeper::default()).map(drop),
+            ToolOptions::Mcp(keys) => keys.check(),
+            ToolOptions::Http(keys) => keys.check(),
+            ToolOptions::Mcpapi(keys) => keys.check(),
         }
     }
 
-    /// The toolbox itself, by this name. A process that it starts is under `keeper`.
+    /// The toolbox itself, by this name, each call of which may take so many seconds. A process that it
+    /// starts is under `keeper`.
     ///
     /// # Errors
-    /// Says which options do not go together.
-    fn toolbox(&self, name: String, keeper: &Keeper) -> Result<Arc<dyn Toolbox>, String> {
+    /// Says which options do not go together, or which key is not set.
+    fn toolbox(
+        &self,
+        name: String,
+        seconds: Option<f64>,
+        keeper: &Keeper,
+    ) -> Result<Arc<dyn Toolbox>, String> {
         Ok(match self {
             ToolOptions::Calculator(CalculatorKeys {}) => Arc::new(Calculator { name, parallel: true }),
             ToolOptions::Python(keys) => Arc::new(PythonTools::new(name, keys.options()?, keeper.clone())),
             ToolOptions::Command(keys) => Arc::new(CommandTool::new(name, keys.options()?, keeper.clone())?),
+            ToolOptions::Sandbox(keys) => Arc::new(CodeTool::new(name, keys.options(seconds))),
             ToolOptions::Mcp(keys) => Arc::new(keys.toolbox(name, keeper)?),
             ToolOptions::Http(keys) => Arc::new(keys.toolbox(name)?),
             ToolOptions::Mcpapi(keys) => Arc::new(keys.toolbox(name)?),
@@ -129,13 +148,14 @@ impl From<ToolOptions> for ToolKeys {
 }
 
 /// Kinds that agents may name although no `[[tool]]` does: all their options have defaults.
-const PLAIN: [&str; 1] = [Calculator::NAME];
+const PLAIN: [&str; 2] = [Calculator::NAME, CodeTool::NAME];
 
 impl ToolKeys {
     /// The tool of this name, or else the kind of this name.
     pub fn find(tools: &[ToolKeys], name: &str) -> Option<Self> {
         let plain = || match name {
             Calculator::NAME => Some(ToolOptions::Calculator(CalculatorKeys::default()).into()),
+            CodeTool::NAME => Some(ToolOptions::Sandbox(SandboxKeys::default()).into()),
             _ => None,
         };
         tools.iter().find(|keys| keys.name() == name).cloned().or_else(plain)
@@ -155,9 +175,30 @@ impl ToolKeys {
         if self.name.is_empty() { self.options.kind() } else { &self.name }
     }
 
+    /// Longest wait for it to open, answer or close, in seconds, where it is not that of agents.
+    pub fn wait(&self) -> Option<f64> {
+        match &self.options {
+            ToolOptions::Sandbox(_) => Some(SandboxKeys::wait(self.seconds)),
+            // A server has to start.
+            ToolOptions::Mcp(_) => self.seconds.or(Some(SERVER_SECONDS)),
+            _ => self.seconds,
+        }
+    }
+
     /// How often it may be called.
     pub fn limits(&self) -> CallLimits {
         CallLimits { at_once: self.at_once, per_second: self.calls_per_second, in_turn: !self.parallel }
+    }
+
+    /// Checks what can be known before anything is started.
+    ///
+    /// # Errors
+    /// Says which options do not go together.
+    pub(super) fn check(&self) -> Result<(), String> {
+        if self.name.is_empty() && matches!(self.options, ToolOptions::Command(_) | ToolOptions::Http(_)) {
+            return Err("it needs a `name`: that by which the model calls it".into());
+        }
+        self.options.check()
     }
 
     /// The toolbox, without what all have: limits, and how much is read of its answers. A process that it
@@ -166,10 +207,7 @@ impl ToolKeys {
     /// # Errors
     /// Says which options do not go together.
     pub fn toolbox(&self, keeper: &Keeper) -> Result<Arc<dyn Toolbox>, String> {
-        if self.name.is_empty() && matches!(self.options, ToolOptions::Command(_) | ToolOptions::Http(_)) {
-            return Err("it needs a `name`: that by which the model calls it".into());
-        }
-        self.options.toolbox(self.name().to_owned(), keeper)
+        self.options.toolbox(self.name().to_owned(), self.seconds, keeper)
     }
 }
 
