@@ -22,6 +22,7 @@
 mod answer;
 mod boxed;
 mod command;
+mod maths;
 mod numbers;
 mod numeric;
 mod program;
@@ -35,6 +36,7 @@ use serde::{Deserialize, Serialize};
 pub use answer::{AnswerScorer, Comparison, FormScore, Place, f1, normalise};
 pub use command::CommandScorer;
 pub use dressage_tree::Component;
+pub use maths::{MathsPlace, MathsScorer, Percent, Units};
 pub use numeric::{Extract, NumericScorer, Tolerance};
 pub use program::{ProgramScorer, Said};
 pub use rational::Rational;
@@ -46,6 +48,8 @@ pub use scorer::{Evidence, Scorer};
 pub enum ScorerKind {
     /// The final number, right or wrong.
     Numeric(NumericScorer),
+    /// A mathematical answer, by what it means.
+    Maths(MathsScorer),
     /// A short answer in words.
     Answer(AnswerScorer),
     /// Asks a program.
@@ -131,6 +135,7 @@ impl ScorerKind {
     pub fn name(&self) -> &'static str {
         match self {
             ScorerKind::Numeric(_) => "numeric",
+            ScorerKind::Maths(_) => "maths",
             ScorerKind::Answer(_) => "answer",
             ScorerKind::Command(_) => "command",
             ScorerKind::Program(_) => "program",
@@ -144,6 +149,7 @@ impl ScorerKind {
     pub fn check(&self) -> Result<(), ScoreError> {
         match self {
             ScorerKind::Numeric(scorer) => scorer.check(),
+            ScorerKind::Maths(scorer) => scorer.check(),
             ScorerKind::Answer(scorer) => scorer.check(),
             ScorerKind::Command(scorer) => scorer.check(),
             ScorerKind::Program(_) => Ok(()),
@@ -154,6 +160,7 @@ impl ScorerKind {
     pub fn scorer(&self) -> Arc<dyn Scorer> {
         match self {
             ScorerKind::Numeric(scorer) => Arc::new(*scorer),
+            ScorerKind::Maths(scorer) => Arc::new(*scorer),
             ScorerKind::Answer(scorer) => Arc::new(*scorer),
             ScorerKind::Command(scorer) => Arc::new(scorer.clone()),
             ScorerKind::Program(scorer) => Arc::new(*scorer),
