@@ -33,7 +33,6 @@ logging.disable(logging.CRITICAL)
 EXPLAINED = {
     "repeating": "math-verify reads 0.\\overline{3} as 0",
     "odd root": "math-verify takes the complex root of a negative number",
-    "scaled equation": "math-verify solves equations, and compares none that it cannot solve alike",
     "one-sided": "math-verify turns an inequality into a set only where the expected answer is one",
     "equation for a value": "math-verify takes the right side of any equation, 3x = 9 for 9 as well",
 }

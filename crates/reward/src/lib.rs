@@ -25,9 +25,13 @@ mod command;
 mod maths;
 mod numbers;
 mod numeric;
+mod process;
 mod program;
+mod python;
 mod rational;
 mod scorer;
+#[cfg(test)]
+mod testing;
 
 use std::sync::Arc;
 
@@ -39,8 +43,9 @@ pub use dressage_tree::Component;
 pub use maths::{MathsPlace, MathsScorer, Percent, Units};
 pub use numeric::{Extract, NumericScorer, Tolerance};
 pub use program::{ProgramScorer, Said};
+pub use python::{PythonKeys, PythonScorer, Solution};
 pub use rational::Rational;
-pub use scorer::{Evidence, Scorer};
+pub use scorer::{Evidence, Scorer, task_field};
 
 /// A scorer as a recipe says it: its kind with its options.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -54,6 +59,8 @@ pub enum ScorerKind {
     Answer(AnswerScorer),
     /// Asks a program.
     Command(CommandScorer),
+    /// Calls a function in Python.
+    Python(PythonKeys),
     /// Takes what the agent's own program says.
     Program(ProgramScorer),
 }
@@ -138,6 +145,7 @@ impl ScorerKind {
             ScorerKind::Maths(_) => "maths",
             ScorerKind::Answer(_) => "answer",
             ScorerKind::Command(_) => "command",
+            ScorerKind::Python(_) => "python",
             ScorerKind::Program(_) => "program",
         }
     }
@@ -152,6 +160,7 @@ impl ScorerKind {
             ScorerKind::Maths(scorer) => scorer.check(),
             ScorerKind::Answer(scorer) => scorer.check(),
             ScorerKind::Command(scorer) => scorer.check(),
+            ScorerKind::Python(keys) => keys.check(),
             ScorerKind::Program(_) => Ok(()),
         }
     }
@@ -163,6 +172,7 @@ impl ScorerKind {
             ScorerKind::Maths(scorer) => Arc::new(*scorer),
             ScorerKind::Answer(scorer) => Arc::new(*scorer),
             ScorerKind::Command(scorer) => Arc::new(scorer.clone()),
+            ScorerKind::Python(keys) => PythonScorer::new(keys.clone()),
             ScorerKind::Program(scorer) => Arc::new(*scorer),
         }
     }

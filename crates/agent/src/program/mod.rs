@@ -28,7 +28,7 @@ use dressage_gateway::{
 use dressage_policy::{SamplingParams, within};
 use tracing::{Instrument, debug_span};
 
-pub use environment::PASSED;
+pub use dressage_policy::environment::PASSED;
 use process::Ended;
 pub use workers::Workers;
 
