@@ -25,6 +25,7 @@ mod pull;
 mod recipe;
 mod replay;
 mod run;
+mod scorers;
 mod screen;
 mod serve;
 mod stop;

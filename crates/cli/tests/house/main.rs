@@ -25,6 +25,7 @@ const ROOMS: [(&str, &[&str]); 14] = [
             "store",
             "engine",
             "remote",
+            "reward",
             "conversation",
             "text",
             "model",
