@@ -107,12 +107,3 @@ pub(crate) fn ending(code: Option<i32>) -> String {
 pub(crate) fn order(command: &[String], folder: &Path, input: Option<String>) -> String {
     format!("{}\n", json!({ "command": command, "folder": folder, "input": input }))
 }
-
-/// The values of [`PASSED`] variables and of those with these names, where they are set.
-pub(crate) fn environment(passes: &[String]) -> Vec<(String, String)> {
-    let names = PASSED.into_iter().map(str::to_owned).chain(passes.iter().cloned());
-    names.filter_map(|name| std::env::var(&name).ok().map(|value| (name, value))).collect()
-}
-
-/// Variables that every program gets where they are set: where programs are found and how text is written.
-pub const PASSED: [&str; 9] = ["HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER"];

@@ -16,5 +16,6 @@ pub mod tools;
 pub use agent_loop::{AgentLoop, AttemptContext, Samplers};
 pub use attempt::{Agent, Attempt, AttemptRequest, Limits, Truncation};
 pub use demonstrate::{DemonstrationError, demonstrate};
-pub use kept::{Keeper, PASSED};
+pub use dressage_policy::environment::PASSED;
+pub use kept::Keeper;
 pub use program::{Program, ProgramAgent};

@@ -13,7 +13,7 @@ use dressage_policy::Sampler;
 use dressage_store::{EvalKey, Memory, Sqlite};
 use dressage_trainer::recipe::{Override, Recipe};
 use dressage_trainer::{
-    AgentParts, Agents, CustomScorers, EvalResult, Rollouts, Scorers, StopFlag, Tasks, Toolboxes, Troubles,
+    AgentParts, Agents, EvalResult, Rollouts, Scorers, StopFlag, Tasks, Toolboxes, Troubles,
     chat_options, check_tasks, evaluate, trained_on,
 };
 use dressage_tree::{DEFAULT, RunId};
@@ -24,7 +24,7 @@ use crate::run::Run;
 use crate::screen::{self, Style};
 use crate::stop::Requests;
 use crate::watch::Bars;
-use crate::{model, programs, recipe, run, table};
+use crate::{model, programs, recipe, run, scorers, table};
 
 /// Measure a model on the held-out tasks of a recipe
 ///
@@ -174,7 +174,7 @@ async fn measure(recipe: &Recipe, trained_by: Option<Run>) -> anyhow::Result<Opt
     }
     programs::put_in(recipe, &mut agents, &callers).await?;
     let agents = Agents::over(recipe, &agents, &sampler, context)?;
-    let scorers = Scorers::new(&recipe.reward, CustomScorers::new());
+    let scorers = Scorers::new(&recipe.reward, scorers::asking(&recipe.reward)?);
     check_tasks(recipe, &scorers, &tasks, &agents).await?;
     let rollouts = Rollouts {
         agents,

@@ -26,6 +26,7 @@ mod recipe;
 mod replay;
 mod run;
 mod sandbox;
+mod scorers;
 mod screen;
 mod serve;
 mod stop;

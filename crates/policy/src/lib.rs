@@ -27,6 +27,7 @@ mod constrain;
 mod crash;
 mod cut;
 mod device;
+pub mod environment;
 mod error;
 mod grammar;
 mod learner;

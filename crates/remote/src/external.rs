@@ -12,6 +12,7 @@ mod http;
 mod limits;
 mod reply;
 mod request;
+mod service;
 mod sse;
 mod stream;
 #[cfg(test)]
@@ -34,6 +35,7 @@ use http::{Answer, Http};
 use limits::Bucket;
 pub use reply::{CalledTool, ChatEvent, ChatReply, Finish, Usage};
 pub use request::{ChatParams, ChatRequest};
+pub use service::{Service, ServiceOptions};
 use stream::Begun;
 pub use stream::ChatStream;
 use waits::Waits;

@@ -1,10 +1,11 @@
 //! Environment variables of a program.
 
 use dressage_gateway::Session;
+use dressage_policy::environment::passed;
 use serde_json::{Value, json};
 
 use super::Program;
-use crate::{AttemptContext, kept};
+use crate::AttemptContext;
 
 /// Longest value that a variable can have on Linux, with some to spare.
 const LONGEST: usize = 100_000;
@@ -14,7 +15,7 @@ impl Program {
     pub(super) fn shared_environment(&self) -> Vec<(String, String)> {
         // Clients go to the endpoint itself, whatever proxies this machine has.
         let direct = ["NO_PROXY", "no_proxy"].map(|name| (name.into(), "127.0.0.1,localhost,::1".into()));
-        kept::environment(&self.passes).into_iter().chain(direct).collect()
+        passed(&self.passes).into_iter().chain(direct).collect()
     }
 
     /// All variables of the program in an attempt.

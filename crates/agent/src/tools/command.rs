@@ -133,7 +133,7 @@ impl CommandTool {
     /// # Errors
     /// When it cannot be started.
     async fn run(&self, command: &[String], input: String) -> Result<ToolOutput, String> {
-        let mut keeper = self.keeper.start(kept::environment(&self.options.passes))?;
+        let mut keeper = self.keeper.start(dressage_policy::environment::passed(&self.options.passes))?;
         // Open for as long as the program may live: where this is given up, the keeper ends it.
         let mut line = keeper.stdin.take();
         let order = kept::order(command, &self.options.folder, Some(input));

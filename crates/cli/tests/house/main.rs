@@ -26,6 +26,7 @@ const ROOMS: [(&str, &[&str]); 16] = [
             "store",
             "engine",
             "remote",
+            "reward",
             "conversation",
             "text",
             "model",

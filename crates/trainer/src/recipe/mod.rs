@@ -204,17 +204,22 @@ fn resolve(table: &mut Table, folder: &Path) {
     }
 }
 
-/// Makes the folders absolute that programs that score run in: that of the recipe, or one that is told from
-/// there.
+/// Makes the paths of scorers absolute, which are told from the folder of the recipe: the folder that a program
+/// runs in, which is that of the recipe where it is not given, and files that are named.
 fn resolve_scorers(table: &mut Table, folder: &Path) {
     let Some(Value::Table(reward)) = table.get_mut("reward") else { return };
     let resolve = |scorer: &mut Value| {
-        if let Value::Table(keys) = scorer
-            && keys.get("kind").and_then(Value::as_str) == Some("command")
-        {
-            let given = keys.get("folder").and_then(Value::as_str).unwrap_or_default();
+        let Value::Table(keys) = scorer else { return };
+        let (key, always) = match keys.get("kind").and_then(Value::as_str) {
+            Some("command") => ("folder", true),
+            Some("python") => ("file", false),
+            Some("sql") => ("databases", false),
+            _ => return,
+        };
+        let given = keys.get(key).and_then(Value::as_str);
+        if let Some(given) = given.or(always.then_some("")) {
             let whole = Value::String(folder.join(given).display().to_string());
-            keys.insert("folder".into(), whole);
+            keys.insert(key.into(), whole);
         }
     };
     reward.get_mut("scorer").into_iter().for_each(resolve);

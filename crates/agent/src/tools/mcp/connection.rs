@@ -86,7 +86,7 @@ impl Connection {
         };
         let (process, served) = match server {
             McpServer::Program { command, folder, passes, keeper } => {
-                let mut child = keeper.start(kept::environment(passes))?;
+                let mut child = keeper.start(dressage_policy::environment::passed(passes))?;
                 let (Some(mut stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
                     return Err("its standard input and output cannot be had".into());
                 };
