@@ -145,6 +145,7 @@ async fn measure(recipe: &Recipe, trained_by: Option<Run>) -> anyhow::Result<Opt
             chat,
             tools: tool_set(&recipe.tool, keys)?,
             custom: None,
+            mixture: None,
         });
     }
     let (threads, running) = (recipe.engine.threads, recipe.engine.sequences());
@@ -168,7 +169,7 @@ async fn measure(recipe: &Recipe, trained_by: Option<Run>) -> anyhow::Result<Opt
             Some(other) => (asked.as_str(), Replies::Messages(Arc::clone(other))),
             None => (DEFAULT, Replies::Tokens { format, context }),
         };
-        callers.push(programs::caller(name, keys, policy, replies, true)?);
+        callers.push(programs::caller(name, keys, policy, replies, true, context)?);
     }
     programs::put_in(recipe, &mut agents, &callers).await?;
     let agents = Agents::over(recipe, &agents, &sampler, context)?;

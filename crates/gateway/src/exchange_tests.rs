@@ -292,7 +292,12 @@ async fn limits_of_an_attempt_refuse_further_calls() {
     assert_eq!(ask("a").await.status, StatusCode::OK);
     assert_eq!(ask("b").await.status, StatusCode::OK);
     let refused = ask("c").await;
-    assert_eq!(refused.status, StatusCode::FORBIDDEN);
+    // Neither status nor header is one that clients ask again for.
+    assert_eq!(
+        (refused.status, &refused.headers["x-should-retry"]),
+        (StatusCode::BAD_REQUEST, &"false".parse().unwrap())
+    );
+    assert_eq!(refused.json()["error"]["code"], "attempt_limit_reached");
     assert!(refused.text.contains("its 2 calls"), "{}", refused.text);
     let limits = SessionLimits { calls: 9, tokens: 7, reply: Duration::from_secs(5) };
     let served = Served::limited(&["Four"], limits);

@@ -8,7 +8,9 @@ mod agent;
 mod check;
 mod check_agents;
 mod check_reward;
+mod choice;
 mod compare;
+mod context;
 mod keys;
 mod named;
 mod policy;
@@ -25,10 +27,12 @@ use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 pub use agent::{AgentKeys, AgentKind, MatchKeys, QUESTION, SamplingKeys};
+pub use choice::{PolicyChoice, Share};
 pub use compare::Difference;
+pub use context::{ContextKeys, KeepKeys, SummariseKeys};
 pub use keys::{
     ArithmeticKeys, EngineKeys, EvalKeys, MetricsKeys, OptimiserKeys, Phase, Recipe, RunKeys, Schedule,
-    SftKeys, TaskSource,
+    SftKeys, SourceKeys, TaskSource,
 };
 pub use policy::{ExternalKeys, ModelKeys, PolicyKeys, PolicyModel};
 pub use read::ReadError;
