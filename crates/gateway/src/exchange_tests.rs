@@ -1,3 +1,4 @@
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 use tower::ServiceExt;
 
 use crate::testing::{STRANGER, Served};
-use crate::{Options, SessionLimits};
+use crate::{Call, Caller, Input, Options, SessionLimits};
 
 const CALL: &str =
     "So.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1.50, \"b\": 2}}\n</tool_call>";
@@ -282,6 +283,19 @@ async fn more_than_may_wait_are_told_to_come_back() {
         (StatusCode::TOO_MANY_REQUESTS, &"1".parse().unwrap())
     );
     assert_eq!(served.gateway.0.waiting.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test]
+async fn a_calls_route_is_chosen_once() {
+    let served = Served::scripted(&["Yes."]);
+    let caller = Caller { session: Some(Arc::clone(&served.session)), ..Caller::default() };
+    let call = Call::new("tiny", Input::Text("?".into()));
+    served.gateway.chat_of(&caller, &call).unwrap();
+    assert_eq!(call.chosen.get(), Some(&0));
+    // A choice that is known is not made again.
+    let astray = Call::new("tiny", Input::Text("?".into()));
+    astray.chosen.set(7).unwrap();
+    assert!(served.gateway.chat_of(&caller, &astray).is_err());
 }
 
 #[tokio::test]
