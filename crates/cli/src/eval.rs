@@ -13,8 +13,8 @@ use dressage_policy::Sampler;
 use dressage_store::{EvalKey, Memory, Sqlite};
 use dressage_trainer::recipe::{Override, Recipe};
 use dressage_trainer::{
-    AgentParts, Agents, EvalResult, Rollouts, Scorers, StopFlag, Tasks, Toolboxes, Troubles,
-    chat_options, check_tasks, evaluate, trained_on,
+    AgentParts, Agents, EvalResult, Rollouts, Scorers, StopFlag, Tasks, Toolboxes, Troubles, chat_options,
+    check_tasks, evaluate, trained_on,
 };
 use dressage_tree::{DEFAULT, RunId};
 
@@ -147,6 +147,7 @@ async fn measure(recipe: &Recipe, trained_by: Option<Run>) -> anyhow::Result<Opt
             tools: toolboxes.of(keys, &chat)?,
             chat,
             custom: None,
+            mixture: None,
         });
     }
     let (threads, running) = (recipe.engine.threads, recipe.engine.sequences());
@@ -170,7 +171,7 @@ async fn measure(recipe: &Recipe, trained_by: Option<Run>) -> anyhow::Result<Opt
             Some(other) => (asked.as_str(), Replies::Messages(Arc::clone(other))),
             None => (DEFAULT, Replies::Tokens { format, context }),
         };
-        callers.push(programs::caller(name, keys, policy, replies, true)?);
+        callers.push(programs::caller(name, keys, policy, replies, true, context)?);
     }
     programs::put_in(recipe, &mut agents, &callers).await?;
     let agents = Agents::over(recipe, &agents, &sampler, context)?;

@@ -13,8 +13,8 @@ use dressage_trainer::recipe::{AgentKeys, AgentKind, Recipe, RewardKeys};
 use regex::Regex;
 use tokio::net::TcpListener;
 
-/// An agent of a recipe, as programs may call it, with the policy that answers it. One that is `trained` is
-/// sampled as the recipe says, whatever a program asks for.
+/// An agent of a recipe, as programs may call it, with the policy that answers it, of so long a context. One
+/// that is `trained` is sampled as the recipe says, whatever a program asks for.
 ///
 /// # Errors
 /// When its rule is no regular expression.
@@ -24,6 +24,7 @@ pub fn caller(
     policy: &str,
     replies: Replies,
     trained: bool,
+    context: usize,
 ) -> anyhow::Result<ProgramAgent> {
     let matches = &keys.matches;
     let system = match matches.system.as_str() {
@@ -41,6 +42,8 @@ pub fn caller(
             has_tools: matches.has_tools,
         },
         trained,
+        mixture: None,
+        context: keys.context_policy(context),
     })
 }
 
@@ -99,6 +102,7 @@ impl Started {
             agents,
             limits,
             rewards,
+            teacher: None,
             workers: (keys.workers > 0).then(|| Arc::new(Workers::new(keys.workers, keys.worker_attempts))),
         }
     }

@@ -71,9 +71,10 @@ async fn train(args: Args, recipe: Recipe) -> anyhow::Result<ExitCode> {
     let folder = recipe.run.folder.clone();
     eprintln!("{} {}", dim("run   "), screen::path(&folder));
     let begun = run::begun_or_now(&folder)?;
-    let Started { policies, agents, fingerprint, model_files } = policies::start(&recipe, begun).await?;
+    let Started { policies, agents, fingerprint, model_files, teachers } =
+        policies::start(&recipe, begun).await?;
     let scorers = scorers::asking(&recipe.reward)?;
-    let parts = Parts { policies, agents, scorers, begun, model_files };
+    let parts = Parts { policies, agents, scorers, begun, model_files, teachers };
     let start = if args.resume { Start::Resume } else { Start::Fresh };
     let mut trainer = Trainer::new(recipe, parts, start).await?;
     numerics::compare(&folder, &fingerprint);

@@ -116,6 +116,33 @@ pub enum TrainerError {
         /// How many there are.
         found: usize,
     },
+    /// A teacher does not do well enough.
+    #[error(
+        "the policy {teacher} reached a score of {least} in {found} of {tried} attempts, but `phase.{phase}.demonstrations` is \
+         {wanted}; ask for fewer, lower `phase.{phase}.source.least_score`, or raise `phase.{phase}.source.tasks`"
+    )]
+    TooFewLessons {
+        /// The phase.
+        phase: u32,
+        /// The teacher.
+        teacher: String,
+        /// The least score.
+        least: f64,
+        /// How many attempts reached it.
+        found: usize,
+        /// How many were made.
+        tried: usize,
+        /// How many are asked for.
+        wanted: usize,
+    },
+    /// An agent whose loop does not ask in messages.
+    #[error("the agent {agent} has a loop of its own that the policy {teacher} cannot act in")]
+    NotTaught {
+        /// The agent.
+        agent: String,
+        /// The teacher.
+        teacher: String,
+    },
     /// A demonstration cannot be imitated.
     #[error("the demonstration of task {task}: {source}")]
     Demonstration {
@@ -318,6 +345,8 @@ impl TrainerError {
             | E::NothingHeldOut
             | E::NothingToTrainOn
             | E::TooFewDemonstrations { .. }
+            | E::TooFewLessons { .. }
+            | E::NotTaught { .. }
             | E::Demonstration { .. }
             | E::PromptTooLong { .. }
             | E::PromptOverLimit { .. }

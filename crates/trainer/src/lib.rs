@@ -56,7 +56,7 @@ mod toolboxes;
 mod trainer;
 mod under_way;
 
-pub use agents::{AgentParts, Agents, NamedAgent};
+pub use agents::{AgentParts, Agents, MixtureParts, NamedAgent};
 pub use best::Best;
 pub use checkpoint::{Checkpoint, Position};
 pub use dressage_rl::Interval;

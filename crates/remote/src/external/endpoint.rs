@@ -1,7 +1,8 @@
 //! Servers of a chat API: where they are, with which key they are asked, and when.
 
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use hyper::Uri;
@@ -50,6 +51,18 @@ pub(crate) struct Server {
     key_env: Option<String>,
     key: Option<Key>,
     rest: Mutex<Rest>,
+    /// Calls that it is answering.
+    running: Arc<AtomicUsize>,
+}
+
+/// A call that a server is answering.
+#[derive(Debug)]
+pub(crate) struct Answering(Arc<AtomicUsize>);
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// A server that has turned calls away is left alone for a while.
@@ -150,6 +163,7 @@ impl Server {
             key_env: key_env.cloned(),
             key: key.transpose()?,
             rest: Mutex::default(),
+            running: Arc::default(),
         })
     }
 
@@ -181,6 +195,17 @@ impl Server {
     /// How long it is to be left alone from now on.
     pub fn rests_for(&self) -> Duration {
         self.rest().until.map(|until| until.saturating_duration_since(Instant::now())).unwrap_or_default()
+    }
+
+    /// Calls that it is answering.
+    pub fn running(&self) -> usize {
+        self.running.load(Ordering::Relaxed)
+    }
+
+    /// Takes note that it has begun a call, until what is returned is dropped.
+    pub fn begun(&self) -> Answering {
+        self.running.fetch_add(1, Ordering::Relaxed);
+        Answering(Arc::clone(&self.running))
     }
 
     /// Takes note that it has turned a call away, and of how long it asked to be left alone. Returns how long

@@ -169,6 +169,8 @@ pub(super) fn attempts(groups: &[&[Attempt]], metrics: &mut Metrics) {
         let sum: f64 = outcomes.iter().filter_map(|o| o.tool_metrics.get(name)).sum();
         metrics.add(format!("tools/{name}"), sum / outcomes.len() as f64);
     }
+    metrics.add("context/cut", total(&|o| o.cuts.len() as u32));
+    metrics.add("context/cut_ratio", share(&|o| !o.cuts.is_empty()));
     let turns = |forked: bool| {
         move |o: &Outcome| o.drift.iter().filter(|drift| drift.forked == forked).count() as u32
     };

@@ -4,11 +4,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dressage_agent::{Limits, Truncation};
+use dressage_agent::{ContextPolicy, Limits, Truncation};
 use dressage_conversation::{Format, History, Options};
 use dressage_policy::SamplingParams;
 use dressage_text::{Chat, ToolPrompt, ToolProtocol};
 use serde::{Deserialize, Serialize};
+
+use super::choice::PolicyChoice;
+use super::context::ContextKeys;
 
 /// Makers of attempts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,8 +59,9 @@ pub struct AgentKeys {
     /// The calls of a program that are this agent's although they do not name it.
     #[serde(rename = "match")]
     pub matches: MatchKeys,
-    /// The policy that writes its replies, by name; may be left out where there is one only.
-    pub policy: String,
+    /// The policy that writes its replies, by name; may be left out where there is one only. Or several, of
+    /// which each plays it in its share of the attempts.
+    pub policy: PolicyChoice,
     /// Whether its policy learns from what it does. If not, or if the policy is not trained, it acts and is
     /// no target.
     pub train: bool,
@@ -102,6 +106,10 @@ pub struct AgentKeys {
     pub max_prompt_tokens: usize,
     /// Way to shorten longer ones.
     pub truncation: Truncation,
+    /// Most tokens of a prompt; 0 for as many as leave room for a reply in the model's context.
+    pub max_context_tokens: usize,
+    /// Way to deal with longer ones as the conversation goes on.
+    pub context: ContextKeys,
     /// How often an attempt that broke, or in which not one token was drawn, is made again.
     pub retries: u32,
 }
@@ -116,7 +124,7 @@ impl Default for AgentKeys {
             workers: 0,
             worker_attempts: 1,
             matches: MatchKeys::default(),
-            policy: String::new(),
+            policy: PolicyChoice::default(),
             train: true,
             sampling: SamplingKeys::default(),
             system: String::new(),
@@ -136,6 +144,8 @@ impl Default for AgentKeys {
             attempt_seconds: 3600.0,
             max_prompt_tokens: 0,
             truncation: Truncation::Refuse,
+            max_context_tokens: 0,
+            context: ContextKeys::default(),
             retries: 0,
         }
     }
@@ -144,7 +154,21 @@ impl Default for AgentKeys {
 impl AgentKeys {
     /// How conversations are written with this chat.
     pub fn format(&self, chat: Arc<Chat>) -> Arc<Format> {
-        Arc::new(Format::new(chat, Options { history: self.history, ..Options::default() }))
+        Arc::new(Format::new(chat, self.options()))
+    }
+
+    /// How conversations are written with this chat, for who may not have any.
+    pub fn unprobed_format(&self, chat: Arc<Chat>) -> Arc<Format> {
+        Arc::new(Format::unprobed(chat, self.options()))
+    }
+
+    fn options(&self) -> Options {
+        Options { history: self.history, ..Options::default() }
+    }
+
+    /// How its prompts are kept within a context of so many tokens.
+    pub fn context_policy(&self, context: usize) -> ContextPolicy {
+        self.context.policy(self.max_context_tokens, self.max_tokens, context)
     }
 
     /// Where an attempt ends, with a context of so many tokens.

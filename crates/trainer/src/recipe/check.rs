@@ -10,6 +10,7 @@ use dressage_tree::DEFAULT;
 
 use super::RecipeError;
 use super::keys::{EvalKeys, OptimiserKeys, Phase, Recipe, SftKeys, TaskSource};
+use super::policy::PolicyKeys;
 use super::rl::{Algorithm, Charge, CriticKeys, GroupBy, Overlong, Proximal, RlKeys, UniformGroups};
 
 /// The longest time that a recipe may name, which keeps it within what a duration can hold.
@@ -95,7 +96,22 @@ impl Checker<'_> {
         self.check(measured, key, until, range)
     }
 
-    fn sft(&self, phase: usize, keys: &SftKeys) -> Result<(), RecipeError> {
+    fn sft(&self, recipe: &Recipe, phase: usize, keys: &SftKeys) -> Result<(), RecipeError> {
+        if let Some(source) = &keys.source {
+            let key = |key: &str| format!("phase.{phase}.source.{key}");
+            let external = matches!(recipe.policy.get(&source.policy), Some(PolicyKeys::External(_)));
+            let range = "a policy of kind \"external\": its replies are imitated";
+            self.check(external, key("policy"), format!("\"{}\"", source.policy), range)?;
+            let finite = source.least_score.is_finite();
+            self.check(finite, key("least_score"), source.least_score, "a finite number")?;
+            let (tasks, least) = (source.most_tasks(keys.demonstrations), keys.demonstrations);
+            self.check(
+                tasks >= least,
+                key("tasks"),
+                tasks,
+                format!("at least the {least} demonstrations, or 0"),
+            )?;
+        }
         self.at_least_one(format!("phase.{phase}.demonstrations"), keys.demonstrations)?;
         self.at_least_one(format!("phase.{phase}.batch"), keys.batch)?;
         self.at_least_one(format!("phase.{phase}.epochs"), keys.epochs as usize)
@@ -391,7 +407,7 @@ impl Recipe {
             checker.optimiser(&format!("phase.{i}.optimiser"), phase.optimiser())?;
             checker.names_of_phase(self, i, phase)?;
             match phase {
-                Phase::Sft(keys) => checker.sft(i, keys)?,
+                Phase::Sft(keys) => checker.sft(self, i, keys)?,
                 Phase::Rl(keys) => checker.rl(i, keys)?,
             }
         }

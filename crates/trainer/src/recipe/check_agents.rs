@@ -7,7 +7,9 @@ use serde::de::Error as _;
 use super::RecipeError;
 use super::agent::{AgentKeys, AgentKind, QUESTION};
 use super::check::{Checker, MOST_SECONDS};
+use super::choice::Share;
 use super::code::SandboxKeys;
+use super::context::ContextKeys;
 use super::keys::{Phase, Recipe};
 use super::policy::{ExternalKeys, PolicyKeys, PolicyModel};
 use super::read::ReadError;
@@ -58,8 +60,14 @@ impl Checker<'_> {
 
     /// A policy of others.
     fn external(&self, key: &dyn Fn(&str) -> String, keys: &ExternalKeys) -> Result<(), RecipeError> {
-        let is_url = keys.url.starts_with("http://") || keys.url.starts_with("https://");
-        self.check(is_url, key("url"), format!("\"{}\"", keys.url), "an address with http:// or https://")?;
+        let is_url = |url: &str| url.starts_with("http://") || url.starts_with("https://");
+        let range = "an address with http:// or https://";
+        let url = &keys.url;
+        let left_out = url.is_empty() && !keys.base_urls.is_empty();
+        self.check(left_out || is_url(url), key("url"), format!("\"{url}\""), range)?;
+        for (at, url) in keys.base_urls.iter().enumerate() {
+            self.check(is_url(url), key(&format!("base_urls.{at}")), format!("\"{url}\""), range)?;
+        }
         self.check(!keys.model.is_empty(), key("model"), "\"\"", "the name that the model has there")?;
         self.at_least_one(key("concurrency"), keys.concurrency)?;
         self.seconds(&key("seconds"), keys.seconds)
@@ -72,7 +80,10 @@ impl Checker<'_> {
         table: &str,
         agent: &AgentKeys,
     ) -> Result<(), RecipeError> {
-        let policy = || format!("\"{}\", which is external", agent.policy);
+        let policy = || match agent.policy.shares() {
+            [_, _, ..] => format!("{}, of which one is external", agent.policy),
+            _ => format!("{}, which is external", agent.policy),
+        };
         self.check(
             agent.kind == AgentKind::Program,
             key("policy"),
@@ -206,6 +217,41 @@ impl Checker<'_> {
         self.check(wrong.is_none(), key("match.system"), format!("\"{pattern}\""), range)
     }
 
+    /// Shares of several policies.
+    fn mixture(&self, key: &dyn Fn(&str) -> String, agent: &AgentKeys) -> Result<(), RecipeError> {
+        let shares = agent.policy.shares();
+        for (at, Share { name, share }) in shares.iter().enumerate() {
+            let ok = *share > 0.0 && share.is_finite();
+            self.check(ok, key(&format!("policy.{at}.share")), share, "more than 0 and finite")?;
+            let twice = shares[..at].iter().any(|other| other.name == *name);
+            let range = "another policy than those before; add up its shares";
+            self.check(!twice, key(&format!("policy.{at}.name")), format!("\"{name}\""), range)?;
+        }
+        Ok(())
+    }
+
+    /// How prompts are kept within the context.
+    fn context(
+        &self,
+        recipe: &Recipe,
+        key: &dyn Fn(&str) -> String,
+        agent: &AgentKeys,
+    ) -> Result<(), RecipeError> {
+        self.at_least_one(key("context.keep"), agent.context.keep())?;
+        let ContextKeys::Summarise(keys) = &agent.context else { return Ok(()) };
+        self.at_least_one(key("context.tokens"), keys.tokens)?;
+        if keys.agent.is_empty() {
+            return Ok(());
+        }
+        let agents = recipe.agents();
+        // The built-in loop asks in tokens.
+        let runs = |keys: &AgentKeys| agent.kind == AgentKind::Program || !recipe.may_be_external(keys);
+        let can: Vec<&str> = agents.iter().filter(|(_, keys)| runs(keys)).map(|(name, _)| *name).collect();
+        let range = format!("left out, or an agent that can write summaries: {}", one_of(&can));
+        let found = can.contains(&keys.agent.as_str());
+        self.check(found, key("context.agent"), format!("\"{}\"", keys.agent), range)
+    }
+
     /// One agent, whose keys are in `table`.
     pub(super) fn agent(&self, recipe: &Recipe, table: &str, agent: &AgentKeys) -> Result<(), RecipeError> {
         let key = |name: &str| format!("{table}.{name}");
@@ -215,11 +261,15 @@ impl Checker<'_> {
         let policies = recipe.policies();
         let range = one_of(policies.iter().map(|(name, _)| name));
         let policy = recipe.policy_of(agent);
-        self.check(policy.is_some(), key("policy"), format!("\"{}\"", agent.policy), range)?;
-        if recipe.external_of(agent).is_some() {
+        let played = recipe.policies_of(agent);
+        let known = |name: &String| policies.iter().any(|(known, _)| known == name);
+        let unknown = played.iter().find(|name| !known(name));
+        self.check(policy.is_some() && unknown.is_none(), key("policy"), &agent.policy, range)?;
+        self.mixture(&key, agent)?;
+        if recipe.may_be_external(agent) {
             self.of_others(&key, table, agent)?;
         }
-        let learns = policies.iter().any(|(name, keys)| Some(name) == policy.as_ref() && keys.is_trained());
+        let learns = policies.iter().any(|(name, keys)| played.contains(name) && keys.is_trained());
         let sampling = &agent.sampling;
         if let Some(t) = sampling.temperature {
             let ok = t == 0.0 || (0.01..=100.0).contains(&t);
@@ -253,6 +303,7 @@ impl Checker<'_> {
             let range = format!("a list of tools; {}", ToolKeys::known(&recipe.tool, name));
             self.check(ok, key("tools"), format!("[\"{name}\"]"), range)?;
         }
+        self.context(recipe, &key, agent)?;
         self.at_least_one(key("max_turns"), agent.max_turns as usize)?;
         self.at_least_one(key("max_tokens"), agent.max_tokens)?;
         self.seconds(&key("tool_seconds"), agent.tool_seconds)?;

@@ -9,8 +9,10 @@ mod apart;
 mod check;
 mod check_agents;
 mod check_reward;
+mod choice;
 mod code;
 mod compare;
+mod context;
 mod keys;
 mod named;
 mod own_tools;
@@ -29,11 +31,13 @@ use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 pub use agent::{AgentKeys, AgentKind, MatchKeys, QUESTION, SamplingKeys};
+pub use choice::{PolicyChoice, Share};
 pub use code::SandboxKeys;
 pub use compare::Difference;
+pub use context::{ContextKeys, KeepKeys, SummariseKeys};
 pub use keys::{
     ArithmeticKeys, EngineKeys, EvalKeys, MetricsKeys, OptimiserKeys, Phase, Recipe, RunKeys, Schedule,
-    SftKeys, TaskSource,
+    SftKeys, SourceKeys, TaskSource,
 };
 pub use own_tools::{CommandKeys, PythonKeys};
 pub use policy::{ExternalKeys, ModelKeys, PolicyKeys, PolicyModel};

@@ -69,6 +69,45 @@ fn what_is_written_reads_back_the_same() {
 }
 
 #[test]
+fn context_policies_are_of_each_agent() {
+    let overrides = [
+        "agent.context={kind='summarise', keep=3, agent='short'}",
+        "agent.short={context='drop_oldest', max_context_tokens=900}",
+    ];
+    let recipe = load(SMALL, &overrides).unwrap();
+    assert_eq!(load(&recipe.to_toml().unwrap(), &[]).unwrap(), recipe);
+    let names: Vec<&str> = recipe.agents().into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["default", "short"]);
+    let own = recipe.agent.context_policy(8000);
+    assert_eq!((own.budget.keep, own.summariser("default")), (3, "short".to_owned()));
+    let short = recipe.agent_named("short").unwrap().context_policy(8000);
+    assert_eq!((short.budget.most, short.budget.keep, short.summarises()), (900, 2, false));
+    // Summaries that nobody asked to train are no targets.
+    let untrained = recipe.untrained_agents();
+    assert!(untrained.contains(&"default.summary".to_owned()), "{untrained:?}");
+    let trains = load(SMALL, &["agent.context={kind='summarise', train=true}"]).unwrap();
+    assert_eq!(trains.untrained_agents(), Vec::<String>::new());
+}
+
+#[test]
+fn mixtures_and_teachers_read_back_the_same() {
+    let overrides = [
+        "policy.default={kind='trained'}",
+        "policy.other={kind='frozen'}",
+        "policy.teacher={kind='external', base_urls=['http://a/v1', 'http://b/v1'], model='m'}",
+        "agent.policy=[{name='default', share=0.8}, {name='other', share=0.2}]",
+        "phase.0.source={policy='teacher', least_score=0.5}",
+    ];
+    let recipe = load(SMALL, &overrides).unwrap();
+    let text = recipe.to_toml().unwrap();
+    assert_eq!(load(&text, &[]).unwrap(), recipe, "{text}");
+    assert_eq!(recipe.policies_of(&recipe.agent), ["default", "other"]);
+    assert_eq!(recipe.phase[0].teacher(), Some("teacher"));
+    let PolicyKeys::External(keys) = &recipe.policy["teacher"] else { panic!() };
+    assert_eq!(keys.urls().collect::<Vec<_>>(), ["http://a/v1", "http://b/v1"]);
+}
+
+#[test]
 fn several_scorers_read_back_the_same() {
     let several = "reward={unscored=0.5, scorers=[\
          {name='right', kind='numeric', extract='boxed', when={source='a', data_source=['b', 'c']}}, \
@@ -110,7 +149,7 @@ fn tools_read_back_the_same() {
 
 #[test]
 fn bad_recipes_are_refused_by_key() {
-    let cases: [(&[&str], &str); 59] = [
+    let cases: [(&[&str], &str); 67] = [
         (&["phase.0.lerning_rate=1"], "unknown key `phase.0.lerning_rate`; did you mean `learning_rate`?"),
         (&["phase.1.kind=gppo"], "`phase.1.kind` is \"gppo\", but must be one of `sft`, `rl`"),
         (&["phase.1.group_size=1"], "`phase.1.group_size` is 1, but must be at least 2"),
@@ -119,6 +158,43 @@ fn bad_recipes_are_refused_by_key() {
         (
             &["phase.0.learning_rate=fast"],
             "`phase.0.learning_rate` is the text \"fast\", but must be a number",
+        ),
+        (
+            &["agent.context=drop_newest"],
+            "`agent.context` is \"drop_newest\", but must be one of `fail`, `truncate_middle`, `drop_oldest`, \
+             `summarise`",
+        ),
+        (
+            &["agent.context={kind='drop_oldest', keep=0}"],
+            "`agent.context.keep` is 0, but must be at least 1",
+        ),
+        (
+            &["agent.context={kind='summarise', agent='other'}"],
+            "`agent.context.agent` is \"other\", but must be left out, or an agent that can write summaries: one of \
+             `default`",
+        ),
+        (
+            &["agent.policy=[{name='default', share=1}, {name='other', share=1}]"],
+            "`agent.policy` is \"default\", \"other\", but must be one of `default`",
+        ),
+        (
+            &["agent.policy=[{name='default', share=0}]"],
+            "`agent.policy.0.share` is 0, but must be more than 0",
+        ),
+        (
+            &["agent.policy=[]"],
+            "`agent.policy` is a list, but must be the name of a policy, or a list of { name, share }",
+        ),
+        (
+            &["phase.0.source={policy='default'}"],
+            "`phase.0.source.policy` is \"default\", but must be a policy of kind \"external\"",
+        ),
+        (
+            &[
+                "policy.default={kind='trained'}",
+                "policy.x={kind='external', base_urls=['x.com'], model='m'}",
+            ],
+            "`policy.x.base_urls.0` is \"x.com\", but must be an address with http:// or https://",
         ),
         (&["phase.0.optimiser.schedule=cosin"], "`phase.0.optimiser.schedule` is \"cosin\""),
         (&["phase.1.critic.warmup=3"], "`phase.1.critic` is set, but must be left out"),
