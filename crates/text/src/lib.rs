@@ -68,6 +68,7 @@ mod probe;
 mod protocol;
 mod python_json;
 mod reader;
+mod sentencepiece;
 mod stream;
 mod template;
 pub mod testing;
