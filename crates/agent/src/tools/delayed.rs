@@ -41,6 +41,10 @@ impl Toolbox for Delayed {
         self.toolbox.specs()
     }
 
+    async fn ready(&self) -> Result<(), ToolError> {
+        self.toolbox.ready().await
+    }
+
     async fn open(&self, attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
         let session = self.toolbox.open(attempt).await?;
         Ok(Box::new(DelayedSession { session, delay: self.delay.clone() }))

@@ -74,6 +74,15 @@ pub trait Toolbox: Send + Sync {
         None
     }
 
+    /// Starts what all sessions share, if anything. Asked before a run begins, so that what is missing on this
+    /// machine is said then; opening a session must do without.
+    ///
+    /// # Errors
+    /// When no session could be opened.
+    async fn ready(&self) -> Result<(), ToolError> {
+        Ok(())
+    }
+
     /// Starts a session for an attempt.
     ///
     /// # Errors

@@ -113,3 +113,23 @@ async fn a_service_answers_alike_and_one_that_is_away_is_an_observation() {
     assert!(text.starts_with("the code was not run"), "{text}");
     assert_eq!(error, Some(CallError::Unavailable));
 }
+
+#[tokio::test]
+async fn what_cannot_be_had_here_is_said_before_a_run_begins() {
+    let mut options = options(true);
+    options.sandbox.python = "/nowhere/python3".into();
+    let tools = crate::tools::ToolSet::new(
+        vec![Arc::new(CodeTool::new("code".into(), options))],
+        Duration::from_secs(60),
+    )
+    .unwrap();
+    let attempt = ToolContext {
+        attempt: "a".into(),
+        task: Task::default(),
+        seed: 0,
+        stream: 0,
+        deadline: Duration::from_secs(60),
+    };
+    let error = tools.find(&attempt).await.unwrap_err().to_string();
+    assert!(error.contains("\"code\"") && error.contains("/nowhere/python3"), "{error}");
+}
