@@ -108,8 +108,10 @@ async fn a_service_answers_alike_and_one_that_is_away_is_an_observation() {
     assert!(text.contains("answered 401"), "{text}");
     assert_eq!((error, metrics), (Some(CallError::Unavailable), vec!["unavailable".to_owned()]));
     server.abort();
-    let _ = server.await;
-    let (text, error, _) = call(&*session, "1").await;
+    // Nobody listens there: the port is taken from a listener that is gone.
+    let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let away = open(CodeOptions { url: Some(format!("http://{gone}")), ..options(false) }).await;
+    let (text, error, _) = call(&*away, "1").await;
     assert!(text.starts_with("the code was not run"), "{text}");
     assert_eq!(error, Some(CallError::Unavailable));
 }
