@@ -53,9 +53,9 @@ class Service:
 
     def __init__(self, name: str, command: list, url: str, **options) -> None:
         self.name, self.url = name, url
-        self.log = tempfile.TemporaryFile()
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, start_new_session=True, **options)
-        for _ in range(600):
+        for _ in range(1800):
             if self.process.poll() is not None:
                 break
             try:

@@ -81,13 +81,17 @@ def runs() -> None:
 
 
 def notebooks() -> None:
-    done = cells("a = 123", "a", "print(a)", "import sys; sys.stderr.write('e')", "raise RuntimeError('error')", "a + 1")
+    done = cells(
+        "a = 123", "a", "print(a)", "import sys; sys.stderr.write('e')", "raise RuntimeError('error')", "a + 1"
+    )
     shown = [cell.display for cell in done.cells]
     expect("cells", done.status == "Success" and len(done.cells) == 6, done)
     expect("names and values", shown[1] == [{"text/plain": "123"}] and shown[5] == [{"text/plain": "124"}], shown)
     expect("streams", done.cells[2].stdout == "123\n" and done.cells[3].stderr == "e", done.cells)
     error = done.cells[4].error[0]
-    expect("an exception, after which cells go on", (error["ename"], error["evalue"]) == ("RuntimeError", "error"), error)
+    expect(
+        "an exception, after which cells go on", (error["ename"], error["evalue"]) == ("RuntimeError", "error"), error
+    )
     content = base64.b64encode(b"x").decode()
     files = cells("open('b', 'w').write(open('a').read())", files={"a": content}, fetch_files=["b"])
     expect("files of notebooks", files.files == {"b": content}, files)

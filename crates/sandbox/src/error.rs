@@ -30,6 +30,12 @@ pub enum SandboxError {
         /// Places to wait in.
         waiting: usize,
     },
+    /// All sessions that may be open are.
+    #[error("{most} sessions are open, and no more may be: close one, or raise `sessions`")]
+    Sessions {
+        /// How many may be.
+        most: usize,
+    },
     /// The jail, or who builds it, failed.
     #[error("the sandbox failed: {0}")]
     Broken(String),

@@ -159,10 +159,7 @@ impl Sandbox {
         options.limits.check().map_err(SandboxError::Request)?;
         check(&options.files, &[], &options.environment)?;
         let Ok(place) = Arc::clone(&self.0.sessions).try_acquire_owned() else {
-            let most = self.0.options.sessions;
-            return Err(SandboxError::Request(format!(
-                "{most} sessions are open, and no more may; close one"
-            )));
+            return Err(SandboxError::Sessions { most: self.0.options.sessions });
         };
         Ok(Session::new(self.clone(), options, place))
     }

@@ -113,6 +113,11 @@ impl Toolbox for CodeTool {
         Some(vec![self.spec()])
     }
 
+    async fn ready(&self) -> Result<(), ToolError> {
+        let wrong = |error: SandboxError| ToolError::Open { tool: self.name.clone(), why: error.to_string() };
+        self.sandbox().await.map(drop).map_err(wrong)
+    }
+
     async fn open(&self, _attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
         let wrong = |error: SandboxError| ToolError::Open { tool: self.name.clone(), why: error.to_string() };
         let kept = match self.sandbox().await.map_err(wrong)? {

@@ -108,8 +108,30 @@ async fn a_service_answers_alike_and_one_that_is_away_is_an_observation() {
     assert!(text.contains("answered 401"), "{text}");
     assert_eq!((error, metrics), (Some(CallError::Unavailable), vec!["unavailable".to_owned()]));
     server.abort();
-    let _ = server.await;
-    let (text, error, _) = call(&*session, "1").await;
+    // Nobody listens there: the port is taken from a listener that is gone.
+    let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let away = open(CodeOptions { url: Some(format!("http://{gone}")), ..options(false) }).await;
+    let (text, error, _) = call(&*away, "1").await;
     assert!(text.starts_with("the code was not run"), "{text}");
     assert_eq!(error, Some(CallError::Unavailable));
+}
+
+#[tokio::test]
+async fn what_cannot_be_had_here_is_said_before_a_run_begins() {
+    let mut options = options(true);
+    options.sandbox.python = "/nowhere/python3".into();
+    let tools = crate::tools::ToolSet::new(
+        vec![Arc::new(CodeTool::new("code".into(), options))],
+        Duration::from_secs(60),
+    )
+    .unwrap();
+    let attempt = ToolContext {
+        attempt: "a".into(),
+        task: Task::default(),
+        seed: 0,
+        stream: 0,
+        deadline: Duration::from_secs(60),
+    };
+    let error = tools.find(&attempt).await.unwrap_err().to_string();
+    assert!(error.contains("\"code\"") && error.contains("/nowhere/python3"), "{error}");
 }

@@ -95,11 +95,19 @@ impl ToolSet {
         self.boxes.iter().map(|entry| (entry.toolbox.name(), entry.meter.read()))
     }
 
-    /// Finds out which tools there are, by a session where no toolbox says so without one.
+    /// Finds out whether toolboxes work here and which tools there are, by a session where no toolbox says so
+    /// without one.
     ///
     /// # Errors
-    /// When a session cannot be opened or closed.
+    /// When a toolbox is not ready, or a session cannot be opened or closed.
     pub async fn find(&self, attempt: &ToolContext) -> Result<(), ToolError> {
+        for Entry { toolbox, deadline, .. } in &self.boxes {
+            let late = || ToolError::Open {
+                tool: toolbox.name().to_owned(),
+                why: format!("not ready within {deadline:?}"),
+            };
+            within(*deadline, toolbox.ready()).await.unwrap_or_else(|| Err(late()))?;
+        }
         if self.offers.known(&attempt.task.id).is_some() {
             return Ok(());
         }

@@ -135,7 +135,7 @@ fn read<T: DeserializeOwned>(sent: &Bytes) -> Result<T, SandboxError> {
 /// An error of the sandbox: with a code of its own where the client can do something about it.
 fn answered(error: SandboxError, failed: impl FnOnce(String) -> Response) -> Response {
     match error {
-        SandboxError::Busy { .. } => {
+        SandboxError::Busy { .. } | SandboxError::Sessions { .. } => {
             let mut response = detail(StatusCode::TOO_MANY_REQUESTS, error.to_string());
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
             response

@@ -18,7 +18,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 1 << 12, 1 << 14, 1 << 18
 MNT_DETACH = 2
-NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 1 << 17, 1 << 26, 1 << 27, 1 << 28, 1 << 29, 1 << 30
+NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = (1 << bit for bit in (17, 25, 26, 27, 28, 29, 30))
 MOUNT_SETATTR, LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT, CLOSE_RANGE = 442, 444, 445, 446, 436
 PDEATHSIG, DUMPABLE, SECCOMP, CAPBSET_DROP, SUBREAPER, NO_NEW_PRIVS, CAP_AMBIENT = 1, 4, 22, 24, 36, 38, 47
 AT_FDCWD, AT_RECURSIVE = -100, 0x8000
@@ -115,7 +115,7 @@ def enter(config):
     gives the right to mount.
     """
     root, ids = os.geteuid() == 0, (os.geteuid(), os.getegid())
-    names = NEWNS | NEWPID | NEWNET | NEWIPC | NEWUTS | (0 if root else NEWUSER)
+    names = NEWNS | NEWPID | NEWNET | NEWIPC | NEWUTS | NEWCGROUP | (0 if root else NEWUSER)
     call("unshare", libc.unshare(names))
     if not root:
         map_user(INSIDE, ids)

@@ -20,7 +20,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 def tries(what, *arguments):
     try:
         found = what(*arguments)
-    except BaseException as error:
+    except OSError as error:  # Any other is a mistake of the attempt, which then fails.
         print("refused:", type(error).__name__, error)
     else:
         print("refused: nothing" if found in (None, False, [], b"", "") else "ESCAPED: %r" % (found,))
@@ -145,6 +145,8 @@ for name in ("environ", "mem", "maps", "auxv", "stack"):
     tries(lambda: open("/proc/1/" + name, "rb").read(1))
 for name in ("fd", "root", "cwd"):
     tries(lambda: os.listdir("/proc/1/" + name))
+### refused: groups of the host, as the kernel counts them
+tries(lambda: [line for line in open("/proc/self/cgroup").read().split() if not line.endswith(":/")])
 ### refused: signals to the host
 tries(does, os.kill, @pid@, 0)
 ### refused: handles of processes of the host
@@ -211,7 +213,8 @@ except RuntimeError:
     os._exit(5 if count < 200 else 1)
 ### refused: higher limits
 for which in (resource.RLIMIT_NPROC, resource.RLIMIT_DATA, resource.RLIMIT_CORE, resource.RLIMIT_NOFILE):
-    tries(does, resource.setrlimit, which, (-1, -1))
+    both = ctypes.create_string_buffer(b"\xff" * 16)
+    tries(lambda: does(call, 160, int(which), both))
 ### refused: a better priority
 tries(does, os.setpriority, os.PRIO_PROCESS, 0, -20)
 ### refused: real-time scheduling

@@ -88,6 +88,53 @@ impl Host {
     }
 }
 
+/// Attempts that are harmless, and succeed without a sandbox: so each can tell.
+const HARMLESS: [&str; 14] = [
+    "tcp",
+    "udp",
+    "listening",
+    "a local socket of the host",
+    "an abstract socket of the host",
+    "the network as /proc shows it",
+    "a file of the host",
+    "users of the host",
+    "symbolic links to the host",
+    "devices that are no harmless ones",
+    "processes of others",
+    "signals to the host",
+    "handles of processes of the host",
+    "secrets in the environment",
+];
+
+#[tokio::test]
+async fn without_a_sandbox_attempts_succeed() {
+    let _alone = ALONE.lock().await;
+    let host = Host::new();
+    let mut parts = ATTEMPTS.split("\n### ");
+    let prelude = parts.next().unwrap();
+    let mut count = 0;
+    for part in parts {
+        let (title, code) = part.split_once('\n').unwrap();
+        let name = title.split_once(": ").unwrap().1;
+        if !HARMLESS.contains(&name) {
+            continue;
+        }
+        count += 1;
+        let code = host.put_in(&format!("{prelude}\n{code}"));
+        let mut command = std::process::Command::new("python3");
+        let folder = tempfile::tempdir().unwrap();
+        let output = command
+            .args(["-c", &code])
+            .current_dir(folder.path())
+            .env("DRESSAGE_TEST_SECRET", "hush")
+            .output()
+            .unwrap();
+        let out = String::from_utf8_lossy(&output.stdout);
+        assert!(out.contains("ESCAPED"), "{name}: {out}{}", String::from_utf8_lossy(&output.stderr));
+    }
+    assert_eq!(count, HARMLESS.len());
+}
+
 /// Whether an attempt ended as its title says; else what is wrong.
 fn judged(expect: &str, outcome: &Outcome) -> Result<(), String> {
     let (out, err) = (outcome.stdout.text(), outcome.stderr.text());

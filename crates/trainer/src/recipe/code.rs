@@ -37,7 +37,7 @@ impl Default for SandboxKeys {
         SandboxKeys {
             persistent: true,
             memory_mb: limits.memory_mb,
-            output_bytes: limits.output_bytes,
+            output_bytes: 4096,
             protection: sandbox.protection,
             python: sandbox.python,
             preload: sandbox.preload,
