@@ -1,5 +1,7 @@
 //! Tools of a user's own, in processes under a keeper.
 
+#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
+
 mod command;
 mod hazards;
 mod python;
