@@ -65,7 +65,7 @@ def has_response_shape(value):
 
 
 def content_of(value):
-    """Parts of an answer: a text, and a note for each image or video. Dictionaries that are such count, too."""
+    """Parts of an answer: a text, and a note for each image or video. Dictionaries with these count, too."""
     if isinstance(value, dict) and "text" in value and set(value) <= {"text", "image", "video"}:
         media = [(kind, value.get(kind)) for kind in ("image", "video")]
         text = value["text"]
