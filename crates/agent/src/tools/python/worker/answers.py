@@ -40,6 +40,8 @@ def text_of(value):
         return ""
     if isinstance(value, (bytes, bytearray, memoryview)):
         value = of_bytes(bytes(value))
+    if not isinstance(value, (str, dict, list, tuple, int, float)):
+        value = plain(value)
     if not isinstance(value, str):
         try:
             value = json.dumps(value, ensure_ascii=False, default=plain)
