@@ -20,7 +20,12 @@ class Gsm8kTool(BaseTool):
         if ground_truth == "raise":
             raise ValueError("no such truth")
         instance_id = instance_id or str(uuid4())
-        self.instances[instance_id] = {"response": "", "ground_truth": ground_truth, "reward": 0.0, "tries": 0}
+        self.instances[instance_id] = {
+            "response": "",
+            "ground_truth": ground_truth,
+            "reward": 0.0,
+            "tries": 0,
+        }
         return instance_id, ToolResponse()
 
     @rollout_trace_op

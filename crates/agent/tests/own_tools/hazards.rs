@@ -88,8 +88,18 @@ async fn a_process_that_ends_says_why_and_is_started_anew() {
     assert_eq!(found, "Error: the Python process ended (exit code 5): last words");
     let found = text(&mut open, "does", json!({ "mode": "kill" })).await;
     assert!(found.starts_with("Error: the Python process ended (killed by signal 9)"), "{found}");
-    let found = text(&mut open, "does", json!({ "mode": "close_all" })).await;
-    assert!(found.starts_with("Error: the Python process"), "{found}");
+    assert_eq!(text(&mut open, "does", json!({ "mode": "print" })).await, "printed");
+    open.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_process_that_closes_its_line_is_ended_after_the_deadline() {
+    let folder = tempfile::tempdir().unwrap();
+    let set = python(folder.path(), HAZARDS, Duration::from_secs(4));
+    let mut open = open(&set, "a").await;
+    let late = answer(&mut open, "does", json!({ "mode": "close_all" })).await;
+    assert!(late.trouble.is_some(), "{late:?}");
+    tokio::time::sleep(Duration::from_secs(4)).await;
     assert_eq!(text(&mut open, "does", json!({ "mode": "print" })).await, "printed");
     open.close().await.unwrap();
 }

@@ -1,6 +1,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 
+use dressage_text::Message;
 use serde_json::json;
 use tempfile::TempDir;
 

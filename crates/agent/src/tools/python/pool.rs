@@ -72,9 +72,9 @@ impl Pool {
         loop {
             let worker = self.choose()?;
             let mut state = worker.state.clone();
+            // Whoever is gone is none of the next choice.
             let now = state.wait_for(|state| !matches!(state, State::Starting)).await;
-            let is_ready = now.is_ok_and(|state| matches!(*state, State::Ready));
-            if is_ready {
+            if now.is_ok_and(|state| matches!(*state, State::Ready)) {
                 return Ok(worker);
             }
         }
@@ -121,12 +121,11 @@ impl Workers {
     fn take_leave(&mut self) {
         let failed = &mut self.failed;
         self.there.retain(|worker| {
-            let State::Ended { why, was_ready } = &*worker.state.borrow() else { return true };
-            if !was_ready {
+            if let State::Ended { why, was_ready: false } = &*worker.state.borrow() {
                 warn!(why, "a Python process could not be started");
                 *failed = Some((Instant::now(), why.clone()));
             }
-            false
+            worker.ended().is_none()
         });
     }
 }

@@ -101,6 +101,8 @@ impl Worker {
     pub fn ended(&self) -> Option<String> {
         match &*self.state.borrow() {
             State::Ended { why, .. } => Some(why.clone()),
+            // Nobody looks after it any more: the runtime that did is gone.
+            _ if self.orders.is_closed() => Some("its Python process is gone".into()),
             _ => None,
         }
     }

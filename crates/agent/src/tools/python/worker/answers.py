@@ -40,6 +40,8 @@ def text_of(value):
         return ""
     if isinstance(value, (bytes, bytearray, memoryview)):
         value = of_bytes(bytes(value))
+    if not isinstance(value, (str, dict, list, tuple, int, float)):
+        value = plain(value)
     if not isinstance(value, str):
         try:
             value = json.dumps(value, ensure_ascii=False, default=plain)
@@ -65,7 +67,7 @@ def has_response_shape(value):
 
 
 def content_of(value):
-    """Parts of an answer: a text, and a note for each image or video. Dictionaries that are such count, too."""
+    """Parts of an answer: a text, and a note for each image or video. Dictionaries with these count, too."""
     if isinstance(value, dict) and "text" in value and set(value) <= {"text", "image", "video"}:
         media = [(kind, value.get(kind)) for kind in ("image", "video")]
         text = value["text"]

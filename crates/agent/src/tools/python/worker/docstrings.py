@@ -3,13 +3,43 @@
 import inspect
 import re
 
-PARAMETERS = {"args", "arguments", "parameters", "params", "other parameters", "keyword args", "keyword arguments"}
-OTHERS = {
-    "returns", "return", "yields", "yield", "raises", "raise", "except", "exceptions", "examples", "example", "notes",
-    "note", "see also", "references", "warnings", "warning", "warns", "attributes", "todo", "methods",
+PARAMETERS = {
+    "args",
+    "arguments",
+    "parameters",
+    "params",
+    "other parameters",
+    "keyword args",
+    "keyword arguments",
 }
-SPHINX = re.compile(r"^[:@](?:param|parameter|arg|argument|key|keyword)\s+(?:[^:]*?\s)?\*{0,2}(\w+)\s*:\s*(.*)$")
-SPHINX_OTHER = re.compile(r"^[:@](?:type|return|returns|rtype|raise|raises|except|var|ivar|cvar|meta|yields?)\b")
+OTHERS = {
+    "returns",
+    "return",
+    "yields",
+    "yield",
+    "raises",
+    "raise",
+    "except",
+    "exceptions",
+    "examples",
+    "example",
+    "notes",
+    "note",
+    "see also",
+    "references",
+    "warnings",
+    "warning",
+    "warns",
+    "attributes",
+    "todo",
+    "methods",
+}
+SPHINX = re.compile(
+    r"^[:@](?:param|parameter|arg|argument|key|keyword)\s+(?:[^:]*?\s)?\*{0,2}(\w+)\s*:\s*(.*)$"
+)
+SPHINX_OTHER = re.compile(
+    r"^[:@](?:type|return|returns|rtype|raise|raises|except|var|ivar|cvar|meta|yields?)\b"
+)
 GOOGLE = re.compile(r"^\*{0,2}(\w+)\s*(?:\([^)]*(?:\([^)]*\)[^)]*)*\))?\s*:\s*(.*)$")
 NUMPY = re.compile(r"^(\*{0,2}\w+(?:\s*,\s*\*{0,2}\w+)*)\s*(?::.*)?$")
 

@@ -34,7 +34,10 @@ def load(file, config, functions):
             raise Fault(f"two of its tools are called {tool.name!r}: a model could not tell them apart")
         by_name[tool.name] = tool
     if not by_name:
-        raise Fault(f"{os.path.basename(file or config)} has no tools: no public function or class of tools is defined in it")
+        raise Fault(
+            f"{os.path.basename(file or config)} has no tools: "
+            "no public function or class of tools is defined in it"
+        )
     return by_name
 
 
@@ -73,7 +76,9 @@ def is_own(name, file):
 def why_not_loaded(error, folder):
     """Why a file did not run to its end, in Python's own words, with the file and the line."""
     if isinstance(error, SystemExit):
-        error = RuntimeError(f"it calls exit({error.code!r}) while it is loaded").with_traceback(error.__traceback__)
+        error = RuntimeError(f"it calls exit({error.code!r}) while it is loaded").with_traceback(
+            error.__traceback__
+        )
     if isinstance(error, SyntaxError):
         return "".join(traceback.format_exception_only(type(error), error)).strip()
     return answers.described(error, folder)
@@ -82,13 +87,18 @@ def why_not_loaded(error, folder):
 def of_file(file, functions):
     file = os.path.abspath(file)
     module = run(file)
-    members = {name: value for name, value in vars(module).items() if not (name in MARKS and value is shims.mark)}
+    members = {
+        name: value for name, value in vars(module).items() if not (name in MARKS and value is shims.mark)
+    }
     if functions:
         names = functions
         for name in names:
             if name not in members:
                 known = sorted(name for name, value in members.items() if is_tool(value, module, name))
-                raise Fault(f"`functions` names {name!r}, which is not defined in {os.path.basename(file)}; there is {', '.join(known) or 'no function'}")
+                raise Fault(
+                    f"`functions` names {name!r}, which is not defined in {os.path.basename(file)}; "
+                    f"there is {', '.join(known) or 'no function'}"
+                )
     else:
         names = marked(file) or [name for name, value in members.items() if is_tool(value, module, name)]
     return [tool_of(name, members.get(name), module) for name in names]
@@ -138,10 +148,12 @@ def of_config(config, folder):
         if not isinstance(entry, dict) or not isinstance(entry.get("class_name"), str):
             raise Fault(f"{where} has no `class_name`")
         if entry["class_name"].endswith("MCPBaseTool") or (entry.get("config") or {}).get("type") == "mcp":
-            raise Fault(f"{where} is an MCP server: give it a [[tool]] of its own with kind = \"mcp\"")
+            raise Fault(f'{where} is an MCP server: give it a [[tool]] of its own with kind = "mcp"')
         kind = imported(entry["class_name"], where, folder)
         try:
-            found.append(tools.of_class(kind, entry.get("config") or {}, entry.get("tool_schema"), kind.__name__))
+            found.append(
+                tools.of_class(kind, entry.get("config") or {}, entry.get("tool_schema"), kind.__name__)
+            )
         except (ValueError, TypeError) as error:
             raise Fault(f"{where}, {entry['class_name']}: {error}") from error
     return found
@@ -164,8 +176,8 @@ def read(config):
             import yaml
         except ImportError:
             raise Fault(
-                f"{os.path.basename(config)} is YAML, and the environment of {sys.executable} has no PyYAML to read it: "
-                f"install it there ({sys.executable} -m pip install pyyaml), or write the file as JSON"
+                f"{os.path.basename(config)} is YAML, and the environment of {sys.executable} has no PyYAML to "
+                f"read it: install it there ({sys.executable} -m pip install pyyaml), or write it as JSON"
             ) from no_json
         try:
             return yaml.safe_load(text)
@@ -177,7 +189,9 @@ def imported(path, where, folder):
     """The class of this dotted name."""
     module, _, name = path.rpartition(".")
     if not module:
-        raise Fault(f"{where}: `class_name` is {path!r}, but must be a module and a class, as my_tools.{path}")
+        raise Fault(
+            f"{where}: `class_name` is {path!r}, but must be a module and a class, as my_tools.{path}"
+        )
     try:
         found = importlib.import_module(module)
     except SyntaxError as error:

@@ -24,8 +24,15 @@ TEXTS = {
     bytes: (None, lambda text: text.encode()),
 }
 LISTS = (
-    list, tuple, set, frozenset, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection,
-    collections.abc.Set, collections.abc.MutableSequence,
+    list,
+    tuple,
+    set,
+    frozenset,
+    collections.abc.Sequence,
+    collections.abc.Iterable,
+    collections.abc.Collection,
+    collections.abc.Set,
+    collections.abc.MutableSequence,
 )
 UNIONS = tuple(filter(None, [typing.Union, getattr(__import__("types"), "UnionType", None)]))
 
@@ -56,7 +63,8 @@ def hints_of(thing):
         for name, hint in getattr(thing, "__annotations__", {}).items():
             if isinstance(hint, str):
                 try:
-                    hint = eval(hint, dict(space))  # noqa: S307: the user's own annotation, as Python itself reads it
+                    # The user's own annotation, read as Python itself reads it.
+                    hint = eval(hint, dict(space))
                 except Exception:
                     continue
             found[name] = hint
@@ -159,7 +167,11 @@ class Schemas:
         self.within.append(kind)
         hints = hints_of(kind)
         # The docstring that a dataclass makes of its fields describes nothing.
-        own = kind.__doc__ if (kind.__doc__ or "") and not (kind.__doc__ or "").startswith(kind.__name__ + "(") else ""
+        own = (
+            kind.__doc__
+            if (kind.__doc__ or "") and not (kind.__doc__ or "").startswith(kind.__name__ + "(")
+            else ""
+        )
         description, texts = docstrings.read(own if not is_named_tuple(kind) else "")
         if dataclasses.is_dataclass(kind):
             fields = [field for field in dataclasses.fields(kind) if field.init]
@@ -177,7 +189,12 @@ class Schemas:
             properties[name] = self.of(hints.get(name, typing.Any))
             if name in texts:
                 properties[name] = {"description": texts[name], **properties[name]}
-        schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+        schema = {
+            "type": "object",
+            "properties": properties,
+            "required": required,
+            "additionalProperties": False,
+        }
         if description:
             schema = {"description": description, **schema}
         self.within.pop()
@@ -208,11 +225,15 @@ def parameters_of(function, skip=()):
         if name in skip:
             continue
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            raise ValueError(f"its parameter *{name} has no name for each value: a tool's arguments are named")
+            raise ValueError(
+                f"its parameter *{name} has no name for each value: a tool's arguments are named"
+            )
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             others = True
             continue
-        schema = schemas.of(hints.get(name, parameter.annotation if not isinstance(parameter.annotation, str) else typing.Any))
+        schema = schemas.of(
+            hints.get(name, parameter.annotation if not isinstance(parameter.annotation, str) else typing.Any)
+        )
         if name in texts:
             schema = {**schema, "description": texts[name]}
         if parameter.default is inspect.Parameter.empty:
@@ -220,7 +241,12 @@ def parameters_of(function, skip=()):
         elif type(parameter.default) in (str, int, float, bool):
             schema = {**schema, "default": parameter.default}
         properties[name] = schema
-    schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": others}
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": others,
+    }
     if schemas.definitions:
         schema["$defs"] = schemas.definitions
     return schema, description
@@ -266,7 +292,9 @@ def convert(hint, value):
     if dataclasses.is_dataclass(base) or is_named_tuple(base) or is_typed_dict(base):
         hints = hints_of(base)
         need(value, dict, "object")
-        return made(base, **{name: convert(hints.get(name, typing.Any), item) for name, item in value.items()})
+        return made(
+            base, **{name: convert(hints.get(name, typing.Any), item) for name, item in value.items()}
+        )
     if base in LISTS:
         need(value, list, "array")
         if base is tuple and parts and parts[-1] is not Ellipsis:
@@ -275,7 +303,9 @@ def convert(hint, value):
         return base(items) if base in (tuple, set, frozenset) else items
     if inspect.isclass(base) and issubclass(base, collections.abc.Mapping):
         need(value, dict, "object")
-        return {name: convert(parts[1] if len(parts) == 2 else typing.Any, item) for name, item in value.items()}
+        return {
+            name: convert(parts[1] if len(parts) == 2 else typing.Any, item) for name, item in value.items()
+        }
     return value
 
 
@@ -285,7 +315,7 @@ def need(value, kind, name):
 
 
 def one_of(parts, value):
-    """The value as the first of several types that it is one of, one that is exactly its own before others."""
+    """The value as one of several types, of which that which is exactly its own comes first."""
     for part in sorted(parts, key=lambda part: type(value) is not part):
         try:
             return convert(part, value)

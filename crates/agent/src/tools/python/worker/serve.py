@@ -71,7 +71,9 @@ class Job:
         with self.lock:
             if not self.is_done and self.thread is not None:
                 say_where(self.thread)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread), ctypes.py_object(Stopped))
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(self.thread), ctypes.py_object(Stopped)
+                )
 
 
 def say_where(thread):
@@ -79,7 +81,11 @@ def say_where(thread):
     frame = sys._current_frames().get(thread)
     if frame is not None:
         code = frame.f_code
-        print(f"given up in {code.co_name}, {code.co_filename} line {frame.f_lineno}", file=sys.stderr, flush=True)
+        print(
+            f"given up in {code.co_name}, {code.co_filename} line {frame.f_lineno}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 async def run(function, is_async):
@@ -112,7 +118,9 @@ class Session:
         found = {}
         for tool in tools:
             instance, given = self.instances[tool.name], self.given.get(tool.name)
-            reward = await run(lambda: tool.reward(instance, given), is_async(getattr(tool.tool, "calc_reward", None)))
+            reward = await run(
+                lambda: tool.reward(instance, given), is_async(getattr(tool.tool, "calc_reward", None))
+            )
             if reward is not None:
                 value = answers.number(reward)
                 found[tool.name] = {"reward": answers.text_of(reward) if value is None else value}
@@ -126,7 +134,9 @@ class Session:
                 continue
             instance, given = self.instances.pop(tool.name), self.given.get(tool.name)
             try:
-                await run(lambda: tool.release(instance, given), is_async(getattr(tool.tool, "release", None)))
+                await run(
+                    lambda: tool.release(instance, given), is_async(getattr(tool.tool, "release", None))
+                )
             except Exception as error:
                 first = first or error
         if first is not None:

@@ -35,7 +35,9 @@ class Record:
         return type(self) is type(other) and vars(self) == vars(other)
 
     def __repr__(self):
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+        return (
+            f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+        )
 
 
 def nested(name, value):
@@ -138,8 +140,14 @@ def install():
     if importlib.util.find_spec("verl") is not None:
         return
     schemas = [
-        OpenAIFunctionPropertySchema, OpenAIFunctionParametersSchema, OpenAIFunctionSchema, OpenAIFunctionToolSchema,
-        OpenAIFunctionParsedSchema, OpenAIFunctionCallSchema, OpenAIFunctionToolCall, ToolResponse,
+        OpenAIFunctionPropertySchema,
+        OpenAIFunctionParametersSchema,
+        OpenAIFunctionSchema,
+        OpenAIFunctionToolSchema,
+        OpenAIFunctionParsedSchema,
+        OpenAIFunctionCallSchema,
+        OpenAIFunctionToolCall,
+        ToolResponse,
     ]
     modules = {
         "verl": {},

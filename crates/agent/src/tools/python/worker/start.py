@@ -1,7 +1,7 @@
 import json, os, sys, types
 
-# The line to whoever gives the orders moves out of the reach of the user's code, which finds nothing to read, and
-# prints to standard error.
+# The line to whoever gives the orders moves out of the reach of the user's code, which finds nothing to read,
+# and prints to standard error.
 orders, out = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
 nothing = os.open(os.devnull, os.O_RDONLY)
 os.dup2(nothing, 0)

@@ -3,18 +3,49 @@
 import difflib
 import inspect
 
-from dressage_worker import answers, schema, shims
+from dressage_worker import schema, shims
 
 # Keywords of JSON schemas, of which slips are put right.
 KEYWORDS = (
-    "type", "description", "properties", "required", "items", "enum", "default", "additionalProperties", "anyOf",
-    "oneOf", "allOf", "minimum", "maximum", "minItems", "maxItems", "minLength", "maxLength", "pattern", "format",
-    "title", "examples", "const", "not", "$ref", "$defs", "uniqueItems", "nullable",
+    "type",
+    "description",
+    "properties",
+    "required",
+    "items",
+    "enum",
+    "default",
+    "additionalProperties",
+    "anyOf",
+    "oneOf",
+    "allOf",
+    "minimum",
+    "maximum",
+    "minItems",
+    "maxItems",
+    "minLength",
+    "maxLength",
+    "pattern",
+    "format",
+    "title",
+    "examples",
+    "const",
+    "not",
+    "$ref",
+    "$defs",
+    "uniqueItems",
+    "nullable",
 )
 # Python's names of types, which many write for those of JSON schemas.
 TYPES = {
-    "str": "string", "int": "integer", "float": "number", "bool": "boolean", "dict": "object", "list": "array",
-    "tuple": "array", "none": "null", "None": "null",
+    "str": "string",
+    "int": "integer",
+    "float": "number",
+    "bool": "boolean",
+    "dict": "object",
+    "list": "array",
+    "tuple": "array",
+    "none": "null",
+    "None": "null",
 }
 # Where those who make tools of functions keep the function.
 INSIDE = ("func", "coroutine", "fn", "forward", "__wrapped__", "entrypoint")
@@ -33,7 +64,8 @@ class Function:
     def __init__(self, name, function):
         self.name, self.function = name, function
         self.parameters, self.description = schema.parameters_of(function)
-        call = function if inspect.isfunction(function) or inspect.ismethod(function) else getattr(function, "__call__", function)
+        is_plain = inspect.isfunction(function) or inspect.ismethod(function)
+        call = function if is_plain else type(function).__call__
         self.is_async = inspect.iscoroutinefunction(inspect.unwrap(call))
 
     def call(self, arguments):
@@ -44,7 +76,9 @@ class Function:
 
 def of_function(name, value):
     if not inspect.isfunction(value):
-        inner = next((found for found in (getattr(value, at, None) for at in INSIDE) if callable(found)), None)
+        inner = next(
+            (found for found in (getattr(value, at, None) for at in INSIDE) if callable(found)), None
+        )
         if inner is not None and not inspect.isclass(value):
             value, name = inner, name_of(value, name)
     if not callable(value):
@@ -60,7 +94,9 @@ def name_of(value, name):
 
 def is_class(value):
     """Whether a class is one of tools, which are created, executed and released."""
-    return inspect.isclass(value) and callable(getattr(value, "execute", None)) and value is not shims.BaseTool
+    return (
+        inspect.isclass(value) and callable(getattr(value, "execute", None)) and value is not shims.BaseTool
+    )
 
 
 class Stateful:
@@ -84,7 +120,7 @@ class Stateful:
         return self.tool.create(session, **kwargs_of(given, "create_kwargs"))
 
     def instance(self, session, created):
-        """The name of the instance: what `create` gives, or gives first, or else the one that was proposed."""
+        """The name of the instance: that which `create` gives (first), or else the one that was proposed."""
         if isinstance(created, tuple) and created:
             created = created[0]
         return session if created is None else created
@@ -109,7 +145,11 @@ class Stateful:
 def positional(function):
     """Parameters that can be given by place, without self."""
     places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    found = [p for p in inspect.signature(function).parameters.values() if p.kind in places and p.default is p.empty]
+    found = [
+        p
+        for p in inspect.signature(function).parameters.values()
+        if p.kind in places and p.default is p.empty
+    ]
     return [p for p in found if p.name not in ("self", "cls")]
 
 
@@ -124,7 +164,9 @@ def of_class(kind, config, given, name):
         raise TypeError("it has no method `execute`")
     described = validated(tidy(given)) if given else None
     takes = [p for p in inspect.signature(kind).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    as_verl = takes and (takes[0].name in ("config", "tool_config") or takes[0].kind is takes[0].VAR_POSITIONAL)
+    as_verl = takes and (
+        takes[0].name in ("config", "tool_config") or takes[0].kind is takes[0].VAR_POSITIONAL
+    )
     tool = kind(dict(config), described) if as_verl else kind()
     own = given or schema_of(tool)
     if own is None:
@@ -142,7 +184,11 @@ def schema_of(tool):
             return found
     parameters = getattr(tool, "parameters", None)
     if isinstance(parameters, dict):
-        return {"name": getattr(tool, "name", ""), "description": getattr(tool, "description", ""), "parameters": parameters}
+        return {
+            "name": getattr(tool, "name", ""),
+            "description": getattr(tool, "description", ""),
+            "parameters": parameters,
+        }
     return None
 
 
@@ -175,7 +221,9 @@ def mended(given):
     found = {}
     for key, value in given.items():
         if key not in KEYWORDS and not str(key).startswith("$"):
-            near = difflib.get_close_matches(str(key), [known for known in KEYWORDS if known not in given], 1, 0.8)
+            near = difflib.get_close_matches(
+                str(key), [known for known in KEYWORDS if known not in given], 1, 0.8
+            )
             key = near[0] if near else key
         if key in ("properties", "$defs") and isinstance(value, dict):
             value = {name: mended(item) for name, item in value.items()}
