@@ -54,8 +54,8 @@ pub enum Place {
     Tag,
     /// The whole text is the answer.
     Text,
-    /// Where the field `answer_schema` of the task's row says: `boxed` for the last box, any other name for the
-    /// last pair of tags of that name.
+    /// Where the field `answer_schema` of the task's row says: `boxed` for the last box, any other name for
+    /// the last pair of tags of that name.
     Schema,
 }
 

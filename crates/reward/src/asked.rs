@@ -24,9 +24,8 @@ pub trait Service: Debug + Send + Sync {
 pub trait Chat: Debug + Send + Sync {
     /// Asks for the reply to a prompt, again and elsewhere where that may help.
     ///
-    /// # Errors
-    /// [`ScoreError::Unavailable`] where nobody can be asked now; [`ScoreError::Unusable`] where the prompt is
-    /// refused.
+    /// # Errors [`ScoreError::Unavailable`] where nobody can be asked now; [`ScoreError::Unusable`] where the
+    /// prompt is refused.
     async fn reply(&self, system: &str, prompt: &str, seed: u64) -> Result<String, ScoreError>;
 }
 

@@ -38,8 +38,8 @@ impl Scorer for ChoiceScorer {
     }
 }
 
-/// Texts of the options of a task: its field `choices` or `options`, a list of texts, or a table by letter. As
-/// data sets have them, either may be in a table `choices` with `text` and `label`.
+/// Texts of the options of a task: its field `choices` or `options`, a list of texts, or a table by letter.
+/// As data sets have them, either may be in a table `choices` with `text` and `label`.
 fn options(task: &Value) -> Vec<String> {
     let found = task_field(task, "choices").or_else(|| task_field(task, "options"));
     let texts = |list: &[Value]| -> Vec<String> {
@@ -113,8 +113,8 @@ fn option_of(text: &str, options: &[String]) -> Option<usize> {
     same.next().is_none().then_some(found.0)
 }
 
-/// The option that a text names last, and how: in a box or a tag, behind "answer is" or "answer:", alone on its
-/// last line, or in brackets.
+/// The option that a text names last, and how: in a box or a tag, behind "answer is" or "answer:", alone on
+/// its last line, or in brackets.
 fn named(text: &str, count: usize, options: &[String]) -> Option<(usize, String)> {
     let tagged = || {
         let (before, _) = text.rsplit_once("</answer>")?;

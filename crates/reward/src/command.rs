@@ -2,8 +2,8 @@
 //!
 //! It is started for each answer, gets one line of JSON, `{"text": …, "expected": …}`, on its standard input,
 //! and prints a number in 0..=1, or `{"value": …, "extracted": …}`. It ends with 0; what it writes to
-//! standard error is shown where it does not. Of this process' environment it gets the usual variables and those
-//! that are named.
+//! standard error is shown where it does not. Of this process' environment it gets the usual variables and
+//! those that are named.
 
 use std::path::PathBuf;
 use std::time::Duration;

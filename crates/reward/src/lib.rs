@@ -4,9 +4,10 @@
 //! what its tools handed over) and gives [`Component`]s; or it looks at the attempts of a group, each against
 //! the others. What components add up to is not said here. Nothing that a model writes is an error; an
 //! expected answer that makes no sense is one, and so is whoever should score and cannot, which never counts
-//! as a score of 0. The scorers built in look at the final answer alone. Those that compare it with what was
-//! expected are pure functions: the same text always scores the same. A
-//! [`CommandScorer`] asks a program of the user's.
+//! as a score of 0. Scorers that compare the final answer with what was expected are pure functions: the same
+//! text always scores the same. A [`CommandScorer`] asks a program of the user's, a [`PythonScorer`] a
+//! function; an [`HttpScorer`] asks a service, a [`JudgeScorer`] a language model, both through a client that
+//! they are given. A [`SqlScorer`] runs queries.
 //!
 //! ```
 //! use dressage_reward::NumericScorer;
@@ -35,6 +36,7 @@ mod program;
 mod python;
 mod rational;
 mod scorer;
+mod sql;
 #[cfg(test)]
 mod testing;
 
@@ -57,6 +59,7 @@ pub use program::{ProgramScorer, Said};
 pub use python::{PythonKeys, PythonScorer, Solution};
 pub use rational::Rational;
 pub use scorer::{Evidence, Scorer, task_field};
+pub use sql::SqlScorer;
 
 /// A scorer as a recipe says it: its kind with its options.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -72,6 +75,8 @@ pub enum ScorerKind {
     Choice(ChoiceScorer),
     /// The form of a reply.
     Form(FormScorer),
+    /// A query, by the rows that it gives.
+    Sql(SqlScorer),
     /// Asks a program.
     Command(CommandScorer),
     /// Asks a service.
@@ -165,6 +170,7 @@ impl ScorerKind {
             ScorerKind::Answer(_) => "answer",
             ScorerKind::Choice(_) => "choice",
             ScorerKind::Form(_) => "form",
+            ScorerKind::Sql(_) => "sql",
             ScorerKind::Command(_) => "command",
             ScorerKind::Http(_) => "http",
             ScorerKind::Judge(_) => "judge",
@@ -184,6 +190,7 @@ impl ScorerKind {
             ScorerKind::Answer(scorer) => scorer.check(),
             ScorerKind::Choice(scorer) => scorer.check(),
             ScorerKind::Form(scorer) => scorer.check(),
+            ScorerKind::Sql(scorer) => scorer.check(),
             ScorerKind::Command(scorer) => scorer.check(),
             ScorerKind::Http(keys) => keys.check(),
             ScorerKind::Judge(keys) => keys.check(),
@@ -201,6 +208,7 @@ impl ScorerKind {
             ScorerKind::Answer(scorer) => Arc::new(*scorer),
             ScorerKind::Choice(scorer) => Arc::new(*scorer),
             ScorerKind::Form(scorer) => Arc::new(scorer.clone()),
+            ScorerKind::Sql(scorer) => Arc::new(scorer.clone()),
             ScorerKind::Command(scorer) => Arc::new(scorer.clone()),
             ScorerKind::Http(_) | ScorerKind::Judge(_) => Arc::new(Unwired(self.name())),
             ScorerKind::Python(keys) => PythonScorer::new(keys.clone()),

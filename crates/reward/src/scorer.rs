@@ -29,8 +29,8 @@ impl Evidence {
         &self.outcome.final_text
     }
 
-    /// The final reply with its thoughts, between `<think>` and `</think>`. Empty unless the attempt ended with
-    /// an answer.
+    /// The final reply with its thoughts, between `<think>` and `</think>`. Empty unless the attempt ended
+    /// with an answer.
     pub fn whole(&self) -> String {
         match self.thought().trim() {
             "" => self.text().to_owned(),

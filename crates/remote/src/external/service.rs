@@ -16,7 +16,7 @@ use super::waits::Waits;
 /// Settings of a service.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ServiceOptions {
-    /// Its address.
+    /// Address that questions are posted to.
     pub url: String,
     /// Environment variable that holds the key; without it none is sent.
     pub key_env: Option<String>,

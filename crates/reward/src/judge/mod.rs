@@ -1,8 +1,8 @@
 //! A language model that judges: an answer by itself, or those of a group against each other.
 //!
 //! The prompt is a template; the reply is read by a rule. A reply that cannot be read is asked for again, and
-//! then the attempt could not be scored. The same prompt is judged once. A judge that is away is an error that
-//! may pass, and never a score.
+//! then the attempt could not be scored. The same prompt is judged once. A judge that is away is an error
+//! that may pass, and never a score.
 
 mod cache;
 mod group;

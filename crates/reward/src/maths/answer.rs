@@ -32,8 +32,8 @@ const DEPTH: u32 = 8;
 /// Most items of an answer.
 pub(super) const ITEMS: usize = 100;
 
-/// Ways to read a text as an answer, best first. A comma before three digits parts thousands or items; a letter
-/// in brackets at the beginning names a choice, the rest of which may be the answer, too.
+/// Ways to read a text as an answer, best first. A comma before three digits parts thousands or items; a
+/// letter in brackets at the beginning names a choice, the rest of which may be the answer, too.
 pub(super) fn readings(text: &str, units: bool) -> Vec<Answer> {
     let mut read: Vec<Answer> = Vec::new();
     let mut add = |found: Option<Answer>| {

@@ -93,7 +93,7 @@ impl Rules {
         if a == b {
             return true;
         }
-        if let (Some(a), Some(b)) = (infinite(a), infinite(b)) {
+        if let (Some(a), Some(b)) = (a.infinite(), b.infinite()) {
             return a == b;
         }
         if let (Some(x), Some(y)) = (rational(a), rational(b)) {
@@ -146,15 +146,6 @@ impl Rules {
             sign => *sign,
         };
         turned == *sign
-    }
-}
-
-/// The sign of an infinity.
-pub(super) fn infinite(of: &Expr) -> Option<i8> {
-    match of {
-        Expr::Constant(Constant::Infinity) => Some(1),
-        Expr::Negative(inner) => infinite(inner).map(|sign| -sign),
-        _ => None,
     }
 }
 

@@ -94,6 +94,15 @@ impl Expr {
         Expr::Power(Box::new(self), Box::new(Expr::Negative(Box::new(Expr::whole(1)))))
     }
 
+    /// The sign of an infinity; `None` for anything else.
+    pub fn infinite(&self) -> Option<i8> {
+        match self {
+            Expr::Constant(Constant::Infinity) => Some(1),
+            Expr::Negative(inner) => inner.infinite().map(|sign| -sign),
+            _ => None,
+        }
+    }
+
     /// The expressions directly below.
     pub fn parts(&self) -> Vec<&Expr> {
         match self {

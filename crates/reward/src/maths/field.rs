@@ -2,9 +2,9 @@
 //!
 //! Rational functions over ℚ that are equal have equal values wherever both have one; ones that differ have
 //! equal values at a random point of a field of 2^122 elements with a probability of about degree / 2^61
-//! (Schwartz and Zippel). So an expression is never expanded, and no number grows. π and e stand for variables
-//! of their own. The field is F_p[i] with i² = −1, in which every rational number has square roots, so that
-//! ℚ(i, √2, √3, …) maps into it, too; the prime is such that roots of degree 3, 5 and 7 are unique.
+//! (Schwartz and Zippel). So an expression is never expanded, and no number grows. π and e stand for
+//! variables of their own. The field is F_p[i] with i² = −1, in which every rational number has square roots,
+//! so that ℚ(i, √2, √3, …) maps into it, too; the prime is such that roots of degree 3, 5 and 7 are unique.
 
 use super::expression::{Constant, Expr, Function, Literal};
 use crate::Rational;

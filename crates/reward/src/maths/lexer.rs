@@ -162,8 +162,8 @@ struct Lexer<'t> {
     brackets: u32,
 }
 
-/// The tokens of a formula, where a comma before three digits parts `thousands` or the items of a list. `None`
-/// where it is too long, or has signs that no formula has.
+/// The tokens of a formula, where a comma before three digits parts `thousands` or the items of a list.
+/// `None` where it is too long, or has signs that no formula has.
 pub(super) fn tokens(text: &str, thousands: bool) -> Option<Vec<Token>> {
     if text.chars().count() > LONGEST {
         return None;

@@ -2,7 +2,6 @@
 
 use super::answer::Answer;
 use super::approximate;
-use super::equal::infinite;
 use super::expression::{Constant, Expr};
 use super::field::Point;
 
@@ -61,7 +60,7 @@ pub(super) fn of(answer: &Answer) -> Option<Region> {
 }
 
 fn size(of: &Expr) -> Option<f64> {
-    match infinite(of) {
+    match of.infinite() {
         Some(sign) => Some(f64::INFINITY * f64::from(sign)),
         None => approximate::value(of, Point(4)).filter(|value| value.im == 0.0).map(|value| value.re),
     }

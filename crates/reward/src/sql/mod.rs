@@ -1,0 +1,194 @@
+//! Queries, right where they give what the expected query gives (execution accuracy).
+//!
+//! Both run on the same SQLite file, which is opened for reading alone: no other file can be attached,
+//! nothing written, and time, rows and sizes of values are bounded.
+
+mod run;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::scorer::{expected, task_field};
+use crate::{Component, Evidence, ScoreError, Scorer};
+use run::{Cell, Query};
+
+/// Scores 1 where a query gives the rows that the expected one gives, else 0.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SqlScorer {
+    /// An SQLite file, or the folder that has those of all tasks.
+    pub databases: PathBuf,
+    /// Field of a task or its row that names its database: `NAME.sqlite` in the folder, or
+    /// `NAME/NAME.sqlite`, as Spider and BIRD have them.
+    #[serde(default = "db_id")]
+    pub field: String,
+    /// Longest time of a query, in seconds.
+    #[serde(default = "ten")]
+    pub seconds: f64,
+    /// Most rows of a result.
+    #[serde(default = "rows")]
+    pub rows: usize,
+}
+
+fn db_id() -> String {
+    "db_id".into()
+}
+
+fn ten() -> f64 {
+    10.0
+}
+
+fn rows() -> usize {
+    10_000
+}
+
+/// Name of the component that says whether the query ran.
+const RUNS: &str = "runs";
+
+#[async_trait]
+impl Scorer for SqlScorer {
+    fn check_task(&self, task: &Value) -> Result<(), ScoreError> {
+        let (database, gold) = (self.database(task)?, gold(task)?);
+        Query::check(&database, &gold).map_err(|why| unusable(&gold, &why))
+    }
+
+    async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
+        let (database, gold) = (self.database(&evidence.task)?, gold(&evidence.task)?);
+        let Some(query) = query_in(evidence.text()).filter(|_| evidence.is_answered()) else {
+            return Ok(vec![Component::score(0.0), Component::new(RUNS, 0.0)]);
+        };
+        let limit = Duration::from_secs_f64(self.seconds);
+        let run = |text: &str| Query::new(&database, text, limit, self.rows).run();
+        let want = run(&gold).await.map_err(|why| unusable(&gold, &why))?;
+        let found = run(query).await;
+        let runs = f64::from(u8::from(found.is_ok()));
+        let right = found.is_ok_and(|found| same(&want, &found, is_ordered(&gold)));
+        let score =
+            Component { extracted: Some(query.to_owned()), ..Component::score(f64::from(u8::from(right))) };
+        Ok(vec![score, Component::new(RUNS, runs)])
+    }
+}
+
+impl SqlScorer {
+    pub(crate) fn check(&self) -> Result<(), ScoreError> {
+        let refuse = |what: String| Err(ScoreError::Unusable(what));
+        if self.databases.as_os_str().is_empty() {
+            return refuse("databases is empty: name an SQLite file, or a folder of them".into());
+        }
+        if !(self.seconds > 0.0 && self.seconds <= 1e6) {
+            return refuse(format!("seconds = {}, but it must be in 0..=1e6, not 0", self.seconds));
+        }
+        if self.rows == 0 {
+            return refuse("rows = 0, but it must be at least 1".into());
+        }
+        Ok(())
+    }
+
+    /// The file of a task's database.
+    fn database(&self, task: &Value) -> Result<PathBuf, ScoreError> {
+        if !self.databases.is_dir() {
+            return Ok(self.databases.clone());
+        }
+        let name = task_field(task, &self.field).and_then(Value::as_str).unwrap_or_default();
+        // A name that is a path would lead out of the folder.
+        let is_name = |c: char| c.is_alphanumeric() || "_- .".contains(c);
+        if name.is_empty() || name.starts_with('.') || !name.chars().all(is_name) {
+            let what = format!("the field {:?} of the task is {name:?}, which names no database", self.field);
+            return Err(ScoreError::Unusable(what));
+        }
+        let endings = ["", ".sqlite", ".db"];
+        let flat = endings.map(|ending| self.databases.join(format!("{name}{ending}")));
+        let nested = endings.map(|ending| self.databases.join(name).join(format!("{name}{ending}")));
+        let found = flat.into_iter().chain(nested).find(|path: &PathBuf| Path::is_file(path));
+        found.ok_or_else(|| {
+            let folder = self.databases.display();
+            ScoreError::Unusable(format!(
+                "{folder} has no database {name}: neither {name}.sqlite nor {name}/{name}.sqlite"
+            ))
+        })
+    }
+}
+
+fn unusable(query: &str, why: &str) -> ScoreError {
+    ScoreError::Unusable(format!(
+        "the expected query {:?} cannot be run: {why}",
+        crate::process::shown(query)
+    ))
+}
+
+/// The expected query.
+fn gold(task: &Value) -> Result<String, ScoreError> {
+    let gold = expected(task);
+    let text = gold.as_str().map(str::trim).filter(|text| !text.is_empty());
+    text.map(str::to_owned)
+        .ok_or_else(|| ScoreError::Unusable(format!("the expected answer {gold} is no query")))
+}
+
+/// The query in a text: in its last block of code, in `<answer>` or `<sql>`, or all of it.
+fn query_in(text: &str) -> Option<&str> {
+    let block = || {
+        let (before, _) = text.rsplit_once("```")?;
+        let (_, inside) = before.rsplit_once("```")?;
+        let name = inside.split_whitespace().next().unwrap_or_default();
+        let is_named = ["sql", "sqlite"].iter().any(|known| name.eq_ignore_ascii_case(known));
+        Some(if is_named { &inside.trim_start()[name.len()..] } else { inside })
+    };
+    let tag = |name: &str| {
+        let (before, _) = text.rsplit_once(&format!("</{name}>"))?;
+        before.rsplit_once(&format!("<{name}>")).map(|(_, inside)| inside)
+    };
+    let found = tag("answer").or_else(|| tag("sql")).or_else(block).unwrap_or(text).trim();
+    Some(found.trim_end_matches(';').trim()).filter(|query| !query.is_empty())
+}
+
+/// Whether the rows of a query have an order: `ORDER BY` outside of brackets, texts and comments.
+fn is_ordered(query: &str) -> bool {
+    let (mut words, mut depth) = (Vec::new(), 0i32);
+    let mut chars = query.chars().peekable();
+    while let Some(c) = chars.next() {
+        match c {
+            '\'' | '"' | '`' => while chars.next().is_some_and(|next| next != c) {},
+            '[' => while chars.next().is_some_and(|next| next != ']') {},
+            '-' if chars.peek() == Some(&'-') => while chars.next().is_some_and(|next| next != '\n') {},
+            '(' => depth += 1,
+            ')' => depth -= 1,
+            c if c.is_alphabetic() => {
+                let mut word = String::from(c.to_ascii_lowercase());
+                while let Some(next) = chars.next_if(|next| next.is_alphanumeric() || *next == '_') {
+                    word.push(next.to_ascii_lowercase());
+                }
+                if depth == 0 {
+                    words.push(word);
+                }
+            }
+            _ => {}
+        }
+    }
+    words.windows(2).any(|pair| pair == ["order", "by"])
+}
+
+/// Whether two results have the same rows, in the same order where there is one.
+fn same(want: &[Vec<Cell>], found: &[Vec<Cell>], ordered: bool) -> bool {
+    if want.len() != found.len() {
+        return false;
+    }
+    let sorted = |rows: &[Vec<Cell>]| {
+        let mut rows: Vec<&Vec<Cell>> = rows.iter().collect();
+        if !ordered {
+            rows.sort_by(|a, b| {
+                let cells = a.iter().zip(*b).map(|(a, b)| a.order(b));
+                cells.fold(std::cmp::Ordering::Equal, std::cmp::Ordering::then)
+            });
+        }
+        rows.into_iter().cloned().collect::<Vec<_>>()
+    };
+    let (want, found) = (sorted(want), sorted(found));
+    want.iter().zip(&found).all(|(a, b)| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.same(b)))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,131 @@
+use std::time::Instant;
+
+use rusqlite::Connection;
+use serde_json::json;
+
+use super::*;
+use crate::testing::evidence;
+
+fn folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for path in ["shop.sqlite", "zoo/zoo.sqlite"] {
+        let path = folder.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let connection = Connection::open(path).unwrap();
+        connection
+            .execute_batch(
+                "CREATE TABLE item(name TEXT, price REAL, stock INT);
+                 INSERT INTO item VALUES ('pen', 1.5, 10), ('ink', 4.0, 0), ('pad', 2.25, 7), ('pen', 1.5, NULL);",
+            )
+            .unwrap();
+    }
+    folder
+}
+
+fn scorer(folder: &Path) -> SqlScorer {
+    let scorer = SqlScorer { databases: folder.to_owned(), field: db_id(), seconds: 5.0, rows: 100 };
+    scorer.check().unwrap();
+    scorer
+}
+
+fn task(gold: &str) -> Value {
+    json!({ "answer": gold, "row": { "db_id": "shop" } })
+}
+
+#[tokio::test]
+async fn queries_are_compared_by_what_they_give() {
+    let folder = folder();
+    let scorer = scorer(folder.path());
+    let all = "SELECT name, price FROM item";
+    for (gold, answer, score, runs) in [
+        (all, "SELECT name, price FROM item ORDER BY price DESC", 1.0, 1.0),
+        (all, "```sql\nSELECT name, price FROM item;\n```", 1.0, 1.0),
+        (all, "So: <answer>select NAME, price + 0 from item</answer>", 1.0, 1.0),
+        (all, "SELECT price, name FROM item", 0.0, 1.0),
+        (all, "SELECT DISTINCT name, price FROM item", 0.0, 1.0),
+        (all, "SELECT name FROM item", 0.0, 1.0),
+        (all, "SELECT nam FROM item", 0.0, 0.0),
+        (all, "I do not know", 0.0, 0.0),
+        (all, "", 0.0, 0.0),
+        ("SELECT name FROM item ORDER BY price", "SELECT name FROM item ORDER BY price", 1.0, 1.0),
+        ("SELECT name FROM item ORDER BY price", "SELECT name FROM item ORDER BY price DESC", 0.0, 1.0),
+        ("SELECT sum(price) FROM item", "SELECT 9.25", 1.0, 1.0),
+        ("SELECT count(*) FROM item", "SELECT 4.0", 1.0, 1.0),
+        ("SELECT stock FROM item WHERE stock IS NULL", "SELECT NULL", 1.0, 1.0),
+        ("SELECT name FROM item WHERE name = 'order by'", "SELECT name FROM item WHERE 0", 1.0, 1.0),
+    ] {
+        let given = scorer.score(&evidence(answer, task(gold))).await.unwrap();
+        assert_eq!((given[0].value, given[1].value), (score, runs), "{gold}\n{answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_query_can_harm_nothing() {
+    let folder = folder();
+    let scorer = SqlScorer { seconds: 1.0, ..scorer(folder.path()) };
+    let shop = folder.path().join("shop.sqlite");
+    let before = std::fs::read(&shop).unwrap();
+    let copy = folder.path().join("copy.sqlite");
+    let zoo = folder.path().join("zoo/zoo.sqlite");
+    for query in [
+        "DELETE FROM item".to_owned(),
+        "DROP TABLE item".into(),
+        "SELECT 1; DELETE FROM item".into(),
+        "PRAGMA writable_schema = 1".into(),
+        format!("ATTACH '{}' AS other", zoo.display()),
+        format!("VACUUM INTO '{}'", copy.display()),
+        "SELECT load_extension('/tmp/x')".into(),
+        "SELECT zeroblob(1000000000)".into(),
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n".into(),
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n".into(),
+    ] {
+        let begun = Instant::now();
+        let given = scorer.score(&evidence(&query, task("SELECT name FROM item"))).await.unwrap();
+        assert_eq!(given[0].value, 0.0, "{query}");
+        assert!(begun.elapsed() < Duration::from_secs(20), "{query}");
+    }
+    assert!(!copy.exists());
+    assert_eq!(std::fs::read(&shop).unwrap(), before);
+}
+
+#[test]
+fn databases_and_expected_queries_are_checked() {
+    let folder = folder();
+    let scorer = scorer(folder.path());
+    let named = |name: &str, gold: &str| json!({ "answer": gold, "db_id": name });
+    scorer.check_task(&named("zoo", "SELECT name FROM item")).unwrap();
+    for (task, want) in [
+        (named("bank", "SELECT 1"), "has no database bank"),
+        (named("../shop", "SELECT 1"), "which names no database"),
+        (named("", "SELECT 1"), "which names no database"),
+        (named("shop", "SELECT colour FROM item"), "no such column"),
+        (named("shop", "DELETE FROM item"), "it would write"),
+        (named("shop", ""), "is no query"),
+    ] {
+        let error = scorer.check_task(&task).unwrap_err().to_string();
+        assert!(error.contains(want), "{error}");
+    }
+    let one = SqlScorer { databases: folder.path().join("shop.sqlite"), ..scorer.clone() };
+    one.check_task(&json!({ "answer": "SELECT 1" })).unwrap();
+    let none = SqlScorer { databases: "/no/such.sqlite".into(), ..scorer };
+    assert!(
+        none.check_task(&json!({ "answer": "SELECT 1" }))
+            .unwrap_err()
+            .to_string()
+            .contains("/no/such.sqlite")
+    );
+}
+
+#[test]
+fn an_order_is_seen_where_there_is_one() {
+    for (query, ordered) in [
+        ("SELECT a FROM t ORDER BY a", true),
+        ("select a from t order\n by a limit 1", true),
+        ("SELECT a FROM (SELECT a FROM t ORDER BY a LIMIT 3)", false),
+        ("SELECT 'x order by' FROM t -- order by", false),
+        ("SELECT \"order\", by_x FROM t", false),
+        ("SELECT row_number() OVER (ORDER BY a) FROM t", false),
+    ] {
+        assert_eq!(is_ordered(query), ordered, "{query}");
+    }
+}
