@@ -74,7 +74,8 @@ pub trait Toolbox: Send + Sync {
         None
     }
 
-    /// Starts what all sessions share, if anything. Asked before a run begins, so that what is missing on this
+    /// Starts what all sessions share, if anything. Asked before a run begins, so that what is missing on
+    /// this
     /// machine is said then; opening a session must do without.
     ///
     /// # Errors
