@@ -1,7 +1,9 @@
-//! Runs code many times over, and looks for what is left: `cargo run --release --example many -p dressage-sandbox -- 10000`.
+//! Runs code many times over, and looks for what is left: `cargo run --release --example many -p
+//! dressage-sandbox -- 10000`.
 //!
 //! Arguments: how many runs [10000], how many at once [2]. Of every seven runs five end well, one dies of a
-//! signal, and one leaves detached processes behind. Prints the rate, the times of runs one after the other, and
+//! signal, and one leaves detached processes behind. Prints the rate, the times of runs one after the other,
+//! and
 //! how many processes, descriptors and mounts there are before and after, and in the fork server's own view.
 //! Exit code 1 where there are more.
 

@@ -7,12 +7,15 @@
 //! interpreter that has started already, in a jail of its own.
 //!
 //! Guarantees:
-//! - **Code sees nothing of the machine** but interpreter and libraries, read-only, and five harmless devices:
+//! - **Code sees nothing of the machine** but interpreter and libraries, read-only, and five harmless
+//!   devices:
 //!   no file, process, network, abstract socket, terminal, environment variable or descriptor of others.
 //! - **Runs see nothing of each other**, nor of what the service holds.
-//! - **Nothing is left**: processes, files, mounts and descriptors of a run are gone when its outcome is there,
+//! - **Nothing is left**: processes, files, mounts and descriptors of a run are gone when its outcome is
+//!   there,
 //!   or when it is given up, or when this process is killed.
-//! - **Limits hold**: time by the clock, memory, processes, files, output. What is over is cut or ended, and said.
+//! - **Limits hold**: time by the clock, memory, processes, files, output. What is over is cut or ended, and
+//!   said.
 //! - **Output of any length is read**, and its beginning and end are kept; it never makes a run late.
 //! - **What code does is an outcome**, never an error of the sandbox.
 //!

@@ -12,7 +12,6 @@ use crate::limits::Limits;
 use crate::protection::{Demand, Missing, Protection, reasons, way_out};
 use crate::python::Python;
 use crate::run::{Language, Outcome, Run, check, follow, main_file};
-use crate::session::{Session, SessionOptions};
 use crate::zygote::{Order, Setup, Zygote};
 
 /// How a sandbox is to be.
@@ -149,19 +148,6 @@ impl Sandbox {
             )));
         }
         Ok(outcome)
-    }
-
-    /// Opens a session: an interpreter that keeps its names between cells.
-    ///
-    /// # Errors
-    /// When the request cannot be met or too many sessions are open. The interpreter starts with the first cell.
-    pub fn session(&self, options: SessionOptions) -> Result<Session, SandboxError> {
-        options.limits.check().map_err(SandboxError::Request)?;
-        check(&options.files, &[], &options.environment)?;
-        let Ok(place) = Arc::clone(&self.0.sessions).try_acquire_owned() else {
-            return Err(SandboxError::Sessions { most: self.0.options.sessions });
-        };
-        Ok(Session::new(self.clone(), options, place))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Sessions: an interpreter that keeps its names from cell to cell, as a notebook's does.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use dressage_policy::awake::within;
 use serde::Deserialize;
@@ -11,7 +12,7 @@ use crate::jail::{Event, Jail, deadline};
 use crate::limits::Limits;
 use crate::output::Captured;
 use crate::protection::reasons;
-use crate::run::{Ended, Language, Run, ended, seconds};
+use crate::run::{Ended, Language, Run, check, ended, seconds};
 use crate::sandbox::Sandbox;
 
 /// How a session is to be.
@@ -45,7 +46,8 @@ pub struct Cell {
     pub stdout: Captured,
     /// Standard error, without the traceback.
     pub stderr: Captured,
-    /// Values that it showed: that of its last expression, and those given to `display`, as `repr` prints them.
+    /// Values that it showed: that of its last expression, and those given to `display`, as `repr` prints
+    /// them.
     pub shown: Vec<String>,
     /// Exception that ended it.
     pub error: Option<CellError>,
@@ -74,11 +76,22 @@ struct Answer {
     error: Option<CellError>,
 }
 
-impl Session {
-    pub(crate) fn new(sandbox: Sandbox, options: SessionOptions, place: OwnedSemaphorePermit) -> Self {
-        Session { sandbox, options, jail: None, is_fresh: false, _place: place }
+impl Sandbox {
+    /// Opens a session: an interpreter that keeps its names between cells. It starts with the first of them.
+    ///
+    /// # Errors
+    /// When the request cannot be met, or too many sessions are open.
+    pub fn session(&self, options: SessionOptions) -> Result<Session, SandboxError> {
+        options.limits.check().map_err(SandboxError::Request)?;
+        check(&options.files, &options.fetch, &options.environment)?;
+        let Ok(place) = Arc::clone(&self.0.sessions).try_acquire_owned() else {
+            return Err(SandboxError::Sessions { most: self.options().sessions });
+        };
+        Ok(Session { sandbox: self.clone(), options, jail: None, is_fresh: false, _place: place })
     }
+}
 
+impl Session {
     /// Sets the longest time of the cells to come, in seconds.
     pub fn set_seconds(&mut self, seconds: f64) {
         self.options.limits.seconds = seconds;

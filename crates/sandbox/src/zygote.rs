@@ -125,7 +125,8 @@ impl Zygote {
             command.spawn().map_err(|error| broken(&setup.python.executable.display().to_string(), error))?;
         drop(command);
         let words = last_words(process.stderr.take());
-        // Packets in order, over a connection that says when the other end is gone: tokio has no name for these.
+        // Packets in order, over a connection that says when the other end is gone: tokio has no name for
+        // these.
         let control = UnixDatagram::from_std(ours.into()).map_err(|error| broken("no socket", error))?;
         let filters = filter::programs().map_err(SandboxError::Broken)?;
         let hex = |bytes: &Vec<u8>| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();

@@ -1,4 +1,5 @@
-//! The tool `python`: code that the model writes, run behind the walls of `dressage-sandbox`, or of a service.
+//! The tool `python`: code that the model writes, run behind the walls of `dressage-sandbox`, or of a
+//! service.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,6 +1,7 @@
 //! The HTTP service: SandboxFusion's API over a [`Sandbox`].
 //!
-//! `POST /run_code` and `POST /run_jupyter` answer as SandboxFusion does: 200 also where the sandbox failed, with
+//! `POST /run_code` and `POST /run_jupyter` answer as SandboxFusion does: 200 also where the sandbox failed,
+//! with
 //! the status `SandboxError`; 422 where the request cannot be read. Besides, 401 without a key where keys are
 //! needed, and 429 where all places are taken and so are those to wait in. `GET /v1/ping` says `pong`,
 //! `GET /protection` what code runs behind.

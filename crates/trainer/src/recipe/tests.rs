@@ -204,7 +204,7 @@ fn bad_recipes_are_refused_by_key() {
         (&["agent.prompt=Hello"], "`agent.prompt` is \"Hello\", but must be a text that contains {question}"),
         (
             &["agent.tools=['calculater']"],
-            "`agent.tools` is [\"calculater\"], but must be a list of tools; there is calculator; did you mean \
+            "`agent.tools` is [\"calculater\"], but must be a list of tools; there is calculator, sandbox; did you mean \
              `calculator`?",
         ),
         (
