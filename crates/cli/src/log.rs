@@ -19,7 +19,7 @@ use crate::screen::{self, Style};
 const VARIABLE: &str = "DRESSAGE_LOG";
 
 /// Rooms whose events can be asked for by name.
-const ROOMS: [&str; 14] = [
+const ROOMS: [&str; 15] = [
     "agent",
     "cli",
     "conversation",
@@ -30,6 +30,7 @@ const ROOMS: [&str; 14] = [
     "remote",
     "reward",
     "rl",
+    "search",
     "store",
     "text",
     "trainer",

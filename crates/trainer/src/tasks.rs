@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use dressage_agent::Truncation;
 use dressage_agent::tasks::{Arithmetic, FileOptions, FileTasks, QuestionKey, Split, Task};
-use dressage_agent::tools::{Delayed, ToolContext, ToolSet, Toolbox};
+use dressage_agent::tools::{Delayed, ToolContext, ToolSet};
 use dressage_store::Store;
 use dressage_text::{ChatOptions, Message, Role};
 use dressage_tree::Purpose;
@@ -292,18 +292,19 @@ pub fn opening(agent: &AgentKeys, task: &Task) -> Vec<Message> {
 /// The tools that an agent has, of those of its recipe.
 ///
 /// # Errors
-/// When there is no such tool, or one is named twice.
+/// When there is no such tool, one is named twice, or its options cannot be used.
 pub fn tool_set(tools: &[ToolKeys], agent: &AgentKeys) -> Result<ToolSet, TrainerError> {
     let [least, most] = [agent.tool_delay_least, agent.tool_delay].map(Duration::from_secs_f64);
     let named = |name: &String| {
         let unknown =
             || TrainerError::UnknownTool { name: name.clone(), known: ToolKeys::known(tools, name) };
         let keys = ToolKeys::find(tools, name).ok_or_else(unknown)?;
-        let mut toolbox: Arc<dyn Toolbox> = keys.toolbox();
+        let longest = Duration::from_secs_f64(keys.seconds().unwrap_or(agent.tool_seconds));
+        let mut toolbox = keys.toolbox(longest)?;
         if !most.is_zero() {
             toolbox = Arc::new(Delayed::new(toolbox, least..=most));
         }
-        Ok((toolbox, Duration::from_secs_f64(keys.seconds().unwrap_or(agent.tool_seconds))))
+        Ok((toolbox, longest))
     };
     Ok(ToolSet::timed(agent.tools.iter().map(named).collect::<Result<_, TrainerError>>()?)?)
 }

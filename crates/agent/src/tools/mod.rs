@@ -21,6 +21,7 @@ mod expression;
 mod observation;
 mod offer;
 mod output;
+mod search;
 mod set;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -36,10 +37,12 @@ use crate::tasks::Task;
 
 pub use calculator::Calculator;
 pub use delayed::Delayed;
+pub use dressage_search::Retries;
 pub use expression::{ExpressionError, MAX_DEPTH, MAX_LENGTH, Number, evaluate};
 pub(crate) use observation::COUNTED;
 pub use observation::{Observation, ObservationKind};
 pub use output::{CallError, ToolOutput};
+pub use search::{SearchOptions, SearchTool};
 pub use set::{OpenTools, ToolSet};
 pub use used::Used;
 

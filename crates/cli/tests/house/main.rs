@@ -15,7 +15,7 @@ use circles::Circle;
 const MOST_LINES: usize = 600;
 
 /// Which rooms a room may know, from the top down. An entry may come before its room does.
-const ROOMS: [(&str, &[&str]); 14] = [
+const ROOMS: [(&str, &[&str]); 15] = [
     (
         "cli",
         &[
@@ -25,6 +25,7 @@ const ROOMS: [(&str, &[&str]); 14] = [
             "store",
             "engine",
             "remote",
+            "search",
             "conversation",
             "text",
             "model",
@@ -33,9 +34,10 @@ const ROOMS: [(&str, &[&str]); 14] = [
         ],
     ),
     ("trainer", &["agent", "reward", "store", "conversation", "text", "policy", "rl", "tree"]),
-    ("agent", &["gateway", "reward", "conversation", "text", "policy", "tree"]),
+    ("agent", &["gateway", "reward", "search", "conversation", "text", "policy", "tree"]),
     ("gateway", &["conversation", "text", "policy", "tree"]),
     ("reward", &["policy", "tree"]),
+    ("search", &["policy"]),
     ("store", &["policy", "tree"]),
     ("engine", &["model", "policy", "rl", "tree"]),
     ("remote", &["text", "policy", "tree"]),

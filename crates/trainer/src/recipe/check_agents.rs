@@ -7,7 +7,7 @@ use super::agent::{AgentKeys, AgentKind, QUESTION};
 use super::check::{Checker, MOST_SECONDS};
 use super::keys::{Phase, Recipe};
 use super::policy::{ExternalKeys, PolicyKeys, PolicyModel};
-use super::tools::ToolKeys;
+use super::tools::{SearchKeys, ToolKeys};
 
 /// Names, as a sentence ends with them.
 fn one_of<T: Display>(names: impl IntoIterator<Item = T>) -> String {
@@ -92,8 +92,25 @@ impl Checker<'_> {
             if let Some(seconds) = keys.seconds() {
                 self.seconds(&format!("{table}.seconds"), seconds)?;
             }
+            if let ToolKeys::Search(keys) = keys {
+                self.search(&table, keys)?;
+            }
         }
         Ok(())
+    }
+
+    /// Options of a search tool.
+    fn search(&self, table: &str, keys: &SearchKeys) -> Result<(), RecipeError> {
+        let key = |name: &str| format!("{table}.{name}");
+        let place = if keys.index.is_some() { "given beside `url`" } else { "not given, nor is `url`" };
+        let range = "the folder of an index, or else `url` the address of a retrieval server";
+        self.check(keys.index.is_some() != keys.url.is_some(), key("index"), place, range)?;
+        let range = "left out beside `index`: it is the key of the server at `url`";
+        let variable = keys.key_env.as_deref().unwrap_or_default();
+        self.check(keys.key_env.is_none() || keys.url.is_some(), key("key_env"), variable, range)?;
+        self.check((1..=1000).contains(&keys.top_k), key("top_k"), keys.top_k, "in 1..=1000")?;
+        self.at_least_one(key("passage_chars"), keys.passage_chars)?;
+        self.check((1..=100).contains(&keys.tries), key("tries"), keys.tries, "in 1..=100")
     }
 
     /// The policies and agents that a phase names.

@@ -38,7 +38,7 @@ pub use rl::{
     UniformGroups,
 };
 pub use set::{Override, SetError};
-pub use tools::{CalculatorKeys, ToolKeys};
+pub use tools::{CalculatorKeys, SearchKeys, ToolKeys};
 pub use write::WriteError;
 
 /// Faults of a recipe. All of them are the user's to put right.
@@ -183,6 +183,9 @@ fn resolve(table: &mut Table, folder: &Path) {
     if let Some(Value::Array(sources)) = table.get("tasks") {
         keys.extend((0..sources.len()).map(|i| vec!["tasks".to_owned(), i.to_string(), "path".to_owned()]));
     }
+    if let Some(Value::Array(tools)) = table.get("tool") {
+        keys.extend((0..tools.len()).map(|i| vec!["tool".to_owned(), i.to_string(), "index".to_owned()]));
+    }
     resolve_scorers(table, folder);
     resolve_programs(table, folder);
     for path in keys {
@@ -251,7 +254,9 @@ fn base_of(path: &[String], value: &Value, folder: &Path) -> Option<Value> {
     let text = value.as_str()?;
     let joined = folder.join(text);
     let is_path = match path.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["run", "folder"] | ["tasks", _, "path"] | ["tasks", _, "path", _] => !text.is_empty(),
+        ["run", "folder"] | ["tasks", _, "path"] | ["tasks", _, "path", _] | ["tool", _, "index"] => {
+            !text.is_empty()
+        }
         // Names of models look like paths; only what is there, or is marked as one, is taken for one.
         ["model", "source" | "base"] | ["policy", _, "source" | "base"] => {
             text.starts_with('.') || joined.exists()
