@@ -16,7 +16,8 @@ from pathlib import Path
 os.environ.setdefault("TQDM_DISABLE", "1")
 
 import torch
-from sentence_transformers import SentenceTransformer, models
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
 from transformers import BertConfig, BertModel, BertTokenizerFast
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,8 +50,8 @@ def random_encoder(folder: Path, pooling: str) -> None:
     inner = folder / "inner"
     BertModel(config).save_pretrained(inner)
     BertTokenizerFast(str(vocabulary), do_lower_case=True).save_pretrained(inner)
-    transformer = models.Transformer(str(inner), max_seq_length=64)
-    parts = [transformer, models.Pooling(48, pooling_mode=pooling), models.Normalize()]
+    transformer = modules.Transformer(str(inner), max_seq_length=64)
+    parts = [transformer, modules.Pooling(48, pooling_mode=pooling), modules.Normalize()]
     SentenceTransformer(modules=parts).save(str(folder / "model"))
 
 

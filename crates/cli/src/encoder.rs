@@ -9,7 +9,7 @@ use dressage_text::EncoderTokenizer;
 
 use crate::model;
 
-/// What is put before queries and passages, where it is not what the model's files say.
+/// Text put before queries and passages, where it is not what the model's files say.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Prefixes {
     /// Before queries.

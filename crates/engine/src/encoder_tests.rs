@@ -49,7 +49,7 @@ fn made(folder: &Path) -> EncoderFiles {
     EncoderFiles::open(folder, "small").unwrap()
 }
 
-/// The same in f64, straight from the paper.
+/// A reference in f64, straight from the paper.
 struct Naive<'a>(&'a EncoderFiles);
 
 impl Naive<'_> {

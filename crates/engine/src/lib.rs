@@ -15,8 +15,8 @@
 //! - **Determinism.** A draw is a function of seed, stream and position; a gradient is the same bits on any
 //!   number of threads.
 //!
-//! An [`Encoder`] runs models that turn texts into vectors; with their tokenizer, as [`TextEncoder`], it is an
-//! [`Embedder`](dressage_policy::Embedder).
+//! An [`Encoder`] runs models that turn texts into vectors; with their tokenizer, as [`TextEncoder`], it is
+//! an [`Embedder`](dressage_policy::Embedder).
 //!
 //! From the bottom up: `simd` (instruction sets), `product` (matrix products), `ops` (everything else that a
 //! transformer computes), `transformer` (forward), `head` and `learning` (loss, backward, optimiser), `cache`

@@ -23,7 +23,7 @@ const UNUSED: [&str; 4] = ["pooler.", "embeddings.position_ids", "cls.", "embedd
 /// How the rows of a text become its vector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pooling {
-    /// Their mean.
+    /// The mean of all.
     Mean,
     /// The first, that of `[CLS]`.
     Cls,
@@ -60,7 +60,7 @@ pub struct EncoderConfig {
 
 /// An encoder on disk, its tensors checked.
 pub struct EncoderFiles {
-    /// What it is.
+    /// Shape of the encoder.
     pub config: EncoderConfig,
     /// Contents of `tokenizer.json`.
     pub tokenizer: Vec<u8>,
@@ -302,7 +302,7 @@ fn pooling(folder: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> 
     };
     let keys = Keys::new(&path, "", &object);
     let mode = keys.text("pooling_mode")?;
-    let on = |name: &str| Ok::<_, ModelError>(keys.flag(&format!("pooling_mode_{name}"), false)?);
+    let on = |name: &str| keys.flag(&format!("pooling_mode_{name}"), false);
     let others = ["max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken"];
     let other = others.into_iter().map(on).collect::<Result<Vec<_>, _>>()?.contains(&true);
     config.pooling = match (mode, on("cls_token")?, on("mean_tokens")?, other) {

@@ -209,7 +209,7 @@ fn write(
     let text =
         serde_json::to_vec_pretty(&manifest).map_err(|error| SearchError::Internal(error.to_string()))?;
     std::fs::write(&path, text).map_err(SearchError::io("write", &path))?;
-    [&path, &lexical_place, place].into_iter().try_for_each(|path| flush(path))?;
+    [path.as_path(), &lexical_place, place].into_iter().try_for_each(flush)?;
     Ok(manifest)
 }
 

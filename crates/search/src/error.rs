@@ -24,9 +24,9 @@ pub enum SearchError {
     Row {
         /// The corpus.
         path: PathBuf,
-        /// Its line, from 1.
+        /// Line, from 1.
         line: u64,
-        /// What is wrong, and the way out.
+        /// Fault, and the way out.
         why: String,
     },
     /// A corpus without passages.
@@ -88,7 +88,7 @@ pub enum SearchError {
     Server {
         /// The server.
         url: String,
-        /// What went wrong.
+        /// Fault of the request or of its answer.
         why: String,
         /// Whether the same request may pass later.
         may_pass: bool,

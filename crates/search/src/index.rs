@@ -38,7 +38,7 @@ impl Index {
         Ok(Index { folder: folder.to_owned(), manifest, lexical, vectors })
     }
 
-    /// What the index says of itself.
+    /// Manifest of the index.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
@@ -77,7 +77,8 @@ impl Index {
         })
     }
 
-    /// Rows and cosines of the `count` best passages for the vector of each query, on up to `threads` threads.
+    /// Rows and cosines of the `count` best passages for the vector of each query, on up to `threads`
+    /// threads.
     ///
     /// # Errors
     /// When the index has no vectors, or those of another model.

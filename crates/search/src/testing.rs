@@ -46,7 +46,7 @@ pub fn try_make(passages: &[Passage], analyzer: Analyzer, dense: bool) -> Result
     Ok(Made { _folder: folder, index })
 }
 
-/// As [`try_make`], opened.
+/// Opens the index of passages, built as by [`try_make`].
 pub fn make(passages: &[Passage], dense: bool) -> (Made, Index) {
     let made = try_make(passages, Analyzer::English, dense).unwrap();
     let index = Index::open(&made.index, true).unwrap();
