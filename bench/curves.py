@@ -43,7 +43,7 @@ def phase(arguments: argparse.Namespace, algorithm: str, staleness: int) -> dict
         "temperature": 1.2,
         "learning_rate": arguments.learning_rate,
         "staleness": staleness,
-        "optimiser": {"beta2": 0.95, "warmup": 4, "schedule": "cosine", "final_share": 0.1},
+        "optimiser": {"beta2": 0.95, "warmup": 4, "schedule": "cosine", "min_lr_ratio": 0.1},
     }
     if staleness:
         # Ratios to the weights of the step's beginning; what older weights drew is weighted by how far they are.

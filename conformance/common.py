@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -110,12 +111,23 @@ def ragged(vocabulary: int, seed: int, longest: int) -> list[list[int]]:
     return [branch + ids(tail), branch + ids(7), trunk + ids(tail // 2), trunk, ids(longest // 2 + 3), ids(1)]
 
 
-def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """||a − b|| / ||b||, in f64; 0 when both are 0, infinite when ours is not finite."""
+def yardstick(name: str, model) -> str:
+    """The tensor whose gradient an error in that of `name` is held against: its own. A bias of keys adds the same to all
+    scores of a query where positions do not turn it, so that its gradient is nothing but rounding; it is held against
+    the queries'.
+    """
+    rotated = getattr(model.config, "no_rope_layers", None)
+    found = re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.k_proj\.bias", name)
+    unmoved = rotated and found and not rotated[int(found[1])]
+    return name.replace("k_proj", "q_proj") if unmoved else name
+
+
+def relative(ours: torch.Tensor, theirs: torch.Tensor, to: torch.Tensor | None = None) -> float:
+    """||a − b|| / ||b||, or by ||to||, in f64; 0 when both are 0, infinite when ours is not finite."""
     a, b = ours.double(), theirs.double()
     if not torch.isfinite(a).all():
         return float("inf")
-    difference, norm = (a - b).norm().item(), b.norm().item()
+    difference, norm = (a - b).norm().item(), (b if to is None else to.double()).norm().item()
     return difference / norm if norm > 0 else (0.0 if difference == 0 else float("inf"))
 
 

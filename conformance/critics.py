@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from common import begin, parser, reference, relative, scratch, tensors
+from common import begin, parser, reference, relative, scratch, tensors, yardstick
 from models import all_models
 from trees import f32, paths
 
@@ -75,11 +75,15 @@ def main() -> None:
             gradients = tensors(out) | load_file(out / "value_head.safetensors")
             # The language model's own head has no part in a value.
             errors = {
-                n: relative(g, wanted[n]) if wanted[n] is not None else g.abs().max().item()
+                n: relative(g, wanted[n], wanted[yardstick(n, model)])
+                if wanted[n] is not None
+                else g.abs().max().item()
                 for n, g in gradients.items()
             }
             worst = max(errors, key=errors.__getitem__)
-            torch_is_off = max(relative(theirs[n], g) for n, g in wanted.items() if g is not None)
+            torch_is_off = max(
+                relative(theirs[n], g, wanted[yardstick(n, model)]) for n, g in wanted.items() if g is not None
+            )
             note = f"worst {worst}; PyTorch in f32: {torch_is_off:.1e}"
             report.check(f"{name}: {len(errors)} tensors", errors[worst], 1e-4, note)
     report.finish()

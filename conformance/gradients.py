@@ -10,7 +10,7 @@ Not checked here: the optimiser (optimiser.py), losses that Dressage refuses.
 
 from pathlib import Path
 
-from common import Report, begin, parser, reference, relative, scratch, tensors
+from common import Report, begin, parser, reference, relative, scratch, tensors, yardstick
 from models import all_models
 from trees import CROSS_ENTROPY, backward, grpo, off_policy, paths
 
@@ -31,7 +31,11 @@ def compare(report: Report, what: str, ours: dict, model) -> None:
     wrong = [name for name in theirs.keys() & ours.keys() if ours[name].shape != theirs[name].shape]
     if wrong:
         report.expect(f"{what}: shapes", False, str(sorted(wrong)))
-    errors = {n: relative(ours[n], theirs[n]) for n in theirs.keys() & ours.keys() if n not in wrong}
+    errors = {
+        n: relative(ours[n], theirs[n], theirs[yardstick(n, model)])
+        for n in theirs.keys() & ours.keys()
+        if n not in wrong
+    }
     if errors:
         worst = max(errors, key=errors.__getitem__)
         report.check(f"{what}: {len(errors)} tensors", errors[worst], 1e-4, f"worst {worst}")

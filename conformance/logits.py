@@ -1,7 +1,7 @@
 """Logits: Dressage against transformers, f32.
 
-Checks, for the given model and for random-weight Llama, Qwen2.5 and Qwen3 configurations (single and sharded
-files, f32, f16 and bf16 weights, every variant of RoPE scaling): the logits after every token of ragged sequences
+Checks, for the given model and for random-weight configurations of every family (single and sharded files, f32, f16 and
+bf16 weights, every variant of RoPE scaling, sliding windows, layers without rotary embedding): the logits after every token of ragged sequences
 agree to 1e-3 absolute. Dressage merges the sequences into a tree, transformers runs each alone; some are longer
 than the original context of the RoPE scaling.
 

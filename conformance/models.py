@@ -11,12 +11,18 @@ from pathlib import Path
 
 import torch
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 LLAMA3 = {
@@ -34,6 +40,16 @@ YARN = {
     "original_max_position_embeddings": 64,
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}
+# A base for each kind of Gemma 3's layers, and a scaling of those that see the whole path.
+TWO_KINDS = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+}
+PLAIN_KINDS = {
+    "full_attention": {"rope_type": "default", "rope_theta": 1000000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+}
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 @dataclass
@@ -64,6 +80,47 @@ CASES = [
     Case("qwen3-untied-head-dim-128-sharded", "qwen3", {"head_dim": 128}, shard="300KB"),
     Case("qwen3-attention-bias", "qwen3", {"attention_bias": True}),
     Case("qwen3-yarn", "qwen3", {"rope_parameters": YARN | {"attention_factor": 1.25, "beta_fast": 16.0}}),
+    Case("mistral-window", "mistral", {"sliding_window": 45}),
+    Case("mistral-whole-paths-sharded", "mistral", {"sliding_window": None}, shard="300KB"),
+    Case("qwen2-windows", "qwen2", {"use_sliding_window": True, "sliding_window": 31, "max_window_layers": 1}),
+    Case("qwen3-windows", "qwen3", {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 2}),
+    Case("gemma3-tied", "gemma3", {"layer_types": [SLIDING, FULL, SLIDING]}),
+    Case(
+        "gemma3-untied-scaled-sharded",
+        "gemma3",
+        {"rope_parameters": TWO_KINDS, "tie_word_embeddings": False},
+        shard="300KB",
+    ),
+    Case(
+        "gemma3-old-spelling",
+        "gemma3",
+        {"rope_parameters": TWO_KINDS, "layer_types": [FULL, SLIDING, FULL]},
+        old_spelling=True,
+    ),
+    Case(
+        "gemma3-bias-wide-scalar-bf16",
+        "gemma3",
+        {"attention_bias": True, "query_pre_attn_scalar": 168},
+        dtype=torch.bfloat16,
+    ),
+    Case("gemma3-multi-query-narrow-window", "gemma3", {"num_key_value_heads": 1, "sliding_window": 3}),
+    Case("smollm3-tied", "smollm3", {"no_rope_layer_interval": 2}),
+    Case(
+        "smollm3-untied-biases",
+        "smollm3",
+        {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True, "no_rope_layers": [0, 1, 0]},
+    ),
+    Case("smollm3-windows", "smollm3", {"no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 40}),
+    Case(
+        "smollm3-windows-of-layer-types-yarn",
+        "smollm3",
+        {
+            "rope_parameters": YARN,
+            "use_sliding_window": True,
+            "sliding_window": 33,
+            "layer_types": [SLIDING, FULL, SLIDING],
+        },
+    ),
 ]
 
 FAMILIES = {
@@ -71,6 +128,19 @@ FAMILIES = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
     # Qwen3 names its head width, which need not be hidden / heads.
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 48}),
+    "mistral": (MistralConfig, MistralForCausalLM, {}),
+    "gemma3": (
+        Gemma3TextConfig,
+        Gemma3ForCausalLM,
+        {
+            "head_dim": 44,
+            "query_pre_attn_scalar": 44,
+            "sliding_window": 50,
+            "rope_parameters": PLAIN_KINDS,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "smollm3": (SmolLM3Config, SmolLM3ForCausalLM, {"tie_word_embeddings": True}),
 }
 
 BASE = {
@@ -102,7 +172,8 @@ def make(case: Case, folder: Path) -> Path:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):
-                parameter.uniform_(0.5, 1.5)
+                # Gemma 3 scales by 1 + weight.
+                parameter.uniform_(0.5, 1.5).sub_(1.0 if case.family == "gemma3" else 0.0)
             elif name.endswith("bias"):
                 parameter.normal_(0.0, 0.3)
             elif "embed_tokens" in name:
@@ -124,6 +195,9 @@ def respell(path: Path) -> None:
     """
     config = json.loads(path.read_text())
     rope = config.pop("rope_parameters")
+    if SLIDING in rope:
+        config["rope_local_base_freq"] = rope[SLIDING]["rope_theta"]
+        rope = rope[FULL]
     config["rope_theta"] = rope.pop("rope_theta")
     if rope["rope_type"] == "yarn":
         rope["type"] = rope.pop("rope_type")

@@ -10,19 +10,23 @@
 //!
 //! Not here: rewards, and who decides which tasks are tried.
 
+mod fitting;
+
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dressage_conversation::{Conversation, ConversationError, Format, Prepared, Reply, Request};
+use dressage_conversation::{Conversation, ConversationError, Format, Prepared, Reply};
 use dressage_policy::{
     CallStreams, Completion, FinishReason, PolicyError, SampleRequest, Sampler, SamplingParams, crash_point,
     within,
 };
-use dressage_text::{Message, TextError, ToolSpec};
+use dressage_text::{Message, ToolSpec};
 use dressage_tree::{Finish, Outcome, Trajectory, TreeError};
 use serde::{Deserialize, Serialize};
 use tracing::{Instrument, debug, debug_span};
 
+use self::fitting::{Draws, Prompted};
+use crate::context::{ContextPolicy, Summariser};
 use crate::tasks::Task;
 use crate::tools::{COUNTED, Observation, ObservationKind, OpenTools, ToolContext, ToolError, ToolSet};
 
@@ -41,6 +45,10 @@ pub struct Agent {
     pub tools: ToolSet,
     /// Where an attempt ends.
     pub limits: Limits,
+    /// How prompts that grow too long are kept within the context.
+    pub context: ContextPolicy,
+    /// Whoever writes summaries, where that is not the agent itself.
+    pub summariser: Option<Summariser>,
 }
 
 /// Where an attempt ends if the model does not end it.
@@ -139,9 +147,13 @@ enum Broken {
     #[error("{0}")]
     Tree(#[from] TreeError),
     #[error(
-        "the prompt has {found} tokens, more than the {most} of agent.prompt_tokens; allow more, or set agent.truncation"
+        "the prompt has {found} tokens, more than the {most} of agent.max_prompt_tokens; allow more, or set agent.truncation"
     )]
     Prompt { found: usize, most: usize },
+    #[error(
+        "the prompt has {found} tokens, more than the {most} of agent.max_context_tokens; allow more, or set agent.truncation"
+    )]
+    Budget { found: usize, most: usize },
 }
 
 impl Broken {
@@ -152,7 +164,7 @@ impl Broken {
             Broken::Conversation(_) => "chat template",
             Broken::Tool(_) => "tools",
             Broken::Tree(_) => "record",
-            Broken::Prompt { .. } => "prompt",
+            Broken::Prompt { .. } | Broken::Budget { .. } => "prompt",
         }
     }
 }
@@ -200,6 +212,8 @@ struct Drawing {
     prepared: Prepared,
     completion: Completion,
     params: SamplingParams,
+    /// Whether it is a turn of the agent, and not a summary.
+    turn: bool,
 }
 
 /// Looks for drift once more, away from the async workers: a template may take seconds until one of its
@@ -254,38 +268,47 @@ impl Run<'_> {
     }
 
     async fn turns(&mut self, request: AttemptRequest, tools: &mut OpenTools) -> Result<Finish, Broken> {
-        let Agent { format, limits, .. } = self.agent;
-        let AttemptRequest { id, messages: mut history, seed, stream, params: drawing, .. } = request;
+        let Agent { format, limits, context, .. } = self.agent;
+        let mut history = request.messages.clone();
         // No turn is drawn with older weights than the one before, whichever sampler draws it.
         let mut least_version = 0;
-        let mut streams = CallStreams::new(stream);
+        let mut streams = CallStreams::new(request.stream);
         loop {
             let turn = self.outcome.turns;
-            let mut prepared = self.prepare(&history).await?;
+            let draws = Draws::new(&request, &mut streams, least_version);
+            let mut prepared = match self.fitted(&history, draws).await? {
+                Prompted::Fits(prepared) => *prepared,
+                Prompted::TooLong(_) if turn > 0 => return Ok(Finish::Context),
+                Prompted::TooLong(prepared) => *prepared,
+            };
             if turn == 0 {
                 let (found, most) = (prepared.prompt.len(), limits.prompt);
                 let opening = limits.truncation.cut(prepared.prompt.clone(), most);
                 prepared.shorten(opening.ok_or(Broken::Prompt { found, most })?);
                 self.outcome.prompt_cut = prepared.prompt.len() < found;
+                let (found, most) = (prepared.prompt.len(), context.budget.most);
+                if found > most {
+                    return Err(Broken::Budget { found, most });
+                }
             }
             self.conversation.give(&mut prepared)?;
             let params = SamplingParams {
                 max_tokens: limits.tokens - self.outcome.sampled_tokens,
                 stop_ids: format.chat().stop_ids().to_vec(),
-                ..drawing.clone()
+                ..request.params.clone()
             };
             let prompt = prepared.prompt.clone();
-            let stream = streams.admit(&self.agent.name, &prompt);
-            let (id, policy) = (format!("{id}/{turn}"), self.agent.policy.clone());
-            let request = SampleRequest { id, policy, least_version, seed, stream, prompt, params };
-            let drawn = match self.reply(request, prepared).await {
+            let (seed, stream) = (request.seed, streams.admit(&self.agent.name, &prompt));
+            let (id, policy) = (format!("{}/{turn}", request.id), self.agent.policy.clone());
+            let asked = SampleRequest { id, policy, least_version, seed, stream, prompt, params };
+            let drawn = match self.reply(&*self.agent.sampler, asked, prepared, true).await {
                 // The task fitted, but what the tools said no longer does.
                 Err(PolicyError::PromptTooLong { .. }) if turn > 0 => return Ok(Finish::Context),
                 drawn => drawn?,
             };
             least_version = drawn.completion.versions.last().map_or(least_version, |run| run.version);
             let reply = self.keep(drawn)?;
-            let (finish, parsed) = (reply.finish, &reply.parsed);
+            let (finish, parsed, turn) = (reply.finish, &reply.parsed, reply.turn);
             match finish {
                 FinishReason::StopId | FinishReason::StopString => {}
                 FinishReason::Length => return Ok(Finish::MaxTokens),
@@ -303,7 +326,7 @@ impl Run<'_> {
             // Nobody would read the answers of the last turn.
             let answers = tools.answer(parsed, !last).await;
             self.outcome.calls_by_turn.push((turn, tools.counts().since(&before)));
-            if let Some(answer) = self.learn_from(turn, &answers) {
+            if let Some(answer) = learn_from(&mut self.outcome, turn, &answers) {
                 self.outcome.final_text = answer;
                 return Ok(Finish::Ended);
             }
@@ -319,62 +342,62 @@ impl Run<'_> {
         }
     }
 
-    /// Notes what calls brought besides their observations. Returns the final answer of the first that ended
-    /// the attempt.
-    fn learn_from(&mut self, turn: u32, answers: &[Observation]) -> Option<String> {
-        for Observation { call, toolbox, kind, trouble, metrics, .. } in answers {
-            if let (Some(call), Some(trouble)) = (call, trouble) {
-                self.outcome.trouble(format!("tool {}", call.name), trouble.as_str());
-            }
-            let Some(toolbox) = toolbox else { continue };
-            let failed = f64::from(u8::from(*kind != ObservationKind::Ok));
-            let counted = COUNTED.into_iter().zip([1.0, failed]);
-            let measured = metrics.iter().map(|(name, value)| (name.as_str(), *value));
-            for (name, value) in counted.chain(measured) {
-                let sum = self.outcome.tool_metrics.entry(format!("{toolbox}/{name}")).or_default();
-                *sum = finite(*sum + value);
-            }
-        }
-        if answers.iter().any(|answer| answer.reward.is_some()) {
-            let reward = answers.iter().filter_map(|answer| answer.reward).sum();
-            self.outcome.earned_by_turn.push((turn, finite(reward)));
-        }
-        answers.iter().find_map(|answer| answer.ends.clone())
-    }
-
-    /// Writes a prompt. The template is rendered away from the async workers: it may take seconds until one
-    /// of its bounds stops it.
-    async fn prepare(&self, messages: &[Message]) -> Result<Prepared, Broken> {
-        let Agent { name: agent, policy, format, .. } = self.agent;
-        let request = Request { agent, policy, format, messages, tools: &self.specs };
-        let recognised = self.conversation.recognise(&request);
-        let done = tokio::task::spawn_blocking(move || recognised.render()).await;
-        let broken = |error| TextError::Template(format!("rendering came to no end: {error}"));
-        Ok(done.unwrap_or_else(|error| Err(ConversationError::Text(broken(error))))?)
-    }
-
-    /// Draws a reply. Where this fails, or is given up, what was drawn is in `self.drawing`.
-    async fn reply(&mut self, request: SampleRequest, prepared: Prepared) -> Result<Drawing, PolicyError> {
-        let (sampler, deadline) = (&*self.agent.sampler, self.agent.limits.reply);
+    /// Draws a reply, which is a turn of the agent or none. Where this fails, or is given up, what was drawn
+    /// is in `self.drawing`.
+    async fn reply(
+        &mut self,
+        sampler: &dyn Sampler,
+        request: SampleRequest,
+        prepared: Prepared,
+        turn: bool,
+    ) -> Result<Drawing, PolicyError> {
+        let deadline = self.agent.limits.reply;
         let late = |what: &str| PolicyError::Deadline(deadline, what.into());
         let params = request.params.clone();
         let accepted = within(sampler, deadline, sampler.sample(request)).await;
         let mut stream = accepted.ok_or_else(|| late("the sampler to accept a request"))??;
         crash_point("sampling");
-        let drawing = self.drawing.insert(Drawing { prepared, params, completion: Completion::default() });
+        let completion = Completion::default();
+        let drawing = self.drawing.insert(Drawing { prepared, params, completion, turn });
         let gathered = within(sampler, deadline, stream.gather(&mut drawing.completion)).await;
         gathered.ok_or_else(|| late("a reply from the sampler"))??;
         self.drawing.take().ok_or(PolicyError::Stopped("the sampler".into()))
     }
 
-    /// Records what was drawn as one turn.
-    fn keep(&mut self, Drawing { prepared, completion, params }: Drawing) -> Result<Reply, TreeError> {
-        self.outcome.turns += 1;
-        self.outcome.sampled_tokens += completion.tokens.len();
-        let turn = self.outcome.turns - 1;
-        debug!(turn, sampled = completion.tokens.len(), finish = ?completion.finish, "turn");
+    /// Records what was drawn.
+    fn keep(&mut self, drawn: Drawing) -> Result<Reply, TreeError> {
+        let Drawing { prepared, completion, params, turn: is_turn } = drawn;
+        if is_turn {
+            self.outcome.turns += 1;
+            self.outcome.sampled_tokens += completion.tokens.len();
+        }
+        let turn = self.outcome.turns.saturating_sub(1);
+        debug!(turn, is_turn, sampled = completion.tokens.len(), finish = ?completion.finish, "reply");
         self.conversation.record(prepared, completion, &params)
     }
+}
+
+/// Notes what calls brought besides their observations. Returns the final answer of the first that ended
+/// the attempt.
+pub(crate) fn learn_from(outcome: &mut Outcome, turn: u32, answers: &[Observation]) -> Option<String> {
+    for Observation { call, toolbox, kind, trouble, metrics, .. } in answers {
+        if let (Some(call), Some(trouble)) = (call, trouble) {
+            outcome.trouble(format!("tool {}", call.name), trouble.as_str());
+        }
+        let Some(toolbox) = toolbox else { continue };
+        let failed = f64::from(u8::from(*kind != ObservationKind::Ok));
+        let counted = COUNTED.into_iter().zip([1.0, failed]);
+        let measured = metrics.iter().map(|(name, value)| (name.as_str(), *value));
+        for (name, value) in counted.chain(measured) {
+            let sum = outcome.tool_metrics.entry(format!("{toolbox}/{name}")).or_default();
+            *sum = finite(*sum + value);
+        }
+    }
+    if answers.iter().any(|answer| answer.reward.is_some()) {
+        let reward = answers.iter().filter_map(|answer| answer.reward).sum();
+        outcome.earned_by_turn.push((turn, finite(reward)));
+    }
+    answers.iter().find_map(|answer| answer.ends.clone())
 }
 
 /// A sum that the record can hold: of large numbers it may be infinite.

@@ -24,7 +24,7 @@ mod tools;
 
 /// Scripted reply.
 #[derive(Clone)]
-enum Reply {
+pub(super) enum Reply {
     /// Exact tokens, whatever the limit.
     Tokens(Vec<u32>, FinishReason),
     /// A sampler that breaks.
@@ -37,16 +37,16 @@ enum Reply {
     TooLong,
 }
 
-fn says(text: &str) -> Reply {
+pub(super) fn says(text: &str) -> Reply {
     let tokens = text.bytes().map(u32::from).chain([IM_END]).collect();
     Reply::Tokens(tokens, FinishReason::StopId)
 }
 
 #[derive(Default)]
-struct Scripted {
+pub(super) struct Scripted {
     replies: Vec<Reply>,
     next: AtomicUsize,
-    requests: Mutex<Vec<SampleRequest>>,
+    pub requests: Mutex<Vec<SampleRequest>>,
     stalled: Mutex<Vec<UnboundedSender<Result<SampleEvent, PolicyError>>>>,
 }
 
@@ -146,13 +146,13 @@ impl Session for CountedSession {
     }
 }
 
-struct Bench {
-    agent: Agent,
-    sampler: Arc<Scripted>,
+pub(super) struct Bench {
+    pub agent: Agent,
+    pub sampler: Arc<Scripted>,
     open: Arc<AtomicUsize>,
 }
 
-fn bench(replies: &[Reply]) -> Bench {
+pub(super) fn bench(replies: &[Reply]) -> Bench {
     let sampler = Arc::new(Scripted { replies: replies.to_vec(), ..Scripted::default() });
     let open = Arc::new(AtomicUsize::new(0));
     let tools: Vec<Arc<dyn Toolbox>> = vec![Arc::new(Calculator::default()), Arc::new(Counted(open.clone()))];
@@ -170,12 +170,14 @@ fn bench(replies: &[Reply]) -> Bench {
             prompt: usize::MAX,
             truncation: Truncation::Refuse,
         },
+        context: ContextPolicy::NONE,
+        summariser: None,
     };
     Bench { agent, sampler, open }
 }
 
 impl Bench {
-    async fn run(&self) -> Attempt {
+    pub async fn run(&self) -> Attempt {
         let attempt = self.agent.run(request()).await;
         assert_eq!(self.open.load(Ordering::SeqCst), 0, "a tool session was left open");
         attempt
@@ -201,7 +203,7 @@ fn request() -> AttemptRequest {
     }
 }
 
-const CALL: &str =
+pub(super) const CALL: &str =
     "<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"2+3\"}}\n</tool_call>";
 
 #[tokio::test]

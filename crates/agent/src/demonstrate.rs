@@ -15,6 +15,9 @@ pub enum DemonstrationError {
     /// Cannot be written in the model's format.
     #[error("{0}")]
     Text(#[from] TextError),
+    /// Cannot be put into a conversation.
+    #[error("{0}")]
+    Conversation(#[from] dressage_conversation::ConversationError),
     /// Has segments that do not fit together.
     #[error("{0}")]
     Tree(#[from] TreeError),

@@ -7,12 +7,18 @@
 
 mod agent_loop;
 mod attempt;
+mod context;
 mod demonstrate;
+mod kept;
 pub mod program;
 pub mod tasks;
+mod taught;
 pub mod tools;
 
-pub use agent_loop::{AgentLoop, AttemptContext, Samplers};
+pub use agent_loop::{AgentLoop, AttemptContext, Pick, Samplers, Teacher};
 pub use attempt::{Agent, Attempt, AttemptRequest, Limits, Truncation};
+pub use context::{ContextPolicy, Summariser, SummaryOptions, summary_agent};
 pub use demonstrate::{DemonstrationError, demonstrate};
+pub use dressage_policy::environment::PASSED;
+pub use kept::Keeper;
 pub use program::{Program, ProgramAgent};

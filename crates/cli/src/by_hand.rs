@@ -91,7 +91,7 @@ async fn attempt(args: Args) -> anyhow::Result<ExitCode> {
     let engine = model::start_sampling(&found, &options, Some(&chat)).await?;
     let context = dressage_engine::Engine::context(&engine);
     let replies = Replies::Tokens { format: keys.format(Arc::clone(&chat)), context };
-    let caller = programs::caller(DEFAULT, &keys, DEFAULT, replies, true)?;
+    let caller = programs::caller(DEFAULT, &keys, DEFAULT, replies, true, context)?;
     let limits = Limits {
         turns: args.calls,
         tokens: args.max_tokens,

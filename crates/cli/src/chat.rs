@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use dressage_agent::Keeper;
 use dressage_agent::tasks::Task;
 use dressage_agent::tools::{Observation, OpenTools, ToolContext};
 use dressage_conversation::{Conversation, Format, Prepared, Request};
@@ -16,7 +17,7 @@ use dressage_policy::{
 };
 use dressage_text::{Chat, Message, Parsed, Piece, ToolSpec};
 use dressage_trainer::recipe::{AgentKeys, QUESTION, ToolKeys};
-use dressage_trainer::{chat_options, tool_set};
+use dressage_trainer::{Toolboxes, chat_options};
 use tokio::sync::mpsc;
 
 use crate::failure::INTERRUPTED;
@@ -134,10 +135,10 @@ async fn talk(
     (tools, keys): (&[ToolKeys], AgentKeys),
     begun: Option<u64>,
 ) -> anyhow::Result<ExitCode> {
-    let tools = tool_set(tools, &keys)?;
     let found = model::open(source, args.base.as_deref().or(base.as_deref()))?;
     let files = &found.files;
-    let chat = model::chat(files, chat_options(&keys, begun))?;
+    let chat = Arc::new(model::chat(files, chat_options(&keys, begun))?);
+    let tools = Toolboxes::new(tools, Keeper::this()?).of(&keys, &chat)?;
     let params = args.sampling(&chat);
     params.validate()?;
     // A recipe for a longer context than this model's was made for another one.
@@ -158,7 +159,7 @@ async fn talk(
     let tools = tools.open(&attempt).await?;
     let mut talk = Talk {
         sampler: engine,
-        format: keys.format(Arc::new(chat)),
+        format: keys.format(chat),
         specs: tools.specs().into(),
         tools,
         keys,

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use dressage_agent::Keeper;
 use dressage_agent::program::Replies;
 use dressage_agent::tasks::QuestionKey;
 use dressage_engine::Engine;
@@ -12,8 +13,8 @@ use dressage_policy::Sampler;
 use dressage_store::{EvalKey, Memory, Sqlite};
 use dressage_trainer::recipe::{Override, Recipe};
 use dressage_trainer::{
-    AgentParts, Agents, CustomScorers, EvalResult, Rollouts, Scorers, StopFlag, Tasks, Troubles,
-    chat_options, check_tasks, evaluate, tool_set, trained_on,
+    AgentParts, Agents, EvalResult, Rollouts, Scorers, StopFlag, Tasks, Toolboxes, Troubles, chat_options,
+    check_tasks, evaluate, trained_on,
 };
 use dressage_tree::{DEFAULT, RunId};
 
@@ -23,7 +24,7 @@ use crate::run::Run;
 use crate::screen::{self, Style};
 use crate::stop::Requests;
 use crate::watch::Bars;
-use crate::{model, programs, recipe, run, table};
+use crate::{model, programs, recipe, run, scorers, table};
 
 /// Measure a model on the held-out tasks of a recipe
 ///
@@ -137,14 +138,16 @@ async fn measure(recipe: &Recipe, trained_by: Option<Run>) -> anyhow::Result<Opt
     let files = &found.files;
     let dim = Style::stderr().dim("model ");
     eprintln!("{dim} {}: {}", recipe.model.source, model::describe(files));
+    let toolboxes = Toolboxes::new(&recipe.tool, Keeper::this()?);
     let mut agents = Vec::new();
     for (name, keys) in recipe.agents() {
         let chat = Arc::new(model::chat(files, chat_options(keys, begun))?);
         agents.push(AgentParts {
             name: name.to_owned(),
+            tools: toolboxes.of(keys, &chat)?,
             chat,
-            tools: tool_set(&recipe.tool, keys)?,
             custom: None,
+            mixture: None,
         });
     }
     let (threads, running) = (recipe.engine.threads, recipe.engine.sequences());
@@ -168,11 +171,11 @@ async fn measure(recipe: &Recipe, trained_by: Option<Run>) -> anyhow::Result<Opt
             Some(other) => (asked.as_str(), Replies::Messages(Arc::clone(other))),
             None => (DEFAULT, Replies::Tokens { format, context }),
         };
-        callers.push(programs::caller(name, keys, policy, replies, true)?);
+        callers.push(programs::caller(name, keys, policy, replies, true, context)?);
     }
     programs::put_in(recipe, &mut agents, &callers).await?;
     let agents = Agents::over(recipe, &agents, &sampler, context)?;
-    let scorers = Scorers::new(&recipe.reward, CustomScorers::new());
+    let scorers = Scorers::new(&recipe.reward, scorers::asking(&recipe.reward)?);
     check_tasks(recipe, &scorers, &tasks, &agents).await?;
     let rollouts = Rollouts {
         agents,

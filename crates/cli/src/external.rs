@@ -9,7 +9,7 @@ use dressage_policy::FinishReason;
 use dressage_remote::{
     ChatEvent, ChatParams, ChatReply, ChatRequest, Endpoint, External, ExternalError, ExternalOptions, Finish,
 };
-use dressage_trainer::recipe::{ExternalKeys, PolicyKeys, Recipe};
+use dressage_trainer::recipe::{ExternalKeys, Phase, PolicyKeys, Recipe};
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
@@ -18,14 +18,16 @@ use crate::failure::unusable;
 /// Policies of others by name, each asked under one limit by all of its agents.
 pub type Others = BTreeMap<String, Arc<dyn Responder>>;
 
-/// The policies of a recipe that others serve and that an agent asks. Keys are read from the environment.
+/// The policies of a recipe that others serve and that an agent asks or a phase imitates. Keys are read from
+/// the environment.
 ///
 /// # Errors
 /// When an address cannot be used, or a key is missing.
 pub fn others(recipe: &Recipe) -> anyhow::Result<Others> {
     let mut others = Others::new();
-    for (_, agent) in recipe.agents() {
-        let name = recipe.policy_of(agent).unwrap_or_default();
+    let asked = recipe.agents().into_iter().flat_map(|(_, agent)| recipe.policies_of(agent));
+    let imitated = recipe.phase.iter().filter_map(Phase::teacher).map(str::to_owned);
+    for name in asked.chain(imitated) {
         if let Some(PolicyKeys::External(keys)) = recipe.policy.get(&name)
             && !others.contains_key(&name)
         {
@@ -41,9 +43,11 @@ pub fn others(recipe: &Recipe) -> anyhow::Result<Others> {
 /// # Errors
 /// When an address cannot be used, or a key is missing.
 pub fn responder(keys: &ExternalKeys) -> Result<Arc<dyn Responder>, ExternalError> {
-    let ExternalKeys { url, model, key_env, concurrency, requests_per_minute, seconds } = keys.clone();
+    let ExternalKeys { model, key_env, concurrency, requests_per_minute, seconds, .. } = keys.clone();
+    let endpoint =
+        |url: &str| Endpoint { base_url: url.to_owned(), model: model.clone(), key_env: key_env.clone() };
     let options = ExternalOptions {
-        endpoints: vec![Endpoint { base_url: url, model, key_env }],
+        endpoints: keys.urls().map(endpoint).collect(),
         most_running: concurrency,
         requests_per_minute,
         deadline: Duration::from_secs_f64(seconds),

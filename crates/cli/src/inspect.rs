@@ -8,7 +8,7 @@ use dressage_gateway::ExternalCall;
 use dressage_model::TokenizerSource;
 use dressage_store::{Attempt, AttemptSummary, Earned, Earner, PerToken, PlannedPath, Sqlite, Status, Store};
 use dressage_text::Tokenizer;
-use dressage_tree::{AttemptId, Component, Drift, Kind, Placement, Purpose, Segment, SegmentId};
+use dressage_tree::{AttemptId, Component, ContextCut, Drift, Kind, Placement, Purpose, Segment, SegmentId};
 
 use crate::failure::unusable;
 use crate::model;
@@ -282,6 +282,9 @@ fn shown(
             "{name:10} before turn {turn} the template prints {printed:?} where the record has {recorded:?}"
         );
     }
+    for ContextCut { turn, agent, why } in &attempt.outcome.cuts {
+        let _ = writeln!(text, "{:10} turn {turn} of {agent}: {why}", "cut");
+    }
     if let Some(program) = attempt.outcome.evidence.get("program") {
         text += &calls(&program["calls"]);
         text += &external(&program["external"]);
@@ -346,7 +349,7 @@ fn external(recorded: &serde_json::Value) -> String {
 }
 
 /// Fields of a task or an outcome that are left out, or have lines of their own.
-const SHOWN_APART: [&str; 3] = ["demonstration", "drift", "components"];
+const SHOWN_APART: [&str; 4] = ["demonstration", "drift", "cuts", "components"];
 
 /// Components that scorers gave, where they are more than the score: each with its weight, if it counts.
 fn components(components: &[Component]) -> String {
@@ -511,6 +514,7 @@ mod tests {
             number: 1,
             task: serde_json::json!({"id": "t", "template": null}),
             outcome: Outcome {
+                cuts: vec![ContextCut { turn: 1, agent: "default".into(), why: "it was long".into() }],
                 drift: vec![Drift { turn: 1, recorded: "<think>".into(), printed: "4".into(), forked: true }],
                 ..Outcome::demonstrated("4")
             },
@@ -531,7 +535,8 @@ mod tests {
             "advantage  none",
             "task       id: \"t\"\n",
             "outcome    final_text: \"4\" · finish: \"answered\"",
-            "\nfork       before turn 1 the template prints \"4\" where the record has \"<think>\"\n",
+            "\nfork       before turn 1 the template prints \"4\" where the record has \"<think>\"\n\
+             cut        turn 1 of default: it was long\n",
             "── given, turn 0, 2 tokens\nab\n",
             "── sampled, turn 0, 2 tokens, temperature 1, weights 7, log p -1.0000 on average\n[c][<|im_end|>]\n",
             "── sampled, turn 0, 2 tokens, temperature 0, weights 7, log p -1.0000 on average, masked: decoded greedily\n",

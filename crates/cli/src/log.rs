@@ -19,17 +19,19 @@ use crate::screen::{self, Style};
 const VARIABLE: &str = "DRESSAGE_LOG";
 
 /// Rooms whose events can be asked for by name.
-const ROOMS: [&str; 15] = [
+const ROOMS: [&str; 17] = [
     "agent",
     "cli",
     "conversation",
     "engine",
     "gateway",
+    "http",
     "model",
     "policy",
     "remote",
     "reward",
     "rl",
+    "sandbox",
     "search",
     "store",
     "text",

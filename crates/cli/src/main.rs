@@ -26,12 +26,15 @@ mod pull;
 mod recipe;
 mod replay;
 mod run;
+mod sandbox;
+mod scorers;
 mod screen;
 mod search;
 mod serve;
 mod stop;
 mod supervise;
 mod table;
+mod tools;
 mod train;
 mod watch;
 
@@ -72,7 +75,9 @@ enum Command {
     Replay(replay::Args),
     Run(by_hand::Args),
     Search(search::Args),
+    Sandbox(sandbox::Args),
     Serve(serve::Args),
+    Tools(tools::Args),
     #[command(hide = true)]
     Keep,
 }
@@ -89,7 +94,9 @@ fn main() -> ExitCode {
         Command::Replay(args) => replay::main(args),
         Command::Run(args) => by_hand::main(args),
         Command::Search(args) => search::main(args),
+        Command::Sandbox(args) => sandbox::main(args),
         Command::Serve(args) => serve::main(args),
+        Command::Tools(args) => tools::main(&args),
         Command::Keep => Ok(keep::main()),
     });
     match done {

@@ -5,11 +5,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use dressage_agent::program::Replies;
+use dressage_agent::{Keeper, Pick, ProgramAgent, Teacher};
 use dressage_engine::{Engine, EngineOptions, Fingerprint, PlannedAdapter};
 use dressage_policy::LoraOptions;
+use dressage_remote::Mixture;
 use dressage_text::Chat;
-use dressage_trainer::recipe::{ModelKeys, Phase, PolicyKeys, Recipe, RlKeys};
-use dressage_trainer::{AgentParts, Learns, Policy, chat_options, tool_set};
+use dressage_trainer::recipe::{AgentKeys, AgentKind, ModelKeys, Phase, PolicyKeys, Recipe, RlKeys};
+use dressage_trainer::{AgentParts, Learns, MixtureParts, Policy, Toolboxes, chat_options};
 
 use crate::external;
 use crate::failure::unusable;
@@ -27,6 +29,8 @@ pub struct Started {
     pub fingerprint: Fingerprint,
     /// Files that its models were read from.
     pub model_files: Vec<PathBuf>,
+    /// Policies of others that phases imitate.
+    pub teachers: BTreeMap<String, Teacher>,
 }
 
 /// A model that one or several policies begin with.
@@ -81,33 +85,76 @@ pub async fn start(recipe: &Recipe, now: u64) -> anyhow::Result<Started> {
             });
         }
     }
+    let toolboxes = Toolboxes::new(&recipe.tool, Keeper::this()?);
+    let programs = recipe.agents().iter().any(|(_, keys)| keys.kind == AgentKind::Program);
     let (mut agents, mut callers) = (Vec::new(), Vec::new());
     for (name, keys) in recipe.agents() {
-        let policy = recipe.policy_of(keys).unwrap_or_default();
-        if let Some(other) = others.get(&policy) {
-            let replies = Replies::Messages(Arc::clone(other));
-            callers.push(programs::caller(name, keys, &policy, replies, false)?);
-            continue;
+        let (mut chats, mut played) = (Vec::new(), Vec::new());
+        for policy in recipe.policies_of(keys) {
+            if let Some(other) = others.get(&policy) {
+                let replies = Replies::Messages(Arc::clone(other));
+                played.push(programs::caller(name, keys, &policy, replies, false, usize::MAX)?);
+                continue;
+            }
+            let of = models.iter().find(|model| model.policies.iter().any(|wanted| wanted.name == policy));
+            let nowhere = || unusable(format!("the policy {policy:?} of the agent {name:?} runs nowhere"));
+            let files = &of.ok_or_else(nowhere)?.found.files;
+            let chat = Arc::new(model::chat(files, chat_options(keys, Some(now)))?);
+            let context = policies.iter().find(|found| found.name == policy).map_or(0, |found| found.context);
+            let learns = |(found, keys): &(String, PolicyKeys)| *found == policy && keys.is_trained();
+            let trained = keys.train && recipe.policies().iter().any(learns);
+            let format = match programs {
+                true => keys.format(Arc::clone(&chat)),
+                false => keys.unprobed_format(Arc::clone(&chat)),
+            };
+            let replies = Replies::Tokens { format, context };
+            played.push(programs::caller(name, keys, &policy, replies, trained, context)?);
+            chats.push(chat);
         }
-        let of = models.iter().find(|model| model.policies.iter().any(|wanted| wanted.name == policy));
-        let of =
-            of.ok_or_else(|| unusable(format!("the policy {policy:?} of the agent {name:?} runs nowhere")))?;
-        let chat = Arc::new(model::chat(&of.found.files, chat_options(keys, Some(now)))?);
-        let context = policies.iter().find(|found| found.name == policy).map_or(0, |found| found.context);
-        let learns = |(found, keys): &(String, PolicyKeys)| *found == policy && keys.is_trained();
-        let trained = keys.train && recipe.policies().iter().any(learns);
-        let replies = Replies::Tokens { format: keys.format(Arc::clone(&chat)), context };
-        callers.push(programs::caller(name, keys, &policy, replies, trained)?);
+        let pick = pick(name, keys)?;
+        let mut played = played.into_iter();
+        if let Some(first) = played.next() {
+            let mixture = pick.clone().map(|pick| (played.collect(), pick));
+            callers.push(ProgramAgent { mixture, ..first });
+        }
+        let mut chats = chats.into_iter();
+        // No attempt is of an agent that others may play.
+        let external = |policy: &String| others.contains_key(policy);
+        let Some(chat) = chats.next().filter(|_| !recipe.policies_of(keys).iter().any(external)) else {
+            continue;
+        };
         agents.push(AgentParts {
             name: name.to_owned(),
+            tools: toolboxes.of(keys, &chat)?,
             chat,
-            tools: tool_set(&recipe.tool, keys)?,
             custom: None,
+            mixture: pick.map(|pick| MixtureParts { chats: chats.collect(), pick }),
         });
     }
     programs::put_in(recipe, &mut agents, &callers).await?;
     let fingerprint = fingerprint.ok_or_else(|| unusable("the recipe has no policy".to_owned()))?;
-    Ok(Started { policies, agents, fingerprint, model_files })
+    let teachers = recipe.phase.iter().filter_map(Phase::teacher).filter_map(|name| {
+        let teacher = Teacher(Arc::clone(others.get(name)?));
+        Some((name.to_owned(), teacher))
+    });
+    let teachers = teachers.collect();
+    Ok(Started { policies, agents, fingerprint, model_files, teachers })
+}
+
+/// Which of the policies of an agent plays it in an attempt, where there are several: as often as their
+/// shares say, as a function of the run's seed, the attempt's stream and the agent.
+fn pick(name: &str, keys: &AgentKeys) -> anyhow::Result<Option<Pick>> {
+    let shares = keys.policy.shares();
+    if shares.len() < 2 {
+        return Ok(None);
+    }
+    let mixture = Mixture::new(shares.iter().map(|share| (share.name.clone(), share.share)))?;
+    let names: Vec<String> = shares.iter().map(|share| share.name.clone()).collect();
+    let role = name.to_owned();
+    Ok(Some(Arc::new(move |seed, stream| {
+        let picked = mixture.pick(seed, stream, &role);
+        names.iter().position(|name| name == picked).unwrap_or(0)
+    })))
 }
 
 /// The models of a recipe, each with its policies, in the order of the first of these.

@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use dressage_agent::program::{Replies, Workers};
-use dressage_agent::{Limits, Program, ProgramAgent};
+use dressage_agent::{Keeper, Limits, Program, ProgramAgent};
 use dressage_gateway::{Gateway, Options, When, serve};
 use dressage_trainer::AgentParts;
 use dressage_trainer::recipe::{AgentKeys, AgentKind, Recipe, RewardKeys};
 use regex::Regex;
 use tokio::net::TcpListener;
 
-/// An agent of a recipe, as programs may call it, with the policy that answers it. One that is `trained` is
-/// sampled as the recipe says, whatever a program asks for.
+/// An agent of a recipe, as programs may call it, with the policy that answers it, of so long a context. One
+/// that is `trained` is sampled as the recipe says, whatever a program asks for.
 ///
 /// # Errors
 /// When its rule is no regular expression.
@@ -24,6 +24,7 @@ pub fn caller(
     policy: &str,
     replies: Replies,
     trained: bool,
+    context: usize,
 ) -> anyhow::Result<ProgramAgent> {
     let matches = &keys.matches;
     let system = match matches.system.as_str() {
@@ -41,6 +42,8 @@ pub fn caller(
             has_tools: matches.has_tools,
         },
         trained,
+        mixture: None,
+        context: keys.context_policy(context),
     })
 }
 
@@ -55,7 +58,7 @@ pub struct Started {
     gateway: Gateway,
     address: String,
     /// This binary, which keeps programs.
-    keeper: Vec<String>,
+    keeper: Keeper,
 }
 
 impl Started {
@@ -76,8 +79,7 @@ impl Started {
                 tracing::error!(%error, "the gateway has ended");
             }
         });
-        let keeper = std::env::current_exe().context("this program's own file is not found")?;
-        let keeper = vec![keeper.to_string_lossy().into_owned(), "keep".into()];
+        let keeper = Keeper::this().context("this program's own file is not found")?;
         Ok(Started { gateway, address, keeper })
     }
 
@@ -100,6 +102,7 @@ impl Started {
             agents,
             limits,
             rewards,
+            teacher: None,
             workers: (keys.workers > 0).then(|| Arc::new(Workers::new(keys.workers, keys.worker_attempts))),
         }
     }

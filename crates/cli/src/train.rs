@@ -5,16 +5,14 @@ use std::process::ExitCode;
 
 use dressage_policy::awake::Clock;
 use dressage_trainer::recipe::{Override, Recipe};
-use dressage_trainer::{
-    CustomScorers, Ended, Parts, Start, StopFlag, Summary, Trainer, TrainerError, milestones,
-};
+use dressage_trainer::{Ended, Parts, Start, StopFlag, Summary, Trainer, TrainerError, milestones};
 
 use crate::failure::INTERRUPTED;
 use crate::policies::{self, Started};
 use crate::screen::{self, Style};
 use crate::stop::Requests;
 use crate::watch::Watch;
-use crate::{numerics, recipe, run, supervise, table};
+use crate::{numerics, recipe, run, scorers, supervise, table};
 
 /// Train a model by a recipe
 ///
@@ -73,8 +71,10 @@ async fn train(args: Args, recipe: Recipe) -> anyhow::Result<ExitCode> {
     let folder = recipe.run.folder.clone();
     eprintln!("{} {}", dim("run   "), screen::path(&folder));
     let begun = run::begun_or_now(&folder)?;
-    let Started { policies, agents, fingerprint, model_files } = policies::start(&recipe, begun).await?;
-    let parts = Parts { policies, agents, scorers: CustomScorers::new(), begun, model_files };
+    let Started { policies, agents, fingerprint, model_files, teachers } =
+        policies::start(&recipe, begun).await?;
+    let scorers = scorers::asking(&recipe.reward)?;
+    let parts = Parts { policies, agents, scorers, begun, model_files, teachers };
     let start = if args.resume { Start::Resume } else { Start::Fresh };
     let mut trainer = Trainer::new(recipe, parts, start).await?;
     numerics::compare(&folder, &fingerprint);

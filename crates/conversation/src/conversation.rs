@@ -1,14 +1,15 @@
 //! Prompts for requests, and a record of what came of them.
 
 mod finish;
+mod fitting;
 mod raw;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use dressage_policy::{Completion, SamplingParams};
+use dressage_policy::{Completion, FinishReason, SamplingParams};
 use dressage_text::{Message, TextError, ToolSpec};
-use dressage_tree::{SegmentId, Trajectory, TreeError};
+use dressage_tree::{Segment, SegmentId, Trajectory, TreeError};
 use serde::{Deserialize, Serialize};
 
 use crate::drift::Drift;
@@ -18,6 +19,10 @@ use crate::origin::{Fork, Origin, Reason};
 use crate::reply::Reply;
 use crate::said::{Form, Key, thought_key, tools_key};
 use crate::tokens::{Given, Owner};
+use crate::window::Cut;
+
+use fitting::Fitted;
+pub use fitting::{Fitting, Judged};
 
 /// Reasons why a request does not become a prompt.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -129,6 +134,8 @@ pub struct Prepared {
     given: Option<GivenTurn>,
     /// Beginning of the ids of the reply's calls, where they were named.
     calls: Option<String>,
+    /// The cut that its messages are under.
+    fitted: Option<Box<Fitted>>,
 }
 
 /// A prompt that was recorded.
@@ -161,6 +168,8 @@ pub struct Conversation {
     parties: HashMap<(String, String), Party>,
     turns: u32,
     counts: Counts,
+    /// Cuts that prompts are under, by agent and by the messages that they were made for.
+    cuts: HashMap<Party, HashMap<Key, Cut>>,
 }
 
 impl Recognised {
@@ -192,6 +201,7 @@ impl Recognised {
                 new,
                 given: None,
                 calls: None,
+                fitted: None,
             });
         };
         let After { node, segment, mut path, sampled, past, said, cut, drifted } = after;
@@ -245,6 +255,7 @@ impl Recognised {
             new,
             given,
             calls: None,
+            fitted: None,
         })
     }
 }
@@ -279,6 +290,11 @@ impl Conversation {
     /// The tokens, for good.
     pub fn into_trajectory(self) -> Trajectory {
         self.trajectory
+    }
+
+    /// Number of the turn that the next recorded prompt begins.
+    pub fn next_turn(&self) -> u32 {
+        self.turns
     }
 
     /// Recorded prompts by how they came about.
@@ -390,6 +406,9 @@ impl Conversation {
             Origin::Forked(fork) => *self.counts.forked.entry(fork.reason).or_default() += 1,
         }
         self.counts.trimmed += u32::from(prepared.repeated.trimmed > 0);
+        if let Some(fitted) = prepared.fitted.take() {
+            self.note_cut(party, *fitted);
+        }
         self.turns += 1;
         let given = GivenTurn { node, end, turn };
         prepared.given = Some(given);
@@ -409,10 +428,29 @@ impl Conversation {
         params: &SamplingParams,
     ) -> Result<Reply, TreeError> {
         self.check(&completion)?;
-        let GivenTurn { node, end, turn } = self.give_once(&mut prepared)?;
-        let Prepared { from, format, in_thought, calls, .. } = prepared;
+        let GivenTurn { end, turn, .. } = self.give_once(&mut prepared)?;
         let finish = completion.finish;
-        let mut segment = completion.into_segment(end, params, turn);
+        self.replied(prepared, completion.into_segment(end, params, turn), finish)
+    }
+
+    /// Records a prompt and a reply that somebody else wrote to it in these tokens, as a demonstration.
+    ///
+    /// # Errors
+    /// When the tokens do not fit the trajectory, which those of a prompt of this conversation always do.
+    pub fn demonstrate(&mut self, mut prepared: Prepared, said: Vec<u32>) -> Result<Reply, TreeError> {
+        let GivenTurn { end, turn, .. } = self.give_once(&mut prepared)?;
+        self.replied(prepared, Segment::demonstrated(end, said, turn), FinishReason::StopId)
+    }
+
+    /// Records a reply to a prompt that was given, and reads it.
+    fn replied(
+        &mut self,
+        mut prepared: Prepared,
+        mut segment: Segment,
+        finish: FinishReason,
+    ) -> Result<Reply, TreeError> {
+        let GivenTurn { node, turn, .. } = self.give_once(&mut prepared)?;
+        let Prepared { from, format, in_thought, calls, .. } = prepared;
         let chat = format.chat();
         let said = chat.said(&segment.tokens);
         (segment.agent, segment.policy) = (from.agent, from.policy);

@@ -57,7 +57,7 @@ pub struct Options {
 pub struct Format {
     chat: Arc<Chat>,
     options: Options,
-    abridges: bool,
+    abridges: OnceLock<bool>,
 }
 
 /// Tokens that follow a reply, up to the beginning of the next one.
@@ -86,9 +86,15 @@ impl Format {
     /// The format of a model that talks as `chat` has it. Probes the template, which renders about a thousand
     /// short conversations.
     pub fn new(chat: Arc<Chat>, options: Options) -> Self {
-        let mut format = Format { chat, options, abridges: false };
-        format.abridges = probe::abridges(&format);
+        let format = Format::unprobed(chat, options);
+        format.abridges();
         format
+    }
+
+    /// A format without a probe, for who may not need it: that is done when it is first asked for, in
+    /// whatever time that is.
+    pub fn unprobed(chat: Arc<Chat>, options: Options) -> Self {
+        Format { chat, options, abridges: OnceLock::new() }
     }
 
     /// The chat.
@@ -101,9 +107,10 @@ impl Format {
         self.options
     }
 
-    /// Whether an abridged past is enough for the template to print what follows a reply.
+    /// Whether an abridged past is enough for the template to print what follows a reply. Probed when it is
+    /// first asked for, which renders about a thousand short conversations: away from async workers.
     pub fn abridges(&self) -> bool {
-        self.abridges
+        *self.abridges.get_or_init(|| probe::abridges(self))
     }
 
     /// The tokens after a reply.

@@ -47,6 +47,8 @@
 //!   twice has two replies, side by side. Agents and policies share no histories.
 //! - **Nothing is half recorded.** [`prepare`](Conversation::prepare) changes nothing, so calls can be
 //!   prepared side by side and given up; [`record`](Conversation::record) writes prompt and reply at once.
+//! - **Prompts fit.** [`Fitting`] makes a request that is longer than its [`Budget`] shorter by a policy: the
+//!   conversation forks there, with that as the reason, and later requests go on from what the model saw.
 //!
 //! Cost: work and storage grow with what is new. Messages of a request are hashed, once each; the tokens of
 //! the prompt are copied, once; the template renders an abridged past where a probe finds that it prints the
@@ -77,9 +79,13 @@ mod said;
 #[cfg(test)]
 mod testing;
 mod tokens;
+mod window;
 
-pub use conversation::{Conversation, ConversationError, Counts, Prepared, Recognised, Repeated, Request};
+pub use conversation::{
+    Conversation, ConversationError, Counts, Fitting, Judged, Prepared, Recognised, Repeated, Request,
+};
 pub use drift::Drift;
 pub use format::{CallIds, Format, History, Options};
 pub use origin::{Fork, Origin, Reason};
 pub use reply::Reply;
+pub use window::{Budget, Overflow};

@@ -62,6 +62,12 @@ pub enum Reason {
     Unrecorded,
     /// The chat template prints the past otherwise, and `history = "template"` follows it.
     Reprinted,
+    /// The context policy dropped the oldest turns.
+    ContextDropped,
+    /// The context policy shortened messages in the middle.
+    ContextTruncated,
+    /// The context policy put a summary in the place of the oldest turns.
+    ContextSummarised,
 }
 
 impl Reason {
@@ -83,7 +89,17 @@ impl Reason {
             Reason::Reordered => "replies were put into another order",
             Reason::Unrecorded => "an assistant's message was not sampled here",
             Reason::Reprinted => "the chat template prints the past otherwise",
+            Reason::ContextDropped => "the oldest turns were dropped to fit the context",
+            Reason::ContextTruncated => "messages in the middle were shortened to fit the context",
+            Reason::ContextSummarised => "the oldest turns were summarised to fit the context",
         }
+    }
+}
+
+impl Reason {
+    /// Whether a context policy made the fork.
+    pub fn is_cut(self) -> bool {
+        matches!(self, Reason::ContextDropped | Reason::ContextTruncated | Reason::ContextSummarised)
     }
 }
 

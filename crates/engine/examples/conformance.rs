@@ -243,20 +243,27 @@ async fn save(engine: &Engine, files: &ModelFiles, out: &Path) -> Result<()> {
 fn tokens(files: &ModelFiles, texts: &[String], chats: &[Conversation]) -> Result<Value> {
     let source = files.tokenizer.as_ref().context("the model has no tokenizer")?;
     let tokenizer = Tokenizer::new(source)?.with_ends(files.config.bos, &files.config.eos);
+    let texts: Vec<_> = texts.iter().map(|text| tokenizer.encode_template(text)).collect();
+    if chats.is_empty() {
+        // A base model may have no template.
+        return Ok(json!({ "texts": texts, "chats": [] }));
+    }
     let chat = Chat::new(tokenizer, files.chat_template.as_deref(), ChatOptions::default())?;
-    let texts: Vec<_> = texts.iter().map(|text| chat.tokenizer().encode_template(text)).collect();
-    let chats: Vec<_> =
-        chats.iter().map(|conversation| conversation_ids(&chat, conversation)).collect::<Result<_>>()?;
+    let chats: Vec<_> = chats
+        .iter()
+        .map(|conversation| conversation_ids(files, &chat, conversation))
+        .collect::<Result<_>>()?;
     Ok(json!({ "texts": texts, "chats": chats }))
 }
 
-fn conversation_ids(chat: &Chat, conversation: &Conversation) -> Result<Vec<u32>> {
+fn conversation_ids(files: &ModelFiles, chat: &Chat, conversation: &Conversation) -> Result<Vec<u32>> {
     if conversation.add_generation_prompt {
         // What the agent loop sends to a sampler.
         let messages: Vec<Message> = serde_json::from_value(conversation.messages.clone().into())?;
         return Ok(chat.prompt(&messages, &[])?);
     }
-    let variables = serde_json::Map::new();
+    let names = files.special_tokens.by_name();
+    let variables = names.map(|(name, text)| (name.to_owned(), Value::from(text))).collect();
     let text = chat.template().render(Rendering {
         messages: &conversation.messages,
         tools: None,

@@ -9,10 +9,10 @@ use std::ops::Range;
 use crate::activations::Activations;
 use crate::adapter::Adapter;
 use crate::buffer::{Buffer, Shared};
-use crate::layout::{Map, Site, attention_shape};
+use crate::layout::{Map, Site, attention_shape, sight};
 use crate::ops::attention_backward::{self, PathRows, Saved};
 use crate::ops::kv::KeyValues;
-use crate::ops::{add_column_sums, norm, swiglu};
+use crate::ops::{add_column_sums, gated, norm};
 use crate::product::{Matrix, Mode, Right, product};
 use crate::scratch::MapScratch;
 use crate::transformer::{LayerState, Rows, Temporary, Transformer};
@@ -24,6 +24,7 @@ pub struct Backward {
     /// Gradient of the residual stream.
     pub dx: Buffer,
     dnormed: Buffer,
+    dprojected: Buffer,
     dhidden: Buffer,
     dattended: Buffer,
     dqkv: Buffer,
@@ -98,6 +99,23 @@ impl Gradients<'_> {
     }
 }
 
+/// Adds the gradient of a norm's input `x` to `dx`, and that of its weight, given that of its output.
+/// `inverses` is scratch for one value per row.
+fn through_norm(
+    model: &Transformer,
+    gradients: &mut Gradients<'_>,
+    norm: &Range<usize>,
+    x: &[f32],
+    dy: &[f32],
+    inverses: &mut [f32],
+    dx: &mut [f32],
+) {
+    let weights = &model.weights;
+    let (rows, epsilon) = (x.len() / norm.len(), weights.config.norm_epsilon);
+    let to = gradients.part(norm);
+    norm::backward(&model.compute, rows, x, &weights.norm(norm), epsilon, dy, inverses, dx, to);
+}
+
 impl Backward {
     /// Turns the gradient of a block's output, in `dx`, into that of its input, adding to those of parameters
     /// on the way.
@@ -121,7 +139,7 @@ impl Backward {
         let count = rows.tokens.len();
         let (hidden, wide, epsilon) = (config.hidden, config.intermediate, config.norm_epsilon);
         let (input, state) = activations.recall(model, layer, rows, temporary, keys_values);
-        let LayerState { raw, qkv, stats, attended, middle, gate_up } = state;
+        let LayerState { raw, qkv, stats, attended, before_norms, middle, gate_up } = state;
         let Temporary { normed, scratch, .. } = temporary;
         let map = |site| Map { layer, site };
         let normed = normed.reserve(count * hidden);
@@ -129,26 +147,44 @@ impl Backward {
         let dnormed = self.dnormed.reserve(count * hidden);
         let inverses = self.inverses.reserve(count);
 
-        // Feed-forward: out = middle + down(silu(gate) · up).
+        // Where the outputs of attention and of the gate are normalised, their gradients before that.
+        let post_norms = config.has_post_norms();
+        let dprojected = self.dprojected.reserve(if post_norms { count * hidden } else { 0 });
+
+        // Feed-forward: out = middle + down(f(gate) · up), or the norm of the latter.
         let dhidden = self.dhidden.reserve(count * wide);
         let gate_up = &mut gate_up[..count * 2 * wide];
-        gradients.linear_input(model, scratch, map(Site::Down), dx, dhidden);
-        swiglu::backward(compute, count, wide, gate_up, dhidden);
-        gradients.add_linear(model, scratch, map(Site::Down), dhidden, dx);
+        let dout: &[f32] = if post_norms {
+            dprojected.fill(0.0);
+            let fed = &before_norms[1][..count * hidden];
+            through_norm(model, gradients, &at.mlp_post_norm, fed, dx, inverses, dprojected);
+            dprojected
+        } else {
+            dx
+        };
+        gradients.linear_input(model, scratch, map(Site::Down), dout, dhidden);
+        gated::backward(compute, config.activation(), count, wide, gate_up, dhidden);
+        gradients.add_linear(model, scratch, map(Site::Down), dhidden, dout);
 
         let middle = &middle[..count * hidden];
-        let weight = weights.part(&at.mlp_norm);
-        norm::forward(compute, count, middle, weight, epsilon, normed);
+        norm::forward(compute, count, middle, &weights.norm(&at.mlp_norm), epsilon, normed);
         gradients.add_linear(model, scratch, map(Site::GateUp), normed, gate_up);
         gradients.linear_input(model, scratch, map(Site::GateUp), gate_up, dnormed);
-        let to = gradients.part(&at.mlp_norm);
-        norm::backward(compute, count, middle, weight, epsilon, dnormed, inverses, dx, to);
+        through_norm(model, gradients, &at.mlp_norm, middle, dnormed, inverses, dx);
 
-        // Attention: middle = input + output(attend(qkv)).
+        // Attention: middle = input + output(attend(qkv)), or the norm of the latter.
         let attended = &attended[..count * shape.query()];
-        gradients.add_linear(model, scratch, map(Site::Output), attended, dx);
+        let dout: &[f32] = if post_norms {
+            dprojected.fill(0.0);
+            let projected = &before_norms[0][..count * hidden];
+            through_norm(model, gradients, &at.attention_post_norm, projected, dx, inverses, dprojected);
+            dprojected
+        } else {
+            dx
+        };
+        gradients.add_linear(model, scratch, map(Site::Output), attended, dout);
         let dattended = self.dattended.reserve(attended.len());
-        gradients.linear_input(model, scratch, map(Site::Output), dx, dattended);
+        gradients.linear_input(model, scratch, map(Site::Output), dout, dattended);
 
         let dqkv = self.dqkv.reserve(count * shape.qkv());
         let saved =
@@ -157,6 +193,7 @@ impl Backward {
         attention_backward::backward(
             compute,
             keys_values,
+            sight(config, layer),
             rows.spans,
             paths,
             saved,
@@ -169,20 +206,20 @@ impl Backward {
             row[shape.query()..].iter_mut().zip(own).for_each(|(to, from)| *to += from);
         }
         for (heads, weight) in [(model.query_heads(), &at.query_norm), (model.key_heads(), &at.key_norm)] {
-            model.rope.apply(compute, rows.positions, heads, true, dqkv);
+            if let Some(rope) = model.rope(layer) {
+                rope.apply(compute, rows.positions, heads, true, dqkv);
+            }
             if config.qk_norm {
                 let raw = &raw[..dqkv.len()];
                 let to = gradients.part(weight);
-                norm::backward_heads(compute, count, heads, raw, weights.part(weight), epsilon, dqkv, to);
+                norm::backward_heads(compute, count, heads, raw, &weights.norm(weight), epsilon, dqkv, to);
             }
         }
 
-        let weight = weights.part(&at.attention_norm);
-        norm::forward(compute, count, input, weight, epsilon, normed);
+        norm::forward(compute, count, input, &weights.norm(&at.attention_norm), epsilon, normed);
         gradients.add_linear(model, scratch, map(Site::Qkv), normed, dqkv);
         gradients.linear_input(model, scratch, map(Site::Qkv), dqkv, dnormed);
-        let to = gradients.part(&at.attention_norm);
-        norm::backward(compute, count, input, weight, epsilon, dnormed, inverses, dx, to);
+        through_norm(model, gradients, &at.attention_norm, input, dnormed, inverses, dx);
     }
 
     /// Adds each row's gradient to its token's embedding, in the order of rows.
@@ -192,15 +229,17 @@ impl Backward {
         let width = model.weights.config.hidden;
         let range = model.weights.layout.embedding.clone();
         let table = Shared::new(&mut gradient[range]);
-        let dx = &self.dx;
+        let (dx, scale) = (&self.dx, model.weights.config.embedding_scale());
         model.compute.pool.run(width.div_ceil(COLUMNS), |task| {
             let first = task * COLUMNS;
             let columns = COLUMNS.min(width - first);
             for (row, token) in tokens.iter().enumerate() {
                 // SAFETY: each range of columns belongs to one task.
                 let to = unsafe { table.slice(*token as usize * width + first, columns) };
-                for (to, from) in to.iter_mut().zip(&dx[row * width + first..][..columns]) {
-                    *to += from;
+                let from = &dx[row * width + first..][..columns];
+                match scale {
+                    None => to.iter_mut().zip(from).for_each(|(to, from)| *to += from),
+                    Some(scale) => to.iter_mut().zip(from).for_each(|(to, from)| *to += scale * from),
                 }
             }
         });

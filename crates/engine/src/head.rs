@@ -149,7 +149,7 @@ impl Head {
                     compute,
                     chunk.len(),
                     selected,
-                    model.weights.part(&layout.norm),
+                    &model.weights.norm(&layout.norm),
                     config.norm_epsilon,
                     dnormed,
                     self.inverses.reserve(chunk.len()),

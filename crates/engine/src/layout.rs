@@ -8,12 +8,17 @@ use std::ops::Range;
 
 use dressage_model::ModelConfig;
 
-use crate::ops::kv::Shape;
+use crate::ops::kv::{Shape, Sight};
 use crate::tensors::Tensors;
 
 /// The shape of a model's attention.
 pub fn attention_shape(config: &ModelConfig) -> Shape {
     Shape { heads: config.heads, kv_heads: config.kv_heads, head_dim: config.head_dim }
+}
+
+/// How the queries of a layer look at keys.
+pub fn sight(config: &ModelConfig, layer: usize) -> Sight {
+    Sight { scale: config.attention_scale(), window: config.window(layer).unwrap_or(usize::MAX) }
 }
 
 /// The linear maps of a block. Projections that read the same input are one map.
@@ -83,12 +88,16 @@ pub struct LinearLayout {
 pub struct LayerLayout {
     /// Norm before attention.
     pub attention_norm: Range<usize>,
+    /// Norm of the output of attention.
+    pub attention_post_norm: Range<usize>,
     /// Norm of each query head.
     pub query_norm: Range<usize>,
     /// Norm of each key head.
     pub key_norm: Range<usize>,
     /// Norm before the feed-forward part.
     pub mlp_norm: Range<usize>,
+    /// Norm of its output.
+    pub mlp_post_norm: Range<usize>,
     linear: [LinearLayout; 4],
 }
 
@@ -136,11 +145,15 @@ impl Layout {
                     linear(Site::GateUp, 2 * wide, hidden),
                     linear(Site::Down, hidden, wide),
                 ];
+                let [before_attention, after_attention, before_mlp, after_mlp] =
+                    config.block_norms().map(|norm| one(&format!("{norm}.weight")));
                 LayerLayout {
-                    attention_norm: lay(&one("input_layernorm.weight")),
+                    attention_norm: lay(&before_attention),
+                    attention_post_norm: lay(&after_attention),
                     query_norm: lay(&one("self_attn.q_norm.weight")),
                     key_norm: lay(&one("self_attn.k_norm.weight")),
-                    mlp_norm: lay(&one("post_attention_layernorm.weight")),
+                    mlp_norm: lay(&before_mlp),
+                    mlp_post_norm: lay(&after_mlp),
                     linear,
                 }
             })
@@ -175,6 +188,9 @@ mod tests {
             assert!(ranges[ranges.len() - 1].end <= layout.tensors.len);
             assert_eq!(layout.linear(Map { layer: 1, site: Site::Output }).bias.len(), config.hidden);
             assert_eq!(layout.layers[1].query_norm.is_empty(), !qk_norm);
+            assert!(
+                layout.layers[1].attention_post_norm.is_empty() && layout.layers[1].mlp_post_norm.is_empty()
+            );
             assert_eq!(layout.head == layout.embedding, tied);
         }
     }

@@ -111,9 +111,10 @@ impl MemoryPlan {
         let packed = |inputs: usize, outputs: usize| {
             Values::new(outputs.next_multiple_of(NR)).times(words(precision, inputs))
         };
+        let tables = 1 + usize::from(config.pattern.local_rope.is_some());
         let mut weights = Values::new(layout.tensors.len)
             .plus(packed(hidden, config.vocabulary))
-            .plus(Values::new(context).times(config.head_dim));
+            .plus(Values::new(context).times(config.head_dim * tables));
         for linear in Map::all(layers).map(|map| layout.linear(map)) {
             weights = weights.plus(packed(linear.inputs, linear.outputs));
         }
@@ -126,9 +127,10 @@ impl MemoryPlan {
         }
 
         // A row of one block: queries, keys and values (twice with per-head norms), statistics, attention,
-        // middle, gate and up.
+        // middle, gate and up; what goes into the norms after attention and the feed-forward part.
         let qkv = shape.qkv() * if config.qk_norm { 2 } else { 1 };
-        let state = qkv + 2 * shape.heads + shape.query() + hidden + 2 * wide;
+        let post_norms = if config.has_post_norms() { 2 * hidden } else { 0 };
+        let state = qkv + 2 * shape.heads + shape.query() + hidden + 2 * wide + post_norms;
         let temporary = hidden + wide;
         // A path of `n` positions as one thread of attention sees it: scores and their weights, keys and
         // values turned.
@@ -136,7 +138,7 @@ impl MemoryPlan {
         let mut training = Values(0);
         if rows > 0 && options.trains {
             let states = kept + usize::from(kept < layers);
-            let back = 2 * hidden + wide + shape.query() + shape.qkv();
+            let back = 2 * hidden + wide + shape.query() + shape.qkv() + post_norms / 2;
             let longest = rows.min(context);
             let row = states.saturating_mul(state) + (layers + 1) * hidden + temporary + back;
             let chunk = Values::new(rows.min(head::CHUNK)).times(config.vocabulary + 4 * hidden);
@@ -323,11 +325,14 @@ mod tests {
 
     #[test]
     fn rotary_tables_are_planned_for() {
-        let config = ModelConfig { context: 1 << 20, ..tiny_config() };
-        let [short, long] = [1, 1 << 20].map(|context| {
-            plan(&config, &EngineOptions { context, ..EngineOptions::default() }, u64::MAX).weights
-        });
-        assert_eq!(long - short, ((1 << 20) - 1) * config.head_dim as u64 * 4);
+        let mut config = ModelConfig { context: 1 << 20, ..tiny_config() };
+        for tables in [1, 2] {
+            let [short, long] = [1, 1 << 20].map(|context| {
+                plan(&config, &EngineOptions { context, ..EngineOptions::default() }, u64::MAX).weights
+            });
+            assert_eq!(long - short, ((1 << 20) - 1) * tables * config.head_dim as u64 * 4);
+            config.pattern.local_rope = Some(config.rope.clone());
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod attention_amx;
 pub mod attention_backward;
 pub mod attention_full;
 pub mod attention_tiles;
+pub mod gated;
 pub mod gelu;
 pub mod kv;
 pub mod layer_norm;
@@ -21,7 +22,6 @@ pub mod rope;
 mod scores;
 mod slopes;
 pub mod softmax;
-pub mod swiglu;
 
 use crate::Compute;
 use crate::buffer::Shared;
@@ -61,6 +61,13 @@ pub(crate) fn for_groups(
 /// Copies `values` into every row of `out`.
 pub fn fill_rows(compute: &Compute, rows: usize, values: &[f32], out: &mut [f32]) {
     for_rows(compute, rows, values.len(), out, |_, row| row.copy_from_slice(values));
+}
+
+/// `out[row] += x[row]` for `rows` rows of `width` values.
+pub fn add_rows(compute: &Compute, rows: usize, width: usize, x: &[f32], out: &mut [f32]) {
+    for_rows(compute, rows, width, out, |row, out| {
+        out.iter_mut().zip(&x[row * width..]).for_each(|(out, x)| *out += x);
+    });
 }
 
 /// Calls `body(first, sums)` for ranges of columns of `sums`, in parallel: for sums over rows, each in the

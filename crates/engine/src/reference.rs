@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use dressage_model::ModelConfig;
+use dressage_model::{Activation, ModelConfig};
 
 use crate::layout::Layout;
 use crate::weights::Weights;
@@ -18,9 +18,14 @@ fn matvec(matrix: &[f64], x: &[f64]) -> Vec<f64> {
     matrix.chunks(x.len()).map(|row| row.iter().zip(x).map(|(a, b)| a * b).sum()).collect()
 }
 
-fn rms_norm(x: &[f64], weight: &[f64], epsilon: f64) -> Vec<f64> {
-    let mean = x.iter().map(|v| v * v).sum::<f64>() / x.len() as f64;
-    x.iter().zip(weight).map(|(v, w)| w * v / (mean + epsilon).sqrt()).collect()
+fn activate(activation: Activation, x: f64) -> f64 {
+    match activation {
+        Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::GeluTanh => {
+            let z = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+            0.5 * x * (1.0 + z.tanh())
+        }
+    }
 }
 
 impl Reference {
@@ -45,15 +50,28 @@ impl Reference {
         y
     }
 
-    /// Norms one kind of heads, where the model does, and turns them by `position`.
-    fn place(&self, norm: &str, position: usize, x: &mut [f64]) {
-        let (dim, epsilon) = (self.config.head_dim, f64::from(self.config.norm_epsilon));
+    /// RMS norm of `x` by the weights of this name.
+    fn norm(&self, name: &str, x: &[f64]) -> Vec<f64> {
+        let (weight, offset) = (&self.parameters[name], f64::from(self.config.norm_offset()));
+        let mean = x.iter().map(|v| v * v).sum::<f64>() / x.len() as f64;
+        let root = (mean + f64::from(self.config.norm_epsilon)).sqrt();
+        x.iter().zip(weight).map(|(v, w)| (offset + w) * v / root).collect()
+    }
+
+    /// Norms one kind of heads, where the model does, and turns them by `position`, where the layer does.
+    fn place(&self, layer: usize, norm: &str, position: usize, x: &mut [f64]) {
+        let (dim, pattern) = (self.config.head_dim, &self.config.pattern);
+        let local = pattern.local_rope.as_ref().filter(|_| self.config.window(layer).is_some());
+        let theta = f64::from(local.unwrap_or(&self.config.rope).theta);
         for head in x.chunks_mut(dim) {
-            if let Some(weight) = self.parameters.get(norm) {
-                head.copy_from_slice(&rms_norm(head, weight, epsilon));
+            if self.parameters.contains_key(norm) {
+                head.copy_from_slice(&self.norm(norm, head));
+            }
+            if pattern.unrotated.contains(&layer) {
+                continue;
             }
             for i in 0..dim / 2 {
-                let frequency = f64::from(self.config.rope.theta).powf(-2.0 * i as f64 / dim as f64);
+                let frequency = theta.powf(-2.0 * i as f64 / dim as f64);
                 let (sin, cos) = (position as f64 * frequency).sin_cos();
                 let (a, b) = (head[i], head[i + dim / 2]);
                 head[i] = a * cos - b * sin;
@@ -72,51 +90,62 @@ impl Reference {
     /// Normalised hidden states after every token of a sequence.
     pub fn states(&self, tokens: &[u32]) -> Vec<Vec<f64>> {
         let config = &self.config;
-        let (dim, epsilon) = (config.head_dim, f64::from(config.norm_epsilon));
+        let dim = config.head_dim;
+        let scale = f64::from(config.query_scalar.unwrap_or(dim as f32)).sqrt();
+        let embedding_scale = f64::from(config.embedding_scale().unwrap_or(1.0));
         let group = config.heads / config.kv_heads;
         let embedding = &self.parameters["model.embed_tokens.weight"];
         let mut xs: Vec<Vec<f64>> = tokens
             .iter()
-            .map(|t| embedding[*t as usize * config.hidden..][..config.hidden].to_vec())
+            .map(|t| &embedding[*t as usize * config.hidden..][..config.hidden])
+            .map(|row| row.iter().map(|x| x * embedding_scale).collect())
             .collect();
         for layer in 0..config.layers {
             let name = |part: &str| format!("model.layers.{layer}.{part}");
+            let [before_attention, after_attention, before_mlp, after_mlp] =
+                config.block_norms().map(|norm| name(&format!("{norm}.weight")));
             let (mut keys, mut values): (Vec<Vec<f64>>, Vec<Vec<f64>>) = (Vec::new(), Vec::new());
             for (position, x) in xs.iter_mut().enumerate() {
-                let n = rms_norm(x, &self.parameters[&name("input_layernorm.weight")], epsilon);
+                let n = self.norm(&before_attention, x);
                 let mut q = self.project(&name("self_attn.q_proj"), &n);
                 let mut k = self.project(&name("self_attn.k_proj"), &n);
-                self.place(&name("self_attn.q_norm.weight"), position, &mut q);
-                self.place(&name("self_attn.k_norm.weight"), position, &mut k);
+                self.place(layer, &name("self_attn.q_norm.weight"), position, &mut q);
+                self.place(layer, &name("self_attn.k_norm.weight"), position, &mut k);
                 keys.push(k);
                 values.push(self.project(&name("self_attn.v_proj"), &n));
+                let first = keys.len() - config.window(layer).unwrap_or(keys.len()).min(keys.len());
                 let mut attended = Vec::new();
                 for (head, q) in q.chunks(dim).enumerate() {
                     let at = head / group * dim;
-                    let scores: Vec<f64> = keys
+                    let scores: Vec<f64> = keys[first..]
                         .iter()
-                        .map(|k| {
-                            q.iter().zip(&k[at..]).map(|(a, b)| a * b).sum::<f64>() / (dim as f64).sqrt()
-                        })
+                        .map(|k| q.iter().zip(&k[at..]).map(|(a, b)| a * b).sum::<f64>() / scale)
                         .collect();
                     let max = scores.iter().copied().fold(f64::MIN, f64::max);
                     let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
                     let total: f64 = weights.iter().sum();
                     attended.extend((0..dim).map(|d| {
-                        values.iter().zip(&weights).map(|(v, w)| v[at + d] * w / total).sum::<f64>()
+                        values[first..].iter().zip(&weights).map(|(v, w)| v[at + d] * w / total).sum::<f64>()
                     }));
                 }
-                let out = self.project(&name("self_attn.o_proj"), &attended);
+                let mut out = self.project(&name("self_attn.o_proj"), &attended);
+                if config.has_post_norms() {
+                    out = self.norm(&after_attention, &out);
+                }
                 x.iter_mut().zip(out).for_each(|(x, o)| *x += o);
-                let n = rms_norm(x, &self.parameters[&name("post_attention_layernorm.weight")], epsilon);
+                let n = self.norm(&before_mlp, x);
                 let gate = self.project(&name("mlp.gate_proj"), &n);
                 let up = self.project(&name("mlp.up_proj"), &n);
-                let h: Vec<f64> = gate.iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
-                let out = self.project(&name("mlp.down_proj"), &h);
+                let h: Vec<f64> =
+                    gate.iter().zip(up).map(|(g, u)| activate(config.activation(), *g) * u).collect();
+                let mut out = self.project(&name("mlp.down_proj"), &h);
+                if config.has_post_norms() {
+                    out = self.norm(&after_mlp, &out);
+                }
                 x.iter_mut().zip(out).for_each(|(x, o)| *x += o);
             }
         }
-        xs.iter().map(|x| rms_norm(x, &self.parameters["model.norm.weight"], epsilon)).collect()
+        xs.iter().map(|x| self.norm("model.norm.weight", x)).collect()
     }
 
     /// log p of `tokens[index]` at a temperature.

@@ -10,11 +10,11 @@ use std::ops::Range;
 use crate::Compute;
 use crate::adapter::Adapter;
 use crate::buffer::Buffer;
-use crate::layout::{Map, Site, attention_shape};
+use crate::layout::{Map, Site, attention_shape, sight};
 use crate::ops::kv::{Blocks, KeyValues, Places, Span};
 use crate::ops::norm::Heads;
 use crate::ops::rope::RopeTable;
-use crate::ops::{attention, fill_rows, for_rows, norm, swiglu};
+use crate::ops::{add_rows, attention, fill_rows, for_rows, gated, norm, softmax};
 use crate::product::{Matrix, Mode, Right, Scratch, product};
 use crate::scratch::MapScratch;
 use crate::value_head::ValueHead;
@@ -44,6 +44,9 @@ pub struct LayerState {
     pub stats: Buffer,
     /// Output of attention.
     pub attended: Buffer,
+    /// Projected output of attention before its norm, and output of the feed-forward part before its own;
+    /// used only by models that have these.
+    pub before_norms: [Buffer; 2],
     /// Residual stream between attention and feed-forward.
     pub middle: Buffer,
     /// Gate and up.
@@ -71,8 +74,8 @@ pub struct Transformer {
     pub adapters: Vec<Adapter>,
     /// The value heads of critics: of the weights themselves (`None`), or of an adapter.
     pub values: BTreeMap<Option<usize>, ValueHead>,
-    /// Rotary tables up to the context.
-    pub rope: RopeTable,
+    /// Rotary tables up to the context; the second one of layers with a window, where they have their own.
+    ropes: (RopeTable, Option<RopeTable>),
     /// Longest path.
     pub context: usize,
 }
@@ -80,8 +83,18 @@ pub struct Transformer {
 impl Transformer {
     /// A model with room for paths of `context` tokens.
     pub fn new(compute: Compute, weights: Weights, context: usize) -> Self {
-        let rope = RopeTable::new(&weights.config.rope, weights.config.head_dim, context);
-        Transformer { compute, weights, adapters: Vec::new(), values: BTreeMap::new(), rope, context }
+        let config = &weights.config;
+        let table = |rope| RopeTable::new(rope, config.head_dim, context);
+        let ropes = (table(&config.rope), config.pattern.local_rope.as_ref().map(table));
+        Transformer { compute, weights, adapters: Vec::new(), values: BTreeMap::new(), ropes, context }
+    }
+
+    /// Rotary table of a layer, if it has the embedding.
+    pub fn rope(&self, layer: usize) -> Option<&RopeTable> {
+        let pattern = &self.weights.config.pattern;
+        let (global, local) = &self.ropes;
+        let own = local.as_ref().filter(|_| pattern.windowed.contains(&layer));
+        (!pattern.unrotated.contains(&layer)).then(|| own.unwrap_or(global))
     }
 
     /// Where the queries of a row of queries, keys and values are.
@@ -103,6 +116,11 @@ impl Transformer {
         for_rows(&self.compute, tokens.len(), width, out, |row, out| {
             out.copy_from_slice(&table[tokens[row] as usize * width..][..width]);
         });
+        if let Some(scale) = self.weights.config.embedding_scale() {
+            for_rows(&self.compute, tokens.len(), width, out, |_, row| {
+                softmax::multiply(self.compute.isa, row, scale);
+            });
+        }
     }
 
     /// A linear map, its adapters included: `out = residual + x · Wᵀ (+ bias)`, or without the residual.
@@ -185,14 +203,48 @@ impl Transformer {
         out: &mut Buffer,
     ) {
         self.forward_state(layer, rows, keys_values, input, state, temporary);
-        let (count, wide) = (rows.tokens.len(), self.weights.config.intermediate);
+        let out = out.reserve(input.len());
+        let LayerState { before_norms, middle, gate_up, .. } = state;
+        let middle = &middle[..input.len()];
+        if self.weights.config.has_post_norms() {
+            let norm = &self.weights.layout.layers[layer].mlp_post_norm;
+            self.add_normed(norm, middle, &before_norms[1], out);
+        } else {
+            self.feed_forward(layer, rows, gate_up, Some(middle), temporary, out);
+        }
+    }
+
+    /// The end of the feed-forward part: the gate, and the projection down.
+    fn feed_forward(
+        &self,
+        layer: usize,
+        rows: Rows<'_>,
+        gate_up: &[f32],
+        residual: Option<&[f32]>,
+        temporary: &mut Temporary,
+        out: &mut [f32],
+    ) {
+        let config = &self.weights.config;
+        let (count, wide) = (rows.tokens.len(), config.intermediate);
         let Temporary { hidden, scratch, .. } = temporary;
         let activated = hidden.reserve(count * wide);
-        swiglu::forward(&self.compute, count, wide, &state.gate_up[..count * 2 * wide], activated);
-        let middle = &state.middle[..input.len()];
-        let out = out.reserve(input.len());
-        let map = Map { layer, site: Site::Down };
-        self.project(scratch, rows.adapters, map, activated, Some(middle), out);
+        gated::forward(
+            &self.compute,
+            config.activation(),
+            count,
+            wide,
+            &gate_up[..count * 2 * wide],
+            activated,
+        );
+        self.project(scratch, rows.adapters, Map { layer, site: Site::Down }, activated, residual, out);
+    }
+
+    /// `out = residual + norm(x)`.
+    fn add_normed(&self, norm: &Range<usize>, residual: &[f32], x: &[f32], out: &mut [f32]) {
+        let config = &self.weights.config;
+        let rows = residual.len() / config.hidden;
+        norm::forward(&self.compute, rows, x, &self.weights.norm(norm), config.norm_epsilon, out);
+        add_rows(&self.compute, rows, config.hidden, residual, out);
     }
 
     /// The part of [`Transformer::forward_layer`] that the block's backward pass needs: all but its output.
@@ -215,7 +267,7 @@ impl Transformer {
         let adapters = rows.adapters;
 
         let normed = normed.reserve(input.len());
-        norm::forward(compute, count, input, self.weights.part(&at.attention_norm), epsilon, normed);
+        norm::forward(compute, count, input, &self.weights.norm(&at.attention_norm), epsilon, normed);
         let qkv = state.qkv.reserve(count * shape.qkv());
         self.project(scratch, adapters, map(Site::Qkv), normed, None, qkv);
         if config.qk_norm {
@@ -225,14 +277,32 @@ impl Transformer {
 
         let attended = state.attended.reserve(count * shape.query());
         let stats = state.stats.reserve(count * shape.heads * 2);
-        attention::forward(compute, keys_values, rows.spans, qkv, attended, Some(stats));
+        attention::forward(
+            compute,
+            keys_values,
+            sight(config, layer),
+            rows.spans,
+            qkv,
+            attended,
+            Some(stats),
+        );
 
         let middle = state.middle.reserve(input.len());
-        self.project(scratch, adapters, map(Site::Output), attended, Some(input), middle);
+        if config.has_post_norms() {
+            let projected = state.before_norms[0].reserve(input.len());
+            self.project(scratch, adapters, map(Site::Output), attended, None, projected);
+            self.add_normed(&at.attention_post_norm, input, projected, middle);
+        } else {
+            self.project(scratch, adapters, map(Site::Output), attended, Some(input), middle);
+        }
 
-        norm::forward(compute, count, middle, self.weights.part(&at.mlp_norm), epsilon, normed);
+        norm::forward(compute, count, middle, &self.weights.norm(&at.mlp_norm), epsilon, normed);
         let gate_up = state.gate_up.reserve(count * 2 * config.intermediate);
         self.project(scratch, adapters, map(Site::GateUp), normed, None, gate_up);
+        if config.has_post_norms() {
+            let out = state.before_norms[1].reserve(input.len());
+            self.feed_forward(layer, rows, gate_up, None, temporary, out);
+        }
     }
 
     /// Norms (where the model has them) and rotary embedding of queries and keys, in place.
@@ -241,10 +311,12 @@ impl Transformer {
         let at = &self.weights.layout.layers[layer];
         for (heads, weight) in [(self.query_heads(), &at.query_norm), (self.key_heads(), &at.key_norm)] {
             if config.qk_norm {
-                let weight = self.weights.part(weight);
+                let weight = &self.weights.norm(weight);
                 norm::forward_heads(&self.compute, positions.len(), heads, weight, config.norm_epsilon, qkv);
             }
-            self.rope.apply(&self.compute, positions, heads, false, qkv);
+            if let Some(rope) = self.rope(layer) {
+                rope.apply(&self.compute, positions, heads, false, qkv);
+            }
         }
     }
 
@@ -252,9 +324,9 @@ impl Transformer {
     pub fn head(&self, x: &[f32], normed: &mut Buffer, scratch: &mut Scratch, logits: &mut Buffer) {
         let config = &self.weights.config;
         let rows = x.len() / config.hidden;
-        let weight = self.weights.part(&self.weights.layout.norm);
+        let weight = self.weights.norm(&self.weights.layout.norm);
         let normed = normed.reserve(x.len());
-        norm::forward(&self.compute, rows, x, weight, config.norm_epsilon, normed);
+        norm::forward(&self.compute, rows, x, &weight, config.norm_epsilon, normed);
         let logits = logits.reserve(rows * config.vocabulary);
         let a = Matrix::new(normed, rows, config.hidden);
         let head = Right::Packed(&self.weights.head);

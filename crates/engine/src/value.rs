@@ -53,7 +53,7 @@ impl Values {
     ) -> ForwardBackward {
         let config = &model.weights.config;
         let (width, epsilon, compute) = (config.hidden, config.norm_epsilon, &model.compute);
-        let weight = model.weights.part(&model.weights.layout.norm);
+        let weight = &model.weights.norm(&model.weights.layout.norm);
         let (w, b) = (&head.master[..width], head.master[width]);
         let predictor = |t: usize| batch.targets[t].predictor as usize;
         let targets: Vec<usize> =

@@ -1,6 +1,7 @@
 //! A model's weights: the f32 master copy, and the packed copy that the kernels read, refreshed after every
 //! update.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use dressage_model::{ModelConfig, ModelError, ModelFiles};
@@ -87,6 +88,15 @@ impl Weights {
     /// The packed matrix of a linear map.
     pub fn packed(&self, map: Map) -> &Packed {
         &self.maps[map.index()]
+    }
+
+    /// Factors of a norm: its weights, to which some families add 1.
+    pub fn norm(&self, range: &Range<usize>) -> Cow<'_, [f32]> {
+        let weights = self.part(range);
+        match self.config.norm_offset() {
+            0.0 => Cow::Borrowed(weights),
+            offset => weights.iter().map(|weight| offset + weight).collect(),
+        }
     }
 
     /// Part of the master copy.

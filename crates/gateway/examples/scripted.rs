@@ -16,7 +16,8 @@ use std::time::Duration;
 
 use dressage_conversation::{Format, Options as History};
 use dressage_gateway::{
-    Backend, Gateway, Model, Options, Route, SessionLimits, SessionOptions, TokenModel, When, serve,
+    Backend, Gateway, Model, Options, Route, RouteContext, SessionLimits, SessionOptions, TokenModel, When,
+    serve,
 };
 use dressage_policy::SamplingParams;
 use dressage_text::testing::{IM_END, tiny_chat};
@@ -39,7 +40,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         created: 0,
     };
     let gateway = Gateway::new(vec![model.clone()], Options::default());
-    let route = Route { agent: "default".into(), model: Arc::new(model), when: When::default(), fixed: None };
+    let route = Route {
+        agent: "default".into(),
+        model: Arc::new(model),
+        when: When::default(),
+        fixed: None,
+        context: RouteContext::NONE,
+    };
     let session = gateway.open(SessionOptions {
         rollout: "tried".into(),
         attempt: "tried".into(),

@@ -1,5 +1,7 @@
 //! A call, in no API's shape: what every dialect is read into.
 
+use std::sync::OnceLock;
+
 use dressage_policy::SamplingParams;
 use dressage_text::{Message, ToolSpec};
 
@@ -144,6 +146,8 @@ pub struct Call {
     pub constraint: Option<Constraint>,
     /// Number of replies, at least 1.
     pub n: usize,
+    /// The route that was chosen for it, by its place.
+    pub(crate) chosen: OnceLock<usize>,
 }
 
 impl Call {
@@ -158,6 +162,7 @@ impl Call {
             sampling: Sampling::default(),
             constraint: None,
             n: 1,
+            chosen: OnceLock::new(),
         }
     }
 }

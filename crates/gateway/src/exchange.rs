@@ -7,15 +7,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use dressage_conversation::{Conversation, Format, Origin, Prepared, Recognised, Request};
+use dressage_conversation::{Conversation, Format, Origin, Prepared};
 use dressage_policy::{
     CallStreams, Completion, FinishReason, SampleEvent, SampleRequest, SampleStream, SamplingParams,
     TopLogprobs, within,
 };
-use dressage_text::{Chat, Message, Piece, ToolSpec};
+use dressage_text::{Message, Piece, ToolSpec};
 use futures_util::FutureExt;
 use tokio::sync::OwnedSemaphorePermit;
 
+use crate::answering::{Answering, Caller};
 use crate::call::{Call, Input, ToolChoice};
 use crate::fault::{Fault, Kind};
 use crate::forms;
@@ -23,25 +24,11 @@ use crate::gateway::{Gateway, now};
 use crate::metrics::add;
 use crate::model::{Backend, Model, TokenModel};
 use crate::reading::Reading;
-use crate::route::{Route, choose};
 use crate::session::{Called, Running, Session};
 use crate::transcript::{End, Event, Head, Reader, Token, Transcript};
 
 /// Most replies to one call.
 const MOST_REPLIES: usize = 128;
-
-/// Who calls.
-#[derive(Clone, Default)]
-pub struct Caller {
-    /// The attempt, for calls that bear the key of one.
-    pub session: Option<Arc<Session>>,
-    /// The agent that the call names.
-    pub agent: Option<String>,
-    /// A key of the whole body.
-    pub body: Option<u128>,
-    /// Whether the client says that it asks again.
-    pub retries: bool,
-}
 
 /// Prompt of a call.
 #[derive(Clone)]
@@ -63,11 +50,16 @@ struct Exchange {
     tools: Arc<[ToolSpec]>,
     tool_choice: ToolChoice,
     parallel_calls: bool,
+    /// Whether it is a summary, which no limit of the attempt counts.
+    summarises: bool,
     reply: Duration,
     begun: Instant,
     /// Held until the call has ended.
-    _held: (OwnedSemaphorePermit, Option<Running>),
+    _held: Held,
 }
+
+/// A place among the calls, and one in the session: held until the call has ended.
+pub(crate) type Held = (Option<OwnedSemaphorePermit>, Option<Running>);
 
 /// Tokens that have come, and what they say.
 #[derive(Default)]
@@ -109,7 +101,14 @@ impl Gateway {
     /// # Errors
     /// When the request cannot be served: then nothing of it is recorded.
     pub async fn call(&self, caller: &Caller, call: Call) -> Result<Reader, Fault> {
-        let begun = self.begin(caller, call).await;
+        let begun = match self.again(caller, &call) {
+            Ok(Some(reader)) => Ok(reader),
+            Ok(None) => match self.answering(caller, &call) {
+                Ok(answering) => self.begin(caller, call, answering).await,
+                Err(fault) => Err(fault),
+            },
+            Err(fault) => Err(fault),
+        };
         if let Err(fault) = &begun {
             add(&self.0.metrics.failed, 1);
             if let Some(session) = &caller.session {
@@ -119,36 +118,55 @@ impl Gateway {
         begun
     }
 
-    async fn begin(&self, caller: &Caller, call: Call) -> Result<Reader, Fault> {
-        let begun = Instant::now();
+    /// The answer to an earlier call that this one repeats.
+    fn again(&self, caller: &Caller, call: &Call) -> Result<Option<Reader>, Fault> {
         if let (Some(session), Some(body)) = (&caller.session, caller.body)
             && let Some(earlier) = session.repeated(body, caller.retries)
         {
             add(&self.0.metrics.rejoined, 1);
-            return Ok(earlier.read());
+            return Ok(Some(earlier.read()));
         }
         if !(1..=MOST_REPLIES).contains(&call.n) {
             let message = format!("n = {}, but it must be in 1..={MOST_REPLIES}", call.n);
             return Err(Fault::field("n", message));
         }
-        let (agent, model, fixed) = self.answering(caller, &call)?;
-        let drawn = match &model.backend {
+        Ok(None)
+    }
+
+    /// A place for a call, and in its session.
+    pub(crate) async fn held(&self, caller: &Caller, summarises: bool) -> Result<Held, Fault> {
+        // A summary is asked for by a call that has its place: it must not wait for another.
+        let place = if summarises { None } else { Some(self.place().await?) };
+        let session = caller.session.as_ref();
+        Ok((place, session.map(|session| session.admit(!summarises)).transpose()?))
+    }
+
+    /// Begins a call that is none of before.
+    pub(crate) async fn begin(
+        &self,
+        caller: &Caller,
+        call: Call,
+        answering: Answering,
+    ) -> Result<Reader, Fault> {
+        let begun = Instant::now();
+        let drawn = match &answering.model.backend {
             Backend::Tokens(drawn) => drawn.clone(),
             Backend::Messages(responder) => {
                 let responder = Arc::clone(responder);
-                return self.relay(caller, call, (agent, model), &*responder, begun).await;
+                return self.relay(caller, call, answering, &*responder, begun).await;
             }
         };
+        let fixed = answering.fixed.clone();
         let mut params = parameters(&call, &drawn, fixed.as_ref());
         params.grammar = if fixed.is_none() { forms::grammar(&call, &drawn)? } else { None };
         params.validate()?;
 
-        let held = (self.place().await?, caller.session.as_ref().map(Session::admit).transpose()?);
+        let held = self.held(caller, answering.summarises).await?;
         let form = forms::asked(&call);
         let Call { input, tools, tool_choice, parallel_calls, n, sampling, .. } = call;
         let tools: Arc<[ToolSpec]> = tools.into();
-        let party = (agent.as_str(), model.policy.as_str());
-        let prompt = self.prompt(caller, party, &drawn.format, input, &tools).await?;
+        let prompt = self.prompt(caller, &answering, &drawn.format, input, &tools).await?;
+        let Answering { agent, model, summarises, .. } = answering;
         if let Prompt::Chat(prepared) = &prompt
             && prepared.in_thought
             && params.grammar.is_some()
@@ -169,9 +187,11 @@ impl Gateway {
         let (seed, streams, least_version) = match &caller.session {
             Some(session) => {
                 let mut state = session.state();
-                params.max_tokens = params.max_tokens.min(state.left_tokens).max(1);
+                if !summarises {
+                    params.max_tokens = params.max_tokens.min(state.left_tokens).max(1);
+                }
                 let streams: Vec<u64> = (0..n).map(|_| state.streams.admit(&agent, &ids)).collect();
-                if let Some(fixed) = &fixed {
+                if let Some(fixed) = fixed.as_ref().filter(|_| !summarises) {
                     for name in sampling.overridden_by(fixed).into_iter().chain(form) {
                         *state.recorded.overridden.entry(name.to_owned()).or_default() += 1;
                     }
@@ -221,6 +241,8 @@ impl Gateway {
         add(&metrics.calls, 1);
         add(&metrics.prompt_tokens, ids.len() as u64);
         add(&metrics.forked, u64::from(matches!(origin, Some(Origin::Forked(_)))));
+        let cut = matches!(origin, Some(Origin::Forked(fork)) if fork.reason.is_cut());
+        add(&metrics.cut, u64::from(cut));
         let head = Head { id, model: model.name.clone(), created: now(), prompt: ids.to_vec(), origin, n };
         let transcript = Transcript::new(head);
         let reader = transcript.read();
@@ -237,6 +259,7 @@ impl Gateway {
             tools,
             tool_choice,
             parallel_calls,
+            summarises,
             reply,
             begun,
             _held: held,
@@ -245,50 +268,11 @@ impl Gateway {
         Ok(reader)
     }
 
-    /// Agent and model of a call, and the parameters that a recipe fixes for it.
-    fn answering(
-        &self,
-        caller: &Caller,
-        call: &Call,
-    ) -> Result<(String, Arc<Model>, Option<SamplingParams>), Fault> {
-        let Some(session) = &caller.session else {
-            return Ok((String::new(), self.model(&call.model)?, None));
-        };
-        let routes = &session.options.routes;
-        let Some(Route { agent, model, fixed, .. }) = choose(routes, caller.agent.as_deref(), call) else {
-            let names: Vec<&str> = routes.iter().map(|route| route.agent.as_str()).collect();
-            let asked = caller.agent.as_deref().unwrap_or_default();
-            let message = format!("this attempt has no agent {asked:?}; it has: {}", names.join(", "));
-            return Err(Fault::new(Kind::NotFound, message));
-        };
-        Ok((agent.clone(), Arc::clone(model), fixed.clone()))
-    }
-
-    /// The model that would answer a caller who asks for `name`.
-    pub(crate) fn model_of(&self, caller: &Caller, name: &str) -> Result<Arc<Model>, Fault> {
-        let call = Call::new(name, Input::Tokens(Vec::new()));
-        self.answering(caller, &call).map(|(_, model, _)| model)
-    }
-
-    /// The model that would answer a call.
-    pub(crate) fn answering_model(&self, caller: &Caller, call: &Call) -> Result<Arc<Model>, Fault> {
-        self.answering(caller, call).map(|(_, model, _)| model)
-    }
-
-    /// The chat of the model that would answer a call.
-    ///
-    /// # Errors
-    /// When no model would, or it is an API of others.
-    pub(crate) fn chat_of(&self, caller: &Caller, call: &Call) -> Result<Arc<Chat>, Fault> {
-        let (_, model, _) = self.answering(caller, call)?;
-        Ok(Arc::clone(model.tokens()?.format.chat()))
-    }
-
     /// Writes the prompt, away from the async workers: a template may take long.
     async fn prompt(
         &self,
         caller: &Caller,
-        (agent, policy): (&str, &str),
+        answering: &Answering,
         format: &Arc<Format>,
         input: Input,
         tools: &Arc<[ToolSpec]>,
@@ -303,14 +287,9 @@ impl Gateway {
             }
         };
         check_messages(&messages)?;
-        let request = Request { agent, policy, format, messages: &messages, tools };
-        let recognised = match &caller.session {
-            Some(session) => session.state().conversation.recognise(&request),
-            None => Conversation::new().recognise(&request),
-        };
-        let prepared = blocking(move || Recognised::render(recognised)).await??;
+        let prepared = self.fitted(caller, answering, format, &messages, tools).await?;
         add(&self.0.metrics.drifted, u64::from(prepared.drift.is_some()));
-        Ok(Prompt::Chat(Box::new(prepared)))
+        Ok(Prompt::Chat(prepared))
     }
 
     /// A seed that no other call has.
@@ -319,7 +298,9 @@ impl Gateway {
     }
 }
 
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Fault> {
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Fault> {
     let failed = |error| Fault::new(Kind::Internal, format!("writing the prompt came to no end: {error}"));
     tokio::task::spawn_blocking(work).await.map_err(failed)
 }
@@ -545,7 +526,9 @@ impl Exchange {
         let (rest, mut end) = reading.end(reply, finish, self.tool_choice == ToolChoice::None);
         end.prompt_tokens = prompt_tokens;
         if let Some(state) = &mut state {
-            state.left_tokens = state.left_tokens.saturating_sub(tokens);
+            if !self.summarises {
+                state.left_tokens = state.left_tokens.saturating_sub(tokens);
+            }
             if let Some(version) = version {
                 let least = state.versions.entry(self.model.policy.clone()).or_default();
                 *least = version.max(*least);
@@ -554,6 +537,7 @@ impl Exchange {
                 agent: self.agent.clone(),
                 model: self.model.name.clone(),
                 external: false,
+                summary: self.summarises,
                 origin,
                 prompt: prompt_tokens,
                 tokens,

@@ -1,3 +1,4 @@
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 use tower::ServiceExt;
 
 use crate::testing::{STRANGER, Served};
-use crate::{Options, SessionLimits};
+use crate::{Call, Caller, Input, Options, SessionLimits};
 
 const CALL: &str =
     "So.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1.50, \"b\": 2}}\n</tool_call>";
@@ -285,6 +286,19 @@ async fn more_than_may_wait_are_told_to_come_back() {
 }
 
 #[tokio::test]
+async fn a_calls_route_is_chosen_once() {
+    let served = Served::scripted(&["Yes."]);
+    let caller = Caller { session: Some(Arc::clone(&served.session)), ..Caller::default() };
+    let call = Call::new("tiny", Input::Text("?".into()));
+    served.gateway.chat_of(&caller, &call).unwrap();
+    assert_eq!(call.chosen.get(), Some(&0));
+    // A choice that is known is not made again.
+    let astray = Call::new("tiny", Input::Text("?".into()));
+    astray.chosen.set(7).unwrap();
+    assert!(served.gateway.chat_of(&caller, &astray).is_err());
+}
+
+#[tokio::test]
 async fn limits_of_an_attempt_refuse_further_calls() {
     let limits = SessionLimits { calls: 2, tokens: 10, reply: Duration::from_secs(5) };
     let served = Served::limited(&["Four"], limits);
@@ -292,7 +306,12 @@ async fn limits_of_an_attempt_refuse_further_calls() {
     assert_eq!(ask("a").await.status, StatusCode::OK);
     assert_eq!(ask("b").await.status, StatusCode::OK);
     let refused = ask("c").await;
-    assert_eq!(refused.status, StatusCode::FORBIDDEN);
+    // Neither status nor header is one that clients ask again for.
+    assert_eq!(
+        (refused.status, &refused.headers["x-should-retry"]),
+        (StatusCode::BAD_REQUEST, &"false".parse().unwrap())
+    );
+    assert_eq!(refused.json()["error"]["code"], "attempt_limit_reached");
     assert!(refused.text.contains("its 2 calls"), "{}", refused.text);
     let limits = SessionLimits { calls: 9, tokens: 7, reply: Duration::from_secs(5) };
     let served = Served::limited(&["Four"], limits);

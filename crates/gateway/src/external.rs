@@ -79,6 +79,9 @@ pub struct ExternalCall {
     pub shared: usize,
     /// The messages after these.
     pub messages: Vec<Message>,
+    /// Tools that it was told of; those of the call before where not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tools: Option<Vec<ToolSpec>>,
     /// The reply, as far as it came.
     pub reply: Message,
     /// Why it ended.
@@ -103,6 +106,14 @@ impl ExternalCall {
         messages.extend(call.messages.iter().cloned());
         messages.push(call.reply.clone());
         messages
+    }
+}
+
+impl ExternalCall {
+    /// The tools that call number `at` of `calls` was told of.
+    pub fn tools(calls: &[ExternalCall], at: usize) -> &[ToolSpec] {
+        let upto = &calls[..calls.len().min(at + 1)];
+        upto.iter().rev().find_map(|call| call.tools.as_deref()).unwrap_or_default()
     }
 }
 

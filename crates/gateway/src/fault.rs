@@ -20,6 +20,8 @@ pub enum Kind {
     Unauthorised,
     /// A right key that is not for this.
     Forbidden,
+    /// A limit of the attempt is reached.
+    Limit,
     /// No such path, model or earlier response.
     NotFound,
     /// The attempt is over.
@@ -38,7 +40,8 @@ impl Kind {
     /// Status of HTTP, alike in all APIs.
     pub fn status(self) -> StatusCode {
         match self {
-            Kind::Invalid | Kind::TooLong => StatusCode::BAD_REQUEST,
+            // A status that clients ask again for would cost them time: nothing changes by asking.
+            Kind::Invalid | Kind::TooLong | Kind::Limit => StatusCode::BAD_REQUEST,
             Kind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Kind::Unauthorised => StatusCode::UNAUTHORIZED,
             Kind::Forbidden => StatusCode::FORBIDDEN,
@@ -59,6 +62,7 @@ impl Kind {
             Kind::TooLarge => "too_large",
             Kind::Unauthorised => "unauthorised",
             Kind::Forbidden => "forbidden",
+            Kind::Limit => "limit",
             Kind::NotFound => "not_found",
             Kind::Gone => "gone",
             Kind::Busy(_) => "busy",
@@ -66,6 +70,13 @@ impl Kind {
             Kind::Deadline => "deadline",
             Kind::Internal => "internal",
         }
+    }
+}
+
+impl Kind {
+    /// Whether a client that asks again gets the same answer in any case.
+    pub(crate) fn is_final(self) -> bool {
+        matches!(self, Kind::Limit | Kind::Gone)
     }
 }
 

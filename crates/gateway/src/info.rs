@@ -10,7 +10,7 @@ use dressage_policy::{SampleRequest, SamplingParams, within};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::exchange::Caller;
+use crate::answering::Caller;
 use crate::fault::{Fault, Kind};
 use crate::gateway::Gateway;
 use crate::http::{Incoming, json as document};

@@ -21,8 +21,10 @@
 //! Not here: sampling (`dressage-policy` and what implements it), starting programs (`dressage-agent`), and
 //! what a reward is worth (`dressage-trainer`).
 
+mod answering;
 mod anthropic;
 mod call;
+mod context;
 mod exchange;
 mod external;
 mod fault;
@@ -34,6 +36,7 @@ mod key;
 mod metrics;
 mod model;
 mod openai;
+mod parameters;
 mod places;
 mod reading;
 mod relay;
@@ -50,13 +53,13 @@ mod tokens;
 mod transcript;
 mod vllm;
 
+pub use answering::Caller;
 pub use call::{Call, Constraint, Input, Sampling, ToolChoice};
-pub use exchange::Caller;
 pub use external::{Answer, ExternalCall, Query, Responder, Said};
 pub use fault::{Fault, Kind};
 pub use gateway::{Gateway, Options};
 pub use http::serve;
 pub use model::{Backend, Model, TokenModel};
-pub use route::{Route, When};
+pub use route::{Route, RouteContext, Summary, When};
 pub use session::{Called, Recorded, Reward, Session, SessionLimits, SessionOptions};
 pub use transcript::{End, Event, Head, Reader, Token, Transcript};

@@ -20,6 +20,8 @@ pub(crate) struct Metrics {
     pub rejoined: AtomicU64,
     pub drifted: AtomicU64,
     pub forked: AtomicU64,
+    pub cut: AtomicU64,
+    pub summaries: AtomicU64,
     pub first_token: Histogram,
     pub whole: Histogram,
 }
@@ -79,6 +81,12 @@ impl Metrics {
             ("dressage_prompt_tokens_total", "Tokens of prompts.", &self.prompt_tokens),
             ("dressage_drawn_tokens_total", "Tokens that were drawn.", &self.drawn_tokens),
             ("dressage_forks_total", "Prompts that left what was recorded.", &self.forked),
+            ("dressage_context_cuts_total", "Prompts that a context policy made shorter.", &self.cut),
+            (
+                "dressage_context_summaries_total",
+                "Summaries that a context policy asked for.",
+                &self.summaries,
+            ),
             ("dressage_drift_total", "Prompts whose past the template prints otherwise.", &self.drifted),
         ] {
             let value = counter.load(Ordering::Relaxed);

@@ -6,18 +6,18 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use dressage_policy::{FinishReason, awake};
-use dressage_text::{Message, Piece};
-use tokio::sync::OwnedSemaphorePermit;
+use dressage_text::{Message, Piece, ToolSpec};
 use tokio::sync::mpsc::UnboundedReceiver;
 
+use crate::answering::{Answering, Caller};
 use crate::call::{Call, Input};
-use crate::exchange::{Caller, given_up};
+use crate::exchange::{Held, given_up};
 use crate::external::{Answer, ExternalCall, Query, Responder, Said};
 use crate::fault::{Fault, Kind};
 use crate::gateway::{Gateway, now};
 use crate::metrics::add;
 use crate::model::Model;
-use crate::session::{Called, Running, Session};
+use crate::session::{Called, Session};
 use crate::transcript::{End, Event, Head, Reader, Transcript};
 
 /// A call under way.
@@ -28,13 +28,16 @@ struct Relay {
     agent: String,
     transcript: Arc<Transcript>,
     messages: Vec<Message>,
+    tools: Vec<ToolSpec>,
     /// The reply so far.
     reply: Message,
     /// Longest wait for it.
     longest: Duration,
     begun: Instant,
+    /// Whether a context policy asks.
+    summarises: bool,
     /// Held until the call has ended.
-    _held: (OwnedSemaphorePermit, Option<Running>),
+    _held: Held,
 }
 
 impl Gateway {
@@ -46,10 +49,11 @@ impl Gateway {
         &self,
         caller: &Caller,
         call: Call,
-        (agent, model): (String, Arc<Model>),
+        answering: Answering,
         responder: &dyn Responder,
         begun: Instant,
     ) -> Result<Reader, Fault> {
+        let Answering { agent, model, summarises, .. } = answering;
         let Call { input, tools, tool_choice, parallel_calls, constraint, sampling, n, .. } = call;
         let Input::Messages(messages) = input else {
             return Err(model.tokens().err().unwrap_or_else(|| Fault::field("prompt", "give messages")));
@@ -61,12 +65,12 @@ impl Gateway {
             let message = format!("n = {n}, but the model {:?} gives one reply a call", model.name);
             return Err(Fault::field("n", message));
         }
-        let held = (self.place().await?, caller.session.as_ref().map(Session::admit).transpose()?);
+        let held = self.held(caller, summarises).await?;
         let longest =
             caller.session.as_ref().map_or(self.0.options.reply, |session| session.options.limits.reply);
         let query = Query {
             messages: messages.clone(),
-            tools,
+            tools: tools.clone(),
             tool_choice,
             parallel_calls,
             constraint,
@@ -92,9 +96,11 @@ impl Gateway {
             agent,
             transcript,
             messages,
+            tools,
             reply: Message::assistant(""),
             longest,
             begun,
+            summarises,
             _held: held,
         };
         tokio::spawn(relay.run(first, said));
@@ -189,10 +195,13 @@ impl Relay {
         let mut state = session.state();
         let at = state.recorded.external.len();
         let (after, shared) = state.histories.note(at, &self.messages, &answer.message);
+        let known = ExternalCall::tools(&state.recorded.external, at) == self.tools;
+        let tools = (!known).then(|| std::mem::take(&mut self.tools));
         state.recorded.calls.push(Called {
             agent: agent.clone(),
             model: self.model.name.clone(),
             external: true,
+            summary: self.summarises,
             origin: None,
             prompt: answer.prompt_tokens,
             tokens: answer.tokens,
@@ -208,6 +217,7 @@ impl Relay {
             after,
             shared,
             messages: self.messages.split_off(shared),
+            tools,
             reply: answer.message.clone(),
             finish: answer.finish,
             prompt_tokens: answer.prompt_tokens,

@@ -57,7 +57,13 @@ fn served(parrot: Parrot) -> (Served, Arc<Session>, Arc<Parrot>) {
     };
     let mut routes = served.session.options.routes.clone();
     let when = When { models: vec!["api".into()], ..When::default() };
-    routes.push(Route { agent: "judge".into(), model: Arc::new(judge), when, fixed: None });
+    routes.push(Route {
+        agent: "judge".into(),
+        model: Arc::new(judge),
+        when,
+        fixed: None,
+        context: crate::RouteContext::NONE,
+    });
     let session = served.gateway.open(SessionOptions {
         rollout: "r".into(),
         attempt: "mixed".into(),

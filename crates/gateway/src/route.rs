@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use dressage_conversation::Budget;
 use dressage_policy::SamplingParams;
 use regex::Regex;
 
@@ -19,6 +20,36 @@ pub struct Route {
     pub when: When,
     /// Sampling as the recipe has it, whatever a client asks for. All but `max_tokens` and stops is taken.
     pub fixed: Option<SamplingParams>,
+    /// How its calls are kept within its context.
+    pub context: RouteContext,
+}
+
+/// How an agent's calls are kept within its context.
+#[derive(Clone)]
+pub struct RouteContext {
+    /// Most tokens of a prompt, and what happens to longer ones.
+    pub budget: Budget,
+    /// Whoever writes summaries, where the policy asks for such.
+    pub summary: Option<Arc<Summary>>,
+}
+
+impl RouteContext {
+    /// No policy: what is longer than the model's context is refused.
+    pub const NONE: RouteContext = RouteContext { budget: Budget::NONE, summary: None };
+}
+
+/// Whoever writes summaries.
+pub struct Summary {
+    /// The agent, as its segments bear it.
+    pub agent: String,
+    /// The model.
+    pub model: Arc<Model>,
+    /// Sampling as the recipe has it.
+    pub fixed: Option<SamplingParams>,
+    /// Most tokens of a summary.
+    pub tokens: usize,
+    /// Words before the text to be summarised.
+    pub instruction: String,
 }
 
 /// Traits of an agent's calls. All that are given must hold; with none, no call matches.
@@ -57,16 +88,16 @@ fn instructions(call: &Call) -> String {
     texts.join("\n")
 }
 
-/// The route of a call: of the agent that it names, else the first whose traits it has, else the one called
-/// `default`, else the first.
-pub(crate) fn choose<'a>(routes: &'a [Route], named: Option<&str>, call: &Call) -> Option<&'a Route> {
-    let of = |name: &str| routes.iter().find(|route| route.agent == name);
+/// The route of a call, by its place: of the agent that it names, else the first whose traits it has, else
+/// the one called `default`, else the first.
+pub(crate) fn choose(routes: &[Route], named: Option<&str>, call: &Call) -> Option<usize> {
+    let of = |name: &str| routes.iter().position(|route| route.agent == name);
     match named {
         Some(name) => of(name),
         None => routes
             .iter()
-            .find(|route| route.when.holds(call))
+            .position(|route| route.when.holds(call))
             .or_else(|| of("default"))
-            .or_else(|| routes.first()),
+            .or((!routes.is_empty()).then_some(0)),
     }
 }

@@ -78,6 +78,8 @@ pub struct Called {
     pub model: String,
     /// Whether the model is behind an API of others.
     pub external: bool,
+    /// Whether a context policy asked, for a summary.
+    pub summary: bool,
     /// How the prompt came about; `None` for prompts in ids, and for models of others.
     pub origin: Option<Origin>,
     /// Tokens of the prompt.
@@ -193,23 +195,27 @@ impl Session {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Admits one more call of the model.
-    pub(crate) fn admit(self: &Arc<Self>) -> Result<Running, Fault> {
+    /// Admits one more call of the model; one that is not `counted` is bounded by no limit.
+    pub(crate) fn admit(self: &Arc<Self>, counted: bool) -> Result<Running, Fault> {
         let mut state = self.state();
         if self.closed.load(Ordering::Acquire) {
             return Err(self.gone());
         }
+        if !counted {
+            self.running.send_modify(|running| *running += 1);
+            return Ok(Running(Arc::clone(self)));
+        }
         if state.left_calls == 0 {
             let most = self.options.limits.calls;
             return Err(Fault::new(
-                Kind::Forbidden,
+                Kind::Limit,
                 format!("this attempt has made its {most} calls (agent.max_turns)"),
             ));
         }
         if state.left_tokens == 0 {
             let most = self.options.limits.tokens;
             let message = format!("this attempt has sampled its {most} tokens (agent.max_tokens)");
-            return Err(Fault::new(Kind::Forbidden, message));
+            return Err(Fault::new(Kind::Limit, message));
         }
         state.left_calls -= 1;
         self.running.send_modify(|running| *running += 1);

@@ -12,8 +12,8 @@ use dressage_text::{Chat, Piece};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use crate::answering::Caller;
 use crate::call::{Call, Constraint, Input};
-use crate::exchange::Caller;
 use crate::fault::Fault;
 use crate::gateway::Gateway;
 use crate::http::{Dialect, Gathered, Incoming, answer, failed, frame, gather_all, json as document, read};

@@ -13,7 +13,9 @@ use tower::ServiceExt;
 
 use crate::scripted::Scripted;
 use crate::session::Session;
-use crate::{Backend, Gateway, Model, Options, Route, SessionLimits, SessionOptions, TokenModel, When};
+use crate::{
+    Backend, Gateway, Model, Options, Route, RouteContext, SessionLimits, SessionOptions, TokenModel, When,
+};
 
 /// The key of strangers.
 pub(crate) const STRANGER: &str = "sk-test";
@@ -121,11 +123,27 @@ impl Served {
         Self::with(Arc::new(Scripted::new(texts, IM_END)), 1000, Options::default(), limits)
     }
 
+    /// A model that says these texts, for an attempt under a context policy.
+    pub(crate) fn within(texts: &[&str], context: impl Fn(&Arc<Model>) -> RouteContext) -> Self {
+        let sampler = Arc::new(Scripted::new(texts, IM_END));
+        Self::under(sampler, 1000, Options::default(), LIMITS, context)
+    }
+
     fn new(sampler: Arc<dyn Sampler>, max_tokens: usize, options: Options) -> Self {
         Self::with(sampler, max_tokens, options, LIMITS)
     }
 
     fn with(sampler: Arc<dyn Sampler>, max_tokens: usize, options: Options, limits: SessionLimits) -> Self {
+        Self::under(sampler, max_tokens, options, limits, |_| RouteContext::NONE)
+    }
+
+    fn under(
+        sampler: Arc<dyn Sampler>,
+        max_tokens: usize,
+        options: Options,
+        limits: SessionLimits,
+        context: impl Fn(&Arc<Model>) -> RouteContext,
+    ) -> Self {
         let format = Arc::clone(&FORMAT);
         let model = Model {
             name: "tiny".into(),
@@ -138,12 +156,10 @@ impl Served {
             }),
             created: 1,
         };
-        let route = Route {
-            agent: "default".into(),
-            model: Arc::new(model.clone()),
-            when: When::default(),
-            fixed: None,
-        };
+        let shared = Arc::new(model.clone());
+        let context = context(&shared);
+        let (agent, when) = ("default".into(), When::default());
+        let route = Route { agent, model: shared, when, fixed: None, context };
         let gateway = Gateway::new(vec![model], options);
         let session = gateway.open(SessionOptions {
             rollout: "r".into(),

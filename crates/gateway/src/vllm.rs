@@ -11,8 +11,8 @@ use dressage_text::Chat;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use crate::answering::Caller;
 use crate::call::{Call, Input};
-use crate::exchange::Caller;
 use crate::fault::Fault;
 use crate::gateway::Gateway;
 use crate::http::{Dialect, Gathered, Incoming, answer, failed, frame, read};

@@ -1,5 +1,7 @@
 //! Numbers of a decoder-only transformer, whatever file they came from.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 /// A family of architectures, by what distinguishes it from the shared blocks.
@@ -8,10 +10,40 @@ use serde::{Deserialize, Serialize};
 pub enum Family {
     /// Llama 2 and 3, SmolLM2: no biases unless the configuration asks for them.
     Llama,
+    /// Mistral: Llama with a sliding window on every layer, or on none.
+    Mistral,
     /// Qwen2 and Qwen2.5: biases on the query, key and value projections.
     Qwen2,
     /// Qwen3: RMS norm over each head of queries and keys, before the rotary embedding.
     Qwen3,
+    /// Gemma 3: norms that scale by 1 + w, before and after attention and the feed-forward part, norms of
+    /// queries and keys, GELU, scaled embeddings, and most layers with a sliding window.
+    Gemma3,
+    /// SmolLM3: Llama with some layers whose queries and keys are not rotated.
+    #[serde(rename = "smollm3")]
+    SmolLm3,
+}
+
+/// The function that gates the feed-forward part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// x / (1 + exp(−x)).
+    Silu,
+    /// x Φ(x) with Φ by tanh (Hendrycks & Gimpel 2016), `gelu_pytorch_tanh` in transformers.
+    GeluTanh,
+}
+
+/// Layers that do not attend to their whole path by rotated queries and keys. Layers count from 0.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Pattern {
+    /// Positions that a query of a windowed layer sees: the last ones up to its own.
+    pub window: Option<usize>,
+    /// Layers with that window.
+    pub windowed: BTreeSet<usize>,
+    /// Rotary embedding of the windowed layers, where they have one of their own.
+    pub local_rope: Option<Rope>,
+    /// Layers without rotary embedding.
+    pub unrotated: BTreeSet<usize>,
 }
 
 /// Rotary position embedding, the half-split ("rotate half") kind.
@@ -86,6 +118,10 @@ pub struct ModelConfig {
     pub norm_epsilon: f32,
     /// Rotary embedding.
     pub rope: Rope,
+    /// Layers that attend otherwise.
+    pub pattern: Pattern,
+    /// Attention scores are divided by the root of this; `None` takes `head_dim`.
+    pub query_scalar: Option<f32>,
     /// Whether the head shares the embedding's weights.
     pub tied: bool,
     /// Whether the query, key and value projections have biases.
@@ -114,6 +150,52 @@ pub struct Parameter {
 }
 
 impl ModelConfig {
+    /// Positions that a query of a layer sees, its own included; `None` for the whole path.
+    pub fn window(&self, layer: usize) -> Option<usize> {
+        self.pattern.window.filter(|_| self.pattern.windowed.contains(&layer))
+    }
+
+    /// Factor of attention scores.
+    pub fn attention_scale(&self) -> f32 {
+        1.0 / self.query_scalar.unwrap_or(self.head_dim as f32).sqrt()
+    }
+
+    /// Number to which the weight of a norm is added: norms scale by their weight, or by 1 + weight.
+    pub fn norm_offset(&self) -> f32 {
+        if self.family == Family::Gemma3 { 1.0 } else { 0.0 }
+    }
+
+    /// Whether the outputs of attention and of the feed-forward part are normalised before they are added to
+    /// the residual stream.
+    pub fn has_post_norms(&self) -> bool {
+        self.family == Family::Gemma3
+    }
+
+    /// Factor of embeddings on their way in (not in the head), where there is one: the root of the width,
+    /// rounded to f32 as transformers rounds it to the type of the table.
+    pub fn embedding_scale(&self) -> Option<f32> {
+        (self.family == Family::Gemma3).then(|| (self.hidden as f64).sqrt() as f32)
+    }
+
+    /// Gate of the feed-forward part.
+    pub fn activation(&self) -> Activation {
+        if self.family == Family::Gemma3 { Activation::GeluTanh } else { Activation::Silu }
+    }
+
+    /// Names of a block's norms, as far as it has them: before attention, after it, before the feed-forward
+    /// part, after it.
+    pub fn block_norms(&self) -> [&'static str; 4] {
+        match self.has_post_norms() {
+            true => [
+                "input_layernorm",
+                "post_attention_layernorm",
+                "pre_feedforward_layernorm",
+                "post_feedforward_layernorm",
+            ],
+            false => ["input_layernorm", "", "post_attention_layernorm", ""],
+        }
+    }
+
     /// Every weight of the model under its Hugging Face name, in a fixed order: embedding, blocks from first
     /// to last, final norm, head (where it is not tied to the embedding).
     pub fn parameters(&self) -> Vec<Parameter> {
@@ -124,7 +206,8 @@ impl ModelConfig {
         add("model.embed_tokens.weight".into(), &[self.vocabulary, hidden]);
         for layer in 0..self.layers {
             let mut block = |name: &str, shape: &[usize]| add(format!("model.layers.{layer}.{name}"), shape);
-            block("input_layernorm.weight", &[hidden]);
+            let [before_attention, after_attention, before_mlp, after_mlp] = self.block_norms();
+            block(&format!("{before_attention}.weight"), &[hidden]);
             for (name, outputs, inputs, bias) in [
                 ("q_proj", queries, hidden, self.qkv_bias),
                 ("k_proj", keys, hidden, self.qkv_bias),
@@ -140,7 +223,9 @@ impl ModelConfig {
                 block("self_attn.q_norm.weight", &[head_dim]);
                 block("self_attn.k_norm.weight", &[head_dim]);
             }
-            block("post_attention_layernorm.weight", &[hidden]);
+            for norm in [after_attention, before_mlp].into_iter().filter(|norm| !norm.is_empty()) {
+                block(&format!("{norm}.weight"), &[hidden]);
+            }
             for (name, outputs, inputs) in [
                 ("gate_proj", intermediate, hidden),
                 ("up_proj", intermediate, hidden),
@@ -150,6 +235,9 @@ impl ModelConfig {
                 if self.mlp_bias {
                     block(&format!("mlp.{name}.bias"), &[outputs]);
                 }
+            }
+            if !after_mlp.is_empty() {
+                block(&format!("{after_mlp}.weight"), &[hidden]);
             }
         }
         add("model.norm.weight".into(), &[hidden]);
@@ -204,13 +292,57 @@ impl ModelConfig {
                 "a Qwen2 model has biases on its query, key and value projections and on no other of attention".into(),
             );
         }
-        if self.mlp_bias && self.family != Family::Llama {
+        if self.mlp_bias && !matches!(self.family, Family::Llama | Family::SmolLm3) {
             return Some("feed-forward biases fit no model of this family".into());
         }
-        if self.qk_norm != (self.family == Family::Qwen3) {
-            return Some("norms on queries and keys belong to Qwen3, and Qwen3 has them".into());
+        if self.family == Family::Mistral && self.qkv_bias {
+            return Some("a Mistral model has no biases".into());
         }
-        self.rope.scaling.contradiction()
+        if self.qk_norm != matches!(self.family, Family::Qwen3 | Family::Gemma3) {
+            return Some("norms on queries and keys belong to Qwen3 and Gemma 3, and these have them".into());
+        }
+        self.rope.scaling.contradiction().or_else(|| self.impossible_pattern())
+    }
+
+    /// First contradiction in how layers attend.
+    fn impossible_pattern(&self) -> Option<String> {
+        let Pattern { window, windowed, local_rope, unrotated } = &self.pattern;
+        let gemma = self.family == Family::Gemma3;
+        if let Some(layer) = windowed.iter().chain(unrotated).find(|layer| **layer >= self.layers) {
+            return Some(format!(
+                "layer {layer} is given a kind of attention, but there are {} layers",
+                self.layers
+            ));
+        }
+        if window.is_none_or(|window| window == 0) && !windowed.is_empty() {
+            return Some("layers have a sliding window, but its size is missing or 0".into());
+        }
+        if self.family == Family::Llama && !windowed.is_empty() {
+            return Some("a Llama model has no sliding window".into());
+        }
+        if self.family == Family::Mistral && !windowed.is_empty() && windowed.len() != self.layers {
+            return Some("a Mistral model has a sliding window on every layer or on none".into());
+        }
+        if self.family != Family::SmolLm3 && !unrotated.is_empty() {
+            return Some("layers without rotary embedding belong to SmolLM3".into());
+        }
+        if let Some(rope) = local_rope {
+            if !(rope.theta.is_finite() && rope.theta > 0.0) {
+                return Some(format!("the local rotary base {} is not a positive number", rope.theta));
+            }
+            if rope.scaling != RopeScaling::None {
+                return Some("the local rotary embedding is scaled, which fits no model".into());
+            }
+        }
+        if local_rope.is_some() != gemma || (self.query_scalar.is_some() && !gemma) {
+            return Some("a local rotary embedding and a scalar of queries belong to Gemma 3".into());
+        }
+        match self.query_scalar {
+            Some(scalar) if !(scalar.is_finite() && scalar > 0.0) => {
+                Some(format!("the scalar of queries is {scalar}; it must be a positive number"))
+            }
+            _ => None,
+        }
     }
 }
 

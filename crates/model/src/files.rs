@@ -106,7 +106,7 @@ impl ModelFiles {
                 way_out: "give the folder of a Hugging Face model, or a .gguf file itself".into(),
             });
         };
-        let (mut config, mut notes) = hf_config::parse(&config_path, &contents)?;
+        let hf_config::Parsed { mut config, mut notes, is_part } = hf_config::parse(&config_path, &contents)?;
         let generation_path = path.join("generation_config.json");
         if let Some(generation) = read_json(&generation_path)? {
             // A chat model often says only here which token ends a turn.
@@ -135,7 +135,7 @@ impl ModelFiles {
                 None => settings.get("chat_template").and_then(default_template),
             };
         let mut files = open_weights(path)?;
-        names::settle(&mut files)?;
+        names::settle(&mut files, is_part)?;
         if config.tied {
             notes.extend(settle_head(&mut config, &mut files)?);
         }

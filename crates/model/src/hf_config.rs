@@ -4,72 +4,134 @@
 //! Every key is read, known to change no number here (`known.rs`), or refused by name: see [`crate::keys`]
 //! for those that nobody has heard of.
 
+mod defaults;
 mod known;
+mod pattern;
+mod rope;
+mod write;
 
 use std::path::Path;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
+use self::defaults::Defaults;
 use crate::keys::{Keys, token_ids};
-use crate::{Family, ModelConfig, ModelError, Rope, RopeScaling};
+use crate::{Family, ModelConfig, ModelError};
 
 /// The way out for a key that is not known.
 const UNKNOWN: &str = "Dressage does not know this key, and cannot tell whether the model computes otherwise because of it: if it does not, remove it from config.json";
 
-/// Reads the contents of the `config.json` at `path`. Also what to tell the user of it.
-pub(crate) fn parse(path: &Path, contents: &[u8]) -> Result<(ModelConfig, Vec<String>), ModelError> {
+/// Contents of a `config.json`.
+pub(crate) struct Parsed {
+    pub(crate) config: ModelConfig,
+    /// Notes for the user.
+    pub(crate) notes: Vec<String>,
+    /// Whether the text model is a part of a larger one, whose other parts are not read.
+    pub(crate) is_part: bool,
+}
+
+/// Reads the contents of the `config.json` at `path`.
+pub(crate) fn parse(path: &Path, contents: &[u8]) -> Result<Parsed, ModelError> {
     let object: Map<String, Value> = serde_json::from_slice(contents)
         .map_err(|error| ModelError::damaged(path, format!("it is not a JSON object: {error}")))?;
     let keys = Keys::new(path, "", &object);
     let model_type = keys.need("model_type", keys.text("model_type")?)?;
+    if model_type != "gemma3" {
+        let (config, notes) = parse_text(&keys)?;
+        return Ok(Parsed { config, notes, is_part: false });
+    }
+    // Images go in beside the text of a Gemma 3; what its text model is stands in an object of its own.
+    let text = keys.need("text_config", keys.object("text_config")?)?;
+    let inner = Keys::new(path, "text_config.", text);
+    refuse_other_code(&keys)?;
+    let (mut config, mut notes) = parse_text(&inner)?;
+    if let Some(tied) = keys.read("tie_word_embeddings", "true or false", Value::as_bool)? {
+        config.tied = tied;
+    }
+    let eos = keys.read("eos_token_id", "a token id or a list of them", token_ids)?;
+    if let Some(eos) = eos {
+        config.eos = eos;
+    }
+    config.bos = keys.token("bos_token_id")?.or(config.bos);
+    config.pad = pad(&keys)?.or(config.pad);
+    notes.extend(keys.settle_rest(|key| known::is_of_images(key) || known::is_without_effect(key), UNKNOWN)?);
+    Ok(Parsed { config, notes, is_part: true })
+}
+
+/// Reads the configuration of a text model. Also what to tell the user of it.
+fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
+    let path = keys.path;
+    let model_type = keys.need("model_type", keys.text("model_type")?)?;
     let family = match model_type {
         "llama" => Family::Llama,
+        "mistral" => Family::Mistral,
         "qwen2" => Family::Qwen2,
         "qwen3" => Family::Qwen3,
+        "gemma3_text" => Family::Gemma3,
+        "smollm3" => Family::SmolLm3,
         _ => {
-            let way_out = "Dressage runs the model types llama (Llama 2 and 3, SmolLM2), qwen2 and qwen3";
+            let way_out = "Dressage runs the model types llama (Llama 2 and 3, SmolLM2), mistral, qwen2, qwen3, \
+                           gemma3_text (gemma3 without its images) and smollm3";
             return Err(keys.unsupported("model_type", way_out));
         }
     };
-    refuse_the_unsupported(&keys, family)?;
+    let defaults = Defaults::of(family);
+    refuse_the_unsupported(keys, family)?;
     let hidden = keys.needed_size("hidden_size")?;
-    let heads = keys.needed_size("num_attention_heads")?;
-    let head_dim = match (keys.size("head_dim")?, family) {
-        (Some(width), _) => width,
-        (None, Family::Qwen3) => 128,
-        (None, _) if heads > 0 && hidden.is_multiple_of(heads) => hidden / heads,
-        (None, _) => {
+    let heads = keys.size("num_attention_heads")?.or(defaults.heads);
+    let heads = keys.need("num_attention_heads", heads)?;
+    let head_dim = match keys.size("head_dim")?.or(defaults.head_dim) {
+        Some(width) => width,
+        None if heads > 0 && hidden.is_multiple_of(heads) => hidden / heads,
+        None => {
             let what = format!("hidden_size {hidden} cannot be split into num_attention_heads {heads}");
             return Err(ModelError::config(path, what));
         }
     };
-    let context = keys.size("max_position_embeddings")?.unwrap_or(match family {
-        Family::Llama => 2048,
-        Family::Qwen2 | Family::Qwen3 => 32768,
-    });
+    let context = keys.size("max_position_embeddings")?.unwrap_or(defaults.context);
+    let layers = keys.needed_size("num_hidden_layers")?;
+    // Layers are counted out below.
+    if layers > known::MOST_LAYERS {
+        let what =
+            format!("the number of layers is {layers}; it must lie between 1 and {}", known::MOST_LAYERS);
+        return Err(ModelError::config(path, what));
+    }
+    let mut pattern = pattern::read(keys, family, layers)?;
+    let mut query_scalar = None;
+    let rope = match family {
+        Family::Gemma3 => {
+            let [global, local] = rope::rope_by_kind(keys, context)?;
+            pattern.local_rope = Some(local);
+            query_scalar = Some(keys.float("query_pre_attn_scalar")?.unwrap_or(256.0));
+            global
+        }
+        _ => rope::rope(keys, family, context)?,
+    };
     // Qwen2 has its biases whatever the file says.
     let attention_bias = keys.flag("attention_bias", false)? && family != Family::Qwen2;
     let eos = keys.read("eos_token_id", "a token id or a list of them", token_ids)?;
     let config = ModelConfig {
         family,
         hidden,
-        layers: keys.needed_size("num_hidden_layers")?,
+        layers,
         heads,
-        kv_heads: keys.size("num_key_value_heads")?.unwrap_or(heads),
+        kv_heads: kv_heads(keys, &defaults, heads)?,
         head_dim,
         intermediate: keys.needed_size("intermediate_size")?,
-        vocabulary: keys.needed_size("vocab_size")?,
+        vocabulary: keys.need("vocab_size", keys.size("vocab_size")?.or(defaults.vocabulary))?,
         context,
         norm_epsilon: keys.float("rms_norm_eps")?.unwrap_or(1e-6),
-        rope: rope(&keys, context)?,
-        tied: keys.flag("tie_word_embeddings", false)?,
+        rope,
+        pattern,
+        query_scalar,
+        tied: keys.flag("tie_word_embeddings", defaults.tied)?,
         qkv_bias: family == Family::Qwen2 || attention_bias,
         output_bias: attention_bias,
         mlp_bias: keys.flag("mlp_bias", false)?,
-        qk_norm: family == Family::Qwen3,
+        qk_norm: matches!(family, Family::Qwen3 | Family::Gemma3),
         bos: keys.token("bos_token_id")?,
         eos: eos.unwrap_or_default(),
-        pad: pad(&keys)?,
+        pad: pad(keys)?,
     };
     if keys.read("qkv_bias", "true or false", Value::as_bool)?.is_some_and(|flag| flag != config.qkv_bias) {
         return Err(keys.unsupported(
@@ -97,7 +159,14 @@ fn pad(keys: &Keys) -> Result<Option<u32>, ModelError> {
     }
 }
 
-fn refuse_the_unsupported(keys: &Keys, family: Family) -> Result<(), ModelError> {
+/// Key and value heads: as many as query heads where a file says `null`.
+fn kv_heads(keys: &Keys, defaults: &Defaults, heads: usize) -> Result<usize, ModelError> {
+    let default = defaults.kv_heads.filter(|_| !keys.has("num_key_value_heads"));
+    Ok(keys.size("num_key_value_heads")?.or(default).unwrap_or(heads))
+}
+
+/// Refuses weights and code that are not a plain model's.
+fn refuse_other_code(keys: &Keys) -> Result<(), ModelError> {
     keys.refuse(
         "quantization_config",
         "Dressage reads F32, F16 and BF16 folders: take the version of the model that is not quantised, or a GGUF file",
@@ -105,28 +174,24 @@ fn refuse_the_unsupported(keys: &Keys, family: Family) -> Result<(), ModelError>
     keys.refuse(
         "auto_map",
         "Dressage does not run a model's own code: where its blocks are those of its model_type, remove the key from config.json",
-    )?;
-    let windows =
-        "Dressage does not run sliding-window attention: choose a model that attends to its whole context";
-    let used = keys.read("use_sliding_window", "true or false", Value::as_bool)?;
-    if used == Some(true) {
-        return Err(keys.unsupported("use_sliding_window", windows));
-    }
-    // Qwen's windows are off unless a file switches them on; Llama has none.
-    let window = keys.size("sliding_window")?;
-    if family == Family::Llama && used.is_none() && window.is_some_and(|window| window > 0) {
-        return Err(keys.unsupported("sliding_window", windows));
-    }
-    // Where windows would begin, if there were any.
-    keys.get("max_window_layers");
-    let layer_types = keys.read("layer_types", "a list", Value::as_array)?;
-    if layer_types.is_some_and(|types| types.iter().any(|kind| kind != "full_attention")) {
-        return Err(keys.unsupported("layer_types", windows));
+    )
+}
+
+fn refuse_the_unsupported(keys: &Keys, family: Family) -> Result<(), ModelError> {
+    refuse_other_code(keys)?;
+    if family == Family::Gemma3 {
+        for key in ["final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention"] {
+            keys.refuse(key, "Dressage runs Gemma 3 as published, without this")?;
+        }
     }
     for key in ["hidden_act", "hidden_activation"] {
         // Two names of one function.
-        if keys.text(key)?.is_some_and(|activation| !["silu", "swish"].contains(&activation)) {
-            return Err(keys.unsupported(key, "Dressage runs the activation silu"));
+        let (known, way_out): (&[&str], &str) = match family {
+            Family::Gemma3 => (&["gelu_pytorch_tanh"], "Dressage runs Gemma 3 with gelu_pytorch_tanh"),
+            _ => (&["silu", "swish"], "Dressage runs the activation silu in this family"),
+        };
+        if keys.text(key)?.is_some_and(|activation| !known.contains(&activation)) {
+            return Err(keys.unsupported(key, way_out));
         }
     }
     if keys.float("partial_rotary_factor")?.is_some_and(|factor| factor != 1.0) {
@@ -135,11 +200,11 @@ fn refuse_the_unsupported(keys: &Keys, family: Family) -> Result<(), ModelError>
     for key in ["qk_norm", "use_qk_norm"] {
         if keys
             .read(key, "true or false", Value::as_bool)?
-            .is_some_and(|flag| flag != (family == Family::Qwen3))
+            .is_some_and(|flag| flag != matches!(family, Family::Qwen3 | Family::Gemma3))
         {
             return Err(keys.unsupported(
                 key,
-                "Dressage runs Qwen3 with norms on queries and keys, and other families without",
+                "Dressage runs Qwen3 and Gemma 3 with norms on queries and keys, and other families without",
             ));
         }
     }
@@ -151,194 +216,6 @@ fn refuse_the_unsupported(keys: &Keys, family: Family) -> Result<(), ModelError>
         )?;
     }
     Ok(())
-}
-
-/// Older files have `rope_theta` and `rope_scaling`, newer ones both in `rope_parameters`. Where a file has
-/// both, transformers goes by the older one.
-fn rope(keys: &Keys, context: usize) -> Result<Rope, ModelError> {
-    let outer_theta = keys.float("rope_theta")?;
-    let older = keys.object("rope_scaling")?.filter(|object| !object.is_empty());
-    let newer = keys.object("rope_parameters")?;
-    let inner =
-        older.map(|object| ("rope_scaling.", object)).or(newer.map(|object| ("rope_parameters.", object)));
-    let trained = keys.size("original_max_position_embeddings")?;
-    let Some((outer, object)) = inner else {
-        return Ok(Rope { theta: outer_theta.unwrap_or(10_000.0), scaling: RopeScaling::None });
-    };
-    let inner = Keys::new(keys.path, outer, object);
-    let theta = inner.float("rope_theta")?.or(outer_theta).unwrap_or(10_000.0);
-    let scaling = scaling(&inner, context)?;
-    if let (Some(outer), Some(inner)) = (trained, scaling.original_context())
-        && outer != inner
-    {
-        return Err(keys.unsupported(
-            "original_max_position_embeddings",
-            &format!("the rotary scaling says {inner}: remove the one that is wrong from config.json"),
-        ));
-    }
-    // Said of all scalings by some writers; it counts for those above.
-    inner.get("original_max_position_embeddings");
-    // Of fine-tunes of a stretched model, a remark.
-    inner.get("finetuned");
-    inner.settle_rest(|_| false, UNKNOWN)?;
-    Ok(Rope { theta, scaling })
-}
-
-fn scaling(keys: &Keys, context: usize) -> Result<RopeScaling, ModelError> {
-    // `type` is the older spelling.
-    let older = keys.text("type")?;
-    let kind = keys.text("rope_type")?.or(older).unwrap_or("default");
-    if keys.float("partial_rotary_factor")?.is_some_and(|factor| factor != 1.0) {
-        return Err(keys.unsupported("partial_rotary_factor", "Dressage rotates heads whole"));
-    }
-    match kind {
-        "default" => {
-            // Left over from a scaling that was switched off.
-            for key in ["factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor"] {
-                keys.get(key);
-            }
-            Ok(RopeScaling::None)
-        }
-        "linear" => Ok(RopeScaling::Linear { factor: keys.needed_float("factor")? }),
-        "llama3" => Ok(RopeScaling::Llama3 {
-            factor: keys.needed_float("factor")?,
-            low_freq_factor: keys.needed_float("low_freq_factor")?,
-            high_freq_factor: keys.needed_float("high_freq_factor")?,
-            original_context: keys.needed_size("original_max_position_embeddings")?,
-        }),
-        "yarn" => yarn(keys, context),
-        _ => Err(keys.unsupported(
-            if keys.get("rope_type").is_some() { "rope_type" } else { "type" },
-            "Dressage runs the rotary scalings default, linear, llama3 and yarn; for short contexts, removing the \
-             entry from config.json gives the unscaled model",
-        )),
-    }
-}
-
-fn yarn(keys: &Keys, context: usize) -> Result<RopeScaling, ModelError> {
-    if !keys.flag("truncate", true)? {
-        return Err(keys.unsupported("truncate", "Dressage runs YaRN with whole-numbered bounds only"));
-    }
-    let original_context = keys.size("original_max_position_embeddings")?.unwrap_or(context);
-    let factor = match keys.float("factor")? {
-        Some(factor) => factor,
-        None if original_context > 0 && original_context < context => {
-            context as f32 / original_context as f32
-        }
-        None => keys.need("factor", None)?,
-    };
-    let scales = (keys.float("mscale")?, keys.float("mscale_all_dim")?);
-    let attention_factor = match keys.float("attention_factor")? {
-        Some(factor) => Some(factor),
-        None => match scales {
-            (Some(scale), Some(all)) if scale != 0.0 && all != 0.0 => {
-                let magnitude = |scale: f32| if factor > 1.0 { 0.1 * scale * factor.ln() + 1.0 } else { 1.0 };
-                Some(magnitude(scale) / magnitude(all))
-            }
-            _ => None,
-        },
-    };
-    Ok(RopeScaling::Yarn {
-        factor,
-        beta_fast: keys.float("beta_fast")?.unwrap_or(32.0),
-        beta_slow: keys.float("beta_slow")?.unwrap_or(1.0),
-        attention_factor,
-        original_context,
-    })
-}
-
-/// The shortest decimal that reads back as this f32, so that 1e-6 is not written as 9.999999974752427e-7.
-fn shortest(value: f32) -> Value {
-    value.to_string().parse::<f64>().map_or(Value::Null, Value::from)
-}
-
-impl ModelConfig {
-    /// The contents of a `config.json` from which `transformers` builds this model, in f32.
-    pub fn to_hf_json(&self) -> Value {
-        let (model_type, architecture) = match self.family {
-            Family::Llama => ("llama", "LlamaForCausalLM"),
-            Family::Qwen2 => ("qwen2", "Qwen2ForCausalLM"),
-            Family::Qwen3 => ("qwen3", "Qwen3ForCausalLM"),
-        };
-        let mut json = json!({
-            "architectures": [architecture],
-            "model_type": model_type,
-            "hidden_size": self.hidden,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "head_dim": self.head_dim,
-            "intermediate_size": self.intermediate,
-            "hidden_act": "silu",
-            "vocab_size": self.vocabulary,
-            "max_position_embeddings": self.context,
-            "rms_norm_eps": shortest(self.norm_epsilon),
-            "rope_theta": shortest(self.rope.theta),
-            "rope_scaling": self.rope.scaling.to_hf_json(),
-            "tie_word_embeddings": self.tied,
-            "attention_dropout": 0.0,
-            "use_cache": true,
-            "torch_dtype": "float32",
-            "bos_token_id": self.bos,
-            "eos_token_id": match self.eos.as_slice() {
-                [] => Value::Null,
-                [one] => json!(one),
-                several => json!(several),
-            },
-            "pad_token_id": self.pad,
-        });
-        match self.family {
-            Family::Llama => {
-                json["attention_bias"] = json!(self.qkv_bias);
-                json["mlp_bias"] = json!(self.mlp_bias);
-            }
-            Family::Qwen2 => json["use_sliding_window"] = json!(false),
-            Family::Qwen3 => {
-                json["attention_bias"] = json!(self.qkv_bias);
-                json["use_sliding_window"] = json!(false);
-            }
-        }
-        json
-    }
-}
-
-impl RopeScaling {
-    /// The context before stretching, of the scalings that know it.
-    fn original_context(&self) -> Option<usize> {
-        match *self {
-            Self::None | Self::Linear { .. } => None,
-            Self::Llama3 { original_context, .. } | Self::Yarn { original_context, .. } => {
-                Some(original_context)
-            }
-        }
-    }
-
-    fn to_hf_json(&self) -> Value {
-        match *self {
-            Self::None => Value::Null,
-            Self::Linear { factor } => json!({ "rope_type": "linear", "factor": shortest(factor) }),
-            Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => json!({
-                "rope_type": "llama3",
-                "factor": shortest(factor),
-                "low_freq_factor": shortest(low_freq_factor),
-                "high_freq_factor": shortest(high_freq_factor),
-                "original_max_position_embeddings": original_context,
-            }),
-            Self::Yarn { factor, beta_fast, beta_slow, attention_factor, original_context } => {
-                let mut json = json!({
-                    "rope_type": "yarn",
-                    "factor": shortest(factor),
-                    "beta_fast": shortest(beta_fast),
-                    "beta_slow": shortest(beta_slow),
-                    "original_max_position_embeddings": original_context,
-                });
-                if let Some(factor) = attention_factor {
-                    json["attention_factor"] = shortest(factor);
-                }
-                json
-            }
-        }
-    }
 }
 
 #[cfg(test)]

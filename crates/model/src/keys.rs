@@ -69,6 +69,11 @@ impl<'a> Keys<'a> {
         self.object.get(key).filter(|value| !value.is_null())
     }
 
+    /// Whether the key is there at all, be it null.
+    pub(crate) fn has(&self, key: &str) -> bool {
+        self.object.contains_key(key)
+    }
+
     pub(crate) fn read<T>(
         &self,
         key: &str,

@@ -26,7 +26,7 @@ mod source;
 mod tokenizer;
 
 pub use adapter::{AdaptedModule, AdapterConfig, MERGE};
-pub use config::{Family, ModelConfig, Parameter, Rope, RopeScaling};
+pub use config::{Activation, Family, ModelConfig, Parameter, Pattern, Rope, RopeScaling};
 pub use encoder::{EncoderConfig, EncoderFiles, Pooling};
 pub use error::ModelError;
 pub use fetch::{Progress, default_cache, fetch};

@@ -49,10 +49,28 @@ const FOREIGN: [(&[&str], &str, &str); 8] = [
     ),
 ];
 
+/// Parts of names of what a model of text and images has beside the text model.
+const IMAGES: [&str; 2] = ["vision_tower", "multi_modal_projector"];
+
+/// The name within the text model of a tensor of a larger one. Older files have the head in the text model,
+/// newer ones beside it.
+fn of_part(name: &str) -> Option<String> {
+    let decoder = name.strip_prefix("model.language_model.");
+    decoder
+        .map(|rest| format!("model.{rest}"))
+        .or_else(|| name.strip_prefix("language_model.").map(str::to_owned))
+}
+
 /// Gives tensors their Hugging Face names: those of a decoder that was saved alone get `model.` put before
-/// them, as transformers does. Names that something around the model has changed are refused with what it
-/// was.
-pub(crate) fn settle(files: &mut [SafetensorsFile]) -> Result<(), ModelError> {
+/// them, as transformers does. Where the text model `is_part` of a larger one, what belongs to the rest is
+/// left out. Names that something around the model has changed are refused with what it was.
+pub(crate) fn settle(files: &mut [SafetensorsFile], is_part: bool) -> Result<(), ModelError> {
+    if is_part {
+        for file in files.iter_mut() {
+            file.retain(|name| !IMAGES.iter().any(|part| name.split('.').any(|found| found == *part)));
+            file.rename(of_part);
+        }
+    }
     for file in files.iter() {
         let mut names: Vec<&str> = file.tensors().map(|(name, _)| name).collect();
         names.sort_unstable();

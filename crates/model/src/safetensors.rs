@@ -114,6 +114,11 @@ impl SafetensorsFile {
         self.entries = renamed.collect();
     }
 
+    /// Leaves out the tensors whose names `keep` does not hold of.
+    pub(crate) fn retain(&mut self, keep: impl Fn(&str) -> bool) {
+        self.entries.retain(|name, _| keep(name));
+    }
+
     /// Name and shape of every tensor, in no particular order.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, &[usize])> {
         self.entries.iter().map(|(name, entry)| (name.as_str(), entry.shape.as_slice()))

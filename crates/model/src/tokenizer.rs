@@ -21,7 +21,7 @@ pub enum TokenizerSource {
 /// The `tokenizer.ggml.*` metadata of a GGUF file.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct GgufTokenizer {
-    /// `model`: the algorithm, `gpt2` for byte-level BPE.
+    /// `model`: the algorithm, `gpt2` for byte-level BPE, `llama` for SentencePiece's BPE.
     pub model: String,
     /// `pre`: the name of the pre-tokenizer (`smollm`, `qwen2`, `llama-bpe`, …); empty where absent.
     pub pre: String,
@@ -29,6 +29,9 @@ pub struct GgufTokenizer {
     pub tokens: Vec<String>,
     /// Every token's type; empty where absent.
     pub types: Vec<TokenType>,
+    /// Every token's score, of SentencePiece's vocabularies: the best pair is merged first; empty where
+    /// absent.
+    pub scores: Vec<f32>,
     /// Merge rules, "left right", best first.
     pub merges: Vec<String>,
     /// Beginning of text.

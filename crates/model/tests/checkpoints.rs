@@ -122,6 +122,39 @@ fn names_that_something_around_the_model_has_changed() {
     assert_all(&open_error(head.path()), &["\"v_head.\"", "value head"]);
 }
 
+/// Gemma 3 as it is published with its images, under the names of transformers 4 and 5.
+#[test]
+fn the_text_model_within_a_larger_one_is_read_alone() {
+    let config = tiny(Family::Gemma3);
+    type Rename = fn(&str) -> String;
+    let spellings: [Rename; 2] =
+        [|name| format!("language_model.{name}"), |name| name.replacen("model.", "model.language_model.", 1)];
+    for rename in spellings {
+        let folder = with_tensors(&config, |tensors| {
+            tensors.iter_mut().for_each(|tensor| tensor.0 = rename(&tensor.0));
+            for name in ["vision_tower.patch.weight", "multi_modal_projector.mm_soft_emb_norm.weight"] {
+                tensors.push((name.into(), "F32", vec![2], vec![0; 8]));
+                tensors.push((format!("model.{name}"), "F32", vec![2], vec![0; 8]));
+            }
+        });
+        let text = config.to_hf_json();
+        let larger = json!({ "model_type": "gemma3", "text_config": text, "vision_config": { "depth": 3 }, "eos_token_id": [2] });
+        std::fs::write(folder.path().join("config.json"), larger.to_string()).unwrap();
+        let model = ModelFiles::open(folder.path()).unwrap();
+        assert_eq!(model.config, config);
+        for (name, (_, values)) in weights(&config) {
+            assert_eq!(model.tensor(&name).unwrap().data, values, "{name}");
+        }
+        // What belongs to neither part is still told of.
+        let other = with_tensors(&config, |tensors| {
+            tensors.iter_mut().for_each(|tensor| tensor.0 = rename(&tensor.0));
+            tensors.push(("audio_tower.weight".into(), "F32", vec![2], vec![0; 8]));
+        });
+        std::fs::write(other.path().join("config.json"), larger.to_string()).unwrap();
+        assert_all(&open_error(other.path()), &["audio_tower.weight"]);
+    }
+}
+
 /// Whatever file it is that was never fetched.
 #[test]
 fn pointers_and_pages_in_the_place_of_files() {

@@ -30,6 +30,7 @@ mod crash;
 mod cut;
 mod device;
 mod embedder;
+pub mod environment;
 mod error;
 mod grammar;
 mod learner;

@@ -290,7 +290,14 @@ impl Sampler for Simulator {
         request.check_room(context)?;
         let constraint = constrain(self.grammars.as_ref(), &request).await?;
         let flag = Arc::new(Flag { stream: request.stream, aborted: AtomicBool::new(false) });
-        self.replies.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&flag));
+        {
+            let mut replies = self.replies.lock().unwrap_or_else(PoisonError::into_inner);
+            // Those that have ended go before the list would grow, so it is no longer than it must be.
+            if replies.len() == replies.capacity() {
+                replies.retain(|reply| reply.strong_count() > 0);
+            }
+            replies.push(Arc::downgrade(&flag));
+        }
         let reply = Reply {
             flag,
             config: self.config.clone(),

@@ -53,6 +53,16 @@ const ADAM: OptimParams = OptimParams {
 };
 
 #[tokio::test]
+async fn replies_that_have_ended_are_forgotten() {
+    let simulator = Simulator::new(small());
+    for stream in 0..500 {
+        complete(&simulator, request(stream, 1.0)).await;
+    }
+    let kept = simulator.replies.lock().unwrap().capacity();
+    assert!(kept < 100, "{kept} of 500");
+}
+
+#[tokio::test]
 async fn what_is_sampled_is_what_the_learner_computes() {
     let simulator = Simulator::new(small());
     for temperature in [1.0, 0.6] {

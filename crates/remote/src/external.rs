@@ -12,6 +12,7 @@ mod http;
 mod limits;
 mod reply;
 mod request;
+mod service;
 mod sse;
 mod stream;
 #[cfg(test)]
@@ -34,6 +35,7 @@ use http::{Answer, Http};
 use limits::Bucket;
 pub use reply::{CalledTool, ChatEvent, ChatReply, Finish, Usage};
 pub use request::{ChatParams, ChatRequest};
+pub use service::{Service, ServiceOptions};
 use stream::Begun;
 pub use stream::ChatStream;
 use waits::Waits;
@@ -41,7 +43,7 @@ use waits::Waits;
 /// Settings of an external policy.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExternalOptions {
-    /// Servers, in the order of preference.
+    /// Servers of the same model: the one with the fewest calls is asked, of several the first.
     pub endpoints: Vec<Endpoint>,
     /// Most calls under way at once.
     pub most_running: usize,
@@ -158,7 +160,9 @@ impl External {
         let mut last: Option<ExternalError> = None;
         let mut guessed = None;
         for _ in 0..options.tries {
-            let awake = servers.iter().enumerate().min_by_key(|(_, server)| server.rests_for());
+            // Among those that may be asked, the one with the least to do.
+            let awake =
+                servers.iter().enumerate().min_by_key(|(_, server)| (server.rests_for(), server.running()));
             let Some((number, server)) = awake else { break };
             let rest = server.rests_for();
             // There is no point in a wait that would end after the deadline.
@@ -178,12 +182,13 @@ impl External {
                 guessed = Some(tokens);
             }
             waits.endpoint.clone_from(&server.name);
+            let running = server.begun();
             match self.begin(server, Bytes::from(body), &mut waits).await {
                 Ok((answer, first)) => {
                     server.answered();
                     debug!(endpoint = server.name, stream, "a chat completion begins");
                     let begun = Begun { answer, first, guessed: guessed.unwrap_or_default() };
-                    return Ok(ChatStream::new(self.clone(), number, waits, place, begun));
+                    return Ok(ChatStream::new(self.clone(), number, waits, (place, running), begun));
                 }
                 Err(error) if error.repeats_nothing() => {
                     // One that answered with a status has said how long it wants to be left alone.

@@ -30,6 +30,8 @@
 //! An [`External`] policy is one that others serve through an OpenAI-compatible chat API: an opponent, a
 //! judge or a demonstrator. It is asked in messages, and answers with a [`ChatReply`] or a [`ChatStream`].
 //!
+//! A [`Service`] is asked in JSON and answers in JSON, as one that scores does.
+//!
 //! A [`Mixture`] says which policy plays a role of an attempt, as a function of seed, stream and role.
 //!
 //! Guarantees: a token is handed out once, in order, and drawn with weights that are no older than the
@@ -43,7 +45,7 @@ mod router;
 
 pub use external::{
     CalledTool, ChatEvent, ChatParams, ChatReply, ChatRequest, ChatStream, Endpoint, External, ExternalError,
-    ExternalOptions, Finish, Usage,
+    ExternalOptions, Finish, Service, ServiceOptions, Usage,
 };
 pub use mixture::Mixture;
 pub use router::{Choice, Health, MemberStatus, PrefixOptions, Router, RouterOptions};

@@ -7,7 +7,8 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::scorer::{expected, of_answer};
+use crate::boxed::last_box;
+use crate::scorer::{expected, of_answer, task_field};
 use crate::{Component, Evidence, Score, ScoreError, Scorer};
 
 /// Scores a short answer in words against one or several that are right.
@@ -53,6 +54,9 @@ pub enum Place {
     Tag,
     /// The whole text is the answer.
     Text,
+    /// Where the field `answer_schema` of the task's row says: `boxed` for the last box, any other name for the
+    /// last pair of tags of that name.
+    Schema,
 }
 
 const OPEN: &str = "<answer>";
@@ -102,11 +106,11 @@ pub fn f1(found: &str, expected: &str) -> f64 {
 #[async_trait]
 impl Scorer for AnswerScorer {
     fn check_task(&self, task: &Value) -> Result<(), ScoreError> {
-        self.grade("", expected(task)).map(drop)
+        self.grade_of("", task).map(drop)
     }
 
     async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
-        of_answer(evidence, self.grade(evidence.text(), evidence.expected()))
+        of_answer(evidence, self.grade_of(evidence.text(), &evidence.task))
     }
 }
 
@@ -119,10 +123,29 @@ impl AnswerScorer {
         }
     }
 
-    pub(crate) fn grade(&self, text: &str, expected: &Value) -> Result<Score, ScoreError> {
+    /// Grades a text as an answer to a task.
+    fn grade_of(&self, text: &str, task: &Value) -> Result<Score, ScoreError> {
+        let schema = match self.place {
+            Place::Schema => Some(schema_of(task)?),
+            _ => None,
+        };
+        self.graded(text, expected(task), schema.as_deref())
+    }
+
+    #[cfg(test)]
+    fn grade(&self, text: &str, expected: &Value) -> Result<Score, ScoreError> {
+        self.graded(text, expected, None)
+    }
+
+    fn graded(&self, text: &str, expected: &Value, schema: Option<&str>) -> Result<Score, ScoreError> {
         self.check()?;
         let expected = answers(expected)?;
-        let Some(found) = self.place.find(text) else { return Ok(Score { value: 0.0, extracted: None }) };
+        let found = match schema {
+            Some("boxed") => last_box(text).map(str::trim),
+            Some(tag) => in_tag(text, tag),
+            None => self.place.find(text),
+        };
+        let Some(found) = found else { return Ok(Score { value: 0.0, extracted: None }) };
         let normal = normalise(found);
         let agrees = |expected: &String| match self.compare {
             Comparison::Exact => f64::from(u8::from(normal == *expected)),
@@ -141,7 +164,7 @@ impl Place {
     fn find(self, text: &str) -> Option<&str> {
         match self {
             Place::Text => Some(text.trim()),
-            Place::Tag => {
+            Place::Tag | Place::Schema => {
                 let mut last = None;
                 let mut rest = text;
                 while let Some((_, after)) = rest.split_once(OPEN) {
@@ -153,6 +176,24 @@ impl Place {
             }
         }
     }
+}
+
+/// Name of the schema that the answer to a task has, `answer` where its row names none.
+fn schema_of(task: &Value) -> Result<String, ScoreError> {
+    let is_name = |name: &str| !name.is_empty() && !name.contains(['<', '>', '/']);
+    match task_field(task, "answer_schema") {
+        None => Ok("answer".into()),
+        Some(Value::String(name)) if is_name(name.trim()) => Ok(name.trim().to_owned()),
+        Some(other) => Err(ScoreError::Unusable(format!(
+            "the field answer_schema is {other}, but must be \"boxed\" or the name of a tag"
+        ))),
+    }
+}
+
+/// Content of the last closing tag and the nearest opening one before it.
+fn in_tag<'t>(text: &'t str, tag: &str) -> Option<&'t str> {
+    let (before, _) = text.rsplit_once(&format!("</{tag}>"))?;
+    before.rsplit_once(&format!("<{tag}>")).map(|(_, inside)| inside.trim())
 }
 
 /// One text or several, normalised.
@@ -241,6 +282,24 @@ mod tests {
                 "{text}"
             );
         }
+    }
+
+    #[test]
+    fn a_task_says_where_its_answer_stands() {
+        let scorer = AnswerScorer { place: Place::Schema, ..AnswerScorer::default() };
+        for (schema, text, value) in [
+            (json!("boxed"), "so \\boxed{Beijing} <answer>x</answer>", 1.0),
+            (json!("boxed"), "so \\boxed{Beijing", 0.0),
+            (json!("solution"), "<solution>x</solution> <solution>Beijing</solution>", 1.0),
+            (json!("solution"), "<solution>Beijing", 0.0),
+        ] {
+            let task = json!({ "answer": "Beijing", "row": { "answer_schema": schema } });
+            assert_eq!(scorer.grade_of(text, &task).unwrap().value, value, "{text}");
+        }
+        let none = json!({ "answer": "Beijing" });
+        assert_eq!(scorer.grade_of("<answer>Beijing</answer>", &none).unwrap().value, 1.0);
+        let error = scorer.check_task(&json!({ "answer": "x", "row": { "answer_schema": 5 } })).unwrap_err();
+        assert!(error.to_string().contains("answer_schema is 5"), "{error}");
     }
 
     #[test]

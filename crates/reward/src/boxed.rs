@@ -1,15 +1,25 @@
 //! Answers in `\boxed{…}`, and the one number that a short formula says.
 
+use std::ops::Range;
+
 use crate::numbers::{Found, Reader};
 
 /// Content of the last `\boxed{…}` or `\fbox{…}`; without braces (`\boxed 5`), what follows up to white space
 /// or the end of the formula. `None` if there is no box, or the last one is not closed.
 pub(crate) fn last_box(text: &str) -> Option<&str> {
-    let after = |name: &str| text.rfind(name).map(|at| at + name.len());
-    let rest = text[after("\\boxed").max(after("\\fbox"))?..].trim_start();
+    last_box_and_place(text).map(|(inside, _)| inside)
+}
+
+/// The last box, and the bytes from its command to its end.
+pub(crate) fn last_box_and_place(text: &str) -> Option<(&str, Range<usize>)> {
+    let find = |name: &str| text.rfind(name).map(|at| (at, at + name.len()));
+    let (start, after) = find("\\boxed").max(find("\\fbox"))?;
+    let rest = text[after..].trim_start();
     let Some(inside) = rest.strip_prefix('{') else {
         let end = rest.find(|c: char| c.is_whitespace() || c == '$').unwrap_or(rest.len());
-        return Some(&rest[..end]).filter(|inside| !inside.is_empty());
+        let end = text.len() - rest.len() + end;
+        return Some((&text[text.len() - rest.len()..end], start..end))
+            .filter(|(inside, _)| !inside.is_empty());
     };
     let (mut depth, mut escaped) = (1, false);
     for (at, c) in inside.char_indices() {
@@ -20,7 +30,7 @@ pub(crate) fn last_box(text: &str) -> Option<&str> {
         }
         escaped = c == '\\' && !escaped;
         if depth == 0 {
-            return Some(&inside[..at]);
+            return Some((&inside[..at], start..text.len() - inside.len() + at + 1));
         }
     }
     None

@@ -2,21 +2,19 @@
 //!
 //! It is started for each answer, gets one line of JSON, `{"text": …, "expected": …}`, on its standard input,
 //! and prints a number in 0..=1, or `{"value": …, "extracted": …}`. It ends with 0; what it writes to
-//! standard error is shown where it does not.
+//! standard error is shown where it does not. Of this process' environment it gets the usual variables and those
+//! that are named.
 
 use std::path::PathBuf;
-use std::process::Stdio;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use dressage_policy::awake::within;
-#[cfg(unix)]
-use rustix::process::{Pid, Signal, kill_process_group};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
-use tokio::process::Command;
 
+use crate::process::{self, shown};
 use crate::scorer::{expected, of_answer};
 use crate::{Component, Evidence, Score, ScoreError, Scorer};
 
@@ -32,6 +30,9 @@ pub struct CommandScorer {
     /// The folder that it runs in: that of the recipe where not given.
     #[serde(default)]
     pub folder: PathBuf,
+    /// Names of environment variables that it gets besides the usual ones, such as `PATH` and `HOME`.
+    #[serde(default)]
+    pub environment: Vec<String>,
 }
 
 fn minute() -> f64 {
@@ -88,26 +89,18 @@ impl CommandScorer {
     }
 
     async fn ask(&self, text: &str, expected: &Value) -> Result<Score, ScoreError> {
-        let mut command = Command::new(&self.command[0]);
-        command.args(&self.command[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        if !self.folder.as_os_str().is_empty() {
-            command.current_dir(&self.folder);
-        }
-        #[cfg(unix)]
-        command.process_group(0);
-        let started = command.kill_on_drop(true).spawn();
-        let mut child = started.map_err(|error| self.broken(format!("cannot be started: {error}")))?;
-        #[cfg(unix)]
-        let _group = Group(child.id().and_then(|id| Pid::from_raw(id as i32)));
+        let started = process::start(&self.command, &self.folder, &self.environment);
+        // Dropped at the end, with all that the program has started.
+        let mut process = started.map_err(|error| self.broken(format!("cannot be started: {error}")))?;
         let question = format!("{}\n", json!({ "text": text, "expected": expected }));
-        let stdin = child.stdin.take();
+        let stdin = process.child.stdin.take();
         let asking = async move {
             if let Some(mut stdin) = stdin {
                 // A program may know its answer without reading to the end.
                 let _ = stdin.write_all(question.as_bytes()).await;
             }
         };
-        let ((), output) = tokio::join!(asking, child.wait_with_output());
+        let ((), output) = tokio::join!(asking, process.output());
         let output = output.map_err(|error| self.broken(format!("cannot be waited for: {error}")))?;
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr);
@@ -120,7 +113,7 @@ impl CommandScorer {
             Ok(Printed::Number(value)) => Score { value, extracted: None },
             Ok(Printed::Whole(score)) => score,
             Err(_) => {
-                let start: String = said.trim().chars().take(80).collect();
+                let start = shown(&said);
                 return Err(self.broken(format!("printed {start:?}, which is neither a number nor a score")));
             }
         };
@@ -135,27 +128,13 @@ impl CommandScorer {
     }
 }
 
-/// A program and what it has started; all of it ends with the question.
-#[cfg(unix)]
-struct Group(Option<Pid>);
-
-#[cfg(unix)]
-impl Drop for Group {
-    fn drop(&mut self) {
-        if let Some(leader) = self.0 {
-            // Mostly there is nobody left.
-            let _ = kill_process_group(leader, Signal::KILL);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn shell(script: &str) -> CommandScorer {
         let command = vec!["sh".into(), "-c".into(), script.into()];
-        CommandScorer { command, seconds: 5.0, folder: PathBuf::new() }
+        CommandScorer { command, seconds: 5.0, folder: PathBuf::new(), environment: Vec::new() }
     }
 
     #[tokio::test]
@@ -169,6 +148,18 @@ mod tests {
         // One that never reads what it is told, however long that is.
         let deaf = shell("echo 1").grade(&"x".repeat(1 << 20), &Value::Null).await.unwrap();
         assert_eq!(deaf.value, 1.0);
+    }
+
+    #[tokio::test]
+    async fn only_named_variables_are_passed_on() {
+        // Set by cargo, and a stand-in for any secret.
+        let secret = "CARGO_PKG_NAME";
+        assert!(std::env::var(secret).is_ok());
+        let scorer = shell(&format!("test -n \"$PATH\" && test -z \"${secret}\" && echo 1"));
+        assert_eq!(scorer.grade("", &Value::Null).await.unwrap().value, 1.0);
+        let scorer = shell(&format!("test -n \"${secret}\" && echo 1"));
+        let scorer = CommandScorer { environment: vec![secret.into()], ..scorer };
+        assert_eq!(scorer.grade("", &Value::Null).await.unwrap().value, 1.0);
     }
 
     /// A program's children do not outlive its deadline.

@@ -20,25 +20,43 @@
 //! Also here is [`Rational`], the exact arithmetic that comparing answers and computing them share.
 
 mod answer;
+mod asked;
 mod boxed;
+mod choice;
 mod command;
+mod form;
+mod http;
+mod judge;
+mod maths;
 mod numbers;
 mod numeric;
+mod process;
 mod program;
+mod python;
 mod rational;
 mod scorer;
+#[cfg(test)]
+mod testing;
 
 use std::sync::Arc;
 
+use asked::Unwired;
 use serde::{Deserialize, Serialize};
 
 pub use answer::{AnswerScorer, Comparison, FormScore, Place, f1, normalise};
+pub use asked::{Chat, Service};
+pub use choice::ChoiceScorer;
 pub use command::CommandScorer;
 pub use dressage_tree::Component;
+pub use form::FormScorer;
+pub use http::{HttpKeys, HttpScorer};
+pub use judge::{Group, JudgeEndpoint, JudgeKeys, JudgeScorer, Verdict};
+pub use maths::{MathsPlace, MathsScorer, Percent, Units};
 pub use numeric::{Extract, NumericScorer, Tolerance};
 pub use program::{ProgramScorer, Said};
+pub use python::{PythonKeys, PythonScorer, Solution};
 pub use rational::Rational;
-pub use scorer::{Evidence, Scorer};
+pub use scorer::{Evidence, Scorer, task_field};
 
 /// A scorer as a recipe says it: its kind with its options.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -46,10 +64,22 @@ pub use scorer::{Evidence, Scorer};
 pub enum ScorerKind {
     /// The final number, right or wrong.
     Numeric(NumericScorer),
+    /// A mathematical answer, by what it means.
+    Maths(MathsScorer),
     /// A short answer in words.
     Answer(AnswerScorer),
+    /// An option of several.
+    Choice(ChoiceScorer),
+    /// The form of a reply.
+    Form(FormScorer),
     /// Asks a program.
     Command(CommandScorer),
+    /// Asks a service.
+    Http(HttpKeys),
+    /// Asks a language model.
+    Judge(JudgeKeys),
+    /// Calls a function in Python.
+    Python(PythonKeys),
     /// Takes what the agent's own program says.
     Program(ProgramScorer),
 }
@@ -131,8 +161,14 @@ impl ScorerKind {
     pub fn name(&self) -> &'static str {
         match self {
             ScorerKind::Numeric(_) => "numeric",
+            ScorerKind::Maths(_) => "maths",
             ScorerKind::Answer(_) => "answer",
+            ScorerKind::Choice(_) => "choice",
+            ScorerKind::Form(_) => "form",
             ScorerKind::Command(_) => "command",
+            ScorerKind::Http(_) => "http",
+            ScorerKind::Judge(_) => "judge",
+            ScorerKind::Python(_) => "python",
             ScorerKind::Program(_) => "program",
         }
     }
@@ -144,18 +180,30 @@ impl ScorerKind {
     pub fn check(&self) -> Result<(), ScoreError> {
         match self {
             ScorerKind::Numeric(scorer) => scorer.check(),
+            ScorerKind::Maths(scorer) => scorer.check(),
             ScorerKind::Answer(scorer) => scorer.check(),
+            ScorerKind::Choice(scorer) => scorer.check(),
+            ScorerKind::Form(scorer) => scorer.check(),
             ScorerKind::Command(scorer) => scorer.check(),
+            ScorerKind::Http(keys) => keys.check(),
+            ScorerKind::Judge(keys) => keys.check(),
+            ScorerKind::Python(keys) => keys.check(),
             ScorerKind::Program(_) => Ok(()),
         }
     }
 
-    /// The scorer itself.
+    /// The scorer itself. One that asks over a network has to be given a client instead ([`HttpScorer::new`],
+    /// [`JudgeScorer::new`]): this one scores nothing.
     pub fn scorer(&self) -> Arc<dyn Scorer> {
         match self {
             ScorerKind::Numeric(scorer) => Arc::new(*scorer),
+            ScorerKind::Maths(scorer) => Arc::new(*scorer),
             ScorerKind::Answer(scorer) => Arc::new(*scorer),
+            ScorerKind::Choice(scorer) => Arc::new(*scorer),
+            ScorerKind::Form(scorer) => Arc::new(scorer.clone()),
             ScorerKind::Command(scorer) => Arc::new(scorer.clone()),
+            ScorerKind::Http(_) | ScorerKind::Judge(_) => Arc::new(Unwired(self.name())),
+            ScorerKind::Python(keys) => PythonScorer::new(keys.clone()),
             ScorerKind::Program(scorer) => Arc::new(*scorer),
         }
     }

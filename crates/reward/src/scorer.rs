@@ -29,6 +29,15 @@ impl Evidence {
         &self.outcome.final_text
     }
 
+    /// The final reply with its thoughts, between `<think>` and `</think>`. Empty unless the attempt ended with
+    /// an answer.
+    pub fn whole(&self) -> String {
+        match self.thought().trim() {
+            "" => self.text().to_owned(),
+            thought => format!("<think>\n{thought}\n</think>\n\n{}", self.text()),
+        }
+    }
+
     /// The thoughts of the final reply.
     pub fn thought(&self) -> &str {
         &self.outcome.thought
@@ -53,6 +62,12 @@ impl Evidence {
 /// The expected answer of a task.
 pub(crate) fn expected(task: &Value) -> &Value {
     task.get("answer").unwrap_or(&Value::Null)
+}
+
+/// A field of a task, or else of the row that it was read from.
+pub fn task_field<'t>(task: &'t Value, name: &str) -> Option<&'t Value> {
+    let of_row = || task.get("row")?.get(name);
+    task.get(name).filter(|value| !value.is_null()).or_else(of_row)
 }
 
 /// Says what attempts are worth: one by one, or those of a group together.

@@ -26,8 +26,8 @@ struct PreTokenizer {
 pub(crate) fn tokenizer_json(source: &GgufTokenizer) -> Result<Value, TextError> {
     if source.model != "gpt2" {
         return Err(TextError::Tokenizer(format!(
-            "the GGUF file's tokenizer model is {:?}, but only \"gpt2\" (byte-level BPE) is known; use the model's \
-             folder with a tokenizer.json",
+            "the GGUF file's tokenizer model is {:?}, but only \"gpt2\" (byte-level BPE) and \"llama\" (SentencePiece's BPE) are \
+             known; use the model's folder with a tokenizer.json",
             source.model
         )));
     }
@@ -183,7 +183,7 @@ impl Cut {
     }
 }
 
-fn vocabulary(source: &GgufTokenizer) -> Result<Map<String, Value>, TextError> {
+pub(crate) fn vocabulary(source: &GgufTokenizer) -> Result<Map<String, Value>, TextError> {
     let mut vocab = Map::new();
     for (id, token) in source.tokens.iter().enumerate() {
         if let Some(first) = vocab.insert(token.clone(), json!(id)) {
@@ -197,7 +197,7 @@ fn vocabulary(source: &GgufTokenizer) -> Result<Map<String, Value>, TextError> {
 
 /// Tokens that are matched before the algorithm runs. They stay in the vocabulary of the model, which fixes
 /// their ids.
-fn added_tokens(source: &GgufTokenizer) -> Result<Vec<Value>, TextError> {
+pub(crate) fn added_tokens(source: &GgufTokenizer) -> Result<Vec<Value>, TextError> {
     let mut kinds: HashMap<usize, bool> = HashMap::new();
     for (id, kind) in source.types.iter().enumerate() {
         match kind {
@@ -271,7 +271,7 @@ fn merges(
 
 /// Post-processor that puts the beginning-of-text token before every text, for programs that read the file
 /// later.
-fn post_processor(source: &GgufTokenizer) -> Result<Value, TextError> {
+pub(crate) fn post_processor(source: &GgufTokenizer) -> Result<Value, TextError> {
     let Some(bos) = source.bos.filter(|_| source.add_bos) else { return Ok(Value::Null) };
     let text = token_text(source, "bos", bos)?;
     let token = json!({ "SpecialToken": { "id": text, "type_id": 0 } });

@@ -69,6 +69,7 @@ mod probe;
 mod protocol;
 mod python_json;
 mod reader;
+mod sentencepiece;
 mod stream;
 mod template;
 pub mod testing;

@@ -1,53 +1,32 @@
 //! Grammars of replies that must call a tool.
 
-use serde_json::{Value, json};
-
-use crate::{Chat, ToolProtocol, ToolSpec};
+use crate::calls::Forms;
+use crate::{Chat, ToolSpec};
 
 impl Chat {
     /// A grammar, in the Lark dialect of llguidance, of replies that are calls of these tools and nothing
-    /// else: one call, or `several`. `None` where calls are in a format of which no grammar is known here, or
-    /// where there is no tool.
+    /// else: one call, or `several` where the format of calls allows that. `None` where there is no tool, or
+    /// calls are in a format of which no grammar is known here.
+    ///
+    /// Where a format writes arguments one by one and untyped, those that the schema names can be given, in
+    /// its order.
     pub fn must_call(&self, tools: &[ToolSpec], several: bool) -> Option<String> {
-        if self.format.protocol() != ToolProtocol::Hermes || tools.is_empty() {
+        if tools.is_empty() {
             return None;
         }
-        let call = |tool: &ToolSpec| {
-            let arguments = match &tool.parameters {
-                schema @ Value::Object(_) => schema.clone(),
-                _ => json!({ "type": "object" }),
-            };
-            json!({
-                "type": "object",
-                "properties": { "name": { "const": tool.name }, "arguments": arguments },
-                "required": ["name", "arguments"],
-                "additionalProperties": false,
-            })
-        };
-        // A model in doubt would write white space for ever.
-        let schema = json!({
-            "anyOf": tools.iter().map(call).collect::<Vec<_>>(),
-            "x-guidance": { "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": " },
-        });
-        let tag = |text: &str| match self.tokenizer().special(text) {
-            Some(_) => text.to_owned(),
-            None => format!("\"{text}\""),
-        };
-        let (open, close) = (tag("<tool_call>"), tag("</tool_call>"));
-        let more = if several { "(\"\\n\" call)*" } else { "" };
-        Some(format!(
-            "start: call {more}\ncall: {open} \"\\n\" object \"\\n\" {close}\nobject: %json {schema}\n"
-        ))
+        let syntax = self.format.syntax();
+        let special = |text: &str| self.tokenizer().special(text);
+        syntax.grammar(&Forms { tools, several, special: &special, tags: syntax.tags() })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use dressage_policy::{Grammar, Grammars};
+    use serde_json::{Value, json};
 
-    use super::*;
-    use crate::testing::tiny_chat;
-    use crate::{ToolCall, Vocabulary};
+    use crate::testing::{family_chat, tiny_chat};
+    use crate::{Chat, ChatOptions, ToolCall, ToolProtocol, ToolSpec, Vocabulary};
 
     fn tool(name: &str, field: &str) -> ToolSpec {
         let parameters = json!({
@@ -60,11 +39,10 @@ mod tests {
     }
 
     /// Whether a text keeps to a grammar, and may end where it ends.
-    fn keeps(grammar: &str, text: &str) -> bool {
-        let chat = tiny_chat().unwrap();
+    fn keeps(chat: &Chat, grammar: &str, text: &str) -> bool {
         let vocabulary = Vocabulary::new(chat.tokenizer());
         let mut constraint = vocabulary.start(&Grammar::Lark(grammar.to_owned())).unwrap();
-        for id in chat.tokenizer().encode(text) {
+        for id in chat.tokenizer().encode_template(text) {
             if !constraint.allowed().is_ok_and(|allowed| allowed.tokens.contains(id)) {
                 return false;
             }
@@ -81,16 +59,92 @@ mod tests {
         let one = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 12}}\n</tool_call>";
         let other = "<tool_call>\n{\"name\": \"wait\", \"arguments\": {\"seconds\": -1}}\n</tool_call>";
         let both = [one, other].join("\n");
-        assert!(keeps(&several, one) && keeps(&several, &both));
+        assert!(keeps(&chat, &several, one) && keeps(&chat, &several, &both));
         let read = chat.parse(&both, false, &tools).calls;
         let names: Vec<String> =
             read.into_iter().map(|call: Result<ToolCall, _>| call.unwrap().name).collect();
         assert_eq!(names, ["add", "wait"]);
         let single = chat.must_call(&tools[..1], false).unwrap();
+        let keeps = |grammar: &str, text: &str| keeps(&chat, grammar, text);
         assert!(keeps(&single, one) && !keeps(&single, other) && !keeps(&single, &both));
         for text in ["", "Hello", &one[..20], &one.replace("\"a\"", "\"b\""), &one.replace("12", "\"x\"")] {
             assert!(!keeps(&several, text), "{text}");
         }
         assert_eq!(chat.must_call(&[], true), None);
+    }
+
+    /// Two tools with arguments of many types.
+    fn tools() -> [ToolSpec; 2] {
+        let parameters = json!({
+            "type": "object",
+            "properties": {
+                "text": { "type": "string" },
+                "limit": { "type": "integer" },
+                "order": { "enum": ["up", "down"] },
+                "filters": {
+                    "type": "object",
+                    "properties": { "new": { "type": "boolean" } },
+                    "required": ["new"],
+                },
+            },
+            "required": ["text", "limit"],
+        });
+        [
+            ToolSpec { name: "search".into(), description: "Finds.".into(), parameters },
+            tool("wait", "seconds"),
+        ]
+    }
+
+    fn call(index: usize, name: &str, arguments: Value) -> ToolCall {
+        let arguments = arguments.as_object().cloned().unwrap();
+        ToolCall { id: format!("call_{index}"), name: name.into(), arguments }
+    }
+
+    #[test]
+    fn calls_of_every_format_keep_to_its_grammar() {
+        let searches = [
+            json!({ "text": "a \"b\"\n<c>", "limit": 3 }),
+            json!({ "text": "", "limit": -1, "order": "down", "filters": { "new": true } }),
+        ];
+        for protocol in [
+            ToolProtocol::Hermes,
+            ToolProtocol::QwenXml,
+            ToolProtocol::Llama,
+            ToolProtocol::Mistral,
+            ToolProtocol::Deepseek,
+            ToolProtocol::Glm,
+            ToolProtocol::Kimi,
+            ToolProtocol::Minimax,
+            ToolProtocol::Harmony,
+        ] {
+            let chat = family_chat(protocol, ChatOptions::default()).unwrap();
+            let (tools, syntax) = (tools(), chat.format.syntax());
+            let any = chat.must_call(&tools, false).unwrap();
+            let wait = chat.must_call(&tools[1..], false).unwrap();
+            let several = chat.must_call(&tools, true).unwrap();
+            for arguments in &searches {
+                let calls = [call(0, "search", arguments.clone())];
+                let text = syntax.render("", &calls);
+                assert!(keeps(&chat, &any, &text), "{protocol:?}: {text}\n{any}");
+                assert!(!keeps(&chat, &wait, &text), "{protocol:?}: {text}\n{wait}");
+                let read = chat.parse(&text, false, &tools).calls;
+                assert_eq!(read[0].as_ref().map(|call| &call.arguments), Ok(&calls[0].arguments), "{text}");
+                let cut = text.char_indices().nth_back(1).map_or(0, |(at, _)| at);
+                for wrong in [&text[..cut], "Hello", &text.replace("search", "find")] {
+                    assert!(!keeps(&chat, &any, wrong), "{protocol:?}: {wrong}");
+                }
+            }
+            let untyped = syntax.render("", &[call(0, "wait", json!({ "seconds": "soon" }))]);
+            assert!(!keeps(&chat, &wait, &untyped), "{protocol:?}: {untyped}");
+            let both = [call(0, "wait", json!({ "seconds": 1 })), call(1, "search", searches[0].clone())];
+            let text = syntax.render("", &both);
+            assert!(!keeps(&chat, &any, &text), "{protocol:?}: {text}");
+            // A reply of gpt-oss ends with its first call.
+            assert_eq!(
+                keeps(&chat, &several, &text),
+                protocol != ToolProtocol::Harmony,
+                "{protocol:?}: {text}"
+            );
+        }
     }
 }

@@ -9,7 +9,7 @@
 //! a `tokenizer.json`. Tokens that are merely matched first (`<tool_call>` of Qwen2.5) are text like any
 //! other.
 //!
-//! Only byte-level BPE: SentencePiece and WordPiece vocabularies are refused.
+//! Byte-level BPE, and SentencePiece's BPE with bytes for what is no token (Gemma); others are refused.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ use dressage_model::{AddedToken, GgufTokenizer, SpecialTokens, TokenizerSource, 
 use dressage_policy::{TokenBytes, caught};
 use tokenizers::{DecoderWrapper, ModelWrapper};
 
-use crate::{TextError, alphabet, gguf};
+use crate::{TextError, alphabet, gguf, sentencepiece};
 
 /// Ids beyond this belong to as many tokens, or are damage: there is a place for each one below the last.
 const MOST_IDS: usize = 1 << 20;
@@ -35,7 +35,7 @@ struct Special {
     single_word: bool,
 }
 
-/// A byte-level BPE tokenizer.
+/// A BPE tokenizer.
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
@@ -62,7 +62,11 @@ impl Tokenizer {
     }
 
     fn from_gguf(metadata: &GgufTokenizer) -> Result<Self, TextError> {
-        let json = gguf::tokenizer_json(metadata)?.to_string();
+        let json = match metadata.model.as_str() {
+            "llama" => sentencepiece::tokenizer_json(metadata)?,
+            _ => gguf::tokenizer_json(metadata)?,
+        };
+        let json = json.to_string();
         let eos: Vec<u32> = metadata.eos.into_iter().collect();
         Ok(Self::from_json(json.as_bytes())?.with_ends(metadata.bos, &eos))
     }
@@ -99,7 +103,7 @@ impl Tokenizer {
         let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| {
             TextError::Tokenizer(format!("tokenizer.json does not parse: {error}; fetch the file again"))
         })?;
-        check_supported(&inner)?;
+        let to_bytes = check_supported(&inner, bytes)?;
         check_ids(&inner, bytes)?;
         // Lengths are the caller's business: a file saved with truncation on would cut every text.
         inner.with_padding(None);
@@ -138,7 +142,7 @@ impl Tokenizer {
                     });
                 }
                 Some(_) => tokenizer.bytes[id as usize] = Some(text.into_bytes()),
-                None => tokenizer.bytes[id as usize] = Some(alphabet::token_to_bytes(&text)),
+                None => tokenizer.bytes[id as usize] = Some(to_bytes(&text)),
             }
         }
         for group in tokenizer.specials.values_mut() {
@@ -225,11 +229,9 @@ impl Tokenizer {
         if text.is_empty() {
             return Vec::new();
         }
-        // BPE fails only on an unknown token that the vocabulary lacks, which `check_supported` has excluded.
-        let encoding = self
-            .inner
-            .encode_fast(text, false)
-            .expect("byte-level BPE without an unknown token encodes any text");
+        // BPE fails only on an unknown token that the vocabulary lacks, which `check_supported` has excluded;
+        // and where bytes are tokens, nothing is unknown.
+        let encoding = self.inner.encode_fast(text, false).expect("BPE over bytes encodes any text");
         encoding.get_ids().to_vec()
     }
 
@@ -377,19 +379,27 @@ impl TokenBytes for Tokenizer {
     }
 }
 
-fn check_supported(inner: &tokenizers::Tokenizer) -> Result<(), TextError> {
+/// Checks the kind of a tokenizer; returns how its tokens are read as bytes.
+fn check_supported(inner: &tokenizers::Tokenizer, bytes: &[u8]) -> Result<fn(&str) -> Vec<u8>, TextError> {
     let ModelWrapper::BPE(model) = inner.get_model() else {
         return Err(TextError::Tokenizer(
-            "tokenizer.json is not BPE; only byte-level BPE is supported".into(),
+            "tokenizer.json is not BPE; only byte-level BPE and SentencePiece's BPE are supported".into(),
         ));
     };
-    if !matches!(inner.get_decoder(), Some(DecoderWrapper::ByteLevel(_))) {
+    let to_bytes: fn(&str) -> Vec<u8> = if matches!(inner.get_decoder(), Some(DecoderWrapper::ByteLevel(_))) {
+        alphabet::token_to_bytes
+    } else if model.byte_fallback {
+        let file = serde_json::from_slice(bytes)
+            .map_err(|error| TextError::Tokenizer(format!("tokenizer.json does not parse: {error}")))?;
+        sentencepiece::check(&file)?;
+        sentencepiece::token_to_bytes
+    } else {
         return Err(TextError::Tokenizer(
-            "tokenizer.json is not byte-level (its decoder is not ByteLevel); SentencePiece vocabularies are not \
-             supported"
+            "tokenizer.json is neither byte-level BPE (its decoder is not ByteLevel) nor SentencePiece's BPE with bytes for \
+             what is no token (its model has no byte_fallback)"
                 .into(),
         ));
-    }
+    };
     if model.dropout.is_some_and(|p| p > 0.0) {
         return Err(TextError::Tokenizer(
             "tokenizer.json has BPE dropout, so texts have no fixed ids; set \"dropout\" to null".into(),
@@ -402,7 +412,7 @@ fn check_supported(inner: &tokenizers::Tokenizer) -> Result<(), TextError> {
             "the unknown token {unknown:?} of tokenizer.json is not in its vocabulary; is the file damaged?"
         )));
     }
-    Ok(())
+    Ok(to_bytes)
 }
 
 /// Ids of added tokens follow from their order, and the library renumbers them in silence where the file

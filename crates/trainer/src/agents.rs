@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use async_trait::async_trait;
 use dressage_agent::tasks::Task;
 use dressage_agent::tools::{ToolSet, Used};
-use dressage_agent::{Agent, AgentLoop, Limits};
+use dressage_agent::{Agent, AgentLoop, Attempt, AttemptContext, Limits, Pick, Summariser, Teacher};
 use dressage_policy::{Sampler, SamplingParams};
 use dressage_text::Chat;
 use dressage_tree::DEFAULT;
@@ -25,6 +26,39 @@ pub struct AgentParts {
     pub tools: ToolSet,
     /// A loop in place of the built-in one.
     pub custom: Option<Arc<dyn AgentLoop>>,
+    /// Where several policies play it: which.
+    pub mixture: Option<MixtureParts>,
+}
+
+/// Which of several policies plays an agent.
+#[derive(Clone)]
+pub struct MixtureParts {
+    /// For each policy after the first, in the order of the recipe: turns messages into its tokens and back.
+    pub chats: Vec<Arc<Chat>>,
+    /// The place of the policy that plays it, by seed and stream of the attempt.
+    pub pick: Pick,
+}
+
+/// Several loops, of which one makes an attempt.
+struct Mixed {
+    loops: Vec<Arc<dyn AgentLoop>>,
+    pick: Pick,
+}
+
+#[async_trait]
+impl AgentLoop for Mixed {
+    async fn run(&self, context: AttemptContext) -> Attempt {
+        let place = (self.pick)(context.seed, context.stream);
+        match self.loops.get(place) {
+            Some(picked) => picked.run(context).await,
+            None => Attempt::broken("policies", format!("there is no policy {place} in the mixture")),
+        }
+    }
+
+    fn taught(&self, teacher: &Teacher) -> Option<Arc<dyn AgentLoop>> {
+        let loops = self.loops.iter().map(|one| one.taught(teacher)).collect::<Option<_>>()?;
+        Some(Arc::new(Mixed { loops, pick: Arc::clone(&self.pick) }))
+    }
 }
 
 /// An agent of a run.
@@ -38,12 +72,20 @@ pub struct NamedAgent {
     pub keys: AgentKeys,
     /// A loop in place of the built-in one.
     pub custom: Option<Arc<dyn AgentLoop>>,
+    /// Further policies that play this agent, and which of all plays it.
+    mixture: Option<(Vec<Agent>, Pick)>,
 }
 
 impl NamedAgent {
     /// Whatever makes its attempts.
     pub(crate) fn runs(&self) -> Arc<dyn AgentLoop> {
-        self.custom.clone().unwrap_or_else(|| Arc::new(self.built_in.clone()))
+        if let Some(custom) = &self.custom {
+            return Arc::clone(custom);
+        }
+        let Some((others, pick)) = &self.mixture else { return Arc::new(self.built_in.clone()) };
+        let all = std::iter::once(&self.built_in).chain(others);
+        let loops = all.map(|agent| Arc::new(agent.clone()) as Arc<dyn AgentLoop>).collect();
+        Arc::new(Mixed { loops, pick: Arc::clone(pick) })
     }
 
     /// How its replies are sampled in a phase that says `params`.
@@ -52,9 +94,28 @@ impl NamedAgent {
     }
 
     fn limited(&self, limits: impl Fn(Limits) -> Limits) -> Self {
-        let built_in = Agent { limits: limits(self.built_in.limits), ..self.built_in.clone() };
-        NamedAgent { built_in, ..self.clone() }
+        let limited = |agent: &Agent| Agent { limits: limits(agent.limits), ..agent.clone() };
+        let mixture = self.mixture.as_ref();
+        let mixture = mixture.map(|(others, pick)| (others.iter().map(limited).collect(), Arc::clone(pick)));
+        NamedAgent { built_in: limited(&self.built_in), mixture, ..self.clone() }
     }
+}
+
+/// Lets agents ask those that they name for their summaries.
+fn with_summarisers(mut agents: Vec<NamedAgent>) -> Vec<NamedAgent> {
+    let summariser = |agent: &NamedAgent| {
+        let Agent { name, policy, sampler, format, .. } = agent.built_in.clone();
+        Summariser { agent: name, policy, sampler, format }
+    };
+    let all: Vec<Summariser> = agents.iter().map(summariser).collect();
+    for agent in &mut agents {
+        let others = agent.mixture.iter_mut().flat_map(|(others, _)| others);
+        for one in std::iter::once(&mut agent.built_in).chain(others) {
+            let named = &one.context.summary.agent;
+            one.summariser = all.iter().find(|other| other.agent == *named).cloned();
+        }
+    }
+    agents
 }
 
 /// The agents of a run; the first does what no other is asked to.
@@ -75,11 +136,10 @@ impl Agents {
         parts: &[AgentParts],
         policies: &Policies,
     ) -> Result<Self, TrainerError> {
-        let find = |keys: &AgentKeys| {
-            let name = recipe.policy_of(keys).unwrap_or_default();
-            let policy = policies.get(&name);
+        let find = |name: &str| {
+            let policy = policies.get(name);
             let policy = policy.ok_or_else(|| TrainerError::NoPart(format!("the policy {name}")))?;
-            Ok((name, policy.sampler.clone(), policy.context))
+            Ok((name.to_owned(), policy.sampler.clone(), policy.context))
         };
         Self::with(recipe, parts, find)
     }
@@ -101,25 +161,48 @@ impl Agents {
     fn with(
         recipe: &Recipe,
         parts: &[AgentParts],
-        find: impl Fn(&AgentKeys) -> Result<(String, Arc<dyn Sampler>, usize), TrainerError>,
+        find: impl Fn(&str) -> Result<(String, Arc<dyn Sampler>, usize), TrainerError>,
     ) -> Result<Self, TrainerError> {
         let agent = |(name, keys): (&str, &AgentKeys)| {
             let parts = parts.iter().find(|parts| parts.name == name);
             let parts = parts.ok_or_else(|| TrainerError::NoPart(format!("the agent {name}")))?;
-            let (policy, sampler, context) = find(keys)?;
-            let built_in = Agent {
-                name: name.to_owned(),
-                policy,
-                sampler,
-                format: keys.format(parts.chat.clone()),
-                tools: parts.tools.clone(),
-                limits: keys.limits(context),
+            let played = |policy: &str, chat: &Arc<Chat>| {
+                let (policy, sampler, context) = find(policy)?;
+                let agent = Agent {
+                    name: name.to_owned(),
+                    policy,
+                    sampler,
+                    // A loop of its own has a format of its own.
+                    format: match parts.custom {
+                        Some(_) => keys.unprobed_format(Arc::clone(chat)),
+                        None => keys.format(Arc::clone(chat)),
+                    },
+                    tools: parts.tools.clone(),
+                    limits: keys.limits(context),
+                    context: keys.context_policy(context),
+                    summariser: None,
+                };
+                Ok::<_, TrainerError>((agent, context))
             };
-            Ok(NamedAgent { built_in, context, keys: keys.clone(), custom: parts.custom.clone() })
+            let policies = recipe.policies_of(keys);
+            let first = policies.first().map_or(DEFAULT, String::as_str);
+            let (built_in, context) = played(first, &parts.chat)?;
+            let mixture = match &parts.mixture {
+                // A program mixes for itself.
+                Some(MixtureParts { chats, pick }) if parts.custom.is_none() => {
+                    let others = policies.iter().skip(1).zip(chats);
+                    let others = others.map(|(policy, chat)| played(policy, chat).map(|(agent, _)| agent));
+                    Some((others.collect::<Result<_, _>>()?, Arc::clone(pick)))
+                }
+                _ => None,
+            };
+            let (keys, custom) = (keys.clone(), parts.custom.clone());
+            Ok(NamedAgent { built_in, context, keys, custom, mixture })
         };
         // No attempt is of an agent whose policy others serve.
-        let own = recipe.agents().into_iter().filter(|(_, keys)| recipe.external_of(keys).is_none());
-        own.map(agent).collect::<Result<Vec<_>, TrainerError>>().map(Agents)
+        let own = recipe.agents().into_iter().filter(|(_, keys)| !recipe.may_be_external(keys));
+        let agents = own.map(agent).collect::<Result<Vec<_>, TrainerError>>()?;
+        Ok(Agents(with_summarisers(agents)))
     }
 
     /// The agent that does a task: the one that it names, or else the first.
@@ -155,6 +238,21 @@ impl Agents {
             *sum = sum.and(used);
         }
         all
+    }
+
+    /// These agents with a teacher in the place of their policies.
+    ///
+    /// # Errors
+    /// When one has a loop that a teacher cannot act in.
+    pub(crate) fn taught(&self, name: &str, teacher: &Teacher) -> Result<Self, TrainerError> {
+        let taught = |agent: &NamedAgent| {
+            let custom = agent.runs().taught(teacher).ok_or_else(|| TrainerError::NotTaught {
+                agent: agent.built_in.name.clone(),
+                teacher: name.to_owned(),
+            })?;
+            Ok(NamedAgent { custom: Some(custom), ..agent.clone() })
+        };
+        self.0.iter().map(taught).collect::<Result<_, _>>().map(Agents)
     }
 
     /// Puts these agents under the limits of an evaluation.

@@ -27,6 +27,14 @@ pub enum TrainerError {
     /// The tools do not go together.
     #[error(transparent)]
     Tools(#[from] ToolError),
+    /// A tool's options do not go together.
+    #[error("the tool {name:?} cannot be used: {why}")]
+    Tool {
+        /// The tool.
+        name: String,
+        /// Why.
+        why: String,
+    },
     /// The recipe names a tool that does not exist.
     #[error("`agent.tools` names \"{name}\", but there is no such tool; {known}")]
     UnknownTool {
@@ -108,6 +116,33 @@ pub enum TrainerError {
         /// How many there are.
         found: usize,
     },
+    /// A teacher does not do well enough.
+    #[error(
+        "the policy {teacher} reached a score of {least} in {found} of {tried} attempts, but `phase.{phase}.demonstrations` is \
+         {wanted}; ask for fewer, lower `phase.{phase}.source.least_score`, or raise `phase.{phase}.source.tasks`"
+    )]
+    TooFewLessons {
+        /// The phase.
+        phase: u32,
+        /// The teacher.
+        teacher: String,
+        /// The least score.
+        least: f64,
+        /// How many attempts reached it.
+        found: usize,
+        /// How many were made.
+        tried: usize,
+        /// How many are asked for.
+        wanted: usize,
+    },
+    /// An agent whose loop does not ask in messages.
+    #[error("the agent {agent} has a loop of its own that the policy {teacher} cannot act in")]
+    NotTaught {
+        /// The agent.
+        agent: String,
+        /// The teacher.
+        teacher: String,
+    },
     /// A demonstration cannot be imitated.
     #[error("the demonstration of task {task}: {source}")]
     Demonstration {
@@ -118,7 +153,7 @@ pub enum TrainerError {
     },
     /// A task does not fit into what the recipe allows.
     #[error(
-        "the prompt of task {task} has {tokens} tokens, more than `agent.prompt_tokens` = {most}: raise it, say with \
+        "the prompt of task {task} has {tokens} tokens, more than `agent.max_prompt_tokens` = {most}: raise it, say with \
          `agent.truncation` what to leave out, or leave the task out"
     )]
     PromptOverLimit {
@@ -299,6 +334,7 @@ impl TrainerError {
             | E::Tasks(_)
             | E::Tools(_)
             | E::UnknownTool { .. }
+            | E::Tool { .. }
             | E::Text(_)
             | E::FolderTaken(_)
             | E::NothingToResume(_)
@@ -309,6 +345,8 @@ impl TrainerError {
             | E::NothingHeldOut
             | E::NothingToTrainOn
             | E::TooFewDemonstrations { .. }
+            | E::TooFewLessons { .. }
+            | E::NotTaught { .. }
             | E::Demonstration { .. }
             | E::PromptTooLong { .. }
             | E::PromptOverLimit { .. }

@@ -89,7 +89,7 @@ fn share_of_peak(keys: &OptimiserKeys, step: u32, steps: u32) -> f32 {
         Schedule::Linear => 1.0 - progress,
         Schedule::Cosine => 0.5 * (1.0 + (std::f64::consts::PI * progress).cos()),
     };
-    let last = if keys.schedule == Schedule::Constant { 0.0 } else { f64::from(keys.final_share) };
+    let last = if keys.schedule == Schedule::Constant { 0.0 } else { f64::from(keys.min_lr_ratio) };
     (last + (1.0 - last) * remaining) as f32
 }
 
@@ -411,10 +411,10 @@ mod tests {
 
     #[test]
     fn schedules() {
-        let keys = |schedule, warmup, final_share| OptimiserKeys {
+        let keys = |schedule, warmup, min_lr_ratio| OptimiserKeys {
             schedule,
             warmup,
-            final_share,
+            min_lr_ratio,
             ..Default::default()
         };
         let shares = |keys: &OptimiserKeys, steps| -> Vec<f32> {

@@ -82,7 +82,7 @@ impl<'a> Rollout<'a> {
 
     /// Charge on the tokens of every path for leaving the reference, and its size, a mean over paths.
     fn charged(&self, keys: &RlKeys, coefficient: f64) -> (Vec<Vec<f64>>, f64) {
-        let Some(kl) = keys.kl.filter(|kl| kl.charge == Charge::Reward) else {
+        let Some(kl) = keys.kl.filter(|kl| kl.apply_to == Charge::Reward) else {
             return (vec![Vec::new(); self.paths.len()], 0.0);
         };
         let penalty = dressage_rl::KlPenalty { coefficient, ..kl.penalty() };
@@ -296,7 +296,7 @@ impl<'a> Gathered<'a> {
         }
         self.samples.push(samples);
         self.divergences.push(divergence);
-        rollout.select(&keys.only, keys.most_turns, setting.seed);
+        rollout.select(&keys.only, keys.max_trained_turns, setting.seed);
         rollout
     }
 
@@ -416,7 +416,7 @@ pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<Draft, 
     gathered.give(advantages);
     let Gathered { mut groups, divergences, .. } = gathered;
 
-    let kl = keys.kl.filter(|kl| kl.charge == Charge::Reward).map(|_| ChargedKl {
+    let kl = keys.kl.filter(|kl| kl.apply_to == Charge::Reward).map(|_| ChargedKl {
         coefficient: kl_coefficient,
         found: Counting::Exact.mean(divergences.iter().copied()),
         rollouts: divergences.len() as u64,

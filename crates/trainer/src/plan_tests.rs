@@ -111,9 +111,9 @@ fn a_step_by_hand() {
     let dropped = plan_of(&groups(), &RlKeys { uniform_groups: drop, ..keys() }, 1000).unwrap();
     assert_eq!(rows(&dropped.updates[0])[0][0], (0, 0, 0.5, 1.0 / 6.0));
 
-    let (estimator, charge, adaptive) = (dressage_rl::KlEstimator::K3, Charge::Loss, None);
+    let (estimator, apply_to, adaptive) = (dressage_rl::KlEstimator::K3, Charge::Loss, None);
     let (coefficient, importance_weighted, reference_every) = (0.1, false, 0);
-    let kl = KlKeys { estimator, coefficient, importance_weighted, reference_every, charge, adaptive };
+    let kl = KlKeys { estimator, coefficient, importance_weighted, reference_every, apply_to, adaptive };
     let kept = plan_of(&groups(), &RlKeys { kl: Some(kl), ..keys() }, 1000).unwrap();
     assert_eq!(rows(&kept.updates[0])[0].len(), 6);
 
@@ -244,7 +244,7 @@ fn turns(sample: u32, turns: u32, reward: f64) -> Attempt {
 #[test]
 fn turns_that_are_left_out_give_their_weight_to_the_others() {
     let groups = [vec![turns(0, 5, 1.0), turns(1, 2, 0.0)]];
-    let plan = plan_of(&groups, &RlKeys { most_turns: 2, ..keys() }, 1000).unwrap();
+    let plan = plan_of(&groups, &RlKeys { max_trained_turns: 2, ..keys() }, 1000).unwrap();
     let [long, short] = &plan.updates[0].paths[..] else { panic!() };
     let weights: Vec<f32> = long.weight.iter().collect();
     assert_eq!(weights.len(), 10);
@@ -253,8 +253,8 @@ fn turns_that_are_left_out_give_their_weight_to_the_others() {
     // 14 tokens in all; two turns stand for five.
     assert!((weights.iter().sum::<f32>() - 10.0 / 14.0).abs() < 1e-6);
     assert!((same(&short.weight) - 1.0 / 14.0).abs() < 1e-9);
-    assert_eq!(plan, plan_of(&groups, &RlKeys { most_turns: 2, ..keys() }, 1000).unwrap());
-    let plan = plan_of(&groups, &RlKeys { most_turns: 1, ..keys() }, 1000).unwrap();
+    assert_eq!(plan, plan_of(&groups, &RlKeys { max_trained_turns: 2, ..keys() }, 1000).unwrap());
+    let plan = plan_of(&groups, &RlKeys { max_trained_turns: 1, ..keys() }, 1000).unwrap();
     for (path, turns) in plan.updates[0].paths.iter().zip([5.0, 2.0]) {
         let weights: Vec<f32> = path.weight.iter().filter(|weight| *weight != 0.0).collect();
         assert!(weights.len() == 2 && weights.iter().all(|w| (w - turns / 14.0).abs() < 1e-6), "{weights:?}");
@@ -418,7 +418,7 @@ fn a_divergence_charged_to_the_reward() {
         coefficient: 9.0,
         importance_weighted: false,
         reference_every: 0,
-        charge: Charge::Reward,
+        apply_to: Charge::Reward,
         adaptive: None,
     });
     let signals = |_, _| Signals {

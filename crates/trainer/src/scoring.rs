@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dressage_policy::awake;
-use dressage_reward::{Evidence, ScoreError, Scorer};
+use dressage_reward::{Evidence, ScoreError, Scorer, task_field};
 use dressage_store::{Attempt, Earned, Earner, Status};
 use dressage_tree::{CallCounts, Component, Finish, Outcome};
 use serde_json::Value;
@@ -77,7 +77,7 @@ pub(crate) enum Fate {
 impl Named {
     fn is_for(&self, task: &Value) -> bool {
         let holds = |(name, values): (&str, &[String])| {
-            field(task, name)
+            task_field(task, name)
                 .and_then(Value::as_str)
                 .is_some_and(|found| values.iter().any(|value| value == found))
         };
@@ -151,15 +151,9 @@ impl Named {
     }
 }
 
-/// A field of a task, or of the row that it was read from.
-fn field<'t>(task: &'t Value, name: &str) -> Option<&'t Value> {
-    let of_row = || task.get("row")?.get(name);
-    task.get(name).filter(|value| !value.is_null()).or_else(of_row)
-}
-
 /// Names of the scorers that a task asks for itself, in the field `scorer` of its row.
 fn chosen(task: &Value) -> Option<Vec<&str>> {
-    match field(task, "scorer")? {
+    match task_field(task, "scorer")? {
         Value::String(name) => Some(vec![name.as_str()]),
         Value::Array(names) => Some(names.iter().filter_map(Value::as_str).collect()),
         _ => None,

@@ -48,7 +48,7 @@ impl Heard {
         context: usize,
         budget: usize,
     ) -> Result<Self, TrainerError> {
-        let charged = keys.kl.is_some_and(|kl| kl.charge == Charge::Reward);
+        let charged = keys.kl.is_some_and(|kl| kl.apply_to == Charge::Reward);
         let mut heard = Heard::default();
         if !charged && models.critic.is_none() && !keys.needs_predictions() {
             return Ok(heard);

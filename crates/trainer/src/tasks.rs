@@ -1,12 +1,10 @@
 //! The tasks of a run: what is trained on, in which order, and what is held out.
 
 use std::collections::HashSet;
-use std::sync::Arc;
-use std::time::Duration;
 
 use dressage_agent::Truncation;
 use dressage_agent::tasks::{Arithmetic, FileOptions, FileTasks, QuestionKey, Split, Task};
-use dressage_agent::tools::{Delayed, ToolContext, ToolSet};
+use dressage_agent::tools::ToolContext;
 use dressage_store::Store;
 use dressage_text::{ChatOptions, Message, Role};
 use dressage_tree::Purpose;
@@ -15,7 +13,7 @@ use serde_json::json;
 use crate::TrainerError;
 use crate::agents::{Agents, NamedAgent};
 use crate::random::order;
-use crate::recipe::{AgentKeys, QUESTION, Recipe, TaskSource, ToolKeys};
+use crate::recipe::{AgentKeys, QUESTION, Recipe, TaskSource};
 use crate::scoring::Scorers;
 
 /// How many tasks of a generator are looked at before the start. The others differ from them in their numbers
@@ -287,26 +285,6 @@ pub fn opening(agent: &AgentKeys, task: &Task) -> Vec<Message> {
         messages.insert(0, Message::system(agent.system.as_str()));
     }
     messages
-}
-
-/// The tools that an agent has, of those of its recipe.
-///
-/// # Errors
-/// When there is no such tool, one is named twice, or its options cannot be used.
-pub fn tool_set(tools: &[ToolKeys], agent: &AgentKeys) -> Result<ToolSet, TrainerError> {
-    let [least, most] = [agent.tool_delay_least, agent.tool_delay].map(Duration::from_secs_f64);
-    let named = |name: &String| {
-        let unknown =
-            || TrainerError::UnknownTool { name: name.clone(), known: ToolKeys::known(tools, name) };
-        let keys = ToolKeys::find(tools, name).ok_or_else(unknown)?;
-        let longest = Duration::from_secs_f64(keys.seconds().unwrap_or(agent.tool_seconds));
-        let mut toolbox = keys.toolbox(longest)?;
-        if !most.is_zero() {
-            toolbox = Arc::new(Delayed::new(toolbox, least..=most));
-        }
-        Ok((toolbox, longest))
-    };
-    Ok(ToolSet::timed(agent.tools.iter().map(named).collect::<Result<_, TrainerError>>()?)?)
 }
 
 /// How to talk to a model, as a recipe says it. Of a run, `now` is the moment at which it began, in seconds

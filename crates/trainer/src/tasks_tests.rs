@@ -21,54 +21,6 @@ fn load(folder: &TempDir, sources: &str, seed: u64) -> Result<Tasks, TrainerErro
     Tasks::load(&Recipe::load(&file, &[]).unwrap())
 }
 
-#[test]
-fn agents_have_the_tools_that_they_name() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("recipe.toml");
-    let text = "run = { name = 'x' }\nmodel = { source = './model' }\n[[tasks]]\nkind = 'arithmetic'\n\
-        [agent]\ntools = ['sums', 'calculator']\n[[tool]]\nkind = 'calculator'\nname = 'sums'\nseconds = 2";
-    fs::write(&file, text).unwrap();
-    let mut recipe = Recipe::load(&file, &[]).unwrap();
-    let names = |recipe: &Recipe| {
-        let specs = tool_set(&recipe.tool, &recipe.agent).unwrap().specs("");
-        specs.into_iter().map(|spec| spec.name).collect::<Vec<_>>()
-    };
-    assert_eq!(names(&recipe), ["sums__calculator", "calculator__calculator"]);
-    let set = tool_set(&recipe.tool, &recipe.agent).unwrap();
-    assert_eq!(format!("{set:?}"), "{\"sums\": 2s, \"calculator\": 10s}");
-    recipe.agent.tools = vec!["calculator".into()];
-    assert_eq!(names(&recipe), ["calculator"]);
-    recipe.agent.tools = vec!["calculator".into(), "calculator".into()];
-    let error = tool_set(&recipe.tool, &recipe.agent).unwrap_err().to_string();
-    assert!(error.starts_with("two tools are named \"calculator\""), "{error}");
-    recipe.agent.tools = vec!["summs".into()];
-    let error = tool_set(&recipe.tool, &recipe.agent).unwrap_err().to_string();
-    assert!(error.ends_with("no such tool; there is sums, calculator; did you mean `sums`?"), "{error}");
-}
-
-#[test]
-fn search_tools_say_what_they_lack() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("recipe.toml");
-    let refused = |options: &str| {
-        let text = format!(
-            "run = {{ name = 'x' }}\nmodel = {{ source = './model' }}\n[[tasks]]\nkind = 'arithmetic'\n\
-             [agent]\ntools = ['wiki']\n[[tool]]\nkind = 'search'\nname = 'wiki'\n{options}"
-        );
-        fs::write(&file, text).unwrap();
-        let recipe = Recipe::load(&file, &[]).unwrap();
-        tool_set(&recipe.tool, &recipe.agent).err().map(|error| error.to_string())
-    };
-    let error = refused("index = 'indices/nq'").unwrap();
-    let path = folder.path().join("indices/nq");
-    assert!(error.contains(&format!("{} does not exist", path.display())), "{error}");
-    let error = refused("url = 'localhost'").unwrap();
-    assert!(error.starts_with("tool \"wiki\" could not be opened: the address \"localhost\""), "{error}");
-    let error = refused("url = 'http://localhost/retrieve'\nkey_env = 'DRESSAGE_NO_SUCH_KEY'").unwrap();
-    assert!(error.ends_with("the environment variable DRESSAGE_NO_SUCH_KEY has no key"), "{error}");
-    assert_eq!(refused("url = 'http://localhost:8000/retrieve'"), None);
-}
-
 fn write_rows(path: &Path, questions: impl Iterator<Item = String>) {
     let mut rows = String::new();
     for question in questions {

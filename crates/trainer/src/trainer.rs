@@ -1,9 +1,11 @@
 //! The loop over phases and steps.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use dressage_agent::Teacher;
 use dressage_policy::{Learner, crash_point};
 use dressage_store::{Attempt, Sqlite, Store};
 use serde_json::json;
@@ -40,6 +42,8 @@ pub struct Parts {
     pub begun: u64,
     /// Files that the model was read from. A run goes on with none but these.
     pub model_files: Vec<PathBuf>,
+    /// Policies of others that phases imitate, by name.
+    pub teachers: BTreeMap<String, Teacher>,
 }
 
 /// Whether a run begins or goes on.
@@ -96,6 +100,8 @@ pub struct Trainer {
     pub(crate) versions: Versions,
     /// Names of the agents whose replies are no targets.
     pub(crate) untrained: Vec<String>,
+    /// Policies of others that phases imitate.
+    pub(crate) teachers: BTreeMap<String, Teacher>,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) checkpoints: Checkpoints,
     pub(crate) metrics: MetricsFile,
@@ -130,7 +136,7 @@ impl Trainer {
     /// When the recipe, the tasks or the folder do not allow it. Nothing is written before everything else is
     /// checked.
     pub async fn new(recipe: Recipe, parts: Parts, start: Start) -> Result<Self, TrainerError> {
-        let Parts { policies, agents, scorers, begun, model_files } = parts;
+        let Parts { policies, agents, scorers, begun, model_files, teachers } = parts;
         let policies = Policies::new(policies, &recipe.engine);
         let agents = Agents::new(&recipe, &agents, &policies)?;
         let tasks = Tasks::load(&recipe)?;
@@ -156,6 +162,9 @@ impl Trainer {
                 }
             }
             PhaseRun::check(i, phase, &recipe, &tasks, &agents)?;
+            if let Some(name) = phase.teacher().filter(|name| !teachers.contains_key(*name)) {
+                return Err(TrainerError::NoPart(format!("the teacher {name}")));
+            }
         }
         let now = {
             let (recipe, tools) = (recipe.clone(), Offered::all(&tasks, &agents)?);
@@ -218,6 +227,7 @@ impl Trainer {
             position,
             evals: Vec::new(),
             troubles: Troubles::default(),
+            teachers,
             sinks,
             folder,
         })
@@ -305,7 +315,7 @@ impl Trainer {
                 done: self.position.step,
                 steps: of_phase,
             });
-            let mut run = PhaseRun::new(phase, &keys, self).await?;
+            let mut run = PhaseRun::new(phase, &keys, self, observer, stop).await?;
             while self.position.step < of_phase && !self.is_good_enough(&keys).await? {
                 if stop.is_stopped() {
                     return Err(Leave::Stopped);

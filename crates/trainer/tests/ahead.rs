@@ -71,7 +71,7 @@ async fn algorithms_run_and_are_done_again() {
         ("dr_grpo", "entropy=0.01"),
         ("dapo", "uniform_groups='refill'"),
         ("rloo", "overlong='mask'"),
-        ("reinforce_plus_plus", "most_turns=1"),
+        ("reinforce_plus_plus", "max_trained_turns=1"),
         ("reinforce_plus_plus_baseline", "overlong={kind='penalise', buffer=8}"),
         ("opo", "normaliser='group_rollout_mean'"),
         ("remax", "epochs=2"),
@@ -84,7 +84,7 @@ async fn algorithms_run_and_are_done_again() {
         ("minirl", "epochs=2, proximal='recompute', correction={bound={kind='clamp', high=2.0}}"),
         (
             "ppo",
-            "kl={estimator='k1', coefficient=0.1, charge='reward'}, critic={learning_rate=0.1, warmup=1}",
+            "kl={estimator='k1', coefficient=0.1, apply_to='reward'}, critic={learning_rate=0.1, warmup=1}",
         ),
     ];
     for (algorithm, keys) in cases {

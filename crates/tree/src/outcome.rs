@@ -76,6 +76,9 @@ pub struct Outcome {
     /// Whether the prompt was too long, and was cut.
     #[serde(default, skip_serializing_if = "is_false")]
     pub prompt_cut: bool,
+    /// Prompts that the context policy made shorter.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cuts: Vec<ContextCut>,
     /// The error that broke it, if one did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
@@ -102,6 +105,7 @@ impl Outcome {
             evidence: Map::new(),
             drift: Vec::new(),
             prompt_cut: false,
+            cuts: Vec::new(),
             error: None,
             troubles: Vec::new(),
         }
@@ -132,6 +136,17 @@ pub struct Drift {
     /// Whether the turn was sampled from what the template prints, on a branch of its own.
     #[serde(default, skip_serializing_if = "is_false")]
     pub forked: bool,
+}
+
+/// A prompt that was longer than its agent may see, and was made shorter.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContextCut {
+    /// Number of the turn.
+    pub turn: u32,
+    /// Agent that asked.
+    pub agent: String,
+    /// How it was made shorter, in words.
+    pub why: String,
 }
 
 fn is_false(value: &bool) -> bool {

@@ -1,13 +1,11 @@
 //! Environment variables of a program.
 
 use dressage_gateway::Session;
+use dressage_policy::environment::passed;
 use serde_json::{Value, json};
 
 use super::Program;
 use crate::AttemptContext;
-
-/// Variables that every program gets where they are set: where programs are found and how text is written.
-pub const PASSED: [&str; 9] = ["HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER"];
 
 /// Longest value that a variable can have on Linux, with some to spare.
 const LONGEST: usize = 100_000;
@@ -15,11 +13,9 @@ const LONGEST: usize = 100_000;
 impl Program {
     /// Variables that are the same in every attempt.
     pub(super) fn shared_environment(&self) -> Vec<(String, String)> {
-        let names = PASSED.into_iter().map(str::to_owned).chain(self.passes.iter().cloned());
-        let set = names.filter_map(|name| std::env::var(&name).ok().map(|value| (name, value)));
         // Clients go to the endpoint itself, whatever proxies this machine has.
         let direct = ["NO_PROXY", "no_proxy"].map(|name| (name.into(), "127.0.0.1,localhost,::1".into()));
-        set.chain(direct).collect()
+        passed(&self.passes).into_iter().chain(direct).collect()
     }
 
     /// All variables of the program in an attempt.

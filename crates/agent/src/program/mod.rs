@@ -23,16 +23,18 @@ use std::time::Duration;
 use async_trait::async_trait;
 use dressage_conversation::Format;
 use dressage_gateway::{
-    Backend, Gateway, Model, Responder, Route, SessionLimits, SessionOptions, TokenModel, When,
+    Backend, Gateway, Model, Recorded, Responder, Route, RouteContext, SessionLimits, SessionOptions,
+    Summary, TokenModel, When,
 };
 use dressage_policy::{SamplingParams, within};
 use tracing::{Instrument, debug_span};
 
-pub use environment::PASSED;
 use process::Ended;
 pub use workers::Workers;
 
-use crate::{AgentLoop, Attempt, AttemptContext, Limits};
+use crate::context::{ContextPolicy, summary_agent};
+use crate::taught::{self, Exchange, Pupil};
+use crate::{AgentLoop, Attempt, AttemptContext, Keeper, Limits, Pick, Teacher};
 
 /// How long calls under way may take to end once the program has ended.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -44,10 +46,10 @@ pub struct Program {
     pub command: Vec<String>,
     /// The folder that it runs in; this process' where empty.
     pub folder: PathBuf,
-    /// Names of environment variables that it gets besides the [usual ones](PASSED).
+    /// Names of environment variables that it gets besides the [usual ones](crate::PASSED).
     pub passes: Vec<String>,
-    /// The binary that is started as [`keeper`], with its arguments.
-    pub keeper: Vec<String>,
+    /// Keeps it.
+    pub keeper: Keeper,
     /// Answers its calls.
     pub gateway: Gateway,
     /// Where the gateway listens, as `http://HOST:PORT`.
@@ -61,6 +63,8 @@ pub struct Program {
     pub rewards: bool,
     /// Where it stays alive and takes attempts by the line.
     pub workers: Option<Arc<Workers>>,
+    /// A policy of others that acts in the place of the trained ones, to be imitated.
+    pub teacher: Option<Teacher>,
 }
 
 /// An agent as which a program may call.
@@ -77,6 +81,10 @@ pub struct ProgramAgent {
     /// Whether its policy learns: then the recipe decides how its replies are sampled, whatever the program
     /// asks for.
     pub trained: bool,
+    /// Further policies that play this agent, and which of all plays it.
+    pub mixture: Option<(Vec<ProgramAgent>, Pick)>,
+    /// How its prompts are kept within the context.
+    pub context: ContextPolicy,
 }
 
 /// Whoever writes an agent's replies.
@@ -93,11 +101,26 @@ pub enum Replies {
     Messages(Arc<dyn Responder>),
 }
 
+impl ProgramAgent {
+    /// This agent as it is played in an attempt.
+    fn played(&self, context: &AttemptContext) -> ProgramAgent {
+        let Some((others, pick)) = &self.mixture else { return self.clone() };
+        let place = pick(context.seed, context.stream);
+        place.checked_sub(1).and_then(|place| others.get(place)).unwrap_or(self).clone()
+    }
+}
+
 #[async_trait]
 impl AgentLoop for Program {
     async fn run(&self, context: AttemptContext) -> Attempt {
         let span = debug_span!("program", id = %context.name);
-        self.attempt(context).instrument(span).await
+        let agents = self.agents.iter().map(|agent| agent.played(&context)).collect();
+        let played = Program { agents, ..self.clone() };
+        played.attempt(context).instrument(span).await
+    }
+
+    fn taught(&self, teacher: &Teacher) -> Option<Arc<dyn AgentLoop>> {
+        Some(Arc::new(Program { teacher: Some(teacher.clone()), ..self.clone() }))
     }
 }
 
@@ -155,13 +178,42 @@ impl Program {
         };
         let recorded = session.close(PATIENCE).await;
         self.gateway.forget(&session);
-        outcome::attempt(self, ended, recorded)
+        match &self.teacher {
+            None => outcome::attempt(self, ended, recorded),
+            Some(_) => self.lesson(ended, recorded).await,
+        }
+    }
+
+    /// The agents whose replies a teacher writes, with the formats that they are to be written in.
+    fn pupils(&self) -> Vec<(ProgramAgent, Arc<Format>)> {
+        let pupil = |agent: &ProgramAgent| match &agent.replies {
+            Replies::Tokens { format, .. } if agent.trained => Some((agent.clone(), Arc::clone(format))),
+            _ => None,
+        };
+        self.agents.iter().filter_map(pupil).collect()
+    }
+
+    /// The attempt that a teacher has made, its replies as demonstrations.
+    async fn lesson(&self, ended: Result<Ended, String>, recorded: Recorded) -> Attempt {
+        let (pupils, calls) = (self.pupils(), recorded.external.clone());
+        let Attempt { outcome, .. } = outcome::attempt(self, ended, recorded);
+        taught::finished(outcome, move || {
+            taught::taught(pupils.iter().map(|(agent, format)| {
+                let exchanges = Exchange::of(&calls, &agent.name);
+                (Pupil { format, agent: &agent.name, policy: &agent.policy }, exchanges)
+            }))
+        })
+        .await
     }
 
     /// The agents of an attempt, with the samplers of their policies.
     fn routes(&self, context: &AttemptContext) -> Result<Vec<Route>, String> {
         let route = |agent: &ProgramAgent| {
+            let taught = self.teacher.as_ref().filter(|_| agent.trained);
             let backend = match &agent.replies {
+                Replies::Tokens { .. } if let Some(Teacher(teacher)) = taught => {
+                    Backend::Messages(Arc::clone(teacher))
+                }
                 Replies::Messages(responder) => Backend::Messages(Arc::clone(responder)),
                 Replies::Tokens { format, context: most } => {
                     let sampler = context.samplers.get(&agent.policy);
@@ -182,9 +234,34 @@ impl Program {
                 model: Arc::new(model),
                 when: agent.when.clone(),
                 fixed: agent.trained.then_some(fixed),
+                context: RouteContext { budget: agent.context.budget, summary: None },
             })
         };
-        self.agents.iter().map(route).collect()
+        let mut routes = self.agents.iter().map(route).collect::<Result<Vec<Route>, String>>()?;
+        for at in 0..routes.len() {
+            if self.agents[at].context.summarises() {
+                routes[at].context.summary = Some(Arc::new(self.summary(at, &routes)?));
+            }
+        }
+        Ok(routes)
+    }
+
+    /// Whoever writes summaries for an agent.
+    fn summary(&self, at: usize, routes: &[Route]) -> Result<Summary, String> {
+        let of = &self.agents[at].context.summary;
+        let (agent, by) = match of.agent.as_str() {
+            "" => (summary_agent(&self.agents[at].name), &routes[at]),
+            named => {
+                let by = routes.iter().find(|route| route.agent == named);
+                (
+                    named.to_owned(),
+                    by.ok_or_else(|| format!("there is no agent {named:?} to write summaries"))?,
+                )
+            }
+        };
+        let fixed = by.fixed.clone().map(|fixed| SamplingParams { max_tokens: of.tokens, ..fixed });
+        let (model, instruction) = (Arc::clone(&by.model), of.instruction.clone());
+        Ok(Summary { agent, model, fixed, tokens: of.tokens, instruction })
     }
 }
 

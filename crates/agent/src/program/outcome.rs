@@ -3,7 +3,7 @@
 use dressage_conversation::{Fork, Origin};
 use dressage_gateway::{Called, Recorded};
 use dressage_policy::FinishReason;
-use dressage_tree::{Finish, Outcome};
+use dressage_tree::{ContextCut, Finish, Outcome};
 use serde_json::{Value, json};
 
 use super::Program;
@@ -16,12 +16,14 @@ const EVIDENCE: &str = "program";
 /// The attempt that a program has made.
 pub(super) fn attempt(program: &Program, ended: Result<Ended, String>, recorded: Recorded) -> Attempt {
     let mut outcome = Outcome::begun();
-    outcome.turns = recorded.calls.iter().filter(|call| call.turn.is_some()).count() as u32;
-    let own = recorded.calls.iter().filter(|call| !call.external);
+    let calls: Vec<&Called> = recorded.calls.iter().filter(|call| !call.summary).collect();
+    outcome.turns = calls.iter().filter(|call| call.turn.is_some()).count() as u32;
+    outcome.cuts = recorded.calls.iter().filter_map(cut_short).collect();
+    let own = calls.iter().filter(|call| !call.external);
     outcome.sampled_tokens = own.map(|call| call.tokens).sum();
     outcome.drift.clone_from(&recorded.drift);
     // A program answers the calls of a reply before it asks for the next.
-    let asked = recorded.calls.split_last().map_or(&[][..], |(_, earlier)| earlier);
+    let asked = calls.split_last().map_or(&[][..], |(_, earlier)| earlier);
     outcome.calls.ok = asked.iter().map(|call| call.calls as u32).sum();
     let name = program.command.first().map_or("", String::as_str);
     let mut printed = None;
@@ -38,7 +40,7 @@ pub(super) fn attempt(program: &Program, ended: Result<Ended, String>, recorded:
                     outcome.trouble(name, format!("was not done within {longest:?}, and was stopped"));
                 }
                 // Most programs fail where a call is refused, and that the recipe decided.
-                Some(_) if refused("forbidden") => outcome.finish = cut(program, &recorded.calls),
+                Some(_) if refused("limit") => outcome.finish = cut(program, &calls),
                 Some(_) if refused("too_long") => outcome.finish = Finish::Context,
                 Some(code) => {
                     let last = stderr.last_line().unwrap_or_else(|| "nothing on standard error".into());
@@ -53,7 +55,7 @@ pub(super) fn attempt(program: &Program, ended: Result<Ended, String>, recorded:
                 broken(&mut outcome, name, why);
             }
             if outcome.finish.is_whole() {
-                let last = recorded.calls.iter().rfind(|call| !call.content.is_empty());
+                let last = calls.iter().rfind(|call| !call.content.is_empty());
                 let said = last.map(|call| call.content.clone());
                 outcome.final_text = answer(printed.as_deref()).or(said).unwrap_or_default();
             }
@@ -101,6 +103,17 @@ fn called(call: &Called) -> Value {
     })
 }
 
+/// Note of a call whose prompt a context policy made shorter.
+fn cut_short(call: &Called) -> Option<ContextCut> {
+    match call.origin {
+        Some(Origin::Forked(Fork { reason, .. })) if reason.is_cut() => {
+            let (turn, why) = (call.turn.unwrap_or_default(), reason.words().to_owned());
+            Some(ContextCut { turn, agent: call.agent.clone(), why })
+        }
+        _ => None,
+    }
+}
+
 fn broken(outcome: &mut Outcome, source: &str, why: String) {
     outcome.trouble(source, why.clone());
     outcome.error = Some(format!("{source} {why}"));
@@ -108,7 +121,7 @@ fn broken(outcome: &mut Outcome, source: &str, why: String) {
 }
 
 /// The limit at which the calls of a program were refused.
-fn cut(program: &Program, calls: &[Called]) -> Finish {
+fn cut(program: &Program, calls: &[&Called]) -> Finish {
     let cut = calls.last().map(|call| call.finish);
     if matches!(cut, Some(FinishReason::Length)) || calls.len() < program.limits.turns as usize {
         Finish::MaxTokens

@@ -1,17 +1,13 @@
 //! The process of a program: started through its keeper, read to the end, stopped with all that it started.
 
-use std::process::Stdio;
 use std::time::Duration;
 
-use serde_json::json;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
-use tokio::process::{Child, ChildStdin, Command};
+use tokio::io::AsyncWriteExt;
+use tokio::process::{Child, ChildStdin};
 use tokio::task::JoinHandle;
 
 use super::Program;
-
-/// Most of what a program prints that is kept: the end of each stream.
-const KEPT: usize = 64 << 10;
+use crate::kept::{self, Tail, read};
 
 /// Placeholder of the question among the arguments of a program.
 const QUESTION: &str = "{question}";
@@ -30,26 +26,6 @@ pub(super) struct Process {
     stderr: JoinHandle<Tail>,
 }
 
-/// End of a stream that was read.
-#[derive(Debug, Default)]
-pub(super) struct Tail {
-    kept: Vec<u8>,
-    /// Bytes that came.
-    pub bytes: u64,
-}
-
-impl Tail {
-    /// The text that was kept.
-    pub(super) fn text(&self) -> String {
-        String::from_utf8_lossy(&self.kept).into_owned()
-    }
-
-    /// The last line that is not blank.
-    pub(super) fn last_line(&self) -> Option<String> {
-        self.text().lines().rfind(|line| !line.trim().is_empty()).map(|line| line.trim().to_owned())
-    }
-}
-
 /// How a program ended.
 #[derive(Debug)]
 pub(super) struct Ended {
@@ -62,10 +38,11 @@ pub(super) struct Ended {
 impl Ended {
     /// One whose worker has said how it went.
     pub(super) fn of_worker(said: serde_json::Value) -> Self {
-        let tail = |text: String| Tail { bytes: text.len() as u64, kept: text.into_bytes() };
         match said["error"].as_str() {
-            Some(error) => Ended { code: Some(1), stdout: Tail::default(), stderr: tail(error.to_owned()) },
-            None => Ended { code: Some(0), stdout: tail(said.to_string()), stderr: Tail::default() },
+            Some(error) => {
+                Ended { code: Some(1), stdout: Tail::default(), stderr: Tail::of(error.to_owned()) }
+            }
+            None => Ended { code: Some(0), stdout: Tail::of(said.to_string()), stderr: Tail::default() },
         }
     }
 
@@ -73,28 +50,6 @@ impl Ended {
     pub(super) fn stopped() -> Self {
         Ended { code: None, stdout: Tail::default(), stderr: Tail::default() }
     }
-}
-
-/// Starts the keeper of a program, which waits for its order.
-///
-/// # Errors
-/// When it cannot be started, in words.
-pub(super) fn spawned(program: &Program, environment: Vec<(String, String)>) -> Result<Child, String> {
-    let Some((keeper, arguments)) = program.keeper.split_first() else {
-        return Err("no keeper is named for programs".into());
-    };
-    let mut command = Command::new(keeper);
-    command
-        .args(arguments)
-        .env_clear()
-        .envs(environment)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    // Ctrl-C is for this process, which then ends its programs in good order.
-    #[cfg(unix)]
-    command.process_group(0);
-    command.spawn().map_err(|error| format!("cannot start {keeper}, which keeps programs: {error}"))
 }
 
 /// The order to a keeper: the program, and its whole input, or `None` where that comes line by line.
@@ -105,9 +60,7 @@ pub(super) fn order(program: &Program, input: Option<&serde_json::Value>) -> Str
         None => argument.clone(),
     };
     let command: Vec<String> = program.command.iter().map(put_in).collect();
-    let input = input.map(|input| format!("{input}\n"));
-    let order = json!({ "command": command, "folder": program.folder, "input": input });
-    format!("{order}\n")
+    kept::order(&command, &program.folder, input.map(|input| format!("{input}\n")))
 }
 
 /// Starts the program of an attempt.
@@ -119,7 +72,7 @@ pub(super) fn start(
     environment: Vec<(String, String)>,
     input: &serde_json::Value,
 ) -> Result<Process, String> {
-    let mut keeper = spawned(program, environment)?;
+    let mut keeper = program.keeper.start(environment)?;
     let line = keeper.stdin.take();
     let stdout = tokio::spawn(read(keeper.stdout.take()));
     let stderr = tokio::spawn(read(keeper.stderr.take()));
@@ -175,19 +128,4 @@ impl Process {
 enum Stream {
     Out,
     Err,
-}
-
-/// Reads a stream to its end.
-pub(super) async fn read(stream: Option<impl AsyncRead + Unpin>) -> Tail {
-    let mut tail = Tail::default();
-    let Some(mut stream) = stream else { return tail };
-    let mut buffer = vec![0; 16 << 10];
-    while let Ok(count @ 1..) = stream.read(&mut buffer).await {
-        tail.bytes += count as u64;
-        tail.kept.extend_from_slice(&buffer[..count]);
-        if tail.kept.len() > 2 * KEPT {
-            tail.kept.drain(..tail.kept.len() - KEPT);
-        }
-    }
-    tail
 }

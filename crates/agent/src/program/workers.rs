@@ -14,7 +14,8 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-use super::process::{Tail, order, read, spawned};
+use super::process::order;
+use crate::kept::{Tail, read};
 
 /// Longest line that a worker may print.
 const LONGEST_LINE: usize = 16 << 20;
@@ -149,7 +150,7 @@ impl Workers {
 
 /// Starts a worker.
 fn start(program: &super::Program, environment: &[(String, String)]) -> Result<Arc<Worker>, String> {
-    let mut child = spawned(program, environment.to_vec())?;
+    let mut child = program.keeper.start(environment.to_vec())?;
     let line = Line { pipe: child.stdin.take(), order: Some(order(program, None)) };
     let worker = Arc::new(Worker { line: tokio::sync::Mutex::new(line), state: Mutex::default() });
     tokio::spawn(follow(child, Arc::downgrade(&worker)));

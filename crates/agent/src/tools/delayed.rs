@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use dressage_text::ToolSpec;
 use serde_json::{Map, Value};
 
-use super::{Session, ToolContext, ToolError, ToolOutput, Toolbox};
+use super::{Permit, Session, ToolContext, ToolError, ToolOutput, Toolbox};
 
 /// Another toolbox, each of whose answers is held back for a random time: to see what slow tools cost, and
 /// that what they answer does not depend on when.
@@ -41,6 +41,10 @@ impl Toolbox for Delayed {
         self.toolbox.specs()
     }
 
+    async fn ready(&self) -> Result<(), ToolError> {
+        self.toolbox.ready().await
+    }
+
     async fn open(&self, attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
         let session = self.toolbox.open(attempt).await?;
         Ok(Box::new(DelayedSession { session, delay: self.delay.clone() }))
@@ -59,6 +63,10 @@ impl Session for DelayedSession {
 
     fn acts(&self, tool: &str) -> bool {
         self.session.acts(tool)
+    }
+
+    async fn admit(&self, tool: &str) -> Permit {
+        self.session.admit(tool).await
     }
 
     async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {

@@ -7,7 +7,7 @@
 //! Guarantees: names of tools are unique in a set. All attempts at one task are told of the same tools,
 //! whatever a toolbox offers later; a tool that is gone answers with an observation. Calls of one turn run at
 //! once where their toolboxes allow it, and are answered in the order in which they were written. Every
-//! opening, call, handing over and closing has a deadline.
+//! opening, call, handing over and closing has a deadline, which waiting for a turn is no part of.
 //!
 //! Nothing that a model writes is an error of the program: a call that cannot be read, names no tool, has
 //! wrong arguments, fails or takes too long becomes an [`Observation`] that the model sees, and a counter in
@@ -15,17 +15,26 @@
 //!
 //! Not here: reading calls from text (`dressage-text`), and the loop that alternates sampling and calling.
 
+mod arguments;
 mod calculator;
+mod command;
+mod cut;
 mod delayed;
 mod expression;
+mod limited;
+mod mcp;
 mod observation;
 mod offer;
 mod output;
+mod permit;
+mod python;
+mod sandbox;
 mod search;
 mod set;
 #[cfg(test)]
 pub(crate) mod testing;
 mod used;
+mod web;
 
 use std::time::Duration;
 
@@ -36,15 +45,24 @@ use serde_json::{Map, Value};
 use crate::tasks::Task;
 
 pub use calculator::Calculator;
+pub use command::{CommandOptions, CommandTool};
+pub use cut::{Cut, Shortened, Side};
 pub use delayed::Delayed;
+pub use dressage_sandbox::Demand;
 pub use dressage_search::Retries;
 pub use expression::{ExpressionError, MAX_DEPTH, MAX_LENGTH, Number, evaluate};
+pub use limited::{CallLimits, Limited};
+pub use mcp::{Mcp, McpServer};
 pub(crate) use observation::COUNTED;
 pub use observation::{Observation, ObservationKind};
 pub use output::{CallError, ToolOutput};
+pub use permit::Permit;
+pub use python::{PythonOptions, PythonTools};
+pub use sandbox::{CodeOptions, CodeTool};
 pub use search::{SearchOptions, SearchTool};
 pub use set::{OpenTools, ToolSet};
 pub use used::Used;
+pub use web::{Endpoint, EndpointOptions, Node, Services};
 
 /// An attempt, as toolboxes know it.
 #[derive(Debug, Clone, PartialEq)]
@@ -74,6 +92,15 @@ pub trait Toolbox: Send + Sync {
         None
     }
 
+    /// Waits until sessions can be opened, and starts what they need. Unlike opening and calling it has no
+    /// deadline from outside: whoever starts something knows for how long that may take.
+    ///
+    /// # Errors
+    /// When what the toolbox stands for cannot be started. No attempt can begin then.
+    async fn ready(&self) -> Result<(), ToolError> {
+        Ok(())
+    }
+
     /// Starts a session for an attempt.
     ///
     /// # Errors
@@ -98,6 +125,12 @@ pub trait Session: Send + Sync {
     /// are not made in the last turn that an attempt has.
     fn acts(&self, _tool: &str) -> bool {
         false
+    }
+
+    /// Waits until a call of this tool can begin: for a place among others, or for something to start again.
+    /// The wait is not part of the call's deadline. What it gives is held until the call has ended.
+    async fn admit(&self, _tool: &str) -> Permit {
+        Permit::default()
     }
 
     /// Answers one call of a tool that it has. A call past its deadline is dropped at an await point; the

@@ -19,7 +19,7 @@ use tracing::{debug, trace};
 use super::observation::{Observation, ObservationKind};
 use super::offer::{Offer, Offers};
 use super::used::{Meter, Used};
-use super::{Session, ToolContext, ToolError, Toolbox};
+use super::{Permit, Session, ToolContext, ToolError, Toolbox};
 
 /// The most calls of one turn that run at once: a model may write any number.
 const AT_ONCE: usize = 32;
@@ -95,11 +95,19 @@ impl ToolSet {
         self.boxes.iter().map(|entry| (entry.toolbox.name(), entry.meter.read()))
     }
 
-    /// Finds out which tools there are, by a session where no toolbox says so without one.
+    /// Finds out whether toolboxes work here and which tools there are, by a session where no toolbox says so
+    /// without one.
     ///
     /// # Errors
-    /// When a session cannot be opened or closed.
+    /// When a toolbox is not ready, or a session cannot be opened or closed.
     pub async fn find(&self, attempt: &ToolContext) -> Result<(), ToolError> {
+        for Entry { toolbox, deadline, .. } in &self.boxes {
+            let late = || ToolError::Open {
+                tool: toolbox.name().to_owned(),
+                why: format!("not ready within {deadline:?}"),
+            };
+            within(*deadline, toolbox.ready()).await.unwrap_or_else(|| Err(late()))?;
+        }
         if self.offers.known(&attempt.task.id).is_some() {
             return Ok(());
         }
@@ -125,11 +133,13 @@ impl ToolSet {
     async fn open_into(&self, open: &mut OpenTools, attempt: &ToolContext) -> Result<(), ToolError> {
         for Entry { toolbox, deadline, meter } in &self.boxes {
             let name = toolbox.name().to_owned();
+            toolbox.ready().await?;
             let opened = within(*deadline, toolbox.open(attempt)).await;
             let late =
                 || ToolError::Open { tool: name.clone(), why: format!("not ready within {deadline:?}") };
             let session = opened.unwrap_or_else(|| Err(late()))?;
-            open.sessions.push(OpenBox { name, session, deadline: *deadline, meter: meter.clone() });
+            let (deadline, longest) = (*deadline, attempt.deadline);
+            open.sessions.push(OpenBox { name, session, deadline, longest, meter: meter.clone() });
         }
         let now = || {
             let specs = open.sessions.iter().map(|open| (open.name.as_str(), open.session.specs()));
@@ -153,6 +163,8 @@ struct OpenBox {
     name: String,
     session: Box<dyn Session>,
     deadline: Duration,
+    /// Longest wait for the turn of a call: for as long as the attempt may take.
+    longest: Duration,
     meter: Arc<Meter>,
 }
 
@@ -256,24 +268,43 @@ impl OpenTools {
 
     async fn execute(&self, call: &ToolCall) -> Observation {
         crash_point("tool_call");
-        let start = Instant::now();
-        let observation = self.observe(call).await;
-        let (Observation { text, kind, .. }, time) = (&observation, start.elapsed());
-        debug!(tool = %call.name, ?kind, seconds = time.as_secs_f64(), "tool call");
+        let (observation, time, waited) = self.observe(call).await;
+        let Observation { text, kind, .. } = &observation;
+        let (seconds, waited_seconds) = (time.as_secs_f64(), waited.as_secs_f64());
+        debug!(tool = %call.name, ?kind, seconds, waited_seconds, "tool call");
         trace!(tool = %call.name, arguments = ?call.arguments, answer = %text, "what was said");
         let toolbox = self.find(call).map(|(open, _)| {
-            open.meter.add(time);
+            open.meter.add(time, waited);
             open.name.clone()
         });
         Observation { call: Some(call.clone()), toolbox, ..observation }
     }
 
-    async fn observe(&self, call: &ToolCall) -> Observation {
-        let trouble = |kind, text| {
-            let observation = Observation::new(kind, text);
-            Observation { trouble: Some(observation.text.clone()), ..observation }
+    /// What becomes of a call, how long it took, and how long it had waited for its turn.
+    async fn observe(&self, call: &ToolCall) -> (Observation, Duration, Duration) {
+        let start = Instant::now();
+        let found = self.find(call);
+        let permit = match found {
+            Some((open, tool)) => within(open.longest, open.session.admit(tool)).await,
+            None => Some(Permit::default()),
         };
-        let Some((OpenBox { session, deadline, .. }, tool)) = self.find(call) else {
+        let (waited, start) = (start.elapsed(), Instant::now());
+        let observation = match (permit, found) {
+            (Some(_permit), found) => self.called(call, found).await,
+            (None, found) => {
+                let longest = found.map(|(open, _)| open.longest).unwrap_or_default();
+                trouble(
+                    ObservationKind::Timeout,
+                    format!("{} was not called: its turn did not come within {longest:?}", call.name),
+                )
+            }
+        };
+        (observation, start.elapsed(), waited)
+    }
+
+    /// What becomes of a call whose turn it is.
+    async fn called(&self, call: &ToolCall, found: Option<(&OpenBox, &str)>) -> Observation {
+        let Some((OpenBox { session, deadline, .. }, tool)) = found else {
             let names: Vec<&str> = self.specs().iter().map(|spec| spec.name.as_str()).collect();
             let text = match names.as_slice() {
                 [] => format!("there is no tool {:?}, nor any other", call.name),
@@ -293,6 +324,12 @@ impl OpenTools {
             }
         }
     }
+}
+
+/// An observation that is the fault of the tool.
+fn trouble(kind: ObservationKind, text: String) -> Observation {
+    let observation = Observation::new(kind, text);
+    Observation { trouble: Some(observation.text.clone()), ..observation }
 }
 
 /// Does work at once; the results are in the order of the work.

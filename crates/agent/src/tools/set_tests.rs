@@ -330,7 +330,7 @@ async fn time_is_counted_by_toolbox() {
         open.close().await.unwrap();
     }
     let used: Vec<(&str, Used)> = set.used().collect();
-    let of = |calls, millis| Used { calls, time: Duration::from_millis(millis) };
+    let of = |calls, millis| Used { calls, time: Duration::from_millis(millis), waited: Duration::ZERO };
     // A call that was given up took as long as its deadline.
     assert_eq!(used, [("x", of(4, 60)), ("y", of(4, 2 * (5 + 50)))]);
     assert_eq!(of(4, 60).since(of(1, 10)), of(3, 50));

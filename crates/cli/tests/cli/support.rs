@@ -261,5 +261,5 @@ demonstrations = 64
 epochs = 18
 batch = 8
 learning_rate = 1e-2
-optimiser = { schedule = "cosine", final_share = 0.1, warmup = 5 }
+optimiser = { schedule = "cosine", min_lr_ratio = 0.1, warmup = 5 }
 "#;

@@ -15,16 +15,18 @@ use circles::Circle;
 const MOST_LINES: usize = 600;
 
 /// Which rooms a room may know, from the top down. An entry may come before its room does.
-const ROOMS: [(&str, &[&str]); 15] = [
+const ROOMS: [(&str, &[&str]); 17] = [
     (
         "cli",
         &[
             "trainer",
             "agent",
             "gateway",
+            "sandbox",
             "store",
             "engine",
             "remote",
+            "reward",
             "search",
             "conversation",
             "text",
@@ -34,16 +36,18 @@ const ROOMS: [(&str, &[&str]); 15] = [
         ],
     ),
     ("trainer", &["agent", "reward", "store", "conversation", "text", "policy", "rl", "tree"]),
-    ("agent", &["gateway", "reward", "search", "conversation", "text", "policy", "tree"]),
+    ("agent", &["gateway", "sandbox", "reward", "search", "conversation", "text", "http", "policy", "tree"]),
     ("gateway", &["conversation", "text", "policy", "tree"]),
+    ("sandbox", &["policy"]),
     ("reward", &["policy", "tree"]),
     ("search", &["policy"]),
     ("store", &["policy", "tree"]),
     ("engine", &["model", "policy", "rl", "tree"]),
-    ("remote", &["text", "policy", "tree"]),
+    ("remote", &["text", "http", "policy", "tree"]),
     ("conversation", &["text", "policy", "tree"]),
     ("text", &["model", "policy"]),
     ("model", &["policy"]),
+    ("http", &[]),
     ("policy", &["rl", "tree"]),
     ("rl", &["tree"]),
     ("tree", &[]),

@@ -11,6 +11,14 @@ fn abridges(chat: Chat) -> bool {
 }
 
 #[test]
+fn a_format_that_nobody_asks_is_not_probed() {
+    let format = Format::unprobed(Arc::new(tiny_chat().unwrap()), Options::default());
+    assert_eq!(format.abridges.get(), None);
+    assert!(format.abridges());
+    assert_eq!(Format::new(Arc::clone(format.chat()), Options::default()).abridges.get(), Some(&true));
+}
+
+#[test]
 fn templates_that_look_back_are_told_from_those_that_do_not() {
     let plain = |template: &str| chat(template, ChatOptions::default());
     for (name, chat) in [

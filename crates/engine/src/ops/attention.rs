@@ -3,14 +3,15 @@
 //! Sampling and training use the same blocks of keys and values ([`super::kv`]) and the same code. For one
 //! query at position t:
 //!
-//! 1. scores s_j = Σ_d (q_d · scale) k_jd, one chain over d for each j ≤ t;
+//! 1. scores s_j = Σ_d (q_d · scale) k_jd, one chain over d for each j ≤ t, −∞ for j before a sliding window;
 //! 2. m = max s, e_j = exp(s_j − m), Σ e in lanes j mod 16;
 //! 3. out_d = (Σ_j e_j v_jd) / Σ e, a chain over j for each [`STRETCH`] of the path, and these added up in
 //!    order.
 //!
 //! None of this depends on how the path was cut into prompts, chunks or nodes, or on what other queries are
 //! computed: not on those of other paths either, with which a query goes over what they share
-//! (`attention_tiles`).
+//! (`attention_tiles`). Whole stretches before the windows of all rows of a tile are left out: they would add
+//! exactly nothing.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -18,7 +19,7 @@ use std::ops::Range;
 #[cfg(target_arch = "x86_64")]
 use super::attention_amx;
 use super::attention_tiles::{Run, STRETCH, Tile, tiles};
-use super::kv::{BLOCK, KeyValues, Span};
+use super::kv::{BLOCK, KeyValues, Sight, Span};
 use crate::Compute;
 use crate::buffer::{Buffer, Shared};
 use crate::precision::{Kernel, Order};
@@ -66,6 +67,7 @@ pub type RowStats = [f32; 2];
 pub fn forward(
     compute: &Compute,
     keys_values: &KeyValues<'_>,
+    sight: Sight,
     spans: &[Span],
     qkv: &[f32],
     out: &mut [f32],
@@ -82,7 +84,7 @@ pub fn forward(
     compute.pool.run(tiles.len() * shape.kv_heads, |task| {
         let (tile, head) = (&tiles[task % tiles.len()], task / tiles.len());
         SCRATCH.with_borrow_mut(|scratch| {
-            attend(compute.kernel(), keys_values, spans, tile, head, qkv, scratch);
+            attend(compute.kernel(), keys_values, sight, spans, tile, head, qkv, scratch);
             for (r, place) in places(spans, &tile.runs, group).enumerate() {
                 let (query_head, [max, sum]) = (head * group + place.member, scratch.stats[r]);
                 // SAFETY: each (row, head) belongs to one tile.
@@ -151,26 +153,35 @@ impl Part<'_> {
     }
 }
 
-/// The parts of a tile: all rows over what their paths share, then each path's rows over what comes after it.
-fn parts<'a>(spans: &'a [Span], tile: &'a Tile, group: usize) -> impl Iterator<Item = Part<'a>> {
+/// The stretch in which the first position lies that any row of a tile sees: where it starts.
+fn first_seen(spans: &[Span], tile: &Tile, group: usize, sight: Sight) -> usize {
+    let own = tile.runs.iter().map(|run| spans[run.span].position + run.from / group + 1).min();
+    sight.first(own.unwrap_or(0)) / STRETCH * STRETCH
+}
+
+/// The parts of a tile from position `seen` on, where a stretch starts: all rows over what their paths share,
+/// then each path's rows over what comes after it.
+fn parts<'a>(spans: &'a [Span], tile: &'a Tile, group: usize, seen: usize) -> impl Iterator<Item = Part<'a>> {
     let shared = tile.shared * BLOCK;
     let rows = tile.runs.iter().map(|run| run.rows).sum();
     let first = tile.runs.first().map(|run| &spans[run.span].blocks[..]).unwrap_or_default();
-    let together = Part { rows: 0..rows, path: first, positions: 0..shared, goes_on: true };
+    let together = Part { rows: 0..rows, path: first, positions: seen..shared, goes_on: true };
     let mut at = 0;
     let alone = tile.runs.iter().map(move |run| {
         let (span, from) = (&spans[run.span], at);
         at += run.rows;
-        let seen = span.position + (run.from + run.rows - 1) / group + 1;
-        Part { rows: from..at, path: &span.blocks, positions: shared..seen, goes_on: false }
+        let end = span.position + (run.from + run.rows - 1) / group + 1;
+        Part { rows: from..at, path: &span.blocks, positions: shared.max(seen)..end, goes_on: false }
     });
-    Some(together).filter(|_| shared > 0).into_iter().chain(alone)
+    Some(together).filter(|_| shared > seen).into_iter().chain(alone)
 }
 
 /// Attention of one tile and one key head. Leaves its results in `scratch.sums` and `scratch.stats`.
+#[allow(clippy::too_many_arguments)]
 fn attend(
     kernel: Kernel,
     keys_values: &KeyValues<'_>,
+    sight: Sight,
     spans: &[Span],
     tile: &Tile,
     head: usize,
@@ -179,9 +190,9 @@ fn attend(
 ) {
     let shape = keys_values.shape;
     let (dim, padded, group) = (shape.head_dim, shape.padded(), shape.group());
-    let scale = 1.0 / (dim as f32).sqrt();
+    let begin = first_seen(spans, tile, group, sight);
     let rows: usize = tile.runs.iter().map(|run| run.rows).sum();
-    let longest = parts(spans, tile, group).map(|part| part.positions.end).max().unwrap_or(0);
+    let longest = parts(spans, tile, group, begin).map(|part| part.positions.end).max().unwrap_or(0);
     // An odd number of cache lines, so that one position of many rows does not fall into one set of the
     // cache.
     let stride = longest.next_multiple_of(BLOCK) + LANES;
@@ -193,10 +204,10 @@ fn attend(
     for (place, to) in places(spans, &tile.runs, group).zip(queries.chunks_exact_mut(dim)) {
         let from = &qkv[place.row * shape.qkv() + (head * group + place.member) * dim..];
         for (to, q) in to.iter_mut().zip(from) {
-            *to = q * scale;
+            *to = q * sight.scale;
         }
     }
-    for part in parts(spans, tile, group) {
+    for part in parts(spans, tile, group, begin) {
         let (first, rows) = (part.rows.start, part.rows.len());
         let queries = Matrix::new(queries, first + rows, dim);
         let a = Left::of(kernel, queries, part.rows.clone(), 0..dim, packed);
@@ -218,9 +229,19 @@ fn attend(
             unsafe { multiply(kernel, stored, a, b, to, stride, BLOCK, Chain::Set) };
         }
     }
-    let packed = weigh_all(kernel, spans, tile, group, (scores, stride), weights, stats);
+    if sight.window < longest {
+        for (place, row) in places(spans, &tile.runs, group).zip(scores.chunks_exact_mut(stride)) {
+            row[begin..sight.first(place.seen).max(begin)].fill(f32::NEG_INFINITY);
+        }
+    }
+    let all = Weighed { spans, tile, group, begin };
+    let packed = all.weigh(kernel, (scores, stride), weights, stats);
+    if begin > 0 {
+        // Stretches are added to those before them, of which nothing is seen.
+        sums.fill(0.0);
+    }
     let mut before = 0;
-    for part in parts(spans, tile, group) {
+    for part in parts(spans, tile, group, begin) {
         let (first, rows, start) = (part.rows.start, part.rows.len(), part.positions.start);
         let a = match packed {
             Some(packed) => Left::packed(kernel, packed.wrapping_add(before), rows),
@@ -265,66 +286,75 @@ fn attend(
     }
 }
 
-/// Makes weights of the scores of all rows of a tile, `stride` apart, and what normalises them: where the
-/// scores were, or, where that is returned, as left operands for AMX, one for each part.
-fn weigh_all(
-    kernel: Kernel,
-    spans: &[Span],
-    tile: &Tile,
+/// A tile whose scores, from position `begin` on, are to become weights.
+struct Weighed<'a> {
+    spans: &'a [Span],
+    tile: &'a Tile,
     group: usize,
-    (scores, stride): (&mut [f32], usize),
-    weights: &mut Buffer,
-    stats: &mut [RowStats; MAX_ROWS],
-) -> Option<*const f32> {
-    #[cfg(target_arch = "x86_64")]
-    if kernel.order() == Order::Tiled {
-        let weights = weights.reserve(parts(spans, tile, group).map(|part| part.words(kernel)).sum());
-        weigh_packed(kernel, spans, tile, group, (scores, stride), weights, stats);
-        return Some(weights.as_ptr());
-    }
-    for (r, place) in places(spans, &tile.runs, group).enumerate() {
-        let row = &mut scores[r * stride..][..stride];
-        stats[r] = weigh(kernel.isa, &mut row[..place.seen]);
-        row[place.seen..].fill(0.0);
-    }
-    None
+    begin: usize,
 }
 
-/// [`weigh_all`] for AMX.
-#[cfg(target_arch = "x86_64")]
-fn weigh_packed(
-    kernel: Kernel,
-    spans: &[Span],
-    tile: &Tile,
-    group: usize,
-    (scores, stride): (&[f32], usize),
-    weights: &mut [f32],
-    stats: &mut [RowStats; MAX_ROWS],
-) {
-    let mut seen = [0; MAX_ROWS];
-    let mut sums = [[0.0; LANES]; MAX_ROWS];
-    for (r, place) in places(spans, &tile.runs, group).enumerate() {
-        seen[r] = place.seen;
-        stats[r][0] = largest(kernel.isa, &scores[r * stride..][..place.seen]);
-    }
-    let mut before = 0;
-    for part in parts(spans, tile, group) {
-        let (start, positions) = (part.positions.start, part.positions.len());
-        let words = part.words(kernel);
-        let step = kernel.left_rows(part.rows.len()) * STEP;
-        let to = &mut weights[before..before + words];
-        for (at, r) in part.rows.enumerate() {
-            let scores = &scores[r * stride + start..][..positions.next_multiple_of(BLOCK)];
-            let seen = seen[r].saturating_sub(start);
-            let to = to[at * STEP..].as_mut_ptr();
-            // SAFETY: the order is that of AMX, which is available; a left operand has a step for every block
-            // of positions.
-            unsafe { attention_amx::weigh(scores, seen, stats[r][0], &mut sums[r], to, step) };
+impl Weighed<'_> {
+    /// Makes weights of the scores of all rows, `stride` apart, and what normalises them: where the scores
+    /// were, or, where that is returned, as left operands for AMX, one for each part.
+    fn weigh(
+        &self,
+        kernel: Kernel,
+        (scores, stride): (&mut [f32], usize),
+        weights: &mut Buffer,
+        stats: &mut [RowStats; MAX_ROWS],
+    ) -> Option<*const f32> {
+        let Weighed { spans, tile, group, begin } = *self;
+        #[cfg(target_arch = "x86_64")]
+        if kernel.order() == Order::Tiled {
+            let words = parts(spans, tile, group, begin).map(|part| part.words(kernel)).sum();
+            let weights = weights.reserve(words);
+            self.weigh_packed(kernel, (scores, stride), weights, stats);
+            return Some(weights.as_ptr());
         }
-        before += words;
+        for (r, place) in places(spans, &tile.runs, group).enumerate() {
+            let row = &mut scores[r * stride..][..stride];
+            stats[r] = weigh(kernel.isa, &mut row[begin..place.seen]);
+            row[place.seen..].fill(0.0);
+        }
+        None
     }
-    for (stats, sums) in stats.iter_mut().zip(sums) {
-        stats[1] = fold(sums);
+
+    /// [`Weighed::weigh`] for AMX.
+    #[cfg(target_arch = "x86_64")]
+    fn weigh_packed(
+        &self,
+        kernel: Kernel,
+        (scores, stride): (&[f32], usize),
+        weights: &mut [f32],
+        stats: &mut [RowStats; MAX_ROWS],
+    ) {
+        let Weighed { spans, tile, group, begin } = *self;
+        let mut seen = [0; MAX_ROWS];
+        let mut sums = [[0.0; LANES]; MAX_ROWS];
+        for (r, place) in places(spans, &tile.runs, group).enumerate() {
+            seen[r] = place.seen;
+            stats[r][0] = largest(kernel.isa, &scores[r * stride..][begin..place.seen]);
+        }
+        let mut before = 0;
+        for part in parts(spans, tile, group, begin) {
+            let (start, positions) = (part.positions.start, part.positions.len());
+            let words = part.words(kernel);
+            let step = kernel.left_rows(part.rows.len()) * STEP;
+            let to = &mut weights[before..before + words];
+            for (at, r) in part.rows.enumerate() {
+                let scores = &scores[r * stride + start..][..positions.next_multiple_of(BLOCK)];
+                let seen = seen[r].saturating_sub(start);
+                let to = to[at * STEP..].as_mut_ptr();
+                // SAFETY: the order is that of AMX, which is available; a left operand has a step for every
+                // block of positions.
+                unsafe { attention_amx::weigh(scores, seen, stats[r][0], &mut sums[r], to, step) };
+            }
+            before += words;
+        }
+        for (stats, sums) in stats.iter_mut().zip(sums) {
+            stats[1] = fold(sums);
+        }
     }
 }
 
@@ -361,219 +391,5 @@ simd! {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use super::super::kv::{Blocks, Shape};
-    use super::super::testing::{close, noise, wide};
-    use super::*;
-    use std::collections::BTreeMap;
-
-    use crate::precision::Precision;
-    use crate::simd::Isa;
-
-    /// Attention of every row over its path (a list of row indices, the row itself last), in f64.
-    pub fn naive(shape: Shape, paths: &[Vec<usize>], qkv: &[f64]) -> Vec<f64> {
-        let (width, dim) = (shape.qkv(), shape.head_dim);
-        let mut out = Vec::new();
-        for (row, path) in paths.iter().enumerate() {
-            for head in 0..shape.heads {
-                let q = &qkv[row * width + head * dim..][..dim];
-                let part =
-                    |j: usize, offset: usize| &qkv[j * width + offset + head / shape.group() * dim..][..dim];
-                let scores: Vec<f64> = path
-                    .iter()
-                    .map(|&j| {
-                        let k = part(j, shape.query());
-                        q.iter().zip(k).map(|(a, b)| a * b).sum::<f64>() / (dim as f64).sqrt()
-                    })
-                    .collect();
-                let max = scores.iter().copied().fold(f64::MIN, f64::max);
-                let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
-                let total: f64 = weights.iter().sum();
-                out.extend((0..dim).map(|d| {
-                    path.iter()
-                        .zip(&weights)
-                        .map(|(&j, w)| w / total * part(j, shape.query() + shape.key())[d])
-                        .sum::<f64>()
-                }));
-            }
-        }
-        out
-    }
-
-    /// Spans of a forest given as (parent, length), with their paths in rows.
-    pub fn forest(nodes: &[(Option<usize>, usize)]) -> (Vec<Span>, Vec<Vec<usize>>, usize) {
-        let (mut spans, mut paths, mut next): (Vec<Span>, Vec<Vec<usize>>, u32) = (Vec::new(), Vec::new(), 0);
-        let mut row = 0;
-        for &(parent, len) in nodes {
-            let position = parent.map_or(0, |p| spans[p].position + spans[p].len);
-            let whole = position / BLOCK;
-            let mut blocks: Vec<u32> = parent.map_or(Vec::new(), |p| spans[p].blocks[..whole].to_vec());
-            let inherits = parent.filter(|_| position % BLOCK > 0).map(|p| spans[p].blocks[whole]);
-            while blocks.len() * BLOCK < position + len {
-                blocks.push(next);
-                next += 1;
-            }
-            let mut path = parent.map_or(Vec::new(), |p| paths[spans[p].row + spans[p].len - 1].clone());
-            for i in 0..len {
-                path.push(row + i);
-                paths.push(path.clone());
-            }
-            spans.push(Span { row, len, position, blocks, inherits });
-            row += len;
-        }
-        (spans, paths, next as usize)
-    }
-
-    #[test]
-    fn matches_f64_on_a_forest() {
-        let nodes = [(None, 40), (Some(0), 3), (Some(1), 70), (Some(0), 25), (None, 33), (Some(4), 1)];
-        let (spans, paths, count) = forest(&nodes);
-        for shape in [
-            Shape { heads: 6, kv_heads: 2, head_dim: 16 },
-            Shape { heads: 9, kv_heads: 3, head_dim: 64 },
-            Shape { heads: 2, kv_heads: 2, head_dim: 40 },
-        ] {
-            let qkv = noise(paths.len() * shape.qkv(), 1, 6.0);
-            for (precision, tolerance) in [(Precision::F32, 1e-5), (Precision::Bf16, 0.1)] {
-                let compute = Compute::with(2, Isa::detect(), precision);
-                let mut blocks = Blocks::new(shape, 1, precision);
-                blocks.grow(count);
-                let mut out = vec![0.0; paths.len() * shape.query()];
-                forward(&compute, &blocks.layer(0), &spans, &qkv, &mut out, None);
-                // Scores reach ±50 here, so weights are good to about 1e-5 in f32, to a tenth in bf16.
-                close(&out, &naive(shape, &paths, &wide(&qkv)), tolerance);
-            }
-        }
-    }
-
-    /// Weights made as operands of AMX are those that would have been packed, to the bit, and are normalised
-    /// alike.
-    #[test]
-    #[cfg(target_arch = "x86_64")]
-    fn weights_for_amx_are_those_that_would_be_packed() {
-        if !Isa::available().contains(&Isa::Amx) {
-            return;
-        }
-        let kernel = Kernel { isa: Isa::Amx, precision: Precision::Bf16 };
-        let span = |position, own: u32| {
-            let blocks = (0..40).map(|i| if i < 20 { i } else { own * 100 + i }).collect();
-            Span { row: 0, len: 1, position, blocks, inherits: None }
-        };
-        let spans = [span(600, 1), span(777, 2), span(640, 3)];
-        let group = 3;
-        for tile in tiles(&spans, group, kernel.tile_rows()) {
-            let rows: usize = tile.runs.iter().map(|run| run.rows).sum();
-            let stride = 800 + LANES;
-            let scores = noise(rows * stride, 4, 9.0);
-            let (mut made, mut packed) = (Buffer::default(), Buffer::default());
-            let mut stats = [[0.0; 2]; MAX_ROWS];
-            let mut kept = scores.clone();
-            let at =
-                weigh_all(kernel, &spans, &tile, group, (&mut kept, stride), &mut made, &mut stats).unwrap();
-            assert_eq!(at, made.as_ptr());
-            let mut weights = scores;
-            for (r, place) in places(&spans, &tile.runs, group).enumerate() {
-                let row = &mut weights[r * stride..][..stride];
-                assert_eq!(weigh(kernel.isa, &mut row[..place.seen]), stats[r]);
-                row[place.seen..].fill(0.0);
-            }
-            let mut before = 0;
-            for part in parts(&spans, &tile, group) {
-                let words = part.words(kernel);
-                let matrix = Matrix::new(&weights, rows, stride);
-                Left::of(kernel, matrix, part.rows.clone(), part.positions.clone(), &mut packed);
-                let high = kernel.left_rows(part.rows.len()) * STEP;
-                let of = part.rows.len() * STEP;
-                for (a, b) in packed[..words].chunks(high).zip(made[before..before + words].chunks(high)) {
-                    assert!(a[..of].iter().zip(&b[..of]).all(|(a, b)| a.to_bits() == b.to_bits()));
-                }
-                before += words;
-            }
-            assert!(tile.shared > 0 && before > 0);
-        }
-    }
-
-    /// Queries of paths that share a prompt give the bits that each gives alone.
-    #[test]
-    fn company_does_not_change_a_bit() {
-        let shape = Shape { heads: 6, kv_heads: 2, head_dim: 48 };
-        let nodes = [
-            (None, 600),
-            (Some(0), 1),
-            (Some(0), 40),
-            (Some(2), 1),
-            (Some(0), 300),
-            (Some(4), 2),
-            (Some(4), 1),
-        ];
-        let (spans, paths, count) = forest(&nodes);
-        let qkv = noise(paths.len() * shape.qkv(), 3, 4.0);
-        for (isa, precision) in
-            Isa::available().into_iter().flat_map(|isa| [(isa, Precision::F32), (isa, Precision::Bf16)])
-        {
-            let compute = Compute::with(2, isa, precision);
-            let mut blocks = Blocks::new(shape, 1, precision);
-            blocks.grow(count);
-            let run = |blocks: &mut Blocks, spans: &[Span]| {
-                let mut out = vec![0.0; paths.len() * shape.query()];
-                forward(&compute, &blocks.layer(0), spans, &qkv, &mut out, None);
-                spans
-                    .iter()
-                    .flat_map(|span| out[span.row * shape.query()..][..span.len * shape.query()].to_vec())
-                    .map(f32::to_bits)
-                    .collect::<Vec<_>>()
-            };
-            let alone: Vec<u32> =
-                spans.iter().flat_map(|span| run(&mut blocks, std::slice::from_ref(span))).collect();
-            assert!(run(&mut blocks, &spans) == alone, "{precision}, {isa:?}");
-            // As in sampling: only the last queries, whose paths share the prompt.
-            let last: Vec<Span> = spans.iter().filter(|span| span.len < 3).cloned().collect();
-            let tiles = tiles(&last, shape.group(), compute.kernel().tile_rows());
-            assert!(
-                tiles.iter().any(|tile| !(tile.shared * BLOCK).is_multiple_of(STRETCH)),
-                "what is shared ends within a stretch"
-            );
-            let alone: Vec<u32> =
-                last.iter().flat_map(|span| run(&mut blocks, std::slice::from_ref(span))).collect();
-            assert!(run(&mut blocks, &last) == alone, "{precision}, {isa:?}, together");
-        }
-    }
-
-    /// One path in one span, in chunks, and token by token gives the same bits, on every instruction path.
-    #[test]
-    fn chunking_does_not_change_a_bit() {
-        let shape = Shape { heads: 6, kv_heads: 2, head_dim: 48 };
-        let len = 101;
-        let qkv = noise(len * shape.qkv(), 7, 4.0);
-        for precision in [Precision::F32, Precision::Bf16] {
-            let mut firsts: BTreeMap<Order, Vec<u32>> = BTreeMap::new();
-            let cases =
-                Isa::available().into_iter().flat_map(|isa| [len, 32, 7, 1].map(|chunk| (isa, chunk)));
-            for (isa, chunk) in cases {
-                let mut blocks = Blocks::new(shape, 1, precision);
-                blocks.grow(len.div_ceil(BLOCK));
-                let mut out = vec![0.0; len * shape.query()];
-                let compute = Compute::with(1 + chunk % 2, isa, precision);
-                for position in (0..len).step_by(chunk) {
-                    let part = chunk.min(len - position);
-                    let span = Span {
-                        row: 0,
-                        len: part,
-                        position,
-                        blocks: (0..(position + part).div_ceil(BLOCK) as u32).collect(),
-                        inherits: None,
-                    };
-                    let rows = &qkv[position * shape.qkv()..][..part * shape.qkv()];
-                    let to = &mut out[position * shape.query()..][..part * shape.query()];
-                    forward(&compute, &blocks.layer(0), &[span], rows, to, None);
-                }
-                let bits: Vec<u32> = out.iter().map(|x| x.to_bits()).collect();
-                assert_eq!(
-                    firsts.entry(compute.kernel().order()).or_insert_with(|| bits.clone()),
-                    &bits,
-                    "{precision}, {isa:?}, chunks of {chunk}"
-                );
-            }
-        }
-    }
-}
+#[path = "attention_tests.rs"]
+pub(crate) mod tests;

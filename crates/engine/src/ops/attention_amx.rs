@@ -83,18 +83,18 @@ pub unsafe fn weigh(
 /// operand of `high` rows in `left`.
 ///
 /// # Safety
-/// AMX must be available. All rows of `scores` must be there up to `end`, a multiple of 32, and `left` have
-/// as many steps, with an even `high`.
+/// AMX must be available. All rows of `scores` must be there up to `end`, a multiple of 32 as is their
+/// beginning, and `left` have as many steps from there, with an even `high`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
 pub unsafe fn slopes(scores: &mut Scores<'_>, end: usize, left: *mut f32, high: usize) {
-    let Scores { rows, stride, .. } = *scores;
+    let Scores { rows, begin, stride, .. } = *scores;
     let (p, s) = (scores.p.as_ptr(), scores.s.as_ptr());
     let pairs = scores.pairs.each_mut().map(|words| words.as_mut_ptr());
     let zero = _mm512_setzero_ps();
     for (word, two) in rows.chunks(2).enumerate() {
         // A row that is not there sees nothing.
-        let two = [two[0], two.get(1).copied().unwrap_or(Row { own: 0, ..two[0] })];
-        for at in (0..end).step_by(WIDE) {
+        let two = [two[0], two.get(1).copied().unwrap_or(Row { first: 0, own: 0, ..two[0] })];
+        for at in (begin..end).step_by(WIDE) {
             // By row, then by half.
             let (mut weights, mut slopes) = ([[zero; 2]; 2], [[zero; 2]; 2]);
             // SAFETY: the caller vouches for the extents.
@@ -103,13 +103,13 @@ pub unsafe fn slopes(scores: &mut Scores<'_>, end: usize, left: *mut f32, high: 
                     let [max, inverse, mean] = [row.max, row.inverse, row.mean].map(|x| _mm512_set1_ps(x));
                     for half in 0..2 {
                         let at = at + half * LANES;
-                        if at < row.own {
+                        if at < row.own && at + LANES > row.first {
                             let from = (2 * word + i) * stride + at;
                             let e = exp_lanes(_mm512_sub_ps(_mm512_loadu_ps(p.add(from)), max));
                             let weight = _mm512_mul_ps(e, inverse);
                             let slope =
                                 _mm512_mul_ps(weight, _mm512_sub_ps(_mm512_loadu_ps(s.add(from)), mean));
-                            let mask = below(row.own, at);
+                            let mask = below(row.own, at) & !below(row.first, at);
                             weights[i][half] = _mm512_maskz_mov_ps(mask, weight);
                             slopes[i][half] = _mm512_maskz_mov_ps(mask, slope);
                         }
@@ -123,7 +123,7 @@ pub unsafe fn slopes(scores: &mut Scores<'_>, end: usize, left: *mut f32, high: 
                     }
                 }
                 for (i, slopes) in slopes.into_iter().enumerate() {
-                    put(slopes, left.add((at / WIDE * high + 2 * word + i) * STEP));
+                    put(slopes, left.add(((at - begin) / WIDE * high + 2 * word + i) * STEP));
                 }
             }
         }

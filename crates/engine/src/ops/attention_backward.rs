@@ -11,7 +11,7 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::kv::{BLOCK, KeyValues, Shape, Span};
+use super::kv::{BLOCK, KeyValues, Shape, Sight, Span};
 use super::scores::{Row, Scores};
 use crate::Compute;
 use crate::buffer::{Buffer, Shared};
@@ -146,6 +146,7 @@ struct Task {
 pub fn backward(
     compute: &Compute,
     keys_values: &KeyValues<'_>,
+    sight: Sight,
     spans: &[Span],
     paths: &[PathRows],
     saved: Saved<'_>,
@@ -180,7 +181,18 @@ pub fn backward(
             });
             SCRATCH.with_borrow_mut(|scratch| {
                 let span = &spans[piece.span];
-                scratch.run(compute.kernel(), keys_values, span, piece, kv_head, saved, dout, share, shared);
+                scratch.run(
+                    compute.kernel(),
+                    keys_values,
+                    sight,
+                    span,
+                    piece,
+                    kv_head,
+                    saved,
+                    dout,
+                    share,
+                    shared,
+                );
             });
         });
         // Add up the shares: keys and values of a position are touched by the pieces whose path it is on.
@@ -222,6 +234,7 @@ impl Task {
         &mut self,
         kernel: Kernel,
         keys_values: &KeyValues<'_>,
+        sight: Sight,
         span: &Span,
         piece: &Piece,
         kv_head: usize,
@@ -234,7 +247,8 @@ impl Task {
         let (width, dim, padded) = (shape.qkv(), shape.head_dim, shape.padded());
         let most = kernel.tile_rows();
         let stride = stride(piece.positions);
-        let scale = 1.0 / (dim as f32).sqrt();
+        // Blocks before all that is seen by a query and those after it, which is the `own`th on its path.
+        let unseen = |own: usize| sight.first(own) / BLOCK;
         self.turn(kernel, keys_values, &span.blocks, kv_head, piece.positions);
         let queries = self.queries.reserve(QUERIES * padded);
         let grads = self.grads.reserve(QUERIES * padded);
@@ -253,6 +267,7 @@ impl Task {
         // Those of the first queries write to what they see.
         let written = span.position + piece.queries.end.min(piece.queries.start + QUERIES);
         for row in dkeys.chunks_exact_mut(stride).chain(dvalues.chunks_exact_mut(stride)) {
+            row[..unseen(span.position + piece.queries.start + 1) * BLOCK].fill(0.0);
             row[written.next_multiple_of(NR)..].fill(0.0);
         }
 
@@ -262,12 +277,13 @@ impl Task {
             let rows = QUERIES.min(piece.queries.end - first);
             // Positions before the first of these rows: each row sees all of them.
             let before = span.position + first;
+            let begin = unseen(before + 1) * BLOCK;
             for r in 0..rows {
                 let row = span.row + first + r;
                 let q = &saved.qkv[row * width + head * dim..][..dim];
                 let g = &dout[row * shape.query() + head * dim..][..dim];
                 for (to, q) in queries[r * padded..].iter_mut().zip(q) {
-                    *to = q * scale;
+                    *to = q * sight.scale;
                 }
                 grads[r * padded..][..dim].copy_from_slice(g);
             }
@@ -280,7 +296,7 @@ impl Task {
                     let from = &from[tile_at * padded..];
                     let from = Matrix::strided(from, tile_rows, dim, padded);
                     let a = Left::of(kernel, from, 0..tile_rows, 0..dim, &mut self.packed);
-                    for block in 0..seen.div_ceil(BLOCK) {
+                    for block in begin / BLOCK..seen.div_ceil(BLOCK) {
                         let start = [if of_keys {
                             keys_values.keys(span.blocks[block], kv_head).cast_const()
                         } else {
@@ -297,13 +313,15 @@ impl Task {
                     let stats = &saved.stats[(row * shape.heads + head) * 2..][..2];
                     let o = &saved.out[row * shape.query() + head * dim..][..dim];
                     let mean = mean_slope(kernel.isa, o, &grads[(tile_at + r) * padded..][..dim]);
-                    Row { max: stats[0], inverse: 1.0 / stats[1], mean, own: before + tile_at + r + 1 }
+                    let own = before + tile_at + r + 1;
+                    Row { max: stats[0], inverse: 1.0 / stats[1], mean, first: sight.first(own), own }
                 };
                 of_rows.clear();
                 of_rows.extend((0..tile_rows).map(of_row));
                 let words = if word_rows > 0 { kernel.words(tile_at) * stride } else { 0 };
                 let scores = Scores {
                     rows: &of_rows,
+                    begin,
                     seen,
                     stride,
                     p: &mut weights[tile_at * stride..],
@@ -313,8 +331,8 @@ impl Task {
                 // dQ = scale · dS K.
                 let a = scores.make(kernel, &mut self.left);
                 for column in (0..padded).step_by(NR) {
-                    let start = [self.keys[column..].as_ptr()];
-                    let depth = kernel.words(seen);
+                    let start = [self.keys[kernel.words(begin) * padded + column..].as_ptr()];
+                    let depth = kernel.words(seen - begin);
                     let b = Rows::at_hand(&start, depth, depth, padded);
                     let to = dqueries[column..].as_mut_ptr();
                     // SAFETY: slopes, keys and the tile have these extents.
@@ -325,7 +343,7 @@ impl Task {
                     // SAFETY: each (row, query head) belongs to one task.
                     let to = unsafe { dqkv.slice(row * width + head * dim, dim) };
                     for (to, from) in to.iter_mut().zip(&dqueries[r * padded..]) {
-                        *to = from * scale;
+                        *to = from * sight.scale;
                     }
                 }
             }
@@ -357,7 +375,7 @@ impl Task {
                         tile(kernel, part.len(), a.after(skipped), b, to, stride, NR, Chain::new(!is_first))
                     };
                 };
-                let positions = (0..seen).step_by(NR);
+                let positions = (begin..seen).step_by(NR);
                 match kernel.order() {
                     // A panel stays in the first-level cache for all the low tiles.
                     Order::Chained => {
@@ -433,6 +451,7 @@ mod tests {
         precision: Precision,
         threads: usize,
         shape: Shape,
+        sight: Sight,
         nodes: &[(Option<usize>, usize)],
     ) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
         let (spans, paths, count) = forest(nodes);
@@ -445,13 +464,13 @@ mod tests {
         let mut out = vec![0.0; rows * shape.query()];
         let mut stats = vec![0.0; rows * shape.heads * 2];
         let keys_values = blocks.layer(0);
-        forward(&compute, &keys_values, &spans, &qkv, &mut out, Some(&mut stats));
+        forward(&compute, &keys_values, sight, &spans, &qkv, &mut out, Some(&mut stats));
         let runs: Vec<PathRows> =
             spans.iter().map(|s| paths[s.row + s.len - 1].iter().map(|row| (*row, 1)).collect()).collect();
         let saved = Saved { qkv: &qkv, out: &out, stats: &stats };
         let mut dqkv = noise(qkv.len(), 3, 9.0);
         let mut shares = Buffer::default();
-        backward(&compute, &keys_values, &spans, &runs, saved, &dout, &mut shares, &mut [], &mut dqkv);
+        backward(&compute, &keys_values, sight, &spans, &runs, saved, &dout, &mut shares, &mut [], &mut dqkv);
         (qkv, dout, dqkv)
     }
 
@@ -459,32 +478,46 @@ mod tests {
     fn matches_differences_on_a_forest() {
         let nodes = [(None, 5), (Some(0), 3), (Some(1), 2), (Some(0), 4), (None, 3)];
         let shape = Shape { heads: 4, kv_heads: 2, head_dim: 6 };
-        let (qkv, dout, dqkv) = run(Precision::F32, 2, shape, &nodes);
-        let (_, paths, _) = forest(&nodes);
-        let objective = |x: &[f64]| {
-            naive(shape, &paths, x).iter().zip(&dout).map(|(o, g)| o * f64::from(*g)).sum::<f64>()
-        };
-        close(&dqkv, &differences(&wide(&qkv), objective), 1e-5);
+        let whole = Sight::whole(6);
+        for sight in [whole, Sight { window: 3, scale: 0.5 }] {
+            let (qkv, dout, dqkv) = run(Precision::F32, 2, shape, sight, &nodes);
+            let (_, paths, _) = forest(&nodes);
+            let objective = |x: &[f64]| {
+                naive(shape, sight, &paths, x).iter().zip(&dout).map(|(o, g)| o * f64::from(*g)).sum::<f64>()
+            };
+            close(&dqkv, &differences(&wide(&qkv), objective), 1e-5);
+        }
     }
 
     /// Long paths go through several blocks, tiles and pieces; a sum over everything is checked against a
     /// directional difference.
     #[test]
     fn long_paths_match_a_directional_difference() {
-        let nodes = [(None, 70), (Some(0), 211), (Some(0), 20)];
+        let nodes = [(None, 70), (Some(0), 411), (Some(0), 20)];
         let shape = Shape { heads: 3, kv_heads: 1, head_dim: 40 };
-        let (qkv, dout, dqkv) = run(Precision::F32, 2, shape, &nodes);
-        let (_, paths, _) = forest(&nodes);
-        let direction = noise(qkv.len(), 5, 2.0);
-        let along = |t: f64| {
-            let x: Vec<f64> =
-                qkv.iter().zip(&direction).map(|(x, d)| f64::from(*x) + t * f64::from(*d)).collect();
-            naive(shape, &paths, &x).iter().zip(&dout).map(|(o, g)| o * f64::from(*g)).sum::<f64>()
-        };
-        let expected = (along(1e-4) - along(-1e-4)) / 2e-4;
-        let found: f64 = dqkv.iter().zip(&direction).map(|(g, d)| f64::from(*g) * f64::from(*d)).sum();
-        assert!((found - expected).abs() < 1e-4 * (1.0 + expected.abs()), "{found} against {expected}");
-        let (.., alone) = run(Precision::F32, 1, shape, &nodes);
-        assert!(dqkv.iter().zip(&alone).all(|(a, b)| a.to_bits() == b.to_bits()), "threads changed a bit");
+        let whole = Sight::whole(40);
+        for sight in [whole, Sight { window: 7, ..whole }, Sight { window: 150, ..whole }] {
+            let (qkv, dout, dqkv) = run(Precision::F32, 2, shape, sight, &nodes);
+            let (_, paths, _) = forest(&nodes);
+            let direction = noise(qkv.len(), 5, 2.0);
+            let along = |t: f64| {
+                let x: Vec<f64> =
+                    qkv.iter().zip(&direction).map(|(x, d)| f64::from(*x) + t * f64::from(*d)).collect();
+                naive(shape, sight, &paths, &x).iter().zip(&dout).map(|(o, g)| o * f64::from(*g)).sum::<f64>()
+            };
+            let expected = (along(1e-4) - along(-1e-4)) / 2e-4;
+            let found: f64 = dqkv.iter().zip(&direction).map(|(g, d)| f64::from(*g) * f64::from(*d)).sum();
+            assert!((found - expected).abs() < 1e-4 * (1.0 + expected.abs()), "{found} against {expected}");
+            let (.., alone) = run(Precision::F32, 1, shape, sight, &nodes);
+            assert!(
+                dqkv.iter().zip(&alone).all(|(a, b)| a.to_bits() == b.to_bits()),
+                "threads changed a bit"
+            );
+            // Rounded to bf16 it is near the same, by whatever instructions.
+            let (.., rounded) = run(Precision::Bf16, 2, shape, sight, &nodes);
+            let [apart, size] = [&rounded, &vec![0.0; dqkv.len()]]
+                .map(|x| dqkv.iter().zip(x).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>().sqrt());
+            assert!(apart < 0.05 * size, "{apart} of {size} at a window of {}", sight.window);
+        }
     }
 }

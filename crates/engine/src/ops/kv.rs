@@ -72,6 +72,28 @@ impl Shape {
     }
 }
 
+/// How the queries of a layer look at keys.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sight {
+    /// Factor of scores.
+    pub scale: f32,
+    /// Positions that a query sees at most: the last ones up to its own.
+    pub window: usize,
+}
+
+impl Sight {
+    /// The first position that a query sees which is the `own`th on its path, counted from 1.
+    pub fn first(&self, own: usize) -> usize {
+        own.saturating_sub(self.window)
+    }
+
+    /// Queries of heads `head_dim` wide that see their whole paths.
+    #[cfg(test)]
+    pub fn whole(head_dim: usize) -> Self {
+        Sight { scale: 1.0 / (head_dim as f32).sqrt(), window: usize::MAX }
+    }
+}
+
 /// Pieces that spans are cut into for each head, where threads may store one beside the other.
 const PIECES: usize = 4;
 /// Blocks that are asked for at a time, for the sake of huge pages; what is not used yet takes no memory.

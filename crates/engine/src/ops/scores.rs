@@ -9,7 +9,9 @@ pub struct Row {
     pub inverse: f32,
     /// D = dO · O.
     pub mean: f32,
-    /// Positions that it sees.
+    /// First position that it sees.
+    pub first: usize,
+    /// One past the last.
     pub own: usize,
 }
 
@@ -17,6 +19,8 @@ pub struct Row {
 pub struct Scores<'a> {
     /// Rows of the tile.
     pub rows: &'a [Row],
+    /// First position that any row sees, or the start of a block before it: what is before is left alone.
+    pub begin: usize,
     /// Positions that its last row sees.
     pub seen: usize,
     /// Distance between rows.

@@ -12,15 +12,16 @@ use crate::product::pack::pack_rows;
 use crate::simd::{LANES, exp, simd};
 
 impl Scores<'_> {
-    /// Makes weights P = exp(s − max) / Σ and slopes dS = P ∘ (dO Vᵀ − D), 0 from what a row does not see to
-    /// the end of the block of positions that the last row's last is in: rows of right operands, where the
-    /// fields say. Slopes are returned as a left operand as well, in `left` if they need packing.
+    /// Makes weights P = exp(s − max) / Σ and slopes dS = P ∘ (dO Vᵀ − D), 0 where a row does not see, from
+    /// `begin` to the end of the block of positions that the last row's last is in: rows of right operands,
+    /// where the fields say. Slopes from `begin` on are returned as a left operand as well, in `left` if they
+    /// need packing.
     pub fn make(mut self, kernel: Kernel, left: &mut Buffer) -> Left {
         let end = self.seen.next_multiple_of(BLOCK);
         #[cfg(target_arch = "x86_64")]
         if kernel.order() == Order::Tiled {
             let rows = self.rows.len();
-            let to = left.reserve(kernel.left_words(rows, end)).as_mut_ptr();
+            let to = left.reserve(kernel.left_words(rows, end - self.begin)).as_mut_ptr();
             let needed = |rows: usize| (rows - 1) * self.stride + end;
             assert!(needed(rows) <= self.p.len().min(self.s.len()));
             assert!(self.pairs.iter().all(|words| needed(rows.div_ceil(2)) <= words.len()));
@@ -29,19 +30,23 @@ impl Scores<'_> {
             unsafe { attention_amx::slopes(&mut self, end, to, kernel.left_rows(rows)) };
             return Left::packed(kernel, to, rows);
         }
-        let Scores { rows, seen, stride, p, s, pairs: [weights, slopes] } = self;
+        let Scores { rows, begin, seen, stride, p, s, pairs: [weights, slopes] } = self;
         for (r, row) in rows.iter().enumerate() {
             let (p, s) = (&mut p[r * stride..][..end], &mut s[r * stride..][..end]);
-            row_slopes(kernel.isa, &mut p[..row.own], &mut s[..row.own], row.max, row.inverse, row.mean);
-            p[row.own..].fill(0.0);
-            s[row.own..].fill(0.0);
+            let seen = row.first..row.own;
+            row_slopes(kernel.isa, &mut p[seen.clone()], &mut s[seen], row.max, row.inverse, row.mean);
+            for values in [p, s] {
+                values[begin..row.first].fill(0.0);
+                values[row.own..].fill(0.0);
+            }
         }
         if kernel.precision == Precision::Bf16 {
-            pack_rows(kernel, p, stride, end, rows.len(), stride, weights);
-            pack_rows(kernel, s, stride, end, rows.len(), stride, slopes);
+            let width = end - begin;
+            pack_rows(kernel, &p[begin..], stride, width, rows.len(), stride, &mut weights[begin..]);
+            pack_rows(kernel, &s[begin..], stride, width, rows.len(), stride, &mut slopes[begin..]);
         }
         let from = Matrix::strided(s, rows.len(), seen, stride);
-        Left::of(kernel, from, 0..rows.len(), 0..seen, left)
+        Left::of(kernel, from, 0..rows.len(), begin..seen, left)
     }
 }
 
@@ -84,7 +89,9 @@ mod tests {
             return;
         }
         let kernel = Kernel { isa: Isa::Amx, precision: Precision::Bf16 };
-        for (count, before) in [(32usize, 0usize), (32, 75), (17, 64), (1, 40), (5, 27)] {
+        for (count, before, begin) in
+            [(32usize, 0usize, 0usize), (32, 75, 32), (17, 64, 0), (1, 40, 0), (5, 27, 0)]
+        {
             let seen = before + count;
             let end = seen.next_multiple_of(32);
             let stride = end + LANES;
@@ -93,6 +100,7 @@ mod tests {
                     max: 2.0,
                     inverse: 0.5 + r as f32 / 100.0,
                     mean: r as f32 / 9.0,
+                    first: if begin > 0 { begin + r } else { 0 },
                     own: before + r + 1,
                 })
                 .collect();
@@ -103,6 +111,7 @@ mod tests {
             let (mut p_made, mut s_made) = (p.clone(), s.clone());
             let scores = Scores {
                 rows: &rows,
+                begin,
                 seen,
                 stride,
                 p: &mut p_made,
@@ -115,20 +124,25 @@ mod tests {
             for (r, row) in rows.iter().enumerate() {
                 let (p, s) = (&mut p[r * stride..][..end], &mut s[r * stride..][..end]);
                 row_slopes(kernel.isa, &mut p[..row.own], &mut s[..row.own], row.max, row.inverse, row.mean);
-                p[row.own..].fill(0.0);
-                s[row.own..].fill(0.0);
+                for values in [p, s] {
+                    values[..row.first].fill(0.0);
+                    values[row.own..].fill(0.0);
+                }
             }
             for (values, found) in [(&p, &weights), (&s, &slopes)] {
                 let mut expected = vec![0.0; words];
                 pack_rows(kernel, values, stride, end, count, stride, &mut expected);
                 for (expected, found) in expected.chunks(stride).zip(found.chunks(stride)) {
                     let same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits();
-                    assert!(expected[..end].iter().zip(found).all(same), "{count} rows after {before}");
+                    assert!(
+                        expected[begin..end].iter().zip(&found[begin..]).all(same),
+                        "{count} rows after {before}"
+                    );
                 }
             }
-            let mut expected = vec![0.0; kernel.left_words(count, end)];
+            let mut expected = vec![0.0; kernel.left_words(count, end - begin)];
             let from = Matrix::strided(&s, count, end, stride);
-            pack_tile(kernel, from, 0, count, 0, end, &mut expected);
+            pack_tile(kernel, from, 0, count, begin, end - begin, &mut expected);
             let high = kernel.left_rows(count) * 16;
             for (expected, found) in expected.chunks(high).zip(left.chunks(high)) {
                 let same =

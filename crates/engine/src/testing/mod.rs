@@ -3,7 +3,7 @@
 
 pub mod parity;
 
-use dressage_model::{Family, ModelConfig, Rope, RopeScaling};
+use dressage_model::{Family, ModelConfig, Pattern, Rope, RopeScaling};
 use dressage_policy::uniform;
 
 pub use crate::buffer::Buffer;
@@ -37,6 +37,8 @@ pub fn tiny_config() -> ModelConfig {
         output_bias: false,
         mlp_bias: false,
         qk_norm: false,
+        pattern: Pattern::default(),
+        query_scalar: None,
         bos: Some(0),
         eos: vec![1],
         pad: None,
@@ -50,19 +52,55 @@ pub fn family_configs() -> Vec<ModelConfig> {
         tiny.clone(),
         ModelConfig { family: Family::Qwen2, qkv_bias: true, tied: false, head_dim: 20, ..tiny.clone() },
         ModelConfig { family: Family::Qwen3, qk_norm: true, heads: 6, head_dim: 16, ..tiny.clone() },
-        ModelConfig { output_bias: true, mlp_bias: true, qkv_bias: true, kv_heads: 1, ..tiny },
+        ModelConfig { output_bias: true, mlp_bias: true, qkv_bias: true, kv_heads: 1, ..tiny.clone() },
+        ModelConfig {
+            family: Family::Gemma3,
+            qk_norm: true,
+            layers: 3,
+            head_dim: 20,
+            query_scalar: Some(30.0),
+            pattern: Pattern {
+                window: Some(9),
+                windowed: [0, 2].into(),
+                local_rope: Some(Rope { theta: 300.0, scaling: RopeScaling::None }),
+                ..Pattern::default()
+            },
+            ..tiny.clone()
+        },
+        ModelConfig {
+            family: Family::SmolLm3,
+            pattern: Pattern { unrotated: [1].into(), ..Pattern::default() },
+            ..tiny.clone()
+        },
+        ModelConfig {
+            family: Family::SmolLm3,
+            layers: 3,
+            tied: false,
+            pattern: Pattern {
+                window: Some(33),
+                windowed: [0, 1].into(),
+                unrotated: [0, 2].into(),
+                ..Pattern::default()
+            },
+            ..tiny.clone()
+        },
+        ModelConfig {
+            family: Family::Mistral,
+            pattern: Pattern { window: Some(5), windowed: [0, 1].into(), ..Pattern::default() },
+            ..tiny
+        },
     ]
 }
 
-/// Random weights: projections uniform with standard deviation 0.7 / √inputs, norms around 1, biases
-/// around 0.
+/// Random weights: projections uniform with standard deviation 0.7 / √inputs, factors of norms around 1,
+/// biases around 0.
 pub fn random_weights(compute: &Compute, config: &ModelConfig, seed: u64) -> Weights {
     let mut weights = Weights::zeroed(config, compute.precision);
     for (stream, place) in weights.layout.tensors.places.iter().enumerate() {
         let shape = &place.parameter.shape;
         let (centre, spread) = match shape.len() {
             1 if place.parameter.name.ends_with("bias") => (0.0, 0.3),
-            1 => (1.0, 0.3),
+            1 => (1.0 - f64::from(config.norm_offset()), 0.3),
             _ => (0.0, 2.4 / (shape[1] as f64).sqrt()),
         };
         for (i, value) in weights.master[place.range.clone()].iter_mut().enumerate() {

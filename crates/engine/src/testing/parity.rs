@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dressage_model::{Family, ModelConfig, Rope, RopeScaling};
+use dressage_model::{Family, ModelConfig, Pattern, Rope, RopeScaling};
 use dressage_policy::{
     FinishReason, Learner, LoraOptions, PolicyError, Precision, SampleRequest, Sampler, SamplingParams,
     uniform,
@@ -98,16 +98,44 @@ fn scaling(draws: &mut Draws) -> RopeScaling {
     }
 }
 
+/// How layers attend: windows within a block, a stretch and a few of them, of some layers or all.
+fn pattern(draws: &mut Draws, family: Family, layers: usize) -> Pattern {
+    let some = |draws: &mut Draws, p| (0..layers).filter(|_| draws.chance(p)).collect();
+    let windowed = match family {
+        Family::Llama => return Pattern::default(),
+        Family::Mistral => (0..layers).collect(),
+        Family::Qwen2 | Family::Qwen3 => some(draws, 0.2),
+        Family::Gemma3 | Family::SmolLm3 => some(draws, 0.6),
+    };
+    Pattern {
+        window: Some(draws.size(1, 600)),
+        windowed,
+        local_rope: (family == Family::Gemma3)
+            .then(|| Rope { theta: draws.pick(&[300.0, 1e4]), scaling: RopeScaling::None }),
+        unrotated: if family == Family::SmolLm3 { some(draws, 0.4) } else { [].into() },
+    }
+}
+
 /// A model's shape. One that is large is as wide and deep in places as real ones are: products that go over
 /// several slabs, many query heads to a key head, heads of several panels.
 fn model(draws: &mut Draws, large: bool) -> ModelConfig {
-    let family = draws.pick(&[Family::Llama, Family::Qwen2, Family::Qwen3]);
+    let family = draws.pick(&[
+        Family::Llama,
+        Family::Mistral,
+        Family::Qwen2,
+        Family::Qwen3,
+        Family::Gemma3,
+        Family::Gemma3,
+        Family::SmolLm3,
+    ]);
+    let layers = if large { 1 } else { draws.size(1, 3) };
+    let pattern = pattern(draws, family, layers);
     let kv_heads = if large { draws.size(1, 2) } else { draws.size(1, 4) };
     let head_dim = if large { draws.pick(&[64, 80, 128]) } else { 2 * draws.size(2, 32) };
     ModelConfig {
         family,
         hidden: 4 * if large { draws.size(24, 96) } else { draws.size(3, 24) },
-        layers: if large { 1 } else { draws.size(1, 3) },
+        layers,
         heads: kv_heads * if large { draws.pick(&[2, 5, 7, 8]) } else { draws.size(1, 3) },
         kv_heads,
         head_dim,
@@ -120,7 +148,9 @@ fn model(draws: &mut Draws, large: bool) -> ModelConfig {
         qkv_bias: family == Family::Qwen2,
         output_bias: false,
         mlp_bias: false,
-        qk_norm: family == Family::Qwen3,
+        qk_norm: matches!(family, Family::Qwen3 | Family::Gemma3),
+        pattern,
+        query_scalar: (family == Family::Gemma3).then(|| draws.pick(&[20.0, 168.0])),
         bos: None,
         eos: vec![0],
         pad: None,
@@ -273,9 +303,10 @@ pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
         ..EngineOptions::default()
     };
     let what = format!(
-        "case {case}: {:?}, {} layers of {} and {}, {} of {} heads of {}, {:?}, {} tokens; {isa:?}, {precision}, {threads} threads, \
+        "case {case}: {:?}, {:?}, {} layers of {} and {}, {} of {} heads of {}, {:?}, {} tokens; {isa:?}, {precision}, {threads} threads, \
          {} running, {} rows a step, {} rows a batch{}",
         config.family,
+        config.pattern,
         config.layers,
         config.hidden,
         config.intermediate,

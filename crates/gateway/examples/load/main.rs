@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 
 use dressage_conversation::{Format, Options as History};
 use dressage_gateway::{
-    Backend, Call, Caller, Event, Gateway, Input, Model, Options, Route, SessionLimits, SessionOptions,
-    TokenModel, When, serve,
+    Backend, Call, Caller, Event, Gateway, Input, Model, Options, Route, RouteContext, SessionLimits,
+    SessionOptions, TokenModel, When, serve,
 };
 use dressage_policy::{SampleRequest, Sampler, SamplingParams, Simulator, SimulatorConfig};
 use dressage_text::Message;
@@ -142,6 +142,7 @@ async fn session(turns: usize, rounds: usize) -> Result<Value> {
             model: Arc::new(model.clone()),
             when: When::default(),
             fixed: None,
+            context: RouteContext::NONE,
         };
         let session = gateway.open(SessionOptions {
             rollout: "r".into(),

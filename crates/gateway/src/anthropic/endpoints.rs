@@ -7,8 +7,8 @@ use serde_json::json;
 
 use super::request::{self, Asked};
 use super::write::{Writer, fault};
+use crate::answering::Caller;
 use crate::call::{Call, Input};
-use crate::exchange::Caller;
 use crate::fault::{Fault, Kind};
 use crate::gateway::Gateway;
 use crate::http::{Incoming, answer, failed, json as document};

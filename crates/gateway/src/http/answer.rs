@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::Response;
 use bytes::Bytes;
 use futures_util::stream;
 use serde_json::Value;
 
+use crate::answering::Caller;
 use crate::call::Call;
-use crate::exchange::Caller;
 use crate::fault::{Fault, Kind};
 use crate::gateway::Gateway;
 use crate::transcript::{End, Event, Head, Reader, Token};
@@ -71,6 +71,11 @@ pub(crate) fn failed(fault: &Fault, body: &Value) -> Response {
     if let Kind::Busy(after) = fault.kind {
         let seconds = HeaderValue::from(after.as_secs().max(1));
         response.headers_mut().insert(header::RETRY_AFTER, seconds);
+    }
+    if fault.kind.is_final() {
+        // Clients of OpenAI's and Anthropic's APIs go by this, whatever the status.
+        let no = HeaderValue::from_static("false");
+        response.headers_mut().insert(HeaderName::from_static("x-should-retry"), no);
     }
     response
 }

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::exchange::Caller;
+use crate::answering::Caller;
 use crate::fault::{Fault, Kind};
 use crate::gateway::Gateway;
 

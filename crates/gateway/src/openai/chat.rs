@@ -15,6 +15,7 @@ use crate::fault::Fault;
 use crate::gateway::Gateway;
 use crate::http::{Dialect, Gathered, Incoming, answer, frame, read};
 use crate::model::Backend;
+use crate::parameters;
 use crate::transcript::{Event, Head, Token};
 
 /// A request.
@@ -60,7 +61,7 @@ pub(crate) async fn chat(State(gateway): State<Gateway>, incoming: Incoming) -> 
 fn prepare(
     gateway: &Gateway,
     incoming: Incoming,
-) -> Result<(crate::exchange::Caller, Call, Writer, bool), Fault> {
+) -> Result<(crate::answering::Caller, Call, Writer, bool), Fault> {
     let (caller, body) = incoming.in_order()?;
     let mut request: Request = read(&body)?;
     let asked: Asked = split(&mut request.rest)?;
@@ -139,11 +140,8 @@ pub(crate) fn tool(value: &Value) -> Result<ToolSpec, Fault> {
     let function = &value["function"];
     let name = function["name"].as_str().filter(|name| !name.is_empty());
     let name = name.ok_or_else(|| wrong(format!("a tool has no function.name: {value}")))?;
-    let parameters = match &function["parameters"] {
-        Value::Null => json!({ "type": "object", "properties": {} }),
-        parameters @ Value::Object(_) => parameters.clone(),
-        other => return Err(wrong(format!("the parameters of {name:?} are {other}, not a JSON schema"))),
-    };
+    let parameters = parameters::schema(&function["parameters"]);
+    let parameters = parameters.map_err(|why| wrong(format!("the parameters of {name:?} {why}")))?;
     let description = function["description"].as_str().unwrap_or_default().to_owned();
     Ok(ToolSpec { name: name.to_owned(), description, parameters })
 }

@@ -16,6 +16,7 @@ pub(crate) fn fault(fault: &Fault) -> Value {
         Kind::TooLong => ("invalid_request_error", Some("context_length_exceeded")),
         Kind::Invalid | Kind::TooLarge => ("invalid_request_error", None),
         Kind::Unauthorised => ("authentication_error", Some("invalid_api_key")),
+        Kind::Limit => ("invalid_request_error", Some("attempt_limit_reached")),
         Kind::Forbidden => ("permission_error", None),
         Kind::NotFound if fault.param.as_deref() == Some("model") => {
             ("invalid_request_error", Some("model_not_found"))

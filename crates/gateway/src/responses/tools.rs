@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 use crate::call::ToolChoice;
 use crate::fault::Fault;
 use crate::gateway::Gateway;
+use crate::parameters;
 
 /// The argument of a custom tool.
 const INPUT: &str = "input";
@@ -70,15 +71,8 @@ impl Tools {
         };
         match tool["type"].as_str() {
             Some("function") => {
-                let parameters = match &tool["parameters"] {
-                    Value::Null => json!({ "type": "object", "properties": {} }),
-                    parameters @ Value::Object(_) => parameters.clone(),
-                    other => {
-                        let message =
-                            format!("the parameters of {place} are {other}, not a JSON schema of an object");
-                        return Err(Fault::field(place, message));
-                    }
-                };
+                let wrong = |why| Fault::field(place, format!("the parameters of {place} {why}"));
+                let parameters = parameters::schema(&tool["parameters"]).map_err(wrong)?;
                 self.push((space, name()?, false), describe(tool), parameters, place)
             }
             Some("custom") => {

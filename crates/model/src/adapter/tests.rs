@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::{Family, Rope, RopeScaling};
+use crate::{Family, Pattern, Rope, RopeScaling};
 
 fn base() -> ModelConfig {
     ModelConfig {
@@ -23,6 +23,8 @@ fn base() -> ModelConfig {
         output_bias: false,
         mlp_bias: false,
         qk_norm: false,
+        pattern: Pattern::default(),
+        query_scalar: None,
         bos: None,
         eos: vec![1],
         pad: None,

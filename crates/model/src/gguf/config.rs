@@ -4,7 +4,7 @@ use std::f64::consts::TAU;
 
 use super::read::{Directory, Metadata};
 use crate::tokenizer::{GgufTokenizer, LLAMA3_PRE_TOKENIZERS, TokenType};
-use crate::{Family, ModelConfig, ModelError, Rope, RopeScaling};
+use crate::{Family, ModelConfig, ModelError, Pattern, Rope, RopeScaling};
 
 /// The tensor in which Llama 3 files carry their stretched rotary frequencies.
 pub(super) const ROPE_FACTORS: &str = "rope_freqs.weight";
@@ -24,11 +24,13 @@ pub(super) fn model(
         "llama" => Family::Llama,
         "qwen2" => Family::Qwen2,
         "qwen3" => Family::Qwen3,
+        "gemma3" => Family::Gemma3,
+        "smollm3" => Family::SmolLm3,
         other => {
             return Err(ModelError::unsupported(
                 path,
                 format!("general.architecture is {other:?}"),
-                "Dressage runs the architectures llama (Llama 2 and 3, SmolLM2), qwen2 and qwen3",
+                "Dressage runs the architectures llama (Llama 2 and 3, SmolLM2), qwen2, qwen3, gemma3 and smollm3",
             ));
         }
     };
@@ -45,13 +47,8 @@ pub(super) fn model(
     }
     let (hidden, heads, context) =
         (need("embedding_length")?, need("attention.head_count")?, need("context_length")?);
-    if let Some(window) = size("attention.sliding_window")?.filter(|&window| window > 0 && window < context) {
-        return Err(ModelError::unsupported(
-            path,
-            format!("{} is {window}", key("attention.sliding_window")),
-            "Dressage does not run sliding-window attention: choose a model that attends to its whole context",
-        ));
-    }
+    let layers = need("block_count")?;
+    let pattern = pattern(metadata, family, layers, context)?;
     let head_dim = match size("attention.key_length")? {
         Some(width) => width,
         None if heads > 0 && hidden.is_multiple_of(heads) => hidden / heads,
@@ -80,7 +77,15 @@ pub(super) fn model(
             format!("tokenizer.ggml.tokens has {tokens} tokens, but token_embd.weight has {vocabulary} rows"),
         ));
     }
-    let theta = metadata.float(&key("rope.freq_base"))?.unwrap_or(10_000.0);
+    // The runtime's own defaults.
+    let theta = if family == Family::Gemma3 { 1_000_000.0 } else { 10_000.0 };
+    let theta = metadata.float(&key("rope.freq_base"))?.unwrap_or(theta);
+    for name in ["attn_logit_softcapping", "final_logit_softcapping"] {
+        if let Some(cap) = metadata.float(&key(name))?.filter(|cap| *cap != 0.0) {
+            let what = format!("{} is {cap}", key(name));
+            return Err(ModelError::unsupported(path, what, "Dressage runs models without caps on logits"));
+        }
+    }
     let scaling = match rope_factors {
         Some(factors) => llama3(metadata, factors, theta, head_dim)?,
         None => scaling(metadata, architecture, context)?,
@@ -90,7 +95,7 @@ pub(super) fn model(
     let config = ModelConfig {
         family,
         hidden,
-        layers: need("block_count")?,
+        layers,
         heads,
         kv_heads: size("attention.head_count_kv")?.unwrap_or(heads),
         head_dim,
@@ -99,6 +104,8 @@ pub(super) fn model(
         context,
         norm_epsilon: metadata.float(&epsilon_key)?.ok_or_else(|| metadata.missing(&epsilon_key))?,
         rope: Rope { theta, scaling },
+        pattern,
+        query_scalar: (family == Family::Gemma3).then(|| query_scalar(layers, hidden, heads, head_dim)),
         tied: !has("output.weight"),
         qkv_bias: has("blk.0.attn_q.bias"),
         output_bias: has("blk.0.attn_output.bias"),
@@ -119,6 +126,56 @@ pub(super) fn model(
         WITHOUT_EFFECT.contains(&name) || (number == Some(1.0) && FACTORS.contains(&name))
     })?;
     Ok(config)
+}
+
+/// How layers attend. Files say the size of windows; which layers have one, and which have no rotary
+/// embedding, is known to the runtime by the architecture alone (llama.cpp, `llama-model.cpp`).
+fn pattern(
+    metadata: &Metadata,
+    family: Family,
+    layers: usize,
+    context: usize,
+) -> Result<Pattern, ModelError> {
+    const GLOBAL: usize = 6;
+    const UNROTATED: usize = 4;
+    const LOCAL: f32 = 10_000.0;
+    let Some(architecture) = metadata.text("general.architecture")? else { return Ok(Pattern::default()) };
+    let key = |name: &str| format!("{architecture}.{name}");
+    let window = metadata.size(&key("attention.sliding_window"))?.filter(|window| *window > 0);
+    // Counted out below; more is refused later.
+    let layers = layers.min(1 << 12);
+    let but_every = |step: usize| move |layer: &usize| !(layer + 1).is_multiple_of(step);
+    match (family, window) {
+        (Family::Gemma3, window) => {
+            let global = metadata.size(&key("attention.sliding_window_pattern"))?.unwrap_or(GLOBAL).max(1);
+            let theta = metadata.float(&key("rope.freq_base_swa"))?.unwrap_or(LOCAL);
+            let windowed = (0..layers).filter(but_every(global)).collect();
+            let local_rope = Some(Rope { theta, scaling: RopeScaling::None });
+            if window.is_none() {
+                return Err(metadata.missing(&key("attention.sliding_window")));
+            }
+            Ok(Pattern { window, windowed, local_rope, ..Pattern::default() })
+        }
+        (_, Some(window)) if window < context => Err(ModelError::unsupported(
+            metadata.path(),
+            format!("{} is {window}", key("attention.sliding_window")),
+            "Dressage runs GGUF files with sliding windows of the architecture gemma3 alone: use the model's Hugging Face folder",
+        )),
+        (Family::SmolLm3, _) => {
+            let rotated = but_every(UNROTATED);
+            Ok(Pattern {
+                unrotated: (0..layers).filter(|layer| !rotated(layer)).collect(),
+                ..Pattern::default()
+            })
+        }
+        _ => Ok(Pattern::default()),
+    }
+}
+
+/// Root's argument in Gemma 3's attention scale, which files do not say: of the largest model alone, with 62
+/// layers, it is not the width of a head (llama.cpp tells it by that number, too).
+fn query_scalar(layers: usize, hidden: usize, heads: usize, head_dim: usize) -> f32 {
+    if layers == 62 && heads > 0 { (hidden / heads) as f32 } else { head_dim as f32 }
 }
 
 /// Keys of an architecture that change no number.
@@ -263,6 +320,7 @@ pub(super) fn tokenizer(metadata: &Metadata) -> Result<GgufTokenizer, ModelError
     let add_space_prefix = metadata.bool(&key("add_space_prefix"))?.unwrap_or(sentence_piece);
     Ok(GgufTokenizer {
         types,
+        scores: metadata.floats(&key("scores"))?.unwrap_or_default().to_vec(),
         merges: metadata.texts(&key("merges"))?.unwrap_or_default().to_vec(),
         bos: id("bos_token_id")?,
         eos: id("eos_token_id")?,

@@ -63,7 +63,7 @@ impl GgufFile {
 
     /// The shape of a parameter by its Hugging Face name, if the file has it.
     pub(crate) fn shape(&self, name: &str) -> Option<&[usize]> {
-        self.find(name).map(|(entry, _)| entry.shape.as_slice())
+        self.find(name).map(|(entry, ..)| entry.shape.as_slice())
     }
 
     /// Names and shapes of tensors that are no parameters of the model, under the file's own names.
@@ -81,14 +81,14 @@ impl GgufFile {
             .collect()
     }
 
-    fn find(&self, name: &str) -> Option<(&Entry, Option<usize>)> {
+    fn find(&self, name: &str) -> Option<(&Entry, Option<usize>, f32)> {
         let place = names::place(&self.config, name)?;
-        self.directory.tensors.get(&place.name).map(|entry| (entry, place.interleaved_heads))
+        self.directory.tensors.get(&place.name).map(|entry| (entry, place.interleaved_heads, place.offset))
     }
 
     /// Fills `out`, whose length is the product of the tensor's shape, row-major, rows in Hugging Face order.
     pub(crate) fn read(&self, name: &str, out: &mut [f32]) -> Result<(), ModelError> {
-        let Some((entry, interleaved_heads)) = self.find(name) else {
+        let Some((entry, interleaved_heads, offset)) = self.find(name) else {
             return Err(ModelError::damaged(&self.path, format!("it has no tensor {name}")));
         };
         let data = &self.bytes[entry.start..entry.start + entry.bytes];
@@ -109,6 +109,9 @@ impl GgufFile {
                 let from = names::interleaved_row(row, head_dim) * row_bytes;
                 entry.encoding.decode(&data[from..from + row_bytes], values);
             }
+        }
+        if offset != 0.0 {
+            out.iter_mut().for_each(|value| *value -= offset);
         }
         Ok(())
     }

@@ -3,11 +3,14 @@
 use crate::{Family, ModelConfig};
 
 /// Where a parameter is in a GGUF file.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub(super) struct Place {
     pub(super) name: String,
     /// Heads whose rows stand in interleaved order; `None` where rows are in order.
     pub(super) interleaved_heads: Option<usize>,
+    /// Number that the file's values have more than the model's: norms that scale by 1 + w are stored as
+    /// that sum.
+    pub(super) offset: f32,
 }
 
 /// Tensors outside the blocks: (Hugging Face, GGUF).
@@ -17,16 +20,17 @@ const OUTER: [(&str, &str); 3] = [
     ("lm_head.weight", "output.weight"),
 ];
 
-/// Modules of a block: (Hugging Face, GGUF). Both add `.weight` or `.bias`.
-const MODULES: [(&str, &str); 11] = [
-    ("input_layernorm", "attn_norm"),
+/// A block's norms in the order of [`ModelConfig::block_norms`].
+const NORMS: [&str; 4] = ["attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"];
+
+/// Other modules of a block: (Hugging Face, GGUF). Both add `.weight` or `.bias`.
+const MODULES: [(&str, &str); 9] = [
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
     ("self_attn.v_proj", "attn_v"),
     ("self_attn.o_proj", "attn_output"),
     ("self_attn.q_norm", "attn_q_norm"),
     ("self_attn.k_norm", "attn_k_norm"),
-    ("post_attention_layernorm", "ffn_norm"),
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
@@ -34,21 +38,27 @@ const MODULES: [(&str, &str); 11] = [
 
 /// Where the parameter with this Hugging Face name is; `None` for names that no model here has.
 pub(super) fn place(config: &ModelConfig, name: &str) -> Option<Place> {
+    let offset = if name.ends_with("norm.weight") { config.norm_offset() } else { 0.0 };
     if let Some((_, outer)) = OUTER.iter().find(|(hf, _)| *hf == name) {
-        return Some(Place { name: (*outer).to_string(), interleaved_heads: None });
+        return Some(Place { name: (*outer).to_string(), interleaved_heads: None, offset });
     }
     let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
     let (module, kind) = rest.rsplit_once('.')?;
-    let (_, gguf) = MODULES.iter().find(|(hf, _)| *hf == module)?;
-    // Converters to the `llama` architecture reorder the rows of each head so that the two members of a
-    // rotary pair are neighbours; for the other families they leave the two halves apart, as Hugging Face has
-    // them.
+    let norms = config.block_norms();
+    let (_, gguf) = norms
+        .iter()
+        .zip(&NORMS)
+        .chain(MODULES.iter().map(|(hf, gguf)| (hf, gguf)))
+        .find(|(hf, _)| **hf == module)?;
+    // Converters to the architectures `llama` and `smollm3` reorder the rows of each head so that the two
+    // members of a rotary pair are neighbours; for the other families they leave the two halves apart, as
+    // Hugging Face has them.
     let interleaved_heads = match (config.family, *gguf) {
-        (Family::Llama, "attn_q") => Some(config.heads),
-        (Family::Llama, "attn_k") => Some(config.kv_heads),
+        (Family::Llama | Family::SmolLm3, "attn_q") => Some(config.heads),
+        (Family::Llama | Family::SmolLm3, "attn_k") => Some(config.kv_heads),
         _ => None,
     };
-    Some(Place { name: format!("blk.{layer}.{gguf}.{kind}"), interleaved_heads })
+    Some(Place { name: format!("blk.{layer}.{gguf}.{kind}"), interleaved_heads, offset })
 }
 
 /// The row of an interleaved matrix that belongs at `row` of the half-split one: within a head of width `d`,

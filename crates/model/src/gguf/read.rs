@@ -21,6 +21,7 @@ pub(super) enum Value {
     Text(String),
     Texts(Vec<String>),
     Integers(Vec<i64>),
+    Floats(Vec<f32>),
     /// A list whose elements nothing here needs; its length.
     OtherList(usize),
 }
@@ -35,6 +36,7 @@ impl Value {
             Self::Text(text) => text.is_empty() || text.eq_ignore_ascii_case("none"),
             Self::Texts(texts) => texts.is_empty(),
             Self::Integers(values) => values.iter().all(|value| *value == 0),
+            Self::Floats(values) => values.iter().all(|value| *value == 0.0),
             Self::OtherList(count) => *count == 0,
         }
     }
@@ -48,6 +50,7 @@ impl Value {
             Self::Text(value) => format!("the text {:?}", value.chars().take(40).collect::<String>()),
             Self::Texts(texts) => format!("a list of {} texts", texts.len()),
             Self::Integers(values) => format!("a list of {} integers", values.len()),
+            Self::Floats(values) => format!("a list of {} numbers", values.len()),
             Self::OtherList(count) => format!("a list of {count}"),
         }
     }
@@ -274,6 +277,11 @@ impl<'a> Input<'a> {
                 }
                 Ok(Value::Integers(values))
             }
+            6 => {
+                let bytes = self.take(count * smallest, key)?;
+                let (values, _) = bytes.as_chunks();
+                Ok(Value::Floats(values.iter().map(|value| f32::from_le_bytes(*value)).collect()))
+            }
             _ => self.take(count * smallest, key).map(|_| Value::OtherList(count)),
         }
     }
@@ -424,6 +432,13 @@ impl Metadata {
     pub(super) fn integers(&self, key: &str) -> Result<Option<&[i64]>, ModelError> {
         self.get(key, "a list of whole numbers", |value| match value {
             Value::Integers(values) => Some(values.as_slice()),
+            _ => None,
+        })
+    }
+
+    pub(super) fn floats(&self, key: &str) -> Result<Option<&[f32]>, ModelError> {
+        self.get(key, "a list of numbers", |value| match value {
+            Value::Floats(values) => Some(values.as_slice()),
             _ => None,
         })
     }

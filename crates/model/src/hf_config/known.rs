@@ -145,3 +145,21 @@ pub(super) fn neutral() -> [(&'static str, Value); 12] {
         ("use_rotary_embeddings", json!(true)),
     ]
 }
+
+/// Most layers that a model has.
+pub(super) const MOST_LAYERS: usize = 1 << 12;
+
+/// Whether a key of a model of text and images is about the images.
+pub(super) fn is_of_images(key: &str) -> bool {
+    const IMAGES: [&str; 8] = [
+        "boi_token_id",
+        "boi_token_index",
+        "eoi_token_id",
+        "eoi_token_index",
+        "image_token_id",
+        "image_token_index",
+        "mm_tokens_per_image",
+        "vision_config",
+    ];
+    IMAGES.contains(&key)
+}

@@ -1,25 +1,32 @@
 //! Configurations as files have them: what is read, what is refused, what is let be.
 
+use serde_json::json;
+
 use super::*;
+use crate::{Pattern, Rope, RopeScaling};
 
 fn read(json: &Value) -> Result<ModelConfig, ModelError> {
     read_with_notes(json).map(|(config, _)| config)
 }
 
 fn read_with_notes(json: &Value) -> Result<(ModelConfig, Vec<String>), ModelError> {
-    parse(Path::new("config.json"), json.to_string().as_bytes())
+    parse(Path::new("config.json"), json.to_string().as_bytes()).map(|parsed| (parsed.config, parsed.notes))
 }
 
-/// The keys without a default.
+/// The keys without a default, and as many key heads as query heads.
 fn least(model_type: &str) -> Value {
-    json!({
+    let mut json = json!({
         "model_type": model_type,
         "hidden_size": 64,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "intermediate_size": 128,
         "vocab_size": 100,
-    })
+    });
+    if model_type == "mistral" {
+        json["num_key_value_heads"] = json!(4);
+    }
+    json
 }
 
 fn with(model_type: &str, key: &str, value: Value) -> Value {
@@ -119,10 +126,10 @@ fn yarn_fills_in_what_is_not_said() {
 #[test]
 fn what_would_change_the_computation_is_refused_by_name() {
     for (key, value, expected) in [
-        ("model_type", json!("mistral"), "model_type is \"mistral\""),
+        ("model_type", json!("gemma2"), "model_type is \"gemma2\""),
         ("quantization_config", json!({ "bits": 4 }), "quantization_config is"),
-        ("use_sliding_window", json!(true), "use_sliding_window is true"),
         ("layer_types", json!(["full_attention", "sliding_attention"]), "layer_types is"),
+        ("layer_types", json!(["full_attention", "chunked_attention"]), "layer_types is"),
         ("hidden_act", json!("gelu"), "hidden_act is \"gelu\""),
         ("partial_rotary_factor", json!(0.5), "partial_rotary_factor is 0.5"),
         ("rope_scaling", json!({ "type": "dynamic", "factor": 2 }), "rope_scaling.type is \"dynamic\""),
@@ -182,7 +189,7 @@ fn impossible_and_missing_entries_are_named() {
         assert!(message.contains(expected), "{message}");
         assert!(message.starts_with("config.json: "), "{message}");
     }
-    let error = parse(Path::new("config.json"), b"{\"model_type\": \"llama\"").unwrap_err();
+    let error = parse(Path::new("config.json"), b"{\"model_type\": \"llama\"").err().unwrap();
     assert!(matches!(error, ModelError::Damaged { .. }), "{error}");
 }
 
@@ -203,19 +210,111 @@ fn what_is_written_is_read_back() {
     };
     let scalings =
         [RopeScaling::None, RopeScaling::Linear { factor: 1.1 }, llama3, yarn(None), yarn(Some(1.25))];
-    for model_type in ["llama", "qwen2", "qwen3"] {
+    for model_type in ["llama", "mistral", "qwen2", "qwen3", "gemma3_text", "smollm3"] {
         for scaling in &scalings {
             let mut config = read(&least(model_type)).unwrap();
             config.rope = Rope { theta: 1e6 + 0.5, scaling: scaling.clone() };
             config.norm_epsilon = 1e-5;
             config.tied = true;
             (config.bos, config.eos, config.pad) = (Some(1), vec![2, 3], Some(4));
-            if model_type != "qwen2" {
+            if !["qwen2", "mistral"].contains(&model_type) {
                 (config.qkv_bias, config.output_bias) = (true, true);
             }
             assert_eq!(read(&config.to_hf_json()).unwrap(), config);
         }
     }
+}
+
+#[test]
+fn windows_follow_the_keys_of_each_family() {
+    let layers = |pattern: &Pattern| (pattern.window, pattern.windowed.iter().copied().collect::<Vec<_>>());
+    let of = |model_type: &str, keys: Value| {
+        let mut json = least(model_type);
+        json["num_hidden_layers"] = json!(8);
+        json.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        let config = read(&json).unwrap();
+        assert_eq!(read(&config.to_hf_json()).unwrap(), config, "{json}");
+        config
+    };
+    let all = (0..8).collect::<Vec<_>>();
+    assert_eq!(layers(&of("mistral", json!({})).pattern), (Some(4096), all));
+    assert_eq!(of("mistral", json!({ "sliding_window": null })).pattern, Pattern::default());
+    assert_eq!(of("qwen2", json!({ "sliding_window": 64 })).pattern, Pattern::default());
+    let on = json!({ "use_sliding_window": true, "sliding_window": 64, "max_window_layers": 6 });
+    assert_eq!(layers(&of("qwen2", on.clone()).pattern), (Some(64), vec![6, 7]));
+    assert_eq!(layers(&of("qwen3", on).pattern), (Some(64), vec![6, 7]));
+    let gemma = of(
+        "gemma3_text",
+        json!({ "sliding_window": 512, "rope_scaling": { "rope_type": "linear", "factor": 8.0 } }),
+    );
+    assert_eq!(layers(&gemma.pattern), (Some(512), vec![0, 1, 2, 3, 4, 6, 7]));
+    assert_eq!((gemma.rope.theta, &gemma.rope.scaling), (1e6, &RopeScaling::Linear { factor: 8.0 }));
+    assert_eq!(gemma.pattern.local_rope, Some(Rope { theta: 1e4, scaling: RopeScaling::None }));
+    assert!(gemma.tied && gemma.qk_norm && gemma.query_scalar == Some(256.0));
+    assert_eq!((gemma.heads, gemma.kv_heads, gemma.head_dim), (4, 4, 256));
+    let third = of("gemma3_text", json!({ "sliding_window_pattern": 3 }));
+    assert_eq!(layers(&third.pattern).1, [0, 1, 3, 4, 6, 7]);
+    let smol = of("smollm3", json!({}));
+    assert_eq!((smol.pattern.window, smol.pattern.unrotated), (None, [3, 7].into()));
+    let own = json!({
+        "no_rope_layers": [1, 0, 1, 1, 1, 1, 1, 0], "use_sliding_window": true, "sliding_window": 32,
+    });
+    let own = of("smollm3", own).pattern;
+    assert_eq!((layers(&own), own.unrotated), ((Some(32), vec![1, 7]), [1, 7].into()));
+}
+
+/// The spelling of transformers 5.
+#[test]
+fn gemmas_rotary_embeddings_by_kind_of_layer() {
+    let parameters = json!({
+        "full_attention": { "rope_type": "linear", "factor": 4.0, "rope_theta": 5e5 },
+        "sliding_attention": { "rope_type": "default", "rope_theta": 2e4 },
+    });
+    let config = read(&with("gemma3_text", "rope_parameters", parameters)).unwrap();
+    assert_eq!(config.rope, Rope { theta: 5e5, scaling: RopeScaling::Linear { factor: 4.0 } });
+    assert_eq!(config.pattern.local_rope, Some(Rope { theta: 2e4, scaling: RopeScaling::None }));
+    for (key, value, expected) in [
+        ("final_logit_softcapping", json!(30.0), "final_logit_softcapping is 30"),
+        ("attn_logit_softcapping", json!(50.0), "attn_logit_softcapping is 50"),
+        ("use_bidirectional_attention", json!(true), "use_bidirectional_attention is true"),
+        ("hidden_activation", json!("gelu"), "hidden_activation is \"gelu\""),
+        ("rope_parameters", json!({ "chunked": { "rope_theta": 1.0 } }), "rope_parameters.chunked is"),
+        (
+            "rope_parameters",
+            json!({ "sliding_attention": { "rope_type": "linear", "factor": 2.0 } }),
+            "local rotary embedding is scaled",
+        ),
+    ] {
+        let message = read(&with("gemma3_text", key, value)).unwrap_err().to_string();
+        assert!(message.contains(expected), "{message}");
+    }
+}
+
+/// Gemma 3 as published with its images: the text part says what differs from transformers' defaults.
+#[test]
+fn the_text_part_of_a_larger_model_is_read() {
+    let json = json!({
+        "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
+        "boi_token_index": 255_999, "eoi_token_index": 256_000, "image_token_index": 262_144,
+        "mm_tokens_per_image": 256, "initializer_range": 0.02, "eos_token_id": [1, 106], "torch_dtype": "bfloat16",
+        "text_config": {
+            "hidden_size": 2560, "intermediate_size": 10_240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+            "rope_scaling": { "factor": 8.0, "rope_type": "linear" }, "sliding_window": 1024,
+        },
+        "vision_config": { "hidden_size": 1152, "model_type": "siglip_vision_model" },
+    });
+    let parsed = parse(Path::new("config.json"), json.to_string().as_bytes()).unwrap();
+    assert!(parsed.is_part && parsed.notes.is_empty(), "{:?}", parsed.notes);
+    let config = parsed.config;
+    assert_eq!((config.hidden, config.layers, config.vocabulary, config.head_dim), (2560, 34, 262_208, 256));
+    assert_eq!((config.eos.as_slice(), config.tied), (&[1, 106][..], true));
+    assert_eq!(config.pattern.windowed.len(), 34 - 5);
+    let mut other = json.clone();
+    other["audio_config"] = json!({ "hidden_size": 1 });
+    assert!(read(&other).unwrap_err().to_string().contains("audio_config"));
+    other = json;
+    other["text_config"]["hidden_size"] = Value::Null;
+    assert!(read(&other).unwrap_err().to_string().contains("text_config.hidden_size is missing"));
 }
 
 /// Entries of published files, of fine-tunes and of other programs.

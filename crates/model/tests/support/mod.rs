@@ -4,8 +4,22 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use dressage_model::{Family, ModelConfig, ModelFiles, Rope, RopeScaling};
+use dressage_model::{Family, ModelConfig, ModelFiles, Pattern, Rope, RopeScaling};
 use serde_json::{Value, json};
+
+/// Layers of the tiny model as GGUF files have them, who know no other.
+fn pattern(family: Family) -> Pattern {
+    match family {
+        Family::Gemma3 => Pattern {
+            window: Some(24),
+            windowed: [0, 1].into(),
+            local_rope: Some(Rope { theta: 10_000.0, scaling: RopeScaling::None }),
+            ..Pattern::default()
+        },
+        Family::Mistral => Pattern { window: Some(24), windowed: [0, 1].into(), ..Pattern::default() },
+        _ => Pattern::default(),
+    }
+}
 
 /// A model with 2 layers, 4 heads and 2 key and value heads of width 8.
 pub fn tiny(family: Family) -> ModelConfig {
@@ -25,7 +39,9 @@ pub fn tiny(family: Family) -> ModelConfig {
         qkv_bias: family == Family::Qwen2,
         output_bias: false,
         mlp_bias: false,
-        qk_norm: family == Family::Qwen3,
+        qk_norm: matches!(family, Family::Qwen3 | Family::Gemma3),
+        pattern: pattern(family),
+        query_scalar: (family == Family::Gemma3).then_some(8.0),
         bos: Some(1),
         eos: vec![2],
         pad: None,
@@ -227,9 +243,11 @@ fn interleave(values: &[f32], heads: usize, head_dim: usize) -> Vec<f32> {
 /// The GGUF form of [`weights`] in f32.
 pub fn gguf(config: &ModelConfig) -> Gguf {
     let architecture = match config.family {
-        Family::Llama => "llama",
+        Family::Llama | Family::Mistral => "llama",
         Family::Qwen2 => "qwen2",
         Family::Qwen3 => "qwen3",
+        Family::Gemma3 => "gemma3",
+        Family::SmolLm3 => "smollm3",
     };
     let text = |text: &str| Meta::Text(text.into());
     let mut metadata = vec![("general.architecture".to_string(), text(architecture))];
@@ -248,6 +266,9 @@ pub fn gguf(config: &ModelConfig) -> Gguf {
     let epsilon = format!("{architecture}.attention.layer_norm_rms_epsilon");
     metadata.push((epsilon, Meta::F32(config.norm_epsilon)));
     metadata.push((format!("{architecture}.rope.freq_base"), Meta::F32(config.rope.theta)));
+    if let Some(window) = config.pattern.window {
+        metadata.push((format!("{architecture}.attention.sliding_window"), Meta::U32(window as u32)));
+    }
     let tokens = (0..config.vocabulary).map(|id| format!("t{id}")).collect();
     let types = (0..config.vocabulary).map(|id| if id < 3 { 3 } else { 1 }).collect();
     metadata.extend([
@@ -268,18 +289,24 @@ pub fn gguf(config: &ModelConfig) -> Gguf {
                 () if name.contains("k_proj") => config.kv_heads,
                 () => 0,
             };
-            let values = if config.family == Family::Llama && heads > 0 {
-                interleave(&values, heads, config.head_dim)
-            } else {
-                values
+            let values = match config.family {
+                Family::Llama | Family::SmolLm3 if heads > 0 => interleave(&values, heads, config.head_dim),
+                Family::Gemma3 if name.ends_with("norm.weight") => values.iter().map(|w| w + 1.0).collect(),
+                _ => values,
             };
-            GgufTensor { name: gguf_name(&name), shape, kind: 0, bytes: encode("F32", &values) }
+            GgufTensor {
+                name: gguf_name(config.family, &name),
+                shape,
+                kind: 0,
+                bytes: encode("F32", &values),
+            }
         })
         .collect();
     Gguf { magic: *b"GGUF", version: 3, alignment: 32, metadata, tensors }
 }
 
-fn gguf_name(name: &str) -> String {
+fn gguf_name(family: Family, name: &str) -> String {
+    let after_attention = if family == Family::Gemma3 { "post_attention_norm" } else { "ffn_norm" };
     name.replace("model.layers.", "blk.")
         .replace("self_attn.q_proj", "attn_q")
         .replace("self_attn.k_proj", "attn_k")
@@ -291,7 +318,9 @@ fn gguf_name(name: &str) -> String {
         .replace("mlp.up_proj", "ffn_up")
         .replace("mlp.down_proj", "ffn_down")
         .replace("input_layernorm", "attn_norm")
-        .replace("post_attention_layernorm", "ffn_norm")
+        .replace("post_attention_layernorm", after_attention)
+        .replace("pre_feedforward_layernorm", "ffn_norm")
+        .replace("post_feedforward_layernorm", "post_ffw_norm")
         .replace("model.embed_tokens", "token_embd")
         .replace("model.norm", "output_norm")
         .replace("lm_head", "output")

@@ -1,7 +1,8 @@
 //! Servers of a chat API: where they are, with which key they are asked, and when.
 
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use hyper::Uri;
@@ -50,6 +51,18 @@ pub(crate) struct Server {
     key_env: Option<String>,
     key: Option<Key>,
     rest: Mutex<Rest>,
+    /// Calls that it is answering.
+    running: Arc<AtomicUsize>,
+}
+
+/// A call that a server is answering.
+#[derive(Debug)]
+pub(crate) struct Answering(Arc<AtomicUsize>);
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// A server that has turned calls away is left alone for a while.
@@ -59,12 +72,24 @@ struct Rest {
     until: Option<Instant>,
 }
 
-/// Address of the chat completions of a server.
-fn chat_uri(base: &str) -> Result<Uri, String> {
+/// An address without a user.
+pub(crate) fn plain_uri(address: &str) -> Result<Uri, String> {
     let schemes = ["https://", "http://"];
-    if !schemes.iter().any(|scheme| base.len() > scheme.len() && base.starts_with(scheme)) {
+    if !schemes.iter().any(|scheme| address.len() > scheme.len() && address.starts_with(scheme)) {
         return Err("must begin with https:// or http:// and name a host".into());
     }
+    let uri: Uri = address.parse().map_err(|error| format!("is no address ({error})"))?;
+    match uri.authority() {
+        Some(authority) if authority.as_str().contains('@') => Err(
+            "holds a user or a password; put the key into an environment variable, and name it in key_env"
+                .into(),
+        ),
+        _ => Ok(uri),
+    }
+}
+
+/// Address of the chat completions of a server.
+fn chat_uri(base: &str) -> Result<Uri, String> {
     let (address, query) =
         base.split_once('?').map_or((base, None), |(address, query)| (address, Some(query)));
     let address = address.trim_end_matches('/');
@@ -78,15 +103,7 @@ fn chat_uri(base: &str) -> Result<Uri, String> {
         (_, false) => "/v1/chat/completions",
     };
     let query = query.map(|query| format!("?{query}")).unwrap_or_default();
-    let uri: Uri =
-        format!("{address}{rest}{query}").parse().map_err(|error| format!("is no address ({error})"))?;
-    match uri.authority() {
-        Some(authority) if authority.as_str().contains('@') => Err(
-            "holds a user or a password; put the key into an environment variable, and name it in key_env"
-                .into(),
-        ),
-        _ => Ok(uri),
-    }
+    plain_uri(&format!("{address}{rest}{query}"))
 }
 
 impl Server {
@@ -102,11 +119,25 @@ impl Server {
         let invalid =
             |why| ExternalError::Invalid(format!("the base_url of model {:?} {why}", endpoint.model));
         let uri = chat_uri(endpoint.base_url.trim()).map_err(invalid)?;
-        let authority = uri.authority().map(ToString::to_string).unwrap_or_default();
-        let name = format!("{}://{authority}{}", uri.scheme_str().unwrap_or_default(), uri.path());
+        let server = Self::at(uri, endpoint.key_env.as_ref(), variable)?;
         if endpoint.model.is_empty() {
+            let name = server.name;
             return Err(ExternalError::Invalid(format!("{name} is given no model; name one of its models")));
         }
+        Ok(Server { model: endpoint.model.clone(), ..server })
+    }
+
+    /// A server of anything at an address, with its key.
+    ///
+    /// # Errors
+    /// When the key is missing.
+    pub fn at(
+        uri: Uri,
+        key_env: Option<&String>,
+        variable: impl Fn(&str) -> Result<String, std::env::VarError>,
+    ) -> Result<Self, ExternalError> {
+        let authority = uri.authority().map(ToString::to_string).unwrap_or_default();
+        let name = format!("{}://{authority}{}", uri.scheme_str().unwrap_or_default(), uri.path());
         let key = |name: &String| -> Result<Key, String> {
             let key = variable(name).map_err(|error| match error {
                 std::env::VarError::NotPresent => "not set".to_owned(),
@@ -118,7 +149,7 @@ impl Server {
             header.set_sensitive(true);
             if key.is_empty() { Err("empty".into()) } else { Ok(Key(header, key)) }
         };
-        let key = endpoint.key_env.as_ref().map(|variable| {
+        let key = key_env.map(|variable| {
             key(variable).map_err(|found| ExternalError::NoKey {
                 variable: variable.clone(),
                 endpoint: name.clone(),
@@ -128,10 +159,11 @@ impl Server {
         Ok(Server {
             name,
             uri,
-            model: endpoint.model.clone(),
-            key_env: endpoint.key_env.clone(),
+            model: String::new(),
+            key_env: key_env.cloned(),
             key: key.transpose()?,
             rest: Mutex::default(),
+            running: Arc::default(),
         })
     }
 
@@ -163,6 +195,17 @@ impl Server {
     /// How long it is to be left alone from now on.
     pub fn rests_for(&self) -> Duration {
         self.rest().until.map(|until| until.saturating_duration_since(Instant::now())).unwrap_or_default()
+    }
+
+    /// Calls that it is answering.
+    pub fn running(&self) -> usize {
+        self.running.load(Ordering::Relaxed)
+    }
+
+    /// Takes note that it has begun a call, until what is returned is dropped.
+    pub fn begun(&self) -> Answering {
+        self.running.fetch_add(1, Ordering::Relaxed);
+        Answering(Arc::clone(&self.running))
     }
 
     /// Takes note that it has turned a call away, and of how long it asked to be left alone. Returns how long

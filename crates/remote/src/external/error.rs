@@ -84,8 +84,8 @@ pub enum ExternalError {
         /// Reason.
         why: String,
     },
-    /// An answer that is no chat completion.
-    #[error("the answer of {endpoint} is no chat completion: {why}")]
+    /// An answer of another form than was asked for.
+    #[error("the answer of {endpoint} cannot be used: {why}")]
     Protocol {
         /// Address that was asked.
         endpoint: String,

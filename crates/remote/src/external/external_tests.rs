@@ -181,6 +181,32 @@ async fn another_endpoint_is_asked_while_one_is_away_or_busy() {
 }
 
 #[tokio::test]
+async fn calls_go_to_the_server_with_the_fewest() {
+    let hangs = || vec![Step::Hang];
+    let (one, other) = (TestServer::new(vec![hangs()]).await, TestServer::new(vec![hangs()]).await);
+    let policy = over(&[&one, &other]);
+    let mut calls = Vec::new();
+    for asked in 1..=6 {
+        let policy = policy.clone();
+        calls.push(tokio::spawn(async move { policy.chat(&question()).await }));
+        let begun = async {
+            while one.asked() + other.asked() < asked {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), begun).await.unwrap();
+    }
+    assert_eq!((one.asked(), other.asked()), (3, 3));
+    // Calls that are over count no more.
+    for call in calls.drain(2..) {
+        call.abort();
+        assert!(call.await.unwrap_err().is_cancelled());
+    }
+    assert_eq!(policy.0.servers.iter().map(|server| server.running()).collect::<Vec<_>>(), [1, 1]);
+    calls.into_iter().for_each(|call| call.abort());
+}
+
+#[tokio::test]
 async fn a_server_that_cannot_be_reached_is_named() {
     let free = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
     let endpoint =

@@ -1,21 +1,14 @@
 //! HTTP: one request, and its answer byte by byte, within bounds.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
+use dressage_http::{Client, Hosts, HttpError, causes};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION, RETRY_AFTER};
 use hyper::{Method, Request, Response, StatusCode};
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::client::legacy::Client as Pool;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
-use rustls::{ClientConfig, RootCertStore};
 use serde_json::Value;
 
 use super::endpoint::Server;
@@ -26,12 +19,10 @@ use super::waits::Waits;
 const MOST_ERROR_BYTES: usize = 64 * 1024;
 /// and characters that are shown.
 const MOST_SHOWN: usize = 400;
-/// How long a connection without calls is kept.
-const KEPT: Duration = Duration::from_secs(30);
 
 /// Connections to servers, kept between calls.
 #[derive(Clone, Debug)]
-pub(crate) struct Http(Pool<HttpsConnector<HttpConnector>, Full<Bytes>>);
+pub(crate) struct Http(Client);
 
 /// An answer with a good status.
 #[derive(Debug)]
@@ -46,31 +37,14 @@ pub(crate) struct Answer {
 }
 
 impl Http {
-    /// A client that trusts the roots of Mozilla's list, and certificates of a file.
+    /// A client that trusts the roots of Mozilla's list, and certificates of a file. Whoever names an endpoint may
+    /// ask it, wherever it is.
     ///
     /// # Errors
     /// When the file cannot be read or has no certificate, or TLS cannot be set up.
     pub fn new(more_roots: Option<&Path>) -> Result<Self, ExternalError> {
-        let invalid = |why: String| ExternalError::Invalid(format!("TLS cannot be set up: {why}"));
-        let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
-        if let Some(file) = more_roots {
-            let failed =
-                |error: &dyn std::fmt::Display| invalid(format!("roots {}: {error}", file.display()));
-            let found = CertificateDer::pem_file_iter(file).map_err(|error| failed(&error))?;
-            let found = found.collect::<Result<Vec<_>, _>>().map_err(|error| failed(&error))?;
-            if roots.add_parsable_certificates(found).0 == 0 {
-                return Err(failed(&"it holds no certificate"));
-            }
-        }
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-        let config = config.map_err(|error| invalid(error.to_string()))?;
-        let config = config.with_root_certificates(roots).with_no_client_auth();
-        let connector = HttpsConnectorBuilder::new().with_tls_config(config);
-        let connector = connector.https_or_http().enable_http1().build();
-        let mut pool = Pool::builder(TokioExecutor::new());
-        pool.pool_idle_timeout(KEPT).pool_timer(TokioTimer::new());
-        Ok(Http(pool.build(connector)))
+        let client = Client::new(Hosts::any(), more_roots);
+        client.map(Http).map_err(|error| ExternalError::Invalid(error.to_string()))
     }
 
     /// Posts JSON. Returns the answer where its status is good, after its head.
@@ -96,12 +70,14 @@ impl Http {
             .map_err(|error| ExternalError::Invalid(format!("cannot ask {}: {error}", server.name)))?;
         let response = waits.wait("the server to answer", self.0.request(request)).await?;
         let endpoint = server.name.clone();
-        let response = response.map_err(|error| {
-            let why = server.without_key(&causes(&error));
-            match error.is_connect() {
-                true => ExternalError::Connect { endpoint: endpoint.clone(), why },
-                false => ExternalError::Broken { endpoint: endpoint.clone(), bytes: 0, why },
+        let response = response.map_err(|error| match error {
+            HttpError::Connect { why, .. } => {
+                ExternalError::Connect { endpoint: endpoint.clone(), why: server.without_key(&why) }
             }
+            HttpError::Broken { why, .. } => {
+                ExternalError::Broken { endpoint: endpoint.clone(), bytes: 0, why: server.without_key(&why) }
+            }
+            other => ExternalError::Invalid(format!("cannot ask {endpoint}: {other}")),
         })?;
         if response.status() != StatusCode::OK {
             return Err(refusal(server, response, waits).await);
@@ -180,21 +156,6 @@ impl Answer {
         }
         Ok(all)
     }
-}
-
-/// The reasons of an error, from the outside in.
-fn causes(error: &dyn std::error::Error) -> String {
-    let mut all = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        // Some print their cause themselves.
-        let text = error.to_string();
-        if !all.contains(&text) {
-            all += &format!(": {text}");
-        }
-        cause = error.source();
-    }
-    all
 }
 
 /// The beginning of a text that a server sent, without the key.

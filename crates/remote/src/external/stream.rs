@@ -4,6 +4,7 @@ use bytes::Bytes;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::External;
+use super::endpoint::Answering;
 use super::error::ExternalError;
 use super::http::{Answer, message_of};
 use super::reply::{Assembly, ChatEvent, ChatReply, Wire};
@@ -17,7 +18,7 @@ pub struct ChatStream {
     /// Number of the server.
     server: usize,
     waits: Waits,
-    _place: OwnedSemaphorePermit,
+    _place: (OwnedSemaphorePermit, Answering),
     answer: Answer,
     /// Bytes that have come and were not read.
     first: Option<Bytes>,
@@ -45,7 +46,7 @@ impl ChatStream {
         policy: External,
         server: usize,
         waits: Waits,
-        place: OwnedSemaphorePermit,
+        place: (OwnedSemaphorePermit, Answering),
         begun: Begun,
     ) -> Self {
         let Begun { answer, first, guessed } = begun;

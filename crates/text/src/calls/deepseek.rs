@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::tags::{blank, header, opening};
 use super::values::arguments;
-use super::{Body, Fault, Mark, Syntax, Trailer, Written, arguments_of};
+use super::{Body, Fault, Forms, Mark, Syntax, Trailer, Written, arguments_of};
 use crate::{ToolCall, ToolSpec};
 
 const SECTION: [&str; 2] = ["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"];
@@ -117,6 +117,20 @@ impl Syntax for Deepseek {
 
     fn writes(&self, printed: &str) -> bool {
         self.fenced == printed.contains(FENCE[0])
+    }
+
+    fn grammar(&self, forms: &Forms<'_>) -> Option<String> {
+        let (before, after): (fn(&str) -> String, String) = match self.fenced {
+            true => (
+                |name| format!("{OPEN}function{SEPARATOR}{name}\n{}\n", FENCE[0]),
+                format!("\n{}{CLOSE}", FENCE[1]),
+            ),
+            false => (|name| format!("{OPEN}{name}{SEPARATOR}"), CLOSE.to_owned()),
+        };
+        let between = if self.fenced { "\n" } else { "" };
+        Some(forms.calls([SECTION[0], between, SECTION[1]], |at, tool| {
+            forms.arguments(at, tool, &before(&tool.name), &after)
+        }))
     }
 
     fn how(&self) -> &'static str {

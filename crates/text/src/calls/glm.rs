@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use super::values::{between, call_of, plain};
-use super::{Body, Fault, Mark, Syntax, Written};
+use super::{Body, Fault, Forms, Mark, Syntax, Written};
 use crate::excerpt::excerpt;
 use crate::{ToolCall, ToolSpec};
 
@@ -77,6 +77,15 @@ impl Syntax for Glm {
 
     fn writes(&self, printed: &str) -> bool {
         self.lines == printed.contains("\n<arg_key>")
+    }
+
+    fn grammar(&self, forms: &Forms<'_>) -> Option<String> {
+        let line = if self.lines { "\n" } else { "" };
+        let open = |key: &str| format!("{}{key}{}{line}{}", KEY[0], KEY[1], VALUE[0]);
+        let close = format!("{}{line}", VALUE[1]);
+        Some(forms.calls(["", line, ""], |at, tool| {
+            forms.parts((at, tool), &format!("{OPEN}{}{line}", tool.name), open, &close, CLOSE)
+        }))
     }
 
     fn how(&self) -> &'static str {

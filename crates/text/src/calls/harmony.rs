@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use super::tags::header;
 use super::values::arguments;
-use super::{Begins, Body, Fault, Mark, Syntax, Written, arguments_of, not_json};
+use super::{Begins, Body, Fault, Forms, Mark, Syntax, Written, arguments_of, not_json};
 use crate::{ToolCall, ToolSpec};
 
 const START: &str = "<|start|>";
@@ -148,6 +148,19 @@ impl Syntax for Harmony {
             ));
         }
         text
+    }
+
+    fn grammar(&self, forms: &Forms<'_>) -> Option<String> {
+        // A reply ends with its first call; a thought may come before.
+        let forms = &Forms { several: false, ..*forms };
+        let mut text = forms.calls(["", "", ""], |at, tool| {
+            let header = format!("{CHANNEL}commentary to=functions.{} {CONSTRAIN}json{MESSAGE}", tool.name);
+            forms.arguments(at, tool, &header, "")
+        });
+        let thought = forms.text("thought", THOUGHT[1]);
+        text =
+            text.replacen("start: ", &format!("start: ({} {})? ", forms.said(THOUGHT[0]), thought.terms), 1);
+        Some(text + &thought.rules)
     }
 
     fn how(&self) -> &'static str {

@@ -13,7 +13,7 @@ use std::ops::Range;
 use serde_json::Value;
 
 use super::tags::closed_by;
-use super::{Body, Fault, Mark, Syntax, Trailer, Written, call_from, not_json};
+use super::{Body, Fault, Forms, Mark, Syntax, Trailer, Written, call_from, not_json};
 use crate::{ToolCall, ToolSpec, python_json};
 
 const OPEN: &str = "<tool_call>";
@@ -70,6 +70,16 @@ impl Syntax for Hermes {
 
     fn example(&self) -> &'static str {
         "<tool_call>\n{\"name\": \"<tool>\", \"arguments\": {\"<parameter>\": <value>}}\n</tool_call>"
+    }
+
+    fn grammar(&self, forms: &Forms<'_>) -> Option<String> {
+        let around = [format!("{OPEN}\n"), format!("\n{CLOSE}")];
+        let around = [around[0].as_str(), around[1].as_str()];
+        Some(
+            forms.calls(["", "\n", ""], |at, tool| {
+                forms.object((at, tool), "arguments", around, &Value::Null)
+            }),
+        )
     }
 
     fn how(&self) -> &'static str {

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::tags::{closed_by, header};
 use super::values::arguments;
-use super::{Body, Fault, Mark, Syntax, Trailer, Written, arguments_of};
+use super::{Body, Fault, Forms, Mark, Rule, Syntax, Trailer, Written, arguments_of};
 use crate::{ToolCall, ToolSpec};
 
 const SECTION: [&str; 2] = ["<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"];
@@ -81,6 +81,15 @@ impl Syntax for Kimi {
 
     fn id(&self, name: &str, index: usize) -> Option<String> {
         Some(id(name, index))
+    }
+
+    fn grammar(&self, forms: &Forms<'_>) -> Option<String> {
+        Some(forms.calls([SECTION[0], "", SECTION[1]], |at, tool| {
+            let begun = Rule::default().then(forms.said(&format!("{OPEN}functions.{}:", tool.name)));
+            let numbered = begun.by(&format!("index_{at}"), "/[0-9]{1,4}/");
+            let Rule { terms, rules } = forms.arguments(at, tool, ARGUMENTS, CLOSE);
+            Rule { rules: numbered.rules + &rules, terms: numbered.terms + &terms }
+        }))
     }
 
     fn how(&self) -> &'static str {

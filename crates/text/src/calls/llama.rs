@@ -12,7 +12,7 @@ use std::ops::Range;
 use serde_json::Value;
 
 use super::values::arguments;
-use super::{Begins, Body, Fault, Mark, Syntax, Written, call_from, not_json};
+use super::{Begins, Body, Fault, Forms, Mark, Syntax, Written, call_from, not_json};
 use crate::{ToolCall, ToolSpec, python_json};
 
 const OPEN: &str = "<|python_tag|>";
@@ -92,6 +92,14 @@ impl Syntax for Llama {
         };
         let tag = if content.is_empty() || calls.is_empty() { "" } else { OPEN };
         format!("{content}{tag}{}", calls.iter().map(call).collect::<Vec<_>>().join("; "))
+    }
+
+    fn grammar(&self, forms: &Forms<'_>) -> Option<String> {
+        Some(
+            forms.calls(["", "; ", ""], |at, tool| {
+                forms.object((at, tool), "parameters", ["", ""], &Value::Null)
+            }),
+        )
     }
 
     fn how(&self) -> &'static str {

@@ -10,7 +10,7 @@
 use std::ops::Range;
 
 use super::values::{between, call_of, plain};
-use super::{Body, Fault, Mark, Syntax, Written};
+use super::{Body, Fault, Forms, Mark, Syntax, Written};
 use crate::excerpt::excerpt;
 use crate::{ToolCall, ToolSpec};
 
@@ -69,6 +69,15 @@ impl Syntax for Minimax {
             text.push_str(&format!("{INVOKE_END}\n"));
         }
         text + SECTION[1]
+    }
+
+    fn grammar(&self, forms: &Forms<'_>) -> Option<String> {
+        let (begin, end) = (format!("{}\n", SECTION[0]), format!("\n{}", SECTION[1]));
+        let close = format!("{PARAMETER_END}\n");
+        Some(forms.calls([&begin, "\n", &end], |at, tool| {
+            let before = format!("{INVOKE}\"{}\">\n", tool.name);
+            forms.parts((at, tool), &before, |key| format!("{PARAMETER}\"{key}\">"), &close, INVOKE_END)
+        }))
     }
 
     fn how(&self) -> &'static str {

@@ -7,11 +7,11 @@
 
 use std::ops::Range;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::tags::{blank, header};
 use super::values::arguments;
-use super::{Body, Fault, Mark, Syntax, Written, arguments_of, call_from, not_json};
+use super::{Body, Fault, Forms, Mark, Syntax, Written, arguments_of, call_from, not_json};
 use crate::{ToolCall, ToolSpec, python_json};
 
 const OPEN: &str = "[TOOL_CALLS]";
@@ -125,6 +125,16 @@ impl Syntax for Mistral {
     fn writes(&self, printed: &str) -> bool {
         let array = printed.split_once(OPEN).is_some_and(|(_, call)| call.trim_start().starts_with('['));
         self.named != array
+    }
+
+    fn grammar(&self, forms: &Forms<'_>) -> Option<String> {
+        if self.named {
+            let before = |tool: &ToolSpec| format!("{OPEN}{}{ARGUMENTS}", tool.name);
+            return Some(forms.calls(["", "", ""], |at, tool| forms.arguments(at, tool, &before(tool), "")));
+        }
+        let id = json!({ "id": { "type": "string", "pattern": "^[a-zA-Z0-9]{9}$" } });
+        let open = format!("{OPEN}[");
+        Some(forms.calls([&open, ", ", "]"], |at, tool| forms.object((at, tool), "arguments", ["", ""], &id)))
     }
 
     fn how(&self) -> &'static str {

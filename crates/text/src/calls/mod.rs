@@ -10,6 +10,7 @@
 mod arguments;
 mod deepseek;
 mod glm;
+mod grammar;
 mod harmony;
 mod hermes;
 mod json;
@@ -28,6 +29,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub(crate) use arguments::{arguments_of, call_from, not_json};
+pub(crate) use grammar::{Forms, Rule};
 pub(crate) use json::{Json, Progress};
 pub(crate) use tags::{Next, Table};
 
@@ -302,6 +304,12 @@ pub(crate) trait Syntax: Sync {
 
     /// Text of an assistant's turn: its content, then its calls.
     fn render(&self, content: &str, calls: &[ToolCall]) -> String;
+
+    /// A grammar, in the Lark dialect of llguidance, of replies that call these tools and say nothing else.
+    fn grammar(&self, forms: &Forms<'_>) -> Option<String> {
+        let _ = forms;
+        None
+    }
 
     /// Whether a call that a template printed is written in this variant of the format.
     fn writes(&self, printed: &str) -> bool {

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use super::tags::opening;
 use super::values::{between, call_of, plain};
-use super::{Body, Fault, Mark, Syntax, Written};
+use super::{Body, Fault, Forms, Mark, Syntax, Written};
 use crate::excerpt::excerpt;
 use crate::{ToolCall, ToolSpec};
 
@@ -70,6 +70,15 @@ impl Syntax for QwenXml {
             text.push_str(&format!("{FUNCTION_END}\n{CLOSE}"));
         }
         text
+    }
+
+    fn grammar(&self, forms: &Forms<'_>) -> Option<String> {
+        let close = format!("\n{PARAMETER_END}\n");
+        let after = format!("{FUNCTION_END}\n{CLOSE}");
+        Some(forms.calls(["", "\n", ""], |at, tool| {
+            let before = format!("{OPEN}\n{FUNCTION}{}>\n", tool.name);
+            forms.parts((at, tool), &before, |key| format!("{PARAMETER}{key}>\n"), &close, &after)
+        }))
     }
 
     fn how(&self) -> &'static str {

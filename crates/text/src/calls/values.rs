@@ -44,7 +44,7 @@ fn kind(value: &Value) -> &'static str {
 }
 
 /// The types that a schema allows; none where it does not say.
-fn types(schema: &Value) -> BTreeSet<&str> {
+pub(super) fn types(schema: &Value) -> BTreeSet<&str> {
     let mut found = BTreeSet::new();
     match &schema["type"] {
         Value::String(kind) => drop(found.insert(kind.as_str())),

@@ -11,6 +11,9 @@ use dressage_tree::{Finish, Kind, Masked, Outcome};
 use crate::batch::{Census, Targets};
 use crate::metrics::Metrics;
 
+/// The shortest mean wait of a toolbox's calls that is told.
+const WORTH_TELLING: Duration = Duration::from_millis(1);
+
 /// How many versions old the tokens are that are trained.
 pub(super) fn age(attempts: &[Attempt], targets: Targets<'_>, version: u64, metrics: &mut Metrics) {
     let segments = attempts.iter().flat_map(|a| a.trajectory.segments()).filter(|s| targets.contain(s));
@@ -85,12 +88,17 @@ pub(super) fn sampling(before: &Look, now: &Look, seconds: f64, metrics: &mut Me
     }
 }
 
-/// Seconds that a call of each toolbox took between two looks at them, the mean of those that ended.
+/// Seconds that a call of each toolbox took between two looks at them, and for how long it had waited for its
+/// turn where any did; the mean of those that ended.
 pub(super) fn tools(before: &BTreeMap<String, Used>, after: &BTreeMap<String, Used>, metrics: &mut Metrics) {
     for (name, used) in after {
         let used = used.since(before.get(name).copied().unwrap_or_default());
         if used.calls > 0 {
-            metrics.add(format!("timing_s/tools/{name}"), used.time.as_secs_f64() / used.calls as f64);
+            let mean = |time: Duration| time.as_secs_f64() / used.calls as f64;
+            metrics.add(format!("timing_s/tools/{name}"), mean(used.time));
+            if used.waited >= WORTH_TELLING * used.calls as u32 {
+                metrics.add(format!("timing_s/tools/{name}/waiting"), mean(used.waited));
+            }
         }
     }
 }
@@ -161,6 +169,8 @@ pub(super) fn attempts(groups: &[&[Attempt]], metrics: &mut Metrics) {
         let sum: f64 = outcomes.iter().filter_map(|o| o.tool_metrics.get(name)).sum();
         metrics.add(format!("tools/{name}"), sum / outcomes.len() as f64);
     }
+    metrics.add("context/cut", total(&|o| o.cuts.len() as u32));
+    metrics.add("context/cut_ratio", share(&|o| !o.cuts.is_empty()));
     let turns = |forked: bool| {
         move |o: &Outcome| o.drift.iter().filter(|drift| drift.forked == forked).count() as u32
     };

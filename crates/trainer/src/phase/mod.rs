@@ -3,6 +3,7 @@
 mod describe;
 mod rl;
 mod sft;
+mod teacher;
 
 use std::collections::HashMap;
 
@@ -36,6 +37,8 @@ impl PhaseRun {
         agents: &Agents,
     ) -> Result<(), TrainerError> {
         match phase {
+            // A teacher is not asked before the phase.
+            Phase::Sft(keys) if keys.source.is_some() => Ok(()),
             Phase::Sft(keys) => {
                 // Names do not matter here: nothing is recorded.
                 let run = RunId(String::new());
@@ -46,10 +49,18 @@ impl PhaseRun {
     }
 
     /// Begins or goes on with a phase.
-    pub async fn new(index: usize, phase: &Phase, trainer: &Trainer) -> Result<Self, TrainerError> {
+    pub async fn new(
+        index: usize,
+        phase: &Phase,
+        trainer: &Trainer,
+        observer: &mut dyn Observer,
+        stop: &StopFlag,
+    ) -> Result<Self, Leave> {
         let (phase, number) = (phase.clone(), index as u32);
         Ok(match phase.clone() {
-            Phase::Sft(keys) => PhaseRun::Sft(Box::new(Sft::new(phase, number, keys, trainer).await?)),
+            Phase::Sft(keys) => {
+                PhaseRun::Sft(Box::new(Sft::new(phase, number, keys, trainer, observer, stop).await?))
+            }
             Phase::Rl(keys) => PhaseRun::Rl(Box::new(Rl::new(phase, number, *keys, trainer).await?)),
         })
     }

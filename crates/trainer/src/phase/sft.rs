@@ -9,17 +9,17 @@ use dressage_store::{Attempt, Status, StepPlan};
 use dressage_tree::{AttemptId, Outcome, Placement, Purpose, RunId};
 use serde_json::json;
 
-use super::{by_id, describe};
+use super::{by_id, describe, teacher};
 use crate::TrainerError;
 use crate::agents::Agents;
 use crate::learn::{Progress, Rules, run_plan};
 use crate::metrics::Metrics;
-use crate::observe::Observer;
+use crate::observe::{Observer, StopFlag};
 use crate::plan;
 use crate::random::order;
 use crate::recipe::{Phase, Recipe, SftKeys};
 use crate::tasks::{Tasks, opening};
-use crate::trainer::Trainer;
+use crate::trainer::{Leave, Trainer};
 
 pub(crate) struct Sft {
     phase: Phase,
@@ -104,8 +104,19 @@ impl Sft {
         index: u32,
         keys: SftKeys,
         trainer: &Trainer,
-    ) -> Result<Self, TrainerError> {
+        observer: &mut dyn Observer,
+        stop: &StopFlag,
+    ) -> Result<Self, Leave> {
         let Trainer { recipe, tasks, rollouts, store, .. } = trainer;
+        if let Some(source) = &keys.source {
+            let no_part = || TrainerError::NoPart(format!("the teacher {}", source.policy));
+            let teacher = trainer.teachers.get(&source.policy).ok_or_else(no_part)?;
+            let asked = (&keys, source);
+            let found =
+                teacher::demonstrations(index, asked, teacher, tasks, rollouts, observer, stop).await?;
+            let demonstrations = found.ok_or(Leave::Stopped)?;
+            return Ok(Sft { phase, index, keys, demonstrations });
+        }
         let found = demonstrations(index as usize, &keys, recipe, tasks, &rollouts.agents, store.run())?;
         store.record_attempts(&found).await?;
         Ok(Sft { phase, index, keys, demonstrations: found })

@@ -4,11 +4,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dressage_agent::{Limits, Truncation};
+use dressage_agent::{ContextPolicy, Limits, Truncation};
 use dressage_conversation::{Format, History, Options};
 use dressage_policy::SamplingParams;
 use dressage_text::{Chat, ToolPrompt, ToolProtocol};
 use serde::{Deserialize, Serialize};
+
+use super::choice::PolicyChoice;
+use super::context::ContextKeys;
 
 /// Makers of attempts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,8 +59,9 @@ pub struct AgentKeys {
     /// The calls of a program that are this agent's although they do not name it.
     #[serde(rename = "match")]
     pub matches: MatchKeys,
-    /// The policy that writes its replies, by name; may be left out where there is one only.
-    pub policy: String,
+    /// The policy that writes its replies, by name; may be left out where there is one only. Or several, of
+    /// which each plays it in its share of the attempts.
+    pub policy: PolicyChoice,
     /// Whether its policy learns from what it does. If not, or if the policy is not trained, it acts and is
     /// no target.
     pub train: bool,
@@ -98,9 +102,14 @@ pub struct AgentKeys {
     /// there, and is unfinished.
     pub attempt_seconds: f64,
     /// Most tokens of instructions and task; 0 for as many as leave room for `max_tokens` in the context.
-    pub prompt_tokens: usize,
+    #[serde(alias = "prompt_tokens")]
+    pub max_prompt_tokens: usize,
     /// Way to shorten longer ones.
     pub truncation: Truncation,
+    /// Most tokens of a prompt; 0 for as many as leave room for a reply in the model's context.
+    pub max_context_tokens: usize,
+    /// Way to deal with longer ones as the conversation goes on.
+    pub context: ContextKeys,
     /// How often an attempt that broke, or in which not one token was drawn, is made again.
     pub retries: u32,
 }
@@ -115,7 +124,7 @@ impl Default for AgentKeys {
             workers: 0,
             worker_attempts: 1,
             matches: MatchKeys::default(),
-            policy: String::new(),
+            policy: PolicyChoice::default(),
             train: true,
             sampling: SamplingKeys::default(),
             system: String::new(),
@@ -133,8 +142,10 @@ impl Default for AgentKeys {
             tool_delay_least: 0.0,
             reply_seconds: 600.0,
             attempt_seconds: 3600.0,
-            prompt_tokens: 0,
+            max_prompt_tokens: 0,
             truncation: Truncation::Refuse,
+            max_context_tokens: 0,
+            context: ContextKeys::default(),
             retries: 0,
         }
     }
@@ -143,12 +154,26 @@ impl Default for AgentKeys {
 impl AgentKeys {
     /// How conversations are written with this chat.
     pub fn format(&self, chat: Arc<Chat>) -> Arc<Format> {
-        Arc::new(Format::new(chat, Options { history: self.history, ..Options::default() }))
+        Arc::new(Format::new(chat, self.options()))
+    }
+
+    /// How conversations are written with this chat, for who may not have any.
+    pub fn unprobed_format(&self, chat: Arc<Chat>) -> Arc<Format> {
+        Arc::new(Format::unprobed(chat, self.options()))
+    }
+
+    fn options(&self) -> Options {
+        Options { history: self.history, ..Options::default() }
+    }
+
+    /// How its prompts are kept within a context of so many tokens.
+    pub fn context_policy(&self, context: usize) -> ContextPolicy {
+        self.context.policy(self.max_context_tokens, self.max_tokens, context)
     }
 
     /// Where an attempt ends, with a context of so many tokens.
     pub fn limits(&self, context: usize) -> Limits {
-        let prompt = match (self.prompt_tokens, self.truncation) {
+        let prompt = match (self.max_prompt_tokens, self.truncation) {
             (0, Truncation::Refuse) => usize::MAX,
             (0, _) => context.saturating_sub(self.max_tokens).max(1),
             (most, _) => most,

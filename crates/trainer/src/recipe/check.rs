@@ -10,6 +10,7 @@ use dressage_tree::DEFAULT;
 
 use super::RecipeError;
 use super::keys::{EvalKeys, OptimiserKeys, Phase, Recipe, SftKeys, TaskSource};
+use super::policy::PolicyKeys;
 use super::rl::{Algorithm, Charge, CriticKeys, GroupBy, Overlong, Proximal, RlKeys, UniformGroups};
 
 /// The longest time that a recipe may name, which keeps it within what a duration can hold.
@@ -21,6 +22,11 @@ pub(super) struct Checker<'a> {
 }
 
 impl Checker<'_> {
+    /// The file that is checked.
+    pub(super) fn file(&self) -> &Path {
+        self.file
+    }
+
     pub(super) fn check(
         &self,
         ok: bool,
@@ -70,9 +76,9 @@ impl Checker<'_> {
     }
 
     fn optimiser(&self, table: &str, keys: &OptimiserKeys) -> Result<(), RecipeError> {
-        let OptimiserKeys { final_share, beta1, beta2, epsilon, weight_decay, max_grad_norm, .. } = *keys;
+        let OptimiserKeys { min_lr_ratio, beta1, beta2, epsilon, weight_decay, max_grad_norm, .. } = *keys;
         let key = |name| format!("{table}.{name}");
-        self.check((0.0..=1.0).contains(&final_share), key("final_share"), final_share, "in 0..=1")?;
+        self.check((0.0..=1.0).contains(&min_lr_ratio), key("min_lr_ratio"), min_lr_ratio, "in 0..=1")?;
         self.check((0.0..1.0).contains(&beta1), key("beta1"), beta1, "at least 0 and less than 1")?;
         self.check((0.0..1.0).contains(&beta2), key("beta2"), beta2, "at least 0 and less than 1")?;
         self.positive(key("epsilon"), epsilon)?;
@@ -90,7 +96,22 @@ impl Checker<'_> {
         self.check(measured, key, until, range)
     }
 
-    fn sft(&self, phase: usize, keys: &SftKeys) -> Result<(), RecipeError> {
+    fn sft(&self, recipe: &Recipe, phase: usize, keys: &SftKeys) -> Result<(), RecipeError> {
+        if let Some(source) = &keys.source {
+            let key = |key: &str| format!("phase.{phase}.source.{key}");
+            let external = matches!(recipe.policy.get(&source.policy), Some(PolicyKeys::External(_)));
+            let range = "a policy of kind \"external\": its replies are imitated";
+            self.check(external, key("policy"), format!("\"{}\"", source.policy), range)?;
+            let finite = source.least_score.is_finite();
+            self.check(finite, key("least_score"), source.least_score, "a finite number")?;
+            let (tasks, least) = (source.most_tasks(keys.demonstrations), keys.demonstrations);
+            self.check(
+                tasks >= least,
+                key("tasks"),
+                tasks,
+                format!("at least the {least} demonstrations, or 0"),
+            )?;
+        }
         self.at_least_one(format!("phase.{phase}.demonstrations"), keys.demonstrations)?;
         self.at_least_one(format!("phase.{phase}.batch"), keys.batch)?;
         self.at_least_one(format!("phase.{phase}.epochs"), keys.epochs as usize)
@@ -200,23 +221,23 @@ impl Checker<'_> {
                 "finite and more than 0",
             )?;
             self.check(
-                kl.adaptive.is_none() || kl.charge == Charge::Reward,
+                kl.adaptive.is_none() || kl.apply_to == Charge::Reward,
                 key("kl.adaptive"),
                 "set",
-                "left out unless kl.charge = \"reward\"",
+                "left out unless kl.apply_to = \"reward\"",
             )?;
             self.check(
-                !kl.importance_weighted || kl.charge == Charge::Loss,
+                !kl.importance_weighted || kl.apply_to == Charge::Loss,
                 key("kl.importance_weighted"),
                 true,
-                "left out where kl.charge = \"reward\": a reward is weighted by the loss, like all others",
+                "left out where kl.apply_to = \"reward\": a reward is weighted by the loss, like all others",
             )?;
             self.check(
-                kl.charge != Charge::Loss || kl.estimator != KlEstimator::K1 || kl.importance_weighted,
+                kl.apply_to != Charge::Loss || kl.estimator != KlEstimator::K1 || kl.importance_weighted,
                 key("kl.estimator"),
                 "\"k1\"",
                 "another in the loss, where the gradient of k1 is 0 in expectation: \"k2\", \
-                 \"k1_with_k2_gradient\" or \"k3\"; or \"k1\" with kl.importance_weighted or kl.charge = \"reward\"",
+                 \"k1_with_k2_gradient\" or \"k3\"; or \"k1\" with kl.importance_weighted or kl.apply_to = \"reward\"",
             )?;
             if let Some(adaptive) = kl.adaptive {
                 self.positive(key("kl.adaptive.target"), adaptive.target as f32)?;
@@ -386,7 +407,7 @@ impl Recipe {
             checker.optimiser(&format!("phase.{i}.optimiser"), phase.optimiser())?;
             checker.names_of_phase(self, i, phase)?;
             match phase {
-                Phase::Sft(keys) => checker.sft(i, keys)?,
+                Phase::Sft(keys) => checker.sft(self, i, keys)?,
                 Phase::Rl(keys) => checker.rl(i, keys)?,
             }
         }

@@ -2,12 +2,23 @@
 
 use std::fmt::Display;
 
+use serde::de::Error as _;
+
 use super::RecipeError;
 use super::agent::{AgentKeys, AgentKind, QUESTION};
 use super::check::{Checker, MOST_SECONDS};
+use super::choice::Share;
+use super::code::SandboxKeys;
+use super::context::ContextKeys;
 use super::keys::{Phase, Recipe};
 use super::policy::{ExternalKeys, PolicyKeys, PolicyModel};
-use super::tools::{SearchKeys, ToolKeys};
+use super::read::ReadError;
+use super::retrieval::SearchKeys;
+use super::tools::{ToolKeys, ToolOptions};
+
+/// The lowest and the highest rate of calls, per second: one call in a day or so; beyond what is called.
+const LEAST_RATE: f64 = 0.00001;
+const MOST_RATE: f64 = 1e6;
 
 /// Names, as a sentence ends with them.
 fn one_of<T: Display>(names: impl IntoIterator<Item = T>) -> String {
@@ -50,8 +61,14 @@ impl Checker<'_> {
 
     /// A policy of others.
     fn external(&self, key: &dyn Fn(&str) -> String, keys: &ExternalKeys) -> Result<(), RecipeError> {
-        let is_url = keys.url.starts_with("http://") || keys.url.starts_with("https://");
-        self.check(is_url, key("url"), format!("\"{}\"", keys.url), "an address with http:// or https://")?;
+        let is_url = |url: &str| url.starts_with("http://") || url.starts_with("https://");
+        let range = "an address with http:// or https://";
+        let url = &keys.url;
+        let left_out = url.is_empty() && !keys.base_urls.is_empty();
+        self.check(left_out || is_url(url), key("url"), format!("\"{url}\""), range)?;
+        for (at, url) in keys.base_urls.iter().enumerate() {
+            self.check(is_url(url), key(&format!("base_urls.{at}")), format!("\"{url}\""), range)?;
+        }
         self.check(!keys.model.is_empty(), key("model"), "\"\"", "the name that the model has there")?;
         self.at_least_one(key("concurrency"), keys.concurrency)?;
         self.seconds(&key("seconds"), keys.seconds)
@@ -64,7 +81,10 @@ impl Checker<'_> {
         table: &str,
         agent: &AgentKeys,
     ) -> Result<(), RecipeError> {
-        let policy = || format!("\"{}\", which is external", agent.policy);
+        let policy = || match agent.policy.shares() {
+            [_, _, ..] => format!("{}, of which one is external", agent.policy),
+            _ => format!("{}, which is external", agent.policy),
+        };
         self.check(
             agent.kind == AgentKind::Program,
             key("policy"),
@@ -89,12 +109,59 @@ impl Checker<'_> {
             let first = tools.iter().position(|other| other.name() == name).unwrap_or(i);
             let range = format!("another name than that of tool.{first}: agents could not tell them apart");
             self.check(first == i, format!("{table}.name"), format!("\"{name}\""), range)?;
-            if let Some(seconds) = keys.seconds() {
-                self.seconds(&format!("{table}.seconds"), seconds)?;
+            let key = |key: &str| format!("{table}.{key}");
+            if let Some(seconds) = keys.seconds {
+                self.seconds(&key("seconds"), seconds)?;
             }
-            if let ToolKeys::Search(keys) = keys {
-                self.search(&table, keys)?;
+            let counts = [
+                ("max_tokens", keys.max_tokens),
+                ("max_characters", keys.max_characters),
+                ("at_once", keys.at_once),
+            ];
+            for (name, count) in counts {
+                self.at_least_one(key(name), count.unwrap_or(1))?;
             }
+            if let Err(why) = keys.check() {
+                let source = ReadError::custom(why).within(i).within("tool");
+                return Err(RecipeError::Key { file: self.file().to_owned(), source });
+            }
+            if let Some(rate) = keys.calls_per_second {
+                let ok = (LEAST_RATE..=MOST_RATE).contains(&rate);
+                self.check(ok, key("calls_per_second"), rate, format!("in {LEAST_RATE}..={MOST_RATE:e}"))?;
+            }
+            if let ToolOptions::Sandbox(options) = &keys.options {
+                self.sandbox(&table, options, keys.seconds)?;
+            }
+            if let ToolOptions::Search(options) = &keys.options {
+                self.search(&table, options)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A sandbox, as far as it can be judged without being started.
+    fn sandbox(&self, table: &str, keys: &SandboxKeys, seconds: Option<f64>) -> Result<(), RecipeError> {
+        let options = keys.options(seconds);
+        if let Err(why) = options.limits.check() {
+            let name = why.split('`').nth(1).unwrap_or("seconds");
+            let value = match name {
+                "memory_mb" => keys.memory_mb.to_string(),
+                "output_bytes" => keys.output_bytes.to_string(),
+                _ => options.limits.seconds.to_string(),
+            };
+            let range = why.split_once("must be ").map_or(why.as_str(), |(_, range)| range);
+            self.check(false, format!("{table}.{name}"), value, range)?;
+        }
+        if let Some(url) = &keys.url {
+            let ok = url.starts_with("http://") || url.starts_with("https://");
+            self.check(
+                ok,
+                format!("{table}.url"),
+                format!("\"{url}\""),
+                "an address that begins with http:// or https://",
+            )?;
+            let range = "false where there is a `url`: each call there is for itself";
+            self.check(!keys.persistent, format!("{table}.persistent"), "true", range)?;
         }
         Ok(())
     }
@@ -168,6 +235,41 @@ impl Checker<'_> {
         self.check(wrong.is_none(), key("match.system"), format!("\"{pattern}\""), range)
     }
 
+    /// Shares of several policies.
+    fn mixture(&self, key: &dyn Fn(&str) -> String, agent: &AgentKeys) -> Result<(), RecipeError> {
+        let shares = agent.policy.shares();
+        for (at, Share { name, share }) in shares.iter().enumerate() {
+            let ok = *share > 0.0 && share.is_finite();
+            self.check(ok, key(&format!("policy.{at}.share")), share, "more than 0 and finite")?;
+            let twice = shares[..at].iter().any(|other| other.name == *name);
+            let range = "another policy than those before; add up its shares";
+            self.check(!twice, key(&format!("policy.{at}.name")), format!("\"{name}\""), range)?;
+        }
+        Ok(())
+    }
+
+    /// How prompts are kept within the context.
+    fn context(
+        &self,
+        recipe: &Recipe,
+        key: &dyn Fn(&str) -> String,
+        agent: &AgentKeys,
+    ) -> Result<(), RecipeError> {
+        self.at_least_one(key("context.keep"), agent.context.keep())?;
+        let ContextKeys::Summarise(keys) = &agent.context else { return Ok(()) };
+        self.at_least_one(key("context.tokens"), keys.tokens)?;
+        if keys.agent.is_empty() {
+            return Ok(());
+        }
+        let agents = recipe.agents();
+        // The built-in loop asks in tokens.
+        let runs = |keys: &AgentKeys| agent.kind == AgentKind::Program || !recipe.may_be_external(keys);
+        let can: Vec<&str> = agents.iter().filter(|(_, keys)| runs(keys)).map(|(name, _)| *name).collect();
+        let range = format!("left out, or an agent that can write summaries: {}", one_of(&can));
+        let found = can.contains(&keys.agent.as_str());
+        self.check(found, key("context.agent"), format!("\"{}\"", keys.agent), range)
+    }
+
     /// One agent, whose keys are in `table`.
     pub(super) fn agent(&self, recipe: &Recipe, table: &str, agent: &AgentKeys) -> Result<(), RecipeError> {
         let key = |name: &str| format!("{table}.{name}");
@@ -177,11 +279,15 @@ impl Checker<'_> {
         let policies = recipe.policies();
         let range = one_of(policies.iter().map(|(name, _)| name));
         let policy = recipe.policy_of(agent);
-        self.check(policy.is_some(), key("policy"), format!("\"{}\"", agent.policy), range)?;
-        if recipe.external_of(agent).is_some() {
+        let played = recipe.policies_of(agent);
+        let known = |name: &String| policies.iter().any(|(known, _)| known == name);
+        let unknown = played.iter().find(|name| !known(name));
+        self.check(policy.is_some() && unknown.is_none(), key("policy"), &agent.policy, range)?;
+        self.mixture(&key, agent)?;
+        if recipe.may_be_external(agent) {
             self.of_others(&key, table, agent)?;
         }
-        let learns = policies.iter().any(|(name, keys)| Some(name) == policy.as_ref() && keys.is_trained());
+        let learns = policies.iter().any(|(name, keys)| played.contains(name) && keys.is_trained());
         let sampling = &agent.sampling;
         if let Some(t) = sampling.temperature {
             let ok = t == 0.0 || (0.01..=100.0).contains(&t);
@@ -215,6 +321,7 @@ impl Checker<'_> {
             let range = format!("a list of tools; {}", ToolKeys::known(&recipe.tool, name));
             self.check(ok, key("tools"), format!("[\"{name}\"]"), range)?;
         }
+        self.context(recipe, &key, agent)?;
         self.at_least_one(key("max_turns"), agent.max_turns as usize)?;
         self.at_least_one(key("max_tokens"), agent.max_tokens)?;
         self.seconds(&key("tool_seconds"), agent.tool_seconds)?;

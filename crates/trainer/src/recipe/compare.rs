@@ -28,10 +28,15 @@ const FREE: [&str; 16] = [
     "eval.every",
 ];
 
+/// Such keys of a toolbox.
+const FREE_OF_TOOLS: [&str; 6] =
+    ["seconds", "calls_per_second", "at_once", "workers", "worker_calls", "start_seconds"];
+
 /// Whether a key is among those, of whatever agent or scorer.
 fn is_free(key: &str) -> bool {
     let of_one_of_several = match key.split('.').collect::<Vec<_>>()[..] {
         ["reward", "scorers", _, "unscored"] => true,
+        ["tool", _, of_tool] => FREE_OF_TOOLS.contains(&of_tool),
         ["agent", _, of_agent] => FREE.contains(&format!("agent.{of_agent}").as_str()),
         _ => false,
     };

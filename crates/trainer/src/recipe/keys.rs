@@ -323,6 +323,14 @@ impl Phase {
         }
     }
 
+    /// The policy of others that it imitates, by name.
+    pub fn teacher(&self) -> Option<&str> {
+        match self {
+            Phase::Sft(keys) => keys.source.as_ref().map(|source| source.policy.as_str()),
+            Phase::Rl(_) => None,
+        }
+    }
+
     /// How many steps it has, if nothing ends it before.
     pub fn steps(&self) -> u32 {
         match self {
@@ -368,8 +376,12 @@ impl Phase {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SftKeys {
-    /// How many demonstrations, drawn from the training tasks that have one, from all kinds of tasks alike.
+    /// How many demonstrations, drawn from the training tasks that have one, from all kinds of tasks alike;
+    /// or made by `source`.
     pub demonstrations: usize,
+    /// Whoever makes demonstrations, where it is not the tasks that bring them.
+    #[serde(default)]
+    pub source: Option<SourceKeys>,
     /// How often each is seen, at most.
     #[serde(default = "one_epoch")]
     pub epochs: u32,
@@ -392,6 +404,31 @@ pub struct SftKeys {
     pub optimiser: OptimiserKeys,
 }
 
+/// `[phase.source]`: a policy of others that acts in the place of the trained ones, to be imitated.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SourceKeys {
+    /// The policy, by name; one of kind `external`.
+    pub policy: String,
+    /// The least score of an attempt whose replies are imitated.
+    #[serde(default = "whole_score")]
+    pub least_score: f64,
+    /// Most tasks that it tries; 0 for four for each demonstration.
+    #[serde(default)]
+    pub tasks: usize,
+}
+
+fn whole_score() -> f64 {
+    1.0
+}
+
+impl SourceKeys {
+    /// Most tasks that are tried for so many demonstrations.
+    pub fn most_tasks(&self, demonstrations: usize) -> usize {
+        if self.tasks == 0 { demonstrations.saturating_mul(4) } else { self.tasks }
+    }
+}
+
 fn one_epoch() -> u32 {
     1
 }
@@ -405,7 +442,8 @@ pub struct OptimiserKeys {
     /// Steps over which it first rises to the peak.
     pub warmup: u32,
     /// The share of the peak it falls to.
-    pub final_share: f32,
+    #[serde(alias = "final_share")]
+    pub min_lr_ratio: f32,
     /// Decay of the first moment.
     pub beta1: f32,
     /// Decay of the second moment.
@@ -423,7 +461,7 @@ impl Default for OptimiserKeys {
         OptimiserKeys {
             schedule: Schedule::default(),
             warmup: 0,
-            final_share: 0.0,
+            min_lr_ratio: 0.0,
             beta1: 0.9,
             beta2: 0.999,
             epsilon: 1e-8,

@@ -5,17 +5,24 @@
 //! working directory. What [`Recipe::to_toml`] writes, [`Recipe::load`] reads back as the same recipe.
 
 mod agent;
+mod apart;
 mod check;
 mod check_agents;
 mod check_reward;
+mod choice;
+mod code;
 mod compare;
+mod context;
 mod keys;
 mod named;
+mod own_tools;
 mod policy;
 mod read;
+mod retrieval;
 mod reward;
 mod rl;
 mod roles;
+mod services;
 mod set;
 mod tools;
 mod write;
@@ -25,20 +32,26 @@ use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 pub use agent::{AgentKeys, AgentKind, MatchKeys, QUESTION, SamplingKeys};
+pub use choice::{PolicyChoice, Share};
+pub use code::SandboxKeys;
 pub use compare::Difference;
+pub use context::{ContextKeys, KeepKeys, SummariseKeys};
 pub use keys::{
     ArithmeticKeys, EngineKeys, EvalKeys, MetricsKeys, OptimiserKeys, Phase, Recipe, RunKeys, Schedule,
-    SftKeys, TaskSource,
+    SftKeys, SourceKeys, TaskSource,
 };
+pub use own_tools::{CommandKeys, PythonKeys};
 pub use policy::{ExternalKeys, ModelKeys, PolicyKeys, PolicyModel};
 pub use read::ReadError;
+pub use retrieval::SearchKeys;
 pub use reward::{RewardKeys, ScorerKeys, Unscored, Values, WhenKeys};
 pub use rl::{
     Algorithm, Charge, CriticKeys, Empty, GroupBy, KlKeys, OnlyKeys, Overlong, Prefer, Proximal, RlKeys,
     UniformGroups,
 };
+pub use services::{HttpKeys, McpKeys, McpapiKeys};
 pub use set::{Override, SetError};
-pub use tools::{CalculatorKeys, SearchKeys, ToolKeys};
+pub use tools::{CalculatorKeys, ToolKeys, ToolOptions};
 pub use write::WriteError;
 
 /// Faults of a recipe. All of them are the user's to put right.
@@ -133,9 +146,11 @@ impl Recipe {
         // Those of the file have their folders by now.
         resolve_scorers(&mut table, &here);
         resolve_programs(&mut table, &here);
+        resolve_tools(&mut table, &here);
         let wrong = |source| RecipeError::Key { file: file.to_owned(), source };
         named::split(&mut table).map_err(wrong)?;
         reward::split(&mut table).map_err(wrong)?;
+        tools::split(&mut table);
         let mut recipe: Recipe = read::read(table).map_err(wrong)?;
         if recipe.run.folder.as_os_str().is_empty() {
             recipe.run.folder = here.join("runs").join(&recipe.run.name);
@@ -166,6 +181,7 @@ impl Recipe {
         let mut table = write::write(self)?;
         named::join(&mut table);
         reward::join(&mut table);
+        tools::join(&mut table);
         Ok(table)
     }
 }
@@ -183,11 +199,9 @@ fn resolve(table: &mut Table, folder: &Path) {
     if let Some(Value::Array(sources)) = table.get("tasks") {
         keys.extend((0..sources.len()).map(|i| vec!["tasks".to_owned(), i.to_string(), "path".to_owned()]));
     }
-    if let Some(Value::Array(tools)) = table.get("tool") {
-        keys.extend((0..tools.len()).map(|i| vec!["tool".to_owned(), i.to_string(), "index".to_owned()]));
-    }
     resolve_scorers(table, folder);
     resolve_programs(table, folder);
+    resolve_tools(table, folder);
     for path in keys {
         if let Some(value) = find(table, &path).and_then(|value| base_of(&path, value, folder)) {
             // The path leads somewhere: it was just followed.
@@ -196,17 +210,22 @@ fn resolve(table: &mut Table, folder: &Path) {
     }
 }
 
-/// Makes the folders absolute that programs that score run in: that of the recipe, or one that is told from
-/// there.
+/// Makes the paths of scorers absolute, which are told from the folder of the recipe: the folder that a program
+/// runs in, which is that of the recipe where it is not given, and files that are named.
 fn resolve_scorers(table: &mut Table, folder: &Path) {
     let Some(Value::Table(reward)) = table.get_mut("reward") else { return };
     let resolve = |scorer: &mut Value| {
-        if let Value::Table(keys) = scorer
-            && keys.get("kind").and_then(Value::as_str) == Some("command")
-        {
-            let given = keys.get("folder").and_then(Value::as_str).unwrap_or_default();
+        let Value::Table(keys) = scorer else { return };
+        let (key, always) = match keys.get("kind").and_then(Value::as_str) {
+            Some("command") => ("folder", true),
+            Some("python") => ("file", false),
+            Some("sql") => ("databases", false),
+            _ => return,
+        };
+        let given = keys.get(key).and_then(Value::as_str);
+        if let Some(given) = given.or(always.then_some("")) {
             let whole = Value::String(folder.join(given).display().to_string());
-            keys.insert("folder".into(), whole);
+            keys.insert(key.into(), whole);
         }
     };
     reward.get_mut("scorer").into_iter().for_each(resolve);
@@ -223,6 +242,23 @@ fn resolve_programs(table: &mut Table, folder: &Path) {
         .iter_mut()
         .filter_map(|(_, value)| value.as_table_mut())
         .for_each(|named| resolve_program(named, folder));
+}
+
+/// Makes the folders absolute that the processes of tools run in, in the same way, and files that tools are
+/// read from.
+fn resolve_tools(table: &mut Table, folder: &Path) {
+    let Some(Value::Array(tools)) = table.get_mut("tool") else { return };
+    for tool in tools.iter_mut().filter_map(Value::as_table_mut) {
+        resolve_program(tool, folder);
+        for key in ["file", "config", "index", "python"] {
+            let path = tool.get(key).and_then(Value::as_str).filter(|path| !path.is_empty());
+            // An interpreter without a folder is looked for where programs are.
+            let path = path.filter(|path| key != "python" || path.contains('/'));
+            if let Some(path) = path.map(|path| folder.join(path).display().to_string()) {
+                tool.insert(key.into(), Value::String(path));
+            }
+        }
+    }
 }
 
 fn resolve_program(keys: &mut Table, folder: &Path) {
@@ -254,9 +290,7 @@ fn base_of(path: &[String], value: &Value, folder: &Path) -> Option<Value> {
     let text = value.as_str()?;
     let joined = folder.join(text);
     let is_path = match path.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["run", "folder"] | ["tasks", _, "path"] | ["tasks", _, "path", _] | ["tool", _, "index"] => {
-            !text.is_empty()
-        }
+        ["run", "folder"] | ["tasks", _, "path"] | ["tasks", _, "path", _] => !text.is_empty(),
         // Names of models look like paths; only what is there, or is marked as one, is taken for one.
         ["model", "source" | "base"] | ["policy", _, "source" | "base"] => {
             text.starts_with('.') || joined.exists()

@@ -11,7 +11,7 @@ use super::read::{AGENTS, ReadError};
 const AGENT: &str = "agent";
 
 /// Keys of an agent that are tables themselves, so that no agent can have their names.
-const TABLES: [&str; 3] = ["match", "sampling", "variables"];
+const TABLES: [&str; 4] = ["context", "match", "sampling", "variables"];
 
 /// Takes the named agents out of `[agent]`, each with the keys of `[agent]` that it does not give itself.
 ///

@@ -52,7 +52,12 @@ pub struct PolicyModel {
 #[serde(deny_unknown_fields)]
 pub struct ExternalKeys {
     /// Where the API is, such as `http://127.0.0.1:8000/v1`.
+    #[serde(default)]
     pub url: String,
+    /// Further servers of the same model, or all of them: calls go to the one with the fewest, and to another
+    /// where one is away.
+    #[serde(default)]
+    pub base_urls: Vec<String>,
     /// The name that the model has there.
     pub model: String,
     /// The environment variable with the key; none where not given.
@@ -74,12 +79,21 @@ impl ExternalKeys {
     pub fn new(url: impl Into<String>, model: impl Into<String>) -> Self {
         ExternalKeys {
             url: url.into(),
+            base_urls: Vec::new(),
             model: model.into(),
             key_env: None,
             concurrency: concurrency(),
             requests_per_minute: 0,
             seconds: seconds(),
         }
+    }
+}
+
+impl ExternalKeys {
+    /// Addresses of all servers.
+    pub fn urls(&self) -> impl Iterator<Item = &str> {
+        let all = std::iter::once(&self.url).chain(&self.base_urls);
+        all.map(String::as_str).filter(|url| !url.is_empty())
     }
 }
 

@@ -18,15 +18,51 @@ pub(super) const KIND: &str = "kind";
 
 /// Where several scorers are.
 pub(super) const SCORERS: &str = "scorers";
-/// Where the typed form has the options of one of several scorers, which in a file are among its own keys.
+/// The key of the only scorer, and of the options of one of several in the typed form.
 pub(super) const SCORER: &str = "scorer";
 
-/// The keys of one of several scorers, besides the options of its kind.
-pub(super) const OWN: [&str; 5] = ["name", "weight", "weights", "when", "unscored"];
+/// A list whose items are one table in a file: keys that all have, and the options of a kind. Typed, these
+/// are apart.
+pub(super) struct Joined {
+    /// Where the list is.
+    list: &'static [&'static str],
+    /// Keys that all items have.
+    pub own: &'static [&'static str],
+    /// Where the typed form has the options.
+    pub options: &'static str,
+}
 
-/// Whether keys lead to the options of one of several scorers.
-fn is_options(path: &[&str]) -> bool {
-    matches!(path, ["reward", SCORERS, _, SCORER])
+/// `[[reward.scorers]]`
+pub(super) const OF_SCORERS: Joined = Joined {
+    list: &["reward", SCORERS],
+    own: &["name", "weight", "weights", "when", "unscored"],
+    options: SCORER,
+};
+
+/// `[[tool]]`
+pub(super) const OF_TOOLS: Joined = Joined {
+    list: &["tool"],
+    own: &[
+        "name",
+        "seconds",
+        "parallel",
+        "max_tokens",
+        "max_characters",
+        "truncate",
+        "calls_per_second",
+        "at_once",
+    ],
+    options: "options",
+};
+
+/// The list to whose items the options belong that keys lead to.
+fn options_of(path: &[&str]) -> Option<&'static Joined> {
+    const ALL: [&Joined; 2] = [&OF_SCORERS, &OF_TOOLS];
+    let leads = |joined: &&&Joined| {
+        let rest = path.strip_prefix(joined.list);
+        matches!(rest, Some([_, options]) if *options == joined.options)
+    };
+    ALL.iter().find(leads).copied()
 }
 
 /// Fault in a value, and where it stands.
@@ -51,7 +87,8 @@ impl ReadError {
         ReadError { path: Vec::new(), problem }
     }
 
-    fn within(mut self, key: impl ToString) -> Self {
+    /// The same fault in a value that stands under this key.
+    pub(super) fn within(mut self, key: impl ToString) -> Self {
         self.path.push(key.to_string());
         self
     }
@@ -61,8 +98,8 @@ impl ReadError {
         // Agents by name are apart only once they have been read.
         let written = |key| if key == AGENTS { "agent" } else { key };
         let outer = self.outer();
-        // The options of one of several scorers are among its keys in a file.
-        let in_file = (0..outer.len()).filter(|&i| !is_options(&outer[..=i]));
+        // The options of a kind are among the other keys in a file.
+        let in_file = (0..outer.len()).filter(|&i| options_of(&outer[..=i]).is_none());
         in_file.map(|i| written(outer[i])).chain(last).collect::<Vec<_>>().join(".")
     }
 
@@ -77,7 +114,7 @@ impl fmt::Display for ReadError {
         let list = |known: &[&str]| known.iter().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", ");
         match &self.problem {
             Problem::UnknownKey { key, known } => {
-                let more = if is_options(&self.outer()) { &OWN[..] } else { &[] };
+                let more = options_of(&self.outer()).map_or(&[][..], |joined| joined.own);
                 let known = &[more, *known].concat();
                 write!(f, "unknown key `{}`; ", self.key(Some(key)))?;
                 match nearest(key, known) {

@@ -11,7 +11,8 @@ use serde::de::{self, Deserializer, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 use toml::{Table, Value};
 
-use super::read::{KIND, OWN, ReadError, SCORER, SCORERS};
+use super::apart;
+use super::read::{OF_SCORERS, ReadError, SCORER, SCORERS};
 
 /// `[reward]`: reward = score + shaping, where the score is the sum of what the scorers give, each times its
 /// weight. Evaluations count the score alone.
@@ -233,13 +234,7 @@ pub(super) fn split(table: &mut Table) -> Result<(), ReadError> {
         let why = "`reward.scorer` is the only scorer where it is given: put it among `[[reward.scorers]]`, or leave these out";
         return Err(de::Error::custom(why));
     }
-    for scorer in scorers {
-        let Value::Table(keys) = scorer else { continue };
-        let is_own = |(key, _): &(String, Value)| OWN.contains(&key.as_str());
-        let (own, options): (Vec<_>, Vec<_>) = std::mem::take(keys).into_iter().partition(is_own);
-        *keys = own.into_iter().collect();
-        keys.insert(SCORER.into(), Value::Table(options.into_iter().collect()));
-    }
+    apart::take(scorers, &OF_SCORERS);
     Ok(())
 }
 
@@ -251,13 +246,6 @@ pub(super) fn join(table: &mut Table) {
         return;
     }
     reward.remove(SCORER);
-    for keys in scorers.iter_mut().filter_map(Value::as_table_mut) {
-        match keys.remove(SCORER) {
-            Some(Value::Table(options)) => keys.extend(options),
-            // A kind alone, all of whose options are defaults.
-            Some(kind) => drop(keys.insert(KIND.into(), kind)),
-            None => {}
-        }
-    }
+    apart::put(&mut scorers, &OF_SCORERS);
     reward.insert(SCORERS.into(), Value::Array(scorers));
 }

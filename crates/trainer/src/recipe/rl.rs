@@ -105,7 +105,8 @@ pub struct RlKeys {
     /// The most turns of an attempt that are trained, drawn at random; the others' weight goes to them. 0 for
     /// all.
     #[serde(default)]
-    pub most_turns: usize,
+    #[serde(alias = "most_turns")]
+    pub max_trained_turns: usize,
     /// Optimiser steps over the attempts of a step, each on its share of the groups. With more than one, all
     /// but the first are off policy.
     #[serde(default = "one")]
@@ -294,7 +295,7 @@ pub struct KlKeys {
     /// Coefficient β.
     pub coefficient: f64,
     /// Multiplies each token's estimate by its ratio, so that it is unbiased for tokens that older weights
-    /// drew (DeepSeek-V3.2). Only where it is charged in the loss. The ratio is that of the loss: with
+    /// drew (DeepSeek-V3.2). Only for a penalty in the loss. The ratio is that of the loss: with
     /// `proximal`, a `correction` weighs the rest of the way.
     #[serde(default)]
     pub importance_weighted: bool,
@@ -302,15 +303,15 @@ pub struct KlKeys {
     /// the phase began.
     #[serde(default)]
     pub reference_every: u32,
-    /// Where it is charged.
-    #[serde(default)]
-    pub charge: Charge,
-    /// Changes β until the divergence is what is wanted. Only where it is charged to the reward.
+    /// Where the penalty stands: in the loss, or in the reward.
+    #[serde(default, alias = "charge")]
+    pub apply_to: Charge,
+    /// Changes β until the divergence is what is wanted. Only for a penalty in the reward.
     #[serde(default)]
     pub adaptive: Option<AdaptiveKl>,
 }
 
-/// Where a divergence is charged.
+/// Where a KL penalty stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Charge {
@@ -469,7 +470,7 @@ impl RlKeys {
     pub fn loss(&self) -> Loss {
         let policy =
             self.loss.unwrap_or_else(|| self.algorithm.loss(self.clip_low, self.clip_high, self.clip_dual));
-        let kl = self.kl.filter(|kl| kl.charge == Charge::Loss).map(|kl| kl.penalty());
+        let kl = self.kl.filter(|kl| kl.apply_to == Charge::Loss).map(|kl| kl.penalty());
         let interpolated = self
             .correction()
             .filter(|_| self.proximal == Proximal::Interpolate)
@@ -522,7 +523,7 @@ impl RlKeys {
 
     /// Whether a group has no gradient where all its attempts earned the same.
     pub fn uniform_is_idle(&self) -> bool {
-        let charged = self.kl.is_some_and(|kl| kl.charge == Charge::Reward);
+        let charged = self.kl.is_some_and(|kl| kl.apply_to == Charge::Reward);
         let differs = match self.estimator() {
             // Equal sums can have parts that differ.
             Estimator::Gdpo { .. } => true,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use dressage_agent::summary_agent;
 use dressage_tree::DEFAULT;
 
 use super::agent::AgentKeys;
@@ -29,17 +30,31 @@ impl Recipe {
         self.agents.get(name).or((name == DEFAULT).then_some(&self.agent))
     }
 
-    /// The name of the policy that writes an agent's replies; `None` where it says none and there are
-    /// several.
+    /// The name of the policy that writes an agent's replies, the first of several; `None` where it says none
+    /// and there are several, or names one that there is not.
     pub fn policy_of(&self, agent: &AgentKeys) -> Option<String> {
         let policies = self.policies();
-        if !agent.policy.is_empty() {
-            return policies.into_iter().map(|(name, _)| name).find(|name| *name == agent.policy);
+        if let Some(first) = agent.policy.shares().first() {
+            return policies.into_iter().map(|(name, _)| name).find(|name| *name == first.name);
         }
         match &policies[..] {
             [(only, _)] => Some(only.clone()),
             _ => policies.into_iter().map(|(name, _)| name).find(|name| name == DEFAULT),
         }
+    }
+
+    /// The names of all policies that play an agent, in their order.
+    pub fn policies_of(&self, agent: &AgentKeys) -> Vec<String> {
+        match agent.policy.shares() {
+            [] => self.policy_of(agent).into_iter().collect(),
+            shares => shares.iter().map(|share| share.name.clone()).collect(),
+        }
+    }
+
+    /// Whether a policy of others plays an agent, or may.
+    pub fn may_be_external(&self, agent: &AgentKeys) -> bool {
+        let external = |name: &String| matches!(self.policy.get(name), Some(PolicyKeys::External(_)));
+        self.policies_of(agent).iter().any(external)
     }
 
     /// The API that writes an agent's replies, where its policy is one of others.
@@ -60,7 +75,9 @@ impl Recipe {
 
     /// Names of the agents whose replies are no targets.
     pub(crate) fn untrained_agents(&self) -> Vec<String> {
-        let untrained = self.agents().into_iter().filter(|(_, keys)| !keys.train);
-        untrained.map(|(name, _)| name.to_owned()).collect()
+        let agents = self.agents();
+        let untrained = agents.iter().filter(|(_, keys)| !keys.train).map(|(name, _)| (*name).to_owned());
+        let silent = agents.iter().filter(|(_, keys)| !keys.train || !keys.context.trains_summaries());
+        untrained.chain(silent.map(|(name, _)| summary_agent(name))).collect()
     }
 }

@@ -69,6 +69,45 @@ fn what_is_written_reads_back_the_same() {
 }
 
 #[test]
+fn context_policies_are_of_each_agent() {
+    let overrides = [
+        "agent.context={kind='summarise', keep=3, agent='short'}",
+        "agent.short={context='drop_oldest', max_context_tokens=900}",
+    ];
+    let recipe = load(SMALL, &overrides).unwrap();
+    assert_eq!(load(&recipe.to_toml().unwrap(), &[]).unwrap(), recipe);
+    let names: Vec<&str> = recipe.agents().into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["default", "short"]);
+    let own = recipe.agent.context_policy(8000);
+    assert_eq!((own.budget.keep, own.summariser("default")), (3, "short".to_owned()));
+    let short = recipe.agent_named("short").unwrap().context_policy(8000);
+    assert_eq!((short.budget.most, short.budget.keep, short.summarises()), (900, 2, false));
+    // Summaries that nobody asked to train are no targets.
+    let untrained = recipe.untrained_agents();
+    assert!(untrained.contains(&"default.summary".to_owned()), "{untrained:?}");
+    let trains = load(SMALL, &["agent.context={kind='summarise', train=true}"]).unwrap();
+    assert_eq!(trains.untrained_agents(), Vec::<String>::new());
+}
+
+#[test]
+fn mixtures_and_teachers_read_back_the_same() {
+    let overrides = [
+        "policy.default={kind='trained'}",
+        "policy.other={kind='frozen'}",
+        "policy.teacher={kind='external', base_urls=['http://a/v1', 'http://b/v1'], model='m'}",
+        "agent.policy=[{name='default', share=0.8}, {name='other', share=0.2}]",
+        "phase.0.source={policy='teacher', least_score=0.5}",
+    ];
+    let recipe = load(SMALL, &overrides).unwrap();
+    let text = recipe.to_toml().unwrap();
+    assert_eq!(load(&text, &[]).unwrap(), recipe, "{text}");
+    assert_eq!(recipe.policies_of(&recipe.agent), ["default", "other"]);
+    assert_eq!(recipe.phase[0].teacher(), Some("teacher"));
+    let PolicyKeys::External(keys) = &recipe.policy["teacher"] else { panic!() };
+    assert_eq!(keys.urls().collect::<Vec<_>>(), ["http://a/v1", "http://b/v1"]);
+}
+
+#[test]
 fn several_scorers_read_back_the_same() {
     let several = "reward={unscored=0.5, scorers=[\
          {name='right', kind='numeric', extract='boxed', when={source='a', data_source=['b', 'c']}}, \
@@ -92,8 +131,25 @@ fn several_scorers_read_back_the_same() {
 }
 
 #[test]
+fn tools_read_back_the_same() {
+    let tools =
+        "tool=['calculator', {kind='calculator', name='sums', at_once=3, max_tokens=9, truncate='left'}]";
+    let recipe = load(SMALL, &[tools]).unwrap();
+    let [plain, sums] = &recipe.tool[..] else { panic!() };
+    assert_eq!((plain.name(), plain.parallel, plain.seconds), ("calculator", true, None));
+    assert_eq!((sums.name(), sums.at_once, sums.max_tokens), ("sums", Some(3), Some(9)));
+    let text = recipe.to_toml().unwrap();
+    assert!(text.contains("[[tool]]") && !text.contains("options"), "{text}");
+    assert_eq!(load(&text, &[]).unwrap(), recipe);
+    let slower = load(&text, &["tool.1.at_once=1", "tool.1.seconds=3"]).unwrap();
+    assert_eq!(slower.difference(&recipe).unwrap(), None);
+    let longer = load(&text, &["tool.1.max_tokens=10"]).unwrap();
+    assert_eq!(longer.difference(&recipe).unwrap().unwrap().key, "tool.1.max_tokens");
+}
+
+#[test]
 fn bad_recipes_are_refused_by_key() {
-    let cases: [(&[&str], &str); 58] = [
+    let cases: [(&[&str], &str); 72] = [
         (&["phase.0.lerning_rate=1"], "unknown key `phase.0.lerning_rate`; did you mean `learning_rate`?"),
         (&["phase.1.kind=gppo"], "`phase.1.kind` is \"gppo\", but must be one of `sft`, `rl`"),
         (&["phase.1.group_size=1"], "`phase.1.group_size` is 1, but must be at least 2"),
@@ -102,6 +158,43 @@ fn bad_recipes_are_refused_by_key() {
         (
             &["phase.0.learning_rate=fast"],
             "`phase.0.learning_rate` is the text \"fast\", but must be a number",
+        ),
+        (
+            &["agent.context=drop_newest"],
+            "`agent.context` is \"drop_newest\", but must be one of `fail`, `truncate_middle`, `drop_oldest`, \
+             `summarise`",
+        ),
+        (
+            &["agent.context={kind='drop_oldest', keep=0}"],
+            "`agent.context.keep` is 0, but must be at least 1",
+        ),
+        (
+            &["agent.context={kind='summarise', agent='other'}"],
+            "`agent.context.agent` is \"other\", but must be left out, or an agent that can write summaries: one of \
+             `default`",
+        ),
+        (
+            &["agent.policy=[{name='default', share=1}, {name='other', share=1}]"],
+            "`agent.policy` is \"default\", \"other\", but must be one of `default`",
+        ),
+        (
+            &["agent.policy=[{name='default', share=0}]"],
+            "`agent.policy.0.share` is 0, but must be more than 0",
+        ),
+        (
+            &["agent.policy=[]"],
+            "`agent.policy` is a list, but must be the name of a policy, or a list of { name, share }",
+        ),
+        (
+            &["phase.0.source={policy='default'}"],
+            "`phase.0.source.policy` is \"default\", but must be a policy of kind \"external\"",
+        ),
+        (
+            &[
+                "policy.default={kind='trained'}",
+                "policy.x={kind='external', base_urls=['x.com'], model='m'}",
+            ],
+            "`policy.x.base_urls.0` is \"x.com\", but must be an address with http:// or https://",
         ),
         (&["phase.0.optimiser.schedule=cosin"], "`phase.0.optimiser.schedule` is \"cosin\""),
         (&["phase.1.critic.warmup=3"], "`phase.1.critic` is set, but must be left out"),
@@ -121,7 +214,7 @@ fn bad_recipes_are_refused_by_key() {
         ),
         (
             &["tool=[{kind='calculater'}]"],
-            "`tool.0.kind` is \"calculater\", but must be one of `calculator`, `search`; did you mean `calculator`?",
+            "`tool.0.kind` is \"calculater\", but must be one of `calculator`; did you mean `calculator`?",
         ),
         (
             &["tool=['calculator', {kind='calculator', seconds=3}]"],
@@ -140,6 +233,27 @@ fn bad_recipes_are_refused_by_key() {
         (&["tool=[{kind='search', index='i', top_k=0}]"], "`tool.0.top_k` is 0, but must be in 1..=1000"),
         (&["tool=[{kind='search', url='u', tries=0}]"], "`tool.0.tries` is 0, but must be in 1..=100"),
         (&["tool=[{kind='calculator', seconds=0}]"], "`tool.0.seconds` is 0, but must be in 0..=1e9, not 0"),
+        (
+            &["tool=[{kind='calculator', max_token=9}]"],
+            "unknown key `tool.0.max_token`; did you mean `max_tokens`?",
+        ),
+        (
+            &["tool=[{kind='calculator', options={}}]"],
+            "unknown key `tool.0.options`; the keys there are `name`,",
+        ),
+        (
+            &["tool=[{kind='calculator', truncate='centre'}]"],
+            "`tool.0.truncate` is \"centre\", but must be one of `left`, `right`, `middle`",
+        ),
+        (
+            &["tool=[{kind='calculator', max_characters=0}]"],
+            "`tool.0.max_characters` is 0, but must be at least 1",
+        ),
+        (
+            &["tool=[{kind='calculator', calls_per_second=0}]"],
+            "`tool.0.calls_per_second` is 0, but must be in",
+        ),
+        (&["tool=[{name='x'}]"], "`tool.0.kind` (which may be \"calculator\")"),
         (&["reward.scorer.tolerance.relative=-1"], "`reward.scorer`"),
         (
             &["reward.unscored=prak"],
@@ -198,8 +312,8 @@ fn bad_recipes_are_refused_by_key() {
             "`phase.1.advantage.compare.k` is 5, but must be at least 2, and at most the number of attempts",
         ),
         (
-            &["phase.1.kl.importance_weighted=true", "phase.1.kl.charge=reward"],
-            "`phase.1.kl.importance_weighted` is true, but must be left out where kl.charge",
+            &["phase.1.kl.importance_weighted=true", "phase.1.kl.apply_to=reward"],
+            "`phase.1.kl.importance_weighted` is true, but must be left out where kl.apply_to",
         ),
         (&["phase.1.overlong=bootstrap"], "`phase.1.overlong` is \"bootstrap\", but must be another"),
         (
@@ -295,7 +409,25 @@ fn defaults_are_those_of_the_papers() {
         assert_eq!(without.correction().unwrap().bound, Bound::Clamp { low: 1.0, high: 1.0 });
     }
     // k1 is a fine estimate where no gradient is taken of it.
-    keys(&["phase.1.kl={estimator='k1', coefficient=0.1, charge='reward'}"]);
+    keys(&["phase.1.kl={estimator='k1', coefficient=0.1, apply_to='reward'}"]);
+}
+
+#[test]
+fn keys_that_have_a_new_name_are_read_by_their_old_one() {
+    let text = |kl: &str, turns: &str, prompt: &str, ratio: &str| {
+        format!(
+            "[run]\nname = 'x'\n[model]\nsource = 'm'\n[[tasks]]\nkind = 'arithmetic'\n[agent]\n{prompt} = 7\n\
+             [[phase]]\nkind = 'rl'\nsteps = 1\ngroups = 1\ngroup_size = 2\n{turns} = 3\nlearning_rate = 1e-5\n\
+             kl = {{ estimator = 'k1', coefficient = 0.1, {kl} = 'reward' }}\n\
+             optimiser = {{ schedule = 'linear', {ratio} = 0.25 }}"
+        )
+    };
+    let old = load(&text("charge", "most_turns", "prompt_tokens", "final_share"), &[]).unwrap();
+    let new = text("apply_to", "max_trained_turns", "max_prompt_tokens", "min_lr_ratio");
+    assert_eq!(old, load(&new, &[]).unwrap());
+    assert_eq!(old.agent.max_prompt_tokens, 7);
+    let both = new.replace("max_trained_turns = 3", "max_trained_turns = 3\nmost_turns = 3");
+    assert!(load(&both, &[]).unwrap_err().contains("max_trained_turns"));
 }
 
 #[test]

@@ -1,114 +1,169 @@
 //! Toolboxes: `[[tool]]`, and the names by which agents have them.
+//!
+//! In a file the keys that every toolbox has and the options of its kind are one table. Typed, they are
+//! apart.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
-use dressage_agent::tools::{Calculator, Retries, SearchOptions, SearchTool, ToolError, Toolbox};
+use dressage_agent::Keeper;
+use dressage_agent::tools::{
+    Calculator, CallLimits, CodeTool, CommandTool, PythonTools, SearchTool, Side, Toolbox,
+};
 use serde::{Deserialize, Serialize};
+use toml::{Table, Value};
 
-use super::read::nearest;
+use super::apart;
+use super::code::SandboxKeys;
+use super::own_tools::{CommandKeys, PythonKeys};
+use super::read::{OF_TOOLS, nearest};
+use super::retrieval::SearchKeys;
+use super::services::{HttpKeys, McpKeys, McpapiKeys};
+
+/// `[[tool]]`: what every toolbox has, and the options of its kind.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ToolKeys {
+    /// The name by which agents have it; that of its kind where empty.
+    #[serde(default)]
+    pub name: String,
+    /// Longest wait for it to open, answer or close, in seconds; that of the agent where not given.
+    #[serde(default)]
+    pub seconds: Option<f64>,
+    /// Whether calls of one turn run at once, where its kind allows it.
+    #[serde(default = "yes")]
+    pub parallel: bool,
+    /// Most tokens of an answer that the model reads; all where not given.
+    #[serde(default)]
+    pub max_tokens: Option<usize>,
+    /// Most characters of an answer that the model reads; all where not given.
+    #[serde(default)]
+    pub max_characters: Option<usize>,
+    /// The side of a longer answer that is left out.
+    #[serde(default)]
+    pub truncate: Side,
+    /// Most calls that begin in a second; any number where not given.
+    #[serde(default)]
+    pub calls_per_second: Option<f64>,
+    /// Most calls that run at once, of all attempts together; any number where not given.
+    #[serde(default)]
+    pub at_once: Option<usize>,
+    /// The options of its kind.
+    pub options: ToolOptions,
+}
 
 /// `[[tool]]`, by `kind`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum ToolKeys {
+pub enum ToolOptions {
     /// Evaluates arithmetic expressions.
     Calculator(CalculatorKeys),
+    /// Functions and classes of a Python file.
+    Python(PythonKeys),
+    /// A program.
+    Command(CommandKeys),
+    /// Runs Python code that the model writes.
+    Sandbox(SandboxKeys),
     /// Searches for passages.
     Search(SearchKeys),
+    /// A server of the Model Context Protocol.
+    Mcp(McpKeys),
+    /// An endpoint of a service.
+    Http(HttpKeys),
+    /// A node of AgentDock.
+    Mcpapi(McpapiKeys),
 }
 
 /// `[[tool]] kind = "calculator"`
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct CalculatorKeys {
-    /// The name by which agents have it; that of its kind where empty.
-    pub name: String,
-    /// Longest wait for it to open, answer or close, in seconds; that of the agent where not given.
-    pub seconds: Option<f64>,
-    /// Whether calls of one turn run at once.
-    pub parallel: bool,
+pub struct CalculatorKeys {}
+
+/// Longest wait for a server that has to start, in seconds.
+const SERVER_SECONDS: f64 = 60.0;
+
+fn yes() -> bool {
+    true
 }
 
-impl Default for CalculatorKeys {
-    fn default() -> Self {
-        CalculatorKeys { name: String::new(), seconds: None, parallel: true }
-    }
-}
-
-/// `[[tool]] kind = "search"`
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct SearchKeys {
-    /// The name by which agents have it; that of its kind where empty.
-    pub name: String,
-    /// Folder of an index, which is searched in this process by BM25; none where `url` is given.
-    pub index: Option<PathBuf>,
-    /// Address of a retrieval server, its path included: `http://host:8000/retrieve`.
-    pub url: Option<String>,
-    /// Environment variable with the key of that server; none is sent where this is not given.
-    pub key_env: Option<String>,
-    /// Passages for a query.
-    pub top_k: usize,
-    /// Longest text of a passage, in characters.
-    pub passage_chars: usize,
-    /// Tries of a server that fails or does not answer.
-    pub tries: u32,
-    /// Longest wait for it to open, answer or close, in seconds, all tries together; that of the agent where
-    /// not given.
-    pub seconds: Option<f64>,
-    /// Whether calls of one turn run at once.
-    pub parallel: bool,
-}
-
-impl Default for SearchKeys {
-    fn default() -> Self {
-        SearchKeys {
-            name: String::new(),
-            index: None,
-            url: None,
-            key_env: None,
-            top_k: 3,
-            passage_chars: 1000,
-            tries: 3,
-            seconds: None,
-            parallel: true,
+impl ToolOptions {
+    /// The name of its kind.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            ToolOptions::Calculator(_) => Calculator::NAME,
+            ToolOptions::Python(_) => "python",
+            ToolOptions::Command(_) => "command",
+            ToolOptions::Sandbox(_) => CodeTool::NAME,
+            ToolOptions::Search(_) => SearchTool::NAME,
+            ToolOptions::Mcp(_) => "mcp",
+            ToolOptions::Http(_) => "http",
+            ToolOptions::Mcpapi(_) => "mcpapi",
         }
     }
+
+    /// Checks what can be known before anything is started, keys in the environment left out: whoever only
+    /// looks at a run needs none.
+    fn check(&self) -> Result<(), String> {
+        match self {
+            ToolOptions::Calculator(_) | ToolOptions::Sandbox(_) | ToolOptions::Search(_) => Ok(()),
+            ToolOptions::Python(keys) => keys.options().map(drop),
+            ToolOptions::Command(keys) => CommandTool::new("", keys.options()?, Keeper::default()).map(drop),
+            ToolOptions::Mcp(keys) => keys.check(),
+            ToolOptions::Http(keys) => keys.check(),
+            ToolOptions::Mcpapi(keys) => keys.check(),
+        }
+    }
+
+    /// The toolbox itself, by this name, each call of which may take so many seconds. A process that it
+    /// starts is under `keeper`.
+    ///
+    /// # Errors
+    /// Says which options do not go together, or which key is not set.
+    fn toolbox(
+        &self,
+        name: String,
+        seconds: Option<f64>,
+        keeper: &Keeper,
+    ) -> Result<Arc<dyn Toolbox>, String> {
+        Ok(match self {
+            ToolOptions::Calculator(CalculatorKeys {}) => Arc::new(Calculator { name, parallel: true }),
+            ToolOptions::Python(keys) => Arc::new(PythonTools::new(name, keys.options()?, keeper.clone())),
+            ToolOptions::Command(keys) => Arc::new(CommandTool::new(name, keys.options()?, keeper.clone())?),
+            ToolOptions::Sandbox(keys) => Arc::new(CodeTool::new(name, keys.options(seconds))),
+            ToolOptions::Search(keys) => Arc::new(keys.toolbox(&name, seconds)?),
+            ToolOptions::Mcp(keys) => Arc::new(keys.toolbox(name, keeper)?),
+            ToolOptions::Http(keys) => Arc::new(keys.toolbox(name)?),
+            ToolOptions::Mcpapi(keys) => Arc::new(keys.toolbox(name)?),
+        })
+    }
 }
 
-impl SearchKeys {
-    /// The toolbox, each of whose calls may take `longest`.
-    fn toolbox(&self, name: &str, longest: Duration) -> Result<SearchTool, ToolError> {
-        let SearchKeys { top_k, passage_chars, parallel, .. } = *self;
-        let options = SearchOptions { top_k, passage_chars, parallel };
-        let unopened = |why: String| ToolError::Open { tool: name.to_owned(), why };
-        match (&self.index, &self.url) {
-            (Some(index), _) => SearchTool::local(name, index, options),
-            (None, Some(url)) => {
-                let key = self.key_env.as_ref().map(|variable| {
-                    let key = std::env::var(variable).ok().filter(|key| !key.is_empty());
-                    key.ok_or_else(|| unopened(format!("the environment variable {variable} has no key")))
-                });
-                // What is left of the time goes to the pauses between tries.
-                let deadline = longest.mul_f64(0.9 / f64::from(self.tries.max(1)));
-                let retries = Retries { tries: self.tries, deadline, ..Retries::default() };
-                SearchTool::server(name, url, key.transpose()?, retries, options)
-            }
-            (None, None) => Err(unopened("neither `index` nor `url` says where its passages are".into())),
+impl From<ToolOptions> for ToolKeys {
+    /// One of this kind, by the name of that, with nothing else given.
+    fn from(options: ToolOptions) -> Self {
+        ToolKeys {
+            name: String::new(),
+            seconds: None,
+            parallel: yes(),
+            max_tokens: None,
+            max_characters: None,
+            truncate: Side::default(),
+            calls_per_second: None,
+            at_once: None,
+            options,
         }
     }
 }
 
 /// Kinds that agents may name although no `[[tool]]` does: all their options have defaults.
-const PLAIN: [&str; 1] = [Calculator::NAME];
+const PLAIN: [&str; 2] = [Calculator::NAME, CodeTool::NAME];
 
 impl ToolKeys {
     /// The tool of this name, or else the kind of this name.
     pub fn find(tools: &[ToolKeys], name: &str) -> Option<Self> {
         let plain = || match name {
-            Calculator::NAME => Some(ToolKeys::Calculator(CalculatorKeys::default())),
+            Calculator::NAME => Some(ToolOptions::Calculator(CalculatorKeys::default()).into()),
+            CodeTool::NAME => Some(ToolOptions::Sandbox(SandboxKeys::default()).into()),
             _ => None,
         };
         tools.iter().find(|keys| keys.name() == name).cloned().or_else(plain)
@@ -125,39 +180,66 @@ impl ToolKeys {
 
     /// The name by which agents have it.
     pub fn name(&self) -> &str {
-        match self {
-            ToolKeys::Calculator(keys) if keys.name.is_empty() => Calculator::NAME,
-            ToolKeys::Calculator(keys) => &keys.name,
-            ToolKeys::Search(keys) if keys.name.is_empty() => SearchTool::NAME,
-            ToolKeys::Search(keys) => &keys.name,
-        }
-    }
-
-    /// The longest wait for it, in seconds, where it has one of its own.
-    pub fn seconds(&self) -> Option<f64> {
-        match self {
-            ToolKeys::Calculator(keys) => keys.seconds,
-            ToolKeys::Search(keys) => keys.seconds,
-        }
+        if self.name.is_empty() { self.options.kind() } else { &self.name }
     }
 
     /// Folder of the index that it searches in this process.
     pub fn index(&self) -> Option<&Path> {
-        match self {
-            ToolKeys::Search(keys) => keys.index.as_deref(),
-            ToolKeys::Calculator(_) => None,
+        match &self.options {
+            ToolOptions::Search(keys) => keys.index.as_deref(),
+            _ => None,
         }
     }
 
-    /// The toolbox itself, each of whose verbs may take `longest`.
+    /// Longest wait for it to open, answer or close, in seconds, where it is not that of agents.
+    pub fn wait(&self) -> Option<f64> {
+        match &self.options {
+            ToolOptions::Sandbox(_) => Some(SandboxKeys::wait(self.seconds)),
+            ToolOptions::Search(_) => Some(SearchKeys::wait(self.seconds)),
+            // A server has to start.
+            ToolOptions::Mcp(_) => self.seconds.or(Some(SERVER_SECONDS)),
+            _ => self.seconds,
+        }
+    }
+
+    /// How often it may be called.
+    pub fn limits(&self) -> CallLimits {
+        CallLimits { at_once: self.at_once, per_second: self.calls_per_second, in_turn: !self.parallel }
+    }
+
+    /// Checks what can be known before anything is started.
     ///
     /// # Errors
-    /// When there is no such index, its address cannot be used, or its key is missing.
-    pub fn toolbox(&self, longest: Duration) -> Result<Arc<dyn Toolbox>, ToolError> {
-        let name = self.name().to_owned();
-        Ok(match self {
-            ToolKeys::Calculator(keys) => Arc::new(Calculator { name, parallel: keys.parallel }),
-            ToolKeys::Search(keys) => Arc::new(keys.toolbox(&name, longest)?),
-        })
+    /// Says which options do not go together.
+    pub(super) fn check(&self) -> Result<(), String> {
+        if self.name.is_empty() && matches!(self.options, ToolOptions::Command(_) | ToolOptions::Http(_)) {
+            return Err("it needs a `name`: that by which the model calls it".into());
+        }
+        self.options.check()
+    }
+
+    /// The toolbox, without what all have: limits, and how much is read of its answers. A process that it
+    /// starts is under `keeper`. Nothing is started yet.
+    ///
+    /// # Errors
+    /// Says which options do not go together.
+    pub fn toolbox(&self, keeper: &Keeper) -> Result<Arc<dyn Toolbox>, String> {
+        self.options.toolbox(self.name().to_owned(), self.seconds, keeper)
+    }
+}
+
+const TOOL: &str = "tool";
+
+/// Puts the options of each toolbox into a table of their own.
+pub(super) fn split(table: &mut Table) {
+    if let Some(Value::Array(tools)) = table.get_mut(TOOL) {
+        apart::take(tools, &OF_TOOLS);
+    }
+}
+
+/// The mirror image of [`split`].
+pub(super) fn join(table: &mut Table) {
+    if let Some(Value::Array(tools)) = table.get_mut(TOOL) {
+        apart::put(tools, &OF_TOOLS);
     }
 }

@@ -117,6 +117,7 @@ pub fn parts(policy: &Arc<Simulator>, latency: Duration) -> Parts {
         chat: Arc::new(tiny_chat().unwrap()),
         tools: ToolSet::new(tools, Duration::from_secs(5)).unwrap(),
         custom: None,
+        mixture: None,
     };
     Parts {
         policies: vec![trained(DEFAULT, policy)],
@@ -124,6 +125,7 @@ pub fn parts(policy: &Arc<Simulator>, latency: Duration) -> Parts {
         scorers: CustomScorers::new(),
         begun: 0,
         model_files: Vec::new(),
+        teachers: Default::default(),
     }
 }
 
@@ -173,6 +175,7 @@ pub fn last_checkpoint(folder: &Path) -> PathBuf {
 }
 
 /// The lines of the metrics file without what depends on wall time.
+#[allow(dead_code)] // not every test binary asks for it
 pub fn metrics(folder: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
     text.lines()

@@ -3,12 +3,21 @@
 use serde_json::{Map, Value};
 
 /// Where people keep questions and answers: fields that belong together, the first ones that a row has.
-const LAYOUTS: [(&str, &str); 3] = [
+const LAYOUTS: [(&str, &str); 7] = [
     ("question", "answer"),
     // verl, and Search-R1's variant of it.
     ("prompt", "reward_model.ground_truth.target"),
     ("prompt", "reward_model.ground_truth"),
+    // AgentRL: its tasks as it stores them, and names that it takes in files.
+    (QUERY_PROMPT, "task_answer.answer"),
+    ("query", "answer"),
+    ("q", "a"),
+    ("Question", "Final answer"),
 ];
+
+/// The question in a task of AgentRL, and the instructions beside it.
+pub(super) const QUERY_PROMPT: &str = "query_prompt";
+pub(super) const SYSTEM_PROMPT: &str = "system_prompt";
 
 /// Names that are proposed where a field is missing, the likeliest first.
 const QUESTIONS: [&str; 9] =
@@ -41,7 +50,7 @@ pub(super) struct Layout {
 }
 
 /// The layouts with the fields that the recipe names in place of theirs.
-fn layouts<'n>(question: &'n str, answer: &'n str) -> [(&'n str, &'n str); 3] {
+fn layouts<'n>(question: &'n str, answer: &'n str) -> [(&'n str, &'n str); 7] {
     let (usual_question, usual_answer) = LAYOUTS[0];
     LAYOUTS.map(|(q, a)| {
         (

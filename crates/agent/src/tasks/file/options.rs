@@ -7,7 +7,7 @@ use serde::de::{Error, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
-use super::fields::{self, AGENT, Layout};
+use super::fields::{self, AGENT, Layout, QUERY_PROMPT, SYSTEM_PROMPT};
 use super::messages::messages;
 use super::{DemonstrationCounts, Paths, Row};
 use crate::tasks::{Task, TaskError, annotated};
@@ -186,7 +186,14 @@ impl FileOptions {
 /// The question of a row, and the messages before and with it, where there are any.
 fn asked(row: &Row<'_>, path: &str) -> Result<(String, Vec<Message>), TaskError> {
     match row.field("question", path)? {
-        Value::String(question) if !question.trim().is_empty() => Ok((question.clone(), Vec::new())),
+        Value::String(question) if !question.trim().is_empty() => {
+            let system = row.fields.get(SYSTEM_PROMPT).and_then(Value::as_str);
+            let messages = match system.filter(|system| path == QUERY_PROMPT && !system.trim().is_empty()) {
+                Some(system) => vec![Message::system(system), Message::user(question.as_str())],
+                None => Vec::new(),
+            };
+            Ok((question.clone(), messages))
+        }
         found @ Value::Array(items) => {
             let mut messages = messages(items).map_err(|why| {
                 row.wrong(path, found, &format!("a text, or messages that can be replied to: {why}"))

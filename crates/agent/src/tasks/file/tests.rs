@@ -132,6 +132,56 @@ fn rows_of_verl_are_known() {
 }
 
 #[test]
+fn rows_of_agent_r1_are_known() {
+    let row = json!({
+        "data_source": "hotpotqa/hotpot_qa",
+        "prompt": [{"role": "user", "content": "Question: Who founded Rome?"}],
+        "ability": "multihop_qa",
+        "reward_model": {"style": "rule", "ground_truth": "Romulus"},
+        "extra_info": {"split": "train", "index": 0, "level": "hard", "question": "Who founded Rome?"},
+        "tools": ["search"],
+        "scorer": "exact",
+        "answer_schema": {"type": "string"},
+    });
+    let (_folder, options) = file(&row.to_string());
+    let tasks = options.load(0).unwrap();
+    let [task] = &tasks.rest[..] else { panic!("{tasks:?}") };
+    assert_eq!((task.question.as_str(), &task.answer), ("Question: Who founded Rome?", &json!("Romulus")));
+    assert_eq!(Value::Object((*task.row).clone()), row);
+}
+
+#[test]
+fn rows_of_agentrl_are_known() {
+    let stored = json!({
+        "tid": "0f", "split": "train", "description": "Who?", "task_id": "17",
+        "system_prompt": "Research.", "query_prompt": "Your task is to answer: Who?",
+        "task_answer": {"answer": "Romulus", "aug_answer": ["Remus"], "query": "Who?"},
+        "answer_schema": "answer", "scorer": "agentcpm", "tools": ["search", "fetch_url"],
+    });
+    let (_folder, options) = file(&stored.to_string());
+    let tasks = options.load(0).unwrap();
+    let [task] = &tasks.rest[..] else { panic!("{tasks:?}") };
+    assert_eq!((task.question.as_str(), &task.answer), ("Your task is to answer: Who?", &json!("Romulus")));
+    assert_eq!(task.messages, [Message::system("Research."), Message::user("Your task is to answer: Who?")]);
+    // What tools and scorers go by.
+    assert_eq!(Value::Object((*task.row).clone()), stored);
+    for (row, note) in [
+        (
+            json!({"id": 3, "q": "Who?", "a": "Romulus", "aug_answers": ["Remus"]}),
+            "question = \"q\", answer = \"a\"",
+        ),
+        (json!({"Question": "Who?", "Final answer": "Romulus", "Level": 1}), "answer = \"Final answer\""),
+        (json!({"query": "Who?", "answer": "Romulus", "scorer": "agentcpm"}), "question = \"query\""),
+    ] {
+        let (_folder, options) = file(&row.to_string());
+        let tasks = options.load(0).unwrap();
+        assert_eq!((tasks.rest[0].question.as_str(), &tasks.rest[0].answer), ("Who?", &json!("Romulus")));
+        assert_eq!(Value::Object((*tasks.rest[0].row).clone()), row);
+        assert!(tasks.notes[0].contains(note), "{:?}", tasks.notes);
+    }
+}
+
+#[test]
 fn a_task_keeps_its_whole_row() {
     let row = r#"{"question": "1+1?", "extra": {"id": 18446744073709551617, "rate": 1.10, "n": 7, "tags": ["a"]}, "answer": " 2 "}"#;
     let (_folder, options) = file(row);

@@ -1,0 +1,152 @@
+"""Short runs of Python, a fresh interpreter for each, and behind the sandbox; beside SandboxFusion's own server.
+
+Asked over HTTP alike (`POST /run_code`, language python), in turns: `dressage sandbox serve` with full protection,
+SandboxFusion's server with its own local configuration (no isolation at all), and, without HTTP, `python3 -c` started by
+this script: a floor for whatever starts an interpreter. Three codes: nothing, a little work of the standard library, and a
+print of 3 MB, which must come back as a success. For each the times of calls one after the other, and the calls per second of
+several at once. The processors are shared by server and script; run it on a quiet machine.
+
+    cargo build --release
+    python3 bench/sandbox.py --fusion FOLDER --fusion-python VENV/bin/python
+
+FOLDER is a checkout of github.com/bytedance/SandboxFusion, VENV a virtual environment with its dependencies. Its server looks
+for Conda and for built documentation: empty folders `VENV/condabin` and `FOLDER/docs/build` are made, which is enough for it.
+"""
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CODES = {
+    "pass": "pass",
+    "stdlib": "import json, re, collections\nprint(json.dumps(collections.Counter(re.findall('.', 'abcabc' * 1000))))",
+    "3 MB": "print('x' * 3_000_000)",
+}
+
+
+def port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def ask(url: str, code: str) -> dict:
+    body = json.dumps({"code": code, "language": "python", "run_timeout": 10}).encode()
+    request = urllib.request.Request(f"{url}/run_code", body, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
+
+
+class Service:
+    """A server, asked over HTTP."""
+
+    def __init__(self, name: str, command: list, url: str, **options) -> None:
+        self.name, self.url = name, url
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, start_new_session=True, **options)
+        for _ in range(1800):
+            if self.process.poll() is not None:
+                break
+            try:
+                ask(url, "pass")
+                return
+            except (urllib.error.URLError, ConnectionError):
+                time.sleep(0.1)
+        self.log.seek(0)
+        sys.exit(f"{name} did not start:\n{self.log.read().decode()[-3000:]}")
+
+    def run(self, code: str) -> bool:
+        return ask(self.url, code)["status"] == "Success"
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(30)
+
+
+class Interpreter:
+    """A fresh interpreter for each call, without any wall."""
+
+    name = "python3 -c"
+
+    def run(self, code: str) -> bool:
+        done = subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True)
+        return done.returncode == 0
+
+    def stop(self) -> None:
+        pass
+
+
+def fusion(folder: Path, python: Path) -> Service:
+    """SandboxFusion's server; a virtual environment with a folder `condabin` passes for Conda."""
+    (folder / "docs/build").mkdir(parents=True, exist_ok=True)
+    (python.absolute().parent.parent / "condabin").mkdir(exist_ok=True)
+    number = port()
+    command = [python.absolute(), "-m", "uvicorn", "sandbox.server.server:app", "--port", str(number)]
+    environment = os.environ | {"SANDBOX_CONFIG": "local"}
+    return Service("SandboxFusion", command, f"http://127.0.0.1:{number}", cwd=folder, env=environment)
+
+
+def measured(who, code: str, calls: int, at_once: int) -> dict:
+    """Times one after the other in seconds, calls per second at once, and how many came to a good end."""
+    times, good = [], 0
+    for _ in range(calls):
+        begun = time.perf_counter()
+        good += who.run(code)
+        times.append(time.perf_counter() - begun)
+    begun = time.perf_counter()
+    with ThreadPoolExecutor(at_once) as pool:
+        good += sum(pool.map(lambda _: who.run(code), range(calls)))
+    rate = calls / (time.perf_counter() - begun)
+    return {"times": times, "rate": rate, "good": good, "all": 2 * calls}
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--dressage", type=Path, default=ROOT / "target/release/dressage", help="the binary")
+    p.add_argument("--fusion", type=Path, help="a checkout of SandboxFusion; without it, that is left out")
+    p.add_argument("--fusion-python", type=Path, default=Path(sys.executable), help="a Python with its dependencies")
+    p.add_argument("--calls", type=int, default=20, help="calls of a round, one after the other and again at once")
+    p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--at-once", type=int, default=4)
+    arguments = p.parse_args()
+    address = f"127.0.0.1:{port()}"
+    command = [arguments.dressage, "sandbox", "serve", "--bind", address, "--python", sys.executable]
+    everyone = [Service("dressage", command, f"http://{address}"), Interpreter()]
+    if arguments.fusion:
+        everyone.append(fusion(arguments.fusion, arguments.fusion_python))
+    try:
+        for title, code in CODES.items():
+            rounds = {who.name: [] for who in everyone}
+            for _ in range(arguments.rounds):
+                for who in everyone:
+                    calls = max(2, arguments.calls // 5) if who.name == "SandboxFusion" else arguments.calls
+                    rounds[who.name].append(measured(who, code, calls, arguments.at_once))
+            ours = statistics.median(r["rate"] for r in rounds["dressage"])
+            for name, found in rounds.items():
+                times = sorted(t for r in found for t in r["times"])
+                rate = statistics.median(r["rate"] for r in found)
+                good, every = sum(r["good"] for r in found), sum(r["all"] for r in found)
+                print(
+                    f"{title:<8} {name:<14} p50 {times[len(times) // 2] * 1e3:8.1f} ms   "
+                    f"least {times[0] * 1e3:8.1f} ms   {rate:8.1f} calls/s (dressage: {ours / rate:5.2f} x)   "
+                    f"good {good}/{every}",
+                    flush=True,
+                )
+    finally:
+        for who in everyone:
+            who.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+use dressage_conversation::{Budget, Overflow};
+use dressage_tree::{Kind, Segment};
+
+use super::super::tests::{CALL, bench, says};
+use super::*;
+use crate::{Attempt, ContextPolicy, SummaryOptions};
+
+fn policy(overflow: Overflow, most: usize) -> ContextPolicy {
+    let summary = SummaryOptions { tokens: 50, instruction: "Sum up.".into(), ..ContextPolicy::NONE.summary };
+    ContextPolicy { budget: Budget { most, overflow, keep: 1 }, summary }
+}
+
+async fn made(replies: &[&str], context: ContextPolicy, turns: u32) -> (Attempt, Vec<SampleRequest>) {
+    let replies: Vec<_> = replies.iter().map(|reply| says(reply)).collect();
+    let mut bench = bench(&replies);
+    (bench.agent.context, bench.agent.limits.turns) = (context, turns);
+    let attempt = bench.run().await;
+    let asked = bench.sampler.requests.lock().unwrap().clone();
+    (attempt, asked)
+}
+
+/// Long enough that two turns of it are beyond 1000 tokens, of which the tools' descriptions take most.
+async fn opening() -> usize {
+    let (_, asked) = made(&["5"], ContextPolicy::NONE, 9).await;
+    asked[0].prompt.len()
+}
+
+#[tokio::test]
+async fn old_turns_are_dropped_and_the_record_has_what_the_model_saw() {
+    let most = opening().await + 500;
+    // Calls that differ: equal ones could be continued from wherever they stand.
+    let calls: Vec<String> = (0..6).map(|at| CALL.replace('2', &at.to_string())).collect();
+    let replies: Vec<&str> = calls.iter().map(String::as_str).chain(["It is 5."]).collect();
+    let (Attempt { trajectory, outcome }, asked) =
+        made(&replies, policy(Overflow::DropOldest, most), 9).await;
+    assert_eq!((outcome.error.as_deref(), outcome.final_text.as_str()), (None, "It is 5."));
+    assert!(!outcome.cuts.is_empty() && outcome.turns == 7, "{:?}", outcome.cuts);
+    assert_eq!(outcome.cuts[0].why, "the oldest turns were dropped to fit the context");
+    let cut = outcome.cuts[0].turn as usize;
+    assert!(asked[cut].prompt.len() < asked[cut - 1].prompt.len());
+    assert!(asked.iter().all(|request| request.prompt.len() <= most));
+    // Every reply stands on the path that it was drawn from.
+    let sampled: Vec<&Segment> =
+        trajectory.segments().iter().filter(|segment| segment.kind == Kind::Sampled).collect();
+    for (segment, request) in sampled.iter().zip(&asked) {
+        assert!(trajectory.path_tokens(segment.id).starts_with(&request.prompt));
+    }
+    assert_eq!((sampled.len(), trajectory.leaves().len()), (7, 1 + outcome.cuts.len()));
+    assert_eq!(outcome.calls_by_turn.len(), 6);
+    for (turn, _) in &outcome.calls_by_turn {
+        assert!(sampled.iter().any(|segment| segment.turn == *turn));
+    }
+}
+
+#[tokio::test]
+async fn a_summary_is_asked_for_and_recorded_apart() {
+    let most = opening().await + 400;
+    let replies = [CALL, CALL, CALL, CALL, "Two and three were added.", "It is 5."];
+    let (Attempt { trajectory, outcome }, asked) = made(&replies, policy(Overflow::Summarise, most), 9).await;
+    assert_eq!((outcome.error.as_deref(), outcome.turns), (None, 5));
+    assert_eq!(outcome.final_text, "It is 5.");
+    let by = |name: &str| trajectory.segments().iter().filter(|segment| segment.agent == name).count();
+    assert_eq!(by("solver.summary"), 2, "a prompt and a reply");
+    let chat = bench(&[]).agent.format.chat().clone();
+    let (summary, last) = (&asked[4], &asked[5]);
+    let text = |request: &SampleRequest| chat.tokenizer().decode_with_special(&request.prompt);
+    assert!(text(summary).contains("Sum up.\n\nassistant: <tool_call>"), "{}", text(summary));
+    assert_eq!(summary.params.max_tokens, 50);
+    assert!(text(last).contains("2+3?\n\nSummary of the part"), "{}", text(last));
+    assert!(text(last).contains("left out:\nTwo and three were added.<|im_end|>"), "{}", text(last));
+    // Summaries count to none of the attempt's own tokens.
+    let own: usize = replies.iter().map(|reply| reply.len() + 1).sum::<usize>() - (replies[4].len() + 1);
+    assert_eq!(outcome.sampled_tokens, own);
+    assert_eq!(outcome.cuts.len(), 1);
+    assert_eq!(outcome.cuts[0].turn, trajectory.segments().iter().map(|s| s.turn).max().unwrap());
+}
+
+#[tokio::test]
+async fn without_a_policy_the_budget_ends_the_attempt() {
+    let most = opening().await + 300;
+    let replies = [CALL, CALL, CALL, CALL, "It is 5."];
+    let (Attempt { outcome, .. }, asked) = made(&replies, policy(Overflow::Fail, most), 9).await;
+    assert_eq!((outcome.finish, outcome.error), (dressage_tree::Finish::Context, None));
+    assert!(asked.len() < replies.len() && outcome.cuts.is_empty());
+    let (Attempt { outcome, .. }, asked) = made(&["5"], policy(Overflow::DropOldest, 20), 9).await;
+    let error = outcome.error.unwrap();
+    assert!(error.contains("agent.max_context_tokens") && asked.is_empty(), "{error}");
+}

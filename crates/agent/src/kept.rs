@@ -1,0 +1,109 @@
+//! Processes of others under a keeper, which ends them with all that they have started.
+
+use std::path::Path;
+use std::process::Stdio;
+
+use serde_json::json;
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::process::{Child, Command};
+
+/// The binary that is started as [keeper](crate::program::keeper), with its arguments.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Keeper(pub Vec<String>);
+
+impl Keeper {
+    /// This very binary, as `dressage keep`.
+    ///
+    /// # Errors
+    /// When its file is not found.
+    pub fn this() -> std::io::Result<Self> {
+        let file = std::env::current_exe()?;
+        Ok(Keeper(vec![file.to_string_lossy().into_owned(), "keep".into()]))
+    }
+
+    /// Starts a keeper, which waits for its order. Its environment is that of the program to come. Its
+    /// program ends once its standard input does.
+    ///
+    /// # Errors
+    /// When it cannot be started, in words.
+    pub(crate) fn start(&self, environment: Vec<(String, String)>) -> Result<Child, String> {
+        let Some((keeper, arguments)) = self.0.split_first() else {
+            return Err("no keeper is named for programs".into());
+        };
+        let mut command = Command::new(keeper);
+        command
+            .args(arguments)
+            .env_clear()
+            .envs(environment)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        // Ctrl-C is for this process, which then ends its programs in good order.
+        #[cfg(unix)]
+        command.process_group(0);
+        command.spawn().map_err(|error| format!("cannot start {keeper}, which keeps programs: {error}"))
+    }
+}
+
+/// Most of what a program prints that is kept: the end of each stream, in bytes.
+const KEPT: usize = 64 << 10;
+
+/// End of a stream that was read.
+#[derive(Debug, Default)]
+pub(crate) struct Tail {
+    kept: Vec<u8>,
+    /// Bytes that came.
+    pub bytes: u64,
+}
+
+impl Tail {
+    /// A stream with this text.
+    pub fn of(text: String) -> Self {
+        Tail { bytes: text.len() as u64, kept: text.into_bytes() }
+    }
+
+    /// Adds what has come.
+    pub fn push(&mut self, more: &[u8]) {
+        self.bytes += more.len() as u64;
+        self.kept.extend_from_slice(more);
+        if self.kept.len() > 2 * KEPT {
+            self.kept.drain(..self.kept.len() - KEPT);
+        }
+    }
+
+    /// The text that was kept.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.kept).into_owned()
+    }
+
+    /// The last line that is not blank.
+    pub fn last_line(&self) -> Option<String> {
+        self.text().lines().rfind(|line| !line.trim().is_empty()).map(|line| line.trim().to_owned())
+    }
+}
+
+/// Reads a stream to its end.
+pub(crate) async fn read(stream: Option<impl AsyncRead + Unpin>) -> Tail {
+    let mut tail = Tail::default();
+    let Some(mut stream) = stream else { return tail };
+    let mut buffer = vec![0; 16 << 10];
+    while let Ok(count @ 1..) = stream.read(&mut buffer).await {
+        tail.push(&buffer[..count]);
+    }
+    tail
+}
+
+/// How a program ended, from the exit code of its keeper: that of the program, or 128 and a signal.
+pub(crate) fn ending(code: Option<i32>) -> String {
+    match code {
+        Some(code @ 129..=192) => format!("killed by signal {}", code - 128),
+        Some(code) => format!("exit code {code}"),
+        None => "its keeper was killed".into(),
+    }
+}
+
+/// The order to a keeper, the first line that it reads: a program with its arguments, the folder that it runs
+/// in (the keeper's own where empty), and its whole input, or `None` where that comes after the order.
+pub(crate) fn order(command: &[String], folder: &Path, input: Option<String>) -> String {
+    format!("{}\n", json!({ "command": command, "folder": folder, "input": input }))
+}

@@ -1,0 +1,152 @@
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use dressage_conversation::Options;
+use dressage_gateway::{Fault, Kind as FaultKind, Responder};
+use dressage_policy::{SamplingParams, Simulator, SimulatorConfig};
+use dressage_text::ToolCall;
+use dressage_text::testing::{VOCABULARY, tiny_chat};
+use dressage_tree::Kind;
+use serde_json::json;
+use tokio::sync::mpsc::{self, UnboundedReceiver};
+
+use super::*;
+use crate::tasks::Task;
+use crate::tools::{Calculator, ToolSet, Toolbox};
+use crate::{ContextPolicy, Limits, Truncation};
+
+/// Says these messages, one to a query, and keeps what it was asked.
+struct Script(Mutex<Vec<Message>>, Mutex<Vec<Query>>);
+
+impl Responder for Script {
+    fn respond(&self, query: Query) -> UnboundedReceiver<Result<Said, Fault>> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        self.1.lock().unwrap().push(query);
+        let mut left = self.0.lock().unwrap();
+        let said = match left.is_empty() {
+            true => Err(Fault::new(FaultKind::Unavailable, "the teacher is gone")),
+            false => Ok(Said::Ended(Box::new(Answer {
+                message: left.remove(0),
+                finish: FinishReason::StopId,
+                prompt_tokens: 0,
+                tokens: 0,
+                thought_tokens: 0,
+            }))),
+        };
+        sender.send(said).unwrap();
+        receiver
+    }
+}
+
+fn agent() -> Agent {
+    let config = SimulatorConfig { vocabulary: VOCABULARY, ..SimulatorConfig::default() };
+    let tools: Vec<Arc<dyn Toolbox>> = vec![Arc::new(Calculator::default())];
+    Agent {
+        name: "solver".into(),
+        policy: "student".into(),
+        sampler: Arc::new(Simulator::new(config)),
+        format: Arc::new(Format::new(Arc::new(tiny_chat().unwrap()), Options::default())),
+        tools: ToolSet::new(tools, Duration::from_secs(5)).unwrap(),
+        limits: Limits {
+            turns: 3,
+            tokens: 1000,
+            reply: Duration::from_secs(5),
+            attempt: Duration::from_secs(60),
+            prompt: usize::MAX,
+            truncation: Truncation::Refuse,
+        },
+        context: ContextPolicy::NONE,
+        summariser: None,
+    }
+}
+
+fn call(expression: &str) -> Message {
+    let arguments = json!({ "expression": expression }).as_object().unwrap().clone();
+    Message::calls("", vec![ToolCall { id: "x1".into(), name: "calculator".into(), arguments }])
+}
+
+async fn taught_by(script: Vec<Message>) -> (Attempt, Vec<Query>) {
+    let script = Arc::new(Script(Mutex::new(script), Mutex::default()));
+    let taught = Taught { agent: agent(), teacher: Teacher(script.clone()) };
+    let context = AttemptContext {
+        name: "a".into(),
+        task: Task::default(),
+        messages: vec![Message::user("2+3?")],
+        seed: 1,
+        stream: 2,
+        params: SamplingParams::default(),
+        samplers: Arc::new(BTreeMap::new()),
+    };
+    let attempt = taught.run(context).await;
+    let asked = script.1.lock().unwrap().clone();
+    (attempt, asked)
+}
+
+#[tokio::test]
+async fn replies_of_a_teacher_become_demonstrations_in_the_pupils_format() {
+    let (Attempt { trajectory, outcome }, asked) =
+        taught_by(vec![call("2+3"), Message::assistant("It is 5.")]).await;
+    assert_eq!((outcome.finish, outcome.final_text.as_str()), (Finish::Answered, "It is 5."));
+    assert_eq!((outcome.turns, outcome.calls.ok, outcome.error.as_deref()), (2, 1, None));
+    let last = asked[1].messages.last().unwrap();
+    assert_eq!((last.content.as_str(), last.tool_call_id.as_deref()), ("5", Some("x1")));
+    assert_eq!(asked[0].tools[0].name, "calculator");
+    let kinds: Vec<Kind> = trajectory.segments().iter().map(|segment| segment.kind).collect();
+    assert_eq!(kinds, [Kind::Given, Kind::Demonstrated, Kind::Given, Kind::Demonstrated]);
+    assert!(trajectory.segments().iter().all(|s| (&*s.agent, &*s.policy) == ("solver", "student")));
+    let chat = agent().format.chat().clone();
+    let text = chat.tokenizer().decode_with_special(&trajectory.path_tokens(trajectory.leaves()[0]));
+    let written =
+        "<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"2+3\"}}\n</tool_call>";
+    assert!(text.contains(&format!("assistant\n{written}<|im_end|>")), "{text}");
+    assert!(text.ends_with("assistant\nIt is 5.<|im_end|>"), "{text}");
+    let demonstrated = trajectory.segments().iter().filter(|s| s.kind == Kind::Demonstrated);
+    assert_eq!(outcome.sampled_tokens, demonstrated.map(|s| s.tokens.len()).sum::<usize>());
+}
+
+#[tokio::test]
+async fn a_teacher_that_is_gone_breaks_the_attempt_and_not_the_process() {
+    let (Attempt { trajectory, outcome }, _) = taught_by(vec![call("2+3")]).await;
+    assert_eq!(outcome.finish, Finish::Failed);
+    assert_eq!(outcome.error.as_deref(), Some("the teacher is gone"));
+    assert_eq!(trajectory.segments().len(), 2, "what was said until then stays");
+}
+
+#[tokio::test]
+async fn calls_through_the_gateway_become_a_tree() {
+    let said = |after, shared, messages: &[&str], reply: &str| ExternalCall {
+        agent: "solver".into(),
+        policy: "student".into(),
+        after,
+        shared,
+        messages: messages.iter().map(|text| Message::user(*text)).collect(),
+        tools: None,
+        reply: Message::assistant(reply),
+        finish: FinishReason::StopId,
+        prompt_tokens: 0,
+        tokens: 0,
+        fault: None,
+    };
+    let mut calls = vec![
+        said(None, 0, &["1+1?"], "2"),
+        said(Some(0), 2, &["And 1?"], "3"),
+        said(Some(0), 2, &["And 2?"], "4"),
+        said(Some(0), 2, &["And 3?"], "cut"),
+        ExternalCall { agent: "judge".into(), ..said(None, 0, &["Good?"], "Yes") },
+    ];
+    calls[3].finish = FinishReason::Length;
+    let agent = agent();
+    let pupil = Pupil { format: &agent.format, agent: "solver", policy: "student" };
+    let (trajectory, _) = taught([(pupil, Exchange::of(&calls, "solver"))]).unwrap();
+    let texts: Vec<String> = trajectory
+        .leaves()
+        .into_iter()
+        .map(|leaf| agent.format.chat().tokenizer().decode_with_special(&trajectory.path_tokens(leaf)))
+        .collect();
+    assert_eq!(texts.len(), 2);
+    assert!(texts[0].contains("And 1?") && texts[0].ends_with("3<|im_end|>"), "{texts:?}");
+    assert!(texts[1].contains("And 2?") && texts[1].ends_with("4<|im_end|>"), "{texts:?}");
+    let demonstrated = trajectory.segments().iter().filter(|s| s.kind == Kind::Demonstrated).count();
+    assert_eq!(demonstrated, 3, "the beginning is shared");
+}

@@ -1,0 +1,105 @@
+//! Whether the arguments of a call fit the schema of its tool.
+
+use jsonschema::Validator;
+use serde_json::{Map, Value};
+
+/// Most characters of a complaint: a model may have written anything.
+const LONGEST: usize = 500;
+
+/// The schema of a tool's arguments.
+#[derive(Debug, Clone)]
+pub struct Arguments {
+    validator: Validator,
+    names: Vec<String>,
+}
+
+impl Arguments {
+    /// Arguments of this JSON schema.
+    ///
+    /// # Errors
+    /// Says what is wrong with the schema.
+    pub fn new(schema: &Value) -> Result<Self, String> {
+        let validator =
+            jsonschema::validator_for(schema).map_err(|error| match error.instance_path().as_str() {
+                "" => error.to_string(),
+                path => format!("{path}: {error}"),
+            })?;
+        let names =
+            schema["properties"].as_object().map(|all| all.keys().cloned().collect()).unwrap_or_default();
+        Ok(Arguments { validator, names })
+    }
+
+    /// Names of the arguments, in the order of the schema.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Checks the arguments of a call.
+    ///
+    /// # Errors
+    /// Names the first one that does not fit, is missing or is none, and says which there are.
+    pub fn check(&self, arguments: &Map<String, Value>) -> Result<(), String> {
+        let arguments = Value::Object(arguments.clone());
+        let Some(error) = self.validator.iter_errors(&arguments).next() else { return Ok(()) };
+        let path = error.instance_path().as_str().trim_start_matches('/').replace('/', ".");
+        let mut why = if path.is_empty() {
+            let there = match &self.names[..] {
+                [] => "there are no arguments".to_owned(),
+                names => format!("the arguments are {}", names.join(", ")),
+            };
+            format!("{error}; {there}")
+        } else {
+            format!("{path}: {error}")
+        };
+        if let Some((cut, _)) = why.char_indices().nth(LONGEST) {
+            why.truncate(cut);
+            why.push('…');
+        }
+        Err(why)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_named() {
+        let schema = json!({
+            "type": "object",
+            "properties": {
+                "city": { "type": "string" },
+                "days": { "type": "integer", "maximum": 14 },
+                "unit": { "enum": ["C", "F"] },
+                "places": { "type": "array", "items": { "$ref": "#/$defs/Place" } },
+            },
+            "required": ["city"],
+            "additionalProperties": false,
+            "$defs": { "Place": { "type": "object", "required": ["x"] } },
+        });
+        let arguments = Arguments::new(&schema).unwrap();
+        let check = |value: Value| arguments.check(value.as_object().unwrap());
+        assert_eq!(check(json!({ "city": "Rome", "days": 3, "unit": "C", "places": [{ "x": 1 }] })), Ok(()));
+        let long = "x".repeat(10_000);
+        for (value, why) in [
+            (json!({}), "\"city\" is a required property; the arguments are city, days, unit, places"),
+            (json!({ "city": 5 }), "city: 5 is not of type \"string\""),
+            (json!({ "city": "a", "days": "3" }), "days: \"3\" is not of type \"integer\""),
+            (json!({ "city": "a", "days": 15 }), "days: 15 is greater than the maximum of 14"),
+            (json!({ "city": "a", "unit": "K" }), "unit: \"K\" is not one of "),
+            (json!({ "city": "a", "places": [{}] }), "places.0: \"x\" is a required property"),
+            (
+                json!({ "city": "a", "town": 1 }),
+                "Additional properties are not allowed ('town' was unexpected)",
+            ),
+            (json!({ "city": "a", "days": long }), "days: \"xxx"),
+        ] {
+            let found = check(value).unwrap_err();
+            assert!(found.starts_with(why) && found.chars().count() <= LONGEST + 1, "{found}");
+        }
+        assert!(Arguments::new(&json!({ "type": "strin" })).unwrap_err().contains("strin"));
+        assert_eq!(Arguments::new(&json!({})).unwrap().check(&Map::new()), Ok(()));
+    }
+}

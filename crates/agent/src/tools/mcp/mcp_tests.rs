@@ -1,0 +1,136 @@
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::*;
+use crate::tools::testing::context;
+use crate::tools::{CallError, ObservationKind, ToolSet};
+
+/// A keeper that reads its order and becomes the program.
+const KEEPER: &str = "
+import json, os, sys
+order = b''
+while not order.endswith(b'\\n'):
+    order += os.read(0, 1)
+command = json.loads(order)['command']
+os.execvp(command[0], command)
+";
+
+fn server(script: &str) -> McpServer {
+    McpServer::Program {
+        command: vec!["python3".into(), "-c".into(), script.into()],
+        folder: PathBuf::new(),
+        passes: vec!["NAMED".into()],
+        keeper: Keeper(["python3", "-c", KEEPER].map(str::to_owned).to_vec()),
+    }
+}
+
+fn bad() -> McpServer {
+    server(include_str!("server_for_tests.py"))
+}
+
+async fn ask(session: &dyn Session, tool: &str, arguments: Value) -> ToolOutput {
+    session.call(tool, arguments.as_object().unwrap()).await
+}
+
+#[tokio::test]
+async fn a_server_is_asked_and_its_answers_are_read() {
+    let mut session = Mcp::new("tests", bad()).open(&context("a")).await.unwrap();
+    let names: Vec<String> = session.specs().into_iter().map(|spec| spec.name).collect();
+    assert_eq!(names.len(), 11, "all pages are read: {names:?}");
+    let s = &*session;
+    assert_eq!(ask(s, "count", json!({})).await, ToolOutput::text("1"));
+    assert_eq!(ask(s, "count", json!({})).await, ToolOutput::text("2"));
+    let echoed = ask(s, "echo", json!({"length": 7})).await.read();
+    assert_eq!(echoed, "[{\"length\": 7}, null, null]");
+    assert_eq!(ask(s, "fails", json!({})).await, ToolOutput::error(CallError::Failed, "no such file"));
+    let image = ask(s, "image", json!({})).await.read();
+    assert_eq!(image, "[a part of type \"image\", which cannot be shown]\na cat");
+    assert_eq!(ask(s, "structured", json!({})).await.read(), "{\"sum\":3}");
+    assert_eq!(ask(s, "floods", json!({})).await.read(), "done");
+    assert_eq!(ask(s, "garbage", json!({})).await.read(), "after garbage");
+    let long = ask(s, "long", json!({"length": 50_000_000})).await;
+    assert_eq!(long.read().len(), 50_000_000);
+    assert_eq!(ask(s, "changes", json!({})).await.read(), "changed");
+    let gone = ask(s, "fails", json!({})).await;
+    assert_eq!((gone.error, gone.read().as_str()), (Some(CallError::BadArguments), "Unknown tool: fails"));
+    assert_eq!(ask(s, "count", json!({})).await.read(), "3", "all this was one server");
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_dies_is_started_anew_and_the_model_is_told() {
+    let mut session = Mcp::new("tests", bad()).open(&context("a")).await.unwrap();
+    let s = &*session;
+    ask(s, "count", json!({})).await;
+    let died = ask(s, "dies", json!({})).await;
+    assert_eq!(died.error, Some(CallError::Unavailable));
+    let said = died.read();
+    assert!(said.contains("code 3") && said.contains("out of luck"), "{said}");
+    let next = ask(s, "count", json!({})).await;
+    assert_eq!((next.error, next.metrics.get("restarts")), (None, Some(&1.0)));
+    assert!(next.read().starts_with("[the server of this tool was started anew"), "{}", next.read());
+    assert!(next.read().ends_with("\n1"), "{}", next.read());
+    assert_eq!(ask(s, "count", json!({})).await, ToolOutput::text("2"), "it is told once");
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_call_that_hangs_costs_that_call_alone() {
+    let toolbox: Arc<dyn Toolbox> = Arc::new(Mcp::new("tests", bad()));
+    let set = ToolSet::new(vec![toolbox], Duration::from_secs(3)).unwrap();
+    let mut open = set.open(&context("a")).await.unwrap();
+    let call = |name: &str| {
+        let call = dressage_text::ToolCall { id: String::new(), name: name.into(), arguments: Map::new() };
+        dressage_text::Parsed { calls: vec![Ok(call)], ..Default::default() }
+    };
+    let late = open.answer(&call("hangs"), true).await;
+    assert_eq!(late[0].kind, ObservationKind::Timeout, "{late:?}");
+    let next = open.answer(&call("count"), true).await;
+    assert_eq!(next[0].kind, ObservationKind::Ok, "{next:?}");
+    assert!(next[0].text.contains("did not answer any more]"), "{next:?}");
+    open.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn attempts_share_a_server_or_have_their_own() {
+    let own = Mcp::new("tests", bad());
+    let (mut a, mut b) = (own.open(&context("a")).await.unwrap(), own.open(&context("a")).await.unwrap());
+    assert_eq!(ask(&*a, "count", json!({})).await.read(), "1");
+    assert_eq!(ask(&*b, "count", json!({})).await.read(), "1");
+    a.close().await.unwrap();
+    b.close().await.unwrap();
+    let shared = own.shared();
+    let (mut a, mut b) =
+        (shared.open(&context("a")).await.unwrap(), shared.open(&context("a")).await.unwrap());
+    assert_eq!(ask(&*a, "count", json!({})).await.read(), "1");
+    assert_eq!(ask(&*b, "count", json!({})).await.read(), "2");
+    a.close().await.unwrap();
+    assert_eq!(ask(&*b, "count", json!({})).await.read(), "3", "the others go on");
+    assert_eq!(ask(&*b, "dies", json!({})).await.error, Some(CallError::Unavailable));
+    assert!(ask(&*b, "count", json!({})).await.read().ends_with("\n1"));
+    b.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn tools_are_allowed_and_denied_by_name() {
+    let names = |session: Box<dyn Session>| session.specs().into_iter().map(|s| s.name).collect::<Vec<_>>();
+    let some = Mcp::new("tests", bad()).allowing(vec!["echo".into(), "count".into()]);
+    assert_eq!(names(some.clone().open(&context("a")).await.unwrap()), ["count", "echo"]);
+    assert_eq!(names(some.denying(vec!["echo".into()]).open(&context("a")).await.unwrap()), ["count"]);
+    let none = Mcp::new("tests", bad()).allowing(vec!["ecko".into()]);
+    let error = none.open(&context("a")).await.err().unwrap().to_string();
+    assert!(error.contains("it has no tool \"ecko\"; it has count, echo"), "{error}");
+}
+
+#[tokio::test]
+async fn servers_that_do_not_start_say_why() {
+    let open = async |script: &str| {
+        let opened = Mcp::new("tests", server(script)).open(&context("a")).await;
+        opened.err().expect("it does not start").to_string()
+    };
+    let error = open("import nothing_of_this_name").await;
+    assert!(error.contains("code 1") && error.contains("ModuleNotFoundError"), "{error}");
+    let error = open("import sys; sys.stdin.readline(); print('hello')").await;
+    assert!(error.contains("tool \"tests\" could not be opened"), "{error}");
+}

@@ -1,0 +1,208 @@
+//! Servers of the Model Context Protocol as toolboxes, over standard input and output or streamable HTTP.
+//!
+//! A server brings any number of tools. Each attempt has a connection of its own, and so, over standard input
+//! and output, a process of its own; or all share one, for servers that keep nothing between calls. Both
+//! generations of the protocol are spoken: with a handshake (up to 2025-11-25), and without one (2026-07-28).
+//!
+//! Guarantees: a server that dies, hangs, says too much or nonsense spoils the call at hand. The next one
+//! finds a server that was started anew, and says so, since what the old one held is lost. A server is told
+//! of no environment variables but those named for it, and offers nothing to the model but its tools: it
+//! cannot ask it for anything.
+
+mod answer;
+mod connection;
+mod web;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use dressage_http::Client;
+use dressage_text::ToolSpec;
+use hyper::header::{HeaderName, HeaderValue};
+use rmcp::model::CallToolRequestParams;
+use serde_json::{Map, Value};
+use tokio::sync::Mutex;
+
+use super::{Session, ToolContext, ToolError, ToolOutput, Toolbox};
+use crate::Keeper;
+use connection::Connection;
+
+/// Most bytes of a message of a server.
+pub(super) const MOST_BYTES: usize = 64 << 20;
+
+/// Where a server is.
+#[derive(Clone)]
+pub enum McpServer {
+    /// A program, spoken to over its standard input and output.
+    Program {
+        /// The program and its arguments.
+        command: Vec<String>,
+        /// The folder that it runs in; this process' where empty.
+        folder: PathBuf,
+        /// Names of environment variables that it gets besides the [usual ones](crate::PASSED).
+        passes: Vec<String>,
+        /// Ends it with all that it has started.
+        keeper: Keeper,
+    },
+    /// An address of streamable HTTP.
+    Address {
+        /// The address.
+        url: String,
+        /// Headers of every request, keys for instance.
+        headers: Vec<(HeaderName, HeaderValue)>,
+        /// Asks.
+        client: Client,
+    },
+}
+
+/// A server of the Model Context Protocol. See the [module](self).
+#[derive(Clone)]
+pub struct Mcp {
+    name: String,
+    server: McpServer,
+    allow: Option<Vec<String>>,
+    deny: Vec<String>,
+    shared: Option<Arc<Mutex<Option<Arc<Connection>>>>>,
+}
+
+impl Mcp {
+    /// The toolbox `name`, with all tools of a server, and a connection for each attempt.
+    pub fn new(name: impl Into<String>, server: McpServer) -> Self {
+        Mcp { name: name.into(), server, allow: None, deny: Vec::new(), shared: None }
+    }
+
+    /// With these tools alone.
+    #[must_use]
+    pub fn allowing(self, tools: Vec<String>) -> Self {
+        Mcp { allow: Some(tools), ..self }
+    }
+
+    /// Without these tools.
+    #[must_use]
+    pub fn denying(self, tools: Vec<String>) -> Self {
+        Mcp { deny: tools, ..self }
+    }
+
+    /// With one connection for all attempts.
+    #[must_use]
+    pub fn shared(self) -> Self {
+        Mcp { shared: Some(Arc::default()), ..self }
+    }
+
+    /// A connection, and whether it is another one than `last`.
+    async fn connect(&self, last: Option<&Arc<Connection>>) -> Result<(Arc<Connection>, bool), String> {
+        let Some(shared) = &self.shared else {
+            return match last.filter(|last| !last.is_over()) {
+                Some(last) => Ok((Arc::clone(last), false)),
+                None => Ok((Arc::new(Connection::open(&self.server).await?), true)),
+            };
+        };
+        let mut shared = shared.lock().await;
+        let connection = match shared.take().filter(|connection| !connection.is_over()) {
+            Some(connection) => connection,
+            None => Arc::new(Connection::open(&self.server).await?),
+        };
+        *shared = Some(Arc::clone(&connection));
+        let is_new = last.is_some_and(|last| !Arc::ptr_eq(last, &connection));
+        Ok((connection, is_new))
+    }
+
+    /// The tools that agents are told of.
+    ///
+    /// # Errors
+    /// When one that is named is not there.
+    fn offered(&self, tools: &[ToolSpec]) -> Result<Vec<ToolSpec>, String> {
+        let is_there = |name: &&String| tools.iter().any(|tool| tool.name == **name);
+        let named = self.allow.iter().flatten().chain(&self.deny);
+        if let Some(missing) = named.into_iter().find(|name| !is_there(name)) {
+            let all: Vec<&str> = tools.iter().map(|tool| tool.name.as_str()).collect();
+            return Err(format!("it has no tool {missing:?}; it has {}", all.join(", ")));
+        }
+        let is_allowed = |name: &String| self.allow.as_ref().is_none_or(|allow| allow.contains(name));
+        let offered = tools.iter().filter(|tool| is_allowed(&tool.name) && !self.deny.contains(&tool.name));
+        Ok(offered.cloned().collect())
+    }
+}
+
+#[async_trait]
+impl Toolbox for Mcp {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    async fn open(&self, _attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
+        let wrong = |why| ToolError::Open { tool: self.name.clone(), why };
+        let (connection, _) = self.connect(None).await.map_err(wrong)?;
+        let specs = self.offered(&connection.tools).map_err(wrong)?;
+        Ok(Box::new(McpSession { toolbox: self.clone(), specs, connection: Mutex::new(Some(connection)) }))
+    }
+}
+
+/// A server in use by one attempt.
+struct McpSession {
+    toolbox: Mcp,
+    specs: Vec<ToolSpec>,
+    connection: Mutex<Option<Arc<Connection>>>,
+}
+
+impl McpSession {
+    /// The connection to ask, and what the model must be told of it.
+    async fn connection(&self) -> Result<(Arc<Connection>, Option<String>), String> {
+        let mut held = self.connection.lock().await;
+        let over = match held.as_ref() {
+            Some(held) if held.end_if_hung().await => Some("; it did not answer any more".to_owned()),
+            Some(held) if held.is_over() => Some(held.why_over()),
+            _ => None,
+        };
+        let (connection, is_new) = self.toolbox.connect(held.as_ref()).await?;
+        *held = Some(Arc::clone(&connection));
+        let told = is_new.then(|| {
+            let why = over.unwrap_or_default();
+            format!("[the server of this tool was started anew, and what it held is lost{why}]")
+        });
+        Ok((connection, told))
+    }
+}
+
+#[async_trait]
+impl Session for McpSession {
+    fn specs(&self) -> Vec<ToolSpec> {
+        self.specs.clone()
+    }
+
+    /// Answers are told apart by their ids, and a server that keeps something decides itself what is done
+    /// when.
+    fn parallel(&self, _tool: &str) -> bool {
+        true
+    }
+
+    /// A call may change something at the server.
+    async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
+        let (connection, told) = match self.connection().await {
+            Ok(found) => found,
+            Err(why) => return answer::unavailable(&self.toolbox.name, &why),
+        };
+        let request = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments.clone());
+        let answer = connection.call(request).await;
+        let mut output = answer::output(&self.toolbox.name, answer);
+        if let Some(told) = told {
+            output.parts.insert(0, dressage_text::ContentPart::Text(format!("{told}\n")));
+            output.metrics.insert("restarts".into(), 1.0);
+        }
+        output
+    }
+
+    async fn close(&mut self) -> Result<(), ToolError> {
+        if self.toolbox.shared.is_none()
+            && let Some(connection) = self.connection.get_mut().take()
+        {
+            connection.close().await;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "mcp_tests.rs"]
+mod tests;

@@ -1,0 +1,172 @@
+//! The tools of a file in use by an attempt.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use async_trait::async_trait;
+use dressage_text::{ContentPart, ToolSpec};
+use serde_json::{Map, Value, json};
+
+use super::offered::Offered;
+use super::pool::Pool;
+use super::worker::Worker;
+use crate::tools::{CallError, Permit, Session, ToolError, ToolOutput};
+
+/// Names of attempts in workers, unique in this process.
+static SESSIONS: AtomicU64 = AtomicU64::new(0);
+
+/// The instances of an attempt, and the worker that has them.
+pub(super) struct Pinned {
+    worker: Arc<Worker>,
+    session: String,
+    is_closed: bool,
+}
+
+impl Pinned {
+    /// Makes the instances.
+    ///
+    /// # Errors
+    /// When one cannot be made, in words. Others are released again.
+    pub async fn open(worker: Arc<Worker>, attempt: &str, task: Value) -> Result<Self, String> {
+        let session = format!("{attempt}.{}", SESSIONS.fetch_add(1, Ordering::Relaxed));
+        worker.sessions.fetch_add(1, Ordering::Relaxed);
+        // From here on it is closed on every way out, also where nobody waits any more.
+        let mut pinned = Pinned { worker, session, is_closed: false };
+        let opened = pinned.ask("open", |order| order["task"] = task).await.and_then(refused);
+        match opened {
+            Ok(_) => Ok(pinned),
+            Err(why) => {
+                pinned.is_closed = true;
+                Err(why)
+            }
+        }
+    }
+
+    async fn ask(&self, verb: &str, more: impl FnOnce(&mut Value)) -> Result<Value, String> {
+        let mut order = json!({ "do": verb, "session": self.session });
+        more(&mut order);
+        self.worker.ask(order).await
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        self.worker.sessions.fetch_sub(1, Ordering::Relaxed);
+        if !self.is_closed {
+            self.worker.tell(json!({ "do": "close", "session": self.session }));
+        }
+    }
+}
+
+/// The tools of a file in use by an attempt.
+pub(super) struct PythonSession {
+    pub toolbox: String,
+    pub pool: Arc<Pool>,
+    pub offered: Arc<Offered>,
+    pub pinned: Option<Pinned>,
+}
+
+impl PythonSession {
+    /// Why the instances of the attempt are gone, where they are.
+    fn lost(&self) -> Option<String> {
+        let why = self.pinned.as_ref()?.worker.ended()?;
+        Some(format!("the state of this attempt is lost: {why}"))
+    }
+}
+
+#[async_trait]
+impl Session for PythonSession {
+    fn specs(&self) -> Vec<ToolSpec> {
+        self.offered.specs()
+    }
+
+    fn parallel(&self, tool: &str) -> bool {
+        !self.offered.is_stateful(tool)
+    }
+
+    async fn admit(&self, tool: &str) -> Permit {
+        if self.offered.is_stateful(tool) && self.lost().is_some() {
+            return Permit::default();
+        }
+        self.pool.admit().await
+    }
+
+    async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
+        if let Some(Err(why)) = self.offered.arguments(tool).map(|schema| schema.check(arguments)) {
+            return ToolOutput::error(CallError::BadArguments, why);
+        }
+        let order = json!({ "do": "call", "tool": tool, "arguments": arguments });
+        let answer = match &self.pinned {
+            Some(pinned) if self.offered.is_stateful(tool) => {
+                let name = |order: &mut Value| {
+                    order["tool"] = json!(tool);
+                    order["arguments"] = json!(arguments);
+                };
+                pinned.ask("call", name).await.map_err(|why| self.lost().unwrap_or(why))
+            }
+            _ => match self.pool.ready().await {
+                Ok(worker) => worker.ask(order).await,
+                Err(why) => Err(why),
+            },
+        };
+        match answer {
+            Ok(answer) => output(&answer),
+            Err(why) => ToolOutput::error(CallError::Unavailable, why),
+        }
+    }
+
+    async fn evidence(&mut self) -> Result<Map<String, Value>, ToolError> {
+        let Some(pinned) = &self.pinned else { return Ok(Map::new()) };
+        let found = pinned.ask("evidence", |_| {}).await.and_then(refused);
+        match found.map(|mut found| found["found"].take()) {
+            Ok(Value::Object(found)) => Ok(found),
+            Ok(_) => Ok(Map::new()),
+            Err(why) => {
+                let why = self.lost().unwrap_or(why);
+                Err(ToolError::Evidence { tool: self.toolbox.clone(), why })
+            }
+        }
+    }
+
+    async fn close(&mut self) -> Result<(), ToolError> {
+        let Some(mut pinned) = self.pinned.take() else { return Ok(()) };
+        let closed = pinned.ask("close", |_| {}).await.and_then(refused);
+        pinned.is_closed = true;
+        let wrong = |why| ToolError::Close { tool: self.toolbox.clone(), why };
+        closed.map(drop).map_err(wrong)
+    }
+}
+
+/// What a worker has answered, or the error that this is.
+fn refused(answer: Value) -> Result<Value, String> {
+    match answer["error"].as_str() {
+        Some(_) => Err(answer["text"].as_str().unwrap_or_default().to_owned()),
+        None => Ok(answer),
+    }
+}
+
+/// The answer of a call.
+fn output(answer: &Value) -> ToolOutput {
+    let text = || answer["text"].as_str().unwrap_or_default();
+    match answer["error"].as_str() {
+        Some("arguments") => return ToolOutput::error(CallError::BadArguments, text()),
+        Some(_) => return ToolOutput::error(CallError::Failed, text()),
+        None => {}
+    }
+    let part = |part: &Value| match (part["text"].as_str(), part) {
+        (Some(text), _) => Some(ContentPart::Text(text.to_owned())),
+        (None, Value::Object(part)) => Some(ContentPart::Other(part.clone())),
+        _ => None,
+    };
+    let parts = answer["parts"].as_array().into_iter().flatten().filter_map(part).collect();
+    let metrics = answer["metrics"].as_object().into_iter().flatten();
+    let metrics: BTreeMap<String, f64> =
+        metrics.filter_map(|(name, value)| Some((name.clone(), number(value)?))).collect();
+    ToolOutput { parts, reward: number(&answer["reward"]), metrics, ..ToolOutput::default() }
+}
+
+/// A number, which is written as a text where it is not finite.
+fn number(value: &Value) -> Option<f64> {
+    value.as_f64().or_else(|| value.as_str()?.parse().ok())
+}

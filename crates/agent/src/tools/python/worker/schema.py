@@ -1,0 +1,319 @@
+"""Types of parameters: their JSON schemas, and values of JSON as values of these types."""
+
+import collections.abc
+import dataclasses
+import datetime
+import decimal
+import enum
+import inspect
+import pathlib
+import typing
+import uuid
+
+from dressage_worker import docstrings
+
+PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+TEXTS = {
+    datetime.datetime: ("date-time", datetime.datetime.fromisoformat),
+    datetime.date: ("date", datetime.date.fromisoformat),
+    datetime.time: ("time", datetime.time.fromisoformat),
+    decimal.Decimal: (None, decimal.Decimal),
+    pathlib.Path: (None, pathlib.Path),
+    pathlib.PurePath: (None, pathlib.PurePath),
+    uuid.UUID: ("uuid", uuid.UUID),
+    bytes: (None, lambda text: text.encode()),
+}
+LISTS = (
+    list, tuple, set, frozenset, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection,
+    collections.abc.Set, collections.abc.MutableSequence,
+)
+UNIONS = tuple(filter(None, [typing.Union, getattr(__import__("types"), "UnionType", None)]))
+
+
+class Unfit(Exception):
+    """A value that is none of its type."""
+
+
+def is_pydantic(kind):
+    return inspect.isclass(kind) and hasattr(kind, "model_json_schema") and hasattr(kind, "model_validate")
+
+
+def is_typed_dict(kind):
+    return inspect.isclass(kind) and issubclass(kind, dict) and hasattr(kind, "__total__")
+
+
+def is_named_tuple(kind):
+    return inspect.isclass(kind) and issubclass(kind, tuple) and hasattr(kind, "_fields")
+
+
+def hints_of(thing):
+    """Annotations by name. Those that cannot be found out are left out."""
+    try:
+        return typing.get_type_hints(thing, include_extras=True)
+    except Exception:
+        found = {}
+        space = getattr(inspect.unwrap(thing) if callable(thing) else thing, "__globals__", {})
+        for name, hint in getattr(thing, "__annotations__", {}).items():
+            if isinstance(hint, str):
+                try:
+                    hint = eval(hint, dict(space))  # noqa: S307: the user's own annotation, as Python itself reads it
+                except Exception:
+                    continue
+            found[name] = hint
+        return found
+
+
+def required_keys(kind):
+    """The keys that a TypedDict must have."""
+    required = set(kind.__required_keys__)
+    for name, hint in hints_of(kind).items():
+        origin = str(typing.get_origin(hint))
+        if origin.endswith("NotRequired"):
+            required.discard(name)
+    return required
+
+
+class Schemas:
+    """Makes JSON schemas. Those of types that hold themselves are collected in `definitions`."""
+
+    def __init__(self):
+        self.definitions = {}
+        self.within = []
+
+    def of(self, hint):
+        if hint is inspect.Parameter.empty or hint is typing.Any or hint is object:
+            return {}
+        if hint is None:
+            return {"type": "null"}
+        if inspect.isclass(hint) and hint in PLAIN:
+            return {"type": PLAIN[hint]}
+        if inspect.isclass(hint) and hint in TEXTS:
+            form = TEXTS[hint][0]
+            return {"type": "string", **({"format": form} if form else {})}
+        origin, parts = typing.get_origin(hint), typing.get_args(hint)
+        if origin is not None and str(origin).endswith(("Required", "ReadOnly")):
+            return self.of(parts[0])
+        if hasattr(hint, "__metadata__"):
+            return self.annotated(hint)
+        if origin in UNIONS:
+            return self.union([self.of(part) for part in parts])
+        if origin is typing.Literal:
+            return choice(list(parts))
+        if hasattr(hint, "__supertype__"):
+            return self.of(hint.__supertype__)
+        if isinstance(hint, typing.TypeVar):
+            return self.of(hint.__bound__) if hint.__bound__ is not None else {}
+        base = origin or hint
+        if is_pydantic(base):
+            return self.pydantic(hint)
+        if inspect.isclass(base) and issubclass(base, enum.Enum):
+            return choice([value_of(member) for member in base])
+        if dataclasses.is_dataclass(base) or is_typed_dict(base) or is_named_tuple(base):
+            return self.fields(base)
+        if base in LISTS:
+            return self.list(base, parts)
+        if inspect.isclass(base) and issubclass(base, collections.abc.Mapping):
+            values = self.of(parts[1]) if len(parts) == 2 else {}
+            return {"type": "object", **({"additionalProperties": values} if values else {})}
+        return {}
+
+    def annotated(self, hint):
+        schema = self.of(hint.__origin__)
+        for extra in hint.__metadata__:
+            text = extra if isinstance(extra, str) else getattr(extra, "description", None)
+            if isinstance(text, str) and text:
+                schema = {**schema, "description": text}
+        return schema
+
+    def union(self, members):
+        unique = []
+        for member in members:
+            if member not in unique:
+                unique.append(member)
+        if len(unique) == 1:
+            return unique[0]
+        if {} in unique:
+            return {}
+        if all(set(member) == {"type"} and isinstance(member["type"], str) for member in unique):
+            return {"type": [member["type"] for member in unique]}
+        return {"anyOf": unique}
+
+    def list(self, base, parts):
+        unique = {"uniqueItems": True} if base in (set, frozenset, collections.abc.Set) else {}
+        if base is tuple and parts and parts[-1] is not Ellipsis:
+            items = self.union([self.of(part) for part in parts])
+            return {"type": "array", "items": items, "minItems": len(parts), "maxItems": len(parts)}
+        items = self.of(parts[0]) if parts else {}
+        return {"type": "array", **({"items": items} if items else {}), **unique}
+
+    def pydantic(self, kind):
+        schema = dict(kind.model_json_schema(ref_template="#/$defs/{model}"))
+        self.definitions.update(schema.pop("$defs", {}))
+        return schema
+
+    def fields(self, kind):
+        """The schema of an object with named fields."""
+        if kind in self.within:
+            self.definitions.setdefault(kind.__name__, None)
+            return {"$ref": "#/$defs/" + kind.__name__}
+        self.within.append(kind)
+        hints = hints_of(kind)
+        # The docstring that a dataclass makes of its fields describes nothing.
+        own = kind.__doc__ if (kind.__doc__ or "") and not (kind.__doc__ or "").startswith(kind.__name__ + "(") else ""
+        description, texts = docstrings.read(own if not is_named_tuple(kind) else "")
+        if dataclasses.is_dataclass(kind):
+            fields = [field for field in dataclasses.fields(kind) if field.init]
+            names = [field.name for field in fields]
+            missing = dataclasses.MISSING
+            required = [f.name for f in fields if f.default is missing and f.default_factory is missing]
+        elif is_typed_dict(kind):
+            names = list(hints)
+            required = [name for name in names if name in required_keys(kind)]
+        else:
+            names = list(kind._fields)
+            required = [name for name in names if name not in kind._field_defaults]
+        properties = {}
+        for name in names:
+            properties[name] = self.of(hints.get(name, typing.Any))
+            if name in texts:
+                properties[name] = {"description": texts[name], **properties[name]}
+        schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+        if description:
+            schema = {"description": description, **schema}
+        self.within.pop()
+        if kind.__name__ in self.definitions and self.definitions[kind.__name__] is None:
+            self.definitions[kind.__name__] = schema
+        return schema
+
+
+def choice(values):
+    """A value among some."""
+    kinds = sorted({PLAIN.get(type(value), "string") for value in values})
+    return {"type": kinds[0] if len(kinds) == 1 else kinds, "enum": values}
+
+
+def value_of(member):
+    """The value of a member of an enumeration, or its name where that is nothing that JSON has."""
+    return member.value if type(member.value) in PLAIN else member.name
+
+
+def parameters_of(function, skip=()):
+    """The JSON schema of a function's parameters, and its description.
+
+    Raises ValueError for parameters that cannot be given by name."""
+    description, texts = docstrings.read(inspect.getdoc(function))
+    hints, schemas = hints_of(function), Schemas()
+    properties, required, others = {}, [], False
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in skip:
+            continue
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            raise ValueError(f"its parameter *{name} has no name for each value: a tool's arguments are named")
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            others = True
+            continue
+        schema = schemas.of(hints.get(name, parameter.annotation if not isinstance(parameter.annotation, str) else typing.Any))
+        if name in texts:
+            schema = {**schema, "description": texts[name]}
+        if parameter.default is inspect.Parameter.empty:
+            required.append(name)
+        elif type(parameter.default) in (str, int, float, bool):
+            schema = {**schema, "default": parameter.default}
+        properties[name] = schema
+    schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": others}
+    if schemas.definitions:
+        schema["$defs"] = schemas.definitions
+    return schema, description
+
+
+def convert(hint, value):
+    """A value of JSON, which fits the schema of a type, as a value of that type.
+
+    Raises Unfit where it is none after all."""
+    if hint is inspect.Parameter.empty or hint is typing.Any or hint is None:
+        return value
+    if hint is float and type(value) is int:
+        return float(value)
+    if hint is int and type(value) is float and value.is_integer():
+        return int(value)
+    if inspect.isclass(hint) and hint in PLAIN:
+        if type(value) is not hint:
+            raise Unfit(f"{value!r} is no {PLAIN[hint]}")
+        return value
+    if inspect.isclass(hint) and hint in TEXTS:
+        return made(TEXTS[hint][1], value)
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin is not None and str(origin).endswith(("Required", "ReadOnly")):
+        return convert(parts[0], value)
+    if hasattr(hint, "__metadata__"):
+        return convert(hint.__origin__, value)
+    if origin in UNIONS:
+        return one_of(parts, value)
+    if origin is typing.Literal:
+        if not any(value == part and type(value) is type(part) for part in parts):
+            raise Unfit(f"{value!r} is none of {', '.join(map(repr, parts))}")
+        return value
+    if hasattr(hint, "__supertype__"):
+        return convert(hint.__supertype__, value)
+    base = origin or hint
+    if is_pydantic(base):
+        return made(base.model_validate, value)
+    if inspect.isclass(base) and issubclass(base, enum.Enum):
+        for member in base:
+            if value_of(member) == value:
+                return member
+        raise Unfit(f"{value!r} is none of {', '.join(repr(value_of(member)) for member in base)}")
+    if dataclasses.is_dataclass(base) or is_named_tuple(base) or is_typed_dict(base):
+        hints = hints_of(base)
+        need(value, dict, "object")
+        return made(base, **{name: convert(hints.get(name, typing.Any), item) for name, item in value.items()})
+    if base in LISTS:
+        need(value, list, "array")
+        if base is tuple and parts and parts[-1] is not Ellipsis:
+            return tuple(convert(part, item) for part, item in zip(parts, value))
+        items = [convert(parts[0] if parts else typing.Any, item) for item in value]
+        return base(items) if base in (tuple, set, frozenset) else items
+    if inspect.isclass(base) and issubclass(base, collections.abc.Mapping):
+        need(value, dict, "object")
+        return {name: convert(parts[1] if len(parts) == 2 else typing.Any, item) for name, item in value.items()}
+    return value
+
+
+def need(value, kind, name):
+    if not isinstance(value, kind):
+        raise Unfit(f"{value!r} is no {name}")
+
+
+def one_of(parts, value):
+    """The value as the first of several types that it is one of, one that is exactly its own before others."""
+    for part in sorted(parts, key=lambda part: type(value) is not part):
+        try:
+            return convert(part, value)
+        except Unfit as unfit:
+            why = unfit
+    raise why
+
+
+def made(kind, *values, **fields):
+    """What a type makes of values. Its own refusals say what is wrong with them."""
+    try:
+        return kind(*values, **fields)
+    except Exception as error:
+        raise Unfit(f"{type(error).__name__}: {error}") from error
+
+
+def bind(function, arguments, skip=()):
+    """Arguments by name, as positional and named ones of a function."""
+    hints, positional, named = hints_of(function), [], dict(arguments)
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in skip or name not in named:
+            continue
+        try:
+            value = convert(hints.get(name, typing.Any), named.pop(name))
+        except Unfit as unfit:
+            raise Unfit(f"{name}: {unfit}") from unfit
+        if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
+            positional.append(value)
+        else:
+            named[name] = value
+    return positional, named

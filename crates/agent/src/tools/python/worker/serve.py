@@ -1,0 +1,245 @@
+"""The worker: reads orders, one line of JSON each, and answers them as they are done.
+
+Functions that are coroutines run on one loop, all others in a thread for each call. Whatever the user's code
+prints goes to standard error; the line to whoever gives the orders is out of its reach."""
+
+import asyncio
+import ctypes
+import inspect
+import json
+import os
+import platform
+import sys
+import threading
+
+from dressage_worker import answers, load, schema
+from dressage_worker.tools import finished
+
+
+class Stopped(BaseException):
+    """Raised in a thread whose call has been given up."""
+
+
+class Job:
+    """A function under way in a thread of its own."""
+
+    def __init__(self, function):
+        self.function, self.lock = function, threading.Lock()
+        self.thread, self.is_done = None, False
+
+    async def run(self):
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+
+        def tell(error, value):
+            if not done.done():
+                done.set_exception(error) if error is not None else done.set_result(value)
+
+        def body():
+            error = value = None
+            try:
+                value = self.function()
+            except StopIteration as stop:
+                # No future takes this one, which would end a coroutine.
+                error = RuntimeError(f"StopIteration: {stop.value!r}")
+            except BaseException as raised:
+                error = raised
+            # A call may be given up at any moment, this one included.
+            while True:
+                try:
+                    with self.lock:
+                        self.is_done = True
+                    loop.call_soon_threadsafe(tell, error, value)
+                    return
+                except Stopped:
+                    continue
+
+        thread = threading.Thread(target=body, daemon=True)
+        thread.start()
+        self.thread = thread.ident
+        try:
+            value = await asyncio.shield(done)
+        except asyncio.CancelledError:
+            self.stop()
+            # It is over when the thread is, and no earlier.
+            await asyncio.wait([done])
+            raise
+        return await finished(value)
+
+    def stop(self):
+        """Interrupts the function where it runs Python code; whatever blocks elsewhere goes on."""
+        with self.lock:
+            if not self.is_done and self.thread is not None:
+                say_where(self.thread)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread), ctypes.py_object(Stopped))
+
+
+def say_where(thread):
+    """Prints where a thread is, for the log."""
+    frame = sys._current_frames().get(thread)
+    if frame is not None:
+        code = frame.f_code
+        print(f"given up in {code.co_name}, {code.co_filename} line {frame.f_lineno}", file=sys.stderr, flush=True)
+
+
+async def run(function, is_async):
+    """What a function gives, on the loop or in a thread."""
+    return await finished(function()) if is_async else await Job(function).run()
+
+
+class Session:
+    """An attempt: an instance of every tool with state."""
+
+    def __init__(self, name, task):
+        self.name, self.instances, self.lock = name, {}, asyncio.Lock()
+        extra = (task.get("row") or {}).get("extra_info")
+        if isinstance(extra, str):
+            try:
+                extra = json.loads(extra)
+            except ValueError:
+                extra = None
+        given = extra.get("tools_kwargs") if isinstance(extra, dict) else None
+        self.given = given if isinstance(given, dict) else {}
+
+    async def open(self, tools):
+        for tool in tools:
+            given = self.given.get(tool.name)
+            create = getattr(tool.tool, "create", None)
+            created = await run(lambda: tool.create(self.name, given), is_async(create))
+            self.instances[tool.name] = tool.instance(self.name, created)
+
+    async def evidence(self, tools):
+        found = {}
+        for tool in tools:
+            instance, given = self.instances[tool.name], self.given.get(tool.name)
+            reward = await run(lambda: tool.reward(instance, given), is_async(getattr(tool.tool, "calc_reward", None)))
+            if reward is not None:
+                value = answers.number(reward)
+                found[tool.name] = {"reward": answers.text_of(reward) if value is None else value}
+        return found
+
+    async def close(self, tools):
+        """Releases every instance, also after one that would not be."""
+        first = None
+        for tool in tools:
+            if tool.name not in self.instances:
+                continue
+            instance, given = self.instances.pop(tool.name), self.given.get(tool.name)
+            try:
+                await run(lambda: tool.release(instance, given), is_async(getattr(tool.tool, "release", None)))
+            except Exception as error:
+                first = first or error
+        if first is not None:
+            raise first
+
+
+def is_async(function):
+    return function is not None and inspect.iscoroutinefunction(inspect.unwrap(function))
+
+
+class Server:
+    def __init__(self, tools, out, folder):
+        self.tools, self.out, self.folder = tools, out, folder
+        self.stateful = [tool for tool in tools.values() if tool.stateful]
+        self.sessions, self.running = {}, {}
+
+    def say(self, reply):
+        self.out.write(json.dumps(reply, allow_nan=False).encode() + b"\n")
+        self.out.flush()
+
+    def take(self, order):
+        """Begins what an order asks for."""
+        if order["do"] == "give_up":
+            task = self.running.get(order["id"])
+            return task.cancel() if task is not None else None
+        task = asyncio.get_running_loop().create_task(self.serve(order))
+        self.running[order["id"]] = task
+        task.add_done_callback(lambda _: self.running.pop(order["id"], None))
+
+    async def serve(self, order):
+        try:
+            reply = await getattr(self, order["do"])(order)
+        except asyncio.CancelledError:
+            reply = answers.failed("it was given up")
+        except schema.Unfit as unfit:
+            reply = answers.bad_arguments(str(unfit))
+        except SystemExit as error:
+            reply = answers.failed(f"it called exit({error.code!r})")
+        except BaseException as error:
+            reply = answers.failed(answers.described(error, self.folder))
+        self.say({"id": order["id"], **reply})
+
+    async def open(self, order):
+        session = self.sessions[order["session"]] = Session(order["session"], order["task"])
+        async with session.lock:
+            try:
+                await session.open(self.stateful)
+            except BaseException:
+                self.sessions.pop(order["session"], None)
+                # Nobody else knows of those that were created before.
+                await asyncio.shield(session.close(self.stateful))
+                raise
+        return {}
+
+    async def call(self, order):
+        tool, arguments = self.tools[order["tool"]], order["arguments"]
+        if tool.stateful:
+            session = self.sessions.get(order["session"])
+            if session is None:
+                return answers.failed("its instance is gone")
+            instance, given = session.instances[tool.name], session.given.get(tool.name)
+            value = await run(lambda: tool.call(instance, arguments, given), tool.is_async)
+        else:
+            value = await run(lambda: tool.call(arguments), tool.is_async)
+        return await asyncio.get_running_loop().run_in_executor(None, answers.answer, value, tool.stateful)
+
+    async def evidence(self, order):
+        session = self.sessions.get(order["session"])
+        return {"found": await session.evidence(self.stateful) if session is not None else {}}
+
+    async def close(self, order):
+        session = self.sessions.pop(order["session"], None)
+        if session is not None:
+            async with session.lock:
+                await session.close(self.stateful)
+        return {}
+
+
+def main(first, orders, out):
+    """Serves the tools that the first line names, until there are no more orders."""
+    own = os.getpid()
+    # A process that is forked here has no say: it must neither answer nor hold the line.
+    os.register_at_fork(after_in_child=lambda: os.close(out.fileno()))
+    place = first.get("file") or first.get("config")
+    folder = os.path.dirname(os.path.abspath(place))
+    try:
+        tools = load.load(first.get("file"), first.get("config"), first.get("functions") or [])
+    except load.Fault as fault:
+        out.write(json.dumps({"failed": answers.sound(fault)}).encode() + b"\n")
+        out.flush()
+        return
+    server = Server(tools, out, folder)
+    described = [
+        {"name": t.name, "description": t.description, "parameters": t.parameters, "stateful": t.stateful}
+        for t in tools.values()
+    ]
+    try:
+        server.say({"ready": {"python": platform.python_version(), "tools": described}})
+    except (TypeError, ValueError) as error:
+        return server.say({"failed": f"the schemas of its tools cannot be written as JSON: {error}"})
+    asyncio.run(serve(server, orders))
+    if os.getpid() == own:
+        os._exit(0)
+
+
+async def serve(server, orders):
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+    def read():
+        for line in orders:
+            loop.call_soon_threadsafe(server.take, json.loads(line))
+        loop.call_soon_threadsafe(ended.set)
+
+    threading.Thread(target=read, daemon=True).start()
+    await ended.wait()
+    os._exit(0)

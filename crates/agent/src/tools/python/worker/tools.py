@@ -1,0 +1,192 @@
+"""Tools: functions, and classes of which each attempt has an instance of its own."""
+
+import difflib
+import inspect
+
+from dressage_worker import answers, schema, shims
+
+# Keywords of JSON schemas, of which slips are put right.
+KEYWORDS = (
+    "type", "description", "properties", "required", "items", "enum", "default", "additionalProperties", "anyOf",
+    "oneOf", "allOf", "minimum", "maximum", "minItems", "maxItems", "minLength", "maxLength", "pattern", "format",
+    "title", "examples", "const", "not", "$ref", "$defs", "uniqueItems", "nullable",
+)
+# Python's names of types, which many write for those of JSON schemas.
+TYPES = {
+    "str": "string", "int": "integer", "float": "number", "bool": "boolean", "dict": "object", "list": "array",
+    "tuple": "array", "none": "null", "None": "null",
+}
+# Where those who make tools of functions keep the function.
+INSIDE = ("func", "coroutine", "fn", "forward", "__wrapped__", "entrypoint")
+
+
+async def finished(value):
+    """What a call gives, whether at once or later."""
+    return await value if inspect.isawaitable(value) else value
+
+
+class Function:
+    """A function: no call knows of others."""
+
+    stateful = False
+
+    def __init__(self, name, function):
+        self.name, self.function = name, function
+        self.parameters, self.description = schema.parameters_of(function)
+        call = function if inspect.isfunction(function) or inspect.ismethod(function) else getattr(function, "__call__", function)
+        self.is_async = inspect.iscoroutinefunction(inspect.unwrap(call))
+
+    def call(self, arguments):
+        """Begins a call, which gives the answer or something to wait for."""
+        positional, named = schema.bind(self.function, arguments)
+        return self.function(*positional, **named)
+
+
+def of_function(name, value):
+    if not inspect.isfunction(value):
+        inner = next((found for found in (getattr(value, at, None) for at in INSIDE) if callable(found)), None)
+        if inner is not None and not inspect.isclass(value):
+            value, name = inner, name_of(value, name)
+    if not callable(value):
+        raise TypeError(f"it is {value!r}, and no function")
+    return Function(name, value)
+
+
+def name_of(value, name):
+    """The name that somebody has given a tool who made it of a function."""
+    given = getattr(value, "name", None)
+    return given if isinstance(given, str) and given else name
+
+
+def is_class(value):
+    """Whether a class is one of tools, which are created, executed and released."""
+    return inspect.isclass(value) and callable(getattr(value, "execute", None)) and value is not shims.BaseTool
+
+
+class Stateful:
+    """An object that makes an instance for each attempt, under a name of its own."""
+
+    stateful = True
+
+    def __init__(self, tool, description, name):
+        self.tool = tool
+        function = description.get("function", description)
+        self.name = str(function.get("name") or getattr(tool, "name", "") or name)
+        self.description = str(function.get("description") or "")
+        self.parameters = mended(function.get("parameters") or {"type": "object", "properties": {}})
+        execute = inspect.unwrap(tool.execute)
+        self.is_async = inspect.iscoroutinefunction(execute)
+        self.takes_instance = len(positional(execute)) >= 2 or hasattr(tool, "create")
+
+    def create(self, session, given):
+        if not hasattr(self.tool, "create"):
+            return session
+        return self.tool.create(session, **kwargs_of(given, "create_kwargs"))
+
+    def instance(self, session, created):
+        """The name of the instance: what `create` gives, or gives first, or else the one that was proposed."""
+        if isinstance(created, tuple) and created:
+            created = created[0]
+        return session if created is None else created
+
+    def call(self, instance, arguments, given):
+        named = kwargs_of(given, "execute_kwargs")
+        if not self.takes_instance:
+            return self.tool.execute(arguments, **named)
+        return self.tool.execute(instance, arguments, **named)
+
+    def reward(self, instance, given):
+        if not hasattr(self.tool, "calc_reward"):
+            return None
+        return self.tool.calc_reward(instance, **kwargs_of(given, "calc_reward_kwargs"))
+
+    def release(self, instance, given):
+        if not hasattr(self.tool, "release"):
+            return None
+        return self.tool.release(instance, **kwargs_of(given, "release_kwargs"))
+
+
+def positional(function):
+    """Parameters that can be given by place, without self."""
+    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    found = [p for p in inspect.signature(function).parameters.values() if p.kind in places and p.default is p.empty]
+    return [p for p in found if p.name not in ("self", "cls")]
+
+
+def kwargs_of(given, key):
+    named = given.get(key) if isinstance(given, dict) else None
+    return dict(named) if isinstance(named, dict) else {}
+
+
+def of_class(kind, config, given, name):
+    """A tool of a class, made as verl makes it or, where it takes nothing, without anything."""
+    if not callable(getattr(kind, "execute", None)):
+        raise TypeError("it has no method `execute`")
+    described = validated(tidy(given)) if given else None
+    takes = [p for p in inspect.signature(kind).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    as_verl = takes and (takes[0].name in ("config", "tool_config") or takes[0].kind is takes[0].VAR_POSITIONAL)
+    tool = kind(dict(config), described) if as_verl else kind()
+    own = given or schema_of(tool)
+    if own is None:
+        why = "it has no schema: give it a method get_openai_tool_schema(), or a tool_schema in a `config`"
+        raise ValueError(why)
+    return Stateful(tool, tidy(own), name)
+
+
+def schema_of(tool):
+    """The description that an object gives of itself as a tool."""
+    for at in ("get_openai_tool_schema", "tool_schema", "tool_description"):
+        found = getattr(tool, at, None)
+        found = found() if callable(found) and not isinstance(found, dict) else found
+        if found:
+            return found
+    parameters = getattr(tool, "parameters", None)
+    if isinstance(parameters, dict):
+        return {"name": getattr(tool, "name", ""), "description": getattr(tool, "description", ""), "parameters": parameters}
+    return None
+
+
+def tidy(given):
+    """A description as plain dictionaries."""
+    if hasattr(given, "model_dump"):
+        given = given.model_dump(exclude_none=True)
+    if not isinstance(given, dict):
+        raise ValueError(f"its tool_schema is {given!r}, but must be a table")
+    if "function" in given:
+        function = dict(given["function"])
+        if isinstance(function.get("parameters"), dict):
+            function["parameters"] = mended(function["parameters"])
+        return {**given, "function": function}
+    return dict(given)
+
+
+def validated(given):
+    """A description as verl's own class of descriptions."""
+    from verl.tools.schemas import OpenAIFunctionToolSchema
+
+    whole = given if "function" in given else {"type": "function", "function": given}
+    return OpenAIFunctionToolSchema.model_validate(whole)
+
+
+def mended(given):
+    """A JSON schema with slips in its keywords put right, such as `item` for `items`."""
+    if not isinstance(given, dict):
+        return given
+    found = {}
+    for key, value in given.items():
+        if key not in KEYWORDS and not str(key).startswith("$"):
+            near = difflib.get_close_matches(str(key), [known for known in KEYWORDS if known not in given], 1, 0.8)
+            key = near[0] if near else key
+        if key in ("properties", "$defs") and isinstance(value, dict):
+            value = {name: mended(item) for name, item in value.items()}
+        elif key in ("items", "additionalProperties", "not"):
+            value = mended(value)
+        elif key in ("anyOf", "oneOf", "allOf") and isinstance(value, list):
+            value = [mended(item) for item in value]
+        found[key] = value
+    for key in ("required", "enum"):
+        if not isinstance(found.get(key, []), list):
+            del found[key]
+    if isinstance(found.get("type"), str):
+        found["type"] = TYPES.get(found["type"], found["type"])
+    return found

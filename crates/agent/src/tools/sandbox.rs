@@ -1,0 +1,300 @@
+//! The tool `python`: code that the model writes, run behind the walls of `dressage-sandbox`, or of a service.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use dressage_sandbox::service::{CellAnswer, CommandStatus, JupyterAnswer, RunJupyter};
+use dressage_sandbox::{Cell, Ended, Limits, Options, Remote, Sandbox, SandboxError, SessionOptions};
+use dressage_text::ToolSpec;
+use serde_json::{Map, Value, json};
+use tokio::sync::{Mutex, OnceCell};
+
+use super::{CallError, Session, ToolContext, ToolError, ToolOutput, Toolbox};
+
+/// How code is run.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct CodeOptions {
+    /// This process' own sandbox, which starts with the first attempt.
+    pub sandbox: Options,
+    /// A service of SandboxFusion's API in its place. Each call there is for itself.
+    pub url: Option<String>,
+    /// Key of that service.
+    pub key: Option<String>,
+    /// Whether names live from call to call of an attempt.
+    pub persistent: bool,
+    /// Limits of a call.
+    pub limits: Limits,
+}
+
+/// Runs Python. Argument `code`; what it prints and the value of its last expression are the answer.
+///
+/// An exception, a lost interpreter, a service that is away: all are observations, and counted as metrics
+/// (`exceptions`, `time_limits`, `memory_limits`, `crashes`, `restarts`, `unavailable`).
+#[derive(Debug, Clone)]
+pub struct CodeTool {
+    /// The toolbox's name. The tool itself is always called [`CodeTool::TOOL`].
+    name: String,
+    options: CodeOptions,
+    /// The sandbox, once it is started; nothing where there is a service.
+    started: Arc<OnceCell<Option<Sandbox>>>,
+    persistent: bool,
+}
+
+impl CodeTool {
+    /// The kind of the toolbox.
+    pub const NAME: &'static str = "sandbox";
+
+    /// The tool's name.
+    pub const TOOL: &'static str = "python";
+
+    /// A toolbox of this name.
+    pub fn new(name: String, options: CodeOptions) -> Self {
+        let persistent = options.persistent && options.url.is_none();
+        CodeTool { name, options, started: Arc::default(), persistent }
+    }
+
+    /// Description that the model is given.
+    fn spec(&self) -> ToolSpec {
+        let names = if self.persistent {
+            "Variables are kept between calls."
+        } else {
+            "Each call starts afresh, without the variables of earlier ones."
+        };
+        let seconds = self.options.limits.seconds;
+        ToolSpec {
+            name: Self::TOOL.to_owned(),
+            description: format!(
+                "Runs Python code and returns what it prints and the value of its last expression. {names} \
+                 There is no network. A call may take {seconds} seconds."
+            ),
+            parameters: json!({
+                "type": "object",
+                "properties": { "code": { "type": "string", "description": "The code." } },
+                "required": ["code"],
+                "additionalProperties": false,
+            }),
+        }
+    }
+
+    /// The sandbox of this process, started at the first need; `None` where there is a service.
+    async fn sandbox(&self) -> Result<Option<&Sandbox>, SandboxError> {
+        let start = async || match &self.options.url {
+            Some(_) => Ok(None),
+            None => Sandbox::start(self.options.sandbox.clone()).await.map(Some),
+        };
+        Ok(self.started.get_or_try_init(start).await?.as_ref())
+    }
+
+    fn session(&self, sandbox: &Sandbox) -> Result<dressage_sandbox::Session, SandboxError> {
+        sandbox.session(SessionOptions { limits: self.options.limits, ..SessionOptions::default() })
+    }
+}
+
+/// The code that the arguments hold.
+fn code(arguments: &Map<String, Value>) -> Result<&str, String> {
+    if let Some(extra) = arguments.keys().find(|key| *key != "code") {
+        return Err(format!("{extra:?} is not an argument; \"code\" is"));
+    }
+    match arguments.get("code") {
+        Some(Value::String(code)) => Ok(code),
+        Some(other) => Err(format!("\"code\" is {other}, but it must be a string")),
+        None => Err("\"code\" is missing".to_owned()),
+    }
+}
+
+#[async_trait]
+impl Toolbox for CodeTool {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn specs(&self) -> Option<Vec<ToolSpec>> {
+        Some(vec![self.spec()])
+    }
+
+    async fn ready(&self) -> Result<(), ToolError> {
+        let wrong = |error: SandboxError| ToolError::Open { tool: self.name.clone(), why: error.to_string() };
+        self.sandbox().await.map(drop).map_err(wrong)
+    }
+
+    async fn open(&self, _attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
+        let wrong = |error: SandboxError| ToolError::Open { tool: self.name.clone(), why: error.to_string() };
+        let kept = match self.sandbox().await.map_err(wrong)? {
+            Some(sandbox) if self.persistent => Some(self.session(sandbox).map_err(wrong)?),
+            _ => None,
+        };
+        let CodeOptions { url, key, .. } = &self.options;
+        let remote = url.as_ref().map(|url| Remote::new(url, key.clone())).transpose().map_err(wrong)?;
+        Ok(Box::new(Open { tool: self.clone(), kept: Mutex::new(kept), remote }))
+    }
+}
+
+/// The tool in use by one attempt.
+struct Open {
+    tool: CodeTool,
+    /// The interpreter, where it persists.
+    kept: Mutex<Option<dressage_sandbox::Session>>,
+    remote: Option<Remote>,
+}
+
+#[async_trait]
+impl Session for Open {
+    fn specs(&self) -> Vec<ToolSpec> {
+        vec![self.tool.spec()]
+    }
+
+    fn parallel(&self, _tool: &str) -> bool {
+        !self.tool.persistent
+    }
+
+    async fn call(&self, _tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
+        let code = match code(arguments) {
+            Ok(code) => code,
+            Err(why) => return ToolOutput::error(CallError::BadArguments, why),
+        };
+        let limits = &self.tool.options.limits;
+        let said = match &self.remote {
+            Some(remote) => remote.run_jupyter(&request(code, limits)).await.map(|answer| Said::of(&answer)),
+            None if self.tool.persistent => self.kept(code).await.map(|cell| Said::of_cell(&cell)),
+            None => self.alone(code).await.map(|cell| Said::of_cell(&cell)),
+        };
+        match said {
+            Ok(said) => said.output(limits, self.tool.persistent),
+            Err(error) => counted(
+                ToolOutput::error(CallError::Unavailable, format!("the code was not run: {error}")),
+                "unavailable",
+            ),
+        }
+    }
+
+    async fn close(&mut self) -> Result<(), ToolError> {
+        let Some(session) = self.kept.get_mut().take() else { return Ok(()) };
+        let wrong =
+            |error: SandboxError| ToolError::Close { tool: self.tool.name.clone(), why: error.to_string() };
+        session.finish().await.map(drop).map_err(wrong)
+    }
+}
+
+impl Open {
+    /// A call that finds the names of earlier ones.
+    async fn kept(&self, code: &str) -> Result<Cell, SandboxError> {
+        match &mut *self.kept.lock().await {
+            Some(session) => session.cell(code).await,
+            None => Err(SandboxError::Broken("the session is closed".into())),
+        }
+    }
+
+    /// A call that is for itself.
+    async fn alone(&self, code: &str) -> Result<Cell, SandboxError> {
+        let sandbox = self.tool.sandbox().await?;
+        let sandbox = sandbox.ok_or_else(|| SandboxError::Broken("it is elsewhere".into()))?;
+        self.tool.session(sandbox)?.cell(code).await
+    }
+}
+
+fn request(code: &str, limits: &Limits) -> RunJupyter {
+    RunJupyter {
+        cells: vec![code.to_owned()],
+        cell_timeout: limits.seconds,
+        total_timeout: limits.seconds,
+        memory_limit_mb: limits.memory_mb as i64,
+        kernel: "python3".into(),
+        files: BTreeMap::new(),
+        fetch_files: Vec::new(),
+    }
+}
+
+fn counted(mut output: ToolOutput, metric: &str) -> ToolOutput {
+    *output.metrics.entry(metric.to_owned()).or_default() += 1.0;
+    output
+}
+
+/// Result of a call, wherever it ran.
+struct Said {
+    stdout: String,
+    stderr: String,
+    shown: Vec<String>,
+    traceback: Option<String>,
+    ended: Option<Ended>,
+    is_fresh: bool,
+}
+
+impl Said {
+    fn of_cell(cell: &Cell) -> Self {
+        Said {
+            stdout: cell.stdout.text(),
+            stderr: cell.stderr.text(),
+            shown: cell.shown.clone(),
+            traceback: cell.error.as_ref().map(|error| error.traceback.join("\n")),
+            ended: cell.ended,
+            is_fresh: cell.is_fresh,
+        }
+    }
+
+    fn of(answer: &JupyterAnswer) -> Self {
+        let none = CellAnswer {
+            stdout: String::new(),
+            stderr: String::new(),
+            display: Vec::new(),
+            error: Vec::new(),
+        };
+        let cell = answer.cells.first().unwrap_or(&none);
+        let text = |shown: &BTreeMap<String, Value>| {
+            let plain = shown.get("text/plain").and_then(Value::as_str).map(str::to_owned);
+            plain.unwrap_or_else(|| format!("[{}]", shown.keys().cloned().collect::<Vec<_>>().join(", ")))
+        };
+        let driver = answer.driver.as_ref();
+        let ended = match driver.map(|driver| (driver.status, driver.return_code)) {
+            Some((CommandStatus::TimeLimitExceeded, _)) => Some(Ended::TimeLimit),
+            Some((_, Some(0))) | None => None,
+            Some((_, code @ Some(..=-1))) => code.map(|code| Ended::Signal(-code)),
+            Some((_, code)) => Some(Ended::Exit(code.unwrap_or(1))),
+        };
+        Said {
+            stdout: cell.stdout.clone(),
+            stderr: cell.stderr.clone(),
+            shown: cell.display.iter().map(text).collect(),
+            traceback: cell.error.first().map(|error| error.traceback.join("\n")),
+            ended,
+            is_fresh: false,
+        }
+    }
+
+    fn output(self, limits: &Limits, persistent: bool) -> ToolOutput {
+        let mut parts: Vec<String> = Vec::new();
+        if self.is_fresh {
+            parts.push("[the interpreter was started afresh: earlier variables are lost]".to_owned());
+        }
+        parts.extend([self.stdout.clone()].into_iter().filter(|text| !text.is_empty()));
+        parts.extend(self.shown.clone());
+        parts.extend([self.stderr.clone()].into_iter().filter(|text| !text.is_empty()));
+        parts.extend(self.traceback.clone());
+        let lost = if persistent { "; variables are lost" } else { "" };
+        let (why, metric) = match self.ended {
+            Some(Ended::TimeLimit) => (format!("stopped after {} seconds", limits.seconds), "time_limits"),
+            Some(Ended::MemoryLimit) => {
+                (format!("stopped: it held more than {} MiB of memory", limits.memory_mb), "memory_limits")
+            }
+            Some(Ended::Exit(code)) => (format!("the interpreter ended with exit code {code}"), "crashes"),
+            Some(Ended::Signal(signal)) => (format!("the interpreter died of signal {signal}"), "crashes"),
+            None => (String::new(), "exceptions"),
+        };
+        if self.ended.is_some() {
+            parts.push(format!("[{why}{lost}]"));
+        }
+        let text: Vec<&str> = parts.iter().map(|part| part.trim_end_matches('\n')).collect();
+        let text = text.join("\n");
+        let text = if text.is_empty() { "[no output]".to_owned() } else { text };
+        let output = if self.ended.is_some() || self.traceback.is_some() {
+            counted(ToolOutput::error(CallError::Failed, text), metric)
+        } else {
+            ToolOutput::text(text)
+        };
+        if self.is_fresh { counted(output, "restarts") } else { output }
+    }
+}
+
+#[cfg(test)]
+#[path = "sandbox_tests.rs"]
+mod tests;

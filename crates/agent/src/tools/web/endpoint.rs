@@ -1,0 +1,227 @@
+//! One endpoint of a service as a tool.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use dressage_http::Client;
+use dressage_text::ToolSpec;
+use hyper::Method;
+use hyper::header::HeaderMap;
+use serde_json::{Map, Value};
+
+use super::super::{CallError, Session, ToolContext, ToolError, ToolOutput, Toolbox};
+use super::{Asks, unanswered};
+
+/// An endpoint of a service, which is asked with the arguments of a call.
+#[derive(Debug, Clone)]
+pub struct EndpointOptions {
+    /// Name and description of the tool, and the schema of its arguments.
+    pub spec: ToolSpec,
+    /// Method of the request.
+    pub method: Method,
+    /// Address. `{NAME}` in it stands for an argument, percent-encoded; where the whole address is one
+    /// argument, that is the address. Arguments that do not stand in it are the query of a GET, HEAD or
+    /// DELETE, and the JSON body of others.
+    pub url: String,
+    /// Headers of every request, keys for instance.
+    pub headers: HeaderMap,
+    /// Part of a JSON answer that the model reads, as a JSON pointer (RFC 6901); all where empty.
+    pub pointer: String,
+    /// How often a request is repeated that nobody has taken.
+    pub retries: u32,
+    /// Whether calls of one turn may run at once.
+    pub parallel: bool,
+    /// Asks.
+    pub client: Client,
+}
+
+/// [`EndpointOptions`] as a toolbox.
+#[derive(Debug, Clone)]
+pub struct Endpoint {
+    name: String,
+    options: EndpointOptions,
+}
+
+impl Endpoint {
+    /// The toolbox of this name.
+    pub fn new(name: impl Into<String>, options: EndpointOptions) -> Self {
+        Endpoint { name: name.into(), options }
+    }
+
+    /// The address for these arguments, and those that do not stand in it.
+    ///
+    /// # Errors
+    /// Names an argument that is missing.
+    fn address(&self, arguments: &Map<String, Value>) -> Result<(String, Map<String, Value>), String> {
+        let mut rest = arguments.clone();
+        let mut url = String::new();
+        let mut left = self.options.url.as_str();
+        while let Some((before, after)) = left.split_once('{') {
+            let Some((name, after)) = after.split_once('}') else { break };
+            let value = arguments.get(name).ok_or_else(|| format!("{name:?} is missing"))?;
+            let is_whole = before.is_empty() && after.is_empty() && url.is_empty();
+            rest.shift_remove(name);
+            url.push_str(before);
+            url.push_str(&if is_whole { plain(value) } else { encoded(&plain(value)) });
+            left = after;
+        }
+        url.push_str(left);
+        Ok((url, rest))
+    }
+}
+
+/// A value as it stands in an address.
+fn plain(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// A text with all that is not unreserved percent-encoded (RFC 3986, 2.3).
+fn encoded(text: &str) -> String {
+    let mut whole = String::new();
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => whole.push(byte as char),
+            _ => whole.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    whole
+}
+
+#[async_trait]
+impl Toolbox for Endpoint {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn specs(&self) -> Option<Vec<ToolSpec>> {
+        Some(vec![self.options.spec.clone()])
+    }
+
+    async fn open(&self, _attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
+        Ok(Box::new(self.clone()))
+    }
+}
+
+#[async_trait]
+impl Session for Endpoint {
+    fn specs(&self) -> Vec<ToolSpec> {
+        vec![self.options.spec.clone()]
+    }
+
+    fn parallel(&self, _tool: &str) -> bool {
+        self.options.parallel
+    }
+
+    async fn call(&self, _tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
+        let EndpointOptions { method, headers, retries, client, pointer, .. } = &self.options;
+        let (mut url, rest) = match self.address(arguments) {
+            Ok(address) => address,
+            Err(why) => return ToolOutput::error(CallError::BadArguments, why),
+        };
+        let mut body = Bytes::new();
+        if matches!(*method, Method::GET | Method::HEAD | Method::DELETE) {
+            for (name, value) in &rest {
+                url.push(if url.contains('?') { '&' } else { '?' });
+                url.push_str(&format!("{}={}", encoded(name), encoded(&plain(value))));
+            }
+        } else {
+            body = Value::Object(rest).to_string().into();
+        }
+        let asks = Asks { client: client.clone(), headers: headers.clone(), retries: *retries };
+        let reply = match asks.ask(method.clone(), url, body).await {
+            Ok(reply) => reply,
+            Err(error) => return unanswered(&error),
+        };
+        let text = reply.text();
+        if !reply.status.is_success() {
+            let kind = match reply.status.as_u16() {
+                400 | 404 | 405 | 409 | 410 | 413 | 414 | 415 | 422 => CallError::Failed,
+                _ => CallError::Unavailable,
+            };
+            return ToolOutput::error(kind, format!("HTTP {}: {text}", reply.status));
+        }
+        if pointer.is_empty() {
+            return ToolOutput::text(text);
+        }
+        match serde_json::from_str::<Value>(&text).ok().and_then(|value| value.pointer(pointer).map(plain)) {
+            Some(part) => ToolOutput::text(part),
+            None => {
+                ToolOutput::error(CallError::Failed, format!("the answer has nothing at {pointer}: {text}"))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dressage_http::Hosts;
+    use serde_json::json;
+
+    use super::super::testing::service;
+    use super::*;
+
+    fn endpoint(method: Method, url: String, hosts: Hosts) -> Endpoint {
+        let spec =
+            ToolSpec { name: "t".into(), description: String::new(), parameters: json!({"type": "object"}) };
+        let client = Client::new(hosts, None).unwrap();
+        let headers = HeaderMap::new();
+        let (pointer, retries, parallel) = (String::new(), 2, true);
+        Endpoint::new("t", EndpointOptions { spec, method, url, headers, pointer, retries, parallel, client })
+    }
+
+    async fn ask(endpoint: &Endpoint, arguments: Value) -> ToolOutput {
+        endpoint.call("t", arguments.as_object().unwrap()).await
+    }
+
+    #[tokio::test]
+    async fn arguments_stand_in_the_address_the_query_or_the_body() {
+        let (address, heard) = service(|_, _| (200, "{\"a\": {\"b\": [\"found\", 7]}}".into())).await;
+        let get = endpoint(Method::GET, format!("http://{address}/items/{{id}}?fixed=1"), Hosts::any());
+        let output = ask(&get, json!({"id": "a/../b c", "n": 2, "q": "ü&x=1"})).await;
+        assert_eq!(output.error, None);
+        let mut post = endpoint(Method::POST, format!("http://{address}/items/{{id}}"), Hosts::any());
+        post.options.pointer = "/a/b/0".into();
+        assert_eq!(ask(&post, json!({"id": 3, "n": 2})).await, ToolOutput::text("found"));
+        post.options.pointer = "/a/c".into();
+        assert_eq!(ask(&post, json!({"id": 3})).await.error, Some(CallError::Failed));
+        assert_eq!(
+            ask(&post, json!({"n": 2})).await,
+            ToolOutput::error(CallError::BadArguments, "\"id\" is missing")
+        );
+        let heard = heard.lock().await;
+        assert_eq!(heard[0].0, "GET /items/a%2F..%2Fb%20c?fixed=1&n=2&q=%C3%BC%26x%3D1");
+        assert_eq!((heard[1].0.as_str(), heard[1].1.as_str()), ("POST /items/3", "{\"n\":2}"));
+    }
+
+    #[tokio::test]
+    async fn a_model_cannot_choose_a_host_that_is_not_allowed() {
+        let (address, heard) = service(|_, _| (200, "inside".into())).await;
+        let fetch = endpoint(Method::GET, "{url}".into(), Hosts::only(["*.example.org"]).unwrap());
+        for url in
+            [format!("http://{address}/"), "http://169.254.169.254/".into(), "file:///etc/passwd".into()]
+        {
+            assert_eq!(ask(&fetch, json!({ "url": url })).await.error, Some(CallError::BadArguments));
+        }
+        assert!(heard.lock().await.is_empty());
+    }
+
+    #[tokio::test]
+    async fn what_nobody_has_taken_is_asked_again() {
+        let (address, heard) = service(|at, _| match at {
+            0 | 1 => (503, String::new()),
+            2 => (200, "there".into()),
+            _ => (500, "broken".into()),
+        })
+        .await;
+        let post = endpoint(Method::POST, format!("http://{address}/"), Hosts::any());
+        assert_eq!(ask(&post, json!({})).await, ToolOutput::text("there"));
+        let failed = ask(&post, json!({})).await;
+        assert_eq!(
+            (failed.error, failed.read().as_str()),
+            (Some(CallError::Unavailable), "HTTP 500 Internal Server Error: broken")
+        );
+        assert_eq!(heard.lock().await.len(), 4, "a POST that may have done something is not repeated");
+    }
+}

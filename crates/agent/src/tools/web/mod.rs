@@ -1,0 +1,102 @@
+//! Toolboxes that are services on the web: one endpoint as a tool, or a node of AgentDock.
+
+mod endpoint;
+mod node;
+mod services;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use dressage_http::{Ask, Bounds, Client, HttpError, Reply};
+use hyper::header::{HeaderMap, RETRY_AFTER};
+use hyper::{Method, StatusCode};
+
+pub use endpoint::{Endpoint, EndpointOptions};
+pub use node::Node;
+pub use services::Services;
+
+use super::{CallError, ToolOutput};
+
+/// Most bytes of an answer.
+const MOST_BYTES: usize = 64 << 20;
+
+/// Most redirects that are followed.
+const REDIRECTS: u32 = 5;
+
+/// Wait before the first repetition; it grows by half each time.
+const FIRST_WAIT: Duration = Duration::from_secs(1);
+
+/// Longest wait before a repetition that a service may ask for.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+
+/// How a service is asked.
+#[derive(Debug, Clone)]
+pub(super) struct Asks {
+    pub client: Client,
+    /// Headers of every question, keys for instance.
+    pub headers: HeaderMap,
+    /// How often a question is repeated that nobody has taken.
+    pub retries: u32,
+}
+
+impl Asks {
+    /// Asks, and again where the service was not there or turned the question away; after other failures only
+    /// where the question changes nothing.
+    async fn ask(&self, method: Method, url: String, body: Bytes) -> Result<Reply, HttpError> {
+        // The deadline of a call stands around this, so this one is for what hangs behind it.
+        let bounds =
+            Bounds { deadline: Duration::from_secs(24 * 3600), bytes: MOST_BYTES, redirects: REDIRECTS };
+        let changes_nothing = matches!(method, Method::GET | Method::HEAD);
+        let mut wait = FIRST_WAIT;
+        let mut tried = 0;
+        loop {
+            let mut headers = self.headers.clone();
+            if !body.is_empty() {
+                headers
+                    .entry("content-type")
+                    .or_insert(hyper::header::HeaderValue::from_static("application/json"));
+            }
+            let ask = Ask { method: method.clone(), url: url.clone(), headers, body: body.clone() };
+            let answer = self.client.ask(ask, bounds).await;
+            let asked = match &answer {
+                Ok(reply) => match reply.status {
+                    StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+                        Some(retry_after(reply))
+                    }
+                    status if status.is_server_error() && changes_nothing => Some(None),
+                    _ => None,
+                },
+                Err(HttpError::Connect { .. }) => Some(None),
+                Err(error) if error.may_pass() && changes_nothing => Some(None),
+                Err(_) => None,
+            };
+            let Some(asked) = asked.filter(|_| tried < self.retries) else { return answer };
+            tokio::time::sleep(asked.unwrap_or(wait).min(LONGEST_WAIT)).await;
+            wait = wait.mul_f64(1.5);
+            tried += 1;
+        }
+    }
+}
+
+/// For how long a service asks to be left alone.
+fn retry_after(reply: &Reply) -> Option<Duration> {
+    let seconds = reply.headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    Duration::try_from_secs_f64(seconds).ok()
+}
+
+/// What the model reads of a question that has no answer.
+fn unanswered(error: &HttpError) -> ToolOutput {
+    match error {
+        // The model has named the host, or the page that led there.
+        HttpError::Denied(_) | HttpError::Invalid(_) => {
+            ToolOutput::error(CallError::BadArguments, error.to_string())
+        }
+        HttpError::TooLarge { .. } | HttpError::Redirects { .. } => {
+            ToolOutput::error(CallError::Failed, error.to_string())
+        }
+        _ => ToolOutput::error(CallError::Unavailable, error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod testing;

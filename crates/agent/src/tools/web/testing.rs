@@ -1,0 +1,53 @@
+//! A service for tests.
+
+use std::sync::Arc;
+
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpListener;
+use tokio::sync::Mutex;
+
+/// What a service was asked: method and path, and the body.
+pub type Heard = Arc<Mutex<Vec<(String, String)>>>;
+
+/// A service that answers the question of each number and path with a status and a body; and what it was
+/// asked.
+pub async fn service(answers: fn(usize, &str) -> (u16, String)) -> (String, Heard) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let heard = Heard::default();
+    let hears = heard.clone();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let hears = hears.clone();
+            tokio::spawn(async move {
+                let mut stream = BufReader::new(stream);
+                let (mut head, mut length) = (String::new(), 0);
+                loop {
+                    let mut line = String::new();
+                    stream.read_line(&mut line).await.unwrap();
+                    if line.trim().is_empty() {
+                        break;
+                    }
+                    if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+                        length = value.trim().parse().unwrap();
+                    }
+                    head.push_str(&line);
+                }
+                let mut body = vec![0; length];
+                stream.read_exact(&mut body).await.unwrap();
+                let asked = head.lines().next().unwrap_or_default();
+                let asked = asked.rsplit_once(' ').map_or(asked, |(asked, _)| asked).to_owned();
+                let at = {
+                    let mut hears = hears.lock().await;
+                    hears.push((asked.clone(), String::from_utf8(body).unwrap()));
+                    hears.len() - 1
+                };
+                let (status, text) = answers(at, asked.split(' ').nth(1).unwrap_or_default());
+                let reason = if status == 200 { "OK" } else { "Error" };
+                let head = format!("HTTP/1.1 {status} {reason}\r\ncontent-length: {}\r\n", text.len());
+                let _ = stream.write_all(format!("{head}connection: close\r\n\r\n{text}").as_bytes()).await;
+            });
+        }
+    });
+    (address, heard)
+}

@@ -1,0 +1,91 @@
+//! Tools of a user's own, in processes under a keeper.
+
+mod command;
+mod hazards;
+mod python;
+mod verl;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use dressage_agent::Keeper;
+use dressage_agent::tasks::Task;
+use dressage_agent::tools::{
+    Observation, OpenTools, PythonOptions, PythonTools, ToolContext, ToolSet, Toolbox,
+};
+use dressage_text::{Parsed, ToolCall};
+use serde_json::{Map, Value};
+
+/// The keeper, which is an example of this crate.
+fn keeper() -> Keeper {
+    let test = std::env::current_exe().unwrap();
+    let keeper = test.ancestors().nth(2).unwrap().join("examples/keep");
+    assert!(keeper.exists(), "first build it: cargo build -p dressage-agent --example keep");
+    Keeper(vec![keeper.display().to_string()])
+}
+
+fn write(folder: &Path, name: &str, text: &str) -> PathBuf {
+    let path = folder.join(name);
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+fn options(file: PathBuf) -> PythonOptions {
+    PythonOptions {
+        file: Some(file),
+        config: None,
+        functions: Vec::new(),
+        python: "python3".into(),
+        passes: Vec::new(),
+        workers: 1,
+        worker_calls: 16,
+        start: Duration::from_secs(60),
+    }
+}
+
+fn set_of(options: PythonOptions, deadline: Duration) -> ToolSet {
+    let toolbox: Arc<dyn Toolbox> = Arc::new(PythonTools::new("own", options, keeper()));
+    ToolSet::new(vec![toolbox], deadline).unwrap()
+}
+
+/// Tools of a Python file with this text.
+fn python(folder: &Path, text: &str, deadline: Duration) -> ToolSet {
+    set_of(options(write(folder, "own.py", text)), deadline)
+}
+
+fn attempt(name: &str, row: Value) -> ToolContext {
+    let Value::Object(row) = row else { panic!("{row}") };
+    ToolContext {
+        attempt: name.into(),
+        task: Task { id: name.into(), row: row.into(), ..Task::default() },
+        seed: 0,
+        stream: 0,
+        deadline: Duration::from_secs(300),
+    }
+}
+
+fn call(name: &str, arguments: Value) -> ToolCall {
+    let Value::Object(arguments) = arguments else { panic!("{arguments}") };
+    ToolCall { id: String::new(), name: name.into(), arguments }
+}
+
+async fn open(set: &ToolSet, name: &str) -> OpenTools {
+    set.open(&attempt(name, Value::Object(Map::new()))).await.unwrap()
+}
+
+async fn answers(open: &mut OpenTools, calls: Vec<ToolCall>) -> Vec<Observation> {
+    let reply = Parsed { content: String::new(), calls: calls.into_iter().map(Ok).collect(), bare: false };
+    open.answer(&reply, true).await
+}
+
+async fn answer(open: &mut OpenTools, name: &str, arguments: Value) -> Observation {
+    answers(open, vec![call(name, arguments)]).await.remove(0)
+}
+
+async fn text(open: &mut OpenTools, name: &str, arguments: Value) -> String {
+    answer(open, name, arguments).await.text
+}
+
+/// A long time, for what is not to pass.
+const LONG: Duration = Duration::from_secs(120);

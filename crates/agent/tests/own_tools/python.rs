@@ -1,0 +1,195 @@
+//! Functions of a Python file as tools: what the model is told of them, and what comes of calls.
+
+use std::time::Instant;
+
+use dressage_agent::tools::ObservationKind;
+use serde_json::json;
+
+use super::*;
+
+const TYPES: &str = include_str!("types.py");
+
+#[tokio::test]
+async fn type_hints_and_docstrings_become_schemas() {
+    let folder = tempfile::tempdir().unwrap();
+    let set = python(folder.path(), TYPES, LONG);
+    assert!(set.specs("").is_empty());
+    let mut open = open(&set, "a").await;
+    let spec = |name: &str| open.specs().iter().find(|spec| spec.name == name).unwrap();
+    let names: Vec<&str> = open.specs().iter().map(|spec| spec.name.as_str()).collect();
+    assert_eq!(names, ["google", "numpy_style", "sphinx", "shapes", "later"]);
+    assert_eq!(spec("google").description, "Finds a city.\n\nOnly large ones.");
+    assert_eq!(
+        spec("google").parameters,
+        json!({
+            "type": "object",
+            "properties": {
+                "city": { "type": "string", "description": "Its name." },
+                "days": { "type": "integer", "description": "How many days, on two lines.", "default": 3 },
+                "unit": { "type": "string", "enum": ["C", "F"], "description": "Unit.", "default": "C" },
+                "near": { "type": ["number", "null"] },
+            },
+            "required": ["city"],
+            "additionalProperties": false,
+        })
+    );
+    let numpy = &spec("numpy_style").parameters["properties"];
+    assert_eq!(numpy["points"]["description"], "Points of a path.");
+    assert_eq!(
+        numpy["points"]["items"]["properties"]["x"],
+        json!({ "description": "To the right.", "type": "integer" })
+    );
+    assert_eq!(numpy["points"]["items"]["required"], json!(["x"]));
+    assert_eq!(
+        numpy["weights"],
+        json!({ "type": "object", "additionalProperties": { "type": "number" }, "description": "Weights." })
+    );
+    let sphinx = &spec("sphinx").parameters["properties"];
+    assert_eq!(
+        sphinx["colour"],
+        json!({ "type": "string", "enum": ["red", "blue"], "description": "a colour" })
+    );
+    assert_eq!(sphinx["tree"]["properties"]["left"], json!({ "$ref": "#/$defs/Tree" }));
+    assert_eq!(spec("sphinx").parameters["required"], json!(["colour"]));
+
+    let found = text(&mut open, "google", json!({ "city": "Rome", "near": 2 })).await;
+    assert_eq!(found, "Rome 3 C 2.0 float");
+    let found =
+        text(&mut open, "numpy_style", json!({ "points": [{ "x": 1 }], "weights": { "a": 1 } })).await;
+    assert_eq!(found, "[Point(x=1, y=0.5)] {'a': 1.0}");
+    let found =
+        text(&mut open, "sphinx", json!({ "colour": "blue", "tree": { "left": { "leaf": 1 } } })).await;
+    assert_eq!(found, "Colour.BLUE {'left': {'leaf': 1}}");
+    let found = text(&mut open, "later", json!({ "pair": ["a", 2] })).await;
+    assert_eq!(
+        found,
+        "{\"pair\": [\"a\", 2], \"set\": [1, 2], \"nan\": NaN, \"point\": {\"x\": 1, \"y\": 0.5}}"
+    );
+    open.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn arguments_that_do_not_fit_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let set = python(folder.path(), TYPES, LONG);
+    let mut open = open(&set, "a").await;
+    for (tool, arguments, why) in [
+        ("google", json!({}), "\"city\" is a required property; the arguments are city, days, unit, near"),
+        ("google", json!({ "city": 3 }), "city: 3 is not of type \"string\""),
+        ("google", json!({ "city": "a", "day": 3 }), "('day' was unexpected)"),
+        ("google", json!({ "city": "a", "unit": "K" }), "unit: \"K\" is not one of"),
+        ("sphinx", json!({ "colour": "green" }), "colour: \"green\" is not one of"),
+        (
+            "sphinx",
+            json!({ "colour": "red", "tree": { "left": { "leaf": "x" } } }),
+            "tree.left.leaf: \"x\" is not of type",
+        ),
+        (
+            "numpy_style",
+            json!({ "points": [{ "x": -1 }], "weights": {} }),
+            "points: ValueError: x is below 0",
+        ),
+        ("shapes", json!({ "when": "yesterday" }), "when: ValueError: Invalid isoformat string: 'yesterday'"),
+    ] {
+        let observation = answer(&mut open, tool, arguments).await;
+        assert_eq!(observation.kind, ObservationKind::BadArguments, "{observation:?}");
+        assert!(observation.text.contains(why), "{}\n{why}", observation.text);
+    }
+    open.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn calls_run_beside_each_other_in_threads_and_on_a_loop() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "import time, asyncio\n\
+                def slow(): time.sleep(0.5); return 'slow'\n\
+                async def waits(): await asyncio.sleep(0.5); return 'waits'\n";
+    let set = python(folder.path(), text, LONG);
+    let mut open = open(&set, "a").await;
+    let start = Instant::now();
+    let calls = (0..12).map(|i| call(if i % 2 == 0 { "slow" } else { "waits" }, json!({}))).collect();
+    let found = answers(&mut open, calls).await;
+    for (i, observation) in found.iter().enumerate() {
+        assert_eq!(observation.text, if i % 2 == 0 { "slow" } else { "waits" });
+    }
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    open.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn functions_are_those_that_are_named_or_marked_or_public() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "from json import dumps\n\
+                def one(): return 1\n\
+                def two(): return 2\n\
+                def _hidden(): return 3\n";
+    let names = async |set: ToolSet| {
+        let open = open(&set, "a").await;
+        let names: Vec<String> = open.specs().iter().map(|spec| spec.name.clone()).collect();
+        open.close().await.unwrap();
+        names
+    };
+    assert_eq!(names(python(folder.path(), text, LONG)).await, ["one", "two"]);
+    let marked =
+        format!("{text}@tool\ndef three(): return 3\n@function_tool(strict=True)\ndef four(): return 4\n");
+    assert_eq!(names(python(folder.path(), &marked, LONG)).await, ["three", "four"]);
+    let of = |functions: &[&str]| {
+        let file = write(folder.path(), "own.py", text);
+        let functions = functions.iter().map(|name| (*name).to_owned()).collect();
+        set_of(PythonOptions { functions, ..options(file) }, LONG)
+    };
+    assert_eq!(names(of(&["two", "_hidden"])).await, ["two", "_hidden"]);
+    let error = of(&["tow"]).open(&attempt("a", json!({}))).await.unwrap_err().to_string();
+    assert!(
+        error.contains("`functions` names 'tow', which is not defined in own.py; there is one, two"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_file_that_does_not_load_says_so_in_pythons_words() {
+    let folder = tempfile::tempdir().unwrap();
+    for (text, why) in [
+        ("x = 1\ndef f(:\n    pass\n", "own.py\", line 2"),
+        ("x = 1\ndef f(:\n    pass\n", "SyntaxError: invalid syntax"),
+        (
+            "import os\nimport no_such_module\n",
+            "No module named 'no_such_module' (own.py, line 2, in <module>",
+        ),
+        ("exit(3)\n", "it calls exit(3) while it is loaded (own.py, line 1"),
+        ("x = 1\n", "own.py has no tools: no public function"),
+        ("def f(*args): pass\n", "f cannot be a tool: its parameter *args has no name"),
+        ("import os\nos._exit(7)\n", "the Python process ended (exit code 7): it printed nothing"),
+    ] {
+        let set = python(folder.path(), text, LONG);
+        let error = set.open(&attempt("a", json!({}))).await.unwrap_err().to_string();
+        assert!(error.starts_with("tool \"own\" could not be opened: "), "{error}");
+        assert!(error.contains(why), "{error}\n{why}");
+    }
+    let missing = set_of(PythonOptions { python: "no-such-python".into(), ..options("own.py".into()) }, LONG);
+    let error = missing.open(&attempt("a", json!({}))).await.unwrap_err().to_string();
+    assert!(error.contains("cannot start no-such-python"), "{error}");
+    let file = write(folder.path(), "own.py", "import time\ntime.sleep(60)\n");
+    let slow = set_of(PythonOptions { start: Duration::from_millis(500), ..options(file) }, LONG);
+    let error = slow.open(&attempt("a", json!({}))).await.unwrap_err().to_string();
+    assert!(error.contains("it was still loading after 500ms"), "{error}");
+}
+
+#[tokio::test]
+async fn processes_get_named_variables_only_and_load_what_is_beside_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "beside.py", "VALUE = 7\n");
+    let text = "import os, sys, beside\n\
+                def seen(): return [sorted(os.environ), beside.VALUE, os.getcwd(), sys.stdin.read()]\n";
+    let set = python(folder.path(), text, LONG);
+    let mut open = open(&set, "a").await;
+    let found: Vec<Value> = serde_json::from_str(&super::text(&mut open, "seen", json!({})).await).unwrap();
+    // Whatever the platform sets itself is none of ours.
+    let names = found[0].as_array().unwrap().iter().filter_map(Value::as_str);
+    let names: Vec<&str> = names.filter(|name| !name.starts_with("LC_") && !name.starts_with("__")).collect();
+    assert!(names.iter().all(|name| dressage_agent::PASSED.contains(name)), "{names:?}");
+    assert!(names.contains(&"PATH"));
+    let here = folder.path().canonicalize().unwrap();
+    assert_eq!(found[1..], [json!(7), json!(here.display().to_string()), json!("")]);
+    open.close().await.unwrap();
+}

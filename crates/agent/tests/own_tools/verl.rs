@@ -1,0 +1,128 @@
+//! Classes of tools as verl has them, and its configurations of tools.
+
+use serde_json::json;
+
+use super::*;
+
+const GSM8K: &str = include_str!("gsm8k.py");
+const CONFIG: &str = include_str!("tools.yaml");
+
+fn verl(folder: &Path, config: PathBuf) -> ToolSet {
+    write(folder, "gsm8k.py", GSM8K);
+    let options = PythonOptions { file: None, config: Some(config), ..options(PathBuf::new()) };
+    set_of(options, LONG)
+}
+
+/// The same configuration as JSON, which needs no reader of YAML.
+fn as_json(folder: &Path) -> PathBuf {
+    let config = json!({ "tools": [{
+        "class_name": "gsm8k.Gsm8kTool",
+        "config": { "type": "native", "log": folder.join("log").display().to_string() },
+        "tool_schema": { "type": "function", "function": {
+            "name": "calc_gsm8k_reward",
+            "description": "Scores an answer.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "answer": { "type": "str", "description": "The answer" },
+                    "steps": { "type": "array", "item": { "type": "string" } },
+                },
+                "require": ["answer"],
+            },
+        } },
+    }] });
+    write(folder, "tools.json", &config.to_string())
+}
+
+#[tokio::test]
+async fn an_instance_is_made_for_each_attempt_with_what_its_row_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let set = verl(folder.path(), as_json(folder.path()));
+    let row = |truth: &str| {
+        let kwargs = json!({ "calc_gsm8k_reward": {
+            "create_kwargs": { "ground_truth": truth }, "execute_kwargs": { "mark": "!" },
+        } });
+        json!({ "extra_info": { "need_tools_kwargs": true, "tools_kwargs": kwargs } })
+    };
+    let mut x = set.open(&attempt("x", row("7"))).await.unwrap();
+    let mut y = set.open(&attempt("y", row("8"))).await.unwrap();
+    let parameters = &x.specs()[0].parameters;
+    // Slips in keywords are put right.
+    assert_eq!(parameters["properties"]["steps"], json!({ "type": "array", "items": { "type": "string" } }));
+    assert_eq!(parameters["properties"]["answer"]["type"], "string");
+    assert_eq!(parameters["required"], json!(["answer"]));
+    let right = answer(&mut x, "calc_gsm8k_reward", json!({ "answer": "7" })).await;
+    assert_eq!((right.text.as_str(), right.reward), ("'7' gives 1.0!", Some(0.0)));
+    assert_eq!(right.metrics["tries"], 1.0);
+    let again = answer(&mut x, "calc_gsm8k_reward", json!({ "answer": "7" })).await;
+    assert_eq!((again.reward, again.metrics["tries"]), (Some(-0.05), 2.0));
+    let wrong = answer(&mut y, "calc_gsm8k_reward", json!({ "answer": "7" })).await;
+    assert_eq!((wrong.text.as_str(), wrong.metrics["tries"]), ("'7' gives 0.0!", 1.0));
+    let bad = answer(&mut y, "calc_gsm8k_reward", json!({ "steps": [1] })).await;
+    assert!(
+        bad.text.contains("\"answer\" is a required property") || bad.text.contains("steps.0"),
+        "{}",
+        bad.text
+    );
+    let (found, errors) = x.evidence().await;
+    assert_eq!(
+        (Value::Object(found), errors),
+        (json!({ "own": { "calc_gsm8k_reward": { "reward": 1.0 } } }), vec![])
+    );
+    let (found, _) = y.evidence().await;
+    assert_eq!(found["own"]["calc_gsm8k_reward"]["reward"], 0.0);
+    x.close().await.unwrap();
+    // An attempt that is given up.
+    drop(y);
+    let log = folder.path().join("log");
+    let start = std::time::Instant::now();
+    while std::fs::read_to_string(&log).unwrap_or_default().lines().count() < 2 {
+        assert!(start.elapsed() < Duration::from_secs(20));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn instances_that_cannot_be_made_break_the_attempt_and_are_released() {
+    let folder = tempfile::tempdir().unwrap();
+    let set = verl(folder.path(), as_json(folder.path()));
+    let kwargs = json!({ "calc_gsm8k_reward": { "create_kwargs": { "ground_truth": "raise" } } });
+    let row = json!({ "extra_info": { "tools_kwargs": kwargs } });
+    let error = set.open(&attempt("x", row)).await.unwrap_err().to_string();
+    assert!(error.contains("ValueError: no such truth (gsm8k.py, line "), "{error}");
+    // The extra information of a row may be a text, as Parquet files have it.
+    let row = json!({ "extra_info": "{\"tools_kwargs\": {\"calc_gsm8k_reward\": {\"create_kwargs\": {\"ground_truth\": \"5\"}}}}" });
+    let mut open = set.open(&attempt("y", row)).await.unwrap();
+    let right = answer(&mut open, "calc_gsm8k_reward", json!({ "answer": "5" })).await;
+    assert_eq!(right.text, "'5' gives 1.0");
+    open.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn configurations_are_read_as_yaml_or_say_what_is_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = write(folder.path(), "tools.yaml", CONFIG);
+    match verl(folder.path(), config).open(&attempt("a", json!({}))).await {
+        Ok(open) => {
+            assert_eq!(open.specs()[0].name, "calc_gsm8k_reward");
+            assert_eq!(open.specs()[0].parameters["properties"]["steps"]["items"]["type"], "string");
+            open.close().await.unwrap();
+        }
+        // Where the interpreter of this machine has no reader of YAML.
+        Err(error) => assert!(error.to_string().contains("-m pip install pyyaml"), "{error}"),
+    }
+    for (text, why) in [
+        ("{\"tool\": []}", "has no list `tools`"),
+        ("{\"tools\": [{\"config\": {}}]}", "tools[0] of bad.json has no `class_name`"),
+        ("{\"tools\": [{\"class_name\": \"gsm8k.Gsm9kTool\"}]}", "gsm8k has no class Gsm9kTool"),
+        ("{\"tools\": [{\"class_name\": \"none.Tool\"}]}", "none cannot be imported: ModuleNotFoundError"),
+        (
+            "{\"tools\": [{\"class_name\": \"verl.tools.mcp_base_tool.MCPBaseTool\"}]}",
+            "is an MCP server: give it a [[tool]] of its own",
+        ),
+    ] {
+        let config = write(folder.path(), "bad.json", text);
+        let error = verl(folder.path(), config).open(&attempt("a", json!({}))).await.unwrap_err().to_string();
+        assert!(error.contains(why), "{error}\n{why}");
+    }
+}

@@ -1,0 +1,234 @@
+//! `dressage sandbox`: runs untrusted code, once or for whoever asks over HTTP.
+
+use std::io::Read;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use clap::{Parser, Subcommand};
+use dressage_sandbox::service::{Service, serve};
+use dressage_sandbox::{Demand, Ended, Language, Limits, Options, Run, Sandbox, SandboxError};
+use tokio::net::TcpListener;
+use tokio::sync::Notify;
+
+use crate::failure::{INTERRUPTED, unusable};
+use crate::screen::{self, Style};
+use crate::stop::Requests;
+
+/// Run untrusted code, as models write it: a file, or for whoever asks over HTTP
+#[derive(Parser)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Serve(Serve),
+    Run(Once),
+}
+
+/// Serve SandboxFusion's API: /run_code and /run_jupyter
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  dressage sandbox serve
+  dressage sandbox serve --python .venv --preload numpy --concurrency 8
+  dressage sandbox serve --bind 0.0.0.0:8080 --key-file keys.txt
+
+  SANDBOX_FUSION_ENDPOINT=http://127.0.0.1:8080 python client.py")]
+struct Serve {
+    /// Address to listen at; other machines need a key
+    #[arg(long, default_value = "127.0.0.1:8080")]
+    bind: SocketAddr,
+
+    /// File with the keys that clients must bear, one a line
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+
+    /// Most runs at once [default: one on each core]
+    #[arg(long)]
+    concurrency: Option<usize>,
+
+    /// Most runs that wait for their turn; more are told to come back later (429)
+    #[arg(long, default_value_t = 1024)]
+    waiting: usize,
+
+    #[command(flatten)]
+    jail: Jail,
+}
+
+/// Run a file, or standard input, and print what it prints
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  dressage sandbox run script.py
+  echo 'print(6 * 7)' | dressage sandbox run -
+  dressage sandbox run steps.sh --seconds 60")]
+struct Once {
+    /// File with the code, `-` for standard input
+    file: PathBuf,
+
+    /// Language of the code: python or bash [default: by the file's ending, else python]
+    #[arg(long)]
+    language: Option<String>,
+
+    /// Longest time, in seconds
+    #[arg(long, default_value_t = 10.0)]
+    seconds: f64,
+
+    #[command(flatten)]
+    jail: Jail,
+}
+
+/// Options of both.
+#[derive(clap::Args)]
+struct Jail {
+    /// Protection without which nothing runs: full, or best-effort
+    #[arg(long, default_value = "full")]
+    protection: Demand,
+
+    /// The interpreter: a name, a file, or the folder of a virtual environment
+    #[arg(long, default_value = "python3", value_name = "PATH")]
+    python: PathBuf,
+
+    /// Module that every run has loaded before it begins
+    #[arg(long, value_name = "MODULE")]
+    preload: Vec<String>,
+
+    /// File or folder that code may read besides
+    #[arg(long, value_name = "PATH")]
+    read: Vec<PathBuf>,
+
+    /// Most memory of a run, in MiB
+    #[arg(long, default_value_t = Limits::default().memory_mb)]
+    memory_mb: u64,
+
+    /// Bytes of each output stream that are kept
+    #[arg(long, default_value_t = 1 << 20)]
+    output_bytes: usize,
+}
+
+impl Jail {
+    fn options(&self) -> Options {
+        Options {
+            python: self.python.clone(),
+            preload: self.preload.clone(),
+            read: self.read.clone(),
+            protection: self.protection,
+            ..Options::default()
+        }
+    }
+
+    fn limits(&self, seconds: f64) -> anyhow::Result<Limits> {
+        let (memory_mb, output_bytes) = (self.memory_mb, self.output_bytes);
+        let limits = Limits { seconds, memory_mb, output_bytes, ..Limits::default() };
+        limits.check().map_err(unusable)?;
+        Ok(limits)
+    }
+}
+
+pub fn main(args: Args) -> anyhow::Result<ExitCode> {
+    let runtime = crate::runtime()?;
+    match args.command {
+        Command::Serve(args) => runtime.block_on(served(&args)),
+        Command::Run(args) => runtime.block_on(once(&args)),
+    }
+}
+
+/// Whose error it is.
+fn failed(error: SandboxError) -> anyhow::Error {
+    match error {
+        SandboxError::Busy { .. } | SandboxError::Broken(_) => error.into(),
+        other => unusable(other.to_string()),
+    }
+}
+
+async fn started(options: Options) -> anyhow::Result<Sandbox> {
+    let sandbox = Sandbox::start(options).await.map_err(failed)?;
+    let style = Style::stderr();
+    eprintln!("{} Python {}", style.dim("python    "), sandbox.python());
+    eprintln!("{} {}", style.dim("protection"), sandbox.protection());
+    for wall in &sandbox.protection().missing {
+        eprintln!("{} no {}: {}", style.dim("note      "), wall.name, wall.why);
+    }
+    Ok(sandbox)
+}
+
+async fn served(args: &Serve) -> anyhow::Result<ExitCode> {
+    let keys = match &args.key_file {
+        Some(path) => keys(path)?,
+        None if args.bind.ip().is_loopback() => Vec::new(),
+        None => {
+            return Err(unusable(format!(
+                "whoever reaches {} could run code; name a file of keys with --key-file, or listen at 127.0.0.1",
+                args.bind.ip()
+            )));
+        }
+    };
+    let limits = args.jail.limits(Limits::default().seconds)?;
+    let bound = TcpListener::bind(args.bind).await;
+    let listener = bound.with_context(|| format!("cannot listen at {}; choose another --bind", args.bind))?;
+    let options = Options { waiting: args.waiting, ..args.jail.options() };
+    let options = Options { concurrency: args.concurrency.unwrap_or(options.concurrency), ..options };
+    let service = Service::new(started(options).await?, limits, &keys);
+    let (stop, signals) = (Arc::new(Notify::new()), Requests::listen()?);
+    eprintln!("{} http://{}", Style::stderr().dim("serving   "), listener.local_addr()?);
+    let told = Arc::clone(&stop);
+    let server = serve(&service, listener, async move { told.notified().await });
+    let first = || {
+        let note = Style::stderr().dim("note      ");
+        eprintln!("{note} no new runs; those under way end first (again to stop at once)");
+        stop.notify_one();
+    };
+    tokio::select! {
+        done = server => done.context("the server failed")?,
+        () = signals.two(first) => {}
+    }
+    Ok(ExitCode::from(INTERRUPTED))
+}
+
+/// Keys of a file, one a line.
+fn keys(path: &Path) -> anyhow::Result<Vec<String>> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| unusable(format!("--key-file: cannot read {}: {error}", screen::path(path))))?;
+    let keys: Vec<String> =
+        text.lines().map(str::trim).filter(|key| !key.is_empty()).map(str::to_owned).collect();
+    if keys.is_empty() {
+        return Err(unusable(format!(
+            "--key-file: there is no key in {}; put one a line",
+            screen::path(path)
+        )));
+    }
+    Ok(keys)
+}
+
+async fn once(args: &Once) -> anyhow::Result<ExitCode> {
+    let name = match &args.language {
+        Some(name) => name.as_str(),
+        None if args.file.extension().is_some_and(|ending| ending == "sh") => "bash",
+        None => "python",
+    };
+    let language = Language::named(name)
+        .ok_or_else(|| unusable(format!("--language: {name:?} is not run here; python and bash are")))?;
+    let mut code = String::new();
+    let read = if args.file == Path::new("-") {
+        std::io::stdin().read_to_string(&mut code).map(drop)
+    } else {
+        std::fs::read_to_string(&args.file).map(|text| code = text)
+    };
+    read.map_err(|error| unusable(format!("cannot read {}: {error}", screen::path(&args.file))))?;
+    let limits = args.jail.limits(args.seconds)?;
+    let sandbox = started(args.jail.options()).await?;
+    let outcome = sandbox.run(&Run { limits, ..Run::new(language, code) }).await.map_err(failed)?;
+    print!("{}", outcome.stdout.text());
+    eprint!("{}", outcome.stderr.text());
+    let end = match outcome.ended {
+        Ended::Exit(code) => format!("exit code {code}"),
+        Ended::Signal(signal) => format!("signal {signal}"),
+        Ended::TimeLimit => format!("stopped after {} s", limits.seconds),
+        Ended::MemoryLimit => format!("stopped: more than {} MiB of memory", limits.memory_mb),
+    };
+    eprintln!("{} {end}, {:.0} ms", Style::stderr().dim("ended     "), outcome.seconds * 1e3);
+    Ok(if outcome.ended == Ended::Exit(0) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

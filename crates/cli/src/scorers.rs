@@ -1,0 +1,198 @@
+//! Scorers that ask over a network, with the clients that they ask through.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use dressage_remote::{
+    ChatParams, ChatRequest, Endpoint, External, ExternalError, ExternalOptions, Service, ServiceOptions,
+};
+use dressage_reward::{
+    self as reward, HttpKeys, HttpScorer, JudgeKeys, JudgeScorer, ScoreError, Scorer, ScorerKind,
+};
+use dressage_text::Message;
+use dressage_trainer::CustomScorers;
+use dressage_trainer::recipe::RewardKeys;
+use serde_json::Value;
+
+use crate::failure::unusable;
+
+/// Scorers of a recipe that need a client. Keys are read from the environment.
+///
+/// # Errors
+/// When an address or a setting cannot be used, or a key is missing: of which scorer.
+pub fn asking(keys: &RewardKeys) -> anyhow::Result<CustomScorers> {
+    let only = [keys.only()];
+    let all = if keys.scorers.is_empty() { &only[..] } else { &keys.scorers[..] };
+    let mut scorers = CustomScorers::new();
+    for scorer in all {
+        let made: Result<Arc<dyn Scorer>, String> = match &scorer.scorer {
+            ScorerKind::Http(keys) => http(keys).map_err(|error| error.to_string()),
+            ScorerKind::Judge(keys) => judge(keys).map_err(|error| error.to_string()),
+            _ => continue,
+        };
+        let made = made.map_err(|why| unusable(format!("the scorer {}: {why}", scorer.name)))?;
+        scorers.insert(scorer.name.clone(), made);
+    }
+    Ok(scorers)
+}
+
+fn http(keys: &HttpKeys) -> Result<Arc<dyn Scorer>, ExternalError> {
+    let HttpKeys { url, key_env, seconds, tries, concurrency, .. } = keys.clone();
+    let service = Service::new(ServiceOptions {
+        key_env,
+        tries,
+        most_running: concurrency,
+        deadline: Duration::from_secs_f64(seconds),
+        ..ServiceOptions::new(url)
+    })?;
+    Ok(HttpScorer::new(keys.clone(), Arc::new(Posted(service))))
+}
+
+fn judge(keys: &JudgeKeys) -> anyhow::Result<Arc<dyn Scorer>> {
+    let endpoint = |of: &reward::JudgeEndpoint| Endpoint {
+        base_url: of.url.clone(),
+        model: of.model.clone(),
+        key_env: of.key_env.clone(),
+    };
+    let external = External::new(ExternalOptions {
+        endpoints: keys.endpoints.iter().map(endpoint).collect(),
+        most_running: keys.concurrency,
+        requests_per_minute: keys.requests_per_minute,
+        deadline: Duration::from_secs_f64(keys.seconds),
+        ..ExternalOptions::default()
+    })?;
+    let (max_tokens, temperature) = (keys.max_tokens, keys.temperature);
+    let chat = Arc::new(Judge { external, max_tokens, temperature });
+    Ok(JudgeScorer::new(keys.clone(), chat)?)
+}
+
+/// The error of a scorer that an error of a client is.
+fn score_error(error: &ExternalError) -> ScoreError {
+    // Another prompt will do where a server refuses this one: all else is an outage, for which the run waits.
+    match error {
+        ExternalError::Invalid(_) | ExternalError::Refused { .. } | ExternalError::Protocol { .. } => {
+            ScoreError::Unusable(error.to_string())
+        }
+        _ => ScoreError::Unavailable(error.to_string()),
+    }
+}
+
+/// A service that scores.
+#[derive(Debug)]
+struct Posted(Service);
+
+#[async_trait]
+impl reward::Service for Posted {
+    async fn ask(&self, question: &Value) -> Result<Value, ScoreError> {
+        self.0.ask(question).await.map_err(|error| score_error(&error))
+    }
+}
+
+/// A chat API that judges.
+#[derive(Debug)]
+struct Judge {
+    external: External,
+    max_tokens: usize,
+    temperature: f32,
+}
+
+#[async_trait]
+impl reward::Chat for Judge {
+    async fn reply(&self, system: &str, prompt: &str, seed: u64) -> Result<String, ScoreError> {
+        let system = Some(system).filter(|system| !system.is_empty()).map(Message::system);
+        let messages = system.into_iter().chain([Message::user(prompt)]).collect();
+        let (max_tokens, temperature) = (Some(self.max_tokens), Some(self.temperature));
+        // Some servers take no seed beyond 63 bits.
+        let seed = Some(seed & i64::MAX as u64);
+        let params = ChatParams { max_tokens, temperature, seed, ..ChatParams::default() };
+        let request = ChatRequest { messages, params, ..ChatRequest::default() };
+        let reply = self.external.chat(&request).await.map_err(|error| score_error(&error))?;
+        let message = reply.message().map_err(ScoreError::Unusable)?;
+        Ok(message.content.as_str().to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dressage_reward::Evidence;
+    use dressage_trainer::recipe::ScorerKeys;
+    use dressage_tree::{AttemptId, Component, Outcome};
+    use serde_json::json;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// Answers each request with this body, for ever; gives the address.
+    async fn server(status: &'static str, body: Value) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            loop {
+                let (mut socket, _) = listener.accept().await.unwrap();
+                let mut read = vec![0; 1 << 16];
+                let _ = socket.read(&mut read).await;
+                let body = body.to_string();
+                let head = "content-type: application/json\r\nconnection: close\r\ncontent-length:";
+                let answer = format!("HTTP/1.1 {status}\r\n{head} {}\r\n\r\n{body}", body.len());
+                let _ = socket.write_all(answer.as_bytes()).await;
+            }
+        });
+        url
+    }
+
+    fn evidence() -> Evidence {
+        Evidence {
+            attempt: AttemptId::from_bytes([1; 16]),
+            task: json!({ "question": "2 + 3?", "answer": "5" }),
+            outcome: Outcome::demonstrated("5"),
+            trajectory: Arc::default(),
+        }
+    }
+
+    fn named(name: &str, scorer: ScorerKind) -> ScorerKeys {
+        ScorerKeys { name: name.into(), ..RewardKeys { scorer, ..RewardKeys::default() }.only() }
+    }
+
+    #[tokio::test]
+    async fn scorers_are_asked_at_their_addresses() {
+        let url = server("200 OK", json!({ "score": 0.5, "style": 1 })).await;
+        let reply = json!({ "choices": [{ "message": { "role": "assistant", "content": "Correct." }, "finish_reason": "stop" }] });
+        let judge = server("200 OK", reply).await;
+        // The first one is away.
+        let mut keys = JudgeKeys::new("http://127.0.0.1:9/v1", "m");
+        keys.endpoints.push(reward::JudgeEndpoint { url: judge, model: "m".into(), key_env: None });
+        let scorers = vec![
+            named("service", ScorerKind::Http(HttpKeys::new(format!("{url}/score")))),
+            named("judge", ScorerKind::Judge(keys)),
+            named("numbers", ScorerKind::default()),
+        ];
+        let made = asking(&RewardKeys { scorers, ..RewardKeys::default() }).unwrap();
+        assert_eq!(made.len(), 2, "one is built in");
+        let given = made["service"].score(&evidence()).await.unwrap();
+        assert_eq!(given, [Component::score(0.5), Component::new("style", 1.0)]);
+        assert_eq!(made["judge"].score(&evidence()).await.unwrap(), [Component::score(1.0)]);
+    }
+
+    #[tokio::test]
+    async fn an_outage_may_pass_and_a_refusal_does_not() {
+        for (status, may_pass) in [("500 Oh", true), ("401 Who", true), ("400 No", false)] {
+            let url = server(status, json!({ "error": "oh" })).await;
+            let keys = HttpKeys { tries: 1, ..HttpKeys::new(url) };
+            let error = http(&keys).unwrap().score(&evidence()).await.unwrap_err();
+            assert_eq!(error.may_pass(), may_pass, "{error}");
+        }
+        let keys = JudgeKeys {
+            endpoints: vec![reward::JudgeEndpoint {
+                url: "http://h".into(),
+                model: "m".into(),
+                key_env: Some("DRESSAGE_NO_SUCH_KEY".into()),
+            }],
+            ..JudgeKeys::new("", "")
+        };
+        let only = RewardKeys { scorer: ScorerKind::Judge(keys), ..RewardKeys::default() };
+        let error = asking(&only).unwrap_err().to_string();
+        assert!(error.starts_with("the scorer judge: ") && error.contains("DRESSAGE_NO_SUCH_KEY"), "{error}");
+    }
+}

@@ -1,0 +1,104 @@
+//! `dressage tools`: the tools of a recipe, as its agents have them, and single calls of them.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use dressage_agent::Keeper;
+use dressage_agent::tasks::Task;
+use dressage_agent::tools::{ObservationKind, OpenTools, ToolContext};
+use dressage_text::{Parsed, ToolCall};
+use dressage_trainer::recipe::Override;
+use dressage_trainer::{Toolboxes, chat_options};
+use serde_json::{Map, Value};
+
+use crate::failure::unusable;
+use crate::screen::{self, Style};
+use crate::{model, recipe};
+
+/// List the tools that a recipe's agents have, or call one
+///
+/// Toolboxes are opened as for an attempt, so what does not start shows here. The answer to a call is printed
+/// as the model reads it; one that says what went wrong ends with code 1.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  dressage tools recipes/calculator
+  dressage tools recipes/calculator --call calculator --arguments '{\"expression\": \"6 * 7\"}'")]
+pub struct Args {
+    /// A TOML file, or a folder that holds recipe.toml
+    recipe: PathBuf,
+
+    /// The agent whose tools they are [default: the first]
+    #[arg(long, value_name = "NAME")]
+    agent: Option<String>,
+
+    /// Call this tool
+    #[arg(long, value_name = "TOOL")]
+    call: Option<String>,
+
+    /// Arguments of the call, a JSON object
+    #[arg(long, value_name = "JSON", default_value = "{}", requires = "call")]
+    arguments: String,
+
+    /// Change a key of the recipe. Can be given many times
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    overrides: Vec<Override>,
+}
+
+pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
+    let arguments: Map<String, Value> = serde_json::from_str(&args.arguments)
+        .map_err(|error| unusable(format!("--arguments {:?} is no JSON object: {error}", args.arguments)))?;
+    crate::runtime()?.block_on(show(args, arguments))
+}
+
+async fn show(args: &Args, arguments: Map<String, Value>) -> anyhow::Result<ExitCode> {
+    let recipe = recipe::load(&args.recipe, &args.overrides)?;
+    let agents = recipe.agents();
+    let named = |name: &String| agents.iter().find(|(agent, _)| *agent == name.as_str());
+    let found = args.agent.as_ref().map_or(agents.first(), named).copied();
+    let (_, keys) = found.ok_or_else(|| {
+        let names: Vec<&str> = agents.iter().map(|(name, _)| &**name).collect();
+        unusable(format!("the recipe has no such agent; it has {}", names.join(", ")))
+    })?;
+    let found = model::open(&recipe.model.source, recipe.model.base.as_deref())?;
+    let chat = Arc::new(model::chat(&found.files, chat_options(keys, None))?);
+    let tools = Toolboxes::new(&recipe.tool, Keeper::this()?).of(keys, &chat)?;
+    let begun = Instant::now();
+    let context = ToolContext {
+        attempt: "tools".to_owned(),
+        task: Task::default(),
+        seed: recipe.run.seed,
+        stream: 0,
+        deadline: Duration::MAX,
+    };
+    let mut tools = tools.open(&context).await?;
+    let style = Style::stderr();
+    eprintln!("{} {} in {:.2?}", style.dim("opened"), tools.specs().len(), begun.elapsed());
+    let code = match &args.call {
+        None => {
+            for spec in tools.specs() {
+                screen::say(&serde_json::to_string(spec).context("a tool cannot be written as JSON")?);
+            }
+            ExitCode::SUCCESS
+        }
+        Some(name) => call(&mut tools, name, arguments).await,
+    };
+    tools.close().await?;
+    Ok(code)
+}
+
+/// Calls a tool and prints its answer.
+async fn call(tools: &mut OpenTools, name: &str, arguments: Map<String, Value>) -> ExitCode {
+    let call = ToolCall { id: String::new(), name: name.to_owned(), arguments };
+    let begun = Instant::now();
+    let answers = tools.answer(&Parsed { calls: vec![Ok(call)], ..Parsed::default() }, true).await;
+    let style = Style::stderr();
+    for answer in &answers {
+        eprintln!("{} {:?} in {:.2?}", style.dim("answer"), answer.kind, begun.elapsed());
+        screen::say(&answer.text);
+    }
+    let is_ok = answers.iter().all(|answer| answer.kind == ObservationKind::Ok);
+    if is_ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

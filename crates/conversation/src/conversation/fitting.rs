@@ -1,0 +1,124 @@
+//! Requests that are longer than their model may see, made to fit by a context policy.
+//!
+//! A cut is remembered with the messages that it was made for, so that the requests that go on from there are
+//! cut alike, go on from what the model saw, and print no more than what is new.
+
+use std::borrow::Cow;
+
+use dressage_text::{Message, ToolSpec};
+
+use super::{Conversation, Prepared, Request};
+use crate::origin::{Fork, Origin};
+use crate::said::{Form, Key};
+use crate::window::{Budget, Cut, Overflow, opening, transcript};
+
+/// A request on its way to a prompt that fits.
+#[derive(Debug, Clone)]
+pub struct Fitting<'a> {
+    messages: &'a [Message],
+    tools: &'a [ToolSpec],
+    budget: Budget,
+    cut: Cut,
+    /// Whether more was cut than for the requests before.
+    fresh: bool,
+}
+
+/// The next thing to be done with a request.
+#[derive(Debug)]
+pub enum Judged {
+    /// The prompt fits.
+    Fits(Box<Prepared>),
+    /// The messages are fewer or shorter now, and are to be printed again.
+    Again,
+    /// This part of it goes, and its summary is wanted.
+    Summarise(String),
+    /// The prompt does not fit, and nothing of it may go.
+    TooLong(Box<Prepared>),
+}
+
+/// A cut that a prompt is under, and the messages it was made for.
+#[derive(Debug, Clone)]
+pub(crate) struct Fitted {
+    key: Key,
+    cut: Cut,
+}
+
+/// A key of a history that goes on from one with `key` by a message.
+fn chained(key: Key, message: &Message) -> Key {
+    let form = Form::of(message);
+    xxhash_rust::xxh3::xxh3_128(&[key.to_le_bytes(), form.loose.to_le_bytes()].concat())
+}
+
+impl Conversation {
+    /// Takes a request, as earlier requests that it goes on from were cut. Quick: each message is hashed
+    /// once.
+    pub fn fitting<'a>(&self, request: &Request<'a>, budget: Budget) -> Fitting<'a> {
+        let Request { agent, policy, messages, tools, .. } = *request;
+        let party = self.parties.get(&(agent.to_owned(), policy.to_owned()));
+        let cuts = party.and_then(|party| self.cuts.get(party));
+        let mut cut = None;
+        if let Some(cuts) = cuts {
+            let mut key = 0;
+            for message in messages {
+                key = chained(key, message);
+                cut = cuts.get(&key).or(cut);
+            }
+        }
+        Fitting { messages, tools, budget, cut: cut.cloned().unwrap_or_default(), fresh: false }
+    }
+
+    /// Remembers what a prompt that is recorded was cut to.
+    pub(super) fn note_cut(&mut self, party: crate::index::Party, fitted: Fitted) {
+        self.cuts.entry(party).or_default().insert(fitted.key, fitted.cut);
+    }
+}
+
+impl<'a> Fitting<'a> {
+    /// The messages that stay, as they stay: those to print.
+    pub fn messages(&self) -> Cow<'a, [Message]> {
+        match self.cut.is_none() {
+            true => Cow::Borrowed(self.messages),
+            false => Cow::Owned(self.cut.apply(self.messages)),
+        }
+    }
+
+    /// Compares the prompt of these messages with the budget, and cuts them where it is too long.
+    pub fn judge(&mut self, prepared: Prepared) -> Judged {
+        let found = prepared.prompt.len();
+        if found <= self.budget.most {
+            return Judged::Fits(Box::new(self.noted(prepared)));
+        }
+        if self.budget.overflow == Overflow::Fail {
+            return Judged::TooLong(Box::new(prepared));
+        }
+        let Some((gone, half)) = self.cut.further(self.messages, self.tools, found, &self.budget) else {
+            return Judged::TooLong(Box::new(prepared));
+        };
+        self.fresh = true;
+        if self.budget.overflow == Overflow::Summarise && !gone.is_empty() {
+            return Judged::Summarise(transcript(self.cut.summary.as_deref(), &self.messages[gone], half));
+        }
+        Judged::Again
+    }
+
+    /// Puts a summary in the place of all that has gone.
+    pub fn summarised(&mut self, summary: &str) {
+        self.cut.summary = Some(summary.trim()).filter(|summary| !summary.is_empty()).map(str::to_owned);
+    }
+
+    fn noted(&self, mut prepared: Prepared) -> Prepared {
+        if self.fresh {
+            let at = opening(self.messages);
+            prepared.origin = Origin::Forked(Fork { at, reason: self.budget.overflow.reason() });
+        }
+        if !self.cut.is_none() {
+            let key = self.messages.iter().fold(0, chained);
+            prepared.fitted = Some(Box::new(Fitted { key, cut: self.cut.clone() }));
+        }
+        prepared
+    }
+}
+
+#[cfg(test)]
+#[path = "fitting_tests.rs"]
+mod tests;

@@ -1,0 +1,198 @@
+use std::sync::Arc;
+
+use dressage_text::testing::tiny_chat;
+use dressage_text::{Message, Role, ToolCall};
+use proptest::prelude::*;
+
+use super::*;
+use crate::testing::Talk;
+use crate::{Format, Options, Reason};
+
+/// A conversation that a policy keeps within a budget.
+struct Bounded {
+    talk: Talk,
+    budget: Budget,
+    /// Texts that summaries were asked of.
+    asked: Vec<String>,
+    /// Messages that were printed, over all prompts.
+    printed: usize,
+}
+
+impl Bounded {
+    fn new(overflow: Overflow, most: usize, keep: usize) -> Self {
+        thread_local! {
+            static FORMAT: Arc<Format> = {
+                let chat = Arc::new(tiny_chat().unwrap());
+                Arc::new(Format::new(chat, Options::default()))
+            };
+        }
+        let talk = Talk::with(FORMAT.with(Arc::clone));
+        Bounded { talk, budget: Budget { most, overflow, keep }, asked: Vec::new(), printed: 0 }
+    }
+
+    /// The messages that stay of a request, with their prompt; `None` where it does not fit.
+    fn fit(&mut self, messages: &[Message]) -> Option<(Vec<Message>, Prepared)> {
+        let Talk { conversation, format, tools, agent, policy } = &self.talk;
+        let request = Request { agent, policy, format, messages, tools };
+        let mut fitting = conversation.fitting(&request, self.budget);
+        for _ in 0..100 {
+            let kept = fitting.messages().into_owned();
+            let prepared = conversation.prepare(&Request { messages: &kept, ..request }).unwrap();
+            self.printed += kept.len() - prepared.repeated.to_reply;
+            match fitting.judge(prepared) {
+                Judged::Fits(prepared) => return Some((kept, *prepared)),
+                Judged::Again => {}
+                Judged::Summarise(text) => {
+                    fitting.summarised("It was said.");
+                    self.asked.push(text);
+                }
+                Judged::TooLong(_) => return None,
+            }
+        }
+        panic!("a hundred cuts are not enough");
+    }
+}
+
+const POLICIES: [Overflow; 3] = [Overflow::TruncateMiddle, Overflow::DropOldest, Overflow::Summarise];
+
+/// Instructions, a task, and rounds of calls with answers of these lengths, and questions in between.
+fn history(rounds: &[(usize, usize, bool)]) -> Vec<Message> {
+    let mut messages = vec![Message::system("Be brief."), Message::user("The task.")];
+    for (round, &(calls, length, asks)) in rounds.iter().enumerate() {
+        let call = |at: usize| ToolCall {
+            id: format!("{round}.{at}"),
+            name: "look".into(),
+            arguments: serde_json::from_str("{\"a\": 1}").unwrap(),
+        };
+        messages.push(Message::calls(format!("Reply {round}."), (0..calls).map(call).collect()));
+        for at in 0..calls {
+            let id = Some(format!("{round}.{at}"));
+            messages.push(Message { tool_call_id: id, ..Message::tool("x y ".repeat(length)) });
+        }
+        if asks || calls == 0 {
+            messages.push(Message::user(format!("Question {round}?")));
+        }
+    }
+    messages
+}
+
+fn newest(messages: &[Message], keep: usize) -> usize {
+    let replies: Vec<usize> =
+        (0..messages.len()).filter(|&at| messages[at].role == Role::Assistant).collect();
+    replies.len().checked_sub(keep).map_or(2, |at| replies[at])
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn prompts_fit_and_calls_stay_with_their_answers(
+        rounds in prop::collection::vec((0..3usize, 1..120usize, any::<bool>()), 0..9),
+        most in 60..900usize, keep in 1..4usize, policy in 0..3usize,
+    ) {
+        let messages = history(&rounds);
+        let mut bounded = Bounded::new(POLICIES[policy], most, keep);
+        let found = bounded.fit(&messages);
+        let equal = Bounded::new(POLICIES[policy], most, keep).fit(&messages);
+        let prompt = |found: &Option<(Vec<Message>, Prepared)>| {
+            found.as_ref().map(|(_, prepared)| prepared.prompt.clone())
+        };
+        prop_assert_eq!(prompt(&found), prompt(&equal));
+        let newest = newest(&messages, keep);
+        let Some((kept, prepared)) = found else {
+            // Then what must stay is too long by itself.
+            let least = [&messages[..2], &messages[newest..]].concat();
+            let summary = if POLICIES[policy] == Overflow::Summarise { 80 } else { 0 };
+            prop_assert!(bounded.talk.prepare(&least).prompt.len() + summary > most);
+            return Ok(());
+        };
+        prop_assert!(prepared.prompt.len() <= most, "{} > {most}", prepared.prompt.len());
+        prop_assert_eq!(&kept[0], &messages[0]);
+        prop_assert!(kept[1].content.starts_with("The task."));
+        prop_assert!(kept.ends_with(&messages[newest..]));
+        let mut open: Vec<String> = Vec::new();
+        for message in &kept {
+            match message.role {
+                Role::Tool => {
+                    let id = message.tool_call_id.clone().unwrap();
+                    prop_assert!(open.contains(&id), "{id} has no call");
+                    open.retain(|other| *other != id);
+                }
+                _ => {
+                    prop_assert!(open.is_empty(), "{open:?} have no answers");
+                    open = message.tool_calls.iter().map(|call| call.id.clone()).collect();
+                }
+            }
+        }
+        let whole = bounded.talk.prepare(&messages);
+        let forked = matches!(prepared.origin, Origin::Forked(Fork { at: 2, reason }) if reason.is_cut());
+        prop_assert_eq!(forked, whole.prompt.len() > most);
+        prop_assert_eq!(kept == messages, !forked);
+    }
+}
+
+#[test]
+fn a_conversation_goes_on_from_what_its_model_saw() {
+    for overflow in POLICIES {
+        let mut bounded = Bounded::new(overflow, 400, 1);
+        let mut messages = vec![Message::system("Be brief."), Message::user("The task.")];
+        let (mut cuts, mut prints, turns) = (0, Vec::new(), 60);
+        for turn in 0..turns {
+            let before = bounded.printed;
+            let (kept, prepared) = bounded.fit(&messages).unwrap();
+            prints.push(bounded.printed - before);
+            match prepared.origin {
+                Origin::Began => assert_eq!(turn, 0),
+                Origin::Continued => assert!(prepared.repeated.to_reply > 0),
+                Origin::Forked(Fork { reason, .. }) => {
+                    assert_eq!(reason, overflow.reason());
+                    cuts += 1;
+                }
+            }
+            let prompt = prepared.prompt.clone();
+            let reply = bounded.talk.record(prepared, &format!("Reply {turn}."));
+            let path = bounded.talk.conversation.trajectory().path_tokens(reply.segment);
+            assert!(path.starts_with(&prompt), "what the model saw is what is recorded");
+            assert!(bounded.talk.text(&path).contains(kept.last().unwrap().content.as_str()));
+            messages.extend([reply.message(), Message::user(format!("{turn}: {}", "x y ".repeat(8)))]);
+        }
+        // Every cut makes room for several turns,
+        assert!(cuts >= 3 && cuts * 3 <= turns, "{overflow:?}: {cuts}");
+        let counted = bounded.talk.conversation.counts().forked.get(&overflow.reason());
+        assert_eq!(counted, Some(&cuts));
+        // and no turn prints more than the window holds, however many there were.
+        let (early, late) = (&prints[..30], &prints[30..]);
+        assert!(late.iter().max() <= early.iter().max(), "{overflow:?}: {prints:?}");
+        assert_eq!(overflow == Overflow::Summarise, !bounded.asked.is_empty());
+    }
+}
+
+#[test]
+fn a_summary_is_of_all_that_is_gone() {
+    let mut bounded = Bounded::new(Overflow::Summarise, 700, 1);
+    let mut messages = history(&[(1, 40, false), (1, 40, false), (1, 40, false), (1, 40, false)]);
+    let (kept, prepared) = bounded.fit(&messages).unwrap();
+    assert!(kept[1].content.ends_with("left out:\nIt was said."), "{}", kept[1].content.as_str());
+    let first = bounded.asked.concat();
+    assert!(first.contains("assistant: Reply 0.\ncalls look({\"a\":1})\n\ntool: x y x y"), "{first}");
+    assert!(!first.contains("Reply 3"), "{first}");
+    let reply = bounded.talk.record(prepared, "Reply 4.");
+    messages.extend([reply.message(), Message::user("x y ".repeat(95))]);
+    bounded.asked.clear();
+    bounded.fit(&messages).unwrap();
+    let then = bounded.asked.concat();
+    assert!(then.starts_with("summary of what came before: It was said."), "{then}");
+    assert!(!then.contains("Reply 0"), "{then}");
+}
+
+#[test]
+fn what_may_not_go_is_too_long() {
+    let messages = history(&[(1, 10, false), (1, 200, false)]);
+    for overflow in POLICIES {
+        assert!(Bounded::new(overflow, 400, 1).fit(&messages).is_none(), "{overflow:?}");
+    }
+    let short = history(&[(1, 10, false)]);
+    assert!(Bounded::new(Overflow::Fail, 400, 1).fit(&short).is_some());
+    assert!(Bounded::new(Overflow::Fail, 400, 1).fit(&messages).is_none());
+    assert_eq!(Reason::ContextDropped.words(), "the oldest turns were dropped to fit the context");
+}

@@ -1,0 +1,293 @@
+//! Context policies: which messages stay where a conversation has become longer than its model may see.
+//!
+//! Guarantees: everything before the first reply stays (instructions and task), and so do the newest turns; a
+//! turn is a reply with the tools' answers and the questions after it, and is left out as a whole, so no
+//! answer of a tool ever stands without its call and roles go on taking turns. A cut is a function of the
+//! messages, the length of their prompt and the budget. Cuts go down to half of the budget, so between two of
+//! them at least as much is said anew as is printed again.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use dressage_text::{Message, Role, ToolSpec};
+use serde::{Deserialize, Serialize};
+
+use crate::origin::Reason;
+
+/// Way to deal with a prompt that is longer than it may be.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Overflow {
+    /// The call fails, as one beyond the model's context does.
+    #[default]
+    Fail,
+    /// The longest answers of tools and words of users in the middle are shortened; where that is not enough,
+    /// the oldest turns are dropped.
+    TruncateMiddle,
+    /// The oldest turns are dropped.
+    DropOldest,
+    /// The oldest turns are dropped, and a summary of them stands after the task.
+    Summarise,
+}
+
+/// Tokens that a prompt may have, and what happens to longer ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Budget {
+    /// Most tokens of a prompt.
+    pub most: usize,
+    /// Way to deal with more.
+    pub overflow: Overflow,
+    /// Newest turns that stay as they are, at least 1.
+    pub keep: usize,
+}
+
+impl Budget {
+    /// Any number of tokens: the model itself refuses longer prompts than it takes.
+    pub const NONE: Budget = Budget { most: usize::MAX, overflow: Overflow::Fail, keep: 1 };
+
+    /// Tokens that a prompt is cut down to.
+    fn target(&self) -> usize {
+        self.most / 2
+    }
+}
+
+impl Overflow {
+    /// The reason for a fork that such a cut makes.
+    pub(crate) fn reason(self) -> Reason {
+        match self {
+            Overflow::TruncateMiddle => Reason::ContextTruncated,
+            Overflow::Summarise => Reason::ContextSummarised,
+            Overflow::DropOldest | Overflow::Fail => Reason::ContextDropped,
+        }
+    }
+}
+
+/// Fewest bytes that a message is shortened to.
+const LEAST: usize = 128;
+/// More bytes than the note in the place of what was left out has.
+const NOTE: usize = 64;
+/// Bytes that stand for what a template prints around a message.
+const AROUND: usize = 24;
+
+/// Words before a summary.
+const SUMMARY: &str = "Summary of the part of this conversation that was left out:";
+
+/// Messages of a history that are left out, and those that are shortened, by their places in it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Cut {
+    /// Messages from the end of the opening up to here are left out.
+    pub upto: usize,
+    /// Most bytes of contents.
+    pub shortened: BTreeMap<usize, usize>,
+    /// Text in the place of the messages that are left out.
+    pub summary: Option<String>,
+}
+
+/// Messages before the first reply.
+pub(crate) fn opening(messages: &[Message]) -> usize {
+    messages.iter().position(|message| message.role == Role::Assistant).unwrap_or(messages.len())
+}
+
+/// Where the turns after the opening begin: each is a reply, in however many messages, and all up to the
+/// next.
+fn turns(messages: &[Message]) -> Vec<usize> {
+    let replies = |at: usize| messages[at].role == Role::Assistant;
+    (0..messages.len()).filter(|&at| replies(at) && (at == 0 || !replies(at - 1))).collect()
+}
+
+impl Cut {
+    /// Whether it leaves everything as it is.
+    pub(crate) fn is_none(&self) -> bool {
+        self.upto == 0 && self.shortened.is_empty()
+    }
+
+    /// The messages that stay, as they stay.
+    pub(crate) fn apply(&self, messages: &[Message]) -> Vec<Message> {
+        let opening = opening(messages);
+        let mut kept = messages[..opening].to_vec();
+        if let Some(summary) = &self.summary {
+            match kept.last_mut() {
+                Some(last) => {
+                    last.content = format!("{}\n\n{SUMMARY}\n{summary}", last.content.as_str()).into();
+                }
+                None => kept.push(Message::user(format!("{SUMMARY}\n{summary}"))),
+            }
+        }
+        for (at, message) in messages.iter().enumerate().skip(self.upto.max(opening)) {
+            kept.push(match self.shortened.get(&at) {
+                Some(&most) => {
+                    Message { content: shortened(&message.content, most).into(), ..message.clone() }
+                }
+                None => message.clone(),
+            });
+        }
+        kept
+    }
+
+    /// Bytes of a message as it stays.
+    fn size(&self, at: usize, message: &Message) -> usize {
+        let content = self.shortened.get(&at).map_or(message.content.len(), |most| most + NOTE);
+        let calls = message.tool_calls.iter();
+        let calls = calls.map(|call| call.name.len() + 32 + written(&call.arguments)).sum::<usize>();
+        content + calls + message.reasoning_content.as_ref().map_or(0, String::len) + AROUND
+    }
+
+    /// Leaves more out, of a history whose prompt, cut as it is, has `found` tokens. Returns the messages
+    /// that go now, and the bytes that are about half of the budget; `None` where nothing is left that may
+    /// go.
+    pub(crate) fn further(
+        &mut self,
+        messages: &[Message],
+        tools: &[ToolSpec],
+        found: usize,
+        budget: &Budget,
+    ) -> Option<(Range<usize>, usize)> {
+        let (opening, turns) = (opening(messages), turns(messages));
+        let from = self.upto.max(opening);
+        // The end of what may go.
+        let newest = turns.len().checked_sub(budget.keep.max(1)).map_or(from, |at| turns[at].max(from));
+        let size = |cut: &Cut, at: usize| cut.size(at, &messages[at]);
+        let kept = (0..opening).chain(from..messages.len()).map(|at| size(self, at)).sum::<usize>();
+        let told: usize = tools.iter().map(|tool| written(&tool.to_openai())).sum();
+        let summary = self.summary.as_ref().map_or(0, String::len);
+        let all = kept + told + summary;
+        // Bytes stand for tokens in the proportion that the whole prompt has.
+        let target = (all as u128 * budget.target() as u128 / found.max(1) as u128) as usize;
+        let mut over = all.saturating_sub(target).max(1);
+        let mut changed = false;
+        if budget.overflow == Overflow::TruncateMiddle {
+            let saved = self.shorten(messages, from..newest, over);
+            changed = saved > 0;
+            over = over.saturating_sub(saved);
+        }
+        let mut upto = from;
+        for end in turns.iter().copied().filter(|&end| end > from && end <= newest) {
+            if over == 0 {
+                break;
+            }
+            over = over.saturating_sub((upto..end).map(|at| size(self, at)).sum());
+            upto = end;
+        }
+        if upto > from {
+            self.upto = upto;
+            self.shortened.retain(|&at, _| at >= upto);
+            changed = true;
+        }
+        changed.then_some((from..upto, target))
+    }
+
+    /// Shortens the longest contents in a range to one length, so that `over` bytes go, where they do.
+    /// Returns how many go.
+    fn shorten(&mut self, messages: &[Message], range: Range<usize>, over: usize) -> usize {
+        let long = |at: usize| {
+            let (message, now) = (&messages[at], self.shortened.get(&at));
+            let now = now.copied().unwrap_or_else(|| message.content.len().saturating_sub(NOTE));
+            let may = matches!(message.role, Role::Tool | Role::User) && now > LEAST;
+            may.then_some((now, at))
+        };
+        let mut long: Vec<(usize, usize)> = range.filter_map(long).collect();
+        long.sort_unstable_by(|a, b| b.cmp(a));
+        // The longest, as many as it takes, all go down to what the next one has, or to less.
+        let (mut level, mut sum) = (LEAST, 0);
+        for count in 1..=long.len() {
+            sum += long[count - 1].0;
+            let next = long.get(count).map_or(LEAST, |next| next.0);
+            if sum - count * next >= over {
+                level = ((sum - over) / count).max(LEAST);
+                break;
+            }
+        }
+        let mut saved = 0;
+        for (now, at) in long.into_iter().take_while(|(now, _)| *now > level) {
+            saved += now - level;
+            self.shortened.insert(at, level);
+        }
+        saved
+    }
+}
+
+/// Bytes of a value as JSON.
+fn written(value: &impl Serialize) -> usize {
+    serde_json::to_string(value).map_or(0, |text| text.len())
+}
+
+/// The beginning and the end of a text, of `most` bytes together, around a note of what was left out.
+fn shortened(text: &str, most: usize) -> String {
+    if text.len() <= most + NOTE {
+        return text.to_owned();
+    }
+    let head = text.floor_char_boundary(most / 2);
+    let tail = text.ceil_char_boundary(text.len() - (most - most / 2));
+    let left_out = text[head..tail].chars().count();
+    format!("{}\n[{left_out} characters left out]\n{}", &text[..head], &text[tail..])
+}
+
+/// Messages as one text, at most `most` bytes of it, for who is asked to summarise them after `before`.
+pub(crate) fn transcript(before: Option<&str>, messages: &[Message], most: usize) -> String {
+    let mut text =
+        before.map_or_else(String::new, |before| format!("summary of what came before: {before}\n\n"));
+    for message in messages {
+        text += message.role.as_str();
+        text += ": ";
+        text += message.content.as_str();
+        for call in &message.tool_calls {
+            let arguments = serde_json::to_string(&call.arguments).unwrap_or_default();
+            text += &format!("\ncalls {}({arguments})", call.name);
+        }
+        text += "\n\n";
+    }
+    shortened(text.trim_end(), most)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(pattern: &str) -> Vec<Message> {
+        let message = |role| match role {
+            's' => Message::system("s"),
+            'u' => Message::user("u"),
+            'a' => Message::assistant("a"),
+            _ => Message::tool("t"),
+        };
+        pattern.chars().map(message).collect()
+    }
+
+    #[test]
+    fn turns_begin_with_replies() {
+        assert_eq!((opening(&said("suattauat")), turns(&said("suattauat"))), (2, vec![2, 5, 7]));
+        // A reply in pieces is one turn.
+        assert_eq!(turns(&said("uaatta")), [1, 5]);
+        assert_eq!((opening(&said("au")), opening(&said("su"))), (0, 2));
+    }
+
+    #[test]
+    fn texts_lose_their_middle() {
+        let text = format!("{}{}", "ä".repeat(300), "z".repeat(300));
+        let cut = shortened(&text, 200);
+        assert!(cut.len() <= 200 + NOTE, "{}", cut.len());
+        assert!(
+            cut.starts_with("ää") && cut.ends_with("zz") && cut.contains("[450 characters left out]"),
+            "{cut}"
+        );
+        assert_eq!(shortened("short", 2), "short");
+    }
+
+    #[test]
+    fn the_longest_are_shortened_first_and_to_one_length() {
+        let mut messages = said("uatatat");
+        for (at, length) in [(2, 1000), (4, 400), (6, 5000)] {
+            messages[at].content = "x".repeat(length).into();
+        }
+        let budget = Budget { most: 1000, overflow: Overflow::TruncateMiddle, keep: 1 };
+        let mut cut = Cut::default();
+        // The newest is the longest, and stays.
+        assert_eq!(cut.further(&messages, &[], 1010, &Budget { most: 1900, ..budget }).unwrap().0, 1..1);
+        assert_eq!(cut.shortened.keys().collect::<Vec<_>>(), [&2]);
+        let longer = cut.apply(&messages);
+        assert!(longer[2].content.len() < 1000 && longer[4] == messages[4] && longer[6] == messages[6]);
+        // Where that is not enough the oldest go.
+        assert!(cut.further(&messages, &[], 3000, &budget).is_some_and(|(gone, _)| gone.end == 5));
+        assert_eq!(cut.further(&messages, &[], 3000, &budget), None);
+    }
+}

@@ -1,0 +1,218 @@
+//! Attention forward against f64, and to the bit against itself in other company.
+
+use super::super::kv::{Blocks, Shape};
+use super::super::testing::{close, noise, wide};
+use super::*;
+use std::collections::BTreeMap;
+
+use crate::precision::Precision;
+use crate::simd::Isa;
+
+/// Attention of every row over its path (a list of row indices, the row itself last), in f64.
+pub fn naive(shape: Shape, sight: Sight, paths: &[Vec<usize>], qkv: &[f64]) -> Vec<f64> {
+    let (width, dim) = (shape.qkv(), shape.head_dim);
+    let mut out = Vec::new();
+    for (row, path) in paths.iter().enumerate() {
+        let path = &path[sight.first(path.len())..];
+        for head in 0..shape.heads {
+            let q = &qkv[row * width + head * dim..][..dim];
+            let part =
+                |j: usize, offset: usize| &qkv[j * width + offset + head / shape.group() * dim..][..dim];
+            let scores: Vec<f64> = path
+                .iter()
+                .map(|&j| {
+                    let k = part(j, shape.query());
+                    q.iter().zip(k).map(|(a, b)| a * b).sum::<f64>() * f64::from(sight.scale)
+                })
+                .collect();
+            let max = scores.iter().copied().fold(f64::MIN, f64::max);
+            let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
+            let total: f64 = weights.iter().sum();
+            out.extend((0..dim).map(|d| {
+                path.iter()
+                    .zip(&weights)
+                    .map(|(&j, w)| w / total * part(j, shape.query() + shape.key())[d])
+                    .sum::<f64>()
+            }));
+        }
+    }
+    out
+}
+
+/// Spans of a forest given as (parent, length), with their paths in rows.
+pub fn forest(nodes: &[(Option<usize>, usize)]) -> (Vec<Span>, Vec<Vec<usize>>, usize) {
+    let (mut spans, mut paths, mut next): (Vec<Span>, Vec<Vec<usize>>, u32) = (Vec::new(), Vec::new(), 0);
+    let mut row = 0;
+    for &(parent, len) in nodes {
+        let position = parent.map_or(0, |p| spans[p].position + spans[p].len);
+        let whole = position / BLOCK;
+        let mut blocks: Vec<u32> = parent.map_or(Vec::new(), |p| spans[p].blocks[..whole].to_vec());
+        let inherits = parent.filter(|_| position % BLOCK > 0).map(|p| spans[p].blocks[whole]);
+        while blocks.len() * BLOCK < position + len {
+            blocks.push(next);
+            next += 1;
+        }
+        let mut path = parent.map_or(Vec::new(), |p| paths[spans[p].row + spans[p].len - 1].clone());
+        for i in 0..len {
+            path.push(row + i);
+            paths.push(path.clone());
+        }
+        spans.push(Span { row, len, position, blocks, inherits });
+        row += len;
+    }
+    (spans, paths, next as usize)
+}
+
+/// Whole paths, and windows that end within a block and within a stretch, and that leave whole stretches out.
+fn sights(shape: Shape) -> [Sight; 4] {
+    let whole = Sight::whole(shape.head_dim);
+    [whole, Sight { window: 5, scale: 0.3 }, Sight { window: 70, ..whole }, Sight { window: 300, ..whole }]
+}
+
+#[test]
+fn matches_f64_on_a_forest() {
+    let nodes = [(None, 40), (Some(0), 3), (Some(1), 290), (Some(0), 25), (None, 33), (Some(4), 1)];
+    let (spans, paths, count) = forest(&nodes);
+    for (shape, sight) in [
+        Shape { heads: 6, kv_heads: 2, head_dim: 16 },
+        Shape { heads: 9, kv_heads: 3, head_dim: 64 },
+        Shape { heads: 2, kv_heads: 2, head_dim: 40 },
+    ]
+    .into_iter()
+    .flat_map(|shape| sights(shape).map(|sight| (shape, sight)))
+    {
+        let qkv = noise(paths.len() * shape.qkv(), 1, 6.0);
+        for (precision, tolerance) in [(Precision::F32, 1e-5), (Precision::Bf16, 0.1)] {
+            let compute = Compute::with(2, Isa::detect(), precision);
+            let mut blocks = Blocks::new(shape, 1, precision);
+            blocks.grow(count);
+            let mut out = vec![0.0; paths.len() * shape.query()];
+            forward(&compute, &blocks.layer(0), sight, &spans, &qkv, &mut out, None);
+            // Scores reach ±50 here, so weights are good to about 1e-5 in f32, to a tenth in bf16.
+            close(&out, &naive(shape, sight, &paths, &wide(&qkv)), tolerance);
+        }
+    }
+}
+
+/// Weights made as operands of AMX are those that would have been packed, to the bit, and are normalised
+/// alike.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn weights_for_amx_are_those_that_would_be_packed() {
+    if !Isa::available().contains(&Isa::Amx) {
+        return;
+    }
+    let kernel = Kernel { isa: Isa::Amx, precision: Precision::Bf16 };
+    let span = |position, own: u32| {
+        let blocks = (0..40).map(|i| if i < 20 { i } else { own * 100 + i }).collect();
+        Span { row: 0, len: 1, position, blocks, inherits: None }
+    };
+    let spans = [span(600, 1), span(777, 2), span(640, 3)];
+    let group = 3;
+    for tile in tiles(&spans, group, kernel.tile_rows()) {
+        let rows: usize = tile.runs.iter().map(|run| run.rows).sum();
+        let stride = 800 + LANES;
+        let scores = noise(rows * stride, 4, 9.0);
+        let (mut made, mut packed) = (Buffer::default(), Buffer::default());
+        let mut stats = [[0.0; 2]; MAX_ROWS];
+        let mut kept = scores.clone();
+        let at = Weighed { spans: &spans, tile: &tile, group, begin: 0 }
+            .weigh(kernel, (&mut kept, stride), &mut made, &mut stats)
+            .unwrap();
+        assert_eq!(at, made.as_ptr());
+        let mut weights = scores;
+        for (r, place) in places(&spans, &tile.runs, group).enumerate() {
+            let row = &mut weights[r * stride..][..stride];
+            assert_eq!(weigh(kernel.isa, &mut row[..place.seen]), stats[r]);
+            row[place.seen..].fill(0.0);
+        }
+        let mut before = 0;
+        for part in parts(&spans, &tile, group, 0) {
+            let words = part.words(kernel);
+            let matrix = Matrix::new(&weights, rows, stride);
+            Left::of(kernel, matrix, part.rows.clone(), part.positions.clone(), &mut packed);
+            let high = kernel.left_rows(part.rows.len()) * STEP;
+            let of = part.rows.len() * STEP;
+            for (a, b) in packed[..words].chunks(high).zip(made[before..before + words].chunks(high)) {
+                assert!(a[..of].iter().zip(&b[..of]).all(|(a, b)| a.to_bits() == b.to_bits()));
+            }
+            before += words;
+        }
+        assert!(tile.shared > 0 && before > 0);
+    }
+}
+
+/// Queries of paths that share a prompt give the bits that each gives alone.
+#[test]
+fn company_does_not_change_a_bit() {
+    let shape = Shape { heads: 6, kv_heads: 2, head_dim: 48 };
+    let nodes =
+        [(None, 600), (Some(0), 1), (Some(0), 40), (Some(2), 1), (Some(0), 300), (Some(4), 2), (Some(4), 1)];
+    let (spans, paths, count) = forest(&nodes);
+    let qkv = noise(paths.len() * shape.qkv(), 3, 4.0);
+    let cases = Isa::available().into_iter().flat_map(|isa| [(isa, Precision::F32), (isa, Precision::Bf16)]);
+    for ((isa, precision), sight) in cases.flat_map(|case| sights(shape).map(|sight| (case, sight))) {
+        let compute = Compute::with(2, isa, precision);
+        let mut blocks = Blocks::new(shape, 1, precision);
+        blocks.grow(count);
+        let run = |blocks: &mut Blocks, spans: &[Span]| {
+            let mut out = vec![0.0; paths.len() * shape.query()];
+            forward(&compute, &blocks.layer(0), sight, spans, &qkv, &mut out, None);
+            spans
+                .iter()
+                .flat_map(|span| out[span.row * shape.query()..][..span.len * shape.query()].to_vec())
+                .map(f32::to_bits)
+                .collect::<Vec<_>>()
+        };
+        let alone: Vec<u32> =
+            spans.iter().flat_map(|span| run(&mut blocks, std::slice::from_ref(span))).collect();
+        assert!(run(&mut blocks, &spans) == alone, "{precision}, {isa:?}");
+        // As in sampling: only the last queries, whose paths share the prompt.
+        let last: Vec<Span> = spans.iter().filter(|span| span.len < 3).cloned().collect();
+        let tiles = tiles(&last, shape.group(), compute.kernel().tile_rows());
+        assert!(
+            tiles.iter().any(|tile| !(tile.shared * BLOCK).is_multiple_of(STRETCH)),
+            "what is shared ends within a stretch"
+        );
+        let alone: Vec<u32> =
+            last.iter().flat_map(|span| run(&mut blocks, std::slice::from_ref(span))).collect();
+        assert!(run(&mut blocks, &last) == alone, "{precision}, {isa:?}, together");
+    }
+}
+
+/// One path in one span, in chunks, and token by token gives the same bits, on every instruction path.
+#[test]
+fn chunking_does_not_change_a_bit() {
+    let shape = Shape { heads: 6, kv_heads: 2, head_dim: 48 };
+    let len = 601;
+    let qkv = noise(len * shape.qkv(), 7, 4.0);
+    for precision in [Precision::F32, Precision::Bf16] {
+        let mut firsts: BTreeMap<(Order, usize), Vec<u32>> = BTreeMap::new();
+        let cases = Isa::available().into_iter().flat_map(|isa| [len, 32, 7, 1].map(|chunk| (isa, chunk)));
+        for ((isa, chunk), sight) in cases.flat_map(|case| sights(shape).map(|sight| (case, sight))) {
+            let mut blocks = Blocks::new(shape, 1, precision);
+            blocks.grow(len.div_ceil(BLOCK));
+            let mut out = vec![0.0; len * shape.query()];
+            let compute = Compute::with(1 + chunk % 2, isa, precision);
+            for position in (0..len).step_by(chunk) {
+                let part = chunk.min(len - position);
+                let span = Span {
+                    row: 0,
+                    len: part,
+                    position,
+                    blocks: (0..(position + part).div_ceil(BLOCK) as u32).collect(),
+                    inherits: None,
+                };
+                let rows = &qkv[position * shape.qkv()..][..part * shape.qkv()];
+                let to = &mut out[position * shape.query()..][..part * shape.query()];
+                forward(&compute, &blocks.layer(0), sight, &[span], rows, to, None);
+            }
+            let bits: Vec<u32> = out.iter().map(|x| x.to_bits()).collect();
+            assert_eq!(
+                firsts.entry((compute.kernel().order(), sight.window)).or_insert_with(|| bits.clone()),
+                &bits,
+                "{precision}, {isa:?}, chunks of {chunk}"
+            );
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! The gated feed-forward activation (Shazeer 2020): h = f(g) · u with f = silu or gelu, with g and u side by
+//! side in one row.
+
+use dressage_model::Activation;
+
+use super::{ROWS_PER_TASK, for_groups, for_rows};
+use crate::Compute;
+use crate::buffer::Shared;
+use crate::simd::{exp, simd};
+
+/// Values that are worth a task: some microseconds, so that the few rows of decoding make several.
+const LEAST_VALUES: usize = 4096;
+
+simd! {
+    fn silu_row(gate: &[f32], up: &[f32], h: &mut [f32]) {
+        for ((h, g), u) in h.iter_mut().zip(gate).zip(up) {
+            *h = g / (1.0 + exp(-g)) * u;
+        }
+    }
+}
+
+simd! {
+    /// Overwrites gate and up with their gradients, given `dh`, which it overwrites with h.
+    fn silu_backward_row(gate: &mut [f32], up: &mut [f32], dh: &mut [f32]) {
+        for ((d, g), u) in dh.iter_mut().zip(gate).zip(up) {
+            let sigmoid = 1.0 / (1.0 + exp(-*g));
+            let silu = *g * sigmoid;
+            let h = silu * *u;
+            let slope = sigmoid * (1.0 + *g * (1.0 - sigmoid));
+            *g = *d * *u * slope;
+            *u = *d * silu;
+            *d = h;
+        }
+    }
+}
+
+/// √(2/π).
+const ROOT: f32 = 0.797_884_6;
+const CUBIC: f32 = 0.044_715;
+
+/// 1 / (1 + exp(−2z)) = (1 + tanh z) / 2 with z = √(2/π) (g + 0.044715 g³): gelu(g) is g times this.
+#[inline(always)]
+fn gelu_share(g: f32) -> f32 {
+    let z = ROOT * g * (CUBIC * g * g + 1.0);
+    1.0 / (1.0 + exp(-2.0 * z))
+}
+
+simd! {
+    fn gelu_row(gate: &[f32], up: &[f32], h: &mut [f32]) {
+        for ((h, g), u) in h.iter_mut().zip(gate).zip(up) {
+            *h = g * gelu_share(*g) * u;
+        }
+    }
+}
+
+simd! {
+    /// Gradient like that of `silu_backward_row`.
+    fn gelu_backward_row(gate: &mut [f32], up: &mut [f32], dh: &mut [f32]) {
+        for ((d, g), u) in dh.iter_mut().zip(gate).zip(up) {
+            let share = gelu_share(*g);
+            let gelu = *g * share;
+            let h = gelu * *u;
+            let inner = 2.0 * ROOT * (3.0 * CUBIC * *g * *g + 1.0);
+            let slope = share * (1.0 + *g * (1.0 - share) * inner);
+            *g = *d * *u * slope;
+            *u = *d * gelu;
+            *d = h;
+        }
+    }
+}
+
+/// `h[row] = f(gate) · up`; `gate_up` has rows of 2 × `width`, `h` of `width`.
+pub fn forward(
+    compute: &Compute,
+    activation: Activation,
+    rows: usize,
+    width: usize,
+    gate_up: &[f32],
+    h: &mut [f32],
+) {
+    let group = (LEAST_VALUES / width.max(1)).clamp(1, ROWS_PER_TASK);
+    for_groups(compute, rows, group, width, h, |row, h| {
+        let (gate, up) = gate_up[row * 2 * width..][..2 * width].split_at(width);
+        match activation {
+            Activation::Silu => silu_row(compute.isa, gate, up, h),
+            Activation::GeluTanh => gelu_row(compute.isa, gate, up, h),
+        }
+    });
+}
+
+/// Overwrites `gate_up` with its gradient and `dh` with `h` itself, which the gradient of the next projection
+/// needs.
+pub fn backward(
+    compute: &Compute,
+    activation: Activation,
+    rows: usize,
+    width: usize,
+    gate_up: &mut [f32],
+    dh: &mut [f32],
+) {
+    let dh = Shared::new(dh);
+    for_rows(compute, rows, 2 * width, gate_up, |row, gate_up| {
+        let (gate, up) = gate_up.split_at_mut(width);
+        // SAFETY: each row belongs to one task.
+        let dh = unsafe { dh.slice(row * width, width) };
+        match activation {
+            Activation::Silu => silu_backward_row(compute.isa, gate, up, dh),
+            Activation::GeluTanh => gelu_backward_row(compute.isa, gate, up, dh),
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, differences, noise, wide};
+    use super::*;
+
+    fn naive(activation: Activation, gate_up: &[f64], width: usize) -> Vec<f64> {
+        let gate = |g: f64| match activation {
+            Activation::Silu => g / (1.0 + (-g).exp()),
+            Activation::GeluTanh => {
+                0.5 * g * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g * g * g)).tanh())
+            }
+        };
+        gate_up
+            .chunks(2 * width)
+            .flat_map(|row| (0..width).map(|i| gate(row[i]) * row[width + i]).collect::<Vec<_>>())
+            .collect()
+    }
+
+    #[test]
+    fn matches_f64_and_its_differences() {
+        for activation in [Activation::Silu, Activation::GeluTanh] {
+            let (rows, width) = (17, 23);
+            let compute = Compute::new(2);
+            let (x, dh) = (noise(rows * 2 * width, 1, 12.0), noise(rows * width, 2, 1.0));
+            let mut h = vec![0.0; rows * width];
+            forward(&compute, activation, rows, width, &x, &mut h);
+            close(&h, &naive(activation, &wide(&x), width), 1e-6);
+
+            let (mut dx, mut again) = (x.clone(), dh.clone());
+            backward(&compute, activation, rows, width, &mut dx, &mut again);
+            close(&again, &wide(&h), 1e-6);
+            let objective = |x: &[f64]| {
+                naive(activation, x, width).iter().zip(&dh).map(|(h, g)| h * f64::from(*g)).sum::<f64>()
+            };
+            close(&dx, &differences(&wide(&x), objective), 1e-5);
+        }
+    }
+}

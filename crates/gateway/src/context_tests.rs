@@ -1,0 +1,97 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use dressage_conversation::{Budget, Fork, Origin, Overflow, Reason};
+use serde_json::{Value, json};
+
+use crate::route::{RouteContext, Summary};
+use crate::testing::Served;
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// A model that says these texts, for an attempt whose prompts may have so many tokens.
+fn served(texts: &[&str], overflow: Overflow, most: usize) -> Served {
+    let budget = Budget { most, overflow, keep: 1 };
+    Served::within(texts, |model| RouteContext {
+        budget,
+        summary: (overflow == Overflow::Summarise).then(|| {
+            Arc::new(Summary {
+                agent: "default.summary".into(),
+                model: Arc::clone(model),
+                fixed: None,
+                tokens: 40,
+                instruction: "Sum up.".into(),
+            })
+        }),
+    })
+}
+
+/// Asks a question after all that was said, and notes the answer.
+async fn ask(served: &Served, messages: &mut Vec<Value>, question: &str) -> StatusCode {
+    messages.push(json!({ "role": "user", "content": question }));
+    let answer = served.post(CHAT, &json!({ "model": "tiny", "messages": messages })).await;
+    if answer.status == StatusCode::OK {
+        messages.push(answer.json()["choices"][0]["message"].clone());
+    }
+    answer.status
+}
+
+#[tokio::test]
+async fn a_long_conversation_forks_and_goes_on_there() {
+    let served = served(&["Well."], Overflow::DropOldest, 400);
+    let mut messages = vec![json!({ "role": "system", "content": "Be brief." })];
+    for turn in 0..12 {
+        let question = format!("Question {turn}: {}", "x y ".repeat(10));
+        assert_eq!(ask(&served, &mut messages, &question).await, StatusCode::OK);
+    }
+    let origins = served.origins();
+    let cut = Origin::Forked(Fork { at: 2, reason: Reason::ContextDropped });
+    let cuts = origins.iter().filter(|origin| **origin == cut).count();
+    assert!((2..=4).contains(&cuts), "{origins:?}");
+    assert_eq!(origins.iter().filter(|origin| **origin == Origin::Continued).count(), 11 - cuts);
+    for path in served.paths().await {
+        assert!(path.contains("Be brief.") && path.contains("Question 0:"), "{path}");
+        assert!(path.len() < 800, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_summary_is_a_call_that_no_limit_counts() {
+    let texts = ["One.", "Two.", "Three.", "They counted.", "Four."];
+    let served = served(&texts, Overflow::Summarise, 350);
+    let mut messages = Vec::new();
+    for turn in 0..4 {
+        assert_eq!(
+            ask(&served, &mut messages, &format!("{turn} {}", "x y ".repeat(18))).await,
+            StatusCode::OK
+        );
+    }
+    assert_eq!(messages.last().unwrap()["content"], "Four.");
+    assert_eq!(served.session.state().left_calls, 100 - 4);
+    let recorded = served.session.close(Duration::from_secs(5)).await;
+    let calls: Vec<(&str, bool)> =
+        recorded.calls.iter().map(|call| (call.agent.as_str(), call.summary)).collect();
+    assert_eq!(calls[3..], [("default.summary", true), ("default", false)]);
+    assert_eq!(recorded.counts.forked.get(&Reason::ContextSummarised), Some(&1));
+    let text = |ids: &[u32]| served.format.chat().tokenizer().decode_with_special(ids);
+    let trajectory = recorded.trajectory;
+    let paths: Vec<String> =
+        trajectory.leaves().into_iter().map(|leaf| text(&trajectory.path_tokens(leaf))).collect();
+    assert!(paths.iter().any(|path| path.contains("Sum up.\n\nassistant: One.")), "{paths:?}");
+    let last = paths.iter().find(|path| path.contains("Four.")).unwrap();
+    assert!(last.contains("left out:\nThey counted.<|im_end|>") && !last.contains("One."), "{last}");
+}
+
+#[tokio::test]
+async fn what_cannot_fit_is_the_apis_own_error() {
+    for overflow in [Overflow::Fail, Overflow::DropOldest] {
+        let served = served(&["Well."], overflow, 100);
+        let body = json!({ "model": "tiny", "messages": [{ "role": "user", "content": "x y ".repeat(50) }] });
+        let answer = served.post(CHAT, &body).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+        let error = &answer.json()["error"];
+        assert_eq!(error["code"], "context_length_exceeded", "{error}");
+        assert!(error["message"].as_str().unwrap().contains("agent.max_context_tokens"), "{error}");
+    }
+}

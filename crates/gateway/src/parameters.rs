@@ -1,0 +1,76 @@
+//! Parameters of tools, in the ways that clients write them.
+
+use serde_json::{Map, Value, json};
+
+/// A JSON schema of a tool's parameters: one as it is, that of no parameters where there are none, and that
+/// of a list of such as `{"name", "type", "description", "required"}`, which Qwen-Agent sends.
+///
+/// # Errors
+/// When they are nothing of the kind, in words.
+pub(crate) fn schema(parameters: &Value) -> Result<Value, String> {
+    match parameters {
+        Value::Null => Ok(json!({ "type": "object", "properties": {} })),
+        Value::Object(_) => Ok(parameters.clone()),
+        Value::Array(listed) => of_list(listed),
+        other => Err(format!("are {other}, not a JSON schema of an object")),
+    }
+}
+
+fn of_list(listed: &[Value]) -> Result<Value, String> {
+    let (mut properties, mut required) = (Map::new(), Vec::new());
+    for (at, item) in listed.iter().enumerate() {
+        let named = item.as_object().and_then(|fields| Some((fields.get("name")?.as_str()?, fields)));
+        let Some((name, fields)) = named else {
+            return Err(format!("are a list whose item {at} has no name: {item}"));
+        };
+        let mut schema = fields.clone();
+        schema.remove("name");
+        // In a schema of one parameter it would be a list of names.
+        match schema.remove("required") {
+            Some(Value::Bool(true)) => required.push(name),
+            Some(list @ Value::Array(_)) => drop(schema.insert("required".into(), list)),
+            None | Some(Value::Bool(false) | Value::Null) => {}
+            Some(other) => return Err(format!("have {name:?} with required = {other}, not true or false")),
+        }
+        if properties.insert(name.to_owned(), Value::Object(schema)).is_some() {
+            return Err(format!("have {name:?} twice"));
+        }
+    }
+    Ok(json!({ "type": "object", "properties": properties, "required": required }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_parameters_is_a_schema() {
+        let listed = json!([
+            { "name": "city", "type": "string", "description": "Where.", "required": true },
+            { "name": "days", "type": "integer" },
+        ]);
+        let want = json!({
+            "type": "object",
+            "properties": {
+                "city": { "type": "string", "description": "Where." }, "days": { "type": "integer" },
+            },
+            "required": ["city"],
+        });
+        assert_eq!(schema(&listed), Ok(want));
+        assert_eq!(schema(&json!([])).unwrap()["properties"], json!({}));
+    }
+
+    #[test]
+    fn what_could_mean_anything_is_refused() {
+        for (parameters, why) in [
+            (json!(["city"]), "item 0 has no name"),
+            (json!([{ "type": "string" }]), "item 0 has no name"),
+            (json!([{ "name": "a" }, { "name": "a" }]), "\"a\" twice"),
+            (json!([{ "name": "a", "required": "yes" }]), "required = \"yes\""),
+            (json!("string"), "not a JSON schema"),
+        ] {
+            let error = schema(&parameters).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! One whole question and its answer.
+
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, LOCATION};
+use hyper::{Method, Request, Response, StatusCode, Uri};
+
+use crate::client::authority;
+use crate::hosts::target;
+use crate::{Client, HttpError, causes};
+
+/// A question.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ask {
+    /// Method.
+    pub method: Method,
+    /// Address.
+    pub url: String,
+    /// Headers. A redirect to another host is followed without any of them.
+    pub headers: HeaderMap,
+    /// Body.
+    pub body: Bytes,
+}
+
+/// Bounds of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bounds {
+    /// Longest time until it is whole, redirects included.
+    pub deadline: Duration,
+    /// Most bytes of its body.
+    pub bytes: usize,
+    /// Most redirects that are followed.
+    pub redirects: u32,
+}
+
+/// An answer, whatever its status.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Reply {
+    /// Status.
+    pub status: StatusCode,
+    /// Headers.
+    pub headers: HeaderMap,
+    /// Body.
+    pub body: Bytes,
+    /// Address that answered, after redirects.
+    pub url: String,
+}
+
+impl Reply {
+    /// The body as text; what is no UTF-8 in it is replaced.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+}
+
+impl Client {
+    /// Asks, follows redirects as browsers do, and reads the answer to its end.
+    ///
+    /// # Errors
+    /// When a host is not allowed, cannot be reached, breaks off, is late, says too much, or redirects too
+    /// often. An answer with a status of an error is an answer.
+    pub async fn ask(&self, ask: Ask, bounds: Bounds) -> Result<Reply, HttpError> {
+        let host = authority(&target(&ask.url)?);
+        let late = || HttpError::Late { host, after: bounds.deadline };
+        match tokio::time::timeout(bounds.deadline, self.follow(ask, bounds)).await {
+            Ok(answer) => answer,
+            Err(_) => Err(late()),
+        }
+    }
+
+    async fn follow(&self, mut ask: Ask, bounds: Bounds) -> Result<Reply, HttpError> {
+        let first = authority(&target(&ask.url)?);
+        let mut followed = 0;
+        loop {
+            let uri = target(&ask.url)?;
+            let host = authority(&uri);
+            let mut request = Request::new(Full::new(ask.body.clone()));
+            *request.method_mut() = ask.method.clone();
+            *request.uri_mut() = uri.clone();
+            *request.headers_mut() = ask.headers.clone();
+            let response = self.request(request).await?;
+            let Some(to) = redirect(&uri, &response) else {
+                let (head, body) = response.into_parts();
+                let body = whole(&host, body, bounds.bytes).await?;
+                return Ok(Reply { status: head.status, headers: head.headers, body, url: ask.url });
+            };
+            followed += 1;
+            if followed > bounds.redirects {
+                return Err(HttpError::Redirects { host: first, most: bounds.redirects, to });
+            }
+            // As browsers do: only 307 and 308 send the body once more.
+            let again = [StatusCode::TEMPORARY_REDIRECT, StatusCode::PERMANENT_REDIRECT];
+            if !again.contains(&response.status()) && ask.method != Method::HEAD {
+                ask.method = Method::GET;
+                ask.body = Bytes::new();
+                for name in [CONTENT_TYPE, CONTENT_LENGTH] {
+                    ask.headers.remove(name);
+                }
+            }
+            let next = target(&to)?;
+            if authority(&next) != host || next.scheme() != uri.scheme() {
+                // Whoever is redirected to is a stranger: keys may stand in any header.
+                ask.headers.clear();
+            }
+            ask.headers.remove(HOST);
+            ask.url = to;
+        }
+    }
+}
+
+/// The address that an answer leads to.
+fn redirect(from: &Uri, response: &Response<Incoming>) -> Option<String> {
+    if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
+        return None;
+    }
+    let to = response.headers().get(LOCATION)?.to_str().ok()?.trim();
+    Some(joined(from, to))
+}
+
+/// An address as it stands on a page (RFC 3986, 5.2, without dot segments, which servers resolve).
+fn joined(from: &Uri, to: &str) -> String {
+    let to = to.split('#').next().unwrap_or_default();
+    let scheme = from.scheme_str().unwrap_or("http");
+    let origin = format!("{scheme}://{}", authority(from));
+    if to.contains("://") {
+        to.to_owned()
+    } else if to.starts_with("//") {
+        format!("{scheme}:{to}")
+    } else if to.starts_with('/') {
+        format!("{origin}{to}")
+    } else if to.starts_with('?') {
+        format!("{origin}{}{to}", from.path())
+    } else {
+        let folder = from.path().rsplit_once('/').map_or("", |(folder, _)| folder);
+        format!("{origin}{folder}/{to}")
+    }
+}
+
+/// A body to its end.
+async fn whole(host: &str, mut body: Incoming, most: usize) -> Result<Bytes, HttpError> {
+    let mut all = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame =
+            frame.map_err(|error| HttpError::Broken { host: host.to_owned(), why: causes(&error) })?;
+        // Trailers say nothing.
+        let Ok(data) = frame.into_data() else { continue };
+        if all.len() + data.len() > most {
+            return Err(HttpError::TooLarge { host: host.to_owned(), most });
+        }
+        all.extend_from_slice(&data);
+    }
+    Ok(all.freeze())
+}
+
+#[cfg(test)]
+#[path = "ask_tests.rs"]
+mod tests;

@@ -1,0 +1,146 @@
+use std::sync::Arc;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::sync::Mutex;
+
+use super::*;
+use crate::Hosts;
+
+/// A server that answers each connection by its path with what `answers` has; and what it was asked.
+async fn server(answers: fn(&str) -> Option<String>) -> (String, Arc<Mutex<Vec<String>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let hears = heard.clone();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let hears = hears.clone();
+            tokio::spawn(async move {
+                let mut buffer = vec![0; 64 << 10];
+                let read = stream.read(&mut buffer).await.unwrap_or(0);
+                let text = String::from_utf8_lossy(&buffer[..read]).into_owned();
+                let path = text.split(' ').nth(1).unwrap_or_default().to_owned();
+                hears.lock().await.push(text);
+                match answers(&path) {
+                    Some(answer) => drop(stream.write_all(answer.as_bytes()).await),
+                    None => tokio::time::sleep(Duration::from_secs(3600)).await,
+                }
+            });
+        }
+    });
+    (address, heard)
+}
+
+fn ok(body: &str) -> Option<String> {
+    Some(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}", body.len()))
+}
+
+fn to(status: u16, location: &str) -> Option<String> {
+    Some(format!(
+        "HTTP/1.1 {status} Moved\r\nlocation: {location}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+    ))
+}
+
+fn post(url: String) -> Ask {
+    let mut headers = HeaderMap::new();
+    headers.insert("authorization", "Bearer secret".parse().unwrap());
+    headers.insert("x-api-key", "secret".parse().unwrap());
+    headers.insert("content-type", "application/json".parse().unwrap());
+    Ask { method: Method::POST, url, headers, body: Bytes::from_static(b"{\"q\": 1}") }
+}
+
+const BOUNDS: Bounds = Bounds { deadline: Duration::from_secs(20), bytes: 1000, redirects: 3 };
+
+fn client(hosts: Hosts) -> Client {
+    Client::new(hosts, None).unwrap()
+}
+
+#[tokio::test]
+async fn redirects_are_followed_as_browsers_do() {
+    let (address, heard) = server(|path| match path {
+        "/see" => to(303, "/there?x=1"),
+        "/again" => to(307, "there"),
+        "/round" => to(302, "/round"),
+        _ => ok("here"),
+    })
+    .await;
+    let client = client(Hosts::any());
+    let reply = client.ask(post(format!("http://{address}/see")), BOUNDS).await.unwrap();
+    assert_eq!((reply.text().as_str(), reply.status.as_u16()), ("here", 200));
+    assert_eq!(reply.url, format!("http://{address}/there?x=1"));
+    client.ask(post(format!("http://{address}/again")), BOUNDS).await.unwrap();
+    let heard = heard.lock().await.clone();
+    assert!(heard[1].starts_with("GET /there?x=1 ") && !heard[1].contains("{\"q\""), "{}", heard[1]);
+    assert!(heard[1].contains("Bearer secret"), "the same host is told the key: {}", heard[1]);
+    assert!(heard[3].starts_with("POST /there ") && heard[3].ends_with("{\"q\": 1}"), "{}", heard[3]);
+    let error = client.ask(post(format!("http://{address}/round")), BOUNDS).await.unwrap_err();
+    assert!(matches!(error, HttpError::Redirects { most: 3, .. }), "{error}");
+}
+
+#[tokio::test]
+async fn strangers_are_told_no_keys_and_may_not_be_asked_where_hosts_are_listed() {
+    let (stranger, heard) = server(|_| ok("stranger")).await;
+    // The tests of one process share it, and each has its own server.
+    static STRANGER: std::sync::OnceLock<String> = std::sync::OnceLock::new();
+    let stranger_address = STRANGER.get_or_init(|| stranger).clone();
+    let (address, _) = server(|_| to(307, &format!("http://{}/x", STRANGER.get().unwrap()))).await;
+    let reply = client(Hosts::any()).ask(post(format!("http://{address}/")), BOUNDS).await.unwrap();
+    assert_eq!(reply.text(), "stranger");
+    assert!(!heard.lock().await[0].contains("secret"), "{:?}", heard.lock().await);
+    let hosts = Hosts::only(["example.org"]).unwrap().and_private([address.as_str()]).unwrap();
+    let error = client(hosts).ask(post(format!("http://{address}/")), BOUNDS).await.unwrap_err();
+    assert!(error.to_string().contains("127.0.0.1 is not an allowed host"), "{error}");
+    assert_eq!(heard.lock().await.len(), 1, "{stranger_address} was asked all the same");
+}
+
+#[tokio::test]
+async fn names_that_stand_for_this_machine_are_refused_where_only_public_ones_are_meant() {
+    let (address, heard) = server(|_| ok("inside")).await;
+    let port = address.rsplit(':').next().unwrap();
+    let url = format!("http://localhost:{port}/");
+    let error = client(Hosts::only(["localhost"]).unwrap()).ask(post(url.clone()), BOUNDS).await.unwrap_err();
+    assert!(matches!(&error, HttpError::Denied(why) if why.contains("localhost stands for")), "{error}");
+    assert!(heard.lock().await.is_empty());
+    let hosts = Hosts::only(["example.org"]).unwrap().and_private(["localhost"]).unwrap();
+    assert_eq!(client(hosts).ask(post(url), BOUNDS).await.unwrap().text(), "inside");
+}
+
+#[tokio::test]
+async fn answers_are_bounded_in_time_and_size() {
+    let (address, _) = server(|path| match path {
+        "/silent" => None,
+        "/short" => Some("HTTP/1.1 200 OK\r\ncontent-length: 9\r\nconnection: close\r\n\r\nhalf".into()),
+        "/garbage" => Some("SSH-2.0-OpenSSH\r\n\r\n".into()),
+        _ => ok(&"x".repeat(1001)),
+    })
+    .await;
+    let client = client(Hosts::any());
+    let ask = |path: &str| post(format!("http://{address}/{path}"));
+    let error = client.ask(ask("long"), BOUNDS).await.unwrap_err();
+    assert_eq!(error, HttpError::TooLarge { host: address.clone(), most: 1000 });
+    let bounds = Bounds { deadline: Duration::from_millis(300), ..BOUNDS };
+    let error = client.ask(ask("silent"), bounds).await.unwrap_err();
+    assert!(matches!(error, HttpError::Late { .. }) && error.may_pass(), "{error}");
+    for path in ["short", "garbage"] {
+        let error = client.ask(ask(path), BOUNDS).await.unwrap_err();
+        assert!(matches!(error, HttpError::Broken { .. }), "{error}");
+    }
+    let free = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let error = client.ask(post(format!("http://{free}/")), BOUNDS).await.unwrap_err();
+    assert!(matches!(error, HttpError::Connect { .. }), "{error}");
+}
+
+#[test]
+fn addresses_on_pages_are_joined() {
+    let from: Uri = "https://a.org:8443/x/y?q=1".parse().unwrap();
+    for (to, whole) in [
+        ("https://b.org/z", "https://b.org/z"),
+        ("//b.org/z#part", "https://b.org/z"),
+        ("/z", "https://a.org:8443/z"),
+        ("z?r=2", "https://a.org:8443/x/z?r=2"),
+        ("?r=2", "https://a.org:8443/x/y?r=2"),
+    ] {
+        assert_eq!(joined(&from, to), whole);
+    }
+}

@@ -1,0 +1,331 @@
+//! Which hosts may be asked.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+use hyper::Uri;
+
+use crate::HttpError;
+
+/// Hosts that may be asked: all, or those of a list. A name of a list may stand for addresses of the public
+/// internet only; hosts of this machine or network, which are addressed by loopback, private, link-local and
+/// similar addresses, must be listed as such ([`Hosts::and_private`]).
+#[derive(Debug, Clone, Default)]
+pub struct Hosts(Option<Arc<Lists>>);
+
+#[derive(Debug, Clone, Default)]
+struct Lists {
+    public: Vec<Pattern>,
+    private: Vec<Pattern>,
+}
+
+/// A host, any port of it or one, or all hosts of a domain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Pattern {
+    host: String,
+    /// Whether the names below `host` are meant, and not it.
+    below: bool,
+    port: Option<u16>,
+}
+
+impl Pattern {
+    fn parse(text: &str) -> Result<Self, HttpError> {
+        let wrong = |why: &str| {
+            HttpError::Invalid(format!(
+                "{text:?} is no host: {why}; write a name or an address, such as \"api.example.org\", \"*.example.org\", \
+             \"localhost:8000\" or \"[::1]:8000\""
+            ))
+        };
+        let whole = text.trim().to_ascii_lowercase();
+        if whole.contains("//") || whole.contains('/') {
+            return Err(wrong("it is an address of a page"));
+        }
+        let (below, rest) = match whole.strip_prefix("*.") {
+            Some(rest) => (true, rest),
+            None => (false, whole.as_str()),
+        };
+        let (host, port) = match rest.strip_prefix('[') {
+            Some(rest) => {
+                let (host, port) = rest.split_once(']').ok_or_else(|| wrong("a bracket is not closed"))?;
+                (host.to_owned(), port.strip_prefix(':'))
+            }
+            None if rest.parse::<Ipv6Addr>().is_ok() => (rest.to_owned(), None),
+            None => match rest.rsplit_once(':') {
+                Some((host, port)) => (host.to_owned(), Some(port)),
+                None => (rest.to_owned(), None),
+            },
+        };
+        let port = port.map(|port| port.parse().map_err(|_| wrong("its port is no number"))).transpose()?;
+        if host.is_empty() || host.contains(['*', ' ', '@', ':']) && host.parse::<Ipv6Addr>().is_err() {
+            return Err(wrong("it has no name"));
+        }
+        Ok(Pattern { host: host.trim_end_matches('.').to_owned(), below, port })
+    }
+
+    fn fits(&self, host: &str, port: u16) -> bool {
+        let named = match self.below {
+            true => host.strip_suffix(&self.host).is_some_and(|rest| rest.len() > 1 && rest.ends_with('.')),
+            false => host == self.host,
+        };
+        named && self.port.is_none_or(|own| own == port)
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Pattern { host, below, port } = self;
+        f.write_str(if *below { "*." } else { "" })?;
+        f.write_str(host)?;
+        port.map_or(Ok(()), |port| write!(f, ":{port}"))
+    }
+}
+
+/// How far a host may be trusted with an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// Any address.
+    Any,
+    /// Addresses of the public internet.
+    Public,
+}
+
+impl Hosts {
+    /// Every host, for addresses that a user has given.
+    pub fn any() -> Self {
+        Hosts(None)
+    }
+
+    /// These hosts, where they are in the public internet: names or addresses, with `*.` before a domain for
+    /// all names below it, and a port where only that one is meant.
+    ///
+    /// # Errors
+    /// Names what is no host.
+    pub fn only<T: AsRef<str>>(hosts: impl IntoIterator<Item = T>) -> Result<Self, HttpError> {
+        let public = hosts.into_iter().map(|host| Pattern::parse(host.as_ref())).collect::<Result<_, _>>()?;
+        Ok(Hosts(Some(Arc::new(Lists { public, private: Vec::new() }))))
+    }
+
+    /// These hosts besides, wherever they are, this machine included.
+    ///
+    /// # Errors
+    /// Names what is no host.
+    pub fn and_private<T: AsRef<str>>(self, hosts: impl IntoIterator<Item = T>) -> Result<Self, HttpError> {
+        let Some(lists) = self.0 else { return Ok(Hosts(None)) };
+        let mut lists = (*lists).clone();
+        for host in hosts {
+            lists.private.push(Pattern::parse(host.as_ref())?);
+        }
+        Ok(Hosts(Some(Arc::new(lists))))
+    }
+
+    /// Checks the host of an address by its name.
+    ///
+    /// # Errors
+    /// When it is no address of HTTP, or its host is not allowed.
+    pub fn check(&self, url: &str) -> Result<(), HttpError> {
+        self.reach(&target(url)?).map(drop)
+    }
+
+    pub(crate) fn reach(&self, uri: &Uri) -> Result<Reach, HttpError> {
+        let Some(lists) = &self.0 else { return Ok(Reach::Any) };
+        let host = host_of(uri);
+        let port = uri.port_u16().unwrap_or(if uri.scheme_str() == Some("https") { 443 } else { 80 });
+        if lists.private.iter().any(|pattern| pattern.fits(&host, port)) {
+            return Ok(Reach::Any);
+        }
+        if !lists.public.iter().any(|pattern| pattern.fits(&host, port)) {
+            let all: Vec<String> =
+                lists.public.iter().chain(&lists.private).map(Pattern::to_string).collect();
+            let all =
+                if all.is_empty() { "none is".to_owned() } else { format!("allowed are {}", all.join(", ")) };
+            return Err(HttpError::Denied(format!("{host} is not an allowed host; {all}")));
+        }
+        if let Ok(address) = host.parse() {
+            check_address(&host, address, Reach::Public)?;
+        }
+        Ok(Reach::Public)
+    }
+}
+
+/// The address of a page, read.
+///
+/// # Errors
+/// When it is none of HTTP.
+pub(crate) fn target(url: &str) -> Result<Uri, HttpError> {
+    let wrong = |why: String| HttpError::Invalid(format!("{url:?} is no address of HTTP: {why}"));
+    let uri: Uri = url.parse().map_err(|error: hyper::http::uri::InvalidUri| wrong(error.to_string()))?;
+    match (uri.scheme_str(), uri.host()) {
+        (Some("http" | "https"), Some(host)) if !host.is_empty() => {}
+        (Some("http" | "https"), _) => return Err(wrong("it has no host".into())),
+        _ => return Err(wrong("it must begin with http:// or https://".into())),
+    }
+    let authority = uri.authority().map(|authority| authority.as_str()).unwrap_or_default();
+    if authority.contains('@') {
+        return Err(wrong("it has a user's name in it".into()));
+    }
+    Ok(uri)
+}
+
+/// The host of an address in small letters, without the brackets of IPv6 or the dot at the end.
+pub(crate) fn host_of(uri: &Uri) -> String {
+    let host = uri.host().unwrap_or_default().to_ascii_lowercase();
+    host.trim_start_matches('[').trim_end_matches(']').trim_end_matches('.').to_owned()
+}
+
+/// Checks an address that a host stands for.
+///
+/// # Errors
+/// When it is not of the public internet and must be.
+pub(crate) fn check_address(host: &str, address: IpAddr, reach: Reach) -> Result<(), HttpError> {
+    if reach == Reach::Any || is_public(address) {
+        return Ok(());
+    }
+    Err(HttpError::Denied(format!(
+        "{host} stands for {address}, an address of this machine or network, and is allowed as a public host only: \
+         list it among the private ones if that is meant"
+    )))
+}
+
+/// Whether an address is one of the public internet (IANA's special-purpose registries, RFC 6890).
+fn is_public(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => is_public_v4(address),
+        IpAddr::V6(address) => {
+            let [first, second, ..] = address.segments();
+            if let Some(v4) = address.to_ipv4_mapped() {
+                return is_public_v4(v4);
+            }
+            // NAT64 and 6to4 carry an address of version 4.
+            if (first, second) == (0x64, 0xff9b) || first == 0x2002 {
+                let octets = address.octets();
+                let at = if first == 0x2002 { 2 } else { 12 };
+                let v4 = Ipv4Addr::new(octets[at], octets[at + 1], octets[at + 2], octets[at + 3]);
+                return is_public_v4(v4);
+            }
+            // Global unicast, without Teredo, ORCHID and documentation.
+            (first & 0xe000) == 0x2000
+                && !(first == 0x2001 && second < 0x200)
+                && (first, second) != (0x2001, 0xdb8)
+                && first != 0x3fff
+        }
+    }
+}
+
+fn is_public_v4(address: Ipv4Addr) -> bool {
+    let [a, b, c, _] = address.octets();
+    !(address.is_private()
+        || address.is_loopback()
+        || address.is_link_local()
+        || address.is_multicast()
+        || address.is_broadcast()
+        || address.is_documentation()
+        || a == 0
+        || a >= 240
+        // Shared by carriers, protocol assignments, 6to4 relays, benchmarks.
+        || (a == 100 && (64..128).contains(&b))
+        || (a, b, c) == (192, 0, 0)
+        || (a, b, c) == (192, 88, 99)
+        || (a == 198 && (b == 18 || b == 19)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_allowed_by_name_and_port() {
+        let hosts = Hosts::only(["API.example.org", "*.wiki.org", "one.example.org:8443"]).unwrap();
+        let hosts = hosts.and_private(["localhost:8000", "[::1]", "10.1.2.3"]).unwrap();
+        for url in [
+            "https://api.example.org/v1?q=1",
+            "http://API.example.org.:80",
+            "https://en.wiki.org",
+            "https://a.b.wiki.org",
+            "https://one.example.org:8443/x",
+            "http://localhost:8000/mcp",
+            "http://[::1]:9/x",
+            "http://10.1.2.3",
+        ] {
+            assert_eq!(hosts.check(url), Ok(()), "{url}");
+        }
+        for url in [
+            "https://example.org",
+            "https://wiki.org",
+            "https://evilwiki.org",
+            "https://.wiki.org",
+            "https://one.example.org",
+            "http://localhost:8001",
+            "http://127.0.0.1:8000",
+            "http://api.example.org.evil.org",
+            "http://user@api.example.org",
+            "http://api.example.org@evil.org",
+            "ftp://api.example.org",
+            "file:///etc/passwd",
+            "/etc/passwd",
+            "",
+        ] {
+            assert!(hosts.check(url).is_err(), "{url}");
+        }
+        assert!(Hosts::any().check("http://127.0.0.1").is_ok());
+    }
+
+    #[test]
+    fn addresses_of_this_machine_and_network_are_not_public() {
+        for address in [
+            "127.0.0.1",
+            "127.9.9.9",
+            "0.0.0.0",
+            "10.0.0.1",
+            "172.16.3.4",
+            "192.168.1.1",
+            "169.254.169.254",
+            "100.64.0.1",
+            "192.0.0.8",
+            "198.18.0.1",
+            "224.0.0.1",
+            "240.0.0.1",
+            "255.255.255.255",
+            "::1",
+            "::",
+            "fe80::1",
+            "fc00::1",
+            "fd12::1",
+            "ff02::1",
+            "::ffff:127.0.0.1",
+            "::ffff:10.0.0.1",
+            "64:ff9b::7f00:1",
+            "2002:7f00:1::",
+            "2001:db8::1",
+            "2001::1",
+            "fec0::1",
+            "::127.0.0.1",
+        ] {
+            assert!(!is_public(address.parse().unwrap()), "{address}");
+        }
+        for address in
+            ["1.1.1.1", "172.32.0.1", "100.128.0.1", "2606:4700::1111", "::ffff:8.8.8.8", "2002:808:808::"]
+        {
+            assert!(is_public(address.parse().unwrap()), "{address}");
+        }
+    }
+
+    #[test]
+    fn a_public_name_does_not_stand_for_an_address_of_this_machine() {
+        let hosts = Hosts::only(["127.0.0.1", "example.org"]).unwrap();
+        assert!(
+            hosts.check("http://127.0.0.1/").unwrap_err().to_string().contains("list it among the private")
+        );
+        let address = "169.254.169.254".parse().unwrap();
+        assert!(check_address("example.org", address, Reach::Public).is_err());
+        assert!(check_address("example.org", address, Reach::Any).is_ok());
+    }
+
+    #[test]
+    fn hosts_that_are_none_are_named() {
+        for text in ["", "http://x.org", "x.org/path", "*.", "a*b", "x.org:http", "[::1", "*.*.org", "a b"] {
+            let error = Hosts::only([text]).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{text:?} is no host")), "{error}");
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! How layers attend: sliding windows, and layers without rotary embedding.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use super::defaults::Defaults;
+use crate::keys::Keys;
+use crate::{Family, ModelError, Pattern};
+
+const FULL: &str = "full_attention";
+const SLIDING: &str = "sliding_attention";
+
+/// Reads the windows and the unrotated layers of a model of `layers` layers; the local rotary embedding is
+/// left out.
+pub(super) fn read(keys: &Keys, family: Family, layers: usize) -> Result<Pattern, ModelError> {
+    let unrotated = unrotated(keys, family, layers)?;
+    let (window, windowed) = windows(keys, family, layers, &unrotated)?;
+    Ok(Pattern { window, windowed, local_rope: None, unrotated })
+}
+
+/// Layers whose `no_rope_layers` entry is 0 (SmolLM3 writes 1 for those that do have the embedding).
+fn unrotated(keys: &Keys, family: Family, layers: usize) -> Result<BTreeSet<usize>, ModelError> {
+    if family != Family::SmolLm3 {
+        return Ok(BTreeSet::new());
+    }
+    let interval = keys.size("no_rope_layer_interval")?.unwrap_or(4);
+    let read = |value: &Value| value.as_array()?.iter().map(Value::as_u64).collect::<Option<Vec<u64>>>();
+    match keys.read("no_rope_layers", "a list of 0 and 1", read)? {
+        Some(list) if list.len() < layers || list.iter().any(|flag| *flag > 1) => {
+            let what = format!(
+                "no_rope_layers has {} entries for {layers} layers; it needs 0 or 1 for each",
+                list.len()
+            );
+            Err(ModelError::config(keys.path, what))
+        }
+        Some(list) => Ok((0..layers).filter(|layer| list[*layer] == 0).collect()),
+        None if interval == 0 => {
+            Err(ModelError::config(keys.path, "no_rope_layer_interval is 0; it must be at least 1"))
+        }
+        None => Ok((0..layers).filter(|layer| (layer + 1).is_multiple_of(interval)).collect()),
+    }
+}
+
+/// The size of sliding windows, and which layers have one.
+fn windows(
+    keys: &Keys,
+    family: Family,
+    layers: usize,
+    unrotated: &BTreeSet<usize>,
+) -> Result<(Option<usize>, BTreeSet<usize>), ModelError> {
+    let types = layer_types(keys, layers)?;
+    let slides = types.as_ref().is_some_and(|types| !types.is_empty());
+    let switched = keys.read("use_sliding_window", "true or false", Value::as_bool)?;
+    // `null` switches a window off whose default is a number.
+    let size = match (keys.size("sliding_window")?, keys.has("sliding_window")) {
+        (None, false) => Defaults::of(family).window,
+        (size, _) => size.filter(|size| *size > 0),
+    };
+    let last = keys.size("max_window_layers")?.unwrap_or(28);
+    let pattern = if family == Family::Gemma3 { keys.size("sliding_window_pattern")? } else { None };
+    let is_on = match family {
+        Family::Llama => {
+            let windows =
+                "Dressage runs Llama without sliding windows, which its class in transformers lacks, too";
+            if switched == Some(true) {
+                return Err(keys.unsupported("use_sliding_window", windows));
+            }
+            if switched.is_none() && size.is_some() {
+                return Err(keys.unsupported("sliding_window", windows));
+            }
+            false
+        }
+        Family::Mistral | Family::Gemma3 => size.is_some(),
+        Family::Qwen2 | Family::Qwen3 | Family::SmolLm3 => switched == Some(true) && size.is_some(),
+    };
+    if !is_on {
+        if slides {
+            return Err(keys.unsupported(
+                "layer_types",
+                "it has sliding windows, and other keys switch them off: remove the one that is wrong",
+            ));
+        }
+        return Ok((None, BTreeSet::new()));
+    }
+    let by_rule = |layer: &usize| match family {
+        Family::Llama | Family::Mistral => true,
+        Family::Qwen2 | Family::Qwen3 => *layer >= last,
+        Family::Gemma3 => !(layer + 1).is_multiple_of(pattern.unwrap_or(6).max(1)),
+        Family::SmolLm3 => unrotated.contains(layer),
+    };
+    let windowed = match types {
+        // Its class looks at the size of the window alone.
+        Some(types) if family != Family::Mistral => types,
+        _ => (0..layers).filter(by_rule).collect(),
+    };
+    Ok((size.filter(|_| !windowed.is_empty()), windowed))
+}
+
+/// The layers that `layer_types` gives a window, where the key is there.
+fn layer_types(keys: &Keys, layers: usize) -> Result<Option<BTreeSet<usize>>, ModelError> {
+    let Some(types) = keys.read("layer_types", "a list", Value::as_array)? else { return Ok(None) };
+    if types.iter().any(|kind| kind != FULL && kind != SLIDING) {
+        let way_out = "Dressage runs layers of the types full_attention and sliding_attention";
+        return Err(keys.unsupported("layer_types", way_out));
+    }
+    if types.len() != layers {
+        let what = format!("layer_types has {} entries for {layers} layers", types.len());
+        return Err(ModelError::config(keys.path, what));
+    }
+    Ok(Some((0..layers).filter(|layer| types[*layer] == SLIDING).collect()))
+}
+
+/// `layer_types` of a model of `layers` layers.
+pub(super) fn to_layer_types(pattern: &Pattern, layers: usize) -> Vec<&'static str> {
+    (0..layers).map(|layer| if pattern.windowed.contains(&layer) { SLIDING } else { FULL }).collect()
+}

@@ -1,0 +1,119 @@
+//! A configuration as a `config.json`.
+
+use serde_json::{Value, json};
+
+use super::pattern::to_layer_types;
+use crate::{Activation, Family, ModelConfig, RopeScaling};
+
+/// The shortest decimal that reads back as this f32, so that 1e-6 is not written as 9.999999974752427e-7.
+fn shortest(value: f32) -> Value {
+    value.to_string().parse::<f64>().map_or(Value::Null, Value::from)
+}
+
+impl ModelConfig {
+    /// The contents of a `config.json` from which `transformers` builds this model, in f32.
+    pub fn to_hf_json(&self) -> Value {
+        let (model_type, architecture) = match self.family {
+            Family::Llama => ("llama", "LlamaForCausalLM"),
+            Family::Mistral => ("mistral", "MistralForCausalLM"),
+            Family::Qwen2 => ("qwen2", "Qwen2ForCausalLM"),
+            Family::Qwen3 => ("qwen3", "Qwen3ForCausalLM"),
+            Family::Gemma3 => ("gemma3_text", "Gemma3ForCausalLM"),
+            Family::SmolLm3 => ("smollm3", "SmolLM3ForCausalLM"),
+        };
+        let mut json = json!({
+            "architectures": [architecture],
+            "model_type": model_type,
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "intermediate_size": self.intermediate,
+            "vocab_size": self.vocabulary,
+            "max_position_embeddings": self.context,
+            "rms_norm_eps": shortest(self.norm_epsilon),
+            "rope_theta": shortest(self.rope.theta),
+            "rope_scaling": self.rope.scaling.to_hf_json(),
+            "tie_word_embeddings": self.tied,
+            "attention_dropout": 0.0,
+            "use_cache": true,
+            "torch_dtype": "float32",
+            "bos_token_id": self.bos,
+            "eos_token_id": match self.eos.as_slice() {
+                [] => Value::Null,
+                [one] => json!(one),
+                several => json!(several),
+            },
+            "pad_token_id": self.pad,
+        });
+        match self.activation() {
+            Activation::Silu => json["hidden_act"] = json!("silu"),
+            Activation::GeluTanh => json["hidden_activation"] = json!("gelu_pytorch_tanh"),
+        }
+        // Qwen2 has its biases whatever the file says, and Mistral none.
+        if !matches!(self.family, Family::Qwen2 | Family::Mistral) {
+            json["attention_bias"] = json!(self.qkv_bias);
+        }
+        if matches!(self.family, Family::Llama | Family::SmolLm3) {
+            json["mlp_bias"] = json!(self.mlp_bias);
+        }
+        self.write_pattern(&mut json);
+        json
+    }
+
+    fn write_pattern(&self, json: &mut Value) {
+        let pattern = &self.pattern;
+        let slides = !pattern.windowed.is_empty();
+        if matches!(self.family, Family::Qwen2 | Family::Qwen3 | Family::SmolLm3) {
+            json["use_sliding_window"] = json!(slides);
+        }
+        if self.family == Family::Mistral || slides {
+            json["sliding_window"] = json!(pattern.window);
+        }
+        if self.family == Family::Gemma3 || (slides && self.family != Family::Mistral) {
+            json["layer_types"] = json!(to_layer_types(pattern, self.layers));
+        }
+        if self.family == Family::SmolLm3 {
+            let rotated = |layer| u8::from(!pattern.unrotated.contains(&layer));
+            json["no_rope_layers"] = (0..self.layers).map(rotated).collect();
+        }
+        if let Some(rope) = &pattern.local_rope {
+            json["rope_local_base_freq"] = shortest(rope.theta);
+        }
+        if let Some(scalar) = self.query_scalar {
+            // Its class takes whole numbers alone where it can.
+            let whole = scalar.fract() == 0.0;
+            json["query_pre_attn_scalar"] = if whole { json!(scalar as u64) } else { shortest(scalar) };
+        }
+    }
+}
+
+impl RopeScaling {
+    fn to_hf_json(&self) -> Value {
+        match *self {
+            Self::None => Value::Null,
+            Self::Linear { factor } => json!({ "rope_type": "linear", "factor": shortest(factor) }),
+            Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => json!({
+                "rope_type": "llama3",
+                "factor": shortest(factor),
+                "low_freq_factor": shortest(low_freq_factor),
+                "high_freq_factor": shortest(high_freq_factor),
+                "original_max_position_embeddings": original_context,
+            }),
+            Self::Yarn { factor, beta_fast, beta_slow, attention_factor, original_context } => {
+                let mut json = json!({
+                    "rope_type": "yarn",
+                    "factor": shortest(factor),
+                    "beta_fast": shortest(beta_fast),
+                    "beta_slow": shortest(beta_slow),
+                    "original_max_position_embeddings": original_context,
+                });
+                if let Some(factor) = attention_factor {
+                    json["attention_factor"] = shortest(factor);
+                }
+                json
+            }
+        }
+    }
+}

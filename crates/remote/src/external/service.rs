@@ -1,0 +1,170 @@
+//! Services of any kind that answer JSON with JSON, such as one that scores.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use dressage_policy::awake::sleep;
+use serde_json::Value;
+use tokio::sync::Semaphore;
+
+use super::endpoint::{Server, plain_uri};
+use super::error::ExternalError;
+use super::http::Http;
+use super::waits::Waits;
+
+/// Settings of a service.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ServiceOptions {
+    /// Its address.
+    pub url: String,
+    /// Environment variable that holds the key; without it none is sent.
+    pub key_env: Option<String>,
+    /// Most questions under way at once.
+    pub most_running: usize,
+    /// Times that a question is asked where the service is away, busy or fails.
+    pub tries: usize,
+    /// The time that a question has, from the wait for a place to the end of the answer.
+    pub deadline: Duration,
+    /// Most bytes of an answer.
+    pub most_bytes: usize,
+}
+
+impl ServiceOptions {
+    /// A service at an address, under the usual limits.
+    pub fn new(url: impl Into<String>) -> Self {
+        ServiceOptions {
+            url: url.into(),
+            key_env: None,
+            most_running: 16,
+            tries: 4,
+            deadline: Duration::from_secs(60),
+            most_bytes: 16 << 20,
+        }
+    }
+}
+
+/// A service that may be asked twice: a question changes nothing there.
+#[derive(Debug, Clone)]
+pub struct Service(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    options: ServiceOptions,
+    server: Server,
+    http: Http,
+    places: Semaphore,
+}
+
+impl Service {
+    /// A service. Its key is read from the environment now.
+    ///
+    /// # Errors
+    /// When the address cannot be used, or the key is missing.
+    pub fn new(options: ServiceOptions) -> Result<Self, ExternalError> {
+        let invalid = |why| ExternalError::Invalid(format!("the address of a service {why}"));
+        let uri = plain_uri(options.url.trim()).map_err(invalid)?;
+        let server = Server::at(uri, options.key_env.as_ref(), |name| std::env::var(name))?;
+        let places = Semaphore::new(options.most_running.clamp(1, Semaphore::MAX_PERMITS));
+        Ok(Service(Arc::new(Inner { options, server, http: Http::new(None)?, places })))
+    }
+
+    /// Posts a question, again where that may help, with pauses that double.
+    ///
+    /// # Errors
+    /// When no answer comes within the deadline and the tries: the last reason.
+    pub async fn ask(&self, question: &Value) -> Result<Value, ExternalError> {
+        let Inner { options, server, places, .. } = &*self.0;
+        let mut waits = Waits::new(options.deadline, server.name.clone());
+        let what = format!("a place among {} questions", options.most_running);
+        let place = waits.wait(what, places.acquire()).await?;
+        let _place = place.map_err(|_| ExternalError::Invalid("the service is closed".into()))?;
+        let body = Bytes::from(question.to_string());
+        let mut left = options.tries.max(1);
+        loop {
+            left -= 1;
+            // One that has failed is left alone for a while, by whoever asks.
+            waits.wait(format!("{} to be asked again", server.name), sleep(server.rests_for())).await?;
+            match self.once(body.clone(), &mut waits).await {
+                Ok(answer) => {
+                    server.answered();
+                    return Ok(answer);
+                }
+                Err(error) if left > 0 && error.may_pass() => {
+                    if !matches!(error, ExternalError::Busy { .. }) {
+                        server.turned_away(None);
+                    }
+                    tracing::warn!(endpoint = server.name, %error, "a service is asked again");
+                    if server.rests_for() > waits.left() {
+                        return Err(error);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn once(&self, body: Bytes, waits: &mut Waits) -> Result<Value, ExternalError> {
+        let Inner { options, server, http, .. } = &*self.0;
+        let mut answer = http.post(server, body, options.most_bytes, waits).await?;
+        let bytes = answer.whole(waits).await?;
+        serde_json::from_slice(&bytes).map_err(|error| ExternalError::Protocol {
+            endpoint: server.name.clone(),
+            why: format!("it is no JSON ({error})"),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// Gives these answers to one connection after another, by status and body.
+    async fn serving(answers: Vec<(&'static str, &'static str)>) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/score", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            for (status, body) in answers {
+                let (mut socket, _) = listener.accept().await.unwrap();
+                let mut read = vec![0; 1 << 16];
+                let count = socket.read(&mut read).await.unwrap();
+                assert!(String::from_utf8_lossy(&read[..count]).starts_with("POST /score HTTP/1.1"));
+                let head = "content-type: application/json\r\nconnection: close\r\ncontent-length:";
+                let answer = format!("HTTP/1.1 {status}\r\n{head} {}\r\n\r\n{body}", body.len());
+                socket.write_all(answer.as_bytes()).await.unwrap();
+            }
+        });
+        url
+    }
+
+    fn service(url: String) -> Service {
+        Service::new(ServiceOptions { deadline: Duration::from_secs(20), ..ServiceOptions::new(url) })
+            .unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_service_that_fails_is_asked_again() {
+        let url = serving(vec![("500 Oh", "{}"), ("503 Busy", "{}"), ("200 OK", "{\"score\": 1}")]).await;
+        assert_eq!(service(url).ask(&json!({ "text": "x" })).await.unwrap(), json!({ "score": 1 }));
+    }
+
+    #[tokio::test]
+    async fn a_refusal_is_not_repeated_and_trouble_has_a_name() {
+        let url = serving(vec![("400 No", "{\"error\": \"no field text\"}")]).await;
+        let error = service(url).ask(&json!({})).await.unwrap_err();
+        assert!(error.to_string().contains("no field text") && !error.may_pass(), "{error}");
+        let url = serving(vec![("200 OK", "{score")]).await;
+        let error = service(url).ask(&json!({})).await.unwrap_err();
+        assert!(error.to_string().contains("it is no JSON") && !error.may_pass(), "{error}");
+        // Nobody is there.
+        let options = ServiceOptions { tries: 2, ..ServiceOptions::new("http://127.0.0.1:9/score") };
+        let error = Service::new(options).unwrap().ask(&json!({})).await.unwrap_err();
+        assert!(error.to_string().contains("cannot connect") && error.may_pass(), "{error}");
+        let error = Service::new(ServiceOptions::new("ftp://x")).unwrap_err();
+        assert!(error.to_string().contains("must begin with https:// or http://"), "{error}");
+    }
+}

@@ -1,0 +1,187 @@
+//! A service that scores: all that is known of an attempt is posted to it as JSON.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::asked::{Service, components};
+use crate::{Component, Evidence, ScoreError, Scorer};
+
+/// Posts each attempt to a service, or all of a group.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HttpKeys {
+    /// Where the service is.
+    pub url: String,
+    /// The environment variable with its key, which is sent as a bearer token.
+    #[serde(default)]
+    pub key_env: Option<String>,
+    /// Whether the attempts of a group are posted together.
+    #[serde(default)]
+    pub group: bool,
+    /// Longest wait for an answer, with all tries, in seconds.
+    #[serde(default = "minute")]
+    pub seconds: f64,
+    /// Times that it is asked where it is away or busy, with growing pauses.
+    #[serde(default = "four")]
+    pub tries: usize,
+    /// Most questions under way at once.
+    #[serde(default = "sixteen")]
+    pub concurrency: usize,
+}
+
+fn minute() -> f64 {
+    60.0
+}
+
+fn four() -> usize {
+    4
+}
+
+fn sixteen() -> usize {
+    16
+}
+
+impl HttpKeys {
+    /// A service at an address.
+    pub fn new(url: impl Into<String>) -> Self {
+        HttpKeys {
+            url: url.into(),
+            key_env: None,
+            group: false,
+            seconds: minute(),
+            tries: four(),
+            concurrency: sixteen(),
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), ScoreError> {
+        let refuse = |what: String| Err(ScoreError::Unusable(what));
+        if !["http://", "https://"].iter().any(|scheme| self.url.starts_with(scheme)) {
+            return refuse(format!("url = {:?}, but it must begin with http:// or https://", self.url));
+        }
+        if !(self.seconds > 0.0 && self.seconds <= 1e9) {
+            return refuse(format!("seconds = {}, but it must be in 0..=1e9, not 0", self.seconds));
+        }
+        for (name, value) in [("tries", self.tries), ("concurrency", self.concurrency)] {
+            if !(1..=10_000).contains(&value) {
+                return refuse(format!("{name} = {value}, but it must be in 1..=10000"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The scorer with the client that asks its service.
+#[derive(Debug)]
+pub struct HttpScorer {
+    keys: HttpKeys,
+    service: Arc<dyn Service>,
+}
+
+impl HttpScorer {
+    /// A scorer that asks through a client.
+    pub fn new(keys: HttpKeys, service: Arc<dyn Service>) -> Arc<Self> {
+        Arc::new(HttpScorer { keys, service })
+    }
+
+    fn unusable(&self, what: &str) -> ScoreError {
+        ScoreError::Unusable(format!("the scorer at {} answered {what}", self.keys.url))
+    }
+}
+
+/// All that is known of an attempt, but for its tokens.
+fn question(evidence: &Evidence) -> Value {
+    json!({
+        "attempt": evidence.attempt.to_string(),
+        "task": evidence.task,
+        "text": evidence.text(),
+        "thought": evidence.thought(),
+        "expected": evidence.expected(),
+        "finish": evidence.outcome.finish,
+        "turns": evidence.outcome.turns,
+        "evidence": evidence.handed(),
+    })
+}
+
+#[async_trait]
+impl Scorer for HttpScorer {
+    fn is_by_group(&self) -> bool {
+        self.keys.group
+    }
+
+    async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
+        let said = self.service.ask(&question(evidence)).await?;
+        components(&said).map_err(|what| self.unusable(&what))
+    }
+
+    async fn score_group(&self, group: &[Evidence]) -> Result<Vec<Vec<Component>>, ScoreError> {
+        let asked: Vec<Value> = group.iter().map(question).collect();
+        let said = self.service.ask(&json!({ "group": asked })).await?;
+        let each = said.as_array().filter(|each| each.len() == group.len());
+        let each = each.ok_or_else(|| {
+            let shown = crate::process::shown(&said.to_string());
+            self.unusable(&format!("{shown:?}, which is no list of {} scores", group.len()))
+        })?;
+        each.iter().map(|said| components(said).map_err(|what| self.unusable(&what))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::testing::evidence;
+
+    /// A service that gives these answers in turn.
+    #[derive(Debug)]
+    struct Scripted(Mutex<Vec<Result<Value, ScoreError>>>, Mutex<Vec<Value>>);
+
+    #[async_trait]
+    impl Service for Scripted {
+        async fn ask(&self, question: &Value) -> Result<Value, ScoreError> {
+            self.1.lock().unwrap().push(question.clone());
+            self.0.lock().unwrap().remove(0)
+        }
+    }
+
+    fn scripted(answers: Vec<Result<Value, ScoreError>>) -> (Arc<Scripted>, Arc<HttpScorer>) {
+        let service = Arc::new(Scripted(Mutex::new(answers), Mutex::default()));
+        (service.clone(), HttpScorer::new(HttpKeys::new("http://h/score"), service))
+    }
+
+    #[tokio::test]
+    async fn a_service_gives_a_number_or_components() {
+        let away = ScoreError::Unavailable("away".into());
+        let answers = [Ok(json!(0.5)), Ok(json!({"score": 1, "style": 0.25, "why": "x"})), Err(away.clone())];
+        let (service, scorer) = scripted(answers.to_vec());
+        let evidence = evidence("72", json!({ "answer": "72" }));
+        assert_eq!(scorer.score(&evidence).await.unwrap(), [Component::score(0.5)]);
+        let both = [Component::score(1.0), Component::new("style", 0.25)];
+        assert_eq!(scorer.score(&evidence).await.unwrap(), both);
+        assert_eq!(scorer.score(&evidence).await.unwrap_err(), away);
+        let seen = service.1.lock().unwrap()[0].clone();
+        assert_eq!(
+            (&seen["text"], &seen["expected"], &seen["finish"]),
+            (&json!("72"), &json!("72"), &json!("answered"))
+        );
+    }
+
+    #[tokio::test]
+    async fn nonsense_is_no_score() {
+        for said in [json!("good"), json!(null), json!({"value": 1}), json!([1])] {
+            let (_, scorer) = scripted(vec![Ok(said.clone())]);
+            let error = scorer.score(&evidence("", json!({}))).await.unwrap_err();
+            assert!(error.to_string().starts_with("the scorer at http://h/score answered"), "{error}");
+            assert!(!error.may_pass());
+        }
+        let (_, scorer) = scripted(vec![Ok(json!([1, {"score": 0}])), Ok(json!([1]))]);
+        let group = [evidence("a", json!({})), evidence("b", json!({}))];
+        let given = scorer.score_group(&group).await.unwrap();
+        assert_eq!(given, [[Component::score(1.0)], [Component::score(0.0)]]);
+        assert!(scorer.score_group(&group).await.unwrap_err().to_string().contains("no list of 2 scores"));
+    }
+}

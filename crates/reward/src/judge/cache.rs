@@ -1,0 +1,69 @@
+//! Verdicts that were given before.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Mutex, PoisonError};
+
+/// Replies by prompt, the newest of them. The models and the way to ask are those of one scorer.
+#[derive(Debug)]
+pub(super) struct Cache<T> {
+    most: usize,
+    kept: Mutex<Kept<T>>,
+}
+
+#[derive(Debug)]
+struct Kept<T> {
+    by_prompt: HashMap<String, T>,
+    order: VecDeque<String>,
+    bytes: usize,
+}
+
+/// Most bytes of prompts that are kept.
+const BYTES: usize = 64 << 20;
+
+impl<T: Clone> Cache<T> {
+    pub fn new(most: usize) -> Self {
+        let kept = Kept { by_prompt: HashMap::new(), order: VecDeque::new(), bytes: 0 };
+        Cache { most, kept: Mutex::new(kept) }
+    }
+
+    pub fn get(&self, prompt: &str) -> Option<T> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).by_prompt.get(prompt).cloned()
+    }
+
+    pub fn put(&self, prompt: String, verdict: T) {
+        if self.most == 0 {
+            return;
+        }
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.by_prompt.insert(prompt.clone(), verdict).is_none() {
+            kept.bytes += prompt.len();
+            kept.order.push_back(prompt);
+        }
+        while kept.order.len() > self.most || kept.bytes > BYTES {
+            let Some(oldest) = kept.order.pop_front() else { break };
+            kept.bytes -= oldest.len();
+            kept.by_prompt.remove(&oldest);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_are_kept_within_bounds() {
+        let cache = Cache::new(2);
+        for (number, prompt) in ["a", "b", "a", "c"].into_iter().enumerate() {
+            cache.put(prompt.into(), number);
+        }
+        assert_eq!((cache.get("a"), cache.get("b"), cache.get("c")), (None, Some(1), Some(3)));
+        let large = Cache::new(10);
+        large.put("x".repeat(BYTES), 1);
+        large.put("y".into(), 2);
+        assert_eq!((large.get(&"x".repeat(BYTES)), large.get("y")), (None, Some(2)));
+        let none = Cache::new(0);
+        none.put("a".into(), 1);
+        assert_eq!(none.get("a"), None);
+    }
+}

@@ -1,0 +1,129 @@
+use std::sync::Mutex;
+
+use dressage_tree::{AttemptId, Finish};
+
+use super::*;
+use crate::testing;
+
+/// A judge that replies by a rule; keeps the prompts.
+struct Rule<F>(F, Mutex<Vec<String>>);
+
+impl<F> std::fmt::Debug for Rule<F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Rule")
+    }
+}
+
+#[async_trait]
+impl<F: Fn(&str, u64) -> Result<String, ScoreError> + Send + Sync> Chat for Rule<F> {
+    async fn reply(&self, _system: &str, prompt: &str, seed: u64) -> Result<String, ScoreError> {
+        self.1.lock().unwrap().push(prompt.to_owned());
+        (self.0)(prompt, seed)
+    }
+}
+
+type Made<F> = (Arc<Rule<F>>, Arc<JudgeScorer>);
+
+fn judge<F>(keys: JudgeKeys, rule: F) -> Made<F>
+where
+    F: Fn(&str, u64) -> Result<String, ScoreError> + Send + Sync + 'static,
+{
+    let rule = Arc::new(Rule(rule, Mutex::default()));
+    (rule.clone(), JudgeScorer::new(keys, rule).unwrap())
+}
+
+fn keys() -> JudgeKeys {
+    JudgeKeys::new("http://h/v1", "m")
+}
+
+fn evidence(text: &str) -> Evidence {
+    testing::evidence(text, json!({ "question": "2 + 3?", "answer": "5" }))
+}
+
+#[tokio::test]
+async fn an_answer_is_judged_once() {
+    let rule = |prompt: &str, _| {
+        Ok(if prompt.contains("judged:\n5\n") { "Correct" } else { "Incorrect" }.to_owned())
+    };
+    let (asked, scorer) = judge(keys(), rule);
+    for (text, value) in [("5", 1.0), ("6", 0.0), ("5", 1.0)] {
+        assert_eq!(scorer.score(&evidence(text)).await.unwrap(), [Component::score(value)]);
+    }
+    let prompts = asked.1.lock().unwrap().clone();
+    assert_eq!(prompts.len(), 2);
+    assert!(prompts[0].starts_with("Question:\n2 + 3?\n\nExpected answer:\n5\n"), "{}", prompts[0]);
+    // Nobody is asked about an attempt without an answer.
+    let mut cut = evidence("");
+    cut.outcome.finish = Finish::MaxTokens;
+    assert_eq!(scorer.score(&cut).await.unwrap(), [Component::score(0.0)]);
+    assert_eq!(asked.1.lock().unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn nonsense_is_asked_for_again_and_an_outage_is_never_a_score() {
+    let (asked, scorer) = judge(keys(), |_, seed| Ok(if seed < 2 { "Hm." } else { "correct" }.to_owned()));
+    assert_eq!(scorer.score(&evidence("5")).await.unwrap(), [Component::score(1.0)]);
+    assert_eq!(asked.1.lock().unwrap().len(), 3);
+
+    let (_, scorer) = judge(keys(), |_, _| Ok("Hm.".to_owned()));
+    let error = scorer.score(&evidence("5")).await.unwrap_err();
+    assert_eq!(error.to_string(), "the judge m gave no verdict in 3 replies, the last of which is \"Hm.\"");
+    assert!(!error.may_pass());
+
+    let (_, scorer) = judge(keys(), |_, _| Err(ScoreError::Unavailable("away".into())));
+    assert!(scorer.score(&evidence("5")).await.unwrap_err().may_pass());
+}
+
+#[tokio::test]
+async fn a_group_is_judged_in_one_prompt_in_an_order_of_its_own() {
+    // Ranks the answers by their numbers, whatever their place.
+    let rule = |prompt: &str, _| {
+        let answers = prompt.lines().filter_map(|line| line.strip_prefix("value "));
+        let mut ranked: Vec<(i64, usize)> =
+            answers.enumerate().map(|(at, value)| (-value.parse::<i64>().unwrap(), at + 1)).collect();
+        ranked.sort();
+        Ok(ranked.iter().map(|(_, at)| at.to_string()).collect::<Vec<_>>().join(" > "))
+    };
+    let (asked, scorer) = judge(JudgeKeys { group: Some(Group::Ranking), ..keys() }, rule);
+    assert!(scorer.is_by_group());
+    let group: Vec<Evidence> = [3, 1, 4, 2]
+        .into_iter()
+        .map(|value| Evidence {
+            attempt: AttemptId::from_bytes([value; 16]),
+            ..evidence(&format!("value {value}"))
+        })
+        .collect();
+    for _ in 0..2 {
+        let given = scorer.score_group(&group).await.unwrap();
+        let given: Vec<f64> = given.iter().map(|of| (of[0].value * 3.0).round()).collect();
+        assert_eq!(given, [2.0, 0.0, 3.0, 1.0]);
+    }
+    let prompts = asked.1.lock().unwrap().clone();
+    assert_eq!(prompts.len(), 1, "the same prompt is judged once");
+    assert!(prompts[0].contains("4 answers:"));
+
+    let scores = Some(Group::Scores { least: 0.0, most: 10.0 });
+    let (_, scorer) = judge(JudgeKeys { group: scores, ..keys() }, |_, _| Ok("[5, 5, 5, 5]".into()));
+    assert_eq!(scorer.score_group(&group).await.unwrap()[3][0].value, 0.5);
+}
+
+#[test]
+fn templates_are_checked_with_the_tasks() {
+    let template = Some("{{ task.row.rubric }}: {{ answer }}".to_owned());
+    let (_, scorer) = judge(JudgeKeys { template, ..keys() }, |_, _| Ok(String::new()));
+    scorer.check_task(&json!({ "row": { "rubric": "be kind" } })).unwrap();
+    let error = scorer.check_task(&json!({ "row": {} })).unwrap_err().to_string();
+    assert!(error.contains("there is no task.row.rubric"), "{error}");
+    for (keys, want) in [
+        (JudgeKeys { endpoints: vec![], ..keys() }, "endpoints is empty"),
+        (
+            JudgeKeys { template: Some("{{ anwser }}".into()), ..keys() },
+            "template: {{ anwser }} is none of question",
+        ),
+        (JudgeKeys { tries: 0, ..keys() }, "tries = 0"),
+        (JudgeKeys { group: Some(Group::Scores { least: 1.0, most: 1.0 }), ..keys() }, "are no range"),
+    ] {
+        let error = keys.check().unwrap_err().to_string();
+        assert!(error.contains(want), "{error}");
+    }
+}

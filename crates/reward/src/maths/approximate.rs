@@ -1,0 +1,162 @@
+//! Values in floating point, for what no finite field holds: functions, nested roots, variable exponents.
+
+use super::expression::{Constant, Expr, Function};
+use super::field::{Point, rational};
+
+/// A complex number.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Complex {
+    pub re: f64,
+    pub im: f64,
+}
+
+impl Complex {
+    pub fn real(re: f64) -> Self {
+        Complex { re, im: 0.0 }
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Complex { re: self.re + other.re, im: self.im + other.im }
+    }
+
+    fn times(self, other: Self) -> Self {
+        Complex { re: self.re * other.re - self.im * other.im, im: self.re * other.im + self.im * other.re }
+    }
+
+    fn over(self, other: Self) -> Self {
+        let norm = other.re * other.re + other.im * other.im;
+        self.times(Complex { re: other.re / norm, im: -other.im / norm })
+    }
+
+    pub fn size(self) -> f64 {
+        self.re.hypot(self.im)
+    }
+
+    fn ln(self) -> Self {
+        Complex { re: self.size().ln(), im: self.im.atan2(self.re) }
+    }
+
+    fn exp(self) -> Self {
+        let size = self.re.exp();
+        Complex { re: size * self.im.cos(), im: size * self.im.sin() }
+    }
+
+    fn power(self, exponent: Complex) -> Self {
+        if exponent.im == 0.0 && exponent.re.fract() == 0.0 && exponent.re.abs() < 1e6 {
+            if self.im == 0.0 {
+                return Complex::real(self.re.powi(exponent.re as i32));
+            }
+            let (mut left, mut base, mut product) = (exponent.re.abs() as u32, self, Complex::real(1.0));
+            while left > 0 {
+                if left & 1 == 1 {
+                    product = product.times(base);
+                }
+                base = base.times(base);
+                left >>= 1;
+            }
+            return if exponent.re < 0.0 { Complex::real(1.0).over(product) } else { product };
+        }
+        if self.im == 0.0 && self.re >= 0.0 && exponent.im == 0.0 {
+            return Complex::real(self.re.powf(exponent.re));
+        }
+        self.ln().times(exponent).exp()
+    }
+
+    /// Whether it is near another one: in proportion, or next to 0.
+    pub fn is_near(self, other: Self) -> bool {
+        let far = Complex { re: self.re - other.re, im: self.im - other.im }.size();
+        far <= 1e-10 * self.size().max(other.size()) || far <= 1e-13
+    }
+}
+
+/// Value of an expression at a point; `None` where it has none, or one too large.
+pub(super) fn value(expression: &Expr, at: Point) -> Option<Complex> {
+    let found = match expression {
+        Expr::Number(literal) => Complex::real(format!("{}e{}", literal.digits, literal.scale).parse().ok()?),
+        // Between −3 and 3, and not near 0.
+        Expr::Symbol(name) | Expr::Unit(name) => {
+            let hash = at.hash(name);
+            let size = 0.25 + 2.75 * (hash >> 11) as f64 / (1u64 << 53) as f64;
+            // The first points are positive, where more expressions have values.
+            Complex::real(if at.0 % 4 >= 2 && hash & 1 == 1 { -size } else { size })
+        }
+        Expr::Constant(constant) => match constant {
+            Constant::Pi => Complex::real(std::f64::consts::PI),
+            Constant::E => Complex::real(std::f64::consts::E),
+            Constant::I => Complex { re: 0.0, im: 1.0 },
+            Constant::Degree => Complex::real(std::f64::consts::PI / 180.0),
+            Constant::Infinity => return None,
+        },
+        Expr::Negative(inner) => value(inner, at)?.times(Complex::real(-1.0)),
+        Expr::Sum(parts) => {
+            parts.iter().try_fold(Complex::real(0.0), |sum, part| Some(sum.plus(value(part, at)?)))?
+        }
+        Expr::Product(parts) => parts
+            .iter()
+            .try_fold(Complex::real(1.0), |product, part| Some(product.times(value(part, at)?)))?,
+        Expr::Power(base, exponent) => {
+            let base = value(base, at)?;
+            // The real root of odd degree, as √[3]{−8} is read.
+            if base.im == 0.0
+                && base.re < 0.0
+                && let Some(fraction) = rational(exponent)
+                && fraction.denominator() % 2 == 1
+                && !fraction.is_integer()
+            {
+                let sign = if fraction.numerator() % 2 == 0 { 1.0 } else { -1.0 };
+                Complex::real(sign * (-base.re).powf(fraction.to_f64()))
+            } else {
+                base.power(value(exponent, at)?)
+            }
+        }
+        Expr::Call(function, arguments) => {
+            let arguments: Option<Vec<Complex>> = arguments.iter().map(|of| value(of, at)).collect();
+            call(*function, &arguments?)?
+        }
+        Expr::PlusMinus(_) => return None,
+    };
+    (found.re.is_finite() && found.im.is_finite()).then_some(found)
+}
+
+fn call(function: Function, arguments: &[Complex]) -> Option<Complex> {
+    use Function as F;
+    if let (F::Abs, [of]) = (function, arguments) {
+        return Some(Complex::real(of.size()));
+    }
+    if let (F::Ln, [of]) = (function, arguments) {
+        return Some(of.ln());
+    }
+    if let (F::Log, [base, of]) = (function, arguments) {
+        return Some(of.ln().over(base.ln()));
+    }
+    let real: Vec<f64> = arguments.iter().filter(|of| of.im == 0.0).map(|of| of.re).collect();
+    if real.len() < arguments.len() {
+        return None;
+    }
+    let value = match (function, &real[..]) {
+        (F::Floor, [x]) => x.floor(),
+        (F::Ceiling, [x]) => x.ceil(),
+        (F::Sin, [x]) => x.sin(),
+        (F::Cos, [x]) => x.cos(),
+        (F::Tan, [x]) => x.tan(),
+        (F::Cot, [x]) => 1.0 / x.tan(),
+        (F::Sec, [x]) => 1.0 / x.cos(),
+        (F::Csc, [x]) => 1.0 / x.sin(),
+        (F::Arcsin, [x]) => x.asin(),
+        (F::Arccos, [x]) => x.acos(),
+        (F::Arctan, [x]) => x.atan(),
+        (F::Sinh, [x]) => x.sinh(),
+        (F::Cosh, [x]) => x.cosh(),
+        (F::Tanh, [x]) => x.tanh(),
+        (F::Max, several) => several.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+        (F::Min, several) => several.iter().copied().fold(f64::INFINITY, f64::min),
+        (F::Factorial, [x]) if x.fract() == 0.0 && (0.0..=170.0).contains(x) => {
+            (1..=*x as u32).map(f64::from).product()
+        }
+        (F::Binomial, [n, k]) if k.fract() == 0.0 && (0.0..=1000.0).contains(k) => {
+            (0..*k as u32).map(|j| (n - f64::from(j)) / f64::from(j + 1)).product()
+        }
+        _ => return None,
+    };
+    Some(Complex::real(value))
+}

@@ -1,0 +1,115 @@
+//! Where the answer stands in a text.
+
+use serde::{Deserialize, Serialize};
+
+use crate::boxed::last_box_and_place;
+use crate::numbers;
+
+/// Where in the text a mathematical answer stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MathsPlace {
+    /// In the last `\boxed{…}`; or where there is none behind the last `####` or "answer is", in the last
+    /// formula (`$…$`), or it is the last number.
+    #[default]
+    Last,
+    /// In the last `\boxed{…}`. Boxes side by side (`\boxed{2}` and `\boxed{3}`) are one list.
+    Boxed,
+    /// The whole text is the answer, or the formula in it.
+    Text,
+}
+
+/// Most boxes side by side.
+const BOXES: usize = 20;
+
+impl MathsPlace {
+    /// The answer in a text.
+    pub(super) fn find(self, text: &str) -> Option<String> {
+        match self {
+            MathsPlace::Boxed => boxes(text),
+            MathsPlace::Text => Some(text.trim().to_owned()).filter(|text| !text.is_empty()),
+            MathsPlace::Last => boxes(text).or_else(|| unboxed(text)),
+        }
+    }
+}
+
+/// Content of the last box, and of those beside it.
+pub(super) fn boxes(text: &str) -> Option<String> {
+    let (last, place) = last_box_and_place(text)?;
+    let mut found = vec![last.trim()];
+    let mut start = place.start;
+    while found.len() < BOXES {
+        let Some((inside, place)) = last_box_and_place(&text[..start]) else { break };
+        let between = &text[place.end..start];
+        let is_beside = between
+            .split(|c: char| c.is_whitespace() || c == '$' || c == ',' || c == ';')
+            .all(|word| matches!(word, "" | "and" | "or"));
+        // White space alone parts two tries at one answer.
+        if !is_beside || !between.contains([',', ';', 'a', 'o']) {
+            break;
+        }
+        found.push(inside.trim());
+        start = place.start;
+    }
+    found.reverse();
+    Some(found.join(", "))
+}
+
+fn unboxed(text: &str) -> Option<String> {
+    if let Some(at) = text.rfind("####") {
+        return line(&text[at + "####".len()..]);
+    }
+    // Lower-casing ASCII alone moves no byte, so the place is the same in both.
+    if let Some(at) = text.to_ascii_lowercase().rfind("answer is")
+        && let Some(found) = line(&text[at + "answer is".len()..])
+    {
+        return Some(found);
+    }
+    formula(text).or_else(|| numbers::find(text).pop().map(|number| number.text))
+}
+
+/// The answer in the first line of a text.
+fn line(text: &str) -> Option<String> {
+    let line = text.lines().next()?.trim_start_matches([':', ' ']);
+    let line = line.trim().trim_matches('*').trim();
+    let line = line.strip_suffix('.').unwrap_or(line);
+    formula(line).or_else(|| Some(line.to_owned()).filter(|line| !line.is_empty()))
+}
+
+/// The last formula between marks.
+fn formula(text: &str) -> Option<String> {
+    let marked = |open: &str, close: &str| {
+        let end = text.rfind(close)?;
+        let start = text[..end].rfind(open)? + open.len();
+        Some((end, text[start..end].trim()))
+    };
+    let all = [marked("$", "$"), marked("\\(", "\\)"), marked("\\[", "\\]")];
+    let last = all.into_iter().flatten().filter(|(_, inside)| !inside.is_empty()).max_by_key(|(end, _)| *end);
+    last.map(|(_, inside)| inside.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_answer_is_found() {
+        for (text, want) in [
+            ("so \\boxed{\\frac{1}{2}} and 5", Some("\\frac{1}{2}")),
+            ("$\\boxed{2}$ and $\\boxed{3}$.", Some("2, 3")),
+            ("\\boxed{1}, so it is \\boxed{3}", Some("3")),
+            ("\\boxed{1} \\boxed{3}", Some("3")),
+            ("The answer is $x^2$.", Some("x^2")),
+            ("The final answer is: **1/2**. I hope so", Some("1/2**. I hope so")),
+            ("work\n#### 72", Some("72")),
+            ("we get $a$, then $b + 1$", Some("b + 1")),
+            ("we get \\(a\\), or 5", Some("a")),
+            ("48 + 24 = 72 clips", Some("72")),
+            ("nothing", None),
+        ] {
+            assert_eq!(MathsPlace::Last.find(text).as_deref(), want, "{text}");
+        }
+        assert_eq!(MathsPlace::Boxed.find("72"), None);
+        assert_eq!(MathsPlace::Text.find(" x + 1 ").as_deref(), Some("x + 1"));
+    }
+}

@@ -1,0 +1,306 @@
+//! Exact equality by values in a finite field.
+//!
+//! Rational functions over ℚ that are equal have equal values wherever both have one; ones that differ have
+//! equal values at a random point of a field of 2^122 elements with a probability of about degree / 2^61
+//! (Schwartz and Zippel). So an expression is never expanded, and no number grows. π and e stand for variables
+//! of their own. The field is F_p[i] with i² = −1, in which every rational number has square roots, so that
+//! ℚ(i, √2, √3, …) maps into it, too; the prime is such that roots of degree 3, 5 and 7 are unique.
+
+use super::expression::{Constant, Expr, Function, Literal};
+use crate::Rational;
+
+/// A prime below 2^61 that is 3 modulo 4; 3, 5, 7, 11 and 13 do not divide p − 1.
+const P: u64 = 2_305_843_009_213_693_487;
+
+/// Largest argument of a factorial.
+const FACTORIAL: i128 = 2000;
+
+/// Square roots are taken of numbers whose prime factors are known: trial division goes so far.
+const TRIALS: u128 = 1 << 16;
+
+/// re + im · i.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Element {
+    re: u64,
+    im: u64,
+}
+
+fn times(a: u64, b: u64) -> u64 {
+    (u128::from(a) * u128::from(b) % u128::from(P)) as u64
+}
+
+fn plus(a: u64, b: u64) -> u64 {
+    (a + b) % P
+}
+
+fn minus(a: u64, b: u64) -> u64 {
+    (a + P - b) % P
+}
+
+fn power(mut base: u64, mut exponent: u64) -> u64 {
+    let mut product = 1;
+    while exponent > 0 {
+        if exponent & 1 == 1 {
+            product = times(product, base);
+        }
+        base = times(base, base);
+        exponent >>= 1;
+    }
+    product
+}
+
+impl Element {
+    pub const ZERO: Element = Element { re: 0, im: 0 };
+    const ONE: Element = Element { re: 1, im: 0 };
+    const I: Element = Element { re: 0, im: 1 };
+
+    fn real(re: u64) -> Self {
+        Element { re: re % P, im: 0 }
+    }
+
+    pub fn plus(self, other: Self) -> Self {
+        Element { re: plus(self.re, other.re), im: plus(self.im, other.im) }
+    }
+
+    pub fn minus(self, other: Self) -> Self {
+        Element { re: minus(self.re, other.re), im: minus(self.im, other.im) }
+    }
+
+    pub fn times(self, other: Self) -> Self {
+        Element {
+            re: minus(times(self.re, other.re), times(self.im, other.im)),
+            im: plus(times(self.re, other.im), times(self.im, other.re)),
+        }
+    }
+
+    /// 1 / self; `None` for 0.
+    fn inverted(self) -> Option<Self> {
+        let norm = plus(times(self.re, self.re), times(self.im, self.im));
+        let inverse = (norm != 0).then(|| power(norm, P - 2))?;
+        Some(Element { re: times(self.re, inverse), im: times(minus(0, self.im), inverse) })
+    }
+
+    fn power(self, exponent: i128) -> Option<Self> {
+        let mut base = if exponent < 0 { self.inverted()? } else { self };
+        let (mut left, mut product) = (exponent.unsigned_abs(), Element::ONE);
+        while left > 0 {
+            if left & 1 == 1 {
+                product = product.times(base);
+            }
+            base = base.times(base);
+            left >>= 1;
+        }
+        Some(product)
+    }
+
+    fn of(value: Rational) -> Self {
+        let part = |value: i128| Element::real(value.rem_euclid(i128::from(P)) as u64);
+        let (top, bottom) = (part(value.numerator()), part(value.denominator()));
+        // A denominator that is a multiple of the prime: as good as any other value.
+        bottom.inverted().map_or(Element::ZERO, |bottom| top.times(bottom))
+    }
+
+    fn of_literal(literal: &Literal) -> Option<Self> {
+        let digits =
+            literal.digits.bytes().fold(0, |sum, digit| plus(times(sum, 10), u64::from(digit - b'0')));
+        Some(Element::real(digits).times(Element::real(10).power(literal.scale.into())?))
+    }
+}
+
+/// √ of a rational number.
+fn root(value: Rational) -> Option<Element> {
+    // √(n / d) = √(n d) / d, with each prime's root.
+    let mut left = value.numerator().checked_mul(value.denominator())?.unsigned_abs();
+    let mut product = Element::ONE;
+    if value.numerator() < 0 {
+        product = Element::I;
+    }
+    let mut take = |prime: u128, left: &mut u128| {
+        let mut times = 0i128;
+        while left.is_multiple_of(prime) {
+            (*left, times) = (*left / prime, times + 1);
+        }
+        product = product.times(Element::real((prime % u128::from(P)) as u64).power(times / 2)?);
+        if times % 2 == 1 {
+            product = product.times(root_of_prime(prime)?);
+        }
+        Some(())
+    };
+    if left == 0 {
+        return Some(Element::ZERO);
+    }
+    let mut trial = 2;
+    while trial < TRIALS && trial * trial <= left {
+        if left.is_multiple_of(trial) {
+            take(trial, &mut left)?;
+        }
+        trial += 1 + u128::from(trial > 2);
+    }
+    if left > 1 {
+        let whole = left.isqrt();
+        if whole * whole == left {
+            product = product.times(Element::real((whole % u128::from(P)) as u64));
+        } else if left < TRIALS * TRIALS {
+            let prime = left;
+            take(prime, &mut left)?;
+        } else {
+            return None;
+        }
+    }
+    Some(product.times(Element::of(Rational::new(1, value.denominator())?)))
+}
+
+/// √ of a prime below 2^61: in F_p, or i times √ of its negative.
+fn root_of_prime(prime: u128) -> Option<Element> {
+    let prime = u64::try_from(prime).ok().filter(|prime| *prime < P)?;
+    let root = power(prime, P.div_ceil(4));
+    Some(if times(root, root) == prime { Element::real(root) } else { Element::real(root).times(Element::I) })
+}
+
+/// Value of an expression without variables as an exact fraction, where it fits.
+pub(super) fn rational(expression: &Expr) -> Option<Rational> {
+    match expression {
+        Expr::Number(literal) => literal.rational(),
+        Expr::Negative(inner) => rational(inner).map(Rational::negate),
+        Expr::Sum(parts) => parts.iter().try_fold(Rational::from(0), |sum, part| sum.plus(rational(part)?)),
+        Expr::Product(parts) => {
+            parts.iter().try_fold(Rational::from(1), |product, part| product.times(rational(part)?))
+        }
+        Expr::Power(base, exponent) => {
+            let exponent = rational(exponent).filter(|exponent| exponent.is_integer())?;
+            rational(base)?.power(i32::try_from(exponent.numerator()).ok()?)
+        }
+        _ => None,
+    }
+}
+
+/// A point at which expressions are evaluated: every variable has its value there.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Point(pub u64);
+
+impl Point {
+    /// A number that looks random, of a name.
+    pub fn hash(self, name: &str) -> u64 {
+        let mut state = self.0 ^ 0x9e37_79b9_7f4a_7c15;
+        for byte in name.bytes() {
+            state = (state ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+        // splitmix64
+        state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        state = (state ^ (state >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        state ^ (state >> 31)
+    }
+
+    fn variable(self, name: &str) -> Element {
+        Element::real(self.hash(name))
+    }
+
+    /// Value of an expression; `None` where it has none in the field.
+    pub fn value(self, expression: &Expr) -> Option<Element> {
+        match expression {
+            Expr::Number(literal) => Element::of_literal(literal),
+            Expr::Symbol(name) | Expr::Unit(name) => Some(self.variable(name)),
+            Expr::Constant(Constant::Pi) => Some(self.variable("\\pi")),
+            Expr::Constant(Constant::E) => Some(self.variable("\\e")),
+            Expr::Constant(Constant::I) => Some(Element::I),
+            Expr::Constant(Constant::Degree) => {
+                Some(self.variable("\\pi").times(Element::real(180).inverted()?))
+            }
+            Expr::Constant(Constant::Infinity) | Expr::PlusMinus(_) => None,
+            Expr::Negative(inner) => Some(Element::ZERO.minus(self.value(inner)?)),
+            Expr::Sum(parts) => {
+                parts.iter().try_fold(Element::ZERO, |sum, part| Some(sum.plus(self.value(part)?)))
+            }
+            Expr::Product(parts) => {
+                parts.iter().try_fold(Element::ONE, |product, part| Some(product.times(self.value(part)?)))
+            }
+            Expr::Power(base, exponent) => self.power(base, rational(exponent)?),
+            Expr::Call(function, arguments) => call(*function, arguments),
+        }
+    }
+
+    fn power(self, base: &Expr, exponent: Rational) -> Option<Element> {
+        let of_degree = match exponent.denominator() {
+            1 => self.value(base)?,
+            2 => root(rational(base)?)?,
+            degree @ (3 | 5 | 7 | 9 | 11 | 13) => {
+                let base = self.value(base).filter(|base| base.im == 0)?;
+                // The inverse of the degree modulo p − 1.
+                let whole = (1..degree).find_map(|k| {
+                    let sum = k * i128::from(P - 1) + 1;
+                    (sum % degree == 0).then_some(sum / degree)
+                })?;
+                Element::real(power(base.re, whole as u64))
+            }
+            _ => return None,
+        };
+        of_degree.power(exponent.numerator())
+    }
+}
+
+fn call(function: Function, arguments: &[Expr]) -> Option<Element> {
+    let numbers: Option<Vec<Rational>> = arguments.iter().map(rational).collect();
+    match (function, numbers?.as_slice()) {
+        (Function::Abs, [of]) => Some(Element::of(of.abs())),
+        (Function::Floor, [of]) => {
+            Some(Element::of(Rational::new(of.numerator().div_euclid(of.denominator()), 1)?))
+        }
+        (Function::Ceiling, [of]) => {
+            Some(Element::of(Rational::new(-(-of.numerator()).div_euclid(of.denominator()), 1)?))
+        }
+        (Function::Factorial, [of]) if of.is_integer() && (0..=FACTORIAL).contains(&of.numerator()) => {
+            Some((1..=of.numerator()).fold(Element::ONE, |product, k| product.times(Element::real(k as u64))))
+        }
+        (Function::Binomial, [n, k]) if n.is_integer() && k.is_integer() => {
+            let (n, k) = (n.numerator(), k.numerator());
+            if !(0..=FACTORIAL).contains(&k) || n < k || n > 1 << 60 {
+                return None;
+            }
+            let mut product = Element::ONE;
+            for j in 0..k {
+                let part = Element::real((n - j) as u64).times(Element::real(j as u64 + 1).inverted()?);
+                product = product.times(part);
+            }
+            Some(product)
+        }
+        (Function::Max | Function::Min, [first, more @ ..]) => {
+            let mut best = *first;
+            for other in more {
+                if other.compare(best)?.is_gt() == (function == Function::Max) {
+                    best = *other;
+                }
+            }
+            Some(Element::of(best))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn roots_are_roots() {
+        for value in [2, 3, 5, 6, 12, 49, 65537, 999_983, 1 << 40] {
+            let of = Rational::from(value);
+            let found = root(of).unwrap();
+            assert_eq!(found.times(found), Element::of(of), "{value}");
+        }
+        // √2 √3 = √6, whichever of them lie in F_p.
+        let root = |n: i64| root(Rational::from(n)).unwrap();
+        assert_eq!(root(2).times(root(3)), root(6));
+        assert_eq!(root(-2).times(root(-3)), Element::ZERO.minus(root(6)));
+        // Too large to know its factors.
+        assert_eq!(super::root(Rational::new(2_305_843_009_213_693_951 * 2_147_483_647, 1).unwrap()), None);
+    }
+
+    #[test]
+    fn a_third_root_is_unique() {
+        let eight = Expr::whole(8);
+        let third = Rational::new(1, 3).unwrap();
+        assert_eq!(Point(1).power(&eight, third), Some(Element::real(2)));
+        let minus = Expr::Negative(Box::new(eight));
+        assert_eq!(Point(1).power(&minus, third), Some(Element::ZERO.minus(Element::real(2))));
+    }
+}

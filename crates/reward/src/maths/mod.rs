@@ -1,0 +1,156 @@
+//! Mathematical answers, right where they mean the same as what was expected.
+//!
+//! Read are LaTeX and plain text: fractions, mixed numbers, decimals, powers, roots, π, e and i, polynomials
+//! and other expressions in variables, percent, units, ±, lists, sets, tuples, intervals and their unions,
+//! matrices, equations and inequalities, choices, words. Equality of what can be computed exactly is decided
+//! exactly ([`field`]), the rest by values in floating point at fixed points. Time and memory are bounded by
+//! the length of an answer, whatever it says. An answer that cannot be read is right only where it is written
+//! as the expected one.
+
+mod answer;
+mod approximate;
+mod equal;
+mod expression;
+mod extract;
+mod field;
+mod lexer;
+mod parser;
+mod region;
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::scorer::{expected, of_answer};
+use crate::{Component, Evidence, Score, ScoreError, Scorer};
+use answer::{Answer, readings};
+use equal::Rules;
+pub use extract::MathsPlace;
+
+/// Scores 1 where the answer means the same as an expected one, else 0.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MathsScorer {
+    /// Where the answer stands.
+    pub place: MathsPlace,
+    /// Treatment of units and other words beside a value.
+    pub units: Units,
+    /// Treatment of percent signs.
+    pub percent: Percent,
+    /// A number with a decimal point is right where it differs by at most half a unit of this decimal (and a
+    /// thousandth of itself); with 0 it must be right exactly.
+    pub decimals: u32,
+}
+
+/// Treatment of units and other words beside a value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Units {
+    /// Left out: 5 cm is 5, and 90° is 90.
+    #[default]
+    Strip,
+    /// Compared by name: 5 cm is not 5 m.
+    Compare,
+}
+
+/// Treatment of percent signs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Percent {
+    /// 50% is 0.5, and also 50.
+    #[default]
+    Either,
+    /// 50% is 0.5 alone.
+    Value,
+}
+
+impl Default for MathsScorer {
+    fn default() -> Self {
+        MathsScorer {
+            place: MathsPlace::default(),
+            units: Units::default(),
+            percent: Percent::default(),
+            decimals: 6,
+        }
+    }
+}
+
+/// Most decimals of a tolerance: floating point has no more.
+const DECIMALS: u32 = 12;
+
+#[async_trait]
+impl Scorer for MathsScorer {
+    fn check_task(&self, task: &Value) -> Result<(), ScoreError> {
+        self.grade("", expected(task)).map(drop)
+    }
+
+    async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
+        of_answer(evidence, self.grade(evidence.text(), evidence.expected()))
+    }
+}
+
+impl MathsScorer {
+    pub(crate) fn check(&self) -> Result<(), ScoreError> {
+        if self.decimals <= DECIMALS {
+            return Ok(());
+        }
+        let what = format!("decimals = {}, but it must be in 0..={DECIMALS}", self.decimals);
+        Err(ScoreError::Unusable(what))
+    }
+
+    /// Grades a final text against the expected answer: a text in LaTeX or plain text (its `\boxed{…}`, what
+    /// follows its `####`, or all of it), a number, or a list of these, each of which is right.
+    ///
+    /// # Errors
+    /// When there is no expected answer. Nothing in `text` is an error.
+    pub fn grade(&self, text: &str, expected: &Value) -> Result<Score, ScoreError> {
+        self.check()?;
+        let golds = golds(expected)?;
+        let Some(found) = self.place.find(text) else { return Ok(Score { value: 0.0, extracted: None }) };
+        let right = golds.iter().any(|gold| self.is_same(gold, &found));
+        Ok(Score { value: f64::from(u8::from(right)), extracted: Some(found) })
+    }
+
+    /// Whether two answers mean the same.
+    pub fn is_same(&self, a: &str, b: &str) -> bool {
+        let (plain_a, plain_b) = (plain(a), plain(b));
+        if plain_a == plain_b {
+            return !plain_a.is_empty();
+        }
+        let rules = Rules {
+            decimals: Some(self.decimals).filter(|decimals| *decimals > 0),
+            percent_or_number: self.percent == Percent::Either,
+        };
+        let read = |text: &str| -> Vec<Answer> { readings(text, self.units == Units::Compare) };
+        let (a, b) = (read(a), read(b));
+        a.iter().any(|a| b.iter().any(|b| rules.same(a, b)))
+    }
+}
+
+/// An answer as it is written, without spaces and marks of formulas.
+fn plain(text: &str) -> String {
+    let text = text.trim().trim_end_matches('.').replace("\\left", "").replace("\\right", "");
+    text.chars().filter(|c| !c.is_whitespace() && *c != '$').collect()
+}
+
+/// Texts of the expected answers.
+fn golds(expected: &Value) -> Result<Vec<String>, ScoreError> {
+    let text = |value: &Value| match value {
+        Value::String(text) => {
+            let whole = || text.rfind("####").map_or(text.as_str(), |at| &text[at + "####".len()..]);
+            Some(extract::boxes(text).unwrap_or_else(|| whole().trim().to_owned()))
+        }
+        Value::Number(number) => Some(number.to_string()),
+        _ => None,
+    };
+    let found: Option<Vec<String>> = match expected {
+        Value::Array(several) => several.iter().map(text).collect(),
+        one => text(one).map(|text| vec![text]),
+    };
+    found
+        .filter(|found| !found.is_empty() && found.iter().all(|gold| !gold.is_empty()))
+        .ok_or_else(|| ScoreError::ExpectedText { expected: expected.to_string() })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,459 @@
+//! From tokens to expressions.
+
+use super::expression::{Constant, Expr, Function, Literal};
+use super::lexer::Token;
+
+/// How deep groups may be nested.
+const DEPTH: u32 = 40;
+
+/// A position among tokens.
+struct Parser<'t> {
+    tokens: &'t [Token],
+    at: usize,
+    depth: u32,
+    /// How many bars of an absolute value are open.
+    bars: u32,
+}
+
+/// Reads tokens as one expression; `None` where they are none.
+pub(super) fn expression(tokens: &[Token]) -> Option<Expr> {
+    let mut parser = Parser { tokens, at: 0, depth: 0, bars: 0 };
+    let whole = parser.sum()?;
+    (parser.at == tokens.len()).then_some(whole)
+}
+
+/// The place of the bracket that closes the one at the beginning.
+pub(super) fn closing(tokens: &[Token]) -> Option<usize> {
+    let mut depth = 0i32;
+    for (at, token) in tokens.iter().enumerate() {
+        depth += nesting(token);
+        if depth == 0 {
+            return Some(at);
+        }
+    }
+    None
+}
+
+/// +1 where a token opens something, −1 where it closes it.
+fn nesting(token: &Token) -> i32 {
+    match token {
+        Token::Open(_) | Token::GroupOpen | Token::Begin(_) => 1,
+        Token::Close(_) | Token::GroupClose | Token::End => -1,
+        _ => 0,
+    }
+}
+
+/// The parts between tokens that stand in no bracket.
+pub(super) fn split(tokens: &[Token], mut parts: impl FnMut(&Token) -> bool) -> Vec<&[Token]> {
+    let mut depth = 0;
+    tokens
+        .split(|token| {
+            depth += nesting(token);
+            depth == 0 && parts(token)
+        })
+        .collect()
+}
+
+impl<'t> Parser<'t> {
+    fn peek(&self) -> Option<&'t Token> {
+        self.tokens.get(self.at)
+    }
+
+    fn take_sign(&mut self, sign: char) -> bool {
+        let is_next = self.peek() == Some(&Token::Sign(sign));
+        self.at += usize::from(is_next);
+        is_next
+    }
+
+    /// Goes one deeper for as long as `read` runs.
+    fn nested<T>(&mut self, read: impl FnOnce(&mut Self) -> Option<T>) -> Option<T> {
+        if self.depth == DEPTH {
+            return None;
+        }
+        self.depth += 1;
+        let done = read(self);
+        self.depth -= 1;
+        done
+    }
+
+    fn sum(&mut self) -> Option<Expr> {
+        let mut terms = Vec::new();
+        loop {
+            let mut negative = false;
+            let mut both = false;
+            while let Some(Token::Sign(sign @ ('+' | '-' | '±'))) = self.peek() {
+                self.at += 1;
+                negative ^= *sign == '-';
+                both |= *sign == '±';
+            }
+            let mut term = self.product()?;
+            if negative {
+                term = Expr::Negative(Box::new(term));
+            }
+            if both {
+                term = Expr::PlusMinus(Box::new(term));
+            }
+            terms.push(term);
+            if !matches!(self.peek(), Some(Token::Sign('+' | '-' | '±'))) {
+                break;
+            }
+        }
+        if terms.len() == 1 { terms.pop() } else { Some(Expr::Sum(terms)) }
+    }
+
+    fn product(&mut self) -> Option<Expr> {
+        let mut factors = vec![self.power()?];
+        loop {
+            if self.take_sign('*') {
+                factors.push(self.signed()?);
+            } else if self.take_sign('/') || self.take_sign(':') {
+                factors.push(self.signed()?.inverted());
+            } else if self.begins_factor() {
+                // Two measures side by side (5 feet 3 inches) are no product.
+                let measured = |factor: &Expr| !matches!(factor, Expr::Unit(_));
+                if matches!(self.peek(), Some(Token::Number { .. }))
+                    && matches!(factors.last(), Some(Expr::Unit(_)))
+                    && factors.iter().any(measured)
+                {
+                    return None;
+                }
+                let factor = self.juxtaposed(factors.last()?)?;
+                match factor {
+                    // A mixed number.
+                    Ok(part) => {
+                        let whole = factors.pop()?;
+                        factors.push(Expr::Sum(vec![whole, part]));
+                    }
+                    Err(factor) => factors.push(factor),
+                }
+            } else {
+                break;
+            }
+        }
+        if factors.len() == 1 { factors.pop() } else { Some(Expr::Product(factors)) }
+    }
+
+    /// A factor after an operator, which may have a sign.
+    fn signed(&mut self) -> Option<Expr> {
+        if self.take_sign('-') {
+            return self.nested(Self::signed).map(|factor| Expr::Negative(Box::new(factor)));
+        }
+        self.take_sign('+');
+        self.power()
+    }
+
+    fn begins_factor(&self) -> bool {
+        match self.peek() {
+            Some(Token::Number { .. } | Token::Letter(_) | Token::Text(_) | Token::GroupOpen) => true,
+            Some(Token::Open(open)) => *open != '{',
+            Some(Token::Command(_)) => true,
+            Some(Token::Sign('|')) => self.bars == 0,
+            _ => false,
+        }
+    }
+
+    /// A factor right after another one: `Ok` where the two are a mixed number.
+    fn juxtaposed(&mut self, before: &Expr) -> Option<Result<Expr, Expr>> {
+        let after_whole = matches!(before, Expr::Number(literal) if literal.is_whole());
+        match self.peek() {
+            Some(Token::Command(name)) if name == "frac" && after_whole => {
+                let fraction = self.power()?;
+                Some(if is_fraction(&fraction) { Ok(fraction) } else { Err(fraction) })
+            }
+            // A decimal that repeats: the digits before are part of it.
+            Some(Token::Number { spaced: true, .. }) if after_whole => {
+                let top = self.power()?;
+                if !self.take_sign('/') {
+                    return None;
+                }
+                let fraction = Expr::Product(vec![top, self.power()?.inverted()]);
+                is_fraction(&fraction).then_some(Ok(fraction))
+            }
+            // Two numbers side by side are no product.
+            Some(Token::Number { .. }) if matches!(before, Expr::Number(_)) => None,
+            _ => self.power().map(Err),
+        }
+    }
+
+    fn power(&mut self) -> Option<Expr> {
+        let base = self.postfix()?;
+        if !self.take_sign('^') {
+            return Some(base);
+        }
+        // A degree, or the mark of a derivative.
+        if self.peek() == Some(&Token::Sign('°')) {
+            self.at += 1;
+            return Some(Expr::Product(vec![base, Expr::Constant(Constant::Degree)]));
+        }
+        if let [Token::GroupOpen, Token::Sign('°'), Token::GroupClose, ..] = self.tokens[self.at..] {
+            self.at += 3;
+            return Some(Expr::Product(vec![base, Expr::Constant(Constant::Degree)]));
+        }
+        let exponent = self.nested(|p| {
+            if p.take_sign('-') {
+                return p.power().map(|power| Expr::Negative(Box::new(power)));
+            }
+            p.power()
+        })?;
+        if matches!(&exponent, Expr::Unit(unit) if ["th", "st", "nd", "rd"].contains(&unit.as_str())) {
+            return Some(base);
+        }
+        Some(Expr::Power(Box::new(base), Box::new(exponent)))
+    }
+
+    fn postfix(&mut self) -> Option<Expr> {
+        let mut inner = self.primary()?;
+        loop {
+            if self.take_sign('!') {
+                inner = Expr::Call(Function::Factorial, vec![inner]);
+            } else if self.take_sign('°') {
+                inner = Expr::Product(vec![inner, Expr::Constant(Constant::Degree)]);
+            } else if self.take_sign('%') {
+                // A part of an answer; as a whole it is one of its own.
+                inner = Expr::Product(vec![inner, Expr::whole(100).inverted()]);
+            } else if self.peek() == Some(&Token::Sign('_')) && matches!(inner, Expr::Number(_)) {
+                // The base of a number goes without saying.
+                self.at += 1;
+                self.subscript()?;
+            } else if self.peek() == Some(&Token::Sign('\''))
+                && let Expr::Symbol(name) = &mut inner
+            {
+                self.at += 1;
+                name.push('\'');
+            } else {
+                return Some(inner);
+            }
+        }
+    }
+
+    fn primary(&mut self) -> Option<Expr> {
+        let token = self.peek()?;
+        self.at += 1;
+        match token {
+            Token::Number { digits, scale, decimal, .. } => self.number(digits, *scale, *decimal),
+            Token::Letter(name) => {
+                let mut name = name.clone();
+                if self.take_sign('_') {
+                    name.push('_');
+                    name.push_str(&self.subscript()?);
+                }
+                Some(match name.as_str() {
+                    "e" => Expr::Constant(Constant::E),
+                    "i" => Expr::Constant(Constant::I),
+                    _ => Expr::Symbol(name),
+                })
+            }
+            Token::Text(words) => Some(Expr::Unit(words.to_lowercase())),
+            Token::GroupOpen => self.inside(|token| *token == Token::GroupClose),
+            Token::Open(open @ ('(' | '[' | '⌊' | '⌈')) => {
+                let inner =
+                    self.inside(|token| matches!(token, Token::Close(close) if closes(*open, *close)))?;
+                Some(match open {
+                    '⌊' => Expr::Call(Function::Floor, vec![inner]),
+                    '⌈' => Expr::Call(Function::Ceiling, vec![inner]),
+                    _ => inner,
+                })
+            }
+            Token::Sign('|') => {
+                self.bars += 1;
+                let inner = self.inside(|token| *token == Token::Sign('|'));
+                self.bars -= 1;
+                Some(Expr::Call(Function::Abs, vec![inner?]))
+            }
+            Token::Command(name) => self.command(name),
+            _ => None,
+        }
+    }
+
+    /// A sum up to a token that closes it.
+    fn inside(&mut self, closes: impl Fn(&Token) -> bool) -> Option<Expr> {
+        let inner = self.nested(Self::sum)?;
+        let is_closed = self.peek().is_some_and(closes);
+        self.at += 1;
+        is_closed.then_some(inner)
+    }
+
+    fn number(&mut self, digits: &str, scale: i32, decimal: bool) -> Option<Expr> {
+        let literal = |digits: &str, scale| {
+            let digits = if digits.is_empty() { "0" } else { digits };
+            Expr::Number(Literal { digits: digits.to_owned(), scale, decimal })
+        };
+        let repeating = match &self.tokens[self.at..] {
+            [Token::Command(name), Token::GroupOpen, Token::Number { digits, .. }, Token::GroupClose, ..]
+                if name == "overline" && decimal =>
+            {
+                digits
+            }
+            _ => return Some(literal(digits, scale)),
+        };
+        self.at += 4;
+        // 0.1666… is 0.1 + 6 / 9 / 10.
+        let exact =
+            |digits: &str, scale| Expr::Number(Literal { decimal: false, digits: digits.into(), scale });
+        let nines = "9".repeat(repeating.len());
+        let part = Expr::Product(vec![exact(repeating, scale), exact(&nines, 0).inverted()]);
+        Some(Expr::Sum(vec![exact(if digits.is_empty() { "0" } else { digits }, scale), part]))
+    }
+
+    /// Text of a subscript.
+    fn subscript(&mut self) -> Option<String> {
+        self.take_sign('_');
+        let start = self.at;
+        if self.peek()? == &Token::GroupOpen {
+            self.at += closing(&self.tokens[self.at..])? + 1;
+        } else {
+            self.at += 1;
+        }
+        let inside = self.tokens[start..self.at].iter().map(|token| match token {
+            Token::Number { digits, .. } => digits.clone(),
+            Token::Letter(name) | Token::Text(name) | Token::Command(name) => name.clone(),
+            Token::Sign(sign) => sign.to_string(),
+            _ => String::new(),
+        });
+        Some(inside.collect())
+    }
+
+    fn command(&mut self, name: &str) -> Option<Expr> {
+        use Function as F;
+        match name {
+            "pi" => return Some(Expr::Constant(Constant::Pi)),
+            "infty" => return Some(Expr::Constant(Constant::Infinity)),
+            "frac" => {
+                let (top, bottom) = (self.argument()?, self.argument()?);
+                return Some(Expr::Product(vec![top, bottom.inverted()]));
+            }
+            "binom" => return Some(Expr::Call(F::Binomial, vec![self.argument()?, self.argument()?])),
+            "sqrt" => {
+                let mut degree = Expr::whole(2);
+                if self.peek() == Some(&Token::Open('[')) {
+                    self.at += 1;
+                    degree = self.inside(|token| *token == Token::Close(']'))?;
+                }
+                let of = self.argument()?;
+                return Some(Expr::Power(Box::new(of), Box::new(degree.inverted())));
+            }
+            "exp" => {
+                let of = self.operand()?;
+                return Some(Expr::Power(Box::new(Expr::Constant(Constant::E)), Box::new(of)));
+            }
+            _ => {}
+        }
+        let function = match name {
+            "sin" => F::Sin,
+            "cos" => F::Cos,
+            "tan" => F::Tan,
+            "cot" => F::Cot,
+            "sec" => F::Sec,
+            "csc" => F::Csc,
+            "arcsin" => F::Arcsin,
+            "arccos" => F::Arccos,
+            "arctan" => F::Arctan,
+            "sinh" => F::Sinh,
+            "cosh" => F::Cosh,
+            "tanh" => F::Tanh,
+            "ln" => F::Ln,
+            "log" => F::Log,
+            "abs" => F::Abs,
+            "floor" => F::Floor,
+            "ceil" => F::Ceiling,
+            "max" => F::Max,
+            "min" => F::Min,
+            // A letter that is no Latin one.
+            _ if name.chars().all(|c| c.is_ascii_alphabetic()) && !["overline", "frac"].contains(&name) => {
+                let subscript =
+                    if self.take_sign('_') { format!("_{}", self.subscript()?) } else { String::new() };
+                return Some(Expr::Symbol(format!("\\{name}{subscript}")));
+            }
+            _ => return None,
+        };
+        let mut base = Expr::whole(10);
+        if function == F::Log && self.take_sign('_') {
+            base = self.argument()?;
+        }
+        // sin^2 x, and sin^{-1} x.
+        let exponent = match self.take_sign('^') {
+            true => Some(self.nested(Self::postfix)?),
+            false => None,
+        };
+        let (function, exponent) = match (function, exponent) {
+            (F::Sin, Some(power)) if is_minus_one(&power) => (F::Arcsin, None),
+            (F::Cos, Some(power)) if is_minus_one(&power) => (F::Arccos, None),
+            (F::Tan, Some(power)) if is_minus_one(&power) => (F::Arctan, None),
+            other => other,
+        };
+        let arguments = match function {
+            F::Max | F::Min => self.arguments()?,
+            F::Log => vec![base, self.operand()?],
+            _ => vec![self.operand()?],
+        };
+        let call = Expr::Call(function, arguments);
+        Some(match exponent {
+            Some(exponent) => Expr::Power(Box::new(call), Box::new(exponent)),
+            None => call,
+        })
+    }
+
+    /// An argument of a command: a group, or whatever stands next. (Digits were parted by the lexer.)
+    fn argument(&mut self) -> Option<Expr> {
+        if self.take_sign('-') {
+            return self.nested(Self::primary).map(|of| Expr::Negative(Box::new(of)));
+        }
+        self.nested(Self::primary)
+    }
+
+    /// Arguments in brackets, parted by commas.
+    fn arguments(&mut self) -> Option<Vec<Expr>> {
+        let end = self.at + closing(&self.tokens[self.at..])?;
+        let inner = self.tokens.get(self.at + 1..end)?;
+        self.at = end + 1;
+        let depth = self.depth;
+        split(inner, |token| *token == Token::Separator)
+            .into_iter()
+            .map(|part| {
+                let mut parser = Parser { tokens: part, at: 0, depth: depth + 1, bars: 0 };
+                let one = parser.nested(Self::sum)?;
+                (parser.at == part.len()).then_some(one)
+            })
+            .collect()
+    }
+
+    /// The operand of a function: brackets, or factors up to an operator or another function.
+    fn operand(&mut self) -> Option<Expr> {
+        self.nested(|p| {
+            if let Some(Token::Open(_) | Token::GroupOpen | Token::Sign('|')) = p.peek() {
+                return p.power();
+            }
+            let mut factors = vec![p.signed()?];
+            while p.begins_factor() {
+                let is_function = matches!(
+                    p.peek(),
+                    Some(Token::Open(_)) | Some(Token::Text(_))
+                ) || matches!(p.peek(), Some(Token::Command(name)) if !["pi", "frac", "sqrt"].contains(&name.as_str()) && !is_greek(name));
+                if is_function {
+                    break;
+                }
+                factors.push(p.power()?);
+            }
+            if factors.len() == 1 { factors.pop() } else { Some(Expr::Product(factors)) }
+        })
+    }
+}
+
+fn is_greek(name: &str) -> bool {
+    ["alpha", "beta", "gamma", "delta", "theta", "lambda", "mu", "phi", "omega"].contains(&name)
+}
+
+fn closes(open: char, close: char) -> bool {
+    matches!((open, close), ('(', ')') | ('[', ']') | ('⌊', '⌊') | ('⌈', '⌈'))
+}
+
+/// Whether it is a quotient of whole numbers.
+fn is_fraction(expression: &Expr) -> bool {
+    let whole = |of: &Expr| matches!(of, Expr::Number(literal) if literal.is_whole());
+    let Expr::Product(factors) = expression else { return false };
+    matches!(&factors[..], [top, Expr::Power(bottom, _)] if whole(top) && whole(bottom))
+}
+
+fn is_minus_one(expression: &Expr) -> bool {
+    matches!(expression, Expr::Negative(one) if **one == Expr::whole(1))
+}

@@ -1,0 +1,186 @@
+use std::time::Instant;
+
+use super::*;
+use crate::testing;
+
+fn evidence(text: &str, answer: Value) -> Evidence {
+    let row = json!({ "data_source": "openai/gsm8k", "extra_info": { "index": 7 } });
+    let mut evidence =
+        testing::evidence(text, json!({ "answer": answer, "source": "rows.jsonl", "row": row }));
+    evidence.outcome.thought = "Hm.".into();
+    evidence
+}
+
+struct Script {
+    _folder: tempfile::TempDir,
+    scorer: Arc<PythonScorer>,
+}
+
+fn script(text: &str, change: impl FnOnce(&mut PythonKeys)) -> Script {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("score.py");
+    std::fs::write(&file, text).unwrap();
+    let mut keys = PythonKeys { seconds: 20.0, ..PythonKeys::new(file) };
+    change(&mut keys);
+    keys.check().unwrap();
+    Script { _folder: folder, scorer: PythonScorer::new(keys) }
+}
+
+impl Script {
+    async fn score(&self, text: &str) -> Result<Vec<Component>, ScoreError> {
+        self.scorer.score(&evidence(text, "72".into())).await
+    }
+}
+
+const HEAD: &str = "def compute_score(data_source, solution_str, ground_truth, extra_info=None, **more):\n";
+
+#[tokio::test]
+async fn a_function_as_verl_has_it_scores() {
+    let text = format!(
+        "import sys\nprint('loading')\n{HEAD}    print('noise', flush=True)\n    assert data_source == 'openai/gsm8k'\n    \
+         assert extra_info == {{'index': 7}}\n    assert more == {{'scale': 2}}\n    \
+         return {{'score': more['scale'] * (solution_str == ground_truth), 'acc': True, 'pred': 'x'}}\n"
+    );
+    let scorer = script(&text, |keys| drop(keys.arguments.insert("scale".into(), 2.into())));
+    scorer.scorer.check_ready(&Value::Null).await.unwrap();
+    let given = scorer.score("72").await.unwrap();
+    assert_eq!(given, [Component::score(2.0), Component::new("acc", 1.0)]);
+    assert_eq!(scorer.score("71").await.unwrap()[0].value, 0.0);
+
+    // One that is awaited, of another name, that looks at thoughts; and plain numbers of all kinds.
+    let text = "import asyncio, fractions\nasync def worth(solution_str, **rest):\n    await asyncio.sleep(0.01)\n    \
+                return fractions.Fraction(1, 2) if solution_str.startswith('<think>\\nHm.\\n</think>') else -1\n";
+    let scorer = script(text, |keys| {
+        keys.function = "worth".into();
+        keys.solution = Solution::Whole;
+    });
+    assert_eq!(scorer.score("72").await.unwrap(), [Component::score(0.5)]);
+}
+
+#[tokio::test]
+async fn a_worker_is_kept_and_sees_only_named_variables() {
+    let text = format!(
+        "import os\ncalls = 0\n{HEAD}    global calls\n    calls += 1\n    return calls + ('CARGO_PKG_NAME' in os.environ)\n"
+    );
+    let scorer = script(&text, |keys| keys.workers = 1);
+    for call in 1..4 {
+        assert_eq!(scorer.score("").await.unwrap()[0].value, f64::from(call));
+    }
+    let scorer = script(&text, |keys| keys.environment.push("CARGO_PKG_NAME".into()));
+    assert_eq!(scorer.score("").await.unwrap()[0].value, 2.0);
+}
+
+#[tokio::test]
+async fn trouble_is_named_and_the_next_call_is_answered() {
+    let text = format!(
+        "import os, sys, time\n{HEAD}    \
+         if solution_str == 'raise': raise ValueError('oh no')\n    \
+         if solution_str == 'nan': return float('nan')\n    \
+         if solution_str == 'text': return 'good'\n    \
+         if solution_str == 'none': return None\n    \
+         if solution_str == 'dict': return {{'acc': 1}}\n    \
+         if solution_str == 'exit': sys.exit('bye')\n    \
+         if solution_str == 'gone':\n        print('last words', file=sys.stderr)\n        os._exit(3)\n    \
+         if solution_str == 'kill': os.kill(os.getpid(), 9)\n    \
+         while solution_str == 'loop': pass\n    \
+         if solution_str == 'sleep': time.sleep(600)\n    \
+         if solution_str == 'print': print('x' * (1 << 20))\n    \
+         return 1\n"
+    );
+    let scorer = script(&text, |keys| {
+        keys.workers = 1;
+        keys.seconds = 2.0;
+    });
+    for (text, want) in [
+        ("raise", "raised ValueError: oh no (line 3)"),
+        ("nan", "returned nan, which is no score"),
+        ("text", "returned 'good', which is neither a number"),
+        ("none", "returned None, which is neither a number"),
+        ("dict", "returned {'acc': 1}, which has no `score`"),
+        ("exit", "ended with exit('bye') (line 8)"),
+        ("gone", "ended its process with exit status: 3: last words"),
+        ("kill", "ended its process with signal: 9"),
+        ("loop", "did not answer within 2s, and was ended"),
+        ("sleep", "did not answer within 2s, and was ended"),
+    ] {
+        let error = scorer.score(text).await.unwrap_err();
+        assert!(
+            error.to_string().contains(want) && error.to_string().contains("score.py"),
+            "{text}: {error}"
+        );
+        assert!(error.may_pass(), "{text}");
+        assert_eq!(scorer.score("print").await.unwrap()[0].value, 1.0, "after {text}");
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_loaded_is_found_before_anything_is_sampled() {
+    for (text, want) in [
+        ("def other(): pass", "defines no function `compute_score`"),
+        ("x = 1\nimport no_such_module_at_all", "raised ModuleNotFoundError"),
+        ("def broken(:\n", "raised SyntaxError"),
+        ("import sys\nsys.exit(4)", "ended with exit(4) (line 2)"),
+        ("while True: pass", "did not load within 1s"),
+    ] {
+        let loops = text.starts_with("while");
+        let scorer = script(text, |keys| keys.start_seconds = if loops { 1.0 } else { 30.0 });
+        let error = scorer.scorer.check_ready(&Value::Null).await.unwrap_err().to_string();
+        assert!(error.contains(want), "{error}\n want: {want}");
+    }
+    let scorer = script("", |keys| keys.python = "/no/such/python".into());
+    let error = scorer.scorer.check_ready(&Value::Null).await.unwrap_err().to_string();
+    assert!(error.contains("cannot be run by /no/such/python"), "{error}");
+}
+
+#[tokio::test]
+async fn calls_run_at_once_in_as_many_processes_as_may() {
+    let text = format!("import time\n{HEAD}    time.sleep(0.5)\n    return 1\n");
+    let scorer = script(&text, |keys| keys.workers = 4);
+    for _ in 0..2 {
+        let begun = Instant::now();
+        let calls: Vec<_> = (0..4).map(|_| scorer.score("")).collect();
+        for call in futures(calls).await {
+            call.unwrap();
+        }
+        // Loading takes time only at first; four after another take two seconds.
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    }
+    let begun = Instant::now();
+    futures((0..4).map(|_| scorer.score("")).collect()).await;
+    assert!(begun.elapsed() < Duration::from_millis(1900), "{:?}", begun.elapsed());
+}
+
+/// Waits for all.
+async fn futures<T>(calls: Vec<impl Future<Output = T>>) -> Vec<T> {
+    let mut calls: Vec<_> = calls.into_iter().map(Box::pin).collect();
+    let mut done: Vec<Option<T>> = calls.iter().map(|_| None).collect();
+    std::future::poll_fn(move |context| {
+        for (call, done) in calls.iter_mut().zip(&mut done) {
+            if done.is_none()
+                && let std::task::Poll::Ready(value) = call.as_mut().poll(context)
+            {
+                *done = Some(value);
+            }
+        }
+        match done.iter().all(Option::is_some) {
+            true => std::task::Poll::Ready(done.iter_mut().filter_map(Option::take).collect()),
+            false => std::task::Poll::Pending,
+        }
+    })
+    .await
+}
+
+#[test]
+fn keys_are_checked() {
+    let keys = || PythonKeys::new("score.py");
+    let mut named = keys();
+    named.arguments.insert("ground_truth".into(), 1.into());
+    for (keys, want) in [
+        (PythonKeys::new(""), "file is empty"),
+        (PythonKeys { seconds: 0.0, ..keys() }, "seconds = 0"),
+        (PythonKeys { workers: 0, ..keys() }, "workers = 0"),
+        (named, "arguments.ground_truth is one of the usual four"),
+    ] {
+        assert!(keys.check().unwrap_err().to_string().contains(want), "{want}");
+    }
+}

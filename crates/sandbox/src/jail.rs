@@ -1,0 +1,272 @@
+//! A jail under way, seen from outside: its output is drained, its memory watched, its deadline kept.
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::pin::Pin;
+use std::time::Duration;
+
+use dressage_policy::awake;
+use rustix::process::{Signal, pidfd_send_signal};
+use serde::Deserialize;
+use tokio::io::AsyncReadExt;
+use tokio::net::unix::pipe;
+use tokio::time::{Interval, MissedTickBehavior, interval};
+
+use crate::error::SandboxError;
+use crate::limits::Limits;
+use crate::memory;
+use crate::output::Captured;
+use crate::protection::Missing;
+use crate::wire::Frames;
+use crate::zygote::Streams;
+
+/// How often memory is looked at.
+const WATCHED: Duration = Duration::from_millis(50);
+
+/// How long a keeper may take to end all processes and hand files out, after it was told to.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Reads of all that a pipe holds.
+const MOST_READS: usize = 64;
+
+/// Word to a keeper to end its run.
+const STOP: &[u8] = b"k";
+
+/// A jail from the fork of its keeper to its end. Dropping it ends all processes in it.
+pub(crate) struct Jail {
+    line: Frames,
+    cells: Option<Frames>,
+    stdout: Option<pipe::Receiver>,
+    stderr: Option<pipe::Receiver>,
+    out: Captured,
+    err: Captured,
+    keeper: Option<OwnedFd>,
+    pid: Option<u32>,
+    jailed: bool,
+    memory: u64,
+    tick: Interval,
+    buffers: Box<[[u8; 16 << 10]; 2]>,
+    /// Whether its memory was looked at.
+    pub was_watched: bool,
+    /// Rights that the runner could not drop.
+    pub missing: Vec<Missing>,
+}
+
+impl fmt::Debug for Jail {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Jail").field("pid", &self.pid).finish_non_exhaustive()
+    }
+}
+
+/// A deadline, which does not count the time in which this process was stopped.
+pub(crate) type Deadline = Pin<Box<dyn Future<Output = Duration> + Send>>;
+
+pub(crate) fn deadline(time: Duration) -> Deadline {
+    Box::pin(awake::sleep(time))
+}
+
+/// Anything that happens in a jail and is not just more output.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// All processes have ended.
+    Ended(Report),
+    /// A cell is done: its answer.
+    Cell(Vec<u8>),
+    /// The runner closed its end of the cells.
+    NoCells,
+    /// The deadline has passed.
+    Late,
+    /// The processes hold more memory than they may.
+    OverMemory,
+}
+
+/// Keeper's last words.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Report {
+    pub code: Option<i32>,
+    pub signal: Option<i32>,
+    pub cpu: f64,
+    /// Name, size, and why there is no content.
+    pub files: Vec<(String, usize, Option<String>)>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Said {
+    Keeper(#[allow(dead_code, reason = "a mark")] bool),
+    Missing(std::collections::BTreeMap<String, String>),
+    Failed(String),
+    Refused(String),
+    Ended(Report),
+}
+
+impl Jail {
+    pub(crate) fn new(streams: Streams, limits: &Limits, jailed: bool) -> Self {
+        let mut tick = interval(WATCHED);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        Jail {
+            line: streams.line,
+            cells: streams.cells,
+            stdout: Some(streams.stdout),
+            stderr: Some(streams.stderr),
+            out: Captured::new(limits.output_bytes),
+            err: Captured::new(limits.output_bytes),
+            keeper: None,
+            pid: None,
+            jailed,
+            memory: limits.memory_mb << 20,
+            tick,
+            buffers: Box::new([[0; 16 << 10]; 2]),
+            was_watched: false,
+            missing: Vec::new(),
+        }
+    }
+
+    /// The next event. Until then output is read, so that no process ever waits for a full pipe.
+    ///
+    /// # Errors
+    /// When the jail cannot be built, or its keeper is gone.
+    pub(crate) async fn next(&mut self, deadline: &mut Deadline) -> Result<Event, SandboxError> {
+        loop {
+            let [out, err] = &mut *self.buffers;
+            tokio::select! {
+                biased;
+                frame = self.line.next() => {
+                    if let Some(event) = self.said(frame)? {
+                        return Ok(event);
+                    }
+                }
+                cell = next_cell(&mut self.cells), if self.cells.is_some() => {
+                    let Ok(Some(cell)) = cell else {
+                        self.cells = None;
+                        return Ok(Event::NoCells);
+                    };
+                    return Ok(Event::Cell(cell));
+                }
+                _ = deadline.as_mut() => return Ok(Event::Late),
+                _ = self.tick.tick(), if self.pid.is_some() => {
+                    if self.pid.is_some_and(|pid| memory::exceeds(pid, self.memory)) {
+                        return Ok(Event::OverMemory);
+                    }
+                }
+                count = read(&mut self.stdout, out), if self.stdout.is_some() => match count {
+                    0 => self.stdout = None,
+                    count => self.out.push(&out[..count]),
+                },
+                count = read(&mut self.stderr, err), if self.stderr.is_some() => match count {
+                    0 => self.stderr = None,
+                    count => self.err.push(&err[..count]),
+                },
+            }
+        }
+    }
+
+    fn said(&mut self, frame: std::io::Result<Option<Vec<u8>>>) -> Result<Option<Event>, SandboxError> {
+        let broken = |why: &str| SandboxError::Broken(why.to_owned());
+        let frame = frame.map_err(|error| broken(&error.to_string()))?;
+        let Some(frame) = frame else {
+            return Err(broken("the keeper of the run is gone; is memory short?"));
+        };
+        match serde_json::from_slice(&frame).map_err(|error| broken(&error.to_string()))? {
+            Said::Keeper(_) => {
+                self.keeper = self.line.descriptor.take();
+                self.pid = self.keeper.as_ref().and_then(memory::process);
+                self.was_watched = self.pid.is_some_and(memory::can_watch);
+                Ok(None)
+            }
+            Said::Missing(missing) => {
+                let wall = |(name, why)| Missing { name, why };
+                self.missing = missing.into_iter().map(wall).collect();
+                Ok(None)
+            }
+            Said::Failed(why) => Err(broken(&why)),
+            Said::Refused(why) => Err(SandboxError::Request(why)),
+            Said::Ended(report) => Ok(Some(Event::Ended(report))),
+        }
+    }
+
+    /// Hands a cell to the runner.
+    pub(crate) async fn hand(&mut self, cell: &str) -> std::io::Result<()> {
+        let Some(cells) = &self.cells else { return Err(std::io::ErrorKind::BrokenPipe.into()) };
+        let mut bytes = (cell.len() as u32).to_ne_bytes().to_vec();
+        bytes.extend_from_slice(cell.as_bytes());
+        cells.write(&bytes).await
+    }
+
+    /// Takes all output that is there.
+    pub(crate) fn take_output(&mut self, limits: &Limits) -> (Captured, Captured) {
+        let [buffer, _] = &mut *self.buffers;
+        for (stream, kept) in [(&self.stdout, &mut self.out), (&self.stderr, &mut self.err)] {
+            let Some(stream) = stream else { continue };
+            // Not more than a pipe holds and then some: whoever writes may go on writing.
+            for _ in 0..MOST_READS {
+                let Ok(count @ 1..) = rustix::io::read(stream, &mut *buffer) else { break };
+                kept.push(&buffer[..count]);
+            }
+        }
+        let empty = || Captured::new(limits.output_bytes);
+        (std::mem::replace(&mut self.out, empty()), std::mem::replace(&mut self.err, empty()))
+    }
+
+    /// Ends all processes, and waits for the keeper's report; `None` where it does not give one.
+    pub(crate) async fn stop(&mut self) -> Option<Report> {
+        let _ = self.line.write(STOP).await;
+        let mut deadline = deadline(GRACE);
+        loop {
+            match self.next(&mut deadline).await {
+                Ok(Event::Ended(report)) => return Some(report),
+                Ok(Event::Late) | Err(_) => {
+                    self.kill();
+                    return None;
+                }
+                Ok(Event::Cell(_) | Event::NoCells | Event::OverMemory) => {}
+            }
+        }
+    }
+
+    /// Contents of the files that a report names, and why others have none.
+    ///
+    /// # Errors
+    /// When the keeper is gone.
+    pub(crate) async fn fetched(&mut self, report: &Report) -> Result<Vec<Fetched>, SandboxError> {
+        let mut files = Vec::with_capacity(report.files.len());
+        for (name, size, why) in &report.files {
+            let content = self.line.bytes(*size).await;
+            let content =
+                content.map_err(|error| SandboxError::Broken(format!("fetching {name:?}: {error}")))?;
+            files.push((name.clone(), why.clone().map_or(Ok(content), Err)));
+        }
+        Ok(files)
+    }
+
+    fn kill(&self) {
+        // Without a PID namespace the keeper is needed to end the others; it does so when the line closes.
+        if let Some(keeper) = self.keeper.as_ref().filter(|_| self.jailed) {
+            let _ = pidfd_send_signal(keeper, Signal::KILL);
+        }
+    }
+}
+
+/// A file's name, and its content or why there is none.
+pub(crate) type Fetched = (String, Result<Vec<u8>, String>);
+
+impl Drop for Jail {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+async fn next_cell(cells: &mut Option<Frames>) -> std::io::Result<Option<Vec<u8>>> {
+    match cells {
+        Some(cells) => cells.next().await,
+        None => Ok(None),
+    }
+}
+
+/// Reads some of a stream; 0 at its end, or where it fails.
+async fn read(stream: &mut Option<pipe::Receiver>, buffer: &mut [u8]) -> usize {
+    match stream {
+        Some(stream) => stream.read(buffer).await.unwrap_or(0),
+        None => 0,
+    }
+}

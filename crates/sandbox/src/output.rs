@@ -1,0 +1,71 @@
+//! Output of any length, of which the beginning and the end are kept.
+
+use std::collections::VecDeque;
+
+/// Bytes that a stream gave: all where they are few, else the first and the last.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Captured {
+    head: Vec<u8>,
+    tail: VecDeque<u8>,
+    most: usize,
+    /// Bytes that came, kept or not.
+    pub total: u64,
+}
+
+impl Captured {
+    /// Nothing yet, and room for `most` bytes.
+    pub(crate) fn new(most: usize) -> Self {
+        Captured { most, ..Captured::default() }
+    }
+
+    /// Takes what came.
+    pub(crate) fn push(&mut self, bytes: &[u8]) {
+        self.total += bytes.len() as u64;
+        let room = (self.most - self.most / 2).saturating_sub(self.head.len()).min(bytes.len());
+        let (first, rest) = bytes.split_at(room);
+        self.head.extend_from_slice(first);
+        let keeps = self.most / 2;
+        let rest = &rest[rest.len().saturating_sub(keeps)..];
+        let over = (self.tail.len() + rest.len()).saturating_sub(keeps);
+        self.tail.drain(..over);
+        self.tail.extend(rest);
+    }
+
+    /// Bytes that were left out.
+    pub fn left_out(&self) -> u64 {
+        self.total - (self.head.len() + self.tail.len()) as u64
+    }
+
+    /// The text, with a line in place of what was left out.
+    pub fn text(&self) -> String {
+        let tail: Vec<u8> = self.tail.iter().copied().collect();
+        if self.left_out() == 0 {
+            let all = [self.head.as_slice(), &tail].concat();
+            return String::from_utf8_lossy(&all).into_owned();
+        }
+        let (head, tail) = (String::from_utf8_lossy(&self.head), String::from_utf8_lossy(&tail));
+        format!("{head}\n[... {} of {} bytes are left out ...]\n{tail}", self.left_out(), self.total)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn beginning_and_end_are_kept_however_the_bytes_come() {
+        let bytes: Vec<u8> = (0..1000u32).map(|at| b'a' + (at % 26) as u8).collect();
+        for piece in [1, 7, 64, 999, 1000] {
+            let mut kept = Captured::new(100);
+            bytes.chunks(piece).for_each(|chunk| kept.push(chunk));
+            assert_eq!((kept.total, kept.left_out()), (1000, 900));
+            let text = kept.text();
+            let (head, tail) = text.split_once("\n[... 900 of 1000 bytes are left out ...]\n").unwrap();
+            assert_eq!((head.as_bytes(), tail.as_bytes()), (&bytes[..50], &bytes[950..]), "{piece}");
+        }
+        let mut whole = Captured::new(100);
+        whole.push(&bytes[..60]);
+        whole.push(&bytes[60..100]);
+        assert_eq!((whole.text().as_bytes(), whole.left_out()), (&bytes[..100], 0));
+    }
+}

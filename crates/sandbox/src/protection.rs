@@ -1,0 +1,194 @@
+//! Protection: which walls stand between code and the machine, by name.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Protection that is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Demand {
+    /// All walls of [`WALLS`], or nothing runs.
+    #[default]
+    Full,
+    /// Those that this kernel has.
+    BestEffort,
+}
+
+impl std::str::FromStr for Demand {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "full" => Ok(Demand::Full),
+            "best-effort" => Ok(Demand::BestEffort),
+            other => Err(format!("protection is {other:?}, but must be full or best-effort")),
+        }
+    }
+}
+
+/// Every wall of full protection, and what it is for.
+pub const WALLS: [(&str, &str); 14] = [
+    ("user-namespace", "rights that end at the jail"),
+    ("mount-namespace", "mounts of its own"),
+    ("pid-namespace", "sees and signals its own processes only; all end with the run"),
+    ("network-namespace", "no network device, not even loopback"),
+    ("ipc-namespace", "no shared memory with others"),
+    ("uts-namespace", "no host name"),
+    ("minimal-root", "read-only: interpreter, libraries, five devices"),
+    ("sized-folders", "work folder and /tmp in memory, limited in size and number of files"),
+    ("landlock", "a second wall around files, sockets and signals"),
+    ("seccomp", "system calls by a list; no sockets but local ones"),
+    ("no-new-privileges", "no gain by setuid files"),
+    ("no-capabilities", "none in any namespace"),
+    ("resource-limits", "of memory, processes, time, files"),
+    ("memory-watch", "memory of all processes together"),
+];
+
+/// Walls that only namespaces give.
+pub(crate) const OF_NAMESPACES: [&str; 8] = [
+    "user-namespace",
+    "mount-namespace",
+    "pid-namespace",
+    "network-namespace",
+    "ipc-namespace",
+    "uts-namespace",
+    "minimal-root",
+    "sized-folders",
+];
+
+/// Protection that was achieved.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Protection {
+    /// Walls that stand.
+    pub achieved: Vec<String>,
+    /// Walls that do not, and why.
+    pub missing: Vec<Missing>,
+}
+
+/// A wall that this kernel did not give.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Missing {
+    /// Name of the wall.
+    pub name: String,
+    /// Cause, in the kernel's words.
+    pub why: String,
+}
+
+impl Protection {
+    /// All walls but those that are missing, each for one reason.
+    pub(crate) fn without(missing: Vec<Missing>) -> Self {
+        let stands = |name: &&str| !missing.iter().any(|wall| wall.name == **name);
+        let achieved = WALLS.iter().map(|(name, _)| *name).filter(stands).map(str::to_owned).collect();
+        Protection { achieved, missing }
+    }
+
+    /// Whether all walls stand.
+    pub fn is_full(&self) -> bool {
+        self.missing.is_empty()
+    }
+
+    /// Name of what was achieved: `full`, or `partial`.
+    pub fn name(&self) -> &'static str {
+        if self.is_full() { "full" } else { "partial" }
+    }
+}
+
+impl fmt::Display for Protection {
+    /// One line: what stands, and what is missing.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.name(), self.achieved.join(", "))?;
+        if !self.is_full() {
+            let missing: Vec<&str> = self.missing.iter().map(|wall| wall.name.as_str()).collect();
+            write!(f, "; missing: {}", missing.join(", "))?;
+        }
+        Ok(())
+    }
+}
+
+/// Walls that are missing and why, as an error says it: reasons that walls share are said once.
+pub(crate) fn reasons(missing: &[Missing]) -> String {
+    let mut said: Vec<(&str, Vec<&str>)> = Vec::new();
+    for wall in missing {
+        match said.iter_mut().find(|(why, _)| *why == wall.why) {
+            Some((_, names)) => names.push(&wall.name),
+            None => said.push((&wall.why, vec![&wall.name])),
+        }
+    }
+    let said: Vec<String> = said.iter().map(|(why, names)| format!("{} ({why})", names.join(", "))).collect();
+    said.join("; ")
+}
+
+/// Way out of what is missing, for one who can change the machine.
+pub(crate) fn way_out(missing: &[Missing]) -> String {
+    let mut ways = Vec::new();
+    let lacks = |name: &str| missing.iter().any(|wall| wall.name == name);
+    if lacks("user-namespace") {
+        let switches = [
+            ("/proc/sys/user/max_user_namespaces", "0", "sysctl user.max_user_namespaces=65536"),
+            ("/proc/sys/kernel/unprivileged_userns_clone", "0", "sysctl kernel.unprivileged_userns_clone=1"),
+            (
+                "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+                "1",
+                "sysctl kernel.apparmor_restrict_unprivileged_userns=0",
+            ),
+        ];
+        let off = |path: &str, value| std::fs::read_to_string(path).is_ok_and(|text| text.trim() == value);
+        ways.extend(
+            switches.iter().filter(|(path, value, _)| off(path, *value)).map(|(.., way)| (*way).to_owned()),
+        );
+        if ways.is_empty() {
+            ways.push(
+                "in a container, let it create namespaces (docker run --security-opt seccomp=unconfined \
+                       --security-opt systempaths=unconfined)"
+                    .into(),
+            );
+        }
+    }
+    if lacks("landlock") {
+        ways.push("boot with `landlock` in lsm= (Linux 5.13 or later)".into());
+    }
+    if lacks("memory-watch") {
+        ways.push("mount /proc".into());
+    }
+    ways.push(
+        "or give protection = \"best-effort\" (--protection best-effort) to run behind what there is".into(),
+    );
+    ways.join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn missing(name: &str, why: &str) -> Missing {
+        Missing { name: name.into(), why: why.into() }
+    }
+
+    #[test]
+    fn walls_that_are_missing_are_named_with_reason_and_way_out() {
+        let lost = vec![
+            missing("user-namespace", "unshare: No space left on device"),
+            missing("pid-namespace", "unshare: No space left on device"),
+            missing("landlock", "Function not implemented"),
+        ];
+        let protection = Protection::without(lost.clone());
+        assert!(!protection.is_full() && protection.achieved.contains(&"seccomp".to_owned()));
+        assert!(!protection.achieved.contains(&"landlock".to_owned()));
+        let text = reasons(&lost);
+        assert_eq!(
+            text,
+            "user-namespace, pid-namespace (unshare: No space left on device); landlock (Function not implemented)"
+        );
+        let way = way_out(&lost);
+        assert!(way.contains("lsm=") && way.ends_with("to run behind what there is"), "{way}");
+        assert!(Protection::without(Vec::new()).is_full());
+    }
+
+    #[test]
+    fn walls_of_namespaces_are_walls() {
+        for name in OF_NAMESPACES {
+            assert!(WALLS.iter().any(|(wall, _)| *wall == name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! The interpreter: which one, and which folders it must see.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+use tokio::process::Command;
+
+use crate::error::SandboxError;
+
+/// Longest wait for an interpreter to say what it is.
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// Questions to an interpreter, answered as JSON.
+const QUESTIONS: &str = r#"
+import json, os, sys, sysconfig
+why = None
+try:
+    import ctypes, resource, socket
+    if not (hasattr(os, "pidfd_open") and hasattr(socket, "recv_fds")):
+        why = "Python 3.9 or later on Linux is needed, and this is %s" % sys.version.split()[0]
+except ImportError as error:
+    why = "it lacks a module of its standard library: %s" % error
+folders = [sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix, sysconfig.get_path("stdlib")]
+folders += [path for path in sys.path if os.path.isabs(path) and os.path.exists(path)]
+folders += [os.path.dirname(os.path.realpath(sys.executable))]
+print(json.dumps({"executable": sys.executable, "why": why, "folders": folders, "version": sys.version.split()[0]}))
+"#;
+
+/// Folders of the system that interpreters and shells need, as far as they are there.
+const SYSTEM: [&str; 12] = [
+    "/bin",
+    "/lib",
+    "/lib64",
+    "/lib32",
+    "/libx32",
+    "/usr/bin",
+    "/usr/lib",
+    "/usr/lib64",
+    "/usr/lib32",
+    "/usr/libexec",
+    "/usr/share/zoneinfo",
+    "/etc/alternatives",
+];
+
+/// Folders too wide to be shown to code for the sake of an interpreter.
+const TOO_WIDE: [&str; 12] =
+    ["/", "/root", "/home", "/etc", "/var", "/tmp", "/proc", "/sys", "/dev", "/run", "/mnt", "/work"];
+
+/// An interpreter that can be used.
+#[derive(Debug, Clone)]
+pub(crate) struct Python {
+    /// The interpreter itself, whatever wrapper it was found by.
+    pub executable: PathBuf,
+    /// Version, such as `3.11.7`.
+    pub version: String,
+    /// Files and folders that code sees, read-only.
+    pub read: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    executable: String,
+    why: Option<String>,
+    folders: Vec<String>,
+    version: String,
+}
+
+impl Python {
+    /// Finds out about an interpreter, or the one of a virtual environment.
+    ///
+    /// # Errors
+    /// When it cannot be started, lacks what is needed, or lies where too much would be shown.
+    pub(crate) async fn find(named: &Path, also: &[PathBuf]) -> Result<Self, SandboxError> {
+        let wrong = |why: String| SandboxError::Python { python: named.display().to_string(), why };
+        let program = if named.is_dir() { named.join("bin/python3") } else { named.to_owned() };
+        let mut command = Command::new(&program);
+        command.args(["-I", "-c", QUESTIONS]).stdin(std::process::Stdio::null()).kill_on_drop(true);
+        let asked = tokio::time::timeout(LONGEST, command.output()).await;
+        let output = asked
+            .map_err(|_| wrong(format!("it said nothing for {LONGEST:?}")))?
+            .map_err(|error| wrong(format!("{}: {error}", program.display())))?;
+        let answer: Answer = serde_json::from_slice(&output.stdout).map_err(|_| {
+            let said = String::from_utf8_lossy(&output.stderr);
+            wrong(format!("it is no Python: {}", said.lines().last().unwrap_or("it printed something else")))
+        })?;
+        if let Some(why) = answer.why {
+            return Err(wrong(why));
+        }
+        let mut read: Vec<String> = SYSTEM.iter().map(|folder| (*folder).to_owned()).collect();
+        let home = std::env::var("HOME").unwrap_or_default();
+        for folder in answer.folders.into_iter().filter(|folder| !folder.is_empty() && folder != "/usr") {
+            if TOO_WIDE.contains(&folder.as_str()) || folder == home {
+                return Err(wrong(format!("it needs all of {folder}, which code must not see")));
+            }
+            add(&mut read, &folder);
+        }
+        for path in also {
+            let path = std::fs::canonicalize(path).map_err(|error| {
+                SandboxError::Request(format!("read = {:?} cannot be shown to code: {error}", path.display()))
+            })?;
+            let Some(text) = path.to_str().filter(|text| !["/", "/proc", "/sys", "/dev"].contains(text))
+            else {
+                return Err(SandboxError::Request(format!("read = {path:?} cannot be shown to code")));
+            };
+            add(&mut read, text);
+        }
+        Ok(Python { executable: answer.executable.into(), version: answer.version, read })
+    }
+}
+
+/// Adds a folder and, where its name leads elsewhere, that place.
+fn add(read: &mut Vec<String>, folder: &str) {
+    let real = std::fs::canonicalize(folder).ok().and_then(|path| path.to_str().map(str::to_owned));
+    for path in [Some(folder.to_owned()), real].into_iter().flatten() {
+        if !read.contains(&path) {
+            read.push(path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_interpreter_says_what_it_is_and_needs() {
+        let python = Python::find(Path::new("python3"), &[]).await.unwrap();
+        assert!(python.version.starts_with("3."), "{}", python.version);
+        assert!(python.executable.is_absolute());
+        assert!(!python.read.iter().any(|folder| TOO_WIDE.contains(&folder.as_str())), "{:?}", python.read);
+    }
+
+    #[tokio::test]
+    async fn one_that_cannot_be_used_is_named() {
+        for (named, part) in [("/nowhere/python", "No such file"), ("/bin/cat", "it is no Python")] {
+            let error = Python::find(Path::new(named), &[]).await.unwrap_err().to_string();
+            assert!(error.contains(named) && error.contains(part), "{error}");
+        }
+        let error = Python::find(Path::new("python3"), &["/nowhere".into()]).await.unwrap_err();
+        assert!(error.to_string().contains("/nowhere"), "{error}");
+    }
+}

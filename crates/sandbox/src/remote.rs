@@ -1,0 +1,100 @@
+//! Sandboxes elsewhere: a client of SandboxFusion's API, as [`service`](crate::service) and others serve it.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::error::SandboxError;
+use crate::service::{CodeAnswer, JupyterAnswer, RunCode, RunJupyter, Status};
+
+/// Time that a request may take beyond the code's own: connecting, and waiting for a place.
+const BESIDES: Duration = Duration::from_secs(60);
+
+/// Longest answer that is read, in bytes.
+const MOST_BYTES: u64 = 256 << 20;
+
+/// A service of SandboxFusion's API.
+#[derive(Debug, Clone)]
+pub struct Remote {
+    url: String,
+    key: Option<String>,
+    agent: ureq::Agent,
+}
+
+impl Remote {
+    /// The service at a base URL, with the key that it asks for.
+    ///
+    /// # Errors
+    /// When the URL is of another kind.
+    pub fn new(url: &str, key: Option<String>) -> Result<Self, SandboxError> {
+        if !url.starts_with("http://") && !url.starts_with("https://") {
+            return Err(SandboxError::Request(format!("url = {url:?} must begin with http:// or https://")));
+        }
+        let agent =
+            ureq::Agent::new_with_config(ureq::Agent::config_builder().http_status_as_error(false).build());
+        Ok(Remote { url: url.trim_end_matches('/').to_owned(), key, agent })
+    }
+
+    /// `POST /run_code`
+    ///
+    /// # Errors
+    /// When the service cannot be reached, is busy, refuses the request, or fails.
+    pub async fn run_code(&self, request: &RunCode) -> Result<CodeAnswer, SandboxError> {
+        let answer: CodeAnswer = self.post("run_code", request, request.run_timeout).await?;
+        self.sound(answer.status, &answer.message)?;
+        Ok(answer)
+    }
+
+    /// `POST /run_jupyter`
+    ///
+    /// # Errors
+    /// When the service cannot be reached, is busy, refuses the request, or fails.
+    pub async fn run_jupyter(&self, request: &RunJupyter) -> Result<JupyterAnswer, SandboxError> {
+        let answer: JupyterAnswer = self.post("run_jupyter", request, request.total_timeout).await?;
+        self.sound(answer.status, &answer.message)?;
+        Ok(answer)
+    }
+
+    fn sound(&self, status: Status, message: &str) -> Result<(), SandboxError> {
+        match status {
+            Status::SandboxError => Err(SandboxError::Broken(format!("{}: {message}", self.url))),
+            Status::Success | Status::Failed => Ok(()),
+        }
+    }
+
+    async fn post<A: DeserializeOwned + Send + 'static>(
+        &self,
+        path: &str,
+        request: &impl Serialize,
+        seconds: f64,
+    ) -> Result<A, SandboxError> {
+        let broken = |why: String| SandboxError::Broken(why);
+        let url = format!("{}/{path}", self.url);
+        let body = serde_json::to_vec(request).map_err(|error| broken(error.to_string()))?;
+        let limit = Duration::from_secs_f64(seconds.clamp(0.0, 1e6)) + BESIDES;
+        let (agent, key) = (self.agent.clone(), self.key.clone());
+        let asked = tokio::task::spawn_blocking(move || {
+            let mut request = agent.post(&url).header("content-type", "application/json");
+            if let Some(key) = &key {
+                request = request.header("authorization", format!("Bearer {key}"));
+            }
+            let request = request.config().timeout_global(Some(limit)).build();
+            let mut response = request.send(&body[..]).map_err(|error| broken(format!("{url}: {error}")))?;
+            let status = response.status().as_u16();
+            let text = response.body_mut().with_config().limit(MOST_BYTES).read_to_vec();
+            let text = text.map_err(|error| broken(format!("{url}: {error}")))?;
+            let said = || String::from_utf8_lossy(&text[..text.len().min(500)]).into_owned();
+            match status {
+                200 => serde_json::from_slice(&text)
+                    .map_err(|error| broken(format!("{url} answered something else ({error}): {}", said()))),
+                // Field and value are in the answer.
+                400 | 404 | 422 => {
+                    Err(SandboxError::Request(format!("{url} refused the request: {}", said())))
+                }
+                _ => Err(broken(format!("{url} answered {status}: {}", said()))),
+            }
+        });
+        asked.await.map_err(|error| SandboxError::Broken(error.to_string()))?
+    }
+}

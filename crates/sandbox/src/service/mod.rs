@@ -1,0 +1,248 @@
+//! The HTTP service: SandboxFusion's API over a [`Sandbox`].
+//!
+//! `POST /run_code` and `POST /run_jupyter` answer as SandboxFusion does: 200 also where the sandbox failed, with
+//! the status `SandboxError`; 422 where the request cannot be read. Besides, 401 without a key where keys are
+//! needed, and 429 where all places are taken and so are those to wait in. `GET /v1/ping` says `pong`,
+//! `GET /protection` what code runs behind.
+
+mod fusion;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use tokio::net::TcpListener;
+
+use crate::error::SandboxError;
+use crate::limits::Limits;
+use crate::run::{Ended, Language, Run};
+use crate::sandbox::Sandbox;
+use crate::session::SessionOptions;
+
+pub use fusion::{
+    CellAnswer, CodeAnswer, CommandResult, CommandStatus, Exception, JupyterAnswer, RunCode, RunJupyter,
+    Status,
+};
+use fusion::{LANGUAGES, command, decoded};
+
+/// Longest request, in bytes.
+const MOST_BYTES: usize = 128 << 20;
+
+/// A sandbox behind HTTP.
+#[derive(Clone)]
+pub struct Service(Arc<Inner>);
+
+struct Inner {
+    sandbox: Sandbox,
+    limits: Limits,
+    keys: Vec<[u8; 32]>,
+}
+
+impl Service {
+    /// A service whose requests may ask for no more than `limits`, and must bear one of the keys where there
+    /// are any.
+    pub fn new(sandbox: Sandbox, limits: Limits, keys: &[String]) -> Self {
+        let keys = keys.iter().map(|key| hash(key)).collect();
+        Service(Arc::new(Inner { sandbox, limits, keys }))
+    }
+
+    /// All its paths.
+    pub fn router(&self) -> Router {
+        Router::new()
+            .route("/run_code", post(run_code))
+            .route("/run_jupyter", post(run_jupyter))
+            .route("/protection", get(protection))
+            .route_layer(from_fn_with_state(self.clone(), authenticated))
+            .route("/v1/ping", get(|| async { body(&"pong") }))
+            .fallback(|request: Request| async move {
+                detail(
+                    StatusCode::NOT_FOUND,
+                    format!("nothing is at {} {}", request.method(), request.uri().path()),
+                )
+            })
+            .layer(DefaultBodyLimit::max(MOST_BYTES))
+            .with_state(self.clone())
+    }
+
+    /// Limits of a request: no more than the service's own.
+    fn limits(&self, seconds: f64, memory_mb: i64) -> Limits {
+        let most = self.0.limits;
+        let memory = u64::try_from(memory_mb).ok().filter(|memory| *memory > 0).unwrap_or(most.memory_mb);
+        Limits { seconds, memory_mb: memory.min(most.memory_mb), ..most }
+    }
+}
+
+/// Serves until `stop` ends, and the runs under way with it.
+///
+/// # Errors
+/// When the listener fails.
+pub async fn serve(
+    service: &Service,
+    listener: TcpListener,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> std::io::Result<()> {
+    axum::serve(listener, service.router()).with_graceful_shutdown(stop).await
+}
+
+fn hash(text: &str) -> [u8; 32] {
+    Sha256::digest(text.as_bytes()).into()
+}
+
+/// Lets requests pass that bear a key. Hashes are compared, so the time it takes tells nothing.
+async fn authenticated(State(service): State<Service>, request: Request, next: Next) -> Response {
+    let keys = &service.0.keys;
+    if keys.is_empty() || bearer(request.headers()).is_some_and(|key| keys.contains(&hash(key))) {
+        return next.run(request).await;
+    }
+    detail(StatusCode::UNAUTHORIZED, "a key is needed: Authorization: Bearer KEY")
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    text("authorization").and_then(|value| value.strip_prefix("Bearer ")).or_else(|| text("x-api-key"))
+}
+
+/// An answer of JSON.
+fn body(of: &impl Serialize) -> Response {
+    match serde_json::to_vec(of) {
+        Ok(bytes) => ([(header::CONTENT_TYPE, "application/json")], bytes).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+/// An error as FastAPI writes it.
+fn detail(status: StatusCode, detail: impl Serialize) -> Response {
+    (status, body(&json!({ "detail": detail }))).into_response()
+}
+
+fn read<T: DeserializeOwned>(sent: &Bytes) -> Result<T, SandboxError> {
+    serde_json::from_slice(sent).map_err(|error| SandboxError::Request(error.to_string()))
+}
+
+/// An error of the sandbox: with a code of its own where the client can do something about it.
+fn answered(error: SandboxError, failed: impl FnOnce(String) -> Response) -> Response {
+    match error {
+        SandboxError::Busy { .. } | SandboxError::Sessions { .. } => {
+            let mut response = detail(StatusCode::TOO_MANY_REQUESTS, error.to_string());
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            response
+        }
+        SandboxError::Request(why) => {
+            let wrong = json!([{ "type": "value_error", "loc": ["body"], "msg": why }]);
+            detail(StatusCode::UNPROCESSABLE_ENTITY, wrong)
+        }
+        other => {
+            tracing::error!(error = %other, "the sandbox failed");
+            failed(other.to_string())
+        }
+    }
+}
+
+async fn protection(State(service): State<Service>) -> Response {
+    let sandbox = &service.0.sandbox;
+    let text = json!({
+        "protection": sandbox.protection().name(),
+        "achieved": sandbox.protection().achieved,
+        "missing": sandbox.protection().missing,
+        "python": sandbox.python(),
+    });
+    body(&text)
+}
+
+async fn run_code(State(service): State<Service>, sent: Bytes) -> Response {
+    let answer = async {
+        let request: RunCode = read(&sent)?;
+        let Some(language) = Language::named(&request.language) else {
+            if !LANGUAGES.contains(&request.language.as_str()) {
+                return Err(SandboxError::Request(format!("language: {:?} is none", request.language)));
+            }
+            let message = format!("{:?} is not run here; python and bash are", request.language);
+            return Ok(CodeAnswer::failed(message));
+        };
+        let run = Run {
+            language,
+            code: request.code,
+            stdin: request.stdin.unwrap_or_default().into_bytes(),
+            files: decoded(&request.files).map_err(SandboxError::Request)?,
+            fetch: request.fetch_files,
+            environment: Default::default(),
+            limits: service.limits(request.run_timeout, request.memory_limit_mb),
+        };
+        let outcome = service.0.sandbox.run(&run).await?;
+        Ok(CodeAnswer::of(&outcome, &run.limits))
+    };
+    match answer.await {
+        Ok(answer) => body(&answer),
+        Err(error) => answered(error, |why| body(&CodeAnswer::failed(why))),
+    }
+}
+
+async fn run_jupyter(State(service): State<Service>, sent: Bytes) -> Response {
+    let answer = async { cells(&service, read(&sent)?).await };
+    match answer.await {
+        Ok(answer) => body(&answer),
+        Err(error) => answered(error, |why| body(&JupyterAnswer::failed(why))),
+    }
+}
+
+/// Runs cells until the last, or until one ends the interpreter.
+async fn cells(service: &Service, request: RunJupyter) -> Result<JupyterAnswer, SandboxError> {
+    if request.kernel != "python3" {
+        return Err(SandboxError::Request(format!("kernel: {:?} is none here; python3 is", request.kernel)));
+    }
+    let limits = service.limits(request.total_timeout, request.memory_limit_mb);
+    let files = decoded(&request.files).map_err(SandboxError::Request)?;
+    let options =
+        SessionOptions { files, fetch: request.fetch_files, environment: Default::default(), limits };
+    let mut session = service.0.sandbox.session(options)?;
+    let begun = Instant::now();
+    let (mut done, mut ended) = (Vec::with_capacity(request.cells.len()), Ended::Exit(0));
+    for code in &request.cells {
+        let left = request.total_timeout - begun.elapsed().as_secs_f64();
+        let most = if request.cell_timeout > 0.0 { left.min(request.cell_timeout) } else { left };
+        if most <= 0.0 {
+            ended = Ended::TimeLimit;
+            break;
+        }
+        session.set_seconds(most);
+        let cell = session.cell(code).await?;
+        done.push(CellAnswer::of(&cell));
+        if let Some(end) = cell.ended {
+            ended = end;
+            break;
+        }
+    }
+    let is_whole = done.len() == request.cells.len() && ended == Ended::Exit(0);
+    let mut found = std::collections::BTreeMap::new();
+    for (name, content) in session.finish().await? {
+        if let Ok(content) = content {
+            found.insert(name, BASE64_STANDARD.encode(content));
+        }
+    }
+    let mut driver = command(ended, &limits);
+    driver.execution_time = Some(begun.elapsed().as_secs_f64());
+    Ok(JupyterAnswer {
+        status: if is_whole { Status::Success } else { Status::Failed },
+        driver: Some(driver),
+        cells: done,
+        files: found,
+        ..JupyterAnswer::failed(String::new())
+    })
+}
+
+#[cfg(test)]
+#[path = "service_tests.rs"]
+mod tests;

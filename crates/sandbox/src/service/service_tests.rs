@@ -1,0 +1,146 @@
+//! Answers over HTTP, without a socket.
+
+use axum::body::Body;
+use axum::http::Request;
+use http_body_util::BodyExt;
+use serde_json::Value;
+use tower::ServiceExt;
+
+use super::*;
+use crate::protection::Demand;
+use crate::sandbox::Options;
+
+async fn service(options: Options, keys: &[String]) -> Service {
+    let options = Options { protection: Demand::BestEffort, ..options };
+    Service::new(Sandbox::start(options).await.unwrap(), Limits::default(), keys)
+}
+
+async fn post(service: &Service, path: &str, key: Option<&str>, body: &str) -> (u16, Value) {
+    let mut request = Request::post(path).header("content-type", "application/json");
+    if let Some(key) = key {
+        request = request.header("authorization", format!("Bearer {key}"));
+    }
+    let response =
+        service.router().oneshot(request.body(Body::from(body.to_owned())).unwrap()).await.unwrap();
+    let status = response.status().as_u16();
+    let bytes = response.into_body().collect().await.unwrap().to_bytes();
+    (status, serde_json::from_slice(&bytes).unwrap())
+}
+
+#[tokio::test]
+async fn runs_are_answered_as_sandbox_fusion_does() {
+    let service = service(Options::default(), &[]).await;
+    let run = async |body: Value| {
+        let (status, answer) = post(&service, "/run_code", None, &body.to_string()).await;
+        assert_eq!(status, 200, "{answer}");
+        answer
+    };
+    let good = run(json!({
+        "code": "import sys\nprint(sys.stdin.read() + open('in.txt').read())\nopen('out/x', 'w').write('made')",
+        "language": "python", "stdin": "read ", "files": {"in.txt": "aGk=", "out/.keep": ""},
+        "fetch_files": ["out/x", "nothing"],
+    }))
+    .await;
+    assert_eq!(good["status"], "Success", "{good}");
+    assert_eq!(good["run_result"]["status"], "Finished");
+    assert_eq!(good["run_result"]["stdout"], "read hi\n");
+    assert_eq!(good["run_result"]["return_code"], 0);
+    assert_eq!(good["files"], json!({ "out/x": "bWFkZQ==" }));
+    assert!(good["compile_result"].is_null() && good["executor_pod_name"].is_null());
+
+    let failed = run(json!({ "code": "print(1)\n1/0", "language": "python" })).await;
+    assert_eq!((&failed["status"], &failed["message"]), (&json!("Failed"), &json!("")));
+    assert_eq!(failed["run_result"]["return_code"], 1);
+    assert!(
+        failed["run_result"]["stderr"].as_str().unwrap().ends_with("ZeroDivisionError: division by zero\n")
+    );
+
+    let shell = run(json!({ "code": "echo a; exit 3", "language": "bash" })).await;
+    assert_eq!(
+        (&shell["run_result"]["stdout"], &shell["run_result"]["return_code"]),
+        (&json!("a\n"), &json!(3))
+    );
+
+    let late =
+        run(json!({ "code": "print('x')\nwhile 1: pass", "language": "python", "run_timeout": 0.5 })).await;
+    assert_eq!(
+        (&late["status"], &late["run_result"]["status"]),
+        (&json!("Failed"), &json!("TimeLimitExceeded"))
+    );
+    assert_eq!(
+        (&late["run_result"]["stdout"], &late["run_result"]["return_code"]),
+        (&json!("x\n"), &Value::Null)
+    );
+
+    let other = run(json!({ "code": "", "language": "cpp" })).await;
+    assert_eq!(other["status"], "SandboxError");
+    assert!(other["message"].as_str().unwrap().contains("python and bash are"));
+}
+
+#[tokio::test]
+async fn cells_keep_names_show_values_and_go_on_after_exceptions() {
+    let service = service(Options::default(), &[]).await;
+    let body = json!({ "cells": ["a = 'hello'", "a", "import sys; print(a); sys.stderr.write('e\\n')", "assert False",
+                                 "open('f', 'w').write(a)"], "fetch_files": ["f"] });
+    let (status, answer) = post(&service, "/run_jupyter", None, &body.to_string()).await;
+    assert_eq!((status, &answer["status"]), (200, &json!("Success")), "{answer}");
+    let cells = answer["cells"].as_array().unwrap();
+    assert_eq!(cells[1]["display"], json!([{ "text/plain": "'hello'" }]));
+    assert_eq!((&cells[2]["stdout"], &cells[2]["stderr"]), (&json!("hello\n"), &json!("e\n")));
+    assert_eq!(cells[3]["error"][0]["ename"], "AssertionError");
+    assert_eq!(answer["files"], json!({ "f": "aGVsbG8=" }));
+    assert_eq!(answer["driver"]["status"], "Finished");
+
+    let body = json!({ "cells": ["1", "while 1: pass", "2"], "total_timeout": 0.5 });
+    let (_, late) = post(&service, "/run_jupyter", None, &body.to_string()).await;
+    assert_eq!((&late["status"], &late["driver"]["status"]), (&json!("Failed"), &json!("TimeLimitExceeded")));
+    assert_eq!(late["cells"].as_array().unwrap().len(), 2, "{late}");
+
+    let body = json!({ "cells": ["import os; os._exit(7)", "2"] });
+    let (_, gone) = post(&service, "/run_jupyter", None, &body.to_string()).await;
+    assert_eq!((&gone["status"], &gone["driver"]["return_code"]), (&json!("Failed"), &json!(7)));
+}
+
+#[tokio::test]
+async fn what_cannot_be_read_is_422_and_names_the_field() {
+    let service = service(Options::default(), &[]).await;
+    for (path, body, part) in [
+        ("/run_code", "{", "EOF"),
+        ("/run_code", r#"{"language": "python"}"#, "code"),
+        ("/run_code", r#"{"code": "", "language": "klingon"}"#, "klingon"),
+        ("/run_code", r#"{"code": "", "language": "python", "files": {"a": "?"}}"#, "base64"),
+        ("/run_code", r#"{"code": "", "language": "python", "files": {"../a": ""}}"#, "../a"),
+        ("/run_code", r#"{"code": "", "language": "python", "fetch_files": ["/etc/passwd"]}"#, "/etc/passwd"),
+        ("/run_code", r#"{"code": "", "language": "python", "run_timeout": 0}"#, "seconds"),
+        ("/run_jupyter", r#"{"cells": [], "kernel": "r"}"#, "kernel"),
+    ] {
+        let (status, answer) = post(&service, path, None, body).await;
+        assert_eq!(status, 422, "{body}: {answer}");
+        assert!(answer.to_string().contains(part), "{body}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn keys_are_asked_for_where_there_are_any() {
+    let service = service(Options::default(), &["secret".to_owned()]).await;
+    let body = r#"{"code": "", "language": "python"}"#;
+    assert_eq!(post(&service, "/run_code", None, body).await.0, 401);
+    assert_eq!(post(&service, "/run_code", Some("secrets"), body).await.0, 401);
+    assert_eq!(post(&service, "/run_code", Some("secret"), body).await.0, 200);
+}
+
+#[tokio::test]
+async fn those_who_find_no_place_to_wait_in_are_told_so() {
+    let service = service(Options { concurrency: 1, waiting: 1, ..Options::default() }, &[]).await;
+    let body = r#"{"code": "import time; time.sleep(0.5)", "language": "python"}"#;
+    let calls = (0..4).map(|_| {
+        let service = service.clone();
+        tokio::spawn(async move { post(&service, "/run_code", None, body).await.0 })
+    });
+    let mut statuses = Vec::new();
+    for call in calls.collect::<Vec<_>>() {
+        statuses.push(call.await.unwrap());
+    }
+    statuses.sort();
+    assert_eq!(statuses, [200, 200, 429, 429]);
+}

@@ -1,0 +1,113 @@
+//! Between this process and those in jails: descriptors over sockets, and frames of JSON.
+//!
+//! What comes out of a jail is bounded and never trusted: a runner can write anything into what it holds.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
+};
+use tokio::io::Interest;
+use tokio::net::{UnixDatagram, UnixStream};
+
+/// Longest frame, in bytes: the longest text of a result, and some.
+const LONGEST: usize = 64 << 20;
+
+/// Sends one byte and descriptors with it, as soon as there is room.
+pub(crate) async fn send_descriptors(to: &UnixDatagram, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    to.async_io(Interest::WRITABLE, || {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(6))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(fds));
+        let sent = sendmsg(to, &[io::IoSlice::new(b"r")], &mut control, SendFlags::NOSIGNAL);
+        sent.map(drop).map_err(io::Error::from)
+    })
+    .await
+}
+
+/// Frames that come over a stream, one descriptor at most among them.
+#[derive(Debug)]
+pub(crate) struct Frames {
+    stream: UnixStream,
+    buffer: Vec<u8>,
+    /// Descriptor that came with a frame.
+    pub descriptor: Option<OwnedFd>,
+}
+
+impl Frames {
+    pub(crate) fn new(stream: UnixStream) -> Self {
+        Frames { stream, buffer: Vec::new(), descriptor: None }
+    }
+
+    /// Content of the next frame; `None` at the end. Stopped at an await point, it loses nothing.
+    pub(crate) async fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
+        let Some(head) = self.take(4).await? else { return Ok(None) };
+        let size = u32::from_ne_bytes([head[0], head[1], head[2], head[3]]) as usize;
+        if size > LONGEST {
+            return Err(io::Error::other(format!("a frame of {size} bytes, and {LONGEST} are allowed")));
+        }
+        if self.fill(4 + size).await? {
+            let frame = self.buffer[4..4 + size].to_vec();
+            self.buffer.drain(..4 + size);
+            return Ok(Some(frame));
+        }
+        Ok(None)
+    }
+
+    /// The next `size` bytes, which are no frame. They must be read to the end.
+    pub(crate) async fn bytes(&mut self, size: usize) -> io::Result<Vec<u8>> {
+        if !self.fill(size).await? {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let rest = self.buffer.split_off(size);
+        Ok(std::mem::replace(&mut self.buffer, rest))
+    }
+
+    async fn take(&mut self, size: usize) -> io::Result<Option<Vec<u8>>> {
+        Ok(self.fill(size).await?.then(|| self.buffer[..size].to_vec()))
+    }
+
+    /// Reads until so many bytes are there. `false` where the stream ends before.
+    async fn fill(&mut self, size: usize) -> io::Result<bool> {
+        while self.buffer.len() < size {
+            let (stream, buffer, descriptor) = (&self.stream, &mut self.buffer, &mut self.descriptor);
+            let read =
+                stream.async_io(Interest::READABLE, || receive(stream.as_fd(), buffer, descriptor)).await?;
+            if read == 0 {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Writes all of it.
+    pub(crate) async fn write(&self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            self.stream.writable().await?;
+            match self.stream.try_write(bytes) {
+                Ok(count) => bytes = &bytes[count..],
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn receive(from: BorrowedFd<'_>, into: &mut Vec<u8>, descriptor: &mut Option<OwnedFd>) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut bytes = vec![0; 64 << 10];
+    let slices = &mut [io::IoSliceMut::new(&mut bytes)];
+    let received = recvmsg(from, slices, &mut control, RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC)?;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(fds) = message {
+            *descriptor = fds.last().or(descriptor.take());
+        }
+    }
+    into.extend_from_slice(&bytes[..received.bytes]);
+    Ok(received.bytes)
+}

@@ -1,0 +1,246 @@
+//! The fork server: an interpreter that has started in a jail, and forks a jail of its own for every run.
+//!
+//! `zygote/*.py` say what happens there. This side hands over descriptors and what is to be run.
+
+use std::io::{Seek, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream as StdStream;
+use std::process::Stdio;
+use std::time::Duration;
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::pipe::{PipeFlags, pipe_with};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio::net::unix::pipe;
+use tokio::net::{UnixDatagram, UnixStream};
+use tokio::process::{Child, Command};
+use tokio::time::timeout;
+
+use crate::error::SandboxError;
+use crate::filter;
+use crate::protection::{Missing, OF_NAMESPACES};
+use crate::python::Python;
+use crate::wire::{Frames, send_descriptors};
+
+/// The program of the fork server.
+const PROGRAM: &str = concat!(
+    include_str!("zygote/jail.py"),
+    include_str!("zygote/keeper.py"),
+    include_str!("zygote/runner.py"),
+    include_str!("zygote/server.py")
+);
+
+/// User that code is on the host where this process is root: outside of all ranges that are handed out.
+const USER: u32 = 0x7000_0d5e;
+
+/// Longest wait for the fork server to start, with all modules that it loads beforehand.
+const STARTING: Duration = Duration::from_secs(60);
+
+/// A fork server.
+pub(crate) struct Zygote {
+    control: UnixDatagram,
+    /// Ends with the control socket; by force where that does not do.
+    _process: Child,
+    /// Whether runs have namespaces of their own.
+    pub jailed: bool,
+    /// Walls that it could not build.
+    pub missing: Vec<Missing>,
+}
+
+/// How a fork server is to be.
+#[derive(Debug, Clone)]
+pub(crate) struct Setup {
+    pub python: Python,
+    /// Modules that are loaded before runs are forked.
+    pub preload: Vec<String>,
+    /// Whether a run ends where a right cannot be dropped.
+    pub full: bool,
+    /// Whether namespaces are tried.
+    pub namespaces: bool,
+}
+
+/// Fork server's first words.
+#[derive(Deserialize)]
+struct Greeting {
+    missing: std::collections::BTreeMap<String, String>,
+    #[serde(default)]
+    preload: std::collections::BTreeMap<String, String>,
+}
+
+/// Whatever a keeper must know of a run, but for the contents of files.
+#[derive(Debug, Serialize)]
+pub(crate) struct Order {
+    /// Command in place of the interpreter that has started.
+    pub command: Option<Vec<String>>,
+    /// Name of the file with the code.
+    pub main: String,
+    pub session: bool,
+    /// Longest text of a value that a cell shows.
+    pub shown: usize,
+    pub environment: std::collections::BTreeMap<String, String>,
+    /// Name and size of each file.
+    pub files: Vec<(String, usize)>,
+    pub fetch: Vec<String>,
+    pub fetch_bytes: u64,
+    /// Where the files are, without namespaces.
+    pub folder: Option<String>,
+    /// Limits, in bytes and seconds.
+    pub limits: Value,
+}
+
+/// Ends of a run's streams on this side.
+pub(crate) struct Streams {
+    pub line: Frames,
+    pub stdin: Option<pipe::Sender>,
+    pub stdout: pipe::Receiver,
+    pub stderr: pipe::Receiver,
+    pub cells: Option<Frames>,
+}
+
+impl Zygote {
+    /// Starts a fork server.
+    ///
+    /// # Errors
+    /// When it does not start, or a module cannot be loaded.
+    pub(crate) async fn start(setup: &Setup) -> Result<Self, SandboxError> {
+        let broken = |what: &str, error: std::io::Error| SandboxError::Broken(format!("{what}: {error}"));
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .map_err(|error| broken("no socket", error.into()))?;
+        rustix::io::ioctl_fionbio(&ours, true).map_err(|error| broken("no socket", error.into()))?;
+        let mut command = Command::new(&setup.python.executable);
+        command
+            .args(["-I", "-X", "utf8", "-B", "-c", PROGRAM])
+            .env_clear()
+            .env("OPENBLAS_NUM_THREADS", "1")
+            .env("OMP_NUM_THREADS", "1")
+            .env("MPLBACKEND", "agg")
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
+        let mut process =
+            command.spawn().map_err(|error| broken(&setup.python.executable.display().to_string(), error))?;
+        drop(command);
+        let words = last_words(process.stderr.take());
+        // Packets in order, over a connection that says when the other end is gone: tokio has no name for these.
+        let control = UnixDatagram::from_std(ours.into()).map_err(|error| broken("no socket", error))?;
+        let filters = filter::programs().map_err(SandboxError::Broken)?;
+        let hex = |bytes: &Vec<u8>| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let config = json!({
+            "namespaces": setup.namespaces,
+            "read": setup.python.read,
+            "preload": setup.preload,
+            "filters": filters.iter().map(hex).collect::<Vec<_>>(),
+            "full": setup.full,
+            "user": USER,
+            "pivot_root": libc::SYS_pivot_root,
+            "clone": libc::SYS_clone,
+        });
+        let greeted = timeout(STARTING, async {
+            control.send(config.to_string().as_bytes()).await?;
+            answer(&control).await
+        });
+        let greeting = match greeted.await {
+            Ok(Ok(bytes)) if !bytes.is_empty() => bytes,
+            Ok(_) => {
+                let words = timeout(Duration::from_secs(2), words).await.ok().and_then(Result::ok);
+                let words = words.unwrap_or_default();
+                return Err(SandboxError::Broken(format!("the fork server ended at its start: {words}")));
+            }
+            Err(_) => {
+                return Err(SandboxError::Broken(format!("the fork server did not start in {STARTING:?}")));
+            }
+        };
+        let greeting: Greeting = serde_json::from_slice(&greeting)
+            .map_err(|error| SandboxError::Broken(format!("the fork server's greeting: {error}")))?;
+        if let Some((module, why)) = greeting.preload.first_key_value() {
+            return Err(SandboxError::Request(format!(
+                "preload: the module {module:?} cannot be loaded in the jail: {why}"
+            )));
+        }
+        let mut missing = Vec::new();
+        let none = (!setup.namespaces).then(|| "not tried".to_owned());
+        if let Some(why) = greeting.missing.get("namespaces").or(none.as_ref()) {
+            let wall = |name: &str| Missing { name: name.to_owned(), why: why.clone() };
+            missing.extend(OF_NAMESPACES.iter().map(|name| wall(name)));
+        }
+        Ok(Zygote { control, _process: process, jailed: missing.is_empty(), missing })
+    }
+
+    /// Whether it still runs.
+    pub(crate) fn is_alive(&self) -> bool {
+        let mut polled = [rustix::event::PollFd::new(&self.control, rustix::event::PollFlags::IN)];
+        // It says nothing after its greeting, so that anything to read is the end.
+        !matches!(rustix::event::poll(&mut polled, Some(&rustix::time::Timespec::default())), Ok(1..))
+    }
+
+    /// Forks the keeper of a run.
+    ///
+    /// # Errors
+    /// When the fork server is gone, or this process has no descriptors left.
+    pub(crate) async fn spawn(
+        &self,
+        order: &Order,
+        files: &[&[u8]],
+        stdin: bool,
+    ) -> std::io::Result<Streams> {
+        let ordered = std::fs::File::from(memfd_create("order", MemfdFlags::CLOEXEC)?);
+        let mut writing = &ordered;
+        let head = serde_json::to_vec(order)?;
+        writing.write_all(&(head.len() as u32).to_ne_bytes())?;
+        writing.write_all(&head)?;
+        files.iter().try_for_each(|file| writing.write_all(file))?;
+        writing.rewind()?;
+        let (stdin_out, stdin_in) = pipe_with(PipeFlags::CLOEXEC)?;
+        let (stdout_out, stdout_in) = pipe_with(PipeFlags::CLOEXEC)?;
+        let (stderr_out, stderr_in) = pipe_with(PipeFlags::CLOEXEC)?;
+        let (line, their_line) = StdStream::pair()?;
+        let (cells, their_cells) = StdStream::pair()?;
+        let theirs = [
+            ordered.as_fd(),
+            stdin_out.as_fd(),
+            stdout_in.as_fd(),
+            stderr_in.as_fd(),
+            their_line.as_fd(),
+            their_cells.as_fd(),
+        ];
+        send_descriptors(&self.control, &theirs).await?;
+        let frames = |stream: StdStream| {
+            stream.set_nonblocking(true)?;
+            UnixStream::from_std(stream).map(Frames::new)
+        };
+        Ok(Streams {
+            line: frames(line)?,
+            stdin: stdin.then(|| pipe::Sender::from_owned_fd(stdin_in)).transpose()?,
+            stdout: pipe::Receiver::from_owned_fd(stdout_out)?,
+            stderr: pipe::Receiver::from_owned_fd(stderr_out)?,
+            cells: if order.session { Some(frames(cells)?) } else { None },
+        })
+    }
+}
+
+/// The next packet; empty where the other end is gone.
+async fn answer(from: &UnixDatagram) -> std::io::Result<Vec<u8>> {
+    let mut bytes = vec![0; 64 << 10];
+    let count = from.recv(&mut bytes).await?;
+    bytes.truncate(count);
+    Ok(bytes)
+}
+
+/// The end of what the fork server prints, when it ends; all of it is read, and logged.
+fn last_words(from: Option<tokio::process::ChildStderr>) -> tokio::task::JoinHandle<String> {
+    use tokio::io::{AsyncBufReadExt, BufReader};
+    tokio::spawn(async move {
+        let mut last = String::new();
+        let Some(from) = from else { return last };
+        let mut lines = BufReader::new(from).lines();
+        while let Ok(Some(line)) = lines.next_line().await {
+            tracing::warn!(%line, "the fork server says");
+            last = line;
+        }
+        last
+    })
+}

@@ -1,0 +1,423 @@
+//! Attempts at getting out of the sandbox: each must end as it says, and leave no process, file, mount or
+//! descriptor.
+//!
+//! As root, and as a user of no rights: see docs/sandbox.md for the command. Where the kernel gives no
+//! namespaces, the tests say so and are skipped.
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
+
+mod leaks;
+
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::process::ExitCode;
+
+use dressage_sandbox::{
+    Ended, Language, Limits, Options, Outcome, Run, Sandbox, SandboxError, SessionOptions,
+};
+
+use leaks::Held;
+
+/// Attempts, each after a title.
+const ATTEMPTS: &str = include_str!("attempts.py");
+
+/// One test at a time: processes and descriptors of another would count as left over.
+static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
+/// A sandbox of full protection; `None`, said aloud, where the kernel refuses one.
+async fn full() -> Option<(Sandbox, tokio::sync::MutexGuard<'static, ()>)> {
+    let alone = ALONE.lock().await;
+    match Sandbox::start(Options { concurrency: 4, ..Options::default() }).await {
+        Ok(sandbox) => Some((sandbox, alone)),
+        Err(error @ SandboxError::Protection { .. }) => {
+            eprintln!("SKIPPED: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Small limits, so that bombs are quick.
+fn limits() -> Limits {
+    Limits {
+        seconds: 10.0,
+        memory_mb: 256,
+        disk_mb: 32,
+        file_mb: 16,
+        files: 2048,
+        fetch_mb: 20,
+        ..Limits::default()
+    }
+}
+
+async fn python(sandbox: &Sandbox, code: &str) -> Outcome {
+    sandbox.run(&Run { limits: limits(), ..Run::new(Language::Python, code) }).await.unwrap()
+}
+
+/// Things of the host that code must not reach.
+struct Host {
+    folder: tempfile::TempDir,
+    tcp: std::net::TcpListener,
+    _local: [UnixListener; 2],
+    name: String,
+}
+
+impl Host {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("secret"), "hush").unwrap();
+        let name = format!("dressage-test-{}-{:p}", std::process::id(), &folder);
+        let abstracted = SocketAddr::from_abstract_name(&name).unwrap();
+        let local = [
+            UnixListener::bind(folder.path().join("socket")).unwrap(),
+            UnixListener::bind_addr(&abstracted).unwrap(),
+        ];
+        let tcp = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        Host { folder, tcp, _local: local, name }
+    }
+
+    fn put_in(&self, code: &str) -> String {
+        let path = |name: &str| self.folder.path().join(name).to_str().unwrap().to_owned();
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+        code.replace("@port@", &self.tcp.local_addr().unwrap().port().to_string())
+            .replace("@unix@", &path("socket"))
+            .replace("@abstract@", &self.name)
+            .replace("@secret@", &path("secret"))
+            .replace("@folder@", self.folder.path().to_str().unwrap())
+            .replace("@pid@", &std::process::id().to_string())
+            .replace("@host@", host.trim())
+    }
+}
+
+/// Attempts that are harmless, and succeed without a sandbox: so each can tell.
+const HARMLESS: [&str; 14] = [
+    "tcp",
+    "udp",
+    "listening",
+    "a local socket of the host",
+    "an abstract socket of the host",
+    "the network as /proc shows it",
+    "a file of the host",
+    "users of the host",
+    "symbolic links to the host",
+    "devices that are no harmless ones",
+    "processes of others",
+    "signals to the host",
+    "handles of processes of the host",
+    "secrets in the environment",
+];
+
+#[tokio::test]
+async fn without_a_sandbox_attempts_succeed() {
+    let _alone = ALONE.lock().await;
+    let host = Host::new();
+    let mut parts = ATTEMPTS.split("\n### ");
+    let prelude = parts.next().unwrap();
+    let mut count = 0;
+    for part in parts {
+        let (title, code) = part.split_once('\n').unwrap();
+        let name = title.split_once(": ").unwrap().1;
+        if !HARMLESS.contains(&name) {
+            continue;
+        }
+        count += 1;
+        let code = host.put_in(&format!("{prelude}\n{code}"));
+        let mut command = std::process::Command::new("python3");
+        let folder = tempfile::tempdir().unwrap();
+        let output = command
+            .args(["-c", &code])
+            .current_dir(folder.path())
+            .env("DRESSAGE_TEST_SECRET", "hush")
+            .output()
+            .unwrap();
+        let out = String::from_utf8_lossy(&output.stdout);
+        assert!(out.contains("ESCAPED"), "{name}: {out}{}", String::from_utf8_lossy(&output.stderr));
+    }
+    assert_eq!(count, HARMLESS.len());
+}
+
+/// Whether an attempt ended as its title says; else what is wrong.
+fn judged(expect: &str, outcome: &Outcome) -> Result<(), String> {
+    let (out, err) = (outcome.stdout.text(), outcome.stderr.text());
+    if out.contains("ESCAPED") {
+        return Err(out);
+    }
+    let (what, number) = expect.split_once(' ').unwrap_or((expect, "0"));
+    let number: i32 = number.parse().unwrap();
+    let is_right = match what {
+        "refused" => outcome.ended == Ended::Exit(0) && out.contains("refused:"),
+        "fine" | "exit" => outcome.ended == Ended::Exit(number),
+        "signal" => outcome.ended == Ended::Signal(number),
+        "late" => outcome.ended == Ended::TimeLimit,
+        "memory" => {
+            outcome.ended == Ended::MemoryLimit
+                || (outcome.ended == Ended::Exit(1) && err.ends_with("MemoryError\n"))
+                || (outcome.ended == Ended::Exit(1) && err.contains("Cannot allocate memory"))
+        }
+        other => panic!("{other}"),
+    };
+    is_right.then_some(()).ok_or_else(|| format!("{:?}\n{out}\n{err}", outcome.ended))
+}
+
+#[tokio::test]
+async fn every_attempt_is_contained_and_leaves_nothing() {
+    // SAFETY: no other thread of this test reads the environment yet.
+    unsafe { std::env::set_var("DRESSAGE_TEST_SECRET", "hush") };
+    let Some((sandbox, _alone)) = full().await else { return };
+    let host = Host::new();
+    let mut parts = ATTEMPTS.split("\n### ");
+    let prelude = parts.next().unwrap();
+    let only = std::env::var("DRESSAGE_ATTEMPT").unwrap_or_default();
+    let (mut count, mut wrong) = (0, Vec::new());
+    python(&sandbox, "pass").await;
+    let before = Held::settled().await;
+    for part in parts {
+        let (title, code) = part.split_once('\n').unwrap();
+        let (expect, name) = title.split_once(": ").unwrap();
+        if !name.contains(&only) {
+            continue;
+        }
+        count += 1;
+        let seconds = if expect == "late" { 1.5 } else { 60.0 };
+        let code = host.put_in(&format!("{prelude}\n{code}"));
+        let run = Run { limits: Limits { seconds, ..limits() }, ..Run::new(Language::Python, code) };
+        let judgement = match sandbox.run(&run).await {
+            Ok(outcome) => judged(expect, &outcome),
+            Err(error) => Err(error.to_string()),
+        };
+        let left = before.waited_for().await;
+        for what in [judgement, left].into_iter().filter_map(Result::err) {
+            wrong.push(format!("--- {title}\n{what}"));
+        }
+    }
+    println!("{count} attempts");
+    assert!(count >= 40 || !only.is_empty(), "{count}");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[tokio::test]
+async fn runs_do_not_reach_each_other() {
+    let Some((sandbox, _alone)) = full().await else { return };
+    // An abstract socket, a file, and a secret of one run, while it lives.
+    let mut one = sandbox
+        .session(SessionOptions {
+            environment: [("TOKEN".to_owned(), "very-hush".to_owned())].into(),
+            limits: limits(),
+            ..SessionOptions::default()
+        })
+        .unwrap();
+    let cell = one
+        .cell(
+            "import socket, os\ns = socket.socket(socket.AF_UNIX)\ns.bind('\\0meet')\ns.listen()\n\
+             open('/tmp/meet', 'w').write('x')\nopen('/dev/shm/meet', 'w').write('x')\nos.environ['TOKEN']",
+        )
+        .await
+        .unwrap();
+    assert_eq!((cell.shown, cell.error), (vec!["'very-hush'".to_owned()], None));
+    let code = "import os, socket, sys\n\
+        try: socket.socket(socket.AF_UNIX).connect('\\0meet'); print('ESCAPED')\n\
+        except OSError: print('refused:')\n\
+        print([os.listdir(f) for f in ('/tmp', '/dev/shm')], os.listdir())\n\
+        needle = ('-yrev'[::-1] + 'hush').encode()\n\
+        memory = open('/proc/self/mem', 'rb')\n\
+        found = 0\n\
+        for line in open('/proc/self/maps'):\n\
+        \x20   if ' rw' not in line or '[' in line and 'heap' not in line and 'stack' not in line: continue\n\
+        \x20   start, end = (int(x, 16) for x in line.split()[0].split('-'))\n\
+        \x20   memory.seek(start)\n\
+        \x20   try: found += memory.read(end - start).count(b'=' + needle) + memory.read(0).count(needle)\n\
+        \x20   except OSError: pass\n\
+        print('secrets', found)";
+    let outcome = python(&sandbox, code).await;
+    let out = outcome.stdout.text();
+    assert_eq!(out, "refused:\n[[], []] ['main.py']\nsecrets 0\n", "{}", outcome.stderr.text());
+    // Nor does the next run find the files of one that has ended.
+    python(&sandbox, "open('/tmp/kept', 'w').write('x')").await;
+    assert_eq!(python(&sandbox, "import os; print(os.listdir('/tmp'))").await.stdout.text(), "[]\n");
+}
+
+#[tokio::test]
+async fn files_that_lead_elsewhere_are_not_handed_out() {
+    let Some((sandbox, _alone)) = full().await else { return };
+    let fetch =
+        ["good", "in/deep", "link", "linked/x", "pipe", "device", "folder", "nothing", "large", "huge"];
+    let code = "import os\nopen('good', 'w').write('good')\nos.makedirs('in')\nopen('in/deep', 'w').write('deep')\n\
+                os.symlink('/etc/passwd', 'link')\nos.symlink('/etc', 'linked')\nos.mkfifo('pipe')\n\
+                os.symlink('/dev/zero', 'device')\nos.mkdir('folder')\n\
+                open('large', 'wb').write(bytes(12 << 20))\nopen('huge', 'wb').write(bytes(12 << 20))";
+    let run = Run {
+        fetch: fetch.iter().map(|name| (*name).to_owned()).collect(),
+        limits: limits(),
+        ..Run::new(Language::Python, code)
+    };
+    let outcome = sandbox.run(&run).await.unwrap();
+    assert_eq!(outcome.ended, Ended::Exit(0), "{}", outcome.stderr.text());
+    let found: Vec<&str> = outcome.files.keys().map(String::as_str).collect();
+    assert_eq!(found, ["good", "in/deep", "large"], "{:?}", outcome.not_fetched);
+    assert_eq!((outcome.files["good"].as_slice(), outcome.files["large"].len()), (&b"good"[..], 12 << 20));
+    assert_eq!(outcome.not_fetched["pipe"], "is no regular file");
+    assert!(outcome.not_fetched["huge"].contains("may be fetched"), "{:?}", outcome.not_fetched);
+    assert_eq!(outcome.not_fetched.len(), 7);
+}
+
+#[tokio::test]
+async fn output_and_input_of_any_size_never_make_a_run_late() {
+    let Some((sandbox, _alone)) = full().await else { return };
+    let code = "import sys\nfor n in range(300000): print('line', n)\nsys.stderr.write('e' * 5_000_000)";
+    let outcome = python(&sandbox, code).await;
+    assert_eq!(outcome.ended, Ended::Exit(0));
+    assert_eq!((outcome.stdout.total, outcome.stderr.total), (3_488_890, 5_000_000));
+    let text = outcome.stdout.text();
+    assert!(text.starts_with("line 0\n") && text.ends_with("line 299999\n") && text.len() < 70_000);
+    let stdin = vec![b'z'; 20 << 20];
+    let slow = "import sys, time\nn = 0\nwhile True:\n    b = sys.stdin.buffer.read(1 << 20)\n    if not b: break\n    n += len(b); time.sleep(0.01)\nprint(n)";
+    for (code, expected) in [(slow, "20971520\n"), ("print('never read')", "never read\n")] {
+        let run = Run { stdin: stdin.clone(), limits: limits(), ..Run::new(Language::Python, code) };
+        let outcome = sandbox.run(&run).await.unwrap();
+        assert_eq!((outcome.ended, outcome.stdout.text().as_str()), (Ended::Exit(0), expected));
+    }
+    assert_eq!(python(&sandbox, "import sys; print(repr(sys.stdin.read()))").await.stdout.text(), "''\n");
+}
+
+#[tokio::test]
+async fn sessions_keep_names_until_they_are_lost_and_say_so() {
+    let Some((sandbox, _alone)) = full().await else { return };
+    let before = Held::settled().await;
+    let limits = Limits { seconds: 4.0, ..limits() };
+    let mut session = sandbox.session(SessionOptions { limits, ..SessionOptions::default() }).unwrap();
+    let first = session.cell("import threading\nx = [1, 2]\nx").await.unwrap();
+    assert_eq!((first.shown, first.ended, first.is_fresh), (vec!["[1, 2]".to_owned()], None, false));
+    let flood = session.cell("for n in range(20000): print(n)\nx.append(3); x;").await.unwrap();
+    assert_eq!((flood.stdout.total, flood.shown.len(), flood.ended), (108_890, 0, None));
+    let raised = session.cell("def f(): return 1/0\nf()").await.unwrap();
+    let error = raised.error.unwrap();
+    assert_eq!((error.ename.as_str(), error.evalue.as_str()), ("ZeroDivisionError", "division by zero"));
+    assert!(error.traceback.iter().any(|line| line.contains("<cell 3>")), "{error:?}");
+    assert!(!error.traceback.iter().any(|line| line.contains("<string>")), "{error:?}");
+    assert_eq!(session.cell("x").await.unwrap().shown, ["[1, 2, 3]"]);
+    let forked = session.cell("import os\nos.fork()\nx = 1").await.unwrap();
+    assert_eq!((forked.error, forked.ended), (None, None));
+    assert_eq!(session.cell("x").await.unwrap().shown, ["1"]);
+    // Losing it: by time, by an exit, by writing into what is not the code's.
+    for (code, ended) in [
+        ("while True: pass", Some(Ended::TimeLimit)),
+        ("import os; os._exit(3)", Some(Ended::Exit(3))),
+        ("import os; os.write(3, b'\\xff\\xff\\xff\\xff')\nimport time; time.sleep(9)", None),
+        ("import os; os.write(3, b'\\x02\\0\\0\\0{}')\nimport time; time.sleep(9)", Some(Ended::Signal(9))),
+        ("import os; os.close(3)\nimport time; time.sleep(9)", Some(Ended::TimeLimit)),
+        ("held = []\nwhile True: held.append(bytearray(1 << 20))", None),
+    ] {
+        session.cell("x = 5").await.unwrap();
+        let lost = session.cell(code).await.unwrap();
+        if let Some(ended) = ended {
+            assert_eq!(lost.ended, Some(ended), "{code}");
+        } else if lost.ended.is_none() {
+            assert_eq!(lost.error.unwrap().ename, "MemoryError", "{code}");
+            continue;
+        }
+        let next = session.cell("x").await.unwrap();
+        assert!(next.is_fresh, "{code}");
+        assert_eq!(next.error.unwrap().ename, "NameError", "{code}");
+    }
+    drop(session);
+    before.waited_for().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_run_that_is_given_up_leaves_nothing() {
+    let Some((sandbox, _alone)) = full().await else { return };
+    python(&sandbox, "pass").await;
+    let before = Held::settled().await;
+    let code = "import os, time\nfor _ in range(3): os.fork()\ntime.sleep(100)";
+    let run = Run { limits: Limits { seconds: 100.0, ..limits() }, ..Run::new(Language::Python, code) };
+    for milliseconds in [0, 1, 5, 20, 100, 300] {
+        let time = std::time::Duration::from_millis(milliseconds);
+        assert!(tokio::time::timeout(time, sandbox.run(&run)).await.is_err());
+    }
+    before.waited_for().await.unwrap();
+    assert_eq!(python(&sandbox, "print(1)").await.stdout.text(), "1\n");
+}
+
+#[tokio::test]
+async fn shells_run_and_python_is_in_their_path() {
+    let Some((sandbox, _alone)) = full().await else { return };
+    let code =
+        "set -e\necho $0 $HOME $(cat in)\npython3 -c 'print(6 * 7)' < /dev/null\ncat <(echo sub)\nexit 7";
+    let run = Run {
+        files: [("in".to_owned(), b"given".to_vec())].into(),
+        limits: limits(),
+        ..Run::new(Language::Shell, code)
+    };
+    let outcome = sandbox.run(&run).await.unwrap();
+    let text = outcome.stdout.text();
+    assert_eq!(outcome.ended, Ended::Exit(7), "{text}{}", outcome.stderr.text());
+    assert_eq!(text, "/work/main.sh /work given\n42\nsub\n");
+}
+
+/// Without namespaces: a process that is root but may do nothing, as in most containers.
+#[test]
+fn less_protection_is_refused_by_name_or_used_where_asked_for() -> ExitCode {
+    let inner = std::env::var("DRESSAGE_INNER").is_ok();
+    if !inner {
+        let test = "less_protection_is_refused_by_name_or_used_where_asked_for";
+        let _alone = ALONE.blocking_lock();
+        let status = std::process::Command::new("unshare")
+            .args(["--user", "--map-root-user", "sh", "-c"])
+            .arg("echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --bounding-set=-all --inh-caps=-all \"$@\"")
+            .arg("sh")
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--nocapture"])
+            .env("DRESSAGE_INNER", "1")
+            .status();
+        return match status {
+            Ok(status) if status.success() => ExitCode::SUCCESS,
+            Ok(_) => ExitCode::FAILURE,
+            Err(error) => {
+                eprintln!("SKIPPED: unshare: {error}");
+                ExitCode::SUCCESS
+            }
+        };
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let error = Sandbox::start(Options::default()).await.unwrap_err().to_string();
+        for part in ["user-namespace", "mount-namespace", "unshare", "Way out", "best-effort"] {
+            assert!(error.contains(part), "{error}");
+        }
+        let options = Options { protection: dressage_sandbox::Demand::BestEffort, ..Options::default() };
+        let sandbox = Sandbox::start(options).await.unwrap();
+        let protection = sandbox.protection();
+        for name in ["landlock", "seccomp", "no-new-privileges", "resource-limits", "memory-watch"] {
+            assert!(protection.achieved.contains(&name.to_owned()), "{protection}");
+        }
+        assert!(!protection.is_full());
+        let host = Host::new();
+        let before = Held::settled().await;
+        for code in [
+            "tries(lambda: open('@secret@').read())",
+            "tries(lambda: open('/etc/passwd').read())",
+            "tries(os.listdir, '/proc')",
+            "tries(lambda: open('/proc/@pid@/environ').read())",
+            "tries(lambda: does(socket.create_connection, ('127.0.0.1', @port@), 2))",
+            "tries(lambda: does(socket.socket(socket.AF_UNIX).connect, '\\0@abstract@'))",
+            "tries(lambda: does(os.kill, @pid@, 0))",
+            "tries(lambda: does(open, '@folder@/x', 'w'))",
+            "tries(call, 101, 16, @pid@, 0, 0)",
+            "for _ in range(3):\n    if os.fork() == 0:\n        os.setsid(); time.sleep(100)\nprint('refused:')",
+        ] {
+            let code = host.put_in(&format!("{}\n{code}", ATTEMPTS.split("\n### ").next().unwrap()));
+            let outcome = python(&sandbox, &code).await;
+            judged("refused", &outcome).unwrap_or_else(|why| panic!("{code}: {why}"));
+            before.waited_for().await.unwrap();
+        }
+        let run = Run { fetch: vec!["made".into()], ..Run::new(Language::Shell, "cat > made; pwd") };
+        let outcome = sandbox.run(&Run { stdin: b"in".to_vec(), ..run }).await.unwrap();
+        assert_eq!((outcome.ended, outcome.files["made"].as_slice()), (Ended::Exit(0), &b"in"[..]));
+        let folder = outcome.stdout.text();
+        let late = Run { limits: Limits { seconds: 0.5, ..limits() }, ..Run::new(Language::Python, "while 1: pass") };
+        assert_eq!(sandbox.run(&late).await.unwrap().ended, Ended::TimeLimit);
+        drop(sandbox);
+        before.waited_for().await.unwrap_err();
+        assert!(!std::path::Path::new(folder.trim()).exists(), "{folder}");
+    });
+    ExitCode::SUCCESS
+}

@@ -1,0 +1,238 @@
+//! SentencePiece's BPE (Kudo & Richardson 2018) with bytes for what is no token, as Gemma has it: in a
+//! `tokenizer.json` told from byte-level BPE, and from GGUF metadata as the `tokenizer.json` that means the
+//! same.
+//!
+//! Spaces are written `▁`. Vocabularies that put a space before every text (Llama 2) are refused: a text in
+//! parts would get one for each.
+
+use std::collections::HashMap;
+
+use dressage_model::{GgufTokenizer, TokenType};
+use serde_json::{Value, json};
+
+use crate::TextError;
+use crate::gguf::{added_tokens, post_processor, vocabulary};
+
+/// The character that stands for a space.
+const SPACE: char = '▁';
+
+/// The bytes that a token of the vocabulary stands for: one for `<0x0A>`, spaces for `▁`.
+pub(crate) fn token_to_bytes(token: &str) -> Vec<u8> {
+    match byte(token) {
+        Some(byte) => vec![byte],
+        None => token.replace(SPACE, " ").into_bytes(),
+    }
+}
+
+/// The byte that a token of the form `<0x0A>` stands for.
+fn byte(token: &str) -> Option<u8> {
+    let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
+    u8::from_str_radix(digits, 16).ok().filter(|byte| format!("{byte:02X}") == digits)
+}
+
+/// Checks that a `tokenizer.json` with byte fallback is of the kind that is supported.
+///
+/// # Errors
+/// Names what is not.
+pub(crate) fn check(file: &Value) -> Result<(), TextError> {
+    let refuse = |what: String| {
+        Err(TextError::Tokenizer(format!(
+            "tokenizer.json {what}; supported are byte-level BPE and SentencePiece's BPE as Gemma has it"
+        )))
+    };
+    let steps = |key: &str, list: &str| -> Vec<Value> {
+        match file.get(key) {
+            None | Some(Value::Null) => Vec::new(),
+            Some(one) => {
+                one.get(list).and_then(Value::as_array).cloned().unwrap_or_else(|| vec![one.clone()])
+            }
+        }
+    };
+    let kind = |step: &Value| step.get("type").and_then(Value::as_str).unwrap_or_default().to_owned();
+    let replaces = |step: &Value, from: &str, to: &str| {
+        kind(step) == "Replace" && step["pattern"]["String"] == from && step["content"] == to
+    };
+    let space = SPACE.to_string();
+    let normalizers = steps("normalizer", "normalizers");
+    if !matches!(&normalizers[..], [one] if replaces(one, " ", &space)) {
+        let kinds: Vec<String> = normalizers.iter().map(kind).collect();
+        return refuse(format!(
+            "does not write spaces as {SPACE} and nothing else (its normalizers are {kinds:?})"
+        ));
+    }
+    for step in steps("pre_tokenizer", "pretokenizers") {
+        // There are no spaces left to split at.
+        if kind(&step) != "Split" || step["pattern"]["String"] != " " {
+            return refuse(format!("has the pre-tokenizer {:?}", kind(&step)));
+        }
+    }
+    let decoders = steps("decoder", "decoders");
+    let kinds: Vec<String> = decoders.iter().map(kind).collect();
+    if kinds != ["Replace", "ByteFallback", "Fuse"] || !replaces(&decoders[0], &space, " ") {
+        return refuse(format!("has the decoders {kinds:?}"));
+    }
+    let vocabulary = &file["model"]["vocab"];
+    match (0..=255u8).find(|byte| vocabulary.get(format!("<0x{byte:02X}>")).is_none()) {
+        Some(byte) => refuse(format!("has no token for the byte {byte}, so that some texts have no ids")),
+        None => Ok(()),
+    }
+}
+
+/// The `tokenizer.json` of a GGUF tokenizer of the model `llama`.
+///
+/// # Errors
+/// When it puts a space before every text, or the lists do not fit together.
+pub(crate) fn tokenizer_json(source: &GgufTokenizer) -> Result<Value, TextError> {
+    if source.add_space_prefix {
+        return Err(TextError::Tokenizer(
+            "the GGUF file's tokenizer puts a space before every text (tokenizer.ggml.add_space_prefix), as Llama 2 and the \
+             first Mistral do; Dressage reads SentencePiece vocabularies without it, such as Gemma's"
+                .into(),
+        ));
+    }
+    let (tokens, scores, types) = (source.tokens.len(), source.scores.len(), source.types.len());
+    if scores != tokens || types != tokens {
+        return Err(TextError::Tokenizer(format!(
+            "the GGUF file has {tokens} tokens, {scores} scores and {types} token types; is it damaged?"
+        )));
+    }
+    let vocab = vocabulary(source)?;
+    let unknown = source.unknown.and_then(|id| source.tokens.get(id as usize));
+    let replace =
+        |from: &str, to: &str| json!({ "type": "Replace", "pattern": { "String": from }, "content": to });
+    let space = SPACE.to_string();
+    Ok(json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": added_tokens(source)?,
+        "normalizer": replace(" ", &space),
+        "pre_tokenizer": null,
+        "post_processor": post_processor(source)?,
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [replace(&space, " "), { "type": "ByteFallback" }, { "type": "Fuse" }],
+        },
+        "model": {
+            "type": "BPE",
+            "dropout": null,
+            "unk_token": unknown,
+            "continuing_subword_prefix": null,
+            "end_of_word_suffix": null,
+            "fuse_unk": true,
+            "byte_fallback": true,
+            "ignore_merges": false,
+            "vocab": vocab,
+            "merges": merges(source),
+        },
+    }))
+}
+
+/// Merge rules from scores: of all pairs that make a token, those of the token with the best score come
+/// first. Pairs of one token are in the order that transformers gives them: the longest left part first.
+fn merges(source: &GgufTokenizer) -> Vec<Value> {
+    let plain = |id: &usize| source.types[*id] == TokenType::Normal;
+    let ids: HashMap<&str, usize> =
+        (0..source.tokens.len()).filter(plain).map(|id| (source.tokens[id].as_str(), id)).collect();
+    let mut best: Vec<usize> = (0..source.tokens.len()).filter(plain).collect();
+    best.sort_by(|a, b| source.scores[*b].total_cmp(&source.scores[*a]));
+    let splits = |id: usize| {
+        let token = source.tokens[id].as_str();
+        let ends = token.char_indices().skip(1).map(|(at, _)| at).collect::<Vec<_>>().into_iter().rev();
+        ends.map(move |at| token.split_at(at))
+    };
+    let known = |(left, right): &(&str, &str)| ids.contains_key(left) && ids.contains_key(right);
+    best.into_iter().flat_map(splits).filter(known).map(|(left, right)| json!([left, right])).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use dressage_model::TokenizerSource;
+    use dressage_policy::TokenBytes;
+
+    use super::*;
+    use crate::Tokenizer;
+
+    /// Bytes, letters, and some words of a score each; runs of spaces are matched first.
+    fn source() -> GgufTokenizer {
+        let mut source = GgufTokenizer {
+            model: "llama".into(),
+            pre: "default".into(),
+            bos: Some(1),
+            eos: Some(0),
+            unknown: Some(2),
+            add_bos: true,
+            ..GgufTokenizer::default()
+        };
+        let mut add = |token: &str, kind, score| {
+            source.tokens.push(token.into());
+            source.types.push(kind);
+            source.scores.push(score);
+        };
+        ["<eos>", "<bos>", "<unk>", "<start_of_turn>"]
+            .iter()
+            .for_each(|token| add(token, TokenType::Control, -1000.0));
+        ["  ", "   ", "\n"].iter().for_each(|token| add(token, TokenType::UserDefined, -1000.0));
+        (0..=255u8).for_each(|byte| add(&format!("<0x{byte:02X}>"), TokenType::Byte, 0.0));
+        for (place, token) in ["▁t", "he", "▁the", "the", "▁", "t", "h", "e", "é", "x"].iter().enumerate()
+        {
+            add(token, TokenType::Normal, -(place as f32));
+        }
+        source
+    }
+
+    fn pieces(tokenizer: &Tokenizer, text: &str) -> Vec<String> {
+        tokenizer.encode(text).iter().map(|&id| tokenizer.token_text(id)).collect()
+    }
+
+    #[test]
+    fn the_best_score_is_merged_first_and_what_is_no_token_becomes_bytes() {
+        let tokenizer = Tokenizer::new(&TokenizerSource::Gguf(source())).unwrap();
+        assert_eq!(pieces(&tokenizer, "the the"), ["the", " the"], "no space comes before a text");
+        assert_eq!(
+            pieces(&tokenizer, "x  the\n"),
+            ["x", "  ", "the", "\n"],
+            "what is matched first is apart"
+        );
+        let ids = tokenizer.encode("ö<bos>");
+        assert_eq!(tokenizer.token_bytes(ids[0]), Some(&[0xC3][..]));
+        assert_eq!(tokenizer.decode(&ids), "ö<bos>");
+        assert!(!ids.contains(&1), "a special token in a text is its characters");
+        assert_eq!(tokenizer.encode_template("<start_of_turn>the"), [3, tokenizer.encode("the")[0]]);
+        assert_eq!(tokenizer.encode_document("x"), [1, tokenizer.encode("x")[0]]);
+        let text = "the é thex  x   \t — 日本 🙂\n\n▁";
+        assert_eq!(tokenizer.decode(&tokenizer.encode(text)), text.replace('▁', " "));
+        // And the file that is written of it is read alike.
+        let again =
+            Tokenizer::new(&TokenizerSource::Json(tokenizer.to_json().unwrap().into_bytes())).unwrap();
+        assert_eq!(again.encode(text), tokenizer.encode(text));
+        assert_eq!(again.token_bytes(ids[0]), tokenizer.token_bytes(ids[0]));
+    }
+
+    #[test]
+    fn kinds_that_would_be_read_wrongly_are_refused() {
+        let refused = |source: GgufTokenizer, expected: &str| {
+            let error = Tokenizer::new(&TokenizerSource::Gguf(source)).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        };
+        refused(GgufTokenizer { add_space_prefix: true, ..source() }, "a space before every text");
+        refused(GgufTokenizer { scores: vec![0.0], ..source() }, "1 scores");
+        let file = tokenizer_json(&source()).unwrap();
+        let json = |change: &dyn Fn(&mut Value), expected: &str| {
+            let mut file = file.clone();
+            change(&mut file);
+            let error = Tokenizer::new(&TokenizerSource::Json(file.to_string().into_bytes())).unwrap_err();
+            assert!(error.to_string().contains(expected), "{error}");
+        };
+        json(&|file| file["normalizer"] = json!({ "type": "Prepend", "prepend": "▁" }), "Prepend");
+        json(&|file| file["pre_tokenizer"] = json!({ "type": "Whitespace" }), "pre-tokenizer");
+        let strip = json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 });
+        json(&|file| file["decoder"]["decoders"].as_array_mut().unwrap().push(strip.clone()), "Strip");
+        json(
+            &|file| {
+                file["model"]["vocab"].as_object_mut().unwrap().remove("<0x41>");
+            },
+            "the byte 65",
+        );
+    }
+}

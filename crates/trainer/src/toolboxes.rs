@@ -1,0 +1,146 @@
+//! The tools of agents, as a recipe says it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use dressage_agent::Keeper;
+use dressage_agent::tools::{CallLimits, Cut, Delayed, Limited, Shortened, ToolSet, Toolbox};
+use dressage_text::Chat;
+
+use crate::TrainerError;
+use crate::recipe::{AgentKeys, ToolKeys};
+
+/// The toolboxes of a recipe. However many agents have one, it is made once: they share its processes and the
+/// limits of its calls.
+pub struct Toolboxes {
+    tools: Vec<ToolKeys>,
+    keeper: Keeper,
+    made: Mutex<BTreeMap<String, Arc<dyn Toolbox>>>,
+}
+
+impl Toolboxes {
+    /// Toolboxes as the tables of a recipe describe them, made as agents name them. Processes that they start
+    /// are under `keeper`.
+    pub fn new(tools: &[ToolKeys], keeper: Keeper) -> Self {
+        Toolboxes { tools: tools.to_vec(), keeper, made: Mutex::default() }
+    }
+
+    /// The tools that an agent has. The tokens of their answers are counted as `chat` counts them.
+    ///
+    /// # Errors
+    /// When there is no such tool, or one is named twice.
+    pub fn of(&self, agent: &AgentKeys, chat: &Arc<Chat>) -> Result<ToolSet, TrainerError> {
+        let [least, most] = [agent.tool_delay_least, agent.tool_delay].map(Duration::from_secs_f64);
+        let named = |name: &String| {
+            let unknown = || TrainerError::UnknownTool {
+                name: name.clone(),
+                known: ToolKeys::known(&self.tools, name),
+            };
+            let keys = ToolKeys::find(&self.tools, name).ok_or_else(unknown)?;
+            let wrong = |why| TrainerError::Tool { name: name.clone(), why };
+            let mut toolbox = self.shared(&keys).map_err(wrong)?;
+            if keys.max_tokens.is_some() || keys.max_characters.is_some() {
+                let tokens = keys.max_tokens.map(|most| (most, Arc::clone(chat)));
+                let cut = Cut { characters: keys.max_characters, tokens, side: keys.truncate };
+                toolbox = Arc::new(Shortened::new(toolbox, cut));
+            }
+            if !most.is_zero() {
+                toolbox = Arc::new(Delayed::new(toolbox, least..=most));
+            }
+            Ok((toolbox, Duration::from_secs_f64(keys.wait().unwrap_or(agent.tool_seconds))))
+        };
+        Ok(ToolSet::timed(agent.tools.iter().map(named).collect::<Result<_, TrainerError>>()?)?)
+    }
+
+    /// The toolbox that all agents share.
+    fn shared(&self, keys: &ToolKeys) -> Result<Arc<dyn Toolbox>, String> {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(toolbox) = made.get(keys.name()) {
+            return Ok(Arc::clone(toolbox));
+        }
+        let mut toolbox = keys.toolbox(&self.keeper)?;
+        if keys.limits() != CallLimits::default() {
+            toolbox = Arc::new(Limited::new(toolbox, keys.limits()));
+        }
+        made.insert(keys.name().to_owned(), Arc::clone(&toolbox));
+        Ok(toolbox)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dressage_agent::tasks::Task;
+    use dressage_agent::tools::ToolContext;
+    use dressage_text::{Parsed, ToolCall};
+    use serde_json::json;
+
+    use super::*;
+    use crate::recipe::Recipe;
+
+    fn recipe(tools: &str) -> Recipe {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("recipe.toml");
+        let text = format!(
+            "run = {{ name = 'x' }}\nmodel = {{ source = './m' }}\n[[tasks]]\nkind = 'arithmetic'\n{tools}"
+        );
+        std::fs::write(&file, text).unwrap();
+        Recipe::load(&file, &[]).unwrap()
+    }
+
+    fn set(recipe: &Recipe) -> Result<ToolSet, String> {
+        let chat = Arc::new(dressage_text::testing::tiny_chat().unwrap());
+        let toolboxes = Toolboxes::new(&recipe.tool, Keeper::default());
+        toolboxes.of(&recipe.agent, &chat).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn agents_have_the_tools_that_they_name() {
+        let mut recipe = recipe(
+            "[agent]\ntools = ['sums', 'calculator']\n[[tool]]\nkind = 'calculator'\nname = 'sums'\nseconds = 2",
+        );
+        let names = |recipe: &Recipe| {
+            let specs = set(recipe).unwrap().specs("");
+            specs.into_iter().map(|spec| spec.name).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&recipe), ["sums__calculator", "calculator__calculator"]);
+        assert_eq!(format!("{:?}", set(&recipe).unwrap()), "{\"sums\": 2s, \"calculator\": 10s}");
+        recipe.agent.tools = vec!["calculator".into()];
+        assert_eq!(names(&recipe), ["calculator"]);
+        recipe.agent.tools = vec!["calculator".into(), "calculator".into()];
+        let error = set(&recipe).unwrap_err();
+        assert!(error.starts_with("two tools are named \"calculator\""), "{error}");
+        recipe.agent.tools = vec!["summs".into()];
+        let error = set(&recipe).unwrap_err();
+        assert!(error.ends_with("no such tool; there is sums, calculator; did you mean `sums`?"), "{error}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn all_kinds_have_limits_which_agents_share_and_short_answers() {
+        let recipe = recipe(
+            "[agent]\ntools = ['calculator']\n[[tool]]\nkind = 'calculator'\nmax_characters = 4\ntruncate = 'right'\n\
+             calls_per_second = 2",
+        );
+        let chat = Arc::new(dressage_text::testing::tiny_chat().unwrap());
+        let toolboxes = Toolboxes::new(&recipe.tool, Keeper::default());
+        let attempt = ToolContext {
+            attempt: "a".into(),
+            task: Task::default(),
+            seed: 0,
+            stream: 0,
+            deadline: Duration::from_secs(60),
+        };
+        let arguments = json!({ "expression": "10 ^ 9" }).as_object().unwrap().clone();
+        let call = ToolCall { id: String::new(), name: "calculator".into(), arguments };
+        let reply = Parsed { content: String::new(), calls: vec![Ok(call)], bare: false };
+        let start = tokio::time::Instant::now();
+        // Two agents, with a set each.
+        for waited in [0, 500, 1000] {
+            let set = toolboxes.of(&recipe.agent, &chat).unwrap();
+            let mut open = set.open(&attempt).await.unwrap();
+            let answers = open.answer(&reply, true).await;
+            assert_eq!(answers[0].text, "1000\n[… 6 characters are left out here …]");
+            assert_eq!(start.elapsed().as_millis(), waited);
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Agents that several policies play by turns.
+
+#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{parts, recipe, simulator, trained};
+use dressage_store::testing::wait;
+use dressage_store::{Sqlite, Store};
+use dressage_text::testing::tiny_chat;
+use dressage_trainer::{Ended, MixtureParts, Policy, Start, StopFlag, Trainer};
+use dressage_tree::{Kind, Purpose};
+
+const MIXED: [&str; 6] = [
+    "policy.default={kind='trained'}",
+    "policy.opponent={kind='frozen'}",
+    "agent.policy=[{name='default', share=3}, {name='opponent', share=1}]",
+    "phase.0.demonstrations=4",
+    "phase.0.epochs=1",
+    "phase.1.steps=2",
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_attempt_is_of_the_policy_that_is_picked_and_others_are_not_trained() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("run");
+    let (policy, opponent) = (simulator(Duration::ZERO, 0.0), simulator(Duration::ZERO, 0.0));
+    let before = opponent.weights();
+    let mut parts = parts(&policy, Duration::ZERO);
+    parts.policies.push(Policy { learns: None, ..trained("opponent", &opponent) });
+    let pick = Arc::new(|_: u64, stream: u64| usize::from(stream.is_multiple_of(3)));
+    parts.agents[0].mixture = Some(MixtureParts { chats: vec![Arc::new(tiny_chat().unwrap())], pick });
+    let mut trainer = Trainer::new(recipe(&folder, &MIXED), parts, Start::Fresh).await.unwrap();
+    let ended = trainer.run(&mut (), &StopFlag::default()).await.unwrap();
+    assert!(matches!(ended, Ended::Finished(_)), "{ended:?}");
+    drop(trainer);
+
+    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let mut played: BTreeMap<String, usize> = BTreeMap::new();
+    for summary in wait(store.summaries(Purpose::Train)).unwrap() {
+        let attempt = wait(store.attempt(&summary.id)).unwrap().unwrap();
+        let segments = attempt.trajectory.segments();
+        let policy = segments[0].policy.clone();
+        assert!(segments.iter().all(|segment| segment.policy == policy && segment.agent == "default"));
+        *played.entry(policy).or_default() += segments.iter().filter(|s| s.kind == Kind::Sampled).count();
+    }
+    assert!(played["default"] > 0 && played["opponent"] > 0, "{played:?}");
+    for (phase, step) in wait(store.planned_steps()).unwrap() {
+        let plan = wait(store.step(phase, step)).unwrap().unwrap();
+        assert!(plan.policies.iter().all(|plan| plan.policy == "default"));
+    }
+    assert_eq!(opponent.weights(), before);
+}

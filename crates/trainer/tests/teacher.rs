@@ -1,0 +1,145 @@
+//! Phases that imitate a policy of others.
+
+#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use common::{metrics, parts, recipe, simulator};
+use dressage_agent::Teacher;
+use dressage_policy::Simulator;
+use dressage_store::testing::wait;
+use dressage_store::{Sqlite, Status, Store};
+use dressage_text::{Message, Role, ToolCall};
+use dressage_trainer::{Ended, Start, StopFlag, Trainer, TrainerError};
+use dressage_tree::{Kind, Purpose};
+use serde_json::json;
+
+const TAUGHT: [&str; 5] = [
+    "policy.default={kind='trained'}",
+    "policy.teacher={kind='external', url='http://127.0.0.1:9/v1', model='m'}",
+    "phase.0.source={policy='teacher'}",
+    "phase.0.epochs=4",
+    "phase.1.steps=1",
+];
+
+/// A teacher that works expressions out with the tool, and does not know those that hold a 7.
+fn teacher(asked: &Arc<AtomicUsize>) -> Teacher {
+    taught(asked, || ())
+}
+
+/// The same, which does something at each reply.
+fn taught(asked: &Arc<AtomicUsize>, then: impl Fn() + Send + Sync + 'static) -> Teacher {
+    let asked = Arc::clone(asked);
+    Teacher::by_rule(move |messages| {
+        asked.fetch_add(1, Ordering::Relaxed);
+        then();
+        let last = messages.last().unwrap();
+        if last.role == Role::Tool {
+            return Ok(Message::assistant(format!("The answer is {}.", last.content.as_str())));
+        }
+        let part = |c: char| !c.is_ascii_digit() && !"+-*/×÷−() ".contains(c);
+        let expressions = last.content.split(part).map(str::trim);
+        let expression = expressions.max_by_key(|text| text.len()).unwrap();
+        if expression.contains('7') {
+            return Ok(Message::assistant("I do not know."));
+        }
+        let arguments = json!({ "expression": expression }).as_object().unwrap().clone();
+        Ok(Message::calls("", vec![ToolCall { id: "t".into(), name: "calculator".into(), arguments }]))
+    })
+}
+
+async fn run(
+    folder: &Path,
+    policy: &Arc<Simulator>,
+    start: Start,
+    teacher: Teacher,
+    overrides: &[&str],
+) -> Result<Ended, TrainerError> {
+    let mut parts = parts(policy, Duration::ZERO);
+    parts.teachers = BTreeMap::from([("teacher".to_owned(), teacher)]);
+    let overrides = [&TAUGHT[..], overrides].concat();
+    Trainer::new(recipe(folder, &overrides), parts, start).await?.run(&mut (), &StopFlag::default()).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn good_attempts_of_a_teacher_are_imitated() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("run");
+    let asked = Arc::new(AtomicUsize::new(0));
+    let policy = simulator(Duration::ZERO, 0.0);
+    run(&folder, &policy, Start::Fresh, teacher(&asked), &[]).await.unwrap();
+
+    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let made = wait(store.summaries(Purpose::Demonstration)).unwrap();
+    let good = made.iter().filter(|attempt| attempt.score == Some(1.0)).count();
+    assert_eq!(good, 10);
+    assert!(made.len() > good, "some hold a 7");
+    for summary in &made {
+        let attempt = wait(store.attempt(&summary.id)).unwrap().unwrap();
+        let segments = attempt.trajectory.segments();
+        assert!(segments.iter().all(|s| s.policy == "default" && s.kind != Kind::Sampled));
+        let demonstrated = segments.iter().filter(|s| s.kind == Kind::Demonstrated).count();
+        assert_eq!(demonstrated, if attempt.score == Some(1.0) { 2 } else { 1 });
+    }
+    // Only those that were good are in the plans, and what they say is learnt.
+    let plans = wait(store.planned_steps()).unwrap();
+    assert_eq!(plans.iter().filter(|(phase, _)| *phase == 0).count(), 12);
+    let lines = metrics(&folder);
+    let nll: Vec<f64> = lines.iter().filter_map(|line| line.get("train/nll")?.as_f64()).collect();
+    assert!(nll[11] < 0.7 * nll[0], "{nll:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_that_goes_on_asks_for_no_lesson_again() {
+    let root = tempfile::tempdir().unwrap();
+    let (whole, cut) = (root.path().join("whole"), root.path().join("cut"));
+    let asked = Arc::new(AtomicUsize::new(0));
+    let policy = simulator(Duration::ZERO, 0.0);
+    run(&whole, &policy, Start::Fresh, teacher(&asked), &[]).await.unwrap();
+    let (want, all) = (policy.weights(), asked.load(Ordering::Relaxed));
+
+    // Stopped in the middle of the lessons.
+    let (stop, asked) = (StopFlag::default(), Arc::new(AtomicUsize::new(0)));
+    let policy = simulator(Duration::ZERO, 0.0);
+    let mut parts = parts(&policy, Duration::ZERO);
+    let (ends, seen) = (stop.clone(), Arc::clone(&asked));
+    let stopping = taught(&asked, move || {
+        if seen.load(Ordering::Relaxed) == 9 {
+            ends.stop();
+        }
+    });
+    parts.teachers = BTreeMap::from([("teacher".to_owned(), stopping)]);
+    let mut trainer = Trainer::new(recipe(&cut, &TAUGHT), parts, Start::Fresh).await.unwrap();
+    let ended = trainer.run(&mut (), &stop).await.unwrap();
+    assert!(matches!(ended, Ended::Stopped { done: 0, .. }), "{ended:?}");
+    drop(trainer);
+    let store = wait(Sqlite::open_existing(&cut.join("run.db"))).unwrap();
+    let made = wait(store.summaries(Purpose::Demonstration)).unwrap();
+    let made = made.iter().filter(|attempt| attempt.status == Status::Completed).count();
+    drop(store);
+
+    let again = Arc::new(AtomicUsize::new(0));
+    let policy = simulator(Duration::ZERO, 0.0);
+    run(&cut, &policy, Start::Resume, teacher(&again), &[]).await.unwrap();
+    assert_eq!(policy.weights(), want);
+    let again = again.load(Ordering::Relaxed);
+    assert!(made > 0 && again < all, "{made} were made, and then {again} of {all} replies");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_teacher_that_does_not_do_well_is_named() {
+    let root = tempfile::tempdir().unwrap();
+    let ignorant = Teacher::by_rule(|_| Ok(Message::assistant("I do not know.")));
+    let (folder, policy) = (root.path().join("run"), simulator(Duration::ZERO, 0.0));
+    let error =
+        run(&folder, &policy, Start::Fresh, ignorant, &["phase.0.source.tasks=12"]).await.unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("teacher reached a score of 1 in 0 of 12 attempts"), "{text}");
+    assert!(error.is_user_error());
+}
