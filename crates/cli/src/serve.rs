@@ -119,7 +119,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 /// The keys in an environment variable.
-fn keys(name: &str) -> Vec<String> {
+pub fn keys(name: &str) -> Vec<String> {
     let value = std::env::var(name).unwrap_or_default();
     value.split(',').map(str::trim).filter(|key| !key.is_empty()).map(str::to_owned).collect()
 }

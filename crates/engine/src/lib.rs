@@ -15,6 +15,9 @@
 //! - **Determinism.** A draw is a function of seed, stream and position; a gradient is the same bits on any
 //!   number of threads.
 //!
+//! An [`Encoder`] runs models that turn texts into vectors; with their tokenizer, as [`TextEncoder`], it is
+//! an [`Embedder`](dressage_policy::Embedder).
+//!
 //! From the bottom up: `simd` (instruction sets), `product` (matrix products), `ops` (everything else that a
 //! transformer computes), `transformer` (forward), `head` and `learning` (loss, backward, optimiser), `cache`
 //! and `scheduler` (sampling), `engine` and `service` (the handle and its thread). None of these can be seen
@@ -30,6 +33,7 @@ mod checkpoint;
 mod choose;
 mod compute;
 mod draw;
+mod encoder;
 mod engine;
 mod head;
 mod layout;
@@ -62,6 +66,7 @@ mod value_head;
 mod weights;
 
 pub use adapter::Adapter;
+pub use encoder::{Encoder, TextEncoder};
 pub use engine::{Engine, Fingerprint};
 pub use layout::attention_shape;
 pub use limits::available_memory;

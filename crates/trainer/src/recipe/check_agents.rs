@@ -13,6 +13,7 @@ use super::context::ContextKeys;
 use super::keys::{Phase, Recipe};
 use super::policy::{ExternalKeys, PolicyKeys, PolicyModel};
 use super::read::ReadError;
+use super::retrieval::SearchKeys;
 use super::tools::{ToolKeys, ToolOptions};
 
 /// The lowest and the highest rate of calls, per second: one call in a day or so; beyond what is called.
@@ -131,6 +132,9 @@ impl Checker<'_> {
             if let ToolOptions::Sandbox(options) = &keys.options {
                 self.sandbox(&table, options, keys.seconds)?;
             }
+            if let ToolOptions::Search(options) = &keys.options {
+                self.search(&table, options)?;
+            }
         }
         Ok(())
     }
@@ -160,6 +164,20 @@ impl Checker<'_> {
             self.check(!keys.persistent, format!("{table}.persistent"), "true", range)?;
         }
         Ok(())
+    }
+
+    /// Options of a search tool.
+    fn search(&self, table: &str, keys: &SearchKeys) -> Result<(), RecipeError> {
+        let key = |name: &str| format!("{table}.{name}");
+        let place = if keys.index.is_some() { "given beside `url`" } else { "not given, nor is `url`" };
+        let range = "the folder of an index, or else `url` the address of a retrieval server";
+        self.check(keys.index.is_some() != keys.url.is_some(), key("index"), place, range)?;
+        let range = "left out beside `index`: it is the key of the server at `url`";
+        let variable = keys.key_env.as_deref().unwrap_or_default();
+        self.check(keys.key_env.is_none() || keys.url.is_some(), key("key_env"), variable, range)?;
+        self.check((1..=1000).contains(&keys.top_k), key("top_k"), keys.top_k, "in 1..=1000")?;
+        self.at_least_one(key("passage_chars"), keys.passage_chars)?;
+        self.check((1..=100).contains(&keys.tries), key("tries"), keys.tries, "in 1..=100")
     }
 
     /// The policies and agents that a phase names.

@@ -18,6 +18,7 @@ mod named;
 mod own_tools;
 mod policy;
 mod read;
+mod retrieval;
 mod reward;
 mod rl;
 mod roles;
@@ -42,6 +43,7 @@ pub use keys::{
 pub use own_tools::{CommandKeys, PythonKeys};
 pub use policy::{ExternalKeys, ModelKeys, PolicyKeys, PolicyModel};
 pub use read::ReadError;
+pub use retrieval::SearchKeys;
 pub use reward::{RewardKeys, ScorerKeys, Unscored, Values, WhenKeys};
 pub use rl::{
     Algorithm, Charge, CriticKeys, Empty, GroupBy, KlKeys, OnlyKeys, Overlong, Prefer, Proximal, RlKeys,
@@ -248,7 +250,7 @@ fn resolve_tools(table: &mut Table, folder: &Path) {
     let Some(Value::Array(tools)) = table.get_mut("tool") else { return };
     for tool in tools.iter_mut().filter_map(Value::as_table_mut) {
         resolve_program(tool, folder);
-        for key in ["file", "config", "python"] {
+        for key in ["file", "config", "index", "python"] {
             let path = tool.get(key).and_then(Value::as_str).filter(|path| !path.is_empty());
             // An interpreter without a folder is looked for where programs are.
             let path = path.filter(|path| key != "python" || path.contains('/'));

@@ -149,7 +149,7 @@ fn tools_read_back_the_same() {
 
 #[test]
 fn bad_recipes_are_refused_by_key() {
-    let cases: [(&[&str], &str); 67] = [
+    let cases: [(&[&str], &str); 72] = [
         (&["phase.0.lerning_rate=1"], "unknown key `phase.0.lerning_rate`; did you mean `learning_rate`?"),
         (&["phase.1.kind=gppo"], "`phase.1.kind` is \"gppo\", but must be one of `sft`, `rl`"),
         (&["phase.1.group_size=1"], "`phase.1.group_size` is 1, but must be at least 2"),
@@ -220,6 +220,18 @@ fn bad_recipes_are_refused_by_key() {
             &["tool=['calculator', {kind='calculator', seconds=3}]"],
             "`tool.1.name` is \"calculator\", but must be another name than that of tool.0",
         ),
+        (
+            &["tool=[{kind='search'}]"],
+            "`tool.0.index` is not given, nor is `url`, but must be the folder of an index, or else `url` the \
+             address",
+        ),
+        (
+            &["tool=[{kind='search', index='i', url='u'}]"],
+            "`tool.0.index` is given beside `url`, but must be",
+        ),
+        (&["tool=[{kind='search', index='i', key_env='K'}]"], "`tool.0.key_env` is K, but must be left out"),
+        (&["tool=[{kind='search', index='i', top_k=0}]"], "`tool.0.top_k` is 0, but must be in 1..=1000"),
+        (&["tool=[{kind='search', url='u', tries=0}]"], "`tool.0.tries` is 0, but must be in 1..=100"),
         (&["tool=[{kind='calculator', seconds=0}]"], "`tool.0.seconds` is 0, but must be in 0..=1e9, not 0"),
         (
             &["tool=[{kind='calculator', max_token=9}]"],

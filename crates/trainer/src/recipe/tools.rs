@@ -3,10 +3,13 @@
 //! In a file the keys that every toolbox has and the options of its kind are one table. Typed, they are
 //! apart.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use dressage_agent::Keeper;
-use dressage_agent::tools::{Calculator, CallLimits, CodeTool, CommandTool, PythonTools, Side, Toolbox};
+use dressage_agent::tools::{
+    Calculator, CallLimits, CodeTool, CommandTool, PythonTools, SearchTool, Side, Toolbox,
+};
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
@@ -14,6 +17,7 @@ use super::apart;
 use super::code::SandboxKeys;
 use super::own_tools::{CommandKeys, PythonKeys};
 use super::read::{OF_TOOLS, nearest};
+use super::retrieval::SearchKeys;
 use super::services::{HttpKeys, McpKeys, McpapiKeys};
 
 /// `[[tool]]`: what every toolbox has, and the options of its kind.
@@ -60,6 +64,8 @@ pub enum ToolOptions {
     Command(CommandKeys),
     /// Runs Python code that the model writes.
     Sandbox(SandboxKeys),
+    /// Searches for passages.
+    Search(SearchKeys),
     /// A server of the Model Context Protocol.
     Mcp(McpKeys),
     /// An endpoint of a service.
@@ -88,6 +94,7 @@ impl ToolOptions {
             ToolOptions::Python(_) => "python",
             ToolOptions::Command(_) => "command",
             ToolOptions::Sandbox(_) => CodeTool::NAME,
+            ToolOptions::Search(_) => SearchTool::NAME,
             ToolOptions::Mcp(_) => "mcp",
             ToolOptions::Http(_) => "http",
             ToolOptions::Mcpapi(_) => "mcpapi",
@@ -98,7 +105,7 @@ impl ToolOptions {
     /// looks at a run needs none.
     fn check(&self) -> Result<(), String> {
         match self {
-            ToolOptions::Calculator(_) | ToolOptions::Sandbox(_) => Ok(()),
+            ToolOptions::Calculator(_) | ToolOptions::Sandbox(_) | ToolOptions::Search(_) => Ok(()),
             ToolOptions::Python(keys) => keys.options().map(drop),
             ToolOptions::Command(keys) => CommandTool::new("", keys.options()?, Keeper::default()).map(drop),
             ToolOptions::Mcp(keys) => keys.check(),
@@ -123,6 +130,7 @@ impl ToolOptions {
             ToolOptions::Python(keys) => Arc::new(PythonTools::new(name, keys.options()?, keeper.clone())),
             ToolOptions::Command(keys) => Arc::new(CommandTool::new(name, keys.options()?, keeper.clone())?),
             ToolOptions::Sandbox(keys) => Arc::new(CodeTool::new(name, keys.options(seconds))),
+            ToolOptions::Search(keys) => Arc::new(keys.toolbox(&name, seconds)?),
             ToolOptions::Mcp(keys) => Arc::new(keys.toolbox(name, keeper)?),
             ToolOptions::Http(keys) => Arc::new(keys.toolbox(name)?),
             ToolOptions::Mcpapi(keys) => Arc::new(keys.toolbox(name)?),
@@ -175,10 +183,19 @@ impl ToolKeys {
         if self.name.is_empty() { self.options.kind() } else { &self.name }
     }
 
+    /// Folder of the index that it searches in this process.
+    pub fn index(&self) -> Option<&Path> {
+        match &self.options {
+            ToolOptions::Search(keys) => keys.index.as_deref(),
+            _ => None,
+        }
+    }
+
     /// Longest wait for it to open, answer or close, in seconds, where it is not that of agents.
     pub fn wait(&self) -> Option<f64> {
         match &self.options {
             ToolOptions::Sandbox(_) => Some(SandboxKeys::wait(self.seconds)),
+            ToolOptions::Search(_) => Some(SearchKeys::wait(self.seconds)),
             // A server has to start.
             ToolOptions::Mcp(_) => self.seconds.or(Some(SERVER_SECONDS)),
             _ => self.seconds,

@@ -56,7 +56,7 @@ pub enum McpServer {
     },
 }
 
-/// A server of the Model Context Protocol. See the [module](self).
+/// A server of the Model Context Protocol, each of whose attempts has a connection of its own, or all one.
 #[derive(Clone)]
 pub struct Mcp {
     name: String,

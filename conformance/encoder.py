@@ -1,0 +1,104 @@
+"""Vectors of the encoder against sentence-transformers.
+
+Checks, for a folder of sentence-transformers (all-MiniLM-L6-v2, e5, bge), that the vectors of texts of every length, in
+several alphabets, as queries and as passages, agree to 1e-5 in each number. Random-weight encoders are checked always:
+mean and [CLS] pooling, and a text of the full context. Not checked here: retrieval (bench/search.py).
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+os.environ.setdefault("TQDM_DISABLE", "1")
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
+from transformers import BertConfig, BertModel, BertTokenizerFast
+
+ROOT = Path(__file__).resolve().parent.parent
+BOUND = 1e-5
+TEXTS = [
+    "",
+    "a",
+    "Café Über NAÏVE résumé",
+    "when is the next deadpool movie being released",
+    "中文 テスト русский العربية हिन्दी",
+    "emoji 🙂 and\ttabs\nand lines, plus 'quotes' — dashes…",
+    "Antidisestablishmentarianism " * 20,
+    "The first Nobel Prize in Physics was awarded in 1901 to Wilhelm Conrad Röntgen, of Germany. " * 40,
+    "x" * 300,
+    "[CLS] special [SEP] tokens [MASK] in [PAD] text",
+    "ﬁ ligature \u200b zero width \u00ad soft hyphen \x00 control",
+]
+
+
+def random_encoder(folder: Path, pooling: str) -> None:
+    """Writes an encoder with random weights, as sentence-transformers saves it."""
+    torch.manual_seed(7)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(chr, range(33, 127)), *(f"##{chr(c)}" for c in range(97, 123))]
+    vocabulary = folder / "vocab.txt"
+    vocabulary.write_text("\n".join(words))
+    config = BertConfig(
+        vocab_size=len(words), hidden_size=48, num_hidden_layers=3, num_attention_heads=4, intermediate_size=100,
+        max_position_embeddings=64,
+    )
+    inner = folder / "inner"
+    BertModel(config).save_pretrained(inner)
+    BertTokenizerFast(str(vocabulary), do_lower_case=True).save_pretrained(inner)
+    transformer = modules.Transformer(str(inner), max_seq_length=64)
+    parts = [transformer, modules.Pooling(48, pooling_mode=pooling), modules.Normalize()]
+    SentenceTransformer(modules=parts).save(str(folder / "model"))
+
+
+def prefixes(folder: Path, name: str) -> tuple[str, str]:
+    """Prefixes of queries and passages that the model's page asks for."""
+    if "e5" in name:
+        return "query: ", "passage: "
+    if "bge" in name:
+        return "Represent this sentence for searching relevant passages: ", ""
+    return "", ""
+
+
+def check(helper: Path, folder: Path, name: str) -> bool:
+    """Compares all texts in both roles; prints the largest difference."""
+    rows = [{"text": text, "role": role} for role in ("query", "passage") for text in TEXTS]
+    asked = "\n".join(json.dumps(row) for row in rows) + "\n"
+    done = subprocess.run([helper, folder, name], input=asked, capture_output=True, text=True, timeout=600)
+    if done.returncode != 0:
+        sys.exit(f"{helper} failed with code {done.returncode}:\n{done.stderr}")
+    ours = torch.tensor([json.loads(line) for line in done.stdout.splitlines()])
+    query, passage = prefixes(folder, name)
+    texts = [(query if row["role"] == "query" else passage) + row["text"] for row in rows]
+    model = SentenceTransformer(str(folder), device="cpu")
+    # One by one: padding changes the last bits.
+    theirs = torch.stack([model.encode(text, convert_to_tensor=True, normalize_embeddings=True) for text in texts])
+    worst = (ours - theirs).abs().max().item()
+    good = worst <= BOUND and ours.shape == theirs.shape
+    print(f"{'ok  ' if good else 'FAIL'} {name}: {len(texts)} texts, {ours.shape[1]} numbers, differ by {worst:.1e} (bound {BOUND})")
+    return good
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--model", type=Path, action="append", default=[], help="folder of an encoder; may be given again")
+    p.add_argument("--dressage", type=Path, default=ROOT / "target/release/examples/encode", help="the helper binary")
+    args = p.parse_args()
+    if not args.dressage.is_file():
+        sys.exit(f"{args.dressage} does not exist: cargo build --release -p dressage-engine --example encode")
+    good = True
+    for pooling in ("mean", "cls"):
+        with tempfile.TemporaryDirectory() as folder:
+            random_encoder(Path(folder), pooling)
+            good &= check(args.dressage, Path(folder) / "model", f"random-{pooling}")
+    for model in args.model:
+        good &= check(args.dressage, model, model.name)
+    sys.exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()

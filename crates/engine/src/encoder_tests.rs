@@ -1,0 +1,204 @@
+use std::path::Path;
+
+use dressage_model::{EncoderConfig, Parameter, write_safetensors};
+use serde_json::json;
+
+use super::*;
+use crate::ops::testing::{close, noise};
+
+const HIDDEN: usize = 24;
+
+/// A small encoder with random weights in a folder.
+fn made(folder: &Path) -> EncoderFiles {
+    let config = json!({
+        "model_type": "bert", "hidden_size": HIDDEN, "intermediate_size": 40, "num_hidden_layers": 2,
+        "num_attention_heads": 3, "vocab_size": 50, "max_position_embeddings": 32, "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12,
+    });
+    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    std::fs::write(folder.join("tokenizer.json"), "{}").unwrap();
+    std::fs::write(folder.join("modules.json"), "[]").unwrap();
+    std::fs::create_dir(folder.join("1_Pooling")).unwrap();
+    std::fs::write(folder.join("1_Pooling/config.json"), r#"{"pooling_mode_mean_tokens": true}"#).unwrap();
+    let config = EncoderConfig {
+        hidden: HIDDEN,
+        intermediate: 40,
+        layers: 2,
+        heads: 3,
+        vocabulary: 50,
+        positions: 32,
+        types: 2,
+        norm_epsilon: 1e-12,
+        pooling: Pooling::Mean,
+        most_tokens: 32,
+        query_prefix: String::new(),
+        passage_prefix: String::new(),
+    };
+    let values: Vec<(Parameter, Vec<f32>)> = config
+        .parameters()
+        .into_iter()
+        .enumerate()
+        .map(|(seed, parameter)| {
+            let values = noise(parameter.shape.iter().product(), seed as u64, 0.8);
+            (parameter, values)
+        })
+        .collect();
+    let tensors =
+        values.iter().map(|(parameter, data)| (parameter.name.clone(), parameter.shape.clone(), &data[..]));
+    write_safetensors(&folder.join("model.safetensors"), tensors).unwrap();
+    EncoderFiles::open(folder, "small").unwrap()
+}
+
+/// A reference in f64, straight from the paper.
+struct Naive<'a>(&'a EncoderFiles);
+
+impl Naive<'_> {
+    fn tensor(&self, name: &str) -> Vec<f64> {
+        let all = self.0.config.parameters();
+        let shape = &all.iter().find(|parameter| parameter.name == name).unwrap().shape;
+        self.0.tensor(name, shape).unwrap().into_iter().map(f64::from).collect()
+    }
+
+    fn norm(&self, name: &str, x: &[f64]) -> Vec<f64> {
+        let (w, b) = (self.tensor(&format!("{name}.weight")), self.tensor(&format!("{name}.bias")));
+        let mean = x.iter().sum::<f64>() / x.len() as f64;
+        let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / x.len() as f64;
+        let one = |(i, x): (usize, &f64)| (x - mean) / (variance + 1e-12).sqrt() * w[i] + b[i];
+        x.iter().enumerate().map(one).collect()
+    }
+
+    fn linear(&self, name: &str, x: &[f64]) -> Vec<f64> {
+        let (w, b) = (self.tensor(&format!("{name}.weight")), self.tensor(&format!("{name}.bias")));
+        w.chunks(x.len())
+            .zip(&b)
+            .map(|(row, b)| b + row.iter().zip(x).map(|(w, x)| w * x).sum::<f64>())
+            .collect()
+    }
+
+    fn vector(&self, ids: &[u32]) -> Vec<f64> {
+        let [tokens, places, types] = ["word", "position", "token_type"]
+            .map(|kind| self.tensor(&format!("embeddings.{kind}_embeddings.weight")));
+        let embed = |(place, id): (usize, &u32)| {
+            let at = |table: &[f64], row: usize, i: usize| table[row * HIDDEN + i];
+            let sum: Vec<f64> = (0..HIDDEN)
+                .map(|i| at(&tokens, *id as usize, i) + at(&places, place, i) + at(&types, 0, i))
+                .collect();
+            self.norm("embeddings.LayerNorm", &sum)
+        };
+        let mut rows: Vec<Vec<f64>> = ids.iter().enumerate().map(embed).collect();
+        for layer in 0..2 {
+            let name = |part: &str| format!("encoder.layer.{layer}.{part}");
+            let [q, k, v] = ["query", "key", "value"].map(|part| {
+                let name = name(&format!("attention.self.{part}"));
+                rows.iter().map(|row| self.linear(&name, row)).collect::<Vec<_>>()
+            });
+            let attend = |row: usize| -> Vec<f64> {
+                let of_head = |head: usize| {
+                    let part = head * 8..head * 8 + 8;
+                    let score = |other: usize| -> f64 {
+                        let dot: f64 = part.clone().map(|i| q[row][i] * k[other][i]).sum();
+                        (dot / 8f64.sqrt()).exp()
+                    };
+                    let total: f64 = (0..rows.len()).map(score).sum();
+                    part.clone()
+                        .map(|i| (0..rows.len()).map(|o| score(o) * v[o][i]).sum::<f64>() / total)
+                        .collect()
+                };
+                (0..3).flat_map(|head| -> Vec<f64> { of_head(head) }).collect()
+            };
+            let attended: Vec<Vec<f64>> = (0..rows.len()).map(attend).collect();
+            let add = |x: &[f64], y: &[f64]| x.iter().zip(y).map(|(x, y)| x + y).collect::<Vec<_>>();
+            let block = |(row, attended): (&Vec<f64>, &Vec<f64>)| {
+                let output = self.linear(&name("attention.output.dense"), attended);
+                let middle = self.norm(&name("attention.output.LayerNorm"), &add(row, &output));
+                let up = self.linear(&name("intermediate.dense"), &middle);
+                let gelu: Vec<f64> =
+                    up.iter().map(|x| 0.5 * x * (1.0 + libm::erf(x / 2f64.sqrt()))).collect();
+                let down = self.linear(&name("output.dense"), &gelu);
+                self.norm(&name("output.LayerNorm"), &add(&middle, &down))
+            };
+            rows = rows.iter().zip(&attended).map(block).collect();
+        }
+        let rows = if self.0.config.pooling == Pooling::Mean { &rows[..] } else { &rows[..1] };
+        let sum: Vec<f64> = (0..HIDDEN).map(|i| rows.iter().map(|row| row[i]).sum()).collect();
+        let norm = sum.iter().map(|x| x * x).sum::<f64>().sqrt();
+        sum.iter().map(|x| x / norm).collect()
+    }
+}
+
+fn texts() -> Vec<Vec<u32>> {
+    [1usize, 32, 7, 13]
+        .iter()
+        .enumerate()
+        .map(|(seed, len)| {
+            noise(*len, seed as u64 + 90, 1.0).iter().map(|x| ((x + 0.5) * 49.0) as u32).collect()
+        })
+        .collect()
+}
+
+#[test]
+fn vectors_are_those_of_the_formula_in_f64() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut files = made(folder.path());
+    for pooling in [Pooling::Mean, Pooling::Cls] {
+        files.config.pooling = pooling;
+        let found = Encoder::new(&files, 2).unwrap().encode(&texts()).unwrap();
+        for (ids, vector) in texts().iter().zip(&found) {
+            close(vector, &Naive(&files).vector(ids), 1e-5);
+        }
+    }
+}
+
+#[test]
+fn a_vector_is_the_same_bits_in_any_company_and_on_any_number_of_threads() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = made(folder.path());
+    let mut one = Encoder::new(&files, 1).unwrap();
+    let alone: Vec<Vec<f32>> = texts().into_iter().map(|ids| one.encode(&[ids]).unwrap().remove(0)).collect();
+    for threads in [1, 3] {
+        let mut encoder = Encoder::new(&files, threads).unwrap();
+        assert_eq!(encoder.encode(&texts()).unwrap(), alone);
+        // More rows than go through together.
+        let many: Vec<Vec<u32>> = texts().into_iter().cycle().take(400).collect();
+        let found = encoder.encode(&many).unwrap();
+        assert!(found.iter().zip(alone.iter().cycle()).all(|(a, b)| a == b));
+    }
+}
+
+#[test]
+fn texts_that_do_not_fit_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut encoder = Encoder::new(&made(folder.path()), 1).unwrap();
+    for (ids, why) in [
+        (vec![], "a text has 0 tokens"),
+        (vec![1; 33], "has 33 tokens, but the encoder takes 1 to 32"),
+        (vec![50], "the token 50 is not one of the encoder's 50"),
+    ] {
+        let error = encoder.encode(&[vec![1], ids]).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    }
+    assert_eq!(encoder.encode(&[]).unwrap(), Vec::<Vec<f32>>::new());
+}
+
+#[tokio::test]
+async fn prefixes_go_before_the_texts_of_their_role() {
+    /// Ids of the bytes of a text.
+    struct Bytes;
+    impl TextIds for Bytes {
+        fn ids(&self, text: &str) -> Result<Vec<u32>, PolicyError> {
+            Ok(text.bytes().map(|byte| u32::from(byte) % 50).take(32).collect())
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut files = made(folder.path());
+    let plain = TextEncoder::new(&files, Arc::new(Bytes), 1).unwrap();
+    (files.config.query_prefix, files.config.passage_prefix) = ("query: ".into(), "passage: ".into());
+    let prefixed = TextEncoder::new(&files, Arc::new(Bytes), 1).unwrap();
+    assert_ne!(plain.fingerprint(), prefixed.fingerprint());
+    let texts = |text: &str| [text.to_owned()];
+    for (role, text) in [(TextRole::Query, "query: a"), (TextRole::Passage, "passage: a")] {
+        let found = prefixed.embed(&texts("a"), role).await.unwrap();
+        assert_eq!(found, plain.embed(&texts(text), role).await.unwrap());
+    }
+    assert_eq!(plain.dimensions(), HIDDEN);
+}

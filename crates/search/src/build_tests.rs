@@ -1,0 +1,217 @@
+use std::fs;
+
+use super::*;
+use crate::testing::{letters, make, passage, try_make, write_corpus};
+use crate::{Index, Mode, Searcher};
+
+fn some() -> Vec<Passage> {
+    let of = |at: usize| {
+        passage(&format!("p{at}"), "Numbers", &format!("The number {at} is followed by {}.", at + 1))
+    };
+    (0..600).map(of).collect()
+}
+
+#[test]
+fn a_corpus_becomes_an_index_whose_progress_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let (corpus, index) = (folder.path().join("c.jsonl"), folder.path().join("i"));
+    write_corpus(&corpus, &some());
+    let mut told = Vec::new();
+    let manifest = build(&corpus, &index, Analyzer::English, None, &mut |progress| {
+        told.push((progress.stage.to_owned(), progress.passages));
+        assert!(progress.done <= progress.total);
+    });
+    let manifest = manifest.unwrap();
+    assert_eq!(told, [("indexing".into(), 256), ("indexing".into(), 512), ("writing the index".into(), 600)]);
+    assert_eq!(manifest, *Index::open(&index, true).unwrap().manifest());
+    // Nothing but the index is left.
+    let names: Vec<_> =
+        fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names.len(), 2, "{names:?}");
+    let again = build(&corpus, &index, Analyzer::English, None, &mut |_| {}).unwrap_err();
+    assert!(matches!(again, SearchError::Exists(_)), "{again}");
+}
+
+#[test]
+fn what_cannot_be_built_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (corpus, index) = (folder.path().join("c.jsonl"), folder.path().join("i"));
+    let build = |contents: &str| {
+        fs::write(&corpus, contents).unwrap();
+        let error = super::build(&corpus, &index, Analyzer::English, None, &mut |_| {}).unwrap_err();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "{error}");
+        error.to_string()
+    };
+    assert!(build("").contains("holds no passage"));
+    assert!(build("\n \n").contains("holds no passage"));
+    assert!(
+        build("{\"id\": \"a\", \"text\": \"x\"}\n{}")
+            .ends_with("c.jsonl, line 2: `id` is missing; give every row one of its own")
+    );
+}
+
+#[test]
+fn another_schema_is_refused_with_the_way_out() {
+    let made = try_make(&some()[..3], Analyzer::English, false).unwrap();
+    let path = made.index.join(MANIFEST);
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, text.replace("\"schema\": 1", "\"schema\": 2, \"unknown\": []")).unwrap();
+    let error = Index::open(&made.index, false).err().unwrap().to_string();
+    assert!(error.contains("an index of schema 2, and this version of Dressage reads schema 1"), "{error}");
+    assert!(error.ends_with("dressage search index CORPUS --out FOLDER"), "{error}");
+}
+
+#[test]
+fn folders_that_are_no_index_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let error = |path: &Path| Index::open(path, false).err().unwrap().to_string();
+    assert!(error(&folder.path().join("absent")).contains("does not exist"));
+    assert!(error(folder.path()).contains("is no index: it has no search.json"));
+    let file = folder.path().join("file");
+    fs::write(&file, "x").unwrap();
+    assert!(error(&file).contains("is no index, but a file"));
+}
+
+/// Every file of an index, cut short, with a byte changed, or gone.
+#[test]
+fn damaged_files_are_refused_by_name() {
+    let made = try_make(&some()[..40], Analyzer::English, true).unwrap();
+    let manifest = Manifest::read(&made.index).unwrap();
+    let names = manifest.files.iter().map(|entry| entry.name.as_str()).chain([MANIFEST]);
+    for name in names {
+        let path = made.index.join(name);
+        let whole = fs::read(&path).unwrap();
+        let mut flipped = whole.clone();
+        let middle = flipped.len() / 2;
+        flipped[middle] ^= 0x55;
+        for damaged in [Some(whole[..whole.len() / 2].to_vec()), Some(flipped), None] {
+            match damaged {
+                Some(damaged) => fs::write(&path, damaged).unwrap(),
+                None => fs::remove_file(&path).unwrap(),
+            }
+            let error = Index::open(&made.index, true).err().map(|error| error.to_string());
+            let error = error.unwrap_or_else(|| panic!("{name} was opened"));
+            assert!(error.contains("damaged") || error.contains("no index"), "{name}: {error}");
+        }
+        fs::write(&path, whole).unwrap();
+    }
+    Index::open(&made.index, true).unwrap();
+}
+
+/// Without their checksums, damaged files give errors or other results, and end nothing.
+#[test]
+fn searching_damaged_files_ends_nothing() {
+    let made = try_make(&some()[..300], Analyzer::English, false).unwrap();
+    let mut manifest = Manifest::read(&made.index).unwrap();
+    for at in 0..manifest.files.len() {
+        let path = made.index.join(&manifest.files[at].name);
+        let whole = fs::read(&path).unwrap();
+        for place in (0..whole.len()).step_by(whole.len().div_ceil(12)) {
+            let mut damaged = whole.clone();
+            let end = damaged.len().min(place + 40);
+            damaged[place..end].fill(0xF7);
+            fs::write(&path, &damaged).unwrap();
+            manifest.files[at].crc32c = checksum(&path).unwrap();
+            fs::write(made.index.join(MANIFEST), serde_json::to_vec(&manifest).unwrap()).unwrap();
+            if let Ok(index) = Index::open(&made.index, true) {
+                let found = index.bm25(&["number 7 followed".into()], 5, 1);
+                let _ = found.and_then(|found| index.hits(&found[0]));
+            }
+        }
+        fs::write(&path, &whole).unwrap();
+        manifest.files[at].crc32c = checksum(&path).unwrap();
+    }
+}
+
+#[test]
+fn names_of_files_never_lead_out_of_the_folder() {
+    let made = try_make(&some()[..3], Analyzer::English, false).unwrap();
+    for name in ["../corpus.jsonl", "/etc/passwd", "", "a/../../b"] {
+        let mut manifest = Manifest::read(&made.index).unwrap();
+        manifest.files[0].name = name.into();
+        fs::write(made.index.join(MANIFEST), serde_json::to_vec(&manifest).unwrap()).unwrap();
+        let error = Index::open(&made.index, false).err().unwrap().to_string();
+        assert!(error.contains("not within the folder"), "{error}");
+    }
+}
+
+/// Dies at each named place, as a child of itself; nothing opens then, and the next try builds the index.
+#[test]
+#[cfg(unix)]
+fn a_killed_indexing_leaves_no_index_that_opens() {
+    use std::os::unix::process::ExitStatusExt;
+    const CHILD: &str = "DRESSAGE_TEST_SEARCH_CHILD";
+    let corpus_of = |folder: &Path| folder.join("c.jsonl");
+    if let Ok(folder) = std::env::var(CHILD) {
+        let folder = Path::new(&folder);
+        build(&corpus_of(folder), &folder.join("i"), Analyzer::English, None, &mut |_| {}).unwrap();
+        return;
+    }
+    for place in ["search_indexing", "search_indexing:2", "search_files", "search_rename"] {
+        let folder = tempfile::tempdir().unwrap();
+        write_corpus(&corpus_of(folder.path()), &some());
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "build::tests::a_killed_indexing_leaves_no_index_that_opens"])
+            .env(CHILD, folder.path())
+            .env(dressage_policy::CRASH_AT, place)
+            .output()
+            .unwrap();
+        assert_eq!(output.status.signal(), Some(libc::SIGKILL), "{place}");
+        let index = folder.path().join("i");
+        assert!(!index.exists() && Index::open(&index, false).is_err(), "{place}");
+        if place != "search_rename" {
+            assert!(Index::open(&folder.path().join(".i.building"), false).is_err(), "{place}");
+        }
+        build(&corpus_of(folder.path()), &index, Analyzer::English, None, &mut |_| {}).unwrap();
+        assert_eq!(Index::open(&index, true).unwrap().manifest().passages, 600);
+        assert!(!folder.path().join(".i.building").exists());
+    }
+}
+
+#[test]
+fn two_processes_do_not_build_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let (corpus, index) = (folder.path().join("c.jsonl"), folder.path().join("i"));
+    write_corpus(&corpus, &some());
+    let site = Site::begin(&index).unwrap();
+    let error = build(&corpus, &index, Analyzer::English, None, &mut |_| {}).unwrap_err();
+    assert!(matches!(error, SearchError::Locked(_)), "{error}");
+    drop(site);
+    build(&corpus, &index, Analyzer::English, None, &mut |_| {}).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn searches_at_once_answer_as_one_by_one() {
+    let (made, index) = tokio::task::spawn_blocking(|| make(&some(), true)).await.unwrap();
+    let hybrid = Searcher::new(index, Mode::Hybrid, Some(letters()), 2).unwrap();
+    let queries: Vec<String> = (0..40).map(|at| format!("what follows the number {at}")).collect();
+    let mut alone = Vec::new();
+    for query in &queries {
+        alone.push(hybrid.search(vec![query.clone()], 4).await.unwrap().remove(0));
+    }
+    assert_eq!(hybrid.search(queries.clone(), 4).await.unwrap(), alone);
+    let tasks = queries.into_iter().map(|query| {
+        let hybrid = hybrid.clone();
+        tokio::spawn(async move { hybrid.search(vec![query], 4).await.unwrap().remove(0) })
+    });
+    for (task, wanted) in tasks.collect::<Vec<_>>().into_iter().zip(alone) {
+        assert_eq!(task.await.unwrap(), wanted);
+    }
+    drop(made);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn modes_need_what_they_search_by() {
+    let plain = || tokio::task::spawn_blocking(|| make(&some()[..3], false));
+    let refused = |index, mode, model| Searcher::new(index, mode, model, 1).err().unwrap().to_string();
+    let (_made, index) = plain().await.unwrap();
+    let error = refused(index, Mode::Dense, Some(letters()));
+    assert!(error.contains("has no vectors") && error.contains("--dense MODEL"), "{error}");
+    let (made, index) = tokio::task::spawn_blocking(|| make(&some()[..3], true)).await.unwrap();
+    assert!(refused(index, Mode::Hybrid, None).contains("a hybrid search needs the model \"letters\""));
+    let path = made.index.join(MANIFEST);
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, text.replace("\"fingerprint\": \"letters\"", "\"fingerprint\": \"digits\"")).unwrap();
+    let index = Index::open(&made.index, true).unwrap();
+    assert!(refused(index, Mode::Dense, Some(letters())).contains("is not the one that embedded"));
+}

@@ -1,0 +1,222 @@
+//! Asking a retrieval server: ours, Search-R1's, or another that speaks its `/retrieve`.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use dressage_policy::awake;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE};
+use hyper::{Method, Request, StatusCode, Uri};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client as Pool;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use rustls::{ClientConfig, RootCertStore};
+use serde_json::{Value, json};
+
+use crate::{Hit, Passage, SearchError};
+
+/// Most bytes of an answer.
+const MOST_BYTES: usize = 64 << 20;
+/// Characters of a server's own words that are shown.
+const MOST_SHOWN: usize = 300;
+/// How long a connection without requests is kept.
+const KEPT: Duration = Duration::from_secs(30);
+/// Longest wait between two tries.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// How often, and for how long, a server is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Retries {
+    /// Tries, at least one.
+    pub tries: u32,
+    /// Wait before the second try; it doubles with each further one.
+    pub pause: Duration,
+    /// Longest time for one try.
+    pub deadline: Duration,
+}
+
+impl Default for Retries {
+    fn default() -> Self {
+        Retries { tries: 3, pause: Duration::from_millis(250), deadline: Duration::from_secs(10) }
+    }
+}
+
+/// A retrieval server.
+#[derive(Clone)]
+pub struct Client {
+    pool: Pool<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    url: Uri,
+    key: Option<String>,
+    retries: Retries,
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("url", &self.url).field("retries", &self.retries).finish()
+    }
+}
+
+impl Client {
+    /// A client of the server at `url`, its path included (`http://host:8000/retrieve`), which sends `key`
+    /// where there is one.
+    ///
+    /// # Errors
+    /// When the address cannot be used, or TLS cannot be set up.
+    pub fn new(url: &str, key: Option<String>, retries: Retries) -> Result<Self, SearchError> {
+        let unfit =
+            |why: String| SearchError::Query(format!("the address {url:?} of a retrieval server {why}"));
+        let parsed: Uri = url.parse().map_err(|error| unfit(format!("cannot be read: {error}")))?;
+        if !matches!(parsed.scheme_str(), Some("http" | "https")) || parsed.host().is_none() {
+            return Err(unfit("must begin with http:// or https:// and name a host".into()));
+        }
+        let roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+        let config = config.map_err(|error| SearchError::Internal(format!("TLS: {error}")))?;
+        let config = config.with_root_certificates(roots).with_no_client_auth();
+        let connector = HttpsConnectorBuilder::new().with_tls_config(config);
+        let connector = connector.https_or_http().enable_http1().build();
+        let mut pool = Pool::builder(TokioExecutor::new());
+        pool.pool_idle_timeout(KEPT).pool_timer(TokioTimer::new());
+        Ok(Client { pool: pool.build(connector), url: parsed, key, retries })
+    }
+
+    /// The `count` best passages for each query, and how many tries failed before. Failures that may pass are
+    /// tried again: searching changes nothing, so twice is as good as once.
+    ///
+    /// # Errors
+    /// When no try gave an answer: the last failure.
+    pub async fn retrieve(
+        &self,
+        queries: &[String],
+        count: usize,
+    ) -> (u32, Result<Vec<Vec<Hit>>, SearchError>) {
+        let body = json!({ "queries": queries, "topk": count, "return_scores": true });
+        let body = Bytes::from(body.to_string());
+        let mut pause = self.retries.pause;
+        let mut failed = 0;
+        loop {
+            let deadline = self.retries.deadline;
+            let tried = awake::within(deadline, self.ask(body.clone(), queries.len(), count)).await;
+            let late = || self.failure(format!("no answer within {deadline:?}"), true);
+            let error = match tried.unwrap_or_else(|| Err(late())) {
+                Err(error @ SearchError::Server { may_pass: true, .. }) => error,
+                done => return (failed, done),
+            };
+            failed += 1;
+            if failed >= self.retries.tries {
+                return (failed - 1, Err(error));
+            }
+            awake::sleep(pause).await;
+            pause = (2 * pause).min(LONGEST_PAUSE);
+        }
+    }
+
+    async fn ask(&self, body: Bytes, queries: usize, count: usize) -> Result<Vec<Vec<Hit>>, SearchError> {
+        let request = Request::builder()
+            .method(Method::POST)
+            .uri(self.url.clone())
+            .header(CONTENT_TYPE, "application/json");
+        let request = match &self.key {
+            Some(key) => request.header(AUTHORIZATION, format!("Bearer {key}")),
+            None => request,
+        };
+        let request = request.body(Full::new(body));
+        let request = request.map_err(|error| self.failure(error.to_string(), false))?;
+        let response = self.pool.request(request).await;
+        let response = response.map_err(|error| self.failure(causes(&error), true))?;
+        let status = response.status();
+        let answer = Limited::new(response.into_body(), MOST_BYTES).collect().await;
+        let answer = answer.map_err(|error| self.failure(format!("the answer broke off: {error}"), true))?;
+        let answer = answer.to_bytes();
+        if status != StatusCode::OK {
+            let may_pass = status.is_server_error()
+                || [StatusCode::TOO_MANY_REQUESTS, StatusCode::REQUEST_TIMEOUT].contains(&status);
+            return Err(self.failure(format!("{status}: {}", said(&answer)), may_pass));
+        }
+        let answer: Value = serde_json::from_slice(&answer).map_err(|error| {
+            self.failure(format!("the answer is no JSON ({error}): {}", shown(&answer)), false)
+        })?;
+        let found = read(&answer, queries, count);
+        found.map_err(|why| self.failure(format!("the answer is not that of /retrieve: {why}"), false))
+    }
+
+    fn failure(&self, why: String, may_pass: bool) -> SearchError {
+        let why = match &self.key {
+            Some(key) => why.replace(key.as_str(), "[key]"),
+            None => why,
+        };
+        SearchError::Server { url: self.url.to_string(), why, may_pass }
+    }
+}
+
+/// Reads `{"result": [[{"document", "score"}]]}`, one list a query. Servers of rerankers give documents as
+/// texts, and some give them without scores.
+fn read(answer: &Value, queries: usize, count: usize) -> Result<Vec<Vec<Hit>>, String> {
+    let lists = answer.get("result").and_then(Value::as_array).ok_or("it has no list `result`")?;
+    if lists.len() != queries {
+        return Err(format!("it has {} results for {queries} queries", lists.len()));
+    }
+    let list = |list: &Value| {
+        let hits = list.as_array().ok_or("a result is no list")?;
+        hits.iter().take(count).map(hit).collect::<Result<Vec<_>, String>>()
+    };
+    lists.iter().map(list).collect()
+}
+
+fn hit(value: &Value) -> Result<Hit, String> {
+    let document = value.get("document").unwrap_or(value);
+    let score = value.get("score").and_then(Value::as_f64).unwrap_or_default() as f32;
+    if let Some(contents) = document.as_str() {
+        return Ok(Hit { passage: Passage::of_contents(String::new(), contents.to_owned()), score });
+    }
+    let text = |key: &str| document.get(key).and_then(Value::as_str).map(str::to_owned);
+    let id = match document.get("id") {
+        Some(Value::String(id)) => id.clone(),
+        Some(Value::Number(id)) => id.to_string(),
+        _ => String::new(),
+    };
+    let passage = match (text("contents"), text("text")) {
+        (Some(contents), _) => Passage::of_contents(id, contents),
+        (None, Some(body)) => Passage { id, title: text("title").unwrap_or_default(), text: body },
+        (None, None) => return Err("a document has neither `contents` nor `text`".into()),
+    };
+    Ok(Hit { passage, score })
+}
+
+/// The message of an error in JSON (`error.message`, or `detail`), or else the beginning of the answer.
+fn said(answer: &[u8]) -> String {
+    let value: Value = serde_json::from_slice(answer).unwrap_or_default();
+    let message = value["error"]["message"].as_str().or_else(|| value["detail"].as_str());
+    message.map_or_else(|| shown(answer), |message| shown(message.as_bytes()))
+}
+
+/// The beginning of a text that a server sent.
+fn shown(answer: &[u8]) -> String {
+    let text = String::from_utf8_lossy(answer);
+    match text.char_indices().nth(MOST_SHOWN) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.into_owned(),
+    }
+}
+
+/// The reasons of an error, from the outside in.
+fn causes(error: &dyn std::error::Error) -> String {
+    let mut all = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let text = error.to_string();
+        if !all.contains(&text) {
+            all += &format!(": {text}");
+        }
+        cause = error.source();
+    }
+    all
+}
+
+#[cfg(test)]
+#[path = "client_tests.rs"]
+mod tests;

@@ -1,0 +1,115 @@
+use std::sync::Mutex;
+
+use axum::Router;
+use axum::extract::State;
+use axum::routing::post;
+use tokio::net::TcpListener;
+
+use super::*;
+use crate::testing::{make, passage};
+use crate::{HttpOptions, Mode, Searcher, serve};
+
+fn quick() -> Retries {
+    Retries { tries: 3, pause: Duration::from_millis(5), deadline: Duration::from_millis(400) }
+}
+
+/// Answers of a made-up server, one after the other, the last one again and again.
+async fn server(answers: Vec<(u16, String)>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/retrieve", listener.local_addr().unwrap());
+    let answers = Arc::new(Mutex::new(answers));
+    let next = |State(answers): State<Arc<Mutex<Vec<(u16, String)>>>>| async move {
+        let (status, body) = {
+            let mut answers = answers.lock().unwrap();
+            if answers.len() > 1 { answers.remove(0) } else { answers[0].clone() }
+        };
+        if status == 0 {
+            std::future::pending::<()>().await;
+        }
+        (StatusCode::from_u16(status).unwrap(), body)
+    };
+    let router = Router::new().route("/retrieve", post(next)).with_state(answers);
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    url
+}
+
+fn good() -> (u16, String) {
+    (200, r#"{"result": [[{"document": {"id": "1", "contents": "\"T\"\nx"}, "score": 0.5}]]}"#.into())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn our_own_server_is_asked() {
+    let passages = [passage("1", "Engine", "It runs."), passage("2", "", "No title here.")];
+    let (_made, index) = tokio::task::spawn_blocking(move || make(&passages, false)).await.unwrap();
+    let searcher = Searcher::new(index, Mode::Bm25, None, 1).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/retrieve", listener.local_addr().unwrap());
+    let options = HttpOptions { keys: vec!["secret".into()], ..HttpOptions::default() };
+    tokio::spawn(serve(searcher.clone(), options, listener, std::future::pending()));
+    let queries = ["engine".to_owned(), "title".to_owned()];
+    let client = Client::new(&url, Some("secret".into()), quick()).unwrap();
+    let (failed, found) = client.retrieve(&queries, 2).await;
+    assert_eq!(failed, 0);
+    assert_eq!(found.unwrap(), searcher.search(queries.to_vec(), 2).await.unwrap());
+    let other = Client::new(&url, Some("zzz".into()), quick()).unwrap();
+    let error = other.retrieve(&queries, 2).await.1.unwrap_err().to_string();
+    assert!(error.contains("401") && error.contains("the key is missing or wrong"), "{error}");
+    assert!(!format!("{other:?}").contains("zzz"), "keys are not shown");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn failures_that_may_pass_are_tried_again() {
+    let busy = || (503, String::from("later"));
+    let url = server(vec![busy(), (429, String::new()), good()]).await;
+    let (failed, found) = Client::new(&url, None, quick()).unwrap().retrieve(&["q".into()], 3).await;
+    assert_eq!((failed, found.unwrap()[0][0].passage.title.as_str()), (2, "T"));
+    for (answer, why) in [
+        (busy(), "503 Service Unavailable: later"),
+        ((0, String::new()), "no answer within 400ms"),
+        ((500, r#"{"detail": "index lost"}"#.into()), "index lost"),
+    ] {
+        let url = server(vec![answer]).await;
+        let (failed, found) = Client::new(&url, None, quick()).unwrap().retrieve(&["q".into()], 3).await;
+        let error = found.unwrap_err();
+        assert!(error.to_string().contains(why), "{error}");
+        assert!(failed == 2 && error.to_string().starts_with(&url), "{error}");
+    }
+    let closed = Client::new("http://127.0.0.1:9/retrieve", None, quick()).unwrap();
+    assert!(matches!(closed.retrieve(&["q".into()], 1).await, (2, Err(SearchError::Server { .. }))));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_that_cannot_be_used_are_told_at_once() {
+    for (status, body, why) in [
+        (422, r#"{"detail": [{"loc": ["topk"]}]}"#, "422"),
+        (200, "<html>", "no JSON"),
+        (200, r#"{"results": []}"#, "it has no list `result`"),
+        (200, r#"{"result": []}"#, "it has 0 results for 1 queries"),
+        (200, r#"{"result": [5]}"#, "a result is no list"),
+        (200, r#"{"result": [[{"document": {"id": 1}}]]}"#, "neither `contents` nor `text`"),
+    ] {
+        let url = server(vec![(status, body.into())]).await;
+        let (failed, found) = Client::new(&url, None, quick()).unwrap().retrieve(&["q".into()], 3).await;
+        let error = found.unwrap_err().to_string();
+        assert!(failed == 0 && error.contains(why), "{error}");
+    }
+}
+
+#[test]
+fn documents_of_every_server_are_read() {
+    let of = |value: Value| hit(&value).unwrap();
+    let plain = |id: &str, title: &str, text: &str, score| Hit { passage: passage(id, title, text), score };
+    let document = json!({ "document": { "id": 7, "contents": "\"T\"\nx" }, "score": 1.5 });
+    assert_eq!(of(document), plain("7", "T", "x", 1.5));
+    assert_eq!(of(json!({ "id": "7", "contents": "x" })), plain("7", "", "x", 0.0));
+    assert_eq!(of(json!({ "document": "\"T\"\nx", "score": 2 })), plain("", "T", "x", 2.0));
+    assert_eq!(of(json!({ "document": { "title": "T", "text": "x" } })), plain("", "T", "x", 0.0));
+}
+
+#[test]
+fn addresses_that_cannot_be_used_are_refused() {
+    for url in ["", "localhost:8000/retrieve", "ftp://x/y", "/retrieve", "http://", "http://a b"] {
+        let error = Client::new(url, None, quick()).unwrap_err().to_string();
+        assert!(error.contains(&format!("{url:?}")), "{error}");
+    }
+}

@@ -1,0 +1,231 @@
+//! Corpora: JSONL files, a passage a line, read one by one.
+//!
+//! A row has an `id` (`_id` in BEIR's files), and either `text` with an optional `title`, or `contents` as in
+//! Search-R1's files. Blank lines are passed over. The first row that cannot be used ends the reading, with
+//! its line.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde_json::Value;
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::{Passage, SearchError};
+
+/// Longest line, in bytes: what is longer is no passage, and would fill the memory.
+const LONGEST_LINE: u64 = 64 << 20;
+
+/// A corpus that is being read.
+pub struct Corpus {
+    path: PathBuf,
+    file: BufReader<File>,
+    /// Line that was read last, from 1.
+    line: u64,
+    /// Bytes read so far, and of the whole file.
+    read: u64,
+    bytes: u64,
+    buffer: Vec<u8>,
+    /// Hashes of the ids so far: of 128 bits, so that two ids never have the same.
+    ids: HashSet<u128>,
+}
+
+/// Fields of a row; others are left alone.
+#[derive(Deserialize)]
+struct Row {
+    #[serde(default, alias = "_id")]
+    id: Value,
+    #[serde(default)]
+    title: Value,
+    #[serde(default)]
+    text: Value,
+    #[serde(default)]
+    contents: Value,
+}
+
+impl Corpus {
+    /// Opens a corpus.
+    ///
+    /// # Errors
+    /// When the file cannot be opened.
+    pub fn open(path: &Path) -> Result<Self, SearchError> {
+        let file = File::open(path).map_err(SearchError::io("open", path))?;
+        let facts = file.metadata().map_err(SearchError::io("read", path))?;
+        Ok(Corpus {
+            path: path.to_owned(),
+            file: BufReader::with_capacity(1 << 20, file),
+            line: 0,
+            read: 0,
+            bytes: facts.len(),
+            buffer: Vec::new(),
+            ids: HashSet::new(),
+        })
+    }
+
+    /// Where it lies.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Bytes that were read, and bytes that there are.
+    pub fn progress(&self) -> (u64, u64) {
+        (self.read, self.bytes)
+    }
+
+    fn next_row(&mut self) -> Result<Option<Passage>, SearchError> {
+        loop {
+            self.buffer.clear();
+            let mut line = self.file.by_ref().take(LONGEST_LINE);
+            let read =
+                line.read_until(b'\n', &mut self.buffer).map_err(SearchError::io("read", &self.path))?;
+            if read == 0 {
+                return Ok(None);
+            }
+            self.line += 1;
+            self.read += read as u64;
+            if read as u64 == LONGEST_LINE && !self.buffer.ends_with(b"\n") {
+                return Err(
+                    self.fault(format!("it is longer than {LONGEST_LINE} bytes; cut it into passages"))
+                );
+            }
+            let mut bytes = self.buffer.as_slice();
+            if self.line == 1 {
+                bytes = bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(bytes);
+            }
+            if bytes.iter().all(u8::is_ascii_whitespace) {
+                continue;
+            }
+            let passage = parse(bytes).map_err(|why| self.fault(why))?;
+            if !self.ids.insert(xxh3_128(passage.id.as_bytes())) {
+                let why = format!("the id {:?} is that of an earlier row; ids must be unique", passage.id);
+                return Err(self.fault(why));
+            }
+            return Ok(Some(passage));
+        }
+    }
+
+    fn fault(&self, why: String) -> SearchError {
+        SearchError::Row { path: self.path.clone(), line: self.line, why }
+    }
+}
+
+impl Iterator for Corpus {
+    type Item = Result<Passage, SearchError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.next_row().transpose()
+    }
+}
+
+/// Reads a row.
+///
+/// # Errors
+/// Says what is wrong with it.
+fn parse(line: &[u8]) -> Result<Passage, String> {
+    let line = std::str::from_utf8(line).map_err(|error| {
+        format!("it is not UTF-8 from byte {} on; convert the file (iconv -t utf-8)", error.valid_up_to())
+    })?;
+    if !line.trim_start().starts_with('{') {
+        return Err(format!("it is not a JSON object, but begins {:?}", start(line)));
+    }
+    let row: Row = serde_json::from_str(line).map_err(|error| {
+        format!("it is not a JSON object with an id and a text: {}", without_line(&error.to_string()))
+    })?;
+    let id = match row.id {
+        Value::String(id) if !id.is_empty() => id,
+        Value::Number(id) if id.is_i64() || id.is_u64() => id.to_string(),
+        Value::Null => return Err("`id` is missing; give every row one of its own".into()),
+        other => return Err(format!("`id` is {}, but must be a text or a whole number", shown(&other))),
+    };
+    let text = |key: &str, value| match value {
+        Value::String(text) => Ok(Some(text)),
+        Value::Null => Ok(None),
+        other => Err(format!("`{key}` is {}, but must be a text", shown(&other))),
+    };
+    let (title, contents) = (text("title", row.title)?.unwrap_or_default(), text("contents", row.contents)?);
+    let passage = match (text("text", row.text)?, contents) {
+        (Some(text), _) => Passage { id, title, text },
+        (None, Some(contents)) if title.is_empty() => Passage::of_contents(id, contents),
+        (None, Some(contents)) => Passage { id, title, text: contents },
+        (None, None) => return Err("it has neither `text` nor `contents`".into()),
+    };
+    if passage.text.trim().is_empty() {
+        return Err("its text is empty; leave the row out".into());
+    }
+    Ok(passage)
+}
+
+/// An error of JSON without the line that it names, which is always the first.
+fn without_line(error: &str) -> String {
+    error.replace(" at line 1 column ", " at byte ")
+}
+
+/// The beginning of a text, for an error.
+fn start(text: &str) -> String {
+    match text.char_indices().nth(60) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.trim_end().to_owned(),
+    }
+}
+
+/// The beginning of a value, for an error.
+fn shown(value: &Value) -> String {
+    start(&value.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(contents: &[u8]) -> Result<Vec<Passage>, SearchError> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("c.jsonl");
+        std::fs::write(&path, contents).unwrap();
+        let mut corpus = Corpus::open(&path).unwrap();
+        let all = corpus.by_ref().collect::<Result<Vec<_>, _>>();
+        if all.is_ok() {
+            assert_eq!(corpus.progress(), (contents.len() as u64, contents.len() as u64));
+        }
+        all
+    }
+
+    #[test]
+    fn rows_of_every_form_are_read() {
+        let rows = "\u{feff}{\"id\": \"a\", \"title\": \"T\", \"text\": \"x\"}\r\n\n\
+            {\"_id\": \"b\", \"text\": \"y\", \"metadata\": {}}\n  \n\
+            {\"id\": 7, \"contents\": \"\\\"T\\\"\\nz\"}\n\
+            {\"id\": \"c\", \"title\": null, \"contents\": \"w\"}";
+        let of = |id: &str, title: &str, text: &str| Passage {
+            id: id.into(),
+            title: title.into(),
+            text: text.into(),
+        };
+        let wanted = [of("a", "T", "x"), of("b", "", "y"), of("7", "T", "z"), of("c", "", "w")];
+        assert_eq!(read(rows.as_bytes()).unwrap(), wanted);
+    }
+
+    #[test]
+    fn faults_are_named_with_their_line() {
+        let good = "{\"id\": \"a\", \"text\": \"x\"}\n\n";
+        for (row, why) in [
+            (&b"{\"id\": \"b\"}"[..], "it has neither `text` nor `contents`"),
+            (b"{\"id\": \"b\", \"text\": \" \"}", "its text is empty"),
+            (b"{\"id\": \"b\", \"contents\": \"\\\"T\\\"\\n \"}", "its text is empty"),
+            (b"{\"id\": \"b\", \"text\": 5}", "`text` is 5, but must be a text"),
+            (b"{\"text\": \"x\"}", "`id` is missing"),
+            (b"{\"id\": [1], \"text\": \"x\"}", "`id` is [1], but must be"),
+            (b"{\"id\": \"a\", \"text\": \"z\"}", "the id \"a\" is that of an earlier row"),
+            (b"plain", "it is not a JSON object"),
+            (b"[1, 2]", "it is not a JSON object"),
+            (b"{\"id\": \"b\", \"text\": \"x\"", "it is not a JSON object"),
+            (b"{\"id\": \"b\", \"text\": \"\xff\"}", "it is not UTF-8 from byte 21 on"),
+        ] {
+            let error = read(&[good.as_bytes(), row].concat()).unwrap_err();
+            let SearchError::Row { line, why: found, .. } = &error else { panic!("{error}") };
+            assert_eq!(*line, 3, "{error}");
+            assert!(found.contains(why), "{error}");
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! Reciprocal-rank fusion (Cormack, Clarke and Büttcher 2009): a row's score is Σ 1 / (60 + rank) over the
+//! lists that have it.
+
+use std::collections::HashMap;
+
+/// Constant of the paper, which keeps the first ranks of one list from deciding alone.
+const K: f32 = 60.0;
+
+/// The `count` best rows of several lists, each best first. Equal scores are in the order of rows.
+pub fn fuse(lists: &[&[(u32, f32)]], count: usize) -> Vec<(u32, f32)> {
+    let mut scores: HashMap<u32, f32> = HashMap::new();
+    for list in lists {
+        for (place, (row, _)) in list.iter().enumerate() {
+            *scores.entry(*row).or_default() += 1.0 / (K + place as f32 + 1.0);
+        }
+    }
+    let mut fused: Vec<(u32, f32)> = scores.into_iter().collect();
+    fused.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    fused.truncate(count);
+    fused
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_that_both_lists_have_come_first() {
+        let (one, other) = ([(7, 9.0), (3, 8.0)], [(3, 0.5), (5, 0.4)]);
+        let fused = fuse(&[&one, &other], 3);
+        assert_eq!(fused.iter().map(|(row, _)| *row).collect::<Vec<_>>(), [3, 7, 5]);
+        assert_eq!(fused[0].1, 1.0 / 62.0 + 1.0 / 61.0);
+        assert_eq!(fuse(&[&one, &[]], 1), [(7, 1.0 / 61.0)]);
+        assert_eq!(fuse(&[&[(9, 1.0)], &[(2, 1.0)]], 2), [(2, 1.0 / 61.0), (9, 1.0 / 61.0)]);
+    }
+}

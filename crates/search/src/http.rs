@@ -1,0 +1,311 @@
+//! The HTTP service: Search-R1's `/retrieve`, Agent-R1's `/search`, and `/health`.
+//!
+//! Answers are those that the clients of either expect. Whatever is wrong with a request is said as JSON:
+//! `{"error": {"code", "message"}, "detail"}`, the last of which FastAPI's clients read.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Router;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, Request, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::serve::ListenerExt as _;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tracing::debug;
+
+use crate::{Hit, Mode, SearchError, Searcher};
+
+/// Seconds after which a server that is busy is worth another try.
+const RETRY_AFTER: u64 = 1;
+
+/// How the service answers.
+#[derive(Debug, Clone)]
+pub struct HttpOptions {
+    /// Keys, one of which every request must bear; none where this is empty.
+    pub keys: Vec<String>,
+    /// Passages for a query where a request does not say.
+    pub top_k: usize,
+    /// Most bytes of a body.
+    pub body_bytes: usize,
+}
+
+impl Default for HttpOptions {
+    fn default() -> Self {
+        HttpOptions { keys: Vec::new(), top_k: 3, body_bytes: 16 << 20 }
+    }
+}
+
+/// A body of JSON.
+struct Json(Value);
+
+impl IntoResponse for Json {
+    fn into_response(self) -> Response {
+        ([(header::CONTENT_TYPE, "application/json")], self.0.to_string()).into_response()
+    }
+}
+
+struct Service {
+    searcher: Searcher,
+    options: HttpOptions,
+}
+
+type Shared = Arc<Service>;
+
+/// A request that is not answered.
+struct Refusal {
+    status: StatusCode,
+    code: &'static str,
+    message: String,
+}
+
+impl Refusal {
+    fn invalid(message: impl Into<String>) -> Self {
+        Refusal { status: StatusCode::BAD_REQUEST, code: "invalid", message: message.into() }
+    }
+}
+
+impl From<SearchError> for Refusal {
+    fn from(error: SearchError) -> Self {
+        let (status, code) = match &error {
+            SearchError::Query(_) => (StatusCode::BAD_REQUEST, "invalid"),
+            SearchError::Busy(_) => (StatusCode::SERVICE_UNAVAILABLE, "busy"),
+            SearchError::Embed(error) if error.may_pass() => (StatusCode::SERVICE_UNAVAILABLE, "busy"),
+            _ => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
+        };
+        Refusal { status, code, message: error.to_string() }
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let Refusal { status, code, message } = self;
+        debug!(%status, message, "refused");
+        let body = json!({ "error": { "code": code, "message": message }, "detail": message });
+        let mut response = (status, Json(body)).into_response();
+        if status == StatusCode::SERVICE_UNAVAILABLE {
+            response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER.into());
+        }
+        if status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+/// Request of Search-R1.
+#[derive(Deserialize)]
+struct Retrieve {
+    queries: Vec<String>,
+    #[serde(default)]
+    topk: Option<usize>,
+    #[serde(default)]
+    return_scores: bool,
+}
+
+/// Request of Agent-R1.
+#[derive(Deserialize)]
+struct Search {
+    #[serde(default)]
+    query: Option<String>,
+    #[serde(default)]
+    queries: Option<Vec<String>>,
+    #[serde(default)]
+    top_k: Option<usize>,
+}
+
+/// A passage as Search-R1 returns it: its dense server has the contents alone, that of BM25 the parts, too.
+#[derive(Serialize)]
+struct Document {
+    id: String,
+    contents: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    title: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<String>,
+}
+
+impl Service {
+    fn document(&self, hit: Hit) -> Document {
+        let contents = hit.passage.contents();
+        let parts = self.searcher.mode() == Mode::Bm25;
+        let part = |text: String| parts.then_some(text);
+        let (title, text) = (part(hit.passage.title), part(hit.passage.text));
+        Document { id: hit.passage.id, contents, title, text }
+    }
+
+    /// Refuses whoever bears no key where one is due.
+    fn admit(&self, headers: &HeaderMap) -> Result<(), Refusal> {
+        let text = |name: &str| headers.get(name)?.to_str().ok();
+        let bearer = text("authorization").and_then(|value| {
+            let (scheme, key) = value.split_once(' ')?;
+            scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
+        });
+        let key = bearer.or_else(|| text("x-api-key"));
+        let keys = &self.options.keys;
+        if keys.is_empty() || key.is_some_and(|key| keys.iter().any(|known| same(known, key))) {
+            return Ok(());
+        }
+        let message = "the key is missing or wrong; send it as Authorization: Bearer or x-api-key".into();
+        Err(Refusal { status: StatusCode::UNAUTHORIZED, code: "unauthorised", message })
+    }
+
+    /// Reads the body of a request that bears a key, as JSON.
+    async fn read<T: DeserializeOwned>(&self, request: Request) -> Result<T, Refusal> {
+        self.admit(request.headers())?;
+        let most = self.options.body_bytes;
+        let body = axum::body::to_bytes(request.into_body(), most).await.map_err(|error| {
+            let error = error.to_string();
+            match error.contains("length limit") {
+                true => Refusal {
+                    status: StatusCode::PAYLOAD_TOO_LARGE,
+                    code: "too_large",
+                    message: format!("the body has more than {most} bytes; ask in several requests"),
+                },
+                false => Refusal::invalid(format!("the body broke off: {error}")),
+            }
+        })?;
+        let mut reader = serde_json::Deserializer::from_slice(&body);
+        let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
+            let path = error.path().to_string();
+            let place = if path == "." || path == "?" { "the body".to_owned() } else { path };
+            Refusal::invalid(format!("{place}: {}", error.inner()))
+        })?;
+        let rest = reader.end().map_err(|error| format!("the body goes on after its JSON: {error}"));
+        rest.map_err(Refusal::invalid)?;
+        Ok(value)
+    }
+
+    /// Passages for queries; 0 asks for the default number, as it does in Search-R1.
+    async fn find(&self, queries: Vec<String>, top_k: Option<usize>) -> Result<Vec<Vec<Hit>>, Refusal> {
+        let count = top_k.filter(|count| *count > 0).unwrap_or(self.options.top_k);
+        Ok(self.searcher.search(queries, count).await?)
+    }
+
+    /// Answers a request of Agent-R1.
+    async fn search(&self, search: Search) -> Result<Json, Refusal> {
+        let begun = Instant::now();
+        let queries = match (search.queries, search.query) {
+            (Some(queries), None) => queries,
+            (None, Some(query)) => vec![query],
+            (None, None) => return Err(Refusal::invalid("`query` or `queries` is missing")),
+            (Some(_), Some(_)) => {
+                return Err(Refusal::invalid("`query` and `queries` are both there; give one of them"));
+            }
+        };
+        let found = self.find(queries.clone(), search.top_k).await?;
+        let search_time = begun.elapsed().as_secs_f64();
+        let result = |hit: Hit| json!({ "score": hit.score, "document": hit.passage.contents() });
+        let results = queries.into_iter().zip(found).map(|(query, hits)| {
+            let hits: Vec<Value> = hits.into_iter().map(result).collect();
+            json!({ "query": query, "results": hits })
+        });
+        let results: Vec<Value> = results.collect();
+        let total_time = begun.elapsed().as_secs_f64();
+        Ok(Json(json!({
+            "query_results": results, "total_time": total_time, "search_time": search_time,
+        })))
+    }
+}
+
+/// Whether two keys are the same, in a time that does not depend on where they differ.
+fn same(known: &str, key: &str) -> bool {
+    known.len() == key.len() && known.bytes().zip(key.bytes()).fold(0, |sum, (a, b)| sum | (a ^ b)) == 0
+}
+
+async fn retrieve(State(service): State<Shared>, request: Request) -> Result<Json, Refusal> {
+    let Retrieve { queries, topk, return_scores } = service.read(request).await?;
+    let found = service.find(queries, topk).await?;
+    let hit = |hit: Hit| {
+        let score = hit.score;
+        match return_scores {
+            true => json!({ "document": service.document(hit), "score": score }),
+            false => json!(service.document(hit)),
+        }
+    };
+    let lists = found.into_iter().map(|hits| hits.into_iter().map(hit).collect::<Vec<_>>());
+    Ok(Json(json!({ "result": lists.collect::<Vec<_>>() })))
+}
+
+async fn search(State(service): State<Shared>, request: Request) -> Result<Json, Refusal> {
+    let search = service.read(request).await?;
+    service.search(search).await
+}
+
+async fn search_by_url(
+    State(service): State<Shared>,
+    headers: HeaderMap,
+    pairs: Result<Query<Vec<(String, String)>>, QueryRejection>,
+) -> Result<Json, Refusal> {
+    service.admit(&headers)?;
+    let Query(pairs) = pairs.map_err(|error| Refusal::invalid(error.body_text()))?;
+    let mut search = Search { query: None, queries: None, top_k: None };
+    for (name, value) in pairs {
+        match name.as_str() {
+            "query" => search.query = Some(value),
+            "queries" => search.queries.get_or_insert_default().push(value),
+            "top_k" => {
+                let count = value.parse();
+                let why = |_| Refusal::invalid(format!("`top_k` is {value:?}, but must be a whole number"));
+                search.top_k = Some(count.map_err(why)?);
+            }
+            _ => {}
+        }
+    }
+    service.search(search).await
+}
+
+async fn health(State(service): State<Shared>) -> Json {
+    let manifest = service.searcher.index().manifest();
+    Json(json!({
+        "status": "healthy", "passages": manifest.passages, "mode": service.searcher.mode().name(),
+    }))
+}
+
+async fn nowhere(request: Request) -> Refusal {
+    let message = format!(
+        "nothing is at {} {}; there are POST /retrieve, GET and POST /search, GET /health",
+        request.method(),
+        request.uri().path()
+    );
+    Refusal { status: StatusCode::NOT_FOUND, code: "not_found", message }
+}
+
+/// The service of an index.
+pub fn router(searcher: Searcher, options: HttpOptions) -> Router {
+    Router::new()
+        .route("/retrieve", post(retrieve))
+        .route("/search", get(search_by_url).post(search))
+        .route("/health", get(health))
+        .fallback(nowhere)
+        .method_not_allowed_fallback(nowhere)
+        .with_state(Arc::new(Service { searcher, options }))
+}
+
+/// Serves an index until `stop` ends, and the answers under way with it.
+///
+/// # Errors
+/// When the listener fails.
+pub async fn serve(
+    searcher: Searcher,
+    options: HttpOptions,
+    listener: TcpListener,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> std::io::Result<()> {
+    // Answers are small: held back until the client confirms the packet before, each would take 40 ms.
+    let listener = listener.tap_io(|connection| {
+        if let Err(error) = connection.set_nodelay(true) {
+            debug!(%error, "a connection keeps its small packets back");
+        }
+    });
+    axum::serve(listener, router(searcher, options)).with_graceful_shutdown(stop).await
+}
+
+#[cfg(test)]
+#[path = "http_tests.rs"]
+mod tests;

@@ -1,0 +1,171 @@
+use axum::body::Body;
+use http_body_util::BodyExt;
+use tower::ServiceExt;
+
+use super::*;
+use crate::Mode;
+use crate::testing::{Made, letters, make, passage};
+
+struct Bench {
+    _made: Made,
+    router: Router,
+}
+
+async fn bench(mode: Mode, options: HttpOptions) -> Bench {
+    let passages = [
+        passage("7", "Ada Lovelace", "She wrote the first program."),
+        passage("9", "", "Programs run on engines."),
+        passage("a", "Engine", "An engine of difference."),
+    ];
+    let (made, index) = tokio::task::spawn_blocking(move || make(&passages, true)).await.unwrap();
+    let searcher = Searcher::new(index, mode, Some(letters()), 1).unwrap();
+    Bench { _made: made, router: router(searcher, options) }
+}
+
+impl Bench {
+    async fn ask(&self, request: Request) -> (u16, Value) {
+        let response = self.router.clone().oneshot(request).await.unwrap();
+        let status = response.status().as_u16();
+        assert_eq!(response.headers()["content-type"], "application/json");
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        (status, serde_json::from_slice(&body).unwrap())
+    }
+
+    async fn post(&self, path: &str, body: impl Into<Body>) -> (u16, Value) {
+        self.ask(Request::post(path).body(body.into()).unwrap()).await
+    }
+
+    async fn get(&self, path: &str) -> (u16, Value) {
+        self.ask(Request::get(path).body(Body::empty()).unwrap()).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn retrieve_answers_as_search_r1_does() {
+    let bench = bench(Mode::Bm25, HttpOptions::default()).await;
+    let body = r#"{"queries": ["first program", "engine"], "topk": 1, "return_scores": true}"#;
+    let (status, mut answer) = bench.post("/retrieve", body).await;
+    assert_eq!(status, 200);
+    for list in 0..2 {
+        let score = answer["result"][list][0]["score"].take().as_f64().unwrap();
+        assert!(score > 0.0);
+    }
+    let document = |id: &str, contents: &str, title: &str, text: &str| json!({ "document": { "id": id, "contents": contents, "title": title, "text": text }, "score": null });
+    let ada = "\"Ada Lovelace\"\nShe wrote the first program.";
+    let engine = "\"Engine\"\nAn engine of difference.";
+    let wanted = json!({ "result": [
+        [document("7", ada, "Ada Lovelace", "She wrote the first program.")],
+        [document("a", engine, "Engine", "An engine of difference.")],
+    ] });
+    assert_eq!(answer, wanted);
+    // Their clients go by the order of keys nowhere, but by the names at every level.
+    assert!(answer.to_string().starts_with(r#"{"result":[[{"document":{"id":"7","contents":"#));
+
+    // Bare documents without scores; the default number where topk is null, 0 or left out.
+    for body in [
+        r#"{"queries": ["program engine"]}"#,
+        r#"{"queries": ["program engine"], "topk": null, "return_scores": false}"#,
+        r#"{"queries": ["program engine"], "topk": 0}"#,
+    ] {
+        let (_, answer) = bench.post("/retrieve", body).await;
+        let ids: Vec<_> = answer["result"][0].as_array().unwrap().iter().map(|hit| &hit["id"]).collect();
+        assert_eq!(ids, ["9", "a", "7"], "{body}");
+    }
+    assert_eq!(bench.post("/retrieve", r#"{"queries": []}"#).await, (200, json!({ "result": [] })));
+    let (_, nothing) = bench.post("/retrieve", r#"{"queries": ["zebra"], "return_scores": true}"#).await;
+    assert_eq!(nothing, json!({ "result": [[]] }));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dense_documents_have_their_contents_alone() {
+    let bench = bench(Mode::Dense, HttpOptions::default()).await;
+    let body = r#"{"queries": ["Programs run on engines."], "topk": 1, "return_scores": true}"#;
+    let (_, answer) = bench.post("/retrieve", body).await;
+    assert_eq!(
+        answer["result"][0][0]["document"],
+        json!({ "id": "9", "contents": "Programs run on engines." })
+    );
+    assert!((answer["result"][0][0]["score"].as_f64().unwrap() - 1.0).abs() < 1e-5);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn search_answers_as_agent_r1_does() {
+    let bench = bench(Mode::Bm25, HttpOptions::default()).await;
+    let ada = "\"Ada Lovelace\"\nShe wrote the first program.";
+    for (status, mut answer) in [
+        bench.post("/search", r#"{"query": "first program", "top_k": 1}"#).await,
+        bench.post("/search", r#"{"queries": ["first program"], "top_k": 1}"#).await,
+        bench.get("/search?query=first%20program&top_k=1").await,
+        bench.get("/search?queries=first+program&top_k=1").await,
+    ] {
+        assert_eq!(status, 200);
+        assert!(answer["total_time"].as_f64() >= answer["search_time"].as_f64());
+        assert!(answer["query_results"][0]["results"][0]["score"].take().is_number());
+        let result = json!({ "score": null, "document": ada });
+        assert_eq!(answer["query_results"], json!([{ "query": "first program", "results": [result] }]));
+    }
+    let (_, answer) = bench.get("/search?queries=engine&queries=program").await;
+    assert_eq!(answer["query_results"].as_array().unwrap().len(), 2);
+    let healthy = json!({ "status": "healthy", "passages": 3, "mode": "bm25" });
+    assert_eq!(bench.get("/health").await, (200, healthy));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_wrong_with_a_request_is_said() {
+    let bench = bench(Mode::Bm25, HttpOptions { body_bytes: 300_000, ..HttpOptions::default() }).await;
+    let many = json!({ "queries": vec!["x"; crate::MOST_QUERIES + 1] }).to_string();
+    let long = json!({ "queries": ["x".repeat(crate::LONGEST_QUERY + 1)] }).to_string();
+    for (path, body, status, why) in [
+        ("/retrieve", "", 400, "the body: EOF"),
+        ("/retrieve", "{", 400, "the body: EOF"),
+        ("/retrieve", "[]", 400, "the body: "),
+        ("/retrieve", "{}", 400, "missing field `queries`"),
+        ("/retrieve", r#"{"queries": "x"}"#, 400, "queries: invalid type: string"),
+        ("/retrieve", r#"{"queries": ["x", 5]}"#, 400, "queries[1]: invalid type"),
+        ("/retrieve", r#"{"queries": ["x"], "topk": -1}"#, 400, "topk: invalid value"),
+        ("/retrieve", r#"{"queries": ["x"], "topk": 1001}"#, 400, "1001 passages are asked for"),
+        ("/retrieve", r#"{"queries": ["x"]} more"#, 400, "the body goes on after its JSON"),
+        ("/retrieve", &many, 400, "6401 queries in one request"),
+        ("/retrieve", &long, 400, "query 0 has 65537 bytes"),
+        ("/search", "{}", 400, "`query` or `queries` is missing"),
+        ("/search", r#"{"query": "a", "queries": ["b"]}"#, 400, "are both there"),
+        ("/elsewhere", "{}", 404, "nothing is at POST /elsewhere"),
+        ("/health", "{}", 404, "nothing is at POST /health"),
+    ] {
+        let (found, answer) = bench.post(path, body.to_owned()).await;
+        assert_eq!(found, status, "{path}: {answer}");
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(message.contains(why), "{message}");
+        assert_eq!(answer["detail"], message);
+    }
+    let (status, answer) = bench.post("/retrieve", vec![b' '; 300_001]).await;
+    assert_eq!((status, answer["error"]["code"].as_str()), (413, Some("too_large")));
+    let (status, answer) = bench.get("/search?query=a&top_k=many").await;
+    assert_eq!(
+        (status, answer["detail"].as_str()),
+        (400, Some("`top_k` is \"many\", but must be a whole number"))
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_key_nothing_is_answered_but_health() {
+    let options = HttpOptions { keys: vec!["secret".into(), "other".into()], ..HttpOptions::default() };
+    let bench = bench(Mode::Bm25, options).await;
+    for path in ["/retrieve", "/search"] {
+        assert_eq!(bench.post(path, r#"{"queries": ["x"]}"#).await.0, 401);
+    }
+    assert_eq!(bench.get("/search?query=x").await.0, 401);
+    assert_eq!(bench.get("/health").await.0, 200);
+    for (name, value, status) in [
+        ("authorization", "Bearer secret", 200),
+        ("authorization", "bearer other", 200),
+        ("x-api-key", "secret", 200),
+        ("authorization", "Bearer secre", 401),
+        ("authorization", "secret", 401),
+        ("x-api-key", "", 401),
+    ] {
+        let request = Request::post("/retrieve").header(name, value);
+        let request = request.body(Body::from(r#"{"queries": ["x"]}"#)).unwrap();
+        assert_eq!(bench.ask(request).await.0, status, "{name}: {value}");
+    }
+}

@@ -1,0 +1,88 @@
+//! Inner products of vectors, for the instructions of the processor.
+//!
+//! The 8-bit product is exact in integers, and the one in f32 adds up in sixteen fixed lanes: neither depends
+//! on the processor.
+
+/// Compiles a function for wider vectors where the processor has them. Its body is plain Rust that the
+/// compiler vectorises.
+macro_rules! widened {
+    ($(#[$meta:meta])* fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty $body:block) => {
+        $(#[$meta])*
+        pub fn $name($($arg: $ty),*) -> $ret {
+            #[inline(always)]
+            fn body($($arg: $ty),*) -> $ret $body
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma")]
+            fn avx2($($arg: $ty),*) -> $ret {
+                body($($arg),*)
+            }
+
+            #[cfg(target_arch = "x86_64")]
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                // SAFETY: the processor has these instructions, as the line above found.
+                return unsafe { avx2($($arg),*) };
+            }
+            body($($arg),*)
+        }
+    };
+}
+
+/// Partial sums of the product in f32.
+const LANES: usize = 16;
+
+widened! {
+    /// Σ cᵢ qᵢ of 8-bit codes, given as bytes, with a query that was widened.
+    fn dot_codes(codes: &[u8], query: &[i16]) -> i32 {
+        codes.iter().zip(query).map(|(code, q)| i32::from(*code as i8) * i32::from(*q)).sum()
+    }
+}
+
+widened! {
+    /// Σ xᵢ qᵢ of a vector of little-endian f32.
+    fn dot(x: &[u8], query: &[f32]) -> f32 {
+        let mut sums = [0f32; LANES];
+        let mut rows = x.chunks_exact(4 * LANES);
+        let mut queries = query.chunks_exact(LANES);
+        for (x, q) in rows.by_ref().zip(queries.by_ref()) {
+            for (lane, sum) in sums.iter_mut().enumerate() {
+                *sum += number(x, lane) * q[lane];
+            }
+        }
+        for (lane, (q, sum)) in queries.remainder().iter().zip(&mut sums).enumerate() {
+            *sum += number(rows.remainder(), lane) * q;
+        }
+        sums.iter().sum()
+    }
+}
+
+/// The number at a place of an array of little-endian f32.
+#[inline(always)]
+fn number(bytes: &[u8], at: usize) -> f32 {
+    f32::from_le_bytes([bytes[4 * at], bytes[4 * at + 1], bytes[4 * at + 2], bytes[4 * at + 3]])
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn products_are_those_of_f64(pairs in prop::collection::vec((-1f32..1.0, -1f32..1.0), 0..200)) {
+            let (x, q): (Vec<f32>, Vec<f32>) = pairs.into_iter().unzip();
+            let bytes: Vec<u8> = x.iter().flat_map(|x| x.to_le_bytes()).collect();
+            let exact: f64 = x.iter().zip(&q).map(|(x, q)| f64::from(*x) * f64::from(*q)).sum();
+            prop_assert!((f64::from(dot(&bytes, &q)) - exact).abs() < 1e-4);
+        }
+
+        #[test]
+        fn products_of_codes_are_exact(pairs in prop::collection::vec((-127i8..=127, -127i16..=127), 0..900)) {
+            let (codes, q): (Vec<i8>, Vec<i16>) = pairs.into_iter().unzip();
+            let bytes: Vec<u8> = codes.iter().map(|code| *code as u8).collect();
+            let exact: i32 = codes.iter().zip(&q).map(|(c, q)| i32::from(*c) * i32::from(*q)).sum();
+            prop_assert_eq!(dot_codes(&bytes, &q), exact);
+        }
+    }
+}

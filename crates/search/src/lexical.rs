@@ -1,0 +1,263 @@
+//! BM25 over an inverted index (tantivy).
+//!
+//! Scores are Robertson and Zaragoza's BM25 with k₁ = 1.2 and b = 0.75 and Lucene's never negative
+//! idf = ln(1 + (N − n + ½) / (n + ½)), over title and text as one field. Lengths of passages are rounded
+//! down to one of 256 values (exact up to 40 terms). A passage's row in the corpus is its number in the
+//! index; equal scores are in the order of rows.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use dressage_policy::caught;
+use serde::{Deserialize, Serialize};
+use tantivy::collector::TopDocs;
+use tantivy::indexer::NoMergePolicy;
+use tantivy::query::{BooleanQuery, BoostQuery, Occur, Query, TermQuery};
+use tantivy::schema::{
+    FAST, Field, IndexRecordOption, STORED, Schema, TextFieldIndexing, TextOptions, Value,
+};
+use tantivy::tokenizer::{
+    Language, LowerCaser, RemoveLongFilter, SimpleTokenizer, Stemmer, StopWordFilter, TextAnalyzer,
+};
+use tantivy::{
+    DocAddress, Index, IndexReader, IndexWriter, ReloadPolicy, TantivyDocument, TantivyError, Term,
+};
+
+use crate::{Passage, SearchError};
+
+/// Name of the analyzer within the inverted index.
+const ANALYZER: &str = "dressage";
+/// Bytes of postings that are held before they are written, a segment each time.
+const MEMORY: usize = 256 << 20;
+/// Longest term, in bytes.
+const LONGEST_TERM: usize = 64;
+
+/// How a text becomes terms.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Analyzer {
+    /// Words in lower case, without English stop words, stemmed by Porter's second algorithm.
+    #[default]
+    English,
+    /// Words in lower case.
+    Plain,
+}
+
+impl Analyzer {
+    fn build(self) -> TextAnalyzer {
+        let words = TextAnalyzer::builder(SimpleTokenizer::default())
+            .filter(RemoveLongFilter::limit(LONGEST_TERM))
+            .filter(LowerCaser);
+        match (self, StopWordFilter::new(Language::English)) {
+            (Analyzer::English, Some(stops)) => {
+                words.filter(stops).filter(Stemmer::new(Language::English)).build()
+            }
+            _ => words.build(),
+        }
+    }
+
+    /// The terms of a text, in its order.
+    pub fn terms(self, text: &str) -> Vec<String> {
+        terms(&mut self.build(), text)
+    }
+}
+
+fn terms(analyzer: &mut TextAnalyzer, text: &str) -> Vec<String> {
+    let mut stream = analyzer.token_stream(text);
+    let mut found = Vec::new();
+    stream.process(&mut |token| found.push(token.text.clone()));
+    found
+}
+
+/// Fields of a passage in the inverted index.
+#[derive(Clone, Copy)]
+struct Fields {
+    id: Field,
+    title: Field,
+    text: Field,
+    contents: Field,
+    row: Field,
+}
+
+impl Fields {
+    fn schema() -> (Schema, Self) {
+        let mut schema = Schema::builder();
+        let indexing = TextFieldIndexing::default()
+            .set_tokenizer(ANALYZER)
+            .set_index_option(IndexRecordOption::WithFreqs);
+        let fields = Fields {
+            id: schema.add_text_field("id", STORED),
+            title: schema.add_text_field("title", STORED),
+            text: schema.add_text_field("text", STORED),
+            contents: schema
+                .add_text_field("contents", TextOptions::default().set_indexing_options(indexing)),
+            row: schema.add_u64_field("row", FAST),
+        };
+        (schema.build(), fields)
+    }
+}
+
+/// An inverted index that is being written.
+pub struct LexicalWriter {
+    writer: IndexWriter,
+    fields: Fields,
+    rows: u64,
+}
+
+impl LexicalWriter {
+    /// Begins one in a folder, which must be empty.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn create(folder: &Path, analyzer: Analyzer) -> Result<Self, SearchError> {
+        let fault = fault(folder);
+        let (schema, fields) = Fields::schema();
+        let index = Index::create_in_dir(folder, schema).map_err(&fault)?;
+        index.tokenizers().register(ANALYZER, analyzer.build());
+        // Segments of one thread are rows in their order.
+        let writer: IndexWriter = index.writer_with_num_threads(1, MEMORY).map_err(&fault)?;
+        writer.set_merge_policy(Box::new(NoMergePolicy));
+        Ok(LexicalWriter { writer, fields, rows: 0 })
+    }
+
+    /// Adds the passage of the next row.
+    ///
+    /// # Errors
+    /// When the folder cannot be written.
+    pub fn add(&mut self, passage: &Passage) -> Result<(), TantivyError> {
+        let mut document = TantivyDocument::default();
+        document.add_text(self.fields.id, &passage.id);
+        document.add_text(self.fields.title, &passage.title);
+        document.add_text(self.fields.text, &passage.text);
+        document.add_text(self.fields.contents, passage.contents());
+        document.add_u64(self.fields.row, self.rows);
+        self.writer.add_document(document)?;
+        self.rows += 1;
+        Ok(())
+    }
+
+    /// Writes what is left, and makes one segment of all.
+    ///
+    /// # Errors
+    /// When the folder cannot be written.
+    pub fn finish(mut self) -> Result<(), TantivyError> {
+        self.writer.commit()?;
+        let index = self.writer.index().clone();
+        let searcher = reader(&index)?.searcher();
+        let mut segments = Vec::new();
+        for segment in searcher.segment_readers() {
+            let first = segment.fast_fields().u64("row")?.first(0);
+            segments.push((first, segment.segment_id()));
+        }
+        drop(searcher);
+        segments.sort();
+        if segments.len() > 1 {
+            let ids: Vec<_> = segments.into_iter().map(|(_, id)| id).collect();
+            self.writer.merge(&ids).wait()?;
+        }
+        self.writer.garbage_collect_files().wait()?;
+        self.writer.wait_merging_threads()
+    }
+}
+
+fn reader(index: &Index) -> Result<IndexReader, TantivyError> {
+    index.reader_builder().reload_policy(ReloadPolicy::Manual).try_into()
+}
+
+/// An inverted index that is searched.
+pub struct Lexical {
+    reader: IndexReader,
+    analyzer: Analyzer,
+    fields: Fields,
+    folder: std::path::PathBuf,
+}
+
+impl Lexical {
+    /// Opens the inverted index in a folder.
+    ///
+    /// # Errors
+    /// When a file is missing or damaged, or it has another number of passages than `passages`.
+    pub fn open(folder: &Path, analyzer: Analyzer, passages: u64) -> Result<Self, SearchError> {
+        let fault = fault(folder);
+        let opened = caught(|| {
+            let index = Index::open_in_dir(folder)?;
+            index.tokenizers().register(ANALYZER, analyzer.build());
+            Ok((index.schema(), reader(&index)?))
+        });
+        let (schema, reader) =
+            opened.map_err(|panic| SearchError::damaged(folder, panic))?.map_err(&fault)?;
+        let (wanted, fields) = Fields::schema();
+        let (rows, segments) = {
+            let searcher = reader.searcher();
+            (searcher.num_docs(), searcher.segment_readers().len())
+        };
+        if schema != wanted || rows != passages || segments != 1 {
+            let why = format!("it has {rows} passages in {segments} segments, and the index {passages} in 1");
+            return Err(SearchError::damaged(folder, why));
+        }
+        Ok(Lexical { reader, analyzer, fields, folder: folder.to_owned() })
+    }
+
+    /// Rows and scores of the `count` best passages for a text, best first. A text without terms finds none;
+    /// a term counts as often as the text has it.
+    ///
+    /// # Errors
+    /// When the index is damaged.
+    pub fn search(&self, text: &str, count: usize) -> Result<Vec<(u32, f32)>, SearchError> {
+        let mut weights: BTreeMap<String, u32> = BTreeMap::new();
+        for term in self.analyzer.terms(text) {
+            *weights.entry(term).or_default() += 1;
+        }
+        if weights.is_empty() || count == 0 {
+            return Ok(Vec::new());
+        }
+        let clauses = weights.into_iter().map(|(term, weight)| {
+            let term = Term::from_field_text(self.fields.contents, &term);
+            let one: Box<dyn Query> = Box::new(TermQuery::new(term, IndexRecordOption::WithFreqs));
+            let query = if weight == 1 { one } else { Box::new(BoostQuery::new(one, weight as f32)) };
+            (Occur::Should, query)
+        });
+        let query = BooleanQuery::new(clauses.collect());
+        let found =
+            caught(|| self.reader.searcher().search(&query, &TopDocs::with_limit(count).order_by_score()));
+        let found = found.map_err(|panic| SearchError::damaged(&self.folder, panic))?;
+        let found = found.map_err(fault(&self.folder))?;
+        Ok(found.into_iter().map(|(score, address)| (address.doc_id, score)).collect())
+    }
+
+    /// The passage of a row.
+    ///
+    /// # Errors
+    /// When there is none, or the index is damaged.
+    pub fn passage(&self, row: u32) -> Result<Passage, SearchError> {
+        let found = caught(|| self.reader.searcher().doc::<TantivyDocument>(DocAddress::new(0, row)));
+        let found = found.map_err(|panic| SearchError::damaged(&self.folder, panic))?;
+        let document = found.map_err(fault(&self.folder))?;
+        let text = |field| {
+            let value = document.get_first(field).and_then(|value| value.as_str().map(str::to_owned));
+            value.ok_or_else(|| SearchError::damaged(&self.folder, format!("passage {row} lacks a field")))
+        };
+        Ok(Passage {
+            id: text(self.fields.id)?,
+            title: text(self.fields.title)?,
+            text: text(self.fields.text)?,
+        })
+    }
+}
+
+/// Errors of the inverted index in a folder, in our words.
+pub(crate) fn fault(folder: &Path) -> impl Fn(TantivyError) -> SearchError + use<> {
+    let folder = folder.to_owned();
+    move |error| match error {
+        TantivyError::IoError(cause) => SearchError::Io {
+            action: "use",
+            path: folder.clone(),
+            cause: std::io::Error::new(cause.kind(), cause.to_string()),
+        },
+        other => SearchError::damaged(&folder, other.to_string()),
+    }
+}
+
+#[cfg(test)]
+#[path = "lexical_tests.rs"]
+mod tests;

@@ -1,0 +1,122 @@
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::testing::{make, passage, try_make};
+
+/// A length as the index has it: exact up to 40, then one of a table whose steps double every eight entries.
+fn rounded(length: u32) -> f64 {
+    f64::from(tantivy::fieldnorm::FieldNormReader::id_to_fieldnorm(
+        tantivy::fieldnorm::FieldNormReader::fieldnorm_to_id(length),
+    ))
+}
+
+/// BM25 in f64, straight from its formula.
+fn naive(passages: &[Passage], query: &str, analyzer: Analyzer) -> Vec<f64> {
+    let (k, b) = (1.2, 0.75);
+    let terms: Vec<Vec<String>> =
+        passages.iter().map(|passage| analyzer.terms(&passage.contents())).collect();
+    let total: usize = terms.iter().map(Vec::len).sum();
+    let count = terms.len() as f64;
+    let average = total as f64 / count;
+    let score = |own: &Vec<String>| {
+        let mut sum = 0.0;
+        for term in analyzer.terms(query) {
+            let frequency = own.iter().filter(|other| **other == term).count() as f64;
+            let having = terms.iter().filter(|all| all.contains(&term)).count() as f64;
+            let idf = (1.0 + (count - having + 0.5) / (having + 0.5)).ln();
+            let length = rounded(own.len() as u32);
+            sum += idf * frequency * (k + 1.0) / (frequency + k * (1.0 - b + b * length / average));
+        }
+        sum
+    };
+    terms.iter().map(score).collect()
+}
+
+fn corpus() -> impl Strategy<Value = Vec<Passage>> {
+    // Few words, so that they meet; long and short passages, so that lengths are rounded.
+    let words = || prop::collection::vec("[abcdefgh]{1,2}", 1..120);
+    let row = ("[a-d ]{0,6}", words());
+    prop::collection::vec(row, 1..25).prop_map(|rows| {
+        let of = |(at, (title, words)): (usize, (String, Vec<String>))| {
+            passage(&at.to_string(), title.trim(), &words.join(" "))
+        };
+        rows.into_iter().enumerate().map(of).collect()
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn ranks_are_those_of_the_formula(
+        passages in corpus(),
+        query in prop::collection::vec("[abcdefgh]{1,2}", 0..6),
+    ) {
+        let made = try_make(&passages, Analyzer::Plain, false).unwrap();
+        let index = crate::Index::open(&made.index, true).unwrap();
+        let query = query.join(" ");
+        let expected = naive(&passages, &query, Analyzer::Plain);
+        let found = index.bm25(&[query], passages.len(), 1).unwrap().remove(0);
+        let matching = expected.iter().filter(|score| **score > 0.0).count();
+        prop_assert_eq!(found.len(), matching);
+        for (row, score) in &found {
+            let exact = expected[*row as usize];
+            prop_assert!((f64::from(*score) - exact).abs() <= 1e-5 * exact, "row {}: {} {}", row, score, exact);
+        }
+        for pair in found.windows(2) {
+            prop_assert!(pair[0].1 > pair[1].1 || (pair[0].1 == pair[1].1 && pair[0].0 < pair[1].0));
+        }
+    }
+
+    #[test]
+    fn passages_come_back_as_they_were(
+        rows in prop::collection::vec(("\\PC{0,12}", "[\\PC\n\"]{0,40}"), 1..12),
+    ) {
+        let passages: Vec<Passage> = rows
+            .into_iter()
+            .enumerate()
+            .map(|(at, (title, text))| passage(&format!("ü{at}"), &title, &format!("{text}.")))
+            .collect();
+        let (_made, index) = make(&passages, false);
+        let rows: Vec<(u32, f32)> = (0..passages.len() as u32).map(|row| (row, 0.0)).collect();
+        let found: Vec<Passage> =
+            index.hits(&rows).unwrap().into_iter().map(|hit| hit.passage).collect();
+        prop_assert_eq!(found, passages);
+    }
+}
+
+#[test]
+fn words_are_stemmed_and_stop_words_left_out() {
+    assert_eq!(Analyzer::English.terms("The Movies were released"), ["movi", "were", "releas"]);
+    assert_eq!(Analyzer::Plain.terms("The Movies, RELEASED"), ["the", "movies", "released"]);
+    let counts: BTreeMap<_, _> =
+        [("when is it", 0), ("", 0), ("!?", 0), ("release of the movie", 1)].into_iter().collect();
+    let (_made, index) =
+        make(&[passage("a", "Deadpool 2", "It releases in May."), passage("b", "", "x")], false);
+    for (query, wanted) in counts {
+        assert_eq!(index.bm25(&[query.into()], 5, 1).unwrap()[0].len(), wanted, "{query:?}");
+    }
+}
+
+#[test]
+fn many_rows_in_many_segments_keep_their_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut writer = LexicalWriter::create(folder.path(), Analyzer::Plain).unwrap();
+    for row in 0..50 {
+        writer.add(&passage(&row.to_string(), "", "same words")).unwrap();
+        if row % 7 == 0 {
+            // What a full memory does.
+            writer.writer.commit().unwrap();
+        }
+    }
+    writer.finish().unwrap();
+    let lexical = Lexical::open(folder.path(), Analyzer::Plain, 50).unwrap();
+    let rows: Vec<u32> = lexical.search("words", 50).unwrap().iter().map(|(row, _)| *row).collect();
+    assert_eq!(rows, (0..50).collect::<Vec<u32>>());
+    assert_eq!(lexical.passage(33).unwrap().id, "33");
+    assert!(lexical.passage(50).is_err());
+    let other = Lexical::open(folder.path(), Analyzer::Plain, 51).err().unwrap().to_string();
+    assert!(other.contains("it has 50 passages in 1 segments, and the index 51 in 1"), "{other}");
+}

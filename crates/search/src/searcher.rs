@@ -1,0 +1,206 @@
+//! Searching from async code: an index, the model of its vectors, and turns for whoever asks.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dressage_policy::{Embedder, PolicyError, TextRole, awake};
+use tokio::sync::Semaphore;
+
+use crate::fuse::fuse;
+use crate::{Hit, Index, SearchError};
+
+/// Most queries of one request: two and a half times those of a step of Search-R1 (512 prompts, 5 attempts).
+pub const MOST_QUERIES: usize = 6_400;
+/// Most passages for a query.
+pub const MOST_RESULTS: usize = 1_000;
+/// Longest query, in bytes: what is longer is no query, and every term of it would be looked up.
+pub const LONGEST_QUERY: usize = 64 << 10;
+/// Length of the lists that are fused, at least.
+const FUSED: usize = 100;
+/// Longest wait for a turn.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+/// Longest wait for the vectors of a request.
+const LONGEST_EMBEDDING: Duration = Duration::from_secs(120);
+
+/// How passages are found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// By their words.
+    Bm25,
+    /// By their vectors.
+    Dense,
+    /// By both, with ranks fused.
+    Hybrid,
+}
+
+impl Mode {
+    /// The name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mode::Bm25 => "bm25",
+            Mode::Dense => "dense",
+            Mode::Hybrid => "hybrid",
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Mode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let all = [Mode::Bm25, Mode::Dense, Mode::Hybrid];
+        let found = all.into_iter().find(|mode| mode.name() == text);
+        found.ok_or_else(|| format!("{text:?} is none of bm25, dense and hybrid"))
+    }
+}
+
+/// An index that answers one way. Clones are the same.
+#[derive(Clone)]
+pub struct Searcher(Arc<Inner>);
+
+struct Inner {
+    index: Index,
+    mode: Mode,
+    embedder: Option<Arc<dyn Embedder>>,
+    threads: usize,
+    turns: Arc<Semaphore>,
+}
+
+impl Searcher {
+    /// Searches an index on up to `threads` threads at once, 0 for one on each core. Dense and hybrid modes
+    /// need the model that its passages were embedded with.
+    ///
+    /// # Errors
+    /// When the index has no vectors, or the model is another one.
+    pub fn new(
+        index: Index,
+        mode: Mode,
+        embedder: Option<Arc<dyn Embedder>>,
+        threads: usize,
+    ) -> Result<Self, SearchError> {
+        if mode != Mode::Bm25 {
+            let folder = index.folder().display();
+            let Some(dense) = &index.manifest().dense else {
+                return Err(SearchError::NoVectors(format!(
+                    "{folder} has no vectors, so it is searched by bm25 alone; build it again with --dense MODEL"
+                )));
+            };
+            let Some(embedder) = &embedder else {
+                return Err(SearchError::NoVectors(format!(
+                    "a {mode} search needs the model {:?} that embedded the passages of {folder}",
+                    dense.model
+                )));
+            };
+            if embedder.fingerprint() != dense.fingerprint {
+                return Err(SearchError::NoVectors(format!(
+                    "the model at hand is not the one that embedded the passages of {folder}, {:?}; give that, or \
+                     build the index again",
+                    dense.model
+                )));
+            }
+        }
+        let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let threads = if threads == 0 { cores() } else { threads };
+        let turns = Arc::new(Semaphore::new(threads));
+        Ok(Searcher(Arc::new(Inner { index, mode, embedder, threads, turns })))
+    }
+
+    /// The index.
+    pub fn index(&self) -> &Index {
+        &self.0.index
+    }
+
+    /// How it answers.
+    pub fn mode(&self) -> Mode {
+        self.0.mode
+    }
+
+    /// The `count` best passages for each query, best first.
+    ///
+    /// # Errors
+    /// When there are too many queries or passages asked for, a query is too long, the model fails, the index
+    /// is damaged, or no turn came in time.
+    pub async fn search(&self, queries: Vec<String>, count: usize) -> Result<Vec<Vec<Hit>>, SearchError> {
+        check(&queries, count)?;
+        if queries.is_empty() {
+            return Ok(Vec::new());
+        }
+        let inner = &self.0;
+        let vectors = match (inner.mode, &inner.embedder) {
+            (Mode::Dense | Mode::Hybrid, Some(embedder)) => embed(embedder.as_ref(), &queries).await?,
+            _ => Vec::new(),
+        };
+        let turn = awake::within(LONGEST_WAIT, Arc::clone(&inner.turns).acquire_owned()).await;
+        let Some(Ok(turn)) = turn else { return Err(SearchError::Busy(LONGEST_WAIT)) };
+        let inner = Arc::clone(inner);
+        let work = move || {
+            // Held to the end of the work, also where nobody waits for it any more.
+            let _turn = turn;
+            inner.find(&queries, &vectors, count)
+        };
+        let found = tokio::task::spawn_blocking(work).await;
+        found.map_err(|error| SearchError::Internal(error.to_string()))?
+    }
+}
+
+/// Checks the bounds of a request.
+fn check(queries: &[String], count: usize) -> Result<(), SearchError> {
+    if queries.len() > MOST_QUERIES {
+        let found = queries.len();
+        return Err(SearchError::Query(format!(
+            "{found} queries in one request, but at most {MOST_QUERIES} are answered; ask in several requests"
+        )));
+    }
+    if !(1..=MOST_RESULTS).contains(&count) {
+        return Err(SearchError::Query(format!(
+            "{count} passages are asked for, but it must be 1 to {MOST_RESULTS}"
+        )));
+    }
+    let long = queries.iter().position(|query| query.len() > LONGEST_QUERY);
+    match long {
+        Some(at) => Err(SearchError::Query(format!(
+            "query {at} has {} bytes, but queries have at most {LONGEST_QUERY}",
+            queries[at].len()
+        ))),
+        None => Ok(()),
+    }
+}
+
+async fn embed(embedder: &dyn Embedder, queries: &[String]) -> Result<Vec<Vec<f32>>, SearchError> {
+    let vectors = awake::within(LONGEST_EMBEDDING, embedder.embed(queries, TextRole::Query)).await;
+    let late = || {
+        let what = format!("the vectors of {} queries", queries.len());
+        PolicyError::Deadline(LONGEST_EMBEDDING, what)
+    };
+    Ok(vectors.unwrap_or_else(|| Err(late()))?)
+}
+
+impl Inner {
+    /// The passages for some queries; blocks the thread.
+    fn find(
+        &self,
+        queries: &[String],
+        vectors: &[Vec<f32>],
+        count: usize,
+    ) -> Result<Vec<Vec<Hit>>, SearchError> {
+        let rows = match self.mode {
+            Mode::Bm25 => self.index.bm25(queries, count, self.threads)?,
+            Mode::Dense => self.index.dense(vectors, count, self.threads)?,
+            Mode::Hybrid => {
+                let depth = count.max(FUSED);
+                let lexical = self.index.bm25(queries, depth, self.threads)?;
+                let dense = self.index.dense(vectors, depth, self.threads)?;
+                lexical.iter().zip(&dense).map(|(one, other)| fuse(&[one, other], count)).collect()
+            }
+        };
+        rows.iter().map(|rows| self.index.hits(rows)).collect()
+    }
+}

@@ -1,0 +1,85 @@
+//! Indices for tests.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use dressage_policy::{Embedder, PolicyError, TextRole};
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+use crate::{Analyzer, DenseModel, Index, Passage, SearchError, build};
+
+/// A passage.
+pub fn passage(id: &str, title: &str, text: &str) -> Passage {
+    Passage { id: id.into(), title: title.into(), text: text.into() }
+}
+
+/// Writes passages as a corpus.
+pub fn write_corpus(path: &Path, passages: &[Passage]) {
+    let lines: Vec<String> = passages.iter().map(|passage| serde_json::to_string(passage).unwrap()).collect();
+    std::fs::write(path, lines.join("\n")).unwrap();
+}
+
+/// A folder with a corpus and its index.
+pub struct Made {
+    _folder: TempDir,
+    pub index: PathBuf,
+}
+
+/// Builds the index of passages, with vectors of [`Letters`] where `dense`.
+pub fn try_make(passages: &[Passage], analyzer: Analyzer, dense: bool) -> Result<Made, SearchError> {
+    let folder = tempfile::tempdir().unwrap();
+    let (corpus, index) = (folder.path().join("corpus.jsonl"), folder.path().join("index"));
+    write_corpus(&corpus, passages);
+    let runtime = Runtime::new().unwrap();
+    let model = dense.then(|| DenseModel {
+        source: "letters".into(),
+        query_prefix: None,
+        passage_prefix: None,
+        embedder: &Letters,
+        runtime: runtime.handle().clone(),
+    });
+    build(&corpus, &index, analyzer, model, &mut |_| {})?;
+    Ok(Made { _folder: folder, index })
+}
+
+/// Opens the index of passages, built as by [`try_make`].
+pub fn make(passages: &[Passage], dense: bool) -> (Made, Index) {
+    let made = try_make(passages, Analyzer::English, dense).unwrap();
+    let index = Index::open(&made.index, true).unwrap();
+    (made, index)
+}
+
+/// A model whose vectors count letters.
+pub struct Letters;
+
+#[async_trait]
+impl Embedder for Letters {
+    fn dimensions(&self) -> usize {
+        26
+    }
+
+    fn fingerprint(&self) -> &str {
+        "letters"
+    }
+
+    async fn embed(&self, texts: &[String], _: TextRole) -> Result<Vec<Vec<f32>>, PolicyError> {
+        let vector = |text: &String| {
+            let mut counts = vec![0f32; 26];
+            for byte in text.bytes().filter(u8::is_ascii_alphabetic) {
+                counts[usize::from(byte.to_ascii_lowercase() - b'a')] += 1.0;
+            }
+            let norm = counts.iter().map(|x| x * x).sum::<f32>().sqrt().max(1e-9);
+            counts.iter().map(|x| x / norm).collect()
+        };
+        Ok(texts.iter().map(vector).collect())
+    }
+}
+
+/// [`Letters`], shared.
+pub fn letters() -> Arc<dyn Embedder> {
+    Arc::new(Letters)
+}

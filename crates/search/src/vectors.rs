@@ -1,0 +1,336 @@
+//! Vectors on disk, and the exact scan over them.
+//!
+//! A vector lies in memory-mapped files twice: as f32, and as 8-bit codes with one scale. A search goes over
+//! the codes of all vectors, a quarter of the bytes, and then looks at the f32 of those that may be among
+//! the best. How far a product of codes can be from the one in f32 is bounded (Cauchy–Schwarz):
+//!
+//! |q·x − q̂·x̂| ≤ |q − q̂| |x| + |q̂| |x − x̂|
+//!
+//! so the scan finds exactly what a scan in f32 finds, in the same order: higher scores first, and equal
+//! scores by row.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+
+use crate::SearchError;
+use crate::kernel::{dot, dot_codes};
+
+/// Names of the files: f32, row after row; 8-bit codes; a scale a row.
+const VALUES: &str = "vectors.f32";
+const CODES: &str = "vectors.i8";
+const SCALES: &str = "vectors.scale";
+/// Largest code.
+const MOST_CODE: f32 = 127.0;
+/// Rows that all queries go over before the next ones: their codes stay in the cache.
+const BLOCK: usize = 128;
+/// Products, in bytes of codes, that are worth a thread.
+const WORTH_A_THREAD: usize = 1 << 20;
+/// Share of |q| |x| that rounding in f32 may come to.
+const ROUNDING: f32 = 1e-5;
+/// Candidates of a query after which those that have fallen behind are dropped.
+const MANY: usize = 4096;
+
+/// Vectors that are being written.
+pub struct VectorWriter {
+    values: BufWriter<File>,
+    codes: BufWriter<File>,
+    scales: BufWriter<File>,
+    folder: PathBuf,
+    dimensions: usize,
+    residual: f32,
+}
+
+impl VectorWriter {
+    /// Begins the files in a folder.
+    ///
+    /// # Errors
+    /// When they cannot be made.
+    pub fn create(folder: &Path, dimensions: usize) -> Result<Self, SearchError> {
+        let file = |name: &str| {
+            let path = folder.join(name);
+            File::create(&path).map_err(SearchError::io("create", &path)).map(BufWriter::new)
+        };
+        let (values, codes, scales) = (file(VALUES)?, file(CODES)?, file(SCALES)?);
+        Ok(VectorWriter { values, codes, scales, folder: folder.to_owned(), dimensions, residual: 0.0 })
+    }
+
+    /// Adds the vector of the next row.
+    ///
+    /// # Errors
+    /// When it has another length or numbers that are not finite, or the disk is full.
+    pub fn add(&mut self, vector: &[f32]) -> Result<(), SearchError> {
+        if vector.len() != self.dimensions || !vector.iter().all(|x| x.is_finite()) {
+            return Err(SearchError::Internal(format!(
+                "a vector of {} numbers, some of which may not be finite, where {} were due",
+                vector.len(),
+                self.dimensions
+            )));
+        }
+        let Quantised { codes, scale, residual } = Quantised::new(vector);
+        self.residual = self.residual.max(residual);
+        let values: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let codes: Vec<u8> = codes.iter().map(|code| *code as i8 as u8).collect();
+        self.values
+            .write_all(&values)
+            .and_then(|()| self.codes.write_all(&codes))
+            .and_then(|()| self.scales.write_all(&scale.to_le_bytes()))
+            .map_err(SearchError::io("write vectors to", &self.folder))
+    }
+
+    /// Flushes the files. Returns the largest distance of a vector from its 8-bit form.
+    ///
+    /// # Errors
+    /// When the disk is full.
+    pub fn finish(mut self) -> Result<f32, SearchError> {
+        for file in [&mut self.values, &mut self.codes, &mut self.scales] {
+            file.flush().map_err(SearchError::io("write vectors to", &self.folder))?;
+        }
+        Ok(self.residual)
+    }
+}
+
+/// A vector in 8 bits: x̂ᵢ = scale · cᵢ.
+struct Quantised {
+    codes: Vec<i16>,
+    scale: f32,
+    /// |x − x̂|.
+    residual: f32,
+}
+
+impl Quantised {
+    fn new(vector: &[f32]) -> Self {
+        let largest = vector.iter().fold(0f32, |most, x| most.max(x.abs()));
+        let scale = largest / MOST_CODE;
+        // A vector of zeros, or one so small that its scale underflows, is that of its residual.
+        let inverse = if scale > f32::MIN_POSITIVE { 1.0 / scale } else { 0.0 };
+        let codes: Vec<i16> =
+            vector.iter().map(|x| (x * inverse).round().clamp(-MOST_CODE, MOST_CODE) as i16).collect();
+        let distance = |(x, code): (&f32, &i16)| f64::from(x - scale * f32::from(*code)).powi(2);
+        let residual = vector.iter().zip(&codes).map(distance).sum::<f64>().sqrt() as f32;
+        Quantised { codes, scale, residual }
+    }
+}
+
+fn norm(vector: &[f32]) -> f32 {
+    vector.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt() as f32
+}
+
+/// Vectors that are searched.
+pub struct Vectors {
+    values: Mmap,
+    codes: Mmap,
+    scales: Vec<f32>,
+    dimensions: usize,
+    residual: f32,
+    /// Largest |x̂|.
+    longest: f32,
+}
+
+/// A query as the scan has it.
+struct Query<'a> {
+    exact: &'a [f32],
+    quantised: Quantised,
+    /// Bound of the difference between a product of codes and the exact one.
+    bound: f32,
+}
+
+/// Rows that may be among the best for a query, as far as a thread has come.
+struct Best {
+    count: usize,
+    /// The best products of codes so far, the least of them first.
+    top: BinaryHeap<Reverse<Ordered>>,
+    /// Rows within twice the bound of the least of these, and more.
+    near: Vec<(u32, f32)>,
+}
+
+/// A finite f32 with its order.
+#[derive(Clone, Copy, PartialEq)]
+struct Ordered(f32);
+
+impl Eq for Ordered {}
+
+impl PartialOrd for Ordered {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Ordered {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
+impl Best {
+    fn new(count: usize) -> Self {
+        Best { count, top: BinaryHeap::with_capacity(count + 1), near: Vec::new() }
+    }
+
+    /// Least product that a row may have and still be among the best.
+    fn least(&self, bound: f32) -> f32 {
+        match self.top.peek() {
+            Some(Reverse(Ordered(least))) if self.top.len() == self.count => least - 2.0 * bound,
+            _ => f32::NEG_INFINITY,
+        }
+    }
+
+    fn offer(&mut self, row: u32, product: f32, bound: f32) {
+        if product < self.least(bound) {
+            return;
+        }
+        self.note(product);
+        self.near.push((row, product));
+        if self.near.len() >= MANY.max(4 * self.count) && self.near.len().is_power_of_two() {
+            let least = self.least(bound);
+            self.near.retain(|(_, product)| *product >= least);
+        }
+    }
+
+    fn note(&mut self, product: f32) {
+        self.top.push(Reverse(Ordered(product)));
+        if self.top.len() > self.count {
+            self.top.pop();
+        }
+    }
+}
+
+impl Vectors {
+    /// Opens the vectors in a folder: `rows` of `dimensions` numbers, none further than `residual` from its
+    /// 8-bit form.
+    ///
+    /// # Errors
+    /// When a file is missing or has another size.
+    pub fn open(folder: &Path, rows: u64, dimensions: usize, residual: f32) -> Result<Self, SearchError> {
+        let mapped = |name: &str, width: usize| {
+            let path = folder.join(name);
+            let file = File::open(&path).map_err(SearchError::io("open", &path))?;
+            // SAFETY: the map is private and read-only, and Dressage never writes to a file of an index in
+            // place; another program that shrinks one meanwhile would end the process with a bus error, as it
+            // would for every program that maps its files.
+            let bytes = unsafe { Mmap::map(&file) }.map_err(SearchError::io("map", &path))?;
+            let wanted = rows.checked_mul(width as u64);
+            match wanted == Some(bytes.len() as u64) {
+                true => Ok(bytes),
+                false => {
+                    let found = bytes.len();
+                    Err(SearchError::damaged(&path, format!("it has {found} bytes, not {rows} × {width}")))
+                }
+            }
+        };
+        if dimensions == 0 || !residual.is_finite() {
+            let why = format!("its vectors have {dimensions} numbers and a residual of {residual}");
+            return Err(SearchError::damaged(folder, why));
+        }
+        let (values, codes) = (mapped(VALUES, 4 * dimensions)?, mapped(CODES, dimensions)?);
+        let scales = mapped(SCALES, 4)?;
+        let scales: Vec<f32> =
+            scales.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        // |x̂| ≤ scale · 127 · √d, which is coarse; the length itself takes a pass over the codes.
+        let longest = scales.iter().zip(codes.chunks_exact(dimensions)).fold(0f32, |most, (scale, codes)| {
+            let sum: i64 = codes.iter().map(|code| i64::from(*code as i8).pow(2)).sum();
+            most.max(scale * (sum as f32).sqrt())
+        });
+        Ok(Vectors { values, codes, scales, dimensions, residual, longest })
+    }
+
+    /// Numbers of a vector.
+    pub fn dimensions(&self) -> usize {
+        self.dimensions
+    }
+
+    /// Rows and inner products of the `count` best vectors for each query, best first, on up to `threads`
+    /// threads.
+    ///
+    /// # Errors
+    /// When a query has another number of dimensions.
+    pub fn search(
+        &self,
+        queries: &[Vec<f32>],
+        count: usize,
+        threads: usize,
+    ) -> Result<Vec<Vec<(u32, f32)>>, SearchError> {
+        let wrong = queries.iter().find(|query| query.len() != self.dimensions);
+        if let Some(query) = wrong {
+            return Err(SearchError::Query(format!(
+                "a query's vector has {} numbers, but those of the index have {}: it is of another model",
+                query.len(),
+                self.dimensions
+            )));
+        }
+        let queries: Vec<Query> = queries.iter().map(|query| self.query(query)).collect();
+        let rows = self.scales.len();
+        let count = count.min(rows);
+        if count == 0 {
+            return Ok(vec![Vec::new(); queries.len()]);
+        }
+        let work = rows.saturating_mul(self.dimensions).saturating_mul(queries.len());
+        let threads = threads.min(work / WORTH_A_THREAD).clamp(1, rows);
+        let share = rows.div_ceil(threads);
+        let parts = std::thread::scope(|scope| {
+            let others: Vec<_> = (1..threads)
+                .map(|thread| rows.min(thread * share)..rows.min((thread + 1) * share))
+                .map(|range| scope.spawn(|| self.scan(&queries, range, count)))
+                .collect();
+            let mut parts = vec![self.scan(&queries, 0..share.min(rows), count)];
+            for other in others {
+                let part = other.join();
+                parts.push(part.map_err(|_| SearchError::Internal("a thread of the scan panicked".into()))?);
+            }
+            Ok::<_, SearchError>(parts)
+        })?;
+        let mut merged: Vec<Best> = queries.iter().map(|_| Best::new(count)).collect();
+        for (all, part) in parts.into_iter().flat_map(|part| part.into_iter().enumerate()) {
+            let merged = &mut merged[all];
+            part.top.iter().for_each(|Reverse(Ordered(product))| merged.note(*product));
+            merged.near.extend(part.near);
+        }
+        Ok(queries.iter().zip(merged).map(|(query, best)| self.rescore(query, best)).collect())
+    }
+
+    fn query<'a>(&self, exact: &'a [f32]) -> Query<'a> {
+        let quantised = Quantised::new(exact);
+        let (length, rounded) = (norm(exact), norm(exact) + quantised.residual);
+        let longest = self.longest + self.residual;
+        let bound = quantised.residual * longest + rounded * self.residual + ROUNDING * length * longest;
+        Query { exact, quantised, bound }
+    }
+
+    /// Goes over the codes of some rows.
+    fn scan(&self, queries: &[Query], rows: Range<usize>, count: usize) -> Vec<Best> {
+        let mut best: Vec<Best> = queries.iter().map(|_| Best::new(count)).collect();
+        let width = self.dimensions;
+        for block in rows.clone().step_by(BLOCK) {
+            let block = block..rows.end.min(block + BLOCK);
+            for (query, best) in queries.iter().zip(&mut best) {
+                for row in block.clone() {
+                    let codes = &self.codes[row * width..][..width];
+                    let product = dot_codes(codes, &query.quantised.codes) as f32;
+                    best.offer(row as u32, product * self.scales[row] * query.quantised.scale, query.bound);
+                }
+            }
+        }
+        best
+    }
+
+    /// The best of the rows that are near, by their f32.
+    fn rescore(&self, query: &Query, best: Best) -> Vec<(u32, f32)> {
+        let (least, width) = (best.least(query.bound), 4 * self.dimensions);
+        let near = best.near.iter().filter(|(_, product)| *product >= least);
+        let mut scored: Vec<(u32, f32)> = near
+            .map(|(row, _)| (*row, dot(&self.values[*row as usize * width..][..width], query.exact)))
+            .collect();
+        scored.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        scored.truncate(best.count);
+        scored
+    }
+}
+
+#[cfg(test)]
+#[path = "vectors_tests.rs"]
+mod tests;

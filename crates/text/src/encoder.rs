@@ -1,0 +1,90 @@
+//! Tokenizers of encoders, which read whole texts: WordPiece, and whatever else a `tokenizer.json` has.
+
+use dressage_policy::{PolicyError, TextIds, caught};
+use tokenizers::{TruncationDirection, TruncationParams, TruncationStrategy};
+
+use crate::TextError;
+
+/// Tokenizer of an encoder: its special tokens are put around every text, as its `tokenizer.json` says.
+pub struct EncoderTokenizer {
+    inner: tokenizers::Tokenizer,
+}
+
+impl EncoderTokenizer {
+    /// A tokenizer from the contents of a `tokenizer.json`, whose texts have at most `most` tokens, special
+    /// ones included.
+    ///
+    /// # Errors
+    /// When the file is damaged, or `most` leaves no room for a text.
+    pub fn new(json: &[u8], most: usize) -> Result<Self, TextError> {
+        let fault = |why: String| TextError::Tokenizer(format!("tokenizer.json of the encoder: {why}"));
+        let read = caught(|| tokenizers::Tokenizer::from_bytes(json));
+        let mut inner = read.map_err(fault)?.map_err(|error| fault(error.to_string()))?;
+        inner.with_padding(None);
+        let truncation = TruncationParams {
+            max_length: most,
+            direction: TruncationDirection::Right,
+            strategy: TruncationStrategy::LongestFirst,
+            stride: 0,
+        };
+        inner.with_truncation(Some(truncation)).map_err(|error| fault(error.to_string()))?;
+        let tokenizer = EncoderTokenizer { inner };
+        let around = tokenizer.ids("").map_err(|error| fault(error.to_string()))?.len();
+        if around >= most {
+            return Err(fault(format!("{around} special tokens leave no room for a text in {most}")));
+        }
+        Ok(tokenizer)
+    }
+}
+
+impl TextIds for EncoderTokenizer {
+    fn ids(&self, text: &str) -> Result<Vec<u32>, PolicyError> {
+        let encoded = caught(|| self.inner.encode_fast(text, true));
+        let encoded = encoded.map_err(PolicyError::Invalid)?;
+        let encoded = encoded.map_err(|error| PolicyError::Invalid(error.to_string()))?;
+        Ok(encoded.get_ids().to_vec())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A small WordPiece tokenizer as BERT has it.
+    const SMALL: &str = r###"{
+        "version": "1.0", "truncation": null, "padding": {"strategy": {"Fixed": 8}, "direction": "Right",
+        "pad_to_multiple_of": null, "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"},
+        "added_tokens": [],
+        "normalizer": {"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
+            "strip_accents": null, "lowercase": true},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {"type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
+                {"SpecialToken": {"id": "[SEP]", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {"[CLS]": {"id": "[CLS]", "ids": [2], "tokens": ["[CLS]"]},
+                "[SEP]": {"id": "[SEP]", "ids": [3], "tokens": ["[SEP]"]}}},
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true},
+        "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100, "vocab": {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3,
+                "search": 4, "##es": 5, "cafe": 6, "中": 7, ".": 8}}
+    }"###;
+
+    #[test]
+    fn texts_have_their_special_tokens_and_are_cut_before_the_last() {
+        let tokenizer = EncoderTokenizer::new(SMALL.as_bytes(), 5).unwrap();
+        let ids = |text: &str| tokenizer.ids(text).unwrap();
+        assert_eq!(ids("Searches"), [2, 4, 5, 3]);
+        assert_eq!(ids("Café 中."), [2, 6, 7, 8, 3]);
+        assert_eq!(ids("unknown"), [2, 1, 3]);
+        assert_eq!(ids(""), [2, 3]);
+        assert_eq!(ids("search search search search search"), [2, 4, 4, 4, 3]);
+    }
+
+    #[test]
+    fn what_is_no_tokenizer_is_refused() {
+        assert!(EncoderTokenizer::new(b"{", 5).is_err());
+        let error = EncoderTokenizer::new(SMALL.as_bytes(), 2).err().unwrap().to_string();
+        assert!(error.contains("tokenizer.json of the encoder"), "{error}");
+    }
+}
