@@ -13,12 +13,15 @@ fn quick() -> Retries {
     Retries { tries: 3, pause: Duration::from_millis(5), deadline: Duration::from_millis(400) }
 }
 
+/// What a made-up server has yet to answer: status and body.
+type Answers = Arc<Mutex<Vec<(u16, String)>>>;
+
 /// Answers of a made-up server, one after the other, the last one again and again.
 async fn server(answers: Vec<(u16, String)>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/retrieve", listener.local_addr().unwrap());
     let answers = Arc::new(Mutex::new(answers));
-    let next = |State(answers): State<Arc<Mutex<Vec<(u16, String)>>>>| async move {
+    let next = |State(answers): State<Answers>| async move {
         let (status, body) = {
             let mut answers = answers.lock().unwrap();
             if answers.len() > 1 { answers.remove(0) } else { answers[0].clone() }

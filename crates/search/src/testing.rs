@@ -68,7 +68,7 @@ impl Embedder for Letters {
 
     async fn embed(&self, texts: &[String], _: TextRole) -> Result<Vec<Vec<f32>>, PolicyError> {
         let vector = |text: &String| {
-            let mut counts = vec![0f32; 26];
+            let mut counts = [0f32; 26];
             for byte in text.bytes().filter(u8::is_ascii_alphabetic) {
                 counts[usize::from(byte.to_ascii_lowercase() - b'a')] += 1.0;
             }

@@ -48,7 +48,7 @@ proptest! {
         let found = written(folder.path(), &vectors);
         let query: Vec<f32> = vectors[at.index(vectors.len())].iter().map(|x| x * scale).collect();
         let wanted = exact(&vectors, &query, count);
-        prop_assert_eq!(&found.search(&[query.clone()], count, 1).unwrap()[0], &wanted);
+        prop_assert_eq!(&found.search(std::slice::from_ref(&query), count, 1).unwrap()[0], &wanted);
         let zero = vec![0.0; query.len()];
         let both = found.search(&[zero.clone(), query], count, 3).unwrap();
         prop_assert_eq!(&both[1], &wanted);

@@ -42,7 +42,7 @@ pub struct SearchTool {
 #[derive(Clone)]
 enum Place {
     Here(Searcher),
-    There(Client),
+    There(Box<Client>),
 }
 
 impl SearchTool {
@@ -77,7 +77,7 @@ impl SearchTool {
         options: SearchOptions,
     ) -> Result<Self, ToolError> {
         let client = Client::new(url, key, retries).map_err(|error| unopened(name, &error))?;
-        Ok(SearchTool { name: name.to_owned(), place: Place::There(client), options })
+        Ok(SearchTool { name: name.to_owned(), place: Place::There(Box::new(client)), options })
     }
 
     fn spec() -> ToolSpec {

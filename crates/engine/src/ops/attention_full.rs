@@ -139,7 +139,7 @@ mod tests {
         close(&out, &naive(shape, &texts, &wide(&qkv)), 1e-5);
         let mut alone = vec![0.0; 17 * width];
         let its = &qkv[3 * width..18 * 3 * width];
-        forward(&compute, shape, &[0..17], its, &mut scores, &mut alone);
+        forward(&compute, shape, std::slice::from_ref(&(0..17)), its, &mut scores, &mut alone);
         assert_eq!(alone, out[width..18 * width]);
     }
 
