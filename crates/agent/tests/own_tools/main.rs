@@ -1,5 +1,7 @@
 //! Tools of a user's own, in processes under a keeper.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
+
 mod command;
 mod hazards;
 mod python;
