@@ -37,8 +37,8 @@ pub(crate) struct Answer {
 }
 
 impl Http {
-    /// A client that trusts the roots of Mozilla's list, and certificates of a file. Whoever names an endpoint may
-    /// ask it, wherever it is.
+    /// A client that trusts the roots of Mozilla's list, and certificates of a file. Whoever names an
+    /// endpoint may ask it, wherever it is.
     ///
     /// # Errors
     /// When the file cannot be read or has no certificate, or TLS cannot be set up.

@@ -210,8 +210,8 @@ fn resolve(table: &mut Table, folder: &Path) {
     }
 }
 
-/// Makes the paths of scorers absolute, which are told from the folder of the recipe: the folder that a program
-/// runs in, which is that of the recipe where it is not given, and files that are named.
+/// Makes the paths of scorers absolute, which are told from the folder of the recipe: the folder that a
+/// program runs in, which is that of the recipe where it is not given, and files that are named.
 fn resolve_scorers(table: &mut Table, folder: &Path) {
     let Some(Value::Table(reward)) = table.get_mut("reward") else { return };
     let resolve = |scorer: &mut Value| {

@@ -235,8 +235,8 @@ impl Process {
         for (_, open) in open {
             let _ = open.answer.send(Err(why.clone()));
         }
-        // The keeper takes the end of its line for the end of the process, and so it does a signal, should the
-        // process no longer read what the keeper passes on.
+        // The keeper takes the end of its line for the end of the process, and so it does a signal, should
+        // the process no longer read what the keeper passes on.
         writer.abort();
         reader.abort();
         stop(child).await;
