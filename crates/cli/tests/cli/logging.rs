@@ -17,7 +17,7 @@ fn a_run_is_logged_where_and_as_far_as_is_asked() {
         ("dressage_trainer::trainer: step done phase=1 ", 1),
         ("dressage_trainer::checkpoint: checkpoint written ", 2),
         ("dressage_agent::attempt: attempt begun ", 8),
-        ("dressage_agent::attempt: turn turn=0 ", 8),
+        ("dressage_agent::attempt: reply turn=0 ", 8),
         ("dressage_agent::attempt: attempt ended ", 8),
         ("dressage_engine::service: request accepted ", 8),
         ("dressage_engine::sequence: first token ", 8),
