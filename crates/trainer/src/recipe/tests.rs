@@ -204,13 +204,13 @@ fn bad_recipes_are_refused_by_key() {
         (&["agent.prompt=Hello"], "`agent.prompt` is \"Hello\", but must be a text that contains {question}"),
         (
             &["agent.tools=['calculater']"],
-            "`agent.tools` is [\"calculater\"], but must be a list of tools; there is calculator, sandbox; did you mean \
-             `calculator`?",
+            "`agent.tools` is [\"calculater\"], but must be a list of tools; there is calculator, sandbox; did \
+             you mean `calculator`?",
         ),
         (
             &["tool=[{kind='calculator', name='sums'}]", "agent.tools=['sum']"],
-            "`agent.tools` is [\"sum\"], but must be a list of tools; there is sums, calculator; did you mean \
-             `sums`?",
+            "`agent.tools` is [\"sum\"], but must be a list of tools; there is sums, calculator, sandbox; did \
+             you mean `sums`?",
         ),
         (
             &["tool=[{kind='calculater'}]"],
