@@ -1,19 +1,14 @@
 //! Asking a retrieval server: ours, Search-R1's, or another that speaks its `/retrieve`.
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use dressage_http::{Client as Http, Hosts};
 use dressage_policy::awake;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE};
 use hyper::{Method, Request, StatusCode, Uri};
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::client::legacy::Client as Pool;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
-use rustls::{ClientConfig, RootCertStore};
 use serde_json::{Value, json};
 
 use crate::{Hit, Passage, SearchError};
@@ -22,8 +17,6 @@ use crate::{Hit, Passage, SearchError};
 const MOST_BYTES: usize = 64 << 20;
 /// Characters of a server's own words that are shown.
 const MOST_SHOWN: usize = 300;
-/// How long a connection without requests is kept.
-const KEPT: Duration = Duration::from_secs(30);
 /// Longest wait between two tries.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
@@ -47,7 +40,7 @@ impl Default for Retries {
 /// A retrieval server.
 #[derive(Clone)]
 pub struct Client {
-    pool: Pool<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    http: Http,
     url: Uri,
     key: Option<String>,
     retries: Retries,
@@ -72,16 +65,9 @@ impl Client {
         if !matches!(parsed.scheme_str(), Some("http" | "https")) || parsed.host().is_none() {
             return Err(unfit("must begin with http:// or https:// and name a host".into()));
         }
-        let roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-        let config = config.map_err(|error| SearchError::Internal(format!("TLS: {error}")))?;
-        let config = config.with_root_certificates(roots).with_no_client_auth();
-        let connector = HttpsConnectorBuilder::new().with_tls_config(config);
-        let connector = connector.https_or_http().enable_http1().build();
-        let mut pool = Pool::builder(TokioExecutor::new());
-        pool.pool_idle_timeout(KEPT).pool_timer(TokioTimer::new());
-        Ok(Client { pool: pool.build(connector), url: parsed, key, retries })
+        // Whoever names a server may ask it, wherever it is.
+        let http = Http::new(Hosts::any(), None).map_err(|error| SearchError::Internal(error.to_string()))?;
+        Ok(Client { http, url: parsed, key, retries })
     }
 
     /// The `count` best passages for each query, and how many tries failed before. Failures that may pass are
@@ -126,8 +112,8 @@ impl Client {
         };
         let request = request.body(Full::new(body));
         let request = request.map_err(|error| self.failure(error.to_string(), false))?;
-        let response = self.pool.request(request).await;
-        let response = response.map_err(|error| self.failure(causes(&error), true))?;
+        let response = self.http.request(request).await;
+        let response = response.map_err(|error| self.failure(error.to_string(), error.may_pass()))?;
         let status = response.status();
         let answer = Limited::new(response.into_body(), MOST_BYTES).collect().await;
         let answer = answer.map_err(|error| self.failure(format!("the answer broke off: {error}"), true))?;
@@ -201,20 +187,6 @@ fn shown(answer: &[u8]) -> String {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.into_owned(),
     }
-}
-
-/// The reasons of an error, from the outside in.
-fn causes(error: &dyn std::error::Error) -> String {
-    let mut all = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let text = error.to_string();
-        if !all.contains(&text) {
-            all += &format!(": {text}");
-        }
-        cause = error.source();
-    }
-    all
 }
 
 #[cfg(test)]

@@ -40,7 +40,7 @@ const ROOMS: [(&str, &[&str]); 17] = [
     ("gateway", &["conversation", "text", "policy", "tree"]),
     ("sandbox", &["policy"]),
     ("reward", &["policy", "tree"]),
-    ("search", &["policy"]),
+    ("search", &["http", "policy"]),
     ("store", &["policy", "tree"]),
     ("engine", &["model", "policy", "rl", "tree"]),
     ("remote", &["text", "http", "policy", "tree"]),
